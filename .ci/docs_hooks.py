@@ -14,14 +14,12 @@ from mkdocs.structure.files import File
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Where a user begins, first. A package that does not exist is left out.
 _PACKAGES = (
-  'algorithms',
-  'templates',
-  'client',
+  'methods',
+  'core',
   'models',
   'datasets',
-  'evaluation',
-  'simulation',
-  'experiments',
+  'runs',
+  'compare',
   'runtime',
   'export',
 )

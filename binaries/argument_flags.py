@@ -8,7 +8,7 @@ from typing import Any, Optional
 from absl import flags
 
 from tff_pfl import errors
-from tff_pfl.client import hparams
+from tff_pfl.core import hparams
 
 
 def define_field(

@@ -47,10 +47,10 @@ from tff_pfl.export import (
   tflite,
 )
 from tff_pfl.models import keras_bridge, split_model
+from tff_pfl.runs import open_run, privacy
+from tff_pfl.runs import run as run_lib
+from tff_pfl.runs import summary as summary_lib
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.simulation import open_run, privacy
-from tff_pfl.simulation import run as run_lib
-from tff_pfl.simulation import summary as summary_lib
 
 _FORMATS = ('keras', 'saved_model', 'tff', 'tflite')
 _FITTING_FLAGS = tuple(

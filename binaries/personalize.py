@@ -35,8 +35,8 @@ from binaries import output_flags, program, run_flags, runtime_flags
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets.sources import npz_file, tabular
-from tff_pfl.simulation import client_population, new_clients, open_run
-from tff_pfl.simulation import summary as summary_lib
+from tff_pfl.runs import client_population, new_clients, open_run
+from tff_pfl.runs import summary as summary_lib
 
 FLAGS = flags.FLAGS
 

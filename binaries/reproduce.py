@@ -34,8 +34,8 @@ from absl import flags
 from binaries import cluster_flags, papers, program, runtime_flags
 from binaries.papers import record
 from tff_pfl import datasets, errors
-from tff_pfl.experiments import claims, laboratory, paper
-from tff_pfl.simulation import summary
+from tff_pfl.compare import claims, laboratory, paper
+from tff_pfl.runs import summary
 
 _ALL = 'all'
 _DATA_FLAGS = ('dataset', 'data_dir', *runtime_flags.names())

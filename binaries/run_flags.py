@@ -9,9 +9,18 @@ from absl import flags
 
 from binaries import argument_flags, runtime_flags
 from tff_pfl import datasets
-from tff_pfl.algorithms import registry
-from tff_pfl.client import hparams as hparams_lib
-from tff_pfl.client import phases, schedules, training_options
+from tff_pfl.core import (
+  aggregators,
+  attacks,
+  options,
+  personalization,
+  phases,
+  private_mean,
+  schedules,
+  training_options,
+)
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
 from tff_pfl.models import (
   augmentation,
   class_weights,
@@ -19,18 +28,11 @@ from tff_pfl.models import (
   domain_models,
   zoo,
 )
-from tff_pfl.simulation import (
+from tff_pfl.runs import (
   client_sampling,
   privacy,
   run_config,
   warm_up,
-)
-from tff_pfl.templates import (
-  aggregators,
-  attacks,
-  options,
-  personalization,
-  private_mean,
 )
 
 # By field of `RunConfig` its flag's help text; unset means the field's default.

@@ -19,9 +19,9 @@ from absl import flags
 
 from binaries import program, run_flags, runtime_flags
 from tff_pfl import plots
-from tff_pfl.algorithms import registry
-from tff_pfl.simulation import report
-from tff_pfl.simulation import run as run_lib
+from tff_pfl.methods import registry
+from tff_pfl.runs import report
+from tff_pfl.runs import run as run_lib
 
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Folder of the run.', required=True

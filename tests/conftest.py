@@ -15,12 +15,11 @@ os.environ['TF_USE_LEGACY_KERAS'] = '1'
 # For tiny models XLA takes seconds to compile and saves nothing. In these
 # folders only models that ask for it by `jit_compile=True` are compiled.
 _WITHOUT_XLA = (
-  'algorithms',
   'benchmark',
-  'evaluation',
-  'experiments',
+  'compare',
+  'methods',
   'papers',
-  'simulation',
+  'runs',
   'tests',
 )
 

@@ -12,8 +12,8 @@ import pytest
 from binaries import papers
 from binaries.papers import record
 from tff_pfl import datasets, runtime
-from tff_pfl.algorithms import registry
-from tff_pfl.experiments import claims
+from tff_pfl.compare import claims
+from tff_pfl.methods import registry
 from tff_pfl.models import zoo
 
 _ROOT = pathlib.Path(__file__).parents[1]

@@ -37,7 +37,7 @@ for _name in ('tensorflow', 'tensorflow_federated'):
     )
 
 from tff_pfl import tff_repairs  # noqa: E402
-from tff_pfl.system import environment  # noqa: E402
+from tff_pfl.runtime import environment  # noqa: E402
 
 tff_repairs.before_tff()
 # Read when TensorFlow first looks for GPUs: before the user's model is built.
@@ -61,36 +61,36 @@ _NAMES = {
   'models.split_model': ('SplitModel',),
   'models.zoo': ('zoo',),
   # Methods.
-  'algorithms.registry': ('ALGORITHMS', 'build', 'method'),
-  'client.client_examples': ('padded',),
-  'client.hparams': ('HeadAndBodyHParams', 'LocalTrainingHParams'),
-  'client.objectives': ('body_loss', 'joint_loss'),
-  'client.training_loop': ('train', 'train_head'),
+  'methods.registry': ('ALGORITHMS', 'build', 'method'),
+  'core.client_examples': ('padded',),
+  'core.hparams': ('HeadAndBodyHParams', 'LocalTrainingHParams'),
+  'core.objectives': ('body_loss', 'joint_loss'),
+  'core.training_loop': ('train', 'train_head'),
   'models.randomness': ('fold_in',),
   'models.weight_partition': ('WeightPartition',),
-  'templates.client_work': (
+  'core.client_work': (
     'ClientResult',
     'Exchange',
     'partitioned_weights_work',
   ),
   # Options.
-  'client.training_options': ('TrainingOptions',),
-  'templates.aggregators': ('make_aggregator',),
-  'templates.personalization': ('Personalization',),
+  'core.training_options': ('TrainingOptions',),
+  'core.aggregators': ('make_aggregator',),
+  'core.personalization': ('Personalization',),
   # Runs.
   'errors': ('RunError',),
   'runtime': ('create_runtime',),
-  'simulation.callbacks': ('Callback',),
-  'simulation.data_source': ('ClientDataSource',),
-  'simulation.training': ('run',),
-  'simulation.open_run': ('open_run',),
-  'simulation.run': ('Run', 'plot', 'summarize', 'tidy'),
-  'simulation.run_config': ('RunConfig',),
+  'runs.callbacks': ('Callback',),
+  'runs.data_source': ('ClientDataSource',),
+  'runs.training': ('run',),
+  'runs.open_run': ('open_run',),
+  'runs.run': ('Run', 'plot', 'summarize', 'tidy'),
+  'runs.run_config': ('RunConfig',),
   'plots': ('plots',),
   # Comparisons.
-  'experiments.comparison_runner': ('compare',),
-  'experiments.plan': ('Comparison',),
-  'experiments.results': ('open_comparison',),
+  'compare.comparison_runner': ('compare',),
+  'compare.plan': ('Comparison',),
+  'compare.results': ('open_comparison',),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -100,7 +100,7 @@ __all__ = sorted(_MODULES)
 def __getattr__(name: str) -> Any:
   if name not in _MODULES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  importlib.import_module('tff_pfl.system.tf_import')
+  importlib.import_module('tff_pfl.runtime.tf_import')
   module = importlib.import_module(f'tff_pfl.{_MODULES[name]}')
   value = getattr(module, name, module)
   globals()[name] = value

@@ -37,12 +37,11 @@ from matplotlib.figure import Figure
 from sklearn import metrics
 
 from tff_pfl import datasets
-from tff_pfl.evaluation import representation
-from tff_pfl.experiments import claims, laboratory, panels, paper
+from tff_pfl.compare import claims, laboratory, panels, paper
+from tff_pfl.core import personalization
+from tff_pfl.runs import new_clients, representation
+from tff_pfl.runs import run as run_lib
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.simulation import new_clients
-from tff_pfl.simulation import run as run_lib
-from tff_pfl.templates import personalization
 
 _PAPER = 'FedAvg with fine-tuning'
 _D_SGD = 'D-SGD'

@@ -45,8 +45,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tff_pfl import errors, plots
-from tff_pfl.experiments import claims, laboratory, methods, panels, paper
-from tff_pfl.templates import personalization
+from tff_pfl.compare import claims, laboratory, methods, panels, paper
+from tff_pfl.core import personalization
 
 SA, WA = 'FedDAR-SA', 'FedDAR-WA'
 _FED_AVG, _REWEIGHTED = 'FedAvg', 'FedAvg, re-weighted'

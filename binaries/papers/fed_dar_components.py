@@ -27,8 +27,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from binaries.papers import fed_dar
-from tff_pfl.algorithms import fed_dar as algorithm
-from tff_pfl.experiments import claims, laboratory, panels, paper
+from tff_pfl.compare import claims, laboratory, panels, paper
+from tff_pfl.methods import fed_dar as algorithm
 
 _NOTHING, _ALL_COMPONENTS = 'nothing', 'RW, MH, Alter, Proj, SA'
 _RIDGES = (1e-2, 1e-3, 1e-4, 1e-5)

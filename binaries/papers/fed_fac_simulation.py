@@ -51,10 +51,10 @@ from matplotlib.figure import Figure
 
 from binaries.papers import two_layer
 from tff_pfl import plots
-from tff_pfl.algorithms import fed_fac, registry
-from tff_pfl.algorithms.parts import factor_analysis
+from tff_pfl.compare import claims, laboratory, panels, paper
 from tff_pfl.datasets import examples
-from tff_pfl.experiments import claims, laboratory, panels, paper
+from tff_pfl.methods import fed_fac, registry
+from tff_pfl.methods.shared import factor_analysis
 from tff_pfl.runtime import base as runtime_base
 
 _TRUE, _ORACLE, _STATIC, _DYNAMIC = 'true', 'oracle', 'static', 'dynamic'

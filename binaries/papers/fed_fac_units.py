@@ -44,11 +44,11 @@ from matplotlib.figure import Figure
 from scipy import special
 
 from binaries.papers import fed_fac
-from tff_pfl.client import client_examples, objectives, scoring
-from tff_pfl.evaluation import representation
-from tff_pfl.experiments import claims, laboratory, methods, panels, paper
+from tff_pfl.compare import claims, laboratory, methods, panels, paper
+from tff_pfl.core import client_examples, objectives, scoring
+from tff_pfl.runs import representation
+from tff_pfl.runs import run as run_lib
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.simulation import run as run_lib
 
 _FIGURE_2, _FIGURE_10 = 'FedSplit, figure 2', 'FedFac, figure 10'
 _TABLE_8 = 'FedFac, table 8'

@@ -32,10 +32,10 @@ from typing import Any
 import numpy as np
 
 from tff_pfl import datasets
-from tff_pfl.evaluation import personalized_evaluation
-from tff_pfl.experiments import claims, laboratory, methods, panels, paper
+from tff_pfl.compare import claims, laboratory, methods, panels, paper
+from tff_pfl.core import personalization
 from tff_pfl.models import split_model
-from tff_pfl.templates import personalization
+from tff_pfl.runs import personalized_evaluation
 
 _LOCAL_EPOCHS_FIGURE = 'FedRep, figure 5'
 _NEW_CLIENTS_FIGURE = 'FedRep, figure 6'

@@ -29,14 +29,14 @@ from typing import Any
 
 from binaries import published
 from tff_pfl import errors
-from tff_pfl.experiments import (
+from tff_pfl.compare import (
   claims,
   laboratory,
   methods,
   panels,
   paper,
 )
-from tff_pfl.templates import personalization
+from tff_pfl.core import personalization
 
 _TABLE = 'FedRep, table 1'
 _FED_REP = 'FedRep'

@@ -25,8 +25,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tff_pfl.experiments import claims, laboratory, methods, panels, paper
-from tff_pfl.templates import personalization
+from tff_pfl.compare import claims, laboratory, methods, panels, paper
+from tff_pfl.core import personalization
 
 _FIGURE = 'Per-FedAvg, figure 1'
 _FED_AVG, _FED_AVG_STEP = 'FedAvg', 'FedAvg + one step'

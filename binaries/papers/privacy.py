@@ -9,7 +9,7 @@
 
 Deviations from CENTAUR: its networks, data and budgets are larger, and its
 clients draw their own noise. Epsilon is for cohorts of fixed size (see
-`simulation.privacy`), for all rounds, at delta = clients ** -1.1. Rates are the
+`runs.privacy`), for all rounds, at delta = clients ** -1.1. Rates are the
 same for all methods and all epsilons.
 
 References:
@@ -25,7 +25,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_pfl.experiments import claims, laboratory, methods, panels, paper
+from tff_pfl.compare import claims, laboratory, methods, panels, paper
 
 _FED_AVG, _FED_AVG_FT = 'FedAvg', 'FedAvg + FT'
 _FED_REP, _FED_FAC, _LOCAL = 'FedRep', 'FedFac', 'Local'

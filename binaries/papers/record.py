@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_pfl import errors
+from tff_pfl.compare import claims, paper
 from tff_pfl.datasets import registry
-from tff_pfl.experiments import claims, paper
-from tff_pfl.simulation import summary as summary_lib
+from tff_pfl.runs import summary as summary_lib
 
 _RECORDS = 'records'
 _KEPT = (

@@ -14,12 +14,11 @@ from typing import Any, Optional
 import keras
 import numpy as np
 
-from tff_pfl.algorithms import fed_split, registry
-from tff_pfl.client import client_examples
+from tff_pfl.core import client_examples, personalized_process
 from tff_pfl.datasets import examples
+from tff_pfl.methods import fed_split, registry
 from tff_pfl.models import keras_bridge, split_model
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.templates import personalized_process
 
 LAYER = 'dense_1'
 _KERNEL = f'{LAYER}/kernel'

@@ -1,7 +1,7 @@
 import json
 
-from tff_pfl.algorithms import registry
-from tff_pfl.experiments import execution
+from tff_pfl.compare import execution
+from tff_pfl.methods import registry
 
 _SMALL = (
   '--num_clients=4',

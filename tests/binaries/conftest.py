@@ -24,7 +24,7 @@ _SERVER = """
 import atexit, json, os, runpy, signal, sys, traceback
 import binaries
 from tff_pfl.models import split_model
-from tff_pfl.simulation import new_clients, open_run, report, run_config
+from tff_pfl.runs import new_clients, open_run, report, run_config
 
 split_model.SplitModel.uses_xla = False
 

@@ -10,7 +10,7 @@ from tests.binaries import tiny
 from tff_pfl import datasets, runtime
 from tff_pfl.export import client_module, tff_files
 from tff_pfl.models import prediction
-from tff_pfl.simulation import new_clients, open_run
+from tff_pfl.runs import new_clients, open_run
 
 
 @pytest.fixture(scope='module', name='run')

@@ -7,8 +7,8 @@ import pytest
 
 from tests.binaries import tiny
 from tff_pfl import datasets, runtime
-from tff_pfl.client import client_examples
-from tff_pfl.simulation import new_clients, open_run, run_config, run_store
+from tff_pfl.core import client_examples
+from tff_pfl.runs import new_clients, open_run, run_config, run_store
 
 _IDS = ('../../evil/client', 'plain')
 

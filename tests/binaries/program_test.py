@@ -157,7 +157,7 @@ def test_wrong_use_is_one_line(command, words, programs):
 
 
 def test_there_is_a_preset_for_every_method():
-  from tff_pfl.algorithms import registry
+  from tff_pfl.methods import registry
 
   assert _FLAGFILES
   names = {path.stem for path in _FLAGFILES}

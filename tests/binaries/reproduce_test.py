@@ -4,7 +4,7 @@ import pathlib
 import pytest
 
 from binaries import papers
-from tff_pfl.experiments import claims
+from tff_pfl.compare import claims
 
 # The fastest.
 _RUN = 'fedrep_linear_new_client'

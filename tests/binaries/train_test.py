@@ -12,7 +12,7 @@ import pytest
 from tests.binaries import tiny
 from tests.datasets import shared
 from tff_pfl import errors
-from tff_pfl.simulation import (
+from tff_pfl.runs import (
   directory_lock,
   metrics_writers,
   report,

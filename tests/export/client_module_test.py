@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 from ai_edge_litert import interpreter
 
-from tests.algorithms import toy_problems
-from tff_pfl.algorithms import registry
-from tff_pfl.client import client_examples, objectives, scoring
+from tests.methods import toy_problems
+from tff_pfl.core import client_examples, objectives, scoring
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.export import client_module, saved_model, tflite
+from tff_pfl.methods import registry
 from tff_pfl.models import class_weights, domains, zoo
 
 pytestmark = pytest.mark.usefixtures('runtime')

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from tests.algorithms import toy_problems
+from tests.methods import toy_problems
 from tff_pfl import errors
-from tff_pfl.algorithms import registry
 from tff_pfl.export import tff_files
+from tff_pfl.methods import registry
 
 pytestmark = pytest.mark.usefixtures('runtime')
 

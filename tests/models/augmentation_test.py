@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pfl.client import vectorization  # noqa: F401 (adds rules)
+from tff_pfl.core import vectorization  # noqa: F401 (adds rules)
 from tff_pfl.models import augmentation, randomness, split_model, zoo
 
 _SEED = tf.constant([3, 4])

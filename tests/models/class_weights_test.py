@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 from sklearn.utils import class_weight as sklearn_class_weight
 
-from tff_pfl.algorithms import registry
-from tff_pfl.client import client_examples
+from tff_pfl.core import client_examples
 from tff_pfl.datasets import examples as examples_lib
+from tff_pfl.methods import registry
 from tff_pfl.models import (
   class_weights,
   domain_models,

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tff_pfl import datasets
-from tff_pfl.client import example_tensors, objectives, training_loop
+from tff_pfl.core import example_tensors, objectives, training_loop
 from tff_pfl.models import domain_models, domains, keras_bridge, zoo
 
 _DOMAINS = domains.Domains(('a', 'b', 'c'), (3, 2, 1))

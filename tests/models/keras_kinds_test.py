@@ -11,10 +11,10 @@ import tensorflow_federated as tff
 
 from tests.models import keras_models
 from tff_pfl import datasets
-from tff_pfl.algorithms import registry
-from tff_pfl.client import objectives
+from tff_pfl.core import objectives
+from tff_pfl.methods import registry
 from tff_pfl.models import copies, keras_bridge, prediction, weight_partition
-from tff_pfl.simulation import training
+from tff_pfl.runs import training
 
 layers = keras.layers
 sequential = keras_models.sequential

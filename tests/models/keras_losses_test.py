@@ -7,10 +7,10 @@ import tensorflow as tf
 
 from tests.models import keras_models
 from tff_pfl import datasets
-from tff_pfl.algorithms import registry
-from tff_pfl.client import example_tensors, scoring
+from tff_pfl.core import example_tensors, scoring
+from tff_pfl.methods import registry
 from tff_pfl.models import copies
-from tff_pfl.simulation import training
+from tff_pfl.runs import training
 
 layers = keras.layers
 

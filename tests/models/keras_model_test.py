@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms import toy_problems
+from tests.methods import toy_problems
 from tests.models import keras_models
-from tff_pfl.algorithms import registry
+from tff_pfl.methods import registry
 from tff_pfl.models import keras_bridge, prediction, zoo
 
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.models import keras_models
-from tff_pfl.client import objectives
+from tff_pfl.core import objectives
 from tff_pfl.models import keras_bridge
 
 layers = keras.layers

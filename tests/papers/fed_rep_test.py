@@ -9,9 +9,9 @@ import tensorflow as tf
 from binaries.papers import fed_rep
 from tests.papers import untrained
 from tff_pfl import datasets
-from tff_pfl.evaluation import personalized_evaluation
-from tff_pfl.experiments import claims
+from tff_pfl.compare import claims
 from tff_pfl.models import zoo
+from tff_pfl.runs import personalized_evaluation
 
 
 def _table(accuracies):

@@ -1,7 +1,7 @@
 from binaries.papers import per_fed_avg
 from tests.papers import untrained
-from tff_pfl.algorithms import registry
-from tff_pfl.experiments import claims, tables
+from tff_pfl.compare import claims, tables
+from tff_pfl.methods import registry
 
 _ACCURACIES = {
   'FedAvg': 0.5,

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.algorithms import toy_problems
+from tests.methods import toy_problems
 from tff_pfl import datasets, runtime
-from tff_pfl.algorithms import registry
+from tff_pfl.methods import registry
 from tff_pfl.models import zoo
 from tff_pfl.runtime import batched_clients, client_mapper, in_process
 

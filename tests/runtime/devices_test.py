@@ -12,7 +12,7 @@ import textwrap
 import pytest
 import tensorflow as tf
 
-from tff_pfl.algorithms import registry
+from tff_pfl.methods import registry
 from tff_pfl.runtime import devices
 
 _START = """
@@ -132,10 +132,10 @@ def _compare_rounds(algorithms, reference, *others, jit_compile='auto'):
   output = _run_program(f"""
     import dataclasses
     import numpy as np
-    from tests.algorithms import toy_problems
+    from tests.methods import toy_problems
     from tff_pfl import datasets, runtime
-    from tff_pfl.algorithms import registry
-    from tff_pfl.client import client_examples
+    from tff_pfl.methods import registry
+    from tff_pfl.core import client_examples
     from tff_pfl.models import zoo
 
     data = datasets.make_synthetic(

@@ -16,8 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors, runtime
-from tff_pfl.runtime import native, worker_port
-from tff_pfl.system import cores
+from tff_pfl.runtime import cores, native, worker_port
 
 pytestmark = [
   pytest.mark.timeout(60),

@@ -14,10 +14,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
-from tests.algorithms import toy_problems
+from tests.methods import toy_problems
 from tests.runtime import parity
-from tff_pfl.algorithms import fed_avg, registry
-from tff_pfl.templates import aggregators, private_mean, robust
+from tff_pfl.core import aggregators, private_mean, robust
+from tff_pfl.methods import fed_avg, registry
 
 _aggregators = tff.aggregators
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms import toy_problems
+from tests.methods import toy_problems
 from tests.runtime import chunks, parity
 from tff_pfl import runtime
-from tff_pfl.algorithms import per_fed_avg, registry
-from tff_pfl.client import schedules, training_options
+from tff_pfl.core import personalization, schedules, training_options
+from tff_pfl.methods import per_fed_avg, registry
 from tff_pfl.models import augmentation
-from tff_pfl.templates import personalization
 
 _SEED = 11
 _NUM_CLIENTS = 7

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.algorithms import toy_problems
+from tests.methods import toy_problems
 from tests.runtime import parity
 
 keras = tf.keras

@@ -12,11 +12,10 @@ import tensorflow_federated as tff
 
 from tests.runtime import parity
 from tff_pfl import datasets, errors, runtime
-from tff_pfl.algorithms import registry
-from tff_pfl.client import client_examples
+from tff_pfl.core import client_examples
+from tff_pfl.methods import registry
 from tff_pfl.models import zoo
-from tff_pfl.runtime import ray_runtime
-from tff_pfl.system import ray_cluster
+from tff_pfl.runtime import ray_cluster, ray_runtime
 
 ray = pytest.importorskip(
   'ray', reason='needs Ray, which `make venv RAY=1` installs'

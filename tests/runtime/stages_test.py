@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms import toy_problems
+from tests.methods import toy_problems
 from tests.runtime import chunks, parity
 from tff_pfl import datasets, runtime
-from tff_pfl.algorithms import registry
-from tff_pfl.client import client_examples
+from tff_pfl.core import client_examples
+from tff_pfl.methods import registry
 from tff_pfl.runtime import lowering, stages, transport, values
 
 _NUM_CLIENTS = 5

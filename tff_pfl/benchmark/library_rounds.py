@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from tff_pfl.benchmark import timing, workloads
-from tff_pfl.client import client_examples
+from tff_pfl.core import client_examples, personalized_process
 from tff_pfl.datasets import examples
 from tff_pfl.runtime import base
-from tff_pfl.templates import personalized_process
 
 
 def client_tensors(

@@ -13,11 +13,11 @@ from typing import Any, Optional
 import numpy as np
 
 from tff_pfl import datasets, errors
-from tff_pfl.algorithms import fed_avg, fed_fac, fed_rep, per_fed_avg, registry
+from tff_pfl.core import personalized_process
 from tff_pfl.datasets.sources import synthetic
+from tff_pfl.methods import fed_avg, fed_fac, fed_rep, per_fed_avg, registry
 from tff_pfl.models import split_model, zoo
-from tff_pfl.simulation import client_sampling
-from tff_pfl.templates import personalized_process
+from tff_pfl.runs import client_sampling
 
 NUM_CLASSES = 10
 

@@ -20,12 +20,16 @@ import tensorflow_federated as tff
 import tree
 
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.client import example_tensors, objectives, scoring
+from tff_pfl.core import (
+  example_tensors,
+  objectives,
+  personalized_process,
+  scoring,
+)
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.models import domains, split_model
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.runtime import graph_defs, graph_programs
-from tff_pfl.templates import personalized_process
 
 
 class ClientModule(tf.Module):

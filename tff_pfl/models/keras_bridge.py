@@ -114,7 +114,7 @@ def from_keras(
     jit_compile: Whether client training is compiled by XLA: True, False or
       'auto', which is False for models with convolutions and else leaves out
       phases that train many weights, which are faster in place
-      (`client/in_place.py`). Evaluation is never compiled.
+      (`core/in_place.py`). Evaluation is never compiled.
     output: Which of several outputs to train, by its name in
       `model.output_names`; layers that only others need are left out. To train
       several, concatenate them and give a loss that takes them apart.

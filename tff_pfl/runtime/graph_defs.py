@@ -97,7 +97,7 @@ def parts_for_xla(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
 
 
 def choose_forms(graph_def: tf.compat.v1.GraphDef, form: int) -> None:
-  """Takes one of the forms of client work, see `client.in_place`."""
+  """Takes one of the forms of client work, see `core.in_place`."""
   for node in all_nodes(graph_def):
     if FORMS_ATTRIBUTE in node.attr:
       choice = tf.compat.v1.NodeDef()

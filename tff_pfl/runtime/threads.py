@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tff_pfl.system import shutdown
+from tff_pfl.runtime import shutdown
 
 # What cannot be cancelled (a program of XLA) is waited for no longer than this.
 _SECONDS_FOR_ABANDONED_WORK = 0.2

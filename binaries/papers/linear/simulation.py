@@ -4,7 +4,7 @@ A round draws a cohort, hands it the shared parts of the model and what its
 clients kept, does the method's work (`methods.Round`), and puts back what they
 keep. The other clients' parts stay as they are.
 
-This is not the round of `templates.federated_round`: that one has a network in
+This is not the round of `core.federated_round`: that one has a network in
 float32, and a server that takes an optimizer's step. Here the server factorizes
 the mean, in float64, and the theory is checked over thousands of rounds.
 """
@@ -21,7 +21,7 @@ from binaries.papers.linear import methods
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
 from tff_pfl import errors
-from tff_pfl.evaluation import representation as representation_lib
+from tff_pfl.runs import representation as representation_lib
 
 # How close "converged" is, and what slower methods get to as well.
 CLOSE, NEAR = 1e-6, 1e-3

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tests.datasets import shared
 from tff_pfl import datasets
+from tff_pfl.compare import validation
 from tff_pfl.datasets.sources import fairface
-from tff_pfl.experiments import validation
 
 _SIZES = {'train': 42, 'val': 14}
 

@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from tff_pfl.core import aggregators, collecting
+
+
+@pytest.mark.parametrize('name', aggregators.AGGREGATORS)
+def test_named_aggregators_are_weighted(name):
+  assert isinstance(
+    aggregators.make_aggregator(name),
+    tff.aggregators.WeightedAggregationFactory,
+  )
+
+
+_PRIVATE = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+  noise_multiplier=0.1, clients_per_round=4, clip=1.0
+)
+
+
+@pytest.mark.parametrize(
+  'factory, expected',
+  [
+    (None, 0),
+    (tff.learning.robust_aggregator(), 0),
+    (tff.aggregators.UnweightedMeanFactory(), 0),
+    (_PRIVATE, 0.125),
+    (tff.learning.dp_aggregator(0.1, 4), 0.125),
+    (tff.aggregators.UnweightedMeanFactory(_PRIVATE), 0.125),
+  ],
+)
+def test_least_share_is_half_a_client_where_there_may_be_noise(
+  factory, expected
+):
+  assert aggregators.least_share(factory, 4) == expected
+
+
+@pytest.mark.usefixtures('runtime')
+def test_compressed_updates_are_the_same_each_time():
+  # Of more numbers than 20,000 each is rounded.
+  values = np.random.default_rng(0).normal(size=[2, 20001]).astype(np.float32)
+  process = aggregators.make_aggregator('compressed').create(
+    tff.TensorType(np.float32, [20001]), tff.TensorType(np.float32)
+  )
+  state = process.initialize()
+  a, b = (
+    process.next(state, list(values), [1.0, 1.0]).result for _ in range(2)
+  )
+  np.testing.assert_array_equal(a, b)
+  assert not np.array_equal(a, values.mean(axis=0))
+
+
+def test_unknown_aggregator_is_refused_with_those_there_are():
+  with pytest.raises(ValueError, match='mean, robust, secure, compressed'):
+    aggregators.make_aggregator('krum')
+
+
+@pytest.mark.parametrize(
+  'factory',
+  [
+    tff.learning.secure_aggregator(),
+    _PRIVATE,
+    tff.aggregators.MeanFactory(tff.aggregators.SecureSumFactory(1.0)),
+    aggregators.make_aggregator('median'),
+  ],
+)
+def test_what_is_collected_is_not_promised_to_be_private_or_robust(factory):
+  with pytest.raises(ValueError, match='`aggregator` to be a plain mean'):
+    aggregators.create(
+      factory, [tff.to_type([('x', np.float32)])], [collecting.StackFactory(2)]
+    )

@@ -1,0 +1,66 @@
+"""Tests of clients' examples, kept within a bound."""
+
+import numpy as np
+
+from tff_pfl import datasets
+from tff_pfl.core import client_examples
+
+
+class _Loader:
+  """Clients that take 2,132 bytes each; remembers who was loaded."""
+
+  def __init__(self):
+    self.loaded = []
+
+  def __call__(self, client_id):
+    self.loaded.append(client_id)
+    return datasets.Examples(
+      np.full([5, 1], int(client_id), np.float32), np.zeros([5], np.int32)
+    )
+
+
+def test_a_client_that_is_asked_for_again_is_not_loaded_again():
+  load = _Loader()
+  clients = client_examples.ClientExamples(load)
+  first = clients['3']
+  assert clients['3'] is first
+  assert load.loaded == ['3']
+  assert first.num_examples == 5
+  np.testing.assert_array_equal(first.x[:5], np.full([5, 1], 3))
+
+
+def test_the_least_recently_used_are_dropped():
+  load = _Loader()
+  clients = client_examples.ClientExamples(load, max_bytes=4_300)
+  for client_id in ('1', '2', '1', '3', '1', '2'):
+    clients[client_id]
+  assert load.loaded == ['1', '2', '3', '2']
+
+
+def test_a_client_larger_than_the_bound_is_not_kept():
+  load = _Loader()
+  clients = client_examples.ClientExamples(load, max_bytes=2_131)
+  assert clients['1'] is not clients['1']
+  assert load.loaded == ['1', '1']
+  clients = client_examples.ClientExamples(load, max_bytes=2_132)
+  assert clients['1'] is clients['1']
+
+
+def test_inputs_have_a_domain_where_examples_have_one():
+  x, y = np.zeros([5, 1], np.float32), np.zeros([5], np.int32)
+  domain = np.arange(5, dtype=np.int32)
+  examples = client_examples.padded(datasets.Examples(x, y, domain))
+  assert list(examples.x) == ['inputs', 'domain']
+  np.testing.assert_array_equal(examples.x['domain'][:5], domain)
+  assert client_examples.padded(datasets.Examples(x, y)).x.shape == (16, 1)
+
+
+def test_no_examples_have_the_form_of_the_spec():
+  data = datasets.FederatedDataset.from_arrays(
+    np.zeros([6, 2]), np.zeros(6, int), num_clients=2, domain=np.arange(6) % 2
+  )
+  empty = client_examples.no_examples(data.element_spec)
+  assert empty.num_examples == 0
+  assert empty.x['inputs'].shape == (16, 2)
+  del data.element_spec['domain']
+  assert client_examples.no_examples(data.element_spec).x.shape == (16, 2)

@@ -1,0 +1,89 @@
+import dataclasses
+
+import pytest
+import tensorflow_federated as tff
+
+from tff_pfl.core import hparams, personalization
+from tff_pfl.methods import ditto, registry
+
+
+def test_the_phase_has_the_hyperparameters():
+  phase = hparams.LocalTrainingHParams(
+    num_epochs=3, num_steps=7, learning_rate=0.5, momentum=0.25, batch_size=4
+  ).phase()
+  assert (phase.num_epochs, phase.num_steps, phase.batch_size) == (3, 7, 4)
+  assert dict(phase.optimizer.get_hparams(phase.optimizer.initialize(()))) == {
+    'learning_rate': 0.5,
+    'momentum': 0.25,
+  }
+
+
+def test_epochs_asked_for_take_the_place_of_steps():
+  phase = hparams.LocalTrainingHParams(num_epochs=3, num_steps=7).phase(2)
+  assert (phase.num_epochs, phase.num_steps) == (2, None)
+
+
+def test_an_optimizer_that_is_no_name_is_taken_as_it_is():
+  adagrad = tff.learning.optimizers.build_adagrad(0.5)
+  for owner, phase in (
+    (hparams.LocalTrainingHParams, 'phase'),
+    (hparams.HeadAndBodyHParams, 'head_phase'),
+    (hparams.HeadAndBodyHParams, 'body_phase'),
+    (personalization.Personalization, 'phase'),
+  ):
+    assert getattr(owner(optimizer=adagrad), phase)().optimizer is adagrad
+  with pytest.raises(ValueError, match='`learning_rate`.*left out.*found 0.1'):
+    hparams.LocalTrainingHParams(optimizer=adagrad, learning_rate=0.1)
+  with pytest.raises(ValueError, match='`head_learning_rate`.*left out'):
+    hparams.HeadAndBodyHParams(optimizer=adagrad, head_learning_rate=0.1)
+  # What a method sets itself, it sets for an optimizer by name.
+  with pytest.raises(ValueError, match='`optimizer`.*sgd, adam where.*Adagrad'):
+    ditto.DittoHParams(optimizer=adagrad, personal_learning_rate=0.1)
+
+
+def test_every_field_has_a_help_text():
+  for field in dataclasses.fields(hparams.LocalTrainingHParams):
+    assert hparams.help_text(hparams.LocalTrainingHParams, field.name)
+
+
+@pytest.mark.parametrize(
+  'arguments, reason',
+  [
+    ({'num_epochs': -1}, '`num_epochs`.*found -1'),
+    ({'num_epochs': 1.5}, '`num_epochs`.*found 1.5'),
+    ({'num_steps': 0}, '`num_steps`.*found 0'),
+    ({'batch_size': -1}, '`batch_size`.*found -1'),
+    ({'batch_size': 2.5}, '`batch_size`.*found 2.5'),
+    ({'batch_size': 2**31}, '`batch_size`.*2147483647.*found 2147483648'),
+    ({'num_epochs': 2**64}, '`num_epochs`.*found 18446744073709551616'),
+    ({'learning_rate': 0.0}, '`learning_rate` to be a positive.*found 0.0'),
+    ({'learning_rate': float('inf')}, '`learning_rate`.*found inf'),
+    ({'learning_rate': float('nan')}, '`learning_rate`.*found nan'),
+    ({'momentum': 1.0}, '`momentum`.*found 1.0'),
+    ({'momentum': -0.1}, '`momentum`.*found -0.1'),
+    ({'optimizer': 'lion'}, "one of sgd, adam, or of tff.*found 'lion'"),
+  ],
+)
+def test_values_out_of_range_are_refused(arguments, reason):
+  with pytest.raises(ValueError, match=reason):
+    hparams.LocalTrainingHParams(**arguments)
+
+
+@pytest.mark.parametrize(
+  'algorithm,name,steps',
+  [
+    ('fed_avg', 'num_epochs', 'num_steps'),
+    ('fed_rep', 'num_body_epochs', 'num_body_steps'),
+    # It has no such steps.
+    ('ditto', 'personal_num_epochs', None),
+    ('fed_avg', 'num_steps', None),
+    ('fed_avg', 'learning_rate', None),
+  ],
+)
+def test_steps_that_take_the_place_of_epochs(algorithm, name, steps):
+  owner = registry.get_algorithm(algorithm).hparams
+  assert hparams.steps_instead_of(owner, name) == steps
+
+
+def test_zero_stands_for_none_where_none_is_a_value_and_not_the_default():
+  assert hparams.none_for_zero(hparams.LocalTrainingHParams) == ['batch_size']

@@ -1,0 +1,272 @@
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from tests.methods import toy_problems
+from tff_pfl.core import aggregators, private_mean
+from tff_pfl.methods import registry
+from tff_pfl.runs import value_codec
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+# Of norms 5 and 1.
+_VALUES = [
+  collections.OrderedDict(a=np.float32([3, 0]), b=np.float32(4)),
+  collections.OrderedDict(a=np.float32([0, -1]), b=np.float32(0)),
+]
+
+
+def _aggregation(**options):
+  factory = private_mean.PrivateMeanFactory(clients_per_round=2, **options)
+  return factory.create(
+    tff.to_type(
+      collections.OrderedDict(a=(np.float32, [2]), b=tff.TensorType(np.float32))
+    )
+  )
+
+
+def _next(process, state=None, values=_VALUES):
+  return process.next(process.initialize() if state is None else state, values)
+
+
+def test_what_a_client_sends_is_clipped_together():
+  result = _next(_aggregation(noise_multiplier=0.0, clip='fixed:2')).result
+  # The first is (6 / 5, 0, 8 / 5), the second below the norm.
+  np.testing.assert_allclose(result['a'], [0.6, -0.5], rtol=1e-6)
+  np.testing.assert_allclose(result['b'], 0.8, rtol=1e-6)
+
+
+def test_adaptive_norm_moves_towards_its_quantile():
+  process = _aggregation(noise_multiplier=0.0, clip='adaptive:0.8')
+  first = _next(process)
+  # No norm is below 0.1, so it grows, by exp(0.2 * 0.8).
+  clip = first.measurements['dp_query_metrics']['clip']
+  assert clip == pytest.approx(0.1 * np.exp(0.16), rel=1e-6)
+  # Half of them are, then all: it grows slowly, and falls.
+  small = collections.OrderedDict(a=np.float32([0, 0.05]), b=np.float32(0))
+  second = _next(process, first.state, [_VALUES[0], small])
+  third = _next(process, second.state, [small, small])
+  clips = [o.measurements['dp_query_metrics']['clip'] for o in (second, third)]
+  assert clips[0] == pytest.approx(clip * np.exp(0.06), rel=1e-6)
+  assert clips[1] == pytest.approx(clips[0] * np.exp(-0.04), rel=1e-6)
+
+
+def test_a_client_that_sends_zeros_is_as_one_that_is_not_there():
+  process = _aggregation(noise_multiplier=0.0, clip='adaptive:0.5')
+  zeros = collections.OrderedDict(a=np.float32([0, 0]), b=np.float32(0))
+  clips = [
+    _next(process, values=values).measurements['dp_query_metrics']['clip']
+    for values in ([_VALUES[0], zeros], _VALUES[:1])
+  ]
+  assert clips[0] == clips[1] == pytest.approx(0.1 * np.exp(0.05), rel=1e-6)
+
+
+def test_noise_has_its_size_and_comes_from_seed_round_and_exchange():
+  size = 20000
+  nothing = [np.zeros([size], np.float32)] * 2
+
+  def noise(num_rounds=1, **options):
+    factory = private_mean.PrivateMeanFactory(
+      3.0, clients_per_round=2, clip='fixed:0.5', **options
+    )
+    process = factory.create(tff.TensorType(np.float32, [size]))
+    state = process.initialize()
+    for _ in range(num_rounds):
+      output = process.next(state, nothing)
+      state = output.state
+    return output.result
+
+  draws = [noise(), noise(2), noise(seed=1), noise(number=1)]
+  for draw in draws:
+    # Of the sum 3 * 0.5, of the mean of two clients half of it.
+    assert np.std(draw) == pytest.approx(0.75, rel=0.03)
+    assert abs(np.mean(draw)) < 0.03
+  assert np.max(np.abs(np.corrcoef(draws) - np.eye(4))) < 0.04
+  np.testing.assert_array_equal(noise(2), draws[1])
+
+
+def test_adaptive_noise_pays_for_that_of_the_norm():
+  events = _next(_aggregation(noise_multiplier=1.5)).state.dp_event.events
+  multipliers = [event.noise_multiplier for event in events]
+  # Both sums together: 1 / z^2 = 1 / z_1^2 + 1 / z_2^2.
+  assert sum(m**-2 for m in multipliers) == pytest.approx(1.5**-2, rel=1e-5)
+  assert multipliers[0] == pytest.approx(1.5 * 2 / 3**0.5, rel=1e-5)
+
+
+def test_states_of_private_aggregators_can_be_stored():
+  for process in (
+    _aggregation(noise_multiplier=1.0),
+    tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+      1.0, 2, 1.0
+    ).create(tff.TensorType(np.float32, [2])),
+  ):
+    state = process.initialize()
+    decoded = value_codec.decode(value_codec.encode(state), state)
+    assert decoded.dp_event == state.dp_event
+
+
+@pytest.mark.parametrize(
+  ('argument', 'value'),
+  [
+    ('clip', '1.0'),
+    ('clip', 'fixed:-1'),
+    ('clip', 'adaptive:1.5'),
+    ('clip', 'fixed:inf'),
+    ('noise_multiplier', -1.0),
+    ('clients_per_round', 0),
+  ],
+)
+def test_wrong_argument_is_refused_by_name(argument, value):
+  with pytest.raises(ValueError, match=f'`{argument}`'):
+    private_mean.PrivateMeanFactory(
+      **{'noise_multiplier': 1.0, 'clients_per_round': 2, argument: value}
+    )
+
+
+_CLIENTS = [toy_problems.labeled_examples(n, seed=n) for n in (11, 25)]
+
+
+def _trained(name='fed_avg', num_rounds=2, **options):
+  process = registry.build(name, toy_problems.classifier(), **options)
+  return toy_problems.train(process, _CLIENTS, num_rounds)
+
+
+@pytest.mark.parametrize(
+  'name', ['fed_avg', pytest.param('scaffold', marks=pytest.mark.slow)]
+)
+def test_without_noise_and_clipping_it_is_the_unweighted_mean(name):
+  private, _, metrics = _trained(
+    name, aggregator=private_mean.PrivateMeanFactory(0.0, 2, 'fixed:inf')
+  )
+  plain, _, expected = _trained(
+    name, aggregator=tff.aggregators.UnweightedMeanFactory()
+  )
+  toy_problems.assert_same(private.global_weights, plain.global_weights)
+  assert metrics['loss'] == expected['loss']
+
+
+def test_without_training_metrics_only_the_noised_mean_leaves_clients():
+  clients = [*_CLIENTS, toy_problems.labeled_examples(0, 0)]
+  results = {}
+  for which in ('plain', 'none'):
+    process = registry.build(
+      'fed_avg',
+      toy_problems.classifier(),
+      aggregator=private_mean.PrivateMeanFactory(0.5, 3, 'fixed:1'),
+      training_metrics=which,
+    )
+    results[which] = toy_problems.train(process, clients)
+  (plain, _, counted), (state, _, metrics) = results.values()
+  toy_problems.assert_same(state.global_weights, plain.global_weights)
+  assert (counted['clients'], counted['examples']) == (2, 36)
+  # The client without examples is not told from others.
+  assert (metrics['clients'], metrics['examples']) == (3, 0)
+  assert np.isnan(metrics['loss']) and np.isfinite(counted['loss'])
+
+
+def _with_frozen_layer():
+  network = keras.Sequential(
+    [
+      keras.layers.Input([5]),
+      keras.layers.Dense(4, name='frozen', trainable=False),
+      keras.layers.Dense(3, name='head'),
+    ]
+  )
+  return toy_problems.classifier_from(network)
+
+
+def test_frozen_layers_are_not_sent_and_get_no_noise():
+  model = _with_frozen_layer()
+  process = registry.build(
+    'fed_avg',
+    model,
+    aggregator=private_mean.PrivateMeanFactory(1.0, 2, 'fixed:1'),
+  )
+  state, *_ = toy_problems.train(process, _CLIENTS)
+  for name, value in model.initial_weights.items():
+    same = np.array_equal(state.global_weights[name], value)
+    assert same == (name in model.statistics)
+  # The head's alone.
+  assert process.bytes_per_round.up == 4 * (4 * 3 + 3)
+
+
+def test_methods_with_a_server_of_their_own_refuse_noise_on_frozen_layers():
+  with pytest.raises(ValueError, match='`aggregator` .* move the frozen'):
+    registry.build(
+      'scaffold',
+      _with_frozen_layer(),
+      aggregator=private_mean.PrivateMeanFactory(1.0, 2),
+    )
+
+
+def test_training_metrics_are_needed_where_clients_are_weighted():
+  with pytest.raises(ValueError, match='`training_metrics`'):
+    registry.build(
+      'fed_avg', toy_problems.classifier(), training_metrics='none'
+    )
+
+
+def test_two_exchanges_share_the_noise_of_a_round():
+  sent = tff.to_type(collections.OrderedDict(a=(np.float32, [2])))
+  nothing = tff.to_type(collections.OrderedDict())
+  created = aggregators.create(
+    private_mean.PrivateMeanFactory(2.0, 2, 'fixed:1'), [sent, nothing, sent]
+  )
+  states = [created[number].initialize() for number in (0, 2)]
+  multipliers = [s.dp_event.events[0].noise_multiplier for s in states]
+  assert sum(m**-2 for m in multipliers) == pytest.approx(2.0**-2, rel=1e-5)
+  # And each has its own.
+  seeds = [state.query_state.numerator_state.seed for state in states]
+  assert tuple(seeds[0]) != tuple(seeds[1])
+
+
+def _distributed(num_clients, size, noise_multiplier, **options):
+  factory = private_mean.DistributedPrivateMeanFactory(
+    noise_multiplier, num_clients, **options
+  )
+  return factory.create(tff.TensorType(np.float32, [size]))
+
+
+def test_clients_noise_adds_up_to_that_of_the_mean():
+  process = _distributed(4, 1000, 2.0, clip='fixed:0.5')
+  values = [np.full([1000], n, np.float32) for n in range(4)]
+  state = process.initialize()
+  draws = [process.next(state, values).result for _ in range(2)]
+  for draw in draws:
+    # Three clients are clipped to 0.5, one has sent nothing.
+    mean = 3 * 0.5 / 1000**0.5 / 4
+    assert np.mean(draw) == pytest.approx(mean, abs=0.03)
+    assert np.std(draw) == pytest.approx(2.0 * 0.5 / 4, rel=0.1)
+  # Rounding is in it: nearly 2, but less.
+  assert 1.9 < private_mean.noise_multiplier_of((state,), 4) < 2.0
+  # Two exchanges tell more than one.
+  both = private_mean.noise_multiplier_of([state, state], 4)
+  assert both == pytest.approx(
+    private_mean.noise_multiplier_of([state], 4) / 2**0.5
+  )
+
+
+def test_noise_multiplier_of_coarse_integers_by_hand():
+  query = collections.namedtuple('Query', 'l2_norm_bound local_stddev')
+  # Without rounding it would be 5 * sqrt(3) / 10; for small noise the sum of
+  # discrete Gaussians is not one.
+  found = private_mean.noise_multiplier_of(({'a': query(10.0, 5.0)},), 3)
+  assert found == pytest.approx(0.866025, rel=1e-5)
+  gap = 10 * np.exp(-(np.pi**2) * 0.25) * 2**31
+  found = private_mean.noise_multiplier_of(query(10.0, 0.5), 2)
+  assert found == pytest.approx((200 + gap) ** -0.5, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['fed_fac', 'scaffold'])
+def test_methods_train_with_the_noise_of_clients(name):
+  state, _, metrics = _trained(
+    name,
+    num_rounds=1,
+    aggregator=private_mean.DistributedPrivateMeanFactory(1e-3, 2),
+    training_metrics='none',
+  )
+  assert state.round_number == 1 and np.isfinite(metrics['update_norm'])

@@ -1,0 +1,159 @@
+import collections
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from tests.methods import toy_problems
+from tff_pfl.core import aggregators, robust
+from tff_pfl.methods import registry
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_NUMBERS = [4.0, -1.0, 1000.0, 2.0, 3.0]
+
+
+def _aggregate(name, values, weights=None):
+  values = [np.asarray(value, np.float32) for value in values]
+  process = aggregators.make_aggregator(name).create(
+    tff.TensorType(np.float32, values[0].shape), tff.TensorType(np.float32)
+  )
+  weights = [1.0] * len(values) if weights is None else weights
+  return process.next(process.initialize(), values, weights).result
+
+
+@pytest.mark.parametrize(
+  ('name', 'expected'),
+  [
+    ('median', 3.0),
+    ('trimmed_mean:0', 1008 / 5),
+    ('trimmed_mean:0.19', 1008 / 5),
+    ('trimmed_mean:0.2', 3.0),
+    ('trimmed_mean', 1008 / 5),
+    ('trimmed_mean:0.5', 3.0),
+    ('geometric_median', 3.0),
+  ],
+)
+def test_one_number_of_five_clients(name, expected):
+  assert _aggregate(name, _NUMBERS) == pytest.approx(expected, rel=1e-4)
+
+
+def test_of_an_even_number_the_median_is_between_two():
+  assert _aggregate('median', _NUMBERS[:4]) == 3.0
+  assert _aggregate('median', [5.0]) == 5.0
+
+
+def test_weights_tell_who_is_left_out_and_move_the_geometric_median():
+  weights = [7.0, 0.0, 0.0, 1.0, 1.0]
+  assert _aggregate('median', _NUMBERS, weights) == 3.0
+  found = _aggregate('geometric_median', _NUMBERS, weights)
+  assert found == pytest.approx(4.0, rel=1e-4)
+  assert _aggregate('median', _NUMBERS, [0.0] * 5) == 0.0
+
+
+@pytest.mark.parametrize('far', [1e17, 1e22, 3e38, np.inf])
+def test_no_number_moves_the_geometric_median_far(far):
+  found = _aggregate('geometric_median', [[1, 0], [0, 1], [0, 0], [far, far]])
+  assert np.linalg.norm(found) < 1.5
+
+
+def test_geometric_median_of_points():
+  # Where angles of 120 degrees meet (Fermat), though the mean is elsewhere.
+  fermat = np.float32([1.0, 2.0, -1.0])
+  sides = np.float32([[2, 0, 0], [-1, 3**0.5, 0], [-1.5, -(6.75**0.5), 0]])
+  found = _aggregate('geometric_median', fermat + sides)
+  np.testing.assert_allclose(found, fermat, atol=2e-4)
+  # By coordinates the median is the middle of each.
+  found = _aggregate('median', fermat + sides)
+  np.testing.assert_allclose(found, fermat + [-1, 0, 0], atol=1e-6)
+
+
+def test_structures_and_types_stay():
+  process = robust.GeometricMedianFactory().create(
+    tff.to_type(
+      collections.OrderedDict(
+        a=(np.float32, [2, 1]), b=tff.TensorType(np.float64)
+      )
+    ),
+    tff.TensorType(np.float32),
+  )
+  value = collections.OrderedDict(a=np.float32([[1], [2]]), b=np.float64(3))
+  found = process.next(process.initialize(), [value] * 3, [1.0] * 3).result
+  np.testing.assert_allclose(found['a'], value['a'])
+  assert found['b'] == 3 and np.asarray(found['b']).dtype == np.float64
+
+
+@pytest.mark.parametrize('name', ['median:1', 'trimmed_mean:0.6', 'mean:x'])
+def test_wrong_share_is_refused(name):
+  with pytest.raises(ValueError, match='`aggregator`.*trimmed_mean:<share'):
+    aggregators.make_aggregator(name)
+
+
+_CLIENTS = [toy_problems.labeled_examples(20, seed=n) for n in range(5)]
+
+
+def _build(name, aggregator):
+  return registry.build(
+    name,
+    toy_problems.classifier(),
+    aggregator=aggregators.make_aggregator(aggregator),
+  )
+
+
+@pytest.mark.parametrize(
+  'aggregator',
+  [
+    'median',
+    'geometric_median',
+    pytest.param('trimmed_mean:0.2', marks=pytest.mark.slow),
+  ],
+)
+def test_a_minority_cannot_move_the_model_at_will(aggregator):
+  far = toy_problems.labeled_examples(20, seed=4)
+  far.x[:] *= 1e3
+  process = _build('fed_avg', aggregator)
+  moved, honest = (
+    toy_problems.train(process, clients)[2]['update_norm']
+    for clients in ([*_CLIENTS[:4], far], _CLIENTS)
+  )
+  assert 0 < moved < 3 * honest < 3
+
+
+def test_methods_with_sums_take_the_geometric_median_only():
+  for name in ('ifca', 'scaffold'):
+    with pytest.raises(ValueError, match='geometric_median serves'):
+      _build(name, 'median')
+  # A client's choice and its update are one vector. Clients of one data set,
+  # which differ in their shuffles alone, choose alike: nearly a mean.
+  states = [
+    toy_problems.train(_build('ifca', name), [_CLIENTS[0]] * 3)[0]
+    for name in ('geometric_median', 'mean')
+  ]
+  toy_problems.assert_close(
+    states[0].global_weights, states[1].global_weights, atol=1e-3
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('name', 'aggregator'),
+  [
+    ('fed_rep', 'median'),
+    ('fed_em', 'trimmed_mean:0.3'),
+    *((n, 'geometric_median') for n in ('scaffold', 'fed_fac', 'fed_dar')),
+  ],
+)
+def test_of_one_client_every_kind_of_method_gets_its_mean(name, aggregator):
+  model = toy_problems.model_for(name, toy_problems.classifier())
+  clients = toy_problems.examples_for(name, _CLIENTS[:1])
+  states = [
+    toy_problems.train(
+      registry.build(name, model, aggregator=aggregators.make_aggregator(each)),
+      clients,
+      num_rounds=2,
+    )[0]
+    for each in (aggregator, 'mean')
+  ]
+  toy_problems.assert_close(
+    states[0].global_weights, states[1].global_weights, rtol=1e-4, atol=1e-5
+  )

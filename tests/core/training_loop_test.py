@@ -1,0 +1,585 @@
+"""The one training loop, with numbers derived by hand."""
+
+import collections
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.core import shared
+from tff_pfl.core import (
+  example_tensors,
+  objectives,
+  phases,
+  scoring,
+  training_loop,
+)
+from tff_pfl.models import augmentation, randomness, split_model
+
+layers = keras.layers
+_assert_close = shared.assert_close
+_client = shared.client
+_phase = shared.phase
+_train = shared.train
+
+SEED = tf.constant([1, 2])
+
+
+# One weight w, outputs w * x, loss (y - w x)^2, gradient 2 x (w x - y).
+
+
+@pytest.fixture(scope='module')
+def slope():
+  return dataclasses.replace(
+    shared.slopes(), initial_weights={'head/kernel': np.float32([[1.0]])}
+  )
+
+
+def _points(x, y, **arguments):
+  return shared.padded(
+    np.array(x, np.float32)[:, np.newaxis], np.array(y, np.float32), **arguments
+  )
+
+
+def _fit(slope, examples, phase, **arguments):
+  result = _train(slope, examples, phase, **arguments)
+  return result.weights['head/kernel'].numpy().item(), result.metrics
+
+
+@pytest.mark.parametrize(
+  'phase, expected',
+  [
+    # At x=1, y=0 the gradient is 2 w: 1 -> 0.8 -> 0.64.
+    (_phase(num_steps=1), 0.8),
+    (_phase(num_steps=2), 0.64),
+    # m: 2, then 1 + 1.6 = 2.6.
+    (_phase(momentum=0.5, num_steps=2), 0.54),
+    # Adam's first step has the length of the learning rate. The second, with
+    # g = 2, 1.8: m = 0.36 / 0.19, v = 0.007236 / 0.001999.
+    (_phase('adam', num_steps=1), 0.9),
+    (_phase('adam', num_steps=2), 0.9 - 0.1 * (0.36 / 0.19) / 1.9025803),
+  ],
+)
+def test_steps_of_the_optimizers(slope, phase, expected):
+  weight, _ = _fit(slope, _points([1], [0]), phase)
+  np.testing.assert_allclose(weight, expected, rtol=1e-5)
+
+
+def test_optimizer_state_starts_anew_with_each_phase(slope):
+  phase = _phase(momentum=0.5, num_steps=1)
+  once = _train(slope, _points([1], [0]), phase)
+  weight, _ = _fit(slope, _points([1], [0]), phase, weights=once.weights)
+  # Without the first phase's momentum: 1 -> 0.8 -> 0.64, not 0.54.
+  np.testing.assert_allclose(weight, 0.64, rtol=1e-5)
+
+
+def test_without_a_batch_size_a_step_takes_all_examples(slope):
+  # Gradients -2 and 0, mean -1; losses 1 and 0; absolute errors 1 and 0.
+  weight, metrics = _fit(slope, _points([1, 2], [2, 2]), _phase())
+  np.testing.assert_allclose(weight, 1.1, rtol=1e-6)
+  assert list(metrics) == ['loss', 'mae', 'examples']
+  np.testing.assert_allclose(list(metrics.values()), [1, 1, 2])
+
+
+def test_a_partial_batch_is_averaged_over_its_own_examples(slope):
+  # Three equal examples in batches of two: gradients 2 w and 2 w.
+  weight, metrics = _fit(
+    slope, _points([1, 1, 1], [0, 0, 0]), _phase(batch_size=2)
+  )
+  np.testing.assert_allclose(weight, 0.64, rtol=1e-6)
+  np.testing.assert_allclose(
+    list(metrics.values()), [2 + 0.8**2, 2.8, 3], rtol=1e-5
+  )
+
+
+@pytest.mark.parametrize(
+  'phase, num_steps, num_examples',
+  [
+    (_phase(batch_size=2, num_epochs=3), 6, 9),
+    (_phase(batch_size=2, num_steps=3), 3, 5),
+    (_phase(batch_size=2, num_steps=1, num_epochs=7), 1, 2),
+    (_phase(batch_size=2, num_steps=11), 11, 17),
+    (_phase(num_epochs=4), 4, 12),
+    (_phase(batch_size=100, num_epochs=4), 4, 12),
+    (_phase(batch_size=1, num_epochs=2), 6, 6),
+    (_phase(batch_size=2, num_epochs=0), 0, 0),
+  ],
+)
+def test_epochs_and_steps(slope, phase, num_steps, num_examples):
+  weight, metrics = _fit(slope, _points([1, 1, 1], [0, 0, 0]), phase)
+  np.testing.assert_allclose(weight, 0.8**num_steps, rtol=1e-5)
+  assert metrics['examples'] == num_examples
+
+
+@pytest.mark.parametrize(
+  ('jit_compile', 'batch_size', 'limit'),
+  [
+    (False, None, {'num_epochs': 2}),
+    (False, 1, {'num_steps': 2}),
+    (False, 10, {'num_epochs': 2}),
+    (True, None, {'num_steps': 2}),
+    (True, 10, {'num_epochs': 2}),
+  ],
+)
+def test_clients_without_examples_and_with_one(
+  slope, jit_compile, batch_size, limit
+):
+  model = dataclasses.replace(slope, jit_compile=jit_compile)
+  phase = _phase(batch_size=batch_size, **limit)
+  weight, metrics = _fit(model, _points([], []), phase)
+  assert weight == 1
+  assert all(value == 0 for value in metrics.values())
+  weight, metrics = _fit(model, _points([1], [0]), phase)
+  np.testing.assert_allclose(weight, 0.64, rtol=1e-6)
+  assert metrics['examples'] == 2
+
+
+# The plan of batches.
+
+
+def _plan(num_examples, phase, capacity=16, seed=SEED):
+  examples = _points(
+    np.zeros(num_examples), np.zeros(num_examples), capacity=capacity
+  )
+  return phases.plan_batches(examples, phase, seed)
+
+
+def _batches(plan, place=0):
+  """The examples of a batch of each step, without padding."""
+  steps = zip(
+    plan.indices.numpy()[:, place], plan.example_weights.numpy()[:, place]
+  )
+  rows = [list(indices[weights > 0]) for indices, weights in steps]
+  assert all(row == [] for row in rows[plan.num_steps.numpy() :])
+  return rows[: plan.num_steps.numpy()]
+
+
+@pytest.mark.parametrize('num_examples', [1, 4, 5, 15, 16])
+@pytest.mark.parametrize('batch_size', [1, 4, 5, 16, 100, 0, None])
+def test_an_epoch_has_every_example_once(num_examples, batch_size):
+  batches = _batches(
+    _plan(num_examples, _phase(batch_size=batch_size, num_epochs=3))
+  )
+  size = min(batch_size or num_examples, num_examples)
+  sizes = [size] * (num_examples // size)
+  if num_examples % size:
+    sizes.append(num_examples % size)
+  assert [len(batch) for batch in batches] == 3 * sizes
+  for epoch in range(3):
+    rows = sum(batches[epoch * len(sizes) : (epoch + 1) * len(sizes)], [])
+    assert sorted(rows) == list(range(num_examples))
+
+
+def test_steps_are_the_first_of_as_many_epochs_as_they_need():
+  epochs = _batches(_plan(9, _phase(batch_size=2, num_epochs=2)))
+  steps = _batches(_plan(9, _phase(batch_size=2, num_steps=7)))
+  assert steps == epochs[:7]
+
+
+def test_shuffles_differ_between_epochs_and_seeds():
+  phase = _phase(num_epochs=3)
+  plans = [_plan(16, phase, seed=tf.constant([1, s])) for s in (2, 3)]
+  orders = {tuple(batch) for plan in plans for batch in _batches(plan)}
+  assert len(orders) == 6
+  assert _batches(_plan(16, phase)) == _batches(plans[0])
+
+
+@pytest.mark.parametrize('num_examples', [3, 12, 13, 16])
+@pytest.mark.parametrize('batches_per_step', [2, 3])
+def test_the_batches_of_a_step_have_no_example_in_common(
+  num_examples, batches_per_step
+):
+  phase = _phase(
+    batch_size=-(-num_examples // batches_per_step) - 1 or 1,
+    num_epochs=2,
+    batches_per_step=batches_per_step,
+  )
+  plan = _plan(num_examples, phase)
+  by_place = [_batches(plan, place) for place in range(batches_per_step)]
+  for step in zip(*by_place):
+    rows = sum(step, [])
+    assert len(set(rows)) == len(rows)
+  for batches in by_place:
+    rows = sum(batches[: len(batches) // 2], [])
+    assert sorted(rows) == list(range(num_examples))
+
+
+def test_the_first_batches_of_steps_are_those_of_a_phase_with_one():
+  one, three = (
+    _plan(14, _phase(batch_size=4, num_steps=9, batches_per_step=count))
+    for count in (1, 3)
+  )
+  assert _batches(three) == _batches(one)
+  assert _batches(three, 1) != _batches(one)
+
+
+def test_a_client_with_too_few_batches_has_some_of_them_twice():
+  phase = _phase(batch_size=4, num_epochs=1, batches_per_step=3)
+  plan = _plan(7, phase)
+  first, second, third = (_batches(plan, place) for place in range(3))
+  assert second == first
+  assert third == first[::-1]
+  only = _plan(4, phase)
+  for place in range(3):
+    (rows,) = _batches(only, place)
+    assert sorted(rows) == [0, 1, 2, 3]
+
+
+def test_the_objective_gets_all_batches_of_a_step(slope):
+  loss = objectives.joint_loss(slope)
+
+  def sum_of_losses(weights, first, second, *, seed):
+    output = loss(weights, first, seed=seed)
+    other = loss(weights, second, seed=seed)
+    return output._replace(
+      gradient={
+        name: value + other.gradient[name]
+        for name, value in output.gradient.items()
+      }
+    )
+
+  # At w=1 the gradients of the two examples are 2 and 8.
+  weight, metrics = _fit(
+    slope,
+    _points([1, 2], [0, 0]),
+    _phase(learning_rate=0.05, batch_size=1, num_steps=1, batches_per_step=2),
+    objective=sum_of_losses,
+  )
+  assert weight == pytest.approx(0.5)
+  assert metrics['examples'] == 1
+
+
+@pytest.mark.parametrize(
+  'limit', [{'batch_size': 3, 'num_epochs': 2}, {'num_steps': 4}, {}]
+)
+def test_plans_of_a_bucket_have_one_shape_and_no_padding(limit):
+  plans = {n: _plan(n, _phase(**limit)) for n in (0, 1, 7, 16)}
+  assert len({tuple(plan.indices.shape) for plan in plans.values()}) == 1
+  for num_examples in (1, 7):
+    assert np.max(plans[num_examples].indices) < num_examples
+
+
+# A network with every kind of layer that knows of padding or randomness.
+
+
+@pytest.fixture(scope='module')
+def network():
+  return shared.network()
+
+
+def _noisy(x, seed):
+  return x + randomness.uniform(seed, tf.shape(x))
+
+
+def _split(model):
+  return tuple(
+    split_model.select(model.initial_weights, model.weight_names(names))
+    for names in (model.body_layers, model.head_layers)
+  )
+
+
+_batches_or_all = pytest.mark.parametrize(
+  'batch_size', [4, pytest.param(None, marks=pytest.mark.slow)]
+)
+
+
+@_batches_or_all
+def test_the_result_does_not_depend_on_the_padding(network, batch_size):
+  phase = _phase(momentum=0.5, batch_size=batch_size, num_epochs=3)
+  small, large = (
+    _train(network, _client(13, capacity=c), phase) for c in (16, 64)
+  )
+  _assert_close(small.weights, large.weights)
+  _assert_close(small.metrics, large.metrics)
+  assert not np.allclose(
+    small.weights['first/kernel'], network.initial_weights['first/kernel']
+  )
+  # Other numbers than without dropout, so the masks were equal too.
+  still = _train(
+    network,
+    _client(13),
+    phase,
+    objective=objectives.prediction_loss(
+      network,
+      lambda weights, x, mode: network.forward(
+        weights, x, mode._replace(training=False)
+      ),
+    ),
+  )
+  assert not np.allclose(
+    small.weights['first/kernel'], still.weights['first/kernel'], rtol=1e-3
+  )
+
+
+@_batches_or_all
+@pytest.mark.parametrize('change', ['none', _noisy])
+def test_nan_in_the_padding_does_not_leak(network, change, batch_size):
+  network = augmentation.augmented(network, change)
+  phase = _phase(batch_size=batch_size, num_epochs=2)
+  examples = _client(13, padding=np.nan)
+  assert np.isnan(examples.x[-1, 0])
+  clean = _train(network, _client(13), phase)
+  found = _train(network, examples, phase)
+  _assert_close(found.weights, clean.weights)
+  _assert_close(found.metrics, clean.metrics)
+  body, head = _split(network)
+  found = training_loop.train_head(network, body, head, examples, phase, SEED)
+  clean = training_loop.train_head(
+    network, body, head, _client(13), phase, SEED
+  )
+  _assert_close(found.weights, clean.weights)
+  _assert_close(
+    scoring.evaluate(network, network.initial_weights, examples),
+    scoring.evaluate(network, network.initial_weights, _client(13)),
+  )
+
+
+def test_xla_gives_the_same_numbers(network):
+  phase = _phase(momentum=0.5, batch_size=4, num_epochs=2)
+  plain = _train(network, _client(13), phase)
+  compiled = _train(shared.network(True), _client(13), phase)
+  _assert_close(compiled.weights, plain.weights, rtol=1e-3, atol=1e-5)
+  _assert_close(compiled.metrics, plain.metrics, rtol=1e-3)
+  plain, compiled = [
+    training_loop.train_head(
+      augmentation.augmented(each, _noisy),
+      *_split(each),
+      _client(13),
+      phase,
+      SEED,
+    )
+    for each in (network, shared.network(True))
+  ]
+  _assert_close(compiled.weights, plain.weights, rtol=1e-3, atol=1e-5)
+
+
+def test_the_seed_decides_the_result(network):
+  phase = _phase(batch_size=4, num_epochs=2)
+  first, again, other = (
+    _train(network, _client(13), phase, seed)
+    for seed in ((1, 2), (1, 2), (1, 3))
+  )
+  for name, value in first.weights.items():
+    np.testing.assert_array_equal(value, again.weights[name])
+  assert not np.allclose(
+    first.weights['first/kernel'], other.weights['first/kernel'], rtol=1e-3
+  )
+
+
+def test_moving_statistics_follow_the_batches(network):
+  # One full batch: statistics go half way (momentum 0.5) to the batch's.
+  examples = _client(16)
+  result = _train(network, examples, _phase())
+  initial = network.initial_weights
+  hidden = np.tanh(examples.x @ initial['first/kernel'] + initial['first/bias'])
+  np.testing.assert_allclose(
+    result.weights['norm/moving_mean'], hidden.mean(axis=0) / 2, rtol=1e-3
+  )
+  np.testing.assert_allclose(
+    result.weights['norm/moving_variance'],
+    (1 + hidden.var(axis=0)) / 2,
+    rtol=1e-3,
+  )
+
+
+@pytest.mark.parametrize('optimizer, momentum', [('sgd', 0.5), ('adam', 0.0)])
+def test_frozen_layers_keep_their_weights(optimizer, momentum):
+  model = shared.bridge(
+    layers.Dense(4, name='first', trainable=False),
+    layers.BatchNormalization(name='norm', trainable=False),
+    layers.Dense(3, name='head'),
+    shape=(6,),
+  )
+  phase = _phase(optimizer, 0.1, momentum, num_steps=3)
+  result = _train(model, _client(9), phase)
+  assert list(result.weights) == list(model.initial_weights)
+  for name, value in result.weights.items():
+    moved = np.any(value != model.initial_weights[name])
+    assert moved == name.startswith('head/'), name
+
+
+def test_a_loop_of_ones_own_gives_the_same(network):
+  """The loop against a few lines of eager TensorFlow, batch by batch."""
+  examples = _client(13)
+  phase = _phase(batch_size=4, num_epochs=2)
+  objective = objectives.joint_loss(network)
+  batches = []
+
+  def recording(weights, batch, *, seed):
+    # With a weight, so that a step's record waits for the step before.
+    tf.py_function(
+      lambda *values: batches.append(values[:3]),
+      [batch.x, batch.y, seed, weights['head/bias']],
+      [],
+    )
+    return objective(weights, batch, seed=seed)
+
+  result = _train(network, examples, phase, objective=recording)
+  assert len(batches) == 8
+  assert len({tuple(seed.numpy()) for _, _, seed in batches}) == 8
+  weights = {k: tf.constant(v) for k, v in network.initial_weights.items()}
+  for step, (x, y, seed) in enumerate(batches):
+    real = 4 if step % 4 < 3 else 1
+    mode = split_model.Mode(
+      True, seed, tf.constant([1.0] * real + [0.0] * (4 - real))
+    )
+    trained = [n for n in weights if n not in network.statistics]
+    with tf.GradientTape() as tape:
+      tape.watch(weights)
+      outputs, statistics = network.forward(weights, x, mode)
+      loss = tf.reduce_mean(network.loss(y, outputs)[:real])
+    gradients = tape.gradient(loss, [weights[n] for n in trained])
+    weights.update(statistics)
+    for name, gradient in zip(trained, gradients):
+      weights[name] -= 0.1 * gradient
+  _assert_close(result.weights, weights, rtol=1e-3, atol=1e-5)
+
+
+# Frozen features.
+
+
+@pytest.mark.parametrize('change', ['none', _noisy])
+def test_head_trains_as_with_a_frozen_body_in_each_step(network, change):
+  network = augmentation.augmented(network, change)
+  body, head = _split(network)
+  # A body with statistics that differ from those of any batch.
+  body = {k: v + 0.25 for k, v in body.items()}
+  examples = _client(13)
+  phase = _phase(momentum=0.5, batch_size=4, num_epochs=4)
+
+  def recompute(weights, x, mode):
+    features, _ = network.body(body, x, split_model.Mode(seed=mode.seed))
+    return network.head(weights, features, mode)
+
+  expected = _train(
+    network,
+    examples,
+    phase,
+    weights=head,
+    objective=objectives.prediction_loss(network, recompute),
+  )
+  found = training_loop.train_head(network, body, head, examples, phase, SEED)
+  assert list(found.weights) == list(head)
+  _assert_close(found.weights, expected.weights)
+  _assert_close(found.metrics, expected.metrics)
+  assert not np.allclose(found.weights['head/kernel'], head['head/kernel'])
+
+
+def test_features_of_many_examples_are_those_of_each(network):
+  body, _ = _split(network)
+  # More than go through the network at once.
+  examples = _client(300, capacity=512)
+  features = training_loop.frozen_features(network, body, examples)
+  assert features.num_examples == 300
+  expected, _ = network.body(body, examples.x)
+  np.testing.assert_allclose(features.x, expected, rtol=1e-5, atol=1e-6)
+
+
+# Evaluation.
+
+
+def test_evaluation_sums_over_the_examples(slope):
+  examples = _points([1, 2, 3], [1, 0, 6], padding=7.0)
+  metrics = scoring.evaluate(slope, slope.initial_weights, examples)
+  # Errors 0, 2, -3.
+  assert {k: v.numpy() for k, v in metrics.items()} == {
+    'loss': 13,
+    'mae': 5,
+    'examples': 3,
+  }
+
+
+def test_evaluation_of_many_examples_runs_in_inference_mode(network):
+  examples = _client(700, capacity=1024)
+  metrics = scoring.evaluate(network, network.initial_weights, examples)
+  outputs, _ = network.forward(network.initial_weights, examples.x[:700])
+  y = examples.y[:700]
+  np.testing.assert_allclose(
+    metrics['loss'], np.sum(network.loss(y, outputs)), rtol=1e-4
+  )
+  assert metrics['accuracy'] == np.sum(np.argmax(outputs, axis=1) == y)
+  assert metrics['examples'] == 700
+
+
+def test_evaluation_without_examples_is_zero(network):
+  metrics = scoring.evaluate(
+    network, network.initial_weights, _client(0, padding=np.nan)
+  )
+  assert [v.numpy() for v in metrics.values()] == [0, 0, 0]
+
+
+# One program for all clients.
+
+SPEC = collections.OrderedDict(
+  x=tf.TensorSpec([6], tf.float32), y=tf.TensorSpec([], tf.int32)
+)
+SIZES = (13, 0, 1, 16, 7, 40)
+
+
+def _dataset(num_examples):
+  client = _client(num_examples, capacity=num_examples)
+  return tf.data.Dataset.from_tensor_slices(
+    collections.OrderedDict(x=client.x, y=client.y)
+  ).batch(10)
+
+
+def _client_work(model, traces, phase):
+  objective = objectives.joint_loss(model)
+
+  def counted(weights, batch, *, seed):
+    traces.append(1)
+    return objective(weights, batch, seed=seed)
+
+  def work(weights, dataset):
+    examples = example_tensors.from_dataset(dataset, SPEC)
+    return _train(model, examples, phase, objective=counted, weights=weights)
+
+  return work
+
+
+def test_one_trace_serves_the_clients_of_a_tff_computation(network, runtime):
+  del runtime
+  traces = []
+  phase = _phase(batch_size=4, num_epochs=2)
+  weights_type = tff.types.tensorflow_to_type(
+    collections.OrderedDict(
+      (k, tf.TensorSpec(v.shape, v.dtype))
+      for k, v in network.initial_weights.items()
+    )
+  )
+  data_type = tff.SequenceType(
+    tff.types.tensorflow_to_type(example_tensors.batched_spec(SPEC))
+  )
+  work = tff.tensorflow.computation(
+    _client_work(network, traces, phase), [weights_type, data_type]
+  )
+
+  @tff.federated_computation(
+    tff.FederatedType(weights_type, tff.CLIENTS, all_equal=True),
+    tff.FederatedType(data_type, tff.CLIENTS),
+  )
+  def train_all(weights, datasets):
+    return tff.federated_map(work, (weights, datasets))
+
+  num_traces = len(traces)
+  assert num_traces == 1
+  results = train_all(
+    collections.OrderedDict(network.initial_weights),
+    [_dataset(size) for size in SIZES],
+  )
+  assert len(traces) == num_traces
+  for size, result in zip(SIZES, results):
+    expected = _train(network, _client(size, capacity=64), phase)
+    _assert_close(result.weights, expected.weights, rtol=1e-3, atol=1e-5)
+    assert result.metrics['examples'] == 2 * size
+
+
+@pytest.mark.parametrize('jit_compile', [True, False])
+def test_training_is_compiled_as_the_model_says(slope, jit_compile):
+  model = dataclasses.replace(slope, jit_compile=jit_compile)
+  work = tf.function(lambda: _train(model, _points([1], [0]), _phase()).weights)
+  functions = work.get_concrete_function().graph.as_graph_def().library.function
+  assert any(f.attr['_XlaMustCompile'].b for f in functions) == jit_compile

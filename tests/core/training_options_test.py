@@ -1,0 +1,163 @@
+"""Options of local training, with numbers derived by hand."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.core import shared
+from tff_pfl.core import in_place, schedules, training_options
+
+_RATE = 0.1
+
+
+@pytest.fixture(scope='module')
+def two_slopes():
+  return shared.slopes(2)
+
+
+@pytest.fixture(params=['values', 'in_place'])
+def form(request, monkeypatch):
+  """Both forms of the loop."""
+  if request.param == 'in_place':
+    monkeypatch.setattr(in_place, '_MANY_WEIGHTS', 1)
+  return request.param
+
+
+def _train(
+  model, options, rounds_done=None, optimizer='sgd', momentum=0.0, num_steps=1
+):
+  """The weights after steps from (1, 2) on x = (3, 4), y = 6: w x - y = 5."""
+  phase = shared.phase(optimizer, _RATE, momentum, num_steps=num_steps)
+  examples = shared.padded(np.float32([[3, 4]]), np.float32([6]), capacity=1)
+
+  @tf.function(autograph=False)
+  def train():
+    with training_options.in_force(options, rounds_done):
+      return shared.train(
+        model,
+        examples,
+        phase,
+        weights={'head/kernel': tf.constant([[1.0], [2.0]])},
+      ).weights['head/kernel']
+
+  return train().numpy()[:, 0]
+
+
+_WEIGHTS = np.array([1.0, 2.0])
+_GRADIENT = np.array([30.0, 40.0])  # Of norm 50.
+
+
+def _close(found, expected):
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_weight_decay_is_part_of_the_gradient(two_slopes, form):
+  options = training_options.TrainingOptions(weight_decay=0.5)
+  _close(
+    _train(two_slopes, options),
+    _WEIGHTS - _RATE * (_GRADIENT + 0.5 * _WEIGHTS),
+  )
+
+
+def test_weight_decay_enters_the_momentum(two_slopes, form):
+  options = training_options.TrainingOptions(
+    weight_decay=0.5, max_gradient_norm=1e-6
+  )
+  # Without a gradient to speak of only the decay moves the weights.
+  first = _WEIGHTS - _RATE * 0.5 * _WEIGHTS
+  second = first - _RATE * (0.9 * 0.5 * _WEIGHTS + 0.5 * first)
+  found = _train(two_slopes, options, momentum=0.9, num_steps=2)
+  np.testing.assert_allclose(found, second, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'optimizer, step', [('sgd', _RATE * _GRADIENT), ('adam', _RATE)]
+)
+def test_decoupled_decay_is_beside_the_step(two_slopes, form, optimizer, step):
+  options = training_options.TrainingOptions(decoupled_weight_decay=0.5)
+  _close(
+    _train(two_slopes, options, optimizer=optimizer),
+    _WEIGHTS * (1 - _RATE * 0.5) - step,
+  )
+
+
+@pytest.mark.parametrize('bound, factor', [(5.0, 0.1), (60.0, 1.0)])
+def test_large_gradients_are_scaled_down(two_slopes, form, bound, factor):
+  options = training_options.TrainingOptions(max_gradient_norm=bound)
+  _close(_train(two_slopes, options), _WEIGHTS - _RATE * factor * _GRADIENT)
+
+
+def test_decay_comes_after_clipping(two_slopes):
+  options = training_options.TrainingOptions(
+    weight_decay=0.5, max_gradient_norm=5.0
+  )
+  _close(
+    _train(two_slopes, options),
+    _WEIGHTS - _RATE * (0.1 * _GRADIENT + 0.5 * _WEIGHTS),
+  )
+
+
+@pytest.mark.parametrize('momentum', [0.0, 0.9])
+def test_learning_rate_follows_the_rounds(two_slopes, form, momentum):
+  options = training_options.TrainingOptions(
+    learning_rate_schedule=schedules.make_schedule('step:2:0.5')
+  )
+  for rounds_done, factor in ((None, 1.0), (5, 0.25)):
+    if rounds_done is not None:
+      rounds_done = tf.constant(rounds_done)
+    _close(
+      _train(two_slopes, options, rounds_done, momentum=momentum),
+      _WEIGHTS - _RATE * factor * _GRADIENT,
+    )
+
+
+def test_a_schedule_scales_adam_and_decoupled_decay(two_slopes, form):
+  options = training_options.TrainingOptions(
+    decoupled_weight_decay=0.5,
+    learning_rate_schedule=schedules.make_schedule('step:1:0.5'),
+  )
+  _close(
+    _train(two_slopes, options, tf.constant(1), 'adam'),
+    _WEIGHTS * (1 - _RATE * 0.25) - 0.5 * _RATE,
+  )
+
+
+def test_what_needs_a_learning_rate_says_so():
+  optimizer = tff.learning.optimizers.schedule_learning_rate(
+    tff.learning.optimizers.build_sgdm(0.1), lambda step: 0.1
+  )
+  options = training_options.TrainingOptions(decoupled_weight_decay=0.5)
+  state = optimizer.initialize(tf.TensorSpec([2]))
+  with training_options.in_force(options):
+    with pytest.raises(ValueError, match="`optimizer` to be .*'learning_rate'"):
+      training_options.decay(optimizer, state)
+
+
+def test_a_schedule_is_a_function():
+  with pytest.raises(TypeError, match="make_schedule.*found 'cosine:100'"):
+    training_options.TrainingOptions(learning_rate_schedule='cosine:100')
+
+
+def test_options_hold_in_their_context_only(two_slopes):
+  with training_options.in_force(
+    training_options.TrainingOptions(
+      learning_rate_schedule=lambda rounds_done: 0.5
+    ),
+    tf.constant(0),
+  ):
+    assert float(training_options.scheduled(3.0)) == 1.5
+  assert training_options.scheduled(3.0) == 3.0
+
+
+@pytest.mark.parametrize(
+  'option, value',
+  [
+    ('weight_decay', -0.1),
+    ('decoupled_weight_decay', float('nan')),
+    ('max_gradient_norm', 0.0),
+  ],
+)
+def test_values_out_of_range_are_refused(option, value):
+  with pytest.raises(ValueError, match=f'Expected `{option}` to be'):
+    training_options.TrainingOptions(**{option: value})

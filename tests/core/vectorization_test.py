@@ -1,0 +1,111 @@
+"""Tests of client work that is vectorized over clients."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.core import shared
+from tff_pfl.core import example_tensors, vectorization
+from tff_pfl.models import randomness
+from tff_pfl.runtime import devices, graph_defs
+
+_NUM_EXAMPLES = (30, 25, 17, 30)
+
+
+@pytest.mark.parametrize(
+  ('length', 'jit_compile'),
+  [
+    pytest.param({'num_epochs': 3}, False, id='plain'),
+    pytest.param({'num_epochs': 3}, True, id='xla', marks=pytest.mark.slow),
+    pytest.param({'num_steps': 7}, True, id='steps', marks=pytest.mark.slow),
+  ],
+)
+def test_clients_of_different_sizes_train_as_they_do_alone(length, jit_compile):
+  # With dropout and batch normalization: seeds and moving statistics.
+  network = shared.network('auto')
+  phase = shared.phase(momentum=0.9, batch_size=8, **length)
+
+  def train(x, y, num_examples, seed):
+    examples = example_tensors.ExampleTensors(x, y, num_examples)
+    return shared.train(network, examples, phase, seed)
+
+  @tf.function(jit_compile=jit_compile)
+  def train_together(clients):
+    return tf.vectorized_map(
+      lambda client: train(*client), clients, fallback_to_while_loop=False
+    )
+
+  clients = tf.nest.map_structure(
+    lambda *values: tf.stack(values),
+    *(
+      (*shared.client(n, seed=i, capacity=32)[:3], tf.constant([7, i]))
+      for i, n in enumerate(_NUM_EXAMPLES)
+    ),
+  )
+  together = train_together(clients)
+  alone = tf.function(train)
+  for i in range(len(_NUM_EXAMPLES)):
+    shared.assert_close(
+      tf.nest.map_structure(lambda value, i=i: value[i], together),
+      alone(*(value[i] for value in clients)),
+      atol=1e-5,
+    )
+
+
+def test_the_longest_of_the_clients_is_shared_by_all():
+  def steps(num_steps):
+    assert num_steps.shape == []
+    return vectorization.longest(num_steps) - num_steps
+
+  together = tf.vectorized_map(steps, tf.constant([3, 5, 4]))
+  np.testing.assert_array_equal(together, [2, 0, 1])
+  assert vectorization.longest(tf.constant(3)) == 3
+
+
+@pytest.mark.parametrize('traced_for', [None, '/device:GPU:0'])
+@pytest.mark.parametrize('num_steps', [(3, 21, 0), (5, 5, 5), (0, 0, 0)])
+def test_each_client_makes_its_steps_of_a_loop_for_all(traced_for, num_steps):
+  # For a GPU, five steps in a pass, and the rest one by one.
+  def client(number, start):
+    def step(index, value, passes):
+      changed = 0.5 * value + tf.cast(index, tf.float32)
+      value = vectorization.change_if(index < number, changed, value)
+      return value, passes + 1
+
+    initial = vectorization.apart((start, tf.zeros([])), number)
+    return vectorization.repeat(number, step, initial)
+
+  @tf.function
+  def together(*clients):
+    return tf.vectorized_map(
+      lambda own: client(*own), clients, fallback_to_while_loop=False
+    )
+
+  starts = [1.0, 2.0, 3.0]
+  arguments = tf.constant(num_steps), tf.constant(starts)
+  with devices.tracing_for(traced_for):
+    graph = together.get_concrete_function(*arguments).graph.as_graph_def()
+    found, passes = together(*arguments)
+  kinds = [node.op for node in graph_defs.all_nodes(graph)]
+  # TensorFlow's own rule would put the body into a condition.
+  assert not {'If', 'StatelessIf'} & set(kinds)
+  num_loops = sum(kind in ('While', 'StatelessWhile') for kind in kinds)
+  # One is the client's own, which nothing uses any more.
+  assert num_loops == (3 if traced_for else 2)
+  for value, start, number in zip(found.numpy(), starts, num_steps):
+    for index in range(number):
+      start = np.float32(0.5) * np.float32(start) + np.float32(index)
+    assert value == start
+  assert set(passes.numpy()) == {max(num_steps)}
+
+
+def test_random_integers_of_many_seeds_are_those_of_each():
+  seeds = tf.constant([[1, 2], [3, -4], [2**31 - 1, 0]])
+
+  def draw(seed):
+    return randomness.uniform_integers(
+      randomness.fold_in(seed, 5), [3, 7], 1000
+    )
+
+  together = tf.vectorized_map(draw, seeds, fallback_to_while_loop=False)
+  np.testing.assert_array_equal(together, [draw(seed) for seed in seeds])

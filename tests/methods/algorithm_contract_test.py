@@ -1,0 +1,737 @@
+"""What every registered method keeps to."""
+
+import collections
+import dataclasses
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.methods import toy_problems
+from tff_pfl.core import (
+  example_tensors,
+  personalization,
+  scoring,
+  training_options,
+)
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.core import options as options_lib
+from tff_pfl.datasets import examples
+from tff_pfl.methods import registry
+from tff_pfl.models import augmentation, class_weights, split_model
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+# One with which the first rounds of L2GD are local ones.
+_SEED = 12
+_SIZES = (7, 23, 12)
+
+# Methods whose global and local weights together are the model.
+_PARTITIONED = (
+  'fed_alt',
+  'fed_avg',
+  'fed_bn',
+  'fed_dar',
+  'fed_min_max',
+  'fed_per',
+  'fed_prox',
+  'fed_rep',
+  'lg_fed_avg',
+  'local_only',
+  'p_fed_me',
+  'per_fed_avg',
+  'separate_fed_avg',
+)
+_WITHOUT_GLOBAL_MODEL = (
+  'fed_alt',
+  'fed_fac',
+  'fed_pac',
+  'fed_per',
+  'fed_proto',
+  'fed_rep',
+  'fed_sa_lora',
+  'fed_split',
+  'ifca',
+  'lg_fed_avg',
+  'local_only',
+)
+# Whose clients cannot keep the statistics of batch normalization.
+_WITHOUT_ONE_NETWORK = ('fed_split', 'ifca', 'separate_fed_avg')
+# Methods that fine-tune a client's model by themselves.
+_ADAPTING = ('fed_babu', 'p_fed_me', 'per_fed_avg')
+
+
+def _parametrized(names, fast=tuple(registry.ALGORITHMS)):
+  return pytest.mark.parametrize(
+    'name',
+    [
+      pytest.param(name, marks=[] if name in fast else [pytest.mark.slow])
+      for name in names
+    ],
+  )
+
+
+def _fast_for(*fast):
+  """Every method, those but `fast` in the slow suite: all take minutes."""
+  return _parametrized(registry.ALGORITHMS, fast)
+
+
+_every_method = _parametrized(registry.ALGORITHMS)
+# Templates make personalization and evaluation: a method of each kind.
+_every_kind = _fast_for(
+  'ditto',
+  'fed_avg',
+  'fed_babu',
+  'fed_dar',
+  'fed_em',
+  'fed_fac',
+  'fed_rep',
+  'ifca',
+  'per_fed_avg',
+)
+
+
+# What a round's metrics tell besides those of every method.
+_OWN_METRICS = {
+  'fed_dar': ['effective_rank'],
+  'fed_fac': ['unchanged_elements', 'num_factors', 'num_iterations'],
+  'fed_min_max': ['domain_weight', 'domain_risk'],
+}
+
+
+def _build(name, **options):
+  return registry.build(
+    name,
+    toy_problems.model_for(name, toy_problems.classifier()),
+    seed=_SEED,
+    **options,
+  )
+
+
+@functools.cache
+def _process(name, fine_tune='method'):
+  if fine_tune == 'none' and name not in _ADAPTING:
+    return _process(name)
+  return _build(
+    name, personalization=personalization.Personalization(fine_tune=fine_tune)
+  )
+
+
+def _data(name, clients):
+  return toy_problems.padded(toy_problems.examples_for(name, clients))
+
+
+def _client_data(name, seed):
+  return _data(
+    name,
+    [
+      toy_problems.labeled_examples(n, 10 * seed + i)
+      for i, n in enumerate(_SIZES)
+    ],
+  )
+
+
+@functools.cache
+def _train(name):
+  return _client_data(name, 0)
+
+
+@functools.cache
+def _test(name):
+  return _client_data(name, 1)
+
+
+@functools.cache
+def _no_data(name):
+  return _data(name, [toy_problems.labeled_examples(0, 0)])[0]
+
+
+def _round(process, indices=(0, 1, 2), data=None, state=None, states=None):
+  """A round, by default the first one with all clients."""
+  return process.next(
+    process.initialize() if state is None else state,
+    process.initialize_client_states(list(indices))
+    if states is None
+    else states,
+    [_train(process.name)[i] for i in indices] if data is None else data,
+  )
+
+
+@functools.cache
+def _after_two_rounds(name):
+  """Two rounds with clients 0 and 1; client 2 stays new."""
+  process = _process(name)
+  first = _round(process, (0, 1))
+  second = _round(process, (0, 1), None, first.state, first.client_states)
+  states = [*second.client_states, process.initialize_client_state(2)]
+  return second.state, states, second.metrics
+
+
+def _score(process, weights, test_data):
+  """Scores given weights, apart from the process."""
+  model = process.model
+  sums = scoring.evaluate(model, weights, test_data)
+  return {
+    name: sums[name] / sums['examples'] for name in ('loss', *model.metrics)
+  }
+
+
+def _assert_scores(actual, expected):
+  assert list(actual) == list(expected)
+  for metric, value in expected.items():
+    np.testing.assert_allclose(actual[metric], value, rtol=1e-5)
+
+
+def _like_new(process, client_state):
+  """The client's state as it was before the first round."""
+  return process.initialize_client_state(int(client_state.client_index))
+
+
+def _keeps_state(process):
+  return bool(tf.nest.flatten(process.initialize_client_state(0).local))
+
+
+@_every_method
+def test_no_private_weight_is_in_the_server_state_or_the_metrics(name):
+  process = _process(name)
+  state, states, metrics = _after_two_rounds(name)
+  public = [np.asarray(v) for v in tf.nest.flatten((state, metrics))]
+  initial = tf.nest.flatten(_like_new(process, states[0]).local)
+  for client_state in states[:2]:
+    for value, start in zip(tf.nest.flatten(client_state.local), initial):
+      if np.size(value) > 1 and not np.array_equal(value, start):
+        assert not any(np.array_equal(value, other) for other in public)
+  if name in _PARTITIONED:
+    # Together they are the model, each weight once.
+    assert sorted([*state.global_weights, *states[0].local]) == sorted(
+      process.model.initial_weights
+    )
+    # No two weights of this model share a shape, so a local weight would show
+    # by its shape wherever it was.
+    local_shapes = {np.shape(value) for value in states[0].local.values()}
+    assert not local_shapes & {np.shape(value) for value in public}
+
+
+@_fast_for('fed_avg', 'fed_em', 'fed_rod')
+def test_classes_have_weights_in_training_alone(name):
+  def outcome(class_weight):
+    model = class_weights.with_class_weight(
+      toy_problems.classifier(), class_weight
+    )
+    process = registry.build(
+      name, toy_problems.model_for(name, model), seed=_SEED
+    )
+    output = _round(process)
+    sums = scoring.evaluate(
+      process.model, process.model.initial_weights, _test(name)[0]
+    )
+    return output.state.global_weights, output.client_states, sums
+
+  plain, equal, weighted = map(outcome, ({}, {0: 1.0}, {0: 4.0, 2: 0.25}))
+  toy_problems.assert_close(equal, plain)
+  assert toy_problems.differ(weighted[:2], plain[:2])
+  toy_problems.assert_same(weighted[2], plain[2])
+
+
+@_fast_for('fed_avg', 'fed_min_max', 'ifca')
+def test_examples_that_weigh_as_their_classes_train_as_these_do(name):
+  factors = np.array([4.0, 1.0, 0.25], np.float32)
+
+  def outcome(class_weight, sample_weight=None):
+    model = class_weights.with_class_weight(
+      toy_problems.classifier(), class_weight
+    )
+    clients = [toy_problems.labeled_examples(n, n) for n in _SIZES]
+    if sample_weight is not None:
+      model = class_weights.with_sample_weight(model)
+      clients = [
+        toy_problems.changed(client, weight=sample_weight[client.y])
+        for client in clients
+      ]
+    model = toy_problems.model_for(name, model)
+    process = registry.build(name, model, seed=_SEED)
+    data = _data(name, clients)
+    output = _round(process, data=data)
+    scores = process.evaluate(
+      output.state, process.initialize_client_state(0), data[1], data[2]
+    )
+    return output, scores
+
+  ones = outcome({}, np.ones(3, np.float32))
+  toy_problems.assert_same(ones, outcome({}))
+  weighted = outcome({}, factors)
+  by_class = outcome(dict(enumerate(factors.tolist())))
+  toy_problems.assert_close(weighted, by_class)
+  assert toy_problems.differ(weighted, ones)
+
+
+# Rounds.
+
+
+@_every_method
+def test_two_rounds_run(name):
+  process = _process(name)
+  state, states, metrics = _after_two_rounds(name)
+  assert state.round_number == 2
+  assert state.seed == _SEED
+  assert [s.num_rounds for s in states] == [2, 2, 0]
+  assert list(metrics) == [
+    'loss',
+    'accuracy',
+    'update_norm',
+    'examples',
+    'clients',
+    'non_finite_clients',
+    *_OWN_METRICS.get(name, []),
+  ]
+  assert all(np.isfinite(value) for value in tf.nest.flatten(metrics))
+  assert 0 < metrics['loss'] < 10
+  assert 0 <= metrics['accuracy'] <= 1
+  assert metrics['examples'] == sum(_SIZES[:2])
+  assert metrics['clients'] == 2
+  assert metrics['non_finite_clients'] == 0
+  initial = process.initialize().global_weights
+  if initial:
+    assert metrics['update_norm'] > 0
+    assert toy_problems.differ(state.global_weights, initial)
+  else:
+    assert metrics['update_norm'] == 0
+
+
+@_every_method
+def test_client_state_is_the_work_of_its_own_client(name):
+  process = _process(name)
+  together = _round(process, (0, 1)).client_states
+  with_another = _round(process, (0, 2)).client_states
+  if name != 'fed_pac':  # Of which heads are mixed of those of the cohort.
+    toy_problems.assert_same(together[0], with_another[0])
+  assert [s.client_index for s in together] == [0, 1]
+  assert [s.num_rounds for s in together] == [1, 1]
+  if _keeps_state(process):
+    initial = _like_new(process, together[0]).local
+    assert toy_problems.differ(together[0].local, initial)
+    assert toy_problems.differ(together[0].local, together[1].local)
+
+
+@_every_method
+def test_order_of_the_cohort_is_irrelevant(name):
+  process = _process(name)
+  forward = _round(process, (0, 1, 2))
+  backward = _round(process, (2, 1, 0))
+  toy_problems.assert_close(backward.state, forward.state)
+  toy_problems.assert_close(backward.metrics, forward.metrics)
+  toy_problems.assert_close(backward.client_states[::-1], forward.client_states)
+
+
+@_every_method
+def test_client_without_examples_or_with_non_finite_ones_is_left_out(name):
+  process = _process(name)
+  bad = toy_problems.labeled_examples(12, 0)
+  bad.x[3, 2] = np.nan
+  data = [*_train(name)[:2], *_data(name, [bad]), _no_data(name)]
+  without = _round(process, (0, 1))
+  states = process.initialize_client_states([2, 3])
+  output = _round(process, (0, 1, 2, 3), data)
+  assert output.metrics['non_finite_clients'] == 1
+  toy_problems.assert_same(
+    {**output.metrics, 'non_finite_clients': 0}, dict(without.metrics)
+  )
+  toy_problems.assert_same(output.state, without.state)
+  toy_problems.assert_same(
+    output.client_states, [*without.client_states, *states]
+  )
+
+
+@_every_method
+def test_cohort_of_which_nobody_is_accepted_changes_only_the_round_number(name):
+  process = _process(name)
+  state, states, _ = _after_two_rounds(name)
+  bad = toy_problems.labeled_examples(4, 0)
+  bad.x[:] = np.inf
+  output = _round(
+    process,
+    (0, 1, 2),
+    [_no_data(name), *_data(name, [bad]), _no_data(name)],
+    state,
+    states,
+  )
+  toy_problems.assert_same(output.state, state._replace(round_number=3))
+  toy_problems.assert_same(output.client_states, states)
+  assert output.metrics['non_finite_clients'] == 1
+  assert output.metrics['clients'] == 0
+  assert output.metrics['examples'] == 0
+  # Nobody trained: there is no loss, and a zero would look like success.
+  assert np.isnan(output.metrics['loss'])
+  assert output.metrics['update_norm'] == 0
+
+
+@_every_method
+def test_client_with_one_example_takes_part(name):
+  one = _data(name, [toy_problems.labeled_examples(1, 5)])
+  output = _round(_process(name), (0,), one)
+  assert output.metrics['examples'] == 1
+  assert output.client_states[0].num_rounds == 1
+  assert np.isfinite(output.metrics['loss'])
+
+
+@_fast_for('fed_rep')
+def test_process_built_again_gives_the_same_result(name):
+  toy_problems.assert_same(_round(_build(name)), _round(_process(name)))
+
+
+@_every_method
+def test_the_result_is_that_of_the_seed(name):
+  process = _process(name)
+  output = _round(process)
+  toy_problems.assert_same(_round(process), output)
+  initial = process.initialize()
+  other = _round(process, state=initial._replace(seed=np.int64(_SEED + 1)))
+  assert toy_problems.differ(
+    (other.state.global_weights, other.client_states),
+    (output.state.global_weights, output.client_states),
+  )
+
+
+@_fast_for('fed_rep')
+def test_compiled_by_xla_the_result_is_the_same_up_to_rounding(name):
+  model = toy_problems.model_for(
+    name, toy_problems.classifier(jit_compile=True)
+  )
+  assert model.uses_xla
+  compiled = registry.build(name, model, seed=_SEED)
+  toy_problems.assert_close(_round(compiled), _round(_process(name)), rtol=1e-4)
+
+
+# Options of training. Those take steps of their own, or averages of averages.
+@_fast_for(
+  'apfl',
+  'fed_ala',
+  'fed_dar',
+  'fed_dbe',
+  'fed_fac',
+  'fed_pac',
+  'l2gd',
+  'p_fed_me',
+  'per_fed_avg',
+  'scaffold',
+)
+def test_options_of_training_reach_every_method(name):
+  """Steps without gradient but with decay, in the second round only."""
+  keras.utils.set_random_seed(3)
+  network = toy_problems.classifier_from(
+    toy_problems.dropout_and_normalization()
+  )
+  process = registry.build(
+    name,
+    toy_problems.model_for(name, network),
+    training=training_options.TrainingOptions(
+      max_gradient_norm=1e-12,
+      weight_decay=0.1,
+      decoupled_weight_decay=0.5,
+      learning_rate_schedule=lambda rounds_done: tf.cast(
+        rounds_done > 0, tf.float32
+      ),
+    ),
+    statistics='global' if name in _WITHOUT_ONE_NETWORK else 'local',
+    seed=_SEED,
+  )
+
+  def trained(state, client_states):
+    weights = dict(state.global_weights)
+    if name in (*_PARTITIONED, 'fed_pac', 'fed_proto'):
+      local = client_states[0].local
+      weights.update(local.get('weights', local))
+    return {
+      key: np.asarray(value)
+      for key, value in weights.items()
+      if not key.endswith(split_model.MOVING)
+    }
+
+  start = process.initialize(), process.initialize_client_states([0, 1, 2])
+  first = _round(process)
+  second = _round(process, state=first.state, states=first.client_states)
+  initial, still, moved = (
+    trained(*each) for each in (start, first[:2], second[:2])
+  )
+  assert initial
+  toy_problems.assert_close(still, initial, atol=1e-6)
+  for key, before in initial.items():
+    share = np.divide(moved[key], before, where=before != 0, out=before * 0 + 1)
+    assert np.all(share > 0.5) and np.all(share < 1 + 1e-6)
+    np.testing.assert_allclose(moved[key][before == 0], 0, atol=1e-6)
+    # A model of IFCA that no client chose stays.
+    assert name == 'ifca' or not before.any() or np.any(share < 1 - 1e-4), key
+
+
+@_parametrized(
+  # These also look at the losses or features of the examples as they are.
+  sorted(
+    {*registry.ALGORITHMS} - {'fed_dar', 'fed_em', 'fed_pac', 'ifca', 'knn_per'}
+  ),
+  fast=('fed_ala', 'fed_dbe', 'fed_rep', 'fed_rod', 'separate_fed_avg'),
+)
+def test_all_training_sees_augmented_examples(name):
+  """Which are zeros here, so that the clients' own do not count."""
+  model = augmentation.augmented(
+    toy_problems.classifier(), lambda x, unused_seed: tf.zeros_like(x)
+  )
+  process = registry.build(
+    name,
+    toy_problems.model_for(name, model),
+    seed=_SEED,
+    personalization=personalization.Personalization(fine_tune='head'),
+  )
+
+  def results(factor):
+    clients = [toy_problems.labeled_examples(n, n) for n in _SIZES]
+    data = _data(
+      name, [toy_problems.changed(c, x=factor * c.x) for c in clients]
+    )
+    output = _round(process, data=data)
+    new = process.initialize_client_state(7)
+    return (
+      output.state.global_weights,
+      [state.local for state in output.client_states],
+      process.personalize(process.initialize(), new, data[0]).weights,
+    )
+
+  toy_problems.assert_close(results(-1), results(1))
+
+
+# Personalization and evaluation.
+
+
+@_every_kind
+def test_evaluation_scores_what_personalize_makes(name):
+  process = _process(name)
+  state, states, _ = _after_two_rounds(name)
+  train, test = _train(name), _test(name)
+  together = process.evaluate_clients(state, states, train, test)
+  for i, client_state in enumerate(states):
+    alone = process.evaluate(state, client_state, train[i], test[i])
+    toy_problems.assert_same(alone, together[i])
+    personal = process.personalize(state, client_state, train[i])
+    _assert_scores(alone['after'], _score(process, personal.weights, test[i]))
+    new = _like_new(process, client_state)
+    before = process.personalize(state, new, _no_data(name)).weights
+    _assert_scores(alone['before'], _score(process, before, test[i]))
+    assert alone['examples'] == _SIZES[i]
+
+
+_with_domains = _parametrized(
+  [n for n, a in registry.ALGORITHMS.items() if a.needs_domains]
+)
+
+
+@_with_domains
+def test_scores_of_domains_are_those_of_their_examples_alone(name):
+  process = _process(name)
+  state, states, _ = _after_two_rounds(name)
+  scores = process.evaluate(state, states[1], _train(name)[1], _test(name)[1])
+  by_domain = scores['domains']
+  assert by_domain['examples'].tolist() == [8, 8, 7]
+  client = _test(name)[1]
+  for m in range(toy_problems.DOMAINS.number):
+    of_domain = example_tensors.select(client, client.x['domain'] == m)
+    alone = _score(process, state.global_weights, of_domain)
+    means = {
+      metric: values[m] / by_domain['examples'][m]
+      for metric, values in by_domain['after'].items()
+    }
+    _assert_scores(means, alone)
+
+
+@_every_kind
+def test_only_a_new_client_fits_its_local_state(name):
+  process = _process(name, fine_tune='none')
+  state, states, _ = _after_two_rounds(name)
+  train = _train(name)
+  known = process.personalize(state, states[0], train[0])
+  toy_problems.assert_same(known.client_state, states[0])
+  new = process.personalize(state, states[2], train[2])
+  assert new.client_state.num_rounds == 0
+  if name in _PARTITIONED:
+    toy_problems.assert_same(
+      known.weights,
+      collections.OrderedDict(
+        (n, {**state.global_weights, **states[0].local}[n])
+        for n in process.model.initial_weights
+      ),
+    )
+    for weight_name, value in state.global_weights.items():
+      np.testing.assert_array_equal(new.weights[weight_name], value)
+    for weight_name, value in new.client_state.local.items():
+      np.testing.assert_array_equal(new.weights[weight_name], value)
+      assert toy_problems.differ(value, states[2].local[weight_name])
+  scores = process.evaluate(state, states[2], train[2], train[2])
+  if not process.has_local_weights:
+    toy_problems.assert_same(scores['after'], scores['before'])
+  elif name == 'ifca':
+    # The first of the models may be the best.
+    assert scores['after']['loss'] <= scores['before']['loss']
+  else:
+    assert scores['after']['loss'] < scores['before']['loss']
+
+
+@_every_kind
+def test_client_that_needs_no_training_data_is_scored_without_it(name):
+  process = _process(name, fine_tune='none')
+  state, states, _ = _after_two_rounds(name)
+  assert process.needs_training_data(states[0]) == (
+    process.has_local_weights and not _keeps_state(process)
+  )
+  assert process.needs_training_data(states[2]) == process.has_local_weights
+  for i, client_state in enumerate(states):
+    if not process.needs_training_data(client_state):
+      toy_problems.assert_same(
+        process.evaluate(state, client_state, _no_data(name), _test(name)[i]),
+        process.evaluate(state, client_state, _train(name)[i], _test(name)[i]),
+      )
+
+
+@_every_kind
+def test_new_client_without_any_data_gets_what_there_is_without_it(name):
+  process = _process(name)
+  state, states, _ = _after_two_rounds(name)
+  nothing = _no_data(name)
+  scores = process.evaluate(state, states[2], nothing, _test(name)[2])
+  toy_problems.assert_close(scores['after'], scores['before'])
+  scores = process.evaluate(state, states[2], nothing, nothing)
+  assert scores['examples'] == 0
+  assert set(scores['after'].values()) == {0}
+
+
+@_every_method
+def test_process_tells_what_its_method_is(name):
+  process = _process(name)
+  assert process.name == name
+  assert process.has_global_model == (name not in _WITHOUT_GLOBAL_MODEL)
+  if name in _PARTITIONED:
+    assert process.has_local_weights == _keeps_state(process)
+
+
+@_fast_for('fed_rep')
+def test_fine_tuning_comes_on_top_and_is_not_kept(name):
+  plain = _process(name, fine_tune='none')
+  state, states, _ = _after_two_rounds(name)
+  model = plain.model
+  head = set(model.weight_names(model.head_layers))
+  data = _train(name)[0]
+  untuned = plain.personalize(state, states[0], data)
+  for scope in ('head', 'all'):
+    process = _process(name, fine_tune=scope)
+    assert process.needs_training_data(states[0])
+    tuned = process.personalize(state, states[0], data)
+    for weight_name in set(untuned.weights) - model.statistics:
+      assert toy_problems.differ(
+        tuned.weights[weight_name], untuned.weights[weight_name]
+      ) == (scope == 'all' or weight_name in head)
+    toy_problems.assert_same(tuned.client_state, untuned.client_state)
+
+
+# Models.
+
+
+@pytest.mark.slow
+# FedSA-LoRA leaves all but dense layers and the head as they are.
+@_parametrized([n for n in registry.ALGORITHMS if n != 'fed_sa_lora'])
+@pytest.mark.parametrize(
+  'make',
+  [
+    toy_problems.dropout_and_normalization,
+    toy_problems.convolutional_and_recurrent,
+  ],
+)
+def test_networks_of_other_kinds_are_trained(name, make):
+  keras.utils.set_random_seed(3)
+  model = toy_problems.model_for(name, toy_problems.classifier_from(make()))
+  process = registry.build(name, model, seed=_SEED)
+  rng = np.random.default_rng(0)
+  clients = [
+    examples.Examples(
+      x=rng.normal(size=(n, 5)).astype(np.float32),
+      y=rng.integers(0, toy_problems.NUM_CLASSES, n).astype(np.int32),
+    )
+    for n in (9, 20)
+  ]
+  data = _data(name, clients)
+  output = _round(process, (0, 1), data)
+  assert output.metrics['clients'] == 2
+  assert output.metrics['non_finite_clients'] == 0
+  # A pure function of its arguments, random layers included.
+  toy_problems.assert_same(_round(process, (0, 1), data), output)
+  for client_state, local in zip(output.client_states, data):
+    weights = process.personalize(output.state, client_state, local).weights
+    assert list(weights) == list(process.model.initial_weights)
+    for weight_name, initial in process.model.initial_weights.items():
+      assert toy_problems.differ(weights[weight_name], initial), weight_name
+  scores = process.evaluate_clients(
+    output.state, output.client_states, data, data
+  )
+  assert np.isfinite([score['after']['loss'] for score in scores]).all()
+
+
+# Arguments.
+
+
+@_every_method
+def test_hyperparameters_of_another_class_are_refused(name):
+  with pytest.raises(
+    TypeError, match=f'hparams.*{registry.ALGORITHMS[name].hparams.__name__}'
+  ):
+    registry.build(
+      name, toy_problems.classifier(), personalization.Personalization()
+    )
+
+
+@_every_method
+def test_hyperparameters_are_frozen_and_described(name):
+  algorithm = registry.ALGORITHMS[name]
+  hparams = algorithm.hparams()
+  assert dataclasses.is_dataclass(hparams)
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    hparams.batch_size = 1
+  assert algorithm.summary
+  # Each has a help text, from which the programs' flags are made.
+  for field in dataclasses.fields(hparams):
+    assert hparams_lib.help_text(algorithm.hparams, field.name)
+
+
+def test_hyperparameters_may_be_words():
+  def described(*hparams, **options):
+    process = registry.build(
+      'fed_rep', toy_problems.classifier(), *hparams, **options
+    )
+    return process.description['hparams'], process.seed
+
+  hparams = registry.get_algorithm('fed_rep').hparams(
+    num_head_epochs=2, batch_size=3
+  )
+  expected = described(dataclasses.replace(hparams, batch_size=4), seed=7)
+  assert described(hparams, batch_size=4, seed=7) == expected
+  assert described(num_head_epochs=2, batch_size=4, seed=7) == expected
+  with pytest.raises(TypeError, match='num_head_epochs.*seed.*num_epoch'):
+    described(num_epoch=2)
+  with pytest.raises(ValueError, match='batch_size'):
+    described(batch_size=-1)
+
+
+@_every_method
+def test_no_hyperparameter_has_the_name_of_an_option(name):
+  options = {
+    field.name for field in dataclasses.fields(options_lib.ProcessOptions)
+  }
+  fields = dataclasses.fields(registry.ALGORITHMS[name].hparams)
+  assert not options & {field.name for field in fields}
+
+
+def test_unknown_method_is_refused_with_those_there_are():
+  with pytest.raises(ValueError, match='fed_avg, .*, fed_rep, .*, local_only'):
+    registry.build('fed_nothing', toy_problems.classifier())
+
+
+def test_what_is_not_a_split_model_is_refused():
+  with pytest.raises(TypeError, match='`model`.*from_keras'):
+    registry.build('fed_avg', toy_problems.dropout_and_normalization())

@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+
+from tests.methods import toy_problems
+from tff_pfl.methods import fed_alt, registry
+from tff_pfl.models import zoo
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_RNG = np.random.default_rng(6)
+_BODY = _RNG.normal(size=[4, 2]).astype(np.float32)
+_HEAD = _RNG.normal(size=[2, 3]).astype(np.float32)
+_CLIENTS = [toy_problems.regression_examples(n, 4, 3, seed=n) for n in (6, 20)]
+
+
+def _train_body(body, head, client):
+  return toy_problems.descended_together(
+    body, head, client, 3, 0.05, trained=(True, False)
+  )[0]
+
+
+def _train_head(body, head, client):
+  return toy_problems.descended_together(
+    body, head, client, 2, 0.1, trained=(False, True)
+  )[1]
+
+
+def test_with_a_personal_input_layer_its_steps_come_first():
+  process = toy_problems.full_batches(
+    'fed_alt',
+    toy_problems.linear_network(_BODY, _HEAD),
+    personal='input',
+    personal_num_epochs=3,
+    personal_learning_rate=0.05,
+    num_epochs=2,
+    learning_rate=0.1,
+  )
+  bodies, head = [_BODY, _BODY], _HEAD
+  for state, states, _ in toy_problems.rounds(
+    process, _CLIENTS, [(0, 1), (0, 1)]
+  ):
+    bodies = [
+      _train_body(body, head, client) for body, client in zip(bodies, _CLIENTS)
+    ]
+    head = toy_problems.weighted_mean(
+      [
+        _train_head(body, head, client)
+        for body, client in zip(bodies, _CLIENTS)
+      ],
+      _CLIENTS,
+    )
+    assert list(state.global_weights) == ['head/kernel']
+    toy_problems.assert_kernels(state.global_weights, head=head)
+    for client_state, body in zip(states, bodies):
+      toy_problems.assert_kernels(client_state.local, body=body)
+
+
+@pytest.mark.parametrize(
+  ('personal', 'local', 'shared'),
+  [
+    ('output', ['head'], ['dense_1', 'dense_2']),
+    ('output:2', ['dense_2', 'head'], ['dense_1']),
+    ('input', ['dense_1'], ['dense_2', 'head']),
+    ('input:2', ['dense_1', 'dense_2'], ['head']),
+    ('dense_2', ['dense_2'], ['dense_1', 'head']),
+    ('head, dense_1:1-3', ['dense_1', 'head'], ['dense_1', 'dense_2']),
+  ],
+)
+def test_the_personal_part_may_be_any(personal, local, shared):
+  model = zoo.mlp(toy_problems.classifier().element_spec, 3, widths=(4, 2))
+  partition = fed_alt.personal_partition(model, personal)
+  assert list(partition.local_names) == list(model.weight_names(local))
+  assert partition.global_names == list(model.weight_names(shared))
+  assert set(partition.divided) == set(
+    model.weight_names(set(local).intersection(shared))
+  )
+
+
+def test_a_normalization_is_personal_by_its_name_or_with_its_layer():
+  model = toy_problems.classifier_from(toy_problems.dropout_and_normalization())
+  for personal, layers in (('norm', ['norm']), ('input', ['dense', 'norm'])):
+    partition = fed_alt.personal_partition(model, personal)
+    assert partition.local_names == model.weight_names(layers)
+
+
+@pytest.mark.parametrize(
+  ('hparams', 'message'),
+  [
+    ({'personal': 'adapter'}, "'adapter'"),
+    ({'personal': ''}, '`personal` to be a part of the model'),
+    ({'personal': 'body,head'}, '`personal` to be a part of the model'),
+    ({'personal': 'input:2'}, r'`personal` to be .*\[1, 1\]'),
+    (
+      {'updates': 'simultaneous', 'personal_num_epochs': 2},
+      '`personal_num_epochs` to be left out',
+    ),
+  ],
+)
+def test_what_cannot_be_personal_is_refused(hparams, message):
+  with pytest.raises(ValueError, match=message):
+    registry.build(
+      'fed_alt',
+      toy_problems.linear_network(_BODY, _HEAD),
+      fed_alt.FedAltHParams(**hparams),
+    )

@@ -1,0 +1,416 @@
+import dataclasses
+import functools
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.methods import toy_problems
+from tff_pfl.methods import fed_fac, registry
+from tff_pfl.methods.shared import found_partition, personal_elements
+from tff_pfl.models import zoo
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_RNG = np.random.default_rng(5)
+_BODY = _RNG.normal(size=[4, 6]).astype(np.float32)
+_HEAD = _RNG.normal(size=[6, 3]).astype(np.float32)
+_SIZES = (6, 20, 11)
+_CLIENTS = [toy_problems.regression_examples(n, 4, 3, seed=n) for n in _SIZES]
+_COHORTS = ((0, 1), (1, 2), (0, 2), (0, 1), (0, 1, 2))
+_EXPLAINED = 0.75
+_NUM_PERSONAL = 3
+_STEP = {
+  'num_steps': 2,
+  'learning_rate': 0.1,
+  'momentum': 0.0,
+  'batch_size': None,
+}
+_TRAINING = {'num_epochs': 2, 'learning_rate': 0.1, 'batch_size': 5}
+
+
+# The rounds of Algorithm 2, by an implementation of its own.
+
+
+def _is_shared(columns, split='factor_analysis'):
+  """Factor analysis of the stacked columns, with numpy alone."""
+  correlation = np.corrcoef(columns, rowvar=False)
+  values, vectors = np.linalg.eigh(correlation)
+  shares = np.cumsum(values[::-1]) / values.sum()
+  number = 1 + int(np.argmax(shares >= _EXPLAINED))
+  if split == 'eigenvectors':
+    assert number > 1
+    sums = np.sum(vectors[:, -number:][:, 1:] ** 2, axis=1)
+    return sums >= np.quantile(sums, 0.5), number
+  communalities = np.ones(len(correlation))
+  for _ in range(50):
+    reduced = correlation.copy()
+    np.fill_diagonal(reduced, communalities)
+    values, vectors = np.linalg.eigh(reduced)
+    loadings = vectors[:, -number:] * np.sqrt(np.maximum(values[-number:], 0))
+    new = np.minimum(np.sum(loadings**2, axis=1), 1)
+    change = np.abs(new - communalities).max()
+    communalities = new
+    if change <= 1e-4:
+      break
+  return communalities >= np.quantile(communalities, 0.5), number
+
+
+class _Reference:
+  def __init__(self, analyses_weights):
+    self.analyses_weights = analyses_weights
+    self.body, self.head = _BODY.astype(float), _HEAD.astype(float)
+    self.own = [np.full_like(self.body, np.nan) for _ in _CLIENTS]
+    self.is_shared = np.zeros(6, bool)
+
+  def model_of(self, client):
+    own = self.own[client]
+    is_own = ~self.is_shared & np.isfinite(own)
+    return np.where(is_own, own, self.body)
+
+  def round(self, cohort):
+    starts = [self.model_of(k) for k in cohort]
+    ends = [
+      toy_problems.descended_together(start, self.head, _CLIENTS[k], 2, 0.1)
+      for k, start in zip(cohort, starts)
+    ]
+    changes = [end - start for (end, _), start in zip(ends, starts)]
+    columns = [end for end, _ in ends] if self.analyses_weights else changes
+    self.is_shared, self.num_factors = _is_shared(np.concatenate(columns))
+    sizes = [_SIZES[k] for k in cohort]
+    before = self.body
+    self.body = before + np.where(
+      self.is_shared, np.average(changes, axis=0, weights=sizes), 0
+    )
+    self.head = np.average([head for _, head in ends], axis=0, weights=sizes)
+    for k, change in zip(cohort, changes):
+      last = np.where(np.isfinite(self.own[k]), self.own[k], before)
+      self.own[k] = np.where(self.is_shared, self.own[k], last + change)
+
+
+def _fed_fac(model, **hparams):
+  return registry.build('fed_fac', model, **hparams, seed=3)
+
+
+@pytest.mark.parametrize('analysed', ['updates', 'weights'])
+def test_rounds_are_those_of_the_paper(analysed):
+  process = _fed_fac(
+    toy_problems.linear_network(_BODY, _HEAD),
+    layers='body',
+    analysed=analysed,
+    explained_variance=_EXPLAINED,
+    **_STEP,
+  )
+  reference = _Reference(analysed == 'weights')
+  data = toy_problems.padded(_CLIENTS)
+  partitions = []
+  for cohort, (state, states, metrics) in zip(
+    _COHORTS, toy_problems.rounds(process, _CLIENTS, _COHORTS)
+  ):
+    before = reference.is_shared
+    reference.round(cohort)
+    np.testing.assert_array_equal(
+      state.algorithm['is_shared']['body'], reference.is_shared
+    )
+    assert reference.is_shared.sum() == 6 - _NUM_PERSONAL
+    assert metrics['num_factors']['body'] == reference.num_factors
+    np.testing.assert_allclose(
+      metrics['unchanged_elements']['body'],
+      np.mean(reference.is_shared == before),
+      rtol=1e-6,
+    )
+    toy_problems.assert_kernels(
+      state.global_weights, body=reference.body, head=reference.head
+    )
+    for k, client_state in enumerate(states):
+      if not client_state.num_rounds:
+        continue
+      personal = process.personalize(state, client_state, data[k])
+      toy_problems.assert_kernels(personal.weights, body=reference.model_of(k))
+    partitions.append(reference.is_shared)
+  if analysed == 'updates':
+    # Elements have changed sides, and some have changed back.
+    changes = np.diff(np.array(partitions, int), axis=0)
+    assert np.any(np.abs(changes).sum(axis=0) >= 2)
+
+
+@pytest.mark.parametrize('split', found_partition.COMMUNALITIES)
+def test_the_static_partition_is_that_of_the_first_rounds_weights(split):
+  process = _fed_fac(
+    toy_problems.linear_network(_BODY, _HEAD),
+    mode='static',
+    layers='body',
+    explained_variance=_EXPLAINED,
+    split=split,
+    **_STEP,
+  )
+  body, head = _BODY.astype(float), _HEAD.astype(float)
+  trained = [
+    toy_problems.descended_together(body, head, client, 2, 0.1)[0]
+    for client in _CLIENTS[:2]
+  ]
+  expected, _ = _is_shared(np.concatenate(trained), split)
+  for state, _, _ in toy_problems.rounds(process, _CLIENTS, _COHORTS):
+    np.testing.assert_array_equal(
+      state.algorithm['is_shared']['body'], expected
+    )
+
+
+def test_a_round_of_nobody_finds_no_static_partition():
+  process = _fed_fac(toy_problems.classifier(), mode='static')
+  nobody = toy_problems.padded([toy_problems.labeled_examples(0, 0)])
+  states = process.initialize_client_states([0])
+  state = process.next(process.initialize(), states, nobody).state
+  assert not state.algorithm['is_found']
+  state, _, _ = toy_problems.train(
+    process, [toy_problems.labeled_examples(9, 0)], 1
+  )
+  assert state.algorithm['is_found']
+
+
+# What it becomes. Mini-batches, momentum and a shuffle, so that the seeds count
+# too.
+
+
+def _data():
+  return [toy_problems.labeled_examples(n, seed=n) for n in (13, 24)]
+
+
+def _model():
+  spec = toy_problems.classifier().element_spec
+  model = zoo.mlp(spec, toy_problems.NUM_CLASSES, seed=1, widths=(6, 8))
+  return dataclasses.replace(model, jit_compile=False)
+
+
+@functools.cache
+def _after_rounds(name, **chosen):
+  process = registry.build(name, _model(), **_TRAINING, **chosen, seed=3)
+  return toy_problems.train(process, _data(), 3)
+
+
+def _run(**chosen):
+  return _after_rounds('fed_fac', **chosen)
+
+
+def test_with_a_whole_layer_personal_it_is_a_method_of_layers():
+  state, states, _ = _run(layers='head', threshold=math.inf)
+  expected, of_clients, _ = _after_rounds('fed_per')
+  # The server sums in another order than where there is less to sum.
+  weights = {n: state.global_weights[n] for n in expected.global_weights}
+  toy_problems.assert_close(weights, dict(expected.global_weights))
+  for client, other in zip(states, of_clients):
+    toy_problems.assert_close(client.local['values'], other.local)
+
+
+def test_the_static_mode_is_fed_split_with_its_partition_bit_for_bit():
+  state, states, _ = _run(
+    mode='static', layers='dense_1,dense_2', threshold=0.4
+  )
+  partition = state.algorithm['is_shared']
+  expected, of_clients, _ = _after_rounds(
+    'fed_split',
+    personal_elements=','.join(
+      f'{layer}:{j}'
+      for layer, is_shared in partition.items()
+      for j in np.flatnonzero(~is_shared)
+    ),
+  )
+  for name, value in expected.global_weights.items():
+    layer = name.split('/')[0]
+    found = np.asarray(state.global_weights[name])
+    if layer in partition:
+      found = found[..., partition[layer]]
+    np.testing.assert_array_equal(found, value)
+  for client, other in zip(states, of_clients):
+    for name, value in other.local.items():
+      is_personal = ~partition[name.split('/')[0]]
+      found = np.asarray(client.local['values'][name])[..., is_personal]
+      np.testing.assert_array_equal(found, value)
+
+
+def _normalized():
+  return toy_problems.classifier_from(toy_problems.dropout_and_normalization())
+
+
+def test_moving_statistics_become_those_of_the_training():
+  model = _normalized()
+  kept = personal_elements.PersonalElements(model, ['dense'])
+  weights = model.initial_weights
+  name = 'norm/moving_variance'
+
+  def with_variance(value):
+    return {**weights, name: np.full(4, value, np.float32)}
+
+  local = kept.initial_local
+  local['values'][name] = np.float32([0.1] * 4)
+  local['is_own']['dense'] = np.ones(4, bool)
+  # Elements that stay shared, turn personal, turn shared, stay personal.
+  update, new = kept.trained(
+    with_variance(1.0),
+    local,
+    with_variance(0.3),
+    {'dense': tf.constant([True, True, False, False])},
+    {'dense': tf.constant([True, False, True, False])},
+  )
+  np.testing.assert_allclose(update[name], [0.7, 0, 0.7, 0], rtol=1e-6)
+  np.testing.assert_allclose(
+    new['values'][name], [0.1, 0.3, 0.1, 0.3], rtol=1e-6
+  )
+
+
+def test_before_a_static_partition_newcomers_have_the_global_model():
+  process = _fed_fac(_model(), mode='static', threshold=0.4, **_TRAINING)
+  state = process.initialize()
+  personal = process.personalize(
+    state, process.initialize_client_state(0), toy_problems.padded(_data())[0]
+  )
+  toy_problems.assert_same(personal.weights, state.global_weights)
+  # What it kept is no obstacle to its first round.
+  output, fresh = (
+    process.next(state, [client], toy_problems.padded(_data()[:1]))
+    for client in (personal.client_state, process.initialize_client_state(0))
+  )
+  toy_problems.assert_same(output, fresh)
+
+
+# Random splits.
+
+
+@pytest.mark.parametrize(
+  'mode', ['dynamic', pytest.param('static', marks=pytest.mark.slow)]
+)
+def test_a_random_split_has_as_many_personal_elements(mode):
+  process = _fed_fac(
+    _model(), mode=mode, split='random', threshold=0.4, **_TRAINING
+  )
+  partitions = []
+  for state, _, metrics in toy_problems.rounds(process, _data(), [(0, 1)] * 3):
+    partitions.append(state.algorithm['is_shared']['dense_2'])
+    assert partitions[-1].sum() == 5
+    assert metrics['num_factors']['dense_2'] == 0
+  changes = np.any(np.diff(np.array(partitions, int), axis=0), axis=1)
+  assert np.all(changes == (mode == 'dynamic'))
+
+
+# New clients.
+
+
+def test_a_new_client_fits_its_personal_elements_only():
+  process = _fed_fac(
+    toy_problems.linear_network(_BODY, _HEAD),
+    layers='body',
+    explained_variance=_EXPLAINED,
+    **_STEP,
+  )
+  state, _, _ = toy_problems.train(process, _CLIENTS[:2], 2)
+  kernels = toy_problems.kernels(state.global_weights)
+  is_personal = ~np.asarray(state.algorithm['is_shared']['body'])
+  client = _CLIENTS[2]
+  personal = toy_problems.new_client(process, state, client)
+  body, _ = toy_problems.descended_together(
+    kernels['body'], kernels['head'], client, 2, 0.1, 0.0, (is_personal, False)
+  )
+  found = toy_problems.kernels(personal.weights)
+  shared = kernels['body'][:, ~is_personal]
+  np.testing.assert_array_equal(found['body'][:, ~is_personal], shared)
+  toy_problems.assert_kernels(personal.weights, body=body, head=kernels['head'])
+
+
+# Degenerate updates.
+
+
+def test_without_any_update_the_first_elements_are_personal():
+  clients = [
+    toy_problems.changed(client, x=np.zeros_like(client.x))
+    for client in _CLIENTS
+  ]
+  process = _fed_fac(
+    toy_problems.linear_network(_BODY, _HEAD), layers='body', **_STEP
+  )
+  state, _, metrics = toy_problems.train(process, clients, 1)
+  np.testing.assert_array_equal(
+    state.algorithm['is_shared']['body'], [False] * 3 + [True] * 3
+  )
+  assert metrics['num_factors']['body'] == 1
+  np.testing.assert_array_equal(
+    toy_problems.kernels(state.global_weights)['body'], _BODY
+  )
+
+
+# Other layers.
+
+
+@pytest.mark.slow
+def test_convolutions_and_recurrent_layers_are_divided():
+  model = toy_problems.classifier_from(
+    toy_problems.convolutional_and_recurrent()
+  )
+  process = _fed_fac(model, layers='conv,lstm,head', **_TRAINING)
+  state, states, _ = toy_problems.train(process, _data(), 2)
+  personal = [
+    process.personalize(state, client, examples).weights
+    for client, examples in zip(states, toy_problems.padded(_data()))
+  ]
+  for layer, is_shared in state.algorithm['is_shared'].items():
+    elements = model.elements[layer]
+    assert is_shared.sum() == elements.number - math.ceil(
+      (elements.number - 1) / 2
+    )
+    for name, gates in elements.gates.items():
+      shared = np.tile(is_shared, gates)
+      for client in personal:
+        np.testing.assert_array_equal(
+          client[name][..., shared],
+          np.asarray(state.global_weights[name])[..., shared],
+        )
+      values = [client.local['values'][name] for client in states]
+      # Trained on other data.
+      assert np.all(
+        np.any(values[0] != values[1], axis=tuple(range(values[0].ndim - 1)))[
+          ~shared
+        ]
+      )
+
+
+# Bytes.
+
+
+def test_an_upload_is_an_update_and_the_sums_of_the_divided_layers():
+  of_avg = registry.build('fed_avg', _model()).bytes_per_round
+  of_fac = _fed_fac(_model(), layers='dense_1,dense_2').bytes_per_round
+  sums = sum(d * (d + 1) // 2 + d + 1 for d in (6, 8))
+  assert of_fac.up - of_avg.up == 4 * sums
+  # Nothing is to be analysed where all or no elements are personal.
+  for threshold in (math.inf, -math.inf):
+    process = _fed_fac(_model(), layers='dense_1', threshold=threshold)
+    assert process.bytes_per_round.up == of_avg.up
+
+
+# Hyperparameters.
+
+
+@pytest.mark.parametrize('number', [1, 2, 7, 8, 200])
+@pytest.mark.parametrize('threshold', [0, 0.25, 0.5, 0.75, 0.9, 0.95, 1])
+def test_the_threshold_is_a_quantile(number, threshold):
+  values = np.random.default_rng(0).permutation(number).astype(float)
+  hparams = fed_fac.FedFacHParams(threshold=threshold)
+  assert hparams.num_personal(number) == np.sum(
+    # Of what is one number up to rounding, not the one below the other.
+    values < np.quantile(values, threshold) - 1e-9
+  )
+
+
+def test_what_is_analysed_follows_from_the_mode_unless_asked():
+  def analyses_weights(**hparams):
+    return fed_fac.FedFacHParams(**hparams).analyses_weights
+
+  assert not analyses_weights(mode='dynamic')
+  assert analyses_weights(mode='static')
+  assert analyses_weights(mode='dynamic', analysed='weights')
+  assert not analyses_weights(mode='static', analysed='updates')
+
+
+def test_layers_that_cannot_be_divided_are_refused():
+  with pytest.raises(ValueError, match="dense_1, dense_2, head.*'dense_9'"):
+    _fed_fac(_model(), layers='dense_9')

@@ -1,0 +1,23 @@
+import numpy as np
+import pytest
+
+from tests.methods import toy_problems
+from tff_pfl.methods import fed_split, registry
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+
+def test_by_default_half_of_the_last_hidden_layer_is_personal():
+  process = registry.build('fed_split', toy_problems.classifier())
+  local = process.initialize_client_state(0).local
+  weights = toy_problems.classifier().initial_weights
+  assert list(local) == ['dense_1/kernel', 'dense_1/bias']
+  np.testing.assert_array_equal(
+    local['dense_1/kernel'], weights['dense_1/kernel'][:, 2:]
+  )
+
+
+def test_wrong_elements_are_refused_early():
+  hparams = fed_split.FedSplitHParams(personal_elements='dense_1:4')
+  with pytest.raises(ValueError, match='of dense_1 from 0 to 3'):
+    registry.build('fed_split', toy_problems.classifier(), hparams)

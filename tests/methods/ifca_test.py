@@ -1,0 +1,131 @@
+import collections
+import functools
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from tests.methods import toy_problems
+from tff_pfl.methods import fed_avg, ifca, registry
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_TRAINING = dict(num_epochs=2, learning_rate=0.1, batch_size=10)
+
+
+def _of_rule(num_examples, rule, seed):
+  return toy_problems.planted_examples(num_examples, np.eye(2)[rule], seed)
+
+
+def test_planted_clusters_are_recovered():
+  rules = [0, 1, 0, 1, 1]
+  clients = [_of_rule(60 + 10 * i, r, i) for i, r in enumerate(rules)]
+  process = registry.build(
+    'ifca',
+    toy_problems.classifier(),
+    ifca.IfcaHParams(num_clusters=2, **_TRAINING),
+    seed=1,
+  )
+  state, states, _ = toy_problems.train(process, clients, 25)
+  assert not states[0].local
+  data = toy_problems.padded(clients)
+  models = [
+    process.personalize(state, s, d).weights for s, d in zip(states, data)
+  ]
+  same = [[not toy_problems.differ(a, b) for b in models] for a in models]
+  assert same == [[a == b for b in rules] for a in rules]
+  # A new client of a rule gets the model of that rule.
+  new = process.initialize_client_state(9)
+  (fresh,) = toy_problems.padded([_of_rule(200, 1, 70)])
+  scores = process.evaluate(state, new, fresh, fresh)
+  assert scores['after']['accuracy'] > 0.85
+
+
+@functools.cache
+def _model_of_rule(rule):
+  process = registry.build(
+    'fed_avg',
+    toy_problems.classifier(),
+    fed_avg.FedAvgHParams(**{**_TRAINING, 'num_epochs': 20}),
+  )
+  state, _, _ = toy_problems.train(process, [_of_rule(200, rule, 60 + rule)])
+  return state.global_weights
+
+
+def _separated(process):
+  """The server's state with a model of rule 0, one of rule 1 and a bad one."""
+  state = process.initialize()
+  weights = collections.OrderedDict(state.global_weights)
+  for rule in (0, 1):
+    for name, value in _model_of_rule(rule).items():
+      weights[f'component_{rule}/{name}'] = value
+  return state._replace(global_weights=weights)
+
+
+_MIXED_RULES = (0, 1, 0)
+
+
+def _round_of_mixed_rules(**options):
+  """A round of two clients of rule 0 and one of rule 1."""
+  process = registry.build(
+    'ifca',
+    toy_problems.classifier(),
+    ifca.IfcaHParams(num_clusters=3, **_TRAINING),
+    **options,
+  )
+  clients = [
+    _of_rule(40 * (i + 1), rule, i) for i, rule in enumerate(_MIXED_RULES)
+  ]
+  before = _separated(process)
+
+  def after(indices):
+    return process.next(
+      before,
+      process.initialize_client_states(indices),
+      toy_problems.padded([clients[i] for i in indices]),
+    ).state.global_weights
+
+  return before.global_weights, after, [len(c.y) for c in clients]
+
+
+def _clusters_that_moved(before, after):
+  return {
+    name.split('/')[0]
+    for name, value in after.items()
+    if toy_problems.differ(value, before[name])
+  }
+
+
+def test_cluster_is_the_mean_of_its_members_and_others_stay():
+  before, after, sizes = _round_of_mixed_rules()
+  alone = [after([i]) for i in range(3)]
+  assert [_clusters_that_moved(before, w) for w in alone] == [
+    {f'component_{rule}'} for rule in _MIXED_RULES
+  ]
+  together = after([0, 1, 2])
+  for name, value in together.items():
+    k = int(name[len('component_')])
+    members = [i for i, rule in enumerate(_MIXED_RULES) if rule == k]
+    expected = before[name]
+    if members:
+      expected = np.average(
+        [alone[i][name] for i in members],
+        axis=0,
+        weights=[sizes[i] for i in members],
+      )
+    np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_noise_does_not_move_a_model_that_nobody_chose():
+  before, after, _ = _round_of_mixed_rules(
+    aggregator=tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+      # Of standard deviation 0.007, where half of a client's share is 0.17.
+      noise_multiplier=0.002,
+      clients_per_round=3,
+      clip=10.0,
+    )
+  )
+  assert _clusters_that_moved(before, after([0, 1, 2])) == {
+    'component_0',
+    'component_1',
+  }

@@ -1,0 +1,258 @@
+"""Methods without client state, as processes and programs of TFF's own."""
+
+import asyncio
+import collections
+import functools
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from tests.methods import toy_problems
+from tff_pfl import datasets
+from tff_pfl.core import client_examples, tff_model
+from tff_pfl.methods import registry
+from tff_pfl.models import class_weights, domains
+from tff_pfl.runs import data_source
+
+pytestmark = pytest.mark.usefixtures('runtime')
+
+_WITHOUT_CLIENT_STATE = (
+  'fed_avg',
+  'fed_babu',
+  'fed_bn',  # Of a network without batch normalization.
+  'fed_dar',  # Of one exchange in a round.
+  'fed_min_max',
+  'fed_prox',
+  'ifca',
+  'knn_per',
+  'p_fed_me',
+  'per_fed_avg',
+  'separate_fed_avg',
+)
+_CAN_FORGET = ('fed_alt', 'fed_em', 'fed_rep', 'fed_rod')
+_DEPLOYABLE = _WITHOUT_CLIENT_STATE + _CAN_FORGET
+
+
+def _fast_for(*fast):
+  """Every such method, those but `fast` in the slow suite."""
+  return pytest.mark.parametrize(
+    'name',
+    [
+      name if name in fast else pytest.param(name, marks=pytest.mark.slow)
+      for name in _DEPLOYABLE
+    ],
+  )
+
+
+_NUM_ROUNDS = 2
+_SIZES = (7, 23, 12)
+_CLIENTS = [
+  toy_problems.labeled_examples(size, i) for i, size in enumerate(_SIZES)
+]
+
+
+@functools.cache
+def _data(name):
+  return toy_problems.padded(toy_problems.examples_for(name, _CLIENTS))
+
+
+@functools.cache
+def _datasets(name):
+  return toy_problems.as_datasets(toy_problems.examples_for(name, _CLIENTS))
+
+
+@functools.cache
+def _processes(name):
+  """A method with full batches, as both kinds of process."""
+  options = {'alternating': False} if name == 'fed_dar' else {}
+  process = registry.build(
+    name,
+    toy_problems.model_for(name, toy_problems.classifier()),
+    toy_problems.hparams_for(name, batch_size=None, **options),
+    seed=3,
+    stateless=name in _CAN_FORGET,
+  )
+  return process, process.to_learning_process()
+
+
+@functools.cache
+def _after_rounds(name):
+  """The learning process' state and metrics after its rounds."""
+  _, learning_process = _processes(name)
+  state = learning_process.initialize()
+  for _ in range(_NUM_ROUNDS):
+    state, metrics = learning_process.next(state, _datasets(name))
+  return state, metrics
+
+
+def _assert_close(actual, expected):
+  """Compares numbers only: TFF's forms return containers of other kinds."""
+  actual, expected = (
+    tff.structure.flatten(tff.structure.from_container(v, recursive=True))
+    for v in (actual, expected)
+  )
+  toy_problems.assert_close(actual, expected)
+
+
+@_fast_for('fed_dar', 'fed_rep')
+def test_rounds_are_those_of_the_personalized_process(name):
+  # Full batches, so that it does not matter what seeds the clients' shuffling.
+  process, _ = _processes(name)
+  state = process.initialize()
+  states = process.initialize_client_states(list(range(len(_SIZES))))
+  for _ in range(_NUM_ROUNDS):
+    state, states, metrics = process.next(state, states, _data(name))
+  expected_state, grouped = _after_rounds(name)
+  _assert_close(state, expected_state)
+  assert list(grouped) == ['client_work', 'aggregator', 'finalizer']
+  toy_problems.assert_close(
+    dict(metrics), {**grouped['client_work']['train'], **grouped['finalizer']}
+  )
+
+
+@_fast_for('fed_rep')
+def test_production_forms_compute_the_same_round(name):
+  _, learning_process = _processes(name)
+  state, _ = _after_rounds(name)
+  data = _datasets(name)
+  expected = learning_process.next(state, data)
+  forms = tff.backends.mapreduce
+  map_reduce = forms.get_computation_for_map_reduce_form(
+    forms.get_map_reduce_form_for_computation(learning_process.next)
+  )
+  _assert_close(map_reduce(state, data), expected)
+  distribute_aggregate = forms.get_computation_for_distribute_aggregate_form(
+    forms.get_distribute_aggregate_form_for_computation(learning_process.next)
+  )
+  _assert_close(distribute_aggregate(state, data), expected)
+
+
+@_fast_for('fed_rep')
+def test_train_model_trains_it(runtime, name, tmp_path):
+  _, learning_process = _processes(name)
+  states = tff.program.FileProgramStateManager(tmp_path)
+  models = tff.program.MemoryReleaseManager()
+  metrics = tff.program.MemoryReleaseManager()
+  of_clients = [c.as_dict() for c in toy_problems.examples_for(name, _CLIENTS)]
+  arrays = {
+    key: np.concatenate([client[key] for client in of_clients])
+    for key in of_clients[0]
+  }
+  if 'domain' in arrays:
+    arrays['domain_names'] = toy_problems.DOMAINS.names
+  clients = datasets.FederatedDataset.from_arrays(
+    **arrays, keys=np.repeat(range(len(_SIZES)), _SIZES), test_fraction=0
+  )
+  with tff.framework.get_context_stack().install(runtime.program_context()):
+    asyncio.run(
+      tff.learning.programs.train_model(
+        train_process=learning_process,
+        train_data_source=data_source.ClientDataSource(clients),
+        train_per_round_clients=len(_SIZES),
+        train_total_rounds=_NUM_ROUNDS,
+        program_state_manager=states,
+        model_output_manager=models,
+        train_metrics_manager=metrics,
+        evaluation_manager=None,
+        evaluation_periodicity=_NUM_ROUNDS,
+      )
+    )
+  assert asyncio.run(states.get_versions()) == list(range(_NUM_ROUNDS + 1))
+  state, last_metrics = _after_rounds(name)
+  toy_problems.assert_close(
+    dict(metrics.values()[_NUM_ROUNDS]['model_metrics']),
+    dict(last_metrics['client_work']['train']),
+  )
+  (released,) = models.values().values()
+  _assert_close(released, state)
+
+
+def test_weights_of_examples_are_a_field_of_the_data():
+  model = class_weights.with_sample_weight(toy_problems.classifier())
+  process = toy_problems.full_batches('fed_avg', model)
+  arrays = toy_problems.labeled_examples(30, 0)
+  data = datasets.FederatedDataset.from_arrays(
+    arrays.x, arrays.y, num_clients=2, weight=np.arange(30) / 10
+  )
+  cohort = data_source.ClientDataSource(data).iterator().select(2)
+  learning_process = process.to_learning_process()
+  found, _ = learning_process.next(learning_process.initialize(), cohort)
+  expected = process.next(
+    process.initialize(),
+    process.initialize_client_states([0, 1]),
+    toy_problems.padded(map(data.train, data.client_ids)),
+  )
+  _assert_close(found.global_weights, expected.state.global_weights)
+
+
+@_fast_for('fed_dar')
+def test_model_weights_are_evaluated_by_tff(name):
+  process, learning_process = _processes(name)
+  state, _ = _after_rounds(name)
+  weights = learning_process.get_model_weights(state)
+  evaluation = tff.learning.algorithms.build_fed_eval(
+    tff_model.functional_model(process.model)
+  )
+  evaluation_state = evaluation.set_model_weights(
+    evaluation.initialize(), weights
+  )
+  # The evaluation takes examples `(x, y)`, whose x may be inputs and domain.
+  _, metrics = evaluation.next(
+    evaluation_state,
+    [
+      client.map(lambda e: collections.OrderedDict(zip('xy', domains.join(e))))
+      for client in _datasets(name)
+    ],
+  )
+  totals = metrics['client_work']['eval']['total_rounds_metrics']
+  new = process.initialize_client_state(0)
+  nothing = client_examples.no_examples(process.model.element_spec)
+  scores = process.evaluate_clients(
+    state,
+    [new] * len(_SIZES),
+    [nothing] * len(_SIZES),
+    _data(name),
+  )
+  for metric in ('loss', 'accuracy'):
+    np.testing.assert_allclose(
+      totals[metric],
+      np.average(
+        [score['before'][metric] for score in scores],
+        weights=[score['examples'] for score in scores],
+      ),
+      rtol=1e-5,
+    )
+
+
+@_fast_for('fed_rep')
+def test_model_weights_can_be_set_where_they_are_the_global_ones(name):
+  _, learning_process = _processes(name)
+  trained, _ = _after_rounds(name)
+  weights = learning_process.get_model_weights(trained)
+  initial = learning_process.initialize()
+  if name == 'ifca':  # Of one model among several.
+    with pytest.raises(Exception, match='not the global weights'):
+      learning_process.set_model_weights(initial, weights)
+    return
+  state = learning_process.set_model_weights(initial, weights)
+  toy_problems.assert_same(state.global_weights, trained.global_weights)
+  assert state.round_number == 0
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    name
+    if name in ('ditto', 'scaffold')
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in registry.ALGORITHMS
+    if name not in _DEPLOYABLE
+  ],
+)
+def test_method_that_needs_its_clients_state_says_so(name):
+  process = registry.build(name, toy_problems.classifier())
+  with pytest.raises(ValueError, match=f'`stateless`.*{name}'):
+    process.to_learning_process()
+  with pytest.raises(ValueError, match=f'`stateless`.*{name}'):
+    registry.build(name, toy_problems.classifier(), stateless=True)

@@ -1,0 +1,350 @@
+"""Tiny models and seeded data that the tests of methods share."""
+
+import collections
+import dataclasses
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl.core import client_examples
+from tff_pfl.datasets import examples
+from tff_pfl.methods import registry
+from tff_pfl.models import domain_models, domains, keras_bridge, zoo
+
+NUM_CLASSES = 3
+DOMAINS = domains.Domains(('a', 'b', 'c'), (20, 10, 15))
+
+
+def classifier(*, jit_compile=False):
+  """A classifier of 5 features; no two of its weights share a shape.
+
+  Args:
+    jit_compile: Of the `SplitModel`. For so few numbers XLA takes more time to
+      compile than it saves, and a process never gives the memory of compiled
+      programs back.
+  """
+  spec = collections.OrderedDict(
+    x=tf.TensorSpec([5], tf.float32), y=tf.TensorSpec([], tf.int32)
+  )
+  model = zoo.mlp(spec, NUM_CLASSES, seed=1, widths=(4,))
+  return dataclasses.replace(model, jit_compile=jit_compile)
+
+
+def classifier_from(network, *, jit_compile=False):
+  """A classifier from a Keras model whose head is the layer `head`."""
+  return keras_bridge.from_keras(
+    network,
+    head_layers=['head'],
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    jit_compile=jit_compile,
+  )
+
+
+def dropout_and_normalization():
+  """A network of 5 features that draws numbers and has moving statistics."""
+  return keras.Sequential(
+    [
+      keras.layers.Input([5]),
+      keras.layers.Dense(4, name='dense'),
+      keras.layers.BatchNormalization(name='norm'),
+      keras.layers.ReLU(),
+      keras.layers.Dropout(0.5),
+      keras.layers.Dense(NUM_CLASSES, name='head'),
+    ]
+  )
+
+
+def convolutional_and_recurrent():
+  """A network of 5 features with a convolution and an LSTM."""
+  return keras.Sequential(
+    [
+      keras.layers.Input([5]),
+      keras.layers.Reshape([5, 1, 1]),
+      keras.layers.Conv2D(2, [2, 1], activation='relu', name='conv'),
+      keras.layers.Reshape([4, 2]),
+      keras.layers.LSTM(3, name='lstm'),
+      keras.layers.Dense(NUM_CLASSES, name='head'),
+    ]
+  )
+
+
+def model_for(name, model):
+  """The model as the method called `name` takes it: with domains, or not."""
+  if registry.ALGORITHMS[name].needs_domains:
+    return domain_models.with_domains(model, DOMAINS)
+  return model
+
+
+def examples_for(name, clients):
+  """Each client's examples, likewise: with domains in turn, or as they are."""
+  if registry.ALGORITHMS[name].needs_domains:
+    return [in_turn(client) for client in clients]
+  return list(clients)
+
+
+def in_turn(client):
+  """The examples, of the first domain, the second, and so on, and again."""
+  return in_domains(client, range(DOMAINS.number))
+
+
+def in_domains(client, pattern):
+  """The examples, of domains that repeat a pattern."""
+  domain = np.resize(np.array(pattern, np.int32), len(client.y))
+  return changed(client, domain=domain)
+
+
+def changed(client, **fields):
+  """The examples with other fields."""
+  return examples.Examples(**{**client.as_dict(), **fields})
+
+
+def domains_of(clients, names=DOMAINS.names):
+  """The domains of the clients' examples, with their numbers."""
+  counts = sum(np.bincount(c.domain, minlength=len(names)) for c in clients)
+  return domains.Domains(
+    names, tuple(int(n) for n in counts), sum(counts) / len(clients)
+  )
+
+
+def hparams_for(name, **changes):
+  """The method's defaults with changes."""
+  return registry.ALGORITHMS[name].hparams(**changes)
+
+
+def full_batches(name, model, options=None, **changes):
+  """The method by plain gradient descent on all of a client's examples."""
+  hparams = hparams_for(
+    name, **{'momentum': 0.0, 'batch_size': None, **changes}
+  )
+  return registry.build(name, model, hparams, **(options or {}))
+
+
+# How clients may weigh, as options of `build`.
+WEIGHTINGS = {
+  'num_examples': {'client_weighting': 'num_examples'},
+  'uniform': {'client_weighting': 'uniform'},
+  'unweighted': {'aggregator': tff.aggregators.UnweightedMeanFactory()},
+}
+
+
+def mean_model(values, clients, weighting):
+  """Of the clients' values, with weights of `WEIGHTINGS`."""
+  if weighting == 'num_examples':
+    return weighted_mean(values, clients)
+  return np.mean(values, axis=0)
+
+
+def labeled_examples(num_examples, seed):
+  """Examples for `classifier`, with a rule to learn."""
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=(num_examples, 5)).astype(np.float32)
+  y = np.argmax(x[:, :NUM_CLASSES], axis=1).astype(np.int32)
+  return examples.Examples(x, y)
+
+
+def planted_examples(num_examples, shares, seed):
+  """Examples whose labels follow one of two opposite rules, by chance."""
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=(num_examples, 5)).astype(np.float32)
+  # The second rule moves every class on by one.
+  rule = rng.choice(2, num_examples, p=shares)
+  y = (np.argmax(x[:, :NUM_CLASSES], axis=1) + rule) % NUM_CLASSES
+  return examples.Examples(x, y.astype(np.int32))
+
+
+def linear_network(body, head):
+  """The network `x @ body @ head` with the mean squared error.
+
+  Args:
+    body: Kernel `[inputs, features]`, or None for a network of the head only.
+    head: Kernel `[features, outputs]`.
+
+  Returns:
+    A `SplitModel` with the layers `body` (unless None) and `head`.
+  """
+  kernels = {'head': head} if body is None else {'body': body, 'head': head}
+  num_inputs = next(iter(kernels.values())).shape[0]
+  model = keras.Sequential(
+    [
+      keras.layers.Input([num_inputs]),
+      *(
+        keras.layers.Dense(kernel.shape[1], use_bias=False, name=name)
+        for name, kernel in kernels.items()
+      ),
+    ]
+  )
+  model.set_weights(list(kernels.values()))
+  return keras_bridge.from_keras(
+    model,
+    head_layers=['head'],
+    loss='mse',
+    metrics=[],
+    # XLA would take more time to compile than it saves.
+    jit_compile=False,
+  )
+
+
+def regression_examples(num_examples, num_inputs, num_outputs, seed):
+  """Examples for `linear_network`; one output gives scalar targets."""
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=(num_examples, num_inputs)).astype(np.float32)
+  y = rng.normal(size=(num_examples, num_outputs)).astype(np.float32)
+  return examples.Examples(x, y[:, 0] if num_outputs == 1 else y)
+
+
+def padded(clients):
+  """Each client's examples as what processes take."""
+  return [client_examples.padded(client) for client in clients]
+
+
+def as_datasets(clients):
+  """Each client's examples as what a `LearningProcess` takes."""
+  return [tf.data.Dataset.from_tensors(client.as_dict()) for client in clients]
+
+
+def kernels(weights):
+  """The kernels of a `linear_network` by layer name."""
+  return {name.split('/')[0]: np.asarray(v) for name, v in weights.items()}
+
+
+def assert_kernels(weights, rtol=1e-4, atol=0, **expected):
+  """Checks kernels of a `linear_network` by layer, up to rounding."""
+  for layer, kernel in expected.items():
+    np.testing.assert_allclose(
+      weights[f'{layer}/kernel'], kernel, rtol, atol, err_msg=layer
+    )
+
+
+def jittered(weights, seed=0, scale=0.3):
+  """Other weights: variances stay positive."""
+  rng = np.random.default_rng(seed)
+  return collections.OrderedDict(
+    (
+      name,
+      (value + scale * rng.uniform(0, 1, size=value.shape)).astype(value.dtype),
+    )
+    for name, value in weights.items()
+  )
+
+
+def assert_same(actual, expected):
+  """Checks that two structures are equal bit for bit."""
+  tf.nest.assert_same_structure(actual, expected)
+  for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
+    np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def assert_close(actual, expected, rtol=1e-5, atol=1e-6):
+  """Checks that two structures are equal up to rounding."""
+  tf.nest.assert_same_structure(actual, expected)
+  for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol, atol)
+
+
+def differ(a, b):
+  """Whether any number of two structures differs."""
+  tf.nest.assert_same_structure(a, b)
+  return any(
+    not np.array_equal(x, y)
+    for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b))
+  )
+
+
+def train(process, clients, num_rounds=1, indices=None):
+  """Some rounds with all clients.
+
+  Args:
+    process: The method.
+    clients: Each client's examples.
+    num_rounds: At least 1.
+    indices: The clients' numbers; by default 0, 1, ...
+
+  Returns:
+    The last round's state, client states and metrics.
+  """
+  everybody = range(len(clients))
+  *_, last = rounds(process, clients, [everybody] * num_rounds, indices)
+  return last
+
+
+def rounds(process, clients, cohorts, indices=None):
+  """The same after each round, with the clients of its cohort (positions)."""
+  state = process.initialize()
+  states = process.initialize_client_states(
+    list(range(len(clients)) if indices is None else indices)
+  )
+  data = padded(clients)
+  for cohort in cohorts:
+    state, new_states, metrics = process.next(
+      state, [states[i] for i in cohort], [data[i] for i in cohort]
+    )
+    for i, new in zip(cohort, new_states):
+      states[i] = new
+    yield state, list(states), metrics
+
+
+def new_client(process, state, client):
+  """What `personalize` makes for a client that never took part."""
+  (data,) = padded([client])
+  return process.personalize(state, process.initialize_client_state(7), data)
+
+
+def personal_models(process, state, states):
+  """The models of clients that took part, without fine-tuning."""
+  no_data = client_examples.no_examples(process.model.element_spec)
+  return [process.personalize(state, s, no_data).weights for s in states]
+
+
+def squared_error_gradient(weight, client):
+  """Of the mean squared error of `x @ weight`, over examples and outputs."""
+  return 2 * client.x.T @ _errors(weight, client) / client.y.size
+
+
+def gradients(body, head, client):
+  """Of the same of `x @ body @ head`: the gradients of body and head."""
+  outputs = 2 * _errors(body @ head, client) / client.y.size
+  return client.x.T @ outputs @ head.T, (client.x @ body).T @ outputs
+
+
+def _errors(weight, client):
+  return client.x @ weight - client.y.reshape([len(client.y), -1])
+
+
+def descended(gradient, weight, num_steps, learning_rate, momentum=0.0):
+  """Where gradient descent with momentum gets to, from the definition."""
+  velocity = 0
+  for _ in range(num_steps):
+    velocity = momentum * velocity + gradient(weight)
+    weight = weight - learning_rate * velocity
+  return weight
+
+
+def descended_alone(weight, client, num_steps, rate, momentum=0.0):
+  """`descended` for the kernel of a network of the head only."""
+  return descended(
+    lambda w: squared_error_gradient(w, client),
+    weight,
+    num_steps,
+    rate,
+    momentum,
+  )
+
+
+def descended_together(
+  body, head, client, num_steps, rate, momentum=0.0, trained=(True, True)
+):
+  """`descended` for body and head at once, or what is `trained` of them."""
+  of_body = of_head = 0
+  for _ in range(num_steps):
+    slopes = gradients(body, head, client)
+    of_body = momentum * of_body + slopes[0] * trained[0]
+    of_head = momentum * of_head + slopes[1] * trained[1]
+    body, head = body - rate * of_body, head - rate * of_head
+  return body, head
+
+
+def weighted_mean(values, clients):
+  """By the clients' numbers of examples."""
+  return np.average(values, axis=0, weights=[len(c.y) for c in clients])

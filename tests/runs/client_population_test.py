@@ -1,0 +1,72 @@
+"""Tests of how a model and a dataset fit, and of what a run records."""
+
+import numpy as np
+import pytest
+
+from tests.methods import toy_problems
+from tff_pfl import datasets
+from tff_pfl.models import class_weights, domain_models, domains
+from tff_pfl.runs import client_population
+from tff_pfl.core import tff_model
+
+
+def _data(domain=None, domain_names=None, num_examples=24, weight=None):
+  examples = toy_problems.labeled_examples(num_examples, 0)
+  return datasets.FederatedDataset.from_arrays(
+    examples.x,
+    examples.y,
+    num_clients=3,
+    num_classes=toy_problems.NUM_CLASSES,
+    domain=domain,
+    domain_names=domain_names,
+    weight=weight,
+  )
+
+
+_DOMAIN = np.arange(24) % 2
+
+
+def _model_of(data):
+  counts = data.domain_counts().sum(axis=0).tolist()
+  return domain_models.with_domains(
+    toy_problems.classifier(), domains.Domains(data.domain_names, counts)
+  )
+
+
+def test_model_of_domains_fits_its_dataset():
+  data = _data(_DOMAIN)
+  client_population.check_data_fit(_model_of(data), data)
+  client_population.check_data_fit(toy_problems.classifier(), _data())
+
+
+def test_dataset_of_weights_needs_a_model_of_such():
+  plain, weighted = _data(), _data(weight=np.ones(24))
+  model = toy_problems.classifier()
+  model_of_weights = class_weights.with_sample_weight(model)
+  client_population.check_data_fit(model_of_weights, weighted)
+  with pytest.raises(
+    ValueError, match='a dataset without weights.*found .*wit'
+  ):
+    client_population.check_data_fit(model, weighted)
+  with pytest.raises(ValueError, match='a dataset with weights.*without'):
+    client_population.check_data_fit(model_of_weights, plain)
+  with pytest.raises(ValueError, match='one without weights of examples'):
+    tff_model.functional_model(model_of_weights)
+
+
+@pytest.mark.parametrize(
+  'takes_domains, data, words',
+  [
+    (True, _data(), "a dataset with domains, as model '.*without"),
+    (False, _data(_DOMAIN), 'a dataset without domains.*found .2 domains'),
+    (True, _data(_DOMAIN, ['d0', 'd1', 'd2']), 'found .d0, d1, d2'),
+    # As many, but heads would be exchanged.
+    (True, _data(_DOMAIN, ['d1', 'd0']), ': domain_0, domain_1, found .d1, d0'),
+  ],
+)
+def test_dataset_of_other_domains_is_refused(takes_domains, data, words):
+  model = _model_of(_data(_DOMAIN))
+  if not takes_domains:
+    model = toy_problems.classifier()
+  with pytest.raises(ValueError, match=f'`data` to be .*{words}'):
+    client_population.check_data_fit(model, data)

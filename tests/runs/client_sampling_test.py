@@ -1,0 +1,193 @@
+import numpy as np
+import pytest
+
+from tff_pfl.runs import client_sampling
+
+CohortSampler = client_sampling.CohortSampler
+
+
+@pytest.mark.parametrize(
+  ('num_clients', 'cohort_size'),
+  # The cost does not grow with the population.
+  [(1, 1), (10, 10), (100, 10), (10**12, 1000)],
+)
+def test_cohort_is_sorted_unique_and_in_range(num_clients, cohort_size):
+  sampler = CohortSampler(num_clients, cohort_size, seed=1)
+  for round_number in range(20):
+    cohort = sampler.sample(round_number)
+    assert cohort.dtype == np.int64
+    assert cohort.shape == (cohort_size,)
+    assert np.all(np.diff(cohort) > 0)
+    assert cohort[0] >= 0
+    assert cohort[-1] < num_clients
+
+
+def test_cohort_depends_on_seed_and_round_alone():
+  expected = CohortSampler(1000, 10, seed=3).sample(7)
+  sampler = CohortSampler(1000, 10, seed=3)
+  for round_number in (9, 1, 7):
+    cohort = sampler.sample(round_number)
+  np.testing.assert_array_equal(cohort, expected)
+  assert not np.array_equal(sampler.sample(8), expected)
+  assert not np.array_equal(CohortSampler(1000, 10, seed=4).sample(7), expected)
+
+
+def test_cohorts_stay_what_they_were_when_runs_were_stored():
+  # A change of these numbers breaks the resumption of every stored run.
+  np.testing.assert_array_equal(
+    CohortSampler(100, 5, seed=0).sample(1), [8, 51, 86, 87, 99]
+  )
+  np.testing.assert_array_equal(
+    CohortSampler(100, 5, seed=0, dropout_rate=0.3).sample(1), [51, 86, 99]
+  )
+  joining = client_sampling.draw_join_rounds('9:0.4', 10, 0)
+  assert np.flatnonzero(np.array(joining) > 1).tolist() == [0, 4, 5, 6]
+
+
+def test_every_client_is_equally_likely():
+  sampler = CohortSampler(20, 5, seed=0)
+  counts = np.zeros(20)
+  num_rounds = 4000
+  for round_number in range(num_rounds):
+    counts[sampler.sample(round_number)] += 1
+  # Binomial with p = 1/4: standard deviation 0.007, so this is 4.4 of them.
+  np.testing.assert_allclose(counts / num_rounds, 0.25, atol=0.03)
+
+
+@pytest.mark.parametrize(
+  'sizes', ['5,10:20,50:40', '1:5, 10:20, 50:40', {50: 40, 1: 5, 10: 20}]
+)
+def test_sizes_hold_from_their_rounds_on(sizes):
+  sampler = CohortSampler(100, sizes, 0)
+  assert sampler.cohort_size == '5,10:20,50:40'
+  assert sampler == CohortSampler(100, sampler.cohort_size, 0)
+  expected = {1: 5, 9: 5, 10: 20, 49: 20, 50: 40, 1000: 40}
+  for round_number, size in expected.items():
+    np.testing.assert_array_equal(
+      sampler.sample(round_number),
+      CohortSampler(100, size, 0).sample(round_number),
+    )
+  for constant in (5, '5', '1:5', {1: 5}):
+    assert CohortSampler(100, constant, 0) == CohortSampler(100, 5, 0)
+
+
+def test_each_client_of_a_cohort_fails_with_the_rate():
+  num_rounds, rate = 2000, 0.3
+  all_report = CohortSampler(50, 20, seed=1)
+  sampler = CohortSampler(50, 20, seed=1, dropout_rate=rate)
+  invited, reported = np.zeros(50), np.zeros(50)
+  numbers = []
+  for round_number in range(1, num_rounds + 1):
+    cohort = all_report.sample(round_number)
+    reports = sampler.sample(round_number)
+    assert set(reports) <= set(cohort) and np.all(np.diff(reports) > 0)
+    invited[cohort] += 1
+    reported[reports] += 1
+    numbers.append(len(reports))
+  # Binomial: 4.4 standard deviations, over all and for each client.
+  assert abs(np.mean(numbers) / 20 - 0.7) < 4.4 * (0.21 / (20 * 2000)) ** 0.5
+  bounds = 4.4 * (0.21 / invited) ** 0.5
+  assert np.all(np.abs(reported / invited - 0.7) < bounds)
+  # The variance of independent clients, 20 x 0.21; its own error is 3%.
+  assert np.var(numbers) == pytest.approx(4.2, rel=0.15)
+
+
+def test_a_round_in_which_all_would_fail_has_one_client():
+  sampler = CohortSampler(30, 3, seed=0, dropout_rate=0.99)
+  cohorts = [sampler.sample(r) for r in range(1, 1001)]
+  assert min(map(len, cohorts)) == 1
+  # On average 3 x 0.01, and one of the 0.97 rounds in which all fail.
+  assert np.mean([len(c) for c in cohorts]) == pytest.approx(1.0003, abs=0.01)
+  assert len({int(cohort[0]) for cohort in cohorts}) == 30
+
+
+def test_clients_are_drawn_from_their_rounds_on():
+  sampler = CohortSampler(6, 4, seed=2, join_rounds=(1, 5, 1, 9, 1, 5))
+  everybody = CohortSampler(6, 4, seed=2)
+  drawn = set()
+  for round_number in range(1, 40):
+    cohort = sampler.sample(round_number)
+    if round_number < 5:
+      # All who are there, which are fewer than a cohort.
+      assert cohort.tolist() == [0, 2, 4]
+    elif round_number < 9:
+      assert len(cohort) == 4
+      drawn.update(cohort.tolist())
+    else:
+      np.testing.assert_array_equal(cohort, everybody.sample(round_number))
+  assert drawn == {0, 1, 2, 4, 5}
+
+
+def test_shares_of_the_clients_join_later():
+  join_rounds = client_sampling.draw_join_rounds('50:0.2,100:0.3', 10, 0)
+  assert sorted(join_rounds) == [1] * 5 + [50] * 2 + [100] * 3
+  assert join_rounds == client_sampling.draw_join_rounds('50:.2, 100:.3', 10, 0)
+  assert join_rounds != client_sampling.draw_join_rounds(
+    '50:0.2,100:0.3', 10, 1
+  )
+  # 5 x 0.3 and 5 x 0.6 clients, halves rounded up.
+  thirds = client_sampling.draw_join_rounds('2:0.3,3:0.3', 5, 0)
+  assert sorted(thirds) == [1, 1, 2, 2, 3]
+  assert client_sampling.draw_join_rounds(None, 10, 0) == ()
+
+
+@pytest.mark.parametrize(
+  'shares, words',
+  [
+    ('0.5', '`join_rounds` to be 50:0.2,100:0.3'),
+    ('0:0.5', "found '0:0.5'"),
+    ('100:half', "found '100:half'"),
+    ('100:0.2,50:0.2', "found '100:0.2,50:0.2'"),
+    ('100:1.5', r'`join_rounds` to be a number in \(0, 1\), found 1.5'),
+    ('100:-0.5', 'found -0.5'),
+  ],
+)
+def test_wrong_shares_are_refused(shares, words):
+  with pytest.raises(ValueError, match=words):
+    client_sampling.draw_join_rounds(shares, 10, 0)
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    ((0, 1, 0), '`num_clients`'),
+    ((5, 0, 0), '`cohort_size`'),
+    ((10, 11, 0), 'num_clients=10, found 11'),
+    ((5, 1, -1), '`seed`'),
+    ((5, 2.5, 0), '`cohort_size` to be a number, or 5,10:20,50:40'),
+    ((5, 'many', 0), "found 'many'"),
+    ((5, '2,3', 0), "found '2,3'"),
+    ((5, '2,10:3,5:4', 0), "found '2,10:3,5:4'"),
+    ((5, '2,10:3:4', 0), "found '2,10:3:4'"),
+    ((5, {1: 2, 0: 3}, 0), 'found {1: 2, 0: 3}'),
+    ((5, {}, 0), 'found {}'),
+    ((5, '2,10:6', 0), '`cohort_size` to be 1 to num_clients=5, found 6'),
+    ((5, '10:2', 0), "known from round 1 on.*found '10:2'"),
+    ((5, 1, 0, 1.0), r'`dropout_rate` to be a number in \[0, 1\), found 1.0'),
+    ((2, 1, 0, 0.0, (3, 2)), "`join_rounds`.*found 'round 2 for the first'"),
+  ],
+)
+def test_numbers_out_of_range_are_refused(arguments, words):
+  with pytest.raises(ValueError, match=words):
+    CohortSampler(*arguments)
+
+
+@pytest.mark.parametrize(
+  ('num_clients', 'participation', 'expected'),
+  [
+    (100, 0.1, 10),
+    (25, 0.1, 3),  # 2.5: halves go up
+    (24, 0.1, 2),
+    (3, 0.01, 1),
+    (7, 1.0, 7),
+  ],
+)
+def test_cohort_size_is_the_nearest_number_of_clients(
+  num_clients, participation, expected
+):
+  assert expected == client_sampling.cohort_size_from_participation(
+    num_clients, participation
+  )
+  for out_of_range in (0, -0.1, 1.01, float('nan')):
+    with pytest.raises(ValueError, match='`participation`'):
+      client_sampling.cohort_size_from_participation(10, out_of_range)

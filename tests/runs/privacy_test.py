@@ -1,0 +1,220 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from tff_pfl.runs import (
+  client_sampling,
+  privacy,
+  run_config,
+  run_store,
+  training,
+)
+from tff_pfl.core import personalized_process
+
+_DELTA = 1e-5
+
+
+def _everybody(num_clients=20):
+  return client_sampling.CohortSampler(num_clients, num_clients, 0)
+
+
+def _gaussian_epsilon(noise_multiplier, delta):
+  """The exact epsilon of the Gaussian mechanism (Balle and Wang, 2018)."""
+
+  def excess(epsilon):
+    first = 0.5 / noise_multiplier - epsilon * noise_multiplier
+    second = -0.5 / noise_multiplier - epsilon * noise_multiplier
+    cdf = stats.norm.cdf
+    return cdf(first) - np.exp(epsilon) * cdf(second) - delta
+
+  return optimize.brentq(excess, 0, 100)
+
+
+@pytest.mark.parametrize('noise_multiplier', [0.8, 3.0, 10.0])
+def test_if_all_take_part_it_is_the_gaussian_mechanism(noise_multiplier):
+  accounting = privacy.Accounting(noise_multiplier, _everybody(), _DELTA)
+  found = accounting.epsilons(9)
+  for num_rounds in (1, 9):
+    # Rounds add up as one round with less noise does.
+    exact = _gaussian_epsilon(noise_multiplier / num_rounds**0.5, _DELTA)
+    assert exact <= found[num_rounds - 1] < 1.12 * exact
+  assert found == sorted(found)
+
+
+def test_renyi_divergences_by_hand():
+  sampler = client_sampling.CohortSampler(1000, 10, 0)
+  # Of order 2: alpha / (2 z^2).
+  order = privacy._ORDERS.index(2.0)
+  assert privacy._renyi(2.0)[order] == pytest.approx(2 / (2 * 2.0**2))
+  # Theorem 27 for sampling without replacement, with the sensitivity doubled:
+  # log(1 + q^2 min(4 (exp(e) - 1), 2 exp(e))), e = 2 / (2 (z / 2)^2).
+  for noise_multiplier in (1.0, 2.0, 8.0):
+    e = 4 / noise_multiplier**2
+    smaller = min(4 * np.expm1(e), 2 * np.exp(e))
+    found = privacy._renyi(noise_multiplier, sampler)[order]
+    assert found == pytest.approx(np.log1p(1e-4 * smaller), rel=1e-9)
+
+
+def test_secret_cohorts_count_where_they_are_a_small_part():
+  sampler = client_sampling.CohortSampler(10_000, 50, 0)
+  (found,) = privacy.Accounting(4.0, sampler, _DELTA).epsilons(1)
+  known = _gaussian_epsilon(4.0, _DELTA)
+  assert found < 0.5 * known
+  # In small ones the busiest client's rounds are the better bound.
+  sampler = client_sampling.CohortSampler(4, 2, 0)
+  rounds = np.array([sampler.sample(r) for r in range(1, 7)])
+  counts = [int(np.bincount(rounds[:n].ravel()).max()) for n in range(1, 7)]
+  assert privacy.most_participations(sampler, 6) == counts
+  found = privacy.Accounting(1.0, sampler, _DELTA).epsilons(6)
+  exact = _gaussian_epsilon(counts[-1] ** -0.5, _DELTA)
+  assert exact <= found[-1] < 1.12 * exact
+
+
+@pytest.mark.parametrize(('epsilon', 'cohort_size'), [(0.5, 5), (20, 100)])
+def test_noise_that_is_found_gives_its_epsilon(epsilon, cohort_size):
+  sampler = client_sampling.CohortSampler(100, cohort_size, 0)
+  found = privacy.find_noise_multiplier(epsilon, _DELTA, sampler, 7)
+  last = privacy.Accounting(found, sampler, _DELTA).epsilons(7)[-1]
+  assert 0.995 * epsilon < last <= epsilon
+
+
+def test_announcement_warns_of_what_hardly_protects():
+  accounting = privacy.Accounting(
+    1.5, client_sampling.CohortSampler(100, 10, 0), 0.01
+  )
+  assert privacy.announcement(accounting, [1.0, 2.0]) == (
+    '2 rounds, 10 of 100 clients, noise multiplier 1.5: ε = 2 at δ = 0.01.'
+  )
+  assert 'Warning' in privacy.announcement(accounting, [11.0])
+  local = privacy.Accounting(math.inf, accounting.sampler, 0.01)
+  assert 'weights stay with them: ε = 0' in privacy.announcement(local, [0.0])
+
+
+_CONFIG = run_config.RunConfig(
+  algorithm='fed_avg',
+  model='linear',
+  num_clients=6,
+  cohort_size=3,
+  num_rounds=3,
+  num_final_evaluations=1,
+  aggregator='dp',
+  dp_noise_multiplier=1.0,
+  seed=3,
+)
+
+_WITHOUT_NOISE = {'aggregator': 'mean', 'dp_noise_multiplier': None}
+_DISTRIBUTED = {'aggregator': 'ddp', 'dp_clip': 'fixed:1'}
+
+
+@pytest.mark.parametrize(
+  ('name', 'changes'),
+  [
+    ('dp_epsilon', {'dp_epsilon': 1.0}),
+    ('dp_epsilon', {'dp_noise_multiplier': None}),
+    ('dp_noise_multiplier', {'aggregator': 'mean'}),
+    ('dp_metrics', {**_WITHOUT_NOISE, 'dp_metrics': 'none'}),
+    ('clip', {'dp_clip': 'median'}),
+    (
+      'clip',
+      {
+        'dp_noise_multiplier': None,
+        'dp_epsilon': 1.0,
+        'dp_clip': 'fixed:inf',
+      },
+    ),
+    ('clip', {'aggregator': 'ddp'}),
+    ('dp_epsilon', {**_DISTRIBUTED, 'dp_epsilon': 1.0}),
+    ('bits', {**_DISTRIBUTED, 'dp_bits': 23}),
+    ('bits', {**_DISTRIBUTED, 'dp_bits': 1}),
+    ('dp_bits', {'dp_bits': 16}),
+    ('dp_delta', {'dp_delta': 1.0}),
+    ('client_weighting', {'client_weighting': 'num_examples'}),
+    ('num_warmup_rounds', {'num_warmup_rounds': 1}),
+    ('cohort_size', {'cohort_size': '2,2:3'}),
+    ('dropout_rate', {**_DISTRIBUTED, 'dropout_rate': 0.1}),
+    ('join_rounds', {'join_rounds': '2:0.5'}),
+    ('aggregator', {**_WITHOUT_NOISE, 'aggregator': 'krum'}),
+  ],
+)
+def test_settings_that_do_not_fit_are_refused(name, changes):
+  with pytest.raises(ValueError, match=f'`{name}`'):
+    dataclasses.replace(_CONFIG, **changes)
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    {'cohort_size': '2,2:3'},
+    {'dropout_rate': 0.1},
+    {'join_rounds': (1, 1, 1, 2, 2, 2)},
+  ],
+)
+def test_bounds_are_for_cohorts_of_one_size_among_all(options):
+  sampler = client_sampling.CohortSampler(
+    **{'num_clients': 6, 'cohort_size': 3, 'seed': 0, **options}
+  )
+  with pytest.raises(ValueError, match='`sampler` to be one of cohorts of one'):
+    privacy.Accounting(1.0, sampler, _DELTA)
+  with pytest.raises(ValueError, match='`sampler` to be one of cohorts of one'):
+    privacy.find_noise_multiplier(1.0, _DELTA, sampler, 2)
+
+
+def _stored(directory):
+  with run_store.RunStore.open_for_reading(directory) as store:
+    return store.server_state(), [row['epsilon'] for row in store.history()]
+
+
+@pytest.mark.usefixtures('without_pictures')
+def test_resumed_private_run_equals_an_uninterrupted_one(tmp_path, capsys):
+  data = _CONFIG.load_data()
+  process = _CONFIG.build_process(_CONFIG.build_model(data))
+  for folder, num_rounds in (('parts', 1), ('parts', 3), ('whole', 3)):
+    run = dataclasses.replace(_CONFIG, num_rounds=num_rounds).run_process(
+      process, data, str(tmp_path / folder), resume=True, show_progress=False
+    )
+  assert '3 rounds, 3 of 6 clients' in capsys.readouterr().err
+  whole = _stored(tmp_path / 'whole')
+  assert _stored(tmp_path / 'parts') == whole
+  delta = privacy.default_delta(6)
+  sampler = client_sampling.CohortSampler(6, 3, 3)
+  assert whole[1] == privacy.Accounting(1.0, sampler, delta).epsilons(3)
+  assert run.summary['privacy'] == {
+    'epsilon': whole[1][-1],
+    'unit': 'client',
+    'noise_multiplier': 1.0,
+    'delta': delta,
+  }
+
+
+def test_accounting_is_of_the_noise_that_is_added(tmp_path):
+  # Where nothing is sent, nothing is told.
+  state = personalized_process.ServerState(0, 0, {}, ((),), (), ())
+  accounting = privacy.Accounting(1.0, _everybody(), _DELTA)
+  assert accounting.of_state(state).epsilons(3) == [0.0] * 3
+  config = dataclasses.replace(_CONFIG, **_WITHOUT_NOISE)
+  data = config.load_data()
+  process = config.build_process(config.build_model(data))
+  sampler = client_sampling.CohortSampler(6, 3, config.seed)
+  with pytest.raises(ValueError, match='`accounting` to be of the noise'):
+    training.run(
+      process,
+      data,
+      output_dir=str(tmp_path / 'run'),
+      num_rounds=1,
+      cohort_size=3,
+      accounting=privacy.Accounting(1.0, sampler, _DELTA),
+    )
+
+
+def test_epsilon_of_settings_is_that_of_their_noise():
+  config = dataclasses.replace(
+    _CONFIG, dp_noise_multiplier=None, dp_epsilon=5.0
+  )
+  accounting = privacy.accounting_of(config)
+  assert 4.97 < accounting.epsilons(3)[-1] <= 5.0
+  factory = privacy.aggregator_of(config)
+  assert factory.noise_multiplier == accounting.noise_multiplier
+  assert factory.clients_per_round == 3 and factory.seed == 3

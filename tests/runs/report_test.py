@@ -1,0 +1,278 @@
+import csv
+import json
+import types
+
+import numpy as np
+import pytest
+
+from tff_pfl import datasets
+from tff_pfl.models import split_model
+from tff_pfl.runs import report, run_store
+
+
+def _process(has_global_model=True):
+  """What a report needs of a process."""
+  return types.SimpleNamespace(
+    model=types.SimpleNamespace(classifier=None),
+    name='fed_toy',
+    has_global_model=has_global_model,
+    attacked_clients=(),
+  )
+
+
+@pytest.fixture(scope='module', name='data')
+def _data():
+  return datasets.make_synthetic(
+    3, examples_per_client=4, test_examples_per_client=2, shape=(2,)
+  )
+
+
+def _evaluation(personal, shared):
+  return {
+    'personal': {'loss': 1 - personal, 'accuracy': personal},
+    'global': None if shared is None else {'loss': 0.5, 'accuracy': shared},
+    'fairness': {'mean': personal, 'fraction_hurt': None},
+    'non_finite_clients': 1,
+  }
+
+
+def _row(client, before, after, metric):
+  return {
+    'client': client,
+    'num_test_examples': 2,
+    'before': {'loss': 1.0, metric: before},
+    'after': {'loss': 0.5, metric: after},
+  }
+
+
+def _store(directory, data, evaluations, metric='accuracy'):
+  """A run with rounds 1 to the last evaluation; round r took r seconds."""
+  store = run_store.RunStore.open(
+    directory, {'algorithm': 'fed_toy', 'num_clients': 3, 'num_rounds': 99}
+  )
+  for round_number in range(max(evaluations) + 1):
+    store.commit_round(
+      server_state=b'',
+      client_states={},
+      metrics={'seconds': float(round_number), 'rss_mb': 100.0 - round_number},
+      evaluation=evaluations.get(round_number),
+      per_client=[
+        _row(client, i / 4, (i + 1) / 4, metric)
+        for i, client in enumerate(data.client_ids)
+      ],
+    )
+  return store
+
+
+_EVALUATIONS = {
+  2: _evaluation(0.9, 0.1),
+  4: _evaluation(0.5, 0.3),
+  9: _evaluation(0.75, 0.2),
+  13: _evaluation(0.65, 0.25),
+}
+
+
+def _majority_accuracy(data):
+  shares = [
+    np.mean(data.test(i).y == np.bincount(data.train(i).y).argmax())
+    for i in data.client_ids
+  ]
+  return pytest.approx(np.mean(shares))
+
+
+def test_summary_is_that_computed_by_hand(tmp_path, data):
+  with _store(tmp_path, data, _EVALUATIONS) as store:
+    summary = report.write_report(store, _process(), data)
+  assert summary == {
+    'algorithm': 'fed_toy',
+    'num_clients': 3,
+    # Not what was asked for but what there is.
+    'num_rounds': 13,
+    # The last ten rounds are 4 to 13.
+    'accuracy': {
+      'last_10_mean': pytest.approx((0.5 + 0.75 + 0.65) / 3),
+      'num_last_10': 3,
+      'best': 0.9,
+      'best_round': 2,
+      'last': 0.65,
+    },
+    'global_accuracy': {
+      'last_10_mean': pytest.approx((0.3 + 0.2 + 0.25) / 3),
+      'num_last_10': 3,
+      'best': 0.3,
+      'best_round': 4,
+      'last': 0.25,
+    },
+    'loss': pytest.approx(0.35),
+    'global_loss': 0.5,
+    'fairness': {'mean': 0.65, 'fraction_hurt': None},
+    'non_finite_clients': 1,
+    'num_scored_clients': 3,
+    # The median of 1 to 13: the initial state is no round.
+    'seconds_per_round': 7.0,
+    'peak_rss_mb': 99.0,
+    'majority_accuracy': _majority_accuracy(data),
+  }
+  text = (tmp_path / report.SUMMARY_NAME).read_text()
+  assert json.loads(text) == summary
+  # Nor a word of domains.
+  assert report.domain_tables([summary]) == ''
+  assert not (tmp_path / report.PER_DOMAIN_NAME).exists()
+  assert not (tmp_path / report.DOMAINS_PLOT_NAME).exists()
+  with open(tmp_path / report.PER_CLIENT_NAME, newline='') as file:
+    rows = list(csv.DictReader(file))
+  assert [row['client'] for row in rows] == list(data.client_ids)
+  assert [row['after/accuracy'] for row in rows] == ['0.25', '0.5', '0.75']
+
+
+def test_a_regression_is_reported_by_its_own_metric(tmp_path, data):
+  """With the error of each client; in the second evaluation half of it."""
+  evaluations = {
+    round_number: {
+      'personal': {'loss': 4 * error, 'mae': error},
+      'global': {'loss': 8.0, 'mae': 2.0},
+      'fairness': {'worst_10_percent': 1.5},
+      'non_finite_clients': 0,
+      'primary_metric': {'name': 'mae', 'higher_is_better': False},
+    }
+    for round_number, error in ((1, 1.0), (2, 0.5))
+  }
+  with _store(tmp_path, data, evaluations, 'mae') as store:
+    summary = report.write_report(store, _process(), data)
+  assert summary['accuracy'] is None
+  assert summary['primary_metric'] == {
+    'name': 'mae',
+    'higher_is_better': False,
+    'personal': {
+      'last_10_mean': 0.75,
+      'num_last_10': 2,
+      'best': 0.5,
+      'best_round': 2,
+      'last': 0.5,
+    },
+    'global': {
+      'last_10_mean': 2.0,
+      'num_last_10': 2,
+      'best': 2.0,
+      'best_round': 1,
+      'last': 2.0,
+    },
+  }
+  for name in ('mae_by_round.png', report.CLIENTS_PLOT_NAME):
+    assert (tmp_path / name).read_bytes().startswith(b'\x89PNG')
+  table = report.summary_table([summary]).splitlines()
+  assert 'evaluations' in table[1]
+  assert table[1].split()[:2] == ['mae', 'evaluations']
+  assert table[3].split()[:4] == ['fed_toy', '0.5000', '0.7500', '2.000']
+
+
+def test_lines_below_the_table_tell_epsilon_two_classes_and_most_frequent_one(
+  tmp_path, data
+):
+  two_classes = {'auc': 0.5, 'balanced_accuracy': 0.25, 'f1': 0.125}
+  evaluation = _evaluation(0.0, None)
+  evaluation['two_classes'] = {'personal': two_classes, 'global': None}
+  with _store(tmp_path, data, {1: evaluation}) as store:
+    summary = report.write_report(store, _process(False), data)
+  summary['privacy'] = {'epsilon': 2.5, 'delta': 0.01}
+  summary['num_scored_clients'] = 2
+  *_, scored, told, scores, majority = report.summary_table(
+    [summary]
+  ).splitlines()
+  assert 'mean over 2 of 3 clients' in scored
+  assert told == 'fed_toy: ε = 2.5 at δ = 0.01 for each client.'
+  assert 'AUC 0.500, balanced accuracy 0.250, F1 0.125' in scores
+  assert 'accuracy of 0.000 is no more than' in majority
+
+
+def test_a_method_without_a_global_model_has_dashes_in_its_place(
+  tmp_path, data
+):
+  summaries = []
+  for name, shared in (('one', 0.3), ('two', None)):
+    evaluations = {1: _evaluation(0.5, shared)}
+    with _store(tmp_path / name, data, evaluations) as store:
+      summary = report.write_report(store, _process(shared is not None), data)
+      series = report.series(store.evaluations(), split_model.ACCURACY)
+    assert series.get('global') == (shared and ([1], [shared]))
+    assert series['personal'] == ([1], [0.5])
+    summaries.append({**summary, 'algorithm': name})
+  assert summary['global_accuracy'] is None
+  assert summary['global_loss'] is None
+  assert report.series([], split_model.ACCURACY) == {}
+  first, second = report.summary_table(summaries).splitlines()[3:5]
+  assert first.split()[:4] == ['one', '0.5000', '0.5000', '0.3000']
+  assert second.split()[:4] == ['two', '0.5000', '0.5000', '–']
+
+
+@pytest.mark.parametrize(
+  'numbers, title',
+  [
+    ([10, 10], 'last 10\nrounds'),
+    ([], 'last 10\nrounds'),
+    ([3], 'last 3\nevaluations'),
+    ([1], 'last 1\nevaluation'),
+    ([2, 10], 'last 2–10\nevaluations'),
+  ],
+)
+def test_last_10_rounds_are_called_so_only_where_there_were_ten(numbers, title):
+  assert report.recent_title(numbers) == title
+
+
+def test_curves_are_of_both_models_with_their_last_value(tmp_path, data):
+  with _store(tmp_path, data, _EVALUATIONS) as store:
+    frame = report.curves(store.evaluations())
+  assert set(frame['model']) == {'personal', 'global'}
+  ax = report.plot_curves({'one': frame, 'two': frame}, split_model.ACCURACY)
+  labels = [text.get_text() for text in ax.get_legend().get_texts()]
+  last = frame[(frame['model'] == 'personal') & (frame['metric'] == 'accuracy')]
+  assert labels[0] == f'one, personal model ({last["value"].iloc[-1]:.1%})'
+  assert len(labels) == 4
+  # Where both are the same there is one.
+  same = [{'round': 1, 'personal': {'loss': 1.0}, 'global': {'loss': 1.0}}]
+  assert report.curves(same)['model'].tolist() == ['global']
+
+
+def _with_domains(sea, hills):
+  """An evaluation whose domains have these personal accuracies."""
+  figure = {
+    'by_domain': {'sea': sea, 'hills': hills, 'moon': None},
+    'min': min(sea, hills),
+    'mean': (sea + hills) / 2,
+    'max': max(sea, hills),
+    'client_mean': 0.5,
+  }
+  return {
+    **_evaluation(0.5, None),
+    'domains': {
+      'num_test_examples': {'sea': 4, 'hills': 2, 'moon': 0},
+      'without_test_examples': ['moon'],
+      'personal': {'accuracy': figure},
+      'global': None,
+    },
+  }
+
+
+def test_data_with_domains_have_them_in_the_summary_and_files(tmp_path, data):
+  evaluations = {
+    1: _with_domains(1.0, 1.0),
+    3: _with_domains(0.5, 0.75),
+    12: _with_domains(0.25, 0.125),
+  }
+  with _store(tmp_path, data, evaluations) as store:
+    summary = report.write_report(store, _process(False), data)
+  assert json.loads((tmp_path / report.SUMMARY_NAME).read_text()) == summary
+  # The last ten rounds are 3 to 12; their minima are 0.5 and 0.125.
+  assert summary['domains']['personal']['accuracy']['min'] == {
+    'last': 0.125,
+    'last_10_mean': 0.3125,
+  }
+  with open(tmp_path / report.PER_DOMAIN_NAME, newline='') as file:
+    rows = list(csv.DictReader(file))
+  assert [row['domain'] for row in rows] == ['sea', 'hills', 'moon']
+  assert rows[0]['personal/accuracy/last'] == '0.25'
+  assert rows[0]['personal/accuracy/last_10_mean'] == '0.375'
+  assert rows[2]['personal/accuracy/last'] == ''
+  picture = tmp_path / report.DOMAINS_PLOT_NAME
+  assert picture.read_bytes().startswith(b'\x89PNG')
+  assert report.domain_tables([summary, summary]).count('by domain') == 2

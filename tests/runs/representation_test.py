@@ -1,0 +1,343 @@
+import collections
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import scipy.linalg
+
+from tests.methods import toy_problems
+from tff_pfl.runs import representation
+from tff_pfl.models import keras_bridge
+
+
+def _rng(seed=0):
+  return np.random.default_rng(seed)
+
+
+def _orthogonal(size, seed=0):
+  return np.linalg.qr(_rng(seed).normal(size=(size, size)))[0]
+
+
+# Principal angle distance.
+
+
+def test_distance_of_two_lines_is_the_sine_of_their_angle():
+  angle = np.pi / 6
+  line = [[1.0], [0.0]]
+  other = [[3 * np.cos(angle)], [3 * np.sin(angle)]]
+  distance = representation.principal_angle_distance
+  assert distance(line, other) == pytest.approx(0.5, abs=1e-15)
+  identity = np.eye(4)
+  assert distance(identity[:, :2], identity[:, 1:3]) == 1
+  # A space of more dimensions has a direction that the other lacks.
+  assert distance(identity[:, :1], identity[:, :2]) == 1
+  assert distance(identity[:, :2], identity[:, :1]) == 0
+  assert distance(identity, _rng().normal(size=(4, 3))) < 1e-14
+
+
+@pytest.mark.parametrize('angle', [1e-4, 1e-8, 1e-12])
+def test_small_angles_are_right(angle):
+  basis = _orthogonal(9)
+  turned = np.concatenate(
+    [
+      basis[:, :2],
+      np.cos(angle) * basis[:, 2:3] + np.sin(angle) * basis[:, 3:4],
+    ],
+    axis=1,
+  )
+  assert representation.principal_angle_distance(
+    basis[:, :3], turned
+  ) == pytest.approx(angle, rel=1e-3)
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_distance_equals_scipys_largest_angle(seed):
+  a, b = _rng(seed).normal(size=(2, 8, 3))
+  # Close and far spaces.
+  for other in (b, a + 1e-3 * b):
+    expected = np.sin(scipy.linalg.subspace_angles(a, other).max())
+    distance = representation.principal_angle_distance(a, other)
+    assert distance == pytest.approx(expected, rel=1e-9)
+    assert representation.principal_angle_distance(other, a) == pytest.approx(
+      distance, rel=1e-9
+    )
+
+
+def test_distance_depends_on_the_spaces_only():
+  a, b = _rng().normal(size=(2, 10, 3))
+  expected = representation.principal_angle_distance(a, b)
+  change = _rng(1).normal(size=(3, 3))
+  # Columns of very different lengths are a basis all the same.
+  scaled = b @ np.diag([1e-12, 1.0, 1e12])
+  turn = _orthogonal(10)
+  for other_a, other_b in ((a @ change, b), (a, scaled), (turn @ a, turn @ b)):
+    assert representation.principal_angle_distance(
+      other_a, other_b
+    ) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+  'basis, reason',
+  [
+    (np.ones((3, 2)), 'full column rank 2, found .rank 1'),
+    (np.zeros((3, 1)), 'full column rank 1, found .rank 0'),
+    (np.ones((2, 3)), 'full column rank 3, found .rank 1'),
+    ([[1.0], [np.nan], [0.0]], 'finite'),
+    (np.ones(3), r'of shape \[d, k\]'),
+    (np.ones((3, 0)), 'at least 1'),
+  ],
+)
+def test_what_is_no_basis_is_refused_by_name(basis, reason):
+  good = np.eye(3)[:, :1]
+  with pytest.raises(ValueError, match=f'Expected `a` to be .*{reason}'):
+    representation.principal_angle_distance(basis, good)
+  with pytest.raises(ValueError, match=f'Expected `b` to be .*{reason}'):
+    representation.principal_angle_distance(good, basis)
+
+
+@pytest.mark.parametrize(
+  'function, arguments, reason',
+  [
+    ('principal_angle_distance', [np.eye(3)[:, :1], np.eye(4)], '3 rows, like'),
+    ('linear_cka', [np.eye(5), np.ones((4, 2))], '`b` to be of 5 rows, like'),
+    ('linear_cka', [np.eye(5), np.ones(5)], r'`b` to be of shape \[n, q\]'),
+    ('linear_cka', [np.eye(5), np.full((5, 1), np.inf)], '`b` to be finite'),
+    ('class_cosine_similarity', [np.ones(3), [0] * 3, 2], '`features` to be'),
+  ],
+)
+def test_what_is_no_pair_of_features_is_refused(function, arguments, reason):
+  with pytest.raises(ValueError, match=reason):
+    getattr(representation, function)(*arguments)
+
+
+# Linear CKA.
+
+
+def _hsic_cka(a, b):
+  """CKA by its definition, with the centring matrix."""
+  a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+  centring = np.eye(len(a)) - 1 / len(a)
+
+  def hsic(k, other):
+    return np.trace(k @ centring @ other @ centring)
+
+  k, other = a @ a.T, b @ b.T
+  return hsic(k, other) / np.sqrt(hsic(k, k) * hsic(other, other))
+
+
+def test_cka_computed_by_hand():
+  a = [[1.0], [-1.0], [0.0], [0.0]]
+  b = [[1.0], [0.0], [-1.0], [0.0]]
+  # One feature each: the squared correlation, 1/2 squared.
+  assert representation.linear_cka(a, b) == pytest.approx(0.25)
+  orthogonal = [[0.0], [0.0], [1.0], [-1.0]]
+  assert representation.linear_cka(a, orthogonal) == 0
+
+
+@pytest.mark.parametrize(
+  'widths',
+  # More examples than features, fewer, and more columns than a block has.
+  [(3, 5), (20, 20), (50, 2), (2, 50), (9000, 30)],
+)
+def test_cka_equals_that_of_its_definition(widths):
+  rng = _rng(widths[0])
+  common = rng.normal(size=(20, 2))
+  a, b = (
+    common @ rng.normal(size=(2, width)) + rng.normal(size=(20, width)) + 3
+    for width in widths
+  )
+  value = representation.linear_cka(a, b)
+  assert value == pytest.approx(_hsic_cka(a, b), rel=1e-9)
+  assert 0 < value < 1
+  assert representation.linear_cka(b, a) == pytest.approx(value, rel=1e-12)
+  assert type(value) is float
+
+
+@pytest.mark.parametrize('width', [4, 40])
+def test_cka_is_one_up_to_rotation_scale_and_shift(width):
+  a = _rng().normal(size=(15, width))
+  same = 7 * a @ _orthogonal(width) + _rng(1).normal(size=width)
+  assert representation.linear_cka(a, a) == pytest.approx(1)
+  assert representation.linear_cka(a, same) == pytest.approx(1)
+  # Stretching some directions is another representation.
+  stretched = a * np.where(np.arange(width) < 2, 9, 1)
+  assert representation.linear_cka(a, stretched) < 0.95
+
+
+def test_cka_of_float32_is_as_precise_as_the_features_are():
+  a, b = _rng().normal(size=(2, 30, 12)).astype(np.float32) + 1000
+  assert representation.linear_cka(a, b) == pytest.approx(
+    _hsic_cka(a - 1000, b - 1000), rel=1e-9
+  )
+
+
+@pytest.mark.parametrize('width', [2, 40])
+def test_cka_with_features_that_are_constant_is_undefined(width):
+  varied = _rng().normal(size=(7, width))
+  constant = np.full((7, width), 0.1)
+  for a, b in ((varied, constant), (constant, varied), (constant, constant)):
+    assert np.isnan(representation.linear_cka(a, b))
+  assert np.isnan(representation.linear_cka(varied[:1], varied[:1]))
+
+
+# Cosine similarity of classes.
+
+
+def test_class_similarity_computed_by_hand():
+  root = np.sqrt(0.5)
+  features = [[2.0, 0.0], [0.0, 5.0], [1.0, 1.0], [-3.0, 0.0]]
+  similarity = representation.class_cosine_similarity(features, [0, 0, 1, 2], 4)
+  expected = np.full((4, 4), np.nan)
+  expected[0, 0] = 0  # The two of class 0 are orthogonal.
+  expected[0, 1] = expected[1, 0] = root
+  expected[0, 2] = expected[2, 0] = -0.5
+  expected[1, 2] = expected[2, 1] = -root
+  np.testing.assert_allclose(similarity, expected, atol=1e-15)
+
+
+def test_class_similarity_equals_the_mean_over_pairs():
+  rng = _rng()
+  features = rng.normal(size=(40, 6)) + 0.5
+  # A network may be dead on an example.
+  features[[0, 7]] = 0
+  labels = rng.integers(0, 4, size=40)
+  units = features / np.maximum(
+    np.linalg.norm(features, axis=1, keepdims=True), 1e-300
+  )
+  expected = np.empty((4, 4))
+  for i in range(4):
+    for j in range(4):
+      expected[i, j] = np.mean(
+        [
+          units[s] @ units[t]
+          for s in np.flatnonzero(labels == i)
+          for t in np.flatnonzero(labels == j)
+          if s != t
+        ]
+      )
+  np.testing.assert_allclose(
+    representation.class_cosine_similarity(features, labels, 4),
+    expected,
+    rtol=1e-10,
+    atol=1e-12,
+  )
+
+
+# Features of models.
+
+
+@pytest.fixture(scope='module')
+def normalizing_model():
+  return toy_problems.classifier_from(toy_problems.dropout_and_normalization())
+
+
+def test_layer_features_computed_by_hand(normalizing_model):
+  model = normalizing_model
+  weights = toy_problems.jittered(model.initial_weights)
+  # More examples than go through at once, and not a multiple of that.
+  x = _rng(1).normal(size=(600, 5)).astype(np.float32)
+  features = representation.layer_features(model, weights, x)
+  assert list(features) == ['dense', 'norm', 'head']
+  dense = x @ weights['dense/kernel'] + weights['dense/bias']
+  # Inference: moving statistics, no dropout.
+  norm = (
+    weights['norm/gamma']
+    * (dense - weights['norm/moving_mean'])
+    / (np.sqrt(weights['norm/moving_variance'] + 1e-3))
+    + weights['norm/beta']
+  )
+  head = np.maximum(norm, 0) @ weights['head/kernel'] + weights['head/bias']
+  for name, expected in (('dense', dense), ('norm', norm), ('head', head)):
+    np.testing.assert_allclose(features[name], expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(
+    representation.body_features(model, weights, x),
+    np.maximum(norm, 0),
+    rtol=1e-4,
+    atol=1e-5,
+  )
+
+
+def test_outputs_of_images_and_sequences_are_one_row_an_example():
+  model = toy_problems.classifier_from(
+    toy_problems.convolutional_and_recurrent()
+  )
+  x = _rng().normal(size=(6, 5)).astype(np.float32)
+  features = representation.layer_features(model, model.initial_weights, x)
+  assert {name: value.shape for name, value in features.items()} == {
+    'conv': (6, 4 * 2),
+    'lstm': (6, 3),
+    'head': (6, 3),
+  }
+  # The convolution's own activation is part of its output.
+  assert np.all(features['conv'] >= 0)
+  np.testing.assert_array_equal(
+    features['lstm'],
+    representation.body_features(model, model.initial_weights, x),
+  )
+  # Examples do not depend on each other.
+  alone = representation.layer_features(model, model.initial_weights, x[2:3])
+  for name, value in alone.items():
+    np.testing.assert_allclose(value, features[name][2:3], rtol=1e-5, atol=1e-6)
+
+
+def test_several_features_across_the_cut_are_one_row():
+  inputs = keras.Input([5])
+  left = keras.layers.Dense(2, name='left')(inputs)
+  right = keras.layers.Dense(3, name='right')(inputs)
+  joined = keras.layers.Concatenate(name='joined')([left, right])
+  model = keras_bridge.from_keras(
+    keras.Model(inputs, keras.layers.Dense(3, name='head')(joined)),
+    head_layers=['joined', 'head'],
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+  )
+  weights = model.initial_weights
+  x = _rng().normal(size=(4, 5)).astype(np.float32)
+  np.testing.assert_allclose(
+    representation.body_features(model, weights, x),
+    np.concatenate(
+      [x @ weights['left/kernel'], x @ weights['right/kernel']], axis=1
+    ),
+    rtol=1e-5,
+    atol=1e-6,
+  )
+
+
+def test_layer_cka_is_that_of_the_features(normalizing_model):
+  model = normalizing_model
+  before = model.initial_weights
+  after = collections.OrderedDict(before)
+  head = _rng().normal(size=before['head/kernel'].shape)
+  after['head/kernel'] = head.astype(np.float32)
+  x = _rng(1).normal(size=(50, 5)).astype(np.float32)
+  cka = representation.layer_cka(model, before, after, x)
+  assert list(cka) == ['dense', 'norm', 'head']
+  assert cka['dense'] == pytest.approx(1)
+  assert cka['norm'] == pytest.approx(1)
+  assert cka['head'] == pytest.approx(
+    _hsic_cka(
+      representation.layer_features(model, before, x)['head'],
+      representation.layer_features(model, after, x)['head'],
+    ),
+    rel=1e-6,
+  )
+  assert cka['head'] < 0.99
+
+
+def test_what_a_model_does_not_have_is_refused(normalizing_model):
+  model = normalizing_model
+  weights, x = model.initial_weights, np.zeros((2, 5), np.float32)
+  some = {k: v for k, v in weights.items() if k != 'norm/gamma'}
+  wide = {**weights, 'norm/gamma': np.ones(3, np.float32)}
+  for arguments, reason in (
+    ((dataclasses.replace(model, layer_outputs=None), weights, x), 'tells its'),
+    ((model, weights, x, ['third']), "found 'third'"),
+    ((model, some, x), 'found "no \'norm/gamma\'"'),
+    ((model, wide, x), r"shape \(4,\) for 'norm/gamma'"),
+    ((model, weights, x[:, 1:]), '`x` to be of shape'),
+    ((model, weights, x[:0]), '`x` to be of shape'),
+  ):
+    with pytest.raises(ValueError, match=reason):
+      representation.layer_features(*arguments)
+  body = {k: v for k, v in weights.items() if not k.startswith('head')}
+  assert representation.body_features(model, body, x).shape == (2, 4)

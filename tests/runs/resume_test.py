@@ -1,0 +1,294 @@
+"""A run that is interrupted and resumed ends as one that never was."""
+
+import contextlib
+import json
+
+import numpy as np
+import pytest
+
+from tests.runtime import parity
+from tff_pfl import datasets, errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.methods import fed_rep, registry
+from tff_pfl.models import zoo
+from tff_pfl.runs import (
+  client_sampling,
+  metrics_writers,
+  report,
+  run_store,
+  training,
+)
+
+pytestmark = pytest.mark.usefixtures('without_pictures')
+
+_NUM_CLIENTS = 12
+_NUM_ROUNDS = 6
+# What a resumed run has of its own: times and memory.
+_TIMES = ('seconds', 'rss_mb', 'seconds_per_round', 'peak_rss_mb')
+
+
+@pytest.fixture(scope='module', name='process')
+def _process(data):
+  return registry.build(
+    'fed_rep',
+    # Wide enough for each client's state to take pages of its own.
+    zoo.mlp(data.element_spec, data.num_classes, widths=(256,)),
+    fed_rep.FedRepHParams(num_head_epochs=2),
+    seed=3,
+  )
+
+
+@pytest.fixture(scope='module', name='data')
+def _data():
+  rng = np.random.default_rng(0)
+  return datasets.FederatedDataset.from_arrays(
+    rng.normal(size=[240, 6]),
+    rng.integers(20, size=240),
+    num_clients=_NUM_CLIENTS,
+    num_classes=20,
+    name='toy',
+  )
+
+
+class _SharedRuntime:
+  """A runtime that counts, and may stop, what is run on it."""
+
+  def __init__(self, runtime, before_call=lambda number, computation: None):
+    self._runtime = runtime
+    self._before_call = before_call
+    self.num_calls = 0
+    self.share = runtime.share
+    self.clients_per_call = runtime.clients_per_call
+
+  def run(self, computation, *arguments):
+    self.num_calls += 1
+    self._before_call(self.num_calls, computation)
+    return self._runtime.run(computation, *arguments)
+
+
+def _run(process, data, directory, **options):
+  training.run(
+    process,
+    data,
+    output_dir=str(directory),
+    rounds_per_evaluation=2,
+    num_final_evaluations=1,
+    show_progress=False,
+    **{'num_rounds': _NUM_ROUNDS, 'cohort_size': 3, **options},
+  )
+
+
+@pytest.fixture(name='run')
+def _run_fixture(process, data, runtime, monkeypatch):
+  """Runs the experiment on one worker for all tests, which is quicker."""
+
+  def run(directory, *, before_call=None, data=data, **options):
+    shared = _SharedRuntime(runtime, *([before_call] if before_call else []))
+    with monkeypatch.context() as patch:
+      patch.setattr(
+        runtime_lib,
+        'create_runtime',
+        lambda name: contextlib.nullcontext(shared),
+      )
+      _run(process, data, directory, resume=True, **options)
+    return shared.num_calls
+
+  return run
+
+
+def _without_times(row):
+  return {key: value for key, value in row.items() if key not in _TIMES}
+
+
+def _everything(directory):
+  """All that a run has left behind, apart from times and memory."""
+  with run_store.RunStore.open_for_reading(directory) as store:
+    found = {
+      'server_state': store.server_state(),
+      'client_states': store.client_states(range(_NUM_CLIENTS)),
+      'history': [_without_times(row) for row in store.history()],
+      'per_client': store.per_client(),
+    }
+  with open(directory / metrics_writers.JSONL_NAME) as file:
+    found['metrics.jsonl'] = [_without_times(json.loads(row)) for row in file]
+  found['per_client.csv'] = (directory / report.PER_CLIENT_NAME).read_bytes()
+  with open(directory / report.SUMMARY_NAME) as file:
+    found['summary.json'] = _without_times(json.load(file))
+  return found
+
+
+def _last_round(directory):
+  try:
+    with run_store.RunStore.open_for_reading(directory) as store:
+      return store.last_round
+  except errors.RunError:
+    return -1
+
+
+@pytest.fixture(scope='module', name='expected')
+def _expected(process, data, tmp_path_factory):
+  """What a run that nothing disturbs, on a runtime of its own, leaves."""
+  directory = tmp_path_factory.mktemp('uninterrupted')
+  _run(process, data, directory)
+  found = _everything(directory)
+  # More than the cohort of one round, fewer than all: both kinds are scored.
+  assert 3 < len(found['client_states']) < _NUM_CLIENTS
+  return found
+
+
+@pytest.mark.parametrize('seed', range(2))
+def test_run_that_is_stopped_again_and_again_ends_the_same(
+  seed, run, expected, tmp_path
+):
+  rng = np.random.default_rng(seed)
+  num_stops = 0
+  while True:
+    stop_at = int(rng.integers(1, 12))
+
+    def stop(number, computation, stop_at=stop_at):
+      if number == stop_at:
+        raise KeyboardInterrupt
+
+    before = _last_round(tmp_path)
+    try:
+      run(tmp_path, before_call=stop)
+    except KeyboardInterrupt:
+      num_stops += 1
+      assert _last_round(tmp_path) >= before
+    else:
+      break
+  assert num_stops >= 2
+  assert _everything(tmp_path) == expected
+
+
+@pytest.mark.parametrize('computation', ['next', 'evaluate_clients'])
+def test_round_in_flight_is_not_committed(
+  computation, process, run, expected, tmp_path
+):
+  calls = []
+
+  def stop_in_round_4(number, called):
+    if called is getattr(process, computation):
+      calls.append(number)
+      # Evaluations follow rounds 2, 4 and 6.
+      if len(calls) == (4 if computation == 'next' else 2):
+        raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    run(tmp_path, before_call=stop_in_round_4)
+  with run_store.RunStore.open_for_reading(tmp_path) as store:
+    assert store.last_round == 3
+    assert [row['round'] for row in store.evaluations()] == [2]
+    # What was committed is what the undisturbed run had after its rounds.
+    assert [_without_times(row) for row in store.history()] == expected[
+      'history'
+    ][:3]
+  run(tmp_path)
+  assert _everything(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+  'owner, name, call, last_round, num_calls',
+  [
+    (run_store.RunStore, 'commit_round', 5, 3, None),
+    (metrics_writers.MetricsWriters, 'write', 3, 3, None),
+    # A picture, and what a report writes last: no other round is run.
+    (report, '_write_pictures', 1, _NUM_ROUNDS, 0),
+    (report.summary_lib, 'write_json', 1, _NUM_ROUNDS, 0),
+  ],
+)
+def test_what_cannot_be_written_costs_nothing_that_was_committed(
+  owner,
+  name,
+  call,
+  last_round,
+  num_calls,
+  run,
+  expected,
+  tmp_path,
+  monkeypatch,
+):
+  calls, write = [], getattr(owner, name)
+
+  def fail(*arguments, **options):
+    calls.append(name)
+    if len(calls) == call:
+      raise OSError(28, 'No space left on device')
+    return write(*arguments, **options)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(owner, name, fail)
+    with pytest.raises(OSError, match='No space left'):
+      run(tmp_path)
+  assert _last_round(tmp_path) == last_round
+  # A summary would say that the report is complete.
+  assert not (tmp_path / report.SUMMARY_NAME).exists()
+  assert num_calls in (run(tmp_path), None)
+  assert _everything(tmp_path) == expected
+
+
+def test_more_rounds_than_before_go_on_as_if_asked_for_at_once(
+  run, expected, tmp_path
+):
+  run(tmp_path, num_rounds=2)
+  run(tmp_path, num_rounds=4)
+  run(tmp_path)
+  assert _everything(tmp_path) == expected
+
+
+_CHANGING = {'cohort_size': '2,3:5,6:12', 'dropout_rate': 0.4}
+
+
+@pytest.fixture(name='joining')
+def _joining(data):
+  """Three clients from round 1 on, the others from round 4 on."""
+  return data.joining({name: 4 for name in data.client_ids[3:]})
+
+
+def test_clients_that_change_are_the_same_after_a_resume(
+  process, data, joining, run, tmp_path
+):
+  at_once, resumed = tmp_path / 'at once', tmp_path / 'resumed'
+  _run(process, joining, at_once, **_CHANGING)
+  expected = _everything(at_once)
+  run(resumed, data=joining, num_rounds=2, **_CHANGING)
+  with run_store.RunStore.open_for_reading(resumed) as store:
+    assert len(store.per_client()) == 3
+    assert set(store.client_states(range(_NUM_CLIENTS))) <= {0, 1, 2}
+  for words, other in (
+    ("cohort_size was '2,3:5,6:12', now '2,3:5'", {'cohort_size': '2,3:5'}),
+    ('dropout_rate was 0.4, now 0.3', {'dropout_rate': 0.3}),
+    ('data_sha256 was', {'data': data}),
+  ):
+    with pytest.raises(errors.RunError, match=words):
+      run(resumed, **{'data': joining, **_CHANGING, **other})
+  run(resumed, data=joining, num_rounds=4, **_CHANGING)
+  run(resumed, data=joining, **_CHANGING)
+  assert _everything(resumed) == expected
+  # In rounds 1 to 3 there are three clients; from round 4 on all are scored.
+  invited = [2, 2, 3, 5, 5, 12]
+  reported = [row['clients'] for row in expected['history']]
+  assert all(0 < n <= most for n, most in zip(reported, invited))
+  assert reported != invited
+  sampler = client_sampling.CohortSampler(
+    _NUM_CLIENTS,
+    seed=process.seed,
+    join_rounds=(1,) * 3 + (4,) * 9,
+    **_CHANGING,
+  )
+  assert reported == [len(sampler.sample(r)) for r in range(1, 7)]
+  assert len(expected['per_client']) == _NUM_CLIENTS
+
+
+@pytest.mark.slow
+def test_clients_that_change_are_the_same_on_the_native_runtime(
+  process, joining, tmp_path
+):
+  for runtime in ('in_process', 'native'):
+    _run(process, joining, tmp_path / runtime, runtime=runtime, **_CHANGING)
+  in_process, native = (
+    _everything(tmp_path / runtime) for runtime in ('in_process', 'native')
+  )
+  for name in ('history', 'per_client'):
+    parity.assert_close(in_process[name], native[name])
+  assert set(in_process['client_states']) == set(native['client_states'])

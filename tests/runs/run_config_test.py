@@ -1,0 +1,297 @@
+import dataclasses
+import json
+import os
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.methods import (
+  fed_avg,
+  fed_fac,
+  fed_pac,
+  fed_rep,
+  registry,
+  scaffold,
+)
+from tff_pfl.core import phases
+from tff_pfl.runs import open_run, run_config, summary
+from tff_pfl.core import personalization
+
+_CONFIG = run_config.RunConfig(
+  algorithm='fed_rep',
+  hparams=fed_rep.FedRepHParams(num_head_epochs=3, head_learning_rate=0.2),
+  partition='classes_per_client:3',
+  num_clients=6,
+  model_arguments={'widths': (16, 8), 'activation': 'elu'},
+  server_learning_rate=0.5,
+  server_momentum=0.9,
+  personalization=personalization.Personalization(fine_tune='head'),
+  cohort_size=2,
+  seed=4,
+)
+
+
+def test_an_optimizer_that_is_no_name_is_not_for_stored_settings():
+  adagrad = tff.learning.optimizers.build_adagrad(0.5)
+  hparams = fed_rep.FedRepHParams(optimizer=adagrad)
+  with pytest.raises(ValueError, match='`hparams.optimizer`.*`registry.build`'):
+    run_config.RunConfig(hparams=hparams)
+  described = phases.described(hparams)
+  assert json.loads(json.dumps(described))['optimizer'] == {
+    **described['optimizer'],
+    'name': '_Adagrad',
+    'learning_rate': 0.5,
+  }
+
+
+_LATER = {
+  'statistics': 'local',
+  'augmentation': 'crop:2+flip',
+  'class_weight': '0:1,1:10',
+  'metrics': ('auc', 'top_3_accuracy'),
+  'weight_decay': 1e-4,
+  'decoupled_weight_decay': 0.01,
+  'max_gradient_norm': 2.0,
+  'learning_rate_schedule': 'warmup:5+cosine:20',
+  'server_learning_rate_schedule': 'step:10',
+  'initial_run': '/runs/before',
+  'initial_run_part': 'body',
+  'attack': 'scale:2',
+  'attacked_fraction': 0.2,
+}
+_PRIVATE = {
+  'aggregator': 'dp',
+  'dp_epsilon': 3.0,
+  'dp_delta': 0.01,
+  'dp_clip': 'fixed:0.5',
+  'dp_metrics': 'none',
+}
+
+
+@pytest.mark.parametrize(
+  'config',
+  [
+    *(run_config.RunConfig(algorithm=name) for name in registry.ALGORITHMS),
+    *(
+      run_config.RunConfig(
+        algorithm='fed_fac', hparams=fed_fac.FedFacHParams(threshold=threshold)
+      )
+      for threshold in (np.inf, -np.inf)
+    ),
+    dataclasses.replace(_CONFIG, **_LATER, **_PRIVATE),
+    dataclasses.replace(
+      _CONFIG,
+      cohort_size={1: 2, 5: 4},
+      dropout_rate=0.1,
+      join_rounds='5:0.25,8:0.5',
+    ),
+  ],
+)
+def test_settings_survive_json(config):
+  text = summary.json_text(config.settings())
+  restored = run_config.RunConfig.from_settings(json.loads(text))
+  # JSON has lists where Python has tuples.
+  arguments = json.loads(json.dumps(config.model_arguments))
+  assert restored == dataclasses.replace(config, model_arguments=arguments)
+  assert restored.settings() == config.settings()
+
+
+def test_later_settings_reach_the_process():
+  config = dataclasses.replace(
+    _CONFIG,
+    model='cnn',
+    model_arguments={'filters': 1, 'widths': (2,), 'normalization': 'batch'},
+    **_LATER,
+  )
+  data = config.load_data()
+  model = config.build_model(data)
+  assert [m.name for m in model.reported] == ['auc', 'top_3_accuracy']
+  assert model.training_loss is not None
+  description = config.build_process(model).description
+  relative = dataclasses.replace(config, initial_run='before')
+  assert relative.initial_run == os.path.abspath('before')
+  assert description['statistics'] == 'local'
+  assert description['max_gradient_norm'] == 2.0
+  assert description['learning_rates'][:2] == pytest.approx([0.2, 0.4])
+  assert description['server_learning_rates'][1:3] == pytest.approx([1, 0.1])
+  assert not {'statistics', 'learning_rates'} & set(
+    _CONFIG.build_process(_CONFIG.build_model(data)).description
+  )
+
+
+def test_same_settings_build_the_same_clients_and_weights():
+  first, second = (
+    run_config.RunConfig.from_settings(_CONFIG.settings()) for _ in range(2)
+  )
+  data, again = first.load_data(), second.load_data()
+  assert data.client_ids == again.client_ids
+  for client_id in data.client_ids:
+    np.testing.assert_array_equal(
+      data.train(client_id).x, again.train(client_id).x
+    )
+  model, other = first.build_model(data), second.build_model(again)
+  assert [value.shape for value in model.initial_weights.values()][::2] == [
+    (64, 16),
+    (16, 8),
+    (8, 10),
+  ]
+  for name, value in model.initial_weights.items():
+    np.testing.assert_array_equal(value, other.initial_weights[name])
+  reseeded = dataclasses.replace(_CONFIG, seed=5)
+  assert not np.array_equal(
+    reseeded.build_model(data).initial_weights['head/kernel'],
+    model.initial_weights['head/kernel'],
+  )
+
+
+def test_settings_reach_the_process():
+  data = _CONFIG.load_data()
+  process = _CONFIG.build_process(_CONFIG.build_model(data))
+  assert process.name == 'fed_rep'
+  assert data.num_clients == 6
+  assert process.has_local_weights
+  # Fine-tuning needs the training data of clients that took part, too.
+  state = type('State', (), {'num_rounds': 3})
+  assert process.needs_training_data(state)
+  plain = dataclasses.replace(
+    _CONFIG, personalization=personalization.Personalization()
+  )
+  assert not plain.build_process(process.model).needs_training_data(state)
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    ({'algorithm': 'fed_best'}, '`algorithm` to be one of apfl'),
+    ({'model': 'transformer'}, '`model` to be one of linear, mlp, cnn'),
+    (
+      {'model_arguments': {'filters': 3}},
+      r'\(widths, activation, initialization\), found',
+    ),
+    (
+      {'model': 'linear', 'model_arguments': {'widths': [3]}},
+      r"model 'linear' \(none\), found 'widths'",
+    ),
+    ({'weight_decay': -1}, '`weight_decay` to be a non-negative number'),
+    ({'learning_rate_schedule': 'fast'}, '`learning_rate_schedule` to be'),
+    ({'seed': -1}, r'`seed` to be an integer in \[0, 9223372036854775807\]'),
+    ({'seed': 2**63}, 'found 9223372036854775808'),
+    ({'cohort_size': 31}, '`cohort_size` to be 1 to num_clients=30, found 31'),
+    ({'cohort_size': '5,9:31'}, '1 to num_clients=30, found 31'),
+    ({'cohort_size': '9:20'}, "known from round 1 on.*found '9:20'"),
+    (
+      {'dropout_rate': 1},
+      r'`dropout_rate` to be a number in \[0, 1\), found 1',
+    ),
+    ({'join_rounds': '5'}, "`join_rounds` to be 50:0.2,.*, found '5'"),
+    ({'join_rounds': '5:0.99'}, '`join_rounds`.*there from round 1 on, found'),
+    ({'num_clients': 0}, '`num_clients` to be at least 1'),
+    ({'num_warmup_rounds': -1}, '`num_warmup_rounds` to be an integer'),
+    (
+      {
+        'algorithm': 'scaffold',
+        'hparams': scaffold.ScaffoldHParams(num_clients=29),
+      },
+      '`hparams.num_clients` to be 30, .*, found 29',
+    ),
+    (
+      {
+        'algorithm': 'fed_pac',
+        'hparams': fed_pac.FedPacHParams(max_cohort_size=9),
+        'cohort_size': {1: 5, 7: 10},
+      },
+      '`hparams.max_cohort_size` to be at least 10, .*, found 9',
+    ),
+    (
+      {'server_optimizer': 'adam', 'server_momentum': 0.9},
+      '`server_momentum` to be 0 with .*adam.*, found 0.9',
+    ),
+  ],
+)
+def test_wrong_settings_are_refused_when_they_are_made(changes, words):
+  with pytest.raises(ValueError, match=words) as caught:
+    run_config.RunConfig(**changes)
+  assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    ({'server_optimizer': 'lion'}, "found 'lion'"),
+    ({'server_learning_rate': 0.0}, '`server_learning_rate`'),
+    ({'server_momentum': 1.0}, '`server_momentum`'),
+    ({'client_weighting': 'size'}, '`client_weighting`'),
+    ({'hparams': fed_avg.FedAvgHParams()}, '`hparams` to be a FedRepHParams'),
+  ],
+)
+def test_wrong_settings_of_the_process_are_refused_when_it_is_built(
+  changes, words
+):
+  config = dataclasses.replace(_CONFIG, **changes)
+  model = _CONFIG.build_model(_CONFIG.load_data())
+  with pytest.raises((ValueError, TypeError), match=words):
+    config.build_process(model)
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'model': {'name': 'mine', 'shapes': {}}},
+    {'notes': 'of a program of its own'},
+  ],
+)
+def test_settings_of_a_run_of_the_library_cannot_be_built_again(changes):
+  with pytest.raises(errors.RunError, match='another version or another'):
+    run_config.RunConfig.from_settings({**_CONFIG.settings(), **changes})
+
+
+@pytest.mark.usefixtures('without_pictures')
+def test_only_honest_clients_are_scored(tmp_path):
+  config = run_config.RunConfig(
+    algorithm='fed_avg',
+    model='linear',
+    num_clients=5,
+    cohort_size=5,
+    num_rounds=1,
+    attack='sign_flip',
+    attacked_fraction=0.4,
+  )
+  config.run(str(tmp_path), show_progress=False)
+  attacked = config.build_process(
+    config.build_model(config.load_data())
+  ).attacked_clients
+  rows = (tmp_path / 'per_client.csv').read_text().splitlines()[1:]
+  ids = config.load_data().client_ids
+  honest = [name for n, name in enumerate(ids) if n not in attacked]
+  assert [row.split(',')[0] for row in rows] == honest and len(rows) == 3
+
+
+@pytest.mark.usefixtures('without_pictures')
+def test_clients_that_join_later_are_trained_and_scored_then(tmp_path):
+  config = run_config.RunConfig(
+    algorithm='fed_avg',
+    model='linear',
+    num_clients=8,
+    cohort_size=6,
+    join_rounds='3:0.5',
+    num_rounds=2,
+    num_final_evaluations=1,
+  )
+  run = config.run(str(tmp_path), show_progress=False)
+  data = run.data
+  first = [name for name in data.client_ids if name not in data.join_round]
+  assert len(first) == 4 and set(data.join_round.values()) == {3}
+  assert run.scores['client'].tolist() == first
+  train, test = (data.class_counts(split) for split in ('train', 'test'))
+  right = {
+    name: test[n, train[n].argmax()] / test[n].sum()
+    for n, name in enumerate(data.client_ids)
+  }
+  assert run.summary['majority_accuracy'] == pytest.approx(
+    np.mean([right[name] for name in first])
+  )
+  run = open_run.open_run(str(tmp_path)).continue_(4, show_progress=False)
+  assert run.history['clients'].tolist() == [4, 4, 6, 6]
+  assert run.scores['client'].tolist() == list(data.client_ids)

@@ -1,0 +1,467 @@
+import collections
+import dataclasses
+import gc
+import os
+import shutil
+import warnings
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+
+from tests.methods import toy_problems
+from tff_pfl import datasets, errors
+from tff_pfl.methods import fed_rep, registry
+from tff_pfl.datasets.sources import table_encoding
+from tff_pfl.models import domain_models, keras_bridge, prediction, zoo
+from tff_pfl.runs import (
+  callbacks,
+  new_clients,
+  open_run,
+  run_config,
+  run_store,
+  training,
+)
+from tff_pfl.runs import run as run_lib
+from tff_pfl.core import personalization
+
+_CONFIG = run_config.RunConfig(
+  hparams=fed_rep.FedRepHParams(num_head_epochs=1),
+  num_clients=6,
+  cohort_size=2,
+  num_rounds=2,
+  model_arguments={'widths': [16]},
+)
+
+
+@pytest.fixture(scope='module', name='directory')
+def _directory(tmp_path_factory):
+  directory = tmp_path_factory.mktemp('run')
+  _CONFIG.run(str(directory), show_progress=False)
+  return str(directory)
+
+
+@pytest.fixture(name='run')
+def _run(directory):
+  run = open_run.open_run(directory)
+  return run
+
+
+def _new_clients(run, num_clients=2):
+  rng = np.random.default_rng(1)
+  return datasets.FederatedDataset.from_arrays(
+    rng.uniform(size=[30 * num_clients, 8, 8, 1]),
+    rng.integers(10, size=30 * num_clients),
+    keys=np.repeat([f'new_{i}' for i in range(num_clients)], 30),
+    num_classes=10,
+  )
+
+
+class _Listener(callbacks.Callback):
+  def __init__(self):
+    self.told = []
+
+  def on_round(self, round_number, metrics):
+    self.told.append((round_number, metrics))
+
+  def on_evaluation(self, round_number, metrics, scores):
+    self.told.append((round_number, metrics, scores))
+
+
+def test_results_are_data_frames(run, tmp_path):
+  run_2 = open_run.open_run(run.directory)
+  run_2.directory = str(shutil.copytree(run.directory, tmp_path / 'copy'))
+  assert list(run.history['round']) == [1, 2]
+  scores = run.scores
+  assert tuple(scores['client']) == run.data.client_ids
+  last = run.summary['accuracy']['last']
+  assert scores['after/accuracy'].mean() == pytest.approx(last)
+  evaluated = run.history['evaluation/personal/accuracy']
+  assert evaluated.iloc[-1] == last
+  assert f'{last:.4f}' in run.table()
+  assert f'{last:.4f}'[:5] in run._repr_html_()
+  assert run_lib.summarize([run])['personal accuracy'].tolist() == [last]
+  tidy = run_lib.tidy({'a': run})
+  assert tidy['value'].isna().sum() == 0
+  assert len(tidy) == 2 * 2 * len(scores)
+  assert set(tidy['round']) == {2}
+  names = [
+    text.get_text().partition(',')[0]
+    for text in run_lib.plot([run, run_2]).get_legend().get_texts()
+  ]
+  assert names == [run.directory, run_2.directory]
+  with pytest.raises(ValueError, match="metric.*accuracy.*'nothing'"):
+    run.plot('nothing')
+  written = pd.read_csv(os.path.join(run.directory, 'per_client.csv'))
+  pd.testing.assert_frame_equal(written, scores)
+  pd.testing.assert_frame_equal(
+    pd.read_csv(os.path.join(run.directory, 'metrics.csv')),
+    run.history,
+    check_dtype=False,
+  )
+
+
+def test_a_client_has_a_keras_model_that_predicts(run):
+  x = run.data.test('client_2').x
+  model = run.personal_model('client_2')
+  np.testing.assert_allclose(
+    tf.nn.softmax(model.predict(x, verbose=0)),
+    run.predict('client_2', x),
+    rtol=1e-5,
+    atol=1e-6,
+  )
+  # Of its own: the next client's is another.
+  before = model.get_weights()
+  run.personal_model('client_3')
+  toy_problems.assert_same(model.get_weights(), before)
+  with pytest.raises(ValueError, match='client_id.*client_0.*nobody'):
+    run.predict('nobody', x)
+
+
+@pytest.mark.usefixtures('without_pictures')
+def test_a_run_goes_on_and_tells_who_listens(tmp_path, directory):
+  listener = _Listener()
+  config = dataclasses.replace(_CONFIG, num_rounds=1, rounds_per_evaluation=1)
+  run = config.run(
+    str(tmp_path), show_progress=False, callbacks=[listener], keep_best=True
+  )
+  assert open_run.open_run(tmp_path / 'best').summary['num_rounds'] == 1
+  run = open_run.open_run(str(tmp_path)).continue_(
+    4, show_progress=False, callbacks=[listener], keep_best=True
+  )
+  rounds = [(told[0], len(told)) for told in listener.told]
+  assert rounds == [(n, size) for n in (1, 2, 3, 4) for size in (2, 3)]
+  _, metrics, scores = listener.told[-1]
+  assert metrics['personal/accuracy'] == run.summary['accuracy']['last']
+  pd.testing.assert_frame_equal(scores, run.scores)
+  assert listener.told[-2][1]['loss'] == run.history['loss'].iloc[-1]
+  # As if it had never stopped.
+  whole = dataclasses.replace(config, num_rounds=4).run(
+    str(tmp_path / 'whole'), show_progress=False
+  )
+  for client_id in ('client_0', 'client_5'):
+    toy_problems.assert_same(
+      dict(run.personal_weights(client_id)),
+      dict(whole.personal_weights(client_id)),
+    )
+  with pytest.raises(errors.RunError, match='keep_best'):
+    whole.best  # noqa: B018
+
+
+@pytest.mark.usefixtures('without_pictures')
+def test_the_best_models_are_those_after_the_best_evaluation(tmp_path):
+  config = dataclasses.replace(
+    _CONFIG, num_rounds=4, hparams=fed_rep.FedRepHParams(head_learning_rate=1.0)
+  )
+  run = config.run(str(tmp_path / 'run'), show_progress=False, keep_best=True)
+  accuracy = run.history['evaluation/personal/accuracy']
+  best_round = int(accuracy.idxmax()) + 1
+  assert run.best.summary['num_rounds'] == best_round
+  assert run.best.scores['after/accuracy'].mean() == accuracy.max()
+  to_there = dataclasses.replace(config, num_rounds=best_round).run(
+    str(tmp_path / 'other'), show_progress=False
+  )
+  toy_problems.assert_same(
+    dict(run.best.personal_weights('client_1')),
+    dict(to_there.personal_weights('client_1')),
+  )
+  with pytest.raises(errors.RunError, match='the one to continue'):
+    run.best.continue_(7)
+
+
+@pytest.mark.usefixtures('without_pictures')
+def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(tmp_path):
+  data = datasets.load_dataset('digits', num_clients=6, partition='shards:2')
+  process = registry.build(
+    'fed_per', zoo.mlp(data.element_spec, 10, widths=[8]), num_epochs=1
+  )
+  directory = str(tmp_path)
+  run = training.run(
+    process, data, directory, num_rounds=1, cohort_size=2, show_progress=False
+  )
+  found = open_run.open_run(directory)
+  assert found.summary == run.summary
+  with pytest.raises(errors.RunError, match='give `open_run` its process'):
+    found.personal_weights('client_0')
+  found = open_run.open_run(directory, process, data)
+  found = found.continue_(2, show_progress=False)
+  assert found.summary['num_rounds'] == 2
+  toy_problems.assert_same(
+    dict(found.personal_weights('client_0')),
+    dict(run.personal_weights('client_0')),
+  )
+  other = registry.build(
+    'fed_per', zoo.mlp(data.element_spec, 10, seed=1, widths=[8]), num_epochs=2
+  )
+  with pytest.raises(errors.RunError) as told:
+    open_run.open_run(directory, other, data)
+  assert 'num_epochs was 1, now 2; model.initial_weights_sha' in str(told.value)
+  assert 'set_random_seed' in str(told.value)
+  with pytest.raises(ValueError, match='together with data'):
+    open_run.open_run(directory, process)
+
+
+def test_run_is_built_again_from_its_folder(run):
+  # With what the method does before a model is scored spelt out.
+  assert run.config == dataclasses.replace(
+    _CONFIG, personalization=personalization.NO_ADAPTATION
+  )
+  assert run.data.num_clients == 6
+  assert not os.path.exists(os.path.join(run.directory, 'warmup'))
+  expected = _CONFIG.build_model(_CONFIG.load_data()).initial_weights
+  for name, value in run.model.initial_weights.items():
+    np.testing.assert_array_equal(value, expected[name])
+
+
+def test_personal_weights_are_the_global_body_and_the_clients_own_head(
+  run, runtime
+):
+  process = run.build_process()
+  assert run.server_state(process, runtime).round_number == 2
+  shared = run.global_weights(runtime)
+  heads = []
+  for client_id in run.data.client_ids:
+    weights = run.personal_weights(client_id, runtime)
+    assert list(weights) == list(run.model.initial_weights)
+    np.testing.assert_array_equal(
+      weights['dense_1/kernel'], shared['dense_1/kernel']
+    )
+    heads.append(np.asarray(weights['head/kernel']).tobytes())
+  assert len(set(heads)) == 6
+
+
+def test_new_clients_are_fitted_to_nested_samples_of_their_data(
+  run, runtime, monkeypatch
+):
+  clients = _new_clients(run)
+  seen = []
+  padded = new_clients.client_examples.padded
+
+  def record(examples):
+    seen.append(examples)
+    return padded(examples)
+
+  monkeypatch.setattr(new_clients.client_examples, 'padded', record)
+  options = personalization.Personalization(new_client_epochs=1)
+  for num_samples in (3, 10, None, 1000):
+    new_clients.fit(run, clients, options, runtime, num_samples=num_samples)
+  trains = [examples.x for examples in seen[::2]]
+  assert [len(x) for x in trains] == [3, 10, 24, 24]
+
+  def rows(x):
+    return {row.tobytes() for row in x}
+
+  assert rows(trains[0]) < rows(trains[1]) < rows(trains[2])
+
+
+def test_new_clients_that_do_not_fit_the_model_are_refused(run, runtime):
+  clients = datasets.make_synthetic(2)
+  for use in (new_clients.score, new_clients.fit):
+    with pytest.raises(ValueError, match=r'float32\(8, 8, 1\)'):
+      use(run, clients, personalization.Personalization(), runtime)
+
+
+def test_folders_without_a_run_that_can_be_used_are_refused(tmp_path, runtime):
+  with pytest.raises(errors.RunError, match='There is no run'):
+    open_run.open_run(str(tmp_path))
+  settings = {**_CONFIG.settings(), 'model': {'name': 'mine'}}
+  run_store.RunStore.open(tmp_path / 'run', settings).close()
+  with warnings.catch_warnings():
+    # Nothing may be left open.
+    warnings.simplefilter('error', ResourceWarning)
+    run = open_run.open_run(str(tmp_path / 'run'))
+    with pytest.raises(errors.RunError, match='another version .* give `open'):
+      run.data  # noqa: B018
+    gc.collect()
+  started = tmp_path / 'started'
+  run_store.RunStore.open(started, _CONFIG.settings()).close()
+  run = open_run.open_run(str(started))
+  with pytest.raises(errors.RunError, match='committed no state yet'):
+    run.personal_weights('client_0', runtime)
+  with pytest.raises(errors.RunError, match='no summary.json.*continue it'):
+    run.summary  # noqa: B018
+
+
+def test_rows_of_a_table_need_the_encoding_of_the_run(directory):
+  run = open_run.open_run(directory)
+  with pytest.raises(errors.RunError, match='run on a table .* on digits'):
+    run.encoding  # noqa: B018
+  run.data.encoding = 'of a table'
+  with pytest.raises(ValueError, match='encoding.json.* a file, found none'):
+    run.encoding  # noqa: B018
+
+
+def test_rows_of_a_table_are_predicted_in_parts_and_in_their_unit(
+  run, monkeypatch
+):
+  encoding = table_encoding.TableEncoding(
+    table_encoding.Columns('y', task='regression'),
+    numbers=['a', 'b'],
+    categories={},
+    grouped=[],
+    indicators=[],
+    classes=[],
+    domains=[],
+    means=[1, 0, 100],
+    deviations=[2, 1, 10],
+  )
+  model = zoo.linear(
+    collections.OrderedDict(
+      x=tf.TensorSpec([2], tf.float32), y=tf.TensorSpec([], tf.float32)
+    ),
+    None,
+  )
+  monkeypatch.setattr(run_lib.Run, 'model', model)
+  monkeypatch.setattr(run_lib, '_MAX_INPUTS', 4)
+  run.encoding = encoding
+  weights = {
+    'head/kernel': np.float32([[1], [2]]),
+    'head/bias': np.float32([0.5]),
+  }
+  table = pd.DataFrame({'b': ['1', '0', None], 'a': ['1', '3', '5']}, dtype=str)
+  outputs = run.predict_rows(encoding.encode(table), weights)
+  np.testing.assert_allclose(outputs, [[125], [115], [125]])
+
+
+def test_run_whose_data_have_changed_is_refused(
+  directory, run, runtime, monkeypatch
+):
+  digits = datasets.load_arrays('digits')
+  x = digits.x.copy()
+  x[700] += 0.1
+  changed = dataclasses.replace(digits, x=x).to_clients(6)
+  monkeypatch.setattr(run_config.RunConfig, 'load_data', lambda config: changed)
+  with pytest.raises(errors.RunError, match='data have changed since the run'):
+    open_run.open_run(directory).personal_weights('client_0')
+  with pytest.raises(errors.RunError, match='data have changed since the run'):
+    open_run.open_run(directory, run.process, changed)
+
+
+def test_saved_model_is_read_back_if_it_is_of_these_weights(tmp_path, run):
+  path = str(tmp_path / 'model.npz')
+  weights = dict(run.model.initial_weights)
+  new_clients.save_personal_model(path, dict(reversed(weights.items())))
+  found = new_clients.load_personal_model(path, run.model)
+  assert list(found) == list(weights)
+  toy_problems.assert_same(dict(found), weights)
+  for changed, words in (
+    ({'head/bias': weights['head/bias']}, 'npz file with dense_1/kernel and'),
+    (
+      {**weights, 'dense_1/kernel': np.zeros([64, 9])},
+      r"shape \(64, 16\) for 'dense_1/kernel'",
+    ),
+  ):
+    new_clients.save_personal_model(path, changed)
+    with pytest.raises(ValueError, match=words):
+      new_clients.load_personal_model(path, run.model)
+
+
+def test_every_client_id_has_a_file_of_its_own_in_the_folder(tmp_path, run):
+  folder = tmp_path / new_clients.PERSONAL_MODELS_DIR
+  folder.mkdir()
+  for number, client_id in enumerate(
+    (
+      '../../x',
+      '..',
+      '.',
+      '',
+      '/etc/x',
+      'a\\b',
+      'a\0b',
+      'Zoë 1',
+      # These look alike when escaped, or cut.
+      'a/b',
+      'a%2Fb',
+      'a%252Fb',
+      'a_b',
+      'x' * 246,
+      'x' * 247,
+      'x' * 248,
+    )
+  ):
+    path = new_clients.personal_model_path(str(tmp_path), client_id)
+    new_clients.save_personal_model(path, run.model.initial_weights)
+    assert len(list(folder.iterdir())) == number + 1, client_id
+    assert len(list(tmp_path.iterdir())) == 1
+    assert new_clients.load_personal_model(path, run.model)
+
+
+def test_predictions_of_many_examples_are_those_of_each(run):
+  weights = run.model.initial_weights
+  x = np.random.default_rng(0).uniform(size=[2050, 8, 8, 1])
+  outputs = prediction.predict(run.model, weights, x.astype(np.float32))
+  assert outputs.shape == (2050, 10)
+  for index in (0, 1023, 1024, 2049):
+    np.testing.assert_allclose(
+      prediction.predict(run.model, weights, x[index : index + 1])[0],
+      outputs[index],
+      atol=1e-6,
+    )
+  assert prediction.predict(run.model, weights, x[:0]).shape == (0, 10)
+
+
+def test_fractions_are_no_indices():
+  keras_model = keras.Sequential(
+    [
+      keras.layers.Input([2], dtype=tf.int32),
+      keras.layers.Embedding(5, 3),
+      keras.layers.Flatten(),
+      keras.layers.Dense(2, name='head'),
+    ]
+  )
+  model = keras_bridge.from_keras(
+    keras_model,
+    head_layers=['head'],
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+  )
+  weights = model.initial_weights
+  with pytest.raises(ValueError, match='`x` to be integers'):
+    prediction.predict(model, weights, np.float32([[0.5, 1]]))
+  assert prediction.predict(model, weights, np.array([[0, 1]])).shape == (
+    1,
+    2,
+  )
+
+
+@pytest.mark.slow
+def test_model_is_the_one_that_the_method_makes(tmp_path, runtime):
+  """FedEM's is a mixture of what the run's settings name."""
+  config = dataclasses.replace(_CONFIG, algorithm='fed_em', hparams=None)
+  config.run(str(tmp_path), show_progress=False)
+  run = open_run.open_run(str(tmp_path))
+  weights = run.personal_weights('client_0', runtime)
+  assert list(weights) == list(run.model.initial_weights)
+  probabilities = prediction.predict(
+    run.model, weights, run.data.test('client_0').x
+  )
+  np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
+
+
+def test_domain_decides_which_head_predicts():
+  model = domain_models.of_domains(
+    toy_problems.model_for('fed_dar', toy_problems.classifier()), 'multi_head'
+  )
+  weights = toy_problems.jittered(model.initial_weights)
+  examples = toy_problems.in_turn(toy_problems.labeled_examples(20, 0))
+  x, domain = examples.x, examples.domain
+  outputs = [
+    prediction.predict(model, weights, x, np.full_like(domain, m))
+    for m in range(3)
+  ]
+  assert not any(
+    np.allclose(outputs[m], outputs[n]) for m in range(3) for n in range(m)
+  )
+  np.testing.assert_allclose(
+    prediction.predict(model, weights, x, domain),
+    [outputs[m][i] for i, m in enumerate(domain)],
+    rtol=1e-5,
+  )
+  for wrong, words in (
+    (None, '`domain`.*given'),
+    (domain[1:], '`domain`.*examples'),
+    (np.full_like(domain, 5), 'domain.*5'),
+  ):
+    with pytest.raises(ValueError, match=words):
+      prediction.predict(model, weights, x, wrong)

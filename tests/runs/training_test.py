@@ -1,0 +1,519 @@
+import copy
+import csv
+import functools
+import json
+import os
+
+import numpy as np
+import pytest
+
+from tff_pfl import datasets, errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.methods import fed_avg, fed_rep, registry, scaffold
+from tff_pfl.runs import fairness
+from tff_pfl.models import zoo
+from tff_pfl.runs import client_population as population_lib
+from tff_pfl.runs import (
+  client_sampling,
+  run_store,
+  training,
+)
+from tff_pfl.runs import run as run_lib
+from tff_pfl.core import personalization
+
+_NUM_CLIENTS = 8
+_NUM_CLASSES = 3
+_COHORT_SIZE = 3
+_NUM_ROUNDS = 14
+_ROUNDS_PER_EVALUATION = 3
+_EVALUATED = [3, 6, 9, 12, 14]
+_SEED = 5
+_CLIENT_WITHOUT_TEST = 'client_7'
+_CLIENT_WITHOUT_TRAINING = 'client_6'
+
+
+def _make_data(name='toy', regression=False):
+  """Clients of different sizes; one without test, one without training data."""
+  rng = np.random.default_rng(0)
+  prototypes = rng.normal(size=[_NUM_CLASSES, 6])
+  arrays = {}
+  for split, size in (('', 9), ('_test', 7)):
+    keys = [
+      f'client_{i}' for i in range(_NUM_CLIENTS) for _ in range(size + 2 * i)
+    ]
+    absent = _CLIENT_WITHOUT_TEST if split else _CLIENT_WITHOUT_TRAINING
+    keys = np.array([key for key in keys if key != absent])
+    y = rng.integers(_NUM_CLASSES, size=len(keys))
+    x = prototypes[y] + rng.normal(size=[len(keys), 6])
+    arrays.update(
+      {
+        f'x{split}': x.astype(np.float32),
+        f'y{split}': y.astype(np.float32) / 2 if regression else y,
+        f'keys{split}': keys,
+      }
+    )
+  return datasets.FederatedDataset.from_arrays(
+    **arrays, num_classes=None if regression else _NUM_CLASSES, name=name
+  )
+
+
+def _make_model(width=5, seed=0, num_classes=_NUM_CLASSES):
+  spec = _make_data().element_spec
+  return zoo.mlp(spec, num_classes, seed, widths=(width,))
+
+
+@functools.cache
+def _make_process(name='fed_rep', width=5, model_seed=0):
+  return _build(name, _make_model(width, model_seed))
+
+
+def _build(name, model, **options):
+  return registry.build(name, model, **{'seed': _SEED, **options})
+
+
+def _run(process, data, directory, **options):
+  return training.run(
+    process,
+    data,
+    output_dir=str(directory),
+    **{
+      'num_rounds': 2,
+      'cohort_size': _COHORT_SIZE,
+      'num_final_evaluations': 1,
+      'show_progress': False,
+      **options,
+    },
+  )
+
+
+_OPTIONS = {
+  'num_rounds': _NUM_ROUNDS,
+  'rounds_per_evaluation': _ROUNDS_PER_EVALUATION,
+  'settings': {'note': 'a library run'},
+}
+
+
+class _Finished:
+  """A run and what it has left behind."""
+
+  def __init__(self, directory, process):
+    self.directory = directory
+    self.process = process
+    self.data = _make_data()
+    self.run = _run(process, self.data, directory, **_OPTIONS)
+    self.summary = json.loads((directory / 'summary.json').read_text())
+    with open(directory / 'per_client.csv', newline='') as file:
+      self.clients = list(csv.DictReader(file))
+    with open(directory / 'metrics.jsonl') as file:
+      self.rounds = [json.loads(line) for line in file]
+
+  def column(self, name):
+    return np.array([float(row[name]) for row in self.clients])
+
+
+@pytest.fixture(scope='module', name='fed_rep_run')
+def _fed_rep_run(tmp_path_factory):
+  return _Finished(tmp_path_factory.mktemp('fed_rep'), _make_process('fed_rep'))
+
+
+@pytest.fixture(scope='module', name='fed_avg_run')
+def _fed_avg_run(tmp_path_factory):
+  process = _build(
+    'fed_avg',
+    _make_model(),
+    hparams=fed_avg.FedAvgHParams(num_epochs=1),
+    personalization=personalization.Personalization(
+      fine_tune='all', num_epochs=2
+    ),
+  )
+  return _Finished(tmp_path_factory.mktemp('fed_avg'), process)
+
+
+@pytest.fixture(name='run', params=['fed_rep_run', 'fed_avg_run'])
+def _run_fixture(request):
+  return request.getfixturevalue(request.param)
+
+
+def test_run_writes_its_files(run):
+  expected = {
+    'run.sqlite',
+    'summary.json',
+    'per_client.csv',
+    'metrics.jsonl',
+    'metrics.csv',
+    'tensorboard',
+    'accuracy_by_round.png',
+    'clients.png',
+    'partition.png',
+  }
+  assert expected <= set(os.listdir(run.directory))
+  assert os.listdir(run.directory / 'tensorboard')
+  for name in expected:
+    if name.endswith('.png'):
+      content = (run.directory / name).read_bytes()
+      assert content.startswith(b'\x89PNG\r\n\x1a\n')
+      assert content.endswith(b'IEND\xaeB`\x82')
+  # Neither a temporary file nor a write-ahead log is left.
+  assert not [
+    name
+    for name in os.listdir(run.directory)
+    if name.endswith(('.tmp', '-wal', '-shm'))
+  ]
+
+
+def test_summary_has_settings_and_figures(run):
+  summary = run.summary
+  assert summary == run.run.summary
+  given = {
+    'algorithm': run.process.name,
+    'dataset': 'toy',
+    'runtime': runtime_lib.DEFAULT,
+    'num_clients': _NUM_CLIENTS,
+    'num_rounds': _NUM_ROUNDS,
+    'cohort_size': _COHORT_SIZE,
+    'rounds_per_evaluation': _ROUNDS_PER_EVALUATION,
+    'seed': _SEED,
+    'note': 'a library run',
+  }
+  assert {name: summary[name] for name in given} == given
+  for which, has_model in (
+    ('accuracy', True),
+    ('global_accuracy', run.process.has_global_model),
+  ):
+    assert (summary[which] is not None) == has_model
+  assert (summary['global_loss'] is not None) == run.process.has_global_model
+  hurt = summary['fairness']['fraction_hurt']
+  assert (hurt is not None) == run.process.has_global_model
+  assert summary['seconds_per_round'] > 0
+  # Python with TensorFlow and a worker take at least this much.
+  assert 200 < summary['peak_rss_mb'] < 100_000
+
+
+def test_summary_is_what_per_client_adds_up_to(run):
+  data, has_global_model = run.data, run.process.has_global_model
+  tested = [c for c in data.client_ids if data.num_test_examples(c)]
+  assert len(tested) == 7 and _CLIENT_WITHOUT_TEST not in tested
+  assert [row['client'] for row in run.clients] == tested
+  for row in run.clients:
+    client = row['client']
+    assert int(row['num_train_examples']) == data.num_train_examples(client)
+    assert int(row['num_test_examples']) == data.num_test_examples(client)
+  after, before = run.column('after/accuracy'), run.column('before/accuracy')
+  assert run.summary['accuracy']['last'] == pytest.approx(np.mean(after))
+  assert run.summary['loss'] == pytest.approx(np.mean(run.column('after/loss')))
+  assert run.summary['fairness'] == fairness.fairness_summary(
+    after, run.column('num_test_examples'), before if has_global_model else None
+  )
+  if has_global_model:
+    assert run.summary['global_accuracy']['last'] == pytest.approx(
+      np.mean(before)
+    )
+    assert run.summary['global_loss'] == pytest.approx(
+      np.mean(run.column('before/loss'))
+    )
+
+
+def test_cohorts_are_those_of_the_sampler(run):
+  sampler = client_sampling.CohortSampler(_NUM_CLIENTS, _COHORT_SIZE, _SEED)
+  assert [row['round'] for row in run.rounds] == list(range(1, _NUM_ROUNDS + 1))
+  assert [
+    row['round'] for row in run.rounds if 'evaluation/personal/loss' in row
+  ] == _EVALUATED
+  took_part = dict.fromkeys(run.data.client_ids, 0)
+  for row in run.rounds:
+    cohort = [
+      run.data.client_ids[index] for index in sampler.sample(row['round'])
+    ]
+    sizes = [run.data.num_train_examples(client) for client in cohort]
+    # Metrics count every example once an epoch.
+    assert row['clients'] == sum(size > 0 for size in sizes)
+    assert row['examples'] == sum(sizes)
+    for client, size in zip(cohort, sizes):
+      took_part[client] += size > 0
+  assert {row['client']: int(row['num_rounds']) for row in run.clients} == {
+    row['client']: took_part[row['client']] for row in run.clients
+  }
+  assert took_part[_CLIENT_WITHOUT_TRAINING] == 0
+
+
+def _numpy_accuracy(weights, examples):
+  features = np.maximum(
+    examples.x @ weights['dense_1/kernel'] + weights['dense_1/bias'], 0
+  )
+  logits = features @ weights['head/kernel'] + weights['head/bias']
+  return np.mean(np.argmax(logits, axis=1) == examples.y)
+
+
+def test_scores_are_those_of_the_stored_models(run, runtime):
+  with run_store.RunStore.open_for_reading(run.directory) as store:
+    state = population_lib.decode_state(
+      store.server_state(), runtime.run(run.process.initialize)
+    )
+    assert state.round_number == _NUM_ROUNDS
+    population = population_lib.ClientPopulation(run.process, runtime, store)
+    column = (
+      'before/accuracy' if run.process.has_global_model else 'after/accuracy'
+    )
+    checked = 0
+    for row in run.clients:
+      index = run.data.client_ids.index(row['client'])
+      (client_state,) = population.states([index])
+      assert client_state.client_index == index
+      if not run.process.has_global_model and not client_state.num_rounds:
+        continue  # Scored with a head that it fits for the occasion.
+      weights = {**state.global_weights, **(client_state.local or {})}
+      assert float(row[column]) == pytest.approx(
+        _numpy_accuracy(weights, run.data.test(row['client'])), abs=1e-6
+      )
+      checked += 1
+  assert checked >= 5
+
+
+def test_regression_is_reported_by_its_error(tmp_path, capfd):
+  data = _make_data(regression=True)
+  process = _build('fed_avg', zoo.mlp(data.element_spec, None))
+  summary = _run(process, data, tmp_path).summary
+  assert summary['accuracy'] is None
+  assert summary['global_accuracy'] is None
+  primary = summary['primary_metric']
+  assert (primary['name'], primary['higher_is_better']) == ('mae', False)
+  assert summary['fairness']['mean'] == primary['personal']['last'] > 0
+  assert summary['fairness']['fraction_hurt'] == 0
+  assert summary['loss'] > 0
+  # Without fine-tuning the personal model is the global one.
+  assert summary['global_loss'] == summary['loss']
+  for picture in ('partition.png', 'clients.png', 'mae_by_round.png'):
+    assert (tmp_path / picture).exists()
+  # Without a progress bar a run is quiet.
+  assert capfd.readouterr() == ('', '')
+
+
+@pytest.mark.usefixtures('without_pictures')
+def test_small_rounds_are_for_the_cpu_where_there_is_a_gpu(
+  tmp_path, capfd, monkeypatch
+):
+  made = []
+  monkeypatch.setattr(
+    training.devices_lib, 'are_open', lambda devices: devices == 'auto'
+  )
+  create = runtime_lib.create_runtime
+  monkeypatch.setattr(
+    training.runtime_lib,
+    'create_runtime',
+    lambda name, **options: made.append(options) or create(name, **options),
+  )
+  _run(_make_process(), _make_data(), tmp_path / 'auto')
+  assert made.pop() == {'devices': 'cpu'}
+  assert 'Clients compute on the CPU (--devices)' in capfd.readouterr().err
+  _run(
+    _make_process(),
+    _make_data(),
+    tmp_path / 'own',
+    runtime_options={'devices': ['CPU:0']},
+  )
+  assert made.pop() == {'devices': ['CPU:0']}
+  assert 'compute on' not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures('without_pictures')
+def test_progress_is_drawn_on_stderr_alone(tmp_path, capfd):
+  _run(_make_process(), _make_data(), tmp_path, show_progress=True)
+  out, err = capfd.readouterr()
+  assert not out
+  assert 'fed_rep: 100%' in err
+  assert 'personal_accuracy=' in err
+  assert err.endswith('\n')
+
+
+def _data_of(features, classes, **options):
+  return datasets.FederatedDataset.from_arrays(
+    np.random.default_rng(0).normal(size=[60, features]),
+    np.arange(60) % classes,
+    **{'num_clients': 3, 'num_classes': classes, 'name': 'other', **options},
+  )
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    ({'num_rounds': 0}, '`num_rounds` to be .* at least 1, found 0'),
+    ({'num_rounds': '3'}, "`num_rounds` to be an integer .*, found '3'"),
+    ({'rounds_per_evaluation': 0}, '`rounds_per_evaluation` .* at least 1'),
+    ({'data': None}, '`data` to be a FederatedDataset, found None'),
+    ({'cohort_size': 9}, '`cohort_size` to be 1 to num_clients=8, found 9'),
+    ({'runtime': 'abacus'}, '`runtime` to be one of in_process, native, ray'),
+    ({'settings': {'num_rounds': 50}}, "`settings` to be without 'num_rounds'"),
+    ({'data': _data_of(7, 3)}, r"x is float32\(6,\).*'other'"),
+    ({'data': _data_of(6, 4)}, 'at most the 3 classes.*4 classes'),
+    (
+      {'data': _data_of(6, 3, test_fraction=0)},
+      'at least one client has test examples',
+    ),
+    (
+      {
+        'process': (
+          'scaffold',
+          {'hparams': scaffold.ScaffoldHParams(num_clients=3)},
+        )
+      },
+      '`hparams.num_clients` to be .*found 3',
+    ),
+    (
+      {'process': ('fed_rep', {'seed': -1})},
+      '`seed` to be nonnegative, found -1',
+    ),
+  ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_written(
+  tmp_path, changes, words
+):
+  options = {'process': ('fed_rep', {}), 'data': _make_data(), **changes}
+  name, of_process = options.pop('process')
+  process = _build(name, _make_model(), **of_process)
+  with pytest.raises((TypeError, ValueError), match=words) as caught:
+    _run(process, directory=tmp_path / 'run', **options)
+  assert '\n' not in str(caught.value)
+  assert not (tmp_path / 'run').exists()
+
+
+def _content(directory):
+  """All that a run store holds, but for the settings that may change."""
+  with run_store.RunStore.open_for_reading(directory) as store:
+    return (
+      store.server_state(),
+      store.client_states(range(_NUM_CLIENTS)),
+      store.history(),
+      store.per_client(),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('without_pictures')
+def test_own_model_and_arrays_resume_with_the_same_settings_only(
+  tmp_path, monkeypatch
+):
+  data = _make_data()
+  options = {'settings': {'hparams': {'rate': 0.1}}, 'resume': True}
+  _run(_make_process(), data, tmp_path, **options)
+  _run(_make_process(), data, tmp_path, num_rounds=3, **options)
+  before = _content(tmp_path)
+  of_other_clients = copy.copy(data)
+  monkeypatch.setattr(of_other_clients, 'fingerprint', 'other', raising=False)
+  # Settings agree, and the stored state does not fit.
+  wider = copy.copy(_make_process(width=4))
+  wider.description = _make_process().description
+  named = {**options['settings'], 'model': 'mine'}
+  process = _make_process()
+  for changes, words in (
+    ({'resume': False}, 'pass `resume`'),
+    (
+      {'settings': {'hparams': {'rate': 0.2}}},
+      'hparams.rate was 0.1, now 0.2',
+    ),
+    (
+      {'process': _make_process('fed_avg')},
+      "algorithm was 'fed_rep', now 'fed_avg'",
+    ),
+    (
+      {'process': _build('fed_rep', _make_model(), seed=6)},
+      'seed was 5, now 6',
+    ),
+    (
+      {
+        'process': _build(
+          'fed_rep',
+          _make_model(),
+          hparams=fed_rep.FedRepHParams(num_head_epochs=3),
+        )
+      },
+      'process.hparams.num_head_epochs was',
+    ),
+    ({'cohort_size': 4}, 'cohort_size was 3, now 4'),
+    ({'data': of_other_clients}, 'data_sha256 was '),
+    ({'data': _make_data('other')}, "dataset was 'toy', now 'other'"),
+    # A client that comes in later would start from other weights.
+    (
+      {'process': _make_process(model_seed=7)},
+      'model.initial_weights_sha256 was',
+    ),
+    ({'num_rounds': 2}, 'at least the 3 rounds'),
+  ):
+    arguments = {'process': process, 'data': data, 'num_rounds': 5, **options}
+    with pytest.raises(errors.RunError, match=words) as caught:
+      _run(directory=tmp_path, **{**arguments, **changes})
+    assert '\n' not in str(caught.value)
+    assert _content(tmp_path) == before
+  other = tmp_path / 'other'
+  _run(process, data, other, settings=named)
+  with pytest.raises(errors.RunError, match=r'dense_1/bias is of shape \(5,\)'):
+    _run(wider, data, other, num_rounds=4, resume=True, settings=named)
+
+
+@pytest.mark.usefixtures('without_pictures')
+def test_run_stopped_without_an_evaluation_needs_another_round(
+  tmp_path, monkeypatch
+):
+  commit_round = run_store.RunStore.commit_round
+
+  def stop_after_round_2(store, **values):
+    commit_round(store, **values)
+    if store.last_round == 2:
+      raise KeyboardInterrupt
+
+  process, data = _make_process(), _make_data()
+  with monkeypatch.context() as patch:
+    patch.setattr(run_store.RunStore, 'commit_round', stop_after_round_2)
+    with pytest.raises(KeyboardInterrupt):
+      _run(process, data, tmp_path, num_rounds=9)
+  with pytest.raises(errors.RunError, match='num_rounds of at least 3'):
+    _run(process, data, tmp_path, num_rounds=2, resume=True)
+  assert (
+    _run(process, data, tmp_path, num_rounds=3, resume=True).summary[
+      'num_rounds'
+    ]
+    == 3
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_memory_does_not_grow_with_the_rounds(tmp_path):
+  data = datasets.make_synthetic(
+    2000,
+    examples_per_client=20,
+    # One client is enough to be evaluated at the end.
+    test_examples_per_client=1,
+    shape=(8, 8, 1),
+  )
+  tested = data.client_ids[0]
+  data.num_test_examples = lambda client_id: int(client_id == tested)
+  process = registry.build(
+    'fed_rep',
+    zoo.mlp(data.element_spec, data.num_classes, widths=(16,)),
+    fed_rep.FedRepHParams(num_head_epochs=1),
+  )
+  _run(process, data, tmp_path, num_rounds=500, rounds_per_evaluation=501)
+  with run_store.RunStore.open_for_reading(tmp_path) as store:
+    memory = {row['round']: row['rss_mb'] for row in store.history()}
+  assert memory[500] < memory[50] * 1.05
+
+
+def test_a_run_in_which_all_diverge_has_its_report(tmp_path):
+  data = _make_data(regression=True)
+  process = _build(
+    'local_only', zoo.mlp(data.element_spec, None), learning_rate=1e30
+  )
+  run = _run(process, data, tmp_path)
+  # All but the client without training examples.
+  assert run.summary['non_finite_clients'] == len(run.scores) - 1
+  assert (tmp_path / 'clients.png').exists()
+  assert 'nan' in run.table()
+  values = run_lib.tidy([run])
+  diverged = values.query("when == 'after' and client != 'client_6'")
+  assert len(diverged) and not np.isfinite(diverged['value']).any()
+
+
+def test_callbacks_are_checked_before_anything_is_trained(tmp_path):
+  with pytest.raises(ValueError, match='`callbacks` to be a list of objects'):
+    _run(_make_process(), _make_data(), tmp_path, callbacks=print)
+  assert not list(tmp_path.iterdir())

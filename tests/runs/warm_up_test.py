@@ -1,0 +1,330 @@
+"""Tests of what is before a run: another run, and rounds of FedAvg."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.methods import toy_problems
+from tff_pfl import errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.methods import fed_avg, fed_dar, fed_per
+from tff_pfl.runs import open_run, run_config, run_store, warm_up
+
+_CONFIG = run_config.RunConfig(
+  algorithm='fed_dar',
+  hparams=fed_dar.FedDarHParams(
+    num_head_epochs=1,
+    num_body_epochs=2,
+    body_learning_rate=0.1,
+    aggregation='weighted_average',
+  ),
+  dataset='relabelled_digits',
+  partition='domain_mixture:1:40',
+  num_clients=2,
+  cohort_size=2,
+  model_arguments={'widths': (8,)},
+  num_warmup_rounds=2,
+  num_rounds=1,
+  num_final_evaluations=1,
+)
+
+
+pytestmark = pytest.mark.usefixtures('without_pictures')
+
+
+@pytest.fixture(name='directory', scope='module')
+def _directory(tmp_path_factory):
+  directory = str(tmp_path_factory.mktemp('run') / 'run')
+  _CONFIG.run(directory, show_progress=False)
+  return directory
+
+
+def _global_weights(directory):
+  run = open_run.open_run(directory)
+  with runtime_lib.given_or_on_cpu(None) as runtime:
+    return run.server_state(run.build_process(), runtime).global_weights
+
+
+def test_training_of_the_warm_up_is_that_of_the_body():
+  config = warm_up.config_of(_CONFIG)
+  assert (config.algorithm, config.num_rounds) == ('fed_avg', 2)
+  assert config.hparams.num_epochs == 2
+  assert config.hparams.learning_rate == 0.1
+  assert config.hparams.batch_size == _CONFIG.hparams.batch_size
+  assert config.reweight_domains
+
+
+def test_clients_that_keep_statistics_have_the_initial_ones_after_it(tmp_path):
+  config = run_config.RunConfig(
+    algorithm='fed_avg',
+    dataset='digits',
+    num_clients=2,
+    cohort_size=2,
+    model='cnn',
+    model_arguments={'filters': 2, 'widths': (4,), 'normalization': 'batch'},
+    statistics='local',
+    num_warmup_rounds=1,
+  )
+  data = config.load_data()
+  model = config.build_model(data)
+  folder = str(tmp_path)
+  started = warm_up.run(config, model, data, folder, show_progress=False)
+  assert list(started.initial_weights) == list(model.initial_weights)
+  for name, value in started.initial_weights.items():
+    same = np.array_equal(value, model.initial_weights[name])
+    assert same == (name in model.statistics), name
+
+
+def test_nobody_joins_in_the_warm_up(tmp_path):
+  config = run_config.RunConfig(
+    algorithm='fed_avg',
+    model='linear',
+    num_clients=4,
+    cohort_size='2,2:4',
+    join_rounds='2:0.25,9:0.25',
+    num_warmup_rounds=3,
+    num_rounds=2,
+    num_final_evaluations=1,
+  )
+  before = warm_up.config_of(config)
+  assert (before.cohort_size, before.join_rounds) == (2, '5:0.25,12:0.25')
+  run = config.run(str(tmp_path), show_progress=False)
+  assert run.history['clients'].tolist() == [2, 3]
+  first = open_run.open_run(str(tmp_path / 'warmup'))
+  assert first.history['clients'].tolist() == [2, 2, 2]
+  assert set(first.data.join_round) == set(run.data.join_round)
+
+
+@pytest.mark.slow
+def test_domains_count_the_same_in_the_warm_up_where_they_do_in_the_method(
+  directory, tmp_path
+):
+  unweighted = dataclasses.replace(
+    _CONFIG,
+    hparams=dataclasses.replace(_CONFIG.hparams, reweight_domains=False),
+  )
+  data = _CONFIG.load_data()
+  model = _CONFIG.build_model(data)
+  found = warm_up.run(
+    unweighted, model, data, str(tmp_path), show_progress=False
+  )
+  started = warm_up.started(_CONFIG, model, directory)
+  assert not started.domains.reweighted
+  assert toy_problems.differ(
+    dict(found.initial_weights), dict(started.initial_weights)
+  )
+
+
+def test_the_method_starts_from_the_model_of_the_warm_up(directory):
+  model = _CONFIG.build_model(_CONFIG.load_data())
+  started = warm_up.started(_CONFIG, model, directory)
+  with run_store.RunStore.open_for_reading(f'{directory}/warmup') as store:
+    assert store.config['algorithm'] == 'fed_avg'
+    assert store.last_round == 2
+  initial = _CONFIG.build_process(started).initialize().global_weights
+  assert toy_problems.differ(
+    initial['dense_1/kernel'], model.initial_weights['dense_1/kernel']
+  )
+  for m in range(started.domains.number):
+    np.testing.assert_array_equal(
+      initial[f'domain_{m}/head/kernel'], started.initial_weights['head/kernel']
+    )
+
+
+@pytest.mark.slow
+def test_interrupted_run_resumes_with_the_same_results(directory, tmp_path):
+  shorter = str(tmp_path / 'run')
+  data = _CONFIG.load_data()
+  # As if it had been stopped after the warm-up.
+  warm_up.run(
+    _CONFIG, _CONFIG.build_model(data), data, shorter, show_progress=False
+  )
+  _CONFIG.run(shorter, resume=True, show_progress=False)
+  toy_problems.assert_same(
+    dict(_global_weights(shorter)), dict(_global_weights(directory))
+  )
+
+
+def test_the_warm_up_of_a_run_that_has_begun_is_not_trained_on(directory):
+  longer = dataclasses.replace(_CONFIG, num_warmup_rounds=3)
+  with pytest.raises(errors.RunError, match='the 3 rounds .* found 2'):
+    longer.run(directory, resume=True, show_progress=False)
+  with pytest.raises(errors.RunError, match='There is a run in'):
+    _CONFIG.run(directory, show_progress=False)
+  with run_store.RunStore.open_for_reading(f'{directory}/warmup') as store:
+    assert store.last_round == 2
+
+
+@pytest.mark.parametrize(
+  ('algorithm', 'setting'),
+  [
+    ('fed_dar', {'domain_model': 'multi_head'}),
+    ('fed_dar', {'reweight_domains': True}),
+    ('fed_rep', {'reweight_domains': True}),
+    # Their models are drawn apart, which trained weights do not stand.
+    ('fed_em', {'num_warmup_rounds': 1}),
+    ('ifca', {'num_warmup_rounds': 1}),
+    ('ifca', {'initial_run': 'run'}),
+  ],
+)
+def test_settings_that_a_method_has_no_use_for_are_refused(algorithm, setting):
+  (name,) = setting
+  with pytest.raises(ValueError, match=f'`{name}`.*for {algorithm}'):
+    run_config.RunConfig(algorithm=algorithm, **setting)
+
+
+_BEFORE = run_config.RunConfig(
+  algorithm='fed_avg',
+  hparams=fed_avg.FedAvgHParams(num_steps=2, learning_rate=0.1),
+  dataset_arguments={'classes': (0, 1, 2)},
+  partition='iid',
+  num_clients=1,
+  cohort_size=1,
+  model_arguments={'widths': (64,)},
+  num_rounds=2,
+  num_final_evaluations=1,
+)
+
+
+@pytest.fixture(name='before', scope='module')
+def _before(tmp_path_factory):
+  directory = str(tmp_path_factory.mktemp('before') / 'run')
+  _BEFORE.run(directory, show_progress=False)
+  return directory
+
+
+def _after(before, **changes):
+  """A run on other classes that starts from the one before."""
+  settings = {
+    'algorithm': 'fed_per',
+    'hparams': fed_per.FedPerHParams(num_steps=1),
+    'dataset_arguments': {'classes': (3, 4, 5)},
+    'num_clients': 2,
+    'cohort_size': 2,
+    # Other initial weights than those of the run before.
+    'seed': 1,
+    'initial_run': before,
+    **changes,
+  }
+  return dataclasses.replace(_BEFORE, **settings)
+
+
+def _started(config, directory):
+  data = config.load_data()
+  model = config.build_model(data)
+  return warm_up.run(config, model, data, str(directory), show_progress=False)
+
+
+def test_the_first_round_starts_at_the_weights_of_the_initial_run(
+  before, tmp_path
+):
+  config = _after(before)
+  process = config.build_process(_started(config, tmp_path))
+  state, client = process.initialize(), process.initialize_client_state(0)
+  weights = {**state.global_weights, **client.local}
+  toy_problems.assert_same(weights, dict(_global_weights(before)))
+
+
+def test_the_head_is_random_where_the_body_alone_is_taken(before, tmp_path):
+  config = _after(before, initial_run_part='body')
+  model = _started(config, tmp_path)
+  own = config.build_model(config.load_data()).initial_weights
+  for name, value in _global_weights(before).items():
+    assert not np.array_equal(value, own[name])
+    is_head = name in model.weight_names(model.head_layers)
+    expected = own[name] if is_head else value
+    np.testing.assert_array_equal(model.initial_weights[name], expected)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_needs_the_initial_run_no_more(before, tmp_path):
+  moved = str(tmp_path / 'before')
+  shutil.copytree(before, moved)
+  uninterrupted, resumed = (str(tmp_path / name) for name in ('a', 'b'))
+  config = _after(moved)
+  config.run(uninterrupted, show_progress=False)
+  shorter = dataclasses.replace(config, num_rounds=1)
+  shorter.run(resumed, show_progress=False)
+  shutil.rmtree(moved)
+  config.run(resumed, resume=True, show_progress=False)
+  stored = []
+  for directory in (uninterrupted, resumed):
+    with run_store.RunStore.open_for_reading(directory) as store:
+      stored.append((store.server_state(), store.client_states([0, 1])))
+  assert stored[0] == stored[1]
+  run = open_run.open_run(resumed)
+  toy_problems.assert_same(
+    dict(run.model.initial_weights), dict(_global_weights(before))
+  )
+
+
+@pytest.mark.slow
+def test_the_warm_up_starts_from_the_initial_run(before, tmp_path):
+  # As good as no training.
+  hparams = fed_avg.FedAvgHParams(num_steps=1, learning_rate=1e-12)
+  config = _after(
+    before, algorithm='fed_avg', hparams=hparams, num_warmup_rounds=1
+  )
+  config.run(str(tmp_path), show_progress=False)
+  toy_problems.assert_close(
+    dict(_global_weights(tmp_path)), dict(_global_weights(before))
+  )
+  # The warm-up is a run that can be opened, too.
+  assert _global_weights(tmp_path / 'warmup')
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    (
+      {'model_arguments': {'widths': (9,)}},
+      r'`initial_run` to be a run of the same network, with dense_1/kernel of '
+      r'shape \(64, 9\), found .dense_1/kernel of shape \(64, 64\) in ',
+    ),
+    (
+      {'model_arguments': {'widths': (64, 10)}},
+      r'with dense_2/kernel of .*, found .no dense_2/kernel in ',
+    ),
+    ({'model_arguments': {'widths': ()}}, r'with no dense_1/kernel, found .'),
+  ],
+)
+def test_a_run_of_another_network_is_refused(before, tmp_path, changes, words):
+  with pytest.raises(ValueError, match=words):
+    _started(_after(before, **changes), tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.slow
+def test_a_run_without_a_global_model_is_refused(before, tmp_path):
+  personal = str(tmp_path / 'personal')
+  _after(None).run(personal, show_progress=False)
+  with pytest.raises(
+    ValueError,
+    match='global model.*fed_per with statistics=global, which has none',
+  ):
+    _started(_after(personal), tmp_path / 'run')
+
+
+def test_an_unfinished_run_is_refused(before, tmp_path):
+  unfinished = str(tmp_path / 'before')
+  shutil.copytree(before, unfinished)
+  with run_store.RunStore.open_for_reading(unfinished) as store:
+    settings = {**store.config, 'num_rounds': 3}
+  # As of a run that was interrupted after two rounds.
+  run_store.RunStore.open(unfinished, settings, resume=True).close()
+  with pytest.raises(ValueError, match='with its 3 rounds, found .2 in '):
+    _started(_after(unfinished), tmp_path / 'run')
+
+
+def test_a_run_whose_beginning_is_gone_cannot_be_opened(tmp_path):
+  for config, use, words in (
+    (_CONFIG, warm_up.started, 'found no run. Give the number'),
+    (_after('elsewhere'), warm_up.started, 'There is no initial_weights.npz'),
+    (_after('nowhere'), warm_up.run, 'There is no run in .*nowhere'),
+  ):
+    data = config.load_data()
+    arguments = [data] if use is warm_up.run else []
+    with pytest.raises(errors.RunError, match=words):
+      use(config, config.build_model(data), *arguments, str(tmp_path))

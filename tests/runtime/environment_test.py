@@ -1,0 +1,38 @@
+"""Tests of what the environment tells TensorFlow and XLA."""
+
+import pytest
+
+from tff_pfl.runtime import environment
+
+_FOR_ONE_CORE = '--xla_cpu_enable_concurrency_optimized_scheduler'
+_GRAPHS = '--xla_gpu_enable_command_buffer'
+
+
+@pytest.mark.parametrize(
+  'given', ['', '--xla_a=1', '--xla_b', f'--xla_a=1 {_FOR_ONE_CORE}=true']
+)
+def test_flags_are_added_to_those_of_the_user(monkeypatch, given):
+  monkeypatch.setenv('XLA_FLAGS', given)
+  environment.set_defaults()
+  flags = environment.os.environ['XLA_FLAGS'].split()
+  assert set(given.split()) <= set(flags)
+  assert (f'{_FOR_ONE_CORE}=false' in flags) == (_FOR_ONE_CORE not in given)
+  assert sum(flag.startswith(_FOR_ONE_CORE) for flag in flags) == 1
+  (graphs,) = (flag for flag in flags if flag.startswith(_GRAPHS))
+  assert 'WHILE' in graphs.split('=')[1].split(',')
+
+
+def test_graphs_of_loops_can_be_left_out(monkeypatch):
+  monkeypatch.setenv('XLA_FLAGS', '--xla_a=1')
+  environment.set_defaults()
+  environment.leave_out_cuda_graphs()
+  environment.set_defaults()
+  flags = environment.os.environ['XLA_FLAGS'].split()
+  assert f'{_GRAPHS}=' in flags
+  assert '--xla_a=1' in flags
+
+
+def test_programs_share_the_memory_of_a_gpu(monkeypatch):
+  monkeypatch.delenv('TF_FORCE_GPU_ALLOW_GROWTH')
+  environment.set_defaults()
+  assert environment.os.environ['TF_FORCE_GPU_ALLOW_GROWTH'] == 'true'

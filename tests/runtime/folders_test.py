@@ -1,0 +1,48 @@
+"""Tests of folders of results."""
+
+import os
+
+import pytest
+
+from tff_pfl import errors
+from tff_pfl.runtime import folders
+
+
+def test_home_is_where_the_user_is_at_home(monkeypatch):
+  monkeypatch.setenv('HOME', '/home/of')
+  assert folders.local_path('~/x', 'output_dir') == '/home/of/x'
+  assert folders.local_path('a~/x', 'output_dir') == 'a~/x'
+
+
+@pytest.mark.parametrize('path', ['gs://bucket/x', 's3://bucket', 'hdfs://a/b'])
+def test_stores_of_objects_are_refused(path):
+  with pytest.raises(ValueError, match='`output_dir` to be a path of the file'):
+    folders.local_path(path, 'output_dir')
+
+
+@pytest.mark.parametrize(
+  'files, kind',
+  [
+    (['run.sqlite', 'trial.json'], folders.RUN),
+    (['trials/a/trial.json'], folders.COMPARISON),
+    (['comparison.json'], folders.COMPARISON),
+    (['settings.json', 'trials/a/trial.json'], folders.EXPERIMENT),
+    (['numbers.json', 'settings.json'], folders.EXPERIMENT),
+    (['claims.html'], folders.EXPERIMENTS),
+    # Somebody's own.
+    (['settings.json', 'trials/notes.txt'], None),
+    ([], None),
+  ],
+)
+def test_a_folder_is_for_one_kind_of_results(tmp_path, files, kind):
+  for name in files:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+  assert folders.kind_of(str(tmp_path)) == kind
+  for wanted in (folders.RUN, folders.COMPARISON, folders.EXPERIMENT):
+    if kind in (None, wanted):
+      assert folders.results_folder(tmp_path, wanted) == os.fspath(tmp_path)
+    else:
+      with pytest.raises(errors.RunError, match=f'holds {kind}.* for {wanted}'):
+        folders.results_folder(tmp_path, wanted)

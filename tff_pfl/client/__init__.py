@@ -1,1 +1,0 @@
-"""What runs on a client: data as tensors, objectives, the training loop."""

@@ -1,0 +1,1 @@
+"""The process, its round, and what runs on a client: objectives, training."""

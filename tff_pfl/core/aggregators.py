@@ -1,0 +1,183 @@
+"""TFF's aggregators by name, and how the library uses them.
+
+Programs name them; library users pass any `tff.aggregators` factory to a
+builder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Optional, Union
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.core import private_mean, robust
+
+AggregationFactory = Union[
+  tff.aggregators.WeightedAggregationFactory,
+  tff.aggregators.UnweightedAggregationFactory,
+]
+
+
+AGGREGATORS = {
+  'mean': lambda: tff.aggregators.MeanFactory(no_nan_division=True),
+  'robust': tff.learning.robust_aggregator,
+  'secure': tff.learning.secure_aggregator,
+  # Rounded to the nearest: TFF's rounding at random has no seed.
+  'compressed': functools.partial(
+    tff.learning.compression_aggregator, stochastic=False
+  ),
+  'median': robust.TrimmedMeanFactory,
+  'trimmed_mean': lambda fraction=0.1: robust.TrimmedMeanFactory(fraction),
+  'geometric_median': robust.GeometricMedianFactory,
+}
+
+
+# Those whose arguments are stored with a run.
+DESCRIBED = (
+  *private_mean.PRIVATE_MEANS,
+  robust.TrimmedMeanFactory,
+  robust.GeometricMedianFactory,
+)
+
+
+def make_aggregator(name: str) -> Any:
+  """Returns the aggregation factory called `name`.
+
+  Args:
+    name: 'mean' (weighted), 'robust' (zeroes and clips outlying updates with
+      adaptive norms), 'secure' (the same, summed as integers by secure
+      aggregation where the runtime has a protocol for it; the round's metrics
+      and counts are always summed in the clear), 'compressed' (the same as
+      'robust', with large tensors quantized), 'median', 'trimmed_mean:0.1'
+      (without the tenth of the clients at either end, number by number) or
+      'geometric_median', for which see `robust`. Private means have arguments
+      and are made by `private_mean`.
+
+  Raises:
+    ValueError: If there is none, or the share that is trimmed is no number in
+      [0, 0.5].
+  """
+  kind, *arguments = name.split(':')
+  errors.expect_one_of('aggregator', kind, AGGREGATORS)
+  try:
+    is_right = len(arguments) <= (kind == 'trimmed_mean')
+    factory = AGGREGATORS[kind](*map(float, arguments)) if is_right else None
+  except ValueError:
+    factory = None
+  errors.expect(
+    factory is not None,
+    'aggregator',
+    f'one of {", ".join(AGGREGATORS)}, or trimmed_mean:<share in [0, 0.5]>',
+    name,
+  )
+  return factory
+
+
+def least_share(
+  factory: AggregationFactory, num_clients: tf.Tensor
+) -> tf.Tensor:
+  """The least mean share that is not taken for noise.
+
+  Where nobody has a share the mean is 0. Factories without weights, except
+  plain means and sums, may add noise to that, as private ones do: for these it
+  is half the share of one client that has all of its examples in it (where
+  examples are counted, of a client with the mean number of them).
+
+  Args:
+    num_clients: int32, clients in the mean.
+
+  Returns:
+    float32 scalar.
+  """
+  if _is_exact(factory):
+    return tf.constant(0.0)
+  return 0.5 / tf.cast(num_clients, tf.float32)
+
+
+def is_weighted(factory: AggregationFactory) -> bool:
+  """Whether the aggregation takes the clients' weights."""
+  return not isinstance(factory, tff.aggregators.UnweightedAggregationFactory)
+
+
+def _is_exact(factory):
+  """Whether neither it nor what it is made of may add noise."""
+  return is_weighted(factory) or (
+    isinstance(
+      factory,
+      (tff.aggregators.SumFactory, tff.aggregators.UnweightedMeanFactory),
+    )
+    and all(
+      _is_exact(part)
+      for part in vars(factory).values()
+      if isinstance(part, tff.aggregators.UnweightedAggregationFactory)
+    )
+  )
+
+
+def _is_plain(factory):
+  """Whether it is a mean of sums in the clear."""
+  means = (tff.aggregators.MeanFactory, tff.aggregators.UnweightedMeanFactory)
+  return isinstance(factory, means) and all(
+    isinstance(part, tff.aggregators.SumFactory)
+    for part in vars(factory).values()
+    if isinstance(part, tff.aggregators.UnweightedAggregationFactory)
+  )
+
+
+def create(
+  factory: AggregationFactory,
+  value_types: Sequence[tff.Type],
+  own: Sequence[Optional[AggregationFactory]] = (),
+) -> list[tff.templates.AggregationProcess]:
+  """Creates aggregations of what clients send, and their weights.
+
+  Args:
+    factory: The noise multiplier of a private mean is that of a round: with
+      several exchanges each has more noise, so that together they tell as much
+      of a client as one would.
+    value_types: What is aggregated in each exchange of a round.
+    own: The factories of exchanges that have their own, None for others; empty
+      if none has.
+
+  Raises:
+    ValueError: If a mean by coordinates is asked for of shares or sums; or
+      another aggregation than a plain mean where an exchange has its own.
+  """
+  errors.expect(
+    not any(own) or _is_plain(factory),
+    'aggregator',
+    'a plain mean for a method whose server collects what each client sends',
+    type(factory).__name__,
+  )
+  num_uploads = sum(bool(len(value_type)) for value_type in value_types)
+
+  def create_one(number, value_type):
+    chosen = (own[number] if own else None) or factory
+    if not len(value_type):
+      # Nothing is global. Not every factory takes an empty structure.
+      chosen = tff.aggregators.SumFactory()
+    if isinstance(chosen, private_mean.PRIVATE_MEANS):
+      noise_multiplier = chosen.noise_multiplier * math.sqrt(num_uploads)
+      chosen = dataclasses.replace(chosen, noise_multiplier=noise_multiplier)
+    if isinstance(chosen, private_mean.PrivateMeanFactory):
+      chosen = dataclasses.replace(chosen, number=number)
+    errors.expect(
+      not isinstance(chosen, robust.TrimmedMeanFactory)
+      or 'report' not in tff.structure.name_list(value_type),
+      'aggregator',
+      'no median or trimmed mean of each number (geometric_median serves) for '
+      'a method whose server takes sums over its clients',
+      type(chosen).__name__,
+    )
+    if not is_weighted(chosen):
+      chosen = tff.aggregators.as_weighted_aggregator(chosen)
+    return chosen.create(value_type, tff.TensorType(np.float32))
+
+  return [create_one(*numbered) for numbered in enumerate(value_types)]

@@ -1,0 +1,317 @@
+"""The form of a method: its exchanges, as pure functions.
+
+A round is a list of exchanges. In each, the server broadcasts, clients work and
+send, the server aggregates what they sent and makes a step (`federated_round`).
+FedAvg, FedRep and most others have one exchange, FedDAR and FedFac two.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.core import personalization, personalized_process, training_loop
+from tff_pfl.models import randomness, split_model, weight_partition
+
+
+class Broadcast(NamedTuple):
+  """What every client of the cohort receives.
+
+  Attributes:
+    round_number: int32, rounds done before this one.
+    seed: int64, the run's seed.
+    global_weights: Name to value.
+    algorithm: The method's own server state.
+  """
+
+  round_number: Any
+  seed: Any
+  global_weights: Any
+  algorithm: Any
+
+  @classmethod
+  def of(cls, state: personalized_process.ServerState) -> Broadcast:
+    """What the server sends of its state."""
+    return cls(
+      state.round_number, state.seed, state.global_weights, state.algorithm
+    )
+
+  def seed_of(
+    self, client_state: personalized_process.ClientState, purpose: int
+  ) -> tf.Tensor:
+    """The seed of a client's work, see `randomness.client_seed`."""
+    return randomness.client_seed(
+      self.seed, self.round_number, client_state.client_index, purpose
+    )
+
+
+class ClientResult(NamedTuple):
+  """A client's result of an exchange.
+
+  Attributes:
+    update: `initial - final` of global weights, by name.
+    local: The client's new local state; read in a round's last exchange.
+    metrics: Metric sums of training (`objectives.zero_metrics`); read in a
+      round's last exchange.
+    report: What else the server takes the mean of, through the same aggregator
+      (floats); see also `ClientWork.report_scale`.
+    carried: What the client itself keeps for the next exchange of the round.
+  """
+
+  update: Any = ()
+  local: Any = ()
+  metrics: Any = ()
+  report: Any = ()
+  carried: Any = ()
+
+  @classmethod
+  def of(
+    cls,
+    initial: split_model.Weights,
+    trained: training_loop.TrainResult,
+    local: Any = (),
+    report: Any = (),
+  ) -> ClientResult:
+    """Of a training whose `initial` weights, or some of them, are global."""
+    update = split_model.difference(initial, trained.weights)
+    return cls(update, local, trained.metrics, report)
+
+
+class Cohort(NamedTuple):
+  """The cohort of an exchange, as its server function sees it.
+
+  Attributes:
+    num_clients: int32, clients in the means.
+    least_share: float32; shares of the clients below it may be noise (see
+      `aggregators.least_share`).
+  """
+
+  num_clients: tf.Tensor
+  least_share: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+  """One exchange between the server and the clients of a cohort.
+
+  Attributes:
+    client: `(broadcast, local, examples, seed) -> ClientResult`, a pure
+      function of tensors; `local` is the client's state before the round. After
+      the first exchange, what the one before carried is a fifth argument.
+    server: `(state, update, report, cohort) -> (update, algorithm)`: from the
+      server's state, the means over the cohort and a `Cohort` to the update
+      that the server applies and the method's new server state; None where the
+      update is the mean. Global weights without an update stay.
+    weighting: The clients' weights in the mean, 'num_examples' or 'uniform';
+      None for those of the process.
+    seed_purpose: What the clients' seed is for, see `randomness`.
+    receives: In exchanges after the first: names of the global weights that
+      the server has changed since and sends, with the method's server state.
+    aggregator: What aggregates this exchange in place of the process'
+      aggregator, which then must be a plain mean, for nothing else would apply
+      to it; None for the process'.
+  """
+
+  client: Callable[..., ClientResult]
+  server: Optional[Callable[..., tuple]] = None
+  weighting: Optional[str] = None
+  seed_purpose: int = randomness.TRAINING
+  receives: Sequence[str] = ()
+  aggregator: Optional[tff.aggregators.WeightedAggregationFactory] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientWork:
+  """A method: what distinguishes it from others.
+
+  Attributes:
+    model: The process' model.
+    exchanges: What makes a round, in their order.
+    initial_global: The global weights before the first round (name to array):
+      what the server keeps, broadcasts and averages the updates of.
+    personal_weights: `(broadcast, local) -> weights`, the model that the client
+      is scored with.
+    initial_local: Local state of a client that has not taken part (arrays).
+    global_model: `global_weights -> weights`, the model given to a client that
+      contributes no data; None where the global weights alone make none, and
+      such a client gets the personal weights with the initial local state.
+    fit_new_client: `(broadcast, local, examples, seed, num_epochs) -> local`:
+      what a client does that has no local state from an earlier round, with the
+      global weights frozen, for `num_epochs` or (None) as long as in a round;
+      None if nothing.
+    trains_new_clients: Whether that is training, for as long as it is told.
+    keeps_local: Whether clients keep the local state from round to round. Where
+      they do not, each round starts from the initial one, and whoever is scored
+      fits it first.
+    exchanges_when_forgetting: The exchanges for clients that forget their local
+      state after each round; None where the method is nothing without it.
+    adaptation: How the method fine-tunes a model before it is scored, unless
+      the user asks for something else.
+    default_weighting: The method's own `client_weighting`.
+    statistics: Names of the global weights without gradient, which are averaged
+      and skip the server's optimizer; None for those of the model.
+    initial_algorithm: The method's own server state before the first round
+      (arrays).
+    transient: Which of these values are for the clients of one round only: they
+      are not in its first broadcast, and are zeros at its end.
+    server_metrics: `algorithm -> metrics`, scalars by name: what a round's
+      metrics tell of the method's server state; None where nothing.
+    report_scale: Positive; for methods whose reports are sums over a client's
+      examples, of which the server wants ratios. What is averaged is such a sum
+      divided by the client's weight, where that is its number of examples, or
+      by this where clients weigh alike: so the ratios are those of sums over
+      the cohort, whatever the weights. None where reports are averaged as they
+      are.
+  """
+
+  model: split_model.SplitModel
+  exchanges: Sequence[Exchange]
+  initial_global: split_model.Weights
+  personal_weights: Callable[..., split_model.Weights]
+  initial_local: Any = dataclasses.field(
+    default_factory=collections.OrderedDict
+  )
+  global_model: Optional[Callable[..., split_model.Weights]] = None
+  fit_new_client: Optional[Callable[..., Any]] = None
+  trains_new_clients: bool = True
+  keeps_local: bool = True
+  exchanges_when_forgetting: Optional[Sequence[Exchange]] = None
+  adaptation: personalization.Personalization = personalization.NO_ADAPTATION
+  default_weighting: str = 'num_examples'
+  statistics: Optional[frozenset] = None
+  initial_algorithm: Any = dataclasses.field(
+    default_factory=collections.OrderedDict
+  )
+  transient: Sequence[str] = ()
+  server_metrics: Optional[Callable[..., Any]] = None
+  report_scale: Optional[float] = None
+
+  @property
+  def initial_kept(self) -> Any:
+    """What a client keeps of the local state, before the first round."""
+    return self.initial_local if self.keeps_local else collections.OrderedDict()
+
+  @property
+  def trained_names(self) -> tuple[str, ...]:
+    """The global weights that the server's optimizer moves."""
+    statistics = self.statistics
+    if statistics is None:
+      statistics = self.model.statistics
+    return tuple(n for n in self.initial_global if n not in statistics)
+
+  def broadcast_of(self, state: personalized_process.ServerState) -> Broadcast:
+    """What the server sends at the beginning of a round."""
+    broadcast = Broadcast.of(state)
+    return broadcast._replace(algorithm=self.lasting(broadcast.algorithm))
+
+  def lasting(self, algorithm: Any) -> Any:
+    """The method's server state without what is of one round only."""
+    if not self.transient:
+      return algorithm
+    return collections.OrderedDict(
+      (name, value)
+      for name, value in algorithm.items()
+      if name not in self.transient
+    )
+
+  def without_state(self, name: str) -> ClientWork:
+    """This work by clients that forget their local state after each round.
+
+    Args:
+      name: The method's, for the error.
+
+    Raises:
+      ValueError: If the method is nothing without the state.
+    """
+    exchanges = self.exchanges_when_forgetting
+    if exchanges is None:
+      errors.expect(
+        not tf.nest.flatten(self.initial_kept),
+        'stateless',
+        f"false for {name}, which is nothing without its clients' state",
+        True,
+      )
+      exchanges = self.exchanges
+    return dataclasses.replace(self, keeps_local=False, exchanges=exchanges)
+
+  def local_of(self, client_state: personalized_process.ClientState) -> Any:
+    """The local state that a client starts from."""
+    if self.keeps_local:
+      return client_state.local
+    return tf.nest.map_structure(tf.constant, self.initial_local)
+
+  def model_without_data(self, broadcast: Broadcast) -> split_model.Weights:
+    """The model given to a client that contributes no data."""
+    if self.global_model is not None:
+      return self.global_model(broadcast.global_weights)
+    initial_local = tf.nest.map_structure(tf.constant, self.initial_local)
+    return self.personal_weights(broadcast, initial_local)
+
+
+class ClientTypes(NamedTuple):
+  """TFF's types of what a client's computation takes."""
+
+  broadcast: tff.Type
+  client_state: tff.Type
+  examples: tff.Type
+
+
+def all_finite(values: Any) -> tf.Tensor:
+  """Whether all floating-point numbers in a structure are finite."""
+  return tf.reduce_all(
+    [
+      tf.reduce_all(tf.math.is_finite(value))
+      for value in tf.nest.flatten(values)
+      if value.dtype.is_floating
+    ]
+    or [True]
+  )
+
+
+def partitioned_weights_work(
+  model: split_model.SplitModel,
+  partition: weight_partition.WeightPartition,
+  *exchanges: Exchange,
+  **others: Any,
+) -> ClientWork:
+  """`ClientWork` of methods whose local state is the local weights.
+
+  Args:
+    partition: Which weights are global and which local.
+    **others: Fields of `ClientWork`.
+  """
+  initial_global, initial_local = partition.split(model.initial_weights)
+  return ClientWork(
+    model,
+    exchanges,
+    initial_global,
+    lambda broadcast, local: partition.merge(broadcast.global_weights, local),
+    initial_local,
+    None if partition.local_names else lambda weights: weights,
+    **others,
+  )
+
+
+def global_weights_work(
+  model: split_model.SplitModel, *exchanges: Exchange, **others: Any
+) -> ClientWork:
+  """`ClientWork` of methods whose clients are scored with the global weights.
+
+  Args:
+    model: All of its weights are global.
+    **others: Fields of `ClientWork`.
+  """
+  return ClientWork(
+    model,
+    exchanges,
+    model.initial_weights,
+    lambda broadcast, _: broadcast.global_weights,
+    global_model=lambda global_weights: global_weights,
+    **others,
+  )

@@ -1,0 +1,242 @@
+"""Hyperparameters that methods share.
+
+A field's help text, in programs too, is what the docstring of its dataclass
+says (`help_text`).
+"""
+
+import dataclasses
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Callable
+from typing import Any, Optional
+
+from tff_pfl import errors
+from tff_pfl.core import phases
+
+
+def help_text(owner: Callable[..., Any], name: str) -> str:
+  """The docstring's words on a name, in one line.
+
+  Args:
+    owner: A function, or a dataclass, whose bases' docstrings count, too.
+    name: An argument or a field.
+
+  Raises:
+    ValueError: If it says nothing.
+  """
+  for cls in inspect.getmro(owner) if inspect.isclass(owner) else (owner,):
+    found = re.search(
+      rf'^  {name}: (.*(?:\n    .*)*)',
+      inspect.cleandoc(cls.__doc__ or ''),
+      re.M,
+    )
+    if found:
+      return ' '.join(found[1].split())
+  raise ValueError(f'{owner.__name__} has no documentation of {name}.')
+
+
+def checked(check: Callable[..., None], default: Any, *limits: Any) -> Any:
+  """A field of a dataclass whose values a function of `errors` lets pass.
+
+  Args:
+    check: `(name, value, *limits)`, which raises the error.
+    default: The default; where it is None, that passes.
+    *limits: What the check takes.
+  """
+  return dataclasses.field(default=default, metadata={'check': (check, limits)})
+
+
+integer = functools.partial(checked, errors.expect_int)
+non_negative = functools.partial(checked, errors.expect_non_negative)
+one_of = functools.partial(checked, errors.expect_one_of)
+positive = functools.partial(checked, errors.expect_positive)
+share = functools.partial(checked, errors.expect_share)
+
+
+def check_fields(options: Any) -> None:
+  """Raises `ValueError` for a value that its field, if `checked`, refuses."""
+  for field in dataclasses.fields(options):
+    value = getattr(options, field.name)
+    is_left_out = value is None and field.default is None
+    if 'check' in field.metadata and not is_left_out:
+      check, limits = field.metadata['check']
+      check(field.name, value, *limits)
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalTrainingHParams:
+  """Local training of all weights together.
+
+  Attributes:
+    num_epochs: Epochs of local training in a round.
+    num_steps: Gradient steps in a round, instead of epochs.
+    learning_rate: The clients' learning rate, positive.
+    momentum: Momentum of the clients' SGD, in [0, 1); ignored by Adam.
+    optimizer: The clients' optimizer: sgd or adam, or in Python one of
+      tff.learning.optimizers, with its own learning rate and momentum.
+    batch_size: Examples per batch; None, or 0, is the full batch (with
+      `num_steps=1` and all weights global, this is FedSGD).
+  """
+
+  num_epochs: int = 5
+  num_steps: Optional[int] = None
+  learning_rate: float = 0.01
+  momentum: float = 0.5
+  optimizer: phases.Optimizer = 'sgd'
+  batch_size: Optional[int] = 10
+
+  def __post_init__(self):
+    check_fields(self)
+    phases.expect_own_rates(self, 'learning_rate', 'momentum')
+    self.phase()
+
+  def phase(
+    self,
+    num_epochs: Optional[int] = None,
+    learning_rate: Optional[float] = None,
+  ) -> phases.Phase:
+    """The phase of local training.
+
+    Args:
+      num_epochs: If given, this number of epochs (and never `num_steps`).
+      learning_rate: If given, instead of the attribute.
+
+    Raises:
+      ValueError: If it is, and the optimizer is no name.
+    """
+    errors.expect(
+      learning_rate is None or not phases.is_object(self.optimizer),
+      'optimizer',
+      f'one of {", ".join(phases.OPTIMIZERS)} where training has a learning '
+      'rate that the method sets',
+      self.optimizer,
+    )
+    if learning_rate is None:
+      learning_rate = self.learning_rate
+    return phases.Phase(
+      optimizer=phases.build_optimizer(
+        self.optimizer, learning_rate, self.momentum
+      ),
+      batch_size=self.batch_size,
+      num_epochs=self.num_epochs if num_epochs is None else num_epochs,
+      num_steps=self.num_steps if num_epochs is None else None,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class PersonalTrainingHParams(LocalTrainingHParams):
+  """Local training of global weights and, in a phase of its own, of a client's.
+
+  Attributes:
+    personal_num_epochs: Epochs on the personal weights in a round; None for as
+      long as on the global ones.
+    personal_learning_rate: The personal weights' learning rate; None for that
+      of the global ones.
+  """
+
+  personal_num_epochs: Optional[int] = None
+  personal_learning_rate: Optional[float] = positive(None)
+
+  def __post_init__(self):
+    super().__post_init__()
+    self.personal_phase()
+
+  def personal_phase(self, num_epochs: Optional[int] = None) -> phases.Phase:
+    """The phase of the personal weights; `num_epochs` come before its own."""
+    if num_epochs is None:
+      num_epochs = self.personal_num_epochs
+    return self.phase(num_epochs, self.personal_learning_rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadAndBodyHParams:
+  """Training of the head and of the body in turn.
+
+  Attributes:
+    num_head_epochs: Epochs on the head in a round (tau_h).
+    num_head_steps: Gradient steps on the head, instead of epochs.
+    num_body_epochs: Epochs on the body in a round (tau_phi).
+    num_body_steps: Gradient steps on the body, instead of epochs.
+    head_learning_rate: The head's learning rate, positive.
+    body_learning_rate: The body's learning rate, positive.
+    momentum: Momentum of SGD on both, in [0, 1); ignored by Adam.
+    optimizer: sgd or adam, for both, or in Python one of
+      tff.learning.optimizers, with its own learning rate and momentum.
+    batch_size: Examples per batch; None, or 0, is the full batch.
+  """
+
+  num_head_epochs: int = 10
+  num_head_steps: Optional[int] = None
+  num_body_epochs: int = 1
+  num_body_steps: Optional[int] = None
+  head_learning_rate: float = 0.01
+  body_learning_rate: float = 0.01
+  momentum: float = 0.5
+  optimizer: phases.Optimizer = 'sgd'
+  batch_size: Optional[int] = 10
+
+  def __post_init__(self):
+    check_fields(self)
+    phases.expect_own_rates(
+      self, 'head_learning_rate', 'body_learning_rate', 'momentum'
+    )
+    self.head_phase()
+    self.body_phase()
+
+  def head_phase(self, num_epochs: Optional[int] = None) -> phases.Phase:
+    """The training of the head in a round, or for `num_epochs`."""
+    return self._phase('head', num_epochs)
+
+  def body_phase(self) -> phases.Phase:
+    """The training of the body in a round."""
+    return self._phase('body')
+
+  def _phase(self, part, num_epochs=None):
+    num_steps = None
+    if num_epochs is None:
+      num_epochs = getattr(self, f'num_{part}_epochs')
+      num_steps = getattr(self, f'num_{part}_steps')
+    optimizer = phases.build_optimizer(
+      self.optimizer,
+      getattr(self, f'{part}_learning_rate'),
+      self.momentum,
+      role=f'{part}_',
+    )
+    return phases.Phase(optimizer, self.batch_size, num_epochs, num_steps)
+
+
+def steps_instead_of(hparams: type, name: str) -> Optional[str]:
+  """The number of steps that, if given, takes a number of epochs' place.
+
+  Args:
+    hparams: The class of a method's hyperparameters.
+    name: One of its fields.
+
+  Returns:
+    The name of the field; None if `name` is not a number of epochs or no number
+    of steps takes its place.
+  """
+  steps = name.replace('epochs', 'steps')
+  annotation = typing.get_type_hints(hparams).get(steps)
+  is_optional = type(None) in typing.get_args(annotation)
+  return steps if steps != name and is_optional else None
+
+
+def none_for_zero(hparams: type) -> list[str]:
+  """The fields for which, where text is read, 0 stands for None.
+
+  Those are the fields that may be None and are not by default, such as the
+  batch size, whose None is the full batch.
+
+  Args:
+    hparams: A class of options.
+  """
+  hints = typing.get_type_hints(hparams)
+  return [
+    field.name
+    for field in dataclasses.fields(hparams)
+    if type(None) in typing.get_args(hints[field.name])
+    and field.default is not None
+  ]

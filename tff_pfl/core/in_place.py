@@ -1,0 +1,197 @@
+"""Large weights, which are trained in place.
+
+On a CPU a step on large weights takes as long as it takes to move them through
+memory. With the weights and the optimizer's state in variables, TensorFlow's
+fused kernels read and write each once. The variables have no name: each
+execution of the graph makes its own, so that clients that train at the same
+time share nothing, and frees them at its end. The clients' work stays a pure
+function.
+
+Variables can be neither vectorized nor compiled as weights are that are values.
+So the graph has both forms of such training, with the same result up to
+rounding, and says so (`graph_defs.FORMS_ATTRIBUTE`): TensorFlow takes the
+first, for a client that runs alone, and a runtime that makes programs of
+several clients the second.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl.core import training_options
+from tff_pfl.models import split_model
+from tff_pfl.runtime import graph_defs
+
+# With so many weights to train, a step on a CPU takes less time in place than
+# compiled by XLA; measured with batches of 10 and 40, see BUILD_NOTES.md.
+_MANY_WEIGHTS = 120_000
+
+_is_compiled = contextvars.ContextVar('is_compiled', default=False)
+
+_SGD = type(tff.learning.optimizers.build_sgdm(1.0))
+_ADAM = type(tff.learning.optimizers.build_adam(1.0))
+
+
+class Variables:
+  """Some weights and their optimizer's state, while a graph is executed.
+
+  To be made, used and freed in the same graph, or in loops in it.
+  """
+
+  def __init__(
+    self,
+    weights: Mapping[str, tf.Tensor],
+    optimizer: tff.learning.optimizers.Optimizer,
+  ):
+    """Makes the variables.
+
+    Args:
+      weights: Where they start.
+      optimizer: One that `can_update` says yes to.
+    """
+    self._dtypes = {name: value.dtype for name, value in weights.items()}
+    self._weights = _variables(weights)
+    state = training_options.initial_state(optimizer, weights)
+    self._hparams = optimizer.get_hparams(state)
+    self._decay = training_options.decay(optimizer, state)
+    self._slots = {
+      slot: _variables(state[slot])
+      for slot in ('accumulator', 'preconditioner')
+      if slot in state
+    }
+
+  def read(self) -> collections.OrderedDict:
+    """Returns the weights by name."""
+    return collections.OrderedDict(
+      (
+        name,
+        tf.raw_ops.ReadVariableOp(resource=handle, dtype=self._dtypes[name]),
+      )
+      for name, handle in self._weights.items()
+    )
+
+  def update(
+    self,
+    step: tf.Tensor,
+    weights: Mapping[str, tf.Tensor],
+    gradient: Mapping[str, tf.Tensor],
+  ) -> None:
+    """Makes an optimizer's step.
+
+    Args:
+      step: int32 scalar, the number of steps before.
+      weights: As they were `read`; not to be used afterwards.
+      gradient: By name.
+    """
+    for name, handle in self._weights.items():
+      order = weights[name].consumers()
+      if self._decay is not None:
+        with tf.control_dependencies(order):
+          decay = tf.cast(self._decay, weights[name].dtype)
+          order = [
+            tf.raw_ops.AssignSubVariableOp(
+              resource=handle, value=decay * weights[name]
+            )
+          ]
+      # While somebody still needs what was read, the kernel would copy it.
+      with tf.control_dependencies(order):
+        self._update(name, handle, step, gradient[name])
+
+  def _update(self, name, handle, step, gradient):
+    numbers = {
+      name: tf.cast(value, gradient.dtype)
+      for name, value in self._hparams.items()
+    }
+    slots = {slot: handles[name] for slot, handles in self._slots.items()}
+    if 'preconditioner' in slots:
+      count = tf.cast(step + 1, gradient.dtype)
+      tf.raw_ops.ResourceApplyAdam(
+        var=handle,
+        m=slots['accumulator'],
+        v=slots['preconditioner'],
+        beta1_power=numbers['beta_1'] ** count,
+        beta2_power=numbers['beta_2'] ** count,
+        lr=numbers['learning_rate'],
+        beta1=numbers['beta_1'],
+        beta2=numbers['beta_2'],
+        epsilon=numbers['epsilon'],
+        grad=gradient,
+      )
+    elif 'accumulator' in slots:
+      tf.raw_ops.ResourceApplyMomentum(
+        var=handle,
+        accum=slots['accumulator'],
+        lr=numbers['learning_rate'],
+        grad=gradient,
+        momentum=numbers['momentum'],
+      )
+    else:
+      tf.raw_ops.ResourceApplyGradientDescent(
+        var=handle, alpha=numbers['learning_rate'], delta=gradient
+      )
+
+  def free(self) -> None:
+    """Frees the variables; what was read stays."""
+    for handles in (self._weights, *self._slots.values()):
+      for handle in handles.values():
+        tf.raw_ops.DestroyResourceOp(resource=handle)
+
+
+@contextlib.contextmanager
+def not_if(is_compiled: bool) -> Iterator[None]:
+  """Nothing `suits` in this context if its graph is compiled as a whole.
+
+  A method may train more weights together than its model has.
+  """
+  token = _is_compiled.set(is_compiled)
+  try:
+    yield
+  finally:
+    _is_compiled.reset(token)
+
+
+def suits(model: split_model.SplitModel, weights: Mapping[str, Any]) -> bool:
+  """Whether some of a model's weights, arrays or tensors, are large."""
+  if model.jit_compile is True or _is_compiled.get():
+    return False
+  sizes = [tf.TensorShape(v.shape).num_elements() for v in weights.values()]
+  return sum(sizes) >= _MANY_WEIGHTS
+
+
+def can_update(optimizer: tff.learning.optimizers.Optimizer) -> bool:
+  """Whether there is a fused kernel for an optimizer's step."""
+  return isinstance(optimizer, (_SGD, _ADAM))
+
+
+def unless_together(
+  alone: Callable[[], Any], together: Callable[[], Any]
+) -> Any:
+  """Returns the results of one of two functions of tensors.
+
+  Args:
+    alone: For a client that runs alone.
+    together: For clients that run as one program.
+  """
+  if tf.executing_eagerly():
+    return alone()
+  outputs = tf.switch_case(tf.constant(graph_defs.ALONE), [alone, together])
+  graph_defs.mark(outputs, graph_defs.FORMS_ATTRIBUTE)
+  return outputs
+
+
+def _variables(values: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+  """Makes variables; returns their handles."""
+  handles = {}
+  for name, value in values.items():
+    handles[name] = tf.raw_ops.VarHandleOp(
+      dtype=value.dtype, shape=value.shape, shared_name=graph_defs.ANONYMOUS
+    )
+    tf.raw_ops.AssignVariableOp(resource=handles[name], value=value)
+  return handles

@@ -1,0 +1,127 @@
+"""A method without client state as TFF's own `LearningProcess`.
+
+Such a process takes the server's state and the clients' data, nothing else, so
+it runs where clients cannot be told apart: under `tff.learning.programs`, and
+in production systems, for which it compiles to `MapReduceForm` and
+`DistributeAggregateForm`.
+
+A client has no number there. What its number seeds otherwise (the order of its
+examples, dropout) is seeded by a fingerprint of its examples.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.core import (
+  client_work,
+  example_tensors,
+  personalized_process,
+  tff_model,
+)
+from tff_pfl.models import randomness, split_model
+
+
+def build_learning_process(
+  name: str,
+  work: client_work.ClientWork,
+  initialize: tff.Computation,
+  run_round: Callable[..., Any],
+) -> tff.learning.templates.LearningProcess:
+  """Builds the process.
+
+  Args:
+    name: The method's, for the error.
+    work: Its clients keep no local state.
+    initialize: The server's state before the first round.
+    run_round: `(state, client states, examples) -> (state, client states,
+      metrics)`, in a federated computation.
+
+  Returns:
+    The process. Its metrics are those of rounds, grouped as TFF's own
+    algorithms do. Its model weights are those of the model given to a client
+    that contributes no data, as `tff.learning.models.ModelWeights`, in the
+    order of `tff_model.model_weights`. They can be set where the global weights
+    are among them; others (FedBABU's frozen head) stay.
+
+  Raises:
+    ValueError: If clients keep local state.
+  """
+  errors.expect(
+    not tf.nest.flatten(work.initial_kept),
+    'stateless',
+    f'given when {name} is built, as its clients keep local state, which a '
+    "LearningProcess of TFF's has no place for",
+    False,
+  )
+  model = work.model
+  examples_of = example_tensors.build_examples_of(model.element_spec)
+  anonymous_state = tff.tensorflow.computation(
+    _anonymous_state, examples_of.type_signature.result
+  )
+  state_type = initialize.type_signature.result.member
+
+  @tff.federated_computation(
+    tff.FederatedType(state_type, tff.SERVER),
+    tff.FederatedType(examples_of.type_signature.parameter, tff.CLIENTS),
+  )
+  def next_fn(state, client_data):
+    examples = tff.federated_map(examples_of, client_data)
+    states = tff.federated_map(anonymous_state, examples)
+    new_state, _, metrics = run_round(state, states, examples)
+    return tff.learning.templates.LearningProcessOutput(
+      new_state, tff.federated_map(_grouped, metrics)
+    )
+
+  @tff.tensorflow.computation(state_type)
+  def get_model_weights(state):
+    return tff_model.model_weights(
+      model, work.model_without_data(client_work.Broadcast.of(state))
+    )
+
+  @tff.tensorflow.computation(
+    state_type, get_model_weights.type_signature.result
+  )
+  def set_model_weights(state, weights):
+    given = tff_model.named_weights(model, weights)
+    if set(work.initial_global) <= set(given):
+      new = split_model.select(given, state.global_weights)
+    else:
+      refusal = tf.debugging.Assert(
+        False,
+        ['The weights of one model are not the global weights of this method.'],
+      )
+      with tf.control_dependencies([refusal]):
+        new = tf.nest.map_structure(tf.identity, state.global_weights)
+    return state._replace(global_weights=new)
+
+  return tff.learning.templates.LearningProcess(
+    initialize, next_fn, get_model_weights, set_model_weights
+  )
+
+
+def _anonymous_state(examples):
+  return personalized_process.ClientState(
+    client_index=randomness.fingerprint(examples),
+    num_rounds=tf.constant(0, tf.int32),
+    local=collections.OrderedDict(),
+  )
+
+
+@tff.tensorflow.computation
+def _grouped(metrics):
+  """The metrics where `tff.learning.programs` look for them."""
+  of_clients = collections.OrderedDict(metrics)
+  update_norm = of_clients.pop('update_norm')
+  aggregator = of_clients.pop('aggregator', ())
+  return collections.OrderedDict(
+    client_work=collections.OrderedDict(train=of_clients),
+    aggregator=aggregator,
+    finalizer=collections.OrderedDict(update_norm=update_norm),
+  )

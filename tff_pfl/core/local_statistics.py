@@ -1,0 +1,230 @@
+"""Batch normalization whose moving statistics stay on the clients.
+
+Every method trains and averages a network's moving statistics with its global
+weights. Here a client keeps them instead (SiloBN), or all that belongs to batch
+normalization: they are neither broadcast nor sent. A client that never took
+part takes the statistics of its own examples, with the initial scales and
+offsets where these are kept, too (`fed_bn` trains them); the model given to a
+client that contributes no data has all of the initial ones. Clients that forget
+their state have the initial statistics in each round.
+
+References:
+  Andreux, du Terrail, Beguier, Tramel: Siloed Federated Learning for
+  Multi-Centric Histopathology Datasets, DART 2020 (SiloBN).
+  Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via
+  Local Batch Normalization, ICLR 2021.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.core import client_work, example_tensors
+from tff_pfl.models import split_model
+
+_WEIGHTS, _STATISTICS = 'weights', 'statistics'
+
+
+def kept_by_clients(
+  work: client_work.ClientWork, statistics: str, method: str
+) -> client_work.ClientWork:
+  """The method with clients that keep what belongs to batch normalization.
+
+  Args:
+    statistics: One of `options.STATISTICS`.
+    method: Its name, for errors.
+
+  Raises:
+    ValueError: If the network has no batch normalization, or the method has no
+      one statistics of it to keep.
+  """
+  if statistics == 'global':
+    return work
+  model = work.model
+  errors.expect(
+    any(name.endswith(split_model.MOVING) for name in model.initial_weights),
+    'statistics',
+    f'global for the model {model.name!r}, which has no batch normalization',
+    statistics,
+  )
+  moving = [
+    name for name in work.initial_global if name.endswith(split_model.MOVING)
+  ]
+  errors.expect(
+    all(
+      name in model.statistics
+      and work.initial_global[name].shape == model.initial_weights[name].shape
+      for name in moving
+    ),
+    'statistics',
+    f'global for {method}, whose clients hold several models or divide the '
+    'units of batch normalization',
+    statistics,
+  )
+  if not moving:  # They stay on the clients anyway.
+    return work
+  if statistics == 'local':
+    return _keeping(work, moving, method, statistics)
+  layers = {name.rpartition('/')[0] for name in moving}
+  names = [
+    name for name in work.initial_global if name.rpartition('/')[0] in layers
+  ]
+  errors.expect(
+    work.keeps_local,
+    'statistics',
+    f'local or global for {method}, whose clients keep nothing between rounds '
+    'and would train scales and offsets for nothing',
+    statistics,
+  )
+  errors.expect(
+    not any(
+      isinstance(of_weights, Mapping) and set(names) & set(of_weights)
+      for of_weights in work.initial_algorithm.values()
+    ),
+    'statistics',
+    f'local or global for {method}, whose server knows more of each weight '
+    'than its value',
+    statistics,
+  )
+  return _keeping(work, names, method, statistics)
+
+
+def _both(weights, statistics):
+  """A client's state: the method's own, and the statistics."""
+  return collections.OrderedDict(
+    [(_WEIGHTS, weights), (_STATISTICS, statistics)]
+  )
+
+
+def _keeping(inner, names, method, option):
+  """A method, as one whose clients keep some of its global weights."""
+  initial = split_model.select(inner.initial_global, names)
+
+  def complete(weights, statistics):
+    return split_model.select({**weights, **statistics}, inner.initial_global)
+
+  def with_statistics(broadcast, statistics):
+    return broadcast._replace(
+      global_weights=complete(broadcast.global_weights, statistics)
+    )
+
+  def keeping(exchange):
+    """The exchange; from it to the next a client carries the statistics."""
+    is_last = exchange is inner.exchanges[-1]
+
+    def client(broadcast, local, examples, seed, *carried):
+      statistics = (*carried, local)[0][_STATISTICS]
+      result = exchange.client(
+        with_statistics(broadcast, statistics),
+        local[_WEIGHTS],
+        examples,
+        seed,
+        *[each[_WEIGHTS] for each in carried],
+      )
+      update = collections.OrderedDict(result.update)
+      errors.expect(
+        not is_last or set(names) <= set(update),
+        'statistics',
+        f'global for {method}, which does not average them as such',
+        option,
+      )
+      statistics = collections.OrderedDict(
+        (name, value - update.pop(name) if name in update else value)
+        for name, value in statistics.items()
+      )
+      return result._replace(
+        update=update,
+        local=_both(result.local, statistics),
+        carried=_both(result.carried, statistics),
+      )
+
+    receives = [name for name in exchange.receives if name not in names]
+    return dataclasses.replace(exchange, client=client, receives=receives)
+
+  def personal_weights(broadcast, local):
+    return inner.personal_weights(
+      with_statistics(broadcast, local[_STATISTICS]), local[_WEIGHTS]
+    )
+
+  def fit_new_client(broadcast, local, examples, seed, num_epochs):
+    def with_those_of_examples(local):
+      weights = personal_weights(broadcast, local)
+      of_examples = statistics_of(inner.model, weights, examples, seed)
+      found = {**local[_STATISTICS], **of_examples}
+      return _both(local[_WEIGHTS], split_model.select(found, names))
+
+    local = with_those_of_examples(local)
+    if inner.fit_new_client is None:
+      return local
+    fitted = inner.fit_new_client(
+      with_statistics(broadcast, local[_STATISTICS]),
+      local[_WEIGHTS],
+      examples,
+      seed,
+      num_epochs,
+    )
+    # What was fitted may lie below batch normalization.
+    return with_those_of_examples(_both(fitted, local[_STATISTICS]))
+
+  return dataclasses.replace(
+    inner,
+    exchanges=[keeping(exchange) for exchange in inner.exchanges],
+    exchanges_when_forgetting=None,
+    initial_global=split_model.select(
+      inner.initial_global, [n for n in inner.initial_global if n not in names]
+    ),
+    initial_local=_both(inner.initial_local, initial),
+    personal_weights=personal_weights,
+    # With the initial statistics it is nobody's.
+    global_model=None,
+    fit_new_client=fit_new_client,
+    trains_new_clients=(
+      inner.trains_new_clients and inner.fit_new_client is not None
+    ),
+  )
+
+
+def statistics_of(
+  model: split_model.SplitModel,
+  weights: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+  seed: tf.Tensor,
+) -> split_model.Weights:
+  """The means and variances of the examples, all in one batch, by their names.
+
+  A step in training mode gives m * old + (1 - m) * batch's, with a momentum m
+  that the layer knows; two steps, from 0 and from 1, tell m and the batch's.
+  Without examples the weights' own are returned.
+  """
+  mode = split_model.Mode(
+    True,
+    seed,
+    tf.sequence_mask(examples.num_examples, examples.capacity, tf.float32),
+  )
+
+  def after_step(moving):
+    return model.forward({**weights, **moving}, examples.x, mode)[1]
+
+  # Without those of frozen layers, which no step changes.
+  names = [name for name in after_step({}) if name.endswith(split_model.MOVING)]
+
+  zeros, ones = (
+    after_step({name: start(weights[name]) for name in names})
+    for start in (tf.zeros_like, tf.ones_like)
+  )
+  has_examples = examples.num_examples > 0
+
+  def of_examples(name):
+    share = 1 - (ones[name] - zeros[name])  # 1 - m; 0 for those that stay.
+    return tf.where(
+      tf.logical_and(has_examples, share > 0),
+      tf.math.divide_no_nan(zeros[name], share),
+      weights[name],
+    )
+
+  return {name: of_examples(name) for name in names}

@@ -1,0 +1,383 @@
+"""What a client's training step differentiates.
+
+An objective maps weights, a batch (or the several of a step) and a seed to a
+gradient, the new values of moving statistics, and sums of metrics. Algorithms
+differ in their objectives; the loop around them is one (`training_loop.train`).
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tff_pfl.core import example_tensors
+from tff_pfl.models import split_model
+
+# The metric sum that counts the examples, each as far as its parts count.
+COUNTED = 'counted'
+
+
+class Batch(NamedTuple):
+  """A mini-batch.
+
+  Attributes:
+    x: `[batch, ...]` or a structure of such tensors.
+    y: `[batch, ...]`.
+    example_weights: float32 `[batch]`, 1 for examples and 0 for padding.
+    weight: float32 `[batch]`, factors of the losses; `()` for none.
+  """
+
+  x: Any
+  y: tf.Tensor
+  example_weights: tf.Tensor
+  weight: Any = ()
+
+
+def take_batch(
+  examples: example_tensors.ExampleTensors,
+  rows: tf.Tensor,
+  example_weights: tf.Tensor,
+) -> Batch:
+  """The batch of some rows of the examples."""
+  x, y, weight = tf.nest.map_structure(
+    lambda value: tf.gather(value, rows),
+    (examples.x, examples.y, examples.weight),
+  )
+  return Batch(x, y, example_weights, weight)
+
+
+class StepOutput(NamedTuple):
+  """One step's result.
+
+  Attributes:
+    gradient: Name of each trained weight to its gradient.
+    statistics: Name of each moving statistic to its new value.
+    metrics: Metric sums over the batch's examples, as `zero_metrics`.
+  """
+
+  gradient: Mapping[str, tf.Tensor]
+  statistics: Mapping[str, tf.Tensor]
+  metrics: Mapping[str, tf.Tensor]
+
+
+# (weights, *batches, seed=...) -> StepOutput
+Objective = Callable[..., StepOutput]
+# (weights, x, mode) -> (outputs, new_statistics) or, for a penalty,
+# (outputs, new_statistics, features)
+Forward = Callable[..., tuple]
+# (features, new_statistics, batch) -> a scalar that is added to the loss; in it
+# padding must weigh nothing
+Penalty = Callable[..., tf.Tensor]
+
+
+def zero_metrics(model: split_model.SplitModel) -> collections.OrderedDict:
+  """The empty sums: `loss`, the model's metrics and `examples`, float32.
+
+  Where not all parts of examples count, also how many do, `counted`.
+  """
+  counted = () if model.counted is None else (COUNTED,)
+  names = ('loss', *model.metrics, *counted, 'examples')
+  return collections.OrderedDict((name, tf.zeros([])) for name in names)
+
+
+def metric_sums(
+  model: split_model.SplitModel,
+  outputs: tf.Tensor,
+  y: tf.Tensor,
+  example_weights: tf.Tensor,
+  domain: Optional[tf.Tensor] = None,
+  weight: Any = (),
+) -> collections.OrderedDict:
+  """Sums of the loss and the metrics over a batch's real examples.
+
+  Args:
+    model: Has the loss and the metrics.
+    outputs: `[batch, ...]`.
+    y: `[batch, ...]`.
+    example_weights: float32 `[batch]`, 0 for padding.
+    domain: If given, the examples' domains, int32 `[batch]`; the sums are those
+      over each domain's, float32 `[domains]`.
+    weight: See `Batch`.
+  """
+
+  def total(values):
+    if domain is None:
+      return tf.reduce_sum(values)
+    return tf.math.unsorted_segment_sum(values, domain, model.domains.number)
+
+  sums = collections.OrderedDict()
+  counted = example_weights
+  if model.counted is not None:
+    counted = example_weights * model.counted(y, outputs)
+  for name, function in {'loss': model.loss, **model.metrics}.items():
+    values = tf.cast(function(y, outputs), tf.float32)
+    if name == 'loss':
+      values = _weighted(values, weight)
+    # Padding may give any value, even NaN.
+    kept = tf.where(example_weights > 0, values, tf.zeros_like(values))
+    sums[name] = total(kept * counted)
+  if model.counted is not None:
+    sums[COUNTED] = total(counted)
+  sums['examples'] = total(example_weights)
+  return sums
+
+
+def per_example(
+  sums: Mapping[str, tf.Tensor],
+) -> collections.OrderedDict:
+  """Metric sums scaled so that they are of `examples`, where fewer counted."""
+  factor = 1.0
+  if COUNTED in sums:
+    factor = tf.math.divide_no_nan(sums['examples'], sums[COUNTED])
+  return collections.OrderedDict(
+    (name, value if name == 'examples' else value * factor)
+    for name, value in sums.items()
+    if name != COUNTED
+  )
+
+
+def number_counted(sums: Mapping[str, tf.Tensor]) -> tf.Tensor:
+  """The number of examples that count, each as far as its parts do."""
+  return sums.get(COUNTED, sums['examples'])
+
+
+def means(sums: Mapping[str, tf.Tensor]) -> collections.OrderedDict:
+  """Metric sums to means over what counted; 0 without any."""
+  number = number_counted(sums)
+  return collections.OrderedDict(
+    (name, tf.math.divide_no_nan(value, number))
+    for name, value in sums.items()
+    if name not in ('examples', COUNTED)
+  )
+
+
+def _weighted(losses, weight):
+  if isinstance(weight, tuple):
+    return losses
+  return losses * tf.cast(weight, losses.dtype)
+
+
+def prediction_loss(
+  model: split_model.SplitModel,
+  forward: Forward,
+  domain_weights: Optional[Any] = None,
+  penalty: Optional[Penalty] = None,
+) -> Objective:
+  """The batch's mean loss, as a function of the weights given.
+
+  The loss is that of training; where examples have weights, it is the sum of
+  weight times loss, divided by the number of examples. The regularizers of
+  these weights and the penalty add to it, but not to the metrics.
+
+  Args:
+    model: For the loss, the metrics and the names of moving statistics.
+    forward: `(weights, x, mode) -> (outputs, new_statistics)`; the weights it
+      takes are those that are trained, frozen ones are bound inside it.
+    domain_weights: For a model with domains: float `[domains]`, the factor of
+      an example's loss by its domain; None for no such factor. The mean is over
+      the batch's examples as ever, and metrics are without it.
+    penalty: What the features of the batch add to the loss, if anything.
+  """
+  model = model.in_training
+
+  def objective(weights, batch, *, seed):
+    mode = split_model.Mode(True, seed, batch.example_weights)
+    trained = {k: v for k, v in weights.items() if k not in model.statistics}
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+      tape.watch(trained)
+      outputs, statistics, *features = forward(weights, batch.x, mode)
+      losses = _weighted(model.loss(batch.y, outputs), batch.weight)
+      example_weights = tf.cast(batch.example_weights, losses.dtype)
+      losses = tf.where(example_weights > 0, losses, tf.zeros_like(losses))
+      if domain_weights is not None:
+        losses *= tf.gather(
+          tf.cast(domain_weights, losses.dtype), batch.x['domain']
+        )
+      if model.counted is None:
+        number = tf.maximum(tf.reduce_sum(example_weights), 1)
+        mean_loss = tf.reduce_sum(losses * example_weights) / number
+      else:
+        example_weights *= tf.cast(
+          model.counted(batch.y, outputs), losses.dtype
+        )
+        mean_loss = tf.math.divide_no_nan(
+          tf.reduce_sum(losses * example_weights),
+          tf.reduce_sum(example_weights),
+        )
+      for name, regularizer in model.regularizers.items():
+        if name in trained:
+          mean_loss += tf.cast(regularizer(trained[name]), mean_loss.dtype)
+      if penalty is not None:
+        added = penalty(*features, statistics, batch)
+        mean_loss += tf.cast(added, mean_loss.dtype)
+    gradient = tape.gradient(
+      mean_loss, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    return StepOutput(
+      # Embeddings have sparse gradients; the loop keeps everything dense.
+      gradient={k: tf.convert_to_tensor(v) for k, v in gradient.items()},
+      statistics={k: v for k, v in statistics.items() if k in weights},
+      metrics=metric_sums(
+        model, outputs, batch.y, batch.example_weights, weight=batch.weight
+      ),
+    )
+
+  return objective
+
+
+def joint_loss(
+  model: split_model.SplitModel,
+  domain_weights: Optional[Any] = None,
+  penalty: Optional[Penalty] = None,
+) -> Objective:
+  """The loss as a function of all of the model's weights.
+
+  Args:
+    domain_weights: See `prediction_loss`; None for those of the model, if its
+      domains are re-weighted (which no other loss looks at).
+    penalty: See `prediction_loss`.
+  """
+
+  def forward(weights, x, mode):
+    features, of_body = model.body(weights, x, mode)
+    outputs, of_head = model.head(weights, features, mode)
+    return outputs, {**of_body, **of_head}, features
+
+  if domain_weights is None and model.domains and model.domains.reweighted:
+    domain_weights = model.domains.loss_weights
+  return prediction_loss(model, forward, domain_weights, penalty)
+
+
+def head_loss(
+  model: split_model.SplitModel, domain_weights: Optional[Any] = None
+) -> Objective:
+  """The loss as a function of the head, on features as the batches' `x`.
+
+  Args:
+    domain_weights: See `prediction_loss`.
+  """
+  return prediction_loss(model, model.head, domain_weights)
+
+
+def body_loss(
+  model: split_model.SplitModel,
+  head: split_model.Weights,
+  domain_weights: Optional[Any] = None,
+  penalty: Optional[Penalty] = None,
+) -> Objective:
+  """The loss as a function of the body, with the head frozen at `head`.
+
+  Args:
+    model: The model of body and head.
+    head: The head's weights.
+    domain_weights: See `prediction_loss`.
+    penalty: See `prediction_loss`.
+  """
+
+  def forward(body, x, mode):
+    features, statistics = model.body(body, x, mode)
+    outputs, _ = model.head(head, features, split_model.INFERENCE)
+    return outputs, statistics, features
+
+  return prediction_loss(model, forward, domain_weights, penalty)
+
+
+def proximal(
+  objective: Objective, center: split_model.Weights, strength: Any
+) -> Objective:
+  """An objective plus `strength / 2 * |weights - center|^2`.
+
+  The metrics are those of the objective without the term.
+
+  Args:
+    objective: Gives the gradient.
+    center: Name to value, for the weights that are pulled.
+    strength: A number or a scalar tensor, at least 0.
+  """
+
+  def add(name, slope, value):
+    if name not in center:
+      return slope
+    return slope + tf.cast(strength, slope.dtype) * (value - center[name])
+
+  return _with_gradient(objective, add)
+
+
+def shifted(objective: Objective, shift: split_model.Weights) -> Objective:
+  """An objective plus the linear term whose gradient is `shift`.
+
+  Args:
+    objective: Gives the gradient.
+    shift: Name to value, for all weights that are trained.
+  """
+  return _with_gradient(objective, lambda name, slope, _: slope + shift[name])
+
+
+def _with_gradient(objective, change):
+  """The objective with `change(name, slope, value)` for each slope."""
+
+  def changed(weights, *batches, seed):
+    output = objective(weights, *batches, seed=seed)
+    return output._replace(
+      gradient={
+        name: change(name, slope, weights[name])
+        for name, slope in output.gradient.items()
+      }
+    )
+
+  return changed
+
+
+def curvature_along(
+  objective: Objective,
+  weights: Mapping[str, tf.Tensor],
+  direction: Mapping[str, tf.Tensor],
+  batch: Batch,
+  seed: tf.Tensor,
+  difference: Optional[float] = None,
+) -> Mapping[str, tf.Tensor]:
+  """The Hessian H of a batch's loss times a vector v.
+
+  Args:
+    objective: Gives the gradient; a function of one batch.
+    weights: Where the Hessian is taken.
+    direction: The vector: some of the trained weights' names to values of their
+      shapes; it is zero in the others.
+    seed: int32 `[2]`, for all forward passes.
+    difference: None to differentiate twice. A positive number d for a central
+      difference, (gradient(w + d v) - gradient(w - d v)) / (2 d), whose error
+      falls as d squared, where the loss is smooth on the way, until rounding,
+      which grows as 1 / d, takes over.
+
+  Returns:
+    The product, for the names of the gradient.
+  """
+  weights = {k: tf.convert_to_tensor(v) for k, v in weights.items()}
+  if difference is not None:
+
+    def gradient_at(factor):
+      moved = {k: weights[k] + factor * v for k, v in direction.items()}
+      return objective({**weights, **moved}, batch, seed=seed).gradient
+
+    ahead, behind = gradient_at(difference), gradient_at(-difference)
+    return {k: (ahead[k] - behind[k]) / (2 * difference) for k in ahead}
+
+  with tf.GradientTape(watch_accessed_variables=False) as tape:
+    tape.watch(weights)
+    gradient = objective(weights, batch, seed=seed).gradient
+    # The Hessian is symmetric: the slope of <gradient, v> is H v.
+    slope = tf.add_n(
+      [
+        tf.reduce_sum(gradient[name] * tf.stop_gradient(value))
+        for name, value in direction.items()
+      ]
+    )
+  product = tape.gradient(
+    slope,
+    {name: weights[name] for name in gradient},
+    unconnected_gradients=tf.UnconnectedGradients.ZERO,
+  )
+  return {k: tf.convert_to_tensor(v) for k, v in product.items()}

@@ -1,0 +1,142 @@
+"""Options that every method's process takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional
+
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.core import (
+  aggregators,
+  attacks,
+  personalization,
+  schedules,
+  training_options,
+)
+from tff_pfl.core import hparams as hparams_lib
+
+CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
+# A schedule is told from others by its factors in these rounds.
+_DESCRIBED_ROUNDS = (0, 1, 10, 100, 1000)
+STATISTICS = ('global', 'local', 'local_all')
+TRAINING_METRICS = ('plain', 'none')
+
+# What None stands for, the types that are taken, and these in words.
+_OBJECTS = {
+  'aggregator': (
+    lambda: aggregators.make_aggregator('mean'),
+    aggregators.AggregationFactory,
+    'a TFF aggregation factory',
+  ),
+  'server_optimizer': (
+    lambda: tff.learning.optimizers.build_sgdm(1.0),
+    tff.learning.optimizers.Optimizer,
+    'one of tff.learning.optimizers',
+  ),
+  **{
+    name: (of_its, of_its, f'of the type {of_its.__name__}')
+    for name, of_its in (
+      ('personalization', personalization.Personalization),
+      ('training', training_options.TrainingOptions),
+      ('attack', attacks.Attack),
+    )
+  },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessOptions:
+  """Options of a process, whatever its method.
+
+  Attributes:
+    aggregator: Any TFF aggregation factory for the updates of the global
+      weights (mean, clipped, private, secure, compressed, robust); None for the
+      weighted mean. Moving statistics of batch normalization go through it with
+      the weights. A client that is left out contributes a zero update of weight
+      0; to an unweighted factory (as the private ones are) the zero update of
+      one more client.
+    server_optimizer: Applied to the aggregated update as its gradient; None for
+      SGD with learning rate 1: the new global weights are the mean of the
+      clients'. Moving statistics are always averaged.
+    client_weighting: How much a client counts in the mean: 'num_examples',
+      'uniform' or None for the method's own.
+    stateless: Whether clients forget their local state after each round and
+      start the next from the initial one, as a deployment demands that cannot
+      tell its clients apart. Whoever is scored then fits its local state first.
+    personalization: How clients' models are made before they are scored.
+    training: What holds for the clients' training whatever the method: weight
+      decay, clipping, the schedule of learning rates.
+    statistics: Where the moving statistics of batch normalization are: 'global'
+      (averaged), 'local' (kept by the client, SiloBN) or 'local_all' (as its
+      scales and offsets), see `local_statistics`.
+    server_schedule: From the number of rounds done to the factor of the server
+      optimizer's learning rate; None for 1.
+    training_metrics: 'plain' sums of the clients' losses, metrics, numbers of
+      examples and of clients that were left out; or 'none' of them, so that
+      nothing leaves a client but what the aggregator gets: then losses are NaN,
+      and every client counts as one that has trained. For private aggregators,
+      which take no weights.
+    attack: What some clients do to a simulation; None for nothing.
+    seed: The run's seed, any int64.
+
+  Raises:
+    TypeError: If `aggregator` is not an aggregation factory, `server_optimizer`
+      not an optimizer of TFF, `personalization` not a `Personalization` or
+      `training` not `TrainingOptions`.
+    ValueError: If `client_weighting`, `statistics` or `seed` is out of its
+      range.
+  """
+
+  aggregator: Optional[aggregators.AggregationFactory] = None
+  server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None
+  client_weighting: Optional[str] = hparams_lib.one_of(None, CLIENT_WEIGHTINGS)
+  stateless: bool = False
+  personalization: Optional[personalization.Personalization] = None
+  training: Optional[training_options.TrainingOptions] = None
+  server_schedule: Optional[schedules.Schedule] = None
+  statistics: str = hparams_lib.one_of('global', STATISTICS)
+  training_metrics: str = hparams_lib.one_of('plain', TRAINING_METRICS)
+  attack: Optional[attacks.Attack] = None
+  seed: int = 0
+
+  def __post_init__(self):
+    for name, (default, types, constraint) in _OBJECTS.items():
+      if getattr(self, name) is None:
+        object.__setattr__(self, name, default())
+      errors.expect_type(getattr(self, name), types, name, constraint)
+    hparams_lib.check_fields(self)
+    schedules.expect_schedule('server_schedule', self.server_schedule)
+    errors.expect(
+      self.training_metrics == 'plain'
+      or not aggregators.is_weighted(self.aggregator),
+      'training_metrics',
+      "'plain' where the aggregator weights clients",
+      self.training_metrics,
+    )
+    errors.expect(
+      -(2**63) <= self.seed < 2**63, 'seed', 'a 64-bit integer', self.seed
+    )
+
+  def more_description(self) -> dict[str, Any]:
+    """What differs from the defaults, as far as it is told here, as JSON."""
+    described = {}
+    for name, schedule in (
+      ('learning_rates', self.training.learning_rate_schedule),
+      ('server_learning_rates', self.server_schedule),
+    ):
+      if schedule is not None:
+        described[name] = [float(schedule(r)) for r in _DESCRIBED_ROUNDS]
+    for field in dataclasses.fields(self.training):
+      value = getattr(self.training, field.name)
+      if value != field.default and not callable(value):
+        described[field.name] = value
+    for name in ('statistics', 'training_metrics'):
+      if getattr(self, name) != getattr(ProcessOptions, name):
+        described[name] = getattr(self, name)
+    if self.attack.clients:
+      described['attack'] = dataclasses.asdict(self.attack)
+    if isinstance(self.aggregator, aggregators.DESCRIBED):
+      described['aggregator_arguments'] = dataclasses.asdict(self.aggregator)
+    return described

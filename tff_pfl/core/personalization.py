@@ -1,0 +1,118 @@
+"""How a client's model is made before it is scored."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional
+
+import tensorflow as tf
+
+from tff_pfl.core import example_tensors, objectives, phases, training_loop
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.models import split_model
+
+SCOPES = ('method', 'none', 'head', 'all')
+
+
+@dataclasses.dataclass(frozen=True)
+class Personalization:
+  """Options of personalization, the same for every method.
+
+  A client's local weights are put in place first (one that never took part fits
+  them to its training data). Fine-tuning on the client's training data comes on
+  top: FedAvg + FT is `fed_avg` with `fine_tune='all'`.
+
+  Attributes:
+    fine_tune: What of a client's model is fine-tuned on its training data
+      before it is scored: head (on the frozen body's features), all weights,
+      none, or method: as the method does itself, with the other options of no
+      effect (per_fed_avg's inner steps, fed_babu's head, p_fed_me's personal
+      model; none for others).
+    num_epochs: Epochs of fine-tuning.
+    num_steps: Gradient steps of fine-tuning, instead of epochs.
+    learning_rate: Learning rate of fine-tuning, positive.
+    momentum: SGD momentum of fine-tuning, in [0, 1); ignored by Adam.
+    optimizer: Optimizer of fine-tuning: sgd or adam, or in Python one of
+      tff.learning.optimizers, with its own learning rate and momentum.
+    batch_size: Examples per batch of fine-tuning; None, or 0, is the full
+      batch.
+    new_client_epochs: Epochs in which a client that never took part fits its
+      local weights, the global ones frozen, before it is scored; None for the
+      method's, as in a round.
+    proximal_strength: Strength of a quadratic pull to where fine-tuning begins,
+      as in FedProx, at least 0.
+  """
+
+  fine_tune: str = hparams_lib.one_of('method', SCOPES)
+  num_epochs: int = 10
+  num_steps: Optional[int] = None
+  learning_rate: float = 0.01
+  momentum: float = 0.5
+  optimizer: phases.Optimizer = 'sgd'
+  batch_size: Optional[int] = 10
+  new_client_epochs: Optional[int] = hparams_lib.integer(None, 0)
+  proximal_strength: float = hparams_lib.non_negative(0.0)
+
+  def __post_init__(self):
+    hparams_lib.check_fields(self)
+    phases.expect_own_rates(self, 'learning_rate', 'momentum')
+    self.phase()
+
+  def resolved(self, adaptation: Personalization) -> Personalization:
+    """These options; where they are left to the method, its `adaptation`."""
+    if self.fine_tune != 'method':
+      return self
+    return dataclasses.replace(
+      adaptation, new_client_epochs=self.new_client_epochs
+    )
+
+  def phase(self) -> phases.Phase:
+    """The phase of fine-tuning."""
+    return phases.Phase(
+      optimizer=phases.build_optimizer(
+        self.optimizer, self.learning_rate, self.momentum, role='fine_tune_'
+      ),
+      batch_size=self.batch_size,
+      num_epochs=self.num_epochs,
+      num_steps=self.num_steps,
+    )
+
+
+NO_ADAPTATION = Personalization(fine_tune='none')
+
+
+def fine_tune(
+  model: split_model.SplitModel,
+  weights: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+  options: Personalization,
+  seed: tf.Tensor,
+) -> split_model.Weights:
+  """Fine-tunes a client's model on its training data.
+
+  Args:
+    weights: All weights of the model, where fine-tuning begins.
+    examples: The client's training examples.
+    options: What to train, and how; `resolved`.
+    seed: int32 `[2]`.
+  """
+  if options.fine_tune == 'none':
+    return weights
+  names = (
+    weights
+    if options.fine_tune == 'all'
+    else model.weight_names(model.head_layers)
+  )
+  start, inputs = split_model.select(weights, names), None
+  if options.fine_tune == 'all':
+    objective = objectives.prediction_loss(model, model.forward)
+  else:
+    objective = objectives.head_loss(model)
+    examples, inputs = training_loop.head_inputs(model, weights, examples)
+  if options.proximal_strength:
+    objective = objectives.proximal(objective, start, options.proximal_strength)
+  phase = options.phase()
+  trained = training_loop.train(
+    objective, start, examples, phase, seed, model=model, inputs=inputs
+  ).weights
+  return split_model.select({**weights, **trained}, weights)

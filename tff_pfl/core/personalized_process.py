@@ -1,0 +1,243 @@
+"""The process that every algorithm is: state at the server and on the clients.
+
+TFF's `LearningProcess` has no place for client state, so a personalized method
+is an `IterativeProcess` whose `next` also takes and returns it:
+
+    initialize:              ( -> S@SERVER)
+    initialize_client_state: (int64 client_index -> C)
+    next:                    (<S@SERVER, {C}@CLIENTS, {E}@CLIENTS>
+                               -> <S@SERVER, {C}@CLIENTS, M@SERVER>)
+    personalize:             (<S, C, E> -> <weights, C>)
+    evaluate:                (<S, C, E, E> -> per-client metrics)
+    evaluate_clients:        `evaluate`, mapped over clients
+
+`E` are a client's examples as padded tensors, `example_tensors.ExampleTensors`
+(see there for how to make them of arrays or a `tf.data.Dataset`). What is not
+needed for rounds is traced when it is first used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+from tff_pfl.core import personalization as personalization_lib
+from tff_pfl.models import split_model
+
+
+class ServerState(NamedTuple):
+  """What the server keeps between rounds.
+
+  Attributes:
+    round_number: int32, rounds done.
+    seed: int64, the run's seed.
+    global_weights: The global weights.
+    aggregator: A tuple with the aggregator's state of each exchange.
+    server_optimizer: State of the server's optimizer.
+    algorithm: The method's own state; empty for most.
+  """
+
+  round_number: Any
+  seed: Any
+  global_weights: Any
+  aggregator: Any
+  server_optimizer: Any
+  algorithm: Any
+
+
+class ClientState(NamedTuple):
+  """What a client keeps between rounds; it never leaves the client.
+
+  Attributes:
+    client_index: int64, the client's number; it seeds the client's work.
+    num_rounds: int32, rounds the client took part in: with training examples,
+      and not left out because its result was not finite.
+    local: The method's local state, such as the local weights.
+  """
+
+  client_index: Any
+  num_rounds: Any
+  local: Any
+
+
+class PersonalizedOutput(NamedTuple):
+  """Result of `PersonalizedProcess.next`.
+
+  Attributes:
+    state: The new `ServerState`.
+    client_states: The cohort's new `ClientState`s.
+    metrics: The round's metrics, at the server.
+  """
+
+  state: Any
+  client_states: Any
+  metrics: Any
+
+
+class PersonalModel(NamedTuple):
+  """Result of `PersonalizedProcess.personalize`.
+
+  Attributes:
+    weights: All weights of the client's personal model.
+    client_state: The client's state after personalization.
+  """
+
+  weights: Any
+  client_state: Any
+
+
+class BytesPerRound(NamedTuple):
+  """What one client of a cohort receives and sends in a round, in bytes.
+
+  Counted are tensors as they are, without what a transport adds or an
+  aggregator saves (by compression, say) or adds (by masks).
+
+  Attributes:
+    down: The global weights, the method's own server state, the round's number
+      and the seed, and what the server sends again in later exchanges.
+    up: The updates and reports of all exchanges.
+  """
+
+  down: int
+  up: int
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class PersonalizedProcess(tff.templates.IterativeProcess):
+  """A personalized federated learning method; see the module's docstring.
+
+  Attributes:
+    name: The method's, as in the registry.
+    model: The model that is trained.
+    has_global_model: Whether the global weights alone make a model, which is
+      the model given to a client that contributes no data.
+    has_local_weights: Whether clients have something of their own in the models
+      that they are scored with.
+    trains_new_clients: Whether clients that never took part train something of
+      their own before they are scored, whatever the fine-tuning.
+    adapts_known_clients: Whether also clients that took part need their
+      training data to be personalized (fine-tuning).
+    bytes_per_round: What one client of a cohort receives and sends.
+    seed: The run's seed.
+    description: All other options the process was built with, as JSON types.
+      Runs store it and are resumed only by a process with the same.
+    adaptation: How the method itself fine-tunes a model before it is scored,
+      whatever was asked of this process.
+    attacked_clients: Indices of clients that work for a simulated attack; their
+      scores tell nothing.
+    build_personal_models: Builds `personal_models.PersonalModels`; called when
+      one of them is first used, and once.
+    build_learning_process: Builds the process of `to_learning_process`.
+  """
+
+  initialize_fn: dataclasses.InitVar[tff.Computation]
+  next_fn: dataclasses.InitVar[tff.Computation]
+  initialize_client_state: tff.Computation
+  name: str
+  model: split_model.SplitModel
+  has_global_model: bool
+  has_local_weights: bool
+  trains_new_clients: bool
+  adapts_known_clients: bool
+  bytes_per_round: BytesPerRound
+  seed: int
+  description: Mapping[str, Any]
+  adaptation: personalization_lib.Personalization
+  attacked_clients: Collection[int]
+  build_personal_models: Callable[[], Any]
+  build_learning_process: Callable[[], tff.learning.templates.LearningProcess]
+
+  def __post_init__(self, initialize_fn, next_fn):
+    super().__init__(initialize_fn, next_fn)
+
+  @functools.cached_property
+  def initialize_client_states(self) -> tff.Computation:
+    """`initialize_client_state` for a list of client indices at once."""
+
+    @tff.federated_computation(tff.FederatedType(np.int64, tff.CLIENTS))
+    def initialize_client_states(client_indices):
+      return tff.federated_map(self.initialize_client_state, client_indices)
+
+    return initialize_client_states
+
+  @functools.cached_property
+  def _personal_models(self):
+    return self.build_personal_models()
+
+  def needs_training_data(self, client_state: ClientState) -> bool:
+    """Whether personalizing this client reads its training data.
+
+    Where it does not, `personalize` and `evaluate` may be given no training
+    data, which saves bringing them to the client.
+    """
+    is_new = self.has_local_weights and not client_state.num_rounds
+    return self.adapts_known_clients or is_new
+
+  def to_learning_process(self) -> tff.learning.templates.LearningProcess:
+    """This method for clients that cannot be told apart and keep no state.
+
+    The result runs under `tff.learning.programs.train_model` and compiles to
+    `MapReduceForm` and `DistributeAggregateForm`.
+
+    Raises:
+      ValueError: If clients keep local state; building the process with
+        `stateless=True` makes them forget it, where the method allows that.
+        If some clients attack: they are known by their numbers.
+    """
+    errors.expect(
+      not self.attacked_clients,
+      'attack',
+      "None for a LearningProcess of TFF's",
+      'one',
+    )
+    return self.build_learning_process()
+
+  @property
+  def personalize(self) -> tff.Computation:
+    """Makes a client's personal model: `(<S, C, E> -> <weights, C>)`.
+
+    Clients known and new are served alike; a client that never took part fits
+    its local weights first.
+    """
+    return self._personal_models.personalize
+
+  @property
+  def model_without_data(self) -> tff.Computation:
+    """The model given to a client that contributes no data: `(S -> weights)`.
+
+    The global weights or, where these alone make no model, with initial local
+    ones.
+    """
+    return self._personal_models.model_without_data
+
+  @property
+  def evaluate(self) -> tff.Computation:
+    """Scores one client: `(<S, C, E_train, E_test> -> metrics)`.
+
+    The metrics are `OrderedDict(before=..., after=..., examples=...)`:
+    means over the client's test examples before personalization (the global
+    weights with initial local ones: the model given to a client that
+    contributes no data) and after, and the number of test examples (means are 0
+    where there are none).
+
+    With domains there are also `domains`: the number of test `examples` of each
+    domain and, `before` and `after`, the metrics' sums over them, float32
+    `[domains]`. With two classes, where a label is a scalar, there are also
+    `scores`: of each test example, followed by padding, its `y`, its `domain`
+    if it has one, and the logarithm of the odds of class 1 `before` and
+    `after`. For metrics of all predictions of a client (`client_metrics`) there
+    are `predictions`: likewise `y`, and `before` and `after` the probabilities
+    or outputs.
+    """
+    return self._personal_models.evaluate
+
+  @property
+  def evaluate_clients(self) -> tff.Computation:
+    """`evaluate` for a list of clients at once, results placed at clients."""
+    return self._personal_models.evaluate_clients

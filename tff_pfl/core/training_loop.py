@@ -1,0 +1,304 @@
+"""The only mini-batch gradient descent loop of the library.
+
+It runs the batches that `phases.plan_batches` planned, in one of two forms:
+with weights as values, which compiles to one program for all clients of a
+bucket, or with weights that are changed in place (see `in_place`).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tff_pfl.core import (
+  example_tensors,
+  in_place,
+  objectives,
+  phases,
+  training_options,
+  vectorization,
+)
+from tff_pfl.models import randomness, split_model
+
+_notes: list[dict[str, str]] = []
+
+
+@contextlib.contextmanager
+def noting_forms() -> Iterator[Mapping[str, str]]:
+  """Notes how phases are trained that are traced in this context.
+
+  Yields:
+    From a phase's number of weights to its form, in words.
+  """
+  notes = {}
+  _notes.append(notes)
+  try:
+    yield notes
+  finally:
+    _notes.remove(notes)
+
+
+class TrainResult(NamedTuple):
+  """Result of `train`.
+
+  Attributes:
+    weights: The trained weights.
+    metrics: Sums over all examples of all steps, as `objectives.zero_metrics`:
+      `loss`, the model's metrics, `examples`.
+  """
+
+  weights: Any
+  metrics: Any
+
+
+def train(
+  objective: objectives.Objective,
+  weights: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+  phase: phases.Phase,
+  seed: tf.Tensor,
+  *,
+  model: split_model.SplitModel,
+  inputs: Optional[Callable[[Any, tf.Tensor], Any]] = None,
+) -> TrainResult:
+  """Runs one phase of local training.
+
+  A pure function of its arguments. A client without examples gets its weights
+  back.
+
+  Args:
+    objective: Gives the gradient of the weights on a batch.
+    weights: The weights to train, with their moving statistics.
+    examples: The client's examples (or cached features in the place of `x`).
+    phase: Optimizer, batch size, and number of epochs or steps.
+    seed: int32 `[2]`; the shuffle of epochs and the seed of every step (for
+      dropout and augmentation) derive from it.
+    model: For the metrics, the names of moving statistics, and whether to
+      compile.
+    inputs: From a batch's `x` and the step's seed to what the objective takes
+      in its place, see `head_inputs`.
+  """
+  initial = collections.OrderedDict(
+    (name, tf.convert_to_tensor(value)) for name, value in weights.items()
+  )
+  if not (phase.num_steps or phase.num_epochs):
+    # XLA does not compile a loop over no batches.
+    return TrainResult(initial, objectives.zero_metrics(model))
+  shuffle_seed, step_seed = (
+    randomness.fold_in(seed, 0),
+    randomness.fold_in(seed, 1),
+  )
+  arguments = (initial, examples, shuffle_seed, step_seed)
+  loop = _Loop(objective, phase, model, initial, inputs)
+  if not loop.is_large:
+    return loop.of_values(*arguments)
+  return in_place.unless_together(
+    lambda: loop.in_place(*arguments), lambda: loop.of_values(*arguments)
+  )
+
+
+class _Loop:
+  """A phase as functions of tensors, in two forms with the same result."""
+
+  def __init__(self, objective, phase, model, initial, inputs):
+    self._objective = objective
+    self._phase = phase
+    self._model = model
+    self._inputs = inputs
+    self._trained = [name for name in initial if name not in model.statistics]
+    trained = split_model.select(initial, self._trained)
+    self.is_large = in_place.suits(model, trained) and in_place.can_update(
+      phase.optimizer
+    )
+    self.of_values = tf.function(
+      self._of_values, jit_compile=model.uses_xla, autograph=False
+    )
+    self.in_place = tf.function(self._in_place, autograph=False)
+    form = 'compiled by XLA' if model.uses_xla else 'by TensorFlow'
+    number = sum(value.shape.num_elements() for value in trained.values())
+    for notes in _notes:
+      notes[f'{number:,} weights'] = 'in place' if self.is_large else form
+
+  def _of_values(self, initial, examples, shuffle_seed, step_seed):
+    """Each step makes new weights; can be compiled and vectorized."""
+    optimizer = self._phase.optimizer
+    plan = phases.plan_batches(examples, self._phase, shuffle_seed)
+    optimizer_state = tf.nest.map_structure(
+      tf.convert_to_tensor,
+      training_options.initial_state(
+        optimizer, split_model.select(initial, self._trained)
+      ),
+    )
+    start = vectorization.apart(
+      (initial, optimizer_state, objectives.zero_metrics(self._model)),
+      plan.num_steps,
+    )
+
+    def step(index, weights, optimizer_state, metrics):
+      output = self._step(weights, examples, plan, index, step_seed)
+      trained = split_model.select(weights, self._trained)
+      # Of the state at this step, whose learning rate the optimizer may change.
+      decay = training_options.decay(optimizer, optimizer_state)
+      if decay is not None:
+        for name, value in trained.items():
+          trained[name] = value - tf.cast(decay, value.dtype) * value
+      optimizer_state, trained = optimizer.next(
+        optimizer_state, trained, output.gradient
+      )
+      changed = {**output.statistics, **trained}
+      is_step = index < plan.num_steps
+      weights = collections.OrderedDict(
+        (name, vectorization.change_if(is_step, changed[name], value))
+        if name in changed
+        else (name, value)
+        for name, value in weights.items()
+      )
+      metrics = tf.nest.map_structure(tf.add, metrics, output.metrics)
+      return weights, optimizer_state, metrics
+
+    # A batch of clients has one loop, in which a client that has done its steps
+    # keeps its weights.
+    final, _, metrics = vectorization.repeat(plan.num_steps, step, start)
+    return TrainResult(final, metrics)
+
+  def _in_place(self, initial, examples, shuffle_seed, step_seed):
+    """Each step changes the weights, see `in_place.Variables`."""
+    plan = phases.plan_batches(examples, self._phase, shuffle_seed)
+    variables = in_place.Variables(
+      split_model.select(initial, self._trained), self._phase.optimizer
+    )
+
+    def step(index, others, metrics):
+      trained = variables.read()
+      output = self._step(
+        {**others, **trained}, examples, plan, index, step_seed
+      )
+      variables.update(index, trained, output.gradient)
+      others = {
+        name: output.statistics.get(name, value)
+        for name, value in others.items()
+      }
+      metrics = tf.nest.map_structure(tf.add, metrics, output.metrics)
+      return index + 1, others, metrics
+
+    others = {n: v for n, v in initial.items() if n not in self._trained}
+    _, others, metrics = tf.while_loop(
+      lambda index, *_: index < plan.num_steps,
+      step,
+      (0, others, objectives.zero_metrics(self._model)),
+      parallel_iterations=1,
+    )
+    final = split_model.select({**others, **variables.read()}, initial)
+    variables.free()
+    return TrainResult(final, metrics)
+
+  def _step(self, weights, examples, plan, index, step_seed):
+    batches_per_step = self._phase.batches_per_step
+    batches = [
+      objectives.take_batch(examples, rows, example_weights)
+      for rows, example_weights in zip(
+        tf.unstack(plan.indices[index], batches_per_step),
+        tf.unstack(plan.example_weights[index], batches_per_step),
+      )
+    ]
+    seed = randomness.fold_in(step_seed, index)
+    if self._inputs is not None:
+      batches = [b._replace(x=self._inputs(b.x, seed)) for b in batches]
+    output = self._objective(weights, *batches, seed=seed)
+    gradient = split_model.select(output.gradient, self._trained)
+    return output._replace(
+      gradient=training_options.change_gradient(gradient, weights)
+    )
+
+
+def frozen_features(
+  model: split_model.SplitModel,
+  body: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+) -> example_tensors.ExampleTensors:
+  """The examples with the frozen body's features in the place of `x`.
+
+  It runs in inference mode (no dropout, moving statistics).
+  """
+  return examples._replace(
+    x=example_tensors.in_chunks(
+      lambda x: model.body(body, x, split_model.INFERENCE)[0], examples
+    )
+  )
+
+
+def head_inputs(
+  model: split_model.SplitModel,
+  body: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+  features: Optional[example_tensors.ExampleTensors] = None,
+) -> tuple:
+  """What `train` takes for a head on a frozen body: `(examples, inputs)`.
+
+  The body is constant, so its features are computed once for all epochs; but
+  those of an augmented model are of other `x` in each step.
+
+  Args:
+    features: The `frozen_features`, where they are at hand.
+  """
+  if model.is_augmented:
+    return examples, lambda x, seed: model.body(
+      body, x, split_model.Mode(seed=seed)
+    )[0]
+  if features is None:
+    features = frozen_features(model, body, examples)
+  return features, None
+
+
+def train_head(
+  model: split_model.SplitModel,
+  body: split_model.Weights,
+  head: split_model.Weights,
+  examples: example_tensors.ExampleTensors,
+  phase: phases.Phase,
+  seed: tf.Tensor,
+  domain_weights: Optional[Any] = None,
+  features: Optional[example_tensors.ExampleTensors] = None,
+) -> TrainResult:
+  """Trains the head on the frozen body's features.
+
+  Args:
+    domain_weights: See `objectives.prediction_loss`.
+    features: See `head_inputs`.
+  """
+  objective = objectives.head_loss(model, domain_weights)
+  examples, inputs = head_inputs(model, body, examples, features)
+  return train(
+    objective, head, examples, phase, seed, model=model, inputs=inputs
+  )
+
+
+def train_part(
+  model: split_model.SplitModel,
+  part: split_model.Weights,
+  whole_of: Callable[[split_model.Weights], split_model.Weights],
+  part_of: Callable[[split_model.Weights], split_model.Weights],
+  examples: example_tensors.ExampleTensors,
+  phase: phases.Phase,
+  seed: tf.Tensor,
+) -> TrainResult:
+  """Trains a part of a model's weights, all others frozen.
+
+  Args:
+    model: The model of all weights.
+    part: Where the part starts.
+    whole_of: From the part to all weights.
+    part_of: From some of the model's weights to what the part has of them.
+    examples: See `train`, as for the others.
+  """
+
+  def forward(part, x, mode):
+    outputs, statistics = model.forward(whole_of(part), x, mode)
+    return outputs, part_of(statistics)
+
+  objective = objectives.prediction_loss(model, forward)
+  return train(objective, part, examples, phase, seed, model=model)

@@ -1,1 +1,0 @@
-"""Personalization before scoring, and summaries over clients."""

@@ -1,0 +1,165 @@
+"""APFL: a personal model mixed with the global one.
+
+    client, with v = a v_i + (1 - a) w the model it is scored with, per batch:
+      w   <- w   - eta gradient f(w)
+      v_i <- v_i - eta a gradient f(v)
+    server:  w_{t+1} = sum_i n_i w_i / sum_i n_i
+
+The mixing weight a is fixed, or each client adapts its own once a round, before
+it trains:  a <- clip(a - eta_a <v_i - w, gradient f_i(v)>, 0, 1).  With a = 1
+the personal models are those of local training, with a = 0 it is FedAvg.
+
+Symbols: alpha -> mixing_weight, eta -> learning_rate, the step on alpha ->
+mixing_learning_rate, tau -> num_steps or num_epochs.
+
+Deviations from the paper: the step on alpha has a learning rate of its own and
+takes the gradient over all of the client's examples (the paper: a mini-batch).
+Local training runs in rounds with a cohort's aggregation in between, which is
+the paper's algorithm with its gap tau; the server weights clients by their
+numbers of examples (the paper: alike, `client_weighting='uniform'`). Moving
+statistics of batch normalization are not mixed: the personal ones are those of
+the mixed network (with a = 0, the global ones). A client that takes part for
+the first time starts from the initial weights; one that is scored and never
+took part starts from the global model. As everywhere in this library, momentum
+is 0.5 by default.
+
+References:
+  Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning,
+  arXiv:2003.13461, Algorithm 1 and equation 10.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl.core import client_work, objectives, scoring, training_loop
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.models import copies, split_model
+
+
+@dataclasses.dataclass(frozen=True)
+class ApflHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of APFL: of local training, and of the mixing weight.
+
+  Attributes:
+    mixing_weight: The personal model's share at first (alpha), in [0, 1].
+    mixing_learning_rate: Learning rate of the mixing weight, at least 0; 0
+      keeps it fixed.
+  """
+
+  mixing_weight: float = hparams_lib.share(0.5)
+  mixing_learning_rate: float = hparams_lib.non_negative(0.0)
+
+
+def _mix(model, share, personal, shared):
+  """`share * personal + (1 - share) * shared`, weight by weight."""
+
+  def mixed(name, value):
+    a = tf.cast(share, value.dtype)
+    if name in model.statistics:
+      return tf.where(a > 0, value, shared[name])
+    return a * value + (1 - a) * shared[name]
+
+  return collections.OrderedDict(
+    (name, mixed(name, tf.convert_to_tensor(value)))
+    for name, value in personal.items()
+  )
+
+
+def _personal_loss(model, share, shared):
+  """The loss of the mixed model as a function of the personal one."""
+  loss = objectives.joint_loss(model)
+
+  def objective(personal, batch, *, seed):
+    output = loss(_mix(model, share, personal, shared), batch, seed=seed)
+    gradient = {
+      name: tf.cast(share, slope.dtype) * slope
+      for name, slope in output.gradient.items()
+    }
+    return output._replace(gradient=gradient)
+
+  return objective
+
+
+@registry.method('a personal model mixed with the global one', ApflHParams)
+def apfl(
+  model: split_model.SplitModel, hparams: ApflHParams
+) -> client_work.ClientWork:
+  """APFL."""
+  loss = objectives.joint_loss(model)
+  both = copies.Copies(model, ('global', 'personal'))
+
+  def adapted_share(shared, local, examples):
+    """The mixing weight after the client's step on it."""
+    share, personal = local['mixing_weight'], local['weights']
+    if not hparams.mixing_learning_rate:
+      return share
+    gradient = scoring.mean_gradient(
+      model, _mix(model, share, personal, shared), examples
+    )
+    slope = tf.add_n(
+      [
+        tf.reduce_sum((personal[name] - shared[name]) * value)
+        for name, value in gradient.items()
+      ]
+    )
+    moved = share - hparams.mixing_learning_rate * tf.cast(slope, tf.float32)
+    # Without examples the gradient is that of padding, which may be NaN.
+    return tf.where(
+      examples.num_examples > 0, tf.clip_by_value(moved, 0.0, 1.0), share
+    )
+
+  def train(broadcast, local, examples, seed):
+    initial = broadcast.global_weights
+    share = adapted_share(initial, local, examples)
+
+    def objective(weights, batch, *, seed):
+      shared, personal = both.parts(weights).values()
+      of_personal = _personal_loss(model, share, shared)
+      outputs = {
+        'global': loss(shared, batch, seed=seed),
+        'personal': of_personal(personal, batch, seed=seed),
+      }
+      return objectives.StepOutput(
+        both.join({name: out.gradient for name, out in outputs.items()}),
+        both.join({name: out.statistics for name, out in outputs.items()}),
+        outputs['personal'].metrics,
+      )
+
+    start = both.join({'global': initial, 'personal': local['weights']})
+    trained, metrics = training_loop.train(
+      objective, start, examples, hparams.phase(), seed, model=both.trained
+    )
+    shared, personal = both.parts(trained).values()
+    local = collections.OrderedDict(weights=personal, mixing_weight=share)
+    update = split_model.difference(initial, shared)
+    return client_work.ClientResult(update, local, metrics)
+
+  def fit_new_client(broadcast, local, examples, seed, num_epochs):
+    shared, share = broadcast.global_weights, local['mixing_weight']
+    objective = _personal_loss(model, share, shared)
+    phase = hparams.phase(num_epochs)
+    personal, _ = training_loop.train(
+      objective, shared, examples, phase, seed, model=model
+    )
+    return collections.OrderedDict(weights=personal, mixing_weight=share)
+
+  return client_work.ClientWork(
+    model,
+    [client_work.Exchange(train)],
+    initial_global=model.initial_weights,
+    initial_local=collections.OrderedDict(
+      weights=collections.OrderedDict(model.initial_weights),
+      mixing_weight=np.float32(hparams.mixing_weight),
+    ),
+    personal_weights=lambda broadcast, local: _mix(
+      model, local['mixing_weight'], local['weights'], broadcast.global_weights
+    ),
+    global_model=lambda shared: shared,
+    fit_new_client=fit_new_client,
+  )

@@ -1,0 +1,77 @@
+"""Ditto: a global model by FedAvg, and personal models held near it.
+
+    client:  w_i <- SGD on f_i from w_t                    for E epochs
+             v_i <- SGD on f_i(v) + lambda / 2 |v - w_t|^2 for E_v epochs
+    server:  w_{t+1} = sum_i n_i w_i / sum_i n_i
+
+A client is scored with its v_i. With lambda = 0 the personal models are those
+of local training; as lambda grows they come to the global model.
+
+Symbols: lambda -> proximal_strength, eta -> learning_rate and
+personal_learning_rate, E -> num_epochs, E_v (s in the paper) ->
+personal_num_epochs.
+
+Deviations from the paper: both models go through the examples in the same
+order. The server weights clients by their numbers of examples (the paper:
+alike, `client_weighting='uniform'`). A personal model starts from the initial
+weights; a client that is scored and never took part starts from the global
+model. As everywhere in this library, momentum is 0.5 by default.
+
+References:
+  Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through
+  Personalization, ICML 2021, Algorithm 1 (with FedAvg as the solver of w,
+  Algorithm 2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tff_pfl.core import client_work, objectives, training_loop
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.methods.shared import personal_copies
+from tff_pfl.models import split_model
+
+
+@dataclasses.dataclass(frozen=True)
+class DittoHParams(hparams_lib.PersonalTrainingHParams):
+  """Hyperparameters of Ditto: of both models' training, and the pull.
+
+  Attributes:
+    proximal_strength: Strength of the pull of a personal model to the global
+      one (lambda), at least 0.
+  """
+
+  proximal_strength: float = hparams_lib.non_negative(0.75)
+
+
+@registry.method('a personal model held near the global one', DittoHParams)
+def ditto(
+  model: split_model.SplitModel, hparams: DittoHParams
+) -> client_work.ClientWork:
+  """Ditto."""
+  loss = objectives.joint_loss(model)
+
+  def train_personal(broadcast, personal, examples, seed, num_epochs=None):
+    return training_loop.train(
+      objectives.proximal(
+        loss, broadcast.global_weights, hparams.proximal_strength
+      ),
+      personal,
+      examples,
+      hparams.personal_phase(num_epochs),
+      seed,
+      model=model,
+    )
+
+  def train(broadcast, personal, examples, seed):
+    initial = broadcast.global_weights
+    trained, _ = training_loop.train(
+      loss, initial, examples, hparams.phase(), seed, model=model
+    )
+    personal, metrics = train_personal(broadcast, personal, examples, seed)
+    update = split_model.difference(initial, trained)
+    return client_work.ClientResult(update, personal, metrics)
+
+  return personal_copies.personal_copies_work(model, train, train_personal)

@@ -1,0 +1,184 @@
+"""FedALA: a client learns how much of the global model to start from.
+
+Round t, client i of the cohort, with h_i the upper layers of its last local
+model and W_i a number in [0, 1] for each number of these, 1 at first:
+
+    W_i <- clip(W_i - eta gradient_W f_i, 0, 1)   for num_mixing_epochs
+      on a share of its examples, of the model with the lower layers of w_t and
+      h_i + (h_t - h_i) * W_i; the gradient is that of h, times (h_t - h_i)
+    w_i <- SGD on all weights, from that model    for num_epochs
+    h_i <- the upper layers of w_i
+    server:  w_{t+1} = sum_i n_i w_i / sum_i n_i
+
+A client is scored with the model that it would start from, with its last W_i.
+One that never took part first trains upper layers of its own, from the global
+ones and with the lower ones frozen, and W_i. With eta = 0 this is FedAvg.
+
+Symbols: p -> mixing_depth (by default the head's), s -> mixing_data_share,
+eta -> mixing_learning_rate, alpha -> learning_rate.
+
+Deviations from the paper: W_i is learned for equally many epochs in each round;
+the paper's for one, but the first time until the losses stand (in the authors'
+code for more than 10; there once more before a client is scored). The share of
+the examples is drawn (there: consecutive ones). Moving statistics are the
+server's; where the upper layers are the head, the lower ones run in inference
+mode while W_i is learned. Momentum is 0.5 by default; that of W_i is 0.
+
+References:
+  Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for
+  Personalized Federated Learning, AAAI 2023, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl.core import (
+  client_work,
+  example_tensors,
+  objectives,
+  phases,
+  training_loop,
+  training_options,
+)
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.methods.shared import joint_training
+from tff_pfl.models import randomness, split_model, weight_partition
+
+
+@dataclasses.dataclass(frozen=True)
+class FedAlaHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedALA: of local training, and of where it starts.
+
+  Attributes:
+    mixing_depth: How many of the last layers with weights are mixed with the
+      client's own (p); None for the head layers.
+    mixing_learning_rate: Learning rate of the mixing weights, at least 0; 0
+      keeps them at 1, the global model.
+    mixing_data_share: Share of a client's examples on which they are learned,
+      in (0, 1].
+    num_mixing_epochs: Epochs on them in a round, at least 0.
+  """
+
+  mixing_depth: Optional[int] = None
+  mixing_learning_rate: float = hparams_lib.non_negative(1.0)
+  mixing_data_share: float = hparams_lib.share(0.8, '(0, 1]')
+  num_mixing_epochs: int = hparams_lib.integer(1, 0)
+
+
+def _mixed(shared, own, mixing):
+  """The model to start from: exactly the global one where W is 1."""
+  mixed = {
+    name: share * shared[name] + (1 - share) * own[name]
+    for name, share in mixing.items()
+  }
+  return split_model.select({**shared, **mixed}, shared)
+
+
+def share_of(
+  examples: example_tensors.ExampleTensors, share: float, seed: tf.Tensor
+) -> example_tensors.ExampleTensors:
+  """A share of the examples, rounded down but to 0, drawn by a seed."""
+  number = examples.num_examples
+  order = randomness.permutations(seed, 1, examples.capacity, number)
+  wanted = tf.cast(share * tf.cast(number, tf.float32), tf.int32)
+  return example_tensors.select(
+    examples, tf.argsort(order[0]) < tf.maximum(wanted, 1)
+  )
+
+
+def _mixing_objective(loss, hparams, shared, own):
+  """A step of rate 1 along its gradient is one on W, clipped."""
+
+  def objective(mixing, batch, *, seed):
+    upper = split_model.select(_mixed(shared, own, mixing), mixing)
+    output = loss(upper, batch, seed=seed)
+    gradient = {}
+    for name, share in mixing.items():
+      slope = output.gradient[name] * (shared[name] - own[name])
+      moved = share - hparams.mixing_learning_rate * slope
+      gradient[name] = share - tf.clip_by_value(moved, 0, 1)
+    return output._replace(gradient=gradient)
+
+  return objective
+
+
+@registry.method(
+  'clients learn how much of the global model to start from',
+  FedAlaHParams,
+  refuses=('reweight_domains',),
+)
+def fed_ala(
+  model: split_model.SplitModel, hparams: FedAlaHParams
+) -> client_work.ClientWork:
+  """FedALA."""
+  layers = model.last_layers(hparams.mixing_depth, 'mixing_depth')
+  partition = weight_partition.WeightPartition.by_layer(model, layers)
+  names = [n for n in partition.local_names if n not in model.statistics]
+  sgd = phases.build_optimizer('sgd', 1.0)
+  on_mixing = phases.Phase(sgd, hparams.batch_size, hparams.num_mixing_epochs)
+
+  def learn_mixing(shared, own, mixing, examples, seed):
+    # The training's shuffles and steps have 0 and 1.
+    examples = share_of(
+      examples, hparams.mixing_data_share, randomness.fold_in(seed, 2)
+    )
+    forward, inputs = model.forward, None
+    if set(layers) == set(model.head_layers):
+      forward = model.head
+      examples, inputs = training_loop.head_inputs(model, shared, examples)
+    loss = objectives.prediction_loss(
+      model, lambda upper, x, mode: forward({**shared, **upper}, x, mode)
+    )
+    # Weight decay would pull to the client's own weights.
+    with training_options.in_force(training_options.TrainingOptions()):
+      return training_loop.train(
+        _mixing_objective(loss, hparams, shared, own),
+        mixing,
+        examples,
+        on_mixing,
+        randomness.fold_in(seed, 3),
+        model=model,
+        inputs=inputs,
+      ).weights
+
+  def train(broadcast, local, examples, seed):
+    shared, own = broadcast.global_weights, local['own']
+    mixing = learn_mixing(shared, own, local['mixing'], examples, seed)
+    loss, start = objectives.joint_loss(model), _mixed(shared, own, mixing)
+    trained = training_loop.train(
+      loss, start, examples, hparams.phase(), seed, model=model
+    )
+    own = split_model.select(trained.weights, names)
+    local = collections.OrderedDict(own=own, mixing=mixing)
+    return client_work.ClientResult.of(shared, trained, local)
+
+  def fit_new_client(broadcast, local, examples, seed, num_epochs):
+    shared = broadcast.global_weights
+    start = split_model.select(shared, names)
+    phase = hparams.phase(num_epochs)
+    own, _ = joint_training.train_local(
+      model, partition, shared, start, examples, phase, seed
+    )
+    mixing = learn_mixing(shared, own, local['mixing'], examples, seed)
+    return collections.OrderedDict(own=own, mixing=mixing)
+
+  initial = split_model.select(model.initial_weights, names)
+  ones = tf.nest.map_structure(np.ones_like, initial)
+  return client_work.ClientWork(
+    model,
+    [client_work.Exchange(train)],
+    initial_global=model.initial_weights,
+    personal_weights=lambda broadcast, local: _mixed(
+      broadcast.global_weights, local['own'], local['mixing']
+    ),
+    initial_local=collections.OrderedDict(own=initial, mixing=ones),
+    global_model=lambda global_weights: global_weights,
+    fit_new_client=fit_new_client,
+  )

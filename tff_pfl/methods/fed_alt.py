@@ -1,0 +1,172 @@
+"""FedAlt and FedSim: any part of the model is personal, all else is averaged.
+
+Round t, client i of the cohort, with u the global weights and v_i the client's
+own ones:
+
+    FedAlt (`updates='alternating'`)
+      1. v_i <- SGD(v_i; u_t frozen)      for personal_num_epochs
+      2. u_i <- SGD(u_t; v_i frozen)      for num_epochs
+    FedSim (`updates='simultaneous'`)
+      (u_i, v_i) <- SGD on both together, from (u_t, v_i)
+    server:  u_{t+1} = sum_i n_i u_i / sum_i n_i
+
+The personal part is near the output, near the input (where clients' inputs
+differ, as accents do), or what you name: adapters are layers of your Keras
+model, hidden elements those of `fed_split`. A client that never took part
+trains its own weights, from the initial ones, with the global ones frozen.
+
+FedAlt with a personal head is FedRep, FedSim with one FedPer; FedSim with
+personal lower layers is LG-FedAvg, with personal hidden elements FedSplit.
+
+Symbols: tau_v -> personal_num_epochs, tau_u -> num_epochs, gamma_v ->
+personal_learning_rate, gamma_u -> learning_rate.
+
+Deviations from the paper: its server takes the plain mean, which is
+`client_weighting='uniform'`. It starts from a model that FedAvg trained, which
+is `num_warmup_rounds`. FedSim has one learning rate for both parts. As
+everywhere in this library, momentum is 0.5 by default. A frozen part runs as in
+training (dropout, batch statistics), as in the authors' code, except for a body
+whose head trains, which runs in inference mode.
+
+References:
+  Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao: Federated Learning with
+  Partial Model Personalization, ICML 2022, Algorithms 1 to 3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from tff_pfl import errors
+from tff_pfl.core import client_work, training_loop
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.methods.shared import joint_training
+from tff_pfl.models import (
+  hidden_elements,
+  randomness,
+  split_model,
+  weight_partition,
+)
+
+UPDATES = ('alternating', 'simultaneous')
+_AN_END = re.compile(r'(input|output)(?::(\d+))?')
+
+
+@dataclasses.dataclass(frozen=True)
+class FedAltHParams(hparams_lib.PersonalTrainingHParams):
+  """Hyperparameters of FedAlt and FedSim.
+
+  Attributes:
+    updates: alternating (FedAlt) or simultaneous (FedSim).
+    personal: The personal part: output (the head), output:2 (the last two
+      layers with weights), input (the first), input:2, or names of layers and
+      of their elements, such as adapter_1,dense_2:0-49 (see
+      `hidden_elements.parse`).
+  """
+
+  updates: str = hparams_lib.one_of('alternating', UPDATES)
+  personal: str = 'output'
+
+  def __post_init__(self):
+    if self.updates == 'simultaneous':
+      for name in ('personal_num_epochs', 'personal_learning_rate'):
+        value = getattr(self, name)
+        errors.expect(
+          value is None, name, 'left out where updates are simultaneous', value
+        )
+    super().__post_init__()
+
+
+def personal_partition(
+  model: split_model.SplitModel, personal: str
+) -> weight_partition.WeightPartition:
+  """The partition that a text names.
+
+  A normalization that directly follows a personal layer is personal, too.
+
+  Args:
+    personal: See `FedAltHParams`.
+
+  Raises:
+    ValueError: If it names what there is not, nothing, or the whole model.
+  """
+  layers, end = tuple(model.layers), _AN_END.fullmatch(personal)
+  names = [
+    layer
+    for name in map(str.strip, personal.split(','))
+    for layer in model.layers_within(name) or [name]
+  ]
+  if end:
+    number = int(end[2]) if end[2] else None
+    names = model.last_layers(number, 'personal')
+    if end[1] == 'input':
+      names = layers[: number or 1]
+  whole = [n for n in names if n in layers and n not in model.elements]
+  partition = weight_partition.WeightPartition.by_element(
+    model,
+    hidden_elements.parse(
+      ','.join(n for n in names if n not in whole), model.elements, layers
+    ),
+    whole,
+  )
+  errors.expect(
+    partition.local_names and partition.global_names,
+    'personal',
+    f'a part of the model, whose layers are {", ".join(layers)}',
+    personal,
+  )
+  return partition
+
+
+@registry.method(
+  'any part of the model local, trained in turn with the global one or at once',
+  FedAltHParams,
+  refuses=('reweight_domains',),
+)
+def fed_alt(
+  model: split_model.SplitModel, hparams: FedAltHParams
+) -> client_work.ClientWork:
+  """FedAlt or FedSim.
+
+  Raises:
+    ValueError: If the personal part is no part of the model.
+  """
+  partition = personal_partition(model, hparams.personal)
+  if hparams.updates == 'simultaneous':
+    return joint_training.joint_training_work(model, hparams, partition)
+
+  def train_local(broadcast, local, examples, seed, num_epochs=None):
+    return joint_training.train_local(
+      model,
+      partition,
+      broadcast.global_weights,
+      local,
+      examples,
+      hparams.personal_phase(num_epochs),
+      seed,
+    ).weights
+
+  def train(broadcast, local, examples, seed):
+    start = broadcast.global_weights
+    local = train_local(broadcast, local, examples, randomness.fold_in(seed, 0))
+    trained = training_loop.train_part(
+      model,
+      start,
+      lambda part: partition.merge(part, local),
+      lambda weights: partition.split(weights)[0],
+      examples,
+      hparams.phase(),
+      randomness.fold_in(seed, 1),
+    )
+    return client_work.ClientResult.of(start, trained, local)
+
+  exchange = client_work.Exchange(train)
+  return client_work.partitioned_weights_work(
+    model,
+    partition,
+    exchange,
+    fit_new_client=train_local,
+    exchanges_when_forgetting=[exchange],
+  )

@@ -1,0 +1,49 @@
+"""Federated averaging, and FedSGD.
+
+    client:  w <- w_t;  for E epochs (or K steps) of mini-batches:
+                          w <- w - learning_rate * gradient(w)
+    server:  w_{t+1} = sum_i n_i w_i / sum_i n_i
+
+All weights are global. FedSGD is one full-batch step (`num_steps=1`,
+`batch_size=None`). FedAvg with fine-tuning is this method with the
+personalization option `fine_tune`. What FedDAR's tables call FedAvg +
+re-weighting, + multi-head and with the domain as input are models of domains
+(`models.domain_models`).
+
+Symbols: E -> num_epochs, K -> num_steps, eta -> learning_rate, B -> batch_size.
+
+Deviations from the paper: by default the clients' SGD has momentum 0.5, as in
+the experiments of FedRep (`momentum=0` is the paper's). Optimizers of clients
+and server and the aggregator can be replaced.
+
+References:
+  McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient
+  Learning of Deep Networks from Decentralized Data, AISTATS 2017, Algorithm 1.
+  Collins, Hassani, Mokhtari, Shakkottai: FedAvg with Fine Tuning: Local Updates
+  Lead to Representation Learning, NeurIPS 2022.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tff_pfl.core import client_work
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.methods.shared import joint_training
+from tff_pfl.models import split_model
+
+
+@dataclasses.dataclass(frozen=True)
+class FedAvgHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedAvg: those of local training."""
+
+
+@registry.method(
+  'one global model, averaged (FedSGD: one full-batch step)', FedAvgHParams
+)
+def fed_avg(
+  model: split_model.SplitModel, hparams: FedAvgHParams
+) -> client_work.ClientWork:
+  """FedAvg."""
+  return joint_training.joint_training_work(model, hparams)

@@ -1,0 +1,93 @@
+"""FedBABU: the body is trained under a head that never changes.
+
+    client:  for E epochs:  body <- SGD, the head frozen at its initial value
+    server:  body_{t+1} = sum_i n_i body_i / sum_i n_i
+    before scoring:  fine-tune the head (or all) on the client's data
+
+Symbols: tau -> num_epochs, theta_ext -> the body, theta_cls -> the head.
+
+Deviations from the paper: the head is fine-tuned by default
+(`fine_tune_scope='all'` is the paper's main choice). The frozen head runs in
+inference mode. As everywhere in this library, momentum is 0.5 by default (the
+paper's: 0.9).
+
+References:
+  Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image
+  Classification, ICLR 2022, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tff_pfl.core import client_work, objectives, personalization, training_loop
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.models import split_model, weight_partition
+
+FINE_TUNE_SCOPES = ('head', 'all')
+
+
+@dataclasses.dataclass(frozen=True)
+class FedBabuHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedBABU: of training the body, and of fine-tuning.
+
+  Attributes:
+    fine_tune_scope: Weights fine-tuned before a model is scored: head or all.
+    num_fine_tune_epochs: Epochs of fine-tuning before a model is scored, at
+      least 1; with the learning rate, optimizer and batch size of training.
+  """
+
+  fine_tune_scope: str = hparams_lib.one_of('head', FINE_TUNE_SCOPES)
+  num_fine_tune_epochs: int = hparams_lib.integer(5, 1)
+
+  def adaptation(self) -> personalization.Personalization:
+    """What a client does before its model is scored."""
+    return personalization.Personalization(
+      fine_tune=self.fine_tune_scope,
+      num_epochs=self.num_fine_tune_epochs,
+      learning_rate=self.learning_rate,
+      momentum=self.momentum,
+      optimizer=self.optimizer,
+      batch_size=self.batch_size,
+    )
+
+
+@registry.method(
+  'body trained under a frozen head, which is then fine-tuned',
+  FedBabuHParams,
+  refuses=('reweight_domains',),
+)
+def fed_babu(
+  model: split_model.SplitModel, hparams: FedBabuHParams
+) -> client_work.ClientWork:
+  """FedBABU; the model's head layers are frozen, its body must have weights."""
+  split_model.check_has_body(model, 'fed_babu')
+  partition = weight_partition.WeightPartition.by_layer(
+    model, model.head_layers
+  )
+  initial_body, initial_head = partition.split(model.initial_weights)
+
+  def whole_model(body):
+    return partition.merge(
+      body, tf.nest.map_structure(tf.constant, initial_head)
+    )
+
+  def train(broadcast, local, examples, seed):
+    body = broadcast.global_weights
+    loss = objectives.body_loss(model, initial_head)
+    trained = training_loop.train(
+      loss, body, examples, hparams.phase(), seed, model=model
+    )
+    return client_work.ClientResult.of(body, trained, local)
+
+  return client_work.ClientWork(
+    model,
+    [client_work.Exchange(train)],
+    initial_global=initial_body,
+    personal_weights=lambda broadcast, _: whole_model(broadcast.global_weights),
+    global_model=whole_model,
+    adaptation=hparams.adaptation(),
+  )

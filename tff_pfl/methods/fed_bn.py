@@ -1,0 +1,59 @@
+"""FedBN: batch normalization stays on its client, all else is averaged.
+
+    client:  for E epochs:  (w, bn_i) <- SGD on both together
+    server:  w_{t+1} = sum_i n_i w_i / sum_i n_i
+
+Scale, offset, moving mean and moving variance of every batch normalization are
+local. A client that never took part trains them, from the initial ones, with
+all else frozen. In a network without batch normalization this is FedAvg, which
+a warning says.
+
+Symbols: E -> num_epochs, eta -> learning_rate, B -> batch_size.
+
+Deviations from the paper: its server takes the plain mean, which is
+`client_weighting='uniform'`. As everywhere in this library, momentum is 0.5 by
+default.
+
+References:
+  Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via
+  Local Batch Normalization, ICLR 2021, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from absl import logging
+
+from tff_pfl.core import client_work
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.methods.shared import joint_training
+from tff_pfl.models import split_model, weight_partition
+
+
+@dataclasses.dataclass(frozen=True)
+class FedBnHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedBN: those of local training."""
+
+
+@registry.method('all weights global except batch normalization', FedBnHParams)
+def fed_bn(
+  model: split_model.SplitModel, hparams: FedBnHParams
+) -> client_work.ClientWork:
+  """FedBN; the model's batch normalizations are local."""
+  local_layers = [
+    layer
+    for layer, names in model.layers.items()
+    if any(name.endswith('/moving_mean') for name in names)
+  ]
+  if not local_layers:
+    logging.warning(
+      'The model %r has no batch normalization, so fed_bn is fed_avg.',
+      model.name,
+    )
+  return joint_training.joint_training_work(
+    model,
+    hparams,
+    weight_partition.WeightPartition.by_layer(model, local_layers),
+  )

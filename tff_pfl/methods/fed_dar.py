@@ -1,0 +1,225 @@
+"""FedDAR: a shared representation with a head for each domain.
+
+Every example has a domain m. Body phi and heads w_m are global. Round t, client
+i of the cohort with L_im examples of domain m (L_i in all):
+
+    (a) heads: for every m, w_im <- SGD(w_m; phi frozen) on its examples of
+        domain m, for num_head_epochs
+    (b) server: w_m <- combination of the w_im (`domain_heads`): the average by
+        L_im, or the second-order aggregation (equation 8)
+    (c) body: phi_i <- SGD(phi; the new heads frozen) for num_body_epochs on
+              (1 / L_i) sum_j u_m(j) loss_j,  u_m = L / (M L_m)
+    (d) server: phi <- sum_i L_i phi_i / sum_i L_i
+
+A round is two exchanges: (a) and (b), then (c) and (d). The weights u_m make
+all domains count the same; the L_m are known before training
+(`Domains`). A domain absent from a round keeps its head. Where clients
+weigh alike (`client_weighting='uniform'`, private factories) phi is the plain
+mean of the phi_i; heads of domains are combined by examples all the same. With
+two exchanges a round does not compile to TFF's `MapReduceForm`; without
+`alternating` it does.
+
+Symbols:
+  tau_h -> num_head_epochs or num_head_steps
+  tau_phi -> num_body_epochs or num_body_steps
+  eta -> head_learning_rate, body_learning_rate (one value in the paper)
+  k -> projection_dim
+  u_m -> reweight_domains
+
+Without `alternating`, body and heads are trained together by the body's phase,
+and a round is one exchange. With `heads='domain_as_input'` there is one head
+for all domains, which takes the domain, one-hot, beside the features (table 2);
+it is trained on the re-weighted loss and averaged by the clients' weights, and
+the server's optimizer leaves it alone. The paper's warm-up is a phase of the
+experiment: rounds of FedAvg, from whose model all heads start
+(`RunConfig.num_warmup_rounds`).
+
+Deviations from the paper: what is aggregated is how far heads moved, in place
+of the heads. Each client's Hessian gets a ridge, relative to the largest
+eigenvalue of their sum, so that second order decides where the data say
+something, and the average elsewhere (see `domain_heads`); against instability
+the paper says only that the representation should be small. With momentum, as
+everywhere in this library, by default.
+
+References:
+  Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
+  Learning, ICLR 2023, Algorithm 1, equations 6 and 8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional
+
+from tff_pfl import errors
+from tff_pfl.core import client_work, objectives, training_loop
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.methods.shared import domain_heads
+from tff_pfl.models import (
+  domain_models,
+  randomness,
+  split_model,
+  weight_partition,
+)
+
+AGGREGATIONS = ('weighted_average', 'second_order')
+# The model, by what its heads are.
+HEADS = {
+  'by_domain': domain_models.multi_head,
+  'domain_as_input': domain_models.domain_as_input,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class FedDarHParams(hparams_lib.HeadAndBodyHParams):
+  """Hyperparameters of FedDAR, besides those of the two phases.
+
+  Attributes:
+    num_head_epochs: Epochs on the heads in a round; 5 in the paper's
+      experiments on images.
+    num_body_epochs: Epochs on the body in a round; 5 in the paper's experiments
+      on images.
+    heads: by_domain, or domain_as_input for one head of all domains, with
+      weighted_average and alternating only.
+    aggregation: How heads are combined: weighted_average or second_order.
+    ridge: What second_order adds to the Hessian's diagonal, as a share of its
+      largest eigenvalue, at least 0; 0 is the paper's, for exact sums of well
+      conditioned Hessians. It brings heads nearer to the average; what it
+      costs is in docs/results/feddar.md.
+    reweight_domains: Whether all domains count the same in the body's loss, and
+      in that of one head.
+    alternating: Whether heads and body are trained in turn.
+    projection_dim: Outputs of a linear layer between body and heads; None for
+      no such layer.
+  """
+
+  num_head_epochs: int = 5
+  num_body_epochs: int = 5
+  batch_size: Optional[int] = 32
+  heads: str = hparams_lib.one_of('by_domain', HEADS)
+  aggregation: str = hparams_lib.one_of('second_order', AGGREGATIONS)
+  ridge: float = hparams_lib.non_negative(1e-3)
+  reweight_domains: bool = True
+  alternating: bool = True
+  projection_dim: Optional[int] = hparams_lib.integer(None, 1)
+
+  def __post_init__(self):
+    super().__post_init__()
+    errors.expect(
+      self.heads == 'by_domain'
+      or (self.alternating and self.aggregation == 'weighted_average'),
+      'heads',
+      'by_domain, unless they are trained in turn with the body and averaged '
+      '(with domain_model=input fed_avg trains such a head jointly)',
+      self.heads,
+    )
+
+
+def _combination(model, hparams):
+  """How the server makes a head of those of the clients."""
+  if hparams.aggregation == 'second_order':
+    return domain_heads.SecondOrder(model, hparams.ridge)
+  return domain_heads.WeightedAverage(model)
+
+
+@registry.method(
+  'global body, a global head for each domain, combined by curvature',
+  FedDarHParams,
+  needs_domains=True,
+  # It has options of its own for both.
+  refuses=('domain_model', 'reweight_domains'),
+)
+def fed_dar(
+  model: split_model.SplitModel, hparams: FedDarHParams
+) -> client_work.ClientWork:
+  """FedDAR; the process' model has a head for each domain, or one for all.
+
+  The model's body must have weights, and its head must be linear for
+  `second_order`, for a projection and for `domain_as_input`.
+  """
+  split_model.check_has_body(model, 'fed_dar')
+  if hparams.projection_dim is not None:
+    model = domain_models.projected(model, hparams.projection_dim)
+  of_domains = HEADS[hparams.heads](model)
+  combination = _combination(model, hparams)
+  domain_weights = model.domains.loss_weights
+  if not hparams.reweight_domains:
+    domain_weights = None
+  partition = weight_partition.WeightPartition.by_layer(
+    of_domains, of_domains.head_layers
+  )
+
+  def train_heads(broadcast, unused_local, examples, seed):
+    """Step (a)."""
+    weights = broadcast.global_weights
+    _, heads = partition.split(weights)
+    features = training_loop.frozen_features(of_domains, weights, examples)
+    examples, inputs = training_loop.head_inputs(
+      of_domains, weights, examples, features
+    )
+    trained, _ = domain_heads.train(
+      model, heads, examples, hparams.head_phase(), seed, inputs
+    )
+    report = combination.report(heads, trained, features)
+    return client_work.ClientResult(report=report)
+
+  def train_one_head(broadcast, local, examples, seed):
+    """Step (a) where the head is one."""
+    weights = broadcast.global_weights
+    _, head = partition.split(weights)
+    phase = hparams.head_phase()
+    trained = training_loop.train_head(
+      of_domains, weights, head, examples, phase, seed, domain_weights
+    )
+    return client_work.ClientResult.of(head, trained, local)
+
+  def combine_heads(unused_state, update, report, cohort):
+    """Step (b); also (d) where body and heads were trained together."""
+    of_heads, algorithm = combination.update(report, cohort)
+    return {**update, **of_heads}, algorithm
+
+  def train_body(broadcast, local, examples, seed, unused_carried):
+    """Step (c)."""
+    body, heads = partition.split(broadcast.global_weights)
+    loss = objectives.body_loss(of_domains, heads, domain_weights)
+    trained = training_loop.train(
+      loss, body, examples, hparams.body_phase(), seed, model=of_domains
+    )
+    return client_work.ClientResult.of(body, trained, local)
+
+  def train_jointly(broadcast, local, examples, seed):
+    """Steps (a) and (c) at once."""
+    weights = broadcast.global_weights
+    loss = objectives.joint_loss(of_domains, domain_weights)
+    trained = training_loop.train(
+      loss, weights, examples, hparams.body_phase(), seed, model=of_domains
+    )
+    body, heads = partition.split(weights)
+    _, new_heads = partition.split(trained.weights)
+    features = training_loop.frozen_features(
+      of_domains, trained.weights, examples
+    )
+    report = combination.report(heads, new_heads, features)
+    return client_work.ClientResult.of(body, trained, local, report)
+
+  exchanges = [client_work.Exchange(train_jointly, combine_heads)]
+  if hparams.alternating:
+    first = randomness.FIRST_EXCHANGE
+    if hparams.heads == 'by_domain':
+      on_heads = client_work.Exchange(
+        train_heads, combine_heads, 'num_examples', first
+      )
+    else:
+      on_heads = client_work.Exchange(train_one_head, seed_purpose=first)
+    on_body = client_work.Exchange(train_body, receives=partition.local_names)
+    exchanges = [on_heads, on_body]
+  return client_work.global_weights_work(
+    of_domains,
+    *exchanges,
+    # The server's optimizer is the body's: heads are solved for, or averaged.
+    statistics=of_domains.statistics | set(partition.local_names),
+    initial_algorithm=combination.initial_algorithm,
+    server_metrics=combination.metrics,
+    report_scale=model.domains.examples_per_client,
+  )

@@ -1,0 +1,224 @@
+"""FedFac: FedSplit whose partition is found by factor analysis.
+
+Hidden elements (neurons, channels, recurrent units) of the layers Lambda are
+shared or personal; see `fed_split`. A round:
+
+    client:  W_k = (W^s, W_k^p);  for G epochs:  W_k <- SGD on all of it
+             report the sums over its columns z_kj, one for each element
+    server:  R_l = correlations of the columns;  nu_l = communalities of the
+             G_l principal factors that explain kappa of the variance
+             element j is shared iff nu_lj >= tau_l;  broadcast the partition
+    client:  W_k^p <- W_k^p + Delta W_k^p;  send Delta W_k^s
+    server:  W^s <- W^s + eta_g sum_k n_k Delta W_k^s / sum_k n_k
+
+The dynamic mode does so in every round, on the round's updates of the elements'
+weights or (the paper leaves it open) on the weights after it; in the first
+round all clients start from the global weights. The static mode does it once,
+in the first round that anybody takes part in, on the weights after it.
+(Algorithm 1 has clients train before the first round to that end; as they would
+start from the same weights, the first round's training is that training.) A
+random split personalizes as many elements, drawn in each round or once.
+
+A client that never took part trains its personal elements, from the server's
+last values of them, with all shared weights frozen (the paper's LocalTrain).
+
+A server optimizer with momentum goes on moving the global values of personal
+elements, whose updates are 0; they are where newcomers start.
+
+What a client sends for factor analysis is `factor_analysis.client_sums` of each
+layer, d (d + 1) / 2 + d + 1 numbers for d elements, next to an update as large
+as the model, in which the personal elements are 0. It receives the weights and
+the partition. The sums are not weighted by examples: the paper's matrix has the
+columns of all clients alike. In the static mode they are 0 after the first
+round, but sent all the same, as the round is one computation.
+
+Symbols: Lambda -> layers, tau_l -> threshold (a quantile of nu_l), kappa_l ->
+explained_variance, G -> num_epochs, eta_l -> learning_rate, eta_g -> the
+server optimizer's learning rate.
+
+Deviations from the paper: where it is silent, an element that turns personal
+starts from the client's last own value, or from the global one if it never had
+any, and one that turns shared from the server's last value; both then move by
+the round's change. The same tau and kappa hold for all layers. The columns have
+no biases, as in section 4.1. Exactly as many elements are personal as have a
+communality below the quantile where all differ: of equal ones (all 0, where
+units are dead) the first are, while by nu_lj >= tau_l all would be shared. The
+iteration ends early for more than 256 elements (see `factor_analysis`). As
+everywhere in this library, the default is SGD with momentum 0.5; the paper's
+runs have optimizer='adam', learning_rate=1e-3.
+
+References:
+  Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
+  Optimization with Heterogeneous Data, arXiv:2312.04281, section 4, Algorithms
+  1 and 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Optional
+
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.core import client_work, objectives, training_loop
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.methods.shared import found_partition, personal_elements
+from tff_pfl.models import split_model
+
+MODES = ('dynamic', 'static')
+ANALYSED = ('updates', 'weights')
+
+
+@dataclasses.dataclass(frozen=True)
+class FedFacHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedFac, besides those of local training.
+
+  Attributes:
+    mode: Whether elements are divided anew in each round ('dynamic') or once
+      ('static').
+    analysed: What the factor analysis works on: the round's 'updates' of the
+      elements' weights, or the 'weights' after it; None for updates in the
+      dynamic mode and weights in the static one.
+    layers: Names of the layers that are divided, separated by commas; None for
+      the last hidden layer.
+    threshold: The quantile of a layer's communalities below which elements are
+      personal, in [0, 1]; inf makes all personal and -inf none (FedAvg).
+    explained_variance: Share of the variance that the factors explain (kappa),
+      in (0, 1]: there are as many as the largest eigenvalues that make up this
+      share of the sum.
+    split: 'factor_analysis'; 'eigenvectors' for the communalities of the
+      authors' code, see `factor_analysis.eigenvector_squares`; or 'random' for
+      as many personal elements at random.
+  """
+
+  mode: str = hparams_lib.one_of('dynamic', MODES)
+  analysed: Optional[str] = hparams_lib.one_of(None, ANALYSED)
+  layers: Optional[str] = None
+  threshold: float = 0.5
+  explained_variance: float = hparams_lib.share(0.85, '(0, 1]')
+  split: str = hparams_lib.one_of('factor_analysis', found_partition.SPLITS)
+
+  def __post_init__(self):
+    errors.expect(
+      0 <= self.threshold <= 1 or math.isinf(self.threshold),
+      'threshold',
+      'a quantile in [0, 1], inf or -inf',
+      self.threshold,
+    )
+    super().__post_init__()
+
+  @property
+  def analyses_weights(self) -> bool:
+    """Whether the factor analysis is of the weights, not of their updates."""
+    if self.analysed is None:
+      return self.mode == 'static'
+    return self.analysed == 'weights'
+
+  def num_personal(self, number: int) -> int:
+    """How many of a layer's `number` elements are below the threshold."""
+    if math.isinf(self.threshold):
+      return number if self.threshold > 0 else 0
+    # 0.55 * 100 is 55 and a little.
+    return math.ceil(self.threshold * (number - 1) - 1e-9)
+
+
+def _partition_of(model, hparams):
+  """How the server finds which elements are personal."""
+  num_personal = {
+    layer: hparams.num_personal(model.elements[layer].number)
+    for layer in model.layers_to_divide(hparams.layers)
+  }
+  return found_partition.FoundPartition(
+    model,
+    num_personal,
+    hparams.explained_variance,
+    hparams.split,
+    is_static=hparams.mode == 'static',
+  )
+
+
+@registry.method(
+  'hidden elements global or local, told apart by factor analysis',
+  FedFacHParams,
+)
+def fed_fac(
+  model: split_model.SplitModel, hparams: FedFacHParams
+) -> client_work.ClientWork:
+  """FedFac.
+
+  Raises:
+    ValueError: If a layer does not exist or cannot be divided.
+  """
+  partition = _partition_of(model, hparams)
+  divided = [layer for layer, count in partition.num_personal.items() if count]
+  personal = personal_elements.PersonalElements(model, divided)
+
+  def model_of(broadcast, local):
+    return personal.merge(
+      broadcast.global_weights, local, broadcast.algorithm['is_shared']
+    )
+
+  def train_and_report(broadcast, local, examples, seed):
+    """ClientUpdate: the client carries the trained weights over."""
+    start = model_of(broadcast, local)
+    loss, phase = objectives.joint_loss(model), hparams.phase()
+    trained = training_loop.train(
+      loss, start, examples, phase, seed, model=model
+    )
+    columns = trained.weights
+    if not hparams.analyses_weights:
+      columns = split_model.difference(start, trained.weights)
+    report = partition.report(broadcast.algorithm, columns)
+    return client_work.ClientResult(report=report, carried=trained)
+
+  def find_partition(state, unused_update, sums, unused_cohort):
+    return {}, partition.next(state, sums)
+
+  def divide(broadcast, local, unused_examples, unused_seed, carried):
+    """Sends what is shared now, keeps what is personal."""
+    weights, metrics = carried
+    update, new_local = personal.trained(
+      broadcast.global_weights,
+      local,
+      weights,
+      broadcast.algorithm['was_shared'],
+      broadcast.algorithm['is_shared'],
+    )
+    return client_work.ClientResult(update, new_local, metrics)
+
+  def fit_new_client(broadcast, local, examples, seed, num_epochs):
+    """LocalTrain; nothing as long as a static partition is to be found."""
+    is_shared = broadcast.algorithm['is_shared']
+    phase = hparams.phase(num_epochs)
+
+    def fit():
+      return personal.fit(
+        broadcast.global_weights, local, is_shared, examples, phase, seed
+      )
+
+    if not partition.is_static:
+      return fit()
+    is_found = broadcast.algorithm['is_found']
+    return tf.cond(
+      is_found, fit, lambda: tf.nest.map_structure(tf.identity, local)
+    )
+
+  return client_work.ClientWork(
+    model,
+    [
+      client_work.Exchange(
+        train_and_report, find_partition, weighting='uniform'
+      ),
+      client_work.Exchange(divide),
+    ],
+    initial_global=model.initial_weights,
+    initial_local=personal.initial_local,
+    personal_weights=model_of,
+    global_model=None if divided else lambda weights: weights,
+    fit_new_client=fit_new_client if divided else None,
+    initial_algorithm=partition.initial_algorithm,
+    server_metrics=partition.metrics,
+  )

@@ -1,0 +1,116 @@
+"""FedMinMax: one global model that serves the worst domain as well as it can.
+
+    min_w max_{lambda in simplex} sum_g lambda_g r_g(w)
+
+with r_g the mean loss of domain (group) g over all clients. Round t:
+
+    client:  r_ig <- losses of w_t on its examples of each domain;
+             w_i <- SGD(w_t) on (1 / L_i) sum_j lambda_g(j) / rho_g(j) loss_j
+    server:  w <- sum_i L_i w_i / sum_i L_i;  r_g <- mean over the cohort
+             lambda <- projection on the simplex of lambda + eta r
+
+with rho_g the domain's share of all training examples, which is known
+before training (`Domains`). At first lambda is rho, which is
+FedAvg, and stays so without a learning rate. A domain that is absent from a
+round counts with its last risk, one without any training example not at all.
+Where clients weigh alike (`client_weighting='uniform'`, private factories) w is
+the plain mean of the w_i; r_g are means over examples all the same.
+
+Symbols: eta_lambda -> weight_learning_rate, lambda -> domain_weight (in the
+metrics), K -> num_epochs or num_steps.
+
+Deviations from the paper: the clients make several steps in a round, as in the
+experiments of FedDAR (one in Algorithm 1); cohorts may be part of the clients.
+As everywhere in this library, momentum is 0.5 by default.
+
+References:
+  Papadaki, Martinez, Bertran, Sapiro, Rodrigues: Minimax Demographic Group
+  Fairness in Federated Learning, FAccT 2022, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl.core import client_work, objectives, scoring, training_loop
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.methods.shared import simplex
+from tff_pfl.models import split_model
+
+
+@dataclasses.dataclass(frozen=True)
+class FedMinMaxHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedMinMax: of local training, and of the weights.
+
+  Attributes:
+    weight_learning_rate: Learning rate of the server's ascent on the domains'
+      weights, at least 0; 0 is FedAvg.
+  """
+
+  weight_learning_rate: float = hparams_lib.non_negative(0.1)
+
+
+@registry.method(
+  'one global model, weighted towards the worst domain',
+  FedMinMaxHParams,
+  needs_domains=True,
+  refuses=('domain_model', 'reweight_domains'),
+)
+def fed_min_max(
+  model: split_model.SplitModel, hparams: FedMinMaxHParams
+) -> client_work.ClientWork:
+  """FedMinMax."""
+  domains = model.domains
+  counts = np.asarray(domains.num_examples, np.float32)
+  rho = counts / counts.sum()
+  is_present = rho > 0
+
+  def train(broadcast, local, examples, seed):
+    weights = broadcast.global_weights
+    risks = objectives.per_example(
+      scoring.score(model, weights, examples, of_training=True).by_domain
+    )
+    factors = tf.math.divide_no_nan(broadcast.algorithm['domain_weight'], rho)
+    loss = objectives.joint_loss(model, factors)
+    trained = training_loop.train(
+      loss, weights, examples, hparams.phase(), seed, model=model
+    )
+    report = collections.OrderedDict(
+      losses=risks['loss'], shares=risks['examples']
+    )
+    return client_work.ClientResult.of(weights, trained, local, report)
+
+  def weigh_domains(state, update, report, cohort):
+    has_examples = report['shares'] > cohort.least_share
+    risk = tf.where(
+      has_examples,
+      report['losses'] / tf.where(has_examples, report['shares'], 1.0),
+      state.algorithm['domain_risk'],
+    )
+    weight = state.algorithm['domain_weight']
+    ascended = weight + hparams.weight_learning_rate * risk
+    # Others than the present ones are too far below to be projected on.
+    weight = simplex.project(tf.where(is_present, ascended, -1e6))
+    return update, collections.OrderedDict(
+      domain_weight=weight, domain_risk=risk
+    )
+
+  def server_metrics(algorithm):
+    return collections.OrderedDict(
+      (name, domains.by_name(values)) for name, values in algorithm.items()
+    )
+
+  return client_work.global_weights_work(
+    model,
+    client_work.Exchange(train, weigh_domains),
+    initial_algorithm=collections.OrderedDict(
+      domain_weight=rho, domain_risk=np.zeros_like(rho)
+    ),
+    server_metrics=server_metrics,
+    report_scale=domains.examples_per_client,
+  )

@@ -1,0 +1,72 @@
+"""Mean-regularised multi-task learning (Fed-MTL).
+
+    min over w_1, ..., w_n of  sum_i f_i(w_i) + lambda |w_i - mean(w)|^2
+
+    client:  w_i <- SGD on f_i(w) + lambda |w - mean_t|^2  for E epochs
+    server:  mean_{t+1} = sum_i n_i w_i / sum_i n_i
+
+This is the mean-regularised case of multi-task learning, with the relationship
+of the tasks fixed to (I - 11^T / n)^2. A client is scored with its w_i.
+
+Symbols: lambda -> coupling_strength, E -> num_epochs, eta -> learning_rate.
+
+Deviations from the paper: MOCHA solves the dual of convex problems and can
+learn the relationship of the tasks; for networks the primal is trained by SGD,
+as in every comparison. The mean is that of the cohort's models, weighted by
+their numbers of examples; `client_weighting='uniform'` is the plain mean, and
+with another optimizer of the server's than the default it is no mean. A model
+starts from the initial weights, that of a client that is scored and never took
+part from the mean. As everywhere in this library, momentum is 0.5 by default.
+
+References:
+  Smith, Chiang, Sanjabi, Talwalkar: Federated Multi-Task Learning, NeurIPS
+  2017, equation 1 and appendix B.1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tff_pfl.core import client_work, objectives, training_loop
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.methods.shared import personal_copies
+from tff_pfl.models import split_model
+
+
+@dataclasses.dataclass(frozen=True)
+class FedMtlHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of Fed-MTL: of local training, and the coupling.
+
+  Attributes:
+    coupling_strength: Strength of the pull of the models to their mean
+      (lambda), at least 0.
+  """
+
+  coupling_strength: float = hparams_lib.non_negative(0.1)
+
+
+@registry.method('personal models, held near their mean', FedMtlHParams)
+def fed_mtl(
+  model: split_model.SplitModel, hparams: FedMtlHParams
+) -> client_work.ClientWork:
+  """Fed-MTL."""
+
+  def train_personal(broadcast, personal, examples, seed, num_epochs=None):
+    objective = objectives.proximal(
+      objectives.joint_loss(model),
+      broadcast.global_weights,
+      # The gradient of the squared distance has a factor of two.
+      2 * hparams.coupling_strength,
+    )
+    phase = hparams.phase(num_epochs)
+    return training_loop.train(
+      objective, personal, examples, phase, seed, model=model
+    )
+
+  def train(broadcast, personal, examples, seed):
+    mean = broadcast.global_weights
+    trained = train_personal(broadcast, personal, examples, seed)
+    return client_work.ClientResult.of(mean, trained, trained.weights)
+
+  return personal_copies.personal_copies_work(model, train, train_personal)

@@ -1,0 +1,96 @@
+"""FedProto: each client its own model; only class means of features are shared.
+
+    client:  for E epochs of mini-batches (all weights local):
+               w_i <- SGD on f_i(w) + lambda mean_j d(z_j, C_{y_j})
+             C_i^c = mean of its features z of class c, for each c
+    server:  C^c = sum_i n_i^c C_i^c / sum_i n_i^c over the clients with class c
+
+z are the body's outputs, the head's inputs; d is the mean squared difference of
+their numbers. Classes without a prototype yet add nothing; one that nobody in a
+cohort has keeps its prototype. With lambda = 0 this is local training. A client
+that never took part trains, before it is scored, as in a round.
+
+Symbols: lambda -> pull_strength, C -> prototypes (`algorithm['means']`), E ->
+num_epochs, eta -> learning_rate.
+
+Deviations from the paper: its penalty is the distance of the client's class
+means to the prototypes, summed over classes (eq. 8); that of the authors' code,
+and here, is the mean over a batch of each example's squared distance. Its mean
+(eq. 6) has a further factor 1 / (number of clients with the class), by which
+prototypes would vanish; the authors' code weighs clients alike
+(`client_weighting='uniform'` here, where a class counts by its share among a
+client's examples). Prototypes are those of the trained model in inference mode,
+the code's of the last epoch's batches. The paper names the nearest prototype as
+a way to predict; here, as in the code's "w/o protos", the model's outputs are.
+All clients have the same network. As everywhere in this library, momentum is
+0.5 by default.
+
+References:
+  Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning
+  across Heterogeneous Clients, AAAI 2022, Algorithm 1. Code:
+  github.com/yuetan031/FedProto.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tff_pfl.core import client_work, objectives, training_loop
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.methods.shared import class_means
+from tff_pfl.models import split_model, weight_partition
+
+
+@dataclasses.dataclass(frozen=True)
+class FedProtoHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedProto: of local training, and the pull.
+
+  Attributes:
+    pull_strength: Strength of the pull of features to their class's prototype
+      (lambda), at least 0; the authors have 1 for MNIST and FEMNIST, 0.1 for
+      CIFAR-10.
+  """
+
+  pull_strength: float = hparams_lib.non_negative(1.0)
+
+
+@registry.method(
+  'local models whose features are drawn to common class means',
+  FedProtoHParams,
+  needs_classes=True,
+  refuses=('domain_model',),
+)
+def fed_proto(
+  model: split_model.SplitModel, hparams: FedProtoHParams
+) -> client_work.ClientWork:
+  """FedProto; the model is a classifier whose body has weights."""
+  prototypes = class_means.ClassMeans(model, 'fed_proto')
+
+  def fit(broadcast, weights, examples, seed, num_epochs=None):
+    penalty = prototypes.pull(broadcast.algorithm, hparams.pull_strength)
+    return training_loop.train(
+      objectives.joint_loss(model, penalty=penalty),
+      weights,
+      examples,
+      hparams.phase(num_epochs),
+      seed,
+      model=model,
+    )
+
+  def train(broadcast, weights, examples, seed):
+    trained, metrics = fit(broadcast, weights, examples, seed)
+    features = training_loop.frozen_features(model, trained, examples)
+    report = prototypes.report(features)
+    return client_work.ClientResult((), trained, metrics, report)
+
+  def average_prototypes(state, update, report, cohort):
+    return update, prototypes.update(state.algorithm, report, cohort)
+
+  return client_work.partitioned_weights_work(
+    model,
+    weight_partition.WeightPartition.by_layer(model, model.layers),
+    client_work.Exchange(train, average_prototypes),
+    fit_new_client=lambda *arguments: fit(*arguments).weights,
+    initial_algorithm=prototypes.initial_algorithm,
+  )

@@ -1,0 +1,89 @@
+"""FedRep: a shared representation with personal heads.
+
+Round t, client i of the cohort, with phi the global body and h_i the client's
+own head:
+
+    1. head: h_i <- SGD(h_i; phi_t frozen)       for num_head_epochs
+    2. body: phi_i <- SGD(phi_t; h_i frozen)     for num_body_epochs
+    server:  phi_{t+1} = sum_i n_i phi_i / sum_i n_i
+
+The head starts from where the client left it (a first-time client from the
+initial head) and is never sent. A client that never took part fits its head,
+from the initial head, on the frozen body before it is scored.
+
+While the body is frozen its outputs are constants: they are computed once a
+round and all head epochs run on them, unless images are augmented.
+
+Symbols:
+  tau_h -> num_head_epochs or num_head_steps
+  tau_phi -> num_body_epochs or num_body_steps
+  alpha -> head_learning_rate, body_learning_rate (one value in the paper)
+  r -> the cohort's share of the clients (an option of the run)
+
+Deviations from the paper: its server takes the plain mean, which is
+`client_weighting='uniform'`; by default clients weigh as many as they have
+examples. The part that is frozen runs in inference mode, so that the dropout of
+a frozen body is off (the paper's models have none).
+
+References:
+  Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
+  Personalized Federated Learning, ICML 2021, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tff_pfl.core import client_work, objectives, training_loop
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.models import randomness, split_model, weight_partition
+
+
+@dataclasses.dataclass(frozen=True)
+class FedRepHParams(hparams_lib.HeadAndBodyHParams):
+  """Hyperparameters of FedRep; defaults from the paper (CIFAR-10, 2 classes).
+
+  Step 1 of a round is the head's phase, step 2 the body's.
+  """
+
+
+@registry.method(
+  'global body, local head, trained in turn: head first',
+  FedRepHParams,
+  refuses=('reweight_domains',),
+)
+def fed_rep(
+  model: split_model.SplitModel, hparams: FedRepHParams
+) -> client_work.ClientWork:
+  """FedRep; the model's head layers are local, its body must have weights."""
+  split_model.check_has_body(model, 'fed_rep')
+
+  def fit_head(broadcast, head, examples, seed, num_epochs=None):
+    return training_loop.train_head(
+      model,
+      broadcast.global_weights,
+      head,
+      examples,
+      hparams.head_phase(num_epochs),
+      seed,
+    ).weights
+
+  def train(broadcast, head, examples, seed):
+    body = broadcast.global_weights
+    head = fit_head(broadcast, head, examples, randomness.fold_in(seed, 0))
+    loss, phase = objectives.body_loss(model, head), hparams.body_phase()
+    seed = randomness.fold_in(seed, 1)
+    trained = training_loop.train(
+      loss, body, examples, phase, seed, model=model
+    )
+    return client_work.ClientResult.of(body, trained, head)
+
+  exchange = client_work.Exchange(train)
+  return client_work.partitioned_weights_work(
+    model,
+    weight_partition.WeightPartition.by_layer(model, model.head_layers),
+    exchange,
+    fit_new_client=fit_head,
+    exchanges_when_forgetting=[exchange],
+  )

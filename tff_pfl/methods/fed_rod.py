@@ -1,0 +1,170 @@
+"""FedRoD: a generic head on the balanced risk, a personal one on the empirical.
+
+With z = f(x; theta) the features, g = W_g z the generic head's outputs and p =
+W_p z the personal head's, on client i with n_c examples of class c:
+
+    client:  for E epochs of mini-batches, all at once:
+               theta, W_g <- SGD on cross-entropy(y, g + gamma log(n_1 ... n_C))
+               W_p        <- SGD on cross-entropy(y, g + p), theta, W_g frozen
+    server:  theta, W_g <- sum_i n_i (theta_i, W_g,i) / sum_i n_i
+
+A client predicts with g + p, whoever has no data with g. The shift by the class
+counts (balanced softmax) leaves it to the personal head to know how frequent a
+client's classes are, so that clients of other classes train a generic model for
+all classes alike. Without it (gamma = 0) the generic model is that of FedAvg.
+
+Both heads are linear, so that a personal model is the model itself with W_g +
+W_p as its head. A client that never took part fits W_p with the rest frozen.
+
+Symbols: theta -> the body, psi (W_g) -> the model's head, phi (W_p) -> the
+local weights, gamma -> balance_exponent, E -> num_epochs, eta -> learning_rate.
+
+Deviations from the paper: the variant whose personal head a hypernetwork makes
+from the client's class counts is left out, and so are the other balanced losses
+that the paper compares. That W_p starts at 0 and is trained along with the rest
+is not checked against the paper. As everywhere in this library, momentum is 0.5
+by default.
+
+References:
+  Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image
+  Classification, ICLR 2022 (Fed-RoD, linear).
+  Ren et al.: Balanced Meta-Softmax for Long-Tailed Visual Recognition, NeurIPS
+  2020.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl.core import client_work, example_tensors, objectives, training_loop
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.models import domain_models, split_model
+
+
+@dataclasses.dataclass(frozen=True)
+class FedRodHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedRoD: of local training, and of the balanced risk.
+
+  Attributes:
+    balance_exponent: Power of a client's class counts in the balanced softmax
+      of body and generic head (gamma), at least 0; 0 for the plain loss.
+  """
+
+  balance_exponent: float = hparams_lib.non_negative(1.0)
+
+
+def class_shift(
+  model: split_model.SplitModel, examples: example_tensors.ExampleTensors
+) -> tf.Tensor:
+  """Outputs whose probabilities are the client's class frequencies."""
+  classes = tf.one_hot(
+    tf.cast(examples.y, tf.int32), model.classifier.num_classes
+  )
+  # What a class without examples has stands for minus infinity.
+  counts = tf.reduce_sum(
+    tf.where(examples.is_example[:, tf.newaxis], classes, 0), 0
+  )
+  return model.classifier.outputs_of(
+    counts / tf.maximum(tf.reduce_sum(counts), 1)
+  )
+
+
+def _summed(shared, personal):
+  """The model's weights with the sum of both heads as its head."""
+  sums = {name: shared[name] + value for name, value in personal.items()}
+  return split_model.select({**shared, **sums}, shared)
+
+
+def _of_both(metric):
+  """A metric of what both heads give together."""
+  return lambda y, outputs: metric(y, outputs[1])
+
+
+@registry.method(
+  'generic head on the balanced risk, personal head on top',
+  FedRodHParams,
+  needs_classes=True,
+  refuses=('reweight_domains',),
+)
+def fed_rod(
+  model: split_model.SplitModel, hparams: FedRodHParams
+) -> client_work.ClientWork:
+  """FedRoD; the model's head must be one linear layer."""
+  domain_models.linear_head(model)
+  head = model.weight_names(model.head_layers)
+
+  def own(weights):
+    """The personal head, which trains as weights called `personal/...`."""
+    return collections.OrderedDict((n, weights[f'personal/{n}']) for n in head)
+
+  def outputs(weights, x, mode):
+    """What the generic head gives, what both give, and new statistics."""
+    features, statistics = model.body(weights, x, mode)
+    generic, _ = model.head(weights, features, mode)
+    frozen = {name: tf.stop_gradient(weights[name]) for name in head}
+    both, _ = model.head(
+      _summed(frozen, own(weights)), tf.stop_gradient(features), mode
+    )
+    return (generic, both), statistics
+
+  def train(broadcast, personal, examples, seed):
+    shared = broadcast.global_weights
+    shift = hparams.balance_exponent * class_shift(model, examples)
+    in_training = model.in_training
+
+    def both_risks(y, outputs):
+      """Their sum; its value is that of what is predicted."""
+      balanced = in_training.loss(y, outputs[0] + shift)
+      own_risk = in_training.loss(y, outputs[1])
+      return own_risk + balanced - tf.stop_gradient(balanced)
+
+    two_headed = dataclasses.replace(
+      in_training,
+      loss=both_risks,
+      metrics={name: _of_both(m) for name, m in model.metrics.items()},
+      counted=model.counted and _of_both(model.counted),
+    )
+    trained = training_loop.train(
+      objectives.prediction_loss(two_headed, outputs),
+      {**shared, **{f'personal/{n}': personal[n] for n in head}},
+      examples,
+      hparams.phase(),
+      seed,
+      model=model,
+    )
+    return client_work.ClientResult.of(shared, trained, own(trained.weights))
+
+  def fit_new_client(broadcast, personal, examples, seed, num_epochs):
+    shared = broadcast.global_weights
+    objective = objectives.prediction_loss(
+      model,
+      lambda personal, features, mode: model.head(
+        _summed(shared, personal), features, mode
+      ),
+    )
+    examples, inputs = training_loop.head_inputs(model, shared, examples)
+    phase = hparams.phase(num_epochs)
+    return training_loop.train(
+      objective, personal, examples, phase, seed, model=model, inputs=inputs
+    ).weights
+
+  exchange = client_work.Exchange(train)
+  return client_work.ClientWork(
+    model,
+    [exchange],
+    initial_global=model.initial_weights,
+    initial_local=collections.OrderedDict(
+      (name, np.zeros_like(model.initial_weights[name])) for name in head
+    ),
+    personal_weights=lambda broadcast, personal: _summed(
+      broadcast.global_weights, personal
+    ),
+    global_model=lambda shared: shared,
+    fit_new_client=fit_new_client,
+    exchanges_when_forgetting=[exchange],
+  )

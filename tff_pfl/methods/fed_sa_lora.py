@@ -1,0 +1,170 @@
+"""FedSA-LoRA: low-rank adapters of dense layers, one factor of them shared.
+
+The network stays as it came, best trained before (`--initial_run`). To the
+kernel W_0 of each adapted dense layer `[inputs, outputs]` a product of two thin
+matrices adds, A `[inputs, r]` and B `[r, outputs]`:
+
+    W = W_0 + alpha / r A B
+
+    client:  for E epochs:  A, B_i, head_i <- SGD, all together
+    server:  A <- sum_i n_i A_i / sum_i n_i
+
+A starts from a normal distribution of variance 1 / inputs, B at 0, so that at
+first the network does what it did. Only A is sent; W_0 is part of the model on
+both sides and never is. A client's model is the network itself with W in the
+place of W_0. A client that never took part fits B and the head with A frozen.
+
+Symbols (the paper's are transposed): r -> rank, alpha -> scaling, A ->
+`layer/kernel/shared`, B -> `layer/kernel/personal`, E -> num_epochs, eta ->
+learning_rate.
+
+Deviations from the paper: dropout on the adapters' inputs is left out, and the
+whole network runs in inference mode (its own dropout is off, moving statistics
+stay). By default all dense layers below the head are
+adapted (in the paper, two of each attention block). As in the authors' program
+for classification, the head is trained in full and stays on its client; with
+`train_head=False` it is frozen, as in theirs for generation. As everywhere in
+this library, momentum is 0.5 by default.
+
+References:
+  Guo, Zeng, Wang, Fan, Wang, Qu: Selective Aggregation for Low-Rank Adaptation
+  in Federated Learning, ICLR 2025.
+  Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.core import client_work, objectives, training_loop
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.models import split_model
+
+
+@dataclasses.dataclass(frozen=True)
+class FedSaLoraHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedSA-LoRA: of local training, and of the adapters.
+
+  Attributes:
+    rank: Rank of the adapters (r), at least 1.
+    scaling: The adapters' product is multiplied by this over the rank (alpha),
+      positive.
+    adapted_layers: Dense layers, separated by commas; None for all that are
+      not in a head that is trained.
+    train_head: Whether clients train a head of their own; if not, it stays as
+      it came, unless it is adapted.
+    adapter_seed: Seed of A's initial values.
+  """
+
+  rank: int = hparams_lib.integer(8, 1)
+  scaling: float = hparams_lib.positive(16.0)
+  adapted_layers: Optional[str] = None
+  train_head: bool = True
+  adapter_seed: int = hparams_lib.integer(0, 0)
+
+
+def adapted_kernels(
+  model: split_model.SplitModel, hparams: FedSaLoraHParams
+) -> list[str]:
+  """The names of the kernels that get adapters.
+
+  Raises:
+    ValueError: If there are none, or a layer is not dense or trained in full.
+  """
+  trained = model.head_layers if hparams.train_head else ()
+  kernels = {
+    layer: elements.kernels[0]
+    for layer, elements in model.elements.items()
+    # A recurrent layer has two, that of a convolution more axes.
+    if len(elements.kernels) == 1
+    and model.initial_weights[elements.kernels[0]].ndim == 2
+    and layer not in trained
+  }
+  layers = list(kernels)
+  if hparams.adapted_layers is not None:
+    layers = [name.strip() for name in hparams.adapted_layers.split(',')]
+  for layer in layers or [None]:
+    errors.expect(
+      layer in kernels,
+      'adapted_layers',
+      'names of dense layers that are not trained in full '
+      f'({", ".join(kernels) or "the model has none"})',
+      layer,
+    )
+  return [kernels[layer] for layer in kernels if layer in layers]
+
+
+@registry.method(
+  'low-rank adapters of dense layers: one factor global, one local',
+  FedSaLoraHParams,
+  refuses=('reweight_domains',),
+)
+def fed_sa_lora(
+  model: split_model.SplitModel, hparams: FedSaLoraHParams
+) -> client_work.ClientWork:
+  """FedSA-LoRA; the model must have dense layers that can be adapted."""
+  kernels = adapted_kernels(model, hparams)
+  rng = np.random.default_rng([hparams.adapter_seed, *b'adapters'])
+  initial_shared, initial_local = (collections.OrderedDict() for _ in range(2))
+  for name in kernels:
+    kernel = model.initial_weights[name]
+    inputs, outputs = kernel.shape
+    a = rng.normal(0, inputs**-0.5, [inputs, hparams.rank]).astype(kernel.dtype)
+    b = np.zeros([hparams.rank, outputs], kernel.dtype)
+    initial_shared[f'{name}/shared'] = a
+    initial_local[f'{name}/personal'] = b
+  if hparams.train_head:
+    for name in model.weight_names(model.head_layers):
+      if name not in model.statistics:
+        initial_local[name] = model.initial_weights[name]
+
+  def network(weights):
+    """The network's weights, of A, B and the head."""
+    whole = {**model.initial_weights, **weights}
+    for name in kernels:
+      product = tf.matmul(
+        weights[f'{name}/shared'], weights[f'{name}/personal']
+      )
+      whole[name] += hparams.scaling / hparams.rank * product
+    return collections.OrderedDict(
+      (name, tf.convert_to_tensor(whole[name]))
+      for name in model.initial_weights
+    )
+
+  def fit(weights, frozen, examples, phase, seed):
+    def forward(weights, x, mode):
+      mode = mode._replace(training=False)
+      return model.forward(network({**frozen, **weights}), x, mode)[0], {}
+
+    objective = objectives.prediction_loss(model, forward)
+    return training_loop.train(
+      objective, weights, examples, phase, seed, model=model
+    )
+
+  def train(broadcast, local, examples, seed):
+    shared = broadcast.global_weights
+    trained = fit({**shared, **local}, {}, examples, hparams.phase(), seed)
+    local = split_model.select(trained.weights, local)
+    return client_work.ClientResult.of(shared, trained, local)
+
+  def fit_new_client(broadcast, local, examples, seed, num_epochs):
+    phase = hparams.phase(num_epochs)
+    return fit(local, broadcast.global_weights, examples, phase, seed).weights
+
+  return client_work.ClientWork(
+    model,
+    [client_work.Exchange(train)],
+    initial_global=initial_shared,
+    initial_local=initial_local,
+    personal_weights=lambda broadcast, local: network(
+      {**broadcast.global_weights, **local}
+    ),
+    fit_new_client=fit_new_client,
+  )

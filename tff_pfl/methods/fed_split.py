@@ -1,0 +1,76 @@
+"""FedSplit: some hidden elements of a layer are personal, all else is averaged.
+
+    client:  W_k = (W^s, W_k^p);  for G epochs:  W_k <- SGD on all of it
+             W_k^p <- W_k^p + Delta W_k^p;  send Delta W_k^s
+    server:  W^s <- W^s + eta_g sum_k n_k Delta W_k^s / sum_k n_k
+
+Hidden elements are the neurons of dense layers, the channels of convolutions
+and the units of recurrent layers. All parameters that produce a personal
+element stay on its client: its columns of the kernels, its bias, its parameters
+of a normalization that follows. The partition is given; `fed_fac` finds one.
+
+A client that never took part trains its personal elements, from the initial
+ones, with all shared weights frozen (the paper's LocalTrain).
+
+With no personal element this is FedAvg, with all of the last layer FedPer, with
+all of the lower layers LG-FedAvg.
+
+Symbols: Lambda and I^p -> personal_elements, G -> num_epochs, eta_l ->
+learning_rate, eta_g -> the server optimizer's learning rate.
+
+Deviations from the paper: as everywhere in this library, the default is SGD
+with momentum 0.5.
+
+References:
+  Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
+  Optimization with Heterogeneous Data, arXiv:2312.04281, section 3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional
+
+from tff_pfl.core import client_work
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.methods.shared import joint_training
+from tff_pfl.models import hidden_elements, split_model, weight_partition
+
+
+@dataclasses.dataclass(frozen=True)
+class FedSplitHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of FedSplit, besides those of local training.
+
+  Attributes:
+    personal_elements: The personal elements, such as `dense_1:0-49,dense_2`
+      (see `hidden_elements.parse`); None for the second half of the last hidden
+      layer, '' for none.
+  """
+
+  personal_elements: Optional[str] = None
+
+
+@registry.method(
+  'given hidden elements local, all else global', FedSplitHParams
+)
+def fed_split(
+  model: split_model.SplitModel, hparams: FedSplitHParams
+) -> client_work.ClientWork:
+  """FedSplit.
+
+  Raises:
+    ValueError: If an element does not exist or a layer cannot be divided.
+  """
+  chosen = hparams.personal_elements
+  if chosen is None:
+    (layer,) = model.layers_to_divide()
+    number = model.elements[layer].number
+    chosen = f'{layer}:{number // 2}-{number - 1}'
+  return joint_training.joint_training_work(
+    model,
+    hparams,
+    weight_partition.WeightPartition.by_element(
+      model, hidden_elements.parse(chosen, model.elements, model.layers)
+    ),
+  )

@@ -1,0 +1,129 @@
+"""IFCA (HypCluster): a few global models; each client takes the best.
+
+    client:  k_i = argmin_k f_i(w_k);  w <- SGD on f_i from w_{k_i}, E epochs
+    server:  w_k <- sum n_i w_i / sum n_i over the clients with k_i = k
+
+A client chooses anew in every round and before it is scored, so it keeps no
+state. A model that nobody chose gets no update (with momentum at the server it
+may still move on).
+
+Through the aggregator go the sums over the cohort and the shares of the
+clusters, of which the server makes means. Clipping so bounds what a client adds
+to the sums, not the step of a cluster. Private factories add noise to both:
+with them a cluster moves only if its share is at least half that of one client
+(see `aggregators.least_share`).
+
+Symbols: k -> num_clusters, tau -> num_epochs or num_steps, gamma ->
+learning_rate.
+
+Deviations from the paper: model averaging (IFCA's option II) with the clients'
+numbers of examples as weights. The models start from different draws of the
+initial weights. As everywhere in this library, momentum is 0.5 by default.
+
+References:
+  Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated
+  Learning, NeurIPS 2020, Algorithm 1.
+  Mansour, Mohri, Ro, Suresh: Three Approaches for Personalization with
+  Applications to Federated Learning, arXiv:2002.10619, HypCluster.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl.core import client_work, objectives, scoring, training_loop
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.models import copies, split_model
+
+
+@dataclasses.dataclass(frozen=True)
+class IfcaHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of IFCA: of local training, and the clusters.
+
+  Attributes:
+    num_clusters: Global models to choose from, at least 1.
+    cluster_seed: Seed of the models' initial weights.
+  """
+
+  num_clusters: int = hparams_lib.integer(3, 1)
+  cluster_seed: int = hparams_lib.integer(0, 0)
+
+
+@registry.method(
+  'a few global models, of which each client takes the best',
+  IfcaHParams,
+  refuses=('num_warmup_rounds',),
+)
+def ifca(
+  model: split_model.SplitModel, hparams: IfcaHParams
+) -> client_work.ClientWork:
+  """IFCA."""
+  clusters = copies.components(model, hparams.num_clusters)
+
+  def best_cluster(broadcast, examples):
+    losses = [
+      scoring.score(model, weights, examples, of_training=True).sums['loss']
+      for weights in clusters.parts(broadcast.global_weights).values()
+    ]
+    return tf.argmin(tf.stack(losses), output_type=tf.int32)
+
+  def weights_of(global_weights, cluster):
+    parts = list(clusters.parts(global_weights).values())
+    return collections.OrderedDict(
+      (name, tf.gather(tf.stack([part[name] for part in parts]), cluster))
+      for name in model.initial_weights
+    )
+
+  def train(broadcast, unused_local, examples, seed):
+    cluster = best_cluster(broadcast, examples)
+    initial = weights_of(broadcast.global_weights, cluster)
+    trained, metrics = training_loop.train(
+      objectives.joint_loss(model),
+      initial,
+      examples,
+      hparams.phase(),
+      seed,
+      model=model,
+    )
+    membership = tf.one_hot(cluster, hparams.num_clusters)
+    moved = split_model.difference(initial, trained)
+    update = {
+      copy: {
+        name: tf.cast(membership[k], value.dtype) * value
+        for name, value in moved.items()
+      }
+      for k, copy in enumerate(clusters.names)
+    }
+    return client_work.ClientResult(
+      update=clusters.join(update),
+      local=collections.OrderedDict(cluster=cluster),
+      metrics=metrics,
+      report=membership,
+    )
+
+  def mean_of_members(state, update, shares, cohort):
+    update = copies.means_of_members(
+      clusters, update, shares, cohort.least_share
+    )
+    return update, state.algorithm
+
+  return client_work.ClientWork(
+    model,
+    [client_work.Exchange(train, mean_of_members)],
+    initial_global=copies.drawn_apart(clusters, hparams.cluster_seed),
+    initial_local=collections.OrderedDict(cluster=np.int32(0)),
+    personal_weights=lambda broadcast, local: weights_of(
+      broadcast.global_weights, local['cluster']
+    ),
+    fit_new_client=lambda broadcast, unused_local, examples, *_: (
+      collections.OrderedDict(cluster=best_cluster(broadcast, examples))
+    ),
+    trains_new_clients=False,
+    keeps_local=False,
+    statistics=clusters.statistics,
+  )

@@ -1,0 +1,131 @@
+"""All methods by name. A method registers itself with `method`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tff_pfl import errors
+from tff_pfl.core import (
+  client_work,
+  federated_round,
+  personalized_process,
+)
+from tff_pfl.core import options as options_lib
+from tff_pfl.models import domain_models, split_model
+
+
+class Algorithm(NamedTuple):
+  """A registered method.
+
+  Attributes:
+    hparams: Its hyperparameters' frozen dataclass; the defaults are usable.
+    work: `(model, hparams) -> ClientWork`, the method itself.
+    summary: One line for help texts and tables.
+    needs_domains: Whether it takes only models of examples with a domain.
+    needs_classes: Whether it takes only classifiers of examples that have one
+      class each.
+    refuses: Settings of a run (`RunConfig`) that would do nothing for it, or
+      harm.
+  """
+
+  hparams: type
+  work: Callable[[split_model.SplitModel, Any], client_work.ClientWork]
+  summary: str
+  needs_domains: bool = False
+  needs_classes: bool = False
+  refuses: Sequence[str] = ()
+
+
+# Filled by `method`; importing `tff_pfl.methods` imports all of them.
+ALGORITHMS: dict[str, Algorithm] = {}
+
+
+def method(
+  summary: str, hparams: type, **traits: Any
+) -> Callable[[Callable[..., client_work.ClientWork]], Callable[..., Any]]:
+  """Registers a method under the name of the decorated function.
+
+  The function takes a `SplitModel` and hyperparameters and returns the method's
+  `ClientWork`. It stays as it is; `build` makes the process.
+
+  Args:
+    summary: See `Algorithm`.
+    hparams: The frozen dataclass of the method's hyperparameters.
+    **traits: The other fields of `Algorithm`.
+  """
+
+  def register(work):
+    ALGORITHMS[work.__name__] = Algorithm(hparams, work, summary, **traits)
+    return work
+
+  return register
+
+
+def get_algorithm(name: str) -> Algorithm:
+  """Returns the method called `name`.
+
+  Raises:
+    ValueError: If there is none; the message lists those there are.
+  """
+  errors.expect_one_of('algorithm', name, ALGORITHMS)
+  return ALGORITHMS[name]
+
+
+def build(
+  name: str, model: split_model.SplitModel, hparams: Any = None, **options: Any
+) -> personalized_process.PersonalizedProcess:
+  """Builds the process of a method.
+
+      build('fed_rep', model, num_head_epochs=5, seed=1)
+
+  Args:
+    name: A key of `ALGORITHMS`.
+    model: The model, of which the method may make its own (`process.model`).
+    hparams: The method's hyperparameters, `get_algorithm(name).hparams(...)`;
+      None for its defaults.
+    **options: Hyperparameters by name, which go before those of `hparams`, and
+      fields of `core.options.ProcessOptions`.
+
+  Raises:
+    TypeError: If `model` is no `SplitModel`, `hparams` is another method's, or
+      there is no option of a name.
+    ValueError: If there is no such method, or a value is out of its range.
+  """
+  algorithm = get_algorithm(name)
+  errors.expect_type(
+    model,
+    split_model.SplitModel,
+    'model',
+    'a SplitModel (from_keras makes one of a Keras model)',
+  )
+  split_model.check_float32(model)
+  hparams = algorithm.hparams() if hparams is None else hparams
+  errors.expect_type(
+    hparams, algorithm.hparams, 'hparams', f'a {algorithm.hparams.__name__}'
+  )
+  own = _names(algorithm.hparams)
+  known = [*own, *_names(options_lib.ProcessOptions)]
+  for option in options:
+    if option not in known:
+      raise TypeError(
+        errors.message('options', f'among {", ".join(known)}', option)
+      )
+  hparams = dataclasses.replace(
+    hparams, **{n: options.pop(n) for n in own if n in options}
+  )
+  if algorithm.needs_domains:
+    domain_models.expect_domains(model, name)
+  if algorithm.needs_classes:
+    split_model.check_has_classes(model, name)
+  return federated_round.build_personalized_process(
+    name,
+    algorithm.work(model, hparams),
+    options_lib.ProcessOptions(**options),
+    hparams,
+  )
+
+
+def _names(options):
+  return [field.name for field in dataclasses.fields(options)]

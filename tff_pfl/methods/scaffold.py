@@ -1,0 +1,165 @@
+"""SCAFFOLD: FedAvg with control variates against the drift of clients.
+
+    client:  y <- x;  K times:  y <- y - eta_l (gradient(y) - c_i + c)
+             c_i+ = c_i - c + (x - y) / (K eta_l)                  (option II)
+    server:  x <- x + eta_g mean(y - x)
+             c <- c + |S| / N mean(c_i+ - c_i)
+
+c is the mean of the clients' c_i. A client is scored with x; its c_i never
+leaves it, only their changes do, through the same aggregator as the updates.
+
+Symbols: eta_l -> learning_rate, K -> num_steps or the steps of num_epochs,
+eta_g -> the learning rate of the server's optimizer, N -> num_clients, c ->
+`control`.
+
+Deviations from the paper: N need not be given. With N, c counts clients that
+never came as zeros, as in the paper. Without, c is the exact mean over the
+clients that did come, and one that comes for the first time takes c for its
+c_i: it makes plain steps, so that the corrections c - c_i add up to zero over
+all clients, as they do in the paper. Clients weigh alike, as in the paper; with
+`client_weighting='num_examples'` both means are weighted, which is right where
+all clients take part in every round. An aggregator that clips or adds noise
+does so to the changes, too: the server's c then is no longer the mean of the
+clients' c_i, and what is reached differs from what the paper proves.
+
+References:
+  Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic
+  Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.core import (
+  client_work,
+  objectives,
+  phases,
+  training_loop,
+  training_options,
+)
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.models import split_model
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaffoldHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of SCAFFOLD: of local training by plain SGD.
+
+  Attributes:
+    momentum: Must be 0, for local training is plain SGD.
+    optimizer: Must be sgd, for local training is plain SGD.
+    num_clients: The exact number of all clients (N); with another one c is
+      wrong. None to take c over the clients that took part so far.
+  """
+
+  momentum: float = 0.0
+  optimizer: str = 'sgd'
+  num_clients: Optional[int] = hparams_lib.integer(None, 1)
+
+  def __post_init__(self):
+    for name, only in (('optimizer', 'sgd'), ('momentum', 0)):
+      errors.expect(
+        getattr(self, name) == only,
+        name,
+        f'{only} (the control variates are those of plain SGD)',
+        getattr(self, name),
+      )
+    super().__post_init__()
+
+
+def _combine(function, *weights):
+  """Applies a function weight by weight."""
+  return collections.OrderedDict(
+    (name, function(*(w[name] for w in weights))) for name in weights[0]
+  )
+
+
+@registry.method(
+  'FedAvg with control variates against client drift', ScaffoldHParams
+)
+def scaffold(
+  model: split_model.SplitModel, hparams: ScaffoldHParams
+) -> client_work.ClientWork:
+  """SCAFFOLD."""
+  loss = objectives.joint_loss(model)
+  zeros = collections.OrderedDict(
+    (name, np.zeros_like(value))
+    for name, value in model.initial_weights.items()
+    if name not in model.statistics
+  )
+
+  def train(broadcast, local, examples, seed):
+    x, c, own = (
+      broadcast.global_weights,
+      broadcast.algorithm['control'],
+      local['control'],
+    )
+    c_i = own
+    if hparams.num_clients is None:
+      is_known = local['is_known'] > 0
+      c_i = _combine(lambda mine, mean: tf.where(is_known, mine, mean), own, c)
+    y, metrics = training_loop.train(
+      objectives.shifted(loss, _combine(tf.subtract, c, c_i)),
+      x,
+      examples,
+      hparams.phase(),
+      seed,
+      model=model,
+    )
+    num_steps = phases.count_steps(examples, hparams.phase())
+    rate = training_options.scheduled(hparams.learning_rate)
+    way = tf.cast(num_steps, tf.float32) * rate
+    update = split_model.difference(x, y)
+    new_c_i = _combine(
+      # A client without examples makes no step; it is left out.
+      lambda c_i, c, moved: (
+        c_i - c + tf.math.divide_no_nan(moved, tf.cast(way, moved.dtype))
+      ),
+      c_i,
+      c,
+      update,
+    )
+    return client_work.ClientResult(
+      update=update,
+      local=collections.OrderedDict(control=new_c_i, is_known=tf.ones([])),
+      metrics=metrics,
+      report=collections.OrderedDict(
+        change=_combine(tf.subtract, new_c_i, own),
+        is_new=1 - local['is_known'],
+      ),
+    )
+
+  def move_control(state, update, report, cohort):
+    num_clients = tf.cast(cohort.num_clients, tf.float32)
+    before = state.algorithm['num_clients']
+    after = before
+    if hparams.num_clients is None:
+      after = before + num_clients * report['is_new']
+
+    def step(c, change):
+      total = tf.cast(before, c.dtype) * c
+      total += tf.cast(num_clients, c.dtype) * change
+      return total / tf.maximum(tf.cast(after, c.dtype), 1)
+
+    control = _combine(step, state.algorithm['control'], report['change'])
+    return update, collections.OrderedDict(control=control, num_clients=after)
+
+  return client_work.global_weights_work(
+    model,
+    client_work.Exchange(train, move_control),
+    initial_local=collections.OrderedDict(
+      control=zeros, is_known=np.float32(0)
+    ),
+    default_weighting='uniform',
+    initial_algorithm=collections.OrderedDict(
+      control=zeros, num_clients=np.float32(hparams.num_clients or 0)
+    ),
+  )

@@ -1,0 +1,69 @@
+"""Separate FedAvg: a model for each domain, by FedAvg on that domain's data.
+
+    client:  for every domain m:  w_im <- SGD(w_m) on its examples of domain m
+    server:  w_m <- sum_i L_im w_im / sum_i L_im
+
+The models start alike. After rounds of warm-up (`RunConfig.num_warmup_rounds`)
+they start from one model that FedAvg has trained for all domains: that is
+FedAvg with fine-tuning per domain, which the clients do together, by FedAvg
+again. A domain's mean is by its examples, however clients weigh.
+
+Deviations from the papers: by default the clients' SGD has momentum 0.5, as
+everywhere in this library. A domain absent from a round keeps its model (but a
+server's optimizer with momentum moves on).
+
+References:
+  Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
+  Learning, ICLR 2023, sections 5.1 to 5.3 ("separate FedAvg", "FedAvg +
+  separate FT").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tff_pfl.core import client_work, training_loop
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.methods.shared import domain_heads
+from tff_pfl.models import domain_models, split_model
+
+
+@dataclasses.dataclass(frozen=True)
+class SeparateFedAvgHParams(hparams_lib.LocalTrainingHParams):
+  """Hyperparameters of Separate FedAvg: those of local training."""
+
+
+@registry.method(
+  'a global model for each domain',
+  SeparateFedAvgHParams,
+  needs_domains=True,
+  refuses=('domain_model', 'reweight_domains'),
+)
+def separate_fed_avg(
+  model: split_model.SplitModel, hparams: SeparateFedAvgHParams
+) -> client_work.ClientWork:
+  """Separate FedAvg; the process' model has one for each domain."""
+  one = domain_models.all_head(model)
+  all_models = domain_models.multi_head(one)
+  mean = domain_heads.WeightedAverage(one)
+
+  def train(broadcast, local, examples, seed):
+    weights = broadcast.global_weights
+    # Their body does nothing.
+    inputs = training_loop.frozen_features(all_models, weights, examples)
+    trained, metrics = domain_heads.train(
+      one, weights, inputs, hparams.phase(), seed
+    )
+    report = mean.report(weights, trained, inputs)
+    return client_work.ClientResult((), local, metrics, report)
+
+  def combine(unused_state, unused_update, report, cohort):
+    return mean.update(report, cohort)
+
+  return client_work.global_weights_work(
+    all_models,
+    client_work.Exchange(train, combine),
+    statistics=all_models.statistics,
+    report_scale=model.domains.examples_per_client,
+  )

@@ -1,0 +1,167 @@
+"""A partition of hidden elements that the server finds, from sums over clients.
+
+In each round, or once, the server ranks the elements of every layer by their
+communality (see `factor_analysis`) and makes those with the least personal, a
+given number of each layer. As a comparison, it can rank them at random.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl.core import personalized_process
+from tff_pfl.methods.shared import factor_analysis
+from tff_pfl.models import hidden_elements, randomness, split_model
+
+COMMUNALITIES = {
+  'factor_analysis': factor_analysis.principal_factors,
+  'eigenvectors': factor_analysis.eigenvector_squares,
+}
+SPLITS = (*COMMUNALITIES, 'random')
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundPartition:
+  """How the partition is found; its results are kept by the server.
+
+  Attributes:
+    num_personal: By divided layer, how many elements are personal.
+    explained_variance: What share the common factors explain, in (0, 1].
+    split: One of `SPLITS`.
+    is_static: Whether it is found once, in the first round that anybody takes
+      part in, or in every round.
+  """
+
+  model: split_model.SplitModel
+  num_personal: Mapping[str, int]
+  explained_variance: float
+  split: str
+  is_static: bool
+
+  @property
+  def initial_algorithm(self) -> collections.OrderedDict:
+    """What the server keeps, before there is a partition.
+
+    Whatever may become personal is: of clients that have nothing of their own
+    the global weights serve. (Where a partition is found in every round,
+    clients may have been given something of their own to start from.)
+    """
+    is_shared = collections.OrderedDict(
+      (layer, np.full(self.model.elements[layer].number, count == 0))
+      for layer, count in self.num_personal.items()
+    )
+    zeros = collections.OrderedDict.fromkeys(self.num_personal, np.int32(0))
+    return collections.OrderedDict(
+      is_shared=is_shared,
+      was_shared=is_shared,
+      num_factors=zeros,
+      num_iterations=zeros,
+      is_found=np.bool_(False),
+    )
+
+  def report(
+    self, algorithm: Any, columns: split_model.Weights
+  ) -> collections.OrderedDict:
+    """A client's report: the sums over its columns, by analysed layer.
+
+    Args:
+      algorithm: What the server keeps.
+      columns: By weight, what the elements' columns are made of.
+    """
+
+    def sums():
+      return collections.OrderedDict(
+        (
+          layer,
+          factor_analysis.client_sums(
+            hidden_elements.as_vectors(self.model.elements[layer], columns)
+          ),
+        )
+        for layer in self.num_personal
+        if self._is_analysed(layer)
+      )
+
+    if not self.is_static:
+      return sums()
+    return tf.cond(
+      algorithm['is_found'],
+      lambda: tf.nest.map_structure(tf.zeros_like, sums()),
+      sums,
+    )
+
+  def next(
+    self, state: personalized_process.ServerState, sums: Any
+  ) -> collections.OrderedDict:
+    """What the server keeps next, from the mean of the clients' reports."""
+    before = state.algorithm
+
+    def found():
+      seed = randomness.server_seed(state.seed, state.round_number)
+      new = {
+        name: collections.OrderedDict()
+        for name in ('is_shared', 'num_factors', 'num_iterations')
+      }
+      for index, (layer, count) in enumerate(self.num_personal.items()):
+        number = self.model.elements[layer].number
+        if self._is_analysed(layer):
+          ranked, *numbers = COMMUNALITIES[self.split](
+            factor_analysis.correlations(sums[layer]), self.explained_variance
+          )
+        else:
+          ranked = randomness.permutations(
+            randomness.fold_in(seed, index), 1, number, number
+          )[0]
+          numbers = [tf.constant(0)] * 2
+        is_shared = ~factor_analysis.least(ranked, count)
+        for name, value in zip(new, (is_shared, *numbers)):
+          new[name][layer] = value
+      return new
+
+    def kept():
+      return {
+        name: tf.nest.map_structure(tf.identity, before[name])
+        for name in ('is_shared', 'num_factors', 'num_iterations')
+      }
+
+    new = (
+      tf.cond(before['is_found'], kept, found) if self.is_static else found()
+    )
+    return collections.OrderedDict(
+      is_shared=new['is_shared'],
+      was_shared=before['is_shared'],
+      num_factors=new['num_factors'],
+      num_iterations=new['num_iterations'],
+      is_found=tf.constant(True),
+    )
+
+  def metrics(self, algorithm: Any) -> collections.OrderedDict:
+    """A round's metrics of each layer.
+
+    `unchanged_elements`, the share of elements on the same side as in the last
+    partition (for the first one, the share of personal ones); the number of
+    common factors; and after how many iterations these were found, see
+    `factor_analysis.max_iterations`.
+    """
+    unchanged = tf.nest.map_structure(
+      lambda now, before: tf.reduce_mean(
+        tf.cast(tf.equal(now, before), tf.float32)
+      ),
+      algorithm['is_shared'],
+      algorithm['was_shared'],
+    )
+    return collections.OrderedDict(
+      unchanged_elements=unchanged,
+      num_factors=algorithm['num_factors'],
+      num_iterations=algorithm['num_iterations'],
+    )
+
+  def _is_analysed(self, layer):
+    """Whether a part of the layer is personal, by communalities."""
+    number = self.model.elements[layer].number
+    return self.split in COMMUNALITIES and 0 < self.num_personal[layer] < number

@@ -1,0 +1,1 @@
+"""Runs: the round loop, evaluation, what is stored, reports."""

@@ -1,0 +1,123 @@
+"""A simulated population as the data source of TFF's programs.
+
+`tff.learning.programs.train_model` copies and stores its data source's iterator
+with every round, so that a program that is started again continues with the
+cohorts that it would have had. This one is a seed and a number of rounds; the
+clients' data stay where they are (TFF's own `DatasetDataSource` stores all of
+them every round, and its datasets cannot be copied).
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from typing import Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import datasets, errors
+from tff_pfl.core import example_tensors
+from tff_pfl.runs import client_sampling
+
+# The sources of this process, one of which a stored iterator is of.
+_SOURCES = weakref.WeakSet()
+
+
+class ClientDataSource(tff.program.FederatedDataSource):
+  """Training data of cohorts, the same for the same seed and round.
+
+  The cohorts are those that `training.run` draws with this seed, among the
+  clients that have joined by then.
+  """
+
+  def __init__(self, data: datasets.FederatedDataset, seed: int = 0):
+    """Reads nothing but what `data.fingerprint` covers.
+
+    Args:
+      data: The clients.
+      seed: Fixes the cohorts; at least 0.
+    """
+    errors.expect_int('seed', seed, 0)
+    self.client_ids = data.client_ids
+    self.seed = seed
+    self.train = data.train
+    self.join_rounds = client_sampling.join_rounds_of(data)
+    self.key = f'{data.fingerprint}, seed {seed}'
+    element = example_tensors.batched_spec(data.element_spec)
+    self._federated_type = tff.FederatedType(
+      tff.SequenceType(tff.types.tensorflow_to_type(element)), tff.CLIENTS
+    )
+    _SOURCES.add(self)
+
+  @property
+  def federated_type(self) -> tff.FederatedType:
+    """The type of a cohort's data."""
+    return self._federated_type
+
+  def iterator(self) -> ClientDataIterator:
+    """Returns an iterator that begins with the first round's cohort."""
+    return ClientDataIterator(self)
+
+
+class ClientDataIterator(tff.program.FederatedDataSourceIterator):
+  """The cohorts' data, round by round."""
+
+  def __init__(self, source: ClientDataSource, num_rounds: int = 0):
+    """Begins after `num_rounds` cohorts were drawn."""
+    self._source = source
+    self._num_rounds = num_rounds
+
+  @classmethod
+  def from_bytes(cls, buffer: bytes) -> ClientDataIterator:
+    """Restores what `to_bytes` stored.
+
+    Raises:
+      RunError: If no source of the same clients was made in this process.
+    """
+    stored = json.loads(buffer)
+    source = next((s for s in _SOURCES if s.key == stored['key']), None)
+    if source is None:
+      raise errors.RunError(
+        'The stored program drew its cohorts from other clients or with '
+        'another seed; make a ClientDataSource of the same data and seed '
+        'before it is resumed.'
+      )
+    return cls(source, stored['num_rounds'])
+
+  def to_bytes(self) -> bytes:
+    """The state that the next cohorts depend on."""
+    return json.dumps(
+      {'key': self._source.key, 'num_rounds': self._num_rounds}
+    ).encode()
+
+  @property
+  def federated_type(self) -> tff.FederatedType:
+    """The type of a cohort's data."""
+    return self._source.federated_type
+
+  def select(self, k: Optional[int] = None) -> list:
+    """Returns the training data of the next round's cohort of `k` clients.
+
+    Raises:
+      ValueError: If `k` is not 1 to the number of clients.
+    """
+    source, ids = self._source, self._source.client_ids
+    sampler = client_sampling.CohortSampler(
+      len(ids), k or 0, source.seed, join_rounds=source.join_rounds
+    )
+    self._num_rounds += 1
+    cohort = sampler.sample(self._num_rounds)
+    return [
+      tf.data.Dataset.from_tensors(source.train(ids[index]).as_dict())
+      for index in cohort
+    ]
+
+  def __deepcopy__(self, unused_memo) -> ClientDataIterator:
+    return ClientDataIterator(self._source, self._num_rounds)
+
+  def __eq__(self, other: object) -> bool:
+    return (
+      isinstance(other, ClientDataIterator)
+      and self.to_bytes() == other.to_bytes()
+    )

@@ -1,0 +1,217 @@
+"""New clients of a run: models fitted to their data, and their files."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import os
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import Optional
+
+import numpy as np
+
+from tff_pfl import datasets
+from tff_pfl.core import client_examples
+from tff_pfl.datasets import files
+from tff_pfl.runs import ensemble, personalized_evaluation
+from tff_pfl.models import split_model
+from tff_pfl.runtime import base as runtime_base
+from tff_pfl.runs import client_population, run_store, value_codec
+from tff_pfl.runs import run as run_lib
+from tff_pfl.runs import summary as summary_lib
+from tff_pfl.core import personalization as personalization_lib
+
+PERSONAL_MODELS_DIR = 'personal_models'
+# File systems take 255 bytes; a model is first written to `.NAME.npz.tmp`.
+_LONGEST_NAME = 246
+
+
+def score(
+  run: run_lib.Run,
+  clients: datasets.FederatedDataset,
+  personalization: personalization_lib.Personalization,
+  runtime: runtime_base.Runtime,
+  *,
+  num_samples: Optional[int] = None,
+) -> list:
+  """Fits a model to each new client's training data and scores it.
+
+  Args:
+    personalization: How they are fitted.
+    num_samples: Training examples to take of each client, drawn with the run's
+      seed; None takes all.
+
+  Returns:
+    The rows of a `personalized_evaluation.Evaluation`.
+
+  Raises:
+    ValueError: If the clients' data do not fit the model, or none has test
+      examples.
+  """
+  client_population.check_data_fit(run.model, clients)
+  process = run.build_process(personalization)
+  return personalized_evaluation.evaluate_new_clients(
+    process,
+    runtime,
+    run.server_state(process, runtime),
+    run.data.num_clients,
+    _FewerSamples(clients, num_samples, process.seed),
+  ).rows
+
+
+def fit(
+  run: run_lib.Run,
+  clients: datasets.FederatedDataset,
+  personalization: personalization_lib.Personalization,
+  runtime: runtime_base.Runtime,
+  *,
+  num_samples: Optional[int] = None,
+) -> dict:
+  """The models that `score` scores: `{client_id: weights}`."""
+  client_population.check_data_fit(run.model, clients)
+  process = run.build_process(personalization)
+  state = run.server_state(process, runtime)
+  sampled = _FewerSamples(clients, num_samples, process.seed)
+  models = {}
+  for position, client_id in enumerate(clients.client_ids):
+    # The index that it has in `score`.
+    (client_state,) = runtime.run(
+      process.initialize_client_states, [run.data.num_clients + position]
+    )
+    models[client_id] = runtime.run(
+      process.personalize,
+      state,
+      client_state,
+      client_examples.padded(sampled.train(client_id)),
+    ).weights
+  return models
+
+
+def ensemble_rows(
+  run: run_lib.Run,
+  clients: datasets.FederatedDataset,
+  runtime: runtime_base.Runtime,
+) -> list:
+  """Scores new clients by the mean prediction of the run's own clients.
+
+  Nothing is trained on the new clients' data.
+
+  Returns:
+    Rows like those of `accuracy_by_samples_and_epochs`, with 'ensemble' for the
+    number of samples and 0 epochs.
+  """
+  process = run.process
+  with run_store.RunStore.open_for_reading(run.directory) as store:
+    scores = ensemble.evaluate_clients(
+      process,
+      runtime,
+      run.server_state(process, runtime),
+      client_population.ClientPopulation(process, runtime, store).states,
+      run.data,
+      clients,
+    )
+  return [
+    {
+      'samples': 'ensemble',
+      'epochs': 0,
+      **value_codec.flatten({**score, 'num_train_examples': 0}),
+    }
+    for score in scores
+  ]
+
+
+def accuracy_by_samples_and_epochs(
+  run: run_lib.Run,
+  clients: datasets.FederatedDataset,
+  runtime: runtime_base.Runtime,
+  sample_counts: Sequence[Optional[int]],
+  variants: Mapping[int, personalization_lib.Personalization],
+) -> tuple:
+  """Scores new clients for every number of samples and of epochs.
+
+  Args:
+    sample_counts: Training examples of each client; None for all.
+    variants: From the number of epochs to the options that train for them.
+
+  Returns:
+    `(rows, models)`: a dict for each setting and each client with test
+    examples, and all clients' models of the last setting,
+    `{client_id: weights}`.
+  """
+  rows = []
+  for samples in sample_counts:
+    for epochs, personalization in variants.items():
+      scores = score(
+        run, clients, personalization, runtime, num_samples=samples
+      )
+      rows += [
+        {
+          'samples': 'all' if samples is None else samples,
+          'epochs': epochs,
+          **value_codec.flatten(row),
+        }
+        for row in scores
+      ]
+  models = fit(run, clients, personalization, runtime, num_samples=samples)
+  return rows, models
+
+
+def save_personal_model(path: str, weights: split_model.Weights) -> None:
+  """Writes a personal model as .npz: weight name to array."""
+  with summary_lib.atomic_file(path, 'wb') as file:
+    np.savez(file, **weights)
+
+
+def load_personal_model(
+  path: str, model: split_model.SplitModel
+) -> collections.OrderedDict:
+  """Reads a personal model of the given model.
+
+  Raises:
+    ValueError: If the file is missing or damaged, or lacks one of the model's
+      weights, or has one of another shape.
+  """
+  weights = files.read_npz(path, list(model.initial_weights))
+  return split_model.check_weights(model, weights, tuple(model.layers))
+
+
+def personal_model_path(directory: str, client_id: str) -> str:
+  """Where `personalize` puts a client's model in its output folder.
+
+  Characters of the id that could lead out of the folder are escaped; an id that
+  is too long for a file's name is cut, with a checksum in place of the rest.
+  """
+  name = urllib.parse.quote(client_id, safe=' ')
+  if len(name) > _LONGEST_NAME:
+    # No escaped name has such a sign.
+    name = f'{name[:100]}%~{hashlib.sha256(name.encode()).hexdigest()}'
+  return os.path.join(directory, PERSONAL_MODELS_DIR, f'{name}.npz')
+
+
+class _FewerSamples:
+  """Clients that train on `num_samples` of their examples, or all (None)."""
+
+  def __init__(self, data, num_samples, seed):
+    self._data = data
+    self._num_samples = num_samples
+    self._seed = seed
+    self.client_ids = data.client_ids
+    self.test = data.test
+    self.num_test_examples = data.num_test_examples
+
+  def num_train_examples(self, client_id):
+    available = self._data.num_train_examples(client_id)
+    return min(self._num_samples or available, available)
+
+  def train(self, client_id):
+    """The first of a seeded shuffle: smaller samples are within larger ones."""
+    examples = self._data.train(client_id)
+    if self._num_samples is None:
+      return examples
+    position = self.client_ids.index(client_id)
+    order = np.random.default_rng([self._seed, position]).permutation(
+      len(examples.y)
+    )
+    kept = np.sort(order[: self._num_samples])
+    return examples.select(kept)

@@ -1,0 +1,347 @@
+"""What a private run tells of a client: epsilon, round by round.
+
+The guarantee is for clients (user level): with probability 1 - delta all models
+of the run together are at most exp(epsilon) times as likely with a client's
+data as they are if that client sends zeros in their place. The noise multiplier
+is that of a round, in units of the clipping norm.
+
+Cohorts have a fixed size and are drawn without replacement, which is not the
+Poisson sampling of most published numbers, and of which less is known. Two
+bounds hold, by Renyi differential privacy (`dp_accounting`), and the smaller
+epsilon is taken:
+
+* Who took part is secret: amplification by sampling without replacement (Wang,
+  Balle, Kasiviswanathan: Subsampled Renyi Differential Privacy and Analytical
+  Moments Accountant, AISTATS 2019, Theorem 27). In its proof a client takes
+  another one's place, which changes the sum by twice the clipping norm.
+* Who took part is known: the Gaussian mechanism, once for each round of the
+  client that takes part most often. The cohorts are drawn from the run's seed,
+  so this is counted, not bounded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+import dp_accounting
+import numpy as np
+import tree
+
+from tff_pfl import errors
+from tff_pfl.runs import client_sampling
+from tff_pfl.core import (
+  aggregators,
+  personalized_process,
+  private_mean,
+)
+
+if TYPE_CHECKING:
+  from tff_pfl.runs import run_config
+
+# The aggregators with noise, of which the settings `dp_*` of a run are: the
+# server adds it, or the clients do.
+PRIVATE, DISTRIBUTED = 'dp', 'ddp'
+
+# A few: any order gives a bound, and large ones take long.
+_ORDERS = (
+  *(1 + x / 10 for x in range(1, 20)),
+  *(x / 2 for x in range(6, 20)),
+  *range(10, 33),
+  *(40, 48, 64, 96, 128),
+)
+# Above, the guarantee hardly means anything.
+LARGEST_USEFUL_EPSILON = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Accounting:
+  """The privacy of a run.
+
+  Attributes:
+    noise_multiplier: Standard deviation of the noise of a round's sums in units
+      of the clipping norm, positive; infinite where nothing is sent.
+    sampler: Draws the cohorts, all of one size, which all report.
+    delta: In (0, 1).
+    is_distributed: Whether clients add discrete noise. Then cohorts count as
+      known, for the bound of secret ones is that of Gaussian noise.
+  """
+
+  noise_multiplier: float
+  sampler: client_sampling.CohortSampler
+  delta: float
+  is_distributed: bool = False
+
+  def __post_init__(self):
+    errors.expect(
+      self.noise_multiplier > 0,
+      'noise_multiplier',
+      'positive',
+      self.noise_multiplier,
+    )
+    errors.expect_share('delta', self.delta, '(0, 1)')
+    _expect_plain(self.sampler)
+
+  def epsilons(self, num_rounds: int) -> list[float]:
+    """Epsilon after each of the rounds 1 to `num_rounds`."""
+    if math.isinf(self.noise_multiplier):
+      return [0.0] * num_rounds
+    most = most_participations(self.sampler, num_rounds)
+    by_bound = [(most, _renyi(self.noise_multiplier))]
+    if not self.is_distributed:
+      secret = _renyi(self.noise_multiplier, self.sampler)
+      by_bound.append((range(1, num_rounds + 1), secret))
+    return [
+      _epsilon(self.delta, *(times[r] * each for times, each in by_bound))
+      for r in range(num_rounds)
+    ]
+
+  def of_state(self, state: personalized_process.ServerState) -> Accounting:
+    """This with the noise that the process with a server's state adds."""
+    noise_multiplier = self.noise_multiplier
+    if not tree.flatten(state.aggregator):
+      noise_multiplier = math.inf
+    elif self.is_distributed:
+      noise_multiplier = private_mean.noise_multiplier_of(
+        state.aggregator, self.sampler.cohort_size
+      )
+    return dataclasses.replace(self, noise_multiplier=noise_multiplier)
+
+  def description(self) -> dict[str, Any]:
+    """What holds for the whole run, as JSON types."""
+    return {
+      'unit': 'client',
+      'noise_multiplier': self.noise_multiplier,
+      'delta': self.delta,
+    }
+
+
+def announcement(accounting: Accounting, epsilons: Sequence[float]) -> str:
+  """What is to be known before a run; a warning where it is hardly private.
+
+  Args:
+    epsilons: After each round.
+  """
+  sampler, last = accounting.sampler, epsilons[-1]
+  noise = f'noise multiplier {accounting.noise_multiplier:.4g}'
+  if math.isinf(accounting.noise_multiplier):
+    noise = 'whose weights stay with them'
+  text = (
+    f'{len(epsilons)} rounds, {sampler.cohort_size} of {sampler.num_clients} '
+    f'clients, {noise}: ε = {last:.4g} at δ = {accounting.delta:.2g}.'
+  )
+  if last > LARGEST_USEFUL_EPSILON:
+    text += (
+      f' Warning: above {LARGEST_USEFUL_EPSILON:.0f} hardly anybody is '
+      'protected. It takes more noise, which larger cohorts of more clients '
+      'bear, or fewer rounds.'
+    )
+  return text
+
+
+def default_delta(num_clients: int) -> float:
+  """A delta somewhat below one in all clients."""
+  return min(0.1, num_clients**-1.1)
+
+
+def most_participations(
+  sampler: client_sampling.CohortSampler, num_rounds: int
+) -> list[int]:
+  """In how many rounds the busiest client was, after each round."""
+  counts = np.zeros(sampler.num_clients, np.int64)
+  most = []
+  for round_number in range(1, num_rounds + 1):
+    counts[sampler.sample(round_number)] += 1
+    most.append(int(counts.max()))
+  return most
+
+
+@functools.lru_cache
+def find_noise_multiplier(
+  epsilon: float,
+  delta: float,
+  sampler: client_sampling.CohortSampler,
+  num_rounds: int,
+) -> float:
+  """The noise multiplier with which a run has this epsilon at its end.
+
+  It is at most a thousandth larger than it must be.
+
+  Args:
+    epsilon: Positive.
+    delta: In (0, 1).
+    sampler: Draws the cohorts, all of one size, which all report.
+    num_rounds: At least 1.
+
+  Raises:
+    ValueError: If a number is out of its range.
+  """
+  errors.expect_positive('epsilon', epsilon)
+  errors.expect_share('delta', delta, '(0, 1)')
+  _expect_plain(sampler)
+
+  most = most_participations(sampler, num_rounds)[-1]
+
+  def epsilon_of(noise_multiplier):
+    return _epsilon(
+      delta,
+      most * _renyi(noise_multiplier),
+      num_rounds * _renyi(noise_multiplier, sampler),
+    )
+
+  high = 1.0
+  while epsilon_of(high) > epsilon:
+    high *= 2
+  low = high / 2
+  while epsilon_of(low) <= epsilon:
+    low, high = low / 2, low
+  while high > 1.001 * low:
+    middle = (low * high) ** 0.5
+    low, high = (
+      (low, middle) if epsilon_of(middle) <= epsilon else (middle, high)
+    )
+  return high
+
+
+def _expect_plain(sampler):
+  """Raises `ValueError` for cohorts that the bounds do not hold for."""
+  errors.expect(
+    sampler.is_plain,
+    'sampler',
+    'one of cohorts of one size, drawn among all clients, which all report',
+    sampler,
+  )
+
+
+def expect_settings(config: run_config.RunConfig) -> None:
+  """Raises `ValueError` unless a run's aggregator and `dp_*` fit each other."""
+  if config.aggregator not in (PRIVATE, DISTRIBUTED):
+    aggregators.make_aggregator(config.aggregator)
+    for field in dataclasses.fields(config):
+      value = getattr(config, field.name)
+      errors.expect(
+        not field.name.startswith('dp_') or value == field.default,
+        field.name,
+        f'{field.default} without aggregator {PRIVATE} or {DISTRIBUTED}',
+        value,
+      )
+    return
+  is_distributed = config.aggregator == DISTRIBUTED
+  of_fixed_cohorts = (
+    f'with aggregator {config.aggregator}, whose epsilon is of cohorts of one '
+    'size among all clients'
+  )
+  for name, fits, wanted in (
+    (
+      'dp_epsilon',
+      not is_distributed or config.dp_epsilon is None,
+      f'None with aggregator {DISTRIBUTED}, which takes a noise multiplier',
+    ),
+    (
+      'dp_epsilon',
+      (config.dp_epsilon is None) != (config.dp_noise_multiplier is None),
+      'given, or else `dp_noise_multiplier`, and not both',
+    ),
+    (
+      'dp_bits',
+      is_distributed or config.dp_bits == type(config).dp_bits,
+      f'{type(config).dp_bits} without aggregator {DISTRIBUTED}',
+    ),
+    (
+      'client_weighting',
+      config.client_weighting != 'num_examples',
+      f'uniform or none with aggregator {config.aggregator}, to which all '
+      'clients are alike',
+    ),
+    (
+      'num_warmup_rounds',
+      config.num_warmup_rounds == 0,
+      f'0 with aggregator {config.aggregator}, whose epsilon is of one run',
+    ),
+    (
+      'cohort_size',
+      isinstance(config.cohort_size, int),
+      f'one number {of_fixed_cohorts}',
+    ),
+    ('dropout_rate', config.dropout_rate == 0, f'0 {of_fixed_cohorts}'),
+    ('join_rounds', config.join_rounds is None, f'None {of_fixed_cohorts}'),
+  ):
+    errors.expect(fits, name, wanted, getattr(config, name))
+  if config.dp_epsilon is not None:
+    errors.expect_positive('dp_epsilon', config.dp_epsilon)
+  if config.dp_delta is not None:
+    errors.expect_share('dp_delta', config.dp_delta, '(0, 1)')
+  if config.dp_noise_multiplier is not None:
+    aggregator_of(config)
+  else:
+    # Any noise: how much it takes for this epsilon is found later.
+    private_mean.PrivateMeanFactory(1.0, config.cohort_size, config.dp_clip)
+
+
+def accounting_of(config: run_config.RunConfig) -> Optional[Accounting]:
+  """The privacy of a run; None where there is no noise."""
+  if (
+    config.aggregator not in (PRIVATE, DISTRIBUTED)
+    or config.dp_noise_multiplier == 0
+  ):
+    return None
+  sampler = config.sampler()
+  delta = config.dp_delta
+  if delta is None:
+    delta = default_delta(config.num_clients)
+  noise_multiplier = config.dp_noise_multiplier
+  if noise_multiplier is None:
+    noise_multiplier = find_noise_multiplier(
+      config.dp_epsilon, delta, sampler, config.num_rounds
+    )
+  return Accounting(
+    noise_multiplier, sampler, delta, config.aggregator == DISTRIBUTED
+  )
+
+
+def aggregator_of(
+  config: run_config.RunConfig,
+) -> aggregators.AggregationFactory:
+  """The aggregation of a run, with its noise."""
+  if config.aggregator == DISTRIBUTED:
+    return private_mean.DistributedPrivateMeanFactory(
+      config.dp_noise_multiplier,
+      config.cohort_size,
+      config.dp_clip,
+      config.dp_bits,
+    )
+  if config.aggregator != PRIVATE:
+    return aggregators.make_aggregator(config.aggregator)
+  accounting = accounting_of(config)
+  return private_mean.PrivateMeanFactory(
+    accounting.noise_multiplier if accounting else 0.0,
+    config.cohort_size,
+    config.dp_clip,
+    config.seed,
+  )
+
+
+def _epsilon(delta, *divergences):
+  """The smaller epsilon of several Renyi divergences by order."""
+  return min(
+    float(dp_accounting.rdp.compute_epsilon(_ORDERS, each, delta)[0])
+    for each in divergences
+  )
+
+
+def _renyi(noise_multiplier, sampler=None):
+  """A round's Renyi divergences, of a known cohort or one that is drawn."""
+  accountant = dp_accounting.rdp.RdpAccountant(
+    _ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE
+  )
+  event = dp_accounting.GaussianDpEvent(noise_multiplier)
+  if sampler is not None:
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+      sampler.num_clients,
+      sampler.cohort_size,
+      dp_accounting.GaussianDpEvent(noise_multiplier / 2),
+    )
+  return accountant.compose(event).rdp

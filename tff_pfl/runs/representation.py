@@ -1,0 +1,354 @@
+"""Measures of what a model's representation has become.
+
+* `principal_angle_distance`: how far a learned subspace is from another.
+* `linear_cka`, `layer_cka`: how similar features are, layer by layer.
+* `class_cosine_similarity`: whether features of one class are alike and those
+  of different classes are not.
+
+References:
+  S. Kornblith, M. Norouzi, H. Lee, G. Hinton. Similarity of Neural Network
+    Representations Revisited. ICML 2019.
+  L. Collins, H. Hassani, A. Mokhtari, S. Shakkottai. FedAvg with Fine Tuning:
+    Local Updates Lead to Representation Learning. NeurIPS 2022. Definition 1
+    and figures 2 to 4.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+from tff_pfl.core import example_tensors
+from tff_pfl.models import split_model
+
+# Columns of features that are brought to float64 at once.
+_COLUMNS_PER_BLOCK = 4096
+
+
+def principal_angle_distance(a: Any, b: Any) -> float:
+  """The sine of the largest principal angle between two column spaces.
+
+  It is the largest singular value of `b - a a^T b` for orthonormal bases `a`
+  and `b`, the norm of the part of `b` outside the space of `a`. Computed so,
+  angles far below the square root of the machine precision come out right.
+
+  Args:
+    a: Floats `[d, k1]` of full column rank; any basis of the first space.
+    b: Floats `[d, k2]` of full column rank; any basis of the second.
+
+  Returns:
+    A number in [0, 1]: 0 if the second space lies in the first, 1 if some
+    direction of the second is orthogonal to all of the first (always so for
+    `k2 > k1`). It is symmetric for `k1 == k2`.
+
+  Raises:
+    ValueError: If a basis is no matrix, not finite or rank deficient, or if the
+      two have different numbers of rows.
+  """
+  a, b = _orthonormal(a, 'a'), _orthonormal(b, 'b')
+  errors.expect(
+    len(a) == len(b), 'b', f'of {len(a)} rows, like `a`', f'{len(b)} rows'
+  )
+  residual = b - a @ (a.T @ b)
+  # Rounding may leave a trace of `a` in it.
+  residual -= a @ (a.T @ residual)
+  return float(min(np.linalg.norm(residual, 2), 1.0))
+
+
+def linear_cka(a: Any, b: Any) -> float:
+  """The linear centered kernel alignment of two sets of features.
+
+  With centered columns it is `||a^T b||^2 / (||a^T a|| ||b^T b||)` in Frobenius
+  norms (Kornblith et al. 2019, section 3): how similar the examples' pairwise
+  similarities are. Rotating or scaling the features does not change it.
+
+  It is computed from the examples' `[n, n]` Gram matrices where features are
+  wider than there are examples, and from the features' covariances else.
+
+  Args:
+    a: Floats `[n, p]`, features of n examples.
+    b: Floats `[n, q]`, other features of the same examples in the same order.
+
+  Returns:
+    A number in [0, 1], 1 for features that are the same up to rotation and
+    scale; NaN where it is undefined as `a` or `b` is the same for all examples.
+
+  Raises:
+    ValueError: If the features are no matrices of as many rows, or not finite.
+  """
+  a, b = _finite_matrix(a, 'a', '[n, p]'), _finite_matrix(b, 'b', '[n, q]')
+  num_examples = len(a)
+  errors.expect(
+    len(b) == num_examples,
+    'b',
+    f'of {num_examples} rows, like `a`',
+    f'{len(b)} rows',
+  )
+  if num_examples < max(a.shape[1], b.shape[1]):
+    grams = _gram(a), _gram(b)
+    similarity = np.vdot(*grams)
+    norms = [np.linalg.norm(gram) for gram in grams]
+  else:
+    a, b = _centered(a), _centered(b)
+    similarity = np.linalg.norm(a.T @ b) ** 2
+    norms = [np.linalg.norm(features.T @ features) for features in (a, b)]
+  if not all(norms):
+    return float('nan')
+  return float(np.clip(similarity / norms[0] / norms[1], 0, 1))
+
+
+def class_cosine_similarity(
+  features: Any, labels: Any, num_classes: int
+) -> np.ndarray:
+  """The mean cosine similarity between examples of each two classes.
+
+  The mean over pairs of examples is the inner product of the classes' mean unit
+  vectors; pairs of an example with itself are then taken away.
+
+  Args:
+    features: Floats `[n, p]`, features of n examples. One that is zero has
+      similarity 0 to all others.
+    labels: Integers `[n]` in `[0, num_classes)`.
+    num_classes: Number of classes, at least 1.
+
+  Returns:
+    Symmetric float64 `[num_classes, num_classes]` in [-1, 1]; the diagonal is
+    over pairs of distinct examples. NaN for a class without examples, and on
+    the diagonal for one with a single example.
+
+  Raises:
+    ValueError: If features are no matrix or not finite.
+  """
+  features = _finite_matrix(features, 'features', '[n, p]')
+  labels = np.asarray(labels)
+  means = np.full([num_classes, features.shape[1]], np.nan)
+  self_similarity = np.full([num_classes], np.nan)
+  counts = np.bincount(labels, minlength=num_classes)
+  for label in np.flatnonzero(counts):
+    members = features[labels == label].astype(np.float64)
+    lengths = np.linalg.norm(members, axis=1, keepdims=True)
+    members /= np.where(lengths > 0, lengths, 1)
+    means[label] = members.mean(axis=0)
+    self_similarity[label] = np.count_nonzero(lengths) / counts[label]
+  similarity = means @ means.T
+  pairs = np.where(counts > 1, counts - 1.0, np.nan)
+  np.fill_diagonal(
+    similarity, (counts * np.diag(similarity) - self_similarity) / pairs
+  )
+  return np.clip(similarity, -1, 1)
+
+
+def layer_features(
+  model: split_model.SplitModel,
+  weights: split_model.Weights,
+  x: Any,
+  layers: Optional[Iterable[str]] = None,
+) -> collections.OrderedDict[str, np.ndarray]:
+  """The outputs of a model's layers with weights, in inference mode.
+
+  All outputs of all examples are held in memory; the forward pass takes a
+  bounded number of examples at a time.
+
+  Args:
+    model: A model that tells its `layer_outputs`, as those from Keras do.
+    weights: All weights.
+    x: Inputs `[n, ...]` as the model takes them, n at least 1.
+    layers: Names of layers with weights; None for all, in the model's order.
+
+  Returns:
+    Layer name to `[n, p]`: an example's outputs in one row. A layer's own
+    activation is included.
+
+  Raises:
+    ValueError: If the model does not tell its layer outputs or has no such
+      layer, or if weights or inputs are not the model's.
+  """
+  layers = tuple(model.layers if layers is None else layers)
+  (features,) = _features_of_layers(model, layers, [weights], x)
+  return collections.OrderedDict(zip(layers, features))
+
+
+def layer_cka(
+  model: split_model.SplitModel,
+  weights_a: split_model.Weights,
+  weights_b: split_model.Weights,
+  x: Any,
+) -> collections.OrderedDict[str, float]:
+  """How similar each layer's outputs are under two sets of weights.
+
+  Layers are taken one after the other, so that the memory is that of the widest
+  layer's outputs (twice) and not of all layers'.
+
+  Args:
+    model: A model that tells its `layer_outputs`, as those from Keras do.
+    weights_a: All weights of the model, such as those before fine-tuning.
+    weights_b: All weights of the model, such as those after.
+    x: Inputs `[n, ...]` as the model takes them, n at least 2.
+
+  Returns:
+    Name of each layer with weights, in the model's order, to the `linear_cka`
+    of its outputs; NaN for a layer with the same output for all examples.
+
+  Raises:
+    ValueError: As `layer_features`, or if an output is not finite.
+  """
+  similarities = collections.OrderedDict()
+  for layer in model.layers:
+    (a,), (b,) = _features_of_layers(model, [layer], [weights_a, weights_b], x)
+    similarities[layer] = linear_cka(a, b)
+  return similarities
+
+
+def body_features(
+  model: split_model.SplitModel, weights: split_model.Weights, x: Any
+) -> np.ndarray:
+  """What the head reads, in inference mode.
+
+  Args:
+    weights: The weights of the body, or more.
+    x: Inputs `[n, ...]` as the model takes them, n at least 1.
+
+  Returns:
+    `[n, p]`: an example's features in one row.
+
+  Raises:
+    ValueError: If weights or inputs are not the model's.
+  """
+  weights = split_model.check_weights(model, weights, model.body_layers)
+
+  def outputs_of(weights, x):
+    return [model.body(weights, x, split_model.INFERENCE)[0]]
+
+  ((features,),) = _features(model, outputs_of, [weights], x)
+  return features
+
+
+def _features_of_layers(model, layers, weights_sets, x) -> list:
+  """For each set of weights a list of the layers' features."""
+  errors.expect(
+    model.layer_outputs is not None,
+    'model',
+    'a model that tells its `layer_outputs`, as those from Keras do',
+    model.name,
+  )
+  model.weight_names(layers)
+
+  def outputs_of(weights, x):
+    outputs = model.layer_outputs(weights, x)
+    return [outputs[layer] for layer in layers]
+
+  checked = [
+    split_model.check_weights(model, weights, tuple(model.layers))
+    for weights in weights_sets
+  ]
+  return _features(model, outputs_of, checked, x)
+
+
+def _features(model, outputs_of, weights_sets, x) -> list:
+  """Outputs of all examples, computed for some at a time.
+
+  Args:
+    outputs_of: `(weights, x) -> list` of outputs `[rows, ...]` or structures of
+      such; traced once.
+    weights_sets: Those that it reads, several times.
+    x: Inputs `[n, ...]`.
+
+  Returns:
+    For each set of weights a list with an array `[n, p]` for each output.
+  """
+  spec = model.element_spec['x']
+  errors.expect_type(spec, tf.TensorSpec, 'model', 'one with a single input')
+  x = np.asarray(x)
+  errors.expect(
+    spec.shape.is_compatible_with(x.shape[1:]) and x.size,
+    'x',
+    f'of shape {[None, *spec.shape]} with at least one example',
+    x.shape,
+  )
+
+  def rows(value):
+    parts = [
+      tf.reshape(part, [tf.shape(part)[0], -1])
+      for part in tf.nest.flatten(value)
+    ]
+    return tf.concat(parts, axis=1)
+
+  @tf.function(autograph=False)
+  def rows_of(weights, x):
+    return [rows(value) for value in outputs_of(weights, x)]
+
+  traced = rows_of.get_concrete_function(
+    weights_sets[0], tf.TensorSpec([None, *spec.shape], spec.dtype)
+  )
+
+  def features(weights):
+    results = None
+    for start in range(0, len(x), example_tensors.CHUNK_SIZE):
+      chunk = x[start : start + example_tensors.CHUNK_SIZE]
+      parts = traced(weights, tf.constant(chunk, spec.dtype))
+      if results is None:
+        results = [
+          np.empty([len(x), part.shape[1]], part.dtype.as_numpy_dtype)
+          for part in parts
+        ]
+      for result, part in zip(results, parts):
+        result[start : start + len(chunk)] = part
+    return results
+
+  return [features(weights) for weights in weights_sets]
+
+
+def _finite_matrix(value: Any, name: str, shape: str) -> np.ndarray:
+  """Returns a checked matrix of floats, as precise as they are."""
+  value = np.asarray(value)
+  if not np.issubdtype(value.dtype, np.floating):
+    value = value.astype(np.float64)
+  errors.expect(
+    value.ndim == 2 and value.size,
+    name,
+    f'of shape {shape} with both at least 1',
+    value.shape,
+  )
+  errors.expect(
+    np.isfinite(value).all(), name, 'finite', 'a number that is not'
+  )
+  return value
+
+
+def _centered(features: np.ndarray) -> np.ndarray:
+  """Returns float64 columns of mean 0."""
+  features = features.astype(np.float64)
+  # Columns that are constant become zero exactly.
+  features -= features[0].copy()
+  features -= features.mean(axis=0)
+  return features
+
+
+def _gram(features: np.ndarray) -> np.ndarray:
+  """Returns the float64 inner products `[n, n]` of centered features."""
+  gram = np.zeros([len(features)] * 2)
+  for start in range(0, features.shape[1], _COLUMNS_PER_BLOCK):
+    columns = _centered(features[:, start : start + _COLUMNS_PER_BLOCK])
+    gram += columns @ columns.T
+  return gram
+
+
+def _orthonormal(basis: Any, name: str) -> np.ndarray:
+  """Returns an orthonormal basis of the column space."""
+  basis = _finite_matrix(basis, name, '[d, k]').astype(np.float64)
+  # Columns of very different lengths are no deficiency.
+  lengths = np.linalg.norm(basis, axis=0)
+  scaled = basis / np.where(lengths > 0, lengths, 1)
+  rank = int(np.linalg.matrix_rank(scaled))
+  errors.expect(
+    rank == basis.shape[1],
+    name,
+    f'of full column rank {basis.shape[1]}',
+    f'rank {rank}',
+  )
+  return np.linalg.qr(scaled)[0]

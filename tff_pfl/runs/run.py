@@ -1,0 +1,499 @@
+"""A run, in progress or finished: its results as data frames, its models."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Optional, Union
+
+import keras
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from tff_pfl import datasets, errors, plots
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.core import client_examples
+from tff_pfl.datasets import files
+from tff_pfl.datasets.sources import table_encoding
+from tff_pfl.runs import personalized_evaluation
+from tff_pfl.models import keras_bridge, prediction, split_model
+from tff_pfl.runtime import base as runtime_base
+from tff_pfl.runs import client_population, report, run_store
+from tff_pfl.runs import summary as summary_lib
+from tff_pfl.core import personalization as personalization_lib
+from tff_pfl.core import personalized_process
+
+# Of runs on tables: what makes examples of rows.
+ENCODING_NAME = 'encoding.json'
+# The folder, itself that of a run, which ends with the best evaluation.
+BEST_NAME = 'best'
+# Of a run that `training.run` made, and no program.
+_OF_PYTHON = (
+  'A run that was made in Python has no description of its model and data.'
+)
+# How many numbers the inputs of a table's rows may be at a time.
+_MAX_INPUTS = 2**26
+
+_Runtime = Optional[runtime_base.Runtime]
+
+
+def summarize(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
+  """The main figures of runs, a row for each."""
+  if isinstance(runs, Mapping):
+    runs = runs.values()
+  return report.summary_frame([run.summary for run in runs]).infer_objects()
+
+
+def tidy(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
+  """The newest scores of all clients of runs, one number a row.
+
+  Returns:
+    Columns `method`, `seed`, `round`, `client`, `domain` (None for all of a
+    client's examples), `when` ('before' or 'after' personalization), `metric`,
+    `value`, and the numbers of examples and rounds of `Run.scores`.
+  """
+  if isinstance(runs, Mapping):
+    runs = runs.values()
+  tables = []
+  for run in runs:
+    with run._store() as store:
+      config, evaluations = store.config, store.evaluations()
+    table = summary_lib.tidy(run.scores)
+    table.insert(0, 'method', config['algorithm'])
+    table.insert(1, 'seed', config['seed'])
+    table.insert(2, 'round', evaluations[-1]['round'] if evaluations else 0)
+    tables.append(table)
+  return pd.concat(tables, ignore_index=True)
+
+
+def plot(
+  runs: Union[Mapping[str, Run], Iterable[Run]],
+  metric: Optional[str] = None,
+  ax: Optional[Axes] = None,
+) -> Axes:
+  """Draws a metric of runs by round, a mean over clients.
+
+  Args:
+    runs: By the names that the legend has; without names, those of the methods,
+      or of the folders where a method has several runs.
+    metric: One of `Run.curves`; None for the primary one.
+    ax: None for the axes of a new figure of pyplot.
+  """
+  if not isinstance(runs, Mapping):
+    runs = list(runs)
+    names = [run.settings['algorithm'] for run in runs]
+    if len(set(names)) < len(names):
+      names = [run.directory for run in runs]
+    runs = dict(zip(names, runs))
+  frames = {name: run.curves for name, run in runs.items()}
+  primary = next(iter(runs.values())).primary_metric
+  if metric is not None:
+    known = frames[next(iter(frames))]['metric'].unique()
+    errors.expect_one_of('metric', metric, known)
+    if metric != primary.name:
+      primary = split_model.PrimaryMetric(metric, higher_is_better=True)
+  return report.plot_curves(
+    frames, primary, ax=ax or plots.pyplot_axes(10, 4.4)
+  )
+
+
+class Run:
+  """A run: results as they are stored at the moment, and models.
+
+  `training.run` returns one, `open_run` opens the one in a folder. What
+  computes takes a `runtime`; None is one of the run's own, on the CPU.
+
+  Attributes:
+    directory: The run's folder.
+  """
+
+  def __init__(
+    self,
+    directory: str,
+    *,
+    process: Optional[personalized_process.PersonalizedProcess] = None,
+    data: Optional[datasets.FederatedDataset] = None,
+    config: Any = None,
+    no_config: str = '',
+    continue_with: Optional[Callable[..., Run]] = None,
+  ):
+    """Takes what is in a run's folder.
+
+    Args:
+      process: The run's; None if it is to be built of `config`.
+      data: Likewise.
+      config: The `RunConfig` that builds them when they are first needed.
+      no_config: Why there is none.
+      continue_with: `(num_rounds, **options) -> Run` trains for more rounds.
+    """
+    self.directory = directory
+    self._config = config
+    self._no_config = no_config
+    self._continue_with = continue_with
+    # The run that has what both were made of.
+    self._start_of = self
+    # By the options of personalization: building one takes a second or two.
+    self._processes = {None: process} if process is not None else {}
+    if data is not None:
+      self.data = data
+
+  # Results.
+
+  @property
+  def settings(self) -> dict[str, Any]:
+    """All settings that are stored with the run, as JSON types."""
+    with self._store() as store:
+      return store.config
+
+  @property
+  def summary(self) -> dict[str, Any]:
+    """The figures of the report; see `report.write_report`.
+
+    Raises:
+      RunError: If the run was interrupted, or is in progress.
+    """
+    path = os.path.join(self.directory, report.SUMMARY_NAME)
+    summary = summary_lib.read_json(path) if os.path.exists(path) else {}
+    with self._store() as store:
+      last_round = store.last_round
+    if summary.get('num_rounds') != last_round:
+      raise errors.RunError(
+        f'The run in {self.directory} has no {report.SUMMARY_NAME} of its '
+        f'{last_round} rounds, which is written after the last one that was '
+        'asked for: continue it.'
+      )
+    return summary
+
+  @property
+  def scores(self) -> pd.DataFrame:
+    """The newest evaluation, a row for each client with test examples.
+
+    Columns are `client`, `num_train_examples`, `num_test_examples`,
+    `num_rounds` (that it took part in) and each metric, a mean over its test
+    examples, as `before/accuracy` (personalization) and `after/accuracy`; on
+    data with domains also `domains/…`.
+    """
+    with self._store() as store:
+      return summary_lib.frame(store.per_client())
+
+  @property
+  def history(self) -> pd.DataFrame:
+    """A row for each round: `round`, the metrics of training, `seconds`.
+
+    Those of evaluations, such as `evaluation/personal/accuracy`, are NaN for
+    rounds without one.
+    """
+    with self._store() as store:
+      return summary_lib.frame(store.history())
+
+  @property
+  def primary_metric(self) -> split_model.PrimaryMetric:
+    """The metric that the models are compared by."""
+    with self._store() as store:
+      evaluations = store.evaluations()
+    if not evaluations:
+      raise errors.RunError(
+        f'The run in {self.directory} has not been evaluated yet.'
+      )
+    return report.primary_metric(evaluations)
+
+  @property
+  def curves(self) -> pd.DataFrame:
+    """The scores by round, in the tidy form of `plots.curves`.
+
+    Columns are `round`, `model` ('personal' or 'global'), `metric` and `value`,
+    a mean over clients. Where nothing is personalized there is only the global
+    model.
+    """
+    with self._store() as store:
+      return report.curves(store.evaluations())
+
+  def plot(
+    self, metric: Optional[str] = None, ax: Optional[Axes] = None
+  ) -> Axes:
+    """Draws a metric by round.
+
+    Args:
+      metric: One of `curves`; None for the primary one.
+      ax: None for the axes of a new figure of pyplot.
+    """
+    return plot({'': self}, metric, ax)
+
+  def table(self) -> str:
+    """The table that programs print, with the scores by domain if any."""
+    summaries = [self.summary]
+    tables = [report.domain_tables(summaries), report.summary_table(summaries)]
+    return '\n\n'.join(filter(None, tables))
+
+  def _repr_html_(self) -> str:
+    with self._store() as store:
+      config, last_round = store.config, store.last_round
+    title = (
+      f'{config["algorithm"]} on {config["dataset"]}, '
+      f'{config["num_clients"]} clients, {last_round} rounds'
+    )
+    try:
+      figures = report.summary_frame([self.summary]).to_html(index=False)
+    except errors.RunError:
+      figures = ''
+    return f'<b>{title}</b>{figures}<code>{self.directory}</code>'
+
+  def __repr__(self) -> str:
+    return f'Run({self.directory!r})'
+
+  @property
+  def best(self) -> Run:
+    """The run as it was after its best evaluation.
+
+    The best is by the personal models' primary metric on the clients' test
+    examples, so that its scores flatter.
+
+    Raises:
+      RunError: If none was kept.
+    """
+    directory = os.path.join(self.directory, BEST_NAME)
+    if not run_store.has_run(directory):
+      raise errors.RunError(
+        f'The run in {self.directory} has kept no best models: give '
+        '`keep_best=True` (--keep_best) when it is made. An evaluation that is '
+        'not finite is never the best.'
+      )
+    best = Run(directory, config=self._config, no_config=self._no_config)
+    # What is built of the one is the other's.
+    best._processes = self._processes
+    best._start_of = self
+    return best
+
+  def continue_(self, num_rounds: int, **options: Any) -> Run:
+    """Trains for more rounds.
+
+    Args:
+      num_rounds: Rounds in all, those that are done included.
+      **options: Other arguments of `training.run`, such as `callbacks`.
+    """
+    if self._start_of is not self:
+      raise errors.RunError(
+        f'{self.directory} has the best models of another run, which is the '
+        'one to continue.'
+      )
+    if self._continue_with is None:
+      self.config  # noqa: B018  Raises that what it needs is not known.
+    return self._continue_with(num_rounds=num_rounds, **options)
+
+  # What it was made with.
+
+  def with_config(self, config: Any) -> Run:
+    """The same run, with the `RunConfig` that it was made by."""
+    self._config = config
+    return self
+
+  @property
+  def config(self) -> Any:
+    """The `RunConfig` of a run of the `train` program.
+
+    Raises:
+      RunError: If it is another's.
+    """
+    if self._config is None:
+      raise errors.RunError(
+        f'{self._no_config or _OF_PYTHON} For what needs the model or the data '
+        f'of the run in {self.directory}, give `open_run` its process and data.'
+      )
+    return self._config
+
+  @functools.cached_property
+  def data(self) -> datasets.FederatedDataset:
+    """The clients.
+
+    Raises:
+      RunError: If they cannot be loaded again, or have changed.
+    """
+    if self._start_of is not self:
+      return self._start_of.data
+    data = self.config.load_data()
+    with self._store() as store:
+      client_population.check_unchanged(data, store)
+    return data
+
+  @property
+  def process(self) -> personalized_process.PersonalizedProcess:
+    """The method."""
+    return self.build_process()
+
+  @property
+  def model(self) -> split_model.SplitModel:
+    """The model of clients, as the method makes it of the run's own."""
+    return self.process.model
+
+  def build_process(
+    self,
+    personalization: Optional[personalization_lib.Personalization] = None,
+  ) -> personalized_process.PersonalizedProcess:
+    """The method, with other options of personalization if given."""
+    if personalization not in self._processes:
+      config = self.config
+      if personalization is not None:
+        config = dataclasses.replace(config, personalization=personalization)
+      self._processes[personalization] = config.build_process(self._own_model)
+    return self._processes[personalization]
+
+  @functools.cached_property
+  def _own_model(self):
+    if self._start_of is not self:
+      return self._start_of._own_model
+    return self.config.started_model(self.data, self.directory)
+
+  # Models.
+
+  def server_state(
+    self,
+    process: Optional[personalized_process.PersonalizedProcess] = None,
+    runtime: _Runtime = None,
+  ) -> personalized_process.ServerState:
+    """The newest committed server state, for a process of this run."""
+    with self._store() as store:
+      return client_population.server_state(
+        process or self.process, runtime or self._cpu, store
+      )
+
+  def global_weights(self, runtime: _Runtime = None) -> split_model.Weights:
+    """The weights that the server has."""
+    return self.server_state(runtime=runtime).global_weights
+
+  def new_client_weights(self, runtime: _Runtime = None) -> split_model.Weights:
+    """The weights of the model of a client that contributes no data."""
+    runtime = runtime or self._cpu
+    return runtime.run(
+      self.process.model_without_data, self.server_state(runtime=runtime)
+    )
+
+  def personal_weights(
+    self, client_id: str, runtime: _Runtime = None
+  ) -> split_model.Weights:
+    """All weights of a client's personal model, by name.
+
+    Raises:
+      ValueError: If there is no such client.
+      RunError: If the stored states are damaged, or of another process.
+    """
+    process, data = self.process, self.data
+    errors.expect(
+      client_id in data.client_ids,
+      'client_id',
+      f'a client of {data.name!r}, such as {data.client_ids[0]!r}',
+      client_id,
+    )
+    runtime = runtime or self._cpu
+    with self._store() as store:
+      population = client_population.ClientPopulation(process, runtime, store)
+      (state,) = population.states([data.client_ids.index(client_id)])
+      return runtime.run(
+        process.personalize,
+        client_population.server_state(process, runtime, store),
+        state,
+        personalized_evaluation.training_examples(
+          process, state, client_examples.ClientExamples(data.train), client_id
+        ),
+      ).weights
+
+  def personal_model(
+    self, client_id: str, runtime: _Runtime = None
+  ) -> keras.Model:
+    """A client's personal model as a Keras model of its own.
+
+    Its outputs are those of `SplitModel.forward`: scores (logits) for a loss of
+    these.
+
+    Raises:
+      ValueError: If there is no such client, or the method's model is more than
+        a Keras model (see `keras_bridge.keras_model`); `predict` serves all.
+    """
+    weights = self.personal_weights(client_id, runtime)
+    return keras_bridge.keras_model(self.model, weights)
+
+  def predict(
+    self,
+    client_id: str,
+    x: Any,
+    domain: Optional[np.ndarray] = None,
+    runtime: _Runtime = None,
+  ) -> np.ndarray:
+    """Outputs of a client's personal model; see `prediction.predict`.
+
+    Args:
+      x: `[n, ...]`, scaled as the run's data; of several inputs a dict.
+      domain: Integers `[n]`, of data with domains.
+
+    Returns:
+      For classifiers, the classes' probabilities `[n, ..., num_classes]`;
+      otherwise the raw outputs.
+    """
+    return prediction.predict(
+      self.model,
+      self.personal_weights(client_id, runtime),
+      x,
+      domain,
+      self._forward,
+    )
+
+  @functools.cached_property
+  def _forward(self):
+    return prediction.compiled(self.model)
+
+  # Rows of tables.
+
+  @functools.cached_property
+  def encoding(self) -> table_encoding.TableEncoding:
+    """What makes examples of a table's rows, as the training had them.
+
+    Raises:
+      RunError: If the run's data are no table.
+      ValueError: If the encoding's file is missing or damaged.
+    """
+    if self.data.encoding is None:
+      raise errors.RunError(
+        f'Expected a run on a table for rows of a table, found one on'
+        f' {self.data.name} in {self.directory}; give examples as arrays.'
+      )
+    path = os.path.join(self._start_of.directory, ENCODING_NAME)
+    content = files.read_bytes(path)
+    try:
+      return table_encoding.TableEncoding.from_json(json.loads(content))
+    except (ValueError, TypeError, KeyError) as error:
+      raise files.file_error(path, 'the encoding of a table', error) from None
+
+  def predict_rows(
+    self, rows: table_encoding.Rows, weights: Mapping[str, Any]
+  ) -> np.ndarray:
+    """Outputs of a model for rows of a table.
+
+    Args:
+      rows: What `encoding` made of them.
+      weights: All weights of the model.
+
+    Returns:
+      See `prediction.predict`; for regression, in the label's own unit.
+    """
+    encoding = self.encoding
+    step = max(1, _MAX_INPUTS // len(encoding.input_names))
+    outputs = []
+    for start in range(0, max(1, len(rows.numbers)), step):
+      part = rows.select(slice(start, start + step))
+      x = encoding.inputs(part)
+      outputs.append(
+        prediction.predict(self.model, weights, x, part.domain, self._forward)
+      )
+    outputs = np.concatenate(outputs)
+    return outputs if encoding.classes else encoding.label(outputs)
+
+  @functools.cached_property
+  def _cpu(self):
+    """The runtime of calls that are given none."""
+    return runtime_lib.create_runtime('in_process', devices='cpu')
+
+  def _store(self):
+    return run_store.RunStore.open_for_reading(self.directory)

@@ -1,0 +1,444 @@
+"""All settings of a run as one value, stored with the run.
+
+From the stored settings a run's data, model and process can be built again,
+which is how a run is resumed and its personal models are used.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from tff_pfl import datasets, errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.methods import registry
+from tff_pfl.core import phases, schedules, training_options
+from tff_pfl.models import (
+  augmentation,
+  class_weights,
+  client_metrics,
+  domain_models,
+  split_model,
+  zoo,
+)
+from tff_pfl.runs import client_sampling, privacy, training, warm_up
+from tff_pfl.runs import run as run_lib
+from tff_pfl.core import (
+  attacks,
+  personalized_process,
+)
+from tff_pfl.core import personalization as personalization_lib
+
+_INFINITIES = ['inf', '-inf']
+# Arguments of `training.run` that are not for a warm-up.
+_OF_THE_RUN = ('keep_best', 'callbacks')
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+  """The settings of a run.
+
+  Attributes:
+    algorithm: A key of `registry.ALGORITHMS`.
+    hparams: The method's hyperparameters; None for its defaults.
+    dataset: A key of `datasets.DATASETS`.
+    data_dir: Folder with the data set's files, for those that have any.
+    dataset_arguments: The loader's own arguments, such as the length of
+      sequences, and `classes`, see `datasets.load_dataset`.
+    partition: How the data are divided among clients, such as 'shards:2'.
+    model: A key of `zoo.MODELS`.
+    model_arguments: The model's own arguments.
+    domain_model: On data with domains, what the model makes of them: a key of
+      `domain_models.KINDS`.
+    reweight_domains: Whether all domains count the same where all of the
+      model's weights are trained together.
+    aggregator: What `aggregators.make_aggregator` takes, or for means with
+      noise 'dp' and 'ddp', see `privacy`, as for the next ones.
+    dp_epsilon: What the run tells of a client: the noise for it is found.
+    dp_noise_multiplier: In its place, the noise of a round in clipping norms.
+    dp_delta: That of epsilon; None for `privacy.default_delta`.
+    dp_clip: The `clip` of `private_mean.PrivateMeanFactory`.
+    dp_bits: Those of `private_mean.DistributedPrivateMeanFactory`.
+    dp_metrics: The `training_metrics` of `ProcessOptions`.
+    attack: What some clients do, see `attacks.make_attack`.
+    attacked_fraction: Share of the clients that do; they are not scored.
+    client_weighting: 'num_examples', 'uniform', or None for the method's own.
+    stateless: Whether clients forget their local state after each round.
+    server_optimizer: 'sgd' or 'adam'.
+    server_learning_rate: Positive; 1 with 'sgd' gives the plain mean.
+    server_momentum: In [0, 1); for 'sgd' only.
+    statistics: Where the moving statistics of batch normalization are, see
+      `core.options.ProcessOptions`.
+    augmentation: Random changes of images in training, such as 'crop:4+flip',
+      see `models.augmentation`.
+    class_weight: Weights of the classes in the loss of training: 'balanced' or
+      such as '0:1,1:10', see `models.class_weights`.
+    metrics: Further metrics of reports, see `client_metrics.with_metrics`.
+    weight_decay: See `core.training_options`, as for the next two.
+    learning_rate_schedule: Factor of the clients' learning rates by round, such
+      as 'cosine:100', see `core.schedules`.
+    server_learning_rate_schedule: The same of the server's.
+    personalization: How clients' models are made before they are scored.
+    initial_run: Folder of a finished run of the same network, from whose global
+      model this one starts, or its warm-up; None for random weights.
+    initial_run_part: What of that model is taken: 'all', or the 'body' alone,
+      with a random head, as where the other run had other classes.
+    num_warmup_rounds: Rounds of FedAvg before, from whose model the method
+      starts (see `warm_up`, also for `initial_run`).
+    cohort_size: Clients in a round, or such numbers by round, see
+      `client_sampling.CohortSampler`.
+    dropout_rate: Probability with which a client of a round fails to report and
+      is left out of it.
+    join_rounds: Shares of the clients that join in later rounds, such as
+      '50:0.2,100:0.3', see `client_sampling.draw_join_rounds`.
+    rounds_per_evaluation: Rounds between evaluations.
+    num_final_evaluations: How many of the last rounds are all evaluated.
+    seed: Fixes the partition, the initial weights, the sampling and all client
+      work; from 0 to 2**63 - 1.
+    runtime: A key of `runtime.RUNTIMES`.
+  """
+
+  algorithm: str = 'fed_rep'
+  hparams: Any = None
+  dataset: str = 'digits'
+  data_dir: Optional[str] = None
+  dataset_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  partition: str = 'shards:2'
+  num_clients: int = 30
+  model: str = 'mlp'
+  model_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  domain_model: str = 'shared'
+  reweight_domains: bool = False
+  aggregator: str = 'mean'
+  dp_epsilon: Optional[float] = None
+  dp_noise_multiplier: Optional[float] = None
+  dp_delta: Optional[float] = None
+  dp_clip: str = 'adaptive:0.5'
+  dp_bits: int = 20
+  dp_metrics: str = 'plain'
+  attack: str = 'none'
+  attacked_fraction: float = 0.0
+  client_weighting: Optional[str] = None
+  stateless: bool = False
+  server_optimizer: str = 'sgd'
+  server_learning_rate: float = 1.0
+  server_momentum: float = 0.0
+  statistics: str = 'global'
+  augmentation: str = 'none'
+  class_weight: Optional[str] = None
+  metrics: Sequence[str] = ()
+  weight_decay: float = 0.0
+  decoupled_weight_decay: float = 0.0
+  max_gradient_norm: Optional[float] = None
+  learning_rate_schedule: str = 'constant'
+  server_learning_rate_schedule: str = 'constant'
+  personalization: personalization_lib.Personalization = (
+    personalization_lib.Personalization()
+  )
+  initial_run: Optional[str] = None
+  initial_run_part: str = 'all'
+  num_warmup_rounds: int = 0
+  num_rounds: int = 100
+  cohort_size: client_sampling.CohortSize = 10
+  dropout_rate: float = 0.0
+  join_rounds: Optional[str] = None
+  rounds_per_evaluation: int = 10
+  num_final_evaluations: int = 10
+  seed: int = 0
+  runtime: str = runtime_lib.DEFAULT
+
+  def __post_init__(self):
+    algorithm = registry.get_algorithm(self.algorithm)
+    if self.hparams is None:
+      object.__setattr__(self, 'hparams', algorithm.hparams())
+    for name in ('hparams', 'personalization'):
+      errors.expect(
+        isinstance(getattr(getattr(self, name), 'optimizer', ''), str),
+        f'{name}.optimizer',
+        'a name, for settings are stored as JSON; give the object to '
+        '`registry.build`, and its process to `training.run`',
+        getattr(self, name).optimizer,
+      )
+    errors.expect_one_of('model', self.model, zoo.MODELS)
+    errors.expect_own_arguments(
+      zoo.MODELS[self.model],
+      self.model_arguments,
+      'model_arguments',
+      f'model {self.model!r}',
+    )
+    kinds = domain_models.KINDS
+    errors.expect_one_of('domain_model', self.domain_model, kinds)
+    refused = set(algorithm.refuses)
+    if 'num_warmup_rounds' in refused:
+      # Its models are drawn apart, which weights of another run do not stand.
+      refused.add('initial_run')
+    for field in dataclasses.fields(self):
+      if field.name in refused:
+        value = getattr(self, field.name)
+        wanted = (
+          f'{field.default} for {self.algorithm}, which has no use for it'
+        )
+        errors.expect(value == field.default, field.name, wanted, value)
+    errors.expect_one_of(
+      'initial_run_part', self.initial_run_part, warm_up.INITIAL_RUN_PARTS
+    )
+    errors.expect(
+      self.initial_run is not None or self.initial_run_part == 'all',
+      'initial_run_part',
+      "'all' without `initial_run`",
+      self.initial_run_part,
+    )
+    if self.initial_run is not None:
+      initial_run = os.path.abspath(self.initial_run)
+      object.__setattr__(self, 'initial_run', initial_run)
+    self.training()
+    if isinstance(self.metrics, str):
+      raise TypeError(errors.message('metrics', 'a list', self.metrics))
+    object.__setattr__(self, 'metrics', tuple(self.metrics))
+    if self.class_weight is not None:
+      class_weights.parse(self.class_weight)
+    errors.expect_int('num_warmup_rounds', self.num_warmup_rounds, 0)
+    errors.expect_int('seed', self.seed, 0, 2**63 - 1)
+    # Fails early on a cohort larger than the population.
+    sampler = self.sampler()
+    object.__setattr__(self, 'cohort_size', sampler.cohort_size)
+    self._make_attack()
+    privacy.expect_settings(self)
+    training.expect_all_clients(
+      getattr(self.hparams, 'num_clients', None), self.num_clients
+    )
+    most = sampler.max_cohort_size
+    room = getattr(self.hparams, 'max_cohort_size', most)
+    errors.expect(
+      room >= most,
+      'hparams.max_cohort_size',
+      f'at least {most}, the size of a cohort',
+      room,
+    )
+    errors.expect(
+      self.server_optimizer != 'adam' or self.server_momentum == 0,
+      'server_momentum',
+      '0 with server_optimizer adam, which has its own',
+      self.server_momentum,
+    )
+
+  def _make_attack(self):
+    return attacks.make_attack(
+      self.attack, self.attacked_fraction, self.num_clients, self.seed
+    )
+
+  def sampler(self) -> client_sampling.CohortSampler:
+    """Makes what draws the run's cohorts."""
+    return client_sampling.CohortSampler(
+      self.num_clients,
+      self.cohort_size,
+      self.seed,
+      self.dropout_rate,
+      self._join_rounds(),
+    )
+
+  def _join_rounds(self):
+    return client_sampling.draw_join_rounds(
+      self.join_rounds, self.num_clients, self.seed
+    )
+
+  def settings(self) -> dict[str, Any]:
+    """The settings as JSON types."""
+    settings = dataclasses.asdict(self)
+    # JSON has no infinity.
+    settings['hparams'] = {
+      name: str(value) if str(value) in _INFINITIES else value
+      for name, value in settings['hparams'].items()
+    }
+    settings['metrics'] = list(self.metrics)
+    settings['dataset_arguments'] = dict(self.dataset_arguments)
+    settings['model_arguments'] = {
+      name: list(value) if isinstance(value, tuple) else value
+      for name, value in self.model_arguments.items()
+    }
+    return settings
+
+  @classmethod
+  def from_settings(cls, settings: Mapping[str, Any]) -> 'RunConfig':
+    """Rebuilds the value that `settings` was called on.
+
+    Raises:
+      RunError: If the settings are not those of a run of the `train` program
+        (one of the library, with a model of the user's own, say).
+    """
+    names = {field.name for field in dataclasses.fields(cls)}
+    # A model without a name is stored as a description.
+    own = set(settings) - set(training.RECORDED)
+    if 'trial' in settings:
+      raise errors.RunError(
+        'Expected a run on all of its data, found one of a comparison that set '
+        'new clients, or examples for a sweep, apart from them.'
+      )
+    if own != names or not isinstance(settings['model'], str):
+      raise errors.RunError(
+        'Expected a run of this version of the train program; this one was '
+        'made by another version or another program, and only that one can '
+        'build its model and data again.'
+      )
+    algorithm = registry.get_algorithm(settings['algorithm'])
+    hparams = {
+      name: float(value) if value in _INFINITIES else value
+      for name, value in settings['hparams'].items()
+    }
+    return cls(
+      **{
+        **{name: settings[name] for name in own},
+        'hparams': algorithm.hparams(**hparams),
+        'personalization': personalization_lib.Personalization(
+          **settings['personalization']
+        ),
+      }
+    )
+
+  def load_data(self, num_more_clients: int = 0) -> datasets.FederatedDataset:
+    """Loads the data and divides them among the clients.
+
+    Args:
+      num_more_clients: How many there are besides those of the run. With any,
+        when clients join is for `joined`.
+    """
+    data = datasets.load_dataset(
+      self.dataset,
+      num_clients=self.num_clients + num_more_clients,
+      partition=self.partition,
+      data_dir=self.data_dir,
+      seed=self.seed,
+      **self.dataset_arguments,
+    )
+    return data if num_more_clients else self.joined(data)
+
+  def joined(
+    self, data: datasets.FederatedDataset
+  ) -> datasets.FederatedDataset:
+    """The run's clients, some of which join later if it has `join_rounds`."""
+    if self.join_rounds is None:
+      return data
+    return data.joining(dict(zip(data.client_ids, self._join_rounds())))
+
+  def build_model(
+    self, data: datasets.FederatedDataset
+  ) -> split_model.SplitModel:
+    """Makes the model for the data's shapes, their domains and classes."""
+    model = zoo.make_model(
+      self.model,
+      data.element_spec,
+      data.num_classes,
+      self.seed,
+      **self.model_arguments,
+    )
+    model = client_metrics.with_metrics(model, self.metrics)
+    if self.class_weight is not None:
+      model = class_weights.with_class_weight(model, self.class_weight, data)
+    if 'weight' in data.element_spec:
+      model = class_weights.with_sample_weight(model)
+    model = augmentation.augmented(model, self.augmentation)
+    return domain_models.of_domains(
+      domain_models.with_domains(model, data),
+      self.domain_model,
+      reweighted=self.reweight_domains,
+    )
+
+  def started_model(
+    self, data: datasets.FederatedDataset, output_dir: str
+  ) -> split_model.SplitModel:
+    """The model with the weights that the run in a folder started from."""
+    return warm_up.started(self, self.build_model(data), output_dir)
+
+  def build_process(
+    self, model: split_model.SplitModel
+  ) -> personalized_process.PersonalizedProcess:
+    """Builds the method."""
+    return registry.build(
+      self.algorithm,
+      model,
+      self.hparams,
+      aggregator=privacy.aggregator_of(self),
+      training_metrics=self.dp_metrics,
+      attack=self._make_attack(),
+      client_weighting=self.client_weighting,
+      stateless=self.stateless,
+      server_optimizer=phases.build_optimizer(
+        self.server_optimizer,
+        self.server_learning_rate,
+        self.server_momentum,
+        role='server_',
+      ),
+      personalization=self.personalization,
+      training=self.training(),
+      statistics=self.statistics,
+      server_schedule=schedules.make_schedule(
+        self.server_learning_rate_schedule, 'server_learning_rate_schedule'
+      ),
+      seed=self.seed,
+    )
+
+  def training(self) -> training_options.TrainingOptions:
+    """What holds for the clients' training whatever the method."""
+    return training_options.TrainingOptions(
+      self.weight_decay,
+      self.decoupled_weight_decay,
+      self.max_gradient_norm,
+      schedules.make_schedule(self.learning_rate_schedule),
+    )
+
+  def run(self, output_dir: str, **options: Any) -> run_lib.Run:
+    """Trains, after the warm-up.
+
+    Args:
+      output_dir: Folder of the run.
+      **options: `runtime_options`, `resume` and `show_progress` of
+        `training.run`; of the run, but not its warm-up, also `keep_best` and
+        `callbacks`.
+    """
+    data = self.load_data()
+    own = {n: options.pop(n) for n in _OF_THE_RUN if n in options}
+    model = warm_up.run(
+      self, self.build_model(data), data, output_dir, **options
+    )
+    return self.run_process(
+      self.build_process(model), data, output_dir, **own, **options
+    )
+
+  def run_process(
+    self,
+    process: personalized_process.PersonalizedProcess,
+    data: datasets.FederatedDataset,
+    output_dir: str,
+    *,
+    more_settings: Optional[Mapping[str, Any]] = None,
+    **options: Any,
+  ) -> run_lib.Run:
+    """Trains with a process and data that were made of this.
+
+    Args:
+      process: What `build_process` returned.
+      data: What `load_data` returned, or a part of it.
+      output_dir: Folder of the run.
+      more_settings: Stored beside these: what else tells which data.
+      **options: Further arguments of `training.run`.
+    """
+    run = training.run(
+      process,
+      data,
+      output_dir=output_dir,
+      num_rounds=self.num_rounds,
+      cohort_size=self.cohort_size,
+      dropout_rate=self.dropout_rate,
+      rounds_per_evaluation=self.rounds_per_evaluation,
+      num_final_evaluations=self.num_final_evaluations,
+      runtime=self.runtime,
+      accounting=privacy.accounting_of(self),
+      settings={
+        **self.settings(),
+        # With what the method does by itself spelt out.
+        'personalization': process.description['personalization'],
+        **(more_settings or {}),
+      },
+      **options,
+    )
+    return run.with_config(self)

@@ -1,0 +1,107 @@
+"""Rounds whose results are durable: what a run is between two evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tff_pfl import datasets
+from tff_pfl.core import client_examples
+from tff_pfl.runtime import base as runtime_base
+from tff_pfl.runs import client_population, run_store, value_codec
+from tff_pfl.core import personalized_process
+
+
+class StoredRounds:
+  """Takes the state of a process from round to round, and into a store.
+
+  A round is computed by `run_round` and lasts with `commit`, which must follow;
+  in between it can be scored.
+
+  Attributes:
+    state: The server's state after the last round, committed or not.
+    train: The clients' training examples, by client id, as the runtime takes
+      them.
+    test: Likewise their test examples.
+  """
+
+  def __init__(
+    self,
+    process: personalized_process.PersonalizedProcess,
+    runtime: runtime_base.Runtime,
+    data: datasets.FederatedDataset,
+    store: run_store.RunStore,
+  ):
+    """Goes on where a store ends; an empty one gets the initial state, round 0.
+
+    Args:
+      store: The run's; the caller closes it.
+
+    Raises:
+      RunError: If the stored state is damaged, or of another method or model.
+    """
+    self._process = process
+    self._runtime = runtime
+    self._client_ids = data.client_ids
+    self._store = store
+    self.train, self.test = runtime.share(
+      client_examples.ClientExamples(data.train),
+      client_examples.ClientExamples(data.test),
+    )
+    self.state = runtime.run(process.initialize)
+    # Those that are not committed yet.
+    self._new_client_states = {}
+    self._population = client_population.ClientPopulation(
+      process, runtime, store
+    )
+    if store.last_round < 0:
+      self.commit({})
+    else:
+      self.state = client_population.decode_state(
+        store.server_state(), self.state
+      )
+
+  def client_states(self, client_indices: Sequence[int]) -> list:
+    """The clients' states after the last round, in order."""
+    new = self._new_client_states
+    stored = iter(
+      self._population.states([i for i in client_indices if i not in new])
+    )
+    return [new[i] if i in new else next(stored) for i in client_indices]
+
+  def run_round(self, cohort: Sequence[int]) -> dict:
+    """Computes the next round.
+
+    Args:
+      cohort: Indices of the clients that take part.
+
+    Returns:
+      The round's metrics, as `value_codec.to_json` gives them.
+    """
+    cohort = [int(index) for index in cohort]
+    output = self._runtime.run(
+      self._process.next,
+      self.state,
+      self.client_states(cohort),
+      [self.train[self._client_ids[index]] for index in cohort],
+    )
+    self.state = output.state
+    self._new_client_states = dict(zip(cohort, output.client_states))
+    return value_codec.to_json(output.metrics)
+
+  def commit(self, metrics: dict, **scores: Any) -> None:
+    """Stores the last round with its metrics, all of it or nothing.
+
+    Args:
+      **scores: `evaluation` and `per_client`, see `RunStore.commit_round`.
+    """
+    self._store.commit_round(
+      server_state=value_codec.encode(self.state),
+      client_states={
+        index: value_codec.encode(client_state)
+        for index, client_state in self._new_client_states.items()
+      },
+      metrics=metrics,
+      **scores,
+    )
+    self._new_client_states = {}

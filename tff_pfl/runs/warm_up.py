@@ -1,0 +1,246 @@
+"""What is before a run: another run's model, and rounds of FedAvg.
+
+A run with `RunConfig.initial_run` starts from the model that another run ended
+with. The weights are kept in the run's folder when it begins, so that it goes
+on and can be opened whatever becomes of the other run. With a warm-up, too, it
+is the warm-up that starts from them, and they are in its folder.
+
+The warm-up is a run of its own, in the folder `warmup` of the run, with the
+method's own local training (that of the body where head and body are trained in
+turn), and its rounds count from 0, as the run's do after it. Its cohorts are of
+the size of the run's first, among the clients that are there by then. It is
+trained or resumed until the run has a round, and needed whenever the run is
+opened again: what its method starts from is the model that the warm-up ended
+with.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tqdm
+
+from tff_pfl import datasets, errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.methods import registry
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.datasets import files
+from tff_pfl.models import domain_models, split_model
+from tff_pfl.runs import (
+  client_population,
+  client_sampling,
+  run_store,
+)
+from tff_pfl.runs import summary as summary_lib
+
+if TYPE_CHECKING:
+  from tff_pfl.runs import run_config
+
+FOLDER = 'warmup'
+INITIAL_WEIGHTS_NAME = 'initial_weights.npz'
+INITIAL_RUN_PARTS = ('all', 'body')
+
+
+def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
+  """The settings of a run's warm-up."""
+  hparams = config.hparams
+  known = hparams_lib.LocalTrainingHParams, hparams_lib.HeadAndBodyHParams
+  joining = client_sampling.numbers_by_round('join_rounds', config.join_rounds)
+  errors.expect(
+    isinstance(hparams, known),
+    'num_warmup_rounds',
+    f'0 for {config.algorithm}, whose local training is not described by '
+    f'{" or ".join(owner.__name__ for owner in known)}',
+    config.num_warmup_rounds,
+  )
+  body = 'body_' * isinstance(hparams, hparams_lib.HeadAndBodyHParams)
+  training = {
+    'num_epochs': getattr(hparams, f'num_{body}epochs'),
+    'num_steps': getattr(hparams, f'num_{body}steps'),
+    'learning_rate': getattr(hparams, f'{body}learning_rate'),
+    'momentum': hparams.momentum,
+    'optimizer': hparams.optimizer,
+    'batch_size': hparams.batch_size,
+  }
+  return dataclasses.replace(
+    config,
+    algorithm='fed_avg',
+    hparams=registry.get_algorithm('fed_avg').hparams(**training),
+    reweight_domains=(
+      config.reweight_domains or getattr(hparams, 'reweight_domains', False)
+    ),
+    stateless=False,
+    learning_rate_schedule='constant',
+    server_learning_rate_schedule='constant',
+    num_rounds=config.num_warmup_rounds,
+    num_final_evaluations=1,
+    num_warmup_rounds=0,
+    cohort_size=config.sampler().size(1),
+    join_rounds=client_sampling.as_text(
+      {start + config.num_warmup_rounds: n for start, n in joining.items()}
+    ),
+  )
+
+
+def run(
+  config: run_config.RunConfig,
+  model: split_model.SplitModel,
+  data: datasets.FederatedDataset,
+  output_dir: str,
+  **options: Any,
+) -> split_model.SplitModel:
+  """Does what is left to do before a run; returns `started`.
+
+  Args:
+    config: The run's settings.
+    model: What `RunConfig.build_model` returned.
+    data: The run's.
+    output_dir: The run's folder.
+    **options: Further arguments of `RunConfig.run_process`.
+
+  Raises:
+    ValueError: If `initial_run` is no finished run of the same network with a
+      global model.
+    RunError: If it cannot be read, or the warm-up cannot start or go on.
+  """
+  if run_store.has_run(output_dir):
+    return started(config, model, output_dir)
+  if config.num_warmup_rounds:
+    before, folder = config_of(config), os.path.join(output_dir, FOLDER)
+    first = run(before, model, data, folder)
+    if options.get('show_progress', True):
+      tqdm.tqdm.write(f'Warm-up of {config.algorithm}:')
+    process = _process(config, first)
+    before.run_process(process, before.joined(data), folder, **options)
+  elif config.initial_run is not None:
+    weights = _model_of_run(config, model)
+    os.makedirs(output_dir, exist_ok=True)
+    path = os.path.join(output_dir, INITIAL_WEIGHTS_NAME)
+    with summary_lib.atomic_file(path, 'wb') as file:
+      np.savez(file, **weights)
+  return started(config, model, output_dir)
+
+
+def started(
+  config: run_config.RunConfig,
+  model: split_model.SplitModel,
+  output_dir: str,
+) -> split_model.SplitModel:
+  """The model with the weights that a run's method starts from.
+
+  Args:
+    config: The run's settings.
+    model: What `RunConfig.build_model` returned.
+    output_dir: The run's folder, in which `run` left what it did.
+
+  Raises:
+    ValueError: If the weights of `initial_run` that were kept are damaged.
+    RunError: If they are missing, or the warm-up is missing, damaged or of
+      another length.
+  """
+  if not config.num_warmup_rounds:
+    if config.initial_run is None:
+      return model
+    path = os.path.join(output_dir, INITIAL_WEIGHTS_NAME)
+    if not os.path.exists(path):
+      raise errors.RunError(
+        f'There is no {INITIAL_WEIGHTS_NAME} in {output_dir}, where a run with '
+        'initial_run keeps the weights that it starts from: restore the file, '
+        'or give the settings that the run was begun with.'
+      )
+    kept = files.read_npz(path, list(model.initial_weights))
+    return dataclasses.replace(
+      model, initial_weights=collections.OrderedDict(kept)
+    )
+  folder = os.path.join(output_dir, FOLDER)
+  if not run_store.has_run(folder):
+    raise errors.RunError(
+      f'Expected the {config.num_warmup_rounds} rounds of num_warmup_rounds in '
+      f'{folder}, found no run. Give the number that the run in {output_dir} '
+      'was begun with, or restore the folder.'
+    )
+  with run_store.RunStore.open_for_reading(folder) as store:
+    if store.last_round != config.num_warmup_rounds:
+      raise errors.RunError(
+        f'Expected the {config.num_warmup_rounds} rounds of num_warmup_rounds '
+        f'in {folder}, found {store.last_round}. Give the number that the run '
+        'was begun with.'
+      )
+    found = _last_weights(_process(config, model), store)
+  model = _projected(config, model)
+  weights = collections.OrderedDict(
+    (name, np.asarray(found[name])) for name in model.initial_weights
+  )
+  return dataclasses.replace(model, initial_weights=weights)
+
+
+def _model_of_run(config, model):
+  """The model's weights, of what the run takes those of `initial_run`'s end."""
+  directory = config.initial_run
+  with run_store.RunStore.open_for_reading(directory) as store:
+    other = type(config).from_settings(store.config)
+    errors.expect(
+      store.last_round == other.num_rounds,
+      'initial_run',
+      f'a finished run, with its {other.num_rounds} rounds',
+      f'{store.last_round} in {directory}',
+    )
+    own_model = started(other, other.build_model(other.load_data()), directory)
+    process = other.build_process(own_model)
+    errors.expect(
+      process.has_global_model,
+      'initial_run',
+      'a run with a global model, such as one of fed_avg',
+      f'{other.algorithm} with statistics={other.statistics}, which has none, '
+      f'in {directory}',
+    )
+    found = _last_weights(process, store)
+  if config.initial_run_part == 'body':
+    body = process.model.weight_names(process.model.body_layers)
+    own_head = model.weight_names(model.head_layers)
+    found = {
+      **split_model.select(found, body),
+      **split_model.select(model.initial_weights, own_head),
+    }
+  for name in dict.fromkeys([*model.initial_weights, *found]):
+    wanted, of_other = (
+      f'{name} of shape {np.shape(weights[name])}'
+      if name in weights
+      else f'no {name}'
+      for weights in (model.initial_weights, found)
+    )
+    errors.expect(
+      wanted == of_other,
+      'initial_run',
+      f'a run of the same network, with {wanted}',
+      f'{of_other} in {directory}',
+    )
+  return {name: np.asarray(found[name]) for name in model.initial_weights}
+
+
+def _last_weights(process, store):
+  """The weights of a process' model after the last round of a run."""
+  with runtime_lib.given_or_on_cpu(None) as runtime:
+    state = client_population.server_state(process, runtime, store)
+  # What is not global is as it is for a client without data: as at the start.
+  return {**process.model.initial_weights, **state.global_weights}
+
+
+def _process(config, model):
+  """FedAvg of the warm-up; its loss is weighted if the method's is."""
+  of_warm_up = config_of(config)
+  model = _projected(config, model)
+  if of_warm_up.reweight_domains and model.domains is not None:
+    domains = dataclasses.replace(model.domains, reweighted=True)
+    model = dataclasses.replace(model, domains=domains)
+  return of_warm_up.build_process(model)
+
+
+def _projected(config, model):
+  """The model that the method will make heads of domains of, if it does."""
+  dimension = getattr(config.hparams, 'projection_dim', None)
+  return domain_models.projected(model, dimension) if dimension else model

@@ -1,0 +1,134 @@
+"""Connecting to a Ray cluster, or starting one on this machine."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import pathlib
+import platform
+import signal
+import socket
+import sys
+import threading
+import warnings
+from typing import Any
+
+from tff_pfl import errors
+from tff_pfl.runtime import cores
+
+_SECONDS_TO_ANSWER = 10.0
+# The address of a Ray of this program's own.
+LOCAL = 'local'
+
+_lock = threading.Lock()
+_connected: dict[str, str] = {}
+
+
+def connect(address: str = LOCAL) -> Any:
+  """Connects this process to a cluster, once; returns the module `ray`.
+
+  Args:
+    address: 'local' for a Ray of this process's own, with all usable cores and
+      GPUs, which ends with the process; 'auto' for the cluster that runs on
+      this machine; 'host:port', or 'ray://host:port' for one seen from outside.
+
+  Raises:
+    RunError: If Ray is not installed or does not answer.
+    ValueError: If this process is connected to another cluster.
+  """
+  # Nothing is reported to Ray's makers, unless the user wants it.
+  os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
+  try:
+    import ray
+  except ImportError as error:
+    raise errors.RunError(
+      'Ray is not installed; `make venv RAY=1` adds it to the environment.'
+    ) from error
+  with _lock:
+    errors.expect(
+      _connected.get('address', address) == address or not ray.is_initialized(),
+      'address',
+      f'{_connected.get("address")}, to which this process is connected',
+      address,
+    )
+    if not ray.is_initialized():
+      _initialize(ray, address)
+    _connected['address'] = address
+  return ray
+
+
+def _initialize(ray: Any, address: str) -> None:
+  options = {}
+  if address == LOCAL:
+    options = {
+      'num_cpus': cores.num_usable_cores(),
+      'include_dashboard': False,
+    }
+  else:
+    _expect_answer(address)
+    # The cluster may have been started from another environment.
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    options = {
+      'runtime_env': {
+        'py_executable': sys.executable,
+        'env_vars': {'PYTHONPATH': root},
+      }
+    }
+  terminate = signal.getsignal(signal.SIGTERM)
+  try:
+    with warnings.catch_warnings():
+      # Of jax's, at processes that Ray starts; they are no forks for long.
+      warnings.filterwarnings('ignore', r'os\.fork\(\) was', RuntimeWarning)
+      ray.init(
+        address,
+        logging_level='ERROR',
+        log_to_driver=False,
+        **options,
+      )
+  except Exception as error:  # Ray raises what its parts happen to raise.
+    raise errors.RunError(
+      f'Cannot connect to Ray at {address!r}: {" ".join(str(error).split())}'
+    ) from error
+  finally:
+    # Ray sets a handler of its own, which would hide the program's.
+    if threading.current_thread() is threading.main_thread():
+      signal.signal(signal.SIGTERM, terminate)
+  atexit.register(ray.shutdown)
+
+
+def _expect_answer(address: str) -> None:
+  """Raises `RunError` where nobody listens; Ray itself would wait for minutes.
+
+  Args:
+    address: As for `connect`; 'auto' is not looked at.
+  """
+  host, separator, port = address.removeprefix('ray://').rpartition(':')
+  if not separator or not port.isdecimal():
+    return
+  try:
+    socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
+  except (OSError, OverflowError) as error:
+    raise errors.RunError(
+      f'No Ray cluster answers at {address}: {error}. Is it running, and is '
+      'its port open to this machine?'
+    ) from error
+
+
+def code_checksum() -> str:
+  """A checksum of this library's code and the versions that it runs on.
+
+  Processes with different ones might compute different results.
+  """
+  import tensorflow as tf
+  import tensorflow_federated as tff
+
+  checksum = hashlib.sha256(
+    repr((sys.version_info[:2], platform.machine(), tf.__version__)).encode()
+  )
+  checksum.update(tff.__version__.encode())
+  package = pathlib.Path(__file__).parents[1]
+  for path in sorted(package.rglob('*.py')):
+    checksum.update(str(path.relative_to(package)).encode())
+    checksum.update(path.read_bytes())
+  return checksum.hexdigest()[:16]

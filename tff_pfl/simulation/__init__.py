@@ -1,1 +1,0 @@
-"""Runs: the round loop, what is stored, reports."""

@@ -1,1 +1,0 @@
-"""Processes, cores and memory of this machine; ending on signals."""

@@ -1,1 +1,0 @@
-"""The process and the federated round that every algorithm is built on."""
