@@ -4,7 +4,7 @@ from typing import Optional
 
 from absl import flags
 
-from tff_pfl.compare import cluster as cluster_lib
+from tff_pfl.comparisons import cluster as cluster_lib
 
 _CLUSTER = flags.DEFINE_string(
   'cluster',

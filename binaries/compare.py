@@ -33,8 +33,8 @@ from absl import flags
 
 from binaries import cluster_flags, program, published, run_flags, runtime_flags
 from tff_pfl import errors
-from tff_pfl.compare import comparison_runner as runner
-from tff_pfl.compare import page, plan, trial
+from tff_pfl.comparisons import comparison_runner as runner
+from tff_pfl.comparisons import page, plan, trial
 from tff_pfl.methods import registry
 
 _ALL = 'all'

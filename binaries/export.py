@@ -51,6 +51,7 @@ from tff_pfl.runs import open_run, privacy
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.runtime import base as runtime_base
+from tff_pfl.runtime import folders
 
 _FORMATS = ('keras', 'saved_model', 'tff', 'tflite')
 _FITTING_FLAGS = tuple(
@@ -167,7 +168,7 @@ def _export_tff(source):
 def _export_tflite(source):
   client = source.client()
   content = tflite.convert(client, _QUANTIZE.value)
-  with summary_lib.atomic_file(_OUTPUT.value, 'wb') as file:
+  with folders.atomic_file(_OUTPUT.value, 'wb') as file:
     file.write(content)
   if _QUANTIZE.value != 'none':
     _print_cost(source.run, client, tflite.predictor(content))
@@ -282,7 +283,7 @@ def main() -> None:
     os.makedirs(os.path.dirname(_OUTPUT.value) or '.', exist_ok=True)
     described = _EXPORTS[_FORMAT.value][0](_Source(run, runtime))
   for path, text in encoding_files.items():
-    with summary_lib.atomic_file(path) as file:
+    with folders.atomic_file(path) as file:
       file.write(text)
   print(f'{described}: {_OUTPUT.value}')
 

@@ -18,7 +18,7 @@ from absl import logging
 from tff_pfl import errors
 from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import image_sets
-from tff_pfl.runs import summary
+from tff_pfl.runtime import folders
 
 _IDX_BYTES = 0x0800
 # Training images, and test images of which fewer may be there.
@@ -393,7 +393,7 @@ def prepare(
       yield f'{name}: {paths[name]} is there already'
       continue
     arrays = _arrays(name, read(folder))
-    with summary.atomic_file(paths[name], 'wb') as file:
+    with folders.atomic_file(paths[name], 'wb') as file:
       np.savez(file, **arrays)
     counts = [f'{len(arrays[x]):,}' for x in ('x', 'x_test') if x in arrays]
     yield f'{name}: {" + ".join(counts)} images, {paths[name]}'

@@ -34,6 +34,7 @@ from tff_pfl.datasets.sources import npz_file, own_files, table_files
 from tff_pfl.models import prediction
 from tff_pfl.runs import new_clients, open_run
 from tff_pfl.runs import summary as summary_lib
+from tff_pfl.runtime import folders
 
 _RUN_DIR = flags.DEFINE_string(
   'run_dir', None, 'Folder of a run of binaries.train.', required=True
@@ -178,7 +179,7 @@ def main() -> None:
     outputs, rows = predict(run, runtime)
   arrays, columns = _results(run, outputs, is_table)
   if ending == '.npz':
-    with summary_lib.atomic_file(output, 'wb') as file:
+    with folders.atomic_file(output, 'wb') as file:
       np.savez(file, **arrays)
   else:
     summary_lib.write_csv(output, rows.assign(**columns))

@@ -34,7 +34,7 @@ from absl import flags
 from binaries import cluster_flags, papers, program, runtime_flags
 from binaries.papers import record
 from tff_pfl import datasets, errors
-from tff_pfl.compare import claims, laboratory, paper
+from tff_pfl.comparisons import claims, laboratory, paper
 from tff_pfl.runs import summary
 
 _ALL = 'all'

@@ -12,7 +12,7 @@ import pytest
 from binaries import papers
 from binaries.papers import record
 from tff_pfl import datasets, runtime
-from tff_pfl.compare import claims
+from tff_pfl.comparisons import claims
 from tff_pfl.methods import registry
 from tff_pfl.models import zoo
 

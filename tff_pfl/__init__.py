@@ -88,9 +88,9 @@ _NAMES = {
   'runs.run_config': ('RunConfig',),
   'plots': ('plots',),
   # Comparisons.
-  'compare.comparison_runner': ('compare',),
-  'compare.plan': ('Comparison',),
-  'compare.results': ('open_comparison',),
+  'comparisons.comparison_runner': ('compare',),
+  'comparisons.plan': ('Comparison',),
+  'comparisons.results': ('open_comparison',),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

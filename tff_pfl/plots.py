@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from tff_pfl import datasets
 from tff_pfl.models import split_model
-from tff_pfl.runs import summary
+from tff_pfl.runtime import folders
 
 _Path = Union[str, 'os.PathLike[str]']
 _Metric = split_model.PrimaryMetric
@@ -570,7 +570,7 @@ def save(drawn: Union[Axes, Figure], path: _Path) -> None:
   figure = drawn if isinstance(drawn, Figure) else drawn.figure
   if figure.get_layout_engine() is not None:
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
-  with summary.atomic_file(path, 'wb') as file:
+  with folders.atomic_file(path, 'wb') as file:
     figure.savefig(file, format='png')
 
 

@@ -25,7 +25,7 @@ from binaries.papers import (
   per_fed_avg_theorem,
   privacy,
 )
-from tff_pfl.compare import paper
+from tff_pfl.comparisons import paper
 
 # In the order in which `all` runs them: those on generated data are fastest.
 EXPERIMENTS: Mapping[str, paper.Experiment] = {

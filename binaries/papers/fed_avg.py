@@ -37,7 +37,7 @@ from matplotlib.figure import Figure
 from sklearn import metrics
 
 from tff_pfl import datasets
-from tff_pfl.compare import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, laboratory, panels, paper
 from tff_pfl.core import personalization
 from tff_pfl.runs import new_clients, representation
 from tff_pfl.runs import run as run_lib

@@ -40,7 +40,7 @@ from matplotlib.figure import Figure
 
 from binaries.papers.linear import methods, model, problem, simulation
 from tff_pfl import plots
-from tff_pfl.compare import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, laboratory, panels, paper
 
 _PAPER = 'FedAvg with fine-tuning'
 _FIGURE_1 = f'{_PAPER}, figure 1'

@@ -45,7 +45,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tff_pfl import errors, plots
-from tff_pfl.compare import claims, laboratory, methods, panels, paper
+from tff_pfl.comparisons import claims, laboratory, methods, panels, paper
 from tff_pfl.core import personalization
 
 SA, WA = 'FedDAR-SA', 'FedDAR-WA'

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from binaries.papers import fed_dar
-from tff_pfl.compare import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, laboratory, panels, paper
 from tff_pfl.methods import fed_dar as algorithm
 
 _NOTHING, _ALL_COMPONENTS = 'nothing', 'RW, MH, Alter, Proj, SA'

@@ -60,7 +60,7 @@ from matplotlib.figure import Figure
 
 from binaries.papers.linear import methods, model, problem, simulation, theorem
 from tff_pfl import plots
-from tff_pfl.compare import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, laboratory, panels, paper
 
 _FIGURE = 'FedDAR, figure 1'
 _THEOREM = 'FedDAR, theorem A.4'

@@ -37,7 +37,7 @@ from matplotlib.figure import Figure
 
 from binaries import published
 from tff_pfl import plots
-from tff_pfl.compare import (
+from tff_pfl.comparisons import (
   claims,
   laboratory,
   methods,

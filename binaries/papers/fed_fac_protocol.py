@@ -46,7 +46,7 @@ from typing import Any
 import numpy as np
 
 from binaries.papers import fed_fac
-from tff_pfl.compare import claims, laboratory, methods, panels, paper
+from tff_pfl.comparisons import claims, laboratory, methods, panels, paper
 
 _FED_AVG, _FED_PER, _FED_REP = 'FedAvg', 'FedPer', 'FedRep'
 _UPDATES, _WEIGHTS = 'FedFac, updates', 'FedFac, weights'

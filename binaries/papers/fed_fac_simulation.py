@@ -51,7 +51,7 @@ from matplotlib.figure import Figure
 
 from binaries.papers import two_layer
 from tff_pfl import plots
-from tff_pfl.compare import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, laboratory, panels, paper
 from tff_pfl.datasets import examples
 from tff_pfl.methods import fed_fac, registry
 from tff_pfl.methods.shared import factor_analysis

@@ -19,7 +19,7 @@ import functools
 import numpy as np
 
 from binaries.papers import fed_fac, fed_fac_protocol
-from tff_pfl.compare import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, laboratory, panels, paper
 
 _AVERAGED, _LOCAL = 'averaged statistics', 'local statistics'
 _TRAINED, _NEW = 'trained', 'new'

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from binaries.papers import fed_fac
-from tff_pfl.compare import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, laboratory, panels, paper
 
 _TUNED = {
   'layers': 'Divided layer (Lambda)',

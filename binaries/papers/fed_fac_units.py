@@ -44,7 +44,7 @@ from matplotlib.figure import Figure
 from scipy import special
 
 from binaries.papers import fed_fac
-from tff_pfl.compare import claims, laboratory, methods, panels, paper
+from tff_pfl.comparisons import claims, laboratory, methods, panels, paper
 from tff_pfl.core import client_examples, objectives, scoring
 from tff_pfl.runs import representation
 from tff_pfl.runs import run as run_lib

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from tff_pfl import datasets
-from tff_pfl.compare import claims, laboratory, methods, panels, paper
+from tff_pfl.comparisons import claims, laboratory, methods, panels, paper
 from tff_pfl.core import personalization
 from tff_pfl.models import split_model
 from tff_pfl.runs import personalized_evaluation

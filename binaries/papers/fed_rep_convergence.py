@@ -38,7 +38,7 @@ import numpy as np
 
 from binaries.papers import fed_rep_linear
 from binaries.papers.linear import methods, model, simulation, theorem
-from tff_pfl.compare import claims, laboratory, paper
+from tff_pfl.comparisons import claims, laboratory, paper
 
 _FIGURE_3 = 'FedRep, figure 3'
 _THEOREM_1, _A_1 = 'FedRep, Theorem 1', 'FedRep, appendix A.1'

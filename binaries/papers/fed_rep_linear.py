@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from binaries.papers.linear import methods, model, problem, simulation
-from tff_pfl.compare import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, laboratory, panels, paper
 
 _FIGURE_1, _FIGURE_4 = 'FedRep, figure 1', 'FedRep, figure 4'
 FED_REP, _FED_SGD, _LOCAL = 'FedRep', 'FedSGD', 'Local only'

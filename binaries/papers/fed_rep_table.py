@@ -29,7 +29,7 @@ from typing import Any
 
 from binaries import published
 from tff_pfl import errors
-from tff_pfl.compare import (
+from tff_pfl.comparisons import (
   claims,
   laboratory,
   methods,

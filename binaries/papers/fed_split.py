@@ -56,7 +56,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from binaries.papers import two_layer
-from tff_pfl.compare import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, laboratory, panels, paper
 from tff_pfl.datasets import examples
 from tff_pfl.runtime import base as runtime_base
 

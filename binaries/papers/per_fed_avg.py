@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tff_pfl.compare import claims, laboratory, methods, panels, paper
+from tff_pfl.comparisons import claims, laboratory, methods, panels, paper
 from tff_pfl.core import personalization
 
 _FIGURE = 'Per-FedAvg, figure 1'

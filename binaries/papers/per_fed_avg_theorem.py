@@ -43,7 +43,7 @@ import numpy as np
 from scipy import special
 
 from binaries.papers import two_layer
-from tff_pfl.compare import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, laboratory, panels, paper
 from tff_pfl.datasets import examples
 from tff_pfl.methods import per_fed_avg, registry
 from tff_pfl.models import keras_bridge

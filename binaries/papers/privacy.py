@@ -25,7 +25,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_pfl.compare import claims, laboratory, methods, panels, paper
+from tff_pfl.comparisons import claims, laboratory, methods, panels, paper
 
 _FED_AVG, _FED_AVG_FT = 'FedAvg', 'FedAvg + FT'
 _FED_REP, _FED_FAC, _LOCAL = 'FedRep', 'FedFac', 'Local'

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_pfl import errors
-from tff_pfl.compare import claims, paper
+from tff_pfl.comparisons import claims, paper
 from tff_pfl.datasets import registry
 from tff_pfl.runs import summary as summary_lib
 

@@ -1,6 +1,6 @@
 import json
 
-from tff_pfl.compare import execution
+from tff_pfl.comparisons import execution
 from tff_pfl.methods import registry
 
 _SMALL = (

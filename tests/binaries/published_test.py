@@ -3,7 +3,7 @@ import pathlib
 import pytest
 
 from binaries import published
-from tff_pfl.compare import metrics as metrics_lib
+from tff_pfl.comparisons import metrics as metrics_lib
 
 _FLAGFILES = pathlib.Path(__file__).parents[2] / 'binaries' / 'flagfiles'
 

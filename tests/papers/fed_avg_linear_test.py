@@ -1,7 +1,7 @@
 import pytest
 
 from binaries.papers import fed_avg_linear
-from tff_pfl.compare import claims, tables
+from tff_pfl.comparisons import claims, tables
 
 
 def _row(start, method, seed, round_number, distance, norm):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from binaries.papers import fed_avg
 from tests.papers import untrained
-from tff_pfl.compare import claims, tables
+from tff_pfl.comparisons import claims, tables
 from tff_pfl.models import zoo
 
 

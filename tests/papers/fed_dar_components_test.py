@@ -5,7 +5,7 @@ import pytest
 
 from binaries.papers import fed_dar, fed_dar_components
 from tests.papers import untrained
-from tff_pfl.compare import claims, tables
+from tff_pfl.comparisons import claims, tables
 
 
 def test_each_aggregation_has_its_own_best_dimension():

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from binaries.papers import fed_dar_linear
-from tff_pfl.compare import claims, laboratory, tables
+from tff_pfl.comparisons import claims, laboratory, tables
 
 _SIZES = fed_dar_linear.FULL
 

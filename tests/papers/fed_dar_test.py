@@ -4,7 +4,7 @@ import pytest
 
 from binaries.papers import fed_dar
 from tests.papers import untrained
-from tff_pfl.compare import claims
+from tff_pfl.comparisons import claims
 
 _DOMAINS, _DIGITS = fed_dar.EXPERIMENTS
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from binaries.papers import fed_fac_protocol
 from tests.papers import untrained
-from tff_pfl.compare import claims
+from tff_pfl.comparisons import claims
 
 
 def test_each_form_is_compared_with_the_others():

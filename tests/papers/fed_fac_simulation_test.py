@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from binaries.papers import fed_fac_simulation
-from tff_pfl.compare import claims, laboratory, tables
+from tff_pfl.comparisons import claims, laboratory, tables
 
 _SMALL = fed_fac_simulation.Sizes(
   num_clients=6,

@@ -8,7 +8,7 @@ import pytest
 
 from binaries.papers import fed_fac_protocol, fed_fac_statistics
 from tests.papers import untrained
-from tff_pfl.compare import claims
+from tff_pfl.comparisons import claims
 
 
 @pytest.mark.parametrize(

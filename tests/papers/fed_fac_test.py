@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac
 from tests.papers import untrained
-from tff_pfl.compare import claims, laboratory, tables
+from tff_pfl.comparisons import claims, laboratory, tables
 
 
 def test_new_clients_have_local_training_and_the_ensemble():

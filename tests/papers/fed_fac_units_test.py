@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac, fed_fac_units
 from tests.papers import untrained
-from tff_pfl.compare import claims, laboratory
+from tff_pfl.comparisons import claims, laboratory
 
 _NEURONS, _FEATURES, _ = fed_fac_units.EXPERIMENTS
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from binaries.papers import fed_rep_convergence
-from tff_pfl.compare import claims, laboratory, tables
+from tff_pfl.comparisons import claims, laboratory, tables
 
 
 def _table(rounds):

@@ -4,7 +4,7 @@ import numpy as np
 
 from binaries.papers import fed_rep_linear
 from tests.papers import untrained
-from tff_pfl.compare import claims, laboratory, paper, tables
+from tff_pfl.comparisons import claims, laboratory, paper, tables
 
 _SAMPLES, _NEW_CLIENT = fed_rep_linear.EXPERIMENTS
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from binaries.papers import fed_rep_table
 from tests.papers import untrained
-from tff_pfl.compare import claims
+from tff_pfl.comparisons import claims
 
 
 def test_all_methods_stand_beside_the_published_figures():

@@ -9,7 +9,7 @@ import tensorflow as tf
 from binaries.papers import fed_rep
 from tests.papers import untrained
 from tff_pfl import datasets
-from tff_pfl.compare import claims
+from tff_pfl.comparisons import claims
 from tff_pfl.models import zoo
 from tff_pfl.runs import personalized_evaluation
 

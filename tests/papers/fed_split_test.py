@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from binaries.papers import fed_split
-from tff_pfl.compare import claims, laboratory, tables
+from tff_pfl.comparisons import claims, laboratory, tables
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from binaries import papers
 from tests.papers import untrained
-from tff_pfl.compare import claims, tables
+from tff_pfl.comparisons import claims, tables
 
 
 @pytest.mark.parametrize('name', papers.EXPERIMENTS)

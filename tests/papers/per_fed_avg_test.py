@@ -1,6 +1,6 @@
 from binaries.papers import per_fed_avg
 from tests.papers import untrained
-from tff_pfl.compare import claims, tables
+from tff_pfl.comparisons import claims, tables
 from tff_pfl.methods import registry
 
 _ACCURACIES = {

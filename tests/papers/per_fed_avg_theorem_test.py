@@ -4,7 +4,7 @@ import numpy as np
 
 from binaries.papers import per_fed_avg_theorem
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.compare import claims, tables
+from tff_pfl.comparisons import claims, tables
 
 _SIZES = dataclasses.replace(
   per_fed_avg_theorem.FAST, num_clients=3, num_examples=8, num_inputs=2

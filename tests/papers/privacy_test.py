@@ -2,7 +2,7 @@
 
 from binaries.papers import privacy
 from tests.papers import untrained
-from tff_pfl.compare import claims, tables
+from tff_pfl.comparisons import claims, tables
 
 _PRIVATE, _ATTACKED = privacy.EXPERIMENTS
 

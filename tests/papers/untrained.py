@@ -2,7 +2,7 @@
 
 import types
 
-from tff_pfl.compare import laboratory, tables
+from tff_pfl.comparisons import laboratory, tables
 
 
 def table(names, values, *columns):

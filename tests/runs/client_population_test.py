@@ -5,9 +5,9 @@ import pytest
 
 from tests.methods import toy_problems
 from tff_pfl import datasets
+from tff_pfl.core import tff_model
 from tff_pfl.models import class_weights, domain_models, domains
 from tff_pfl.runs import client_population
-from tff_pfl.core import tff_model
 
 
 def _data(domain=None, domain_names=None, num_examples=24, weight=None):

@@ -10,8 +10,8 @@ from tests.methods import toy_problems
 from tests.runs import clients
 from tff_pfl import runtime
 from tff_pfl.methods import registry
-from tff_pfl.runs import ensemble
 from tff_pfl.models import domain_models
+from tff_pfl.runs import ensemble
 
 _RNG = np.random.default_rng(4)
 

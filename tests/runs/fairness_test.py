@@ -4,8 +4,8 @@ import math
 import numpy as np
 import pytest
 
-from tff_pfl.runs import fairness
 from tff_pfl.models import split_model
+from tff_pfl.runs import fairness
 
 
 def test_figures_are_those_computed_by_hand():

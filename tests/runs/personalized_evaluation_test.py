@@ -7,11 +7,11 @@ import pytest
 from tests.methods import toy_problems
 from tests.runs import clients
 from tff_pfl import datasets
-from tff_pfl.methods import registry
 from tff_pfl.core import client_examples
-from tff_pfl.runs import personalized_evaluation
+from tff_pfl.methods import registry
 from tff_pfl.models import domains as domains_lib
 from tff_pfl.models import split_model
+from tff_pfl.runs import personalized_evaluation
 
 # More than are evaluated in one call; clients 3, 13, … have no test examples.
 _NUM_CLIENTS = 57

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
+from tff_pfl.core import personalized_process
 from tff_pfl.runs import (
   client_sampling,
   privacy,
@@ -12,7 +13,6 @@ from tff_pfl.runs import (
   run_store,
   training,
 )
-from tff_pfl.core import personalized_process
 
 _DELTA = 1e-5
 

@@ -10,9 +10,8 @@ from sklearn import metrics as sklearn_metrics
 from tff_pfl import datasets
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.methods import registry
-from tff_pfl.runs import personalized_evaluation
 from tff_pfl.models import client_metrics, zoo
-from tff_pfl.runs import new_clients, report, training
+from tff_pfl.runs import new_clients, personalized_evaluation, report, training
 from tff_pfl.runs import run as run_lib
 
 pytestmark = pytest.mark.usefixtures('without_pictures')

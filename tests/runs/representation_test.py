@@ -7,8 +7,8 @@ import pytest
 import scipy.linalg
 
 from tests.methods import toy_problems
-from tff_pfl.runs import representation
 from tff_pfl.models import keras_bridge
+from tff_pfl.runs import representation
 
 
 def _rng(seed=0):

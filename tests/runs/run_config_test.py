@@ -7,6 +7,7 @@ import pytest
 import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl.core import personalization, phases
 from tff_pfl.methods import (
   fed_avg,
   fed_fac,
@@ -15,9 +16,7 @@ from tff_pfl.methods import (
   registry,
   scaffold,
 )
-from tff_pfl.core import phases
 from tff_pfl.runs import open_run, run_config, summary
-from tff_pfl.core import personalization
 
 _CONFIG = run_config.RunConfig(
   algorithm='fed_rep',

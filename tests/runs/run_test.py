@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from tests.methods import toy_problems
 from tff_pfl import datasets, errors
-from tff_pfl.methods import fed_rep, registry
+from tff_pfl.core import personalization
 from tff_pfl.datasets.sources import table_encoding
+from tff_pfl.methods import fed_rep, registry
 from tff_pfl.models import domain_models, keras_bridge, prediction, zoo
 from tff_pfl.runs import (
   callbacks,
@@ -25,7 +26,6 @@ from tff_pfl.runs import (
   training,
 )
 from tff_pfl.runs import run as run_lib
-from tff_pfl.core import personalization
 
 _CONFIG = run_config.RunConfig(
   hparams=fed_rep.FedRepHParams(num_head_epochs=1),

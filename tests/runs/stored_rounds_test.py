@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tff_pfl import datasets
-from tff_pfl.methods import registry
 from tff_pfl.datasets.sources import synthetic
+from tff_pfl.methods import registry
 from tff_pfl.models import zoo
 from tff_pfl.runs import (
   client_population,

@@ -9,6 +9,7 @@ import pytest
 from tff_pfl import errors
 from tff_pfl.models import split_model
 from tff_pfl.runs import summary
+from tff_pfl.runtime import folders
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_failed_write_leaves_the_old_file(tmp_path):
   with pytest.raises(TypeError):
     summary.write_json(path, {'a': object()})
   with pytest.raises(KeyboardInterrupt):
-    with summary.atomic_file(path) as file:
+    with folders.atomic_file(path) as file:
       file.write('half')
       file.flush()
       raise KeyboardInterrupt

@@ -24,6 +24,7 @@ import tensorflow_federated as tff
 import tff_pfl
 from tff_pfl import errors
 from tff_pfl.runs import summary as summary_lib
+from tff_pfl.runtime import folders
 from tff_pfl.runtime.private_api import computation_pb2, executor_pb2
 
 _MANIFEST = 'manifest.json'
@@ -90,7 +91,7 @@ def save(
     content = message.SerializeToString(deterministic=True)
     path = os.path.join(directory, name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with summary_lib.atomic_file(path, 'wb') as file:
+    with folders.atomic_file(path, 'wb') as file:
       file.write(content)
     checksums[name] = hashlib.sha256(content).hexdigest()
   manifest = {

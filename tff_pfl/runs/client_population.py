@@ -13,10 +13,10 @@ import numpy as np
 import tree
 
 from tff_pfl import datasets, errors
-from tff_pfl.models import split_model
-from tff_pfl.runtime import base as runtime_base
-from tff_pfl.runs import run_store, value_codec
 from tff_pfl.core import personalized_process
+from tff_pfl.models import split_model
+from tff_pfl.runs import run_store, value_codec
+from tff_pfl.runtime import base as runtime_base
 
 # The setting of a run that tells its data.
 FINGERPRINT = 'data_sha256'

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from tff_pfl.runs import two_class_scores
 from tff_pfl.models import split_model
 from tff_pfl.runs import summary as summary_lib
+from tff_pfl.runs import two_class_scores
 
 # Of each metric, what there is besides the domains' values: name and title.
 _OVERALL = {

@@ -23,11 +23,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import datasets, errors
-from tff_pfl.core import client_examples, objectives
-from tff_pfl.runs import personalized_evaluation
+from tff_pfl.core import client_examples, objectives, personalized_process
 from tff_pfl.models import client_metrics, prediction
+from tff_pfl.runs import personalized_evaluation
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.core import personalized_process
 
 
 class NoModelsError(ValueError):

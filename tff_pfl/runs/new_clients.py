@@ -13,14 +13,19 @@ import numpy as np
 
 from tff_pfl import datasets
 from tff_pfl.core import client_examples
-from tff_pfl.datasets import files
-from tff_pfl.runs import ensemble, personalized_evaluation
-from tff_pfl.models import split_model
-from tff_pfl.runtime import base as runtime_base
-from tff_pfl.runs import client_population, run_store, value_codec
-from tff_pfl.runs import run as run_lib
-from tff_pfl.runs import summary as summary_lib
 from tff_pfl.core import personalization as personalization_lib
+from tff_pfl.datasets import files
+from tff_pfl.models import split_model
+from tff_pfl.runs import (
+  client_population,
+  ensemble,
+  personalized_evaluation,
+  run_store,
+  value_codec,
+)
+from tff_pfl.runs import run as run_lib
+from tff_pfl.runtime import base as runtime_base
+from tff_pfl.runtime import folders
 
 PERSONAL_MODELS_DIR = 'personal_models'
 # File systems take 255 bytes; a model is first written to `.NAME.npz.tmp`.
@@ -159,7 +164,7 @@ def accuracy_by_samples_and_epochs(
 
 def save_personal_model(path: str, weights: split_model.Weights) -> None:
   """Writes a personal model as .npz: weight name to array."""
-  with summary_lib.atomic_file(path, 'wb') as file:
+  with folders.atomic_file(path, 'wb') as file:
     np.savez(file, **weights)
 
 

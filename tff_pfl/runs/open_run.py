@@ -8,6 +8,7 @@ import os
 from typing import Any, Optional
 
 from tff_pfl import datasets, errors
+from tff_pfl.core import personalized_process
 from tff_pfl.runs import (
   client_population,
   run_config,
@@ -16,7 +17,6 @@ from tff_pfl.runs import (
 )
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runtime import folders
-from tff_pfl.core import personalized_process
 
 
 def open_run(

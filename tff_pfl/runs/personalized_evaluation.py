@@ -9,11 +9,10 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from tff_pfl import datasets, errors
-from tff_pfl.core import client_examples, example_tensors
-from tff_pfl.runs import domain_scores, fairness, two_class_scores
+from tff_pfl.core import client_examples, example_tensors, personalized_process
 from tff_pfl.models import client_metrics, split_model
+from tff_pfl.runs import domain_scores, fairness, two_class_scores
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.core import personalized_process
 
 # From client ids to examples, as `Runtime.share` returns it.
 ClientMapping = Mapping[str, Any]

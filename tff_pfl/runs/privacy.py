@@ -32,12 +32,12 @@ import numpy as np
 import tree
 
 from tff_pfl import errors
-from tff_pfl.runs import client_sampling
 from tff_pfl.core import (
   aggregators,
   personalized_process,
   private_mean,
 )
+from tff_pfl.runs import client_sampling
 
 if TYPE_CHECKING:
   from tff_pfl.runs import run_config

@@ -14,11 +14,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from tff_pfl import datasets, plots
-from tff_pfl.runs import two_class_scores
-from tff_pfl.models import split_model
-from tff_pfl.runs import client_population, domain_report, run_store
-from tff_pfl.runs import summary as summary_lib
 from tff_pfl.core import personalized_process
+from tff_pfl.models import split_model
+from tff_pfl.runs import (
+  client_population,
+  domain_report,
+  run_store,
+  two_class_scores,
+)
+from tff_pfl.runs import summary as summary_lib
 
 SUMMARY_NAME = 'summary.json'
 HISTORY_NAME = 'metrics.csv'

@@ -16,16 +16,19 @@ from matplotlib.axes import Axes
 
 from tff_pfl import datasets, errors, plots
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.core import client_examples
+from tff_pfl.core import client_examples, personalized_process
+from tff_pfl.core import personalization as personalization_lib
 from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import table_encoding
-from tff_pfl.runs import personalized_evaluation
 from tff_pfl.models import keras_bridge, prediction, split_model
-from tff_pfl.runtime import base as runtime_base
-from tff_pfl.runs import client_population, report, run_store
+from tff_pfl.runs import (
+  client_population,
+  personalized_evaluation,
+  report,
+  run_store,
+)
 from tff_pfl.runs import summary as summary_lib
-from tff_pfl.core import personalization as personalization_lib
-from tff_pfl.core import personalized_process
+from tff_pfl.runtime import base as runtime_base
 
 # Of runs on tables: what makes examples of rows.
 ENCODING_NAME = 'encoding.json'

@@ -11,8 +11,15 @@ from typing import Any, Optional
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
+from tff_pfl.core import (
+  attacks,
+  personalized_process,
+  phases,
+  schedules,
+  training_options,
+)
+from tff_pfl.core import personalization as personalization_lib
 from tff_pfl.methods import registry
-from tff_pfl.core import phases, schedules, training_options
 from tff_pfl.models import (
   augmentation,
   class_weights,
@@ -23,11 +30,6 @@ from tff_pfl.models import (
 )
 from tff_pfl.runs import client_sampling, privacy, training, warm_up
 from tff_pfl.runs import run as run_lib
-from tff_pfl.core import (
-  attacks,
-  personalized_process,
-)
-from tff_pfl.core import personalization as personalization_lib
 
 _INFINITIES = ['inf', '-inf']
 # Arguments of `training.run` that are not for a warm-up.

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tff_pfl import datasets
-from tff_pfl.core import client_examples
-from tff_pfl.runtime import base as runtime_base
+from tff_pfl.core import client_examples, personalized_process
 from tff_pfl.runs import client_population, run_store, value_codec
-from tff_pfl.core import personalized_process
+from tff_pfl.runtime import base as runtime_base
 
 
 class StoredRounds:

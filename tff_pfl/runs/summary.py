@@ -1,14 +1,13 @@
 """Sums up a run: figures over rounds, result files, a table on the screen."""
 
-import contextlib
 import json
 import math
 import numbers
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any, Optional, Union
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Optional, Union
 
 import pandas as pd
 import tabulate
@@ -16,6 +15,7 @@ import tabulate
 from tff_pfl import errors
 from tff_pfl.models import split_model
 from tff_pfl.runs import value_codec
+from tff_pfl.runtime import folders
 
 _Path = Union[str, 'os.PathLike[str]']
 _NONE_CELL = '–'
@@ -83,9 +83,9 @@ def json_text(value: Any, indent: Optional[int] = None) -> str:
 
 
 def write_json(path: _Path, value: Any) -> None:
-  """Writes what `json_text` takes as an `atomic_file`."""
+  """Writes what `json_text` takes as a `folders.atomic_file`."""
   text = json_text(value, indent=2)
-  with atomic_file(path) as file:
+  with folders.atomic_file(path) as file:
     file.write(text + '\n')
 
 
@@ -158,48 +158,9 @@ def tidy(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_csv(path: _Path, table: pd.DataFrame) -> None:
-  """Writes a data frame, without its index, as an `atomic_file`."""
-  with atomic_file(path) as file:
+  """Writes a data frame, without its index, as a `folders.atomic_file`."""
+  with folders.atomic_file(path) as file:
     table.to_csv(file, index=False)
-
-
-@contextlib.contextmanager
-def atomic_file(path: _Path, mode: str = 'w') -> Iterator[IO[Any]]:
-  """Opens a file that replaces `path` once all of it is on the disk.
-
-  If the body raises, or after a crash, `path` is as it was.
-
-  Args:
-    mode: "w" for text in UTF-8, "wb" for bytes.
-
-  Raises:
-    RunError: If the file cannot be written.
-  """
-  path = os.fspath(path)
-  directory, name = os.path.split(path)
-  temporary = os.path.join(directory, f'.{name}.tmp')
-  text_options = {} if 'b' in mode else {'encoding': 'utf-8', 'newline': ''}
-  try:
-    try:
-      with open(temporary, mode, **text_options) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-      os.replace(temporary, path)
-    except BaseException:
-      with contextlib.suppress(OSError):
-        os.remove(temporary)
-      raise
-    # The new name must be on the disk too.
-    descriptor = os.open(directory or '.', os.O_RDONLY)
-    try:
-      os.fsync(descriptor)
-    finally:
-      os.close(descriptor)
-  except OSError as error:
-    raise errors.RunError(
-      f'Cannot write {path}: {errors.os_reason(error)}.'
-    ) from error
 
 
 def format_table(rows: Iterable[Sequence[Any]], headers: Sequence[str]) -> str:

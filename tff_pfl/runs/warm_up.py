@@ -26,16 +26,16 @@ import tqdm
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.methods import registry
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.datasets import files
+from tff_pfl.methods import registry
 from tff_pfl.models import domain_models, split_model
 from tff_pfl.runs import (
   client_population,
   client_sampling,
   run_store,
 )
-from tff_pfl.runs import summary as summary_lib
+from tff_pfl.runtime import folders
 
 if TYPE_CHECKING:
   from tff_pfl.runs import run_config
@@ -120,7 +120,7 @@ def run(
     weights = _model_of_run(config, model)
     os.makedirs(output_dir, exist_ok=True)
     path = os.path.join(output_dir, INITIAL_WEIGHTS_NAME)
-    with summary_lib.atomic_file(path, 'wb') as file:
+    with folders.atomic_file(path, 'wb') as file:
       np.savez(file, **weights)
   return started(config, model, output_dir)
 

@@ -1,10 +1,12 @@
-"""Folders of results: where they are, and what they hold."""
+"""Folders of results: where they are, what they hold, and writing there."""
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
-from typing import Optional, Union
+from collections.abc import Iterator
+from typing import IO, Any, Optional, Union
 
 from tff_pfl import errors
 
@@ -67,3 +69,44 @@ def kind_of(path: str) -> Optional[str]:
     is_experiment = os.path.exists(os.path.join(path, 'settings.json'))
     return EXPERIMENT if is_experiment else COMPARISON
   return None
+
+
+@contextlib.contextmanager
+def atomic_file(
+  path: Union[str, os.PathLike[str]], mode: str = 'w'
+) -> Iterator[IO[Any]]:
+  """Opens a file that replaces `path` once all of it is on the disk.
+
+  If the body raises, or after a crash, `path` is as it was.
+
+  Args:
+    mode: "w" for text in UTF-8, "wb" for bytes.
+
+  Raises:
+    RunError: If the file cannot be written.
+  """
+  path = os.fspath(path)
+  directory, name = os.path.split(path)
+  temporary = os.path.join(directory, f'.{name}.tmp')
+  text_options = {} if 'b' in mode else {'encoding': 'utf-8', 'newline': ''}
+  try:
+    try:
+      with open(temporary, mode, **text_options) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+      os.replace(temporary, path)
+    except BaseException:
+      with contextlib.suppress(OSError):
+        os.remove(temporary)
+      raise
+    # The new name must be on the disk too.
+    descriptor = os.open(directory or '.', os.O_RDONLY)
+    try:
+      os.fsync(descriptor)
+    finally:
+      os.close(descriptor)
+  except OSError as error:
+    raise errors.RunError(
+      f'Cannot write {path}: {errors.os_reason(error)}.'
+    ) from error

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from binaries.papers.linear import simulation
-from tff_pfl.compare import claims, panels, paper
+from tff_pfl.comparisons import claims, panels, paper
 
 BOUND = "theorem's bound"
 

@@ -1,0 +1,125 @@
+"""Trials that leave made-up results, without training."""
+
+import os
+import zlib
+
+import numpy as np
+
+from tff_pfl.comparisons import trial
+from tff_pfl.runs import report, run_store, summary
+
+
+def run(
+  wanted,
+  directory,
+  *,
+  runtime_options=None,
+  metric='accuracy',
+  domains=None,
+  reported=None,
+):
+  """As `trial.run`: the files of a finished trial.
+
+  Numbers depend on the trial's name; of methods, `local_only` has no global
+  model, and clients of the others no weights of their own. A sweep's accuracy
+  is its learning rate.
+
+  Args:
+    metric: The primary one; of others than the accuracy less is better.
+    domains: Scores of domains, as evaluations have them, if any; over the last
+      rounds they are a tenth.
+    reported: Further metrics, as evaluations have them, if any.
+  """
+  del runtime_options
+  config, (trained, new) = wanted.config, trial.load_data(wanted)
+  rng = np.random.default_rng(zlib.crc32(wanted.name.encode()))
+  has_global = config.algorithm != 'local_only'
+  primary = {'name': metric, 'higher_is_better': False}
+
+  def evaluation():
+    score, loss = rng.uniform(size=2)
+    if wanted.validation_fraction is not None:
+      score = config.hparams.learning_rate
+    means = {metric: score, 'loss': loss, **dict.fromkeys(reported or (), 0.5)}
+    return {
+      'personal': means,
+      'global': means if has_global else None,
+      'fairness': {
+        'worst_10_percent': score / 2,
+        'fraction_hurt': score / 4 if has_global else None,
+      },
+      'non_finite_clients': 0,
+      **({} if metric == 'accuracy' else {'primary_metric': primary}),
+      **({} if reported is None else {'reported': reported}),
+      **({} if domains is None else {'domains': domains}),
+    }
+
+  def clients(data):
+    return [
+      {
+        'client': client_id,
+        'num_train_examples': 3,
+        'num_test_examples': 2,
+        'num_rounds': 1,
+        'before': {metric: rng.uniform(), 'loss': rng.uniform()},
+        'after': {metric: rng.uniform(), 'loss': rng.uniform()},
+      }
+      for client_id in (data.client_ids if data else ())
+    ]
+
+  evaluations = [evaluation() for _ in range(config.num_rounds)]
+  last = evaluations[-1]
+  with run_store.RunStore.open(directory, {'num_rounds': 0}) as store:
+    for of_round in [None, *evaluations]:
+      store.commit_round(
+        server_state=b'', client_states={}, metrics={}, evaluation=of_round
+      )
+  scores = [e['personal'][metric] for e in evaluations]
+  over_rounds = {'last_10_mean': np.mean(scores), 'last': scores[-1]}
+  found = {
+    'accuracy': over_rounds,
+    'global_accuracy': over_rounds if has_global else None,
+    'fairness': last['fairness'],
+    'loss': last['personal']['loss'],
+    'seconds_per_round': rng.uniform(),
+    'non_finite_clients': 0,
+  }
+  if metric != 'accuracy':
+    over_rounds = {
+      'personal': found['accuracy'],
+      'global': found['global_accuracy'],
+    }
+    found.update(
+      accuracy=None,
+      global_accuracy=None,
+      primary_metric={**primary, **over_rounds},
+    )
+  if domains is not None:
+    personal = _tenths(domains['personal'])
+    found['domains'] = {**domains, 'personal': personal}
+  summary.write_json(os.path.join(directory, report.SUMMARY_NAME), found)
+  variants = {
+    name: {
+      'evaluation': last if name == trial.OWN_VARIANT else evaluation(),
+      'clients': clients(trained),
+      'new_clients': clients(new),
+    }
+    for name in (trial.OWN_VARIANT, *wanted.fine_tune_variants)
+  }
+  own = variants[trial.OWN_VARIANT]
+  own['new_clients_by_ensemble'] = [] if has_global else clients(new)
+  summary.write_json(
+    os.path.join(directory, trial.SCORES_NAME),
+    {
+      'has_global_model': has_global,
+      'adaptation': 'none',
+      'bytes_per_round': {'down': 3, 'up': 2},
+      'variants': variants,
+    },
+  )
+
+
+def _tenths(value):
+  if isinstance(value, dict):
+    return {name: _tenths(item) for name, item in value.items()}
+  return {'last': value, 'last_10_mean': None if value is None else value / 10}

@@ -1,0 +1,296 @@
+import contextlib
+import csv
+import dataclasses
+import json
+
+import pytest
+
+from tff_pfl import errors
+from tff_pfl.comparisons import claims, laboratory, paper
+from tff_pfl.methods import registry
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+  num_rounds: int = 2
+  num_seeds: int = 5
+
+
+class _Workshop:
+  """Makes experiments, and tells which have measured with which settings."""
+
+  def __init__(self, directory):
+    self.settings = laboratory.Settings(
+      str(directory), fast=True, show_progress=False
+    )
+    self.directory = directory
+    self.measured = []
+
+  def experiment(self, name, *values, fail=None, before=None, dataset=None):
+    """One whose claims are that each of `values` is above 0."""
+
+    def measure(lab):
+      if before is not None:
+        raise before
+      self.measured.append((name, lab.settings, list(lab.seeds)))
+      trial = self.directory / name / 'trials' / 'one' / 'run.sqlite'
+      trial.parent.mkdir(parents=True, exist_ok=True)
+      trial.touch()
+      if fail is not None:
+        raise fail
+      for seed in lab.seeds:
+        yield {'seed': seed, **{f'v{i}': v for i, v in enumerate(values)}}
+
+    def make_claims(table, sizes):
+      assert sizes == _Sizes(num_seeds=len(table.distinct('seed')))
+      for i in range(len(values)):
+        yield claims.measured(f'{i} is', 'F 1', table.values(f'v{i}'), above=0)
+
+    return paper.Experiment(
+      name,
+      f'summary of {name}',
+      'Figure 1',
+      measure,
+      make_claims,
+      lambda table, sizes, figure: figure.add_subplot().plot([1, 2]),
+      full={dataset: _Sizes(), 'mnist' if dataset else None: _Sizes()},
+      fast=_Sizes(num_seeds=2),
+    )
+
+  def read(self, *path):
+    return json.loads(self.directory.joinpath(*path).read_text())
+
+
+@pytest.fixture
+def workshop(tmp_path):
+  return _Workshop(tmp_path)
+
+
+def test_an_experiment_leaves_figure_numbers_and_claims(workshop):
+  settings = workshop.settings._replace(seed=3, num_seeds=1)
+  summary = paper.run(workshop.experiment('one', 1.5, -1.0), settings)
+  folder = workshop.directory / 'one'
+  assert (folder / 'figure.png').read_bytes().startswith(b'\x89PNG')
+  with open(folder / 'numbers.csv') as file:
+    assert list(csv.DictReader(file)) == [
+      {'seed': '3', 'v0': '1.5', 'v1': '-1.0'},
+    ]
+  assert workshop.read('one', 'summary.json') == summary
+  assert summary.pop('seconds') >= 0
+  assert summary.pop('versions')['tensorflow']
+  assert [c['verdict'] for c in summary.pop('claims')] == ['holds', 'fails']
+  assert summary == {
+    'experiment': 'one',
+    'summary': 'summary of one',
+    'paper': 'Figure 1',
+    'result': '1 of 2 claims hold, 1 fail',
+    'setup': {'num_rounds': 2, 'num_seeds': 1},
+    'fast': True,
+    'dataset': None,
+    'seed': 3,
+    'num_seeds': 1,
+    'sizes': None,
+    'runtime': 'in_process',
+  }
+  own = settings._replace(directory=str(folder))
+  assert workshop.measured == [('one', own, [3])]
+
+
+def test_numbers_are_kept_and_claims_made_anew(workshop):
+  paper.run(workshop.experiment('one', 1.0), workshop.settings)
+  changed = dataclasses.replace(
+    workshop.experiment('one'), claims=lambda table, sizes: []
+  )
+  # What executes does not change what is found.
+  moved = workshop.settings._replace(runtime='native')
+  summary = paper.run(changed, moved)
+  assert summary['result'] == '0 of 0 claims hold'
+  assert summary['runtime'] == 'in_process'
+  assert len(workshop.measured) == 1
+
+
+def test_an_interrupted_experiment_continues(workshop):
+  interrupted = workshop.experiment('one', fail=KeyboardInterrupt())
+  with pytest.raises(KeyboardInterrupt):
+    paper.run(interrupted, workshop.settings)
+  assert not (workshop.directory / 'one' / 'summary.json').exists()
+  # As if it had worked for an hour.
+  settings = workshop.read('one', 'settings.json')
+  assert settings['seconds'] < 3600
+  settings['seconds'] = 3600
+  (workshop.directory / 'one' / 'settings.json').write_text(
+    json.dumps(settings)
+  )
+  one = workshop.experiment('one', 1.0)
+  assert paper.run(one, workshop.settings)['seconds'] >= 3600
+  assert (workshop.directory / 'one' / 'trials' / 'one').is_dir()
+  assert paper.run(one, workshop.settings, rerun=True)['seconds'] < 3600
+
+
+@pytest.mark.parametrize(
+  'name, value, fail',
+  [
+    ('seed', 1, None),
+    ('fast', False, None),
+    ('dataset', 'mnist', KeyboardInterrupt()),
+    ('num_seeds', 9, KeyboardInterrupt()),
+    ('sizes', {'num_rounds': 9}, None),
+  ],
+)
+def test_a_folder_is_for_one_kind_of_settings(workshop, name, value, fail):
+  one = workshop.experiment('one', 1.0, fail=fail, dataset='digits')
+  with contextlib.suppress(KeyboardInterrupt):
+    paper.run(one, workshop.settings)
+  other = workshop.settings._replace(**{name: value})
+  for run in (paper.run, lambda one, other: paper.run_all([one], other)):
+    with pytest.raises(errors.RunError, match=f'not {name}={value}') as error:
+      run(one, other)
+    assert 'choose another output folder' in str(error.value)
+  assert len(workshop.measured) == 1
+
+
+def test_what_is_no_experiment_is_not_touched(workshop):
+  (workshop.directory / 'one').mkdir()
+  (workshop.directory / 'one' / 'summary.json').write_text('{}')
+  one = workshop.experiment('one', 1.0)
+  for rerun in (False, True):
+    with pytest.raises(errors.RunError, match='holds no experiment'):
+      paper.run(one, workshop.settings, rerun=rerun)
+  assert workshop.read('one', 'summary.json') == {}
+
+
+def test_rerun_starts_anew_with_any_settings(workshop):
+  paper.run(workshop.experiment('one', -1.0), workshop.settings)
+  mine = workshop.directory / 'one' / 'notes.txt'
+  mine.write_text('mine')
+  old = workshop.directory / 'one' / 'trials' / 'old'
+  old.mkdir()
+  settings = workshop.settings._replace(seed=1)
+  again = paper.run(workshop.experiment('one', 2.0), settings, rerun=True)
+  assert again['result'] == '1 of 1 claims hold'
+  assert again['seed'] == 1
+  assert not old.exists()
+  assert mine.read_text() == 'mine'
+
+
+def test_damaged_numbers_are_one_line(workshop):
+  one = workshop.experiment('one', 1.0)
+  paper.run(one, workshop.settings)
+  (workshop.directory / 'one' / 'numbers.json').write_text('{')
+  with pytest.raises(errors.RunError, match='Cannot read .*one/numbers.json'):
+    paper.run(one, workshop.settings)
+
+
+def test_numbers_of_other_sizes_are_not_taken(workshop):
+  one = workshop.experiment('one', 1.0)
+  paper.run(one, workshop.settings)
+  other = dataclasses.replace(one, fast=_Sizes(num_rounds=9, num_seeds=2))
+  with pytest.raises(errors.RunError, match='of another version of one.*rerun'):
+    paper.run(other, workshop.settings)
+
+
+def test_sizes_may_be_others():
+  experiment = _Workshop('').experiment('one')
+  settings = laboratory.Settings('', fast=True)
+
+  def sizes(**others):
+    return experiment.sizes(settings._replace(sizes=others))
+
+  assert sizes(num_rounds=9).num_rounds == 9
+  assert sizes(num_rounds=9).num_seeds == experiment.fast.num_seeds
+  with pytest.raises(ValueError, match='num_rounds, num_seeds, found .depth'):
+    sizes(depth=3)
+  with pytest.raises(ValueError, match="`num_rounds`.* same kind as 2.*'few'"):
+    sizes(num_rounds='few')
+
+
+def test_data_are_for_experiments_on_data_sets(workshop):
+  settings = workshop.settings._replace(dataset='mnist', data_dir='there')
+  both = [
+    workshop.experiment('one', 1.0),
+    workshop.experiment('two', 1.0, dataset='digits'),
+  ]
+  paper.run_all(both, settings)
+  found = [(own.dataset, own.data_dir) for _, own, _ in workshop.measured]
+  assert found == [(None, None), ('mnist', 'there')]
+  settings = workshop.settings._replace(dataset='cifar10')
+  with pytest.raises(ValueError, match='two takes: digits, mnist'):
+    paper.run(both[1], settings)
+
+
+def test_all_go_on_after_a_failure_and_are_summed_up(workshop, capsys):
+  experiments = [
+    workshop.experiment('one', 1.0, -1.0),
+    workshop.experiment('two', fail=errors.RunError('No\ndata.')),
+    workshop.experiment('three', 3.0),
+  ]
+  summaries = paper.run_all(experiments, workshop.settings)
+  assert [name for name, *_ in workshop.measured] == ['one', 'two', 'three']
+  total = workshop.read('summary.json')
+  assert total['result'] == '2 of 3 claims hold, 1 fail'
+  assert [(c['experiment'], c['verdict']) for c in total['claims']] == [
+    ('one', 'holds'),
+    ('one', 'fails'),
+    ('three', 'holds'),
+  ]
+  assert total['errors'] == {'two': 'No data.'}
+  assert total['claims'] == paper.all_claims(summaries)
+  err = capsys.readouterr().err
+  assert 'one: 1 of 2 claims hold, 1 fail' in err
+  assert 'two: did not run: No data.' in err
+
+
+def test_settings_that_were_the_mistake_do_not_bind_the_folder(workshop):
+  refused = workshop.experiment('one', before=ValueError('no such files'))
+  with pytest.raises(ValueError, match='no such files'):
+    paper.run(refused, workshop.settings._replace(seed=7))
+  paper.run(workshop.experiment('one', 1.0), workshop.settings)
+
+
+def test_an_unexpected_error_is_not_hidden(workshop):
+  broken = workshop.experiment('one', fail=ZeroDivisionError())
+  with pytest.raises(ZeroDivisionError):
+    paper.run_all([broken], workshop.settings)
+
+
+def test_shared_hyperparameters_are_those_that_a_method_has():
+  shared = {'learning_rate': 0.3, 'num_epochs': 2, 'num_head_epochs': 7}
+  found = laboratory.hparams_of('fed_rep', shared, {'momentum': 0.1})
+  assert found == registry.get_algorithm('fed_rep').hparams(
+    head_learning_rate=0.3,
+    body_learning_rate=0.3,
+    num_head_epochs=7,
+    momentum=0.1,
+  )
+  found = laboratory.hparams_of('fed_avg', shared, {'learning_rate': 0.5})
+  assert found == registry.get_algorithm('fed_avg').hparams(
+    learning_rate=0.5, num_epochs=2
+  )
+
+
+def test_trials_of_methods_share_what_is_not_their_own(tmp_path):
+  settings = laboratory.Settings(
+    str(tmp_path), data_dir='data', show_progress=False
+  )
+  lab = laboratory.Laboratory(settings, _Sizes())
+  method = laboratory.Method(
+    'FedDAR, SA', 'fed_dar', {}, {'num_rounds': 3}, fine_tuned='+ FT'
+  )
+  wanted = lab.trial(
+    method,
+    {'learning_rate': 0.3, 'num_epochs': 2},
+    seed=4,
+    label='alpha=0.1',
+    dataset='rotated_digits',
+    num_rounds=9,
+    num_clients=5,
+    cohort_size=5,
+  )
+  assert wanted.name == 'alpha=0.1-feddar__sa-4'
+  assert wanted.fine_tune_variants == ('all',)
+  config = wanted.config
+  assert (config.num_rounds, config.seed) == (3, 4)
+  assert config.personalization.learning_rate == 0.3
+  assert config.personalization.num_epochs == 2
+  # The digits are bundled: the folder is for other experiments' data.
+  assert config.data_dir is None

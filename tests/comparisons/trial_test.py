@@ -1,0 +1,227 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from tests.comparisons import poisoned_examples
+from tff_pfl import datasets, errors
+from tff_pfl.comparisons import trial
+from tff_pfl.core import personalization
+from tff_pfl.runs import run_config, run_store
+
+
+def _config(**changes):
+  return run_config.RunConfig(
+    **{
+      'algorithm': 'fed_avg',
+      'dataset': 'synthetic',
+      'num_clients': 3,
+      'model': 'linear',
+      'num_rounds': 2,
+      'cohort_size': 2,
+      **changes,
+    }
+  )
+
+
+def _run(directory, wanted):
+  trial.run(wanted, str(directory))
+  return json.loads((directory / 'scores.json').read_text())
+
+
+@pytest.fixture(scope='module', name='plain')
+def _plain(tmp_path_factory):
+  """The folder and the scores of a trial that is a run and nothing more."""
+  directory = tmp_path_factory.mktemp('plain')
+  return directory, _run(directory, trial.Trial('x', _config()))
+
+
+def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
+  wanted = trial.Trial('x', _config(), num_new_clients=2)
+  trained, new = trial.load_data(wanted)
+  assert trained.num_clients == 3
+  assert new.num_clients == 2
+  assert not set(trained.client_ids) & set(new.client_ids)
+  whole = datasets.load_dataset(
+    'synthetic', num_clients=5, partition='shards:2', seed=0
+  )
+  for part in (trained, new):
+    assert list(part.client_ids) == sorted(part.client_ids)
+    for client_id in part.client_ids:
+      np.testing.assert_array_equal(
+        part.train(client_id).x, whole.train(client_id).x
+      )
+
+  scores = _run(tmp_path, wanted)['variants']['method']
+  assert [row['client'] for row in scores['clients']] == list(
+    trained.client_ids
+  )
+  assert [row['client'] for row in scores['new_clients']] == list(
+    new.client_ids
+  )
+  assert {row['num_rounds'] for row in scores['new_clients']} == {0}
+  with run_store.RunStore.open_for_reading(tmp_path) as store:
+    assert store.config['num_clients'] == 3
+    # It cannot be built again from the settings of a run alone.
+    with pytest.raises(errors.RunError, match='set new clients'):
+      run_config.RunConfig.from_settings(store.config)
+
+
+def test_new_clients_that_cannot_be_scored_are_refused_with_the_data():
+  wanted = trial.Trial(
+    'x',
+    # There are 1,437 training and 360 test examples.
+    _config(dataset='digits', num_clients=1300, partition='iid', seed=1),
+    num_new_clients=1,
+  )
+  trial.load_data(dataclasses.replace(wanted, num_new_clients=50))
+  with pytest.raises(ValueError, match='test examples.*found .none among 1 '):
+    trial.load_data(wanted)
+
+
+def test_new_clients_are_drawn_by_the_seed_alone():
+  def new_clients(**changes):
+    wanted = trial.Trial('x', _config(**changes), num_new_clients=2)
+    return trial.load_data(wanted)[1].client_ids
+
+  drawn = {seed: new_clients(seed=seed) for seed in range(6)}
+  assert len(set(drawn.values())) > 1
+  assert drawn[1] == new_clients(seed=1, algorithm='ditto', num_rounds=9)
+
+
+def test_a_sweep_trains_the_clients_of_the_comparison_and_scores_no_new_ones():
+  wanted = trial.Trial('x', _config(), num_new_clients=2)
+  trained, _ = trial.load_data(wanted)
+  sweep = dataclasses.replace(wanted, validation_fraction=0.5)
+  tuned, new = trial.load_data(sweep)
+  assert tuned.client_ids == trained.client_ids
+  assert new is None
+
+
+def test_the_shares_that_join_later_are_of_the_trained_clients():
+  config = _config(num_clients=4, cohort_size=1, join_rounds='2:0.5')
+  wanted = trial.Trial('x', config, num_new_clients=3)
+  trained, new = trial.load_data(wanted)
+  assert list(trained.join_round.values()) == [2, 2]
+  assert not new.join_round
+  sweep = dataclasses.replace(wanted, validation_fraction=0.5)
+  tuned, _ = trial.load_data(sweep)
+  assert tuned.join_round == trained.join_round
+
+
+@pytest.mark.slow
+def test_a_trial_goes_on_with_its_data_elsewhere(tmp_path, monkeypatch):
+  load = datasets.load_dataset
+  monkeypatch.setattr(
+    datasets,
+    'load_dataset',
+    lambda name, *, data_dir, **options: load(name, **options),
+  )
+  wanted = trial.Trial('x', _config(), num_new_clients=1)
+  before = _run(tmp_path, wanted)
+  moved = dataclasses.replace(wanted, config=_config(data_dir='elsewhere'))
+  after = _run(tmp_path, moved)
+  assert after['variants']['method'] == before['variants']['method']
+  # What data it is about may not change.
+  other = dataclasses.replace(wanted, num_new_clients=2)
+  with pytest.raises((errors.RunError, ValueError), match='num_new_clients'):
+    _run(tmp_path, other)
+
+
+def test_a_run_of_all_clients_is_one_of_the_train_program(plain):
+  directory, scores = plain
+  assert scores['variants']['method']['new_clients'] == []
+  with run_store.RunStore.open_for_reading(directory) as store:
+    stored = run_config.RunConfig.from_settings(store.config)
+  # With what the method does by itself spelt out.
+  assert stored == _config(personalization=stored.personalization)
+
+
+def test_a_sweep_never_reads_test_examples(tmp_path, monkeypatch):
+  load = datasets.load_dataset
+
+  def load_poisoned(*args, **kwargs):
+    return poisoned_examples.poisoned(load(*args, **kwargs))
+
+  monkeypatch.setattr(datasets, 'load_dataset', load_poisoned)
+  wanted = trial.Trial(
+    'x', _config(), num_new_clients=1, validation_fraction=0.25
+  )
+  (tmp_path / 'sweep').mkdir()
+  scores = _run(tmp_path / 'sweep', wanted)['variants']['method']
+  assert scores['new_clients'] == []
+  data = load('synthetic', num_clients=4, partition='shards:2', seed=0)
+  assert len(scores['clients']) == 3
+  for row in scores['clients']:
+    available = data.num_train_examples(row['client'])
+    assert row['num_test_examples'] == round(available / 4)
+    assert row['num_train_examples'] == available - round(available / 4)
+  # That is worth something only if the examples are poisonous.
+  with pytest.raises(AssertionError, match='were read'):
+    trial.run(trial.Trial('y', _config()), str(tmp_path / 'run'))
+
+
+@pytest.mark.slow
+def test_variants_are_what_runs_that_end_with_them_score(tmp_path):
+  wanted = trial.Trial(
+    'x', _config(), fine_tune_variants=('none', 'all'), num_new_clients=1
+  )
+  scores = _run(tmp_path / 'plain', wanted)
+  # 'none' is what fed_avg does anyway.
+  assert list(scores['variants']) == ['method', 'all']
+  tuned = dataclasses.replace(
+    wanted,
+    config=_config(
+      personalization=personalization.Personalization(fine_tune='all')
+    ),
+  )
+  expected = _run(tmp_path / 'tuned', tuned)
+  assert list(expected['variants']) == ['method', 'none']
+  for variant, same in (('all', 'method'), ('method', 'none')):
+    one, other = scores['variants'][variant], expected['variants'][same]
+    for which in ('clients', 'new_clients'):
+      assert one[which] == other[which]
+    for which in ('personal', 'global', 'fairness'):
+      assert one['evaluation'][which] == other['evaluation'][which]
+  assert scores['variants']['all'] != scores['variants']['method']
+
+
+def test_a_method_that_changes_the_model_has_variants():
+  # The model of FedEM's process is itself made of copies of the model.
+  config = _config(algorithm='fed_em')
+  model = config.build_model(config.load_data())
+  process = config.build_process(model)
+  variant = trial._variant(config, model, process, 'head')
+  assert variant.description['personalization']['fine_tune'] == 'head'
+  assert trial._variant(config, model, process, 'none') is None
+
+
+def test_an_interrupted_trial_goes_on(plain, tmp_path):
+  _config(num_rounds=1).run(str(tmp_path), show_progress=False)
+  assert _run(tmp_path, trial.Trial('x', _config())) == plain[1]
+
+
+def test_what_goes_over_the_network_is_the_processs(plain):
+  config = _config()
+  process = config.build_process(config.build_model(config.load_data()))
+  assert plain[1]['bytes_per_round'] == process.bytes_per_round._asdict()
+
+
+@pytest.mark.parametrize(
+  'text,words',
+  [
+    (None, 'No such file'),
+    ('{', 'Cannot read'),
+  ],
+)
+def test_a_folder_without_a_trial_is_one_line(tmp_path, text, words, capsys):
+  if text is not None:
+    (tmp_path / 'trial.json').write_text(text)
+  with pytest.raises(SystemExit) as exit_info:
+    trial.main(['trial', str(tmp_path)])
+  assert exit_info.value.code == 1
+  error = capsys.readouterr().err
+  assert error.startswith(trial.ERROR_START)
+  assert words in error
+  assert error.count('\n') == 1

@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+
+from tests.comparisons import poisoned_examples
+from tff_pfl import datasets
+from tff_pfl.comparisons import validation
+
+
+@pytest.fixture(name='data')
+def _data():
+  """Clients with 0, 1, 2 and 20 training examples, all different."""
+  keys = np.repeat([0, 1, 2], [1, 2, 20])
+  return datasets.FederatedDataset.from_arrays(
+    np.arange(23.0)[:, np.newaxis],
+    np.arange(23) % 3,
+    x_test=np.full([4, 1], 99.0),
+    y_test=np.zeros(4, int),
+    keys=keys,
+    keys_test=[0, 1, 2, 3],
+    num_classes=3,
+  )
+
+
+def _views(data, **changes):
+  return validation.validation_view(
+    data, **{'fraction': 0.3, 'seed': 0, **changes}
+  )
+
+
+def test_the_training_examples_are_divided_and_nothing_else(data):
+  view = _views(poisoned_examples.poisoned(data))
+  for client_id in data.client_ids:
+    train, test = view.train(client_id), view.test(client_id)
+    whole = data.train(client_id)
+    np.testing.assert_array_equal(
+      np.sort(np.concatenate([train.x, test.x]), axis=0), whole.x
+    )
+    labels = dict(zip(whole.x[:, 0], whole.y))
+    for part in (train, test):
+      assert [labels[x] for x in part.x[:, 0]] == part.y.tolist()
+    assert view.num_train_examples(client_id) == len(train.y)
+    assert view.num_test_examples(client_id) == len(test.y)
+  np.testing.assert_array_equal(
+    view.class_counts('train') + view.class_counts('test'),
+    data.class_counts('train'),
+  )
+
+
+def test_both_parts_have_an_example_where_there_are_two(data):
+  view = _views(data)
+  sizes = [
+    (view.num_train_examples(i), view.num_test_examples(i))
+    for i in view.client_ids
+  ]
+  assert sorted(sizes) == [(0, 0), (1, 0), (1, 1), (14, 6)]
+  for fraction in (0.001, 0.999):
+    view = _views(data, fraction=fraction)
+    two = data.client_ids[1]
+    assert view.num_train_examples(two) == view.num_test_examples(two) == 1
+
+
+def test_the_seed_decides(data):
+  client_id = data.client_ids[2]
+  first, again, other = (
+    _views(data, seed=seed).test(client_id).x.tolist() for seed in (1, 1, 2)
+  )
+  assert first == again
+  assert first != other
+
+
+def test_of_examples_that_overlap_the_last_are_held_out_after_a_gap():
+  data = datasets.FederatedDataset.from_arrays(
+    np.arange(26.0)[:, np.newaxis],
+    np.zeros(26, int),
+    x_test=np.zeros([2, 1]),
+    y_test=np.zeros(2, int),
+    # Those of the second client are too few to be divided.
+    keys=np.repeat([0, 1], [20, 6]),
+    keys_test=[0, 1],
+    num_classes=1,
+    num_overlapping=5,
+  )
+  view = _views(data, fraction=0.2)
+  long, short = data.client_ids
+  assert view.train(long).x[:, 0].tolist() == list(range(11))
+  assert view.test(long).x[:, 0].tolist() == [16, 17, 18, 19]
+  assert view.num_train_examples(long) == 11
+  assert view.num_train_examples(short) == 6
+  assert view.num_test_examples(short) == 0
+  # However much is asked for, one is left.
+  assert _views(data, fraction=0.99).num_train_examples(long) == 1
+
+
+def test_division_keeps_the_examples_domains():
+  data = datasets.FederatedDataset.from_arrays(
+    np.arange(40.0)[:, np.newaxis],
+    np.arange(40) % 3,
+    num_clients=2,
+    domain=np.arange(40) % 4,
+  )
+  view = _views(data)
+  assert view.domain_names == data.domain_names
+  for client_id in view.client_ids:
+    for part in (view.train(client_id), view.test(client_id)):
+      np.testing.assert_array_equal(part.domain, part.x[:, 0] % 4)
+  np.testing.assert_array_equal(
+    view.domain_counts('train') + view.domain_counts('test'),
+    data.domain_counts('train'),
+  )

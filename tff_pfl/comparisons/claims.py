@@ -1,0 +1,195 @@
+"""Statements of a paper, and whether an experiment bears them out.
+
+A claim holds, fails, or is undecided. Where methods are compared, what decides
+is the 95% interval of their mean difference over seeds: a seed has its own
+clients, initial weights and cohorts, which the methods share, so differences
+are taken seed by seed. The claim holds if the interval lies on the right side
+of the bound, fails if it lies on the wrong side, and is undecided if it has the
+bound within, or if there are fewer than `MIN_SEEDS` seeds.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from scipy import stats
+
+from tff_pfl.comparisons import tables
+from tff_pfl.runs import summary as summary_lib
+
+HOLDS, FAILS, UNDECIDED = 'holds', 'fails', 'undecided'
+# With fewer, an interval says little about other seeds.
+MIN_SEEDS = 5
+_CONFIDENCE = 0.95
+
+
+class Claim(NamedTuple):
+  """A statement of a paper, reduced to a number.
+
+  Attributes:
+    statement: What the paper says, and which number it was reduced to.
+    source: Where it stands, such as 'FedRep, figure 3'.
+    measured: The number; of a comparison the mean over seeds.
+    low: Lower end of its 95% interval; None where there is none.
+    high: Upper end.
+    threshold: What it was compared with, such as '> 0.98'.
+    num_seeds: Seeds that it was measured with.
+    verdict: `HOLDS`, `FAILS` or `UNDECIDED`.
+  """
+
+  statement: str
+  source: str
+  measured: float
+  low: Optional[float]
+  high: Optional[float]
+  threshold: str
+  num_seeds: int
+  verdict: str
+
+
+def measured(
+  statement: str,
+  source: str,
+  values: Any,
+  *,
+  above: Optional[float] = None,
+  below: Optional[float] = None,
+) -> Claim:
+  """A claim about every run: the worst value decides.
+
+  Args:
+    values: A number for each seed, `[num_seeds, ...]`; one that is not finite
+      fails.
+    above: What all values are to be larger than.
+    below: What all are to be smaller than; one of the two is given.
+  """
+  values = np.asarray(values, float)
+  worst = float(np.min(values) if below is None else np.max(values))
+  # NaN is on neither side.
+  holds = worst > above if below is None else worst < below
+  return Claim(
+    statement,
+    source,
+    worst,
+    low=None,
+    high=None,
+    threshold=_threshold(above, below),
+    num_seeds=len(values),
+    verdict=HOLDS if holds else FAILS,
+  )
+
+
+def difference(
+  statement: str,
+  source: str,
+  values: Any,
+  *,
+  above: float = 0,
+  below: Optional[float] = None,
+) -> Claim:
+  """A claim about the mean over seeds, decided by its interval.
+
+  Args:
+    values: `[num_seeds]`, such as one method's accuracies less another's. A
+      claim with one that is not finite fails.
+    above: What the mean is to be larger than.
+    below: What it is to be smaller than, instead.
+  """
+  values = np.asarray(values, float)
+  mean, low, high = float(values.mean()), None, None
+  verdict = UNDECIDED
+  if not np.isfinite(values).all():
+    # A method that diverged with a seed does not bear out anything.
+    verdict = FAILS
+  elif len(values) >= MIN_SEEDS:
+    half = stats.t.ppf((1 + _CONFIDENCE) / 2, len(values) - 1) * stats.sem(
+      values
+    )
+    low, high = mean - half, mean + half
+    bound = above if below is None else below
+    if not low <= bound <= high:
+      verdict = HOLDS if (low > bound) == (below is None) else FAILS
+  threshold = _threshold(above, below)
+  return Claim(
+    statement, source, mean, low, high, threshold, len(values), verdict
+  )
+
+
+def more_accurate(
+  table: tables.Table,
+  source: str,
+  pairs: Iterable[tuple[str, str]],
+  *,
+  by: str = 'method',
+  **where: Iterable[str],
+) -> Iterator[Claim]:
+  """Claims that of two methods the first has the larger `accuracy`.
+
+  Args:
+    pairs: The two methods, or values of the column `by`, of each claim.
+    **where: The values of another column, at each of which there is a claim for
+      each pair.
+  """
+  ((column, places),) = where.items()
+  for place, (better, worse) in itertools.product(places, pairs):
+    yield difference(
+      f'{place}: {better} is more accurate than {worse}',
+      source,
+      table.lead('accuracy', better, worse, by=by, **{column: place}),
+    )
+
+
+def _threshold(above, below):
+  return f'> {above:g}' if below is None else f'< {below:g}'
+
+
+def count(verdicts: Iterable[str]) -> str:
+  """How many hold, such as '3 of 5 claims hold, 1 fail, 1 undecided'."""
+  counts = collections.Counter(verdicts)
+  text = f'{counts[HOLDS]} of {sum(counts.values())} claims hold'
+  if counts[FAILS]:
+    text += f', {counts[FAILS]} fail'
+  if counts[UNDECIDED]:
+    text += f', {counts[UNDECIDED]} undecided'
+  return text
+
+
+def number(claim: Mapping[str, Any]) -> str:
+  """What was measured, with its interval, of a claim's fields as JSON types."""
+  if claim['measured'] is None:
+    return 'nan'
+  text = f'{claim["measured"]:.3g}'
+  if claim['low'] is not None:
+    text += f' [{claim["low"]:.3g}, {claim["high"]:.3g}]'
+  return text
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Claims as a table for the screen.
+
+  Args:
+    rows: The fields of claims, each with its `experiment`.
+  """
+  cells, last = [], None
+  for row in rows:
+    cells.append(
+      [
+        row['experiment'] if row['experiment'] != last else '',
+        textwrap.fill(row['statement'], 44),
+        textwrap.fill(row['source'], 16),
+        number(row),
+        row['threshold'],
+        row['num_seeds'],
+        row['verdict'],
+      ]
+    )
+    last = row['experiment']
+  return summary_lib.format_table(
+    cells,
+    ['experiment', 'claim', 'source', 'measured', 'wanted', 'seeds', 'verdict'],
+  )

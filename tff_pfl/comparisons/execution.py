@@ -1,0 +1,364 @@
+"""Runs trials side by side, each in a process of its own or on a cluster.
+
+A trial's folder holds `trial.json` (what it is), the files of its run,
+`log.txt` (what its process wrote) and, once it is finished, `scores.json`.
+Whatever ends this process ends the trials; the next call goes on with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import tqdm
+
+import tff_pfl
+from tff_pfl import errors
+from tff_pfl.comparisons import cluster as cluster_lib
+from tff_pfl.comparisons import trial
+from tff_pfl.runs import client_population, run_store, value_codec
+from tff_pfl.runs import summary as summary_lib
+from tff_pfl.runtime import child_processes, cores, shutdown
+
+TRIALS_DIR = 'trials'
+LOG_NAME = 'log.txt'
+
+# What may differ when a trial is taken up again: where it runs, not what.
+_MUTABLE = tuple(
+  f'config.{name}'
+  for name in run_store.MUTABLE_SETTINGS
+  if name != 'num_rounds'
+)
+_TRIAL_MODULE = trial.__name__
+_SECONDS_BETWEEN_LOOKS = 0.1
+# From SIGTERM to SIGKILL.
+_GRACE_SECONDS = 10.0
+_MAX_REASON = 500
+
+
+class Parallelism(NamedTuple):
+  """How trials share the machine.
+
+  Attributes:
+    num_processes: Trials that run at the same time.
+    num_clients: Clients that each of them computes at the same time.
+    num_threads: Threads of each operation of a client.
+  """
+
+  num_processes: int
+  num_clients: int
+  num_threads: int
+
+
+def divide_cores(
+  num_trials: int,
+  num_processes: Optional[int] = None,
+  max_concurrent_clients: Optional[int] = None,
+) -> Parallelism:
+  """Divides the usable cores among trials, and a trial's among its clients.
+
+  Args:
+    num_processes: Trials to run at the same time; None for one on each core, 0
+      for one in this process.
+    max_concurrent_clients: Clients of a trial at the same time, at least 1;
+      None for one on each of its cores.
+  """
+  if num_processes == 0:
+    num_processes = 1
+  available = cores.num_usable_cores()
+  num_processes = min(num_processes or available, max(1, num_trials))
+  share = max(1, available // num_processes)
+  num_clients = max_concurrent_clients or share
+  return Parallelism(num_processes, num_clients, max(1, share // num_clients))
+
+
+def trial_folder(directory: str, name: str) -> str:
+  """The folder of a trial in that of its comparison."""
+  return os.path.join(directory, TRIALS_DIR, name)
+
+
+def is_finished(directory: str, name: str) -> bool:
+  """Whether a trial has its scores."""
+  folder = trial_folder(directory, name)
+  return os.path.exists(os.path.join(folder, trial.SCORES_NAME))
+
+
+def is_started(directory: str, name: str) -> bool:
+  """Whether a trial was ever begun."""
+  path = os.path.join(trial_folder(directory, name), trial.SPEC_NAME)
+  return os.path.exists(path)
+
+
+def logged_error(directory: str, name: str) -> Optional[str]:
+  """The error that a trial's last process reported; None without one.
+
+  Raises:
+    RunError: If its log cannot be read.
+  """
+  for line in reversed(_log_lines(directory, name)):
+    if line.startswith(trial.ERROR_START):
+      return line[len(trial.ERROR_START) :]
+  return None
+
+
+def _log_lines(directory, name):
+  """What a trial's last process wrote, without empty lines."""
+  path = os.path.join(trial_folder(directory, name), LOG_NAME)
+  try:
+    with open(path, encoding='utf-8', errors='replace') as log:
+      return [line.strip() for line in log if line.strip()]
+  except FileNotFoundError:
+    # It never ran.
+    return []
+  except OSError as error:
+    raise errors.RunError(f'Cannot read {path}: {error.strerror}.') from error
+
+
+def _expect_same_trials(directory, trials):
+  """Raises `RunError` if a folder holds a trial with other settings."""
+  for wanted in trials:
+    folder = trial_folder(directory, wanted.name)
+    if not is_started(directory, wanted.name):
+      continue
+    # As they would be read from the file.
+    given = json.loads(summary_lib.json_text(wanted.settings()))
+    stored, given = (
+      value_codec.flatten(settings, '.')
+      for settings in (trial.read_spec(folder)['trial'], given)
+    )
+    for name in dict.fromkeys([*stored, *given]):
+      if name not in _MUTABLE and stored.get(name) != given.get(name):
+        raise errors.RunError(
+          f'{folder} holds a trial with {name}={stored.get(name)!r}, not '
+          f'{given.get(name)!r}: give the settings of that comparison, or '
+          'choose another output folder.'
+        )
+
+
+def _expect_same_data(directory, trials):
+  """Raises `RunError` if finished trials had other data; one a source tells."""
+  known = set()
+  for one in trials:
+    config = one.config
+    source = config.dataset, repr(dict(config.dataset_arguments))
+    folder = trial_folder(directory, one.name)
+    if (
+      source in known
+      or not is_finished(directory, one.name)
+      or not run_store.has_run(folder)
+    ):
+      continue
+    known.add(source)
+    with run_store.RunStore.open_for_reading(folder) as store:
+      client_population.check_unchanged(trial.load_data(one)[0], store)
+
+
+def run_trials(
+  trials: Sequence[trial.Trial],
+  directory: str,
+  *,
+  num_processes: Optional[int] = None,
+  cluster: Optional[cluster_lib.Cluster] = None,
+  runtime_options: Optional[Mapping[str, Any]] = None,
+  show_progress: bool = True,
+  description: str = 'trials',
+) -> dict:
+  """Runs the trials that are not finished.
+
+  Ctrl-C, SIGTERM (see `shutdown`) and any error end the running ones, too.
+
+  Args:
+    trials: The trials, which start in this order.
+    num_processes: Trials at the same time, see `divide_cores`; 0 for one after
+      another in this process, which keeps the memory of what they compile and
+      ends with an error that is not expected.
+    cluster: Where to run them, instead of on this machine; its nodes share
+      `directory`.
+    runtime_options: Options of the trials' runtimes, as JSON types.
+
+  Returns:
+    By name the reason, in one line, of each trial that failed.
+
+  Raises:
+    RunError: If a folder holds another trial, or one on other data, or cannot
+      be written to.
+  """
+  names = [one.name for one in trials]
+  errors.expect(
+    len(set(names)) == len(names), 'trials', 'of distinct names', names
+  )
+  _expect_same_trials(directory, trials)
+  waiting = [t for t in trials if not is_finished(directory, t.name)]
+  if waiting:
+    _expect_same_data(directory, trials)
+  options = dict(runtime_options or {})
+  most_clients = options.get('max_concurrent_clients')
+  if cluster is not None:
+    directory = os.path.abspath(directory)
+    shares = Parallelism(len(trials), most_clients or cluster.cpus_per_run, 1)
+  else:
+    shares = divide_cores(len(waiting), num_processes, most_clients)
+  if all(t.config.runtime != 'ray' for t in trials):
+    options['max_concurrent_clients'] = shares.num_clients
+  servers: list[child_processes.ForkServer] = []
+  if cluster is None and num_processes == 0:
+    start = _run_here
+  elif cluster is not None:
+    start_task = cluster_lib.connect(cluster)
+    start = functools.partial(_start_task, start_task, _environment(shares))
+  else:
+    start = functools.partial(_start_process, servers, _environment(shares))
+  running, failures = {}, {}
+  bar = _progress_bar(
+    len(trials), len(trials) - len(waiting), description, show_progress
+  )
+  with bar, _ending(running, servers):
+    while waiting or running:
+      shutdown.raise_if_stopped()
+      while waiting and len(running) < shares.num_processes:
+        one = waiting.pop(0)
+        folder = trial_folder(directory, one.name)
+        with _starting(folder):
+          log_path = _make_folder(folder, one, options)
+          running[one.name] = start(folder, log_path)
+      for name, process in list(running.items()):
+        if process and process.poll() is None:
+          continue
+        del running[name]
+        failure = _failure(directory, name, process)
+        if failure is not None:
+          failures[name] = failure
+          if show_progress:
+            bar.write(f'{name} failed: {failure}', file=sys.stderr)
+          bar.set_postfix(failed=len(failures), refresh=False)
+        bar.update()
+      bar.update(0)
+      if running:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+  return failures
+
+
+def _progress_bar(num_trials, num_finished, description, is_shown):
+  """A bar that counts the trials that have ended."""
+  return tqdm.tqdm(
+    total=num_trials,
+    initial=num_finished,
+    desc=description,
+    unit='trial',
+    disable=not is_shown,
+    # A log file gets a line now and then, a terminal a bar whose clock runs
+    # also while no trial ends. The estimate is by the mean over all trials.
+    mininterval=1 if sys.stderr.isatty() else 60,
+    miniters=0,
+    smoothing=0,
+    dynamic_ncols=True,
+  )
+
+
+@contextlib.contextmanager
+def _starting(folder):
+  """Says which trial the system would not let start."""
+  try:
+    yield
+  except OSError as error:
+    raise errors.RunError(
+      f'Cannot start a trial in {folder}: {errors.os_reason(error)}.'
+    ) from error
+
+
+def _make_folder(folder, wanted, runtime_options):
+  """Makes a trial's folder; returns the path of its log, which is empty."""
+  os.makedirs(folder, exist_ok=True)
+  summary_lib.write_json(
+    os.path.join(folder, trial.SPEC_NAME),
+    {'trial': wanted.settings(), 'runtime_options': runtime_options},
+  )
+  log_path = os.path.join(folder, LOG_NAME)
+  with open(log_path, 'w', encoding='utf-8'):
+    return log_path
+
+
+def _run_here(folder, log_path):
+  """Runs a trial in this process; there is none to wait for then."""
+  spec = trial.read_spec(folder)
+  try:
+    trial.run(
+      trial.Trial.from_settings(spec['trial']),
+      folder,
+      runtime_options=spec['runtime_options'],
+    )
+  except errors.EXPECTED as error:
+    with open(log_path, 'w', encoding='utf-8') as log:
+      log.write(f'{trial.ERROR_START}{errors.reason(error)}\n')
+
+
+def _environment(shares):
+  """Variables of a trial's process besides those of this one."""
+  # The package is found whatever the working directory is.
+  root = str(pathlib.Path(tff_pfl.__file__).resolve().parents[1])
+  paths = [root, os.environ.get('PYTHONPATH', '')]
+  return {
+    'TF_NUM_INTRAOP_THREADS': os.environ.get(
+      'TF_NUM_INTRAOP_THREADS', str(shares.num_threads)
+    ),
+    'PYTHONPATH': os.pathsep.join(filter(None, paths)),
+  }
+
+
+def _start_process(servers, environment, folder, log_path):
+  """Starts a trial in a process on this machine."""
+  server = next((s for s in servers if s.is_free()), None)
+  if server is None:
+    variables = {**os.environ, **environment}
+    server = child_processes.ForkServer(_TRIAL_MODULE, variables)
+    servers.append(server)
+  server.start(log_path, folder)
+  return server
+
+
+def _start_task(start, environment, folder, log_path):
+  """Starts a trial on a cluster."""
+  command = [sys.executable, '-m', _TRIAL_MODULE, folder]
+  return start(command, log_path, environment)
+
+
+def _failure(directory, name, process):
+  """Why a trial that has ended failed; None if it did not."""
+  status = process.returncode if process else 0
+  if status == 0 and is_finished(directory, name):
+    return None
+  reported = logged_error(directory, name)
+  if reported is not None:
+    return reported
+  ended = child_processes.describe_return_code(status)
+  path = os.path.join(trial_folder(directory, name), LOG_NAME)
+  last = (_log_lines(directory, name) or [''])[-1]
+  return f'The process {ended}; {path} ends: {last[:_MAX_REASON]}'
+
+
+@contextlib.contextmanager
+def _ending(running, servers):
+  """Ends the trials that are running when the block is left."""
+  try:
+    yield
+  finally:
+    processes = list(filter(None, running.values()))
+    try:
+      for process in processes:
+        process.terminate()
+      deadline = time.monotonic() + _GRACE_SECONDS
+      for process in processes:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+      # A second Ctrl-C, too, leaves none behind.
+      for process in {*processes, *servers}:
+        process.kill()
+      for process in processes:
+        process.wait()

@@ -1,0 +1,146 @@
+"""Methods compared in settings: their runs, with every seed."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+from tff_pfl.comparisons import laboratory, trial
+
+# The fields of an experiment's sizes that all its methods are trained with.
+_TRAINING = (
+  'num_epochs',
+  'num_head_epochs',
+  'learning_rate',
+  'momentum',
+  'optimizer',
+  'batch_size',
+)
+
+
+class Setting(NamedTuple):
+  """What methods are compared in, such as a partition of the data.
+
+  Attributes:
+    methods: The methods.
+    config: Fields of `RunConfig`; a function is called with the seed.
+    hparams: Hyperparameters; each method takes those that it has.
+  """
+
+  methods: Sequence[laboratory.Method]
+  config: Mapping[str, Any] = types.MappingProxyType({})
+  hparams: Mapping[str, Any] = types.MappingProxyType({})
+
+
+class Result(NamedTuple):
+  """What a method reached in a setting with a seed.
+
+  Attributes:
+    setting: The setting's name, or number.
+    method: The method's name, or that of the same with fine-tuning.
+    hparams: The method's own hyperparameters.
+    run: The run, which both have in common.
+    variant: `trial.OWN_VARIANT`, or how the models are fine-tuned.
+  """
+
+  setting: Hashable
+  method: str
+  hparams: Mapping[str, Any]
+  seed: int
+  run: trial.FinishedTrial
+  variant: str
+
+  @property
+  def is_fine_tuned(self) -> bool:
+    """Whether it is of the last models after fine-tuning."""
+    return self.variant != trial.OWN_VARIANT
+
+  @property
+  def scores(self) -> Mapping[str, Any]:
+    """The last models' scores; see `trial.FinishedTrial.variant`."""
+    return self.run.variant(self.variant)
+
+  def columns(self, setting: str = 'partition') -> dict[str, Any]:
+    """The columns of a table that name it; `setting` is the setting's."""
+    return {setting: self.setting, 'method': self.method, 'seed': self.seed}
+
+  def accuracy(self) -> float:
+    """Mean over the clients: of the last ten rounds, or after fine-tuning."""
+    if self.is_fine_tuned:
+      return self.scores['evaluation']['personal']['accuracy']
+    return self.run.summary['accuracy']['last_10_mean']
+
+
+def training(sizes: Any) -> dict[str, Any]:
+  """The hyperparameters that methods share; see `laboratory.hparams_of`.
+
+  Args:
+    sizes: An experiment's sizes, with fields such as `learning_rate`.
+  """
+  shared = {n: getattr(sizes, n) for n in _TRAINING if hasattr(sizes, n)}
+  if 'num_epochs' in shared:
+    # Where body and head are trained in turn, an epoch is one on the body.
+    shared['num_body_epochs'] = shared['num_epochs']
+  return shared
+
+
+def run(
+  lab: laboratory.Laboratory,
+  settings: Mapping[Hashable, Setting],
+  *,
+  seeds: Optional[Sequence[int]] = None,
+  label: str = '',
+  **config: Any,
+) -> Iterator[Result]:
+  """Runs methods in settings with every seed of an experiment.
+
+  Args:
+    settings: By name, or number.
+    seeds: Others than the experiment's.
+    label: What tells runs from others of the same names.
+    **config: Fields of `RunConfig` that all runs have, and `num_new_clients`,
+      besides those of the experiment's sizes; see `Laboratory.trial`. Without
+      `rounds_per_evaluation` only the last rounds are evaluated.
+
+  Yields:
+    By setting, method and seed the result; of a method with `fine_tuned` that
+    name's results, too, after its own.
+  """
+  seeds = lab.seeds if seeds is None else seeds
+  num_rounds = config.get('num_rounds') or lab.sizes.num_rounds
+  config = {'rounds_per_evaluation': num_rounds, **config}
+  runs = lab.run(
+    {
+      (name, method.name, seed): lab.trial(
+        method,
+        {**training(lab.sizes), **setting.hparams},
+        seed=seed,
+        label=f'{label}-{name}',
+        **{
+          **config,
+          **{
+            n: v(seed) if callable(v) else v for n, v in setting.config.items()
+          },
+        },
+      )
+      for name, setting in settings.items()
+      for method in setting.methods
+      for seed in seeds
+    }
+  )
+  for name, setting in settings.items():
+    for method in setting.methods:
+      variants = {method.name: trial.OWN_VARIANT}
+      if method.fine_tuned:
+        variants[method.fine_tuned] = method.fine_tuned_scope
+      for result, variant in variants.items():
+        for seed in seeds:
+          yield Result(
+            name,
+            result,
+            method.hparams,
+            seed,
+            runs[name, method.name, seed],
+            variant,
+          )

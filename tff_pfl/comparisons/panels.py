@@ -1,0 +1,76 @@
+"""Figures of papers' experiments, as `paper.Experiment.draw` takes them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Optional
+
+from matplotlib.figure import Figure
+
+from tff_pfl import plots
+from tff_pfl.comparisons import tables
+
+Draw = Callable[[tables.Table, Any, Figure], None]
+
+
+def curves(column: str, *, over: str, **options: Any) -> Draw:
+  """A figure of curves.
+
+  Args:
+    column: What is drawn, over the column `over`.
+    **options: Those of `plots.curves` and, but `draw`, of `plots.panels`, of
+      which `panel` is the column.
+  """
+  return functools.partial(_draw, plots.curves, y=column, x=over, **options)
+
+
+def bars(column: str, *, group: str, **options: Any) -> Draw:
+  """A figure of groups of bars.
+
+  Args:
+    column: What is drawn, in groups by the column `group`.
+    **options: Those of `plots.bars` and, but `draw`, of `plots.panels`, of
+      which `panel` is the column.
+  """
+  return functools.partial(_draw, plots.bars, y=column, x=group, **options)
+
+
+# Of the test accuracies of methods.
+accuracy_bars = functools.partial(
+  bars, 'accuracy', group='method', y_label='Test accuracy'
+)
+
+
+def _draw(
+  draw_panel: Callable[..., Any],
+  table: tables.Table,
+  sizes: Any,
+  figure: Figure,
+  *,
+  panel: Optional[str] = None,
+  width: float = 6.4,
+  title: Callable[[Any], str] = str,
+  sharey: bool = False,
+  shared_legend: bool = False,
+  **options: Any,
+) -> None:
+  plots.say_spread(figure, sizes.num_seeds)
+  plots.panels(
+    table.frame,
+    panel,
+    functools.partial(draw_panel, **options),
+    width=width,
+    title=title,
+    sharey=sharey,
+    shared_legend=shared_legend,
+    figure=figure,
+  )
+
+
+def prepare(
+  figure: Figure, width: float, height: float, num_seeds: int
+) -> None:
+  """Sizes an empty figure, in inches, and says what its error bars are."""
+  figure.set_size_inches(width, height)
+  plots.say_spread(figure, num_seeds)

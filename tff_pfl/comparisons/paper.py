@@ -1,0 +1,389 @@
+"""An experiment of a paper: what is measured, its figure and its claims.
+
+The folder of an experiment holds
+
+* `settings.json`, written first: what the folder is for, and the seconds spent
+  on it before an interruption;
+* `trials/`, its training runs (see `execution`);
+* `numbers.json`, what was measured, with the setup, and `numbers.csv`;
+* `figure.png` and `summary.json`, which are made of the numbers: the claims and
+  how the experiment was run.
+
+A folder is for one experiment with one size, data set and seeds. There an
+experiment that has its numbers is not measured again; its figure and claims are
+made anew. One that was interrupted goes on with its training runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Optional
+
+import tqdm
+from matplotlib.figure import Figure
+
+from tff_pfl import errors, plots
+from tff_pfl.comparisons import claims as claims_lib
+from tff_pfl.comparisons import (
+  execution,
+  laboratory,
+  page,
+  panels,
+  tables,
+)
+from tff_pfl.runs import directory_lock
+from tff_pfl.runs import summary as summary_lib
+from tff_pfl.runtime import folders, machine
+
+SETTINGS_NAME = 'settings.json'
+NUMBERS_NAME = 'numbers.json'
+CSV_NAME = 'numbers.csv'
+FIGURE_NAME = 'figure.png'
+SUMMARY_NAME = 'summary.json'
+PAGE_NAME = 'claims.html'
+# What `Experiment.measure` gives, and `Experiment.claims` takes and gives.
+Rows = Iterator[Mapping[str, Any]]
+Table = tables.Table
+Claims = Iterator[claims_lib.Claim]
+# The settings that change what an experiment finds.
+_IDENTITY = ('fast', 'dataset', 'seed', 'num_seeds', 'sizes')
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """An experiment of a paper.
+
+  Attributes:
+    name: What `--experiment` takes.
+    summary: One line on what is checked.
+    paper: Which figures and tables of which paper it repeats.
+    measure: Gives the rows of a `Table` of numbers; pure but for the trials it
+      runs.
+    claims: The paper's claims, of the numbers and the sizes.
+    draw: Draws the figure, such as `panels.curves(...)`: from the numbers and
+      the sizes on an empty figure, whose size it may set.
+    full: By data set the sizes, each a dataclass with `num_seeds`; the first is
+      the experiment's own. Of generated data, the key is None.
+    fast: Sizes of minutes, and their data set.
+  """
+
+  name: str
+  summary: str
+  paper: str
+  measure: Callable[[laboratory.Laboratory], Rows]
+  claims: Callable[[tables.Table, Any], Claims]
+  draw: panels.Draw
+  full: Mapping[Optional[str], Any]
+  fast: Any
+
+  @property
+  def uses_datasets(self) -> bool:
+    """Whether it is on data sets, and not on generated data."""
+    return None not in self.full
+
+  def takes(self, dataset: Optional[str]) -> bool:
+    """Whether `laboratory.Settings.dataset` may be this."""
+    return dataset is None or dataset in self.full
+
+  def sizes(self, settings: laboratory.Settings) -> Any:
+    """The sizes that the settings ask for.
+
+    Raises:
+      ValueError: If there is no such size, or a value is of another kind.
+    """
+    sizes = self.fast
+    if not settings.fast or settings.dataset is not None:
+      sizes = self.full[settings.dataset or next(iter(self.full))]
+    if settings.fast and settings.dataset is not None:
+      # Its data with the fast number of rounds and seeds.
+      few = {
+        name: getattr(self.fast, name)
+        for name in ('num_rounds', 'num_warmup_rounds', 'num_seeds')
+        if hasattr(self.fast, name)
+      }
+      sizes = dataclasses.replace(sizes, **few)
+    if settings.num_seeds is not None:
+      sizes = dataclasses.replace(sizes, num_seeds=settings.num_seeds)
+    others = settings.sizes or {}
+    for name, value in others.items():
+      errors.expect_one_of('sizes', name, vars(sizes))
+      old = getattr(sizes, name)
+      errors.expect(
+        _kind(old) in (_kind(value), type(None)),
+        name,
+        f'of the same kind as {old!r}',
+        value,
+      )
+    return dataclasses.replace(sizes, **others)
+
+
+def _kind(value):
+  """A type of which all numbers, and all sequences, have the same."""
+  kinds = {int: float, list: tuple}
+  return kinds.get(type(value), type(value))
+
+
+def run(
+  experiment: Experiment, settings: laboratory.Settings, *, rerun: bool = False
+) -> dict[str, Any]:
+  """Runs an experiment, or makes claims and figure of what it measured before.
+
+  Args:
+    rerun: Whether to delete what is in its folder and start anew, with whatever
+      settings.
+
+  Returns:
+    What is in `summary.json`: `experiment`, `summary`, `paper`, `claims` (the
+    fields of `claims.Claim`), `result` ('3 of 5 claims hold, …'), `setup`,
+    `fast`, `dataset`, `seed`, `num_seeds`, `sizes`, `runtime`, `seconds` (that
+    the measurement took, also before an interruption, but not before a SIGKILL)
+    and `versions`.
+
+  Raises:
+    ValueError: If the experiment does not take the data set or sizes.
+    RunError: If the folder holds something else or is in use by another
+      process, or training fails.
+  """
+  errors.expect(
+    experiment.takes(settings.dataset),
+    'dataset',
+    f'one that {experiment.name} takes: {", ".join(map(str, experiment.full))}',
+    settings.dataset,
+  )
+  experiment.sizes(settings)  # Raises where they cannot be had.
+  settings = settings._replace(
+    directory=folders.results_folder(
+      os.path.join(settings.directory, experiment.name), folders.EXPERIMENT
+    )
+  )
+  directory = settings.directory
+  _expect_folder_for(experiment, settings, rerun=rerun)
+  with directory_lock.DirectoryLock(directory):
+    if rerun:
+      _clear(directory)
+    if not os.path.exists(os.path.join(directory, NUMBERS_NAME)):
+      _measure(experiment, settings)
+    return _conclude(experiment, settings)
+
+
+def run_all(
+  experiments: Sequence[Experiment],
+  settings: laboratory.Settings,
+  *,
+  rerun: bool = False,
+) -> Sequence[Mapping[str, Any]]:
+  """Runs experiments one after another, also after one that fails.
+
+  In the settings' directory `summary.json` has the claims of all of them, and
+  `claims.html` shows these with the figures.
+
+  Args:
+    settings: As for `run`; the data set is for those that take it.
+
+  Returns:
+    The summary of each as from `run`; of one that raised an expected error
+    `error` tells what, with no claims.
+
+  Raises:
+    RunError: If an experiment's folder holds something else; none has run then.
+  """
+  settings = settings._replace(
+    directory=folders.results_folder(settings.directory, folders.EXPERIMENTS)
+  )
+  plans = [
+    (
+      experiment,
+      settings._replace(
+        dataset=settings.dataset
+        if experiment.takes(settings.dataset)
+        else None,
+        data_dir=settings.data_dir if experiment.uses_datasets else None,
+      ),
+    )
+    for experiment in experiments
+  ]
+  for experiment, own in plans:
+    folder = os.path.join(settings.directory, experiment.name)
+    _expect_folder_for(experiment, own._replace(directory=folder), rerun=rerun)
+  bar = tqdm.tqdm(
+    plans,
+    desc='experiments',
+    unit='experiment',
+    disable=not settings.show_progress,
+    dynamic_ncols=True,
+  )
+  summaries = []
+  with directory_lock.DirectoryLock(settings.directory):
+    for experiment, own in bar:
+      bar.set_postfix_str(experiment.name)
+      try:
+        summary = run(experiment, own, rerun=rerun)
+        outcome = f'{summary["result"]}, {summary["seconds"]:.0f} s'
+      except errors.EXPECTED as error:
+        reason = errors.reason(error)
+        summary = {'experiment': experiment.name, 'claims': [], 'error': reason}
+        outcome = f'did not run: {reason}'
+      summaries.append(summary)
+      tqdm.tqdm.write(f'{experiment.name}: {outcome}', file=sys.stderr)
+    claims = all_claims(summaries)
+    _write(
+      settings.directory,
+      SUMMARY_NAME,
+      {
+        'result': claims_lib.count(claim['verdict'] for claim in claims),
+        'claims': claims,
+        'errors': {
+          s['experiment']: s['error'] for s in summaries if 'error' in s
+        },
+        'seconds': {s['experiment']: s.get('seconds') for s in summaries},
+        'fast': settings.fast,
+        'seed': settings.seed,
+      },
+    )
+    page.write_claims(summaries, os.path.join(settings.directory, PAGE_NAME))
+  return summaries
+
+
+def all_claims(
+  summaries: Iterable[Mapping[str, Any]],
+) -> list[Mapping[str, Any]]:
+  """The claims of several experiments, each with its `experiment`."""
+  return [
+    {'experiment': summary['experiment'], **claim}
+    for summary in summaries
+    for claim in summary['claims']
+  ]
+
+
+def _measure(experiment, settings):
+  sizes, directory = experiment.sizes(settings), settings.directory
+  kept = {
+    'seconds': 0,
+    **(_read(directory, SETTINGS_NAME) or {}),
+    **_identity(experiment, settings),
+  }
+  _write(directory, SETTINGS_NAME, kept)
+  start, rows = time.perf_counter(), None
+  try:
+    rows = list(experiment.measure(laboratory.Laboratory(settings, sizes)))
+  finally:
+    trials = os.path.join(directory, execution.TRIALS_DIR)
+    if rows is None and not os.path.exists(trials):
+      # Nothing was done for these settings: they may have been the mistake.
+      os.remove(os.path.join(directory, SETTINGS_NAME))
+    else:
+      kept['seconds'] = round(kept['seconds'] + time.perf_counter() - start, 1)
+      _write(directory, SETTINGS_NAME, kept)
+  summary_lib.write_csv(
+    os.path.join(directory, CSV_NAME), summary_lib.frame(rows)
+  )
+  _write(
+    directory,
+    NUMBERS_NAME,
+    {
+      'setup': dataclasses.asdict(sizes),
+      'seconds': kept['seconds'],
+      'runtime': settings.runtime,
+      'versions': machine.versions(),
+      'columns': tables.Table.from_rows(rows).columns(),
+    },
+  )
+
+
+def _conclude(experiment, settings):
+  """Writes figure and summary of what was measured; returns the summary."""
+  numbers = _read(settings.directory, NUMBERS_NAME)
+  sizes = experiment.sizes(settings)
+  setup = _as_written(dataclasses.asdict(sizes))
+  if numbers.get('setup') != setup or 'columns' not in numbers:
+    raise errors.RunError(
+      f'{settings.directory} has numbers of another version of '
+      f'{experiment.name}, of other sizes: have it deleted and run anew '
+      '(`rerun`), or choose another output folder.'
+    )
+  table = tables.Table(numbers.pop('columns'))
+  figure = Figure(layout='constrained')
+  experiment.draw(table, sizes, figure)
+  plots.save(figure, os.path.join(settings.directory, FIGURE_NAME))
+  claims = [claim._asdict() for claim in experiment.claims(table, sizes)]
+  summary = {
+    'experiment': experiment.name,
+    'summary': experiment.summary,
+    'paper': experiment.paper,
+    'result': claims_lib.count(claim['verdict'] for claim in claims),
+    'claims': claims,
+    **_identity(experiment, settings),
+    **numbers,
+  }
+  _write(settings.directory, SUMMARY_NAME, summary)
+  # As it will be read by others.
+  return _read(settings.directory, SUMMARY_NAME)
+
+
+def _identity(experiment, settings):
+  """What decides the numbers that an experiment finds."""
+  own = {name: getattr(settings, name) for name in _IDENTITY}
+  return _as_written({'experiment': experiment.name, **own})
+
+
+def _expect_folder_for(experiment, settings, *, rerun):
+  """Raises `RunError` if the folder is for something else."""
+  directory = settings.directory
+  stored = _read(directory, SETTINGS_NAME)
+  if stored is None:
+    left = [execution.TRIALS_DIR, directory_lock.LOCK_NAME]
+    if os.path.isdir(directory) and set(os.listdir(directory)) - set(left):
+      raise errors.RunError(
+        f'{directory} is not empty and holds no experiment: choose another '
+        'output folder.'
+      )
+    return
+  wanted = _identity(experiment, settings)
+  differing = [key for key in wanted if stored.get(key) != wanted[key]]
+  if differing and not rerun:
+    there, here = (
+      ', '.join(f'{key}={values.get(key)}' for key in differing)
+      for values in (stored, wanted)
+    )
+    raise errors.RunError(
+      f'{directory} holds {experiment.name} with {there}, not {here}: choose '
+      'another output folder, or have it deleted and run anew (`rerun`).'
+    )
+
+
+def _clear(directory):
+  """Deletes an experiment's results, the settings last."""
+  with contextlib.suppress(FileNotFoundError):
+    shutil.rmtree(os.path.join(directory, execution.TRIALS_DIR))
+  for name in (
+    NUMBERS_NAME,
+    SUMMARY_NAME,
+    FIGURE_NAME,
+    CSV_NAME,
+    SETTINGS_NAME,
+  ):
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(os.path.join(directory, name))
+
+
+def _as_written(value):
+  """What is read back of what was written as JSON."""
+  return json.loads(summary_lib.json_text(value))
+
+
+def _write(directory, name, value):
+  os.makedirs(directory, exist_ok=True)
+  summary_lib.write_json(os.path.join(directory, name), value)
+
+
+def _read(directory, name):
+  """The value in a file, or None if there is no such file."""
+  path = os.path.join(directory, name)
+  return summary_lib.read_json(path) if os.path.exists(path) else None

@@ -1,0 +1,405 @@
+"""What a comparison consists of: methods, seeds, grids, and so trials."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import typing
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+from tff_pfl import errors
+from tff_pfl.comparisons import trial
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.runs import run_config
+
+# Of a grid: all methods that have such a hyperparameter.
+ANY_METHOD = '*'
+# What the sweep decides by is a mean over so many last rounds.
+_TUNING_EVALUATIONS = 10
+
+
+class Range(NamedTuple):
+  """Numbers from `low` to `high` for a search; both integers or neither.
+
+  Attributes:
+    log: Whether their logarithms are searched, for which they are positive.
+  """
+
+  low: Union[int, float]
+  high: Union[int, float]
+  log: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """Several methods on the same data.
+
+  Every method runs with every seed. Where a grid has several points for a
+  method, the points are first run with the first seed on the clients' training
+  data alone, and the best one is taken (see `tuning`).
+
+  Attributes:
+    base: What the runs share. Its method, hyperparameters and seed have no
+      effect; its number of clients is that of those who are trained.
+    algorithms: Keys of `registry.ALGORITHMS`, at least one.
+    hparams: By method: its hyperparameters where the grid says nothing; the
+      defaults where a method is missing.
+    seeds: Seeds of the runs, distinct and non-negative, at least one. A seed is
+      also that of the partition.
+    grid: As `parse_grid` reads it: by method, or `ANY_METHOD`, by
+      hyperparameter the values to try. A method that has no hyperparameter of
+      that name takes the value for all that end in it (`learning_rate` is
+      FedRep's `head_learning_rate` and `body_learning_rate`). What is said of a
+      method goes before what is said of any. A number of epochs sets a number
+      of steps that would take its place (see `hparams.steps_instead_of`) to
+      None, unless the grid has that, too.
+    num_search_trials: Points that Optuna proposes for each method, one after
+      the other (see `search`), from a grid that may have a `Range` instead of
+      values; None for all points of the grid.
+    fine_tune_variants: Ways, among `trial.VARIANTS`, in which the last round's
+      models of every run are personalized, besides as `base` says; with the
+      other options of `base.personalization`.
+    num_new_clients: Clients besides those of `base` that take no part in
+      training and are scored after it.
+    validation_fraction: Part of each client's training examples, in (0, 1),
+      that the sweep or search scores on.
+    tuning_rounds: Rounds of the sweep's runs; None for those of `base`.
+  """
+
+  base: run_config.RunConfig
+  algorithms: Sequence[str]
+  hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  seeds: Sequence[int] = (0,)
+  grid: Mapping[str, Mapping[str, Any]] = dataclasses.field(
+    default_factory=dict
+  )
+  num_search_trials: Optional[int] = None
+  fine_tune_variants: Sequence[str] = ()
+  num_new_clients: int = 0
+  validation_fraction: float = 0.2
+  tuning_rounds: Optional[int] = None
+
+  def __post_init__(self):
+    _expect_distinct('algorithms', self.algorithms)
+    for algorithm in self.algorithms:
+      registry.get_algorithm(algorithm)
+    _expect_distinct('seeds', self.seeds)
+    for seed in self.seeds:
+      errors.expect_int('seeds', seed, 0)
+    for variant in self.fine_tune_variants:
+      errors.expect(
+        variant in trial.VARIANTS,
+        'fine_tune_variants',
+        f'among {", ".join(trial.VARIANTS)}',
+        variant,
+      )
+    errors.expect_share(
+      'validation_fraction', self.validation_fraction, '(0, 1)'
+    )
+    for axes in self.grid.values():
+      for name, values in axes.items():
+        if isinstance(values, Range):
+          errors.expect(
+            values.low < values.high and (values.low > 0 or not values.log),
+            'search',
+            'from a lower to a higher number, of logarithms from a positive '
+            'one',
+            f'{name}={values.low}:{values.high}',
+          )
+        else:
+          _expect_distinct(f'grid of {name}', values)
+    if self.num_search_trials is not None:
+      errors.expect_int('num_search_trials', self.num_search_trials, 1)
+    for algorithm in self.algorithms:
+      self._check_points(algorithm)
+
+  def points(self, algorithm: str) -> list[dict[str, Any]]:
+    """The points of a method's grid.
+
+    Returns:
+      A dict for each: the hyperparameters that differ from the method's
+      `hparams`. Without a grid, and of a search, it is one point, at which none
+      do. Points that the method refuses are left out, see `refused`.
+    """
+    return [p for p, reason in self._judged(algorithm) if reason is None]
+
+  def refused(self, algorithm: str) -> list[tuple[dict[str, Any], str]]:
+    """The points of a method's grid that it does not allow.
+
+    A grid for all methods may have values that are out of one method's range.
+
+    Returns:
+      Pairs of a point, as in `points`, and the reason in one line.
+    """
+    return [pair for pair in self._judged(algorithm) if pair[1] is not None]
+
+  def _judged(self, algorithm):
+    """All points, each with why the method does not allow it or None."""
+    axes = self.axes(algorithm) if self.num_search_trials is None else {}
+    judged = []
+    for combination in itertools.product(*axes.values()):
+      point = {
+        target: value
+        for targets, value in zip(axes, combination)
+        for target in targets
+      }
+      point = self.with_epochs_counting(algorithm, point)
+      try:
+        self._hparams(algorithm, point)
+        judged.append((point, None))
+      except ValueError as error:
+        judged.append((point, str(error)))
+    return judged
+
+  def axes(self, algorithm: str) -> dict[tuple[str, ...], Any]:
+    """A method's grid: by the hyperparameters that share a value the values."""
+    axes = {}
+    for owner in (ANY_METHOD, algorithm):
+      for name, values in self.grid.get(owner, {}).items():
+        targets = grid_targets(algorithm, name)
+        # What is said of the method itself replaces what is said of any.
+        axes = {
+          other: axis
+          for other, axis in axes.items()
+          if not set(other) & set(targets)
+        }
+        if targets:
+          axes[targets] = values
+    return axes
+
+  def with_epochs_counting(
+    self, algorithm: str, point: Mapping[str, Any]
+  ) -> dict:
+    """The point, without the steps that would make its epochs mean nothing."""
+    hparams = self._own_hparams(algorithm)
+    steps = [
+      hparams_lib.steps_instead_of(type(hparams), name) for name in point
+    ]
+    given = [name for name in steps if name and getattr(hparams, name)]
+    return {**point, **{name: None for name in given if name not in point}}
+
+  def tuning_trials(self) -> dict:
+    """The runs of the sweep: by method its points' trials, in their order.
+
+    Methods with a single point are left out: there is nothing to choose.
+    """
+    points = {a: self.points(a) for a in self.algorithms}
+    return {
+      algorithm: [self.tuning_trial(algorithm, point) for point in its_points]
+      for algorithm, its_points in points.items()
+      if len(its_points) > 1
+    }
+
+  def tuning_trial(
+    self, algorithm: str, point: Mapping[str, Any]
+  ) -> trial.Trial:
+    """The run that a point of a grid or a search is judged by.
+
+    Raises:
+      ValueError: If the method does not allow the point.
+    """
+    num_rounds = self.tuning_rounds or self.base.num_rounds
+    return trial.Trial(
+      name=f'tune-{algorithm}-{_point_name(point)}',
+      config=self._config(
+        algorithm,
+        point,
+        self.seeds[0],
+        num_rounds=num_rounds,
+        rounds_per_evaluation=num_rounds,
+        num_final_evaluations=_TUNING_EVALUATIONS,
+      ),
+      # The same clients as in the comparison.
+      num_new_clients=self.num_new_clients,
+      validation_fraction=self.validation_fraction,
+    )
+
+  def trials(
+    self, chosen: Optional[Mapping[str, Mapping[str, Any]]] = None
+  ) -> list:
+    """The runs that are compared.
+
+    Args:
+      chosen: By method, the point that the sweep chose. Methods without a sweep
+        may be missing; one whose sweep found nothing (None) is left out.
+
+    Returns:
+      A trial for each method and seed; all methods' of a seed, then the next.
+    """
+    chosen = dict(chosen or {})
+    for algorithm in self.algorithms:
+      points = self.points(algorithm)
+      if len(points) == 1:
+        chosen.setdefault(algorithm, points[0])
+    return [
+      trial.Trial(
+        name=trial_name(algorithm, seed),
+        config=self._config(algorithm, chosen[algorithm], seed),
+        fine_tune_variants=tuple(self.fine_tune_variants),
+        num_new_clients=self.num_new_clients,
+      )
+      for seed in self.seeds
+      for algorithm in self.algorithms
+      if chosen[algorithm] is not None
+    ]
+
+  def _own_hparams(self, algorithm):
+    """The hyperparameters of a method where the grid says nothing."""
+    default = registry.get_algorithm(algorithm).hparams
+    return self.hparams.get(algorithm) or default()
+
+  def _hparams(self, algorithm, point):
+    return dataclasses.replace(self._own_hparams(algorithm), **point)
+
+  def _config(self, algorithm, point, seed, **changes):
+    return dataclasses.replace(
+      self.base,
+      algorithm=algorithm,
+      hparams=self._hparams(algorithm, point),
+      seed=seed,
+      **changes,
+    )
+
+  def _check_points(self, algorithm):
+    """Raises `ValueError` for what is said of this very method and not allowed.
+
+    It does so too if the method allows no point at all.
+    """
+    own = [
+      target
+      for name in self.grid.get(algorithm, {})
+      for target in grid_targets(algorithm, name)
+    ]
+    allowed = [_restricted(point, own) for point in self.points(algorithm)]
+    for point, reason in self.refused(algorithm):
+      if _restricted(point, own) not in allowed:
+        raise ValueError(reason)
+
+
+def trial_name(algorithm: str, seed: int) -> str:
+  """What the run of a method with a seed is called."""
+  return f'{algorithm}-seed{seed}'
+
+
+def grid_targets(algorithm: str, name: str) -> tuple:
+  """The hyperparameters of a method that a name in a grid stands for."""
+  hparams = registry.get_algorithm(algorithm).hparams
+  names = [field.name for field in dataclasses.fields(hparams)]
+  if name in names:
+    return (name,)
+  return tuple(other for other in names if other.endswith(f'_{name}'))
+
+
+def parse_grid(
+  texts: Sequence[str], algorithms: Sequence[str], what: str = 'grid'
+) -> dict:
+  """Reads grids such as 'learning_rate=0.01,0.1', and what to search among.
+
+  Args:
+    texts: Each '[method.]hyperparameter=value,value,…'; values are numbers or
+      words as the hyperparameter takes them, 'none' for None. So is 0 where
+      None is a value but not the default (see `hparams.none_for_zero`). Of a
+      search also '[method.]hyperparameter=low:high', or 'low:high:log'.
+    what: 'grid' or 'search'.
+
+  Returns:
+    As `Comparison.grid`, without what is said of any method and only others
+    have.
+
+  Raises:
+    ValueError: If one is of another form, or no method has such a
+      hyperparameter.
+  """
+  grid = {}
+  for text in texts:
+    start, _, values = text.partition('=')
+    owner, dot, name = start.strip().rpartition('.')
+    owner = owner if dot else ANY_METHOD
+    owners = algorithms if owner == ANY_METHOD else [owner]
+    errors.expect(
+      name and values and set(owners) <= set(algorithms),
+      what,
+      '[method.]hyperparameter=value,value,… with one of the methods '
+      + ', '.join(algorithms),
+      text,
+    )
+    targets = [
+      (registry.get_algorithm(algorithm).hparams, target)
+      for algorithm in owners
+      for target in grid_targets(algorithm, name)
+    ]
+    of_others = owner == ANY_METHOD and not targets
+    if of_others and any(grid_targets(a, name) for a in registry.ALGORITHMS):
+      # A preset for more methods than are compared.
+      continue
+    errors.expect(
+      targets, what, f'of hyperparameters of {", ".join(owners)}', text
+    )
+    errors.expect(
+      name not in grid.get(owner, {}), what, 'given once for each name', text
+    )
+    hparams, target = targets[0]
+    annotation = typing.get_type_hints(hparams)[target]
+    if what == 'search' and ':' in values:
+      grid.setdefault(owner, {})[name] = _parse_range(values, annotation, text)
+      continue
+    parsed = [
+      _parse_value(value.strip(), annotation, text)
+      for value in values.split(',')
+    ]
+    if all(one in hparams_lib.none_for_zero(of_one) for of_one, one in targets):
+      parsed = [None if value == 0 else value for value in parsed]
+    grid.setdefault(owner, {})[name] = tuple(parsed)
+  return grid
+
+
+def _parse_value(value, annotation, text):
+  arguments = typing.get_args(annotation)
+  if value == 'none' and type(None) in arguments:
+    return None
+  kind = (arguments or (annotation,))[0]
+  try:
+    if kind is bool:
+      return {'true': True, 'false': False}[value.lower()]
+    return kind(value)
+  except (KeyError, ValueError):
+    raise ValueError(
+      errors.message('grid', f'of values that are {kind.__name__}s', text)
+    ) from None
+
+
+def _parse_range(values, annotation, text):
+  low, high, *log = values.split(':')
+  low, high = (
+    _parse_value(end.strip(), annotation, text) for end in (low, high)
+  )
+  errors.expect(
+    log in ([], ['log']) and isinstance(low, (int, float)),
+    'search',
+    '[method.]hyperparameter=low:high or low:high:log',
+    text,
+  )
+  return Range(low, high, bool(log))
+
+
+def _restricted(point, names):
+  return {name: point[name] for name in names if name in point}
+
+
+def _point_name(point):
+  return '-'.join(
+    f'{name}={urllib.parse.quote(str(value), safe="")}'
+    for name, value in point.items()
+  )
+
+
+def _expect_distinct(name, values):
+  errors.expect(
+    len(values) and len(set(values)) == len(values),
+    name,
+    'at least one, none twice',
+    ','.join(map(str, values)) or 'none',
+  )

@@ -1,0 +1,396 @@
+"""What a comparison of methods found, as plain data; its files and tables.
+
+`collection.collect` makes it. Whatever shows it (the screen, the CSV files, the
+HTML page) reads what `comparison.json` holds, a dict:
+
+* `title`: One line: the data, the clients, the rounds.
+* `settings`: What all methods share, in the order to be shown: each a `name`,
+  as in `RunConfig` or `Comparison`, and a `value`.
+* `methods`: An entry for each method and variant, the methods in the order
+  asked for, the variant 'method' of each first:
+    * `algorithm`, a key of `registry.ALGORITHMS`, and its `summary`;
+    * `variant`: how models were personalized: 'method' (as the runs were asked
+      to; it is this one that has curves), 'none', 'head' or 'all' (made of the
+      last round's models by fine-tuning);
+    * `label`: for tables and legends, such as 'fed_avg' or
+      'fed_avg + FT (all)'; where some of the seeds' runs have not ended, with
+      how many have; unique;
+    * `has_global_model`, and `hparams`, as chosen by the sweep if any;
+    * `metrics`: by the names of `metrics.by_name` a `spread`; None where the
+      method has no such thing;
+    * `curves`: of each seed the `rounds` with an evaluation and, at each, the
+      mean over clients of the `personal` models' primary metric and that of the
+      `global_model` (None without one);
+    * `clients` and `new_clients`, which took no part in training: of each seed
+      and client its numbers of examples and rounds, and the loss and the
+      primary metric (`accuracy_before`) before personalization, of the global
+      model or else of the global weights with untrained local ones, and after;
+    * `domains`: of each seed and domain the number of test examples and the
+      personal models' loss, primary metric and AUC on them.
+* `partition`: How the training data of the first `seed` lie on the clients,
+  `[clients]`: `client_ids`, of which the last `num_new_clients` are not
+  trained, `num_train_examples`, `class_counts` `[clients, classes]` (None for
+  regression) and, by domain, `domain_counts` (None without domains).
+* `tunings`: Of each `algorithm` that was swept the `seed` and `num_rounds` of
+  its runs (0 where the method allows a single point) and the `points`, last
+  those that the method refuses: `hparams`, the primary metric that the choice
+  was made by, the last `loss`, whether it was `chosen`, and why it could not be
+  (`failure`).
+* `failures`: Of each trial without a result, those of sweeps included, its name
+  (`trial`), `algorithm`, `seed` and `reason`.
+* `primary_metric`: What methods are compared by, unless it is the accuracy.
+* `reported`: Further metrics of the models, if any, each like that.
+
+Scores that are not finite, and that do not exist, are None.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Optional, Union
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from tff_pfl import plots
+from tff_pfl.comparisons import metrics as metrics_lib
+from tff_pfl.models import split_model
+from tff_pfl.runs import report
+from tff_pfl.runs import summary as summary_lib
+from tff_pfl.runtime import folders
+
+JSON_NAME = 'comparison.json'
+CSV_NAME = 'comparison.csv'
+CLIENTS_CSV_NAME = 'per_client.csv'
+DOMAINS_CSV_NAME = 'per_domain.csv'
+
+# By the unit of a metric: what its column is in, the factor and the decimals.
+_UNITS = {
+  'fraction': (' (%)', 100.0, 1),
+  'bytes': (' (kB)', 1e-3, 1),
+  'seconds': (' (s)', 1.0, 3),
+  'clients': ('', 1.0, 1),
+  'loss': ('', 1.0, 3),
+  'score': ('', 1.0, None),
+}
+_HEADING_WIDTH = 13
+# More in one picture cannot be told apart.
+_MAX_CURVES = 7
+# An entry of a comparison's `methods`.
+Method = Mapping[str, Any]
+
+
+class Results(dict):
+  """What a comparison found, as data frames and as plain data."""
+
+  @property
+  def scores(self) -> pd.DataFrame:
+    """The `client_scores`, tidy; see `summary.tidy`."""
+    return summary_lib.tidy(client_scores(self))
+
+  @property
+  def figures(self) -> pd.DataFrame:
+    """The figures over seeds: a row for each method and variant."""
+    return figures(self)
+
+  @property
+  def curves(self) -> pd.DataFrame:
+    """The primary metric by round; see `curves`."""
+    return curves(self)
+
+  def table(self) -> str:
+    """The tables that the program prints."""
+    over_domains = domain_table(self)
+    if over_domains:
+      over_domains = f'\n\nOver domains, after the last round\n{over_domains}\n'
+    return table(self) + over_domains
+
+  def plot(self, ax: Optional[Axes] = None) -> Axes:
+    """Draws the personal models' primary metric by round, of the best few."""
+    frame = curves(self)
+    frame = frame[frame['model'] == 'personal']
+    # Models that are made of the last round's have no rounds before it.
+    known = set(frame['label'])
+    best = [m['label'] for m in ranked(self) if m['label'] in known]
+    return plots.curves(
+      frame[frame['label'].isin(best[:_MAX_CURVES])],
+      by='label',
+      metric=primary_metric(self),
+      ax=ax,
+    )
+
+  def _repr_html_(self) -> str:
+    means = figures(self).filter(regex='^label$|/mean$')
+    means.columns = [name.removesuffix('/mean') for name in means]
+    return means.to_html(index=False)
+
+
+def open_comparison(
+  directory: Union[str, os.PathLike[str]],
+) -> Results:
+  """Reads the results of a comparison that has ended from its folder.
+
+  Raises:
+    RunError: If there is none.
+  """
+  directory = folders.local_path(directory, 'directory')
+  return Results(summary_lib.read_json(os.path.join(directory, JSON_NAME)))
+
+
+def primary_metric(found: Results) -> split_model.PrimaryMetric:
+  """What methods are compared by."""
+  named = found.get('primary_metric') or split_model.ACCURACY._asdict()
+  return split_model.PrimaryMetric(**named)
+
+
+def metrics(found: Results) -> dict[str, metrics_lib.Metric]:
+  """The metrics of methods, by name."""
+  recent = report.recent_title(
+    sum(r > curve['rounds'][-1] - 10 for r in curve['rounds'])
+    for method in found['methods']
+    for curve in method['curves']
+  )
+  return metrics_lib.by_name(
+    primary_metric(found),
+    recent,
+    [split_model.PrimaryMetric(**one) for one in found.get('reported', ())],
+  )
+
+
+def num_seeds(method: Method) -> int:
+  """Seeds whose runs have ended; a figure may have fewer."""
+  figures = filter(None, method['metrics'].values())
+  return max((figure['num_seeds'] for figure in figures), default=0)
+
+
+def spread(values: Sequence[Optional[float]]) -> Optional[dict[str, Any]]:
+  """A figure over seeds.
+
+  Args:
+    values: One for each seed; None where a seed has none. These are left out,
+      and so are values that are not finite.
+
+  Returns:
+    The `mean`, the sample's standard deviation `std` (None for a single value)
+    and `num_seeds`, those that have a value; None without any.
+  """
+  known = [float(v) for v in values if v is not None and math.isfinite(v)]
+  if not known:
+    return None
+  return {
+    'mean': statistics.fmean(known),
+    'std': statistics.stdev(known) if len(known) > 1 else None,
+    'num_seeds': len(known),
+  }
+
+
+def ranked(found: Results) -> list[Method]:
+  """Methods from best to worst, those without a figure last, else as given."""
+  primary = primary_metric(found)
+
+  def key(method):
+    # Every way to personalize has this figure.
+    figure = method['metrics'].get(f'personal_{primary.name}')
+    return math.inf if figure is None else -primary.merit(figure['mean'])
+
+  return sorted(found['methods'], key=key)
+
+
+def curves(found: Results) -> pd.DataFrame:
+  """The primary metric by round.
+
+  Columns are `label`, `seed`, `round`, `model` ('personal' or 'global') and
+  `value`, a mean over clients.
+  """
+  return pd.DataFrame(
+    [
+      {
+        'label': method['label'],
+        'seed': curve['seed'],
+        'round': round_number,
+        'model': model,
+        'value': value,
+      }
+      for method in found['methods']
+      for curve in method['curves']
+      for model, key in (('personal', 'personal'), ('global', 'global_model'))
+      for round_number, value in zip(curve['rounds'], curve[key] or ())
+    ],
+    columns=['label', 'seed', 'round', 'model', 'value'],
+  )
+
+
+def client_scores(found: Results) -> pd.DataFrame:
+  """The scores of all clients after the last round.
+
+  A row for each method and variant (`label`, `method`, `variant`), `seed`
+  and `client`, with the columns of `Run.scores`; `is_new` tells those that took
+  no part in training.
+  """
+  return pd.DataFrame(
+    [
+      {
+        'label': method['label'],
+        'method': method['algorithm'],
+        'variant': method['variant'],
+        'is_new': which == 'new_clients',
+        **{_as_in_runs(name): value for name, value in row.items()},
+      }
+      for method in found['methods']
+      for which in ('clients', 'new_clients')
+      for row in method[which]
+    ]
+  )
+
+
+def _as_in_runs(name):
+  """'before/accuracy' for 'accuracy_before'."""
+  metric, _, when = name.rpartition('_')
+  return f'{when}/{metric}' if when in ('before', 'after') else name
+
+
+def domain_scores(found: Results) -> pd.DataFrame:
+  """The personal models' scores of each domain, for methods, seeds, domains."""
+  return pd.DataFrame(
+    {**{name: method[name] for name in ('label', 'variant')}, **row}
+    for method in found['methods']
+    for row in method['domains']
+  )
+
+
+def figures(found: Results) -> pd.DataFrame:
+  """The figures over seeds: a row for each method and variant."""
+  return summary_lib.frame(
+    {
+      **{name: method[name] for name in ('algorithm', 'variant', 'label')},
+      **method['metrics'],
+      'hparams': summary_lib.json_text(method['hparams']),
+    }
+    for method in found['methods']
+  )
+
+
+def write(found: Results, directory: Union[str, os.PathLike[str]]) -> None:
+  """Writes a JSON file of everything, and CSV files of frames.
+
+  They have the `figures`, the `client_scores` and, for data with domains, the
+  `domain_scores`.
+  """
+  summary_lib.write_json(os.path.join(directory, JSON_NAME), found)
+  for name, frame in (
+    (CSV_NAME, figures(found)),
+    (CLIENTS_CSV_NAME, client_scores(found)),
+    (DOMAINS_CSV_NAME, domain_scores(found)),
+  ):
+    if not frame.empty or name != DOMAINS_CSV_NAME:
+      summary_lib.write_csv(os.path.join(directory, name), frame)
+
+
+def table(found: Results) -> str:
+  """A table for the screen: means and, after ±, spreads over seeds.
+
+  Columns that no method has are left out. A figure that not all seeds of its
+  row have says so.
+  """
+  return _table(
+    found['methods'],
+    [
+      metric
+      for name, metric in metrics(found).items()
+      if metric.on_screen and not name.startswith(metrics_lib.OF_DOMAINS)
+    ],
+  )
+
+
+def domain_table(found: Results) -> str:
+  """A table like `table` of minimum, mean and maximum over domains.
+
+  They are those of the last round. Empty for data without domains.
+  """
+  if not any(method['domains'] for method in found['methods']):
+    return ''
+  primary, by_name = primary_metric(found), metrics(found)
+  of_domains = [
+    metric
+    for name, metric in by_name.items()
+    if metric.on_screen and name.startswith(metrics_lib.OF_DOMAINS)
+  ]
+  over_clients = by_name[f'personal_{primary.name}']
+  # After the primary metric's, before those of the AUC.
+  return _table(
+    found['methods'], [*of_domains[:3], over_clients, *of_domains[3:]]
+  )
+
+
+def _table(methods, wanted):
+  text, _ = cells(methods, columns_of(methods, wanted))
+  text.insert(0, 'method', [method['label'] for method in methods])
+  return summary_lib.format_frame(text, _HEADING_WIDTH)
+
+
+def columns_of(
+  methods: Sequence[Method],
+  wanted: Iterable[metrics_lib.Metric],
+  more: Sequence[Any] = (),
+) -> list[tuple[metrics_lib.Metric, list[Optional[Mapping[str, Any]]]]]:
+  """Metrics that some method has, each with the methods' spreads.
+
+  Args:
+    more: Further columns, which stand before these.
+  """
+  columns = [
+    (m, [one['metrics'].get(m.name) for one in methods]) for m in wanted
+  ]
+  return [*more, *(column for column in columns if any(column[1]))]
+
+
+def cells(
+  methods: Sequence[Method],
+  columns: Sequence[
+    tuple[metrics_lib.Metric, Sequence[Optional[Mapping[str, Any]]]]
+  ],
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+  """The text of figures, and which are the best of their column.
+
+  Args:
+    columns: Metrics, each with a `spread` or None for each method.
+
+  Returns:
+    Two frames, a row for each method, with the metrics' titles and units as
+    columns: of words, and of booleans.
+  """
+  text, best = {}, {}
+  for metric, spreads in columns:
+    unit, factor, decimals = _UNITS[metric.unit]
+
+    def shown(value, factor=factor, decimals=decimals):
+      if decimals is None:
+        return summary_lib.format_cell(value)
+      return f'{factor * value:.{decimals}f}'
+
+    means = [spread and shown(spread['mean']) for spread in spreads]
+    title = metric.title + unit
+    text[title] = [
+      spread and mean + _note(method, spread, shown, always='%' in unit)
+      for method, mean, spread in zip(methods, means, spreads)
+    ]
+    known = {mean for mean in means if mean is not None}
+    most = None
+    if len(known) > 1 and metric.higher_is_better is not None:
+      most = (max if metric.higher_is_better else min)(known, key=float)
+    best[title] = [mean is not None and mean == most for mean in means]
+  return pd.DataFrame(text, dtype=object), pd.DataFrame(best, dtype=bool)
+
+
+def _note(method, spread, shown, always):
+  """What stands after a mean: the deviation, and how many seeds have it."""
+  note = ''
+  # What is counted, as bytes are, is the same for all seeds.
+  if spread['std'] is not None and (spread['std'] > 0 or always):
+    note += f' ± {shown(spread["std"])}'
+  if spread['num_seeds'] < num_seeds(method):
+    note += f' ({spread["num_seeds"]} of {num_seeds(method)} seeds)'
+  return note

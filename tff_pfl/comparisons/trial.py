@@ -1,0 +1,322 @@
+"""One trial of a comparison: an ordinary run, scored in several ways.
+
+    python -m tff_pfl.comparisons.trial FOLDER
+
+runs the trial that `trial.json` in the folder describes, in a process of its
+own, for TensorFlow never gives back the memory of the programs it compiled. The
+folder is then that of a run (see `runs.training`), with `scores.json`
+beside it, which is written last: a trial that has it is finished. A trial that
+was interrupted goes on where its run was.
+"""
+
+from __future__ import annotations
+
+# Before what imports TensorFlow.
+from tff_pfl.runtime import tf_import  # noqa: F401  # isort: skip
+
+import dataclasses
+import itertools
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+from absl import logging
+
+from tff_pfl import datasets, errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.comparisons import validation
+from tff_pfl.core import personalization as personalization_lib
+from tff_pfl.runs import (
+  client_population,
+  ensemble,
+  open_run,
+  personalized_evaluation,
+  report,
+  run_config,
+  run_store,
+  warm_up,
+)
+from tff_pfl.runs import run as run_lib
+from tff_pfl.runs import summary as summary_lib
+from tff_pfl.runtime import shutdown
+
+SPEC_NAME = 'trial.json'
+SCORES_NAME = 'scores.json'
+# Of the line that says why a trial failed.
+ERROR_START = 'error: '
+# Of a seed, the random stream that draws the new clients.
+_NEW_CLIENTS = b'new_clients'
+
+
+# A method's result as its run was asked for, beside those of fine-tuning.
+OWN_VARIANT = 'method'
+VARIANTS = tuple(
+  scope for scope in personalization_lib.SCOPES if scope != OWN_VARIANT
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+  """One run: a method with all its hyperparameters, and a seed.
+
+  Attributes:
+    name: Unique in a comparison; the name of its folder.
+    fine_tune_variants: Ways, among `VARIANTS`, in which the last round's models
+      are personalized besides as the run says.
+    num_new_clients: Clients that get data besides those of the run, to be
+      scored after it (in a sweep they are not scored).
+    validation_fraction: Part of each client's training examples that takes the
+      place of its test examples, in a sweep; None to score on the test
+      examples.
+  """
+
+  name: str
+  config: run_config.RunConfig
+  fine_tune_variants: tuple = ()
+  num_new_clients: int = 0
+  validation_fraction: Optional[float] = None
+
+  def settings(self) -> dict:
+    """The trial as JSON types."""
+    return {**vars(self), 'config': self.config.settings()}
+
+  @classmethod
+  def from_settings(cls, settings: Mapping[str, Any]) -> Trial:
+    """Rebuilds the trial that `settings` was called on."""
+    return cls(
+      **{
+        **settings,
+        'config': run_config.RunConfig.from_settings(settings['config']),
+        'fine_tune_variants': tuple(settings['fine_tune_variants']),
+      }
+    )
+
+
+def load_data(
+  trial: Trial,
+) -> tuple[datasets.FederatedDataset, Optional[datasets.FederatedDataset]]:
+  """Divides the data among the clients of a trial, trained and new.
+
+  Which clients are new is drawn at random: the order of a dataset's own clients
+  may mean something, such as the domain of their texts. It depends on the seed,
+  the number of clients and that of new ones alone, so that all methods, and the
+  sweep before them, train the same clients.
+
+  Returns:
+    The clients of the run, and those that are scored after it: None without
+    any, and in a sweep, which scores nobody on test examples.
+
+  Raises:
+    ValueError: If the data cannot be divided so.
+  """
+  config = trial.config
+  trained, new = config.load_data(trial.num_new_clients), None
+  if trial.num_new_clients:
+    rng = np.random.default_rng([config.seed, *_NEW_CLIENTS])
+    is_new = np.zeros(trained.num_clients, bool)
+    is_new[rng.permutation(len(is_new))[: trial.num_new_clients]] = True
+    trained, new = (
+      trained.subset(itertools.compress(trained.client_ids, chosen))
+      for chosen in (~is_new, is_new)
+    )
+    trained = config.joined(trained)
+  if trial.validation_fraction is not None:
+    fraction = trial.validation_fraction
+    trained = validation.validation_view(trained, fraction, config.seed)
+    new = None
+  for part in filter(None, (trained, new)):
+    client_population.check_test_examples(part)
+  return trained, new
+
+
+def run(
+  trial: Trial,
+  directory: str,
+  *,
+  runtime_options: Optional[Mapping[str, Any]] = None,
+) -> None:
+  """Runs a trial, or what is left of it.
+
+  Args:
+    runtime_options: Options of the runtime, see `training.run`.
+
+  Raises:
+    ValueError: If the settings do not fit one another.
+    RunError: If the run cannot start or go on.
+  """
+  config = trial.config
+  trained, new = load_data(trial)
+  more_settings = None
+  if new is not None or trial.validation_fraction is not None:
+    # Without these it would pass for a run on all clients' data.
+    more_settings = {
+      'trial': {
+        'num_new_clients': trial.num_new_clients,
+        'validation_fraction': trial.validation_fraction,
+      }
+    }
+  options = {
+    'more_settings': more_settings,
+    'runtime_options': runtime_options,
+    'resume': True,
+    'show_progress': False,
+  }
+  model = config.build_model(trained)
+  model = warm_up.run(config, model, trained, directory, **options)
+  process = config.build_process(model)
+  config.run_process(process, trained, directory, **options)
+  with runtime_lib.create_runtime(
+    config.runtime, **(runtime_options or {})
+  ) as runtime:
+    scores = _scores(trial, model, process, trained, new, runtime, directory)
+  summary_lib.write_json(os.path.join(directory, SCORES_NAME), scores)
+
+
+def _scores(trial, model, process, trained, new, runtime, directory):
+  """What `scores.json` holds."""
+  with run_store.RunStore.open_for_reading(directory) as store:
+
+    def server_state(of):
+      return client_population.server_state(of, runtime, store)
+
+    def client_states(of):
+      return client_population.ClientPopulation(of, runtime, store).states
+
+    def new_clients(of):
+      """Scores of clients that took no part, fitted to their training data."""
+      if new is None:
+        return []
+      return personalized_evaluation.evaluate_new_clients(
+        of, runtime, server_state(of), trained.num_clients, new
+      ).rows
+
+    def new_clients_by_ensemble():
+      """Their scores by the mean prediction of the trained clients' models."""
+      if new is None or not process.has_local_weights:
+        return []
+      try:
+        return ensemble.evaluate_clients(
+          process,
+          runtime,
+          server_state(process),
+          client_states(process),
+          trained,
+          new,
+        )
+      except ensemble.NoModelsError as error:
+        # All clients diverged, which the other scores tell.
+        logging.warning('%s', error)
+        return []
+
+    variants = {
+      OWN_VARIANT: {
+        'evaluation': store.evaluations()[-1],
+        'clients': store.per_client(),
+        'new_clients': new_clients(process),
+        'new_clients_by_ensemble': new_clients_by_ensemble(),
+      }
+    }
+    for name in trial.fine_tune_variants:
+      variant = _variant(trial.config, model, process, name)
+      if variant is not None:
+        evaluation = personalized_evaluation.evaluate(
+          variant,
+          runtime,
+          server_state(variant),
+          client_states(variant),
+          trained,
+          excluded=client_population.unscored_clients(
+            variant, trained, store.last_round
+          ),
+        )
+        variants[name] = {
+          'evaluation': evaluation.summary,
+          'clients': evaluation.rows,
+          'new_clients': new_clients(variant),
+        }
+  return {
+    'has_global_model': process.has_global_model,
+    'adaptation': process.adaptation.fine_tune,
+    'bytes_per_round': process.bytes_per_round._asdict(),
+    'variants': variants,
+  }
+
+
+def _variant(config, model, process, name):
+  """The process with other fine-tuning; None if it is that of the run."""
+  personalization = dataclasses.replace(config.personalization, fine_tune=name)
+  variant = dataclasses.replace(
+    config, personalization=personalization
+  ).build_process(model)
+  own, other = (p.description['personalization'] for p in (process, variant))
+  both_none = own['fine_tune'] == other['fine_tune'] == 'none'
+  return None if both_none or own == other else variant
+
+
+class FinishedTrial:
+  """What a finished trial left in its folder."""
+
+  def __init__(self, directory: str, data_dir: Optional[str] = None):
+    """Reads it.
+
+    Args:
+      data_dir: Folder of the data set's files, if it has moved.
+
+    Raises:
+      RunError: If a file of the trial cannot be read.
+    """
+    self.directory = directory
+    self._data_dir = data_dir
+    self.scores = summary_lib.read_json(os.path.join(directory, SCORES_NAME))
+    self.summary = summary_lib.read_json(
+      os.path.join(directory, report.SUMMARY_NAME)
+    )
+
+  @property
+  def evaluations(self) -> Sequence[Mapping[str, Any]]:
+    """The scores after each evaluated round; see `RunStore.evaluations`."""
+    with run_store.RunStore.open_for_reading(self.directory) as store:
+      return store.evaluations()
+
+  @property
+  def history(self) -> Sequence[Mapping[str, Any]]:
+    """The metrics of each round; see `RunStore.history`."""
+    with run_store.RunStore.open_for_reading(self.directory) as store:
+      return store.history()
+
+  def variant(self, name: str = OWN_VARIANT) -> Mapping[str, Any]:
+    """The last models' scores with one way to personalize them."""
+    return self.scores['variants'][name]
+
+  def open(self) -> run_lib.Run:
+    """The run, for a use of its models; of a trial without new clients."""
+    return open_run.open_run(self.directory, data_dir=self._data_dir)
+
+
+def read_spec(directory: str) -> dict[str, Any]:
+  """What is in `trial.json`: `trial`, its settings, and `runtime_options`."""
+  return summary_lib.read_json(os.path.join(directory, SPEC_NAME))
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the trial in a folder; see the module's docstring.
+
+  Expected errors end the process with one line on stderr and status 1.
+  """
+  try:
+    spec = read_spec(argv[1])
+    with shutdown.stopping_on_signals():
+      run(
+        Trial.from_settings(spec['trial']),
+        argv[1],
+        runtime_options=spec['runtime_options'],
+      )
+  except errors.EXPECTED as error:
+    print(f'{ERROR_START}{errors.reason(error)}', file=sys.stderr)
+    sys.exit(1)
+
+
+if __name__ == '__main__':
+  main(sys.argv)
