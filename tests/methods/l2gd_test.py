@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tests.methods import toy_problems
-from tff_pfl.core import client_work
+from tff_pfl.core import client as client_lib
 from tff_pfl.methods import l2gd, registry
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -32,7 +32,7 @@ def _coins(hparams, seed, num_rounds):
   @tf.function
   def coin(round_number):
     return l2gd.is_aggregation_round(
-      client_work.Broadcast(round_number, np.int64(seed), {}, {}), hparams
+      client_lib.Broadcast(round_number, np.int64(seed), {}, {}), hparams
     )
 
   return [bool(coin(tf.constant(r))) for r in range(num_rounds)]

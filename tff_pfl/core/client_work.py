@@ -16,71 +16,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.core import personalization, personalized_process, training_loop
+from tff_pfl.core import client as client_lib
+from tff_pfl.core import personalization, personalized_process
 from tff_pfl.models import randomness, split_model, weight_partition
-
-
-class Broadcast(NamedTuple):
-  """What every client of the cohort receives.
-
-  Attributes:
-    round_number: int32, rounds done before this one.
-    seed: int64, the run's seed.
-    global_weights: Name to value.
-    algorithm: The method's own server state.
-  """
-
-  round_number: Any
-  seed: Any
-  global_weights: Any
-  algorithm: Any
-
-  @classmethod
-  def of(cls, state: personalized_process.ServerState) -> Broadcast:
-    """What the server sends of its state."""
-    return cls(
-      state.round_number, state.seed, state.global_weights, state.algorithm
-    )
-
-  def seed_of(
-    self, client_state: personalized_process.ClientState, purpose: int
-  ) -> tf.Tensor:
-    """The seed of a client's work, see `randomness.client_seed`."""
-    return randomness.client_seed(
-      self.seed, self.round_number, client_state.client_index, purpose
-    )
-
-
-class ClientResult(NamedTuple):
-  """A client's result of an exchange.
-
-  Attributes:
-    update: `initial - final` of global weights, by name.
-    local: The client's new local state; read in a round's last exchange.
-    metrics: Metric sums of training (`objectives.zero_metrics`); read in a
-      round's last exchange.
-    report: What else the server takes the mean of, through the same aggregator
-      (floats); see also `ClientWork.report_scale`.
-    carried: What the client itself keeps for the next exchange of the round.
-  """
-
-  update: Any = ()
-  local: Any = ()
-  metrics: Any = ()
-  report: Any = ()
-  carried: Any = ()
-
-  @classmethod
-  def of(
-    cls,
-    initial: split_model.Weights,
-    trained: training_loop.TrainResult,
-    local: Any = (),
-    report: Any = (),
-  ) -> ClientResult:
-    """Of a training whose `initial` weights, or some of them, are global."""
-    update = split_model.difference(initial, trained.weights)
-    return cls(update, local, trained.metrics, report)
 
 
 class Cohort(NamedTuple):
@@ -101,9 +39,7 @@ class Exchange:
   """One exchange between the server and the clients of a cohort.
 
   Attributes:
-    client: `(broadcast, local, examples, seed) -> ClientResult`, a pure
-      function of tensors; `local` is the client's state before the round. After
-      the first exchange, what the one before carried is a fifth argument.
+    client: `Client -> ClientResult`, a pure function of tensors.
     server: `(state, update, report, cohort) -> (update, algorithm)`: from the
       server's state, the means over the cohort and a `Cohort` to the update
       that the server applies and the method's new server state; None where the
@@ -118,7 +54,7 @@ class Exchange:
       to it; None for the process'.
   """
 
-  client: Callable[..., ClientResult]
+  client: Callable[[client_lib.Client], client_lib.ClientResult]
   server: Optional[Callable[..., tuple]] = None
   weighting: Optional[str] = None
   seed_purpose: int = randomness.TRAINING
@@ -141,10 +77,9 @@ class ClientWork:
     global_model: `global_weights -> weights`, the model given to a client that
       contributes no data; None where the global weights alone make none, and
       such a client gets the personal weights with the initial local state.
-    fit_new_client: `(broadcast, local, examples, seed, num_epochs) -> local`:
-      what a client does that has no local state from an earlier round, with the
-      global weights frozen, for `num_epochs` or (None) as long as in a round;
-      None if nothing.
+    fit_new_client: `(client, num_epochs) -> local`: the work of a client that
+      has no local state from an earlier round, with the global weights frozen,
+      for `num_epochs` or (None) as long as in a round; None for no work.
     trains_new_clients: Whether that is training, for as long as it is told.
     keeps_local: Whether clients keep the local state from round to round. Where
       they do not, each round starts from the initial one, and whoever is scored
@@ -205,9 +140,11 @@ class ClientWork:
       statistics = self.model.statistics
     return tuple(n for n in self.initial_global if n not in statistics)
 
-  def broadcast_of(self, state: personalized_process.ServerState) -> Broadcast:
-    """What the server sends at the beginning of a round."""
-    broadcast = Broadcast.of(state)
+  def broadcast_of(
+    self, state: personalized_process.ServerState
+  ) -> client_lib.Broadcast:
+    """The message at the beginning of a round."""
+    broadcast = client_lib.Broadcast.of(state)
     return broadcast._replace(algorithm=self.lasting(broadcast.algorithm))
 
   def lasting(self, algorithm: Any) -> Any:
@@ -246,7 +183,9 @@ class ClientWork:
       return client_state.local
     return tf.nest.map_structure(tf.constant, self.initial_local)
 
-  def model_without_data(self, broadcast: Broadcast) -> split_model.Weights:
+  def model_without_data(
+    self, broadcast: client_lib.Broadcast
+  ) -> split_model.Weights:
     """The model given to a client that contributes no data."""
     if self.global_model is not None:
       return self.global_model(broadcast.global_weights)

@@ -23,6 +23,7 @@ from tff_pfl.core import (
   private_mean,
   training_options,
 )
+from tff_pfl.core import client as client_lib
 from tff_pfl.core import options as options_lib
 from tff_pfl.models import domains, split_model
 
@@ -30,13 +31,13 @@ from tff_pfl.models import domains, split_model
 def build_clients(work, options, types, algorithm_type):
   """Each exchange's `(<broadcast, C, E, ...> -> output)`.
 
-  After the first exchange a client also takes the news, which is what the
-  server sends of its state, and what it `kept` itself. Of the output, `sent`
-  and `sums` leave the client.
+  After the first exchange a client also takes the server's update, which is
+  the part of its state that it sends, and the client's own `cache`. Of the
+  output, `sent` and `sums` leave the client.
 
   Args:
     types: The types of the first three arguments.
-    algorithm_type: The type of the method's server state, for the news.
+    algorithm_type: The type of the method's server state, for the update.
   """
   frozen = _frozen_names(work)
   clients = []
@@ -52,13 +53,16 @@ def build_clients(work, options, types, algorithm_type):
     parameters = list(types)
     if clients:
       weights = types.broadcast.global_weights
-      news = collections.OrderedDict(
+      server_update = collections.OrderedDict(
         global_weights=collections.OrderedDict(
           (name, weights[name]) for name in exchange.receives
         ),
         algorithm=algorithm_type,
       )
-      parameters += [tff.to_type(news), clients[-1].type_signature.result.kept]
+      parameters += [
+        tff.to_type(server_update),
+        clients[-1].type_signature.result.cache,
+      ]
     function = _client_function(work, exchange, options, frozen)
     clients.append(tff.tensorflow.computation(function, tuple(parameters)))
   return clients
@@ -94,34 +98,40 @@ def _client_function(work, exchange, options, frozen):
   )
 
   @tf.function(jit_compile=is_compiled, autograph=False)
-  def work_at_client(broadcast, client_state, examples, news=None, kept=None):
-    if news is not None:
+  def work_at_client(
+    broadcast, client_state, examples, server_update=None, cache=None
+  ):
+    if server_update is not None:
       broadcast = broadcast._replace(
         global_weights=split_model.select(
-          {**broadcast.global_weights, **news['global_weights']},
+          {**broadcast.global_weights, **server_update['global_weights']},
           broadcast.global_weights,
         ),
-        algorithm=news['algorithm'],
+        algorithm=server_update['algorithm'],
       )
     examples = options.attack.on_examples(
       examples, client_state.client_index, model
     )
-    with (
-      training_options.in_force(options.training, broadcast.round_number),
-      in_place.not_if(is_compiled),
-    ):
-      result = exchange.client(
-        broadcast,
-        work.local_of(client_state),
-        examples,
-        broadcast.seed_of(client_state, exchange.seed_purpose),
-        *([] if kept is None else [kept['carried']]),
-      )
-    is_finite = client_work.all_finite(
-      (result.update, result.report, result.local, result.carried)
+    schedule, factor = options.training.learning_rate_schedule, None
+    if schedule is not None:
+      factor = tf.cast(schedule(broadcast.round_number), tf.float32)
+    client = client_lib.Client(
+      model,
+      broadcast,
+      work.local_of(client_state),
+      examples,
+      broadcast.seed_of(client_state, exchange.seed_purpose),
+      () if cache is None else cache['of_method'],
+      options.training,
+      factor,
     )
-    if kept is not None:
-      is_finite = tf.logical_and(is_finite, kept['is_finite'])
+    with in_place.not_if(is_compiled):
+      result = exchange.client(client)
+    is_finite = client_work.all_finite(
+      (result.update, result.report, result.local, result.cache)
+    )
+    if cache is not None:
+      is_finite = tf.logical_and(is_finite, cache['is_finite'])
     accepted = tf.logical_and(is_finite, examples.num_examples > 0)
     report, weight = _weigh(work, exchange, options, result, examples, accepted)
     sent = collections.OrderedDict(result.update)
@@ -156,11 +166,11 @@ def _client_function(work, exchange, options, frozen):
         client_state = client_state._replace(
           local=_where(accepted, result.local, client_state.local)
         )
-    kept = collections.OrderedDict(is_finite=is_finite, carried=result.carried)
+    cache = collections.OrderedDict(is_finite=is_finite, of_method=result.cache)
     return collections.OrderedDict(
       sent=sent,
       sums=sums,
-      kept=() if is_last else kept,
+      cache=() if is_last else cache,
       client_state=client_state if is_last else (),
     )
 
@@ -197,11 +207,11 @@ def _weigh(work, exchange, options, result, examples, accepted):
   return report, tf.where(accepted, 1.0 if is_uniform else num_examples, 0.0)
 
 
-def build_news(exchange, state_type):
-  """`(S -> news)`: what the server sends in an exchange after the first."""
+def build_server_update(exchange, state_type):
+  """`(S -> update)`: the server's message in an exchange after the first."""
 
   @tff.tensorflow.computation(state_type)
-  def news_of(state):
+  def server_update(state):
     return collections.OrderedDict(
       global_weights=split_model.select(
         state.global_weights, exchange.receives
@@ -209,7 +219,7 @@ def build_news(exchange, state_type):
       algorithm=state.algorithm,
     )
 
-  return news_of
+  return server_update
 
 
 def build_server(work, number, options, state_type, client, aggregation):

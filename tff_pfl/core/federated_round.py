@@ -37,6 +37,7 @@ from tff_pfl.core import (
   phases,
   training_options,
 )
+from tff_pfl.core import client as client_lib
 from tff_pfl.core import options as options_lib
 from tff_pfl.models import split_model
 
@@ -71,13 +72,19 @@ def build_personalized_process(
   )
   initialize = _build_initialize(initial_parts, aggregations)
   state_type = initialize.type_signature.result.member
-  news = [
-    exchange_parts.build_news(exchange, state_type)
+  server_updates = [
+    exchange_parts.build_server_update(exchange, state_type)
     for exchange in work.exchanges[1:]
   ]
   broadcast_of = tff.tensorflow.computation(work.broadcast_of, state_type)
   run_round = _build_round(
-    work, options, state_type, broadcast_of, news, clients, aggregations
+    work,
+    options,
+    state_type,
+    broadcast_of,
+    server_updates,
+    clients,
+    aggregations,
   )
 
   @tff.federated_computation(
@@ -102,7 +109,7 @@ def build_personalized_process(
     build_learning_process=lambda: learning_process.build_learning_process(
       name, work, initialize, run_round
     ),
-    bytes_per_round=_bytes_per_round(types, news, clients),
+    bytes_per_round=_bytes_per_round(types, server_updates, clients),
     has_global_model=work.global_model is not None,
     has_local_weights=work.fit_new_client is not None,
     trains_new_clients=(
@@ -121,7 +128,7 @@ def build_personalized_process(
 
 
 def _build_round(
-  work, options, state_type, broadcast_of, news, clients, aggregations
+  work, options, state_type, broadcast_of, server_updates, clients, aggregations
 ):
   """The round, as a function in a federated computation."""
   servers = [
@@ -138,16 +145,16 @@ def _build_round(
     """A round's new server state, the clients' new states, and metrics."""
     broadcast = tff.federated_broadcast(tff.federated_map(broadcast_of, state))
     at_clients = (broadcast, client_states, examples)
-    kept, measurements = None, []
+    cache, measurements = None, []
     for number, (client, aggregation, server) in enumerate(
       zip(clients, aggregations, servers)
     ):
       received = at_clients
       if number:
-        changed = tff.federated_map(news[number - 1], state)
-        received = (*at_clients, tff.federated_broadcast(changed), kept)
+        changed = tff.federated_map(server_updates[number - 1], state)
+        received = (*at_clients, tff.federated_broadcast(changed), cache)
       output = tff.federated_map(client, received)
-      kept = output.kept
+      cache = output.cache
       aggregated = aggregation.next(
         state.aggregator[number], output.sent, output.sums.weight
       )
@@ -169,9 +176,9 @@ def _initial_server_parts(work, options):
 
   @tff.tensorflow.computation
   def initial_parts():
-    optimizer_state = training_options.initial_state(
-      options.server_optimizer,
-      split_model.select(work.initial_global, work.trained_names),
+    trained = split_model.select(work.initial_global, work.trained_names)
+    optimizer_state = options.server_optimizer.initialize(
+      training_options.specs_of(trained)
     )
     return personalized_process.ServerState(
       round_number=tf.constant(0, tf.int32),
@@ -233,7 +240,7 @@ def _client_types(work, state):
   )
   return client_work.ClientTypes(
     broadcast=tff.to_type(
-      client_work.Broadcast.of(state)._replace(algorithm=algorithm)
+      client_lib.Broadcast.of(state)._replace(algorithm=algorithm)
     ),
     client_state=tff.to_type(
       personalized_process.ClientState(
@@ -244,8 +251,8 @@ def _client_types(work, state):
   )
 
 
-def _bytes_per_round(types, news, clients):
-  later = [news_of.type_signature.result for news_of in news]
+def _bytes_per_round(types, server_updates, clients):
+  later = [update.type_signature.result for update in server_updates]
   sent = [client.type_signature.result.sent for client in clients]
   return personalized_process.BytesPerRound(
     down=sum(map(_num_bytes, [types.broadcast, *later])),

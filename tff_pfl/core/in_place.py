@@ -48,19 +48,20 @@ class Variables:
   def __init__(
     self,
     weights: Mapping[str, tf.Tensor],
-    optimizer: tff.learning.optimizers.Optimizer,
+    optimizer: training_options.OptimizerChain,
   ):
     """Makes the variables.
 
     Args:
       weights: Where they start.
-      optimizer: One that `can_update` says yes to.
+      optimizer: One that `can_update` says yes to; its last link's step is
+        made here.
     """
     self._dtypes = {name: value.dtype for name, value in weights.items()}
     self._weights = _variables(weights)
-    state = training_options.initial_state(optimizer, weights)
+    state = optimizer.initialize(training_options.specs_of(weights))
     self._hparams = optimizer.get_hparams(state)
-    self._decay = training_options.decay(optimizer, state)
+    self._decay = optimizer.decay(state)
     self._slots = {
       slot: _variables(state[slot])
       for slot in ('accumulator', 'preconditioner')
@@ -165,9 +166,9 @@ def suits(model: split_model.SplitModel, weights: Mapping[str, Any]) -> bool:
   return sum(sizes) >= _MANY_WEIGHTS
 
 
-def can_update(optimizer: tff.learning.optimizers.Optimizer) -> bool:
-  """Whether there is a fused kernel for an optimizer's step."""
-  return isinstance(optimizer, (_SGD, _ADAM))
+def can_update(optimizer: training_options.OptimizerChain) -> bool:
+  """True if there is a fused kernel for the step of a chain's last link."""
+  return isinstance(optimizer.last, (_SGD, _ADAM))
 
 
 def unless_together(

@@ -19,6 +19,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl.core import client as client_lib
 from tff_pfl.core import (
   client_work,
   example_tensors,
@@ -82,7 +83,7 @@ def build_learning_process(
   @tff.tensorflow.computation(state_type)
   def get_model_weights(state):
     return tff_model.model_weights(
-      model, work.model_without_data(client_work.Broadcast.of(state))
+      model, work.model_without_data(client_lib.Broadcast.of(state))
     )
 
   @tff.tensorflow.computation(

@@ -113,18 +113,24 @@ def _keeping(inner, names, method, option):
       global_weights=complete(broadcast.global_weights, statistics)
     )
 
+  def without(client, statistics):
+    """The client as the method sees it, as if all weights were received."""
+    return dataclasses.replace(
+      client,
+      broadcast=with_statistics(client.broadcast, statistics),
+      local=client.local[_WEIGHTS],
+    )
+
   def keeping(exchange):
-    """The exchange; from it to the next a client carries the statistics."""
+    """The exchange; from it to the next a client keeps the statistics."""
     is_last = exchange is inner.exchanges[-1]
 
-    def client(broadcast, local, examples, seed, *carried):
-      statistics = (*carried, local)[0][_STATISTICS]
+    def train(client):
+      is_first = exchange is inner.exchanges[0]
+      statistics = (client.local if is_first else client.cache)[_STATISTICS]
+      cache = () if is_first else client.cache[_WEIGHTS]
       result = exchange.client(
-        with_statistics(broadcast, statistics),
-        local[_WEIGHTS],
-        examples,
-        seed,
-        *[each[_WEIGHTS] for each in carried],
+        dataclasses.replace(without(client, statistics), cache=cache)
       )
       update = collections.OrderedDict(result.update)
       errors.expect(
@@ -140,32 +146,31 @@ def _keeping(inner, names, method, option):
       return result._replace(
         update=update,
         local=_both(result.local, statistics),
-        carried=_both(result.carried, statistics),
+        cache=_both(result.cache, statistics),
       )
 
     receives = [name for name in exchange.receives if name not in names]
-    return dataclasses.replace(exchange, client=client, receives=receives)
+    return dataclasses.replace(exchange, client=train, receives=receives)
 
   def personal_weights(broadcast, local):
     return inner.personal_weights(
       with_statistics(broadcast, local[_STATISTICS]), local[_WEIGHTS]
     )
 
-  def fit_new_client(broadcast, local, examples, seed, num_epochs):
+  def fit_new_client(client, num_epochs):
     def with_those_of_examples(local):
-      weights = personal_weights(broadcast, local)
-      of_examples = statistics_of(inner.model, weights, examples, seed)
+      weights = personal_weights(client.broadcast, local)
+      of_examples = statistics_of(
+        inner.model, weights, client.examples, client.seed
+      )
       found = {**local[_STATISTICS], **of_examples}
       return _both(local[_WEIGHTS], split_model.select(found, names))
 
-    local = with_those_of_examples(local)
+    local = with_those_of_examples(client.local)
     if inner.fit_new_client is None:
       return local
     fitted = inner.fit_new_client(
-      with_statistics(broadcast, local[_STATISTICS]),
-      local[_WEIGHTS],
-      examples,
-      seed,
+      without(dataclasses.replace(client, local=local), local[_STATISTICS]),
       num_epochs,
     )
     # What was fitted may lie below batch normalization.

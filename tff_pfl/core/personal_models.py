@@ -11,13 +11,13 @@ from typing import NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_pfl.core import client as client_lib
 from tff_pfl.core import (
   client_work,
   objectives,
   personalization,
   personalized_process,
   scoring,
-  training_options,
   vectorization,
 )
 from tff_pfl.core import options as options_lib
@@ -61,7 +61,7 @@ def build_personal_models(
 
   @tff.tensorflow.computation(server_state_type)
   def model_without_data(state):
-    return work.model_without_data(client_work.Broadcast.of(state))
+    return work.model_without_data(client_lib.Broadcast.of(state))
 
   @tff.tensorflow.computation(
     broadcast_type, client_state_type, examples_type, examples_type
@@ -135,14 +135,15 @@ def _build_personalize(work, options, training, types):
     local = work.local_of(client_state)
 
     def fitted(examples):
-      with training_options.in_force(training):
-        return work.fit_new_client(
-          broadcast,
-          local,
-          examples,
-          randomness.fold_in(seed_value, 0),
-          options.new_client_epochs,
-        )
+      client = client_lib.Client(
+        work.model,
+        broadcast,
+        local,
+        examples,
+        randomness.fold_in(seed_value, 0),
+        training=training,
+      )
+      return work.fit_new_client(client, options.new_client_epochs)
 
     if work.fit_new_client is not None and work.keeps_local:
       is_new = tf.equal(client_state.num_rounds, 0)

@@ -111,8 +111,9 @@ class _Loop:
     self._inputs = inputs
     self._trained = [name for name in initial if name not in model.statistics]
     trained = split_model.select(initial, self._trained)
+    self._optimizer = training_options.OptimizerChain.of(phase.optimizer)
     self.is_large = in_place.suits(model, trained) and in_place.can_update(
-      phase.optimizer
+      self._optimizer
     )
     self.of_values = tf.function(
       self._of_values, jit_compile=model.uses_xla, autograph=False
@@ -125,13 +126,12 @@ class _Loop:
 
   def _of_values(self, initial, examples, shuffle_seed, step_seed):
     """Each step makes new weights; can be compiled and vectorized."""
-    optimizer = self._phase.optimizer
+    optimizer = self._optimizer
     plan = phases.plan_batches(examples, self._phase, shuffle_seed)
+    trained = split_model.select(initial, self._trained)
     optimizer_state = tf.nest.map_structure(
       tf.convert_to_tensor,
-      training_options.initial_state(
-        optimizer, split_model.select(initial, self._trained)
-      ),
+      optimizer.initialize(training_options.specs_of(trained)),
     )
     start = vectorization.apart(
       (initial, optimizer_state, objectives.zero_metrics(self._model)),
@@ -140,14 +140,10 @@ class _Loop:
 
     def step(index, weights, optimizer_state, metrics):
       output = self._step(weights, examples, plan, index, step_seed)
-      trained = split_model.select(weights, self._trained)
-      # Of the state at this step, whose learning rate the optimizer may change.
-      decay = training_options.decay(optimizer, optimizer_state)
-      if decay is not None:
-        for name, value in trained.items():
-          trained[name] = value - tf.cast(decay, value.dtype) * value
       optimizer_state, trained = optimizer.next(
-        optimizer_state, trained, output.gradient
+        optimizer_state,
+        split_model.select(weights, self._trained),
+        output.gradient,
       )
       changed = {**output.statistics, **trained}
       is_step = index < plan.num_steps
@@ -169,7 +165,7 @@ class _Loop:
     """Each step changes the weights, see `in_place.Variables`."""
     plan = phases.plan_batches(examples, self._phase, shuffle_seed)
     variables = in_place.Variables(
-      split_model.select(initial, self._trained), self._phase.optimizer
+      split_model.select(initial, self._trained), self._optimizer
     )
 
     def step(index, others, metrics):
@@ -177,7 +173,8 @@ class _Loop:
       output = self._step(
         {**others, **trained}, examples, plan, index, step_seed
       )
-      variables.update(index, trained, output.gradient)
+      gradient = self._optimizer.changed(output.gradient, trained)
+      variables.update(index, trained, gradient)
       others = {
         name: output.statistics.get(name, value)
         for name, value in others.items()
@@ -209,9 +206,8 @@ class _Loop:
     if self._inputs is not None:
       batches = [b._replace(x=self._inputs(b.x, seed)) for b in batches]
     output = self._objective(weights, *batches, seed=seed)
-    gradient = split_model.select(output.gradient, self._trained)
     return output._replace(
-      gradient=training_options.change_gradient(gradient, weights)
+      gradient=split_model.select(output.gradient, self._trained)
     )
 
 

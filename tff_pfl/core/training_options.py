@@ -2,16 +2,15 @@
 
 They hold for the training of a round and, without the schedule, for that of a
 client that never took part. Fine-tuning before a client's model is scored has
-options of its own (`core.personalization`).
+options of its own (`core.personalization`). `OptimizerChain` puts them before
+the optimizer of a phase.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -53,55 +52,91 @@ class TrainingOptions:
     )
 
 
-# The options, and what the learning rate is multiplied by (None for 1).
-_active = contextvars.ContextVar(
-  'training_options', default=(TrainingOptions(), None)
-)
+class OptimizerChain(tff.learning.optimizers.Optimizer):
+  """An optimizer behind the clipping, decay and schedule of the options.
 
-
-@contextlib.contextmanager
-def in_force(
-  options: TrainingOptions, rounds_done: Optional[tf.Tensor] = None
-) -> Iterator[None]:
-  """The options hold for the training that is traced in this context.
-
-  So a method need not hand them on to wherever it trains.
-
-  Args:
-    options: What holds.
-    rounds_done: For the schedule; None for training outside of rounds.
+  Attributes:
+    last: The optimizer that makes the step.
   """
-  schedule = options.learning_rate_schedule
-  factor = None
-  if schedule is not None and rounds_done is not None:
-    factor = tf.cast(schedule(rounds_done), tf.float32)
-  token = _active.set((options, factor))
-  try:
-    yield
-  finally:
-    _active.reset(token)
+
+  def __init__(
+    self,
+    last: tff.learning.optimizers.Optimizer,
+    options: TrainingOptions = TrainingOptions(),
+    factor: Optional[tf.Tensor] = None,
+  ):
+    """Puts the links together.
+
+    Args:
+      options: What comes before the step; by default nothing.
+      factor: float32 scalar, of the learning rate; None for 1.
+    """
+    self.last = last
+    self._options = options
+    self._factor = factor
+
+  @classmethod
+  def of(cls, optimizer: tff.learning.optimizers.Optimizer) -> OptimizerChain:
+    """The optimizer if it is a chain, or one of it alone."""
+    return optimizer if isinstance(optimizer, cls) else cls(optimizer)
+
+  def initialize(self, specs: Any) -> Any:
+    """The last link's state, at the learning rate of the round."""
+    state = self.last.initialize(specs)
+    if self._factor is None:
+      return state
+    return scaled(self.last, state, self._factor)
+
+  def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
+    """The new state and weights, both by name."""
+    gradients = self.changed(gradients, weights)
+    # Of the state at this step, whose learning rate the optimizer may change.
+    share = self.decay(state)
+    if share is not None:
+      weights = collections.OrderedDict(
+        (name, value - tf.cast(share, value.dtype) * value)
+        for name, value in weights.items()
+      )
+    return self.last.next(state, weights, gradients)
+
+  def changed(
+    self, gradients: Mapping[str, tf.Tensor], weights: Mapping[str, tf.Tensor]
+  ) -> Mapping[str, tf.Tensor]:
+    """A step's gradient by name, clipped, with weight decay."""
+    if self._options.max_gradient_norm is not None:
+      clipped, _ = tf.clip_by_global_norm(
+        list(gradients.values()), self._options.max_gradient_norm
+      )
+      gradients = collections.OrderedDict(zip(gradients, clipped))
+    if self._options.weight_decay:
+      gradients = collections.OrderedDict(
+        (name, slope + self._options.weight_decay * weights[name])
+        for name, slope in gradients.items()
+      )
+    return gradients
+
+  def decay(self, state: Any) -> Optional[tf.Tensor]:
+    """The share that a step takes off the weights before it; None for none."""
+    if not self._options.decoupled_weight_decay:
+      return None
+    rate = _learning_rate(self.last, state)
+    return self._options.decoupled_weight_decay * rate
+
+  def get_hparams(self, state: Any) -> collections.OrderedDict:
+    """The last link's hyperparameters."""
+    return self.last.get_hparams(state)
+
+  def set_hparams(self, state: Any, hparams: Any) -> Any:
+    """The state with other hyperparameters of the last link."""
+    return self.last.set_hparams(state, hparams)
 
 
-def scheduled(learning_rate: Any) -> Any:
-  """A learning rate times the factor of the round.
-
-  For methods that use their learning rate themselves.
-  """
-  _, factor = _active.get()
-  return learning_rate if factor is None else learning_rate * factor
-
-
-def initial_state(
-  optimizer: tff.learning.optimizers.Optimizer, weights: Mapping[str, Any]
-) -> Any:
-  """The state of an optimizer of weights, at the learning rate of the round."""
-  specs = collections.OrderedDict(
+def specs_of(weights: Mapping[str, Any]) -> collections.OrderedDict:
+  """The shapes and dtypes of weights, for an optimizer's `initialize`."""
+  return collections.OrderedDict(
     (name, tf.TensorSpec(value.shape, value.dtype))
     for name, value in weights.items()
   )
-  state = optimizer.initialize(specs)
-  _, factor = _active.get()
-  return state if factor is None else scaled(optimizer, state, factor)
 
 
 def scaled(
@@ -123,31 +158,3 @@ def _learning_rate(optimizer, state):
     f'{type(optimizer).__name__} with {sorted(hparams)}',
   )
   return hparams[_LEARNING_RATE]
-
-
-def change_gradient(
-  gradient: Mapping[str, tf.Tensor], weights: Mapping[str, tf.Tensor]
-) -> Mapping[str, tf.Tensor]:
-  """A step's gradient, clipped, with weight decay."""
-  options, _ = _active.get()
-  if options.max_gradient_norm is not None:
-    clipped, _ = tf.clip_by_global_norm(
-      list(gradient.values()), options.max_gradient_norm
-    )
-    gradient = collections.OrderedDict(zip(gradient, clipped))
-  if options.weight_decay:
-    gradient = collections.OrderedDict(
-      (name, slope + options.weight_decay * weights[name])
-      for name, slope in gradient.items()
-    )
-  return gradient
-
-
-def decay(
-  optimizer: tff.learning.optimizers.Optimizer, state: Any
-) -> Optional[tf.Tensor]:
-  """The share that a step takes off the weights before it; None for none."""
-  options, _ = _active.get()
-  if not options.decoupled_weight_decay:
-    return None
-  return options.decoupled_weight_decay * _learning_rate(optimizer, state)

@@ -36,7 +36,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl.core import client_work, objectives, scoring, training_loop
+from tff_pfl.core import client_work, objectives, scoring
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import copies, split_model
@@ -94,9 +94,10 @@ def apfl(
   loss = objectives.joint_loss(model)
   both = copies.Copies(model, ('global', 'personal'))
 
-  def adapted_share(shared, local, examples):
+  def adapted_share(client):
     """The mixing weight after the client's step on it."""
-    share, personal = local['mixing_weight'], local['weights']
+    shared, examples = client.received, client.examples
+    share, personal = client.local['mixing_weight'], client.local['weights']
     if not hparams.mixing_learning_rate:
       return share
     gradient = scoring.mean_gradient(
@@ -114,9 +115,8 @@ def apfl(
       examples.num_examples > 0, tf.clip_by_value(moved, 0.0, 1.0), share
     )
 
-  def train(broadcast, local, examples, seed):
-    initial = broadcast.global_weights
-    share = adapted_share(initial, local, examples)
+  def train(client):
+    share = adapted_share(client)
 
     def objective(weights, batch, *, seed):
       shared, personal = both.parts(weights).values()
@@ -131,23 +131,21 @@ def apfl(
         outputs['personal'].metrics,
       )
 
-    start = both.join({'global': initial, 'personal': local['weights']})
-    trained, metrics = training_loop.train(
-      objective, start, examples, hparams.phase(), seed, model=both.trained
+    start = both.join(
+      {'global': client.received, 'personal': client.local['weights']}
     )
-    shared, personal = both.parts(trained).values()
+    trained = client.sgd(objective, start, hparams.phase(), model=both.trained)
+    shared, personal = both.parts(trained.weights).values()
     local = collections.OrderedDict(weights=personal, mixing_weight=share)
-    update = split_model.difference(initial, shared)
-    return client_work.ClientResult(update, local, metrics)
+    return client.result(trained._replace(weights=shared), local=local)
 
-  def fit_new_client(broadcast, local, examples, seed, num_epochs):
-    shared, share = broadcast.global_weights, local['mixing_weight']
-    objective = _personal_loss(model, share, shared)
-    phase = hparams.phase(num_epochs)
-    personal, _ = training_loop.train(
-      objective, shared, examples, phase, seed, model=model
+  def fit_new_client(client, num_epochs):
+    share = client.local['mixing_weight']
+    objective = _personal_loss(model, share, client.received)
+    personal = client.sgd(objective, client.received, hparams.phase(num_epochs))
+    return collections.OrderedDict(
+      weights=personal.weights, mixing_weight=share
     )
-    return collections.OrderedDict(weights=personal, mixing_weight=share)
 
   return client_work.ClientWork(
     model,

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tff_pfl.core import client_work, objectives, training_loop
+from tff_pfl.core import client_work, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import personal_copies
@@ -53,25 +53,16 @@ def ditto(
   """Ditto."""
   loss = objectives.joint_loss(model)
 
-  def train_personal(broadcast, personal, examples, seed, num_epochs=None):
-    return training_loop.train(
-      objectives.proximal(
-        loss, broadcast.global_weights, hparams.proximal_strength
-      ),
-      personal,
-      examples,
-      hparams.personal_phase(num_epochs),
-      seed,
-      model=model,
+  def train_personal(client, personal, num_epochs=None):
+    pulled = objectives.proximal(
+      loss, client.received, hparams.proximal_strength
     )
+    return client.sgd(pulled, personal, hparams.personal_phase(num_epochs))
 
-  def train(broadcast, personal, examples, seed):
-    initial = broadcast.global_weights
-    trained, _ = training_loop.train(
-      loss, initial, examples, hparams.phase(), seed, model=model
-    )
-    personal, metrics = train_personal(broadcast, personal, examples, seed)
-    update = split_model.difference(initial, trained)
-    return client_work.ClientResult(update, personal, metrics)
+  def train(client):
+    trained = client.sgd(loss, client.received, hparams.phase())
+    personal = train_personal(client, client.local)
+    result = client.result(trained, local=personal.weights)
+    return result._replace(metrics=personal.metrics)
 
   return personal_copies.personal_copies_work(model, train, train_personal)

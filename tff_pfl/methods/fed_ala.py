@@ -121,13 +121,16 @@ def fed_ala(
   layers = model.last_layers(hparams.mixing_depth, 'mixing_depth')
   partition = weight_partition.WeightPartition.by_layer(model, layers)
   names = [n for n in partition.local_names if n not in model.statistics]
-  sgd = phases.build_optimizer('sgd', 1.0)
-  on_mixing = phases.Phase(sgd, hparams.batch_size, hparams.num_mixing_epochs)
+  # Without the options of training: weight decay would pull to the client's
+  # own weights.
+  step = training_options.OptimizerChain(phases.build_optimizer('sgd', 1.0))
+  on_mixing = phases.Phase(step, hparams.batch_size, hparams.num_mixing_epochs)
 
-  def learn_mixing(shared, own, mixing, examples, seed):
+  def learn_mixing(client, own):
+    shared, mixing = client.received, client.local['mixing']
     # The training's shuffles and steps have 0 and 1.
     examples = share_of(
-      examples, hparams.mixing_data_share, randomness.fold_in(seed, 2)
+      client.examples, hparams.mixing_data_share, client.stream(2)
     )
     forward, inputs = model.forward, None
     if set(layers) == set(model.head_layers):
@@ -136,37 +139,29 @@ def fed_ala(
     loss = objectives.prediction_loss(
       model, lambda upper, x, mode: forward({**shared, **upper}, x, mode)
     )
-    # Weight decay would pull to the client's own weights.
-    with training_options.in_force(training_options.TrainingOptions()):
-      return training_loop.train(
-        _mixing_objective(loss, hparams, shared, own),
-        mixing,
-        examples,
-        on_mixing,
-        randomness.fold_in(seed, 3),
-        model=model,
-        inputs=inputs,
-      ).weights
+    return client.sgd(
+      _mixing_objective(loss, hparams, shared, own),
+      mixing,
+      on_mixing,
+      stream=3,
+      examples=examples,
+      inputs=inputs,
+    ).weights
 
-  def train(broadcast, local, examples, seed):
-    shared, own = broadcast.global_weights, local['own']
-    mixing = learn_mixing(shared, own, local['mixing'], examples, seed)
-    loss, start = objectives.joint_loss(model), _mixed(shared, own, mixing)
-    trained = training_loop.train(
-      loss, start, examples, hparams.phase(), seed, model=model
-    )
+  def train(client):
+    own = client.local['own']
+    mixing = learn_mixing(client, own)
+    start = _mixed(client.received, own, mixing)
+    trained = client.sgd(objectives.joint_loss(model), start, hparams.phase())
     own = split_model.select(trained.weights, names)
     local = collections.OrderedDict(own=own, mixing=mixing)
-    return client_work.ClientResult.of(shared, trained, local)
+    return client.result(trained, local=local)
 
-  def fit_new_client(broadcast, local, examples, seed, num_epochs):
-    shared = broadcast.global_weights
-    start = split_model.select(shared, names)
+  def fit_new_client(client, num_epochs):
+    start = split_model.select(client.received, names)
     phase = hparams.phase(num_epochs)
-    own, _ = joint_training.train_local(
-      model, partition, shared, start, examples, phase, seed
-    )
-    mixing = learn_mixing(shared, own, local['mixing'], examples, seed)
+    own = joint_training.fit_local(client, model, partition, phase, local=start)
+    mixing = learn_mixing(client, own)
     return collections.OrderedDict(own=own, mixing=mixing)
 
   initial = split_model.select(model.initial_weights, names)

@@ -39,13 +39,12 @@ import dataclasses
 import re
 
 from tff_pfl import errors
-from tff_pfl.core import client_work, training_loop
+from tff_pfl.core import client_work
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
 from tff_pfl.models import (
   hidden_elements,
-  randomness,
   split_model,
   weight_partition,
 )
@@ -137,36 +136,28 @@ def fed_alt(
   if hparams.updates == 'simultaneous':
     return joint_training.joint_training_work(model, hparams, partition)
 
-  def train_local(broadcast, local, examples, seed, num_epochs=None):
-    return joint_training.train_local(
-      model,
-      partition,
-      broadcast.global_weights,
-      local,
-      examples,
-      hparams.personal_phase(num_epochs),
-      seed,
-    ).weights
+  def fit_local(client, num_epochs=None, stream=None):
+    phase = hparams.personal_phase(num_epochs)
+    return joint_training.fit_local(
+      client, model, partition, phase, stream=stream
+    )
 
-  def train(broadcast, local, examples, seed):
-    start = broadcast.global_weights
-    local = train_local(broadcast, local, examples, randomness.fold_in(seed, 0))
-    trained = training_loop.train_part(
-      model,
-      start,
+  def train(client):
+    local = fit_local(client, stream=0)
+    trained = client.fit_part(
+      client.received,
       lambda part: partition.merge(part, local),
       lambda weights: partition.split(weights)[0],
-      examples,
       hparams.phase(),
-      randomness.fold_in(seed, 1),
+      stream=1,
     )
-    return client_work.ClientResult.of(start, trained, local)
+    return client.result(trained, local=local)
 
   exchange = client_work.Exchange(train)
   return client_work.partitioned_weights_work(
     model,
     partition,
     exchange,
-    fit_new_client=train_local,
+    fit_new_client=fit_local,
     exchanges_when_forgetting=[exchange],
   )

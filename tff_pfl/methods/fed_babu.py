@@ -22,7 +22,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tff_pfl.core import client_work, objectives, personalization, training_loop
+from tff_pfl.core import client_work, objectives, personalization
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import split_model, weight_partition
@@ -75,13 +75,9 @@ def fed_babu(
       body, tf.nest.map_structure(tf.constant, initial_head)
     )
 
-  def train(broadcast, local, examples, seed):
-    body = broadcast.global_weights
+  def train(client):
     loss = objectives.body_loss(model, initial_head)
-    trained = training_loop.train(
-      loss, body, examples, hparams.phase(), seed, model=model
-    )
-    return client_work.ClientResult.of(body, trained, local)
+    return client.result(client.sgd(loss, client.received, hparams.phase()))
 
   return client_work.ClientWork(
     model,

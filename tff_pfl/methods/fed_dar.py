@@ -52,6 +52,7 @@ import dataclasses
 from typing import Optional
 
 from tff_pfl import errors
+from tff_pfl.core import client as client_lib
 from tff_pfl.core import client_work, objectives, training_loop
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
@@ -150,58 +151,48 @@ def fed_dar(
     of_domains, of_domains.head_layers
   )
 
-  def train_heads(broadcast, unused_local, examples, seed):
+  def train_heads(client):
     """Step (a)."""
-    weights = broadcast.global_weights
-    _, heads = partition.split(weights)
-    features = training_loop.frozen_features(of_domains, weights, examples)
+    _, heads = partition.split(client.received)
+    features = client.features()
     examples, inputs = training_loop.head_inputs(
-      of_domains, weights, examples, features
+      of_domains, client.received, client.examples, features
     )
     trained, _ = domain_heads.train(
-      model, heads, examples, hparams.head_phase(), seed, inputs
+      client, model, heads, examples, hparams.head_phase(), inputs
     )
     report = combination.report(heads, trained, features)
-    return client_work.ClientResult(report=report)
+    return client_lib.ClientResult(report=report)
 
-  def train_one_head(broadcast, local, examples, seed):
+  def train_one_head(client):
     """Step (a) where the head is one."""
-    weights = broadcast.global_weights
-    _, head = partition.split(weights)
-    phase = hparams.head_phase()
-    trained = training_loop.train_head(
-      of_domains, weights, head, examples, phase, seed, domain_weights
+    _, head = partition.split(client.received)
+    trained = client.fit_head(
+      head, hparams.head_phase(), domain_weights=domain_weights
     )
-    return client_work.ClientResult.of(head, trained, local)
+    return client.result(trained, initial=head)
 
   def combine_heads(unused_state, update, report, cohort):
     """Step (b); also (d) where body and heads were trained together."""
     of_heads, algorithm = combination.update(report, cohort)
     return {**update, **of_heads}, algorithm
 
-  def train_body(broadcast, local, examples, seed, unused_carried):
+  def train_body(client):
     """Step (c)."""
-    body, heads = partition.split(broadcast.global_weights)
+    body, heads = partition.split(client.received)
     loss = objectives.body_loss(of_domains, heads, domain_weights)
-    trained = training_loop.train(
-      loss, body, examples, hparams.body_phase(), seed, model=of_domains
-    )
-    return client_work.ClientResult.of(body, trained, local)
+    trained = client.sgd(loss, body, hparams.body_phase())
+    return client.result(trained, initial=body)
 
-  def train_jointly(broadcast, local, examples, seed):
+  def train_jointly(client):
     """Steps (a) and (c) at once."""
-    weights = broadcast.global_weights
     loss = objectives.joint_loss(of_domains, domain_weights)
-    trained = training_loop.train(
-      loss, weights, examples, hparams.body_phase(), seed, model=of_domains
-    )
-    body, heads = partition.split(weights)
+    trained = client.sgd(loss, client.received, hparams.body_phase())
+    body, heads = partition.split(client.received)
     _, new_heads = partition.split(trained.weights)
-    features = training_loop.frozen_features(
-      of_domains, trained.weights, examples
-    )
+    features = client.features(trained.weights)
     report = combination.report(heads, new_heads, features)
-    return client_work.ClientResult.of(body, trained, local, report)
+    return client.result(trained, initial=body, report=report)
 
   exchanges = [client_work.Exchange(train_jointly, combine_heads)]
   if hparams.alternating:

@@ -88,27 +88,24 @@ def fed_dbe(
   no_bias = partition.local_part(model.initial_weights)
   averaging = _with_mean(model, hparams.mean_rate)
 
-  def train(broadcast, local, examples, seed):
-    consensus = broadcast.algorithm['consensus']
-    is_known = broadcast.algorithm['is_known']
+  def train(client):
+    consensus = client.algorithm['consensus']
+    is_known = client.algorithm['is_known']
 
     def penalty(unused_features, statistics, unused_batch):
       distance = tf.reduce_mean((statistics[_MEAN] - consensus) ** 2)
       return hparams.pull_strength / 2 * is_known * distance
 
-    weights = partition.merge(broadcast.global_weights, local)
-    trained = training_loop.train(
+    weights = partition.merge(client.received, client.local)
+    trained = client.sgd(
       objectives.joint_loss(averaging, penalty=penalty),
       {**weights, _MEAN: zeros},
-      examples,
       hparams.phase(),
-      seed,
       model=averaging,
     )
-    return client_work.ClientResult.of(
-      broadcast.global_weights,
+    return client.result(
       trained,
-      partition.local_part(trained.weights),
+      local=partition.local_part(trained.weights),
       report=(1 - is_known) * trained.weights[_MEAN],
     )
 
@@ -119,19 +116,19 @@ def fed_dbe(
       consensus=consensus, is_known=tf.ones_like(before['is_known'])
     )
 
-  def fit_new_client(broadcast, bias, examples, seed, num_epochs):
+  def fit_new_client(client, num_epochs):
     def forward(bias, features, unused_mode):
-      return model.head({**broadcast.global_weights, **bias}, features)
+      return model.head({**client.received, **bias}, features)
 
-    objective, phase = (
-      objectives.prediction_loss(model, forward),
-      hparams.phase(num_epochs),
-    )
     examples, inputs = training_loop.head_inputs(
-      model, broadcast.global_weights, examples
+      model, client.received, client.examples
     )
-    return training_loop.train(
-      objective, bias, examples, phase, seed, model=model, inputs=inputs
+    return client.sgd(
+      objectives.prediction_loss(model, forward),
+      client.local,
+      hparams.phase(num_epochs),
+      examples=examples,
+      inputs=inputs,
     ).weights
 
   work = client_work.partitioned_weights_work(

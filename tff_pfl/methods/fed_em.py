@@ -38,7 +38,7 @@ import functools
 
 import tensorflow as tf
 
-from tff_pfl.core import client_work, example_tensors, objectives, training_loop
+from tff_pfl.core import client_work, example_tensors, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import copies, split_model
@@ -166,25 +166,28 @@ def fed_em(
 
     return steps(components, log_shares, examples)
 
-  def train(broadcast, local, examples, seed, *, num_steps=1):
-    components = broadcast.global_weights
+  def train(client, *, num_steps=1):
+    examples = client.examples
     q, log_shares = expectation_steps(
-      components, local[_SHARES], examples, num_steps
+      client.received, client.local[_SHARES], examples, num_steps
     )
     weighted, loss = _weighted_model(model, parts, log_shares)
-    examples = examples._replace(x=(examples.x, q))
-    trained = training_loop.train(
-      loss, components, examples, hparams.phase(), seed, model=weighted
+    trained = client.sgd(
+      loss,
+      client.received,
+      hparams.phase(),
+      model=weighted,
+      examples=examples._replace(x=(examples.x, q)),
     )
     local = collections.OrderedDict([(_SHARES, log_shares)])
-    return client_work.ClientResult.of(components, trained, local)
+    return client.result(trained, local=local)
 
-  def fit_new_client(broadcast, local, examples, unused_seed, num_epochs):
+  def fit_new_client(client, num_epochs):
     steps = hparams.num_mixture_steps if num_epochs is None else num_epochs
     if not steps:
-      return local
+      return client.local
     _, log_shares = expectation_steps(
-      broadcast.global_weights, local[_SHARES], examples, steps
+      client.received, client.local[_SHARES], client.examples, steps
     )
     return collections.OrderedDict([(_SHARES, log_shares)])
 

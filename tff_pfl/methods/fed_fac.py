@@ -62,7 +62,8 @@ from typing import Optional
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.core import client_work, objectives, training_loop
+from tff_pfl.core import client as client_lib
+from tff_pfl.core import client_work, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import found_partition, personal_elements
@@ -161,49 +162,44 @@ def fed_fac(
       broadcast.global_weights, local, broadcast.algorithm['is_shared']
     )
 
-  def train_and_report(broadcast, local, examples, seed):
-    """ClientUpdate: the client carries the trained weights over."""
-    start = model_of(broadcast, local)
-    loss, phase = objectives.joint_loss(model), hparams.phase()
-    trained = training_loop.train(
-      loss, start, examples, phase, seed, model=model
-    )
+  def train_and_report(client):
+    """ClientUpdate: the client keeps the trained weights for `divide`."""
+    start = model_of(client.broadcast, client.local)
+    trained = client.sgd(objectives.joint_loss(model), start, hparams.phase())
     columns = trained.weights
     if not hparams.analyses_weights:
       columns = split_model.difference(start, trained.weights)
-    report = partition.report(broadcast.algorithm, columns)
-    return client_work.ClientResult(report=report, carried=trained)
+    report = partition.report(client.algorithm, columns)
+    return client_lib.ClientResult(report=report, cache=trained)
 
   def find_partition(state, unused_update, sums, unused_cohort):
     return {}, partition.next(state, sums)
 
-  def divide(broadcast, local, unused_examples, unused_seed, carried):
+  def divide(client):
     """Sends what is shared now, keeps what is personal."""
-    weights, metrics = carried
+    weights, metrics = client.cache
     update, new_local = personal.trained(
-      broadcast.global_weights,
-      local,
+      client.received,
+      client.local,
       weights,
-      broadcast.algorithm['was_shared'],
-      broadcast.algorithm['is_shared'],
+      client.algorithm['was_shared'],
+      client.algorithm['is_shared'],
     )
-    return client_work.ClientResult(update, new_local, metrics)
+    return client_lib.ClientResult(update, new_local, metrics)
 
-  def fit_new_client(broadcast, local, examples, seed, num_epochs):
+  def fit_new_client(client, num_epochs):
     """LocalTrain; nothing as long as a static partition is to be found."""
-    is_shared = broadcast.algorithm['is_shared']
-    phase = hparams.phase(num_epochs)
 
     def fit():
-      return personal.fit(
-        broadcast.global_weights, local, is_shared, examples, phase, seed
-      )
+      is_shared = client.algorithm['is_shared']
+      return personal.fit(client, is_shared, hparams.phase(num_epochs))
 
     if not partition.is_static:
       return fit()
-    is_found = broadcast.algorithm['is_found']
     return tf.cond(
-      is_found, fit, lambda: tf.nest.map_structure(tf.identity, local)
+      client.algorithm['is_found'],
+      fit,
+      lambda: tf.nest.map_structure(tf.identity, client.local),
     )
 
   return client_work.ClientWork(

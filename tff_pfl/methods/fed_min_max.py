@@ -36,7 +36,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl.core import client_work, objectives, scoring, training_loop
+from tff_pfl.core import client_work, objectives, scoring
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import simplex
@@ -70,20 +70,18 @@ def fed_min_max(
   rho = counts / counts.sum()
   is_present = rho > 0
 
-  def train(broadcast, local, examples, seed):
-    weights = broadcast.global_weights
-    risks = objectives.per_example(
-      scoring.score(model, weights, examples, of_training=True).by_domain
+  def train(client):
+    scores = scoring.score(
+      model, client.received, client.examples, of_training=True
     )
-    factors = tf.math.divide_no_nan(broadcast.algorithm['domain_weight'], rho)
+    risks = objectives.per_example(scores.by_domain)
+    factors = tf.math.divide_no_nan(client.algorithm['domain_weight'], rho)
     loss = objectives.joint_loss(model, factors)
-    trained = training_loop.train(
-      loss, weights, examples, hparams.phase(), seed, model=model
-    )
+    trained = client.sgd(loss, client.received, hparams.phase())
     report = collections.OrderedDict(
       losses=risks['loss'], shares=risks['examples']
     )
-    return client_work.ClientResult.of(weights, trained, local, report)
+    return client.result(trained, report=report)
 
   def weigh_domains(state, update, report, cohort):
     has_examples = report['shares'] > cohort.least_share

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tff_pfl.core import client_work, objectives, training_loop
+from tff_pfl.core import client_work, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import personal_copies
@@ -52,21 +52,17 @@ def fed_mtl(
 ) -> client_work.ClientWork:
   """Fed-MTL."""
 
-  def train_personal(broadcast, personal, examples, seed, num_epochs=None):
+  def train_personal(client, personal, num_epochs=None):
     objective = objectives.proximal(
       objectives.joint_loss(model),
-      broadcast.global_weights,
+      client.received,
       # The gradient of the squared distance has a factor of two.
       2 * hparams.coupling_strength,
     )
-    phase = hparams.phase(num_epochs)
-    return training_loop.train(
-      objective, personal, examples, phase, seed, model=model
-    )
+    return client.sgd(objective, personal, hparams.phase(num_epochs))
 
-  def train(broadcast, personal, examples, seed):
-    mean = broadcast.global_weights
-    trained = train_personal(broadcast, personal, examples, seed)
-    return client_work.ClientResult.of(mean, trained, trained.weights)
+  def train(client):
+    trained = train_personal(client, client.local)
+    return client.result(trained, local=trained.weights)
 
   return personal_copies.personal_copies_work(model, train, train_personal)

@@ -49,11 +49,12 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl.core import client_work, collecting, objectives, training_loop
+from tff_pfl.core import client as client_lib
+from tff_pfl.core import client_work, collecting, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import class_means, simplex
-from tff_pfl.models import randomness, split_model, weight_partition
+from tff_pfl.models import split_model, weight_partition
 
 # Up to about 30 clients the mixture is then exact to some digits; of 100 the
 # least value is missed by less than 1%.
@@ -139,55 +140,39 @@ def fed_pac(
     model, model.head_layers
   )
 
-  def features_of(body, examples):
-    return training_loop.frozen_features(model, body, examples)
+  def fit_head(client, num_epochs=None, **options):
+    phase = hparams.head_phase(num_epochs)
+    return client.fit_head(client.local, phase, **options).weights
 
-  def fit_head(broadcast, head, examples, seed, num_epochs=None, features=None):
-    body, phase = broadcast.global_weights, hparams.head_phase(num_epochs)
-    return training_loop.train_head(
-      model, body, head, examples, phase, seed, features=features
-    ).weights
-
-  def train_head(broadcast, head, examples, seed):
+  def train_head(client):
     """Step 1, with what the client tells of its features."""
-    features = features_of(broadcast.global_weights, examples)
-    told = _told(
-      features,
-      classes.report(features)['sums'],
-      fit_head(
-        broadcast,
-        head,
-        examples,
-        randomness.fold_in(seed, 0),
-        features=features,
-      ),
-    )
-    return client_work.ClientResult(report=told, carried=told)
+    features = client.features()
+    head = fit_head(client, stream=0, features=features)
+    told = _told(features, classes.report(features)['sums'], head)
+    return client_lib.ClientResult(report=told, cache=told)
 
   def collect(state, unused_update, report, unused_cohort):
     return {}, collections.OrderedDict(state.algorithm, cohort=report)
 
-  def train_body(broadcast, unused_head, examples, seed, own):
+  def train_body(client):
     """Step 2."""
-    body, head = broadcast.global_weights, own['head']
-    penalty = classes.pull(broadcast.algorithm, hparams.pull_strength)
+    own = client.cache
+    head = own['head']
+    penalty = classes.pull(client.algorithm, hparams.pull_strength)
     loss = objectives.body_loss(model, head, penalty=penalty)
-    phase = hparams.body_phase()
-    seed = randomness.fold_in(seed, 1)
-    trained = training_loop.train(
-      loss, body, examples, phase, seed, model=model
-    )
+    trained = client.sgd(loss, client.received, hparams.body_phase(), stream=1)
     if hparams.combines_heads:
-      head = _mixed(own, broadcast.algorithm['cohort'])
-    report = classes.report(features_of(trained.weights, examples))
-    return client_work.ClientResult.of(body, trained, head, report)
+      head = _mixed(own, client.algorithm['cohort'])
+    report = classes.report(client.features(trained.weights))
+    return client.result(trained, local=head, report=report)
 
   def align(state, update, report, cohort):
     new = classes.update(state.algorithm, report, cohort)
     return update, collections.OrderedDict({**state.algorithm, **new})
 
-  def train(*arguments):
-    return train_body(*arguments, train_head(*arguments).carried)
+  def train(client):
+    cache = train_head(client).cache
+    return train_body(dataclasses.replace(client, cache=cache))
 
   initial = classes.initial_algorithm
   exchanges = [client_work.Exchange(train, align)]

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tff_pfl.core import client_work, objectives, training_loop
+from tff_pfl.core import client_work, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import class_means
@@ -67,22 +67,15 @@ def fed_proto(
   """FedProto; the model is a classifier whose body has weights."""
   prototypes = class_means.ClassMeans(model, 'fed_proto')
 
-  def fit(broadcast, weights, examples, seed, num_epochs=None):
-    penalty = prototypes.pull(broadcast.algorithm, hparams.pull_strength)
-    return training_loop.train(
-      objectives.joint_loss(model, penalty=penalty),
-      weights,
-      examples,
-      hparams.phase(num_epochs),
-      seed,
-      model=model,
-    )
+  def fit(client, num_epochs=None):
+    penalty = prototypes.pull(client.algorithm, hparams.pull_strength)
+    loss = objectives.joint_loss(model, penalty=penalty)
+    return client.sgd(loss, client.local, hparams.phase(num_epochs))
 
-  def train(broadcast, weights, examples, seed):
-    trained, metrics = fit(broadcast, weights, examples, seed)
-    features = training_loop.frozen_features(model, trained, examples)
-    report = prototypes.report(features)
-    return client_work.ClientResult((), trained, metrics, report)
+  def train(client):
+    trained = fit(client)
+    report = prototypes.report(client.features(trained.weights))
+    return client.result(trained, local=trained.weights, report=report)
 
   def average_prototypes(state, update, report, cohort):
     return update, prototypes.update(state.algorithm, report, cohort)

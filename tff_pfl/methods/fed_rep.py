@@ -34,10 +34,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from tff_pfl.core import client_work, objectives, training_loop
+from tff_pfl.core import client_work, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
-from tff_pfl.models import randomness, split_model, weight_partition
+from tff_pfl.models import split_model, weight_partition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,25 +59,15 @@ def fed_rep(
   """FedRep; the model's head layers are local, its body must have weights."""
   split_model.check_has_body(model, 'fed_rep')
 
-  def fit_head(broadcast, head, examples, seed, num_epochs=None):
-    return training_loop.train_head(
-      model,
-      broadcast.global_weights,
-      head,
-      examples,
-      hparams.head_phase(num_epochs),
-      seed,
-    ).weights
+  def fit_head(client, num_epochs=None, stream=None):
+    phase = hparams.head_phase(num_epochs)
+    return client.fit_head(client.local, phase, stream=stream).weights
 
-  def train(broadcast, head, examples, seed):
-    body = broadcast.global_weights
-    head = fit_head(broadcast, head, examples, randomness.fold_in(seed, 0))
-    loss, phase = objectives.body_loss(model, head), hparams.body_phase()
-    seed = randomness.fold_in(seed, 1)
-    trained = training_loop.train(
-      loss, body, examples, phase, seed, model=model
-    )
-    return client_work.ClientResult.of(body, trained, head)
+  def train(client):
+    head = fit_head(client, stream=0)
+    loss = objectives.body_loss(model, head)
+    body = client.sgd(loss, client.received, hparams.body_phase(), stream=1)
+    return client.result(body, local=head)
 
   exchange = client_work.Exchange(train)
   return client_work.partitioned_weights_work(

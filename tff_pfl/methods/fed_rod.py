@@ -112,9 +112,8 @@ def fed_rod(
     )
     return (generic, both), statistics
 
-  def train(broadcast, personal, examples, seed):
-    shared = broadcast.global_weights
-    shift = hparams.balance_exponent * class_shift(model, examples)
+  def train(client):
+    shift = hparams.balance_exponent * class_shift(model, client.examples)
     in_training = model.in_training
 
     def both_risks(y, outputs):
@@ -129,28 +128,29 @@ def fed_rod(
       metrics={name: _of_both(m) for name, m in model.metrics.items()},
       counted=model.counted and _of_both(model.counted),
     )
-    trained = training_loop.train(
+    personal = {f'personal/{name}': client.local[name] for name in head}
+    trained = client.sgd(
       objectives.prediction_loss(two_headed, outputs),
-      {**shared, **{f'personal/{n}': personal[n] for n in head}},
-      examples,
+      {**client.received, **personal},
       hparams.phase(),
-      seed,
-      model=model,
     )
-    return client_work.ClientResult.of(shared, trained, own(trained.weights))
+    return client.result(trained, local=own(trained.weights))
 
-  def fit_new_client(broadcast, personal, examples, seed, num_epochs):
-    shared = broadcast.global_weights
+  def fit_new_client(client, num_epochs):
+    shared = client.received
     objective = objectives.prediction_loss(
       model,
       lambda personal, features, mode: model.head(
         _summed(shared, personal), features, mode
       ),
     )
-    examples, inputs = training_loop.head_inputs(model, shared, examples)
-    phase = hparams.phase(num_epochs)
-    return training_loop.train(
-      objective, personal, examples, phase, seed, model=model, inputs=inputs
+    examples, inputs = training_loop.head_inputs(model, shared, client.examples)
+    return client.sgd(
+      objective,
+      client.local,
+      hparams.phase(num_epochs),
+      examples=examples,
+      inputs=inputs,
     ).weights
 
   exchange = client_work.Exchange(train)

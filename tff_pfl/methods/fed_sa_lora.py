@@ -42,7 +42,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.core import client_work, objectives, training_loop
+from tff_pfl.core import client_work, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import split_model
@@ -138,25 +138,23 @@ def fed_sa_lora(
       for name in model.initial_weights
     )
 
-  def fit(weights, frozen, examples, phase, seed):
+  def fit(client, weights, frozen, phase):
     def forward(weights, x, mode):
       mode = mode._replace(training=False)
       return model.forward(network({**frozen, **weights}), x, mode)[0], {}
 
     objective = objectives.prediction_loss(model, forward)
-    return training_loop.train(
-      objective, weights, examples, phase, seed, model=model
-    )
+    return client.sgd(objective, weights, phase)
 
-  def train(broadcast, local, examples, seed):
-    shared = broadcast.global_weights
-    trained = fit({**shared, **local}, {}, examples, hparams.phase(), seed)
-    local = split_model.select(trained.weights, local)
-    return client_work.ClientResult.of(shared, trained, local)
+  def train(client):
+    both = {**client.received, **client.local}
+    trained = fit(client, both, {}, hparams.phase())
+    local = split_model.select(trained.weights, client.local)
+    return client.result(trained, local=local)
 
-  def fit_new_client(broadcast, local, examples, seed, num_epochs):
+  def fit_new_client(client, num_epochs):
     phase = hparams.phase(num_epochs)
-    return fit(local, broadcast.global_weights, examples, phase, seed).weights
+    return fit(client, client.local, client.received, phase).weights
 
   return client_work.ClientWork(
     model,

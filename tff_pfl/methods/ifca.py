@@ -35,7 +35,8 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl.core import client_work, objectives, scoring, training_loop
+from tff_pfl.core import client as client_lib
+from tff_pfl.core import client_work, objectives, scoring
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import copies, split_model
@@ -65,11 +66,12 @@ def ifca(
   """IFCA."""
   clusters = copies.components(model, hparams.num_clusters)
 
-  def best_cluster(broadcast, examples):
-    losses = [
-      scoring.score(model, weights, examples, of_training=True).sums['loss']
-      for weights in clusters.parts(broadcast.global_weights).values()
+  def best_cluster(client):
+    scores = [
+      scoring.score(model, weights, client.examples, of_training=True)
+      for weights in clusters.parts(client.received).values()
     ]
+    losses = [each.sums['loss'] for each in scores]
     return tf.argmin(tf.stack(losses), output_type=tf.int32)
 
   def weights_of(global_weights, cluster):
@@ -79,16 +81,11 @@ def ifca(
       for name in model.initial_weights
     )
 
-  def train(broadcast, unused_local, examples, seed):
-    cluster = best_cluster(broadcast, examples)
-    initial = weights_of(broadcast.global_weights, cluster)
-    trained, metrics = training_loop.train(
-      objectives.joint_loss(model),
-      initial,
-      examples,
-      hparams.phase(),
-      seed,
-      model=model,
+  def train(client):
+    cluster = best_cluster(client)
+    initial = weights_of(client.received, cluster)
+    trained, metrics = client.sgd(
+      objectives.joint_loss(model), initial, hparams.phase()
     )
     membership = tf.one_hot(cluster, hparams.num_clusters)
     moved = split_model.difference(initial, trained)
@@ -99,7 +96,7 @@ def ifca(
       }
       for k, copy in enumerate(clusters.names)
     }
-    return client_work.ClientResult(
+    return client_lib.ClientResult(
       update=clusters.join(update),
       local=collections.OrderedDict(cluster=cluster),
       metrics=metrics,
@@ -120,8 +117,8 @@ def ifca(
     personal_weights=lambda broadcast, local: weights_of(
       broadcast.global_weights, local['cluster']
     ),
-    fit_new_client=lambda broadcast, unused_local, examples, *_: (
-      collections.OrderedDict(cluster=best_cluster(broadcast, examples))
+    fit_new_client=lambda client, unused_epochs: collections.OrderedDict(
+      cluster=best_cluster(client)
     ),
     trains_new_clients=False,
     keeps_local=False,

@@ -174,9 +174,11 @@ def knn_per(
     nothing = {n: tf.zeros(mixed.initial_weights[n].shape) for n in _STORE}
     return collections.OrderedDict({**shared, **nothing})
 
-  def fit_new_client(broadcast, unused_local, examples, seed, unused_epochs):
+  def fit_new_client(client, unused_epochs):
     capacity = hparams.num_stored_examples
-    return datastore(model, broadcast.global_weights, examples, capacity, seed)
+    return datastore(
+      model, client.received, client.examples, capacity, client.seed
+    )
 
   return dataclasses.replace(
     fed_avg,

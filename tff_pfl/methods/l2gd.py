@@ -39,11 +39,11 @@ import dataclasses
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.core import client as client_lib
 from tff_pfl.core import (
   client_work,
   objectives,
   training_loop,
-  training_options,
 )
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
@@ -91,7 +91,7 @@ class L2gdHParams(hparams_lib.LocalTrainingHParams):
 
 
 def is_aggregation_round(
-  broadcast: client_work.Broadcast, hparams: L2gdHParams
+  broadcast: client_lib.Broadcast, hparams: L2gdHParams
 ) -> tf.Tensor:
   """The server's coin: bool, the same on every client of a round."""
   if not hparams.aggregation_probability:
@@ -110,31 +110,26 @@ def l2gd(
   """L2GD."""
   loss = objectives.joint_loss(model)
 
-  def train_personal(broadcast, personal, examples, seed, num_epochs=None):
-    del broadcast
+  def train_personal(client, personal, num_epochs=None):
     phase = hparams.phase(num_epochs, hparams.local_learning_rate)
-    return training_loop.train(
-      loss, personal, examples, phase, seed, model=model
-    )
+    return client.sgd(loss, personal, phase)
 
-  def pull_to_mean(mean, personal):
+  def pull_to_mean(client):
     # Its step has the learning rate, too.
-    pull = training_options.scheduled(hparams.pull)
+    pull, mean = client.rate(hparams.pull), client.received
     pulled = collections.OrderedDict(
       (name, value - tf.cast(pull, value.dtype) * (value - mean[name]))
-      for name, value in personal.items()
+      for name, value in client.local.items()
     )
     return training_loop.TrainResult(pulled, objectives.zero_metrics(model))
 
-  def train(broadcast, personal, examples, seed):
-    mean = broadcast.global_weights
-    weights, metrics = tf.cond(
-      is_aggregation_round(broadcast, hparams),
-      lambda: pull_to_mean(mean, personal),
-      lambda: train_personal(broadcast, personal, examples, seed),
+  def train(client):
+    new = tf.cond(
+      is_aggregation_round(client.broadcast, hparams),
+      lambda: pull_to_mean(client),
+      lambda: train_personal(client, client.local),
     )
-    update = split_model.difference(mean, weights)
-    return client_work.ClientResult(update, weights, metrics)
+    return client.result(new, local=new.weights)
 
   return personal_copies.personal_copies_work(
     model, train, train_personal, 'uniform'

@@ -37,12 +37,11 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
+from tff_pfl.core import client as client_lib
 from tff_pfl.core import (
   client_work,
   objectives,
   phases,
-  training_loop,
-  training_options,
 )
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
@@ -96,44 +95,40 @@ def scaffold(
     if name not in model.statistics
   )
 
-  def train(broadcast, local, examples, seed):
-    x, c, own = (
-      broadcast.global_weights,
-      broadcast.algorithm['control'],
-      local['control'],
-    )
+  def train(client):
+    x, c = client.received, client.algorithm['control']
+    own = client.local['control']
     c_i = own
     if hparams.num_clients is None:
-      is_known = local['is_known'] > 0
+      is_known = client.local['is_known'] > 0
       c_i = _combine(lambda mine, mean: tf.where(is_known, mine, mean), own, c)
-    y, metrics = training_loop.train(
+    y, metrics = client.sgd(
       objectives.shifted(loss, _combine(tf.subtract, c, c_i)),
       x,
-      examples,
       hparams.phase(),
-      seed,
-      model=model,
     )
-    num_steps = phases.count_steps(examples, hparams.phase())
-    rate = training_options.scheduled(hparams.learning_rate)
-    way = tf.cast(num_steps, tf.float32) * rate
+    num_steps = phases.count_steps(client.examples, hparams.phase())
+    # K eta_l
+    step_total = tf.cast(num_steps, tf.float32) * client.rate(
+      hparams.learning_rate
+    )
     update = split_model.difference(x, y)
     new_c_i = _combine(
       # A client without examples makes no step; it is left out.
       lambda c_i, c, moved: (
-        c_i - c + tf.math.divide_no_nan(moved, tf.cast(way, moved.dtype))
+        c_i - c + tf.math.divide_no_nan(moved, tf.cast(step_total, moved.dtype))
       ),
       c_i,
       c,
       update,
     )
-    return client_work.ClientResult(
+    return client_lib.ClientResult(
       update=update,
       local=collections.OrderedDict(control=new_c_i, is_known=tf.ones([])),
       metrics=metrics,
       report=collections.OrderedDict(
         change=_combine(tf.subtract, new_c_i, own),
-        is_new=1 - local['is_known'],
+        is_new=1 - client.local['is_known'],
       ),
     )
 

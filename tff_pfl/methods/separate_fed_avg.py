@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tff_pfl.core import client_work, training_loop
+from tff_pfl.core import client as client_lib
+from tff_pfl.core import client_work
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import domain_heads
@@ -48,15 +49,13 @@ def separate_fed_avg(
   all_models = domain_models.multi_head(one)
   mean = domain_heads.WeightedAverage(one)
 
-  def train(broadcast, local, examples, seed):
-    weights = broadcast.global_weights
-    # Their body does nothing.
-    inputs = training_loop.frozen_features(all_models, weights, examples)
+  def train(client):
+    inputs = client.features()  # Their body does nothing.
     trained, metrics = domain_heads.train(
-      one, weights, inputs, hparams.phase(), seed
+      client, one, client.received, inputs, hparams.phase()
     )
-    report = mean.report(weights, trained, inputs)
-    return client_work.ClientResult((), local, metrics, report)
+    report = mean.report(client.received, trained, inputs)
+    return client_lib.ClientResult((), client.local, metrics, report)
 
   def combine(unused_state, unused_update, report, cohort):
     return mean.update(report, cohort)

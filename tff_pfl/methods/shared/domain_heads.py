@@ -34,6 +34,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
+from tff_pfl.core import client as client_lib
 from tff_pfl.core import (
   client_work,
   example_tensors,
@@ -42,15 +43,15 @@ from tff_pfl.core import (
   training_loop,
 )
 from tff_pfl.methods.shared import head_curvature
-from tff_pfl.models import copies, domain_models, randomness, split_model
+from tff_pfl.models import copies, domain_models, split_model
 
 
 def train(
+  client: client_lib.Client,
   model: split_model.SplitModel,
   heads: split_model.Weights,
   examples: example_tensors.ExampleTensors,
   phase: phases.Phase,
-  seed: tf.Tensor,
   inputs: Optional[Callable[[Any, tf.Tensor], Any]] = None,
 ) -> training_loop.TrainResult:
   """Trains each domain's head on the client's examples of that domain.
@@ -60,7 +61,6 @@ def train(
     heads: The heads of all domains, as in `domain_models.multi_head`.
     examples: What gives features with their domain, with `inputs` that of
       `training_loop.head_inputs`, for the model of all domains.
-    seed: int32 `[2]`.
     inputs: See `examples`.
 
   Returns:
@@ -77,13 +77,15 @@ def train(
     return (x if inputs is None else inputs(x, seed))['inputs']
 
   def train_one(m, stacked, metrics):
-    trained, of_domain_metrics = training_loop.train(
+    trained, of_domain_metrics = client.sgd(
       objectives.head_loss(model),
       tf.nest.map_structure(lambda values: values[m], stacked),
-      example_tensors.select(examples, tf.equal(examples.x['domain'], m)),
       phase,
-      randomness.fold_in(seed, m),
+      stream=m,
       model=model,
+      examples=example_tensors.select(
+        examples, tf.equal(examples.x['domain'], m)
+      ),
       inputs=of_one,
     )
     return (

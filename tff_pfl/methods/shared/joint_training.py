@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from typing import Optional
 
-import tensorflow as tf
-
+from tff_pfl.core import client as client_lib
 from tff_pfl.core import (
   client_work,
-  example_tensors,
   objectives,
   personalization,
   phases,
-  training_loop,
 )
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.models import split_model, weight_partition
@@ -48,28 +45,19 @@ def joint_training_work(
   partition = partition or weight_partition.WeightPartition.by_layer(model, ())
   objective = objective or objectives.joint_loss(model)
 
-  def train(broadcast, local, examples, seed):
-    start, pulled = broadcast.global_weights, objective
+  def train(client):
+    pulled = objective
     if proximal_strength:
-      pulled = objectives.proximal(objective, start, proximal_strength)
-    weights, phase = partition.merge(start, local), hparams.phase()
-    trained, metrics = training_loop.train(
-      pulled, weights, examples, phase, seed, model=model
-    )
-    new, new_local = partition.split(trained)
-    update = split_model.difference(start, new)
-    return client_work.ClientResult(update, new_local, metrics)
+      pulled = objectives.proximal(
+        objective, client.received, proximal_strength
+      )
+    weights = partition.merge(client.received, client.local)
+    trained = client.sgd(pulled, weights, hparams.phase(), model=model)
+    new, new_local = partition.split(trained.weights)
+    return client.result(trained._replace(weights=new), local=new_local)
 
-  def fit_new_client(broadcast, local, examples, seed, num_epochs):
-    return train_local(
-      model,
-      partition,
-      broadcast.global_weights,
-      local,
-      examples,
-      hparams.phase(num_epochs),
-      seed,
-    ).weights
+  def fit_new_client(client, num_epochs):
+    return fit_local(client, model, partition, hparams.phase(num_epochs))
 
   return client_work.partitioned_weights_work(
     model,
@@ -81,36 +69,35 @@ def joint_training_work(
   )
 
 
-def train_local(
+def fit_local(
+  client: client_lib.Client,
   model: split_model.SplitModel,
   partition: weight_partition.WeightPartition,
-  global_weights: split_model.Weights,
-  local: split_model.Weights,
-  examples: example_tensors.ExampleTensors,
   phase: phases.Phase,
-  seed: tf.Tensor,
-) -> training_loop.TrainResult:
-  """Trains the local weights with the global ones frozen.
+  *,
+  local: Optional[split_model.Weights] = None,
+  stream: Optional[int] = None,
+) -> split_model.Weights:
+  """The local weights after training, with those received frozen.
 
   A local head trains on the body's features.
 
   Args:
-    partition: Which weights are local.
-    global_weights: Those at which they are frozen.
-    local: Where the local ones start.
-    examples: As for `training_loop.train`, as the others.
+    partition: The division into global and local weights.
+    local: The local weights where it starts; None for the client's.
+    stream: As for `Client.sgd`.
   """
+  local = client.local if local is None else local
   head_names = set(model.weight_names(model.head_layers))
   if set(partition.local_names) == head_names and not partition.divided:
-    return training_loop.train_head(
-      model, global_weights, local, examples, phase, seed
+    trained = client.fit_head(local, phase, stream=stream, model=model)
+  else:
+    trained = client.fit_part(
+      local,
+      lambda part: partition.merge(client.received, part),
+      partition.local_part,
+      phase,
+      stream=stream,
+      model=model,
     )
-  return training_loop.train_part(
-    model,
-    local,
-    lambda part: partition.merge(global_weights, part),
-    partition.local_part,
-    examples,
-    phase,
-    seed,
-  )
+  return trained.weights

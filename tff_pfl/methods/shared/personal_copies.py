@@ -10,30 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tff_pfl.core import client as client_lib
 from tff_pfl.core import client_work
 from tff_pfl.models import split_model
 
 
 def personal_copies_work(
   model: split_model.SplitModel,
-  train: Callable[..., client_work.ClientResult],
+  train: Callable[..., client_lib.ClientResult],
   train_personal: Callable[..., Any],
   default_weighting: str = 'num_examples',
 ) -> client_work.ClientWork:
   """Makes a method whose clients keep a personal model.
 
   Args:
-    train: `(broadcast, personal, examples, seed) -> ClientResult`, a round;
-      `local` is the new personal model.
-    train_personal: `(broadcast, personal, examples, seed, num_epochs) ->
-      TrainResult`: the part of a round that trains the personal model, for
-      `num_epochs` or (None) as long as in a round.
+    train: `client -> ClientResult`, a round; the local state is the personal
+      model.
+    train_personal: `(client, personal, num_epochs) -> TrainResult`: the part of
+      a round that trains the personal model, from `personal`, for `num_epochs`
+      or (None) as long as in a round.
     default_weighting: As for `ClientWork`.
   """
 
-  def fit_new_client(broadcast, unused_initial, examples, seed, num_epochs):
-    start = broadcast.global_weights
-    return train_personal(broadcast, start, examples, seed, num_epochs).weights
+  def fit_new_client(client, num_epochs):
+    return train_personal(client, client.received, num_epochs).weights
 
   return client_work.ClientWork(
     model,

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl.core import example_tensors, phases, training_loop
+from tff_pfl.core import client as client_lib
+from tff_pfl.core import phases
 from tff_pfl.models import split_model
 
 # By layer, which of its elements are shared.
@@ -69,25 +70,21 @@ class PersonalElements:
 
   def fit(
     self,
-    global_weights: split_model.Weights,
-    local: Any,
+    client: client_lib.Client,
     is_shared: IsShared,
-    examples: example_tensors.ExampleTensors,
     phase: phases.Phase,
-    seed: tf.Tensor,
   ) -> Any:
     """The client's state after it trained its own elements, all else frozen."""
     is_own = collections.OrderedDict(
       (layer, ~is_shared[layer]) for layer in self._layers
     )
-    values = training_loop.train_part(
-      self._model,
-      self._values_of(self.merge(global_weights, local, is_shared)),
-      lambda own: self._where(is_own.get, own, global_weights),
+    start = self.merge(client.received, client.local, is_shared)
+    values = client.fit_part(
+      self._values_of(start),
+      lambda own: self._where(is_own.get, own, client.received),
       self._values_of,
-      examples,
       phase,
-      seed,
+      model=self._model,
     ).weights
     return collections.OrderedDict(values=values, is_own=is_own)
 

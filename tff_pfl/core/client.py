@@ -1,0 +1,270 @@
+"""A client as a method sees it: what it has, trains and sends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tff_pfl.core import (
+  example_tensors,
+  objectives,
+  personalized_process,
+  phases,
+  training_loop,
+  training_options,
+)
+from tff_pfl.models import randomness, split_model
+
+
+class Broadcast(NamedTuple):
+  """The message that every client of the cohort receives.
+
+  Attributes:
+    round_number: int32, rounds done before this one.
+    seed: int64, the run's seed.
+    global_weights: Name to value.
+    algorithm: The method's own server state.
+  """
+
+  round_number: Any
+  seed: Any
+  global_weights: Any
+  algorithm: Any
+
+  @classmethod
+  def of(cls, state: personalized_process.ServerState) -> Broadcast:
+    """The part of the server's state that it sends."""
+    return cls(
+      state.round_number, state.seed, state.global_weights, state.algorithm
+    )
+
+  def seed_of(
+    self, client_state: personalized_process.ClientState, purpose: int
+  ) -> tf.Tensor:
+    """The seed of a client's work, see `randomness.client_seed`."""
+    return randomness.client_seed(
+      self.seed, self.round_number, client_state.client_index, purpose
+    )
+
+
+class ClientResult(NamedTuple):
+  """A client's result of an exchange.
+
+  Attributes:
+    update: `initial - final` of global weights, by name.
+    local: The client's new local state; read in a round's last exchange.
+    metrics: Metric sums of training (`objectives.zero_metrics`); read in a
+      round's last exchange.
+    report: Further values that the server takes the mean of, through the same
+      aggregator (floats); see also `ClientWork.report_scale`.
+    cache: Values that the client keeps for the next exchange of the round.
+  """
+
+  update: Any = ()
+  local: Any = ()
+  metrics: Any = ()
+  report: Any = ()
+  cache: Any = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+  """A client in an exchange of a round, or before its model is scored.
+
+  All its methods are pure functions of tensors.
+
+  Attributes:
+    model: The process' model.
+    broadcast: The message from the server.
+    local: The client's local state before the round.
+    examples: The client's training examples.
+    seed: int32 `[2]`, of all that the client draws in this exchange.
+    cache: Values from the exchange before, in the same round.
+    training: Options of local training that hold for every method.
+    rate_factor: float32 scalar, of the learning rate in this round; None for 1.
+  """
+
+  model: split_model.SplitModel
+  broadcast: Broadcast
+  local: Any
+  examples: example_tensors.ExampleTensors
+  seed: tf.Tensor
+  cache: Any = ()
+  training: training_options.TrainingOptions = (
+    training_options.TrainingOptions()
+  )
+  rate_factor: Optional[tf.Tensor] = None
+
+  @property
+  def received(self) -> split_model.Weights:
+    """The global weights, by name."""
+    return self.broadcast.global_weights
+
+  @property
+  def algorithm(self) -> Any:
+    """The method's own server state."""
+    return self.broadcast.algorithm
+
+  def stream(self, number: Optional[int]) -> tf.Tensor:
+    """A seed for one of several uses, int32 `[2]`; None for `seed` itself.
+
+    The streams of a client are independent of each other, and of `seed`.
+    """
+    return (
+      self.seed if number is None else randomness.fold_in(self.seed, number)
+    )
+
+  def rate(self, learning_rate: float) -> Any:
+    """A learning rate times the factor of the round.
+
+    `sgd` does so itself; this is for methods that compute with their rate.
+    """
+    if self.rate_factor is None:
+      return learning_rate
+    return learning_rate * self.rate_factor
+
+  def sgd(
+    self,
+    objective: objectives.Objective,
+    weights: split_model.Weights,
+    phase: phases.Phase,
+    *,
+    stream: Optional[int] = None,
+    model: Optional[split_model.SplitModel] = None,
+    examples: Optional[example_tensors.ExampleTensors] = None,
+    inputs: Optional[Callable[[Any, tf.Tensor], Any]] = None,
+  ) -> training_loop.TrainResult:
+    """Trains some weights, see `training_loop.train`.
+
+    The options of local training hold, unless the phase's optimizer is an
+    `OptimizerChain` with others.
+
+    Args:
+      objective: From weights and a batch to the gradient.
+      weights: The weights where training begins, by name.
+      phase: Optimizer, batch size, and number of epochs or steps.
+      stream: See `stream`: phases of one exchange take different ones.
+      model: The model of the weights; None for the process'.
+      examples: Others than the client's, such as its frozen features.
+      inputs: As for `training_loop.train`.
+    """
+    return training_loop.train(
+      objective,
+      weights,
+      self.examples if examples is None else examples,
+      self._under_options(phase),
+      self.stream(stream),
+      model=model or self.model,
+      inputs=inputs,
+    )
+
+  def fit_head(
+    self,
+    head: split_model.Weights,
+    phase: phases.Phase,
+    *,
+    body: Optional[split_model.Weights] = None,
+    stream: Optional[int] = None,
+    model: Optional[split_model.SplitModel] = None,
+    domain_weights: Optional[Any] = None,
+    features: Optional[example_tensors.ExampleTensors] = None,
+  ) -> training_loop.TrainResult:
+    """Trains a head on the features of a frozen body.
+
+    Args:
+      head: The weights where it starts.
+      phase: As for `sgd`, as is what has no words here.
+      body: The body's weights; None for those that were received.
+      domain_weights: See `objectives.prediction_loss`.
+      features: The `frozen_features`, where they are at hand.
+    """
+    return training_loop.train_head(
+      model or self.model,
+      self.received if body is None else body,
+      head,
+      self.examples,
+      self._under_options(phase),
+      self.stream(stream),
+      domain_weights,
+      features,
+    )
+
+  def fit_part(
+    self,
+    part: split_model.Weights,
+    whole_of: Callable[[split_model.Weights], split_model.Weights],
+    part_of: Callable[[split_model.Weights], split_model.Weights],
+    phase: phases.Phase,
+    *,
+    stream: Optional[int] = None,
+    model: Optional[split_model.SplitModel] = None,
+  ) -> training_loop.TrainResult:
+    """Trains a part of a model's weights, all others frozen.
+
+    Args:
+      part: The weights where the part starts.
+      whole_of: From the part to all weights.
+      part_of: From some of the model's weights to those of the part.
+      phase: As for `sgd`, as are the others.
+    """
+    return training_loop.train_part(
+      model or self.model,
+      part,
+      whole_of,
+      part_of,
+      self.examples,
+      self._under_options(phase),
+      self.stream(stream),
+    )
+
+  def features(
+    self,
+    body: Optional[split_model.Weights] = None,
+    model: Optional[split_model.SplitModel] = None,
+  ) -> example_tensors.ExampleTensors:
+    """The examples with a frozen body's features in the place of `x`.
+
+    Args:
+      body: The body's weights; None for those that were received.
+      model: The model of the body; None for the process'.
+    """
+    return training_loop.frozen_features(
+      model or self.model,
+      self.received if body is None else body,
+      self.examples,
+    )
+
+  def result(
+    self,
+    trained: training_loop.TrainResult,
+    *,
+    initial: Optional[split_model.Weights] = None,
+    local: Any = None,
+    report: Any = (),
+  ) -> ClientResult:
+    """The result of a training of global weights, or of some of them.
+
+    Args:
+      trained: The weights at the end; of others than `initial` nothing is sent.
+      initial: The global weights where it started; None for all received.
+      local: The new local state; None for the one before.
+      report: See `ClientResult`.
+    """
+    initial = self.received if initial is None else initial
+    return ClientResult(
+      split_model.difference(initial, trained.weights),
+      self.local if local is None else local,
+      trained.metrics,
+      report,
+    )
+
+  def _under_options(self, phase):
+    if isinstance(phase.optimizer, training_options.OptimizerChain):
+      return phase
+    chain = training_options.OptimizerChain(
+      phase.optimizer, self.training, self.rate_factor
+    )
+    return dataclasses.replace(phase, optimizer=chain)
