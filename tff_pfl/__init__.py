@@ -65,14 +65,9 @@ _NAMES = {
   'core.client_examples': ('padded',),
   'core.hparams': ('HeadAndBodyHParams', 'LocalTrainingHParams'),
   'core.objectives': ('body_loss', 'joint_loss'),
-  'core.training_loop': ('train', 'train_head'),
-  'models.randomness': ('fold_in',),
   'models.weight_partition': ('WeightPartition',),
-  'core.client_work': (
-    'ClientResult',
-    'Exchange',
-    'partitioned_weights_work',
-  ),
+  'core.client': ('ClientResult',),
+  'core.client_work': ('Exchange', 'partitioned_weights_work'),
   # Options.
   'core.training_options': ('TrainingOptions',),
   'core.aggregators': ('make_aggregator',),

@@ -1,12 +1,15 @@
 """Options of local training, with numbers derived by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.core import shared
-from tff_pfl.core import in_place, schedules, training_options
+from tff_pfl.core import client as client_lib
+from tff_pfl.core import in_place, objectives, schedules, training_options
 
 _RATE = 0.1
 
@@ -30,18 +33,30 @@ def _train(
   """The weights after steps from (1, 2) on x = (3, 4), y = 6: w x - y = 5."""
   phase = shared.phase(optimizer, _RATE, momentum, num_steps=num_steps)
   examples = shared.padded(np.float32([[3, 4]]), np.float32([6]), capacity=1)
+  weights = {'head/kernel': tf.constant([[1.0], [2.0]])}
 
   @tf.function(autograph=False)
   def train():
-    with training_options.in_force(options, rounds_done):
-      return shared.train(
-        model,
-        examples,
-        phase,
-        weights={'head/kernel': tf.constant([[1.0], [2.0]])},
-      ).weights['head/kernel']
+    client = _client(model, options, rounds_done, examples)
+    trained = client.sgd(objectives.joint_loss(model), weights, phase)
+    return trained.weights['head/kernel']
 
   return train().numpy()[:, 0]
+
+
+def _client(model, options, rounds_done=None, examples=None):
+  factor = None
+  if rounds_done is not None:
+    factor = options.rate_factor(rounds_done)
+  return client_lib.Client(
+    model,
+    client_lib.Broadcast(0, 0, {}, {}),
+    {},
+    examples,
+    tf.constant([1, 2]),
+    training=options,
+    rate_factor=factor,
+  )
 
 
 _WEIGHTS = np.array([1.0, 2.0])
@@ -128,10 +143,10 @@ def test_what_needs_a_learning_rate_says_so():
     tff.learning.optimizers.build_sgdm(0.1), lambda step: 0.1
   )
   options = training_options.TrainingOptions(decoupled_weight_decay=0.5)
-  state = optimizer.initialize(tf.TensorSpec([2]))
-  with training_options.in_force(options):
-    with pytest.raises(ValueError, match="`optimizer` to be .*'learning_rate'"):
-      training_options.decay(optimizer, state)
+  chain = training_options.OptimizerChain(optimizer, options)
+  state = chain.initialize(tf.TensorSpec([2]))
+  with pytest.raises(ValueError, match="`optimizer` to be .*'learning_rate'"):
+    chain.decay(state)
 
 
 def test_a_schedule_is_a_function():
@@ -139,15 +154,30 @@ def test_a_schedule_is_a_function():
     training_options.TrainingOptions(learning_rate_schedule='cosine:100')
 
 
-def test_options_hold_in_their_context_only(two_slopes):
-  with training_options.in_force(
-    training_options.TrainingOptions(
-      learning_rate_schedule=lambda rounds_done: 0.5
-    ),
-    tf.constant(0),
-  ):
-    assert float(training_options.scheduled(3.0)) == 1.5
-  assert training_options.scheduled(3.0) == 3.0
+def test_a_rate_that_a_method_computes_with_follows_the_rounds(two_slopes):
+  options = training_options.TrainingOptions(
+    learning_rate_schedule=lambda rounds_done: 0.5
+  )
+  assert _client(two_slopes, options).rate(3.0) == 3.0
+  in_round = _client(two_slopes, options, tf.constant(0))
+  assert float(in_round.rate(3.0)) == 1.5
+  assert training_options.TrainingOptions().rate_factor(tf.constant(0)) is None
+
+
+def test_a_phase_with_a_chain_has_its_own_options(two_slopes):
+  """FedALA's mixing weights, say, do not decay."""
+  options = training_options.TrainingOptions(weight_decay=0.5)
+  phase = shared.phase('sgd', _RATE, num_steps=1)
+  chain = training_options.OptimizerChain(phase.optimizer)
+  phase = dataclasses.replace(phase, optimizer=chain)
+  examples = shared.padded(np.float32([[3, 4]]), np.float32([6]), capacity=1)
+  trained = _client(two_slopes, options, examples=examples).sgd(
+    objectives.joint_loss(two_slopes),
+    {'head/kernel': tf.constant([[1.0], [2.0]])},
+    phase,
+  )
+  kernel = trained.weights['head/kernel'].numpy()[:, 0]
+  _close(kernel, _WEIGHTS - _RATE * _GRADIENT)
 
 
 @pytest.mark.parametrize(

@@ -112,9 +112,6 @@ def _client_function(work, exchange, options, frozen):
     examples = options.attack.on_examples(
       examples, client_state.client_index, model
     )
-    schedule, factor = options.training.learning_rate_schedule, None
-    if schedule is not None:
-      factor = tf.cast(schedule(broadcast.round_number), tf.float32)
     client = client_lib.Client(
       model,
       broadcast,
@@ -123,7 +120,7 @@ def _client_function(work, exchange, options, frozen):
       broadcast.seed_of(client_state, exchange.seed_purpose),
       () if cache is None else cache['of_method'],
       options.training,
-      factor,
+      options.training.rate_factor(broadcast.round_number),
     )
     with in_place.not_if(is_compiled):
       result = exchange.client(client)

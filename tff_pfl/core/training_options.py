@@ -51,6 +51,16 @@ class TrainingOptions:
       'learning_rate_schedule', self.learning_rate_schedule
     )
 
+  def rate_factor(self, rounds_done: tf.Tensor) -> Optional[tf.Tensor]:
+    """The factor of the learning rate, float32 scalar; None without schedule.
+
+    Args:
+      rounds_done: int32 scalar, the rounds before this one.
+    """
+    if self.learning_rate_schedule is None:
+      return None
+    return tf.cast(self.learning_rate_schedule(rounds_done), tf.float32)
+
 
 class OptimizerChain(tff.learning.optimizers.Optimizer):
   """An optimizer behind the clipping, decay and schedule of the options.
