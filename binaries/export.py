@@ -109,7 +109,7 @@ class _Source(NamedTuple):
         seed=np.int64(0),
         aggregator=tf.nest.map_structure(np.zeros_like, state.aggregator),
       )
-    return client_module.of_new_client(
+    return client_module.new_client_module(
       process,
       state,
       # As the first of the new clients of `binaries.personalize`.

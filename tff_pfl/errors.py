@@ -1,9 +1,9 @@
-"""The errors raised for mistakes of the caller and for failed runs.
+"""Errors for mistakes of the caller and for failed runs.
 
 Wrong arguments raise `ValueError` or `TypeError` with one line of the form
-``Expected `name` to be <constraint>, found <value!r>.``. `RunError` stands for
-what goes wrong around a run (a locked directory, a full disk, a dead worker).
-The binaries print any of these as one line and exit with status 1.
+``Expected `name` to be <constraint>, found <value!r>.``. `RunError` is for
+failures around a run (a locked directory, a full disk, a dead worker). The
+binaries print any of these as one line and exit with status 1.
 """
 
 import errno
@@ -28,11 +28,11 @@ _ADVICE = {
 
 
 class RunError(RuntimeError):
-  """A run cannot start or continue; what was committed before stays intact."""
+  """A run cannot start or continue; its committed rounds stay intact."""
 
 
-# Wrong settings and values, files, a failed run; and errors of TensorFlow and
-# its workers, such as memory that ran out.
+# Wrong settings and values, files, failed runs, and errors of TensorFlow and
+# its workers, such as a lack of memory.
 EXPECTED = (
   ValueError,
   TypeError,
@@ -44,14 +44,14 @@ EXPECTED = (
 
 
 def os_reason(error: OSError) -> str:
-  """Returns why a file or folder could not be used, and what to do."""
+  """Explains why a file or folder could not be used, with advice."""
   reason = error.strerror or str(error)
   advice = _ADVICE.get(error.errno)
   return f'{reason}; {advice}' if advice else reason
 
 
 def reason(error: Exception) -> str:
-  """What is wrong, in one line.
+  """Explains an error in one line.
 
   Args:
     error: An instance of a type in `EXPECTED`.
@@ -75,9 +75,9 @@ def expect(condition: Any, name: str, constraint: str, found: Any) -> None:
   """Raises `ValueError` unless `condition` holds.
 
   Args:
-    condition: What must be true.
+    condition: Anything with a truth value.
     name: The argument's name, as the caller wrote it.
-    constraint: What the argument must be, read after "to be".
+    constraint: The demand on the argument, read after "to be".
     found: The offending value, or a description of it.
 
   Raises:
@@ -88,7 +88,7 @@ def expect(condition: Any, name: str, constraint: str, found: Any) -> None:
 
 
 def expect_one_of(name: str, value: Any, known: Collection[Any]) -> None:
-  """Raises `ValueError` unless a value is one of those known."""
+  """Raises `ValueError` unless a value is one of the known ones."""
   expect(value in known, name, f'one of {", ".join(map(str, known))}', value)
 
 
@@ -146,7 +146,12 @@ def _is_number(value: Any) -> bool:
 def own_arguments(
   function: Callable[..., Any], common: Collection[str] = ()
 ) -> list[str]:
-  """The names of a function's keyword-only arguments, except `common` ones."""
+  """Returns the names of a function's keyword-only arguments.
+
+  Args:
+    function: Any function.
+    common: Names to leave out.
+  """
   return [
     parameter.name
     for parameter in inspect.signature(function).parameters.values()
@@ -162,14 +167,14 @@ def expect_own_arguments(
   owner: str,
   common: Collection[str] = (),
 ) -> None:
-  """Raises `ValueError` if a function does not take what it is given.
+  """Raises `ValueError` if a function lacks an argument that it is given.
 
   Args:
-    function: It will be called with them.
-    given: Names of keyword arguments.
-    name: What the caller calls these arguments.
-    owner: What the function stands for, in the message.
-    common: Keyword arguments that do not count as its own.
+    function: The function.
+    given: Names of the keyword arguments to call it with.
+    name: Name of these arguments in the message.
+    owner: Name of the function in the message.
+    common: Keyword arguments of the function that may not be given.
   """
   known = own_arguments(function, common)
   for argument in given:

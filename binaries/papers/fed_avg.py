@@ -304,7 +304,7 @@ def _new_clients(
 def measure_new_classes(lab: laboratory.Laboratory) -> paper.Rows:
   """Mean accuracies of new clients after fine-tuning."""
   sizes = lab.sizes
-  new_classes = lab.load_arrays(sizes.dataset).of_classes(sizes.new_classes)
+  new_classes = lab.load_arrays(sizes.dataset).class_subset(sizes.new_classes)
   kinds = {
     f'new classes of {sizes.dataset}': (
       sizes.old_classes,
@@ -351,7 +351,7 @@ def make_new_classes_claims(
 def measure_cka(lab: laboratory.Laboratory) -> paper.Rows:
   """How similar fine-tuning leaves each layer, mean over new clients."""
   sizes = lab.sizes
-  arrays = lab.load_arrays(sizes.dataset).of_classes(sizes.new_classes)
+  arrays = lab.load_arrays(sizes.dataset).class_subset(sizes.new_classes)
   images = _test_images(arrays)
   runs = _train(lab, sizes.old_classes)
   for columns, run, runtime in runs:

@@ -392,7 +392,7 @@ def masked_accuracies(
     _SHARED_MASKED: is_shared,
     _PERSONAL_MASKED: ~is_shared,
   }
-  gates = run.model.elements[layer].gates
+  gates = run.model.units[layer].gates
   config = dataclasses.replace(run.config, seed=run.config.seed + 1000)
   random = config.build_model(run.data).initial_weights
   model = run.model

@@ -233,7 +233,7 @@ def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
       lab, {'': compared}, dataset_arguments={'classes': sizes.classes}
     )
   }
-  new = lab.load_arrays(sizes.new_dataset).of_classes(sizes.new_classes)
+  new = lab.load_arrays(sizes.new_dataset).class_subset(sizes.new_classes)
   for seed in lab.progress(lab.seeds):
     clients = _new_clients(new, sizes, seed)
     with lab.create_runtime() as runtime:

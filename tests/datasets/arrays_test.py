@@ -30,7 +30,7 @@ def test_labels_become_int32_and_inputs_stay_as_they_are():
 
 
 def test_of_classes_keeps_the_examples_of_these_classes_and_their_labels():
-  arrays = _arrays().of_classes([3, 1])
+  arrays = _arrays().class_subset([3, 1])
   assert arrays.x.ravel().tolist() == list(range(1, 40, 2))
   assert arrays.y.tolist() == [1, 3] * 10
   assert arrays.x_test.ravel().tolist() == list(range(101, 112, 2))
@@ -46,7 +46,7 @@ def test_of_classes_that_do_not_exist_is_an_error(classes):
   with pytest.raises(
     ValueError, match=r'`classes` to be distinct integers in \[0, 4\)'
   ):
-    _arrays().of_classes(classes)
+    _arrays().class_subset(classes)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_domains_follow_their_examples_through_every_step():
   arrays = _domain_arrays()
   assert arrays.domain.dtype == arrays.domain_test.dtype == np.int32
   assert arrays.domain_names == ('a', 'b', 'c')
-  some = arrays.of_classes([3, 1])
+  some = arrays.class_subset([3, 1])
   np.testing.assert_array_equal(some.domain, some.x.ravel() % 3)
   np.testing.assert_array_equal(some.domain_test, (some.x_test.ravel() - 1) % 3)
   np.testing.assert_allclose(some.weight, some.x.ravel() / 10)

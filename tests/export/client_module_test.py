@@ -251,7 +251,7 @@ def test_what_litert_does_not_have_is_refused_by_name():
   )
   process = registry.build('ditto', toy_problems.classifier_from(network))
   state = process.initialize()
-  client = client_module.of_new_client(process, state, _NEW_CLIENT)
+  client = client_module.new_client_module(process, state, _NEW_CLIENT)
   with pytest.raises(ValueError, match='LiteRT.*Erfc'):
     tflite.convert(client)
 

@@ -185,7 +185,7 @@ def _build_for_domains(body=None, kind='shared', *, reweighted=False):
   )
   return registry.build(
     'fed_avg',
-    domain_models.of_domains(model, kind, reweighted=reweighted),
+    domain_models.domain_model(model, kind, reweighted=reweighted),
     fed_avg.FedAvgHParams(
       num_steps=2, batch_size=None, learning_rate=_DOMAIN_RATE, momentum=0.0
     ),
@@ -259,7 +259,8 @@ def test_projection_goes_with_every_model_of_domains(kind):
     toy_problems.classifier(), toy_problems.DOMAINS
   )
   process = registry.build(
-    'fed_avg', domain_models.of_domains(domain_models.projected(model, 2), kind)
+    'fed_avg',
+    domain_models.domain_model(domain_models.projected(model, 2), kind),
   )
   initial = process.initialize().global_weights
   assert initial['projection/kernel'].shape == (4, 2)

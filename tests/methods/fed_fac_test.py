@@ -353,11 +353,9 @@ def test_convolutions_and_recurrent_layers_are_divided():
     for client, examples in zip(states, toy_problems.padded(_data()))
   ]
   for layer, is_shared in state.algorithm['is_shared'].items():
-    elements = model.elements[layer]
-    assert is_shared.sum() == elements.number - math.ceil(
-      (elements.number - 1) / 2
-    )
-    for name, gates in elements.gates.items():
+    units = model.units[layer]
+    assert is_shared.sum() == units.number - math.ceil((units.number - 1) / 2)
+    for name, gates in units.gates.items():
       shared = np.tile(is_shared, gates)
       for client in personal:
         np.testing.assert_array_equal(

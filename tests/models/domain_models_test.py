@@ -320,7 +320,7 @@ def test_what_changes_the_head_refuses_one_that_is_not_linear(transform):
   [
     *(
       (
-        lambda plain, model, options=options: domain_models.of_domains(
+        lambda plain, model, options=options: domain_models.domain_model(
           plain, **options
         ),
         '`model`.*domain_model',
@@ -332,7 +332,7 @@ def test_what_changes_the_head_refuses_one_that_is_not_linear(transform):
       )
     ),
     (
-      lambda plain, model: domain_models.of_domains(model, 'separate'),
+      lambda plain, model: domain_models.domain_model(model, 'separate'),
       '`domain_model`.*shared, multi_head, input',
     ),
     (

@@ -360,7 +360,7 @@ def test_a_model_within_a_model_is_divided_by_its_layers():
     'base/batch_normalization',
     'head',
   ]
-  assert set(bridged.elements) == {'base/dense', 'head'}
+  assert set(bridged.units) == {'base/dense', 'head'}
   partition = weight_partition.WeightPartition.by_layer(
     bridged, ['base/batch_normalization']
   )

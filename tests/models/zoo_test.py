@@ -177,8 +177,8 @@ def test_convolutions_are_normalized_as_asked(name, normalization):
     **{**_ARGUMENTS[name], size: 6},
   )
   assert bool(model.statistics) == (normalization == 'batch')
-  elements = model.elements['conv_1']
-  assert elements.number == 6
+  units = model.units['conv_1']
+  assert units.number == 6
   # The normalization's scale and shift are the channel's own.
   own = {
     'group': ['norm_1/gamma', 'norm_1/beta'],
@@ -187,7 +187,7 @@ def test_convolutions_are_normalized_as_asked(name, normalization):
     ],
     'none': ['conv_1/bias'],
   }[normalization]
-  assert set(elements.gates) == {'conv_1/kernel', *own}
+  assert set(units.gates) == {'conv_1/kernel', *own}
   x = tf.random.stateless_normal([4, 8, 8, 1], [1, 2])
   outputs, _ = model.forward(model.initial_weights, x)
   assert outputs.shape == (4, 3)

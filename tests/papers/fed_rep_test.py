@@ -91,7 +91,7 @@ def test_local_epochs_are_of_fed_reps_head_and_of_fed_avgs_model():
 def test_new_clients_have_new_classes_only():
   sizes = fed_rep.NEW_CLIENTS_FAST
   assert not set(sizes.classes) & set(sizes.new_classes)
-  arrays = datasets.load_arrays('digits').of_classes(sizes.new_classes)
+  arrays = datasets.load_arrays('digits').class_subset(sizes.new_classes)
   clients = fed_rep._new_clients(arrays, sizes, seed=0)
   assert clients.num_clients == sizes.num_new_clients
   counts = clients.class_counts()

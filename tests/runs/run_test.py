@@ -440,7 +440,7 @@ def test_model_is_the_one_that_the_method_makes(tmp_path, runtime):
 
 
 def test_domain_decides_which_head_predicts():
-  model = domain_models.of_domains(
+  model = domain_models.domain_model(
     toy_problems.model_for('fed_dar', toy_problems.classifier()), 'multi_head'
   )
   weights = toy_problems.jittered(model.initial_weights)

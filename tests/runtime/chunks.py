@@ -67,7 +67,7 @@ class _Mapper(client_mapper.ClientMapper):
           received=list(so_far),
           argument=None
           if is_home
-          else transport.encode(transport.of_clients(argument, begin, end)),
+          else transport.encode(transport.client_part(argument, begin, end)),
           shared={},
         )
       )

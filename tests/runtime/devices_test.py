@@ -71,12 +71,12 @@ def test_threads_are_one_for_each_gpu_and_core(monkeypatch):
   monkeypatch.setattr(devices.cores, 'num_usable_cores', lambda: 3)
   gpus = ['/device:GPU:0', '/device:GPU:1']
   cpus = ['/device:CPU:0', '/device:CPU:1']
-  assert devices.of_threads(gpus) == (*gpus,)
-  assert devices.of_threads(cpus[:1]) == (cpus[0],) * 3
-  assert devices.of_threads(cpus) == (cpus[0], cpus[1], cpus[0])
-  assert devices.of_threads(gpus, 5) == (*gpus, *gpus, gpus[0])
+  assert devices.thread_devices(gpus) == (*gpus,)
+  assert devices.thread_devices(cpus[:1]) == (cpus[0],) * 3
+  assert devices.thread_devices(cpus) == (cpus[0], cpus[1], cpus[0])
+  assert devices.thread_devices(gpus, 5) == (*gpus, *gpus, gpus[0])
   with pytest.raises(ValueError, match='at least 1, found 0'):
-    devices.of_threads(cpus, 0)
+    devices.thread_devices(cpus, 0)
 
 
 def test_clients_go_to_all_devices_in_turn():

@@ -112,7 +112,7 @@ def test_chunk_has_its_clients_part_of_an_argument():
     values.PerClient([10, 11, 12]),
     values.AllEqual(3),
   )
-  assert transport.of_clients(argument, 1, 3) == (
+  assert transport.client_part(argument, 1, 3) == (
     (None, None),
     values.PerClient([11, 12]),
     values.AllEqual(3),

@@ -170,7 +170,7 @@ def _measure_in_memory(
     seconds = timing.time_in_turns(contestants, num_rounds, bar.update)
   measured = {
     'build_seconds': build_seconds,
-    **_of_rounds(seconds['library']),
+    **_round_times(seconds['library']),
   }
   if with_reference:
     first, *others = seconds['reference']
@@ -235,7 +235,7 @@ def _measure_populations(
     population['seconds_per_round'] = timing.summarize(seconds[name][1:])
   return {
     'build_seconds': build_seconds,
-    **_of_rounds(seconds['population']),
+    **_round_times(seconds['population']),
     **populations,
   }
 
@@ -245,7 +245,7 @@ def _run_and_commit(workload, rounds, num_clients, round_number):
   rounds.commit(rounds.run_round(cohort))
 
 
-def _of_rounds(seconds: Sequence[float]) -> dict:
+def _round_times(seconds: Sequence[float]) -> dict:
   first, *others = seconds
   return {
     'first_round_seconds': first,

@@ -1,4 +1,4 @@
-"""Central examples, before they become clients."""
+"""Central examples, before they are divided among clients."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from tff_pfl.datasets import (
   partitioning,
 )
 
-# What is transformed at once, where all of the inputs are.
+# Examples that are transformed at once.
 _EXAMPLES_AT_ONCE = 1024
 # A deviation that rounding may leave of 0.
 _CONSTANT = 1e-6
@@ -36,15 +36,15 @@ class _Normalization(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Arrays(partitioning.Pool):
-  """All training and test examples of a data set with classes.
+  """All training and test examples of a data set.
 
-  Making one checks them; the inputs are not copied, unless they are floats of
-  another precision. Do not modify them.
+  The constructor checks them. It copies inputs only if they are floats of
+  another precision; do not modify them.
 
   Attributes:
-    name: What the data set is called.
-    transform: What makes float32 inputs of `[k, ...]` compact ones, which `x`
-      and `x_test` are, such as uint8; None where these are what they should be.
+    name: Name of the data set.
+    transform: Function from compact inputs `[k, ...]`, such as uint8, to the
+      float32 inputs of models; None if `x` and `x_test` are these.
     num_overlapping: See `FederatedDataset`; only with test examples.
   """
 
@@ -58,14 +58,14 @@ class Arrays(partitioning.Pool):
     if self.client is not None or self.client_test is not None:
       partitioning.by_key(self, self.client, self.client_test, 'client')
 
-  def of_classes(self, classes: Iterable[int]) -> 'Arrays':
+  def class_subset(self, classes: Iterable[int]) -> 'Arrays':
     """Returns only the examples of some classes, in their order.
 
-    Labels and `num_classes` stay as they are, and so do domains, so that a
-    model of all classes fits these examples too.
+    Labels, `num_classes` and domains stay unchanged, so that a model of all
+    classes fits these examples too.
 
     Args:
-      classes: At least one, distinct, each in `[0, num_classes)`.
+      classes: At least one class, distinct, each in `[0, num_classes)`.
     """
     classes = list(classes)
     errors.expect(
@@ -86,12 +86,12 @@ class Arrays(partitioning.Pool):
     return dataclasses.replace(self, **chosen)
 
   def normalized(self) -> 'Arrays':
-    """Returns the same with inputs of mean 0 and deviation 1 in training.
+    """Returns the examples with training inputs of mean 0 and deviation 1.
 
-    Over all training examples: of images (`[n, height, width]`, `[n, height,
-    width, channels]`) in each channel, over all places; of others, `[n,
-    columns]`, in each column. What is constant gets no deviation. Test examples
-    are moved and scaled by the same numbers.
+    Images (`[n, height, width]`, `[n, height, width, channels]`) are normalized
+    by channel, other inputs (`[n, columns]`) by column, over all training
+    examples; constant ones become 0. Test examples are shifted and scaled by
+    the same numbers.
     """
     errors.expect(
       self.transform is not None or self.x.dtype.kind == 'f',
@@ -128,13 +128,16 @@ class Arrays(partitioning.Pool):
     seed: int = 0,
     test_fraction: Optional[float] = None,
   ) -> federated_dataset.FederatedDataset:
-    """Divides the examples among clients, as `FederatedDataset.from_arrays`.
+    """Divides the examples among clients.
 
     Args:
-      test_fraction: In [0, 1), to pool training and test examples, divide all
-        of them among the clients, and hold this part of each client's out as
+      num_clients: Number of clients, at least 1.
+      partition: A partitioner or its specification.
+      seed: Seed of the partition and the test set, non-negative.
+      test_fraction: Fraction in [0, 1): training and test examples are pooled
+        and divided among the clients, and this part of each client's becomes
         its test set, stratified by domain and class. None to divide training
-        and test examples each by themselves.
+        and test examples separately.
     """
     pool, options = self, {'num_overlapping': self.num_overlapping}
     if test_fraction is not None:

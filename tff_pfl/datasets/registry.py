@@ -1,4 +1,4 @@
-"""The datasets that can be asked for by name."""
+"""Datasets by name."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ from tff_pfl.datasets.sources import (
   tff_hdf5,
 )
 
-# What loaders take by keyword that is not one data set's own.
+# Keyword arguments of loaders that are not one data set's own.
 COMMON_ARGUMENTS = ('data_dir', 'seed')
 
 
@@ -40,11 +40,11 @@ class DatasetEntry:
 
   Attributes:
     description: One line for `--help`.
-    loader: Returns all examples, as `Arrays`, which any rule can divide among
-      clients; natural those that say whose they are. Of data that come by
-      client it is called with `num_clients` and `partition`, and `seed`, and
-      returns the clients. It takes `data_dir` if it reads files; other keyword
-      arguments are the data set's own.
+    loader: Function that returns all examples as `Arrays`, which any rule can
+      divide among clients; or, for data that come by client, a function of
+      `num_clients`, `partition` and `seed` that returns a `FederatedDataset`.
+      It takes `data_dir` if it reads files. Other keyword arguments are the
+      data set's own.
   """
 
   description: str
@@ -52,7 +52,7 @@ class DatasetEntry:
 
   @property
   def comes_by_client(self) -> bool:
-    """True if the loader returns clients."""
+    """True if the loader returns a `FederatedDataset`."""
     return 'num_clients' in inspect.signature(self.loader).parameters
 
   @property
@@ -184,30 +184,30 @@ def load_dataset(
 
   Args:
     name: A key of `DATASETS`.
-    partition: A partitioner or its specification; `'natural'` for datasets
-      that say whose the examples are, of which clients `num_clients` are
-      drawn at random.
-    data_dir: Folder to read from, only for datasets that take one (or the file,
-      for datasets of one file); None for what the dataset does by itself.
-    seed: Decides the partition or the choice of clients, non-negative.
-    classes: The classes to keep, of data sets whose examples do not come by
-      client; None for all. Labels stay as they are.
+    num_clients: Number of clients, at least 1.
+    partition: A partitioner or its specification; `'natural'` for the data's
+      own clients, of which `num_clients` are drawn at random.
+    data_dir: Folder to read from (or the file, for datasets of one file), only
+      for datasets that take one; None for the dataset's own default.
+    seed: Seed of the partition or the choice of clients, non-negative.
+    classes: The classes to keep; None for all. Labels stay unchanged. Not for
+      data sets whose examples come by client.
     test_fraction: Fraction of a client's examples in its test set, in [0, 1),
-      stratified by domain and class, after the training and test examples that
-      the data set comes with have been pooled and divided among the clients.
-      None to keep these two apart, or for 0.2 where there is no test set. Of
-      data sets whose examples come by client, only those that come without test
-      examples take it, with a default of their own.
-    normalize: Whether images have mean 0 and deviation 1 in each channel over
-      the training examples that the data set comes with, of all classes, and
-      other inputs in each column; of data sets whose examples do not come by
-      client, with any partition but natural.
-    **arguments: The data set's own, see its loader.
+      stratified by domain and class; the data set's own training and test
+      examples are pooled before they are divided among the clients. None to
+      keep these two apart, or for 0.2 if there is no test set. Data sets whose
+      examples come by client take it only if they have no test examples, with a
+      default of their own.
+    normalize: True to bring inputs to mean 0 and deviation 1 over the data
+      set's own training examples of all classes, images by channel and others
+      by column. Not for data sets whose examples come by client, nor with the
+      partition natural.
+    **arguments: The data set's own arguments, see its loader.
 
   Raises:
-    ValueError: The name is unknown, an argument is out of range, or files are
-      missing or damaged.
-    RunError: The data cannot be obtained.
+    ValueError: If the name is unknown, an argument is out of range, or files
+      are missing or damaged.
+    RunError: If the data cannot be obtained.
   """
   load_again = functools.partial(
     load_dataset,
@@ -256,7 +256,7 @@ def load_dataset(
       )
       arrays = arrays.normalized()
     if classes is not None:
-      arrays = arrays.of_classes(classes)
+      arrays = arrays.class_subset(classes)
     data = arrays.to_clients(
       num_clients, partition, seed=seed, test_fraction=test_fraction
     )
@@ -265,14 +265,15 @@ def load_dataset(
 
 
 def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
-  """Loads all examples of a dataset by name, for clients of one's own making.
+  """Loads all examples of a dataset by name, to make clients of them.
 
   Args:
-    name: A key of `DATASETS`, but not one whose examples come by client.
+    name: A key of `DATASETS` whose examples do not come by client.
+    data_dir: See `load_dataset`.
 
   Raises:
-    ValueError: The name is unknown, or files are missing or damaged.
-    RunError: The data cannot be obtained.
+    ValueError: If the name is unknown, or files are missing or damaged.
+    RunError: If the data cannot be obtained.
   """
   with_arrays = [
     key for key, entry in DATASETS.items() if not entry.comes_by_client
@@ -282,7 +283,7 @@ def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
 
 
 def _data_dir_argument(name: str, data_dir: Optional[str]) -> dict[str, Any]:
-  """Returns `data_dir` as the argument of a loader, none if it takes none."""
+  """Returns `data_dir` as keyword arguments of a loader."""
   if DATASETS[name].takes_data_dir:
     return dict(data_dir=data_dir)
   errors.expect(
@@ -295,7 +296,7 @@ def _data_dir_argument(name: str, data_dir: Optional[str]) -> dict[str, Any]:
 
 
 def describe_datasets() -> str:
-  """Returns one paragraph on all datasets, for `--help`."""
+  """Describes all datasets in one paragraph, for `--help`."""
   return '; '.join(
     f'{name}: {entry.description}' for name, entry in DATASETS.items()
   )

@@ -141,7 +141,7 @@ class ClientModule(tf.Module):
     )
 
 
-def of_new_client(
+def new_client_module(
   process: personalized_process.PersonalizedProcess,
   state: personalized_process.ServerState,
   client_index: int,

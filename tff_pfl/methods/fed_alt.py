@@ -44,8 +44,8 @@ from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
 from tff_pfl.models import (
-  hidden_elements,
   split_model,
+  units,
   weight_partition,
 )
 
@@ -62,7 +62,7 @@ class FedAltHParams(hparams_lib.PersonalTrainingHParams):
     personal: The personal part: output (the head), output:2 (the last two
       layers with weights), input (the first), input:2, or names of layers and
       of their elements, such as adapter_1,dense_2:0-49 (see
-      `hidden_elements.parse`).
+      `units.parse`).
   """
 
   updates: str = hparams_lib.one_of('alternating', UPDATES)
@@ -102,11 +102,11 @@ def personal_partition(
     names = model.last_layers(number, 'personal')
     if end[1] == 'input':
       names = layers[: number or 1]
-  whole = [n for n in names if n in layers and n not in model.elements]
-  partition = weight_partition.WeightPartition.by_element(
+  whole = [n for n in names if n in layers and n not in model.units]
+  partition = weight_partition.WeightPartition.by_unit(
     model,
-    hidden_elements.parse(
-      ','.join(n for n in names if n not in whole), model.elements, layers
+    units.parse(
+      ','.join(n for n in names if n not in whole), model.units, layers
     ),
     whole,
   )

@@ -129,7 +129,7 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
 def _partition_of(model, hparams):
   """How the server finds which elements are personal."""
   num_personal = {
-    layer: hparams.num_personal(model.elements[layer].number)
+    layer: hparams.num_personal(model.units[layer].number)
     for layer in model.layers_to_divide(hparams.layers)
   }
   return found_partition.FoundPartition(

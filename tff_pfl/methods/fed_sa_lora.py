@@ -81,7 +81,7 @@ def adapted_kernels(
   trained = model.head_layers if hparams.train_head else ()
   kernels = {
     layer: elements.kernels[0]
-    for layer, elements in model.elements.items()
+    for layer, elements in model.units.items()
     # A recurrent layer has two, that of a convolution more axes.
     if len(elements.kernels) == 1
     and model.initial_weights[elements.kernels[0]].ndim == 2

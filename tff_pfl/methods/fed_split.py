@@ -35,7 +35,7 @@ from tff_pfl.core import client_work
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
-from tff_pfl.models import hidden_elements, split_model, weight_partition
+from tff_pfl.models import split_model, units, weight_partition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FedSplitHParams(hparams_lib.LocalTrainingHParams):
 
   Attributes:
     personal_elements: The personal elements, such as `dense_1:0-49,dense_2`
-      (see `hidden_elements.parse`); None for the second half of the last hidden
+      (see `units.parse`); None for the second half of the last hidden
       layer, '' for none.
   """
 
@@ -65,12 +65,12 @@ def fed_split(
   chosen = hparams.personal_elements
   if chosen is None:
     (layer,) = model.layers_to_divide()
-    number = model.elements[layer].number
+    number = model.units[layer].number
     chosen = f'{layer}:{number // 2}-{number - 1}'
   return joint_training.joint_training_work(
     model,
     hparams,
-    weight_partition.WeightPartition.by_element(
-      model, hidden_elements.parse(chosen, model.elements, model.layers)
+    weight_partition.WeightPartition.by_unit(
+      model, units.parse(chosen, model.units, model.layers)
     ),
   )

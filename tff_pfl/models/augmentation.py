@@ -1,7 +1,7 @@
-"""Random changes of examples, in training only.
+"""Random changes of training examples.
 
-They are drawn anew for each image of each step, from the step's seed, and so
-are the same on every runtime. Scoring sees the images as they are.
+They are drawn for each image of each step from the step's seed, so that they
+are the same on every runtime. Evaluation sees the images unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tff_pfl import errors
 from tff_pfl.models import randomness, split_model
 
 FORMS = 'none, flip, crop:<pixels> or crop:<pixels>+flip'
-# Far from the numbers of a network's layers, see `keras_purity`.
+# Far from the numbers that `keras_purity` gives a network's layers.
 _STREAM = 2**30
 
 
@@ -24,23 +24,22 @@ def augmented(
   model: split_model.SplitModel,
   spec: Union[str, Callable[[Any, tf.Tensor], Any]],
 ) -> split_model.SplitModel:
-  """The model that sees changed examples when it is trained.
+  """Returns the model with augmented examples in training.
 
-  `crop:<pixels>` adds so many rows and columns of zeros on all sides and cuts
-  an image of the old size out at random; `flip` exchanges left and right with
-  probability 1/2. These are the usual ones of CIFAR (`crop:4+flip`).
+  `crop:<pixels>` pads an image with zeros on all sides and cuts out an image of
+  the old size at random; `flip` exchanges left and right with probability 1/2.
+  `crop:4+flip` is usual for CIFAR.
 
   Args:
     model: Takes images `[height, width, channels]` or `[height, width]`, unless
-      the change is a function. Domains are added later, by `with_domains`.
-    spec: As above, joined by `+`; 'none' for the model itself. Or a function
+      `spec` is a function. Add domains afterwards, by `with_domains`.
+    spec: The changes, joined by `+`; 'none' for the model itself. Or a function
       from inputs `[batch, ...]` and a seed, int32 `[2]`, to inputs of the same
-      shape, that draws its numbers from the seed (`randomness`,
-      `tf.random.stateless_*`).
+      shape; it draws from the seed (`randomness`, `tf.random.stateless_*`).
 
   Raises:
-    ValueError: If the specification has another form, examples are no images,
-      or the model is augmented already.
+    ValueError: If `spec` has another form, examples are no images, or the model
+      is augmented already.
   """
   if spec == 'none':
     return model
@@ -79,7 +78,7 @@ def _change(part, spec):
 
 
 def flip(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-  """Each of the images `[batch, height, width, ...]`, or its mirror image."""
+  """Mirrors each image `[batch, height, width, ...]` with probability 1/2."""
   images = tf.convert_to_tensor(images)
   is_kept = randomness.keep_mask(seed, tf.shape(images)[:1], 0.5)
   is_kept = tf.reshape(is_kept, [-1] + [1] * (images.shape.rank - 1))
@@ -87,7 +86,7 @@ def flip(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def crop(images: tf.Tensor, pixels: int, seed: tf.Tensor) -> tf.Tensor:
-  """The images, each moved by up to `pixels` in both directions."""
+  """Shifts each image at random by up to `pixels` along both axes."""
   images = tf.convert_to_tensor(images)
   paddings = [[0, 0], [pixels, pixels], [pixels, pixels], [0, 0]]
   cut = tf.pad(images, paddings[: images.shape.rank])

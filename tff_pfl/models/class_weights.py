@@ -1,8 +1,8 @@
-"""Weights of classes, and of examples, in the loss of training.
+"""Weights of classes and of examples in the training loss.
 
-As in Keras, an example's loss is multiplied by its weight and that of its
-class, and the loss of a batch is the sum of these over the number of its
-examples; what is reported of models is without weights.
+As in Keras, an example's loss is multiplied by its weight and by its class's
+weight; the loss of a batch is the sum of these, divided by the number of its
+examples. Reported losses and metrics are without weights.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def with_class_weight(
   class_weight: Union[str, Mapping[int, float]],
   data: Optional[Any] = None,
 ) -> split_model.SplitModel:
-  """The model with weights of classes in training, in every method.
+  """Returns the model with class weights in the training loss.
 
   Args:
     model: A classifier whose labels are single numbers.
-    class_weight: Class to the factor of the loss of its examples, 1 for classes
-      that are not named; or `'balanced'`; or a text that `parse` takes.
-    data: For 'balanced', the `FederatedDataset` whose training labels are
-      counted, of all clients together.
+    class_weight: Class to the factor of its examples' loss, 1 for classes that
+      are not named; or `'balanced'`; or a text that `parse` takes.
+    data: The `FederatedDataset` whose training labels, of all clients together,
+      'balanced' counts; else None.
 
   Raises:
     ValueError: If the model is no classifier, or the weights do not fit it.
@@ -55,14 +55,14 @@ def with_class_weight(
 def with_sample_weight(
   model: split_model.SplitModel,
 ) -> split_model.SplitModel:
-  """The model for data with weights of examples, in every method.
+  """Returns the model for examples with weights.
 
   Args:
-    model: Takes examples `{x, y}`, or with a domain.
+    model: Takes examples `{x, y}` or `{x, y, domain}`.
 
   Returns:
-    The same model for examples `{x, y, weight}`, or with a domain. It does not
-    see the weights; its training does.
+    The same model for examples with a `weight`, float32, which only the
+    training loss uses.
   """
   spec = collections.OrderedDict(model.element_spec)
   spec['weight'] = tf.TensorSpec([], tf.float32)
@@ -72,10 +72,13 @@ def with_sample_weight(
 
 
 def parse(text: str) -> Union[str, dict[int, float]]:
-  """'balanced', or the weights by class of a text such as `0:1,1:10`.
+  """Reads class weights from a text such as `0:1,1:10`.
+
+  Returns:
+    Class to weight; 'balanced' for this text.
 
   Raises:
-    ValueError: If it is neither.
+    ValueError: If the text has another form.
   """
   if text == BALANCED:
     return text
@@ -95,14 +98,14 @@ def parse(text: str) -> Union[str, dict[int, float]]:
 
 
 def balanced(counts: np.ndarray) -> dict[int, float]:
-  """Weights with which all classes count the same.
+  """Computes weights that make all classes count the same.
 
-  They are n / (k n_c) for n_c of n examples in class c, as scikit-learn's
-  `compute_class_weight('balanced')`; k counts the classes with examples. The
-  others are left out.
+  They are n / (k n_c) for n_c of n examples in class c, as in scikit-learn's
+  `compute_class_weight('balanced')`; k is the number of classes with examples.
+  Classes without any are left out.
 
   Args:
-    counts: `[classes]`, the examples of each, not all 0.
+    counts: Examples of each class, `[classes]`, not all 0.
   """
   present = np.flatnonzero(counts)
   scale = counts.sum() / len(present)
@@ -114,11 +117,12 @@ def weighted(
   class_weight: Mapping[int, float],
   classifier: Optional[split_model.Classifier],
 ) -> Callable[..., tf.Tensor]:
-  """A loss function times the weight of the label's class.
+  """Multiplies a loss by the weight of the label's class.
 
   Args:
     function: `(y, outputs) -> [batch, ...]`, a value for each label.
-    classifier: The meaning of outputs; None, for other losses, is refused.
+    class_weight: Class to factor; 1 for classes that are not named.
+    classifier: The meaning of outputs. None, for other losses, is an error.
   """
   errors.expect(
     classifier is not None,
@@ -137,7 +141,7 @@ def weighted(
 
   def call(y_true, y_pred):
     if classifier.is_multilabel:
-      # A value for each label, of which the function would give the mean.
+      # One value for each label; the function alone gives their mean.
       values = function(y_true[..., tf.newaxis], y_pred[..., tf.newaxis])
       each = tf.gather(factors, tf.cast(y_true, tf.int32))
       return tf.reduce_mean(values * tf.cast(each, values.dtype), axis=-1)
@@ -145,7 +149,7 @@ def weighted(
     if y_true.shape.rank == y_pred.shape.rank and y_pred.shape[-1] != 1:
       y_true = tf.argmax(y_true, axis=-1)
     classes = tf.reshape(tf.cast(y_true, tf.int32), tf.shape(values))
-    # What is ignored may be out of their range.
+    # Ignored labels may be out of range.
     classes = tf.clip_by_value(classes, 0, classifier.num_classes - 1)
     return values * tf.cast(tf.gather(factors, classes), values.dtype)
 

@@ -1,11 +1,11 @@
-"""Metrics of a model on one client that reports have besides the primary one.
+"""Further metrics of a model on one client, in reports.
 
-Means over examples are Keras's. The others are scikit-learn's, of all
-predictions of a client for its test examples:
+Metrics that are means over examples are Keras's. The others are scikit-learn's,
+computed from all predictions for a client's test examples:
 
     auc                   area under the ROC curve of each class against the
                           rest, mean over the classes that the client has
-    balanced_accuracy     mean over classes of the part that is found
+    balanced_accuracy     mean over classes of the recall
     f1, precision, recall of class 1 of two, of more classes as f1_macro
     f1_macro, …           mean over classes
     f1_weighted, …        mean over classes, weighted by their examples
@@ -13,9 +13,9 @@ predictions of a client for its test examples:
     rmse                  root of the mean squared error
     r2                    share of the variance that is explained
 
-Where a client has no such figure, it is None: the AUC of one class only, f1,
-precision and recall of class 1 without an example of it, and r2 of fewer than
-two examples. The predictions of a classifier that diverged count as wrong.
+A metric that is not defined on a client is None: the AUC of one class only;
+f1, precision and recall without an example of class 1; and r2 of fewer than two
+examples. The predictions of a classifier that diverged count as wrong.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class _ClientMetric(NamedTuple):
   """A metric of all predictions.
 
   Attributes:
-    function: Of classes, from labels `[n]` and probabilities `[n, classes]`,
-      else from labels and outputs `[n, numbers]`.
-    of_classes: Which of the two.
+    function: From labels `[n]` and probabilities `[n, classes]`, or from labels
+      and outputs `[n, numbers]`, to a number.
+    is_classification: True for the former.
   """
 
   function: Callable[[np.ndarray, np.ndarray], Optional[float]]
-  of_classes: bool = True
+  is_classification: bool = True
   higher_is_better: bool = True
 
 
@@ -62,8 +62,8 @@ def _balanced_accuracy(y, probabilities):
   )
 
 
-def _of_found(function, average, y, probabilities):
-  """A score of the classes found."""
+def _found_score(function, average, y, probabilities):
+  """A score of the predicted classes."""
   if average is None:
     average = 'binary' if probabilities.shape[1] == 2 else 'macro'
   if average == 'binary' and not (y == 1).any():
@@ -96,7 +96,7 @@ _METRICS = {
   'balanced_accuracy': _ClientMetric(_balanced_accuracy),
   **{
     name + suffix: _ClientMetric(
-      functools.partial(_of_found, function, average)
+      functools.partial(_found_score, function, average)
     )
     for name, function in (
       ('f1', sklearn_metrics.f1_score),
@@ -119,22 +119,23 @@ NAMES = tuple(_METRICS)
 def with_metrics(
   model: split_model.SplitModel, metrics: Iterable[str]
 ) -> split_model.SplitModel:
-  """The model with further metrics in the reports of its scores.
+  """Returns the model with further metrics in reports.
 
   The primary metric stays.
 
   Args:
     model: A classifier of single labels, or a regression.
     metrics: Names of this module, or of Keras metrics that are means over
-      examples, such as mse and top_5_accuracy (of any number).
+      examples, such as mse and top_5_accuracy (with any number).
 
   Raises:
-    ValueError: If there is no such metric of the model's outputs.
+    ValueError: If there is no such metric, or it does not fit the model's
+      outputs.
   """
   for metric in metrics:
     if metric in _METRICS:
       _check_fits(model, metric)
-      told = split_model.PrimaryMetric(
+      added = split_model.PrimaryMetric(
         metric, _METRICS[metric].higher_is_better
       )
     else:
@@ -144,20 +145,22 @@ def with_metrics(
         f'of {", ".join(NAMES)} for a model that Keras did not make',
         metric,
       )
-      told, function = model.metric_of(metric)
-      if told.name == model.primary_metric.name:
+      added, function = model.metric_of(metric)
+      if added.name == model.primary_metric.name:
         continue
       model = dataclasses.replace(
-        model, metrics={**model.metrics, told.name: function}
+        model, metrics={**model.metrics, added.name: function}
       )
-    errors.expect(told not in model.reported, 'metrics', 'distinct', told.name)
-    model = dataclasses.replace(model, reported=(*model.reported, told))
+    errors.expect(
+      added not in model.reported, 'metrics', 'distinct', added.name
+    )
+    model = dataclasses.replace(model, reported=(*model.reported, added))
   return model
 
 
 def _check_fits(model, metric):
-  """Raises `ValueError` if outputs are not what a metric is of."""
-  if _METRICS[metric].of_classes:
+  """Raises `ValueError` unless a metric fits the model's outputs."""
+  if _METRICS[metric].is_classification:
     split_model.check_has_classes(model, metric)
   else:
     errors.expect(
@@ -177,15 +180,16 @@ def _check_fits(model, metric):
 def scores(
   model: split_model.SplitModel, y: np.ndarray, predictions: np.ndarray
 ) -> dict[str, Optional[float]]:
-  """The model's metrics that are of all predictions of a client.
+  """Computes `model.client_metrics` on one client.
 
   Args:
-    y: Its labels `[n, ...]`, at least one.
-    predictions: What `SplitModel.predictions` gives: probabilities `[n,
-      classes]`, else outputs `[n, ...]`.
+    model: The model that made the predictions.
+    y: Labels `[n, ...]`, at least one.
+    predictions: The result of `SplitModel.predictions`: probabilities
+      `[n, classes]`, for regression outputs `[n, ...]`.
 
   Returns:
-    By name; None where the client has no such figure.
+    Metric name to value; None where it is not defined.
   """
   names = model.client_metrics
   if not names:
@@ -196,16 +200,16 @@ def scores(
       for values in (y, predictions)
     )
   else:
-    predictions = _of_diverged_wrong(y, predictions.astype(np.float64))
+    predictions = _diverged_as_wrong(y, predictions.astype(np.float64))
   values = {name: _METRICS[name].function(y, predictions) for name in names}
   return {n: None if v is None else float(v) for n, v in values.items()}
 
 
-def _of_diverged_wrong(y, probabilities):
-  """Probabilities that sum to 1, of models that diverged for a wrong class."""
+def _diverged_as_wrong(y, probabilities):
+  """Normalizes probabilities; a model that diverged gets a wrong class."""
   num_classes = probabilities.shape[1]
   is_finite = np.isfinite(probabilities).all(axis=1, keepdims=True)
   wrong = np.eye(num_classes)[(y + 1) % num_classes]
   probabilities = np.where(is_finite, probabilities, wrong)
-  # In float64: what is near 1 keeps its order.
+  # In float64, in which probabilities near 1 keep their order.
   return probabilities / probabilities.sum(axis=1, keepdims=True)

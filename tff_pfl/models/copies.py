@@ -1,7 +1,7 @@
 """Several copies of a model's weights, as one set of weights.
 
-Methods that train more than one model at once (a global and a personal one,
-the components of a mixture, the models of clusters) keep them under the names
+Methods that train several models at once (a global and a personal one, the
+components of a mixture, the models of clusters) name their weights
 `copy/layer/weight`, so that one loop trains, one partition divides and one
 aggregator averages them.
 """
@@ -22,10 +22,11 @@ from tff_pfl.models import split_model
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-  """Names for several copies of a model's weights.
+  """Copies of a model's weights, by name.
 
   Attributes:
-    names: What the copies are called, without '/'.
+    model: The model that is copied.
+    names: Names of the copies, without '/'.
   """
 
   model: split_model.SplitModel
@@ -34,7 +35,7 @@ class Copies:
   def join(
     self, parts: Mapping[str, split_model.Weights]
   ) -> collections.OrderedDict:
-    """The values of all copies as one, from some values of each by weight."""
+    """Joins the values of each copy, by weight name, into one mapping."""
     return collections.OrderedDict(
       (f'{name}/{key}', value)
       for name in self.names
@@ -44,7 +45,7 @@ class Copies:
   def part(
     self, weights: split_model.Weights, name: str
   ) -> collections.OrderedDict:
-    """Those weights that are of one copy, under the model's own names."""
+    """Returns the weights of one copy, under the model's own names."""
     return collections.OrderedDict(
       (key, weights[f'{name}/{key}'])
       for key in self.model.initial_weights
@@ -52,13 +53,13 @@ class Copies:
     )
 
   def parts(self, weights: split_model.Weights) -> collections.OrderedDict:
-    """The weights of each copy."""
+    """Returns the weights of each copy, by its name."""
     return collections.OrderedDict(
       (name, self.part(weights, name)) for name in self.names
     )
 
   def layers(self, names: Sequence[str]) -> collections.OrderedDict:
-    """All copies of some layers: `copy/layer` to the names of its weights."""
+    """Returns all copies of layers: `copy/layer` to its weights' names."""
     return collections.OrderedDict(
       (
         f'{copy}/{layer}',
@@ -75,16 +76,16 @@ class Copies:
     values: Sequence[Any],
     mode: split_model.Mode,
   ) -> tuple:
-    """All copies' body or head, each on a value of its own.
+    """Runs the body or head of all copies, each on a value of its own.
 
     Args:
       function: The model's body or head.
-      weights: Of all copies.
-      values: By copy.
-      mode: Of all of them.
+      weights: The weights of all copies.
+      values: One input per copy.
+      mode: The mode of all calls.
 
     Returns:
-      The results, and the new statistics by the copies' names.
+      One result per copy, and the new statistics under the copies' names.
     """
     results, statistics = [], {}
     for name, value in zip(self.names, values):
@@ -95,46 +96,45 @@ class Copies:
 
   @property
   def statistics(self) -> frozenset:
-    """The names of weights that have no gradient."""
+    """Names of all copies' weights that have no gradient."""
     return frozenset(
       f'{name}/{key}' for name in self.names for key in self.model.statistics
     )
 
   @property
   def regularizers(self) -> collections.OrderedDict:
-    """The regularizers of all copies' weights, by name."""
+    """Weight name to regularizer, for all copies."""
     return self.join({name: self.model.regularizers for name in self.names})
 
   @property
   def trained(self) -> split_model.SplitModel:
-    """The model of all copies together, as the training loop takes it."""
+    """The model as the training loop takes it to train all copies at once."""
     return dataclasses.replace(
       self.model, statistics=self.statistics, regularizers=self.regularizers
     )
 
 
 def components(model: split_model.SplitModel, number: int) -> Copies:
-  """Copies called `component_0` and so on."""
+  """Makes copies named `component_0`, `component_1`, …."""
   errors.expect_int('number', number, 1)
   return Copies(model, tuple(f'component_{m}' for m in range(number)))
 
 
 def drawn_apart(copies: Copies, seed: int) -> collections.OrderedDict:
-  """Initial weights of all copies, that differ from copy to copy.
+  """Draws initial weights that differ from copy to copy.
 
-  The first copy has the model's own. The others have the same numbers of every
-  kernel and embedding in another, random order, so that what was drawn
-  independently is so again, with the same distribution. Recurrent kernels have
-  their rows and columns permuted and so stay orthogonal. Vectors (biases,
-  scales, moving statistics) stay. Weights that were trained before would be
-  destroyed.
+  The first copy has the model's own. The others have the numbers of every
+  kernel and embedding in a random order, which keeps their distribution. The
+  rows and columns of recurrent kernels are permuted, so that they stay
+  orthogonal. Vectors (biases, scales, moving statistics) stay. Not for weights
+  that were trained before: it would destroy them.
 
   Args:
-    copies: At least one.
-    seed: Fixes the orders; any integer.
+    copies: At least one copy.
+    seed: Any integer.
 
   Returns:
-    Arrays by the copies' names.
+    Arrays under the copies' names.
   """
   rng = np.random.default_rng([seed % 2**63, *b'copies'])
 
@@ -158,17 +158,18 @@ def means_of_members(
   shares: tf.Tensor,
   least_share: Any,
 ) -> collections.OrderedDict:
-  """From means over the cohort to means over each copy's members.
+  """Turns means over the cohort into means over each copy's members.
 
   Args:
-    update: By the copies' names: the mean over the cohort of each client's
-      value times its share in the copy.
-    shares: float `[copies]`, the mean over the cohort of the clients' shares.
-    least_share: A smaller share is nobody's: where noise is added, none is
-      exactly 0.
+    copies: The copies.
+    update: Means over the cohort of each client's value times its share in the
+      copy, under the copies' names.
+    shares: Means over the cohort of the clients' shares, float `[copies]`.
+    least_share: Smaller shares count as no members, as added noise makes no
+      share exactly 0.
 
   Returns:
-    By the copies' names; 0 for a copy without members.
+    Means under the copies' names; 0 for a copy without members.
   """
   shares = tf.where(shares >= least_share, shares, float('inf'))
   return copies.join(
@@ -185,18 +186,17 @@ def means_of_members(
 def mixture(
   copies: Copies, initial_weights: split_model.Weights
 ) -> split_model.SplitModel:
-  """The model that mixes its components' predictions.
+  """Makes the model that mixes its components' predictions.
 
     p(y | x) = sum_m weight_m p_m(y | x)
 
   for classifiers; the mean of the outputs for regression. Its weights are those
   of the components and `mixture/log_weights` `[num_components]`, the
-  unnormalized logarithms of the mixture's weights.
+  unnormalized logarithms of the mixture's weights, at first 0.
 
   Args:
-    copies: The components of a model.
-    initial_weights: Those of all components, under the copies' names. The
-      weights of the mixture are equal at first.
+    copies: The components.
+    initial_weights: Weights of all components, under the copies' names.
   """
   model = copies.model
   log_weights = 'mixture/log_weights'
@@ -229,7 +229,14 @@ def mixed_outputs(
   outputs: Sequence[tf.Tensor],
   log_weights: tf.Tensor,
 ) -> tf.Tensor:
-  """The outputs of a mixture from those of its components."""
+  """Returns a mixture's outputs from those of its components.
+
+  Args:
+    model: The model that the components are copies of.
+    outputs: Outputs of each component.
+    log_weights: Unnormalized logarithms of the mixture's weights,
+      `[num_components]`.
+  """
   shares = tf.unstack(tf.nn.softmax(log_weights))
   if model.classifier is not None:
     outputs = map(model.classifier.probabilities, outputs)

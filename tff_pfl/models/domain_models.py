@@ -1,14 +1,14 @@
-"""Models of examples that have a domain, made of any model.
+"""Models for examples with domains, made of any model.
 
-    with_domains     the model itself; the domain is there for the score
-    of_domains       one of the next, by its name, with a loss for all domains
+    with_domains     the model itself; the domain serves the evaluation only
+    domain_model     one of the next, by its name, with a loss for all domains
     multi_head       a shared body and, for each domain, its own head
     all_head         a model without a body, for separate models by multi_head
     domain_as_input  the domain, one-hot, as further features of a linear head
     projected        a linear layer between the body and a linear head
 
-The body's features are then `OrderedDict(inputs=features, domain=domain)`, so
-that a head can be trained on a frozen body as everywhere.
+The body's features become `OrderedDict(inputs=features, domain=domain)`, so
+that a head can be trained on a frozen body as usual.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ def with_domains(
   model: split_model.SplitModel,
   data: Union[domains.Domains, datasets.FederatedDataset],
 ) -> split_model.SplitModel:
-  """Returns the model for data with domains, which it does not look at.
+  """Returns the model for data with domains, which it ignores.
+
+  Scores are then also reported by domain.
 
   Args:
     model: Takes examples `{x, y}`.
-    data: The domains, or a data set that may have some. Scores are then told by
-      domain.
+    data: The domains, or a data set, with or without domains.
 
   Returns:
     The same model for examples `{x, y, domain}`, whose `x` is
@@ -41,7 +42,7 @@ def with_domains(
     The model itself for a data set without domains.
 
   Raises:
-    ValueError: The model has domains already.
+    ValueError: If the model has domains already.
   """
   if isinstance(data, datasets.FederatedDataset):
     if data.domain_names is None:
@@ -65,29 +66,28 @@ def with_domains(
   )
 
 
-def of_domains(
+def domain_model(
   model: split_model.SplitModel, kind: str, *, reweighted: bool = False
 ) -> split_model.SplitModel:
-  """The model that uses the domains in one of the ways in `KINDS`.
+  """Makes a model that uses the domains.
 
   Args:
-    model: With domains, unless nothing is asked for.
-    kind: 'shared' is the model itself, 'multi_head' has a head for each domain,
-      'input' takes the domain, one-hot, beside the features of the last hidden
-      layer.
-    reweighted: Whether all domains count the same in the loss.
+    model: A model with domains; any model for 'shared' without `reweighted`.
+    kind: 'shared' for the model itself, 'multi_head' for a head for each
+      domain, 'input' for the domain, one-hot, as further input of the head.
+    reweighted: True to make all domains count the same in the loss.
   """
   errors.expect_one_of('domain_model', kind, KINDS)
   if kind != 'shared' or reweighted:
     expect_domains(model, 'domain_model or reweight_domains')
   if reweighted:
-    of_data = dataclasses.replace(model.domains, reweighted=True)
-    model = dataclasses.replace(model, domains=of_data)
+    reweighted_domains = dataclasses.replace(model.domains, reweighted=True)
+    model = dataclasses.replace(model, domains=reweighted_domains)
   return KINDS[kind](model)
 
 
 def expect_domains(model: split_model.SplitModel, method: str) -> None:
-  """Raises `ValueError` if a model's examples have no domain."""
+  """Raises `ValueError` if a model has no domains."""
   errors.expect(
     model.domains is not None,
     'model',
@@ -99,29 +99,29 @@ def expect_domains(model: split_model.SplitModel, method: str) -> None:
 
 
 def domain_copies(model: split_model.SplitModel) -> copies.Copies:
-  """Names for a copy of weights for each domain: `domain_0` and so on."""
+  """Makes a copy for each domain, named `domain_0`, `domain_1`, …."""
   return copies.Copies(
     model, tuple(f'domain_{m}' for m in range(model.domains.number))
   )
 
 
 def multi_head(model: split_model.SplitModel) -> split_model.SplitModel:
-  """A model with a head for each domain.
+  """Makes a model with a head for each domain.
 
   Args:
-    model: With domains. Every head starts as its head.
+    model: A model with domains. Every head starts as a copy of its head.
 
   Returns:
-    A model with the weights of the body and `domain_m/layer/weight` of heads.
+    A model whose heads' weights are named `domain_m/layer/weight`.
   """
-  of_domains = domain_copies(model)
+  heads = domain_copies(model)
   copied = model.weight_names(model.head_layers)
   initial = split_model.select(model.initial_weights, copied)
 
   def head(weights, features, mode=split_model.INFERENCE):
-    """All heads on all features; each example takes its domain's outputs."""
-    inputs = [features['inputs']] * len(of_domains.names)
-    outputs, statistics = of_domains.each(model.head, weights, inputs, mode)
+    """Runs all heads on all features; picks the outputs of each's domain."""
+    inputs = [features['inputs']] * len(heads.names)
+    outputs, statistics = heads.each(model.head, weights, inputs, mode)
     chosen = tf.gather(tf.stack(outputs, 1), features['domain'], batch_dims=1)
     return chosen, statistics
 
@@ -130,27 +130,27 @@ def multi_head(model: split_model.SplitModel) -> split_model.SplitModel:
     for name, value in model.initial_weights.items()
     if name not in copied
   )
-  weights.update(of_domains.join({n: initial for n in of_domains.names}))
+  weights.update(heads.join({n: initial for n in heads.names}))
   return dataclasses.replace(
     model,
     name=f'{model.name}_by_domain',
     initial_weights=weights,
     layers={
       **{k: model.layers[k] for k in model.body_layers},
-      **of_domains.layers(model.head_layers),
+      **heads.layers(model.head_layers),
     },
-    head_layers=tuple(of_domains.layers(model.head_layers)),
-    statistics=(model.statistics | of_domains.statistics).intersection(weights),
-    regularizers={**model.regularizers, **of_domains.regularizers},
+    head_layers=tuple(heads.layers(model.head_layers)),
+    statistics=(model.statistics | heads.statistics).intersection(weights),
+    regularizers={**model.regularizers, **heads.regularizers},
     body=_body_and_domain(model),
     head=head,
     layer_outputs=None,
-    elements={},
+    units={},
   )
 
 
 def all_head(model: split_model.SplitModel) -> split_model.SplitModel:
-  """The model with all of it as head; its body gives the inputs.
+  """Makes a model whose head is the whole model; its body gives the inputs.
 
   `multi_head` of it has a whole model for each domain.
   """
@@ -174,11 +174,11 @@ def _body_and_domain(model):
 
 
 class LinearHead(NamedTuple):
-  """The weights of a head that is one linear layer.
+  """Names of the weights of a head that is one linear layer.
 
   Attributes:
-    kernel: Its name; of shape `[features, outputs]`.
-    bias: Its name, of shape `[outputs]`; None without one.
+    kernel: Name of the kernel `[features, outputs]`.
+    bias: Name of the bias `[outputs]`; None without one.
   """
 
   kernel: str
@@ -186,7 +186,7 @@ class LinearHead(NamedTuple):
 
 
 def linear_head(model: split_model.SplitModel) -> LinearHead:
-  """The weights of a model's head.
+  """Returns the names of a linear head's weights.
 
   Raises:
     ValueError: If the head is not one linear layer, from features
@@ -206,7 +206,7 @@ def linear_head(model: split_model.SplitModel) -> LinearHead:
 
 
 def _is_linear(model, head):
-  """Whether the head is the layer that its weights look like: it is tried."""
+  """Tries, with random numbers, if the head is linear in the features."""
   rng = np.random.default_rng(0)
   shape = model.initial_weights[head.kernel].shape
   dtype = model.initial_weights[head.kernel].dtype
@@ -230,11 +230,14 @@ def _is_linear(model, head):
 
 
 def domain_as_input(model: split_model.SplitModel) -> split_model.SplitModel:
-  """The domain, one-hot, beside the features of the last hidden layer.
+  """Makes a model whose head takes the domain, one-hot, beside the features.
 
   Args:
-    model: With domains and a linear head. The domains' rows of the kernel, the
-      weight `domain_input/kernel` `[domains, outputs]`, start at 0.
+    model: A model with domains and a linear head.
+
+  Returns:
+    A model with the further weight `domain_input/kernel` `[domains, outputs]`
+    of its head, which starts at 0.
   """
   head_weights = linear_head(model)
   kernel = model.initial_weights[head_weights.kernel]
@@ -242,10 +245,10 @@ def domain_as_input(model: split_model.SplitModel) -> split_model.SplitModel:
 
   def head(weights, features, mode=split_model.INFERENCE):
     outputs, statistics = model.head(weights, features['inputs'], mode)
-    of_domain = tf.one_hot(
+    one_hot = tf.one_hot(
       features['domain'], model.domains.number, dtype=outputs.dtype
     )
-    return outputs + tf.matmul(of_domain, weights[name]), statistics
+    return outputs + tf.matmul(one_hot, weights[name]), statistics
 
   return dataclasses.replace(
     model,
@@ -261,11 +264,11 @@ def domain_as_input(model: split_model.SplitModel) -> split_model.SplitModel:
     body=_body_and_domain(model),
     head=head,
     layer_outputs=None,
-    elements={},
+    units={},
   )
 
 
-# What a model may make of domains.
+# Uses of domains by a model.
 KINDS = {
   'shared': lambda model: model,
   'multi_head': multi_head,
@@ -276,13 +279,13 @@ KINDS = {
 def projected(
   model: split_model.SplitModel, dimension: int, seed: int = 0
 ) -> split_model.SplitModel:
-  """A linear layer that brings the features down to fewer numbers.
+  """Inserts a linear layer before the head that projects the features.
 
   Args:
-    model: With a linear head. One that was projected to as many features is
-      returned as it is.
-    dimension: Number of the new features, at least 1.
-    seed: Draws the new weights; non-negative.
+    model: A model with a linear head. One that was projected to as many
+      features is returned unchanged.
+    dimension: Number of projected features, at least 1.
+    seed: Seed of the new weights, non-negative.
 
   Returns:
     A model whose body ends with the layer `projection` and whose head takes its
@@ -342,5 +345,5 @@ def projected(
     body=body,
     head=new_head,
     layer_outputs=None,
-    elements={},
+    units={},
   )

@@ -1,7 +1,7 @@
-"""Domains: what kind of example an example is, known for each of them.
+"""Domains: kinds of examples, known for each example.
 
-Data sets with domains have elements `{x, y, domain}`. To a model of such
-examples, inputs and domain come together as its `x`.
+Data sets with domains have elements `{x, y, domain}`. A model of such examples
+takes inputs and domain together as its `x`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ class Domains:
   """The domains of a data set.
 
   Attributes:
-    names: What the domains are called; an example's domain is a position among
-      them.
-    num_examples: Training examples of each domain over all clients.
-    examples_per_client: Training examples that a client has in the mean, of all
-      domains. What clients report of sums over their examples is divided by it
-      where the aggregation does not weigh clients by their examples, so that
-      norms, to which private factories clip, do not grow with the data.
-    reweighted: Whether all domains count the same in the loss of a model.
+    names: Names of the domains; an example's domain is a position among them.
+    num_examples: Training examples of each domain, of all clients together.
+    examples_per_client: Mean number of a client's training examples. Clients'
+      sums over examples are divided by it where the aggregation does not weigh
+      clients by their examples, so that the norms that private factories clip
+      do not grow with the data.
+    reweighted: True if all domains count the same in the loss of a model.
 
   Raises:
     ValueError: If there is no domain or no example, or not one number of
@@ -61,27 +60,27 @@ class Domains:
 
   @property
   def number(self) -> int:
-    """How many domains there are (M)."""
+    """Number of domains (M)."""
     return len(self.names)
 
   @property
   def loss_weights(self) -> Sequence[float]:
-    """Weights of each domain's examples with which all domains count the same.
+    """Weights of examples, by domain, that make all domains count the same.
 
     u_m = L / (M L_m), whose mean over all training examples is 1; M counts the
-    domains that have training examples. The others weigh nothing.
+    domains that have training examples. The weight of the others is 0.
     """
     total = sum(self.num_examples)
     present = sum(n > 0 for n in self.num_examples)
     return [total / (present * n) if n else 0.0 for n in self.num_examples]
 
   def by_name(self, values: tf.Tensor) -> collections.OrderedDict:
-    """A tensor `[domains, ...]` as one for each domain, by its name."""
+    """Splits a tensor `[domains, ...]` into one for each domain, by name."""
     return collections.OrderedDict(zip(self.names, tf.unstack(values)))
 
 
 def join(element: Mapping[str, Any]) -> tuple:
-  """An element's `(x, y)` as models take it, from `{x, y[, domain]}`."""
+  """Returns an element `{x, y[, domain]}` as `(x, y)` for models."""
   if 'domain' not in element:
     return element['x'], element['y']
   x = collections.OrderedDict(inputs=element['x'], domain=element['domain'])

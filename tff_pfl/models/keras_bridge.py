@@ -1,26 +1,26 @@
-"""Makes a `SplitModel` from a Keras model, and takes its weights back.
+"""Conversion of Keras models to `SplitModel`s and back.
 
-A call of the result is a pure function of the weights: it can be
+A call of a `SplitModel` is a pure function of the weights: it can be
 differentiated, compiled and run inside a TFF computation (see `keras_purity`).
-What Keras does otherwise in training is done so here:
+The special cases of Keras:
 
-* `BatchNormalization`: normalizes with the statistics of the batch's real
-  examples (padding does not count). New moving statistics, as all that layers
-  assign to weights without gradient, are handed out as values. They are weights
-  of the model, listed in `statistics`.
+* `BatchNormalization` uses the statistics of the batch's real examples (padding
+  does not count). New moving statistics, like all values that layers assign to
+  weights without gradient, are returned. They are weights of the model, listed
+  in `statistics`.
 * Dropout, also inside recurrent layers, noise and random changes of images draw
-  from the seed that the caller gives.
-* Regularizers of weights are in `regularizers`, for the loss of training.
+  from the caller's seed.
+* Regularizers of weights are in `regularizers`, for the training loss.
 * In mixed precision the weights and the outputs are float32. Losses are not
   scaled, so prefer `mixed_bfloat16` to `mixed_float16`.
-* What a layer or a loss keeps as a tensor (an adapted `Normalization`) is a
-  constant.
+* Tensors that a layer or a loss keeps (an adapted `Normalization`) are
+  constants.
+* Layers with `trainable=False` keep their weights.
 
 Unsupported layers raise an error that names them: stateful recurrent layers,
 activity regularizers and other losses of layers, constraints, and layers that
-assign to a trained weight, read variables which are not their weights or draw
+assign to a trained weight, read variables that are not their weights, or draw
 without a `keras.random.SeedGenerator`.
-Layers with `trainable=False` keep their weights, as in Keras.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from tff_pfl.models import (
 )
 from tff_pfl.runtime.private_api import get_keras_mask, set_keras_mask
 
-# How the names of operations begin that 'auto' does not compile: convolutions,
-# which XLA makes many times slower in loops on a CPU; rotations and shifts of
-# images, which it does not know; and draws, of flips and contrasts, that it
-# makes other numbers.
+# Beginnings of the names of operations that 'auto' does not compile:
+# convolutions, many times slower by XLA in loops on a CPU; rotations and shifts
+# of images, which XLA lacks; and the draws of flips and contrasts, whose
+# numbers XLA changes.
 _NOT_FOR_XLA = (
   'Conv2D',
   'Conv3D',
@@ -76,51 +76,50 @@ def from_keras(
 ) -> split_model.SplitModel:
   """Makes a `SplitModel` from a Keras model.
 
-  The Keras model is read, not changed; its current weights become the initial
-  weights. Layers of models within it are layers of its own, called
-  `model/layer`.
+  The Keras model stays unchanged; its current weights become the initial
+  weights. Layers of models within it are called `model/layer`.
 
   Args:
     model: A sequential, functional or subclassed model of Keras 3 that knows
-      its inputs. Of several inputs, an example's `x` is a dict, by the keys or
-      else the names of the inputs. A subclassed model is divided as its `call`
-      uses its layers, and `call` must do the same in training, where its layers
-      do not do otherwise.
-    head_layers: Names of the layers that make the head; that of a model within
-      the model stands for all its layers. Layers without weights that follow
-      them (activations, dropout) belong to the head too.
+      its inputs. With several inputs an example's `x` is a dict, by the keys or
+      else the names of the inputs. A subclassed model is divided by the layers
+      that its `call` uses; `call` must do the same in training, except for what
+      its layers do.
+    head_layers: Names of the layers that make the head; the name of a model
+      within the model stands for all its layers. Layers without weights that
+      follow (activations, dropout) belong to the head too.
     loss: A loss by Keras name, a Keras loss object, or a function
-      `(y_true, y_pred) -> [batch]`. As in Keras, cross-entropies are of
+      `(y_true, y_pred) -> [batch]`. As in Keras, cross-entropies take
       probabilities unless their object says `from_logits=True`.
     metrics: Metrics by Keras name (`'accuracy'` fits itself to the loss), Keras
-      metric objects that are means over examples, or functions. The first one
-      is the primary one, by which models are compared; without any the loss.
-      Beside them, names of `client_metrics`, such as 'auc'.
-    task: Of a loss that is not Keras's, what the outputs are:
-      'classification' (labels are classes), 'one_hot_classification',
-      'binary_classification' (also of several labels) or 'regression', the
-      default. They are logits, unless the loss has an attribute `from_logits`
-      that is False.
+      metric objects that are means over examples, functions, or names of
+      `client_metrics`, such as 'auc'. Models are compared by the first one that
+      is not of `client_metrics`, or by the loss.
+    task: The task of a loss that is not Keras's: 'classification' (labels are
+      classes), 'one_hot_classification', 'binary_classification' (also of
+      several labels) or 'regression', the default. Outputs are logits, unless
+      the loss has an attribute `from_logits` that is False.
     label_spec: `tf.TensorSpec` of one label, without the batch dimension. By
       default int32 for sparse and binary cross-entropies, else float32, and
       scalar where the output is one number.
-    input_spec: Of a subclassed model whose inputs are not float32,
-      `tf.TensorSpec`s of one example's, as it takes them.
-    higher_is_better: Whether more of the first metric is better; None for what
-      Keras's own is: less of what is a loss, too, else more.
-    class_weight: Class to the factor of the loss of its examples in training,
-      of all methods, as in Keras's `fit`; 1 for classes that are not named. Of
-      several labels the factor of each label's loss.
-    jit_compile: Whether client training is compiled by XLA: True, False or
-      'auto', which is False for models with convolutions and else leaves out
-      phases that train many weights, which are faster in place
-      (`core/in_place.py`). Evaluation is never compiled.
-    output: Which of several outputs to train, by its name in
-      `model.output_names`; layers that only others need are left out. To train
-      several, concatenate them and give a loss that takes them apart.
-    keep_names: Whether layers keep names that Keras could have given them, such
-      as `dense_1`. Else these count within the model, so that a second build of
-      it, in the same process, is the same model.
+    input_spec: `tf.TensorSpec`s of one example's inputs, for a subclassed model
+      whose inputs are not float32.
+    higher_is_better: True if larger values of the first metric are better; None
+      for a metric of Keras, which is better if it is lower where it is also a
+      loss, else if it is higher.
+    class_weight: Class to the factor of its examples' training loss, as in
+      Keras's `fit`; 1 for classes that are not named. With several labels the
+      factor of each label's loss.
+    jit_compile: True to compile client training by XLA, or False; 'auto' is
+      False for models with convolutions, and else leaves out phases that train
+      many weights, which are faster in place (`core/in_place.py`). Evaluation
+      is never compiled.
+    output: Name, in `model.output_names`, of the one of several outputs to
+      train; layers that only other outputs need are left out. To train several,
+      concatenate them and give a loss that takes them apart.
+    keep_names: True to keep names of layers that Keras could have given, such
+      as `dense_1`. By default they are numbered within the model, so that a
+      second build in the same process is the same model.
 
   Raises:
     TypeError: If `model` is no Keras model that knows its inputs, or another
@@ -153,7 +152,7 @@ def from_keras(
     for node in head_nodes
     for name in split_model.names_within(node.name, layers)
   }
-  label_spec, of_outputs = keras_losses.resolve(
+  label_spec, output_fields = keras_losses.resolve(
     graph,
     loss,
     [metric for metric in metrics if metric not in client_metrics.NAMES],
@@ -177,10 +176,10 @@ def from_keras(
     head=head,
     jit_compile=jit_compile,
     layer_outputs=_layer_outputs(graph, pure, layers),
-    elements=keras_graph.find_elements(graph, layers, variables),
+    units=keras_graph.find_units(graph, layers, variables),
     regularizers=keras_purity.regularizers(variables),
     keras_graph=graph,
-    **of_outputs,
+    **output_fields,
   )
   _check_finite(result)
   operations = keras_purity.check_pure(graph, result, variables)
@@ -198,14 +197,14 @@ def from_keras(
 
 
 def _body_and_head(graph, pure, head_nodes):
-  """The body and the head of a graph, as `SplitModel` has them."""
+  """Makes the functions `SplitModel.body` and `SplitModel.head`."""
   features, masked = keras_graph.features_of(graph, head_nodes)
   to_features = pure.bind(graph.inputs, features)
   to_output = pure.bind(features, [graph.output])
 
   def body(weights, x, mode=split_model.INFERENCE):
     values, statistics = to_features(weights, graph.flat_inputs(x), mode)
-    # What the head is called with has no mask of its own.
+    # The head's inputs have no masks of their own.
     masks = [get_keras_mask(values[features.index(key)]) for key in masked]
     values = [*map(tf.identity, values), *masks]
     return values[0] if len(values) == 1 else values, statistics
@@ -219,8 +218,8 @@ def _body_and_head(graph, pure, head_nodes):
       set_keras_mask(values[place], mask)
     (outputs,), statistics = to_output(weights, values, mode)
     mask = get_keras_mask(outputs)
-    # A tensor without what Keras notes in it of the softmax that made it, and,
-    # of mixed precision, in the type of the loss.
+    # A tensor without Keras's note of the softmax that made it and, in mixed
+    # precision, of the loss's type.
     outputs = tf.identity(outputs)
     if outputs.dtype.size < 4:
       outputs = tf.cast(outputs, tf.float32)
@@ -232,7 +231,7 @@ def _body_and_head(graph, pure, head_nodes):
 
 
 def _with_mask(outputs, mask):
-  """Outputs that are NaN where they are masked, and nowhere else."""
+  """Makes outputs NaN where they are masked, and nowhere else."""
   for _ in range(outputs.shape.rank - mask.shape.rank):
     mask = mask[..., tf.newaxis]
   outputs = tf.where(
@@ -242,7 +241,7 @@ def _with_mask(outputs, mask):
 
 
 def _layer_outputs(graph, pure, layers):
-  """`(weights, x) -> OrderedDict` of the outputs of `layers`."""
+  """Makes the function `SplitModel.layer_outputs`."""
   uses = {
     name: [node for node in graph.nodes if name == node.name] for name in layers
   }
@@ -264,7 +263,7 @@ def _layer_outputs(graph, pure, layers):
       return values[0] if len(values) == 1 else values
 
     return collections.OrderedDict(
-      # Of a layer that is used once, not a list of one.
+      # A layer that is used once has no list.
       (name, of(calls[0]) if len(calls) == 1 else list(map(of, calls)))
       for name, calls in keys.items()
     )
@@ -283,10 +282,10 @@ def _check_finite(model):
 
 
 def _check_same(model, result, pure):
-  """Raises `ValueError` if a Keras model is more than its graph.
+  """Raises `ValueError` if a Keras model differs from its graph.
 
-  Such as one whose `call` reads weights outside of layers, which are numbers
-  in the graph. It is called on other weights than it has.
+  The `call` of such a model may read weights outside of layers, which are
+  constants in the graph. Both are called with changed weights.
   """
   rng = np.random.default_rng(0)
   weights = {
@@ -336,15 +335,15 @@ def to_keras(
   output: Optional[str] = None,
   keep_names: bool = False,
 ) -> None:
-  """Gives a Keras model weights of the `SplitModel` made of it.
+  """Assigns weights of a `SplitModel` to the Keras model it was made of.
 
   Args:
-    model: The model that `from_keras` was given, or one built in the same way.
-    weights: Name to value, by the names of `SplitModel.initial_weights`, such
-      as a client's personal weights. Weights that are not named stay.
-    input_spec: As `from_keras` was given.
-    output: As `from_keras` was given.
-    keep_names: As `from_keras` was given.
+    model: The argument of `from_keras`, or a model built in the same way.
+    weights: Weight name, of `SplitModel.initial_weights`, to value, such as a
+      client's personal weights. Weights that are not named stay.
+    input_spec: The argument of `from_keras`.
+    output: The argument of `from_keras`.
+    keep_names: The argument of `from_keras`.
 
   Raises:
     ValueError: If the Keras model has no such weight, or one of another shape.
@@ -376,18 +375,18 @@ def keras_model(
 ) -> keras.Model:
   """Makes a Keras model of a `SplitModel` and weights, such as a client's.
 
-  Its outputs are those of `model.forward` (scores, for a loss of scores), the
-  same bit for bit on a CPU, but up to rounding after batch normalization, which
-  Keras computes by another kernel.
+  Its outputs are those of `model.forward` (logits, for a loss of logits), bit
+  for bit on a CPU; after batch normalization, which Keras computes by another
+  kernel, up to rounding.
 
   Args:
-    model: Made by `from_keras`, or a network of `zoo`.
-    weights: All of the model's.
+    model: Made by `from_keras`, or a model of `zoo`.
+    weights: All of the model's weights, by name.
 
   Raises:
-    ValueError: If a method made the model of a Keras model: of several (FedEM's
-      mixture, a head for each domain), or with weights of its own. Or if Keras
-      cannot copy one of its layers.
+    ValueError: If the model has other weights than its Keras model, as FedEM's
+      mixture or a model with a head for each domain, or if Keras cannot copy
+      one of its layers.
   """
   with _network_with(model, weights) as network:
     try:
@@ -409,14 +408,23 @@ def save_keras(
   model: split_model.SplitModel,
   weights: split_model.Weights,
 ) -> None:
-  """Writes what `keras_model` makes, without a copy, as a `.keras` file."""
+  """Writes a `SplitModel` with weights as a `.keras` file.
+
+  Args:
+    path: The file to write.
+    model: Made by `from_keras`, or a model of `zoo`.
+    weights: All of the model's weights, by name.
+
+  Raises:
+    ValueError: If the model has other weights than its Keras model.
+  """
   with _network_with(model, weights) as network:
     network.save(path)
 
 
 @contextlib.contextmanager
 def _network_with(model, weights) -> Iterator[keras.Model]:
-  """The Keras model of a `SplitModel`, which has some weights for a while."""
+  """Gives the Keras model of a `SplitModel` some weights for a while."""
   variables = {}
   if model.keras_graph is not None:
     variables, _, _ = keras_graph.name_weights(model.keras_graph)
@@ -444,7 +452,7 @@ def _network_with(model, weights) -> Iterator[keras.Model]:
 
 def _clone_layer(layer):
   if isinstance(layer, keras.layers.Lambda):
-    # Its configuration has the function as text, without what it refers to.
+    # Its configuration has the function as text, without its references.
     return keras.layers.Lambda(
       layer.function,
       layer._output_shape,

@@ -1,7 +1,7 @@
-"""A Keras model's graph: its nodes, weights, hidden elements, body and head.
+"""A Keras model's graph: its nodes, weights, units, body and head.
 
-Models that are layers of a model are looked into: the graph has the nodes of
-their layers, called `model/layer`.
+Of a model within the model the graph has the nodes of its layers, called
+`model/layer`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import keras
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.models import hidden_elements, split_model
+from tff_pfl.models import split_model, units
 
-# Layers whose outputs are hidden elements; convolutions with channels last.
+# Layers that have units; convolutions with channels last.
 _DIVISIBLE = (
   keras.layers.Dense,
   keras.layers.Conv1D,
@@ -35,7 +35,7 @@ _NORMALIZATIONS = (
   keras.layers.GroupNormalization,
   keras.layers.LayerNormalization,
 )
-# What leaves each element its place between a layer and its normalization.
+# Layers that keep the order of units between a layer and its normalization.
 _IN_PLACE = (
   keras.layers.Activation,
   keras.layers.Dropout,
@@ -48,14 +48,14 @@ _IN_PLACE = (
 def functional_of(
   model: keras.Model, input_spec: Optional[Any] = None
 ) -> keras.Model:
-  """A functional, sequential or subclassed Keras model as a functional one.
+  """Converts a sequential or subclassed Keras model to a functional one.
 
-  Of a subclassed model it is that of its `call` on symbolic inputs.
+  The `call` of a subclassed model is traced on symbolic inputs.
 
   Args:
-    model: Knows its inputs.
-    input_spec: Of a subclassed model, `tf.TensorSpec`s of one example's inputs;
-      None for float32 of the shapes that it was built with.
+    model: A model that knows its inputs; a functional one is returned as it is.
+    input_spec: `tf.TensorSpec`s of one example's inputs, for a subclassed
+      model; None for float32 of the shapes that it was built with.
   """
   if type(model).__module__.startswith('tf_keras'):
     raise TypeError(
@@ -133,7 +133,7 @@ def functional_of(
 
 
 def _kinds(model):
-  """The layers of a functional model, and how many operations of each kind."""
+  """Counts the operations of a functional model by kind, layers by name."""
   return collections.Counter(
     (type(of), of.name if isinstance(of, keras.Layer) else '')
     for of in model.operations
@@ -153,12 +153,12 @@ def _specs_of_shapes(shapes):
 
 
 def with_output(model: keras.Model, output: Optional[str]) -> keras.Model:
-  """The part of a functional model that makes one output, by its name.
+  """Returns the part of a functional model that makes one output.
 
   Args:
     model: A functional model.
-    output: One of `model.output_names`, or a key of outputs that are a dict;
-      None for the only one.
+    output: One of `model.output_names`, or a key of a dict of outputs; None for
+      the only output.
   """
   outputs = dict(zip(model.output_names, model.outputs))
   if isinstance(model.output, dict):
@@ -192,15 +192,14 @@ class Node:
 
   Attributes:
     operation: The layer or operation.
-    name: Its name in the graph; that of a layer within a model within the
-      model is `model/layer`.
+    name: Its name in the graph, `model/layer` within a model within the model.
     arguments: Keras's record of the call's arguments.
-    sources: From the id of each symbolic tensor in them to its key in the
+    sources: Id of each symbolic tensor in the arguments to its key in the
       graph.
-    results: The keys of its outputs.
-    training: The mode in which it is called in any case; None for that of the
-      model's call. As in Keras, a functional model's own holds also for layers
-      that it calls with another.
+    results: Keys of the outputs.
+    training: The fixed mode of the call; None for the mode of the model's call.
+      As in Keras, the mode of a functional model also holds for layers that it
+      calls with another.
   """
 
   operation: Any
@@ -222,39 +221,39 @@ class Node:
 
 
 class Graph:
-  """The calls that a functional Keras model makes, in their order.
+  """The calls of layers in a functional Keras model, in their order.
 
-  Keras numbers the layers of a kind that have no name by what the process has
-  built before: the same cell of a notebook gives `dense`, then `dense_1`. Here
-  such names count within the model, so that a second build is the same model.
+  Keras numbers unnamed layers of a kind across the whole process: running a
+  notebook's cell twice gives `dense`, then `dense_1`. Here they are numbered
+  within the model, so that a second build is the same model.
 
   Attributes:
     model: The functional model.
     name: Its name.
-    nodes: The calls, without those of inputs; of nested models those of their
+    nodes: The calls, without inputs; for nested models the calls of their
       layers.
-    inputs: The keys of the inputs' tensors.
-    output: The key of the only output.
-    tensors: From keys to Keras's symbolic tensors, for shapes and masks.
-    layers: From names to layers, in the order of the first calls.
+    inputs: Keys of the inputs' tensors.
+    output: Key of the only output.
+    tensors: Key to Keras's symbolic tensor, for shapes and masks.
+    layers: Name to layer, in the order of the first calls.
   """
 
   def __init__(
     self, model: keras.Model, keep_names: bool = False, is_traced: bool = False
   ):
-    """Reads the model, which has one output.
+    """Reads the model.
 
     Args:
-      model: The functional model.
-      keep_names: Whether all layers are called as Keras calls them.
-      is_traced: Whether it comes from a subclassed model's `call`.
+      model: A functional model with one output.
+      keep_names: True to keep all of Keras's names of layers.
+      is_traced: True if it was traced from a subclassed model's `call`.
     """
     self.model = model
     self.name = _kind(model) or model.name
     self._is_traced = is_traced
     self._has_nested = False
     self._keep_names = keep_names
-    # From what Keras calls layers to what they are called here.
+    # Keras's names of layers to their names here.
     self._names = {}
     self.tensors = {}
     self.nodes = []
@@ -311,7 +310,7 @@ class Graph:
 
   @property
   def is_plain(self) -> bool:
-    """False where the model is traced or has models in it."""
+    """False if the model was traced or has models in it."""
     return not self._is_traced and not self._has_nested
 
   def _name_for(self, operation, taken):
@@ -322,7 +321,7 @@ class Graph:
     return next(name for name in numbered if name not in taken)
 
   def _inputs_of_nested(self, nested, node, name, keys):
-    """The keys of the tensors that a model within the model is called on."""
+    """Returns the keys of the tensors that a nested model is called on."""
     args, kwargs = node.arguments.args, dict(node.arguments.kwargs)
     called_on = keras.tree.flatten(args[0] if args else kwargs['inputs'])
     if kwargs.get('mask') is not None:
@@ -341,7 +340,7 @@ class Graph:
     return None if self._keep_names else _kind(operation)
 
   def flat_inputs(self, x: Any) -> list:
-    """A batch's inputs in the order of `inputs`."""
+    """Returns a batch's inputs in the order of `inputs`."""
     if not self._has_several_inputs:
       return [x]
     return [x[name] for name in self.input_names]
@@ -352,14 +351,14 @@ class Graph:
 
   @property
   def input_names(self) -> list:
-    """The inputs' keys, or else their names."""
+    """Keys of the inputs if they are a dict, else their names."""
     if isinstance(self.model.input, dict):
       return sorted(self.model.input)
     return [tensor.name for tensor in self.model.inputs]
 
   @property
   def input_spec(self) -> Any:
-    """The spec of one example's `x`; of several inputs by name, in order."""
+    """Spec of one example's `x`; for several inputs by name, sorted."""
     specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in self.model.inputs]
     if not self._has_several_inputs:
       return specs[0]
@@ -368,7 +367,7 @@ class Graph:
   def nodes_between(
     self, given: Iterable[int], wanted: Iterable[int]
   ) -> list[Node]:
-    """The nodes that make some tensors of others, in their order."""
+    """Returns the nodes that make the wanted tensors of the given ones."""
     needed, known = set(wanted), set(given)
     chosen = []
     for node in reversed(self.nodes):
@@ -383,7 +382,7 @@ class Graph:
     values: Mapping[int, tf.Tensor],
     training: bool,
   ) -> dict[int, tf.Tensor]:
-    """The values of tensors by their keys, those given and the nodes'."""
+    """Runs nodes on values by key; returns these and all results by key."""
     values = dict(values)
     for node in nodes:
       args, kwargs = node.arguments.fill_in(
@@ -398,16 +397,16 @@ class Graph:
     return values
 
   def has_mask(self, key: int) -> bool:
-    """Tells whether a tensor carries a Keras mask."""
+    """Returns True if a tensor carries a Keras mask."""
     return getattr(self.tensors[key], '_keras_mask', None) is not None
 
   @property
   def masks_output(self) -> bool:
-    """True where parts of the output are masked, as padding of sequences is."""
+    """True if parts of the output are masked, such as padding of sequences."""
     return self.has_mask(self.output)
 
   def matching(self, name: str) -> tuple:
-    """The layers that a name stands for, Keras's or here, also of a model."""
+    """Returns the layers of a layer's or model's name, Keras's or here."""
     for wanted in (self._names.get(name), name):
       found = split_model.names_within(wanted, self.layers)
       if found:
@@ -416,14 +415,14 @@ class Graph:
 
 
 def _kind(operation):
-  """The name that Keras gives an operation without one; None if it has one."""
+  """Returns Keras's default name of an operation; None if the user named it."""
   kind = re.sub(r'_\d+$', '', operation.name)
   is_given = kind.replace('_', '') != type(operation).__name__.lower()
   return None if is_given else kind
 
 
 def _is_plain_model(operation):
-  """True for models of Keras's own kinds, False for a user's class."""
+  """Returns True for models of Keras's own classes."""
   return isinstance(operation, keras.Model) and _is_of_keras(operation)
 
 
@@ -432,7 +431,7 @@ def _is_of_keras(operation):
 
 
 def refuse(name: str, layer: Any, reason: str) -> None:
-  """Raises the `ValueError` that names a layer and what is wrong with it."""
+  """Raises a `ValueError` that names a layer and the reason against it."""
   raise ValueError(
     f'Expected `model` to be made of supported layers, found layer '
     f'{name!r} ({type(layer).__name__}), which {reason}.'
@@ -440,7 +439,7 @@ def refuse(name: str, layer: Any, reason: str) -> None:
 
 
 def layers_within(graph: Graph) -> list[tuple[str, Any]]:
-  """All layers, also those that layers hold, each with its layer's name."""
+  """Returns all layers and the layers within them, each with its graph name."""
   return [
     (name, module)
     for name, layer in graph.layers.items()
@@ -449,10 +448,11 @@ def layers_within(graph: Graph) -> list[tuple[str, Any]]:
 
 
 def _owners(name, layer):
-  """The layers to which a layer's weights belong, by name.
+  """Yields the layers to which a layer's weights belong, by name.
 
-  A layer of the user's own that holds others is looked into; one of Keras is
-  taken as a whole (a recurrent layer and its cell, attention and its products).
+  A user's layer may hold others with weights of their own. A layer of Keras
+  counts as a whole (a recurrent layer with its cell, attention with its
+  products).
   """
   inner = [] if _is_of_keras(layer) else layer._layers  # pylint: disable=protected-access
   for module in inner:
@@ -461,7 +461,7 @@ def _owners(name, layer):
 
 
 def name_weights(graph):
-  """Returns name -> variable, layers, statistics."""
+  """Returns weight name to variable, layers and statistics of a graph."""
   variables = collections.OrderedDict()
   layers = collections.OrderedDict()
   statistics = set()
@@ -471,15 +471,15 @@ def name_weights(graph):
       names = []
       frozen = set(map(id, layer.non_trainable_variables))
       for variable in owner.variables:
-        # A weight that layers share is the first one's. Integers, seeds of
-        # random numbers among them, are no weights.
+        # A weight that layers share belongs to the first one. Integers, such
+        # as seeds, are no weights.
         if id(variable) in known or not _is_float(variable):
           continue
         known.add(id(variable))
         suffix = f'/{variable.path}'.partition(f'/{owner.name}/')[2]
         suffix = suffix or variable.name
-        # Keras numbers inner layers ("lstm_cell_3") by what the Python process
-        # has built before; a weight's name must not depend on that.
+        # Keras numbers inner layers ("lstm_cell_3") across the process; a
+        # weight's name must not depend on that.
         suffix = re.sub(r'_\d+/', '/', suffix)
         weight = f'{name}/{suffix}'
         while weight in variables:
@@ -503,16 +503,16 @@ def _is_float(variable):
   return tf.as_dtype(variable.dtype).is_floating
 
 
-def find_elements(graph, layers, variables):
-  """The hidden elements of the layers that have any, by name."""
+def find_units(graph, layers, variables):
+  """Returns layer name to `LayerUnits`, for layers that have units."""
   consumers = collections.defaultdict(list)
   for node in graph.nodes:
     for key in node.sources.values():
       if key in graph.maker:
         consumers[graph.maker[key]].append(node)
-  elements = {}
+  found = {}
   for node in graph.nodes:
-    # Not subclasses: a transposed convolution is one of a convolution.
+    # Exact types: a transposed convolution is a subclass of a convolution.
     if (
       type(node.operation) not in _DIVISIBLE
       or node.name not in layers
@@ -527,16 +527,16 @@ def find_elements(graph, layers, variables):
       *names,
       *_normalization_weights(graph, node, number, consumers, layers),
     ]
-    elements[node.name] = hidden_elements.HiddenElements(
+    found[node.name] = units.LayerUnits(
       number,
       {name: variables[name].shape[-1] // number for name in owned},
       tuple(name for name in names if name.endswith('kernel')),
     )
-  return {name: elements[name] for name in layers if name in elements}
+  return {name: found[name] for name in layers if name in found}
 
 
 def _normalization_weights(graph, node, number, consumers, layers):
-  """The weights of a normalization right after a node, one for each element."""
+  """Returns the weights of a normalization, by unit, right after a node."""
   following = consumers[node]
   while len(following) == 1:
     (following,) = following
@@ -545,11 +545,11 @@ def _normalization_weights(graph, node, number, consumers, layers):
       # One axis or a list of them.
       axes = tf.nest.flatten(layer.axis)
       rank = len(graph.tensors[following.results[0]].shape)
-      of_elements = axes in ([-1], [rank - 1])
+      is_per_unit = axes in ([-1], [rank - 1])
       return [
         name
         for name in layers.get(following.name, ())
-        if of_elements
+        if is_per_unit
         and all(tuple(weight.shape) == (number,) for weight in layer.weights)
       ]
     if not isinstance(layer, _IN_PLACE):
@@ -559,7 +559,7 @@ def _normalization_weights(graph, node, number, consumers, layers):
 
 
 def head_nodes(graph, head_layers):
-  """The nodes of the head: of its layers, and all that follow them."""
+  """Returns the head's nodes: those of its layers and all that follow."""
   errors.expect(
     head_layers, 'head_layers', 'at least one layer name', head_layers
   )
@@ -589,7 +589,7 @@ def head_nodes(graph, head_layers):
     if node.name in wanted:
       head.append(node)
     elif any(graph.maker.get(key) in head for key in node.sources.values()):
-      # Every node leads to the output, so this also finds heads that end early.
+      # Every node leads to the output: this also finds heads that end early.
       if node.has_weights:
         raise ValueError(
           'Expected `head_layers` to be the end of the network, found layer '
@@ -601,10 +601,10 @@ def head_nodes(graph, head_layers):
 
 
 def features_of(graph, head_nodes):
-  """The keys of the tensors that the head takes from the body.
+  """Finds the tensors that the head takes from the body.
 
   Returns:
-    Those of the tensors, and those of them whose masks the head needs.
+    Their keys, and the keys of those whose masks the head needs.
   """
   crossing = {}
   for node in head_nodes:
@@ -619,9 +619,9 @@ def features_of(graph, head_nodes):
 
 
 def _may_read_masks(layer):
-  """True for layers that may do something else for inputs with a mask.
+  """Returns True for layers whose outputs may depend on a mask.
 
-  One of a user may hold others that do.
+  A user's layer may hold others that do.
   """
   if isinstance(layer, keras.layers.Wrapper):
     return _may_read_masks(layer.layer)

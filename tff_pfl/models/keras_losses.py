@@ -1,13 +1,14 @@
 """Losses and metrics by Keras name, object or function, as pure functions.
 
-They mean what they mean in Keras: a cross-entropy is of probabilities unless
-its object says `from_logits=True`, and parts of outputs that Keras masks, as
-padding of sequences, or classes that a loss ignores, count nowhere. Three
-things are otherwise. A reported loss is a mean over examples, without the
-regularizers of weights. The accuracy of two classes by scores that are no
-probabilities is that of their signs, which Keras compares with 0.5. And
-`'accuracy'` of several labels is the part of labels that are right, Keras's
-`BinaryAccuracy`, where Keras compares the largest ones.
+They have the meaning that they have in Keras: a cross-entropy takes
+probabilities unless its object says `from_logits=True`; masked outputs, such as
+padding of sequences, and ignored classes do not count. There are three
+differences:
+
+* A reported loss is a mean over examples, without the weights' regularizers.
+* The accuracy of two classes from logits has the threshold 0, not Keras's 0.5.
+* The `'accuracy'` of several labels is the share of labels that are right
+  (Keras's `BinaryAccuracy`); Keras compares the largest outputs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tff_pfl.models import (
   split_model,
 )
 
-# What a loss of Keras says of the labels.
+# The kind of labels that a Keras loss takes.
 _KINDS = {
   keras.losses.sparse_categorical_crossentropy: 'sparse',
   keras.losses.categorical_crossentropy: 'categorical',
@@ -48,7 +49,7 @@ _OF_SCORES = (
   keras.losses.hinge,
   keras.losses.squared_hinge,
 )
-# Of losses that are not Keras's.
+# The kind of labels of a loss that is not Keras's, by its task.
 _TASKS = {
   'classification': 'sparse',
   'one_hot_classification': 'categorical',
@@ -69,9 +70,9 @@ class _Loss(NamedTuple):
   Attributes:
     function: `(y, outputs) -> [batch, ...]`.
     kind: 'sparse', 'categorical', 'binary' or 'regression'.
-    from_logits: Whether outputs are scores, not probabilities.
-    ignored: A class whose labels count nowhere; None for none.
-    is_of_keras: Whether it is one of Keras's own.
+    from_logits: True if outputs are logits, not probabilities.
+    ignored: A class whose labels do not count; None for none.
+    is_of_keras: True for Keras's own losses.
   """
 
   function: Callable[..., tf.Tensor]
@@ -90,15 +91,15 @@ def resolve(
   higher_is_better: Optional[bool],
   class_weight: Optional[Mapping[int, float]],
 ) -> tuple[tf.TensorSpec, Mapping[str, Any]]:
-  """Makes of a loss and metrics what a `SplitModel` has.
+  """Makes the fields of a `SplitModel` for a loss and metrics.
 
   Args:
-    graph: The model's `keras_graph.Graph`; for the others see
+    graph: The model's `keras_graph.Graph`. The other arguments are those of
       `keras_bridge.from_keras`.
 
   Returns:
-    The spec of one label, and the fields of the `SplitModel` that are about its
-    loss and metrics.
+    The spec of one label, and the loss and metrics by the names of
+    `SplitModel`'s fields.
   """
   shape = tuple(graph.tensors[graph.output].shape[1:])
   errors.expect(
@@ -132,21 +133,21 @@ def resolve(
     )
 
   def functions_of(metric):
-    name, of_metric = _metric_function(metric, loss)
-    function = elements.mean_of(of_metric)
+    name, metric_function = _named_metric(metric, loss)
+    function = elements.mean_of(metric_function)
     if name.endswith('accuracy'):
       function = elements.wrong_where_diverged(function)
-    return name, of_metric, function
+    return name, metric_function, function
 
   def metric_of(metric):
-    name, of_metric, function = functions_of(metric)
-    is_higher_better = _is_higher_better(name, of_metric, None)
+    name, metric_function, function = functions_of(metric)
+    is_higher_better = _is_higher_better(name, metric_function, None)
     return split_model.PrimaryMetric(name, is_higher_better), function
 
   resolved = collections.OrderedDict()
   primary = split_model.LOSS
   for metric in metrics:
-    name, of_metric, function = functions_of(metric)
+    name, metric_function, function = functions_of(metric)
     errors.expect(
       name not in (*resolved, 'loss', 'examples'),
       'metrics',
@@ -155,7 +156,7 @@ def resolve(
     )
     if not resolved:
       primary = split_model.PrimaryMetric(
-        name, _is_higher_better(name, of_metric, higher_is_better)
+        name, _is_higher_better(name, metric_function, higher_is_better)
       )
     resolved[name] = function
   return label_spec, {
@@ -199,7 +200,7 @@ def _resolve_loss(loss, task):
       'a Keras loss with a `call`, but no `__call__`, of its own',
       type(loss).__name__,
     )
-    # Keras's own objects are functions with options.
+    # Keras's own loss objects are functions with options.
     options = getattr(loss, '_fn_kwargs', {})
     function, call = getattr(loss, 'fn', loss), loss.call
   elif not _is_of_keras(loss):
@@ -226,7 +227,7 @@ def _resolve_loss(loss, task):
 
 
 def _fitted(function):
-  """A function of one's own, whose labels have the type of the outputs."""
+  """Returns a user's function that gets labels of the outputs' type."""
 
   def call(y_true, y_pred):
     if y_true.dtype.is_integer and y_true.shape.rank == y_pred.shape.rank:
@@ -237,8 +238,8 @@ def _fitted(function):
 
 
 def _is_of_keras(function, module=''):
-  """True for a function of Keras, or of a module of it."""
-  # Of a Keras metric with arguments, the function.
+  """Returns True for a function of Keras, or of one of its modules."""
+  # A Keras metric with arguments is a partial function.
   function = getattr(function, 'func', function)
   module_name = getattr(function, '__module__', None) or ''
   return module_name.startswith(f'keras.src.{module}')
@@ -247,14 +248,14 @@ def _is_of_keras(function, module=''):
 class _Elements:
   """Means over the elements of an example, such as steps of a sequence.
 
-  A masked element's outputs are NaN, and those that are NaN of themselves
-  infinite (`keras_bridge` sees to it).
+  `keras_bridge` makes the outputs of a masked element NaN, and outputs that
+  diverged to NaN infinite.
   """
 
   def __init__(self, loss, shape, has_mask):
     self._loss = loss
     self._has_mask = has_mask
-    # Whether the last axis of the outputs is within an element.
+    # True if the outputs of an element are a vector on the last axis.
     self._is_vector = loss.kind in ('sparse', 'categorical') or tuple(
       shape[-1:]
     ) == (1,)
@@ -263,18 +264,18 @@ class _Elements:
     )
 
   def _counts(self, y, outputs, rank):
-    """1 for what counts and 0 for the rest, `[batch, ...]` of some rank."""
-    counts = tf.ones_like(self._of_elements(outputs))
+    """Returns 1 for elements that count, else 0, `[batch, ...]` of a rank."""
+    counts = tf.ones_like(self._per_element(outputs))
     if self._has_mask:
-      masked = self._of_elements(tf.math.is_nan(outputs))
+      masked = self._per_element(tf.math.is_nan(outputs))
       counts = tf.where(masked, tf.zeros_like(counts), counts)
     if self._loss.ignored is not None:
       labels = tf.reshape(y, tf.shape(counts))
       ignored = tf.equal(labels, tf.cast(self._loss.ignored, labels.dtype))
       counts = tf.where(ignored, tf.zeros_like(counts), counts)
-    return _of_rank(rank, counts, tf.reduce_max)
+    return _at_rank(rank, counts, tf.reduce_max)
 
-  def _of_elements(self, outputs):
+  def _per_element(self, outputs):
     return outputs[..., 0] if self._is_vector else outputs
 
   def _part_counted(self, y, outputs):
@@ -282,9 +283,9 @@ class _Elements:
     return tf.cast(_over_all_but_batch(tf.reduce_mean, counts), tf.float32)
 
   def wrong_where_diverged(self, accuracy):
-    """An accuracy by which a model that diverged is wrong.
+    """Returns an accuracy that is 0 where the model diverged.
 
-    Of NaN alone the largest is the first, which would be right for its class.
+    The largest of NaN outputs is the first one, right for examples of class 0.
     """
     is_diverged = tf.math.is_inf if self._has_mask else tf.math.is_nan
 
@@ -296,14 +297,14 @@ class _Elements:
     return call
 
   def mean_of(self, function):
-    """`(y, outputs) -> [batch]` of a function with a value for each element."""
+    """Returns the mean of a function's elements, `(y, outputs) -> [batch]`."""
 
     def call(y, outputs):
       outputs = tf.convert_to_tensor(outputs)
       y = tf.convert_to_tensor(y)
       given = outputs
       if self._has_mask:
-        # Of classes all alike: 0 is no probability that losses can take.
+        # All classes alike, as losses cannot take a probability of 0.
         harmless = 1 / outputs.shape[-1] if self._is_vector else 0.5
         outputs = tf.where(
           tf.math.is_nan(outputs), tf.cast(harmless, outputs.dtype), outputs
@@ -311,15 +312,15 @@ class _Elements:
       labels = y
       if self._loss.kind != 'sparse':
         if y.shape.rank == outputs.shape.rank - 1:
-          # One output for a scalar label: without this it would broadcast.
+          # A scalar label of one output would broadcast.
           labels = y[..., tf.newaxis]
         labels = tf.cast(labels, outputs.dtype)
       with keras_purity.eager_tensors_as_constants():
         values = function(labels, outputs)
       values = tf.cast(values, outputs.dtype)
       if self._has_mask:
-        diverged = self._of_elements(tf.math.is_inf(outputs))
-        diverged = _of_rank(values.shape.rank, diverged, tf.reduce_any)
+        diverged = self._per_element(tf.math.is_inf(outputs))
+        diverged = _at_rank(values.shape.rank, diverged, tf.reduce_any)
         nan = tf.constant(np.nan, values.dtype)
         values = tf.where(diverged, nan, values)
       errors.expect(
@@ -341,11 +342,11 @@ class _Elements:
     return call
 
 
-def _of_rank(rank, values, reduce):
-  """Values of elements for what has other axes after the batch's."""
+def _at_rank(rank, values, reduce):
+  """Brings values of elements to a rank, by more axes or by reduction."""
   while values.shape.rank < rank:
     values = values[..., tf.newaxis]
-  # Of vectors a value each; all of one is alike.
+  # All values of a vector are the same.
   return reduce(values, list(range(rank, values.shape.rank)))
 
 
@@ -356,10 +357,9 @@ def _over_all_but_batch(reduce, values):
 
 
 def _classifier(kind, gives_logits, output_shape, label_dtype):
-  """The meaning of outputs; None if they are not scores of classes.
+  """Returns the `Classifier`; None if outputs are not scores of classes.
 
-  Of several outputs for two classes, those for numbers as labels (such as an
-  autoencoder's) are none.
+  Several binary outputs with float labels, such as an autoencoder's, are none.
   """
   if kind == 'regression':
     return None
@@ -374,7 +374,7 @@ def _classifier(kind, gives_logits, output_shape, label_dtype):
       outputs = outputs[..., tf.newaxis]
     if kind == 'binary':
       if gives_logits:
-        # Not 1 - p, which would be 0 for large logits.
+        # 1 - p would be 0 for large logits.
         return tf.sigmoid(tf.concat([-outputs, outputs], axis=-1))
       return tf.concat([1 - outputs, outputs], axis=-1)
     return tf.nn.softmax(outputs) if gives_logits else outputs
@@ -394,9 +394,9 @@ def _classifier(kind, gives_logits, output_shape, label_dtype):
 
 
 def _infinite_where_diverged(classifier):
-  """Probabilities that are infinite where outputs are.
+  """Returns probabilities that are infinite where outputs are.
 
-  NaN stands for what is masked, also in mixtures and ensembles.
+  NaN stands for masked elements, also in mixtures and ensembles.
   """
 
   def probabilities(outputs):
@@ -412,17 +412,17 @@ def _infinite_where_diverged(classifier):
 
 
 def _log(probabilities):
-  # Of no class is a classifier quite sure, or the loss would be infinite.
+  # A probability of 0 would make the loss infinite.
   return tf.math.log(tf.maximum(probabilities, 1e-30))
 
 
-def _metric_function(metric, loss):
-  """The name of a metric and its function."""
+def _named_metric(metric, loss):
+  """Returns the name of a metric and its function."""
   if isinstance(metric, str) and metric in _ACCURACY:
     return 'accuracy', _accuracy(metric, loss)
-  of_top = isinstance(metric, str) and _TOP_ACCURACY.fullmatch(metric)
-  if of_top and loss.kind in _TOP:
-    return metric, functools.partial(_TOP[loss.kind], k=int(of_top[1]))
+  top = isinstance(metric, str) and _TOP_ACCURACY.fullmatch(metric)
+  if top and loss.kind in _TOP:
+    return metric, functools.partial(_TOP[loss.kind], k=int(top[1]))
   name = getattr(metric, '__name__', None) or getattr(metric, 'name', None)
   function = metric
   if isinstance(metric, str):
@@ -444,11 +444,11 @@ def _metric_function(metric, loss):
     'Keras metric names, metric objects or functions',
   )
   if isinstance(function, keras.metrics.Metric):
-    of_means = keras.metrics.MeanMetricWrapper
+    mean_metric = keras.metrics.MeanMetricWrapper
     errors.expect(
-      isinstance(function, of_means)
-      and type(function).update_state is of_means.update_state
-      and type(function).result is of_means.result,
+      isinstance(function, mean_metric)
+      and type(function).update_state is mean_metric.update_state
+      and type(function).result is mean_metric.result,
       'metrics',
       'metrics that are means over examples (such as '
       'SparseCategoricalAccuracy or MeanAbsoluteError), or in small letters '
@@ -480,7 +480,7 @@ def _metric_function(metric, loss):
 
 
 def _is_higher_better(name, function, given):
-  """True for a metric that is better where it is higher."""
+  """Returns True for a metric whose higher values are better."""
   if given is not None:
     return given
   errors.expect(
@@ -493,7 +493,7 @@ def _is_higher_better(name, function, given):
 
 
 def _accuracy(metric, loss):
-  """The accuracy that fits the loss."""
+  """Returns the accuracy that fits the loss."""
   errors.expect(
     loss.kind != 'regression',
     'metrics',
@@ -515,13 +515,13 @@ def check(
 ) -> None:
   """Raises `ValueError` if a loss cannot train the model.
 
-  That is where outputs are no probabilities for a loss of such, on some inputs,
-  or where the loss has no slope.
+  Checks on random inputs that the outputs are probabilities, for a loss that
+  takes them, and that the loss has a gradient.
 
   Args:
     model: Made with the loss.
-    loss: As `keras_bridge.from_keras` was given it.
-    task: As `keras_bridge.from_keras` was given it.
+    loss: The argument of `keras_bridge.from_keras`.
+    task: The argument of `keras_bridge.from_keras`.
   """
   rng = np.random.default_rng(0)
   x = some_inputs(model, rng)
@@ -536,12 +536,12 @@ def check(
     and model.classifier is not None
     and not resolved.from_logits
   ):
-    # Where they are masked, they are NaN.
+    # NaN, where outputs are masked, passes.
     is_none = tf.logical_or(outputs < 0, outputs > 1)
     errors.expect(
       not tf.reduce_any(is_none) and tf.reduce_any(outputs > 0),
       'loss',
-      'a loss of what the model gives, which are no probabilities: '
+      'a loss of outputs that are no probabilities: '
       f'{_camel_case(name)}(from_logits=True), or end the model with a softmax '
       'or sigmoid',
       name,
@@ -559,7 +559,7 @@ def check(
 
 
 def some_inputs(model: split_model.SplitModel, rng: np.random.Generator) -> Any:
-  """A batch of eight random inputs; integers are 0 and 1."""
+  """Returns a batch of eight random inputs; integers are 0 and 1."""
   return tf.nest.map_structure(
     lambda spec: _some(spec, rng), model.element_spec['x']
   )

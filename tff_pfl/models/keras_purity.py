@@ -1,11 +1,13 @@
 """Calls of Keras layers as pure functions of their weights.
 
-Keras's `StatelessScope` gives a layer's variables the values that the caller
-gives. Three more things are otherwise in a thread's pure call: how random
-numbers are drawn, so that they are the same with and without XLA and come from
-the caller's seed; batch normalization's moments, which count padding; and how
-eager tensors get into graphs. A layer that still assigns or draws by itself is
-refused by name.
+Keras's `StatelessScope` gives a layer's variables the caller's values. A pure
+call replaces three more things, for its thread only:
+
+* Random numbers come from the caller's seed, the same with and without XLA.
+* The moments of batch normalization leave out padding.
+* Eager tensors become constants of graphs.
+
+A layer that still assigns or draws by itself is refused by name.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _DROPOUT = (
   keras.layers.SpatialDropout2D,
   keras.layers.SpatialDropout3D,
 )
-# How the names of operations begin that give something else each time.
+# Beginnings of the names of operations that are not deterministic.
 _IMPURE = (
   'Random',
   'Truncated',
@@ -46,10 +48,9 @@ class _Call(threading.local):
 
   Attributes:
     mode: The call's mode; None outside of pure calls.
-    generators: From the ids of seed generators to their places among the
-      model's.
-    num_draws: How many numbers each has drawn in this call.
-    takes_tensors: Whether tensors that layers and losses hold become constants.
+    generators: Id of a seed generator to its place among the model's.
+    num_draws: Number of draws in this call, by place.
+    takes_tensors: True if tensors that layers and losses hold become constants.
   """
 
   mode = None
@@ -81,7 +82,7 @@ def check_layers(graph, variables):
 
 
 def _reason_against(module, layer):
-  """Why a layer, or one within a layer, cannot be made pure; None if it can."""
+  """Says why a module of a layer cannot be made pure; None if it can."""
   if getattr(module, 'stateful', False):
     return 'keeps its state between batches (stateful=True)'
   if isinstance(module, _DROPOUT) and module.rate == 1:
@@ -99,7 +100,7 @@ def _reason_against(module, layer):
 
 
 def regularizers(variables):
-  """Name of a weight to its regularizer, `(weight) -> scalar`."""
+  """Returns weight name to regularizer, `(weight) -> scalar`."""
   return {
     name: variable.regularizer
     for name, variable in variables.items()
@@ -108,10 +109,10 @@ def regularizers(variables):
 
 
 def _seed(seed):
-  """The seed of a draw: of its generator's place, and of how many it drew."""
+  """Returns the seed of a draw, by its generator's place and draws so far."""
   mode = _CALL.mode
   if not mode.training:
-    # Of a branch of the graph that is not taken.
+    # For a branch of the graph that is not taken.
     return tf.zeros([2], tf.int32)
   errors.expect(
     mode.seed is not None,
@@ -182,7 +183,7 @@ _DRAWS = {
 
 
 def _moments(layer, inputs, mask):
-  """Batch normalization's moments, in which padding does not count."""
+  """Batch normalization's moments, without padding."""
   example_weights = _CALL.mode.example_weights
   if example_weights is None:
     weights = tf.ones_like(inputs[..., :1])
@@ -205,7 +206,7 @@ def _is_number_for_a_graph(tensor):
 
 
 def _replace(owner, name, replacement, applies):
-  """Has a function be another one in the calls to which that applies."""
+  """Replaces a function in the calls to which the replacement applies."""
   original = getattr(owner, name)
 
   @functools.wraps(original)
@@ -234,10 +235,10 @@ _replace(
 
 @contextlib.contextmanager
 def eager_tensors_as_constants():
-  """Lets layers and losses use tensors of their own in any graph.
+  """Turns eager tensors of layers and losses into constants of any graph.
 
-  TensorFlow's functions take them as captured inputs, and TFF's graphs not at
-  all; in this block they become constants.
+  Otherwise TensorFlow's functions capture them as inputs, and TFF's graphs do
+  not take them at all.
   """
   before = _CALL.takes_tensors
   _CALL.takes_tensors = True
@@ -248,14 +249,14 @@ def eager_tensors_as_constants():
 
 
 class PureCalls:
-  """Calls parts of a graph with tensors in the place of its variables."""
+  """Calls of parts of a graph with tensors in the place of its variables."""
 
   def __init__(self, graph, variables):
     self._graph = graph
     self._variables = variables
     within = [module for _, module in keras_graph.layers_within(graph)]
     random = [m for m in within if m._seed_generators]  # pylint: disable=protected-access
-    # Seeds go by the number; dropout layers have always had the first ones.
+    # Seeds depend on the place; dropout layers have always had the first ones.
     random.sort(key=lambda m: not isinstance(m, _DROPOUT))
     seeds = [g for m in random for g in m._seed_generators]  # pylint: disable=protected-access
     self._places = {
@@ -266,8 +267,8 @@ class PureCalls:
     """Returns `(weights, values, mode) -> (results, new_statistics)`.
 
     Args:
-      given: Keys of tensors, whose `values` a call gets.
-      wanted: Keys of tensors, whose values it returns.
+      given: Keys of the tensors that `values` replaces.
+      wanted: Keys of the tensors that become the results.
     """
     nodes = self._graph.nodes_between(given, wanted)
 
@@ -281,7 +282,7 @@ class PureCalls:
 
   @contextlib.contextmanager
   def swapped(self, weights, mode):
-    """Has layers read `weights`; yields what will have their new statistics."""
+    """Makes layers read `weights`; yields a dict for their new statistics."""
     given = {
       id(variable): tf.convert_to_tensor(weights[name])
       for name, variable in self._variables.items()
@@ -292,13 +293,13 @@ class PureCalls:
       _in_call(mode, self._places),
       keras.StatelessScope(collect_losses=True) as scope,
     ):
-      # Not by its constructor: a method may give weights of another shape.
+      # Its constructor refuses weights of another shape, which methods give.
       scope.state_mapping.update(given)
       yield new_statistics
       new_statistics.update(self._new_statistics(scope, given, mode))
 
   def _new_statistics(self, scope, before, mode):
-    """Returns what layers assigned to weights that have no gradient."""
+    """Returns the values assigned to weights that have no gradient."""
     if scope.losses:
       adding = [
         name
@@ -319,7 +320,7 @@ class PureCalls:
         assigned.remove(id(variable))
         value = scope.state_mapping[id(variable)]
         if mode.example_weights is not None:
-          # A batch of padding only leaves the statistics as they are.
+          # A batch of only padding leaves the statistics unchanged.
           has_examples = tf.reduce_sum(mode.example_weights) > 0
           value = tf.where(has_examples, value, before[id(variable)])
         new[name] = value
@@ -352,10 +353,10 @@ def _refuse_as_impure(found):
 
 
 def check_pure(graph, model, variables):
-  """Traces the model once; refuses it if it still has a state of its own.
+  """Traces the model once and refuses it if it has a state of its own.
 
   Returns:
-    The types of its operations.
+    The types of its operations, a set.
   """
   x_spec = tf.nest.map_structure(
     lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype),
@@ -378,7 +379,7 @@ def check_pure(graph, model, variables):
     mode = split_model.Mode(
       True, seed, tf.ones(tf.shape(tf.nest.flatten(x)[0])[:1])
     )
-    # Each reads its own weights only.
+    # Body and head get their own weights only.
     features, statistics = model.body(body, x, mode)
     outputs, new = model.head(head, features, mode)
     doing = 'score'
@@ -436,7 +437,7 @@ def check_pure(graph, model, variables):
 
 
 def _reason(error):
-  """The telling line of an error of Keras or TensorFlow."""
+  """Extracts the informative line of an error of Keras or TensorFlow."""
   text = re.sub(r'\x1b\[\d+m', '', str(error))
   lines = text.split('Arguments received by')[0].splitlines()
   lines = [line.strip() for line in lines if line.strip()] or [repr(error)]

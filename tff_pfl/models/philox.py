@@ -1,7 +1,7 @@
-"""Philox4x32-10, the algorithm of all random integers, by itself.
+"""Philox4x32-10, the algorithm of all random integers.
 
-TensorFlow's operation draws for one seed; here are its rounds, for seeds of
-many clients and for interpreters that do not have it.
+TensorFlow's operation draws for one seed. Written out here, it serves many
+seeds at once, and interpreters that lack the operation.
 
 References:
   Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3,
@@ -22,16 +22,16 @@ _ROUNDS = 10
 def integers(
   shape: tf.Tensor, keys: tf.Tensor, counters: tf.Tensor
 ) -> tf.Tensor:
-  """Uniform integers, those of `StatelessRandomUniformFullIntV2` for each seed.
+  """Draws the integers of `StatelessRandomUniformFullIntV2` for each seed.
 
   Args:
-    shape: Integers `[rank]`, of one seed's numbers.
+    shape: Shape of one seed's numbers, integers `[rank]`.
     keys: uint64 `[seeds, 1]`.
     counters: uint64 `[seeds, 2]`, whose lowest 32 bits are 0 unless there are
       no more than four numbers.
 
   Returns:
-    uint32 `[seeds, ...]`, with the shape at the end.
+    uint32 `[seeds, *shape]`.
   """
   shape = tf.cast(shape, tf.int32)
   size = tf.reduce_prod(shape)
@@ -55,15 +55,18 @@ def scramble(
   xor: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
   constant: Callable[[int], tf.Tensor],
 ) -> list[tf.Tensor]:
-  """The ten rounds.
+  """Runs the ten rounds.
 
   Args:
-    words: Four words of the counter, uint32 of any shape.
-    key: Its two words.
-    wide_product: From a word and a factor to the high and low word of the
+    words: The four words of the counter, uint32 of any shape.
+    key: The two words of the key.
+    wide_product: From a word and a factor to the high and the low word of their
       product.
-    xor: Exclusive or, bit by bit.
-    constant: Makes a word.
+    xor: Bitwise exclusive or.
+    constant: Makes a word of an integer.
+
+  Returns:
+    Four words of random bits.
   """
   for _ in range(_ROUNDS):
     (high_0, low_0), (high_2, low_2) = (

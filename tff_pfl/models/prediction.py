@@ -1,4 +1,4 @@
-"""Outputs of models for examples that are given as arrays."""
+"""Predictions of models for examples in arrays."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ def predict(
   domain: Optional[np.ndarray] = None,
   forward: Optional[Callable[..., tf.Tensor]] = None,
 ) -> np.ndarray:
-  """Outputs of a model.
+  """Predicts in batches.
 
   Args:
-    weights: All its weights.
-    x: `[n, ...]`, as the model takes it; of several inputs a dict.
-    domain: Integers `[n]` from 0 on, of examples of models with domains.
-    forward: What `compiled` returns of the model, where there are many calls.
+    model: The model.
+    weights: All its weights, by name.
+    x: Inputs `[n, ...]`; a dict of arrays for several inputs.
+    domain: The examples' domains, integers `[n]` from 0 on; None for models
+      without domains.
+    forward: `compiled(model)`, to compile only once for many calls.
 
   Returns:
-    For classifiers, the classes' probabilities `[n, ..., num_classes]`;
-    otherwise the raw outputs.
+    For classifiers the probabilities of classes `[n, ..., num_classes]`, else
+    the outputs.
   """
   forward = forward or compiled(model)
   x = array_checks.check_inputs(x, 'x')
@@ -62,7 +64,7 @@ def predict(
 
 
 def compiled(model: split_model.SplitModel) -> Callable[..., tf.Tensor]:
-  """A model's outputs of its weights and inputs, for `predict`."""
+  """Compiles a model as `(weights, inputs) -> outputs`, for `predict`."""
   return tf.function(
     lambda weights, inputs: model.forward(weights, inputs)[0],
     autograph=False,
@@ -71,7 +73,7 @@ def compiled(model: split_model.SplitModel) -> Callable[..., tf.Tensor]:
 
 
 def _as_inputs(name, spec, x):
-  """Inputs as the model takes them, of the given spec."""
+  """Checks inputs against a spec and casts them to it."""
   if isinstance(spec, Mapping):
     errors.expect(
       isinstance(x, Mapping) and set(x) == set(spec),

@@ -1,8 +1,8 @@
-"""Derivation of seeds: the only source of randomness of client work.
+"""Seeds and random numbers of client work.
 
-A seed is an int32 tensor `[2]`. Only integers are drawn, from a named algorithm
-(Philox): they are the same on every device and with or without XLA, which turns
-the same bits into other floating-point numbers than TensorFlow's kernels do.
+A seed is an int32 tensor `[2]`. Only integers are drawn, by the Philox
+algorithm, so that numbers are the same on every device and with or without XLA,
+whose own floating-point draws differ from those of TensorFlow's kernels.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from typing import Optional
 
 import tensorflow as tf
 
-# What a client's seed is for; folded in so that the uses never share numbers.
+# Purposes of a client's seed; folded in so that no two uses share numbers.
 TRAINING = 0
 PERSONALIZATION = 1
 FIRST_EXCHANGE = 3
-# And what a round's seed is for that all parties know.
+# A round's seed that all parties know.
 _SERVER = 2
-# Of the noise that an aggregation adds.
+# The noise that an aggregation adds.
 AGGREGATION = 4
 
 _PERMUTATIONS_PER_BLOCK = 16
-# As TensorFlow has it.
+# TensorFlow's own.
 _SCRAMBLING_KEY = 0x02461E293EC8F720
 
 
 def fold_in(seed: tf.Tensor, *data) -> tf.Tensor:
-  """Derives a new seed from `seed` and integers, folded in in their order."""
+  """Derives a new seed from a seed and integers, in their order."""
   for value in data:
     seed = _fold_in(seed, tf.cast(value, tf.int32))
   return seed
 
 
-# Some hundred operations, which are traced once.
+# A tf.function, as its hundreds of operations are then traced once.
 @tf.function(
   input_signature=[tf.TensorSpec([2], tf.int32), tf.TensorSpec([], tf.int32)],
   autograph=False,
@@ -47,14 +47,14 @@ def client_seed(
   client_index: tf.Tensor,
   purpose: int,
 ) -> tf.Tensor:
-  """The seed of one client's work in one round.
+  """Returns the seed of one client's work in one round.
 
   Args:
     run_seed: int64 scalar, from the server state.
     round_number: int32 scalar.
     client_index: int64 scalar, from the client state.
-    purpose: `TRAINING`, `PERSONALIZATION` or `FIRST_EXCHANGE` (of a round that
-      trains in a later one, too).
+    purpose: `TRAINING`, `PERSONALIZATION` or `FIRST_EXCHANGE` (for a first
+      exchange before the one that trains).
   """
   # Both halves of the index count, so that 64-bit indices stay distinct.
   index = _halves(client_index)
@@ -62,15 +62,15 @@ def client_seed(
 
 
 def server_seed(run_seed: tf.Tensor, round_number: tf.Tensor) -> tf.Tensor:
-  """The seed of what the server draws in one round; clients may know it."""
+  """Returns the seed of the server's draws in a round; clients may know it."""
   return fold_in(_halves(run_seed), _SERVER, round_number)
 
 
 def fingerprint(values) -> tf.Tensor:
-  """An int64 number that depends on every number of a structure of tensors.
+  """Returns an int64 hash of all numbers of a structure of tensors.
 
-  It stands for the number of a client that has none. Equal values have equal
-  fingerprints; of others they differ by all odds.
+  Stands in for the index of a client that has none. Equal values have equal
+  fingerprints; other values almost surely have others.
   """
   total = tf.zeros([], tf.int64)
   for value in tf.nest.flatten(values):
@@ -86,15 +86,15 @@ def fingerprint(values) -> tf.Tensor:
 
 
 def _halves(number):
-  """A 64-bit integer as two of 32 bits."""
+  """Splits a 64-bit integer into two of 32 bits."""
   return tf.bitcast(tf.cast(number, tf.int64), tf.int32)
 
 
 def _bits(seed, shape):
-  """int32 numbers, uniform over the whole range.
+  """Draws int32 numbers, uniform over the whole range.
 
-  Those of `tf.random.stateless_uniform`, whose arithmetic of 64 bits is none of
-  LiteRT's.
+  The same numbers as `tf.random.stateless_uniform`, whose 64-bit arithmetic
+  LiteRT lacks.
   """
   scrambled = _philox(
     [4],
@@ -107,7 +107,7 @@ def _bits(seed, shape):
 
 
 def _philox(shape, key, counter):
-  """The algorithm itself, from a counter of four int32 words `[2, 2]`."""
+  """Runs Philox from a counter of four int32 words `[2, 2]`."""
   return tf.raw_ops.StatelessRandomUniformFullIntV2(
     shape=tf.convert_to_tensor(shape, tf.int32),
     key=key,
@@ -118,10 +118,11 @@ def _philox(shape, key, counter):
 
 
 def keep_mask(seed: tf.Tensor, shape, drop_rate: float) -> tf.Tensor:
-  """Independent coins: bool tensor, False with probability `drop_rate`.
+  """Draws independent bools that are False with probability `drop_rate`.
 
   Args:
-    shape: The shape of the result.
+    seed: int32 `[2]`.
+    shape: Shape of the result.
     drop_rate: In [0, 1), resolved to 2^-32.
   """
   threshold = min(round(drop_rate * 2**32), 2**32 - 1) - 2**31
@@ -129,21 +130,18 @@ def keep_mask(seed: tf.Tensor, shape, drop_rate: float) -> tf.Tensor:
 
 
 def uniform(seed: tf.Tensor, shape) -> tf.Tensor:
-  """Independent float32 numbers in (0, 1), uniform over odd multiples of 2^-24.
-
-  Args:
-    shape: The shape of the result.
-  """
+  """Draws float32 numbers in (0, 1), uniform over odd multiples of 2^-24."""
   integers = tf.bitwise.bitwise_and(_bits(seed, shape), 2**23 - 1)
   return (2 * tf.cast(integers, tf.float32) + 1) * 2.0**-24
 
 
 def uniform_integers(seed: tf.Tensor, shape, number: int) -> tf.Tensor:
-  """Independent int32 numbers from 0 to `number - 1`, uniform to 2^-31.
+  """Draws int32 numbers from 0 to `number - 1`, uniform to 2^-31.
 
   Args:
-    shape: The shape of the result.
-    number: At least 1, and small beside 2^31.
+    seed: int32 `[2]`.
+    shape: Shape of the result.
+    number: At least 1, and much smaller than 2^31.
   """
   return tf.bitwise.bitwise_and(_bits(seed, shape), 2**31 - 1) % number
 
@@ -155,15 +153,15 @@ def permutations(
   num_examples,
   max_permutations: Optional[int] = None,
 ) -> tf.Tensor:
-  """Seeded permutations of a client's examples, padding last.
+  """Draws permutations of a client's examples, padding last.
 
   Args:
+    seed: int32 `[2]`.
     num_permutations: Number of permutations (epochs), at most
       `max_permutations`.
     capacity: Number of rows of the padded tensors.
     num_examples: Number of real examples, at most `capacity`.
-    max_permutations: A bound that is known when the graph is made; may be None
-      if `num_permutations` is a Python integer.
+    max_permutations: A Python integer; None if `num_permutations` is one.
 
   Returns:
     int32 `[num_permutations, capacity]`: each row holds the indices below

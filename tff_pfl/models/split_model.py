@@ -18,25 +18,25 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.models import domains as domains_lib
-from tff_pfl.models import hidden_elements
+from tff_pfl.models import units as units_lib
 
-# What the names of the moving statistics of batch normalization end with.
+# Endings of the names of batch normalization's moving statistics.
 MOVING = ('/moving_mean', '/moving_variance')
-# Name of a weight, `layer/weight`, to its value.
+# Weight name, `layer/weight`, to its value.
 Weights = Mapping[str, Any]
 
 
 class Mode(NamedTuple):
-  """How a forward pass runs.
+  """The mode of a forward pass.
 
   Attributes:
-    training: Whether dropout is active and batch statistics are used. A frozen
-      part of a network always runs with `training=False`.
-    seed: int32 tensor `[2]`, read by dropout when `training`, and by
-      augmentation, which a frozen body has, too.
-    example_weights: float32 `[batch]`, 1 for examples and 0 for padding, or
-      None for "no padding". Only layers that mix examples (batch
-      normalization) read it.
+    training: True to use dropout and the batch's statistics. A frozen part of a
+      network always runs with False.
+    seed: int32 tensor `[2]`, read by dropout in training, and by augmentation
+      also where the body is frozen.
+    example_weights: float32 `[batch]`, 1 for examples and 0 for padding; None
+      without padding. Only layers that mix examples (batch normalization) read
+      it.
   """
 
   training: bool = False
@@ -48,15 +48,15 @@ INFERENCE = Mode()
 
 
 class Classifier(NamedTuple):
-  """What the outputs of a classifier mean.
+  """The meaning of a classifier's outputs.
 
   Attributes:
-    num_classes: The outputs are scores `[batch, ..., num_classes]`, or one
-      score for two classes.
-    probabilities: From outputs to class probabilities
+    num_classes: Number of classes. The outputs are scores
+      `[batch, ..., num_classes]`, or one score for two classes.
+    probabilities: Function from outputs to class probabilities
       `[batch, ..., num_classes]`.
-    outputs_of: From class probabilities to outputs that have them.
-    is_multilabel: Whether the outputs are scores `[batch, ..., labels]` of
+    outputs_of: The inverse: from class probabilities to outputs.
+    is_multilabel: True if the outputs are scores `[batch, ..., labels]` of
       several labels, each of two classes; probabilities have the classes last.
   """
 
@@ -71,6 +71,7 @@ class PrimaryMetric(NamedTuple):
 
   Attributes:
     name: A key of `SplitModel.metrics`, or 'loss'.
+    higher_is_better: True if models with larger values are better.
   """
 
   name: str
@@ -78,29 +79,29 @@ class PrimaryMetric(NamedTuple):
 
   @property
   def title(self) -> str:
-    """The name, for tables and pictures."""
+    """The name for tables and plots."""
     return self.name.replace('_', ' ')
 
   @property
   def heading(self) -> str:
-    """The title at the beginning of a line."""
+    """The title with a capital letter."""
     return self.title[0].upper() + self.title[1:]
 
   @property
   def is_fraction(self) -> bool:
-    """Whether it is shown in percent, as accuracies are."""
+    """True for metrics shown in percent, such as accuracy."""
     return 'accuracy' in self.name or self.name == 'AUC'
 
-  def label(self, of_what: str = '') -> str:
-    """The label of an axis of test scores, such as those " of the client"."""
-    return f'Test {self.title}{of_what}{" (%)" if self.is_fraction else ""}'
+  def label(self, suffix: str = '') -> str:
+    """Returns the label of a plot's axis, such as 'Test loss' + suffix."""
+    return f'Test {self.title}{suffix}{" (%)" if self.is_fraction else ""}'
 
   def text(self, value: float) -> str:
-    """A value, with its unit."""
+    """Formats a value, in percent for fractions."""
     return f'{value:.1%}' if self.is_fraction else f'{value:.4g}'
 
   def merit(self, values: Any) -> np.ndarray:
-    """Values of which more is better, NaN the least of all."""
+    """Returns values with the sign that makes more better; NaN is -inf."""
     values = np.asarray(values, np.float64)
     merit = values if self.higher_is_better else -values
     return np.where(np.isnan(merit), -np.inf, merit)
@@ -115,53 +116,53 @@ class SplitModel:
   """A model as pure functions of named weights.
 
   Attributes:
-    initial_weights: Weight name to float array; the order is the model's.
+    initial_weights: Weight name to float array, in the model's order.
     layers: Layer name to the names of its weights, for layers that have any.
-    head_layers: The layers (with weights) that make the head; all others make
-      the body.
+    head_layers: Names of the head's layers with weights; all others are the
+      body's.
     statistics: Names of weights that have no gradient: the moving mean and
       variance of batch normalization, which the forward pass updates, and
       weights of layers with `trainable=False`, which keep their values.
     element_spec: `OrderedDict(x=..., y=...)` of `tf.TensorSpec` of one example,
-      without a batch dimension; with a `weight` and a `domain` where examples
-      have such.
+      without a batch dimension; with `weight` and `domain` where examples have
+      them.
     body: `(weights, x [batch, ...], mode) -> (features, new_statistics)`.
-    head: `(weights, features, mode) -> (outputs, new_statistics)`. Both read
-      only their own layers' weights from `weights`, which may hold more.
-    loss: `(y, outputs) -> [batch]`, the loss of each example, in reports.
+    head: `(weights, features, mode) -> (outputs, new_statistics)`. Body and
+      head read only their own layers' weights from `weights`, which may hold
+      more.
+    loss: `(y, outputs) -> [batch]`, the reported loss of each example.
     metrics: Metric name to `(y, outputs) -> [batch]`; a client's metric is the
       mean over its examples.
-    primary_metric: Which of them, or the loss, models are compared by.
-    classifier: What the outputs mean where they are scores of classes; None for
+    primary_metric: The metric, or the loss, by which models are compared.
+    classifier: The meaning of outputs that are scores of classes; None for
       regression.
-    jit_compile: Whether client training is compiled by XLA on a CPU: True,
-      False or 'auto' for all phases but those that are faster in place.
-      Programs of several clients on a GPU are compiled wherever XLA can.
+    jit_compile: True to compile client training by XLA on a CPU; 'auto' to
+      leave out phases that are faster in place. Programs of several clients on
+      a GPU are compiled wherever XLA can.
     layer_outputs: `(weights, x) -> OrderedDict` from the name of each layer in
-      `layers`, in that order, to its output in inference mode: a tensor or,
-      where the layer gives several, a structure of tensors. A layer's own
-      activation is included, that of a layer after it is not. None where the
-      model does not tell.
-    domains: Where examples have a domain, the domains. The body's `x` then is
-      `OrderedDict(inputs=..., domain=int32 [batch])`.
-    elements: Layer name to its hidden elements, in the order of `layers`, for
-      layers whose weights can be divided among them.
-    regularizers: Weight name to what training adds to the loss,
-      `(weight) -> scalar`, where the weight is trained.
-    keras_graph: The graph of the Keras model that `keras_bridge` made it of,
-      whose own weights nothing reads; None where there is none. A model that
-      was made of this one keeps it, and may have other weights.
-    counted: `(y, outputs) -> [batch]`, float32 in [0, 1], the part of an
+      `layers`, in that order, to its output in inference mode: a tensor, or a
+      structure of tensors for several outputs. A layer's own activation is
+      included, the activation of a following layer is not. None if unknown.
+    domains: The domains of the examples, or None. With domains the body's `x`
+      is `OrderedDict(inputs=..., domain=int32 [batch])`.
+    units: Layer name to its units, in the order of `layers`, for layers that
+      have any.
+    regularizers: Weight name to `(weight) -> scalar`, added to the training
+      loss where the weight is trained.
+    keras_graph: The graph of the Keras model that this one was made of, or
+      None. Its own weights are never read. Models derived from this one keep
+      the graph and may have other weights.
+    counted: `(y, outputs) -> [batch]`, float32 in [0, 1]: the share of an
       example's elements that count in means, where padding of sequences is
-      masked or a class is ignored; None where all count.
-    is_augmented: Whether the body changes `x` at random if it gets a seed.
-    training_loss: The loss of each example in training, such as one with
-      weights of classes; None where it is `loss`.
-    reported: Metrics that reports have beside the primary one. Those that are
-      not in `metrics` are of all predictions of a client
-      (`models.client_metrics`).
-    metric_of: From a metric as `from_keras` takes it to a `PrimaryMetric` and
-      its function as in `metrics`; None of models that it did not make.
+      masked or a class is ignored; None if all count.
+    is_augmented: True if the body changes `x` at random when it gets a seed.
+    training_loss: `loss` in training, such as one with class weights; None if
+      it is the same.
+    reported: Further metrics in reports. Those that are not in `metrics` are
+      computed from all predictions of a client (`models.client_metrics`).
+    metric_of: Function from a metric, as `from_keras` takes it, to a
+      `PrimaryMetric` and its function as in `metrics`; None for models made
+      otherwise.
   """
 
   name: str
@@ -179,7 +180,7 @@ class SplitModel:
   jit_compile: Union[bool, str] = 'auto'
   layer_outputs: Optional[Callable[..., collections.OrderedDict]] = None
   domains: Optional[domains_lib.Domains] = None
-  elements: Mapping[str, hidden_elements.HiddenElements] = dataclasses.field(
+  units: Mapping[str, units_lib.LayerUnits] = dataclasses.field(
     default_factory=dict
   )
   regularizers: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = (
@@ -194,20 +195,20 @@ class SplitModel:
 
   @property
   def client_metrics(self) -> tuple:
-    """Names of the metrics that are of all predictions of a client."""
+    """Names of the reported metrics that need all predictions of a client."""
     return tuple(
       metric.name for metric in self.reported if metric.name not in self.metrics
     )
 
   def predictions(self, outputs: tf.Tensor) -> tf.Tensor:
-    """The probabilities of a classifier's outputs, else the outputs."""
+    """Returns a classifier's probabilities; for regression the outputs."""
     if self.classifier is None:
       return outputs
     return self.classifier.probabilities(outputs)
 
   @property
   def in_training(self) -> SplitModel:
-    """The model whose `loss` is that of training."""
+    """The model with the training loss as its `loss`."""
     if self.training_loss is None:
       return self
     return dataclasses.replace(
@@ -216,7 +217,7 @@ class SplitModel:
 
   @property
   def uses_xla(self) -> bool:
-    """Whether phases that are not in place are compiled."""
+    """True if XLA compiles phases that do not train in place."""
     return bool(self.jit_compile)
 
   @property
@@ -227,7 +228,7 @@ class SplitModel:
   def mean(
     self, values: tf.Tensor, y: tf.Tensor, outputs: tf.Tensor
   ) -> tf.Tensor:
-    """The mean of examples' values `[batch]`, of each as far as it counts."""
+    """Returns the mean of examples' values `[batch]`, weighted by `counted`."""
     if self.counted is None:
       return tf.reduce_mean(values)
     counted = tf.cast(self.counted(y, outputs), values.dtype)
@@ -236,16 +237,18 @@ class SplitModel:
     )
 
   def layers_within(self, name: str) -> tuple:
-    """The layers with weights that are called so, or are within what is."""
+    """Returns the layers with weights that are called `name` or within it."""
     return names_within(name, self.layers)
 
   def weight_names(self, layers) -> tuple:
-    """The names of the weights of `layers`, in the model's order.
+    """Returns the names of the weights of `layers`, in the model's order.
 
-    The name of a model within the model stands for all its layers.
+    Args:
+      layers: Names of layers with weights; the name of a model within the model
+        stands for all its layers.
 
     Raises:
-      ValueError: If the model has no such layer with weights.
+      ValueError: If there is no such layer.
     """
     wanted = set()
     for layer in layers:
@@ -260,31 +263,32 @@ class SplitModel:
     return tuple(name for name in self.initial_weights if name in wanted)
 
   def layers_to_divide(self, names: Optional[str] = None) -> tuple:
-    """The layers that a method divides by their hidden elements.
+    """Returns the layers that a method divides by their units.
 
     Args:
-      names: Layers, separated by commas; None for the last layer of the body
-        that can be divided.
+      names: Layer names, separated by commas; None for the last layer of the
+        body that has units.
 
     Returns:
-      Their names, in the model's order.
+      Layer names in the model's order.
 
     Raises:
-      ValueError: If there is no such layer, or one cannot be divided.
+      ValueError: If a layer does not exist or has no units.
     """
     if names is None:
-      in_body = [name for name in self.elements if name in self.body_layers]
+      in_body = [name for name in self.units if name in self.body_layers]
       names = ','.join(in_body[-1:])
     layers = [name.strip() for name in names.split(',') if name.strip()]
-    hidden_elements.check_layers(self.elements, layers, self.layers)
-    return tuple(name for name in self.elements if name in layers)
+    units_lib.check_layers(self.units, layers, self.layers)
+    return tuple(name for name in self.units if name in layers)
 
   def last_layers(self, number: Optional[int], argument: str) -> tuple:
-    """The last layers with weights; for None the head's.
+    """Returns the names of the last layers with weights.
 
     Args:
-      number: At least 1 and less than there are layers.
-      argument: What the error calls it.
+      number: Number of layers, from 1 to all but one; None for the head's
+        layers.
+      argument: Name of `number` in the error.
     """
     if number is None:
       return tuple(self.head_layers)
@@ -294,26 +298,26 @@ class SplitModel:
   def forward(
     self, weights: Weights, x: tf.Tensor, mode: Mode = INFERENCE
   ) -> tuple:
-    """Runs body and head: `(outputs, new_statistics)`."""
+    """Runs body and head; returns `(outputs, new_statistics)`."""
     features, body_statistics = self.body(weights, x, mode)
     outputs, head_statistics = self.head(weights, features, mode)
     return outputs, {**body_statistics, **head_statistics}
 
 
 def names_within(name: str, names: Iterable[str]) -> tuple:
-  """Those of layers' names that are `name`, or of layers within it."""
+  """Returns the layer names that are `name` or begin with `name/`."""
   return tuple(
     known for known in names if known == name or known.startswith(f'{name}/')
   )
 
 
 def select(weights: Weights, names) -> collections.OrderedDict:
-  """The named weights, in the order of `names`."""
+  """Returns the named weights, in the order of `names`."""
   return collections.OrderedDict((name, weights[name]) for name in names)
 
 
 def difference(initial: Weights, final: Weights) -> collections.OrderedDict:
-  """`initial - final`, weight by weight: a client's update."""
+  """Returns `initial - final`, weight by weight: a client's update."""
   return collections.OrderedDict(
     (name, value - final[name]) for name, value in initial.items()
   )
@@ -322,15 +326,14 @@ def difference(initial: Weights, final: Weights) -> collections.OrderedDict:
 def check_weights(
   model: SplitModel, weights: Weights, layers
 ) -> collections.OrderedDict:
-  """The weights of `layers` as tensors, in the model's order.
-
-  A weight that is missing must not be the network's initial one by accident.
+  """Returns the weights of `layers` as tensors, in the model's order.
 
   Args:
-    weights: Weight name to value; may hold more than is asked for.
+    weights: Weight name to value; may hold others, too.
 
   Raises:
-    ValueError: If one is missing or not of its shape; the message names it.
+    ValueError: If a weight is missing or has another shape; the message names
+      it.
   """
   checked = collections.OrderedDict()
   for name in model.weight_names(layers):
@@ -388,14 +391,17 @@ def check_has_classes(model: SplitModel, method: str) -> None:
 
 
 def feature_spec(model: SplitModel, method: str) -> tf.TensorSpec:
-  """What the body gives for one example, without the batch dimension.
+  """Returns the spec of the body's features of one example.
 
   Args:
-    method: What needs it, for errors.
+    method: Name of the method that needs the features, for errors.
+
+  Returns:
+    The spec without the batch dimension.
 
   Raises:
-    ValueError: If the body has no weights, or does not give one tensor of
-      floats whose shape is known.
+    ValueError: If the body has no weights, or its features are not one float
+      tensor of a known shape.
   """
   check_has_body(model, method)
   x, _ = domains_lib.join(

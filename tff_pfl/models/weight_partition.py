@@ -1,4 +1,4 @@
-"""Which weights are global (server) and which are local (clients)."""
+"""The division of a model's weights into global (server) and local (client)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class WeightPartition:
     names: All weight names, in the model's order.
     local_names: Weights that never leave their client; the others are
       aggregated and live at the server.
-    divided: Local weights of which a part is global, under the same name and
-      with the last axis shorter. By name, which slices along the last axis are
-      local: bool `[last axis]`.
+    divided: Weights that are local in part: weight name to the mask of the
+      local slices along the last axis, bool `[last axis]`. The other slices are
+      global, under the same name.
   """
 
   names: Sequence[str]
@@ -53,22 +53,22 @@ class WeightPartition:
     return cls(tuple(model.initial_weights), model.weight_names(local_layers))
 
   @classmethod
-  def by_element(
+  def by_unit(
     cls,
     model: split_model.SplitModel,
-    local_elements: Mapping[str, np.ndarray],
+    local_units: Mapping[str, np.ndarray],
     local_layers: Collection[str] = (),
   ) -> WeightPartition:
-    """Divides layers by their hidden elements; all other weights are global.
+    """Divides layers by their units; all other weights are global.
 
     Args:
-      local_elements: By layer, which of its elements are local: bool `[number]`
-        of `model.elements`, see `hidden_elements.parse`.
-      local_layers: Names of layers that are local as a whole, besides.
+      local_units: Layer name to the mask of its local units, bool `[number]`,
+        as `units.parse` gives.
+      local_layers: Names of further layers that are local as a whole.
     """
     is_local = {}
-    for layer, chosen in local_elements.items():
-      for name, gates in model.elements[layer].gates.items():
+    for layer, chosen in local_units.items():
+      for name, gates in model.units[layer].gates.items():
         is_local[name] = np.tile(chosen, gates)
     is_local.update(dict.fromkeys(model.weight_names(local_layers), np.True_))
     names = tuple(model.initial_weights)
@@ -87,17 +87,17 @@ class WeightPartition:
     return self._part(weights, False), self._part(weights, True)
 
   def local_part(self, weights: split_model.Weights) -> collections.OrderedDict:
-    """Of some of the model's weights, those that are local, or their slices."""
+    """Returns the local ones of some weights; of divided ones their slices."""
     return self._part(weights, True)
 
-  def _part(self, weights, of_client):
-    """The part of some weights that is local, or that is global."""
+  def _part(self, weights, is_local):
+    """Returns the local or the global part of some weights."""
     part = collections.OrderedDict()
-    for name in self.local_names if of_client else self.global_names:
+    for name in self.local_names if is_local else self.global_names:
       if name in weights:
         value = weights[name]
         if name in self.divided:
-          slices = np.flatnonzero(self.divided[name] == of_client)
+          slices = np.flatnonzero(self.divided[name] == is_local)
           take = np.take if isinstance(value, np.ndarray) else tf.gather
           value = take(value, slices, axis=-1)
         part[name] = value

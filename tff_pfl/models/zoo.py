@@ -1,13 +1,13 @@
-"""Models by name, made for a data set's shapes; seeded.
+"""Models by name, made for a data set's shapes.
 
 All have a last layer `head`, which is the head, and take
 
     element_spec  `OrderedDict(x=..., y=...)` of one example
     num_classes   number of classes (at least 2), or None for regression of `y`
-    seed          of the initial weights
+    seed          seed of the initial weights
 
-and arguments of their own, whose flags have the words of the docstrings. Images
-are `[height, width, channels]` or `[height, width]`.
+and arguments of their own, which are flags of the programs. Images are
+`[height, width, channels]` or `[height, width]`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def linear(
   num_classes: Optional[int],
   seed: int = 0,
 ) -> split_model.SplitModel:
-  """A linear model; its only layer is the head (there is no body)."""
+  """A linear model, whose only layer is the head."""
   seeds = zoo_layers.Seeds(seed)
   flat = zoo_layers.dense((), None, seeds)
   return zoo_layers.build('linear', [flat], element_spec, num_classes, seeds)
@@ -47,8 +47,8 @@ def mlp(
   Args:
     widths: Units of the hidden layers `dense_1`, `dense_2`, ….
     activation: Keras name of the hidden activation, such as 'relu' or 'elu'.
-    initialization: 'glorot', or 'fan_in' for weights and biases uniform on plus
-      or minus the inverse root of the number of inputs, as PyTorch has them.
+    initialization: 'glorot', or 'fan_in', PyTorch's: weights and biases uniform
+      on plus or minus the inverse root of the number of inputs.
   """
   try:
     keras.activations.get(activation)
@@ -79,12 +79,12 @@ def cnn(
   """The 5-layer CNN of FedRep.
 
   Two 5x5 convolutions, each with 2x2 max-pooling, then dense layers. Images
-  smaller than 16x16 are convolved with zero padding, so that pooling has
-  something left. The defaults are the paper's for CIFAR-10; its network for
-  CIFAR-100 has filters (64, 128), widths (256, 128) and dropout 0.6.
+  smaller than 16x16 are convolved with zero padding. The defaults are the
+  paper's for CIFAR-10; its network for CIFAR-100 has filters (64, 128), widths
+  (256, 128) and dropout 0.6.
 
   Args:
-    filters: Channels of both convolutions, or of each.
+    filters: Channels of the convolutions, one number for both or two.
     widths: Units of the hidden dense layers.
     normalization: After a convolution, before its activation: 'none', 'batch'
       or 'group'.
@@ -137,13 +137,13 @@ def resnet_18(
 ) -> split_model.SplitModel:
   """ResNet-18 for small images.
 
-  A 3x3 convolution `conv_1`, four stages of two blocks of two, `conv_2` to
-  `conv_17`, a mean over the image, and the head. Each convolution is followed
-  by a normalization, `norm_1` and so on; where a block changes the shape, a 1x1
-  convolution `shortcut_1` to `shortcut_3` adapts its input.
+  A 3x3 convolution `conv_1`; four stages of two blocks of two convolutions,
+  `conv_2` to `conv_17`; a mean over the image; and the head. Each convolution
+  is followed by a normalization, `norm_1` and so on. Where a block changes the
+  shape, a 1x1 convolution `shortcut_1` to `shortcut_3` adapts its input.
 
   Args:
-    base_filters: Channels of the first stage, doubled in each that follows.
+    base_filters: Channels of the first stage, doubled in each later one.
     normalization: 'group', 'batch' or 'none'.
     groups: Groups of each group normalization; fewer where they do not divide
       the channels.
@@ -235,15 +235,15 @@ def text_mlp(
   widths: Sequence[int] = (32,),
   dropout: float = 0.0,
 ) -> split_model.SplitModel:
-  """The mean of the words' embeddings, normalized, then dense layers.
+  """Dense layers on the normalized mean of the words' embeddings.
 
   Without layer normalization the mean of many words' small embeddings, and
-  with it the gradient, would be too small for plain SGD to get anywhere.
+  with it the gradient, would be too small for plain SGD.
 
   Args:
     element_spec: `OrderedDict(x=..., y=...)`; `x` is `[words]`, integers in
-      [0, vocabulary_size), where 0 is padding and leaves the mean as it is.
-    vocabulary_size: Bound on the words' numbers, that of the data.
+      [0, vocabulary_size), where 0 is padding and does not count.
+    vocabulary_size: The data's bound on the words' numbers.
     embedding_size: Size of a word's embedding.
     widths: Units of the hidden dense layers.
     dropout: Fraction of the last hidden layer's outputs that training drops, in
@@ -271,23 +271,23 @@ def text_lstm(
   widths: Sequence[int] = (),
   dropout: float = 0.0,
 ) -> split_model.SplitModel:
-  """Embeddings of characters or words, LSTM layers, then dense layers.
+  """LSTM layers on embeddings of characters or words, then dense layers.
 
-  LEAF's model of Shakespeare has 2 layers of 256 units. FedRep's of Sent140 has
-  embeddings of 300 elements, a layer of 128 units, widths (10,) and dropout
+  LEAF's model for Shakespeare has 2 layers of 256 units. FedRep's for Sent140
+  has embeddings of size 300, a layer of 128 units, widths (10,) and dropout
   0.5.
 
   Args:
     element_spec: `OrderedDict(x=..., y=...)`; `x` is `[characters or words]`,
       integers in [0, vocabulary_size), where 0 is padding and is skipped.
-    vocabulary_size: Bound on the numbers in `x`, that of the data; None where
-      the next character or word is to be found, so that it is `num_classes`.
-    embedding_size: Elements of an embedding.
+    vocabulary_size: The data's bound on the numbers in `x`; None for
+      `num_classes`, where the next character or word is predicted.
+    embedding_size: Size of an embedding.
     units: Units of each LSTM layer.
     num_layers: LSTM layers `lstm_1`, …, at least 1.
     widths: Units of the hidden dense layers.
-    dropout: Part of the last layer's outputs before the head that is dropped in
-      training, in [0, 1); 0 switches it off.
+    dropout: Fraction of the outputs before the head that training drops, in
+      [0, 1); 0 switches it off.
 
   References:
     Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018.
@@ -340,7 +340,10 @@ def make_model(
 
   Args:
     name: A key of `MODELS`.
-    **arguments: The model's own.
+    element_spec: `OrderedDict(x=..., y=...)` of one example.
+    num_classes: Number of classes; None for regression.
+    seed: Seed of the initial weights.
+    **arguments: The model's own arguments.
 
   Raises:
     ValueError: If there is no such model, or the data do not fit it.

@@ -1,4 +1,4 @@
-"""The layers that the models of the zoo are made of, with checks of sizes."""
+"""Layers of the models of the zoo, with checks of sizes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tff_pfl.models import keras_bridge
 
 
 class Seeds:
-  """Initializers, by default Glorot's, each with a seed of its own."""
+  """A maker of initializers, each with a seed of its own."""
 
   def __init__(self, seed):
     self._next = seed * 1000
 
   def __call__(self, initializer=keras.initializers.GlorotUniform):
-    """Another initializer of this kind."""
+    """Makes an initializer of the given class."""
     self._next += 1
-    # TensorFlow takes 64 bits with a sign.
+    # TensorFlow takes signed 64-bit integers.
     return initializer(seed=(self._next + 2**63) % 2**64 - 2**63)
 
 
 class Convolutions:
-  """Convolutions with their normalizations, numbered in the order of making."""
+  """A maker of convolutions with normalizations, numbered in their order."""
 
   def __init__(self, element_spec, seeds, normalization, groups):
     shape = tuple(element_spec['x'].shape)
@@ -58,7 +58,7 @@ class Convolutions:
     kind='conv',
     initializer=keras.initializers.HeNormal,
   ):
-    """The outputs of another convolution, normalized and activated."""
+    """Adds a convolution, a normalization and an activation; gives outputs."""
     if len(x.shape) == 3:
       x = keras.layers.Reshape((*x.shape[1:], 1))(x)
     self._counts[kind] += 1
@@ -89,9 +89,9 @@ class Convolutions:
 
 @keras.saving.register_keras_serializable('tff_pfl')
 class MeanOfWords(keras.layers.Layer):
-  """Mean over the words that are not masked; zeros where there are none.
+  """Mean over the words that are not masked; zeros if there are none.
 
-  Keras's average pooling divides by zero there.
+  Keras's average pooling would divide by zero.
   """
 
   def __init__(self, **kwargs):
@@ -99,19 +99,19 @@ class MeanOfWords(keras.layers.Layer):
     self.supports_masking = True
 
   def call(self, inputs, mask=None):
-    """`[batch, elements]` from `[batch, words, elements]` and their mask."""
+    """Returns `[batch, size]` from inputs `[batch, words, size]`."""
     weights = tf.cast(mask, inputs.dtype)[..., tf.newaxis]
     return tf.math.divide_no_nan(
       tf.reduce_sum(weights * inputs, axis=1), tf.reduce_sum(weights, axis=1)
     )
 
   def compute_mask(self, inputs, mask=None):
-    """None, as there are no words any more."""
+    """Returns None, as there are no words any more."""
     del inputs, mask
 
 
 def embedding(element_spec, vocabulary_size, embedding_size, seeds):
-  """Vectors for integers, of which 0 is masked as padding."""
+  """Makes an embedding of integers, of which 0 is masked as padding."""
   x = element_spec['x']
   errors.expect(
     x.shape.rank == 1 and x.dtype.is_integer,
@@ -131,7 +131,7 @@ def embedding(element_spec, vocabulary_size, embedding_size, seeds):
 
 
 def dense(widths, activation, seeds, dropout=0.0):
-  """A function of inputs, flat: layers `dense_1` and so on, and dropout."""
+  """Makes a function that applies dense layers, `dense_1`, …, and dropout."""
   for width in widths:
     errors.expect_int('widths', width, 1)
   errors.expect_share('dropout', dropout, '[0, 1)')
@@ -149,7 +149,7 @@ def dense(widths, activation, seeds, dropout=0.0):
 
 
 def initialized_by_fan_in(model, seed):
-  """The model of dense layers with other initial weights and biases.
+  """Draws the initial weights and biases of a model of dense layers anew.
 
   They are uniform on plus or minus the inverse root of the number of inputs.
   """
@@ -163,7 +163,7 @@ def initialized_by_fan_in(model, seed):
 
 
 def build(name, layers, element_spec, num_classes, seeds):
-  """A model of layers, or functions, one after the other, and a head."""
+  """Makes a model of layers, or functions, in sequence, and a head."""
   x, y = element_spec['x'], element_spec['y']
   errors.expect(
     num_classes is None or num_classes >= 2,

@@ -339,7 +339,7 @@ class RunConfig:
     if 'weight' in data.element_spec:
       model = class_weights.with_sample_weight(model)
     model = augmentation.augmented(model, self.augmentation)
-    return domain_models.of_domains(
+    return domain_models.domain_model(
       domain_models.with_domains(model, data),
       self.domain_model,
       reweighted=self.reweight_domains,

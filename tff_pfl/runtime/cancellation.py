@@ -8,7 +8,7 @@ from typing import Optional
 
 from tff_pfl.runtime.private_api import tf_cancellation
 
-_of_thread = threading.local()
+_thread_state = threading.local()
 
 
 class Cancellation:
@@ -28,7 +28,7 @@ class Cancellation:
   @classmethod
   def current(cls) -> Optional['Cancellation']:
     """What can cancel the calls of the calling thread; None if nothing."""
-    return getattr(_of_thread, 'cancellation', None)
+    return getattr(_thread_state, 'cancellation', None)
 
   @property
   def is_cancelled(self) -> bool:
@@ -39,13 +39,13 @@ class Cancellation:
   def scope(self) -> Iterator[None]:
     """Makes the functions that the calling thread calls cancellable by this."""
     outer = self.current()
-    _of_thread.cancellation = self
+    _thread_state.cancellation = self
     try:
       # For calls that TensorFlow's own Python makes.
       with tf_cancellation.CancellationManagerContext(self.manager):
         yield
     finally:
-      _of_thread.cancellation = outer
+      _thread_state.cancellation = outer
 
   def cancel(self) -> None:
     """Ends what is under way with `tf.errors.CancelledError`."""

@@ -17,7 +17,7 @@ from tff_pfl.runtime import (
 )
 from tff_pfl.runtime import devices as devices_lib
 
-_of_thread = threading.local()
+_thread_state = threading.local()
 
 
 class ClientMapper:
@@ -38,7 +38,7 @@ class ClientMapper:
 
     Args:
       devices: For each thread the device it computes on, as
-        `devices.of_threads` gives them; None leaves it to TensorFlow.
+        `devices.thread_devices` gives them; None leaves it to TensorFlow.
       cache_bytes: How many bytes of the clients' arguments may stay on each GPU
         for the next time.
     """
@@ -85,7 +85,7 @@ class ClientMapper:
 
   def device(self) -> Optional[str]:
     """The device of the calling thread, as the mapper was given it."""
-    return getattr(_of_thread, 'device', None)
+    return getattr(_thread_state, 'device', None)
 
   def cache(self) -> Optional[device_cache.DeviceCache]:
     """What stays on the calling thread's device; None on a CPU."""
@@ -131,13 +131,13 @@ class ClientMapper:
 
 @contextlib.contextmanager
 def _on(device: Optional[str]) -> Iterator[None]:
-  outer = getattr(_of_thread, 'device', None)
-  _of_thread.device = device
+  outer = getattr(_thread_state, 'device', None)
+  _thread_state.device = device
   try:
     with contextlib.nullcontext() if device is None else tf.device(device):
       yield
   finally:
-    _of_thread.device = outer
+    _thread_state.device = outer
 
 
 class _Queue:

@@ -114,7 +114,7 @@ def for_work(num_weights: int, num_examples: int) -> tuple[str, str]:
   )
 
 
-def of_threads(
+def thread_devices(
   devices: Sequence[str], num_threads: Optional[int] = None
 ) -> tuple[str, ...]:
   """Returns the device of each thread that runs clients.

@@ -132,11 +132,11 @@ def create_mapper(
     tf.config.experimental.enable_tensor_float_32_execution(tf32)
   if batched_clients is None:
     batched_clients = uses_gpus
-  of_threads = devices_lib.of_threads(names, max_concurrent_clients)
+  thread_devices = devices_lib.thread_devices(names, max_concurrent_clients)
   make = client_mapper.ClientMapper
   if batched_clients:
     make = batched_clients_lib.BatchedMapper
-  return make(of_threads, device_cache_mb << 20), '/device:CPU:0'
+  return make(thread_devices, device_cache_mb << 20), '/device:CPU:0'
 
 
 class _Lowered(NamedTuple):

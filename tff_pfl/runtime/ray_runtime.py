@@ -201,7 +201,7 @@ class _Cluster(client_mapper.ClientMapper):
     batched_clients: Optional[bool],
   ):
     names = devices.resolve('cpu')
-    super().__init__(devices.of_threads(names))
+    super().__init__(devices.thread_devices(names))
     self.server_device = names[0]
     self._ray = ray
     self._resources = {name: n for name, n in resources.items() if n}
@@ -258,7 +258,7 @@ class _Cluster(client_mapper.ClientMapper):
     chunks = []
     for begin in range(0, num_clients, size):
       end = min(begin + size, num_clients)
-      part = transport.encode(transport.of_clients(argument, begin, end))
+      part = transport.encode(transport.client_part(argument, begin, end))
       shared = {r.source[0] for r in transport.references(part)}
       chunks.append(_Chunk(len(chunks), end - begin, part, shared))
     run = next(_unique_number)

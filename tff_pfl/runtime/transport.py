@@ -77,7 +77,7 @@ def references(value: Any) -> list[values.Reference]:
   return [x for x in tree.flatten(value) if isinstance(x, values.Reference)]
 
 
-def of_clients(value: Any, begin: int, end: int) -> Any:
+def client_part(value: Any, begin: int, end: int) -> Any:
   """Returns a computation's argument for some clients.
 
   Args:

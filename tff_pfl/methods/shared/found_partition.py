@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tff_pfl.core import personalized_process
 from tff_pfl.methods.shared import factor_analysis
-from tff_pfl.models import hidden_elements, randomness, split_model
+from tff_pfl.models import randomness, split_model, units
 
 COMMUNALITIES = {
   'factor_analysis': factor_analysis.principal_factors,
@@ -53,7 +53,7 @@ class FoundPartition:
     clients may have been given something of their own to start from.)
     """
     is_shared = collections.OrderedDict(
-      (layer, np.full(self.model.elements[layer].number, count == 0))
+      (layer, np.full(self.model.units[layer].number, count == 0))
       for layer, count in self.num_personal.items()
     )
     zeros = collections.OrderedDict.fromkeys(self.num_personal, np.int32(0))
@@ -80,7 +80,7 @@ class FoundPartition:
         (
           layer,
           factor_analysis.client_sums(
-            hidden_elements.as_vectors(self.model.elements[layer], columns)
+            units.as_vectors(self.model.units[layer], columns)
           ),
         )
         for layer in self.num_personal
@@ -108,7 +108,7 @@ class FoundPartition:
         for name in ('is_shared', 'num_factors', 'num_iterations')
       }
       for index, (layer, count) in enumerate(self.num_personal.items()):
-        number = self.model.elements[layer].number
+        number = self.model.units[layer].number
         if self._is_analysed(layer):
           ranked, *numbers = COMMUNALITIES[self.split](
             factor_analysis.correlations(sums[layer]), self.explained_variance
@@ -163,5 +163,5 @@ class FoundPartition:
 
   def _is_analysed(self, layer):
     """Whether a part of the layer is personal, by communalities."""
-    number = self.model.elements[layer].number
+    number = self.model.units[layer].number
     return self.split in COMMUNALITIES and 0 < self.num_personal[layer] < number

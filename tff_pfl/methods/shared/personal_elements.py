@@ -41,10 +41,10 @@ class PersonalElements:
     self._layers = layers
     # By weight, its layer and how often the elements occur.
     self._owned = {
-      name: (layer, model.elements[layer].gates[name])
+      name: (layer, model.units[layer].gates[name])
       for name in model.initial_weights
       for layer in layers
-      if name in model.elements[layer].gates
+      if name in model.units[layer].gates
     }
 
   @property
@@ -53,7 +53,7 @@ class PersonalElements:
     return collections.OrderedDict(
       values=self._values_of(self._model.initial_weights),
       is_own=collections.OrderedDict(
-        (layer, np.zeros(self._model.elements[layer].number, bool))
+        (layer, np.zeros(self._model.units[layer].number, bool))
         for layer in self._layers
       ),
     )

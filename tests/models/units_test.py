@@ -1,4 +1,4 @@
-"""Elements of layers, and partitions by them, by what they compute."""
+"""Units of layers, and partitions by them, by what they compute."""
 
 import keras
 import numpy as np
@@ -8,8 +8,8 @@ import tensorflow as tf
 from tff_pfl.models import (
   domain_models,
   domains,
-  hidden_elements,
   keras_bridge,
+  units,
   weight_partition,
 )
 
@@ -69,13 +69,13 @@ _NETWORKS = {
 
 
 @pytest.mark.parametrize('kind', _NETWORKS)
-def test_an_elements_slices_change_its_own_output_and_no_other(kind):
+def test_a_units_slices_change_its_own_output_and_no_other(kind):
   network, shape = _NETWORKS[kind]
   network = [type(layer).from_config(layer.get_config()) for layer in network]
   model = _bridge(*network, shape=shape)
-  elements = model.elements['layer']
+  layer_units = model.units['layer']
   owners = {layer.name for layer in network if layer.name in ('layer', 'norm')}
-  assert set(elements.gates) == {
+  assert set(layer_units.gates) == {
     name for name in model.initial_weights if name.split('/')[0] in owners
   }
   weights = {
@@ -89,9 +89,9 @@ def test_an_elements_slices_change_its_own_output_and_no_other(kind):
     return np.asarray(model.layer_outputs(weights, x)[read])
 
   before = output(weights)
-  for element in range(elements.number):
-    is_local = np.arange(elements.number) == element
-    partition = weight_partition.WeightPartition.by_element(
+  for unit in range(layer_units.number):
+    is_local = np.arange(layer_units.number) == unit
+    partition = weight_partition.WeightPartition.by_unit(
       model, {'layer': is_local}
     )
     shared, local = partition.split(weights)
@@ -102,14 +102,14 @@ def test_an_elements_slices_change_its_own_output_and_no_other(kind):
     np.testing.assert_array_equal(moved, is_local)
 
 
-def test_kernels_and_no_other_weights_are_what_an_element_computes():
+def test_kernels_and_no_other_weights_are_what_a_unit_computes():
   model = _bridge(
     layers.LSTM(4, return_sequences=True, name='lstm'),
     layers.Conv1D(3, 2, name='conv'),
     layers.BatchNormalization(name='norm'),
     shape=[5, 2],
   )
-  lstm, conv = model.elements['lstm'], model.elements['conv']
+  lstm, conv = model.units['lstm'], model.units['conv']
   assert lstm.kernels == (
     'lstm/lstm_cell/kernel',
     'lstm/lstm_cell/recurrent_kernel',
@@ -117,7 +117,7 @@ def test_kernels_and_no_other_weights_are_what_an_element_computes():
   assert lstm.gates['lstm/lstm_cell/bias'] == 4
   assert conv.kernels == ('conv/kernel',)
   weights = model.initial_weights
-  columns = hidden_elements.as_vectors(lstm, weights).numpy()
+  columns = units.as_vectors(lstm, weights).numpy()
   assert columns.shape == (4 * 2 + 4 * 4, 4)
   # Unit 1 of 4: columns 1, 5, 9 and 13.
   np.testing.assert_array_equal(
@@ -132,7 +132,7 @@ def test_kernels_and_no_other_weights_are_what_an_element_computes():
     ),
   )
   np.testing.assert_array_equal(
-    hidden_elements.as_vectors(conv, weights),
+    units.as_vectors(conv, weights),
     weights['conv/kernel'].reshape([-1, 3]),
   )
 
@@ -169,9 +169,9 @@ def test_a_normalization_belongs_to_the_layer_right_before_it(
   network, shape, layer, owned
 ):
   model = _bridge(*network(), shape=shape)
-  assert list(model.elements) == [layer, 'head']
+  assert list(model.units) == [layer, 'head']
   own = {f'{layer}/kernel', f'{layer}/bias'}
-  assert set(model.elements[layer].gates) == own | owned
+  assert set(model.units[layer].gates) == own | owned
 
 
 def test_a_normalization_of_two_layers_sum_is_of_neither():
@@ -188,8 +188,8 @@ def test_a_normalization_of_two_layers_sum_is_of_neither():
     loss='mse',
     metrics=[],
   )
-  assert set(model.elements['a'].gates) == {'a/kernel', 'a/bias'}
-  assert set(model.elements['b'].gates) == {'b/kernel', 'b/bias'}
+  assert set(model.units['a'].gates) == {'a/kernel', 'a/bias'}
+  assert set(model.units['b'].gates) == {'b/kernel', 'b/bias'}
 
 
 def test_layers_of_other_kinds_cannot_be_divided():
@@ -199,7 +199,7 @@ def test_layers_of_other_kinds_cannot_be_divided():
     layers.Conv1D(4, 2, data_format='channels_last', name='conv'),
     shape=[5],
   )
-  assert list(model.elements) == ['conv', 'head']
+  assert list(model.units) == ['conv', 'head']
   with pytest.raises(
     ValueError, match=r"\(conv, head\).*'embedding', which is of another kind"
   ):
@@ -224,19 +224,19 @@ def test_wrong_layers_are_refused(text, message):
     _dense().layers_to_divide(text)
 
 
-# Texts of elements.
+# Texts of units.
 
 
 def _parse(text):
-  elements = {
-    'a': hidden_elements.HiddenElements(4, {}, ()),
-    'b': hidden_elements.HiddenElements(2, {}, ()),
+  known = {
+    'a': units.LayerUnits(4, {}, ()),
+    'b': units.LayerUnits(2, {}, ()),
   }
-  chosen = hidden_elements.parse(text, elements, ['a', 'norm', 'b'])
+  chosen = units.parse(text, known, ['a', 'norm', 'b'])
   return {layer: list(np.flatnonzero(mask)) for layer, mask in chosen.items()}
 
 
-def test_elements_are_read_from_text():
+def test_units_are_read_from_text():
   assert _parse('') == {}
   assert _parse('b') == {'b': [0, 1]}
   assert _parse('b:1, a:1-2,a:2-3') == {'a': [1, 2, 3], 'b': [1]}
@@ -265,11 +265,11 @@ def _names(layer, *weights):
   return [f'{layer}/{weight}' for weight in weights]
 
 
-def test_a_partition_by_elements_divides_every_weight_of_theirs():
+def test_a_partition_by_units_divides_every_weight_of_theirs():
   model = _bridge(
     layers.LSTM(3, name='lstm'), layers.Dense(4, name='dense'), shape=[2, 2]
   )
-  partition = weight_partition.WeightPartition.by_element(
+  partition = weight_partition.WeightPartition.by_unit(
     model,
     {
       'lstm': np.array([False, True, False]),
@@ -297,10 +297,10 @@ def test_a_partition_by_elements_divides_every_weight_of_theirs():
     np.testing.assert_array_equal(merged[name], value)
 
 
-def test_models_that_are_made_of_others_have_no_elements():
+def test_models_that_are_made_of_others_have_no_units():
   model = domain_models.with_domains(
     _dense(), domains.Domains(('a', 'b'), (1, 1))
   )
-  assert list(model.elements) == ['dense', 'head']
+  assert list(model.units) == ['dense', 'head']
   with pytest.raises(ValueError, match='the model has none'):
     domain_models.multi_head(model).layers_to_divide('dense')

@@ -1,0 +1,124 @@
+"""Units of a layer and their slices of its weights.
+
+A unit is a neuron of a dense layer, a channel of a convolution or a unit of a
+recurrent layer. All parameters that produce it are slices along the last axis
+of the layer's weights: a column of the kernel and a number of the bias, or one
+of each for every gate of a recurrent unit. The parameters of a normalization
+that directly follows belong to the unit, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl import errors
+
+_RANGE = re.compile(r'(\d+)(?:-(\d+))?')
+
+
+class LayerUnits(NamedTuple):
+  """The units of a layer.
+
+  Attributes:
+    number: Number of units.
+    gates: Weight name to the number of blocks along the last axis, each with
+      one slice per unit: 1, or the number of gates of a recurrent unit.
+    kernels: Names of the weights that multiply the layer's inputs or its state.
+  """
+
+  number: int
+  gates: Mapping[str, int]
+  kernels: tuple
+
+
+def as_vectors(
+  units: LayerUnits, weights: Mapping[str, tf.Tensor]
+) -> tf.Tensor:
+  """Returns the kernels of a layer as a matrix with a column for each unit.
+
+  Args:
+    units: The layer's units.
+    weights: Name to value; must hold the layer's kernels.
+
+  Returns:
+    `[rows, number]`.
+  """
+  return tf.concat(
+    # A recurrent unit's gates become rows of their own.
+    [tf.reshape(weights[name], [-1, units.number]) for name in units.kernels],
+    axis=0,
+  )
+
+
+def check_layers(
+  units: Mapping[str, LayerUnits], layers: Sequence[str], known: Sequence
+) -> None:
+  """Raises `ValueError` unless every layer exists and has units.
+
+  Args:
+    units: Layer name to its units, for layers that have any.
+    layers: Names to check.
+    known: Names of all layers with weights.
+  """
+  errors.expect(
+    layers, 'layers', f'names of layers ({", ".join(units)})', 'none'
+  )
+  errors.expect(
+    len(set(layers)) == len(layers), 'layers', 'distinct', ', '.join(layers)
+  )
+  for layer in layers:
+    errors.expect(
+      layer in units,
+      'layers',
+      'names of layers that can be divided: dense, convolution and recurrent '
+      f'ones ({", ".join(units) or "the model has none"})',
+      f'{layer!r}' + (', which is of another kind' if layer in known else ''),
+    )
+
+
+def parse(
+  text: str, units: Mapping[str, LayerUnits], known: Sequence[str]
+) -> Mapping[str, np.ndarray]:
+  """Reads units from a text such as `dense_1:0-49,dense_1:60,dense_2`.
+
+  Args:
+    text: Layers, separated by commas, each with a unit or a range of units
+      (counted from 0, the last included); a layer alone stands for all its
+      units. A layer may occur several times.
+    units: Layer name to its units, for layers that have any.
+    known: Names of all layers with weights.
+
+  Returns:
+    Layer name to a mask of the chosen units, bool `[number]`, in the model's
+    order.
+
+  Raises:
+    ValueError: If the text has another form, or a layer or unit does not exist.
+  """
+  chosen = {}
+  for part in filter(None, (part.strip() for part in text.split(','))):
+    layer, _, span = part.partition(':')
+    check_layers(units, [layer], known)
+    number = units[layer].number
+    found = _RANGE.fullmatch(span or f'0-{number - 1}')
+    errors.expect(
+      found,
+      'units',
+      'parts such as dense_1:0-49, dense_1:60 or dense_1',
+      part,
+    )
+    first, last = int(found[1]), int(found[2] or found[1])
+    errors.expect(
+      first <= last < number,
+      'units',
+      f'of {layer} from 0 to {number - 1}, the smaller first',
+      span,
+    )
+    mask = chosen.setdefault(layer, np.zeros(number, bool))
+    mask[first : last + 1] = True
+  return {layer: chosen[layer] for layer in units if layer in chosen}
