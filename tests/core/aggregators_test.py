@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from tff_pfl.core import aggregators, collecting
+from tff_pfl.core import aggregators, gather
 
 
 @pytest.mark.parametrize('name', aggregators.AGGREGATORS)
@@ -67,5 +67,5 @@ def test_unknown_aggregator_is_refused_with_those_there_are():
 def test_what_is_collected_is_not_promised_to_be_private_or_robust(factory):
   with pytest.raises(ValueError, match='`aggregator` to be a plain mean'):
     aggregators.create(
-      factory, [tff.to_type([('x', np.float32)])], [collecting.StackFactory(2)]
+      factory, [tff.to_type([('x', np.float32)])], [gather.StackFactory(2)]
     )

@@ -10,7 +10,7 @@ import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tff_pfl import datasets
-from tff_pfl.core import client_examples, tff_model
+from tff_pfl.core import client_examples, tff_learning
 from tff_pfl.methods import registry
 from tff_pfl.models import class_weights, domains
 from tff_pfl.runs import data_source
@@ -192,7 +192,7 @@ def test_model_weights_are_evaluated_by_tff(name):
   state, _ = _after_rounds(name)
   weights = learning_process.get_model_weights(state)
   evaluation = tff.learning.algorithms.build_fed_eval(
-    tff_model.functional_model(process.model)
+    tff_learning.functional_model(process.model)
   )
   evaluation_state = evaluation.set_model_weights(
     evaluation.initialize(), weights

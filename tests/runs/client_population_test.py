@@ -5,7 +5,7 @@ import pytest
 
 from tests.methods import toy_problems
 from tff_pfl import datasets
-from tff_pfl.core import tff_model
+from tff_pfl.core import tff_learning
 from tff_pfl.models import class_weights, domain_models, domains
 from tff_pfl.runs import client_population
 
@@ -51,7 +51,7 @@ def test_dataset_of_weights_needs_a_model_of_such():
   with pytest.raises(ValueError, match='a dataset with weights.*without'):
     client_population.check_data_fit(model_of_weights, plain)
   with pytest.raises(ValueError, match='one without weights of examples'):
-    tff_model.functional_model(model_of_weights)
+    tff_learning.functional_model(model_of_weights)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import tensorflow_privacy as tfp
 
 from tests.methods import toy_problems
 from tests.runtime import parity
-from tff_pfl.core import aggregators, private_mean, robust
+from tff_pfl.core import aggregators, gather, private_mean
 from tff_pfl.methods import fed_avg, registry
 
 _aggregators = tff.aggregators
@@ -105,8 +105,8 @@ _FACTORIES = {
     noise_seed=7,
   ),
   'private_mean': lambda: private_mean.PrivateMeanFactory(1.0, 3, seed=7),
-  'trimmed_mean': lambda: robust.TrimmedMeanFactory(0.3),
-  'geometric_median': robust.GeometricMedianFactory,
+  'trimmed_mean': lambda: gather.TrimmedMeanFactory(0.3),
+  'geometric_median': gather.GeometricMedianFactory,
   'secure_sum': lambda: _aggregators.SecureSumFactory(4.0, -4.0),
   'adaptive_secure_sum': lambda: _aggregators.SecureSumFactory(_quantile()),
   'concatenated': lambda: _aggregators.concat_factory(

@@ -17,7 +17,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.core import private_mean, robust
+from tff_pfl.core import gather, private_mean
 
 AggregationFactory = Union[
   tff.aggregators.WeightedAggregationFactory,
@@ -33,17 +33,17 @@ AGGREGATORS = {
   'compressed': functools.partial(
     tff.learning.compression_aggregator, stochastic=False
   ),
-  'median': robust.TrimmedMeanFactory,
-  'trimmed_mean': lambda fraction=0.1: robust.TrimmedMeanFactory(fraction),
-  'geometric_median': robust.GeometricMedianFactory,
+  'median': gather.TrimmedMeanFactory,
+  'trimmed_mean': lambda fraction=0.1: gather.TrimmedMeanFactory(fraction),
+  'geometric_median': gather.GeometricMedianFactory,
 }
 
 
 # Those whose arguments are stored with a run.
 DESCRIBED = (
   *private_mean.PRIVATE_MEANS,
-  robust.TrimmedMeanFactory,
-  robust.GeometricMedianFactory,
+  gather.TrimmedMeanFactory,
+  gather.GeometricMedianFactory,
 )
 
 
@@ -57,7 +57,7 @@ def make_aggregator(name: str) -> Any:
       and counts are always summed in the clear), 'compressed' (the same as
       'robust', with large tensors quantized), 'median', 'trimmed_mean:0.1'
       (without the tenth of the clients at either end, number by number) or
-      'geometric_median', for which see `robust`. Private means have arguments
+      'geometric_median', for which see `gather`. Private means have arguments
       and are made by `private_mean`.
 
   Raises:
@@ -169,7 +169,7 @@ def create(
     if isinstance(chosen, private_mean.PrivateMeanFactory):
       chosen = dataclasses.replace(chosen, number=number)
     errors.expect(
-      not isinstance(chosen, robust.TrimmedMeanFactory)
+      not isinstance(chosen, gather.TrimmedMeanFactory)
       or 'report' not in tff.structure.name_list(value_type),
       'aggregator',
       'no median or trimmed mean of each number (geometric_median serves) for '

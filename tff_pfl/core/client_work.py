@@ -1,7 +1,7 @@
 """The form of a method: its exchanges, as pure functions.
 
 A round is a list of exchanges. In each, the server broadcasts, clients work and
-send, the server aggregates what they sent and makes a step (`federated_round`).
+send, the server aggregates what they sent and makes a step (`core.round`).
 FedAvg, FedRep and most others have one exchange, FedDAR and FedFac two.
 """
 
@@ -199,18 +199,6 @@ class ClientTypes(NamedTuple):
   broadcast: tff.Type
   client_state: tff.Type
   examples: tff.Type
-
-
-def all_finite(values: Any) -> tf.Tensor:
-  """Whether all floating-point numbers in a structure are finite."""
-  return tf.reduce_all(
-    [
-      tf.reduce_all(tf.math.is_finite(value))
-      for value in tf.nest.flatten(values)
-      if value.dtype.is_floating
-    ]
-    or [True]
-  )
 
 
 def partitioned_weights_work(

@@ -50,7 +50,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pfl.core import client as client_lib
-from tff_pfl.core import client_work, collecting, objectives
+from tff_pfl.core import client_work, gather, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import class_means, simplex
@@ -180,7 +180,7 @@ def fed_pac(
     slots = hparams.max_cohort_size
     exchanges = [
       client_work.Exchange(
-        train_head, collect, aggregator=collecting.StackFactory(slots)
+        train_head, collect, aggregator=gather.StackFactory(slots)
       ),
       client_work.Exchange(train_body, align),
     ]

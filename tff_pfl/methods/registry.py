@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 from tff_pfl import errors
 from tff_pfl.core import (
   client_work,
-  federated_round,
   personalized_process,
 )
 from tff_pfl.core import options as options_lib
+from tff_pfl.core import (
+  round as round_lib,
+)
 from tff_pfl.models import domain_models, split_model
 
 
@@ -119,7 +121,7 @@ def build(
     domain_models.expect_domains(model, name)
   if algorithm.needs_classes:
     split_model.check_has_classes(model, name)
-  return federated_round.build_personalized_process(
+  return round_lib.build_personalized_process(
     name,
     algorithm.work(model, hparams),
     options_lib.ProcessOptions(**options),

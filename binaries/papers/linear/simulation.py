@@ -4,7 +4,7 @@ A round draws a cohort, hands it the shared parts of the model and what its
 clients kept, does the method's work (`methods.Round`), and puts back what they
 keep. The other clients' parts stay as they are.
 
-This is not the round of `core.federated_round`: that one has a network in
+This is not the round of `core.round`: that one has a network in
 float32, and a server that takes an optimizer's step. Here the server factorizes
 the mean, in float64, and the theory is checked over thousands of rounds.
 """

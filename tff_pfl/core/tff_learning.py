@@ -1,9 +1,9 @@
-"""A method without client state as TFF's own `LearningProcess`.
+"""Models and methods without client state in the forms of `tff.learning`.
 
-Such a process takes the server's state and the clients' data, nothing else, so
-it runs where clients cannot be told apart: under `tff.learning.programs`, and
-in production systems, for which it compiles to `MapReduceForm` and
-`DistributeAggregateForm`.
+A `LearningProcess` takes the server's state and the clients' data, nothing
+else, so it runs where clients cannot be told apart: under
+`tff.learning.programs`, and in production systems, for which it compiles to
+`MapReduceForm` and `DistributeAggregateForm`.
 
 A client has no number there. What its number seeds otherwise (the order of its
 examples, dropout) is seeded by a fingerprint of its examples.
@@ -23,10 +23,98 @@ from tff_pfl.core import client as client_lib
 from tff_pfl.core import (
   client_work,
   example_tensors,
+  objectives,
   personalized_process,
-  tff_model,
 )
-from tff_pfl.models import randomness, split_model
+from tff_pfl.models import domains, randomness, split_model
+
+
+def model_weights(
+  model: split_model.SplitModel, weights: split_model.Weights
+) -> tff.learning.models.ModelWeights:
+  """Named weights as TFF's: trained ones, and moving statistics, in order."""
+  trained, statistics = _names(model)
+  return tff.learning.models.ModelWeights(
+    tuple(weights[name] for name in trained),
+    tuple(weights[name] for name in statistics),
+  )
+
+
+def named_weights(
+  model: split_model.SplitModel, weights: Any
+) -> collections.OrderedDict:
+  """TFF's weights as named ones: the other way round."""
+  trained, statistics = weights
+  names = [name for part in _names(model) for name in part]
+  values = dict(zip(names, [*trained, *statistics]))
+  return split_model.select(values, model.initial_weights)
+
+
+def functional_model(
+  model: split_model.SplitModel,
+) -> tff.learning.models.FunctionalModel:
+  """The model for TFF's own algorithms and evaluations.
+
+  A forward pass in training mode does not update moving statistics, which
+  TFF's functional models cannot, and draws no numbers (dropout is off). The
+  loss is without regularizers.
+
+  Args:
+    model: The model. Its metrics are evaluated, and the mean loss. Of a model
+      with domains, batches are `{x: {inputs, domain}, y}` (`domains.join`).
+
+  Raises:
+    ValueError: If examples have weights.
+  """
+  errors.expect(
+    'weight' not in model.element_spec,
+    'model',
+    "one without weights of examples, which TFF's algorithms do not look at",
+    f'{model.name!r} with',
+  )
+
+  @tf.function
+  def predict_on_batch(weights, x, training=True):
+    del training  # Only inference is a pure function of these arguments.
+    return model.forward(named_weights(model, weights), x)[0]
+
+  def loss(output, label, sample_weight=None):
+    del sample_weight
+    losses = model.in_training.loss(label, output)
+    return model.mean(losses, label, output)
+
+  @tf.function
+  def update_metrics(state, labels, batch_output, sample_weight=None):
+    del sample_weight
+    sums = objectives.metric_sums(
+      model,
+      batch_output.predictions,
+      labels,
+      tf.ones(tf.shape(labels)[:1]),
+    )
+    return tf.nest.map_structure(tf.add, state, sums)
+
+  return tff.learning.models.FunctionalModel(
+    initial_weights=tuple(model_weights(model, model.initial_weights)),
+    predict_on_batch_fn=predict_on_batch,
+    loss_fn=loss,
+    metrics_fns=(
+      tf.function(lambda: objectives.zero_metrics(model)),
+      update_metrics,
+      tf.function(objectives.means),
+    ),
+    input_spec=collections.OrderedDict(
+      zip('xy', domains.join(example_tensors.batched_spec(model.element_spec)))
+    ),
+  )
+
+
+def _names(model):
+  """The names of trained weights, and those of moving statistics."""
+  return (
+    [n for n in model.initial_weights if n not in model.statistics],
+    [n for n in model.initial_weights if n in model.statistics],
+  )
 
 
 def build_learning_process(
@@ -48,7 +136,7 @@ def build_learning_process(
     The process. Its metrics are those of rounds, grouped as TFF's own
     algorithms do. Its model weights are those of the model given to a client
     that contributes no data, as `tff.learning.models.ModelWeights`, in the
-    order of `tff_model.model_weights`. They can be set where the global weights
+    order of `model_weights`. They can be set where the global weights
     are among them; others (FedBABU's frozen head) stay.
 
   Raises:
@@ -82,7 +170,7 @@ def build_learning_process(
 
   @tff.tensorflow.computation(state_type)
   def get_model_weights(state):
-    return tff_model.model_weights(
+    return model_weights(
       model, work.model_without_data(client_lib.Broadcast.of(state))
     )
 
@@ -90,7 +178,7 @@ def build_learning_process(
     state_type, get_model_weights.type_signature.result
   )
   def set_model_weights(state, weights):
-    given = tff_model.named_weights(model, weights)
+    given = named_weights(model, weights)
     if set(work.initial_global) <= set(given):
       new = split_model.select(given, state.global_weights)
     else:

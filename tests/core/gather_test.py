@@ -5,7 +5,7 @@ import pytest
 import tensorflow_federated as tff
 
 from tests.methods import toy_problems
-from tff_pfl.core import aggregators, robust
+from tff_pfl.core import aggregators, gather
 from tff_pfl.methods import registry
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -69,7 +69,7 @@ def test_geometric_median_of_points():
 
 
 def test_structures_and_types_stay():
-  process = robust.GeometricMedianFactory().create(
+  process = gather.GeometricMedianFactory().create(
     tff.to_type(
       collections.OrderedDict(
         a=(np.float32, [2, 1]), b=tff.TensorType(np.float64)
@@ -157,3 +157,26 @@ def test_of_one_client_every_kind_of_method_gets_its_mean(name, aggregator):
   toy_problems.assert_close(
     states[0].global_weights, states[1].global_weights, rtol=1e-4, atol=1e-5
   )
+
+
+def test_values_are_stacked_and_too_many_of_them_refused():
+  process = gather.StackFactory(2).create(
+    tff.to_type(collections.OrderedDict(a=np.float32, b=(np.int32, [2]))),
+    tff.TensorType(np.float32),
+  )
+  values = [{'a': 1.0, 'b': [2, 3]}, {'a': 4.0, 'b': [5, 6]}]
+
+  def stacked(values, weights):
+    return process.next(process.initialize(), values, weights).result
+
+  both = stacked(values, [1.0, 7.0])
+  np.testing.assert_array_equal(both['a'], [1, 4])
+  np.testing.assert_array_equal(both['b'], [[2, 3], [5, 6]])
+  # Who has no weight is left out; empty slots are zeros.
+  second = stacked(values, [0.0, 7.0])
+  np.testing.assert_array_equal(second['a'], [4, 0])
+  np.testing.assert_array_equal(second['b'], [[5, 6], [0, 0]])
+  nobody = stacked(values, [0.0, 0.0])
+  np.testing.assert_array_equal(nobody['b'], np.zeros([2, 2]))
+  with pytest.raises(Exception, match='found 2 and clients'):
+    stacked(values * 2, [1.0] * 4)

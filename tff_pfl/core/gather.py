@@ -1,0 +1,226 @@
+"""Aggregations for which the server gathers what each client sends.
+
+The server so holds all values of a cohort, and sees what each client sends:
+secure sums cannot do this. Clients of weight 0 (without examples, or with a
+result that is not finite) are left out. `StackFactory` hands on the values;
+robust means are such that a minority of clients cannot move them at will.
+
+References:
+  Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning:
+  Towards Optimal Statistical Rates, ICML 2018 (median, trimmed mean). Pillutla,
+  Kakade, Harchaoui: Robust Aggregation for Federated Learning, IEEE
+  Transactions on Signal Processing 2022, Algorithm 2 (geometric median).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_pfl import errors
+
+# Of Weiszfeld's iteration: the paper's smoothing, and when it ends.
+_SMALLEST_DISTANCE = 1e-6
+_TOLERANCE = 1e-6
+_MAX_ITERATIONS = 100
+# Squares of larger norms are not finite.
+_LARGEST_NORM = 1e18
+
+
+class GatherFactory(tff.aggregators.WeightedAggregationFactory):
+  """Aggregation by a function of all clients' values and weights."""
+
+  def statistic(
+    self, values: list[tf.Tensor], weights: tf.Tensor
+  ) -> list[tf.Tensor]:
+    """The results from values `[clients, ...]` and weights `[clients]`.
+
+    These are of the clients with positive weights; there is at least one.
+    """
+    raise NotImplementedError
+
+  def empty(self, spec: tf.TensorSpec) -> tf.Tensor:
+    """The result without values, of a spec: zeros."""
+    return tf.zeros(spec.shape, spec.dtype)
+
+  def create(
+    self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """See the base class."""
+    structure = tff.types.type_to_tf_tensor_specs(value_type)
+    specs = [
+      *tf.nest.flatten(structure),
+      tff.types.type_to_tf_tensor_specs(weight_type),
+    ]
+    stacked = tff.to_type(
+      tuple((spec.dtype.as_numpy_dtype, [None, *spec.shape]) for spec in specs)
+    )
+
+    @tff.tensorflow.computation
+    def zero():
+      return tuple(tf.zeros([0, *spec.shape], spec.dtype) for spec in specs)
+
+    @tff.tensorflow.computation(stacked, (value_type, weight_type))
+    def accumulate(collected, new):
+      return tuple(
+        tf.concat([old, leaf[tf.newaxis]], axis=0)
+        for old, leaf in zip(collected, tf.nest.flatten(new))
+      )
+
+    @tff.tensorflow.computation(stacked, stacked)
+    def merge(first, second):
+      return tuple(tf.concat(both, axis=0) for both in zip(first, second))
+
+    @tff.tensorflow.computation(stacked)
+    def report(collected):
+      *values, weights = collected
+      is_counted = weights > 0
+      results = tf.cond(
+        tf.reduce_any(is_counted),
+        lambda: self.statistic(
+          [tf.boolean_mask(value, is_counted) for value in values],
+          tf.boolean_mask(weights, is_counted),
+        ),
+        lambda: [self.empty(spec) for spec in specs[:-1]],
+      )
+      return tf.nest.pack_sequence_as(structure, results)
+
+    @tff.federated_computation
+    def initialize():
+      return tff.federated_value((), tff.SERVER)
+
+    @tff.federated_computation(
+      initialize.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state, values, weights):
+      result = tff.federated_aggregate(
+        tff.federated_zip((values, weights)), zero(), accumulate, merge, report
+      )
+      return tff.templates.MeasuredProcessOutput(
+        state, result, tff.federated_value((), tff.SERVER)
+      )
+
+    return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+@dataclasses.dataclass(frozen=True)
+class StackFactory(GatherFactory):
+  """The clients' values themselves, `[max_cohort_size, ...]`.
+
+  Their order is that of the cohort; where there are fewer, zeros follow.
+
+  Attributes:
+    max_cohort_size: The most clients of a cohort; a round with more fails.
+  """
+
+  max_cohort_size: int
+
+  def statistic(self, values, weights):  # noqa: D102
+    number = tf.size(weights)
+    check = tf.debugging.Assert(
+      number <= self.max_cohort_size,
+      [
+        'Expected `max_cohort_size` to be at least the number of clients in a '
+        f'round, found {self.max_cohort_size} and clients:',
+        number,
+      ],
+    )
+    with tf.control_dependencies([check]):
+      missing = tf.maximum(self.max_cohort_size - number, 0)
+    return [
+      tf.ensure_shape(
+        tf.concat(
+          [value, tf.zeros([missing, *value.shape[1:]], value.dtype)], axis=0
+        ),
+        [self.max_cohort_size, *value.shape[1:]],
+      )
+      for value in values
+    ]
+
+  def empty(self, spec):  # noqa: D102
+    return tf.zeros([self.max_cohort_size, *spec.shape], spec.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrimmedMeanFactory(GatherFactory):
+  """The mean of each number without its largest and smallest values.
+
+  Clients weigh alike, whatever their weights.
+
+  Attributes:
+    fraction: Share of the clients that is left out at either end, in [0, 0.5],
+      rounded down to whole clients; 0.5 is the median.
+
+  Raises:
+    ValueError: If it is out of its range.
+  """
+
+  fraction: float = 0.5
+
+  def __post_init__(self):
+    errors.expect(
+      0 <= self.fraction <= 0.5, 'fraction', 'in [0, 0.5]', self.fraction
+    )
+
+  def statistic(self, values, weights):  # noqa: D102
+    num_clients = tf.size(weights)
+    # 0.29 * 100 is 29 less a little.
+    share = tf.cast(num_clients, tf.float64) * self.fraction + 1e-9
+    num_cut = tf.minimum(tf.cast(share, tf.int32), (num_clients - 1) // 2)
+    return [
+      tf.reduce_mean(
+        tf.sort(value, axis=0)[num_cut : num_clients - num_cut], axis=0
+      )
+      for value in values
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class GeometricMedianFactory(GatherFactory):
+  """The point with the least weighted sum of distances to the clients' values.
+
+        z <- sum_i b_i v_i / sum_i b_i,  b_i = w_i / max(1e-6, |v_i - z|)
+
+  from the mean on, until it moves by less than a millionth of itself, or 100
+  times. A value is all that a client sends, as one vector; the result is a mean
+  of them with other weights. Values of norms above 1e18 are left out.
+  """
+
+  def statistic(self, values, weights):  # noqa: D102
+    shapes = [tf.shape(value)[1:] for value in values]
+    rows = [
+      tf.reshape(tf.cast(value, tf.float32), [tf.size(weights), -1])
+      for value in values
+    ]
+    sizes = [tf.shape(row)[1] for row in rows]
+    points = tf.concat(rows, axis=1)
+    norms = tf.norm(points, axis=1)
+    is_counted = norms < _LARGEST_NORM
+    weights = tf.where(is_counted, weights, 0.0)
+    # A weight of 0 would leave NaN of what is infinite.
+    points = tf.where(is_counted[:, tf.newaxis], points, 0.0)
+
+    def mean(weights):
+      shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
+      return tf.linalg.matvec(points, shares, transpose_a=True)
+
+    def step(center, unused_moved):
+      distances = tf.norm(points - center, axis=1)
+      new = mean(weights / tf.maximum(distances, _SMALLEST_DISTANCE))
+      return new, tf.norm(new - center)
+
+    center, _ = tf.while_loop(
+      lambda center, moved: moved > _TOLERANCE * tf.norm(center),
+      step,
+      (mean(weights), tf.constant(np.inf, tf.float32)),
+      maximum_iterations=_MAX_ITERATIONS,
+    )
+    return [
+      tf.cast(tf.reshape(part, shape), value.dtype)
+      for part, shape, value in zip(tf.split(center, sizes), shapes, values)
+    ]
