@@ -152,7 +152,7 @@ def test_the_choice_can_be_overridden(jit_compile, form):
 
 def test_what_is_in_a_compiled_graph_is_compiled():
   """As of methods that train two models together, each below the bound."""
-  with training_loop.noting_forms() as forms, in_place.not_if(True):
+  with training_loop.noting_forms() as forms, in_place.disabled(True):
     _trainer(shared.network('auto'))
   assert list(forms.values()) == ['compiled by XLA']
 

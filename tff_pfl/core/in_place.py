@@ -146,8 +146,8 @@ class Variables:
 
 
 @contextlib.contextmanager
-def not_if(is_compiled: bool) -> Iterator[None]:
-  """Nothing `suits` in this context if its graph is compiled as a whole.
+def disabled(is_compiled: bool) -> Iterator[None]:
+  """Nothing is trained in place in this context, if it is compiled as a whole.
 
   A method may train more weights together than its model has.
   """
@@ -158,8 +158,10 @@ def not_if(is_compiled: bool) -> Iterator[None]:
     _is_compiled.reset(token)
 
 
-def suits(model: split_model.SplitModel, weights: Mapping[str, Any]) -> bool:
-  """Whether some of a model's weights, arrays or tensors, are large."""
+def prefers_in_place(
+  model: split_model.SplitModel, weights: Mapping[str, Any]
+) -> bool:
+  """True if some of a model's weights, arrays or tensors, are large."""
   if model.jit_compile is True or _is_compiled.get():
     return False
   sizes = [tf.TensorShape(v.shape).num_elements() for v in weights.values()]
@@ -171,9 +173,7 @@ def can_update(optimizer: training_options.OptimizerChain) -> bool:
   return isinstance(optimizer.last, (_SGD, _ADAM))
 
 
-def unless_together(
-  alone: Callable[[], Any], together: Callable[[], Any]
-) -> Any:
+def choose_kernel(alone: Callable[[], Any], together: Callable[[], Any]) -> Any:
   """Returns the results of one of two functions of tensors.
 
   Args:

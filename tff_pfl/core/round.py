@@ -268,7 +268,7 @@ class _Round:
     is_last = exchange is work.exchanges[-1]
     # Compiled as a whole, so that what follows the training is one pass over
     # the weights, too; large ones are trained by TensorFlow's own kernels.
-    is_compiled = model.uses_xla and not in_place.suits(
+    is_compiled = model.uses_xla and not in_place.prefers_in_place(
       model, model.initial_weights
     )
 
@@ -297,7 +297,7 @@ class _Round:
         options.training,
         options.training.rate_factor(broadcast.round_number),
       )
-      with in_place.not_if(is_compiled):
+      with in_place.disabled(is_compiled):
         result = exchange.client(client)
       is_finite = _all_finite(
         (result.update, result.report, result.local, result.cache)

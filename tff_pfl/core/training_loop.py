@@ -96,7 +96,7 @@ def train(
   loop = _Loop(objective, phase, model, initial, inputs)
   if not loop.is_large:
     return loop.of_values(*arguments)
-  return in_place.unless_together(
+  return in_place.choose_kernel(
     lambda: loop.in_place(*arguments), lambda: loop.of_values(*arguments)
   )
 
@@ -112,9 +112,9 @@ class _Loop:
     self._trained = [name for name in initial if name not in model.statistics]
     trained = split_model.select(initial, self._trained)
     self._optimizer = training_options.OptimizerChain.of(phase.optimizer)
-    self.is_large = in_place.suits(model, trained) and in_place.can_update(
-      self._optimizer
-    )
+    self.is_large = in_place.prefers_in_place(
+      model, trained
+    ) and in_place.can_update(self._optimizer)
     self.of_values = tf.function(
       self._of_values, jit_compile=model.uses_xla, autograph=False
     )

@@ -112,7 +112,7 @@ def _mixing_objective(loss, hparams, shared, own):
 @registry.method(
   'clients learn how much of the global model to start from',
   FedAlaHParams,
-  refuses=('reweight_domains',),
+  unsupported=('reweight_domains',),
 )
 def fed_ala(
   model: split_model.SplitModel, hparams: FedAlaHParams

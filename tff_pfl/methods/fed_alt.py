@@ -122,7 +122,7 @@ def personal_partition(
 @registry.method(
   'any part of the model local, trained in turn with the global one or at once',
   FedAltHParams,
-  refuses=('reweight_domains',),
+  unsupported=('reweight_domains',),
 )
 def fed_alt(
   model: split_model.SplitModel, hparams: FedAltHParams

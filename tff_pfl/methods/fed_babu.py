@@ -58,7 +58,7 @@ class FedBabuHParams(hparams_lib.LocalTrainingHParams):
 @registry.method(
   'body trained under a frozen head, which is then fine-tuned',
   FedBabuHParams,
-  refuses=('reweight_domains',),
+  unsupported=('reweight_domains',),
 )
 def fed_babu(
   model: split_model.SplitModel, hparams: FedBabuHParams

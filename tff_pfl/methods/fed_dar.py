@@ -129,7 +129,7 @@ def _combination(model, hparams):
   FedDarHParams,
   needs_domains=True,
   # It has options of its own for both.
-  refuses=('domain_model', 'reweight_domains'),
+  unsupported=('domain_model', 'reweight_domains'),
 )
 def fed_dar(
   model: split_model.SplitModel, hparams: FedDarHParams

@@ -72,7 +72,7 @@ class FedDbeHParams(hparams_lib.LocalTrainingHParams):
   'global model, local bias of the features, whose mean is drawn to a common '
   'one',
   FedDbeHParams,
-  refuses=('domain_model',),
+  unsupported=('domain_model',),
 )
 def fed_dbe(
   model: split_model.SplitModel, hparams: FedDbeHParams

@@ -143,7 +143,7 @@ def _weighted_model(model, parts, log_shares):
 @registry.method(
   'clients are mixtures of a few global models',
   FedEmHParams,
-  refuses=('reweight_domains', 'num_warmup_rounds'),
+  unsupported=('reweight_domains', 'num_warmup_rounds'),
 )
 def fed_em(
   model: split_model.SplitModel, hparams: FedEmHParams

@@ -59,7 +59,7 @@ class FedMinMaxHParams(hparams_lib.LocalTrainingHParams):
   'one global model, weighted towards the worst domain',
   FedMinMaxHParams,
   needs_domains=True,
-  refuses=('domain_model', 'reweight_domains'),
+  unsupported=('domain_model', 'reweight_domains'),
 )
 def fed_min_max(
   model: split_model.SplitModel, hparams: FedMinMaxHParams

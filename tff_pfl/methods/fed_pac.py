@@ -129,7 +129,7 @@ def _mixed(own, cohort):
   'global body with aligned features, local head mixed of the cohort',
   FedPacHParams,
   needs_classes=True,
-  refuses=('domain_model', 'reweight_domains'),
+  unsupported=('domain_model', 'reweight_domains'),
 )
 def fed_pac(
   model: split_model.SplitModel, hparams: FedPacHParams

@@ -59,7 +59,7 @@ class FedProtoHParams(hparams_lib.LocalTrainingHParams):
   'local models whose features are drawn to common class means',
   FedProtoHParams,
   needs_classes=True,
-  refuses=('domain_model',),
+  unsupported=('domain_model',),
 )
 def fed_proto(
   model: split_model.SplitModel, hparams: FedProtoHParams

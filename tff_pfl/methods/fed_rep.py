@@ -51,7 +51,7 @@ class FedRepHParams(hparams_lib.HeadAndBodyHParams):
 @registry.method(
   'global body, local head, trained in turn: head first',
   FedRepHParams,
-  refuses=('reweight_domains',),
+  unsupported=('reweight_domains',),
 )
 def fed_rep(
   model: split_model.SplitModel, hparams: FedRepHParams

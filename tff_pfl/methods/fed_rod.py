@@ -89,7 +89,7 @@ def _of_both(metric):
   'generic head on the balanced risk, personal head on top',
   FedRodHParams,
   needs_classes=True,
-  refuses=('reweight_domains',),
+  unsupported=('reweight_domains',),
 )
 def fed_rod(
   model: split_model.SplitModel, hparams: FedRodHParams

@@ -104,7 +104,7 @@ def adapted_kernels(
 @registry.method(
   'low-rank adapters of dense layers: one factor global, one local',
   FedSaLoraHParams,
-  refuses=('reweight_domains',),
+  unsupported=('reweight_domains',),
 )
 def fed_sa_lora(
   model: split_model.SplitModel, hparams: FedSaLoraHParams

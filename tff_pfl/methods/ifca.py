@@ -58,7 +58,7 @@ class IfcaHParams(hparams_lib.LocalTrainingHParams):
 @registry.method(
   'a few global models, of which each client takes the best',
   IfcaHParams,
-  refuses=('num_warmup_rounds',),
+  unsupported=('num_warmup_rounds',),
 )
 def ifca(
   model: split_model.SplitModel, hparams: IfcaHParams

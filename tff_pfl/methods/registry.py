@@ -25,11 +25,11 @@ class Algorithm(NamedTuple):
     hparams: Its hyperparameters' frozen dataclass; the defaults are usable.
     work: `(model, hparams) -> ClientWork`, the method itself.
     summary: One line for help texts and tables.
-    needs_domains: Whether it takes only models of examples with a domain.
-    needs_classes: Whether it takes only classifiers of examples that have one
+    needs_domains: True if it takes only models of examples with a domain.
+    needs_classes: True if it takes only classifiers of examples that have one
       class each.
-    refuses: Settings of a run (`RunConfig`) that would do nothing for it, or
-      harm.
+    unsupported: Settings of a run (`RunConfig`) that would do nothing for it,
+      or harm.
   """
 
   hparams: type
@@ -37,7 +37,7 @@ class Algorithm(NamedTuple):
   summary: str
   needs_domains: bool = False
   needs_classes: bool = False
-  refuses: Sequence[str] = ()
+  unsupported: Sequence[str] = ()
 
 
 # Filled by `method`; importing `tff_pfl.methods` imports all of them.
@@ -45,7 +45,12 @@ ALGORITHMS: dict[str, Algorithm] = {}
 
 
 def method(
-  summary: str, hparams: type, **traits: Any
+  summary: str,
+  hparams: type,
+  *,
+  needs_domains: bool = False,
+  needs_classes: bool = False,
+  unsupported: Sequence[str] = (),
 ) -> Callable[[Callable[..., client_work.ClientWork]], Callable[..., Any]]:
   """Registers a method under the name of the decorated function.
 
@@ -55,11 +60,13 @@ def method(
   Args:
     summary: See `Algorithm`.
     hparams: The frozen dataclass of the method's hyperparameters.
-    **traits: The other fields of `Algorithm`.
+    needs_domains: See `Algorithm`, as for the others.
   """
 
   def register(work):
-    ALGORITHMS[work.__name__] = Algorithm(hparams, work, summary, **traits)
+    ALGORITHMS[work.__name__] = Algorithm(
+      hparams, work, summary, needs_domains, needs_classes, unsupported
+    )
     return work
 
   return register

@@ -39,7 +39,7 @@ class SeparateFedAvgHParams(hparams_lib.LocalTrainingHParams):
   'a global model for each domain',
   SeparateFedAvgHParams,
   needs_domains=True,
-  refuses=('domain_model', 'reweight_domains'),
+  unsupported=('domain_model', 'reweight_domains'),
 )
 def separate_fed_avg(
   model: split_model.SplitModel, hparams: SeparateFedAvgHParams

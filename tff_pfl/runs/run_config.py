@@ -170,7 +170,7 @@ class RunConfig:
     )
     kinds = domain_models.KINDS
     errors.expect_one_of('domain_model', self.domain_model, kinds)
-    refused = set(algorithm.refuses)
+    refused = set(algorithm.unsupported)
     if 'num_warmup_rounds' in refused:
       # Its models are drawn apart, which weights of another run do not stand.
       refused.add('initial_run')
