@@ -69,15 +69,17 @@ class ArgumentFlags:
     kind: str,
     functions: Mapping[str, Callable[..., Any]],
     common: Collection[str] = (),
+    prefix: Optional[str] = None,
   ):
     """Defines the flags.
 
     Args:
-      kind: What the functions make, as in --model; begins the flags' names.
-      functions: By the name that selects one.
+      kind: Flag that selects one of the functions, such as 'model'.
+      functions: Functions by the flag's value.
       common: Arguments that have flags of their own.
+      prefix: Beginning of the flags' names; None for `kind`.
     """
-    self._kind = kind
+    self._prefix = prefix or kind
     self._hints: dict[str, Any] = {}
     # By argument the default of each function that has it.
     self._defaults: dict[str, dict[str, Any]] = {}
@@ -93,12 +95,12 @@ class ArgumentFlags:
       text += f' (default: {_each(by_owner)})'
       of = f'--{kind}={" or ".join(by_owner)}'
       define = _define(self._hints[name])
-      define(f'{kind}_{name}', None, f'With {of}: {text}')
+      define(f'{self._prefix}_{name}', None, f'With {of}: {text}')
 
   def names(self, of: Optional[str] = None) -> list[str]:
     """The names of all flags, or of those that one function has."""
     return [
-      f'{self._kind}_{name}'
+      f'{self._prefix}_{name}'
       for name, by_owner in self._defaults.items()
       if of is None or any(of in owner.split(' or ') for owner in by_owner)
     ]
@@ -111,7 +113,7 @@ class ArgumentFlags:
     """
     arguments = {}
     for name, hint in self._hints.items():
-      flag = f'{self._kind}_{name}'
+      flag = f'{self._prefix}_{name}'
       value = flags.FLAGS[flag].value
       # An empty list takes a flag back that a preset gives.
       if value is not None and value != []:

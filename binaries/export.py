@@ -103,7 +103,7 @@ class _Source(NamedTuple):
     """The functions of a client."""
     process = self.run.build_process(_personalization(self.run))
     state = self.run.server_state(process, self.runtime)
-    if self.run.config.aggregator in (privacy.PRIVATE, privacy.DISTRIBUTED):
+    if not isinstance(self.run.config.aggregator, str):
       # By the run's seed its noise could be taken off the weights.
       state = state._replace(
         seed=np.int64(0),
@@ -142,7 +142,7 @@ def _export_saved_model(source):
 
 
 def _export_tff(source):
-  if source.run.config.aggregator == privacy.PRIVATE:
+  if isinstance(source.run.config.aggregator, privacy.PrivateMean):
     raise errors.RunError(
       'The noise of --aggregator=dp comes from the seed of the run, which the '
       "files would hold. For production, build the method with TFF's own "

@@ -15,7 +15,6 @@ from tff_pfl.core import (
   options,
   personalization,
   phases,
-  private_mean,
   schedules,
   training_options,
 )
@@ -74,21 +73,11 @@ _TEXTS = {
   'num_final_evaluations': 'How many of the last rounds are all evaluated.',
   'seed': 'Seed of the partition, the initial weights, the sampling and all '
   'client work.',
-  'aggregator': "How clients' updates are aggregated: "
-  f'{", ".join(aggregators.AGGREGATORS)}, {privacy.PRIVATE} or '
-  f'{privacy.DISTRIBUTED} (secure: simulated, the worker sums in the clear; '
-  'trimmed_mean:<share of clients at either end>; dp: clipped, with noise, see '
-  '--dp_epsilon; ddp: the noise is added by the clients, and sums are secure).',
-  'dp_epsilon': 'With --aggregator=dp: what the run may tell of a client; the '
-  'noise for it is found.',
-  'dp_noise_multiplier': 'With --aggregator=dp, in place of --dp_epsilon, or '
-  'ddp: the noise of a round, in clipping norms.',
-  'dp_delta': 'The δ of ε (default: number of clients ** -1.1).',
-  'dp_clip': 'With --aggregator=dp or ddp, the norm to which what a client '
-  f'sends is clipped: {private_mean.CLIP_FORMS} of the norms (not with ddp).',
-  'dp_bits': 'With --aggregator=ddp: bits of a number of the sum.',
-  'dp_metrics': 'With --aggregator=dp or ddp, whether losses, metrics and '
-  'counts of training leave clients, which are not private.',
+  'aggregator': "Aggregation of clients' updates: "
+  f'{", ".join(aggregators.AGGREGATORS)}, {" or ".join(privacy.AGGREGATORS)} '
+  '(secure: simulated, the worker sums in the clear; trimmed_mean:<share of '
+  'clients at either end>; dp: clipped, with noise of the server, see '
+  '--dp_epsilon; ddp: clipped, with noise of the clients, under secure sums).',
   'attack': f'What attacked clients do: {attacks.FORMS}. The others are '
   'scored.',
   'attacked_fraction': 'Share of the clients that are attacked.',
@@ -126,7 +115,6 @@ _CHOICES = {
   'model': zoo.MODELS,
   'domain_model': domain_models.KINDS,
   'initial_run_part': warm_up.INITIAL_RUN_PARTS,
-  'dp_metrics': options.TRAINING_METRICS,
   'client_weighting': options.CLIENT_WEIGHTINGS,
   'statistics': options.STATISTICS,
   'server_optimizer': phases.OPTIMIZERS,
@@ -161,6 +149,9 @@ _MODEL_ARGUMENTS = argument_flags.ArgumentFlags('model', zoo.MODELS)
 _POOLED = [
   name for name, its in datasets.DATASETS.items() if not its.comes_by_client
 ]
+_PRIVACY_ARGUMENTS = argument_flags.ArgumentFlags(
+  'aggregator', privacy.AGGREGATORS, prefix='dp'
+)
 DATASET_ARGUMENTS = argument_flags.ArgumentFlags(
   'dataset',
   {
@@ -195,7 +186,7 @@ for _algorithm, _of_one in _HPARAM_FLAGS.items():
   for _field, _name in _of_one.items():
     _text = f'{_algorithm}: {hparams_lib.help_text(_owner, _field)}'
     argument_flags.define_field(_name, _owner, _field, _text)
-# All but the methods', models' and data sets', which --help has where selected.
+# All but those of methods, models and such, which --help has where selected.
 _KEY_FLAGS = (
   *_TEXTS,
   *('csv', 'participation', 'batch_size'),
@@ -213,6 +204,7 @@ def flags_of_algorithm(name: str) -> Collection[str]:
 
 # What --help shows only with a flag that says whose flags; see `program.run`.
 FLAGS_OF = {
+  'aggregator': _PRIVACY_ARGUMENTS.names,
   'algorithm': flags_of_algorithm,
   'dataset': DATASET_ARGUMENTS.names,
   'model': _MODEL_ARGUMENTS.names,
@@ -237,6 +229,7 @@ def check_selected(*selected: str) -> None:
 def _names() -> list[str]:
   return [
     *_KEY_FLAGS,
+    *_PRIVACY_ARGUMENTS.names(),
     *_MODEL_ARGUMENTS.names(),
     *DATASET_ARGUMENTS.names(),
     *(flag for of_one in _HPARAM_FLAGS.values() for flag in of_one.values()),
@@ -326,6 +319,22 @@ def personalization_from_flags(
   return options
 
 
+def _aggregator(name):
+  """The `RunConfig.aggregator` that the flags give."""
+  own = _PRIVACY_ARGUMENTS.names(name)
+  refuse(
+    [flag for flag in _PRIVACY_ARGUMENTS.names() if flag not in own],
+    f'--aggregator={name} does not take it',
+  )
+  if name not in privacy.AGGREGATORS:
+    return name
+  try:
+    return privacy.AGGREGATORS[name](**_PRIVACY_ARGUMENTS.given())
+  except ValueError as error:
+    # As the flags are called, given or not.
+    raise ValueError(str(error).replace(' `', ' `dp_')) from None
+
+
 def config_from_flags(
   algorithm: str, *, has_variants: bool = False
 ) -> run_config.RunConfig:
@@ -353,6 +362,9 @@ def config_from_flags(
     **{
       **given,
       'algorithm': algorithm,
+      'aggregator': _aggregator(
+        given.get('aggregator', run_config.RunConfig.aggregator)
+      ),
       'hparams': hparams_from_flags(algorithm),
       'dataset_arguments': DATASET_ARGUMENTS.given(),
       'model_arguments': _MODEL_ARGUMENTS.given(),

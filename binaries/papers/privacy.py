@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_pfl.comparisons import claims, laboratory, methods, panels, paper
+from tff_pfl.runs import privacy
 
 _FED_AVG, _FED_AVG_FT = 'FedAvg', 'FedAvg + FT'
 _FED_REP, _FED_FAC, _LOCAL = 'FedRep', 'FedFac', 'Local'
@@ -75,7 +76,7 @@ class PrivacySizes(Sizes):
   def settings(self) -> Mapping[str, Mapping[str, Any]]:
     """Fields of `RunConfig` by the name of how private a run is."""
     private = {
-      f'ε = {epsilon:g}': {'aggregator': 'dp', 'dp_epsilon': epsilon}
+      f'ε = {epsilon:g}': {'aggregator': privacy.PrivateMean(epsilon=epsilon)}
       for epsilon in self.epsilons
     }
     return {**private, _NO_NOISE: {}}
@@ -168,28 +169,28 @@ def measure_privacy(lab: laboratory.Laboratory) -> paper.Rows:
 def privacy_claims(table: paper.Table, sizes: PrivacySizes) -> paper.Claims:
   """Who shares less pays less; whether it pays to take part at all."""
   alone = table.values('accuracy', method=_LOCAL, privacy=_NOTHING_SENT)
-  for privacy in sizes.settings:
+  for budget in sizes.settings:
     yield from claims.more_accurate(
       table,
       _PRIVACY,
       [(_FED_REP, _FED_AVG_FT), (_FED_FAC, _FED_AVG_FT)],
-      privacy=[privacy],
+      privacy=[budget],
     )
     yield claims.difference(
-      f'{privacy}: FedRep is more accurate than local training',
+      f'{budget}: FedRep is more accurate than local training',
       _PRIVACY,
-      table.values('accuracy', method=_FED_REP, privacy=privacy) - alone,
+      table.values('accuracy', method=_FED_REP, privacy=budget) - alone,
     )
-    if privacy != _NO_NOISE:
+    if budget != _NO_NOISE:
       lost = {
         method: table.lead(
-          'accuracy', _NO_NOISE, privacy, by='privacy', method=method
+          'accuracy', _NO_NOISE, budget, by='privacy', method=method
         )
         for method in (_FED_AVG, _FED_REP, _FED_FAC)
       }
       for less in (_FED_REP, _FED_FAC):
         yield claims.difference(
-          f'{privacy}: the noise costs FedAvg more than {less}',
+          f'{budget}: the noise costs FedAvg more than {less}',
           _PRIVACY,
           lost[_FED_AVG] - lost[less],
         )

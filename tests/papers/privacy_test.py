@@ -3,6 +3,7 @@
 from binaries.papers import privacy
 from tests.papers import untrained
 from tff_pfl.comparisons import claims, tables
+from tff_pfl.runs import privacy as runs_privacy
 
 _PRIVATE, _ATTACKED = privacy.EXPERIMENTS
 
@@ -16,9 +17,9 @@ def _measured(entry):
 
 def test_noise_is_found_for_every_epsilon_and_nothing_is_spent_alone():
   trials, table = _measured(_PRIVATE)
-  assert {(t.config.aggregator, t.config.dp_epsilon) for t in trials} == {
-    *(('dp', epsilon) for epsilon in (1, 2, 4, 8)),
-    ('mean', None),
+  assert {t.config.aggregator for t in trials} == {
+    *(runs_privacy.PrivateMean(epsilon=epsilon) for epsilon in (1, 2, 4, 8)),
+    'mean',
   }
   # FedAvg, FedRep and FedFac five times, and local training once, by seed.
   assert len(trials) == 5 * (3 * 5 + 1)

@@ -3,6 +3,7 @@ import math
 
 import numpy as np
 import pytest
+import tensorflow_federated as tff
 from scipy import optimize, stats
 
 from tff_pfl.core import personalized_process
@@ -100,48 +101,58 @@ _CONFIG = run_config.RunConfig(
   cohort_size=3,
   num_rounds=3,
   num_final_evaluations=1,
-  aggregator='dp',
-  dp_noise_multiplier=1.0,
+  aggregator=privacy.PrivateMean(noise_multiplier=1.0),
   seed=3,
 )
 
-_WITHOUT_NOISE = {'aggregator': 'mean', 'dp_noise_multiplier': None}
-_DISTRIBUTED = {'aggregator': 'ddp', 'dp_clip': 'fixed:1'}
+
+@pytest.mark.parametrize(
+  ('name', 'mean', 'settings'),
+  [
+    ('epsilon', 'dp', {'epsilon': 1.0, 'noise_multiplier': 1.0}),
+    ('epsilon', 'dp', {}),
+    ('epsilon', 'dp', {'epsilon': -1.0}),
+    ('noise_multiplier', 'dp', {'noise_multiplier': -1.0}),
+    ('noise_multiplier', 'ddp', {}),
+    ('noise_multiplier', 'ddp', {'noise_multiplier': 0.0}),
+    ('metrics', 'dp', {'epsilon': 1.0, 'metrics': 'some'}),
+    ('clip', 'dp', {'epsilon': 1.0, 'clip': 'median'}),
+    ('clip', 'dp', {'epsilon': 1.0, 'clip': 'fixed:inf'}),
+    ('clip', 'ddp', {'noise_multiplier': 1.0, 'clip': 'adaptive:0.5'}),
+    ('bits', 'ddp', {'noise_multiplier': 1.0, 'bits': 23}),
+    ('delta', 'dp', {'epsilon': 1.0, 'delta': 1.0}),
+  ],
+)
+def test_wrong_settings_of_the_noise_are_refused(name, mean, settings):
+  with pytest.raises(ValueError, match=f'^Expected `{name}`'):
+    privacy.AGGREGATORS[mean](**settings)
+
+
+_DISTRIBUTED = privacy.DistributedPrivateMean(noise_multiplier=1.0)
 
 
 @pytest.mark.parametrize(
   ('name', 'changes'),
   [
-    ('dp_epsilon', {'dp_epsilon': 1.0}),
-    ('dp_epsilon', {'dp_noise_multiplier': None}),
-    ('dp_noise_multiplier', {'aggregator': 'mean'}),
-    ('dp_metrics', {**_WITHOUT_NOISE, 'dp_metrics': 'none'}),
-    ('clip', {'dp_clip': 'median'}),
-    (
-      'clip',
-      {
-        'dp_noise_multiplier': None,
-        'dp_epsilon': 1.0,
-        'dp_clip': 'fixed:inf',
-      },
-    ),
-    ('clip', {'aggregator': 'ddp'}),
-    ('dp_epsilon', {**_DISTRIBUTED, 'dp_epsilon': 1.0}),
-    ('bits', {**_DISTRIBUTED, 'dp_bits': 23}),
-    ('bits', {**_DISTRIBUTED, 'dp_bits': 1}),
-    ('dp_bits', {'dp_bits': 16}),
-    ('dp_delta', {'dp_delta': 1.0}),
     ('client_weighting', {'client_weighting': 'num_examples'}),
     ('num_warmup_rounds', {'num_warmup_rounds': 1}),
     ('cohort_size', {'cohort_size': '2,2:3'}),
-    ('dropout_rate', {**_DISTRIBUTED, 'dropout_rate': 0.1}),
+    ('dropout_rate', {'aggregator': _DISTRIBUTED, 'dropout_rate': 0.1}),
     ('join_rounds', {'join_rounds': '2:0.5'}),
-    ('aggregator', {**_WITHOUT_NOISE, 'aggregator': 'krum'}),
+    ('bits', {'aggregator': dataclasses.replace(_DISTRIBUTED, bits=1)}),
+    ('aggregator', {'aggregator': 'krum'}),
+    ('aggregator', {'aggregator': 'dp'}),
   ],
 )
-def test_settings_that_do_not_fit_are_refused(name, changes):
-  with pytest.raises(ValueError, match=f'`{name}`'):
+def test_runs_that_the_noise_does_not_fit_are_refused(name, changes):
+  with pytest.raises(ValueError, match=f'^Expected `{name}`'):
     dataclasses.replace(_CONFIG, **changes)
+
+
+def test_other_aggregators_are_not_for_stored_settings():
+  factory = tff.aggregators.MeanFactory()
+  with pytest.raises(TypeError, match='`aggregator`.*`registry.build`'):
+    dataclasses.replace(_CONFIG, aggregator=factory)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +205,7 @@ def test_accounting_is_of_the_noise_that_is_added(tmp_path):
   state = personalized_process.ServerState(0, 0, {}, ((),), (), ())
   accounting = privacy.Accounting(1.0, _everybody(), _DELTA)
   assert accounting.of_state(state).epsilons(3) == [0.0] * 3
-  config = dataclasses.replace(_CONFIG, **_WITHOUT_NOISE)
+  config = dataclasses.replace(_CONFIG, aggregator='mean')
   data = config.load_data()
   process = config.build_process(config.build_model(data))
   sampler = client_sampling.CohortSampler(6, 3, config.seed)
@@ -211,10 +222,25 @@ def test_accounting_is_of_the_noise_that_is_added(tmp_path):
 
 def test_epsilon_of_settings_is_that_of_their_noise():
   config = dataclasses.replace(
-    _CONFIG, dp_noise_multiplier=None, dp_epsilon=5.0
+    _CONFIG, aggregator=privacy.PrivateMean(epsilon=5.0)
   )
-  accounting = privacy.accounting_of(config)
+  accounting = config.accounting()
   assert 4.97 < accounting.epsilons(3)[-1] <= 5.0
-  factory = privacy.aggregator_of(config)
+  factory = config.aggregator.factory(config.sampler(), config.num_rounds)
   assert factory.noise_multiplier == accounting.noise_multiplier
   assert factory.clients_per_round == 3 and factory.seed == 3
+
+
+@pytest.mark.parametrize(
+  ('aggregator', 'is_private'),
+  [
+    ('mean', False),
+    (privacy.PrivateMean(noise_multiplier=0.0, clip='fixed:inf'), False),
+    (dataclasses.replace(_DISTRIBUTED, delta=0.01), True),
+  ],
+)
+def test_only_noise_is_accounted_for(aggregator, is_private):
+  accounting = dataclasses.replace(_CONFIG, aggregator=aggregator).accounting()
+  assert (accounting is not None) == is_private
+  if is_private:
+    assert accounting.delta == 0.01 and accounting.is_distributed

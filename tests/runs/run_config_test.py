@@ -16,7 +16,7 @@ from tff_pfl.methods import (
   registry,
   scaffold,
 )
-from tff_pfl.runs import open_run, run_config, summary
+from tff_pfl.runs import open_run, privacy, run_config, summary
 
 _CONFIG = run_config.RunConfig(
   algorithm='fed_rep',
@@ -60,13 +60,6 @@ _LATER = {
   'attack': 'scale:2',
   'attacked_fraction': 0.2,
 }
-_PRIVATE = {
-  'aggregator': 'dp',
-  'dp_epsilon': 3.0,
-  'dp_delta': 0.01,
-  'dp_clip': 'fixed:0.5',
-  'dp_metrics': 'none',
-}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +72,16 @@ _PRIVATE = {
       )
       for threshold in (np.inf, -np.inf)
     ),
-    dataclasses.replace(_CONFIG, **_LATER, **_PRIVATE),
+    dataclasses.replace(_CONFIG, **_LATER),
+    *(
+      dataclasses.replace(_CONFIG, aggregator=aggregator)
+      for aggregator in (
+        privacy.PrivateMean(
+          epsilon=3.0, delta=0.01, clip='fixed:0.5', metrics='none'
+        ),
+        privacy.DistributedPrivateMean(noise_multiplier=2.0, bits=16),
+      )
+    ),
     dataclasses.replace(
       _CONFIG,
       cohort_size={1: 2, 5: 4},

@@ -110,7 +110,7 @@ def test_domains_count_the_same_in_the_warm_up_where_they_do_in_the_method(
   found = warm_up.run(
     unweighted, model, data, str(tmp_path), show_progress=False
   )
-  started = warm_up.started(_CONFIG, model, directory)
+  started = warm_up.with_initial_weights(_CONFIG, model, directory)
   assert not started.domains.reweighted
   assert toy_problems.differ(
     dict(found.initial_weights), dict(started.initial_weights)
@@ -119,7 +119,7 @@ def test_domains_count_the_same_in_the_warm_up_where_they_do_in_the_method(
 
 def test_the_method_starts_from_the_model_of_the_warm_up(directory):
   model = _CONFIG.build_model(_CONFIG.load_data())
-  started = warm_up.started(_CONFIG, model, directory)
+  started = warm_up.with_initial_weights(_CONFIG, model, directory)
   with run_store.RunStore.open_for_reading(f'{directory}/warmup') as store:
     assert store.config['algorithm'] == 'fed_avg'
     assert store.last_round == 2
@@ -320,8 +320,12 @@ def test_an_unfinished_run_is_refused(before, tmp_path):
 
 def test_a_run_whose_beginning_is_gone_cannot_be_opened(tmp_path):
   for config, use, words in (
-    (_CONFIG, warm_up.started, 'found no run. Give the number'),
-    (_after('elsewhere'), warm_up.started, 'There is no initial_weights.npz'),
+    (_CONFIG, warm_up.with_initial_weights, 'found no run. Give the number'),
+    (
+      _after('elsewhere'),
+      warm_up.with_initial_weights,
+      'There is no initial_weights.npz',
+    ),
     (_after('nowhere'), warm_up.run, 'There is no run in .*nowhere'),
   ):
     data = config.load_data()

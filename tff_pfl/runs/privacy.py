@@ -25,26 +25,16 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, ClassVar, Optional, Union
 
 import dp_accounting
 import numpy as np
 import tree
 
 from tff_pfl import errors
-from tff_pfl.core import (
-  aggregators,
-  personalized_process,
-  private_mean,
-)
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.core import options, personalized_process, private_mean
 from tff_pfl.runs import client_sampling
-
-if TYPE_CHECKING:
-  from tff_pfl.runs import run_config
-
-# The aggregators with noise, of which the settings `dp_*` of a run are: the
-# server adds it, or the clients do.
-PRIVATE, DISTRIBUTED = 'dp', 'ddp'
 
 # A few: any order gives a bound, and large ones take long.
 _ORDERS = (
@@ -216,112 +206,125 @@ def _expect_plain(sampler):
   )
 
 
-def expect_settings(config: run_config.RunConfig) -> None:
-  """Raises `ValueError` unless a run's aggregator and `dp_*` fit each other."""
-  if config.aggregator not in (PRIVATE, DISTRIBUTED):
-    aggregators.make_aggregator(config.aggregator)
-    for field in dataclasses.fields(config):
-      value = getattr(config, field.name)
-      errors.expect(
-        not field.name.startswith('dp_') or value == field.default,
-        field.name,
-        f'{field.default} without aggregator {PRIVATE} or {DISTRIBUTED}',
-        value,
-      )
-    return
-  is_distributed = config.aggregator == DISTRIBUTED
-  of_fixed_cohorts = (
-    f'with aggregator {config.aggregator}, whose epsilon is of cohorts of one '
-    'size among all clients'
-  )
-  for name, fits, wanted in (
-    (
-      'dp_epsilon',
-      not is_distributed or config.dp_epsilon is None,
-      f'None with aggregator {DISTRIBUTED}, which takes a noise multiplier',
-    ),
-    (
-      'dp_epsilon',
-      (config.dp_epsilon is None) != (config.dp_noise_multiplier is None),
-      'given, or else `dp_noise_multiplier`, and not both',
-    ),
-    (
-      'dp_bits',
-      is_distributed or config.dp_bits == type(config).dp_bits,
-      f'{type(config).dp_bits} without aggregator {DISTRIBUTED}',
-    ),
-    (
-      'client_weighting',
-      config.client_weighting != 'num_examples',
-      f'uniform or none with aggregator {config.aggregator}, to which all '
-      'clients are alike',
-    ),
-    (
-      'num_warmup_rounds',
-      config.num_warmup_rounds == 0,
-      f'0 with aggregator {config.aggregator}, whose epsilon is of one run',
-    ),
-    (
-      'cohort_size',
-      isinstance(config.cohort_size, int),
-      f'one number {of_fixed_cohorts}',
-    ),
-    ('dropout_rate', config.dropout_rate == 0, f'0 {of_fixed_cohorts}'),
-    ('join_rounds', config.join_rounds is None, f'None {of_fixed_cohorts}'),
-  ):
-    errors.expect(fits, name, wanted, getattr(config, name))
-  if config.dp_epsilon is not None:
-    errors.expect_positive('dp_epsilon', config.dp_epsilon)
-  if config.dp_delta is not None:
-    errors.expect_share('dp_delta', config.dp_delta, '(0, 1)')
-  if config.dp_noise_multiplier is not None:
-    aggregator_of(config)
-  else:
-    # Any noise: how much it takes for this epsilon is found later.
-    private_mean.PrivateMeanFactory(1.0, config.cohort_size, config.dp_clip)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivateMean:
+  """A mean of clipped updates, to whose sum the server adds noise.
 
+  Attributes:
+    epsilon: Epsilon of the whole run, positive; the noise for it is found.
+    noise_multiplier: Noise of a round in clipping norms, 0 or more, given
+      instead of epsilon.
+    delta: Delta of epsilon, in (0, 1); None for number of clients ** -1.1.
+    clip: Norm to which the vector that a client sends is clipped, fixed:<norm>
+      or (but for ddp) adaptive:<quantile> of the norms.
+    metrics: Metrics of training (losses, scores, counts) that leave clients,
+      without noise: plain for all, or none.
 
-def accounting_of(config: run_config.RunConfig) -> Optional[Accounting]:
-  """The privacy of a run; None where there is no noise."""
-  if (
-    config.aggregator not in (PRIVATE, DISTRIBUTED)
-    or config.dp_noise_multiplier == 0
-  ):
-    return None
-  sampler = config.sampler()
-  delta = config.dp_delta
-  if delta is None:
-    delta = default_delta(config.num_clients)
-  noise_multiplier = config.dp_noise_multiplier
-  if noise_multiplier is None:
-    noise_multiplier = find_noise_multiplier(
-      config.dp_epsilon, delta, sampler, config.num_rounds
+  Raises:
+    ValueError: If a value is out of its range, or not just one of `epsilon` and
+      `noise_multiplier` is given.
+  """
+
+  name: ClassVar[str] = 'dp'
+
+  epsilon: Optional[float] = hparams_lib.positive(None)
+  noise_multiplier: Optional[float] = None
+  delta: Optional[float] = hparams_lib.share(None, '(0, 1)')
+  clip: str = 'adaptive:0.5'
+  metrics: str = hparams_lib.one_of('plain', options.TRAINING_METRICS)
+
+  def __post_init__(self):
+    errors.expect(
+      (self.epsilon is None) != (self.noise_multiplier is None),
+      'epsilon',
+      'given, or else `noise_multiplier`, and not both',
+      self.epsilon,
     )
-  return Accounting(
-    noise_multiplier, sampler, delta, config.aggregator == DISTRIBUTED
-  )
+    hparams_lib.check_fields(self)
+    noise = 1.0 if self.noise_multiplier is None else self.noise_multiplier
+    private_mean.PrivateMeanFactory(noise, 1, self.clip)
+
+  def accounting(
+    self, sampler: client_sampling.CohortSampler, num_rounds: int
+  ) -> Optional[Accounting]:
+    """The privacy of a run of so many rounds; None without noise."""
+    if self.noise_multiplier == 0:
+      return None
+    delta = self.delta or default_delta(sampler.num_clients)
+    noise_multiplier = self.noise_multiplier or find_noise_multiplier(
+      self.epsilon, delta, sampler, num_rounds
+    )
+    return Accounting(noise_multiplier, sampler, delta)
+
+  def factory(
+    self, sampler: client_sampling.CohortSampler, num_rounds: int
+  ) -> private_mean.PrivateMeanFactory:
+    """The aggregation of such a run; its noise has the sampler's seed."""
+    accounting = self.accounting(sampler, num_rounds)
+    return private_mean.PrivateMeanFactory(
+      accounting.noise_multiplier if accounting else 0.0,
+      sampler.cohort_size,
+      self.clip,
+      sampler.seed,
+    )
 
 
-def aggregator_of(
-  config: run_config.RunConfig,
-) -> aggregators.AggregationFactory:
-  """The aggregation of a run, with its noise."""
-  if config.aggregator == DISTRIBUTED:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistributedPrivateMean:
+  """A mean of clipped updates to which clients add discrete noise.
+
+  Attributes:
+    noise_multiplier: Noise of a round in clipping norms, positive.
+    delta: Delta of epsilon, in (0, 1); None for number of clients ** -1.1.
+    clip: Norm to which the vector that a client sends is clipped, fixed:<norm>.
+    bits: Bits of a number of the sum, 1 to 22.
+    metrics: Metrics of training (losses, scores, counts) that leave clients,
+      without noise: plain for all, or none.
+
+  Raises:
+    ValueError: If a value is out of its range, or no noise is given.
+  """
+
+  name: ClassVar[str] = 'ddp'
+
+  noise_multiplier: Optional[float] = None
+  delta: Optional[float] = hparams_lib.share(None, '(0, 1)')
+  clip: str = 'fixed:1.0'
+  bits: int = 20
+  metrics: str = hparams_lib.one_of('plain', options.TRAINING_METRICS)
+
+  def __post_init__(self):
+    hparams_lib.check_fields(self)
+    self._factory(1)
+
+  def accounting(
+    self, sampler: client_sampling.CohortSampler, num_rounds: int
+  ) -> Accounting:
+    """The privacy of a run, whatever its number of rounds."""
+    del num_rounds
+    return Accounting(
+      self.noise_multiplier,
+      sampler,
+      self.delta or default_delta(sampler.num_clients),
+      is_distributed=True,
+    )
+
+  def factory(
+    self, sampler: client_sampling.CohortSampler, num_rounds: int
+  ) -> private_mean.DistributedPrivateMeanFactory:
+    """The aggregation of such a run."""
+    del num_rounds
+    return self._factory(sampler.cohort_size)
+
+  def _factory(self, clients_per_round):
     return private_mean.DistributedPrivateMeanFactory(
-      config.dp_noise_multiplier,
-      config.cohort_size,
-      config.dp_clip,
-      config.dp_bits,
+      self.noise_multiplier, clients_per_round, self.clip, self.bits
     )
-  if config.aggregator != PRIVATE:
-    return aggregators.make_aggregator(config.aggregator)
-  accounting = accounting_of(config)
-  return private_mean.PrivateMeanFactory(
-    accounting.noise_multiplier if accounting else 0.0,
-    config.cohort_size,
-    config.dp_clip,
-    config.seed,
-  )
+
+
+Aggregator = Union[PrivateMean, DistributedPrivateMean]
+# By the name that flags and stored settings have.
+AGGREGATORS = {a.name: a for a in (PrivateMean, DistributedPrivateMean)}
 
 
 def _epsilon(delta, *divergences):

@@ -26,6 +26,7 @@ from tff_pfl.runs import (
   personalized_evaluation,
   report,
   run_store,
+  warm_up,
 )
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.runtime import base as runtime_base
@@ -348,7 +349,8 @@ class Run:
   def _own_model(self):
     if self._start_of is not self:
       return self._start_of._own_model
-    return self.config.started_model(self.data, self.directory)
+    model = self.config.build_model(self.data)
+    return warm_up.with_initial_weights(self.config, model, self.directory)
 
   # Models.
 

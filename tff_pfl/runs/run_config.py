@@ -7,11 +7,12 @@ which is how a run is resumed and its personal models are used.
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import (
+  aggregators,
   attacks,
   personalized_process,
   phases,
@@ -54,14 +55,8 @@ class RunConfig:
       `domain_models.KINDS`.
     reweight_domains: Whether all domains count the same where all of the
       model's weights are trained together.
-    aggregator: What `aggregators.make_aggregator` takes, or for means with
-      noise 'dp' and 'ddp', see `privacy`, as for the next ones.
-    dp_epsilon: What the run tells of a client: the noise for it is found.
-    dp_noise_multiplier: In its place, the noise of a round in clipping norms.
-    dp_delta: That of epsilon; None for `privacy.default_delta`.
-    dp_clip: The `clip` of `private_mean.PrivateMeanFactory`.
-    dp_bits: Those of `private_mean.DistributedPrivateMeanFactory`.
-    dp_metrics: The `training_metrics` of `ProcessOptions`.
+    aggregator: A name for `aggregators.make_aggregator`, or a mean with noise,
+      `privacy.PrivateMean` or `privacy.DistributedPrivateMean`.
     attack: What some clients do, see `attacks.make_attack`.
     attacked_fraction: Share of the clients that do; they are not scored.
     client_weighting: 'num_examples', 'uniform', or None for the method's own.
@@ -111,13 +106,7 @@ class RunConfig:
   model_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   domain_model: str = 'shared'
   reweight_domains: bool = False
-  aggregator: str = 'mean'
-  dp_epsilon: Optional[float] = None
-  dp_noise_multiplier: Optional[float] = None
-  dp_delta: Optional[float] = None
-  dp_clip: str = 'adaptive:0.5'
-  dp_bits: int = 20
-  dp_metrics: str = 'plain'
+  aggregator: Union[str, privacy.Aggregator] = 'mean'
   attack: str = 'none'
   attacked_fraction: float = 0.0
   client_weighting: Optional[str] = None
@@ -205,7 +194,7 @@ class RunConfig:
     sampler = self.sampler()
     object.__setattr__(self, 'cohort_size', sampler.cohort_size)
     self._make_attack()
-    privacy.expect_settings(self)
+    self._check_aggregator()
     training.expect_all_clients(
       getattr(self.hparams, 'num_clients', None), self.num_clients
     )
@@ -223,6 +212,51 @@ class RunConfig:
       '0 with server_optimizer adam, which has its own',
       self.server_momentum,
     )
+
+  def _check_aggregator(self):
+    """Raises `ValueError` if it does not exist or fit the other settings."""
+    if isinstance(self.aggregator, str):
+      self._make_aggregator()
+      return
+    errors.expect_type(
+      self.aggregator,
+      tuple(privacy.AGGREGATORS.values()),
+      'aggregator',
+      'a name or a mean of `privacy`, for settings are stored as JSON; give '
+      'another to `registry.build`, and its process to `training.run`',
+    )
+    for name, fits, wanted in (
+      (
+        'client_weighting',
+        self.client_weighting != 'num_examples',
+        'uniform or None',
+      ),
+      ('num_warmup_rounds', self.num_warmup_rounds == 0, '0'),
+      ('cohort_size', isinstance(self.cohort_size, int), 'one number'),
+      ('dropout_rate', self.dropout_rate == 0, '0'),
+      ('join_rounds', self.join_rounds is None, 'None'),
+    ):
+      errors.expect(
+        fits,
+        name,
+        f'{wanted} with aggregator {self.aggregator.name}, whose epsilon is of '
+        'one run of fixed cohorts among all clients, who weigh the same',
+        getattr(self, name),
+      )
+    if self.aggregator.noise_multiplier is not None:
+      # How much noise an epsilon takes is found later, for that takes a while.
+      self._make_aggregator()
+
+  def _make_aggregator(self):
+    if isinstance(self.aggregator, str):
+      return aggregators.make_aggregator(self.aggregator)
+    return self.aggregator.factory(self.sampler(), self.num_rounds)
+
+  def accounting(self) -> Optional[privacy.Accounting]:
+    """The privacy of the run; None without noise."""
+    if isinstance(self.aggregator, str):
+      return None
+    return self.aggregator.accounting(self.sampler(), self.num_rounds)
 
   def _make_attack(self):
     return attacks.make_attack(
@@ -252,6 +286,11 @@ class RunConfig:
       name: str(value) if str(value) in _INFINITIES else value
       for name, value in settings['hparams'].items()
     }
+    if not isinstance(self.aggregator, str):
+      settings['aggregator'] = {
+        'name': self.aggregator.name,
+        **settings['aggregator'],
+      }
     settings['metrics'] = list(self.metrics)
     settings['dataset_arguments'] = dict(self.dataset_arguments)
     settings['model_arguments'] = {
@@ -287,9 +326,14 @@ class RunConfig:
       name: float(value) if value in _INFINITIES else value
       for name, value in settings['hparams'].items()
     }
+    aggregator = settings['aggregator']
+    if not isinstance(aggregator, str):
+      aggregator = dict(aggregator)
+      aggregator = privacy.AGGREGATORS[aggregator.pop('name')](**aggregator)
     return cls(
       **{
         **{name: settings[name] for name in own},
+        'aggregator': aggregator,
         'hparams': algorithm.hparams(**hparams),
         'personalization': personalization_lib.Personalization(
           **settings['personalization']
@@ -345,12 +389,6 @@ class RunConfig:
       reweighted=self.reweight_domains,
     )
 
-  def started_model(
-    self, data: datasets.FederatedDataset, output_dir: str
-  ) -> split_model.SplitModel:
-    """The model with the weights that the run in a folder started from."""
-    return warm_up.started(self, self.build_model(data), output_dir)
-
   def build_process(
     self, model: split_model.SplitModel
   ) -> personalized_process.PersonalizedProcess:
@@ -359,8 +397,8 @@ class RunConfig:
       self.algorithm,
       model,
       self.hparams,
-      aggregator=privacy.aggregator_of(self),
-      training_metrics=self.dp_metrics,
+      aggregator=self._make_aggregator(),
+      training_metrics=getattr(self.aggregator, 'metrics', 'plain'),
       attack=self._make_attack(),
       client_weighting=self.client_weighting,
       stateless=self.stateless,
@@ -434,7 +472,7 @@ class RunConfig:
       rounds_per_evaluation=self.rounds_per_evaluation,
       num_final_evaluations=self.num_final_evaluations,
       runtime=self.runtime,
-      accounting=privacy.accounting_of(self),
+      accounting=self.accounting(),
       settings={
         **self.settings(),
         # With what the method does by itself spelt out.

@@ -40,7 +40,7 @@ FILE_NAME = 'run.sqlite'
 
 # Marks a SQLite file as ours ("tfpf"), with the version of the tables.
 _APPLICATION_ID = 0x74667066
-_VERSION = 5
+_VERSION = 6
 _SCHEMA = (
   f'PRAGMA application_id = {_APPLICATION_ID}',
   f'PRAGMA user_version = {_VERSION}',

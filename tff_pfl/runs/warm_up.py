@@ -19,7 +19,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tqdm
@@ -37,15 +37,15 @@ from tff_pfl.runs import (
 )
 from tff_pfl.runtime import folders
 
-if TYPE_CHECKING:
-  from tff_pfl.runs import run_config
+# A `RunConfig`: its module takes this one to run.
+_Config = Any
 
 FOLDER = 'warmup'
 INITIAL_WEIGHTS_NAME = 'initial_weights.npz'
 INITIAL_RUN_PARTS = ('all', 'body')
 
 
-def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
+def config_of(config: _Config) -> _Config:
   """The settings of a run's warm-up."""
   hparams = config.hparams
   known = hparams_lib.LocalTrainingHParams, hparams_lib.HeadAndBodyHParams
@@ -87,13 +87,13 @@ def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
 
 
 def run(
-  config: run_config.RunConfig,
+  config: _Config,
   model: split_model.SplitModel,
   data: datasets.FederatedDataset,
   output_dir: str,
   **options: Any,
 ) -> split_model.SplitModel:
-  """Does what is left to do before a run; returns `started`.
+  """Does what is left to do before a run; returns `with_initial_weights`.
 
   Args:
     config: The run's settings.
@@ -108,7 +108,7 @@ def run(
     RunError: If it cannot be read, or the warm-up cannot start or go on.
   """
   if run_store.has_run(output_dir):
-    return started(config, model, output_dir)
+    return with_initial_weights(config, model, output_dir)
   if config.num_warmup_rounds:
     before, folder = config_of(config), os.path.join(output_dir, FOLDER)
     first = run(before, model, data, folder)
@@ -122,11 +122,11 @@ def run(
     path = os.path.join(output_dir, INITIAL_WEIGHTS_NAME)
     with folders.atomic_file(path, 'wb') as file:
       np.savez(file, **weights)
-  return started(config, model, output_dir)
+  return with_initial_weights(config, model, output_dir)
 
 
-def started(
-  config: run_config.RunConfig,
+def with_initial_weights(
+  config: _Config,
   model: split_model.SplitModel,
   output_dir: str,
 ) -> split_model.SplitModel:
@@ -189,7 +189,9 @@ def _model_of_run(config, model):
       f'a finished run, with its {other.num_rounds} rounds',
       f'{store.last_round} in {directory}',
     )
-    own_model = started(other, other.build_model(other.load_data()), directory)
+    own_model = with_initial_weights(
+      other, other.build_model(other.load_data()), directory
+    )
     process = other.build_process(own_model)
     errors.expect(
       process.has_global_model,
