@@ -341,13 +341,13 @@ def _arrays(name: str, parts: Sequence[_Part]) -> dict[str, np.ndarray]:
     _check_cifar(parts)
   num_train = max(1, len(parts) - 1)
   arrays = {}
-  for suffix, of_split in (
+  for suffix, chosen in (
     ('', parts[:num_train]),
     ('_test', parts[num_train:]),
   ):
-    if of_split:
-      arrays[f'x{suffix}'] = np.concatenate([part.x for part in of_split])
-      arrays[f'y{suffix}'] = np.concatenate([part.y for part in of_split])
+    if chosen:
+      arrays[f'x{suffix}'] = np.concatenate([part.x for part in chosen])
+      arrays[f'y{suffix}'] = np.concatenate([part.y for part in chosen])
   if parts[0].client is not None:
     arrays['client'] = parts[0].client
   return arrays

@@ -24,12 +24,12 @@ _HELP = ('--help', '-help', '--helpshort', '-helpshort', '-?')
 
 def _as_flag(match: re.Match) -> str:
   """The flag of an argument that the library names: `x` is --x, or --its_x."""
-  of_method, name = match.groups()
-  if name in flags.FLAGS and not of_method:
+  is_hparam, name = match.groups()
+  if name in flags.FLAGS and not is_hparam:
     return f'--{name}'
   named = [flag for flag in flags.FLAGS if flag.endswith(f'_{name}')]
   given = [flag for flag in named if flags.FLAGS[flag].present]
-  if of_method:
+  if is_hparam:
     given = given or named
   return f'--{given[0]}' if len(given) == 1 else match[0]
 

@@ -181,9 +181,9 @@ _HPARAM_FLAGS: dict[str, dict[str, str]] = {
   }
   for name, algorithm in registry.ALGORITHMS.items()
 }
-for _algorithm, _of_one in _HPARAM_FLAGS.items():
+for _algorithm, _own_flags in _HPARAM_FLAGS.items():
   _owner = registry.ALGORITHMS[_algorithm].hparams
-  for _field, _name in _of_one.items():
+  for _field, _name in _own_flags.items():
     _text = f'{_algorithm}: {hparams_lib.help_text(_owner, _field)}'
     argument_flags.define_field(_name, _owner, _field, _text)
 # All but those of methods, models and such, which --help has where selected.
@@ -232,7 +232,11 @@ def _names() -> list[str]:
     *_PRIVACY_ARGUMENTS.names(),
     *_MODEL_ARGUMENTS.names(),
     *DATASET_ARGUMENTS.names(),
-    *(flag for of_one in _HPARAM_FLAGS.values() for flag in of_one.values()),
+    *(
+      flag
+      for own_flags in _HPARAM_FLAGS.values()
+      for flag in own_flags.values()
+    ),
   ]
 
 
@@ -300,11 +304,11 @@ def personalization_from_flags(
     **defaults: Values where flags are not given.
   """
   owner = personalization.Personalization
-  of_flags = _given(owner, _PERSONALIZATION)
-  given = {**defaults, **of_flags}
-  if 'num_epochs' in of_flags:
+  set_by_flags = _given(owner, _PERSONALIZATION)
+  given = {**defaults, **set_by_flags}
+  if 'num_epochs' in set_by_flags:
     # Steps by default would be instead of them.
-    given['num_steps'] = of_flags.get('num_steps')
+    given['num_steps'] = set_by_flags.get('num_steps')
   if not has_variants and given.get('fine_tune', 'method') not in (
     'head',
     'all',

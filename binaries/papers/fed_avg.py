@@ -37,7 +37,8 @@ from matplotlib.figure import Figure
 from sklearn import metrics
 
 from tff_pfl import datasets
-from tff_pfl.comparisons import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, panels, paper
+from tff_pfl.comparisons import context as context_lib
 from tff_pfl.core import personalization
 from tff_pfl.runs import new_clients, representation
 from tff_pfl.runs import run as run_lib
@@ -154,7 +155,7 @@ def _method(num_local_steps: int) -> str:
 
 
 def _train(
-  lab: laboratory.Laboratory,
+  context: context_lib.Context,
   classes: Optional[Sequence[int]] = None,
 ) -> Iterator[tuple[Mapping[str, Any], run_lib.Run, runtime_base.Runtime]]:
   """Trains on some classes, or all, with numbers of local steps and all seeds.
@@ -163,11 +164,11 @@ def _train(
     Of each run the columns of a table that name it, the run itself, open, and a
     runtime for what is done with it.
   """
-  sizes = lab.sizes
+  sizes = context.sizes
   trials = {
-    (steps, seed): lab.trial(
-      laboratory.Method('FedAvg', 'fed_avg', {'num_steps': steps}),
-      laboratory.sgd(sizes),
+    (steps, seed): context.trial(
+      context_lib.Method('FedAvg', 'fed_avg', {'num_steps': steps}),
+      context_lib.sgd(sizes),
       seed=seed,
       label=f'{steps}_steps_{"all" if classes is None else "old"}_classes',
       dataset_arguments={'classes': classes},
@@ -179,9 +180,9 @@ def _train(
       num_final_evaluations=1,
     )
     for steps in sizes.nums_local_steps
-    for seed in lab.seeds
+    for seed in context.seeds
   }
-  for (steps, seed), finished in lab.progress(lab.run(trials).items()):
+  for (steps, seed), finished in context.progress(context.run(trials).items()):
     last = finished.evaluations[-1]
     columns = {
       'method': _method(steps),
@@ -189,7 +190,7 @@ def _train(
       'training_accuracy': last['global']['accuracy'],
     }
     run = finished.open()
-    with lab.create_runtime() as runtime:
+    with context.create_runtime() as runtime:
       yield columns, run, runtime
 
 
@@ -199,11 +200,11 @@ def _test_images(arrays: datasets.Arrays) -> np.ndarray:
   return images if arrays.transform is None else arrays.transform(images)
 
 
-def measure_cosine(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_cosine(context: context_lib.Context) -> paper.Rows:
   """The similarity of each two classes' features, and the model's accuracy."""
-  arrays = lab.load_arrays(lab.sizes.dataset)
+  arrays = context.load_arrays(context.sizes.dataset)
   images = _test_images(arrays)
-  for columns, run, runtime in _train(lab):
+  for columns, run, runtime in _train(context):
     features = representation.body_features(
       run.model, run.global_weights(runtime), images
     )
@@ -296,15 +297,17 @@ def _new_clients(
     personalization.Personalization(
       fine_tune='all',
       num_epochs=sizes.num_fine_tuning_epochs,
-      **laboratory.sgd(sizes),
+      **context_lib.sgd(sizes),
     ),
   )
 
 
-def measure_new_classes(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_new_classes(context: context_lib.Context) -> paper.Rows:
   """Mean accuracies of new clients after fine-tuning."""
-  sizes = lab.sizes
-  new_classes = lab.load_arrays(sizes.dataset).class_subset(sizes.new_classes)
+  sizes = context.sizes
+  new_classes = context.load_arrays(sizes.dataset).class_subset(
+    sizes.new_classes
+  )
   kinds = {
     f'new classes of {sizes.dataset}': (
       sizes.old_classes,
@@ -313,10 +316,10 @@ def measure_new_classes(lab: laboratory.Laboratory) -> paper.Rows:
     )
   }
   if sizes.new_dataset is not None:
-    new_dataset = lab.load_arrays(sizes.new_dataset)
+    new_dataset = context.load_arrays(sizes.new_dataset)
     kinds[sizes.new_dataset] = None, new_dataset, sizes.nums_examples_elsewhere
   for kind, (old_classes, arrays, nums_examples) in kinds.items():
-    runs = _train(lab, old_classes)
+    runs = _train(context, old_classes)
     for columns, run, runtime in runs:
       clients, fine_tuning = _new_clients(run, arrays, sizes)
       for num_examples in nums_examples:
@@ -342,18 +345,18 @@ def make_new_classes_claims(
         f'Fine-tuned on {num} examples of {kind}, FedAvg is more accurate than'
         ' D-SGD',
         f'{_PAPER}, figure 5, {panel}',
-        table.lead(
+        table.paired_difference(
           'accuracy', fed_avg, _D_SGD, new_clients=kind, num_examples=num
         ),
       )
 
 
-def measure_cka(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_cka(context: context_lib.Context) -> paper.Rows:
   """How similar fine-tuning leaves each layer, mean over new clients."""
-  sizes = lab.sizes
-  arrays = lab.load_arrays(sizes.dataset).class_subset(sizes.new_classes)
+  sizes = context.sizes
+  arrays = context.load_arrays(sizes.dataset).class_subset(sizes.new_classes)
   images = _test_images(arrays)
-  runs = _train(lab, sizes.old_classes)
+  runs = _train(context, sizes.old_classes)
   for columns, run, runtime in runs:
     clients, fine_tuning = _new_clients(run, arrays, sizes)
     models = new_clients.fit(

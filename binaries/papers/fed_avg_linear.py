@@ -40,7 +40,8 @@ from matplotlib.figure import Figure
 
 from binaries.papers.linear import methods, model, problem, simulation
 from tff_pfl import plots
-from tff_pfl.comparisons import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, panels, paper
+from tff_pfl.comparisons import context as context_lib
 
 _PAPER = 'FedAvg with fine-tuning'
 _FIGURE_1 = f'{_PAPER}, figure 1'
@@ -145,17 +146,17 @@ def _train(
     )
 
 
-def measure_representation(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_representation(context: context_lib.Context) -> paper.Rows:
   """Distance and gradient by round, and of each run how fast it fell."""
-  partial = lab.sizes.participation
-  for seed, (start, share) in lab.progress(
+  partial = context.sizes.participation
+  for seed, (start, share) in context.progress(
     itertools.product(
-      lab.seeds, ((_RANDOM, None), (_RANDOM, partial), (_CLOSE_BY, None))
+      context.seeds, ((_RANDOM, None), (_RANDOM, partial), (_CLOSE_BY, None))
     )
   ):
-    truth = _problem(lab.sizes, seed)
+    truth = _problem(context.sizes, seed)
     for name, history in _train(
-      lab.sizes, truth, start, seed, participation=share or 1.0
+      context.sizes, truth, start, seed, participation=share or 1.0
     ):
       method = name if share is None else _PARTIAL(name, share)
       for row in simulation.rows(history):
@@ -256,10 +257,10 @@ def draw_representation(
     )
 
 
-def measure_new_client(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_new_client(context: context_lib.Context) -> paper.Rows:
   """The new clients' mean error by number of samples."""
-  sizes = lab.sizes
-  for seed in lab.progress(lab.seeds):
+  sizes = context.sizes
+  for seed in context.progress(context.seeds):
     truth = _problem(sizes, seed)
     runs = _train(
       sizes, truth, _RANDOM, seed, rounds_per_record=sizes.num_rounds
@@ -289,7 +290,9 @@ def new_client_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       f"FedAvg's model fine-tuned on {num_samples} samples of a new client has "
       "a smaller error than D-GD's: the difference",
       _FIGURE_3_RIGHT,
-      table.lead('error', _D_GD, _FED_AVG, num_samples=num_samples),
+      table.paired_difference(
+        'error', _D_GD, _FED_AVG, num_samples=num_samples
+      ),
     )
 
 

@@ -45,7 +45,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tff_pfl import errors, plots
-from tff_pfl.comparisons import claims, laboratory, methods, panels, paper
+from tff_pfl.comparisons import claims, methods, panels, paper
+from tff_pfl.comparisons import context as context_lib
 from tff_pfl.core import personalization
 
 SA, WA = 'FedDAR-SA', 'FedDAR-WA'
@@ -109,7 +110,7 @@ class Sizes:
 
   def fine_tuning(self) -> personalization.Personalization:
     """How clients fine-tune, where they do."""
-    training = laboratory.sgd(self)
+    training = context_lib.sgd(self)
     training['learning_rate'] *= self.fine_tuning_rate
     return personalization.Personalization(
       num_epochs=self.num_fine_tuning_epochs, **training
@@ -158,55 +159,55 @@ FAST = Sizes(
 )
 
 
-def fed_dar(sizes: Sizes) -> Sequence[laboratory.Method]:
+def fed_dar(sizes: Sizes) -> Sequence[context_lib.Method]:
   """FedDAR with both aggregations."""
   projection = {'projection_dim': sizes.projection_dim}
   return [
-    laboratory.Method(WA, 'fed_dar', WEIGHTED_AVERAGE),
-    laboratory.Method(SA, 'fed_dar', projection),
+    context_lib.Method(WA, 'fed_dar', WEIGHTED_AVERAGE),
+    context_lib.Method(SA, 'fed_dar', projection),
   ]
 
 
-def baselines(sizes: Sizes) -> Sequence[laboratory.Method]:
+def baselines(sizes: Sizes) -> Sequence[context_lib.Method]:
   """All methods of tables 1 and 3, but FedBN."""
   half = {'num_warmup_rounds': sizes.num_rounds // 2}
   reweighted = {'reweight_domains': True}
   multi_head = {**reweighted, 'domain_model': 'multi_head'}
   domain_input = {**reweighted, 'domain_model': 'input'}
   return [
-    laboratory.Method('Local', 'local_only'),
-    laboratory.Method('Separate FedAvg', 'separate_fed_avg'),
-    laboratory.Method(_FED_AVG, 'fed_avg', fine_tuned='FedAvg + FT'),
-    laboratory.Method('FedAvg + separate FT', 'separate_fed_avg', config=half),
-    laboratory.Method(_REWEIGHTED, 'fed_avg', config=reweighted),
-    laboratory.Method(_MULTI_HEAD, 'fed_avg', config=multi_head),
-    laboratory.Method(
+    context_lib.Method('Local', 'local_only'),
+    context_lib.Method('Separate FedAvg', 'separate_fed_avg'),
+    context_lib.Method(_FED_AVG, 'fed_avg', fine_tuned='FedAvg + FT'),
+    context_lib.Method('FedAvg + separate FT', 'separate_fed_avg', config=half),
+    context_lib.Method(_REWEIGHTED, 'fed_avg', config=reweighted),
+    context_lib.Method(_MULTI_HEAD, 'fed_avg', config=multi_head),
+    context_lib.Method(
       'FedAvg, domain as input', 'fed_avg', config=domain_input
     ),
-    laboratory.Method('FedProx', 'fed_prox', fine_tuned='FedProx + FT'),
-    laboratory.Method('FedMinMax', 'fed_min_max'),
-    laboratory.Method('FedRep', 'fed_rep'),
-    laboratory.Method('FedPer', 'fed_per'),
-    laboratory.Method('LG-FedAvg', 'lg_fed_avg'),
+    context_lib.Method('FedProx', 'fed_prox', fine_tuned='FedProx + FT'),
+    context_lib.Method('FedMinMax', 'fed_min_max'),
+    context_lib.Method('FedRep', 'fed_rep'),
+    context_lib.Method('FedPer', 'fed_per'),
+    context_lib.Method('LG-FedAvg', 'lg_fed_avg'),
   ]
 
 
 def run(
-  lab: laboratory.Laboratory,
-  compared: Sequence[laboratory.Method],
+  context: context_lib.Context,
+  compared: Sequence[context_lib.Method],
   partitions: Mapping[str, str],
 ) -> paper.Rows:
   """The scores of all methods on all partitions."""
-  return map(row, results(lab, compared, partitions))
+  return map(row, results(context, compared, partitions))
 
 
 def results(
-  lab: laboratory.Laboratory,
-  compared: Sequence[laboratory.Method],
+  context: context_lib.Context,
+  compared: Sequence[context_lib.Method],
   partitions: Mapping[str, str],
 ) -> Iterator[methods.Result]:
   """The results of all methods on all partitions."""
-  sizes = lab.sizes
+  sizes = context.sizes
 
   def with_warm_up(method):
     # Rounds of a warm-up are a part of all rounds.
@@ -221,15 +222,15 @@ def results(
       }
     )
 
-  settings = {
-    name: methods.Setting(
+  conditions = {
+    name: methods.Condition(
       list(map(with_warm_up, compared)), {'partition': partition}
     )
     for name, partition in partitions.items()
   }
   return methods.run(
-    lab,
-    settings,
+    context,
+    conditions,
     cohort_size=sizes.num_clients,
     personalization=sizes.fine_tuning(),
   )
@@ -263,13 +264,13 @@ def row(result: methods.Result) -> Mapping[str, Any]:
   return {**result.columns(), **values}
 
 
-def measure_domains(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_domains(context: context_lib.Context) -> paper.Rows:
   """The scores of FedDAR and all baselines on mixtures of domains."""
-  sizes = lab.sizes
+  sizes = context.sizes
   compared = [*baselines(sizes), *fed_dar(sizes)]
-  if lab.settings.fast:
+  if context.settings.fast:
     compared = [m for m in compared if m.name in _FAST_METHODS]
-  yield from run(lab, compared, sizes.partitions)
+  yield from run(context, compared, sizes.partitions)
 
 
 def domains_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
@@ -323,7 +324,7 @@ def domains_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
         f'With {partition} FedDAR-SA serves the worst domain better than the '
         f'best other method, {best}',
         'FedDAR, table 1',
-        here.lead('min', SA, best),
+        here.paired_difference('min', SA, best),
       )
     ranges = [np.ptp(score('mean', name), axis=1) for name in (SA, _FED_AVG)]
     yield claims.difference(
@@ -351,19 +352,19 @@ def draw_domains(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
     )
 
 
-def measure_digits(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_digits(context: context_lib.Context) -> paper.Rows:
   """The scores of table 5's methods, and of FedBN."""
-  sizes = lab.sizes
+  sizes = context.sizes
   normalized = {
     'model_arguments': {**sizes.model_arguments, 'normalization': 'batch'}
   }
   compared = [
     *(method for method in baselines(sizes) if method.name in _TABLE_5),
     fed_dar(sizes)[0],
-    laboratory.Method(_NORMALIZED, 'fed_avg', config=normalized),
-    laboratory.Method(_FED_BN, 'fed_bn', config=normalized),
+    context_lib.Method(_NORMALIZED, 'fed_avg', config=normalized),
+    context_lib.Method(_FED_BN, 'fed_bn', config=normalized),
   ]
-  yield from run(lab, compared, sizes.partitions)
+  yield from run(context, compared, sizes.partitions)
 
 
 def digits_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
@@ -377,7 +378,7 @@ def digits_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     yield claims.difference(
       f'With {partition} {ahead} is better on average than {behind}',
       source,
-      here.lead('mean', ahead, behind),
+      here.paired_difference('mean', ahead, behind),
     )
     for column, what in (
       ('mean', 'on average'),
@@ -387,7 +388,7 @@ def digits_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
         f'With {partition} heads that are trained jointly are worse {what} '
         f'than {WA}: the difference',
         source,
-        here.lead(column, _MULTI_HEAD, WA),
+        here.paired_difference(column, _MULTI_HEAD, WA),
         below=0,
       )
     for better, words in (
@@ -397,7 +398,7 @@ def digits_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       yield claims.difference(
         f'With {partition} {words}',
         'FedDAR, table 3',
-        here.lead('mean', better, _FED_BN),
+        here.paired_difference('mean', better, _FED_BN),
       )
 
 

@@ -27,7 +27,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from binaries.papers import fed_dar
-from tff_pfl.comparisons import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, panels, paper
+from tff_pfl.comparisons import context as context_lib
 from tff_pfl.methods import fed_dar as algorithm
 
 _NOTHING, _ALL_COMPONENTS = 'nothing', 'RW, MH, Alter, Proj, SA'
@@ -39,7 +40,7 @@ _SMALL_ALPHA = fed_dar.Sizes(
 )
 
 
-def components(sizes: fed_dar.Sizes) -> Sequence[laboratory.Method]:
+def components(sizes: fed_dar.Sizes) -> Sequence[context_lib.Method]:
   """The rows of table 2, first those without alternating training."""
   rw = {'reweight_domains': True}
   projection = {'projection_dim': sizes.projection_dim}
@@ -57,31 +58,33 @@ def components(sizes: fed_dar.Sizes) -> Sequence[laboratory.Method]:
     _ALL_COMPONENTS: projection,
   }
   return [
-    laboratory.Method(_NOTHING, 'fed_avg'),
-    laboratory.Method('RW', 'fed_avg', config=rw),
-    laboratory.Method(
+    context_lib.Method(_NOTHING, 'fed_avg'),
+    context_lib.Method('RW', 'fed_avg', config=rw),
+    context_lib.Method(
       'RW, DI', 'fed_avg', config={**rw, 'domain_model': 'input'}
     ),
     *(
-      laboratory.Method(name, 'fed_dar', hparams)
+      context_lib.Method(name, 'fed_dar', hparams)
       for name, hparams in own.items()
     ),
   ]
 
 
-def measure_k(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_k(context: context_lib.Context) -> paper.Rows:
   """FedDAR's scores by aggregation and dimension of the representation."""
   dimensions = {}
-  for k in lab.sizes.dimensions:
+  for k in context.sizes.dimensions:
     own = {'projection_dim': k}
     for name, hparams in (
       (fed_dar.SA, own),
       (fed_dar.WA, {**own, **fed_dar.WEIGHTED_AVERAGE}),
     ):
-      method = laboratory.Method(f'{name}, k={k}', 'fed_dar', hparams)
+      method = context_lib.Method(f'{name}, k={k}', 'fed_dar', hparams)
       dimensions[method.name] = method, {'method': name, 'dimension': k}
   compared = [method for method, _ in dimensions.values()]
-  for row in fed_dar.run(lab, compared, {'one': lab.sizes.one_partition}):
+  for row in fed_dar.run(
+    context, compared, {'one': context.sizes.one_partition}
+  ):
     yield {**row, **dimensions[row['method']][1]}
 
 
@@ -99,29 +102,29 @@ def k_claims(table: paper.Table, sizes: fed_dar.Sizes) -> paper.Claims:
   )
 
 
-def measure_ridge(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_ridge(context: context_lib.Context) -> paper.Rows:
   """FedDAR's scores by the ridge of second-order aggregation.
 
   `effective_rank` is the mean over domains and rounds.
   """
-  own = {'projection_dim': lab.sizes.projection_dim}
+  own = {'projection_dim': context.sizes.projection_dim}
   compared = [
     *(
-      laboratory.Method(_RIDGE(ridge), 'fed_dar', {**own, 'ridge': ridge})
+      context_lib.Method(_RIDGE(ridge), 'fed_dar', {**own, 'ridge': ridge})
       for ridge in _RIDGES
     ),
-    laboratory.Method(
+    context_lib.Method(
       fed_dar.WA, 'fed_dar', {**own, **fed_dar.WEIGHTED_AVERAGE}
     ),
   ]
   partitions = {
-    _FEW: lab.sizes.one_partition,
-    _MANY: lab.sizes.partitions['alpha=0.5'],
+    _FEW: context.sizes.one_partition,
+    _MANY: context.sizes.partitions['alpha=0.5'],
   }
-  if lab.settings.fast:
+  if context.settings.fast:
     # The default and the next one.
     compared = compared[1:3]
-  for result in fed_dar.results(lab, compared, partitions):
+  for result in fed_dar.results(context, compared, partitions):
     ranks = [
       list(metrics['effective_rank'].values())
       for metrics in result.run.history
@@ -143,17 +146,19 @@ def ridge_claims(table: paper.Table, sizes: fed_dar.Sizes) -> paper.Claims:
     yield claims.difference(
       f'{partition}: {default} costs at most 0.01 against {other}',
       'FedDAR, equation 8',
-      table.lead('mean', default, other, partition=partition),
+      table.paired_difference('mean', default, other, partition=partition),
       above=-0.01,
     )
 
 
-def measure_ablation(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_ablation(context: context_lib.Context) -> paper.Rows:
   """The scores with components of FedDAR."""
-  compared = components(lab.sizes)
-  if lab.settings.fast:
+  compared = components(context.sizes)
+  if context.settings.fast:
     compared = [compared[0], compared[-1]]
-  yield from fed_dar.run(lab, compared, {'one': lab.sizes.one_partition})
+  yield from fed_dar.run(
+    context, compared, {'one': context.sizes.one_partition}
+  )
 
 
 def ablation_claims(table: paper.Table, sizes: fed_dar.Sizes) -> paper.Claims:
@@ -182,14 +187,14 @@ def ablation_claims(table: paper.Table, sizes: fed_dar.Sizes) -> paper.Claims:
       yield claims.difference(
         f'{statement}: ({more}) against ({less})',
         'FedDAR, table 2',
-        table.lead(column, more, less),
+        table.paired_difference(column, more, less),
       )
   if {'RW', 'RW, MH, WA'} <= present:
     yield claims.difference(
       'Heads alone, without alternating training, do not help: what they add '
       'to re-weighting',
       'FedDAR, table 2',
-      table.lead('mean', 'RW, MH, WA', 'RW'),
+      table.paired_difference('mean', 'RW, MH, WA', 'RW'),
       below=0.01,
     )
 

@@ -60,7 +60,8 @@ from matplotlib.figure import Figure
 
 from binaries.papers.linear import methods, model, problem, simulation, theorem
 from tff_pfl import plots
-from tff_pfl.comparisons import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, panels, paper
+from tff_pfl.comparisons import context as context_lib
 
 _FIGURE = 'FedDAR, figure 1'
 _THEOREM = 'FedDAR, theorem A.4'
@@ -160,15 +161,15 @@ def _problem(sizes, num_samples, prior, seed):
   )
 
 
-def measure(lab: laboratory.Laboratory) -> paper.Rows:
+def measure(context: context_lib.Context) -> paper.Rows:
   """The distance by round of each run, and its error after the last one."""
-  sizes = lab.sizes
-  for domains, (name, method), num_samples, seed in lab.progress(
+  sizes = context.sizes
+  for domains, (name, method), num_samples, seed in context.progress(
     itertools.product(
       (_UNEQUAL, _EQUAL),
       sizes.methods().items(),
       sizes.sample_counts,
-      lab.seeds,
+      context.seeds,
     )
   ):
     prior = sizes.prior if domains == _UNEQUAL else None
@@ -211,7 +212,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     """By how many orders of magnitude FedDAR-SA's error is smaller."""
     return np.log10(errors(domains, method) / errors(domains, _SA))
 
-  def of_all_runs(method):
+  def all_values(method):
     """Errors in variances of the noise, by seed."""
     both = [errors(domains, method) for domains in (_UNEQUAL, _EQUAL)]
     return np.concatenate(both, axis=1) / sizes.noise_std**2
@@ -230,7 +231,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     "FedDAR-SA converges: the largest error of all runs, in the noise's "
     'variances',
     _FIGURE,
-    of_all_runs(_SA),
+    all_values(_SA),
     below=_CONVERGED,
   )
   for form in (_WA, _WA_BROADCAST):
@@ -238,7 +239,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       f'{form} does not converge: the smallest error of all runs, in the same '
       'unit',
       _FIGURE,
-      of_all_runs(form),
+      all_values(form),
       above=_CONVERGED,
     )
 
@@ -273,11 +274,11 @@ def draw(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   plots.share_legend(figure)
 
 
-def measure_rate(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_rate(context: context_lib.Context) -> paper.Rows:
   """The distance by round, and the bound, with their rates in the last row."""
-  sizes = lab.sizes
-  for num_samples, seed in lab.progress(
-    itertools.product(sizes.sample_counts, lab.seeds)
+  sizes = context.sizes
+  for num_samples, seed in context.progress(
+    itertools.product(sizes.sample_counts, context.seeds)
   ):
     truth = _problem(sizes, num_samples, sizes.prior, seed)
     history = simulation.run(

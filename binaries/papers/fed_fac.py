@@ -39,11 +39,11 @@ from binaries import published
 from tff_pfl import plots
 from tff_pfl.comparisons import (
   claims,
-  laboratory,
   methods,
   panels,
   paper,
 )
+from tff_pfl.comparisons import context as context_lib
 
 _FED_AVG, _LG_FED_AVG, _FED_EM = 'FedAvg', 'LG-FedAvg', 'FedEM'
 # Dynamic: by factors of updates, or of weights; static: of weights.
@@ -155,33 +155,33 @@ FAST = Sizes(
 )
 
 BASELINES = (
-  laboratory.Method(
+  context_lib.Method(
     _FED_AVG, 'fed_avg', fine_tuned='FedAvg, after local training'
   ),
-  laboratory.Method(
+  context_lib.Method(
     'FedProx',
     'fed_prox',
     {'proximal_strength': 0.01},
     fine_tuned='FedProx, after local training',
   ),
-  laboratory.Method('FedPer', 'fed_per'),
-  laboratory.Method(_LG_FED_AVG, 'lg_fed_avg'),
-  laboratory.Method(_FED_EM, 'fed_em'),
-  laboratory.Method('FedRep', 'fed_rep'),
+  context_lib.Method('FedPer', 'fed_per'),
+  context_lib.Method(_LG_FED_AVG, 'lg_fed_avg'),
+  context_lib.Method(_FED_EM, 'fed_em'),
+  context_lib.Method('FedRep', 'fed_rep'),
 )
 _FINE_TUNED = [method.fine_tuned for method in BASELINES if method.fine_tuned]
 
 
 def run(
-  lab: laboratory.Laboratory,
-  compared: Mapping[str, Sequence[laboratory.Method]],
+  context: context_lib.Context,
+  compared: Mapping[str, Sequence[context_lib.Method]],
   num_new_clients: int = 0,
   **options: Any,
 ) -> Iterator[methods.Result]:
   """Runs methods by partition, with FedFac's hyperparameters for that one."""
-  sizes = lab.sizes
-  settings = {
-    partition: methods.Setting(
+  sizes = context.sizes
+  conditions = {
+    partition: methods.Condition(
       several,
       {'partition': partition},
       {
@@ -193,29 +193,29 @@ def run(
     for partition, several in compared.items()
   }
   return methods.run(
-    lab,
-    settings,
+    context,
+    conditions,
     num_new_clients=num_new_clients,
     num_clients=sizes.num_clients - num_new_clients,
     **options,
   )
 
 
-def measure_comparison(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_comparison(context: context_lib.Context) -> paper.Rows:
   """The training loss by round; in the last row accuracy and costs."""
-  sizes = lab.sizes
+  sizes = context.sizes
   compared = [
     *BASELINES,
-    laboratory.Method(_STATIC, 'fed_fac', {'mode': 'static'}),
-    laboratory.Method(_DYNAMIC_WEIGHTS, 'fed_fac', {'analysed': 'weights'}),
-    laboratory.Method(_DYNAMIC, 'fed_fac'),
+    context_lib.Method(_STATIC, 'fed_fac', {'mode': 'static'}),
+    context_lib.Method(_DYNAMIC_WEIGHTS, 'fed_fac', {'analysed': 'weights'}),
+    context_lib.Method(_DYNAMIC, 'fed_fac'),
   ]
-  for result in run(lab, dict.fromkeys(sizes.partitions, compared)):
+  for result in run(context, dict.fromkeys(sizes.partitions, compared)):
     losses = [metrics['loss'] for metrics in result.run.history]
     if not result.is_fine_tuned:
       for round_number, loss in enumerate(losses[:-1], 1):
         yield {**result.columns(), 'round': round_number, 'loss': loss}
-    of_clients = [row['after']['accuracy'] for row in result.scores['clients']]
+    accuracies = [row['after']['accuracy'] for row in result.scores['clients']]
     yield {
       **result.columns(),
       'round': sizes.num_rounds,
@@ -226,16 +226,16 @@ def measure_comparison(lab: laboratory.Laboratory) -> paper.Rows:
         result.method,
         sizes.dataset,
         sizes.num_clients,
-        result.setting,
+        result.condition,
       ),
       'seconds_per_round': result.run.summary['seconds_per_round'],
       'peak_rss_mb': result.run.summary['peak_rss_mb'],
       'upload_bytes': result.run.scores['bytes_per_round']['up'],
       **{
-        column: np.quantile(of_clients, share)
+        column: np.quantile(accuracies, share)
         for column, share in _BOX.values()
       },
-      'client_std': np.std(of_clients),
+      'client_std': np.std(accuracies),
       'training_loss': np.mean(losses),
       'loss_change': np.mean(np.abs(np.diff(losses))),
     }
@@ -245,12 +245,12 @@ def comparison_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Table 2's order, figures 8 and 9, and table 7's order of times."""
   table = table.where(round=sizes.num_rounds)
 
-  def lead(column, partition, worse=_FED_AVG):
-    return table.lead(column, _DYNAMIC, worse, partition=partition)
+  def difference(column, partition, worse=_FED_AVG):
+    return table.paired_difference(column, _DYNAMIC, worse, partition=partition)
 
   def growth(column, worse=_FED_AVG):
     first, last = sizes.partitions[0], sizes.partitions[-1]
-    return lead(column, last, worse) - lead(column, first, worse)
+    return difference(column, last, worse) - difference(column, first, worse)
 
   source = 'FedFac, table 2'
   every = [*(method.name for method in BASELINES), _STATIC]
@@ -288,7 +288,7 @@ def comparison_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       yield claims.difference(
         f"{partition}: {words} than FedAvg's: the difference",
         f'FedFac, figure {number}',
-        lead(column, partition),
+        difference(column, partition),
         **{side: 0},
       )
   if len(sizes.partitions) > 1:
@@ -300,7 +300,7 @@ def comparison_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     )
   source = 'FedFac, table 7'
   for partition in sizes.partitions:
-    own, of_fed_avg = (
+    own, fed_avg = (
       table.values('seconds_per_round', method=method, partition=partition)
       for method in (_DYNAMIC, _FED_AVG)
     )
@@ -308,13 +308,13 @@ def comparison_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       f"{partition}: a round of dynamic FedFac takes less than 4 of FedAvg's: "
       'the ratio of seconds',
       source,
-      own / of_fed_avg,
+      own / fed_avg,
       below=4,
     )
     yield claims.difference(
       f'{partition}: it takes less time than one of FedEM, in seconds',
       source,
-      lead('seconds_per_round', partition, _FED_EM),
+      difference('seconds_per_round', partition, _FED_EM),
       below=0,
     )
 
@@ -368,11 +368,11 @@ def draw_comparison(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   curves.legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
 
 
-def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_new_clients(context: context_lib.Context) -> paper.Rows:
   """Accuracy on clients that were not trained."""
   compared = [
     *(method for method in BASELINES if method.name != 'FedPer'),
-    laboratory.Method('FedFac', 'fed_fac'),
+    context_lib.Method('FedFac', 'fed_fac'),
   ]
   fitted, by_ensemble = 'new_clients', 'new_clients_by_ensemble'
   # Models of all others are fitted to the new client's data.
@@ -380,14 +380,14 @@ def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
     _LG_FED_AVG: {'LG-FedAvg, ensemble': by_ensemble},
     'FedFac': {_LOCAL_TRAINING: fitted, _ENSEMBLE: by_ensemble},
   }
-  sizes = lab.sizes
+  sizes = context.sizes
   for result in run(
-    lab, dict.fromkeys(sizes.partitions, compared), sizes.num_new_clients
+    context, dict.fromkeys(sizes.partitions, compared), sizes.num_new_clients
   ):
-    of_method = kinds.get(result.method, {result.method: fitted})
-    for name, kind in of_method.items():
-      of_clients = [row['after']['accuracy'] for row in result.scores[kind]]
-      accuracy = float(np.mean(of_clients))
+    clients_by_name = kinds.get(result.method, {result.method: fitted})
+    for name, kind in clients_by_name.items():
+      accuracies = [row['after']['accuracy'] for row in result.scores[kind]]
+      accuracy = float(np.mean(accuracies))
       yield {**result.columns(), 'method': name, 'accuracy': accuracy}
 
 
@@ -404,7 +404,7 @@ def new_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     yield claims.difference(
       f'{first}: {_ENSEMBLE} is at most 0.02 less accurate than {name}',
       source,
-      table.lead('accuracy', _ENSEMBLE, name, partition=first),
+      table.paired_difference('accuracy', _ENSEMBLE, name, partition=first),
       above=-0.02,
     )
   pairs = [

@@ -46,7 +46,8 @@ from typing import Any
 import numpy as np
 
 from binaries.papers import fed_fac
-from tff_pfl.comparisons import claims, laboratory, methods, panels, paper
+from tff_pfl.comparisons import claims, methods, panels, paper
+from tff_pfl.comparisons import context as context_lib
 
 _FED_AVG, _FED_PER, _FED_REP = 'FedAvg', 'FedPer', 'FedRep'
 _UPDATES, _WEIGHTS = 'FedFac, updates', 'FedFac, weights'
@@ -162,39 +163,41 @@ PRETRAINED_FAST = PretrainedSizes(
 )
 
 
-def run(lab, compared, *, label='', **config):
+def run(context, compared, *, label='', **config):
   """Runs methods on all partitions; `config` are fields of `RunConfig`."""
-  sizes = lab.sizes
+  sizes = context.sizes
   hparams = {
     'layers': sizes.layers[-1],
     'threshold': sizes.threshold,
     'explained_variance': sizes.explained_variance,
   }
-  settings = {
-    name: methods.Setting(compared, {'partition': partition, **config}, hparams)
+  conditions = {
+    name: methods.Condition(
+      compared, {'partition': partition, **config}, hparams
+    )
     for name, partition in sizes.partitions.items()
   }
   return methods.run(
-    lab,
-    settings,
+    context,
+    conditions,
     label=label,
     num_new_clients=sizes.num_new_clients,
     num_clients=sizes.num_clients - sizes.num_new_clients,
   )
 
 
-def _compared(sizes: Sizes) -> Sequence[laboratory.Method]:
+def _compared(sizes: Sizes) -> Sequence[context_lib.Method]:
   every_layer = ','.join(sizes.layers)
   every = (
-    laboratory.Method(_FED_AVG, 'fed_avg'),
-    laboratory.Method(_FED_PER, 'fed_per'),
-    laboratory.Method(_FED_REP, 'fed_rep'),
-    laboratory.Method(_UPDATES, 'fed_fac'),
-    laboratory.Method(_WEIGHTS, 'fed_fac', {'analysed': 'weights'}),
-    laboratory.Method(
+    context_lib.Method(_FED_AVG, 'fed_avg'),
+    context_lib.Method(_FED_PER, 'fed_per'),
+    context_lib.Method(_FED_REP, 'fed_rep'),
+    context_lib.Method(_UPDATES, 'fed_fac'),
+    context_lib.Method(_WEIGHTS, 'fed_fac', {'analysed': 'weights'}),
+    context_lib.Method(
       _RANDOM, 'fed_fac', {'split': 'random', 'mode': 'static'}
     ),
-    laboratory.Method(
+    context_lib.Method(
       _ALL_PERSONAL,
       'fed_fac',
       {'layers': every_layer, 'threshold': float('inf')},
@@ -203,9 +206,9 @@ def _compared(sizes: Sizes) -> Sequence[laboratory.Method]:
   return [m for m in every if m.name in sizes.methods]
 
 
-def measure_equal_clients(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_equal_clients(context: context_lib.Context) -> paper.Rows:
   """Accuracies, and how stable FedFac's partition is."""
-  for result in run(lab, _compared(lab.sizes)):
+  for result in run(context, _compared(context.sizes)):
     unchanged = result.run.history[-1].get('unchanged_elements')
     yield {
       **result.columns(),
@@ -223,7 +226,7 @@ def equal_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       yield claims.difference(
         f'{partition}: {form}, is more accurate than {worse}',
         'FedFac, table 8' if worse == _RANDOM else 'FedFac, table 2',
-        table.lead('accuracy', form, worse, partition=partition),
+        table.paired_difference('accuracy', form, worse, partition=partition),
       )
     if form != _ALL_PERSONAL:
       yield claims.difference(
@@ -244,22 +247,24 @@ def equal_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
         f'{partition}: {words} it is at most 0.01 less accurate than by factor '
         'analysis of updates',
         "the authors' code",
-        table.lead('accuracy', other, _UPDATES, partition=partition),
+        table.paired_difference(
+          'accuracy', other, _UPDATES, partition=partition
+        ),
         above=-0.01,
       )
 
 
-def measure_pretrained(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_pretrained(context: context_lib.Context) -> paper.Rows:
   """Accuracies from a random start and from a pre-trained one.
 
   `accuracy_before` is the pre-trained network's, on its own classes.
   """
-  sizes = lab.sizes
+  sizes = context.sizes
   # Central training on the classes that the clients do not have.
-  before = lab.run(
+  before = context.run(
     {
-      seed: lab.trial(
-        laboratory.Method('before', 'fed_avg'),
+      seed: context.trial(
+        context_lib.Method('before', 'fed_avg'),
         {**methods.training(sizes), 'num_epochs': sizes.num_epochs_before},
         seed=seed,
         dataset_arguments={
@@ -273,7 +278,7 @@ def measure_pretrained(lab: laboratory.Laboratory) -> paper.Rows:
         rounds_per_evaluation=sizes.num_rounds_before,
         num_final_evaluations=1,
       )
-      for seed in lab.seeds
+      for seed in context.seeds
     }
   )
   pretrained = {
@@ -281,7 +286,7 @@ def measure_pretrained(lab: laboratory.Laboratory) -> paper.Rows:
     'initial_run_part': 'body',
   }
   for start, config in ((_AT_RANDOM, {}), (_PRETRAINED, pretrained)):
-    for result in run(lab, _compared(sizes), label=start, **config):
+    for result in run(context, _compared(sizes), label=start, **config):
       yield {
         **result.columns(),
         'start': start,
@@ -296,7 +301,7 @@ def pretrained_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """The order in tables 2 and 8, from networks such as those there."""
 
   def gain(method, partition):
-    return table.lead(
+    return table.paired_difference(
       'accuracy',
       _PRETRAINED,
       _AT_RANDOM,
@@ -311,7 +316,7 @@ def pretrained_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
         f'{partition}: from a pre-trained start {form}, is more accurate than '
         f'{worse}',
         'FedFac, table 8' if worse == _RANDOM else 'FedFac, table 2',
-        table.lead(
+        table.paired_difference(
           'accuracy', form, worse, partition=partition, start=_PRETRAINED
         ),
       )
@@ -323,7 +328,7 @@ def pretrained_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     )
 
 
-_of_equal_clients = functools.partial(
+_equal_clients = functools.partial(
   paper.Experiment,
   paper='FedFac, tables 2 and 8',
   measure=measure_equal_clients,
@@ -331,25 +336,25 @@ _of_equal_clients = functools.partial(
   draw=panels.accuracy_bars(by='partition', width=12),
 )
 EXPERIMENTS = (
-  _of_equal_clients(
+  _equal_clients(
     name='fedfac_equal_clients',
     summary='When FedFac is ahead of others on clients of equal size',
     full={'cifar10': EQUAL_CLIENTS_FULL},
     fast=EQUAL_CLIENTS_FAST,
   ),
-  _of_equal_clients(
+  _equal_clients(
     name='fedfac_equal_clients_resnet',
     summary='All but FedAvg with a ResNet',
     full={'cifar10': EQUAL_CLIENTS_RESNET_FULL},
     fast=EQUAL_CLIENTS_RESNET_FAST,
   ),
-  _of_equal_clients(
+  _equal_clients(
     name='fedfac_large_budget',
     summary='Five of the methods with five times the local epochs',
     full={'cifar10': LARGE_BUDGET_FULL},
     fast=dataclasses.replace(EQUAL_CLIENTS_FAST, num_epochs=5),
   ),
-  _of_equal_clients(
+  _equal_clients(
     name='fedfac_long_training',
     summary='Four of the methods with five times the rounds, too',
     full={'cifar10': LONG_TRAINING_FULL},

@@ -51,14 +51,15 @@ from matplotlib.figure import Figure
 
 from binaries.papers import two_layer
 from tff_pfl import plots
-from tff_pfl.comparisons import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, panels, paper
+from tff_pfl.comparisons import context as context_lib
 from tff_pfl.datasets import examples
 from tff_pfl.methods import fed_fac, registry
 from tff_pfl.methods.shared import factor_analysis
 from tff_pfl.runtime import base as runtime_base
 
 _TRUE, _ORACLE, _STATIC, _DYNAMIC = 'true', 'oracle', 'static', 'dynamic'
-_RANDOM, _OF_UPDATES = 'random', 'dynamic, updates'
+_RANDOM, _DYNAMIC_UPDATES = 'random', 'dynamic, updates'
 _ALIKE = (_TRUE, _ORACLE, _STATIC, _DYNAMIC)
 
 
@@ -250,14 +251,14 @@ def train(
     yield is_personal, unchanged, tests['accuracy']
 
 
-def measure(lab: laboratory.Laboratory) -> paper.Rows:
+def measure(context: context_lib.Context) -> paper.Rows:
   """The accuracy under each partition, over p and over alpha."""
-  sizes = lab.sizes
+  sizes = context.sizes
   cases = [(*pair, True) for pair in sorted([sizes.middle, *sizes.others])]
   if sizes.random_starts:
     cases.append((*sizes.middle, False))
-  with lab.create_runtime() as runtime:
-    for case, seed in lab.progress(itertools.product(cases, lab.seeds)):
+  with context.create_runtime() as runtime:
+    for case, seed in context.progress(itertools.product(cases, context.seeds)):
       p, alpha, given_starts = case
       columns = {
         'case': f'p={p:g}, alpha={alpha:g}'
@@ -286,14 +287,14 @@ def _run_all(sizes, p, alpha, given_starts, seed, runtime):
   def run(split):
     return train(sizes, problem, starts, split, seed, runtime)
 
-  of_first_round, *_ = next(run('weights'))
+  first_round, *_ = next(run('weights'))
   splits = {
     _TRUE: problem.is_personal,
     _ORACLE: oracle(problem, sizes.explained_variance),
-    _STATIC: of_first_round,
+    _STATIC: first_round,
     _DYNAMIC: 'weights',
     _RANDOM: rng.permutation(problem.is_personal),
-    _OF_UPDATES: 'updates',
+    _DYNAMIC_UPDATES: 'updates',
   }
   for partition, split in splits.items():
     for index, (is_personal, unchanged, accuracy) in enumerate(run(split)):
@@ -327,7 +328,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       np.min(accuracies, axis=0) - last.values('accuracy', partition=_RANDOM),
       above=0.05,
     )
-    for partition in (_DYNAMIC, _OF_UPDATES):
+    for partition in (_DYNAMIC, _DYNAMIC_UPDATES):
       yield claims.measured(
         f'{case}, {partition}: nearly all neurons keep their state between the '
         'last two rounds: their share',
@@ -335,7 +336,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
         last.values('unchanged_neurons', partition=partition),
         above=0.95,
       )
-    for partition in (_STATIC, _DYNAMIC, _OF_UPDATES):
+    for partition in (_STATIC, _DYNAMIC, _DYNAMIC_UPDATES):
       yield claims.measured(
         f'{case}, {partition}: the true decomposition is found: the share of '
         'neurons on their true side',

@@ -19,7 +19,8 @@ import functools
 import numpy as np
 
 from binaries.papers import fed_fac, fed_fac_protocol
-from tff_pfl.comparisons import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, panels, paper
+from tff_pfl.comparisons import context as context_lib
 
 _AVERAGED, _LOCAL = 'averaged statistics', 'local statistics'
 _TRAINED, _NEW = 'trained', 'new'
@@ -52,13 +53,13 @@ FAST = dataclasses.replace(
 RESNET_FAST = dataclasses.replace(FAST, **fed_fac_protocol.SMALL_RESNET)
 
 
-def measure(lab: laboratory.Laboratory) -> paper.Rows:
+def measure(context: context_lib.Context) -> paper.Rows:
   """FedAvg's accuracy on trained and on new clients."""
   compared = (
-    laboratory.Method(_AVERAGED, 'fed_avg'),
-    laboratory.Method(_LOCAL, 'fed_avg', config={'statistics': 'local'}),
+    context_lib.Method(_AVERAGED, 'fed_avg'),
+    context_lib.Method(_LOCAL, 'fed_avg', config={'statistics': 'local'}),
   )
-  for result in fed_fac_protocol.run(lab, compared):
+  for result in fed_fac_protocol.run(context, compared):
     # Before they are fitted they have what the server has: the statistics of
     # the initial network.
     accuracies = {_TRAINED: result.accuracy()}
@@ -79,16 +80,16 @@ def make_claims(
 
   def gain(partition):
     """What local statistics bring trained clients."""
-    return table.lead(
+    return table.paired_difference(
       'accuracy', _LOCAL, _AVERAGED, partition=partition, clients=_TRAINED
     )
 
-  def gap(method, partition, of_new):
+  def gap(method, partition, new_clients):
     trained, new = (
       table.values(
         'accuracy', method=method, partition=partition, clients=clients
       )
-      for clients in (_TRAINED, of_new)
+      for clients in (_TRAINED, new_clients)
     )
     return trained - new
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 from binaries.papers import fed_fac
-from tff_pfl.comparisons import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, panels, paper
+from tff_pfl.comparisons import context as context_lib
 
 _TUNED = {
   'layers': 'Divided layer (Lambda)',
@@ -24,11 +25,11 @@ _TUNED = {
 }
 
 
-def measure(lab: laboratory.Laboratory) -> paper.Rows:
+def measure(context: context_lib.Context) -> paper.Rows:
   """Accuracy with each value of one hyperparameter after another."""
-  sizes = lab.sizes
+  sizes = context.sizes
   # None of those that the other experiments report.
-  seeds = [seed + sizes.num_seeds for seed in lab.seeds]
+  seeds = [seed + sizes.num_seeds for seed in context.seeds]
   start = {
     'layers': sizes.layers[-1],
     'threshold': 0.5,
@@ -39,20 +40,20 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
   for hparam, values in zip(_TUNED, swept):
     compared = {
       partition: [
-        laboratory.Method('-'.join(map(str, tried.values())), 'fed_fac', tried)
+        context_lib.Method('-'.join(map(str, tried.values())), 'fed_fac', tried)
         for tried in ({**own, hparam: value} for value in values)
       ]
       for partition, own in chosen.items()
     }
     found = paper.Table.from_rows(
       {
-        'partition': result.setting,
+        'partition': result.condition,
         'hyperparameter': hparam,
         'value': result.hparams[hparam],
         'seed': result.seed,
         'accuracy': result.accuracy(),
       }
-      for result in fed_fac.run(lab, compared, seeds=seeds)
+      for result in fed_fac.run(context, compared, seeds=seeds)
     )
     yield from found.rows()
     for partition, hparams in chosen.items():

@@ -44,7 +44,8 @@ from matplotlib.figure import Figure
 from scipy import special
 
 from binaries.papers import fed_fac
-from tff_pfl.comparisons import claims, laboratory, methods, panels, paper
+from tff_pfl.comparisons import claims, methods, panels, paper
+from tff_pfl.comparisons import context as context_lib
 from tff_pfl.core import client_examples, objectives, scoring
 from tff_pfl.runs import representation
 from tff_pfl.runs import run as run_lib
@@ -64,7 +65,7 @@ _SHARED, _PERSONAL = 'shared', 'personal'
 _FED_FAC, _FED_AVG = 'FedFac', 'FedAvg'
 _FACTOR_ANALYSIS, _RANDOM_SPLIT = 'factor analysis', 'random split'
 _SHARED_MASKED, _PERSONAL_MASKED = 'shared masked', 'personal masked'
-_LIKENESS, _SPECIFICITY, _OF_FED_AVG = (
+_LIKENESS, _SPECIFICITY, _FED_AVG_SPECIFICITY = (
   'likeness to FedAvg',
   'specificity',
   "FedAvg's specificity",
@@ -126,33 +127,33 @@ def entropy(values: np.ndarray, num_neighbors: int) -> np.ndarray:
   """
   distances = np.abs(values[:, np.newaxis] - values[np.newaxis])
   # The nearest is the value itself.
-  of_neighbor = np.sort(distances, axis=1)[:, num_neighbors]
-  logs = np.log(2 * np.maximum(of_neighbor, _LEAST_DISTANCE))
+  neighbor_distances = np.sort(distances, axis=1)[:, num_neighbors]
+  logs = np.log(2 * np.maximum(neighbor_distances, _LEAST_DISTANCE))
   return (
     special.digamma(len(values)) - special.digamma(num_neighbors) + logs.mean(0)
   )
 
 
-def measure_neurons(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_neurons(context: context_lib.Context) -> paper.Rows:
   """Each neuron's entropy, after training and before."""
-  sizes = lab.sizes
-  alone = [laboratory.Method('Local', 'local_only')]
-  settings = {
-    name: methods.Setting(alone, {'partition': partition})
+  sizes = context.sizes
+  alone = [context_lib.Method('Local', 'local_only')]
+  conditions = {
+    name: methods.Condition(alone, {'partition': partition})
     for name, partition in sizes.partitions.items()
   }
   results = methods.run(
-    lab,
-    settings,
+    context,
+    conditions,
     cohort_size=sizes.num_clients,
     model='mlp',
     model_arguments={'widths': sizes.widths},
     num_rounds=1,
   )
-  for result in lab.progress(results):
+  for result in context.progress(results):
     outputs = {_TRAINED: [], _INITIAL: []}
     run = result.run.open()
-    with lab.create_runtime() as runtime:
+    with context.create_runtime() as runtime:
       for client_id in run.data.client_ids:
         x = run.data.test(client_id).x
         for network, weights in (
@@ -166,7 +167,7 @@ def measure_neurons(lab: laboratory.Laboratory) -> paper.Rows:
       entropies = entropy(np.array(of_clients), sizes.num_neighbors)
       for neuron, value in enumerate(entropies):
         yield {
-          'partition': result.setting,
+          'partition': result.condition,
           'network': network,
           'seed': result.seed,
           'neuron': neuron,
@@ -270,19 +271,19 @@ def likeness(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
     return (a * b).sum((0, 1)) / norms
 
 
-def measure_features(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_features(context: context_lib.Context) -> paper.Rows:
   """What shared and personal channels show, means over clients."""
-  sizes = lab.sizes
+  sizes = context.sizes
   (partition,) = sizes.partitions
   compared = (
-    laboratory.Method(_FED_FAC, 'fed_fac', {'layers': sizes.layer}),
-    laboratory.Method(_FED_AVG, 'fed_avg'),
+    context_lib.Method(_FED_FAC, 'fed_fac', {'layers': sizes.layer}),
+    context_lib.Method(_FED_AVG, 'fed_avg'),
   )
   runs = {
     (result.method, result.seed): result.run
-    for result in fed_fac.run(lab, {partition: compared})
+    for result in fed_fac.run(context, {partition: compared})
   }
-  arrays = lab.load_arrays(sizes.dataset)
+  arrays = context.load_arrays(sizes.dataset)
   images = arrays.x_test
   if arrays.transform is not None:
     images = arrays.transform(images)
@@ -295,10 +296,10 @@ def measure_features(lab: laboratory.Laboratory) -> paper.Rows:
     num_channels = weights[f'{sizes.layer}/bias'].shape[0]
     return found.reshape(len(images), -1, num_channels)
 
-  for seed in lab.progress(lab.seeds):
-    with lab.create_runtime() as runtime:
+  for seed in context.progress(context.seeds):
+    with context.create_runtime() as runtime:
       run = runs[_FED_AVG, seed].open()
-      of_fed_avg = maps(run.model, run.global_weights(runtime))
+      fed_avg_maps = maps(run.model, run.global_weights(runtime))
       run = runs[_FED_FAC, seed].open()
       state = run.server_state(run.build_process(), runtime)
       is_shared = np.asarray(state.algorithm['is_shared'][sizes.layer])
@@ -307,12 +308,12 @@ def measure_features(lab: laboratory.Laboratory) -> paper.Rows:
         for client_id in run.data.client_ids[: sizes.num_shown_clients]
       ]
     scores = {
-      _LIKENESS: [likeness(own, of_fed_avg) for own in of_clients],
+      _LIKENESS: [likeness(own, fed_avg_maps) for own in of_clients],
       **{
         score: [specificity(m.mean(axis=1), arrays.y_test) for m in several]
         for score, several in (
           (_SPECIFICITY, of_clients),
-          (_OF_FED_AVG, [of_fed_avg]),
+          (_FED_AVG_SPECIFICITY, [fed_avg_maps]),
         )
       },
     }
@@ -334,44 +335,50 @@ def features_claims(table: paper.Table, sizes: FeaturesSizes) -> paper.Claims:
     (
       "Shared channels are more like FedAvg's than personal ones are: the "
       'difference of correlations',
-      table.lead('value', _SHARED, _PERSONAL, by='channels', score=_LIKENESS),
+      table.paired_difference(
+        'value', _SHARED, _PERSONAL, by='channels', score=_LIKENESS
+      ),
     ),
     (
       'Personal channels tell classes apart better than shared ones: the '
       'difference of the shares of variance that classes explain',
-      table.lead(
+      table.paired_difference(
         'value', _PERSONAL, _SHARED, by='channels', score=_SPECIFICITY
       ),
     ),
     (
       "They do so better than FedAvg's corresponding ones: the difference",
-      table.lead(
-        'value', _SPECIFICITY, _OF_FED_AVG, by='score', channels=_PERSONAL
+      table.paired_difference(
+        'value',
+        _SPECIFICITY,
+        _FED_AVG_SPECIFICITY,
+        by='score',
+        channels=_PERSONAL,
       ),
     ),
   ):
     yield claims.difference(statement, _FIGURE_10, lead)
 
 
-def measure_ablation(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_ablation(context: context_lib.Context) -> paper.Rows:
   """Accuracy with a random split, and with elements masked."""
   at_random = {'split': 'random', 'mode': 'static'}
-  to_mask = laboratory.Method('tau=50%', 'fed_fac', {'threshold': 0.5})
+  to_mask = context_lib.Method('tau=50%', 'fed_fac', {'threshold': 0.5})
   compared = (
-    laboratory.Method(_FACTOR_ANALYSIS, 'fed_fac'),
-    laboratory.Method(_RANDOM_SPLIT, 'fed_fac', at_random),
+    context_lib.Method(_FACTOR_ANALYSIS, 'fed_fac'),
+    context_lib.Method(_RANDOM_SPLIT, 'fed_fac', at_random),
     to_mask,
   )
   # All are trained before the runtime is there.
   results = list(
-    fed_fac.run(lab, dict.fromkeys(lab.sizes.partitions, compared))
+    fed_fac.run(context, dict.fromkeys(context.sizes.partitions, compared))
   )
-  with lab.create_runtime() as runtime:
+  with context.create_runtime() as runtime:
     for result in results:
       accuracies = {result.method: result.accuracy()}
       if result.method == to_mask.name:
         finished = result.run.open()
-        layer = lab.sizes.layers[-1]
+        layer = context.sizes.layers[-1]
         accuracies = masked_accuracies(finished, layer, runtime)
       for name, accuracy in accuracies.items():
         yield {**result.columns(), 'method': name, 'accuracy': accuracy}

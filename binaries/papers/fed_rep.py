@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 
 from tff_pfl import datasets
-from tff_pfl.comparisons import claims, laboratory, methods, panels, paper
+from tff_pfl.comparisons import claims, methods, panels, paper
+from tff_pfl.comparisons import context as context_lib
 from tff_pfl.core import personalization
 from tff_pfl.models import split_model
 from tff_pfl.runs import personalized_evaluation
@@ -132,37 +133,37 @@ NEW_CLIENTS_FAST = NewClientsSizes(
 
 
 def _train(
-  lab: laboratory.Laboratory,
-  compared: Mapping[Hashable, Sequence[laboratory.Method]],
+  context: context_lib.Context,
+  compared: Mapping[Hashable, Sequence[context_lib.Method]],
   **config: Any,
 ) -> Iterator[methods.Result]:
-  """Runs methods with all seeds, by setting."""
+  """Runs methods with all seeds, by condition."""
   return methods.run(
-    lab,
-    {name: methods.Setting(several) for name, several in compared.items()},
+    context,
+    {name: methods.Condition(several) for name, several in compared.items()},
     model='mlp',
-    model_arguments={'widths': lab.sizes.widths},
+    model_arguments={'widths': context.sizes.widths},
     client_weighting='uniform',
     **config,
   )
 
 
-def measure_local_epochs(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_local_epochs(context: context_lib.Context) -> paper.Rows:
   """Accuracies by the number of local epochs."""
   compared = {
     n: [
-      laboratory.Method(
+      context_lib.Method(
         _FED_REP, 'fed_rep', {'num_head_epochs': n, 'num_body_epochs': 1}
       ),
-      laboratory.Method(_FED_AVG, 'fed_avg', {'num_epochs': n}),
+      context_lib.Method(_FED_AVG, 'fed_avg', {'num_epochs': n}),
     ]
-    for n in lab.sizes.nums_epochs
+    for n in context.sizes.nums_epochs
   }
-  for result in _train(lab, compared):
-    last = result.run.evaluations[-lab.sizes.num_final_evaluations :]
+  for result in _train(context, compared):
+    last = result.run.evaluations[-context.sizes.num_final_evaluations :]
     yield {
       'method': result.method,
-      'num_epochs': result.setting,
+      'num_epochs': result.condition,
       'seed': result.seed,
       'accuracy': np.mean([row['personal']['accuracy'] for row in last]),
     }
@@ -201,12 +202,12 @@ def make_local_epochs_claims(
     )
 
 
-def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_new_clients(context: context_lib.Context) -> paper.Rows:
   """New clients' accuracies by the body's method and the number of epochs."""
-  sizes = lab.sizes
+  sizes = context.sizes
   epochs = {'num_epochs': sizes.num_body_epochs}
   compared = (
-    laboratory.Method(
+    context_lib.Method(
       _FED_REP,
       'fed_rep',
       {
@@ -214,9 +215,9 @@ def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
         'num_body_epochs': sizes.num_body_epochs,
       },
     ),
-    laboratory.Method(_FED_AVG, 'fed_avg', epochs),
+    context_lib.Method(_FED_AVG, 'fed_avg', epochs),
     # With the Hessian-free gradient, as in the paper.
-    laboratory.Method(
+    context_lib.Method(
       _PER_FED_AVG,
       'per_fed_avg',
       {
@@ -230,13 +231,13 @@ def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
   runs = {
     (result.method, result.seed): result.run
     for result in _train(
-      lab, {'': compared}, dataset_arguments={'classes': sizes.classes}
+      context, {'': compared}, dataset_arguments={'classes': sizes.classes}
     )
   }
-  new = lab.load_arrays(sizes.new_dataset).class_subset(sizes.new_classes)
-  for seed in lab.progress(lab.seeds):
+  new = context.load_arrays(sizes.new_dataset).class_subset(sizes.new_classes)
+  for seed in context.progress(context.seeds):
     clients = _new_clients(new, sizes, seed)
-    with lab.create_runtime() as runtime:
+    with context.create_runtime() as runtime:
       bodies = {}
       for name in (method.name for method in compared):
         run = runs[name, seed].open()
@@ -249,7 +250,7 @@ def measure_new_clients(lab: laboratory.Laboratory) -> paper.Rows:
       for num_epochs in sizes.nums_epochs:
         process = run.build_process(
           personalization.Personalization(
-            fine_tune='head', num_epochs=num_epochs, **laboratory.sgd(sizes)
+            fine_tune='head', num_epochs=num_epochs, **context_lib.sgd(sizes)
           )
         )
         state = runtime.run(process.initialize)
@@ -294,7 +295,9 @@ def make_new_clients_claims(
         f"New clients learn their classes better on FedRep's body than on"
         f" {other}'s, in {num_epochs} epochs",
         _NEW_CLIENTS_FIGURE,
-        table.lead('accuracy', _FED_REP, other, num_epochs=num_epochs),
+        table.paired_difference(
+          'accuracy', _FED_REP, other, num_epochs=num_epochs
+        ),
       )
 
 

@@ -38,7 +38,8 @@ import numpy as np
 
 from binaries.papers import fed_rep_linear
 from binaries.papers.linear import methods, model, simulation, theorem
-from tff_pfl.comparisons import claims, laboratory, paper
+from tff_pfl.comparisons import claims, paper
+from tff_pfl.comparisons import context as context_lib
 
 _FIGURE_3 = 'FedRep, figure 3'
 _THEOREM_1, _A_1 = 'FedRep, Theorem 1', 'FedRep, appendix A.1'
@@ -70,9 +71,9 @@ FULL = Sizes(nums_clients=(50, 100, 200, 400))
 FAST = Sizes(nums_clients=(50, 200), num_seeds=1)
 
 
-def measure(lab: laboratory.Laboratory) -> paper.Rows:
+def measure(context: context_lib.Context) -> paper.Rows:
   """The distance by round, and of each run how fast it fell."""
-  sizes = lab.sizes
+  sizes = context.sizes
   rate = sizes.learning_rate
   compared = {
     _FED_REP: methods.fed_rep(rate),
@@ -83,8 +84,8 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
     _RANDOM_START(_FED_REP): methods.fed_rep(rate),
     _RANDOM_START(_GD_GD): methods.gd_gd(rate),
   }
-  for num_clients, name, seed in lab.progress(
-    itertools.product(sizes.nums_clients, compared, lab.seeds)
+  for num_clients, name, seed in context.progress(
+    itertools.product(sizes.nums_clients, compared, context.seeds)
   ):
     noise_std = sizes.noise_std if name == _FED_REP_NOISE else 0.0
     truth = fed_rep_linear.make_problem(sizes, num_clients, noise_std, seed)
@@ -111,7 +112,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Figure 3: FedRep is fastest, and the more so the more clients there are."""
   last = table.where(round=sizes.num_rounds)
 
-  def of_runs(column, method):
+  def last_values(column, method):
     """By seed and number of clients."""
     return last.curve(column, 'num_clients', method=method)[1]
 
@@ -131,7 +132,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       ),
       below=simulation.CLOSE,
     )
-  rates = of_runs('rate', _FED_REP)
+  rates = last_values('rate', _FED_REP)
   nums_clients = sizes.nums_clients
   for index, (fewer, more) in enumerate(zip(nums_clients, nums_clients[1:])):
     yield claims.difference(
@@ -145,7 +146,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     (_GD_GD, 'rounds_to_near', simulation.NEAR),
     (_10GD_GD, 'rounds_to_close', simulation.CLOSE),
   ):
-    exact, steps = of_runs(column, _FED_REP), of_runs(column, other)
+    exact, steps = last_values(column, _FED_REP), last_values(column, other)
     for index, num_clients in enumerate(nums_clients):
       yield claims.difference(
         f'FedRep needs fewer rounds to a distance of {distance:g} than {other} '
@@ -161,11 +162,12 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     )
   # FedRep does not need a warm start.
   share = np.abs(
-    of_runs('rate', _RANDOM_START(_FED_REP)) / of_runs('rate', _FED_REP) - 1
+    last_values('rate', _RANDOM_START(_FED_REP)) / last_values('rate', _FED_REP)
+    - 1
   )
   fed_rep_loses, gd_gd_loses = (
-    of_runs('rounds_to_near', _RANDOM_START(method))
-    - of_runs('rounds_to_near', method)
+    last_values('rounds_to_near', _RANDOM_START(method))
+    - last_values('rounds_to_near', method)
     for method in (_FED_REP, _GD_GD)
   )
   for index, num_clients in enumerate(nums_clients):

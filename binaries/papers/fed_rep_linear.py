@@ -32,7 +32,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from binaries.papers.linear import methods, model, problem, simulation
-from tff_pfl.comparisons import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, panels, paper
+from tff_pfl.comparisons import context as context_lib
 
 _FIGURE_1, _FIGURE_4 = 'FedRep, figure 1', 'FedRep, figure 4'
 FED_REP, _FED_SGD, _LOCAL = 'FedRep', 'FedSGD', 'Local only'
@@ -140,12 +141,12 @@ def _train(
   }
 
 
-def measure_samples(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_samples(context: context_lib.Context) -> paper.Rows:
   """The training clients' mean error by the number of their samples."""
-  sizes = lab.sizes
+  sizes = context.sizes
   (num_clients,) = sizes.nums_clients
-  for num_samples, seed in lab.progress(
-    itertools.product(sizes.sample_counts, lab.seeds)
+  for num_samples, seed in context.progress(
+    itertools.product(sizes.sample_counts, context.seeds)
   ):
     own = dataclasses.replace(sizes, samples_per_client=num_samples)
     truth = make_problem(own, num_clients, sizes.noise_std, seed)
@@ -206,12 +207,12 @@ def samples_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       )
 
 
-def measure_new_client(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_new_client(context: context_lib.Context) -> paper.Rows:
   """The median new client's error, with what was learned and without."""
-  sizes = lab.sizes
+  sizes = context.sizes
   (num_clients,) = sizes.nums_clients
   counts = sizes.sample_counts
-  for seed in lab.progress(lab.seeds):
+  for seed in context.progress(context.seeds):
     truth = make_problem(sizes, num_clients, sizes.noise_std, seed)
     found = {
       name: simulation.with_exact_head(history.model.representation)

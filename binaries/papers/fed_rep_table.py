@@ -31,11 +31,11 @@ from binaries import published
 from tff_pfl import errors
 from tff_pfl.comparisons import (
   claims,
-  laboratory,
   methods,
   panels,
   paper,
 )
+from tff_pfl.comparisons import context as context_lib
 from tff_pfl.core import personalization
 
 _TABLE = 'FedRep, table 1'
@@ -105,7 +105,7 @@ FAST = dataclasses.replace(
 
 def _with_tuned_head(name, algorithm, **hparams):
   """A method whose global model's head clients fine-tune, too."""
-  return laboratory.Method(
+  return context_lib.Method(
     name,
     algorithm,
     hparams,
@@ -115,33 +115,33 @@ def _with_tuned_head(name, algorithm, **hparams):
 
 
 COMPARED = (
-  laboratory.Method('Local Only', 'local_only'),
+  context_lib.Method('Local Only', 'local_only'),
   _with_tuned_head('FedAvg', 'fed_avg'),
   _with_tuned_head('FedProx', 'fed_prox'),
   # Its control variates are those of plain SGD.
   _with_tuned_head('SCAFFOLD', 'scaffold', momentum=0.0),
-  laboratory.Method('Fed-MTL', 'fed_mtl'),
-  laboratory.Method(
+  context_lib.Method('Fed-MTL', 'fed_mtl'),
+  context_lib.Method(
     'Per-FedAvg',
     'per_fed_avg',
     # The support set and the target set.
     {'num_steps': None, 'inner_batch_size': 8, 'batch_size': 2},
   ),
   # All but the convolutions.
-  laboratory.Method('LG-FedAvg', 'lg_fed_avg', {'global_depth': 2}),
-  laboratory.Method('L2GD', 'l2gd'),
-  laboratory.Method('APFL', 'apfl'),
-  laboratory.Method('Ditto', 'ditto'),
-  laboratory.Method('FedPer', 'fed_per'),
-  laboratory.Method(_FED_REP, 'fed_rep'),
+  context_lib.Method('LG-FedAvg', 'lg_fed_avg', {'global_depth': 2}),
+  context_lib.Method('L2GD', 'l2gd'),
+  context_lib.Method('APFL', 'apfl'),
+  context_lib.Method('Ditto', 'ditto'),
+  context_lib.Method('FedPer', 'fed_per'),
+  context_lib.Method(_FED_REP, 'fed_rep'),
 )
 
 
-def measure(lab: laboratory.Laboratory) -> paper.Rows:
+def measure(context: context_lib.Context) -> paper.Rows:
   """The accuracies of all methods, beside the published ones."""
-  sizes = lab.sizes
-  settings = {
-    name: methods.Setting(
+  sizes = context.sizes
+  conditions = {
+    name: methods.Condition(
       COMPARED,
       {'partition': partition},
       methods.training(
@@ -151,11 +151,11 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
     for name, partition in sizes.partitions.items()
   }
   for result in methods.run(
-    lab,
-    settings,
+    context,
+    conditions,
     client_weighting='uniform',
     personalization=personalization.Personalization(
-      num_epochs=sizes.num_fine_tuning_epochs, **laboratory.sgd(sizes)
+      num_epochs=sizes.num_fine_tuning_epochs, **context_lib.sgd(sizes)
     ),
   ):
     yield {
@@ -166,7 +166,7 @@ def measure(lab: laboratory.Laboratory) -> paper.Rows:
         result.method,
         sizes.dataset,
         sizes.num_clients,
-        sizes.partitions[result.setting],
+        sizes.partitions[result.condition],
       ),
     }
 

@@ -56,7 +56,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from binaries.papers import two_layer
-from tff_pfl.comparisons import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, panels, paper
+from tff_pfl.comparisons import context as context_lib
 from tff_pfl.datasets import examples
 from tff_pfl.runtime import base as runtime_base
 
@@ -130,13 +131,13 @@ def smallest_eigenvalues(x: np.ndarray) -> tuple[float, float]:
   return float(shared.min()), float(np.min(personal))
 
 
-def measure(lab: laboratory.Laboratory) -> paper.Rows:
+def measure(context: context_lib.Context) -> paper.Rows:
   """The share of the initial loss that is left after each round."""
-  with lab.create_runtime() as runtime:
-    for num_clients, seed in lab.progress(
-      itertools.product(lab.sizes.nums_clients, lab.seeds)
+  with context.create_runtime() as runtime:
+    for num_clients, seed in context.progress(
+      itertools.product(context.sizes.nums_clients, context.seeds)
     ):
-      losses = _train(lab.sizes, num_clients, seed, runtime)
+      losses = _train(context.sizes, num_clients, seed, runtime)
       for name, values in losses.items():
         for index, value in enumerate(values):
           yield {
@@ -228,12 +229,12 @@ def complexity(x: np.ndarray, y: np.ndarray) -> float:
   return 2 * float(np.sqrt(num_clients / num_examples * product))
 
 
-def measure_generalization(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_generalization(context: context_lib.Context) -> paper.Rows:
   """Complexity, and the error on new examples after training."""
-  sizes = lab.sizes
-  with lab.create_runtime() as runtime:
-    for num_clients, seed in lab.progress(
-      itertools.product(sizes.nums_clients, lab.seeds)
+  sizes = context.sizes
+  with context.create_runtime() as runtime:
+    for num_clients, seed in context.progress(
+      itertools.product(sizes.nums_clients, context.seeds)
     ):
       rng = np.random.default_rng(seed)
       weights = _inputs(rng, sizes, num_clients + 1) / 2
@@ -284,7 +285,9 @@ def generalization_claims(
         f'{more} clients have a larger {words} than {fewer}, of as many '
         'examples in all',
         _THEOREM_2,
-        table.lead('value', more, fewer, by='num_clients', measure=name),
+        table.paired_difference(
+          'value', more, fewer, by='num_clients', measure=name
+        ),
       )
 
 

@@ -43,7 +43,8 @@ import numpy as np
 from scipy import special
 
 from binaries.papers import two_layer
-from tff_pfl.comparisons import claims, laboratory, panels, paper
+from tff_pfl.comparisons import claims, panels, paper
+from tff_pfl.comparisons import context as context_lib
 from tff_pfl.datasets import examples
 from tff_pfl.methods import per_fed_avg, registry
 from tff_pfl.models import keras_bridge
@@ -57,7 +58,7 @@ _BOUND_FACTOR = 4
 _ROUNDS_PER_ROW = 20
 
 
-class Setting(NamedTuple):
+class Condition(NamedTuple):
   """What the floor depends on.
 
   Attributes:
@@ -85,17 +86,17 @@ _FEW_STEPS, _ALIKE = (
 )
 _LARGE_BATCHES = 'batches of 32'
 _FEW_CLIENTS, _HALF = 'tau = 1, r = 0.2', 'tau = 1, r = 0.5'
-SETTINGS = {
-  _NO_FLOOR: Setting(num_steps=1),
-  _EXACT: Setting(),
-  _SMALL_RATE(_EXACT): Setting(learning_rate=0.5),
-  _FEW_STEPS: Setting(num_steps=2),
-  _ALIKE: Setting(spread=0.25),
-  _STOCHASTIC: Setting(batch_size=8),
-  _SMALL_RATE(_STOCHASTIC): Setting(learning_rate=0.5, batch_size=8),
-  _LARGE_BATCHES: Setting(batch_size=32),
-  _FEW_CLIENTS: Setting(num_steps=1, cohort_size=2),
-  _HALF: Setting(num_steps=1, cohort_size=5),
+CONDITIONS = {
+  _NO_FLOOR: Condition(num_steps=1),
+  _EXACT: Condition(),
+  _SMALL_RATE(_EXACT): Condition(learning_rate=0.5),
+  _FEW_STEPS: Condition(num_steps=2),
+  _ALIKE: Condition(spread=0.25),
+  _STOCHASTIC: Condition(batch_size=8),
+  _SMALL_RATE(_STOCHASTIC): Condition(learning_rate=0.5, batch_size=8),
+  _LARGE_BATCHES: Condition(batch_size=32),
+  _FEW_CLIENTS: Condition(num_steps=1, cohort_size=2),
+  _HALF: Condition(num_steps=1, cohort_size=5),
 }
 
 
@@ -163,7 +164,7 @@ def meta_loss(
 
 def norms(
   sizes: Sizes,
-  setting: Setting,
+  condition: Condition,
   clients: examples.Examples,
   seed: int,
   runtime: runtime_base.Runtime,
@@ -183,9 +184,9 @@ def norms(
     per_fed_avg.PerFedAvgHParams(
       variant='exact',
       inner_learning_rate=sizes.inner_learning_rate,
-      learning_rate=sizes.learning_rate * setting.learning_rate,
-      num_steps=setting.num_steps,
-      batch_size=setting.batch_size,
+      learning_rate=sizes.learning_rate * condition.learning_rate,
+      num_steps=condition.num_steps,
+      batch_size=condition.batch_size,
     ),
     client_weighting='uniform',
     seed=seed,
@@ -201,8 +202,8 @@ def norms(
     yield loss, gradient @ gradient
     # The clients' states are not taken up: they keep nothing.
     cohort = indices
-    if setting.cohort_size is not None:
-      cohort = sorted(rng.choice(indices, setting.cohort_size, replace=False))
+    if condition.cohort_size is not None:
+      cohort = sorted(rng.choice(indices, condition.cohort_size, replace=False))
     output = runtime.run(
       process.next,
       state,
@@ -212,19 +213,19 @@ def norms(
     state = output.state
 
 
-def measure(lab: laboratory.Laboratory) -> paper.Rows:
+def measure(context: context_lib.Context) -> paper.Rows:
   """The squared norm by round, with each run's floor in its last row."""
-  sizes = lab.sizes
-  with lab.create_runtime() as runtime:
-    for (name, setting), seed in lab.progress(
-      itertools.product(SETTINGS.items(), lab.seeds)
+  sizes = context.sizes
+  with context.create_runtime() as runtime:
+    for (name, condition), seed in context.progress(
+      itertools.product(CONDITIONS.items(), context.seeds)
     ):
-      clients = make_clients(sizes, sizes.spread * setting.spread, seed)
+      clients = make_clients(sizes, sizes.spread * condition.spread, seed)
       losses, squares = np.transpose(
-        list(norms(sizes, setting, clients, seed, runtime))
+        list(norms(sizes, condition, clients, seed, runtime))
       )
       # The theorem's first term, times the number of rounds K.
-      rate = sizes.learning_rate * setting.learning_rate * setting.num_steps
+      rate = sizes.learning_rate * condition.learning_rate * condition.num_steps
       bound = _BOUND_FACTOR * losses[0] / rate
       of_run = {
         'share': squares[-1] / squares[0],
@@ -248,9 +249,9 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """The fall, and what the floor depends on."""
   last = table.where(round=sizes.num_rounds - 1)
 
-  def orders(setting, other):
+  def orders(condition, other):
     """By how many powers of ten the first one's floor is larger."""
-    floors = [last.values('floor', setting=s) for s in (setting, other)]
+    floors = [last.values('floor', setting=s) for s in (condition, other)]
     return np.log10(floors[0] / floors[1])
 
   yield claims.measured(
@@ -288,7 +289,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     orders(_EXACT, _FEW_STEPS),
     above=np.log10(6),
   )
-  for words, setting, other in (
+  for words, condition, other in (
     (
       'With batches it shrinks with beta',
       _STOCHASTIC,
@@ -299,10 +300,10 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     ('It is smaller where clients are more alike', _EXACT, _ALIKE),
   ):
     yield claims.difference(
-      f'{words} ({setting}, against {other}): the decimal logarithm of the '
+      f'{words} ({condition}, against {other}): the decimal logarithm of the '
       "floors' ratio",
       _PAPER,
-      orders(setting, other),
+      orders(condition, other),
     )
 
 

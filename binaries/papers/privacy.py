@@ -25,7 +25,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_pfl.comparisons import claims, laboratory, methods, panels, paper
+from tff_pfl.comparisons import claims, methods, panels, paper
+from tff_pfl.comparisons import context as context_lib
 from tff_pfl.runs import privacy
 
 _FED_AVG, _FED_AVG_FT = 'FedAvg', 'FedAvg + FT'
@@ -73,7 +74,7 @@ class PrivacySizes(Sizes):
   epsilons: Sequence[float] = (1, 2, 4, 8)
 
   @property
-  def settings(self) -> Mapping[str, Mapping[str, Any]]:
+  def conditions(self) -> Mapping[str, Mapping[str, Any]]:
     """Fields of `RunConfig` by the name of how private a run is."""
     private = {
       f'ε = {epsilon:g}': {'aggregator': privacy.PrivateMean(epsilon=epsilon)}
@@ -104,10 +105,10 @@ class AttackSizes(Sizes):
   )
 
   @property
-  def settings(self) -> Mapping[str, Mapping[str, Any]]:
+  def conditions(self) -> Mapping[str, Mapping[str, Any]]:
     """Fields of `RunConfig` by a setting's name."""
     return {
-      self.setting(fraction, name): {
+      self.condition(fraction, name): {
         'aggregator': aggregator,
         'attack': self.attack if fraction else 'none',
         'attacked_fraction': fraction,
@@ -117,8 +118,8 @@ class AttackSizes(Sizes):
     }
 
   @staticmethod
-  def setting(fraction: float, aggregator: str) -> str:
-    """The name of a setting."""
+  def condition(fraction: float, aggregator: str) -> str:
+    """The name of a condition."""
     return f'{fraction:.0%} attacked, {aggregator}'
 
 
@@ -130,46 +131,48 @@ _SMALL = {
   'num_rounds': 2,
   'num_seeds': 1,
 }
-_FED_AVG_METHOD = laboratory.Method(_FED_AVG, 'fed_avg', fine_tuned=_FED_AVG_FT)
-_FED_REP_METHOD = laboratory.Method(_FED_REP, 'fed_rep')
+_FED_AVG_METHOD = context_lib.Method(
+  _FED_AVG, 'fed_avg', fine_tuned=_FED_AVG_FT
+)
+_FED_REP_METHOD = context_lib.Method(_FED_REP, 'fed_rep')
 
 
-def _measure(lab, compared, column, more=None):
-  """Accuracies of methods by setting.
+def _measure(context, compared, column, more=None):
+  """Accuracies of methods by condition.
 
   Args:
-    compared: Methods of every setting of the sizes.
-    column: What settings are called in the table.
-    more: Further settings, by name.
+    compared: Methods of every condition of the sizes.
+    column: What conditions are called in the table.
+    more: Further conditions, by name.
   """
-  settings = {
-    name: methods.Setting(compared, config)
-    for name, config in lab.sizes.settings.items()
+  conditions = {
+    name: methods.Condition(compared, config)
+    for name, config in context.sizes.conditions.items()
   }
   for result in methods.run(
-    lab,
-    {**settings, **(more or {})},
+    context,
+    {**conditions, **(more or {})},
     client_weighting='uniform',
     num_final_evaluations=1,
   ):
     yield {**result.columns(column), 'accuracy': result.accuracy()}
 
 
-def measure_privacy(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_privacy(context: context_lib.Context) -> paper.Rows:
   """Accuracies by epsilon."""
   compared = [
     _FED_AVG_METHOD,
     _FED_REP_METHOD,
-    laboratory.Method(_FED_FAC, 'fed_fac', {'mode': 'static'}),
+    context_lib.Method(_FED_FAC, 'fed_fac', {'mode': 'static'}),
   ]
-  alone = methods.Setting([laboratory.Method(_LOCAL, 'local_only')])
-  return _measure(lab, compared, 'privacy', {_NOTHING_SENT: alone})
+  alone = methods.Condition([context_lib.Method(_LOCAL, 'local_only')])
+  return _measure(context, compared, 'privacy', {_NOTHING_SENT: alone})
 
 
 def privacy_claims(table: paper.Table, sizes: PrivacySizes) -> paper.Claims:
   """Who shares less pays less; whether it pays to take part at all."""
   alone = table.values('accuracy', method=_LOCAL, privacy=_NOTHING_SENT)
-  for budget in sizes.settings:
+  for budget in sizes.conditions:
     yield from claims.more_accurate(
       table,
       _PRIVACY,
@@ -183,7 +186,7 @@ def privacy_claims(table: paper.Table, sizes: PrivacySizes) -> paper.Claims:
     )
     if budget != _NO_NOISE:
       lost = {
-        method: table.lead(
+        method: table.paired_difference(
           'accuracy', _NO_NOISE, budget, by='privacy', method=method
         )
         for method in (_FED_AVG, _FED_REP, _FED_FAC)
@@ -196,14 +199,14 @@ def privacy_claims(table: paper.Table, sizes: PrivacySizes) -> paper.Claims:
         )
 
 
-def measure_attacks(lab: laboratory.Laboratory) -> paper.Rows:
+def measure_attacks(context: context_lib.Context) -> paper.Rows:
   """Accuracies of honest clients by share of attacked ones and aggregator."""
   compared = [
     _FED_AVG_METHOD,
     _FED_REP_METHOD,
-    laboratory.Method(_DITTO, 'ditto'),
+    context_lib.Method(_DITTO, 'ditto'),
   ]
-  return _measure(lab, compared, 'setting')
+  return _measure(context, compared, 'setting')
 
 
 def attack_claims(table: paper.Table, sizes: AttackSizes) -> paper.Claims:
@@ -212,8 +215,10 @@ def attack_claims(table: paper.Table, sizes: AttackSizes) -> paper.Claims:
   none, *fractions = sizes.attacked_fractions
 
   def lost(method, fraction, aggregator):
-    settings = (sizes.setting(f, aggregator) for f in (none, fraction))
-    return table.lead('accuracy', *settings, by='setting', method=method)
+    conditions = (sizes.condition(f, aggregator) for f in (none, fraction))
+    return table.paired_difference(
+      'accuracy', *conditions, by='setting', method=method
+    )
 
   for fraction in fractions:
     for personal in (_FED_AVG_FT, _FED_REP, _DITTO):
@@ -228,10 +233,10 @@ def attack_claims(table: paper.Table, sizes: AttackSizes) -> paper.Claims:
           f'{fraction:.0%} attacked: {method} is more accurate with the '
           f'{aggregator} than with the {mean}',
           _ATTACKS,
-          table.lead(
+          table.paired_difference(
             'accuracy',
-            sizes.setting(fraction, aggregator),
-            sizes.setting(fraction, mean),
+            sizes.condition(fraction, aggregator),
+            sizes.condition(fraction, mean),
             by='setting',
             method=method,
           ),

@@ -106,7 +106,7 @@ def _method(rng, name, variant, num_clients, rounds):
     'hparams': {'learning_rate': 0.1, 'momentum': 0.5, 'batch_size': 10},
     'metrics': {
       **dict.fromkeys(metrics_lib.by_name()),
-      **{key: results.spread(values) for key, values in figures.items()},
+      **{key: results.mean_std(values) for key, values in figures.items()},
     },
     'curves': [
       {

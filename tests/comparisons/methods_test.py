@@ -1,18 +1,19 @@
 import types
 
-from tff_pfl.comparisons import laboratory, methods
+from tff_pfl.comparisons import context as context_lib
+from tff_pfl.comparisons import methods
 
 
 def test_body_and_head_are_trained_with_what_all_methods_share():
   sizes = types.SimpleNamespace(
     num_epochs=3, num_head_epochs=7, learning_rate=0.1, batch_size=5
   )
-  hparams = laboratory.hparams_of('fed_rep', methods.training(sizes), {})
+  hparams = context_lib.hparams_of('fed_rep', methods.training(sizes), {})
   assert (hparams.num_body_epochs, hparams.num_head_epochs) == (3, 7)
   assert hparams.body_learning_rate == hparams.head_learning_rate == 0.1
   assert hparams.batch_size == 5
   # A method that trains all weights at once has epochs of one kind.
-  hparams = laboratory.hparams_of('fed_avg', methods.training(sizes), {})
+  hparams = context_lib.hparams_of('fed_avg', methods.training(sizes), {})
   assert hparams.num_epochs == 3
 
 
@@ -35,25 +36,25 @@ def test_settings_have_methods_and_fine_tuned_models_are_of_the_same_runs():
       variant={'all': tuned}.get,
     )
 
-  lab = types.SimpleNamespace(
+  context = types.SimpleNamespace(
     sizes=types.SimpleNamespace(learning_rate=0.1, num_rounds=9),
     seeds=range(2),
     trial=make_trial,
     run=lambda trials: {key: finished(t) for key, t in trials.items()},
   )
   compared = {
-    'a': laboratory.Method('x', 'fed_avg', {'k': 1}, fine_tuned='x, tuned'),
-    'b': laboratory.Method('y', 'fed_rep', {'k': 2}),
+    'a': context_lib.Method('x', 'fed_avg', {'k': 1}, fine_tuned='x, tuned'),
+    'b': context_lib.Method('y', 'fed_rep', {'k': 2}),
   }
   settings = {
-    name: methods.Setting(
+    name: methods.Condition(
       [method],
       {'initial_run': 'run {}'.format, 'cohort_size': 4},
       {'momentum': 0.5},
     )
     for name, method in compared.items()
   }
-  results = list(methods.run(lab, settings, cohort_size=3))
+  results = list(methods.run(context, settings, cohort_size=3))
   assert [(*r.columns('c').values(), r.accuracy()) for r in results] == [
     ('a', 'x', 0, 0.5),
     ('a', 'x', 1, 0.5625),

@@ -45,8 +45,8 @@ def _write(tmp_path, comparison):
 def _change(method, level, **changes):
   """A method with a domain, and with other figures and fields."""
   metrics = {
-    'personal_accuracy': results.spread([level] * 3),
-    'domain_accuracy_min': results.spread([level / 2, level / 2 + 0.25]),
+    'personal_accuracy': results.mean_std([level] * 3),
+    'domain_accuracy_min': results.mean_std([level / 2, level / 2 + 0.25]),
     **changes.pop('metrics', {}),
   }
   domains = [
@@ -76,7 +76,7 @@ def _example():
     {**client, 'accuracy_after': client['accuracy_before']}
     for client in ditto['clients']
   ]
-  loss = {'personal_loss': results.spread([1.0, 2.0, None])}
+  loss = {'personal_loss': results.mean_std([1.0, 2.0, None])}
   return {
     **found,
     'title': _EVIL,
@@ -261,7 +261,7 @@ def test_a_regression_is_compared_by_its_error(tmp_path):
     return {
       **one,
       'metrics': {
-        'personal_mae': results.spread([error] * 3),
+        'personal_mae': results.mean_std([error] * 3),
         'personal_loss': one['metrics']['personal_loss'],
       },
       'curves': [

@@ -6,7 +6,8 @@ import json
 import pytest
 
 from tff_pfl import errors
-from tff_pfl.comparisons import claims, laboratory, paper
+from tff_pfl.comparisons import claims, paper
+from tff_pfl.comparisons import context as context_lib
 from tff_pfl.methods import registry
 
 
@@ -20,7 +21,7 @@ class _Workshop:
   """Makes experiments, and tells which have measured with which settings."""
 
   def __init__(self, directory):
-    self.settings = laboratory.Settings(
+    self.settings = context_lib.Settings(
       str(directory), fast=True, show_progress=False
     )
     self.directory = directory
@@ -29,16 +30,16 @@ class _Workshop:
   def experiment(self, name, *values, fail=None, before=None, dataset=None):
     """One whose claims are that each of `values` is above 0."""
 
-    def measure(lab):
+    def measure(context):
       if before is not None:
         raise before
-      self.measured.append((name, lab.settings, list(lab.seeds)))
+      self.measured.append((name, context.settings, list(context.seeds)))
       trial = self.directory / name / 'trials' / 'one' / 'run.sqlite'
       trial.parent.mkdir(parents=True, exist_ok=True)
       trial.touch()
       if fail is not None:
         raise fail
-      for seed in lab.seeds:
+      for seed in context.seeds:
         yield {'seed': seed, **{f'v{i}': v for i, v in enumerate(values)}}
 
     def make_claims(table, sizes):
@@ -191,7 +192,7 @@ def test_numbers_of_other_sizes_are_not_taken(workshop):
 
 def test_sizes_may_be_others():
   experiment = _Workshop('').experiment('one')
-  settings = laboratory.Settings('', fast=True)
+  settings = context_lib.Settings('', fast=True)
 
   def sizes(**others):
     return experiment.sizes(settings._replace(sizes=others))
@@ -255,28 +256,28 @@ def test_an_unexpected_error_is_not_hidden(workshop):
 
 def test_shared_hyperparameters_are_those_that_a_method_has():
   shared = {'learning_rate': 0.3, 'num_epochs': 2, 'num_head_epochs': 7}
-  found = laboratory.hparams_of('fed_rep', shared, {'momentum': 0.1})
+  found = context_lib.hparams_of('fed_rep', shared, {'momentum': 0.1})
   assert found == registry.get_algorithm('fed_rep').hparams(
     head_learning_rate=0.3,
     body_learning_rate=0.3,
     num_head_epochs=7,
     momentum=0.1,
   )
-  found = laboratory.hparams_of('fed_avg', shared, {'learning_rate': 0.5})
+  found = context_lib.hparams_of('fed_avg', shared, {'learning_rate': 0.5})
   assert found == registry.get_algorithm('fed_avg').hparams(
     learning_rate=0.5, num_epochs=2
   )
 
 
 def test_trials_of_methods_share_what_is_not_their_own(tmp_path):
-  settings = laboratory.Settings(
+  settings = context_lib.Settings(
     str(tmp_path), data_dir='data', show_progress=False
   )
-  lab = laboratory.Laboratory(settings, _Sizes())
-  method = laboratory.Method(
+  context = context_lib.Context(settings, _Sizes())
+  method = context_lib.Method(
     'FedDAR, SA', 'fed_dar', {}, {'num_rounds': 3}, fine_tuned='+ FT'
   )
-  wanted = lab.trial(
+  wanted = context.trial(
     method,
     {'learning_rate': 0.3, 'num_epochs': 2},
     seed=4,

@@ -35,11 +35,11 @@ def _csv(path):
 
 
 def test_spread_is_that_of_a_sample_over_the_seeds_that_have_it():
-  assert results.spread([1.0, None, 3.0]) == _spread(2.0, math.sqrt(2), 2)
-  assert results.spread([0.25]) == _spread(0.25)
-  assert results.spread([None]) is None
-  assert results.spread([1.0, math.nan]) == _spread(1.0)
-  assert results.spread([math.inf]) is None
+  assert results.mean_std([1.0, None, 3.0]) == _spread(2.0, math.sqrt(2), 2)
+  assert results.mean_std([0.25]) == _spread(0.25)
+  assert results.mean_std([None]) is None
+  assert results.mean_std([1.0, math.nan]) == _spread(1.0)
+  assert results.mean_std([math.inf]) is None
 
 
 def test_json_has_everything_and_csv_files_their_rows(tmp_path):

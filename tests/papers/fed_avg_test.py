@@ -90,10 +90,10 @@ def test_all_methods_make_the_same_number_of_local_updates(entry):
 
 def test_trained_clients_have_none_of_the_new_classes():
   sizes = fed_avg.CkaSizes(dataset='digits', num_seeds=2)
-  lab = untrained.Laboratory(sizes)
+  context = untrained.Context(sizes)
   with pytest.raises(untrained.Opened):
-    list(fed_avg.measure_cka(lab))
-  configs = [wanted.config for wanted in lab.trials]
+    list(fed_avg.measure_cka(context))
+  configs = [wanted.config for wanted in context.trials]
   assert {
     (config.hparams.num_steps, config.num_rounds, config.seed)
     for config in configs
@@ -129,8 +129,8 @@ def test_features_are_compared_on_test_images(monkeypatch):
   monkeypatch.setattr(
     fed_avg, '_train', lambda *_: [(columns, _finished_run(), None)]
   )
-  lab = untrained.Laboratory(fed_avg.CKA_FAST)
-  cosines = tables.Table.from_rows(fed_avg.measure_cosine(lab))
+  context = untrained.Context(fed_avg.CKA_FAST)
+  cosines = tables.Table.from_rows(fed_avg.measure_cosine(context))
   matrix = fed_avg._matrices(cosines, 1)[0]
   np.testing.assert_array_equal(matrix, matrix.T)
   assert matrix.shape == (10, 10)
@@ -141,7 +141,7 @@ def test_features_are_compared_on_test_images(monkeypatch):
     'fit',
     lambda run, *_, num_samples: {'a': run.tuned, 'b': run.tuned},
   )
-  cka = {row['layer']: row['cka'] for row in fed_avg.measure_cka(lab)}
+  cka = {row['layer']: row['cka'] for row in fed_avg.measure_cka(context)}
   assert list(cka) == ['dense_1', 'dense_2', 'head']
   assert cka['dense_1'] == pytest.approx(1)
   assert cka['head'] < 0.99

@@ -54,9 +54,9 @@ def test_the_ridge_is_compared_with_others_and_tells_the_directions_left():
       history=ranks if second_order else [{}],
     )
 
-  lab = untrained.Laboratory(fed_dar.Sizes(), finish)
-  table = tables.Table.from_rows(fed_dar_components.measure_ridge(lab))
-  assert len(lab.trials) == 2 * 5 * 5
+  context = untrained.Context(fed_dar.Sizes(), finish)
+  table = tables.Table.from_rows(fed_dar_components.measure_ridge(context))
+  assert len(context.trials) == 2 * 5 * 5
   ranks = table.where(partition='few examples, unequal domains', seed=0)
   np.testing.assert_array_equal(
     ranks.columns()['effective_rank'], [4, 4, 4, 4, np.nan]

@@ -6,7 +6,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from binaries.papers import fed_dar_linear
-from tff_pfl.comparisons import claims, laboratory, tables
+from tff_pfl.comparisons import claims, tables
+from tff_pfl.comparisons import context as context_lib
 
 _SIZES = fed_dar_linear.FULL
 
@@ -68,8 +69,8 @@ def test_rows_are_of_records_and_the_last_has_the_error(tmp_path, monkeypatch):
   sizes = dataclasses.replace(
     fed_dar_linear.FAST, num_clients=20, dimension=8, num_rounds=150
   )
-  settings = laboratory.Settings(str(tmp_path), seed=3, show_progress=False)
-  rows = list(fed_dar_linear.measure(laboratory.Laboratory(settings, sizes)))
+  settings = context_lib.Settings(str(tmp_path), seed=3, show_progress=False)
+  rows = list(fed_dar_linear.measure(context_lib.Context(settings, sizes)))
   assert [row['round'] for row in rows] == 2 * [0, 50, 100, 150]
   assert {row['seed'] for row in rows} == {3}
   assert [row['error'] is None for row in rows] == 2 * [True, True, True, False]
@@ -80,9 +81,9 @@ def test_the_rate_is_beside_that_of_the_theorem(tmp_path):
   sizes = dataclasses.replace(
     fed_dar_linear.RATE_FAST, num_clients=40, dimension=8, num_rounds=40
   )
-  settings = laboratory.Settings(str(tmp_path), show_progress=False)
-  lab = laboratory.Laboratory(settings, sizes)
-  table = tables.Table.from_rows(fed_dar_linear.measure_rate(lab))
+  settings = context_lib.Settings(str(tmp_path), show_progress=False)
+  context = context_lib.Context(settings, sizes)
+  table = tables.Table.from_rows(fed_dar_linear.measure_rate(context))
   within, faster, line = fed_dar_linear.rate_claims(table, sizes)
   _, (bounds,) = table.curve('distance', 'round', method="theorem's bound")
   _, (distances,) = table.curve('distance', 'round', method='FedDAR-SA')

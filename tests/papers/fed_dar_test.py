@@ -17,13 +17,13 @@ def test_clients_fine_tune_for_an_epoch_at_half_the_rate():
 
 def test_scores_are_of_the_last_ten_rounds_or_after_fine_tuning():
   sizes = fed_dar.Sizes(num_seeds=1)
-  lab = untrained.Laboratory(sizes, lambda _: untrained.finished(0.5, 0.4))
-  rows = list(_DOMAINS.measure(lab))
+  context = untrained.Context(sizes, lambda _: untrained.finished(0.5, 0.4))
+  rows = list(_DOMAINS.measure(context))
   assert len(rows) == 4 * (14 + 2)
   for row in rows:
     is_fine_tuned = row['method'] in ('FedAvg + FT', 'FedProx + FT')
     assert row['mean'] == row['domain/1'] == (0.4 if is_fine_tuned else 0.5)
-  for config in (wanted.config for wanted in lab.trials):
+  for config in (wanted.config for wanted in context.trials):
     assert config.hparams.batch_size == sizes.batch_size
     assert config.personalization == sizes.fine_tuning()
     assert config.num_warmup_rounds + config.num_rounds == sizes.num_rounds
@@ -58,11 +58,11 @@ def test_claims_about_domains_are_of_means_over_partitions_and_of_each():
 
 def test_fed_bn_and_fed_avg_beside_it_have_batch_normalization():
   sizes = fed_dar.DIGITS_FULL
-  lab = untrained.Laboratory(sizes, lambda _: untrained.finished(0.5, 0.4))
-  list(_DIGITS.measure(lab))
+  context = untrained.Context(sizes, lambda _: untrained.finished(0.5, 0.4))
+  list(_DIGITS.measure(context))
   normalized = [
     wanted.config.algorithm
-    for wanted in lab.trials
+    for wanted in context.trials
     if wanted.config.model_arguments.get('normalization') == 'batch'
   ]
   each = len(sizes.partitions) * sizes.num_seeds

@@ -47,8 +47,8 @@ def test_pretrained_networks_are_trained_first_on_the_other_classes():
     return untrained.finished(0.5, directory=f'/runs/{trial.name}')
 
   sizes = dataclasses.replace(fed_fac_protocol.PRETRAINED_FAST, num_seeds=2)
-  lab = untrained.Laboratory(sizes, finish)
-  rows = list(fed_fac_protocol.measure_pretrained(lab))
+  context = untrained.Context(sizes, finish)
+  rows = list(fed_fac_protocol.measure_pretrained(context))
   methods = sizes.methods
   assert len(methods) == 7
   assert {row['accuracy_before'] for row in rows} == {0.5}
@@ -58,8 +58,8 @@ def test_pretrained_networks_are_trained_first_on_the_other_classes():
     for method in methods
     for seed in range(2)
   ]
-  before, at_random, pretrained = np.split(np.array(lab.trials), [2, 16])
-  assert len({trial.name for trial in lab.trials}) == len(lab.trials)
+  before, at_random, pretrained = np.split(np.array(context.trials), [2, 16])
+  assert len({trial.name for trial in context.trials}) == len(context.trials)
   for trial in before:
     assert trial.config.algorithm == 'fed_avg'
     assert trial.config.num_clients == 1

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from binaries.papers import fed_fac_simulation
-from tff_pfl.comparisons import claims, laboratory, tables
+from tff_pfl.comparisons import claims, tables
+from tff_pfl.comparisons import context as context_lib
 
 _SMALL = fed_fac_simulation.Sizes(
   num_clients=6,
@@ -17,8 +18,8 @@ _SMALL = fed_fac_simulation.Sizes(
 @pytest.mark.slow
 def test_dynamic_fed_fac_finds_the_truth_where_clients_start_near_it():
   problem = fed_fac_simulation.make_problem(_SMALL, 0.5, 0.4, seed=0)
-  settings = laboratory.Settings('.')
-  with laboratory.Laboratory(settings, _SMALL).create_runtime() as runtime:
+  settings = context_lib.Settings('.')
+  with context_lib.Context(settings, _SMALL).create_runtime() as runtime:
     found, given = (
       list(
         fed_fac_simulation.train(
@@ -51,9 +52,9 @@ def test_all_partitions_are_trained_in_all_cases(monkeypatch):
       yield is_personal, 0.5, 0.75 if is_near else 0.5
 
   monkeypatch.setattr(fed_fac_simulation, 'train', train)
-  settings = laboratory.Settings('.', show_progress=False)
-  lab = laboratory.Laboratory(settings, _SMALL)
-  table = tables.Table.from_rows(fed_fac_simulation.measure(lab))
+  settings = context_lib.Settings('.', show_progress=False)
+  context = context_lib.Context(settings, _SMALL)
+  table = tables.Table.from_rows(fed_fac_simulation.measure(context))
   assert table.distinct('case') == [
     'p=0.3, alpha=0.4, given starts',
     'p=0.5, alpha=0.4, given starts',

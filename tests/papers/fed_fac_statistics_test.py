@@ -47,12 +47,12 @@ def test_new_clients_are_scored_with_both_kinds_of_statistics():
     fed_fac_statistics.FAST,
     partitions={'pi = 1': 'client_dirichlet:10'},
   )
-  lab = untrained.Laboratory(sizes, finish)
-  rows = list(fed_fac_statistics.measure(lab))
+  context = untrained.Context(sizes, finish)
+  rows = list(fed_fac_statistics.measure(context))
   np.testing.assert_allclose(
     [row['accuracy'] for row in rows], [0.9, 0.3, 0.15] * 2
   )
-  first, second = (trial.config for trial in lab.trials)
+  first, second = (trial.config for trial in context.trials)
   assert (first.statistics, second.statistics) == ('global', 'local')
   assert first.model_arguments['normalization'] == 'batch'
   assert first.num_clients == sizes.num_clients - sizes.num_new_clients

@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac
 from tests.papers import untrained
-from tff_pfl.comparisons import claims, laboratory, tables
+from tff_pfl.comparisons import claims, tables
+from tff_pfl.comparisons import context as context_lib
 
 
 def test_new_clients_have_local_training_and_the_ensemble():
@@ -25,8 +26,8 @@ def test_new_clients_have_local_training_and_the_ensemble():
 
     return types.SimpleNamespace(variant=variant)
 
-  lab = untrained.Laboratory(fed_fac.FAST, finish)
-  rows = list(fed_fac.measure_new_clients(lab))
+  context = untrained.Context(fed_fac.FAST, finish)
+  rows = list(fed_fac.measure_new_clients(context))
   np.testing.assert_allclose(
     [row['accuracy'] for row in rows],
     [0.3, 0.8, 0.3, 0.8, 0.6, 0.3, 0.3, 0.3, 0.6],
@@ -42,7 +43,9 @@ def test_new_clients_have_local_training_and_the_ensemble():
     'FedFac, local training',
     'FedFac, ensemble',
   ]
-  assert {t.config.num_clients + t.num_new_clients for t in lab.trials} == {10}
+  assert {t.config.num_clients + t.num_new_clients for t in context.trials} == {
+    10
+  }
 
 
 def test_the_comparison_tells_where_each_lead_is_and_how_it_grows():
@@ -115,8 +118,8 @@ def test_the_comparison_has_the_loss_by_round_and_the_clients_quantiles():
     }
     return untrained.finished(0.5, variant=lambda name: scores)
 
-  lab = untrained.Laboratory(fed_fac.FAST, finish)
-  table = tables.Table.from_rows(fed_fac.measure_comparison(lab))
+  context = untrained.Context(fed_fac.FAST, finish)
+  table = tables.Table.from_rows(fed_fac.measure_comparison(context))
   of_fed_avg = table.where(method='FedAvg').rows()
   assert [row['loss'] for row in of_fed_avg] == [1, 0.5]
   (last,) = table.where(method='FedAvg', round=2).rows()
@@ -149,10 +152,10 @@ def test_the_ensemble_is_compared_with_all_where_clients_are_alike():
 
 
 def test_methods_have_the_partitions_hyperparameters():
-  lab = untrained.Laboratory(fed_fac.FAST)
-  compared = (*fed_fac.BASELINES, laboratory.Method('FedFac', 'fed_fac'))
-  assert list(fed_fac.run(lab, {'dirichlet:0.5': compared}, 2))
-  for method, made in zip(compared, lab.trials):
+  context = untrained.Context(fed_fac.FAST)
+  compared = (*fed_fac.BASELINES, context_lib.Method('FedFac', 'fed_fac'))
+  assert list(fed_fac.run(context, {'dirichlet:0.5': compared}, 2))
+  for method, made in zip(compared, context.trials):
     config, hparams = made.config, made.config.hparams
     assert (config.algorithm, config.partition) == (
       method.algorithm, 'dirichlet:0.5'

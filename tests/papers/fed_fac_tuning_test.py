@@ -19,11 +19,11 @@ def test_tuning_goes_on_from_the_best():
     return untrained.finished(accuracy)
 
   sizes = dataclasses.replace(fed_fac.FAST, num_seeds=2)
-  lab = untrained.Laboratory(sizes, finish)
-  rows = list(fed_fac_tuning.measure(lab))
+  context = untrained.Context(sizes, finish)
+  rows = list(fed_fac_tuning.measure(context))
   assert len(rows) == 2 * (3 + 2 + 2)
   tried = {
-    name: [t.config.hparams for t in lab.trials[start:end]]
+    name: [t.config.hparams for t in context.trials[start:end]]
     for name, start, end in (('threshold', 6, 10), ('variance', 10, 14))
   }
   assert {hparams.layers for hparams in tried['threshold']} == {'conv_2'}
@@ -31,7 +31,9 @@ def test_tuning_goes_on_from_the_best():
   # The seeds are none of those that the other experiments report.
   assert {row['seed'] for row in rows} == {2, 3}
   # The point that an earlier sweep chose is the same trial.
-  assert {t.name for t in lab.trials[2:4]} <= {t.name for t in lab.trials[6:10]}
+  assert {t.name for t in context.trials[2:4]} <= {
+    t.name for t in context.trials[6:10]
+  }
 
 
 def test_what_is_said_of_tuning_is_taken_seed_by_seed():

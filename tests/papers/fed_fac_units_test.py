@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac, fed_fac_units
 from tests.papers import untrained
-from tff_pfl.comparisons import claims, laboratory
+from tff_pfl.comparisons import claims
+from tff_pfl.comparisons import context as context_lib
 
 _NEURONS, _FEATURES, _ = fed_fac_units.EXPERIMENTS
 
@@ -65,14 +66,14 @@ def test_clients_train_alone_and_neurons_are_on_for_their_test_images():
     model=types.SimpleNamespace(initial_weights=weights(1)),
   )
   finished = types.SimpleNamespace(open=lambda: run)
-  lab = untrained.Laboratory(_NEURONS.fast, lambda wanted: finished)
-  values = [row['entropy'] for row in _NEURONS.measure(lab)]
+  context = untrained.Context(_NEURONS.fast, lambda wanted: finished)
+  values = [row['entropy'] for row in _NEURONS.measure(context)]
   # Neuron 0 has twice the client's number, neuron 1 is off; all alike at first.
   outputs = np.transpose([[0, 2, 4, 6, 8], np.zeros(5)])
   trained = fed_fac_units.entropy(outputs, _NEURONS.fast.num_neighbors)
   np.testing.assert_allclose(values, [*trained, trained[1], trained[1]] * 2)
 
-  configs = [wanted.config for wanted in lab.trials]
+  configs = [wanted.config for wanted in context.trials]
   assert [c.partition for c in configs] == ['iid', 'shards:1']
   assert {(c.algorithm, c.num_rounds) for c in configs} == {('local_only', 1)}
   assert {c.cohort_size for c in configs} == {_NEURONS.fast.num_clients}
@@ -98,15 +99,15 @@ def test_personal_channels_are_compared_with_shared_ones_and_with_fed_avg():
 
 @pytest.mark.slow
 def test_the_ablation_masks_shared_and_personal_neurons(tmp_path):
-  settings = laboratory.Settings(
+  settings = context_lib.Settings(
     # A folder that is for other experiments' data does no harm.
     str(tmp_path), fast=True, data_dir='elsewhere', num_processes=0,
     show_progress=False,
   )  # fmt: skip
-  lab = laboratory.Laboratory(settings, fed_fac.FAST)
-  method = laboratory.Method('half', 'fed_fac', {'threshold': 0.5})
-  ((*_, finished, _),) = fed_fac.run(lab, {'dirichlet:0.5': [method]})
-  with finished.open() as run, lab.create_runtime() as runtime:
+  context = context_lib.Context(settings, fed_fac.FAST)
+  method = context_lib.Method('half', 'fed_fac', {'threshold': 0.5})
+  ((*_, finished, _),) = fed_fac.run(context, {'dirichlet:0.5': [method]})
+  with finished.open() as run, context.create_runtime() as runtime:
     accuracies = fed_fac_units.masked_accuracies(run, 'dense_1', runtime)
   assert list(accuracies) == [
     'nothing masked', 'shared masked', 'personal masked'

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from binaries.papers import fed_rep_convergence
-from tff_pfl.comparisons import claims, laboratory, tables
+from tff_pfl.comparisons import claims, tables
+from tff_pfl.comparisons import context as context_lib
 
 
 def _table(rounds):
@@ -82,9 +83,9 @@ def test_convergence_has_the_bound_and_a_run_of_small_cohorts(tmp_path):
   sizes = dataclasses.replace(
     fed_rep_convergence.FAST, nums_clients=(40,), num_rounds=20
   )
-  settings = laboratory.Settings(str(tmp_path), show_progress=False)
+  settings = context_lib.Settings(str(tmp_path), show_progress=False)
   table = tables.Table.from_rows(
-    fed_rep_convergence.measure(laboratory.Laboratory(settings, sizes))
+    fed_rep_convergence.measure(context_lib.Context(settings, sizes))
   )
 
   assert table.distinct('round') == [0, 10, 20]

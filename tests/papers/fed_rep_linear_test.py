@@ -4,7 +4,8 @@ import numpy as np
 
 from binaries.papers import fed_rep_linear
 from tests.papers import untrained
-from tff_pfl.comparisons import claims, laboratory, paper, tables
+from tff_pfl.comparisons import claims, paper, tables
+from tff_pfl.comparisons import context as context_lib
 
 _SAMPLES, _NEW_CLIENT = fed_rep_linear.EXPERIMENTS
 
@@ -18,7 +19,7 @@ def test_it_runs_from_seeds_to_claims(tmp_path):
   )
   entry = dataclasses.replace(_NEW_CLIENT, fast=tiny)
   summary = paper.run(
-    entry, laboratory.Settings(str(tmp_path), fast=True, show_progress=False)
+    entry, context_lib.Settings(str(tmp_path), fast=True, show_progress=False)
   )
   assert [claim['verdict'] for claim in summary['claims']] == [claims.HOLDS] * 3
 

@@ -9,8 +9,10 @@ from tff_pfl.comparisons import claims
 
 def test_all_methods_stand_beside_the_published_figures():
   sizes = fed_rep_table.Sizes(num_seeds=1)
-  lab = untrained.Laboratory(sizes, lambda wanted: untrained.finished(0.5, 0.6))
-  rows = list(fed_rep_table.measure(lab))
+  context = untrained.Context(
+    sizes, lambda wanted: untrained.finished(0.5, 0.6)
+  )
+  rows = list(fed_rep_table.measure(context))
   assert len(rows) == 2 * 15
   published = {
     row['method']: row['published']
@@ -24,13 +26,13 @@ def test_all_methods_stand_beside_the_published_figures():
   assert published['FedRep'] is None  # Illegible in the copy at hand.
   by_name = {row['method']: row['accuracy'] for row in rows}
   assert (by_name['FedProx'], by_name['FedProx + FT']) == (0.5, 0.6)
-  for trial in lab.trials:
+  for trial in context.trials:
     # The head, for 10 epochs, where a global model is fine-tuned.
     assert set(trial.fine_tune_variants) <= {'head'}
     assert trial.config.personalization.num_epochs == 10
     assert trial.config.augmentation == 'crop:4+flip'
   epochs = collections.defaultdict(set)
-  for trial in lab.trials:
+  for trial in context.trials:
     config = trial.config
     name = f'num_{"body_" * (config.algorithm == "fed_rep")}epochs'
     epochs[config.partition].add(getattr(config.hparams, name))

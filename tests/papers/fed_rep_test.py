@@ -62,13 +62,13 @@ def test_local_epochs_are_of_fed_reps_head_and_of_fed_avgs_model():
   run = types.SimpleNamespace(
     evaluations=[{'personal': {'accuracy': a}} for a in (0.1, 0.2, 0.3)]
   )
-  lab = untrained.Laboratory(
+  context = untrained.Context(
     fed_rep.LocalEpochsSizes(
       nums_epochs=(1, 3), num_final_evaluations=2, num_seeds=1
     ),
     lambda wanted: run,
   )
-  rows = list(fed_rep.measure_local_epochs(lab))
+  rows = list(fed_rep.measure_local_epochs(context))
   assert [(row['method'], row['num_epochs']) for row in rows] == [
     ('FedRep', 1),
     ('FedAvg', 1),
@@ -77,7 +77,7 @@ def test_local_epochs_are_of_fed_reps_head_and_of_fed_avgs_model():
   ]
   # The mean of the last two rounds.
   assert {row['accuracy'] for row in rows} == {0.25}
-  configs = [wanted.config for wanted in lab.trials]
+  configs = [wanted.config for wanted in context.trials]
   assert [
     (c.hparams.num_head_epochs, c.hparams.num_body_epochs) for c in configs[::2]
   ] == [(1, 1), (3, 1)]
@@ -85,7 +85,7 @@ def test_local_epochs_are_of_fed_reps_head_and_of_fed_avgs_model():
   assert {(c.partition, c.num_clients, c.num_rounds) for c in configs} == {
     ('shards:2', 100, 50)
   }
-  assert len({wanted.name for wanted in lab.trials}) == 4
+  assert len({wanted.name for wanted in context.trials}) == 4
 
 
 def test_new_clients_have_new_classes_only():
@@ -139,13 +139,13 @@ def test_new_clients_start_from_the_initial_head_on_the_trained_body(
     return personalized_evaluation.Evaluation(rows, {})
 
   monkeypatch.setattr(personalized_evaluation, 'evaluate', score)
-  lab = untrained.Laboratory(
+  context = untrained.Context(
     fed_rep.NEW_CLIENTS_FAST,
     lambda wanted: types.SimpleNamespace(
       open=lambda: _FinishedRun(wanted.config)
     ),
   )
-  rows = list(fed_rep.measure_new_clients(lab))
+  rows = list(fed_rep.measure_new_clients(context))
   assert {row['accuracy'] for row in rows} == {0.75}
   initial = _FinishedRun(None).model.initial_weights
   for row, (num_epochs, weights) in zip(rows, scored):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from binaries.papers import fed_split
-from tff_pfl.comparisons import claims, laboratory, tables
+from tff_pfl.comparisons import claims, tables
+from tff_pfl.comparisons import context as context_lib
 
 
 @pytest.mark.slow
@@ -16,9 +17,9 @@ def test_fed_split_keeps_the_bound_and_fed_avg_is_slower(tmp_path):
     num_rounds=6,
     num_seeds=1,
   )
-  settings = laboratory.Settings(str(tmp_path), show_progress=False)
-  lab = laboratory.Laboratory(settings, sizes)
-  table = tables.Table.from_rows(fed_split.measure(lab))
+  settings = context_lib.Settings(str(tmp_path), show_progress=False)
+  context = context_lib.Context(settings, sizes)
+  table = tables.Table.from_rows(fed_split.measure(context))
   bound, line, lead = fed_split.make_claims(table, sizes)
   assert [c.verdict for c in (bound, line)] == [claims.HOLDS] * 2
   assert lead.measured > 0
@@ -94,9 +95,9 @@ def test_complexity_is_of_both_kernels():
 def test_errors_on_new_examples_are_told_beside_the_complexity(tmp_path):
   sizes = fed_split.GENERALIZATION_FAST
   sizes = dataclasses.replace(sizes, num_rounds=2, num_seeds=1)
-  settings = laboratory.Settings(str(tmp_path), show_progress=False)
-  lab = laboratory.Laboratory(settings, sizes)
-  table = tables.Table.from_rows(fed_split.measure_generalization(lab))
+  settings = context_lib.Settings(str(tmp_path), show_progress=False)
+  context = context_lib.Context(settings, sizes)
+  table = tables.Table.from_rows(fed_split.measure_generalization(context))
   below, *growths = fed_split.generalization_claims(table, sizes)
   assert below.verdict == claims.HOLDS
   leads = [

@@ -25,21 +25,21 @@ def test_full_sizes_have_seeds_to_compare_with(name):
 )
 def test_every_method_can_be_run_on_every_dataset(entry, sizes, monkeypatch):
   monkeypatch.setattr(
-    untrained.Laboratory, 'load_arrays', lambda *_: mock.MagicMock()
+    untrained.Context, 'load_arrays', lambda *_: mock.MagicMock()
   )
-  lab = untrained.Laboratory(
+  context = untrained.Context(
     sizes,
     lambda wanted: untrained.finished(0.5, 0.4, wanted.config.num_rounds),
     fast=sizes is entry.fast,
   )
   try:
-    table = tables.Table.from_rows(entry.measure(lab))
+    table = tables.Table.from_rows(entry.measure(context))
     assert list(entry.claims(table, sizes))
     entry.draw(table, sizes, Figure())
   except untrained.Opened:
     pass
-  configs = {wanted.name: wanted.config for wanted in lab.trials}
+  configs = {wanted.name: wanted.config for wanted in context.trials}
   assert {config.dataset for config in configs.values()} == {sizes.dataset}
-  for wanted in lab.trials:
+  for wanted in context.trials:
     # What is the same run in two places has the same settings.
     assert wanted.config == configs[wanted.name]

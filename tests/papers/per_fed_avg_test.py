@@ -16,13 +16,13 @@ def test_claims_are_of_the_last_round_and_of_each_setting():
   sizes = per_fed_avg.Sizes(num_rounds=20)
   table = tables.Table.from_rows(
     {
-      'setting': setting,
+      'setting': condition,
       'method': method,
       'seed': seed,
       'round': round_number,
       'accuracy': accuracy if round_number == 20 else 0.1,
     }
-    for setting in sizes.settings
+    for condition in sizes.conditions
     for method, accuracy in _ACCURACIES.items()
     for seed in range(5)
     for round_number in (10, 20)
@@ -43,8 +43,8 @@ def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
       {'round': 5, 'global': {'accuracy': 0.25}, 'personal': {'accuracy': 1}}
     ],
   )
-  lab = untrained.Laboratory(sizes, lambda wanted: run)
-  rows = list(per_fed_avg.measure(lab))
+  context = untrained.Context(sizes, lambda wanted: run)
+  rows = list(per_fed_avg.measure(context))
   few, many = 'tau = 4, r = 0.4', 'tau = 10, r = 0.2'
   assert [(r['setting'], r['method'], r['accuracy']) for r in rows] == [
     (few, 'FedAvg', 0.25),
@@ -56,8 +56,10 @@ def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
     (many, 'Per-FedAvg, Hessian-free', 1),
     (many, 'Per-FedAvg, exact', 1),
   ]
-  assert [one.config.cohort_size for one in lab.trials] == [20] * 2 + [10] * 4
-  wanted = lab.trials
+  assert [one.config.cohort_size for one in context.trials] == [20] * 2 + [
+    10
+  ] * 4
+  wanted = context.trials
   assert len({one.name for one in wanted}) == 6
   shared = {
     'num_steps': 10,

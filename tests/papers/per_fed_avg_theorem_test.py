@@ -23,10 +23,10 @@ def test_a_step_with_exact_gradients_is_down_the_slope_of_the_meta_loss():
     gradient, -np.diff(np.reshape(differences, [2, 2]))[:, 0] / 2e-5, rtol=1e-6
   )
   sizes = dataclasses.replace(_SIZES, num_rounds=2)
-  setting = per_fed_avg_theorem.Setting(num_steps=1)
+  condition = per_fed_avg_theorem.Condition(num_steps=1)
   with runtime_lib.create_runtime('in_process') as runtime:
     (first, second) = per_fed_avg_theorem.norms(
-      sizes, setting, clients, 0, runtime
+      sizes, condition, clients, 0, runtime
     )
   np.testing.assert_allclose(first, (loss, gradient @ gradient))
   after = -sizes.learning_rate * gradient
@@ -44,15 +44,15 @@ def test_floors_are_compared_in_powers_of_ten():
   }
   table = tables.Table.from_rows(
     {
-      'setting': setting,
+      'setting': condition,
       'seed': seed,
       'round': 59,
       'share': 1e-8,
-      'floor': floors.get(setting, 1e-3),
-      'floor_share': floors.get(setting, 1e-3),
+      'floor': floors.get(condition, 1e-3),
+      'floor_share': floors.get(condition, 1e-3),
       'of_bound': 0.5,
     }
-    for setting in per_fed_avg_theorem.SETTINGS
+    for condition in per_fed_avg_theorem.CONDITIONS
     for seed in range(5)
   )
   found = list(per_fed_avg_theorem.make_claims(table, per_fed_avg_theorem.FAST))

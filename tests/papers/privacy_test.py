@@ -10,9 +10,11 @@ _PRIVATE, _ATTACKED = privacy.EXPERIMENTS
 
 def _measured(entry):
   (sizes,) = entry.full.values()
-  lab = untrained.Laboratory(sizes, lambda wanted: untrained.finished(0.5, 0.4))
-  table = tables.Table.from_rows(entry.measure(lab))
-  return lab.trials, table
+  context = untrained.Context(
+    sizes, lambda wanted: untrained.finished(0.5, 0.4)
+  )
+  table = tables.Table.from_rows(entry.measure(context))
+  return context.trials, table
 
 
 def test_noise_is_found_for_every_epsilon_and_nothing_is_spent_alone():

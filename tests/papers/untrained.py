@@ -2,7 +2,8 @@
 
 import types
 
-from tff_pfl.comparisons import laboratory, tables
+from tff_pfl.comparisons import context as context_lib
+from tff_pfl.comparisons import tables
 
 
 def table(names, values, *columns):
@@ -86,7 +87,7 @@ def _opened():
   raise Opened
 
 
-class Laboratory(laboratory.Laboratory):
+class Context(context_lib.Context):
   """One without training.
 
   Attributes:
@@ -98,10 +99,10 @@ class Laboratory(laboratory.Laboratory):
 
     Args:
       finish: From a trial to what stands for the finished one.
-      **settings: Fields of `laboratory.Settings`.
+      **settings: Fields of `context_lib.Settings`.
     """
     super().__init__(
-      laboratory.Settings('unused', show_progress=False, **settings), sizes
+      context_lib.Settings('unused', show_progress=False, **settings), sizes
     )
     self.trials = []
     self._finish = finish

@@ -204,7 +204,7 @@ def test_accounting_is_of_the_noise_that_is_added(tmp_path):
   # Where nothing is sent, nothing is told.
   state = personalized_process.ServerState(0, 0, {}, ((),), (), ())
   accounting = privacy.Accounting(1.0, _everybody(), _DELTA)
-  assert accounting.of_state(state).epsilons(3) == [0.0] * 3
+  assert accounting.for_state(state).epsilons(3) == [0.0] * 3
   config = dataclasses.replace(_CONFIG, aggregator='mean')
   data = config.load_data()
   process = config.build_process(config.build_model(data))

@@ -140,7 +140,9 @@ def more_accurate(
     yield difference(
       f'{place}: {better} is more accurate than {worse}',
       source,
-      table.lead('accuracy', better, worse, by=by, **{column: place}),
+      table.paired_difference(
+        'accuracy', better, worse, by=by, **{column: place}
+      ),
     )
 
 

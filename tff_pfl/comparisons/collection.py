@@ -79,8 +79,8 @@ class _Trial(trial.FinishedTrial):
     evaluation = scores['evaluation']
     fairness = evaluation['fairness'] or {}
     over_rounds = report.primary_figures(self.summary)
-    of_last_10 = over_rounds['personal'] or {}
-    global_of_last_10 = over_rounds['global'] or {}
+    personal_last_10 = over_rounds['personal'] or {}
+    global_last_10 = over_rounds['global'] or {}
     shared = evaluation['global'] or {}
     sizes = self.scores['bytes_per_round']
     sampler = self.config.sampler()
@@ -91,11 +91,11 @@ class _Trial(trial.FinishedTrial):
     two_classes = evaluation.get('two_classes', {}).get('personal', {})
     return {
       'personal_loss': evaluation['personal']['loss'],
-      f'personal_{name}_last_10': of_last_10.get('last_10_mean')
+      f'personal_{name}_last_10': personal_last_10.get('last_10_mean')
       if variant == trial.OWN_VARIANT
       else None,
       f'personal_{name}': evaluation['personal'].get(name),
-      f'global_{name}_last_10': global_of_last_10.get('last_10_mean'),
+      f'global_{name}_last_10': global_last_10.get('last_10_mean'),
       f'global_{name}': shared.get(name),
       **_further(evaluation),
       'worst_10_percent': fairness.get('worst_10_percent'),
@@ -124,9 +124,9 @@ class _Trial(trial.FinishedTrial):
       return {}
     found = _over_domains(domains['personal'], name)
     if variant == trial.OWN_VARIANT:
-      of_rounds = self.summary['domains']['personal']
+      by_round = self.summary['domains']['personal']
       mean = operator.itemgetter('last_10_mean')
-      found.update(_over_domains(of_rounds, name, mean, '_last_10'))
+      found.update(_over_domains(by_round, name, mean, '_last_10'))
     return found
 
   def domains(self, variant, name):
@@ -201,10 +201,10 @@ def _method(comparison, read, variant, primary, reported):
   names = [name, *(metric.name for metric in reported)]
   rows = [one.metrics(variant, name) for one in read]
 
-  def of_all(rows_of, *arguments):
+  def all_rows(rows_of, *arguments):
     return [row for one in read for row in rows_of(one, *arguments)]
 
-  domains = of_all(_Trial.domains, variant, name)
+  domains = all_rows(_Trial.domains, variant, name)
   label = _label(algorithm, variant, comparison.base, first.scores)
   if len(read) < len(comparison.seeds):
     label += f' ({len(read)} of {len(comparison.seeds)} seeds)'
@@ -222,14 +222,14 @@ def _method(comparison, read, variant, primary, reported):
     'has_global_model': first.scores['has_global_model'],
     'hparams': first.config.settings()['hparams'],
     'metrics': {
-      name: results.spread([row.get(name) for row in rows])
+      name: results.mean_std([row.get(name) for row in rows])
       for name in metrics_lib.by_name(primary, reported=reported)
       if name in rows[0]
-      or (domains and name.startswith(metrics_lib.OF_DOMAINS))
+      or (domains and name.startswith(metrics_lib.DOMAIN_PREFIXES))
     },
-    'curves': of_all(_Trial.curves, variant, primary),
-    'clients': of_all(_Trial.clients, variant, 'clients', names),
-    'new_clients': of_all(_Trial.clients, variant, 'new_clients', names),
+    'curves': all_rows(_Trial.curves, variant, primary),
+    'clients': all_rows(_Trial.clients, variant, 'clients', names),
+    'new_clients': all_rows(_Trial.clients, variant, 'new_clients', names),
     'domains': domains,
   }
 

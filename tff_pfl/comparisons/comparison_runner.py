@@ -163,8 +163,8 @@ def _partition(comparison):
   if trained.num_classes is not None:
     counts = np.concatenate([part.class_counts() for part in parts]).tolist()
   if trained.domain_names is not None:
-    of_domains = np.concatenate([part.domain_counts() for part in parts])
-    domain_counts = dict(zip(trained.domain_names, of_domains.T.tolist()))
+    by_client = np.concatenate([part.domain_counts() for part in parts])
+    domain_counts = dict(zip(trained.domain_names, by_client.T.tolist()))
   return {
     'seed': comparison.seeds[0],
     'client_ids': [i for part in parts for i in part.client_ids],

@@ -1,4 +1,4 @@
-"""Methods compared in settings: their runs, with every seed."""
+"""Methods compared in conditions: their runs, with every seed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import types
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-from tff_pfl.comparisons import laboratory, trial
+from tff_pfl.comparisons import context as context_lib
+from tff_pfl.comparisons import trial
 
 # The fields of an experiment's sizes that all its methods are trained with.
 _TRAINING = (
@@ -19,7 +20,7 @@ _TRAINING = (
 )
 
 
-class Setting(NamedTuple):
+class Condition(NamedTuple):
   """What methods are compared in, such as a partition of the data.
 
   Attributes:
@@ -28,23 +29,23 @@ class Setting(NamedTuple):
     hparams: Hyperparameters; each method takes those that it has.
   """
 
-  methods: Sequence[laboratory.Method]
+  methods: Sequence[context_lib.Method]
   config: Mapping[str, Any] = types.MappingProxyType({})
   hparams: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class Result(NamedTuple):
-  """What a method reached in a setting with a seed.
+  """What a method reached in a condition with a seed.
 
   Attributes:
-    setting: The setting's name, or number.
+    condition: The condition's name, or number.
     method: The method's name, or that of the same with fine-tuning.
     hparams: The method's own hyperparameters.
     run: The run, which both have in common.
     variant: `trial.OWN_VARIANT`, or how the models are fine-tuned.
   """
 
-  setting: Hashable
+  condition: Hashable
   method: str
   hparams: Mapping[str, Any]
   seed: int
@@ -61,9 +62,9 @@ class Result(NamedTuple):
     """The last models' scores; see `trial.FinishedTrial.variant`."""
     return self.run.variant(self.variant)
 
-  def columns(self, setting: str = 'partition') -> dict[str, Any]:
-    """The columns of a table that name it; `setting` is the setting's."""
-    return {setting: self.setting, 'method': self.method, 'seed': self.seed}
+  def columns(self, column: str = 'partition') -> dict[str, Any]:
+    """The columns of a table that name it; `column` is the condition's."""
+    return {column: self.condition, 'method': self.method, 'seed': self.seed}
 
   def accuracy(self) -> float:
     """Mean over the clients: of the last ten rounds, or after fine-tuning."""
@@ -73,7 +74,7 @@ class Result(NamedTuple):
 
 
 def training(sizes: Any) -> dict[str, Any]:
-  """The hyperparameters that methods share; see `laboratory.hparams_of`.
+  """The hyperparameters that methods share; see `context_lib.hparams_of`.
 
   Args:
     sizes: An experiment's sizes, with fields such as `learning_rate`.
@@ -86,51 +87,52 @@ def training(sizes: Any) -> dict[str, Any]:
 
 
 def run(
-  lab: laboratory.Laboratory,
-  settings: Mapping[Hashable, Setting],
+  context: context_lib.Context,
+  conditions: Mapping[Hashable, Condition],
   *,
   seeds: Optional[Sequence[int]] = None,
   label: str = '',
   **config: Any,
 ) -> Iterator[Result]:
-  """Runs methods in settings with every seed of an experiment.
+  """Runs methods in conditions with every seed of an experiment.
 
   Args:
-    settings: By name, or number.
+    conditions: By name, or number.
     seeds: Others than the experiment's.
     label: What tells runs from others of the same names.
     **config: Fields of `RunConfig` that all runs have, and `num_new_clients`,
-      besides those of the experiment's sizes; see `Laboratory.trial`. Without
+      besides those of the experiment's sizes; see `Context.trial`. Without
       `rounds_per_evaluation` only the last rounds are evaluated.
 
   Yields:
-    By setting, method and seed the result; of a method with `fine_tuned` that
+    By condition, method and seed the result; of a method with `fine_tuned` that
     name's results, too, after its own.
   """
-  seeds = lab.seeds if seeds is None else seeds
-  num_rounds = config.get('num_rounds') or lab.sizes.num_rounds
+  seeds = context.seeds if seeds is None else seeds
+  num_rounds = config.get('num_rounds') or context.sizes.num_rounds
   config = {'rounds_per_evaluation': num_rounds, **config}
-  runs = lab.run(
+  runs = context.run(
     {
-      (name, method.name, seed): lab.trial(
+      (name, method.name, seed): context.trial(
         method,
-        {**training(lab.sizes), **setting.hparams},
+        {**training(context.sizes), **condition.hparams},
         seed=seed,
         label=f'{label}-{name}',
         **{
           **config,
           **{
-            n: v(seed) if callable(v) else v for n, v in setting.config.items()
+            n: v(seed) if callable(v) else v
+            for n, v in condition.config.items()
           },
         },
       )
-      for name, setting in settings.items()
-      for method in setting.methods
+      for name, condition in conditions.items()
+      for method in condition.methods
       for seed in seeds
     }
   )
-  for name, setting in settings.items():
-    for method in setting.methods:
+  for name, condition in conditions.items():
+    for method in condition.methods:
       variants = {method.name: trial.OWN_VARIANT}
       if method.fine_tuned:
         variants[method.fine_tuned] = method.fine_tuned_scope

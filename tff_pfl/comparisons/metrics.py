@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional
 from tff_pfl.models import split_model
 
 # How the names of metrics begin that only data with domains have.
-OF_DOMAINS = ('domain_', 'client_auc')
+DOMAIN_PREFIXES = ('domain_', 'client_auc')
 _AUC = split_model.PrimaryMetric('AUC', True)
 
 
@@ -45,13 +45,13 @@ def by_name(
     reported: Further metrics of the models.
   """
   metrics = (
-    *_of_models(primary, recent),
-    *(metric for further in reported for metric in _of_further(further)),
-    *_of_new_clients(primary),
+    *_model_metrics(primary, recent),
+    *(metric for further in reported for metric in _further_metrics(further)),
+    *_new_client_metrics(primary),
     *_OTHER_SCORES,
     *_COSTS,
-    *_of_domains(primary.name, primary, recent),
-    *_of_domains('auc', _AUC, recent),
+    *_domain_metrics(primary.name, primary, recent),
+    *_domain_metrics('auc', _AUC, recent),
     # The mean over clients of the primary metric is that of any data.
     *(
       Metric(
@@ -71,7 +71,7 @@ def by_name(
   return found
 
 
-def _of_primary(primary, key, title, description, on_screen=True):
+def _primary_metric(primary, key, title, description, on_screen=True):
   """A metric that is the primary one of some models."""
   unit = 'fraction' if primary.is_fraction else 'score'
   return Metric(
@@ -79,7 +79,7 @@ def _of_primary(primary, key, title, description, on_screen=True):
   )
 
 
-def _of_models(primary, recent):
+def _model_metrics(primary, recent):
   """The metrics of personal and global models."""
   name, title = primary.name, primary.title
 
@@ -92,7 +92,7 @@ def _of_models(primary, recent):
     ('global', "the global model's", 'none without one'),
   ):
     for suffix, rounds, when in _rounds(recent):
-      yield _of_primary(
+      yield _primary_metric(
         primary,
         f'{which}_{name}{suffix}',
         f'{which} {title}, {rounds}',
@@ -100,7 +100,7 @@ def _of_models(primary, recent):
         + (f'; {missing}.' if suffix or which == 'global' else '.'),
         on_screen=not suffix or which == 'personal',
       )
-  yield _of_primary(
+  yield _primary_metric(
     primary,
     'worst_10_percent',
     'worst 10% of clients',
@@ -124,10 +124,10 @@ def _of_models(primary, recent):
   )
 
 
-def _of_further(metric):
+def _further_metrics(metric):
   """The metrics of a further metric of personal and global models."""
   for which in ('personal', 'global'):
-    yield _of_primary(
+    yield _primary_metric(
       metric,
       f'{which}_{metric.name}',
       f'{which} {metric.title}',
@@ -145,17 +145,17 @@ def _of_further(metric):
   )
 
 
-def _of_new_clients(primary):
+def _new_client_metrics(primary):
   """The metrics of clients that took no part in training."""
   name, title = primary.name, primary.title
-  yield _of_primary(
+  yield _primary_metric(
     primary,
     f'new_client_{name}',
     'new clients',
     f'Mean personal {title} over clients that took no part in training; none '
     'where there are no such clients.',
   )
-  yield _of_primary(
+  yield _primary_metric(
     primary,
     f'new_client_ensemble_{name}',
     'new clients, by ensemble',
@@ -226,7 +226,7 @@ _COSTS = (
 )
 
 
-def _of_domains(name, score, recent):
+def _domain_metrics(name, score, recent):
   """The metrics of a score over domains."""
   for suffix, rounds, when in _rounds(recent):
     for key, which in (('min', 'Lowest'), ('mean', 'Mean'), ('max', 'Highest')):

@@ -75,7 +75,7 @@ def write(
       [
         metric
         for name, metric in metrics.items()
-        if not name.startswith(metrics_lib.OF_DOMAINS)
+        if not name.startswith(metrics_lib.DOMAIN_PREFIXES)
       ],
     ),
     domain_tables=_domain_tables(methods, primary, metrics),
@@ -147,7 +147,7 @@ def _render(path, **content):
     counted=_counted,
     median=statistics.median,
     table=_table,
-    text=_spread_text,
+    text=_mean_std_text,
     value=_value_text,
   )
   template = environment.get_template('page.html.j2')
@@ -351,7 +351,7 @@ def _value_text(value: Any, missing: str = 'none') -> Any:
   return value if isinstance(value, str) else str(value)
 
 
-def _spread_text(
+def _mean_std_text(
   spread: Mapping[str, Any], metric: split_model.PrimaryMetric, unit: str = '%'
 ) -> str:
   """A metric over seeds, with its spread if there is one."""
@@ -373,18 +373,18 @@ def _counted(number: int, noun: str) -> str:
   return f'{number:,} {noun}{"" if number == 1 else "s"}'
 
 
-def _figures_table(methods, metrics, of_domains=()):
+def _figures_table(methods, metrics, domain_figures=()):
   """The figures of methods as a table, and what its columns are.
 
   Args:
     metrics: Those of the columns; one that no method has is left out.
-    of_domains: Further metrics, each with the figures of the methods.
+    domain_figures: Further metrics, each with the figures of the methods.
 
   Returns:
     The table, with the best of each column marked, and by title what a column
     is. None without any figure.
   """
-  columns = results_lib.columns_of(methods, metrics, of_domains)
+  columns = results_lib.columns_of(methods, metrics, domain_figures)
   if not columns:
     return None
   titles = {'method': 'What was run.'}
@@ -417,7 +417,7 @@ def _domain_tables(methods, primary, metrics):
       for name, metric in metrics.items()
       if name.startswith(start)
     ]
-    of_domains = []
+    domain_figures = []
     for domain in dict.fromkeys(score['domain'] for score in scores):
       description = (
         f"{title} of the personal models on all clients' test examples of the "
@@ -425,13 +425,13 @@ def _domain_tables(methods, primary, metrics):
       )
       metric = over_all[0]._replace(title=domain, description=description)
       spreads = [
-        results_lib.spread(
+        results_lib.mean_std(
           [s[key] for s in method['domains'] if s['domain'] == domain]
         )
         for method in methods
       ]
-      of_domains.append((metric, spreads))
-    tables[title] = _figures_table(methods, over_all, of_domains)[0]
+      domain_figures.append((metric, spreads))
+    tables[title] = _figures_table(methods, over_all, domain_figures)[0]
   return tables
 
 
@@ -454,7 +454,7 @@ def _published(methods, settings, published):
     return {
       'in the paper': figure.method,
       'here': method['label'] if method else '',
-      'here (%)': _spread_text(spread, split_model.ACCURACY, '')
+      'here (%)': _mean_std_text(spread, split_model.ACCURACY, '')
       if spread
       else '',
       'published (%)': f'{100 * figure.value:.2f}' if is_known else '',

@@ -31,9 +31,9 @@ from matplotlib.figure import Figure
 
 from tff_pfl import errors, plots
 from tff_pfl.comparisons import claims as claims_lib
+from tff_pfl.comparisons import context as context_lib
 from tff_pfl.comparisons import (
   execution,
-  laboratory,
   page,
   panels,
   tables,
@@ -77,7 +77,7 @@ class Experiment:
   name: str
   summary: str
   paper: str
-  measure: Callable[[laboratory.Laboratory], Rows]
+  measure: Callable[[context_lib.Context], Rows]
   claims: Callable[[tables.Table, Any], Claims]
   draw: panels.Draw
   full: Mapping[Optional[str], Any]
@@ -89,10 +89,10 @@ class Experiment:
     return None not in self.full
 
   def takes(self, dataset: Optional[str]) -> bool:
-    """Whether `laboratory.Settings.dataset` may be this."""
+    """Whether `context_lib.Settings.dataset` may be this."""
     return dataset is None or dataset in self.full
 
-  def sizes(self, settings: laboratory.Settings) -> Any:
+  def sizes(self, settings: context_lib.Settings) -> Any:
     """The sizes that the settings ask for.
 
     Raises:
@@ -131,7 +131,7 @@ def _kind(value):
 
 
 def run(
-  experiment: Experiment, settings: laboratory.Settings, *, rerun: bool = False
+  experiment: Experiment, settings: context_lib.Settings, *, rerun: bool = False
 ) -> dict[str, Any]:
   """Runs an experiment, or makes claims and figure of what it measured before.
 
@@ -175,7 +175,7 @@ def run(
 
 def run_all(
   experiments: Sequence[Experiment],
-  settings: laboratory.Settings,
+  settings: context_lib.Settings,
   *,
   rerun: bool = False,
 ) -> Sequence[Mapping[str, Any]]:
@@ -272,7 +272,7 @@ def _measure(experiment, settings):
   _write(directory, SETTINGS_NAME, kept)
   start, rows = time.perf_counter(), None
   try:
-    rows = list(experiment.measure(laboratory.Laboratory(settings, sizes)))
+    rows = list(experiment.measure(context_lib.Context(settings, sizes)))
   finally:
     trials = os.path.join(directory, execution.TRIALS_DIR)
     if rows is None and not os.path.exists(trials):

@@ -331,8 +331,10 @@ def parse_grid(
       for algorithm in owners
       for target in grid_targets(algorithm, name)
     ]
-    of_others = owner == ANY_METHOD and not targets
-    if of_others and any(grid_targets(a, name) for a in registry.ALGORITHMS):
+    is_for_others = owner == ANY_METHOD and not targets
+    if is_for_others and any(
+      grid_targets(a, name) for a in registry.ALGORITHMS
+    ):
       # A preset for more methods than are compared.
       continue
     errors.expect(
@@ -350,7 +352,9 @@ def parse_grid(
       _parse_value(value.strip(), annotation, text)
       for value in values.split(',')
     ]
-    if all(one in hparams_lib.none_for_zero(of_one) for of_one, one in targets):
+    if all(
+      one in hparams_lib.none_for_zero(hparams) for hparams, one in targets
+    ):
       parsed = [None if value == 0 else value for value in parsed]
     grid.setdefault(owner, {})[name] = tuple(parsed)
   return grid

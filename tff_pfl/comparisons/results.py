@@ -16,7 +16,7 @@ HTML page) reads what `comparison.json` holds, a dict:
       'fed_avg + FT (all)'; where some of the seeds' runs have not ended, with
       how many have; unique;
     * `has_global_model`, and `hparams`, as chosen by the sweep if any;
-    * `metrics`: by the names of `metrics.by_name` a `spread`; None where the
+    * `metrics`: by the names of `metrics.by_name` a `mean_std`; None where the
       method has no such thing;
     * `curves`: of each seed the `rounds` with an evaluation and, at each, the
       mean over clients of the `personal` models' primary metric and that of the
@@ -166,7 +166,7 @@ def num_seeds(method: Method) -> int:
   return max((figure['num_seeds'] for figure in figures), default=0)
 
 
-def spread(values: Sequence[Optional[float]]) -> Optional[dict[str, Any]]:
+def mean_std(values: Sequence[Optional[float]]) -> Optional[dict[str, Any]]:
   """A figure over seeds.
 
   Args:
@@ -300,7 +300,7 @@ def table(found: Results) -> str:
     [
       metric
       for name, metric in metrics(found).items()
-      if metric.on_screen and not name.startswith(metrics_lib.OF_DOMAINS)
+      if metric.on_screen and not name.startswith(metrics_lib.DOMAIN_PREFIXES)
     ],
   )
 
@@ -313,15 +313,15 @@ def domain_table(found: Results) -> str:
   if not any(method['domains'] for method in found['methods']):
     return ''
   primary, by_name = primary_metric(found), metrics(found)
-  of_domains = [
+  domain_metrics = [
     metric
     for name, metric in by_name.items()
-    if metric.on_screen and name.startswith(metrics_lib.OF_DOMAINS)
+    if metric.on_screen and name.startswith(metrics_lib.DOMAIN_PREFIXES)
   ]
   over_clients = by_name[f'personal_{primary.name}']
   # After the primary metric's, before those of the AUC.
   return _table(
-    found['methods'], [*of_domains[:3], over_clients, *of_domains[3:]]
+    found['methods'], [*domain_metrics[:3], over_clients, *domain_metrics[3:]]
   )
 
 
@@ -356,7 +356,7 @@ def cells(
   """The text of figures, and which are the best of their column.
 
   Args:
-    columns: Metrics, each with a `spread` or None for each method.
+    columns: Metrics, each with a `mean_std` or None for each method.
 
   Returns:
     Two frames, a row for each method, with the metrics' titles and units as

@@ -69,7 +69,7 @@ class Table:
     )
     return frame[column].to_numpy()
 
-  def lead(
+  def paired_difference(
     self,
     column: str,
     better: Hashable,

@@ -224,9 +224,9 @@ def _search(comparison, directory, options):
         summary = _summary(one, directory)
         _, merit = _judged({}, summary, failed.get(one.name))
       study.score(number, merit)
-  for algorithm, of_method in tried.items():
+  for algorithm, attempts in tried.items():
     errors.expect(
-      of_method,
+      attempts,
       'search',
       f'among values that {algorithm} takes',
       'none in the points that were proposed; the warnings say why',
@@ -235,7 +235,7 @@ def _search(comparison, directory, options):
 
 
 def _trials_of(tried):
-  return [t for of_method in tried.values() for _, t in of_method.values()]
+  return [t for attempts in tried.values() for _, t in attempts.values()]
 
 
 def _run(tried, failed, directory, options):

@@ -104,13 +104,13 @@ def summarize(
 def _figures(rows, counts, predictions, which):
   """All metrics `before` or `after` personalization."""
   # A metric of all predictions of a client is none of its domains.
-  of_domain = next(iter(rows[0]['domains'].values()))
+  first_domain = next(iter(rows[0]['domains'].values()))
   figures = {
     metric: _figure(
       {name: _pooled(rows, name, which, metric, counts) for name in counts},
       [row[which][metric] for row in rows],
     )
-    for metric in of_domain[which]
+    for metric in first_domain[which]
   }
   if predictions:
     figures[two_class_scores.AUC] = _auc_figure(
@@ -147,10 +147,10 @@ def _auc_figure(predictions, which, names):
   )
 
 
-def _figure(by_domain, of_clients):
+def _figure(by_domain, client_values):
   """A metric's value of each domain, and what they come to."""
   known = [value for value in by_domain.values() if value is not None]
-  clients = [value for value in of_clients if value is not None]
+  clients = [value for value in client_values if value is not None]
   # Unlike min and max of Python, NumPy's do not hide a value that is NaN.
   overall = {'min': np.min, 'mean': np.mean, 'max': np.max}
   return {

@@ -133,7 +133,10 @@ def _personal_models(process):
 
   @tff.federated_computation(
     tff.FederatedType(state_type, tff.SERVER),
-    *(tff.FederatedType(of_client, tff.CLIENTS) for of_client in client_types),
+    *(
+      tff.FederatedType(client_type, tff.CLIENTS)
+      for client_type in client_types
+    ),
   )
   def personal_models(state, client_states, data):
     return tff.federated_map(

@@ -89,7 +89,7 @@ class Accounting:
       for r in range(num_rounds)
     ]
 
-  def of_state(self, state: personalized_process.ServerState) -> Accounting:
+  def for_state(self, state: personalized_process.ServerState) -> Accounting:
     """This with the noise that the process with a server's state adds."""
     noise_multiplier = self.noise_multiplier
     if not tree.flatten(state.aggregator):

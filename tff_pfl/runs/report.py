@@ -117,10 +117,8 @@ def _write_pictures(store, process, data, summary, scores):
     bars = domain_report.bars(summary['domains'], metric)
     height = 1.6 + 0.5 * data.num_domains
     axes = plots.new_axes(6.4 * len(bars), height, 1, len(bars), squeeze=False)
-    for ax, (of_domains, frame) in zip(axes[0], bars.items()):
-      plots.bars(
-        frame, x='value', y='domain', by='model', metric=of_domains, ax=ax
-      )
+    for ax, (name, frame) in zip(axes[0], bars.items()):
+      plots.bars(frame, x='value', y='domain', by='model', metric=name, ax=ax)
     axes[0, 0].figure.suptitle(title)
     pictures[DOMAINS_PLOT_NAME] = axes[0, 0]
   for name, picture in pictures.items():
@@ -145,10 +143,10 @@ def _summarize(store, process, data):
   newest = evaluations[-1]
   metric = primary_metric(evaluations)
 
-  def over_rounds(which, of_metric):
-    values = series(evaluations, of_metric).get(which)
+  def over_rounds(which, one_metric):
+    values = series(evaluations, one_metric).get(which)
     return values and summary_lib.over_rounds(
-      *values, store.last_round, of_metric
+      *values, store.last_round, one_metric
     )
 
   def newest_loss(which):

@@ -36,7 +36,7 @@ ENCODING_NAME = 'encoding.json'
 # The folder, itself that of a run, which ends with the best evaluation.
 BEST_NAME = 'best'
 # Of a run that `training.run` made, and no program.
-_OF_PYTHON = (
+_NO_STORED_CONFIG = (
   'A run that was made in Python has no description of its model and data.'
 )
 # How many numbers the inputs of a table's rows may be at a time.
@@ -304,8 +304,9 @@ class Run:
     """
     if self._config is None:
       raise errors.RunError(
-        f'{self._no_config or _OF_PYTHON} For what needs the model or the data '
-        f'of the run in {self.directory}, give `open_run` its process and data.'
+        f'{self._no_config or _NO_STORED_CONFIG} For what needs the model or '
+        f'the data of the run in {self.directory}, give `open_run` its process '
+        'and data.'
       )
     return self._config
 

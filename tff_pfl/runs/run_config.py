@@ -34,7 +34,7 @@ from tff_pfl.runs import run as run_lib
 
 _INFINITIES = ['inf', '-inf']
 # Arguments of `training.run` that are not for a warm-up.
-_OF_THE_RUN = ('keep_best', 'callbacks')
+_RUN_ARGUMENTS = ('keep_best', 'callbacks')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -436,7 +436,7 @@ class RunConfig:
         `callbacks`.
     """
     data = self.load_data()
-    own = {n: options.pop(n) for n in _OF_THE_RUN if n in options}
+    own = {n: options.pop(n) for n in _RUN_ARGUMENTS if n in options}
     model = warm_up.run(
       self, self.build_model(data), data, output_dir, **options
     )

@@ -183,7 +183,7 @@ def run(
       )
     )
     if accounting is not None:
-      spent = accounting.of_state(runtime.run(process.initialize))
+      spent = accounting.for_state(runtime.run(process.initialize))
       config['privacy'] = spent.description()
       epsilons = spent.epsilons(num_rounds)
       print(privacy.announcement(spent, epsilons), file=sys.stderr)

@@ -59,8 +59,8 @@ def _over_labels(function, y, scores):
   """The mean of a score over the labels that have examples of both classes."""
   y, scores = (np.atleast_2d(np.transpose(values)) for values in (y, scores))
   known = [
-    function(is_positive, of_label)
-    for is_positive, of_label in zip(y == 1, scores)
+    function(is_positive, label_scores)
+    for is_positive, label_scores in zip(y == 1, scores)
     if is_positive.any() and not is_positive.all()
   ]
   return float(np.mean(known)) if known else None

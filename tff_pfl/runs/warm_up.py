@@ -209,17 +209,17 @@ def _model_of_run(config, model):
       **split_model.select(model.initial_weights, own_head),
     }
   for name in dict.fromkeys([*model.initial_weights, *found]):
-    wanted, of_other = (
+    wanted_shape, found_shape = (
       f'{name} of shape {np.shape(weights[name])}'
       if name in weights
       else f'no {name}'
       for weights in (model.initial_weights, found)
     )
     errors.expect(
-      wanted == of_other,
+      wanted_shape == found_shape,
       'initial_run',
-      f'a run of the same network, with {wanted}',
-      f'{of_other} in {directory}',
+      f'a run of the same network, with {wanted_shape}',
+      f'{found_shape} in {directory}',
     )
   return {name: np.asarray(found[name]) for name in model.initial_weights}
 
@@ -234,12 +234,12 @@ def _last_weights(process, store):
 
 def _process(config, model):
   """FedAvg of the warm-up; its loss is weighted if the method's is."""
-  of_warm_up = config_of(config)
+  warm_up_config = config_of(config)
   model = _projected(config, model)
-  if of_warm_up.reweight_domains and model.domains is not None:
+  if warm_up_config.reweight_domains and model.domains is not None:
     domains = dataclasses.replace(model.domains, reweighted=True)
     model = dataclasses.replace(model, domains=domains)
-  return of_warm_up.build_process(model)
+  return warm_up_config.build_process(model)
 
 
 def _projected(config, model):

@@ -47,19 +47,19 @@ def rate(start: float, heads: np.ndarray, learning_rate: float) -> float:
 
 
 def rows(
-  of_run: Sequence[Mapping[str, Any]], heads: np.ndarray, learning_rate: float
+  run_rows: Sequence[Mapping[str, Any]], heads: np.ndarray, learning_rate: float
 ) -> list[dict[str, Any]]:
   """What the theorem promises, in the rounds of a run.
 
   Its rate is of the distance from which on a run's is fitted.
 
   Args:
-    of_run: The run's rows, of `simulation.rows`.
+    run_rows: The run's rows, of `simulation.rows`.
     heads: As for `rate`.
     learning_rate: As for `rate`.
   """
-  start = of_run[0]['distance']
-  promised, of_fit = (
+  start = run_rows[0]['distance']
+  promised, fitted_rate = (
     rate(distance, heads, learning_rate)
     for distance in (start, simulation.FIT_START)
   )
@@ -68,9 +68,9 @@ def rows(
       'method': BOUND,
       'round': row['round'],
       'distance': start * np.exp(-promised * row['round']),
-      'rate': of_fit,
+      'rate': fitted_rate,
     }
-    for row in of_run
+    for row in run_rows
   ]
 
 

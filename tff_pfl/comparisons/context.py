@@ -105,7 +105,7 @@ def sgd(sizes: Any) -> dict[str, Any]:
   }
 
 
-class Laboratory:
+class Context:
   """What an experiment measures with.
 
   Attributes:
@@ -166,8 +166,8 @@ class Laboratory:
         `sizes` has. The method's own go before.
     """
     names = [field.name for field in dataclasses.fields(run_config.RunConfig)]
-    of_sizes = {n: v for n, v in vars(self.sizes).items() if n in names}
-    config = {**of_sizes, **config}
+    size_fields = {n: v for n, v in vars(self.sizes).items() if n in names}
+    config = {**size_fields, **config}
     if 'personalization' not in config:
       fields = {
         field.name: shared[field.name]
