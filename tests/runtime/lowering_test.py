@@ -121,7 +121,8 @@ def test_server_computes_once_between_aggregations():
   )
   def comp(state, values):
     doubled = tff.federated_map(_double, state)
-    start = tff.federated_map(_double, doubled)
+    one = tff.federated_value(np.float32(1), tff.SERVER)
+    start = tff.federated_map(add, (tff.federated_map(_double, doubled), one))
     moved = tff.federated_map(add, (values, tff.federated_broadcast(start)))
     mean = tff.federated_mean(moved)
     new_state = tff.federated_map(add, (state, mean))
@@ -139,6 +140,17 @@ def test_server_computes_once_between_aggregations():
   # Before the mean, after it, and after the sum.
   assert len(graphs_at_server) == 3
   with runtime.create_runtime('in_process') as created:
-    # Clients have 4 * 2 + (1, 3); their mean is 10.
+    # Clients have 4 * 2 + 1 + (1, 3); their mean is 11.
     found = created.run(comp, 2.0, [1.0, 3.0])
-  assert [float(value) for value in found] == [12, 2 * (13 + 15), 4]
+  assert [float(value) for value in found] == [13, 2 * (14 + 16), 4]
+
+
+def test_server_computes_from_constants():
+  @tff.federated_computation(_CLIENT_FLOATS)
+  def comp(values):
+    one = tff.federated_value(np.float32(1), tff.SERVER)
+    four = tff.federated_map(_double, tff.federated_map(_double, one))
+    return tff.federated_broadcast(four), tff.federated_sum(values)
+
+  with runtime.create_runtime('in_process') as created:
+    assert created.run(comp, [1.0, 3.0]) == (4.0, 4.0)

@@ -158,7 +158,9 @@ def _compute_at_server_together(calls: _Calls, result: _Block) -> _Calls:
       )
       for name in names
     )
-    if num_graphs > 1:
+    references = set().union(*(_references(calls[name]) for name in names))
+    # What depends on nothing is computed once and not again.
+    if num_graphs > 1 and references - {*names}:
       others = [call for name, call in calls.items() if name not in names]
       wanted = set().union(*map(_references, [*others, result]))
       _replace(
@@ -203,7 +205,8 @@ def _one_function(calls: _Calls, wanted: set[str]) -> _Block:
       inputs[block.compact_representation()] = block
 
   for call in calls.values():
-    find_inputs(_argument_of(call))
+    if not _is_call_of(call, tff.framework.FEDERATED_VALUE_AT_SERVER):
+      find_inputs(_argument_of(call))
   argument = tff.framework.Reference(
     'at_server',
     tff.StructType([block.type_signature.member for block in inputs.values()]),
@@ -225,7 +228,10 @@ def _one_function(calls: _Calls, wanted: set[str]) -> _Block:
 
   computed = []
   for name, call in calls.items():
-    value = local(_argument_of(call))
+    if _is_call_of(call, tff.framework.FEDERATED_VALUE_AT_SERVER):
+      value = call.argument
+    else:
+      value = local(_argument_of(call))
     if _is_call_of(call, tff.framework.FEDERATED_APPLY):
       value = tff.framework.Call(call.argument[0], value)
     computed.append((name, value))
