@@ -1,4 +1,4 @@
-"""Federated datasets: who the clients are and what each of them holds.
+"""Federated datasets: clients and their examples.
 
 `load_dataset` gives a dataset by name, `load_arrays` its examples before they
 are divided among clients, `FederatedDataset.from_arrays` makes a dataset from

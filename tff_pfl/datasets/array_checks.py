@@ -1,4 +1,4 @@
-"""Checks of what users hand over as examples; nothing is silently mended."""
+"""Checks of users' examples; nothing is silently mended."""
 
 import collections
 from collections.abc import Mapping
@@ -10,16 +10,16 @@ import tree
 from tff_pfl import errors
 from tff_pfl.datasets import partitioning
 
-# A class for every example, beyond this many, means that the labels are not
-# classes; taking them for such would ask for a huge model and partition.
+# Beyond this many classes, labels with a class for every example are taken for
+# no classes, as they would need a huge model and partition.
 _MAX_SINGLETON_CLASSES = 1000
 
 
 def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
-  """Returns the fields of central examples as they are used from here on.
+  """Checks the fields of central examples and converts them.
 
-  They are as in `FederatedDataset.from_arrays`, also in messages, and copied
-  only where the dtype changes.
+  The fields are the arguments of `FederatedDataset.from_arrays`, also in
+  messages; arrays are copied only if the dtype changes.
   """
   num_classes = check_num_classes(pool.num_classes)
   has_test, has_domain = pool.x_test is not None, pool.domain is not None
@@ -48,20 +48,20 @@ def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
   checked: dict[str, Any] = {}
   for suffix in ('', '_test') if has_test else ('',):
     x = check_inputs(getattr(pool, f'x{suffix}'), f'x{suffix}')
-    of_each = {
+    each = {
       'y': check_targets(getattr(pool, f'y{suffix}'), f'y{suffix}', num_classes)
     }
     if has_domain:
-      of_each['domain'] = check_domain_ids(
+      each['domain'] = check_domain_ids(
         getattr(pool, f'domain{suffix}'), f'domain{suffix}', num_domains
       )
     if pool.weight is not None:
       weight = getattr(pool, f'weight{suffix}')
       if weight is None:
-        weight = np.ones(len(of_each['y']), np.float32)
-      of_each['weight'] = check_weights(weight, f'weight{suffix}')
+        weight = np.ones(len(each['y']), np.float32)
+      each['weight'] = check_weights(weight, f'weight{suffix}')
     checked[f'x{suffix}'] = x
-    for name, values in of_each.items():
+    for name, values in each.items():
       checked[f'{name}{suffix}'] = values
       for array in tree.flatten(x):
         errors.expect(
@@ -94,7 +94,7 @@ def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
 def _number_of_ids(
   name: str, checked: dict[str, Any], of: str, advice: str = ''
 ) -> int:
-  """Returns the largest of checked ids plus 1, if that is plausible."""
+  """Returns the largest checked id plus 1; refuses an implausible one."""
   ids = [checked[key] for key in (of, f'{of}_test') if key in checked]
   largest = max(int(part.max(initial=0)) for part in ids)
   if largest >= max(_MAX_SINGLETON_CLASSES, sum(p.size for p in ids)):
@@ -106,12 +106,12 @@ def _number_of_ids(
 
 
 def _rectangular(value: Any, name: str) -> np.ndarray:
-  """Returns an array, of no known type where rows are of unequal length."""
+  """Returns an array, of dtype object if rows are of unequal length."""
   errors.expect(
     not isinstance(value, np.ma.MaskedArray),
     name,
-    'an array without a mask, as what is behind it would be trained on (leave'
-    ' such examples out, or fill the values)',
+    'an array without a mask, as masked values would be trained on (leave such'
+    ' examples out, or fill the values)',
     'a masked array',
   )
   try:
@@ -134,7 +134,7 @@ def _as_array(value: Any, name: str) -> np.ndarray:
 
 
 def _finite(array: np.ndarray, name: str) -> np.ndarray:
-  """Returns an array; `ValueError` names the first value that is not finite."""
+  """Returns the array; an error names its first value that is not finite."""
   if array.dtype.kind == 'f' and not np.isfinite(array).all():
     is_finite = np.isfinite(array)
     first = np.unravel_index(int(np.argmin(is_finite)), array.shape)
@@ -148,11 +148,12 @@ def _finite(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def check_inputs(value: Any, name: str) -> Any:
-  """Returns inputs `[examples, ...]`, floats as float32, others as they are.
+  """Checks inputs and converts floats to float32.
 
   Args:
-    value: Numbers, or several kinds of inputs by name, a dict; copied only
-      where the dtype changes.
+    value: Numbers `[examples, ...]`, or a dict of several inputs; copied only
+      if the dtype changes.
+    name: Name of the value in messages.
   """
   if isinstance(value, Mapping):
     errors.expect(value, name, 'at least one kind of inputs', value)
@@ -164,7 +165,7 @@ def check_inputs(value: Any, name: str) -> Any:
 
 
 def _as_float32(array: np.ndarray, name: str) -> np.ndarray:
-  """Returns floats as float32, finite as they were; others as they are."""
+  """Converts floats to float32 and checks that they stay finite."""
   if array.dtype.kind == 'f' and array.dtype != np.float32:
     with np.errstate(over='ignore'):
       array = _finite(array.astype(np.float32), f'{name} as float32')
@@ -174,12 +175,14 @@ def _as_float32(array: np.ndarray, name: str) -> np.ndarray:
 def check_targets(
   value: Any, name: str, num_classes: Optional[int]
 ) -> np.ndarray:
-  """Returns labels as int32 or regression targets as float32.
+  """Checks labels, as int32, or regression targets, as float32.
 
   Args:
     value: Numbers, `[examples, ...]`.
-    num_classes: The values must be whole and in `[0, num_classes)`. None for no
-      upper bound on integers; floats then are regression targets.
+    name: Name of the value in messages.
+    num_classes: Bound on labels, which must be whole and in
+      `[0, num_classes)`. None for no bound on integers; floats then are
+      regression targets.
   """
   try:
     array = _as_array(value, name)
@@ -196,7 +199,7 @@ def check_targets(
 def _as_ids(
   array: np.ndarray, name: str, what: str, num_ids: Optional[int]
 ) -> np.ndarray:
-  """Returns numbers as int32, all whole and in `[0, num_ids)`."""
+  """Converts numbers to int32; all must be whole and in `[0, num_ids)`."""
   bad = (array < 0) | (array >= (2**31 if num_ids is None else num_ids))
   if array.dtype.kind == 'f':
     bad |= array != np.floor(array)
@@ -213,7 +216,7 @@ def _as_ids(
 
 
 def check_num_classes(value: Optional[int]) -> Optional[int]:
-  """Returns `num_classes`, None or else a positive integer, as an int."""
+  """Checks that `num_classes` is None or a positive integer."""
   if value is not None:
     errors.expect_int('num_classes', value, 1)
   return value and int(value)
@@ -222,27 +225,28 @@ def check_num_classes(value: Optional[int]) -> Optional[int]:
 def check_domain_ids(
   value: Any, name: str, num_domains: Optional[int] = None
 ) -> np.ndarray:
-  """Returns domain ids as int32.
+  """Checks domain ids and converts them to int32.
 
   Args:
     value: Integers, `[examples]`.
-    num_domains: The ids must be in `[0, num_domains)`; None for no bound.
+    name: Name of the value in messages.
+    num_domains: Bound on the ids, which are in `[0, num_domains)`; None for no
+      bound.
   """
   array = _rectangular(value, name)
   if array.shape == (0,) and array.dtype.kind == 'f':
-    array = array.astype(np.int32)  # Of an empty list.
+    array = array.astype(np.int32)  # An empty list.
   if array.dtype.kind not in 'iu' or array.ndim != 1:
     raise ValueError(
       f'Expected `{name}` to be integers, one domain id per example, found'
       f' {type(value).__name__} of {array.dtype} and shape {array.shape};'
-      ' number the domains from 0 and pass what they are called as'
-      ' `domain_names`.'
+      ' number the domains from 0 and pass their names as `domain_names`.'
     )
   return _as_ids(array, name, 'a domain id', num_domains)
 
 
 def check_weights(value: Any, name: str) -> np.ndarray:
-  """Returns weights of examples, `[examples]`, as float32."""
+  """Checks weights of examples, `[examples]`; converts them to float32."""
   array = _as_array(value, name)
   _finite(array, name)
   errors.expect(array.ndim == 1, name, 'one number per example', array.shape)
@@ -252,7 +256,7 @@ def check_weights(value: Any, name: str) -> np.ndarray:
 
 
 def check_domain_names(value: Any) -> tuple[str, ...]:
-  """Returns names of domains: distinct, none of them empty, at least one."""
+  """Checks names of domains: at least one, distinct, none of them empty."""
   names = () if isinstance(value, (str, bytes)) else tuple(value)
   errors.expect(
     names and all(isinstance(name, str) and name for name in names),

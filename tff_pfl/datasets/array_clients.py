@@ -1,4 +1,4 @@
-"""From central arrays to clients: what `FederatedDataset.from_arrays` does."""
+"""Clients of central arrays, for `FederatedDataset.from_arrays`."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ Transform = Callable[[Any], Any]
 
 
 class ArrayClients:
-  """Clients as index arrays into central arrays, of which nothing is copied."""
+  """A loader of clients that are index arrays into central arrays."""
 
   def __init__(
     self,
@@ -28,15 +28,18 @@ class ArrayClients:
     client_ids: Sequence[str],
     transform: Optional[Transform],
   ):
-    """Takes examples and whose they are.
+    """Takes examples and their clients.
 
     Args:
-      transform: Applied to a client's `[k, ...]` inputs when they are asked
-        for, so that `x` can stay in its compact form; to those for training and
-        for tests alike, once for all rounds. So it is no place for random
-        changes, see `models.augmentation`. It must work example by example.
-        None for the inputs as they are. One that reads files has a method
-        `content` that yields the bytes of those of inputs `[k, ...]`.
+      pool: The examples.
+      parts: The examples of each client.
+      client_ids: Ids of the clients, in the order of `parts`.
+      transform: Function of a client's inputs `[k, ...]`, example by example,
+        so that `x` can be stored in a compact form. It is applied on demand,
+        to training and test inputs alike, once for all rounds; for random
+        changes see `models.augmentation`. None for unchanged inputs. A
+        transform that reads files has a method `content` that yields the bytes
+        of the files of inputs `[k, ...]`.
     """
     self._arrays = {
       'train': (pool.x, pool.y, pool.domain, pool.weight),
@@ -49,7 +52,7 @@ class ArrayClients:
     self._transform = transform
 
   def __call__(self, client_id: str, split: str) -> examples_lib.Examples:
-    """Slices the client's examples, whose inputs are transformed at need."""
+    """Slices the client's examples; inputs are transformed on first use."""
     x, y, domain, weight = self._arrays[split]
     indices = self._indices[split][client_id]
     content = None
@@ -91,7 +94,7 @@ def clients_of(
   client_ids: Optional[Iterable[str]] = None,
   num_overlapping: int = 0,
 ) -> dict[str, Any]:
-  """Returns what `FederatedDataset` takes, of checked examples."""
+  """Returns the arguments of `FederatedDataset` for checked examples."""
   errors.expect_int('seed', seed, 0)
   errors.expect_int('num_overlapping', num_overlapping, 0)
   errors.expect(len(pool.y), 'x', 'at least one example', 'none')
@@ -153,7 +156,7 @@ def _divide(
   keys_test: Any,
   seed: int,
 ) -> tuple[partitioning.Partition, list[str]]:
-  """Returns what each client holds, by the rule or the keys, and the ids."""
+  """Divides examples by a rule or by keys; returns parts and client ids."""
   if keys is None:
     errors.expect(
       keys_test is None, 'keys_test', 'given together with `keys`', 'no `keys`'
@@ -194,7 +197,7 @@ def _divide(
 def _warn_of_gaps(
   pool: partitioning.Pool, parts: partitioning.Partition, name: str
 ) -> None:
-  """Logs which clients, classes and domains have nothing to train on."""
+  """Warns of clients, classes and domains without training examples."""
   gaps = []
   num_without = sum(not len(indices) for indices in parts.train_indices)
   if num_without:

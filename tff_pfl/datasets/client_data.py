@@ -14,18 +14,15 @@ from tff_pfl.datasets import array_checks
 from tff_pfl.datasets import examples as examples_lib
 
 _READ_BATCH = 1024
-# What is read of a client whose size `tf.data` does not know.
+# Limits of a client whose size `tf.data` does not know.
 _MAX_EXAMPLES, _MAX_BYTES = 10**6, 2**31
-# What is read twice at the start: examples, of so many clients.
+# Examples that are read twice at the start, and the number of their clients.
 _NUM_EXAMPLES_TWICE, _LEAST_CLIENTS, _MOST_CLIENTS = 20, 5, 20
 _FIELDS = ('x', 'y', 'weight', 'domain')
 
 
 def _fields(element: Any) -> Optional[dict[str, Any]]:
-  """Returns an element's or its spec's `_FIELDS`, the last two if there.
-
-  It is None if the element has other parts.
-  """
+  """Returns the `_FIELDS` of an element or its spec; None for other parts."""
   if isinstance(element, tuple) and len(element) == 2:
     return dict(zip(_FIELDS, element))
   if isinstance(element, dict) and {'x', 'y'} <= set(element) <= {*_FIELDS}:
@@ -39,7 +36,7 @@ def _element_specs(
   name: str,
   num_domains: int,
 ) -> 'collections.OrderedDict[str, tf.TensorSpec]':
-  """Returns the specs of one example as the federated dataset gives it."""
+  """Returns the specs of one example of the federated dataset."""
   structure = client_data.element_type_structure
   specs = _fields(structure)
   if specs is None or not all(
@@ -95,12 +92,12 @@ def _element_specs(
 
 
 class ClientDataSource:
-  """Reads a client's dataset each time it is asked.
+  """A loader that reads a client's dataset each time it is called.
 
   Attributes:
-    spec: Ordered `x`, `y` and, where there are such, `weight` and `domain` of
-      one example; float inputs, regression targets and weights are float32,
-      labels and domain ids int32.
+    spec: Specs of one example: ordered `x`, `y` and, if elements have them,
+      `weight` and `domain`. Float inputs, regression targets and weights are
+      float32, labels and domain ids int32.
   """
 
   def __init__(
@@ -109,16 +106,16 @@ class ClientDataSource:
     num_classes: Optional[int],
     num_domains: int,
   ):
-    """Makes a source; no dataset is read yet.
+    """Makes a source; reads nothing yet.
 
     Args:
-      splits: By name, of single examples, (x, y) or a dictionary. Clients that
-        a split does not know have no examples there.
+      splits: 'train' and 'test', of single examples, `(x, y)` or a dictionary.
+        Clients that a split lacks have no examples there.
       num_classes: Bound on labels; None for regression.
       num_domains: Bound on domain ids; 0 without domains.
 
     Raises:
-      ValueError: The elements are of another form, or differ.
+      ValueError: If the elements have another form, or differ.
     """
     specs = {
       name: _element_specs(split, num_classes, name, num_domains)
@@ -144,7 +141,7 @@ class ClientDataSource:
 
   def expect_repeatable(self, client_ids: Sequence[str]) -> None:
     """Raises `ValueError` if clients' examples differ when read again."""
-    # Spread evenly, those of few first.
+    # Spread evenly, a few of them first.
     places = np.linspace(0, len(client_ids) - 1, _LEAST_CLIENTS, dtype=int)
     more = np.linspace(0, len(client_ids) - 1, _MOST_CLIENTS, dtype=int)
     chosen = dict.fromkeys(client_ids[i] for i in [*places, *more])
@@ -185,7 +182,7 @@ class ClientDataSource:
 
 
 def _batches(dataset: tf.data.Dataset, name: str) -> Iterator[Any]:
-  """Yields a client's examples; `ValueError` if there is no end of them."""
+  """Yields a client's examples; raises `ValueError` if they do not end."""
   size = dataset.cardinality()
   num_read = num_bytes = 0
   for batch in dataset.batch(_READ_BATCH).as_numpy_iterator():
@@ -211,13 +208,13 @@ def to_client_data(
   """Returns clients' examples as TFF's `ClientData`.
 
   Inside a `tf.function` the examples come through `tf.py_function`, so that
-  nothing is copied into the graph; such a graph runs in this process only, not
-  on a remote worker. Pass the datasets of `create_tf_dataset_for_client` there
-  instead.
+  nothing is copied into the graph. Such a graph runs in this process only; pass
+  a remote worker the datasets of `create_tf_dataset_for_client` instead.
 
   Args:
-    element_spec: The spec of one example.
-    examples_of: From a client id to its examples; asked for those of the first
+    client_ids: Ids of the clients.
+    element_spec: Spec of one example.
+    examples_of: Function from a client id to its examples; called for the first
       client at once.
   """
 

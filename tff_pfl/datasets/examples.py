@@ -13,13 +13,13 @@ _INT32_SCALAR = tf.TensorSpec((), tf.int32)
 
 
 class Examples:
-  """Examples, in memory but for inputs that nobody has asked for yet.
+  """Examples, whose inputs may be made on first use.
 
   Attributes:
     y: Labels (int32) or targets (float32), `[n, ...]`.
     domain: Domain ids, int32 `[n]`; None in a dataset without domains.
-    weight: Factors of the losses in training, float32 `[n]`, not negative; None
-      in a dataset without weights.
+    weight: Factors of the training losses, non-negative float32 `[n]`; None in
+      a dataset without weights.
   """
 
   def __init__(
@@ -30,13 +30,16 @@ class Examples:
     content: Optional[Callable[[], Iterator[bytes]]] = None,
     weight: Optional[np.ndarray] = None,
   ):
-    """Takes arrays, of which nothing is copied.
+    """Takes arrays without copying.
 
     Args:
-      x: Inputs, `[n, ...]`, or several kinds of them by name; or a function
-        that makes them when they are first asked for.
-      content: Yields what stands for `x` in a checksum, where that takes less
-        than making them.
+      x: Inputs, `[n, ...]`, or a dict of several; or a function that makes
+        them on first use.
+      y: See the class.
+      domain: See the class.
+      content: Function that yields bytes that stand for `x` in a checksum, if
+        that is faster than making `x`; None to use `x`.
+      weight: See the class.
     """
     self._given = x
     self.y = y
@@ -49,11 +52,11 @@ class Examples:
 
   @functools.cached_property
   def x(self) -> Any:
-    """Inputs, `[n, ...]`, or several kinds of them by name."""
+    """Inputs, `[n, ...]`, or a dict of several."""
     return self._given() if callable(self._given) else self._given
 
   def as_dict(self) -> 'collections.OrderedDict[str, Any]':
-    """Returns the fields that there are by name, as in `element_spec`."""
+    """Returns the fields by name, as in `element_spec`."""
     fields = {'weight': self.weight, 'domain': self.domain}
     return collections.OrderedDict(
       x=self.x, y=self.y, **{k: v for k, v in fields.items() if v is not None}
@@ -63,7 +66,7 @@ class Examples:
     """Returns some of the examples.
 
     Args:
-      indices: Their positions, int `[k]`, or a mask, bool `[n]`.
+      indices: Positions, int `[k]`, or a mask, bool `[n]`.
     """
 
     def content():
@@ -101,10 +104,10 @@ def element_spec(
   """Returns the spec of one example, without a batch dimension.
 
   Args:
-    x: What the input is, or each of several by name.
-    y: What the label or target is; by default a class label.
-    has_domain: Whether there is a domain id, int32.
-    has_weight: Whether there is a weight, float32.
+    x: Spec of the input, or of each of several by name.
+    y: Spec of the label or target; by default a class label.
+    has_domain: True for examples with a domain id, int32.
+    has_weight: True for examples with a weight, float32.
   """
   weight = {'weight': tf.TensorSpec((), tf.float32)} if has_weight else {}
   domain = {'domain': _INT32_SCALAR} if has_domain else {}

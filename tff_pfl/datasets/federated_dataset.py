@@ -1,4 +1,4 @@
-"""`FederatedDataset`: who the clients are, and what each of them holds."""
+"""`FederatedDataset`: the clients and their examples."""
 
 import collections
 import dataclasses
@@ -17,9 +17,9 @@ from tff_pfl.datasets import client_data as client_data_lib
 from tff_pfl.datasets import examples as examples_lib
 
 SPLITS = ('train', 'test')
-# From a client's id and a split to its examples.
+# Function from a client's id and a split to its examples.
 Load = Callable[[str, str], examples_lib.Examples]
-# Of a dataset that is not in memory, how many clients a fingerprint reads.
+# Clients that a fingerprint reads of a dataset that is not in memory.
 _NUM_FINGERPRINTED = 20
 
 
@@ -45,7 +45,7 @@ def _load_joining(
 def _later(
   join_round: Mapping[str, int], client_ids: Iterable[str]
 ) -> dict[str, int]:
-  """The rounds after the first, in the order of the clients."""
+  """Returns the rounds after the first, in the order of the clients."""
   rounds = {name: int(join_round.get(name, 1)) for name in client_ids}
   return {name: number for name, number in rounds.items() if number > 1}
 
@@ -53,31 +53,30 @@ def _later(
 class FederatedDataset:
   """Training and test examples of every client, read when asked for.
 
-  Slicing, conversion to float, reading or generating happens in `train` and
-  `test`, and their results are not kept. Most users call `from_arrays` or
-  `from_client_data`, or `load_dataset` for a dataset by name.
+  `train` and `test` slice, convert, read or generate a client's examples and do
+  not keep them. Most users call `from_arrays` or `from_client_data`, or
+  `load_dataset` for a dataset by name.
 
   Attributes:
-    name: What the dataset is called in tables and files.
-    num_classes: Number of classes, labels being in `[0, num_classes)`; None for
+    name: Name of the dataset in tables and files.
+    num_classes: Number of classes; labels are in `[0, num_classes)`. None for
       regression.
-    client_ids: All clients, unique, in a stable order.
-    element_spec: Ordered `x` and `y`, `weight`, a float32 scalar, where
-      examples have weights in training, and `domain`, an int32 scalar, where
-      the dataset has domains: `tf.TensorSpec`s of one example, without a batch
-      dimension.
-    domain_names: What the domains are called, distinct, which an example's
-      domain id is a position in; None for a dataset without domains.
-    in_memory: Whether reading all examples takes seconds.
-    num_overlapping: Up to how many examples before it, and as many after it,
-      may share content with a training example of the same client, as windows
-      on a text do. Where it is above 0, a client's examples are to be divided
-      in their order, and so many left out between the parts.
-    encoding: What made the examples of a table's rows, of data sets that are
-      tables; None for others.
-    load_again: Returns an equal dataset wherever it is called; it is pickled in
-      place of the content. None where that is to be pickled.
-    join_round: By client id the first round that a run may draw it for, of the
+    client_ids: Ids of all clients, unique, in a stable order.
+    element_spec: `tf.TensorSpec`s of one example, without a batch dimension:
+      ordered `x` and `y`, then `weight` (float32 scalar) if examples have
+      training weights, and `domain` (int32 scalar) if there are domains.
+    domain_names: Distinct names of the domains; an example's domain id is a
+      position among them. None for a dataset without domains.
+    in_memory: True if reading all examples takes seconds at most.
+    num_overlapping: Number of examples before a training example, and as many
+      after it, that may share content with it, as windows on a text do. If it
+      is above 0, a client's examples have to be divided in their order, with so
+      many left out between the parts.
+    encoding: The `TableEncoding` of a data set that is a table; None for
+      others.
+    load_again: Function that returns an equal dataset on any machine; it is
+      pickled in place of the content. None to pickle the content.
+    join_round: Client id to the first round that a run may draw it for, for
       clients that are not there from round 1 on; see `joining`.
   """
 
@@ -96,13 +95,13 @@ class FederatedDataset:
     """Makes a dataset; see also the class's attributes.
 
     Args:
-      client_ids: At least one.
-      load: From a client's id and 'train' or 'test' to its examples, possibly
-        none; the same each time.
+      client_ids: At least one id.
+      load: Function from a client's id and 'train' or 'test' to its examples,
+        possibly none; the same each time.
 
     Raises:
-      ValueError: There is no client, an id occurs twice, or `element_spec` has
-        a domain and there are no `domain_names`, or the reverse.
+      ValueError: If there is no client, an id occurs twice, or only one of
+        `element_spec` and `domain_names` has domains.
     """
     self.name = name
     self.num_classes = array_checks.check_num_classes(num_classes)
@@ -158,17 +157,17 @@ class FederatedDataset:
 
   @property
   def num_domains(self) -> int:
-    """Number of domains; 0 for a dataset without."""
+    """Number of domains; 0 for a dataset without domains."""
     return len(self.domain_names or ())
 
   @functools.cached_property
   def fingerprint(self) -> str:
-    """A checksum of the clients, their examples and when they join.
+    """A checksum of the clients, their examples and the rounds they join in.
 
-    It covers all examples of a dataset that is made of arrays, as those that
-    are read from files are. One whose clients are read or generated when they
-    are asked for, such as that of `from_client_data`, stays lazy: of it, all
-    client ids are covered, and the examples of 20 clients, evenly spaced.
+    It covers all examples of a dataset in memory. A dataset whose clients are
+    read or generated on demand, such as one of `from_client_data`, stays lazy:
+    the checksum covers all client ids and the examples of 20 clients, evenly
+    spaced.
     """
     checksum = hashlib.sha256(repr(self.client_ids).encode())
     positions = range(self.num_clients)
@@ -190,27 +189,30 @@ class FederatedDataset:
     return self._read(client_id, 'train')
 
   def test(self, client_id: str) -> examples_lib.Examples:
-    """Returns a client's test examples, possibly none; see `train`."""
+    """Returns a client's test examples, possibly none."""
     return self._read(client_id, 'test')
 
   def num_train_examples(self, client_id: str) -> int:
-    """Returns the number of training examples; see `class_counts`."""
+    """Returns the number of a client's training examples."""
     return self._size(client_id, 'train')
 
   def num_test_examples(self, client_id: str) -> int:
-    """Returns the number of test examples; see `class_counts`."""
+    """Returns the number of a client's test examples."""
     return self._size(client_id, 'test')
 
   def class_counts(self, split: str = 'train') -> np.ndarray:
     """Counts a split's labels by client and class.
 
-    Inputs are not read, unless the source cannot do without.
+    Reads no inputs if the source can do without.
+
+    Args:
+      split: 'train' or 'test'.
 
     Returns:
       int64 array `[num_clients, num_classes]`, read-only.
 
     Raises:
-      ValueError: The split is unknown, or this is a regression dataset.
+      ValueError: If the split is unknown, or this is a regression dataset.
     """
     errors.expect(
       self.num_classes is not None,
@@ -221,7 +223,10 @@ class FederatedDataset:
     return self._counted('y', split, self.num_classes)
 
   def domain_counts(self, split: str = 'train') -> np.ndarray:
-    """Counts examples by client and domain; see `class_counts`.
+    """Counts a split's examples by client and domain.
+
+    Args:
+      split: 'train' or 'test'.
 
     Returns:
       int64 array `[num_clients, num_domains]`, read-only.
@@ -235,7 +240,7 @@ class FederatedDataset:
     return self._counted('domain', split, self.num_domains)
 
   def _counted(self, field: str, split: str, num_ids: int) -> np.ndarray:
-    """Counts the ids in [0, num_ids) of each client, once."""
+    """Counts each client's ids in [0, num_ids); keeps the result."""
     _check_split(split)
     if (field, split) not in self._counts:
       counts = np.zeros((self.num_clients, num_ids), np.int64)
@@ -247,13 +252,13 @@ class FederatedDataset:
     return self._counts[field, split]
 
   def subset(self, client_ids: Iterable[str]) -> 'FederatedDataset':
-    """Returns a view on some clients, in the order given.
+    """Returns a view of some clients, in the given order.
 
     Args:
-      client_ids: Some of `client_ids`, at least one.
+      client_ids: At least one id, distinct.
 
     Raises:
-      ValueError: A client is unknown or named twice, or none is named.
+      ValueError: If a client is unknown or named twice, or none is named.
     """
     client_ids = list(client_ids)
     for client_id in client_ids:
@@ -261,7 +266,7 @@ class FederatedDataset:
     return self.replaced(client_ids=client_ids)
 
   def replaced(self, **fields: Any) -> 'FederatedDataset':
-    """Returns the dataset with other arguments of its construction."""
+    """Returns the dataset with other arguments of its constructor."""
     data = FederatedDataset(
       **{
         'name': self.name,
@@ -280,16 +285,16 @@ class FederatedDataset:
     return data
 
   def joining(self, join_round: Mapping[str, int]) -> 'FederatedDataset':
-    """Returns a view of which some clients join a run later.
+    """Returns a view in which some clients join a run later.
 
     Before its round a client is neither drawn for a cohort nor scored.
 
     Args:
-      join_round: By client id the first round that it takes part in, at least
-        1; the others join as they did before.
+      join_round: Client id to the first round that it takes part in, at least
+        1. The other clients keep theirs.
 
     Raises:
-      ValueError: A client is unknown, or a round is not a positive integer.
+      ValueError: If a client is unknown or a round is not a positive integer.
     """
     errors.expect_type(
       join_round, Mapping, 'join_round', 'a dict from client id to round'
@@ -308,11 +313,14 @@ class FederatedDataset:
   def to_client_data(
     self, split: str = 'train'
   ) -> tff.simulation.datasets.ClientData:
-    """Returns one split, 'train' or 'test', for use with TFF.
+    """Converts one split for TFF; see `client_data.to_client_data`.
+
+    Args:
+      split: 'train' or 'test'.
 
     Returns:
-      A `ClientData` with elements `OrderedDict(x=…, y=…)`, `weight=…` and
-      `domain=…` where there are such; see `client_data.to_client_data`.
+      A `ClientData` with elements `OrderedDict(x=…, y=…)`, with `weight` and
+      `domain` if the dataset has them.
     """
     _check_split(split)
     return client_data_lib.to_client_data(
@@ -359,28 +367,28 @@ class FederatedDataset:
         into train and test.
       y_test: Test labels; given if and only if `x_test` is.
       num_clients: At least 1; not given with `keys`.
-      partition: See `partitioning`; None for `'iid'`.
-      keys: Integers or strings, `[n]`, that say whose example it is.
+      partition: A rule or its text, see `partitioning`; None for `'iid'`.
+      keys: The client of each example, integers or strings `[n]`.
       keys_test: `[m]`; given if and only if `keys` and `x_test` are.
-      client_ids: The clients' ids; None for the keys, or else `client_0`, ….
-      test_fraction: What part of a client's examples becomes its test set, in
-        [0, 1), without `x_test`; stratified by domain and class.
-      num_classes: None for the largest label plus 1.
+      client_ids: Ids of the clients; None for the keys, or else `client_0`, ….
+      test_fraction: Fraction of a client's examples in its test set, in [0, 1),
+        if there is no `x_test`; stratified by domain and class.
+      num_classes: Number of classes; None for the largest label plus 1.
       transform: See `array_clients.ArrayClients`.
-      num_overlapping: See the class; only with `x_test`, as a division at
-        random would test on what was trained on.
-      seed: Decides the partition and the test set, non-negative.
-      domain: Integers, `[n]`, that say which domain an example is of.
+      num_overlapping: See the class. Only with `x_test`, as a random test set
+        would share content with the training examples.
+      seed: Seed of the partition and the test set, non-negative.
+      domain: Domain of each example, integers `[n]` from 0 on.
       domain_test: `[m]`; given if and only if `domain` and `x_test` are.
-      domain_names: Distinct; None for `domain_0`, … up to the largest id.
-        Nothing is ever learned of a domain without any training example.
-      weight: Numbers, `[n]`, not negative: the factors of the examples' losses
-        in training, as `sample_weight` of Keras's `fit`. Scores are without,
-        and clients count by their numbers of examples.
+      domain_names: Distinct names; None for `domain_0`, … up to the largest id.
+        A domain without training examples is never learned.
+      weight: Factors of the examples' training losses, non-negative `[n]`, as
+        `sample_weight` in Keras's `fit`. Scores do not use them, and clients
+        are weighed by their numbers of examples.
 
     Raises:
-      ValueError: Lengths differ, an input is not finite, a label or a domain id
-        is out of range, or the partition is impossible; the message says which.
+      ValueError: If lengths differ, an input is not finite, a label or a domain
+        id is out of range, or the partition is impossible.
     """
     pool = partitioning.Pool(
       y,
@@ -419,27 +427,26 @@ class FederatedDataset:
     name: str = 'client_data',
     domain_names: Optional[Iterable[str]] = None,
   ) -> 'FederatedDataset':
-    """Makes a dataset on TFF's, whose clients are read when they are asked for.
+    """Makes a dataset of TFF's, whose clients are read on demand.
 
-    Clients are those of `train` followed by those only in `test`; a client that
-    one of the two lacks has no examples there.
+    Clients are those of `train`, followed by those only in `test`; a client
+    that is missing in one of them has no examples there.
 
     Args:
-      train: Elements are single examples `(x, y)` or `{'x': …, 'y': …}`, or
-        with domains `{'x': …, 'y': …, 'domain': …}`, where `x` may be a dict of
-        several inputs; a dictionary may have a `weight`, a float, see
-        `from_arrays`. Use `ClientData.preprocess` to get there. They are the
-        same each time they are read: some are read twice at once, to see.
-      test: Elements of the same kind.
+      train: Its elements are single examples `(x, y)` or `{'x': …, 'y': …}`,
+        where `x` may be a dict of several inputs; a dictionary may also have a
+        `domain`, an integer, and a `weight`, a float, see `from_arrays`.
+        `ClientData.preprocess` brings others to this form. They must be the
+        same each time they are read; some are read twice to check.
+      test: Elements of the same form.
       num_classes: Number of classes; None for regression, with float `y`.
-      domain_names: What the domains are called, distinct; given if and only if
-        elements have a domain.
+      domain_names: Distinct names of the domains; given if and only if elements
+        have a domain.
 
     Raises:
-      TypeError: `train` or `test` is not a `ClientData`.
-      ValueError: Their elements are of another form, or differ, also from one
-        reading to the next. What is wrong with a client's examples is raised
-        when they are read.
+      TypeError: If `train` or `test` is not a `ClientData`.
+      ValueError: If their elements have another form, or differ between two
+        readings. Errors in a client's examples are raised on reading them.
     """
     num_domains = 0
     if domain_names is not None:
@@ -473,7 +480,7 @@ class FederatedDataset:
     return examples
 
   def _size(self, client_id: str, split: str) -> int:
-    """Returns a number of examples, which are read to count them once."""
+    """Returns a number of examples, which are read once to count them."""
     self._check_client(client_id)
     if (client_id, split) not in self._sizes:
       self._read(client_id, split)

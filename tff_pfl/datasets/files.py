@@ -14,23 +14,28 @@ import numpy as np
 
 from tff_pfl import errors
 
-# A file that unpacks to more than this and to more than so many times its own
-# size is no data set but a mistake, or made to fill the memory.
+# A file that unpacks to more bytes than this and to more than so many times its
+# own size is a mistake, or made to fill the memory.
 _MAX_UNPACKED = 2**30
 _MAX_EXPANSION = 20
 _READ_SIZE = 2**20
 _MEMBER_READ_SIZE = 2**14
-# NumPy parses the headers of arrays as Python, at which threads of Python 3.11
-# get into each other's way (python/cpython#106905).
+# NumPy parses the headers of arrays as Python, which is not thread-safe in
+# Python 3.11 (python/cpython#106905).
 _parsing = threading.Lock()
 
 
 class FileError(ValueError):
-  """A file is not what it should be; the message names it."""
+  """A file is missing, damaged or of another form; the message names it."""
 
 
 def expect_given(data_dir: Optional[str], contents: str) -> None:
-  """Raises `ValueError` without a `data_dir`, which should be `contents`."""
+  """Raises `ValueError` without a `data_dir`.
+
+  Args:
+    data_dir: The argument of a loader.
+    contents: Description of what to give, for the message.
+  """
   errors.expect(data_dir is not None, 'data_dir', contents, data_dir)
 
 
@@ -41,15 +46,15 @@ def find_folder(
   patterns: Sequence[str],
   contents: str,
 ) -> str:
-  """Returns the folder that holds a data set's files.
+  """Finds the folder that holds a data set's files.
 
   Args:
+    name: Name of the data set, for messages.
     data_dir: The files' folder or its parent.
-    folders: What the files' folder may be called under `data_dir`; it goes
+    folders: Names of the files' folder under `data_dir`; one of these goes
       before `data_dir` itself.
-    patterns: What the data set's files are called, any of which marks its
-      folder.
-    contents: What the folder has to hold, in words.
+    patterns: Patterns of the files' names, any of which marks the folder.
+    contents: Description of the folder's contents, for messages.
   """
   errors.expect(
     os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
@@ -75,12 +80,13 @@ def find_folder(
 
 
 def find_file(name: str, data_dir: str, patterns: Sequence[str]) -> str:
-  """Returns the one file that holds a data set.
+  """Finds the one file that holds a data set.
 
   Args:
+    name: Name of the data set.
     data_dir: The file itself, its folder, or the parent of a folder called
       `name`, which goes before `data_dir` itself.
-    patterns: What the file's name looks like, such as `*.csv`.
+    patterns: Patterns of the file's name, such as `*.csv`.
   """
   if os.path.isfile(data_dir):
     return data_dir
@@ -100,7 +106,7 @@ def find_file(name: str, data_dir: str, patterns: Sequence[str]) -> str:
 
 
 def matching(folder: str, pattern: str) -> list[str]:
-  """Returns the files of a folder whose name is like a pattern."""
+  """Returns the files of a folder whose names match a pattern."""
   return glob.glob(os.path.join(glob.escape(folder), pattern))
 
 
@@ -129,7 +135,7 @@ def _check_unpacked(path: str, num_bytes: int) -> None:
 
 
 def read_bytes(path: str) -> bytes:
-  """Returns what a file holds, unpacked if its name ends in `.gz`."""
+  """Reads a file; unpacks it if its name ends in `.gz`."""
   try:
     if not path.endswith('.gz'):
       with open(path, 'rb') as file:
@@ -157,14 +163,17 @@ def read_npz(
   keys: Optional[Sequence[str]] = None,
   parse: Callable[[bytes], Any] = _parse_array,
 ) -> dict[str, Any]:
-  """Returns arrays of an .npz file by name.
+  """Reads arrays of an .npz file.
 
-  Threads may do so side by side, as decompressing releases Python's lock.
+  Threads may read at the same time, as decompressing releases Python's lock.
 
   Args:
-    keys: The arrays' names, in the order wanted; others in the file are not
-      read. None for all.
-    parse: From an .npy file's content to what is returned for it.
+    path: The file.
+    keys: Names of the arrays to read, in the order of the result; None for all.
+    parse: Function from an .npy file's content to the value returned for it.
+
+  Returns:
+    Array name to value.
   """
   try:
     with zipfile.ZipFile(path) as archive:
@@ -197,7 +206,7 @@ def read_npz(
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-  """Returns no more than the size that a member of an archive says it has."""
-  # At once, zipfile would unpack all that there is before it looks.
+  """Reads a member of an archive, no more than its stated size."""
+  # In one read, zipfile would unpack everything before it checks the size.
   with archive.open(info) as member:
     return b''.join(iter(lambda: member.read(_MEMBER_READ_SIZE), b''))

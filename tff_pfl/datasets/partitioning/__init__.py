@@ -1,23 +1,23 @@
 """Rules that make clients of central examples.
 
-A `WeightedPartitioner` is a rule for a non-negative weight matrix
-`[num_clients, num_classes]`. The training examples of each class are then dealt
-to the clients in proportion to that class's weights, and the test examples of
-the class in proportion to the training examples that each client got, so that a
-client's test examples follow the distribution of its training examples, and
-none is of a class it has never seen. (A class without any training example is
-dealt by the weights.) No example is dealt twice. None is lost either, unless
-there are more classes than the clients may own altogether (two clients with two
-classes each have no place for a fifth class): those classes are left out, and a
-warning names them. Of the other rules, `ClientDirichlet` and `DomainMixture`
-fix the clients' sizes and draw what each has of classes or domains, and
-`FallahDigits` gives fixed numbers of examples and by design leaves the others
-out. `by_key` follows keys that come with the examples.
+A `WeightedPartitioner` computes a non-negative weight matrix
+`[num_clients, num_classes]`. The training examples of each class are dealt to
+the clients in proportion to that class's weights, and the test examples of the
+class in proportion to each client's training examples. So a client's test
+examples follow the distribution of its training examples, and none is of a
+class it has never seen. (A class without training examples is dealt by the
+weights.) No example is dealt twice. None is lost, unless there are more classes
+than the clients may own together (two clients with two classes each have no
+place for a fifth class): these classes are left out, with a warning.
+
+`ClientDirichlet` and `DomainMixture` fix the clients' sizes and draw each
+client's mixture of classes or domains. `FallahDigits` gives fixed numbers of
+examples and by design leaves others out. `by_key` follows keys that come with
+the examples.
 
 Counts are rounded by largest remainders: a client gets the floor or the ceiling
-of its exact share of each class, and what rounding has cost a client so far
-decides who gets the ceiling next, so that the clients' totals stay close to
-their exact shares as well.
+of its exact share of each class. The loss by rounding so far decides who gets
+the ceiling next, so that the clients' totals stay close to their exact shares.
 """
 
 import dataclasses
@@ -85,12 +85,11 @@ PARTITIONERS: dict[str, type[Partitioner]] = {
 
 
 def make_partitioner(spec: str) -> Partitioner:
-  """Returns the partitioner that a flag value such as `shards:2` names.
+  """Makes a partitioner of a specification such as `shards:2`.
 
   Args:
     spec: `name` or `name:parameter[:parameter]`, where further parameters may
-      also follow a comma; see `describe_partitioners`. The partitioner's own
-      `spec` leads back to it.
+      also follow a comma; see `describe_partitioners`.
   """
   name, *values = spec.replace(',', ':').split(':')
   usages = ', '.join(rule.usage() for rule in PARTITIONERS.values())
@@ -135,7 +134,7 @@ def _parsed(field: dataclasses.Field, value: str, spec: str) -> Any:
 
 
 def describe_partitioners() -> str:
-  """Returns one paragraph on all rules, for `--help`."""
+  """Describes all rules in one paragraph, for `--help`."""
   rules = '; '.join(
     f'{rule.usage()}: {rule.summary}' for rule in PARTITIONERS.values()
   )

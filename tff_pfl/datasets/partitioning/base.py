@@ -12,12 +12,12 @@ from tff_pfl.datasets.partitioning import dealing
 
 
 class Partition(NamedTuple):
-  """The examples that each client holds.
+  """The examples of each client.
 
   Attributes:
-    train_indices: Per client an int64 array of positions in the training
+    train_indices: For each client an int64 array of positions in the training
       arrays, in random order (`by_key` keeps the order of the data).
-    test_indices: Per client the positions in the test arrays.
+    test_indices: For each client positions in the test arrays.
   """
 
   train_indices: list[np.ndarray]
@@ -26,24 +26,24 @@ class Partition(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pool:
-  """Examples that have no client yet.
+  """Examples that are not yet divided among clients.
 
   Attributes:
-    y: Labels of the training examples, int `[n]`; anything else counts as one
-      class, which the rules that do not speak of classes accept.
-    y_test: Labels of the test examples, `[m]`; None without any.
-    num_classes: None for the largest label plus 1.
-    domain: Domain ids of the training examples, int `[n]`, for the rules that
-      go by domains; None for examples without domains.
-    domain_test: Domain ids of the test examples.
-    domain_names: What the domains are called; given with `domain`.
-    x: Inputs of the training examples, `[n, ...]`, which no rule looks at.
+    y: Labels of the training examples, int `[n]`. Anything else counts as one
+      class, for rules that need no classes.
+    y_test: Labels of the test examples, `[m]`; None without test examples.
+    num_classes: Number of classes; None for the largest label plus 1.
+    domain: Domain ids of the training examples, int `[n]`, for rules that use
+      domains; None for examples without domains.
+    domain_test: Domain ids of the test examples, `[m]`.
+    domain_names: Names of the domains; given with `domain`.
+    x: Inputs of the training examples, `[n, ...]`, which no rule reads.
     x_test: Inputs of the test examples, `[m, ...]`.
-    client: Whose the training examples are, integers or strings `[n]`, for the
-      partition natural; None where the data do not say.
-    client_test: Whose the test examples are, `[m]`.
+    client: Clients of the training examples, integers or strings `[n]`, for the
+      partition natural; None if the data do not name them.
+    client_test: Clients of the test examples, `[m]`.
     weight: Factors of the training examples' losses, `[n]`; None for none.
-    weight_test: What test examples have there where they become training
+    weight_test: The same for test examples that are pooled with the training
       examples, `[m]`; None for 1.
   """
 
@@ -65,14 +65,14 @@ class Pool:
 class Partitioner(abc.ABC):
   """A rule that makes clients from central examples.
 
-  The dataclass's fields are its parameters in a specification. One whose type
-  cannot be made from text has in its metadata how (`parse`) and what it then
-  looks like (`form`).
+  The dataclass's fields are its parameters in a specification. A field whose
+  type is no function of text has one in its metadata (`parse`), with a
+  description of the text (`form`).
 
   Attributes:
     name: Its name in a specification such as `shards:2`.
     summary: One sentence for `--help`.
-    needs_classes: Whether the examples must have integer class labels.
+    needs_classes: True if the examples must have integer class labels.
   """
 
   name: ClassVar[str]
@@ -84,7 +84,7 @@ class Partitioner(abc.ABC):
     """The specification that `make_partitioner` turns into this rule."""
     fields = dataclasses.fields(self)
     values = [getattr(self, field.name) for field in fields]
-    # Trailing defaults go without saying, but for the first parameter.
+    # Trailing defaults are left out, except for the first parameter.
     while len(values) > 1 and values[-1] == fields[len(values) - 1].default:
       values.pop()
     return ':'.join([self.name, *map(_text, values)])
@@ -103,18 +103,19 @@ class Partitioner(abc.ABC):
     """Deals training and test examples to the clients.
 
     Args:
-      num_clients: At least 1.
+      pool: The examples.
+      num_clients: Number of clients, at least 1.
       seed: Non-negative.
 
     Raises:
-      ValueError: The rule cannot be met.
+      ValueError: If the rule cannot be met.
     """
 
 
 class CountingPartitioner(Partitioner):
-  """A rule that says how many examples of each group a client gets.
+  """A rule that gives each client a number of examples of each group.
 
-  Groups are the classes, unless `_groups` says otherwise.
+  Groups are the classes, unless a subclass overrides `_groups`.
   """
 
   def partition(self, pool: Pool, num_clients: int, seed: int = 0) -> Partition:
@@ -141,18 +142,22 @@ class CountingPartitioner(Partitioner):
     train_rng: np.random.Generator,
     test_rng: np.random.Generator,
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns training and test examples, each int `[num_clients, num_groups]`.
+    """Counts the training and test examples of each client and group.
 
     Args:
-      pool: Training examples that there are of each group.
-      test_pool: Test examples of each.
-      seed: For draws of its own.
+      num_clients: Number of clients.
+      pool: Training examples of each group, int `[num_groups]`.
+      test_pool: Test examples of each group.
+      seed: Seed for further draws.
       train_rng: Breaks ties of training examples, and then deals them.
-      test_rng: The same of test examples.
+      test_rng: The same for test examples.
+
+    Returns:
+      Two int arrays `[num_clients, num_groups]`.
     """
 
   def _groups(self, pool: Pool) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns labels and their number; all of one class without any."""
+    """Returns labels and the number of classes; one class without labels."""
     y = np.asarray(pool.y)
     y_test = y[:0] if pool.y_test is None else np.asarray(pool.y_test)
     num_classes = pool.num_classes
@@ -181,7 +186,7 @@ def numbered_client_ids(num_clients: int) -> list[str]:
 
 
 def _text(value: Any) -> str:
-  """Returns a parameter as it is written in a specification."""
+  """Writes a parameter of a specification."""
   if value is None:
     return 'all'
   if isinstance(value, tuple):
@@ -200,18 +205,19 @@ def hold_out(
 
   A client with n examples gives round(fraction * n) of them to its test set,
   but at least 1 if it has two or more, and keeps at least 1 for training; with
-  a fraction of 0 it gives none. Each class is represented in the test set in
-  proportion, up to one example. With domains, each domain is, and the classes
+  a fraction of 0 it gives none. The test set has each class in proportion, up
+  to one example. With domains it has each domain in proportion, and the classes
   within it approximately.
 
   Args:
-    indices: Per client its examples' positions in `y`.
+    indices: For each client its examples' positions in `y`.
     y: Labels; stratified if they are int `[n]`.
     fraction: In [0, 1).
-    domain: Domain ids, int `[n]`; None without.
+    seed: Non-negative.
+    domain: Domain ids, int `[n]`; None without domains.
 
   Returns:
-    Train and test, disjoint, together `indices`, and in the order of `indices`.
+    Disjoint train and test positions, together `indices`, in their order.
   """
   rng = dealing.make_rng(seed, dealing.HOLD_OUT)
   sizes = np.array([len(i) for i in indices], np.int64)

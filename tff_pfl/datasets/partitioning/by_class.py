@@ -13,8 +13,8 @@ from tff_pfl import errors
 from tff_pfl.datasets.partitioning import base, dealing
 
 _MAX_DRAWS = 100
-# Below, a class belongs to one client, and NumPy takes longer and longer to say
-# to which, without ever looking at signals.
+# Below, a class belongs to one client, and NumPy takes longer and longer to
+# draw it, deaf to signals.
 _LEAST_CONCENTRATION = 1e-6
 _NUM_CLASSES = 10
 
@@ -29,13 +29,15 @@ class WeightedPartitioner(base.CountingPartitioner):
     """Returns each client's claim on each class.
 
     Args:
-      class_counts: Training examples of each class, `[num_classes]`, int.
+      num_clients: Number of clients.
+      class_counts: Training examples of each class, int `[num_classes]`.
+      seed: Non-negative.
 
     Returns:
       Non-negative float64 array `[num_clients, num_classes]`.
 
     Raises:
-      ValueError: The rule cannot be met with these clients and classes.
+      ValueError: If the rule cannot be met with these clients and classes.
     """
 
   def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
@@ -59,12 +61,12 @@ class WeightedPartitioner(base.CountingPartitioner):
 def _classes_present(
   class_counts: np.ndarray, wanted: int, name: str
 ) -> np.ndarray:
-  """Returns the classes that have examples; `ValueError` if below `wanted`.
+  """Returns the classes with examples; raises if there are less than `wanted`.
 
   Args:
     class_counts: Training examples of each class, `[num_classes]`.
     wanted: The value of a parameter, a number of classes.
-    name: What that parameter is called.
+    name: Name of the parameter.
   """
   present = np.flatnonzero(class_counts)
   errors.expect(
@@ -123,10 +125,10 @@ class Shards(WeightedPartitioner):
 
   Each class is cut into equal shards, and each client gets shards of
   `shards_per_client` distinct classes: the pathological partition of McMahan et
-  al., in FedRep's variant where no shard straddles two classes. The classes get
-  as many shards as makes shard sizes most nearly equal (the method of equal
-  proportions): the same number for classes of the same size, where
-  `num_clients * shards_per_client` is a multiple of their number.
+  al., in FedRep's variant where no shard straddles two classes. Shards are
+  apportioned to the classes so that their sizes are as equal as possible (the
+  method of equal proportions): classes of the same size get the same number if
+  `num_clients * shards_per_client` is a multiple of the number of classes.
 
   Attributes:
     shards_per_client: Shards, and distinct classes, of each client; from 1 to
@@ -165,7 +167,7 @@ class Shards(WeightedPartitioner):
         # Gumbel noise on log counts draws without replacement in proportion
         # to the shards that remain.
         priority = np.log(remaining) + rng.gumbel(size=len(present))
-      # A class with a shard for every client still to come cannot wait.
+      # A class with a shard for every remaining client cannot wait.
       priority[remaining == num_clients - client] = np.inf
       chosen = np.argpartition(-priority, per_client - 1)[:per_client]
       remaining[chosen] -= 1
@@ -181,9 +183,9 @@ def _shards_by_class(
 ) -> np.ndarray:
   """Returns shards per class, sizes as equal as possible, `[num_classes]`.
 
-  The next shard goes to the class whose shards are largest, measured by the
-  geometric mean of their size without and with it; every class gets its first
-  shard before any gets a second.
+  The next shard goes to the class with the largest shards, by the geometric
+  mean of their size without and with it; every class gets its first shard
+  before any gets a second.
 
   Args:
     class_counts: Positive, `[num_classes]`.
@@ -252,10 +254,9 @@ class Dirichlet(WeightedPartitioner):
   Attributes:
     concentration: At least 1e-6. Near 0 a class belongs to few clients; a large
       value approaches `Iid`.
-    min_examples: Least number of examples of every client that are dealt as
-      training examples; the draw is repeated until it is met. Where each
-      client's test set is held out of its own, these are among them. 0 switches
-      this off.
+    min_examples: Least number of training examples of every client; the draw is
+      repeated until it is met. Test examples count if each client's test set is
+      held out of its own examples. 0 switches this off.
 
   References:
     Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural
@@ -296,7 +297,7 @@ class Dirichlet(WeightedPartitioner):
       weights = rng.dirichlet(
         np.full(num_clients, self.concentration), len(class_counts)
       ).T
-      # The very counts that dealing the training examples will give.
+      # The counts of the deal of the training examples.
       counts = dealing.apportion(
         class_counts, weights, dealing.make_rng(seed, dealing.TRAIN)
       )
@@ -316,21 +317,21 @@ class FallahDigits(base.CountingPartitioner):
 
   The first half of the clients hold a images of each of the classes 0 to 4.
   Each of the others holds a/2 images of one class of 0 to 4 and 2a images of
-  one class of 5 to 9. Which two, goes in turn through all 25 pairs in an order
-  drawn from the seed, so that every class of 0 to 4, every one of 5 to 9 and
-  every pair has the same number of such clients, up to one.
+  one class of 5 to 9. These go through all 25 pairs in an order drawn from the
+  seed, so that every class of 0 to 4, every class of 5 to 9 and every pair has
+  the same number of such clients, up to one.
 
   The test images follow the same table with a smaller a: a times the number of
   test images over that of training images, or the most that every class of the
-  test images can supply where that is less. It need not be whole: a client gets
-  the floor or the ceiling of each of its counts.
+  test images can supply. It need not be whole: a client gets the floor or the
+  ceiling of each of its counts.
 
-  Every image has one client at most. The images beyond the table belong to
-  nobody: this is the experiment, no error. (With MNIST, 50 clients and a = 196,
-  a class of 0 to 4 gives 5,390 of its at least 5,842 training images, and one
-  of 5 to 9 gives 1,960.)
+  Every image has one client at most. Images beyond the table are left out, as
+  in the experiment. (With MNIST, 50 clients and a = 196, a class of 0 to 4
+  gives 5,390 of its at least 5,842 training images, and a class of 5 to 9 gives
+  1,960.)
 
-  Where each client's test set is held out of its own examples, as
+  If each client's test set is held out of its own examples, as
   `FederatedDataset.from_arrays` does without test arrays, the counts above are
   those of a client's training and test images together.
 

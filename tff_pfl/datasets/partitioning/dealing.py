@@ -1,4 +1,4 @@
-"""Whole numbers of examples in given proportions, and who gets which."""
+"""Division of examples among clients in given proportions."""
 
 import numpy as np
 
@@ -16,15 +16,14 @@ def apportion(
 ) -> np.ndarray:
   """Divides every class among the clients in proportion to their weights.
 
-  Each entry of the result is the floor or the ceiling of its exact share.
-  Among the clients with a fractional share, those get the ceiling for whom
-  the fraction plus what rounding has cost them in the classes before is
-  largest; ties are broken at random.
+  Each entry of the result is the floor or the ceiling of its exact share. The
+  ceiling goes to the clients for whom the fraction of the share plus the loss
+  by rounding in earlier classes is largest; ties are broken at random.
 
   Args:
-    class_counts: Examples of each class, `[num_classes]`, int.
+    class_counts: Examples of each class, int `[num_classes]`.
     weights: Non-negative, `[num_clients, num_classes]`; only the proportions
-      within a column count.
+      within a column matter.
     rng: Breaks ties.
 
   Returns:
@@ -39,12 +38,12 @@ def apportion(
     if total <= 0:
       continue
     exact = class_counts[label] * (weights[:, label] / total)
-    # The small number makes a share that is whole but for the last bit whole.
+    # The small number corrects shares that are whole up to the last bit.
     counts[:, label] = np.floor(exact + 1e-9)
     fraction = np.maximum(exact - counts[:, label], 0)
     num_extras = int(class_counts[label] - counts[:, label].sum())
     if num_extras > 0:
-      # Rounded, so that equal claims stay equal whatever the order of sums.
+      # Rounded, so that equal claims stay equal in any order of sums.
       claim = np.round(fraction + owed, 9)
       claim[fraction <= 1e-9] = -np.inf
       order = np.lexsort((rng.random(num_clients), -claim))
@@ -67,16 +66,17 @@ def deal(
 ) -> list[np.ndarray]:
   """Deals examples at random, `counts[client, class]` to each client.
 
-  What a class has beyond the sum of its column is left out.
+  Examples of a class beyond the sum of its column are left out.
 
   Args:
-    labels: Each example's class (or domain), int `[n]`.
-    counts: How many examples of a class each client gets,
-      `[num_clients, num_classes]`, int; there are as many.
-    rng: Says which ones.
+    labels: Class (or domain) of each example, int `[n]`.
+    counts: Number of examples by client and class, int
+      `[num_clients, num_classes]`; the columns sum to at most the examples of
+      the class.
+    rng: Draws the examples.
 
   Returns:
-    Per client its examples' positions in `labels`, in random order.
+    For each client its examples' positions in `labels`, in random order.
   """
   num_clients, num_classes = counts.shape
   class_counts = np.bincount(labels, minlength=num_classes)
@@ -87,7 +87,6 @@ def deal(
   dealt = rank < np.repeat(counts.sum(axis=0), class_counts)
   clients = np.tile(np.arange(num_clients), num_classes)
   owners = np.repeat(clients, counts.T.ravel())
-  # A client's examples in random order: otherwise the first n of them, or an
-  # unshuffled batch, would be of one class.
+  # In random order, or an unshuffled batch would be of one class.
   order = rng.permutation(len(owners))
   return group(by_class[dealt][order], owners[order], num_clients)

@@ -11,7 +11,7 @@ from absl import logging
 from tff_pfl import errors
 from tff_pfl.datasets.partitioning import base, dealing
 
-# What is divided by it stays finite.
+# Quotients by it stay finite.
 _LEAST_CONCENTRATION = 1e-305
 _NAMED_PRIORS = ('data', 'uniform')
 
@@ -24,16 +24,18 @@ def draw(
 ) -> np.ndarray:
   """Draws clients' mixtures from Dirichlet(concentration * prior).
 
-  It is NumPy's distribution for concentrations that are near 0 as well, where
-  NumPy 1.25 needs minutes or never ends: a draw from Gamma(a), divided by
-  the sum, is one from Gamma(a + 1) times U^(1/a), here by its logarithm.
+  For concentrations near 0 NumPy 1.25 needs minutes or never ends. So a draw
+  from Gamma(a) is made of one from Gamma(a + 1) times U^(1/a), by logarithms,
+  and divided by the sum.
 
   Args:
     concentration: Positive.
-    prior: Non-negative, `[num_groups]`; only the proportions count.
+    prior: Non-negative, `[num_groups]`; only the proportions matter.
+    num_clients: Number of draws.
+    rng: Random generator.
 
   Returns:
-    float64 `[num_clients, num_groups]`, rows sum to 1.
+    float64 `[num_clients, num_groups]`; rows sum to 1.
   """
   drawn = prior > 0
   concentrations = np.maximum(
@@ -51,7 +53,7 @@ def draw(
 def equal_sizes(
   num_clients: int, num_examples: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """Returns sizes `[num_clients]`, equal up to one, whose sum is given."""
+  """Returns sizes that sum to `num_examples` and are equal up to one."""
   extra = rng.permutation(num_clients) < num_examples % num_clients
   return num_examples // num_clients + extra
 
@@ -63,25 +65,26 @@ def serve(
   *,
   own_only: bool = False,
 ) -> np.ndarray:
-  """Divides the groups' pools over the clients, all of them at once.
+  """Divides the groups' examples among the clients, all clients at once.
 
-  It goes in steps, so that no client comes too late. Each asks every group for
-  its mixture's share of its size. Of a group that is asked for more than it
-  has, all get the same fraction of what they asked for, and it is exhausted.
-  What a client still misses it asks, in the next step, of the groups that are
-  left, in proportion to its mixture again (or to what is left, where its
-  mixture has none of them).
+  In each step every client demands of every group its mixture's share of its
+  size. If demand exceeds the examples of a group, all clients get the same
+  fraction of their demands, and the group is exhausted. In the next step
+  clients demand the missing examples of the remaining groups, in proportion to
+  their mixtures (or to the remaining examples, if their mixture has none of
+  these groups).
 
   Args:
     mixtures: Non-negative, `[num_clients, num_groups]`.
-    sizes: What each client is to have; the sum is at most that of `pools`.
-    pools: What there is of each group.
-    own_only: Whether a client whose mixture has none of the groups that are
-      left goes without instead.
+    sizes: Number of examples of each client; the sum is at most that of
+      `pools`.
+    pools: Number of examples of each group.
+    own_only: True to leave a client short whose mixture has none of the
+      remaining groups.
 
   Returns:
-    float64 `[num_clients, num_groups]`: rows sum to `sizes` (to less, of the
-    clients that go without), columns to at most `pools`, up to numerical error.
+    float64 `[num_clients, num_groups]`: rows sum to `sizes` (less for clients
+    left short), columns to at most `pools`, up to numerical error.
   """
   served = np.zeros(mixtures.shape)
   left = pools.astype(np.float64)
@@ -91,7 +94,7 @@ def serve(
     wanted = np.where(is_open, mixtures, 0.0)
     has_none = ~wanted.any(axis=1)
     wanted[has_none] = np.where(is_open, left, 0)
-    # The largest first: a sum of numbers next to 0 would divide badly.
+    # By the largest first, as a sum of numbers near 0 is inexact.
     wanted /= wanted.max(axis=1, keepdims=True)
     wanted /= wanted.sum(axis=1, keepdims=True)
     missing = (sizes - served.sum(axis=1)).clip(0)
@@ -116,10 +119,10 @@ def round_off(
   pools: np.ndarray,
   rng: np.random.Generator,
 ) -> np.ndarray:
-  """Rounds what `serve` returns to integers, within the same sums.
+  """Rounds the result of `serve` to integers with the same sums.
 
-  Counts are rounded by largest remainders. Where that would take more than a
-  group has, a client gets an example of another instead.
+  Counts are rounded by largest remainders. Where that exceeds a group, a client
+  gets an example of another group instead.
 
   Args:
     exact: `[num_clients, num_groups]`.
@@ -133,7 +136,7 @@ def round_off(
     excess = needed > pools
     if not excess.any():
       return counts
-    # The exchange that costs least, measured by how far counts are from exact.
+    # The exchange that moves counts least away from the exact ones.
     source = np.flatnonzero(excess)[0]
     surplus = np.where(
       counts[:, source] > 0, counts[:, source] - exact[:, source], -np.inf
@@ -155,18 +158,18 @@ class ClientDirichlet(base.CountingPartitioner):
 
   All training examples are dealt, each once, and sizes are equal up to one. A
   client's examples are drawn without replacement from the classes' pools in the
-  proportions of q_i. A class that is exhausted leaves q_i, and what is left of
-  q_i is renormalized: as all examples are dealt, q_i is followed approximately.
-  All clients are served at once (see `serve`), as in codes where they
-  take turns example by example. Counts are rounded shares of q_i, not draws.
+  proportions of q_i. An exhausted class leaves q_i, and the rest of q_i is
+  renormalized: as all examples are dealt, q_i is followed approximately. All
+  clients are served at once (see `serve`), as in codes where they take turns
+  example by example. Counts are rounded shares of q_i, not draws.
 
   Test examples are dealt by the same procedure, with a client's distribution of
-  training examples in the place of q_i. Their numbers are equal up to one,
-  too, and none is of a class that the client has no training example of. A
-  client for whose classes the pool has too few goes with fewer, and test
-  examples that then have no client are left out, with a warning. Where the
-  test set has the class distribution of the training set, every client has its
-  own distribution in both, and nothing is left out.
+  training examples in the place of q_i. Their numbers are equal up to one, too,
+  and none is of a class that the client has no training example of. A client
+  gets fewer if the pool has too few of its classes, and test examples without a
+  client are left out, with a warning. If the test set has the class
+  distribution of the training set, every client has its own distribution in
+  both, and nothing is left out.
 
   Attributes:
     concentration: The paper's alpha, positive. Near 0 a client has one class
@@ -235,16 +238,16 @@ class DomainMixture(base.CountingPartitioner):
   uniformly at random within a domain, so that labels follow the domain's
   distribution; no example is dealt twice.
 
-  All clients are served at once, and each has its exact size: where a domain is
-  exhausted, all have the same fraction of what they asked of it, and the rest
-  from the other domains (see `serve` and `round_off`).
+  All clients are served at once, and each has its exact size: of an exhausted
+  domain all get the same fraction of their demands, and the rest from the other
+  domains (see `serve` and `round_off`).
 
-  The test examples of a domain are dealt in proportion to the training examples
-  of the domain that the clients have (if none has any, in proportion to their
-  mixtures), all of them, so that an average over all test examples of a domain
-  is one over its whole test set.
+  All test examples of a domain are dealt, in proportion to the clients'
+  training examples of the domain (if there are none, to their mixtures), so
+  that an average over all clients' test examples of a domain is one over its
+  whole test set.
 
-  Where each client's test set is held out of its own examples, as
+  If each client's test set is held out of its own examples, as
   `FederatedDataset.from_arrays` does without test arrays, the sizes are those
   of a client's training and test examples together.
 
@@ -331,7 +334,7 @@ class DomainMixture(base.CountingPartitioner):
     exact = serve(drawn, sizes, pool)
     counts = round_off(exact, sizes, pool, train_rng)
     shares = np.where(counts.any(axis=0), counts, drawn)
-    # Of a domain that neither the prior nor the training examples know.
+    # For a domain that neither the prior nor the training examples know.
     shares[:, ~shares.any(axis=0)] = 1
     return counts, dealing.apportion(test_pool, shares, test_rng)
 

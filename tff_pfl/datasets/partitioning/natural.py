@@ -1,7 +1,7 @@
 """Clients that the data name themselves: writers, speaking roles, users.
 
-Examples that say whose they are follow the rule with `own_clients`, data sets
-that are read client by client with the other functions here.
+`own_clients` divides pooled examples with named clients; the other functions
+serve data sets that are read client by client.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from tff_pfl.datasets.partitioning import base, dealing
 
 @dataclasses.dataclass(frozen=True)
 class Natural(base.Partitioner):
-  """The data's own clients; it cannot deal examples that have none."""
+  """The data's own clients; not for examples without named clients."""
 
   name: ClassVar[str] = 'natural'
   summary: ClassVar[str] = (
@@ -28,12 +28,18 @@ class Natural(base.Partitioner):
   def partition(
     self, pool: base.Pool, num_clients: int, seed: int = 0
   ) -> base.Partition:
-    """Gives examples to their own clients, without these; see `own_clients`."""
+    """Gives examples to their own clients; see `own_clients`."""
     return own_clients(pool, num_clients, seed)[0]
 
 
 def expect_natural(partition: base.Partitioner, name: str, kind: str) -> None:
-  """Raises `ValueError` unless clients are those of the data, a `kind`."""
+  """Raises `ValueError` unless the partition is natural.
+
+  Args:
+    partition: The partition asked for.
+    name: Name of the data set.
+    kind: Name of its clients in the plural, such as 'users'.
+  """
   errors.expect(
     isinstance(partition, Natural),
     'partition',
@@ -45,10 +51,13 @@ def expect_natural(partition: base.Partitioner, name: str, kind: str) -> None:
 def choose_clients(
   client_ids: Sequence[Any], num_clients: int, kind: str, seed: int
 ) -> list[Any]:
-  """Returns `num_clients` of the clients, drawn at random, in their order.
+  """Draws some of the clients at random; keeps their order.
 
   Args:
-    kind: What the clients are, in the plural, for the message.
+    client_ids: Ids of all clients.
+    num_clients: Number of clients to draw, at least 1.
+    kind: Name of the clients in the plural, such as 'users', for messages.
+    seed: Non-negative.
   """
   errors.expect_int('num_clients', num_clients, 1)
   errors.expect_int('seed', seed, 0)
@@ -64,7 +73,7 @@ def choose_clients(
 
 
 def _as_keys(keys: Any) -> np.ndarray:
-  """Returns keys as an array of integers or strings, if they are."""
+  """Returns keys as an array; of integers or strings if all are such."""
   if isinstance(keys, np.ma.MaskedArray):
     return np.asarray(keys, object)
   array = np.asarray(keys)
@@ -80,13 +89,18 @@ def _as_keys(keys: Any) -> np.ndarray:
 def own_clients(
   pool: base.Pool, num_clients: int, seed: int
 ) -> tuple[base.Partition, list[str]]:
-  """Returns what some of the clients hold that examples name, and their ids.
+  """Draws some of the clients that the examples name.
 
   Args:
-    num_clients: So many are drawn, at most as many as there are.
+    pool: Examples with a `client`.
+    num_clients: Number of clients to draw, at most all.
+    seed: Non-negative.
+
+  Returns:
+    The partition, and the clients' ids.
 
   Raises:
-    ValueError: The examples do not say whose they are.
+    ValueError: If the examples do not name their clients.
   """
   if pool.client is None:
     raise ValueError(
@@ -106,13 +120,15 @@ def by_key(
   """Gives every example to the client of its key; nothing is random.
 
   Args:
+    pool: The examples.
     keys: Integers or strings, one per training example.
-    keys_test: Keys of the test examples, of the same kind; None without any.
-    name: What messages call the keys.
+    keys_test: Keys of the test examples, of the same kind; None without test
+      examples.
+    name: Name of the keys in messages.
 
   Returns:
-    The partition, where each client keeps the order of the data, and the
-    clients' ids, the distinct keys in their order.
+    The partition, in which each client keeps the order of the data, and the
+    clients' ids, which are the distinct keys, sorted.
   """
   train, test = (
     np.asarray([]) if k is None else _as_keys(k) for k in (keys, keys_test)
@@ -136,7 +152,7 @@ def by_key(
       test.dtype,
     )
     if np.result_type(train, test).kind == 'f':
-      # Of signed and unsigned integers, which as floats would be rounded.
+      # Signed and unsigned integers would become floats and be rounded.
       train = train.astype(object)
     train = np.concatenate([train, test])
   distinct, owners = np.unique(train, return_inverse=True)

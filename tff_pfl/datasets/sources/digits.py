@@ -5,19 +5,19 @@ data set (E. Alpaydin and C. Kaynak, 1998), as `sklearn.datasets.load_digits`
 ships it, so that nothing is downloaded. Bitmaps of 32x32 of 13 writers, reduced
 to 8x8 by counting the set pixels of each 4x4 block (0 to 16).
 License: CC BY 4.0 (UCI Machine Learning Repository); scikit-learn is BSD.
-Sizes: 1,797 images of 10 classes (174 to 183 each), here divided once and for
-all, stratified by class, into 1,437 training and 360 test images.
+Sizes: 1,797 images of 10 classes (174 to 183 each), here always divided in the
+same way, stratified by class, into 1,437 training and 360 test images.
 
-Two further data sets put each digit into one domain, which changes it, so that
-a model must know the domain to be right in all. Which domain an image is in is
-drawn once and for all, stratified by class.
+Two further data sets put each digit into a domain, which changes it, so that a
+model must know the domain to be right in all. An image is always in the same
+domain, drawn stratified by class.
 
-* In `rotated_digits` the same picture means different things in different
-  domains: a domain turns its digits by one angle, and a 6 that is turned by 180
-  degrees is a 9.
-* In `relabelled_digits` domain m swaps the labels of the digits 2m and 2m + 1:
-  what can be seen is the same in all domains, so that a representation can be
-  shared, and what it means differs in two classes of ten.
+* In `rotated_digits` a domain turns its digits by one angle, so that the same
+  picture means different things in different domains: a 6 turned by 180 degrees
+  is a 9.
+* In `relabelled_digits` domain m swaps the labels of the digits 2m and 2m + 1.
+  The pictures are the same in all domains, so that a representation can be
+  shared; their meaning differs in two classes of ten.
 """
 
 import dataclasses
@@ -39,8 +39,7 @@ _SPLIT_SEED = 0
 def load_digits() -> arrays_lib.Arrays:
   """Returns the digits, `x` float32 `[n, 8, 8, 1]` in [0, 1].
 
-  Which 360 images are the test images is drawn, stratified by class, with a
-  fixed seed: it is always the same.
+  The 360 test images are drawn with a fixed seed, stratified by class.
   """
   bunch = sklearn_datasets.load_digits()
   x = (bunch.images[..., np.newaxis] / 16).astype(np.float32)
@@ -66,7 +65,7 @@ def load_rotated_digits(*, num_rotations: int = 4) -> arrays_lib.Arrays:
 
   Args:
     num_rotations: Number of domains, in [1, 12], whose angles are equally
-      spaced on the circle; with 1 the digits stay as they are.
+      spaced on the circle; with 1 the digits stay unchanged.
   """
   errors.expect_int('num_rotations', num_rotations, 1, _MAX_ROTATIONS)
   step = 360 / num_rotations
@@ -129,7 +128,7 @@ def _draw_domains(y: np.ndarray, num_domains: int) -> np.ndarray:
 def _rotated(x: np.ndarray, domain: np.ndarray, step: float) -> np.ndarray:
   """Returns images `[n, h, w, c]` turned counterclockwise by `domain * step`.
 
-  What a turn leaves open is background; by right angles, pixels only move.
+  Corners that a turn leaves empty are background; right angles are exact.
   """
   result = np.empty_like(x)
   for number in np.unique(domain):

@@ -1,6 +1,4 @@
-"""Digits of five origins, or of those among them that are at hand.
-
-The domains are the data sets; the task is the same in all: which digit it is.
+"""Digits of up to five origins, which are the domains.
 
   mnist         handwritten, white on black, 28x28: 60,000 training and 10,000
                 test images (see `mnist`)
@@ -20,17 +18,16 @@ The domains are the data sets; the task is the same in all: which digit it is.
 License: MNIST is commonly given as CC BY-SA 3.0; none is stated for the others,
 which are free for research.
 
-The user brings one file of `image_sets` a domain, `usps.npz` and so on, in one
-folder. They may hold some of the images.
+The user brings one file of `image_sets` per domain, `usps.npz` and so on, in
+one folder. They may hold only some of the images.
 
-All are brought to one size and to three channels. They stay uint8 in memory
-(28x28: 140 MB for MNIST alone, 1.7 GB for all of all five).
+All images get one size and three channels. They stay uint8 in memory (28x28:
+140 MB for MNIST alone, 1.7 GB for all five).
 
 MNIST-M's image i is made of MNIST's image i of the same split. Every domain
-keeps its own division into training and test images, so that where both are
-present a digit may be trained on, or tested on, in both, but never trained on
-in one and tested on in the other. (A file whose labels are not in MNIST's order
-cannot be checked for this; a warning says so.)
+keeps its own division into training and test images, so that no digit is
+trained on in one of these two and tested on in the other. (A warning says if a
+file's labels are not in MNIST's order, so that this is unknown.)
 """
 
 import collections
@@ -55,7 +52,7 @@ _IMAGES_AT_A_TIME = 4096
 
 
 def _find(domains: Optional[Sequence[str]], data_dir: str) -> dict[str, str]:
-  """Returns the file of each of the domains, None for those that there are."""
+  """Returns the file of each of the domains; None for all that are there."""
   errors.expect(
     os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
   )
@@ -117,12 +114,11 @@ def load_digits5(
   Args:
     data_dir: Folder of the files.
     domains: Two or more of mnist, mnist_m, svhn, usps and synth_digits,
-      numbered in the order given; None for those whose files are there, in this
-      order.
+      numbered in the given order; None for all whose files are there.
     image_size: Height and width in pixels to which all images are resized, at
       least 8.
-    max_train_per_domain: The most training images of a domain, at least 1; of
-      more, a random choice that is always the same is used. None for all.
+    max_train_per_domain: Largest number of training images of a domain, at
+      least 1, always the same random choice. None for all.
   """
   files.expect_given(
     data_dir, 'a folder with the files of two or more domains of digits5'

@@ -1,8 +1,8 @@
 """Data that TensorFlow Datasets and TensorFlow Federated download.
 
-TensorFlow Federated keeps what it has downloaded in `~/.tff` (word counts in
-`~/.keras`), so that the network is needed once. What it keeps of a download
-that was cut short has to be deleted by hand.
+TensorFlow Federated keeps its downloads in `~/.tff` (word counts in
+`~/.keras`), so that the network is needed once. Delete a download there that
+was cut short.
 """
 
 import urllib.error
@@ -19,10 +19,18 @@ ClientData = tff.simulation.datasets.ClientData
 
 
 def from_tff(name: str, load: Callable[[], Any], remedy: str) -> Any:
-  """Returns what a loader of `tff.simulation.datasets` returns.
+  """Calls a loader of `tff.simulation.datasets`.
 
   Args:
-    remedy: What else the user can do, for the message.
+    name: Name of the data set, for the message.
+    load: The loader.
+    remedy: Advice for the message.
+
+  Returns:
+    The loader's result.
+
+  Raises:
+    RunError: If the data cannot be obtained.
   """
   try:
     return load()
@@ -35,11 +43,17 @@ def from_tff(name: str, load: Callable[[], Any], remedy: str) -> Any:
 def from_tensorflow_datasets(
   name: str, url: Optional[str] = None
 ) -> dict[str, np.ndarray]:
-  """Returns `x`, `y`, `x_test` and `y_test`, downloaded if needed.
+  """Returns the arrays of a data set, downloaded if needed.
 
   Args:
-    name: What TensorFlow Datasets calls the data set.
-    url: Where it is downloaded from; None where its builder says so.
+    name: Name of the data set in TensorFlow Datasets.
+    url: Address to check before the download; None for the builder's own.
+
+  Returns:
+    Arrays `x`, `y`, `x_test` and `y_test` by name.
+
+  Raises:
+    RunError: If the data cannot be obtained.
   """
   import tensorflow_datasets as tfds  # Slow to import; rarely needed.
 
@@ -88,7 +102,7 @@ def in_both(train: ClientData, test: ClientData) -> list[str]:
 
 
 def texts_of(client_data: ClientData, field: str) -> Callable[[str], list[str]]:
-  """Returns what reads the strings called `field` of a client's elements."""
+  """Returns a function from a client id to the strings of a field."""
 
   def read(client_id: str) -> list[str]:
     dataset = client_data.create_tf_dataset_for_client(client_id)

@@ -4,8 +4,8 @@ Source: K. Karkkainen and J. Joo, FairFace: Face Attribute Dataset for Balanced
 Race, Gender, and Age for Bias Measurement and Mitigation, WACV 2021, pictures
 from YFCC-100M, labeled by crowdworkers.
 https://github.com/joojs/fairface
-License: CC BY 4.0. Mind that the labels are what annotators saw in a face, and
-that the set is made to measure bias, not to tell people's race or gender.
+License: CC BY 4.0. Note that the labels are annotators' impressions of a face,
+and that the set is made to measure bias, not to tell people's race or gender.
 Sizes: 86,744 training and 10,954 validation images of 224x224, which are the
 test images here, of 9 groups of age and 2 of gender.
 
@@ -14,8 +14,8 @@ The user brings the published files: `fairface_label_train.csv` and
 service_test, and the images that they name, `train/1.jpg` and so on, beside
 them.
 
-Images are decoded when a client that has them is first asked for (see
-`images.LazyImages`); all of them take 1.2 GB at 64x64 and 15 GB at 224x224.
+Images are decoded when their client is first read (see `images.LazyImages`);
+all of them take 1.2 GB at 64x64 and 15 GB at 224x224.
 """
 
 import os
@@ -53,7 +53,7 @@ def _read_labels(
   """Reads a file of labels and checks that the images, beside it, are there.
 
   Returns:
-    The images' files, and their labels and races, int32 `[n]`.
+    Paths of the images, and their labels and races, int32 `[n]`.
   """
   form = table_files.Format(missing_markers=())
   table = table_files.read_table(path, form)
@@ -82,7 +82,7 @@ def load_fairface(
   Args:
     data_dir: Folder of the two CSV files and the images, or its parent if it is
       called `fairface`.
-    label: What is predicted, age (9 classes) or gender (2 classes).
+    label: The label to predict, 'age' (9 classes) or 'gender' (2 classes).
     image_size: Height and width in pixels to which all images are resized, at
       least 8.
   """

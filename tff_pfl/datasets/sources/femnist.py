@@ -6,11 +6,11 @@ License: NIST's data are a work of the US government; LEAF is BSD.
 Sizes: as TensorFlow Federated provides it, 3,400 writers with 671,585 training
 and 77,483 test images of 62 classes (digits, upper and lower case letters).
 
-Without a data folder it comes through TensorFlow Federated. With one,
-femnist.npz is a file of `image_sets`, black on white as LEAF has it, with the
-writers, `client`; without test images, a part of each client's images is held
-out. Either way the images are inverted, so that as in MNIST the background is
-0. A file with the digits alone has 10 classes.
+Without a data folder, TensorFlow Federated downloads it. With one, femnist.npz
+is a file of `image_sets`, black on white as in LEAF, with the writers as
+`client`; without test images, a part of each client's images is held out. The
+images are inverted, so that the background is 0 as in MNIST. A file with digits
+only has 10 classes.
 """
 
 from typing import Optional
@@ -82,15 +82,17 @@ def load_femnist(
   data_dir: Optional[str] = None,
   seed: int = 0,
 ) -> federated_dataset.FederatedDataset:
-  """Returns handwritten characters by writer.
+  """Loads handwritten characters by writer.
 
   Args:
+    num_clients: Number of clients.
     partition: Natural; with `data_dir`, also any rule for pooled examples.
     data_dir: See `image_sets.read`; None for TensorFlow Federated.
+    seed: Non-negative.
 
   Returns:
     Dataset with `x` float32 `[28, 28, 1]` in [0, 1], white on black, and `y`
-    int32, 62 classes (10 of a file that has digits only).
+    int32 of 62 classes (10 for a file with digits only).
   """
   if data_dir is not None:
     return _from_file(data_dir, num_clients, partition, seed)

@@ -1,4 +1,4 @@
-"""Patients of four hospitals: is there a heart disease?
+"""Patients of four hospitals, with or without a heart disease.
 
 Source: UCI Machine Learning Repository, Heart Disease; A. Janosi, W.
 Steinbrunn, M. Pfisterer, R. Detrano, 1988. https://doi.org/10.24432/C52P4X
@@ -8,14 +8,14 @@ Basel (switzerland, 123) and Long Beach (va, 200), whose diagnosis `num` is
 above 0 in 139, 106, 115 and 149 cases, which is class 1.
 
 The clients are the hospitals. The domains are the sexes, groups of age, or the
-hospitals themselves; see `table_encoding` for how the 13 columns become inputs.
-Outside Cleveland `ca`, `thal` and `slope` are missing for many or most
-patients, and a cholesterol (`chol`) of 0, as of all patients of switzerland,
-means that it was not measured.
+hospitals themselves; `table_encoding` makes inputs of the 13 columns. Outside
+Cleveland `ca`, `thal` and `slope` are missing for many or most patients. A
+cholesterol (`chol`) of 0, as for all patients of switzerland, is missing, too.
 
 The user brings either one file `heart_disease_4sites.csv` with the columns
 `site` and `COLUMNS`, or the four files as published, `processed.cleveland.data`
-and so on, which have the same columns without a heading. Both give the same.
+and so on, which have the same columns without a heading. The result is the
+same.
 """
 
 import os
@@ -33,7 +33,7 @@ COLUMNS = (
   'age', 'sex', 'cp', 'trestbps', 'chol', 'fbs', 'restecg', 'thalach', 'exang',
   'oldpeak', 'slope', 'ca', 'thal', 'num',
 )  # fmt: skip
-# From a column of domains to where its numbers are cut into groups.
+# Column of domains to the bounds of its groups of numbers.
 DOMAIN_BOUNDS = {'sex': (), 'age': (50, 60), 'site': ()}
 _CATEGORICAL = ('cp', 'restecg', 'slope', 'thal')
 _SEXES = {'0': 'female', '1': 'male'}
@@ -42,10 +42,13 @@ _FILES = tuple(f'processed.{site}.data' for site in SITES)
 
 
 def read_table(data_dir: str) -> pd.DataFrame:
-  """Reads the patients of all sites, of either form.
+  """Reads the patients of all sites.
+
+  Args:
+    data_dir: See `load_heart_disease`.
 
   Returns:
-    The columns `site` and `COLUMNS`.
+    A table with the columns `site` and `COLUMNS`.
   """
   path = data_dir
   if not os.path.isfile(path):
@@ -77,25 +80,27 @@ def load_heart_disease(
   missing_indicators: bool = False,
   test_fraction: float = 0.2,
 ) -> federated_dataset.FederatedDataset:
-  """Returns the patients, by hospital or dealt to clients.
+  """Loads the patients, by hospital or dealt to clients.
 
   Args:
+    num_clients: Number of clients, at most four with the partition natural.
     partition: Natural for the hospitals, or a rule that deals all patients.
     data_dir: The CSV file, the folder of it or of the four files as published,
       or the parent of such a folder if it is called `heart_disease` or
       `heart_disease_uci`.
+    seed: Non-negative.
     domain_column: 'sex', 'age' (below 50, from 50, from 60) or 'site'. Age
       remains an input, the others do not.
     drop_columns: Further columns that are no inputs.
-    missing_indicators: Whether a column with missing values gets a second input
+    missing_indicators: True to give a column with missing values a second input
       that marks them.
     test_fraction: Fraction of a client's patients in its test set, in [0, 1),
       stratified by domain and label.
 
   Returns:
-    Dataset with `x` float32 `[inputs]`, 21, or with the sexes as inputs 23,
-    unless columns are dropped or indicators added, and `y` int32, 1 for a
-    diagnosis above 0.
+    Dataset with `x` float32 `[inputs]` and `y` int32, 1 for a diagnosis above
+    0. There are 21 inputs, or 23 with the sexes, unless columns are dropped or
+    indicators added.
   """
   files.expect_given(
     data_dir,

@@ -1,7 +1,6 @@
 """Folders of images: `client/class/image.jpg`, or below `train` and `test`.
 
-Images are decoded when a client that has them is first asked for; see
-`images.LazyImages`.
+Images are decoded when their client is first read; see `images.LazyImages`.
 """
 
 import os
@@ -21,11 +20,11 @@ _CONTENTS = (
 def load_image_folder(
   data_dir: Optional[str] = None, *, image_size: int = 64, channels: int = 3
 ) -> arrays_lib.Arrays:
-  """Returns images, whose `x` are positions that its transform decodes.
+  """Loads images; `x` are positions that the transform decodes.
 
   Args:
     data_dir: Folder of the clients' folders, each with a folder for each
-      class, numbered in sorted order; or folder with `train` and `test`, each
+      class, numbered in sorted order; or folder with `train` and `test`, both
       of that form.
     image_size: Height and width in pixels to which all images are resized, at
       least 8.

@@ -1,10 +1,10 @@
-"""Image sets, each in one .npz file, and those among them that are one task.
+"""Image sets, each in one .npz file.
 
 The file NAME.npz has `x` and `x_test`, uint8 `[n, height, width, channels]`,
-and `y` and `y_test`, as of the data set `npz`. `python -m binaries.prepare`
+and `y` and `y_test`, as for the data set `npz`. `python -m binaries.prepare`
 makes it of the published files, in their order. TensorFlow Datasets, used
-without a data folder, has another one, so that the same seed deals other images
-to a client.
+without a data folder, has another order, so that the same seed deals other
+images to a client.
 
 MNIST: handwritten digits. Source: Y. LeCun, C. Cortes, C. Burges, from NIST
 Special Databases 1 and 3. License: commonly given as CC BY-SA 3.0.
@@ -40,13 +40,14 @@ _CIFAR_URL = 'https://www.cs.toronto.edu/~kriz/cifar-{}-binary.tar.gz'
 
 
 class ImageSet(NamedTuple):
-  """The images of a set.
+  """The form of an image set.
 
   Attributes:
+    num_classes: Number of classes.
     shape: Height, width and channels of an image; None for any height and
       width, and one or three channels.
-    url: Where TensorFlow Datasets downloads it from; None where its builder
-      says so.
+    url: Address from which TensorFlow Datasets downloads it; None for the
+      builder's own.
   """
 
   num_classes: int = 10
@@ -57,7 +58,9 @@ class ImageSet(NamedTuple):
     """Raises `ValueError` unless arrays are images of the set and their labels.
 
     Args:
-      path: The file that they come from, for the message.
+      path: File of the arrays, for the message.
+      x: The images.
+      y: The labels.
     """
     is_of_shape = x.shape[1:] == self.shape
     if self.shape is None:
@@ -98,7 +101,7 @@ IMAGE_SETS = {
 
 
 def how_to_prepare(data_dir: str) -> str:
-  """Returns a sentence on how published files become those read here."""
+  """Returns a sentence on how to prepare published files."""
   folder = os.path.dirname(data_dir) if os.path.isfile(data_dir) else data_dir
   return (
     'Published files become such files by `python -m binaries.prepare'
@@ -112,8 +115,9 @@ def read(
   """Reads and checks the file of an image set.
 
   Args:
+    name: A key of `IMAGE_SETS`.
     data_dir: The file, its folder, or the parent of its folder `name`.
-    required: Arrays that must be there.
+    required: Names of arrays that must be there.
 
   Returns:
     The file's path, and its arrays by name.
@@ -134,9 +138,10 @@ def read(
 
 
 def load(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
-  """Returns `mnist`, `fashion_mnist`, `cifar10` or `cifar100`, `x` uint8.
+  """Loads an image set.
 
   Args:
+    name: 'mnist', 'fashion_mnist', 'cifar10' or 'cifar100'.
     data_dir: See `read`; None for TensorFlow Datasets.
   """
   image_set, path = IMAGE_SETS[name], name

@@ -1,4 +1,4 @@
-"""Shared by data sets of images: bytes, sizes, and files of images."""
+"""Images as bytes, their sizes, and files of images."""
 
 import concurrent.futures
 from collections.abc import Iterator, Sequence
@@ -13,45 +13,47 @@ ENDINGS = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
 
 
 def to_unit_interval(x: np.ndarray) -> np.ndarray:
-  """Returns float32 in [0, 1] for bytes in [0, 255]."""
+  """Converts bytes in [0, 255] to float32 in [0, 1]."""
   return np.divide(x, 255, dtype=np.float32)
 
 
 def are_bytes(x: Any) -> bool:
-  """Returns whether an array has uint8 images, `[n, height, width, ...]`."""
+  """Returns True for an array of uint8 images, `[n, height, width, ...]`."""
   return x.dtype == np.uint8 and x.ndim in (3, 4)
 
 
 def resize(x: np.ndarray, size: int) -> np.ndarray:
-  """Returns images resampled bilinearly, as bytes.
+  """Resizes images bilinearly, with antialiasing if they become smaller.
 
   Args:
     x: Bytes `[..., height, width, channels]`, one image or several.
-    size: Height and width of the result; with antialiasing where images become
-      smaller.
+    size: Height and width of the result.
+
+  Returns:
+    Bytes `[..., size, size, channels]`.
   """
   floats = tf.image.resize(x, (size, size), antialias=True)
   return np.clip(np.round(floats), 0, 255).astype(np.uint8)
 
 
 class LazyImages:
-  """Images that are decoded when they are first asked for, and then kept.
+  """Images that are decoded on first use and then kept.
 
-  An image is kept as bytes of the size wanted, so that the memory used grows
-  with the images that clients really have. Decoding takes a few milliseconds an
-  image and core.
+  An image is kept as bytes of the wanted size, so that memory grows with the
+  images that clients have. Decoding takes a few milliseconds per image on a
+  core.
   """
 
   def __init__(self, paths: Sequence[str], size: int, channels: int = 3):
-    """Decodes none yet.
+    """Decodes nothing yet.
 
     Args:
-      paths: Files of `ENDINGS`.
-      size: Height and width in pixels to which images are brought.
+      paths: Files with one of `ENDINGS`.
+      size: Height and width in pixels to which images are resized.
       channels: 3 for colors, 1 for grey.
     """
     self._paths = paths
-    # Memory that was never written to takes no place.
+    # Memory that was never written to takes no space.
     self._images = np.zeros((len(paths), size, size, channels), np.uint8)
     self._is_decoded = np.zeros(len(paths), bool)
 
@@ -59,10 +61,10 @@ class LazyImages:
     """Returns images `[k, size, size, channels]`, float32 in [0, 1].
 
     Args:
-      positions: Where their files are in `paths`, `[k]`.
+      positions: Positions of the images in `paths`, `[k]`.
 
     Raises:
-      ValueError: A file is no image; the message names it.
+      ValueError: If a file is no image; the message names it.
     """
     missing = np.unique(positions[~self._is_decoded[positions]])
     if len(missing):
@@ -87,5 +89,5 @@ class LazyImages:
     except tf.errors.OpError:
       raise files.file_error(path, 'an image', 'a damaged file') from None
     self._images[position] = resize(image, size)
-    # After the image, so that other threads never find half of one.
+    # Set last, so that other threads never find half of an image.
     self._is_decoded[position] = True

@@ -5,9 +5,8 @@ https://github.com/TalwalkarLab/leaf, whose `preprocess.sh` writes them to
 `data/train` and `data/test`; FedProx and others use the same form.
 
 A user's data are `{"x": [...], "y": [...]}`. Inputs are numbers (FEMNIST,
-synthetic), mostly flat lists, or texts of equal length, each with the character
-that follows it as its label (Shakespeare), which are numbered as those of the
-data set shakespeare.
+synthetic), mostly flat lists, or texts of equal length with the next character
+as label (Shakespeare), numbered as for the data set shakespeare.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ _FORM = 'a JSON file with "users" and "user_data": {user: {"x": …, "y": …}}'
 
 
 def _read(path: str) -> list[own_files.ClientExamples]:
-  """Returns the examples of a file's users, without users who have none."""
+  """Reads the examples of a file's users; leaves out users without any."""
   content = files.read_bytes(path)
   try:
     data = json.loads(content)
@@ -52,10 +51,10 @@ def _read(path: str) -> list[own_files.ClientExamples]:
 def _encoded(
   path: str, user: str, x: Any, y: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns a user's inputs and labels; those of texts are characters."""
+  """Returns a user's inputs and labels; texts as numbered characters."""
   try:
     inputs, labels = np.asarray(x), np.asarray(y)
-  except ValueError:  # Of unequal length.
+  except ValueError:  # Unequal lengths.
     inputs = labels = np.empty(0, object)
   if inputs.dtype.kind == 'f':
     inputs = inputs.astype(np.float32)
@@ -67,7 +66,7 @@ def _encoded(
   if inputs.dtype.kind not in 'biuf':
     raise ValueError(
       f'Expected `{path}` to have inputs of numbers, or texts of equal length'
-      f' with a character each, found others of user {user!r}; texts with'
+      f' with a character each, found others for user {user!r}; texts with'
       ' labels are for the data set sentiment, from a CSV file.'
     )
   return inputs, labels
@@ -76,12 +75,12 @@ def _encoded(
 def load_leaf(
   data_dir: Optional[str] = None, *, image_shape: Sequence[int] = ()
 ) -> arrays_lib.Arrays:
-  """Returns the examples of LEAF's users.
+  """Loads the examples of LEAF's users.
 
   Args:
     data_dir: Folder with `train` and `test`, folder of .json files, or one such
       file; without `test`, a part of each user's examples is held out.
-    image_shape: What flat inputs become, such as 28,28,1.
+    image_shape: Shape that flat inputs get, such as 28,28,1; empty for none.
   """
   parts = [
     [each for path in paths for each in _read(path)]

@@ -1,10 +1,10 @@
-"""One .npz file of one's own: examples, their clients, domains and weights.
+"""A user's .npz file of examples, their clients, domains and weights.
 
-`x` `[n, ...]` and `y` `[n, ...]` are inputs and labels (integers) or targets
-(floats); `client` `[n]`, integers or strings, says whose example each is, and
-`domain` `[n]`, integers from 0, of which domain; `weight` `[n]` are factors of
-the losses in training. Test examples are `x_test`, `y_test`, `client_test` and
-`domain_test`; without them, a part of each client's examples is held out.
+`x` `[n, ...]` are inputs and `y` `[n, ...]` labels (integers) or targets
+(floats). Optional are `client` `[n]`, integers or strings; `domain` `[n]`,
+integers from 0 on; and `weight` `[n]`, factors of the training losses. Test
+examples are `x_test`, `y_test`, `client_test` and `domain_test`; without them,
+a part of each client's examples is held out.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,18 @@ NAMES = (*_OF_EACH, 'weight', *(f'{name}_test' for name in _OF_EACH))
 def read(
   path: str, flag: str, required: Sequence[str] = ('x', 'y')
 ) -> dict[str, np.ndarray]:
-  """Returns the arrays of a file by name, all of `NAMES`.
+  """Reads the arrays of a file.
 
   Args:
-    flag: What messages call `path`.
-    required: Arrays that must be there.
+    path: The file.
+    flag: Name of `path` in messages.
+    required: Names of arrays that must be there.
+
+  Returns:
+    Arrays by name, all of `NAMES`.
 
   Raises:
-    ValueError: One of them is missing, or there is an array of another name.
+    ValueError: If an array is missing, or has a name not in `NAMES`.
   """
   arrays = files.read_npz(path)
   errors.expect(
@@ -54,11 +58,11 @@ def read(
 def load_npz(
   data_dir: Optional[str] = None, *, scale: bool = True
 ) -> arrays_lib.Arrays:
-  """Returns examples of one's own.
+  """Loads a user's examples.
 
   Args:
     data_dir: The .npz file, or a folder with one.
-    scale: Whether images of bytes become floats in [0, 1].
+    scale: True to convert images of bytes to floats in [0, 1].
   """
   files.expect_given(data_dir, 'an .npz file with arrays x and y')
   path = files.find_file('npz', data_dir, ('*.npz',))

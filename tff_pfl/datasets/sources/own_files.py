@@ -1,4 +1,4 @@
-"""Shared by the forms of files that users have: folders, clients, errors."""
+"""Folders, clients and errors of users' own files, whatever their form."""
 
 import contextlib
 import os
@@ -16,8 +16,8 @@ class ClientExamples(NamedTuple):
   """Examples of one client.
 
   Attributes:
-    path: Their file, for messages.
-    client: Whose they are; numbers sort as numbers.
+    path: File of the examples, for messages.
+    client: Name of the client; numbers sort as numbers.
     x: Inputs `[n, ...]`.
     y: Labels `[n]`, numbers or words.
   """
@@ -31,16 +31,19 @@ class ClientExamples(NamedTuple):
 def find_parts(
   data_dir: Optional[str], pattern: str, contents: str
 ) -> list[list[str]]:
-  """Returns the files of training examples, and of test examples if there are.
+  """Finds the files of training examples and, if there are any, test examples.
 
   Args:
-    data_dir: A file, a folder of such files, or one of folders `train` and
-      `test` of them.
-    pattern: What the files are called in their folder, such as `*.json`.
-    contents: What `data_dir` has to be, in words.
+    data_dir: A file, a folder of such files, or a folder with folders `train`
+      and `test` of them.
+    pattern: Pattern of the files' names, such as `*.json`.
+    contents: Description of `data_dir`, for messages.
+
+  Returns:
+    One list of files, or two.
 
   Raises:
-    ValueError: A folder has no such file.
+    ValueError: If a folder has no such file.
   """
   files.expect_given(data_dir, contents)
   if os.path.isfile(data_dir) and os.sep not in pattern:
@@ -61,7 +64,7 @@ def find_parts(
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-  """Names a file or folder in errors about the arrays that come from it."""
+  """Names a file or folder in errors about its arrays."""
   try:
     yield
   except files.FileError:
@@ -73,10 +76,12 @@ def naming(path: str) -> Iterator[None]:
 def join(
   data_dir: str, parts: Sequence[Sequence[ClientExamples]], **fields: Any
 ) -> arrays_lib.Arrays:
-  """Returns all clients' examples, one after the other; see `to_arrays`.
+  """Joins all clients' examples; see `to_arrays`.
 
   Args:
+    data_dir: File or folder of the examples, for messages.
     parts: Training examples, and test examples if there are any.
+    **fields: Further fields of `Arrays`.
   """
   every = [each for part in parts for each in part]
   shape = every[0].x.shape[1:]
@@ -106,18 +111,18 @@ def to_arrays(
   client: np.ndarray,
   **fields: Any,
 ) -> arrays_lib.Arrays:
-  """Returns training examples, which come first, and test examples.
+  """Makes `Arrays` of training examples, which come first, and test examples.
 
-  Labels that are words are numbered in sorted order; whole numbers are classes
-  as they are, and other numbers targets of regression.
+  Labels that are words are numbered in sorted order; whole numbers are classes,
+  and other numbers regression targets.
 
   Args:
-    data_dir: Where they come from, for messages.
+    data_dir: File or folder of the examples, for messages.
     counts: Number of training examples, and of test examples if there are any.
     x: Inputs `[n, ...]`.
     y: Labels `[n]`, numbers or words.
-    client: Whose they are, `[n]`, integers or strings.
-    **fields: Others of `Arrays`.
+    client: Clients of the examples, integers or strings `[n]`.
+    **fields: Further fields of `Arrays`.
   """
   if y.dtype.kind in 'US':
     _, y = np.unique(y, return_inverse=True)

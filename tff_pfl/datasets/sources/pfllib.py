@@ -4,9 +4,8 @@ Source: J. Zhang et al., PFLlib: A Beginner-Friendly and Comprehensive
 Personalized Federated Learning Library and Benchmark, JMLR 2025,
 https://github.com/TsingZ0/PFLlib, whose `dataset/generate_*.py` write them.
 
-A file has one array `data`, a pickled dict of `x` and `y`. Unpickling can run
-anything, so that here nothing but NumPy's arrays and Python's own containers is
-unpickled.
+A file has one array `data`, a pickled dict of `x` and `y`. As unpickling can
+run any code, only NumPy's arrays and Python's own containers are unpickled.
 """
 
 import io
@@ -21,7 +20,7 @@ from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import own_files
 
 _CONTENTS = "PFLlib's folder of a data set, with train/0.npz and test/0.npz"
-# What pickles of arrays and of their elements name, of NumPy 1 and of 2.
+# Names in pickles of arrays and of their elements, by NumPy 1 and 2.
 _ADMITTED = {
   ('numpy', 'ndarray'),
   ('numpy', 'dtype'),
@@ -34,24 +33,24 @@ _ADMITTED = {
 
 
 class _ArraysOnly(pickle.Unpickler):
-  """Unpickles arrays and containers; `FileError` for anything else."""
+  """An unpickler of arrays and containers; `FileError` for anything else."""
 
   def __init__(self, file: io.BytesIO, path: str):
     super().__init__(file)
     self._path = path
 
   def find_class(self, module: str, name: str) -> Any:
-    """Returns what a pickle names if it is harmless."""
+    """Returns a class named in a pickle if it is harmless."""
     if (module, name) not in _ADMITTED:
       raise files.FileError(
         f'Expected `{self._path}` to hold arrays, dicts and lists only, found'
-        f' {module}.{name}, which is not read as it could run anything.'
+        f' {module}.{name}, which is not read as it could run any code.'
       )
     return super().find_class(module, name)
 
 
 def _read(path: str, channels_first: bool) -> own_files.ClientExamples:
-  """Returns the examples in the file of a client."""
+  """Reads the examples of a client's file."""
 
   def parse(content: bytes) -> Any:
     file = io.BytesIO(content)
@@ -59,7 +58,7 @@ def _read(path: str, channels_first: bool) -> own_files.ClientExamples:
     np.lib.format.read_array_header_1_0(file)
     data = _ArraysOnly(file, path).load().item()
     x, y = np.asarray(data['x']), np.asarray(data['y'])
-    if x.dtype == object:  # Of pairs: a text's tokens, padded, and how many.
+    if x.dtype == object:  # Pairs of a text's padded tokens and their number.
       x = np.array(x[:, 0].tolist(), np.int32)
     elif channels_first and x.ndim == 4:
       x = np.moveaxis(x, 1, -1)
@@ -76,12 +75,13 @@ def _read(path: str, channels_first: bool) -> own_files.ClientExamples:
 def load_pfllib(
   data_dir: Optional[str] = None, *, channels_first: bool = True
 ) -> arrays_lib.Arrays:
-  """Returns the examples of PFLlib's clients.
+  """Loads the examples of PFLlib's clients.
 
   Args:
     data_dir: Folder with `train` and `test`.
-    channels_first: Whether inputs of four dimensions are `[n, channels, height,
-      width]`, as PFLlib writes them, and become `[n, height, width, channels]`.
+    channels_first: True to convert inputs of four dimensions from `[n,
+      channels, height, width]`, as PFLlib writes them, to `[n, height, width,
+      channels]`.
   """
   parts = [
     [_read(path, channels_first) for path in paths]

@@ -3,8 +3,8 @@
 The file has a heading and the columns `text`, `label` and `client`, `user` or
 `domain` (other columns are ignored), and may be compressed with gzip. The
 labels, two or more, are all numbers or all words, and are numbered in their
-sorted order: 0 and 1 stay as they are, and 0 and 4 become 0 and 1. Where there
-is a column `domain`, every text has that domain, whoever's it is.
+sorted order: 0 and 1 stay, and 0 and 4 become 0 and 1. A column `domain` gives
+the domains of texts, also if clients are another column.
 
 Sources that have this form or are easily brought to it: the Multi-Domain
 Sentiment Dataset (J. Blitzer, M. Dredze, F. Pereira, Biographies, Bollywood,
@@ -14,9 +14,9 @@ Huang, 2009), 1.6 million tweets by user.
 License: none is stated for either; free for research, the texts belong to their
 authors.
 
-A text that a client has twice is dropped, lest one copy be tested and the other
-trained on; where texts are dealt to clients otherwise than the file says, so is
-a text that the file has twice.
+A second copy of a client's text is dropped, so that no text is both trained and
+tested on. If a rule deals the texts to clients, so is a second copy in the
+file.
 """
 
 import functools
@@ -35,17 +35,17 @@ CLIENT_COLUMNS = ('client', 'user', 'domain')
 # Each with the least bound on its numbers.
 VOCABULARIES = {'hashed': 2, 'learned': 3}
 _PATTERNS = ('*sentiment*.csv*', '*sent140*.csv*', '*reviews*.csv*')
-# The one kind of client that stands for more than one: a domain has many users.
+# A client that may be divided into several, as a domain has many users.
 _DOMAIN = 'domain'
 
 
 def read_csv(path: str) -> dict[str, Any]:
-  """Reads a file, without the texts that a client has twice.
+  """Reads a file and drops second copies of a client's texts.
 
   Returns:
-    By name `texts`, their labels `y`, int32 `[n]` in `[0, num_classes)`,
-    `num_classes`, whose texts they are as `keys`, which of `CLIENT_COLUMNS`
-    says so as `client_column`, and `domains`, None where the file has none.
+    A dict of `texts`; `y`, labels int32 `[n]` in `[0, num_classes)`;
+    `num_classes`; `keys`, the texts' clients; `client_column`, their column's
+    name; and `domains`, the texts' domains, or None.
   """
   form = table_files.Format(missing_markers=())
   table = table_files.read_table(path, form)
@@ -90,7 +90,7 @@ def read_csv(path: str) -> dict[str, Any]:
 def _natural_clients(
   data: dict[str, Any], num_clients: int, min_texts: int, seed: int
 ) -> dict[str, np.ndarray]:
-  """Returns the positions of the texts of each client, by its id."""
+  """Returns client id to the positions of its texts."""
   by_key, keys = partitioning.by_key(partitioning.Pool(data['y']), data['keys'])
   texts = {
     key: rows
@@ -138,9 +138,9 @@ def _owners(
   min_texts: int,
   seed: int,
 ) -> tuple[np.ndarray, dict[str, Any]]:
-  """Returns the positions of the texts that are used, and whose they are.
+  """Returns the positions of the texts to use, and their clients and domains.
 
-  The latter as `FederatedDataset.from_arrays` takes it, with their domains.
+  The latter are arguments of `FederatedDataset.from_arrays`.
   """
   if isinstance(partition, natural.Natural):
     clients = _natural_clients(data, num_clients, min_texts, seed)
@@ -148,7 +148,7 @@ def _owners(
     keys = np.repeat(range(len(clients)), list(map(len, clients.values())))
     owners: dict[str, Any] = dict(keys=keys, client_ids=list(clients))
   else:
-    # Whoever may come to have it, a text counts once.
+    # Any client may get a text, so each counts once.
     by_text = reversed(list(enumerate(data['texts'])))
     rows = np.sort(list({text: row for row, text in by_text}.values()))
     owners = dict(num_clients=num_clients, partition=partition)
@@ -172,21 +172,23 @@ def load_sentiment(
   min_texts: int = 1,
   test_fraction: float = 0.2,
 ) -> federated_dataset.FederatedDataset:
-  """Returns labeled texts by client, the test texts stratified by label.
+  """Loads labeled texts by client, the test texts stratified by label.
 
   Args:
-    num_clients: More clients than domains share each domain's texts evenly.
+    num_clients: Number of clients. If there are more than domains, each
+      domain's texts are divided evenly.
     partition: Natural, or a rule that deals all texts, for example by their
       domains.
     data_dir: The CSV file, its folder, or the parent of its folder
-      `sentiment`. In a folder, its name has `sentiment`, `sent140` or
-      `reviews` in it.
-    max_words: How many words of a text are kept, at least 1.
+      `sentiment`. In a folder, its name contains `sentiment`, `sent140` or
+      `reviews`.
+    seed: Non-negative.
+    max_words: Words of a text that are kept, at least 1.
     vocabulary: 'hashed', or 'learned' from the clients' training texts: the
       most frequent words, and one number for all others.
     vocabulary_size: Bound on the words' numbers, at least 2 (learned: 3).
-    min_texts: Users or domains with fewer texts are left out, at least 1; only
-      with the partition natural.
+    min_texts: Least number of texts of a user or domain, at least 1; others are
+      left out. Only with the partition natural.
     test_fraction: Fraction of a client's texts in its test set, in [0, 1).
 
   Returns:

@@ -8,8 +8,8 @@ provides them, after LEAF (S. Caldas et al., LEAF: A Benchmark for Federated
 Settings, 2018).
 
 In the text file, speeches are separated by blank lines, and the first line of
-each is the role's name and a colon. Roles of the same name are one client, of
-whichever play.
+each is the role's name and a colon. Roles of the same name in several plays are
+one client.
 
 An example is LEAF's: a sequence of characters and the one that follows it, at
 every place of a role's text. Training text comes before test text, and no
@@ -53,8 +53,7 @@ def read_roles(path: str) -> dict[str, str]:
   """Reads a file of speeches.
 
   Returns:
-    From each role's name, in the order of appearance, to its speeches, one
-    after the other, joined by newlines.
+    Role to its speeches, joined by newlines, in the order of appearance.
   """
   try:
     # With or without the mark that some editors put before UTF-8.
@@ -109,16 +108,19 @@ def load_shakespeare(
   min_characters: int = 1000,
   stride: int = 1,
 ) -> federated_dataset.FederatedDataset:
-  """Returns next characters by speaking role.
+  """Loads next characters by speaking role.
 
   Args:
+    num_clients: Number of roles to draw.
+    partition: Natural.
     data_dir: The text file, its folder, or the parent of its folder
       `shakespeare`; in a folder, its name is `*shakespeare*.txt`. The first
-      four fifths of a role's text then are for training. None for the roles
-      and the division of `tff.simulation.datasets`.
+      four fifths of a role's text are its training set. None for the roles and
+      the division of `tff.simulation.datasets`.
+    seed: Seed of the choice of roles.
     sequence_length: Characters in a sequence, at least 1.
-    min_characters: Roles with less text are left out. At least five times
-      `sequence_length + 1`, for a fifth of a role's text is its test set.
+    min_characters: Least length of a role's text; others are left out. At least
+      five times `sequence_length + 1`, as a fifth of the text is the test set.
     stride: Characters between the beginnings of two sequences, at least 1; a
       larger one gives fewer examples.
   """
@@ -160,7 +162,7 @@ def load_shakespeare(
     ),
     num_classes=NUM_CHARACTERS,
     load=lambda role, split: examples(texts[split][role]),
-    # The sequence_length + 1 characters of so many before have one in common.
+    # Examples, of sequence_length + 1 characters, that are so near overlap.
     num_overlapping=sequence_length // stride,
     in_memory=data_dir is not None,
   )

@@ -8,8 +8,8 @@ Sizes: 342,477 users with 135,818,730 training sentences (before 2018) and
 users that have both.
 
 An example is up to `sequence_length` words of a sentence and the word that
-follows them. What is to be found is always a word of the vocabulary: accuracy
-does not count words that all have the same number.
+follows them. This is always a word of the vocabulary: accuracy does not count
+the words that share one number.
 """
 
 from collections.abc import Sequence
@@ -37,17 +37,18 @@ def next_words(
   sequence_length: int,
   max_sentences: int,
 ) -> examples_lib.Examples:
-  """Returns a user's sentences, of words separated by spaces, as examples.
+  """Makes examples of a user's sentences.
 
   Args:
-    sentences: Those beyond `max_sentences` are left out.
+    sentences: Words separated by spaces.
     words: The vocabulary.
-    sequence_length: Words to go by; fewer, at the beginning of a sentence, are
-      followed by 0.
+    sequence_length: Words of an input; fewer, at the beginning of a sentence,
+      are followed by 0.
+    max_sentences: Number of sentences to use; the others are left out.
 
   Returns:
-    `x` int32 `[n, sequence_length]`, `y` int32 `[n]`, from the second word of
-    every sentence on, without the words that are not in the vocabulary.
+    `x` int32 `[n, sequence_length]` and `y` int32 `[n]`, an example for every
+    word of the vocabulary from the second word of a sentence on.
   """
   number_of = vocabulary.numbered(words)
   other = len(words) + 1
@@ -72,14 +73,17 @@ def load_stackoverflow(
   vocabulary_size: int = 10_000,
   max_sentences: int = 1000,
 ) -> federated_dataset.FederatedDataset:
-  """Returns next words by user.
+  """Loads next words by user.
 
   Args:
-    sequence_length: Words to go by, at least 1.
-    vocabulary_size: Bound on the words' numbers, at least 3: 0 is for padding,
-      the last for all words but the most frequent ones.
-    max_sentences: The most training sentences, and the most test sentences,
-      used of a user; at least 1.
+    num_clients: Number of users to draw.
+    partition: Natural.
+    seed: Seed of the choice of users.
+    sequence_length: Words of an input, at least 1.
+    vocabulary_size: Bound on the words' numbers, at least 3: 0 is padding, the
+      last number stands for all words but the most frequent ones.
+    max_sentences: Largest number of training sentences, and of test sentences,
+      of a user; at least 1.
 
   Returns:
     Dataset with `x` int32 `[sequence_length]`, `y` int32, the next word, and
@@ -116,6 +120,6 @@ def load_stackoverflow(
     load=lambda user, split: next_words(
       sentences[split](user), words, sequence_length, max_sentences
     ),
-    # Examples of a sentence have words in common if they are so near.
+    # Examples of a sentence that are so near have words in common.
     num_overlapping=sequence_length,
   )

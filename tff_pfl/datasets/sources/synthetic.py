@@ -1,8 +1,8 @@
-"""Synthetic classes: prototypes plus noise, generated when asked for.
+"""Synthetic classes: prototypes plus noise, generated on demand.
 
-Source: none, every number is generated here. Sizes: as many clients as wanted;
-a client's examples are a function of the seed and its position alone, so that
-100,000 clients need neither memory nor time until they are used.
+Sizes: any number of clients. A client's examples are a function of the seed and
+its position only, so that 100,000 clients need neither memory nor time until
+they are used.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class _Clients:
     def make_rng(purpose, stream):
       return np.random.default_rng([self.seed, purpose, position, stream])
 
-    # Of both splits, hence not seeded by the split.
+    # The same in both splits, hence not seeded by the split.
     classes = make_rng(_CLASSES, 0).permutation(len(self.prototypes))
     classes = classes[: self.classes_per_client]
     labels = np.resize(classes, self.num_examples[split]).astype(np.int32)
@@ -65,20 +65,22 @@ def make_synthetic(
   noise: float = 1.0,
   seed: int = 0,
 ) -> federated_dataset.FederatedDataset:
-  """Returns clients with some classes each of noisy prototypes.
+  """Makes clients whose examples are noisy prototypes of some classes.
 
   A class has one prototype, a random direction of length 4. A client draws its
-  classes at random, has an equal number of examples of each (up to one), and an
-  example is its class's prototype plus Gaussian noise, independent in every
-  element. Test examples are of the client's own classes, too.
+  classes at random and has an equal number of examples of each (up to one). An
+  example is its class's prototype plus independent Gaussian noise. Test
+  examples are of the client's own classes, too.
 
   Args:
+    num_clients: Number of clients, at least 1.
     examples_per_client: Training examples of each client, at least 0.
     test_examples_per_client: Test examples of each client, at least 0.
-    shape: The shape of `x`, at least one dimension, all positive.
-    num_classes: At least 1.
-    classes_per_client: From 1 to `num_classes`.
+    shape: Shape of `x`, at least one dimension, all positive.
+    num_classes: Number of classes, at least 1.
+    classes_per_client: Classes of each client, from 1 to `num_classes`.
     noise: Standard deviation, at least 0; 0 makes a class's examples equal.
+    seed: Non-negative.
 
   Returns:
     Dataset with `x` float32 of `shape` and `y` int32.
@@ -114,10 +116,13 @@ def make_synthetic(
 def load_synthetic(
   num_clients: int, partition: partitioning.Partitioner, *, seed: int = 0
 ) -> federated_dataset.FederatedDataset:
-  """Makes the synthetic dataset with the class distribution asked for.
+  """Makes the synthetic dataset.
 
-  Its clients are generated, not dealt from a pool, so only the rules that fix
-  the number of a client's classes have a meaning.
+  Args:
+    num_clients: Number of clients, at least 1.
+    partition: Iid, classes_per_client or shards, the rules that fix a client's
+      number of classes; there is no pool to deal from.
+    seed: Non-negative.
   """
   num_classes = 10
   if isinstance(partition, partitioning.Shards):

@@ -1,23 +1,22 @@
 """The encoding of a table's rows as examples, stored with a run.
 
-One column is the label, or several are (multilabel); one may say which domain a
-row is of, one whose row it is (the client: a hospital, a bank), one whether it
-is for training or test, and one how much it weighs in the loss of training; all
-others are inputs. A column of numbers is one input, standardized; a column of
-words one input for each word (1 for the word that the row has, 0 elsewhere).
-Columns whose numbers only stand for categories have to be named. A column with
-some cells that are numbers and some that are not is an error rather than a
-guess.
+One column is the label, or several are (multilabel). Others may give a row's
+domain, its client (a hospital, a bank), its split (training or test) and its
+weight in the training loss; all remaining columns are inputs. A column of
+numbers becomes one input, standardized; a column of words one input for each
+word (1 for the row's word, else 0). Columns whose numbers only stand for
+categories have to be named. A column with both numbers and other cells is an
+error rather than a guess.
 
-What columns and words there are, how often a word occurs, and which columns
-miss values somewhere, is taken from the whole file: it is what clients have to
-agree on beforehand. Means and deviations are not, see `tabular`.
+The columns, their words, the words' counts and the columns with missing values
+are taken from the whole file: clients have to agree on them beforehand. Means
+and deviations are not, see `tabular`.
 
 The inputs are the columns of numbers in the order of the file, then the words
-of each column of categories, then, if asked for, an input for each column that
-misses values, which is 1 where it does. A missing number becomes the mean, 0; a
-missing category has 0 for all words, and so has a word that only new rows have,
-unless the column's rare words share an input.
+of each column of categories, then, if asked for, an input for each column with
+missing values, which is 1 where one is missing. A missing number becomes the
+mean, 0; a missing category has 0 for all words, and so has a word that only new
+rows have, unless the column's rare words share an input.
 """
 
 import dataclasses
@@ -37,15 +36,15 @@ MULTILABEL = 'multilabel'
 TASKS = ('classification', 'regression', MULTILABEL)
 MISSING_DOMAIN = ('error', 'drop', 'value')
 MISSING_LABEL = ('error', 'drop')
-# What rows without a domain or client have, where that is a value of its own.
+# The domain or client of rows without one, if these are one of their own.
 MISSING = '(missing)'
-# More words than these in a column are free text or row numbers, and so are
-# words of which nearly every row has another.
+# A column with more words is free text or row numbers, and so is one with
+# another word in nearly every row.
 _MAX_CATEGORIES = 1000
 _MIN_FREE_TEXTS = 50
 _MAX_DOMAINS = 100
 _MAX_CLASSES = 100
-# More numbers than these as classes may be meant as numbers.
+# More classes that are numbers may be meant for regression.
 _MANY_CLASSES = 20
 _ADVICE = (
   "`task='regression'` predicts numbers, `label_above` makes two classes of"
@@ -62,7 +61,7 @@ _OTHER_NUMBERS = {
   "`thousands='.'`": r'[-+]?\d{1,3}(?:\.\d{3})+(?:,\d*)?',
   "`thousands=' '`": r'[-+]?\d{1,3}(?:[ \u00a0\u202f]\d{3})+(?:[.,]\d*)?',
 }
-# So many of a column's cells decide what it is.
+# The share of a column's cells that decides its kind.
 _MOST = 0.9
 _LIKE_NUMBERS = r'[-+$€£]?[.,]?\d.*'
 
@@ -72,8 +71,8 @@ class Columns:
   """The roles of a table's columns; see `tabular.load_tabular` for each.
 
   Attributes:
-    renamed: By column, what words, or numbers, are called instead.
-    form: How the file writes the table.
+    renamed: Column to new names of its words or numbers.
+    form: Form of the file.
   """
 
   label: str
@@ -144,7 +143,7 @@ class Columns:
     return {word if colon else c: c for word, colon, c in parts}
 
   def check(self, table: pd.DataFrame) -> None:
-    """Raises `ValueError` unless all columns that are named are there."""
+    """Raises `ValueError` unless the table has all named columns."""
     single = {
       'domain_column': self.domain,
       'client_column': self.client,
@@ -181,7 +180,7 @@ class Columns:
       )
 
   def with_names(self, table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table of the columns with words that are `renamed`."""
+    """Returns a copy of the table with words `renamed`."""
     table = table.copy()
     for column in table.columns.intersection(list(self.renamed)):
       words, names = zip(*self.renamed[column].items())
@@ -193,14 +192,15 @@ class Columns:
   def used_rows(
     self, table: pd.DataFrame, client: Optional[str]
   ) -> pd.DataFrame:
-    """Returns the rows that are not left out for what they miss.
+    """Returns the rows that are not left out for missing values.
 
     Args:
+      table: All rows.
       client: The column of clients; None if rows need none.
 
     Raises:
-      ValueError: A client, domain or label is missing, and nothing says that
-        its row is left out.
+      ValueError: If a client, domain or label is missing and no option leaves
+        its row out.
     """
     is_used = pd.Series(True, table.index)
     for column in filter(None, (client, self.domain)):
@@ -226,12 +226,12 @@ class Columns:
     return table[is_used]
 
   def owners(self, table: pd.DataFrame, column: str) -> pd.Series:
-    """Returns the domains or clients of rows as the column has them."""
+    """Returns the cells of the column of domains or clients."""
     cells = table[column]
     return cells.fillna(MISSING) if self.missing_domain == 'value' else cells
 
   def domains(self, table: pd.DataFrame) -> pd.Series:
-    """Returns what the domains of rows are called."""
+    """Returns the name of each row's domain."""
     cells = self.owners(table, self.domain)
     if not self.domain_bounds:
       return cells
@@ -242,7 +242,7 @@ class Columns:
 
   @property
   def _groups(self) -> list[str]:
-    """Names of the domains that bounds divide numbers into."""
+    """Names of the domains between bounds."""
     column, bounds = self.domain, [f'{bound:g}' for bound in self.domain_bounds]
     between = (
       f'{low}<={column}<{high}' for low, high in zip(bounds, bounds[1:])
@@ -250,7 +250,7 @@ class Columns:
     return [f'{column}<{bounds[0]}', *between, f'{column}>={bounds[-1]}']
 
   def domain_names(self, table: pd.DataFrame) -> list[str]:
-    """Returns what the domains are called, in their order."""
+    """Returns the names of the domains, in their order."""
     found = self.domains(table)
     if self.domain_bounds:
       return self._groups + [MISSING] * (MISSING in found.to_numpy())
@@ -265,15 +265,15 @@ class Columns:
     return names
 
   def is_test(self, table: pd.DataFrame) -> np.ndarray:
-    """Returns which rows the split column has for tests, bool `[rows]`."""
+    """Returns a mask of the test rows by the split column, bool `[rows]`."""
     lower = table[[self.split]].apply(lambda cells: cells.str.lower())
     table_files.complete(lower, self.split)
     return table_files.known_positions(lower, self.split, ('train', 'test')) > 0
 
   def weights(self, table: pd.DataFrame) -> Optional[np.ndarray]:
-    """Returns the weights of rows, float64 `[rows]`, or None without a column.
+    """Returns the weights of rows, float64 `[rows]`; None if there are none.
 
-    They are 1 where the table lacks it.
+    A table without the column has weights of 1.
     """
     if self.weight is None:
       return None
@@ -292,7 +292,9 @@ class Columns:
     """Returns a column of numbers, NaN where missing.
 
     Args:
-      why: What needs numbers, for the message; empty for an input.
+      table: The rows.
+      column: Name of the column.
+      why: Reason for numbers, for the message; empty for an input.
     """
     cells = table[column]
     values = self.form.numbers(cells)
@@ -315,7 +317,7 @@ class Columns:
     )
 
   def _other_form(self, cells: pd.Series) -> str:
-    """Returns the options that read most cells as numbers, if any do."""
+    """Returns advice on options that read most cells as numbers, or ''."""
     options = [
       option
       for option, pattern in _OTHER_NUMBERS.items()
@@ -324,7 +326,7 @@ class Columns:
     return options and f'{" or ".join(options)} reads them as numbers'
 
   def is_categorical(self, table: pd.DataFrame, column: str) -> bool:
-    """Returns whether a column is of words, or named as categorical."""
+    """Returns True for a column of words, or one named as categorical."""
     zero_is_missing = column in self.zero_is_missing
     if column in self.categorical:
       errors.expect(
@@ -346,7 +348,7 @@ class Columns:
     return len(cells) > 0
 
   def words(self, column: str, cells: pd.Series) -> tuple[list[str], bool]:
-    """Returns the words that have an input, and whether others share one."""
+    """Returns the words that have an input, and True if others share one."""
     words = table_files.distinct(cells, self.form)
     if self.min_category_count is not None:
       counts = cells.value_counts()
@@ -372,9 +374,9 @@ class Columns:
     return words, False
 
   def label_cells(self, table: pd.DataFrame, label: str) -> pd.Series:
-    """Returns the words of classes, or the numbers, of a column of labels.
+    """Returns the classes, or the numbers, of a column of labels.
 
-    They are NaN for rows that are to be left out.
+    Rows to leave out have NaN.
     """
     cells = table[label]
     if self.task == 'regression':
@@ -397,7 +399,7 @@ class Columns:
     return [f'{self.label}{sign}{self.label_above:g}' for sign in ('<=', '>')]
 
   def classes(self, table: pd.DataFrame) -> list[str]:
-    """Returns what the classes are called, in their order."""
+    """Returns the names of the classes, in their order."""
     found = {label: self._classes_of(table, label) for label in self.labels}
     first, *others = found.values()
     errors.expect(
@@ -438,7 +440,7 @@ class Columns:
     return classes
 
   def _found_classes(self, table: pd.DataFrame, label: str) -> list[str]:
-    """Returns the words or whole numbers that the labels are."""
+    """Returns the distinct words or whole numbers of a column of labels."""
     cells = table[label]
     classes = table_files.distinct(cells, self.form)
     values = self.form.numbers(cells)
@@ -475,9 +477,9 @@ class Rows(NamedTuple):
   """Encoded rows of a table, in a compact form.
 
   Attributes:
-    numbers: Float64 `[rows, columns]`, NaN where missing.
-    codes: Int32 `[rows, columns]`: which of the column's inputs is 1; negative
-      for none.
+    numbers: Columns of numbers, float64 `[rows, columns]`, NaN where missing.
+    codes: Columns of categories, int32 `[rows, columns]`: the position of the
+      input that is 1 among the column's; negative for none.
     domain: Domain ids, int32 `[rows]`; None for a table without domains.
   """
 
@@ -495,16 +497,16 @@ class TableEncoding:
   """An encoding of rows as examples.
 
   Attributes:
-    columns: What the columns are.
-    numbers: The columns of numbers.
-    categories: By column of categories the words that have an input.
-    grouped: The columns whose other words share one more input.
-    indicators: The columns that have an input which marks missing values.
-    classes: What the classes are called, of several labels the two of each;
-      empty for regression.
-    domains: What the domains are called; empty without.
-    means: Those of the columns of numbers, then the label's for regression.
-    deviations: By which the same are divided after their mean is subtracted.
+    columns: Roles of the columns.
+    numbers: Names of the columns of numbers.
+    categories: Column of categories to its words that have an input.
+    grouped: Names of columns whose other words share one more input.
+    indicators: Names of columns with an input that marks missing values.
+    classes: Names of the classes, for several labels the two of each; empty for
+      regression.
+    domains: Names of the domains; empty without domains.
+    means: Means of the columns of numbers, then of the label for regression.
+    deviations: Standard deviations of the same.
   """
 
   columns: Columns
@@ -519,7 +521,7 @@ class TableEncoding:
 
   @classmethod
   def from_json(cls, value: Mapping[str, Any]) -> 'TableEncoding':
-    """Returns what `dataclasses.asdict` turned into JSON types."""
+    """Makes an encoding from the parsed JSON of `text`."""
     columns = value['columns']
     form = table_files.Format(**columns['form'])
     return cls(**{**value, 'columns': Columns(**{**columns, 'form': form})})
@@ -543,12 +545,12 @@ class TableEncoding:
   ) -> pd.DataFrame:
     """Reads new rows, of the columns that the encoding was fitted to.
 
-    Columns that are none of these do not count, with a warning.
+    Other columns are ignored, with a warning.
 
     Args:
       path: A table, see `table_files.read_table`.
-      with_labels: Whether the label column has to be there.
-      with_clients: Whether the client column has to be there.
+      with_labels: True to require the label column.
+      with_clients: True to require the client column.
     """
     columns = self.columns
     needed = [*self.numbers, *self.categories]
@@ -573,7 +575,7 @@ class TableEncoding:
     return columns.with_names(table)
 
   def _read(self, path: str, needed: Sequence[str]) -> pd.DataFrame:
-    """Reads a table in the form of the training's, or in one that fits."""
+    """Reads a table in the form of the training table, or in one that fits."""
     columns, own = self.columns, self.columns.form
     numbers = [*self.numbers, *[columns.domain] * bool(columns.domain_bounds)]
     if not self.classes or columns.label_above is not None:
@@ -605,7 +607,7 @@ class TableEncoding:
     return table_files.read_table(path, own)
 
   def encode(self, table: pd.DataFrame) -> Rows:
-    """Returns the rows' inputs and domains."""
+    """Encodes rows in a compact form, with their domains."""
     numbers = [self.columns.numbers(table, column) for column in self.numbers]
     codes = []
     for column, words in self.categories.items():
@@ -647,7 +649,7 @@ class TableEncoding:
     )
 
   def inputs(self, rows: Rows) -> np.ndarray:
-    """Returns encoded rows as a model takes them, float32 `[rows, inputs]`."""
+    """Expands encoded rows to a model's inputs, float32 `[rows, inputs]`."""
     numbers, codes, _ = rows
     x = np.zeros((len(numbers), len(self.input_names)), np.float32)
     end = len(self.numbers)
@@ -668,8 +670,8 @@ class TableEncoding:
     """Returns the rows' labels.
 
     Returns:
-      Classes, int32 `[rows]`, of several labels `[rows, labels]`; for
-      regression the numbers, float64.
+      Classes, int32 `[rows]`, or `[rows, labels]` for several labels; for
+      regression numbers, float64 `[rows]`.
     """
     columns = self.columns
     cells = {
@@ -678,25 +680,26 @@ class TableEncoding:
     if columns.task == 'regression':
       return cells[columns.label].to_numpy()
     table = table.assign(**cells)
-    of_each = [self._known(table, label, self.classes) for label in cells]
-    return np.stack(of_each, axis=1) if len(of_each) > 1 else of_each[0]
+    labels = [self._known(table, label, self.classes) for label in cells]
+    return np.stack(labels, axis=1) if len(labels) > 1 else labels[0]
 
   def target(self, labels: np.ndarray) -> np.ndarray:
-    """Returns what models learn: classes, or standardized numbers, float32."""
+    """Returns models' targets: classes, or standardized numbers, float32."""
     if self.classes:
       return labels
     return ((labels - self.means[-1]) / self.deviations[-1]).astype(np.float32)
 
   def label(self, target: np.ndarray) -> np.ndarray:
-    """Returns models' predictions for regression in the label's own unit."""
+    """Converts predictions for regression to the label's own unit."""
     return np.asarray(target, np.float64) * self.deviations[-1] + self.means[-1]
 
 
 def fit(table: pd.DataFrame, columns: Columns) -> TableEncoding:
-  """Returns the encoding of a table, without means and deviations.
+  """Fits the encoding of a table, without means and deviations.
 
   Args:
-    table: Its `used_rows`.
+    table: The `used_rows` of a table.
+    columns: Roles of its columns.
   """
   encoding = TableEncoding(
     columns,
@@ -707,7 +710,7 @@ def fit(table: pd.DataFrame, columns: Columns) -> TableEncoding:
     classes=columns.classes(table) if columns.task != 'regression' else [],
     domains=columns.domain_names(table) if columns.domain else [],
   )
-  # A domain that is cut into groups stays an input: a value says more.
+  # A domain column with bounds stays an input: a value says more than a group.
   excluded = {*columns.labels, *columns.drop}
   excluded |= {columns.client, columns.split, columns.weight}
   if not columns.domain_bounds:

@@ -1,8 +1,8 @@
-"""Tables that users bring: CSV with any separator, or parquet, read by pandas.
+"""Users' tables: CSV with any separator, or parquet, read by pandas.
 
-Cells are texts until something asks for numbers: without blanks around them,
-without what spreadsheets put before numbers (`="1.5"`, `'1.5`), and NaN where
-missing. Row numbers in messages begin at 1 after the heading.
+Cells are texts until numbers are needed: without blanks around them, without
+spreadsheets' marks of numbers (`="1.5"`, `'1.5`), and NaN where missing. Row
+numbers in messages begin at 1 after the heading.
 """
 
 import codecs
@@ -23,7 +23,7 @@ from tff_pfl import errors
 from tff_pfl.datasets import files
 
 PATTERNS = ('*.csv', '*.csv.gz', '*.tsv', '*.tsv.gz', '*.parquet')
-# What stands for a missing value, besides an empty cell: pandas' words and '?'.
+# Marks of a missing value, besides an empty cell: pandas' words and '?'.
 MISSING_MARKERS = (
   '?', '#N/A', '#NA', '<NA>', 'N/A', 'NA', 'NULL', 'NaN', 'None', '-NaN',
   '-nan', 'n/a', 'nan', 'null',
@@ -33,7 +33,7 @@ _SEPARATORS = ',;\t|'
 _THOUSANDS = (None, ',', '.', ' ', "'")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _UNNAMED = 'Unnamed: '
-# What Python's csv takes by itself, 131,072 characters, long texts exceed.
+# Long texts exceed the default of Python's csv, 131,072 characters.
 _MAX_FIELD_SIZE = 2**31 - 1
 # In place of a word's position.
 NONE, UNKNOWN = -1, -2
@@ -44,8 +44,10 @@ class Format:
   """The form of a file with a table; see `tabular.load_tabular` for each.
 
   Attributes:
-    separator: None for the one that the first line has most often.
-    charset: None for UTF-8, UTF-16 with its mark, or else Windows-1252.
+    separator: Separator of cells; None for the most frequent one in the first
+      line.
+    charset: Character set; None for UTF-8, UTF-16 with its mark, or else
+      Windows-1252.
     header: One of `HEADERS`.
   """
 
@@ -89,7 +91,7 @@ class Format:
       plain = cells.str.replace(self.thousands, '', regex=False)
       cells = cells.mask(cells.str.fullmatch(grouped).eq(True), plain)
     if self.decimal == ',':
-      # A point is no part of a number then.
+      # Then a point is no part of a number.
       cells = cells.str.translate({ord(','): '.', ord('.'): 'x'})
     values = pd.to_numeric(cells, errors='coerce').astype(float)
     return values.where(np.isfinite(values))
@@ -105,10 +107,11 @@ def error(
   """Returns the error for a table, or for a cell of it.
 
   Args:
-    table: What `read_table` gave, or some of its rows.
-    expected: Read after "Expected … to have".
-    column: The column of the cell that was found instead.
-    bad: Which rows are wrong, bool `[rows]`; the first is named.
+    table: The result of `read_table`, or some of its rows.
+    expected: The demand on the table, read after "Expected … to have".
+    column: The column of the wrong cell; None for no cell.
+    bad: Mask of the wrong rows, bool `[rows]`; the first is named.
+    advice: Text at the end of the message.
   """
   if column is not None:
     position = int(np.argmax(bad))
@@ -123,7 +126,7 @@ def error(
 
 
 def expect_columns(table: pd.DataFrame, *columns: str) -> None:
-  """Raises `ValueError` unless there are such columns."""
+  """Raises `ValueError` unless the table has the columns."""
   missing = [c for c in dict.fromkeys(columns) if c not in table]
   if missing:
     raise error(
@@ -132,7 +135,7 @@ def expect_columns(table: pd.DataFrame, *columns: str) -> None:
 
 
 def complete(table: pd.DataFrame, column: str, advice: str = '') -> pd.Series:
-  """Returns a column's cells; `ValueError` with advice if one is missing."""
+  """Returns a column's cells; raises an error with advice if one is missing."""
   is_missing = table[column].isna().to_numpy()
   if is_missing.any():
     raise error(table, f'a {column} in every row', column, is_missing, advice)
@@ -142,15 +145,15 @@ def complete(table: pd.DataFrame, column: str, advice: str = '') -> pd.Series:
 def positions(
   table: pd.DataFrame, column: str, words: Sequence[str], form: Format
 ) -> np.ndarray:
-  """Returns which of the words each cell is, numbers being equal by value.
+  """Returns each cell's position among words; numbers compare by value.
 
   Returns:
-    int32 `[rows]`, `NONE` where a cell is missing, `UNKNOWN` where it is none.
+    int32 `[rows]`, `NONE` for a missing cell, `UNKNOWN` for another word.
   """
   cells = table[column]
   found = pd.Index(words).get_indexer(cells)
   unknown = (found < 0) & cells.notna().to_numpy()
-  # 3.0 is 3: whole numbers of a column with gaps are often written so.
+  # 3.0 is 3, as whole numbers of a column with gaps are often written.
   values = Format().numbers(pd.Series(words, dtype=str)).dropna()
   by_value = dict(zip(values.to_numpy(), values.index))
   found[unknown] = [
@@ -166,7 +169,7 @@ def known_positions(
   form: Format = Format(),
   where: str = '',
 ) -> np.ndarray:
-  """As `positions`; `ValueError` if a cell is none of the words."""
+  """Returns `positions`; raises `ValueError` if a cell is another word."""
   found = positions(table, column, words, form)
   if (found == UNKNOWN).any():
     raise error(
@@ -179,10 +182,10 @@ def known_positions(
 
 
 def distinct(cells: pd.Series, form: Format) -> list[str]:
-  """Returns the different cells that are not missing, numbers by value."""
+  """Returns the distinct cells, sorted; numbers compare by value."""
   words = pd.Series(cells.dropna().unique(), dtype=str)
   values = form.numbers(words)
-  # 3.0 is 3, but 03 is another code, and a float has 15 digits.
+  # 3.0 is 3, but 03 is another code than 3, and a float has 15 digits.
   plain = words.str.replace(r'^\+|[.,]0*$', '', regex=True)
   if values.isna().any() or plain.nunique() > values.nunique():
     return sorted(words)
@@ -194,17 +197,19 @@ def read_table(
   form: Format = Format(),
   names: Optional[Sequence[str]] = None,
 ) -> pd.DataFrame:
-  """Reads a file; what is read is told by its ending, parquet or else CSV.
+  """Reads a table.
 
   Args:
-    path: The file; a CSV file is compressed if its name ends in `.gz`.
-    names: The columns' names of a file without a heading.
+    path: A parquet file if its name ends in `.parquet`, else a CSV file,
+      compressed if its name ends in `.gz`.
+    form: Form of the file.
+    names: Names of the columns of a file without a heading.
 
   Returns:
     A text, or NaN, for every cell.
 
   Raises:
-    ValueError: The file is missing or damaged, or has no row; its first line
+    ValueError: If the file is missing or damaged or has no row, its first line
       is no heading, or a row is longer or shorter than it.
   """
   if path.endswith('.parquet'):
@@ -232,11 +237,13 @@ def read_tables(
   form: Format = Format(),
   names: Optional[Sequence[str]] = None,
 ) -> pd.DataFrame:
-  """Reads files of the same columns, one below the other; see `read_table`.
+  """Reads files with the same columns as one table; see `read_table`.
 
   Args:
-    paths: By what `column` says of a file's rows.
-    column: What is added; none of the files may have it.
+    paths: Value of `column` for a file's rows to the file.
+    column: Name of a column to add, which none of the files may have.
+    form: Form of the files.
+    names: Names of the columns of files without a heading.
   """
   tables = {key: read_table(path, form, names) for key, path in paths.items()}
   first = next(iter(tables.values()))
@@ -254,7 +261,7 @@ def read_tables(
 
 
 def _read_parquet(path: str, form: Format) -> pd.DataFrame:
-  """Returns the cells as a CSV file of that form would have them."""
+  """Reads a parquet file; returns cells as a CSV file of the form has them."""
   try:
     table = pd.read_parquet(path)
   except OSError as reason:
@@ -343,7 +350,7 @@ def _error(path: str, constraint: str, found: object) -> files.FileError:
 
 
 def _decoded(path: str, charset: Optional[str]) -> str:
-  """Returns a file's text."""
+  """Reads a file's text."""
   content = files.read_bytes(path)
   if charset is None:
     charset = 'utf-16' if content.startswith(_UTF_16) else 'utf-8-sig'
@@ -370,11 +377,11 @@ def _check_heading(
   """Raises `ValueError` if the first line looks like one of the rows."""
   names = pd.Series([name.strip() for name in heading], dtype=str)
   is_number = form.numbers(names).notna().to_numpy()
-  of_numbers = np.array(
+  has_numbers = np.array(
     [form.numbers(cells).notna().any() for _, cells in table.items()]
   )
   is_empty = (names == '').to_numpy()
-  if is_number.any() and (is_number | is_empty)[of_numbers].all():
+  if is_number.any() and (is_number | is_empty)[has_numbers].all():
     raise ValueError(
       f'Expected `{path}` to begin with a heading, found the numbers'
       f' {", ".join(names[is_number][:3])} in it; without one give'
@@ -384,7 +391,7 @@ def _check_heading(
 
 
 def _without_row_numbers(table: pd.DataFrame, form: Format) -> pd.DataFrame:
-  """Returns the table without the unnamed index that pandas writes."""
+  """Removes the unnamed index that pandas writes; warns of double names."""
   path, first = table.attrs['path'], table.columns[0]
   for name in table:
     original, _, number = name.rpartition('.')

@@ -1,12 +1,12 @@
-"""Tables of numbers and categories, from a file that the user brings.
+"""Tables of numbers and categories, from a user's file.
 
 A CSV file has a heading, or not, and may be compressed with gzip; parquet is
-read as well. What its columns become is in `table_encoding`.
+read as well. `table_encoding` makes inputs of its columns.
 
 Numbers are standardized by the training rows of the clients that take part; so
-are the labels for regression, while predictions are given in the labels' own
-unit. The test rows, and rows that come later, are transformed with the same
-numbers. (docs/production.md has the means and deviations as a federated sum.)
+are labels for regression, while predictions are in the labels' own unit. Test
+rows and later rows are transformed with the same numbers. (docs/production.md
+has the means and deviations as a federated sum.)
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.partitioning import natural
 from tff_pfl.datasets.sources import table_encoding, table_files
 
-# The column of clients that are files.
+# Name of the client column if each file of a folder is a client.
 FILE = 'file'
-# What the inputs of a client's rows may take, of tables of many inputs.
+# Largest size of the inputs of a client's rows.
 _MAX_CLIENT_BYTES = 2**31
 
 
 class _Inputs:
-  """Makes models' inputs of rows, which are given by their positions."""
+  """A function from rows' positions to models' inputs."""
 
   def __init__(
     self, encoding: table_encoding.TableEncoding, rows: table_encoding.Rows
@@ -51,7 +51,7 @@ class _Inputs:
     return hashlib.sha256(self._encoding.text.encode()).digest()
 
   def content(self, positions: np.ndarray) -> Iterator[bytes]:
-    """Yields rows as they are before they are wide, for a checksum."""
+    """Yields rows in their compact form, for a checksum."""
     yield self._digest
     rows = self._rows.select(positions)
     yield rows.numbers.tobytes()
@@ -67,8 +67,10 @@ def _arrays(
   """Returns the rows' positions as examples, the encoded rows, their labels.
 
   Args:
-    table: The rows that are used.
-    owners: Whose each row is; None where a rule deals them.
+    table: The rows to use.
+    encoding: The encoding of the rows.
+    name: Name of the data set.
+    owners: Clients of the rows; None if a rule deals them.
   """
   rows, labels = encoding.encode(table), encoding.labels(table)
   parts = {'': slice(None)}
@@ -103,7 +105,7 @@ def _deal(
   labels: np.ndarray,
   **options: Any,
 ) -> federated_dataset.FederatedDataset:
-  """Returns examples by client; options are those of `Arrays.to_clients`."""
+  """Deals examples to clients; options are those of `Arrays.to_clients`."""
   targets = encoding.target(labels)
   data = dataclasses.replace(
     arrays,
@@ -123,15 +125,16 @@ def _standardized(
   """Returns the encoding with the moments of clients' training rows.
 
   Args:
-    clients: Their examples are the positions of rows.
-    values: Numbers of rows, and their label for regression.
+    encoding: An encoding without moments.
+    clients: Clients whose inputs are the positions of rows.
+    values: Numbers of rows, for regression with the label last.
   """
   if not values.shape[1]:
     return encoding
   trained = [clients.train(client_id).x for client_id in clients.client_ids]
   with np.errstate(invalid='ignore'):
     scaler = preprocessing.StandardScaler().fit(values[np.concatenate(trained)])
-  # Of a column without any value.
+  # A column may have no value among these rows.
   scale = np.where(np.isfinite(scaler.scale_), scaler.scale_, 1)
   return dataclasses.replace(
     encoding,
@@ -150,7 +153,7 @@ def to_clients(
   name: str,
   test_fraction: Optional[float],
 ) -> federated_dataset.FederatedDataset:
-  """Returns a table's rows, dealt to clients and standardized by them.
+  """Deals a table's rows to clients and standardizes them.
 
   Arguments and errors are those of `load_tabular`.
   """
@@ -165,7 +168,7 @@ def to_clients(
   errors.expect(
     columns.split is None or test_fraction is None,
     'test_fraction',
-    'unset with a split column, which says what rows are tested on',
+    'unset with a split column, which gives the test rows',
     test_fraction,
   )
   table = columns.used_rows(
@@ -183,7 +186,7 @@ def to_clients(
   values = rows.numbers
   if not encoding.classes:
     values = np.column_stack([values, labels])
-  # Dealt once to see who has which rows.
+  # Dealt once to know each client's rows.
   clients = arrays.to_clients(**options)
   encoding = _standardized(encoding, clients, values)
   data = _deal(arrays, encoding, rows, labels, **options)
@@ -214,20 +217,20 @@ def load_new_clients(
   seed: int = 0,
   test_fraction: Optional[float] = None,
 ) -> federated_dataset.FederatedDataset:
-  """Returns rows that come later, encoded as those of the training were.
+  """Loads later rows with the encoding of the training table.
 
-  Whose they are says the client column; in a file without it all are those of
-  one client. A split column, where there is one, says what is tested on.
+  The client column gives their clients; without it all rows are of one client.
+  A split column, if there is one, gives the test rows.
 
   Args:
-    encoding: That of the training.
-    path: A table with the training's columns.
-    seed: Decides the test rows.
+    encoding: Encoding of the training table.
+    path: A table with the same columns.
+    seed: Seed of the choice of test rows.
     test_fraction: See `load_tabular`.
 
   Raises:
-    ValueError: The file is missing, damaged or lacks a column, or has a label,
-      a domain or a cell that the encoding cannot take.
+    ValueError: If the file is missing, damaged or lacks a column, or has a
+      label, a domain or a cell that the encoding cannot take.
   """
   table = encoding.read(path, with_labels=True)
   columns = encoding.columns
@@ -252,7 +255,7 @@ def load_new_clients(
 
 
 def _read_folder(data_dir: str, form: table_files.Format) -> pd.DataFrame:
-  """Reads all tables of a folder; `FILE` is what a row's file is called."""
+  """Reads all tables of a folder; the column `FILE` names a row's file."""
   contents = f'a folder of tables ({", ".join(table_files.PATTERNS)})'
   folder = files.find_folder(
     'tabular', data_dir, ('tabular',), table_files.PATTERNS, contents
@@ -302,70 +305,69 @@ def load_tabular(
   min_category_count: Optional[int] = None,
   test_fraction: Optional[float] = None,
 ) -> federated_dataset.FederatedDataset:
-  """Returns the rows of a table, by client or dealt to clients.
+  """Loads the rows of a table, by client or dealt to clients.
 
   Args:
+    num_clients: Number of clients.
     partition: Natural for the clients of `client_column`, or a rule that deals
       all rows.
     data_dir: The file (.csv, .tsv, either with .gz, or .parquet), its folder
-      if that holds no other, or the parent of its folder `tabular`.
+      if that holds no other table, or the parent of its folder `tabular`.
+    seed: Non-negative.
     label_column: The column of labels: words or whole numbers, which are
       classes in their sorted order, unless `task`, `label_above` or
-      `label_values` says otherwise. For multilabel several, separated by
-      commas.
-    domain_column: The column that says which domain a row is of; None for data
-      without domains.
-    client_column: The column that says whose row it is; it is no input. 'file'
-      where each of the files of a folder has one client's rows.
-    split_column: The column that says which rows are for training and which
-      for testing, by the words train and test; None to draw the test rows.
-    weight_column: The column of numbers, not negative, that rows weigh in the
-      loss of training; None for 1 each. Scores are without.
+      `label_values` is given. Several columns, separated by commas, for
+      multilabel.
+    domain_column: The column of domains; None for data without domains.
+    client_column: The column of clients, which is no input; 'file' if each file
+      of a folder has one client's rows.
+    split_column: The column with the words train and test, which divides the
+      rows; None to draw the test rows.
+    weight_column: The column of the rows' weights in the training loss,
+      non-negative numbers; None for 1 each. Scores do not use them.
     drop_columns: Columns that are not inputs, such as row numbers.
     categorical_columns: Columns whose numbers stand for categories.
     zero_is_missing_columns: Columns of numbers in which 0 means a missing
       value.
-    missing_markers: What stands for a missing value, besides an empty cell, in
-      place of the markers that are known by default.
-    separator: What separates cells; None for the one of comma, semicolon, tab
-      and bar that the first line has most often.
-    decimal: What numbers have before their fraction, '.' or ','.
-    thousands: What stands between groups of three digits; None for nothing.
-    charset: The character set; None for UTF-8, UTF-16 with its mark, or else
+    missing_markers: Marks of a missing value, besides an empty cell, in place
+      of the default ones.
+    separator: Separator of cells; None for the most frequent of comma,
+      semicolon, tab and bar in the first line.
+    decimal: Decimal mark, '.' or ','.
+    thousands: Mark between groups of three digits; None for none.
+    charset: Character set; None for UTF-8, UTF-16 with its mark, or else
       Windows-1252, with a warning.
     header: 'first' for a first line with the columns' names; 'none' for
-      columns called 0, 1, …; 'auto' for the first, and an error where that
-      line has numbers as the rows have.
+      columns called 0, 1, …; 'auto' for 'first', with an error if that line has
+      numbers like the rows.
     task: 'classification'; 'multilabel' for several labels, each of the same
-      two classes, the second of which says that the label applies; or
-      'regression' for labels that are numbers to be predicted: these are
-      standardized for training, and so are the reported errors, in standard
-      deviations.
-    label_above: Class 1 is a label above this number, class 0 any other; None
-      where labels are classes already.
-    label_values: The words of the label column that are classes, in their
-      order, or WORD:CLASS to rename words or give several the same class (in
-      the order of the classes where these are numbers). Rows of other labels,
-      and without one, are left out.
-    missing_label: What happens to rows without a label: 'error', or 'drop'
-      leaves them out.
+      two classes, the second of which means that the label applies; or
+      'regression' for numbers, which are standardized for training, so that
+      reported errors are in standard deviations.
+    label_above: Bound on numeric labels: class 1 is a label above it, class 0
+      any other; None for labels that are classes.
+    label_values: Words of the label column that are classes, in their order, or
+      WORD:CLASS to rename words or give several the same class (sorted by class
+      if these are numbers). Rows with other labels, or none, are left out.
+    missing_label: Treatment of rows without a label: 'error', or 'drop' to
+      leave them out.
     domain_bounds: Ascending numbers that divide the domain column's numbers
-      into groups; a bound belongs to the group above it. Empty where every
-      value is a domain of its own.
-    missing_domain: What happens to rows without a domain, and with the
-      partition natural to those without a client: 'error', 'drop' leaves them
-      out, 'value' makes them one more domain (or client).
-    missing_indicators: Whether a column with missing values gets a second input
+      into groups; a bound belongs to the group above it. Empty to make every
+      value a domain.
+    missing_domain: Treatment of rows without a domain, and with the partition
+      natural of rows without a client: 'error', 'drop' to leave them out,
+      'value' to make them one more domain (or client).
+    missing_indicators: True to give a column with missing values a second input
       that marks them.
-    min_category_count: Words that occur less often in their column share one
-      input, so that a column may have any number of words; None for at most
-      1000 words, each with an input.
+    min_category_count: Least count of a word with an input of its own; rarer
+      words of a column share one, so that it may have any number of words. None
+      for at most 1000 words, each with an input.
     test_fraction: Fraction of a client's rows in its test set, in [0, 1),
-      stratified by domain and class; None for 0.2, or for a split column.
+      stratified by domain and class; None for 0.2, or with a split column.
 
   Returns:
-    Dataset with `x` float32 `[inputs]` and `y` int32, for multilabel
-    `[labels]`, for regression float32, and with its `encoding`.
+    Dataset with an `encoding`, `x` float32 `[inputs]` and `y` int32, of shape
+    `[labels]` for multilabel; for regression float32.
   """
   files.expect_given(data_dir, 'a table, or a folder that holds one')
   form = table_files.Format(

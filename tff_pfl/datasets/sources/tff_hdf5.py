@@ -1,10 +1,10 @@
 """HDF5 files of TensorFlow Federated: `examples/CLIENT/FIELD`.
 
 TFF's data sets were published in this form (`fed_emnist_train.h5` and
-`fed_emnist_test.h5`, `fed_cifar100_train.h5` and so on); its own loaders have
-another by now, FedML and others read it.
+`fed_emnist_test.h5`, `fed_cifar100_train.h5` and so on). FedML and others read
+it; TFF's own loaders have another by now.
 
-Labels are read at once, inputs when a client that has them is asked for.
+Labels are read at once, inputs when their client is read.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _CONTENTS = "TFF's two files *train.h5 and *test.h5, or one .h5 file"
 
 @contextlib.contextmanager
 def _examples(path: str) -> Iterator[h5py.Group]:
-  """Opens a file; what is wrong with it is an error that names it."""
+  """Opens a file; errors name it."""
   try:
     with h5py.File(path, 'r') as file:
       yield file['examples']
@@ -57,7 +57,7 @@ def _find_field(
       field,
     )
   others = [name for name in sizes if name != label_field]
-  # Beside images there may be other labels.
+  # There may be other labels beside images.
   found = [name for name in others if sizes[name] > 1] or others
   if input_field is None and len(found) != 1:
     raise ValueError(
@@ -70,7 +70,7 @@ def _find_field(
 
 
 class _Inputs:
-  """Reads inputs by position, each time they are asked for."""
+  """A reader of inputs by position, which keeps nothing."""
 
   def __init__(
     self,
@@ -79,12 +79,13 @@ class _Inputs:
     sample: np.ndarray,
     scale: bool,
   ):
-    """Reads none yet.
+    """Reads nothing yet.
 
     Args:
-      clients: In the order of the positions, which are their `x`.
-      sample: Inputs like all others, `[n, ...]`.
-      scale: Whether images of bytes become floats in [0, 1].
+      clients: All clients, in the order of the positions, which are their `x`.
+      field: Name of the inputs in the files.
+      sample: Any inputs, `[n, ...]`.
+      scale: True to convert images of bytes to floats in [0, 1].
     """
     self._clients = [each[:2] for each in clients]
     self._starts = np.cumsum([0, *(len(each.y) for each in clients)])
@@ -93,7 +94,7 @@ class _Inputs:
     self._is_scaled = scale and images.are_bytes(sample)
 
   def __call__(self, positions: np.ndarray) -> np.ndarray:
-    """Returns inputs `[k, ...]` by their positions among all."""
+    """Reads inputs `[k, ...]` by their positions among all."""
     owners = np.searchsorted(self._starts, positions, side='right') - 1
     x = np.empty((len(positions), *self._none.shape[1:]), self._none.dtype)
     for owner in np.unique(owners):
@@ -114,15 +115,15 @@ def load_tff_hdf5(
   input_field: Optional[str] = None,
   scale: bool = True,
 ) -> arrays_lib.Arrays:
-  """Returns the examples of TFF's clients, whose `x` are positions.
+  """Loads the examples of TFF's clients; `x` are positions.
 
   Args:
-    data_dir: Folder with one file `*train.h5` and one `*test.h5`, or a file, of
-      whose clients' examples a part is held out.
-    label_field: Where the labels are, integers `[n]` or `[n, 1]`.
-    input_field: Where the inputs are, numbers `[n, ...]`; None for the only
-      other field of numbers, or the only one with several for each example.
-    scale: Whether images of bytes become floats in [0, 1].
+    data_dir: Folder with one file `*train.h5` and one `*test.h5`; or one file,
+      and a part of each client's examples is held out.
+    label_field: Name of the labels, integers `[n]` or `[n, 1]`.
+    input_field: Name of the inputs, numbers `[n, ...]`; None for the only other
+      field of numbers, or the only one with several numbers per example.
+    scale: True to convert images of bytes to floats in [0, 1].
   """
   files.expect_given(data_dir, _CONTENTS)
   paths = [data_dir]

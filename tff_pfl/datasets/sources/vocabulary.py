@@ -1,4 +1,4 @@
-"""From words to whole numbers: hashed or learned, with 0 for padding."""
+"""Numbers of words, hashed or learned, with 0 for padding."""
 
 import collections
 import re
@@ -26,22 +26,21 @@ def padded(texts: Sequence[Sequence[int]], length: int) -> np.ndarray:
 def hashed(word: str, size: int) -> int:
   """Returns a number in [1, size) by a hash of the word's letters.
 
-  It is the same everywhere and always, so that nothing has to be agreed on.
-  Different words may share a number.
+  It is the same on all machines; different words may share a number.
   """
   digest = sklearn_utils.murmurhash3_32(word, positive=True)
   return 1 + digest % (size - 1)
 
 
 def numbered(words: Sequence[str]) -> Callable[[str], int]:
-  """Returns what numbers the words from 1, and any other by the next one."""
+  """Returns a function that numbers words from 1, others by the next number."""
   numbers = {word: i + 1 for i, word in enumerate(words)}
   return lambda word: numbers.get(word, len(numbers) + 1)
 
 
 def most_frequent(texts: Iterable[Sequence[str]], number: int) -> list[str]:
-  """Returns so many words of texts, or all if there are fewer."""
+  """Returns the most frequent words of texts, or all if there are fewer."""
   counts = collections.Counter(word for words in texts for word in words)
-  # By letters where counts are equal, so that the order of texts is nothing.
+  # Ties by letters, so that the order of texts does not matter.
   ranked = sorted(counts, key=lambda word: (-counts[word], word))
   return ranked[:number]
