@@ -135,9 +135,9 @@ DATASETS: dict[str, DatasetEntry] = {
     heart_disease.load_heart_disease,
   ),
   'npz': DatasetEntry(
-    'any .npz file of arrays x and y and, where there are such, client (then'
-    ' partition natural or any other), domain, and the same of test examples,'
-    ' x_test and so on',
+    'any .npz file of arrays x and y, optionally client (partition natural or'
+    ' any other), domain and weight, and the same for test examples, x_test and'
+    ' so on',
     npz_file.load_npz,
   ),
   'leaf': DatasetEntry(

@@ -1,7 +1,7 @@
-"""Runtimes: what executes the library's computations.
+"""Runtimes: executors of the library's computations.
 
-A computation is written once and gives the same result on each runtime. See
-`base.Runtime` for how to use one.
+A computation gives the same result on each runtime. See `base.Runtime` for
+their use.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from typing import Any, Optional
 from tff_pfl import errors
 from tff_pfl.runtime import base, in_process, native, ray_runtime
 
-# From a runtime's name, as in the programs' --runtime, to its class.
+# Name of a runtime, as in the programs' --runtime, to its class.
 RUNTIMES: dict[str, Callable[..., base.Runtime]] = {
   'in_process': in_process.InProcessRuntime,
   'native': native.NativeRuntime,
@@ -23,11 +23,11 @@ DEFAULT = 'in_process'
 
 
 def create_runtime(name: str, **options: Any) -> base.Runtime:
-  """Returns a new runtime.
+  """Makes a runtime.
 
   Args:
     name: A key of `RUNTIMES`.
-    **options: The keyword arguments of that runtime's class.
+    **options: Keyword arguments of the runtime's class.
 
   Returns:
     The runtime. The caller closes it, or uses it in a ``with`` block.

@@ -1,4 +1,4 @@
-"""What all runtimes have: install it, run computations, close it."""
+"""The base of all runtimes: install it, run computations, close it."""
 
 import abc
 import contextlib
@@ -12,32 +12,32 @@ from tff_pfl import errors
 
 
 class Engine(abc.ABC):
-  """What executes a runtime's computations, in any thread."""
+  """The executor of a runtime's computations, in any thread."""
 
   def __init__(self):
     self.is_closed = False
 
   @abc.abstractmethod
   def invoke(self, comp: Any, arg: Any) -> Any:
-    """Returns a computation's result, see `tff.framework.SyncContext`."""
+    """Returns a computation's result; see `tff.framework.SyncContext`."""
 
   def check_open(self) -> None:
-    """Raises if it is closed."""
+    """Raises `RunError` if it is closed."""
     if self.is_closed:
       raise errors.RunError(
         'The runtime is closed; create another one to go on.'
       )
 
   def close(self) -> None:
-    """Frees what it holds; to be extended. Closing again does nothing."""
+    """Frees all resources; subclasses extend it. A second call does nothing."""
     self.is_closed = True
 
 
 class _Context(tff.framework.SyncContext):
-  """Has an engine, and closes it when nobody needs this any more.
+  """A context that closes its engine when it is freed, or at exit.
 
-  The context, not the runtime, decides how long that is: a program may install
-  a runtime and drop it. At exit it is closed, too.
+  The context, not the runtime, closes it: a program may install a runtime and
+  drop it.
   """
 
   def __init__(self, engine: Engine):
@@ -59,7 +59,7 @@ class _AsyncContext(tff.framework.AsyncContext):
 
 
 class Runtime:
-  """Executes TFF computations.
+  """An executor of TFF computations.
 
   Either make it the default of the calling thread:
 
@@ -72,13 +72,13 @@ class Runtime:
       with runtime:
         result = computation(arguments)
 
-  Leaving the block closes the runtime. TFF keeps its contexts per thread, so
-  `install` and the block concern only the thread that calls them; `run` may be
-  called from any thread.
+  Leaving the block closes the runtime. TFF's contexts are per thread, so
+  `install` and the block concern only the calling thread; `run` may be called
+  from any thread.
   """
 
   def __init__(self, engine: Engine):
-    """Takes what executes; it must not refer to the runtime."""
+    """Takes an engine, which must not refer to the runtime."""
     self._close = engine.close
     self._context = _Context(engine)
     self._blocks = contextlib.ExitStack()
@@ -98,10 +98,10 @@ class Runtime:
     return self._context
 
   def program_context(self) -> tff.program.FederatedContext:
-    """A context for `tff.program` and `tff.learning.programs`.
+    """Returns a context for `tff.program` and `tff.learning.programs`.
 
-    With this installed, a call of a computation in an asynchronous function
-    returns references to values, as programs expect.
+    With it, a call of a computation in an asynchronous function returns
+    references to values, as programs expect.
     """
     return tff.program.NativeFederatedContext(_AsyncContext(self._context))
 
@@ -111,8 +111,8 @@ class Runtime:
     It stays the default when it is closed; computations then raise `RunError`
     until another runtime is installed.
     """
-    # The default that this replaces is not kept for later: dropping TFF's own
-    # is what stops its worker (see `shutdown`).
+    # The old default is not kept: dropping TFF's own stops its worker (see
+    # `shutdown`).
     tff.framework.set_default_context(self._context)
 
   def run(self, computation: tff.Computation, *args: Any, **kwargs: Any) -> Any:
@@ -120,12 +120,12 @@ class Runtime:
 
     Args:
       computation: A TFF computation that is not polymorphic.
-      *args: Its arguments. Client-placed ones are lists with one entry for each
-        client; sequences are `tf.data.Dataset`s or lists.
+      *args: Its arguments. Client-placed values are lists with one entry for
+        each client; sequences are `tf.data.Dataset`s or lists.
       **kwargs: Its named arguments.
 
     Returns:
-      The computation's result; client-placed ones as lists.
+      The computation's result, with client-placed values as lists.
     """
     with tff.framework.get_context_stack().install(self._context):
       return computation(*args, **kwargs)
@@ -134,27 +134,27 @@ class Runtime:
     """Returns mappings whose values can be clients' arguments on this runtime.
 
     Args:
-      *mappings: They can be pickled. A runtime whose clients compute elsewhere
-        reads their values there, and those that it returns have none.
+      *mappings: Mappings that can be pickled. A runtime whose clients compute
+        elsewhere reads the values there and returns mappings to references.
     """
     return mappings
 
   @property
   def clients_per_call(self) -> int:
-    """Of how many clients an evaluation has the data in memory at a time."""
+    """Clients per evaluation batch, whose data are in memory together."""
     return 20
 
   @property
   def bytes_moved(self) -> Optional[tuple[int, int]]:
-    """Bytes that clients' processes received and sent so far.
+    """Bytes that clients' processes have received and sent.
 
-    None where clients compute in this process, and where it is not known.
+    None if clients compute in this process, or if it is not known.
     """
     return None
 
   def close(self) -> None:
-    """Frees what the runtime holds; it cannot run anything afterwards.
+    """Frees all resources; the runtime cannot run anything afterwards.
 
-    Closing again does nothing.
+    A second call does nothing.
     """
     self._close()

@@ -3,11 +3,11 @@
 On a GPU one small model does not keep the device busy. Clients whose arguments
 have the same shapes (their examples are padded to one bucket) run as one
 program: `tf.vectorized_map` of the client's function, compiled by XLA on a GPU
-and where the function asks for it. What all clients share, such as the
-broadcast weights, is not copied; what a client computes stays stacked with the
-others' until somebody needs it alone. Examples stay on the GPU.
+and if the function asks for it. Values that all clients share, such as the
+broadcast weights, are not copied; clients' results stay stacked until one is
+needed alone. Examples stay on the GPU.
 
-Each client computes what it would alone, up to the rounding of a different
+Each client gets the same result as alone, up to the rounding of a different
 order of additions.
 """
 
@@ -39,8 +39,8 @@ from tff_pfl.runtime.private_api import function_def_to_graph
 _MAX_CLIENTS = 128  # In one program, if they fit into memory.
 # Programs kept for other functions and shapes than the newest.
 _MAX_PROGRAMS = 64
-# Of a client, forward and backward; those of ResNet-18 XLA had not compiled for
-# a GPU after 5 minutes.
+# Convolutions of a client, forward and backward; XLA had not compiled those of
+# ResNet-18 for a GPU after 5 minutes.
 _MAX_CONVOLUTIONS = 30
 _MAX_REASON_CHARACTERS = 300
 # Tracing changes the level of TensorFlow's log for all threads.
@@ -49,7 +49,7 @@ _ERROR_LINE = re.compile(r'\s*\w*(Error|Exception): ')
 
 
 class BatchedMapper(client_mapper.ClientMapper):
-  """Runs clients of equal shapes as one program, the others one by one."""
+  """A mapper that runs clients of equal shapes as one program."""
 
   def __init__(
     self,
@@ -58,16 +58,16 @@ class BatchedMapper(client_mapper.ClientMapper):
   ):
     """Prepares the mapper.
 
-    What cannot be batched runs as in `ClientMapper`: functions of data sets,
-    and models that do not vectorize, about which a warning is logged.
+    Functions of data sets run as in `ClientMapper`; so do models that do not
+    vectorize, with a warning.
 
     Args:
-      devices: As for `ClientMapper`, as is the next one.
-      cache_bytes: What may stay on each GPU.
+      devices: As for `ClientMapper`.
+      cache_bytes: As for `ClientMapper`.
     """
     super().__init__(devices, cache_bytes)
     self._lock = threading.Lock()
-    # From a function's hash and which of its arguments are shared.
+    # By a function's hash and the mask of its shared arguments.
     self._programs = collections.OrderedDict()
 
   def map(
@@ -89,7 +89,7 @@ class BatchedMapper(client_mapper.ClientMapper):
     columns = values.flat_columns(argument)
     is_shared = tuple(isinstance(c, values.AllEqual) for c in columns)
     if all(is_shared):
-      # Nothing to stack; such clients draw random numbers, for example.
+      # There is nothing to stack, as for clients that draw random numbers.
       return super().map(function, argument, num_clients)
     program = self._program(function, is_shared)
     chunks, is_one_shape = self._chunks(
@@ -99,7 +99,7 @@ class BatchedMapper(client_mapper.ClientMapper):
     def compute(clients):
       """Returns parts of the clients, with the results of each part.
 
-      A result is stacked or a list of the clients' own.
+      A result is stacked, or a list with one for each client.
       """
       cache = self.cache()
       # A single client on a CPU is faster alone.
@@ -143,9 +143,11 @@ class BatchedMapper(client_mapper.ClientMapper):
     super().close()
 
   def _chunks(self, columns, num_clients, max_clients):
-    """Returns lists of clients of equal shapes, one or more for each device.
+    """Divides clients into lists of equal shapes.
 
-    And whether all clients have the same shapes.
+    Returns:
+      The lists, at least as many as devices if possible, and True if all
+      clients have the same shapes.
     """
     own = [column for column in columns if isinstance(column, list)]
     groups = {}
@@ -176,10 +178,10 @@ class BatchedMapper(client_mapper.ClientMapper):
 
 
 class _BatchedProgram:
-  """A function of flat tensors, of which those of clients are stacked.
+  """A function of flat tensors, in which those of clients are stacked.
 
   Attributes:
-    max_clients: How many clients a call has at most.
+    max_clients: Largest number of clients of a call.
   """
 
   def __init__(
@@ -194,7 +196,7 @@ class _BatchedProgram:
     self.max_clients = _MAX_CLIENTS
 
   def works_on(self, device: Optional[str]) -> bool:
-    """True if there may be such a program; False once none could be made."""
+    """Returns False if no such program could be made for a device."""
     return bool(self._forms_on(devices_lib.is_gpu(device)))
 
   def __call__(
@@ -204,18 +206,18 @@ class _BatchedProgram:
     forms = self._forms_on(devices_lib.is_gpu(device))
     for form in list(forms):
       try:
-        # An error cancels all that its scope's calls could go on with.
+        # An error cancels later calls in its scope.
         with cancellation.Cancellation().scope():
           return form(stacked, device)
       except (ValueError, TypeError, NotImplementedError) as e:
-        # Of tracing, which tells whether it vectorizes.
+        # Tracing fails if the function does not vectorize.
         forms.clear()
         _warn(e)
         break
       except tf.errors.OpError as e:
         if not graph_programs.xla_refuses(e):
           raise
-        # Another thread may have found the same.
+        # Another thread may have removed it.
         forms[:] = [other for other in forms if other is not form]
         if not forms:
           _warn(e)
@@ -224,19 +226,19 @@ class _BatchedProgram:
   def allow_no_more_than(
     self, max_clients: int, error: tf.errors.ResourceExhaustedError
   ) -> None:
-    """Makes later calls smaller than one for which the memory did not do."""
+    """Limits later calls after one that ran out of memory."""
     with self._lock:
       if max_clients < self.max_clients:
         self.max_clients = max_clients
         logging.warning(
-          'The memory does not do for so many clients in one program; no more '
-          'than %d run together from here on: %s',
+          'The memory does not suffice for so many clients in one program; at '
+          'most %d run together from now on: %s',
           max_clients,
           _reason(error),
         )
 
   def _forms_on(self, on_gpu):
-    """Returns the forms that are left to try, the best first."""
+    """Returns the remaining forms to try, the best first."""
     with self._lock:
       if on_gpu not in self._forms:
         program = self._function.together.program()
@@ -315,11 +317,11 @@ def _warn(error: BaseException) -> None:
 
 
 def _padded_size(num_clients: int) -> int:
-  """Returns the clients of a program for some of a cohort.
+  """Returns the size of a program for a number of clients.
 
-  Where shapes differ, as many clients as have one differ from round to round.
-  Few programs, of powers of two and halfway between them, serve all numbers;
-  the missing clients are the last one again.
+  If shapes differ, the number of clients of a shape changes from round to
+  round. A few programs, of powers of two and halfway between them, serve all
+  numbers; the last client fills up the missing ones.
   """
   power = 1 << (num_clients - 1).bit_length()
   halfway = power * 3 // 4
@@ -349,8 +351,10 @@ def _stack(
   """Returns a program's argument: a shared tensor, or those of some clients.
 
   Args:
-    size: How many it has; a missing client is the last one again.
-    cache: That of the current device, if it has one.
+    column: The tensors of one argument.
+    clients: Indices of the clients.
+    size: Number of clients of the program; the last one fills up missing ones.
+    cache: Cache of the current device; None on a CPU.
   """
   if isinstance(column, values.AllEqual):
     return column.value if cache is None else cache.get(column.value)
@@ -363,7 +367,7 @@ def _stack(
   if cache is None:
     return tf.raw_ops.Pack(values=tensors)
   if not device_cache.is_kept(tensors[0]):
-    # They travel together.
+    # One copy to the device for all of them.
     with tf.device('CPU'):
       return tf.raw_ops.Pack(values=tensors)
   return tf.raw_ops.Pack(values=[cache.get(tensor) for tensor in tensors])
@@ -374,7 +378,7 @@ def _join(
   chunks: ListOrTuple[ListOrTuple[int]],
   num_clients: int,
 ) -> values.ClientsValue:
-  """Returns a result of all clients, from those of the chunks."""
+  """Joins the results of chunks to one of all clients."""
   stacks = [part for part in parts if isinstance(part, tf.Tensor)]
   if len(stacks) < len(parts) or (
     len({tuple(stack.shape[1:]) for stack in stacks}) > 1
@@ -399,8 +403,8 @@ def _join(
 def _with_graphs(concrete: Any) -> Any:
   """Gives a function Python's graphs of all functions it calls; returns it.
 
-  Those that a graph brings in its library have none, and TensorFlow vectorizes
-  only what it has the graph of.
+  TensorFlow vectorizes only functions whose graphs it has; functions of a
+  graph's library have none.
   """
   library = concrete.graph.as_graph_def().library.function
   with tf.init_scope():
@@ -417,7 +421,7 @@ def _with_graphs(concrete: Any) -> Any:
 
 
 class _FunctionWithGraph:
-  """What TensorFlow needs of a function to vectorize its calls."""
+  """The attributes of a function that TensorFlow needs to vectorize calls."""
 
   def __init__(self, name: str, graph: Any):
     self.name = name
@@ -427,7 +431,7 @@ class _FunctionWithGraph:
 
 
 def _reason(error: BaseException) -> str:
-  """Returns the line that says what is wrong.
+  """Extracts the informative line of an error.
 
   TensorFlow's errors of tracing quote the user's code around it, and may fail
   in doing so.

@@ -1,4 +1,4 @@
-"""Ending TensorFlow functions that are under way."""
+"""Cancellation of running TensorFlow functions."""
 
 import contextlib
 import threading
@@ -12,9 +12,9 @@ _thread_state = threading.local()
 
 
 class Cancellation:
-  """Ends the TensorFlow functions that are under way in its scopes.
+  """A cancellation of the TensorFlow functions that run in its scopes.
 
-  One that is made in the scope of another is cancelled with that one.
+  One that is made in the scope of another is cancelled with it.
   """
 
   def __init__(self):
@@ -27,17 +27,17 @@ class Cancellation:
 
   @classmethod
   def current(cls) -> Optional['Cancellation']:
-    """What can cancel the calls of the calling thread; None if nothing."""
+    """Returns the innermost cancellation of the calling thread, or None."""
     return getattr(_thread_state, 'cancellation', None)
 
   @property
   def is_cancelled(self) -> bool:
-    """Whether `cancel` has been called."""
+    """True after a call of `cancel`."""
     return self.manager.is_cancelled
 
   @contextlib.contextmanager
   def scope(self) -> Iterator[None]:
-    """Makes the functions that the calling thread calls cancellable by this."""
+    """Makes the calling thread's TensorFlow calls cancellable in a block."""
     outer = self.current()
     _thread_state.cancellation = self
     try:
@@ -48,7 +48,7 @@ class Cancellation:
       _thread_state.cancellation = outer
 
   def cancel(self) -> None:
-    """Ends what is under way with `tf.errors.CancelledError`."""
+    """Ends running functions with `tf.errors.CancelledError`."""
     with self._lock:
       self.manager.start_cancel()
       inner = list(self._inner)

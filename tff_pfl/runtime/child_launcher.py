@@ -1,15 +1,14 @@
-"""Replaces itself by a program that must not outlive the one that started it.
+"""Replaces itself by a program that must not outlive its parent process.
 
     python -I -S child_launcher.py PARENT_PID PROGRAM [ARGUMENT ...]
 
-The kernel is told to kill this process (`PR_SET_PDEATHSIG`) as soon as the
-thread that started it ends, for whatever reason, `kill -9` of its process
-included. The order stays in force across the `exec` of the program. It has to
-be given by the process itself; a process of its own does it, instead of
-`subprocess.Popen`'s `preexec_fn`, because running Python code in a forked copy
-of a process with many threads (TensorFlow, gRPC) can deadlock.
+`PR_SET_PDEATHSIG` makes the kernel kill this process as soon as the thread that
+started it ends, for any reason, even `kill -9` of its process. It stays in
+force across the `exec` of the program. The process has to set it itself. This
+is not done in `subprocess.Popen`'s `preexec_fn`, because Python code in a
+forked copy of a process with many threads (TensorFlow, gRPC) can deadlock.
 
-Only the standard library is used, and nothing of this package.
+Uses only the standard library, and nothing of this package.
 """
 
 import ctypes
@@ -21,14 +20,14 @@ _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 def tie_to_parent(parent_pid: int) -> None:
-  """Has the kernel kill this process when the thread that started it ends."""
+  """Makes the kernel kill this process when its parent thread ends."""
   libc = ctypes.CDLL(None, use_errno=True)
   zero = ctypes.c_ulong(0)
   kill = ctypes.c_ulong(signal.SIGKILL)
   if libc.prctl(_PR_SET_PDEATHSIG, kill, zero, zero, zero) != 0:
     reason = os.strerror(ctypes.get_errno())
     print(f'Could not set the parent death signal: {reason}.', file=sys.stderr)
-  # The parent may have ended before the order was given.
+  # The parent may have ended before this call.
   if os.getppid() != parent_pid:
     sys.exit(1)
 

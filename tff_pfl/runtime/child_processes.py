@@ -17,10 +17,10 @@ _FORK_SERVER = os.path.join(os.path.dirname(__file__), 'fork_server.py')
 
 
 def launch_command(program: str, *arguments: str) -> list[str]:
-  """Returns the command that starts a program, tied to us where possible.
+  """Returns a command that starts a program tied to this process.
 
-  On Linux the kernel kills it when this process ends, by `kill -9` too (see
-  `child_launcher`).
+  On Linux the kernel kills the program when this process ends, even by
+  `kill -9` (see `child_launcher`); elsewhere it is the plain command.
   """
   command = [program, *arguments]
   if sys.platform == 'linux' and sys.executable:
@@ -30,20 +30,22 @@ def launch_command(program: str, *arguments: str) -> list[str]:
 
 
 class ForkServer:
-  """Runs a module's `main` in forks of a process that has imported it.
+  """Runs of a module's `main` in forks of a process that has imported it.
 
-  One at a time. With `poll`, `wait`, `terminate` and `kill` it is to its caller
-  what `subprocess.Popen` is, for the run that was started last.
+  One at a time. `poll`, `wait`, `terminate` and `kill` act on the run that was
+  started last, like those of `subprocess.Popen`.
 
   Attributes:
-    returncode: That run's exit status; None while it runs, 0 before the first.
+    returncode: Exit status of the last run; None while it runs, 0 before the
+      first.
   """
 
   def __init__(self, module: str, environment: Mapping[str, str]):
     """Starts the process, which imports the module in its first run.
 
     Args:
-      environment: All of its variables.
+      module: Name of the module.
+      environment: All variables of its environment.
     """
     self._server = subprocess.Popen(
       launch_command(sys.executable, _FORK_SERVER, module),
@@ -59,7 +61,8 @@ class ForkServer:
     """Starts a run.
 
     Args:
-      log_path: The file that it writes to, which is there.
+      log_path: An existing file, to which the run's output is appended.
+      *arguments: Arguments of `main`.
     """
     self.returncode = None
     self._server.stdin.write(json.dumps([log_path, *arguments]).encode())
@@ -67,15 +70,15 @@ class ForkServer:
     self._server.stdin.flush()
 
   def is_free(self) -> bool:
-    """Whether it can start a run: it has none, and was not killed."""
+    """Returns True if a run can start: none is going, no kill came."""
     return self.returncode is not None and self._server.poll() is None
 
   def poll(self) -> Optional[int]:
-    """Returns the status if the run has ended."""
+    """Returns the exit status if the run has ended, else None."""
     return self.wait(0)
 
   def wait(self, timeout: Optional[float] = None) -> Optional[int]:
-    """Waits so many seconds for the end; None for as long as it takes."""
+    """Waits for the end of the run, at most `timeout` seconds."""
     if self.returncode is None:
       output = self._server.stdout
       if select.select([output], [], [], timeout)[0]:
@@ -89,17 +92,17 @@ class ForkServer:
       os.killpg(self._server.pid, signal.SIGTERM)
 
   def kill(self) -> None:
-    """Ends the run and the server, which takes no more."""
+    """Ends the run and the server."""
     if self.returncode is None:
       self.returncode = -signal.SIGKILL
     self._server.kill()
-    # At the end of the output the child has ended, too.
+    # When the output ends, the child has ended, too.
     with contextlib.suppress(subprocess.TimeoutExpired):
       self._server.communicate(timeout=10)
 
 
 def describe_return_code(code: int) -> str:
-  """Returns how a process ended, to follow its name in a sentence."""
+  """Describes the end of a process, to follow its name in a sentence."""
   if code >= 0:
     return f'ended with exit status {code}'
   try:

@@ -1,4 +1,4 @@
-"""Where, and how many at a time, the clients' computations run."""
+"""Execution of clients' functions on threads and devices."""
 
 import contextlib
 import functools
@@ -21,12 +21,12 @@ _thread_state = threading.local()
 
 
 class ClientMapper:
-  """Runs one function for every client, on a pool of threads of this process.
+  """A mapper of a function over clients, on threads of this process.
 
-  TensorFlow lets other threads run while it computes, so as many clients
-  compute as there are threads, each on its thread's device. The calling thread
-  is one of them: a `map` inside another goes on even if all others are busy.
-  `map` may be called from several threads at once.
+  TensorFlow lets other threads run while it computes, so that there is one
+  client per thread, on the thread's device. The calling thread is one of them:
+  a `map` inside another goes on even if all others are busy. `map` may be
+  called from several threads at once.
   """
 
   def __init__(
@@ -34,13 +34,12 @@ class ClientMapper:
     devices: Sequence[Optional[str]],
     cache_bytes: int = 0,
   ):
-    """Prepares the pool; threads are started when they are needed.
+    """Prepares the pool; threads start when they are needed.
 
     Args:
-      devices: For each thread the device it computes on, as
-        `devices.thread_devices` gives them; None leaves it to TensorFlow.
-      cache_bytes: How many bytes of the clients' arguments may stay on each GPU
-        for the next time.
+      devices: Device of each thread, as from `devices.thread_devices`; None
+        leaves it to TensorFlow.
+      cache_bytes: Bytes of the clients' arguments that may stay on each GPU.
     """
     self._devices = tuple(devices)
     self._caches = {
@@ -54,7 +53,7 @@ class ClientMapper:
 
   @property
   def num_threads(self) -> int:
-    """How many clients run at the same time in one `map`."""
+    """Number of clients that run at the same time in one `map`."""
     return len(self._devices)
 
   def map(
@@ -66,12 +65,12 @@ class ClientMapper:
     """Returns the function's result for each client.
 
     Args:
-      function: What each client computes.
+      function: The function.
       argument: The clients' arguments; None if the function has no parameter.
-      num_clients: The number of clients, at least 1.
+      num_clients: Number of clients, at least 1.
 
     Raises:
-      Exception: The first error of a client; the other clients are given up.
+      Exception: The first error of a client; the other clients are cancelled.
     """
 
     def compute(row):
@@ -84,15 +83,15 @@ class ClientMapper:
     return values.PerClient(self.run_all(tasks))
 
   def device(self) -> Optional[str]:
-    """The device of the calling thread, as the mapper was given it."""
+    """Returns the device of the calling thread, as the mapper was given it."""
     return getattr(_thread_state, 'device', None)
 
   def cache(self) -> Optional[device_cache.DeviceCache]:
-    """What stays on the calling thread's device; None on a CPU."""
+    """Returns the cache of the calling thread's device; None on a CPU."""
     return self._caches.get(self.device())
 
   def on_device(self, value: values.LocalValue) -> values.LocalValue:
-    """The value, with what stays on the calling thread's device."""
+    """Replaces tensors by their copies on the calling thread's device."""
     cache = self.cache()
     if isinstance(value, tuple):
       return tuple([self.on_device(element) for element in value])
@@ -101,13 +100,13 @@ class ClientMapper:
     return value
 
   def run_all(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Returns what each of some functions returns.
+    """Calls functions on the threads and returns their results.
 
     Args:
-      tasks: Functions; each is called on a device by one of the threads.
+      tasks: Functions without arguments.
 
     Raises:
-      Exception: The first error of a task; the others are given up.
+      Exception: The first error of a task; the others are cancelled.
     """
     queue = _Queue(tasks)
     helpers = []
@@ -115,7 +114,7 @@ class ClientMapper:
       for device in self._devices[1 : len(tasks)]:
         helpers.append(self._pool.submit(queue.work, device))
     queue.work(self._devices[0])
-    # What has not begun finds nothing left to do.
+    # Helpers that have not begun find no task left.
     for helper in helpers:
       if not helper.cancel():
         helper.result()
@@ -141,7 +140,7 @@ def _on(device: Optional[str]) -> Iterator[None]:
 
 
 class _Queue:
-  """The tasks of one `run_all`, taken one by one by the threads that work."""
+  """The tasks of one `run_all`, which threads take one by one."""
 
   def __init__(self, tasks: Sequence[Callable[[], Any]]):
     self._tasks = iter(enumerate(tasks))
@@ -151,7 +150,7 @@ class _Queue:
     self._error = None
 
   def work(self, device: Optional[str]) -> None:
-    """Does tasks until none is left or one of them failed."""
+    """Does tasks until none is left or one has failed."""
     with self._cancellation.scope(), _on(device):
       while self._error is None and not self._cancellation.is_cancelled:
         with self._lock:
@@ -165,13 +164,13 @@ class _Queue:
 
   def _fail(self, error: BaseException) -> None:
     with self._lock:
-      # TensorFlow itself cancels the others before this learns of an error.
+      # TensorFlow itself cancels the others before the error arrives here.
       if self._error is None or (
         isinstance(self._error, tf.errors.CancelledError)
         and not isinstance(error, tf.errors.CancelledError)
       ):
         self._error = error
-    # The other tasks' results are of no use.
+    # The other tasks' results are not needed.
     self._cancellation.cancel()
 
   def results(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Clients that run side by side share the CPU's cores."""
+"""Division of the CPU's cores among clients that run side by side."""
 
 import os
 from typing import Optional
@@ -17,7 +17,7 @@ def num_usable_cores() -> int:
 
 
 def concurrent_clients(max_concurrent_clients: Optional[int]) -> int:
-  """Returns how many clients run at the same time.
+  """Returns the number of clients that run at the same time.
 
   Args:
     max_concurrent_clients: Their number, at least 1; None for one on each
@@ -38,31 +38,31 @@ def concurrent_clients(max_concurrent_clients: Optional[int]) -> int:
 
 
 def threads_per_client(num_clients: Optional[int] = None) -> int:
-  """Returns how many threads may work on one operation of a client.
+  """Returns the number of threads for one operation of a client.
 
   Args:
-    num_clients: How many clients run at the same time, at least 1; None for one
-      on each core.
+    num_clients: Number of clients that run at the same time, at least 1; None
+      for one on each core.
   """
   cores = num_usable_cores()
   return max(1, cores // (num_clients or cores))
 
 
 def divide(num_clients: Optional[int] = None) -> None:
-  """Has TensorFlow's operations use a client's share of the cores.
+  """Limits TensorFlow's operations to a client's share of the cores.
 
   By default TensorFlow splits each operation over all cores. Clients that run
   side by side, one on each core, then fight for them: rounds take twice as long
   on two cores, and their rounding depends on the number of cores.
 
-  This can be set only before TensorFlow runs its first operation: programs do
-  it when they start, `import tff_pfl as pfl` when one of its names is first
-  used, and each runtime. `TF_NUM_INTRAOP_THREADS` in the environment, or
-  `tf.config.threading.set_intra_op_parallelism_threads`, decides otherwise.
+  This works only before TensorFlow's first operation: programs do it when they
+  start, `import tff_pfl as pfl` at the first use of one of its names, and each
+  runtime. `TF_NUM_INTRAOP_THREADS` in the environment, or
+  `tf.config.threading.set_intra_op_parallelism_threads`, overrides it.
 
   Args:
-    num_clients: How many clients run at the same time, at least 1; None for one
-      on each core.
+    num_clients: Number of clients that run at the same time, at least 1; None
+      for one on each core.
   """
   if os.environ.get('TF_NUM_INTRAOP_THREADS'):
     return

@@ -1,4 +1,4 @@
-"""Tensors of clients that stay on a GPU from round to round."""
+"""Clients' tensors that stay on a GPU from round to round."""
 
 import collections
 import threading
@@ -6,38 +6,37 @@ import weakref
 
 import tensorflow as tf
 
-# Smaller ones travel as fast as they are found.
+# Smaller tensors are copied as fast as they are found.
 _LEAST_BYTES = 1 << 14
-# TensorFlow keeps int32 in the host's memory, data sets and strings anyway.
+# TensorFlow keeps int32, data sets and strings in the host's memory.
 _STAYS = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.uint8, tf.int64)
 
 
 class DeviceCache:
-  """Copies of tensors on a device, the last ones used; thread-safe."""
+  """The most recently used copies of tensors on a device; thread-safe."""
 
   def __init__(self, max_bytes: int):
     """Makes an empty cache.
 
     Args:
-      max_bytes: How much the copies may take; at least 0.
+      max_bytes: Largest size of all copies together, at least 0.
     """
     self._max_bytes = max_bytes
     self._num_bytes = 0
-    # A tensor may end, and its copy with it, while the lock is held.
+    # A tensor may be freed, and its copy with it, while the lock is held.
     self._lock = threading.RLock()
-    # From a tensor's id to a weak reference to it, its copy, and their size.
+    # Id of a tensor to a weak reference to it, its copy and their size.
     self._copies = collections.OrderedDict()
 
   def __len__(self) -> int:
-    """The number of copies."""
+    """Returns the number of copies."""
     return len(self._copies)
 
   def get(self, tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor's copy on the current device, or itself.
+    """Returns the tensor's copy on the current device, or the tensor itself.
 
-    The copy is kept for the next time, as long as the tensor is there. Small
-    tensors, and those of types that TensorFlow keeps in the host's memory, have
-    none.
+    The copy is kept as long as the tensor exists. Small tensors, and types that
+    TensorFlow keeps in the host's memory, are not copied.
     """
     if not is_kept(tensor):
       return tensor
@@ -57,7 +56,7 @@ class DeviceCache:
     return copy
 
   def clear(self) -> None:
-    """Gives all memory back."""
+    """Drops all copies."""
     with self._lock:
       self._copies.clear()
       self._num_bytes = 0
@@ -70,7 +69,7 @@ class DeviceCache:
 
 
 def is_kept(tensor: tf.Tensor) -> bool:
-  """True if a tensor takes long to travel, and can stay on a GPU."""
+  """Returns True for a tensor that is large and can stay on a GPU."""
   return tensor.dtype in _STAYS and _num_bytes(tensor) >= _LEAST_BYTES
 
 

@@ -1,4 +1,4 @@
-"""Which devices clients run on, and how many at a time."""
+"""Devices and threads of clients."""
 
 import contextlib
 import contextvars
@@ -11,7 +11,7 @@ from tff_pfl import errors
 from tff_pfl.runtime import cores
 
 # Weights times examples of a round from which a GPU is faster than 16 cores;
-# docs/runtimes.md has what was measured.
+# docs/runtimes.md has the measurements.
 _LEAST_WORK_OF_GPUS = 50_000_000
 # 'auto', 'cpu', 'gpu', or TensorFlow's names of logical devices.
 Devices = Union[str, Sequence[str]]
@@ -21,7 +21,7 @@ def resolve(devices: Devices = 'auto') -> list[str]:
   """Returns the names of the chosen devices.
 
   Args:
-    devices: 'auto' (the GPUs, or the CPU where there is none), 'cpu', 'gpu'
+    devices: 'auto' (the GPUs, or the CPU if there is none), 'cpu', 'gpu'
       (all of them), or a sequence of TensorFlow's names, such as 'GPU:1'.
 
   Returns:
@@ -69,7 +69,7 @@ def resolve(devices: Devices = 'auto') -> list[str]:
 
 
 def is_gpu(device: Optional[str]) -> bool:
-  """Whether a name that `resolve` gave, or None, is that of a GPU."""
+  """Returns True for the name of a GPU; False for other names of `resolve`."""
   return device is not None and ':GPU:' in device
 
 
@@ -78,7 +78,7 @@ _traced_for = contextvars.ContextVar('traced_for', default=None)
 
 @contextlib.contextmanager
 def tracing_for(device: Optional[str]) -> Iterator[None]:
-  """Tells what is traced in this context for which device it is."""
+  """Makes a device known to functions that are traced in this context."""
   token = _traced_for.set(device)
   try:
     yield
@@ -87,12 +87,12 @@ def tracing_for(device: Optional[str]) -> Iterator[None]:
 
 
 def traced_for_gpu() -> bool:
-  """True if the graph that is being made is for a GPU."""
+  """Returns True if the current graph is traced for a GPU."""
   return is_gpu(_traced_for.get())
 
 
 def are_open(devices: Devices) -> bool:
-  """True if there is a choice between GPUs and the CPU, as for 'auto'."""
+  """Returns True if 'auto' leaves a choice between GPUs and the CPU."""
   return devices == 'auto' and bool(tf.config.list_physical_devices('GPU'))
 
 
@@ -100,11 +100,11 @@ def for_work(num_weights: int, num_examples: int) -> tuple[str, str]:
   """Chooses between GPUs and the CPU by the size of a round.
 
   Args:
-    num_weights: Of the model.
+    num_weights: Number of the model's weights.
     num_examples: Training examples of a cohort.
 
   Returns:
-    'gpu' or 'cpu', and a line that says which and why.
+    'gpu' or 'cpu', and a line that explains the choice.
   """
   is_large = num_weights * num_examples >= _LEAST_WORK_OF_GPUS
   kind = 'gpu' if is_large else 'cpu'
@@ -119,13 +119,13 @@ def thread_devices(
 ) -> tuple[str, ...]:
   """Returns the device of each thread that runs clients.
 
-  A GPU has one thread, which keeps it busy; the CPU one for each core, divided
-  among the logical CPU devices.
+  A GPU has one thread, which keeps it busy; the CPU has one for each core,
+  divided among the logical CPU devices.
 
   Args:
-    devices: Names that `resolve` gave.
-    num_threads: The number of threads, at least 1; they are dealt to the
-      devices in turn. None for the numbers above.
+    devices: Names of `resolve`.
+    num_threads: Number of threads, at least 1, dealt to the devices in turn.
+      None for the numbers above.
   """
   if num_threads is None:
     cpus = [device for device in devices if not is_gpu(device)]
@@ -137,7 +137,7 @@ def thread_devices(
 
 
 def _short_name(name: str) -> str:
-  """From 'gpu:0' or a full name to '/device:GPU:0'."""
+  """Converts 'gpu:0' or a full name to '/device:GPU:0'."""
   parts = name.rsplit(':', 2)
   kind, index = parts[-2:] if len(parts) > 1 else (name, '0')
   return f'/device:{kind.split("/")[-1].upper()}:{index}'

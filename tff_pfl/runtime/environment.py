@@ -1,16 +1,16 @@
-"""Variables of the environment, which TensorFlow and XLA read when they start.
+"""Environment variables that TensorFlow and XLA read when they start.
 
-XLA does so when it first compiles, TensorFlow when it first looks for GPUs.
-What the environment says already stays as it is.
+XLA reads them when it first compiles, TensorFlow when it first looks for GPUs.
+Variables that are set already stay unchanged.
 """
 
 import os
 
 _COMMAND_BUFFER = 'xla_gpu_enable_command_buffer'
 _XLA_FLAGS = {
-  # XLA orders the parts of a program so that several cores find work. A client
-  # has one core, where that order makes rounds of small models take 1.4 to 1.6
-  # times as long.
+  # XLA orders the parts of a program for several cores. A client has one core,
+  # for which that order makes rounds of small models take 1.4 to 1.6 times as
+  # long.
   'xla_cpu_enable_concurrency_optimized_scheduler': 'false',
   # A whole loop as one CUDA graph, in which the GPU itself decides about the
   # next step. Otherwise it waits for the host after each.
@@ -22,7 +22,7 @@ _VARIABLES = {'TF_FORCE_GPU_ALLOW_GROWTH': 'true'}
 
 
 def set_defaults() -> None:
-  """Sets what suits clients that train side by side."""
+  """Sets variables for clients that train side by side."""
   given = _xla_flags()
   names = {flag.partition('=')[0] for flag in given}
   _set_xla_flags(
@@ -38,7 +38,7 @@ def set_defaults() -> None:
 
 
 def leave_out_cuda_graphs() -> None:
-  """Has XLA start the operations of a loop on a GPU one by one."""
+  """Makes XLA start the operations of a loop on a GPU one by one."""
   name = f'--{_COMMAND_BUFFER}='
   others = [flag for flag in _xla_flags() if not flag.startswith(name)]
   _set_xla_flags([*others, name])

@@ -1,4 +1,4 @@
-"""Folders of results: where they are, what they hold, and writing there."""
+"""Folders of results: their paths and kinds, and atomic writes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tff_pfl import errors
 
 RUN, COMPARISON = 'a run', 'a comparison'
 EXPERIMENT, EXPERIMENTS = 'an experiment of a paper', "papers' experiments"
-# What a folder holds, by the first of these that is in it. An experiment has
-# runs as a comparison has.
+# File to the kind of results of its folder; the first one found counts. An
+# experiment has runs as a comparison has.
 _MARKS = {
   'run.sqlite': RUN,
   'numbers.json': EXPERIMENT,
@@ -25,13 +25,14 @@ _REMOTE = ('abfs', 'abfss', 'az', 'gcs', 'gs', 'hdfs', 's3', 's3a', 'wasbs')
 
 
 def local_path(path: Union[str, os.PathLike[str]], name: str) -> str:
-  """A path of the file system, with `~` for the home folder.
+  """Returns a path of the file system; expands `~`.
 
   Args:
-    name: That of the argument.
+    path: The path.
+    name: Name of the argument, for the message.
 
   Raises:
-    ValueError: If it is an address of a store of objects.
+    ValueError: If it is an address of an object store.
   """
   path = os.fspath(path)
   errors.expect(
@@ -46,7 +47,12 @@ def local_path(path: Union[str, os.PathLike[str]], name: str) -> str:
 def results_folder(
   path: Union[str, os.PathLike[str]], kind: str, name: str = 'output_dir'
 ) -> str:
-  """The `local_path` of a folder that may be there, with results of a kind.
+  """Returns the `local_path` of a folder for results of a kind.
+
+  Args:
+    path: A folder, which need not exist.
+    kind: `RUN`, `COMPARISON`, `EXPERIMENT` or `EXPERIMENTS`.
+    name: Name of the argument, for the message.
 
   Raises:
     RunError: If it holds other results.
@@ -61,7 +67,7 @@ def results_folder(
 
 
 def kind_of(path: str) -> Optional[str]:
-  """The kind of results in a folder; None if there are none of ours."""
+  """Returns the kind of results in a folder; None if there are none."""
   for mark, kind in _MARKS.items():
     if os.path.exists(os.path.join(path, mark)):
       return kind
@@ -77,9 +83,10 @@ def atomic_file(
 ) -> Iterator[IO[Any]]:
   """Opens a file that replaces `path` once all of it is on the disk.
 
-  If the body raises, or after a crash, `path` is as it was.
+  If the body raises, or after a crash, `path` is unchanged.
 
   Args:
+    path: The file to write.
     mode: "w" for text in UTF-8, "wb" for bytes.
 
   Raises:

@@ -1,19 +1,19 @@
-"""Runs a module's `main` again and again, each time in a fork of one process.
+"""Runs a module's `main` repeatedly, each time in a fork of one process.
 
     python fork_server.py MODULE
 
-Importing TensorFlow and TFF takes a processor 5 s. This process does it once
-and then, for each line on its standard input, a JSON list of a log file and
-arguments, forks a child that writes to the log and calls
-`main([MODULE, *arguments])`. When the child has ended, its return code is a
-line on the standard output. One child runs at a time.
+Importing TensorFlow and TFF takes a processor 5 s. This process does it once.
+Then, for each line on its standard input, a JSON list of a log file and
+arguments, it forks a child that writes to the log and calls
+`main([MODULE, *arguments])`. When the child has ended, its return code is
+printed as a line. One child runs at a time.
 
-A fork of a process with many threads can deadlock. This one has none but what
-imports start, which wait for work: nothing has run in it. A fork has not even
-those: what runs on TFF's default executor, in place of a runtime of its own,
-waits there for ever.
+A fork of a process with many threads can deadlock. This process has only
+threads that imports start, which wait for work. A fork has not even those: a
+computation on TFF's default executor, rather than on a runtime of its own,
+would wait there for ever.
 
-Only the standard library is used, and nothing of this package but the module.
+Uses only the standard library, and nothing of this package but the module.
 """
 
 import importlib
@@ -23,7 +23,7 @@ import signal
 import sys
 import warnings
 
-# The modules of this file's folder would hide others of their names.
+# The modules of this file's folder would hide others of the same names.
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, _FOLDER)
 import child_launcher  # noqa: E402
@@ -44,7 +44,7 @@ def _serve(module_name: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     server = os.getpid()
     with warnings.catch_warnings():
-      # Python and jax speak of the threads that imports started.
+      # Python and jax warn of the threads that imports started.
       warnings.simplefilter('ignore')
       child = os.fork()
     if not child:  # Its copy of `reports` is open as long as it lives.

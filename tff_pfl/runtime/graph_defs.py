@@ -1,4 +1,4 @@
-"""Reading and rewriting TensorFlow's serialized graphs (`GraphDef`)."""
+"""Analysis and changes of TensorFlow's serialized graphs (`GraphDef`)."""
 
 import collections
 import itertools
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tff_pfl.runtime.private_api import op_def_registry
 
-# What makes the handle of a variable or a table.
+# Operations that make the handle of a variable or a table.
 _RESOURCE_HANDLES = re.compile(r'VarHandleOp|\w*HashTable(OfTensors)?V2')
 # Registered as stateful, but as deterministic as the functions they call.
 _CALLS = frozenset({'StatefulPartitionedCall', 'While', 'If', 'Case'})
@@ -34,11 +34,10 @@ def all_nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
 
 
 def is_deterministic(graph_def: tf.compat.v1.GraphDef) -> bool:
-  """Whether a graph of tensors gives equal results for equal arguments.
+  """Returns True if equal arguments of a graph surely give equal results.
 
-  Returns:
-    False if in doubt: one operation that TensorFlow registers as stateful is
-    enough, be it harmless, as an assertion is.
+  False if in doubt: one operation that TensorFlow registers as stateful is
+  enough, even a harmless one, such as an assertion.
   """
   library = {function.signature.name for function in graph_def.library.function}
   kinds = {node.op for node in all_nodes(graph_def)} - library - _CALLS
@@ -56,7 +55,7 @@ def _is_deterministic_op(kind: str) -> bool:
 
 
 def kinds_in_use(graph_def: tf.compat.v1.GraphDef) -> collections.Counter:
-  """Counts operations by kind, once in each function that is called."""
+  """Counts operations by kind; each function that is called counts once."""
   kinds = collections.Counter()
   functions = {f.signature.name: f for f in graph_def.library.function}
   nodes = [*graph_def.node]
@@ -73,7 +72,7 @@ def kinds_in_use(graph_def: tf.compat.v1.GraphDef) -> collections.Counter:
 
 
 def mark(outputs: Any, attribute: str) -> None:
-  """Marks the operation in a graph that gave some outputs."""
+  """Sets a bool attribute of the operation that gave some outputs."""
   operation = tf.nest.flatten(outputs)[0].op
   while operation.type == 'Identity':
     operation = operation.inputs[0].op
@@ -81,7 +80,7 @@ def mark(outputs: Any, attribute: str) -> None:
 
 
 def without_xla(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
-  """Lets TensorFlow compute all parts of a graph itself; returns the graph."""
+  """Removes the demands for XLA from a graph; returns the graph."""
   for part in parts_for_xla(graph_def):
     part.attr['_XlaMustCompile'].b = False
   return graph_def
@@ -97,7 +96,12 @@ def parts_for_xla(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
 
 
 def choose_forms(graph_def: tf.compat.v1.GraphDef, form: int) -> None:
-  """Takes one of the forms of client work, see `core.in_place`."""
+  """Chooses one of the forms of client work; see `core.in_place`.
+
+  Args:
+    graph_def: A graph, which is changed.
+    form: `ALONE` or `TOGETHER`.
+  """
   for node in all_nodes(graph_def):
     if FORMS_ATTRIBUTE in node.attr:
       choice = tf.compat.v1.NodeDef()
@@ -111,7 +115,7 @@ def choose_forms(graph_def: tf.compat.v1.GraphDef, form: int) -> None:
 
 
 def add_destruction(graph_def: tf.compat.v1.GraphDef) -> str:
-  """Adds the operation that frees variables and tables; returns its name."""
+  """Adds an operation that frees variables and tables; returns its name."""
   handles = resource_handles(graph_def)
   everything = graph_def.node.add(op='NoOp', name='destroy_resources')
   for node in handles:
@@ -124,7 +128,7 @@ def add_destruction(graph_def: tf.compat.v1.GraphDef) -> str:
 
 
 def has_shared_name(node: Any) -> bool:
-  """Whether a node makes a resource that other executions share."""
+  """Returns True for a node whose resource other executions share."""
   return (
     'shared_name' in node.attr
     and node.attr['shared_name'].s.decode() != ANONYMOUS
@@ -139,7 +143,7 @@ def resource_handles(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
 def make_names_unique(graph_def: tf.compat.v1.GraphDef) -> list[str]:
   """Gives functions and resources names that no other loaded graph has.
 
-  TensorFlow has one table for all functions of a process, and another for all
+  TensorFlow has one table of all functions of a process and one of all
   resources.
 
   Returns:
@@ -160,7 +164,7 @@ def make_names_unique(graph_def: tf.compat.v1.GraphDef) -> list[str]:
     node.op = names.get(node.op, node.op)
     _rename_in_attributes(node.attr, names)
     if has_shared_name(node):
-      # Without a name TensorFlow takes the node's.
+      # For an empty name TensorFlow takes the node's.
       name = node.attr['shared_name'].s.decode() or node.name
       node.attr['shared_name'].s = (name + suffix).encode()
   return list(names.values())
@@ -191,7 +195,13 @@ def ancestors(
   ends: ListOrTuple[str],
   given: ListOrTuple[str],
 ) -> tf.compat.v1.GraphDef:
-  """Returns what the ends depend on, without the nodes of given tensors."""
+  """Returns the part of a graph that some tensors depend on.
+
+  Args:
+    graph_def: The graph.
+    ends: Names of the tensors or operations.
+    given: Names of tensors whose nodes are left out, with all before them.
+  """
   nodes = {node.name: node for node in graph_def.node}
   for name in given:
     nodes.pop(node_name(name), None)
@@ -214,7 +224,7 @@ def ancestors(
 
 
 def _forget_missing(node: tf.compat.v1.NodeDef, present: set[str]) -> None:
-  """Drops what else than tensors a node wants of nodes that are not there."""
+  """Drops a node's control inputs and places at nodes that are not there."""
   inputs = [
     name
     for name in node.input
@@ -230,10 +240,10 @@ def _forget_missing(node: tf.compat.v1.NodeDef, present: set[str]) -> None:
 
 
 def node_name(name: str) -> str:
-  """Returns the node of an input, a control input or a tensor."""
+  """Returns the name of the node of an input, a control input or a tensor."""
   return name.lstrip('^').split(':')[0]
 
 
 def tensor_name(name: str) -> str:
-  """Returns the full name of the tensor that is a node's input."""
+  """Returns the full name of a node's input tensor."""
   return name if ':' in name or name.startswith('^') else f'{name}:0'

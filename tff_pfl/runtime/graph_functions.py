@@ -1,8 +1,8 @@
 """Functions from TFF's serialized TensorFlow graphs.
 
-A graph is loaded when it is first called, once for all computations that hold
-the same graph, and unloaded when many others have been called since. A call
-costs little more than TensorFlow's own dispatch.
+A graph is loaded at its first call, once for all computations that have the
+same graph, and unloaded after calls of many others. A call costs little more
+than TensorFlow's own dispatch.
 """
 
 import collections
@@ -19,23 +19,23 @@ import tensorflow_federated as tff
 from tff_pfl import errors
 from tff_pfl.runtime import devices, graph_defs, graph_programs, values
 
-# How many clients' values one program accumulates at most.
+# Largest number of clients whose values one program accumulates.
 _MAX_FOLD_SIZE = 16
 _MAX_STACKED_FOLD_SIZE = 64
 
 
 class LocalFunction:
-  """A function of one party, without placements, that TensorFlow computes.
+  """A TensorFlow function of one party, without placements.
 
   It may be called from several threads at once. Calls run on the device of the
   caller's `tf.device`.
 
   Attributes:
-    block: The serialized graph, in `block.proto`.
+    block: A building block with the serialized graph in `block.proto`.
     type_signature: `tff.FunctionType`; its `parameter` may be None.
-    content_hash: Hex digest of what it computes: the graph, the names of its
-      inputs and outputs. Equal for equal computations.
-    pack: From the graph's results to the local value.
+    content_hash: Hex digest of the graph and the names of its inputs and
+      outputs; the same for equal computations.
+    pack: Function from the graph's results to the local value.
   """
 
   def __init__(
@@ -56,7 +56,7 @@ class LocalFunction:
     self._pack_fold = _packer(self._proto.result, names)
 
   def __call__(self, argument: values.LocalValue = None) -> values.LocalValue:
-    """Returns the local value of the result, from that of the argument."""
+    """Calls the function with a local value; returns a local value."""
     inputs = [] if argument is None else values.flatten(argument)
     return self.pack(self.program().call(inputs))
 
@@ -69,9 +69,9 @@ class LocalFunction:
     """Returns `f(... f(f(initial, rows[0]), rows[1]) ...)`.
 
     Args:
-      initial: The first element of the first argument.
-      clients_value: The second elements, in their order.
-      num_clients: How many they are; may be 0.
+      initial: The initial total, a local value.
+      clients_value: The rows, a value at clients.
+      num_clients: Number of clients; may be 0.
     """
     has_resources = self.program().has_resources
     if not has_resources and values.is_stacked(clients_value):
@@ -98,7 +98,7 @@ class LocalFunction:
     columns: ListOrTuple[Union[values.Stacked, values.AllEqual]],
     num_clients: int,
   ) -> values.LocalValue:
-    """Folds many clients' values in one program, where they are."""
+    """Folds many clients' values in one program, on their device."""
     is_shared = tuple(isinstance(c, values.AllEqual) for c in columns)
     device = columns[is_shared.index(False)].tensor.device
     uses_xla = devices.is_gpu(device) and not self.program().has_checks
@@ -132,12 +132,12 @@ class LocalFunction:
 
   @property
   def is_deterministic(self) -> bool:
-    """Whether equal arguments surely give equal results; False if in doubt."""
+    """True if equal arguments surely give equal results."""
     return self.is_tensor_function and self.program().is_deterministic
 
   @functools.cached_property
   def is_tensor_function(self) -> bool:
-    """Whether it maps tensors to tensors, without sequences and variables."""
+    """True if it maps tensors to tensors, without sequences and variables."""
     return not self.program().has_resources and not tff.types.contains(
       self.type_signature, lambda part: isinstance(part, tff.SequenceType)
     )
@@ -145,8 +145,8 @@ class LocalFunction:
   def program(self) -> graph_programs.Program:
     """Returns the loaded graph.
 
-    Of an `is_tensor_function` its `concrete` is from `values.flatten(argument)`
-    to flat results, of which `pack` makes the local value.
+    For an `is_tensor_function` its `concrete` takes `values.flatten(argument)`
+    and returns flat results, of which `pack` makes the local value.
     """
     return self._library.program(
       (self.content_hash, self._form),
@@ -172,7 +172,7 @@ def _content_hash(proto: Any) -> str:
 def _packer(
   binding: Any, names: ListOrTuple[str]
 ) -> Callable[[ListOrTuple[tf.Tensor]], values.LocalValue]:
-  """Returns the function from the named tensors to the bound local value."""
+  """Makes a function from the named tensors to the bound local value."""
   kind = binding.WhichOneof('binding')
   if kind == 'tensor':
     index = names.index(binding.tensor.tensor_name)
@@ -185,21 +185,21 @@ def _packer(
 
 
 class FunctionLibrary:
-  """The loaded graphs of a runtime, bounded in number."""
+  """The loaded graphs of a runtime, up to a number."""
 
   def __init__(self, max_functions: int = 512):
     """Makes an empty library.
 
     Args:
-      max_functions: How many graphs stay loaded, at least 1; those that have
-        not been called for longest are unloaded.
+      max_functions: Largest number of loaded graphs, at least 1; the least
+        recently used ones are unloaded.
     """
     self._max_functions = max_functions
     self._lock = threading.Lock()
     self._programs = collections.OrderedDict()
 
   def __len__(self) -> int:
-    """The number of loaded graphs."""
+    """Returns the number of loaded graphs."""
     return len(self._programs)
 
   def function(self, block: tff.framework.CompiledComputation) -> LocalFunction:
@@ -227,7 +227,7 @@ class FunctionLibrary:
   def program(
     self, key: Any, load: Callable[[], graph_programs.Program]
   ) -> graph_programs.Program:
-    """Returns what `load` returned when the key was first asked for."""
+    """Returns the program of a key, which `load` loads at the first use."""
     with self._lock:
       entry = self._programs.get(key)
       if entry is None:

@@ -1,10 +1,10 @@
 """Loaded graphs, which TensorFlow can call.
 
 Graphs with variables or tables (Keras models) name them in TensorFlow's global
-registry. Each loaded copy of such a graph has names of its own, and a copy is
-in use by one call at a time, so that concurrent clients do not share variables.
-The graph's initialization runs before each call, with its arguments; after it
-variables and tables are freed.
+registry. Each loaded copy of such a graph has names of its own and serves one
+call at a time, so that concurrent clients do not share variables. The graph's
+initialization runs before each call, with its arguments; variables and tables
+are freed after the call.
 """
 
 import functools
@@ -22,24 +22,24 @@ from absl import logging
 from tff_pfl.runtime import cancellation, graph_defs, values
 from tff_pfl.runtime.private_api import eager_context, eager_execute
 
-# What TensorFlow says where XLA has no kernel for an operation, or where the
-# shapes are such that it refuses to compile.
+# Messages of TensorFlow if XLA has no kernel for an operation or cannot compile
+# it for the shapes.
 _XLA_CANNOT_COMPILE = re.compile(
   r'tf2xla conversion failed|unsupported operations|on XLA_[A-Z]+_JIT'
 )
 _MAX_REASON_CHARACTERS = 300
 _CHECKS = ('Assert', 'CheckNumerics', 'CheckNumericsV2')
 
-# `tf.data.experimental.ExternalStatePolicy`: take data sets as they are that
-# draw random numbers or call Python.
+# `tf.data.experimental.ExternalStatePolicy`: accept data sets that draw random
+# numbers or call Python.
 _IGNORE_EXTERNAL_STATE = 1
 
 
 class Lazy:
-  """Calls a function once, even if several threads ask for its result."""
+  """A function's result, computed once for all threads at the first `get`."""
 
   def __init__(self, load: Callable[[], Any]):
-    """Takes the function, to be called at the first `get`."""
+    """Takes the function, which may be None for the result None."""
     self._lock = threading.Lock()
     self._load = load
     self._result = None
@@ -55,7 +55,7 @@ class Lazy:
 
 
 class EagerFunction:
-  """Calls a concrete function with flat tensors, without its Python layers."""
+  """A concrete function of flat tensors, called without its Python layers."""
 
   def __init__(self, concrete: Any):
     self.concrete = concrete
@@ -82,7 +82,7 @@ class EagerFunction:
     )
 
   def call_to_the_end(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Calls it, whatever is cancelled."""
+    """Returns the results; ignores any `Cancellation`."""
     return eager_execute.execute(
       self._name,
       self._num_outputs,
@@ -93,7 +93,7 @@ class EagerFunction:
 
 
 def xla_refuses(error: BaseException) -> bool:
-  """Whether an error says that XLA cannot compile a function."""
+  """Returns True for an error that says that XLA cannot compile a function."""
   return isinstance(
     error, (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
   ) and bool(_XLA_CANNOT_COMPILE.search(error.message))
@@ -103,9 +103,9 @@ class Program:
   """A loaded graph: one copy, or as many as there are concurrent calls.
 
   Attributes:
-    has_resources: Whether it holds variables or tables.
-    is_deterministic: As `graph_defs.is_deterministic` says.
-    asks_for_xla: Whether a part of it is to be compiled by XLA.
+    has_resources: True if it holds variables or tables.
+    is_deterministic: The result of `graph_defs.is_deterministic`.
+    asks_for_xla: True if XLA has to compile a part of it.
   """
 
   def __init__(
@@ -119,15 +119,18 @@ class Program:
     """Loads the first copy.
 
     Args:
-      load_without_xla: Loads the same graph with nothing for XLA; None if it
-        asks for nothing.
+      load_copy: Loads a copy of the graph.
+      has_resources: See the class.
+      is_deterministic: See the class.
+      load_without_xla: Loads the same graph without parts for XLA; None if it
+        has none.
     """
     self.has_resources = has_resources
     self.is_deterministic = is_deterministic
     self.asks_for_xla = load_without_xla is not None
     self._load_copy = load_copy
     self._first = load_copy()
-    # Copies that are not in use; only for graphs with resources.
+    # Unused copies; only for graphs with resources.
     self._free = [self._first]
     self._without_xla = Lazy(load_without_xla)
 
@@ -138,12 +141,12 @@ class Program:
 
   @property
   def has_checks(self) -> bool:
-    """True if it raises errors of its own, which XLA leaves out."""
+    """True if it has assertions, which XLA would leave out."""
     return any(kind in self._kinds for kind in _CHECKS)
 
   @property
   def num_convolutions(self) -> int:
-    """The number of convolutions of images, and of their gradients."""
+    """Number of convolutions of images and of their gradients."""
     return sum(
       number
       for kind, number in self._kinds.items()
@@ -155,11 +158,11 @@ class Program:
     return graph_defs.kinds_in_use(self.concrete.graph.as_graph_def())
 
   def call(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the tensors of the graph's results."""
+    """Calls the graph; returns the tensors of its results."""
     if not self.asks_for_xla:
       return self._call(inputs)
     try:
-      # An error cancels all that its scope's calls could go on with.
+      # An error cancels later calls in its scope.
       with cancellation.Cancellation().scope():
         return self._call(inputs)
     except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as e:
@@ -178,7 +181,7 @@ class Program:
     if not self.has_resources:
       return self._first.call(inputs)
     try:
-      # Taking the last and appending are atomic.
+      # `pop` and `append` are atomic.
       copy = self._free.pop()
     except IndexError:
       copy = self._load_copy()
@@ -201,7 +204,7 @@ class _Copy:
     self._destroy = destroy and EagerFunction(destroy)
 
   def call(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the tensors of the results."""
+    """Calls the copy; returns the tensors of its results."""
     if self._positions is not None:
       return [inputs[position] for position in self._positions]
     try:
@@ -217,7 +220,7 @@ class _Copy:
 
 
 def _positions_of_results(concrete: Any) -> Optional[list[int]]:
-  """Returns which inputs are the results; None if more than that is done."""
+  """Returns the inputs that are the results; None if the graph does more."""
   inputs = {tensor.name: n for n, tensor in enumerate(concrete.inputs)}
   positions = []
   for tensor in concrete.outputs:
@@ -230,7 +233,7 @@ def _positions_of_results(concrete: Any) -> Optional[list[int]]:
 
 
 def _detach(variant: tf.Tensor) -> tf.Tensor:
-  """Returns a data set that needs nothing of the graph that it comes from."""
+  """Returns a copy of a data set that does not need the graph it comes from."""
   graph = tf.raw_ops.DatasetToGraphV2(
     input_dataset=variant, external_state_policy=_IGNORE_EXTERNAL_STATE
   )
@@ -241,7 +244,8 @@ def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
   """Loads a `pb.TensorFlow`, TFF's message of a graph.
 
   Args:
-    form: Which form it takes where it has several.
+    proto: The message.
+    form: `graph_defs.ALONE` or `graph_defs.TOGETHER`.
   """
 
   def unpack():
@@ -272,7 +276,7 @@ def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
 
 
 def _load_copy(graph_def: tf.compat.v1.GraphDef, proto: Any) -> _Copy:
-  """Returns a copy of a graph, which it changes, under names of its own."""
+  """Loads a copy of a graph, which it changes, under names of its own."""
   function_names = graph_defs.make_names_unique(graph_def)
   token = proto.session_token_tensor_name
   feeds = tensor_names(proto.parameter)
@@ -284,9 +288,9 @@ def _load_copy(graph_def: tf.compat.v1.GraphDef, proto: Any) -> _Copy:
     initialize = import_graph(
       graph_def, feeds, [], proto.initialize_op, token=token
     )
-  # A returned data set may read a table after the call. It takes along a copy
-  # (see `_detach`), which TensorFlow never frees; so tables that are the same
-  # in each call stay where they are instead.
+  # A returned data set may read a table after the call. It has a copy (see
+  # `_detach`), which TensorFlow never frees; so tables that are the same in
+  # each call are kept instead.
   stays = (
     any(t.dtype == tf.variant for t in concrete.outputs)
     and initialize is not None
@@ -305,7 +309,7 @@ def _load_copy(graph_def: tf.compat.v1.GraphDef, proto: Any) -> _Copy:
 
 
 def _unload(function_names: ListOrTuple[str]) -> None:
-  """Frees what a loaded copy held."""
+  """Frees the functions of a loaded copy."""
   for name in function_names:
     # Each part of the graph has registered them.
     while eager_context.context().has_function(name):
@@ -323,9 +327,10 @@ def import_graph(
   """Returns the concrete function of a part of a graph.
 
   Args:
+    graph_def: The graph.
     feeds: Names of the tensors that are the arguments.
-    fetches: Names of the tensors that are the results; equal ones are one.
-    operation: Name of an operation to run as well.
+    fetches: Names of the tensors that are the results; repeated names give one.
+    operation: Name of a further operation to run.
     token: Name of the tensor for TFF's session token, which is empty here.
   """
   fetches = list(dict.fromkeys(fetches))
@@ -363,7 +368,7 @@ def import_graph(
 
 
 def tensor_names(binding: Any) -> list[str]:
-  """Returns the tensors' names of a `pb.TensorFlow.Binding`, in its order."""
+  """Returns the names of a `pb.TensorFlow.Binding`'s tensors, in its order."""
   kind = binding.WhichOneof('binding')
   if kind == 'tensor':
     return [binding.tensor.tensor_name]
@@ -380,7 +385,13 @@ def load_fold(
   pack: Callable[[ListOrTuple[tf.Tensor]], values.LocalValue],
   size: int,
 ) -> Program:
-  """Returns the program that accumulates several rows."""
+  """Makes a program that accumulates several rows.
+
+  Args:
+    program: The program that accumulates one row.
+    pack: Function from its results to the local value.
+    size: Number of rows.
+  """
   accumulated, row = _specs_of_fold(program, pack)
 
   def rows_of(flat):
@@ -398,12 +409,15 @@ def load_stacked_fold(
   is_shared: ListOrTuple[bool],
   uses_xla: bool,
 ) -> Program:
-  """Returns the program that accumulates `[size, ...]` rows.
+  """Makes a program that accumulates stacked rows, `[size, ...]`.
 
   Args:
-    is_shared: For each of a row's tensors whether it is the same in all, and
-      not stacked.
-    uses_xla: Whether it is compiled, where it can be.
+    program: The program that accumulates one row.
+    pack: Function from its results to the local value.
+    size: Number of rows.
+    is_shared: For each of a row's tensors True if it is the same in all rows,
+      and not stacked.
+    uses_xla: True to compile it by XLA if possible.
   """
   accumulated, row = _specs_of_fold(program, pack)
   columns = [
@@ -431,7 +445,7 @@ def load_stacked_fold(
 
 
 def _specs_of_fold(program, pack):
-  """Returns the specs of what is accumulated, and those of a row."""
+  """Returns the specs of the total's and of a row's tensors."""
   specs = [tf.TensorSpec(t.shape, t.dtype) for t in program.concrete.inputs]
   # One tensor of the results may stand for several of the next call's inputs.
   number = len(values.flatten(pack(program.concrete.outputs)))
@@ -439,11 +453,11 @@ def _specs_of_fold(program, pack):
 
 
 def _load_fold(program, pack, signature, rows_of, jit_compile=None):
-  """Returns the copy of a fold.
+  """Loads a fold.
 
   Args:
-    signature: The specs of what is accumulated, and of the others.
-    rows_of: From those others to the rows.
+    signature: Specs of the total's tensors, and of the other arguments.
+    rows_of: Function from the other arguments to the rows.
   """
   accumulated, others = signature
 

@@ -1,9 +1,9 @@
 """A runtime that executes computations with TensorFlow in this process.
 
 It runs every computation that TFF's own C++ runtime runs, several times faster
-where rounds are short: nothing is serialized, and values stay tensors from one
+if rounds are short: nothing is serialized, and values stay tensors from one
 step to the next. Clients run on a pool of threads. Errors of TensorFlow reach
-the caller as TensorFlow's own (`tf.errors`).
+the caller unchanged (`tf.errors`).
 """
 
 import concurrent.futures
@@ -32,14 +32,14 @@ from tff_pfl.runtime import cancellation as cancellation_lib
 from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.runtime.private_api import cardinalities_utils
 
-# Megabytes of what clients have that stay on a GPU from round to round.
+# Megabytes of clients' tensors that stay on a GPU from round to round.
 DEVICE_CACHE_MB = 4096
 _MAX_COMPUTATIONS_AT_A_TIME = 1000
 _SECONDS_FOR_ABANDONED_CALL = 1.0
 
 
 class InterpretingRuntime(base.Runtime):
-  """Does the server's work in this process; a mapper runs the clients'."""
+  """A runtime with the server in this process and clients on a mapper."""
 
   def __init__(
     self,
@@ -50,16 +50,17 @@ class InterpretingRuntime(base.Runtime):
     """Makes a runtime that closes the mapper with itself.
 
     Args:
-      server_device: Where all but the clients' work is computed, a name that
-        `devices.resolve` gave.
-      make_interpreter: Has the arguments of `interpreter.Interpreter`, and
-        returns something with its method `run`.
+      mapper: Runs the clients' functions.
+      server_device: Device of all work but the clients', a name of
+        `devices.resolve`.
+      make_interpreter: `interpreter.Interpreter`, or a function of the same
+        arguments that returns an object with its method `run`.
     """
     super().__init__(_Engine(mapper, server_device, make_interpreter))
 
 
 class InProcessRuntime(InterpretingRuntime):
-  """Runs computations in this process."""
+  """A runtime in this process."""
 
   def __init__(
     self,
@@ -74,23 +75,23 @@ class InProcessRuntime(InterpretingRuntime):
     """Prepares the runtime.
 
     Args:
-      devices: Where clients compute: 'auto' (the GPUs, or the CPU where there
-        is none), 'cpu', 'gpu', or a list of TensorFlow's device names.
-      max_concurrent_clients: How many clients' computations (or batches of
-        them) run at the same time, at least 1; None for one on each GPU, and on
-        the CPU one for each usable core.
-      batched_clients: Whether clients of equal shapes run as one program (see
-        `batched_clients`); None for yes on GPUs, no on the CPU, where it is
-        slower.
+      devices: Devices of the clients: 'auto' (the GPUs, or the CPU if there is
+        none), 'cpu', 'gpu', or a list of TensorFlow's device names.
+      max_concurrent_clients: Number of clients' computations (or batches of
+        them) at the same time, at least 1; None for one on each GPU, and on the
+        CPU one for each usable core.
+      batched_clients: True to run clients of equal shapes as one program (see
+        `batched_clients`); None for True on GPUs, and False on the CPU, where
+        it is slower.
       device_cache_mb: Megabytes of clients' examples and other tensors that
-        stay on each GPU for later rounds, at least 0. Integers of 32 bits do
-        not: TensorFlow has them in the host's memory.
-      tf32: Whether GPUs multiply matrices in TensorFloat-32, which is faster
-        and has 10 bits of a mantissa for 23. It holds for all of the process
-        from here on.
-      cuda_graphs: Whether XLA makes CUDA graphs of loops of training on GPUs.
-        False holds for all of the process, if it comes before XLA compiles for
-        the first time.
+        stay on each GPU for later rounds, at least 0. TensorFlow keeps 32-bit
+        integers in the host's memory.
+      tf32: True to multiply matrices on GPUs in TensorFloat-32, which is faster
+        and has a mantissa of 10 bits, not 23. It then holds for the whole
+        process.
+      cuda_graphs: True to let XLA make CUDA graphs of training loops on GPUs.
+        False holds for the whole process, if it comes before the first
+        compilation by XLA.
 
     Raises:
       ValueError: If a number is out of range or there is no such device.
@@ -118,10 +119,10 @@ def create_mapper(
   tf32: bool = False,
   cuda_graphs: bool = True,
 ) -> tuple[client_mapper.ClientMapper, str]:
-  """Returns what runs the clients, and the device for the server's work.
+  """Returns a mapper for the clients, and the device of the server's work.
 
-  The arguments are those of `InProcessRuntime`. All but the clients' work is
-  for the CPU: it is little, and its values are the callers'.
+  The arguments are those of `InProcessRuntime`. The server's work is for the
+  CPU: it is little, and its values are the caller's.
   """
   errors.expect_int('device_cache_mb', device_cache_mb, 0)
   if not cuda_graphs:
@@ -140,7 +141,7 @@ def create_mapper(
 
 
 class _Lowered(NamedTuple):
-  """A computation that can be run, and its argument's and result's form."""
+  """An interpreter, and the conversions of its argument and result."""
 
   interpreter: Any
   read: Optional[Callable[[Any], Any]]
@@ -148,7 +149,7 @@ class _Lowered(NamedTuple):
 
 
 class _Engine(base.Engine):
-  """What the computations of one runtime share."""
+  """The shared state of a runtime's computations."""
 
   def __init__(self, mapper, server_device, make_interpreter):
     super().__init__()
@@ -157,10 +158,10 @@ class _Engine(base.Engine):
     self._server_device = server_device
     self._library = graph_functions.FunctionLibrary()
     self._lock = threading.Lock()
-    # From the id of a computation, as long as it is there.
+    # By the id of a computation, as long as it exists.
     self._lowered: dict[int, _Lowered] = {}
-    # As many as there are computations at a time. They are used again: what
-    # TensorFlow keeps of a thread, it keeps for ever.
+    # As many as there are computations at a time. They are used again, as
+    # TensorFlow never frees its data about a thread.
     self._threads = threads.Threads(
       _MAX_COMPUTATIONS_AT_A_TIME, 'tff-pfl-computation'
     )
@@ -169,8 +170,8 @@ class _Engine(base.Engine):
   def invoke(self, comp: Any, arg: Any) -> Any:
     """Returns the computation's result.
 
-    The work is done in another thread, so that the caller's reacts to Ctrl-C at
-    any time, whatever graph or device it has active.
+    Computes in another thread, so that the caller's thread reacts to Ctrl-C at
+    any time, and its active graph or device does not matter.
     """
     self.check_open()
     cancellation = cancellation_lib.Cancellation()

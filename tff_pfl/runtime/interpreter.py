@@ -1,4 +1,4 @@
-"""Interprets lowered computations on the values of `values`."""
+"""Interpreter of lowered computations on the values of `values`."""
 
 from collections.abc import Callable
 from typing import Any, Optional
@@ -11,11 +11,12 @@ from tff_pfl.runtime import client_mapper, graph_functions, values
 
 
 class Scope:
-  """The values of names, at one party or at all clients of one run.
+  """Values by name, at one party or at all clients of one run.
 
   Attributes:
-    bindings: Those of this scope, to which more may be added.
-    at_clients: Whether they are at all clients.
+    bindings: The values of this scope, to which more may be added.
+    num_clients: Number of clients of the run.
+    at_clients: True if the values are at all clients.
   """
 
   def __init__(
@@ -31,7 +32,7 @@ class Scope:
     self._parent = parent
 
   def inner(self, bindings: dict[str, Any], at_clients: bool) -> 'Scope':
-    """Returns a scope in this one."""
+    """Returns a scope within this one."""
     return Scope(bindings, self.num_clients, self, at_clients)
 
   def lookup(self, name: str) -> Any:
@@ -61,12 +62,14 @@ class Interpreter:
     """Prepares the computation.
 
     Args:
-      block: What `lowering.lower` returned, or the parts of it to be evaluated.
+      block: The result of `lowering.lower`, or the parts of it to evaluate.
+      library: The runtime's functions.
+      mapper: Runs the clients' functions.
     """
     self._block = block
     self._library = library
     self.mapper = mapper
-    # From a building block's id; `block` keeps all of them alive.
+    # By a building block's id; `block` keeps all of them alive.
     self._functions: dict[int, graph_functions.LocalFunction] = {}
     self._constants: dict[int, Any] = {}
 
@@ -76,16 +79,17 @@ class Interpreter:
     Args:
       argument: The argument as a `python_values.reader` returns it; None if
         there is no parameter.
+      num_clients: Number of clients.
     """
     return self.evaluate(self._block, Scope({}, num_clients))(argument)
 
   def evaluate(
     self, block: tff.framework.ComputationBuildingBlock, scope: Scope
   ) -> Any:
-    """Returns the value of a building block; that of functions can be called.
+    """Returns the value of a building block; functions become callables.
 
-    A function is of one party, or of all. That of a lambda takes also whether
-    it is called with the values of clients.
+    The callable of a lambda has a second argument, True for a call with the
+    values of clients.
     """
     evaluate = _EVALUATE.get(type(block))
     if evaluate is None:
@@ -117,7 +121,7 @@ class Interpreter:
       and isinstance(function, graph_functions.LocalFunction)
       and function.is_deterministic
     ):
-      # In most cases zeros.
+      # Mostly zeros.
       if id(block) not in self._constants:
         self._constants[id(block)] = function()
       return self._constants[id(block)]
@@ -162,9 +166,9 @@ class Interpreter:
   def map(
     self, function: Any, argument: Optional[values.ClientsValue], scope: Scope
   ) -> values.ClientsValue:
-    """Returns the clients' results of a function of one party."""
+    """Applies a function of one party at all clients."""
     if not isinstance(function, graph_functions.LocalFunction):
-      # Only the functions that it calls run client by client.
+      # The functions that it calls run client by client.
       return function(argument, at_clients=True)
     if not scope.num_clients:
       return values.PerClient([])
@@ -176,7 +180,7 @@ class Interpreter:
     return self.mapper.map(function, argument, scope.num_clients)
 
   def accumulate(self, argument: Any, scope: Scope) -> Any:
-    """Returns the total of an aggregation's argument, without its report."""
+    """Returns the total of an aggregation's argument, before its report."""
     clients_value, total, accumulate, *_ = argument
     if isinstance(accumulate, graph_functions.LocalFunction):
       return accumulate.fold(total, clients_value, scope.num_clients)
@@ -198,7 +202,7 @@ _EVALUATE: dict[type, Callable[..., Any]] = {
 }
 
 
-# From an interpreter, an intrinsic's argument and a scope to the result.
+# URI to a function from an interpreter, the argument and a scope to the result.
 _INTRINSICS: dict[str, Callable[[Interpreter, Any, Scope], Any]] = {
   getattr(tff.framework, f'FEDERATED_{name}').uri: function
   for name, function in (

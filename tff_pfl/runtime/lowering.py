@@ -1,11 +1,10 @@
-"""From a TFF computation to what the in-process runtime interprets.
+"""Lowering of TFF computations for the in-process runtime.
 
 The result is in TFF's call-dominant form: a list of calls of intrinsics and of
 TensorFlow functions, without nesting except in the functions that intrinsics
-take. Intrinsics that others define are replaced by their definitions; secure
-ones sum in the clear, and get the same integers. Functions of one party become
-one TensorFlow graph each where they call several. Calls that need not be alone
-are merged.
+take. Intrinsics that are defined by others are replaced by their definitions;
+secure sums are computed in the clear, with the same integers. A function of one
+party that calls several graphs becomes one graph. Calls are merged if possible.
 """
 
 import itertools
@@ -39,7 +38,7 @@ _unique_number = itertools.count()
 def lower(
   computation: tff.framework.ConcreteComputation,
 ) -> tff.framework.ComputationBuildingBlock:
-  """Returns what to interpret for a computation that is not polymorphic."""
+  """Lowers a computation that is not polymorphic, for `Interpreter`."""
   block = _without_secure_sums(computation.to_building_block())
   block = mapreduce_compiler.unpack_compiled_computations(block)
   block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
@@ -63,7 +62,7 @@ def lower(
 def replace_secure_sums(
   computation: tff.framework.ConcreteComputation,
 ) -> tff.framework.ConcreteComputation:
-  """Returns a computation that sums in the clear and gets the same integers."""
+  """Replaces secure sums by sums in the clear, with the same integers."""
   block = computation.to_building_block()
   replaced = _without_secure_sums(block)
   if replaced is block:
@@ -76,8 +75,8 @@ def _without_secure_sums(
 ) -> tff.framework.ComputationBuildingBlock:
   if not tree_analysis.contains(block, _is_secure):
     return block
-  # The sums' definitions, where they stand, could nest it deeper than protocol
-  # buffers may be; this form is flat.
+  # The sums' definitions in place could nest deeper than protocol buffers may;
+  # this form is flat.
   block = tff.framework.to_call_dominant(block)
   # TFF's public function writes and reads all graphs before and after this.
   block, _ = test_compiler._replace_secure_intrinsics_with_insecure_bodies(
@@ -107,10 +106,10 @@ def _lower_call(block: tff.framework.ComputationBuildingBlock) -> _Transformed:
 def _lower_lambda(
   block: tff.framework.ComputationBuildingBlock,
 ) -> _Transformed:
-  """Makes a function of one party that calls several others one graph.
+  """Makes a function of one party that calls several graphs one graph.
 
-  A function that calls no more than one is left as it is: what it selects and
-  arranges costs nothing, and its graph stays the one that the user wrote.
+  A function that calls one graph at most stays: its selections cost nothing,
+  and its graph stays the user's own.
   """
   if not isinstance(block, tff.framework.Lambda) or not _is_local(block):
     return block, False
@@ -123,7 +122,7 @@ def _lower_lambda(
 
 
 def _is_local(block: tff.framework.Lambda) -> bool:
-  """Whether TensorFlow alone can compute a function."""
+  """Returns True for a function that TensorFlow alone can compute."""
   kinds = (
     tff.framework.Intrinsic,
     tff.framework.Data,
@@ -140,7 +139,7 @@ def _is_local(block: tff.framework.Lambda) -> bool:
 
 
 def _is_foreign(block: tff.framework.ComputationBuildingBlock) -> bool:
-  """Whether it is compiled, but not TensorFlow."""
+  """Returns True for a compiled computation that is not TensorFlow's."""
   return (
     isinstance(block, tff.framework.CompiledComputation)
     and block.proto.WhichOneof('computation') != 'tensorflow'
@@ -150,7 +149,7 @@ def _is_foreign(block: tff.framework.ComputationBuildingBlock) -> bool:
 def _to_graph(
   function: tff.framework.ComputationBuildingBlock,
 ) -> tff.framework.ComputationBuildingBlock:
-  """Returns a function as one TensorFlow graph if it can be."""
+  """Makes a function one TensorFlow graph if possible."""
   if isinstance(function, tff.framework.Lambda) and _is_local(function):
     return mapreduce_compiler.compile_local_computation_to_tensorflow(function)
   return function
@@ -209,7 +208,7 @@ def _lower_sequence_sum(call: tff.framework.Call) -> tff.framework.Call:
 
 
 def _lower_select(call: tff.framework.Call) -> tff.framework.Call:
-  """Each client gets the server's value and selects by its own keys."""
+  """Broadcasts the server's value; each client selects by its own keys."""
   keys, _, server_value, select = call.argument
   apply = _in_graph(select)
 
@@ -252,7 +251,7 @@ def _element(arguments: tuple[Any, ...]) -> Any:
 
 
 def _in_graph(function: tff.framework.ComputationBuildingBlock) -> Any:
-  """Returns a function that stamps another into the graph being traced."""
+  """Returns a function that copies another into the graph being traced."""
   graph = _to_graph(function)
 
   # AutoGraph would convert, and spend seconds on, TFF's own functions.

@@ -1,4 +1,4 @@
-"""What a measurement takes of the machine: memory, and which versions ran."""
+"""Measurements of memory, and versions of packages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 _SECONDS_PER_SAMPLE = 0.2
-# A process that is being started shares its parent's memory for a moment, which
-# must not count twice.
+# A new process shares its parent's memory for a moment, which must not count
+# twice.
 _SECONDS_UNTIL_STARTED = 0.5
 
 
@@ -24,7 +24,7 @@ def resident_mb() -> float:
   process = psutil.Process()
   total = process.memory_info().rss
   for child in process.children(recursive=True):
-    # A child may end while it is looked at.
+    # A child may end during its measurement.
     with contextlib.suppress(psutil.Error):
       if time.time() - child.create_time() > _SECONDS_UNTIL_STARTED:
         total += child.memory_info().rss
@@ -32,15 +32,15 @@ def resident_mb() -> float:
 
 
 class PeakMemory:
-  """Watches the resident memory of this process and its child processes.
+  """Peak of the resident memory of this process and its child processes.
 
       with PeakMemory() as memory:
         ...
       print(memory.peak_mb)
 
-  A thread samples their sum. A peak of this process between two samples is
-  known to the operating system and counts too, unless the process had a higher
-  one before.
+  A thread samples their sum. A peak of this process between two samples counts
+  too, by the operating system's record, unless the process had a higher one
+  before.
 
   Attributes:
     peak_mb: The highest sum so far, in MB (2**20 bytes).
@@ -76,12 +76,12 @@ class PeakMemory:
 
 
 def _highest_rss_mb() -> float:
-  """The most resident memory that this process ever had, in MB."""
+  """Returns the largest resident memory of this process so far, in MB."""
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def versions() -> dict:
-  """Versions of what decides the speed."""
+  """Returns the versions of the packages that decide the speed, by name."""
   return {
     'python': platform.python_version(),
     'tensorflow': tf.__version__,

@@ -1,7 +1,6 @@
-"""Fewer calls that compute the same.
+"""Merges of the calls of a lowered computation.
 
-A call costs a runtime as much as many operations on small tensors, and so do
-several programs where one would do.
+A call costs a runtime as much as many operations on small tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,16 +17,16 @@ from tff_pfl.runtime.private_api import (
 )
 
 _Block = tff.framework.ComputationBuildingBlock
-# From a value's name to the call of an intrinsic that computes it.
+# Name of a value to the call of an intrinsic that computes it.
 _Calls = dict[str, _Block]
 
 
 def merge(calls: Mapping[str, _Block], result: _Block) -> _Calls:
-  """Merges what clients send, what is added, and what the server computes.
+  """Merges weightings, aggregations and the server's calls.
 
   Args:
-    calls: The values of a lowered computation, each after those it needs.
-    result: That of the computation, in terms of their names.
+    calls: The calls of a lowered computation, each after those it needs.
+    result: The computation's result, as an expression of their names.
   """
   calls = _weigh_while_accumulating(dict(calls), result)
   calls = _report_at_server(_aggregate_together(calls))
@@ -35,10 +34,10 @@ def merge(calls: Mapping[str, _Block], result: _Block) -> _Calls:
 
 
 def _weigh_while_accumulating(calls: _Calls, result: _Block) -> _Calls:
-  """Leaves the weighting of clients' values to the aggregation that adds them.
+  """Moves the weighting of clients' values into their aggregation.
 
-  One call for many clients takes the place of one for each, and no weighted
-  copy of the values is made.
+  One call for many clients then replaces one for each, and there is no weighted
+  copy of the values.
   """
   references = [_references(part) for part in (*calls.values(), result)]
   for name, call in [*calls.items()]:
@@ -83,12 +82,12 @@ def _accumulate_weighted(accumulate, weigh):
 
 
 def _aggregate_together(calls: _Calls) -> _Calls:
-  """Makes aggregations of which none needs another's result one.
+  """Merges aggregations that do not need each other's results.
 
-  One call adds what clients send and what is measured of them.
+  One call then adds clients' updates and their metrics.
   """
   needs = _needs(calls)
-  # How many aggregations there are on the way to each value.
+  # Number of aggregations on the way to each value.
   level, by_level = {}, {}
   for name, call in calls.items():
     level[name] = max(
@@ -109,7 +108,7 @@ def _aggregate_together(calls: _Calls) -> _Calls:
 
 
 def _report_at_server(calls: _Calls) -> _Calls:
-  """Makes the report of an aggregation a call of the server's own."""
+  """Makes the report of an aggregation a call at the server."""
   separated = {}
   for name, call in calls.items():
     if _is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
@@ -135,10 +134,10 @@ def _report_at_server(calls: _Calls) -> _Calls:
 
 
 def _compute_at_server_together(calls: _Calls, result: _Block) -> _Calls:
-  """Makes what the server computes at a time one graph."""
+  """Merges the server's calls between two aggregations into one graph."""
   needs = _needs(calls)
   at_server = {name for name, call in calls.items() if _is_at_server(call)}
-  # How often the server had to wait before each value.
+  # Number of waits of the server before each value.
   level, by_level = {}, {}
   for name in calls:
     level[name] = max(
@@ -176,9 +175,9 @@ def _compute_at_server_together(calls: _Calls, result: _Block) -> _Calls:
 
 
 def _is_at_server(call: _Block) -> bool:
-  """True for what TensorFlow can compute at the server."""
+  """Returns True for a call that TensorFlow can compute at the server."""
   if _is_call_of(call, tff.framework.FEDERATED_APPLY):
-    # Lambdas are left that select and arrange.
+    # The remaining lambdas select and arrange.
     function = call.argument[0]
     return isinstance(function, tff.framework.CompiledComputation) or (
       isinstance(function, tff.framework.Lambda)
@@ -194,7 +193,7 @@ def _is_at_server(call: _Block) -> bool:
 
 
 def _one_function(calls: _Calls, wanted: set[str]) -> _Block:
-  """Returns the call that computes the wanted ones of some calls."""
+  """Returns one call that computes the wanted ones of some calls."""
   inputs = {}
 
   def find_inputs(block):
@@ -256,14 +255,14 @@ def _one_function(calls: _Calls, wanted: set[str]) -> _Block:
 
 
 def _argument_of(call: tff.framework.Call) -> _Block:
-  """Returns what the server has already of a call `_is_at_server`."""
+  """Returns the argument of a call at the server, without its function."""
   if _is_call_of(call, tff.framework.FEDERATED_APPLY):
     return call.argument[1]
   return call.argument
 
 
 def _is_aggregation(call: _Block) -> bool:
-  """True for one by TensorFlow whose total keeps its shape."""
+  """Returns True for an aggregation by TensorFlow with a total of one type."""
   if not _is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
     return False
   _, zero, accumulate, *_ = call.argument
@@ -281,7 +280,7 @@ def _one_aggregation(
   types = [zero.type_signature for zero in zeros]
 
   def each(functions, parameter_type, argument_of):
-    """A function of structures, part by part."""
+    """Makes a function of structures that applies functions part by part."""
     argument = tff.framework.Reference('argument', parameter_type)
     parts = [
       tff.framework.Call(function, argument_of(argument, index))
@@ -322,7 +321,7 @@ def _one_aggregation(
 def _replace(
   calls: _Calls, names: Sequence[str], merged: str, call: _Block
 ) -> None:
-  """Makes calls the elements of what one call computes, in place."""
+  """Replaces calls, in place, by the elements of one call's result."""
   calls[merged] = call
   reference = tff.framework.Reference(merged, call.type_signature)
   for index, name in enumerate(names):

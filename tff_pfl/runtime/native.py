@@ -2,12 +2,12 @@
 
 TFF's local context starts the same worker but never stops it: at the
 interpreter's exit its clean-up fails, and the orphan keeps running and holds
-the program's stdout open. Where a worker dies, TFF tries for ever to reach it.
+the program's stdout open. If a worker dies, TFF tries for ever to reach it.
 
-Here the first computation starts the worker, which ends with this process,
-however that ends (see `child_launcher`), and is reached from this machine only
-(see `worker_port`). If it dies, the computation under way raises `RunError`,
-and the next one starts another.
+Here the first computation starts the worker. It ends with this process in any
+case (see `child_launcher`) and can be reached from this machine only (see
+`worker_port`). If it dies, the running computation raises `RunError`, and the
+next one starts another worker.
 
 The worker runs TensorFlow on CPU only.
 """
@@ -36,12 +36,12 @@ from tff_pfl.runtime import (
 from tff_pfl.runtime.private_api import executor_pb2_grpc
 
 _BINARY = os.path.join(os.path.dirname(tff.__file__), 'data', 'worker_binary')
-# To load the binary (300 MB) from a slow disk takes time.
+# Loading the binary (300 MB) from a slow disk takes time.
 _SECONDS_TO_START = 60.0
 # The kernel closes a dying process's sockets just before it is gone.
 _SECONDS_TO_END = 2.0
-# A worker does not answer a release while it computes with what is released;
-# it does what was asked in any case.
+# A worker does not answer a release while it computes with the value, but does
+# it later.
 _SECONDS_TO_RELEASE = 1.0
 # The worker frees values in batches of this many. TFF's default of 20 keeps the
 # arguments and results of several past rounds alive.
@@ -57,14 +57,14 @@ _CHANNEL_OPTIONS = (
 
 
 class NativeRuntime(base.Runtime):
-  """Runs computations in one C++ worker on this machine."""
+  """A runtime with one C++ worker on this machine."""
 
   def __init__(self, *, max_concurrent_clients: Optional[int] = None):
     """Prepares the runtime; the first computation starts the worker.
 
     Args:
-      max_concurrent_clients: How many clients' computations run at the same
-        time, at least 1; None for the number of usable CPU cores.
+      max_concurrent_clients: Number of clients' computations at the same time,
+        at least 1; None for the number of usable CPU cores.
 
     Raises:
       ValueError: If a number is out of range.
@@ -74,19 +74,19 @@ class NativeRuntime(base.Runtime):
 
   @property
   def worker_pid(self) -> Optional[int]:
-    """The process id of the worker; None while there is none."""
+    """Process id of the worker; None if there is none."""
     worker = self._engine.worker
     return worker.process.pid if worker and worker.is_running else None
 
 
 class _Engine(base.Engine):
-  """Has one worker at a time, and one thread, which computes on it."""
+  """An engine with one worker at a time and one thread that uses it."""
 
   def __init__(self, num_clients: int):
     super().__init__()
     self._num_clients = num_clients
     # The kernel kills the worker when the *thread* that started it ends. This
-    # one lives until the end.
+    # thread lives until the end.
     self._thread = threads.Threads(1, 'tff-worker')
     self._lock = threading.Lock()
     self.worker: Optional[_Worker] = None
@@ -94,8 +94,8 @@ class _Engine(base.Engine):
   def invoke(self, comp: Any, arg: Any) -> Any:
     """Returns the computation's result.
 
-    In another thread, so that the caller's reacts to Ctrl-C at any time, and
-    may have an event loop of its own (as notebooks do).
+    Computes in another thread, so that the caller's thread reacts to Ctrl-C at
+    any time and may have an event loop of its own (as in notebooks).
     """
     self.check_open()
     outcome = self._thread.submit(self._compute, comp, arg)
@@ -106,8 +106,8 @@ class _Engine(base.Engine):
       raise
     finally:
       if not outcome.done():
-        # Ctrl-C or a request to exit. The call under way cannot be cancelled,
-        # so its worker is given up.
+        # Ctrl-C or a request to exit. As the running call cannot be cancelled,
+        # its worker is stopped.
         self._stop_worker()
 
   def _compute(self, comp: Any, arg: Any) -> Any:
@@ -143,15 +143,15 @@ class _Engine(base.Engine):
 
 
 class _Worker:
-  """A running worker, and TFF's context that computes on it."""
+  """A running worker and TFF's context on it."""
 
   def __init__(self, num_clients: int):
     """Starts the process; returns when it answers.
 
-    Where the environment has no `TF_NUM_INTRAOP_THREADS`, the cores are divided
-    among the concurrent clients. Splitting each one's matrix products over all
-    cores makes rounds slower (by half for an MLP on two cores) and their
-    rounding dependent on the number of cores.
+    If the environment has no `TF_NUM_INTRAOP_THREADS`, the cores are divided
+    among the concurrent clients. If each client's matrix products used all
+    cores, rounds would be slower (by half for an MLP on two cores) and their
+    rounding would depend on the number of cores.
     """
     self._port = worker_port.WorkerPort()
     self._owner_pid = os.getpid()
@@ -168,7 +168,7 @@ class _Worker:
         f'--max_concurrent_computation_calls={num_clients}',
       ),
       stdin=subprocess.DEVNULL,
-      # What a client prints goes where messages do: stdout is the program's.
+      # Clients' prints go to stderr, as stdout is the program's.
       stdout=2,
       env=environment,
       # Ctrl-C in a terminal reaches Python alone, which then decides.
@@ -178,7 +178,7 @@ class _Worker:
     self._channel = grpc.insecure_channel(target, _CHANNEL_OPTIONS)
     self._stub = _Stub(self._channel)
     # The same parts as in `create_sync_local_cpp_execution_context`, without
-    # the `SyncExecutionContext` around them: its thread never ends.
+    # the `SyncExecutionContext` around them, whose thread never ends.
     self.context = tff.framework.AsyncExecutionContext(
       executor_fn=tff.framework.ResourceManagingExecutorFactory(
         self._make_executor
@@ -195,7 +195,7 @@ class _Worker:
 
   @property
   def is_running(self) -> bool:
-    """Whether the process has not ended."""
+    """True until the process ends."""
     return self.process.poll() is None
 
   def _wait_until_it_answers(self) -> None:
@@ -211,7 +211,7 @@ class _Worker:
       time.sleep(0.01)
 
   def check(self, error: Exception) -> None:
-    """Raises `RunError` if an error came of the worker's end."""
+    """Raises `RunError` if an error was caused by the worker's end."""
     code = error.code() if isinstance(error, grpc.RpcError) else None
     if code == grpc.StatusCode.UNAVAILABLE:
       with contextlib.suppress(subprocess.TimeoutExpired):
@@ -229,7 +229,7 @@ class _Worker:
     return executor
 
   def stop(self) -> None:
-    """Ends the process and what speaks to it."""
+    """Ends the process and closes the connection."""
     if os.getpid() != self._owner_pid:
       return  # A forked copy of the owner that exits: not its worker.
     self.process.kill()
@@ -246,14 +246,14 @@ def _compile(computation: Any) -> Any:
 
 
 class _Executor(tff.framework.RemoteExecutor):
-  """Frees what the worker keeps of it, loaded graphs, with itself."""
+  """An executor that frees its loaded graphs in the worker with itself."""
 
   def __del__(self):
     self.close()
 
 
 class _Stub:
-  """TFF's worker protocol, of which TFF's own stub retries calls for ever."""
+  """A stub of TFF's worker protocol; TFF's own retries calls for ever."""
 
   def __init__(self, channel: grpc.Channel):
     self._stub = executor_pb2_grpc.ExecutorGroupStub(channel)
@@ -269,11 +269,11 @@ class _Stub:
     self._release(self._stub.DisposeExecutor, request)
 
   def _release(self, method: Callable[..., Any], request: Any) -> None:
-    """Releases what the worker holds, where there still is a worker.
+    """Releases values of the worker, if it still exists.
 
-    Finalizers of values call this at any moment, the interpreter's exit
-    included; what cannot be released is gone with its worker. A forked copy of
-    the owner releases nothing: its values are the owner's.
+    Finalizers of values call this at any moment, even at the interpreter's
+    exit; values that cannot be released ended with their worker. A forked copy
+    of the owner releases nothing, as its values are the owner's.
     """
     if os.getpid() != self._owner_pid:
       return

@@ -1,31 +1,31 @@
-"""Names that this library takes from others beyond their public API.
+"""Names of other libraries beyond their public API.
 
-Another version of either may move or change these; what then breaks is found
-here. Other modules import from this one.
+New versions of these libraries may move or change them, which then breaks here
+only: other modules import from this one.
 """
 
 # ruff: noqa: F401
 
-# Keras: masks of tensors, and what its layers draw random numbers with.
+# Keras: masks of tensors, and its layers' random numbers.
 from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.tensorflow import random as keras_random
 
-# TensorFlow: ends functions that are under way.
+# TensorFlow: cancels running functions.
 from tensorflow.python.eager import cancellation as tf_cancellation
 
 # Calls functions without Python's layers, and unloads them.
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import execute as eager_execute
 
-# Which operations are stateful.
+# Definitions of operations: stateful ones, names of outputs.
 from tensorflow.python.framework import op_def_registry
 
-# Vectorizing: graphs of functions that come in a library, further rules.
+# Vectorization: graphs of a library's functions, further rules.
 from tensorflow.python.framework.function_def_to_graph import (
   function_def_to_graph,
 )
 
-# Eager tensors: how they get into graphs.
+# Eager tensors, for their conversion in graphs.
 from tensorflow.python.framework.ops import _EagerTensorBase as EagerTensorBase
 from tensorflow.python.ops.parallel_for.pfor import (
   PFor,
@@ -39,7 +39,7 @@ from tensorflow.python.ops.parallel_for.pfor import (
   _pfor_converter_registry as pfor_converters,
 )
 
-# TFF: what it and its workers say to each other; computations as they are sent.
+# TFF: its workers' protocol, serialized computations.
 from tensorflow_federated.proto.v0 import (
   computation_pb2,
   executor_pb2,
@@ -54,7 +54,7 @@ from tensorflow_federated.python.core.backends.test import (
   compiler as test_compiler,
 )
 
-# Looking into computations and building them.
+# Analysis and construction of computations.
 from tensorflow_federated.python.core.impl.compiler import (
   array,
   building_block_factory,

@@ -1,7 +1,7 @@
-"""From Python's values to those of the in-process runtime, and back.
+"""Conversion of Python's values to runtime values, and back.
 
-What a caller gets has the same containers and types as from TFF's own contexts.
-A type is looked at once, for any number of values.
+Results have the same containers and types as those of TFF's own contexts. A
+type is analysed once, for any number of values.
 """
 
 import collections
@@ -25,17 +25,17 @@ from tff_pfl.runtime.private_api import (
 )
 
 _ARRAYS = typing.get_args(array.Array)
-# Arrays up to this size are put together when they are read.
+# Arrays up to this size are stacked when they are read.
 _MAX_BYTES_TO_STACK = 1 << 16
 
 
 def reader(value_type: tff.Type) -> Callable[[Any], Any]:
-  """Returns the function from a caller's value of a type to the runtime's.
+  """Makes the function from a caller's value of a type to a runtime value.
 
   It takes tensors, arrays or numbers, in any of TFF's containers; data sets or
-  lists as sequences; lists of the clients' values. It returns a local value, a
-  `values.ClientsValue`, or a tuple of such, and raises `TypeError` if the value
-  is not of the type.
+  lists as sequences; and lists of the clients' values. It returns a local
+  value, a `values.ClientsValue`, or a tuple of these, and raises `TypeError` if
+  the value is not of the type.
   """
   if isinstance(value_type, tff.TensorType):
     return _tensor_reader(value_type)
@@ -119,11 +119,11 @@ def _struct_reader(value_type: tff.StructType) -> Callable[[Any], tuple]:
 def _elements_reader(
   value_type: tff.StructType,
 ) -> Callable[[Any], Iterable[Any]]:
-  """Returns the function from a container to its elements."""
+  """Makes the function from a container to its elements."""
   names = [name for name, _ in tff.structure.to_elements(value_type)]
 
   def elements_of(value):
-    # What is most frequent needs no look at the names one by one.
+    # The most frequent containers, without a check of each name.
     if isinstance(value, collections.OrderedDict) and list(value) == names:
       return value.values()
     if isinstance(value, tuple) and list(getattr(value, '_fields', ())) == (
@@ -136,7 +136,7 @@ def _elements_reader(
 
 
 def _elements(value: Any, value_type: tff.StructType, names: list) -> list[Any]:
-  """Returns the elements of any container, if they are those of the type."""
+  """Returns the elements of any container; checks them against the type."""
   try:
     elements = tff.structure.to_elements(tff.structure.from_container(value))
   except TypeError as error:
@@ -178,8 +178,8 @@ def _sequence(value: Any, value_type: tff.SequenceType) -> values.Sequence:
 def _check_order(element_type: tff.Type) -> None:
   """Raises `ValueError` if TensorFlow may order the elements in another way.
 
-  A graph may see another container than the data set's: one that TensorFlow
-  orders by name, where it orders named tuples by position.
+  A graph may have another container than the data set: one that TensorFlow
+  orders by name, while it orders named tuples by position.
   """
   if not isinstance(element_type, tff.StructType):
     return
@@ -217,9 +217,9 @@ def _federated_reader(value_type: tff.FederatedType) -> Callable[[Any], Any]:
 def _column_reader(
   value_type: tff.Type,
 ) -> Callable[[ListOrTuple[Any]], values.ClientsValue]:
-  """Returns the function from clients' values of a type to the runtime's.
+  """Makes the function from clients' values of a type to a runtime value.
 
-  Small arrays of all clients become one tensor, at the price of one.
+  Small arrays of all clients become one tensor, at the cost of one.
   """
   if isinstance(value_type, tff.StructType):
     return _struct_column_reader(value_type)
@@ -264,9 +264,9 @@ def _struct_column_reader(value_type):
 
 
 def writer(value_type: tff.Type) -> Callable[[Any, int], Any]:
-  """Returns the function from a result to the caller's value.
+  """Makes the function from a runtime value to a caller's value.
 
-  Its arguments are what a `reader` returns and the number of clients.
+  Its second argument is the number of clients.
   """
   if isinstance(value_type, tff.TensorType):
     return lambda value, _: value.numpy()
@@ -290,15 +290,15 @@ def _struct_writer(value_type: tff.StructType) -> Callable[[Any, int], Any]:
 
 
 def _maker(value_type: tff.StructType, names: list) -> Callable[[list], Any]:
-  """Returns the function from a structure's elements to its container."""
+  """Makes the function from a structure's elements to its container."""
   container = value_type.python_container
-  # An empty structure without a container is a tuple, as TFF has it.
+  # An empty structure without a container is a tuple, as in TFF.
   ordered = container is collections.OrderedDict or (names and not container)
   if ordered and None not in names:
     return lambda elements: collections.OrderedDict(zip(names, elements))
   if getattr(container, '_fields', None) == tuple(names):
     return container._make
-  # Makes any container, but takes longer.
+  # Slower, for any container.
   return lambda elements: tff.types.type_to_py_container(
     tff.structure.Struct(zip(names, elements)), value_type
   )
@@ -318,7 +318,7 @@ def _federated_writer(
 def _column_writer(
   value_type: tff.Type,
 ) -> Callable[[values.ClientsValue, int], list[Any]]:
-  """Returns the function from a value at clients to those of the callers."""
+  """Makes the function from a value at clients to a list of callers' values."""
   write = writer(value_type)
 
   def write_rows(value, num_clients):
@@ -357,7 +357,7 @@ def _column_writer(
 def _to_dataset(
   sequence: values.Sequence, value_type: tff.SequenceType
 ) -> tf.data.Dataset:
-  """Returns the data set for a caller, with the containers of its type."""
+  """Returns a data set for a caller, with the containers of its type."""
   with tf.device('/device:cpu:0'):
     dataset = tf.data.experimental.from_variant(
       sequence.variant,

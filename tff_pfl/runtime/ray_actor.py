@@ -1,4 +1,4 @@
-"""What runs in the processes of a Ray cluster: chunks of a cohort's clients."""
+"""Actors of a Ray cluster, which compute chunks of a cohort's clients."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ _MAX_PROGRAMS = 32
 class Order(NamedTuple):
   """A chunk's work in one stage.
 
-  Ray fetches what is in a list or a dictionary only when it is asked for.
+  Ray fetches objects in a list or a dictionary only on demand.
 
   Attributes:
-    program: A number for it, and `stages.pack`'s of its plan.
-    run: Tells one run of a computation from others.
-    chunk: The chunk's number in the run.
-    num_clients: How many clients it has.
-    received: For each stage up to this, what clients receive, by name.
+    program: Its number, and the result of `stages.pack` for its plan.
+    run: Number of the run of a computation.
+    chunk: Number of the chunk in the run.
+    num_clients: Number of clients in the chunk.
+    received: For each stage up to this one, the values that clients receive, by
+      name.
     argument: The computation's argument for these clients; None if the actor
       has computed the chunk's earlier stages.
-    shared: Mappings that references in the argument are to, by their numbers.
+    shared: Number to mapping, for the references in the argument.
   """
 
   program: tuple[int, list[Any]]
@@ -55,7 +56,7 @@ def _fetch(boxed: list[Any]) -> Any:
 
 
 def pack(value: Any) -> tuple[bytes, list[np.ndarray]]:
-  """Pickles a value; its arrays stand beside it, so that Ray shares them."""
+  """Pickles a value, with its arrays beside it, so that Ray shares them."""
   from ray import cloudpickle
 
   buffers = []
@@ -64,16 +65,15 @@ def pack(value: Any) -> tuple[bytes, list[np.ndarray]]:
 
 
 def unpack(packed: tuple[bytes, list[np.ndarray]]) -> Any:
-  """Returns what was packed."""
+  """Returns a packed value."""
   data, buffers = packed
   return pickle.loads(data, buffers=buffers)
 
 
 class ChunkActor:
-  """Computes chunks of clients, one after another.
+  """An actor that computes chunks of clients, one after another.
 
-  Between the stages of a computation it holds what its clients computed, so
-  that this crosses no process's border.
+  Between the stages of a computation it keeps its clients' values.
   """
 
   def __init__(
@@ -86,10 +86,10 @@ class ChunkActor:
     """Prepares an actor.
 
     Args:
-      num_threads: How many clients compute at the same time.
-      on_gpu: Whether they compute on the GPUs that Ray gave this process.
+      num_threads: Number of clients that compute at the same time.
+      on_gpu: True to compute on the GPUs that Ray gave this process.
       batched_clients: As for `in_process.InProcessRuntime`.
-      fetch: Returns what an order has in a list.
+      fetch: Returns the object that an order has in a list.
     """
     self._fetch = fetch
     self._mapper, self._device = in_process.create_mapper(
@@ -103,15 +103,15 @@ class ChunkActor:
     self._run = None
 
   def checksum(self) -> str:
-    """The checksum of this process's code."""
+    """Returns the checksum of this process's code."""
     return ray_cluster.code_checksum()
 
   def compute(self, order: Order) -> Any:
     """Computes a chunk's last stage of those received.
 
     Returns:
-      The encoded `stages.ChunkOutput`; an exception for what a client's
-      computation raised.
+      The encoded `stages.ChunkOutput`, or the exception of a client's
+      computation.
     """
     try:
       with tf.device(self._device):
@@ -154,7 +154,7 @@ class ChunkActor:
     return self._programs[key]
 
   def _receive(self, number: int, boxed: Any) -> dict[str, Any]:
-    """What all clients get in a stage, decoded once for all chunks."""
+    """Returns the broadcasts of a stage, decoded once for all chunks."""
     if number not in self._received:
       self._received[number] = transport.decode(self._fetch(boxed))
     return self._received[number]

@@ -1,4 +1,4 @@
-"""Connecting to a Ray cluster, or starting one on this machine."""
+"""Connection to a Ray cluster, or the start of one on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tff_pfl import errors
 from tff_pfl.runtime import cores
 
 _SECONDS_TO_ANSWER = 10.0
-# The address of a Ray of this program's own.
+# The address of this program's own Ray.
 LOCAL = 'local'
 
 _lock = threading.Lock()
@@ -29,15 +29,15 @@ def connect(address: str = LOCAL) -> Any:
   """Connects this process to a cluster, once; returns the module `ray`.
 
   Args:
-    address: 'local' for a Ray of this process's own, with all usable cores and
-      GPUs, which ends with the process; 'auto' for the cluster that runs on
-      this machine; 'host:port', or 'ray://host:port' for one seen from outside.
+    address: 'local' for this process's own Ray, with all usable cores and GPUs,
+      which ends with the process; 'auto' for the cluster that runs on this
+      machine; 'host:port', or 'ray://host:port' from outside the cluster.
 
   Raises:
     RunError: If Ray is not installed or does not answer.
     ValueError: If this process is connected to another cluster.
   """
-  # Nothing is reported to Ray's makers, unless the user wants it.
+  # No usage statistics go to Ray's makers unless the user wants it.
   os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
   try:
     import ray
@@ -78,7 +78,7 @@ def _initialize(ray: Any, address: str) -> None:
   terminate = signal.getsignal(signal.SIGTERM)
   try:
     with warnings.catch_warnings():
-      # Of jax's, at processes that Ray starts; they are no forks for long.
+      # A warning of jax's at Ray's processes, which are no forks for long.
       warnings.filterwarnings('ignore', r'os\.fork\(\) was', RuntimeWarning)
       ray.init(
         address,
@@ -86,7 +86,7 @@ def _initialize(ray: Any, address: str) -> None:
         log_to_driver=False,
         **options,
       )
-  except Exception as error:  # Ray raises what its parts happen to raise.
+  except Exception as error:  # Ray raises any exception of its parts.
     raise errors.RunError(
       f'Cannot connect to Ray at {address!r}: {" ".join(str(error).split())}'
     ) from error
@@ -98,10 +98,10 @@ def _initialize(ray: Any, address: str) -> None:
 
 
 def _expect_answer(address: str) -> None:
-  """Raises `RunError` where nobody listens; Ray itself would wait for minutes.
+  """Raises `RunError` if nobody listens; Ray itself would wait for minutes.
 
   Args:
-    address: As for `connect`; 'auto' is not looked at.
+    address: As for `connect`; 'auto' is not checked.
   """
   host, separator, port = address.removeprefix('ray://').rpartition(':')
   if not separator or not port.isdecimal():
@@ -116,9 +116,9 @@ def _expect_answer(address: str) -> None:
 
 
 def code_checksum() -> str:
-  """A checksum of this library's code and the versions that it runs on.
+  """Returns a checksum of this library's code and the versions it runs on.
 
-  Processes with different ones might compute different results.
+  Processes with different checksums might compute different results.
   """
   import tensorflow as tf
   import tensorflow_federated as tff

@@ -1,17 +1,16 @@
 """A runtime whose clients compute on the machines of a Ray cluster.
 
-This process does what the server does. The clients of a cohort are cut into
-chunks, which the cluster's actors compute, each like `in_process` on its cores
-or its GPU: they get the broadcast once for all chunks, add up what their
-clients send with the aggregation's own accumulation, and return one total for
-each chunk, with the clients' new states. What clients hold between two
-exchanges stays in the actor. Examples do not travel where an actor can open the
+This process computes the server's part. The clients of a cohort are divided
+into chunks, which the cluster's actors compute, each like `in_process` on its
+cores or its GPU. An actor gets the broadcast once for all chunks, adds up its
+clients' values with the aggregation's own accumulation, and returns one total
+for each chunk, with the clients' new states. Clients' values between two
+exchanges stay in the actor. Examples do not travel if an actor can open the
 data set itself, see `Runtime.share`.
 
-An actor that is lost, with its process or its node, is replaced if there is
-room, and its chunks are computed by others. The chunks depend on the cohort
-only, so the result is the same for any number of actors and whatever happens to
-them.
+A lost actor is replaced if there is room, and its chunks are computed by
+others. The chunks depend on the cohort only, so that the result is the same for
+any number of actors, lost ones included.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ from tff_pfl.runtime import (
 
 _CHUNKS_PER_COHORT = 64
 _SECONDS_BETWEEN_LOOKS = 0.1
-# New nodes are looked for this often.
+# Time between searches for new nodes.
 _SECONDS_BETWEEN_COUNTS = 30.0
-# How long to wait for the first actor, or for one when all were lost.
+# Longest wait for the first actor, or for one when all were lost.
 _SECONDS_TO_START = 120.0
-# A chunk that has ended so many actors is not tried again.
+# A chunk that has lost more actors is not tried again.
 _MAX_LOSSES = 3
-# What an actor finds to do when it has finished a chunk.
+# Chunks of an actor at a time: one that it computes and one that waits.
 _MAX_ORDERS = 2
 
 _unique_number = itertools.count()
 
 
 class RayRuntime(in_process.InterpretingRuntime):
-  """Runs the clients' computations on a Ray cluster."""
+  """A runtime with clients on a Ray cluster."""
 
   def __init__(
     self,
@@ -71,11 +70,11 @@ class RayRuntime(in_process.InterpretingRuntime):
     Args:
       address: See `ray_cluster.connect`.
       cpus_per_actor: CPU cores that each actor computes on, positive.
-      gpus_per_actor: The share of a GPU that each actor computes on, or the
-        number of GPUs; 0 for none.
-      clients_per_chunk: How many clients an actor computes at a time, and adds
-        up, at least 1; None for a 64th of the cohort, rounded up. The last bits
-        of results depend on it.
+      gpus_per_actor: Share of a GPU, or number of GPUs, of each actor; 0 for
+        none.
+      clients_per_chunk: Number of clients whose values an actor adds up to one
+        total, at least 1; None for a 64th of the cohort, rounded up. The last
+        bits of results depend on it.
       batched_clients: As for `in_process.InProcessRuntime`.
 
     Raises:
@@ -110,19 +109,19 @@ class RayRuntime(in_process.InterpretingRuntime):
 
   @property
   def num_actors(self) -> int:
-    """How many actors compute, those that are starting included."""
+    """Number of actors, including those that are starting."""
     return len(self._cluster.actors)
 
   @property
   def clients_per_call(self) -> int:
-    """Enough for all actors; their data are not in this process."""
+    """Clients per evaluation batch: enough for all actors, which load data."""
     return max(super().clients_per_call, 4 * self.num_actors)
 
   @property
   def bytes_moved(self) -> tuple[int, int]:
-    """How many bytes actors have received and sent so far.
+    """Bytes that actors have received and sent.
 
-    Broadcasts and programs count once for each actor that took them.
+    Broadcasts and programs count once for each actor.
     """
     return self._cluster.bytes_sent, self._cluster.bytes_received
 
@@ -132,10 +131,10 @@ class _Actor:
   """A process of the cluster.
 
   Attributes:
-    handle: Ray's.
-    started: The future of its checksum.
-    is_ready: Whether it has started.
-    orders: The chunks it computes, by their futures.
+    handle: Ray's handle.
+    started: Ray's future of its checksum.
+    is_ready: True once it has started.
+    orders: Ray's futures to the chunks that it computes.
   """
 
   handle: Any
@@ -149,10 +148,12 @@ class _Chunk:
   """Some clients of a cohort.
 
   Attributes:
-    argument: The computation's argument for them, encoded.
-    shared: The numbers of the shared mappings that it refers to.
-    home: Who computed its last stage.
-    num_losses: How many actors were lost with it.
+    number: Its position in the cohort.
+    num_clients: Number of its clients.
+    argument: The computation's argument for the clients, encoded.
+    shared: Numbers of the shared mappings that the argument refers to.
+    home: The actor that computed its last stage.
+    num_losses: Number of actors that were lost with it.
   """
 
   number: int
@@ -164,7 +165,7 @@ class _Chunk:
 
 
 class _Stored:
-  """Something in Ray's object store that several actors take."""
+  """An object in Ray's store for several actors."""
 
   def __init__(self, reference: Any, num_bytes: int = 0):
     self.number = next(_unique_number)
@@ -174,7 +175,7 @@ class _Stored:
 
 
 class _References:
-  """From the keys of a shared mapping to references to its values."""
+  """A mapping from the keys of a shared mapping to references."""
 
   def __init__(self, owner: _Stored, position: int):
     self._owner = owner  # Keeps it in Ray's store.
@@ -185,12 +186,14 @@ class _References:
 
 
 class _Cluster(client_mapper.ClientMapper):
-  """As many actors as fit into a cluster; computes what has no stages here.
+  """As many actors as fit into a cluster.
+
+  Computations without stages run in this process, as in the base class.
 
   Attributes:
-    actors: Those that are starting included.
-    bytes_sent: To actors so far.
-    bytes_received: From actors so far.
+    actors: The actors, including those that are starting.
+    bytes_sent: Bytes sent to actors.
+    bytes_received: Bytes received from actors.
   """
 
   def __init__(
@@ -222,7 +225,7 @@ class _Cluster(client_mapper.ClientMapper):
     self._lock = threading.Lock()
     self._is_closed = False
     self._refusals: list[str] = []
-    # Of shared mappings, by their numbers.
+    # Shared mappings by number.
     self._shared = weakref.WeakValueDictionary()
     self.actors: list[_Actor] = []
     self.bytes_sent = 0
@@ -243,16 +246,17 @@ class _Cluster(client_mapper.ClientMapper):
     return tuple(_References(owner, i) for i in range(len(mappings)))
 
   def prepare(self, plan: stages.Plan) -> _Stored:
-    """Puts a plan's program where actors find it."""
+    """Puts a plan's program into Ray's store."""
     program = stages.pack(plan)
     return _Stored(self._ray.put(program), len(program))
 
   def cohort(
     self, program: _Stored, argument: Any, num_clients: int
   ) -> Callable[[Mapping[str, Any]], list[stages.ChunkOutput]]:
-    """Returns what computes a cohort's stages, one after another.
+    """Returns a function that computes a cohort's stages, one per call.
 
-    It is from what all clients receive, by name, to the outputs of the chunks.
+    Its argument is the values that all clients receive, by name; its result is
+    the outputs of the chunks.
     """
     size = self._clients_per_chunk or -(-num_clients // _CHUNKS_PER_COHORT)
     chunks = []
@@ -281,7 +285,7 @@ class _Cluster(client_mapper.ClientMapper):
     received: list[_Stored],
     chunks: list[_Chunk],
   ) -> list[stages.ChunkOutput]:
-    """Has the last of the stages computed that something is received for."""
+    """Computes the last stage of those in `received` for all chunks."""
     waiting = list(chunks)
     outputs = {}
     last_seen = time.monotonic()
@@ -297,7 +301,7 @@ class _Cluster(client_mapper.ClientMapper):
           raise errors.RunError(
             ' '.join(['No Ray actor is left.', *self._refusals])
           )
-        # Each gets one chunk before any gets a second.
+        # Each actor gets one chunk before any gets a second.
         for num_orders in range(_MAX_ORDERS):
           for actor in ready:
             if len(actor.orders) == num_orders:
@@ -356,7 +360,7 @@ class _Cluster(client_mapper.ClientMapper):
         self.bytes_sent += stored.num_bytes
 
   def _finished_orders(self) -> list[tuple[_Actor, _Chunk, Any]]:
-    """Waits for some chunks; returns who computed them, and Ray's futures."""
+    """Waits for some chunks; returns their actors, them and Ray's futures."""
     orders = {future: actor for actor in self.actors for future in actor.orders}
     starting = [a.started for a in self.actors if not a.is_ready]
     finished, _ = self._ray.wait(
@@ -369,7 +373,7 @@ class _Cluster(client_mapper.ClientMapper):
     ]
 
   def _result(self, future: Any) -> Any:
-    """Returns what an actor returned; None if it was lost."""
+    """Returns an actor's result; None if the actor was lost."""
     try:
       return self._ray.get(future)
     except self._ray.exceptions.RayTaskError as error:
@@ -381,7 +385,7 @@ class _Cluster(client_mapper.ClientMapper):
       return None
 
   def _lose(self, actor: _Actor, chunk: _Chunk) -> list[_Chunk]:
-    """Takes a lost actor out, starts another; returns its chunks."""
+    """Removes a lost actor and starts another; returns its chunks."""
     lost = [chunk, *actor.orders.values()]
     if actor in self.actors:
       logging.warning(
@@ -396,8 +400,8 @@ class _Cluster(client_mapper.ClientMapper):
       if each.num_losses > _MAX_LOSSES:
         raise errors.RunError(
           f'{each.num_losses} Ray actors died as they computed the same '
-          f'{each.num_clients} clients; is there memory enough? See the logs '
-          'of Ray.'
+          f'{each.num_clients} clients; perhaps memory ran out (see the logs '
+          'of Ray).'
         )
     return lost
 
@@ -415,7 +419,7 @@ class _Cluster(client_mapper.ClientMapper):
     return [actor for actor in self.actors if actor.is_ready]
 
   def _admit(self, actor: _Actor) -> None:
-    """Takes an actor that has started, if its code is this process's."""
+    """Admits an actor that has started, if its code is this process's."""
     try:
       actor.is_ready = self._ray.get(actor.started) == self._checksum
       reason = (
@@ -430,7 +434,7 @@ class _Cluster(client_mapper.ClientMapper):
       self._end(actor)
 
   def _start_actors(self) -> None:
-    """Starts as many as fit, besides those that there are."""
+    """Starts as many further actors as fit."""
     self._last_count = time.monotonic()
     missing = self._num_fitting() - len(self.actors) - len(self._refusals)
     for _ in range(missing):
@@ -451,7 +455,7 @@ class _Cluster(client_mapper.ClientMapper):
     self.actors.remove(actor)
     try:
       self._ray.kill(actor.handle)
-    except Exception as error:  # Ray is gone itself.
+    except Exception as error:  # Ray itself has ended.
       logging.debug('A Ray actor could not be ended: %s', error)
 
   def close(self) -> None:
@@ -465,7 +469,7 @@ class _Cluster(client_mapper.ClientMapper):
 def _choose(
   waiting: list[_Chunk], actor: _Actor, ready: list[_Actor]
 ) -> Optional[_Chunk]:
-  """Returns a chunk that an actor had before, or the first that nobody had."""
+  """Returns an actor's earlier chunk, or the first one without an actor."""
   return max(
     (c for c in waiting if c.home is actor or c.home not in ready),
     key=lambda chunk: chunk.home is actor,

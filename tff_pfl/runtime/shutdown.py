@@ -1,4 +1,4 @@
-"""How a program that uses TFF ends cleanly."""
+"""Clean ends of programs that use TFF."""
 
 import atexit
 import contextlib
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NoReturn, Optional
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# From a signal to the end of a program that has not looked whether to stop.
+# Time from a signal to the end of a program that does not notice it.
 _SECONDS_TO_NOTICE = 3.0
 
 # The first of `_SIGNALS` that came.
@@ -20,26 +20,25 @@ _is_noticed = threading.Event()
 
 @contextlib.contextmanager
 def stopping_on_signals() -> Iterator[None]:
-  """What a program does in this block ends by Ctrl-C or `kill -TERM`, cleanly.
+  """Ends a program's block cleanly on Ctrl-C or `kill -TERM`.
 
-  Python's own handler raises an exception wherever the main thread is: in a
-  finalizer, where it is lost, or in a library that takes it for an error of its
-  own. Here a signal is a request, which `raise_if_stopped` turns into an
-  exception where that is safe; the program then ends with status 130 (Ctrl-C)
-  or 143. One that does not look within some seconds, as it builds a model or
-  waits for a library, ends without its clean-up, as by `kill -9`, with the same
+  Python's own handler raises an exception anywhere in the main thread: in a
+  finalizer, where it is lost, or in a library that takes it for its own error.
+  Here a signal is a request, which `raise_if_stopped` turns into an exception
+  at a safe place; the program then ends with status 130 (Ctrl-C) or 143. A
+  program that does not notice it within some seconds, as it builds a model or
+  waits for a library, ends without clean-up, as by `kill -9`, with the same
   status. So does one that gets a second signal, at once (or, inside a library
   that lets no other thread run, after that).
 
   For the main thread of programs, not for libraries. Signals that are ignored,
-  as of programs in a script's background, stay so.
+  as in programs in a script's background, stay ignored.
   """
   receiver, sender = os.pipe()
   os.set_blocking(sender, False)
   watcher = threading.Thread(target=_watch, args=(receiver,), daemon=True)
   watcher.start()
-  # Written to at once, whichever thread receives a signal and whatever the main
-  # one does.
+  # Written to at once, whichever thread receives a signal.
   previous_fd = signal.set_wakeup_fd(sender)
   previous = {number: signal.getsignal(number) for number in _SIGNALS}
   for number, handler in previous.items():
@@ -54,7 +53,7 @@ def stopping_on_signals() -> Iterator[None]:
       signal.set_wakeup_fd(previous_fd)
       os.close(sender)
       watcher.join()
-      # Also where the work is done, or an error came of the signal.
+      # Also if the work is done, or the signal caused an error.
       raise_if_stopped()
   except KeyboardInterrupt:
     _say_interrupted()
@@ -62,9 +61,9 @@ def stopping_on_signals() -> Iterator[None]:
 
 
 def raise_if_stopped() -> None:
-  """Raises `KeyboardInterrupt` in a program that was asked to stop.
+  """Raises `KeyboardInterrupt` if the program was asked to stop.
 
-  To be called where work is handed out or waited for.
+  To be called between tasks and during waits.
   """
   if _stop_signal is not None:
     _is_noticed.set()
@@ -72,7 +71,7 @@ def raise_if_stopped() -> None:
 
 
 def _watch(receiver: int) -> None:
-  """Takes the signals' numbers from the pipe."""
+  """Reads the signals' numbers from the pipe."""
   global _stop_signal
   with open(receiver, 'rb', buffering=0) as numbers:
     while byte := numbers.read(1):
@@ -96,10 +95,10 @@ def _say_interrupted() -> None:
 
 
 def exit_without_waiting(status: int) -> NoReturn:
-  """Ends this program now, with its clean-up but without its other threads.
+  """Ends this program now, with its clean-up, without waiting for threads.
 
-  A thread may be in a computation that cannot be cancelled, and an ordinary
-  exit would wait for it, for minutes.
+  An ordinary exit would wait, for minutes, for a thread in a computation that
+  cannot be cancelled.
   """
   try:
     atexit._run_exitfuncs()
@@ -107,5 +106,5 @@ def exit_without_waiting(status: int) -> NoReturn:
       with contextlib.suppress(OSError, ValueError):
         stream.flush()
   finally:
-    # Whatever else happens, a second Ctrl-C included.
+    # In any case, even after a second Ctrl-C.
     os._exit(status)

@@ -1,15 +1,16 @@
-"""Computations that alternate between this process and where clients compute.
+"""Computations that alternate between this process and clients' processes.
 
 A lowered computation is a list of calls, each of the server or of the clients.
 Here it is cut into stages: first this process computes all that it can, then
 the clients all that they can, and so on. A method with one exchange has one
 stage, one with two exchanges two.
 
-The clients' part of a stage is done in chunks of the cohort, each by itself,
-with the same interpreter that runs whole cohorts in one process: it gets what
-the server broadcast and its clients' arguments, and returns one total for each
-aggregation. The totals are merged in the order of the chunks. So a result
-depends on how the cohort is cut, and not on where or when a chunk is computed.
+The clients' part of a stage is computed in chunks of the cohort, each by
+itself, with the interpreter that also runs whole cohorts in one process. A
+chunk gets the server's broadcasts and its clients' arguments, and returns one
+total for each aggregation. The totals are merged in the order of the chunks. So
+a result depends on the division of the cohort, and not on the place or time of
+a chunk's computation.
 """
 
 import copyreg
@@ -31,7 +32,7 @@ from tff_pfl.runtime.private_api import (
 _Block = tff.framework.ComputationBuildingBlock
 
 _AGGREGATE = tff.framework.FEDERATED_AGGREGATE.uri
-# What clients compute; what is broadcast stands ready before.
+# Intrinsics that clients compute; broadcasts are computed before.
 _AT_CLIENTS = frozenset(
   intrinsic.uri
   for intrinsic in (
@@ -45,11 +46,11 @@ _AT_CLIENTS = frozenset(
 
 
 class ClientSteps(NamedTuple):
-  """What a chunk of clients computes in one stage.
+  """The computation of a chunk of clients in one stage.
 
   Attributes:
     steps: Names and calls, in their order.
-    received: Names of what this process computed and the steps refer to.
+    received: Names of this process's values that the steps need.
     totals: Names of the aggregations.
     returned: Names of the clients' values that this process needs.
     kept: Names of the clients' values that later stages need.
@@ -66,10 +67,10 @@ class Plan(NamedTuple):
   """A computation in stages.
 
   Attributes:
-    parameter_name: What the steps call the computation's argument.
-    at_server: For each stage, and after the last, what this process computes.
-    at_clients: For each stage what a chunk of clients computes.
-    result: The result, in terms of the names.
+    parameter_name: Name of the computation's argument in the steps.
+    at_server: This process's steps before each stage and after the last one.
+    at_clients: The clients' steps of each stage.
+    result: The result, as an expression of the names.
   """
 
   parameter_name: Optional[str]
@@ -79,7 +80,7 @@ class Plan(NamedTuple):
 
 
 def plan(computation: _Block) -> Optional[Plan]:
-  """Cuts a lowered computation; None if clients have no part in it."""
+  """Cuts a lowered computation into stages; None if it has no client's part."""
   if not (
     isinstance(computation, tff.framework.Lambda)
     and isinstance(computation.result, tff.framework.Block)
@@ -159,7 +160,7 @@ def _is_aggregate(call: _Block) -> bool:
 
 
 class StagedInterpreter(interpreter.Interpreter):
-  """Runs a lowered computation; its mapper computes the chunks of stages."""
+  """An interpreter whose mapper computes the clients' chunks of stages."""
 
   def __init__(self, block: _Block, library: Any, mapper: Any):
     super().__init__(block, library, mapper)
@@ -200,7 +201,7 @@ class StagedInterpreter(interpreter.Interpreter):
 
 
 def _join(chunks: Sequence[values.ClientsValue]) -> values.ClientsValue:
-  """Returns one value at clients, from those of the chunks in their order."""
+  """Joins the chunks' values at clients, in their order."""
   first = chunks[0]
   if isinstance(first, values.Columns):
     return values.Columns(
@@ -224,7 +225,7 @@ def _rows(chunk: values.ClientsValue) -> Sequence[values.LocalValue]:
 
 
 class ChunkOutput(NamedTuple):
-  """What a chunk of clients returns of one stage, by name."""
+  """The results of a chunk of clients in one stage, by name."""
 
   totals: Mapping[str, values.LocalValue]
   returned: Mapping[str, values.ClientsValue]
@@ -240,13 +241,13 @@ def compute_chunk(
 
   Args:
     program: The program of the whole plan.
-    part: That of the stage.
-    bindings: The chunk's argument, what it kept of earlier stages, and what the
-      stage receives, by name.
-    num_clients: The number of clients in the chunk.
+    part: The clients' part of the stage.
+    bindings: Values by name: the chunk's argument, those that it kept of
+      earlier stages and those that the stage receives.
+    num_clients: Number of clients in the chunk.
 
   Returns:
-    The output, and what is to be kept for later stages.
+    The output, and the values to keep for later stages.
   """
   scope = interpreter.Scope(bindings, num_clients)
   for name, call in part.steps:
@@ -263,12 +264,12 @@ def compute_chunk(
 
 
 def pack(plan_: Plan) -> bytes:
-  """Returns what an actor needs of a plan, to be sent to it."""
+  """Serializes the parts of a plan that an actor needs."""
   return pickle.dumps((plan_.parameter_name, plan_.at_clients))
 
 
 def unpack(data: bytes) -> tuple[Optional[str], tuple[ClientSteps, ...]]:
-  """Returns the name of the argument, and the parts of a packed plan."""
+  """Returns the argument's name and the clients' parts of a packed plan."""
   return pickle.loads(data)
 
 

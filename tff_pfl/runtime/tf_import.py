@@ -1,14 +1,13 @@
 """Imports TensorFlow for programs and for `import tff_pfl as pfl`.
 
-Its operations get the threads of a client (see `cores.divide`), and its
-messages of its own doings are left out.
+Operations get the threads of a client (see `cores.divide`), and TensorFlow's
+messages about itself are left out.
 
 TensorFlow 2.21 writes some ten lines on CPU features and missing GPUs to stderr
-as it is loaded and when it first looks for devices, whatever
-`TF_CPP_MIN_LOG_LEVEL` says (tensorflow/tensorflow#100442); also where Keras was
-imported before this. Here the variable
-does what it did, and is 3, no messages, unless the user sets it to another
-number than 1, which TensorFlow sets where nobody does.
+as it is loaded and when it first looks for devices, for any
+`TF_CPP_MIN_LOG_LEVEL` (tensorflow/tensorflow#100442), also if Keras was
+imported before. Here the variable works again. It is 3, no messages, unless the
+user sets it to another number than 1, TensorFlow's default.
 """
 
 import contextlib
@@ -31,9 +30,9 @@ _SET_MIN_LOG_LEVEL = (
 
 @contextlib.contextmanager
 def _without_messages() -> Iterator[None]:
-  """Holds stderr back; in the end, all that is no message comes."""
+  """Holds stderr back and writes it without TensorFlow's messages."""
   if sys.stderr is None:
-    # A program without one.
+    # A program without stderr.
     yield
     return
   sys.stderr.flush()
@@ -58,7 +57,7 @@ if os.environ[_VARIABLE] == '3':
   _library = os.path.join(
     os.path.dirname(tf.__file__), 'libtensorflow_framework.so.2'
   )
-  # In another version it has another name, and the messages come.
+  # In another version it has another name, and the messages appear.
   with contextlib.suppress(AttributeError, OSError):
     getattr(ctypes.CDLL(_library), _SET_MIN_LOG_LEVEL)(3)
 

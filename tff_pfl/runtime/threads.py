@@ -1,4 +1,4 @@
-"""Threads that may be given up."""
+"""Threads that may be abandoned."""
 
 import concurrent.futures
 import threading
@@ -8,21 +8,21 @@ from typing import Any
 
 from tff_pfl.runtime import shutdown
 
-# What cannot be cancelled (a program of XLA) is waited for no longer than this.
+# Longest wait for work that cannot be cancelled (a program of XLA).
 _SECONDS_FOR_ABANDONED_WORK = 0.2
-# A signal that another thread received is acted upon within this.
+# Longest time until a signal that another thread received takes effect.
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class ClosedError(RuntimeError):
-  """Work was given to threads that have been ended."""
+  """Work was given to threads that have ended."""
 
 
 def result_of(future: concurrent.futures.Future) -> Any:
   """Waits for a future's result; a request to stop ends the wait.
 
   The system may deliver a signal to any thread. Python's handlers run in the
-  main one, which a signal to another does not wake from a wait without a limit.
+  main thread, which a signal to another does not wake from an endless wait.
   """
   shutdown.raise_if_stopped()
   while not future.done():
@@ -34,14 +34,14 @@ def result_of(future: concurrent.futures.Future) -> Any:
 
 
 class Threads:
-  """A pool of threads whose end does not wait for work that does not end."""
+  """A pool of threads that closes without waiting for endless work."""
 
   def __init__(self, max_threads: int, name: str):
     """Prepares the pool; threads start when they are needed.
 
     Args:
-      max_threads: The most threads, at least 1.
-      name: What their names begin with.
+      max_threads: Largest number of threads, at least 1.
+      name: Prefix of the threads' names.
     """
     self._pool = concurrent.futures.ThreadPoolExecutor(
       max_threads, thread_name_prefix=name
@@ -53,7 +53,7 @@ class Threads:
   def submit(
     self, function: Callable[..., Any], *arguments: Any
   ) -> concurrent.futures.Future:
-    """Has a thread call the function; returns the future of its result.
+    """Calls a function in a thread; returns the future of its result.
 
     Raises:
       ClosedError: If the pool is closed.
@@ -66,7 +66,7 @@ class Threads:
     return future
 
   def close(self) -> None:
-    """Ends the threads; those that do not end soon, when their work does."""
+    """Ends the threads; busy ones end when their work does."""
     with self._lock:
       self._is_closed = True
       futures = list(self._futures)

@@ -1,4 +1,4 @@
-"""Values of `values` as what another process can be sent, and back."""
+"""Conversion of runtime values to messages for other processes, and back."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ class _Dataset:
 
 
 def encode(value: Any) -> Any:
-  """Returns a value with arrays for tensors."""
+  """Returns a value with arrays in place of tensors."""
   return tree.map_structure(_encode, value)
 
 
@@ -31,17 +31,18 @@ def _encode(leaf: Any) -> Any:
   if isinstance(leaf, values.Sequence):
     graph = tf.raw_ops.DatasetToGraphV2(input_dataset=leaf.variant)
     return _Dataset(graph.numpy())
-  return leaf  # A reference, or None for what is not there.
+  return leaf  # A reference, or None for a missing part.
 
 
 def decode(
   value: Any, load: Optional[Callable[[values.Reference], Any]] = None
 ) -> Any:
-  """Returns what was encoded.
+  """Decodes a value that `encode` returned.
 
   Args:
-    load: Returns what a reference is to: tensors in containers that TFF knows.
-      None where there are no references.
+    value: The encoded value.
+    load: Function from a reference to its value, tensors in containers that TFF
+      knows; None if there are no references.
   """
   return tree.map_structure(functools.partial(_decode, load), value)
 
@@ -64,7 +65,7 @@ def _local_value(value: Any) -> values.LocalValue:
 
 
 def num_bytes(value: Any) -> int:
-  """Returns the size of the arrays in what `encode` returned."""
+  """Returns the size of the arrays in an encoded value."""
   return sum(
     len(leaf.graph) if isinstance(leaf, _Dataset) else np.asarray(leaf).nbytes
     for leaf in tree.flatten(value)
@@ -78,15 +79,15 @@ def references(value: Any) -> list[values.Reference]:
 
 
 def client_part(value: Any, begin: int, end: int) -> Any:
-  """Returns a computation's argument for some clients.
+  """Returns the part of a computation's argument for some clients.
 
   Args:
     value: The argument, as a `python_values.reader` returns it.
-    begin: The first of the clients.
-    end: The one after the last.
+    begin: Index of the first of the clients.
+    end: Index after the last one.
 
   Returns:
-    The same structure, with None for what is the server's.
+    The same structure, with None for the server's values.
   """
 
   def part(value):

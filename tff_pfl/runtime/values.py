@@ -1,12 +1,12 @@
-"""Values while the in-process runtime computes.
+"""Values of the in-process runtime.
 
-A local value is what one party holds:
+A local value belongs to one party:
 
 * a tensor: an eager `tf.Tensor`;
-* a structure: a plain tuple of local values in the order of its type, whose
-  names the type knows;
+* a structure: a plain tuple of local values in the order of its type, which has
+  the names;
 * a sequence: a `Sequence`;
-* what only the party's own process holds: a `Reference`.
+* a value that only the party's own process has: a `Reference`.
 
 A value at the server is a local value. A value at clients is stored by columns:
 either `AllEqual`, `PerClient`, `Stacked` or `Columns` of these. So zipping,
@@ -29,8 +29,7 @@ class Sequence:
   """A sequence of one party.
 
   Attributes:
-    variant: Scalar of dtype variant: the data set as TensorFlow's graphs take
-      it.
+    variant: The data set as a scalar of dtype variant, for TensorFlow's graphs.
   """
 
   variant: tf.Tensor
@@ -38,11 +37,11 @@ class Sequence:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-  """An argument of a client that is loaded where the client computes.
+  """An argument of a client that is loaded in the client's process.
 
   Attributes:
-    source: Tells the mapping that has it, see `base.Runtime.share`.
-    key: Its key there.
+    source: Identifies the mapping that has it, see `base.Runtime.share`.
+    key: Its key in the mapping.
   """
 
   source: Any
@@ -57,7 +56,7 @@ class AllEqual:
   value: LocalValue
 
   def select(self, index: int) -> 'AllEqual':
-    """The clients' element `index` of their structures."""
+    """Returns element `index` of the clients' structures."""
     return AllEqual(self.value[index])
 
 
@@ -72,7 +71,7 @@ class PerClient:
   values: ListOrTuple[LocalValue]
 
   def select(self, index: int) -> 'PerClient':
-    """The clients' element `index` of their structures."""
+    """Returns element `index` of the clients' structures."""
     return PerClient([value[index] for value in self.values])
 
 
@@ -94,7 +93,7 @@ class Columns:
   columns: tuple['ClientsValue', ...]
 
   def select(self, index: int) -> 'ClientsValue':
-    """The clients' element `index` of their structures."""
+    """Returns element `index` of the clients' structures."""
     return self.columns[index]
 
 
@@ -109,7 +108,7 @@ def rows(value: ClientsValue, num_clients: int) -> list[LocalValue]:
   if isinstance(value, AllEqual):
     return [value.value] * num_clients
   if isinstance(value, Stacked):
-    # From another device all of it comes at once.
+    # One copy of all of it from another device.
     with tf.device('CPU'):
       return tf.unstack(tf.identity(value.tensor), num_clients)
   return list(value.values)
@@ -132,7 +131,7 @@ def flat_columns(
 
 
 def is_stacked(value: ClientsValue) -> bool:
-  """True if each tensor is one for all clients, and not all are the same."""
+  """Returns True if all tensors are stacked or shared, and not all shared."""
   columns = value.columns if isinstance(value, Columns) else (value,)
   return not is_all_equal(value) and all(
     isinstance(column, (AllEqual, Stacked))
@@ -143,7 +142,7 @@ def is_stacked(value: ClientsValue) -> bool:
 
 
 def is_all_equal(value: ClientsValue) -> bool:
-  """Whether the value is stored once for all clients."""
+  """Returns True if the value is stored once for all clients."""
   if isinstance(value, Columns):
     return all(map(is_all_equal, value.columns))
   return isinstance(value, AllEqual)
@@ -157,7 +156,7 @@ def shared_value(value: ClientsValue) -> LocalValue:
 
 
 def zip_columns(value: Any) -> ClientsValue:
-  """Returns one value at clients for nested tuples of values at clients."""
+  """Zips nested tuples of values at clients to one value at clients."""
   if isinstance(value, tuple):
     return Columns(tuple(map(zip_columns, value)))
   return value

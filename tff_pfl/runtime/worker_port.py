@@ -2,17 +2,16 @@
 
 TFF 0.87's `worker_binary` has no flag for an address: it listens on every
 network interface (``[::]:PORT``, IPv4 included), without encryption or
-authentication, and whoever reaches it can run programs as its user.
+authentication, and anybody who reaches it can run programs as its user.
 `WorkerPort` limits it to loopback, on Linux and without privileges or copies.
 Before the worker starts, this process listens on the same port. gRPC servers
 share ports (SO_REUSEPORT), and a port's first listener may give the kernel a
-program that hands out its connections. Ours hands a connection to the worker if
-it was made to 127.0.0.1, and otherwise to our own socket, where nobody takes
-it.
+program that distributes its connections. Ours gives a connection to 127.0.0.1
+to the worker, and any other to our own socket, which never accepts it.
 
-So other machines reach nobody. Users of this machine reach the worker, and
-nothing that is sent is encrypted. Where a system cannot limit it, the worker
-serves all addresses.
+So other machines cannot reach the worker. Users of this machine can, and
+nothing is encrypted. On a system without this mechanism the worker serves all
+addresses.
 """
 
 import ctypes
@@ -23,23 +22,22 @@ import sys
 
 HOST = '127.0.0.1'
 _OTHER_HOST = '127.0.0.2'
-# Of <asm-generic/socket.h>; Python's `socket` lacks it.
+# From <asm-generic/socket.h>; Python's `socket` lacks it.
 _SO_ATTACH_REUSEPORT_CBPF = 51
-# What the program returns: the position of a listener on the port, in the order
-# in which they began to listen.
+# Results of the program: positions of the port's listeners, in the order in
+# which they began to listen.
 _REFUSE, _ACCEPT = 0, 1
 _SECONDS_TO_CONNECT = 1.0
 _NUM_TRIES = 8
-# Before there is a worker, our own socket takes what is to be its connections.
+# Before the worker starts, our own socket takes its connections.
 _SECONDS_TO_SPEAK = 0.1
 
 
 class WorkerPort:
-  """A free port that is reserved for one worker, to be started on it.
+  """A free port that is reserved for one worker.
 
-  While it is reserved no other run takes it: two that pick the same free port
-  would both start, and the kernel would hand each one's connections to either
-  worker.
+  No other run can take it: two runs with the same port would both start, and
+  the kernel would give their connections to either worker.
 
   Attributes:
     number: The TCP port.
@@ -52,12 +50,12 @@ class WorkerPort:
     try:
       self._limit()
     except OSError:
-      # No longer listening, it would be handed connections no more.
+      # A socket that does not listen gets no connections.
       self._socket.close()
       self._socket = _bind(self.number)
 
   def is_served(self) -> bool:
-    """Returns whether a worker answers.
+    """Returns True if a worker answers.
 
     A gRPC server speaks first (HTTP/2's settings).
     """
@@ -70,7 +68,7 @@ class WorkerPort:
       return False
 
   def close(self) -> None:
-    """Gives up the port; its worker must have ended."""
+    """Releases the port; its worker must have ended."""
     self._socket.close()
 
   def _limit(self) -> None:
@@ -80,8 +78,8 @@ class WorkerPort:
     self._socket.setsockopt(
       socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program
     )
-    # Some systems ignore the program. Several times, for otherwise it would be
-    # left to chance.
+    # Some systems ignore the program. Tried several times, as one connection
+    # could go right by chance.
     with _bind(self.number) as worker:
       worker.listen()
       for _ in range(_NUM_TRIES):
@@ -110,7 +108,7 @@ def _bind(port: int) -> socket.socket:
 
 @functools.cache
 def _has_ipv6() -> bool:
-  """Returns whether gRPC servers use IPv6 sockets here, by gRPC's own rule."""
+  """Returns True if gRPC servers use IPv6 sockets here, by gRPC's own rule."""
   try:
     with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
       probe.bind(('::1', 0))
@@ -133,7 +131,7 @@ def _filter_program() -> tuple[bytes, ctypes.Array]:
   # Offsets from here count from the IP header.
   header = 0x100000000 - 0x100000
   (host,) = struct.unpack('!I', socket.inet_aton(HOST))
-  # Of a jump: how many instructions to skip if equal, and if not.
+  # Operands of a jump: instructions to skip if equal, and if not.
   instructions = [
     (load_byte, 0, 0, header),
     (shift_right, 0, 0, 4),
