@@ -1,8 +1,8 @@
-"""Pictures of data frames, by seaborn: curves, bars, clients, partitions.
+"""Plots of data frames, by seaborn: curves, bars, clients, partitions.
 
 Each function draws a tidy frame on `ax`, by default the axes of a new figure of
-pyplot, and returns the axes. What is drawn over several seeds is the mean with
-its sample standard deviation. `save` writes a figure.
+pyplot, and returns the axes. Several seeds are drawn as their mean with the
+sample standard deviation. `save` writes a figure.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ BEFORE, AFTER, HURT, GLOBAL = '#949494', '#0173b2', '#d55e00', '#de8f05'
 _TEXT = '#555555'
 # Up to this many points a curve has markers, and its spread error bars.
 _MAX_MARKED = 20
-# More curves have dashes, too, as colors come again.
+# More curves also have dashes, as colors repeat.
 _MAX_COLORS = 8
 # More, or longer, names under bars than this run into each other.
 _MAX_LEVEL_CHARACTERS = 36
-# Where the most is more than so many times the median, scales are logarithmic.
+# Scales are logarithmic if the largest count is more times the median.
 _MOST_OF_MEDIAN = 20
-# Clients that a partition's picture shows.
+# Clients in a partition's plot.
 _MAX_CLIENTS = 200
 _LONGEST_NAME = 16
 _SPLITS = {'train': 'training', 'test': 'test'}
@@ -66,13 +66,13 @@ def _styled(draw: Callable[..., Any]) -> Callable[..., Any]:
 def new_axes(
   width: float = 6.4, height: float = 4.4, *shape: int, **options: Any
 ) -> Any:
-  """Makes a figure that nothing but its axes refers to.
+  """Makes a figure outside of pyplot, which is freed with its axes.
 
   Args:
-    width: Of the figure, in inches.
-    height: Likewise.
-    *shape: Rows and columns of axes; without, there is one.
-    **options: Of `Figure.subplots`.
+    width: Width of the figure in inches.
+    height: Height in inches.
+    *shape: Rows and columns of axes; by default one of each.
+    **options: Options of `Figure.subplots`.
 
   Returns:
     The axes, or an array of them.
@@ -102,14 +102,21 @@ def curves(
   """Draws curves.
 
   Args:
-    frame: Has the columns below; rows of the same `x` and curve are seeds.
+    frame: A frame with the columns below; rows of the same `x` and curve are
+      seeds.
     x: The column of the horizontal axis.
-    y: The column that is drawn. A point at which a seed is not finite is left
-      out, as is what a logarithmic axis cannot show.
+    y: The column of the vertical axis. Points at which a seed is not finite, or
+      not positive on a logarithmic axis, are left out.
     by: The column with the curves' names.
-    style: A column that is told by dashes.
-    metric: That of `y`: its label, and percent for a fraction.
-    **options: Further ones of `seaborn.lineplot`.
+    style: A column that is shown by dashes.
+    metric: The metric of `y`, for its label, and percent for a fraction.
+    x_label: Label of the horizontal axis; None for the column's name.
+    y_label: Label of the vertical axis; None for the metric's or the column's.
+    log_x: True for a logarithmic horizontal axis.
+    log_y: True for a logarithmic vertical axis.
+    title: Title of the axes.
+    ax: See the module.
+    **options: Further options of `seaborn.lineplot`.
   """
   ax = ax or pyplot_axes()
   values = frame[y].astype(float)
@@ -149,7 +156,7 @@ def curves(
     ax.xaxis.set_major_locator(
       ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
     )
-    # Where the training began, whenever the first evaluation was.
+    # The start of the training, also without an evaluation there.
     ax.set_xlim(left=0)
   _use_unit(ax.yaxis, metric)
   if ax.get_legend():
@@ -173,12 +180,16 @@ def bars(
   """Draws groups of bars with their spread over seeds.
 
   Args:
-    frame: Has the columns below; rows of the same bar are seeds.
-    x: The column with the groups.
-    y: The column that is drawn. If this one has words, it has the groups, and
-      `x` is drawn, by horizontal bars.
+    frame: A frame with the columns below; rows of the same bar are seeds.
+    x: The column of the groups.
+    y: The column of the numbers. For horizontal bars `y` is the column of the
+      groups, which are words, and `x` that of the numbers.
     by: The column with the names of the bars in a group.
-    metric: That of the numbers: their label, and percent for a fraction.
+    metric: The metric of the numbers, for their label, and percent for a
+      fraction.
+    y_label: Label of the numbers; None for the metric's or the column's.
+    title: Title of the axes.
+    ax: See the module.
   """
   ax = ax or pyplot_axes()
   # Groups may be numbers, too.
@@ -209,7 +220,7 @@ def bars(
   if not is_horizontal and sum(map(len, levels)) > _MAX_LEVEL_CHARACTERS:
     ax.set_xticks(ax.get_xticks(), levels, rotation=30, ha='right')
   ax.set_title(title)
-  # There is none where the bars are the groups.
+  # There is none if the bars are the groups.
   if ax.get_legend() and len(names) > 1:
     legend_above(ax, min(len(names), 4))
   elif ax.get_legend():
@@ -231,8 +242,11 @@ def clients(
   Clients whose scores are not finite are left out.
 
   Args:
-    scores: As `Run.scores`.
-    labels: What the scores before and after personalization are called.
+    scores: `Run.scores`.
+    metric: The metric to draw.
+    labels: Names of the scores before and after personalization.
+    title: Title of the axes.
+    ax: See the module.
   """
   ax = ax or pyplot_axes()
   both = _before_and_after(scores, metric)
@@ -279,12 +293,14 @@ def changes(
 ) -> Axes:
   """Draws each client's score before and after personalization.
 
-  A point grows with the number of clients it stands for. Clients whose scores
-  are not finite are left out.
+  Larger points stand for more clients. Clients whose scores are not finite are
+  left out.
 
   Args:
-    scores: As `Run.scores`.
-    title: None for the number of clients that are worse after.
+    scores: `Run.scores`.
+    metric: The metric to draw.
+    title: Title; None for the number of clients that are worse after.
+    ax: See the module.
   """
   ax = ax or pyplot_axes()
   both = _before_and_after(scores, metric)
@@ -338,7 +354,12 @@ def boxes(
   """Draws the distribution over clients: quartiles, 5% and 95%, and the mean.
 
   Args:
-    frame: A row for each client and box.
+    frame: A frame with a row for each client and box.
+    metric: The metric of the scores.
+    x: The column of the scores.
+    y: The column with the names of the boxes.
+    title: Title of the axes.
+    ax: See the module.
   """
   ax = ax or pyplot_axes()
   frame = frame[np.isfinite(frame[x].astype(float))]
@@ -371,11 +392,12 @@ def boxes(
 def partition(
   data: datasets.FederatedDataset, split: str = 'train', *, title: str = ''
 ) -> Figure:
-  """Draws how many examples clients hold, of which classes and domains.
+  """Draws the numbers of clients' examples by class and domain.
 
   Args:
+    data: The data set.
     split: 'train' or 'test'.
-    title: By default the name of the data.
+    title: Title; by default the name of the data set.
 
   Returns:
     A figure; beyond 200 clients evenly spaced ones are shown.
@@ -405,13 +427,15 @@ def partition_counts(
   num_new_clients: int = 0,
   title: str = '',
 ) -> Figure:
-  """Draws what `partition` does, of counts.
+  """Draws the plot of `partition` from counts.
 
   Args:
-    totals: Each client's number of examples.
-    maps: From 'class' or 'domain' to the numbers of examples, a row for each
-      client, a column for each class or domain.
-    num_new_clients: The last clients, which are not trained, behind a line.
+    totals: Number of examples of each client.
+    maps: 'class' or 'domain' to numbers of examples, with a row for each client
+      and a column for each class or domain.
+    num_new_clients: Number of the last clients that are not trained, which
+      stand behind a line.
+    title: Title of the figure.
 
   Returns:
     A figure; beyond 200 clients evenly spaced ones are shown.
@@ -460,12 +484,12 @@ def _draw_counts(ax, kind, counts):
     values,
     mask=values == 0,
     cmap='Blues',
-    # A single example is to be seen, too.
+    # So that a single example is visible.
     norm=colors.LogNorm(0.2, most)
     if _is_skewed(values)
     else colors.Normalize(-most / 4, most),
     cbar=False,
-    # Thousands of rectangles otherwise, in a vector graphic.
+    # A vector graphic would have thousands of rectangles.
     rasterized=True,
     ax=ax,
   )
@@ -496,13 +520,17 @@ def panels(
   """Draws a panel for each value of a column.
 
   Args:
+    frame: The frame.
     column: The column; None for a single panel.
     draw: `(frame, title=, ax=) -> Axes`, such as a `functools.partial` of
       `curves`.
-    width: A panel's, in inches.
-    shared_legend: Whether one legend serves all, which have the same curves.
-    title: From such a value to the panel's title.
-    figure: An empty one; None for a new one.
+    width: Width of a panel in inches.
+    height: Height of a panel in inches.
+    sharey: True for one vertical axis for all panels.
+    shared_legend: True for one legend for all panels, which have the same
+      curves.
+    title: Function from a value of the column to the panel's title.
+    figure: An empty figure; None for a new one.
   """
   parts = {'': frame}
   if column is not None:
@@ -555,7 +583,7 @@ def legend_beside(ax: Axes) -> None:
 
 
 def say_spread(figure: Figure, num_seeds: int) -> None:
-  """Says above a figure what its error bars and bands are."""
+  """Explains error bars and bands above a figure of several seeds."""
   if num_seeds > 1:
     figure.suptitle(
       f'Mean and standard deviation over {num_seeds} seeds',
@@ -575,26 +603,31 @@ def save(drawn: Union[Axes, Figure], path: _Path) -> None:
 
 
 def _positive_spread(values: pd.Series) -> tuple[float, float]:
-  """The ends of a spread; one down to zero would reach down for ever."""
+  """Returns the ends of a spread, positive for a logarithmic axis."""
   mean, std = values.mean(), values.std()
   return max(mean - std, mean / 10), mean + std
 
 
 def _finish(ax: Axes) -> None:
-  """Leaves the frame to what is read, with a light grid behind the data."""
+  """Removes needless parts of the frame and adds a light grid."""
   sns.despine(ax=ax)
   ax.grid(visible=True, color='#dddddd', linewidth=0.6)
   ax.set_axisbelow(True)
 
 
 def pyplot_axes(width: float = 6.4, height: float = 4.4) -> Axes:
-  """The axes of a new figure that notebooks show, in inches."""
+  """Makes axes of a new figure of pyplot, which notebooks show.
+
+  Args:
+    width: Width of the figure in inches.
+    height: Height in inches.
+  """
   figure = plt.figure(figsize=(width, height), layout='constrained')
   return figure.subplots()
 
 
 def _before_and_after(scores, metric) -> pd.DataFrame:
-  """Scores that both are finite."""
+  """Returns clients' scores before and after, if both are finite."""
   both = pd.DataFrame(
     {
       when: scores[f'{when}/{metric.name}'].astype(float)
@@ -605,7 +638,7 @@ def _before_and_after(scores, metric) -> pd.DataFrame:
 
 
 def _use_unit(axis: Any, metric: Optional[_Metric]) -> None:
-  """Has an axis of fractions tell percent, ten points of it at least."""
+  """Shows an axis of fractions in percent, with a range of at least 10%."""
   if metric is None or not metric.is_fraction:
     return
   low, high = axis.get_view_interval()
@@ -621,21 +654,21 @@ def _use_plain_numbers(axis: Any) -> None:
   plain = ticker.FuncFormatter(lambda value, _: f'{value:g}')
   low, high = axis.get_view_interval()
   axis.set_major_formatter(plain)
-  # Between powers of ten only where there are hardly any of these.
+  # Labels between powers of ten only if there are hardly any of these.
   axis.set_minor_formatter(plain if high < 15 * low else ticker.NullFormatter())
 
 
 def _use_percent(axis: Any) -> None:
   axis.set_major_formatter(
     ticker.FuncFormatter(
-      # Of what can be a fraction.
+      # Only for possible fractions.
       lambda value, _: f'{100 * value:.6g}' if -1e-9 < value < 1 + 1e-9 else ''
     )
   )
 
 
 def _is_skewed(counts: Any) -> bool:
-  """Tells if a few counts would wash out a linear scale of all."""
+  """Returns True if a few large counts would spoil a linear scale."""
   counts = np.asarray(counts)
   positive = counts[counts > 0]
   return bool(

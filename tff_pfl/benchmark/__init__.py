@@ -1,1 +1,1 @@
-"""How fast rounds are: named workloads, measured beside a reference."""
+"""Speed of rounds: named workloads, measured beside a reference."""

@@ -1,4 +1,4 @@
-"""Rounds of the library's processes, with everything in memory."""
+"""Rounds of the library's processes, with all data in memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def client_tensors(
   """Generates the training examples of all clients of some cohorts.
 
   Args:
+    workload: The workload.
     cohorts: Client indices of each round.
 
   Returns:
-    Client index to its `OrderedDict(x=..., y=...)`, which datasets of several
-    forms can share.
+    Client index to `OrderedDict(x=..., y=...)`, which datasets of several forms
+    can share.
   """
   data = workload.make_data()
   # Datasets hold their data in the host's memory.
@@ -40,12 +41,12 @@ def client_tensors(
 class LibraryRounds:
   """Rounds of a process; call it with a cohort.
 
-  A client passes the same dataset object in each of its rounds, as simulations
-  do that hold their data in memory.
+  A client has the same dataset object in each of its rounds, as in simulations
+  with data in memory.
 
   Attributes:
-    state: The server's state.
-    client_states: The clients' states, by their indices.
+    state: State of the server.
+    client_states: Client index to state.
   """
 
   def __init__(
@@ -57,8 +58,9 @@ class LibraryRounds:
     """Makes the initial states.
 
     Args:
-      runtime: What executes.
-      tensors: A client's `x` and `y` by its index.
+      runtime: The runtime.
+      process: The method.
+      tensors: Client index to its `x` and `y`.
     """
     self._runtime = runtime
     self._process = process
@@ -74,7 +76,7 @@ class LibraryRounds:
     )
 
   def __call__(self, cohort: Sequence[int]) -> None:
-    """Runs a round with these clients, to its very end."""
+    """Runs a round with these clients and waits for all results."""
     output = self._runtime.run(
       self._process.next,
       self.state,

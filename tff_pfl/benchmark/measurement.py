@@ -1,26 +1,26 @@
-"""Measures a workload: rounds, beside a reference if asked for, as a record.
+"""Measurement of a workload: rounds, optionally beside a reference.
 
-A record is of JSON types, with None for what was not measured:
+A record has JSON types, with None for values that were not measured:
 
 * `workload`, `description`, `num_clients`, `cohort_size`,
   `examples_per_client`, `runtime`, `runtime_options`, `num_rounds`;
 * `build_seconds`: for model, process, start of the runtime, initial states;
 * `first_round_seconds`, which includes tracing and compilation;
-* `seconds_per_round`: `median`, `min` and `max` of the rounds after it;
-  `round_seconds`: all of these;
+* `seconds_per_round`: `median`, `min` and `max` of the rounds after the first;
+  `round_seconds`: the seconds of each of these;
 * `reference_first_round_seconds`, `reference_round_seconds`,
   `reference_seconds_per_round` (their median), and `speedup`, the
   reference's median divided by the library's;
 * `mb_moved_per_round`: `sent` to the processes in which clients compute and
-  `received` from them, a mean over all rounds; None where it is not known;
-* `phases`: how each phase of local training is computed by a client that
-  runs alone, by the number of weights that it trains;
-* `peak_rss_mb`: of this process and its children, so with a reference what
-  both take;
-* `population` and `smaller_population`, of a workload about the size of the
-  population: `num_clients`, `set_up_seconds`, `set_up_mb` (growth of
-  resident memory in setting up), `round_seconds` (the first one included)
-  and `seconds_per_round` (of those after it);
+  `received` from them, a mean over all rounds; None if it is not known;
+* `phases`: number of trained weights of each phase of local training to its
+  form for a client that runs alone;
+* `peak_rss_mb`: peak memory of this process and its children, so with a
+  reference the sum of both;
+* `population` and `smaller_population`, for a workload about the size of the
+  population: `num_clients`, `set_up_seconds`, `set_up_mb` (growth of resident
+  memory during set-up), `round_seconds` (with the first one) and
+  `seconds_per_round` (without it);
 * `num_cores`, `versions`.
 """
 
@@ -57,18 +57,17 @@ def measure(
   """Measures a workload.
 
   Args:
-    workload: What to measure.
+    workload: The workload.
     runtime: A key of `runtime.RUNTIMES`.
     runtime_options: The runtime's own arguments, as JSON types.
-    num_rounds: Rounds after the first one, at least 1; by default the
-      workload's.
-    with_reference: Whether to run also the plain loop of `reference` on TFF's
+    num_rounds: Rounds after the first one, at least 1; None for the workload's.
+    with_reference: True to run also the plain loop of `reference` on TFF's
       native runtime, in turns with the library, round by round and with the
       same cohorts. A workload about the population's size has none.
-    show_progress: Whether to draw a progress bar on stderr.
+    show_progress: True to draw a progress bar on stderr.
 
   Returns:
-    A record; what is in it is told at the top of this module.
+    A record, as at the top of this module.
 
   Raises:
     ValueError: If an argument is out of its range.
@@ -127,7 +126,7 @@ def measure(
   }
 
 
-# What only some workloads and options have measured.
+# Values that only some workloads and options have.
 _NOT_MEASURED = dict.fromkeys(
   (
     'reference_first_round_seconds',
@@ -192,20 +191,19 @@ def _measure_populations(
 ) -> dict:
   """Times a workload on its population and on the smaller one, in turns.
 
-  A round here samples its cohort, reads the clients' states from a run's
-  durable store, generates their data, computes, and commits everything that
-  changed. A population is set up by making its data set and its store.
+  A round samples its cohort, reads the clients' states from a run's durable
+  store, generates their data, computes, and commits all changes. The set-up of
+  a population makes its data set and its store.
 
-  Clients that take part for the first time are given an initial state, the
-  others one from the store; a larger population has more of the first kind in a
-  round.
+  Clients that take part for the first time get an initial state, the others one
+  from the store; a larger population has more first-time clients in a round.
   """
   start = time.perf_counter()
   process = workload.build_process(workload.build_model())
   # Starts the runtime, which is no cost of a population.
   runtime.run(process.initialize)
   build_seconds = time.perf_counter() - start
-  # The larger one is first: what is done only once is in its figures.
+  # The larger one is first: work that is done only once is in its figures.
   sizes = {
     'population': workload.num_clients,
     'smaller_population': workload.smaller_num_clients,
@@ -255,7 +253,7 @@ def _round_times(seconds: Sequence[float]) -> dict:
 
 
 def format_records(records: Sequence[Mapping[str, Any]]) -> str:
-  """A table for the screen: a column for each record of `measure`."""
+  """Formats a table with a column for each record of `measure`."""
   rows = [
     ('runtime', 'runtime'),
     ('clients', 'num_clients'),

@@ -1,8 +1,8 @@
-"""The plain loops that a TFF user writes today, for comparison.
+"""Plain loops, as a TFF user writes them, for comparison.
 
-Nothing of this library's: FedAvg is `tff.learning.algorithms`' over a Keras
-model; FedRep and Per-FedAvg are written by hand the way TFF's tutorials write
-algorithms of their own: a loop over the client's dataset, compiled by
+They use nothing of this library: FedAvg is that of `tff.learning.algorithms`
+with a Keras model; FedRep and Per-FedAvg are written by hand like the
+algorithms of TFF's tutorials: a loop over the client's dataset, compiled by
 `tf.function`, on a Keras model's variables. Clients' datasets are shuffled,
 batched and prefetched pipelines of examples.
 """
@@ -26,10 +26,11 @@ from tff_pfl.runtime import base
 
 
 def make_keras_model(workload: workloads.Workload, keras: Any) -> Any:
-  """The workload's model in Keras, its last layer the head.
+  """Makes the workload's model in Keras; the last layer is the head.
 
   Args:
-    keras: Keras 3 or 2, the module.
+    workload: The workload.
+    keras: The module of Keras 3 or 2.
   """
   arguments = workload.model_arguments
   layers = [keras.layers.Input(workload.shape)]
@@ -64,7 +65,7 @@ class Reference(abc.ABC):
   """Rounds of a plain loop; call it with a cohort.
 
   Attributes:
-    datasets: The clients' pipelines.
+    datasets: Client index to its pipeline.
   """
 
   def __init__(
@@ -77,16 +78,16 @@ class Reference(abc.ABC):
 
   @abc.abstractmethod
   def __call__(self, cohort: Sequence[int]) -> None:
-    """Runs a round with these clients, to its very end."""
+    """Runs a round with these clients and waits for all results."""
 
   @property
   @abc.abstractmethod
   def weights(self) -> list:
-    """The global weights (of FedRep: of the body), as Keras orders them."""
+    """Global weights (for FedRep the body's), in Keras's order."""
 
 
 class _FedAvg(Reference):
-  """FedAvg of `tff.learning`; the workload must have numbers of epochs."""
+  """FedAvg of `tff.learning`; the workload must have a number of epochs."""
 
   def __init__(self, workload, runtime, tensors, initial_weights):
     hparams = workload.hparams
@@ -144,10 +145,11 @@ class _ByHand(Reference):
   """A loop by hand; local weights are client-placed values.
 
   Attributes:
-    local: The clients' local weights.
+    local: Client index to local weights.
+    num_local: Number of the last weights that are local.
   """
 
-  num_local = 0  # Of the last weights.
+  num_local = 0
 
   def __init__(self, workload, runtime, tensors, initial_weights):
     super().__init__(
@@ -170,13 +172,13 @@ class _ByHand(Reference):
 
   @abc.abstractmethod
   def trainer(self, model: tf_keras.Model, hparams: Any) -> Callable[..., Any]:
-    """Returns the training of a model on a dataset.
+    """Returns a function that trains a model on a client's dataset.
 
-    Of one client, to the sum of its examples' losses and their number.
+    Its results are the sum of the examples' losses and their number.
     """
 
   def _build_round(self, workload, local):
-    """`next`: (weights@SERVER, {local, dataset}@CLIENTS) -> the same, loss."""
+    """Builds (weights@SERVER, {local, dataset}@CLIENTS) -> the same, loss."""
     dataset_type = tff.SequenceType(
       tff.types.tensorflow_to_type(
         next(iter(self.datasets.values())).element_spec
@@ -338,7 +340,7 @@ def _gradients(model, batch, variables):
 
 
 def _batches(examples, batch_size, seed=0):
-  """Batches of a client's examples, shuffled anew in every pass."""
+  """Returns batches of a client's examples, shuffled anew in every pass."""
   num_examples = len(examples['y'])
   return (
     tf.data.Dataset.from_tensor_slices(examples)
@@ -349,7 +351,7 @@ def _batches(examples, batch_size, seed=0):
 
 _REFERENCES = {
   'fed_avg': _FedAvg,
-  # Nobody has a loop of FedFac; what it costs is seen beside FedAvg's.
+  # There is no plain loop of FedFac; FedAvg's shows its cost.
   'fed_fac': _FedAvg,
   'fed_rep': _FedRep,
   'per_fed_avg': _PerFedAvg,
@@ -365,12 +367,13 @@ def build_reference(
   """Builds the plain loop of a workload's method.
 
   Args:
-    runtime: What executes; TFF's native one, to be a reference.
-    tensors: A client's `x` and `y` by its index.
-    initial_weights: Those of the whole model, as Keras orders them.
+    workload: The workload.
+    runtime: The runtime; TFF's native one for a reference.
+    tensors: Client index to its `x` and `y`.
+    initial_weights: Initial weights of the whole model, in Keras's order.
 
   Raises:
-    ValueError: If there is no plain loop of the method here.
+    ValueError: If there is no plain loop of the method.
   """
   errors.expect(
     workload.algorithm in _REFERENCES,

@@ -1,4 +1,4 @@
-"""Times rounds: one after another, forced to their end, in turns."""
+"""Timing of rounds of several contestants, in turns."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import tree
 
-# Runs the round of the given number, from 0, to its very end.
+# Runs the round of the given number, from 0 on, and waits for all results.
 RunRound = Callable[[int], None]
 
 
 def force(value: Any) -> None:
-  """Waits until every number of a computation's result is there."""
+  """Waits for all numbers of a computation's result."""
   for leaf in tree.flatten(value):
     np.asarray(leaf)
 
@@ -28,16 +28,15 @@ def time_in_turns(
 ) -> dict:
   """Times rounds of several contestants: A B A B and so on.
 
-  In turns, so that a machine that gets slower or is used by others for a while
-  does the same to each. One's garbage is collected before the other's round,
-  with the clock stopped. The collector does not look at what was there after
-  the first round: to go through all of TensorFlow's objects empties the
-  processor's caches, which no simulation does before each round.
+  In turns, so that a slower phase of the machine affects all of them. Garbage
+  is collected before each round, with the clock stopped. The collector ignores
+  objects of the first round: a walk over all of TensorFlow's objects would
+  empty the processor's caches, as in no simulation.
 
   Args:
-    contestants: What runs a round, by name. Data, and everything else that a
-      simulation has before a round, must be there before.
-    num_rounds: Rounds of each after the first one, at least 1.
+    contestants: Name to the function that runs a round. Data, and all else that
+      a simulation has before a round, must be ready.
+    num_rounds: Rounds of each contestant after the first one, at least 1.
     on_round: Called after each round of each contestant.
 
   Returns:
@@ -61,7 +60,7 @@ def time_in_turns(
 
 
 def summarize(seconds: Sequence[float]) -> dict:
-  """Median, min and max of rounds, at least one."""
+  """Returns the median, min and max of rounds, at least one."""
   return {
     'median': statistics.median(seconds),
     'min': min(seconds),

@@ -1,4 +1,4 @@
-"""What is measured: methods, models and data by name.
+"""Workloads: methods, models and data by name.
 
 All data come from a seeded generator: each class has a prototype, an example is
 its prototype plus noise, and a client has 2 of 10 classes.
@@ -37,10 +37,11 @@ class Workload:
     num_clients: Clients in the population.
     cohort_size: Clients in a round.
     examples_per_client: Training examples of each client.
-    num_rounds: Rounds that are measured unless asked otherwise.
-    smaller_num_clients: If given, the workload is about the population's size:
-      it runs with a durable store, and is compared with this many clients.
-    seed: Fixes the data, the initial weights, the sampling and all client work.
+    num_rounds: Default number of measured rounds.
+    smaller_num_clients: Size of a smaller population to compare with, for a
+      workload about the population's size, which runs with a durable store;
+      None for others.
+    seed: Seed of the data, the initial weights, the sampling and client work.
   """
 
   name: str
@@ -60,10 +61,10 @@ class Workload:
   def make_data(
     self, num_clients: Optional[int] = None
   ) -> datasets.FederatedDataset:
-    """The clients; their examples are generated when they are asked for.
+    """Makes the clients, whose examples are generated on demand.
 
     Args:
-      num_clients: Another number of clients than the workload's. A client's
+      num_clients: Number of clients; None for the workload's. A client's
         examples do not depend on it.
     """
     return synthetic.make_synthetic(
@@ -78,7 +79,7 @@ class Workload:
     )
 
   def build_model(self) -> split_model.SplitModel:
-    """The model, for the data's shapes."""
+    """Builds the model for the data's shapes."""
     return zoo.make_model(
       self.model,
       self.make_data().element_spec,
@@ -90,17 +91,17 @@ class Workload:
   def build_process(
     self, model: split_model.SplitModel
   ) -> personalized_process.PersonalizedProcess:
-    """The method on a model of `build_model`."""
+    """Builds the method for a model of `build_model`."""
     return registry.build(self.algorithm, model, self.hparams, seed=self.seed)
 
   def sample_cohort(
     self, round_number: int, num_clients: Optional[int] = None
   ) -> np.ndarray:
-    """The clients of a round, drawn as experiments draw them.
+    """Draws the clients of a round, as experiments do.
 
     Args:
-      round_number: From 0.
-      num_clients: Another number of clients than the workload's.
+      round_number: From 0 on.
+      num_clients: Number of clients; None for the workload's.
 
     Returns:
       int64 `[cohort_size]`, client indices, ascending.
@@ -110,7 +111,7 @@ class Workload:
     ).sample(round_number)
 
   def scaled_down(self) -> Workload:
-    """The same work on tiny sizes, to try that it runs in seconds."""
+    """Returns the workload with tiny sizes, for a trial in seconds."""
     arguments = dict(self.model_arguments)
     arguments['widths'] = (8, 6, 4)[: len(arguments['widths'])]
     if 'filters' in arguments:
@@ -216,7 +217,7 @@ def get_workload(name: str) -> Workload:
   """Returns the workload called `name`.
 
   Raises:
-    ValueError: If there is none; the message lists those there are.
+    ValueError: If there is none; the message lists all names.
   """
   errors.expect_one_of('workload', name, WORKLOADS)
   return WORKLOADS[name]

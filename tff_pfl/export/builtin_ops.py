@@ -1,7 +1,7 @@
-"""Functions of operations that every LiteRT interpreter has.
+"""Substitutes for operations of training that LiteRT lacks.
 
-Some operations of training are none of LiteRT's. In a function's graph each
-becomes a call of a function that does the same with others.
+In a function's graph each such operation becomes a call of a function that
+computes the same with operations that every LiteRT interpreter has.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
 def substituted(concrete: Any) -> Any:
-  """A concrete function of keyword arguments, without those operations.
+  """Replaces the operations that LiteRT lacks in a concrete function.
 
-  It reads and changes the same variables.
+  Args:
+    concrete: A concrete function of keyword arguments.
+
+  Returns:
+    A concrete function that reads and changes the same variables.
   """
   graph_def = concrete.graph.as_graph_def()
   shapes = {tensor.op.name: tensor.shape for tensor in concrete.inputs}
   for node in graph_def.node:
-    # What a function captures has none.
+    # Captured inputs have no shape.
     if node.name in shapes:
       node.attr['shape'].shape.CopyFrom(shapes[node.name].as_proto())
   _substitute(graph_def)
@@ -48,7 +52,7 @@ def substituted(concrete: Any) -> Any:
 
 
 def _substitute(graph_def):
-  """Changes a graph and its library's functions."""
+  """Replaces operations in a graph and its library's functions."""
   library = graph_def.library
   substitutes = {}
   for nodes, function in (
@@ -79,7 +83,7 @@ def _substitute(graph_def):
 
 
 def _call(node, signature):
-  """Makes a node the call of a function."""
+  """Turns a node into the call of a function."""
   node.op = 'PartitionedCall'
   node.attr.clear()
   node.attr['f'].func.name = signature.name
@@ -91,10 +95,10 @@ def _call(node, signature):
 
 
 def _traced(function, *specs):
-  """The concrete function of arguments with these shapes and types."""
+  """Traces a function of arguments with these shapes and types."""
 
   def scoped(*arguments):
-    # The node may be named as a scope is, whose names these must not be.
+    # In a scope, as the node may have the name of another one.
     with tf.name_scope('builtin'):
       return function(*arguments)
 
@@ -107,7 +111,7 @@ def _traced(function, *specs):
 
 
 def _ensure_shape(attributes):
-  """A reshaping, which checks nothing but lets the shape be known."""
+  """A reshape, which checks nothing but gives the shape."""
   shape = tf.TensorShape(attributes['shape'].shape)
 
   def reshape(x):
@@ -135,7 +139,7 @@ def _cross_entropy(attributes):
 
 
 def _broadcast_axes(attributes):
-  """The axes over which a gradient is summed, of both arguments."""
+  """The axes over which the gradients of both arguments are summed."""
 
   def broadcast_axes(a, b):
     rank = tf.maximum(tf.size(a), tf.size(b))
@@ -151,7 +155,7 @@ def _broadcast_axes(attributes):
 
 
 def _philox(attributes):
-  """The same integers as TensorFlow's."""
+  """Philox with TensorFlow's integers."""
   dtype = tf.as_dtype(attributes['dtype'].type)
   if dtype.size != 4:
     return None
@@ -161,7 +165,7 @@ def _philox(attributes):
     shape = tf.cast(shape, tf.int32)
     size = tf.reduce_prod(shape)
     blocks = (size + 3) // 4
-    # Older interpreters can take unsigned integers neither apart nor together.
+    # Older interpreters can neither split nor stack unsigned integers.
     key = tf.unstack(tf.reshape(tf.bitcast(key, tf.int32), [2]))
     words = tf.unstack(tf.reshape(tf.bitcast(counter, tf.int32), [4]))
     words = [tf.fill([blocks], word) for word in words]
@@ -186,7 +190,7 @@ def _philox(attributes):
 
 
 def _wide_product(x, factor):
-  """The upper and the lower 32 bits of a product."""
+  """Returns the upper and the lower 32 bits of a product."""
   x_high, x_low = _halves(x)
   high, low = (_uint32(half) for half in divmod(factor, 1 << 16))
   upper, lower = _halves(x_high * low + _halves(x_low * low)[0])
@@ -200,7 +204,7 @@ def _halves(x):
 
 
 def _minus(x, y):
-  # Of unsigned integers LiteRT has sums and products.
+  # LiteRT has only sums and products of unsigned integers.
   return x + y * _uint32((1 << 32) - 1)
 
 
@@ -223,7 +227,7 @@ def _and(attributes):
 
 
 def _elementwise(function):
-  """A maker of functions of two tensors of one type, perhaps of `alpha`."""
+  """Makes a substitute of a function of two tensors, and perhaps `alpha`."""
 
   def make(attributes):
     dtype = attributes['T'].type
@@ -239,7 +243,7 @@ def _where(condition, gradient, other=0.0):
   return tf.where(condition, gradient, other * gradient)
 
 
-# Of ELU and SELU from the outputs, of the others from the features.
+# ELU's and SELU's take the outputs, the others the features.
 _GRADIENTS = {
   'EluGrad': lambda dy, y: _where(y > 0, dy, y + 1),
   'LeakyReluGrad': lambda dy, x, alpha: _where(x > 0, dy, alpha),
@@ -256,10 +260,12 @@ class _Windows:
   """The windows of a convolution or a pooling of NHWC images.
 
   Attributes:
-    size, strides, dilations: Of rows and columns.
-    is_valid: Whether all windows are within the images.
-    is_simple: Whether there may be a substitute for their gradient.
-    are_apart: Whether they do not overlap, nor leave anything out.
+    size: Rows and columns of a window.
+    strides: Strides of rows and columns.
+    dilations: Dilations of rows and columns.
+    is_valid: True if all windows are within the images.
+    is_simple: True if there may be a substitute for their gradient.
+    are_apart: True if they neither overlap nor leave gaps.
   """
 
   def __init__(self, attributes):
@@ -277,7 +283,7 @@ class _Windows:
     self.are_apart = self.size == self.strides
 
   def paddings(self, images, sizes, counts):
-    """The rows and columns before and after the images."""
+    """Returns the numbers of rows and columns to add around the images."""
     paddings = [[0, 0]]
     for axis in (0, 1):
       length = (counts[axis] - 1) * self.strides[axis]
@@ -298,7 +304,7 @@ def _filter_gradient(attributes):
       images, windows.paddings(tf.shape(images)[1:3], filter_sizes, counts)
     )
     for axis in (0, 1):
-      # All rows (columns) that the first row of a filter meets, and so on.
+      # All rows (columns) at the filter's first row, then at its second, ….
       places = windows.dilations[axis] * tf.range(filter_sizes[axis])
       firsts = windows.strides[axis] * tf.range(counts[axis])
       places = tf.reshape(places[:, tf.newaxis] + firsts, [-1])
@@ -344,7 +350,7 @@ def _max_pool_gradient(attributes):
     places = tf.argmax(
       tf.reshape(images, tf.concat([counts, [rows * columns]], 0)), axis=4
     )
-    # The first of the largest has it all.
+    # The first of the largest gets the whole gradient.
     hits = tf.one_hot(places, rows * columns, dtype=gradient.dtype)
     spread = tf.reshape(
       hits * gradient[..., tf.newaxis],
@@ -372,12 +378,12 @@ def _average_pool_gradient(attributes):
 
 
 def _unpooled(values, shape, paddings):
-  """Images from windows `[n, rows, row, columns, column, channels]`."""
+  """Makes images of windows `[n, rows, row, columns, column, channels]`."""
   sizes = tf.shape(values)
   values = tf.reshape(
     values, [sizes[0], sizes[1] * sizes[2], sizes[3] * sizes[4], sizes[5]]
   )
-  # Rows and columns after the last window have none.
+  # Rows and columns after the last window are 0.
   missing = shape + paddings[:, 0] - tf.shape(values)
   values = tf.pad(
     values, tf.stack([tf.zeros_like(missing), tf.maximum(missing, 0)], 1)
@@ -389,8 +395,8 @@ def _uint32(number):
   return tf.constant(number, tf.uint32)
 
 
-# By operation: from a node's attributes to the concrete function, or to None
-# where it stays as it is, and the converter refuses it.
+# Operation to a function from a node's attributes to a concrete function, or to
+# None if there is none, so that the converter refuses the node.
 _SUBSTITUTES = {
   **{name: _elementwise(function) for name, function in _GRADIENTS.items()},
   'AvgPoolGrad': _average_pool_gradient,

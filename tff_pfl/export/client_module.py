@@ -1,8 +1,8 @@
-"""What a client does with its model, in TensorFlow alone.
+"""A client's functions of its model, in TensorFlow alone.
 
-    predict      rows of inputs -> outputs and, of classifiers, probabilities
+    predict      rows of inputs -> outputs and, for classifiers, probabilities
     evaluate     examples -> the loss, the metrics, the number of examples
-    personalize  examples -> a new client's weights, as the method makes them
+    personalize  examples -> a new client's weights, by the method
 
 The functions need neither TFF nor this library nor XLA to run.
 """
@@ -35,13 +35,12 @@ from tff_pfl.runtime import graph_defs, graph_programs
 class ClientModule(tf.Module):
   """A client's model and functions.
 
-  Rows are keyword arguments `[n, ...]`: `x` (of several inputs `x_NAME` for
-  each), `domain` (int32 `[n]`) where examples have one, and `y`; `personalize`
-  also takes `weight` (float32 `[n]`) where examples have one.
+  Rows are keyword arguments `[n, ...]`: `x` (for several inputs `x_NAME` each),
+  `domain` (int32 `[n]`) if examples have one, and `y`; `personalize` also takes
+  `weight` (float32 `[n]`) if examples have one.
 
   Attributes:
-    weights: The weights that `predict` and `evaluate` take, as variables by
-      name.
+    weights: Variables by name, the weights of `predict` and `evaluate`.
   """
 
   def __init__(
@@ -55,10 +54,10 @@ class ClientModule(tf.Module):
 
     Args:
       process: The method.
-      state: The server's, which `personalize` starts from each time.
-      client_state: The initial one of a new client. Its number, which seeds the
-        client's work, should be none that a client of the run has.
-      weights: All weights of `process.model`.
+      state: State of the server, from which `personalize` starts each time.
+      client_state: Initial state of a new client. Its index, which seeds the
+        client's work, should differ from those of the run's clients.
+      weights: All weights of `process.model`, by name.
     """
     super().__init__()
     self._model = process.model
@@ -72,11 +71,11 @@ class ClientModule(tf.Module):
   def row_specs(
     self, with_labels: bool, with_weights: bool = False
   ) -> dict[str, tf.TensorSpec]:
-    """The arguments of a function that takes rows.
+    """Returns the specs of the arguments of a function of rows.
 
     Args:
-      with_labels: Whether it takes labels.
-      with_weights: Whether it takes weights, where examples have such.
+      with_labels: True to include labels.
+      with_weights: True to include weights, if examples have them.
     """
     takes = {'y': with_labels, 'weight': with_weights}
     element = {
@@ -92,29 +91,29 @@ class ClientModule(tf.Module):
     }
 
   def weight_specs(self) -> dict[str, tf.TensorSpec]:
-    """The arguments of a function that takes weights."""
+    """Returns the specs of the arguments of a function of weights."""
     return {
       plain_name(name): tf.TensorSpec(variable.shape, variable.dtype)
       for name, variable in self.weights.items()
     }
 
   def predict(self, **rows: tf.Tensor) -> dict[str, tf.Tensor]:
-    """The model's `outputs` and, of a classifier, `probabilities`."""
+    """Returns the model's `outputs` and, for a classifier, `probabilities`."""
     return self._predict(self._values(), rows)
 
   def predict_with_weights(self, **arguments: tf.Tensor) -> dict[str, Any]:
-    """`predict` with weights that are arguments, by their `plain_name`."""
+    """Predicts with weights that are arguments, by their `plain_name`."""
     weights = {name: arguments.pop(plain_name(name)) for name in self.weights}
     return self._predict(weights, arguments)
 
   def evaluate(self, **rows: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Means of the loss and the metrics, and the number of `examples`."""
+    """Returns means of the loss and metrics, and the number of `examples`."""
     examples = example_tensors.from_rows(self._element(rows))
     sums = scoring.evaluate(self._model, self._values(), examples)
     return {**objectives.means(sums), 'examples': examples.num_examples}
 
   def personalize(self, **rows: tf.Tensor) -> dict[str, tf.Tensor]:
-    """The weights of a new client with these training examples, by name."""
+    """Returns the weights, by name, of a new client with these examples."""
     examples = example_tensors.from_rows(self._element(rows))
     return self._weights_of([*self._start, *_leaves(examples)])
 
@@ -130,7 +129,7 @@ class ClientModule(tf.Module):
     return results
 
   def _element(self, rows):
-    """Rows as a data set has them."""
+    """Returns rows in the form of a data set's elements."""
     element = collections.OrderedDict(
       (key, spec)
       for key, spec in self._model.element_spec.items()
@@ -149,16 +148,16 @@ def new_client_module(
   weights: Optional[split_model.Weights] = None,
   runtime: Optional[runtime_base.Runtime] = None,
 ) -> ClientModule:
-  """The functions for clients that have not taken part.
+  """Makes the functions for clients that have not taken part.
 
   Args:
     process: The method.
-    state: The server's.
-    client_index: A number that no client of the run has, such as how many there
-      are; it seeds the client's work.
-    weights: What it predicts with before `personalize`; None for the model of a
+    state: State of the server.
+    client_index: An index that no client of the run has, such as the number of
+      clients; it seeds the client's work.
+    weights: Weights of `predict` before `personalize`; None for the model of a
       client without data.
-    runtime: What executes the process; None for one on this process's CPU.
+    runtime: Runtime for the process; None for one on this process's CPU.
   """
   with runtime_lib.given_or_on_cpu(runtime) as created:
     client_state = created.run(process.initialize_client_state, client_index)
@@ -168,7 +167,7 @@ def new_client_module(
 
 
 def rows_of(examples: examples_lib.Examples) -> dict[str, np.ndarray]:
-  """A client's examples as arguments of functions that take labels."""
+  """Returns a client's examples as arguments of functions of rows."""
   return {
     plain_name('_'.join(path)): value
     for path, value in tree.flatten_with_path(examples.as_dict())
@@ -176,14 +175,14 @@ def rows_of(examples: examples_lib.Examples) -> dict[str, np.ndarray]:
 
 
 def plain_name(name: str) -> str:
-  """A name as arguments of a function may have it."""
+  """Returns a name that is valid for an argument of a function."""
   return re.sub(r'\W', '_', name)
 
 
 def traced(
   function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec]
 ) -> Any:
-  """The concrete function of keyword arguments, to be a signature."""
+  """Traces a function of keyword arguments, as a signature."""
   specs = {
     name: tf.TensorSpec(spec.shape, spec.dtype, name)
     for name, spec in specs.items()
@@ -192,17 +191,17 @@ def traced(
 
 
 def _leaves(value):
-  """Tensors in the order in which TFF has them."""
+  """Returns a value's tensors in TFF's order."""
   return tff.structure.flatten(
     tff.structure.from_container(value, recursive=True)
   )
 
 
 def _weights_of(personalize):
-  """`personalize` as a function of common operations.
+  """Makes a function of common operations of `personalize`.
 
   Returns:
-    From TFF's leaves of its argument to the weights by name.
+    Function from TFF's leaves of the argument to the weights by name.
   """
   proto = tff.framework.serialize_computation(personalize).tensorflow
   graph_def = tf.compat.v1.GraphDef()
@@ -224,7 +223,7 @@ def _weights_of(personalize):
   names = tff.structure.name_list(personalize.type_signature.result.weights)
 
   def weights_of(leaves):
-    # Equal tensors are one.
+    # Repeated tensors are one result.
     values = dict(zip(dict.fromkeys(tensors), function(*leaves)))
     return {name: values[tensor] for name, tensor in zip(names, tensors)}
 

@@ -1,4 +1,4 @@
-"""A client's functions as a SavedModel, as TensorFlow Serving takes it."""
+"""A client's functions as a SavedModel, for TensorFlow Serving."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def save(
     personalize                                examples -> weights
     predict_with_weights                       weights and rows -> as predict
 
-  None of them changes anything, so one server may serve many clients:
-  `predict_with_weights` takes what `personalize` has returned.
+  None of them changes any state, so that one server may serve many clients:
+  `predict_with_weights` takes the results of `personalize`.
 
   Args:
     directory: TensorFlow Serving's base path of the model.
     client: The functions and the weights.
-    version: Non-negative; Serving takes the largest that it finds.
+    version: Non-negative; Serving takes the largest version.
 
   Returns:
-    The folder written, `directory/version`.
+    The new folder, `directory/version`.
   """
   errors.expect_int('version', version, 0)
   rows = client.row_specs(with_labels=False)

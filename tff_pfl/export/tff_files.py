@@ -1,12 +1,12 @@
 """A method without client state as files of serialized TFF computations.
 
-    manifest.json          versions, types, the method's options, checksums
-    initialize.pb, next.pb a `LearningProcess`: computation.proto
-    state.pb               the server's state: executor.proto's Value
-    map_reduce/*.pb        a `MapReduceForm`, part by part
-    distribute_aggregate/*.pb  a `DistributeAggregateForm`, likewise
+    manifest.json              versions, types, the method's options, checksums
+    initialize.pb, next.pb     a `LearningProcess`: computation.proto
+    state.pb                   the server's state: executor.proto's Value
+    map_reduce/*.pb            the parts of a `MapReduceForm`
+    distribute_aggregate/*.pb  the parts of a `DistributeAggregateForm`
 
-`load` reads them, and needs nothing of the method's code.
+`load` reads them without the method's code.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _FORMS = {
 
 
 class SerializedProcess(NamedTuple):
-  """What `load` returns.
+  """A process that `load` has read.
 
   Attributes:
     initialize: `( -> S@SERVER)`.
-    next: `(<S@SERVER, {D*}@CLIENTS> -> <state, metrics>)`, of any number of
+    next: `(<S@SERVER, {D*}@CLIENTS> -> <state, metrics>)`, for any number of
       clients' batches of examples. Its results are dicts by name.
-    state: The server's state that was saved, for `next`.
+    state: The saved state of the server, for `next`.
     manifest: See `save`.
   """
 
@@ -62,17 +62,17 @@ def save(
   """Writes a process and its state.
 
   Args:
-    directory: A folder, made if it is not there.
-    process: Such as `PersonalizedProcess.to_learning_process()`.
-    state: The server's, from which training goes on.
-    description: What the process was built with (its aggregator, say), as JSON
-      types, for the manifest.
+    directory: A folder, created if needed.
+    process: A process, such as `PersonalizedProcess.to_learning_process()`.
+    state: State of the server, from which training continues.
+    description: The process's options (such as its aggregator) as JSON types,
+      for the manifest.
 
   Returns:
     The manifest: `versions` of the packages, the `description`, the `types` of
     the server's state and of a client's data in TFF's notation, the `forms`
-    that there are (a round of several aggregations has no `map_reduce`), and
-    `files` with their SHA-256.
+    (a round of several aggregations has no `map_reduce`), and `files` with
+    their SHA-256.
   """
   state_type = process.initialize.type_signature.result.member
   value, _ = tff.framework.serialize_value(state, state_type)
@@ -106,13 +106,13 @@ def save(
     'forms': forms,
     'files': checksums,
   }
-  # Last: without it there is nothing to load.
+  # Written last: without it there is nothing to load.
   summary_lib.write_json(os.path.join(directory, _MANIFEST), manifest)
   return manifest
 
 
 def _parts(form_of, computation):
-  """The serialized parts of a form; none if the computation has no such."""
+  """Returns the serialized parts of a form; none if there is no such form."""
   try:
     form = form_of(computation)
   except ValueError:  # A broadcast depends on an aggregate.
@@ -125,10 +125,10 @@ def _parts(form_of, computation):
 
 
 def load(directory: str) -> SerializedProcess:
-  """Reads what `save` wrote.
+  """Reads a process that `save` wrote.
 
   Raises:
-    RunError: If a file is missing or is not the one that was saved.
+    RunError: If a file is missing or differs from the saved one.
   """
   try:
     with open(os.path.join(directory, _MANIFEST), encoding='utf-8') as file:

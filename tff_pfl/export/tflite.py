@@ -23,21 +23,26 @@ def convert(
 ) -> bytes:
   """Makes a TFLite file of a client's functions.
 
-  Its signatures are `predict` and `evaluate`, with the weights that the file
-  keeps in variables; `personalize`, which changes these and returns what
-  `evaluate` then says of the same examples; `weights`, which returns them by
-  their `plain_name`; and `set_weights`, which takes them so and returns them.
-  LiteRT runs it with its builtin operators alone.
+  The signatures:
 
-  A quantized file only predicts.
+    predict, evaluate  with the weights that the file keeps in variables
+    personalize        changes these and returns `evaluate` on the same examples
+    weights            returns the weights by their `plain_name`
+    set_weights        takes weights by their `plain_name` and returns them
+
+  LiteRT runs it with its builtin operators only. A quantized file only
+  predicts.
 
   Args:
-    client: The functions and the weights, which stay as they are.
-    quantization: 'none', 'int8' (weights; computed in float32 where there is no
+    client: The functions and the weights, which stay unchanged.
+    quantization: 'none', 'int8' (weights; computed in float32 if there is no
       integer kernel) or 'float16' (weights).
 
+  Returns:
+    The content of the file.
+
   Raises:
-    ValueError: If LiteRT cannot have one of them.
+    ValueError: If LiteRT cannot run one of the functions.
   """
   errors.expect_one_of('quantization', quantization, QUANTIZATIONS)
   rows = client.row_specs(with_labels=False)
@@ -62,8 +67,8 @@ def convert(
     )
     converter = tf.lite.TFLiteConverter.from_saved_model(directory)
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-    # Else the converter of TensorFlow 2.21 forgets the ReLU of a product of two
-    # tensors that are not constant.
+    # Otherwise the converter of TensorFlow 2.21 drops the ReLU of a product of
+    # two tensors that are not constant.
     converter.unfold_batchmatmul = True
     if quantization == 'none':
       converter.experimental_enable_resource_variables = True
@@ -79,14 +84,14 @@ def convert(
       raise ValueError(
         errors.message(
           'model',
-          'one that LiteRT has (a SavedModel can have any)',
+          'one that LiteRT can run (a SavedModel can have any)',
           _reason(str(e)),
         )
       ) from e
 
 
 def _reason(error):
-  """The operations that LiteRT does not have, or an error's first line."""
+  """Names the operations that LiteRT lacks, or gives an error's first line."""
   missing = re.search(r'^TF Select ops: (.*)$', error, re.MULTILINE)
   if missing:
     return f'with {missing[1]}'
@@ -94,7 +99,7 @@ def _reason(error):
 
 
 def _try_out(content, specs):
-  """Runs a file's functions of rows once: some fail that were converted."""
+  """Runs a file's functions of rows once, as some fail after conversion."""
   for name, arguments in _interpreter(content).get_signature_list().items():
     if name not in ('weights', 'set_weights'):
       runner = _interpreter(content).get_signature_runner(name)
@@ -113,12 +118,12 @@ def _interpreter(content):
 
 
 def predictor(content: bytes) -> Callable[..., Mapping[str, np.ndarray]]:
-  """`predict` of a file's content, by TensorFlow's own interpreter."""
+  """Returns `predict` of a file's content, run by LiteRT's interpreter."""
   return _interpreter(content).get_signature_runner('predict')
 
 
 def mean_score(model: split_model.SplitModel, y: Any, outputs: Any) -> float:
-  """The mean of a model's primary metric over examples."""
+  """Returns the mean of a model's primary metric over examples."""
   score = model.metrics.get(model.primary_metric.name, model.loss)
   y, outputs = tf.constant(y), tf.constant(outputs)
   return float(model.mean(score(y, outputs), y, outputs))
@@ -147,7 +152,7 @@ def _set_weights(client):
   def set_weights(**values):
     for name, variable in client.weights.items():
       variable.assign(values[client_module.plain_name(name)])
-    # A function that returned nothing would not be run.
+    # A function without results would not be run.
     return _weights(client)()
 
   return set_weights
