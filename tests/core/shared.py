@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tff_pfl.core import client as client_lib
 from tff_pfl.core import (
   example_tensors,
   objectives,
@@ -91,6 +92,18 @@ def train(model, examples, of_phase, seed=(1, 2), objective=None, weights=None):
     tf.convert_to_tensor(seed),
     model=model,
   )
+
+
+def fit_head(model, body, head, examples, of_phase, seed=(1, 2)):
+  """The head after a client fitted it on the frozen body's features."""
+  client = client_lib.Client(
+    model,
+    client_lib.Broadcast(0, 0, body, {}),
+    head,
+    examples,
+    tf.convert_to_tensor(seed),
+  )
+  return client.fit_head(head, of_phase)
 
 
 def tensors(weights):

@@ -326,10 +326,8 @@ def test_nan_in_the_padding_does_not_leak(network, change, batch_size):
   _assert_close(found.weights, clean.weights)
   _assert_close(found.metrics, clean.metrics)
   body, head = _split(network)
-  found = training_loop.train_head(network, body, head, examples, phase, SEED)
-  clean = training_loop.train_head(
-    network, body, head, _client(13), phase, SEED
-  )
+  found = shared.fit_head(network, body, head, examples, phase, SEED)
+  clean = shared.fit_head(network, body, head, _client(13), phase, SEED)
   _assert_close(found.weights, clean.weights)
   _assert_close(
     scoring.evaluate(network, network.initial_weights, examples),
@@ -344,7 +342,7 @@ def test_xla_gives_the_same_numbers(network):
   _assert_close(compiled.weights, plain.weights, rtol=1e-3, atol=1e-5)
   _assert_close(compiled.metrics, plain.metrics, rtol=1e-3)
   plain, compiled = [
-    training_loop.train_head(
+    shared.fit_head(
       augmentation.augmented(each, _noisy),
       *_split(each),
       _client(13),
@@ -461,7 +459,7 @@ def test_head_trains_as_with_a_frozen_body_in_each_step(network, change):
     weights=head,
     objective=objectives.prediction_loss(network, recompute),
   )
-  found = training_loop.train_head(network, body, head, examples, phase, SEED)
+  found = shared.fit_head(network, body, head, examples, phase, SEED)
   assert list(found.weights) == list(head)
   _assert_close(found.weights, expected.weights)
   _assert_close(found.metrics, expected.metrics)

@@ -181,15 +181,19 @@ class Client:
       domain_weights: See `objectives.prediction_loss`.
       features: The `frozen_features`, where they are at hand.
     """
-    return training_loop.train_head(
-      model or self.model,
-      self.received if body is None else body,
+    model = model or self.model
+    body = self.received if body is None else body
+    examples, inputs = training_loop.head_inputs(
+      model, body, self.examples, features
+    )
+    return self.sgd(
+      objectives.head_loss(model, domain_weights),
       head,
-      self.examples,
-      self._under_options(phase),
-      self.stream(stream),
-      domain_weights,
-      features,
+      phase,
+      stream=stream,
+      model=model,
+      examples=examples,
+      inputs=inputs,
     )
 
   def fit_part(
@@ -210,15 +214,14 @@ class Client:
       part_of: From some of the model's weights to those of the part.
       phase: As for `sgd`, as are the others.
     """
-    return training_loop.train_part(
-      model or self.model,
-      part,
-      whole_of,
-      part_of,
-      self.examples,
-      self._under_options(phase),
-      self.stream(stream),
-    )
+    model = model or self.model
+
+    def forward(part, x, mode):
+      outputs, statistics = model.forward(whole_of(part), x, mode)
+      return outputs, part_of(statistics)
+
+    objective = objectives.prediction_loss(model, forward)
+    return self.sgd(objective, part, phase, stream=stream, model=model)
 
   def features(
     self,
