@@ -7,10 +7,12 @@ import subprocess
 import sys
 import types
 
+import numpy as np
 import pytest
 
 from binaries import papers
 from binaries.papers import record
+from tests.methods import toy_problems
 from tff_pfl import datasets, runtime
 from tff_pfl.comparisons import claims
 from tff_pfl.methods import registry
@@ -132,9 +134,35 @@ def test_python_of_exporting_page_personalizes_a_tflite_file(
   )
 
 
+@pytest.mark.usefixtures('runtime')
+def test_a_method_written_by_the_guide_is_fed_prox(monkeypatch):
+  monkeypatch.setattr(registry, 'ALGORITHMS', dict(registry.ALGORITHMS))
+  _run_blocks(_DOCS / 'adding_a_method.md')
+  model = toy_problems.classifier()
+
+  def weights(name, **hparams):
+    process = registry.build(name, model, **hparams, seed=3)
+    data = [toy_problems.labeled_examples(n, n) for n in (7, 12)]
+    return toy_problems.train(process, data, 2)[0].global_weights
+
+  ours = weights('near_global', strength=0.5)
+  expected = weights('fed_prox', proximal_strength=0.5)
+  fed_avg = weights('fed_avg')
+  plain = weights('near_global', strength=0.0)
+  for name in ours:
+    np.testing.assert_array_equal(ours[name], expected[name])
+    np.testing.assert_allclose(plain[name], fed_avg[name], rtol=1e-6)
+
+
 def test_python_of_all_other_pages_runs(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  tested = {'programs.md', 'domains.md', 'exporting.md', 'production.md'}
+  tested = {
+    'adding_a_method.md',
+    'programs.md',
+    'domains.md',
+    'exporting.md',
+    'production.md',
+  }
   with_code = [
     page
     for page in _PAGES

@@ -64,10 +64,14 @@ _NAMES = {
   'methods.registry': ('ALGORITHMS', 'build', 'method'),
   'core.client_examples': ('padded',),
   'core.hparams': ('HeadAndBodyHParams', 'LocalTrainingHParams'),
-  'core.objectives': ('body_loss', 'joint_loss'),
+  'core.objectives': ('body_loss', 'joint_loss', 'proximal'),
   'models.weight_partition': ('WeightPartition',),
   'core.client': ('ClientResult',),
-  'core.client_work': ('Exchange', 'partitioned_weights_work'),
+  'core.client_work': (
+    'Exchange',
+    'global_weights_work',
+    'partitioned_weights_work',
+  ),
   # Options.
   'core.training_options': ('TrainingOptions',),
   'core.aggregators': ('make_aggregator',),
