@@ -29,7 +29,7 @@ def test_labels_become_int32_and_inputs_stay_as_they_are():
   assert arrays.y.dtype == arrays.y_test.dtype == np.int32
 
 
-def test_of_classes_keeps_the_examples_of_these_classes_and_their_labels():
+def test_a_class_subset_keeps_these_classes_examples_and_labels():
   arrays = _arrays().class_subset([3, 1])
   assert arrays.x.ravel().tolist() == list(range(1, 40, 2))
   assert arrays.y.tolist() == [1, 3] * 10
@@ -42,7 +42,7 @@ def test_of_classes_keeps_the_examples_of_these_classes_and_their_labels():
 @pytest.mark.parametrize(
   'classes', [[], [4], [-1], [1, 1], [0.5], ['1'], [0, 1, 2, 3, 4]]
 )
-def test_of_classes_that_do_not_exist_is_an_error(classes):
+def test_a_class_subset_of_unknown_classes_is_an_error(classes):
   with pytest.raises(
     ValueError, match=r'`classes` to be distinct integers in \[0, 4\)'
   ):
