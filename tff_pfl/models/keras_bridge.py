@@ -105,8 +105,8 @@ def from_keras(
     input_spec: `tf.TensorSpec`s of one example's inputs, for a subclassed model
       whose inputs are not float32.
     higher_is_better: True if larger values of the first metric are better; None
-      for a metric of Keras, which is better if it is lower where it is also a
-      loss, else if it is higher.
+      for a metric of Keras: lower is better for one that is also a loss, higher
+      for others.
     class_weight: Class to the factor of its examples' training loss, as in
       Keras's `fit`; 1 for classes that are not named. With several labels the
       factor of each label's loss.
