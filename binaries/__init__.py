@@ -22,4 +22,4 @@ if sys.argv[0] == '-m' or os.path.basename(sys.argv[0]).startswith(_SCRIPT):
   if not any(argument.startswith('--help') for argument in sys.argv):
     # It takes seconds.
     print('Importing TensorFlow …', file=sys.stderr, flush=True)
-  from tff_pfl.runtime import tf_import  # noqa: F401
+  from tff_pfl.system import tf_import  # noqa: F401

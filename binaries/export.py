@@ -40,18 +40,13 @@ from absl import flags
 from binaries import output_flags, program, run_flags, runtime_flags
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.export import (
-  client_module,
-  saved_model,
-  tff_files,
-  tflite,
-)
+from tff_pfl.export import client_module, saved_model, tff_files, tflite
 from tff_pfl.models import keras_bridge, split_model
 from tff_pfl.runs import open_run, privacy
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.runtime import folders
+from tff_pfl.system import folders
 
 _FORMATS = ('keras', 'saved_model', 'tff', 'tflite')
 _FITTING_FLAGS = tuple(

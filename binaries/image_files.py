@@ -18,7 +18,7 @@ from absl import logging
 from tff_pfl import errors
 from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import image_sets
-from tff_pfl.runtime import folders
+from tff_pfl.system import folders
 
 _IDX_BYTES = 0x0800
 # Training images, and test images of which fewer may be there.

@@ -5,7 +5,7 @@ import os
 from absl import flags
 
 from tff_pfl import errors
-from tff_pfl.runtime import folders
+from tff_pfl.system import folders
 
 _OVERWRITE = flags.DEFINE_bool(
   'overwrite', False, 'Replace the output if it is there already.'

@@ -34,7 +34,7 @@ from tff_pfl.datasets.sources import npz_file, own_files, table_files
 from tff_pfl.models import prediction
 from tff_pfl.runs import new_clients, open_run
 from tff_pfl.runs import summary as summary_lib
-from tff_pfl.runtime import folders
+from tff_pfl.system import folders
 
 _RUN_DIR = flags.DEFINE_string(
   'run_dir', None, 'Folder of a run of binaries.train.', required=True

@@ -11,7 +11,7 @@ from typing import Optional
 from absl import app, flags, logging
 
 from tff_pfl import errors
-from tff_pfl.runtime import folders, shutdown
+from tff_pfl.system import folders, shutdown
 
 _TRACEBACK = flags.DEFINE_bool(
   'traceback', False, 'Show where an expected error was raised.'

@@ -1,6 +1,7 @@
 """Flags of a run, and the `RunConfig` that they give."""
 
 import dataclasses
+import re
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -27,12 +28,7 @@ from tff_pfl.models import (
   domain_models,
   zoo,
 )
-from tff_pfl.runs import (
-  client_sampling,
-  privacy,
-  run_config,
-  warm_up,
-)
+from tff_pfl.runs import client_sampling, privacy, run_config, warm_up
 
 # By field of `RunConfig` its flag's help text; unset means the field's default.
 _TEXTS = {
@@ -336,7 +332,11 @@ def _aggregator(name):
     return privacy.AGGREGATORS[name](**_PRIVACY_ARGUMENTS.given())
   except ValueError as error:
     # As the flags are called, given or not.
-    raise ValueError(str(error).replace(' `', ' `dp_')) from None
+    fields = '|'.join(
+      f.name for f in dataclasses.fields(privacy.AGGREGATORS[name])
+    )
+    text = re.sub(rf'`(?=({fields})`)', '`dp_', str(error))
+    raise ValueError(text) from None
 
 
 def config_from_flags(

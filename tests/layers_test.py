@@ -3,6 +3,8 @@
 import ast
 import graphlib
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +15,7 @@ _ROOT = pathlib.Path(tff_pfl.__file__).parent
 _ROOMS = (
   'errors',
   'tff_repairs',
+  'system',
   'runtime',
   'datasets',
   'models',
@@ -29,11 +32,15 @@ _ROOMS = (
 def _imports(path):
   """The modules of this library that a file imports, as their parts."""
   for node in ast.walk(ast.parse(path.read_text('utf-8'))):
+    names = []
     if isinstance(node, ast.ImportFrom) and node.module:
-      for alias in node.names:
-        package, *parts = f'{node.module}.{alias.name}'.split('.')
-        if package == 'tff_pfl':
-          yield tuple(parts)
+      names = [f'{node.module}.{alias.name}' for alias in node.names]
+    elif isinstance(node, ast.Import):
+      names = [alias.name for alias in node.names]
+    for name in names:
+      package, *parts = name.split('.')
+      if package == 'tff_pfl':
+        yield tuple(parts)
 
 
 def _parts(path):
@@ -71,3 +78,15 @@ def test_no_modules_import_each_other_in_a_circle():
       and not (other == imported[:-1] and imported in modules)
     }
   graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_importing_the_library_does_not_import_tensorflow():
+  """So the repairs of TFF come first, and `--help` and errors early."""
+  code = (
+    'import sys, tff_pfl; from tff_pfl.system import cores, folders, shutdown;'
+    'print(sorted({"tensorflow", "tensorflow_federated"} & {*sys.modules}))'
+  )
+  result = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, check=True
+  )
+  assert (result.stdout, result.stderr) == ('[]\n', '')

@@ -37,7 +37,7 @@ for _name in ('tensorflow', 'tensorflow_federated'):
     )
 
 from tff_pfl import tff_repairs  # noqa: E402
-from tff_pfl.runtime import environment  # noqa: E402
+from tff_pfl.system import environment  # noqa: E402
 
 tff_repairs.before_tff()
 # Read when TensorFlow first looks for GPUs: before the user's model is built.
@@ -66,7 +66,7 @@ _NAMES = {
   'core.hparams': ('HeadAndBodyHParams', 'LocalTrainingHParams'),
   'core.objectives': ('body_loss', 'joint_loss', 'proximal'),
   'models.weight_partition': ('WeightPartition',),
-  'core.client': ('ClientResult',),
+  'core.client': ('Client', 'ClientResult'),
   'core.client_work': (
     'Exchange',
     'global_weights_work',
@@ -84,6 +84,7 @@ _NAMES = {
   'runs.training': ('run',),
   'runs.open_run': ('open_run',),
   'runs.run': ('Run', 'plot', 'summarize', 'tidy'),
+  'runs.privacy': ('DistributedPrivateMean', 'PrivateMean'),
   'runs.run_config': ('RunConfig',),
   'plots': ('plots',),
   # Comparisons.
@@ -99,7 +100,7 @@ __all__ = sorted(_MODULES)
 def __getattr__(name: str) -> Any:
   if name not in _MODULES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  importlib.import_module('tff_pfl.runtime.tf_import')
+  importlib.import_module('tff_pfl.system.tf_import')
   module = importlib.import_module(f'tff_pfl.{_MODULES[name]}')
   value = getattr(module, name, module)
   globals()[name] = value

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from tff_pfl import datasets
 from tff_pfl.models import split_model
-from tff_pfl.runtime import folders
+from tff_pfl.system import folders
 
 _Path = Union[str, 'os.PathLike[str]']
 _Metric = split_model.PrimaryMetric

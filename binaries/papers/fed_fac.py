@@ -37,12 +37,7 @@ from matplotlib.figure import Figure
 
 from binaries import published
 from tff_pfl import plots
-from tff_pfl.comparisons import (
-  claims,
-  methods,
-  panels,
-  paper,
-)
+from tff_pfl.comparisons import claims, methods, panels, paper
 from tff_pfl.comparisons import context as context_lib
 
 _FED_AVG, _LG_FED_AVG, _FED_EM = 'FedAvg', 'LG-FedAvg', 'FedEM'

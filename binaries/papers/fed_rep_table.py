@@ -29,12 +29,7 @@ from typing import Any
 
 from binaries import published
 from tff_pfl import errors
-from tff_pfl.comparisons import (
-  claims,
-  methods,
-  panels,
-  paper,
-)
+from tff_pfl.comparisons import claims, methods, panels, paper
 from tff_pfl.comparisons import context as context_lib
 from tff_pfl.core import personalization
 

@@ -12,12 +12,7 @@ import pytest
 from tests.binaries import tiny
 from tests.datasets import shared
 from tff_pfl import errors
-from tff_pfl.runs import (
-  directory_lock,
-  metrics_writers,
-  report,
-  run_store,
-)
+from tff_pfl.runs import directory_lock, metrics_writers, report, run_store
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _TINY = (*tiny.FLAGS, '--fed_rep_num_head_epochs=1')

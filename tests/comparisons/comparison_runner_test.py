@@ -20,9 +20,7 @@ from tff_pfl.comparisons import (
   trial,
   tuning,
 )
-from tff_pfl.comparisons import (
-  comparison_runner as runner,
-)
+from tff_pfl.comparisons import comparison_runner as runner
 from tff_pfl.comparisons import metrics as metrics_lib
 from tff_pfl.runs import directory_lock, report, run_config, summary
 

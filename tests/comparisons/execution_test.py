@@ -10,7 +10,7 @@ import pytest
 from tff_pfl import errors
 from tff_pfl.comparisons import execution, plan
 from tff_pfl.runs import run_config, run_store
-from tff_pfl.runtime import child_processes, cores, shutdown
+from tff_pfl.system import child_processes, cores, shutdown
 
 # Stand-ins for `trial.main`, with the folder as their argument; the module of
 # the real one imports TensorFlow first.

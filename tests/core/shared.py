@@ -5,12 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pfl.core import client as client_lib
-from tff_pfl.core import (
-  example_tensors,
-  objectives,
-  phases,
-  training_loop,
-)
+from tff_pfl.core import example_tensors, objectives, phases, training_loop
 from tff_pfl.models import keras_bridge
 
 layers = keras.layers

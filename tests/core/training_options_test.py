@@ -1,7 +1,5 @@
 """Options of local training, with numbers derived by hand."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -164,17 +162,16 @@ def test_a_rate_that_a_method_computes_with_follows_the_rounds(two_slopes):
   assert training_options.TrainingOptions().rate_factor(tf.constant(0)) is None
 
 
-def test_a_phase_with_a_chain_has_its_own_options(two_slopes):
+def test_plain_training_is_without_the_options(two_slopes):
   """FedALA's mixing weights, say, do not decay."""
   options = training_options.TrainingOptions(weight_decay=0.5)
   phase = shared.phase('sgd', _RATE, num_steps=1)
-  chain = training_options.OptimizerChain(phase.optimizer)
-  phase = dataclasses.replace(phase, optimizer=chain)
   examples = shared.padded(np.float32([[3, 4]]), np.float32([6]), capacity=1)
   trained = _client(two_slopes, options, examples=examples).sgd(
     objectives.joint_loss(two_slopes),
     {'head/kernel': tf.constant([[1.0], [2.0]])},
     phase,
+    plain=True,
   )
   kernel = trained.weights['head/kernel'].numpy()[:, 0]
   _close(kernel, _WEIGHTS - _RATE * _GRADIENT)

@@ -9,7 +9,7 @@ import pytest
 from tff_pfl import errors
 from tff_pfl.models import split_model
 from tff_pfl.runs import summary
-from tff_pfl.runtime import folders
+from tff_pfl.system import folders
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,7 @@ from tff_pfl.core import personalization
 from tff_pfl.methods import fed_avg, fed_rep, registry, scaffold
 from tff_pfl.models import zoo
 from tff_pfl.runs import client_population as population_lib
-from tff_pfl.runs import (
-  client_sampling,
-  fairness,
-  run_store,
-  training,
-)
+from tff_pfl.runs import client_sampling, fairness, run_store, training
 from tff_pfl.runs import run as run_lib
 
 _NUM_CLIENTS = 8

@@ -4,12 +4,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.runtime import (
-  graph_functions,
-  interpreter,
-  lowering,
-  values,
-)
+from tff_pfl.runtime import graph_functions, interpreter, lowering, values
 from tff_pfl.runtime.private_api import building_block_factory
 
 _CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)

@@ -16,7 +16,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors, runtime
-from tff_pfl.runtime import cores, native, worker_port
+from tff_pfl.runtime import native, worker_port
+from tff_pfl.system import cores
 
 pytestmark = [
   pytest.mark.timeout(60),

@@ -15,7 +15,8 @@ from tff_pfl import datasets, errors, runtime
 from tff_pfl.core import client_examples
 from tff_pfl.methods import registry
 from tff_pfl.models import zoo
-from tff_pfl.runtime import ray_cluster, ray_runtime
+from tff_pfl.runtime import ray_runtime
+from tff_pfl.system import ray_cluster
 
 ray = pytest.importorskip(
   'ray', reason='needs Ray, which `make venv RAY=1` installs'

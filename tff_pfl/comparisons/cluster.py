@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
 from tff_pfl import errors
-from tff_pfl.runtime import child_processes, ray_cluster
+from tff_pfl.system import child_processes, ray_cluster
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 

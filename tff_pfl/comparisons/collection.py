@@ -7,12 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from tff_pfl.comparisons import (
-  execution,
-  plan,
-  results,
-  trial,
-)
+from tff_pfl.comparisons import execution, plan, results, trial
 from tff_pfl.comparisons import metrics as metrics_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import split_model

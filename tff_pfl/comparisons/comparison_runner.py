@@ -30,7 +30,7 @@ from tff_pfl.comparisons import (
 )
 from tff_pfl.models import split_model
 from tff_pfl.runs import directory_lock
-from tff_pfl.runtime import folders
+from tff_pfl.system import folders
 
 
 def compare(

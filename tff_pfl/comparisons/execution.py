@@ -25,7 +25,7 @@ from tff_pfl.comparisons import cluster as cluster_lib
 from tff_pfl.comparisons import trial
 from tff_pfl.runs import client_population, run_store, value_codec
 from tff_pfl.runs import summary as summary_lib
-from tff_pfl.runtime import child_processes, cores, shutdown
+from tff_pfl.system import child_processes, cores, shutdown
 
 TRIALS_DIR = 'trials'
 LOG_NAME = 'log.txt'

@@ -26,7 +26,7 @@ from tff_pfl.comparisons import claims as claims_lib
 from tff_pfl.comparisons import metrics as metrics_lib
 from tff_pfl.comparisons import results as results_lib
 from tff_pfl.models import split_model
-from tff_pfl.runtime import folders
+from tff_pfl.system import folders
 
 REPORT_NAME = 'comparison.html'
 VARIANT_TITLES = {

@@ -32,15 +32,10 @@ from matplotlib.figure import Figure
 from tff_pfl import errors, plots
 from tff_pfl.comparisons import claims as claims_lib
 from tff_pfl.comparisons import context as context_lib
-from tff_pfl.comparisons import (
-  execution,
-  page,
-  panels,
-  tables,
-)
+from tff_pfl.comparisons import execution, page, panels, tables
 from tff_pfl.runs import directory_lock
 from tff_pfl.runs import summary as summary_lib
-from tff_pfl.runtime import folders, machine
+from tff_pfl.system import folders, machine
 
 SETTINGS_NAME = 'settings.json'
 NUMBERS_NAME = 'numbers.json'

@@ -60,7 +60,7 @@ from tff_pfl.comparisons import metrics as metrics_lib
 from tff_pfl.models import split_model
 from tff_pfl.runs import report
 from tff_pfl.runs import summary as summary_lib
-from tff_pfl.runtime import folders
+from tff_pfl.system import folders
 
 JSON_NAME = 'comparison.json'
 CSV_NAME = 'comparison.csv'

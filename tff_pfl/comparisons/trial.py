@@ -12,7 +12,7 @@ was interrupted goes on where its run was.
 from __future__ import annotations
 
 # Before what imports TensorFlow.
-from tff_pfl.runtime import tf_import  # noqa: F401  # isort: skip
+from tff_pfl.system import tf_import  # noqa: F401  # isort: skip
 
 import dataclasses
 import itertools
@@ -40,7 +40,7 @@ from tff_pfl.runs import (
 )
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import summary as summary_lib
-from tff_pfl.runtime import shutdown
+from tff_pfl.system import shutdown
 
 SPEC_NAME = 'trial.json'
 SCORES_NAME = 'scores.json'

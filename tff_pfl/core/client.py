@@ -111,7 +111,8 @@ class Client:
   def stream(self, number: Optional[int]) -> tf.Tensor:
     """A seed for one of several uses, int32 `[2]`; None for `seed` itself.
 
-    The streams of a client are independent of each other, and of `seed`.
+    Streams are independent of each other. A phase without a stream draws from
+    those of 0 (its shuffles) and 1 (its steps), so beside it take others.
     """
     return (
       self.seed if number is None else randomness.fold_in(self.seed, number)
@@ -136,11 +137,9 @@ class Client:
     model: Optional[split_model.SplitModel] = None,
     examples: Optional[example_tensors.ExampleTensors] = None,
     inputs: Optional[Callable[[Any, tf.Tensor], Any]] = None,
+    plain: bool = False,
   ) -> training_loop.TrainResult:
     """Trains some weights, see `training_loop.train`.
-
-    The options of local training hold, unless the phase's optimizer is an
-    `OptimizerChain` with others.
 
     Args:
       objective: From weights and a batch to the gradient.
@@ -150,12 +149,18 @@ class Client:
       model: The model of the weights; None for the process'.
       examples: Others than the client's, such as its frozen features.
       inputs: As for `training_loop.train`.
+      plain: True for training without the options of local training.
     """
+    if not plain:
+      chain = training_options.OptimizerChain(
+        phase.optimizer, self.training, self.rate_factor
+      )
+      phase = dataclasses.replace(phase, optimizer=chain)
     return training_loop.train(
       objective,
       weights,
       self.examples if examples is None else examples,
-      self._under_options(phase),
+      phase,
       self.stream(stream),
       model=model or self.model,
       inputs=inputs,
@@ -176,8 +181,10 @@ class Client:
 
     Args:
       head: The weights where it starts.
-      phase: As for `sgd`, as is what has no words here.
+      phase: Optimizer, batch size, and number of epochs or steps.
       body: The body's weights; None for those that were received.
+      stream: As for `sgd`.
+      model: The model of body and head; None for the process'.
       domain_weights: See `objectives.prediction_loss`.
       features: The `frozen_features`, where they are at hand.
     """
@@ -212,7 +219,9 @@ class Client:
       part: The weights where the part starts.
       whole_of: From the part to all weights.
       part_of: From some of the model's weights to those of the part.
-      phase: As for `sgd`, as are the others.
+      phase: Optimizer, batch size, and number of epochs or steps.
+      stream: As for `sgd`.
+      model: The model of all weights; None for the process'.
     """
     model = model or self.model
 
@@ -263,11 +272,3 @@ class Client:
       trained.metrics,
       report,
     )
-
-  def _under_options(self, phase):
-    if isinstance(phase.optimizer, training_options.OptimizerChain):
-      return phase
-    chain = training_options.OptimizerChain(
-      phase.optimizer, self.training, self.rate_factor
-    )
-    return dataclasses.replace(phase, optimizer=chain)

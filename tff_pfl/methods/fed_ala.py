@@ -44,7 +44,6 @@ from tff_pfl.core import (
   objectives,
   phases,
   training_loop,
-  training_options,
 )
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
@@ -121,10 +120,8 @@ def fed_ala(
   layers = model.last_layers(hparams.mixing_depth, 'mixing_depth')
   partition = weight_partition.WeightPartition.by_layer(model, layers)
   names = [n for n in partition.local_names if n not in model.statistics]
-  # Without the options of training: weight decay would pull to the client's
-  # own weights.
-  step = training_options.OptimizerChain(phases.build_optimizer('sgd', 1.0))
-  on_mixing = phases.Phase(step, hparams.batch_size, hparams.num_mixing_epochs)
+  sgd = phases.build_optimizer('sgd', 1.0)
+  on_mixing = phases.Phase(sgd, hparams.batch_size, hparams.num_mixing_epochs)
 
   def learn_mixing(client, own):
     shared, mixing = client.received, client.local['mixing']
@@ -146,6 +143,8 @@ def fed_ala(
       stream=3,
       examples=examples,
       inputs=inputs,
+      # Weight decay would pull to the client's own weights.
+      plain=True,
     ).weights
 
   def train(client):

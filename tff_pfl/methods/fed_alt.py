@@ -43,11 +43,7 @@ from tff_pfl.core import client_work
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
-from tff_pfl.models import (
-  split_model,
-  units,
-  weight_partition,
-)
+from tff_pfl.models import split_model, units, weight_partition
 
 UPDATES = ('alternating', 'simultaneous')
 _AN_END = re.compile(r'(input|output)(?::(\d+))?')

@@ -40,11 +40,7 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.core import client as client_lib
-from tff_pfl.core import (
-  client_work,
-  objectives,
-  training_loop,
-)
+from tff_pfl.core import client_work, objectives, training_loop
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import personal_copies

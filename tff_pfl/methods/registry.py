@@ -7,14 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tff_pfl import errors
-from tff_pfl.core import (
-  client_work,
-  personalized_process,
-)
+from tff_pfl.core import client_work, personalized_process
 from tff_pfl.core import options as options_lib
-from tff_pfl.core import (
-  round as round_lib,
-)
+from tff_pfl.core import round as round_lib
 from tff_pfl.models import domain_models, split_model
 
 

@@ -38,11 +38,7 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.core import client as client_lib
-from tff_pfl.core import (
-  client_work,
-  objectives,
-  phases,
-)
+from tff_pfl.core import client_work, objectives, phases
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import split_model

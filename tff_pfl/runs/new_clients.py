@@ -25,7 +25,7 @@ from tff_pfl.runs import (
 )
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.runtime import folders
+from tff_pfl.system import folders
 
 PERSONAL_MODELS_DIR = 'personal_models'
 # File systems take 255 bytes; a model is first written to `.NAME.npz.tmp`.

@@ -9,14 +9,9 @@ from typing import Any, Optional
 
 from tff_pfl import datasets, errors
 from tff_pfl.core import personalized_process
-from tff_pfl.runs import (
-  client_population,
-  run_config,
-  run_store,
-  training,
-)
+from tff_pfl.runs import client_population, run_config, run_store, training
 from tff_pfl.runs import run as run_lib
-from tff_pfl.runtime import folders
+from tff_pfl.system import folders
 
 
 def open_run(

@@ -216,6 +216,13 @@ class RunConfig:
   def _check_aggregator(self):
     """Raises `ValueError` if it does not exist or fit the other settings."""
     if isinstance(self.aggregator, str):
+      owner = privacy.AGGREGATORS.get(self.aggregator)
+      errors.expect(
+        owner is None,
+        'aggregator',
+        f'a `privacy.{getattr(owner, "__name__", None)}`, with its noise',
+        self.aggregator,
+      )
       self._make_aggregator()
       return
     errors.expect_type(

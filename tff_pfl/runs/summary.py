@@ -15,7 +15,7 @@ import tabulate
 from tff_pfl import errors
 from tff_pfl.models import split_model
 from tff_pfl.runs import value_codec
-from tff_pfl.runtime import folders
+from tff_pfl.system import folders
 
 _Path = Union[str, 'os.PathLike[str]']
 _NONE_CELL = '–'

@@ -32,9 +32,7 @@ from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import personalized_process
 from tff_pfl.models import split_model
-from tff_pfl.runs import (
-  callbacks as callbacks_lib,
-)
+from tff_pfl.runs import callbacks as callbacks_lib
 from tff_pfl.runs import (
   client_population,
   client_sampling,
@@ -49,7 +47,7 @@ from tff_pfl.runs import (
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.runtime import devices as devices_lib
-from tff_pfl.runtime import folders, machine
+from tff_pfl.system import folders, machine
 
 # What `run` stores of the process and the data beside the settings.
 RECORDED = ('process', client_population.FINGERPRINT, 'privacy')

@@ -30,12 +30,8 @@ from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.datasets import files
 from tff_pfl.methods import registry
 from tff_pfl.models import domain_models, split_model
-from tff_pfl.runs import (
-  client_population,
-  client_sampling,
-  run_store,
-)
-from tff_pfl.runtime import folders
+from tff_pfl.runs import client_population, client_sampling, run_store
+from tff_pfl.system import folders
 
 # A `RunConfig`: its module takes this one to run.
 _Config = Any

@@ -8,7 +8,7 @@ from typing import Optional, Union
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.runtime import cores
+from tff_pfl.system import cores
 
 # Weights times examples of a round from which a GPU is faster than 16 cores;
 # docs/runtimes.md has the measurements.

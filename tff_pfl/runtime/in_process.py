@@ -19,8 +19,6 @@ from tff_pfl import errors
 from tff_pfl.runtime import (
   base,
   client_mapper,
-  cores,
-  environment,
   graph_functions,
   interpreter,
   lowering,
@@ -31,6 +29,7 @@ from tff_pfl.runtime import batched_clients as batched_clients_lib
 from tff_pfl.runtime import cancellation as cancellation_lib
 from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.runtime.private_api import cardinalities_utils
+from tff_pfl.system import cores, environment
 
 # Megabytes of clients' tensors that stay on a GPU from round to round.
 DEVICE_CACHE_MB = 4096

@@ -133,16 +133,8 @@ def _is_local(block: tff.framework.Lambda) -> bool:
       block.type_signature, lambda part: isinstance(part, _LOCAL_TYPES)
     )
     and not tree_analysis.contains(block, lambda part: isinstance(part, kinds))
-    and not tree_analysis.contains(block, _is_foreign)
+    and not tree_analysis.contains(block, merged_calls.is_foreign)
     and not transformation_utils.get_map_of_unbound_references(block)[block]
-  )
-
-
-def _is_foreign(block: tff.framework.ComputationBuildingBlock) -> bool:
-  """Returns True for a compiled computation that is not TensorFlow's."""
-  return (
-    isinstance(block, tff.framework.CompiledComputation)
-    and block.proto.WhichOneof('computation') != 'tensorflow'
   )
 
 

@@ -41,7 +41,9 @@ def _weigh_while_accumulating(calls: _Calls, result: _Block) -> _Calls:
   """
   references = [_references(part) for part in (*calls.values(), result)]
   for name, call in [*calls.items()]:
-    if not _is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
+    if not _is_call_of(
+      call, tff.framework.FEDERATED_AGGREGATE
+    ) or tree_analysis.contains(call, is_foreign):
       continue
     value, zero, accumulate, *others = call.argument
     weigh = calls.get(getattr(value, 'name', None))
@@ -176,6 +178,8 @@ def _compute_at_server_together(calls: _Calls, result: _Block) -> _Calls:
 
 def _is_at_server(call: _Block) -> bool:
   """Returns True for a call that TensorFlow can compute at the server."""
+  if tree_analysis.contains(call, is_foreign):
+    return False
   if _is_call_of(call, tff.framework.FEDERATED_APPLY):
     # The remaining lambdas select and arrange.
     function = call.argument[0]
@@ -189,6 +193,14 @@ def _is_at_server(call: _Block) -> bool:
   return _is_call_of(call, tff.framework.FEDERATED_ZIP_AT_SERVER) or (
     _is_call_of(call, tff.framework.FEDERATED_VALUE_AT_SERVER)
     and not _references(call)
+  )
+
+
+def is_foreign(block: _Block) -> bool:
+  """Returns True for a compiled computation that is not TensorFlow's."""
+  return (
+    isinstance(block, tff.framework.CompiledComputation)
+    and block.proto.WhichOneof('computation') != 'tensorflow'
   )
 
 
@@ -263,7 +275,9 @@ def _argument_of(call: tff.framework.Call) -> _Block:
 
 def _is_aggregation(call: _Block) -> bool:
   """Returns True for an aggregation by TensorFlow with a total of one type."""
-  if not _is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
+  if not _is_call_of(
+    call, tff.framework.FEDERATED_AGGREGATE
+  ) or tree_analysis.contains(call, is_foreign):
     return False
   _, zero, accumulate, *_ = call.argument
   return isinstance(
@@ -369,7 +383,9 @@ def _is_call_of(block: Any, intrinsic: Any) -> bool:
 
 
 def _only_multiplies(function: _Block) -> bool:
-  if not isinstance(function, tff.framework.CompiledComputation):
+  if not isinstance(function, tff.framework.CompiledComputation) or is_foreign(
+    function
+  ):
     return False
   graph_def = tf.compat.v1.GraphDef()
   function.proto.tensorflow.graph_def.Unpack(graph_def)

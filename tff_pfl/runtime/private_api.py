@@ -27,11 +27,7 @@ from tensorflow.python.framework.function_def_to_graph import (
 
 # Eager tensors, for their conversion in graphs.
 from tensorflow.python.framework.ops import _EagerTensorBase as EagerTensorBase
-from tensorflow.python.ops.parallel_for.pfor import (
-  PFor,
-  RegisterPFor,
-  wrap,
-)
+from tensorflow.python.ops.parallel_for.pfor import PFor, RegisterPFor, wrap
 from tensorflow.python.ops.parallel_for.pfor import (
   _convert_function_call as convert_function_call,
 )

@@ -14,11 +14,11 @@ from tff_pfl.runtime import (
   graph_functions,
   in_process,
   interpreter,
-  ray_cluster,
   stages,
   transport,
   values,
 )
+from tff_pfl.system import ray_cluster
 
 _MAX_PROGRAMS = 32
 

@@ -33,11 +33,11 @@ from tff_pfl.runtime import (
   devices,
   in_process,
   ray_actor,
-  ray_cluster,
   stages,
   transport,
   values,
 )
+from tff_pfl.system import ray_cluster
 
 _CHUNKS_PER_COHORT = 64
 _SECONDS_BETWEEN_LOOKS = 0.1

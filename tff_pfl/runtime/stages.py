@@ -24,10 +24,7 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.runtime import interpreter, values
-from tff_pfl.runtime.private_api import (
-  computation_pb2,
-  transformation_utils,
-)
+from tff_pfl.runtime.private_api import computation_pb2, transformation_utils
 
 _Block = tff.framework.ComputationBuildingBlock
 

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tff_pfl.runtime import shutdown
+from tff_pfl.system import shutdown
 
 # Longest wait for work that cannot be cancelled (a program of XLA).
 _SECONDS_FOR_ABANDONED_WORK = 0.2

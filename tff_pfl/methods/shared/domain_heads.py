@@ -57,6 +57,7 @@ def train(
   """Trains each domain's head on the client's examples of that domain.
 
   Args:
+    client: The client that trains, on `examples`.
     model: The model of one domain.
     heads: The heads of all domains, as in `domain_models.multi_head`.
     examples: What gives features with their domain, with `inputs` that of

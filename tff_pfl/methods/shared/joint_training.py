@@ -11,12 +11,7 @@ from __future__ import annotations
 from typing import Optional
 
 from tff_pfl.core import client as client_lib
-from tff_pfl.core import (
-  client_work,
-  objectives,
-  personalization,
-  phases,
-)
+from tff_pfl.core import client_work, objectives, personalization, phases
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.models import split_model, weight_partition
 
@@ -83,7 +78,10 @@ def fit_local(
   A local head trains on the body's features.
 
   Args:
+    client: The client; its received weights are the frozen ones.
+    model: The model of all weights.
     partition: The division into global and local weights.
+    phase: As for `Client.sgd`.
     local: The local weights where it starts; None for the client's.
     stream: As for `Client.sgd`.
   """

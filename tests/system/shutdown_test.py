@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from tff_pfl.runtime import shutdown
+from tff_pfl.system import shutdown
 
 pytestmark = [
   pytest.mark.timeout(90),

@@ -15,7 +15,7 @@ import warnings
 from typing import Any
 
 from tff_pfl import errors
-from tff_pfl.runtime import cores
+from tff_pfl.system import cores
 
 _SECONDS_TO_ANSWER = 10.0
 # The address of this program's own Ray.

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tff_pfl.runtime import cores
+from tff_pfl.system import cores
 
 
 @pytest.mark.parametrize(

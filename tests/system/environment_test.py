@@ -2,7 +2,7 @@
 
 import pytest
 
-from tff_pfl.runtime import environment
+from tff_pfl.system import environment
 
 _FOR_ONE_CORE = '--xla_cpu_enable_concurrency_optimized_scheduler'
 _GRAPHS = '--xla_gpu_enable_command_buffer'

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from tff_pfl.runtime import machine
+from tff_pfl.system import machine
 
 _SECONDS = 20
 _HOLD = """

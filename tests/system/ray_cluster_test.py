@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from tff_pfl import errors, runtime
-from tff_pfl.runtime import ray_cluster
+from tff_pfl.system import ray_cluster
 
 
 def test_missing_ray_is_one_line(monkeypatch):

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tff_pfl import errors
-from tff_pfl.runtime import folders
+from tff_pfl.system import folders
 
 
 def test_home_is_where_the_user_is_at_home(monkeypatch):

@@ -61,6 +61,6 @@ if os.environ[_VARIABLE] == '3':
   with contextlib.suppress(AttributeError, OSError):
     getattr(ctypes.CDLL(_library), _SET_MIN_LOG_LEVEL)(3)
 
-from tff_pfl.runtime import cores  # noqa: E402
+from tff_pfl.system import cores  # noqa: E402
 
 cores.divide()

@@ -1,0 +1,1 @@
+"""Processes, cores, folders and memory of this machine, without TensorFlow."""
