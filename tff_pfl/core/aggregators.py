@@ -1,4 +1,4 @@
-"""TFF's aggregators by name, and how the library uses them.
+"""TFF's aggregators by name, and the library's use of them.
 
 Programs name them; library users pass any `tff.aggregators` factory to a
 builder.
@@ -55,14 +55,14 @@ def make_aggregator(name: str) -> Any:
       adaptive norms), 'secure' (the same, summed as integers by secure
       aggregation where the runtime has a protocol for it; the round's metrics
       and counts are always summed in the clear), 'compressed' (the same as
-      'robust', with large tensors quantized), 'median', 'trimmed_mean:0.1'
-      (without the tenth of the clients at either end, number by number) or
-      'geometric_median', for which see `gather`. Private means have arguments
-      and are made by `private_mean`.
+      'robust', with large tensors quantized), 'median', 'trimmed_mean:0.1' (the
+      mean of each number without the tenth of the clients at either end) or
+      'geometric_median'; see `gather` for the last three. Private means have
+      arguments and are made by `private_mean`.
 
   Raises:
-    ValueError: If there is none, or the share that is trimmed is no number in
-      [0, 0.5].
+    ValueError: If no factory has this name, or the trimmed share is not a
+      number in [0, 0.5].
   """
   kind, *arguments = name.split(':')
   errors.expect_one_of('aggregator', kind, AGGREGATORS)
@@ -83,12 +83,13 @@ def make_aggregator(name: str) -> Any:
 def least_share(
   factory: AggregationFactory, num_clients: tf.Tensor
 ) -> tf.Tensor:
-  """The least mean share that is not taken for noise.
+  """The smallest mean share that is not taken for noise.
 
-  Where nobody has a share the mean is 0. Factories without weights, except
-  plain means and sums, may add noise to that, as private ones do: for these it
-  is half the share of one client that has all of its examples in it (where
-  examples are counted, of a client with the mean number of them).
+  A share that no client has is 0 in the mean. Unweighted factories, except
+  plain means and sums, may add noise to it, as private ones do. For these, the
+  result is half of what a client adds to the mean with all of its examples in
+  the share. Where examples are counted, it is a client with the mean number of
+  examples.
 
   Args:
     num_clients: int32, clients in the mean.
@@ -102,12 +103,12 @@ def least_share(
 
 
 def is_weighted(factory: AggregationFactory) -> bool:
-  """Whether the aggregation takes the clients' weights."""
+  """True if the aggregation takes the clients' weights."""
   return not isinstance(factory, tff.aggregators.UnweightedAggregationFactory)
 
 
 def _is_exact(factory):
-  """Whether neither it nor what it is made of may add noise."""
+  """True if neither the factory nor its parts may add noise."""
   return is_weighted(factory) or (
     isinstance(
       factory,
@@ -122,7 +123,7 @@ def _is_exact(factory):
 
 
 def _is_plain(factory):
-  """Whether it is a mean of sums in the clear."""
+  """True for a mean of sums in the clear."""
   means = (tff.aggregators.MeanFactory, tff.aggregators.UnweightedMeanFactory)
   return isinstance(factory, means) and all(
     isinstance(part, tff.aggregators.SumFactory)
@@ -136,19 +137,19 @@ def create(
   value_types: Sequence[tff.Type],
   own: Sequence[Optional[AggregationFactory]] = (),
 ) -> list[tff.templates.AggregationProcess]:
-  """Creates aggregations of what clients send, and their weights.
+  """Creates a weighted aggregation for each exchange of a round.
 
   Args:
-    factory: The noise multiplier of a private mean is that of a round: with
-      several exchanges each has more noise, so that together they tell as much
-      of a client as one would.
-    value_types: What is aggregated in each exchange of a round.
-    own: The factories of exchanges that have their own, None for others; empty
+    factory: The factory for exchanges without their own. The noise multiplier
+      of a private mean is that of a round: with several exchanges each has more
+      noise, so that together they reveal as much of a client as one would.
+    value_types: Types of the values that clients send, one per exchange.
+    own: Factories of exchanges that have their own, None for the others; empty
       if none has.
 
   Raises:
-    ValueError: If a mean by coordinates is asked for of shares or sums; or
-      another aggregation than a plain mean where an exchange has its own.
+    ValueError: If `factory` is a median or trimmed mean and clients report
+      shares or sums, or if it is not a plain mean and an exchange has its own.
   """
   errors.expect(
     not any(own) or _is_plain(factory),

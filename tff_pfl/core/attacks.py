@@ -1,8 +1,7 @@
-"""Simulated attacks: what clients under an adversary's control send.
+"""Simulated attacks by clients under an adversary's control.
 
-Attacked clients train as others do. What they send, their updates and reports,
-is multiplied by a factor, or they train on wrong labels. Their own local state
-stays that of their training.
+Attacked clients multiply their updates and reports by a factor, or train on
+wrong labels. Their own local state stays that of their training.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ FORMS = 'none, sign_flip, scale:<factor> or label_flip'
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-  """What some clients do.
+  """An attack by some of the clients.
 
   Attributes:
-    clients: Their indices.
-    factor: What they send is multiplied by this; -1 flips its sign.
-    flips_labels: Whether they train on label `classes - 1 - y` in place of y.
+    clients: Indices of the attacked clients.
+    factor: Factor of all that they send; -1 flips its sign.
+    flips_labels: True to train on label `classes - 1 - y` in place of y.
   """
 
   clients: tuple[int, ...] = ()
@@ -37,7 +36,7 @@ class Attack:
   flips_labels: bool = False
 
   def expect_fits(self, model: split_model.SplitModel) -> None:
-    """Raises `ValueError` if labels are flipped that are no classes."""
+    """Raises `ValueError` if labels to be flipped are not classes."""
     errors.expect(
       not self.flips_labels
       or (
@@ -64,7 +63,7 @@ class Attack:
     return examples._replace(y=y)
 
   def on_sent(self, sent: Any, client_index: tf.Tensor) -> Any:
-    """What a client sends, of the tensors that its training gave."""
+    """The tensors that a client sends, from those that its training gave."""
     if not self.clients or self.factor == 1:
       return sent
     factor = tf.where(self._includes(client_index), self.factor, 1.0)
@@ -86,12 +85,11 @@ def make_attack(
     fraction: Share of the clients that are attacked, in [0, 1), rounded to
       whole clients. They are drawn at random; those of a smaller share are
       among those of a larger one.
-    num_clients: How many clients there are.
-    seed: The draw's seed, nonnegative.
+    num_clients: Number of all clients.
+    seed: Seed of the draw, nonnegative.
 
   Raises:
-    ValueError: If the specification has another form, or the share is out of
-      its range.
+    ValueError: If `spec` has another form or `fraction` is out of its range.
   """
   kind, *numbers = spec.split(':')
   factors = {'none': 1.0, 'label_flip': 1.0, 'sign_flip': -1.0}

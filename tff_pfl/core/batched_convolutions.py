@@ -19,14 +19,14 @@ from tff_pfl.runtime.private_api import pfor_converters, wrap
 def _product_of(
   pfor_input: Any, image: tf.TensorShape, filters: tf.TensorShape
 ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-  """An operation's convolution of `[clients, ...]` images and filters."""
+  """Returns the operation's convolution of `[clients, ...]` values."""
   if pfor_input.get_attr('data_format') != b'NHWC':
     raise NotImplementedError('Conv2D with channels first and several filters.')
   if image[3] != filters[2] or None in (*image[1:], *filters):
     raise NotImplementedError('Conv2D in groups, or of unknown sizes.')
   strides = list(pfor_input.get_attr('strides')[1:3])
   dilations = pfor_input.get_attr('dilations')[1:3]
-  # How far the last element of a filter is from the first.
+  # The distance from the first element of a filter to the last.
   extents = [(k - 1) * d for k, d in zip(filters[:2], dilations)]
   padding = pfor_input.get_attr('padding')
   pads = [(0, 0), (0, 0)]
@@ -98,7 +98,7 @@ def _filter_gradient(pfor_input: Any) -> tf.Tensor:
 
 
 def _replace(kind: str, position: int, convert: Callable[[Any], tf.Tensor]):
-  """Adds to TensorFlow's rule one for several values of an input."""
+  """Extends TensorFlow's rule by one for several values of an input."""
   convert_shared = pfor_converters[kind]
 
   def rule(pfor_input):

@@ -1,4 +1,4 @@
-"""A client as a method sees it: what it has, trains and sends."""
+"""A client as a method sees it: its data, its training and its result."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class ClientResult(NamedTuple):
     local: The client's new local state; read in a round's last exchange.
     metrics: Metric sums of training (`objectives.zero_metrics`); read in a
       round's last exchange.
-    report: Further values that the server takes the mean of, through the same
-      aggregator (floats); see also `ClientWork.report_scale`.
+    report: Further floats that the server averages with the same aggregator;
+      see also `ClientWork.report_scale`.
     cache: Values that the client keeps for the next exchange of the round.
   """
 
@@ -81,10 +81,11 @@ class Client:
     broadcast: The message from the server.
     local: The client's local state before the round.
     examples: The client's training examples.
-    seed: int32 `[2]`, of all that the client draws in this exchange.
-    cache: Values from the exchange before, in the same round.
-    training: Options of local training that hold for every method.
-    rate_factor: float32 scalar, of the learning rate in this round; None for 1.
+    seed: int32 `[2]`, the seed of the client's random draws in this exchange.
+    cache: Values that the client kept in the round's exchange before.
+    training: Options of local training that every method has.
+    rate_factor: float32 scalar, the round's factor of the learning rate; None
+      for 1.
   """
 
   model: split_model.SplitModel
@@ -109,7 +110,7 @@ class Client:
     return self.broadcast.algorithm
 
   def stream(self, number: Optional[int]) -> tf.Tensor:
-    """A seed for one of several uses, int32 `[2]`; None for `seed` itself.
+    """The seed of one of several uses, int32 `[2]`; for None, `seed` itself.
 
     Streams are independent of each other. A phase without a stream draws from
     those of 0 (its shuffles) and 1 (its steps), so beside it take others.
@@ -119,9 +120,9 @@ class Client:
     )
 
   def rate(self, learning_rate: float) -> Any:
-    """A learning rate times the factor of the round.
+    """Multiplies a learning rate by the round's factor.
 
-    `sgd` does so itself; this is for methods that compute with their rate.
+    `sgd` does so itself; this is for methods whose own formulas have the rate.
     """
     if self.rate_factor is None:
       return learning_rate
@@ -142,10 +143,10 @@ class Client:
     """Trains some weights, see `training_loop.train`.
 
     Args:
-      objective: From weights and a batch to the gradient.
-      weights: The weights where training begins, by name.
+      objective: Maps weights and a batch to the gradient.
+      weights: Initial weights by name.
       phase: Optimizer, batch size, and number of epochs or steps.
-      stream: See `stream`: phases of one exchange take different ones.
+      stream: See `stream`; each phase of an exchange takes another.
       model: The model of the weights; None for the process'.
       examples: Others than the client's, such as its frozen features.
       inputs: As for `training_loop.train`.
@@ -179,6 +180,8 @@ class Client:
   ) -> training_loop.TrainResult:
     """Trains a head on the features of a frozen body.
 
+    `stream` and `model` are those of `sgd`.
+
     Args:
       head: The weights where it starts.
       phase: Optimizer, batch size, and number of epochs or steps.
@@ -186,7 +189,7 @@ class Client:
       stream: As for `sgd`.
       model: The model of body and head; None for the process'.
       domain_weights: See `objectives.prediction_loss`.
-      features: The `frozen_features`, where they are at hand.
+      features: The body's `features`, if already computed.
     """
     model = model or self.model
     body = self.received if body is None else body
@@ -213,7 +216,9 @@ class Client:
     stream: Optional[int] = None,
     model: Optional[split_model.SplitModel] = None,
   ) -> training_loop.TrainResult:
-    """Trains a part of a model's weights, all others frozen.
+    """Trains a part of a model's weights, with all others frozen.
+
+    `stream` and `model` are those of `sgd`.
 
     Args:
       part: The weights where the part starts.
@@ -237,10 +242,10 @@ class Client:
     body: Optional[split_model.Weights] = None,
     model: Optional[split_model.SplitModel] = None,
   ) -> example_tensors.ExampleTensors:
-    """The examples with a frozen body's features in the place of `x`.
+    """The client's examples with a frozen body's features in place of `x`.
 
     Args:
-      body: The body's weights; None for those that were received.
+      body: The body's weights; None for those received.
       model: The model of the body; None for the process'.
     """
     return training_loop.frozen_features(
@@ -257,11 +262,11 @@ class Client:
     local: Any = None,
     report: Any = (),
   ) -> ClientResult:
-    """The result of a training of global weights, or of some of them.
+    """The result of training some or all of the global weights.
 
     Args:
-      trained: The weights at the end; of others than `initial` nothing is sent.
-      initial: The global weights where it started; None for all received.
+      trained: Result of the training; only updates of `initial` are sent.
+      initial: Global weights before the training; None for all received.
       local: The new local state; None for the one before.
       report: See `ClientResult`.
     """

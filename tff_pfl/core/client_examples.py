@@ -11,19 +11,23 @@ import tensorflow as tf
 from tff_pfl.core import example_tensors
 from tff_pfl.datasets import examples as examples_lib
 
-# What a client takes besides its numbers.
+# The memory of a client besides its numbers.
 _BYTES_PER_CLIENT = 2000
 
 
 def padded(examples: examples_lib.Examples) -> example_tensors.ExampleTensors:
-  """A client's examples as processes take them."""
+  """A client's examples as padded tensors."""
   return example_tensors.from_arrays(examples.as_dict())
 
 
 def no_examples(
   element_spec: Mapping[str, tf.TensorSpec],
 ) -> example_tensors.ExampleTensors:
-  """The examples of a client that has none, with one example's spec."""
+  """The padded tensors of a client without examples.
+
+  Args:
+    element_spec: Spec of one example.
+  """
   return example_tensors.from_arrays(
     tf.nest.map_structure(
       lambda spec: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype),
@@ -33,7 +37,7 @@ def no_examples(
 
 
 class ClientExamples:
-  """The clients' examples, `padded` when asked for, the last ones kept."""
+  """The clients' examples, `padded` on demand; those used last are kept."""
 
   def __init__(
     self,
@@ -43,9 +47,9 @@ class ClientExamples:
     """Loads nothing yet.
 
     Args:
-      load: From a client id to its examples, such as `FederatedDataset.train`.
-      max_bytes: How much may be kept; what was not asked for longest is
-        dropped.
+      load: Maps a client id to its examples, such as `FederatedDataset.train`.
+      max_bytes: Limit of the memory for kept examples; those not used for
+        longest are dropped.
     """
     self._load = load
     self._max_bytes = max_bytes

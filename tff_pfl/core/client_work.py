@@ -46,12 +46,12 @@ class Exchange:
       update is the mean. Global weights without an update stay.
     weighting: The clients' weights in the mean, 'num_examples' or 'uniform';
       None for those of the process.
-    seed_purpose: What the clients' seed is for, see `randomness`.
+    seed_purpose: Purpose of the clients' seed, see `randomness`.
     receives: In exchanges after the first: names of the global weights that
       the server has changed since and sends, with the method's server state.
-    aggregator: What aggregates this exchange in place of the process'
-      aggregator, which then must be a plain mean, for nothing else would apply
-      to it; None for the process'.
+    aggregator: Aggregation of this exchange in place of the process'
+      aggregator, which must then be a plain mean, as it is not applied here;
+      None for the process'.
   """
 
   client: Callable[[client_lib.Client], client_lib.ClientResult]
@@ -68,9 +68,9 @@ class ClientWork:
 
   Attributes:
     model: The process' model.
-    exchanges: What makes a round, in their order.
-    initial_global: The global weights before the first round (name to array):
-      what the server keeps, broadcasts and averages the updates of.
+    exchanges: The exchanges of a round, in their order.
+    initial_global: Global weights before the first round (name to array). The
+      server keeps and broadcasts them, and averages their updates.
     personal_weights: `(broadcast, local) -> weights`, the model that the client
       is scored with.
     initial_local: Local state of a client that has not taken part (arrays).
@@ -80,29 +80,28 @@ class ClientWork:
     fit_new_client: `(client, num_epochs) -> local`: the work of a client that
       has no local state from an earlier round, with the global weights frozen,
       for `num_epochs` or (None) as long as in a round; None for no work.
-    trains_new_clients: Whether that is training, for as long as it is told.
-    keeps_local: Whether clients keep the local state from round to round. Where
-      they do not, each round starts from the initial one, and whoever is scored
-      fits it first.
+    trains_new_clients: True if that work is training for `num_epochs`.
+    keeps_local: True if clients keep the local state from round to round.
+      Otherwise each round starts from the initial one, and a client that is
+      scored fits it first.
     exchanges_when_forgetting: The exchanges for clients that forget their local
-      state after each round; None where the method is nothing without it.
-    adaptation: How the method fine-tunes a model before it is scored, unless
-      the user asks for something else.
+      state after each round; None for a method that needs it.
+    adaptation: The method's fine-tuning of a model before it is scored, unless
+      the user asks for another.
     default_weighting: The method's own `client_weighting`.
     statistics: Names of the global weights without gradient, which are averaged
       and skip the server's optimizer; None for those of the model.
     initial_algorithm: The method's own server state before the first round
       (arrays).
-    transient: Which of these values are for the clients of one round only: they
-      are not in its first broadcast, and are zeros at its end.
-    server_metrics: `algorithm -> metrics`, scalars by name: what a round's
-      metrics tell of the method's server state; None where nothing.
-    report_scale: Positive; for methods whose reports are sums over a client's
-      examples, of which the server wants ratios. What is averaged is such a sum
-      divided by the client's weight, where that is its number of examples, or
-      by this where clients weigh alike: so the ratios are those of sums over
-      the cohort, whatever the weights. None where reports are averaged as they
-      are.
+    transient: Names of those of these values that serve the clients of one
+      round: they are not in its first broadcast, and are zeros at its end.
+    server_metrics: `algorithm -> metrics`: scalars by name that a round's
+      metrics have from the method's server state; None for none.
+    report_scale: For methods whose reports are sums over a client's examples,
+      of which the server needs ratios; None where reports are averaged as they
+      are. Each sum is averaged after division by the client's weight, where
+      that is its number of examples, or by this positive number, where clients
+      weigh alike. So the ratios are those of sums over the cohort.
   """
 
   model: split_model.SplitModel
@@ -129,7 +128,10 @@ class ClientWork:
 
   @property
   def initial_kept(self) -> Any:
-    """What a client keeps of the local state, before the first round."""
+    """The part of the local state that a client keeps, before its first round.
+
+    It is empty where clients keep none.
+    """
     return self.initial_local if self.keeps_local else collections.OrderedDict()
 
   @property
@@ -148,7 +150,7 @@ class ClientWork:
     return broadcast._replace(algorithm=self.lasting(broadcast.algorithm))
 
   def lasting(self, algorithm: Any) -> Any:
-    """The method's server state without what is of one round only."""
+    """The method's server state without its transient values."""
     if not self.transient:
       return algorithm
     return collections.OrderedDict(
@@ -158,13 +160,13 @@ class ClientWork:
     )
 
   def without_state(self, name: str) -> ClientWork:
-    """This work by clients that forget their local state after each round.
+    """This work for clients that forget their local state after each round.
 
     Args:
-      name: The method's, for the error.
+      name: Name of the method, for the error.
 
     Raises:
-      ValueError: If the method is nothing without the state.
+      ValueError: If the method needs the state.
     """
     exchanges = self.exchanges_when_forgetting
     if exchanges is None:
@@ -194,7 +196,7 @@ class ClientWork:
 
 
 class ClientTypes(NamedTuple):
-  """TFF's types of what a client's computation takes."""
+  """TFF's types of the arguments of a client's computation."""
 
   broadcast: tff.Type
   client_state: tff.Type
@@ -210,8 +212,10 @@ def partitioned_weights_work(
   """`ClientWork` of methods whose local state is the local weights.
 
   Args:
-    partition: Which weights are global and which local.
-    **others: Fields of `ClientWork`.
+    model: The process' model.
+    partition: Division of its weights into global and local ones.
+    *exchanges: The exchanges of a round.
+    **others: Further fields of `ClientWork`.
   """
   initial_global, initial_local = partition.split(model.initial_weights)
   return ClientWork(
@@ -231,8 +235,9 @@ def global_weights_work(
   """`ClientWork` of methods whose clients are scored with the global weights.
 
   Args:
-    model: All of its weights are global.
-    **others: Fields of `ClientWork`.
+    model: The process' model, all of whose weights are global.
+    *exchanges: The exchanges of a round.
+    **others: Further fields of `ClientWork`.
   """
   return ClientWork(
     model,

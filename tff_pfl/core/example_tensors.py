@@ -1,8 +1,8 @@
-"""A client's examples as padded tensors, which is what processes take.
+"""A client's examples as padded tensors, the input of processes.
 
 They are made once for each client, and all epochs index into them. They are
-padded to a bucket (a power of two), so that clients of many sizes share a few
-compiled programs.
+padded to a power of two, so that clients of many sizes share a few compiled
+programs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ExampleTensors(NamedTuple):
 
   @property
   def is_example(self) -> tf.Tensor:
-    """Bool `[capacity]`: which rows are not padding."""
+    """Bool `[capacity]`, True for rows that are not padding."""
     return tf.range(self.capacity) < self.num_examples
 
 
@@ -93,9 +93,9 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> ExampleTensors:
   """Pads a client's examples, in the host's memory.
 
   Args:
-    arrays: `x` `[n, ...]` or a structure of such arrays, `y` `[n, ...]` and,
-      where examples have such, `weight`, float32 `[n]`, and `domain`, int32
-      `[n]`; there may be no example.
+    arrays: `x` `[n, ...]` or a structure of such arrays, and `y` `[n, ...]`;
+      where examples have them, also `weight`, float32 `[n]`, and `domain`,
+      int32 `[n]`. n may be 0.
 
   Returns:
     The examples in their order, padded with zeros; with domains, `x` is what
@@ -120,7 +120,7 @@ def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
 
   Args:
     dataset: Batches `OrderedDict(x=[batch, ...], y=[batch, ...])` of any sizes;
-      one large batch is the fastest. Where examples have such, with
+      one large batch is the fastest. Where examples have them, also
       `weight=[batch]` and `domain=[batch]`.
     element_spec: Spec of one example, `OrderedDict(x=..., y=...)`.
 
@@ -145,7 +145,7 @@ def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
 
 
 def from_rows(rows: Mapping[str, Any]) -> ExampleTensors:
-  """`from_arrays` in a graph, of tensors."""
+  """Pads a client's examples as `from_arrays` does, in a graph."""
   num_examples = tf.shape(rows['y'])[0]
   padding = bucket_size(num_examples) - num_examples
 
@@ -158,11 +158,11 @@ def from_rows(rows: Mapping[str, Any]) -> ExampleTensors:
 
 
 def select(examples: ExampleTensors, is_wanted: tf.Tensor) -> ExampleTensors:
-  """Some of the examples, in their order, of the same capacity.
+  """Selects some of the examples, in their order, with the same capacity.
 
   Args:
-    examples: The examples.
-    is_wanted: bool `[capacity]`; what it says of padding does not matter.
+    examples: All examples.
+    is_wanted: bool `[capacity]`; padding may have any value.
   """
   is_wanted = tf.logical_and(is_wanted, examples.is_example)
   # The rest comes after them, as padding.
@@ -176,9 +176,9 @@ def select(examples: ExampleTensors, is_wanted: tf.Tensor) -> ExampleTensors:
 
 
 def build_examples_of(element_spec) -> tff.Computation:
-  """`from_dataset` as a computation: `(D* -> ExampleTensors)`.
+  """Builds `from_dataset` as a computation: `(D* -> ExampleTensors)`.
 
-  For TFF's own forms of a process, in which a client's data are a sequence.
+  It is for TFF's forms of a process, in which a client's data are a sequence.
 
   Args:
     element_spec: Spec of one example, `OrderedDict(x=..., y=...)`.
@@ -198,8 +198,8 @@ def in_chunks(function: Callable[[Any], Any], examples: ExampleTensors) -> Any:
   """Applies a function of `x` to all rows, a bounded number at a time.
 
   Args:
-    function: From `x` `[rows, ...]` to a structure of `[rows, ...]`; row by row
-      independent.
+    function: Maps `x` `[rows, ...]` to a structure of `[rows, ...]`, each row
+      independently of the others.
     examples: The examples.
 
   Returns:

@@ -2,8 +2,8 @@
 
 The server so holds all values of a cohort, and sees what each client sends:
 secure sums cannot do this. Clients of weight 0 (without examples, or with a
-result that is not finite) are left out. `StackFactory` hands on the values;
-robust means are such that a minority of clients cannot move them at will.
+result that is not finite) are left out. `StackFactory` hands on the values; the
+others are robust means, which a minority of clients cannot move at will.
 
 References:
   Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning:
@@ -22,7 +22,7 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 
-# Of Weiszfeld's iteration: the paper's smoothing, and when it ends.
+# The paper's smoothing of Weiszfeld's iteration, and when that ends.
 _SMALLEST_DISTANCE = 1e-6
 _TOLERANCE = 1e-6
 _MAX_ITERATIONS = 100
@@ -36,14 +36,14 @@ class GatherFactory(tff.aggregators.WeightedAggregationFactory):
   def statistic(
     self, values: list[tf.Tensor], weights: tf.Tensor
   ) -> list[tf.Tensor]:
-    """The results from values `[clients, ...]` and weights `[clients]`.
+    """Aggregates values `[clients, ...]` with weights `[clients]`.
 
-    These are of the clients with positive weights; there is at least one.
+    The clients are those with positive weights, at least one.
     """
     raise NotImplementedError
 
   def empty(self, spec: tf.TensorSpec) -> tf.Tensor:
-    """The result without values, of a spec: zeros."""
+    """The aggregate of no values of a spec, by default zeros."""
     return tf.zeros(spec.shape, spec.dtype)
 
   def create(
@@ -112,10 +112,10 @@ class GatherFactory(tff.aggregators.WeightedAggregationFactory):
 class StackFactory(GatherFactory):
   """The clients' values themselves, `[max_cohort_size, ...]`.
 
-  Their order is that of the cohort; where there are fewer, zeros follow.
+  Their order is that of the cohort; zeros follow the last one.
 
   Attributes:
-    max_cohort_size: The most clients of a cohort; a round with more fails.
+    max_cohort_size: Largest number of clients; a round with more fails.
   """
 
   max_cohort_size: int
@@ -186,9 +186,9 @@ class GeometricMedianFactory(GatherFactory):
 
         z <- sum_i b_i v_i / sum_i b_i,  b_i = w_i / max(1e-6, |v_i - z|)
 
-  from the mean on, until it moves by less than a millionth of itself, or 100
-  times. A value is all that a client sends, as one vector; the result is a mean
-  of them with other weights. Values of norms above 1e18 are left out.
+  The iteration begins at the mean. It ends when z moves by at most a millionth
+  of its norm, or after 100 steps. A value v_i is all that a client sends, as
+  one vector. Values of norms above 1e18 are left out.
   """
 
   def statistic(self, values, weights):  # noqa: D102

@@ -1,7 +1,7 @@
 """Hyperparameters that methods share.
 
-A field's help text, in programs too, is what the docstring of its dataclass
-says (`help_text`).
+The docstring of a dataclass gives the help texts of its fields, in programs too
+(`help_text`).
 """
 
 import dataclasses
@@ -17,14 +17,14 @@ from tff_pfl.core import phases
 
 
 def help_text(owner: Callable[..., Any], name: str) -> str:
-  """The docstring's words on a name, in one line.
+  """The docstring's description of a name, in one line.
 
   Args:
-    owner: A function, or a dataclass, whose bases' docstrings count, too.
+    owner: A function or a dataclass; the docstrings of its bases count, too.
     name: An argument or a field.
 
   Raises:
-    ValueError: If it says nothing.
+    ValueError: If there is no description.
   """
   for cls in inspect.getmro(owner) if inspect.isclass(owner) else (owner,):
     found = re.search(
@@ -38,12 +38,12 @@ def help_text(owner: Callable[..., Any], name: str) -> str:
 
 
 def checked(check: Callable[..., None], default: Any, *limits: Any) -> Any:
-  """A field of a dataclass whose values a function of `errors` lets pass.
+  """A dataclass field whose values a function of `errors` checks.
 
   Args:
     check: `(name, value, *limits)`, which raises the error.
-    default: The default; where it is None, that passes.
-    *limits: What the check takes.
+    default: The default; where it is None, that is not checked.
+    *limits: Further arguments of the check.
   """
   return dataclasses.field(default=default, metadata={'check': (check, limits)})
 
@@ -56,7 +56,7 @@ share = functools.partial(checked, errors.expect_share)
 
 
 def check_fields(options: Any) -> None:
-  """Raises `ValueError` for a value that its field, if `checked`, refuses."""
+  """Raises `ValueError` for a value that the check of its field refuses."""
   for field in dataclasses.fields(options):
     value = getattr(options, field.name)
     is_left_out = value is None and field.default is None
@@ -100,11 +100,11 @@ class LocalTrainingHParams:
     """The phase of local training.
 
     Args:
-      num_epochs: If given, this number of epochs (and never `num_steps`).
-      learning_rate: If given, instead of the attribute.
+      num_epochs: Epochs in place of the attributes' epochs or steps.
+      learning_rate: Learning rate in place of the attribute's.
 
     Raises:
-      ValueError: If it is, and the optimizer is no name.
+      ValueError: If a learning rate is given and the optimizer is not a name.
     """
     errors.expect(
       learning_rate is None or not phases.is_object(self.optimizer),
@@ -127,7 +127,7 @@ class LocalTrainingHParams:
 
 @dataclasses.dataclass(frozen=True)
 class PersonalTrainingHParams(LocalTrainingHParams):
-  """Local training of global weights and, in a phase of its own, of a client's.
+  """Local training of global weights and, in another phase, of personal ones.
 
   Attributes:
     personal_num_epochs: Epochs on the personal weights in a round; None for as
@@ -144,7 +144,7 @@ class PersonalTrainingHParams(LocalTrainingHParams):
     self.personal_phase()
 
   def personal_phase(self, num_epochs: Optional[int] = None) -> phases.Phase:
-    """The phase of the personal weights; `num_epochs` come before its own."""
+    """The phase of the personal weights; `num_epochs` replace its own."""
     if num_epochs is None:
       num_epochs = self.personal_num_epochs
     return self.phase(num_epochs, self.personal_learning_rate)
@@ -208,15 +208,15 @@ class HeadAndBodyHParams:
 
 
 def steps_instead_of(hparams: type, name: str) -> Optional[str]:
-  """The number of steps that, if given, takes a number of epochs' place.
+  """The field of steps that, if given, replaces a field of epochs.
 
   Args:
     hparams: The class of a method's hyperparameters.
     name: One of its fields.
 
   Returns:
-    The name of the field; None if `name` is not a number of epochs or no number
-    of steps takes its place.
+    The name of the field of steps; None if `name` is not a number of epochs or
+    has no such field.
   """
   steps = name.replace('epochs', 'steps')
   annotation = typing.get_type_hints(hparams).get(steps)
@@ -225,13 +225,13 @@ def steps_instead_of(hparams: type, name: str) -> Optional[str]:
 
 
 def none_for_zero(hparams: type) -> list[str]:
-  """The fields for which, where text is read, 0 stands for None.
+  """The fields for which 0 stands for None where they are read from text.
 
-  Those are the fields that may be None and are not by default, such as the
+  These are the fields that may be None and are not by default, such as the
   batch size, whose None is the full batch.
 
   Args:
-    hparams: A class of options.
+    hparams: A dataclass of options.
   """
   hints = typing.get_type_hints(hparams)
   return [

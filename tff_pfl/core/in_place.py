@@ -1,4 +1,4 @@
-"""Large weights, which are trained in place.
+"""Training of large weights in place.
 
 On a CPU a step on large weights takes as long as it takes to move them through
 memory. With the weights and the optimizer's state in variables, TensorFlow's
@@ -7,11 +7,10 @@ execution of the graph makes its own, so that clients that train at the same
 time share nothing, and frees them at its end. The clients' work stays a pure
 function.
 
-Variables can be neither vectorized nor compiled as weights are that are values.
-So the graph has both forms of such training, with the same result up to
-rounding, and says so (`graph_defs.FORMS_ATTRIBUTE`): TensorFlow takes the
-first, for a client that runs alone, and a runtime that makes programs of
-several clients the second.
+Variables cannot be vectorized and compiled as values can. So the graph has two
+forms of such training, marked by `graph_defs.FORMS_ATTRIBUTE`, with the same
+result up to rounding. TensorFlow takes the first, for a client that runs alone.
+A runtime that makes one program of several clients takes the second.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ _ADAM = type(tff.learning.optimizers.build_adam(1.0))
 
 
 class Variables:
-  """Some weights and their optimizer's state, while a graph is executed.
+  """Weights and their optimizer's state during one execution of a graph.
 
-  To be made, used and freed in the same graph, or in loops in it.
+  They are made, used and freed in the same graph, or in loops in it.
   """
 
   def __init__(
@@ -53,9 +52,9 @@ class Variables:
     """Makes the variables.
 
     Args:
-      weights: Where they start.
-      optimizer: One that `can_update` says yes to; its last link's step is
-        made here.
+      weights: Initial weights by name.
+      optimizer: A chain that `can_update` accepts; the step of its last link
+        is made here.
     """
     self._dtypes = {name: value.dtype for name, value in weights.items()}
     self._weights = _variables(weights)
@@ -88,8 +87,8 @@ class Variables:
 
     Args:
       step: int32 scalar, the number of steps before.
-      weights: As they were `read`; not to be used afterwards.
-      gradient: By name.
+      weights: The weights as `read`, not to be used afterwards.
+      gradient: The gradient by name.
     """
     for name, handle in self._weights.items():
       order = weights[name].consumers()
@@ -147,7 +146,7 @@ class Variables:
 
 @contextlib.contextmanager
 def disabled(is_compiled: bool) -> Iterator[None]:
-  """Nothing is trained in place in this context, if it is compiled as a whole.
+  """Turns training in place off in a context that is compiled as a whole.
 
   A method may train more weights together than its model has.
   """

@@ -1,12 +1,12 @@
 """Batch normalization whose moving statistics stay on the clients.
 
 Every method trains and averages a network's moving statistics with its global
-weights. Here a client keeps them instead (SiloBN), or all that belongs to batch
+weights. Here a client keeps them instead (SiloBN), or all weights of batch
 normalization: they are neither broadcast nor sent. A client that never took
 part takes the statistics of its own examples, with the initial scales and
-offsets where these are kept, too (`fed_bn` trains them); the model given to a
-client that contributes no data has all of the initial ones. Clients that forget
-their state have the initial statistics in each round.
+offsets where these are kept, too (`fed_bn` trains them). The model given to a
+client that contributes no data has the initial values of all. Clients that
+forget their state have the initial statistics in each round.
 
 References:
   Andreux, du Terrail, Beguier, Tramel: Siloed Federated Learning for
@@ -33,15 +33,16 @@ _WEIGHTS, _STATISTICS = 'weights', 'statistics'
 def kept_by_clients(
   work: client_work.ClientWork, statistics: str, method: str
 ) -> client_work.ClientWork:
-  """The method with clients that keep what belongs to batch normalization.
+  """The work of clients that keep weights of batch normalization.
 
   Args:
-    statistics: One of `options.STATISTICS`.
-    method: Its name, for errors.
+    work: The method's work.
+    statistics: One of `options.STATISTICS`; 'global' changes nothing.
+    method: Name of the method, for errors.
 
   Raises:
-    ValueError: If the network has no batch normalization, or the method has no
-      one statistics of it to keep.
+    ValueError: If the network has no batch normalization, or the method cannot
+      leave it to the clients.
   """
   if statistics == 'global':
     return work
@@ -83,8 +84,8 @@ def kept_by_clients(
   )
   errors.expect(
     not any(
-      isinstance(of_weights, Mapping) and set(names) & set(of_weights)
-      for of_weights in work.initial_algorithm.values()
+      isinstance(value, Mapping) and set(names) & set(value)
+      for value in work.initial_algorithm.values()
     ),
     'statistics',
     f'local or global for {method}, whose server knows more of each weight '
@@ -122,7 +123,7 @@ def _keeping(inner, names, method, option):
     )
 
   def keeping(exchange):
-    """The exchange; from it to the next a client keeps the statistics."""
+    """The exchange, after which a client keeps the statistics for the next."""
     is_last = exchange is inner.exchanges[-1]
 
     def train(client):
@@ -160,10 +161,10 @@ def _keeping(inner, names, method, option):
   def fit_new_client(client, num_epochs):
     def with_those_of_examples(local):
       weights = personal_weights(client.broadcast, local)
-      of_examples = statistics_of(
+      measured = statistics_of(
         inner.model, weights, client.examples, client.seed
       )
-      found = {**local[_STATISTICS], **of_examples}
+      found = {**local[_STATISTICS], **measured}
       return _both(local[_WEIGHTS], split_model.select(found, names))
 
     local = with_those_of_examples(client.local)
@@ -200,11 +201,11 @@ def statistics_of(
   examples: example_tensors.ExampleTensors,
   seed: tf.Tensor,
 ) -> split_model.Weights:
-  """The means and variances of the examples, all in one batch, by their names.
+  """The means and variances of all examples as one batch, by name.
 
-  A step in training mode gives m * old + (1 - m) * batch's, with a momentum m
-  that the layer knows; two steps, from 0 and from 1, tell m and the batch's.
-  Without examples the weights' own are returned.
+  A forward pass in training mode turns a statistic s into m s + (1 - m) b, with
+  the layer's momentum m and the batch's own b. Passes from s = 0 and s = 1 give
+  both. Without examples the result is the statistics in `weights`.
   """
   mode = split_model.Mode(
     True,
@@ -224,7 +225,7 @@ def statistics_of(
   )
   has_examples = examples.num_examples > 0
 
-  def of_examples(name):
+  def statistic(name):
     share = 1 - (ones[name] - zeros[name])  # 1 - m; 0 for those that stay.
     return tf.where(
       tf.logical_and(has_examples, share > 0),
@@ -232,4 +233,4 @@ def statistics_of(
       weights[name],
     )
 
-  return {name: of_examples(name) for name in names}
+  return {name: statistic(name) for name in names}

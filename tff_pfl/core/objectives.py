@@ -1,8 +1,8 @@
-"""What a client's training step differentiates.
+"""Objectives: the losses that a client's training step differentiates.
 
 An objective maps weights, a batch (or the several of a step) and a seed to a
-gradient, the new values of moving statistics, and sums of metrics. Algorithms
-differ in their objectives; the loop around them is one (`training_loop.train`).
+gradient, the new values of moving statistics, and sums of metrics. Methods
+differ in their objectives and share the training loop (`training_loop.train`).
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class StepOutput(NamedTuple):
   """One step's result.
 
   Attributes:
-    gradient: Name of each trained weight to its gradient.
-    statistics: Name of each moving statistic to its new value.
-    metrics: Metric sums over the batch's examples, as `zero_metrics`.
+    gradient: Gradients of the trained weights, by name.
+    statistics: New values of the moving statistics, by name.
+    metrics: Metric sums over the batch's examples, named as in `zero_metrics`.
   """
 
   gradient: Mapping[str, tf.Tensor]
@@ -68,15 +68,16 @@ Objective = Callable[..., StepOutput]
 # (weights, x, mode) -> (outputs, new_statistics) or, for a penalty,
 # (outputs, new_statistics, features)
 Forward = Callable[..., tuple]
-# (features, new_statistics, batch) -> a scalar that is added to the loss; in it
-# padding must weigh nothing
+# (features, new_statistics, batch) -> a scalar that is added to the loss, in
+# which padding must not count
 Penalty = Callable[..., tf.Tensor]
 
 
 def zero_metrics(model: split_model.SplitModel) -> collections.OrderedDict:
-  """The empty sums: `loss`, the model's metrics and `examples`, float32.
+  """Metric sums of no examples: `loss`, the model's metrics and `examples`.
 
-  Where not all parts of examples count, also how many do, `counted`.
+  They are float32 scalars. Where not all parts of an example count, `counted`
+  is the number of examples, each as far as its parts count.
   """
   counted = () if model.counted is None else (COUNTED,)
   names = ('loss', *model.metrics, *counted, 'examples')
@@ -94,12 +95,12 @@ def metric_sums(
   """Sums of the loss and the metrics over a batch's real examples.
 
   Args:
-    model: Has the loss and the metrics.
+    model: The model of the loss and the metrics.
     outputs: `[batch, ...]`.
     y: `[batch, ...]`.
     example_weights: float32 `[batch]`, 0 for padding.
-    domain: If given, the examples' domains, int32 `[batch]`; the sums are those
-      over each domain's, float32 `[domains]`.
+    domain: The examples' domains, int32 `[batch]`. If given, there is one sum
+      for each domain, float32 `[domains]`.
     weight: See `Batch`.
   """
 
@@ -128,7 +129,7 @@ def metric_sums(
 def per_example(
   sums: Mapping[str, tf.Tensor],
 ) -> collections.OrderedDict:
-  """Metric sums scaled so that they are of `examples`, where fewer counted."""
+  """Scales metric sums from the examples counted to all `examples`."""
   factor = 1.0
   if COUNTED in sums:
     factor = tf.math.divide_no_nan(sums['examples'], sums[COUNTED])
@@ -140,12 +141,12 @@ def per_example(
 
 
 def number_counted(sums: Mapping[str, tf.Tensor]) -> tf.Tensor:
-  """The number of examples that count, each as far as its parts do."""
+  """The number of examples, each as far as its parts count."""
   return sums.get(COUNTED, sums['examples'])
 
 
 def means(sums: Mapping[str, tf.Tensor]) -> collections.OrderedDict:
-  """Metric sums to means over what counted; 0 without any."""
+  """Divides metric sums by the number counted; 0 where none is."""
   number = number_counted(sums)
   return collections.OrderedDict(
     (name, tf.math.divide_no_nan(value, number))
@@ -166,20 +167,22 @@ def prediction_loss(
   domain_weights: Optional[Any] = None,
   penalty: Optional[Penalty] = None,
 ) -> Objective:
-  """The batch's mean loss, as a function of the weights given.
+  """The batch's mean loss, as a function of the trained weights.
 
   The loss is that of training; where examples have weights, it is the sum of
   weight times loss, divided by the number of examples. The regularizers of
   these weights and the penalty add to it, but not to the metrics.
 
   Args:
-    model: For the loss, the metrics and the names of moving statistics.
-    forward: `(weights, x, mode) -> (outputs, new_statistics)`; the weights it
-      takes are those that are trained, frozen ones are bound inside it.
+    model: The model of the loss, the metrics and the moving statistics.
+    forward: `(weights, x, mode) -> (outputs, new_statistics)`, a function of
+      the trained weights, with the frozen ones bound inside it. With a penalty,
+      features follow.
     domain_weights: For a model with domains: float `[domains]`, the factor of
-      an example's loss by its domain; None for no such factor. The mean is over
-      the batch's examples as ever, and metrics are without it.
-    penalty: What the features of the batch add to the loss, if anything.
+      an example's loss by its domain; None for 1. The mean is still over the
+      number of examples, and metrics have no such factor.
+    penalty: Term of the batch's features that is added to the loss; None for
+      none.
   """
   model = model.in_training
 
@@ -236,15 +239,16 @@ def joint_loss(
   """The loss as a function of all of the model's weights.
 
   Args:
+    model: The model of body and head.
     domain_weights: See `prediction_loss`; None for those of the model, if its
-      domains are re-weighted (which no other loss looks at).
+      domains are re-weighted (other losses ignore that).
     penalty: See `prediction_loss`.
   """
 
   def forward(weights, x, mode):
-    features, of_body = model.body(weights, x, mode)
-    outputs, of_head = model.head(weights, features, mode)
-    return outputs, {**of_body, **of_head}, features
+    features, body_statistics = model.body(weights, x, mode)
+    outputs, head_statistics = model.head(weights, features, mode)
+    return outputs, {**body_statistics, **head_statistics}, features
 
   if domain_weights is None and model.domains and model.domains.reweighted:
     domain_weights = model.domains.loss_weights
@@ -257,6 +261,7 @@ def head_loss(
   """The loss as a function of the head, on features as the batches' `x`.
 
   Args:
+    model: The model of the head.
     domain_weights: See `prediction_loss`.
   """
   return prediction_loss(model, model.head, domain_weights)
@@ -293,8 +298,8 @@ def proximal(
   The metrics are those of the objective without the term.
 
   Args:
-    objective: Gives the gradient.
-    center: Name to value, for the weights that are pulled.
+    objective: The objective without the term.
+    center: Values by name, for the weights that are pulled to them.
     strength: A number or a scalar tensor, at least 0.
   """
 
@@ -310,8 +315,8 @@ def shifted(objective: Objective, shift: split_model.Weights) -> Objective:
   """An objective plus the linear term whose gradient is `shift`.
 
   Args:
-    objective: Gives the gradient.
-    shift: Name to value, for all weights that are trained.
+    objective: The objective without the term.
+    shift: Values by name, for all trained weights.
   """
   return _with_gradient(objective, lambda name, slope, _: slope + shift[name])
 
@@ -342,18 +347,19 @@ def curvature_along(
   """The Hessian H of a batch's loss times a vector v.
 
   Args:
-    objective: Gives the gradient; a function of one batch.
-    weights: Where the Hessian is taken.
-    direction: The vector: some of the trained weights' names to values of their
-      shapes; it is zero in the others.
+    objective: The loss, a function of one batch.
+    weights: The point w at which the Hessian is taken.
+    direction: The vector v, by the names of some of the trained weights; it is
+      zero in the others.
+    batch: The batch of the loss.
     seed: int32 `[2]`, for all forward passes.
-    difference: None to differentiate twice. A positive number d for a central
-      difference, (gradient(w + d v) - gradient(w - d v)) / (2 d), whose error
-      falls as d squared, where the loss is smooth on the way, until rounding,
-      which grows as 1 / d, takes over.
+    difference: None to differentiate twice, or a positive number d for the
+      central difference (gradient(w + d v) - gradient(w - d v)) / (2 d). Its
+      error falls as d squared where the loss is smooth, until rounding, which
+      grows as 1 / d, takes over.
 
   Returns:
-    The product, for the names of the gradient.
+    The product H v, by the names of the gradient.
   """
   weights = {k: tf.convert_to_tensor(v) for k, v in weights.items()}
   if difference is not None:

@@ -23,7 +23,7 @@ _DESCRIBED_ROUNDS = (0, 1, 10, 100, 1000)
 STATISTICS = ('global', 'local', 'local_all')
 TRAINING_METRICS = ('plain', 'none')
 
-# What None stands for, the types that are taken, and these in words.
+# The value that None stands for, the types that are taken, and these in words.
 _OBJECTS = {
   'aggregator': (
     lambda: aggregators.make_aggregator('mean'),
@@ -36,8 +36,8 @@ _OBJECTS = {
     'one of tff.learning.optimizers',
   ),
   **{
-    name: (of_its, of_its, f'of the type {of_its.__name__}')
-    for name, of_its in (
+    name: (kind, kind, f'of the type {kind.__name__}')
+    for name, kind in (
       ('personalization', personalization.Personalization),
       ('training', training_options.TrainingOptions),
       ('attack', attacks.Attack),
@@ -55,30 +55,29 @@ class ProcessOptions:
       weights (mean, clipped, private, secure, compressed, robust); None for the
       weighted mean. Moving statistics of batch normalization go through it with
       the weights. A client that is left out contributes a zero update of weight
-      0; to an unweighted factory (as the private ones are) the zero update of
+      0 or, to an unweighted factory such as a private one, the zero update of
       one more client.
-    server_optimizer: Applied to the aggregated update as its gradient; None for
-      SGD with learning rate 1: the new global weights are the mean of the
-      clients'. Moving statistics are always averaged.
-    client_weighting: How much a client counts in the mean: 'num_examples',
+    server_optimizer: Optimizer that takes the aggregated update as its
+      gradient; None for SGD with learning rate 1, where the new global weights
+      are the mean of the clients'. Moving statistics are always averaged.
+    client_weighting: Weights of the clients in the mean: 'num_examples',
       'uniform' or None for the method's own.
-    stateless: Whether clients forget their local state after each round and
-      start the next from the initial one, as a deployment demands that cannot
-      tell its clients apart. Whoever is scored then fits its local state first.
-    personalization: How clients' models are made before they are scored.
-    training: What holds for the clients' training whatever the method: weight
-      decay, clipping, the schedule of learning rates.
-    statistics: Where the moving statistics of batch normalization are: 'global'
-      (averaged), 'local' (kept by the client, SiloBN) or 'local_all' (as its
+    stateless: True if clients forget their local state after each round and
+      start the next from the initial one, for deployments that cannot tell
+      their clients apart. A client that is scored then fits its state first.
+    personalization: Work on a client's model before it is scored.
+    training: Options of the clients' training with any method: weight decay,
+      clipping, the schedule of learning rates.
+    statistics: Place of the moving statistics of batch normalization: 'global'
+      (averaged), 'local' (kept by the client, SiloBN) or 'local_all' (with its
       scales and offsets), see `local_statistics`.
-    server_schedule: From the number of rounds done to the factor of the server
+    server_schedule: Maps the number of rounds done to the factor of the server
       optimizer's learning rate; None for 1.
-    training_metrics: 'plain' sums of the clients' losses, metrics, numbers of
-      examples and of clients that were left out; or 'none' of them, so that
-      nothing leaves a client but what the aggregator gets: then losses are NaN,
-      and every client counts as one that has trained. For private aggregators,
-      which take no weights.
-    attack: What some clients do to a simulation; None for nothing.
+    training_metrics: 'plain' for sums of the clients' losses and metrics and
+      for numbers of examples and of clients left out. 'none', for private
+      aggregators, which take no weights, lets nothing leave a client but what
+      the aggregator gets: losses are NaN, and every client counts as trained.
+    attack: Simulated attack by some clients; None for none.
     seed: The run's seed, any int64.
 
   Raises:
@@ -120,7 +119,7 @@ class ProcessOptions:
     )
 
   def more_description(self) -> dict[str, Any]:
-    """What differs from the defaults, as far as it is told here, as JSON."""
+    """Further options that differ from the defaults, as JSON values."""
     described = {}
     for name, schedule in (
       ('learning_rates', self.training.learning_rate_schedule),
