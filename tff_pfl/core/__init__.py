@@ -1,1 +1,1 @@
-"""The process, its round, and what runs on a client: objectives, training."""
+"""The process, its round, and a client's work: objectives and training."""

@@ -1,6 +1,7 @@
 """Personal models and their scores.
 
-Both take the server's state or, mapped over clients, what it broadcasts.
+Both are computed from the server's state or, mapped over clients, from its
+broadcast.
 """
 
 from __future__ import annotations
@@ -39,10 +40,13 @@ def build_personal_models(
   broadcast_of: tff.Computation,
   types: client_work.ClientTypes,
 ) -> PersonalModels:
-  """Builds them for a method.
+  """Builds the computations for a method.
 
   Args:
-    broadcast_of: From the `ServerState` to its `Broadcast`.
+    work: The method.
+    options: The process' options.
+    broadcast_of: Maps a `ServerState` to its `Broadcast`.
+    types: Types of the arguments of a client's computation.
   """
   model = work.model
   personalization_options = options.personalization.resolved(work.adaptation)
@@ -100,7 +104,7 @@ def build_personal_models(
 
 
 def _scores(model, before, after, test):
-  """What `PersonalizedProcess.evaluate` gives."""
+  """The result of `PersonalizedProcess.evaluate`."""
   scores = collections.OrderedDict(
     before=objectives.means(before.sums),
     after=objectives.means(after.sums),
@@ -111,7 +115,7 @@ def _scores(model, before, after, test):
       before=objectives.per_example(before.by_domain),
       after=objectives.per_example(after.by_domain),
     )
-    counts = [of_domains.pop('examples') for of_domains in sums.values()]
+    counts = [by_domain.pop('examples') for by_domain in sums.values()]
     scores['domains'] = collections.OrderedDict(examples=counts[0], **sums)
   if model.client_metrics:
     scores['predictions'] = collections.OrderedDict(

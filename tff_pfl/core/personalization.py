@@ -1,4 +1,4 @@
-"""How a client's model is made before it is scored."""
+"""Personalization of a client's model before it is scored."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ SCOPES = ('method', 'none', 'head', 'all')
 class Personalization:
   """Options of personalization, the same for every method.
 
-  A client's local weights are put in place first (one that never took part fits
-  them to its training data). Fine-tuning on the client's training data comes on
-  top: FedAvg + FT is `fed_avg` with `fine_tune='all'`.
+  A client's local weights are put in place first; a client that never took part
+  fits them to its training data. Fine-tuning on the training data follows:
+  FedAvg + FT is `fed_avg` with `fine_tune='all'`.
 
   Attributes:
-    fine_tune: What of a client's model is fine-tuned on its training data
-      before it is scored: head (on the frozen body's features), all weights,
-      none, or method: as the method does itself, with the other options of no
-      effect (per_fed_avg's inner steps, fed_babu's head, p_fed_me's personal
-      model; none for others).
+    fine_tune: Weights fine-tuned on a client's training data before its model
+      is scored: head (on the frozen body's features), all, none, or method:
+      the method's own fine-tuning, whatever the other options (per_fed_avg's
+      inner steps, fed_babu's head, p_fed_me's personal model; none for others).
     num_epochs: Epochs of fine-tuning.
     num_steps: Gradient steps of fine-tuning, instead of epochs.
     learning_rate: Learning rate of fine-tuning, positive.
@@ -37,10 +36,10 @@ class Personalization:
     batch_size: Examples per batch of fine-tuning; None, or 0, is the full
       batch.
     new_client_epochs: Epochs in which a client that never took part fits its
-      local weights, the global ones frozen, before it is scored; None for the
-      method's, as in a round.
-    proximal_strength: Strength of a quadratic pull to where fine-tuning begins,
-      as in FedProx, at least 0.
+      local weights, with the global ones frozen, before it is scored; None for
+      the method's, as in a round.
+    proximal_strength: Strength of the quadratic pull of fine-tuning to the
+      weights it starts from, as in FedProx, at least 0.
   """
 
   fine_tune: str = hparams_lib.one_of('method', SCOPES)
@@ -59,7 +58,7 @@ class Personalization:
     self.phase()
 
   def resolved(self, adaptation: Personalization) -> Personalization:
-    """These options; where they are left to the method, its `adaptation`."""
+    """These options, or the method's `adaptation` if they are left to it."""
     if self.fine_tune != 'method':
       return self
     return dataclasses.replace(
@@ -91,10 +90,14 @@ def fine_tune(
   """Fine-tunes a client's model on its training data.
 
   Args:
-    weights: All weights of the model, where fine-tuning begins.
+    model: The model of the weights.
+    weights: All weights of the model before fine-tuning.
     examples: The client's training examples.
-    options: What to train, and how; `resolved`.
+    options: Options of fine-tuning, `resolved`.
     seed: int32 `[2]`.
+
+  Returns:
+    All weights of the model after fine-tuning.
   """
   if options.fine_tune == 'none':
     return weights

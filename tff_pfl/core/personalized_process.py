@@ -1,4 +1,4 @@
-"""The process that every algorithm is: state at the server and on the clients.
+"""The process of every method, with state at the server and on the clients.
 
 TFF's `LearningProcess` has no place for client state, so a personalized method
 is an `IterativeProcess` whose `next` also takes and returns it:
@@ -11,9 +11,9 @@ is an `IterativeProcess` whose `next` also takes and returns it:
     evaluate:                (<S, C, E, E> -> per-client metrics)
     evaluate_clients:        `evaluate`, mapped over clients
 
-`E` are a client's examples as padded tensors, `example_tensors.ExampleTensors`
-(see there for how to make them of arrays or a `tf.data.Dataset`). What is not
-needed for rounds is traced when it is first used.
+`E` are a client's examples as padded tensors, `example_tensors.ExampleTensors`,
+which are made from arrays or a `tf.data.Dataset`. Computations that rounds do
+not need are traced when they are first used.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from tff_pfl.models import split_model
 
 
 class ServerState(NamedTuple):
-  """What the server keeps between rounds.
+  """The server's state between rounds.
 
   Attributes:
     round_number: int32, rounds done.
     seed: int64, the run's seed.
     global_weights: The global weights.
-    aggregator: A tuple with the aggregator's state of each exchange.
+    aggregator: The aggregator's states, a tuple with one for each exchange.
     server_optimizer: State of the server's optimizer.
     algorithm: The method's own state; empty for most.
   """
@@ -52,7 +52,7 @@ class ServerState(NamedTuple):
 
 
 class ClientState(NamedTuple):
-  """What a client keeps between rounds; it never leaves the client.
+  """A client's state between rounds; it never leaves the client.
 
   Attributes:
     client_index: int64, the client's number; it seeds the client's work.
@@ -93,10 +93,10 @@ class PersonalModel(NamedTuple):
 
 
 class BytesPerRound(NamedTuple):
-  """What one client of a cohort receives and sends in a round, in bytes.
+  """Bytes that one client of a cohort receives and sends in a round.
 
-  Counted are tensors as they are, without what a transport adds or an
-  aggregator saves (by compression, say) or adds (by masks).
+  They count the tensors themselves, without what a transport adds, or what an
+  aggregator saves (as by compression) or adds (as by masks).
 
   Attributes:
     down: The global weights, the method's own server state, the round's number
@@ -113,26 +113,26 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
   """A personalized federated learning method; see the module's docstring.
 
   Attributes:
-    name: The method's, as in the registry.
+    name: Name of the method, as in the registry.
     model: The model that is trained.
-    has_global_model: Whether the global weights alone make a model, which is
+    has_global_model: True if the global weights alone make a model, which is
       the model given to a client that contributes no data.
-    has_local_weights: Whether clients have something of their own in the models
-      that they are scored with.
-    trains_new_clients: Whether clients that never took part train something of
-      their own before they are scored, whatever the fine-tuning.
-    adapts_known_clients: Whether also clients that took part need their
+    has_local_weights: True if the models that clients are scored with have
+      parts of the clients' own.
+    trains_new_clients: True if clients that never took part train such parts
+      before they are scored, whatever the fine-tuning.
+    adapts_known_clients: True if also clients that took part need their
       training data to be personalized (fine-tuning).
-    bytes_per_round: What one client of a cohort receives and sends.
+    bytes_per_round: Bytes that one client of a cohort receives and sends.
     seed: The run's seed.
     description: All other options the process was built with, as JSON types.
       Runs store it and are resumed only by a process with the same.
-    adaptation: How the method itself fine-tunes a model before it is scored,
-      whatever was asked of this process.
-    attacked_clients: Indices of clients that work for a simulated attack; their
-      scores tell nothing.
-    build_personal_models: Builds `personal_models.PersonalModels`; called when
-      one of them is first used, and once.
+    adaptation: The method's own fine-tuning of a model before it is scored,
+      whatever the options of this process.
+    attacked_clients: Indices of the clients in a simulated attack; their scores
+      tell nothing.
+    build_personal_models: Builds `personal_models.PersonalModels`; called once,
+      when one of them is first used.
     build_learning_process: Builds the process of `to_learning_process`.
   """
 
@@ -171,10 +171,9 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     return self.build_personal_models()
 
   def needs_training_data(self, client_state: ClientState) -> bool:
-    """Whether personalizing this client reads its training data.
+    """True if personalizing this client reads its training data.
 
-    Where it does not, `personalize` and `evaluate` may be given no training
-    data, which saves bringing them to the client.
+    Otherwise `personalize` and `evaluate` may be given no training examples.
     """
     is_new = self.has_local_weights and not client_state.num_rounds
     return self.adapts_known_clients or is_new
@@ -186,9 +185,9 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     `MapReduceForm` and `DistributeAggregateForm`.
 
     Raises:
-      ValueError: If clients keep local state; building the process with
-        `stateless=True` makes them forget it, where the method allows that.
-        If some clients attack: they are known by their numbers.
+      ValueError: If clients keep local state (with `stateless=True` they forget
+        it, where the method allows that), or if some clients attack, for these
+        are known by their numbers.
     """
     errors.expect(
       not self.attacked_clients,
@@ -202,8 +201,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
   def personalize(self) -> tff.Computation:
     """Makes a client's personal model: `(<S, C, E> -> <weights, C>)`.
 
-    Clients known and new are served alike; a client that never took part fits
-    its local weights first.
+    A client that never took part fits its local weights first.
     """
     return self._personal_models.personalize
 
@@ -211,8 +209,8 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
   def model_without_data(self) -> tff.Computation:
     """The model given to a client that contributes no data: `(S -> weights)`.
 
-    The global weights or, where these alone make no model, with initial local
-    ones.
+    It has the global weights and, where these alone make no model, the initial
+    local ones.
     """
     return self._personal_models.model_without_data
 
@@ -220,20 +218,19 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
   def evaluate(self) -> tff.Computation:
     """Scores one client: `(<S, C, E_train, E_test> -> metrics)`.
 
-    The metrics are `OrderedDict(before=..., after=..., examples=...)`:
-    means over the client's test examples before personalization (the global
-    weights with initial local ones: the model given to a client that
-    contributes no data) and after, and the number of test examples (means are 0
-    where there are none).
+    The metrics are `OrderedDict(before=..., after=..., examples=...)`: means
+    over the client's test examples before personalization (with the model given
+    to a client that contributes no data) and after, and the number of test
+    examples. Without examples the means are 0.
 
-    With domains there are also `domains`: the number of test `examples` of each
-    domain and, `before` and `after`, the metrics' sums over them, float32
-    `[domains]`. With two classes, where a label is a scalar, there are also
-    `scores`: of each test example, followed by padding, its `y`, its `domain`
-    if it has one, and the logarithm of the odds of class 1 `before` and
-    `after`. For metrics of all predictions of a client (`client_metrics`) there
-    are `predictions`: likewise `y`, and `before` and `after` the probabilities
-    or outputs.
+    With domains there is also `domains`: the number of test `examples` of each
+    domain, and the metrics' sums over these `before` and `after`, float32
+    `[domains]`. With two classes and scalar labels, or with several labels,
+    there is also `scores`: for each test example, followed by padding, its `y`,
+    its `domain` if it has one, and the logarithm of the odds of class 1
+    `before` and `after`. For metrics of all predictions of a client
+    (`client_metrics`) there is also `predictions`: `y` likewise, and the
+    probabilities or outputs `before` and `after`.
     """
     return self._personal_models.evaluate
 

@@ -1,9 +1,9 @@
-"""Phases of local training: which optimizer, how long, in which batches.
+"""Phases of local training: their optimizer, length and batches.
 
 A phase is `num_epochs` passes over the client's examples, or `num_steps` steps,
 in mini-batches without replacement that are reshuffled each epoch from a seed;
-an epoch's last batch is partial. The plan of which example is in which batch is
-made first (`plan_batches`), so that the loop only gathers.
+an epoch's last batch is partial. `plan_batches` assigns the examples to batches
+beforehand, so that the loop only gathers them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def build_optimizer(
   *,
   role: str = '',
 ) -> tff.learning.optimizers.Optimizer:
-  """A TFF optimizer by name.
+  """Builds a TFF optimizer by name.
 
   Args:
     optimizer: 'sgd' or 'adam'; or the optimizer itself, which is returned as it
       is and has a learning rate of its own.
-    learning_rate: Positive and finite.
+    learning_rate: Learning rate, positive and finite.
     momentum: SGD momentum, in [0, 1); ignored by Adam.
-    role: What the arguments' names start with in an error, such as 'server_'.
+    role: Prefix of the arguments' names in errors, such as 'server_'.
 
   Raises:
     ValueError: If an argument is out of its range.
@@ -63,7 +63,7 @@ def build_optimizer(
 
 
 def is_object(optimizer: Optimizer) -> bool:
-  """Whether it is no name but the optimizer itself."""
+  """True for the optimizer itself, False for its name."""
   return isinstance(optimizer, tff.learning.optimizers.Optimizer)
 
 
@@ -72,7 +72,7 @@ def expect_own_rates(options: Any, *names: str) -> None:
 
   Args:
     options: A dataclass with a field `optimizer`.
-    names: Its fields that only an optimizer by name takes.
+    *names: Its fields that only an optimizer by name takes.
   """
   if is_object(options.optimizer):
     for field in dataclasses.fields(options):
@@ -86,10 +86,11 @@ def expect_own_rates(options: Any, *names: str) -> None:
 
 
 def described(options: Any) -> dict[str, Any]:
-  """A dataclass of options as JSON types, its optimizer by what it is made of.
+  """A dataclass of options as JSON types.
 
   Args:
-    options: May have a field `optimizer`.
+    options: The dataclass. If its field `optimizer` is no name, it is described
+      by `describe_optimizer`.
   """
   fields = {
     f.name: getattr(options, f.name) for f in dataclasses.fields(options)
@@ -116,16 +117,15 @@ class Phase:
 
   Attributes:
     optimizer: The client's optimizer; its state starts anew with the phase.
-    batch_size: Examples per batch; None, as 0, takes all of a client's examples
-      in one batch.
+    batch_size: Examples per batch; None or 0 for all of a client's examples in
+      one batch.
     num_epochs: Passes over the client's examples. Ignored with `num_steps`.
-    num_steps: If given, the number of gradient steps, through as many epochs as
-      that takes.
+    num_steps: Gradient steps, through as many epochs as that takes; None for
+      `num_epochs`.
     batches_per_step: Batches that the objective takes at each step. The first
-      are those of a phase with one; the others go through the same order of the
+      are those of a phase with one. The others go through the same order of the
       examples, each from another place on, so that the batches of a step have
-      no example in common. On a client with fewer batches than that, some or
-      all of them are the same.
+      no example in common. On a client with fewer batches, some are the same.
   """
 
   optimizer: tff.learning.optimizers.Optimizer
@@ -143,13 +143,13 @@ class Phase:
 
 
 class BatchPlan(NamedTuple):
-  """Which examples each step sees.
+  """The batches of each step of a phase.
 
   Attributes:
     indices: int32 `[max_steps, batches_per_step, batch_size]`, rows of the
       example tensors.
     example_weights: float32, of the same shape, 0 where there is no example.
-    num_steps: int32 scalar, at most `max_steps`.
+    num_steps: int32 scalar, the client's steps, at most `max_steps`.
   """
 
   indices: tf.Tensor
@@ -160,7 +160,7 @@ class BatchPlan(NamedTuple):
 def count_steps(
   examples: example_tensors.ExampleTensors, phase: Phase
 ) -> tf.Tensor:
-  """int32, the gradient steps that a client makes in a phase."""
+  """Number of gradient steps that a client makes in a phase, int32 scalar."""
   num_steps = phase.num_steps
   if num_steps is None:
     num_steps = phase.num_epochs * _steps_per_epoch(examples, phase)
@@ -181,7 +181,7 @@ def _steps_per_epoch(examples, phase):
 def plan_batches(
   examples: example_tensors.ExampleTensors, phase: Phase, seed: tf.Tensor
 ) -> BatchPlan:
-  """Plans the batches of a phase; its size depends on the bucket only."""
+  """Plans the batches of a phase; the shapes depend only on the capacity."""
   capacity, num_examples = examples.capacity, examples.num_examples
   batch_size = _batch_size(examples, phase)
   steps_per_epoch = _steps_per_epoch(examples, phase)

@@ -4,19 +4,20 @@
     server:    mean = (sum_i v_i + N(0, (z S)^2)) / n
 
 |v_i| is the norm of all that a client sends in an exchange, update and report
-together, z the noise multiplier and n a number that is fixed before, so that
-the sum's sensitivity to a client is S. The clipping norm S is fixed, or follows
-a quantile of the norms (Andrew et al.): clients also send whether theirs is at
-most S, and of the sum of these, with noise of its own, the server makes
+together, z the noise multiplier and n a number of clients that is fixed before,
+so that the sum's sensitivity to a client is S. The clipping norm S is fixed, or
+follows a quantile of the norms (Andrew et al.): clients also send whether
+theirs is at most S, and from the sum of these, with noise of its own, the
+server computes
 
     S <- S exp(-0.2 (share of norms at most S - quantile)).
 
 z is then that of both sums together, so the noise on the updates is larger.
 
-The factories of `tff.aggregators.DifferentiallyPrivateFactory` do the same, but
-their noise is drawn anew whenever they run. Here it comes from a seed, by
-rounds, so that a run repeats and an interrupted one ends as it would have.
-Privacy takes a seed that nobody else knows: a deployment needs TFF's.
+TFF's `tff.aggregators.DifferentiallyPrivateFactory` does the same, but draws
+its noise anew whenever it runs. Here noise comes from a seed, round by round,
+so that a run can be repeated, and ends the same after an interruption. Privacy
+then needs a seed that nobody else knows: deployments should use TFF's.
 
 References:
   McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent
@@ -41,7 +42,7 @@ import tree
 from tff_pfl import errors
 from tff_pfl.models import randomness
 
-# Of the clipping norm that follows a quantile, as in TFF: it starts small.
+# The clipping norm that follows a quantile starts small, as in TFF.
 _INITIAL_CLIP = 0.1
 _CLIP_LEARNING_RATE = 0.2
 CLIP_FORMS = 'fixed:<norm> or adaptive:<quantile>'
@@ -54,11 +55,11 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
   Attributes:
     noise_multiplier: z, nonnegative; 0 for no noise.
     clients_per_round: n, the size of every cohort, at least 1.
-    clip: The clipping norm S: 'fixed:1.0', say ('fixed:inf' for none, without
-      noise), or 'adaptive:0.5' for one that follows the median of the norms,
-      from 0.1 in the first round.
-    seed: The noise's seed, any int64.
-    number: Which exchange of a round it is, so that each has its own noise.
+    clip: Clipping norm S: a number, as in 'fixed:1.0' ('fixed:inf' for none,
+      without noise), or a quantile of the norms that it follows from 0.1 on, as
+      in 'adaptive:0.5'.
+    seed: Seed of the noise, any int64.
+    number: Number of the exchange in a round, so that each has its own noise.
 
   Raises:
     ValueError: If a number is out of its range or `clip` has another form.
@@ -92,7 +93,7 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
 class DistributedPrivateMeanFactory(
   tff.aggregators.UnweightedAggregationFactory
 ):
-  """The same with discrete noise that clients add, under secure sums.
+  """Private mean with discrete noise that clients add, under secure sums.
 
   Each client clips, rotates and rounds what it sends to integers, adds its part
   of the noise (the distributed discrete Gaussian mechanism), and the sums are
@@ -100,11 +101,11 @@ class DistributedPrivateMeanFactory(
   of a cohort add theirs. TFF does all of it; its noise has no seed.
 
   Attributes:
-    noise_multiplier: As that of `PrivateMeanFactory`, but positive. Rounding
-      makes the sensitivity a little larger: see `noise_multiplier_of`.
-    clients_per_round: The size of every cohort, at least 1.
-    clip: 'fixed:<norm>', with a finite norm.
-    bits: Bits that a number of the sum takes, 1 to 22.
+    noise_multiplier: As in `PrivateMeanFactory`, but positive. Rounding makes
+      the sensitivity a little larger: see `noise_multiplier_of`.
+    clients_per_round: Size of every cohort, at least 1.
+    clip: Clipping norm, 'fixed:<norm>' with a finite norm.
+    bits: Bits of each number of the sum, 1 to 22.
 
   Raises:
     ValueError: If a number is out of its range or `clip` has another form.
@@ -164,12 +165,12 @@ def noise_multiplier_of(states: Any, clients_per_round: int) -> float:
   """The noise multiplier of a round whose clients add discrete noise.
 
   It is that of Gaussian noise with the same bound on Renyi divergences (the
-  paper's for sums of discrete Gaussians, of up to 2^32 numbers), and that of
-  all exchanges together.
+  paper's for sums of discrete Gaussians, of up to 2^32 numbers), for all
+  exchanges together.
 
   Args:
-    states: Those of a round's aggregations by `DistributedPrivateMeanFactory`.
-    clients_per_round: As the factory's.
+    states: States of a round's aggregations by `DistributedPrivateMeanFactory`.
+    clients_per_round: The factory's size of every cohort.
   """
   n, total = clients_per_round, 0.0
   leaves = tree.flatten_with_path(states)
@@ -190,7 +191,7 @@ PRIVATE_MEANS = (PrivateMeanFactory, DistributedPrivateMeanFactory)
 
 
 def parse_clip(clip: str) -> tuple[str, float]:
-  """The kind and the number of a `PrivateMeanFactory.clip`.
+  """Parses a `PrivateMeanFactory.clip` into its kind and its number.
 
   Raises:
     ValueError: If it has another form.
@@ -217,17 +218,17 @@ class _State(NamedTuple):
 
 
 class _Sums(NamedTuple):
-  """Of the records, and, with an adaptive clip, of whether they were below."""
+  """Sums of the records and, with an adaptive clip, of those below it."""
 
   records: Any
   below: Any
 
 
 class _Query(tfp.SumAggregationDPQuery):
-  """The clipped sum with seeded noise, as TensorFlow Privacy has such things.
+  """The clipped sum with seeded noise, as a query of TensorFlow Privacy.
 
-  Whether a norm is below the clipping norm counts as 1/2 or -1/2, so that a
-  client changes that sum by 1/2.
+  A norm counts as 1/2 if it is at most the clipping norm, as -1/2 otherwise, so
+  that a client changes that sum by 1/2.
   """
 
   def __init__(self, factory: PrivateMeanFactory):

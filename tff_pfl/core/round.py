@@ -12,8 +12,8 @@
 A method gives a `ClientWork`; everything else is here: weights of clients,
 clients without examples, clients whose result is not finite, aggregation, the
 server's step, and metrics. A client whose result of an exchange is not finite
-is left out of that one and the rest of the round; in the exchanges before it
-has been counted.
+is left out of that one and the rest of the round; it has counted in those
+before.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def build_personalized_process(
   """Builds the process of a method.
 
   Args:
-    name: The method's, for errors and records.
+    name: Name of the method, for errors and records.
     work: The method.
     options: Options that every method takes.
     hparams: The method's hyperparameters (a dataclass), for the record.
@@ -109,9 +109,9 @@ class _Round:
   """A method's round: its computations, one after the other.
 
   Attributes:
-    types: `ClientTypes`, of what a client's computation takes.
+    types: Types of the arguments of a client's computation.
     initialize: `( -> S@SERVER)`.
-    state_type: That of S.
+    state_type: Type of S.
     broadcast_of: `(S -> Broadcast)`.
   """
 
@@ -135,7 +135,7 @@ class _Round:
     self.broadcast_of = tff.tensorflow.computation(
       work.broadcast_of, self.state_type
     )
-    # After the first exchange, what the server sends of its state.
+    # The parts of its state that the server sends in later exchanges.
     self._server_updates = [
       self._build_server_update(exchange) for exchange in work.exchanges[1:]
     ]
@@ -145,9 +145,10 @@ class _Round:
     self._metrics_of = self._build_metrics()
 
   def run(self, state, client_states, examples):
-    """The new server state, the clients' new states, and metrics.
+    """Runs the round, in a federated computation.
 
-    To be called in a federated computation.
+    Returns:
+      The new server state, the clients' new states, and metrics.
     """
     broadcast = tff.federated_broadcast(
       tff.federated_map(self.broadcast_of, state)
@@ -228,7 +229,7 @@ class _Round:
 
     return initialize
 
-  # What clients compute.
+  # The clients' computations.
 
   def _build_clients(self, algorithm_type):
     """Each exchange's `(<broadcast, C, E, ...> -> output)`.
@@ -293,7 +294,7 @@ class _Round:
         work.local_of(client_state),
         examples,
         broadcast.seed_of(client_state, exchange.seed_purpose),
-        () if cache is None else cache['of_method'],
+        () if cache is None else cache['method'],
         options.training,
         options.training.rate_factor(broadcast.round_number),
       )
@@ -338,9 +339,7 @@ class _Round:
           client_state = client_state._replace(
             local=_where(accepted, result.local, client_state.local)
           )
-      cache = collections.OrderedDict(
-        is_finite=is_finite, of_method=result.cache
-      )
+      cache = collections.OrderedDict(is_finite=is_finite, method=result.cache)
       return collections.OrderedDict(
         sent=sent,
         sums=sums,
@@ -370,7 +369,7 @@ class _Round:
       )
     return report, tf.where(accepted, 1.0 if is_uniform else num_examples, 0.0)
 
-  # What the server computes.
+  # The server's computations.
 
   def _build_server_update(self, exchange):
     """`(S -> update)`: the message at the beginning of a later exchange."""
@@ -452,7 +451,7 @@ class _Round:
         algorithm=algorithm,
       )
       norm = tf.linalg.global_norm(list(gradient.values())) if gradient else 0.0
-      # What an aggregator gives for no update at all may be noise or 0 / 0.
+      # The aggregate of no update at all may be noise or 0 / 0.
       return new_state, tf.where(has_update, norm, 0.0)
 
     return server
@@ -564,7 +563,7 @@ def _all_finite(values: Any) -> tf.Tensor:
 
 
 def _where(condition, values, others=None):
-  """Value by value of a structure; zeros if there are no others."""
+  """`tf.where` on each value of a structure; others are zeros by default."""
   if others is None:
     others = tf.nest.map_structure(tf.zeros_like, values)
   return tf.nest.map_structure(

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tff_pfl import errors
 
-# From the number of rounds done to the factor of a learning rate.
+# Maps the number of rounds done to the factor of a learning rate.
 Schedule = Callable[[tf.Tensor], tf.Tensor]
 
 FORMS = (
@@ -30,20 +30,20 @@ def make_schedule(
 
   `warmup:<rounds>` rises linearly, from 1 / rounds in the first round to 1 in
   the last of them. `step:<rounds>:<factor>` multiplies by the factor, 0.1 by
-  default, after each so many rounds. `cosine:<rounds>:<last>` falls from 1 to
-  the last value, 0 by default, after so many rounds, and stays there. Parts are
+  default, every so many rounds. `cosine:<rounds>:<last>` falls from 1 to the
+  last value, 0 by default, over so many rounds, and stays there. Parts are
   joined by `+`; after a warm-up the others count their rounds from its end.
 
   Args:
-    spec: As above; 'constant' for none.
-    argument: What the error calls it.
+    spec: As above, or 'constant'.
+    argument: Name of the argument, for errors.
 
   Returns:
-    From the number of rounds done, an integer tensor, to the factor of the
-    learning rate, float32; None for 'constant'.
+    The schedule, from the number of rounds done, an integer tensor, to the
+    factor of the learning rate, float32; None for 'constant'.
 
   Raises:
-    ValueError: If the specification has another form.
+    ValueError: If `spec` has another form.
   """
   if spec == 'constant':
     return None
@@ -59,7 +59,7 @@ def make_schedule(
         factor *= tf.minimum(1.0, progress + 1 / num_rounds)
         rounds_done -= num_rounds
       elif kind == 'step':
-        # Of integers: compiled, 41 * (1 / 41) is less than 1.
+        # A quotient of integers: compiled, 41 * (1 / 41) is less than 1.
         factor *= number ** tf.cast(done // num_rounds, tf.float32)
       else:
         angle = math.pi * tf.minimum(1.0, progress)

@@ -15,13 +15,13 @@ class Scores(NamedTuple):
   """Result of `score`.
 
   Attributes:
-    sums: Metric sums, as `objectives.zero_metrics`.
-    by_domain: For models with domains, the same for each domain: `[domains]`.
-    class_1: For models of two classes whose labels are scalars, float32
-      `[capacity]`, or of several labels, `[capacity, labels]`: the logarithm of
-      the odds of class 1.
-    predictions: For models with metrics of all predictions of a client, what
-      `SplitModel.predictions` gives of each example, `[capacity, ...]`.
+    sums: Metric sums, named as in `objectives.zero_metrics`.
+    by_domain: For models with domains, the same sums for each, `[domains]`.
+    class_1: For models of two classes with scalar labels, float32 `[capacity]`,
+      or of several labels, `[capacity, labels]`: the logarithm of the odds of
+      class 1.
+    predictions: For models with metrics of all predictions of a client,
+      `SplitModel.predictions` of each example, `[capacity, ...]`.
   """
 
   sums: Any
@@ -35,16 +35,19 @@ def score(
   weights: split_model.Weights,
   examples: example_tensors.ExampleTensors,
   *,
-  of_training: bool = False,
+  training_loss: bool = False,
 ) -> Scores:
   """Scores a model on a client's examples, in inference mode.
 
   Args:
-    of_training: Whether the loss is that of training, with the weights of
-      classes and of examples.
+    model: The model to score.
+    weights: All of its weights, by name.
+    examples: The client's examples.
+    training_loss: True for the loss of training, with the weights of classes
+      and of examples.
   """
   weight = ()
-  if of_training:
+  if training_loss:
     model, weight = model.in_training, examples.weight
   outputs = example_tensors.in_chunks(
     lambda x: model.forward(weights, x)[0], examples
@@ -97,8 +100,8 @@ def mean_gradient(
   weights, and a bounded number of examples goes through it at a time.
 
   Returns:
-    Name of each weight that has a gradient to its value; without examples,
-    that of padding, which may be NaN.
+    The gradients by name, of the weights that have one. Without examples they
+    are those of padding, which may be NaN.
   """
   objective = objectives.prediction_loss(
     model, lambda weights, x, mode: model.forward(weights, x)

@@ -5,8 +5,8 @@ else, so it runs where clients cannot be told apart: under
 `tff.learning.programs`, and in production systems, for which it compiles to
 `MapReduceForm` and `DistributeAggregateForm`.
 
-A client has no number there. What its number seeds otherwise (the order of its
-examples, dropout) is seeded by a fingerprint of its examples.
+A client has no number there. A fingerprint of its examples takes the number's
+place in seeds (of the order of its examples, of dropout).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tff_pfl.models import domains, randomness, split_model
 def model_weights(
   model: split_model.SplitModel, weights: split_model.Weights
 ) -> tff.learning.models.ModelWeights:
-  """Named weights as TFF's: trained ones, and moving statistics, in order."""
+  """Named weights as TFF's: trained ones and moving statistics, in order."""
   trained, statistics = _names(model)
   return tff.learning.models.ModelWeights(
     tuple(weights[name] for name in trained),
@@ -43,7 +43,7 @@ def model_weights(
 def named_weights(
   model: split_model.SplitModel, weights: Any
 ) -> collections.OrderedDict:
-  """TFF's weights as named ones: the other way round."""
+  """TFF's weights as named ones, the inverse of `model_weights`."""
   trained, statistics = weights
   names = [name for part in _names(model) for name in part]
   values = dict(zip(names, [*trained, *statistics]))
@@ -55,13 +55,13 @@ def functional_model(
 ) -> tff.learning.models.FunctionalModel:
   """The model for TFF's own algorithms and evaluations.
 
-  A forward pass in training mode does not update moving statistics, which
-  TFF's functional models cannot, and draws no numbers (dropout is off). The
-  loss is without regularizers.
+  Its forward passes in training mode do not update moving statistics, which
+  TFF's functional models cannot, and have no dropout. The loss has no
+  regularizers. Evaluation gives the model's metrics and the mean loss.
 
   Args:
-    model: The model. Its metrics are evaluated, and the mean loss. Of a model
-      with domains, batches are `{x: {inputs, domain}, y}` (`domains.join`).
+    model: The model. If it has domains, batches are `{x: {inputs, domain}, y}`
+      (`domains.join`).
 
   Raises:
     ValueError: If examples have weights.
@@ -123,21 +123,20 @@ def build_learning_process(
   initialize: tff.Computation,
   run_round: Callable[..., Any],
 ) -> tff.learning.templates.LearningProcess:
-  """Builds the process.
+  """Builds the `LearningProcess` of a method.
 
   Args:
-    name: The method's, for the error.
-    work: Its clients keep no local state.
-    initialize: The server's state before the first round.
+    name: Name of the method, for the error.
+    work: The method, whose clients keep no local state.
+    initialize: Makes the server's state before the first round.
     run_round: `(state, client states, examples) -> (state, client states,
       metrics)`, in a federated computation.
 
   Returns:
-    The process. Its metrics are those of rounds, grouped as TFF's own
-    algorithms do. Its model weights are those of the model given to a client
-    that contributes no data, as `tff.learning.models.ModelWeights`, in the
-    order of `model_weights`. They can be set where the global weights
-    are among them; others (FedBABU's frozen head) stay.
+    The process. Its metrics are those of rounds, grouped as by TFF's own
+    algorithms. Its model weights are those of the model given to a client that
+    contributes no data, in the order of `model_weights`. They can be set where
+    the global weights are among them; others (FedBABU's frozen head) stay.
 
   Raises:
     ValueError: If clients keep local state.
@@ -206,11 +205,11 @@ def _anonymous_state(examples):
 @tff.tensorflow.computation
 def _grouped(metrics):
   """The metrics where `tff.learning.programs` look for them."""
-  of_clients = collections.OrderedDict(metrics)
-  update_norm = of_clients.pop('update_norm')
-  aggregator = of_clients.pop('aggregator', ())
+  train = collections.OrderedDict(metrics)
+  update_norm = train.pop('update_norm')
+  aggregator = train.pop('aggregator', ())
   return collections.OrderedDict(
-    client_work=collections.OrderedDict(train=of_clients),
+    client_work=collections.OrderedDict(train=train),
     aggregator=aggregator,
     finalizer=collections.OrderedDict(update_norm=update_norm),
   )

@@ -29,10 +29,10 @@ _notes: list[dict[str, str]] = []
 
 @contextlib.contextmanager
 def noting_forms() -> Iterator[Mapping[str, str]]:
-  """Notes how phases are trained that are traced in this context.
+  """Notes the form of training of the phases traced in this context.
 
   Yields:
-    From a phase's number of weights to its form, in words.
+    Each phase's number of weights to its form, in words.
   """
   notes = {}
   _notes.append(notes)
@@ -47,8 +47,8 @@ class TrainResult(NamedTuple):
 
   Attributes:
     weights: The trained weights.
-    metrics: Sums over all examples of all steps, as `objectives.zero_metrics`:
-      `loss`, the model's metrics, `examples`.
+    metrics: Metric sums over the examples of all steps, named as in
+      `objectives.zero_metrics`.
   """
 
   weights: Any
@@ -67,20 +67,20 @@ def train(
 ) -> TrainResult:
   """Runs one phase of local training.
 
-  A pure function of its arguments. A client without examples gets its weights
-  back.
+  It is a pure function of its arguments. A client without examples gets its
+  weights back.
 
   Args:
-    objective: Gives the gradient of the weights on a batch.
+    objective: Maps weights and a batch to the gradient.
     weights: The weights to train, with their moving statistics.
-    examples: The client's examples (or cached features in the place of `x`).
+    examples: The client's examples (or cached features in place of `x`).
     phase: Optimizer, batch size, and number of epochs or steps.
     seed: int32 `[2]`; the shuffle of epochs and the seed of every step (for
       dropout and augmentation) derive from it.
-    model: For the metrics, the names of moving statistics, and whether to
-      compile.
-    inputs: From a batch's `x` and the step's seed to what the objective takes
-      in its place, see `head_inputs`.
+    model: The model of the metrics and the moving statistics; it also tells
+      whether to compile.
+    inputs: Maps a batch's `x` and the step's seed to the objective's `x`, see
+      `head_inputs`; None for `x` itself.
   """
   initial = collections.OrderedDict(
     (name, tf.convert_to_tensor(value)) for name, value in weights.items()
@@ -95,9 +95,9 @@ def train(
   arguments = (initial, examples, shuffle_seed, step_seed)
   loop = _Loop(objective, phase, model, initial, inputs)
   if not loop.is_large:
-    return loop.of_values(*arguments)
+    return loop.by_value(*arguments)
   return in_place.choose_kernel(
-    lambda: loop.in_place(*arguments), lambda: loop.of_values(*arguments)
+    lambda: loop.in_place(*arguments), lambda: loop.by_value(*arguments)
   )
 
 
@@ -115,8 +115,8 @@ class _Loop:
     self.is_large = in_place.prefers_in_place(
       model, trained
     ) and in_place.can_update(self._optimizer)
-    self.of_values = tf.function(
-      self._of_values, jit_compile=model.uses_xla, autograph=False
+    self.by_value = tf.function(
+      self._by_value, jit_compile=model.uses_xla, autograph=False
     )
     self.in_place = tf.function(self._in_place, autograph=False)
     form = 'compiled by XLA' if model.uses_xla else 'by TensorFlow'
@@ -124,8 +124,8 @@ class _Loop:
     for notes in _notes:
       notes[f'{number:,} weights'] = 'in place' if self.is_large else form
 
-  def _of_values(self, initial, examples, shuffle_seed, step_seed):
-    """Each step makes new weights; can be compiled and vectorized."""
+  def _by_value(self, initial, examples, shuffle_seed, step_seed):
+    """Makes new weights in each step; can be compiled and vectorized."""
     optimizer = self._optimizer
     plan = phases.plan_batches(examples, self._phase, shuffle_seed)
     trained = split_model.select(initial, self._trained)
@@ -162,7 +162,7 @@ class _Loop:
     return TrainResult(final, metrics)
 
   def _in_place(self, initial, examples, shuffle_seed, step_seed):
-    """Each step changes the weights, see `in_place.Variables`."""
+    """Changes the weights in each step, see `in_place.Variables`."""
     plan = phases.plan_batches(examples, self._phase, shuffle_seed)
     variables = in_place.Variables(
       split_model.select(initial, self._trained), self._optimizer
@@ -216,9 +216,9 @@ def frozen_features(
   body: split_model.Weights,
   examples: example_tensors.ExampleTensors,
 ) -> example_tensors.ExampleTensors:
-  """The examples with the frozen body's features in the place of `x`.
+  """The examples with a frozen body's features in place of `x`.
 
-  It runs in inference mode (no dropout, moving statistics).
+  The body runs in inference mode (no dropout, moving statistics).
   """
   return examples._replace(
     x=example_tensors.in_chunks(
@@ -233,13 +233,16 @@ def head_inputs(
   examples: example_tensors.ExampleTensors,
   features: Optional[example_tensors.ExampleTensors] = None,
 ) -> tuple:
-  """What `train` takes for a head on a frozen body: `(examples, inputs)`.
+  """The arguments `(examples, inputs)` of `train` for a head on a frozen body.
 
-  The body is constant, so its features are computed once for all epochs; but
-  those of an augmented model are of other `x` in each step.
+  The body is constant, so its features are computed once for all epochs; for an
+  augmented model, whose `x` changes, in each step.
 
   Args:
-    features: The `frozen_features`, where they are at hand.
+    model: The model of body and head.
+    body: The body's weights.
+    examples: The client's examples.
+    features: The `frozen_features`, if already computed.
   """
   if model.is_augmented:
     return examples, lambda x, seed: model.body(

@@ -2,8 +2,8 @@
 
 They hold for the training of a round and, without the schedule, for that of a
 client that never took part. Fine-tuning before a client's model is scored has
-options of its own (`core.personalization`). `OptimizerChain` puts them before
-the optimizer of a phase.
+options of its own (`core.personalization`). `OptimizerChain` applies them
+before a phase's optimizer.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class TrainingOptions:
   """Options of local training.
 
   Attributes:
-    weight_decay: Factor of the weights that is added to their gradient, at
-      least 0 (L2 regularization, as in PyTorch's SGD and Adam).
-    decoupled_weight_decay: Share of the weights, times the learning rate, that
-      each step takes off beside the optimizer's move, at least 0 (AdamW, SGDW).
-    max_gradient_norm: Gradients of a larger norm, over all trained weights
-      together, are scaled down to it, before weight decay; None for no bound.
-    learning_rate_schedule: From the number of rounds done to the factor of the
+    weight_decay: L2 regularization, as in PyTorch's SGD and Adam: this times
+      the weights is added to their gradient; at least 0.
+    decoupled_weight_decay: Weight decay of AdamW and SGDW: each step also takes
+      off this times the learning rate times the weights; at least 0.
+    max_gradient_norm: Largest norm of a gradient over all trained weights; a
+      longer one is scaled down to it, before weight decay. None for no bound.
+    learning_rate_schedule: Maps the number of rounds done to the factor of the
       clients' learning rate in the round; None for 1.
   """
 
@@ -55,7 +55,7 @@ class TrainingOptions:
     """The factor of the learning rate, float32 scalar; None without schedule.
 
     Args:
-      rounds_done: int32 scalar, the rounds before this one.
+      rounds_done: int32 scalar, number of rounds before this one.
     """
     if self.learning_rate_schedule is None:
       return None
@@ -63,7 +63,7 @@ class TrainingOptions:
 
 
 class OptimizerChain(tff.learning.optimizers.Optimizer):
-  """An optimizer behind the clipping, decay and schedule of the options.
+  """An optimizer after clipping, weight decay and a factor of its rate.
 
   Attributes:
     last: The optimizer that makes the step.
@@ -78,8 +78,9 @@ class OptimizerChain(tff.learning.optimizers.Optimizer):
     """Puts the links together.
 
     Args:
-      options: What comes before the step; by default nothing.
-      factor: float32 scalar, of the learning rate; None for 1.
+      last: The optimizer that makes the step.
+      options: Options applied before the step; by default none.
+      factor: float32 scalar, factor of the learning rate; None for 1.
     """
     self.last = last
     self._options = options
@@ -87,7 +88,7 @@ class OptimizerChain(tff.learning.optimizers.Optimizer):
 
   @classmethod
   def of(cls, optimizer: tff.learning.optimizers.Optimizer) -> OptimizerChain:
-    """The optimizer if it is a chain, or one of it alone."""
+    """The optimizer itself if it is a chain, or a chain of it alone."""
     return optimizer if isinstance(optimizer, cls) else cls(optimizer)
 
   def initialize(self, specs: Any) -> Any:
@@ -100,7 +101,7 @@ class OptimizerChain(tff.learning.optimizers.Optimizer):
   def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
     """The new state and weights, both by name."""
     gradients = self.changed(gradients, weights)
-    # Of the state at this step, whose learning rate the optimizer may change.
+    # The learning rate of this step's state, which the optimizer may change.
     share = self.decay(state)
     if share is not None:
       weights = collections.OrderedDict(
@@ -126,7 +127,7 @@ class OptimizerChain(tff.learning.optimizers.Optimizer):
     return gradients
 
   def decay(self, state: Any) -> Optional[tf.Tensor]:
-    """The share that a step takes off the weights before it; None for none."""
+    """The share of the weights that a step first takes off; None for none."""
     if not self._options.decoupled_weight_decay:
       return None
     rate = _learning_rate(self.last, state)

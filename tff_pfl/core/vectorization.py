@@ -2,8 +2,8 @@
 
 Client work is written for one client. A runtime may vectorize it
 (`tf.vectorized_map`), which TensorFlow does operation by operation. Here are
-the rules for operations that client work uses and TensorFlow has no rule for,
-and what a loop needs whose length differs between clients.
+rules for operations of client work for which TensorFlow has none, and for loops
+whose length differs between clients.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def repeat(
   initial: tuple,
   parallel_steps: int = 10,
 ) -> tuple:
-  """Makes a client's steps, and those that others of its program make.
+  """Makes the steps of a client, or of all clients of a program together.
 
   Clients that run as one program make as many as the one with the most, so that
   XLA compiles the loop; `step` must change nothing after the client's own.
@@ -63,8 +63,10 @@ def repeat(
     num_steps: int32 scalar, the client's own number.
     step: `(index, *values) -> values`; the index counts from 0.
     initial: The values before the first step.
-    parallel_steps: How many TensorFlow may begin before the first has ended,
-      each of which takes memory.
+    parallel_steps: Steps that TensorFlow may run at a time; each takes memory.
+
+  Returns:
+    The values after the last step.
   """
   number = longest(num_steps)
   outputs = tf.while_loop(
@@ -84,26 +86,26 @@ def change_if(
   """The value that a client has after a step of `repeat`.
 
   Args:
-    is_step: Bool scalar, whether the client still makes steps.
+    is_step: Bool scalar, True while the client still makes steps.
     changed: The new value.
     value: The old one.
 
   Returns:
-    `changed` itself for a client that runs alone, whose loop has ended
-    otherwise.
+    `changed` or `value`. For a client that runs alone always `changed`, as its
+    loop ends with its steps.
   """
   return _marked(_CHANGE_IF, [changed, value, is_step])[0]
 
 
 def apart(values: Any, own: tf.Tensor) -> Any:
-  """A structure of tensors, of which each client has its own from here on.
+  """Returns a structure of tensors, marked as differing between clients.
 
-  TensorFlow finds out by itself which of a loop's values differ between
-  clients, by converting the loop once more. This spares it that.
+  Otherwise TensorFlow finds out which of a loop's values differ by converting
+  the loop once more.
 
   Args:
     values: The structure.
-    own: A tensor that differs between clients already.
+    own: A tensor that already differs between clients.
   """
   _, *flat = _marked(_APART, [own, *tf.nest.flatten(values)])
   return tf.nest.pack_sequence_as(values, flat)
@@ -146,7 +148,7 @@ _convert_any_loop = pfor_converters['While']
 
 
 def _convert_loop(pfor_input: Any) -> Any:
-  """A loop that ends for all clients together, as one loop.
+  """Converts a loop that ends for all clients together.
 
   TensorFlow's own rule also serves loops that end for one client before
   another. It puts the body into a condition, for which a GPU waits in each
@@ -168,11 +170,11 @@ def _convert_loop(pfor_input: Any) -> Any:
 
 
 class _Loop:
-  """A converted loop, if these of its values differ between clients.
+  """A loop converted for given values that differ between clients.
 
   Attributes:
-    stacked: Which values differ after a step or before.
-    condition_differs: Whether one client may make more steps than another.
+    stacked: For each value, True if it differs before or after a step.
+    condition_differs: True if one client may make more steps than another.
   """
 
   def __init__(self, pfor_input: Any, stacked: list[bool]):
@@ -191,7 +193,7 @@ class _Loop:
     initial = [
       wrapped.t
       if wrapped.is_stacked or not is_stacked
-      else self._of_each_client(wrapped.t)
+      else self._per_client(wrapped.t)
       for wrapped, is_stacked in zip(self._input.inputs, self._initially)
     ]
     condition, body = self._convert_condition, self._convert_body
@@ -265,7 +267,7 @@ class _Loop:
     return [
       output.t
       if output.is_stacked == is_stacked
-      else self._of_each_client(output.t)
+      else self._per_client(output.t)
       for output, is_stacked in zip(outputs, self.stacked)
     ]
 
@@ -283,7 +285,7 @@ class _Loop:
     wrapped = [wrap(*pair) for pair in zip(arguments, self._initially)]
     return convert_function_call(function, converter, wrapped)
 
-  def _of_each_client(self, value: tf.Tensor) -> tf.Tensor:
+  def _per_client(self, value: tf.Tensor) -> tf.Tensor:
     shape = tf.concat([self._input.pfor.loop_len_vector, tf.shape(value)], 0)
     return tf.broadcast_to(value, shape)
 

@@ -72,7 +72,7 @@ def fed_min_max(
 
   def train(client):
     scores = scoring.score(
-      model, client.received, client.examples, of_training=True
+      model, client.received, client.examples, training_loss=True
     )
     risks = objectives.per_example(scores.by_domain)
     factors = tf.math.divide_no_nan(client.algorithm['domain_weight'], rho)

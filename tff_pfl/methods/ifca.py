@@ -68,7 +68,7 @@ def ifca(
 
   def best_cluster(client):
     scores = [
-      scoring.score(model, weights, client.examples, of_training=True)
+      scoring.score(model, weights, client.examples, training_loss=True)
       for weights in clusters.parts(client.received).values()
     ]
     losses = [each.sums['loss'] for each in scores]
