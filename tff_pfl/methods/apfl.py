@@ -47,7 +47,7 @@ class ApflHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of APFL: of local training, and of the mixing weight.
 
   Attributes:
-    mixing_weight: The personal model's share at first (alpha), in [0, 1].
+    mixing_weight: Initial share of the personal model (alpha), in [0, 1].
     mixing_learning_rate: Learning rate of the mixing weight, at least 0; 0
       keeps it fixed.
   """
@@ -120,10 +120,10 @@ def apfl(
 
     def objective(weights, batch, *, seed):
       shared, personal = both.parts(weights).values()
-      of_personal = _personal_loss(model, share, shared)
+      personal_loss = _personal_loss(model, share, shared)
       outputs = {
         'global': loss(shared, batch, seed=seed),
-        'personal': of_personal(personal, batch, seed=seed),
+        'personal': personal_loss(personal, batch, seed=seed),
       }
       return objectives.StepOutput(
         both.join({name: out.gradient for name, out in outputs.items()}),

@@ -17,12 +17,13 @@ ones and with the lower ones frozen, and W_i. With eta = 0 this is FedAvg.
 Symbols: p -> mixing_depth (by default the head's), s -> mixing_data_share,
 eta -> mixing_learning_rate, alpha -> learning_rate.
 
-Deviations from the paper: W_i is learned for equally many epochs in each round;
-the paper's for one, but the first time until the losses stand (in the authors'
-code for more than 10; there once more before a client is scored). The share of
-the examples is drawn (there: consecutive ones). Moving statistics are the
-server's; where the upper layers are the head, the lower ones run in inference
-mode while W_i is learned. Momentum is 0.5 by default; that of W_i is 0.
+Deviations from the paper: W_i is learned for equally many epochs in each round
+(the paper: for one, but the first time until the losses converge; the authors'
+code: the first time for more than 10, and once more before a client is scored).
+The share of the examples is drawn (the code: consecutive ones). Moving
+statistics are the server's; where the upper layers are the head, the lower ones
+run in inference mode while W_i is learned. As everywhere in this library,
+momentum is 0.5 by default; that of W_i is 0.
 
 References:
   Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for
@@ -53,16 +54,16 @@ from tff_pfl.models import randomness, split_model, weight_partition
 
 @dataclasses.dataclass(frozen=True)
 class FedAlaHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedALA: of local training, and of where it starts.
+  """Hyperparameters of FedALA: of local training, and of the mixing weights.
 
   Attributes:
-    mixing_depth: How many of the last layers with weights are mixed with the
+    mixing_depth: Number of last layers with weights that are mixed with the
       client's own (p); None for the head layers.
     mixing_learning_rate: Learning rate of the mixing weights, at least 0; 0
       keeps them at 1, the global model.
-    mixing_data_share: Share of a client's examples on which they are learned,
-      in (0, 1].
-    num_mixing_epochs: Epochs on them in a round, at least 0.
+    mixing_data_share: Share of a client's examples that the mixing weights are
+      learned on, in (0, 1].
+    num_mixing_epochs: Epochs on the mixing weights in a round, at least 0.
   """
 
   mixing_depth: Optional[int] = None
@@ -83,7 +84,7 @@ def _mixed(shared, own, mixing):
 def share_of(
   examples: example_tensors.ExampleTensors, share: float, seed: tf.Tensor
 ) -> example_tensors.ExampleTensors:
-  """A share of the examples, rounded down but to 0, drawn by a seed."""
+  """Draws a share of the examples, rounded down but at least one."""
   number = examples.num_examples
   order = randomness.permutations(seed, 1, examples.capacity, number)
   wanted = tf.cast(share * tf.cast(number, tf.float32), tf.int32)
@@ -93,7 +94,7 @@ def share_of(
 
 
 def _mixing_objective(loss, hparams, shared, own):
-  """A step of rate 1 along its gradient is one on W, clipped."""
+  """The loss as a function of W; a step of rate 1 clips W to [0, 1]."""
 
   def objective(mixing, batch, *, seed):
     upper = split_model.select(_mixed(shared, own, mixing), mixing)

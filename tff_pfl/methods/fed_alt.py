@@ -11,12 +11,12 @@ own ones:
     server:  u_{t+1} = sum_i n_i u_i / sum_i n_i
 
 The personal part is near the output, near the input (where clients' inputs
-differ, as accents do), or what you name: adapters are layers of your Keras
-model, hidden elements those of `fed_split`. A client that never took part
-trains its own weights, from the initial ones, with the global ones frozen.
+differ, as accents do), or any layers or hidden units that you name, such as
+adapters in your Keras model. A client that never took part trains its own
+weights, from the initial ones, with the global ones frozen.
 
 FedAlt with a personal head is FedRep, FedSim with one FedPer; FedSim with
-personal lower layers is LG-FedAvg, with personal hidden elements FedSplit.
+personal lower layers is LG-FedAvg, with personal hidden units FedSplit.
 
 Symbols: tau_v -> personal_num_epochs, tau_u -> num_epochs, gamma_v ->
 personal_learning_rate, gamma_u -> learning_rate.
@@ -54,11 +54,10 @@ class FedAltHParams(hparams_lib.PersonalTrainingHParams):
   """Hyperparameters of FedAlt and FedSim.
 
   Attributes:
-    updates: alternating (FedAlt) or simultaneous (FedSim).
+    updates: Order of updates: alternating (FedAlt) or simultaneous (FedSim).
     personal: The personal part: output (the head), output:2 (the last two
       layers with weights), input (the first), input:2, or names of layers and
-      of their elements, such as adapter_1,dense_2:0-49 (see
-      `units.parse`).
+      of their units, such as adapter_1,dense_2:0-49 (see `units.parse`).
   """
 
   updates: str = hparams_lib.one_of('alternating', UPDATES)
@@ -77,15 +76,16 @@ class FedAltHParams(hparams_lib.PersonalTrainingHParams):
 def personal_partition(
   model: split_model.SplitModel, personal: str
 ) -> weight_partition.WeightPartition:
-  """The partition that a text names.
+  """The partition with a given personal part.
 
   A normalization that directly follows a personal layer is personal, too.
 
   Args:
+    model: The model to divide.
     personal: See `FedAltHParams`.
 
   Raises:
-    ValueError: If it names what there is not, nothing, or the whole model.
+    ValueError: If a name is unknown, or the part is empty or the whole model.
   """
   layers, end = tuple(model.layers), _AN_END.fullmatch(personal)
   names = [
@@ -126,7 +126,7 @@ def fed_alt(
   """FedAlt or FedSim.
 
   Raises:
-    ValueError: If the personal part is no part of the model.
+    ValueError: If the personal part is not a part of the model.
   """
   partition = personal_partition(model, hparams.personal)
   if hparams.updates == 'simultaneous':

@@ -6,9 +6,9 @@
 
 All weights are global. FedSGD is one full-batch step (`num_steps=1`,
 `batch_size=None`). FedAvg with fine-tuning is this method with the
-personalization option `fine_tune`. What FedDAR's tables call FedAvg +
-re-weighting, + multi-head and with the domain as input are models of domains
-(`models.domain_models`).
+personalization option `fine_tune`. FedAvg with re-weighting, with several heads
+or with the domain as input, as in FedDAR's tables, is this method on a model of
+domains (`models.domain_models`).
 
 Symbols: E -> num_epochs, K -> num_steps, eta -> learning_rate, B -> batch_size.
 

@@ -44,7 +44,7 @@ class FedBabuHParams(hparams_lib.LocalTrainingHParams):
   num_fine_tune_epochs: int = hparams_lib.integer(5, 1)
 
   def adaptation(self) -> personalization.Personalization:
-    """What a client does before its model is scored."""
+    """The fine-tuning before a client's model is scored."""
     return personalization.Personalization(
       fine_tune=self.fine_tune_scope,
       num_epochs=self.num_fine_tune_epochs,

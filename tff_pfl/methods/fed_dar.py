@@ -13,10 +13,10 @@ i of the cohort with L_im examples of domain m (L_i in all):
 
 A round is two exchanges: (a) and (b), then (c) and (d). The weights u_m make
 all domains count the same; the L_m are known before training
-(`Domains`). A domain absent from a round keeps its head. Where clients
-weigh alike (`client_weighting='uniform'`, private factories) phi is the plain
-mean of the phi_i; heads of domains are combined by examples all the same. With
-two exchanges a round does not compile to TFF's `MapReduceForm`; without
+(`Domains`). A domain absent from a round keeps its head. Where clients weigh
+alike (`client_weighting='uniform'`, private factories) phi is the plain mean of
+the phi_i; heads of domains are combined by examples all the same. With two
+exchanges a round does not compile to TFF's `MapReduceForm`; without
 `alternating` it does.
 
 Symbols:
@@ -34,12 +34,12 @@ the server's optimizer leaves it alone. The paper's warm-up is a phase of the
 experiment: rounds of FedAvg, from whose model all heads start
 (`RunConfig.num_warmup_rounds`).
 
-Deviations from the paper: what is aggregated is how far heads moved, in place
-of the heads. Each client's Hessian gets a ridge, relative to the largest
-eigenvalue of their sum, so that second order decides where the data say
-something, and the average elsewhere (see `domain_heads`); against instability
-the paper says only that the representation should be small. With momentum, as
-everywhere in this library, by default.
+Deviations from the paper: the changes of heads are aggregated, not the heads.
+Each client's Hessian gets a ridge, relative to the largest eigenvalue of their
+sum, so that second order decides where the data say something, and the average
+elsewhere (see `domain_heads`); against instability the paper says only that the
+representation should be small. As everywhere in this library, momentum is 0.5
+by default.
 
 References:
   Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
@@ -65,7 +65,7 @@ from tff_pfl.models import (
 )
 
 AGGREGATIONS = ('weighted_average', 'second_order')
-# The model, by what its heads are.
+# Models by their kind of heads.
 HEADS = {
   'by_domain': domain_models.multi_head,
   'domain_as_input': domain_models.domain_as_input,
@@ -83,14 +83,14 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
       on images.
     heads: by_domain, or domain_as_input for one head of all domains, with
       weighted_average and alternating only.
-    aggregation: How heads are combined: weighted_average or second_order.
-    ridge: What second_order adds to the Hessian's diagonal, as a share of its
-      largest eigenvalue, at least 0; 0 is the paper's, for exact sums of well
-      conditioned Hessians. It brings heads nearer to the average; what it
-      costs is in docs/results/feddar.md.
-    reweight_domains: Whether all domains count the same in the body's loss, and
-      in that of one head.
-    alternating: Whether heads and body are trained in turn.
+    aggregation: Combination of heads: weighted_average or second_order.
+    ridge: Share of a Hessian's largest eigenvalue that second_order adds to its
+      diagonal, at least 0; 0 is the paper's, for exact sums of well conditioned
+      Hessians. It brings heads nearer to the average, at a cost that is in
+      docs/results/feddar.md.
+    reweight_domains: True to let all domains count the same in the body's loss,
+      and in that of one head for all.
+    alternating: True to train heads and body in turn, False for together.
     projection_dim: Outputs of a linear layer between body and heads; None for
       no such layer.
   """
@@ -118,7 +118,7 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
 
 
 def _combination(model, hparams):
-  """How the server makes a head of those of the clients."""
+  """The server's combination of the clients' heads."""
   if hparams.aggregation == 'second_order':
     return domain_heads.SecondOrder(model, hparams.ridge)
   return domain_heads.WeightedAverage(model)
@@ -142,13 +142,13 @@ def fed_dar(
   split_model.check_has_body(model, 'fed_dar')
   if hparams.projection_dim is not None:
     model = domain_models.projected(model, hparams.projection_dim)
-  of_domains = HEADS[hparams.heads](model)
+  domain_model = HEADS[hparams.heads](model)
   combination = _combination(model, hparams)
   domain_weights = model.domains.loss_weights
   if not hparams.reweight_domains:
     domain_weights = None
   partition = weight_partition.WeightPartition.by_layer(
-    of_domains, of_domains.head_layers
+    domain_model, domain_model.head_layers
   )
 
   def train_heads(client):
@@ -156,7 +156,7 @@ def fed_dar(
     _, heads = partition.split(client.received)
     features = client.features()
     examples, inputs = training_loop.head_inputs(
-      of_domains, client.received, client.examples, features
+      domain_model, client.received, client.examples, features
     )
     trained, _ = domain_heads.train(
       client, model, heads, examples, hparams.head_phase(), inputs
@@ -165,7 +165,7 @@ def fed_dar(
     return client_lib.ClientResult(report=report)
 
   def train_one_head(client):
-    """Step (a) where the head is one."""
+    """Step (a) with one head for all domains."""
     _, head = partition.split(client.received)
     trained = client.fit_head(
       head, hparams.head_phase(), domain_weights=domain_weights
@@ -174,19 +174,19 @@ def fed_dar(
 
   def combine_heads(unused_state, update, report, cohort):
     """Step (b); also (d) where body and heads were trained together."""
-    of_heads, algorithm = combination.update(report, cohort)
-    return {**update, **of_heads}, algorithm
+    head_update, algorithm = combination.update(report, cohort)
+    return {**update, **head_update}, algorithm
 
   def train_body(client):
     """Step (c)."""
     body, heads = partition.split(client.received)
-    loss = objectives.body_loss(of_domains, heads, domain_weights)
+    loss = objectives.body_loss(domain_model, heads, domain_weights)
     trained = client.sgd(loss, body, hparams.body_phase())
     return client.result(trained, initial=body)
 
   def train_jointly(client):
     """Steps (a) and (c) at once."""
-    loss = objectives.joint_loss(of_domains, domain_weights)
+    loss = objectives.joint_loss(domain_model, domain_weights)
     trained = client.sgd(loss, client.received, hparams.body_phase())
     body, heads = partition.split(client.received)
     _, new_heads = partition.split(trained.weights)
@@ -206,10 +206,10 @@ def fed_dar(
     on_body = client_work.Exchange(train_body, receives=partition.local_names)
     exchanges = [on_heads, on_body]
   return client_work.global_weights_work(
-    of_domains,
+    domain_model,
     *exchanges,
     # The server's optimizer is the body's: heads are solved for, or averaged.
-    statistics=of_domains.statistics | set(partition.local_names),
+    statistics=domain_model.statistics | set(partition.local_names),
     initial_algorithm=combination.initial_algorithm,
     server_metrics=combination.metrics,
     report_scale=model.domains.examples_per_client,

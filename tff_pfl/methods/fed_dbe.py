@@ -21,11 +21,10 @@ Symbols: kappa -> pull_strength, mu -> mean_rate, b_i -> the weight
 
 Deviations from the paper: there, all clients train once without bias and pull
 before the first round, only to find z_g; here that is the first round of those
-that take part, whose result is kept and in which biases are trained. Where z_g
-is found of few clients it is theirs for good. The bias is trained by the
-clients' optimizer with its momentum (the authors' code: plain SGD). As
-everywhere in this library, momentum is 0.5 by default. Of the paper, its
-abstract and its authors' code were at hand when this was written.
+that take part, whose result is kept and in which biases are trained. If they are
+few, z_g stays theirs. The bias is trained by the clients' optimizer with its
+momentum (the authors' code: plain SGD). As everywhere in this library, momentum
+is 0.5 by default. Written from the paper's abstract and the authors' code.
 
 References:
   Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan: Eliminating Domain Bias for
@@ -58,9 +57,9 @@ class FedDbeHParams(hparams_lib.LocalTrainingHParams):
     pull_strength: Strength of the pull of the features' mean to the consensus
       (kappa), at least 0. The authors' script has 50, for 512 features and a
       learning rate of 0.005; with 32 features and 0.05 that is far too much.
-    mean_rate: How much the newest batch counts in the moving mean of the
-      features (mu), in (0, 1]; 1 takes it alone.
-    personal_bias: Whether clients have a bias of their own.
+    mean_rate: Share of the newest batch in the moving mean of the features
+      (mu), in (0, 1]; 1 takes it alone.
+    personal_bias: True for clients with a bias of their own.
   """
 
   pull_strength: float = hparams_lib.non_negative(1.0)

@@ -21,9 +21,9 @@ Deviations from the paper: the mini-batches of a step are the same for all
 components. The components start from one draw of the initial weights in
 different orders (`models.copies.drawn_apart`). The E-step's losses are of the
 components in inference mode. For outputs that are sequences the loss of an
-example is its mean, not its sum. Weights of classes and of examples, where
-there are such, are in the training of the components alone, not in the E-step.
-As everywhere in this library, momentum is 0.5 by default.
+example is its mean, not its sum. Weights of classes and of examples count only
+in the training of the components, not in the E-step. As everywhere in this
+library, momentum is 0.5 by default.
 
 References:
   Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a
@@ -51,7 +51,7 @@ class FedEmHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedEM: of local training, and of the mixture.
 
   Attributes:
-    num_components: Component models (M), at least 1.
+    num_components: Number of component models (M), at least 1.
     num_mixture_steps: E- and M-steps that find the mixture weights of a client
       that has none from an earlier round, at least 1.
     component_seed: Seed of the components' initial weights.
@@ -68,9 +68,9 @@ def responsibilities(
   """The E-step, and the M-step of the mixture weights.
 
   Args:
-    losses: float32 `[capacity, num_components]`, of each example.
+    losses: float32 `[capacity, num_components]`, each example's losses.
     log_shares: float32 `[num_components]`, log pi.
-    num_examples: Rows from here on are padding.
+    num_examples: int32 scalar; rows from here on are padding.
 
   Returns:
     q `[capacity, num_components]` and the new log pi; without examples the old.
@@ -88,7 +88,7 @@ def responsibilities(
 
 
 def _example_losses(model, parts, components, examples):
-  """float32 `[capacity, num_components]`, in inference mode."""
+  """Losses in inference mode, float32 `[capacity, num_components]`."""
 
   def outputs(x):
     return tuple(
@@ -106,7 +106,7 @@ def _example_losses(model, parts, components, examples):
 
 
 def _weighted_model(model, parts, log_shares):
-  """All components as one model, of examples with responsibilities."""
+  """All components as one model of examples with responsibilities."""
 
   def forward(components, x_and_q, mode):
     x, q = x_and_q
@@ -125,7 +125,7 @@ def _weighted_model(model, parts, log_shares):
     q = tf.cast(outputs_and_q[1], losses[0].dtype)
     return tf.add_n([q[:, m] * each for m, each in enumerate(losses)])
 
-  def of_mixture(metric):
+  def mixture_metric(metric):
     return lambda y, outputs_and_q: metric(
       y, copies.mixed_outputs(model, outputs_and_q[0], log_shares)
     )
@@ -133,7 +133,7 @@ def _weighted_model(model, parts, log_shares):
   trained = dataclasses.replace(
     parts.trained.in_training,
     loss=loss,
-    metrics={name: of_mixture(m) for name, m in model.metrics.items()},
+    metrics={name: mixture_metric(m) for name, m in model.metrics.items()},
     counted=model.counted
     and (lambda y, outputs_and_q: model.counted(y, outputs_and_q[0][0])),
   )
@@ -197,7 +197,7 @@ def fed_em(
   no_preference = collections.OrderedDict(
     [(_SHARES, mixture.initial_weights[_SHARES])]
   )
-  # Whoever comes without mixture weights finds them first.
+  # A client without mixture weights finds them first.
   train_anew = functools.partial(train, num_steps=hparams.num_mixture_steps)
   return client_work.ClientWork(
     mixture,

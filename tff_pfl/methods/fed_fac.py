@@ -1,33 +1,33 @@
 """FedFac: FedSplit whose partition is found by factor analysis.
 
-Hidden elements (neurons, channels, recurrent units) of the layers Lambda are
-shared or personal; see `fed_split`. A round:
+Hidden units (neurons, channels, units of recurrent layers) of the layers Lambda
+are shared or personal; see `fed_split`. A round:
 
     client:  W_k = (W^s, W_k^p);  for G epochs:  W_k <- SGD on all of it
-             report the sums over its columns z_kj, one for each element
+             report the sums over its columns z_kj, one for each unit
     server:  R_l = correlations of the columns;  nu_l = communalities of the
              G_l principal factors that explain kappa of the variance
-             element j is shared iff nu_lj >= tau_l;  broadcast the partition
+             unit j is shared iff nu_lj >= tau_l;  broadcast the partition
     client:  W_k^p <- W_k^p + Delta W_k^p;  send Delta W_k^s
     server:  W^s <- W^s + eta_g sum_k n_k Delta W_k^s / sum_k n_k
 
-The dynamic mode does so in every round, on the round's updates of the elements'
+The dynamic mode does so in every round, on the round's updates of the units'
 weights or (the paper leaves it open) on the weights after it; in the first
 round all clients start from the global weights. The static mode does it once,
 in the first round that anybody takes part in, on the weights after it.
 (Algorithm 1 has clients train before the first round to that end; as they would
 start from the same weights, the first round's training is that training.) A
-random split personalizes as many elements, drawn in each round or once.
+random split personalizes as many units, drawn in each round or once.
 
-A client that never took part trains its personal elements, from the server's
+A client that never took part trains its personal units, from the server's
 last values of them, with all shared weights frozen (the paper's LocalTrain).
 
 A server optimizer with momentum goes on moving the global values of personal
-elements, whose updates are 0; they are where newcomers start.
+units, whose updates are 0; they are where newcomers start.
 
 What a client sends for factor analysis is `factor_analysis.client_sums` of each
-layer, d (d + 1) / 2 + d + 1 numbers for d elements, next to an update as large
-as the model, in which the personal elements are 0. It receives the weights and
+layer, d (d + 1) / 2 + d + 1 numbers for d units, next to an update as large
+as the model, in which the personal units are 0. It receives the weights and
 the partition. The sums are not weighted by examples: the paper's matrix has the
 columns of all clients alike. In the static mode they are 0 after the first
 round, but sent all the same, as the round is one computation.
@@ -36,14 +36,14 @@ Symbols: Lambda -> layers, tau_l -> threshold (a quantile of nu_l), kappa_l ->
 explained_variance, G -> num_epochs, eta_l -> learning_rate, eta_g -> the
 server optimizer's learning rate.
 
-Deviations from the paper: where it is silent, an element that turns personal
+Deviations from the paper: where it is silent, a unit that turns personal
 starts from the client's last own value, or from the global one if it never had
 any, and one that turns shared from the server's last value; both then move by
 the round's change. The same tau and kappa hold for all layers. The columns have
-no biases, as in section 4.1. Exactly as many elements are personal as have a
+no biases, as in section 4.1. Exactly as many units are personal as have a
 communality below the quantile where all differ: of equal ones (all 0, where
 units are dead) the first are, while by nu_lj >= tau_l all would be shared. The
-iteration ends early for more than 256 elements (see `factor_analysis`). As
+iteration ends early for more than 256 units (see `factor_analysis`). As
 everywhere in this library, the default is SGD with momentum 0.5; the paper's
 runs have optimizer='adam', learning_rate=1e-3.
 
@@ -78,21 +78,21 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedFac, besides those of local training.
 
   Attributes:
-    mode: Whether elements are divided anew in each round ('dynamic') or once
-      ('static').
-    analysed: What the factor analysis works on: the round's 'updates' of the
-      elements' weights, or the 'weights' after it; None for updates in the
-      dynamic mode and weights in the static one.
+    mode: Division of units anew in each round ('dynamic') or once ('static').
+    analysed: Input of the factor analysis: the round's 'updates' of the units'
+      weights, or the 'weights' after it; None for updates in the dynamic mode
+      and weights in the static one.
     layers: Names of the layers that are divided, separated by commas; None for
       the last hidden layer.
-    threshold: The quantile of a layer's communalities below which elements are
+    threshold: Quantile of a layer's communalities below which units are
       personal, in [0, 1]; inf makes all personal and -inf none (FedAvg).
     explained_variance: Share of the variance that the factors explain (kappa),
       in (0, 1]: there are as many as the largest eigenvalues that make up this
       share of the sum.
-    split: 'factor_analysis'; 'eigenvectors' for the communalities of the
-      authors' code, see `factor_analysis.eigenvector_squares`; or 'random' for
-      as many personal elements at random.
+    split: Order of units: 'factor_analysis'; 'eigenvectors' for the
+      communalities of the authors' code, see
+      `factor_analysis.eigenvector_squares`; or 'random' for as many personal
+      units at random.
   """
 
   mode: str = hparams_lib.one_of('dynamic', MODES)
@@ -113,13 +113,13 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
 
   @property
   def analyses_weights(self) -> bool:
-    """Whether the factor analysis is of the weights, not of their updates."""
+    """True to analyse the weights, False for their updates."""
     if self.analysed is None:
       return self.mode == 'static'
     return self.analysed == 'weights'
 
   def num_personal(self, number: int) -> int:
-    """How many of a layer's `number` elements are below the threshold."""
+    """Number of units below the threshold in a layer of `number` units."""
     if math.isinf(self.threshold):
       return number if self.threshold > 0 else 0
     # 0.55 * 100 is 55 and a little.
@@ -127,7 +127,7 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
 
 
 def _partition_of(model, hparams):
-  """How the server finds which elements are personal."""
+  """The partition that the server finds."""
   num_personal = {
     layer: hparams.num_personal(model.units[layer].number)
     for layer in model.layers_to_divide(hparams.layers)
@@ -142,7 +142,7 @@ def _partition_of(model, hparams):
 
 
 @registry.method(
-  'hidden elements global or local, told apart by factor analysis',
+  'hidden units global or local, told apart by factor analysis',
   FedFacHParams,
 )
 def fed_fac(
@@ -176,7 +176,7 @@ def fed_fac(
     return {}, partition.next(state, sums)
 
   def divide(client):
-    """Sends what is shared now, keeps what is personal."""
+    """Sends the units that are shared now, keeps the personal ones."""
     weights, metrics = client.cache
     update, new_local = personal.trained(
       client.received,
@@ -188,7 +188,7 @@ def fed_fac(
     return client_lib.ClientResult(update, new_local, metrics)
 
   def fit_new_client(client, num_epochs):
-    """LocalTrain; nothing as long as a static partition is to be found."""
+    """LocalTrain; no training before a static partition is found."""
 
     def fit():
       is_shared = client.algorithm['is_shared']

@@ -9,12 +9,12 @@ with r_g the mean loss of domain (group) g over all clients. Round t:
     server:  w <- sum_i L_i w_i / sum_i L_i;  r_g <- mean over the cohort
              lambda <- projection on the simplex of lambda + eta r
 
-with rho_g the domain's share of all training examples, which is known
-before training (`Domains`). At first lambda is rho, which is
-FedAvg, and stays so without a learning rate. A domain that is absent from a
-round counts with its last risk, one without any training example not at all.
-Where clients weigh alike (`client_weighting='uniform'`, private factories) w is
-the plain mean of the w_i; r_g are means over examples all the same.
+with rho_g the domain's share of all training examples, which is known before
+training (`Domains`). At first lambda is rho, which is FedAvg, and stays so
+without a learning rate. A domain that is absent from a round counts with its
+last risk, one without any training example not at all. Where clients weigh
+alike (`client_weighting='uniform'`, private factories) w is the plain mean of
+the w_i; r_g are means over examples all the same.
 
 Symbols: eta_lambda -> weight_learning_rate, lambda -> domain_weight (in the
 metrics), K -> num_epochs or num_steps.
@@ -92,7 +92,7 @@ def fed_min_max(
     )
     weight = state.algorithm['domain_weight']
     ascended = weight + hparams.weight_learning_rate * risk
-    # Others than the present ones are too far below to be projected on.
+    # Domains without examples are so far below that they get 0.
     weight = simplex.project(tf.where(is_present, ascended, -1e6))
     return update, collections.OrderedDict(
       domain_weight=weight, domain_risk=risk

@@ -13,10 +13,10 @@ Symbols: lambda -> coupling_strength, E -> num_epochs, eta -> learning_rate.
 Deviations from the paper: MOCHA solves the dual of convex problems and can
 learn the relationship of the tasks; for networks the primal is trained by SGD,
 as in every comparison. The mean is that of the cohort's models, weighted by
-their numbers of examples; `client_weighting='uniform'` is the plain mean, and
-with another optimizer of the server's than the default it is no mean. A model
-starts from the initial weights, that of a client that is scored and never took
-part from the mean. As everywhere in this library, momentum is 0.5 by default.
+their numbers of examples; `client_weighting='uniform'` is the plain mean. It is
+no mean with another server optimizer than the default. A model starts from the
+initial weights, that of a client that is scored and never took part from the
+mean. As everywhere in this library, momentum is 0.5 by default.
 
 References:
   Smith, Chiang, Sanjabi, Talwalkar: Federated Multi-Task Learning, NeurIPS

@@ -1,4 +1,4 @@
-"""FedPAC: aligned features, and heads that are mixed of those of the cohort.
+"""FedPAC: aligned features, and heads mixed from those of the cohort.
 
 theta is the global body, phi_i client i's own head, z features, C the global
 class means of features, and p_i^c the share of class c among client i's
@@ -28,12 +28,12 @@ Deviations from the paper: its server solves each client's program and sends it
 its head; here it sends what it collected to the cohort, and each client solves
 its own program, with the same result. So clients see each other's heads and
 class means, and a round has two exchanges; the server keeps nothing of them
-between rounds. Aggregation must be a plain mean: what is collected would be
+between rounds. Aggregation must be a plain mean: the collected values would be
 neither private nor secure. 300 steps of projected gradient descent solve the
 program (the authors': an exact solver, weights under 0.001 set to 0). Classes
 without a global mean add nothing to the loss. As everywhere in this library,
 momentum is 0.5 by default; the authors' weight decay (5e-4) must be asked for.
-Of the paper, its abstract and its authors' code were at hand for this.
+Written from the paper's abstract and the authors' code.
 
 References:
   Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and
@@ -56,8 +56,8 @@ from tff_pfl.methods import registry
 from tff_pfl.methods.shared import class_means, simplex
 from tff_pfl.models import split_model, weight_partition
 
-# Up to about 30 clients the mixture is then exact to some digits; of 100 the
-# least value is missed by less than 1%.
+# For up to about 30 clients the mixture is then exact to some digits; for 100
+# the least value is missed by less than 1%.
 _NUM_MIXTURE_STEPS = 300
 
 
@@ -68,9 +68,9 @@ class FedPacHParams(hparams_lib.HeadAndBodyHParams):
   Attributes:
     pull_strength: Strength of the pull of features to the mean of their class
       (lambda), at least 0.
-    combines_heads: Whether a client's head is mixed of those of the cohort.
-    max_cohort_size: The most clients of a cohort, at least 1; room for as many
-      heads is made.
+    combines_heads: True to mix a client's head from those of the cohort.
+    max_cohort_size: Largest number of clients in a cohort, at least 1; the
+      server's state has room for as many heads.
   """
 
   num_head_epochs: int = 1
@@ -82,7 +82,7 @@ class FedPacHParams(hparams_lib.HeadAndBodyHParams):
 
 
 def _told(features, means, head):
-  """What a client tells: that it is there, its h, V and head."""
+  """A client's message: its presence, its h, V and head."""
   rows = class_means.flat(features.x)
   squares = tf.where(features.is_example, tf.reduce_sum(rows**2, axis=1), 0)
   number = tf.cast(tf.maximum(features.num_examples, 1), rows.dtype)
@@ -93,7 +93,7 @@ def _told(features, means, head):
 
 
 def _nothing_told(slots, means, head):
-  """What as many clients tell, before they do."""
+  """The messages of as many clients as `slots` before they come, zeros."""
   told = collections.OrderedDict(
     is_present=np.float32(0),
     means=means,
@@ -106,7 +106,7 @@ def _nothing_told(slots, means, head):
 
 
 def _mixed(own, cohort):
-  """A client's new head, of what all told, `[max_cohort_size, ...]` each.
+  """A client's new head, mixed from the messages of the cohort.
 
   The mixture minimizes the bias that others' heads have for the client, and
   the variance of all.
@@ -115,7 +115,7 @@ def _mixed(own, cohort):
   bias = tf.matmul(distances, distances, transpose_b=True)
   mixture = simplex.minimize_quadratic(
     bias + tf.linalg.diag(tf.maximum(cohort['variance'], 0)),
-    # Whoever attacks with the opposite sign is present, too.
+    # Clients that attack with the opposite sign are present, too.
     tf.not_equal(cohort['is_present'], 0),
     _NUM_MIXTURE_STEPS,
   )
@@ -145,7 +145,7 @@ def fed_pac(
     return client.fit_head(client.local, phase, **options).weights
 
   def train_head(client):
-    """Step 1, with what the client tells of its features."""
+    """Step 1, with the client's message."""
     features = client.features()
     head = fit_head(client, stream=0, features=features)
     told = _told(features, classes.report(features)['sums'], head)

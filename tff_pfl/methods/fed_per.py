@@ -34,8 +34,8 @@ class FedPerHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedPer, besides those of local training.
 
   Attributes:
-    local_depth: How many of the last layers with weights are local (K_P);
-      None for the head layers.
+    local_depth: Number of last layers with weights that are local (K_P); None
+      for the head layers.
   """
 
   local_depth: Optional[int] = None

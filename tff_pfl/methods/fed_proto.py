@@ -1,4 +1,4 @@
-"""FedProto: each client its own model; only class means of features are shared.
+"""FedProto: clients have their own models and share class means of features.
 
     client:  for E epochs of mini-batches (all weights local):
                w_i <- SGD on f_i(w) + lambda mean_j d(z_j, C_{y_j})
@@ -48,7 +48,7 @@ class FedProtoHParams(hparams_lib.LocalTrainingHParams):
 
   Attributes:
     pull_strength: Strength of the pull of features to their class's prototype
-      (lambda), at least 0; the authors have 1 for MNIST and FEMNIST, 0.1 for
+      (lambda), at least 0; the authors' is 1 for MNIST and FEMNIST, 0.1 for
       CIFAR-10.
   """
 

@@ -9,8 +9,8 @@ The client's loss is f_i(w) + mu / 2 |w - w_t|^2; with mu = 0 this is FedAvg.
 Symbols: mu -> proximal_strength, E -> num_epochs, eta -> learning_rate.
 
 Deviations from the paper: its server samples clients by their numbers of
-examples and takes the plain mean; here they are sampled uniformly and weigh as
-many as they have examples. As everywhere in this library, momentum is 0.5 by
+examples and takes the plain mean; here they are sampled uniformly and weighted
+by their numbers of examples. As everywhere in this library, momentum is 0.5 by
 default. The local problem is solved by a given number of epochs (its
 inexactness gamma is not set).
 

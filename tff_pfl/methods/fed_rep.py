@@ -21,9 +21,9 @@ Symbols:
   r -> the cohort's share of the clients (an option of the run)
 
 Deviations from the paper: its server takes the plain mean, which is
-`client_weighting='uniform'`; by default clients weigh as many as they have
-examples. The part that is frozen runs in inference mode, so that the dropout of
-a frozen body is off (the paper's models have none).
+`client_weighting='uniform'`; by default clients are weighted by their numbers
+of examples. The part that is frozen runs in inference mode, so that the dropout
+of a frozen body is off (the paper's models have none).
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for

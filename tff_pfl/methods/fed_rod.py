@@ -8,7 +8,7 @@ W_p z the personal head's, on client i with n_c examples of class c:
                W_p        <- SGD on cross-entropy(y, g + p), theta, W_g frozen
     server:  theta, W_g <- sum_i n_i (theta_i, W_g,i) / sum_i n_i
 
-A client predicts with g + p, whoever has no data with g. The shift by the class
+A client predicts with g + p, one without data with g. The shift by the class
 counts (balanced softmax) leaves it to the personal head to know how frequent a
 client's classes are, so that clients of other classes train a generic model for
 all classes alike. Without it (gamma = 0) the generic model is that of FedAvg.
@@ -65,7 +65,7 @@ def class_shift(
   classes = tf.one_hot(
     tf.cast(examples.y, tf.int32), model.classifier.num_classes
   )
-  # What a class without examples has stands for minus infinity.
+  # The output of a class without examples stands for minus infinity.
   counts = tf.reduce_sum(
     tf.where(examples.is_example[:, tf.newaxis], classes, 0), 0
   )
@@ -80,8 +80,8 @@ def _summed(shared, personal):
   return split_model.select({**shared, **sums}, shared)
 
 
-def _of_both(metric):
-  """A metric of what both heads give together."""
+def _sum_metric(metric):
+  """The metric of the sum of both heads."""
   return lambda y, outputs: metric(y, outputs[1])
 
 
@@ -103,7 +103,7 @@ def fed_rod(
     return collections.OrderedDict((n, weights[f'personal/{n}']) for n in head)
 
   def outputs(weights, x, mode):
-    """What the generic head gives, what both give, and new statistics."""
+    """The outputs of the generic head and of both, and new statistics."""
     features, statistics = model.body(weights, x, mode)
     generic, _ = model.head(weights, features, mode)
     frozen = {name: tf.stop_gradient(weights[name]) for name in head}
@@ -117,7 +117,7 @@ def fed_rod(
     in_training = model.in_training
 
     def both_risks(y, outputs):
-      """Their sum; its value is that of what is predicted."""
+      """The personal risk, with the gradient of the sum of both."""
       balanced = in_training.loss(y, outputs[0] + shift)
       own_risk = in_training.loss(y, outputs[1])
       return own_risk + balanced - tf.stop_gradient(balanced)
@@ -125,8 +125,8 @@ def fed_rod(
     two_headed = dataclasses.replace(
       in_training,
       loss=both_risks,
-      metrics={name: _of_both(m) for name, m in model.metrics.items()},
-      counted=model.counted and _of_both(model.counted),
+      metrics={name: _sum_metric(m) for name, m in model.metrics.items()},
+      counted=model.counted and _sum_metric(model.counted),
     )
     personal = {f'personal/{name}': client.local[name] for name in head}
     trained = client.sgd(

@@ -1,8 +1,8 @@
 """FedSA-LoRA: low-rank adapters of dense layers, one factor of them shared.
 
-The network stays as it came, best trained before (`--initial_run`). To the
-kernel W_0 of each adapted dense layer `[inputs, outputs]` a product of two thin
-matrices adds, A `[inputs, r]` and B `[r, outputs]`:
+The network is frozen, and best pretrained (`--initial_run`). To the kernel W_0
+of each adapted dense layer, `[inputs, outputs]`, a product of two thin matrices
+is added, A `[inputs, r]` and B `[r, outputs]`:
 
     W = W_0 + alpha / r A B
 
@@ -10,9 +10,9 @@ matrices adds, A `[inputs, r]` and B `[r, outputs]`:
     server:  A <- sum_i n_i A_i / sum_i n_i
 
 A starts from a normal distribution of variance 1 / inputs, B at 0, so that at
-first the network does what it did. Only A is sent; W_0 is part of the model on
-both sides and never is. A client's model is the network itself with W in the
-place of W_0. A client that never took part fits B and the head with A frozen.
+first the network is unchanged. Only A is sent; W_0 is part of the model on both
+sides and never is. A client's model is the network itself with W in place of
+W_0. A client that never took part fits B and the head with A frozen.
 
 Symbols (the paper's are transposed): r -> rank, alpha -> scaling, A ->
 `layer/kernel/shared`, B -> `layer/kernel/personal`, E -> num_epochs, eta ->
@@ -20,11 +20,11 @@ learning_rate.
 
 Deviations from the paper: dropout on the adapters' inputs is left out, and the
 whole network runs in inference mode (its own dropout is off, moving statistics
-stay). By default all dense layers below the head are
-adapted (in the paper, two of each attention block). As in the authors' program
-for classification, the head is trained in full and stays on its client; with
-`train_head=False` it is frozen, as in theirs for generation. As everywhere in
-this library, momentum is 0.5 by default.
+stay). By default all dense layers below the head are adapted (in the paper, two
+of each attention block). As in the authors' program for classification, the
+head is trained in full and stays on its client; with `train_head=False` it is
+frozen, as in theirs for generation. As everywhere in this library, momentum is
+0.5 by default.
 
 References:
   Guo, Zeng, Wang, Fan, Wang, Qu: Selective Aggregation for Low-Rank Adaptation
@@ -54,12 +54,12 @@ class FedSaLoraHParams(hparams_lib.LocalTrainingHParams):
 
   Attributes:
     rank: Rank of the adapters (r), at least 1.
-    scaling: The adapters' product is multiplied by this over the rank (alpha),
-      positive.
-    adapted_layers: Dense layers, separated by commas; None for all that are
-      not in a head that is trained.
-    train_head: Whether clients train a head of their own; if not, it stays as
-      it came, unless it is adapted.
+    scaling: Scale of the adapters (alpha), positive: their product is
+      multiplied by scaling / rank.
+    adapted_layers: Names of the dense layers to adapt, separated by commas;
+      None for all that are not in a trained head.
+    train_head: True for clients that train a head of their own; otherwise the
+      head is frozen, unless it is adapted.
     adapter_seed: Seed of A's initial values.
   """
 
@@ -73,18 +73,18 @@ class FedSaLoraHParams(hparams_lib.LocalTrainingHParams):
 def adapted_kernels(
   model: split_model.SplitModel, hparams: FedSaLoraHParams
 ) -> list[str]:
-  """The names of the kernels that get adapters.
+  """Names of the kernels that get adapters.
 
   Raises:
     ValueError: If there are none, or a layer is not dense or trained in full.
   """
   trained = model.head_layers if hparams.train_head else ()
   kernels = {
-    layer: elements.kernels[0]
-    for layer, elements in model.units.items()
-    # A recurrent layer has two, that of a convolution more axes.
-    if len(elements.kernels) == 1
-    and model.initial_weights[elements.kernels[0]].ndim == 2
+    layer: units.kernels[0]
+    for layer, units in model.units.items()
+    # A recurrent layer has two kernels, a convolution one of more axes.
+    if len(units.kernels) == 1
+    and model.initial_weights[units.kernels[0]].ndim == 2
     and layer not in trained
   }
   layers = list(kernels)
@@ -126,7 +126,7 @@ def fed_sa_lora(
         initial_local[name] = model.initial_weights[name]
 
   def network(weights):
-    """The network's weights, of A, B and the head."""
+    """The network's weights, from A, B and the head."""
     whole = {**model.initial_weights, **weights}
     for name in kernels:
       product = tf.matmul(

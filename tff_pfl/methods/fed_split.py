@@ -1,18 +1,19 @@
-"""FedSplit: some hidden elements of a layer are personal, all else is averaged.
+"""FedSplit: some hidden units of a layer are personal, all else is averaged.
 
     client:  W_k = (W^s, W_k^p);  for G epochs:  W_k <- SGD on all of it
              W_k^p <- W_k^p + Delta W_k^p;  send Delta W_k^s
     server:  W^s <- W^s + eta_g sum_k n_k Delta W_k^s / sum_k n_k
 
-Hidden elements are the neurons of dense layers, the channels of convolutions
-and the units of recurrent layers. All parameters that produce a personal
-element stay on its client: its columns of the kernels, its bias, its parameters
-of a normalization that follows. The partition is given; `fed_fac` finds one.
+Hidden units (the paper's hidden elements) are the neurons of dense layers, the
+channels of convolutions and the units of recurrent layers. All parameters that
+produce a personal unit stay on its client: its columns of the kernels, its
+bias, its parameters of a normalization that follows. The partition is given;
+`fed_fac` finds one.
 
-A client that never took part trains its personal elements, from the initial
+A client that never took part trains its personal units, from the initial
 ones, with all shared weights frozen (the paper's LocalTrain).
 
-With no personal element this is FedAvg, with all of the last layer FedPer, with
+With no personal unit this is FedAvg, with all of the last layer FedPer, with
 all of the lower layers LG-FedAvg.
 
 Symbols: Lambda and I^p -> personal_elements, G -> num_epochs, eta_l ->
@@ -43,24 +44,22 @@ class FedSplitHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedSplit, besides those of local training.
 
   Attributes:
-    personal_elements: The personal elements, such as `dense_1:0-49,dense_2`
-      (see `units.parse`); None for the second half of the last hidden
-      layer, '' for none.
+    personal_elements: The personal units, such as `dense_1:0-49,dense_2` (see
+      `units.parse`); None for the second half of the last hidden layer, '' for
+      none.
   """
 
   personal_elements: Optional[str] = None
 
 
-@registry.method(
-  'given hidden elements local, all else global', FedSplitHParams
-)
+@registry.method('given hidden units local, all else global', FedSplitHParams)
 def fed_split(
   model: split_model.SplitModel, hparams: FedSplitHParams
 ) -> client_work.ClientWork:
   """FedSplit.
 
   Raises:
-    ValueError: If an element does not exist or a layer cannot be divided.
+    ValueError: If a unit does not exist or a layer cannot be divided.
   """
   chosen = hparams.personal_elements
   if chosen is None:

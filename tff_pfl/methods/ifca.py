@@ -7,9 +7,9 @@ A client chooses anew in every round and before it is scored, so it keeps no
 state. A model that nobody chose gets no update (with momentum at the server it
 may still move on).
 
-Through the aggregator go the sums over the cohort and the shares of the
-clusters, of which the server makes means. Clipping so bounds what a client adds
-to the sums, not the step of a cluster. Private factories add noise to both:
+The aggregator gets the updates and the shares of the clusters, of which the
+server makes means over the members of each. So clipping bounds a client's part
+in the sums, not the step of a cluster. Private factories add noise to both:
 with them a cluster moves only if its share is at least half that of one client
 (see `aggregators.least_share`).
 
@@ -17,8 +17,9 @@ Symbols: k -> num_clusters, tau -> num_epochs or num_steps, gamma ->
 learning_rate.
 
 Deviations from the paper: model averaging (IFCA's option II) with the clients'
-numbers of examples as weights. The models start from different draws of the
-initial weights. As everywhere in this library, momentum is 0.5 by default.
+numbers of examples as weights. The models start from one draw of the initial
+weights in different orders (`models.copies.drawn_apart`). As everywhere in this
+library, momentum is 0.5 by default.
 
 References:
   Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated
@@ -47,7 +48,7 @@ class IfcaHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of IFCA: of local training, and the clusters.
 
   Attributes:
-    num_clusters: Global models to choose from, at least 1.
+    num_clusters: Number of global models to choose from (k), at least 1.
     cluster_seed: Seed of the models' initial weights.
   """
 

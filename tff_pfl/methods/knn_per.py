@@ -17,11 +17,10 @@ Symbols: k -> num_neighbors, lambda -> neighbor_weight, sigma -> length_scale,
 phi -> the body, capacity -> num_stored_examples.
 
 Deviations from the paper: one lambda holds for all clients (in the paper each
-chooses its own by validation). The kernel is the one of the authors' program,
-of which the paper's text was not at hand to check. Neighbors count in
-predictions only: fine-tuning trains the model without them, and stored features
-stay those of before it. As everywhere in this library, momentum is 0.5 by
-default.
+chooses its own by validation). The kernel is that of the authors' program, not
+checked against the paper's text. Neighbors count in predictions only:
+fine-tuning trains the model without them, and stored features stay those of
+before it. As everywhere in this library, momentum is 0.5 by default.
 
 References:
   Marfoq, Neglia, Kameni, Vidal: Personalized Federated Learning through Local
@@ -51,11 +50,12 @@ class KnnPerHParams(hparams_lib.LocalTrainingHParams):
 
   Attributes:
     num_neighbors: Stored examples that vote on each prediction (k), at least 0.
-    neighbor_weight: The share of their vote in a prediction (lambda), in
+    neighbor_weight: Share of the neighbors' vote in a prediction (lambda), in
       [0, 1].
-    length_scale: How fast votes fall with the distance (sigma), positive.
+    length_scale: Scale of squared distances in the votes (sigma), positive; the
+      larger, the more slowly votes fall with the distance.
     num_stored_examples: Examples that a client's model has room for, at least
-      1; of more, so many are drawn.
+      1; a client with more has as many drawn at random.
   """
 
   num_neighbors: int = hparams_lib.integer(10, 0)
@@ -93,7 +93,7 @@ def neighbor_votes(
 def with_neighbors(
   model: split_model.SplitModel, hparams: KnnPerHParams
 ) -> split_model.SplitModel:
-  """The model with a datastore, which has a part in its predictions."""
+  """The model with a datastore whose votes are mixed into predictions."""
   size = split_model.feature_spec(model, 'knn_per').shape.num_elements()
   capacity = hparams.num_stored_examples
   store = {
@@ -111,9 +111,9 @@ def with_neighbors(
       model.classifier.num_classes,
       hparams,
     )
-    of_model = model.classifier.probabilities(outputs)
+    own = model.classifier.probabilities(outputs)
     share = hparams.neighbor_weight
-    mixed = share * tf.cast(votes, of_model.dtype) + (1 - share) * of_model
+    mixed = share * tf.cast(votes, own.dtype) + (1 - share) * own
     is_empty = tf.reduce_all(weights[_CLASSES] == 0)
     outputs_of = model.classifier.outputs_of
     return tf.where(is_empty, outputs, outputs_of(mixed)), statistics
@@ -137,7 +137,7 @@ def datastore(
   capacity: int,
   seed: tf.Tensor,
 ) -> collections.OrderedDict:
-  """The pairs of a client's examples; of too many, some that are drawn."""
+  """The pairs of a client's examples; of more than `capacity`, a draw."""
   number, places = examples.num_examples, tf.range(capacity)
   order = randomness.permutations(seed, 1, examples.capacity, number)[0]
   rows = tf.gather(order, tf.minimum(places, examples.capacity - 1))
@@ -149,7 +149,7 @@ def datastore(
   classes = tf.cast(tf.gather(examples.y, rows), tf.float32) + 1
   return collections.OrderedDict(
     [
-      # Those of padding may be anything.
+      # Features of padding may be anything.
       (_FEATURES, tf.where(is_stored[:, tf.newaxis], features, 0)),
       (_CLASSES, tf.where(is_stored, classes, 0)),
     ]

@@ -13,18 +13,17 @@ x_i. With p = 0 the method is local training; with a large lambda an aggregation
 round replaces the models by their mean.
 
 Symbols: p -> aggregation_probability, lambda -> coupling_strength, eta / n ->
-learning_rate (what a client's own gradient is multiplied by, before the 1 / (1
-- p)), E -> num_epochs, K -> num_steps.
+learning_rate (the factor of a client's own gradient, but for 1 / (1 - p)), E ->
+num_epochs, K -> num_steps.
 
 Deviations from the paper: clients report their models after every round, so the
 mean that an aggregation round needs is at the server when it begins (the paper
 sends them when the coin changes, which saves messages and gives the same
 models). With a cohort smaller than all clients the mean is that of the last
 cohort, and a client whose first round is an aggregation round is drawn to it
-from the initial weights. The mean is one only with the server's optimizer at
-its default. Clients weigh alike, as in the paper. As everywhere in this
-library, momentum is 0.5 by default (within a round; `momentum=0` is the
-paper's).
+from the initial weights. It is no mean with another server optimizer than the
+default. Clients weigh alike, as in the paper. As everywhere in this library,
+momentum is 0.5 by default (within a round; `momentum=0` is the paper's).
 
 References:
   Hanzely, Richtarik: Federated Learning of a Mixture of Global and Local
@@ -82,7 +81,7 @@ class L2gdHParams(hparams_lib.LocalTrainingHParams):
 
   @property
   def local_learning_rate(self) -> float:
-    """Of a step in a local round."""
+    """Learning rate of a step in a local round."""
     return self.learning_rate / (1 - self.aggregation_probability)
 
 

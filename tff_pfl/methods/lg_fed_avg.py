@@ -6,9 +6,8 @@
 A client that never took part trains its body, from the initial one, under the
 frozen head.
 
-Symbols: local parameters theta^l -> the model's body, global parameters
-theta^g -> its head layers, or the last `global_depth`, eta ->
-learning_rate.
+Symbols: local parameters theta^l -> the model's body, global parameters theta^g
+-> its head layers, or the last `global_depth`, eta -> learning_rate.
 
 Deviations from the paper: the supervised variant without its auxiliary and
 adversarial losses, as every comparison has it; it starts from the initial
@@ -38,8 +37,8 @@ class LgFedAvgHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of LG-FedAvg, besides those of local training.
 
   Attributes:
-    global_depth: How many of the last layers with weights are global;
-      None for the head layers.
+    global_depth: Number of last layers with weights that are global; None for
+      the head layers.
   """
 
   global_depth: Optional[int] = None

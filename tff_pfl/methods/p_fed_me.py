@@ -41,7 +41,7 @@ class PFedMeHParams(hparams_lib.LocalTrainingHParams):
 
   Attributes:
     learning_rate: Learning rate of the global model w (eta), positive.
-    momentum: Momentum of w's SGD.
+    momentum: Momentum of the SGD on w, in [0, 1).
     proximal_strength: Strength of the pull of theta to w (lambda), positive.
     num_inner_steps: Gradient steps on theta for each batch (K), at least 1.
     inner_learning_rate: Learning rate of the inner steps, positive.
@@ -57,7 +57,7 @@ class PFedMeHParams(hparams_lib.LocalTrainingHParams):
   num_adaptation_epochs: int = hparams_lib.integer(5, 1)
 
   def adaptation(self) -> personalization.Personalization:
-    """The solve before a client's model is scored."""
+    """The solution of theta_i before a client's model is scored."""
     return personalization.Personalization(
       fine_tune='all',
       num_epochs=self.num_adaptation_epochs,

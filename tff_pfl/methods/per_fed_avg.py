@@ -16,12 +16,12 @@ Variants: `exact` has the product of Hessian and v by automatic differentiation,
 D, D' and D'' may be of unequal sizes: batches of the largest are drawn, of
 which each has the first examples.
 
-With more than one inner step, w~ is where they lead, each on a batch D of its
-own, and v is carried back through them, each with a batch D'' of its own. With
-`inner_scope='head'` only the head moves in them (ANIL); then (I - alpha H) is
-(I - alpha H P), with P the projection onto the head. All weights are global. A
-client's model is scored after it took the inner steps on its training data, in
-full batches (`num_adaptation_steps`; other rules by `fine_tune`).
+Several inner steps lead to w~, each on a batch D of its own, and v is carried
+back through them, each with a batch D'' of its own. With `inner_scope='head'`
+only the head moves in them (ANIL); then (I - alpha H) is (I - alpha H P), with
+P the projection onto the head. All weights are global. A client's model is
+scored after inner steps on its training data, in full batches
+(`num_adaptation_steps`; other rules by `fine_tune`).
 
 The batches of an iteration have no example in common, which makes them
 independent draws of the client's distribution. A client with fewer batches than
@@ -34,10 +34,10 @@ Symbols:
   r -> the cohort's share of the clients (an option of the run)
 
 Deviations from the paper: its server takes the plain mean, which is
-`client_weighting='uniform'`; by default clients weigh as many as they have
-examples. It takes the step before scoring on the test data, here it is on the
-training data. Several inner steps and `inner_scope` are extensions. Dropout
-draws anew for every batch; moving statistics are those of D', at w~.
+`client_weighting='uniform'`; by default clients are weighted by their numbers
+of examples. Its step before scoring is on the test data, here on the training
+data. Several inner steps and `inner_scope` are extensions. Dropout draws anew
+for every batch; moving statistics are those of D', at w~.
 
 References:
   Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical
@@ -69,16 +69,16 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of Per-FedAvg; defaults from the paper's experiment.
 
   Attributes:
-    num_epochs: Epochs of local iterations in a round, where `num_steps` is
-      None: how often batches of the largest size go through the examples.
+    num_epochs: Epochs of local iterations in a round if `num_steps` is None:
+      passes through the examples in batches of the largest size.
     num_steps: Local iterations in a round (tau).
     learning_rate: Learning rate of the local iterations (beta), positive.
     momentum: SGD momentum of the local iterations, in [0, 1); ignored by Adam.
     optimizer: Optimizer of the local iterations: sgd or adam.
     batch_size: Examples in each D'; None for all.
     inner_batch_size: Examples in each D; None for `batch_size`.
-    curvature_batch_size: Examples in each D'', likewise.
-    variant: How the meta-gradient is found: 'first_order', 'hessian_free' or
+    curvature_batch_size: Examples in each D''; None for `batch_size`.
+    variant: Computation of the meta-gradient: 'first_order', 'hessian_free' or
       'exact'.
     inner_learning_rate: Learning rate of the inner steps and of adaptation
       (alpha), at least 0.
@@ -128,7 +128,7 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
     )
 
   def adaptation(self) -> personalization.Personalization:
-    """What a client does before its model is scored."""
+    """The inner steps before a client's model is scored."""
     num_steps = self.num_adaptation_steps
     if num_steps is None:
       num_steps = self.num_inner_steps

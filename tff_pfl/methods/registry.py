@@ -17,14 +17,14 @@ class Algorithm(NamedTuple):
   """A registered method.
 
   Attributes:
-    hparams: Its hyperparameters' frozen dataclass; the defaults are usable.
+    hparams: Frozen dataclass of its hyperparameters; the defaults are usable.
     work: `(model, hparams) -> ClientWork`, the method itself.
     summary: One line for help texts and tables.
     needs_domains: True if it takes only models of examples with a domain.
     needs_classes: True if it takes only classifiers of examples that have one
       class each.
-    unsupported: Settings of a run (`RunConfig`) that would do nothing for it,
-      or harm.
+    unsupported: Settings of a run (`RunConfig`) that have no effect on it or do
+      harm.
   """
 
   hparams: type
@@ -55,7 +55,7 @@ def method(
   Args:
     summary: See `Algorithm`.
     hparams: The frozen dataclass of the method's hyperparameters.
-    needs_domains: See `Algorithm`, as for the others.
+    needs_domains: See `Algorithm`, also for the next ones.
   """
 
   def register(work):
@@ -71,7 +71,7 @@ def get_algorithm(name: str) -> Algorithm:
   """Returns the method called `name`.
 
   Raises:
-    ValueError: If there is none; the message lists those there are.
+    ValueError: If there is none; the message lists all methods.
   """
   errors.expect_one_of('algorithm', name, ALGORITHMS)
   return ALGORITHMS[name]
@@ -89,12 +89,12 @@ def build(
     model: The model, of which the method may make its own (`process.model`).
     hparams: The method's hyperparameters, `get_algorithm(name).hparams(...)`;
       None for its defaults.
-    **options: Hyperparameters by name, which go before those of `hparams`, and
+    **options: Hyperparameters by name, which replace those of `hparams`, and
       fields of `core.options.ProcessOptions`.
 
   Raises:
-    TypeError: If `model` is no `SplitModel`, `hparams` is another method's, or
-      there is no option of a name.
+    TypeError: If `model` is not a `SplitModel`, `hparams` is another method's,
+      or an option is unknown.
     ValueError: If there is no such method, or a value is out of its range.
   """
   algorithm = get_algorithm(name)

@@ -20,7 +20,7 @@ all clients, as they do in the paper. Clients weigh alike, as in the paper; with
 `client_weighting='num_examples'` both means are weighted, which is right where
 all clients take part in every round. An aggregator that clips or adds noise
 does so to the changes, too: the server's c then is no longer the mean of the
-clients' c_i, and what is reached differs from what the paper proves.
+clients' c_i, and the paper's proofs do not hold.
 
 References:
   Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic
@@ -51,8 +51,8 @@ class ScaffoldHParams(hparams_lib.LocalTrainingHParams):
   Attributes:
     momentum: Must be 0, for local training is plain SGD.
     optimizer: Must be sgd, for local training is plain SGD.
-    num_clients: The exact number of all clients (N); with another one c is
-      wrong. None to take c over the clients that took part so far.
+    num_clients: Exact number of all clients (N); with another one c is wrong.
+      None to take c over the clients that took part so far.
   """
 
   momentum: float = 0.0

@@ -1,4 +1,4 @@
-"""Class means of features: reported by clients, and what features are drawn to.
+"""Class means of features, which clients report and features are drawn to.
 
 A client reports, of the features z of its n examples, for each class c
 
@@ -8,8 +8,8 @@ and the server takes mean(sum_c) / mean(share_c) over the cohort. With the
 clients' numbers of examples as weights that is the mean of all of the cohort's
 examples of the class; where clients weigh alike, that of their class means by
 their shares. A class that nobody in the cohort has keeps its mean. Where a
-private factory adds noise, that is a class whose share is less than half of one
-client with all of its examples in it (`aggregators.least_share`).
+private factory adds noise, this holds for a class whose share is less than half
+of one client with all of its examples in it (`aggregators.least_share`).
 
 Features may have any number of axes; distances are means over all of them.
 """
@@ -30,18 +30,18 @@ class ClassMeans:
   """The class means of a model's features, as server state."""
 
   def __init__(self, model: split_model.SplitModel, method: str):
-    """Prepares them.
+    """Prepares the class means.
 
     Args:
       model: A classifier of examples with one class each.
-      method: What needs it, for errors of `split_model.feature_spec`.
+      method: Name of the method, for errors of `split_model.feature_spec`.
     """
     self._features = split_model.feature_spec(model, method)
     self._num_classes = model.classifier.num_classes
 
   @property
   def initial_algorithm(self) -> collections.OrderedDict:
-    """The means, 0, and whether they are known, 0 for not: by class."""
+    """The state before the first round: `means` and `is_known`, zeros."""
     dtype = self._features.dtype.as_numpy_dtype
     return collections.OrderedDict(
       means=np.zeros([self._num_classes, *self._features.shape], dtype),
@@ -51,7 +51,7 @@ class ClassMeans:
   def report(
     self, features: example_tensors.ExampleTensors
   ) -> collections.OrderedDict:
-    """A client's report, of its examples with features in the place of `x`."""
+    """A client's report, from its examples with features in place of `x`."""
     values = features.x
     is_example = tf.cast(features.is_example, values.dtype)
     number = tf.maximum(tf.reduce_sum(is_example), 1)
@@ -70,7 +70,7 @@ class ClassMeans:
   def update(
     self, algorithm: Any, report: Any, cohort: client_work.Cohort
   ) -> collections.OrderedDict:
-    """The new server state, from the old one and the mean report."""
+    """The new server state from the old one and the mean report."""
     shares, sums = report['shares'], report['sums']
     is_present = tf.logical_and(shares > 0, shares >= cohort.least_share)
     new = flat(sums) / tf.where(is_present, shares, 1)[:, tf.newaxis]
@@ -83,8 +83,8 @@ class ClassMeans:
   def pull(self, algorithm: Any, strength: float) -> objectives.Penalty:
     """The mean squared distance of features to the mean of their class.
 
-    Over a batch's examples and the features' numbers, times `strength`; an
-    example of a class whose mean is not known adds 0.
+    It is the mean over a batch's examples and the features' numbers, times
+    `strength`; an example of a class whose mean is not known adds 0.
     """
 
     def penalty(features, unused_statistics, batch):

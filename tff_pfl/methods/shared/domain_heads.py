@@ -1,8 +1,8 @@
 """Heads that belong to domains: trained by clients, combined by the server.
 
 Client i starts from the head w_m of each domain m that the server sent, trains
-it on its L_im examples of that domain and reports how far, d_im, it moved it.
-The server makes the new head of them:
+it on its L_im examples of that domain and reports its change d_im. From these
+the server makes the new head:
 
     weighted_average  w_m <- w_m + d_m,  d_m = sum_i L_im d_im / sum_i L_im
     second_order      w_m <- w_m + d_m
@@ -16,13 +16,13 @@ what clients agree in. In a direction of curvature h it leaves h / (h + r) of
 what second order adds to the average; one about which the cohort's data say
 nothing has the average.
 
-What a client reports are sums over its examples, of whose means over the cohort
-the server needs ratios: any aggregator for sums or means serves, a private or
-secure one too, and clients may weigh whatever they do (see
-`ClientWork.report_scale`). A factory that clips lets clients with large reports
-count less: where it takes no weights, those with many examples, and of a
-second-order report, of which the Hessians make most of the norm, those with
-large ones. Noise is amplified by up to 1 / `ridge`.
+A client reports sums over its examples, and the server needs ratios of their
+means over the cohort. So any aggregator for sums or means serves, a private or
+secure one too, with any weights of clients (see `ClientWork.report_scale`). A
+factory that clips lets clients with large reports count less: where it takes no
+weights, those with many examples, and in second order, where the Hessians make
+most of a report's norm, those with large Hessians. Noise is amplified by up to
+1 / `ridge`.
 """
 
 from __future__ import annotations
@@ -60,25 +60,26 @@ def train(
     client: The client that trains, on `examples`.
     model: The model of one domain.
     heads: The heads of all domains, as in `domain_models.multi_head`.
-    examples: What gives features with their domain, with `inputs` that of
-      `training_loop.head_inputs`, for the model of all domains.
-    inputs: See `examples`.
+    examples: Features with their domain, or, with `inputs`, the result of
+      `training_loop.head_inputs` for the model of all domains.
+    phase: Optimizer, batch size, and number of epochs or steps.
+    inputs: See `examples`; None for none.
 
   Returns:
-    The new heads, of which that of a domain without examples is as it was, and
-    the metric sums of all.
+    The new heads, where that of a domain without examples is as it was, and the
+    metric sums of all.
   """
   parts = domain_models.domain_copies(model)
   # One loop over the domains is compiled once for all of them.
   stacked = tf.nest.map_structure(
-    lambda *of_domains: tf.stack(of_domains), *parts.parts(heads).values()
+    lambda *values: tf.stack(values), *parts.parts(heads).values()
   )
 
-  def of_one(x, seed):
+  def features(x, seed):
     return (x if inputs is None else inputs(x, seed))['inputs']
 
   def train_one(m, stacked, metrics):
-    trained, of_domain_metrics = client.sgd(
+    trained, new_metrics = client.sgd(
       objectives.head_loss(model),
       tf.nest.map_structure(lambda values: values[m], stacked),
       phase,
@@ -87,7 +88,7 @@ def train(
       examples=example_tensors.select(
         examples, tf.equal(examples.x['domain'], m)
       ),
-      inputs=of_one,
+      inputs=features,
     )
     return (
       m + 1,
@@ -96,7 +97,7 @@ def train(
         stacked,
         trained,
       ),
-      tf.nest.map_structure(tf.add, metrics, of_domain_metrics),
+      tf.nest.map_structure(tf.add, metrics, new_metrics),
     )
 
   _, stacked, metrics = tf.while_loop(
@@ -113,7 +114,7 @@ def train(
 
 
 def _members(model, features):
-  """Bool `[domains, capacity]`: which examples are of which domain."""
+  """Bool `[domains, capacity]`, True for the examples of a domain."""
   domain = features.x['domain']
   return tf.logical_and(
     features.is_example,
@@ -128,7 +129,7 @@ class WeightedAverage:
     """Takes the model of one domain."""
     self._model = model
     self._parts = domain_models.domain_copies(model)
-    # What the server keeps of the last aggregation, and tells of it.
+    # The server's state from the last aggregation, and its metrics.
     self.initial_algorithm: Any = collections.OrderedDict()
     self.metrics: Optional[Callable[..., Any]] = None
 
@@ -138,14 +139,15 @@ class WeightedAverage:
     new: split_model.Weights,
     features: example_tensors.ExampleTensors,
   ) -> collections.OrderedDict:
-    """A client's report on the heads it trained: sums over its examples.
+    """A client's report on the heads it trained, sums over its examples.
 
-    Here each domain's examples, and that times how far its head moved.
+    It has the number of examples of each domain, and the change of its head
+    times this number.
 
     Args:
-      old: The heads that it was sent.
-      new: Those that it made of them.
-      features: Its features, with their domain.
+      old: The heads before training.
+      new: The heads after training.
+      features: The client's features, with their domain.
     """
     members = _members(self._model, features)
     examples_of = tf.reduce_sum(tf.cast(members, tf.float32), axis=1)
@@ -177,8 +179,8 @@ class SecondOrder(WeightedAverage):
     """Takes the model of one domain.
 
     Args:
-      model: With a linear head and a known loss.
-      ridge: As for `solve`.
+      model: The model, with a linear head and a known loss.
+      ridge: See `solve`.
     """
     super().__init__(model)
     head_curvature.expect_known_loss(model)
@@ -189,14 +191,14 @@ class SecondOrder(WeightedAverage):
     self.initial_algorithm = collections.OrderedDict(
       effective_rank=np.zeros([model.domains.number], np.float32)
     )
-    # In how many directions of each domain's head second order decides; in the
-    # others the head is the average.
+    # The number of directions of each domain's head in which second order
+    # decides; in the others the head is the average.
     self.metrics = lambda algorithm: collections.OrderedDict(
       effective_rank=model.domains.by_name(algorithm['effective_rank'])
     )
 
   def report(self, old, new, features):
-    """The average's report, each domain's Hessian, and that times the move."""
+    """The average's report, the Hessians, and these times the heads' changes."""
     report = super().report(old, new, features)
     members = _members(self._model, features)
     hessians = tf.stack(
@@ -229,7 +231,7 @@ class SecondOrder(WeightedAverage):
     )
 
   def update(self, report, cohort):
-    """The average's update, and what the Hessians correct in it."""
+    """The average's update with the correction by the Hessians."""
     average, _ = super().update(report, cohort)
     is_present = report['shares'] >= cohort.least_share
     hessians = tf.where(
@@ -253,14 +255,14 @@ class SecondOrder(WeightedAverage):
 def solve(hessians: tf.Tensor, right_sides: tf.Tensor, ridge: float) -> tuple:
   """Solves `(hessian + r I) @ step = right_side` in the sense of least squares.
 
-  In float64 and by eigenvalues h: directions in which the Hessian is 0 up to
-  rounding (or, with noise added, negative) get no step.
+  It works in float64 with eigenvalues h: directions in which the Hessian is 0
+  up to rounding (or, with noise added, negative) get no step.
 
   Args:
     hessians: float `[domains, size, size]`, symmetric up to rounding.
     right_sides: float `[domains, size]`.
-    ridge: At least 0; r is this times the largest eigenvalue, so that it has
-      the scale of the rounding errors.
+    ridge: Ratio of r to the largest eigenvalue, at least 0; so r has the scale
+      of the rounding errors.
 
   Returns:
     `steps` `[domains, size]`, and float32 `[domains]` in [0, size], the

@@ -1,29 +1,29 @@
-"""Factor analysis of a layer's elements, from sums over clients.
+"""Factor analysis of a layer's units, from sums over clients.
 
-Element j of a layer is, in client k, a column z_kj of numbers: its weights, or
+Unit j of a layer is, in client k, a column z_kj of numbers: its weights, or
 what a round's training changed in them. The columns of all clients, one below
-the other, are the matrix Z; its correlations R tell which elements vary
+the other, are the matrix Z; its correlations R tell which units vary
 together. The model R = A A^T + Psi with G common factors (the columns of A) and
-a diagonal Psi gives the communality of an element, the part of its variance
+a diagonal Psi gives the communality of a unit, the part of its variance
 that the common factors explain: nu_j = sum_m a_jm^2.
 
 R needs only three sums over clients, of Z_k^T Z_k, of Z_k^T 1 and of the number
 of rows, so nobody sees a client's columns, and any aggregator for sums or means
-serves. A client sends d (d + 1) / 2 + d + 1 numbers for a layer of d elements.
+serves. A client sends d (d + 1) / 2 + d + 1 numbers for a layer of d units.
 
 The principal-factor iteration finds A: starting from Psi = 0, it takes the G
 largest positive eigenvalues of R - Psi with their eigenvectors, sets Psi to
-what R's diagonal then has left, and so on until the communalities stand or
+what R's diagonal then has left, and so on until the communalities converge or
 `max_iterations` are done. Where common factors stand out from the rest, it
-takes 5 to 20; where there are none, so that nothing tells elements apart, it
-does not converge in a thousand. The latter bounds the time: an iteration on 512
-elements takes a twentieth of a second on a CPU core, the step half a second.
+takes 5 to 20; where there are none, so that nothing tells units apart, it does
+not converge in a thousand. So the limit bounds the time: an iteration on 512
+units takes a twentieth of a second on a CPU core, the step half a second.
 
-What happens where Z is degenerate:
+Where Z is degenerate:
 
-* An element that is the same number in all rows of all clients (0, say, where
-  it did not move) has no correlation. It is left out, with communality 0.
-* With fewer rows than elements R is singular, which nothing here minds.
+* A unit that is the same number in all rows of all clients (0, say, where it
+  did not move) has no correlation. It is left out, with communality 0.
+* With fewer rows than units R is singular, which does no harm.
 * A communality that would be above 1 (a Heywood case) is 1.
 * With noise added R may have negative eigenvalues; they give no factor.
 
@@ -40,10 +40,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-# Of the largest change of a communality from one iteration to the next.
+# Bound on the largest change of a communality in the last iteration.
 TOLERANCE = 1e-4
-# Up to so many elements there are so many iterations at most; beyond, as an
-# iteration's cost grows with the cube of the elements, that many fewer.
+# Up to so many units there are so many iterations at most; beyond, as an
+# iteration's cost grows with the cube of the units, that many fewer.
 _MOST_ITERATIONS = 50
 _LEAST_ITERATIONS = 8
 _ELEMENTS_OF_MOST = 256
@@ -52,13 +52,13 @@ _EQUAL = 1e-9
 
 
 class Factors(NamedTuple):
-  """What tells a layer's elements apart.
+  """The common factors of a layer's units.
 
   Attributes:
     communalities: float64 `[d]`, in [0, 1].
-    number: int32, factors.
-    num_iterations: int32; `max_iterations` where they did not converge, 0 where
-      there are none.
+    number: int32, number of factors.
+    num_iterations: int32, number of iterations; `max_iterations` where they did
+      not converge, 0 for a solution without iterations.
   """
 
   communalities: tf.Tensor
@@ -67,7 +67,7 @@ class Factors(NamedTuple):
 
 
 def max_iterations(number: int) -> int:
-  """After how many iterations those of a layer of `number` elements end."""
+  """The largest number of iterations for a layer of `number` units."""
   scale = (_ELEMENTS_OF_MOST / number) ** 3
   return int(
     np.clip(_MOST_ITERATIONS * scale, _LEAST_ITERATIONS, _MOST_ITERATIONS)
@@ -110,14 +110,14 @@ def _symmetric(upper_triangle, number):
 
 
 def correlations(sums: Any) -> tf.Tensor:
-  """The correlations of a layer's elements.
+  """The correlations of a layer's units.
 
   Args:
-    sums: As of `client_sums`, added up over clients or their mean.
+    sums: The results of `client_sums`, as a sum or mean over clients.
 
   Returns:
     float64 `[d, d]`, with 1 on the diagonal; a row and a column of 0 where an
-    element has no variance.
+    unit has no variance.
   """
   # The mean over nobody may be NaN, for which there are no eigenvalues.
   products, totals, rows = (
@@ -146,9 +146,9 @@ def principal_factors(
   """The principal-factor solution.
 
   Args:
-    correlation: float64 `[d, d]`, of `correlations`.
-    explained_variance: kappa in (0, 1]: there are as many factors as R's
-      largest eigenvalues it takes for this share of their sum.
+    correlation: float64 `[d, d]`, the result of `correlations`.
+    explained_variance: kappa in (0, 1]: there are as many factors as it takes
+      of R's largest eigenvalues for this share of their sum.
   """
   number = _num_factors(tf.linalg.eigvalsh(correlation), explained_variance)
   diagonal = tf.linalg.diag_part(correlation)
@@ -173,10 +173,10 @@ def principal_factors(
 def eigenvector_squares(
   correlation: tf.Tensor, explained_variance: float
 ) -> Factors:
-  """What the authors' code has for communalities (ffair/FedFac, 76101b38).
+  """The communalities of the authors' code (ffair/FedFac, 76101b38).
 
   With G factors as in `principal_factors`, nu_j is the sum of the squares of
-  element j in the first G - 1 eigenvectors of R, which are of length 1: not
+  unit j in the first G - 1 eigenvectors of R, which are of length 1: not
   scaled by their eigenvalues, and without an iteration.
   """
   values, vectors = tf.linalg.eigh(correlation)
@@ -187,7 +187,7 @@ def eigenvector_squares(
 
 
 def _num_factors(eigenvalues, explained_variance):
-  """How many of the largest eigenvalues make this share of their sum."""
+  """Number of the largest eigenvalues that make this share of their sum."""
   largest_first = tf.maximum(eigenvalues[::-1], 0)
   reached = tf.cumsum(largest_first)
   # Up to rounding, so that all of the variance is reached before the end.
@@ -199,8 +199,8 @@ def least(values: tf.Tensor, count: int) -> tf.Tensor:
   """Marks the `count` smallest, the first of equal ones: bool `[d]`.
 
   Args:
-    values: `[d]`; what differs by rounding is equal.
-    count: How many.
+    values: `[d]`; values that differ by rounding are equal.
+    count: Number of values to mark.
   """
   if values.dtype.is_floating:
     values = tf.round(values / _EQUAL)

@@ -1,6 +1,6 @@
-"""A partition of hidden elements that the server finds, from sums over clients.
+"""A partition of hidden units that the server finds, from sums over clients.
 
-In each round, or once, the server ranks the elements of every layer by their
+In each round, or once, the server ranks the units of every layer by their
 communality (see `factor_analysis`) and makes those with the least personal, a
 given number of each layer. As a comparison, it can rank them at random.
 """
@@ -28,14 +28,16 @@ SPLITS = (*COMMUNALITIES, 'random')
 
 @dataclasses.dataclass(frozen=True)
 class FoundPartition:
-  """How the partition is found; its results are kept by the server.
+  """A partition that is found in rounds and kept by the server.
 
   Attributes:
-    num_personal: By divided layer, how many elements are personal.
-    explained_variance: What share the common factors explain, in (0, 1].
+    model: The process' model.
+    num_personal: Number of personal units by divided layer.
+    explained_variance: Share of the variance that common factors explain, in
+      (0, 1].
     split: One of `SPLITS`.
-    is_static: Whether it is found once, in the first round that anybody takes
-      part in, or in every round.
+    is_static: True to find it once, in the first round that anybody takes part
+      in; False for every round.
   """
 
   model: split_model.SplitModel
@@ -46,11 +48,11 @@ class FoundPartition:
 
   @property
   def initial_algorithm(self) -> collections.OrderedDict:
-    """What the server keeps, before there is a partition.
+    """The server's state before there is a partition.
 
-    Whatever may become personal is: of clients that have nothing of their own
-    the global weights serve. (Where a partition is found in every round,
-    clients may have been given something of their own to start from.)
+    Units that may become personal are: clients without own values of them use
+    the global ones. (Where a partition is found in every round, clients may
+    have been given own values to start from.)
     """
     is_shared = collections.OrderedDict(
       (layer, np.full(self.model.units[layer].number, count == 0))
@@ -71,8 +73,8 @@ class FoundPartition:
     """A client's report: the sums over its columns, by analysed layer.
 
     Args:
-      algorithm: What the server keeps.
-      columns: By weight, what the elements' columns are made of.
+      algorithm: The server's state.
+      columns: The values by weight that the units' columns are made of.
     """
 
     def sums():
@@ -98,7 +100,7 @@ class FoundPartition:
   def next(
     self, state: personalized_process.ServerState, sums: Any
   ) -> collections.OrderedDict:
-    """What the server keeps next, from the mean of the clients' reports."""
+    """The server's next state, from the mean of the clients' reports."""
     before = state.algorithm
 
     def found():
@@ -143,10 +145,10 @@ class FoundPartition:
   def metrics(self, algorithm: Any) -> collections.OrderedDict:
     """A round's metrics of each layer.
 
-    `unchanged_elements`, the share of elements on the same side as in the last
-    partition (for the first one, the share of personal ones); the number of
-    common factors; and after how many iterations these were found, see
-    `factor_analysis.max_iterations`.
+    `unchanged_elements`, the share of units on the same side as in the last
+    partition (for the first one, the share of personal ones); `num_factors`,
+    the number of common factors; and `num_iterations`, the iterations that
+    found them, see `factor_analysis.max_iterations`.
     """
     unchanged = tf.nest.map_structure(
       lambda now, before: tf.reduce_mean(
@@ -162,6 +164,6 @@ class FoundPartition:
     )
 
   def _is_analysed(self, layer):
-    """Whether a part of the layer is personal, by communalities."""
+    """True if a part of the layer is personal, by communalities."""
     number = self.model.units[layer].number
     return self.split in COMMUNALITIES and 0 < self.num_personal[layer] < number

@@ -8,8 +8,8 @@ probabilities, the Hessian of an example's loss in the outputs is
     N labels of two classes each          C = diag(mu (1 - mu)) / N
     N classes                             C = diag(p) - p p^T
 
-and in the head, C (x) z z^T: of size N times the features', with the features
-of the first output first.
+and in the head, C (x) z z^T, of size N times the number of features, with the
+features of the first output first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def as_vector(
 def from_vector(
   head: domain_models.LinearHead, vector: tf.Tensor, num_outputs: int
 ) -> collections.OrderedDict:
-  """The weights that `as_vector` makes a vector of."""
+  """A head's weights from their vector, the inverse of `as_vector`."""
   kernel = tf.transpose(tf.reshape(vector, [num_outputs, -1]))
   weights = collections.OrderedDict()
   weights[head.kernel] = kernel if head.bias is None else kernel[:-1]
@@ -58,15 +58,15 @@ def head_hessian(
   """The Hessian of the sum of examples' losses in a linear head.
 
   Args:
-    model: Its loss is one that `expect_known_loss` lets pass.
-    head: The names of the head's weights.
-    weights: The head's weights, where the Hessian is taken.
+    model: The model, with a loss that `expect_known_loss` accepts.
+    head: Names of the head's weights.
+    weights: The head's weights, at which the Hessian is taken.
     features: `[rows, features]`.
-    is_counted: bool `[rows]`: which examples the sum is over; what features the
-      others have does not matter.
+    is_counted: bool `[rows]`, True for the examples of the sum; the others may
+      have any features.
     y: The labels `[rows, ...]`, for a model whose classes have weights in
-      training; the losses are then with these.
-    weight: Those of examples, `[rows]`, or `()`, likewise.
+      training, which then are in the losses.
+    weight: Weights of the examples in the losses, `[rows]`; `()` for none.
 
   Returns:
     `[size, size]`, symmetric, in the order of `as_vector`.
@@ -103,7 +103,7 @@ def head_hessian(
 
 
 def _training_weights(model, y, outputs):
-  """What training multiplies the loss of each example by: `[rows]`."""
+  """Factors of the examples' losses in training, `[rows]`."""
   # It depends on the label alone; where all classes are alike no loss is 0.
   alike = tf.zeros_like(outputs)
   return tf.math.divide_no_nan(
@@ -128,12 +128,12 @@ def _curvature(model, outputs):
 
 
 def expect_known_loss(model: split_model.SplitModel) -> None:
-  """Raises `ValueError` if the loss has another Hessian than is written here.
+  """Raises `ValueError` if the loss has another Hessian than the closed form.
 
   The closed form is compared with automatic differentiation.
 
   Args:
-    model: With a linear head.
+    model: A model with a linear head.
   """
   errors.expect(
     model.training_loss is None or not model.classifier.is_multilabel,

@@ -1,4 +1,4 @@
-"""Methods that differ only in which layers are local, and in their objective.
+"""Methods that differ only in their local layers and their objective.
 
 A client trains all of its weights, global and local ones, together; the global
 ones are averaged, the local ones stay. FedAvg keeps none local, FedPer the
@@ -25,17 +25,18 @@ def joint_training_work(
   adaptation: personalization.Personalization = personalization.NO_ADAPTATION,
   default_weighting: str = 'num_examples',
 ) -> client_work.ClientWork:
-  """Makes a method from the partition of its weights and what they minimize.
+  """Makes a method from the partition of its weights and its objective.
 
   Args:
-    hparams: What a round's training is.
-    partition: Which weights are local; None for none.
+    model: The process' model.
+    hparams: Hyperparameters of a round's training.
+    partition: Division into global and local weights; None for no local ones.
     objective: A function of all weights and as many batches as `hparams.phase`
       has for a step; by default the batch's loss.
-    proximal_strength: How strongly the global weights are pulled to those that
+    proximal_strength: Strength of the pull of the global weights to those that
       were broadcast, at least 0 (half of it times the squared distance).
-    adaptation: How a model is fine-tuned before it is scored; by default not.
-    default_weighting: As for `ClientWork`.
+    adaptation: Fine-tuning of a model before it is scored; by default none.
+    default_weighting: See `ClientWork`.
   """
   partition = partition or weight_partition.WeightPartition.by_layer(model, ())
   objective = objective or objectives.joint_loss(model)
@@ -73,7 +74,7 @@ def fit_local(
   local: Optional[split_model.Weights] = None,
   stream: Optional[int] = None,
 ) -> split_model.Weights:
-  """The local weights after training, with those received frozen.
+  """Trains the local weights, with those received frozen.
 
   A local head trains on the body's features.
 

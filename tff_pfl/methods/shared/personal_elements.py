@@ -1,18 +1,18 @@
-"""Clients' own hidden elements, under a partition from the server.
+"""Clients' own hidden units, under a partition from the server.
 
-Every element of the divided layers is shared or personal, and which one it is
-may change from round to round (`is_shared`: by layer, bool `[number]`). A
-client trains with the global slices of the shared elements and its own ones of
-the personal elements. What it keeps, in the places of the layers:
+Every unit of the divided layers is shared or personal, which may change from
+round to round (`is_shared`: by layer, bool `[number]`). A client trains with
+the global slices of the shared units and its own ones of the personal units. It
+keeps, in the shapes of the layers' weights:
 
     values   by weight, its own slices; anything where it has none
-    is_own   by layer, of which elements it has any
+    is_own   by layer, bool `[number]`, True for units it has own slices of
 
-Of an element that turns personal a client has its last own value, or the global
-one if it never had any. One that turns shared goes on from the server's last
-value. Clients that sit out keep what they have. To either value the training's
-change is added, except for moving statistics of a normalization, which become
-what they are after the training.
+A unit that turns personal has the client's last own value, or the global one if
+it never had any. One that turns shared goes on from the server's last value. To
+either value the training's change is added, except for moving statistics of a
+normalization, which are those after the training. Clients that sit out keep
+their state.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from tff_pfl.core import client as client_lib
 from tff_pfl.core import phases
 from tff_pfl.models import split_model
 
-# By layer, which of its elements are shared.
+# By layer, bool `[number]`, True for shared units.
 IsShared = Mapping[str, Any]
 
 
 class PersonalElements:
-  """What clients keep of some layers of a model, and how they use it."""
+  """Clients' own units of some layers of a model."""
 
   def __init__(self, model: split_model.SplitModel, layers: Collection[str]):
-    """Takes the layers of which any element may become personal."""
+    """Takes the layers of which any unit may become personal."""
     self._model = model
     self._layers = layers
-    # By weight, its layer and how often the elements occur.
+    # By weight, its layer and its number of blocks with a slice per unit.
     self._owned = {
       name: (layer, model.units[layer].gates[name])
       for name in model.initial_weights
@@ -49,7 +49,7 @@ class PersonalElements:
 
   @property
   def initial_local(self) -> collections.OrderedDict:
-    """The state of a client that has no own elements (arrays)."""
+    """The state of a client without own units (arrays)."""
     return collections.OrderedDict(
       values=self._values_of(self._model.initial_weights),
       is_own=collections.OrderedDict(
@@ -61,7 +61,7 @@ class PersonalElements:
   def merge(
     self, global_weights: split_model.Weights, local: Any, is_shared: IsShared
   ) -> collections.OrderedDict:
-    """All weights of a client's model: the server's, but for its own ones."""
+    """All weights of a client's model: the server's and its own units'."""
     return self._where(
       lambda layer: local['is_own'][layer] & ~is_shared[layer],
       local['values'],
@@ -74,7 +74,7 @@ class PersonalElements:
     is_shared: IsShared,
     phase: phases.Phase,
   ) -> Any:
-    """The client's state after it trained its own elements, all else frozen."""
+    """Trains the client's own units, all else frozen; returns its state."""
     is_own = collections.OrderedDict(
       (layer, ~is_shared[layer]) for layer in self._layers
     )
@@ -96,18 +96,18 @@ class PersonalElements:
     was_shared: IsShared,
     is_shared: IsShared,
   ) -> tuple:
-    """What a client sends and keeps after its training.
+    """Divides the result of a client's training.
 
     Args:
       global_weights: All weights, the server's, before the training.
-      local: The client's state before it.
-      trained: All weights after it.
-      was_shared: The partition under which it trained.
-      is_shared: That of now.
+      local: The client's state before the training.
+      trained: All weights after the training.
+      was_shared: The partition under which the client trained.
+      is_shared: The new partition.
 
     Returns:
-      The update `initial - final`, which is 0 for personal elements, and the
-      new state.
+      The update `initial - final`, which is 0 for personal units, and the
+      client's new state.
     """
     statistics, is_own = self._model.statistics, local['is_own']
     start = self.merge(global_weights, local, was_shared)
@@ -134,13 +134,13 @@ class PersonalElements:
     )
 
   def _values_of(self, weights):
-    """Of some weights those that a client keeps."""
+    """Those of some weights that a client keeps."""
     return collections.OrderedDict(
       (name, weights[name]) for name in self._owned if name in weights
     )
 
   def _where(self, choose, chosen, others):
-    """`others`, but for the elements that `choose(layer)` tells: `chosen`."""
+    """`chosen` for the units where `choose(layer)` is True, else `others`."""
     merged = collections.OrderedDict(others)
     for name, (layer, gates) in self._owned.items():
       merged[name] = tf.where(

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 def project(values: tf.Tensor) -> tf.Tensor:
-  """The nearest point of non-negative numbers whose sum is 1.
+  """The point of the simplex that is nearest to `values`.
 
   Args:
     values: float `[n]`.
@@ -32,12 +32,12 @@ def minimize_quadratic(
 ) -> tf.Tensor:
   """The point a of the simplex with the least a^T matrix a.
 
-  By projected gradient descent with Nesterov's momentum, which starts anew
-  where it goes uphill.
+  It is found by projected gradient descent with Nesterov's momentum, which
+  starts anew where it goes uphill.
 
   Args:
     matrix: float `[n, n]`, positive semi-definite.
-    is_free: bool `[n]`; the other numbers are 0. Without any the
+    is_free: bool `[n]`, False for numbers that are held at 0. If all are, the
       result is finite and means nothing.
     num_steps: Steps of the descent from equal numbers.
 
@@ -55,7 +55,7 @@ def minimize_quadratic(
     moved = ahead - tf.math.divide_no_nan(
       tf.linalg.matvec(matrix, ahead), curvature
     )
-    # Others than the free ones are too far below to be projected on.
+    # Numbers that are not free are so far below that they get 0.
     new = project(tf.where(is_free, moved, -1e6))
     is_uphill = tf.reduce_sum((ahead - new) * (new - old)) > 0
     new_pace = tf.where(is_uphill, 1.0, (1 + tf.sqrt(1 + 4 * pace**2)) / 2)
