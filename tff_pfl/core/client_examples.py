@@ -57,7 +57,7 @@ class ClientExamples:
     self._kept = {}
 
   def __reduce__(self) -> Any:
-    # What is kept does not travel.
+    # The kept examples do not travel.
     return ClientExamples, (self._load, self._max_bytes)
 
   def __getitem__(self, client_id: str) -> example_tensors.ExampleTensors:
@@ -66,7 +66,7 @@ class ClientExamples:
     if tensors is None:
       tensors = padded(self._load(client_id))
       self._num_bytes += _num_bytes(tensors)
-    # What was asked for last is the last in the dictionary.
+    # The examples used last are the last in the dictionary.
     self._kept[client_id] = tensors
     while self._kept and self._num_bytes > self._max_bytes:
       self._num_bytes -= _num_bytes(self._kept.pop(next(iter(self._kept))))

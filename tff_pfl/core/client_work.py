@@ -47,8 +47,8 @@ class Exchange:
     weighting: The clients' weights in the mean, 'num_examples' or 'uniform';
       None for those of the process.
     seed_purpose: Purpose of the clients' seed, see `randomness`.
-    receives: In exchanges after the first: names of the global weights that
-      the server has changed since and sends, with the method's server state.
+    receives: Names of the global weights that the server has changed since the
+      first exchange and sends, with its state, in a later one.
     aggregator: Aggregation of this exchange in place of the process'
       aggregator, which must then be a plain mean, as it is not applied here;
       None for the process'.
@@ -64,7 +64,7 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True)
 class ClientWork:
-  """A method: what distinguishes it from others.
+  """A method, as values and pure functions.
 
   Attributes:
     model: The process' model.
@@ -97,8 +97,8 @@ class ClientWork:
       round: they are not in its first broadcast, and are zeros at its end.
     server_metrics: `algorithm -> metrics`: scalars by name that a round's
       metrics have from the method's server state; None for none.
-    report_scale: For methods whose reports are sums over a client's examples,
-      of which the server needs ratios; None where reports are averaged as they
+    report_scale: Scale of reports that are sums over a client's examples, of
+      which the server needs ratios; None where reports are averaged as they
       are. Each sum is averaged after division by the client's weight, where
       that is its number of examples, or by this positive number, where clients
       weigh alike. So the ratios are those of sums over the cohort.

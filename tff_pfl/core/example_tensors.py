@@ -98,8 +98,8 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> ExampleTensors:
       int32 `[n]`. n may be 0.
 
   Returns:
-    The examples in their order, padded with zeros; with domains, `x` is what
-    `domains.join` makes of it.
+    The examples in their order, padded with zeros; with domains, `x` is as
+    `domains.join` makes it.
   """
   number = len(arrays['y'])
   capacity = max(_SMALLEST_BUCKET, 1 << (number - 1).bit_length())
@@ -126,7 +126,7 @@ def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
 
   Returns:
     All examples in the dataset's order, padded with zeros; with domains, `x` is
-    what `domains.join` makes of it.
+    as `domains.join` makes it.
   """
   # Reading one element is many times faster than a loop over them, but there
   # must be one: a row after the last makes sure of it.

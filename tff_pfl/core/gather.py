@@ -157,7 +157,7 @@ class TrimmedMeanFactory(GatherFactory):
       rounded down to whole clients; 0.5 is the median.
 
   Raises:
-    ValueError: If it is out of its range.
+    ValueError: If `fraction` is out of its range.
   """
 
   fraction: float = 0.5
@@ -202,7 +202,7 @@ class GeometricMedianFactory(GatherFactory):
     norms = tf.norm(points, axis=1)
     is_counted = norms < _LARGEST_NORM
     weights = tf.where(is_counted, weights, 0.0)
-    # A weight of 0 would leave NaN of what is infinite.
+    # A weight of 0 would make NaN of an infinite value.
     points = tf.where(is_counted[:, tf.newaxis], points, 0.0)
 
     def mean(weights):

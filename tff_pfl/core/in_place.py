@@ -176,8 +176,8 @@ def choose_kernel(alone: Callable[[], Any], together: Callable[[], Any]) -> Any:
   """Returns the results of one of two functions of tensors.
 
   Args:
-    alone: For a client that runs alone.
-    together: For clients that run as one program.
+    alone: The function for a client that runs alone.
+    together: The function for clients that run as one program.
   """
   if tf.executing_eagerly():
     return alone()

@@ -174,7 +174,7 @@ def _keeping(inner, names, method, option):
       without(dataclasses.replace(client, local=local), local[_STATISTICS]),
       num_epochs,
     )
-    # What was fitted may lie below batch normalization.
+    # The fitted weights may lie below batch normalization.
     return with_those_of_examples(_both(fitted, local[_STATISTICS]))
 
   return dataclasses.replace(
@@ -186,7 +186,7 @@ def _keeping(inner, names, method, option):
     ),
     initial_local=_both(inner.initial_local, initial),
     personal_weights=personal_weights,
-    # With the initial statistics it is nobody's.
+    # With the initial statistics it would be no client's model.
     global_model=None,
     fit_new_client=fit_new_client,
     trains_new_clients=(

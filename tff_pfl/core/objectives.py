@@ -178,9 +178,9 @@ def prediction_loss(
     forward: `(weights, x, mode) -> (outputs, new_statistics)`, a function of
       the trained weights, with the frozen ones bound inside it. With a penalty,
       features follow.
-    domain_weights: For a model with domains: float `[domains]`, the factor of
-      an example's loss by its domain; None for 1. The mean is still over the
-      number of examples, and metrics have no such factor.
+    domain_weights: Factors of the examples' losses by domain, float
+      `[domains]`; None for 1. The mean is still over the number of examples,
+      and metrics have no such factors.
     penalty: Term of the batch's features that is added to the loss; None for
       none.
   """

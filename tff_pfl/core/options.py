@@ -48,7 +48,7 @@ _OBJECTS = {
 
 @dataclasses.dataclass(frozen=True)
 class ProcessOptions:
-  """Options of a process, whatever its method.
+  """Options of a process, the same for every method.
 
   Attributes:
     aggregator: Any TFF aggregation factory for the updates of the global

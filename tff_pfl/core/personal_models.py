@@ -160,7 +160,7 @@ def _build_personalize(work, options, training, types):
           client_state.local,
         )
 
-      # Of clients that run as one program: whether any is new.
+      # True for all clients that run as one program if any of them is new.
       any_is_new = vectorization.longest(tf.cast(is_new, tf.int32)) > 0
       local = tf.cond(any_is_new, fitted_if_new, lambda: client_state.local)
       client_state = client_state._replace(local=local)

@@ -24,7 +24,7 @@ _MAX_ORDERS = 128
 _INT32_MAX = 2**31 - 1
 
 OPTIMIZERS = ('sgd', 'adam')
-# Names are for flags and for what a run stores.
+# Names are for flags and for stored runs.
 Optimizer = Union[str, tff.learning.optimizers.Optimizer]
 
 

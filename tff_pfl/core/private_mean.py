@@ -179,7 +179,7 @@ def noise_multiplier_of(states: Any, clients_per_round: int) -> float:
     for name in ('l2_norm_bound', 'local_stddev')
   )
   for bound, variance in zip(bounds, np.square(deviations)):
-    # The sum of discrete Gaussians is nearly one: by how much not.
+    # The sum of discrete Gaussians is not quite one: the gap.
     gap = 10 * sum(
       math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, n)
     )
@@ -194,7 +194,7 @@ def parse_clip(clip: str) -> tuple[str, float]:
   """Parses a `PrivateMeanFactory.clip` into its kind and its number.
 
   Raises:
-    ValueError: If it has another form.
+    ValueError: If `clip` has another form.
   """
   kind, _, number = clip.partition(':')
   try:

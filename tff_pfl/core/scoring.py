@@ -16,12 +16,12 @@ class Scores(NamedTuple):
 
   Attributes:
     sums: Metric sums, named as in `objectives.zero_metrics`.
-    by_domain: For models with domains, the same sums for each, `[domains]`.
-    class_1: For models of two classes with scalar labels, float32 `[capacity]`,
-      or of several labels, `[capacity, labels]`: the logarithm of the odds of
-      class 1.
-    predictions: For models with metrics of all predictions of a client,
-      `SplitModel.predictions` of each example, `[capacity, ...]`.
+    by_domain: The same sums for each domain, `[domains]`; `()` without domains.
+    class_1: Logarithm of the odds of class 1, float32: `[capacity]` for two
+      classes with scalar labels, `[capacity, labels]` for several labels; `()`
+      for other models.
+    predictions: `SplitModel.predictions` of each example, `[capacity, ...]`, if
+      the model has metrics of all predictions of a client; `()` otherwise.
   """
 
   sums: Any

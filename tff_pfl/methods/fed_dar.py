@@ -12,10 +12,10 @@ i of the cohort with L_im examples of domain m (L_i in all):
     (d) server: phi <- sum_i L_i phi_i / sum_i L_i
 
 A round is two exchanges: (a) and (b), then (c) and (d). The weights u_m make
-all domains count the same; the L_m are known before training
-(`Domains`). A domain absent from a round keeps its head. Where clients weigh
-alike (`client_weighting='uniform'`, private factories) phi is the plain mean of
-the phi_i; heads of domains are combined by examples all the same. With two
+all domains count the same; the L_m are known before training (`Domains`). A
+domain absent from a round keeps its head. Where clients weigh alike
+(`client_weighting='uniform'`, private factories) phi is the plain mean of the
+phi_i; heads of domains are combined by examples all the same. With two
 exchanges a round does not compile to TFF's `MapReduceForm`; without
 `alternating` it does.
 

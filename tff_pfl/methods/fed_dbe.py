@@ -20,11 +20,12 @@ Symbols: kappa -> pull_strength, mu -> mean_rate, b_i -> the weight
 `personal_bias/bias`, z_g -> `consensus`, E -> num_epochs, eta -> learning_rate.
 
 Deviations from the paper: there, all clients train once without bias and pull
-before the first round, only to find z_g; here that is the first round of those
-that take part, whose result is kept and in which biases are trained. If they are
-few, z_g stays theirs. The bias is trained by the clients' optimizer with its
-momentum (the authors' code: plain SGD). As everywhere in this library, momentum
-is 0.5 by default. Written from the paper's abstract and the authors' code.
+before the first round, only to find z_g; here the first round of those that
+take part does that, whose result is kept and in which biases are trained. If
+they are few, z_g stays theirs. The bias is trained by the clients' optimizer
+with its momentum (the authors' code: plain SGD). As everywhere in this library,
+momentum is 0.5 by default. Written from the paper's abstract and the authors'
+code.
 
 References:
   Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan: Eliminating Domain Bias for

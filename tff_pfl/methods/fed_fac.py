@@ -19,16 +19,16 @@ in the first round that anybody takes part in, on the weights after it.
 start from the same weights, the first round's training is that training.) A
 random split personalizes as many units, drawn in each round or once.
 
-A client that never took part trains its personal units, from the server's
-last values of them, with all shared weights frozen (the paper's LocalTrain).
+A client that never took part trains its personal units, from the server's last
+values of them, with all shared weights frozen (the paper's LocalTrain).
 
 A server optimizer with momentum goes on moving the global values of personal
 units, whose updates are 0; they are where newcomers start.
 
-What a client sends for factor analysis is `factor_analysis.client_sums` of each
-layer, d (d + 1) / 2 + d + 1 numbers for d units, next to an update as large
-as the model, in which the personal units are 0. It receives the weights and
-the partition. The sums are not weighted by examples: the paper's matrix has the
+For factor analysis a client sends `factor_analysis.client_sums` of each layer,
+d (d + 1) / 2 + d + 1 numbers for d units, next to an update as large as the
+model, in which the personal units are 0. It receives the weights and the
+partition. The sums are not weighted by examples: the paper's matrix has the
 columns of all clients alike. In the static mode they are 0 after the first
 round, but sent all the same, as the round is one computation.
 
@@ -36,11 +36,11 @@ Symbols: Lambda -> layers, tau_l -> threshold (a quantile of nu_l), kappa_l ->
 explained_variance, G -> num_epochs, eta_l -> learning_rate, eta_g -> the
 server optimizer's learning rate.
 
-Deviations from the paper: where it is silent, a unit that turns personal
-starts from the client's last own value, or from the global one if it never had
-any, and one that turns shared from the server's last value; both then move by
-the round's change. The same tau and kappa hold for all layers. The columns have
-no biases, as in section 4.1. Exactly as many units are personal as have a
+Deviations from the paper: where it is silent, a unit that turns personal starts
+from the client's last own value, or from the global one if it never had any,
+and one that turns shared from the server's last value; both then move by the
+round's change. The same tau and kappa hold for all layers. The columns have no
+biases, as in section 4.1. Exactly as many units are personal as have a
 communality below the quantile where all differ: of equal ones (all 0, where
 units are dead) the first are, while by nu_lj >= tau_l all would be shared. The
 iteration ends early for more than 256 units (see `factor_analysis`). As

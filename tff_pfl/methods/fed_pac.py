@@ -25,9 +25,9 @@ Symbols: lambda -> pull_strength, C -> `algorithm['means']`, E ->
 num_body_epochs.
 
 Deviations from the paper: its server solves each client's program and sends it
-its head; here it sends what it collected to the cohort, and each client solves
-its own program, with the same result. So clients see each other's heads and
-class means, and a round has two exchanges; the server keeps nothing of them
+its head; here it sends the collected values to the cohort, and each client
+solves its own program, with the same result. So clients see each other's heads
+and class means, and a round has two exchanges; the server keeps nothing of them
 between rounds. Aggregation must be a plain mean: the collected values would be
 neither private nor secure. 300 steps of projected gradient descent solve the
 program (the authors': an exact solver, weights under 0.001 set to 0). Classes

@@ -9,9 +9,9 @@ W_p z the personal head's, on client i with n_c examples of class c:
     server:  theta, W_g <- sum_i n_i (theta_i, W_g,i) / sum_i n_i
 
 A client predicts with g + p, one without data with g. The shift by the class
-counts (balanced softmax) leaves it to the personal head to know how frequent a
-client's classes are, so that clients of other classes train a generic model for
-all classes alike. Without it (gamma = 0) the generic model is that of FedAvg.
+counts (balanced softmax) leaves the frequencies of a client's classes to its
+personal head, so that clients of other classes train a generic model for all
+classes alike. Without it (gamma = 0) the generic model is that of FedAvg.
 
 Both heads are linear, so that a personal model is the model itself with W_g +
 W_p as its head. A client that never took part fits W_p with the rest frozen.

@@ -10,8 +10,8 @@ produce a personal unit stay on its client: its columns of the kernels, its
 bias, its parameters of a normalization that follows. The partition is given;
 `fed_fac` finds one.
 
-A client that never took part trains its personal units, from the initial
-ones, with all shared weights frozen (the paper's LocalTrain).
+A client that never took part trains its personal units, from the initial ones,
+with all shared weights frozen (the paper's LocalTrain).
 
 With no personal unit this is FedAvg, with all of the last layer FedPer, with
 all of the lower layers LG-FedAvg.

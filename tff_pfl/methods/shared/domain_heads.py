@@ -198,7 +198,7 @@ class SecondOrder(WeightedAverage):
     )
 
   def report(self, old, new, features):
-    """The average's report, the Hessians, and these times the heads' changes."""
+    """The average's report, the Hessians, and these times the changes."""
     report = super().report(old, new, features)
     members = _members(self._model, features)
     hessians = tf.stack(

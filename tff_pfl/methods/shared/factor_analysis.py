@@ -2,18 +2,18 @@
 
 Unit j of a layer is, in client k, a column z_kj of numbers: its weights, or
 what a round's training changed in them. The columns of all clients, one below
-the other, are the matrix Z; its correlations R tell which units vary
-together. The model R = A A^T + Psi with G common factors (the columns of A) and
-a diagonal Psi gives the communality of a unit, the part of its variance
-that the common factors explain: nu_j = sum_m a_jm^2.
+the other, are the matrix Z; its correlations R tell which units vary together.
+The model R = A A^T + Psi with G common factors (the columns of A) and a
+diagonal Psi gives the communality of a unit, the part of its variance that the
+common factors explain: nu_j = sum_m a_jm^2.
 
 R needs only three sums over clients, of Z_k^T Z_k, of Z_k^T 1 and of the number
 of rows, so nobody sees a client's columns, and any aggregator for sums or means
 serves. A client sends d (d + 1) / 2 + d + 1 numbers for a layer of d units.
 
 The principal-factor iteration finds A: starting from Psi = 0, it takes the G
-largest positive eigenvalues of R - Psi with their eigenvectors, sets Psi to
-what R's diagonal then has left, and so on until the communalities converge or
+largest positive eigenvalues of R - Psi with their eigenvectors, sets Psi to the
+rest of R's diagonal, and so on until the communalities converge or
 `max_iterations` are done. Where common factors stand out from the rest, it
 takes 5 to 20; where there are none, so that nothing tells units apart, it does
 not converge in a thousand. So the limit bounds the time: an iteration on 512
