@@ -144,7 +144,7 @@ class PersonalTrainingHParams(LocalTrainingHParams):
     self.personal_phase()
 
   def personal_phase(self, num_epochs: Optional[int] = None) -> phases.Phase:
-    """The phase of the personal weights; `num_epochs` replace its own."""
+    """The phase of the personal weights, for `num_epochs` if given."""
     if num_epochs is None:
       num_epochs = self.personal_num_epochs
     return self.phase(num_epochs, self.personal_learning_rate)

@@ -41,8 +41,8 @@ def kept_by_clients(
     method: Name of the method, for errors.
 
   Raises:
-    ValueError: If the network has no batch normalization, or the method cannot
-      leave it to the clients.
+    ValueError: If the network has no batch normalization, or the method's
+      clients cannot keep it.
   """
   if statistics == 'global':
     return work

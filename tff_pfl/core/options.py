@@ -65,7 +65,7 @@ class ProcessOptions:
     stateless: True if clients forget their local state after each round and
       start the next from the initial one, for deployments that cannot tell
       their clients apart. A client that is scored then fits its state first.
-    personalization: Work on a client's model before it is scored.
+    personalization: Options of personalizing models before they are scored.
     training: Options of the clients' training with any method: weight decay,
       clipping, the schedule of learning rates.
     statistics: Place of the moving statistics of batch normalization: 'global'

@@ -125,7 +125,8 @@ class Phase:
     batches_per_step: Batches that the objective takes at each step. The first
       are those of a phase with one. The others go through the same order of the
       examples, each from another place on, so that the batches of a step have
-      no example in common. On a client with fewer batches, some are the same.
+      no example in common. On a client with fewer batches some or all are the
+      same.
   """
 
   optimizer: tff.learning.optimizers.Optimizer

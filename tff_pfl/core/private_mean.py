@@ -16,8 +16,8 @@ z is then that of both sums together, so the noise on the updates is larger.
 
 TFF's `tff.aggregators.DifferentiallyPrivateFactory` does the same, but draws
 its noise anew whenever it runs. Here noise comes from a seed, round by round,
-so that a run can be repeated, and ends the same after an interruption. Privacy
-then needs a seed that nobody else knows: deployments should use TFF's.
+so that runs can be repeated and resumed with the same result. Privacy then
+needs a seed that nobody else knows: deployments should use TFF's.
 
 References:
   McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent

@@ -46,7 +46,7 @@ TOLERANCE = 1e-4
 # iteration's cost grows with the cube of the units, that many fewer.
 _MOST_ITERATIONS = 50
 _LEAST_ITERATIONS = 8
-_ELEMENTS_OF_MOST = 256
+_UNITS_OF_MOST = 256
 # Communalities that differ by less are taken for equal.
 _EQUAL = 1e-9
 
@@ -68,7 +68,7 @@ class Factors(NamedTuple):
 
 def max_iterations(number: int) -> int:
   """The largest number of iterations for a layer of `number` units."""
-  scale = (_ELEMENTS_OF_MOST / number) ** 3
+  scale = (_UNITS_OF_MOST / number) ** 3
   return int(
     np.clip(_MOST_ITERATIONS * scale, _LEAST_ITERATIONS, _MOST_ITERATIONS)
   )
