@@ -148,8 +148,8 @@ class Client:
       phase: Optimizer, batch size, and number of epochs or steps.
       stream: See `stream`; each phase of an exchange takes another.
       model: The model of the weights; None for the process'.
-      examples: Others than the client's, such as its frozen features.
-      inputs: As for `training_loop.train`.
+      examples: Examples in place of the client's, such as its frozen features.
+      inputs: See `training_loop.train`.
       plain: True for training without the options of local training.
     """
     if not plain:
@@ -183,10 +183,10 @@ class Client:
     `stream` and `model` are those of `sgd`.
 
     Args:
-      head: The weights where it starts.
+      head: Initial weights of the head.
       phase: Optimizer, batch size, and number of epochs or steps.
-      body: The body's weights; None for those that were received.
-      stream: As for `sgd`.
+      body: The body's weights; None for those received.
+      stream: See `sgd`.
       model: The model of body and head; None for the process'.
       domain_weights: See `objectives.prediction_loss`.
       features: The body's `features`, if already computed.
@@ -221,11 +221,11 @@ class Client:
     `stream` and `model` are those of `sgd`.
 
     Args:
-      part: The weights where the part starts.
-      whole_of: From the part to all weights.
-      part_of: From some of the model's weights to those of the part.
+      part: Initial weights of the part.
+      whole_of: Maps the part to all weights.
+      part_of: Maps some of the model's weights to those of the part.
       phase: Optimizer, batch size, and number of epochs or steps.
-      stream: As for `sgd`.
+      stream: See `sgd`.
       model: The model of all weights; None for the process'.
     """
     model = model or self.model

@@ -82,9 +82,9 @@ def fit_local(
     client: The client; its received weights are the frozen ones.
     model: The model of all weights.
     partition: The division into global and local weights.
-    phase: As for `Client.sgd`.
-    local: The local weights where it starts; None for the client's.
-    stream: As for `Client.sgd`.
+    phase: Optimizer, batch size, and number of epochs or steps.
+    local: Initial local weights; None for the client's.
+    stream: See `Client.sgd`.
   """
   local = client.local if local is None else local
   head_names = set(model.weight_names(model.head_layers))
