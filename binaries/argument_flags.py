@@ -23,9 +23,11 @@ def define_field(
 
   Args:
     name: The flag's name.
-    text: The help text; None for what the dataclass's docstring says.
-    choices: The values that a string may have; none for any.
-    lower_bound: The least value of an integer.
+    owner: The dataclass.
+    field: Name of the field.
+    text: Help text; None for that of the dataclass's docstring.
+    choices: Values that a string may have; empty for any.
+    lower_bound: Least value of an integer.
   """
   text = text or hparams.help_text(owner, field)
   default = getattr(owner, field)
@@ -43,7 +45,7 @@ def define_field(
 
 
 def _define(hint):
-  """What defines a flag of a type."""
+  """The function that defines a flag of a type."""
   if _is_list(hint):
     return flags.DEFINE_list
   kinds = [hint, *typing.get_args(hint)]
@@ -60,7 +62,7 @@ def _define(hint):
 class ArgumentFlags:
   """A flag for each keyword argument that functions of one kind have.
 
-  Its help text is what the functions' docstrings say; unset means their
+  Help texts are those of the functions' docstrings; unset means a function's
   default.
   """
 
@@ -126,7 +128,7 @@ class ArgumentFlags:
 
 
 def _is_list(hint, *items) -> bool:
-  """Whether it is a sequence of integers or strings, or may be one."""
+  """True for a sequence of integers or strings, or a type that may be one."""
   return any(
     f'Sequence[{item.__name__}]' in str(hint) for item in items or (int, str)
   )

@@ -1,4 +1,4 @@
-r"""Measures how fast rounds are, on workloads of known size.
+r"""Measures the speed of rounds, on workloads of known size.
 
     python -m binaries.benchmark --workload=w1,w2 --reference
 
@@ -29,7 +29,7 @@ _ALL = 'all'
 _WORKLOAD = flags.DEFINE_list(
   'workload',
   ['w1'],
-  f'Which to measure, or {_ALL}. '
+  f'Workloads to measure, or {_ALL}. '
   + '; '.join(
     f'{w.name}: {w.description}' for w in workloads.WORKLOADS.values()
   )

@@ -33,7 +33,7 @@ def names() -> list[str]:
 
 
 def selected_cluster() -> Optional[cluster_lib.Cluster]:
-  """What the flags give; None without --cluster.
+  """The cluster that the flags give; None without --cluster.
 
   Raises:
     ValueError: If another of these flags is given without it.

@@ -57,7 +57,7 @@ _GRID = flags.DEFINE_multi_string(
 _SEARCH = flags.DEFINE_multi_string(
   'search',
   [],
-  'Instead of --grid, what Optuna is to search among: '
+  'Instead of --grid, ranges or values that Optuna searches: '
   "'[method.]hyperparameter=low:high', '…=low:high:log' or "
   "'…=value,value,...'. May be given several times.",
 )
@@ -71,7 +71,7 @@ _FINE_TUNE_VARIANTS = flags.DEFINE_list(
   'fine_tune_variants',
   [],
   f'Ways, among {", ".join(trial.VARIANTS)}, in which the models of the last '
-  'round are fine-tuned and scored, besides as --fine_tune says.',
+  'round are fine-tuned and scored, in addition to that of --fine_tune.',
 )
 _NUM_NEW_CLIENTS = flags.DEFINE_integer(
   'num_new_clients',
@@ -82,13 +82,13 @@ _NUM_NEW_CLIENTS = flags.DEFINE_integer(
 _VALIDATION_FRACTION = flags.DEFINE_float(
   'validation_fraction',
   0.2,
-  "Part of each client's training examples that --grid or --search is decided "
-  'by.',
+  "Part of each client's training examples on which --grid or --search "
+  'chooses.',
 )
 _TUNING_ROUNDS = flags.DEFINE_integer(
   'tuning_rounds',
   None,
-  'Rounds of the runs that --grid or --search is decided by (default: '
+  'Rounds of the runs by which --grid or --search chooses (default: '
   '--num_rounds).',
   lower_bound=1,
 )
@@ -139,7 +139,7 @@ def _seeds():
 
 
 def _comparison():
-  """What the flags ask for."""
+  """The comparison that the flags ask for."""
   if not (_GRID.value or _SEARCH.value):
     run_flags.refuse(
       ['tuning_rounds', 'validation_fraction'],

@@ -1,4 +1,4 @@
-r"""Writes a finished run's model, or its method, as production takes it.
+r"""Writes a finished run's model, or its method, in formats for production.
 
     python -m binaries.export --run_dir=runs/digits --format=tflite \
       --client=client_3 --output=client_3.tflite
@@ -9,7 +9,7 @@ r"""Writes a finished run's model, or its method, as production takes it.
 --format=tflite: one file for phones, with the signatures `predict`, `evaluate`,
 `personalize` (fits a new client's model to its examples), `weights` (returns
 them) and `set_weights`; LiteRT runs it with its builtin operators alone.
-With --quantize it only predicts, and what that costs on the clients' test
+With --quantize it only predicts, and the loss of accuracy on the clients' test
 examples is printed. --output ends in .tflite.
 
 --format=saved_model: a folder for TensorFlow Serving, with the signatures
@@ -57,7 +57,7 @@ _RUN_DIR = flags.DEFINE_string(
   'run_dir', None, 'Folder of a run of binaries.train.', required=True
 )
 _FORMAT = flags.DEFINE_enum(
-  'format', None, _FORMATS, 'What to write.', required=True
+  'format', None, _FORMATS, 'Format of the output.', required=True
 )
 _OUTPUT = flags.DEFINE_string(
   'output',
@@ -74,7 +74,7 @@ _QUANTIZE = flags.DEFINE_enum(
   'quantize',
   'none',
   tflite.QUANTIZATIONS,
-  'What the weights of --format=tflite become.',
+  'Type of the weights of --format=tflite.',
 )
 for _name in ('data_dir', *_FITTING_FLAGS, *runtime_flags.names()):
   flags.declare_key_flag(_name)
@@ -83,13 +83,13 @@ flags.adopt_module_key_flags(program)
 
 
 class _Source(NamedTuple):
-  """A run, opened, with what executes its computations."""
+  """A run, opened, and the runtime of its computations."""
 
   run: run_lib.Run
   runtime: runtime_base.Runtime
 
   def weights(self) -> split_model.Weights:
-    """Those of the model to export."""
+    """The weights of the model to export."""
     if _CLIENT.value is None:
       return self.run.new_client_weights(self.runtime)
     return self.run.personal_weights(_CLIENT.value, self.runtime)
@@ -115,7 +115,7 @@ class _Source(NamedTuple):
 
 
 def _personalization(run):
-  """How new clients are fitted: as the run did, or all weights."""
+  """The options of new clients: those of the run, or to fit all weights."""
   options = run.config.personalization
   adapts = options.fine_tune != 'none' or run.build_process().trains_new_clients
   return run_flags.personalization_from_flags(
@@ -204,7 +204,7 @@ _EXPORTS = {
 
 
 def _encoding_files(run):
-  """Of a run on a table, what is written beside the model: texts by path.
+  """The files beside the model of a run on a table: texts by path.
 
   They make inputs of a table's rows, and have the names of its classes.
   """

@@ -41,7 +41,7 @@ _Reader = Callable[[str], list[_Part]]
 
 
 def _is_prepared(path: str) -> bool:
-  """Returns whether a file is one that this program wrote."""
+  """Returns True for a file that this program wrote."""
   try:
     with np.load(path) as arrays:
       return 'x' in arrays and 'client_id' not in arrays
@@ -116,7 +116,7 @@ def _read_binary(
 
   Args:
     names: The files, that of test images last.
-    label_bytes: How many labels an image has, of which the last is its class.
+    label_bytes: Number of an image's labels, of which the last is its class.
   """
   record_size = label_bytes + 3 * 32 * 32
   parts = []
@@ -362,9 +362,10 @@ def prepare(
   """Writes the files of image sets, and yields a line on each.
 
   Args:
-    output_dir: None for `data_dir`.
-    names: Of `IMAGE_SETS`; none for those whose published files are there.
-    overwrite: Whether files that are there already are made anew.
+    data_dir: Folder of the published files.
+    output_dir: Folder for the .npz files; None for `data_dir`.
+    names: Keys of `IMAGE_SETS`; empty for all whose published files are there.
+    overwrite: True to make existing files anew.
 
   Raises:
     ValueError: A set is not there, or twice, or damaged.

@@ -13,11 +13,11 @@ _OVERWRITE = flags.DEFINE_bool(
 
 
 def new_path(path: str, name: str) -> str:
-  """A path of this machine for an output.
+  """Checks the path of an output, which must be new or may be replaced.
 
   Args:
-    path: A file or folder; a folder without files is new.
-    name: That of the flag.
+    path: Path of a file or folder; a folder without files is new.
+    name: Name of its flag.
 
   Raises:
     RunError: If it is there, and --overwrite is not given.

@@ -5,7 +5,7 @@ r"""Fits a finished run's model to new clients, by number of samples and epochs.
       --num_epochs=1,10 --output_dir=runs/digits/new_clients
 
 The new clients come from an .npz file with arrays `x` `[n, ...]`, `y` `[n]`
-and, for more than one client, `client` `[n]` (whose example it is), for data
+and, for more than one client, `client` `[n]` (an example's owner), for data
 with domains `domain` `[n]` (in the order of the run's domains); of a run on a
 table from a CSV file with its columns (`--clients_csv`); or from a data set by
 name (`--dataset` and its flags, `--partition`, `--num_clients`, `--seed`; with
@@ -161,7 +161,7 @@ def _load_clients(run):
 
 
 def _variants(run):
-  """From the number of epochs to the options that train for them."""
+  """The options of the fit by number of epochs."""
   process = run.build_process()
   trains = process.trains_new_clients
   if not trains:

@@ -16,8 +16,8 @@ others that the data set npz has, such as `y`, are left aside.
 
 The output, by its ending, is a .csv with a row an example (prediction and, for
 classifiers, probabilities) or an .npz with arrays `prediction` and
-`probabilities` (or `outputs` for regression). Classes are called what the table
-calls them, numbers are in its unit, and several labels have columns each.
+`probabilities` (or `outputs` for regression). Classes have the names of the
+table, numbers its unit, and several labels have columns each.
 """
 
 import math
@@ -129,7 +129,7 @@ def _predict_arrays(run, runtime):
 
 
 def _results(run, outputs, is_table):
-  """What to write: arrays, and for a .csv columns of as many rows."""
+  """The results to write: arrays, and for a .csv columns of as many rows."""
   classifier = run.model.classifier
   # Not -1, which has no meaning without examples.
   flat = outputs.reshape(len(outputs), math.prod(outputs.shape[1:]))

@@ -1,4 +1,4 @@
-"""How every program of this folder starts and ends."""
+"""Start and end of every program of this folder: flags, help, errors."""
 
 import contextlib
 import functools
@@ -109,8 +109,10 @@ def run(
   143.
 
   Args:
-    flags_of: Flags that --help shows only with another: from the name of that
-      to a function from (each of) its values to their names.
+    main: Function that does the program's work.
+    flags_of: Flags that --help shows only where another flag selects them: by
+      the name of that flag, a function from (each of) its values to the names
+      of the flags to show.
   """
 
   def guarded(argv: Sequence[str]) -> None:

@@ -2,8 +2,8 @@
 
 A published figure is worth comparing with only where the setting is the same:
 the data set, the number of clients and how the classes are divided among them.
-What else differs (the network, the number of rounds, how a learning rate was
-chosen) a `Source` says in words.
+Other differences (the network, the number of rounds, the choice of a learning
+rate) are told by a `Source` in words.
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai, Exploiting Shared Representations for
@@ -26,16 +26,16 @@ _LAST = 'personal_accuracy'
 
 
 class Column(NamedTuple):
-  """What the figures of a column were measured on.
+  """The data that a column's figures were measured on.
 
   Attributes:
-    dataset: A key of `datasets.DATASETS`, or what that would be called.
+    dataset: A key of `datasets.DATASETS`, or a name for one that is not there.
     partitions: The start of the specification of the partition, such as
       'shards:2' for two classes a client in equal shards, or 'natural' where
       clients come with the data; several, joined by ' or ', where the paper
       and its authors' code differ.
-    note: In what the paper's data differ from those that a comparison of this
-      setting may have; empty where they are the same.
+    note: Differences of the paper's data from those of a comparison with these
+      settings; empty where there are none.
     metric: A name of `metrics.by_name`; None for the mean over the last ten
       rounds, or after the last one where models are fine-tuned then, which have
       no earlier rounds.
@@ -48,7 +48,13 @@ class Column(NamedTuple):
   metric: Optional[str] = None
 
   def matches(self, dataset: Any, num_clients: Any, partition: Any) -> bool:
-    """Whether a comparison of these settings has this very setting."""
+    """True if a comparison of these settings is on such data.
+
+    Args:
+      dataset: A key of `datasets.DATASETS`.
+      num_clients: Number of clients.
+      partition: Specification of the partition, such as 'shards:2'.
+    """
     if (dataset, num_clients) != (self.dataset, self.num_clients):
       return False
     for wanted in self.partitions.split(' or '):
@@ -61,16 +67,16 @@ class Column(NamedTuple):
 
 
 class Source(NamedTuple):
-  """Where figures were published.
+  """A published table of figures.
 
   Attributes:
     paper: Short name and venue.
     table: Its number, such as 'table 1'.
-    protocol: How the paper obtained its figures, in one or two sentences.
-    columns: Those of the table.
-    rows: Its rows: method|key of the algorithm|figures in percent, '-' for
-      those that the paper, or our copy of it, does not have. Where the head is
-      fine-tuned, the method's name ends in '+FT'.
+    protocol: The paper's way to its figures, in one or two sentences.
+    columns: Columns of the table.
+    rows: Rows of the table: method|key of the algorithm|figures in percent, '-'
+      for those that the paper, or our copy of it, does not have. Where the head
+      is fine-tuned, the method's name ends in '+FT'.
   """
 
   paper: str
@@ -80,7 +86,11 @@ class Source(NamedTuple):
   rows: str
 
   def figures(self, places: Sequence[int]) -> Iterator[PublishedFigure]:
-    """Those of the columns at some places, row by row."""
+    """The figures of some columns, row by row.
+
+    Args:
+      places: Indices of the columns.
+    """
     for line in self.rows.strip().splitlines():
       method, algorithm, values = map(str.strip, line.split('|'))
       # Where the method itself does not fine-tune, leaving it out is the same.
@@ -105,12 +115,13 @@ class PublishedFigure(NamedTuple):
   """One cell of a published table.
 
   Attributes:
-    method: What the paper calls the method.
-    algorithm: A key of `registry.ALGORITHMS`, or what that would be called.
+    method: Name of the method in the paper.
+    algorithm: A key of `registry.ALGORITHMS`, or a name for one that is not
+      there.
     variants: The ways to personalize that are the paper's, of which the first
       that a comparison has counts; see `results`.
     metric: A name of `metrics.by_name`.
-    value: In [0, 1]; None where there is no figure.
+    value: Figure in [0, 1]; None where there is none.
   """
 
   method: str
@@ -223,7 +234,7 @@ SOURCES = (_FED_REP, _FED_FAC, _FED_DAR)
 
 
 def _equal(a: str, b: str) -> bool:
-  """Whether two parts of a specification are the same name or number."""
+  """True if two parts of a specification are the same name or number."""
   try:
     return float(a) == float(b)
   except ValueError:
@@ -233,15 +244,16 @@ def _equal(a: str, b: str) -> bool:
 def matching_figures(
   dataset: Any, num_clients: Any, partition: Any
 ) -> dict[Source, tuple[str, list[PublishedFigure]]]:
-  """Returns what was published for a setting.
+  """Returns the published figures for such data.
 
   Args:
     dataset: A key of `datasets.DATASETS`.
-    partition: The specification of the partition, such as 'shards:2'.
+    num_clients: Number of clients.
+    partition: Specification of the partition, such as 'shards:2'.
 
   Returns:
-    By table, the note of the column and its figures for the setting; empty
-    where nothing was published.
+    The notes of columns and their figures, by table; empty where nothing was
+    published.
   """
   found = {}
   for source in SOURCES:
@@ -257,7 +269,7 @@ def matching_figures(
 
 
 def reference(dataset: Any, num_clients: Any, partition: Any) -> pd.DataFrame:
-  """The figures for a setting, as `page.write` takes them."""
+  """The figures for such data, as `page.write` takes them."""
   return pd.DataFrame(
     {
       'source': f'{source.paper}, {source.table}',
@@ -274,11 +286,12 @@ def reference(dataset: Any, num_clients: Any, partition: Any) -> pd.DataFrame:
 def value(
   paper: str, method: str, dataset: Any, num_clients: Any, partition: Any
 ) -> Optional[float]:
-  """What a paper has for a method in a setting; None where it has no figure.
+  """The figure of a method in a paper; None where it has none.
 
   Args:
-    paper: The start of its name in `Source`.
-    method: In the paper's words or ours: only letters and digits count.
+    paper: Start of its name in `Source`.
+    method: Name of the method in the paper's words or ours: only letters and
+      digits count.
   """
   matching = matching_figures(dataset, num_clients, partition)
   found = [

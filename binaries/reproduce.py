@@ -1,4 +1,4 @@
-r"""Repeats experiments of the papers and checks what the papers claim of them.
+r"""Repeats experiments of the papers and checks the papers' claims.
 
     python -m binaries.reproduce --list
     python -m binaries.reproduce --experiment=fedrep_linear_convergence
@@ -6,11 +6,11 @@ r"""Repeats experiments of the papers and checks what the papers claim of them.
 
 An experiment's folder below --output_dir gets its figure (`figure.png`), its
 numbers (`numbers.csv`, `numbers.json`) and `summary.json`, with the claims:
-what the paper says and where, the number it was reduced to, and whether the
-claim holds, fails or is undecided. Where methods are compared, the 95% interval
-of the difference over at least five seeds decides. `all` also writes the claims
-of all experiments to `summary.json` in --output_dir, and shows them with the
-figures in `claims.html`.
+the paper's statement and its place, the number it was reduced to, and the
+verdict: the claim holds, fails or is undecided. Where methods are compared, the
+95% interval of the difference over at least five seeds decides. `all` also
+writes the claims of all experiments to `summary.json` in --output_dir, and
+shows them with the figures in `claims.html`.
 
 A claim that fails is a result: the exit status is 1 only if an experiment could
 not run. With `all`, the other experiments run nevertheless.

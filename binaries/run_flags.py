@@ -38,21 +38,21 @@ _TEXTS = {
   'dataset': f'The data. {datasets.describe_datasets()}.',
   'data_dir': "Folder with the data set's files, if it reads any, or the file "
   'itself (--csv is the same).',
-  'partition': 'How the data are divided among clients. '
+  'partition': 'Partition of the data among clients. '
   + datasets.describe_partitioners(),
   'num_clients': 'Number of clients.',
   'model': 'The network. linear; mlp; cnn: the 5-layer CNN of FedRep; '
   'resnet_18 and vgg_16: with group normalization; text_mlp: of the mean of '
   "the words' embeddings; text_lstm: of characters or words.",
-  'domain_model': 'What the model does with domains: shared ignores them, '
+  'domain_model': 'Use of domains by the model: shared ignores them, '
   'multi_head has a head for each, input gives the head the domain beside the '
   'features.',
-  'reweight_domains': 'Whether all domains count the same in the loss, where '
-  'all weights are trained together.',
+  'reweight_domains': 'Give all domains the same weight in the loss, where all '
+  'weights are trained together.',
   'initial_run': 'Folder of a finished run of the same network, whose global '
   'model this one (or its warm-up) starts from.',
-  'initial_run_part': 'What of the model of --initial_run is taken: all, or '
-  'the body alone, with a random head, as where the other run had other '
+  'initial_run_part': 'Part of the model of --initial_run that is taken: all, '
+  'or the body alone, with a random head, as where the other run had other '
   'classes.',
   'num_warmup_rounds': 'Rounds of FedAvg before those of the run, with the '
   'local training of the method (or of each baseline), which starts from their '
@@ -66,7 +66,7 @@ _TEXTS = {
   f'rounds: {client_sampling.FORMS["join_rounds"]}. Before, they are neither '
   'in a round nor scored.',
   'rounds_per_evaluation': 'Rounds between evaluations of all clients.',
-  'num_final_evaluations': 'How many of the last rounds are all evaluated.',
+  'num_final_evaluations': 'Last rounds that are all evaluated.',
   'seed': 'Seed of the partition, the initial weights, the sampling and all '
   'client work.',
   'aggregator': "Aggregation of clients' updates: "
@@ -74,18 +74,17 @@ _TEXTS = {
   '(secure: simulated, the worker sums in the clear; trimmed_mean:<share of '
   'clients at either end>; dp: clipped, with noise of the server, see '
   '--dp_epsilon; ddp: clipped, with noise of the clients, under secure sums).',
-  'attack': f'What attacked clients do: {attacks.FORMS}. The others are '
-  'scored.',
+  'attack': f'Attack by some clients: {attacks.FORMS}. The others are scored.',
   'attacked_fraction': 'Share of the clients that are attacked.',
   'client_weighting': "Clients' weights in the aggregation (default: the "
   "method's own, num_examples of most; uniform of l2gd, p_fed_me, scaffold).",
-  'statistics': 'Where batch normalization has its moving statistics: averaged '
-  'with the global weights, kept by the client (local), or kept with its '
-  'scales and offsets (local_all).',
+  'statistics': 'Moving statistics of batch normalization: global (averaged '
+  'with the global weights), local (kept by the client) or local_all (kept '
+  'with the scales and offsets).',
   'augmentation': 'Random changes of images in training, drawn anew in each '
   f'step: {augmentation.FORMS}.',
-  'class_weight': 'Weights of the classes in the loss of training, not in what '
-  f'is reported: {class_weights.FORMS}.',
+  'class_weight': 'Weights of the classes in the loss of training, not in '
+  f'reported losses: {class_weights.FORMS}.',
   'metrics': 'Further metrics to report, such as auc,f1_macro or rmse,r2: '
   f'{", ".join(client_metrics.NAMES)}, and those of Keras that are means over '
   'examples, such as mse and top_5_accuracy (default: none).',
@@ -95,12 +94,11 @@ _TEXTS = {
   },
   'learning_rate_schedule': "Factor of the clients' learning rates by round: "
   f'{schedules.FORMS}, or several joined by +.',
-  'server_learning_rate_schedule': "The same for the server optimizer's "
-  'learning rate.',
-  'stateless': 'Whether clients forget their local state after each round, as '
-  'in deployments that cannot tell clients apart; it is fitted anew for '
-  'scoring.',
-  'server_optimizer': 'Applied to the aggregated update; sgd with learning '
+  'server_learning_rate_schedule': "Factor of the server optimizer's learning "
+  'rate by round, in the same forms.',
+  'stateless': 'Make clients forget their local state after each round, as in '
+  'deployments that cannot tell clients apart; it is fitted anew for scoring.',
+  'server_optimizer': 'Optimizer of the aggregated update; sgd with learning '
   "rate 1 takes the mean of the clients' weights.",
   'server_learning_rate': "The server optimizer's learning rate.",
   'server_momentum': 'Momentum of --server_optimizer=sgd.',
@@ -198,7 +196,7 @@ def flags_of_algorithm(name: str) -> Collection[str]:
   return _HPARAM_FLAGS.get(name, {}).values()
 
 
-# What --help shows only with a flag that says whose flags; see `program.run`.
+# Flags that --help shows only with the flag that selects them.
 FLAGS_OF = {
   'aggregator': _PRIVACY_ARGUMENTS.names,
   'algorithm': flags_of_algorithm,
@@ -265,7 +263,7 @@ def selected_algorithm() -> str:
 
 
 def hparams_from_flags(algorithm: str) -> Any:
-  """The method's hyperparameters, defaults where flags are not given."""
+  """A method's hyperparameters, with defaults where flags are not given."""
   owner = registry.get_algorithm(algorithm).hparams
   flag_of = {**_HPARAM_FLAGS[algorithm], 'batch_size': 'batch_size'}
   hparams = owner(**_given(owner, flag_of))
@@ -292,12 +290,12 @@ def _expect_steps_or_epochs(flag_of: Mapping[str, str], hparams: Any) -> None:
 def personalization_from_flags(
   *, has_variants: bool = False, **defaults: Any
 ) -> personalization.Personalization:
-  """The options of personalization.
+  """The options of personalization that the flags give.
 
   Args:
-    has_variants: Whether models are fine-tuned also otherwise than --fine_tune
-      says, with the same options.
-    **defaults: Values where flags are not given.
+    has_variants: True if models are also fine-tuned in other ways than
+      --fine_tune, with the same options.
+    **defaults: Values of options whose flags are not given.
   """
   owner = personalization.Personalization
   set_by_flags = _given(owner, _PERSONALIZATION)
@@ -345,6 +343,7 @@ def config_from_flags(
   """The settings of a run that the flags give.
 
   Args:
+    algorithm: The method, a key of `registry.ALGORITHMS`.
     has_variants: As for `personalization_from_flags`.
   """
   given = _given(run_config.RunConfig, {name: name for name in _TEXTS})

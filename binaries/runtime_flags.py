@@ -1,4 +1,4 @@
-"""Flags that choose what executes, and how."""
+"""Flags of the runtime that executes computations."""
 
 from typing import Any
 
@@ -11,27 +11,28 @@ _RUNTIME = flags.DEFINE_enum(
   'runtime',
   runtime.DEFAULT,
   list(runtime.RUNTIMES),
-  'What executes a round. in_process: this process, on its CPU cores or GPUs; '
-  "native: TFF's own C++ worker; ray: a Ray cluster, on its CPU cores or GPUs.",
+  'Runtime that executes rounds. in_process: this process, on its CPU cores or '
+  "GPUs; native: TFF's own C++ worker; ray: a Ray cluster, on its CPU cores or "
+  'GPUs.',
 )
 _DEVICES = flags.DEFINE_list(
   'devices',
   ['auto'],
-  'Where clients compute with --runtime=in_process: auto (the GPUs, if there '
-  'are any; training only if a round is large enough for them), cpu, gpu, or '
-  'names such as GPU:0,GPU:2.',
+  'Devices of clients with --runtime=in_process: auto (the GPUs, if there are '
+  'any; training only if a round is large enough for them), cpu, gpu, or names '
+  'such as GPU:0,GPU:2.',
 )
 _BATCHED_CLIENTS = flags.DEFINE_bool(
   'batched_clients',
   None,
-  'Whether clients whose data have one size (rounded up to a power of two) run '
-  'as one program, with --runtime=in_process or ray (default: on GPUs).',
+  'Run clients whose data have one size (rounded up to a power of two) as one '
+  'program, with --runtime=in_process or ray (default: on GPUs).',
 )
 _MAX_CONCURRENT_CLIENTS = flags.DEFINE_integer(
   'max_concurrent_clients',
   None,
-  'How many clients compute at the same time, with --runtime=in_process or '
-  'native (default: one on each GPU or usable CPU core).',
+  'Clients that compute at the same time, with --runtime=in_process or native '
+  '(default: one on each GPU or usable CPU core).',
   lower_bound=1,
 )
 _DEVICE_CACHE_MB = flags.DEFINE_integer(
@@ -44,13 +45,13 @@ _DEVICE_CACHE_MB = flags.DEFINE_integer(
 _TF32 = flags.DEFINE_bool(
   'tf32',
   False,
-  'Whether GPUs multiply matrices in TensorFloat-32, with '
-  '--runtime=in_process: faster, and four digits less precise.',
+  'Multiply matrices in TensorFloat-32 on GPUs, with --runtime=in_process: '
+  'faster, and four digits less precise.',
 )
 _CUDA_GRAPHS = flags.DEFINE_bool(
   'cuda_graphs',
   True,
-  'Whether loops of training are CUDA graphs, which start faster, with '
+  'Run loops of training as CUDA graphs, which start faster, with '
   '--runtime=in_process on GPUs.',
 )
 _RAY_ADDRESS = flags.DEFINE_string(
@@ -77,7 +78,7 @@ _RAY_GPUS_PER_ACTOR = flags.DEFINE_float(
 _RAY_CLIENTS_PER_CHUNK = flags.DEFINE_integer(
   'ray_clients_per_chunk',
   None,
-  'How many clients an actor of --runtime=ray computes and adds up at a time '
+  'Clients that an actor of --runtime=ray computes and adds up at a time '
   '(default: a 64th of the cohort, rounded up). Results are the same for any '
   'number of actors, and differ in their last bits by this.',
   lower_bound=1,

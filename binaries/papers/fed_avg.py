@@ -1,15 +1,15 @@
-"""FedAvg against D-SGD on images: what local updates do to a representation.
+"""FedAvg against D-SGD on images: the effect of local steps on representations.
 
 D-SGD is FedAvg with one local step in a round (tau = 1). Both have the same
 clients, cohort size, batch size, learning rate, initial weights and total
 number of local updates of a client that always takes part, so that D-SGD has
 tau times as many rounds.
 
-* `fedavg_cosine`: whether features of one class are alike and those of
-  different classes are not, for several tau.
+* `fedavg_cosine`: similarity of features within and between classes, for
+  several tau.
 * `fedavg_new_classes`: accuracy on new clients after fine-tuning on a few
   examples of classes, or of a data set, that were not in training.
-* `fedavg_cka`: how much of each layer is left after fine-tuning on a new
+* `fedavg_cka`: similarity of each layer before and after fine-tuning on a new
   client.
 
 Deviations from the paper: its data sets are CIFAR-10 and CIFAR-100 and its
@@ -55,7 +55,7 @@ class Sizes:
   """Sizes and hyperparameters of training, for all three experiments.
 
   Attributes:
-    partition: How the data are divided among the clients.
+    partition: Partition of the data among the clients.
     nums_local_steps: Local steps in a round (tau), increasing: D-SGD's, which
       is 1, and FedAvg's.
     num_rounds: Rounds of D-SGD, a multiple of each of `nums_local_steps`.
@@ -81,10 +81,10 @@ class NewClientSizes(Sizes):
   """Sizes and hyperparameters of experiments with new clients.
 
   Attributes:
-    old_classes: Those of training.
-    new_classes: Those of the new clients.
+    old_classes: Classes of training.
+    new_classes: Classes of the new clients.
     num_new_clients: New clients for each seed.
-    num_fine_tuning_epochs: Of all weights; 10 in the paper.
+    num_fine_tuning_epochs: Epochs of fine-tuning all weights; 10 in the paper.
   """
 
   old_classes: Sequence[int] = (0, 1, 2, 3, 4, 5, 6)
@@ -150,7 +150,7 @@ CKA_FAST = CkaSizes(
 
 
 def _method(num_local_steps: int) -> str:
-  """What FedAvg with a number of local steps is called."""
+  """The name of FedAvg with a number of local steps."""
   return _D_SGD if num_local_steps == 1 else f'FedAvg, τ = {num_local_steps}'
 
 
@@ -352,7 +352,7 @@ def make_new_classes_claims(
 
 
 def measure_cka(context: context_lib.Context) -> paper.Rows:
-  """How similar fine-tuning leaves each layer, mean over new clients."""
+  """The similarity of layers before and after fine-tuning, over new clients."""
   sizes = context.sizes
   arrays = context.load_arrays(sizes.dataset).class_subset(sizes.new_classes)
   images = _test_images(arrays)

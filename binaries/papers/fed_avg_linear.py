@@ -147,7 +147,7 @@ def _train(
 
 
 def measure_representation(context: context_lib.Context) -> paper.Rows:
-  """Distance and gradient by round, and of each run how fast it fell."""
+  """Distance and gradient by round, and the rate at which they fell."""
   partial = context.sizes.participation
   for seed, (start, share) in context.progress(
     itertools.product(
@@ -164,7 +164,7 @@ def measure_representation(context: context_lib.Context) -> paper.Rows:
 
 
 def representation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """Figures 1 and 3 left: what FedAvg and D-GD find."""
+  """Claims on figures 1 and 3 left: the representations of FedAvg and D-GD."""
   first, last = (table.where(round=r) for r in (0, sizes.num_rounds))
 
   def share_left(start, method=_D_GD):
@@ -284,7 +284,7 @@ def measure_new_client(context: context_lib.Context) -> paper.Rows:
 
 
 def new_client_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """Figure 3 right: FedAvg's model is the better one to fine-tune."""
+  """Claims that FedAvg's model is better to fine-tune (figure 3, right)."""
   for num_samples in sizes.sample_counts:
     yield claims.difference(
       f"FedAvg's model fine-tuned on {num_samples} samples of a new client has "

@@ -68,14 +68,14 @@ class Sizes:
   """Sizes and hyperparameters; all clients take part in every round.
 
   Attributes:
-    partitions: How the data are divided, by what the results call it, from the
+    partitions: Partitions of the data by their names in the results, from the
       most heterogeneous on.
     one_partition: The one of `fed_dar_components`.
     dataset_arguments: Arguments that the data set takes.
     projection_dim: Features of FedDAR-SA's projection; None for no projection.
     dimensions: Dimensions of the representation that `feddar_k` compares.
     num_rounds: Rounds of training, with those of a warm-up.
-    num_warmup_rounds: How many of them FedDAR's warm-up takes.
+    num_warmup_rounds: Rounds of them that are FedDAR's warm-up.
     num_head_epochs: Epochs on the head where it is trained in turn.
     num_fine_tuning_epochs: Epochs in which clients fine-tune the last model.
     fine_tuning_rate: Learning rate of these by that of training.
@@ -109,7 +109,7 @@ class Sizes:
   num_seeds: int = 5
 
   def fine_tuning(self) -> personalization.Personalization:
-    """How clients fine-tune, where they do."""
+    """The options of fine-tuning, for methods that do."""
     training = context_lib.sgd(self)
     training['learning_rate'] *= self.fine_tuning_rate
     return personalization.Personalization(
@@ -237,7 +237,7 @@ def results(
 
 
 def row(result: methods.Result) -> Mapping[str, Any]:
-  """A table's row of what a method reached.
+  """A table's row of a method's result.
 
   Scores are means over the last ten rounds, or the last models' after
   fine-tuning.
@@ -274,13 +274,13 @@ def measure_domains(context: context_lib.Context) -> paper.Rows:
 
 
 def domains_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """Tables 1 and 3: of means over the partitions, and the worst for each."""
+  """Claims on tables 1 and 3: means over partitions, and the worst of each."""
   source = 'FedDAR, tables 1 and 3'
   names = table.distinct('method')
   others = [name for name in names if name not in (SA, WA)]
 
   def score(column, method):
-    """By seed and partition."""
+    """The scores by seed and partition."""
     return table.curve(column, 'partition', method=method)[1]
 
   def mean(column, method):
@@ -368,7 +368,7 @@ def measure_digits(context: context_lib.Context) -> paper.Rows:
 
 
 def digits_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """What appendix B.2 says of table 5, and table 3's order of FedBN."""
+  """Claims of appendix B.2 on table 5, and table 3's order of FedBN."""
   source = 'FedDAR, table 5'
   for partition in sizes.partitions:
     here = table.where(partition=partition)

@@ -89,7 +89,7 @@ def measure_k(context: context_lib.Context) -> paper.Rows:
 
 
 def k_claims(table: paper.Table, sizes: fed_dar.Sizes) -> paper.Claims:
-  """Figure 2, each aggregation with the dimension that is best over seeds."""
+  """Claims on figure 2, each aggregation with its best dimension over seeds."""
   best = []
   for method in (fed_dar.SA, fed_dar.WA):
     _, scores = table.curve('mean', 'dimension', method=method)
@@ -137,7 +137,7 @@ def measure_ridge(context: context_lib.Context) -> paper.Rows:
 
 
 def ridge_claims(table: paper.Table, sizes: fed_dar.Sizes) -> paper.Claims:
-  """What the default ridge costs."""
+  """Claims on the cost of the default ridge."""
   default = _RIDGE(algorithm.FedDarHParams().ridge)
   others = [name for name in table.distinct('method') if name != default]
   for partition, other in itertools.product(
@@ -162,7 +162,7 @@ def measure_ablation(context: context_lib.Context) -> paper.Rows:
 
 
 def ablation_claims(table: paper.Table, sizes: fed_dar.Sizes) -> paper.Claims:
-  """What section 5.3 says of table 2."""
+  """Claims of section 5.3 on table 2."""
   present = set(table.distinct('method'))
   full, averaged = _ALL_COMPONENTS, 'RW, MH, Alter, WA'
   for statement, column, more, less in (

@@ -198,18 +198,18 @@ def measure(context: context_lib.Context) -> paper.Rows:
 
 
 def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """FedDAR-SA against all else, and whether the two forms converge."""
+  """Claims on FedDAR-SA against the others, and on the forms' convergence."""
   last = table.where(round=sizes.num_rounds)
 
   def errors(domains, method):
-    """By seed and number of samples."""
+    """The errors by seed and number of samples."""
     _, values = last.curve(
       'error', 'num_samples', domains=domains, method=method
     )
     return values
 
   def orders(domains, method):
-    """By how many orders of magnitude FedDAR-SA's error is smaller."""
+    """The decimal logarithm of an error over FedDAR-SA's, by seed."""
     return np.log10(errors(domains, method) / errors(domains, _SA))
 
   def all_values(method):
@@ -294,7 +294,7 @@ def measure_rate(context: context_lib.Context) -> paper.Rows:
 
 
 def rate_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """What the theorem promises, by number of samples."""
+  """Claims on the bound of the theorem, by number of samples."""
   for num_samples in sizes.sample_counts:
     yield from theorem.make_claims(
       f'{num_samples} samples',

@@ -17,7 +17,7 @@ tau that `fedfac_tuning` found best with one seed, 2, on test accuracy as in the
 paper (with five others, 0.95 is as good at pi = 0.5); kappa = 0.85. FedProx has
 mu = 0.01, FedEM three components, and LG-FedAvg shares the head. Accuracies are
 means over clients, the paper's are weighted by their sizes. 30 of 100 clients
-are new, not 10, to reduce the spread.
+are new, not 10, to reduce the deviation.
 
 What comes out, and why not all of it, is in docs/results/fedfac.md.
 
@@ -91,8 +91,8 @@ class Sizes(TrainingSizes):
   """Sizes and hyperparameters.
 
   Attributes:
-    num_new_clients: As above, in `fedfac_new_clients`.
-    thresholds: By partition, from the most heterogeneous on, tau.
+    num_new_clients: Clients of `fedfac_new_clients` that are not trained.
+    thresholds: Values of tau by partition, from the most heterogeneous on.
     layers: Lambda, from the first on; FedFac divides the last one.
     swept_thresholds: Values of tau that `fedfac_tuning` tries.
     swept_variances: Values of kappa that it tries.
@@ -114,7 +114,7 @@ class Sizes(TrainingSizes):
 
   @property
   def partitions(self) -> Sequence[str]:
-    """From the one where clients differ most to where they are most alike."""
+    """The partitions, from that with the largest differences of clients on."""
     return list(self.thresholds)
 
 
@@ -237,7 +237,7 @@ def measure_comparison(context: context_lib.Context) -> paper.Rows:
 
 
 def comparison_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """Table 2's order, figures 8 and 9, and table 7's order of times."""
+  """Claims on table 2, figures 8 and 9, and the times of table 7."""
   table = table.where(round=sizes.num_rounds)
 
   def difference(column, partition, worse=_FED_AVG):
@@ -387,7 +387,7 @@ def measure_new_clients(context: context_lib.Context) -> paper.Rows:
 
 
 def new_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """What the text says of table 3."""
+  """Claims on table 3."""
   source = 'FedFac, table 3'
   first, *others = sizes.partitions
   for pair, partitions in (

@@ -72,7 +72,7 @@ class Sizes(fed_fac.TrainingSizes):
   """Sizes and hyperparameters.
 
   Attributes:
-    partitions: By pi the division of the data, most heterogeneous first.
+    partitions: Partitions of the data by pi, most heterogeneous first.
     layers: The layers that FedFac divides, from the first on; one by factor
       analysis, the last, and all where all units are personal.
     threshold: tau.
@@ -98,7 +98,7 @@ class PretrainedSizes(Sizes):
   """Sizes and hyperparameters with training before, on other classes.
 
   Attributes:
-    partitions: As above, of half as many classes.
+    partitions: Partitions by pi, of half as many classes.
     classes_before: The classes of the training before.
     num_rounds_before: Its rounds; the optimizer starts anew in each.
     num_epochs_before: Its epochs in a round.
@@ -207,7 +207,7 @@ def _compared(sizes: Sizes) -> Sequence[context_lib.Method]:
 
 
 def measure_equal_clients(context: context_lib.Context) -> paper.Rows:
-  """Accuracies, and how stable FedFac's partition is."""
+  """Accuracies, and the stability of FedFac's partition."""
   for result in run(context, _compared(context.sizes)):
     unchanged = result.run.history[-1].get('unchanged_elements')
     yield {
@@ -218,7 +218,7 @@ def measure_equal_clients(context: context_lib.Context) -> paper.Rows:
 
 
 def equal_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """The order in tables 2 and 8, and what the authors' scripts prefer."""
+  """Claims on the order in tables 2 and 8, and on the authors' scripts."""
   forms = [name for name in _FORMS if name in sizes.methods]
   others = [name for name in sizes.methods if name not in forms]
   for partition, form in itertools.product(sizes.partitions, forms):
@@ -298,7 +298,7 @@ def measure_pretrained(context: context_lib.Context) -> paper.Rows:
 
 
 def pretrained_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """The order in tables 2 and 8, from networks such as those there."""
+  """Claims on the order in tables 2 and 8, from pre-trained networks."""
 
   def gain(method, partition):
     return table.paired_difference(

@@ -75,7 +75,7 @@ class Sizes:
     middle: (p, alpha): the shared parts of neurons and of covariates, each of
       which is that of the other's variation.
     others: Further (p, alpha).
-    random_starts: Whether the middle also runs from random weights.
+    random_starts: True to run the middle also from random weights.
     start_noise: Standard deviation of what is added to true weights.
     explained_variance: kappa.
     learning_rate: Learning rate of SGD.
@@ -114,7 +114,7 @@ FAST = Sizes(
 
 
 class Problem(NamedTuple):
-  """What the labels come from, and the clients' data; see `two_layer.run`.
+  """The network that labels come from, and clients' data; see `two_layer.run`.
 
   Attributes:
     weights: The clients' true neurons, `[clients, inputs, neurons]`.
@@ -179,7 +179,7 @@ def make_problem(
 
 
 def oracle(problem: Problem, explained_variance: float) -> np.ndarray:
-  """Which neurons factor analysis of the true weights makes personal."""
+  """The neurons that factor analysis of the true weights makes personal."""
   columns = np.reshape(problem.weights, [-1, problem.weights.shape[-1]])
   factors = factor_analysis.principal_factors(
     factor_analysis.correlations(
@@ -203,7 +203,7 @@ def train(
   """Trains under a partition.
 
   Args:
-    starts: Where clients start, `[clients, inputs, neurons]`.
+    starts: Clients' initial weights, `[clients, inputs, neurons]`.
     split: Which neurons are personal, bool `[neurons]`; or what dynamic FedFac
       analyzes to find them, 'weights' or 'updates'.
 
@@ -310,7 +310,7 @@ def _run_all(sizes, p, alpha, given_starts, seed, runtime):
 
 
 def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """What the text says of figures 6 and 7, in each case."""
+  """Claims on figures 6 and 7, in each case."""
   for case in table.distinct('case'):
     last = table.where(case=case, round=sizes.num_rounds)
     accuracies = [last.values('accuracy', partition=p) for p in _ALIKE]
@@ -347,7 +347,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
 
 
 def draw(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
-  """Accuracy by p and alpha, and by round; and how stable partitions are."""
+  """Draws accuracy by p, alpha and round, and the partitions' stability."""
   panels.prepare(figure, 14, 8.4, sizes.num_seeds)
   given = table.where(given_starts=True)
   last = given.where(round=sizes.num_rounds)

@@ -79,7 +79,7 @@ def make_claims(
   first, *_, last = sizes.partitions
 
   def gain(partition):
-    """What local statistics bring trained clients."""
+    """The gain of trained clients by local statistics."""
     return table.paired_difference(
       'accuracy', _LOCAL, _AVERAGED, partition=partition, clients=_TRAINED
     )

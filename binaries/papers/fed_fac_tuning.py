@@ -63,7 +63,7 @@ def measure(context: context_lib.Context) -> paper.Rows:
 
 
 def make_claims(table: paper.Table, sizes: fed_fac.Sizes) -> paper.Claims:
-  """What the text says of tables 4 and 5, and of the hyperparameters' order."""
+  """Claims on tables 4 and 5, and on the order of the hyperparameters."""
 
   def accuracies(hparam, partition):
     """The values, and the accuracies `[num_seeds, num_values]`."""

@@ -1,4 +1,4 @@
-"""What shared and personal neurons do: figure 2 of FedSplit, 10 of FedFac.
+"""Shared and personal neurons: figure 2 of FedSplit, figure 10 of FedFac.
 
 * `fedsplit_neurons` (figure 2): 100 clients train a network with 200
   hidden neurons on MNIST, each alone, where they are alike and where each has
@@ -77,7 +77,7 @@ class NeuronsSizes:
   """Sizes and hyperparameters of `fedsplit_neurons`.
 
   Attributes:
-    partitions: By name, how the data are divided.
+    partitions: Partitions of the data by name.
     num_epochs: Each client's, in one round.
     num_neighbors: k.
   """
@@ -176,10 +176,10 @@ def measure_neurons(context: context_lib.Context) -> paper.Rows:
 
 
 def neurons_claims(table: paper.Table, sizes: NeuronsSizes) -> paper.Claims:
-  """Figure 2: near 0 where clients are alike, else with two peaks."""
+  """Claims on figure 2: near 0 where clients are alike, else two peaks."""
 
   def entropies(partition, network=_TRAINED):
-    """By seed and neuron."""
+    """The entropies by seed and neuron."""
     return table.curve(
       'entropy', 'neuron', partition=partition, network=network
     )[1]
@@ -272,7 +272,7 @@ def likeness(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def measure_features(context: context_lib.Context) -> paper.Rows:
-  """What shared and personal channels show, means over clients."""
+  """Scores of shared and personal channels, means over clients."""
   sizes = context.sizes
   (partition,) = sizes.partitions
   compared = (
@@ -329,7 +329,7 @@ def measure_features(context: context_lib.Context) -> paper.Rows:
 
 
 def features_claims(table: paper.Table, sizes: FeaturesSizes) -> paper.Claims:
-  """What section 5.6 says of the two kinds of filters."""
+  """Claims of section 5.6 on the two kinds of filters."""
   del sizes
   for statement, lead in (
     (
@@ -425,7 +425,7 @@ def masked_accuracies(
 
 
 def ablation_claims(table: paper.Table, sizes: fed_fac.Sizes) -> paper.Claims:
-  """Both panels of table 8."""
+  """Claims on both panels of table 8."""
   pairs = (_SHARED_MASKED, _PERSONAL_MASKED), (_FACTOR_ANALYSIS, _RANDOM_SPLIT)
   yield from claims.more_accurate(
     table, _TABLE_8, pairs, partition=sizes.partitions

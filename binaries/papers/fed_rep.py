@@ -51,7 +51,7 @@ class LocalEpochsSizes:
   """Sizes and hyperparameters of `fedrep_local_epochs`.
 
   Attributes:
-    partition: How the data are divided among the clients.
+    partition: Partition of the data among the clients.
     learning_rate: The same for all methods, as is the momentum.
     nums_epochs: Local epochs, smallest first: of FedRep's head (its body has
       one) and of FedAvg.
@@ -83,10 +83,10 @@ class NewClientsSizes(LocalEpochsSizes):
     num_head_epochs: FedRep's epochs on the head in a round.
     num_body_epochs: FedRep's epochs on the body in a round, and the other
       methods' on the model.
-    classes: Those of training.
+    classes: Classes of training.
     new_dataset: The new clients' data set.
     new_classes: The classes of `new_dataset` that new clients have.
-    new_client_partition: How the new clients' data are divided.
+    new_client_partition: Partition of the new clients' data.
     num_new_client_examples: Training examples of each, at least.
   """
 
@@ -172,7 +172,7 @@ def measure_local_epochs(context: context_lib.Context) -> paper.Rows:
 def make_local_epochs_claims(
   table: paper.Table, sizes: LocalEpochsSizes
 ) -> paper.Claims:
-  """What figure 5 shows of more local epochs, and of the two methods."""
+  """Claims of figure 5 on more local epochs, and on the two methods."""
 
   def accuracy(method, num_epochs):
     return table.values('accuracy', method=method, num_epochs=num_epochs)
@@ -288,7 +288,7 @@ def _new_clients(
 def make_new_clients_claims(
   table: paper.Table, sizes: NewClientsSizes
 ) -> paper.Claims:
-  """Figure 6's order of the methods."""
+  """Claims of figure 6 on the order of the methods."""
   for other in (_FED_AVG, _PER_FED_AVG):
     for num_epochs in sizes.nums_epochs:
       yield claims.difference(

@@ -1,4 +1,4 @@
-"""How fast FedRep learns the representation of a linear regression.
+"""Convergence of FedRep to the representation of a linear regression.
 
 `fedrep_linear_convergence` (figure 3, appendix A.1): the principal angle
 distance by round, in [0, 1], of FedRep and of methods that take gradient steps
@@ -72,7 +72,7 @@ FAST = Sizes(nums_clients=(50, 200), num_seeds=1)
 
 
 def measure(context: context_lib.Context) -> paper.Rows:
-  """The distance by round, and of each run how fast it fell."""
+  """The distance by round, and the rate at which it fell in each run."""
   sizes = context.sizes
   rate = sizes.learning_rate
   compared = {
@@ -113,7 +113,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   last = table.where(round=sizes.num_rounds)
 
   def last_values(column, method):
-    """By seed and number of clients."""
+    """The last values by seed and number of clients."""
     return last.curve(column, 'num_clients', method=method)[1]
 
   for num_clients in sizes.nums_clients:

@@ -169,10 +169,10 @@ def measure_samples(context: context_lib.Context) -> paper.Rows:
 
 
 def samples_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """Figure 1: alone with few samples, and one model for all, do not do."""
+  """Claims on figure 1: local training and one model for all fall short."""
 
   def errors(method):
-    """By seed and number of samples."""
+    """The errors by seed and number of samples."""
     return table.curve('relative_error', 'num_samples', method=method)[1]
 
   yield claims.measured(
@@ -208,7 +208,7 @@ def samples_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
 
 
 def measure_new_client(context: context_lib.Context) -> paper.Rows:
-  """The median new client's error, with what was learned and without."""
+  """The median new client's error, with a learned representation or none."""
   sizes = context.sizes
   (num_clients,) = sizes.nums_clients
   counts = sizes.sample_counts
@@ -253,7 +253,7 @@ def samples_needed(table: paper.Table, method: str) -> np.ndarray:
 
 
 def new_client_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """Figure 4: k samples instead of d."""
+  """Claims on figure 4: k samples suffice instead of d."""
   yield claims.measured(
     "With FedRep's representation about k samples suffice: the largest number "
     f"for the median client's error to be below {_ACCURATE:.0%}, divided by k",

@@ -42,8 +42,8 @@ class Sizes:
   """Sizes and hyperparameters of `fedrep_table_1`.
 
   Attributes:
-    partitions: By its name in the table, how the data are divided.
-    local_epochs: By the same name, epochs of a round, of FedRep on the body.
+    partitions: Partitions of the data by their names in the table.
+    local_epochs: Epochs of a round (of FedRep on the body) by the same names.
     num_head_epochs: FedRep's epochs on the head.
     num_fine_tuning_epochs: Epochs on the head of a global model (+FT).
   """
@@ -167,7 +167,7 @@ def measure(context: context_lib.Context) -> paper.Rows:
 
 
 def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """FedRep is the best of each column, or close to it."""
+  """Claims that FedRep is the best of each column, or close to it."""
   others = [name for name in table.distinct('method') if name != _FED_REP]
   return claims.more_accurate(
     table,

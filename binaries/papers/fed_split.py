@@ -1,4 +1,4 @@
-"""FedSplit's theorems: how fast the loss falls, and what it is on new examples.
+"""FedSplit's theorems: the fall of the loss, and the error on new examples.
 
 * `fedsplit_convergence` (theorem 1): the loss falls geometrically, faster than
   FedAvg's, and the more slowly the more clients there are.
@@ -186,7 +186,7 @@ def _errors(sizes, network, is_personal, step_size, seed, data, runtime):
 def _train(
   sizes: Sizes, num_clients: int, seed: int, runtime: runtime_base.Runtime
 ) -> Mapping[str, np.ndarray]:
-  """What is found with a number of clients and a seed.
+  """The figures for a number of clients and a seed.
 
   Returns:
     By method the sum of squared errors before each round and after the last,
@@ -268,7 +268,7 @@ def measure_generalization(context: context_lib.Context) -> paper.Rows:
 def generalization_claims(
   table: paper.Table, sizes: GeneralizationSizes
 ) -> paper.Claims:
-  """Both grow with the number of clients, and the error keeps the bound."""
+  """Claims that both grow with the clients, and the error keeps the bound."""
   of_error, of_complexity = (
     table.curve('value', 'num_clients', measure=name)[1]
     for name in (_ERROR, _COMPLEXITY)
@@ -292,7 +292,7 @@ def generalization_claims(
 
 
 def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """The theorem's bound, the loss's geometric fall, and FedAvg's loss."""
+  """Claims on the bound, the loss's geometric fall, and FedAvg's loss."""
   rates = {}
   for num_clients in sizes.nums_clients:
     start = f'{num_clients} clients: '

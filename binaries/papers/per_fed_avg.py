@@ -43,7 +43,7 @@ class Sizes:
   """Sizes and hyperparameters.
 
   Attributes:
-    partition: How the data are divided among the clients.
+    partition: Partition of the data among the clients.
     inner_learning_rate: Rate of the inner step and the step at test time
       (alpha).
     learning_rate: Rate of the local iterations, FedAvg's too (beta).
@@ -89,7 +89,7 @@ FAST = Sizes(
 
 
 def _methods(condition: str, sizes: Sizes) -> Sequence[context_lib.Method]:
-  """What is trained in a condition."""
+  """The methods that are trained in a condition."""
   variants = {_FIRST_ORDER: 'first_order'}
   if condition == sizes.conditions[-1]:
     variants.update({_HESSIAN_FREE: 'hessian_free', _EXACT: 'exact'})
@@ -145,7 +145,7 @@ def measure(context: context_lib.Context) -> paper.Rows:
 
 
 def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """The figure's order of methods, and equation (9)."""
+  """Claims on the figure's order of methods, and on equation (9)."""
   last = table.where(round=sizes.num_rounds)
   pairs = (_FIRST_ORDER, _FED_AVG_STEP), (_FED_AVG_STEP, _FED_AVG)
   yield from claims.more_accurate(

@@ -59,7 +59,7 @@ _ROUNDS_PER_ROW = 20
 
 
 class Condition(NamedTuple):
-  """What the floor depends on.
+  """Settings that the floor depends on.
 
   Attributes:
     learning_rate: beta, in units of `Sizes.learning_rate`.
@@ -67,7 +67,7 @@ class Condition(NamedTuple):
     batch_size: Size of D, D' and D'' each; None for all of a client's examples,
       which makes gradients exact.
     cohort_size: r n; None for all clients.
-    spread: How different clients are, in units of `Sizes.spread`.
+    spread: Difference between clients, in units of `Sizes.spread`.
   """
 
   learning_rate: float = 1.0
@@ -246,11 +246,11 @@ def measure(context: context_lib.Context) -> paper.Rows:
 
 
 def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """The fall, and what the floor depends on."""
+  """Claims on the fall of the norm, and on the settings of the floor."""
   last = table.where(round=sizes.num_rounds - 1)
 
   def orders(condition, other):
-    """By how many powers of ten the first one's floor is larger."""
+    """The decimal logarithm of the ratio of two floors, by seed."""
     floors = [last.values('floor', setting=s) for s in (condition, other)]
     return np.log10(floors[0] / floors[1])
 

@@ -1,4 +1,4 @@
-"""What privacy and attacked clients cost methods that share all weights or few.
+"""Costs of privacy and attacked clients, for methods that share more or less.
 
 * `private_accuracy`: the accuracy against epsilon, of methods whose clients
   send a whole model, a body (FedRep with a private mean is CENTAUR), or the
@@ -68,14 +68,14 @@ class PrivacySizes(Sizes):
   """Sizes and hyperparameters of `private_accuracy`.
 
   Attributes:
-    epsilons: What the whole run may tell of a client, smallest first.
+    epsilons: Epsilons of the whole run, smallest first.
   """
 
   epsilons: Sequence[float] = (1, 2, 4, 8)
 
   @property
   def conditions(self) -> Mapping[str, Mapping[str, Any]]:
-    """Fields of `RunConfig` by the name of how private a run is."""
+    """Fields of `RunConfig` by the name of the privacy budget."""
     private = {
       f'ε = {epsilon:g}': {'aggregator': privacy.PrivateMean(epsilon=epsilon)}
       for epsilon in self.epsilons
@@ -88,8 +88,8 @@ class AttackSizes(Sizes):
   """Sizes and hyperparameters of `attacked_clients`.
 
   Attributes:
-    attack: What attacked clients do.
-    attacked_fractions: Their shares of the clients, smallest first.
+    attack: Attack, as `RunConfig.attack`.
+    attacked_fractions: Shares of attacked clients, smallest first.
     aggregators: The server's means, by name.
   """
 
@@ -106,7 +106,7 @@ class AttackSizes(Sizes):
 
   @property
   def conditions(self) -> Mapping[str, Mapping[str, Any]]:
-    """Fields of `RunConfig` by a setting's name."""
+    """Fields of `RunConfig` by the name of the condition."""
     return {
       self.condition(fraction, name): {
         'aggregator': aggregator,
@@ -142,7 +142,7 @@ def _measure(context, compared, column, more=None):
 
   Args:
     compared: Methods of every condition of the sizes.
-    column: What conditions are called in the table.
+    column: Name of the conditions' column in the table.
     more: Further conditions, by name.
   """
   conditions = {
@@ -170,7 +170,7 @@ def measure_privacy(context: context_lib.Context) -> paper.Rows:
 
 
 def privacy_claims(table: paper.Table, sizes: PrivacySizes) -> paper.Claims:
-  """Who shares less pays less; whether it pays to take part at all."""
+  """Claims that sharing less costs less, and that taking part pays at all."""
   alone = table.values('accuracy', method=_LOCAL, privacy=_NOTHING_SENT)
   for budget in sizes.conditions:
     yield from claims.more_accurate(
@@ -210,7 +210,7 @@ def measure_attacks(context: context_lib.Context) -> paper.Rows:
 
 
 def attack_claims(table: paper.Table, sizes: AttackSizes) -> paper.Claims:
-  """Personal models suffer less; robust means help all."""
+  """Claims that personal models suffer less, and that robust means help."""
   mean, *robust = sizes.aggregators
   none, *fractions = sizes.attacked_fractions
 

@@ -48,7 +48,7 @@ def find_pages(docs_dir: str, fast: bool) -> list[pathlib.Path]:
   """Returns the pages of results; `ValueError` if none can be updated.
 
   Args:
-    fast: Whether experiments are of small sizes, which no page shows.
+    fast: True for experiments of small sizes, which no page shows.
   """
   errors.expect(not fast, 'docs_dir', 'given without fast', True)
   pages = sorted(pathlib.Path(docs_dir).glob('*.md'))
@@ -66,7 +66,7 @@ def update(
 
   Args:
     docs_dir: Folder of the pages.
-    summaries: What `paper.run` returned for each experiment that ran.
+    summaries: Summary from `paper.run` of each experiment that ran.
     results_dir: Folder of their folders.
     experiments: All there are, by name.
 
@@ -109,7 +109,7 @@ def rewritten(
 
   Args:
     text: The page.
-    records: By the experiments' names.
+    records: Records by the experiments' names.
     experiments: All there are, by name.
   """
   text = re.sub(

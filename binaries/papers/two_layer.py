@@ -40,7 +40,7 @@ def make_network(
   Args:
     kernel: `[inputs, neurons]`, where the server starts.
     head: `[neurons]`, a.
-    classifies: Whether outputs are scores of class 1; else the loss is the mean
+    classifies: True if outputs are scores of class 1; else the loss is the mean
       squared error.
   """
   num_inputs, num_neurons = kernel.shape

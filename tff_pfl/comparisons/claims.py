@@ -1,7 +1,7 @@
-"""Statements of a paper, and whether an experiment bears them out.
+"""Claims of a paper, checked with the numbers of an experiment.
 
-A claim holds, fails, or is undecided. Where methods are compared, what decides
-is the 95% interval of their mean difference over seeds: a seed has its own
+A claim holds, fails, or is undecided. Where methods are compared, the 95%
+interval of their mean difference over seeds decides: a seed has its own
 clients, initial weights and cohorts, which the methods share, so differences
 are taken seed by seed. The claim holds if the interval lies on the right side
 of the bound, fails if it lies on the wrong side, and is undecided if it has the
@@ -32,12 +32,12 @@ class Claim(NamedTuple):
   """A statement of a paper, reduced to a number.
 
   Attributes:
-    statement: What the paper says, and which number it was reduced to.
-    source: Where it stands, such as 'FedRep, figure 3'.
+    statement: The paper's statement, and the number that it was reduced to.
+    source: Its place in the paper, such as 'FedRep, figure 3'.
     measured: The number; of a comparison the mean over seeds.
     low: Lower end of its 95% interval; None where there is none.
-    high: Upper end.
-    threshold: What it was compared with, such as '> 0.98'.
+    high: Upper end of the interval.
+    threshold: Bound that it was compared with, such as '> 0.98'.
     num_seeds: Seeds that it was measured with.
     verdict: `HOLDS`, `FAILS` or `UNDECIDED`.
   """
@@ -65,8 +65,8 @@ def measured(
   Args:
     values: A number for each seed, `[num_seeds, ...]`; one that is not finite
       fails.
-    above: What all values are to be larger than.
-    below: What all are to be smaller than; one of the two is given.
+    above: Lower bound of all values; None if `below` is given.
+    below: Upper bound of all values; None if `above` is given.
   """
   values = np.asarray(values, float)
   worst = float(np.min(values) if below is None else np.max(values))
@@ -97,8 +97,8 @@ def difference(
   Args:
     values: `[num_seeds]`, such as one method's accuracies less another's. A
       claim with one that is not finite fails.
-    above: What the mean is to be larger than.
-    below: What it is to be smaller than, instead.
+    above: Lower bound of the mean.
+    below: Upper bound of the mean; if given, `above` is ignored.
   """
   values = np.asarray(values, float)
   mean, low, high = float(values.mean()), None, None
@@ -151,7 +151,7 @@ def _threshold(above, below):
 
 
 def count(verdicts: Iterable[str]) -> str:
-  """How many hold, such as '3 of 5 claims hold, 1 fail, 1 undecided'."""
+  """A count of verdicts: '3 of 5 claims hold, 1 fail, 1 undecided'."""
   counts = collections.Counter(verdicts)
   text = f'{counts[HOLDS]} of {sum(counts.values())} claims hold'
   if counts[FAILS]:
@@ -162,7 +162,11 @@ def count(verdicts: Iterable[str]) -> str:
 
 
 def number(claim: Mapping[str, Any]) -> str:
-  """What was measured, with its interval, of a claim's fields as JSON types."""
+  """The measured number of a claim and its interval, as text.
+
+  Args:
+    claim: Fields of a `Claim`, as JSON types.
+  """
   if claim['measured'] is None:
     return 'nan'
   text = f'{claim["measured"]:.3g}'

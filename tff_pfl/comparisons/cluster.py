@@ -16,7 +16,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class Cluster(NamedTuple):
-  """Where trials run.
+  """A Ray cluster for trials, and the resources of each.
 
   Attributes:
     address: See `ray_cluster.connect`.
@@ -30,9 +30,10 @@ class Cluster(NamedTuple):
 
 
 def connect(cluster: Cluster) -> Callable[..., Task]:
-  """What starts a program on some node of a cluster; see `_run_in_child`.
+  """Returns a function that starts a program on some node of a cluster.
 
-  Raises as `ray_cluster.connect` does.
+  It takes the arguments of `_run_in_child`. Raises as `ray_cluster.connect`
+  does.
   """
   ray = ray_cluster.connect(cluster.address)
   # Ray repeats the task of a process or node that died; the trial resumes.
@@ -45,7 +46,7 @@ def connect(cluster: Cluster) -> Callable[..., Task]:
 
 
 class Task:
-  """A task, as `subprocess.Popen` is a process.
+  """A program that runs as a Ray task, with methods like `subprocess.Popen`.
 
   Attributes:
     returncode: The program's exit status; None while it runs.
@@ -98,7 +99,7 @@ def _run_in_child(
 
   Args:
     arguments: The program and its arguments. It ends with the task.
-    log_path: Where it writes, in a folder that is there already.
+    log_path: Path of its log, in an existing folder.
     environment: Variables besides those of the node.
   """
   if not os.path.isdir(os.path.dirname(log_path)):

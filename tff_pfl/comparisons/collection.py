@@ -1,4 +1,4 @@
-"""Gathers what the trials of a comparison found, from their folders."""
+"""Gathers the results of a comparison's trials from their folders."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def collect(
   split_model.PrimaryMetric,
   list[split_model.PrimaryMetric],
 ]:
-  """Sums up what trials found.
+  """Sums up the results of trials.
 
   Args:
-    trials: The comparison's; those that are not finished are left out.
+    trials: Trials of the comparison; unfinished ones are left out.
 
   Returns:
     The `methods` of the results, the metric to compare them by, and further
@@ -62,7 +62,7 @@ def collect(
 
 
 class _Trial(trial.FinishedTrial):
-  """What a finished trial says of a method."""
+  """The figures of a finished trial."""
 
   def __init__(self, directory, finished):
     super().__init__(execution.trial_folder(directory, finished.name))
@@ -230,7 +230,7 @@ def _method(comparison, read, variant, primary, reported):
 
 
 def _label(algorithm, variant, base, scores):
-  """What a row is called; fine-tuning that the method itself does is not."""
+  """The label of a row; fine-tuning by the method itself is not in it."""
   asked = variant
   if variant == trial.OWN_VARIANT:
     asked = base.personalization.fine_tune
@@ -267,19 +267,19 @@ def settings(comparison: plan.Comparison) -> dict[str, Any]:
 
 
 def _is_no_better_than_majority(row):
-  """Whether a method is no better than the most frequent class."""
+  """True if a method is no better than the most frequent class."""
   majority, accuracy = row['majority_accuracy'], row.get('personal_accuracy')
   return None not in (majority, accuracy) and accuracy <= majority
 
 
 def _over_domains(scores, primary_name, value=lambda figure: figure, suffix=''):
-  """What scores come to over domains and clients, by names of metrics.
+  """Figures of scores over domains and clients, by names of metrics.
 
   Args:
-    scores: From metric to its figures.
-    primary_name: That of the primary metric.
-    value: From a figure to its value.
-    suffix: What the names end with.
+    scores: Figures by metric.
+    primary_name: Name of the primary metric.
+    value: Function from a figure to its value.
+    suffix: End of the names.
   """
   found = {
     f'domain_{score}_{name}{suffix}': value(scores[score][name])

@@ -44,23 +44,25 @@ def compare(
   published: Optional[pd.DataFrame] = None,
   show_progress: bool = True,
 ) -> results.Results:
-  """Runs a comparison, or what is left of it, and writes its results.
+  """Runs a comparison, as far as not yet done, and writes its results.
 
   A trial that fails is reported among the results; the others run.
 
   Args:
+    comparison: The methods, seeds and settings.
+    directory: Folder of the comparison.
     num_processes: Trials at the same time; None for one on each usable core, 0
       for one after another in this process.
-    cluster: Where to run them, instead of on this machine; its nodes share
+    cluster: Cluster to run them on, instead of this machine; its nodes share
       `directory`.
     runtime_options: Options of the trials' runtimes, as JSON types.
-    resume: Whether to go on with the comparison in `directory`, if there is
-      one. Methods and seeds may then be added. Without it an earlier comparison
-      is an error.
+    resume: True to continue the comparison in `directory`, if there is one;
+      methods and seeds may then be added. False makes an earlier comparison an
+      error.
     published: Figures to stand beside ours on the page, see `page.write`.
 
   Returns:
-    What was found.
+    The results.
 
   Raises:
     ValueError: If the data cannot be divided as asked.
@@ -152,7 +154,7 @@ def _write(found, primary, directory, published):
 
 
 def _partition(comparison):
-  """How the first seed's training data lie on the clients."""
+  """The partition of the first seed's training data among the clients."""
   # Of any of the first seed's trials: the data are the same.
   some = comparison.trials(
     {a: comparison.points(a)[0] for a in comparison.algorithms}

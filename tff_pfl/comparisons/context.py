@@ -1,4 +1,4 @@
-"""What papers' experiments measure with: trials, seeds, data, a runtime."""
+"""Context of papers' experiments: their trials, seeds, data and runtime."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from tff_pfl.runtime import base as runtime_base
 
 
 class Settings(NamedTuple):
-  """How experiments are run.
+  """Settings that experiments are run with.
 
   Attributes:
-    directory: Each experiment gets a folder of its name there.
-    fast: Whether to take sizes of minutes and bundled data.
+    directory: Folder in which each experiment gets one of its name.
+    fast: True for sizes of minutes and bundled data.
     dataset: A data set instead of the experiment's own; only for experiments
       on data sets.
-    data_dir: Folder of the data sets' files; None for what each does by itself.
+    data_dir: Folder of the data sets' files; None for each data set's default.
     seed: The first seed, non-negative.
-    num_seeds: Seeds from there on, at least 1; None for the experiment's own
-      number.
-    sizes: Fields of the experiment's sizes that are to have other values.
+    num_seeds: Number of seeds from there on, at least 1; None for the
+      experiment's own number.
+    sizes: Other values of fields of the experiment's sizes.
     num_processes: Runs at the same time; None for one on each usable core, 0
       for one after another in this process.
-    cluster: Where to run them, instead of on this machine.
+    cluster: Cluster to run them on, instead of this machine.
     runtime: A key of `runtime.RUNTIMES`.
     runtime_options: The keyword arguments of that runtime's class.
+    show_progress: True for progress bars on stderr.
   """
 
   directory: str
@@ -58,13 +59,13 @@ class Method(NamedTuple):
   """A method of an experiment.
 
   Attributes:
-    name: What tables and figures call it.
+    name: Its name in tables and figures.
     algorithm: A key of `registry.ALGORITHMS`.
     hparams: Hyperparameters of its own.
     config: Fields of `RunConfig` of its own.
-    fine_tuned: If given, the name of the same with the last models fine-tuned
-      on the client.
-    fine_tuned_scope: What of them, one of `trial.VARIANTS`.
+    fine_tuned: Name of the same method with the last models fine-tuned on the
+      client; None to leave that out.
+    fine_tuned_scope: Weights that are fine-tuned, one of `trial.VARIANTS`.
   """
 
   name: str
@@ -82,10 +83,10 @@ def hparams_of(
 
   Args:
     algorithm: A key of `registry.ALGORITHMS`.
-    shared: Hyperparameters of all methods of an experiment; a name stands for
-      what it does in a grid, such as `learning_rate` for FedRep's two; a method
-      takes those that it has.
-    own: The method's own, which go before these.
+    shared: Hyperparameters of all methods of an experiment, of which a method
+      takes those that it has. Names are those of grids: `learning_rate` is
+      both of FedRep's rates.
+    own: Hyperparameters of the method alone, which go before these.
   """
   given = {
     target: value
@@ -98,7 +99,7 @@ def hparams_of(
 
 
 def sgd(sizes: Any) -> dict[str, Any]:
-  """The fields of an experiment's sizes that SGD takes, all methods' alike."""
+  """The fields of an experiment's sizes that SGD has in all methods."""
   return {
     name: getattr(sizes, name)
     for name in ('learning_rate', 'momentum', 'batch_size')
@@ -106,11 +107,11 @@ def sgd(sizes: Any) -> dict[str, Any]:
 
 
 class Context:
-  """What an experiment measures with.
+  """The settings and sizes of an experiment, and functions to run its trials.
 
   Attributes:
-    settings: How it is run; `directory` is the experiment's own folder.
-    sizes: Its sizes and hyperparameters, a dataclass.
+    settings: Settings of the experiment; `directory` is its own folder.
+    sizes: Sizes and hyperparameters of the experiment, a dataclass.
   """
 
   def __init__(self, settings: Settings, sizes: Any):
@@ -135,7 +136,7 @@ class Context:
     )
 
   def create_runtime(self) -> runtime_base.Runtime:
-    """A runtime; a context manager that closes it."""
+    """Creates the runtime of the settings, a context manager."""
     settings = self.settings
     return runtime_lib.create_runtime(
       settings.runtime, **settings.runtime_options
@@ -155,15 +156,16 @@ class Context:
     num_new_clients: int = 0,
     **config: Any,
   ) -> trial.Trial:
-    """A run of a method.
+    """A trial: one run of a method.
 
     Args:
+      method: The method.
       shared: Hyperparameters that all methods share (see `hparams_of`), and of
         their fine-tuning.
-      label: What tells the run from others of the method and seed.
+      label: Text that tells the run from others of the method and seed.
       num_new_clients: Clients besides `num_clients` that are not trained.
-      **config: Fields of `RunConfig`; by default those of their names that
-        `sizes` has. The method's own go before.
+      **config: Fields of `RunConfig`; the defaults are the fields of `sizes`
+        with their names. The method's own go before.
     """
     names = [field.name for field in dataclasses.fields(run_config.RunConfig)]
     size_fields = {n: v for n, v in vars(self.sizes).items() if n in names}
@@ -195,10 +197,13 @@ class Context:
   def run(
     self, trials: Mapping[Hashable, trial.Trial]
   ) -> Mapping[Hashable, trial.FinishedTrial]:
-    """Runs the trials that have not ended.
+    """Runs the trials that are not finished.
 
     Args:
-      trials: By any key; their names are distinct.
+      trials: Trials by any key; their names are distinct.
+
+    Returns:
+      The finished trials by the same keys.
 
     Raises:
       RunError: If one failed.

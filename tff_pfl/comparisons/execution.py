@@ -1,8 +1,8 @@
 """Runs trials side by side, each in a process of its own or on a cluster.
 
-A trial's folder holds `trial.json` (what it is), the files of its run,
-`log.txt` (what its process wrote) and, once it is finished, `scores.json`.
-Whatever ends this process ends the trials; the next call goes on with them.
+A trial's folder holds `trial.json` (its settings), the files of its run,
+`log.txt` (the output of its process) and, once it is finished, `scores.json`.
+The trials end with this process; the next call continues them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_REASON = 500
 
 
 class Parallelism(NamedTuple):
-  """How trials share the machine.
+  """A division of the machine among trials.
 
   Attributes:
     num_processes: Trials that run at the same time.
@@ -85,13 +85,13 @@ def trial_folder(directory: str, name: str) -> str:
 
 
 def is_finished(directory: str, name: str) -> bool:
-  """Whether a trial has its scores."""
+  """True if a trial has its scores."""
   folder = trial_folder(directory, name)
   return os.path.exists(os.path.join(folder, trial.SCORES_NAME))
 
 
 def is_started(directory: str, name: str) -> bool:
-  """Whether a trial was ever begun."""
+  """True if a trial has ever begun."""
   path = os.path.join(trial_folder(directory, name), trial.SPEC_NAME)
   return os.path.exists(path)
 
@@ -109,7 +109,7 @@ def logged_error(directory: str, name: str) -> Optional[str]:
 
 
 def _log_lines(directory, name):
-  """What a trial's last process wrote, without empty lines."""
+  """The output of a trial's last process, without empty lines."""
   path = os.path.join(trial_folder(directory, name), LOG_NAME)
   try:
     with open(path, encoding='utf-8', errors='replace') as log:
@@ -179,12 +179,12 @@ def run_trials(
     num_processes: Trials at the same time, see `divide_cores`; 0 for one after
       another in this process, which keeps the memory of what they compile and
       ends with an error that is not expected.
-    cluster: Where to run them, instead of on this machine; its nodes share
+    cluster: Cluster to run them on, instead of this machine; its nodes share
       `directory`.
     runtime_options: Options of the trials' runtimes, as JSON types.
 
   Returns:
-    By name the reason, in one line, of each trial that failed.
+    The reasons of failed trials, one line each, by name of the trial.
 
   Raises:
     RunError: If a folder holds another trial, or one on other data, or cannot
@@ -330,7 +330,7 @@ def _start_task(start, environment, folder, log_path):
 
 
 def _failure(directory, name, process):
-  """Why a trial that has ended failed; None if it did not."""
+  """The reason why a trial that has ended failed; None if it did not."""
   status = process.returncode if process else 0
   if status == 0 and is_finished(directory, name):
     return None

@@ -1,4 +1,4 @@
-"""Methods compared in conditions: their runs, with every seed."""
+"""Runs of methods in several conditions, with every seed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _TRAINING = (
 
 
 class Condition(NamedTuple):
-  """What methods are compared in, such as a partition of the data.
+  """A condition for a comparison of methods, such as a partition of the data.
 
   Attributes:
-    methods: The methods.
-    config: Fields of `RunConfig`; a function is called with the seed.
-    hparams: Hyperparameters; each method takes those that it has.
+    methods: Methods to compare.
+    config: Fields of `RunConfig`; a value may be a function of the seed.
+    hparams: Hyperparameters, of which each method takes those that it has.
   """
 
   methods: Sequence[context_lib.Method]
@@ -35,14 +35,15 @@ class Condition(NamedTuple):
 
 
 class Result(NamedTuple):
-  """What a method reached in a condition with a seed.
+  """A method's result in a condition with a seed.
 
   Attributes:
     condition: The condition's name, or number.
     method: The method's name, or that of the same with fine-tuning.
-    hparams: The method's own hyperparameters.
-    run: The run, which both have in common.
-    variant: `trial.OWN_VARIANT`, or how the models are fine-tuned.
+    hparams: Hyperparameters of the method alone.
+    seed: Seed of the run.
+    run: The run; the method with fine-tuning has the same.
+    variant: `trial.OWN_VARIANT`, or the way in which models are fine-tuned.
   """
 
   condition: Hashable
@@ -54,7 +55,7 @@ class Result(NamedTuple):
 
   @property
   def is_fine_tuned(self) -> bool:
-    """Whether it is of the last models after fine-tuning."""
+    """True if it is of the last models after fine-tuning."""
     return self.variant != trial.OWN_VARIANT
 
   @property
@@ -63,11 +64,15 @@ class Result(NamedTuple):
     return self.run.variant(self.variant)
 
   def columns(self, column: str = 'partition') -> dict[str, Any]:
-    """The columns of a table that name it; `column` is the condition's."""
+    """The columns that name the result in a table: condition, method and seed.
+
+    Args:
+      column: Name of the condition's column.
+    """
     return {column: self.condition, 'method': self.method, 'seed': self.seed}
 
   def accuracy(self) -> float:
-    """Mean over the clients: of the last ten rounds, or after fine-tuning."""
+    """The mean accuracy over clients: of the last ten rounds, or fine-tuned."""
     if self.is_fine_tuned:
       return self.scores['evaluation']['personal']['accuracy']
     return self.run.summary['accuracy']['last_10_mean']
@@ -97,16 +102,17 @@ def run(
   """Runs methods in conditions with every seed of an experiment.
 
   Args:
-    conditions: By name, or number.
-    seeds: Others than the experiment's.
-    label: What tells runs from others of the same names.
+    context: Context of the experiment.
+    conditions: Conditions by name, or number.
+    seeds: Seeds; None for those of the experiment.
+    label: Text that tells runs from others of the same names.
     **config: Fields of `RunConfig` that all runs have, and `num_new_clients`,
       besides those of the experiment's sizes; see `Context.trial`. Without
       `rounds_per_evaluation` only the last rounds are evaluated.
 
   Yields:
-    By condition, method and seed the result; of a method with `fine_tuned` that
-    name's results, too, after its own.
+    The results by condition, method and seed; for a method with `fine_tuned`
+    also those with fine-tuning, after its own.
   """
   seeds = context.seeds if seeds is None else seeds
   num_rounds = config.get('num_rounds') or context.sizes.num_rounds

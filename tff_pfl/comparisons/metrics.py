@@ -1,4 +1,4 @@
-"""The figures that a comparison has of each method."""
+"""The metrics of methods in a comparison, in the order of its tables."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class Metric(NamedTuple):
   Attributes:
     name: Key of a method's `metrics`.
     title: The column's title; lines are to be broken at spaces.
+    description: Explanation of the column.
     unit: 'fraction' (in [0, 1]), 'bytes', 'seconds', 'clients', 'loss' or, of
       any other metric, 'score'.
-    higher_is_better: None where neither is.
-    on_screen: Whether it is in the table for the screen.
+    higher_is_better: True or False; None where neither is better.
+    on_screen: True if it is in the table for the screen.
   """
 
   name: str
@@ -40,8 +41,8 @@ def by_name(
   """All metrics, by name, in the order of the table's columns.
 
   Args:
-    primary: What methods are compared by.
-    recent: What the mean over the evaluations of the last 10 rounds is called.
+    primary: Metric that methods are compared by.
+    recent: Title of the mean over the evaluations of the last 10 rounds.
     reported: Further metrics of the models.
   """
   metrics = (
@@ -204,13 +205,13 @@ _COSTS = (
     Metric(
       f'bytes_{way}_per_{share}',
       f'bytes {way}, a {share}',
-      f'What {what} in a round, uncompressed.',
+      f'Bytes that {sends} in a round, uncompressed.',
       'bytes',
       False,
       on_screen=share == 'client',
     )
     for share, whom in (('client', 'one client'), ('round', 'the whole cohort'))
-    for way, what in (
+    for way, sends in (
       ('down', f'the server sends to {whom}'),
       ('up', f'{whom} sends to the server'),
     )
@@ -242,7 +243,7 @@ def _domain_metrics(name, score, recent):
 
 
 def _rounds(recent):
-  """Suffix of a name, title and description of what it is a figure of."""
+  """Suffix of a name, title and description of the rounds of a figure."""
   return (
     (
       '_last_10',

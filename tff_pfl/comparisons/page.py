@@ -1,7 +1,7 @@
 """HTML pages of comparisons and of papers' claims, on a phone as on a laptop.
 
 The page of a comparison stands alone: styles, script and pictures are within
-it. What pages say is in `page.html.j2`; here frames become tables and pictures.
+it. Their text is in `page.html.j2`; here frames become tables and pictures.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def write(
   """Writes the page of a comparison, the same for the same results.
 
   Args:
-    found: What the comparison found; sections for which there is nothing to
-      show are left out.
-    path: The .html file; after a crash it is the old one or the new one.
-    published: Figures to be shown beside ours: `source` and `note` (where they
-      are from), `method` (as it is called there), `algorithm`, `variants` (the
-      ways to personalize that are meant, the first that there is counts),
-      `metric` (of `metrics.by_name`) and `value`.
+    found: Results of the comparison; sections without content are left out.
+    path: Path of the .html file; after a crash it is the old one or the new
+      one.
+    published: Figures to show beside ours, a row for each: `source` and `note`,
+      `method` (its name there), `algorithm`, `variants` (ways to personalize,
+      of which the first one that was scored counts), `metric` (a name of
+      `metrics.by_name`) and `value`.
 
   Raises:
     RunError: If the file cannot be written.
@@ -99,8 +99,8 @@ def write_claims(
   """Writes the page of the papers' experiments: their claims and figures.
 
   Args:
-    summaries: As `paper.run_all` returns them.
-    path: The .html file, in the folder that has the experiments' folders.
+    summaries: Summaries as `paper.run_all` returns them.
+    path: Path of the .html file, in the folder of the experiments' folders.
 
   Raises:
     RunError: If the file cannot be written.
@@ -136,7 +136,7 @@ def write_claims(
 
 
 def _render(path, **content):
-  """Writes the page of what is given; other sections have nothing to show."""
+  """Writes the page; sections without content are left out."""
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader(__package__, ''),
     autoescape=True,
@@ -164,7 +164,7 @@ def _table(frame: pd.DataFrame, best: Optional[pd.DataFrame] = None) -> Markup:
   """A data frame as an HTML table.
 
   Args:
-    best: Of the same shape, the cells to be marked.
+    best: Booleans of the same shape, True for cells to mark.
   """
   styler = frame.reset_index(drop=True).style
   styler.cell_ids = False
@@ -184,7 +184,7 @@ def _table(frame: pd.DataFrame, best: Optional[pd.DataFrame] = None) -> Markup:
 def _picture(
   drawn: Union[Axes, Figure], label: str, title: str = '', note: str = ''
 ) -> dict[str, Any]:
-  """A picture, its description, and what stands above it."""
+  """A picture, its description, and the text above it."""
   figure = drawn if isinstance(drawn, Figure) else drawn.figure
   file = io.BytesIO()
   with matplotlib.rc_context(_SVG_STYLE):
@@ -275,7 +275,7 @@ def _box_pictures(scores, primary):
 
 
 def _change_pictures(scores, methods, primary):
-  """By variant, each method's clients before and after personalization."""
+  """Pictures of clients before and after personalization, by variant."""
   if scores.empty:
     return {}
   names = [f'before/{primary.name}', f'after/{primary.name}']
@@ -354,7 +354,7 @@ def _value_text(value: Any, missing: str = 'none') -> Any:
 def _mean_std_text(
   spread: Mapping[str, Any], metric: split_model.PrimaryMetric, unit: str = '%'
 ) -> str:
-  """A metric over seeds, with its spread if there is one."""
+  """The mean of a metric over seeds and, after ±, its deviation if any."""
   text = _score_text(spread['mean'], metric)
   if metric.is_fraction:
     text += unit
@@ -374,15 +374,15 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _figures_table(methods, metrics, domain_figures=()):
-  """The figures of methods as a table, and what its columns are.
+  """The figures of methods as a table, and the meaning of its columns.
 
   Args:
-    metrics: Those of the columns; one that no method has is left out.
+    metrics: Metrics of the columns; one that no method has is left out.
     domain_figures: Further metrics, each with the figures of the methods.
 
   Returns:
-    The table, with the best of each column marked, and by title what a column
-    is. None without any figure.
+    The table, with the best of each column marked, and descriptions of columns
+    by title. None without any figure.
   """
   columns = results_lib.columns_of(methods, metrics, domain_figures)
   if not columns:
@@ -402,7 +402,7 @@ def _figures_table(methods, metrics, domain_figures=()):
 
 
 def _domain_tables(methods, primary, metrics):
-  """By title the scores of the domains, then those over domains and clients."""
+  """Tables of domains' scores, and of scores over domains and clients."""
   scores = [score for method in methods for score in method['domains']]
   tables = {}
   for key, title, over_clients in (
@@ -436,7 +436,7 @@ def _domain_tables(methods, primary, metrics):
 
 
 def _published(methods, settings, published):
-  """By source and note, published figures beside ours."""
+  """Tables of published figures beside ours, by source and note."""
   if published is None or published.empty:
     return {}
   asked = settings.get('personalization', {}).get('fine_tune', 'method')

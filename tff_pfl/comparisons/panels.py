@@ -15,22 +15,24 @@ Draw = Callable[[tables.Table, Any, Figure], None]
 
 
 def curves(column: str, *, over: str, **options: Any) -> Draw:
-  """A figure of curves.
+  """A function that draws a figure of curves.
 
   Args:
-    column: What is drawn, over the column `over`.
-    **options: Those of `plots.curves` and, but `draw`, of `plots.panels`, of
+    column: Column to draw.
+    over: Column of the x axis.
+    **options: Options of `plots.curves` and, but `draw`, of `plots.panels`, of
       which `panel` is the column.
   """
   return functools.partial(_draw, plots.curves, y=column, x=over, **options)
 
 
 def bars(column: str, *, group: str, **options: Any) -> Draw:
-  """A figure of groups of bars.
+  """A function that draws a figure of groups of bars.
 
   Args:
-    column: What is drawn, in groups by the column `group`.
-    **options: Those of `plots.bars` and, but `draw`, of `plots.panels`, of
+    column: Column to draw.
+    group: Column that groups the bars.
+    **options: Options of `plots.bars` and, but `draw`, of `plots.panels`, of
       which `panel` is the column.
   """
   return functools.partial(_draw, plots.bars, y=column, x=group, **options)
@@ -71,6 +73,6 @@ def _draw(
 def prepare(
   figure: Figure, width: float, height: float, num_seeds: int
 ) -> None:
-  """Sizes an empty figure, in inches, and says what its error bars are."""
+  """Sizes an empty figure, in inches, and explains its error bars."""
   figure.set_size_inches(width, height)
   plots.say_spread(figure, num_seeds)

@@ -1,13 +1,13 @@
-"""An experiment of a paper: what is measured, its figure and its claims.
+"""An experiment of a paper: its numbers, its figure and its claims.
 
 The folder of an experiment holds
 
-* `settings.json`, written first: what the folder is for, and the seconds spent
-  on it before an interruption;
+* `settings.json`, written first: the experiment and its settings, and the
+  seconds spent on it before an interruption;
 * `trials/`, its training runs (see `execution`);
-* `numbers.json`, what was measured, with the setup, and `numbers.csv`;
+* `numbers.json`, the numbers and the setup, and `numbers.csv`;
 * `figure.png` and `summary.json`, which are made of the numbers: the claims and
-  how the experiment was run.
+  the settings.
 
 A folder is for one experiment with one size, data set and seeds. There an
 experiment that has its numbers is not measured again; its figure and claims are
@@ -56,16 +56,16 @@ class Experiment:
   """An experiment of a paper.
 
   Attributes:
-    name: What `--experiment` takes.
-    summary: One line on what is checked.
-    paper: Which figures and tables of which paper it repeats.
-    measure: Gives the rows of a `Table` of numbers; pure but for the trials it
-      runs.
-    claims: The paper's claims, of the numbers and the sizes.
-    draw: Draws the figure, such as `panels.curves(...)`: from the numbers and
-      the sizes on an empty figure, whose size it may set.
-    full: By data set the sizes, each a dataclass with `num_seeds`; the first is
-      the experiment's own. Of generated data, the key is None.
+    name: Value of `--experiment`.
+    summary: One line on its question.
+    paper: Paper, figures and tables that it repeats.
+    measure: Function that yields the rows of a `Table` of numbers; pure but for
+      the trials that it runs.
+    claims: Function from the numbers and the sizes to the paper's claims.
+    draw: Function that draws the figure, such as `panels.curves(...)`, from the
+      numbers and the sizes, on an empty figure, whose size it may set.
+    full: Sizes by data set, each a dataclass with `num_seeds`; the first is the
+      experiment's own. The key is None for generated data.
     fast: Sizes of minutes, and their data set.
   """
 
@@ -80,11 +80,11 @@ class Experiment:
 
   @property
   def uses_datasets(self) -> bool:
-    """Whether it is on data sets, and not on generated data."""
+    """True if it is on data sets, and not on generated data."""
     return None not in self.full
 
   def takes(self, dataset: Optional[str]) -> bool:
-    """Whether `context_lib.Settings.dataset` may be this."""
+    """True if `context.Settings.dataset` may have this value."""
     return dataset is None or dataset in self.full
 
   def sizes(self, settings: context_lib.Settings) -> Any:
@@ -128,15 +128,17 @@ def _kind(value):
 def run(
   experiment: Experiment, settings: context_lib.Settings, *, rerun: bool = False
 ) -> dict[str, Any]:
-  """Runs an experiment, or makes claims and figure of what it measured before.
+  """Runs an experiment, or makes claims and figure of its stored numbers.
 
   Args:
-    rerun: Whether to delete what is in its folder and start anew, with whatever
-      settings.
+    experiment: The experiment.
+    settings: Its settings; the folder is that of its name in `directory`.
+    rerun: True to delete the content of its folder and start anew, with
+      whatever settings.
 
   Returns:
-    What is in `summary.json`: `experiment`, `summary`, `paper`, `claims` (the
-    fields of `claims.Claim`), `result` ('3 of 5 claims hold, …'), `setup`,
+    The content of `summary.json`: `experiment`, `summary`, `paper`, `claims`
+    (the fields of `claims.Claim`), `result` ('3 of 5 claims hold, …'), `setup`,
     `fast`, `dataset`, `seed`, `num_seeds`, `sizes`, `runtime`, `seconds` (that
     the measurement took, also before an interruption, but not before a SIGKILL)
     and `versions`.
@@ -174,17 +176,19 @@ def run_all(
   *,
   rerun: bool = False,
 ) -> Sequence[Mapping[str, Any]]:
-  """Runs experiments one after another, also after one that fails.
+  """Runs experiments one after another; one that fails does not stop others.
 
   In the settings' directory `summary.json` has the claims of all of them, and
   `claims.html` shows these with the figures.
 
   Args:
-    settings: As for `run`; the data set is for those that take it.
+    settings: Settings as for `run`; the data set is for experiments that take
+      it.
+    rerun: As for `run`.
 
   Returns:
-    The summary of each as from `run`; of one that raised an expected error
-    `error` tells what, with no claims.
+    The summary of each, as from `run`; for one that raised an expected error a
+    summary with no claims and the reason, `error`.
 
   Raises:
     RunError: If an experiment's folder holds something else; none has run then.
@@ -293,7 +297,7 @@ def _measure(experiment, settings):
 
 
 def _conclude(experiment, settings):
-  """Writes figure and summary of what was measured; returns the summary."""
+  """Writes figure and summary of the stored numbers; returns the summary."""
   numbers = _read(settings.directory, NUMBERS_NAME)
   sizes = experiment.sizes(settings)
   setup = _as_written(dataclasses.asdict(sizes))
@@ -323,7 +327,7 @@ def _conclude(experiment, settings):
 
 
 def _identity(experiment, settings):
-  """What decides the numbers that an experiment finds."""
+  """The settings that decide an experiment's numbers."""
   own = {name: getattr(settings, name) for name in _IDENTITY}
   return _as_written({'experiment': experiment.name, **own})
 
@@ -369,7 +373,7 @@ def _clear(directory):
 
 
 def _as_written(value):
-  """What is read back of what was written as JSON."""
+  """A value as it is read back after it was written as JSON."""
   return json.loads(summary_lib.json_text(value))
 
 

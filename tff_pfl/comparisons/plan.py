@@ -1,4 +1,4 @@
-"""What a comparison consists of: methods, seeds, grids, and so trials."""
+"""Plan of a comparison: its methods, seeds and grids, and their trials."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class Range(NamedTuple):
   """Numbers from `low` to `high` for a search; both integers or neither.
 
   Attributes:
-    log: Whether their logarithms are searched, for which they are positive.
+    low: Least number.
+    high: Largest number.
+    log: True to search logarithms, of positive numbers.
   """
 
   low: Union[int, float]
@@ -42,18 +44,18 @@ class Comparison:
   data alone, and the best one is taken (see `tuning`).
 
   Attributes:
-    base: What the runs share. Its method, hyperparameters and seed have no
-      effect; its number of clients is that of those who are trained.
+    base: Settings that the runs share. Its method, hyperparameters and seed
+      have no effect; its number of clients is that of trained ones.
     algorithms: Keys of `registry.ALGORITHMS`, at least one.
-    hparams: By method: its hyperparameters where the grid says nothing; the
-      defaults where a method is missing.
+    hparams: Hyperparameters by method, where the grid says nothing; the
+      defaults for a method that is missing.
     seeds: Seeds of the runs, distinct and non-negative, at least one. A seed is
       also that of the partition.
-    grid: As `parse_grid` reads it: by method, or `ANY_METHOD`, by
-      hyperparameter the values to try. A method that has no hyperparameter of
-      that name takes the value for all that end in it (`learning_rate` is
-      FedRep's `head_learning_rate` and `body_learning_rate`). What is said of a
-      method goes before what is said of any. A number of epochs sets a number
+    grid: Values to try, by method, or `ANY_METHOD`, and hyperparameter, as
+      `parse_grid` reads them. A method that has no hyperparameter of that name
+      takes the value for all that end in it (`learning_rate` is FedRep's
+      `head_learning_rate` and `body_learning_rate`). A method's own values go
+      before those of any method. A number of epochs sets a number
       of steps that would take its place (see `hparams.steps_instead_of`) to
       None, unless the grid has that, too.
     num_search_trials: Points that Optuna proposes for each method, one after
@@ -223,7 +225,7 @@ class Comparison:
     """The runs that are compared.
 
     Args:
-      chosen: By method, the point that the sweep chose. Methods without a sweep
+      chosen: The point that the sweep chose, by method. Methods without a sweep
         may be missing; one whose sweep found nothing (None) is left out.
 
     Returns:
@@ -280,7 +282,7 @@ class Comparison:
 
 
 def trial_name(algorithm: str, seed: int) -> str:
-  """What the run of a method with a seed is called."""
+  """The name of the run of a method with a seed."""
   return f'{algorithm}-seed{seed}'
 
 
@@ -294,20 +296,22 @@ def grid_targets(algorithm: str, name: str) -> tuple:
 
 
 def parse_grid(
-  texts: Sequence[str], algorithms: Sequence[str], what: str = 'grid'
+  texts: Sequence[str], algorithms: Sequence[str], flag: str = 'grid'
 ) -> dict:
-  """Reads grids such as 'learning_rate=0.01,0.1', and what to search among.
+  """Reads grids such as 'learning_rate=0.01,0.1', and ranges for a search.
 
   Args:
-    texts: Each '[method.]hyperparameter=value,value,…'; values are numbers or
-      words as the hyperparameter takes them, 'none' for None. So is 0 where
-      None is a value but not the default (see `hparams.none_for_zero`). Of a
-      search also '[method.]hyperparameter=low:high', or 'low:high:log'.
-    what: 'grid' or 'search'.
+    texts: Grids, each '[method.]hyperparameter=value,value,…'; values are
+      numbers or words as the hyperparameter takes them, 'none' for None. So is
+      0 where None is a value but not the default (see
+      `hparams.none_for_zero`). For a search also
+      '[method.]hyperparameter=low:high', or 'low:high:log'.
+    algorithms: Methods that are compared.
+    flag: 'grid' or 'search', the flag of the texts.
 
   Returns:
-    As `Comparison.grid`, without what is said of any method and only others
-    have.
+    The grid, as `Comparison.grid`, without hyperparameters that only other
+    methods have.
 
   Raises:
     ValueError: If one is of another form, or no method has such a
@@ -321,7 +325,7 @@ def parse_grid(
     owners = algorithms if owner == ANY_METHOD else [owner]
     errors.expect(
       name and values and set(owners) <= set(algorithms),
-      what,
+      flag,
       '[method.]hyperparameter=value,value,… with one of the methods '
       + ', '.join(algorithms),
       text,
@@ -338,14 +342,14 @@ def parse_grid(
       # A preset for more methods than are compared.
       continue
     errors.expect(
-      targets, what, f'of hyperparameters of {", ".join(owners)}', text
+      targets, flag, f'of hyperparameters of {", ".join(owners)}', text
     )
     errors.expect(
-      name not in grid.get(owner, {}), what, 'given once for each name', text
+      name not in grid.get(owner, {}), flag, 'given once for each name', text
     )
     hparams, target = targets[0]
     annotation = typing.get_type_hints(hparams)[target]
-    if what == 'search' and ':' in values:
+    if flag == 'search' and ':' in values:
       grid.setdefault(owner, {})[name] = _parse_range(values, annotation, text)
       continue
     parsed = [

@@ -1,11 +1,11 @@
-"""What a comparison of methods found, as plain data; its files and tables.
+"""Results of a comparison of methods as plain data; their files and tables.
 
-`collection.collect` makes it. Whatever shows it (the screen, the CSV files, the
-HTML page) reads what `comparison.json` holds, a dict:
+`collection.collect` makes them. The screen, the CSV files and the HTML page are
+made of the content of `comparison.json`, a dict:
 
 * `title`: One line: the data, the clients, the rounds.
-* `settings`: What all methods share, in the order to be shown: each a `name`,
-  as in `RunConfig` or `Comparison`, and a `value`.
+* `settings`: Settings that all methods share, in the order to be shown: each a
+  `name`, as in `RunConfig` or `Comparison`, and a `value`.
 * `methods`: An entry for each method and variant, the methods in the order
   asked for, the variant 'method' of each first:
     * `algorithm`, a key of `registry.ALGORITHMS`, and its `summary`;
@@ -27,18 +27,19 @@ HTML page) reads what `comparison.json` holds, a dict:
       model or else of the global weights with untrained local ones, and after;
     * `domains`: of each seed and domain the number of test examples and the
       personal models' loss, primary metric and AUC on them.
-* `partition`: How the training data of the first `seed` lie on the clients,
-  `[clients]`: `client_ids`, of which the last `num_new_clients` are not
-  trained, `num_train_examples`, `class_counts` `[clients, classes]` (None for
+* `partition`: The training data of the first `seed` by client, `[clients]`:
+  `client_ids`, of which the last `num_new_clients` are not trained,
+  `num_train_examples`, `class_counts` `[clients, classes]` (None for
   regression) and, by domain, `domain_counts` (None without domains).
-* `tunings`: Of each `algorithm` that was swept the `seed` and `num_rounds` of
+* `tunings`: For each `algorithm` that was swept the `seed` and `num_rounds` of
   its runs (0 where the method allows a single point) and the `points`, last
   those that the method refuses: `hparams`, the primary metric that the choice
-  was made by, the last `loss`, whether it was `chosen`, and why it could not be
-  (`failure`).
-* `failures`: Of each trial without a result, those of sweeps included, its name
-  (`trial`), `algorithm`, `seed` and `reason`.
-* `primary_metric`: What methods are compared by, unless it is the accuracy.
+  was made by, the last `loss`, `chosen`, True for one of them, and the reason
+  of a `failure`.
+* `failures`: For each trial without a result, those of sweeps included, its
+  name (`trial`), `algorithm`, `seed` and `reason`.
+* `primary_metric`: Metric that methods are compared by, unless it is the
+  accuracy.
 * `reported`: Further metrics of the models, if any, each like that.
 
 Scores that are not finite, and that do not exist, are None.
@@ -67,7 +68,7 @@ CSV_NAME = 'comparison.csv'
 CLIENTS_CSV_NAME = 'per_client.csv'
 DOMAINS_CSV_NAME = 'per_domain.csv'
 
-# By the unit of a metric: what its column is in, the factor and the decimals.
+# By the unit of a metric: the unit of its column, the factor and the decimals.
 _UNITS = {
   'fraction': (' (%)', 100.0, 1),
   'bytes': (' (kB)', 1e-3, 1),
@@ -84,7 +85,7 @@ Method = Mapping[str, Any]
 
 
 class Results(dict):
-  """What a comparison found, as data frames and as plain data."""
+  """Results of a comparison, as data frames and as plain data."""
 
   @property
   def scores(self) -> pd.DataFrame:
@@ -141,7 +142,7 @@ def open_comparison(
 
 
 def primary_metric(found: Results) -> split_model.PrimaryMetric:
-  """What methods are compared by."""
+  """The metric that methods are compared by."""
   named = found.get('primary_metric') or split_model.ACCURACY._asdict()
   return split_model.PrimaryMetric(**named)
 
@@ -167,15 +168,15 @@ def num_seeds(method: Method) -> int:
 
 
 def mean_std(values: Sequence[Optional[float]]) -> Optional[dict[str, Any]]:
-  """A figure over seeds.
+  """Mean and standard deviation of a figure over seeds.
 
   Args:
-    values: One for each seed; None where a seed has none. These are left out,
-      and so are values that are not finite.
+    values: A value for each seed, None where a seed has none. These are left
+      out, and so are values that are not finite.
 
   Returns:
-    The `mean`, the sample's standard deviation `std` (None for a single value)
-    and `num_seeds`, those that have a value; None without any.
+    A dict of `mean`, the sample's standard deviation `std` (None for a single
+    value) and `num_seeds`, the number of values; None without any.
   """
   known = [float(v) for v in values if v is not None and math.isfinite(v)]
   if not known:
@@ -290,7 +291,7 @@ def write(found: Results, directory: Union[str, os.PathLike[str]]) -> None:
 
 
 def table(found: Results) -> str:
-  """A table for the screen: means and, after ±, spreads over seeds.
+  """A table for the screen: means and, after ±, deviations over seeds.
 
   Columns that no method has are left out. A figure that not all seeds of its
   row have says so.
@@ -336,7 +337,7 @@ def columns_of(
   wanted: Iterable[metrics_lib.Metric],
   more: Sequence[Any] = (),
 ) -> list[tuple[metrics_lib.Metric, list[Optional[Mapping[str, Any]]]]]:
-  """Metrics that some method has, each with the methods' spreads.
+  """Metrics that some method has, each with the methods' `mean_std`.
 
   Args:
     more: Further columns, which stand before these.
@@ -353,14 +354,14 @@ def cells(
     tuple[metrics_lib.Metric, Sequence[Optional[Mapping[str, Any]]]]
   ],
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-  """The text of figures, and which are the best of their column.
+  """The text of figures, with the best of each column told.
 
   Args:
     columns: Metrics, each with a `mean_std` or None for each method.
 
   Returns:
     Two frames, a row for each method, with the metrics' titles and units as
-    columns: of words, and of booleans.
+    columns: one of texts, and one of booleans, True for the best.
   """
   text, best = {}, {}
   for metric, spreads in columns:
@@ -386,7 +387,7 @@ def cells(
 
 
 def _note(method, spread, shown, always):
-  """What stands after a mean: the deviation, and how many seeds have it."""
+  """The text after a mean: the deviation, and the number of its seeds."""
   note = ''
   # What is counted, as bytes are, is the same for all seeds.
   if spread['std'] is not None and (spread['std'] > 0 or always):

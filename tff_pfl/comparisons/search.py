@@ -1,9 +1,9 @@
 """Points proposed by Optuna, for a search where a grid is too poor.
 
 A method has a study in `search.sqlite` of the comparison's folder, which holds
-what was proposed and how good it was. What is proposed depends on the seed and
-on the points before alone, not on how many are tried at the same time, and not
-on interruptions.
+the proposed points and their scores. A proposal depends on the seed and on the
+points before alone, not on the number of points that are tried at the same
+time, and not on interruptions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Study:
 
     Args:
       directory: The comparison's folder.
-      space: As `plan.Comparison.axes`.
+      space: Values and ranges, as `plan.Comparison.axes` returns them.
 
     Raises:
       RunError: If the folder has a search of other values.
@@ -67,7 +67,7 @@ class Study:
       )
 
   def points(self) -> list[tuple[dict[str, Any], bool]]:
-    """All points that were proposed, and whether they failed."""
+    """All proposed points, each with True if it failed."""
     failed = optuna.trial.TrialState.FAIL
     return [
       (self._point(t.params), t.state == failed) for t in self._study.trials
@@ -77,7 +77,7 @@ class Study:
     """The points that are not scored yet; without any, some new ones.
 
     Args:
-      most: As many points as there may be in all.
+      most: Most points that there may be in all.
     """
     done = len(self._study.trials)
     running = optuna.trial.TrialState.RUNNING
@@ -95,7 +95,7 @@ class Study:
     ]
 
   def score(self, number: int, merit: Optional[float]) -> None:
-    """Stores how good a point is; more is better, None if it failed."""
+    """Stores the score of a point; more is better, None if it failed."""
     if merit is None:
       self._study.tell(number, state=optuna.trial.TrialState.FAIL)
     else:

@@ -16,8 +16,8 @@ SEED = 'seed'
 class Table:
   """A data frame, of which `seed` is a column.
 
-  What is looked up comes by seed, in the order of the seeds, so that two
-  methods' values of one experiment are paired.
+  Values are looked up by seed, in the order of the seeds, so that two methods'
+  values of one experiment are paired.
 
   Attributes:
     frame: The data frame.
@@ -55,10 +55,11 @@ class Table:
     """A column's values by seed, `[num_seeds]`.
 
     Args:
+      column: Column to look up.
       **fixed: Values of other columns, which together name one row of a seed.
 
     Raises:
-      ValueError: If they name none, or several of a seed.
+      ValueError: If they name no row, or several of a seed.
     """
     frame = self.where(**fixed).frame.sort_values(SEED)
     errors.expect(
@@ -78,11 +79,13 @@ class Table:
     by: str = 'method',
     **fixed: Hashable,
   ) -> np.ndarray:
-    """By how much a column is larger for one method than for another.
+    """The difference between two methods' values of a column, seed by seed.
 
     Args:
-      better: The first method: a value of the column `by`.
-      worse: The second one.
+      column: Column to look up.
+      better: First method: a value of the column `by`.
+      worse: Second method, whose values are subtracted.
+      by: Column of the methods, or of others that are compared.
       **fixed: Values of other columns.
 
     Returns:
@@ -96,7 +99,12 @@ class Table:
   def curve(
     self, column: str, over: str, **fixed: Hashable
   ) -> tuple[np.ndarray, np.ndarray]:
-    """A column's values against those of another one.
+    """A column's values by those of another one.
+
+    Args:
+      column: Column to look up.
+      over: Other column.
+      **fixed: Values of further columns.
 
     Returns:
       The distinct values of `over`, `[n]`, and the column's, `[num_seeds, n]`.

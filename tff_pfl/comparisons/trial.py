@@ -1,4 +1,4 @@
-"""One trial of a comparison: an ordinary run, scored in several ways.
+"""A trial of a comparison: an ordinary run, scored in several ways.
 
     python -m tff_pfl.comparisons.trial FOLDER
 
@@ -63,6 +63,7 @@ class Trial:
 
   Attributes:
     name: Unique in a comparison; the name of its folder.
+    config: Settings of the run.
     fine_tune_variants: Ways, among `VARIANTS`, in which the last round's models
       are personalized besides as the run says.
     num_new_clients: Clients that get data besides those of the run, to be
@@ -137,9 +138,11 @@ def run(
   *,
   runtime_options: Optional[Mapping[str, Any]] = None,
 ) -> None:
-  """Runs a trial, or what is left of it.
+  """Runs a trial, as far as not yet done.
 
   Args:
+    trial: The trial.
+    directory: Folder of the trial.
     runtime_options: Options of the runtime, see `training.run`.
 
   Raises:
@@ -175,7 +178,7 @@ def run(
 
 
 def _scores(trial, model, process, trained, new, runtime, directory):
-  """What `scores.json` holds."""
+  """The content of `scores.json`."""
   with run_store.RunStore.open_for_reading(directory) as store:
 
     def server_state(of):
@@ -256,10 +259,10 @@ def _variant(config, model, process, name):
 
 
 class FinishedTrial:
-  """What a finished trial left in its folder."""
+  """The results of a finished trial, from its folder."""
 
   def __init__(self, directory: str, data_dir: Optional[str] = None):
-    """Reads it.
+    """Reads the results.
 
     Args:
       data_dir: Folder of the data set's files, if it has moved.
@@ -287,7 +290,11 @@ class FinishedTrial:
       return store.history()
 
   def variant(self, name: str = OWN_VARIANT) -> Mapping[str, Any]:
-    """The last models' scores with one way to personalize them."""
+    """The last models' scores with a way to personalize them.
+
+    Args:
+      name: `OWN_VARIANT`, or one of the trial's `fine_tune_variants`.
+    """
     return self.scores['variants'][name]
 
   def open(self) -> run_lib.Run:
@@ -296,7 +303,7 @@ class FinishedTrial:
 
 
 def read_spec(directory: str) -> dict[str, Any]:
-  """What is in `trial.json`: `trial`, its settings, and `runtime_options`."""
+  """The content of `trial.json`: the `trial` and its `runtime_options`."""
   return summary_lib.read_json(os.path.join(directory, SPEC_NAME))
 
 

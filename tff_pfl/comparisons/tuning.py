@@ -23,7 +23,7 @@ from tff_pfl.runs import report
 def tune(
   comparison: plan.Comparison, directory: str, **options: Any
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-  """Runs the sweeps of a comparison, or what is left of them.
+  """Runs the sweeps of a comparison, as far as not yet done.
 
   Args:
     directory: The comparison's folder.
@@ -97,9 +97,10 @@ def table(
     config: The settings of one of the runs, whose method, seed and number of
       rounds are those of all.
     tried: For each point its hyperparameters, the summary of its run (see
-      `report.write_report`; None if there is none), and why the run failed, if
-      it did.
-    refused: Points that were not tried, and why (see `Comparison.refused`).
+      `report.write_report`; None if there is none), and the reason if the run
+      failed.
+    refused: Points that were not tried, each with the reason (see
+      `Comparison.refused`).
 
   Returns:
     As in the `tunings` of `results`, the primary metric called `score`.
@@ -154,7 +155,7 @@ def _untried(hparams, failure, chosen=False):
 
 
 def _judged(hparams, summary, failure):
-  """A point as it was tried, and how good it is: None if it failed."""
+  """A point as it was tried, and its score: None if it failed."""
   if summary is None:
     return _untried(hparams, failure or 'it did not end'), None
   figures = report.primary_figures(summary)
@@ -175,11 +176,12 @@ def _judged(hparams, summary, failure):
 
 
 def _search(comparison, directory, options):
-  """The searches of a comparison, or what is left of them.
+  """Runs the searches of a comparison, as far as not yet done.
 
   Returns:
-    By method and name of the trial the points that were tried, in the order
-    they were proposed, and their trials; by name of a trial why it failed.
+    Points that were tried and their trials, by method and name of the trial, in
+    the order in which they were proposed; reasons of failures by name of the
+    trial.
   """
   # Imported where it is needed, for it takes a while.
   from tff_pfl.comparisons import search
@@ -239,7 +241,7 @@ def _trials_of(tried):
 
 
 def _run(tried, failed, directory, options):
-  """Runs what is left of the trials that did not fail; adds those that do."""
+  """Runs the unfinished trials that did not fail; adds those that do."""
   to_run = [t for t in _trials_of(tried) if t.name not in failed]
   if to_run:
     failed.update(
@@ -263,7 +265,7 @@ def _warn_of_refused(algorithm, point, reason):
 
 
 def _settled_failures(comparison, directory, tried):
-  """By name the sweep's trials that are not to be tried again, and why.
+  """The sweep's trials that are not to be tried again: reasons by name.
 
   Once a method's runs have begun with what its sweep chose, a point that failed
   before must not be tried again: were it the best now, the runs would be

@@ -1,8 +1,7 @@
 """Validation examples: a part of each client's training examples.
 
-What a sweep decides by: its runs are trained on the one part and scored on the
-other, which takes the place of the test examples. Nothing of it ever reads
-these.
+A sweep decides by them: its runs are trained on the other part and scored on
+these examples, in place of the test examples, which it never reads.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ def validation_view(
   """A dataset whose test examples are a part of the training examples.
 
   Args:
-    data: The clients. Their test examples are never read.
-    fraction: The part of each client's training examples, in (0, 1); at least
+    data: Data of the clients, whose test examples are never read.
+    fraction: Part of each client's training examples, in (0, 1); at least
       one example, and one is left, where a client has two or more. A client
       with a single one is trained on it and not scored. Of examples that
       overlap (`num_overlapping`) it is the last ones, and those that overlap
@@ -65,6 +64,6 @@ def validation_view(
     seed: Seed of the division, non-negative.
 
   Returns:
-    The same clients; `train` is what is left of their training examples.
+    The same clients; `train` has the rest of their training examples.
   """
   return data.replaced(load=_PartsOfTraining(data, fraction, seed))

@@ -1,1 +1,1 @@
-"""Runs: the round loop, evaluation, what is stored, reports."""
+"""Runs: the round loop, evaluation, durable state and reports."""

@@ -1,4 +1,4 @@
-"""Listeners to a run, such as trackers of experiments."""
+"""Listeners to a run, such as those that log its metrics elsewhere."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pandas as pd
 
 
 class Callback:
-  """Is called while a run goes on, after what it is told was committed.
+  """Listener that a run calls after each committed round and evaluation.
 
-  Subclasses override what they want. An error ends the run, which can be
-  resumed. A resumed run tells only its own rounds.
+  Subclasses override the methods that they need. An error ends the run, which
+  can be resumed. A resumed run tells only its own rounds.
   """
 
   def on_round(self, round_number: int, metrics: Mapping[str, float]) -> None:
@@ -31,8 +31,8 @@ class Callback:
 
     Args:
       round_number: The round that was evaluated.
-      metrics: What they come to, such as `personal/accuracy`.
-      scores: As `Run.scores`.
+      metrics: Figures over all clients, such as `personal/accuracy`.
+      scores: Scores of each client, as `Run.scores`.
     """
 
 
@@ -41,11 +41,11 @@ def tell(
   row: Mapping[str, Any],
   scores: Optional[pd.DataFrame],
 ) -> None:
-  """Calls callbacks.
+  """Calls callbacks after a round.
 
   Args:
-    row: The round's row of `Run.history`.
-    scores: Those of its evaluation; None without one.
+    row: The round's row of `Run.history`, with its names.
+    scores: Scores of the evaluation after it; None without one.
   """
   prefix = 'evaluation/'
   numbers = {

@@ -136,7 +136,7 @@ def decode_state(data: bytes, template: Any) -> Any:
   """Decodes a stored state of the server or of a client.
 
   Args:
-    data: What the store has.
+    data: Bytes from the store.
     template: The process's initial `ServerState` or `ClientState`.
 
   Raises:
@@ -171,7 +171,7 @@ def server_state(
 
 
 class ClientPopulation:
-  """States of all clients, as far as committed, on a runtime."""
+  """The committed states of all clients, for use on a runtime."""
 
   def __init__(
     self,

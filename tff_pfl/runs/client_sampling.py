@@ -103,7 +103,7 @@ class CohortSampler:
     )
 
   def size(self, round_number: int) -> int:
-    """Returns how many clients are drawn if so many have joined."""
+    """Returns the size of a round's cohort, if so many clients have joined."""
     return [
       size
       for start, size in self._sizes.items()

@@ -32,11 +32,11 @@ class ClientDataSource(tff.program.FederatedDataSource):
   """
 
   def __init__(self, data: datasets.FederatedDataset, seed: int = 0):
-    """Reads nothing but what `data.fingerprint` covers.
+    """Makes a data source, which reads no examples before they are needed.
 
     Args:
       data: The clients.
-      seed: Fixes the cohorts; at least 0.
+      seed: Seed of the cohorts, at least 0.
     """
     errors.expect_int('seed', seed, 0)
     self.client_ids = data.client_ids
@@ -61,16 +61,16 @@ class ClientDataSource(tff.program.FederatedDataSource):
 
 
 class ClientDataIterator(tff.program.FederatedDataSourceIterator):
-  """The cohorts' data, round by round."""
+  """Iterator over the cohorts' training data, round by round."""
 
   def __init__(self, source: ClientDataSource, num_rounds: int = 0):
-    """Begins after `num_rounds` cohorts were drawn."""
+    """Makes an iterator whose first `num_rounds` cohorts were drawn before."""
     self._source = source
     self._num_rounds = num_rounds
 
   @classmethod
   def from_bytes(cls, buffer: bytes) -> ClientDataIterator:
-    """Restores what `to_bytes` stored.
+    """Restores an iterator from the bytes of `to_bytes`.
 
     Raises:
       RunError: If no source of the same clients was made in this process.
@@ -86,7 +86,7 @@ class ClientDataIterator(tff.program.FederatedDataSourceIterator):
     return cls(source, stored['num_rounds'])
 
   def to_bytes(self) -> bytes:
-    """The state that the next cohorts depend on."""
+    """The iterator's state: the number of cohorts drawn, and the clients."""
     return json.dumps(
       {'key': self._source.key, 'num_rounds': self._num_rounds}
     ).encode()

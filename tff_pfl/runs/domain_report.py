@@ -65,7 +65,7 @@ def over_rounds(
 
 
 def rows(domains: Mapping[str, Any]) -> list[dict]:
-  """A row for each domain of what `over_rounds` returns, for a CSV file.
+  """Rows for a CSV file, one for each domain of `over_rounds`.
 
   Returns:
     Dicts of `domain`, `num_test_examples` and, of each model and metric, the
@@ -96,7 +96,7 @@ def table(domains: Mapping[str, Any], recent: str) -> str:
   regression, those of all metrics.
 
   Args:
-    recent: What the columns of `last_10_mean` are called.
+    recent: Title of the columns of `last_10_mean`.
   """
   headers, columns = [], []
   for metric in _known(domains) or domains['personal']:

@@ -66,7 +66,7 @@ def summarize(
       metrics, means over its test examples, and `domains`, see
       `client_domains`.
     names: The names of the domains.
-    has_global_model: Whether `before` is the score of a global model.
+    has_global_model: True if `before` is the score of a global model.
     predictions: For a task of two classes, those of the same clients.
 
   Returns:
@@ -148,7 +148,7 @@ def _auc_figure(predictions, which, names):
 
 
 def _figure(by_domain, client_values):
-  """A metric's value of each domain, and what they come to."""
+  """A metric's value for each domain, and figures over domains and clients."""
   known = [value for value in by_domain.values() if value is not None]
   clients = [value for value in client_values if value is not None]
   # Unlike min and max of Python, NumPy's do not hide a value that is NaN.

@@ -1,8 +1,8 @@
 """New clients served by the personal models of those who were trained.
 
-A client that took no part in training, and trains nothing now, gets the mean of
-what all known clients' personal models predict: for classifiers of the classes'
-probabilities, otherwise of the outputs. Every known client counts alike.
+A client that took no part in training, and trains nothing now, gets the mean
+prediction of all known clients' personal models: of the classes' probabilities
+for classifiers, otherwise of the outputs. Every known client counts alike.
 
 In federated terms the new client's inputs are broadcast, every known client
 predicts, and the predictions are summed.
@@ -44,7 +44,7 @@ def evaluate_clients(
   """Scores new clients by the mean prediction of all known ones.
 
   Args:
-    states_of: From known clients' indices to their states.
+    states_of: Function from known clients' indices to their states.
     known: The clients of the training; those that never took part, or whose
       model is not finite, have no say.
     new: The new clients; all with test examples are scored.

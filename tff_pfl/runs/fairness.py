@@ -1,8 +1,8 @@
 """Describes how evenly a metric is distributed over the clients.
 
 A mean hides the clients that a method serves badly. The summary therefore also
-gives the spread, the clients that are worst off, and the fraction that would
-have been better off with the global model.
+gives the standard deviation, the mean over the clients that are worst off, and
+the fraction that would have been better off with the global model.
 """
 
 import math
@@ -29,7 +29,7 @@ def fairness_summary(
       each client.
     reference: Floats of shape [clients]: the metric of the global model on the
       same examples; None where there is no global model.
-    metric: Tells whether more is better.
+    metric: Metric of the values, with the direction that is better.
 
   Returns:
     A dict of floats:
@@ -68,7 +68,7 @@ def worst_10_percent(
 
   Args:
     values: Floats of shape [clients], at least one; NaN is worst.
-    metric: Tells whether more is better.
+    metric: Metric of the values, with the direction that is better.
   """
   order = np.argsort(metric.merit(values), kind='stable')
   worst = order[: math.ceil(order.size / 10)]

@@ -43,7 +43,7 @@ def score(
   """Fits a model to each new client's training data and scores it.
 
   Args:
-    personalization: How they are fitted.
+    personalization: Options of the fit.
     num_samples: Training examples to take of each client, drawn with the run's
       seed; None takes all.
 
@@ -73,7 +73,7 @@ def fit(
   *,
   num_samples: Optional[int] = None,
 ) -> dict:
-  """The models that `score` scores: `{client_id: weights}`."""
+  """Fits the models that `score` scores; returns `{client_id: weights}`."""
   client_population.check_data_fit(run.model, clients)
   process = run.build_process(personalization)
   state = run.server_state(process, runtime)
@@ -137,7 +137,7 @@ def accuracy_by_samples_and_epochs(
 
   Args:
     sample_counts: Training examples of each client; None for all.
-    variants: From the number of epochs to the options that train for them.
+    variants: Options of the fit by number of epochs.
 
   Returns:
     `(rows, models)`: a dict for each setting and each client with test
@@ -182,7 +182,7 @@ def load_personal_model(
 
 
 def personal_model_path(directory: str, client_id: str) -> str:
-  """Where `personalize` puts a client's model in its output folder.
+  """The path of a client's model in the output folder of `personalize`.
 
   Characters of the id that could lead out of the folder are escaped; an id that
   is too long for a file's name is cut, with a checksum in place of the rest.

@@ -25,10 +25,10 @@ def open_run(
 
   Args:
     directory: The run's folder.
-    process: The process that it was made with, for the models of a run of the
-      library, which has no description of a user's model; None for a run of the
-      `train` program, or for results alone.
-    data: Likewise the data; both or none.
+    process: Process that the run was trained with, for the models of a run of
+      the library, which stores no description of a user's model; None for a run
+      of the `train` program, or for results alone.
+    data: Data that it was trained on; given together with `process`.
     data_dir: Folder of the data set's files, if it has moved.
 
   Raises:

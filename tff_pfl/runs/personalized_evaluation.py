@@ -28,9 +28,9 @@ class Evaluation(NamedTuple):
       all of them as in `client_metrics`, None where it has no such figure.
       Where the process has domains, also `domains`, see
       `domain_scores.client_domains`.
-    summary: What `summarize` returns; for two classes with `two_classes`, what
-      `two_class_scores.summarize` returns, and where the process has domains
-      with `domains`, what `domain_scores.summarize` returns.
+    summary: The result of `summarize`; for two classes also `two_classes`, the
+      result of `two_class_scores.summarize`, and where the process has domains
+      `domains`, that of `domain_scores.summarize`.
   """
 
   rows: list
@@ -43,7 +43,7 @@ def training_examples(
   train: ClientMapping,
   client_id: str,
 ) -> example_tensors.ExampleTensors:
-  """The training data that personalization needs, read only if needed."""
+  """The client's training data, without examples if none are needed."""
   if process.needs_training_data(client_state):
     return train[client_id]
   return client_examples.no_examples(process.model.element_spec)
@@ -65,8 +65,8 @@ def evaluate(
   to sum up: 16 bytes a test example.
 
   Args:
-    process: Its way to personalize is what is scored.
-    states_of: From client indices to their states.
+    process: Process whose personalization is scored.
+    states_of: Function from client indices to their states, in order.
     data: The clients; a client's index is its position in `client_ids`.
     train: Their training data, if kept from one evaluation to the next, as
       `Runtime.share` returns them.
@@ -145,8 +145,8 @@ def evaluate_new_clients(
   """Scores clients that took no part, each fitted to its training data.
 
   Args:
-    num_known: How many clients were trained; the indices of the new ones begin
-      there, so that no client's seed is used twice.
+    num_known: Number of clients that were trained; the indices of the new ones
+      begin there, so that no client's seed is used twice.
     data: The new clients.
 
   Raises:
@@ -197,9 +197,9 @@ def summarize(
   """Sums up the scores of clients.
 
   Args:
-    rows: Those of an `Evaluation`.
-    has_global_model: Whether `before` is the score of a global model.
-    primary_metric: What the clients are compared by.
+    rows: Rows of an `Evaluation`.
+    has_global_model: True if `before` is the score of a global model.
+    primary_metric: Metric that the clients are compared by.
     reported: The model's further metrics for reports.
 
   Returns:

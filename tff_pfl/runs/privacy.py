@@ -1,4 +1,4 @@
-"""What a private run tells of a client: epsilon, round by round.
+"""Privacy of runs whose means have noise, and its accounting by epsilon.
 
 The guarantee is for clients (user level): with probability 1 - delta all models
 of the run together are at most exp(epsilon) times as likely with a client's
@@ -49,14 +49,14 @@ LARGEST_USEFUL_EPSILON = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Accounting:
-  """The privacy of a run.
+  """The privacy accounting of a run.
 
   Attributes:
     noise_multiplier: Standard deviation of the noise of a round's sums in units
       of the clipping norm, positive; infinite where nothing is sent.
-    sampler: Draws the cohorts, all of one size, which all report.
-    delta: In (0, 1).
-    is_distributed: Whether clients add discrete noise. Then cohorts count as
+    sampler: Sampler of the cohorts, all of one size, which all report.
+    delta: Delta of epsilon, in (0, 1).
+    is_distributed: True if clients add discrete noise. Then cohorts count as
       known, for the bound of secret ones is that of Gaussian noise.
   """
 
@@ -90,7 +90,11 @@ class Accounting:
     ]
 
   def for_state(self, state: personalized_process.ServerState) -> Accounting:
-    """This with the noise that the process with a server's state adds."""
+    """The accounting of the noise that a process with this state adds.
+
+    Args:
+      state: State of the server, such as the initial one.
+    """
     noise_multiplier = self.noise_multiplier
     if not tree.flatten(state.aggregator):
       noise_multiplier = math.inf
@@ -101,7 +105,7 @@ class Accounting:
     return dataclasses.replace(self, noise_multiplier=noise_multiplier)
 
   def description(self) -> dict[str, Any]:
-    """What holds for the whole run, as JSON types."""
+    """The guarantee but for epsilon, as JSON types."""
     return {
       'unit': 'client',
       'noise_multiplier': self.noise_multiplier,
@@ -110,10 +114,11 @@ class Accounting:
 
 
 def announcement(accounting: Accounting, epsilons: Sequence[float]) -> str:
-  """What is to be known before a run; a warning where it is hardly private.
+  """A line on the privacy of a run, with a warning where there is hardly any.
 
   Args:
-    epsilons: After each round.
+    accounting: Accounting of the run.
+    epsilons: Epsilon after each round.
   """
   sampler, last = accounting.sampler, epsilons[-1]
   noise = f'noise multiplier {accounting.noise_multiplier:.4g}'
@@ -133,14 +138,14 @@ def announcement(accounting: Accounting, epsilons: Sequence[float]) -> str:
 
 
 def default_delta(num_clients: int) -> float:
-  """A delta somewhat below one in all clients."""
+  """The delta by default: number of clients ** -1.1, at most 0.1."""
   return min(0.1, num_clients**-1.1)
 
 
 def most_participations(
   sampler: client_sampling.CohortSampler, num_rounds: int
 ) -> list[int]:
-  """In how many rounds the busiest client was, after each round."""
+  """The most rounds that any client took part in, after each round."""
   counts = np.zeros(sampler.num_clients, np.int64)
   most = []
   for round_number in range(1, num_rounds + 1):
@@ -161,10 +166,10 @@ def find_noise_multiplier(
   It is at most a thousandth larger than it must be.
 
   Args:
-    epsilon: Positive.
-    delta: In (0, 1).
-    sampler: Draws the cohorts, all of one size, which all report.
-    num_rounds: At least 1.
+    epsilon: Epsilon of the whole run, positive.
+    delta: Delta of epsilon, in (0, 1).
+    sampler: Sampler of the cohorts, all of one size, which all report.
+    num_rounds: Number of rounds, at least 1.
 
   Raises:
     ValueError: If a number is out of its range.

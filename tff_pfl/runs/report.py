@@ -68,9 +68,8 @@ def write_report(
       and `global` as `accuracy` and `global_accuracy` are, but over the clients
       that have such a figure, and how many of those that are scored have it in
       the newest evaluation, `num_clients` of `num_scored`;
-    * `majority_accuracy`, for classes of one label: what is right where each
-      client is always given its most frequent class in training, mean over
-      clients;
+    * `majority_accuracy`, for classes of one label: the accuracy of always
+      predicting a client's most frequent class in training, mean over clients;
     * `two_classes`, of the newest evaluation, see `two_class_scores.summarize`;
     * `domains`, see `domain_report.over_rounds`;
     * `privacy`, of runs with noise: `epsilon` after the last round, `delta`,
@@ -225,9 +224,9 @@ def plot_curves(
   """Draws a metric by round.
 
   Args:
-    frames: From names of methods, or '' for a single one, to what `curves`
-      returned.
-    **options: Those of `plots.curves`.
+    frames: Results of `curves` by name of the method, '' for a single one.
+    metric: Metric to draw.
+    **options: Options of `plots.curves`.
   """
   parts = []
   for name, frame in frames.items():
@@ -251,10 +250,10 @@ def plot_curves(
 def primary_metric(
   evaluations: Sequence[Mapping[str, Any]],
 ) -> split_model.PrimaryMetric:
-  """What the models of a run are compared by.
+  """The metric that the models of a run are compared by.
 
   Args:
-    evaluations: As `RunStore.evaluations` returns them, at least one.
+    evaluations: Evaluations from `RunStore.evaluations`, at least one.
   """
   told = evaluations[-1].get('primary_metric')
   return split_model.PrimaryMetric(**told) if told else split_model.ACCURACY
@@ -265,7 +264,8 @@ def series(
 ) -> dict:
   """`personal` and `global` by round: `{name: (rounds, values)}`.
 
-  Left out where there is no such metric or no global model.
+  A model without the metric is left out, as is a global one that does not
+  exist.
   """
   found = {}
   for which in ('personal', 'global'):
@@ -308,7 +308,7 @@ def primary_figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def recent_title(numbers: Iterable[int]) -> str:
-  """What a column of `last_10_mean` is called.
+  """The title of a column of `last_10_mean`.
 
   Args:
     numbers: The `num_last_10` of its rows.
@@ -322,7 +322,7 @@ def recent_title(numbers: Iterable[int]) -> str:
 
 
 def summary_frame(summaries: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-  """A row for each summary of `write_report`, as `summary_table` shows it."""
+  """The main figures of summaries of `write_report`, a row for each."""
   primary = [primary_figures(summary) for summary in summaries]
   name = split_model.PrimaryMetric(primary[0]['name'], True).title
   recent = recent_title(f['personal']['num_last_10'] for f in primary)

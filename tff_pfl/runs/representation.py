@@ -1,9 +1,8 @@
-"""Measures of what a model's representation has become.
+"""Measures of a model's learned representation.
 
-* `principal_angle_distance`: how far a learned subspace is from another.
-* `linear_cka`, `layer_cka`: how similar features are, layer by layer.
-* `class_cosine_similarity`: whether features of one class are alike and those
-  of different classes are not.
+* `principal_angle_distance`: distance of a learned subspace from another.
+* `linear_cka`, `layer_cka`: similarity of features, layer by layer.
+* `class_cosine_similarity`: similarity of features within and between classes.
 
 References:
   S. Kornblith, M. Norouzi, H. Lee, G. Hinton. Similarity of Neural Network
@@ -179,7 +178,7 @@ def layer_cka(
   weights_b: split_model.Weights,
   x: Any,
 ) -> collections.OrderedDict[str, float]:
-  """How similar each layer's outputs are under two sets of weights.
+  """The similarity of each layer's outputs under two sets of weights.
 
   Layers are taken one after the other, so that the memory is that of the widest
   layer's outputs (twice) and not of all layers'.
@@ -207,7 +206,7 @@ def layer_cka(
 def body_features(
   model: split_model.SplitModel, weights: split_model.Weights, x: Any
 ) -> np.ndarray:
-  """What the head reads, in inference mode.
+  """The features that the head reads, in inference mode.
 
   Args:
     weights: The weights of the body, or more.
@@ -255,7 +254,7 @@ def _features(model, outputs_of, weights_sets, x) -> list:
   Args:
     outputs_of: `(weights, x) -> list` of outputs `[rows, ...]` or structures of
       such; traced once.
-    weights_sets: Those that it reads, several times.
+    weights_sets: Sets of weights; read several times.
     x: Inputs `[n, ...]`.
 
   Returns:

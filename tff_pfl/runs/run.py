@@ -31,7 +31,7 @@ from tff_pfl.runs import (
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.runtime import base as runtime_base
 
-# Of runs on tables: what makes examples of rows.
+# Encoding of rows as examples, of runs on tables.
 ENCODING_NAME = 'encoding.json'
 # The folder, itself that of a run, which ends with the best evaluation.
 BEST_NAME = 'best'
@@ -82,10 +82,10 @@ def plot(
   """Draws a metric of runs by round, a mean over clients.
 
   Args:
-    runs: By the names that the legend has; without names, those of the methods,
-      or of the folders where a method has several runs.
-    metric: One of `Run.curves`; None for the primary one.
-    ax: None for the axes of a new figure of pyplot.
+    runs: Runs by their names in the legend; without names, they are called by
+      their methods, or by their folders where a method has several runs.
+    metric: Name of a metric of `Run.curves`; None for the primary one.
+    ax: Axes to draw on; None for those of a new figure of pyplot.
   """
   if not isinstance(runs, Mapping):
     runs = list(runs)
@@ -106,10 +106,10 @@ def plot(
 
 
 class Run:
-  """A run: results as they are stored at the moment, and models.
+  """A run: its results, as stored at the moment, and its models.
 
-  `training.run` returns one, `open_run` opens the one in a folder. What
-  computes takes a `runtime`; None is one of the run's own, on the CPU.
+  `training.run` returns one, `open_run` opens the one in a folder. Methods that
+  compute take a `runtime`; None stands for one of the run's own, on the CPU.
 
   Attributes:
     directory: The run's folder.
@@ -125,14 +125,15 @@ class Run:
     no_config: str = '',
     continue_with: Optional[Callable[..., Run]] = None,
   ):
-    """Takes what is in a run's folder.
+    """Opens a run's folder; `open_run` is for users.
 
     Args:
-      process: The run's; None if it is to be built of `config`.
-      data: Likewise.
+      process: Process of the run; None if `config` is to build it.
+      data: Data of the run; None if `config` is to load them.
       config: The `RunConfig` that builds them when they are first needed.
-      no_config: Why there is none.
-      continue_with: `(num_rounds, **options) -> Run` trains for more rounds.
+      no_config: Reason, one sentence, if there is none.
+      continue_with: Function `(num_rounds, **options) -> Run` that trains for
+        more rounds.
     """
     self.directory = directory
     self._config = config
@@ -222,8 +223,8 @@ class Run:
     """Draws a metric by round.
 
     Args:
-      metric: One of `curves`; None for the primary one.
-      ax: None for the axes of a new figure of pyplot.
+      metric: Name of a metric of `curves`; None for the primary one.
+      ax: Axes to draw on; None for those of a new figure of pyplot.
     """
     return plot({'': self}, metric, ax)
 
@@ -288,7 +289,7 @@ class Run:
       self.config  # noqa: B018  Raises that what it needs is not known.
     return self._continue_with(num_rounds=num_rounds, **options)
 
-  # What it was made with.
+  # Settings, data and method.
 
   def with_config(self, config: Any) -> Run:
     """The same run, with the `RunConfig` that it was made by."""
@@ -454,7 +455,7 @@ class Run:
 
   @functools.cached_property
   def encoding(self) -> table_encoding.TableEncoding:
-    """What makes examples of a table's rows, as the training had them.
+    """The encoding of a table's rows as examples, as in training.
 
     Raises:
       RunError: If the run's data are no table.
@@ -478,7 +479,7 @@ class Run:
     """Outputs of a model for rows of a table.
 
     Args:
-      rows: What `encoding` made of them.
+      rows: Rows that `encoding` has read.
       weights: All weights of the model.
 
     Returns:

@@ -1,7 +1,7 @@
 """All settings of a run as one value, stored with the run.
 
-From the stored settings a run's data, model and process can be built again,
-which is how a run is resumed and its personal models are used.
+A run's data, model and process can be built again from its stored settings, to
+resume it or to use its personal models.
 """
 
 import dataclasses
@@ -43,53 +43,60 @@ class RunConfig:
 
   Attributes:
     algorithm: A key of `registry.ALGORITHMS`.
-    hparams: The method's hyperparameters; None for its defaults.
+    hparams: The method's hyperparameters; None for their defaults.
     dataset: A key of `datasets.DATASETS`.
     data_dir: Folder with the data set's files, for those that have any.
     dataset_arguments: The loader's own arguments, such as the length of
       sequences, and `classes`, see `datasets.load_dataset`.
-    partition: How the data are divided among clients, such as 'shards:2'.
+    partition: Partition of the data among clients, such as 'shards:2'.
+    num_clients: Number of clients.
     model: A key of `zoo.MODELS`.
     model_arguments: The model's own arguments.
-    domain_model: On data with domains, what the model makes of them: a key of
+    domain_model: Use of domains by the model, on data with domains: a key of
       `domain_models.KINDS`.
-    reweight_domains: Whether all domains count the same where all of the
-      model's weights are trained together.
+    reweight_domains: True for equal weights of all domains in the loss, where
+      all of the model's weights are trained together.
     aggregator: A name for `aggregators.make_aggregator`, or a mean with noise,
       `privacy.PrivateMean` or `privacy.DistributedPrivateMean`.
-    attack: What some clients do, see `attacks.make_attack`.
-    attacked_fraction: Share of the clients that do; they are not scored.
+    attack: Attack by some clients, see `attacks.make_attack`.
+    attacked_fraction: Share of attacked clients, which are not scored.
     client_weighting: 'num_examples', 'uniform', or None for the method's own.
-    stateless: Whether clients forget their local state after each round.
+    stateless: True if clients forget their local state after each round.
     server_optimizer: 'sgd' or 'adam'.
-    server_learning_rate: Positive; 1 with 'sgd' gives the plain mean.
-    server_momentum: In [0, 1); for 'sgd' only.
-    statistics: Where the moving statistics of batch normalization are, see
+    server_learning_rate: Learning rate of the server, positive; 1 with 'sgd'
+      gives the plain mean.
+    server_momentum: Momentum of the server, in [0, 1); for 'sgd' only.
+    statistics: Place of the moving statistics of batch normalization, see
       `core.options.ProcessOptions`.
     augmentation: Random changes of images in training, such as 'crop:4+flip',
       see `models.augmentation`.
     class_weight: Weights of the classes in the loss of training: 'balanced' or
       such as '0:1,1:10', see `models.class_weights`.
     metrics: Further metrics of reports, see `client_metrics.with_metrics`.
-    weight_decay: See `core.training_options`, as for the next two.
+    weight_decay: See `core.training_options`.
+    decoupled_weight_decay: See `core.training_options`.
+    max_gradient_norm: See `core.training_options`.
     learning_rate_schedule: Factor of the clients' learning rates by round, such
       as 'cosine:100', see `core.schedules`.
-    server_learning_rate_schedule: The same of the server's.
-    personalization: How clients' models are made before they are scored.
+    server_learning_rate_schedule: Factor of the server's learning rate by
+      round.
+    personalization: Options of the personalization of clients' models before
+      they are scored.
     initial_run: Folder of a finished run of the same network, from whose global
       model this one starts, or its warm-up; None for random weights.
-    initial_run_part: What of that model is taken: 'all', or the 'body' alone,
-      with a random head, as where the other run had other classes.
+    initial_run_part: Part of that model that is taken: 'all', or the 'body'
+      alone, with a random head, as where the other run had other classes.
     num_warmup_rounds: Rounds of FedAvg before, from whose model the method
       starts (see `warm_up`, also for `initial_run`).
-    cohort_size: Clients in a round, or such numbers by round, see
+    num_rounds: Rounds of training.
+    cohort_size: Number of clients in a round, or such numbers by round, see
       `client_sampling.CohortSampler`.
     dropout_rate: Probability with which a client of a round fails to report and
       is left out of it.
     join_rounds: Shares of the clients that join in later rounds, such as
       '50:0.2,100:0.3', see `client_sampling.draw_join_rounds`.
     rounds_per_evaluation: Rounds between evaluations.
-    num_final_evaluations: How many of the last rounds are all evaluated.
+    num_final_evaluations: Number of last rounds that are all evaluated.
     seed: Fixes the partition, the initial weights, the sampling and all client
       work; from 0 to 2**63 - 1.
     runtime: A key of `runtime.RUNTIMES`.
@@ -271,7 +278,7 @@ class RunConfig:
     )
 
   def sampler(self) -> client_sampling.CohortSampler:
-    """Makes what draws the run's cohorts."""
+    """Makes the sampler of the run's cohorts."""
     return client_sampling.CohortSampler(
       self.num_clients,
       self.cohort_size,
@@ -286,7 +293,7 @@ class RunConfig:
     )
 
   def settings(self) -> dict[str, Any]:
-    """The settings as JSON types."""
+    """The settings as JSON types, for `from_settings`."""
     settings = dataclasses.asdict(self)
     # JSON has no infinity.
     settings['hparams'] = {
@@ -352,8 +359,8 @@ class RunConfig:
     """Loads the data and divides them among the clients.
 
     Args:
-      num_more_clients: How many there are besides those of the run. With any,
-        when clients join is for `joined`.
+      num_more_clients: Number of clients besides those of the run. With any,
+        `joined` is to set the rounds in which clients join.
     """
     data = datasets.load_dataset(
       self.dataset,
@@ -399,7 +406,11 @@ class RunConfig:
   def build_process(
     self, model: split_model.SplitModel
   ) -> personalized_process.PersonalizedProcess:
-    """Builds the method."""
+    """Builds the method's process.
+
+    Args:
+      model: Model that `build_model` made, with any weights.
+    """
     return registry.build(
       self.algorithm,
       model,
@@ -425,7 +436,7 @@ class RunConfig:
     )
 
   def training(self) -> training_options.TrainingOptions:
-    """What holds for the clients' training whatever the method."""
+    """The options of the clients' training that all methods have."""
     return training_options.TrainingOptions(
       self.weight_decay,
       self.decoupled_weight_decay,
@@ -434,12 +445,12 @@ class RunConfig:
     )
 
   def run(self, output_dir: str, **options: Any) -> run_lib.Run:
-    """Trains, after the warm-up.
+    """Trains, after the warm-up if there is one.
 
     Args:
       output_dir: Folder of the run.
-      **options: `runtime_options`, `resume` and `show_progress` of
-        `training.run`; of the run, but not its warm-up, also `keep_best` and
+      **options: Arguments of `training.run`: `runtime_options`, `resume` and
+        `show_progress`, and, for the run but not its warm-up, `keep_best` and
         `callbacks`.
     """
     data = self.load_data()
@@ -460,13 +471,13 @@ class RunConfig:
     more_settings: Optional[Mapping[str, Any]] = None,
     **options: Any,
   ) -> run_lib.Run:
-    """Trains with a process and data that were made of this.
+    """Trains with a process and data that these settings made.
 
     Args:
-      process: What `build_process` returned.
-      data: What `load_data` returned, or a part of it.
+      process: Process that `build_process` made.
+      data: Data that `load_data` loaded, or a part of them.
       output_dir: Folder of the run.
-      more_settings: Stored beside these: what else tells which data.
+      more_settings: Further settings to store, which tell the part of the data.
       **options: Further arguments of `training.run`.
     """
     run = training.run(

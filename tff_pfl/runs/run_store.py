@@ -15,7 +15,7 @@ processes may read meanwhile, through `RunStore.open_for_reading`.
 All content stands behind a checksum of it and of where it belongs, and the
 rounds have no gap. Of settings and metrics that is checked when a run is
 opened, of states when they are read, and of the server's before anything is
-written. What goes wrong is a `RunError` of one line that says what is safe.
+written. Failures are a `RunError` of one line, which tells what is safe.
 
 A store belongs to the thread that opened it.
 """
@@ -94,9 +94,9 @@ class RunStore:
     Args:
       directory: The run's output directory; made if missing. A run in it that
         never committed its initial state is replaced.
-      config: The settings of the run: what JSON can hold, nested as need be. A
-        run that is continued takes on those of `MUTABLE_SETTINGS`.
-      resume: Whether to continue a run that is there, which is otherwise an
+      config: Settings of the run as JSON types, which may be nested. A run that
+        is continued takes on those of `MUTABLE_SETTINGS`.
+      resume: True to continue a run that is there, which is otherwise an
         error.
 
     Raises:
@@ -143,9 +143,9 @@ class RunStore:
 
   @classmethod
   def open_for_reading(cls, directory: _Path) -> 'RunStore':
-    """Opens a run that may be in progress, to read what it has committed.
+    """Opens a run that may be in progress, to read its committed rounds.
 
-    Each method of the store reads what is committed at that moment.
+    Each method of the store reads the state that is committed at that moment.
 
     Raises:
       RunError: If `directory` has no run, or a damaged one.
@@ -261,7 +261,7 @@ class RunStore:
     }
 
   def history(self) -> list[dict[str, Any]]:
-    """Returns all that is known of each round from 1 on.
+    """Returns the metrics of each round from 1 on.
 
     It is ``{'round': round, **metrics, 'evaluation': evaluation}``, the last
     only where there was one.
@@ -411,7 +411,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def has_run(directory: str) -> bool:
-  """Returns whether there is anything that a new run must not replace."""
+  """Returns True if there is anything that a new run must not replace."""
   if os.path.isfile(_path_in(directory)):
     try:
       with contextlib.closing(_connect_for_reading(directory)) as connection:
@@ -481,14 +481,14 @@ def _connect_for_reading(directory: str) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _one_line(
-  directory: str, what: str, advice: str = 'mend that and try again'
+  directory: str, action: str, advice: str = 'mend that and try again'
 ) -> Iterator[None]:
   """Turns errors of SQLite and of the file system into a one-line `RunError`.
 
   Args:
     directory: The run's output directory.
-    what: What is attempted, read after "Cannot".
-    advice: What to do.
+    action: Action that is attempted, read after "Cannot".
+    advice: Advice to the user.
   """
   try:
     yield
@@ -498,7 +498,7 @@ def _one_line(
     if type(error) in (sqlite3.DatabaseError, UnicodeDecodeError):
       raise _damaged(directory, text) from error
     raise errors.RunError(
-      f'Cannot {what} in {directory}: {text}; {advice}.'
+      f'Cannot {action} in {directory}: {text}; {advice}.'
     ) from error
 
 

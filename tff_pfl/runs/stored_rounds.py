@@ -1,4 +1,4 @@
-"""Rounds whose results are durable: what a run is between two evaluations."""
+"""Rounds of a run whose results are durable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tff_pfl.runtime import base as runtime_base
 
 
 class StoredRounds:
-  """Takes the state of a process from round to round, and into a store.
+  """Runs the rounds of a process and keeps their states in a store.
 
   A round is computed by `run_round` and lasts with `commit`, which must follow;
   in between it can be scored.
@@ -21,7 +21,7 @@ class StoredRounds:
     state: The server's state after the last round, committed or not.
     train: The clients' training examples, by client id, as the runtime takes
       them.
-    test: Likewise their test examples.
+    test: The clients' test examples, in the same form.
   """
 
   def __init__(
@@ -31,10 +31,10 @@ class StoredRounds:
     data: datasets.FederatedDataset,
     store: run_store.RunStore,
   ):
-    """Goes on where a store ends; an empty one gets the initial state, round 0.
+    """Continues after a store's last round; an empty one gets the first state.
 
     Args:
-      store: The run's; the caller closes it.
+      store: Store of the run; the caller closes it.
 
     Raises:
       RunError: If the stored state is damaged, or of another method or model.

@@ -38,13 +38,13 @@ def over_rounds(
     rounds: The rounds after which there was an evaluation, ascending.
     values: The metric at each; None where there is none.
     final_round: The last round of training.
-    metric: Tells whether more is better.
+    metric: Metric of the values, with the direction that is better.
 
   Returns:
-    A dict, with None for what no evaluation tells:
+    A dict, with None for figures that no evaluation tells:
       last_10_mean: Mean over the evaluations of the last 10 rounds of training,
         those after round `final_round` - 10.
-      num_last_10: How many evaluations these are; 10 at most.
+      num_last_10: Number of these evaluations, 10 at most.
       best: The best value.
       best_round: The first round with that value.
       last: The value of the last evaluation.
@@ -67,7 +67,7 @@ def over_rounds(
 
 
 def json_text(value: Any, indent: Optional[int] = None) -> str:
-  """Returns what `value_codec.to_json` takes as JSON that every reader takes.
+  """Returns a value that `value_codec.to_json` takes as strict JSON.
 
   JSON has no NaN and no infinities; these become null.
 
@@ -83,7 +83,7 @@ def json_text(value: Any, indent: Optional[int] = None) -> str:
 
 
 def write_json(path: _Path, value: Any) -> None:
-  """Writes what `json_text` takes as a `folders.atomic_file`."""
+  """Writes a value that `json_text` takes as a `folders.atomic_file`."""
   text = json_text(value, indent=2)
   with folders.atomic_file(path) as file:
     file.write(text + '\n')
@@ -106,9 +106,9 @@ def frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
   """A data frame of rows.
 
   Args:
-    rows: They need not have the same keys. The columns are the keys of all rows
-      in the order of their first appearance, those of nested mappings joined by
-      "/"; None is missing.
+    rows: Rows, whose keys may differ. The columns are the keys of all rows in
+      the order of their first appearance, those of nested mappings joined by
+      "/"; None is a missing value.
   """
   rows = [{n: v for n, v in flat(row).items() if v is not None} for row in rows]
   table = pd.DataFrame(rows)
@@ -130,10 +130,10 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tidy(scores: pd.DataFrame) -> pd.DataFrame:
-  """Scores of clients, one number a row.
+  """Scores of clients in tidy form, one number a row.
 
   Args:
-    scores: As `Run.scores`, with any further columns.
+    scores: Scores as `Run.scores` gives them, with any further columns.
 
   Returns:
     These columns but those of scores, and instead of these `domain` (None for
@@ -200,7 +200,7 @@ def format_frame(table: pd.DataFrame, width: int = _HEADING_WIDTH) -> str:
 
 
 def _is_numeric(cells: Sequence[Any]) -> bool:
-  """Returns whether a column holds numbers, and not nothing but None."""
+  """Returns True if a column holds numbers, and not nothing but None."""
   given = [cell for cell in cells if cell is not None]
   return bool(given) and all(
     isinstance(cell, numbers.Number) and not isinstance(cell, bool)

@@ -58,7 +58,7 @@ def expect_all_clients(known: Optional[int], num_clients: int) -> None:
 
   Args:
     known: The hyperparameter `num_clients`; None for methods without.
-    num_clients: How many there are.
+    num_clients: Number of clients of the data.
   """
   errors.expect(
     known in (None, num_clients),
@@ -95,30 +95,31 @@ def run(
     data: The clients; `FederatedDataset.joining` says which of them join later.
     output_dir: Folder of the run: its store, metrics and report.
     num_rounds: Rounds of training; a resumed run may have more than before.
-    cohort_size: Clients in a round, or such numbers by round, see
+    cohort_size: Number of clients in a round, or such numbers by round, see
       `client_sampling.CohortSampler`.
     dropout_rate: Probability with which a client of a round fails to report and
       is left out of it.
     rounds_per_evaluation: Rounds between evaluations of all clients that have
       joined.
-    num_final_evaluations: How many of the last rounds are all evaluated, at
+    num_final_evaluations: Number of last rounds that are all evaluated, at
       least 1; with 10, "last 10 rounds" is a mean over ten.
     runtime: A key of `runtime.RUNTIMES`.
     runtime_options: The keyword arguments of that runtime's class, which are
       not stored with the run.
-    resume: Whether to continue the run in `output_dir`, if there is one.
-      Without it, an existing run is an error.
-    settings: What else defines the run (hyperparameters, model, partition), as
-      JSON types, stored with it. A run is resumed only with the same settings,
-      by a process with the same description, on the same data. Without
-      `'model'` among them, the shapes and a checksum of the model's initial
-      weights are stored under that name, so seed these to resume the run.
-    accounting: The privacy of a process whose aggregator adds this noise, with
-      the cohorts of this run: epsilon is printed, stored with each round's
-      metrics, and in the summary.
-    keep_best: Whether to keep, beside the newest, all states after the best
+    resume: True to continue the run in `output_dir`, if there is one; False
+      makes an existing run an error.
+    settings: Further settings that define the run (hyperparameters, model,
+      partition), as JSON types, stored with it. A run is resumed only with the
+      same settings, by a process with the same description, on the same data.
+      Without `'model'` among them, the shapes and a checksum of the model's
+      initial weights are stored under that name, so seed these to resume the
+      run.
+    accounting: Privacy accounting of a process whose aggregator adds this
+      noise, with the cohorts of this run: epsilon is printed, stored with each
+      round's metrics, and in the summary.
+    keep_best: True to keep, beside the newest, all states after the best
       evaluation (see `Run.best`), each time at the cost of a copy.
-    callbacks: Called after each round and evaluation.
+    callbacks: Listeners, called after each round and evaluation.
 
   Returns:
     The run.
@@ -318,7 +319,7 @@ def _expect_accounting_of(process, sampler, accounting):
 
 
 def _settings_of_run(process, data, sizes, runtime, settings):
-  """What the arguments come to, and the settings; they must not differ."""
+  """The arguments and the settings in one dict; they must not differ."""
   arguments = {
     'algorithm': process.name,
     'dataset': data.name,
@@ -362,7 +363,7 @@ def check_unchanged(
 
 
 def _describe_model(model: split_model.SplitModel) -> dict:
-  """What tells a model that has no name in `zoo` from another, as JSON."""
+  """A description of a model that has no name in `zoo`, as JSON types."""
   checksum = hashlib.sha256()
   shapes = {}
   for name, value in model.initial_weights.items():
@@ -377,7 +378,7 @@ def _describe_model(model: split_model.SplitModel) -> dict:
 
 
 def _write_encoding(data, directory):
-  """Writes what makes examples of rows, for a table."""
+  """Writes the encoding of rows as examples, for a table."""
   if data.encoding is not None:
     summary_lib.write_json(
       os.path.join(directory, run_lib.ENCODING_NAME),

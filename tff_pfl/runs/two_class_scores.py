@@ -95,8 +95,8 @@ def summarize(
   """Sums up an evaluation of all clients.
 
   Args:
-    predictions: Those of all clients, at least one.
-    has_global_model: Whether `before` is the score of a global model.
+    predictions: Predictions of all clients, at least one.
+    has_global_model: True if `before` is the score of a global model.
 
   Returns:
     `personal` and `global` (None without a global model): `auc`,

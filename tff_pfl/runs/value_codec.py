@@ -1,14 +1,14 @@
 """Turns values of a federated computation into bytes and back, bit for bit.
 
-A run is resumed with exactly the numbers it was stopped with, so what the run
-store keeps are the raw bytes of every array. Only the leaves of a value are
+A run is resumed with exactly the numbers it was stopped with, so the run store
+keeps the raw bytes of every array. Only the leaves of a value are
 stored, each under its path. The containers (dicts, named tuples, attrs objects,
 lists, tuples) come back from a *template*: a value of the same structure, such
 as the one the algorithm was initialized with. No code is ever loaded from the
 data, unlike with pickle.
 
 The bytes are a line of JSON (paths, types and shapes of the leaves) and the
-arrays one after the other. Whether they are whole is for their keeper to see.
+arrays one after the other. Their keeper sees to it that they are whole.
 """
 
 import json
@@ -53,7 +53,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes, template: Any) -> Any:
-  """Decodes what `encode` has made.
+  """Decodes the result of `encode`.
 
   Args:
     data: The result of `encode`.

@@ -1,4 +1,4 @@
-"""What is before a run: another run's model, and rounds of FedAvg.
+"""Initial weights of a run: another run's model, and a warm-up by FedAvg.
 
 A run with `RunConfig.initial_run` starts from the model that another run ended
 with. The weights are kept in the run's folder when it begins, so that it goes
@@ -10,8 +10,7 @@ method's own local training (that of the body where head and body are trained in
 turn), and its rounds count from 0, as the run's do after it. Its cohorts are of
 the size of the run's first, among the clients that are there by then. It is
 trained or resumed until the run has a round, and needed whenever the run is
-opened again: what its method starts from is the model that the warm-up ended
-with.
+opened again, for its method starts from the model that the warm-up ended with.
 """
 
 from __future__ import annotations
@@ -42,7 +41,11 @@ INITIAL_RUN_PARTS = ('all', 'body')
 
 
 def config_of(config: _Config) -> _Config:
-  """The settings of a run's warm-up."""
+  """The settings of a run's warm-up, from those of the run.
+
+  Raises:
+    ValueError: If the method's local training is not one that FedAvg has.
+  """
   hparams = config.hparams
   known = hparams_lib.LocalTrainingHParams, hparams_lib.HeadAndBodyHParams
   joining = client_sampling.numbers_by_round('join_rounds', config.join_rounds)
@@ -89,14 +92,17 @@ def run(
   output_dir: str,
   **options: Any,
 ) -> split_model.SplitModel:
-  """Does what is left to do before a run; returns `with_initial_weights`.
+  """Copies or trains the initial weights of a run, as far as not yet done.
 
   Args:
-    config: The run's settings.
-    model: What `RunConfig.build_model` returned.
-    data: The run's.
-    output_dir: The run's folder.
+    config: Settings of the run, a `RunConfig`.
+    model: Model that `RunConfig.build_model` made.
+    data: Data of the run.
+    output_dir: Folder of the run.
     **options: Further arguments of `RunConfig.run_process`.
+
+  Returns:
+    The model, see `with_initial_weights`.
 
   Raises:
     ValueError: If `initial_run` is no finished run of the same network with a
@@ -129,9 +135,9 @@ def with_initial_weights(
   """The model with the weights that a run's method starts from.
 
   Args:
-    config: The run's settings.
-    model: What `RunConfig.build_model` returned.
-    output_dir: The run's folder, in which `run` left what it did.
+    config: Settings of the run, a `RunConfig`.
+    model: Model that `RunConfig.build_model` made.
+    output_dir: Folder of the run, after `run`.
 
   Raises:
     ValueError: If the weights of `initial_run` that were kept are damaged.
@@ -175,7 +181,7 @@ def with_initial_weights(
 
 
 def _model_of_run(config, model):
-  """The model's weights, of what the run takes those of `initial_run`'s end."""
+  """The model's weights, with those that `initial_run` ended with."""
   directory = config.initial_run
   with run_store.RunStore.open_for_reading(directory) as store:
     other = type(config).from_settings(store.config)

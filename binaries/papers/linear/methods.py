@@ -75,7 +75,7 @@ class LinearMethod(NamedTuple):
 
   Attributes:
     name: The name of the function that makes it.
-    one_round: What clients and server do in a round.
+    one_round: Function of the work of clients and server in a round.
     local_names: The parts of `LinearModel` that each client keeps from round to
       round and never sends.
     domain_names: The parts of which the server has one for each domain.
@@ -182,9 +182,9 @@ def fed_dar_wa(
   """FedDAR-WA: the weighted average of the clients' own heads.
 
   Args:
-    near_broadcast: Which head a client takes that has too few samples of a
-      domain for one solution: of all solutions the one of the least norm, or
-      the one nearest to the broadcast head, where gradient steps would end.
+    near_broadcast: Head of a client with too few samples of a domain for one
+      solution: False for the solution of the least norm, True for the one
+      nearest to the broadcast head, where gradient steps would end.
   """
 
   def average(count, gram, moments, heads):

@@ -186,7 +186,7 @@ def representation_at_distance(
 
   Args:
     representation: `[d, k]` with orthonormal columns, d >= 2 k.
-    distance: In [0, 1].
+    distance: Principal angle distance, in [0, 1].
   """
   directions = np.random.default_rng([seed, *b'distance']).standard_normal(
     representation.shape

@@ -10,7 +10,7 @@ M, which the client knows (FedDAR): w*_z with
 
     z ~ pi_i,   pi_i ~ Dirichlet(concentration * prior).
 
-What a client computes with is always a set of samples, the same in each round.
+A client always computes with a set of samples, the same in each round.
 For population gradients it is a design whose mean squared loss is the
 population loss: x = sqrt(d) I, y = sqrt(d) B* w*_i has
 |X B w - y|^2 / (2 d) = |B w - B* w*_i|^2 / 2, with the same gradients.
@@ -63,7 +63,7 @@ class Samples(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LinearProblem:
-  """A ground truth, and how clients see it; see the module.
+  """A ground truth and the distribution of clients' samples; see the module.
 
   Attributes:
     num_clients: Clients that train, n.
@@ -134,7 +134,7 @@ class LinearProblem:
     return weights / weights.sum(axis=1, keepdims=True)
 
   def samples(self) -> Samples:
-    """What the clients compute with in each round.
+    """The samples that clients have in each round.
 
     Returns:
       Arrays `[n, m, d]` and `[n, m]`; the population's, as the module says,

@@ -37,7 +37,7 @@ Regressor = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class History:
-  """What a run did, in series of S states, the initial one first.
+  """States of a run, in series of S states, the initial one first.
 
   Attributes:
     rounds: int64 `[S]`, the rounds done at each state.
@@ -72,10 +72,10 @@ def run(
   """Runs a method.
 
   Args:
-    problem: What the clients compute with.
+    problem: Ground truth and clients' samples.
     initial: The first model, without domains; clients that keep a part all
       start from its, as do domains.
-    seed: Fixes the cohorts and the method's own randomness.
+    seed: Seed of the cohorts and of the method's own randomness.
     participation: The fraction r of the clients that take part in a round, in
       (0, 1]: r n of them, rounded, at least one, are drawn in each round
       without replacement.
@@ -150,9 +150,9 @@ def rounds_to(distances: np.ndarray, distance: float) -> int:
 
 
 def rows(history: History) -> Iterator[dict[str, Any]]:
-  """Rows of every tenth round and the last one, which has what is of all.
+  """Rows of every tenth round and the last one, with the figures of the run.
 
-  That is `rate`, `r_squared`, `rounds_to_near` and `rounds_to_close`. The run
+  These are `rate`, `r_squared`, `rounds_to_near` and `rounds_to_close`. The run
   has a record of every round.
   """
   num_rounds = int(history.rounds[-1])
@@ -177,7 +177,7 @@ def client_errors(
   """The clients' mean squared errors on noiseless test samples, `[n]`.
 
   Args:
-    regressors: What clients predict with, as `History.regressors`.
+    regressors: Regressors of the clients, as `History.regressors`.
   """
   return 2 * model_lib.losses(regressors, problem.test_samples(num_samples))
 
@@ -248,7 +248,7 @@ def _one_round(method, model, samples, cohort_size, rng):
 
 
 def _regressors(method, model, num_clients):
-  """What each client predicts with, `[n, d]` or `[n, M, d]`."""
+  """The regressor of each client, `[n, d]` or `[n, M, d]`."""
   theta = model_lib.regressors(model)
   if method.local_names:
     return theta

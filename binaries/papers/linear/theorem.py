@@ -1,4 +1,4 @@
-"""How fast FedRep's Theorem 1 says that it converges, and whether it does.
+"""The rate of convergence in FedRep's Theorem 1, beside that of runs.
 
 With all clients in each round the distance after T rounds is at most
 (1 - eta E_0 s^2 / 2)^(T / 2) times the first one, where E_0 is 1 less the
@@ -49,7 +49,7 @@ def rate(start: float, heads: np.ndarray, learning_rate: float) -> float:
 def rows(
   run_rows: Sequence[Mapping[str, Any]], heads: np.ndarray, learning_rate: float
 ) -> list[dict[str, Any]]:
-  """What the theorem promises, in the rounds of a run.
+  """The bound of the theorem, in the rounds of a run.
 
   Its rate is of the distance from which on a run's is fitted.
 
@@ -77,13 +77,13 @@ def rows(
 def make_claims(
   case: str, runs: paper.Table, method: str, source: str
 ) -> paper.Claims:
-  """The bound from the start on, the rate later, and a geometric decay.
+  """Claims on the bound, on the rate later, and on a geometric decay.
 
   Args:
-    case: What the runs have in common, to begin a sentence.
-    runs: By seed, of `simulation.rows` and `rows`.
-    method: The one that the theorem is about.
-    source: The theorem.
+    case: Words on what the runs have in common, to begin a sentence.
+    runs: Rows by seed, of `simulation.rows` and `rows`.
+    method: Method that the theorem is about.
+    source: Name of the theorem.
   """
   _, distances = runs.curve('distance', 'round', method=method)
   _, bounds = runs.curve('distance', 'round', method=BOUND)
