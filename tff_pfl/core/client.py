@@ -180,8 +180,6 @@ class Client:
   ) -> training_loop.TrainResult:
     """Trains a head on the features of a frozen body.
 
-    `stream` and `model` are those of `sgd`.
-
     Args:
       head: Initial weights of the head.
       phase: Optimizer, batch size, and number of epochs or steps.
@@ -217,8 +215,6 @@ class Client:
     model: Optional[split_model.SplitModel] = None,
   ) -> training_loop.TrainResult:
     """Trains a part of a model's weights, with all others frozen.
-
-    `stream` and `model` are those of `sgd`.
 
     Args:
       part: Initial weights of the part.
