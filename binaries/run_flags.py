@@ -198,10 +198,10 @@ def flags_of_algorithm(name: str) -> Collection[str]:
 
 # Flags that --help shows only with the flag that selects them.
 FLAGS_OF = {
-  'aggregator': _PRIVACY_ARGUMENTS.names,
   'algorithm': flags_of_algorithm,
   'dataset': DATASET_ARGUMENTS.names,
   'model': _MODEL_ARGUMENTS.names,
+  'aggregator': _PRIVACY_ARGUMENTS.names,
 }
 
 

@@ -70,28 +70,35 @@ def test_help_of_train_has_the_flags_of_what_is_selected(programs):
     '(default: fed_rep)',
     '--num_rounds: Rounds of training. (default: 100)',
     '--fine_tune_num_epochs: Epochs of fine-tuning. (default: 10)',
-    '--help with --algorithm, --dataset, --model, --baselines has the flags of',
+    '--help with --algorithm, --dataset, --model, --aggregator, --baselines',
   ):
     assert words in text
-  of_selected = (
+  flags_of_selected = (
     '--fed_rep_num_head_epochs: fed_rep: Epochs on the head in a round '
     '(tau_h). (default: 10)',
     "--fed_avg_learning_rate: fed_avg: The clients' learning rate, positive. "
     '(default: 0.01)',
     '--dataset_stride: With --dataset=shakespeare',
     '--model_widths: With --model=mlp or',
+    '--dp_bits: With --aggregator=ddp: Bits of a number of the sum, 1 to 22.',
   )
-  for words in of_selected:
+  for words in flags_of_selected:
     assert words not in text
   text = shown(
     '--algorithm=fed_rep',
     '--baselines=local_only,fed_avg',
     '--dataset=shakespeare',
     '--model=mlp',
+    '--aggregator=ddp',
   )
-  for words in of_selected:
+  for words in flags_of_selected:
     assert words in text
-  for words in ('--help with', '--ditto_num_epochs', '--dataset_label_column'):
+  for words in (
+    '--help with',
+    '--ditto_num_epochs',
+    '--dataset_label_column',
+    '--dp_epsilon: ',
+  ):
     assert words not in text
 
 

@@ -186,6 +186,12 @@ _USAGE = [
   ('--cohort_size=2,3', '--cohort_size to be a number, or 5,10:20,50:40'),
   ('--dropout_rate=1', '--dropout_rate to be a number in [0, 1), found 1.0'),
   ('--join_rounds=0.5', '--join_rounds to be 50:0.2,100:0.3'),
+  (
+    '--aggregator=dp',
+    '--dp_epsilon to be given, or else --dp_noise_multiplier',
+  ),
+  ('--aggregator=ddp', '--dp_noise_multiplier to be a positive number'),
+  ('--dp_epsilon=1', 'no --dp_epsilon: --aggregator=mean does not take it'),
   ('--data_dir=.', 'reads no files'),
   ('resume', "found 'resume'"),
   ('--model=linear --model_widths=', 'fed_rep to share'),
