@@ -160,6 +160,8 @@ def datastore(
   'a global model, mixed with the nearest of the own examples',
   KnnPerHParams,
   needs_classes=True,
+  # A client's own statistics would be found without its datastore.
+  unsupported=('statistics',),
 )
 def knn_per(
   model: split_model.SplitModel, hparams: KnnPerHParams
