@@ -81,9 +81,9 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_importing_the_library_does_not_import_tensorflow():
-  """So the repairs of TFF come first, and `--help` and errors early."""
+  """So repairs of TFF come first, and settings before TensorFlow reads them."""
   code = (
-    'import sys, tff_pfl; from tff_pfl.system import folders, shutdown;'
+    'import sys, tff_pfl; from tff_pfl.system import shutdown;'
     'print(sorted({"tensorflow", "tensorflow_federated"} & {*sys.modules}))'
   )
   result = subprocess.run(

@@ -289,8 +289,8 @@ def test_fewer_clients_run_together_where_the_memory_does_not_do(
     assert sizes == expected_sizes
     sizes.clear()
   assert len(said) == 2
-  assert 'no more than 4 run together' in said[0]
-  assert 'no more than 2 run together' in said[1]
+  assert 'at most 4 run together' in said[0]
+  assert 'at most 2 run together' in said[1]
 
 
 def test_programs_with_many_convolutions_are_not_made(as_on_gpu):

@@ -31,7 +31,7 @@ _PROGRAM = textwrap.dedent("""
   import tensorflow as tf
   import tensorflow_federated as tff
   from tff_pfl import runtime
-  from tff_pfl.runtime import shutdown
+  from tff_pfl.system import shutdown
 
   @tff.tensorflow.computation(np.int64)
   def count(limit):
