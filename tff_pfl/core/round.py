@@ -118,6 +118,7 @@ class _Round:
   def __init__(
     self, work: client_work.ClientWork, options: options_lib.ProcessOptions
   ):
+    """Builds the computations of a method under some options."""
     self._work, self._options = work, options
     initial_parts = self._initial_parts()
     parts_type = initial_parts.type_signature.result
