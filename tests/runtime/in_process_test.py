@@ -40,8 +40,16 @@ def test_unsupported_intrinsic_is_named_in_one_line(rt):
   assert '\n' not in str(caught.value)
 
 
-def test_computation_that_is_not_tensorflow_is_refused_in_one_line(rt):
-  comp = tff.jax.computation(lambda x: x + 1, np.int32)
+_INCREMENT = tff.jax.computation(lambda x: x + 1, np.int32)
+
+
+@tff.federated_computation(tff.FederatedType(np.int32, tff.SERVER))
+def _increment_twice(x):
+  return tff.federated_map(_INCREMENT, tff.federated_map(_INCREMENT, x))
+
+
+@pytest.mark.parametrize('comp', [_INCREMENT, _increment_twice])
+def test_computation_that_is_not_tensorflow_is_refused_in_one_line(rt, comp):
   with pytest.raises(errors.RunError, match='local computation in xla') as e:
     rt.run(comp, 1)
   assert '\n' not in str(e.value)

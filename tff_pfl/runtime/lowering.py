@@ -20,16 +20,9 @@ from tff_pfl.runtime.private_api import (
   mapreduce_compiler,
   tensorflow_utils,
   test_compiler,
-  transformation_utils,
   tree_analysis,
 )
 
-_LOCAL_TYPES = (
-  tff.TensorType,
-  tff.StructType,
-  tff.SequenceType,
-  tff.FunctionType,
-)
 _Transformed = tuple[tff.framework.ComputationBuildingBlock, bool]
 
 _unique_number = itertools.count()
@@ -111,38 +104,22 @@ def _lower_lambda(
   A function that calls one graph at most stays: its selections cost nothing,
   and its graph stays the user's own.
   """
-  if not isinstance(block, tff.framework.Lambda) or not _is_local(block):
+  if not isinstance(block, tff.framework.Lambda) or not merged_calls.is_local(
+    block
+  ):
     return block, False
-  num_graphs = tree_analysis.count(
-    block, lambda part: isinstance(part, tff.framework.CompiledComputation)
-  )
-  if num_graphs < 2:
+  if merged_calls.num_graphs(block) < 2:
     return block, False
   return mapreduce_compiler.compile_local_computation_to_tensorflow(block), True
-
-
-def _is_local(block: tff.framework.Lambda) -> bool:
-  """Returns True for a function that TensorFlow alone can compute."""
-  kinds = (
-    tff.framework.Intrinsic,
-    tff.framework.Data,
-    tff.framework.Placement,
-  )
-  return (
-    tff.types.contains_only(
-      block.type_signature, lambda part: isinstance(part, _LOCAL_TYPES)
-    )
-    and not tree_analysis.contains(block, lambda part: isinstance(part, kinds))
-    and not tree_analysis.contains(block, merged_calls.is_foreign)
-    and not transformation_utils.get_map_of_unbound_references(block)[block]
-  )
 
 
 def _to_graph(
   function: tff.framework.ComputationBuildingBlock,
 ) -> tff.framework.ComputationBuildingBlock:
   """Makes a function one TensorFlow graph if possible."""
-  if isinstance(function, tff.framework.Lambda) and _is_local(function):
+  if isinstance(function, tff.framework.Lambda) and merged_calls.is_local(
+    function
+  ):
     return mapreduce_compiler.compile_local_computation_to_tensorflow(function)
   return function
 

@@ -3,7 +3,7 @@
 A call costs a runtime as much as many operations on small tensors.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +16,12 @@ from tff_pfl.runtime.private_api import (
   tree_analysis,
 )
 
+_LOCAL_TYPES = (
+  tff.TensorType,
+  tff.StructType,
+  tff.SequenceType,
+  tff.FunctionType,
+)
 _Block = tff.framework.ComputationBuildingBlock
 # Name of a value to the call of an intrinsic that computes it.
 _Calls = dict[str, _Block]
@@ -88,16 +94,10 @@ def _aggregate_together(calls: _Calls) -> _Calls:
 
   One call then adds clients' updates and their metrics.
   """
-  needs = _needs(calls)
-  # Number of aggregations on the way to each value.
-  level, by_level = {}, {}
-  for name, call in calls.items():
-    level[name] = max(
-      (level[other] + _is_aggregation(calls[other]) for other in needs[name]),
-      default=0,
-    )
-    if _is_aggregation(call):
-      by_level.setdefault(level[name], []).append(name)
+  aggregations = {n for n, call in calls.items() if _is_aggregation(call)}
+  by_level = _by_level(
+    calls, aggregations, lambda name, needed: needed in aggregations
+  )
   for number, names in by_level.items():
     if len(names) > 1:
       _replace(
@@ -137,31 +137,19 @@ def _report_at_server(calls: _Calls) -> _Calls:
 
 def _compute_at_server_together(calls: _Calls, result: _Block) -> _Calls:
   """Merges the server's calls between two aggregations into one graph."""
-  needs = _needs(calls)
   at_server = {name for name, call in calls.items() if _is_at_server(call)}
-  # Number of waits of the server before each value.
-  level, by_level = {}, {}
-  for name in calls:
-    level[name] = max(
-      (
-        level[other] + (name in at_server and other not in at_server)
-        for other in needs[name]
-      ),
-      default=0,
-    )
-    if name in at_server:
-      by_level.setdefault(level[name], []).append(name)
+  # The server waits for what it does not compute itself.
+  by_level = _by_level(
+    calls,
+    at_server,
+    lambda name, needed: name in at_server and needed not in at_server,
+  )
   for number, names in by_level.items():
-    num_graphs = sum(
-      tree_analysis.count(
-        calls[name],
-        lambda part: isinstance(part, tff.framework.CompiledComputation),
-      )
-      for name in names
-    )
     references = set().union(*(_references(calls[name]) for name in names))
     # What depends on nothing is computed once and not again.
-    if num_graphs > 1 and references - {*names}:
+    if sum(num_graphs(calls[name]) for name in names) > 1 and references - {
+      *names
+    }:
       others = [call for name, call in calls.items() if name not in names]
       wanted = set().union(*map(_references, [*others, result]))
       _replace(
@@ -178,21 +166,40 @@ def _compute_at_server_together(calls: _Calls, result: _Block) -> _Calls:
 
 def _is_at_server(call: _Block) -> bool:
   """Returns True for a call that TensorFlow can compute at the server."""
-  if tree_analysis.contains(call, is_foreign):
-    return False
   if _is_call_of(call, tff.framework.FEDERATED_APPLY):
-    # The remaining lambdas select and arrange.
     function = call.argument[0]
-    return isinstance(function, tff.framework.CompiledComputation) or (
-      isinstance(function, tff.framework.Lambda)
-      and not _references(function)
-      and not tree_analysis.contains(
-        function, lambda part: isinstance(part, tff.framework.Intrinsic)
-      )
+    if isinstance(function, tff.framework.Lambda):
+      return is_local(function)
+    return isinstance(
+      function, tff.framework.CompiledComputation
+    ) and not is_foreign(function)
+  if _is_call_of(call, tff.framework.FEDERATED_VALUE_AT_SERVER):
+    return not (_references(call) or tree_analysis.contains(call, is_foreign))
+  return _is_call_of(call, tff.framework.FEDERATED_ZIP_AT_SERVER)
+
+
+def is_local(function: tff.framework.Lambda) -> bool:
+  """Returns True for a function that TensorFlow alone can compute."""
+  kinds = (
+    tff.framework.Intrinsic,
+    tff.framework.Data,
+    tff.framework.Placement,
+  )
+  return (
+    tff.types.contains_only(
+      function.type_signature, lambda part: isinstance(part, _LOCAL_TYPES)
     )
-  return _is_call_of(call, tff.framework.FEDERATED_ZIP_AT_SERVER) or (
-    _is_call_of(call, tff.framework.FEDERATED_VALUE_AT_SERVER)
-    and not _references(call)
+    and not tree_analysis.contains(
+      function, lambda part: isinstance(part, kinds) or is_foreign(part)
+    )
+    and not _references(function)
+  )
+
+
+def num_graphs(block: _Block) -> int:
+  """Returns the number of graphs that a block calls."""
+  return tree_analysis.count(
+    block, lambda part: isinstance(part, tff.framework.CompiledComputation)
   )
 
 
@@ -350,6 +357,28 @@ def _replace(
       ),
       reference,
     )
+
+
+def _by_level(
+  calls: _Calls, chosen: set[str], waits: Callable[[str, str], bool]
+) -> dict[int, list[str]]:
+  """Groups some calls by the most waits on the way to them.
+
+  Args:
+    calls: All calls, each after those that it needs.
+    chosen: Names of the calls to group.
+    waits: Returns True if a call has to wait for one that it needs.
+  """
+  needs = _needs(calls)
+  level, by_level = {}, {}
+  for name in calls:
+    level[name] = max(
+      (level[needed] + waits(name, needed) for needed in needs[name]),
+      default=0,
+    )
+    if name in chosen:
+      by_level.setdefault(level[name], []).append(name)
+  return by_level
 
 
 def _in_order(calls: _Calls) -> _Calls:
