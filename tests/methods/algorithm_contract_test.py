@@ -18,45 +18,22 @@ from tff_pfl.core import (
 )
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import options as options_lib
-from tff_pfl.datasets import examples
 from tff_pfl.methods import registry
 from tff_pfl.models import augmentation, class_weights, split_model
-
-pytestmark = pytest.mark.usefixtures('runtime')
 
 # One with which the first rounds of L2GD are local ones.
 _SEED = 12
 _SIZES = (7, 23, 12)
 
 # Methods whose global and local weights together are the model.
-_PARTITIONED = (
-  'fed_alt',
-  'fed_avg',
-  'fed_bn',
-  'fed_dar',
-  'fed_min_max',
-  'fed_per',
-  'fed_prox',
-  'fed_rep',
-  'lg_fed_avg',
-  'local_only',
-  'p_fed_me',
-  'per_fed_avg',
-  'separate_fed_avg',
-)
-_WITHOUT_GLOBAL_MODEL = (
-  'fed_alt',
-  'fed_fac',
-  'fed_pac',
-  'fed_per',
-  'fed_proto',
-  'fed_rep',
-  'fed_sa_lora',
-  'fed_split',
-  'ifca',
-  'lg_fed_avg',
-  'local_only',
-)
+_PARTITIONED = """
+  fed_alt fed_avg fed_bn fed_dar fed_min_max fed_per fed_prox fed_rep
+  lg_fed_avg local_only p_fed_me per_fed_avg separate_fed_avg
+""".split()
+_WITHOUT_GLOBAL_MODEL = """
+  fed_alt fed_fac fed_pac fed_per fed_proto fed_rep fed_sa_lora fed_split ifca
+  lg_fed_avg local_only
+""".split()
 # Whose clients cannot keep the statistics of batch normalization.
 _WITHOUT_ONE_NETWORK = ('fed_split', 'ifca', 'separate_fed_avg')
 # Methods that fine-tune a client's model by themselves.
@@ -81,15 +58,7 @@ def _fast_for(*fast):
 _every_method = _parametrized(registry.ALGORITHMS)
 # Templates make personalization and evaluation: a method of each kind.
 _every_kind = _fast_for(
-  'ditto',
-  'fed_avg',
-  'fed_babu',
-  'fed_dar',
-  'fed_em',
-  'fed_fac',
-  'fed_rep',
-  'ifca',
-  'per_fed_avg',
+  *'ditto fed_avg fed_babu fed_dar fed_em fed_fac fed_rep ifca'.split()
 )
 
 
@@ -101,13 +70,9 @@ _OWN_METRICS = {
 }
 
 
-def _build(name, **options):
-  return registry.build(
-    name,
-    toy_problems.model_for(name, toy_problems.classifier()),
-    seed=_SEED,
-    **options,
-  )
+def _build(name, model=None, **options):
+  model = toy_problems.model_for(name, model or toy_problems.classifier())
+  return registry.build(name, model, seed=_SEED, **options)
 
 
 @functools.cache
@@ -123,24 +88,16 @@ def _data(name, clients):
   return toy_problems.padded(toy_problems.examples_for(name, clients))
 
 
-def _client_data(name, seed):
+@functools.cache
+def _train(name, seed=0):
   return _data(
     name,
-    [
-      toy_problems.labeled_examples(n, 10 * seed + i)
-      for i, n in enumerate(_SIZES)
-    ],
+    [toy_problems.labeled_examples(n, seed + i) for i, n in enumerate(_SIZES)],
   )
 
 
-@functools.cache
-def _train(name):
-  return _client_data(name, 0)
-
-
-@functools.cache
 def _test(name):
-  return _client_data(name, 1)
+  return _train(name, 10)
 
 
 @functools.cache
@@ -184,11 +141,6 @@ def _assert_scores(actual, expected):
     np.testing.assert_allclose(actual[metric], value, rtol=1e-5)
 
 
-def _like_new(process, client_state):
-  """The client's state as it was before the first round."""
-  return process.initialize_client_state(int(client_state.client_index))
-
-
 def _keeps_state(process):
   return bool(tf.nest.flatten(process.initialize_client_state(0).local))
 
@@ -198,12 +150,13 @@ def test_no_private_weight_is_in_the_server_state_or_the_metrics(name):
   process = _process(name)
   state, states, metrics = _after_two_rounds(name)
   public = [np.asarray(v) for v in tf.nest.flatten((state, metrics))]
-  initial = tf.nest.flatten(_like_new(process, states[0]).local)
+  initial = tf.nest.flatten(process.initialize_client_state(0).local)
   for client_state in states[:2]:
     for value, start in zip(tf.nest.flatten(client_state.local), initial):
       if np.size(value) > 1 and not np.array_equal(value, start):
         assert not any(np.array_equal(value, other) for other in public)
   if name in _PARTITIONED:
+    assert process.has_local_weights == _keeps_state(process)
     # Together they are the model, each weight once.
     assert sorted([*state.global_weights, *states[0].local]) == sorted(
       process.model.initial_weights
@@ -212,27 +165,6 @@ def test_no_private_weight_is_in_the_server_state_or_the_metrics(name):
     # by its shape wherever it was.
     local_shapes = {np.shape(value) for value in states[0].local.values()}
     assert not local_shapes & {np.shape(value) for value in public}
-
-
-@_fast_for('fed_avg', 'fed_em', 'fed_rod')
-def test_classes_have_weights_in_training_alone(name):
-  def outcome(class_weight):
-    model = class_weights.with_class_weight(
-      toy_problems.classifier(), class_weight
-    )
-    process = registry.build(
-      name, toy_problems.model_for(name, model), seed=_SEED
-    )
-    output = _round(process)
-    sums = scoring.evaluate(
-      process.model, process.model.initial_weights, _test(name)[0]
-    )
-    return output.state.global_weights, output.client_states, sums
-
-  plain, equal, weighted = map(outcome, ({}, {0: 1.0}, {0: 4.0, 2: 0.25}))
-  toy_problems.assert_close(equal, plain)
-  assert toy_problems.differ(weighted[:2], plain[:2])
-  toy_problems.assert_same(weighted[2], plain[2])
 
 
 @_fast_for('fed_avg', 'fed_min_max', 'ifca')
@@ -250,21 +182,20 @@ def test_examples_that_weigh_as_their_classes_train_as_these_do(name):
         toy_problems.changed(client, weight=sample_weight[client.y])
         for client in clients
       ]
-    model = toy_problems.model_for(name, model)
-    process = registry.build(name, model, seed=_SEED)
+    process = _build(name, model)
     data = _data(name, clients)
-    output = _round(process, data=data)
-    scores = process.evaluate(
-      output.state, process.initialize_client_state(0), data[1], data[2]
-    )
-    return output, scores
+    # Scores are without weights.
+    model = process.model
+    scores = scoring.evaluate(model, model.initial_weights, data[2])
+    return _round(process, data=data), scores
 
-  ones = outcome({}, np.ones(3, np.float32))
-  toy_problems.assert_same(ones, outcome({}))
+  ones, plain = outcome({}, np.ones(3, np.float32)), outcome({})
+  toy_problems.assert_same(ones, plain)
   weighted = outcome({}, factors)
   by_class = outcome(dict(enumerate(factors.tolist())))
   toy_problems.assert_close(weighted, by_class)
-  assert toy_problems.differ(weighted, ones)
+  assert toy_problems.differ(weighted[0], plain[0])
+  toy_problems.assert_same(weighted[1], plain[1])
 
 
 # Rounds.
@@ -287,17 +218,16 @@ def test_two_rounds_run(name):
     *_OWN_METRICS.get(name, []),
   ]
   assert all(np.isfinite(value) for value in tf.nest.flatten(metrics))
+  assert process.name == name
+  assert process.has_global_model == (name not in _WITHOUT_GLOBAL_MODEL)
   assert 0 < metrics['loss'] < 10
   assert 0 <= metrics['accuracy'] <= 1
   assert metrics['examples'] == sum(_SIZES[:2])
   assert metrics['clients'] == 2
   assert metrics['non_finite_clients'] == 0
   initial = process.initialize().global_weights
-  if initial:
-    assert metrics['update_norm'] > 0
-    assert toy_problems.differ(state.global_weights, initial)
-  else:
-    assert metrics['update_norm'] == 0
+  assert (metrics['update_norm'] > 0) == bool(initial)
+  assert toy_problems.differ(state.global_weights, initial) == bool(initial)
 
 
 @_every_method
@@ -310,7 +240,7 @@ def test_client_state_is_the_work_of_its_own_client(name):
   assert [s.client_index for s in together] == [0, 1]
   assert [s.num_rounds for s in together] == [1, 1]
   if _keeps_state(process):
-    initial = _like_new(process, together[0]).local
+    initial = process.initialize_client_state(0).local
     assert toy_problems.differ(together[0].local, initial)
     assert toy_problems.differ(together[0].local, together[1].local)
 
@@ -368,20 +298,6 @@ def test_cohort_of_which_nobody_is_accepted_changes_only_the_round_number(name):
 
 
 @_every_method
-def test_client_with_one_example_takes_part(name):
-  one = _data(name, [toy_problems.labeled_examples(1, 5)])
-  output = _round(_process(name), (0,), one)
-  assert output.metrics['examples'] == 1
-  assert output.client_states[0].num_rounds == 1
-  assert np.isfinite(output.metrics['loss'])
-
-
-@_fast_for('fed_rep')
-def test_process_built_again_gives_the_same_result(name):
-  toy_problems.assert_same(_round(_build(name)), _round(_process(name)))
-
-
-@_every_method
 def test_the_result_is_that_of_the_seed(name):
   process = _process(name)
   output = _round(process)
@@ -394,28 +310,27 @@ def test_the_result_is_that_of_the_seed(name):
   )
 
 
+@_every_method
+def test_client_with_one_example_takes_part(name):
+  one = _data(name, [toy_problems.labeled_examples(1, 5)])
+  output = _round(_process(name), (0,), one)
+  assert output.metrics['examples'] == 1
+  assert output.client_states[0].num_rounds == 1
+  assert np.isfinite(output.metrics['loss'])
+
+
 @_fast_for('fed_rep')
-def test_compiled_by_xla_the_result_is_the_same_up_to_rounding(name):
-  model = toy_problems.model_for(
-    name, toy_problems.classifier(jit_compile=True)
-  )
+def test_built_again_it_gives_the_same_and_by_xla_up_to_rounding(name):
+  model = toy_problems.classifier(jit_compile=True)
   assert model.uses_xla
-  compiled = registry.build(name, model, seed=_SEED)
+  compiled = _build(name, model)
   toy_problems.assert_close(_round(compiled), _round(_process(name)), rtol=1e-4)
+  toy_problems.assert_same(_round(_build(name)), _round(_process(name)))
 
 
 # Options of training. Those take steps of their own, or averages of averages.
 @_fast_for(
-  'apfl',
-  'fed_ala',
-  'fed_dar',
-  'fed_dbe',
-  'fed_fac',
-  'fed_pac',
-  'l2gd',
-  'p_fed_me',
-  'per_fed_avg',
-  'scaffold',
+  *'apfl fed_ala fed_dar fed_dbe fed_pac l2gd p_fed_me scaffold'.split()
 )
 def test_options_of_training_reach_every_method(name):
   """Steps without gradient but with decay, in the second round only."""
@@ -423,9 +338,9 @@ def test_options_of_training_reach_every_method(name):
   network = toy_problems.classifier_from(
     toy_problems.dropout_and_normalization()
   )
-  process = registry.build(
+  process = _build(
     name,
-    toy_problems.model_for(name, network),
+    network,
     training=training_options.TrainingOptions(
       max_gradient_norm=1e-12,
       weight_decay=0.1,
@@ -435,7 +350,6 @@ def test_options_of_training_reach_every_method(name):
       ),
     ),
     statistics='global' if name in _WITHOUT_ONE_NETWORK else 'local',
-    seed=_SEED,
   )
 
   def trained(state, client_states):
@@ -477,10 +391,9 @@ def test_all_training_sees_augmented_examples(name):
   model = augmentation.augmented(
     toy_problems.classifier(), lambda x, unused_seed: tf.zeros_like(x)
   )
-  process = registry.build(
+  process = _build(
     name,
-    toy_problems.model_for(name, model),
-    seed=_SEED,
+    model,
     personalization=personalization.Personalization(fine_tune='head'),
   )
 
@@ -514,18 +427,13 @@ def test_evaluation_scores_what_personalize_makes(name):
     toy_problems.assert_same(alone, together[i])
     personal = process.personalize(state, client_state, train[i])
     _assert_scores(alone['after'], _score(process, personal.weights, test[i]))
-    new = _like_new(process, client_state)
+    new = process.initialize_client_state(i)
     before = process.personalize(state, new, _no_data(name)).weights
     _assert_scores(alone['before'], _score(process, before, test[i]))
     assert alone['examples'] == _SIZES[i]
 
 
-_with_domains = _parametrized(
-  [n for n, a in registry.ALGORITHMS.items() if a.needs_domains]
-)
-
-
-@_with_domains
+@_parametrized([n for n, a in registry.ALGORITHMS.items() if a.needs_domains])
 def test_scores_of_domains_are_those_of_their_examples_alone(name):
   process = _process(name)
   state, states, _ = _after_two_rounds(name)
@@ -579,6 +487,7 @@ def test_only_a_new_client_fits_its_local_state(name):
 def test_client_that_needs_no_training_data_is_scored_without_it(name):
   process = _process(name, fine_tune='none')
   state, states, _ = _after_two_rounds(name)
+  nothing = _no_data(name)
   assert process.needs_training_data(states[0]) == (
     process.has_local_weights and not _keeps_state(process)
   )
@@ -586,30 +495,15 @@ def test_client_that_needs_no_training_data_is_scored_without_it(name):
   for i, client_state in enumerate(states):
     if not process.needs_training_data(client_state):
       toy_problems.assert_same(
-        process.evaluate(state, client_state, _no_data(name), _test(name)[i]),
+        process.evaluate(state, client_state, nothing, _test(name)[i]),
         process.evaluate(state, client_state, _train(name)[i], _test(name)[i]),
       )
-
-
-@_every_kind
-def test_new_client_without_any_data_gets_what_there_is_without_it(name):
-  process = _process(name)
-  state, states, _ = _after_two_rounds(name)
-  nothing = _no_data(name)
+  # A new one without any data gets what there is without it.
   scores = process.evaluate(state, states[2], nothing, _test(name)[2])
   toy_problems.assert_close(scores['after'], scores['before'])
   scores = process.evaluate(state, states[2], nothing, nothing)
   assert scores['examples'] == 0
   assert set(scores['after'].values()) == {0}
-
-
-@_every_method
-def test_process_tells_what_its_method_is(name):
-  process = _process(name)
-  assert process.name == name
-  assert process.has_global_model == (name not in _WITHOUT_GLOBAL_MODEL)
-  if name in _PARTITIONED:
-    assert process.has_local_weights == _keeps_state(process)
 
 
 @_fast_for('fed_rep')
@@ -646,17 +540,8 @@ def test_fine_tuning_comes_on_top_and_is_not_kept(name):
 )
 def test_networks_of_other_kinds_are_trained(name, make):
   keras.utils.set_random_seed(3)
-  model = toy_problems.model_for(name, toy_problems.classifier_from(make()))
-  process = registry.build(name, model, seed=_SEED)
-  rng = np.random.default_rng(0)
-  clients = [
-    examples.Examples(
-      x=rng.normal(size=(n, 5)).astype(np.float32),
-      y=rng.integers(0, toy_problems.NUM_CLASSES, n).astype(np.int32),
-    )
-    for n in (9, 20)
-  ]
-  data = _data(name, clients)
+  process = _build(name, toy_problems.classifier_from(make()))
+  data = _data(name, [toy_problems.labeled_examples(n, n) for n in (9, 20)])
   output = _round(process, (0, 1), data)
   assert output.metrics['clients'] == 2
   assert output.metrics['non_finite_clients'] == 0
@@ -677,26 +562,25 @@ def test_networks_of_other_kinds_are_trained(name, make):
 
 
 @_every_method
-def test_hyperparameters_of_another_class_are_refused(name):
-  with pytest.raises(
-    TypeError, match=f'hparams.*{registry.ALGORITHMS[name].hparams.__name__}'
-  ):
+def test_hyperparameters_are_frozen_described_and_named_apart(name):
+  algorithm = registry.ALGORITHMS[name]
+  hparams = algorithm.hparams()
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    hparams.batch_size = 1
+  assert algorithm.summary
+  options = _fields(options_lib.ProcessOptions)
+  for field in _fields(hparams):
+    assert field not in options
+    # A help text, from which the programs' flags are made.
+    assert hparams_lib.help_text(algorithm.hparams, field)
+  with pytest.raises(TypeError, match=f'hparams.*{type(hparams).__name__}'):
     registry.build(
       name, toy_problems.classifier(), personalization.Personalization()
     )
 
 
-@_every_method
-def test_hyperparameters_are_frozen_and_described(name):
-  algorithm = registry.ALGORITHMS[name]
-  hparams = algorithm.hparams()
-  assert dataclasses.is_dataclass(hparams)
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    hparams.batch_size = 1
-  assert algorithm.summary
-  # Each has a help text, from which the programs' flags are made.
-  for field in dataclasses.fields(hparams):
-    assert hparams_lib.help_text(algorithm.hparams, field.name)
+def _fields(options):
+  return [field.name for field in dataclasses.fields(options)]
 
 
 def test_hyperparameters_may_be_words():
@@ -718,20 +602,15 @@ def test_hyperparameters_may_be_words():
     described(batch_size=-1)
 
 
-@_every_method
-def test_no_hyperparameter_has_the_name_of_an_option(name):
-  options = {
-    field.name for field in dataclasses.fields(options_lib.ProcessOptions)
-  }
-  fields = dataclasses.fields(registry.ALGORITHMS[name].hparams)
-  assert not options & {field.name for field in fields}
-
-
-def test_unknown_method_is_refused_with_those_there_are():
-  with pytest.raises(ValueError, match='fed_avg, .*, fed_rep, .*, local_only'):
-    registry.build('fed_nothing', toy_problems.classifier())
-
-
-def test_what_is_not_a_split_model_is_refused():
-  with pytest.raises(TypeError, match='`model`.*from_keras'):
-    registry.build('fed_avg', toy_problems.dropout_and_normalization())
+@pytest.mark.parametrize(
+  ('name', 'error', 'message'),
+  [
+    ('fed_nothing', ValueError, 'fed_avg, .*, fed_rep, .*, local_only'),
+    ('fed_avg', TypeError, '`model`.*from_keras'),
+  ],
+)
+def test_unknown_method_and_what_is_no_split_model_are_refused(
+  name, error, message
+):
+  with pytest.raises(error, match=message):
+    registry.build(name, toy_problems.dropout_and_normalization())

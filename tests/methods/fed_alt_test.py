@@ -1,58 +1,42 @@
-import numpy as np
 import pytest
 
 from tests.methods import toy_problems
 from tff_pfl.methods import fed_alt, registry
 from tff_pfl.models import zoo
 
-pytestmark = pytest.mark.usefixtures('runtime')
-
-_RNG = np.random.default_rng(6)
-_BODY = _RNG.normal(size=[4, 2]).astype(np.float32)
-_HEAD = _RNG.normal(size=[2, 3]).astype(np.float32)
-_CLIENTS = [toy_problems.regression_examples(n, 4, 3, seed=n) for n in (6, 20)]
-
-
-def _train_body(body, head, client):
-  return toy_problems.descended_together(
-    body, head, client, 3, 0.05, trained=(True, False)
-  )[0]
-
-
-def _train_head(body, head, client):
-  return toy_problems.descended_together(
-    body, head, client, 2, 0.1, trained=(False, True)
-  )[1]
+_CLIENTS = toy_problems.DEEP_CLIENTS
 
 
 def test_with_a_personal_input_layer_its_steps_come_first():
-  process = toy_problems.full_batches(
+  process = toy_problems.deep_linear(
     'fed_alt',
-    toy_problems.linear_network(_BODY, _HEAD),
     personal='input',
     personal_num_epochs=3,
     personal_learning_rate=0.05,
     num_epochs=2,
     learning_rate=0.1,
   )
-  bodies, head = [_BODY, _BODY], _HEAD
-  for state, states, _ in toy_problems.rounds(
-    process, _CLIENTS, [(0, 1), (0, 1)]
-  ):
-    bodies = [
-      _train_body(body, head, client) for body, client in zip(bodies, _CLIENTS)
-    ]
-    head = toy_problems.weighted_mean(
-      [
-        _train_head(body, head, client)
+
+  def rounds():
+    bodies, head = [toy_problems.BODY] * 2, toy_problems.HEAD
+    train = toy_problems.descended_together
+    for _ in range(2):
+      bodies = [
+        train(body, head, client, 3, 0.05, trained=(True, False))[0]
         for body, client in zip(bodies, _CLIENTS)
-      ],
-      _CLIENTS,
-    )
-    assert list(state.global_weights) == ['head/kernel']
-    toy_problems.assert_kernels(state.global_weights, head=head)
-    for client_state, body in zip(states, bodies):
-      toy_problems.assert_kernels(client_state.local, body=body)
+      ]
+      heads = [
+        train(body, head, client, 2, 0.1, trained=(False, True))[1]
+        for body, client in zip(bodies, _CLIENTS)
+      ]
+      head = toy_problems.weighted_mean(heads, _CLIENTS)
+      yield {
+        'global_weights': {'head': head},
+        'local': [{'body': body} for body in bodies],
+      }
+
+  state, _, _ = toy_problems.check_rounds(process, _CLIENTS, rounds())
+  assert list(state.global_weights) == ['head/kernel']
 
 
 @pytest.mark.parametrize(
@@ -97,9 +81,6 @@ def test_a_normalization_is_personal_by_its_name_or_with_its_layer():
   ],
 )
 def test_what_cannot_be_personal_is_refused(hparams, message):
+  model = toy_problems.linear_network(toy_problems.BODY, toy_problems.HEAD)
   with pytest.raises(ValueError, match=message):
-    registry.build(
-      'fed_alt',
-      toy_problems.linear_network(_BODY, _HEAD),
-      fed_alt.FedAltHParams(**hparams),
-    )
+    registry.build('fed_alt', model, **hparams)

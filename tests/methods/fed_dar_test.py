@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 
 import keras
@@ -7,23 +6,20 @@ import pytest
 import tensorflow_federated as tff
 
 from tests.methods import toy_problems
-from tff_pfl.methods import fed_avg, fed_dar, registry
+from tff_pfl.methods import fed_dar, registry
 from tff_pfl.models import augmentation, domain_models
-
-pytestmark = pytest.mark.usefixtures('runtime')
 
 _BODY = np.random.default_rng(7).normal(size=[3, 2]).astype(np.float32)
 _HEAD = np.array([[0.5], [-1.0]], np.float32)
 # Full batches and plain gradient descent.
-_PLAIN = dict(
+_HEAD_RATE, _BODY_RATE = 0.05, 0.02
+_HPARAMS = dict(
   num_head_steps=3,
   num_body_steps=2,
-  head_learning_rate=0.05,
-  body_learning_rate=0.02,
+  head_learning_rate=_HEAD_RATE,
+  body_learning_rate=_BODY_RATE,
   momentum=0.0,
   batch_size=None,
-)
-_SECOND_ORDER = dict(
   aggregation='second_order',
   ridge=0.01,
   alternating=True,
@@ -38,58 +34,33 @@ def _client(num_examples, seed, pattern):
 
 # The third domain has no example, the first few.
 _CLIENTS = (_client(12, 0, [0, 1, 1]), _client(20, 1, [1, 0, 1, 1]))
+_DOMAINS = toy_problems.domains_of(_CLIENTS)
 
 
-def _domains(clients=_CLIENTS, names=('a', 'b', 'c')):
-  return toy_problems.domains_of(clients, names)
-
-
-def _model(of_data=None, change='none'):
+def _build(domains=_DOMAINS, options=None, change='none', **hparams):
   network = toy_problems.linear_network(_BODY, _HEAD)
-  return domain_models.with_domains(
-    augmentation.augmented(network, change), of_data or _domains()
+  model = domain_models.with_domains(
+    augmentation.augmented(network, change), domains
   )
-
-
-def _doubled(x, unused_seed):
-  return 2 * x
-
-
-@functools.cache
-def _build(
-  of_data=None,
-  aggregator=None,
-  weighting='num_examples',
-  change='none',
-  **hparams,
-):
-  return registry.build(
-    'fed_dar',
-    _model(of_data, change),
-    fed_dar.FedDarHParams(**{**_PLAIN, **hparams}),
-    seed=1,
-    **{
-      **toy_problems.WEIGHTINGS[weighting],
-      **({'aggregator': aggregator()} if aggregator else {}),
-    },
-  )
+  hparams = {**_HPARAMS, **hparams}
+  return registry.build('fed_dar', model, seed=1, **hparams, **(options or {}))
 
 
 # Algorithm 1, written down again.
 
 
-@dataclasses.dataclass
 class _Reference:
   """FedDAR for `linear_network` by numpy."""
 
-  weights_of_domains: np.ndarray
-  aggregation: str
-  ridge: float
-  alternating: bool
-  weighting: str = 'num_examples'
-
-  def __post_init__(self):
-    self.num_domains = len(self.weights_of_domains)
+  def __init__(self, weighting='num_examples', **hparams):
+    hparams = {**_HPARAMS, **hparams}
+    self.weighting = weighting
+    self.aggregation = hparams['aggregation']
+    self.alternating = hparams['alternating']
+    self.num_domains = _DOMAINS.number
+    self.weights_of_domains = np.ones(self.num_domains)
+    if hparams['reweight_domains']:
+      self.weights_of_domains = np.array(_DOMAINS.loss_weights)
     self.body = _BODY.astype(np.float64)
     self.heads = [_HEAD.astype(np.float64)] * self.num_domains
 
@@ -110,9 +81,9 @@ class _Reference:
     heads = []
     for m, w in enumerate(self.heads):
       x, y = _of_domain(client, m)
-      for _ in range(_PLAIN['num_head_steps'] if len(y) else 0):
+      for _ in range(3 if len(y) else 0):
         z = x @ self.body
-        w = w - _PLAIN['head_learning_rate'] * 2 * z.T @ (z @ w - y) / len(y)
+        w = w - _HEAD_RATE * 2 * z.T @ (z @ w - y) / len(y)
       heads.append(w)
     return heads
 
@@ -128,18 +99,17 @@ class _Reference:
 
   def _local_body(self, client):
     body = self.body
-    for _ in range(_PLAIN['num_body_steps']):
+    for _ in range(2):
       slope, _ = self._slopes(client, body, self.heads)
-      body = body - _PLAIN['body_learning_rate'] * slope
+      body = body - _BODY_RATE * slope
     return body
 
   def _local_models(self, client):
     body, heads = self.body, self.heads
-    rate = _PLAIN['body_learning_rate']
-    for _ in range(_PLAIN['num_body_steps']):
+    for _ in range(2):
       of_body, of_heads = self._slopes(client, body, heads)
-      body = body - rate * of_body
-      heads = [w - rate * slope for w, slope in zip(heads, of_heads)]
+      body = body - _BODY_RATE * of_body
+      heads = [w - _BODY_RATE * slope for w, slope in zip(heads, of_heads)]
     return body, heads
 
   def _combined(self, m, clients, bodies, ends):
@@ -153,7 +123,7 @@ class _Reference:
     for client, body in zip(clients, bodies):
       z = _of_domain(client, m)[0] @ body
       hessians.append(2 * z.T @ z)  # Of the sum: L_im times that of the mean.
-    added = self.ridge * np.linalg.eigvalsh(sum(hessians))[-1] / sum(counts)
+    added = 0.01 * np.linalg.eigvalsh(sum(hessians))[-1] / sum(counts)
     hessians = [
       h + n * added * np.eye(len(h)) for h, n in zip(hessians, counts)
     ]
@@ -167,25 +137,12 @@ def _of_domain(client, m):
   return client.x[rows].astype(np.float64), client.y[rows, np.newaxis]
 
 
-def _reference(hparams, of_data, weighting='num_examples'):
-  ones = np.ones(of_data.number)
-  return _Reference(
-    np.array(of_data.loss_weights) if hparams['reweight_domains'] else ones,
-    hparams['aggregation'],
-    hparams['ridge'],
-    hparams['alternating'],
-    weighting,
-  )
-
-
-def _assert_is(weights, reference, rtol=1e-4):
-  np.testing.assert_allclose(
-    weights['body/kernel'], reference.body, rtol=rtol, atol=1e-6
-  )
-  for m, head in enumerate(reference.heads):
-    np.testing.assert_allclose(
-      weights[f'domain_{m}/head/kernel'], head, rtol=rtol, atol=1e-6
-    )
+def _rounds(clients, num_rounds, **hparams):
+  reference = _Reference(**hparams)
+  for _ in range(num_rounds):
+    reference.next(clients)
+    heads = {f'domain_{m}/head': w for m, w in enumerate(reference.heads)}
+    yield {'global_weights': {'body': reference.body, **heads}}
 
 
 # Each choice with either aggregation.
@@ -205,18 +162,15 @@ def test_rounds_are_those_of_the_algorithm(
   aggregation, alternating, reweight_domains, weighting
 ):
   hparams = {
-    **_SECOND_ORDER,
     'aggregation': aggregation,
     'alternating': alternating,
     'reweight_domains': reweight_domains,
   }
-  process = _build(weighting=weighting, **hparams)
-  state, _, metrics = toy_problems.train(process, _CLIENTS, 2)
+  process = _build(options=toy_problems.WEIGHTINGS[weighting], **hparams)
   # Heads are combined by the domains' examples, whatever clients weigh.
-  reference = _reference(hparams, _domains(), weighting)
-  for _ in range(2):
-    reference.next(_CLIENTS)
-  _assert_is(state.global_weights, reference)
+  state, _, metrics = toy_problems.check_rounds(
+    process, _CLIENTS, _rounds(_CLIENTS, 2, weighting=weighting, **hparams)
+  )
   # A domain without examples keeps its head, bit for bit.
   np.testing.assert_array_equal(
     state.global_weights['domain_2/head/kernel'], _HEAD
@@ -225,38 +179,32 @@ def test_rounds_are_those_of_the_algorithm(
 
 
 def test_heads_train_on_changed_inputs_as_the_body_does():
-  hparams = {**_SECOND_ORDER, 'aggregation': 'weighted_average'}
-  process = _build(change=_doubled, **hparams)
-  state, _, _ = toy_problems.train(process, _CLIENTS)
-  reference = _reference(hparams, _domains())
-  reference.next(
-    [toy_problems.changed(client, x=2 * client.x) for client in _CLIENTS]
-  )
-  _assert_is(state.global_weights, reference)
+  hparams = {'aggregation': 'weighted_average'}
+  process = _build(change=lambda x, unused_seed: 2 * x, **hparams)
+  changed = [toy_problems.changed(c, x=2 * c.x) for c in _CLIENTS]
+  toy_problems.check_rounds(process, _CLIENTS, _rounds(changed, 1, **hparams))
 
 
 def test_joint_training_of_one_domain_is_fed_avg():
   clients = [toy_problems.in_domains(c, [0]) for c in _CLIENTS]
-  of_data = _domains(clients, ('all',))
-  joint = _build(of_data, aggregation='weighted_average', alternating=False)
-  avg = registry.build(
-    'fed_avg',
-    _model(of_data),
-    fed_avg.FedAvgHParams(
-      num_steps=2, learning_rate=0.02, momentum=0.0, batch_size=None
-    ),
+  joint = _build(
+    toy_problems.domains_of(clients, ('all',)),
+    aggregation='weighted_average',
+    alternating=False,
   )
-  of_joint = toy_problems.train(joint, clients)[0].global_weights
-  of_avg = toy_problems.train(avg, clients)[0].global_weights
-  toy_problems.assert_close(
-    list(of_joint.values()), list(of_avg.values()), rtol=1e-5
+  avg = toy_problems.full_batches(
+    'fed_avg', joint.model, num_steps=2, learning_rate=_BODY_RATE
   )
+  (found, _, _), (expected, _, _) = (
+    toy_problems.train(process, clients) for process in (joint, avg)
+  )
+  toy_problems.assert_close(found.global_weights, expected.global_weights)
 
 
 def test_one_head_that_takes_the_domain_is_trained_in_turn():
   process = _build(heads='domain_as_input', aggregation='weighted_average')
   found = toy_problems.train(process, _CLIENTS)[0].global_weights
-  of_domains = np.array(_domains().loss_weights)
+  of_domains = np.array(_DOMAINS.loss_weights)
   counts = [len(client.y) for client in _CLIENTS]
   # The head's rows, with those of the domains.
   start = np.concatenate([_HEAD, np.zeros([3, 1])])
@@ -269,24 +217,24 @@ def test_one_head_that_takes_the_domain_is_trained_in_turn():
 
   for client in _CLIENTS:
     head = start
-    for _ in range(_PLAIN['num_head_steps']):
+    for _ in range(3):
       z, slopes = errors(client, _BODY, head)
-      head = head - _PLAIN['head_learning_rate'] * z.T @ slopes
+      head = head - _HEAD_RATE * z.T @ slopes
     heads.append(head)
   new_head = np.average(heads, axis=0, weights=counts)
   for client in _CLIENTS:
     body = _BODY
-    for _ in range(_PLAIN['num_body_steps']):
+    for _ in range(2):
       _, slopes = errors(client, body, new_head)
       step = client.x.T @ slopes @ new_head[:2].T
-      body = body - _PLAIN['body_learning_rate'] * step
+      body = body - _BODY_RATE * step
     bodies.append(body)
-  for name, value in (
-    ('body/kernel', np.average(bodies, axis=0, weights=counts)),
-    ('head/kernel', new_head[:2]),
-    ('domain_input/kernel', new_head[2:]),
-  ):
-    np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6)
+  wanted = {
+    'body': np.average(bodies, axis=0, weights=counts),
+    'head': new_head[:2],
+    'domain_input': new_head[2:],
+  }
+  toy_problems.assert_part(found, wanted)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +246,7 @@ def test_one_head_is_averaged_and_trained_in_turn_only(others):
 
 
 def test_domain_absent_from_a_cohort_keeps_its_head():
-  process = _build(**_SECOND_ORDER)
+  process = _build()
   first, states, _ = toy_problems.train(process, _CLIENTS)
   only_b = [toy_problems.in_domains(c, [1]) for c in _CLIENTS]
   second = process.next(first, states, toy_problems.padded(only_b))
@@ -313,11 +261,13 @@ def test_domain_absent_from_a_cohort_keeps_its_head():
 # Aggregators.
 
 
-def _private():
-  # Its clipping norm and noise are such that they hardly change anything.
-  return tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
-    noise_multiplier=1e-10, clients_per_round=2, clip=100.0
-  )
+# Its clipping norm and noise are such that they hardly change anything.
+_private = functools.partial(
+  tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed,
+  noise_multiplier=1e-10,
+  clients_per_round=2,
+  clip=100.0,
+)
 
 
 def _secure():
@@ -330,24 +280,36 @@ def _secure():
 _ALIKE = (_client(12, 0, [0, 1, 1]), _client(12, 1, [1, 0, 1, 1]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('aggregation', 'aggregator', 'clients'),
   [
-    ('second_order', _secure, _ALIKE),
     ('second_order', _private, _ALIKE),
-    ('weighted_average', _private, _ALIKE),
-    # It clips reports, by which a client with large Hessians counts less than
-    # by its examples; the scale of all is irrelevant.
-    ('second_order', tff.learning.secure_aggregator, _ALIKE[:1]),
+    *(
+      pytest.param(*each, marks=pytest.mark.slow)
+      for each in (
+        ('second_order', _secure, _ALIKE),
+        ('weighted_average', _private, _ALIKE),
+        # It clips reports, by which a client with large Hessians counts less
+        # than by its examples; the scale of all is irrelevant.
+        ('second_order', tff.learning.secure_aggregator, _ALIKE[:1]),
+      )
+    ),
   ],
 )
 def test_any_aggregator_serves(aggregation, aggregator, clients):
-  of_data = _domains(clients)
-  process = _build(of_data, aggregation=aggregation, aggregator=aggregator)
-  found = toy_problems.train(process, clients, 2)[0].global_weights
-  exact = _build(of_data, aggregation=aggregation)
-  expected = toy_problems.train(exact, clients, 2)[0].global_weights
+  found, expected = (
+    toy_problems.train(
+      _build(
+        toy_problems.domains_of(clients),
+        {'aggregator': factory},
+        aggregation=aggregation,
+        ridge=1e-3,
+      ),
+      clients,
+      2,
+    )[0].global_weights
+    for factory in (aggregator(), None)
+  )
   toy_problems.assert_close(found, expected, rtol=0, atol=1e-4)
   # Nobody has the third domain.
   np.testing.assert_array_equal(found['domain_2/head/kernel'], _HEAD)
@@ -355,7 +317,7 @@ def test_any_aggregator_serves(aggregation, aggregator, clients):
 
 @pytest.mark.slow
 def test_empty_cohort_is_no_error_where_the_mean_over_nobody_is_nan():
-  process = _build(aggregator=tff.learning.robust_aggregator, **_SECOND_ORDER)
+  process = _build(options={'aggregator': tff.learning.robust_aggregator()})
   state, states, metrics = toy_problems.train(process, [_client(0, 0, [0])])
   toy_problems.assert_same(
     state.global_weights, process.initialize().global_weights

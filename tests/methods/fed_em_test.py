@@ -5,8 +5,6 @@ import tensorflow as tf
 from tests.methods import toy_problems
 from tff_pfl.methods import fed_em, registry
 
-pytestmark = pytest.mark.usefixtures('runtime')
-
 _SHARES = 'mixture/log_weights'
 
 
@@ -47,9 +45,15 @@ def _train_planted(**options):
   return clients, process, state, states
 
 
+def _assert_planted(shares):
+  # Which component is which rule is arbitrary.
+  if shares[0, 0] < 0.5:
+    shares = shares[:, ::-1]
+  np.testing.assert_allclose(shares, _PLANTED_SHARES, atol=0.12)
+
+
 @pytest.fixture(name='trained', scope='module')
-def _trained(runtime):
-  del runtime
+def _trained():
   return _train_planted()[1:]
 
 
@@ -58,10 +62,7 @@ def test_planted_mixtures_are_recovered(trained):
   process, state, states = trained
   shares = np.exp([s.local[_SHARES] for s in states])
   np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-5)
-  # Which component is which rule is arbitrary.
-  if shares[0, 0] < 0.5:
-    shares = shares[:, ::-1]
-  np.testing.assert_allclose(shares, _PLANTED_SHARES, atol=0.12)
+  _assert_planted(shares)
   # The mixture of one rule is a good model of it.
   pure = toy_problems.planted_examples(400, _PLANTED_SHARES[0], 99)
   (data,) = toy_problems.padded([pure])
@@ -118,6 +119,4 @@ def test_stateless_clients_find_their_mixtures_anew():
       for s, data in zip(states, toy_problems.padded(clients))
     ]
   )
-  if shares[0, 0] < 0.5:
-    shares = shares[:, ::-1]
-  np.testing.assert_allclose(shares, _PLANTED_SHARES, atol=0.12)
+  _assert_planted(shares)

@@ -11,8 +11,6 @@ from tff_pfl.methods import fed_fac, registry
 from tff_pfl.methods.shared import found_partition, personal_elements
 from tff_pfl.models import zoo
 
-pytestmark = pytest.mark.usefixtures('runtime')
-
 _RNG = np.random.default_rng(5)
 _BODY = _RNG.normal(size=[4, 6]).astype(np.float32)
 _HEAD = _RNG.normal(size=[6, 3]).astype(np.float32)
@@ -77,7 +75,9 @@ class _Reference:
     ]
     changes = [end - start for (end, _), start in zip(ends, starts)]
     columns = [end for end, _ in ends] if self.analyses_weights else changes
-    self.is_shared, self.num_factors = _is_shared(np.concatenate(columns))
+    last_partition = self.is_shared
+    self.is_shared, num_factors = _is_shared(np.concatenate(columns))
+    assert self.is_shared.sum() == 6 - _NUM_PERSONAL
     sizes = [_SIZES[k] for k in cohort]
     before = self.body
     self.body = before + np.where(
@@ -87,74 +87,53 @@ class _Reference:
     for k, change in zip(cohort, changes):
       last = np.where(np.isfinite(self.own[k]), self.own[k], before)
       self.own[k] = np.where(self.is_shared, self.own[k], last + change)
+    return {
+      'global_weights': {'body': self.body, 'head': self.head},
+      'algorithm': {'is_shared': {'body': self.is_shared}},
+      'models': [{'body': self.model_of(k)} for k in range(len(_CLIENTS))],
+      'metrics': {
+        'num_factors': {'body': num_factors},
+        'unchanged_elements': {
+          'body': np.mean(self.is_shared == last_partition)
+        },
+      },
+    }
 
 
 def _fed_fac(model, **hparams):
   return registry.build('fed_fac', model, **hparams, seed=3)
 
 
+def _linear(**hparams):
+  return _fed_fac(
+    toy_problems.linear_network(_BODY, _HEAD), layers='body', **_STEP, **hparams
+  )
+
+
 @pytest.mark.parametrize('analysed', ['updates', 'weights'])
 def test_rounds_are_those_of_the_paper(analysed):
-  process = _fed_fac(
-    toy_problems.linear_network(_BODY, _HEAD),
-    layers='body',
-    analysed=analysed,
-    explained_variance=_EXPLAINED,
-    **_STEP,
-  )
   reference = _Reference(analysed == 'weights')
-  data = toy_problems.padded(_CLIENTS)
-  partitions = []
-  for cohort, (state, states, metrics) in zip(
-    _COHORTS, toy_problems.rounds(process, _CLIENTS, _COHORTS)
-  ):
-    before = reference.is_shared
-    reference.round(cohort)
-    np.testing.assert_array_equal(
-      state.algorithm['is_shared']['body'], reference.is_shared
-    )
-    assert reference.is_shared.sum() == 6 - _NUM_PERSONAL
-    assert metrics['num_factors']['body'] == reference.num_factors
-    np.testing.assert_allclose(
-      metrics['unchanged_elements']['body'],
-      np.mean(reference.is_shared == before),
-      rtol=1e-6,
-    )
-    toy_problems.assert_kernels(
-      state.global_weights, body=reference.body, head=reference.head
-    )
-    for k, client_state in enumerate(states):
-      if not client_state.num_rounds:
-        continue
-      personal = process.personalize(state, client_state, data[k])
-      toy_problems.assert_kernels(personal.weights, body=reference.model_of(k))
-    partitions.append(reference.is_shared)
+  rounds = [reference.round(cohort) for cohort in _COHORTS]
+  process = _linear(analysed=analysed, explained_variance=_EXPLAINED)
+  toy_problems.check_rounds(process, _CLIENTS, rounds, _COHORTS)
   if analysed == 'updates':
     # Elements have changed sides, and some have changed back.
+    partitions = [each['algorithm']['is_shared']['body'] for each in rounds]
     changes = np.diff(np.array(partitions, int), axis=0)
     assert np.any(np.abs(changes).sum(axis=0) >= 2)
 
 
 @pytest.mark.parametrize('split', found_partition.COMMUNALITIES)
 def test_the_static_partition_is_that_of_the_first_rounds_weights(split):
-  process = _fed_fac(
-    toy_problems.linear_network(_BODY, _HEAD),
-    mode='static',
-    layers='body',
-    explained_variance=_EXPLAINED,
-    split=split,
-    **_STEP,
-  )
+  process = _linear(mode='static', explained_variance=_EXPLAINED, split=split)
   body, head = _BODY.astype(float), _HEAD.astype(float)
   trained = [
     toy_problems.descended_together(body, head, client, 2, 0.1)[0]
     for client in _CLIENTS[:2]
   ]
   expected, _ = _is_shared(np.concatenate(trained), split)
-  for state, _, _ in toy_problems.rounds(process, _CLIENTS, _COHORTS):
-    np.testing.assert_array_equal(
-      state.algorithm['is_shared']['body'], expected
-    )
+  rounds = [{'algorithm': {'is_shared': {'body': expected}}}] * len(_COHORTS)
+  toy_problems.check_rounds(process, _CLIENTS, rounds, _COHORTS)
 
 
 def test_a_round_of_nobody_finds_no_static_partition():
@@ -173,8 +152,7 @@ def test_a_round_of_nobody_finds_no_static_partition():
 # too.
 
 
-def _data():
-  return [toy_problems.labeled_examples(n, seed=n) for n in (13, 24)]
+_DATA = [toy_problems.labeled_examples(n, seed=n) for n in (13, 24)]
 
 
 def _model():
@@ -186,15 +164,11 @@ def _model():
 @functools.cache
 def _after_rounds(name, **chosen):
   process = registry.build(name, _model(), **_TRAINING, **chosen, seed=3)
-  return toy_problems.train(process, _data(), 3)
-
-
-def _run(**chosen):
-  return _after_rounds('fed_fac', **chosen)
+  return toy_problems.train(process, _DATA, 3)
 
 
 def test_with_a_whole_layer_personal_it_is_a_method_of_layers():
-  state, states, _ = _run(layers='head', threshold=math.inf)
+  state, states, _ = _after_rounds('fed_fac', layers='head', threshold=math.inf)
   expected, of_clients, _ = _after_rounds('fed_per')
   # The server sums in another order than where there is less to sum.
   weights = {n: state.global_weights[n] for n in expected.global_weights}
@@ -204,8 +178,8 @@ def test_with_a_whole_layer_personal_it_is_a_method_of_layers():
 
 
 def test_the_static_mode_is_fed_split_with_its_partition_bit_for_bit():
-  state, states, _ = _run(
-    mode='static', layers='dense_1,dense_2', threshold=0.4
+  state, states, _ = _after_rounds(
+    'fed_fac', mode='static', layers='dense_1,dense_2', threshold=0.4
   )
   partition = state.algorithm['is_shared']
   expected, of_clients, _ = _after_rounds(
@@ -229,12 +203,8 @@ def test_the_static_mode_is_fed_split_with_its_partition_bit_for_bit():
       np.testing.assert_array_equal(found, value)
 
 
-def _normalized():
-  return toy_problems.classifier_from(toy_problems.dropout_and_normalization())
-
-
 def test_moving_statistics_become_those_of_the_training():
-  model = _normalized()
+  model = toy_problems.classifier_from(toy_problems.dropout_and_normalization())
   kept = personal_elements.PersonalElements(model, ['dense'])
   weights = model.initial_weights
   name = 'norm/moving_variance'
@@ -263,12 +233,12 @@ def test_before_a_static_partition_newcomers_have_the_global_model():
   process = _fed_fac(_model(), mode='static', threshold=0.4, **_TRAINING)
   state = process.initialize()
   personal = process.personalize(
-    state, process.initialize_client_state(0), toy_problems.padded(_data())[0]
+    state, process.initialize_client_state(0), toy_problems.padded(_DATA)[0]
   )
   toy_problems.assert_same(personal.weights, state.global_weights)
   # What it kept is no obstacle to its first round.
   output, fresh = (
-    process.next(state, [client], toy_problems.padded(_data()[:1]))
+    process.next(state, [client], toy_problems.padded(_DATA[:1]))
     for client in (personal.client_state, process.initialize_client_state(0))
   )
   toy_problems.assert_same(output, fresh)
@@ -285,7 +255,7 @@ def test_a_random_split_has_as_many_personal_elements(mode):
     _model(), mode=mode, split='random', threshold=0.4, **_TRAINING
   )
   partitions = []
-  for state, _, metrics in toy_problems.rounds(process, _data(), [(0, 1)] * 3):
+  for state, _, metrics in toy_problems.rounds(process, _DATA, [(0, 1)] * 3):
     partitions.append(state.algorithm['is_shared']['dense_2'])
     assert partitions[-1].sum() == 5
     assert metrics['num_factors']['dense_2'] == 0
@@ -297,12 +267,7 @@ def test_a_random_split_has_as_many_personal_elements(mode):
 
 
 def test_a_new_client_fits_its_personal_elements_only():
-  process = _fed_fac(
-    toy_problems.linear_network(_BODY, _HEAD),
-    layers='body',
-    explained_variance=_EXPLAINED,
-    **_STEP,
-  )
+  process = _linear(explained_variance=_EXPLAINED)
   state, _, _ = toy_problems.train(process, _CLIENTS[:2], 2)
   kernels = toy_problems.kernels(state.global_weights)
   is_personal = ~np.asarray(state.algorithm['is_shared']['body'])
@@ -314,7 +279,8 @@ def test_a_new_client_fits_its_personal_elements_only():
   found = toy_problems.kernels(personal.weights)
   shared = kernels['body'][:, ~is_personal]
   np.testing.assert_array_equal(found['body'][:, ~is_personal], shared)
-  toy_problems.assert_kernels(personal.weights, body=body, head=kernels['head'])
+  wanted = {'body': body, 'head': kernels['head']}
+  toy_problems.assert_part(personal.weights, wanted)
 
 
 # Degenerate updates.
@@ -325,10 +291,7 @@ def test_without_any_update_the_first_elements_are_personal():
     toy_problems.changed(client, x=np.zeros_like(client.x))
     for client in _CLIENTS
   ]
-  process = _fed_fac(
-    toy_problems.linear_network(_BODY, _HEAD), layers='body', **_STEP
-  )
-  state, _, metrics = toy_problems.train(process, clients, 1)
+  state, _, metrics = toy_problems.train(_linear(), clients)
   np.testing.assert_array_equal(
     state.algorithm['is_shared']['body'], [False] * 3 + [True] * 3
   )
@@ -347,10 +310,10 @@ def test_convolutions_and_recurrent_layers_are_divided():
     toy_problems.convolutional_and_recurrent()
   )
   process = _fed_fac(model, layers='conv,lstm,head', **_TRAINING)
-  state, states, _ = toy_problems.train(process, _data(), 2)
+  state, states, _ = toy_problems.train(process, _DATA, 2)
   personal = [
     process.personalize(state, client, examples).weights
-    for client, examples in zip(states, toy_problems.padded(_data()))
+    for client, examples in zip(states, toy_problems.padded(_DATA))
   ]
   for layer, is_shared in state.algorithm['is_shared'].items():
     units = model.units[layer]
@@ -391,7 +354,7 @@ def test_an_upload_is_an_update_and_the_sums_of_the_divided_layers():
 @pytest.mark.parametrize('number', [1, 2, 7, 8, 200])
 @pytest.mark.parametrize('threshold', [0, 0.25, 0.5, 0.75, 0.9, 0.95, 1])
 def test_the_threshold_is_a_quantile(number, threshold):
-  values = np.random.default_rng(0).permutation(number).astype(float)
+  values = np.arange(number, dtype=float)
   hparams = fed_fac.FedFacHParams(threshold=threshold)
   assert hparams.num_personal(number) == np.sum(
     # Of what is one number up to rounding, not the one below the other.
@@ -399,14 +362,12 @@ def test_the_threshold_is_a_quantile(number, threshold):
   )
 
 
-def test_what_is_analysed_follows_from_the_mode_unless_asked():
-  def analyses_weights(**hparams):
-    return fed_fac.FedFacHParams(**hparams).analyses_weights
-
-  assert not analyses_weights(mode='dynamic')
-  assert analyses_weights(mode='static')
-  assert analyses_weights(mode='dynamic', analysed='weights')
-  assert not analyses_weights(mode='static', analysed='updates')
+@pytest.mark.parametrize('mode', ['dynamic', 'static'])
+@pytest.mark.parametrize('analysed', [None, 'updates', 'weights'])
+def test_what_is_analysed_follows_from_the_mode_unless_asked(mode, analysed):
+  hparams = fed_fac.FedFacHParams(mode=mode, analysed=analysed)
+  default = 'weights' if mode == 'static' else 'updates'
+  assert hparams.analyses_weights == ((analysed or default) == 'weights')
 
 
 def test_layers_that_cannot_be_divided_are_refused():

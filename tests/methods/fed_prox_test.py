@@ -1,22 +1,14 @@
-import numpy as np
 import pytest
 
 from tests.methods import toy_problems
 
-pytestmark = pytest.mark.usefixtures('runtime')
-
-_INITIAL = np.array([[0.5], [-1.0]], np.float32)
-_CLIENTS = [toy_problems.regression_examples(n, 2, 1, seed=n) for n in (4, 12)]
+_INITIAL = toy_problems.KERNEL
 
 
 @pytest.mark.parametrize('strength', [0.7, 3.0])
 def test_steps_by_hand(strength):
-  process = toy_problems.full_batches(
-    'fed_prox',
-    toy_problems.linear_network(None, _INITIAL),
-    num_steps=3,
-    learning_rate=0.1,
-    proximal_strength=strength,
+  process = toy_problems.linear(
+    'fed_prox', num_steps=3, learning_rate=0.1, proximal_strength=strength
   )
   models = [
     toy_problems.descended(
@@ -24,12 +16,11 @@ def test_steps_by_hand(strength):
         toy_problems.squared_error_gradient(weight, client)
         + strength * (weight - _INITIAL)
       ),
-      _INITIAL,
-      num_steps=3,
-      learning_rate=0.1,
+      *(_INITIAL, 3, 0.1),
     )
-    for client in _CLIENTS
+    for client in toy_problems.CLIENTS
   ]
-  state, _, _ = toy_problems.train(process, _CLIENTS)
-  mean = toy_problems.weighted_mean(models, _CLIENTS)
-  toy_problems.assert_kernels(state.global_weights, rtol=1e-5, head=mean)
+  mean = toy_problems.weighted_mean(models, toy_problems.CLIENTS)
+  toy_problems.check_rounds(
+    process, toy_problems.CLIENTS, [{'global_weights': {'head': mean}}]
+  )

@@ -4,8 +4,6 @@ import pytest
 from tests.methods import toy_problems
 from tff_pfl.methods import fed_split, registry
 
-pytestmark = pytest.mark.usefixtures('runtime')
-
 
 def test_by_default_half_of_the_last_hidden_layer_is_personal():
   process = registry.build('fed_split', toy_problems.classifier())

@@ -2,13 +2,10 @@ import collections
 import functools
 
 import numpy as np
-import pytest
 import tensorflow_federated as tff
 
 from tests.methods import toy_problems
-from tff_pfl.methods import fed_avg, ifca, registry
-
-pytestmark = pytest.mark.usefixtures('runtime')
+from tff_pfl.methods import registry
 
 _TRAINING = dict(num_epochs=2, learning_rate=0.1, batch_size=10)
 
@@ -21,10 +18,7 @@ def test_planted_clusters_are_recovered():
   rules = [0, 1, 0, 1, 1]
   clients = [_of_rule(60 + 10 * i, r, i) for i, r in enumerate(rules)]
   process = registry.build(
-    'ifca',
-    toy_problems.classifier(),
-    ifca.IfcaHParams(num_clusters=2, **_TRAINING),
-    seed=1,
+    'ifca', toy_problems.classifier(), num_clusters=2, **_TRAINING, seed=1
   )
   state, states, _ = toy_problems.train(process, clients, 25)
   assert not states[0].local
@@ -43,11 +37,8 @@ def test_planted_clusters_are_recovered():
 
 @functools.cache
 def _model_of_rule(rule):
-  process = registry.build(
-    'fed_avg',
-    toy_problems.classifier(),
-    fed_avg.FedAvgHParams(**{**_TRAINING, 'num_epochs': 20}),
-  )
+  hparams = {**_TRAINING, 'num_epochs': 20}
+  process = registry.build('fed_avg', toy_problems.classifier(), **hparams)
   state, _, _ = toy_problems.train(process, [_of_rule(200, rule, 60 + rule)])
   return state.global_weights
 
@@ -65,27 +56,24 @@ def _separated(process):
 _MIXED_RULES = (0, 1, 0)
 
 
-def _round_of_mixed_rules(**options):
-  """A round of two clients of rule 0 and one of rule 1."""
+def _rounds_of_mixed_rules(cohorts, **options):
+  """The weights before a round, and after it with each of some cohorts."""
   process = registry.build(
-    'ifca',
-    toy_problems.classifier(),
-    ifca.IfcaHParams(num_clusters=3, **_TRAINING),
-    **options,
+    'ifca', toy_problems.classifier(), num_clusters=3, **_TRAINING, **options
   )
-  clients = [
+  data = toy_problems.padded(
     _of_rule(40 * (i + 1), rule, i) for i, rule in enumerate(_MIXED_RULES)
-  ]
+  )
   before = _separated(process)
-
-  def after(indices):
-    return process.next(
+  after = [
+    process.next(
       before,
-      process.initialize_client_states(indices),
-      toy_problems.padded([clients[i] for i in indices]),
+      process.initialize_client_states(cohort),
+      [data[i] for i in cohort],
     ).state.global_weights
-
-  return before.global_weights, after, [len(c.y) for c in clients]
+    for cohort in cohorts
+  ]
+  return before.global_weights, after
 
 
 def _clusters_that_moved(before, after):
@@ -97,12 +85,11 @@ def _clusters_that_moved(before, after):
 
 
 def test_cluster_is_the_mean_of_its_members_and_others_stay():
-  before, after, sizes = _round_of_mixed_rules()
-  alone = [after([i]) for i in range(3)]
+  cohorts = [[0, 1, 2], [0], [1], [2]]
+  before, (together, *alone) = _rounds_of_mixed_rules(cohorts)
   assert [_clusters_that_moved(before, w) for w in alone] == [
     {f'component_{rule}'} for rule in _MIXED_RULES
   ]
-  together = after([0, 1, 2])
   for name, value in together.items():
     k = int(name[len('component_')])
     members = [i for i, rule in enumerate(_MIXED_RULES) if rule == k]
@@ -111,21 +98,15 @@ def test_cluster_is_the_mean_of_its_members_and_others_stay():
       expected = np.average(
         [alone[i][name] for i in members],
         axis=0,
-        weights=[sizes[i] for i in members],
+        weights=[40 * (i + 1) for i in members],
       )
     np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_noise_does_not_move_a_model_that_nobody_chose():
-  before, after, _ = _round_of_mixed_rules(
-    aggregator=tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
-      # Of standard deviation 0.007, where half of a client's share is 0.17.
-      noise_multiplier=0.002,
-      clients_per_round=3,
-      clip=10.0,
-    )
+  # Of standard deviation 0.007, where half of a client's share is 0.17.
+  private = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+    noise_multiplier=0.002, clients_per_round=3, clip=10.0
   )
-  assert _clusters_that_moved(before, after([0, 1, 2])) == {
-    'component_0',
-    'component_1',
-  }
+  before, (after,) = _rounds_of_mixed_rules([[0, 1, 2]], aggregator=private)
+  assert _clusters_that_moved(before, after) == {'component_0', 'component_1'}

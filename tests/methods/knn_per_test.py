@@ -1,14 +1,11 @@
 import functools
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tests.methods import toy_problems
 from tff_pfl.methods import knn_per, registry
 from tff_pfl.models import prediction
-
-pytestmark = pytest.mark.usefixtures('runtime')
 
 _NEW = toy_problems.labeled_examples(20, 5)
 _OTHERS = toy_problems.labeled_examples(24, 6)

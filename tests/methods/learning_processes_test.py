@@ -15,32 +15,22 @@ from tff_pfl.methods import registry
 from tff_pfl.models import class_weights, domains
 from tff_pfl.runs import data_source
 
-pytestmark = pytest.mark.usefixtures('runtime')
-
-_WITHOUT_CLIENT_STATE = (
-  'fed_avg',
-  'fed_babu',
-  'fed_bn',  # Of a network without batch normalization.
-  'fed_dar',  # Of one exchange in a round.
-  'fed_min_max',
-  'fed_prox',
-  'ifca',
-  'knn_per',
-  'p_fed_me',
-  'per_fed_avg',
-  'separate_fed_avg',
-)
-_CAN_FORGET = ('fed_alt', 'fed_em', 'fed_rep', 'fed_rod')
+# FedBN of a network without batch normalization, FedDAR of one exchange.
+_WITHOUT_CLIENT_STATE = """
+  fed_avg fed_babu fed_bn fed_dar fed_min_max fed_prox ifca knn_per p_fed_me
+  per_fed_avg separate_fed_avg
+""".split()
+_CAN_FORGET = ['fed_alt', 'fed_em', 'fed_rep', 'fed_rod']
 _DEPLOYABLE = _WITHOUT_CLIENT_STATE + _CAN_FORGET
 
 
-def _fast_for(*fast):
+def _fast_for(*fast, among=_DEPLOYABLE):
   """Every such method, those but `fast` in the slow suite."""
   return pytest.mark.parametrize(
     'name',
     [
       name if name in fast else pytest.param(name, marks=pytest.mark.slow)
-      for name in _DEPLOYABLE
+      for name in among
     ],
   )
 
@@ -50,11 +40,6 @@ _SIZES = (7, 23, 12)
 _CLIENTS = [
   toy_problems.labeled_examples(size, i) for i, size in enumerate(_SIZES)
 ]
-
-
-@functools.cache
-def _data(name):
-  return toy_problems.padded(toy_problems.examples_for(name, _CLIENTS))
 
 
 @functools.cache
@@ -99,10 +84,8 @@ def _assert_close(actual, expected):
 def test_rounds_are_those_of_the_personalized_process(name):
   # Full batches, so that it does not matter what seeds the clients' shuffling.
   process, _ = _processes(name)
-  state = process.initialize()
-  states = process.initialize_client_states(list(range(len(_SIZES))))
-  for _ in range(_NUM_ROUNDS):
-    state, states, metrics = process.next(state, states, _data(name))
+  clients = toy_problems.examples_for(name, _CLIENTS)
+  state, _, metrics = toy_problems.train(process, clients, _NUM_ROUNDS)
   expected_state, grouped = _after_rounds(name)
   _assert_close(state, expected_state)
   assert list(grouped) == ['client_work', 'aggregator', 'finalizer']
@@ -178,12 +161,10 @@ def test_weights_of_examples_are_a_field_of_the_data():
   cohort = data_source.ClientDataSource(data).iterator().select(2)
   learning_process = process.to_learning_process()
   found, _ = learning_process.next(learning_process.initialize(), cohort)
-  expected = process.next(
-    process.initialize(),
-    process.initialize_client_states([0, 1]),
-    toy_problems.padded(map(data.train, data.client_ids)),
+  expected, _, _ = toy_problems.train(
+    process, list(map(data.train, data.client_ids))
   )
-  _assert_close(found.global_weights, expected.state.global_weights)
+  _assert_close(found.global_weights, expected.global_weights)
 
 
 @_fast_for('fed_dar')
@@ -208,20 +189,15 @@ def test_model_weights_are_evaluated_by_tff(name):
   totals = metrics['client_work']['eval']['total_rounds_metrics']
   new = process.initialize_client_state(0)
   nothing = client_examples.no_examples(process.model.element_spec)
+  clients = toy_problems.padded(toy_problems.examples_for(name, _CLIENTS))
+  number = len(clients)
   scores = process.evaluate_clients(
-    state,
-    [new] * len(_SIZES),
-    [nothing] * len(_SIZES),
-    _data(name),
+    state, [new] * number, [nothing] * number, clients
   )
   for metric in ('loss', 'accuracy'):
+    values = [score['before'][metric] for score in scores]
     np.testing.assert_allclose(
-      totals[metric],
-      np.average(
-        [score['before'][metric] for score in scores],
-        weights=[score['examples'] for score in scores],
-      ),
-      rtol=1e-5,
+      totals[metric], np.average(values, weights=_SIZES), rtol=1e-5
     )
 
 
@@ -240,15 +216,8 @@ def test_model_weights_can_be_set_where_they_are_the_global_ones(name):
   assert state.round_number == 0
 
 
-@pytest.mark.parametrize(
-  'name',
-  [
-    name
-    if name in ('ditto', 'scaffold')
-    else pytest.param(name, marks=pytest.mark.slow)
-    for name in registry.ALGORITHMS
-    if name not in _DEPLOYABLE
-  ],
+@_fast_for(
+  *('ditto', 'scaffold'), among=sorted({*registry.ALGORITHMS} - {*_DEPLOYABLE})
 )
 def test_method_that_needs_its_clients_state_says_so(name):
   process = registry.build(name, toy_problems.classifier())

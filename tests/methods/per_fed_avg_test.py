@@ -12,8 +12,6 @@ from tff_pfl.core import objectives
 from tff_pfl.methods import per_fed_avg, registry
 from tff_pfl.models import keras_bridge
 
-pytestmark = pytest.mark.usefixtures('runtime')
-
 _SEED = tf.constant([1, 2])
 _RNG = np.random.default_rng(3)
 _KERNEL = _RNG.normal(size=[4, 2]).astype(np.float32)
@@ -31,14 +29,12 @@ _HPARAMS = per_fed_avg.PerFedAvgHParams(
 )
 
 
-def _build(model, hparams, **options):
-  return registry.build('per_fed_avg', model, hparams, **options)
-
-
-def _round(process, clients, num_rounds=1):
-  """The server's state and the last metrics after rounds with all clients."""
-  state, _, metrics = toy_problems.train(process, clients, num_rounds)
-  return state, metrics
+def _process(kernel=_KERNEL, **changes):
+  return registry.build(
+    'per_fed_avg',
+    toy_problems.linear_network(None, kernel),
+    dataclasses.replace(_HPARAMS, **changes),
+  )
 
 
 # A quadratic loss: the mean over examples and outputs of (x w - y)^2.
@@ -63,16 +59,20 @@ def _local_iterations(client, w, hparams):
   return w
 
 
+# A client with a single batch descends its full-batch objective.
+@pytest.mark.parametrize('batch_size', [None, 6])
 @pytest.mark.parametrize('variant', per_fed_avg.VARIANTS)
-def test_a_round_on_a_quadratic_is_algorithm_1_in_closed_form(variant):
-  hparams = dataclasses.replace(_HPARAMS, variant=variant, num_inner_steps=2)
-  model = toy_problems.linear_network(None, _KERNEL)
-  state, _ = _round(_build(model, hparams), _CLIENTS)
-  expected = toy_problems.weighted_mean(
-    [_local_iterations(client, _KERNEL, hparams) for client in _CLIENTS],
-    _CLIENTS,
+def test_a_round_on_a_quadratic_is_algorithm_1_in_closed_form(
+  variant, batch_size
+):
+  clients = _CLIENTS[:1] if batch_size else _CLIENTS
+  changes = dict(variant=variant, num_inner_steps=2, batch_size=batch_size)
+  hparams = dataclasses.replace(_HPARAMS, **changes)
+  models = [_local_iterations(client, _KERNEL, hparams) for client in clients]
+  mean = toy_problems.weighted_mean(models, clients)
+  toy_problems.check_rounds(
+    _process(**changes), clients, [{'global_weights': {'head': mean}}]
   )
-  toy_problems.assert_kernels(state.global_weights, head=expected)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,8 @@ def test_a_round_on_a_quadratic_is_algorithm_1_in_closed_form(variant):
   ],
 )
 def test_a_local_iteration_by_hand(variant, expected):
-  model = toy_problems.linear_network(None, np.ones([1, 1], np.float32))
-  hparams = dataclasses.replace(
-    _HPARAMS,
+  process = _process(
+    np.ones([1, 1], np.float32),
     variant=variant,
     num_steps=1,
     learning_rate=0.1,
@@ -97,12 +96,9 @@ def test_a_local_iteration_by_hand(variant, expected):
   client = datasets.Examples(
     x=np.ones([1, 1], np.float32), y=np.zeros([1], np.float32)
   )
-  state, metrics = _round(_build(model, hparams), [client])
-  toy_problems.assert_kernels(
-    state.global_weights, rtol=1e-6, head=[[expected]]
-  )
   # The loss that is reported is that of the adapted model.
-  assert metrics['loss'] == pytest.approx(0.25)
+  wanted = {'global_weights': {'head': [[expected]]}, 'metrics': {'loss': 0.25}}
+  toy_problems.check_rounds(process, [client], [wanted], rtol=1e-6)
 
 
 # The meta-gradient of a small network in float64.
@@ -184,18 +180,12 @@ def test_the_exact_variant_is_the_derivative_of_the_adapted_loss(
     num_inner_steps=num_inner_steps,
     inner_scope=scope,
   )
-  weights = {k: v.copy() for k, v in _smooth_network().initial_weights.items()}
-  epsilon = 1e-6
-  for name, value in weights.items():
-    for index in np.ndindex(value.shape):
-      losses = []
-      center = value[index]
-      for moved in (center + epsilon, center - epsilon):
-        value[index] = moved
-        losses.append(_adapted_loss(weights, outer, inner, 0.5, scope))
-      value[index] = center
-      slope = (losses[0] - losses[1]) / (2 * epsilon)
-      np.testing.assert_allclose(found[name][index], slope, atol=1e-8)
+  slopes = toy_problems.slopes_by_differences(
+    lambda weights: _adapted_loss(weights, outer, inner, 0.5, scope),
+    _smooth_network().initial_weights,
+  )
+  for name, slope in slopes.items():
+    np.testing.assert_allclose(found[name], slope, atol=1e-8)
 
 
 def _distance(a, b):
@@ -221,6 +211,10 @@ def test_the_error_of_hessian_free_falls_as_delta_squared(num_inner_steps):
   assert error(1e-9) > error(1e-5)
 
 
+def _first(batch, number):
+  return objectives.Batch(*[value[:number] for value in batch])
+
+
 def test_the_curvature_is_that_of_its_own_batch():
   outer, inner = _batch(0), _batch(1)
   one, other = (
@@ -229,56 +223,36 @@ def test_the_curvature_is_that_of_its_own_batch():
   assert _distance(one, other) > 1e-3
 
 
-def test_batches_may_be_of_unequal_sizes():
-  outer, inner, curvature = (_batch(i) for i in range(3))
-
-  def first(batch, number):
-    return objectives.Batch(*[value[:number] for value in batch])
-
-  found = _meta_gradient(
-    batches=[outer, inner, curvature],
-    inner_batch_size=3,
-    curvature_batch_size=5,
-  )
-  expected = _meta_gradient(
-    batches=[outer, first(inner, 3), first(curvature, 5)]
-  )
-  assert _distance(found, expected) < 1e-12
-  assert _distance(found, _meta_gradient()) > 1e-3
-
-
-def test_batches_of_the_largest_size_are_drawn():
-  outer, inner, _ = (_batch(i) for i in range(3))
-  first = objectives.Batch(*[value[:2] for value in outer])
-  found = _meta_gradient(
-    batches=[outer, inner],
-    variant='first_order',
-    batch_size=2,
-    inner_batch_size=len(inner.y),
-  )
-  expected = _meta_gradient(batches=[first, inner], variant='first_order')
-  assert _distance(found, expected) < 1e-12
-
-  def planned(**sizes):
-    return per_fed_avg.PerFedAvgHParams(**sizes).phase().batch_size
-
-  assert planned(batch_size=2, inner_batch_size=5) == 5
-  # The first order has no D''.
-  assert planned(batch_size=2, curvature_batch_size=5) == 2
-  more = {'variant': 'exact', 'curvature_batch_size': 5}
-  assert planned(batch_size=2, **more) == 5
-  assert planned(batch_size=None, **more) is None
+@pytest.mark.parametrize(
+  ('variant', 'sizes', 'expected'),
+  [
+    ('exact', {'inner_batch_size': 3, 'curvature_batch_size': 5}, (8, 3, 5)),
+    # Of batches of the largest size, D' is the first examples.
+    ('first_order', {'batch_size': 2, 'inner_batch_size': 8}, (2, 8)),
+  ],
+)
+def test_batches_may_be_of_unequal_sizes(variant, sizes, expected):
+  batches = [_batch(i) for i in range(len(expected))]
+  found = _meta_gradient(batches=batches, variant=variant, **sizes)
+  first = [_first(*each) for each in zip(batches, expected)]
+  wanted = _meta_gradient(batches=first, variant=variant)
+  assert _distance(found, wanted) < 1e-12
+  assert _distance(found, _meta_gradient(variant=variant)) > 1e-3
 
 
-# Clients with few batches.
-
-
-def test_a_client_with_a_single_batch_descends_its_full_batch_objective():
-  model = toy_problems.linear_network(None, _KERNEL)
-  hparams = dataclasses.replace(_HPARAMS, variant='exact', batch_size=6)
-  state, _ = _round(_build(model, hparams), _CLIENTS[:1])
-  expected = _local_iterations(_CLIENTS[0], _KERNEL, hparams)
-  toy_problems.assert_kernels(state.global_weights, head=expected)
+@pytest.mark.parametrize(
+  ('sizes', 'planned'),
+  [
+    ({'batch_size': 2, 'inner_batch_size': 5}, 5),
+    # The first order has no D''.
+    ({'batch_size': 2, 'curvature_batch_size': 5}, 2),
+    ({'batch_size': 2, 'curvature_batch_size': 5, 'variant': 'exact'}, 5),
+    ({'batch_size': None, 'curvature_batch_size': 5, 'variant': 'exact'}, None),
+  ],
+)
+def test_batches_of_the_largest_size_are_drawn(sizes, planned):
+  hparams = per_fed_avg.PerFedAvgHParams(**sizes)
+  assert hparams.phase().batch_size == planned
 
 
 # Networks of all kinds.
@@ -313,18 +287,6 @@ def test_exact_and_hessian_free_agree_on_a_recurrent_network():
 # Evaluation.
 
 
-def _evaluate(process, client):
-  """Scores before and after, of a client that is trained and tested alike."""
-  (data,) = toy_problems.padded([client])
-  return process.evaluate(
-    process.initialize(), process.initialize_client_state(0), data, data
-  )
-
-
-def _loss(client, w):
-  return np.mean((client.x @ w - client.y) ** 2)
-
-
 @pytest.mark.parametrize(
   ('options', 'num_steps'),
   [
@@ -337,25 +299,23 @@ def _loss(client, w):
 def test_a_model_is_scored_after_gradient_steps_of_size_alpha(
   options, num_steps
 ):
-  hparams = dataclasses.replace(_HPARAMS, **options)
-  process = _build(toy_problems.linear_network(None, _KERNEL), hparams)
-  client = _CLIENTS[2]
-  scores = _evaluate(process, client)
+  process, client = _process(**options), _CLIENTS[2]
   adapted = toy_problems.descended_alone(
-    _KERNEL, client, num_steps, hparams.inner_learning_rate
+    *(_KERNEL, client, num_steps, _HPARAMS.inner_learning_rate)
   )
-  assert scores['before']['loss'] == pytest.approx(_loss(client, _KERNEL))
-  assert scores['after']['loss'] == pytest.approx(_loss(client, adapted))
+  weights = toy_problems.new_client(
+    process, process.initialize(), client
+  ).weights
+  toy_problems.assert_part(weights, {'head': adapted})
   known = process.initialize_client_state(0)._replace(num_rounds=np.int32(1))
   assert process.needs_training_data(known) == (num_steps > 0)
 
 
 def test_adaptation_with_the_head_leaves_the_body():
-  hparams = per_fed_avg.PerFedAvgHParams(
-    inner_scope='head', inner_learning_rate=0.5
-  )
   model = toy_problems.classifier()
-  process = _build(model, hparams)
+  process = registry.build(
+    'per_fed_avg', model, inner_scope='head', inner_learning_rate=0.5
+  )
   client = toy_problems.labeled_examples(20, 0)
   state = process.initialize()
   weights = toy_problems.new_client(process, state, client).weights

@@ -1,7 +1,8 @@
 """Hyperparameters and models that methods refuse."""
 
-import math
+import contextlib
 import re
+import typing
 
 import numpy as np
 import pytest
@@ -9,95 +10,109 @@ import pytest
 from tests.methods import toy_problems
 from tff_pfl.methods import registry
 
+# By method, values that are out of range.
+_OUT_OF_RANGE = """
+  apfl: mixing_weight=-0.1 mixing_weight=1.1 mixing_learning_rate=-1.0
+  ditto: proximal_strength=-1.0 personal_learning_rate=0.0
+  fed_ala: mixing_learning_rate=-1.0 mixing_data_share=0.0
+    mixing_data_share=nan num_mixing_epochs=-1
+  fed_alt: updates=both
+  fed_babu: fine_tune_scope=none num_fine_tune_epochs=0
+  fed_dar: ridge=-1.0 ridge=nan projection_dim=0 num_head_epochs=-1
+    head_learning_rate=0.0 body_learning_rate=0.0
+  fed_dbe: pull_strength=-0.1 mean_rate=0.0 mean_rate=nan
+  fed_em: num_components=0 num_mixture_steps=0 component_seed=-1
+  fed_fac: threshold=-0.1 threshold=nan explained_variance=1.01
+    explained_variance=nan learning_rate=-1
+  fed_min_max: weight_learning_rate=-0.1
+  fed_mtl: coupling_strength=-0.1
+  fed_pac: pull_strength=-0.1 max_cohort_size=0
+  fed_proto: pull_strength=-0.1
+  fed_prox: proximal_strength=-0.1 proximal_strength=nan
+    proximal_strength=inf
+  fed_rep: num_head_epochs=-1 num_body_epochs=-1 num_head_steps=0
+    num_body_steps=0 head_learning_rate=0.0 body_learning_rate=-1.0
+    momentum=1.0 optimizer=adamw batch_size=-1
+  fed_rod: balance_exponent=-1.0
+  fed_sa_lora: rank=0 scaling=0.0 adapter_seed=-1
+  ifca: num_clusters=0 cluster_seed=-1
+  knn_per: num_neighbors=-1 neighbor_weight=1.1 length_scale=0.0
+    num_stored_examples=0
+  l2gd: aggregation_probability=1.0 aggregation_probability=-0.1
+    coupling_strength=-1.0 coupling_strength=100.0
+  p_fed_me: proximal_strength=0.0 num_inner_steps=0 inner_learning_rate=0.0
+    num_adaptation_epochs=0
+  per_fed_avg: inner_learning_rate=-0.01 inner_learning_rate=nan
+    learning_rate=0.0 num_inner_steps=0 num_inner_steps=1.5
+    num_adaptation_steps=1.5 num_adaptation_steps=-1 hessian_free_step=0.0
+    num_steps=0 batch_size=-1
+  scaffold: momentum=0.5 optimizer=adam num_clients=0
+"""
 
-@pytest.mark.parametrize(
-  ('name', 'field', 'value'),
-  [
-    ('apfl', 'mixing_weight', -0.1),
-    ('apfl', 'mixing_weight', 1.1),
-    ('apfl', 'mixing_learning_rate', -1.0),
-    ('ditto', 'proximal_strength', -1.0),
-    ('ditto', 'personal_learning_rate', 0.0),
-    ('fed_ala', 'mixing_learning_rate', -1.0),
-    ('fed_ala', 'mixing_data_share', 0.0),
-    ('fed_ala', 'mixing_data_share', math.nan),
-    ('fed_ala', 'num_mixing_epochs', -1),
-    ('fed_alt', 'updates', 'both'),
-    ('fed_babu', 'fine_tune_scope', 'none'),
-    ('fed_babu', 'num_fine_tune_epochs', 0),
-    ('fed_dar', 'ridge', -1.0),
-    ('fed_dar', 'ridge', math.nan),
-    ('fed_dar', 'projection_dim', 0),
-    ('fed_dar', 'num_head_epochs', -1),
-    ('fed_dar', 'head_learning_rate', 0.0),
-    ('fed_dar', 'body_learning_rate', 0.0),
-    ('fed_dbe', 'pull_strength', -0.1),
-    ('fed_dbe', 'mean_rate', 0.0),
-    ('fed_dbe', 'mean_rate', math.nan),
-    ('fed_em', 'num_components', 0),
-    ('fed_em', 'num_mixture_steps', 0),
-    ('fed_em', 'component_seed', -1),
-    ('fed_fac', 'threshold', -0.1),
-    ('fed_fac', 'threshold', math.nan),
-    ('fed_fac', 'explained_variance', 1.01),
-    ('fed_fac', 'explained_variance', math.nan),
-    ('fed_fac', 'learning_rate', -1),
-    ('fed_min_max', 'weight_learning_rate', -0.1),
-    ('fed_mtl', 'coupling_strength', -0.1),
-    ('fed_pac', 'pull_strength', -0.1),
-    ('fed_pac', 'max_cohort_size', 0),
-    ('fed_proto', 'pull_strength', -0.1),
-    ('fed_prox', 'proximal_strength', -0.1),
-    ('fed_prox', 'proximal_strength', math.nan),
-    ('fed_prox', 'proximal_strength', math.inf),
-    ('fed_rep', 'num_head_epochs', -1),
-    ('fed_rep', 'num_body_epochs', -1),
-    ('fed_rep', 'num_head_steps', 0),
-    ('fed_rep', 'num_body_steps', 0),
-    ('fed_rep', 'head_learning_rate', 0.0),
-    ('fed_rep', 'body_learning_rate', -1.0),
-    ('fed_rep', 'momentum', 1.0),
-    ('fed_rep', 'optimizer', 'adamw'),
-    ('fed_rep', 'batch_size', -1),
-    ('fed_rod', 'balance_exponent', -1.0),
-    ('fed_sa_lora', 'rank', 0),
-    ('fed_sa_lora', 'scaling', 0.0),
-    ('fed_sa_lora', 'adapter_seed', -1),
-    ('ifca', 'num_clusters', 0),
-    ('ifca', 'cluster_seed', -1),
-    ('knn_per', 'num_neighbors', -1),
-    ('knn_per', 'neighbor_weight', 1.1),
-    ('knn_per', 'length_scale', 0.0),
-    ('knn_per', 'num_stored_examples', 0),
-    ('l2gd', 'aggregation_probability', 1.0),
-    ('l2gd', 'aggregation_probability', -0.1),
-    ('l2gd', 'coupling_strength', -1.0),
-    # An aggregation round would go beyond the mean.
-    ('l2gd', 'coupling_strength', 100.0),
-    ('p_fed_me', 'proximal_strength', 0.0),
-    ('p_fed_me', 'num_inner_steps', 0),
-    ('p_fed_me', 'inner_learning_rate', 0.0),
-    ('p_fed_me', 'num_adaptation_epochs', 0),
-    ('per_fed_avg', 'inner_learning_rate', -0.01),
-    ('per_fed_avg', 'inner_learning_rate', math.nan),
-    ('per_fed_avg', 'learning_rate', 0.0),
-    ('per_fed_avg', 'num_inner_steps', 0),
-    ('per_fed_avg', 'num_inner_steps', 1.5),
-    ('per_fed_avg', 'num_adaptation_steps', 1.5),
-    ('per_fed_avg', 'num_adaptation_steps', -1),
-    ('per_fed_avg', 'hessian_free_step', 0.0),
-    ('per_fed_avg', 'num_steps', 0),
-    ('per_fed_avg', 'batch_size', -1),
-    # Control variates are those of plain SGD.
-    ('scaffold', 'momentum', 0.5),
-    ('scaffold', 'optimizer', 'adam'),
-    ('scaffold', 'num_clients', 0),
-  ],
-)
+
+def _cases():
+  name = None
+  for word in _OUT_OF_RANGE.split():
+    if word.endswith(':'):
+      name = word[:-1]
+      continue
+    field, _, text = word.partition('=')
+    value = text
+    for kind in (float, int):
+      with contextlib.suppress(ValueError):
+        value = kind(text)
+    yield name, field, value
+
+
+@pytest.mark.parametrize(('name', 'field', 'value'), [*_cases()])
 def test_hyperparameter_out_of_range_is_refused_by_name(name, field, value):
   named = re.sub('num_(head|body)_', 'num_', field)
   with pytest.raises(ValueError, match=f'Expected `[^`]*{named}[^`]*` to be'):
     toy_problems.hparams_for(name, **{field: value})
+
+
+@pytest.mark.parametrize('name', registry.ALGORITHMS)
+def test_counts_are_int32(name):
+  hparams = registry.ALGORITHMS[name].hparams
+  for field, kind in typing.get_type_hints(hparams).items():
+    is_count = int in (kind, *typing.get_args(kind))
+    # Depths are told from the model.
+    if is_count and not field.endswith('_depth'):
+      with pytest.raises(ValueError, match='2147483647.*found 10{24}'):
+        hparams(**{field: 10**24})
+
+
+@pytest.mark.parametrize(
+  ('name', 'field'),
+  [
+    ('fed_avg', 'num_epochs'),
+    ('fed_avg', 'num_steps'),
+    ('fed_dar', 'projection_dim'),
+    ('fed_em', 'num_components'),
+    ('fed_em', 'num_mixture_steps'),
+    ('fed_pac', 'max_cohort_size'),
+    ('fed_sa_lora', 'rank'),
+    ('ifca', 'num_clusters'),
+    ('knn_per', 'num_stored_examples'),
+    ('p_fed_me', 'num_inner_steps'),
+  ],
+)
+def test_what_multiplies_weights_or_steps_must_have_room(name, field):
+  model = toy_problems.model_for(name, toy_problems.classifier())
+  for value in (2**31 - 1, 10**8):
+    with pytest.raises(ValueError, match=f'`{field}` to be at most .* 2 GiB'):
+      registry.build(name, model, **{field: value})
+
+
+@pytest.mark.parametrize(
+  ('number', 'name'),
+  [(2**31 - 1, 'batches_per_step'), (10**8, 'num_steps'), (10**6, 'num_inner')],
+)
+def test_batches_of_a_step_must_have_room(number, name):
+  with pytest.raises(ValueError, match=f'`{name}.*at most|`{name}.*in '):
+    registry.build(
+      'per_fed_avg', toy_problems.classifier(), num_inner_steps=number
+    )
 
 
 @pytest.mark.parametrize(

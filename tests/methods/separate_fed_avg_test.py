@@ -6,14 +6,9 @@ import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tff_pfl.datasets import examples
-from tff_pfl.methods import fed_avg, registry, separate_fed_avg
 from tff_pfl.models import domain_models
 
-pytestmark = pytest.mark.usefixtures('runtime')
-
-_FULL_BATCHES = dict(
-  num_epochs=3, learning_rate=0.1, momentum=0.9, batch_size=None
-)
+_TRAINING = dict(num_epochs=3, learning_rate=0.1, momentum=0.9)
 
 
 @functools.cache
@@ -30,20 +25,17 @@ def _build(aggregator=None):
   model = domain_models.with_domains(
     toy_problems.classifier(), toy_problems.domains_of(_clients())
   )
-  return registry.build(
-    'separate_fed_avg',
-    model,
-    separate_fed_avg.SeparateFedAvgHParams(**_FULL_BATCHES),
-    seed=4,
-    aggregator=aggregator,
+  return toy_problems.full_batches(
+    'separate_fed_avg', model, {'aggregator': aggregator}, **_TRAINING
   )
 
 
 def _model_of(weights, m):
+  prefix = f'domain_{m}/'
   return {
-    name.partition('/')[2]: value
+    name.removeprefix(prefix): value
     for name, value in weights.items()
-    if name.startswith(f'domain_{m}/')
+    if name.startswith(prefix)
   }
 
 
@@ -52,8 +44,8 @@ def test_models_are_fed_avg_on_each_domains_data_alone():
   state, states, metrics = toy_problems.train(process, _clients(), 2)
   assert not states[0].local
   assert metrics['examples'] == sum(len(c.y) for c in _clients())
-  avg = registry.build(
-    'fed_avg', toy_problems.classifier(), fed_avg.FedAvgHParams(**_FULL_BATCHES)
+  avg = toy_problems.full_batches(
+    'fed_avg', toy_problems.classifier(), **_TRAINING
   )
   for m in range(3):
     alone = [
@@ -79,36 +71,27 @@ def test_domains_mean_is_by_its_examples_whatever_clients_weigh(weighting):
     client([1.0] * 10, [0] * 10),
     client([0.0] * 10 + [3.0] * 90, [0] * 10 + [1] * 90),
   ]
-  process = registry.build(
-    'separate_fed_avg',
-    domain_models.with_domains(
-      toy_problems.linear_network(None, np.array([[7.0]], np.float32)),
-      toy_problems.domains_of(clients),
-    ),
-    separate_fed_avg.SeparateFedAvgHParams(
-      num_steps=1, learning_rate=0.5, momentum=0.0, batch_size=None
-    ),
-    **toy_problems.WEIGHTINGS[weighting],
+  model = domain_models.with_domains(
+    toy_problems.linear_network(None, np.array([[7.0]], np.float32)),
+    toy_problems.domains_of(clients),
   )
-  state, _, _ = toy_problems.train(process, clients)
-  models = [_model_of(state.global_weights, m) for m in range(3)]
-  np.testing.assert_allclose(
-    [model['head/kernel'][0, 0] for model in models], [0.5, 3, 7], rtol=1e-5
+  options = toy_problems.WEIGHTINGS[weighting]
+  process = toy_problems.full_batches(
+    'separate_fed_avg', model, options, num_steps=1, learning_rate=0.5
   )
+  wanted = {f'domain_{m}/head': [[w]] for m, w in enumerate((0.5, 3, 7))}
+  toy_problems.check_rounds(process, clients, [{'global_weights': wanted}])
 
 
 @pytest.mark.parametrize(
   'aggregator',
   [
-    pytest.param(lambda: None, id='mean', marks=pytest.mark.slow),
     pytest.param(
       tff.learning.secure_aggregator, id='secure', marks=pytest.mark.slow
     ),
+    # Of standard deviation 0.005, where half of a client's share is 0.25.
     lambda: tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
-      # Of standard deviation 0.005, where half of a client's share is 0.25.
-      noise_multiplier=0.002,
-      clients_per_round=2,
-      clip=5.0,
+      0.002, clients_per_round=2, clip=5.0
     ),
   ],
 )
@@ -118,7 +101,5 @@ def test_domain_absent_from_a_round_keeps_its_model(aggregator):
   initial = process.initialize().global_weights
   state, _, _ = toy_problems.train(process, without, 2)
   for m in range(3):
-    moved = toy_problems.differ(
-      _model_of(state.global_weights, m), _model_of(initial, m)
-    )
-    assert moved == (m != 1)
+    models = [_model_of(w, m) for w in (state.global_weights, initial)]
+    assert toy_problems.differ(*models) == (m != 1)

@@ -194,6 +194,51 @@ def regression_examples(num_examples, num_inputs, num_outputs, seed):
   return examples.Examples(x, y[:, 0] if num_outputs == 1 else y)
 
 
+# Kernels of networks `x @ BODY @ HEAD` and `x @ KERNEL`, and clients for both.
+_RNG = np.random.default_rng(3)
+BODY = _RNG.normal(size=[4, 2]).astype(np.float32)
+HEAD = _RNG.normal(size=[2, 3]).astype(np.float32)
+DEEP_CLIENTS = [regression_examples(n, 4, 3, seed=n) for n in (6, 20)]
+KERNEL = np.array([[0.5], [-1.0]], np.float32)
+CLIENTS = [regression_examples(n, 2, 1, seed=n) for n in (4, 12)]
+
+
+def deep_linear(name, options=None, **hparams):
+  """A method with full batches on the network `x @ BODY @ HEAD`."""
+  return full_batches(name, linear_network(BODY, HEAD), options, **hparams)
+
+
+def linear(name, options=None, **hparams):
+  """A method with full batches on the network `x @ KERNEL`."""
+  return full_batches(name, linear_network(None, KERNEL), options, **hparams)
+
+
+def linear_classifier(body=BODY, head=HEAD):
+  """The classifier with the scores `x @ body @ head`."""
+  network = keras.Sequential(
+    [
+      keras.layers.Input([len(body)]),
+      keras.layers.Dense(body.shape[1], use_bias=False, name='body'),
+      keras.layers.Dense(head.shape[1], use_bias=False, name='head'),
+    ]
+  )
+  network.set_weights([body, head])
+  return classifier_from(network)
+
+
+def class_slopes(scores, y):
+  """The gradient of the mean cross-entropy in the scores `[rows, classes]`."""
+  scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+  shares = scores / scores.sum(axis=1, keepdims=True)
+  return (shares - np.eye(shares.shape[1])[y]) / len(y)
+
+
+def client_of_classes(labels, num_inputs, seed):
+  """Examples with given labels, for `linear_classifier`."""
+  x = np.random.default_rng(seed).normal(size=[len(labels), num_inputs])
+  return examples.Examples(x.astype(np.float32), np.array(labels, np.int32))
+
+
 def padded(clients):
   """Each client's examples as what processes take."""
   return [client_examples.padded(client) for client in clients]
@@ -209,12 +254,55 @@ def kernels(weights):
   return {name.split('/')[0]: np.asarray(v) for name, v in weights.items()}
 
 
-def assert_kernels(weights, rtol=1e-4, atol=0, **expected):
-  """Checks kernels of a `linear_network` by layer, up to rounding."""
-  for layer, kernel in expected.items():
-    np.testing.assert_allclose(
-      weights[f'{layer}/kernel'], kernel, rtol, atol, err_msg=layer
-    )
+def check_rounds(process, clients, references, cohorts=None, **tolerances):
+  """Checks rounds of a process against those of a reference.
+
+  Args:
+    process: The method.
+    clients: Each client's examples.
+    references: After each round the numbers that are to be found, as
+      `assert_part` takes them: of the server state's fields and of `metrics`,
+      by name, and in lists of the clients (None for one that is not looked at)
+      of `local`, `models` and `new`, the model of a newcomer with the first
+      client's examples.
+    cohorts: Positions of each round's clients; by default all.
+    **tolerances: See `assert_part`.
+
+  Returns:
+    The last round's state, client states and metrics.
+  """
+  references = list(references)
+  cohorts = cohorts or [range(len(clients))] * len(references)
+  for wanted, last in zip(references, rounds(process, clients, cohorts)):
+    state, states, metrics = last
+    found = {
+      **state._asdict(),
+      'local': [client_state.local for client_state in states],
+      'metrics': metrics,
+    }
+    if 'models' in wanted:
+      found['models'] = personal_models(process, state, states)
+    if 'new' in wanted:
+      found['new'] = [new_client(process, state, clients[0]).weights]
+    assert_part(found, wanted, **tolerances)
+  return last
+
+
+def assert_part(found, wanted, rtol=1e-4, atol=1e-6):
+  """Checks the numbers of a structure that are wanted, up to rounding.
+
+  A kernel's name may be that of its layer.
+  """
+  if wanted is None:
+    return
+  if isinstance(wanted, list):
+    wanted = dict(enumerate(wanted))
+  if not isinstance(wanted, dict):
+    np.testing.assert_allclose(found, wanted, rtol, atol)
+    return
+  for key, value in wanted.items():
+    is_layer = isinstance(found, dict) and key not in found
+    assert_part(found[f'{key}/kernel' if is_layer else key], value, rtol, atol)
 
 
 def jittered(weights, seed=0, scale=0.3):
@@ -343,6 +431,21 @@ def descended_together(
     of_head = momentum * of_head + slopes[1] * trained[1]
     body, head = body - rate * of_body, head - rate * of_head
   return body, head
+
+
+def slopes_by_differences(loss, weights, epsilon=1e-6):
+  """The gradient of a function of float64 weights, by central differences."""
+  weights = {name: value.copy() for name, value in weights.items()}
+  slopes = {name: np.zeros_like(value) for name, value in weights.items()}
+  for name, value in weights.items():
+    for index in np.ndindex(value.shape):
+      center, losses = value[index], []
+      for moved in (center + epsilon, center - epsilon):
+        value[index] = moved
+        losses.append(loss(weights))
+      value[index] = center
+      slopes[name][index] = (losses[0] - losses[1]) / (2 * epsilon)
+  return slopes
 
 
 def weighted_mean(values, clients):
