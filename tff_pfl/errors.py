@@ -26,6 +26,10 @@ _ADVICE = {
   errno.EROFS: 'give a path on a disk that can be written to',
 }
 
+# About what TensorFlow takes for a tensor while it traces a graph, besides the
+# numbers.
+_BYTES_PER_TENSOR = 10_000
+
 
 class RunError(RuntimeError):
   """A run cannot start or continue; its committed rounds stay intact."""
@@ -133,6 +137,24 @@ def expect_share(name: str, value: Any, interval: str = '[0, 1]') -> None:
     f'a number in {interval}',
     value,
   )
+
+
+def expect_room(
+  name: str, number: int, num_bytes: int = 0, num_tensors: int = 1
+) -> None:
+  """Raises `ValueError` if as many parts as an argument says have no room.
+
+  Together they may take 2 GiB, which is what a message of protocol buffers, and
+  so a graph of TensorFlow with its constants, can hold.
+
+  Args:
+    name: The argument's name.
+    number: The argument's value, a number of parts.
+    num_bytes: Bytes of the numbers of each part.
+    num_tensors: Tensors of each part in a graph.
+  """
+  most = 2**31 // (num_bytes + num_tensors * _BYTES_PER_TENSOR)
+  expect(number <= most, name, f'at most {most}, which fill 2 GiB', number)
 
 
 def _is_number(value: Any) -> bool:

@@ -5,8 +5,6 @@ padded to a power of two, so that clients of many sizes share a few compiled
 programs.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -20,7 +18,7 @@ from tff_pfl.models import domains
 # The smallest bucket, and the most rows that go through a network at once
 # outside of training (it bounds the memory of activations). Both are powers of
 # two.
-_SMALLEST_BUCKET = 16
+SMALLEST_BUCKET = 16
 CHUNK_SIZE = 256
 
 
@@ -56,13 +54,13 @@ def bucket_size(num_examples: tf.Tensor) -> tf.Tensor:
   """The smallest power of two that holds `num_examples` (at least 16)."""
   doublings = tf.range(31)
   sizes = tf.bitwise.left_shift(tf.ones_like(doublings), doublings)
-  fits = tf.logical_and(sizes >= num_examples, sizes >= _SMALLEST_BUCKET)
+  fits = tf.logical_and(sizes >= num_examples, sizes >= SMALLEST_BUCKET)
   return tf.reduce_min(tf.boolean_mask(sizes, fits))
 
 
 def fewest_examples(capacity: tf.Tensor) -> tf.Tensor:
   """The fewest examples (at least 1) whose `bucket_size` is `capacity`."""
-  return tf.where(capacity > _SMALLEST_BUCKET, capacity // 2 + 1, 1)
+  return tf.where(capacity > SMALLEST_BUCKET, capacity // 2 + 1, 1)
 
 
 def batched_spec(element_spec) -> collections.OrderedDict:
@@ -102,7 +100,7 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> ExampleTensors:
     `domains.join` makes it.
   """
   number = len(arrays['y'])
-  capacity = max(_SMALLEST_BUCKET, 1 << (number - 1).bit_length())
+  capacity = max(SMALLEST_BUCKET, 1 << (number - 1).bit_length())
 
   def pad(value):
     value = np.asarray(value)
@@ -161,7 +159,6 @@ def select(examples: ExampleTensors, is_wanted: tf.Tensor) -> ExampleTensors:
   """Selects some of the examples, in their order, with the same capacity.
 
   Args:
-    examples: All examples.
     is_wanted: bool `[capacity]`; padding may have any value.
   """
   is_wanted = tf.logical_and(is_wanted, examples.is_example)
@@ -179,9 +176,6 @@ def build_examples_of(element_spec) -> tff.Computation:
   """Builds `from_dataset` as a computation: `(D* -> ExampleTensors)`.
 
   It is for TFF's forms of a process, in which a client's data are a sequence.
-
-  Args:
-    element_spec: Spec of one example, `OrderedDict(x=..., y=...)`.
   """
   data_type = tff.SequenceType(
     tff.types.tensorflow_to_type(batched_spec(element_spec))
@@ -200,7 +194,6 @@ def in_chunks(function: Callable[[Any], Any], examples: ExampleTensors) -> Any:
   Args:
     function: Maps `x` `[rows, ...]` to a structure of `[rows, ...]`, each row
       independently of the others.
-    examples: The examples.
 
   Returns:
     The function's results for all `capacity` rows.

@@ -9,8 +9,10 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Optional
+
+import numpy as np
 
 from tff_pfl import errors
 from tff_pfl.core import phases
@@ -48,7 +50,11 @@ def checked(check: Callable[..., None], default: Any, *limits: Any) -> Any:
   return dataclasses.field(default=default, metadata={'check': (check, limits)})
 
 
-integer = functools.partial(checked, errors.expect_int)
+def _expect_count(name, value, low):
+  errors.expect_int(name, value, low, phases.INT32_MAX)
+
+
+integer = functools.partial(checked, _expect_count)
 non_negative = functools.partial(checked, errors.expect_non_negative)
 one_of = functools.partial(checked, errors.expect_one_of)
 positive = functools.partial(checked, errors.expect_positive)
@@ -63,6 +69,23 @@ def check_fields(options: Any) -> None:
     if 'check' in field.metadata and not is_left_out:
       check, limits = field.metadata['check']
       check(field.name, value, *limits)
+
+
+def expect_copies_fit(
+  name: str, number: int, weights: Mapping[str, np.ndarray]
+) -> None:
+  """Raises `ValueError` if there is no room for as many copies of weights."""
+  num_bytes = sum(np.asarray(value).nbytes for value in weights.values())
+  errors.expect_room(name, number, num_bytes, len(weights))
+
+
+def expect_unrolled(name: str, number: int, weights: Collection[str]) -> None:
+  """Raises `ValueError` if a graph has no room for as many steps of weights.
+
+  They are traced one after the other, not in a loop.
+  """
+  # About ten operations for each weight.
+  errors.expect_room(name, number, num_tensors=10 * len(weights))
 
 
 @dataclasses.dataclass(frozen=True)

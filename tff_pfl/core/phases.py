@@ -6,8 +6,6 @@ an epoch's last batch is partial. `plan_batches` assigns the examples to batches
 beforehand, so that the loop only gathers them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple, Optional, Union
 
@@ -20,8 +18,8 @@ from tff_pfl.models import randomness
 
 # After so many epochs of a phase the shuffles come again in the same order.
 _MAX_ORDERS = 128
-# The plans of batches are int32.
-_INT32_MAX = 2**31 - 1
+# Numbers of epochs, steps and examples are int32.
+INT32_MAX = 2**31 - 1
 
 OPTIMIZERS = ('sgd', 'adam')
 # Names are for flags and for stored runs.
@@ -138,9 +136,19 @@ class Phase:
   def __post_init__(self):
     for name, low in (('batch_size', 0), ('num_steps', 1)):
       if getattr(self, name) is not None:
-        errors.expect_int(name, getattr(self, name), low, _INT32_MAX)
-    errors.expect_int('num_epochs', self.num_epochs, 0, _INT32_MAX)
-    errors.expect_int('batches_per_step', self.batches_per_step, 1, _INT32_MAX)
+        errors.expect_int(name, getattr(self, name), low, INT32_MAX)
+    errors.expect_int('num_epochs', self.num_epochs, 0, INT32_MAX)
+    errors.expect_int('batches_per_step', self.batches_per_step, 1, INT32_MAX)
+    # Of each step at least so many rows are planned, with two numbers each.
+    smallest = example_tensors.SMALLEST_BUCKET
+    rows = self.batches_per_step * min(self.batch_size or smallest, smallest)
+    length = 'num_epochs' if self.num_steps is None else 'num_steps'
+    errors.expect_room(
+      length if self.batches_per_step == 1 else f'{length} * batches_per_step',
+      getattr(self, length),
+      num_bytes=8 * rows,
+      num_tensors=0,
+    )
 
 
 class BatchPlan(NamedTuple):

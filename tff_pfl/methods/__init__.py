@@ -1,4 +1,8 @@
-"""One method per file, each reading like its paper's pseudocode."""
+"""One method per file, each reading like its paper's pseudocode.
+
+Where a method says no other, clients' SGD has a momentum of 0.5 by default, as
+in FedRep's experiments; most papers have none.
+"""
 
 import importlib
 import pkgutil

@@ -20,15 +20,12 @@ numbers of examples (the paper: alike, `client_weighting='uniform'`). Moving
 statistics of batch normalization are not mixed: the personal ones are those of
 the mixed network (with a = 0, the global ones). A client that takes part for
 the first time starts from the initial weights; one that is scored and never
-took part starts from the global model. As everywhere in this library, momentum
-is 0.5 by default.
+took part starts from the global model.
 
 References:
   Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning,
   arXiv:2003.13461, Algorithm 1 and equation 10.
 """
-
-from __future__ import annotations
 
 import collections
 import dataclasses
@@ -39,7 +36,7 @@ import tensorflow as tf
 from tff_pfl.core import client_work, objectives, scoring
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
-from tff_pfl.models import copies, split_model
+from tff_pfl.models import copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +84,7 @@ def _personal_loss(model, share, shared):
 
 
 @registry.method('a personal model mixed with the global one', ApflHParams)
-def apfl(
-  model: split_model.SplitModel, hparams: ApflHParams
-) -> client_work.ClientWork:
+def apfl(model, hparams):
   """APFL."""
   loss = objectives.joint_loss(model)
   both = copies.Copies(model, ('global', 'personal'))

@@ -15,7 +15,7 @@ Deviations from the paper: both models go through the examples in the same
 order. The server weights clients by their numbers of examples (the paper:
 alike, `client_weighting='uniform'`). A personal model starts from the initial
 weights; a client that is scored and never took part starts from the global
-model. As everywhere in this library, momentum is 0.5 by default.
+model.
 
 References:
   Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through
@@ -23,15 +23,12 @@ References:
   Algorithm 2).
 """
 
-from __future__ import annotations
-
 import dataclasses
 
-from tff_pfl.core import client_work, objectives
 from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.core import objectives
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import personal_copies
-from tff_pfl.models import split_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +44,7 @@ class DittoHParams(hparams_lib.PersonalTrainingHParams):
 
 
 @registry.method('a personal model held near the global one', DittoHParams)
-def ditto(
-  model: split_model.SplitModel, hparams: DittoHParams
-) -> client_work.ClientWork:
+def ditto(model, hparams):
   """Ditto."""
   loss = objectives.joint_loss(model)
 

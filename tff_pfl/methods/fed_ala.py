@@ -22,15 +22,12 @@ Deviations from the paper: W_i is learned for equally many epochs in each round
 code: the first time for more than 10, and once more before a client is scored).
 The share of the examples is drawn (the code: consecutive ones). Moving
 statistics are the server's; where the upper layers are the head, the lower ones
-run in inference mode while W_i is learned. As everywhere in this library,
-momentum is 0.5 by default; that of W_i is 0.
+run in inference mode while W_i is learned. W_i is learned without momentum.
 
 References:
   Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for
   Personalized Federated Learning, AAAI 2023, Algorithm 1.
 """
-
-from __future__ import annotations
 
 import collections
 import dataclasses
@@ -114,9 +111,7 @@ def _mixing_objective(loss, hparams, shared, own):
   FedAlaHParams,
   unsupported=('reweight_domains',),
 )
-def fed_ala(
-  model: split_model.SplitModel, hparams: FedAlaHParams
-) -> client_work.ClientWork:
+def fed_ala(model, hparams):
   """FedALA."""
   layers = model.last_layers(hparams.mixing_depth, 'mixing_depth')
   partition = weight_partition.WeightPartition.by_layer(model, layers)

@@ -23,17 +23,14 @@ personal_learning_rate, gamma_u -> learning_rate.
 
 Deviations from the paper: its server takes the plain mean, which is
 `client_weighting='uniform'`. It starts from a model that FedAvg trained, which
-is `num_warmup_rounds`. FedSim has one learning rate for both parts. As
-everywhere in this library, momentum is 0.5 by default. A frozen part runs as in
-training (dropout, batch statistics), as in the authors' code, except for a body
-whose head trains, which runs in inference mode.
+is `num_warmup_rounds`. FedSim has one learning rate for both parts. A frozen
+part runs as in training (dropout, batch statistics), as in the authors' code,
+except for a body whose head trains, which runs in inference mode.
 
 References:
   Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao: Federated Learning with
   Partial Model Personalization, ICML 2022, Algorithms 1 to 3.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import re
@@ -81,7 +78,6 @@ def personal_partition(
   A normalization that directly follows a personal layer is personal, too.
 
   Args:
-    model: The model to divide.
     personal: See `FedAltHParams`.
 
   Raises:
@@ -120,9 +116,7 @@ def personal_partition(
   FedAltHParams,
   unsupported=('reweight_domains',),
 )
-def fed_alt(
-  model: split_model.SplitModel, hparams: FedAltHParams
-) -> client_work.ClientWork:
+def fed_alt(model, hparams):
   """FedAlt or FedSim.
 
   Raises:

@@ -23,15 +23,11 @@ References:
   Lead to Representation Learning, NeurIPS 2022.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
-from tff_pfl.core import client_work
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
-from tff_pfl.models import split_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +38,6 @@ class FedAvgHParams(hparams_lib.LocalTrainingHParams):
 @registry.method(
   'one global model, averaged (FedSGD: one full-batch step)', FedAvgHParams
 )
-def fed_avg(
-  model: split_model.SplitModel, hparams: FedAvgHParams
-) -> client_work.ClientWork:
+def fed_avg(model, hparams):
   """FedAvg."""
   return joint_training.joint_training_work(model, hparams)

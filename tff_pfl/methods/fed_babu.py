@@ -8,15 +8,12 @@ Symbols: tau -> num_epochs, theta_ext -> the body, theta_cls -> the head.
 
 Deviations from the paper: the head is fine-tuned by default
 (`fine_tune_scope='all'` is the paper's main choice). The frozen head runs in
-inference mode. As everywhere in this library, momentum is 0.5 by default (the
-paper's: 0.9).
+inference mode. The paper's momentum is 0.9.
 
 References:
   Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image
   Classification, ICLR 2022, Algorithm 1.
 """
-
-from __future__ import annotations
 
 import dataclasses
 
@@ -60,9 +57,7 @@ class FedBabuHParams(hparams_lib.LocalTrainingHParams):
   FedBabuHParams,
   unsupported=('reweight_domains',),
 )
-def fed_babu(
-  model: split_model.SplitModel, hparams: FedBabuHParams
-) -> client_work.ClientWork:
+def fed_babu(model, hparams):
   """FedBABU; the model's head layers are frozen, its body must have weights."""
   split_model.check_has_body(model, 'fed_babu')
   partition = weight_partition.WeightPartition.by_layer(

@@ -11,25 +11,21 @@ a warning says.
 Symbols: E -> num_epochs, eta -> learning_rate, B -> batch_size.
 
 Deviations from the paper: its server takes the plain mean, which is
-`client_weighting='uniform'`. As everywhere in this library, momentum is 0.5 by
-default.
+`client_weighting='uniform'`.
 
 References:
   Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via
   Local Batch Normalization, ICLR 2021, Algorithm 1.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from absl import logging
 
-from tff_pfl.core import client_work
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
-from tff_pfl.models import split_model, weight_partition
+from tff_pfl.models import weight_partition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +34,7 @@ class FedBnHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method('all weights global except batch normalization', FedBnHParams)
-def fed_bn(
-  model: split_model.SplitModel, hparams: FedBnHParams
-) -> client_work.ClientWork:
+def fed_bn(model, hparams):
   """FedBN; the model's batch normalizations are local."""
   local_layers = [
     layer

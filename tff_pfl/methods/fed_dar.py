@@ -5,8 +5,8 @@ i of the cohort with L_im examples of domain m (L_i in all):
 
     (a) heads: for every m, w_im <- SGD(w_m; phi frozen) on its examples of
         domain m, for num_head_epochs
-    (b) server: w_m <- combination of the w_im (`domain_heads`): the average by
-        L_im, or the second-order aggregation (equation 8)
+    (b) server: w_m <- combination of the w_im: the average by L_im
+        (`domain_heads`), or by curvature (`second_order`, equation 8)
     (c) body: phi_i <- SGD(phi; the new heads frozen) for num_body_epochs on
               (1 / L_i) sum_j u_m(j) loss_j,  u_m = L / (M L_m)
     (d) server: phi <- sum_i L_i phi_i / sum_i L_i
@@ -37,16 +37,13 @@ experiment: rounds of FedAvg, from whose model all heads start
 Deviations from the paper: the changes of heads are aggregated, not the heads.
 Each client's Hessian gets a ridge, relative to the largest eigenvalue of their
 sum, so that second order decides where the data say something, and the average
-elsewhere (see `domain_heads`); against instability the paper says only that the
-representation should be small. As everywhere in this library, momentum is 0.5
-by default.
+elsewhere (see `second_order`); against instability the paper says only that the
+representation should be small.
 
 References:
   Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
   Learning, ICLR 2023, Algorithm 1, equations 6 and 8.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from typing import Optional
@@ -56,7 +53,7 @@ from tff_pfl.core import client as client_lib
 from tff_pfl.core import client_work, objectives, training_loop
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
-from tff_pfl.methods.shared import domain_heads
+from tff_pfl.methods.shared import domain_heads, second_order
 from tff_pfl.models import (
   domain_models,
   randomness,
@@ -120,7 +117,7 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
 def _combination(model, hparams):
   """The server's combination of the clients' heads."""
   if hparams.aggregation == 'second_order':
-    return domain_heads.SecondOrder(model, hparams.ridge)
+    return second_order.SecondOrder(model, hparams.ridge)
   return domain_heads.WeightedAverage(model)
 
 
@@ -131,9 +128,7 @@ def _combination(model, hparams):
   # It has options of its own for both.
   unsupported=('domain_model', 'reweight_domains'),
 )
-def fed_dar(
-  model: split_model.SplitModel, hparams: FedDarHParams
-) -> client_work.ClientWork:
+def fed_dar(model, hparams):
   """FedDAR; the process' model has a head for each domain, or one for all.
 
   The model's body must have weights, and its head must be linear for
@@ -141,6 +136,10 @@ def fed_dar(
   """
   split_model.check_has_body(model, 'fed_dar')
   if hparams.projection_dim is not None:
+    features = split_model.feature_spec(model, 'fed_dar').shape
+    errors.expect_room(
+      'projection_dim', hparams.projection_dim, 4 * features.num_elements(), 0
+    )
     model = domain_models.projected(model, hparams.projection_dim)
   domain_model = HEADS[hparams.heads](model)
   combination = _combination(model, hparams)

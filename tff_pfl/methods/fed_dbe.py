@@ -23,17 +23,14 @@ Deviations from the paper: there, all clients train once without bias and pull
 before the first round, only to find z_g; here the first round of those that
 take part does that, whose result is kept and in which biases are trained. If
 they are few, z_g stays theirs. The bias is trained by the clients' optimizer
-with its momentum (the authors' code: plain SGD). As everywhere in this library,
-momentum is 0.5 by default. Written from the paper's abstract and the authors'
-code.
+with its momentum (the authors' code: plain SGD). Written from the paper's
+abstract and the authors' code.
 
 References:
   Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan: Eliminating Domain Bias for
   Federated Learning in Representation Space, NeurIPS 2023. Code:
   github.com/TsingZ0/DBE.
 """
-
-from __future__ import annotations
 
 import collections
 import dataclasses
@@ -74,9 +71,7 @@ class FedDbeHParams(hparams_lib.LocalTrainingHParams):
   FedDbeHParams,
   unsupported=('domain_model',),
 )
-def fed_dbe(
-  model: split_model.SplitModel, hparams: FedDbeHParams
-) -> client_work.ClientWork:
+def fed_dbe(model, hparams):
   """FedDBE; the process' model has the layer `personal_bias` if asked for."""
   features = split_model.feature_spec(model, 'fed_dbe')
   zeros = np.zeros(features.shape, features.dtype.as_numpy_dtype)

@@ -22,15 +22,12 @@ components. The components start from one draw of the initial weights in
 different orders (`models.copies.drawn_apart`). The E-step's losses are of the
 components in inference mode. For outputs that are sequences the loss of an
 example is its mean, not its sum. Weights of classes and of examples count only
-in the training of the components, not in the E-step. As everywhere in this
-library, momentum is 0.5 by default.
+in the training of the components, not in the E-step.
 
 References:
   Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a
   Mixture of Distributions, NeurIPS 2021, Algorithm 1 (FedEM).
 """
-
-from __future__ import annotations
 
 import collections
 import dataclasses
@@ -41,7 +38,7 @@ import tensorflow as tf
 from tff_pfl.core import client_work, example_tensors, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
-from tff_pfl.models import copies, split_model
+from tff_pfl.models import copies
 
 _SHARES = 'mixture/log_weights'
 
@@ -145,10 +142,14 @@ def _weighted_model(model, parts, log_shares):
   FedEmHParams,
   unsupported=('reweight_domains', 'num_warmup_rounds'),
 )
-def fed_em(
-  model: split_model.SplitModel, hparams: FedEmHParams
-) -> client_work.ClientWork:
+def fed_em(model, hparams):
   """FedEM; the process' model is the mixture, `model` that of a component."""
+  hparams_lib.expect_copies_fit(
+    'num_components', hparams.num_components, model.initial_weights
+  )
+  hparams_lib.expect_unrolled(
+    'num_mixture_steps', hparams.num_mixture_steps, [_SHARES]
+  )
   parts = copies.components(model, hparams.num_components)
   initial = copies.drawn_apart(parts, hparams.component_seed)
   mixture = copies.mixture(parts, initial)
@@ -186,6 +187,7 @@ def fed_em(
     steps = hparams.num_mixture_steps if num_epochs is None else num_epochs
     if not steps:
       return client.local
+    hparams_lib.expect_unrolled('new_client_epochs', steps, [_SHARES])
     _, log_shares = expectation_steps(
       client.received, client.local[_SHARES], client.examples, steps
     )

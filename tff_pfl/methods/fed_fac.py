@@ -43,17 +43,14 @@ round's change. The same tau and kappa hold for all layers. The columns have no
 biases, as in section 4.1. Exactly as many units are personal as have a
 communality below the quantile where all differ: of equal ones (all 0, where
 units are dead) the first are, while by nu_lj >= tau_l all would be shared. The
-iteration ends early for more than 256 units (see `factor_analysis`). As
-everywhere in this library, the default is SGD with momentum 0.5; the paper's
-runs have optimizer='adam', learning_rate=1e-3.
+iteration ends early for more than 256 units (see `factor_analysis`). The
+paper's runs have optimizer='adam', learning_rate=1e-3.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
   Optimization with Heterogeneous Data, arXiv:2312.04281, section 4, Algorithms
   1 and 2.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import math
@@ -145,9 +142,7 @@ def _partition_of(model, hparams):
   'hidden units global or local, told apart by factor analysis',
   FedFacHParams,
 )
-def fed_fac(
-  model: split_model.SplitModel, hparams: FedFacHParams
-) -> client_work.ClientWork:
+def fed_fac(model, hparams):
   """FedFac.
 
   Raises:

@@ -21,14 +21,11 @@ metrics), K -> num_epochs or num_steps.
 
 Deviations from the paper: the clients make several steps in a round, as in the
 experiments of FedDAR (one in Algorithm 1); cohorts may be part of the clients.
-As everywhere in this library, momentum is 0.5 by default.
 
 References:
   Papadaki, Martinez, Bertran, Sapiro, Rodrigues: Minimax Demographic Group
   Fairness in Federated Learning, FAccT 2022, Algorithm 1.
 """
-
-from __future__ import annotations
 
 import collections
 import dataclasses
@@ -40,7 +37,6 @@ from tff_pfl.core import client_work, objectives, scoring
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import simplex
-from tff_pfl.models import split_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +57,7 @@ class FedMinMaxHParams(hparams_lib.LocalTrainingHParams):
   needs_domains=True,
   unsupported=('domain_model', 'reweight_domains'),
 )
-def fed_min_max(
-  model: split_model.SplitModel, hparams: FedMinMaxHParams
-) -> client_work.ClientWork:
+def fed_min_max(model, hparams):
   """FedMinMax."""
   domains = model.domains
   counts = np.asarray(domains.num_examples, np.float32)

@@ -16,22 +16,19 @@ as in every comparison. The mean is that of the cohort's models, weighted by
 their numbers of examples; `client_weighting='uniform'` is the plain mean. It is
 no mean with another server optimizer than the default. A model starts from the
 initial weights, that of a client that is scored and never took part from the
-mean. As everywhere in this library, momentum is 0.5 by default.
+mean.
 
 References:
   Smith, Chiang, Sanjabi, Talwalkar: Federated Multi-Task Learning, NeurIPS
   2017, equation 1 and appendix B.1.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
-from tff_pfl.core import client_work, objectives
 from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.core import objectives
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import personal_copies
-from tff_pfl.models import split_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +44,7 @@ class FedMtlHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method('personal models, held near their mean', FedMtlHParams)
-def fed_mtl(
-  model: split_model.SplitModel, hparams: FedMtlHParams
-) -> client_work.ClientWork:
+def fed_mtl(model, hparams):
   """Fed-MTL."""
 
   def train_personal(client, personal, num_epochs=None):

@@ -31,17 +31,14 @@ and class means, and a round has two exchanges; the server keeps nothing of them
 between rounds. Aggregation must be a plain mean: the collected values would be
 neither private nor secure. 300 steps of projected gradient descent solve the
 program (the authors': an exact solver, weights under 0.001 set to 0). Classes
-without a global mean add nothing to the loss. As everywhere in this library,
-momentum is 0.5 by default; the authors' weight decay (5e-4) must be asked for.
-Written from the paper's abstract and the authors' code.
+without a global mean add nothing to the loss. The authors' weight decay (5e-4)
+must be asked for. Written from the paper's abstract and the authors' code.
 
 References:
   Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and
   Classifier Collaboration, ICLR 2023, Algorithm 1. Code:
   github.com/JianXu95/FedPAC.
 """
-
-from __future__ import annotations
 
 import collections
 import dataclasses
@@ -54,7 +51,7 @@ from tff_pfl.core import client_work, gather, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import class_means, simplex
-from tff_pfl.models import split_model, weight_partition
+from tff_pfl.models import weight_partition
 
 # For up to about 30 clients the mixture is then exact to some digits; for 100
 # the least value is missed by less than 1%.
@@ -131,9 +128,7 @@ def _mixed(own, cohort):
   needs_classes=True,
   unsupported=('domain_model', 'reweight_domains'),
 )
-def fed_pac(
-  model: split_model.SplitModel, hparams: FedPacHParams
-) -> client_work.ClientWork:
+def fed_pac(model, hparams):
   """FedPAC; the model is a classifier whose body has weights."""
   classes = class_means.ClassMeans(model, 'fed_pac')
   partition = weight_partition.WeightPartition.by_layer(
@@ -185,6 +180,9 @@ def fed_pac(
       client_work.Exchange(train_body, align),
     ]
     head = partition.local_part(model.initial_weights)
+    hparams_lib.expect_copies_fit(
+      'max_cohort_size', slots, {**head, 'means': initial['means']}
+    )
     initial['cohort'] = _nothing_told(slots, initial['means'], head)
   return client_work.partitioned_weights_work(
     model,

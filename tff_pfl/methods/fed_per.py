@@ -3,30 +3,22 @@
     client:  for E epochs:  (body, head_i) <- SGD on both together
     server:  body_{t+1} = sum_i n_i body_i / sum_i n_i
 
-A client that never took part fits its head, from the initial head, on the
-frozen body.
-
 Symbols: K_P -> local_depth (by default the head's), e -> num_epochs,
 eta -> learning_rate, b -> batch_size.
 
-Deviations from the paper: as everywhere in this library, momentum is 0.5 by
-default.
+Deviations from the paper: none.
 
 References:
   Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with
   Personalization Layers, arXiv:1912.00818, Algorithms 1 and 2.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Optional
 
-from tff_pfl.core import client_work
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
-from tff_pfl.models import split_model, weight_partition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +34,6 @@ class FedPerHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method('global body, local head, trained together', FedPerHParams)
-def fed_per(
-  model: split_model.SplitModel, hparams: FedPerHParams
-) -> client_work.ClientWork:
+def fed_per(model, hparams):
   """FedPer; there must be layers with weights below the local ones."""
-  split_model.check_has_body(model, 'fed_per')
-  layers = model.last_layers(hparams.local_depth, 'local_depth')
-  return joint_training.joint_training_work(
-    model,
-    hparams,
-    weight_partition.WeightPartition.by_layer(model, layers),
-  )
+  return joint_training.divided_work(model, hparams, 'fed_per', 'local_depth')

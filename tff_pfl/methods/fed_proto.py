@@ -22,8 +22,7 @@ prototypes would vanish; the authors' code weighs clients alike
 client's examples). Prototypes are those of the trained model in inference mode,
 the code's of the last epoch's batches. The paper names the nearest prototype as
 a way to predict; here, as in the code's "w/o protos", the model's outputs are.
-All clients have the same network. As everywhere in this library, momentum is
-0.5 by default.
+All clients have the same network.
 
 References:
   Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning
@@ -31,15 +30,13 @@ References:
   github.com/yuetan031/FedProto.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from tff_pfl.core import client_work, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import class_means
-from tff_pfl.models import split_model, weight_partition
+from tff_pfl.models import weight_partition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +58,7 @@ class FedProtoHParams(hparams_lib.LocalTrainingHParams):
   needs_classes=True,
   unsupported=('domain_model',),
 )
-def fed_proto(
-  model: split_model.SplitModel, hparams: FedProtoHParams
-) -> client_work.ClientWork:
+def fed_proto(model, hparams):
   """FedProto; the model is a classifier whose body has weights."""
   prototypes = class_means.ClassMeans(model, 'fed_proto')
 

@@ -10,24 +10,19 @@ Symbols: mu -> proximal_strength, E -> num_epochs, eta -> learning_rate.
 
 Deviations from the paper: its server samples clients by their numbers of
 examples and takes the plain mean; here they are sampled uniformly and weighted
-by their numbers of examples. As everywhere in this library, momentum is 0.5 by
-default. The local problem is solved by a given number of epochs (its
-inexactness gamma is not set).
+by their numbers of examples. The local problem is solved by a given number of
+epochs (its inexactness gamma is not set).
 
 References:
   Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in
   Heterogeneous Networks, MLSys 2020, Algorithm 2.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
-from tff_pfl.core import client_work
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
-from tff_pfl.models import split_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +40,7 @@ class FedProxHParams(hparams_lib.LocalTrainingHParams):
 @registry.method(
   'FedAvg with clients held near the global model', FedProxHParams
 )
-def fed_prox(
-  model: split_model.SplitModel, hparams: FedProxHParams
-) -> client_work.ClientWork:
+def fed_prox(model, hparams):
   """FedProx."""
   return joint_training.joint_training_work(
     model, hparams, proximal_strength=hparams.proximal_strength

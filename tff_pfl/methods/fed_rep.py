@@ -30,8 +30,6 @@ References:
   Personalized Federated Learning, ICML 2021, Algorithm 1.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from tff_pfl.core import client_work, objectives
@@ -53,9 +51,7 @@ class FedRepHParams(hparams_lib.HeadAndBodyHParams):
   FedRepHParams,
   unsupported=('reweight_domains',),
 )
-def fed_rep(
-  model: split_model.SplitModel, hparams: FedRepHParams
-) -> client_work.ClientWork:
+def fed_rep(model, hparams):
   """FedRep; the model's head layers are local, its body must have weights."""
   split_model.check_has_body(model, 'fed_rep')
 

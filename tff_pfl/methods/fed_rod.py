@@ -22,8 +22,7 @@ local weights, gamma -> balance_exponent, E -> num_epochs, eta -> learning_rate.
 Deviations from the paper: the variant whose personal head a hypernetwork makes
 from the client's class counts is left out, and so are the other balanced losses
 that the paper compares. That W_p starts at 0 and is trained along with the rest
-is not checked against the paper. As everywhere in this library, momentum is 0.5
-by default.
+is not checked against the paper.
 
 References:
   Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image
@@ -31,8 +30,6 @@ References:
   Ren et al.: Balanced Meta-Softmax for Long-Tailed Visual Recognition, NeurIPS
   2020.
 """
-
-from __future__ import annotations
 
 import collections
 import dataclasses
@@ -91,9 +88,7 @@ def _sum_metric(metric):
   needs_classes=True,
   unsupported=('reweight_domains',),
 )
-def fed_rod(
-  model: split_model.SplitModel, hparams: FedRodHParams
-) -> client_work.ClientWork:
+def fed_rod(model, hparams):
   """FedRoD; the model's head must be one linear layer."""
   domain_models.linear_head(model)
   head = model.weight_names(model.head_layers)

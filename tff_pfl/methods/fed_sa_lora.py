@@ -23,16 +23,13 @@ whole network runs in inference mode (its own dropout is off, moving statistics
 stay). By default all dense layers below the head are adapted (in the paper, two
 of each attention block). As in the authors' program for classification, the
 head is trained in full and stays on its client; with `train_head=False` it is
-frozen, as in theirs for generation. As everywhere in this library, momentum is
-0.5 by default.
+frozen, as in theirs for generation.
 
 References:
   Guo, Zeng, Wang, Fan, Wang, Qu: Selective Aggregation for Low-Rank Adaptation
   in Federated Learning, ICLR 2025.
   Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022.
 """
-
-from __future__ import annotations
 
 import collections
 import dataclasses
@@ -106,11 +103,11 @@ def adapted_kernels(
   FedSaLoraHParams,
   unsupported=('reweight_domains',),
 )
-def fed_sa_lora(
-  model: split_model.SplitModel, hparams: FedSaLoraHParams
-) -> client_work.ClientWork:
+def fed_sa_lora(model, hparams):
   """FedSA-LoRA; the model must have dense layers that can be adapted."""
   kernels = adapted_kernels(model, hparams)
+  sizes = [sum(model.initial_weights[name].shape) for name in kernels]
+  errors.expect_room('rank', hparams.rank, 4 * sum(sizes), 0)
   rng = np.random.default_rng([hparams.adapter_seed, *b'adapters'])
   initial_shared, initial_local = (collections.OrderedDict() for _ in range(2))
   for name in kernels:

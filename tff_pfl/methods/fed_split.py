@@ -19,24 +19,20 @@ all of the lower layers LG-FedAvg.
 Symbols: Lambda and I^p -> personal_elements, G -> num_epochs, eta_l ->
 learning_rate, eta_g -> the server optimizer's learning rate.
 
-Deviations from the paper: as everywhere in this library, the default is SGD
-with momentum 0.5.
+Deviations from the paper: none.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
   Optimization with Heterogeneous Data, arXiv:2312.04281, section 3.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Optional
 
-from tff_pfl.core import client_work
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
-from tff_pfl.models import split_model, units, weight_partition
+from tff_pfl.models import units, weight_partition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +49,7 @@ class FedSplitHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method('given hidden units local, all else global', FedSplitHParams)
-def fed_split(
-  model: split_model.SplitModel, hparams: FedSplitHParams
-) -> client_work.ClientWork:
+def fed_split(model, hparams):
   """FedSplit.
 
   Raises:

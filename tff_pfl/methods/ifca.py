@@ -18,8 +18,7 @@ learning_rate.
 
 Deviations from the paper: model averaging (IFCA's option II) with the clients'
 numbers of examples as weights. The models start from one draw of the initial
-weights in different orders (`models.copies.drawn_apart`). As everywhere in this
-library, momentum is 0.5 by default.
+weights in different orders (`models.copies.drawn_apart`).
 
 References:
   Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated
@@ -27,8 +26,6 @@ References:
   Mansour, Mohri, Ro, Suresh: Three Approaches for Personalization with
   Applications to Federated Learning, arXiv:2002.10619, HypCluster.
 """
-
-from __future__ import annotations
 
 import collections
 import dataclasses
@@ -61,10 +58,11 @@ class IfcaHParams(hparams_lib.LocalTrainingHParams):
   IfcaHParams,
   unsupported=('num_warmup_rounds',),
 )
-def ifca(
-  model: split_model.SplitModel, hparams: IfcaHParams
-) -> client_work.ClientWork:
+def ifca(model, hparams):
   """IFCA."""
+  hparams_lib.expect_copies_fit(
+    'num_clusters', hparams.num_clusters, model.initial_weights
+  )
   clusters = copies.components(model, hparams.num_clusters)
 
   def best_cluster(client):

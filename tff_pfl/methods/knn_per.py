@@ -20,14 +20,12 @@ Deviations from the paper: one lambda holds for all clients (in the paper each
 chooses its own by validation). The kernel is that of the authors' program, not
 checked against the paper's text. Neighbors count in predictions only:
 fine-tuning trains the model without them, and stored features stay those of
-before it. As everywhere in this library, momentum is 0.5 by default.
+before it.
 
 References:
   Marfoq, Neglia, Kameni, Vidal: Personalized Federated Learning through Local
   Memorization, ICML 2022, section 3.
 """
-
-from __future__ import annotations
 
 import collections
 import dataclasses
@@ -35,7 +33,8 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl.core import client_work, example_tensors, training_loop
+from tff_pfl import errors
+from tff_pfl.core import example_tensors, training_loop
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
@@ -96,6 +95,7 @@ def with_neighbors(
   """The model with a datastore whose votes are mixed into predictions."""
   size = split_model.feature_spec(model, 'knn_per').shape.num_elements()
   capacity = hparams.num_stored_examples
+  errors.expect_room('num_stored_examples', capacity, 4 * (size + 1), 0)
   store = {
     _FEATURES: np.zeros([capacity, size], np.float32),
     _CLASSES: np.zeros([capacity], np.float32),
@@ -163,9 +163,7 @@ def datastore(
   # A client's own statistics would be found without its datastore.
   unsupported=('statistics',),
 )
-def knn_per(
-  model: split_model.SplitModel, hparams: KnnPerHParams
-) -> client_work.ClientWork:
+def knn_per(model, hparams):
   """kNN-Per; the model's body must have weights and give one tensor."""
   fed_avg = joint_training.joint_training_work(model, hparams)
   if not hparams.num_neighbors or not hparams.neighbor_weight:

@@ -22,15 +22,13 @@ sends them when the coin changes, which saves messages and gives the same
 models). With a cohort smaller than all clients the mean is that of the last
 cohort, and a client whose first round is an aggregation round is drawn to it
 from the initial weights. It is no mean with another server optimizer than the
-default. Clients weigh alike, as in the paper. As everywhere in this library,
-momentum is 0.5 by default (within a round; `momentum=0` is the paper's).
+default. Clients weigh alike, as in the paper. Momentum is within a round
+(`momentum=0` is the paper's).
 
 References:
   Hanzely, Richtarik: Federated Learning of a Mixture of Global and Local
   Models, arXiv:2002.05516, Algorithm 1.
 """
-
-from __future__ import annotations
 
 import collections
 import dataclasses
@@ -39,11 +37,11 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.core import client as client_lib
-from tff_pfl.core import client_work, objectives, training_loop
 from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.core import objectives, training_loop
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import personal_copies
-from tff_pfl.models import randomness, split_model
+from tff_pfl.models import randomness
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +97,7 @@ def is_aggregation_round(
 @registry.method(
   'personal models, drawn to their mean at random rounds', L2gdHParams
 )
-def l2gd(
-  model: split_model.SplitModel, hparams: L2gdHParams
-) -> client_work.ClientWork:
+def l2gd(model, hparams):
   """L2GD."""
   loss = objectives.joint_loss(model)
 

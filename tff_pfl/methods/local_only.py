@@ -11,15 +11,12 @@ scored.
 Symbols: E -> num_epochs, eta -> learning_rate, B -> batch_size.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
-from tff_pfl.core import client_work
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
-from tff_pfl.models import split_model, weight_partition
+from tff_pfl.models import weight_partition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +25,7 @@ class LocalOnlyHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method('every client on its own', LocalOnlyHParams)
-def local_only(
-  model: split_model.SplitModel, hparams: LocalOnlyHParams
-) -> client_work.ClientWork:
+def local_only(model, hparams):
   """Local training."""
   return joint_training.joint_training_work(
     model,

@@ -24,12 +24,10 @@ References:
   NeurIPS 2020, Algorithm 1.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
-from tff_pfl.core import client_work, objectives, personalization
 from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.core import objectives, personalization
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
 from tff_pfl.models import split_model
@@ -72,6 +70,9 @@ def envelope(
   model: split_model.SplitModel, hparams: PFedMeHParams
 ) -> objectives.Objective:
   """The gradient lambda (w - theta(w)) of a batch's Moreau envelope."""
+  hparams_lib.expect_unrolled(
+    'num_inner_steps', hparams.num_inner_steps, model.initial_weights
+  )
   loss = objectives.joint_loss(model)
   strength, rate = hparams.proximal_strength, hparams.inner_learning_rate
 
@@ -98,9 +99,7 @@ def envelope(
 @registry.method(
   'a global model of which personal ones are Moreau envelopes', PFedMeHParams
 )
-def p_fed_me(
-  model: split_model.SplitModel, hparams: PFedMeHParams
-) -> client_work.ClientWork:
+def p_fed_me(model, hparams):
   """PFedMe."""
   return joint_training.joint_training_work(
     model,

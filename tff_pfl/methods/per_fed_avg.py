@@ -47,15 +47,13 @@ References:
   Understanding the Effectiveness of MAML, ICLR 2020 (ANIL).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Optional
 
 import tensorflow as tf
 
-from tff_pfl.core import client_work, objectives, personalization, phases
 from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.core import objectives, personalization, phases
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
 from tff_pfl.models import randomness, split_model
@@ -148,6 +146,9 @@ def meta_loss(
 ) -> objectives.Objective:
   """f(w - alpha * gradient f(w)) on the batches of `hparams.phase`."""
   num_inner = hparams.num_inner_steps
+  hparams_lib.expect_unrolled(
+    'num_inner_steps', num_inner, model.initial_weights
+  )
   outer_size, inner_size, curvature_size = hparams.batch_sizes
   loss = objectives.joint_loss(model)
   difference = None
@@ -205,9 +206,7 @@ def _first(number, batches):
   'one global model that a gradient step on the client personalizes (MAML)',
   PerFedAvgHParams,
 )
-def per_fed_avg(
-  model: split_model.SplitModel, hparams: PerFedAvgHParams
-) -> client_work.ClientWork:
+def per_fed_avg(model, hparams):
   """Per-FedAvg."""
   return joint_training.joint_training_work(
     model,

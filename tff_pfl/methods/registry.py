@@ -1,7 +1,5 @@
 """All methods by name. A method registers itself with `method`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -50,12 +48,8 @@ def method(
   """Registers a method under the name of the decorated function.
 
   The function takes a `SplitModel` and hyperparameters and returns the method's
-  `ClientWork`. It stays as it is; `build` makes the process.
-
-  Args:
-    summary: See `Algorithm`.
-    hparams: The frozen dataclass of the method's hyperparameters.
-    needs_domains: See `Algorithm`, also for the next ones.
+  `ClientWork`. It stays as it is; `build` makes the process. The arguments are
+  fields of `Algorithm`.
   """
 
   def register(work):

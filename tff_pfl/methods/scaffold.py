@@ -27,8 +27,6 @@ References:
   Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from typing import Optional
@@ -80,9 +78,7 @@ def _combine(function, *weights):
 @registry.method(
   'FedAvg with control variates against client drift', ScaffoldHParams
 )
-def scaffold(
-  model: split_model.SplitModel, hparams: ScaffoldHParams
-) -> client_work.ClientWork:
+def scaffold(model, hparams):
   """SCAFFOLD."""
   loss = objectives.joint_loss(model)
   zeros = collections.OrderedDict(

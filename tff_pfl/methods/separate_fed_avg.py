@@ -8,8 +8,7 @@ they start from one model that FedAvg has trained for all domains: that is
 FedAvg with fine-tuning per domain, which the clients do together, by FedAvg
 again. A domain's mean is by its examples, however clients weigh.
 
-Deviations from the papers: by default the clients' SGD has momentum 0.5, as
-everywhere in this library. A domain absent from a round keeps its model (but a
+Deviations from the papers: a domain absent from a round keeps its model (but a
 server's optimizer with momentum moves on).
 
 References:
@@ -18,8 +17,6 @@ References:
   separate FT").
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from tff_pfl.core import client as client_lib
@@ -27,7 +24,7 @@ from tff_pfl.core import client_work
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import domain_heads
-from tff_pfl.models import domain_models, split_model
+from tff_pfl.models import domain_models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +38,7 @@ class SeparateFedAvgHParams(hparams_lib.LocalTrainingHParams):
   needs_domains=True,
   unsupported=('domain_model', 'reweight_domains'),
 )
-def separate_fed_avg(
-  model: split_model.SplitModel, hparams: SeparateFedAvgHParams
-) -> client_work.ClientWork:
+def separate_fed_avg(model, hparams):
   """Separate FedAvg; the process' model has one for each domain."""
   one = domain_models.all_head(model)
   all_models = domain_models.multi_head(one)

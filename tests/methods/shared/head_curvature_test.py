@@ -14,18 +14,8 @@ _LOSSES = {
     3,
     np.int32(3),
   ),
-  'two_softmax': (
-    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    2,
-    np.int32(2),
-  ),
   'one_hot': (keras.losses.CategoricalCrossentropy(from_logits=True), 3, None),
   'logistic': (
-    keras.losses.BinaryCrossentropy(from_logits=True),
-    1,
-    np.int32(2),
-  ),
-  'logistic_object': (
     keras.losses.BinaryCrossentropy(from_logits=True),
     1,
     np.int32(2),

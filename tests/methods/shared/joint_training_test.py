@@ -5,8 +5,7 @@ import pytest
 
 from tests.methods import toy_problems
 from tff_pfl.methods import registry
-
-pytestmark = pytest.mark.usefixtures('runtime')
+from tff_pfl.models import zoo
 
 _RNG = np.random.default_rng(5)
 _BODY = _RNG.normal(size=[4, 5]).astype(np.float32)
@@ -29,25 +28,37 @@ _SOME = np.array([False, True, True, False, True])
 def test_all_weights_train_and_the_local_ones_stay(
   name, options, local_body, local_head
 ):
-  hparams = toy_problems.hparams_for(
-    name, num_steps=3, learning_rate=0.1, batch_size=None, **options
-  )
   model = toy_problems.linear_network(_BODY, _HEAD)
-  process = registry.build(name, model, hparams)
-  bodies, heads = [_BODY] * 2, [_HEAD] * 2
-  for state, states, _ in toy_problems.rounds(process, _CLIENTS, [(0, 1)] * 2):
-    ends = [
-      toy_problems.descended_together(*start, client, 3, 0.1, 0.5)
-      for *start, client in zip(bodies, heads, _CLIENTS)
-    ]
-    body, head = (
-      toy_problems.weighted_mean(part, _CLIENTS) for part in zip(*ends)
+  process = toy_problems.full_batches(
+    name, model, num_steps=3, learning_rate=0.1, momentum=0.5, **options
+  )
+
+  def newcomer(body, head):
+    """Trains what is local from the initial one, with the rest frozen."""
+    start = np.where(local_body, _BODY, body), np.where(local_head, _HEAD, head)
+    body, head = toy_problems.descended_together(
+      *(*start, _CLIENTS[0], 3, 0.1, 0.5), trained=(local_body, local_head)
     )
-    bodies = [np.where(local_body, own, body) for own, _ in ends]
-    heads = [np.where(local_head, own, head) for _, own in ends]
-    models = toy_problems.personal_models(process, state, states)
-    for weights, *expected in zip(models, bodies, heads):
-      toy_problems.assert_kernels(weights, body=expected[0], head=expected[1])
+    return {'body': body, 'head': head}
+
+  def rounds():
+    bodies, heads = [_BODY] * 2, [_HEAD] * 2
+    for _ in range(2):
+      ends = [
+        toy_problems.descended_together(*start, client, 3, 0.1, 0.5)
+        for *start, client in zip(bodies, heads, _CLIENTS)
+      ]
+      body, head = (
+        toy_problems.weighted_mean(part, _CLIENTS) for part in zip(*ends)
+      )
+      bodies = [np.where(local_body, own, body) for own, _ in ends]
+      heads = [np.where(local_head, own, head) for _, own in ends]
+      yield {
+        'models': [{'body': b, 'head': h} for b, h in zip(bodies, heads)],
+        'new': [newcomer(body, head)],
+      }
+
+  state, states, _ = toy_problems.check_rounds(process, _CLIENTS, rounds())
   # Nothing is at both places, or at the wrong one.
   for values, is_local in ((state.global_weights, 0), (states[0].local, 1)):
     sizes = {layer: v.size for layer, v in toy_problems.kernels(values).items()}
@@ -56,9 +67,24 @@ def test_all_weights_train_and_the_local_ones_stay(
       'head': 15 * (local_head == is_local),
     }
     assert sizes == {layer: size for layer, size in expected.items() if size}
-  # A newcomer trains what is local, with the rest frozen.
-  new = toy_problems.new_client(process, process.initialize(), _CLIENTS[0])
-  body, head = toy_problems.descended_together(
-    _BODY, _HEAD, _CLIENTS[0], 3, 0.1, 0.5, trained=(local_body, local_head)
-  )
-  toy_problems.assert_kernels(new.weights, body=body, head=head)
+
+
+@pytest.mark.parametrize('number', [1, 2])
+def test_the_cut_may_be_anywhere(number):
+  """LG-FedAvg with the same cut keeps what FedPer shares."""
+  network = zoo.mlp(toy_problems.classifier().element_spec, 3, widths=(4, 2))
+  process = registry.build('fed_per', network, local_depth=number)
+  shared = set(process.initialize().global_weights)
+  layers = ('dense_1', 'dense_2', 'head')[: 3 - number]
+  assert shared == set(network.weight_names(layers))
+  mirrored = registry.build('lg_fed_avg', network, global_depth=number)
+  (state,) = mirrored.initialize_client_states([0])
+  assert set(state.local) == shared
+
+
+@pytest.mark.parametrize('number', [0, 2])
+def test_a_cut_leaves_layers_on_both_sides(number):
+  model = toy_problems.linear_network(np.eye(2), np.eye(2))
+  for name, field in (('fed_per', 'local'), ('lg_fed_avg', 'global')):
+    with pytest.raises(ValueError, match=rf'`{field}_depth` .* in \[1, 1\]'):
+      registry.build(name, model, **{f'{field}_depth': number})

@@ -14,8 +14,6 @@ of one client with all of its examples in it (`aggregators.least_share`).
 Features may have any number of axes; distances are means over all of them.
 """
 
-from __future__ import annotations
-
 import collections
 from typing import Any
 

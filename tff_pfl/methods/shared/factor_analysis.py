@@ -32,8 +32,6 @@ for Personalized Optimization with Heterogeneous Data, arXiv:2312.04281),
 section 4.1; the method is Harman, Modern Factor Analysis, chapter 8.
 """
 
-from __future__ import annotations
-
 import collections
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ communality (see `factor_analysis`) and makes those with the least personal, a
 given number of each layer. As a comparison, it can rank them at random.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from collections.abc import Mapping
@@ -73,7 +71,6 @@ class FoundPartition:
     """A client's report: the sums over its columns, by analysed layer.
 
     Args:
-      algorithm: The server's state.
       columns: The values by weight that the units' columns are made of.
     """
 

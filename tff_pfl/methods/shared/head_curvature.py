@@ -12,8 +12,6 @@ and in the head, C (x) z z^T, of size N times the number of features, with the
 features of the first output first.
 """
 
-from __future__ import annotations
-
 import collections
 from typing import Any, Optional
 

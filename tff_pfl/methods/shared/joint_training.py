@@ -6,8 +6,6 @@ head, local training all. A client that never took part trains its local
 weights, from the initial ones, with the global ones frozen.
 """
 
-from __future__ import annotations
-
 from typing import Optional
 
 from tff_pfl.core import client as client_lib
@@ -28,15 +26,12 @@ def joint_training_work(
   """Makes a method from the partition of its weights and its objective.
 
   Args:
-    model: The process' model.
-    hparams: Hyperparameters of a round's training.
     partition: Division into global and local weights; None for no local ones.
     objective: A function of all weights and as many batches as `hparams.phase`
       has for a step; by default the batch's loss.
     proximal_strength: Strength of the pull of the global weights to those that
       were broadcast, at least 0 (half of it times the squared distance).
     adaptation: Fine-tuning of a model before it is scored; by default none.
-    default_weighting: See `ClientWork`.
   """
   partition = partition or weight_partition.WeightPartition.by_layer(model, ())
   objective = objective or objectives.joint_loss(model)
@@ -65,6 +60,28 @@ def joint_training_work(
   )
 
 
+def divided_work(
+  model: split_model.SplitModel,
+  hparams: hparams_lib.LocalTrainingHParams,
+  method: str,
+  depth: str,
+) -> client_work.ClientWork:
+  """Makes a method whose last layers, or all but these, are local.
+
+  Args:
+    model: The process' model, whose body must have weights.
+    depth: `local_depth` or `global_depth`, the field of `hparams` with the
+      number of last layers on that side; None is for the head layers.
+  """
+  split_model.check_has_body(model, method)
+  last = model.last_layers(getattr(hparams, depth), depth)
+  local = [
+    name for name in model.layers if (name in last) == (depth == 'local_depth')
+  ]
+  partition = weight_partition.WeightPartition.by_layer(model, local)
+  return joint_training_work(model, hparams, partition)
+
+
 def fit_local(
   client: client_lib.Client,
   model: split_model.SplitModel,
@@ -79,10 +96,6 @@ def fit_local(
   A local head trains on the body's features.
 
   Args:
-    client: The client; its received weights are the frozen ones.
-    model: The model of all weights.
-    partition: The division into global and local weights.
-    phase: Optimizer, batch size, and number of epochs or steps.
     local: Initial local weights; None for the client's.
     stream: See `Client.sgd`.
   """

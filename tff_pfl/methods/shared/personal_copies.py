@@ -5,8 +5,6 @@ weights when the client first takes part. A client that is scored and never took
 part starts from the global model and trains its personal one as in a round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -24,13 +22,11 @@ def personal_copies_work(
   """Makes a method whose clients keep a personal model.
 
   Args:
-    model: The model of both.
     train: `client -> ClientResult`, a round; the local state is the personal
       model.
     train_personal: `(client, personal, num_epochs) -> TrainResult`: the part of
       a round that trains the personal model, from `personal`, for `num_epochs`
       or (None) as long as in a round.
-    default_weighting: See `ClientWork`.
   """
 
   def fit_new_client(client, num_epochs):

@@ -15,8 +15,6 @@ normalization, which are those after the training. Clients that sit out keep
 their state.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Collection, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The simplex: non-negative numbers whose sum is 1."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 
