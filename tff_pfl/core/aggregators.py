@@ -4,8 +4,6 @@ Programs name them; library users pass any `tff.aggregators` factory to a
 builder.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

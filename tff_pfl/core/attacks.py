@@ -4,8 +4,6 @@ Attacked clients multiply their updates and reports by a factor, or train on
 wrong labels. Their own local state stays that of their training.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -85,7 +83,6 @@ def make_attack(
     fraction: Share of the clients that are attacked, in [0, 1), rounded to
       whole clients. They are drawn at random; those of a smaller share are
       among those of a larger one.
-    num_clients: Number of all clients.
     seed: Seed of the draw, nonnegative.
 
   Raises:

@@ -6,8 +6,6 @@ its input and the filters, which vectorizes. A client that runs alone has
 TensorFlow's own convolution.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

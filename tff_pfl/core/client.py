@@ -74,7 +74,8 @@ class ClientResult(NamedTuple):
 class Client:
   """A client in an exchange of a round, or before its model is scored.
 
-  All its methods are pure functions of tensors.
+  All its methods are pure functions of tensors. Where they take a model, None
+  is that of the process; each phase of an exchange takes another `stream`.
 
   Attributes:
     model: The process' model.
@@ -143,10 +144,7 @@ class Client:
     """Trains some weights, see `training_loop.train`.
 
     Args:
-      objective: Maps weights and a batch to the gradient.
-      weights: Initial weights by name.
-      phase: Optimizer, batch size, and number of epochs or steps.
-      stream: See `stream`; each phase of an exchange takes another.
+      stream: See `stream`.
       model: The model of the weights; None for the process'.
       examples: Examples in place of the client's, such as its frozen features.
       inputs: See `training_loop.train`.
@@ -181,11 +179,7 @@ class Client:
     """Trains a head on the features of a frozen body.
 
     Args:
-      head: Initial weights of the head.
-      phase: Optimizer, batch size, and number of epochs or steps.
       body: The body's weights; None for those received.
-      stream: See `sgd`.
-      model: The model of body and head; None for the process'.
       domain_weights: See `objectives.prediction_loss`.
       features: The body's `features`, if already computed.
     """
@@ -217,12 +211,8 @@ class Client:
     """Trains a part of a model's weights, with all others frozen.
 
     Args:
-      part: Initial weights of the part.
       whole_of: Maps the part to all weights.
       part_of: Maps some of the model's weights to those of the part.
-      phase: Optimizer, batch size, and number of epochs or steps.
-      stream: See `sgd`.
-      model: The model of all weights; None for the process'.
     """
     model = model or self.model
 
@@ -242,7 +232,6 @@ class Client:
 
     Args:
       body: The body's weights; None for those received.
-      model: The model of the body; None for the process'.
     """
     return training_loop.frozen_features(
       model or self.model,

@@ -1,7 +1,5 @@
 """The examples of a dataset's clients as padded tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,11 +21,7 @@ def padded(examples: examples_lib.Examples) -> example_tensors.ExampleTensors:
 def no_examples(
   element_spec: Mapping[str, tf.TensorSpec],
 ) -> example_tensors.ExampleTensors:
-  """The padded tensors of a client without examples.
-
-  Args:
-    element_spec: Spec of one example.
-  """
+  """The padded tensors of a client without examples."""
   return example_tensors.from_arrays(
     tf.nest.map_structure(
       lambda spec: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype),

@@ -162,9 +162,6 @@ class ClientWork:
   def without_state(self, name: str) -> ClientWork:
     """This work for clients that forget their local state after each round.
 
-    Args:
-      name: Name of the method, for the error.
-
     Raises:
       ValueError: If the method needs the state.
     """
@@ -209,14 +206,7 @@ def partitioned_weights_work(
   *exchanges: Exchange,
   **others: Any,
 ) -> ClientWork:
-  """`ClientWork` of methods whose local state is the local weights.
-
-  Args:
-    model: The process' model.
-    partition: Division of its weights into global and local ones.
-    *exchanges: The exchanges of a round.
-    **others: Further fields of `ClientWork`.
-  """
+  """`ClientWork` of methods whose local state is the local weights."""
   initial_global, initial_local = partition.split(model.initial_weights)
   return ClientWork(
     model,
@@ -232,13 +222,7 @@ def partitioned_weights_work(
 def global_weights_work(
   model: split_model.SplitModel, *exchanges: Exchange, **others: Any
 ) -> ClientWork:
-  """`ClientWork` of methods whose clients are scored with the global weights.
-
-  Args:
-    model: The process' model, all of whose weights are global.
-    *exchanges: The exchanges of a round.
-    **others: Further fields of `ClientWork`.
-  """
+  """`ClientWork` of methods whose clients are scored with global weights."""
   return ClientWork(
     model,
     exchanges,

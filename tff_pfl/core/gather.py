@@ -12,8 +12,6 @@ References:
   Transactions on Signal Processing 2022, Algorithm 2 (geometric median).
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -13,8 +13,6 @@ result up to rounding. TensorFlow takes the first, for a client that runs alone.
 A runtime that makes one program of several clients takes the second.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import contextvars
@@ -88,7 +86,6 @@ class Variables:
     Args:
       step: int32 scalar, the number of steps before.
       weights: The weights as `read`, not to be used afterwards.
-      gradient: The gradient by name.
     """
     for name, handle in self._weights.items():
       order = weights[name].consumers()

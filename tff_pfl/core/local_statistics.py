@@ -15,8 +15,6 @@ References:
   Local Batch Normalization, ICLR 2021.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from collections.abc import Mapping
@@ -36,9 +34,7 @@ def kept_by_clients(
   """The work of clients that keep weights of batch normalization.
 
   Args:
-    work: The method's work.
     statistics: One of `options.STATISTICS`; 'global' changes nothing.
-    method: Name of the method, for errors.
 
   Raises:
     ValueError: If the network has no batch normalization, or the method's

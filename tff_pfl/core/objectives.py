@@ -5,8 +5,6 @@ gradient, the new values of moving statistics, and sums of metrics. Methods
 differ in their objectives and share the training loop (`training_loop.train`).
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Optional
@@ -95,7 +93,6 @@ def metric_sums(
   """Sums of the loss and the metrics over a batch's real examples.
 
   Args:
-    model: The model of the loss and the metrics.
     outputs: `[batch, ...]`.
     y: `[batch, ...]`.
     example_weights: float32 `[batch]`, 0 for padding.
@@ -239,7 +236,6 @@ def joint_loss(
   """The loss as a function of all of the model's weights.
 
   Args:
-    model: The model of body and head.
     domain_weights: See `prediction_loss`; None for those of the model, if its
       domains are re-weighted (other losses ignore that).
     penalty: See `prediction_loss`.
@@ -258,12 +254,7 @@ def joint_loss(
 def head_loss(
   model: split_model.SplitModel, domain_weights: Optional[Any] = None
 ) -> Objective:
-  """The loss as a function of the head, on features as the batches' `x`.
-
-  Args:
-    model: The model of the head.
-    domain_weights: See `prediction_loss`.
-  """
+  """The loss as a function of the head, on features as the batches' `x`."""
   return prediction_loss(model, model.head, domain_weights)
 
 
@@ -273,14 +264,7 @@ def body_loss(
   domain_weights: Optional[Any] = None,
   penalty: Optional[Penalty] = None,
 ) -> Objective:
-  """The loss as a function of the body, with the head frozen at `head`.
-
-  Args:
-    model: The model of body and head.
-    head: The head's weights.
-    domain_weights: See `prediction_loss`.
-    penalty: See `prediction_loss`.
-  """
+  """The loss as a function of the body, with the head frozen at `head`."""
 
   def forward(body, x, mode):
     features, statistics = model.body(body, x, mode)
@@ -298,7 +282,6 @@ def proximal(
   The metrics are those of the objective without the term.
 
   Args:
-    objective: The objective without the term.
     center: Values by name, for the weights that are pulled to them.
     strength: A number or a scalar tensor, at least 0.
   """
@@ -315,7 +298,6 @@ def shifted(objective: Objective, shift: split_model.Weights) -> Objective:
   """An objective plus the linear term whose gradient is `shift`.
 
   Args:
-    objective: The objective without the term.
     shift: Values by name, for all trained weights.
   """
   return _with_gradient(objective, lambda name, slope, _: slope + shift[name])
@@ -347,11 +329,9 @@ def curvature_along(
   """The Hessian H of a batch's loss times a vector v.
 
   Args:
-    objective: The loss, a function of one batch.
     weights: The point w at which the Hessian is taken.
     direction: The vector v, by the names of some of the trained weights; it is
       zero in the others.
-    batch: The batch of the loss.
     seed: int32 `[2]`, for all forward passes.
     difference: None to differentiate twice, or a positive number d for the
       central difference (gradient(w + d v) - gradient(w - d v)) / (2 d). Its

@@ -4,8 +4,6 @@ Both are computed from the server's state or, mapped over clients, from its
 broadcast.
 """
 
-from __future__ import annotations
-
 import collections
 from typing import NamedTuple
 
@@ -40,14 +38,7 @@ def build_personal_models(
   broadcast_of: tff.Computation,
   types: client_work.ClientTypes,
 ) -> PersonalModels:
-  """Builds the computations for a method.
-
-  Args:
-    work: The method.
-    options: The process' options.
-    broadcast_of: Maps a `ServerState` to its `Broadcast`.
-    types: Types of the arguments of a client's computation.
-  """
+  """Builds the computations for a method."""
   model = work.model
   personalization_options = options.personalization.resolved(work.adaptation)
   server_state_type = broadcast_of.type_signature.parameter

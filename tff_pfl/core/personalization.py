@@ -90,9 +90,6 @@ def fine_tune(
   """Fine-tunes a client's model on its training data.
 
   Args:
-    model: The model of the weights.
-    weights: All weights of the model before fine-tuning.
-    examples: The client's training examples.
     options: Options of fine-tuning, `resolved`.
     seed: int32 `[2]`.
 

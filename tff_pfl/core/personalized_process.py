@@ -16,8 +16,6 @@ which are made from arrays or a `tf.data.Dataset`. Computations that rounds do
 not need are traced when they are first used.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping

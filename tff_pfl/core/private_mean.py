@@ -25,8 +25,6 @@ References:
   Differentially Private Learning with Adaptive Clipping, NeurIPS 2021.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import math

@@ -9,14 +9,9 @@
     ... the next exchange ...
     round metrics                          <-- metric sums; keep C_i
 
-A method gives a `ClientWork`; everything else is here: weights of clients,
-clients without examples, clients whose result is not finite, aggregation, the
-server's step, and metrics. A client whose result of an exchange is not finite
-is left out of that one and the rest of the round; it has counted in those
-before.
+A method gives a `ClientWork`. Here is everything else of the server:
+aggregation, its step, and metrics; that of clients is in `client_computations`.
 """
-
-from __future__ import annotations
 
 import collections
 from typing import Any
@@ -25,24 +20,20 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import errors
 from tff_pfl.core import (
   aggregators,
+  client_computations,
   client_work,
-  example_tensors,
-  in_place,
   local_statistics,
   objectives,
   personal_models,
   personalized_process,
   phases,
-  private_mean,
   tff_learning,
   training_options,
 )
-from tff_pfl.core import client as client_lib
 from tff_pfl.core import options as options_lib
-from tff_pfl.models import domains, split_model
+from tff_pfl.models import split_model
 
 
 def build_personalized_process(
@@ -54,9 +45,6 @@ def build_personalized_process(
   """Builds the process of a method.
 
   Args:
-    name: Name of the method, for errors and records.
-    work: The method.
-    options: Options that every method takes.
     hparams: The method's hyperparameters (a dataclass), for the record.
   """
   if options.stateless:
@@ -122,8 +110,10 @@ class _Round:
     self._work, self._options = work, options
     initial_parts = self._initial_parts()
     parts_type = initial_parts.type_signature.result
-    self.types = _client_types(work, parts_type)
-    self._clients = self._build_clients(parts_type.algorithm)
+    self.types = client_computations.types_of(work, parts_type)
+    self._clients = client_computations.build(
+      work, options, self.types, parts_type.algorithm
+    )
     outputs = [client.type_signature.result for client in self._clients]
     self._sums_type = outputs[-1].sums
     self._aggregations = aggregators.create(
@@ -229,146 +219,6 @@ class _Round:
       )
 
     return initialize
-
-  # The clients' computations.
-
-  def _build_clients(self, algorithm_type):
-    """Each exchange's `(<broadcast, C, E, ...> -> output)`.
-
-    After the first exchange a client also takes the server's update and its own
-    `cache`. Of the output, `sent` and `sums` leave the client.
-    """
-    frozen = _frozen_names(self._work)
-    clients = []
-    for exchange in self._work.exchanges:
-      errors.expect(
-        exchange.server is None
-        or not frozen
-        or not isinstance(self._options.aggregator, private_mean.PRIVATE_MEANS),
-        'aggregator',
-        'one without noise, which would move the frozen weights of the model',
-        type(self._options.aggregator).__name__,
-      )
-      parameters = list(self.types)
-      if clients:
-        weights = self.types.broadcast.global_weights
-        update = collections.OrderedDict(
-          global_weights=collections.OrderedDict(
-            (name, weights[name]) for name in exchange.receives
-          ),
-          algorithm=algorithm_type,
-        )
-        cache = clients[-1].type_signature.result.cache
-        parameters += [tff.to_type(update), cache]
-      function = self._client_function(exchange, frozen)
-      clients.append(tff.tensorflow.computation(function, tuple(parameters)))
-    return clients
-
-  def _client_function(self, exchange, frozen):
-    """A client's part in an exchange, as a function of tensors."""
-    work, options, model = self._work, self._options, self._work.model
-    is_last = exchange is work.exchanges[-1]
-    # Compiled as a whole, so that what follows the training is one pass over
-    # the weights, too; large ones are trained by TensorFlow's own kernels.
-    is_compiled = model.uses_xla and not in_place.prefers_in_place(
-      model, model.initial_weights
-    )
-
-    @tf.function(jit_compile=is_compiled, autograph=False)
-    def work_at_client(
-      broadcast, client_state, examples, server_update=None, cache=None
-    ):
-      if server_update is not None:
-        broadcast = broadcast._replace(
-          global_weights=split_model.select(
-            {**broadcast.global_weights, **server_update['global_weights']},
-            broadcast.global_weights,
-          ),
-          algorithm=server_update['algorithm'],
-        )
-      examples = options.attack.on_examples(
-        examples, client_state.client_index, model
-      )
-      client = client_lib.Client(
-        model,
-        broadcast,
-        work.local_of(client_state),
-        examples,
-        broadcast.seed_of(client_state, exchange.seed_purpose),
-        () if cache is None else cache['method'],
-        options.training,
-        options.training.rate_factor(broadcast.round_number),
-      )
-      with in_place.disabled(is_compiled):
-        result = exchange.client(client)
-      is_finite = _all_finite(
-        (result.update, result.report, result.local, result.cache)
-      )
-      if cache is not None:
-        is_finite = tf.logical_and(is_finite, cache['is_finite'])
-      accepted = tf.logical_and(is_finite, examples.num_examples > 0)
-      report, weight = self._weigh(exchange, result.report, examples, accepted)
-      sent = collections.OrderedDict(result.update)
-      if exchange.server is None:
-        for name in frozen:
-          sent.pop(name, None)
-      else:
-        sent = collections.OrderedDict(
-          (name, value)
-          for name, value in (('update', sent), ('report', report))
-          if tf.nest.flatten(value)
-        )
-      metrics = result.metrics or objectives.zero_metrics(model)
-      sent, metrics = _where(accepted, (sent, metrics))
-      sent = options.attack.on_sent(sent, client_state.client_index)
-      # Over the accepted clients; summed over the cohort.
-      sums = collections.OrderedDict(
-        metrics=metrics,
-        weight=weight,
-        num_examples=tf.where(accepted, examples.num_examples, 0),
-        num_clients=tf.cast(accepted, tf.int32),
-        num_non_finite=tf.cast(tf.logical_not(is_finite), tf.int32),
-      )
-      if options.training_metrics == 'none':
-        sums = tf.nest.map_structure(tf.zeros_like, sums)
-        sums.update(weight=tf.constant(1.0), num_clients=tf.constant(1))
-      if is_last:
-        client_state = client_state._replace(
-          num_rounds=client_state.num_rounds + tf.cast(accepted, tf.int32)
-        )
-        if work.keeps_local:
-          client_state = client_state._replace(
-            local=_where(accepted, result.local, client_state.local)
-          )
-      cache = collections.OrderedDict(is_finite=is_finite, method=result.cache)
-      return collections.OrderedDict(
-        sent=sent,
-        sums=sums,
-        cache=() if is_last else cache,
-        client_state=client_state if is_last else (),
-      )
-
-    # TFF takes no variable number of parameters, but one structure.
-    return lambda arguments: work_at_client(*arguments)
-
-  def _weigh(self, exchange, report, examples, accepted):
-    """A client's report, as it is averaged, and its weight in the mean."""
-    work, options = self._work, self._options
-    weighting = (
-      exchange.weighting or options.client_weighting or work.default_weighting
-    )
-    known = options_lib.CLIENT_WEIGHTINGS
-    errors.expect_one_of('weighting', weighting, known)
-    is_uniform = weighting == 'uniform'
-    num_examples = tf.cast(examples.num_examples, tf.float32)
-    if work.report_scale is not None:
-      scale = work.report_scale
-      if aggregators.is_weighted(options.aggregator) and not is_uniform:
-        scale = tf.maximum(num_examples, 1.0)
-      report = tf.nest.map_structure(
-        lambda value: value / tf.cast(scale, value.dtype), report
-      )
-    return report, tf.where(accepted, 1.0 if is_uniform else num_examples, 0.0)
 
   # The server's computations.
 
@@ -507,69 +357,6 @@ def _build_initialize_client_state(work):
     )
 
   return initialize_client_state
-
-
-def _client_types(work, state):
-  algorithm = state.algorithm
-  if work.transient:
-    algorithm = collections.OrderedDict(
-      (name, algorithm[name]) for name in work.lasting(work.initial_algorithm)
-    )
-  local = tf.nest.map_structure(
-    lambda value: tf.TensorSpec(value.shape, value.dtype), work.initial_kept
-  )
-  return client_work.ClientTypes(
-    broadcast=tff.to_type(
-      client_lib.Broadcast.of(state)._replace(algorithm=algorithm)
-    ),
-    client_state=tff.to_type(
-      personalized_process.ClientState(
-        np.int64, np.int32, tff.types.tensorflow_to_type(local)
-      )
-    ),
-    examples=example_tensors.type_of(work.model.element_spec),
-  )
-
-
-def _frozen_names(work):
-  """The global weights that no training changes."""
-  model = work.model
-  if all(name.endswith(split_model.MOVING) for name in model.statistics):
-    return ()
-  x, _ = domains.join(example_tensors.batched_spec(model.element_spec))
-  moving = set()
-
-  @tf.function(autograph=False)
-  def step(x):
-    number = tf.shape(tf.nest.flatten(x)[0])[0]
-    mode = split_model.Mode(True, tf.constant([0, 0]), tf.ones([number]))
-    moving.update(model.forward(model.initial_weights, x, mode)[1])
-
-  step.get_concrete_function(x)
-  # The names of several models have that of the model before them.
-  frozen = tuple(f'/{name}' for name in model.statistics - moving)
-  return tuple(n for n in work.initial_global if f'/{n}'.endswith(frozen))
-
-
-def _all_finite(values: Any) -> tf.Tensor:
-  """True if all floating-point numbers in a structure are finite."""
-  return tf.reduce_all(
-    [
-      tf.reduce_all(tf.math.is_finite(value))
-      for value in tf.nest.flatten(values)
-      if value.dtype.is_floating
-    ]
-    or [True]
-  )
-
-
-def _where(condition, values, others=None):
-  """`tf.where` on each value of a structure; others are zeros by default."""
-  if others is None:
-    others = tf.nest.map_structure(tf.zeros_like, values)
-  return tf.nest.map_structure(
-    lambda a, b: tf.where(condition, a, b), values, others
-  )
 
 
 def _server_step(options, state, weights, gradient):

@@ -1,7 +1,5 @@
 """Learning rates that change from round to round."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Optional

@@ -1,7 +1,5 @@
 """Scores a model on a client's examples, in inference mode."""
 
-from __future__ import annotations
-
 import collections
 from typing import Any, NamedTuple
 
@@ -40,9 +38,6 @@ def score(
   """Scores a model on a client's examples, in inference mode.
 
   Args:
-    model: The model to score.
-    weights: All of its weights, by name.
-    examples: The client's examples.
     training_loss: True for the loss of training, with the weights of classes
       and of examples.
   """

@@ -9,8 +9,6 @@ A client has no number there. A fingerprint of its examples takes the number's
 place in seeds (of the order of its examples, of dropout).
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable
 from typing import Any
@@ -126,9 +124,6 @@ def build_learning_process(
   """Builds the `LearningProcess` of a method.
 
   Args:
-    name: Name of the method, for the error.
-    work: The method, whose clients keep no local state.
-    initialize: Makes the server's state before the first round.
     run_round: `(state, client states, examples) -> (state, client states,
       metrics)`, in a federated computation.
 

@@ -5,8 +5,6 @@ with weights as values, which compiles to one program for all clients of a
 bucket, or with weights that are changed in place (see `in_place`).
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -71,10 +69,8 @@ def train(
   weights back.
 
   Args:
-    objective: Maps weights and a batch to the gradient.
     weights: The weights to train, with their moving statistics.
     examples: The client's examples (or cached features in place of `x`).
-    phase: Optimizer, batch size, and number of epochs or steps.
     seed: int32 `[2]`; the shuffle of epochs and the seed of every step (for
       dropout and augmentation) derive from it.
     model: The model of the metrics and the moving statistics; it also tells
@@ -239,9 +235,6 @@ def head_inputs(
   augmented model, whose `x` changes, in each step.
 
   Args:
-    model: The model of body and head.
-    body: The body's weights.
-    examples: The client's examples.
     features: The `frozen_features`, if already computed.
   """
   if model.is_augmented:

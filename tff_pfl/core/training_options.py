@@ -75,13 +75,7 @@ class OptimizerChain(tff.learning.optimizers.Optimizer):
     options: TrainingOptions = TrainingOptions(),
     factor: Optional[tf.Tensor] = None,
   ):
-    """Puts the links together.
-
-    Args:
-      last: The optimizer that makes the step.
-      options: Options applied before the step; by default none.
-      factor: float32 scalar, factor of the learning rate; None for 1.
-    """
+    """Puts the links together."""
     self.last = last
     self._options = options
     self._factor = factor
