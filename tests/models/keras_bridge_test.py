@@ -1,112 +1,28 @@
-"""The bridge against Keras itself, layer family by layer family."""
+"""Weights, layers and files of a Keras model and its bridge."""
+
+import collections
+import warnings
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.methods import toy_problems
 from tests.models import keras_models
+from tff_pfl.core import objectives
+from tff_pfl.models import copies, keras_bridge, prediction, zoo
 
 layers = keras.layers
-
-
-# Inference and gradients.
-
-
-# Recurrent layers trace for seconds: `masked_lstm` and `gru` stand for all.
-_families = pytest.mark.parametrize(
-  'family',
-  [
-    pytest.param(
-      family,
-      marks=pytest.mark.slow
-      if family in ('stacked_lstm', 'bidirectional')
-      else (),
-    )
-    for family in keras_models.FAMILIES
-  ],
-)
-
-
-@_families
-def test_outputs_and_gradients_of_functional_models_equal_keras(family):
-  model = keras_models.make(family, 'functional')
-  x, y = keras_models.examples(model)
-  bridged = keras_models.bridge(model)
-  loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-  named = keras_models.variables(model, bridged)
-  trained = [n for n in named if n not in bridged.statistics]
-  with tf.GradientTape() as tape:
-    value = loss(y, model(x, training=False))
-  expected = tape.gradient(value, [named[n] for n in trained])
-  weights = keras_models.tensors(bridged)
-  with tf.GradientTape() as tape:
-    tape.watch(weights)
-    outputs, _ = bridged.forward(weights, x)
-    own_value = tf.reduce_mean(bridged.loss(y, outputs))
-  gradients = tape.gradient(own_value, [weights[n] for n in trained])
-  np.testing.assert_allclose(
-    outputs, model(x, training=False), rtol=1e-5, atol=1e-6
-  )
-  np.testing.assert_allclose(own_value, value, rtol=1e-5)
-  for name, own, keras_own in zip(trained, gradients, expected):
-    np.testing.assert_allclose(
-      tf.convert_to_tensor(own),
-      tf.convert_to_tensor(keras_own),
-      rtol=1e-4,
-      atol=1e-5,
-      err_msg=name,
-    )
-
-
-def test_other_weights_than_the_initial_ones_are_used():
-  model = keras_models.make('dense')
-  x, _ = keras_models.examples(model)
-  bridged = keras_models.bridge(model)
-  weights = {k: v * 0 + 1 for k, v in bridged.initial_weights.items()}
-  outputs, _ = bridged.forward(weights, x)
-  expected = 5 * np.tanh(np.sum(x, axis=1) + 1) + 1
-  np.testing.assert_allclose(
-    outputs, np.repeat(expected[:, np.newaxis], 3, axis=1), rtol=1e-5
-  )
+sequential = keras_models.sequential
 
 
 # Outputs of layers.
 
 
-@_families
-def test_inference_and_layer_outputs_of_sequential_models_equal_keras(family):
-  model = keras_models.make(family)
-  x, _ = keras_models.examples(model)
-  bridged = keras_models.bridge(model)
-  assert bridged.head_layers == ('head',)
-  outputs, statistics = bridged.forward(bridged.initial_weights, x)
-  assert not statistics
-  np.testing.assert_allclose(
-    outputs, model(x, training=False), rtol=1e-5, atol=1e-6
-  )
-  outputs = bridged.layer_outputs(bridged.initial_weights, x)
-  assert list(outputs) == list(bridged.layers)
-  value = x
-  expected = []
-  for layer in _layers_of(model):
-    value = layer(value, training=False)
-    if layer.weights:
-      expected.append(value)
-  assert len(outputs) == len(expected)
-  for (name, own), value in zip(outputs.items(), expected):
-    np.testing.assert_allclose(own, value, rtol=1e-5, atol=1e-6, err_msg=name)
-
-
-def _layers_of(model):
-  """The layers of a model and of those in it."""
-  for layer in model.layers:
-    yield from _layers_of(layer) if isinstance(layer, keras.Model) else [layer]
-
-
 def test_layer_outputs_are_those_of_the_weights_given():
   bridged = keras_models.bridge(
-    keras_models.sequential(
+    sequential(
       layers.Dense(2, 'relu', name='own'),
       layers.Dense(2, name='later'),
       layers.ReLU(),
@@ -122,103 +38,93 @@ def test_layer_outputs_are_those_of_the_weights_given():
   np.testing.assert_array_equal(outputs['head'], [[-1, -1, -1]])
 
 
-def test_layer_outputs_of_a_layer_that_another_model_uses_too():
-  # Keras does not tell which output is the layer's.
+def test_layers_within_or_used_twice_or_of_several_outputs_give_theirs():
+  inputs = keras.Input((5, 4))
+  # Another model uses it, too.
   shared = layers.Dense(4, name='shared')
-  model = keras_models.sequential(shared)
   shared(keras.Input((4,)))
-  x, _ = keras_models.examples(model)
-  bridged = keras_models.bridge(model)
-  outputs = bridged.layer_outputs(bridged.initial_weights, x)
-  np.testing.assert_allclose(outputs['shared'], shared(x), rtol=1e-6)
-
-
-def test_a_layer_may_give_several_outputs():
-  inputs = keras.Input((5, 3))
-  sequence, hidden, cell = layers.LSTM(
-    4, return_sequences=True, return_state=True, name='lstm'
-  )(inputs)
-  joined = layers.Concatenate()([layers.Flatten()(sequence), hidden, cell])
-  model = keras.Model(
-    inputs, layers.Dense(keras_models.NUM_CLASSES, name='head')(joined)
+  base = keras.Sequential(
+    [keras.Input((5, 4)), layers.Dense(4, 'tanh', name='inner')], name='base'
   )
-  x, _ = keras_models.examples(model)
-  bridged = keras_models.bridge(model)
+  lstm = layers.LSTM(4, return_sequences=True, return_state=True, name='lstm')
+  first = shared(inputs)
+  sequence, hidden, cell = lstm(base(first))
+  second = shared(sequence)
+  joined = layers.Concatenate()([layers.Flatten()(second), hidden, cell])
+  model = keras.Model(inputs, layers.Dense(3, name='head')(joined))
+  expected = keras.Model(
+    inputs, {'shared': [first, second], 'lstm': [sequence, hidden, cell]}
+  )
+  bridged = keras_models.bridge(keras_models.jitter(model))
+  x, _ = keras_models.examples(bridged)
   outputs = bridged.layer_outputs(bridged.initial_weights, x)
-  for value, expected in zip(outputs['lstm'], model.get_layer('lstm')(x)):
-    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+  assert list(outputs) == ['shared', 'base/inner', 'lstm', 'head']
+  for name, values in expected(x).items():
+    for own, value in zip(outputs[name], values, strict=True):
+      np.testing.assert_allclose(own, value, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(
+    outputs['base/inner'], base(shared(x)), rtol=1e-5, atol=1e-6
+  )
 
 
 # Purity.
 
 
 def test_calls_leave_the_keras_model_as_it_was():
-  model = keras_models.make('batch_norm_images')
-  x, _ = keras_models.examples(model)
+  model = sequential(layers.Dense(6), layers.BatchNormalization())
+  x = tf.random.stateless_normal([6, 4], [1, 2])
   before = model(x).numpy()
-  state = keras_models.state_of(model)
   bridged = keras_models.bridge(model)
+  state = keras_models.state_of(model)
   other = {k: v + 1 for k, v in bridged.initial_weights.items()}
   bridged.forward(other, x, keras_models.training())
+  with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+    bridged.forward(other, tf.ones([2, 17]), keras_models.training())
   assert keras_models.state_of(model) == state
   np.testing.assert_array_equal(model(x), before)
-  model.compile('sgd', keras.losses.SparseCategoricalCrossentropy(True))
+  model.compile('sgd', keras_models.SPARSE)
   model.fit(x, tf.zeros([6]), verbose=0)
   assert not np.allclose(model(x), before)
 
 
-def test_an_exception_in_a_call_leaves_the_keras_model_as_it_was():
-  model = keras_models.make('batch_norm')
-  bridged = keras_models.bridge(model)
-  state = keras_models.state_of(model)
-  with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
-    bridged.forward(
-      bridged.initial_weights, tf.ones([2, 17]), keras_models.training()
+def test_regularizers_add_to_the_gradient_and_not_to_the_metrics():
+  plain, regularized = (
+    keras_models.bridge(
+      sequential(layers.Dense(2, name='dense', kernel_regularizer=regularizer))
     )
-  assert keras_models.state_of(model) == state
-
-
-@pytest.mark.parametrize(
-  'family',
-  [
-    pytest.param(family, marks=() if family == 'gru' else pytest.mark.slow)
-    for family in keras_models.FAMILIES
-  ],
-)
-def test_training_compiles_with_xla(family):
-  model = keras_models.make(family)
-  x, y = keras_models.examples(model)
-  bridged = keras_models.bridge(model)
-
-  def step(weights, x, y):
-    with tf.GradientTape() as tape:
-      tape.watch(weights)
-      outputs, statistics = bridged.forward(weights, x, keras_models.training())
-      loss = tf.reduce_mean(bridged.loss(y, outputs))
-    gradient = tape.gradient(
-      loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
-    )
-    dense = {k: tf.convert_to_tensor(v) for k, v in gradient.items()}
-    return dense, statistics
-
-  weights = keras_models.tensors(bridged)
-  plain = tf.function(step)(weights, x, y)
-  compiled = tf.function(step, jit_compile=True)(weights, x, y)
-  tf.nest.map_structure(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
-    compiled,
-    plain,
+    for regularizer in (None, keras.regularizers.L1L2(0.25, 0.5))
   )
+  kernel = np.array([[1, -2], [3, 4], [-5, 6], [7, 8]], np.float32)
+  weights = {**keras_models.tensors(plain), 'dense/kernel': tf.constant(kernel)}
+  batch = objectives.Batch(tf.ones([2, 4]), tf.constant([0, 1]), tf.ones([2]))
+  without, output = (
+    objectives.joint_loss(model)(weights, batch, seed=None)
+    for model in (plain, regularized)
+  )
+  np.testing.assert_array_equal(output.metrics['loss'], without.metrics['loss'])
+  for name, value in without.gradient.items():
+    # L1L2: 0.25 |w| + 0.5 w^2.
+    more = 0.25 * np.sign(kernel) + kernel if name == 'dense/kernel' else 0
+    np.testing.assert_allclose(
+      output.gradient[name] - value, np.zeros(value.shape) + more, atol=1e-5
+    )
+  # A frozen part is not pulled; copies are, each for itself.
+  head = {k: v for k, v in weights.items() if k.startswith('head/')}
+  features = batch._replace(x=tf.ones([2, 2]))
+  output = objectives.head_loss(regularized)(head, features, seed=None)
+  assert set(output.gradient) == set(head)
+  both = copies.Copies(regularized, ('a', 'b'))
+  assert set(both.trained.regularizers) == {'a/dense/kernel', 'b/dense/kernel'}
 
 
 # Names, initial weights and specs.
 
 
 def test_initial_weights_and_layers_follow_the_model():
-  model = keras_models.sequential(
+  model = sequential(
     layers.Dense(5, name='first'), layers.BatchNormalization(name='norm')
   )
-  bridged = keras_models.bridge(model)
+  bridged = keras_models.bridge(keras_models.jitter(model))
   assert dict(bridged.layers) == {
     'first': ('first/kernel', 'first/bias'),
     'norm': (
@@ -230,27 +136,13 @@ def test_initial_weights_and_layers_follow_the_model():
     'head': ('head/kernel', 'head/bias'),
   }
   assert bridged.statistics == {'norm/moving_mean', 'norm/moving_variance'}
-  for value, (name, variable) in zip(
-    bridged.initial_weights.values(),
-    keras_models.variables(model, bridged).items(),
-  ):
-    np.testing.assert_array_equal(value, variable, err_msg=name)
+  for name, value in bridged.initial_weights.items():
+    layer, _, weight = name.partition('/')
+    expected = getattr(model.get_layer(layer), weight)
+    np.testing.assert_array_equal(value, expected, err_msg=name)
   assert bridged.element_spec['x'] == tf.TensorSpec([4], tf.float32)
   assert bridged.element_spec['y'] == tf.TensorSpec([], tf.int32)
   assert bridged.classifier.num_classes == keras_models.NUM_CLASSES
-
-
-def test_weight_names_do_not_depend_on_models_built_before():
-  def build():
-    return keras_models.bridge(
-      keras_models.sequential(
-        layers.Bidirectional(layers.LSTM(2), name='both'), shape=(3, 2)
-      )
-    )
-
-  first, second = build(), build()
-  assert tuple(first.initial_weights) == tuple(second.initial_weights)
-  assert first.layers['both'][0] == 'both/forward_lstm/lstm_cell/kernel'
 
 
 @pytest.mark.parametrize(
@@ -260,25 +152,131 @@ def test_weight_names_do_not_depend_on_models_built_before():
     (lambda: [layers.Conv1D(3, 2), layers.Flatten()], (4, 2), True),
     (lambda: [layers.DepthwiseConv2D(2), layers.Flatten()], (4, 4, 2), True),
     (lambda: [layers.Conv2DTranspose(2, 2), layers.Flatten()], (4, 4, 2), True),
-    (
-      lambda: [
-        keras.Sequential([keras.Input((4, 4, 2)), layers.Conv2D(2, 2)]),
-        layers.Flatten(),
-      ],
-      (4, 4, 2),
-      True,
-    ),
   ],
 )
 def test_auto_compiles_unless_there_are_convolutions(
   stack, shape, has_convolutions
 ):
-  model = keras_models.sequential(*stack(), shape=shape)
-  assert keras_models.bridge(model).uses_xla != has_convolutions
-  asked = keras_models.bridge(model, jit_compile=has_convolutions)
+  bridged = keras_models.bridge(sequential(*stack(), shape=shape))
+  assert bridged.uses_xla != has_convolutions
+  asked = keras_models.bridge(
+    sequential(*stack(), shape=shape), jit_compile=has_convolutions
+  )
   assert asked.uses_xla == has_convolutions
 
 
-def test_other_values_of_jit_compile_are_refused():
-  with pytest.raises(ValueError, match='`jit_compile`.*True, False, auto.*yes'):
-    keras_models.bridge(keras_models.make('dense'), jit_compile='yes')
+# Back to Keras.
+
+
+def test_weights_go_back_to_keras_by_their_names():
+  def make():
+    backbone = keras.Sequential(
+      [keras.Input((4,)), layers.Dense(4, name='inner')], name='backbone'
+    )
+    return sequential(backbone, layers.BatchNormalization(name='norm'))
+
+  bridged = keras_models.bridge(make())
+  weights = {k: v + 1 for k, v in bridged.initial_weights.items()}
+  x = tf.ones([2, 4])
+  other = make()
+  keras_bridge.to_keras(other, weights)
+  np.testing.assert_allclose(
+    other(x), bridged.forward(weights, x)[0], rtol=1e-5
+  )
+  for name, reason in (
+    ('inner/kernel', r"backbone/inner/kernel.*found 'inner/"),
+    ('backbone/inner/kernel', r"shape \(4, 4\) for 'backbone/inner"),
+  ):
+    with pytest.raises(ValueError, match=reason):
+      keras_bridge.to_keras(other, {name: 0})
+
+
+def _images(number):
+  x = np.random.default_rng(0).normal(size=[number, 8, 8, 1])
+  return x.astype(np.float32)
+
+
+def _words(number):
+  return np.random.default_rng(0).integers(0, 20, [number, 6], np.int32)
+
+
+_CNN = {'filters': 2, 'widths': (5,)}
+
+
+@pytest.mark.parametrize(
+  'name, x, arguments, tolerance',
+  [
+    ('cnn', _images(50), _CNN, 0),
+    # Keras normalizes by another kernel.
+    ('cnn', _images(50), {**_CNN, 'normalization': 'batch'}, 1e-6),
+    ('text_mlp', _words(50), {'vocabulary_size': 20, 'embedding_size': 3}, 0),
+  ],
+)
+def test_a_keras_model_and_its_file_predict_with_the_weights_given(
+  name, x, arguments, tolerance, tmp_path
+):
+  spec = collections.OrderedDict(
+    x=tf.TensorSpec(x.shape[1:], x.dtype), y=tf.TensorSpec([], tf.int32)
+  )
+  model = zoo.make_model(name, spec, 4, **arguments)
+  weights = toy_problems.jittered(model.initial_weights)
+  before = model.keras_graph.model.get_weights()
+  keras_bridge.save_keras(tmp_path / 'model.keras', model, weights)
+  toy_problems.assert_same(model.keras_graph.model.get_weights(), before)
+  made = keras_bridge.keras_model(model, weights)
+  loaded = keras.models.load_model(tmp_path / 'model.keras')
+  outputs = loaded.predict(x, batch_size=len(x), verbose=0)
+  np.testing.assert_allclose(
+    model.classifier.probabilities(outputs),
+    prediction.predict(model, weights, x),
+    rtol=0,
+    atol=tolerance,
+  )
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    np.testing.assert_allclose(made(x), outputs, rtol=tolerance)
+    np.testing.assert_allclose(loaded(x), outputs, rtol=tolerance)
+
+
+def _scaled(x, factor):
+  return tf.nn.tanh(x) * factor
+
+
+@keras.saving.register_keras_serializable('tests')
+class _Plain(layers.Layer):
+  """Takes no arguments, not even those of its configuration."""
+
+  def __init__(self):
+    super().__init__(name='plain')
+
+  def call(self, x):
+    return x
+
+
+def test_layers_with_functions_of_the_users_own_are_copied():
+  inner = keras.Sequential(
+    [layers.Dense(5), layers.BatchNormalization()], name='inner'
+  )
+  model = keras_models.bridge(
+    sequential(
+      inner,
+      layers.Lambda(_scaled, arguments={'factor': 2.0}),
+      layers.Lambda(lambda x: tf.abs(x)),
+    )
+  )
+  weights = toy_problems.jittered(model.initial_weights)
+  x = np.random.default_rng(0).normal(size=[9, 4]).astype(np.float32)
+  made = keras_bridge.keras_model(model, weights)
+  np.testing.assert_allclose(
+    tf.nn.softmax(made(x)), prediction.predict(model, weights, x), atol=1e-6
+  )
+  model = keras_models.bridge(sequential(_Plain()))
+  with pytest.raises(ValueError, match='cannot copy .*`predict` and a Keras'):
+    keras_bridge.keras_model(model, model.initial_weights)
+
+
+def test_a_model_made_of_several_has_no_file():
+  both = copies.components(keras_models.bridge(sequential()), 2)
+  made = copies.mixture(both, copies.drawn_apart(both, seed=0))
+  with pytest.raises(ValueError, match='SavedModel or a TFLite file can'):
+    keras_bridge.keras_model(made, made.initial_weights)

@@ -4,108 +4,42 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl.models import keras_bridge, split_model
+from tff_pfl.core import objectives
+from tff_pfl.models import keras_bridge, keras_graph, split_model
 
 layers = keras.layers
 
 NUM_CLASSES = 3
-
-# Name -> (input shape, layers before the head). An embedding takes integers.
-FAMILIES = {
-  'dense': ((4,), lambda: [layers.Dense(5, 'tanh')]),
-  'conv1d': (
-    (6, 3),
-    lambda: [
-      layers.Conv1D(4, 3, activation='relu'),
-      layers.MaxPooling1D(2),
-      layers.Flatten(),
-    ],
-  ),
-  'conv2d_max': (
-    (8, 8, 2),
-    lambda: [
-      layers.Conv2D(4, 3, activation='relu'),
-      layers.MaxPooling2D(2),
-      layers.Flatten(),
-    ],
-  ),
-  'conv2d_average': (
-    (8, 8, 2),
-    lambda: [
-      layers.Conv2D(4, 3, padding='same', use_bias=False),
-      layers.AveragePooling2D(2),
-      layers.GlobalAveragePooling2D(),
-    ],
-  ),
-  'separable_conv': (
-    (6, 6, 2),
-    lambda: [
-      layers.DepthwiseConv2D(3),
-      layers.SeparableConv2D(3, 3),
-      layers.GlobalMaxPooling2D(),
-    ],
-  ),
-  'embedding': ((5,), lambda: [layers.Embedding(7, 3), layers.Flatten()]),
-  'masked_lstm': (
-    (5,),
-    lambda: [layers.Embedding(7, 3, mask_zero=True), layers.LSTM(4)],
-  ),
-  'stacked_lstm': (
-    (5, 3),
-    lambda: [layers.LSTM(4, return_sequences=True), layers.LSTM(3)],
-  ),
-  'gru': ((5, 3), lambda: [layers.GRU(4)]),
-  'bidirectional': ((5, 3), lambda: [layers.Bidirectional(layers.GRU(3))]),
-  'layer_norm': ((4,), lambda: [layers.Dense(6), layers.LayerNormalization()]),
-  'group_norm': (
-    (4, 4, 3),
-    lambda: [
-      layers.Conv2D(4, 3),
-      layers.GroupNormalization(2),
-      layers.Flatten(),
-    ],
-  ),
-  'batch_norm': ((4,), lambda: [layers.Dense(6), layers.BatchNormalization()]),
-  'batch_norm_images': (
-    (5, 5, 3),
-    lambda: [
-      layers.Conv2D(4, 3),
-      layers.BatchNormalization(),
-      layers.Flatten(),
-    ],
-  ),
-  'dropout': ((4,), lambda: [layers.Dense(6, 'relu'), layers.Dropout(0.5)]),
-  'nested_model': (
-    (4,),
-    lambda: [
-      keras.Sequential(
-        [
-          keras.Input((4,)),
-          layers.Dense(5, 'relu'),
-          layers.BatchNormalization(),
-          layers.Dense(4),
-        ],
-        name='backbone',
-      )
-    ],
-  ),
-}
+SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+_NUM_EXAMPLES = 12
+_RATE = 0.1
 
 
-def make(family, form='sequential'):
-  keras.utils.set_random_seed(5)
-  shape, make_layers = FAMILIES[family]
-  stack = [*make_layers(), layers.Dense(NUM_CLASSES, name='head')]
-  dtype = 'int32' if isinstance(stack[0], layers.Embedding) else 'float32'
-  if form == 'sequential':
-    model = keras.Sequential([keras.Input(shape, dtype=dtype), *stack])
-  else:
-    inputs = keras.Input(shape, dtype=dtype)
-    outputs = inputs
-    for layer in stack:
-      outputs = layer(outputs)
-    model = keras.Model(inputs, outputs)
-  jitter(model)
+def sequential(
+  *stack, shape=(4,), dtype='float32', units=NUM_CLASSES, activation=None
+):
+  head = layers.Dense(units, activation, name='head')
+  return keras.Sequential([keras.Input(shape, dtype=dtype), *stack, head])
+
+
+def words(*stack, **arguments):
+  """Layers on the embeddings of six words, of which 0 is padding."""
+  embedding = layers.Embedding(7, 4, mask_zero=True)
+  arguments = {'shape': (6,), 'dtype': 'int32', **arguments}
+  return sequential(embedding, *stack, **arguments)
+
+
+def residual(merge=lambda a, b: layers.Add()([a, b])):
+  inputs = keras.Input((4,))
+  first = layers.Dense(4, 'relu', name='first')(inputs)
+  second = layers.Dense(4, 'relu', name='second')(first)
+  outputs = layers.Dense(NUM_CLASSES, name='head')(merge(first, second))
+  return keras.Model(inputs, outputs)
+
+
+def called(model):
+  """A subclassed model that knows its inputs."""
+  model(tf.ones([1, 4]))
   return model
 
 
@@ -113,46 +47,51 @@ def jitter(model):
   """Weights away from 0 and 1, so that no weight can be mixed up unseen."""
   rng = np.random.default_rng(3)
   for variable in model.weights:
-    value = variable.numpy()
-    variable.assign(value + rng.uniform(0.1, 0.5, value.shape))
-
-
-def examples(model, num_examples=6, seed=1):
-  rng = np.random.default_rng(seed)
-  shape = (num_examples, *model.input_shape[1:])
-  if tf.as_dtype(model.inputs[0].dtype).is_integer:
-    x = rng.integers(0, 7, shape).astype(np.int32)
-  else:
-    x = rng.normal(size=shape).astype(np.float32)
-  y = rng.integers(0, NUM_CLASSES, num_examples).astype(np.int32)
-  return tf.constant(x), tf.constant(y)
+    if variable.dtype.startswith('float'):
+      value = variable.numpy()
+      variable.assign(value + rng.uniform(-0.3, 0.3, value.shape))
+  return model
 
 
 def bridge(model, head_layers=('head',), **arguments):
-  arguments.setdefault(
-    'loss', keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-  )
+  arguments.setdefault('loss', SPARSE)
   return keras_bridge.from_keras(model, head_layers=head_layers, **arguments)
 
 
-def sequential(*stack, shape=(4,), units=NUM_CLASSES, activation=None):
-  return keras.Sequential(
-    [keras.Input(shape), *stack, layers.Dense(units, activation, name='head')]
+def examples(bridged, seed=1):
+  """Inputs and labels that fit a model."""
+  rng = np.random.default_rng(seed)
+  x = tf.nest.map_structure(
+    lambda spec: _some(rng, spec, 7), bridged.element_spec['x']
   )
+  spec, classifier = bridged.element_spec['y'], bridged.classifier
+  if spec.dtype.is_floating and classifier is not None:
+    classes = rng.integers(0, 3, [_NUM_EXAMPLES, *spec.shape[:-1]])
+    return x, tf.one_hot(classes, 3)
+  return x, _some(rng, spec, classifier and classifier.num_classes)
 
 
-def tensors(model):
-  return {k: tf.constant(v) for k, v in model.initial_weights.items()}
+def _some(rng, spec, high):
+  shape = [_NUM_EXAMPLES, *spec.shape]
+  if spec.dtype.is_integer:
+    return tf.constant(rng.integers(0, high, shape), spec.dtype)
+  return tf.constant(rng.normal(size=shape), spec.dtype)
 
 
-def variables(model, bridged):
-  """The bridge's names of the Keras model's variables, in its own order."""
-  ordered = [v.value for layer in model.layers for v in layer.weights]
-  return dict(zip(bridged.initial_weights, ordered))
+def tensors(bridged):
+  return {k: tf.constant(v) for k, v in bridged.initial_weights.items()}
 
 
 def training(seed=(1, 2), example_weights=None):
   return split_model.Mode(True, tf.constant(seed, tf.int32), example_weights)
+
+
+def step_of(bridged, x, y, seed=(1, 2)):
+  """The loss, gradient and statistics of a step with all examples."""
+  batch = objectives.Batch(x, y, tf.ones(len(y)))
+  return objectives.joint_loss(bridged)(
+    tensors(bridged), batch, seed=tf.convert_to_tensor(seed)
+  )
 
 
 def state_of(model):
@@ -165,11 +104,46 @@ def state_of(model):
   ]
 
 
-def residual(merge):
-  inputs = keras.Input((4,))
-  first = layers.Dense(4, 'relu', name='first')(inputs)
-  second = layers.Dense(4, 'relu', name='second')(first)
-  merged = merge(first, second)
-  model = keras.Model(inputs, layers.Dense(NUM_CLASSES, name='head')(merged))
+def assert_as_keras(
+  model, loss=SPARSE, metrics=('accuracy',), head_layers=('head',), **arguments
+):
+  """Checks reports and a step of training against `evaluate` and `fit`."""
   jitter(model)
-  return model
+  state = state_of(model)
+  bridged = bridge(
+    model,
+    head_layers,
+    loss=loss,
+    metrics=metrics,
+    jit_compile=False,
+    **arguments,
+  )
+  x, y = examples(bridged)
+  weights = tensors(bridged)
+  outputs, _ = bridged.forward(weights, x)
+  sums = objectives.metric_sums(bridged, outputs, y, tf.ones(len(y)))
+  reported = objectives.means(sums)
+  step = step_of(bridged, x, y)
+  assert state_of(model) == state
+
+  optimizer = keras.optimizers.SGD(_RATE)
+  model.compile(optimizer, loss, metrics=list(metrics), run_eagerly=True)
+  expected = model.evaluate(x, y, len(y), verbose=0, return_dict=True)
+  assert set(reported) == set(expected)
+  for name, value in reported.items():
+    np.testing.assert_allclose(value, expected[name], 1e-5, 1e-6)
+  trained = model.train_on_batch(x, y, return_dict=True, **arguments)
+  np.testing.assert_allclose(
+    objectives.means(step.metrics)['loss'], trained['loss'], 1e-4
+  )
+  assert set(step.gradient) == set(weights) - bridged.statistics
+  after = {
+    **weights,
+    **{k: weights[k] - _RATE * g for k, g in step.gradient.items()},
+    **step.statistics,
+  }
+  variables, _, _ = keras_graph.name_weights(bridged.keras_graph)
+  for name, variable in variables.items():
+    np.testing.assert_allclose(after[name], variable, 1e-4, 1e-5, err_msg=name)
+    if name in step.gradient and not name.endswith('bias'):
+      assert not np.array_equal(variable, weights[name]), name
