@@ -50,16 +50,6 @@ def test_weight_names_are_in_the_models_order(model):
     model.weight_names(['first', 'third'])
 
 
-def test_select_orders_by_the_names():
-  selected = split_model.select({'a': 1, 'b': 2, 'c': 3}, ('c', 'a'))
-  assert list(selected.items()) == [('c', 3), ('a', 1)]
-
-
-def test_difference_is_initial_minus_final():
-  update = split_model.difference({'a': 3, 'b': 5}, {'b': 1, 'a': 1})
-  assert list(update.items()) == [('a', 2), ('b', 4)]
-
-
 def test_features_are_described_where_they_are_one_tensor(model):
   assert split_model.feature_spec(model, 'this') == tf.TensorSpec([3])
   several = dataclasses.replace(

@@ -5,13 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pfl.models import (
-  domain_models,
-  domains,
-  keras_bridge,
-  units,
-  weight_partition,
-)
+from tests.models import keras_models
+from tff_pfl.models import domain_models, domains, units, weight_partition
 
 layers = keras.layers
 
@@ -24,14 +19,11 @@ def _names_from_the_start():
   keras.utils.clear_session(free_memory=False)
 
 
-def _bridge(*network, shape, head='head'):
-  model = keras.Sequential([layers.Input(shape), *network])
-  if not any(layer.name == head for layer in model.layers):
-    model.add(layers.Flatten())
-    model.add(layers.Dense(2, name=head))
-  return keras_bridge.from_keras(
-    model, head_layers=[head], loss='mse', metrics=[], jit_compile=False
+def _bridge(*network, shape):
+  model = keras_models.sequential(
+    *network, layers.Flatten(), shape=shape, units=2
   )
+  return keras_models.bridge(model, loss='mse', metrics=[], jit_compile=False)
 
 
 def _dense():
@@ -106,90 +98,71 @@ def test_kernels_and_no_other_weights_are_what_a_unit_computes():
   model = _bridge(
     layers.LSTM(4, return_sequences=True, name='lstm'),
     layers.Conv1D(3, 2, name='conv'),
-    layers.BatchNormalization(name='norm'),
     shape=[5, 2],
   )
   lstm, conv = model.units['lstm'], model.units['conv']
-  assert lstm.kernels == (
-    'lstm/lstm_cell/kernel',
-    'lstm/lstm_cell/recurrent_kernel',
-  )
-  assert lstm.gates['lstm/lstm_cell/bias'] == 4
-  assert conv.kernels == ('conv/kernel',)
   weights = model.initial_weights
+  kernels = [weights[f'lstm/lstm_cell/{k}kernel'] for k in ('', 'recurrent_')]
+  assert lstm.gates['lstm/lstm_cell/bias'] == 4
   columns = units.as_vectors(lstm, weights).numpy()
   assert columns.shape == (4 * 2 + 4 * 4, 4)
   # Unit 1 of 4: columns 1, 5, 9 and 13.
   np.testing.assert_array_equal(
     np.sort(columns[:, 1]),
-    np.sort(
-      np.concatenate(
-        [
-          weights['lstm/lstm_cell/kernel'][:, 1::4].ravel(),
-          weights['lstm/lstm_cell/recurrent_kernel'][:, 1::4].ravel(),
-        ]
-      )
-    ),
+    np.sort(np.concatenate([kernel[:, 1::4].ravel() for kernel in kernels])),
   )
   np.testing.assert_array_equal(
-    units.as_vectors(conv, weights),
-    weights['conv/kernel'].reshape([-1, 3]),
+    units.as_vectors(conv, weights), weights['conv/kernel'].reshape([-1, 3])
   )
+
+
+def _normalized(*network, shape):
+  inputs = outputs = layers.Input(shape)
+  for layer in network:
+    outputs = layer(outputs)
+  return inputs, outputs
+
+
+def _norm_of_another_axis():
+  return _normalized(
+    layers.Dense(4, name='own'),
+    layers.Dropout(0.5),
+    layers.GroupNormalization(2, name='norm_1'),
+    layers.Reshape([2, 2]),
+    # The axes are others than the layer's.
+    layers.LayerNormalization(name='norm_2'),
+    shape=[3],
+  )
+
+
+def _norm_of_positions():
+  return _normalized(
+    layers.Conv1D(3, 2, name='own'),
+    layers.BatchNormalization(axis=1, name='norm'),
+    shape=[4, 2],
+  )
+
+
+def _norm_of_a_sum():
+  x = layers.Input([3])
+  both = [layers.Dense(4, name=name)(x) for name in ('own', 'other')]
+  return x, layers.LayerNormalization(name='norm')(layers.Add()(both))
 
 
 @pytest.mark.parametrize(
-  'network, shape, layer, owned',
+  'make, owned',
   [
-    (
-      lambda: [
-        layers.Dense(4, name='first'),
-        layers.Dropout(0.5),
-        layers.GroupNormalization(2, name='norm_1'),
-        layers.Reshape([2, 2]),
-        # The axes are others than the layer's.
-        layers.LayerNormalization(name='norm_2'),
-      ],
-      [3],
-      'first',
-      {'norm_1/gamma', 'norm_1/beta'},
-    ),
-    (
-      lambda: [
-        layers.Conv1D(3, 2, name='conv'),
-        # Of the three positions, not of the three channels.
-        layers.BatchNormalization(axis=1, name='norm'),
-      ],
-      [4, 2],
-      'conv',
-      set(),
-    ),
+    (_norm_of_another_axis, {'norm_1/gamma', 'norm_1/beta'}),
+    (_norm_of_positions, set()),
+    (_norm_of_a_sum, set()),
   ],
 )
-def test_a_normalization_belongs_to_the_layer_right_before_it(
-  network, shape, layer, owned
-):
-  model = _bridge(*network(), shape=shape)
-  assert list(model.units) == [layer, 'head']
-  own = {f'{layer}/kernel', f'{layer}/bias'}
-  assert set(model.units[layer].gates) == own | owned
-
-
-def test_a_normalization_of_two_layers_sum_is_of_neither():
-  x = layers.Input([3])
-  both = layers.Add()(
-    [layers.Dense(4, name='a')(x), layers.Dense(4, name='b')(x)]
-  )
-  outputs = layers.Dense(2, name='head')(
-    layers.LayerNormalization(name='norm')(both)
-  )
-  model = keras_bridge.from_keras(
-    keras.Model(x, outputs),
-    head_layers=['head'],
-    loss='mse',
-    metrics=[],
-  )
-  assert set(model.units['a'].gates) == {'a/kernel', 'a/bias'}
-  assert set(model.units['b'].gates) == {'b/kernel', 'b/bias'}
+def test_a_normalization_belongs_to_the_layer_right_before_it(make, owned):
+  inputs, outputs = make()
+  outputs = layers.Dense(2, name='head')(layers.Flatten()(outputs))
+  model = keras_models.bridge(keras.Model(inputs, outputs))
+  assert set(model.units['own'].gates) == {'own/kernel', 'own/bias'} | owned
+  assert not any('norm' in layer for layer in model.units)
 
 
 def test_layers_of_other_kinds_cannot_be_divided():
@@ -212,16 +185,9 @@ def test_by_default_the_last_hidden_layer_is_divided():
   )
   assert tuple(model.layers_to_divide()) == ('b',)
   assert tuple(model.layers_to_divide('head, a')) == ('a', 'head')
-  with pytest.raises(ValueError, match='layers'):
-    _bridge(shape=[2]).layers_to_divide()
-
-
-@pytest.mark.parametrize(
-  'text, message', [('', "found 'none'"), ('dense,dense', 'distinct')]
-)
-def test_wrong_layers_are_refused(text, message):
-  with pytest.raises(ValueError, match=message):
-    _dense().layers_to_divide(text)
+  for text, message in (('', "found 'none'"), ('a,a', 'distinct')):
+    with pytest.raises(ValueError, match=message):
+      model.layers_to_divide(text)
 
 
 # Texts of units.
@@ -261,10 +227,6 @@ def test_wrong_texts_are_answered_with_what_is_possible(text, message):
 # Partitions.
 
 
-def _names(layer, *weights):
-  return [f'{layer}/{weight}' for weight in weights]
-
-
 def test_a_partition_by_units_divides_every_weight_of_theirs():
   model = _bridge(
     layers.LSTM(3, name='lstm'), layers.Dense(4, name='dense'), shape=[2, 2]
@@ -279,14 +241,8 @@ def test_a_partition_by_units_divides_every_weight_of_theirs():
   )
   weights = model.initial_weights
   shared, local = partition.split(weights)
-  assert set(shared) == {
-    *_names('lstm/lstm_cell', 'kernel', 'recurrent_kernel', 'bias'),
-    *_names('head', 'kernel', 'bias'),
-  }
-  assert set(local) == {
-    *_names('lstm/lstm_cell', 'kernel', 'recurrent_kernel', 'bias'),
-    *_names('dense', 'kernel', 'bias'),
-  }
+  assert tuple(shared) == model.weight_names(['lstm', 'head'])
+  assert tuple(local) == model.weight_names(['lstm', 'dense'])
   np.testing.assert_array_equal(
     local['lstm/lstm_cell/kernel'], weights['lstm/lstm_cell/kernel'][:, 1::3]
   )
