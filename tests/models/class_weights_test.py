@@ -46,15 +46,13 @@ def test_balanced_weights_are_those_of_scikit_learn():
 
 
 @pytest.mark.parametrize(
-  'num_classes, weights, of_keras',
+  'num_classes, weights, of_keras, of_examples',
   [
-    (2, '1:4.5', {1: 4.5}),
-    (3, {0: 0.25, 2: 8}, {0: 0.25, 2: 8.0}),
+    (2, '1:4.5', {1: 4.5}, False),
     # Of 12 examples in all: 12 / (3 * 2), 12 / (3 * 4), 12 / (3 * 6).
-    (3, 'balanced', {0: 2.0, 1: 1.0, 2: 12 / 18}),
+    (3, 'balanced', {0: 2.0, 1: 1.0, 2: 12 / 18}, True),
   ],
 )
-@pytest.mark.parametrize('of_examples', [False, True])
 def test_a_step_is_that_of_keras_and_reports_are_without(
   num_classes, weights, of_keras, of_examples
 ):
@@ -123,8 +121,8 @@ def test_weights_stand_before_domains_whichever_comes_first():
     (_model(3), '1:nan', 'a positive number'),
     (_model(3), {3: 1.0}, r'integer in \[0, 2\], found 3'),
     (_model(3), 'balanced', '`data` to be given'),
-    (_model(None), '0:1', 'as class_weight demands'),
-    (_model(2, [3]), '0:1', 'as class_weight demands'),
+    (_model(None), '0:1', "`class_weight` to be None for 'mlp'"),
+    (_model(2, [3]), '0:1', "`class_weight` to be None for 'mlp'"),
   ],
 )
 def test_weights_that_there_cannot_be_are_refused(model, weights, reason):

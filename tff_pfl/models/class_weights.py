@@ -39,7 +39,12 @@ def with_class_weight(
   Raises:
     ValueError: If the model is no classifier, or the weights do not fit it.
   """
-  split_model.check_has_classes(model, 'class_weight')
+  errors.expect(
+    split_model.has_classes(model),
+    'class_weight',
+    f'None for {model.name!r}, whose examples have not one class each',
+    class_weight,
+  )
   if isinstance(class_weight, str):
     class_weight = parse(class_weight)
   if class_weight == BALANCED:

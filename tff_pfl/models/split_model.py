@@ -377,13 +377,20 @@ def check_has_body(model: SplitModel, method: str) -> None:
   )
 
 
-def check_has_classes(model: SplitModel, method: str) -> None:
-  """Raises `ValueError` unless examples have one class each."""
+def has_classes(model: SplitModel) -> bool:
+  """Returns True if examples have one class each."""
   classifier = model.classifier
-  errors.expect(
+  return (
     classifier is not None
     and not classifier.is_multilabel
-    and model.element_spec['y'].shape.rank == 0,
+    and model.element_spec['y'].shape.rank == 0
+  )
+
+
+def check_has_classes(model: SplitModel, method: str) -> None:
+  """Raises `ValueError` unless examples have one class each."""
+  errors.expect(
+    has_classes(model),
     'model',
     f'a classifier whose labels are single numbers, as {method} demands',
     f'{model.name!r}, which is none',
