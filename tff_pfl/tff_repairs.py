@@ -23,31 +23,10 @@ takes time.
 import atexit
 import importlib
 import os
+import pkgutil
 import sys
 
 _USE_KERAS_2 = 'TF_USE_LEGACY_KERAS'
-_QUERIES = {
-  'discrete_gaussian_query': ('DiscreteGaussianSumQuery',),
-  'distributed_discrete_gaussian_query': (
-    'DistributedDiscreteGaussianSumQuery',
-  ),
-  'distributed_skellam_query': ('DistributedSkellamSumQuery',),
-  'dp_query': ('DPQuery', 'SumAggregationDPQuery'),
-  'gaussian_query': ('GaussianSumQuery',),
-  'nested_query': ('NestedQuery',),
-  'no_privacy_query': ('NoPrivacyAverageQuery', 'NoPrivacySumQuery'),
-  'normalized_query': ('NormalizedQuery',),
-  'quantile_adaptive_clip_sum_query': ('QuantileAdaptiveClipSumQuery',),
-  'quantile_adaptive_clip_tree_query': ('QAdaClipTreeResSumQuery',),
-  'quantile_estimator_query': (
-    'NoPrivacyQuantileEstimatorQuery',
-    'QuantileEstimatorQuery',
-  ),
-  'restart_query': ('RestartQuery',),
-  'tree_aggregation': (),
-  'tree_aggregation_query': ('TreeCumulativeSumQuery', 'TreeResidualSumQuery'),
-  'tree_range_query': ('TreeRangeSumQuery',),
-}
 
 
 def repair() -> None:
@@ -55,13 +34,14 @@ def repair() -> None:
   _keep_keras()
   sys.skip_tf_privacy_import = True
   privacy = importlib.import_module('tensorflow_privacy')
-  for module_name, names in _QUERIES.items():
-    module = importlib.import_module(
-      f'tensorflow_privacy.privacy.dp_query.{module_name}'
-    )
-    setattr(privacy, module_name, module)
-    for name in names:
-      setattr(privacy, name, getattr(module, name))
+  queries = importlib.import_module('tensorflow_privacy.privacy.dp_query')
+  for _, module_name, _ in pkgutil.iter_modules(queries.__path__):
+    if not module_name.endswith(('_test', '_utils')):
+      module = importlib.import_module(f'{queries.__name__}.{module_name}')
+      setattr(privacy, module_name, module)
+      for name, value in vars(module).items():
+        if getattr(value, '__module__', None) == module.__name__:
+          setattr(privacy, name, value)
 
   jax_lib = importlib.import_module('jax.lib')
   if not hasattr(jax_lib, 'xla_client'):
