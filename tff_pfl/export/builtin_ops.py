@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_pfl.models import philox as philox_lib
+from tff_pfl.models import philox
 from tff_pfl.runtime import graph_defs, graph_programs
 from tff_pfl.runtime.private_api import op_def_registry
 
@@ -154,34 +154,20 @@ def _broadcast_axes(attributes):
   return _traced(broadcast_axes, *[([None], attributes['T'].type)] * 2)
 
 
-def _philox(attributes):
-  """Philox with TensorFlow's integers."""
+def _random_integers(attributes):
   dtype = tf.as_dtype(attributes['dtype'].type)
   if dtype.size != 4:
     return None
 
-  def philox(shape, key, counter, algorithm):
+  def integers(shape, key, counter, algorithm):
     del algorithm
-    shape = tf.cast(shape, tf.int32)
-    size = tf.reduce_prod(shape)
-    blocks = (size + 3) // 4
-    # Older interpreters can neither split nor stack unsigned integers.
-    key = tf.unstack(tf.reshape(tf.bitcast(key, tf.int32), [2]))
-    words = tf.unstack(tf.reshape(tf.bitcast(counter, tf.int32), [4]))
-    words = [tf.fill([blocks], word) for word in words]
-    # The lowest word starts at 0, or there is but one block.
-    words[0] += tf.range(blocks)
-    key, words = (
-      [tf.bitcast(value, tf.uint32) for value in values]
-      for values in (key, words)
+    numbers = philox.integers(
+      shape, key[tf.newaxis], counter[tf.newaxis], _wide_product
     )
-    words = philox_lib.scramble(words, key, _wide_product, _xor, _uint32)
-    words = [tf.bitcast(word, tf.int32) for word in words]
-    numbers = tf.reshape(tf.stack(words, axis=1), [-1])[:size]
-    return tf.reshape(tf.bitcast(numbers, dtype), shape)
+    return tf.bitcast(numbers[0], dtype)
 
   return _traced(
-    philox,
+    integers,
     ([None], attributes['Tshape'].type),
     ([1], tf.uint64),
     ([2], tf.uint64),
@@ -208,10 +194,6 @@ def _minus(x, y):
   return x + y * _uint32((1 << 32) - 1)
 
 
-def _xor(x, y):
-  return tf.bitwise.bitwise_xor(x, y)
-
-
 def _and(attributes):
   dtype = tf.as_dtype(attributes['T'].type)
 
@@ -219,7 +201,9 @@ def _and(attributes):
     x, y = (tf.bitcast(value, tf.uint32) for value in (x, y))
     # x + y = 2 (x & y) + (x ^ y), where the sum does not overflow.
     a, b = (tf.bitwise.right_shift(value, _uint32(1)) for value in (x, y))
-    upper = tf.bitwise.right_shift(_minus(a + b, _xor(a, b)), _uint32(1))
+    upper = tf.bitwise.right_shift(
+      _minus(a + b, tf.bitwise.bitwise_xor(a, b)), _uint32(1)
+    )
     lowest = _minus(x, a + a) * _minus(y, b + b)
     return tf.bitcast(upper + upper + lowest, dtype)
 
@@ -259,10 +243,9 @@ _GRADIENTS = {
 class _Windows:
   """The windows of a convolution or a pooling of NHWC images.
 
+  Pairs are of rows and columns.
+
   Attributes:
-    size: Rows and columns of a window.
-    strides: Strides of rows and columns.
-    dilations: Dilations of rows and columns.
     is_valid: True if all windows are within the images.
     is_simple: True if there may be a substitute for their gradient.
     are_apart: True if they neither overlap nor leave gaps.
@@ -406,5 +389,5 @@ _SUBSTITUTES = {
   'EnsureShape': _ensure_shape,
   'MaxPoolGrad': _max_pool_gradient,
   'SparseSoftmaxCrossEntropyWithLogits': _cross_entropy,
-  'StatelessRandomUniformFullIntV2': _philox,
+  'StatelessRandomUniformFullIntV2': _random_integers,
 }

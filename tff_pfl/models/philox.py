@@ -19,8 +19,18 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
 
+def _wide_product(word, factor):
+  """Returns the high and the low 32 bits of a product."""
+  product = tf.cast(word, tf.uint64) * tf.constant(factor, tf.uint64)
+  high = tf.bitwise.right_shift(product, tf.constant(32, tf.uint64))
+  return tf.cast(high, tf.uint32), tf.cast(product, tf.uint32)
+
+
 def integers(
-  shape: tf.Tensor, keys: tf.Tensor, counters: tf.Tensor
+  shape: tf.Tensor,
+  keys: tf.Tensor,
+  counters: tf.Tensor,
+  wide_product: Callable[[tf.Tensor, int], tuple] = _wide_product,
 ) -> tf.Tensor:
   """Draws the integers of `StatelessRandomUniformFullIntV2` for each seed.
 
@@ -29,45 +39,28 @@ def integers(
     keys: uint64 `[seeds, 1]`.
     counters: uint64 `[seeds, 2]`, whose lowest 32 bits are 0 unless there are
       no more than four numbers.
+    wide_product: From uint32 words and a factor to the high and the low words
+      of their products.
 
   Returns:
-    uint32 `[seeds, *shape]`.
+    int32 `[seeds, *shape]`.
   """
   shape = tf.cast(shape, tf.int32)
   size = tf.reduce_prod(shape)
   num_seeds = tf.shape(keys)[0]
-  blocks = tf.cast(tf.range((size + 3) // 4), tf.uint32)[tf.newaxis]
+  blocks = tf.range((size + 3) // 4)[tf.newaxis]
+  # Some interpreters can neither split nor stack unsigned integers.
   key, words = (
-    tf.split(tf.reshape(tf.bitcast(x, tf.uint32), [num_seeds, n]), n, axis=1)
+    tf.split(tf.reshape(tf.bitcast(x, tf.int32), [num_seeds, n]), n, axis=1)
     for x, n in ((keys, 2), (counters, 4))
   )
   words = [word + tf.zeros_like(blocks) for word in words]
   words[0] += blocks
-  words = scramble(words, key, _wide_product, tf.bitwise.bitwise_xor, _constant)
-  numbers = tf.reshape(tf.stack(words, axis=2), [num_seeds, -1])[:, :size]
-  return tf.reshape(numbers, tf.concat([[num_seeds], shape], 0))
-
-
-def scramble(
-  words: list[tf.Tensor],
-  key: list[tf.Tensor],
-  wide_product: Callable[[tf.Tensor, int], tuple[tf.Tensor, tf.Tensor]],
-  xor: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
-  constant: Callable[[int], tf.Tensor],
-) -> list[tf.Tensor]:
-  """Runs the ten rounds.
-
-  Args:
-    words: The four words of the counter, uint32 of any shape.
-    key: The two words of the key.
-    wide_product: From a word and a factor to the high and the low word of their
-      product.
-    xor: Bitwise exclusive or.
-    constant: Makes a word of an integer.
-
-  Returns:
-    Four words of random bits.
-  """
+  key, words = (
+    [tf.bitcast(value, tf.uint32) for value in values]
+    for values in (key, words)
+  )
+  xor = tf.bitwise.bitwise_xor
   for _ in range(_ROUNDS):
     (high_0, low_0), (high_2, low_2) = (
       wide_product(words[i], factor) for i, factor in zip((0, 2), _MULTIPLIERS)
@@ -78,15 +71,7 @@ def scramble(
       xor(xor(high_0, words[3]), key[1]),
       low_0,
     ]
-    key = [k + constant(step) for k, step in zip(key, _KEY_STEPS)]
-  return words
-
-
-def _wide_product(word, factor):
-  product = tf.cast(word, tf.uint64) * tf.constant(factor, tf.uint64)
-  high = tf.bitwise.right_shift(product, tf.constant(32, tf.uint64))
-  return tf.cast(high, tf.uint32), tf.cast(product, tf.uint32)
-
-
-def _constant(number):
-  return tf.constant(number, tf.uint32)
+    key = [k + tf.constant(step, tf.uint32) for k, step in zip(key, _KEY_STEPS)]
+  words = [tf.bitcast(word, tf.int32) for word in words]
+  numbers = tf.reshape(tf.stack(words, axis=2), [num_seeds, -1])[:, :size]
+  return tf.reshape(numbers, tf.concat([[num_seeds], shape], 0))
