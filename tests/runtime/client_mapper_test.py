@@ -1,10 +1,10 @@
+import contextvars
 import threading
 import time
 
 import pytest
-import tensorflow as tf
 
-from tff_pfl.runtime import cancellation, client_mapper, values
+from tff_pfl.runtime import client_mapper, threads, values
 
 
 @pytest.fixture(name='mapper', params=[1, 2, 5])
@@ -53,40 +53,20 @@ def test_first_error_is_raised_and_later_clients_are_not_computed(mapper):
   assert mapper.map(lambda: 7, None, 3) == values.PerClient([7, 7, 7])
 
 
-def test_error_cancels_what_other_clients_compute():
-  mapper = client_mapper.ClientMapper([None] * 2)
-  is_running = threading.Event()
+def test_abandoned_work_ends_between_two_clients(mapper):
+  computed = []
 
   def work(value):
-    if value == 0:
-      assert is_running.wait(5)
-      raise ValueError('client 0')
-    is_running.set()
-    current = cancellation.Cancellation.current()
-    while not current.is_cancelled:
-      time.sleep(0.001)
-    return value
+    computed.append(value)
+    return mapper.map(computed.append, values.PerClient([value] * 9), 9)
 
-  with pytest.raises(ValueError, match='client 0'):
-    mapper.map(work, values.PerClient([0, 1]), 2)
-  mapper.close()
+  def compute():
+    threads.abandon_if(lambda: len(computed) > 20)
+    return mapper.map(work, values.PerClient(list(range(100))), 100)
 
-
-def test_error_is_raised_rather_than_the_cancellation_that_it_caused():
-  mapper = client_mapper.ClientMapper([None] * 2)
-  other_has_ended = threading.Event()
-
-  def work(value):
-    if value == 0:
-      assert other_has_ended.wait(5)
-      time.sleep(0.05)
-      raise ValueError('client 0')
-    other_has_ended.set()
-    raise tf.errors.CancelledError(None, None, 'cancelled')
-
-  with pytest.raises(ValueError, match='client 0'):
-    mapper.map(work, values.PerClient([0, 1]), 2)
-  mapper.close()
+  with pytest.raises(threads.ClosedError):
+    contextvars.copy_context().run(compute)
+  assert len(computed) <= 21 + mapper.num_threads
 
 
 def test_map_inside_map_does_not_deadlock(mapper):

@@ -26,7 +26,6 @@ import tensorflow as tf
 from absl import logging
 
 from tff_pfl.runtime import (
-  cancellation,
   client_mapper,
   device_cache,
   graph_functions,
@@ -206,9 +205,7 @@ class _BatchedProgram:
     forms = self._forms_on(devices_lib.is_gpu(device))
     for form in list(forms):
       try:
-        # An error cancels later calls in its scope.
-        with cancellation.Cancellation().scope():
-          return form(stacked, device)
+        return form(stacked, device)
       except (ValueError, TypeError, NotImplementedError) as e:
         # Tracing fails if the function does not vectorize.
         forms.clear()

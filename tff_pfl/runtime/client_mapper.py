@@ -9,7 +9,6 @@ from typing import Any, Optional
 import tensorflow as tf
 
 from tff_pfl.runtime import (
-  cancellation,
   device_cache,
   graph_functions,
   threads,
@@ -70,7 +69,7 @@ class ClientMapper:
       num_clients: Number of clients, at least 1.
 
     Raises:
-      Exception: The first error of a client; the other clients are cancelled.
+      Exception: The first error of a client; those that wait are left out.
     """
 
     def compute(row):
@@ -106,7 +105,7 @@ class ClientMapper:
       tasks: Functions without arguments.
 
     Raises:
-      Exception: The first error of a task; the others are cancelled.
+      Exception: The first error of a task; those that wait are left out.
     """
     queue = _Queue(tasks)
     helpers = []
@@ -145,38 +144,25 @@ class _Queue:
   def __init__(self, tasks: Sequence[Callable[[], Any]]):
     self._tasks = iter(enumerate(tasks))
     self._results = [None] * len(tasks)
-    self._cancellation = cancellation.Cancellation()
     self._lock = threading.Lock()
     self._error = None
 
   def work(self, device: Optional[str]) -> None:
     """Does tasks until none is left or one has failed."""
-    with self._cancellation.scope(), _on(device):
-      while self._error is None and not self._cancellation.is_cancelled:
+    with _on(device):
+      while self._error is None:
         with self._lock:
           index, task = next(self._tasks, (None, None))
         if task is None:
           return
         try:
+          threads.raise_if_abandoned()
           self._results[index] = task()
         except BaseException as error:  # pylint: disable=broad-except
-          self._fail(error)
-
-  def _fail(self, error: BaseException) -> None:
-    with self._lock:
-      # TensorFlow itself cancels the others before the error arrives here.
-      if self._error is None or (
-        isinstance(self._error, tf.errors.CancelledError)
-        and not isinstance(error, tf.errors.CancelledError)
-      ):
-        self._error = error
-    # The other tasks' results are not needed.
-    self._cancellation.cancel()
+          self._error = self._error or error
 
   def results(self) -> list[Any]:
     """Returns all results, or raises the first error."""
     if self._error is not None:
       raise self._error
-    if self._cancellation.is_cancelled:
-      raise tf.errors.CancelledError(None, None, 'The computation was ended.')
     return self._results

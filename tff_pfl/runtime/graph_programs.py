@@ -19,7 +19,7 @@ from typing import Any, Optional
 import tensorflow as tf
 from absl import logging
 
-from tff_pfl.runtime import cancellation, graph_defs, values
+from tff_pfl.runtime import graph_defs, values
 from tff_pfl.runtime.private_api import eager_context, eager_execute
 
 # Messages of TensorFlow if XLA has no kernel for an operation or cannot compile
@@ -68,21 +68,7 @@ class EagerFunction:
     )
 
   def __call__(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the results, unless the thread's `Cancellation` ends the call."""
-    current = cancellation.Cancellation.current()
-    if current is None:
-      return self.call_to_the_end(inputs)
-    return eager_execute.execute_with_cancellation(
-      self._name,
-      self._num_outputs,
-      [*inputs, *self._captured],
-      self._attributes,
-      self._context,
-      current.manager,
-    )
-
-  def call_to_the_end(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the results; ignores any `Cancellation`."""
+    """Returns the results."""
     return eager_execute.execute(
       self._name,
       self._num_outputs,
@@ -162,9 +148,7 @@ class Program:
     if not self.asks_for_xla:
       return self._call(inputs)
     try:
-      # An error cancels later calls in its scope.
-      with cancellation.Cancellation().scope():
-        return self._call(inputs)
+      return self._call(inputs)
     except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as e:
       if not xla_refuses(e):
         raise
@@ -216,7 +200,7 @@ class _Copy:
       return [_detach(t) if t.dtype == tf.variant else t for t in outputs]
     finally:
       if self._destroy is not None:
-        self._destroy.call_to_the_end(inputs)
+        self._destroy(inputs)
 
 
 def _positions_of_results(concrete: Any) -> Optional[list[int]]:

@@ -6,7 +6,6 @@ step to the next. Clients run on a pool of threads. Errors of TensorFlow reach
 the caller unchanged (`tf.errors`).
 """
 
-import concurrent.futures
 import threading
 import weakref
 from collections.abc import Callable
@@ -26,7 +25,6 @@ from tff_pfl.runtime import (
   threads,
 )
 from tff_pfl.runtime import batched_clients as batched_clients_lib
-from tff_pfl.runtime import cancellation as cancellation_lib
 from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.runtime.private_api import cardinalities_utils
 from tff_pfl.system import cores, environment
@@ -34,7 +32,6 @@ from tff_pfl.system import cores, environment
 # Megabytes of clients' tensors that stay on a GPU from round to round.
 DEVICE_CACHE_MB = 4096
 _MAX_COMPUTATIONS_AT_A_TIME = 1000
-_SECONDS_FOR_ABANDONED_CALL = 1.0
 
 
 class InterpretingRuntime(base.Runtime):
@@ -164,7 +161,6 @@ class _Engine(base.Engine):
     self._threads = threads.Threads(
       _MAX_COMPUTATIONS_AT_A_TIME, 'tff-pfl-computation'
     )
-    self._cancellations = weakref.WeakSet()
 
   def invoke(self, comp: Any, arg: Any) -> Any:
     """Returns the computation's result.
@@ -173,28 +169,22 @@ class _Engine(base.Engine):
     any time, and its active graph or device does not matter.
     """
     self.check_open()
-    cancellation = cancellation_lib.Cancellation()
-    with self._lock:
-      self._cancellations.add(cancellation)
-    outcome = self._threads.submit(self._compute, comp, arg, cancellation)
+    is_abandoned = threading.Event()
+    outcome = self._threads.submit(self._compute, comp, arg, is_abandoned)
     try:
       return threads.result_of(outcome)
-    except (tf.errors.CancelledError, threads.ClosedError):
+    except threads.ClosedError:
       self.check_open()
       raise
-    except BaseException:
-      if not outcome.done():
-        # Ctrl-C or a request to exit.
-        cancellation.cancel()
-        concurrent.futures.wait([outcome], _SECONDS_FOR_ABANDONED_CALL)
-      raise
+    finally:
+      # After Ctrl-C or a request to exit.
+      is_abandoned.set()
 
-  def _compute(
-    self, comp: Any, arg: Any, cancellation: cancellation_lib.Cancellation
-  ) -> Any:
+  def _compute(self, comp: Any, arg: Any, is_abandoned: threading.Event) -> Any:
+    threads.abandon_if(lambda: is_abandoned.is_set() or self.is_closed)
     parameter_type = comp.type_signature.parameter
     num_clients = 0
-    with cancellation.scope(), tf.device(self._server_device):
+    with tf.device(self._server_device):
       lowered = self._lower(comp)
       argument = None
       if parameter_type is not None:
@@ -229,9 +219,6 @@ class _Engine(base.Engine):
       if self.is_closed:
         return
       super().close()
-      under_way = list(self._cancellations)
-    for cancellation in under_way:
-      cancellation.cancel()
     self._mapper.close()
     self._threads.close()
     self._library.clear()

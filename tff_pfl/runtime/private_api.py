@@ -10,10 +10,7 @@ only: other modules import from this one.
 from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.tensorflow import random as keras_random
 
-# TensorFlow: cancels running functions.
-from tensorflow.python.eager import cancellation as tf_cancellation
-
-# Calls functions without Python's layers, and unloads them.
+# TensorFlow: calls functions without Python's layers, and unloads them.
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import execute as eager_execute
 

@@ -23,17 +23,16 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
-import tensorflow as tf
 from absl import logging
 
 from tff_pfl import errors
 from tff_pfl.runtime import (
-  cancellation,
   client_mapper,
   devices,
   in_process,
   ray_actor,
   stages,
+  threads,
   transport,
   values,
 )
@@ -223,7 +222,6 @@ class _Cluster(client_mapper.ClientMapper):
     )
     self._checksum = ray_cluster.code_checksum()
     self._lock = threading.Lock()
-    self._is_closed = False
     self._refusals: list[str] = []
     # Shared mappings by number.
     self._shared = weakref.WeakValueDictionary()
@@ -291,7 +289,7 @@ class _Cluster(client_mapper.ClientMapper):
     last_seen = time.monotonic()
     try:
       while len(outputs) < len(chunks):
-        self._check_open()
+        threads.raise_if_abandoned()
         ready = self._ready_actors()
         if ready:
           last_seen = time.monotonic()
@@ -327,11 +325,6 @@ class _Cluster(client_mapper.ClientMapper):
         actor.orders.clear()
       raise
     return [transport.decode(outputs[chunk.number]) for chunk in chunks]
-
-  def _check_open(self) -> None:
-    current = cancellation.Cancellation.current()
-    if self._is_closed or (current is not None and current.is_cancelled):
-      raise tf.errors.CancelledError(None, None, 'The computation was ended.')
 
   def _order(
     self,
@@ -460,7 +453,6 @@ class _Cluster(client_mapper.ClientMapper):
 
   def close(self) -> None:
     """Ends the actors and the local threads."""
-    self._is_closed = True
     for actor in list(self.actors):
       self._end(actor)
     super().close()

@@ -1,6 +1,7 @@
 """Threads that may be abandoned."""
 
 import concurrent.futures
+import contextvars
 import threading
 import weakref
 from collections.abc import Callable
@@ -8,7 +9,11 @@ from typing import Any
 
 from tff_pfl.system import shutdown
 
-# Longest wait for work that cannot be cancelled (a program of XLA).
+# Returns True when nobody needs what the thread works on.
+_is_abandoned: contextvars.ContextVar[Callable[[], bool]] = (
+  contextvars.ContextVar('_is_abandoned', default=lambda: False)
+)
+# Longest wait for work that does not notice its end (a program of XLA).
 _SECONDS_FOR_ABANDONED_WORK = 0.2
 # Longest time until a signal that another thread received takes effect.
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -31,6 +36,17 @@ def result_of(future: concurrent.futures.Future) -> Any:
   if future.cancelled():
     raise ClosedError('The threads have been ended.')
   return future.result()
+
+
+def abandon_if(condition: Callable[[], bool]) -> None:
+  """Sets when the caller's work, and what it submits to `Threads`, may end."""
+  _is_abandoned.set(condition)
+
+
+def raise_if_abandoned() -> None:
+  """Raises `ClosedError` if nobody needs the result of the caller's work."""
+  if _is_abandoned.get()():
+    raise ClosedError('The computation was ended.')
 
 
 class Threads:
@@ -61,7 +77,8 @@ class Threads:
     with self._lock:
       if self._is_closed:
         raise ClosedError('The threads have been ended.')
-      future = self._pool.submit(function, *arguments)
+      context = contextvars.copy_context()
+      future = self._pool.submit(context.run, function, *arguments)
       self._futures.add(future)
     return future
 

@@ -1,11 +1,12 @@
 """Clean ends of programs that use TFF."""
 
+import _thread
 import atexit
 import contextlib
 import os
 import signal
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from typing import NoReturn, Optional
 
@@ -15,7 +16,7 @@ _SECONDS_TO_NOTICE = 3.0
 
 # The first of `_SIGNALS` that came.
 _stop_signal: Optional[int] = None
-_is_noticed = threading.Event()
+_is_noticed = False
 
 
 @contextlib.contextmanager
@@ -28,31 +29,22 @@ def stopping_on_signals() -> Iterator[None]:
   at a safe place; the program then ends with status 130 (Ctrl-C) or 143. A
   program that does not notice it within some seconds, as it builds a model or
   waits for a library, ends without clean-up, as by `kill -9`, with the same
-  status. So does one that gets a second signal, at once (or, inside a library
-  that lets no other thread run, after that).
+  status. So does one that gets a second signal, at once. As for all of Python's
+  handlers, a call of a library that the main thread is in ends first.
 
   For the main thread of programs, not for libraries. Signals that are ignored,
   as in programs in a script's background, stay ignored.
   """
-  receiver, sender = os.pipe()
-  os.set_blocking(sender, False)
-  watcher = threading.Thread(target=_watch, args=(receiver,), daemon=True)
-  watcher.start()
-  # Written to at once, whichever thread receives a signal.
-  previous_fd = signal.set_wakeup_fd(sender)
   previous = {number: signal.getsignal(number) for number in _SIGNALS}
   for number, handler in previous.items():
     if handler != signal.SIG_IGN:
-      signal.signal(number, lambda *_: None)
+      signal.signal(number, _request_stop)
   try:
     try:
       yield
     finally:
       for number, handler in previous.items():
         signal.signal(number, handler)
-      signal.set_wakeup_fd(previous_fd)
-      os.close(sender)
-      watcher.join()
       # Also if the work is done, or the signal caused an error.
       raise_if_stopped()
   except KeyboardInterrupt:
@@ -65,25 +57,24 @@ def raise_if_stopped() -> None:
 
   To be called between tasks and during waits.
   """
+  global _is_noticed
   if _stop_signal is not None:
-    _is_noticed.set()
+    _is_noticed = True
     raise KeyboardInterrupt
 
 
-def _watch(receiver: int) -> None:
-  """Reads the signals' numbers from the pipe."""
+def _request_stop(number: int, _: object) -> None:
   global _stop_signal
-  with open(receiver, 'rb', buffering=0) as numbers:
-    while byte := numbers.read(1):
-      if byte[0] in _SIGNALS:
-        if _stop_signal is not None:
-          os._exit(128 + byte[0])
-        _stop_signal = byte[0]
-        threading.Thread(target=_end_unless_noticed, daemon=True).start()
+  if _stop_signal is not None:
+    os._exit(128 + number)
+  _stop_signal = number
+  # Without the locks of `threading`, which this thread may hold.
+  _thread.start_new_thread(_end_unless_noticed, ())
 
 
 def _end_unless_noticed() -> None:
-  if not _is_noticed.wait(_SECONDS_TO_NOTICE):
+  time.sleep(_SECONDS_TO_NOTICE)
+  if not _is_noticed:
     _say_interrupted()
     os._exit(128 + _stop_signal)
 
