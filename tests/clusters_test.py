@@ -44,11 +44,8 @@ def test_kubernetes_job_trains_on_its_cluster(ray_job):
 
 def test_kubernetes_job_has_the_locked_ray(ray_job):
   dockerfile = (_CLUSTERS / 'Dockerfile').read_text()
-  locked = re.search(
-    r'^ray==(\S+)',
-    (_ROOT / 'requirements-ray.txt').read_text(),
-    re.MULTILINE,
-  ).group(1)
+  lock = (_ROOT / 'requirements-ray.txt').read_text()
+  locked = re.search(r'^ray==(\S+)', lock, re.MULTILINE).group(1)
   assert ray_job['spec']['rayClusterSpec']['rayVersion'] == locked
   assert f'rayproject/ray:{locked}-' in dockerfile
 

@@ -23,16 +23,19 @@ def test_a_path_that_cannot_be_used_is_named_with_what_to_do(
   assert 'Errno' not in reason
 
 
-def test_a_read_only_disk_is_named_with_what_to_do():
-  reason = errors.reason(OSError(30, 'Read-only file system', '/mnt/out'))
-  assert reason == (
-    'Cannot use /mnt/out: Read-only file system; give a path on a disk that can'
-    ' be written to.'
-  )
-
-
-def test_an_error_without_a_path_says_what_it_said():
-  assert errors.reason(FileNotFoundError('no digits')) == 'no digits'
+@pytest.mark.parametrize(
+  'error, reason',
+  [
+    (
+      OSError(30, 'Read-only file system', '/mnt/out'),
+      'Cannot use /mnt/out: Read-only file system; give a path on a disk that '
+      'can be written to.',
+    ),
+    (FileNotFoundError('no digits'), 'no digits'),
+  ],
+)
+def test_errors_of_the_system_say_what_to_do(error, reason):
+  assert errors.reason(error) == reason
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,7 @@ def test_curves_are_means_over_seeds():
   (bars, *_) = ax.collections
   np.testing.assert_allclose(
     [segment[:, 1] for segment in bars.get_segments()],
-    np.array(
-      [[m - 0.02 / 2**0.5, m + 0.02 / 2**0.5] for m in (0.61, 0.71, 0.81)]
-    ),
+    np.add.outer([0.61, 0.71, 0.81], np.array([-0.02, 0.02]) / 2**0.5),
   )
   assert _texts(ax.get_legend().get_texts()) == ['FedRep', 'a_$b$']
   assert (ax.get_xlabel(), ax.get_ylabel()) == ('Round', 'Test accuracy (%)')
