@@ -233,7 +233,7 @@ def _known_flags():
   from binaries import run_flags  # noqa: F401  (defines those of methods)
 
   names = {'help', 'helpfull', 'flagfile', *flags.FLAGS}
-  for program in (_ROOT / 'binaries').glob('*.py'):
+  for program in (_ROOT / 'binaries').rglob('*.py'):
     names.update(
       re.findall(r"DEFINE_\w+\(\s*'(\w+)'", program.read_text('utf-8'))
     )

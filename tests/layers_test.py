@@ -23,7 +23,6 @@ _ROOMS = (
   'runs',
   'comparisons',
   'export',
-  'benchmark',
 )
 
 

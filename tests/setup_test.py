@@ -269,13 +269,21 @@ def wheel(tmp_path_factory) -> pathlib.Path:
 
 def test_wheel_has_every_file_and_a_script_for_every_program(wheel):
   copy = wheel.parents[1]
+  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())
+  built = project['tool']['hatch']['build']['targets']['wheel']
+  excluded = {*map(pathlib.Path, built['exclude'])}
   files = {
     str(path.relative_to(copy))
     for name in ('tff_pfl', 'binaries')
     for path in (copy / name).rglob('*.*')
+    if not any(folder in excluded for folder in path.relative_to(copy).parents)
   }
   with zipfile.ZipFile(wheel) as archive:
-    assert files <= set(archive.namelist())
+    assert files == {
+      name
+      for name in archive.namelist()
+      if name.startswith(('tff_pfl/', 'binaries/'))
+    }
     (entry_points,) = [n for n in archive.namelist() if 'entry_points' in n]
     scripts = archive.read(entry_points).decode()
     repairs = archive.read('tff_pfl_repairs.py').decode()

@@ -2,7 +2,7 @@ import collections
 
 import numpy as np
 
-from tff_pfl.benchmark import library_rounds, workloads
+from binaries.benchmark import library_rounds, workloads
 
 
 def test_tensors_are_those_of_all_clients_that_take_part_and_no_others():

@@ -3,8 +3,8 @@ import statistics
 
 import pytest
 
+from binaries.benchmark import measurement, workloads
 from tff_pfl import errors
-from tff_pfl.benchmark import measurement, workloads
 from tff_pfl.runtime import native
 
 _KEYS = {

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tf_keras
 
-from tff_pfl.benchmark import library_rounds, reference, workloads
+from binaries.benchmark import library_rounds, reference, workloads
 
 # Steps on all of a client's examples: the order of a shuffle has no effect, so
 # that reference and library must agree.

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 import pytest
 import tensorflow as tf
 
-from tff_pfl.benchmark import timing
+from binaries.benchmark import timing
 
 
 class _Lazy:

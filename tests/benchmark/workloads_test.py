@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tff_pfl.benchmark import workloads
+from binaries.benchmark import workloads
 
 _ALL = list(workloads.WORKLOADS)
 

@@ -29,7 +29,10 @@ _RUN_HERE = [
 def test_help_shows_the_docstring_and_the_flags_and_is_no_failure(
   name, programs
 ):
-  source = (_ROOT / 'binaries' / f'{name}.py').read_text()
+  path = _ROOT / 'binaries' / f'{name}.py'
+  if not path.exists():
+    path = _ROOT / 'binaries' / name / '__main__.py'
+  source = path.read_text()
   docstring = source.split('"""')[1]
   for flag in ('--help', '--helpfull'):
     result = programs.succeed(name, flag)

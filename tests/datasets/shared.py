@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_pfl import datasets
+
 
 @contextlib.contextmanager
 def one_line_error(match, error=ValueError):
@@ -13,6 +15,27 @@ def one_line_error(match, error=ValueError):
   with pytest.raises(error, match=match) as caught:
     yield
   assert '\n' not in str(caught.value)
+
+
+def load(name, data_dir=None, num_clients=2, partition='natural', **kwargs):
+  """Loads a data set by name, by default its own clients."""
+  return datasets.load_dataset(
+    name,
+    num_clients=num_clients,
+    partition=partition,
+    data_dir=data_dir and str(data_dir),
+    **kwargs,
+  )
+
+
+def all_labels(dataset):
+  """Counts of clients' labels, training and test examples together."""
+  return dataset.class_counts('train') + dataset.class_counts('test')
+
+
+def all_domains(dataset):
+  """Counts of clients' domains, training and test examples together."""
+  return dataset.domain_counts('train') + dataset.domain_counts('test')
 
 
 def arrays(n=60, num_classes=3):

@@ -6,6 +6,7 @@ from typing import Any, Optional
 
 import numpy as np
 import tree
+from sklearn import utils
 
 from tff_pfl import errors
 from tff_pfl.datasets import partitioning
@@ -120,31 +121,26 @@ def _rectangular(value: Any, name: str) -> np.ndarray:
     return np.empty(0, object)
 
 
-def _as_array(value: Any, name: str) -> np.ndarray:
-  """Returns a rectangular array of numbers."""
+def _numbers(value: Any, name: str) -> np.ndarray:
+  """Returns an array of finite numbers, floats as float32."""
   array = _rectangular(value, name)
   errors.expect(
-    array.dtype.kind in 'biuf',
+    array.dtype.kind in 'biuf' and array.ndim,
     name,
     'a rectangular array of numbers, [examples, ...]',
-    f'{type(value).__name__} of {array.dtype}',
+    f'{type(value).__name__} of {array.dtype} and shape {array.shape}',
   )
-  errors.expect(array.ndim, name, 'an array of shape [examples, ...]', value)
-  return array
-
-
-def _finite(array: np.ndarray, name: str) -> np.ndarray:
-  """Returns the array; an error names its first value that is not finite."""
-  if array.dtype.kind == 'f' and not np.isfinite(array).all():
-    is_finite = np.isfinite(array)
-    first = np.unravel_index(int(np.argmin(is_finite)), array.shape)
-    num_nan = int(np.isnan(array).sum())
-    num_infinite = int((~is_finite).sum()) - num_nan
-    raise ValueError(
-      f'Expected `{name}` to be finite, found {num_nan} NaN and {num_infinite}'
-      f' infinite values, the first at {name}{list(map(int, first))}.'
+  try:
+    return utils.check_array(
+      array,
+      dtype=np.float32 if array.dtype.kind == 'f' else None,
+      ensure_2d=False,
+      allow_nd=True,
+      ensure_min_samples=0,
+      input_name=name,
     )
-  return array
+  except ValueError as error:
+    raise ValueError(errors.message(name, 'finite', str(error))) from None
 
 
 def check_inputs(value: Any, name: str) -> Any:
@@ -161,15 +157,7 @@ def check_inputs(value: Any, name: str) -> Any:
       (key, check_inputs(value[key], f'{name}[{key!r}]'))
       for key in sorted(value)
     )
-  return _as_float32(_finite(_as_array(value, name), name), name)
-
-
-def _as_float32(array: np.ndarray, name: str) -> np.ndarray:
-  """Converts floats to float32 and checks that they stay finite."""
-  if array.dtype.kind == 'f' and array.dtype != np.float32:
-    with np.errstate(over='ignore'):
-      array = _finite(array.astype(np.float32), f'{name} as float32')
-  return array
+  return _numbers(value, name)
 
 
 def check_targets(
@@ -185,14 +173,13 @@ def check_targets(
       regression targets.
   """
   try:
-    array = _as_array(value, name)
+    array = _numbers(value, name)
   except ValueError as error:
     raise ValueError(
       f'{error} Number the classes from 0 first if they have names.'
     ) from None
-  _finite(array, name)
   if array.dtype.kind == 'f' and num_classes is None:
-    return _as_float32(array, name)
+    return array
   return _as_ids(array, name, 'a label', num_classes)
 
 
@@ -204,13 +191,13 @@ def _as_ids(
   if array.dtype.kind == 'f':
     bad |= array != np.floor(array)
   if bad.any():
-    first = np.unravel_index(int(np.argmax(bad)), array.shape)
-    index = ', '.join(str(int(i)) for i in first)
-    limit = 'in [0, 2**31)' if num_ids is None else f'in [0, {num_ids})'
-    raise ValueError(
-      errors.message(
-        f'{name}[{index}]', f'{what}, an integer {limit}', array[first].item()
-      )
+    first = np.unravel_index(np.argmax(bad), array.shape)
+    limit = '2**31' if num_ids is None else num_ids
+    errors.expect(
+      False,
+      f'{name}{[*map(int, first)]}',
+      f'{what}, an integer in [0, {limit})',
+      array[first].item(),
     )
   return array.astype(np.int32, copy=False)
 
@@ -234,8 +221,8 @@ def check_domain_ids(
       bound.
   """
   array = _rectangular(value, name)
-  if array.shape == (0,) and array.dtype.kind == 'f':
-    array = array.astype(np.int32)  # An empty list.
+  if not array.size:
+    array = array.astype(np.int32)  # An empty list is one of floats.
   if array.dtype.kind not in 'iu' or array.ndim != 1:
     raise ValueError(
       f'Expected `{name}` to be integers, one domain id per example, found'
@@ -247,12 +234,11 @@ def check_domain_ids(
 
 def check_weights(value: Any, name: str) -> np.ndarray:
   """Checks weights of examples, `[examples]`; converts them to float32."""
-  array = _as_array(value, name)
-  _finite(array, name)
+  array = _numbers(value, name)
   errors.expect(array.ndim == 1, name, 'one number per example', array.shape)
   least = float(array.min(initial=0))
   errors.expect(least >= 0, name, 'numbers that are not negative', least)
-  return _as_float32(array, name).astype(np.float32, copy=False)
+  return array.astype(np.float32, copy=False)
 
 
 def check_domain_names(value: Any) -> tuple[str, ...]:

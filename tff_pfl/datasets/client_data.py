@@ -62,20 +62,17 @@ def _element_specs(
     'given if and only if elements have a domain',
     f'elements of {list(specs)} in `{name}`',
   )
-  if 'weight' in specs:
-    errors.expect(
-      specs['weight'].shape.rank == 0 and specs['weight'].dtype.is_floating,
-      name,
-      'of elements whose weight is a float',
-      specs['weight'],
-    )
-  if 'domain' in specs:
-    errors.expect(
-      specs['domain'].shape.rank == 0 and specs['domain'].dtype.is_integer,
-      name,
-      'of elements whose domain is an integer',
-      specs['domain'],
-    )
+  for field, is_right in (
+    ('weight', lambda dtype: dtype.is_floating),
+    ('domain', lambda dtype: dtype.is_integer),
+  ):
+    if field in specs:
+      errors.expect(
+        specs[field].shape.rank == 0 and is_right(specs[field].dtype),
+        name,
+        'of elements whose weight is a float and whose domain is an integer',
+        specs[field],
+      )
   if isinstance(x, Mapping):
     x = collections.OrderedDict(sorted(x.items()))
   return examples_lib.element_spec(

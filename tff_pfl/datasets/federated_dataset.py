@@ -42,14 +42,7 @@ def _load_joining(
   return load().joining(join_round)
 
 
-def _later(
-  join_round: Mapping[str, int], client_ids: Iterable[str]
-) -> dict[str, int]:
-  """Returns the rounds after the first, in the order of the clients."""
-  rounds = {name: int(join_round.get(name, 1)) for name in client_ids}
-  return {name: number for name, number in rounds.items() if number > 1}
-
-
+@dataclasses.dataclass(eq=False, kw_only=True, repr=False)
 class FederatedDataset:
   """Training and test examples of every client, read when asked for.
 
@@ -59,12 +52,14 @@ class FederatedDataset:
 
   Attributes:
     name: Name of the dataset in tables and files.
-    num_classes: Number of classes; labels are in `[0, num_classes)`. None for
-      regression.
-    client_ids: Ids of all clients, unique, in a stable order.
+    client_ids: Ids of all clients, unique, at least one, in a stable order.
     element_spec: `tf.TensorSpec`s of one example, without a batch dimension:
       ordered `x` and `y`, then `weight` (float32 scalar) if examples have
       training weights, and `domain` (int32 scalar) if there are domains.
+    num_classes: Number of classes; labels are in `[0, num_classes)`. None for
+      regression.
+    load: Function from a client's id and 'train' or 'test' to its examples,
+      possibly none; the same each time.
     domain_names: Distinct names of the domains; an example's domain id is a
       position among them. None for a dataset without domains.
     in_memory: True if reading all examples takes seconds at most.
@@ -74,62 +69,53 @@ class FederatedDataset:
       many left out between the parts.
     encoding: The `TableEncoding` of a data set that is a table; None for
       others.
-    load_again: Function that returns an equal dataset on any machine; it is
-      pickled in place of the content. None to pickle the content.
     join_round: Client id to the first round that a run may draw it for, for
       clients that are not there from round 1 on; see `joining`.
+    load_again: Function that returns an equal dataset on any machine; it is
+      pickled in place of the content. None to pickle the content.
+
+  Raises:
+    ValueError: If there is no client, an id occurs twice, or only one of
+      `element_spec` and `domain_names` has domains.
   """
 
-  def __init__(
-    self,
-    *,
-    name: str,
-    client_ids: Iterable[str],
-    element_spec: 'collections.OrderedDict[str, tf.TensorSpec]',
-    num_classes: Optional[int],
-    load: Load,
-    domain_names: Optional[Iterable[str]] = None,
-    in_memory: bool = False,
-    num_overlapping: int = 0,
-  ):
-    """Makes a dataset; see also the class's attributes.
+  name: str
+  client_ids: Iterable[str]
+  element_spec: 'collections.OrderedDict[str, tf.TensorSpec]'
+  num_classes: Optional[int]
+  load: Load
+  domain_names: Optional[Iterable[str]] = None
+  in_memory: bool = False
+  num_overlapping: int = 0
+  encoding: Any = None
+  join_round: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  load_again: Optional[Callable[[], 'FederatedDataset']] = None
 
-    Args:
-      client_ids: At least one id.
-      load: Function from a client's id and 'train' or 'test' to its examples,
-        possibly none; the same each time.
-
-    Raises:
-      ValueError: If there is no client, an id occurs twice, or only one of
-        `element_spec` and `domain_names` has domains.
-    """
-    self.name = name
-    self.num_classes = array_checks.check_num_classes(num_classes)
-    self.client_ids = tuple(client_ids)
-    self.element_spec = element_spec
-    self.domain_names = None
-    if domain_names is not None:
-      self.domain_names = array_checks.check_domain_names(domain_names)
+  def __post_init__(self):
+    self.num_classes = array_checks.check_num_classes(self.num_classes)
+    self.client_ids = tuple(self.client_ids)
+    if self.domain_names is not None:
+      self.domain_names = array_checks.check_domain_names(self.domain_names)
     errors.expect(
-      element_spec.get('domain')
+      self.element_spec.get('domain')
       == (self.domain_names and tf.TensorSpec((), tf.int32)),
       'element_spec',
       'with an int32 scalar `domain` if and only if there are `domain_names`',
-      dict(element_spec),
+      dict(self.element_spec),
     )
     errors.expect(self.client_ids, 'client_ids', 'at least one id', 'none')
     self._known = frozenset(self.client_ids)
     if len(self._known) < len(self.client_ids):
       counts = collections.Counter(self.client_ids)
       errors.expect(False, 'client_ids', 'unique', counts.most_common(1)[0][0])
-    self.in_memory = in_memory
-    self.num_overlapping = num_overlapping
-    self._load = load
+    # Of these clients, in their order, those after the first round.
+    self.join_round = {
+      client_id: int(self.join_round[client_id])
+      for client_id in (self.client_ids if self.join_round else ())
+      if self.join_round.get(client_id, 1) > 1
+    }
     self._sizes: dict[tuple[str, str], int] = {}
     self._counts: dict[tuple[str, str], np.ndarray] = {}
-    self.encoding: Any = None
-    self.load_again: Optional[Callable[[], FederatedDataset]] = None
-    self.join_round: dict[str, int] = {}
 
   def __reduce__(self) -> Any:
     if self.load_again is None:
@@ -140,14 +126,9 @@ class FederatedDataset:
     domains = ''
     if self.domain_names is not None:
       domains = f', domain_names={self.domain_names}'
-    x = self.element_spec['x']
-    shapes = tf.nest.map_structure(
-      lambda spec: spec.shape.as_list(), dict(x) if isinstance(x, dict) else x
-    )
     return (
       f'FederatedDataset(name={self.name!r}, num_clients={self.num_clients},'
-      f' num_classes={self.num_classes},'
-      f' x={shapes}{domains})'
+      f' num_classes={self.num_classes}, x={self.element_spec["x"]}{domains})'
     )
 
   @property
@@ -266,23 +247,8 @@ class FederatedDataset:
     return self.replaced(client_ids=client_ids)
 
   def replaced(self, **fields: Any) -> 'FederatedDataset':
-    """Returns the dataset with other arguments of its constructor."""
-    data = FederatedDataset(
-      **{
-        'name': self.name,
-        'client_ids': self.client_ids,
-        'element_spec': self.element_spec,
-        'num_classes': self.num_classes,
-        'load': self._load,
-        'domain_names': self.domain_names,
-        'in_memory': self.in_memory,
-        'num_overlapping': self.num_overlapping,
-        **fields,
-      }
-    )
-    data.encoding = self.encoding
-    data.join_round = _later(self.join_round, data.client_ids)
-    return data
+    """Returns the dataset with other attributes."""
+    return dataclasses.replace(self, **{'load_again': None, **fields})
 
   def joining(self, join_round: Mapping[str, int]) -> 'FederatedDataset':
     """Returns a view in which some clients join a run later.
@@ -302,8 +268,7 @@ class FederatedDataset:
     for client_id, round_number in join_round.items():
       self._check_client(client_id)
       errors.expect_int('join_round', round_number, 1)
-    data = self.replaced()
-    data.join_round = _later({**self.join_round, **join_round}, self.client_ids)
+    data = self.replaced(join_round={**self.join_round, **join_round})
     if self.load_again is not None:
       data.load_again = functools.partial(
         _load_joining, self.load_again, data.join_round
@@ -475,7 +440,7 @@ class FederatedDataset:
 
   def _read(self, client_id: str, split: str) -> examples_lib.Examples:
     self._check_client(client_id)
-    examples = self._load(client_id, split)
+    examples = self.load(client_id, split)
     self._sizes[client_id, split] = len(examples)
     return examples
 

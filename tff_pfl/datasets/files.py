@@ -14,12 +14,6 @@ import numpy as np
 
 from tff_pfl import errors
 
-# A file that unpacks to more bytes than this and to more than so many times its
-# own size is a mistake, or made to fill the memory.
-_MAX_UNPACKED = 2**30
-_MAX_EXPANSION = 20
-_READ_SIZE = 2**20
-_MEMBER_READ_SIZE = 2**14
 # NumPy parses the headers of arrays as Python, which is not thread-safe in
 # Python 3.11 (python/cpython#106905).
 _parsing = threading.Lock()
@@ -125,27 +119,11 @@ def unreadable_error(path: str, error: OSError) -> FileError:
   return file_error(path, 'a readable file', error.strerror or str(error))
 
 
-def _check_unpacked(path: str, num_bytes: int) -> None:
-  limit = max(_MAX_UNPACKED, _MAX_EXPANSION * os.path.getsize(path))
-  if num_bytes > limit:
-    raise FileError(
-      f'Expected `{path}` to unpack to at most {limit:,} bytes, found more; if'
-      ' that is right, store it with less compression.'
-    )
-
-
 def read_bytes(path: str) -> bytes:
   """Reads a file; unpacks it if its name ends in `.gz`."""
   try:
-    if not path.endswith('.gz'):
-      with open(path, 'rb') as file:
-        return file.read()
-    content = io.BytesIO()
-    with gzip.open(path, 'rb') as file:
-      while part := file.read(_READ_SIZE):
-        content.write(part)
-        _check_unpacked(path, content.tell())
-    return content.getvalue()
+    with (gzip.open if path.endswith('.gz') else open)(path, 'rb') as file:
+      return file.read()
   except (EOFError, gzip.BadGzipFile, zlib.error) as error:
     raise file_error(
       path, 'a complete gzip file', f'a damaged one ({error})'
@@ -177,19 +155,16 @@ def read_npz(
   """
   try:
     with zipfile.ZipFile(path) as archive:
-      members = {
-        info.filename.removesuffix('.npy'): info for info in archive.infolist()
-      }
+      names = [name.removesuffix('.npy') for name in archive.namelist()]
       if keys is None:
-        keys = members
-      if not set(keys) <= set(members):
+        keys = names
+      if not set(keys) <= set(names):
         raise file_error(
           path,
           f'an .npz file with {" and ".join(keys)}',
-          ', '.join(members) or 'nothing',
+          ', '.join(names) or 'nothing',
         )
-      _check_unpacked(path, sum(members[key].file_size for key in keys))
-      contents = {key: _read_member(archive, members[key]) for key in keys}
+      contents = {key: archive.read(f'{key}.npy') for key in keys}
     with _parsing:
       return {key: parse(content) for key, content in contents.items()}
   except FileError:
@@ -203,10 +178,3 @@ def read_npz(
       'a complete .npz file of numbers or text',
       f'a damaged one ({error})',
     ) from None
-
-
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-  """Reads a member of an archive, no more than its stated size."""
-  # In one read, zipfile would unpack everything before it checks the size.
-  with archive.open(info) as member:
-    return b''.join(iter(lambda: member.read(_MEMBER_READ_SIZE), b''))

@@ -74,7 +74,7 @@ def test_fewer_writers_are_a_seeded_choice(tmp_path):
 def test_a_files_images_can_be_dealt_by_any_rule(tmp_path):
   dataset = _load(6, 'classes_per_client:3', data_dir=_write(tmp_path))
   assert dataset.num_clients == 6
-  counts = dataset.class_counts('train') + dataset.class_counts('test')
+  counts = shared.all_labels(dataset)
   assert ((counts > 0).sum(axis=1) == 3).all()
   assert counts.sum() == 60
 
@@ -152,7 +152,7 @@ def test_without_data_dir_the_writers_come_through_tff(monkeypatch):
 def test_the_real_subset_of_digits(real_data):
   dataset = _load(12, data_dir=real_data('femnist'))
   assert dataset.num_classes == 10
-  counts = dataset.class_counts('train') + dataset.class_counts('test')
+  counts = shared.all_labels(dataset)
   assert counts.sum(axis=0).tolist() == [
     593, 702, 591, 607, 621, 565, 615, 559, 560, 584,
   ]  # fmt: skip

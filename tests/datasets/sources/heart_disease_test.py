@@ -1,10 +1,11 @@
 """Tests of the four hospitals' patients."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from tests.datasets import shared
-from tff_pfl import datasets
 from tff_pfl.datasets.sources import heart_disease
 
 
@@ -46,14 +47,7 @@ def _write_csv(folder, count=20):
   return path
 
 
-def _load(data_dir, num_clients=4, partition='natural', **kwargs):
-  return datasets.load_dataset(
-    'heart_disease',
-    num_clients=num_clients,
-    partition=partition,
-    data_dir=str(data_dir),
-    **kwargs,
-  )
+_load = functools.partial(shared.load, 'heart_disease', num_clients=4)
 
 
 def test_hospitals_are_clients_and_sexes_domains(tmp_path):
@@ -63,9 +57,9 @@ def test_hospitals_are_clients_and_sexes_domains(tmp_path):
   assert dataset.domain_names == ('female', 'male')
   assert dataset.num_classes == 2
   assert dataset.element_spec['x'].shape == [21]
-  counts = dataset.domain_counts('train') + dataset.domain_counts('test')
+  counts = shared.all_domains(dataset)
   assert counts.tolist() == [[10, 10]] * 4
-  counts = dataset.class_counts('train') + dataset.class_counts('test')
+  counts = shared.all_labels(dataset)
   # 0, 0, 1, 1, 2, 2, 0, ...
   assert counts.tolist() == [[8, 12]] * 4
 

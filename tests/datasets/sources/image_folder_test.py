@@ -1,11 +1,12 @@
 """Tests of folders of images."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.datasets import shared
-from tff_pfl import datasets
 
 _ENCODERS = {
   'jpg': lambda image: tf.io.encode_jpeg(image, quality=100),
@@ -19,14 +20,7 @@ def _write(path, color, ending='PNG', channels=3):
   path.with_suffix(f'.{ending}').write_bytes(_ENCODERS[ending](image).numpy())
 
 
-def _load(data_dir, num_clients=2, **kwargs):
-  return datasets.load_dataset(
-    'image_folder',
-    num_clients=num_clients,
-    partition='natural',
-    data_dir=str(data_dir),
-    **kwargs,
-  )
+_load = functools.partial(shared.load, 'image_folder')
 
 
 def test_folders_are_clients_and_classes(tmp_path):

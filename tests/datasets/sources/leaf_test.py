@@ -1,12 +1,12 @@
 """Tests of LEAF's JSON files."""
 
+import functools
 import json
 
 import numpy as np
 import pytest
 
 from tests.datasets import shared
-from tff_pfl import datasets
 from tff_pfl.datasets.sources import shakespeare
 
 
@@ -27,14 +27,7 @@ def _images(first, count):
   return [[i / 100] * 4 for i in numbers], [i % 3 for i in numbers]
 
 
-def _load(data_dir, num_clients, **kwargs):
-  return datasets.load_dataset(
-    'leaf',
-    num_clients=num_clients,
-    partition='natural',
-    data_dir=str(data_dir),
-    **kwargs,
-  )
+_load = functools.partial(shared.load, 'leaf')
 
 
 def test_users_of_all_files_are_clients(tmp_path):

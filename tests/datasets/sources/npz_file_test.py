@@ -1,10 +1,11 @@
 """Tests of one's own .npz files."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from tests.datasets import shared
-from tff_pfl import datasets
 
 
 def _write(tmp_path, **changes):
@@ -16,10 +17,7 @@ def _write(tmp_path, **changes):
   return str(path)
 
 
-def _load(path, num_clients=4, partition='natural', **kwargs):
-  return datasets.load_dataset(
-    'npz', num_clients=num_clients, partition=partition, data_dir=path, **kwargs
-  )
+_load = functools.partial(shared.load, 'npz', num_clients=4)
 
 
 def _numbers(data, split, client_id):
@@ -44,7 +42,7 @@ def test_clients_have_their_own_examples_domains_and_weights(tmp_path):
     assert len(train.y) == 8
   assert data.load_again().fingerprint == data.fingerprint
   # Some are drawn, as ever with a seed; or they have a folder to themselves.
-  assert len(_load(str(tmp_path), 2).client_ids) == 2
+  assert len(_load(str(tmp_path), num_clients=2).client_ids) == 2
 
 
 def test_test_examples_of_a_file_are_those_tested(tmp_path):
@@ -56,31 +54,37 @@ def test_test_examples_of_a_file_are_those_tested(tmp_path):
     client_test=np.array([10, 2, 10]),
     weight=np.arange(40) / 8,
   )
-  data = _load(path, 2)
+  data = _load(path, num_clients=2)
   assert data.client_ids == ('2', '10')
   assert _numbers(data, 'train', '2') == list(range(20))
   assert _numbers(data, 'test', '2') == [101]
   assert _numbers(data, 'test', '10') == [100, 102]
   # Which scores do not look at.
   assert data.test('10').weight.tolist() == [1, 1]
-  pooled = _load(path, 2, test_fraction=0.5)
+  pooled = _load(path, num_clients=2, test_fraction=0.5)
   own = _numbers(pooled, 'train', '2') + _numbers(pooled, 'test', '2')
   assert sorted(own) == [*range(20), 101]
   assert len(pooled.test('2').y) == 10
 
 
 def test_any_rule_deals_examples(tmp_path):
-  data = _load(_write(tmp_path, client=None), 5, 'classes_per_client:1')
+  data = _load(
+    _write(tmp_path, client=None),
+    num_clients=5,
+    partition='classes_per_client:1',
+  )
   assert ((data.class_counts() > 0).sum(axis=1) == 1).all()
-  with_clients = _load(_write(tmp_path), 5, 'classes_per_client:1')
+  with_clients = _load(
+    _write(tmp_path), num_clients=5, partition='classes_per_client:1'
+  )
   assert with_clients.fingerprint == data.fingerprint
-  some = _load(_write(tmp_path), 4, classes=[1, 2])
+  some = _load(_write(tmp_path), num_clients=4, classes=[1, 2])
   assert some.class_counts()[:, 0].tolist() == [0] * 4
   assert some.class_counts()[:, 1:].all()
 
 
 def test_clients_that_a_rule_leaves_aside_are_a_warning(tmp_path, caplog):
-  _load(_write(tmp_path), 2, 'iid')
+  _load(_write(tmp_path), num_clients=2, partition='iid')
   assert 'left aside, as iid deals the examples' in caplog.text
 
 
@@ -129,7 +133,7 @@ def test_files_of_another_form_are_named(tmp_path, changes, match):
 
 def test_impossible_partitions_are_one_line_errors(tmp_path):
   with shared.one_line_error('at most 4, the number of clients'):
-    _load(_write(tmp_path), 5)
+    _load(_write(tmp_path), num_clients=5)
   with shared.one_line_error('deals pooled examples'):
     _load(_write(tmp_path, client=None))
   with shared.one_line_error('`normalize` to be false with the partition nat'):

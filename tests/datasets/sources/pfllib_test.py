@@ -1,12 +1,12 @@
 """Tests of PFLlib's folders."""
 
+import functools
 import os
 
 import numpy as np
 import pytest
 
 from tests.datasets import shared
-from tff_pfl import datasets
 
 
 def _write(folder, part, client, x, y):
@@ -16,14 +16,7 @@ def _write(folder, part, client, x, y):
     np.savez_compressed(file, data={'x': x, 'y': y})
 
 
-def _load(data_dir, num_clients=3, **kwargs):
-  return datasets.load_dataset(
-    'pfllib',
-    num_clients=num_clients,
-    partition='natural',
-    data_dir=str(data_dir),
-    **kwargs,
-  )
+_load = functools.partial(shared.load, 'pfllib', num_clients=3)
 
 
 @pytest.fixture(name='folder')
@@ -59,7 +52,7 @@ def test_texts_are_their_tokens(tmp_path):
   pairs = np.array([([7, 8, 0], 3), ([9, 0, 0], 3)], dtype=object)
   # Labels of a list, too, as scikit-learn divides lists.
   _write(tmp_path, 'train', 0, pairs, [np.int64(1), np.int64(0)])
-  data = _load(tmp_path, 1, test_fraction=0)
+  data = _load(tmp_path, num_clients=1, test_fraction=0)
   examples = data.train('0')
   assert examples.x.dtype == np.int32
   assert examples.x.tolist() == [[7, 8, 0], [9, 0, 0]]
@@ -80,7 +73,7 @@ def test_files_of_strangers_run_nothing(tmp_path):
   victim = tmp_path / 'made'
   _write(tmp_path, 'train', 0, _Malicious(victim), np.arange(2))
   with shared.one_line_error(r'0.npz` to hold arrays.*found posix.mkdir, whi'):
-    _load(tmp_path, 1)
+    _load(tmp_path, num_clients=1)
   assert not victim.exists()
   # The file would have done it.
   np.load(tmp_path / 'train' / '0.npz', allow_pickle=True)['data']
@@ -99,7 +92,7 @@ def test_files_of_another_form_are_named(tmp_path, x, y, match):
   _write(tmp_path, 'train', 0, np.ones((2, 2)), np.arange(2))
   _write(tmp_path, 'train', 1, x, y)
   with shared.one_line_error(match):
-    _load(tmp_path, 2)
+    _load(tmp_path, num_clients=2)
 
 
 def test_what_cannot_be_read_is_one_line(folder):

@@ -1,13 +1,13 @@
 """Tests of labeled texts from CSV files."""
 
 import csv
+import functools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.datasets import shared
-from tff_pfl import datasets
 from tff_pfl.datasets.sources import sentiment, vocabulary
 
 _BY_USER = ('user', 'label', 'text')
@@ -29,14 +29,7 @@ def _rows(clients=('books', 'music'), count=20):
   ]
 
 
-def _load(path, num_clients=2, partition='natural', **kwargs):
-  return datasets.load_dataset(
-    'sentiment',
-    num_clients=num_clients,
-    partition=partition,
-    data_dir=str(path),
-    **kwargs,
-  )
+_load = functools.partial(shared.load, 'sentiment')
 
 
 def _splits(dataset):
@@ -80,7 +73,7 @@ def test_more_clients_than_domains_share_the_domains(tmp_path):
     'music_0',
     'music_1',
   )
-  totals = dataset.class_counts('train') + dataset.class_counts('test')
+  totals = shared.all_labels(dataset)
   assert totals[:3].tolist() == [[5, 5]] * 3
   assert np.abs(totals[3:] - 7.5).max() < 1
   # Every text has one client: 'text' and 'good' are in all, the number is not.
@@ -133,7 +126,7 @@ def test_texts_have_the_domain_of_the_file_whoever_owns_them(tmp_path):
   dataset = _load(path, 4)
   assert dataset.client_ids == ('u0', 'u1', 'u2', 'u3')
   assert dataset.domain_names == ('books', 'music')
-  totals = dataset.domain_counts('train') + dataset.domain_counts('test')
+  totals = shared.all_domains(dataset)
   assert totals.tolist() == [[10, 10]] * 4
   first_words = [
     vocabulary.hashed(name, 10_000) for name in dataset.domain_names
@@ -159,7 +152,7 @@ def test_texts_can_be_dealt_by_domain_without_repeats(tmp_path, kind):
     vocabulary_size=100_000,
   )
   assert dataset.client_ids[0] == 'client_0'
-  totals = dataset.domain_counts('train') + dataset.domain_counts('test')
+  totals = shared.all_domains(dataset)
   assert totals.sum(axis=1).tolist() == [20] * 4
   texts = [
     row.tobytes()
@@ -250,7 +243,7 @@ def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
 def test_real_reviews_of_four_domains(real_data):
   dataset = _load(real_data(), 4, vocabulary='learned')
   assert dataset.client_ids == ('books', 'dvd', 'electronics', 'kitchen')
-  totals = dataset.class_counts('train') + dataset.class_counts('test')
+  totals = shared.all_labels(dataset)
   # 1,000 of each label and domain, less the repeated ones.
   assert totals.min() > 950 and totals.max() <= 1000
   assert totals.sum() == 8000 - 147

@@ -1,6 +1,7 @@
 """Tests of next characters by speaking role."""
 
 import collections
+import functools
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.datasets import shared
-from tff_pfl import datasets
 from tff_pfl.datasets.sources import shakespeare
 
 _PLAY = """HAMLET:
@@ -40,16 +40,9 @@ def _play(sizes):
   return '\n\n'.join(speeches)
 
 
-def _load(data_dir, num_clients, **kwargs):
-  options = dict(
-    partition='natural', sequence_length=_LENGTH, min_characters=25
-  )
-  return datasets.load_dataset(
-    'shakespeare',
-    num_clients=num_clients,
-    data_dir=data_dir and str(data_dir),
-    **{**options, **kwargs},
-  )
+_load = functools.partial(
+  shared.load, 'shakespeare', sequence_length=_LENGTH, min_characters=25
+)
 
 
 @pytest.mark.parametrize('encoding', ['utf-8', 'utf-8-sig'])

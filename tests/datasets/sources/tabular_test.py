@@ -1,6 +1,7 @@
 """Tests of tables from CSV files."""
 
 import csv
+import functools
 import gzip
 import json
 
@@ -43,20 +44,15 @@ def _path(tmp_path):
   return _write(tmp_path / 'patients.csv', _rows())
 
 
-def _load(path, num_clients=3, partition='natural', **kwargs):
-  options = dict(
-    label_column='ill',
-    domain_column='sex',
-    client_column='hospital',
-    categorical_columns=['code'],
-  )
-  return datasets.load_dataset(
-    'tabular',
-    num_clients=num_clients,
-    partition=partition,
-    data_dir=str(path),
-    **{**options, **kwargs},
-  )
+_load = functools.partial(
+  shared.load,
+  'tabular',
+  num_clients=3,
+  label_column='ill',
+  domain_column='sex',
+  client_column='hospital',
+  categorical_columns=('code',),
+)
 
 
 def _all(dataset, split='train'):
@@ -79,7 +75,7 @@ def test_clients_and_domains_are_those_of_the_columns(path):
 
 @pytest.mark.parametrize('num_clients', [1, 3])
 def test_numbers_are_standardized_by_the_training_rows(path, num_clients):
-  dataset = _load(path, num_clients)
+  dataset = _load(path, num_clients=num_clients)
   x, _, _ = _all(dataset)
   np.testing.assert_allclose(x[:, 0].mean(), 0, atol=1e-6)
   np.testing.assert_allclose(x[:, 0].std(), 1, rtol=1e-6)
@@ -123,17 +119,21 @@ def test_the_picture_of_a_partition_names_classes(path):
 def test_bounds_cut_numbers_into_domains_and_leave_them_inputs(path):
   dataset = _load(path, domain_column='age', domain_bounds=[30, 50])
   assert dataset.domain_names == ('age<30', '30<=age<50', 'age>=50')
-  counts = dataset.domain_counts('train') + dataset.domain_counts('test')
+  counts = shared.all_domains(dataset)
   assert counts.sum(axis=0).tolist() == [10, 20, 30]
   # Age, weight, two sexes, three blood groups, three codes.
   assert dataset.element_spec['x'].shape == [10]
 
 
 def test_pooled_rows_can_be_dealt_by_any_rule(path):
-  dataset = _load(path, 5, 'domain_mixture:0.2:10', seed=1)
-  counts = dataset.domain_counts('train') + dataset.domain_counts('test')
+  dataset = _load(
+    path, num_clients=5, partition='domain_mixture:0.2:10', seed=1
+  )
+  counts = shared.all_domains(dataset)
   assert counts.sum(axis=1).tolist() == [10] * 5
-  by_rule = _load(path, 4, 'iid', client_column=None, domain_column=None)
+  by_rule = _load(
+    path, num_clients=4, partition='iid', client_column=None, domain_column=None
+  )
   assert by_rule.client_ids[0] == 'client_0'
   assert by_rule.domain_names is None
   assert list(by_rule.element_spec) == ['x', 'y']
@@ -164,83 +164,14 @@ def test_each_file_of_a_folder_may_be_a_client(path, tmp_path):
     np.testing.assert_array_equal(
       dataset.train(client_id).x, expected.train(client_id).x
     )
+  (folder / 'c.csv').write_text((folder / 'b.csv').read_text() + 'm,x,,,,1\n')
+  with shared.one_line_error("c.csv` to have numbers in .*'x' in row 21 after"):
+    _load(folder, client_column='file')
   (folder / 'd.csv').write_text('sex,age\nf,3\n')
   with shared.one_line_error('d.csv` to have the columns sex, age, weight'):
     _load(folder, client_column='file')
   with shared.one_line_error('`data_dir` to hold tabular once'):
     _load(folder)
-
-
-@pytest.mark.parametrize(
-  'column, number, value, kwargs, match',
-  [
-    (2, 5, 'old', {}, "numbers in column age, found 'old' in row 6 after"),
-    (2, 5, 'inf', {}, "numbers in column age, found 'inf' in row 6 after"),
-    (2, 5, '-1e308', {}, "at most 1e.150 in column age, found '-1e308' in row"),
-    (1, 4, '', {}, 'a sex in every row, found none in row 5'),
-    (0, 3, '?', {}, 'a hospital in every row, found none in row 4'),
-    (6, 9, '', {}, 'a ill in every row, found none in row 10'),
-    (
-      2,
-      5,
-      'old',
-      dict(domain_column='age', domain_bounds=[3]),
-      "column age, found 'old' in row 6 .*`domain_bounds`",
-    ),
-    *(
-      (column, 5, value, dict(weight_column=_HEADING[column]), match)
-      for column, value, match in (
-        (2, 'old', "column age, found 'old' in row 6 .*weights are numbers"),
-        (2, '-3', "at least 0 in column age, found '-3' in row 6"),
-        (3, '', 'a weight in every row, found none in row 1'),
-      )
-    ),
-  ],
-)
-def test_cells_that_are_not_what_they_should_be_are_errors(
-  tmp_path, column, number, value, kwargs, match
-):
-  rows = [list(row) for row in _rows()]
-  rows[number][column] = value
-  with shared.one_line_error(match):
-    _load(_write(tmp_path / 'a.csv', rows), **kwargs)
-
-
-@pytest.mark.parametrize(
-  'kwargs, match',
-  [
-    (
-      dict(label_column='dead'),
-      r'`label_column` .*\(hospital, sex, age, .*, ill\), found .dead.',
-    ),
-    (dict(domain_column='race'), "`domain_column` .*found 'race'"),
-    (dict(client_column='ward'), "`client_column` .*found 'ward'"),
-    (dict(weight_column='w'), "`weight_column` .*found 'w'"),
-    (dict(drop_columns=['id']), "`drop_columns` .*found 'id'"),
-    (dict(categorical_columns=['z']), "`categorical_columns` .*found 'z'"),
-    (dict(zero_is_missing_columns=['z']), "`zero_is_missing_columns` .*'z'"),
-    (
-      dict(zero_is_missing_columns=['code']),
-      '`zero_is_missing_columns` to be columns of numbers',
-    ),
-    (
-      dict(zero_is_missing_columns=['blood']),
-      "numbers in column blood, found 'A' in row 1",
-    ),
-    (dict(domain_column='ill'), '`domain_column` to be another column than'),
-    (dict(client_column='ill'), '`client_column` to be another column than'),
-    (dict(domain_bounds=[3, 3]), '`domain_bounds` to be ascending'),
-    (dict(domain_bounds=[3], domain_column=None), '`domain_bounds` to be'),
-    (dict(client_column=None), '`client_column` to be given for the part'),
-    (dict(num_clients=4), 'at most 3, the number of clients'),
-    (dict(test_fraction=1), '`test_fraction`'),
-    (dict(seed=-1), '`seed`'),
-    (dict(partition='domain_mixture:1', domain_column=None), 'domain'),
-  ],
-)
-def test_bad_arguments_are_one_line_errors(path, kwargs, match):
-  with shared.one_line_error(match):
-    _load(path, **kwargs)
 
 
 def _load_pooled(tmp_path, heading, rows, **kwargs):
@@ -252,51 +183,6 @@ def _load_pooled(tmp_path, heading, rows, **kwargs):
     label_column=heading[-1],
     **kwargs,
   )
-
-
-@pytest.mark.parametrize(
-  'heading, row, kwargs, match',
-  [
-    (('', 'label'), lambda i: (i, i % 2), {}, 'a column that is an input'),
-    (
-      ('empty', 'label'),
-      lambda i: ('', i % 2),
-      {},
-      'a empty in some row, .*`drop_columns`',
-    ),
-    (
-      ('name', 'label'),
-      lambda i: (f'name {i}', i % 2),
-      {},
-      '1000 different words .*1100',
-    ),
-    (
-      ('number', 'label'),
-      lambda i: (i, i % 2),
-      dict(domain_column='number'),
-      '100 different values, .*1100',
-    ),
-    (
-      ('age', 'income'),
-      lambda i: (i, i),
-      {},
-      '`label_column`.*100.*`label_above`',
-    ),
-  ],
-)
-def test_columns_of_no_or_too_many_values_are_errors(
-  tmp_path, heading, row, kwargs, match
-):
-  with pytest.raises(ValueError, match=match):
-    _load_pooled(tmp_path, heading, map(row, range(1100)), **kwargs)
-
-
-def test_words_that_python_would_read_as_numbers_are_words(tmp_path):
-  rows = [(('10_19', '20_29')[i % 2], i, i // 2 % 2) for i in range(20)]
-  data = _load_pooled(
-    tmp_path, ('age', 'weight', 'ill'), rows, domain_column='age'
-  )
-  assert data.domain_names == ('10_19', '20_29')
 
 
 def test_regression_standardizes_labels_by_the_training_rows(path):
@@ -331,7 +217,7 @@ def test_a_column_says_how_much_rows_weigh(tmp_path):
   path = _write(tmp_path / 'a.csv', rows, heading)
   data = _load(
     path,
-    2,
+    num_clients=2,
     label_column='sex',
     domain_column=None,
     client_column='bank',
@@ -371,8 +257,17 @@ def test_rows_without_client_can_be_left_out_or_be_one(tmp_path):
   assert dataset.client_ids == ('a', 'b', 'c')
   assert dataset.class_counts().sum() + dataset.class_counts('test').sum() == 54
   for bounds in ({}, dict(domain_column='age', domain_bounds=[50])):
-    dataset = _load(path, 4, missing_domain='value', **bounds)
+    dataset = _load(path, num_clients=4, missing_domain='value', **bounds)
     assert dataset.client_ids == ('(missing)', 'a', 'b', 'c')
+
+
+def test_clients_that_are_numbers_are_the_same_however_they_are_written(
+  tmp_path,
+):
+  rows = [((1, '1.0', 2, 10)[i % 4], *row[1:]) for i, row in enumerate(_rows())]
+  dataset = _load(_write(tmp_path / 'a.csv', rows))
+  assert dataset.client_ids == ('1', '10', '2')
+  assert shared.all_labels(dataset).sum(axis=1).tolist() == [30, 15, 15]
 
 
 def test_new_rows_are_encoded_as_those_of_the_training(path, tmp_path):
@@ -402,3 +297,83 @@ def test_a_column_of_many_words_stays_compact(tmp_path):
   other = [('other', *rows[0][1:]), *rows[1:]]
   changed = _load_pooled(tmp_path, heading, other, min_category_count=1)
   assert changed.fingerprint != dataset.fingerprint
+
+
+@pytest.mark.parametrize(
+  'column, value, kwargs, match',
+  [
+    (2, 'old', {}, "numbers in column age, found 'old' in row 6 after"),
+    (2, 'inf', {}, "numbers in column age, found 'inf' in row 6 after"),
+    (1, '', {}, 'a sex in every row, found none in row 6'),
+    (0, '?', {}, 'a hospital in every row, found none in row 6'),
+    (6, '', {}, 'a ill in every row, found none in row 6'),
+    (
+      2,
+      'old',
+      dict(domain_column='age', domain_bounds=[3]),
+      "column age, found 'old' in row 6 .*`domain_bounds`",
+    ),
+    (2, 'old', dict(weight_column='age'), "'old' in row 6 .*weights are numb"),
+    (2, '-3', dict(weight_column='age'), 'not negative, found -3'),
+    (3, '', dict(weight_column='weight'), 'a weight in every row, found none'),
+    *(
+      (0, 'a', {name: value}, f'`{name}` .*found {found}')
+      for name, value, found in (
+        ('label_column', 'dead', "'dead'"),
+        ('domain_column', 'race', "'race'"),
+        ('domain_column', 'ill', "'ill'"),
+        ('client_column', 'ward', "'ward'"),
+        ('client_column', 'ill', "'ill'"),
+        ('client_column', None, 'None'),
+        ('weight_column', 'w', "'w'"),
+        ('drop_columns', ['id'], "'id'"),
+        ('categorical_columns', ['z'], "'z'"),
+        ('zero_is_missing_columns', ['z'], "'z'"),
+        ('zero_is_missing_columns', ['code'], "'code'"),
+        ('domain_bounds', [3, 3], ''),
+        ('test_fraction', 1, '1'),
+        ('seed', -1, '-1'),
+      )
+    ),
+    (
+      0,
+      'a',
+      dict(zero_is_missing_columns=['blood']),
+      "numbers in column blood, found 'A' in row 1",
+    ),
+    (0, 'a', dict(domain_bounds=[3], domain_column=None), '`domain_bounds`'),
+    (0, 'a', dict(num_clients=4), 'at most 3, the number of clients'),
+  ],
+)
+def test_mistakes_are_one_line_errors(tmp_path, column, value, kwargs, match):
+  rows = [list(row) for row in _rows()]
+  rows[5][column] = value
+  with shared.one_line_error(match):
+    _load(_write(tmp_path / 'a.csv', rows), **kwargs)
+
+
+@pytest.mark.parametrize(
+  'heading, row, kwargs, match',
+  [
+    (('', 'label'), lambda i: (i, i % 2), {}, 'a column that is an input'),
+    (('empty', 'y'), lambda i: ('', i % 2), {}, 'a empty in some row, .*`drop'),
+    (
+      ('name', 'y'),
+      lambda i: (f'name {i}', i % 2),
+      {},
+      '1000 different words .*1100',
+    ),
+    (
+      ('number', 'y'),
+      lambda i: (i, i % 2),
+      dict(domain_column='number'),
+      '100 different values, .*1100',
+    ),
+    (('age', 'y'), lambda i: (i, i), {}, '`label_column`.*100.*`label_above`'),
+  ],
+)
+def test_columns_of_no_or_too_many_values_are_errors(
+  tmp_path, heading, row, kwargs, match
+):
+  with shared.one_line_error(match):
+    _load_pooled(tmp_path, heading, map(row, range(1100)), **kwargs)

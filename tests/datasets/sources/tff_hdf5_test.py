@@ -1,11 +1,12 @@
 """Tests of TensorFlow Federated's HDF5 files."""
 
+import functools
+
 import h5py
 import numpy as np
 import pytest
 
 from tests.datasets import shared
-from tff_pfl import datasets
 
 
 def _write(path, clients, **fields):
@@ -30,14 +31,7 @@ def _label(count, number):
   return np.arange(number, number + count)
 
 
-def _load(data_dir, num_clients=3, partition='natural', **kwargs):
-  return datasets.load_dataset(
-    'tff_hdf5',
-    num_clients=num_clients,
-    partition=partition,
-    data_dir=str(data_dir),
-    **kwargs,
-  )
+_load = functools.partial(shared.load, 'tff_hdf5', num_clients=3)
 
 
 @pytest.fixture(name='folder')
@@ -68,7 +62,7 @@ def test_clients_have_their_own_examples(folder):
 
 
 def test_any_rule_deals_examples(folder):
-  data = _load(folder, 2, 'iid')
+  data = _load(folder, num_clients=2, partition='iid')
   x = np.concatenate([data.train(client_id).x for client_id in data.client_ids])
   everything = np.concatenate([_pixels(6, 0), _pixels(5, 1), _pixels(4, 2)])
   assert sorted(x[:, 0, 0]) == sorted(everything[:, 0, 0])
@@ -99,14 +93,16 @@ def test_one_file_of_bytes_is_divided_and_scaled(tmp_path):
     coarse_label=lambda count, number: np.zeros((count, 1), int),
     id=lambda count, number: np.array([b'x'] * count),
   )
-  data = _load(path, 2)
+  data = _load(path, num_clients=2)
   assert data.element_spec == shared.spec(4, 4, 3)
   np.testing.assert_allclose(data.train('a').x, 0.2)
   assert data.class_counts().tolist() == [[8, 0], [0, 4]]
   assert data.class_counts('test').tolist() == [[2, 0], [0, 1]]
-  coarse = _load(path, 2, label_field='coarse_label')
+  coarse = _load(path, num_clients=2, label_field='coarse_label')
   assert coarse.num_classes == 1
-  assert _load(path, 2, scale=False).element_spec['x'].dtype == np.uint8
+  assert (
+    _load(path, num_clients=2, scale=False).element_spec['x'].dtype == np.uint8
+  )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +142,7 @@ def test_files_of_another_form_are_named(tmp_path, fields, kwargs, match):
   for part in ('train', 'test'):
     _write(tmp_path / f'fed_{part}.h5', dict(a=3, b=1), **fields)
   with shared.one_line_error(match):
-    _load(tmp_path, 2, **kwargs)
+    _load(tmp_path, num_clients=2, **kwargs)
 
 
 def test_inputs_that_are_not_finite_are_named(folder):

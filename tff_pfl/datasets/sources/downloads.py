@@ -5,10 +5,8 @@ TensorFlow Federated keeps its downloads in `~/.tff` (word counts in
 was cut short.
 """
 
-import urllib.error
-import urllib.request
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import tensorflow_federated as tff
@@ -40,14 +38,11 @@ def from_tff(name: str, load: Callable[[], Any], remedy: str) -> Any:
     raise _error(name, 'TensorFlow Federated', error, remedy) from error
 
 
-def from_tensorflow_datasets(
-  name: str, url: Optional[str] = None
-) -> dict[str, np.ndarray]:
+def from_tensorflow_datasets(name: str) -> dict[str, np.ndarray]:
   """Returns the arrays of a data set, downloaded if needed.
 
   Args:
     name: Name of the data set in TensorFlow Datasets.
-    url: Address to check before the download; None for the builder's own.
 
   Returns:
     Arrays `x`, `y`, `x_test` and `y_test` by name.
@@ -58,13 +53,11 @@ def from_tensorflow_datasets(
   import tensorflow_datasets as tfds  # Slow to import; rarely needed.
 
   try:
-    builder = tfds.builder(name)
-    if not builder.is_prepared():
-      _expect_reachable(builder.URL if url is None else url)
-      builder.download_and_prepare()
-    splits = builder.as_dataset(split=['train', 'test'], as_supervised=True)
+    splits = tfds.load(
+      name, split=['train', 'test'], batch_size=1000, as_supervised=True
+    )
     (x, y), (x_test, y_test) = (
-      [np.concatenate(part) for part in zip(*tfds.as_numpy(split.batch(1000)))]
+      [np.concatenate(part) for part in zip(*tfds.as_numpy(split))]
       for split in splits
     )
   # Whatever TFDS and its downloader raise, the user's remedy is the same.
@@ -75,15 +68,6 @@ def from_tensorflow_datasets(
     )
     raise _error(name, 'TensorFlow Datasets', error, remedy) from error
   return dict(x=x, y=y, x_test=x_test, y_test=y_test)
-
-
-def _expect_reachable(url: str) -> None:
-  """Raises `OSError` unless a server answers; TFDS would try for minutes."""
-  request = urllib.request.Request(url, method='HEAD')
-  try:
-    urllib.request.urlopen(request, timeout=10).close()
-  except urllib.error.HTTPError:
-    pass  # An answer, if only that the address is no page.
 
 
 def _error(

@@ -36,7 +36,6 @@ from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import downloads, images, npz_file, own_files
 
 _SPLITS = ('x', 'y', 'x_test', 'y_test')
-_CIFAR_URL = 'https://www.cs.toronto.edu/~kriz/cifar-{}-binary.tar.gz'
 
 
 class ImageSet(NamedTuple):
@@ -46,13 +45,10 @@ class ImageSet(NamedTuple):
     num_classes: Number of classes.
     shape: Height, width and channels of an image; None for any height and
       width, and one or three channels.
-    url: Address from which TensorFlow Datasets downloads it; None for the
-      builder's own.
   """
 
   num_classes: int = 10
   shape: Optional[tuple[int, int, int]] = None
-  url: Optional[str] = None
 
   def check(self, path: str, x: np.ndarray, y: np.ndarray) -> None:
     """Raises `ValueError` unless arrays are images of the set and their labels.
@@ -90,8 +86,8 @@ class ImageSet(NamedTuple):
 IMAGE_SETS = {
   'mnist': ImageSet(shape=(28, 28, 1)),
   'fashion_mnist': ImageSet(shape=(28, 28, 1)),
-  'cifar10': ImageSet(10, (32, 32, 3), _CIFAR_URL.format(10)),
-  'cifar100': ImageSet(100, (32, 32, 3), _CIFAR_URL.format(100)),
+  'cifar10': ImageSet(10, (32, 32, 3)),
+  'cifar100': ImageSet(100, (32, 32, 3)),
   'femnist': ImageSet(62, (28, 28, 1)),
   'mnist_m': ImageSet(),
   'svhn': ImageSet(),
@@ -146,7 +142,7 @@ def load(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
   """
   image_set, path = IMAGE_SETS[name], name
   if data_dir is None:
-    arrays = downloads.from_tensorflow_datasets(name, image_set.url)
+    arrays = downloads.from_tensorflow_datasets(name)
   else:
     path, arrays = read(name, data_dir)
   with own_files.naming(path):

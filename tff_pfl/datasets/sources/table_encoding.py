@@ -44,26 +44,16 @@ _MAX_CATEGORIES = 1000
 _MIN_FREE_TEXTS = 50
 _MAX_DOMAINS = 100
 _MAX_CLASSES = 100
-# More classes that are numbers may be meant for regression.
-_MANY_CLASSES = 20
 _ADVICE = (
   "`task='regression'` predicts numbers, `label_above` makes two classes of"
   ' them, `label_values` selects words'
 )
-# Larger numbers' squares cannot be added up.
-_MAX_NUMBER = 1e150
+_OTHER_FORM = '`decimal` or `thousands` read such numbers'
 _AS_TRAINED = ', as in the training data'
-# The options that read other ways of writing numbers.
-_OTHER_NUMBERS = {
-  "`decimal=','`": r'[-+]?\d*,\d+',
-  "`decimal=','` and `thousands='.'`": r'[-+]?\d{1,3}(?:\.\d{3})*,\d+',
-  "`thousands=','`": r'[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?',
-  "`thousands='.'`": r'[-+]?\d{1,3}(?:\.\d{3})+(?:,\d*)?',
-  "`thousands=' '`": r'[-+]?\d{1,3}(?:[ \u00a0\u202f]\d{3})+(?:[.,]\d*)?',
-}
-# The share of a column's cells that decides its kind.
+# Most of a column's cells decide its kind.
 _MOST = 0.9
-_LIKE_NUMBERS = r'[-+$€£]?[.,]?\d.*'
+_LIKE_NUMBERS = r"[-+]?\d[\d.,' \u00a0\u202f]*"
+_LIKE_QUANTITIES = r'[-+$€£]?[.,]?\d.*'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,11 +108,11 @@ class Columns:
     words = self._class_of_word
     errors.expect(
       len(words) == len(self.label_values)
-      and all(words) and all(words.values()),
+      and '' not in {*words, *words.values()},
       'label_values',
       'different words, or WORD:CLASS',
       self.label_values,
-    )  # fmt: skip
+    )
     bounds = list(self.domain_bounds)
     errors.expect(
       bounds == sorted(set(bounds)) and (self.domain or not bounds),
@@ -144,7 +134,7 @@ class Columns:
 
   def check(self, table: pd.DataFrame) -> None:
     """Raises `ValueError` unless the table has all named columns."""
-    single = {
+    others = {
       'domain_column': self.domain,
       'client_column': self.client,
       'split_column': self.split,
@@ -152,23 +142,20 @@ class Columns:
     }
     named = {
       'label_column': self.labels,
-      **{name: [c] for name, c in single.items() if c is not None},
+      **{name: [c] for name, c in others.items() if c is not None},
       'drop_columns': self.drop,
       'categorical_columns': self.categorical,
       'zero_is_missing_columns': self.zero_is_missing,
     }
     for argument, columns in named.items():
+      known = [*table]
+      if argument in others:
+        known = [column for column in table if column not in self.labels]
       for column in columns:
         errors.expect(
-          column in table,
+          column in known,
           argument,
-          f'one of the columns of {table.attrs["path"]} ({", ".join(table)})',
-          column,
-        )
-        errors.expect(
-          argument not in single or column not in self.labels,
-          argument,
-          'another column than the label',
+          f'one of the columns of {table.attrs["path"]} ({", ".join(known)})',
           column,
         )
     if self.task == MULTILABEL:
@@ -197,10 +184,6 @@ class Columns:
     Args:
       table: All rows.
       client: The column of clients; None if rows need none.
-
-    Raises:
-      ValueError: If a client, domain or label is missing and no option leaves
-        its row out.
     """
     is_used = pd.Series(True, table.index)
     for column in filter(None, (client, self.domain)):
@@ -228,7 +211,11 @@ class Columns:
   def owners(self, table: pd.DataFrame, column: str) -> pd.Series:
     """Returns the cells of the column of domains or clients."""
     cells = table[column]
-    return cells.fillna(MISSING) if self.missing_domain == 'value' else cells
+    # The numbers 1 and 1.0 are the same owner.
+    words = np.array([*table_files.distinct(cells, self.form), MISSING], object)
+    found = table_files.positions(table, column, words[:-1], self.form)
+    owners = pd.Series(words[found], table.index)
+    return owners.where(cells.notna() | (self.missing_domain == 'value'))
 
   def domains(self, table: pd.DataFrame) -> pd.Series:
     """Returns the name of each row's domain."""
@@ -280,11 +267,7 @@ class Columns:
     if self.weight not in table:
       return np.ones(len(table))
     table_files.complete(table, self.weight)
-    values = self.numbers(table, self.weight, 'weights are numbers')
-    if (values < 0).any():
-      limit = f'numbers of at least 0 in column {self.weight}'
-      raise table_files.error(table, limit, self.weight, values < 0)
-    return values.to_numpy()
+    return self.numbers(table, self.weight, 'weights are numbers').to_numpy()
 
   def numbers(
     self, table: pd.DataFrame, column: str, why: str = ''
@@ -304,26 +287,14 @@ class Columns:
         'name the column in `categorical_columns`, or the word in'
         ' `missing_markers`'
       )
-      advice = '; '.join(['', self._other_form(cells[is_other]) or why])
+      if _are_numbers(cells[is_other]):
+        why = _OTHER_FORM
       raise table_files.error(
-        table, f'numbers in column {column}', column, is_other, advice
+        table, f'numbers in column {column}', column, is_other, f'; {why}'
       )
-    is_large = values.abs() > _MAX_NUMBER
-    if is_large.any():
-      limit = f'numbers of at most {_MAX_NUMBER:g} in column {column}'
-      raise table_files.error(table, limit, column, is_large)
     return (
       values.mask(values == 0) if column in self.zero_is_missing else values
     )
-
-  def _other_form(self, cells: pd.Series) -> str:
-    """Returns advice on options that read most cells as numbers, or ''."""
-    options = [
-      option
-      for option, pattern in _OTHER_NUMBERS.items()
-      if len(cells) and cells.str.fullmatch(pattern).mean() > _MOST
-    ]
-    return options and f'{" or ".join(options)} reads them as numbers'
 
   def is_categorical(self, table: pd.DataFrame, column: str) -> bool:
     """Returns True for a column of words, or one named as categorical."""
@@ -339,11 +310,13 @@ class Columns:
     cells = table[column].dropna()
     if self.form.numbers(cells).notna().any() or zero_is_missing:
       return False
-    if advice := self._other_form(cells):
-      is_there = table[column].notna()
-      advice = f'; {advice}, `categorical_columns` as words'
+    if _are_numbers(cells):
       raise table_files.error(
-        table, f'numbers or words in column {column}', column, is_there, advice
+        table,
+        f'numbers or words in column {column}',
+        column,
+        table[column].notna(),
+        f'; {_OTHER_FORM}, `categorical_columns` as words',
       )
     return len(cells) > 0
 
@@ -359,7 +332,7 @@ class Columns:
       and len(words) >= _MIN_FREE_TEXTS
       and (
         len(words) > _MOST * cells.count()
-        or pd.Series(words).str.fullmatch(_LIKE_NUMBERS).mean() > 0.5
+        or pd.Series(words).str.fullmatch(_LIKE_QUANTITIES).mean() > 0.5
       )
     )
     errors.expect(
@@ -418,12 +391,12 @@ class Columns:
     if self.label_values:
       words = self._class_of_word
       found = table_files.positions(table, label, list(words), self.form)
-      absent = sorted(set(range(len(words))).difference(found))
+      absent = [word for i, word in enumerate(words) if i not in found]
       errors.expect(
         not absent,
         'label_values',
         f'words of the column {label}, or WORD:CLASS',
-        absent and list(words)[absent[0]],
+        absent,
       )
       classes = list(dict.fromkeys(words.values()))
       names = pd.Series(classes, dtype=str)
@@ -432,45 +405,31 @@ class Columns:
     elif self.label_above is not None:
       classes = [name for name in self._above if name in set(cells)]
     else:
-      classes = self._found_classes(table, label)
+      classes = table_files.distinct(cells, self.form)
+      values = self.form.numbers(cells)
+      if len(classes) > 2 and values.notna().any():
+        is_bad = cells.notna() & (values % 1 != 0)
+        if is_bad.any():
+          expected = f'whole numbers, or words alone, as {label}'
+          raise table_files.error(
+            table, expected, label, is_bad, f'; {_ADVICE}'
+          )
+      errors.expect(
+        len(classes) <= _MAX_CLASSES,
+        'label_column',
+        f'a column of at most {_MAX_CLASSES} classes ({_ADVICE})',
+        f'{len(classes)} in {label}',
+      )
     if len(classes) < 2:
       raise table_files.error(
         table, f'rows of two or more classes by {label}, found one alone'
       )
     return classes
 
-  def _found_classes(self, table: pd.DataFrame, label: str) -> list[str]:
-    """Returns the distinct words or whole numbers of a column of labels."""
-    cells = table[label]
-    classes = table_files.distinct(cells, self.form)
-    values = self.form.numbers(cells)
-    are_numbers = values.notna().any()
-    is_bad = cells.notna() & (values.isna() if are_numbers else False)
-    if not is_bad.any():
-      is_bad = values.notna() & (values % 1 != 0)
-    if len(classes) > 2 and is_bad.any():
-      raise table_files.error(
-        table,
-        f'whole numbers, or words alone, as {label}',
-        label,
-        is_bad,
-        f'; {_ADVICE}',
-      )
-    errors.expect(
-      len(classes) <= _MAX_CLASSES,
-      'label_column',
-      f'a column of at most {_MAX_CLASSES} classes ({_ADVICE})',
-      f'{len(classes)} in {label}',
-    )
-    if len(classes) > _MANY_CLASSES and are_numbers:
-      logging.warning(
-        '%s: the %d different numbers of column %s are taken for classes; %s.',
-        table.attrs['path'],
-        len(classes),
-        label,
-        _ADVICE,
-      )
-    return classes
+
+def _are_numbers(cells: pd.Series) -> bool:
+  """Returns True if most words are numbers that another option reads."""
+  return bool(len(cells)) and cells.str.fullmatch(_LIKE_NUMBERS).mean() > _MOST
 
 
 class Rows(NamedTuple):

@@ -1,14 +1,14 @@
 """Users' tables: CSV with any separator, or parquet, read by pandas.
 
-Cells are texts until numbers are needed: without blanks around them, without
-spreadsheets' marks of numbers (`="1.5"`, `'1.5`), and NaN where missing. Row
-numbers in messages begin at 1 after the heading.
+Cells are texts until numbers are needed: without blanks around them, and NaN
+where missing. Row numbers in messages begin at 1 after the heading.
 """
 
 import codecs
 import csv
 import dataclasses
 import io
+import itertools
 import os
 import re
 import warnings
@@ -113,16 +113,16 @@ def error(
     bad: Mask of the wrong rows, bool `[rows]`; the first is named.
     advice: Text at the end of the message.
   """
+  path = table.attrs['path']
   if column is not None:
     position = int(np.argmax(bad))
-    cell = table[column].iloc[position]
+    cell, row = table[column].iloc[position], table.index[position]
     found = 'none' if pd.isna(cell) else repr(cell)
-    expected += (
-      f', found {found} in row {table.index[position] + 1} after the heading'
-    )
-  return ValueError(
-    f'Expected `{table.attrs["path"]}` to have {expected}{advice}.'
-  )
+    # Of a row of several files, its own.
+    starts = table.attrs.get('starts', {path: 0})
+    path, start = [item for item in starts.items() if item[1] <= row][-1]
+    expected += f', found {found} in row {row - start + 1} after the heading'
+  return ValueError(f'Expected `{path}` to have {expected}{advice}.')
 
 
 def expect_columns(table: pd.DataFrame, *columns: str) -> None:
@@ -220,9 +220,6 @@ def read_table(
   values = form.numbers(markers).dropna()
   for name in table:
     cells = table[name].str.strip()
-    if cells.str.startswith(('="', "'")).any():
-      cells = cells.str.replace(r'^="([^"]*)"$', r'\1', regex=True)
-      cells = cells.str.replace(r"^'([-+.\d][^']*)'?$", r'\1', regex=True)
     is_missing = cells.isin(markers)
     if len(values):
       is_missing |= form.numbers(cells).isin(values)
@@ -257,6 +254,8 @@ def read_tables(
   joined = pd.concat(tables, names=[column]).reset_index(column)
   joined = joined.reset_index(drop=True)
   joined.attrs['path'] = os.path.dirname(first.attrs['path'])
+  ends = itertools.accumulate(map(len, tables.values()), initial=0)
+  joined.attrs['starts'] = dict(zip(paths.values(), ends))
   return joined
 
 
@@ -352,6 +351,13 @@ def _error(path: str, constraint: str, found: object) -> files.FileError:
 def _decoded(path: str, charset: Optional[str]) -> str:
   """Reads a file's text."""
   content = files.read_bytes(path)
+  if charset is None and not content.startswith(_UTF_16) and b'\0' in content:
+    raise _error(
+      path,
+      'a CSV or parquet file',
+      "bytes of 0, as in a spreadsheet's own format, which has to be saved as"
+      ' CSV, or in UTF-16 without a mark, which `charset` has to name',
+    )
   if charset is None:
     charset = 'utf-16' if content.startswith(_UTF_16) else 'utf-8-sig'
     try:
@@ -391,14 +397,8 @@ def _check_heading(
 
 
 def _without_row_numbers(table: pd.DataFrame, form: Format) -> pd.DataFrame:
-  """Removes the unnamed index that pandas writes; warns of double names."""
+  """Removes the unnamed index that pandas writes."""
   path, first = table.attrs['path'], table.columns[0]
-  for name in table:
-    original, _, number = name.rpartition('.')
-    if original in table and number.isdecimal():
-      logging.warning(
-        '%s: %s may be a second column called %s.', path, name, original
-      )
   values = form.numbers(table[first])
   if first == f'{_UNNAMED}0' and values.is_unique and (values % 1 == 0).all():
     logging.warning(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from tff_pfl.benchmark import timing, workloads
+from binaries.benchmark import timing, workloads
 from tff_pfl.core import client_examples, personalized_process
 from tff_pfl.datasets import examples
 from tff_pfl.runtime import base

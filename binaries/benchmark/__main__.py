@@ -21,8 +21,8 @@ import json
 from absl import flags
 
 from binaries import program, runtime_flags
+from binaries.benchmark import measurement, workloads
 from tff_pfl import errors
-from tff_pfl.benchmark import measurement, workloads
 
 _ALL = 'all'
 

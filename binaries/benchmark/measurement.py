@@ -37,9 +37,9 @@ from typing import Any, Optional
 
 import tqdm
 
+from binaries.benchmark import library_rounds, reference, timing, workloads
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.benchmark import library_rounds, reference, timing, workloads
 from tff_pfl.core import training_loop
 from tff_pfl.runs import run_store, stored_rounds, summary
 from tff_pfl.runtime import base

@@ -20,8 +20,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tf_keras
 
+from binaries.benchmark import timing, workloads
 from tff_pfl import errors
-from tff_pfl.benchmark import timing, workloads
 from tff_pfl.runtime import base
 
 
