@@ -5,6 +5,8 @@ TensorFlow Federated keeps its downloads in `~/.tff` (word counts in
 was cut short.
 """
 
+import importlib.resources.abc
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +54,8 @@ def from_tensorflow_datasets(name: str) -> dict[str, np.ndarray]:
   """
   import tensorflow_datasets as tfds  # Slow to import; rarely needed.
 
+  # Version 4.9.10 asks for this package, which is of the standard library.
+  sys.modules.setdefault('importlib_resources', importlib.resources)
   try:
     splits = tfds.load(
       name, split=['train', 'test'], batch_size=1000, as_supervised=True
