@@ -35,13 +35,14 @@ class RunError(RuntimeError):
   """A run cannot start or continue; its committed rounds stay intact."""
 
 
-# Wrong settings and values, files, failed runs, and errors of TensorFlow and
-# its workers, such as a lack of memory.
+# Wrong settings and values, files, failed runs, a lack of memory, and errors of
+# TensorFlow and its workers.
 EXPECTED = (
   ValueError,
   TypeError,
   OSError,
   RunError,
+  MemoryError,
   grpc.RpcError,
   tf.errors.OpError,
 )
@@ -65,6 +66,8 @@ def reason(error: Exception) -> str:
     text = f'The runtime failed: {error.details()[:500]}'
   elif isinstance(error, tf.errors.OpError):
     text = f'The runtime failed: {error.message[:500]}'
+  elif isinstance(error, MemoryError):
+    text = f'The memory does not suffice. {text}'
   elif isinstance(error, OSError) and error.filename is not None:
     text = f'Cannot use {error.filename}: {os_reason(error)}.'
   return ' '.join(text.split())

@@ -29,9 +29,9 @@ def time_in_turns(
   """Times rounds of several contestants: A B A B and so on.
 
   In turns, so that a slower phase of the machine affects all of them. Garbage
-  is collected before each round, with the clock stopped. The collector ignores
-  objects of the first round: a walk over all of TensorFlow's objects would
-  empty the processor's caches, as in no simulation.
+  is collected before each round, with the clock stopped. The collector then
+  ignores all objects of the first round for good: a walk over TensorFlow's
+  would empty the processor's caches, as in no simulation.
 
   Args:
     contestants: Name to the function that runs a round. Data, and all else that
@@ -44,18 +44,15 @@ def time_in_turns(
     tracing and compilation.
   """
   seconds = {name: [] for name in contestants}
-  try:
-    for round_number in range(num_rounds + 1):
-      for name, run_round in contestants.items():
-        gc.collect()
-        if round_number == 1:
-          gc.freeze()
-        start = time.perf_counter()
-        run_round(round_number)
-        seconds[name].append(time.perf_counter() - start)
-        on_round()
-  finally:
-    gc.unfreeze()
+  for round_number in range(num_rounds + 1):
+    for name, run_round in contestants.items():
+      gc.collect()
+      if round_number == 1:
+        gc.freeze()
+      start = time.perf_counter()
+      run_round(round_number)
+      seconds[name].append(time.perf_counter() - start)
+      on_round()
   return seconds
 
 

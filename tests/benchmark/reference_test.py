@@ -115,11 +115,3 @@ def test_reference_pipelines_have_the_batches_of_the_workload(runtime):
   ]
   # The epochs are the computation's.
   assert batch_sizes('w1', batch_size=10) == [10, 10]
-
-
-def test_method_without_a_reference_is_refused(runtime):
-  workload = dataclasses.replace(
-    workloads.get_workload('w1').scaled_down(), algorithm='local_only'
-  )
-  with pytest.raises(ValueError, match='a method with a reference'):
-    reference.build_reference(workload, runtime, {}, [])

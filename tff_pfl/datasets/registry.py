@@ -225,7 +225,7 @@ def load_dataset(
   entry = DATASETS[name]
   if entry.comes_by_client and test_fraction is not None:
     arguments['test_fraction'] = test_fraction
-  errors.expect_int('num_clients', num_clients, 1)
+  errors.expect_int('num_clients', num_clients, 1, partitioning.MAX_CLIENTS)
   if isinstance(partition, str):
     partition = partitioning.make_partitioner(partition)
   errors.expect_own_arguments(

@@ -71,13 +71,6 @@ def test_images_come_with_their_label_and_race(folder):
     np.testing.assert_array_equal(part.domain, numbers % 7)
 
 
-def test_gender_is_the_other_label(folder):
-  arrays = fairface.load_fairface(str(folder), label='gender')
-  assert arrays.num_classes == 2
-  np.testing.assert_array_equal(arrays.y, np.arange(42) // 3 % 2)
-  assert arrays.transform(arrays.x[:2]).shape == (2, 64, 64, 3)
-
-
 def test_images_are_decoded_once_and_only_if_asked_for(folder, monkeypatch):
   read = []
   decode = tf.io.read_file
@@ -105,61 +98,41 @@ def test_images_are_decoded_once_and_only_if_asked_for(folder, monkeypatch):
   assert again.fingerprint != fingerprint
 
 
-def test_a_damaged_image_is_named(folder):
+def test_gender_is_the_other_label_and_a_damaged_image_is_named(folder):
   (folder / 'train' / '3.jpg').write_bytes(b'no image')
-  arrays = fairface.load_fairface(str(folder))
-  arrays.transform(arrays.x[:2])
+  arrays = fairface.load_fairface(str(folder), label='gender')
+  assert arrays.num_classes == 2
+  np.testing.assert_array_equal(arrays.y, np.arange(42) // 3 % 2)
+  assert arrays.transform(arrays.x[:2]).shape == (2, 64, 64, 3)
   with pytest.raises(ValueError, match='3.jpg` to be an image'):
     arrays.transform(arrays.x[1:4])
 
 
+_ROW = 'train/1.jpg', '3-9', 'Male', 'White'
+
+
 @pytest.mark.parametrize(
-  'rows, columns, match',
+  'rows, columns, kwargs, match',
   [
-    (
-      [('train/1.jpg', '3-9', 'White')],
-      'file,age,race',
-      'the columns gender, found file, age',
-    ),
-    ([], 'file,age,gender,race', 'with rows, found none'),
-    (
-      [
-        ('train/1.jpg', '3-9', 'Male', 'White'),
-        ('train/2.jpg', '9-Mar', 'Male', 'White'),
-      ],
-      'file,age,gender,race',
-      "one of 0-2, .* as age, found '9-Mar' in row 2",
-    ),
-    (
-      [('train/1.jpg', '3-9', 'Male', 'Martian')],
-      'file,age,gender,race',
-      "one of White, .* as race, found 'Martian' in row 1",
-    ),
-    (
-      [('train/99.jpg', '3-9', 'Male', 'White')],
-      'file,age,gender,race',
-      '99.jpg` to be an image file, found none',
-    ),
-    (
-      [('lost/1.jpg', '3-9', 'Male', 'White')],
-      'file,age,gender,race',
-      'lost/1.jpg` to be an image file, found none',
+    ([_ROW[:2] + _ROW[3:]], 'file,age,race', {}, 'the columns gender, found f'),
+    ([], 'file,age,gender,race', {}, 'with rows, found none'),
+    *(
+      ([row], 'file,age,gender,race', kwargs, match)
+      for row, kwargs, match in (
+        (
+          ('train/1.jpg', '9-Mar', *_ROW[2:]),
+          {},
+          "one of 0-2, .* as age, found '9-Mar' in row 1",
+        ),
+        ((*_ROW[:3], 'Martian'), {}, "one of White, .* as race, found 'Martia"),
+        (('train/99.jpg', *_ROW[1:]), {}, '99.jpg` to be an image file, found'),
+        (_ROW, dict(label='race'), '`label` to be one of age, gender, found'),
+        (_ROW, dict(image_size=4), '`image_size`'),
+      )
     ),
   ],
 )
-def test_files_of_another_form_are_named(folder, rows, columns, match):
+def test_mistakes_are_one_line_errors(folder, rows, columns, kwargs, match):
   _write(folder, 'train', rows, columns)
   with shared.one_line_error(match):
-    _load(2, data_dir=str(folder))
-
-
-@pytest.mark.parametrize(
-  'kwargs, match',
-  [
-    (dict(label='race'), "`label` to be one of age, gender, found 'race'"),
-    (dict(image_size=4), '`image_size`'),
-  ],
-)
-def test_bad_arguments_are_one_line_errors(folder, kwargs, match):
-  with pytest.raises(ValueError, match=match):
     _load(2, data_dir=str(folder), **kwargs)

@@ -69,21 +69,15 @@ def test_fewer_writers_are_a_seeded_choice(tmp_path):
   dataset = _load(2, data_dir=_write(tmp_path, 62, client=names))
   assert dataset.client_ids == ('f_a', 'f_b')
   assert dataset.num_classes == 62
-
-
-def test_a_files_images_can_be_dealt_by_any_rule(tmp_path):
-  dataset = _load(6, 'classes_per_client:3', data_dir=_write(tmp_path))
-  assert dataset.num_clients == 6
-  counts = shared.all_labels(dataset)
-  assert ((counts > 0).sum(axis=1) == 3).all()
-  assert counts.sum() == 60
+  by_rule = _load(6, 'classes_per_client:3', data_dir=data_dir)
+  assert ((shared.all_labels(by_rule) > 0).sum(axis=1) == 3).all()
 
 
 @pytest.mark.parametrize(
   'changes, match',
   [
     (dict(x=np.zeros((60, 28, 28), np.uint8)), r'uint8 .*\(60, 28, 28\)'),
-    (dict(y=np.full(60, 62)), r'in \[0, 62\), found 62 at index 0'),
+    (dict(y=np.full(60, 62)), r'in \[0, 62\), found \[62\]'),
     (dict(client=np.zeros(60)), 'client'),
     (dict(client=np.zeros(7, int)), 'client'),
   ],
@@ -92,12 +86,6 @@ def test_files_of_the_wrong_form_are_named(tmp_path, changes, match):
   data_dir = _write(tmp_path, **changes)
   with shared.one_line_error(f'femnist.npz.*{match}'):
     _load(3, data_dir=data_dir)
-
-
-def test_a_missing_array_is_named(tmp_path):
-  np.savez(tmp_path / 'femnist.npz', x=[1], y=[1], client_id=[1])
-  with shared.one_line_error('x and y and client, .*client_id in .*prepare'):
-    _load(1, data_dir=str(tmp_path))
 
 
 def test_test_images_that_a_file_has_are_those_of_their_writers(tmp_path):

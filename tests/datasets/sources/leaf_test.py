@@ -66,9 +66,12 @@ def test_one_file_is_divided_and_words_are_classes(tmp_path):
   assert again.fingerprint == data.fingerprint
 
 
-def test_whole_floats_are_classes(tmp_path):
+def test_whole_floats_are_classes_unless_told_otherwise(tmp_path):
   _write(tmp_path / 'mine.json', {'a': (_images(0, 4)[0], [0.0, 2.0] * 2)})
   assert _load(tmp_path, 1).num_classes == 3
+  data = _load(tmp_path, 1, regression=True)
+  assert data.num_classes is None
+  assert {*data.train('a').y, *data.test('a').y} == {0, 2}
 
 
 def test_texts_are_numbered_like_shakespeare(tmp_path):

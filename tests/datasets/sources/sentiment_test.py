@@ -85,39 +85,6 @@ def test_more_clients_than_domains_share_the_domains(tmp_path):
   assert len(set(texts)) == len(texts) == 60
 
 
-def test_fewer_clients_than_users_are_a_seeded_choice(tmp_path):
-  users = [f'u{i}' for i in range(9)]
-  path = _write(tmp_path / 'sent140.csv', _rows(users), _BY_USER)
-  chosen = {_load(path, 4, seed=seed).client_ids for seed in range(6)}
-  assert len(chosen) > 1
-  assert _load(path, 4).domain_names is None
-  with pytest.raises(ValueError, match='at most 9, the number of users'):
-    _load(path, 10)
-
-
-def test_users_with_few_texts_are_left_out(tmp_path):
-  # Those that a user has twice count once.
-  rows = _rows(['u0'], 4) * 2 + _rows(['u1'], 5) + _rows(['u2'], 6)
-  path = _write(tmp_path / 'sent140.csv', rows, _BY_USER)
-  assert _load(path, 2, min_texts=5).client_ids == ('u1', 'u2')
-  assert _load(path, 3, min_texts=4).client_ids == ('u0', 'u1', 'u2')
-  with pytest.raises(
-    ValueError, match='at most 2, the number of users with at least 5 texts'
-  ):
-    _load(path, 3, min_texts=5)
-
-
-def test_domains_with_few_texts_are_not_divided(tmp_path):
-  rows = _rows(['books'], 20) + _rows(['music'], 4)
-  path = _write(tmp_path / 'reviews.csv', rows)
-  dataset = _load(path, 2, min_texts=5)
-  assert dataset.client_ids == ('books_0', 'books_1')
-  with pytest.raises(ValueError, match='at most 20, the number of texts'):
-    _load(path, 21, min_texts=5)
-  with pytest.raises(ValueError, match='at most 0, the number of domains'):
-    _load(path, 2, min_texts=21)
-
-
 def test_texts_have_the_domain_of_the_file_whoever_owns_them(tmp_path):
   rows = [(*row, f'u{i % 4}') for i, row in enumerate(_rows(count=40))]
   path = _write(
@@ -181,37 +148,48 @@ def test_labels_are_numbered_in_sorted_order(tmp_path, labels):
   )
 
 
+def test_users_are_a_seeded_choice_of_those_with_enough_texts(tmp_path):
+  # Texts that a user has twice count once.
+  rows = _rows(['u0'], 4) * 2 + _rows([f'u{i}' for i in range(1, 9)], 5)
+  path = _write(tmp_path / 'sent140.csv', rows, _BY_USER)
+  assert len({_load(path, 4, seed=seed).client_ids for seed in range(6)}) > 1
+  data = _load(path, 8, min_texts=5)
+  assert data.client_ids == tuple(f'u{i}' for i in range(1, 9))
+  assert data.domain_names is None
+  assert 'u0' in _load(path, 9, min_texts=4).client_ids
+  with shared.one_line_error('at most 8, the number of users with at least 5'):
+    _load(path, 9, min_texts=5)
+  rows = _rows(['books'], 20) + _rows(['music'], 4)
+  path = _write(tmp_path / 'reviews.csv', rows)
+  # Domains with few texts are not divided.
+  assert _load(path, min_texts=5).client_ids == ('books_0', 'books_1')
+  with shared.one_line_error('at most 20, the number of texts'):
+    _load(path, 21, min_texts=5)
+  with shared.one_line_error('at most 0, the number of domains'):
+    _load(path, min_texts=21)
+
+
 @pytest.mark.parametrize(
   'columns, rows, match',
   [
     (('domain', 'label'), [('d', 1)], 'columns text, found domain, label'),
     (('text', 'label'), [('t', 1)], 'client, user or domain, found text'),
-    (('text', 'label', 'user'), [], 'with rows, found none'),
-    (
-      ('text', 'label', 'user'),
-      [('a', 0, 'u'), ('b', '', 'u')],
-      'a label in every row, found none in row 2',
-    ),
-    (('text', 'label', 'user'), [('a', 0)], '3 cells between .*row 1'),
-    (
-      ('text', 'label', 'user'),
-      [('a', 1, 'u')],
-      r"two or .*found \['1'\]",
-    ),
-    (
-      ('text', 'label', 'user'),
-      [('a', 0, 'u'), ('b', 1, 'u'), ('c', 'nan', 'u')],
-      'a label in every row, found none in row 3',
-    ),
-    (
-      ('text', 'label', 'user'),
-      [('a', 0, 'u'), ('b', 1, 'u'), ('c', 'yes', 'u')],
-      "all numbers or all words, found 'yes'",
-    ),
-    (
-      ('text', 'label', 'user'),
-      [('a', 0, 'u'), ('b', 1, 'u'), ('c', 'inf', 'u')],
-      "all numbers or all words, found 'inf'",
+    *(
+      (('text', 'label', 'user'), rows, match)
+      for rows, match in (
+        ([], 'with rows, found none'),
+        ([('a', 0)], '3 cells between .*row 1'),
+        ([('a', 1, 'u')], r"two or .*found \['1'\]"),
+        *(
+          ([('a', 0, 'u'), ('b', 1, 'u'), ('c', label, 'u')], match)
+          for label, match in (
+            ('', 'a label in every row, found none in row 3'),
+            ('nan', 'a label in every row, found none in row 3'),
+            ('yes', "all numbers or all words, found 'yes'"),
+            ('inf', "all numbers or all words, found 'inf'"),
+          )
+        ),
+      )
     ),
   ],
 )
@@ -235,9 +213,8 @@ def test_files_of_another_form_are_named(tmp_path, columns, rows, match):
   ],
 )
 def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
-  path = _write(tmp_path / 'reviews.csv', _rows())
   with shared.one_line_error(match):
-    _load(path, **kwargs)
+    _load(_write(tmp_path / 'reviews.csv', _rows()), **kwargs)
 
 
 def test_real_reviews_of_four_domains(real_data):

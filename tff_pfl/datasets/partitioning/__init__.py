@@ -25,6 +25,7 @@ from typing import Any
 
 from tff_pfl import errors
 from tff_pfl.datasets.partitioning.base import (
+  MAX_CLIENTS,
   Partition,
   Partitioner,
   Pool,
@@ -47,6 +48,7 @@ from tff_pfl.datasets.partitioning.mixtures import (
 from tff_pfl.datasets.partitioning.natural import Natural, by_key
 
 __all__ = [
+  'MAX_CLIENTS',
   'PARTITIONERS',
   'ClassesPerClient',
   'ClientDirichlet',

@@ -10,6 +10,9 @@ import numpy as np
 from tff_pfl import errors
 from tff_pfl.datasets.partitioning import dealing
 
+# The ids of more clients would fill the memory.
+MAX_CLIENTS = 10**8
+
 
 class Partition(NamedTuple):
   """The examples of each client.
@@ -142,7 +145,7 @@ class CountingPartitioner(Partitioner):
     train_rng: np.random.Generator,
     test_rng: np.random.Generator,
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Counts the training and test examples of each client and group.
+    """Counts each client's training and test examples of each group.
 
     Args:
       num_clients: Number of clients.

@@ -26,18 +26,12 @@ class WeightedPartitioner(base.CountingPartitioner):
   def _class_weights(
     self, num_clients: int, class_counts: np.ndarray, seed: int
   ) -> np.ndarray:
-    """Returns each client's claim on each class.
+    """Returns clients' claims on classes, `[num_clients, num_classes]`.
 
     Args:
       num_clients: Number of clients.
       class_counts: Training examples of each class, int `[num_classes]`.
       seed: Non-negative.
-
-    Returns:
-      Non-negative float64 array `[num_clients, num_classes]`.
-
-    Raises:
-      ValueError: If the rule cannot be met with these clients and classes.
     """
 
   def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
@@ -61,13 +55,7 @@ class WeightedPartitioner(base.CountingPartitioner):
 def _classes_present(
   class_counts: np.ndarray, wanted: int, name: str
 ) -> np.ndarray:
-  """Returns the classes with examples; raises if there are less than `wanted`.
-
-  Args:
-    class_counts: Training examples of each class, `[num_classes]`.
-    wanted: The value of a parameter, a number of classes.
-    name: Name of the parameter.
-  """
+  """Returns the classes with examples; raises if fewer than `wanted`."""
   present = np.flatnonzero(class_counts)
   errors.expect(
     wanted <= len(present),
@@ -185,13 +173,7 @@ def _shards_by_class(
 
   The next shard goes to the class with the largest shards, by the geometric
   mean of their size without and with it; every class gets its first shard
-  before any gets a second.
-
-  Args:
-    class_counts: Positive, `[num_classes]`.
-    num_shards: At most `max_shards * num_classes`.
-    max_shards: Most shards of one class.
-    rng: Decides between classes of equal size.
+  before any gets a second, and none more than `max_shards`.
   """
   order = np.argsort(rng.permutation(len(class_counts)))
   counts = class_counts[order]

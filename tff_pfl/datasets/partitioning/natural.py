@@ -162,7 +162,9 @@ def by_key(
     dealing.group(np.arange(len(test)), owners[num_train:], len(distinct)),
   )
   ids = [
-    key.decode() if isinstance(key, bytes) else str(key)
+    key.decode(errors='backslashreplace')
+    if isinstance(key, bytes)
+    else str(key)
     for key in distinct.tolist()
   ]
   return parts, ids

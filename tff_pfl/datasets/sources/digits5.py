@@ -115,8 +115,8 @@ def load_digits5(
     data_dir: Folder of the files.
     domains: Two or more of mnist, mnist_m, svhn, usps and synth_digits,
       numbered in the given order; None for all whose files are there.
-    image_size: Height and width in pixels to which all images are resized, at
-      least 8.
+    image_size: Height and width in pixels to which all images are resized,
+      from 8 to 10,000.
     max_train_per_domain: Largest number of training images of a domain, at
       least 1, always the same random choice. None for all.
   """
@@ -133,7 +133,7 @@ def load_digits5(
       f'two or more of {", ".join(DOMAINS)}, each once',
       domains,
     )
-  errors.expect_int('image_size', image_size, 8)
+  errors.expect_int('image_size', image_size, *images_lib.SIZES)
   if max_train_per_domain is not None:
     errors.expect_int('max_train_per_domain', max_train_per_domain, 1)
   paths = _find(domains, data_dir)

@@ -26,11 +26,11 @@ def load_image_folder(
     data_dir: Folder of the clients' folders, each with a folder for each
       class, numbered in sorted order; or folder with `train` and `test`, both
       of that form.
-    image_size: Height and width in pixels to which all images are resized, at
-      least 8.
+    image_size: Height and width in pixels to which all images are resized,
+      from 8 to 10,000.
     channels: 3 for colors, 1 for grey.
   """
-  errors.expect_int('image_size', image_size, 8)
+  errors.expect_int('image_size', image_size, *images.SIZES)
   errors.expect_one_of('channels', channels, (1, 3))
   parts = own_files.find_parts(data_dir, '*/*/*', _CONTENTS)
   paths = [path for part in parts for path in part]

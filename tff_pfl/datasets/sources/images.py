@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tff_pfl.datasets import files
 
+# Least and largest height and width to resize to.
+SIZES = (8, 10_000)
 ENDINGS = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
 
 

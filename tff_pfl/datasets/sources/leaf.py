@@ -73,7 +73,10 @@ def _encoded(
 
 
 def load_leaf(
-  data_dir: Optional[str] = None, *, image_shape: Sequence[int] = ()
+  data_dir: Optional[str] = None,
+  *,
+  image_shape: Sequence[int] = (),
+  regression: bool = False,
 ) -> arrays_lib.Arrays:
   """Loads the examples of LEAF's users.
 
@@ -81,6 +84,7 @@ def load_leaf(
     data_dir: Folder with `train` and `test`, folder of .json files, or one such
       file; without `test`, a part of each user's examples is held out.
     image_shape: Shape that flat inputs get, such as 28,28,1; empty for none.
+    regression: True to predict labels as numbers also if all are whole.
   """
   parts = [
     [each for path in paths for each in _read(path)]
@@ -99,7 +103,9 @@ def load_leaf(
     fields = dict(
       num_classes=shakespeare.NUM_CHARACTERS, num_overlapping=x.shape[1]
     )
-  arrays = own_files.join(data_dir, parts, name='leaf', **fields)
+  arrays = own_files.join(
+    data_dir, parts, name='leaf', regression=regression, **fields
+  )
   if not image_shape:
     return arrays
   errors.expect(

@@ -109,12 +109,13 @@ def to_arrays(
   x: np.ndarray,
   y: np.ndarray,
   client: np.ndarray,
+  regression: bool = False,
   **fields: Any,
 ) -> arrays_lib.Arrays:
   """Makes `Arrays` of training examples, which come first, and test examples.
 
   Labels that are words are numbered in sorted order; whole numbers are classes,
-  and other numbers regression targets.
+  also as floats, and other numbers regression targets.
 
   Args:
     data_dir: File or folder of the examples, for messages.
@@ -122,10 +123,16 @@ def to_arrays(
     x: Inputs `[n, ...]`.
     y: Labels `[n]`, numbers or words.
     client: Clients of the examples, integers or strings `[n]`.
+    regression: True for labels that are targets also if all are whole.
     **fields: Further fields of `Arrays`.
   """
   if y.dtype.kind in 'US':
+    errors.expect(
+      not regression, 'regression', 'false for labels that are words', True
+    )
     _, y = np.unique(y, return_inverse=True)
+  elif regression:
+    y = y.astype(np.float32)
   elif y.dtype.kind == 'f' and np.array_equal(y, np.floor(y)):
     y = y.astype(np.int64)
   for name, array in (('x', x), ('y', y), ('client', client)):

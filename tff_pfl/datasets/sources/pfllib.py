@@ -73,7 +73,10 @@ def _read(path: str, channels_first: bool) -> own_files.ClientExamples:
 
 
 def load_pfllib(
-  data_dir: Optional[str] = None, *, channels_first: bool = True
+  data_dir: Optional[str] = None,
+  *,
+  channels_first: bool = True,
+  regression: bool = False,
 ) -> arrays_lib.Arrays:
   """Loads the examples of PFLlib's clients.
 
@@ -82,9 +85,10 @@ def load_pfllib(
     channels_first: True to convert inputs of four dimensions from `[n,
       channels, height, width]`, as PFLlib writes them, to `[n, height, width,
       channels]`.
+    regression: True to predict labels as numbers also if all are whole.
   """
   parts = [
     [_read(path, channels_first) for path in paths]
     for paths in own_files.find_parts(data_dir, '*.npz', _CONTENTS)
   ]
-  return own_files.join(data_dir, parts, name='pfllib')
+  return own_files.join(data_dir, parts, name='pfllib', regression=regression)

@@ -202,7 +202,7 @@ def load_sentiment(
   )
   errors.expect_one_of('vocabulary', vocabulary, VOCABULARIES)
   errors.expect_int(
-    'vocabulary_size', vocabulary_size, VOCABULARIES[vocabulary]
+    'vocabulary_size', vocabulary_size, VOCABULARIES[vocabulary], 2**31 - 1
   )
   errors.expect_int('max_words', max_words, 1)
   errors.expect_int('min_texts', min_texts, 1)

@@ -73,7 +73,7 @@ def make_synthetic(
   examples are of the client's own classes, too.
 
   Args:
-    num_clients: Number of clients, at least 1.
+    num_clients: Number of clients, from 1 to 100 million.
     examples_per_client: Training examples of each client, at least 0.
     test_examples_per_client: Test examples of each client, at least 0.
     shape: Shape of `x`, at least one dimension, all positive.
@@ -87,7 +87,7 @@ def make_synthetic(
   """
   errors.expect(shape, 'shape', 'of at least one dimension', shape)
   for name, value, *limits in (
-    ('num_clients', num_clients, 1),
+    ('num_clients', num_clients, 1, partitioning.MAX_CLIENTS),
     ('seed', seed, 0),
     ('examples_per_client', examples_per_client, 0),
     ('test_examples_per_client', test_examples_per_client, 0),

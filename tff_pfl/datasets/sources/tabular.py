@@ -64,14 +64,7 @@ def _arrays(
   name: str,
   owners: Optional[pd.Series],
 ) -> tuple[arrays_lib.Arrays, table_encoding.Rows, np.ndarray]:
-  """Returns the rows' positions as examples, the encoded rows, their labels.
-
-  Args:
-    table: The rows to use.
-    encoding: The encoding of the rows.
-    name: Name of the data set.
-    owners: Clients of the rows; None if a rule deals them.
-  """
+  """Returns rows' positions as examples, the encoded rows, their labels."""
   rows, labels = encoding.encode(table), encoding.labels(table)
   parts = {'': slice(None)}
   if encoding.columns.split in table:
@@ -124,10 +117,8 @@ def _standardized(
 ) -> table_encoding.TableEncoding:
   """Returns the encoding with the moments of clients' training rows.
 
-  Args:
-    encoding: An encoding without moments.
-    clients: Clients whose inputs are the positions of rows.
-    values: Numbers of rows, for regression with the label last.
+  The clients' inputs are positions in `values`, which has for regression the
+  label last.
   """
   if not values.shape[1]:
     return encoding
