@@ -207,22 +207,18 @@ def _warn_of_gaps(
     )
   trained, tested = map(np.concatenate, parts)
   if pool.num_classes is not None:
-    counts, test_counts = (
-      np.bincount(labels.ravel(), minlength=pool.num_classes)
-      for labels in (pool.y[trained], pool.y_test[tested])
-    )
-    untrained = np.flatnonzero((counts == 0) & (test_counts > 0))
+    labels = pool.y_test[tested]
+    untrained = np.setdiff1d(labels, pool.y[trained])
     if len(untrained):
       gaps.append(
-        f'{test_counts[untrained].sum()} test examples are of the classes'
+        f'{np.isin(labels, untrained).sum()} test examples are of the classes'
         f' {untrained.tolist()}, of which there is no training example: are the'
         ' labels right?'
       )
   if pool.domain is not None:
-    names = pool.domain_names
-    counts = np.bincount(pool.domain[trained], minlength=len(names))
-    if not counts.all():
-      missing = [names[i] for i in np.flatnonzero(counts == 0)]
+    there = set(pool.domain[trained].tolist())
+    missing = [n for i, n in enumerate(pool.domain_names) if i not in there]
+    if missing:
       gaps.append(
         f'there is no training example of the domains {missing}: nothing that'
         ' belongs to one domain alone, such as its head, is ever trained for'

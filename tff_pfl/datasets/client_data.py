@@ -62,17 +62,6 @@ def _element_specs(
     'given if and only if elements have a domain',
     f'elements of {list(specs)} in `{name}`',
   )
-  for field, is_right in (
-    ('weight', lambda dtype: dtype.is_floating),
-    ('domain', lambda dtype: dtype.is_integer),
-  ):
-    if field in specs:
-      errors.expect(
-        specs[field].shape.rank == 0 and is_right(specs[field].dtype),
-        name,
-        'of elements whose weight is a float and whose domain is an integer',
-        specs[field],
-      )
   if isinstance(x, Mapping):
     x = collections.OrderedDict(sorted(x.items()))
   return examples_lib.element_spec(

@@ -34,9 +34,9 @@ def _partition(rule, num_clients, pools=_POOLS, test_pools=_TEST_POOLS, seed=0):
   return (parts, *counts)
 
 
-@pytest.mark.parametrize('concentration', [1e-300, 1e-3, 0.1, 0.5, 1, 100, 1e9])
+@pytest.mark.parametrize('concentration', [1e-300, 0.1, 1, 1e9])
 @pytest.mark.parametrize('prior', ['data', 'uniform', (1, 0, 2, 3)])
-@pytest.mark.parametrize('size', [5, 33, 50, None])
+@pytest.mark.parametrize('size', [5, 33, None])
 def test_sizes_are_exact_and_no_example_is_dealt_twice(
   concentration, prior, size
 ):
@@ -96,75 +96,20 @@ def test_test_examples_of_a_domain_nobody_trains_on_follow_the_mixtures():
   assert test_counts[:, 2].tolist() == [2] * 4
 
 
-def test_more_examples_than_there_are_is_an_error_that_names_the_numbers():
-  with pytest.raises(
-    ValueError,
-    match='`examples_per_client` to be at most 10, as 100 clients share 1000'
-    ' training examples, found 11',
-  ):
-    _partition(DomainMixture(0.5, 11), 100)
-  with pytest.raises(ValueError, match='`num_clients` to be at most 1000'):
-    _partition(DomainMixture(0.5), 1001)
-
-
-def test_examples_without_domains_are_an_error():
-  with shared.one_line_error(
-    "without domains.*found 'domain_mixture:0.5', which needs"
-  ):
-    DomainMixture(0.5).partition(partitioning.Pool(np.zeros(4, int)), 2)
-
-
-def test_prior_of_another_number_of_domains_is_an_error():
-  with pytest.raises(ValueError, match='`prior` to be 4 numbers'):
-    _partition(DomainMixture(0.5, 10, (1, 2)), 2)
-
-
 @pytest.mark.parametrize(
-  'arguments, match',
+  'rule, num_clients, match',
   [
-    ((0.0,), '`concentration` to be a positive number'),
-    ((float('nan'),), '`concentration` to be a positive number'),
-    ((1.0, 0), '`examples_per_client` to be an integer at least 1'),
-    ((1.0, 2.5), '`examples_per_client` to be an integer at least 1'),
-    ((1.0, None, 'equal'), "`prior` to be 'data', 'uniform' or"),
-    ((1.0, None, (0, 0)), '`prior` to be .*not all 0'),
-    ((1.0, None, ()), '`prior` to be .*not all 0'),
-    ((1.0, None, (2, -1)), '`prior` to be .*none negative'),
+    (
+      DomainMixture(0.5, 11),
+      100,
+      '`examples_per_client` to be at most 10, as 100 clients share 1000',
+    ),
+    (DomainMixture(0.5), 1001, '`num_clients` to be at most 1000'),
+    (DomainMixture(0.5, 10, (1, 2)), 2, '`prior` to be 4 numbers'),
   ],
 )
-def test_parameters_out_of_range_are_errors(arguments, match):
-  with pytest.raises(ValueError, match=match):
-    DomainMixture(*arguments)
-
-
-@pytest.mark.parametrize(
-  'spec, rule',
-  [
-    ('domain_mixture:0.5', DomainMixture(0.5)),
-    ('domain_mixture:0.5:500', DomainMixture(0.5, 500)),
-    ('domain_mixture:0.5:500:uniform', DomainMixture(0.5, 500, 'uniform')),
-    ('domain_mixture:0.5:all:uniform', DomainMixture(0.5, None, 'uniform')),
-    ('domain_mixture:2.0:7:0.25/0.75', DomainMixture(2.0, 7, [0.25, 0.75])),
-  ],
-)
-def test_specifications_round_trip_and_may_have_commas(spec, rule):
-  assert partitioning.make_partitioner(spec) == rule
-  assert rule.spec == spec
-  name, *parameters = spec.split(':')
-  with_commas = f'{name}:{",".join(parameters)}'
-  assert partitioning.make_partitioner(with_commas) == rule
-
-
-@pytest.mark.parametrize(
-  'spec, match',
-  [
-    ('domain_mixture', 'with a value for concentration'),
-    ('domain_mixture:x', "`concentration` .* a number, found 'x'"),
-    ('domain_mixture:1,x', "an integer or 'all', found 'x'"),
-    ('domain_mixture:1,2,even', "'uniform' or shares such .* found 'even'"),
-    ('domain_mixture:1:2:data:4', "without '4'"),
-  ],
-)
-def test_bad_specifications_are_one_line_errors(spec, match):
+def test_mixtures_that_cannot_be_had_are_one_line_errors(
+  rule, num_clients, match
+):
   with shared.one_line_error(match):
-    partitioning.make_partitioner(spec)
+    _partition(rule, num_clients)

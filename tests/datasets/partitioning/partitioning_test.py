@@ -6,6 +6,7 @@ import pytest
 from tests.datasets import shared
 from tests.datasets.partitioning import rules
 from tff_pfl.datasets import partitioning
+from tff_pfl.datasets.partitioning import dealing
 
 SPECS = [
   'shards:2',
@@ -28,15 +29,6 @@ def test_every_example_is_dealt_exactly_once(spec, num_clients):
     np.testing.assert_array_equal(
       np.sort(np.concatenate(indices)), np.arange(len(labels))
     )
-
-
-@pytest.mark.parametrize(
-  'spec', [*SPECS, 'dirichlet:0.5:0', 'client_dirichlet:0.5']
-)
-def test_more_clients_than_training_examples_are_refused(spec):
-  train, test = rules.labels([5, 6]), rules.labels([50, 60])
-  with pytest.raises(ValueError, match='`num_clients` to be at most 11, the'):
-    rules.partition(spec.replace('shards:3', 'shards:1'), train, test, 12)
 
 
 @pytest.mark.parametrize('spec', SPECS)
@@ -78,18 +70,6 @@ def test_training_partition_does_not_depend_on_the_test_examples():
   assert [len(i) for i in without.test_indices] == [0] * 4
 
 
-@pytest.mark.parametrize(
-  'spec, name',
-  [
-    ('shards:4', 'shards_per_client'),
-    ('classes_per_client:4', 'num_classes_per_client'),
-  ],
-)
-def test_more_classes_per_client_than_exist_is_an_error(spec, name):
-  with pytest.raises(ValueError, match=rf'`{name}` to be at most 3.*found 4'):
-    rules.partition(spec, rules.labels([5, 5, 5]), None, 2)
-
-
 @pytest.mark.parametrize('spec', ['shards:2', 'classes_per_client:2'])
 def test_classes_that_nobody_can_own_are_left_out_with_a_warning(spec, caplog):
   train = rules.labels([10] * 5)
@@ -109,14 +89,6 @@ def test_classes_per_client_draws_distinct_classes_shared_evenly():
     shares = column[column > 0]
     assert shares.max() - shares.min() <= 1
   assert len(set(counts.sum(axis=1))) > 1
-
-
-@pytest.mark.parametrize('seed', range(10))
-def test_classes_per_client_covers_every_class_if_it_can(seed):
-  train = rules.labels([20] * 10)
-  parts = rules.partition('classes_per_client:2', train, None, 5, seed=seed)
-  counts = rules.counts(parts.train_indices, train, 10)
-  assert (counts.sum(axis=0) == 20).all()
 
 
 def test_lognormal_sizes_differ_but_classes_do_not():
@@ -144,6 +116,121 @@ def test_iid_gives_every_client_the_same():
   assert (np.diff(train[parts.train_indices[0]]) != 0).sum() > 3
 
 
+def test_shards_of_unequal_classes_are_cut_to_nearly_equal_sizes():
+  # 12 shards of 600 examples: 2, 4 and 6 of them give 50 each.
+  train = rules.labels([100, 200, 300])
+  parts = rules.partition('shards:2', train, None, 6)
+  counts = rules.counts(parts.train_indices, train, 3)
+  assert set(counts.ravel()) == {0, 50}
+  assert (counts > 0).sum(axis=0).tolist() == [2, 4, 6]
+
+
+def test_shards_that_do_not_divide_by_the_classes_still_have_distinct_classes():
+  train = rules.labels([90] * 10)
+  parts = rules.partition('shards:3', train, None, 7)
+  counts = rules.counts(parts.train_indices, train, 10)
+  assert ((counts > 0).sum(axis=1) == 3).all()
+  owners = (counts > 0).sum(axis=0)
+  assert owners.min() == 2 and owners.max() == 3
+
+
+def test_as_many_shards_as_classes_gives_every_client_all_classes():
+  train = rules.labels([12, 24, 36])
+  parts = rules.partition('shards:3', train, None, 4)
+  counts = rules.counts(parts.train_indices, train, 3)
+  assert counts.tolist() == [[3, 6, 9]] * 4
+
+
+@pytest.mark.parametrize('per_client', [5, 20])
+def test_shards_of_a_hundred_classes_as_in_fedreps_table(per_client):
+  train, test = rules.labels([500] * 100), rules.labels([100] * 100)
+  parts = rules.partition(f'shards:{per_client}', train, test, 100)
+  for indices, labels, size in zip(parts, (train, test), (500, 100)):
+    counts = rules.counts(indices, labels, 100)
+    assert set(counts.ravel()) == {0, size // per_client}
+    assert ((counts > 0).sum(axis=1) == per_client).all()
+    assert ((counts > 0).sum(axis=0) == per_client).all()
+
+
+def test_dirichlet_concentration_sets_how_unequal_clients_are():
+  train = rules.labels([1000] * 10)
+  spread = {}
+  for concentration in (0.1, 1000.0):
+    parts = rules.partition(f'dirichlet:{concentration}', train, None, 10)
+    counts = rules.counts(parts.train_indices, train, 10)
+    spread[concentration] = (counts.max(axis=1) / counts.sum(axis=1)).mean()
+  assert spread[0.1] > 0.3
+  assert spread[1000.0] < 0.12
+
+
+def test_dirichlet_redraws_until_every_client_has_min_examples():
+  train = rules.labels([100] * 10)
+  parts = rules.partition('dirichlet:0.2:25', train, None, 10)
+  assert min(len(i) for i in parts.train_indices) >= 25
+  free = rules.partition('dirichlet:0.2:0', train, None, 10)
+  assert min(len(i) for i in free.train_indices) < 25
+
+
+def test_apportion_rounds_by_largest_remainder():
+  rng = np.random.default_rng(0)
+  weights = np.array([[0.5], [0.3], [0.2]])
+  # Exact shares of 9: 4.5, 2.7, 1.8; the two largest remainders round up.
+  counts = dealing.apportion(np.array([9]), weights, rng)
+  assert counts.ravel().tolist() == [4, 3, 2]
+
+
+def test_apportion_makes_up_for_rounding_in_the_next_class():
+  rng = np.random.default_rng(0)
+  weights = np.array([[0.6, 0.6], [0.4, 0.4]])
+  counts = dealing.apportion(np.array([1, 1]), weights, rng)
+  # Client 0 wins the first class (0.6), client 1 the second (0.4 + 0.4 owed).
+  assert counts.tolist() == [[1, 0], [0, 1]]
+
+
+def test_hold_out_is_stratified_disjoint_and_complete():
+  labels = rules.labels([100, 50, 30, 7])
+  clients = rules.partition('iid', labels, None, 3).train_indices
+  parts = partitioning.hold_out(clients, labels, 0.25, seed=0)
+  for client, train, test in zip(clients, *parts):
+    np.testing.assert_array_equal(
+      np.sort(np.concatenate([train, test])), np.sort(client)
+    )
+    assert len(test) == round(0.25 * len(client))
+    exact = np.bincount(labels[client], minlength=4) * len(test) / len(client)
+    counts = np.bincount(labels[test], minlength=4)
+    assert np.abs(counts - exact).max() < 1
+
+
+@pytest.mark.parametrize(
+  'size, fraction, num_test',
+  [(0, 0.5, 0), (1, 0.9, 0), (2, 0.1, 1), (2, 0.99, 1), (10, 0.0, 0)],
+)
+def test_hold_out_of_tiny_clients(size, fraction, num_test):
+  indices = [np.arange(size), np.arange(size, size + 10)]
+  labels = np.zeros(size + 10, int)
+  parts = partitioning.hold_out(indices, labels, fraction, seed=0)
+  assert len(parts.test_indices[0]) == num_test
+  assert len(parts.train_indices[0]) == size - num_test
+
+
+def test_hold_out_is_stratified_by_domain():
+  labels, domain = rules.labels([100, 50]), np.arange(150) % 7
+  clients = rules.partition('iid', labels, None, 3).train_indices
+  parts = partitioning.hold_out(clients, labels, 0.25, seed=0, domain=domain)
+  for client, test in zip(clients, parts.test_indices):
+    exact = np.bincount(domain[client], minlength=7) * len(test) / len(client)
+    counts = np.bincount(domain[test], minlength=7)
+    assert np.abs(counts - exact).max() < 1
+
+
+def test_classes_per_client_covers_every_class_if_it_can():
+  train = rules.labels([20] * 10)
+  for seed in range(10):
+    parts = rules.partition('classes_per_client:2', train, None, 5, seed=seed)
+    counts = rules.counts(parts.train_indices, train, 10)
+    assert (counts.sum(axis=0) == 20).all()
+
+
 def test_regression_targets_are_dealt_by_rules_without_classes_only():
   targets = np.linspace(0, 1, 30)
   parts = rules.partition('iid', targets, targets[:7], 3)
@@ -154,6 +241,67 @@ def test_regression_targets_are_dealt_by_rules_without_classes_only():
 
 
 @pytest.mark.parametrize(
+  'spec, train, test, num_clients, match',
+  [
+    *(
+      (spec, [5, 6], [50, 60], 12, '`num_clients` to be at most 11, the')
+      for spec in (
+        *('shards:2', 'classes_per_client:2', 'dirichlet:0.5', 'iid'),
+        *('lognormal:1.0', 'dirichlet:0.5:0', 'client_dirichlet:0.5'),
+      )
+    ),
+    ('shards:4', [5] * 3, [], 2, '`shards_per_client` to be at most 3.*und 4'),
+    ('classes_per_client:4', [5] * 3, [], 2, '`num_classes_per_client` .*st 3'),
+    (
+      'dirichlet:0.01:99',
+      [100] * 10,
+      [],
+      10,
+      'at least 99 of 1000.*fail 100',
+    ),
+    ('dirichlet:1:3', [10, 10], [], 10, '`min_examples` to be at most 2'),
+    # 5.5 of 99 and 2 of 48 images: at most 18 and 24, of which 18 is even.
+    (
+      'fallah_digits:20',
+      [99] * 5 + [48] * 5,
+      [],
+      10,
+      'at most 18, .*und 20',
+    ),
+    (
+      'fallah_digits:2',
+      [99] * 5 + [48] * 5,
+      [],
+      92,
+      '`num_clients` to be sm',
+    ),
+    *(
+      ('fallah_digits:2', [99] * 10, [], n, f'an even number.*found {n}')
+      for n in (8, 11)
+    ),
+    *(
+      (
+        'fallah_digits:2',
+        [9] * n,
+        [],
+        10,
+        f'`y_train` to be of exactly 10 classes.*{n} of {n} classes',
+      )
+      for n in (9, 11)
+    ),
+    ('fallah_digits:2', [99] * 10, [9] * 9, 10, '`y_test` to be of .*9 of 10'),
+    ('domain_mixture:0.5', [4], [], 2, 'without domains.*which needs'),
+  ],
+)
+def test_rules_that_cannot_be_met_are_one_line_errors(
+  spec, train, test, num_clients, match
+):
+  train, test = rules.labels(train), rules.labels(test) if test else None
+  with shared.one_line_error(match):
+    rules.partition(spec, train, test, num_clients)
+
+
+@pytest.mark.parametrize(
   'spec',
   [
     *SPECS,
@@ -161,13 +309,26 @@ def test_regression_targets_are_dealt_by_rules_without_classes_only():
     'client_dirichlet:0.5',
     'shards:12',
     'fallah_digits:196',
+    'domain_mixture:0.5',
+    'domain_mixture:0.5:500',
+    'domain_mixture:0.5:500:uniform',
+    'domain_mixture:0.5:all:uniform',
+    'domain_mixture:2.0:7:0.25/0.75',
   ],
 )
-def test_spec_round_trips(spec):
-  partitioner = partitioning.make_partitioner(spec)
-  assert partitioner.spec == spec
-  assert partitioning.make_partitioner(partitioner.spec) == partitioner
+def test_spec_round_trips_and_may_have_commas(spec):
+  rule = partitioning.make_partitioner(spec)
+  assert rule.spec == spec
+  name, *parameters = spec.split(':')
+  if parameters:
+    spec = f'{name}:{",".join(parameters)}'
+  assert partitioning.make_partitioner(spec) == rule
   assert partitioning.make_partitioner('shards').spec == 'shards:2'
+  assert f'{name}' in partitioning.describe_partitioners()
+
+
+_POSITIVE = '`concentration` to be a positive number'
+_INTEGER = 'to be an integer at least'
 
 
 @pytest.mark.parametrize(
@@ -177,30 +338,32 @@ def test_spec_round_trips(spec):
     ('', 'one of shards'),
     ('dirichlet', 'with a value for concentration'),
     ('classes_per_client', 'with a value for num_classes_per_client'),
+    ('domain_mixture', 'with a value for concentration'),
     ('iid:3', "iid without '3'"),
     ('shards:2:7', "without '7'"),
+    ('domain_mixture:1:2:data:4', "without '4'"),
     ('shards:2.5', "`shards_per_client` .* an integer, found '2.5'"),
     ('shards:', "`shards_per_client` .* an integer, found ''"),
     ('dirichlet:x', "`concentration` .* a number, found 'x'"),
-    ('shards:0', '`shards_per_client` to be an integer at least 1, found 0'),
-    ('classes_per_client:-1', 'an integer at least 1, found -1'),
-    ('dirichlet:0', '`concentration` to be a positive number.*, found 0.0'),
-    ('dirichlet:nan', '`concentration` to be a positive number.*, found nan'),
+    ('domain_mixture:1,x', "an integer or 'all', found 'x'"),
+    ('domain_mixture:1,2,even', "'uniform' or shares such .* found 'even'"),
+    ('shards:0', f'`shards_per_client` {_INTEGER} 1, found 0'),
+    ('classes_per_client:-1', f'{_INTEGER} 1, found -1'),
+    ('dirichlet:0', f'{_POSITIVE}.*, found 0.0'),
+    ('dirichlet:nan', f'{_POSITIVE}.*, found nan'),
     # NumPy would never come back from it.
     ('dirichlet:1e-300', '`concentration` to be .* at least 1e-06, found 1e-3'),
-    ('dirichlet:1:-2', '`min_examples` to be an integer at least 0'),
-    ('client_dirichlet', 'with a value for concentration'),
-    ('client_dirichlet:0', '`concentration` to be a positive number'),
-    ('client_dirichlet:inf', '`concentration` to be a positive number'),
-    ('client_dirichlet:1:10', "client_dirichlet:.*without '10'"),
+    ('dirichlet:1:-2', f'`min_examples` {_INTEGER} 0'),
+    ('client_dirichlet:0', _POSITIVE),
+    ('client_dirichlet:inf', _POSITIVE),
+    ('domain_mixture:0', _POSITIVE),
+    ('domain_mixture:nan', _POSITIVE),
+    ('domain_mixture:1:0', f'`examples_per_client` {_INTEGER} 1'),
+    ('domain_mixture:1:all:0/0', '`prior` to be .*not all 0'),
+    ('domain_mixture:1:all:2/-1', '`prior` to be .*none negative'),
     ('lognormal:-1', '`sigma` to be a non-negative number, found -1.0'),
     ('lognormal:inf', '`sigma` to be a non-negative number, found inf'),
-    ('fallah_digits', 'with a value for images_per_digit'),
-    (
-      'fallah_digits:0',
-      '`images_per_digit` to be an integer at least 1, found 0',
-    ),
-    ('fallah_digits:-2', '`images_per_digit` to be an integer at least 1'),
+    ('fallah_digits:0', f'`images_per_digit` {_INTEGER} 1, found 0'),
     ('fallah_digits:195', '`images_per_digit` to be an even .* found 195'),
     ('fallah_digits:2.0', "`images_per_digit` .* an integer, found '2.0'"),
   ],
@@ -208,9 +371,3 @@ def test_spec_round_trips(spec):
 def test_bad_specifications_are_one_line_errors(spec, match):
   with shared.one_line_error(match):
     partitioning.make_partitioner(spec)
-
-
-def test_description_names_every_rule_in_one_paragraph():
-  text = partitioning.describe_partitioners()
-  assert all(name in text for name in partitioning.PARTITIONERS)
-  assert '\n' not in text

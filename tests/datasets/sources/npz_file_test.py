@@ -67,7 +67,7 @@ def test_test_examples_of_a_file_are_those_tested(tmp_path):
   assert len(pooled.test('2').y) == 10
 
 
-def test_any_rule_deals_examples(tmp_path):
+def test_any_rule_deals_examples_and_warns_of_their_clients(tmp_path, caplog):
   data = _load(
     _write(tmp_path, client=None),
     num_clients=5,
@@ -78,14 +78,10 @@ def test_any_rule_deals_examples(tmp_path):
     _write(tmp_path), num_clients=5, partition='classes_per_client:1'
   )
   assert with_clients.fingerprint == data.fingerprint
+  assert 'left aside, as classes_per_client:1 deals' in caplog.text
   some = _load(_write(tmp_path), num_clients=4, classes=[1, 2])
   assert some.class_counts()[:, 0].tolist() == [0] * 4
   assert some.class_counts()[:, 1:].all()
-
-
-def test_clients_that_a_rule_leaves_aside_are_a_warning(tmp_path, caplog):
-  _load(_write(tmp_path), num_clients=2, partition='iid')
-  assert 'left aside, as iid deals the examples' in caplog.text
 
 
 @pytest.mark.parametrize('shape', [(8, 8), (8, 8, 3)])

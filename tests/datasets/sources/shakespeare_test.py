@@ -82,22 +82,15 @@ def test_every_place_of_a_role_is_an_example_and_splits_do_not_overlap(
     )
 
 
-def test_a_stride_leaves_examples_out(tmp_path):
-  _write(tmp_path, _play([50]))
-  everything, some = (_load(tmp_path, 1, stride=stride) for stride in (1, 3))
-  for split in ('train', 'test'):
-    whole, part = (getattr(data, split)('A') for data in (everything, some))
-    np.testing.assert_array_equal(part.x, whole.x[::3])
-    np.testing.assert_array_equal(part.y, whole.y[::3])
-
-
-@pytest.mark.parametrize('stride', [1, 2, 3, 4, 5, 7])
-def test_it_says_how_many_neighbors_have_characters_in_common(tmp_path, stride):
+@pytest.mark.parametrize('stride', [1, 3, 5])
+def test_a_stride_leaves_examples_out_and_fewer_overlap(tmp_path, stride):
   _write(tmp_path, _play([90]))
   dataset = _load(tmp_path, 1, stride=stride)
   # No letter occurs twice in the text.
   examples = dataset.train('A')
   windows = np.column_stack([examples.x, examples.y])
+  everything = _load(tmp_path, 1).train('A')
+  np.testing.assert_array_equal(examples.x, everything.x[::stride])
   count = dataset.num_overlapping
   assert not set(windows[0]) & set(windows[count + 1])
   assert count == 0 or set(windows[0]) & set(windows[count])

@@ -116,15 +116,6 @@ def test_the_picture_of_a_partition_names_classes(path):
   assert [t.get_text() for t in axes.get_yticklabels()] == ['ill', 'well']
 
 
-def test_bounds_cut_numbers_into_domains_and_leave_them_inputs(path):
-  dataset = _load(path, domain_column='age', domain_bounds=[30, 50])
-  assert dataset.domain_names == ('age<30', '30<=age<50', 'age>=50')
-  counts = shared.all_domains(dataset)
-  assert counts.sum(axis=0).tolist() == [10, 20, 30]
-  # Age, weight, two sexes, three blood groups, three codes.
-  assert dataset.element_spec['x'].shape == [10]
-
-
 def test_pooled_rows_can_be_dealt_by_any_rule(path):
   dataset = _load(
     path, num_clients=5, partition='domain_mixture:0.2:10', seed=1
@@ -139,14 +130,6 @@ def test_pooled_rows_can_be_dealt_by_any_rule(path):
   assert list(by_rule.element_spec) == ['x', 'y']
 
 
-def test_a_folder_with_one_file_will_do(path, tmp_path):
-  folder = tmp_path / 'parent' / 'tabular'
-  folder.mkdir(parents=True)
-  with open(path, 'rb') as file:
-    (folder / 'x.csv.gz').write_bytes(gzip.compress(file.read()))
-  assert _load(folder.parent).fingerprint == _load(path).fingerprint
-
-
 def test_each_file_of_a_folder_may_be_a_client(path, tmp_path):
   folder = tmp_path / 'hospitals'
   folder.mkdir()
@@ -157,9 +140,12 @@ def test_each_file_of_a_folder_may_be_a_client(path, tmp_path):
       rows.to_parquet(folder / 'a.parquet')
     else:
       rows.to_csv(folder / f'{name}.csv', index=False)
+  with open(path, 'rb') as file:
+    (tmp_path / 'all.csv.gz').write_bytes(gzip.compress(file.read()))
+  expected = _load(tmp_path / 'all.csv.gz')
+  assert expected.fingerprint == _load(path).fingerprint
   dataset = _load(folder, client_column='file')
   assert dataset.client_ids == ('a', 'b', 'c')
-  expected = _load(path)
   for client_id in 'abc':
     np.testing.assert_array_equal(
       dataset.train(client_id).x, expected.train(client_id).x

@@ -61,13 +61,6 @@ def test_clients_have_their_own_examples(folder):
   assert data.load_again().fingerprint == data.fingerprint
 
 
-def test_any_rule_deals_examples(folder):
-  data = _load(folder, num_clients=2, partition='iid')
-  x = np.concatenate([data.train(client_id).x for client_id in data.client_ids])
-  everything = np.concatenate([_pixels(6, 0), _pixels(5, 1), _pixels(4, 2)])
-  assert sorted(x[:, 0, 0]) == sorted(everything[:, 0, 0])
-
-
 def test_inputs_are_read_when_a_client_is_asked_for(folder, monkeypatch):
   read = []
   get = h5py.Dataset.__getitem__

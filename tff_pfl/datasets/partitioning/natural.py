@@ -33,7 +33,7 @@ class Natural(base.Partitioner):
 
 
 def expect_natural(partition: base.Partitioner, name: str, kind: str) -> None:
-  """Raises `ValueError` unless the partition is natural.
+  """Raises `ValueError` unless data are divided by their own clients.
 
   Args:
     partition: The partition asked for.
@@ -89,19 +89,7 @@ def _as_keys(keys: Any) -> np.ndarray:
 def own_clients(
   pool: base.Pool, num_clients: int, seed: int
 ) -> tuple[base.Partition, list[str]]:
-  """Draws some of the clients that the examples name.
-
-  Args:
-    pool: Examples with a `client`.
-    num_clients: Number of clients to draw, at most all.
-    seed: Non-negative.
-
-  Returns:
-    The partition, and the clients' ids.
-
-  Raises:
-    ValueError: If the examples do not name their clients.
-  """
+  """Draws some of the clients that the examples name; returns also their ids."""
   if pool.client is None:
     raise ValueError(
       'Expected `partition` to be a rule that deals pooled examples, such as'

@@ -518,12 +518,11 @@ class TableEncoding:
     needed += [columns.client] * with_clients
     table = self._read(path, needed)
     table_files.expect_columns(table, *needed)
-    known = {*needed, *columns.labels}
+    known = {*needed, *columns.labels, *columns.drop, columns.domain}
     known |= {columns.client, columns.split, columns.weight}
-    more = [c for c in table if c not in known.union(columns.drop)]
+    more = [c for c in table if c not in known]
     if columns.form.header == 'none':
       # Without names, any other column moves the ones after it.
-      known |= {*columns.drop, columns.domain}
       table_files.expect_columns(table, *sorted(known - {None}))
     elif more:
       logging.warning(

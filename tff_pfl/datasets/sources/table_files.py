@@ -28,7 +28,7 @@ MISSING_MARKERS = (
   '?', '#N/A', '#NA', '<NA>', 'N/A', 'NA', 'NULL', 'NaN', 'None', '-NaN',
   '-nan', 'n/a', 'nan', 'null',
 )  # fmt: skip
-HEADERS = ('auto', 'first', 'none')
+HEADERS = ('first', 'none')
 _SEPARATORS = ',;\t|'
 _THOUSANDS = (None, ',', '.', ' ', "'")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -55,7 +55,7 @@ class Format:
   decimal: str = '.'
   thousands: Optional[str] = None
   charset: Optional[str] = None
-  header: str = 'auto'
+  header: str = 'first'
   missing_markers: Sequence[str] = MISSING_MARKERS
 
   def __post_init__(self):
@@ -75,11 +75,6 @@ class Format:
       'one character',
       self.separator,
     )
-    if self.charset is not None:
-      try:
-        ''.encode(self.charset)
-      except LookupError:
-        errors.expect(False, 'charset', 'a known character set', self.charset)
 
   def numbers(self, cells: pd.Series) -> pd.Series:
     """Returns cells as float64, NaN where missing or no finite number."""
@@ -209,8 +204,8 @@ def read_table(
     A text, or NaN, for every cell.
 
   Raises:
-    ValueError: If the file is missing or damaged or has no row, its first line
-      is no heading, or a row is longer or shorter than it.
+    ValueError: If the file is missing or damaged or has no row, or a row is
+      longer or shorter than the first line.
   """
   if path.endswith('.parquet'):
     table = _read_parquet(path, form)
@@ -296,15 +291,7 @@ def _read_csv(
   separator = form.separator or max(
     _SEPARATORS.replace(form.decimal, ''), key=unquoted.count
   )
-  csv.field_size_limit(_MAX_FIELD_SIZE)
-
-  def rows():
-    file = io.StringIO(text, '')
-    reader = csv.reader(file, delimiter=separator, skipinitialspace=True)
-    return (row for row in reader if row)
-
-  first = names or next(rows(), [])
-  has_heading = form.header != 'none' and names is None
+  has_heading = form.header == 'first' and names is None
   try:
     with warnings.catch_warnings():
       warnings.simplefilter('error', pd.errors.ParserWarning)
@@ -318,28 +305,41 @@ def _read_csv(
         skipinitialspace=True,
         index_col=False,
       )
-    # Rows that are too short are filled up.
-    is_ragged = not table.empty and (table.iloc[:, -1] == '').any()
   except pd.errors.EmptyDataError:
-    table, is_ragged = pd.DataFrame(), False
+    table = pd.DataFrame()
   except (ValueError, pd.errors.ParserWarning) as reason:
-    table, is_ragged = str(reason).strip(), True
-  if is_ragged:
-    for number, row in enumerate(rows(), 1 - has_heading):
-      if len(row) != len(first):
-        raise _error(
-          path,
-          f'a table of {len(first)} cells between {separator!r} in every row',
-          f'{len(row)} in row {number} after the heading',
-        )
-  if isinstance(table, str):
-    raise _error(path, 'a CSV file', table.rpartition('C error: ')[2])
+    _check_lengths(path, text, separator, has_heading, names)
+    reason = str(reason).strip().rpartition('C error: ')[2]
+    raise _error(path, 'a CSV file', reason) from None
   if table.empty:
     raise _error(path, 'a table with rows', 'none')
+  # Rows that are too short were filled up.
+  if (table.iloc[:, -1] == '').any():
+    _check_lengths(path, text, separator, has_heading, names)
   table.columns = [str(name).strip() for name in table.columns]
-  if has_heading and form.header == 'auto':
-    _check_heading(path, first, table, form)
   return table
+
+
+def _check_lengths(
+  path: str,
+  text: str,
+  separator: str,
+  has_heading: bool,
+  names: Optional[Sequence[str]],
+) -> None:
+  """Raises `FileError` for the first row of another length."""
+  csv.field_size_limit(_MAX_FIELD_SIZE)
+  file = io.StringIO(text, '')
+  reader = csv.reader(file, delimiter=separator, skipinitialspace=True)
+  size = len(names or ())
+  for number, row in enumerate(filter(None, reader), 1 - has_heading):
+    size = size or len(row)
+    if len(row) != size:
+      raise _error(
+        path,
+        f'a table of {size} cells between {separator!r} in every row',
+        f'{len(row)} in row {number} after the heading',
+      )
 
 
 def _error(path: str, constraint: str, found: object) -> files.FileError:
@@ -371,29 +371,10 @@ def _decoded(path: str, charset: Optional[str]) -> str:
       )
   try:
     return content.decode(charset)
-  except UnicodeDecodeError:
+  except (UnicodeDecodeError, LookupError) as reason:
     raise _error(
-      path, f'a text in {charset}', 'others; `charset` names another one'
+      path, f'a text in {charset}', f'another ({reason}; see `charset`)'
     ) from None
-
-
-def _check_heading(
-  path: str, heading: Sequence[str], table: pd.DataFrame, form: Format
-) -> None:
-  """Raises `ValueError` if the first line looks like one of the rows."""
-  names = pd.Series([name.strip() for name in heading], dtype=str)
-  is_number = form.numbers(names).notna().to_numpy()
-  has_numbers = np.array(
-    [form.numbers(cells).notna().any() for _, cells in table.items()]
-  )
-  is_empty = (names == '').to_numpy()
-  if is_number.any() and (is_number | is_empty)[has_numbers].all():
-    raise ValueError(
-      f'Expected `{path}` to begin with a heading, found the numbers'
-      f' {", ".join(names[is_number][:3])} in it; without one give'
-      " `header='none'`, which calls the columns 0, 1, …, and if these are"
-      " names `header='first'`."
-    )
 
 
 def _without_row_numbers(table: pd.DataFrame, form: Format) -> pd.DataFrame:

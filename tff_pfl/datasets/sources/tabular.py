@@ -10,7 +10,6 @@ has the means and deviations as a federated sum.)
 """
 
 import dataclasses
-import functools
 import hashlib
 import itertools
 import os
@@ -42,13 +41,10 @@ class _Inputs:
   ):
     self._encoding = encoding
     self._rows = rows
+    self._digest = hashlib.sha256(encoding.text.encode()).digest()
 
   def __call__(self, positions: np.ndarray) -> np.ndarray:
     return self._encoding.inputs(self._rows.select(positions))
-
-  @functools.cached_property
-  def _digest(self) -> bytes:
-    return hashlib.sha256(self._encoding.text.encode()).digest()
 
   def content(self, positions: np.ndarray) -> Iterator[bytes]:
     """Yields rows in their compact form, for a checksum."""
@@ -285,7 +281,7 @@ def load_tabular(
   decimal: str = '.',
   thousands: Optional[str] = None,
   charset: Optional[str] = None,
-  header: str = 'auto',
+  header: str = 'first',
   task: str = 'classification',
   label_above: Optional[float] = None,
   label_values: Sequence[str] = (),
@@ -328,9 +324,8 @@ def load_tabular(
     thousands: Mark between groups of three digits; None for none.
     charset: Character set; None for UTF-8, UTF-16 with its mark, or else
       Windows-1252, with a warning.
-    header: 'first' for a first line with the columns' names; 'none' for
-      columns called 0, 1, …; 'auto' for 'first', with an error if that line has
-      numbers like the rows.
+    header: 'first' for a first line with the columns' names, 'none' for
+      columns called 0, 1, ….
     task: 'classification'; 'multilabel' for several labels, each of the same
       two classes, the second of which means that the label applies; or
       'regression' for numbers, which are standardized for training, so that
