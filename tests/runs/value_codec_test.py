@@ -1,10 +1,9 @@
 import collections
+import types
 from typing import Any, NamedTuple
 
-import attr
 import numpy as np
 import pytest
-import tensorflow as tf
 import tree
 
 from tff_pfl.runs import value_codec
@@ -15,24 +14,17 @@ class Head(NamedTuple):
   bias: Any
 
 
-@attr.define
-class Finalizer:
-  momentum: Any
-  step: Any
-
-
 def make_value(seed=0):
   rng = np.random.default_rng(seed)
   return collections.OrderedDict(
     weights=[rng.standard_normal((3, 2)).astype(np.float32), np.zeros((0, 4))],
     head=Head(
-      kernel=tf.constant(rng.standard_normal((2, 2)), tf.float32),
-      bias=np.array(rng.standard_normal(), np.float64),
+      kernel=rng.standard_normal((2, 2)).astype(np.float32),
+      bias=np.float64(rng.standard_normal()),
     ),
-    finalizer=Finalizer(momentum=(), step=np.int64(2**62 + seed)),
+    step=(np.int64(2**62 + seed), np.bool_(seed)),
     mask=np.array([True, False, bool(seed)]),
     empty={},
-    rates=(0.1 + seed, 7 + seed, True),
     counts=rng.integers(0, 9, [2, 2], np.uint8),
   )
 
@@ -64,7 +56,6 @@ def test_round_trip_keeps_every_bit_type_and_container():
   [
     np.arange(6, dtype=np.int32).reshape(2, 3).T,
     np.arange(10.0)[::-2],
-    np.array(5, np.int64),
     np.zeros((2, 0, 3), np.float32),
     np.array([1, 2], '>i4'),
     # A NaN with a payload, minus zero, minus infinity, the smallest number.
@@ -78,14 +69,6 @@ def test_layouts_that_need_care_round_trip(value):
   assert_same(value_codec.decode(value_codec.encode(value), value), value)
 
 
-def test_leaves_are_matched_by_name_and_not_by_order():
-  data = value_codec.encode({'bias': np.float32(1), 'kernel': np.float32(2)})
-
-  decoded = value_codec.decode(data, Head(np.float32(0), np.float32(0)))
-
-  assert decoded == Head(kernel=2, bias=1)
-
-
 def test_size_of_a_dimension_may_differ_from_the_template():
   data = value_codec.encode(np.arange(5))
   decoded = value_codec.decode(data, np.zeros(2, np.int64))
@@ -95,58 +78,48 @@ def test_size_of_a_dimension_may_differ_from_the_template():
 @pytest.mark.parametrize(
   ('template', 'words'),
   [
-    ({'w': np.zeros(2), 'b': np.zeros(1)}, 'float32 of rank 1'),
-    ({'w': np.zeros((2, 1), np.float32), 'b': np.zeros(1)}, 'rank 2 at w'),
-    ({'w': np.zeros(2, np.float32)}, 'b, which the template lacks'),
+    ({'b': np.zeros(1), 'w': np.zeros(2)}, 'float64 of rank 1 at w'),
+    ({'b': np.zeros(1), 'w': np.zeros((2, 1), np.float32)}, 'rank 2 at w'),
+    ({'b': np.zeros(1)}, "no more, found 'float32 of rank 1 at w'"),
     (
-      {'w': np.zeros(2, np.float32), 'b': np.zeros(1), 'c': {'d': 1}},
-      'a leaf at c/d',
+      {'b': np.zeros(1), 'w': np.zeros(2, np.float32), 'x': {'d': 1}},
+      "at x/d, found 'no more'",
     ),
-    ([np.zeros(2, np.float32), np.zeros(1)], 'a leaf at 0'),
+    ([np.zeros(1), np.zeros(2, np.float32)], 'at 0'),
   ],
   ids=['dtype', 'rank', 'fewer', 'more', 'list'],
 )
 def test_another_structure_is_refused_naming_the_leaf(template, words):
   data = value_codec.encode({'w': np.zeros(2, np.float32), 'b': np.zeros(1)})
-
-  with pytest.raises(ValueError, match=words) as error:
+  with pytest.raises(ValueError, match=words):
     value_codec.decode(data, template)
 
-  assert '\n' not in str(error.value)
 
-
-@pytest.mark.parametrize(
-  'leaf',
-  ['text', None, object(), np.array(['text']), np.array([{}])],
-)
+@pytest.mark.parametrize('leaf', ['text', None, object(), np.array([{}])])
 def test_leaf_of_another_type_is_refused_naming_it(leaf):
   with pytest.raises(TypeError, match='at head/1'):
     value_codec.encode({'head': [1, leaf]})
 
 
 def test_to_json_gives_plain_python_numbers():
-  value = collections.OrderedDict(
-    loss=np.float32(0.1),
-    round=np.int64(3),
-    rate=np.float64(0.5),
-    per_class=np.array([1, 2]),
-    head=Head(kernel=tf.constant(1.5), bias=None),
-    finalizer=Finalizer(momentum=(True,), step=tf.constant(b'x')),
+  converted = value_codec.to_json(
+    {
+      'loss': np.float32(0.1),
+      'round': np.int64(3),
+      'rate': np.float64(0.5),
+      'per_class': np.array([1, 2]),
+      'nested': types.MappingProxyType({2: (b'x', None)}),
+    }
   )
-
-  converted = value_codec.to_json(value)
-
   assert converted == {
     'loss': float(np.float32(0.1)),
     'round': 3,
     'rate': 0.5,
     'per_class': [1, 2],
-    'head': {'kernel': 1.5, 'bias': None},
-    'finalizer': {'momentum': [True], 'step': 'x'},
+    'nested': {'2': ['x', None]},
   }
-  assert type(converted['loss']) is float
-  assert type(converted['round']) is int
-  assert type(converted['rate']) is float
+  found = [type(converted[name]) for name in ('loss', 'round', 'rate')]
+  assert found == [float, int, float]
   with pytest.raises(TypeError, match='made of numbers'):
     value_codec.to_json({'a': object()})
 

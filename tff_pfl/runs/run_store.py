@@ -3,34 +3,28 @@
 A round is committed as a whole or not at all: the server state, the states of
 the clients that took part, the metrics and the evaluation go into one
 transaction that is on the disk when `RunStore.commit_round` returns. A run that
-is killed at any moment thus loses at most the round it was computing. Only the
-newest server state and the newest state of each client are kept, so with the
-rounds the file grows by their metrics alone. Client states are read when asked
-for; memory does not grow with the number of clients.
+is killed thus loses at most the round it was computing. Only the newest states
+are kept; those of clients are read when asked for.
 
-One process at a time writes to a run. It holds an advisory lock on the file
-`run.lock`, which the kernel releases however the process ends. Any number of
-processes may read meanwhile, through `RunStore.open_for_reading`.
+One process at a time writes to a run, under a `directory_lock`; any number may
+read meanwhile. A store belongs to the thread that opened it.
 
-All content stands behind a checksum of it and of where it belongs, and the
-rounds have no gap. Of settings and metrics that is checked when a run is
-opened, of states when they are read, and of the server's before anything is
-written. Failures are a `RunError` of one line, which tells what is safe.
-
-A store belongs to the thread that opened it.
+Damage is an error and never a wrong result: each content has a checksum of it
+and of where it belongs, and the numbers of contents are known. These, settings
+and metrics are checked when a run is opened, and states when they are read.
 """
 
 import contextlib
 import json
 import os
+import pathlib
 import sqlite3
-import urllib.parse
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 from tff_pfl import errors
-from tff_pfl.runs import directory_lock, metrics_writers, value_codec
+from tff_pfl.runs import directory_lock, value_codec
 
 # What may differ between a run and its resumption: it does not change what any
 # round computes.
@@ -38,29 +32,25 @@ MUTABLE_SETTINGS = ('num_rounds', 'data_dir', 'runtime')
 
 FILE_NAME = 'run.sqlite'
 
-# Marks a SQLite file as ours ("tfpf"), with the version of the tables.
-_APPLICATION_ID = 0x74667066
-_VERSION = 6
+_VERSION = 7
+# Kinds are 'settings', 'round' (its metrics), 'scores' (of each client, in the
+# newest evaluation), as JSON, the states of the 'server' and of each 'client',
+# and 'totals'. A state that SQLite does not take whole is in pieces.
 _SCHEMA = (
-  f'PRAGMA application_id = {_APPLICATION_ID}',
   f'PRAGMA user_version = {_VERSION}',
-  # The settings, the server's state and the scores of each client, in pieces.
-  'CREATE TABLE newest'
-  ' (name TEXT, piece INTEGER, content BLOB, PRIMARY KEY (name, piece))',
-  'CREATE TABLE client_states (client INTEGER PRIMARY KEY, content BLOB)',
-  # Metrics and evaluation, as JSON.
-  'CREATE TABLE rounds (round INTEGER PRIMARY KEY, content BLOB)',
+  'CREATE TABLE contents (kind TEXT, number INTEGER, piece INTEGER,'
+  ' checksum INTEGER, content BLOB, PRIMARY KEY (kind, number, piece))',
 )
-# States are large: with pages larger than SQLite's 4 KiB they take fewer.
-_PAGE_SIZE = 16 * 1024
-# The write-ahead log is cut to this size when a large round has swollen it.
-_JOURNAL_SIZE_LIMIT = 64 * 1024 * 1024
+_PRAGMAS = (
+  # States are large: with pages larger than SQLite's 4 KiB they take fewer.
+  f'page_size = {16 * 1024}',
+  'journal_mode = WAL',
+  'synchronous = FULL',
+  # The write-ahead log is cut to this when a large round has swollen it.
+  f'journal_size_limit = {64 * 1024 * 1024}',
+)
 # A reader or writer waits this long for another's short critical section.
 _BUSY_TIMEOUT_SECONDS = 30.0
-_CHECKSUM_SIZE = 4
-# SQLite takes no value of more than 10**9 bytes, and the states of optimizers
-# are larger than models.
-_PIECE_SIZE = 2**28
 
 _Path = Union[str, 'os.PathLike[str]']
 
@@ -83,7 +73,6 @@ class RunStore:
     self.directory = directory
     self._connection = connection
     self._on_close = on_close
-    on_close.callback(connection.close)
 
   @classmethod
   def open(
@@ -105,8 +94,8 @@ class RunStore:
         than `config`, each of which the message gives with both values.
     """
     directory = os.fspath(directory)
-    with contextlib.ExitStack() as on_error:
-      on_error.enter_context(directory_lock.DirectoryLock(directory))
+    with contextlib.ExitStack() as on_close:
+      on_close.enter_context(directory_lock.DirectoryLock(directory))
       is_there = has_run(directory)
       if is_there and not resume:
         raise errors.RunError(
@@ -121,24 +110,20 @@ class RunStore:
             found._check_resumable(value_codec.to_json(config))
         else:
           for suffix in ('', '-wal', '-shm', '-journal'):
-            with contextlib.suppress(FileNotFoundError):
-              os.remove(_path_in(directory) + suffix)
-        mode = 'rw' if is_there else 'rwc'
-        store = cls(directory, _connect(directory, mode), on_error)
-        for pragma in (
-          f'page_size = {_PAGE_SIZE}',
-          'journal_mode = WAL',
-          'synchronous = FULL',
-          f'journal_size_limit = {_JOURNAL_SIZE_LIMIT}',
-        ):
-          store._connection.execute(f'PRAGMA {pragma}')
-        with _transaction(store._connection):
+            path = pathlib.Path(f'{_path_in(directory)}{suffix}')
+            path.unlink(missing_ok=True)
+        connection = _connect(directory, 'rw' if is_there else 'rwc')
+        on_close.callback(connection.close)
+        for pragma in _PRAGMAS:
+          connection.execute(f'PRAGMA {pragma}')
+        store = cls(directory, connection, on_close)
+        with store._transaction():
           if not is_there:
             for statement in _SCHEMA:
-              store._connection.execute(statement)
-            store._write_newest('per_client', _dump([]))
-          store._write_newest('config', _dump(config))
-      store._on_close = on_error.pop_all()
+              connection.execute(statement)
+            store._write('scores', 0, _dump([]))
+          store._write('settings', 0, _dump(config))
+      store._on_close = on_close.pop_all()
       return store
 
   @classmethod
@@ -151,27 +136,39 @@ class RunStore:
       RunError: If `directory` has no run, or a damaged one.
     """
     directory = os.fspath(directory)
-    if not os.path.isfile(_path_in(directory)):
-      raise errors.RunError(
-        f'There is no run in {directory} (no {FILE_NAME}): check the name of'
-        ' the folder.'
-      )
-    with contextlib.ExitStack() as on_error:
-      with _one_line(directory, 'open the run'):
-        store = cls(directory, _connect_for_reading(directory), on_error)
-        store._check()
-      store._on_close = on_error.pop_all()
+    with contextlib.ExitStack() as on_close:
+      version = 0
+      if _path_in(directory).is_file():
+        with _one_line(directory, 'open the run'):
+          connection = _connect_for_reading(directory)
+          on_close.callback(connection.close)
+          version = _version(connection)
+      if not version:
+        raise errors.RunError(
+          f'There is no run in {directory} (no {FILE_NAME}, or an empty one):'
+          ' check the name of the folder, or restore the file from a backup.'
+        )
+      if version != _VERSION:
+        raise errors.RunError(
+          f'Cannot open the run in {directory}: its format is version'
+          f' {version}, this tff_pfl reads version {_VERSION}; use the tff_pfl'
+          ' that made it.'
+        )
+      store = cls(directory, connection, on_close)
+      store._check()
+      store._on_close = on_close.pop_all()
       return store
 
   @property
   def config(self) -> dict[str, Any]:
     """The settings of the run."""
-    return json.loads(self._newest('config'))
+    return json.loads(self._content('settings'))
 
   @property
   def last_round(self) -> int:
     """The number of rounds committed; -1 before the initial state is."""
-    ((newest,),) = self._read('SELECT MAX(round) FROM rounds')
+    query = "SELECT MAX(number) FROM contents WHERE kind = 'round'"
+    ((newest,),) = self._rows(query)
     return -1 if newest is None else newest
 
   def commit_round(
@@ -200,33 +197,19 @@ class RunStore:
       RunError: If the disk is full or fails. Nothing of the round is stored
         then, and all rounds before it are still there.
     """
-    last_round = self.last_round
-    number = last_round + 1
+    number = self.last_round + 1
     row = {'round': number, **metrics}
     if evaluation is not None:
       row['evaluation'] = evaluation
-    advice = 'mend that and start again'
-    if number:
-      advice = (
-        f'everything up to round {last_round} is safe: mend that and pass'
-        ' `resume`'
-      )
+    advice = 'all rounds before it are safe: mend that and pass `resume`'
     with _one_line(self.directory, f'commit round {number}', advice):
-      with _transaction(self._connection):
-        self._write_newest('server_state', server_state, number)
-        self._connection.executemany(
-          'INSERT OR REPLACE INTO client_states VALUES (?, ?)',
-          (
-            (client, _seal(state, 'client', client))
-            for client, state in client_states.items()
-          ),
-        )
-        self._connection.execute(
-          'INSERT INTO rounds VALUES (?, ?)',
-          [number, _seal(_dump(row), 'round', number)],
-        )
+      with self._transaction():
+        self._write('server', 0, server_state)
+        for client, state in client_states.items():
+          self._write('client', client, state)
+        self._write('round', number, _dump(row))
         if evaluation is not None:
-          self._write_newest('per_client', _dump(per_client))
+          self._write('scores', 0, _dump(per_client))
 
   def server_state(self) -> bytes:
     """Returns the newest server state.
@@ -234,31 +217,14 @@ class RunStore:
     Raises:
       RunError: If it is damaged, or the initial one is not committed yet.
     """
-    if self.last_round < 0:
-      raise errors.RunError(
-        f'The run in {self.directory} has committed no state yet.'
-      )
-    return self._newest('server_state')
+    return self._content('server')
 
   def client_states(self, client_indices: Iterable[int]) -> dict[int, bytes]:
-    """Returns the newest states by client index, in the order asked for.
+    """Returns the newest states by client index.
 
     A client whose state was never committed is absent.
     """
-    indices = [int(index) for index in client_indices]
-    # One statement, so that a reader never sees states of two rounds.
-    found = dict(
-      self._read(
-        'SELECT client, content FROM client_states'
-        ' WHERE client IN (SELECT value FROM json_each(?))',
-        json.dumps(indices),
-      )
-    )
-    return {
-      index: self._unseal(found[index], 'client', index)
-      for index in indices
-      if index in found
-    }
+    return self._contents('client', [int(index) for index in client_indices])
 
   def history(self) -> list[dict[str, Any]]:
     """Returns the metrics of each round from 1 on.
@@ -266,14 +232,8 @@ class RunStore:
     It is ``{'round': round, **metrics, 'evaluation': evaluation}``, the last
     only where there was one.
     """
-    history = []
-    rows = self._read('SELECT round, content FROM rounds ORDER BY round')
-    for expected, (number, content) in enumerate(rows):
-      if number != expected:
-        raise _damaged(self.directory, f'round {expected} is missing')
-      history.append(json.loads(self._unseal(content, 'round', number)))
-    # Without the initial state.
-    return history[1:]
+    _, *rounds = self._contents('round').values() or [None]
+    return [json.loads(content) for content in rounds]
 
   def evaluations(self) -> list[dict[str, Any]]:
     """Returns ``{'round': round, **evaluation}`` for each evaluation."""
@@ -285,7 +245,7 @@ class RunStore:
 
   def per_client(self) -> list[dict[str, Any]]:
     """Returns the metrics of each client in the newest evaluation."""
-    return json.loads(self._newest('per_client'))
+    return json.loads(self._content('scores'))
 
   def copy_to(self, directory: _Path) -> None:
     """Makes the run in another folder this one, as it is now.
@@ -294,17 +254,16 @@ class RunStore:
       RunError: If it cannot be written. What was there is then as it was.
     """
     path = _path_in(directory)
+    temporary = pathlib.Path(f'{path}.tmp')
     advice = f'what is committed in {self.directory} is safe'
     with _one_line(directory, 'keep the best models', advice):
-      os.makedirs(directory, exist_ok=True)
-      temporary = f'{path}.tmp'
-      with contextlib.suppress(FileNotFoundError):
-        os.remove(temporary)
+      path.parent.mkdir(parents=True, exist_ok=True)
+      temporary.unlink(missing_ok=True)
       with contextlib.closing(sqlite3.connect(temporary)) as copy:
         self._connection.backup(copy)
         # Without a log beside it.
         copy.execute('PRAGMA journal_mode = DELETE')
-      os.replace(temporary, path)
+      temporary.replace(path)
 
   def close(self) -> None:
     """Closes the file and lets go of the directory; may be called again."""
@@ -316,67 +275,86 @@ class RunStore:
   def __exit__(self, *_: Any) -> None:
     self.close()
 
-  def _read(self, query: str, *values: Any) -> list[Any]:
+  @contextlib.contextmanager
+  def _transaction(self) -> Iterator[None]:
+    """Commits what its body writes; if that raises, nothing is written."""
+    with self._connection:
+      self._connection.execute('BEGIN IMMEDIATE')
+      yield
+      self._write('totals', 0, self._totals())
+
+  def _write(self, kind: str, number: int, content: bytes) -> None:
+    # The limit is that of a row, which has more than its content.
+    size = self._connection.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) // 2
+    checksum = _checksum(kind, number, content)
+    view = memoryview(content)
+    self._connection.execute(
+      'DELETE FROM contents WHERE kind = ? AND number = ?', [kind, number]
+    )
+    self._connection.executemany(
+      'INSERT INTO contents VALUES (?, ?, ?, ?, ?)',
+      (
+        (kind, number, start, checksum, view[start : start + size])
+        for start in range(0, max(1, len(content)), size)
+      ),
+    )
+
+  def _rows(self, query: str, *values: Any) -> list[Any]:
     # At once: an open query would keep the running process from shortening its
     # write-ahead log.
     with _one_line(self.directory, 'read the run'):
       return self._connection.execute(query, values).fetchall()
 
-  def _newest(self, name: str) -> bytes:
-    # One statement, as a round may be committed meanwhile.
-    rows = self._read(
-      'SELECT content, (SELECT MAX(round) FROM rounds) FROM newest'
-      ' WHERE name = ? ORDER BY piece',
-      name,
+  def _contents(
+    self, kind: str, numbers: Optional[Sequence[int]] = None
+  ) -> dict[int, bytes]:
+    """Returns contents by their numbers, of all numbers for None."""
+    query = (
+      "SELECT number, checksum, IFNULL(CAST(content AS BLOB), '')"
+      ' FROM contents WHERE kind = ?'
     )
-    if not rows:
-      raise _damaged(self.directory, f'its {name} is missing')
-    pieces, (last_round, *_) = zip(*rows)
-    context = [last_round] if name == 'server_state' else []
-    are_bytes = all(isinstance(piece, bytes) for piece in pieces)
-    return self._unseal(are_bytes and b''.join(pieces), name, *context)
+    values = [kind]
+    if numbers is not None:
+      query += ' AND number IN (SELECT value FROM json_each(?))'
+      values.append(json.dumps(numbers))
+    contents, checksums = {}, {}
+    # One statement, so that a reader never sees states of two rounds.
+    rows = self._rows(f'{query} ORDER BY number, piece', *values)
+    for number, checksum, piece in rows:
+      contents[number] = contents.get(number, b'') + piece
+      checksums[number] = checksum
+    for number, content in contents.items():
+      if checksums[number] != _checksum(kind, number, content):
+        raise _damaged(self.directory, f'{kind} {number} has another checksum')
+    return contents
 
-  def _write_newest(self, name: str, content: bytes, *context: Any) -> None:
-    sealed = memoryview(_seal(content, name, *context))
-    starts = range(0, len(sealed), _PIECE_SIZE)
-    self._connection.execute('DELETE FROM newest WHERE name = ?', [name])
-    self._connection.executemany(
-      'INSERT INTO newest VALUES (?, ?, ?)',
-      ((name, start, sealed[start : start + _PIECE_SIZE]) for start in starts),
+  def _content(self, kind: str) -> bytes:
+    contents = self._contents(kind, [0])
+    if not contents:
+      raise errors.RunError(
+        f'The run in {self.directory} has committed no state yet.'
+      )
+    return contents[0]
+
+  def _totals(self) -> bytes:
+    """Describes the contents: how many there are, and of which numbers."""
+    query = (
+      'SELECT kind, COUNT(*), TOTAL(number) FROM contents'
+      " WHERE kind != 'totals' GROUP BY kind"
     )
-
-  def _unseal(self, sealed: Any, *context: Any) -> bytes:
-    """Returns what `_seal` was given; raises `RunError` if it was not this."""
-    if isinstance(sealed, bytes):
-      content = sealed[_CHECKSUM_SIZE:]
-      if sealed == _seal(content, *context):
-        return content
-    what = ' '.join(map(str, context))
-    raise _damaged(self.directory, f'{what} has another checksum')
+    return repr(self._rows(query)).encode()
 
   def _check(self) -> None:
-    """Raises `RunError` unless settings and metrics are as committed."""
-
-    def pragma(name):
-      return self._connection.execute(f'PRAGMA {name}').fetchone()[0]
-
-    if not pragma('schema_version'):
-      raise errors.RunError(
-        f'There is no run in {self.directory} ({FILE_NAME} is empty): it has'
-        ' not begun, or the file is to be restored from a backup.'
-      )
-    if pragma('application_id') != _APPLICATION_ID:
-      raise errors.RunError(
-        f'Cannot open the run in {self.directory}: {FILE_NAME} was not made by'
-        ' tff_pfl; pass another `output_dir`.'
-      )
-    if pragma('user_version') != _VERSION:
-      raise errors.RunError(
-        f'Cannot open the run in {self.directory}: its format is version'
-        f' {pragma("user_version")}, this tff_pfl reads version {_VERSION}; use'
-        ' the tff_pfl that made it.'
-      )
-    _ = self.config, self.history(), self.per_client()
+    """Raises `RunError` unless all but the states is as committed."""
+    # At one moment, as a round may be committed meanwhile.
+    with self._connection:
+      self._rows('BEGIN')
+      for kind in ('settings', 'scores', 'round'):
+        self._contents(kind)
+      if self._contents('totals') != {0: self._totals()}:
+        raise _damaged(
+          self.directory, 'states or metrics that were committed are missing'
+        )
 
   def _check_resumable(self, given: Mapping[str, Any]) -> None:
     """Raises `RunError` if the run cannot go on with the settings given."""
@@ -410,67 +388,49 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
   )
 
 
-def has_run(directory: str) -> bool:
+def has_run(directory: _Path) -> bool:
   """Returns True if there is anything that a new run must not replace."""
-  if os.path.isfile(_path_in(directory)):
+  if _path_in(directory).is_file():
     try:
       with contextlib.closing(_connect_for_reading(directory)) as connection:
-        if connection.execute('PRAGMA schema_version').fetchone()[0]:
-          rounds = connection.execute('SELECT COUNT(*) FROM rounds')
-          if rounds.fetchone()[0]:
-            return True
-    except sqlite3.Error:
+        query = "SELECT 1 FROM contents WHERE kind = 'round'"
+        if _version(connection) and connection.execute(query).fetchone():
+          return True
+    except (sqlite3.Error, UnicodeDecodeError):
       # Whatever it is, it is not ours to delete.
       return True
-  # A process that was killed while it created the run leaves no round, too, but
-  # metrics are written once one is committed.
-  name = metrics_writers.JSONL_NAME
-  if os.path.exists(os.path.join(directory, name)):
-    raise errors.RunError(
-      f'Cannot start a run in {directory}: {FILE_NAME} has no rounds, and'
-      f' {name} of a run lies beside it; restore {FILE_NAME} from a backup,'
-      f' remove {name}, or start the run in another folder.'
-    )
   return False
 
 
-def _path_in(directory: str) -> str:
-  return os.path.abspath(os.path.join(directory, FILE_NAME))
+def _path_in(directory: _Path) -> pathlib.Path:
+  return pathlib.Path(os.path.abspath(directory), FILE_NAME)
 
 
-def _connect(directory: str, mode: str) -> sqlite3.Connection:
+def _version(connection: sqlite3.Connection) -> int:
+  """Returns the version of a file's format; 0 before there are tables."""
+  return connection.execute('PRAGMA user_version').fetchone()[0]
+
+
+def _connect(directory: _Path, mode: str) -> sqlite3.Connection:
   """Opens a file; transactions are begun and ended by statements."""
-  uri = f'file:{urllib.parse.quote(_path_in(directory))}?mode={mode}'
   connection = sqlite3.connect(
-    uri, uri=True, timeout=_BUSY_TIMEOUT_SECONDS, isolation_level=None
+    f'{_path_in(directory).as_uri()}?mode={mode}',
+    uri=True,
+    timeout=_BUSY_TIMEOUT_SECONDS,
+    isolation_level=None,
   )
   # Damaged text need not be text.
   connection.text_factory = bytes
   return connection
 
 
-@contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-  """Commits what its body has done; if that raises, nothing has been done."""
-  connection.execute('BEGIN IMMEDIATE')
-  try:
-    yield
-    connection.execute('COMMIT')
-  except BaseException:
-    # After some errors SQLite has rolled back by itself.
-    if connection.in_transaction:
-      with contextlib.suppress(sqlite3.Error):
-        connection.execute('ROLLBACK')
-    raise
-
-
-def _connect_for_reading(directory: str) -> sqlite3.Connection:
+def _connect_for_reading(directory: _Path) -> sqlite3.Connection:
   """Opens a file so that no statement can change what it holds."""
   path = _path_in(directory)
   # Whoever closes the file last moves the write-ahead log into it and removes
   # the log, for which it must be able to write.
   mode = 'rw'
-  if not all(os.access(p, os.W_OK) for p in (path, os.path.dirname(path))):
+  if not all(os.access(p, os.W_OK) for p in (path, path.parent)):
     # SQLite keeps an index of the log beside the file. Where none can be made,
     # as on a read-only disk, and there is no log, the file alone tells all.
     mode = 'ro' if os.path.exists(f'{path}-wal') else 'ro&immutable=1'
@@ -481,15 +441,9 @@ def _connect_for_reading(directory: str) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _one_line(
-  directory: str, action: str, advice: str = 'mend that and try again'
+  directory: _Path, action: str, advice: str = 'mend that and try again'
 ) -> Iterator[None]:
-  """Turns errors of SQLite and of the file system into a one-line `RunError`.
-
-  Args:
-    directory: The run's output directory.
-    action: Action that is attempted, read after "Cannot".
-    advice: Advice to the user.
-  """
+  """Turns errors of SQLite and of the file system into a `RunError`."""
   try:
     yield
   # Damaged names in SQLite's messages need not be text.
@@ -502,7 +456,7 @@ def _one_line(
     ) from error
 
 
-def _damaged(directory: str, reason: str) -> errors.RunError:
+def _damaged(directory: _Path, reason: str) -> errors.RunError:
   """The error for a file that does not hold what was committed."""
   return errors.RunError(
     f'Cannot read the run in {directory}: {FILE_NAME} is damaged or not a run'
@@ -510,12 +464,10 @@ def _damaged(directory: str, reason: str) -> errors.RunError:
   )
 
 
-def _seal(content: bytes, *context: Any) -> bytes:
-  """Returns bytes behind a checksum of them and of where they belong."""
-  checksum = zlib.crc32(content, zlib.crc32(repr(context).encode()))
-  return checksum.to_bytes(_CHECKSUM_SIZE, 'big') + content
+def _checksum(kind: str, number: int, content: bytes) -> int:
+  """Returns the checksum of a content and of where it belongs."""
+  return zlib.crc32(content, zlib.crc32(f'{kind} {number}'.encode()))
 
 
 def _dump(value: Any) -> bytes:
-  """Returns a nested mapping as JSON text."""
   return json.dumps(value_codec.to_json(value), separators=(',', ':')).encode()
