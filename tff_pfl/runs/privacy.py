@@ -212,18 +212,41 @@ def _expect_plain(sampler):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PrivateMean:
-  """A mean of clipped updates, to whose sum the server adds noise.
+class NoisyMean:
+  """Settings of all means with noise.
 
   Attributes:
-    epsilon: Epsilon of the whole run, positive; the noise for it is found.
-    noise_multiplier: Noise of a round in clipping norms, 0 or more, given
-      instead of epsilon.
+    noise_multiplier: Noise of a round in clipping norms, 0 or more, but
+      positive for ddp.
     delta: Delta of epsilon, in (0, 1); None for number of clients ** -1.1.
     clip: Norm to which the vector that a client sends is clipped, fixed:<norm>
       or (but for ddp) adaptive:<quantile> of the norms.
     metrics: Metrics of training (losses, scores, counts) that leave clients,
       without noise: plain for all, or none.
+
+  Raises:
+    ValueError: If a value is out of its range.
+  """
+
+  noise_multiplier: Optional[float] = None
+  delta: Optional[float] = hparams_lib.share(None, '(0, 1)')
+  clip: str
+  metrics: str = hparams_lib.one_of('plain', options.TRAINING_METRICS)
+
+  def __post_init__(self):
+    hparams_lib.check_fields(self)
+
+  def _delta_of(self, sampler):
+    return self.delta or default_delta(sampler.num_clients)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivateMean(NoisyMean):
+  """A mean of clipped updates, to whose sum the server adds noise.
+
+  Attributes:
+    epsilon: Epsilon of the whole run, positive, instead of `noise_multiplier`;
+      the noise for it is found.
 
   Raises:
     ValueError: If a value is out of its range, or not just one of `epsilon` and
@@ -233,10 +256,7 @@ class PrivateMean:
   name: ClassVar[str] = 'dp'
 
   epsilon: Optional[float] = hparams_lib.positive(None)
-  noise_multiplier: Optional[float] = None
-  delta: Optional[float] = hparams_lib.share(None, '(0, 1)')
   clip: str = 'adaptive:0.5'
-  metrics: str = hparams_lib.one_of('plain', options.TRAINING_METRICS)
 
   def __post_init__(self):
     errors.expect(
@@ -245,7 +265,7 @@ class PrivateMean:
       'given, or else `noise_multiplier`, and not both',
       self.epsilon,
     )
-    hparams_lib.check_fields(self)
+    super().__post_init__()
     noise = 1.0 if self.noise_multiplier is None else self.noise_multiplier
     private_mean.PrivateMeanFactory(noise, 1, self.clip)
 
@@ -255,7 +275,7 @@ class PrivateMean:
     """The privacy of a run of so many rounds; None without noise."""
     if self.noise_multiplier == 0:
       return None
-    delta = self.delta or default_delta(sampler.num_clients)
+    delta = self._delta_of(sampler)
     noise_multiplier = self.noise_multiplier or find_noise_multiplier(
       self.epsilon, delta, sampler, num_rounds
     )
@@ -275,16 +295,11 @@ class PrivateMean:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DistributedPrivateMean:
+class DistributedPrivateMean(NoisyMean):
   """A mean of clipped updates to which clients add discrete noise.
 
   Attributes:
-    noise_multiplier: Noise of a round in clipping norms, positive.
-    delta: Delta of epsilon, in (0, 1); None for number of clients ** -1.1.
-    clip: Norm to which the vector that a client sends is clipped, fixed:<norm>.
     bits: Bits of a number of the sum, 1 to 22.
-    metrics: Metrics of training (losses, scores, counts) that leave clients,
-      without noise: plain for all, or none.
 
   Raises:
     ValueError: If a value is out of its range, or no noise is given.
@@ -292,14 +307,11 @@ class DistributedPrivateMean:
 
   name: ClassVar[str] = 'ddp'
 
-  noise_multiplier: Optional[float] = None
-  delta: Optional[float] = hparams_lib.share(None, '(0, 1)')
   clip: str = 'fixed:1.0'
   bits: int = 20
-  metrics: str = hparams_lib.one_of('plain', options.TRAINING_METRICS)
 
   def __post_init__(self):
-    hparams_lib.check_fields(self)
+    super().__post_init__()
     self._factory(1)
 
   def accounting(
@@ -310,7 +322,7 @@ class DistributedPrivateMean:
     return Accounting(
       self.noise_multiplier,
       sampler,
-      self.delta or default_delta(sampler.num_clients),
+      self._delta_of(sampler),
       is_distributed=True,
     )
 

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import keras
 import numpy as np
@@ -30,6 +30,10 @@ from tff_pfl.runs import (
 )
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.runtime import base as runtime_base
+
+if TYPE_CHECKING:
+  # It imports this module.
+  from tff_pfl.runs import run_config
 
 # Encoding of rows as examples, of runs on tables.
 ENCODING_NAME = 'encoding.json'
@@ -121,7 +125,7 @@ class Run:
     *,
     process: Optional[personalized_process.PersonalizedProcess] = None,
     data: Optional[datasets.FederatedDataset] = None,
-    config: Any = None,
+    config: Optional[run_config.RunConfig] = None,
     no_config: str = '',
     continue_with: Optional[Callable[..., Run]] = None,
   ):
@@ -291,13 +295,13 @@ class Run:
 
   # Settings, data and method.
 
-  def with_config(self, config: Any) -> Run:
+  def with_config(self, config: run_config.RunConfig) -> Run:
     """The same run, with the `RunConfig` that it was made by."""
     self._config = config
     return self
 
   @property
-  def config(self) -> Any:
+  def config(self) -> run_config.RunConfig:
     """The `RunConfig` of a run of the `train` program.
 
     Raises:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tqdm
@@ -32,15 +32,16 @@ from tff_pfl.models import domain_models, split_model
 from tff_pfl.runs import client_population, client_sampling, run_store
 from tff_pfl.system import folders
 
-# A `RunConfig`: its module takes this one to run.
-_Config = Any
+if TYPE_CHECKING:
+  # It imports this module.
+  from tff_pfl.runs import run_config
 
 FOLDER = 'warmup'
 INITIAL_WEIGHTS_NAME = 'initial_weights.npz'
 INITIAL_RUN_PARTS = ('all', 'body')
 
 
-def config_of(config: _Config) -> _Config:
+def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
   """The settings of a run's warm-up, from those of the run.
 
   Raises:
@@ -86,7 +87,7 @@ def config_of(config: _Config) -> _Config:
 
 
 def run(
-  config: _Config,
+  config: run_config.RunConfig,
   model: split_model.SplitModel,
   data: datasets.FederatedDataset,
   output_dir: str,
@@ -95,7 +96,7 @@ def run(
   """Copies or trains the initial weights of a run, as far as not yet done.
 
   Args:
-    config: Settings of the run, a `RunConfig`.
+    config: Settings of the run.
     model: Model that `RunConfig.build_model` made.
     data: Data of the run.
     output_dir: Folder of the run.
@@ -128,14 +129,14 @@ def run(
 
 
 def with_initial_weights(
-  config: _Config,
+  config: run_config.RunConfig,
   model: split_model.SplitModel,
   output_dir: str,
 ) -> split_model.SplitModel:
   """The model with the weights that a run's method starts from.
 
   Args:
-    config: Settings of the run, a `RunConfig`.
+    config: Settings of the run.
     model: Model that `RunConfig.build_model` made.
     output_dir: Folder of the run, after `run`.
 
