@@ -42,6 +42,10 @@ def test_both_forms_hold_every_round(tmp_path):
   with MetricsWriters(tmp_path / 'run') as writers:
     for row in _ROWS:
       writers.write(row)
+      # On file at once.
+      assert len(read_jsonl(tmp_path / 'run')) == row['round']
+      points = read_tensorboard(tmp_path / 'run')
+      assert len(points['round/loss']) == row['round']
 
   assert read_jsonl(tmp_path / 'run') == [
     {'round': 1, 'loss': 0.5, 'nested/norm': 2.0},
@@ -53,13 +57,6 @@ def test_both_forms_hold_every_round(tmp_path):
     'nested/norm': [(1, 2.0), (3, 1.0)],
     'evaluation/accuracy': [(2, 0.75)],
   }
-
-
-def test_a_round_is_on_file_when_write_returns(tmp_path):
-  with MetricsWriters(tmp_path) as writers:
-    writers.write(_ROWS[0])
-    assert len(read_jsonl(tmp_path)) == 1
-    assert read_tensorboard(tmp_path)['round/loss'] == [(1, 0.5)]
 
 
 def test_rounds_leave_nothing_in_memory(tmp_path):
@@ -74,7 +71,7 @@ def test_rounds_leave_nothing_in_memory(tmp_path):
   with MetricsWriters(tmp_path) as writers:
     before = blocks_after(writers, range(1, 50))
     # Other threads of the process come and go: less than one block a round.
-    assert blocks_after(writers, range(50, 1050)) < before + 800
+    assert blocks_after(writers, range(50, 300)) < before + 200
 
 
 def test_resumed_files_equal_uninterrupted_ones(tmp_path):

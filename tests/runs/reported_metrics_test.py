@@ -54,14 +54,11 @@ def _of_numbers(y, outputs):
 
 
 def _of_classes(y, p):
-  is_two = p.shape[1] == 2
   return {
-    'auc': sklearn_metrics.roc_auc_score(
-      y, p[:, 1] if is_two else p, multi_class='ovr'
-    ),
+    'auc': sklearn_metrics.roc_auc_score(y, p, multi_class='ovr'),
     'f1_macro': sklearn_metrics.f1_score(y, p.argmax(axis=1), average='macro'),
     'recall': sklearn_metrics.recall_score(
-      y, p.argmax(axis=1), average='binary' if is_two else 'macro'
+      y, p.argmax(axis=1), average='macro'
     ),
   }
 
@@ -69,7 +66,6 @@ def _of_classes(y, p):
 @pytest.mark.parametrize(
   'num_classes, names, expected, primary',
   [
-    (2, ('auc', 'f1_macro', 'recall'), _of_classes, 'accuracy'),
     (3, ('auc', 'f1_macro', 'recall'), _of_classes, 'accuracy'),
     (None, ('mse', 'rmse', 'r2'), _of_numbers, 'mae'),
   ],

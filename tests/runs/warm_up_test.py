@@ -276,23 +276,21 @@ def test_the_warm_up_starts_from_the_initial_run(before, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'changes, words',
+  'widths, words',
   [
     (
-      {'model_arguments': {'widths': (9,)}},
+      (9,),
       r'`initial_run` to be a run of the same network, with dense_1/kernel of '
       r'shape \(64, 9\), found .dense_1/kernel of shape \(64, 64\) in ',
     ),
-    (
-      {'model_arguments': {'widths': (64, 10)}},
-      r'with dense_2/kernel of .*, found .no dense_2/kernel in ',
-    ),
-    ({'model_arguments': {'widths': ()}}, r'with no dense_1/kernel, found .'),
+    ((64, 10), r'with dense_2/kernel of .*, found .no dense_2/kernel in '),
+    ((), r'with no dense_1/kernel, found .'),
   ],
 )
-def test_a_run_of_another_network_is_refused(before, tmp_path, changes, words):
+def test_a_run_of_another_network_is_refused(before, tmp_path, widths, words):
+  config = _after(before, model_arguments={'widths': widths})
   with pytest.raises(ValueError, match=words):
-    _started(_after(before, **changes), tmp_path / 'run')
+    _started(config, tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
 
 

@@ -287,16 +287,19 @@ class RunStore:
     # The limit is that of a row, which has more than its content.
     size = self._connection.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) // 2
     checksum = _checksum(kind, number, content)
-    view = memoryview(content)
-    self._connection.execute(
-      'DELETE FROM contents WHERE kind = ? AND number = ?', [kind, number]
-    )
+    starts = range(0, max(1, len(content)), size)
     self._connection.executemany(
-      'INSERT INTO contents VALUES (?, ?, ?, ?, ?)',
+      'INSERT INTO contents VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE'
+      ' SET checksum = excluded.checksum, content = excluded.content',
       (
-        (kind, number, start, checksum, view[start : start + size])
-        for start in range(0, max(1, len(content)), size)
+        (kind, number, piece, checksum, memoryview(content)[at : at + size])
+        for piece, at in enumerate(starts)
       ),
+    )
+    # Those of a content that was larger.
+    self._connection.execute(
+      'DELETE FROM contents WHERE kind = ? AND number = ? AND piece >= ?',
+      [kind, number, len(starts)],
     )
 
   def _rows(self, query: str, *values: Any) -> list[Any]:
