@@ -1,24 +1,21 @@
-"""Trials as tasks of a Ray cluster; their processes are stand-ins."""
+"""Trials as tasks of a Ray cluster; what they do is made up."""
 
 import os
 import sys
-import time
 
-import psutil
 import pytest
 
-from tests.comparisons import execution_test
+from tests.comparisons import execution_test, stand_in
 from tests.comparisons.execution_test import _interrupt, _run  # noqa: F401
 from tff_pfl import errors
 from tff_pfl.comparisons import cluster, execution
 
 _DIES_ONCE = """
-import os, signal, sys
+import multiprocessing, os, signal, sys
 path = os.path.join(sys.argv[1], 'died')
 if not os.path.exists(path):
   open(path, 'w').close()
-  # Of the launcher is the task's process the parent.
-  os.kill(os.getppid(), signal.SIGKILL)
+  os.kill(multiprocessing.parent_process().pid, signal.SIGKILL)
   signal.pause()
 """
 
@@ -31,30 +28,25 @@ def _on_cluster():
 
 
 class TestOnACluster:
-  def test_all_trials_run(self, run, on_cluster, tmp_path):
-    trials = execution_test._trials()
-    assert run(trials, execution_test._FINISHES, **on_cluster) == {}
-    for trial in trials:
-      scores = execution_test._scores(tmp_path, trial.name)
-      assert scores['name'] == trial.name
-      assert scores['runtime_options'] == {'max_concurrent_clients': 1}
-    # Finished ones are not run again.
-    assert run(trials, execution_test._FAILS, **on_cluster) == {}
-
   def test_a_failed_trial_is_reported_and_the_others_run(
     self, run, on_cluster, tmp_path
   ):
-    trials = execution_test._trials()
-    script = execution_test._FAILS + execution_test._FINISHES
+    trials = execution_test.make_trials()
+    script = execution_test.FAILS + execution_test.FINISHES
     failures = run(trials, script, **on_cluster)
     assert failures == {'fed_avg-seed1': 'no memory'}
-    assert execution.is_finished(tmp_path, 'fed_avg-seed2')
+    for name in ('fed_avg-seed0', 'fed_avg-seed2'):
+      scores = execution_test.read_scores(tmp_path, name)
+      assert scores['name'] == name
+      assert scores['runtime_options'] == {'max_concurrent_clients': 1}
+    # Finished ones are not run again.
+    assert run(trials[:1], execution_test.FAILS, **on_cluster) == {}
 
   def test_a_trial_whose_task_is_killed_is_run_again(
     self, run, on_cluster, tmp_path
   ):
-    (trial,) = execution_test._trials(1)
-    script = _DIES_ONCE + execution_test._FINISHES
+    (trial,) = execution_test.make_trials(1)
+    script = _DIES_ONCE + execution_test.FINISHES
     assert run([trial], script, **on_cluster) == {}
     folder = execution.trial_folder(tmp_path, trial.name)
     assert os.path.exists(os.path.join(folder, 'died'))
@@ -63,20 +55,16 @@ class TestOnACluster:
   # end is on the way (ray-project/ray#54785).
   @pytest.mark.slow
   def test_an_interruption_ends_the_running_trials(self, interrupt, on_cluster):
-    (pid,) = interrupt(execution_test._trials(1), **on_cluster)
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(pid) and time.monotonic() < deadline:
-      time.sleep(0.05)
-    assert not psutil.pid_exists(pid)
+    interrupt(execution_test.make_trials(1), **on_cluster)
 
 
 def test_a_node_without_the_folder_is_an_error(tmp_path):
   path = tmp_path / 'elsewhere' / 'log.txt'
   with pytest.raises(errors.RunError, match='all nodes of the cluster share'):
-    cluster._run_in_child([sys.executable], str(path), {})
+    cluster._run_in_child(stand_in.__name__, 'x', str(path), {})
 
 
 def test_a_cluster_without_ray_is_one_line(run, monkeypatch):
   monkeypatch.setitem(sys.modules, 'ray', None)
   with pytest.raises(errors.RunError, match='make venv RAY=1'):
-    run(execution_test._trials(1), 'pass', cluster=cluster.Cluster())
+    run(execution_test.make_trials(1), cluster=cluster.Cluster())

@@ -3,18 +3,19 @@ import json
 import os
 import time
 import types
+from multiprocessing import process
 
 import psutil
 import pytest
 
+from tests.comparisons import stand_in
 from tff_pfl import errors
 from tff_pfl.comparisons import execution, plan
 from tff_pfl.runs import run_config, run_store
-from tff_pfl.system import child_processes, cores, shutdown
+from tff_pfl.system import cores, shutdown
 
-# Stand-ins for `trial.main`, with the folder as their argument; the module of
-# the real one imports TensorFlow first.
-_FINISHES = """
+# What trials do instead of training, with their folder as the argument.
+FINISHES = """
 import json, os, sys
 spec = json.load(open(os.path.join(sys.argv[1], 'trial.json')))
 found = {
@@ -25,7 +26,7 @@ found = {
 with open(os.path.join(sys.argv[1], 'scores.json'), 'w') as file:
   json.dump(found, file)
 """
-_FAILS = """
+FAILS = """
 import sys
 if sys.argv[1].endswith('fed_avg-seed1'):
   print('error: no memory', file=sys.stderr)
@@ -45,7 +46,7 @@ with open(os.path.join(sys.argv[1], 'tmp'), 'w') as file:
 os.rename(file.name, os.path.join(sys.argv[1], 'pid'))
 time.sleep(600)
 """
-_DEAF_TO_SIGTERM = """
+_IS_DEAF_TO_SIGTERM = """
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 """
@@ -60,19 +61,11 @@ while sum('started' in os.listdir(e.path) for e in os.scandir(trials)) < 2:
 
 @pytest.fixture(name='run')
 def _run(monkeypatch, tmp_path):
-  """Runs trials whose processes execute the given script."""
-  monkeypatch.setenv('PYTHONPATH', str(tmp_path))
-  monkeypatch.setattr(execution, '_TRIAL_MODULE', 'stand_in')
+  """Runs trials that execute a script."""
+  monkeypatch.setattr(execution, '_TRIAL_MODULE', stand_in.__name__)
 
-  def run(trials, script, **options):
-    (tmp_path / 'stand_in.py').write_text(
-      'import sys\n'
-      'def main(argv):\n'
-      '  sys.argv = argv\n'
-      f'  exec({script!r}, globals())\n'
-      'if __name__ == "__main__":\n'
-      '  main(sys.argv)\n'
-    )
+  def run(trials, script=FINISHES, **options):
+    (tmp_path / stand_in.SCRIPT_NAME).write_text(script)
     return execution.run_trials(
       trials, str(tmp_path), show_progress=False, **options
     )
@@ -80,12 +73,12 @@ def _run(monkeypatch, tmp_path):
   return run
 
 
-def _trials(num_seeds=3, **changes):
+def make_trials(num_seeds=3, **changes):
   base = run_config.RunConfig(**{'num_rounds': 3, **changes})
   return plan.Comparison(base, ('fed_avg',), seeds=range(num_seeds)).trials()
 
 
-def _scores(directory, name):
+def read_scores(directory, name):
   path = os.path.join(execution.trial_folder(directory, name), 'scores.json')
   with open(path, encoding='utf-8') as file:
     return json.load(file)
@@ -94,16 +87,19 @@ def _scores(directory, name):
 def test_all_trials_run_and_the_cores_are_divided(run, tmp_path, monkeypatch):
   monkeypatch.setattr(cores, 'num_usable_cores', lambda: 8)
   monkeypatch.delenv('TF_NUM_INTRAOP_THREADS', raising=False)
-  trials, options = _trials(2), {'devices': 'cpu'}
-  found = run(trials, _FINISHES, num_processes=2, runtime_options=options)
-  assert found == {}
+  trials, options = make_trials(2), {'devices': 'cpu'}
+  # Neither of them ends before the other has started.
+  script = _MEETS + FINISHES
+  assert run(trials, script, num_processes=2, runtime_options=options) == {}
   for trial in trials:
     assert execution.is_finished(tmp_path, trial.name)
-    assert _scores(tmp_path, trial.name) == {
+    assert read_scores(tmp_path, trial.name) == {
       'name': trial.name,
       'runtime_options': {'devices': 'cpu', 'max_concurrent_clients': 4},
       'threads': '1',
     }
+  # Finished ones are not run again.
+  assert run(make_trials(), FAILS + FINISHES) == {}
 
 
 @pytest.mark.parametrize(
@@ -122,22 +118,9 @@ def test_shares_of_eight_cores(arguments, expected, monkeypatch):
   assert execution.divide_cores(*arguments) == expected
 
 
-def test_trials_run_side_by_side(run):
-  # Neither of them ends before the other has started.
-  run(_trials(2), _MEETS + _FINISHES, num_processes=2)
-
-
-def test_a_finished_trial_is_not_run_again(run, tmp_path):
-  trials = _trials()
-  run(trials[:2], _FINISHES)
-  failures = run(trials, _FAILS + _FINISHES)
-  assert not failures
-  assert execution.is_finished(tmp_path, trials[2].name)
-
-
 def test_trials_on_other_data_are_not_mixed(run, monkeypatch):
-  trials = _trials(2)
-  run(trials[:1], _FINISHES)
+  trials = make_trials(2)
+  run(trials[:1])
   store = types.SimpleNamespace(config={'data_sha256': 'a'}, directory='there')
   monkeypatch.setattr(run_store, 'has_run', lambda folder: True)
   monkeypatch.setattr(
@@ -146,45 +129,48 @@ def test_trials_on_other_data_are_not_mixed(run, monkeypatch):
     lambda folder: contextlib.nullcontext(store),
   )
   with pytest.raises(errors.RunError, match='data have changed since .* there'):
-    run(trials, _FINISHES)
+    run(trials)
   # Nothing is mixed where nothing is left to run.
-  run(trials[:1], _FINISHES)
+  run(trials[:1])
   store.config['data_sha256'] = trials[0].config.load_data().fingerprint
-  assert run(trials, _FINISHES) == {}
+  assert run(trials) == {}
 
 
 @pytest.mark.parametrize(
-  'script,words',
+  'script,words,reported',
   [
-    (_FAILS, ['no memory']),
-    (_IS_KILLED, ['SIGKILL', 'memory ran out', 'about to grow']),
+    (FAILS, ['no memory'], 'no memory'),
+    (_IS_KILLED, ['SIGKILL', 'memory ran out', 'about to grow'], None),
   ],
 )
 def test_a_failed_trial_is_reported_and_the_others_run(
-  script, words, run, tmp_path
+  script, words, reported, run, tmp_path
 ):
-  trials = _trials()
-  failures = run(trials, script + _FINISHES, num_processes=1)
-  assert list(failures) == ['fed_avg-seed1']
-  for word in words:
-    assert word in failures['fed_avg-seed1']
-  assert '\n' not in failures['fed_avg-seed1']
-  assert [execution.is_finished(tmp_path, t.name) for t in trials] == [
-    True,
-    False,
-    True,
-  ]
+  trials = make_trials()
+  failures = run(trials, script + FINISHES, num_processes=1)
+  ((name, reason),) = failures.items()
+  assert name == 'fed_avg-seed1'
+  assert all(word in reason for word in words)
+  assert '\n' not in reason
+  for trial in trials:
+    failed = trial.name == name
+    assert execution.is_started(tmp_path, trial.name)
+    assert execution.is_finished(tmp_path, trial.name) != failed
+    found = execution.logged_error(tmp_path, trial.name)
+    assert found == (reported if failed else None)
+  assert not execution.is_started(tmp_path, 'fed_avg-seed9')
+  assert execution.logged_error(tmp_path, 'fed_avg-seed9') is None
   # It is run again when asked for again.
-  assert run(trials, _FINISHES) == {}
+  assert run(trials) == {}
 
 
 def test_a_trial_that_leaves_no_scores_has_failed(run):
-  assert list(run(_trials(1), 'pass')) == ['fed_avg-seed0']
+  assert list(run(make_trials(1), 'pass')) == ['fed_avg-seed0']
 
 
 @pytest.fixture(name='interrupt')
 def _interrupt(run, tmp_path, monkeypatch):
-  """Interrupts trials that sleep when all have started; returns their pids."""
+  """Interrupts trials that sleep when all have started, until they end."""
 
   def interrupt(trials, script=_SLEEPS, **options):
     paths = [
@@ -200,70 +186,56 @@ def _interrupt(run, tmp_path, monkeypatch):
       patches.setattr(shutdown, 'raise_if_stopped', interrupt_when_started)
       with pytest.raises(KeyboardInterrupt):
         run(trials, script, **options)
-    pids = []
     for path in paths:
       with open(path) as file:
-        pids.append(int(file.read()))
-    return pids
+        expect_end(int(file.read()))
 
   return interrupt
 
 
-def _runs(pid):
-  try:
-    return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-  except psutil.NoSuchProcess:
-    return False
-
-
-def _expect_ended(pids):
-  """They were killed, which takes the kernel a moment."""
+def expect_end(pid):
+  """A process was killed, which takes the kernel a moment."""
   deadline = time.monotonic() + 20
-  while any(map(_runs, pids)):
-    assert time.monotonic() < deadline
-    time.sleep(0.01)
+  with contextlib.suppress(psutil.NoSuchProcess):
+    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+      assert time.monotonic() < deadline
+      time.sleep(0.01)
 
 
 def test_an_interruption_ends_the_running_trials(run, interrupt):
-  trials = _trials(2)
-  _expect_ended(interrupt(trials, num_processes=2))
+  trials = make_trials(2)
+  interrupt(trials, num_processes=2)
   # They are taken up again.
-  assert run(trials, _FINISHES) == {}
+  assert run(trials) == {}
 
 
-def test_a_second_interruption_leaves_no_process_behind(interrupt, monkeypatch):
-  wait = child_processes.ForkServer.wait
+@pytest.mark.parametrize('is_interrupted_again', [False, True])
+def test_trials_that_do_not_end_when_asked_are_killed(
+  is_interrupted_again, interrupt, monkeypatch
+):
+  if is_interrupted_again:
+    join = process.BaseProcess.join
 
-  def interrupt_while_waiting(server, timeout=None):
-    if timeout:
-      raise KeyboardInterrupt
-    return wait(server, timeout)
+    def interrupt_while_waiting(one, timeout=None):
+      if timeout is not None:
+        raise KeyboardInterrupt
+      join(one)
 
-  monkeypatch.setattr(
-    child_processes.ForkServer, 'wait', interrupt_while_waiting
-  )
-  pids = interrupt(_trials(2), _DEAF_TO_SIGTERM + _SLEEPS, num_processes=2)
-  _expect_ended(pids)
-
-
-def test_what_a_trial_reported_last_can_be_read(run, tmp_path):
-  trials = _trials(2)
-  run(trials, _FAILS + _FINISHES)
-  assert execution.logged_error(tmp_path, trials[0].name) is None
-  assert execution.logged_error(tmp_path, trials[1].name) == 'no memory'
-  assert execution.is_started(tmp_path, trials[1].name)
-  assert not execution.is_started(tmp_path, 'fed_avg-seed9')
-  assert execution.logged_error(tmp_path, 'fed_avg-seed9') is None
+    monkeypatch.setattr(process.BaseProcess, 'join', interrupt_while_waiting)
+  else:
+    monkeypatch.setattr(execution, '_GRACE_SECONDS', 0.2)
+  script = _IS_DEAF_TO_SIGTERM + _SLEEPS
+  interrupt(make_trials(2), script, num_processes=2)
 
 
 def test_other_settings_are_refused_before_anything_runs(run, tmp_path):
-  run(_trials(1), _FINISHES)
-  others = _trials(2, num_rounds=4)
+  run(make_trials(1))
+  others = make_trials(2, num_rounds=4)
   with pytest.raises(errors.RunError, match='num_rounds=3, not 4'):
-    run(others, _FINISHES)
+    run(others)
   assert not execution.is_finished(tmp_path, others[1].name)
   # Where a trial runs may differ.
-  assert run(_trials(1, runtime='native'), _FAILS) == {}
+  assert run(make_trials(1, runtime='native'), FAILS) == {}
 
 
 def test_a_folder_that_cannot_be_written_to_is_reported(run, monkeypatch):
@@ -271,12 +243,12 @@ def test_a_folder_that_cannot_be_written_to_is_reported(run, monkeypatch):
     execution, 'trial_folder', lambda *_: os.path.join(os.devnull, 'x')
   )
   with pytest.raises(errors.RunError, match='Not a directory'):
-    run(_trials(1), _FINISHES)
+    run(make_trials(1))
 
 
 def test_the_processes_are_forks_of_one_that_imports_once(run, tmp_path):
   script = 'import os, sys; print(os.getppid(), os.getpid(), sys.stdin.read())'
-  trials = _trials(3)
+  trials = make_trials()
   run(trials, script, num_processes=1)
   parents, children = set(), set()
   for trial in trials:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
@@ -13,6 +11,7 @@ from tff_pfl import errors
 from tff_pfl.system import child_processes, ray_cluster
 
 _SECONDS_BETWEEN_LOOKS = 0.1
+_GRACE_SECONDS = 8.0
 
 
 class Cluster(NamedTuple):
@@ -30,10 +29,9 @@ class Cluster(NamedTuple):
 
 
 def connect(cluster: Cluster) -> Callable[..., Task]:
-  """Returns a function that starts a program on some node of a cluster.
+  """Returns a function like `child_processes.start`, on a node of a cluster.
 
-  It takes the arguments of `_run_in_child`. Raises as `ray_cluster.connect`
-  does.
+  Raises as `ray_cluster.connect` does.
   """
   ray = ray_cluster.connect(cluster.address)
   # Ray repeats the task of a process or node that died; the trial resumes.
@@ -46,44 +44,48 @@ def connect(cluster: Cluster) -> Callable[..., Task]:
 
 
 class Task:
-  """A program that runs as a Ray task, with methods like `subprocess.Popen`.
+  """A Ray task that runs a process, used like that of `multiprocessing`.
 
   Attributes:
-    returncode: The program's exit status; None while it runs.
+    sentinel: File descriptor to wait for the end with.
   """
 
-  def __init__(self, ray: Any, future: Any):
+  def __init__(self, ray: Any, reference: Any):
     self._ray = ray
-    self._future = future
-    self.returncode: Optional[int] = None
+    self._reference = reference
+    self._exitcode: Optional[int] = None
+    self.sentinel, other_end = os.pipe()
+    reference.future().add_done_callback(lambda _: os.close(other_end))
 
-  def poll(self) -> Optional[int]:
-    """Returns the status if the program has ended."""
-    return self.wait(0)
-
-  def wait(self, timeout: Optional[float] = None) -> Optional[int]:
-    """Waits so many seconds for the end; None for as long as it takes.
+  @property
+  def exitcode(self) -> Optional[int]:
+    """The process's exit status; None while it runs.
 
     Raises:
       RunError: If the node cannot see the trial's folder.
     """
-    if self.returncode is None:
-      ready, _ = self._ray.wait([self._future], timeout=timeout)
+    self.join(0)
+    return self._exitcode
+
+  def join(self, timeout: Optional[float] = None) -> None:
+    """Waits so many seconds for the end; None for as long as it takes."""
+    if self._exitcode is None:
+      ready, _ = self._ray.wait([self._reference], timeout=timeout)
       if ready:
-        self.returncode = self._result()
-    return self.returncode
+        self._exitcode = self._result()
+        os.close(self.sentinel)
 
   def terminate(self) -> None:
-    """Asks the program to end."""
-    self._ray.cancel(self._future)
+    """Asks the process to end."""
+    self._ray.cancel(self._reference)
 
   def kill(self) -> None:
-    """Ends the program."""
-    self._ray.cancel(self._future, force=True)
+    """Ends the process."""
+    self._ray.cancel(self._reference, force=True)
 
   def _result(self) -> int:
     try:
-      return self._ray.get(self._future)
+      return self._ray.get(self._reference)
     except self._ray.exceptions.RayTaskError as error:
       if isinstance(error.cause, errors.RunError):
         raise error.cause from None
@@ -93,39 +95,19 @@ class Task:
 
 
 def _run_in_child(
-  arguments: list[str], log_path: str, environment: dict[str, str]
+  module: str, argument: str, log_path: str, environment: dict[str, str]
 ) -> int:
-  """Runs a program on the node of a task; returns its status.
-
-  Args:
-    arguments: The program and its arguments. It ends with the task.
-    log_path: Path of its log, in an existing folder.
-    environment: Variables besides those of the node.
-  """
+  """Runs `child_processes.start` on the node of a task; returns the status."""
   if not os.path.isdir(os.path.dirname(log_path)):
     raise errors.RunError(
       f'{socket.gethostname()} does not see {os.path.dirname(log_path)}: '
       'choose an output folder that all nodes of the cluster share.'
     )
-  with open(log_path, 'w', encoding='utf-8') as log:
-    process = subprocess.Popen(
-      child_processes.launch_command(*arguments),
-      stdin=subprocess.DEVNULL,
-      stdout=log,
-      stderr=log,
-      env={**os.environ, **environment},
-      start_new_session=True,
-    )
-    try:
-      # Ray's request to end is noticed between two waits.
-      while process.poll() is None:
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
-      return process.returncode
-    finally:
-      if process.poll() is None:
-        process.terminate()
-        try:
-          process.wait(8)
-        except subprocess.TimeoutExpired:
-          process.kill()
-          process.wait()
+  process = child_processes.start(module, argument, log_path, environment)
+  try:
+    # Ray's request to end is noticed between two waits.
+    while process.exitcode is None:
+      process.join(_SECONDS_BETWEEN_LOOKS)
+    return process.exitcode
+  finally:
+    child_processes.end([process], _GRACE_SECONDS)

@@ -8,18 +8,15 @@ The trials end with this process; the next call continues them.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
-import pathlib
 import sys
-import time
 from collections.abc import Mapping, Sequence
+from multiprocessing import connection
 from typing import Any, NamedTuple, Optional
 
 import tqdm
 
-import tff_pfl
 from tff_pfl import errors
 from tff_pfl.comparisons import cluster as cluster_lib
 from tff_pfl.comparisons import trial
@@ -37,7 +34,8 @@ _MUTABLE = tuple(
   if name != 'num_rounds'
 )
 _TRIAL_MODULE = trial.__name__
-_SECONDS_BETWEEN_LOOKS = 0.1
+# Whether the program is to stop, and at the clock of the progress bar.
+_SECONDS_BETWEEN_LOOKS = 0.5
 # From SIGTERM to SIGKILL.
 _GRACE_SECONDS = 10.0
 _MAX_REASON = 500
@@ -207,19 +205,17 @@ def run_trials(
     shares = divide_cores(len(waiting), num_processes, most_clients)
   if all(t.config.runtime != 'ray' for t in trials):
     options['max_concurrent_clients'] = shares.num_clients
-  servers: list[child_processes.ForkServer] = []
-  if cluster is None and num_processes == 0:
+  if cluster is not None:
+    start = cluster_lib.connect(cluster)
+  elif num_processes == 0:
     start = _run_here
-  elif cluster is not None:
-    start_task = cluster_lib.connect(cluster)
-    start = functools.partial(_start_task, start_task, _environment(shares))
   else:
-    start = functools.partial(_start_process, servers, _environment(shares))
+    start = child_processes.start
   running, failures = {}, {}
   bar = _progress_bar(
     len(trials), len(trials) - len(waiting), description, show_progress
   )
-  with bar, _ending(running, servers):
+  with bar, _ending(running):
     while waiting or running:
       shutdown.raise_if_stopped()
       while waiting and len(running) < shares.num_processes:
@@ -227,12 +223,20 @@ def run_trials(
         folder = trial_folder(directory, one.name)
         with _starting(folder):
           log_path = _make_folder(folder, one, options)
-          running[one.name] = start(folder, log_path)
+          running[one.name] = start(
+            _TRIAL_MODULE, folder, log_path, _environment(shares)
+          )
+      if start is not _run_here:
+        connection.wait(
+          [process.sentinel for process in running.values()],
+          _SECONDS_BETWEEN_LOOKS,
+        )
       for name, process in list(running.items()):
-        if process and process.poll() is None:
+        status = process.exitcode if process else 0
+        if status is None:
           continue
         del running[name]
-        failure = _failure(directory, name, process)
+        failure = _failure(directory, name, status)
         if failure is not None:
           failures[name] = failure
           if show_progress:
@@ -240,8 +244,6 @@ def run_trials(
           bar.set_postfix(failed=len(failures), refresh=False)
         bar.update()
       bar.update(0)
-      if running:
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
   return failures
 
 
@@ -285,8 +287,9 @@ def _make_folder(folder, wanted, runtime_options):
     return log_path
 
 
-def _run_here(folder, log_path):
+def _run_here(module, folder, log_path, environment):
   """Runs a trial in this process; there is none to wait for then."""
+  del module, environment
   spec = trial.read_spec(folder)
   try:
     trial.run(
@@ -301,37 +304,14 @@ def _run_here(folder, log_path):
 
 def _environment(shares):
   """Variables of a trial's process besides those of this one."""
-  # The package is found whatever the working directory is.
-  root = str(pathlib.Path(tff_pfl.__file__).resolve().parents[1])
-  paths = [root, os.environ.get('PYTHONPATH', '')]
-  return {
-    'TF_NUM_INTRAOP_THREADS': os.environ.get(
-      'TF_NUM_INTRAOP_THREADS', str(shares.num_threads)
-    ),
-    'PYTHONPATH': os.pathsep.join(filter(None, paths)),
-  }
+  num_threads = os.environ.get(
+    'TF_NUM_INTRAOP_THREADS', str(shares.num_threads)
+  )
+  return {'TF_NUM_INTRAOP_THREADS': num_threads}
 
 
-def _start_process(servers, environment, folder, log_path):
-  """Starts a trial in a process on this machine."""
-  server = next((s for s in servers if s.is_free()), None)
-  if server is None:
-    variables = {**os.environ, **environment}
-    server = child_processes.ForkServer(_TRIAL_MODULE, variables)
-    servers.append(server)
-  server.start(log_path, folder)
-  return server
-
-
-def _start_task(start, environment, folder, log_path):
-  """Starts a trial on a cluster."""
-  command = [sys.executable, '-m', _TRIAL_MODULE, folder]
-  return start(command, log_path, environment)
-
-
-def _failure(directory, name, process):
+def _failure(directory, name, status):
   """The reason why a trial that has ended failed; None if it did not."""
-  status = process.returncode if process else 0
   if status == 0 and is_finished(directory, name):
     return None
   reported = logged_error(directory, name)
@@ -344,21 +324,9 @@ def _failure(directory, name, process):
 
 
 @contextlib.contextmanager
-def _ending(running, servers):
+def _ending(running):
   """Ends the trials that are running when the block is left."""
   try:
     yield
   finally:
-    processes = list(filter(None, running.values()))
-    try:
-      for process in processes:
-        process.terminate()
-      deadline = time.monotonic() + _GRACE_SECONDS
-      for process in processes:
-        process.wait(max(0.0, deadline - time.monotonic()))
-    finally:
-      # A second Ctrl-C, too, leaves none behind.
-      for process in {*processes, *servers}:
-        process.kill()
-      for process in processes:
-        process.wait()
+    child_processes.end(list(filter(None, running.values())), _GRACE_SECONDS)

@@ -1,12 +1,10 @@
 """A trial of a comparison: an ordinary run, scored in several ways.
 
-    python -m tff_pfl.comparisons.trial FOLDER
-
-runs the trial that `trial.json` in the folder describes, in a process of its
-own, for TensorFlow never gives back the memory of the programs it compiled. The
-folder is then that of a run (see `runs.training`), with `scores.json`
-beside it, which is written last: a trial that has it is finished. A trial that
-was interrupted goes on where its run was.
+The folder of a trial has its description, `trial.json`, the files of a run (see
+`runs.training`) and `scores.json`, which is written last: a trial that has it
+is finished. A trial that was interrupted goes on where its run was. It has a
+process of its own, for TensorFlow never gives back the memory of the programs
+it compiled.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
+import tensorflow as tf
 from absl import logging
 
 from tff_pfl import datasets, errors
@@ -308,12 +307,14 @@ def read_spec(directory: str) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs the trial in a folder; see the module's docstring.
+  """Runs the trial in a folder, as a process of its own.
 
   Expected errors end the process with one line on stderr and status 1.
   """
   try:
     spec = read_spec(argv[1])
+    # As the environment says, not that of the process that this is a fork of.
+    tf.config.threading.set_intra_op_parallelism_threads(0)
     with shutdown.stopping_on_signals():
       run(
         Trial.from_settings(spec['trial']),
@@ -323,7 +324,3 @@ def main(argv: Sequence[str]) -> None:
   except errors.EXPECTED as error:
     print(f'{ERROR_START}{errors.reason(error)}', file=sys.stderr)
     sys.exit(1)
-
-
-if __name__ == '__main__':
-  main(sys.argv)

@@ -19,8 +19,12 @@ import sys
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
-def tie_to_parent(parent_pid: int) -> None:
-  """Makes the kernel kill this process when its parent thread ends."""
+def main(argv) -> None:
+  """Ties this process to its parent and becomes the program.
+
+  Args:
+    argv: This script, the parent's process id, the program and its arguments.
+  """
   libc = ctypes.CDLL(None, use_errno=True)
   zero = ctypes.c_ulong(0)
   kill = ctypes.c_ulong(signal.SIGKILL)
@@ -28,17 +32,8 @@ def tie_to_parent(parent_pid: int) -> None:
     reason = os.strerror(ctypes.get_errno())
     print(f'Could not set the parent death signal: {reason}.', file=sys.stderr)
   # The parent may have ended before this call.
-  if os.getppid() != parent_pid:
+  if os.getppid() != int(argv[1]):
     sys.exit(1)
-
-
-def main(argv) -> None:
-  """Ties this process to its parent and becomes the program.
-
-  Args:
-    argv: This script, the parent's process id, the program and its arguments.
-  """
-  tie_to_parent(int(argv[1]))
   # Python ignores these two; an ignored signal would stay so across `exec`.
   signal.signal(signal.SIGPIPE, signal.SIG_DFL)
   signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

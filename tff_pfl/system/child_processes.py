@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import atexit
+import importlib
+import multiprocessing
 import os
-import select
 import signal
-import subprocess
 import sys
-from collections.abc import Mapping
-from typing import Optional
+import threading
+import time
+import types
+from collections.abc import Collection, Mapping
+from multiprocessing import connection
+from typing import Any
 
 _LAUNCHER = os.path.join(os.path.dirname(__file__), 'child_launcher.py')
-_FORK_SERVER = os.path.join(os.path.dirname(__file__), 'fork_server.py')
 
 
 def launch_command(program: str, *arguments: str) -> list[str]:
@@ -29,76 +31,88 @@ def launch_command(program: str, *arguments: str) -> list[str]:
   return command
 
 
-class ForkServer:
-  """Runs of a module's `main` in forks of a process that has imported it.
+def start(
+  module: str, argument: str, log_path: str, environment: Mapping[str, str]
+) -> multiprocessing.process.BaseProcess:
+  """Runs a module's `main` in a fork of a process that has imported it.
 
-  One at a time. `poll`, `wait`, `terminate` and `kill` act on the run that was
-  started last, like those of `subprocess.Popen`.
+  Importing TensorFlow and TFF takes a processor 5 s; `multiprocessing`'s fork
+  server does it once. It has run nothing, so that its threads wait for work. A
+  fork has not even those: a computation on TFF's default executor, rather than
+  on a runtime of its own, would wait there for ever.
 
-  Attributes:
-    returncode: Exit status of the last run; None while it runs, 0 before the
-      first.
+  The fork has the working directory and `sys.path` of this process, not its
+  main module. Ctrl-C in a terminal does not reach it. It is killed when this
+  process ends, for any reason.
+
+  Args:
+    module: Name of the module.
+    argument: Argument of `main`, after the module's name.
+    log_path: An existing file, to which the output is appended.
+    environment: Variables besides those of this process.
+
+  Returns:
+    The process, which runs.
+
+  Raises:
+    OSError: If the system does not let it start.
   """
+  context = multiprocessing.get_context('forkserver')
+  context.set_forkserver_preload([module])
+  process = context.Process(
+    target=_run,
+    args=(module, argument, log_path, {**os.environ, **environment}),
+  )
+  main = sys.modules['__main__']
+  # Otherwise each fork would import it again, with all that it does.
+  sys.modules['__main__'] = types.ModuleType('__main__')
+  # The server and its forks keep this.
+  signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+  try:
+    process.start()
+  finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+    sys.modules['__main__'] = main
+  return process
 
-  def __init__(self, module: str, environment: Mapping[str, str]):
-    """Starts the process, which imports the module in its first run.
 
-    Args:
-      module: Name of the module.
-      environment: All variables of its environment.
-    """
-    self._server = subprocess.Popen(
-      launch_command(sys.executable, _FORK_SERVER, module),
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      env=environment,
-      # Ctrl-C in a terminal reaches this process alone.
-      start_new_session=True,
-    )
-    self.returncode: Optional[int] = 0
+def _run(module, argument, log_path, environment):
+  threading.Thread(target=_end_with_parent, daemon=True).start()
+  with open(log_path, 'a') as log:
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+  os.environ.update(environment)
+  try:
+    importlib.import_module(module).main([module, argument])
+  finally:
+    # `multiprocessing` would leave these out.
+    atexit._run_exitfuncs()
 
-  def start(self, log_path: str, *arguments: str) -> None:
-    """Starts a run.
 
-    Args:
-      log_path: An existing file, to which the run's output is appended.
-      *arguments: Arguments of `main`.
-    """
-    self.returncode = None
-    self._server.stdin.write(json.dumps([log_path, *arguments]).encode())
-    self._server.stdin.write(b'\n')
-    self._server.stdin.flush()
+def _end_with_parent():
+  connection.wait([multiprocessing.parent_process().sentinel])
+  os.kill(os.getpid(), signal.SIGKILL)
 
-  def is_free(self) -> bool:
-    """Returns True if a run can start: none is going, no kill came."""
-    return self.returncode is not None and self._server.poll() is None
 
-  def poll(self) -> Optional[int]:
-    """Returns the exit status if the run has ended, else None."""
-    return self.wait(0)
+def end(processes: Collection[Any], grace_seconds: float) -> None:
+  """Asks processes to end, and kills those that have not after some seconds.
 
-  def wait(self, timeout: Optional[float] = None) -> Optional[int]:
-    """Waits for the end of the run, at most `timeout` seconds."""
-    if self.returncode is None:
-      output = self._server.stdout
-      if select.select([output], [], [], timeout)[0]:
-        # The server may have ended itself.
-        self.returncode = int(output.readline() or self._server.wait())
-    return self.returncode
-
-  def terminate(self) -> None:
-    """Asks the run to end."""
-    if self.returncode is None:
-      os.killpg(self._server.pid, signal.SIGTERM)
-
-  def kill(self) -> None:
-    """Ends the run and the server."""
-    if self.returncode is None:
-      self.returncode = -signal.SIGKILL
-    self._server.kill()
-    # When the output ends, the child has ended, too.
-    with contextlib.suppress(subprocess.TimeoutExpired):
-      self._server.communicate(timeout=10)
+  Args:
+    processes: Results of `start`, or others with these methods.
+    grace_seconds: Seconds from SIGTERM to SIGKILL.
+  """
+  try:
+    for process in processes:
+      process.terminate()
+    deadline = time.monotonic() + grace_seconds
+    for process in processes:
+      process.join(max(0.0, deadline - time.monotonic()))
+  finally:
+    # A second Ctrl-C, too, leaves none behind.
+    for process in processes:
+      process.kill()
+    for process in processes:
+      process.join()
 
 
 def describe_return_code(code: int) -> str:
