@@ -7,6 +7,8 @@ from tff_pfl.core import personalization
 from tff_pfl.methods import registry
 from tff_pfl.runs import run_config
 
+_RATES = plan.Range(1e-3, 1.0, log=True)
+
 
 def _base(**changes):
   return run_config.RunConfig(num_clients=6, cohort_size=3, **changes)
@@ -14,6 +16,11 @@ def _base(**changes):
 
 def _comparison(algorithms=('fed_avg', 'fed_rep'), **changes):
   return plan.Comparison(_base(num_rounds=7), algorithms, **changes)
+
+
+def _hparams(comparison):
+  """Those of the first seed's trials, by method."""
+  return {t.config.algorithm: t.config.hparams for t in comparison.trials()}
 
 
 def test_every_method_runs_with_every_seed():
@@ -40,7 +47,7 @@ def test_every_method_runs_with_every_seed():
     assert one.num_new_clients == 2
     assert one.fine_tune_variants == ('all',)
     assert one.validation_fraction is None
-  assert not comparison.tuning_trials()
+  assert not any(map(comparison.is_tuned, comparison.algorithms))
 
 
 @pytest.mark.parametrize(
@@ -49,10 +56,9 @@ def test_every_method_runs_with_every_seed():
     (
       {'fed_avg': {'learning_rate': (0.1, 0.2), 'momentum': (0.0, 0.9)}},
       [
-        {'learning_rate': 0.1, 'momentum': 0.0},
-        {'learning_rate': 0.1, 'momentum': 0.9},
-        {'learning_rate': 0.2, 'momentum': 0.0},
-        {'learning_rate': 0.2, 'momentum': 0.9},
+        {'learning_rate': rate, 'momentum': momentum}
+        for rate in (0.1, 0.2)
+        for momentum in (0.0, 0.9)
       ],
       [{}],
     ),
@@ -71,10 +77,7 @@ def test_every_method_runs_with_every_seed():
         'fed_avg': {'learning_rate': (0.5,)},
         '*': {'learning_rate': (0.1,), 'momentum': (0.0, 0.9)},
       },
-      [
-        {'momentum': 0.0, 'learning_rate': 0.5},
-        {'momentum': 0.9, 'learning_rate': 0.5},
-      ],
+      [{'momentum': momentum, 'learning_rate': 0.5} for momentum in (0.0, 0.9)],
       [
         {
           'head_learning_rate': 0.1,
@@ -84,8 +87,20 @@ def test_every_method_runs_with_every_seed():
         for momentum in (0.0, 0.9)
       ],
     ),
+    (
+      # A value for all that a method refuses is not tried with it.
+      {
+        'fed_avg': {'num_epochs': (1, 2)},
+        '*': {'learning_rate': (0.1, -1.0)},
+      },
+      [
+        {'learning_rate': 0.1, 'num_epochs': num_epochs}
+        for num_epochs in (1, 2)
+      ],
+      [{'head_learning_rate': 0.1, 'body_learning_rate': 0.1}],
+    ),
   ],
-  ids=['product', 'name_of_several', 'own_before_any'],
+  ids=['product', 'name_of_several', 'own_before_any', 'refused'],
 )
 def test_points_of_a_grid(grid, fed_avg, fed_rep):
   comparison = _comparison(grid=grid)
@@ -102,20 +117,16 @@ def test_a_sweep_has_the_first_seed_and_a_part_of_the_training_data():
     num_new_clients=2,
     fine_tune_variants=('all',),
   )
-  sweeps = comparison.tuning_trials()
-  assert list(sweeps) == ['fed_avg']
-  assert [t.name for t in sweeps['fed_avg']] == [
-    'tune-fed_avg-learning_rate=0.1',
-    'tune-fed_avg-learning_rate=0.2',
-  ]
-  for one, learning_rate in zip(sweeps['fed_avg'], (0.1, 0.2)):
-    assert one.config.hparams.learning_rate == learning_rate
-    assert one.config.seed == 4
-    assert one.config.num_rounds == 3
-    assert one.validation_fraction == 0.25
-    # The same clients are trained, none but they are scored, in one way.
-    assert one.num_new_clients == 2
-    assert not one.fine_tune_variants
+  assert comparison.is_tuned('fed_avg')
+  assert not comparison.is_tuned('fed_rep')
+  one = comparison.tuning_trial('fed_avg', {'learning_rate': 0.2})
+  assert one.name == 'tune-fed_avg-learning_rate=0.2'
+  assert one.config.hparams.learning_rate == 0.2
+  assert (one.config.seed, one.config.num_rounds) == (4, 3)
+  assert one.validation_fraction == 0.25
+  # The same clients are trained, none but they are scored, in one way.
+  assert one.num_new_clients == 2
+  assert not one.fine_tune_variants
 
 
 def test_the_runs_take_what_the_sweep_chose():
@@ -130,13 +141,14 @@ def test_the_runs_take_what_the_sweep_chose():
   assert one.config.algorithm == 'fed_rep'
   # A grid of one value is taken without a sweep.
   comparison = _comparison(grid={'fed_avg': {'learning_rate': (0.3,)}})
-  assert not comparison.tuning_trials()
-  assert comparison.trials()[0].config.hparams.learning_rate == 0.3
+  assert not comparison.is_tuned('fed_avg')
+  assert _hparams(comparison)['fed_avg'].learning_rate == 0.3
 
 
 def test_epochs_of_a_grid_take_the_place_of_steps():
+  algorithms = ('fed_avg', 'per_fed_avg', 'fed_rep')
   comparison = _comparison(
-    ('fed_avg', 'per_fed_avg', 'fed_rep'),
+    algorithms,
     hparams={
       'fed_rep': registry.get_algorithm('fed_rep').hparams(num_head_steps=4)
     },
@@ -144,22 +156,16 @@ def test_epochs_of_a_grid_take_the_place_of_steps():
   )
   # Where there are no steps, nothing but what was written is said.
   assert comparison.points('fed_avg') == [{'num_epochs': 1}]
-  fed_avg, per_fed_avg, fed_rep = (
-    t.config.hparams for t in comparison.trials()
-  )
-  assert (fed_avg.num_epochs, fed_avg.num_steps) == (1, None)
-  assert (per_fed_avg.num_epochs, per_fed_avg.num_steps) == (1, None)
+  found = _hparams(comparison)
+  for name in ('fed_avg', 'per_fed_avg'):
+    assert (found[name].num_epochs, found[name].num_steps) == (1, None)
+  fed_rep = found['fed_rep']
   assert (fed_rep.num_head_epochs, fed_rep.num_head_steps) == (2, None)
-
-
-def test_steps_in_a_grid_stay_beside_epochs():
-  comparison = _comparison(
-    ('fed_avg', 'per_fed_avg'),
-    grid={'*': {'num_epochs': (1,)}, 'per_fed_avg': {'num_steps': (7,)}},
-  )
-  fed_avg, per_fed_avg = (t.config.hparams for t in comparison.trials())
-  assert fed_avg.num_epochs == 1
-  assert per_fed_avg.num_steps == 7
+  # Those that the grid has stay.
+  grid = {'*': {'num_epochs': (1,)}, 'per_fed_avg': {'num_steps': (7,)}}
+  found = _hparams(_comparison(algorithms, grid=grid))
+  assert found['fed_avg'].num_epochs == 1
+  assert found['per_fed_avg'].num_steps == 7
 
 
 def test_a_trial_survives_json():
@@ -201,67 +207,53 @@ def test_wrong_plans_are_refused(changes, message):
     _comparison(**changes)
 
 
-def test_a_value_for_all_that_a_method_refuses_is_not_tried_with_it():
-  comparison = _comparison(
-    grid={
-      # FedRep's learning rates have other names.
-      'fed_rep': {'momentum': (0.0, 0.5)},
-      'fed_avg': {'num_epochs': (1, 2)},
-      '*': {'learning_rate': (0.1, -1.0)},
-    }
-  )
-  for algorithm, own in (('fed_avg', 'num_epochs'), ('fed_rep', 'momentum')):
-    assert len(comparison.points(algorithm)) == 2
-    refused = comparison.refused(algorithm)
-    assert [point[own] for point, _ in refused] == list(
-      comparison.grid[algorithm][own]
-    )
-    for point, reason in refused:
-      assert -1.0 in point.values()
-      assert 'learning_rate' in reason
-  assert [len(trials) for trials in comparison.tuning_trials().values()] == [
-    2,
-    2,
-  ]
-
-
-def test_zero_in_a_grid_is_none_where_none_is_not_the_default():
-  algorithms = ('fed_avg', 'per_fed_avg')
-  grid = plan.parse_grid(
-    ['batch_size=0,5', 'per_fed_avg.num_steps=0', 'momentum=0'], algorithms
-  )
-  assert grid == {
-    '*': {'batch_size': (None, 5), 'momentum': (0.0,)},
-    'per_fed_avg': {'num_steps': (None,)},
-  }
-  # To fed_avg 0 steps mean nothing.
-  grid = plan.parse_grid(['num_steps=0'], algorithms)
-  assert grid == {'*': {'num_steps': (0,)}}
-
-
-def test_grids_are_read_in_the_types_of_the_hyperparameters():
-  grid = plan.parse_grid(
-    [
-      'learning_rate=0.01,1',
-      'fed_avg.num_steps=5,none',
-      'fed_avg.optimizer=sgd,adam',
-      'fed_dbe.personal_bias=False,true',
-    ],
-    ('fed_avg', 'fed_rep', 'fed_dbe'),
-  )
-  assert grid.pop('fed_dbe') == {'personal_bias': (False, True)}
-  assert grid == {
-    '*': {'learning_rate': (0.01, 1.0)},
-    'fed_avg': {'num_steps': (5, None), 'optimizer': ('sgd', 'adam')},
-  }
-  assert isinstance(grid['*']['learning_rate'][1], float)
-  assert plan.Comparison(
-    _base(), ('fed_avg', 'fed_rep'), grid=grid
-  ).tuning_trials()
+@pytest.mark.parametrize(
+  'texts, flag, expected',
+  [
+    (
+      'learning_rate=0.01,1 fed_avg.num_steps=5,none '
+      'fed_avg.optimizer=sgd,adam fed_dbe.personal_bias=False,true',
+      'grid',
+      {
+        '*': {'learning_rate': (0.01, 1.0)},
+        'fed_avg': {'num_steps': (5, None), 'optimizer': ('sgd', 'adam')},
+        'fed_dbe': {'personal_bias': (False, True)},
+      },
+    ),
+    (
+      # 0 is None where None is a value and not the default.
+      'batch_size=0,5 per_fed_avg.num_steps=0 momentum=0',
+      'grid',
+      {
+        '*': {'batch_size': (None, 5), 'momentum': (0.0,)},
+        'per_fed_avg': {'num_steps': (None,)},
+      },
+    ),
+    # To fed_avg 0 steps mean nothing.
+    ('num_steps=0', 'grid', {'*': {'num_steps': (0,)}}),
+    # Only methods that are left out have that.
+    ('num_clusters=2', 'grid', {}),
+    (
+      'learning_rate=0.001:1:log num_epochs=1:3 fed_rep.optimizer=sgd,adam',
+      'search',
+      {
+        '*': {'learning_rate': _RATES, 'num_epochs': plan.Range(1, 3)},
+        'fed_rep': {'optimizer': ('sgd', 'adam')},
+      },
+    ),
+  ],
+)
+def test_grids_are_read_in_the_types_of_the_hyperparameters(
+  texts, flag, expected
+):
+  algorithms = ('fed_avg', 'fed_rep', 'fed_dbe', 'per_fed_avg')
+  found = plan.parse_grid(texts.split(), algorithms, flag)
+  # 1.0 is not 1.
+  assert repr(found) == repr(expected)
 
 
 @pytest.mark.parametrize(
-  'text,message',
+  'texts,message',
   [
     ('momentum=0 momentum=0.9', 'once for each name'),
     ('learning_rate', r'\[method.\]hyperparameter=value'),
@@ -272,25 +264,23 @@ def test_grids_are_read_in_the_types_of_the_hyperparameters():
     ('learning_rate=fast', "floats, found 'learning_rate=fast'"),
     ('num_epochs=1.5', "ints, found 'num_epochs=1.5'"),
     ('num_epochs=none', 'ints'),
+    ('momentum=a:b', "found 'momentum=a:b'"),
+    ('momentum=0:1:lin', "found 'momentum=0:1:lin'"),
+    ('optimizer=a:b', "found 'optimizer=a:b'"),
   ],
 )
-def test_grids_of_another_form_are_refused(text, message):
+def test_grids_of_another_form_are_refused(texts, message):
+  flag = 'search' if ':' in texts else 'grid'
   with pytest.raises(ValueError, match=message):
-    plan.parse_grid(text.split(), ('fed_avg',))
+    plan.parse_grid(texts.split(), ('fed_avg',), flag)
 
 
 def test_points_that_differ_have_names_that_differ():
   grid = {'personal_learning_rate': (None, 0.1), 'optimizer': ('sgd', 'adam')}
   comparison = _comparison(('ditto',), grid={'ditto': grid})
-  names = [t.name for t in comparison.tuning_trials()['ditto']]
-  assert len(set(names)) == 4
-  assert all('/' not in name for name in names)
-
-
-def test_grid_of_what_only_methods_that_are_left_out_have_is_ignored():
-  texts = ['num_epochs=1', 'num_body_epochs=2']
-  assert plan.parse_grid(texts, ['fed_rep']) == {
-    plan.ANY_METHOD: {'num_body_epochs': (2,)}
+  names = {
+    comparison.tuning_trial('ditto', point).name
+    for point in comparison.points('ditto')
   }
-  with pytest.raises(ValueError, match='`grid`'):
-    plan.parse_grid(['num_epoch=1'], ['fed_rep'])
+  assert len(names) == 4
+  assert all('/' not in name for name in names)

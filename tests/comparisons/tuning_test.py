@@ -1,69 +1,204 @@
+"""Sweeps with made-up trials, whose accuracy is their learning rate."""
+
+import json
+import os
+
 import pytest
 
-from tff_pfl.comparisons import tuning
-from tff_pfl.runs import run_config
+from tests.comparisons import made_up_trials
+from tff_pfl import errors
+from tff_pfl.comparisons import execution, plan, trial, tuning
+from tff_pfl.runs import report, run_config, summary
+
+_RATES = plan.Range(1e-3, 1.0, log=True)
 
 
-def _choose(summaries, failures=None):
-  tried = [
-    ({'learning_rate': 0.1 * i}, summary, failure)
-    for i, (summary, failure) in enumerate(
-      zip(summaries, failures or [None] * len(summaries))
-    )
-  ]
-  config = run_config.RunConfig(algorithm='fed_avg', seed=3, num_rounds=5)
-  return tuning.table(config, tried)
+def _tune(directory, grid, *, num_search_trials=None, algorithm='fed_avg'):
+  comparison = plan.Comparison(
+    base=run_config.RunConfig(
+      dataset='synthetic',
+      num_clients=4,
+      model='linear',
+      num_rounds=1,
+      cohort_size=2,
+    ),
+    algorithms=(algorithm,),
+    grid={'*': grid},
+    num_search_trials=num_search_trials,
+  )
+  (found,), failures = tuning.tune(
+    comparison, str(directory), num_processes=0, show_progress=False
+  )
+  return found, failures
+
+
+def _search(directory, **space):
+  return _tune(
+    directory, {'learning_rate': _RATES, **space}, num_search_trials=6
+  )
 
 
 def _of(found, name):
   return [point[name] for point in found['points']]
 
 
-def _summary(accuracy, loss=1.0, non_finite_clients=0):
-  return {
-    'accuracy': {'last_10_mean': accuracy},
-    'global_accuracy': None,
-    'loss': loss,
-    'non_finite_clients': non_finite_clients,
-  }
+@pytest.fixture(name='ran', autouse=True)
+def _ran(monkeypatch):
+  """Trials that were run, by name, of which those in `fails` fail."""
+  ran = []
+
+  def run(wanted, folder, **options):
+    ran.append(wanted.name)
+    if wanted.name in run.fails:
+      raise errors.RunError('no memory')
+    made_up_trials.run(wanted, folder, **options)
+
+  run.fails = ()
+  monkeypatch.setattr(trial, 'run', run)
+  return ran
 
 
-def test_the_highest_accuracy_is_chosen_and_the_first_of_equals():
-  found = _choose([_summary(0.5, 0.1), _summary(0.7, 9.0), _summary(0.7, 0.2)])
-  assert _of(found, 'chosen') == [False, True, False]
-  assert _of(found, 'score') == [0.5, 0.7, 0.7]
-  assert tuning.chosen_point(found) == {'learning_rate': 0.1}
+def _change(directory, rate, **changes):
+  """Changes the summary of a trial of `_tune`."""
+  path = os.path.join(
+    execution.trial_folder(directory, f'tune-fed_avg-learning_rate={rate}'),
+    report.SUMMARY_NAME,
+  )
+  summary.write_json(path, {**summary.read_json(path), **changes})
+
+
+def test_the_best_point_of_a_grid_is_chosen_and_the_first_of_equals(
+  tmp_path, ran
+):
+  grid = {'learning_rate': (0.5, 0.75, 0.25), 'momentum': (0.5, 0.75)}
+  found, failures = _tune(tmp_path, grid)
+  assert not failures
+  points = [
+    {'learning_rate': rate, 'momentum': momentum}
+    for rate in grid['learning_rate']
+    for momentum in grid['momentum']
+  ]
+  assert _of(found, 'hparams') == points
+  assert _of(found, 'score') == [0.5, 0.5, 0.75, 0.75, 0.25, 0.25]
+  assert _of(found, 'chosen') == [point == points[2] for point in points]
+  assert tuning.chosen_point(found) == points[2]
   del found['points']
-  assert found == {'algorithm': 'fed_avg', 'seed': 3, 'num_rounds': 5}
+  assert found == {'algorithm': 'fed_avg', 'seed': 0, 'num_rounds': 1}
+  # They are not run again.
+  num_run = len(ran)
+  _tune(tmp_path, grid)
+  assert len(ran) == num_run == 6
+  with pytest.raises(errors.RunError, match='holds a grid of fed_avg among'):
+    _tune(tmp_path, {'learning_rate': (0.5, 1.0)})
 
 
 @pytest.mark.parametrize('higher_is_better, best', [(False, 1), (True, 0)])
-def test_another_metric_decides_by_what_is_better_of_it(higher_is_better, best):
-  summaries = [
-    {
-      **_summary(None, loss),
-      'primary_metric': {
-        'name': 'mae',
-        'higher_is_better': higher_is_better,
-        'personal': {'last_10_mean': score},
-        'global': None,
-      },
+def test_another_metric_decides_by_what_is_better_of_it(
+  tmp_path, higher_is_better, best
+):
+  rates = (0.1, 0.2, 0.3)
+  grid = {'learning_rate': rates}
+  _tune(tmp_path, grid)
+  scores = [0.75, 0.25, 0.5]
+  for rate, score in zip(rates, scores):
+    primary = {
+      'name': 'mae',
+      'higher_is_better': higher_is_better,
+      'personal': {'last_10_mean': score},
+      'global': None,
     }
-    for loss, score in ((1.0, 0.75), (2.0, 0.25), (0.5, 0.5))
-  ]
-  found = _choose(summaries)
+    _change(tmp_path, rate, primary_metric=primary)
+  found, _ = _tune(tmp_path, grid)
+  assert _of(found, 'score') == scores
   assert _of(found, 'chosen').index(True) == best
-  assert _of(found, 'score') == [0.75, 0.25, 0.5]
 
 
-def test_failed_and_diverged_points_are_not_chosen_and_say_why():
-  found = _choose(
-    [None, _summary(0.9, None, 2), _summary(0.1)], ['too fast', None, None]
-  )
-  assert _of(found, 'chosen') == [False, False, True]
-  assert _of(found, 'score') == [None, 0.9, 0.1]
-  fast, diverged, good = _of(found, 'failure')
-  assert (fast, good) == ('too fast', None)
-  assert '2 of its clients' in diverged
-  nothing = _choose([None, _summary(0.9, None, 1)], ['a', None])
-  assert tuning.chosen_point(nothing) is None
+def test_failed_and_diverged_points_are_not_chosen_and_say_why(tmp_path):
+  grid = {'learning_rate': (0.25, 0.75, 0.5)}
+  trial.run.fails = ('tune-fed_avg-learning_rate=0.5',)
+  _tune(tmp_path, grid)
+  _change(tmp_path, 0.75, loss=None, non_finite_clients=3)
+  found, (failure,) = _tune(tmp_path, grid)
+  assert _of(found, 'chosen') == [True, False, False]
+  assert _of(found, 'score') == [0.25, 0.75, None]
+  good, diverged, failed = _of(found, 'failure')
+  assert (good, failed) == (None, 'no memory')
+  assert '3 of its clients' in diverged
+  assert failure == {
+    'trial': 'tune-fed_avg-learning_rate=0.5',
+    'algorithm': 'fed_avg',
+    'seed': 0,
+    'reason': 'no memory',
+  }
+  # A method of which no point can be chosen is among the failures.
+  _change(tmp_path, 0.25, loss=None, non_finite_clients=3)
+  found, (failure, _) = _tune(tmp_path, grid)
+  assert tuning.chosen_point(found) is None
+  assert failure['trial'] == 'tune-fed_avg-learning_rate=0.25'
+  assert failure['reason'] == diverged
+
+
+def test_a_failed_point_is_tried_again_until_the_runs_have_begun(tmp_path, ran):
+  grid = {'learning_rate': (0.25, 0.5)}
+  bad = 'tune-fed_avg-learning_rate=0.5'
+  trial.run.fails = (bad,)
+  _tune(tmp_path, grid)
+  _tune(tmp_path, grid)
+  assert ran.count(bad) == 2
+  trial.run.fails = ()
+  folder = execution.trial_folder(tmp_path, plan.trial_name('fed_avg', 0))
+  os.makedirs(folder)
+  with open(os.path.join(folder, trial.SPEC_NAME), 'w') as file:
+    json.dump({}, file)
+  found, (failure,) = _tune(tmp_path, grid)
+  assert ran.count(bad) == 2
+  assert _of(found, 'chosen') == [True, False]
+  assert failure['trial'] == bad
+  assert failure['reason'] == found['points'][1]['failure']
+  assert failure['reason'].startswith('no memory (not tried again')
+  # Before, it would have been.
+  os.remove(os.path.join(folder, trial.SPEC_NAME))
+  found, failures = _tune(tmp_path, grid)
+  assert _of(found, 'chosen') == [False, True]
+  assert not failures
+
+
+def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, ran):
+  space = {'num_epochs': plan.Range(1, 3), 'optimizer': ('sgd', 'adam')}
+  whole, failures = _search(tmp_path / 'whole', **space)
+  assert not failures
+  assert len(whole['points']) == 6
+  rates = [point['learning_rate'] for point in _of(whole, 'hparams')]
+  assert _of(whole, 'score') == rates
+  assert tuning.chosen_point(whole)['learning_rate'] == max(rates)
+  for hparams in _of(whole, 'hparams'):
+    assert 1e-3 <= hparams['learning_rate'] <= 1
+    assert hparams['num_epochs'] in (1, 2, 3)
+    assert hparams['optimizer'] in ('sgd', 'adam')
+
+  def run_but_the_sixth(*arguments, **options):
+    ran.append('resumed')
+    if ran.count('resumed') == 6:
+      raise ZeroDivisionError
+    made_up_trials.run(*arguments, **options)
+
+  monkeypatch.setattr(trial, 'run', run_but_the_sixth)
+  with pytest.raises(ZeroDivisionError):
+    _search(tmp_path / 'resumed', **space)
+  assert _search(tmp_path / 'resumed', **space) == (whole, [])
+  assert ran.count('resumed') == 7
+  with pytest.raises(errors.RunError, match='holds a search of fed_avg among'):
+    _search(tmp_path / 'resumed', num_epochs=plan.Range(1, 4))
+
+
+def test_points_that_a_method_refuses_are_not_tried(tmp_path, ran):
+  # Momentum is below 1.
+  found, failures = _search(tmp_path, momentum=(0.5, 2.0))
+  assert not failures
+  refused = [p for p in found['points'] if p['hparams']['momentum'] == 2]
+  assert 0 < len(refused) < 6
+  assert len(ran) == 6 - len(refused)
+  assert all('momentum' in point['failure'] for point in refused)
+  assert tuning.chosen_point(found)['momentum'] == 0.5
+  with pytest.raises(ValueError, match='among values that fed_avg takes'):
+    _search(tmp_path / 'none', momentum=plan.Range(1.5, 2.0))

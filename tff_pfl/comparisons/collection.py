@@ -258,7 +258,7 @@ def settings(comparison: plan.Comparison) -> dict[str, Any]:
     }
   if comparison.num_search_trials is not None:
     shared['num_search_trials'] = comparison.num_search_trials
-  if comparison.num_search_trials or comparison.tuning_trials():
+  if any(map(comparison.is_tuned, comparison.algorithms)):
     shared['validation_fraction'] = comparison.validation_fraction
     shared['tuning_rounds'] = (
       comparison.tuning_rounds or comparison.base.num_rounds

@@ -119,36 +119,28 @@ class Comparison:
       self._check_points(algorithm)
 
   def points(self, algorithm: str) -> list[dict[str, Any]]:
-    """The points of a method's grid.
+    """The points of a method's grid that the method allows.
 
     Returns:
       A dict for each: the hyperparameters that differ from the method's
       `hparams`. Without a grid, and of a search, it is one point, at which none
-      do. Points that the method refuses are left out, see `refused`.
+      do.
     """
-    return [p for p, reason in self._judged(algorithm) if reason is None]
+    judged = self._judged(algorithm)
+    return [point for point, reason in judged if reason is None]
 
-  def refused(self, algorithm: str) -> list[tuple[dict[str, Any], str]]:
-    """The points of a method's grid that it does not allow.
-
-    A grid for all methods may have values that are out of one method's range.
-
-    Returns:
-      Pairs of a point, as in `points`, and the reason in one line.
-    """
-    return [pair for pair in self._judged(algorithm) if pair[1] is not None]
+  def is_tuned(self, algorithm: str) -> bool:
+    """True if a method's grid has several points, or there is a search."""
+    if self.num_search_trials is None:
+      return len(self._judged(algorithm)) > 1
+    return bool(self.axes(algorithm))
 
   def _judged(self, algorithm):
-    """All points, each with why the method does not allow it or None."""
+    """The points of the grid, each with why the method does not allow it."""
     axes = self.axes(algorithm) if self.num_search_trials is None else {}
     judged = []
-    for combination in itertools.product(*axes.values()):
-      point = {
-        target: value
-        for targets, value in zip(axes, combination)
-        for target in targets
-      }
-      point = self.with_epochs_counting(algorithm, point)
+    for values in itertools.product(*axes.values()):
+      point = self.point(algorithm, dict(zip(axes, values)))
       try:
         self._hparams(algorithm, point)
         judged.append((point, None))
@@ -172,28 +164,24 @@ class Comparison:
           axes[targets] = values
     return axes
 
-  def with_epochs_counting(
-    self, algorithm: str, point: Mapping[str, Any]
-  ) -> dict:
-    """The point, without the steps that would make its epochs mean nothing."""
+  def point(
+    self, algorithm: str, values: Mapping[Sequence[str], Any]
+  ) -> dict[str, Any]:
+    """The hyperparameters of a point.
+
+    Args:
+      values: Values by the keys of `axes`.
+    """
+    point = {
+      target: value for targets, value in values.items() for target in targets
+    }
+    # Steps would make the epochs mean nothing.
     hparams = self._own_hparams(algorithm)
     steps = [
       hparams_lib.steps_instead_of(type(hparams), name) for name in point
     ]
     given = [name for name in steps if name and getattr(hparams, name)]
     return {**point, **{name: None for name in given if name not in point}}
-
-  def tuning_trials(self) -> dict:
-    """The runs of the sweep: by method its points' trials, in their order.
-
-    Methods with a single point are left out: there is nothing to choose.
-    """
-    points = {a: self.points(a) for a in self.algorithms}
-    return {
-      algorithm: [self.tuning_trial(algorithm, point) for point in its_points]
-      for algorithm, its_points in points.items()
-      if len(its_points) > 1
-    }
 
   def tuning_trial(
     self, algorithm: str, point: Mapping[str, Any]
@@ -225,17 +213,17 @@ class Comparison:
     """The runs that are compared.
 
     Args:
-      chosen: The point that the sweep chose, by method. Methods without a sweep
-        may be missing; one whose sweep found nothing (None) is left out.
+      chosen: The point that the sweep chose, by method; of those that are
+        missing it is the first one. A method whose sweep found nothing (None)
+        is left out.
 
     Returns:
       A trial for each method and seed; all methods' of a seed, then the next.
     """
-    chosen = dict(chosen or {})
-    for algorithm in self.algorithms:
-      points = self.points(algorithm)
-      if len(points) == 1:
-        chosen.setdefault(algorithm, points[0])
+    first = {
+      algorithm: self.points(algorithm)[0] for algorithm in self.algorithms
+    }
+    chosen = {**first, **(chosen or {})}
     return [
       trial.Trial(
         name=trial_name(algorithm, seed),
@@ -276,7 +264,7 @@ class Comparison:
       for target in grid_targets(algorithm, name)
     ]
     allowed = [_restricted(point, own) for point in self.points(algorithm)]
-    for point, reason in self.refused(algorithm):
+    for point, reason in self._judged(algorithm):
       if _restricted(point, own) not in allowed:
         raise ValueError(reason)
 

@@ -4,20 +4,35 @@ A point of a method's grid, or of a search, is chosen by the best primary metric
 of the personal models, as a mean over clients and the last 10 rounds; of equal
 ones the first. A point at which a client's model diverged is a failed one: with
 the next seed it may be any client's.
+
+A method has a study of Optuna's in `search.sqlite` of the comparison's folder,
+with its points and their scores. It has all points of a grid from the start;
+those of a search are proposed, which depends on the seed and on the points
+before alone, not on the number of points that are tried at the same time, and
+not on interruptions.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Optional
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Optional
 
+import numpy as np
+import optuna
 from absl import logging
 
 from tff_pfl import errors
 from tff_pfl.comparisons import execution, page, plan, trial
 from tff_pfl.models import split_model
 from tff_pfl.runs import report
+
+FILE_NAME = 'search.sqlite'
+# Points that a search proposes together, before any of them is scored.
+_TOGETHER = 4
+_State = optuna.trial.TrialState
 
 
 def tune(
@@ -30,96 +45,45 @@ def tune(
     **options: Further arguments of `execution.run_trials`.
 
   Returns:
-    The `tunings` of the results (see `table`), and the failures of their
-    trials. No point is chosen where all of a method's failed or diverged.
+    The `tunings` of the results, the primary metric called `score`, and the
+    failures of their trials. No point is chosen where all of a method's failed
+    or diverged.
+
+  Raises:
+    RunError: If the folder has a sweep of other values, or a trial of it cannot
+      be run.
+    ValueError: If a method allows none of the points that were proposed.
   """
-  for algorithm in comparison.algorithms:
-    for point, reason in comparison.refused(algorithm):
-      _warn_of_refused(algorithm, point, reason)
-  if comparison.num_search_trials is not None:
-    tried, failed = _search(comparison, directory, options)
-  else:
-    tried = {
-      algorithm: {
-        one.name: (point, one)
-        for point, one in zip(comparison.points(algorithm), trials)
-      }
-      for algorithm, trials in comparison.tuning_trials().items()
-    }
-    failed = _settled_failures(comparison, directory, tried)
-    _run(tried, failed, directory, options)
-  tunings = []
-  for algorithm in comparison.algorithms:
-    refused = comparison.refused(algorithm)
-    if algorithm in tried:
-      trials = [one for _, one in tried[algorithm].values()]
-      tunings.append(
-        table(
-          trials[0].config,
-          [
-            (point, _summary(one, directory), failed.get(one.name))
-            for point, one in tried[algorithm].values()
-          ],
-          refused,
-        )
+  tuned = [a for a in comparison.algorithms if comparison.is_tuned(a)]
+  if not tuned:
+    return [], []
+  optuna.logging.set_verbosity(optuna.logging.WARNING)
+  os.makedirs(directory, exist_ok=True)
+  path = os.path.join(directory, FILE_NAME)
+  storage = optuna.storages.RDBStorage(f'sqlite:///{path}')
+  sweeps = [_Sweep(comparison, directory, a, storage) for a in tuned]
+  failed = {}
+  for sweep in sweeps:
+    sweep.propose()
+    failed.update(sweep.settled_failures())
+  while True:
+    trials = [one for sweep in sweeps for one in sweep.trials()]
+    to_run = [one for one in trials if one.name not in failed]
+    if to_run:
+      failed.update(
+        execution.run_trials(to_run, directory, description='tuning', **options)
       )
-      if chosen_point(tunings[-1]) is None:
-        # Its runs may all have ended, and yet the method is not compared.
-        reason = tunings[-1]['points'][0]['failure']
-        failed.setdefault(trials[0].name, reason)
-    elif refused:
-      # The only point that the method allows is taken untried.
-      (only,) = comparison.points(algorithm)
-      tunings.append(
-        {
-          'algorithm': algorithm,
-          'seed': comparison.seeds[0],
-          'num_rounds': 0,
-          'points': [
-            _untried(only, None, chosen=True),
-            *(_untried(*one) for one in refused),
-          ],
-        }
-      )
-  return tunings, failures_of(_trials_of(tried), failed)
-
-
-def table(
-  config: Any,
-  tried: Sequence[
-    tuple[Mapping[str, Any], Optional[Mapping[str, Any]], Optional[str]]
-  ],
-  refused: Sequence[tuple[Mapping[str, Any], str]] = (),
-) -> dict[str, Any]:
-  """The table of a method's sweep, with the best point chosen.
-
-  Args:
-    config: The settings of one of the runs, whose method, seed and number of
-      rounds are those of all.
-    tried: For each point its hyperparameters, the summary of its run (see
-      `report.write_report`; None if there is none), and the reason if the run
-      failed.
-    refused: Points that were not tried, each with the reason (see
-      `Comparison.refused`).
-
-  Returns:
-    As in the `tunings` of `results`, the primary metric called `score`.
-  """
-  judged = [_judged(*one) for one in tried]
-  merits = [merit for _, merit in judged if merit is not None]
-  for point, merit in judged:
-    if merit is not None and merit == max(merits):
-      point['chosen'] = True
+    for sweep in sweeps:
+      sweep.score(failed)
+    if not any([sweep.propose() for sweep in sweeps]):
       break
-  return {
-    'algorithm': config.algorithm,
-    'seed': config.seed,
-    'num_rounds': config.num_rounds,
-    'points': [
-      *(point for point, _ in judged),
-      *(_untried(*one) for one in refused),
-    ],
-  }
+  tunings = [sweep.table(failed) for sweep in sweeps]
+  for sweep, tuning in zip(sweeps, tunings):
+    if chosen_point(tuning) is None:
+      # Its runs may all have ended, and yet the method is not compared.
+      first = sweep.trials()[0].name
+      failed.setdefault(first, tuning['points'][0]['failure'])
+  return tunings, failures_of(trials, failed)
 
 
 def chosen_point(tuning: Mapping[str, Any]) -> Optional[Mapping[str, Any]]:
@@ -143,146 +107,204 @@ def failures_of(
   ]
 
 
-def _untried(hparams, failure, chosen=False):
-  """A point of which there is no run."""
-  return {
-    'hparams': dict(hparams),
-    'score': None,
-    'loss': None,
-    'chosen': chosen,
-    'failure': failure,
-  }
+class _Attempt(NamedTuple):
+  """A point and its run, or why the method does not allow it."""
+
+  hparams: Mapping[str, Any]
+  trial: Optional[trial.Trial] = None
+  refusal: Optional[str] = None
 
 
-def _judged(hparams, summary, failure):
-  """A point as it was tried, and its score: None if it failed."""
-  if summary is None:
-    return _untried(hparams, failure or 'it did not end'), None
-  figures = report.primary_figures(summary)
-  score, loss = figures['personal']['last_10_mean'], summary['loss']
-  diverged = summary['non_finite_clients']
-  if diverged or loss is None or not math.isfinite(loss):
-    failure = (
-      failure
-      or f'diverged: the loss of {diverged} of its clients is not finite'
+class _Sweep:
+  """The sweep of one method."""
+
+  def __init__(
+    self,
+    comparison: plan.Comparison,
+    directory: str,
+    algorithm: str,
+    storage: optuna.storages.BaseStorage,
+  ):
+    self._comparison = comparison
+    self._directory = directory
+    self._algorithm = algorithm
+    axes = comparison.axes(algorithm)
+    self._targets = {','.join(targets): targets for targets in axes}
+    self._space = {
+      name: _distribution(values)
+      for name, values in zip(self._targets, axes.values())
+    }
+    self._study = optuna.create_study(
+      storage=storage,
+      study_name=algorithm,
+      direction='maximize',
+      load_if_exists=True,
     )
-  point = {**_untried(hparams, failure), 'score': score, 'loss': loss}
-  if failure is not None:
-    return point, None
-  metric = split_model.PrimaryMetric(
-    figures['name'], figures['higher_is_better']
-  )
-  return point, float(metric.merit(score))
+    is_grid = comparison.num_search_trials is None
+    wanted = f'{"grid" if is_grid else "search"} of {algorithm} among '
+    wanted += str(self._space)
+    stored = self._study.user_attrs.get('space')
+    if stored is None:
+      for values in itertools.product(*axes.values()) if is_grid else ():
+        point = dict(zip(self._space, values))
+        self._study.enqueue_trial(point, skip_if_exists=True)
+      self._study.set_user_attr('space', wanted)
+    elif stored != wanted:
+      raise errors.RunError(
+        f'{directory} holds a {stored}, not a {wanted}: give the values of '
+        'that, or choose another output folder.'
+      )
 
+  def propose(self) -> bool:
+    """Has points to score, new ones if there are none; False without any."""
+    if self._in_state(_State.RUNNING):
+      return True
+    num_known = len(self._study.trials)
+    num_new = len(self._in_state(_State.WAITING)) or min(
+      _TOGETHER, (self._comparison.num_search_trials or 0) - num_known
+    )
+    # Anew each time, so that it does not depend on interruptions.
+    seed = [self._comparison.seeds[0], num_known]
+    self._study.sampler = optuna.samplers.TPESampler(
+      seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),
+      constant_liar=True,
+    )
+    for _ in range(num_new):
+      attempt = self._attempt(self._study.ask(self._space).params)
+      if attempt.refusal is not None:
+        logging.warning(
+          '%s is not tried with %s: %s',
+          self._algorithm,
+          page.assignments(attempt.hparams),
+          attempt.refusal,
+        )
+    return num_new > 0
 
-def _search(comparison, directory, options):
-  """Runs the searches of a comparison, as far as not yet done.
+  def score(self, failed: Mapping[str, str]) -> None:
+    """Stores the scores of points, or that they failed."""
+    for one in self._in_state(_State.RUNNING):
+      _, merit = self._judged(self._attempt(one.params), failed)
+      state = _State.FAIL if merit is None else _State.COMPLETE
+      self._study.tell(one.number, merit, state)
 
-  Returns:
-    Points that were tried and their trials, by method and name of the trial, in
-    the order in which they were proposed; reasons of failures by name of the
-    trial.
-  """
-  # Imported where it is needed, for it takes a while.
-  from tff_pfl.comparisons import search
+  def trials(self) -> list[trial.Trial]:
+    """The runs of all proposed points.
 
-  studies = {
-    algorithm: search.Study(directory, algorithm, space, comparison.seeds[0])
-    for algorithm in comparison.algorithms
-    if (space := comparison.axes(algorithm))
-  }
-  tried, failed = {algorithm: {} for algorithm in studies}, {}
-
-  def add(algorithm, point):
-    point = comparison.with_epochs_counting(algorithm, point)
-    try:
-      one = comparison.tuning_trial(algorithm, point)
-    except ValueError as error:
-      _warn_of_refused(algorithm, point, error)
-      return None
-    tried[algorithm].setdefault(one.name, (point, one))
-    return one
-
-  for algorithm, study in studies.items():
-    for point, has_failed in study.points():
-      one = add(algorithm, point)
-      if one is None or execution.is_finished(directory, one.name):
-        continue
-      reason = execution.logged_error(directory, one.name)
-      if reason or has_failed:
-        failed[one.name] = reason or 'it did not end'
-  while True:
-    proposed = [
-      (study, number, add(algorithm, point))
-      for algorithm, study in studies.items()
-      for number, point in study.propose(comparison.num_search_trials)
-    ]
-    if not proposed:
-      break
-    _run(tried, failed, directory, options)
-    for study, number, one in proposed:
-      merit = None
-      if one is not None:
-        summary = _summary(one, directory)
-        _, merit = _judged({}, summary, failed.get(one.name))
-      study.score(number, merit)
-  for algorithm, attempts in tried.items():
+    There are none where a grid has but one point that the method allows, which
+    is taken untried.
+    """
+    found = [a.trial for a in self._attempts() if a.trial]
+    if self._comparison.num_search_trials is None:
+      return found if len(found) > 1 else []
     errors.expect(
-      attempts,
+      found,
       'search',
-      f'among values that {algorithm} takes',
+      f'among values that {self._algorithm} takes',
       'none in the points that were proposed; the warnings say why',
     )
-  return tried, failed
+    return found
 
+  def settled_failures(self) -> dict[str, str]:
+    """The trials that are not to be tried again: reasons by name.
 
-def _trials_of(tried):
-  return [t for attempts in tried.values() for _, t in attempts.values()]
-
-
-def _run(tried, failed, directory, options):
-  """Runs the unfinished trials that did not fail; adds those that do."""
-  to_run = [t for t in _trials_of(tried) if t.name not in failed]
-  if to_run:
-    failed.update(
-      execution.run_trials(to_run, directory, description='tuning', **options)
+    Once the method's runs have begun with what its sweep chose, a point that
+    failed before must not be tried again: were it the best now, the runs would
+    be another comparison's.
+    """
+    has_begun = any(
+      execution.is_started(
+        self._directory, plan.trial_name(self._algorithm, seed)
+      )
+      for seed in self._comparison.seeds
     )
-
-
-def _summary(tried, directory):
-  """The summary of a trial; None if it has not ended."""
-  if not execution.is_finished(directory, tried.name):
-    return None
-  return trial.FinishedTrial(
-    execution.trial_folder(directory, tried.name)
-  ).summary
-
-
-def _warn_of_refused(algorithm, point, reason):
-  logging.warning(
-    '%s is not tried with %s: %s', algorithm, page.assignments(point), reason
-  )
-
-
-def _settled_failures(comparison, directory, tried):
-  """The sweep's trials that are not to be tried again: reasons by name.
-
-  Once a method's runs have begun with what its sweep chose, a point that failed
-  before must not be tried again: were it the best now, the runs would be
-  another comparison's.
-  """
-  failures = {}
-  for algorithm, trials in tried.items():
-    names = [plan.trial_name(algorithm, seed) for seed in comparison.seeds]
+    names = [one.name for one in self.trials()]
     unfinished = [
-      name for name in trials if not execution.is_finished(directory, name)
+      name for name in names if not execution.is_finished(self._directory, name)
     ]
-    if len(unfinished) < len(trials) and any(
-      execution.is_started(directory, name) for name in names
-    ):
+    failures = {}
+    if has_begun and len(unfinished) < len(names):
       for name in unfinished:
-        reason = execution.logged_error(directory, name) or 'it did not end'
+        reason = execution.logged_error(self._directory, name)
         failures[name] = (
-          f'{reason} (not tried again: the runs with another point have begun)'
+          f'{reason or "it did not end"} (not tried again: the runs with '
+          'another point have begun)'
         )
-  return failures
+    return failures
+
+  def table(self, failed: Mapping[str, str]) -> dict[str, Any]:
+    """The table of the sweep, with the best point chosen."""
+    is_tried = bool(self.trials())
+    judged = [self._judged(one, failed) for one in self._attempts()]
+    best = max((m for _, m in judged if m is not None), default=None)
+    for point, merit in judged:
+      if point['failure'] is None and merit == best:
+        point['chosen'] = True
+        break
+    num_rounds = self._comparison.tuning_rounds
+    return {
+      'algorithm': self._algorithm,
+      'seed': self._comparison.seeds[0],
+      'num_rounds': (num_rounds or self._comparison.base.num_rounds)
+      if is_tried
+      else 0,
+      'points': [point for point, _ in judged],
+    }
+
+  def _in_state(self, state):
+    return self._study.get_trials(states=[state])
+
+  def _attempts(self):
+    """The proposed points, each once."""
+    found = []
+    for one in self._study.trials:
+      if one.state != _State.WAITING:
+        attempt = self._attempt(one.params)
+        if attempt not in found:
+          found.append(attempt)
+    return found
+
+  def _attempt(self, params):
+    values = {self._targets[name]: value for name, value in params.items()}
+    point = self._comparison.point(self._algorithm, values)
+    try:
+      one = self._comparison.tuning_trial(self._algorithm, point)
+    except ValueError as error:
+      return _Attempt(point, refusal=str(error))
+    return _Attempt(point, one)
+
+  def _judged(self, attempt, failed):
+    """A point of the table, and what to choose by: None if it failed."""
+    name = attempt.trial and attempt.trial.name
+    point = {
+      'hparams': dict(attempt.hparams),
+      'score': None,
+      'loss': None,
+      'chosen': False,
+      'failure': attempt.refusal or failed.get(name),
+    }
+    if name is None or not execution.is_finished(self._directory, name):
+      return point, None
+    summary = trial.FinishedTrial(
+      execution.trial_folder(self._directory, name)
+    ).summary
+    figures = report.primary_figures(summary)
+    score, loss = figures['personal']['last_10_mean'], summary['loss']
+    point.update(score=score, loss=loss)
+    diverged = summary['non_finite_clients']
+    if diverged or loss is None or not math.isfinite(loss):
+      point['failure'] = (
+        f'diverged: the loss of {diverged} of its clients is not finite'
+      )
+      return point, None
+    metric = split_model.PrimaryMetric(
+      figures['name'], figures['higher_is_better']
+    )
+    return point, float(metric.merit(score))
+
+
+def _distribution(axis):
+  if not isinstance(axis, plan.Range):
+    return optuna.distributions.CategoricalDistribution(axis)
+  if isinstance(axis.low, int):
+    return optuna.distributions.IntDistribution(*axis)
+  return optuna.distributions.FloatDistribution(*axis)
