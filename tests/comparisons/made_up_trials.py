@@ -5,8 +5,43 @@ import zlib
 
 import numpy as np
 
-from tff_pfl.comparisons import trial
-from tff_pfl.runs import report, run_store, summary
+from tff_pfl import errors
+from tff_pfl.comparisons import plan, trial
+from tff_pfl.runs import report, run_config, run_store, summary
+
+FAILING = 'local_only-seed1'
+
+
+def comparison(**changes):
+  """Two methods, of which one has a choice among the points of the grid."""
+  return plan.Comparison(
+    **{
+      'base': run_config.RunConfig(
+        dataset='synthetic',
+        num_clients=4,
+        model='linear',
+        num_rounds=2,
+        cohort_size=2,
+        num_final_evaluations=2,
+      ),
+      'algorithms': ('fed_avg', 'local_only'),
+      'seeds': (0, 1),
+      'grid': {
+        'fed_avg': {'learning_rate': (0.05, 1e-9)},
+        '*': {'momentum': (0.5, 2.0)},
+      },
+      'fine_tune_variants': ('head',),
+      'num_new_clients': 1,
+      **changes,
+    }
+  )
+
+
+def run_but_one(wanted, directory, **options):
+  """As `run`, but `FAILING` fails."""
+  if wanted.name == FAILING:
+    raise errors.RunError('no memory')
+  run(wanted, directory, **options)
 
 
 def run(
@@ -123,3 +158,15 @@ def _tenths(value):
   if isinstance(value, dict):
     return {name: _tenths(item) for name, item in value.items()}
   return {'last': value, 'last_10_mean': None if value is None else value / 10}
+
+
+def domain(seed, name, num_test_examples, score):
+  """A row of a method's `domains` in results."""
+  return {
+    'seed': seed,
+    'domain': name,
+    'num_test_examples': num_test_examples,
+    'loss': 1.0,
+    'accuracy': score,
+    'auc': None,
+  }

@@ -1,10 +1,11 @@
+import copy
 import re
 from xml.etree import ElementTree
 
 import pytest
 
 from binaries import published
-from tests.comparisons import example_comparison
+from tests.comparisons import made_up_trials
 from tff_pfl import errors
 from tff_pfl.comparisons import claims, results
 from tff_pfl.comparisons import page as page_lib
@@ -42,56 +43,51 @@ def _write(tmp_path, comparison):
   return _Page(path.read_text(encoding='utf-8'))
 
 
-def _change(method, level, **changes):
-  """A method with a domain, and with other figures and fields."""
-  metrics = {
-    'personal_accuracy': results.mean_std([level] * 3),
-    'domain_accuracy_min': results.mean_std([level / 2, level / 2 + 0.25]),
-    **changes.pop('metrics', {}),
-  }
-  domains = [
-    example_comparison.domain(seed, name, num_examples, accuracy)
+@pytest.fixture(name='comparison')
+def _comparison(found):
+  return results.Results(copy.deepcopy(found))
+
+
+def _set(comparison, **values):
+  """Changes settings."""
+  comparison['settings'] = [
+    {**one, 'value': values.get(one['name'], one['value'])}
+    for one in comparison['settings']
+  ]
+
+
+def _change(method, level, **metrics):
+  """Gives a method two domains, and other figures."""
+  method['domains'] = [
+    made_up_trials.domain(seed, name, number, accuracy)
     for seed, sea in ((0, level), (1, level - 0.25))
-    for name, num_examples, accuracy in (('<sea>', 4, sea), ('moon', 0, None))
+    for name, number, accuracy in (('<sea>', 4, sea), ('moon', 0, None))
   ]
-  return {
-    **method,
-    'domains': domains,
-    'metrics': {**method['metrics'], **metrics},
-    **changes,
-  }
-
-
-def _example():
-  """A comparison that has something for each section."""
-  failure = {'trial': 'ditto-seed2', 'algorithm': 'ditto', 'seed': 2}
-  found = example_comparison.make_results(
-    ('fed_avg', 'ditto', 'fed_rep'),
-    dataset='cifar10',
-    num_clients=100,
-    failures=[{**failure, 'reason': 'No <memory>.'}],
+  lowest = results.mean_std([level / 2, level / 2 + 0.25])
+  method['metrics'].update(
+    personal_accuracy=results.mean_std([level] * 2),
+    domain_accuracy_min=lowest,
+    **metrics,
   )
-  fed_avg, fed_avg_head, ditto, _, fed_rep, _ = found['methods']
-  unchanged = [
-    {**client, 'accuracy_after': client['accuracy_before']}
-    for client in ditto['clients']
-  ]
-  loss = {'personal_loss': results.mean_std([1.0, 2.0, None])}
-  return {
-    **found,
-    'title': _EVIL,
-    'methods': [
-      _change(fed_avg, 0.5, metrics=loss),
-      fed_avg_head,
-      _change(ditto, 0.25, label=_EVIL, clients=unchanged),
-      _change(fed_rep, 1.0),
-    ],
-  }
 
 
 @pytest.fixture(name='page', scope='module')
-def _page(tmp_path_factory):
-  return _write(tmp_path_factory.mktemp('page'), _example())
+def _page(found, tmp_path_factory):
+  """The page of a comparison that has something for each section."""
+  comparison = results.Results(copy.deepcopy(found))
+  comparison['title'] = _EVIL
+  _set(comparison, dataset='cifar10', num_clients=100)
+  comparison['failures'][0]['reason'] = 'No <memory>.'
+  fed_avg, fed_avg_head, local_only, _ = comparison['methods']
+  comparison['methods'].pop()
+  _change(fed_avg, 0.5, personal_loss=results.mean_std([1.0, None]))
+  bytes_up = results.mean_std([6_238_900] * 2)
+  _change(fed_avg_head, 1.0, bytes_up_per_round=bytes_up)
+  _change(local_only, 0.25)
+  local_only['label'] = _EVIL
+  for client in local_only['clients']:
+    client['accuracy_after'] = client['accuracy_before']
+  return _write(tmp_path_factory.mktemp('page'), comparison)
 
 
 def test_page_has_a_section_for_everything_with_a_link_to_it(page):
@@ -101,6 +97,16 @@ def test_page_has_a_section_for_everything_with_a_link_to_it(page):
     'results domains published curves clients changes partition tuning '
     'failures settings'
   )
+  assert (
+    '2 methods, 2 seeds. Highest personal accuracy after the last round: '
+    'fed_avg + FT (head), 100.0% ± 0.0. What lies'
+  ) in page.prose
+  assert '1 run did not come to an end' in page.prose
+  assert 'of 5 clients, with seed 0; other seeds' in page.prose
+  assert '2 at least, 2 in the median, 2 at most.' in page.prose
+  assert 'Not scored' not in page.prose
+  assert 'name="viewport" content="width=device-width' in page.text
+  assert 'prefers-color-scheme: dark' in page.text
 
 
 def test_page_stands_alone_and_its_references_resolve(page):
@@ -121,39 +127,28 @@ def test_page_stands_alone_and_its_references_resolve(page):
 def test_text_is_escaped(page):
   assert '<script>alert' not in page.text
   assert _EVIL in page.rows('results')
-  assert page.rows('failures')['ditto-seed2'] == ['ditto', '2', 'No <memory>.']
-
-
-def test_the_head_says_how_much_was_compared_and_what_leads(page):
-  assert (
-    '3 methods, 3 seeds. Highest personal accuracy after the last round: '
-    'fed_rep, 100.0% ± 0.0. What lies'
-  ) in page.prose
-  assert '1 run did not come to an end' in page.prose
-  assert 'name="viewport" content="width=device-width' in page.text
-  assert 'prefers-color-scheme: dark' in page.text
+  failure = page.rows('failures')['local_only-seed1']
+  assert failure == ['local_only', '1', 'No <memory>.']
 
 
 def test_results_are_ranked_with_their_spread_and_best_values_marked(page):
   head, *rows = page.tables['results']
   column = head.index('personal accuracy, last round (%)')
-  assert [row[0] for row in rows] == [
-    'fed_rep',
-    'fed_avg + FT (head)',
-    'fed_avg',
-    _EVIL,
+  assert [(row[0], row[column]) for row in rows] == [
+    ('fed_avg + FT (head)', '100.0 ± 0.0'),
+    ('fed_avg', '50.0 ± 0.0'),
+    (_EVIL, '25.0 ± 0.0'),
   ]
-  assert [rows[i][column] for i in (0, 2)] == ['100.0 ± 0.0', '50.0 ± 0.0']
+  assert rows[0][1] == 'With the head fine-tuned'
   assert rows[0][head.index('bytes up, a round (kB)')] == '6238.9'
   cells = page.root.find('.//table').iter('td')
   marked = [cell.text for cell in cells if 'best' in cell.get('class')]
   assert '100.0 ± 0.0' in marked
   assert '50.0 ± 0.0' not in marked
-  assert rows[1][1] == 'With the head fine-tuned'
   # A figure that not all seeds of a row have says so.
-  assert rows[2][head.index('personal loss')] == '1.500 ± 0.707 (2 of 3 seeds)'
+  assert rows[1][head.index('personal loss')] == '1.000 (1 of 2 seeds)'
   # A column that nothing has a value in is left out, domains have a table.
-  assert not any('new clients' in title for title in head)
+  assert not any('diverged' in title for title in head)
   assert not any('domain' in title for title in head)
 
 
@@ -165,18 +160,13 @@ def test_domains_have_a_table_with_the_spread_over_seeds(page):
     '<sea> (%)',
     'moon (%)',
     'min accuracy over domains, last round (%)',
-    # Of the last ten rounds one was evaluated.
-    'personal accuracy, last 1 evaluation (%)',
+    # Of the last ten rounds two were evaluated.
+    'personal accuracy, last 2 evaluations (%)',
     'personal accuracy, last round (%)',
   ]
   rows = page.rows('domains')
-  seeds = '(2 of 3 seeds)'
-  assert rows['fed_rep'][1:4] == [
-    f'87.5 ± 17.7 {seeds}',
-    '–',
-    f'62.5 ± 17.7 {seeds}',
-  ]
-  assert rows['fed_avg'][1] == f'37.5 ± 17.7 {seeds}'
+  assert rows['fed_avg + FT (head)'][1:4] == ['87.5 ± 17.7', '–', '62.5 ± 17.7']
+  assert rows['fed_avg'][1] == '37.5 ± 17.7'
   assert 'AUC' not in page.prose
 
 
@@ -211,16 +201,17 @@ def test_claims_stand_with_their_figures(tmp_path):
 
 def test_published_figures_stand_beside_ours(page):
   rows = page.rows('published')
-  ours, published, difference = rows['FedAvg+FT'][1:4]
-  assert rows['FedAvg+FT'][0] == 'fed_avg + FT (head)'
-  assert published == '87.65'
-  shown = float(ours.split(' ± ')[0])
-  assert float(difference) == pytest.approx(shown - 87.65, abs=0.11)
+  assert rows['FedAvg+FT'][:4] == [
+    'fed_avg + FT (head)',
+    '100.0 ± 0.0',
+    '87.65',
+    '+12.4',
+  ]
   # Neither what our copy of the paper lacks nor what was not run is made up.
-  assert rows['FedRep'][0] == 'fed_rep'
-  assert rows['FedRep'][2:4] == ['', '']
+  assert rows['Local Only'][0] == _EVIL
+  assert rows['Local Only'][2:4] == ['', '']
   assert rows['FedPer'][:4] == ['', '', '87.13', '']
-  assert 'Here 4 new clients had a share of the data' in page.prose
+  assert 'Here 1 new client had a share of the data' in page.prose
 
 
 def test_a_method_that_changes_no_client_says_so(page):
@@ -230,129 +221,84 @@ def test_a_method_that_changes_no_client_says_so(page):
   assert [one.get('open') for one in changes] == ['', None]
 
 
-def test_partition_says_on_how_many_examples_clients_are_scored(page):
-  assert 'of 104 clients, with seed 0; other seeds' in page.prose
-  assert '50 at least, 50 in the median, 50 at most.' in page.prose
-  assert 'Not scored' not in page.prose
-
-
-def test_tuning_shows_the_grid_and_the_choice(page):
-  rows = [row[1:] for row in page.tables['tuning'] if row[0] == 'ditto']
-  assert rows[1:] == [
-    ['learning_rate = 0.1', '20', '0', '72.0', '0.9', 'chosen'],
-    ['learning_rate = 10', '20', '0', '–', '–', 'It diverged.'],
+def test_tuning_and_settings_are_listed(page):
+  tuned, _, refused, _, untried, _ = page.tables['tuning'][1:]
+  assert tuned[:5] == [
+    *('fed_avg', 'momentum = 0.5, learning_rate = 0.05', '2', '0', '5.0')
   ]
-
-
-def test_settings_and_hyperparameters_are_listed(page):
+  assert tuned[6] == 'chosen'
+  assert refused[4:6] == ['–', '–']
+  assert 'momentum' in refused[6]
+  assert untried[:3] == ['local_only', 'momentum = 0.5', 'not tried']
   assert '<dt>partition</dt><dd>shards:2</dd>' in page.text
-  assert '<dt>seeds</dt><dd>0, 1, 2</dd>' in page.text
-  assert page.rows('settings')['fed_rep'] == [
-    registry.ALGORITHMS['fed_rep'].summary,
-    'learning_rate = 0.1, momentum = 0.5, batch_size = 10',
-  ]
+  assert '<dt>seeds</dt><dd>0, 1</dd>' in page.text
+  summary, hparams = page.rows('settings')['fed_avg']
+  assert summary == registry.ALGORITHMS['fed_avg'].summary
+  assert 'learning_rate = 0.05, momentum = 0.5' in hparams
 
 
-def test_a_regression_is_compared_by_its_error(tmp_path):
-  comparison = example_comparison.make_results(variants=('method',))
-
-  def method(one, error, **changes):
-    """With as many clients as there are seeds, all of which are hurt."""
-    return {
-      **one,
-      'metrics': {
-        'personal_mae': results.mean_std([error] * 3),
-        'personal_loss': one['metrics']['personal_loss'],
-      },
-      'curves': [
-        {
-          'seed': seed,
-          'rounds': [1, 2],
-          'personal': [2 * error, error],
-          'global_model': None,
-        }
-        for seed in range(3)
-      ],
-      'clients': [
-        {
-          **client,
-          'num_test_examples': size,
-          'mae_before': error - 1.0,
-          'mae_after': error,
-        }
-        for client, size in zip(one['clients'], (3, 1000, 4))
-      ],
-      'new_clients': [],
-      **changes,
-    }
-
-  first, second = comparison['methods']
-  domains = [example_comparison.domain(0, 'sea', 4, 1234.5, 'mae')]
-  point = example_comparison.point
-  page = _write(
-    tmp_path,
-    {
-      **comparison,
-      'methods': [
-        method(first, 1234.5),
-        method(second, 12.25, domains=domains),
-      ],
-      'partition': {**comparison['partition'], 'class_counts': None},
-      # Of the points of the grid the method allows one only.
-      'tunings': [
-        {
-          'algorithm': 'fed_avg',
-          'seed': 0,
-          'num_rounds': 0,
-          'points': [
-            point({'momentum': 0.5}, chosen=True, name='mae'),
-            point({'momentum': 2.0}, failure='Refused.', name='mae'),
-          ],
-        }
-      ],
-      'primary_metric': {'name': 'mae', 'higher_is_better': False},
-    },
+def test_a_regression_is_compared_by_its_error(comparison, tmp_path):
+  comparison.update(
+    primary_metric={'name': 'mae', 'higher_is_better': False}, tunings=[]
   )
+  comparison['partition']['class_counts'] = None
+  comparison['methods'] = comparison['methods'][::2]
+  for method, error in zip(comparison['methods'], (1234.5, 12.25)):
+    method['metrics'] = {
+      'personal_mae': results.mean_std([error] * 2),
+      'personal_loss': method['metrics']['personal_loss'],
+    }
+    for curve in method['curves']:
+      curve.update(personal=[2 * error, error], global_model=None)
+    # All are hurt.
+    method['clients'] = [
+      {
+        **client,
+        'num_test_examples': size,
+        'mae_before': error - 1.0,
+        'mae_after': error,
+      }
+      for client, size in zip(method['clients'], (3, 1000, 4))
+    ]
+    method['new_clients'] = []
+  method['domains'] = [{'seed': 0, 'domain': 'sea', 'mae': 1234.5, 'auc': None}]
+  page = _write(tmp_path, comparison)
+  label = 'local_only (1 of 2 seeds)'
   assert (
-    'Lowest personal mae after the last round: fed_rep, 12.25' in page.prose
+    f'Lowest personal mae after the last round: {label}, 12.25' in page.prose
   )
   head, *rows = page.tables['results']
   assert head == ['method', 'personal mae, last round', 'personal loss']
-  assert [row[:2] for row in rows] == [
-    ['fed_rep', '12.25'],
-    ['fed_avg', '1234'],
-  ]
-  assert page.tables['domains'][1][1] == '1234 (1 of 3 seeds)'
+  assert [row[:2] for row in rows] == [[label, '12.25'], ['fed_avg', '1234']]
+  assert page.tables['domains'][1][1] == '1234 (1 of 2 seeds)'
   assert {'curves', 'clients', 'changes'} <= set(page.tables)
   assert '3 of 3 worse after' in page.prose
   assert '3 at least, 4 in the median, 1,000 at most' in page.prose
-  assert [row[2] for row in page.tables['tuning'][1:]] == ['not tried'] * 2
 
 
-def test_published_figures_of_fine_tuning_match_runs_that_fine_tune(tmp_path):
-  comparison = example_comparison.make_results(
-    ('fed_avg',), variants=('method',)
-  )
-  settings = example_comparison.settings_of(
+def test_published_figures_of_fine_tuning_match_runs_that_fine_tune(
+  comparison, tmp_path
+):
+  _set(
+    comparison,
     dataset='femnist',
     num_clients=150,
     partition='classes_per_client:3',
     personalization={'fine_tune': 'head'},
   )
-  page = _write(tmp_path, {**comparison, 'settings': settings})
+  del comparison['methods'][1:]
+  page = _write(tmp_path, comparison)
   assert page.rows('published')['FedAvg+FT'][0] == 'fed_avg'
   assert page.rows('published')['FedAvg'][0] == ''
   assert 'only if the images here are of letters' in page.prose
 
 
-def test_what_failed_altogether_has_a_page_that_is_always_the_same(tmp_path):
-  failure = dict(_example()['failures'][0])
-  comparison = {
-    **example_comparison.make_results((), failures=[failure]),
-    'settings': example_comparison.settings_of(dataset='digits'),
-  }
+def test_what_failed_altogether_has_a_page_that_is_always_the_same(
+  comparison, tmp_path
+):
+  comparison.update(methods=[], tunings=[])
   page = _write(tmp_path, comparison)
   assert list(page.tables) == ['partition', 'failures', 'settings']
   assert _write(tmp_path, comparison).text == page.text
   with pytest.raises(errors.RunError, match='Cannot write'):
-    page_lib.write(comparison, tmp_path / 'none' / 'page.html')
+    _write(tmp_path / 'none', comparison)

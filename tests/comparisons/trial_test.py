@@ -91,23 +91,17 @@ def test_new_clients_are_drawn_by_the_seed_alone():
 
 
 def test_a_sweep_trains_the_clients_of_the_comparison_and_scores_no_new_ones():
-  wanted = trial.Trial('x', _config(), num_new_clients=2)
-  trained, _ = trial.load_data(wanted)
-  sweep = dataclasses.replace(wanted, validation_fraction=0.5)
-  tuned, new = trial.load_data(sweep)
-  assert tuned.client_ids == trained.client_ids
-  assert new is None
-
-
-def test_the_shares_that_join_later_are_of_the_trained_clients():
   config = _config(num_clients=4, cohort_size=1, join_rounds='2:0.5')
   wanted = trial.Trial('x', config, num_new_clients=3)
   trained, new = trial.load_data(wanted)
+  # The share that joins later is of the trained clients.
   assert list(trained.join_round.values()) == [2, 2]
   assert not new.join_round
   sweep = dataclasses.replace(wanted, validation_fraction=0.5)
-  tuned, _ = trial.load_data(sweep)
+  tuned, new = trial.load_data(sweep)
+  assert tuned.client_ids == trained.client_ids
   assert tuned.join_round == trained.join_round
+  assert new is None
 
 
 @pytest.mark.slow
@@ -136,6 +130,8 @@ def test_a_run_of_all_clients_is_one_of_the_train_program(plain):
     stored = run_config.RunConfig.from_settings(store.config)
   # With what the method does by itself spelt out.
   assert stored == _config(personalization=stored.personalization)
+  process = stored.build_process(stored.build_model(stored.load_data()))
+  assert scores['bytes_per_round'] == process.bytes_per_round._asdict()
 
 
 def test_a_sweep_never_reads_test_examples(tmp_path, monkeypatch):
@@ -202,18 +198,8 @@ def test_an_interrupted_trial_goes_on(plain, tmp_path):
   assert _run(tmp_path, trial.Trial('x', _config())) == plain[1]
 
 
-def test_what_goes_over_the_network_is_the_processs(plain):
-  config = _config()
-  process = config.build_process(config.build_model(config.load_data()))
-  assert plain[1]['bytes_per_round'] == process.bytes_per_round._asdict()
-
-
 @pytest.mark.parametrize(
-  'text,words',
-  [
-    (None, 'No such file'),
-    ('{', 'Cannot read'),
-  ],
+  'text,words', [(None, 'No such file'), ('{', 'Cannot read')]
 )
 def test_a_folder_without_a_trial_is_one_line(tmp_path, text, words, capsys):
   if text is not None:

@@ -146,7 +146,7 @@ def _with_named_scores(sweep, primary):
 
 def _write(found, primary, directory, published):
   """Writes the results, the page and the picture."""
-  results.write(found, directory)
+  found.write(directory)
   page.write(found, os.path.join(directory, page.REPORT_NAME), published)
   if any(method['curves'] for method in found['methods']):
     ax = found.plot(plots.new_axes(9, 4.4))
@@ -156,10 +156,7 @@ def _write(found, primary, directory, published):
 def _partition(comparison):
   """The partition of the first seed's training data among the clients."""
   # Of any of the first seed's trials: the data are the same.
-  some = comparison.trials(
-    {a: comparison.points(a)[0] for a in comparison.algorithms}
-  )[0]
-  trained, new = trial.load_data(some)
+  trained, new = trial.load_data(comparison.trials()[0])
   parts = [trained] if new is None else [trained, new]
   counts = domain_counts = None
   if trained.num_classes is not None:

@@ -58,13 +58,10 @@ def write(
   Raises:
     RunError: If the file cannot be written.
   """
-  primary, metrics = (
-    results_lib.primary_metric(found),
-    results_lib.metrics(found),
-  )
+  primary, metrics = found.primary_metric, found.metrics
   settings = {one['name']: one['value'] for one in found['settings']}
-  methods = results_lib.ranked(found)
-  scores = results_lib.client_scores(found)
+  methods = found.ranked()
+  scores = found.client_scores
   _render(
     path,
     title=found['title'],
@@ -207,7 +204,7 @@ def _small(width: float, height: float) -> Axes:
 
 def _curve_pictures(found, methods, primary):
   """Those of the best methods, then each with the others in gray behind it."""
-  frame = results_lib.curves(found)
+  frame = found.curves
   labels = [m['label'] for m in methods if m['label'] in set(frame['label'])]
   personal = frame[frame['model'] == 'personal']
   rounds = sorted(personal['round'].unique())
@@ -217,7 +214,7 @@ def _curve_pictures(found, methods, primary):
   means = means.groupby(['label', 'round'], as_index=False)['value'].mean()
   pictures = []
   if len(labels) > 1:
-    overview = results_lib.Results(found).plot(_small(9, 3.4))
+    overview = found.plot(_small(9, 3.4))
     pictures.append(
       _picture(overview, f'Personal {primary.title} by round of the best.')
     )

@@ -32,7 +32,7 @@ made of the content of `comparison.json`, a dict:
   `num_train_examples`, `class_counts` `[clients, classes]` (None for
   regression) and, by domain, `domain_counts` (None without domains).
 * `tunings`: For each `algorithm` that was swept the `seed` and `num_rounds` of
-  its runs (0 where the method allows a single point) and the `points`, last
+  its runs (0 where the method allows a single point) and the `points`, with
   those that the method refuses: `hparams`, the primary metric that the choice
   was made by, the last `loss`, `chosen`, True for one of them, and the reason
   of a `failure`.
@@ -90,43 +90,171 @@ class Results(dict):
   @property
   def scores(self) -> pd.DataFrame:
     """The `client_scores`, tidy; see `summary.tidy`."""
-    return summary_lib.tidy(client_scores(self))
+    return summary_lib.tidy(self.client_scores)
+
+  @property
+  def client_scores(self) -> pd.DataFrame:
+    """The scores of all clients after the last round.
+
+    A row for each method and variant (`label`, `method`, `variant`), `seed` and
+    `client`, with the columns of `Run.scores`; `is_new` tells those that took
+    no part in training.
+    """
+    return pd.DataFrame(
+      {
+        'label': method['label'],
+        'method': method['algorithm'],
+        'variant': method['variant'],
+        'is_new': which == 'new_clients',
+        **{_as_in_runs(name): value for name, value in row.items()},
+      }
+      for method in self['methods']
+      for which in ('clients', 'new_clients')
+      for row in method[which]
+    )
+
+  @property
+  def domain_scores(self) -> pd.DataFrame:
+    """The personal models' scores of each domain, by method and seed."""
+    return pd.DataFrame(
+      {**{name: method[name] for name in ('label', 'variant')}, **row}
+      for method in self['methods']
+      for row in method['domains']
+    )
 
   @property
   def figures(self) -> pd.DataFrame:
     """The figures over seeds: a row for each method and variant."""
-    return figures(self)
+    return summary_lib.frame(
+      {
+        **{name: method[name] for name in ('algorithm', 'variant', 'label')},
+        **method['metrics'],
+        'hparams': summary_lib.json_text(method['hparams']),
+      }
+      for method in self['methods']
+    )
 
   @property
   def curves(self) -> pd.DataFrame:
-    """The primary metric by round; see `curves`."""
-    return curves(self)
+    """The primary metric by round.
+
+    Columns are `label`, `seed`, `round`, `model` ('personal' or 'global') and
+    `value`, a mean over clients.
+    """
+    return pd.DataFrame(
+      [
+        {
+          'label': method['label'],
+          'seed': curve['seed'],
+          'round': round_number,
+          'model': model,
+          'value': value,
+        }
+        for method in self['methods']
+        for curve in method['curves']
+        for model, key in (('personal', 'personal'), ('global', 'global_model'))
+        for round_number, value in zip(curve['rounds'], curve[key] or ())
+      ],
+      columns=['label', 'seed', 'round', 'model', 'value'],
+    )
+
+  @property
+  def primary_metric(self) -> split_model.PrimaryMetric:
+    """The metric that methods are compared by."""
+    named = self.get('primary_metric') or split_model.ACCURACY._asdict()
+    return split_model.PrimaryMetric(**named)
+
+  @property
+  def metrics(self) -> dict[str, metrics_lib.Metric]:
+    """The metrics of methods, by name."""
+    recent = report.recent_title(
+      sum(r > curve['rounds'][-1] - 10 for r in curve['rounds'])
+      for method in self['methods']
+      for curve in method['curves']
+    )
+    return metrics_lib.by_name(
+      self.primary_metric,
+      recent,
+      [split_model.PrimaryMetric(**one) for one in self.get('reported', ())],
+    )
+
+  def ranked(self) -> list[Method]:
+    """Methods from best to worst; those without a figure are last."""
+    primary = self.primary_metric
+
+    def key(method):
+      # Every way to personalize has this figure.
+      figure = method['metrics'].get(f'personal_{primary.name}')
+      return math.inf if figure is None else -primary.merit(figure['mean'])
+
+    return sorted(self['methods'], key=key)
 
   def table(self) -> str:
-    """The tables that the program prints."""
-    over_domains = domain_table(self)
-    if over_domains:
-      over_domains = f'\n\nOver domains, after the last round\n{over_domains}\n'
-    return table(self) + over_domains
+    """The tables that the program prints.
+
+    They have means and, after ±, deviations over seeds. Columns that no method
+    has are left out. A figure that not all seeds of its row have says so. Data
+    with domains have a second one, of minimum, mean and maximum over domains.
+    """
+    shown = [metric for metric in self.metrics.values() if metric.on_screen]
+    of_domains = [
+      metric
+      for metric in shown
+      if metric.name.startswith(metrics_lib.DOMAIN_PREFIXES)
+    ]
+    text = self._table([m for m in shown if m not in of_domains])
+    if any(method['domains'] for method in self['methods']):
+      over_clients = self.metrics[f'personal_{self.primary_metric.name}']
+      # After the primary metric's, before those of the AUC.
+      table = self._table([*of_domains[:3], over_clients, *of_domains[3:]])
+      text += f'\n\nOver domains, after the last round\n{table}\n'
+    return text
+
+  def _table(self, metrics):
+    methods = self['methods']
+    text, _ = cells(methods, columns_of(methods, metrics))
+    text.insert(0, 'method', [method['label'] for method in methods])
+    return summary_lib.format_frame(text, _HEADING_WIDTH)
 
   def plot(self, ax: Optional[Axes] = None) -> Axes:
     """Draws the personal models' primary metric by round, of the best few."""
-    frame = curves(self)
+    frame = self.curves
     frame = frame[frame['model'] == 'personal']
     # Models that are made of the last round's have no rounds before it.
     known = set(frame['label'])
-    best = [m['label'] for m in ranked(self) if m['label'] in known]
+    best = [m['label'] for m in self.ranked() if m['label'] in known]
     return plots.curves(
       frame[frame['label'].isin(best[:_MAX_CURVES])],
       by='label',
-      metric=primary_metric(self),
+      metric=self.primary_metric,
       ax=ax,
     )
 
+  def write(self, directory: Union[str, os.PathLike[str]]) -> None:
+    """Writes a JSON file of everything, and CSV files of frames.
+
+    They have the `figures`, the `client_scores` and, for data with domains, the
+    `domain_scores`.
+    """
+    summary_lib.write_json(os.path.join(directory, JSON_NAME), self)
+    for name, frame in (
+      (CSV_NAME, self.figures),
+      (CLIENTS_CSV_NAME, self.client_scores),
+      (DOMAINS_CSV_NAME, self.domain_scores),
+    ):
+      if not frame.empty or name != DOMAINS_CSV_NAME:
+        summary_lib.write_csv(os.path.join(directory, name), frame)
+
   def _repr_html_(self) -> str:
-    means = figures(self).filter(regex='^label$|/mean$')
+    means = self.figures.filter(regex='^label$|/mean$')
     means.columns = [name.removesuffix('/mean') for name in means]
     return means.to_html(index=False)
+
+
+def _as_in_runs(name):
+  """'before/accuracy' for 'accuracy_before'."""
+  metric, _, when = name.rpartition('_')
+  return f'{when}/{metric}' if when in ('before', 'after') else name
 
 
 def open_comparison(
@@ -139,26 +267,6 @@ def open_comparison(
   """
   directory = folders.local_path(directory, 'directory')
   return Results(summary_lib.read_json(os.path.join(directory, JSON_NAME)))
-
-
-def primary_metric(found: Results) -> split_model.PrimaryMetric:
-  """The metric that methods are compared by."""
-  named = found.get('primary_metric') or split_model.ACCURACY._asdict()
-  return split_model.PrimaryMetric(**named)
-
-
-def metrics(found: Results) -> dict[str, metrics_lib.Metric]:
-  """The metrics of methods, by name."""
-  recent = report.recent_title(
-    sum(r > curve['rounds'][-1] - 10 for r in curve['rounds'])
-    for method in found['methods']
-    for curve in method['curves']
-  )
-  return metrics_lib.by_name(
-    primary_metric(found),
-    recent,
-    [split_model.PrimaryMetric(**one) for one in found.get('reported', ())],
-  )
 
 
 def num_seeds(method: Method) -> int:
@@ -186,150 +294,6 @@ def mean_std(values: Sequence[Optional[float]]) -> Optional[dict[str, Any]]:
     'std': statistics.stdev(known) if len(known) > 1 else None,
     'num_seeds': len(known),
   }
-
-
-def ranked(found: Results) -> list[Method]:
-  """Methods from best to worst, those without a figure last, else as given."""
-  primary = primary_metric(found)
-
-  def key(method):
-    # Every way to personalize has this figure.
-    figure = method['metrics'].get(f'personal_{primary.name}')
-    return math.inf if figure is None else -primary.merit(figure['mean'])
-
-  return sorted(found['methods'], key=key)
-
-
-def curves(found: Results) -> pd.DataFrame:
-  """The primary metric by round.
-
-  Columns are `label`, `seed`, `round`, `model` ('personal' or 'global') and
-  `value`, a mean over clients.
-  """
-  return pd.DataFrame(
-    [
-      {
-        'label': method['label'],
-        'seed': curve['seed'],
-        'round': round_number,
-        'model': model,
-        'value': value,
-      }
-      for method in found['methods']
-      for curve in method['curves']
-      for model, key in (('personal', 'personal'), ('global', 'global_model'))
-      for round_number, value in zip(curve['rounds'], curve[key] or ())
-    ],
-    columns=['label', 'seed', 'round', 'model', 'value'],
-  )
-
-
-def client_scores(found: Results) -> pd.DataFrame:
-  """The scores of all clients after the last round.
-
-  A row for each method and variant (`label`, `method`, `variant`), `seed`
-  and `client`, with the columns of `Run.scores`; `is_new` tells those that took
-  no part in training.
-  """
-  return pd.DataFrame(
-    [
-      {
-        'label': method['label'],
-        'method': method['algorithm'],
-        'variant': method['variant'],
-        'is_new': which == 'new_clients',
-        **{_as_in_runs(name): value for name, value in row.items()},
-      }
-      for method in found['methods']
-      for which in ('clients', 'new_clients')
-      for row in method[which]
-    ]
-  )
-
-
-def _as_in_runs(name):
-  """'before/accuracy' for 'accuracy_before'."""
-  metric, _, when = name.rpartition('_')
-  return f'{when}/{metric}' if when in ('before', 'after') else name
-
-
-def domain_scores(found: Results) -> pd.DataFrame:
-  """The personal models' scores of each domain, for methods, seeds, domains."""
-  return pd.DataFrame(
-    {**{name: method[name] for name in ('label', 'variant')}, **row}
-    for method in found['methods']
-    for row in method['domains']
-  )
-
-
-def figures(found: Results) -> pd.DataFrame:
-  """The figures over seeds: a row for each method and variant."""
-  return summary_lib.frame(
-    {
-      **{name: method[name] for name in ('algorithm', 'variant', 'label')},
-      **method['metrics'],
-      'hparams': summary_lib.json_text(method['hparams']),
-    }
-    for method in found['methods']
-  )
-
-
-def write(found: Results, directory: Union[str, os.PathLike[str]]) -> None:
-  """Writes a JSON file of everything, and CSV files of frames.
-
-  They have the `figures`, the `client_scores` and, for data with domains, the
-  `domain_scores`.
-  """
-  summary_lib.write_json(os.path.join(directory, JSON_NAME), found)
-  for name, frame in (
-    (CSV_NAME, figures(found)),
-    (CLIENTS_CSV_NAME, client_scores(found)),
-    (DOMAINS_CSV_NAME, domain_scores(found)),
-  ):
-    if not frame.empty or name != DOMAINS_CSV_NAME:
-      summary_lib.write_csv(os.path.join(directory, name), frame)
-
-
-def table(found: Results) -> str:
-  """A table for the screen: means and, after ±, deviations over seeds.
-
-  Columns that no method has are left out. A figure that not all seeds of its
-  row have says so.
-  """
-  return _table(
-    found['methods'],
-    [
-      metric
-      for name, metric in metrics(found).items()
-      if metric.on_screen and not name.startswith(metrics_lib.DOMAIN_PREFIXES)
-    ],
-  )
-
-
-def domain_table(found: Results) -> str:
-  """A table like `table` of minimum, mean and maximum over domains.
-
-  They are those of the last round. Empty for data without domains.
-  """
-  if not any(method['domains'] for method in found['methods']):
-    return ''
-  primary, by_name = primary_metric(found), metrics(found)
-  domain_metrics = [
-    metric
-    for name, metric in by_name.items()
-    if metric.on_screen and name.startswith(metrics_lib.DOMAIN_PREFIXES)
-  ]
-  over_clients = by_name[f'personal_{primary.name}']
-  # After the primary metric's, before those of the AUC.
-  return _table(
-    found['methods'], [*domain_metrics[:3], over_clients, *domain_metrics[3:]]
-  )
-
-
-def _table(methods, wanted):
-  text, _ = cells(methods, columns_of(methods, wanted))
-  text.insert(0, 'method', [method['label'] for method in methods])
-  return summary_lib.format_frame(text, _HEADING_WIDTH)
 
 
 def columns_of(
