@@ -255,10 +255,7 @@ _PUBLISHED = {
   'mnist_m': (('mnist_m',), _forms_in_one('mnist_m')),
   'svhn': (('svhn',), _mat_forms('svhn')),
   'usps': (('usps',), _forms_in_one('usps')),
-  'synth_digits': (
-    ('synth_digits',),
-    _mat_forms('synth_digits', 'synth_'),
-  ),
+  'synth_digits': (('synth_digits',), _mat_forms('synth_digits', 'synth_')),
 }
 
 
@@ -341,10 +338,7 @@ def _arrays(name: str, parts: Sequence[_Part]) -> dict[str, np.ndarray]:
     _check_cifar(parts)
   num_train = max(1, len(parts) - 1)
   arrays = {}
-  for suffix, chosen in (
-    ('', parts[:num_train]),
-    ('_test', parts[num_train:]),
-  ):
+  for suffix, chosen in (('', parts[:num_train]), ('_test', parts[num_train:])):
     if chosen:
       arrays[f'x{suffix}'] = np.concatenate([part.x for part in chosen])
       arrays[f'y{suffix}'] = np.concatenate([part.y for part in chosen])

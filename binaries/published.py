@@ -85,8 +85,8 @@ class Source(NamedTuple):
   columns: Sequence[Column]
   rows: str
 
-  def figures(self, places: Sequence[int]) -> Iterator[PublishedFigure]:
-    """The figures of some columns, row by row.
+  def figures(self, places: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """The figures of some columns, row by row; see `reference`.
 
     Args:
       places: Indices of the columns.
@@ -101,34 +101,16 @@ class Source(NamedTuple):
         variants, metric = ('head',), _LAST
       for place in places:
         percent = values.split()[place]
-        yield PublishedFigure(
-          method,
-          algorithm,
-          variants,
-          self.columns[place].metric or metric,
+        yield {
+          'source': f'{self.paper}, {self.table}',
+          'note': f'{self.protocol} {self.columns[places[0]].note}'.strip(),
+          'method': method,
+          'algorithm': algorithm,
+          'variants': variants,
+          'metric': self.columns[place].metric or metric,
           # Four decimals are all that the papers give.
-          None if percent == '-' else round(float(percent) / 100, 4),
-        )
-
-
-class PublishedFigure(NamedTuple):
-  """One cell of a published table.
-
-  Attributes:
-    method: Name of the method in the paper.
-    algorithm: A key of `registry.ALGORITHMS`, or a name for one that is not
-      there.
-    variants: The ways to personalize that are the paper's, of which the first
-      that a comparison has counts; see `results`.
-    metric: A name of `metrics.by_name`.
-    value: Figure in [0, 1]; None where there is none.
-  """
-
-  method: str
-  algorithm: str
-  variants: tuple[str, ...]
-  metric: str
-  value: Optional[float]
+          'value': None if percent == '-' else round(float(percent) / 100, 4),
+        }
 
 
 # The rows of SCAFFOLD are left out: our copy of the paper has three and four
@@ -241,10 +223,8 @@ def _equal(a: str, b: str) -> bool:
     return a == b
 
 
-def matching_figures(
-  dataset: Any, num_clients: Any, partition: Any
-) -> dict[Source, tuple[str, list[PublishedFigure]]]:
-  """Returns the published figures for such data.
+def reference(dataset: Any, num_clients: Any, partition: Any) -> pd.DataFrame:
+  """The published figures for such data, as `page.write` takes them.
 
   Args:
     dataset: A key of `datasets.DATASETS`.
@@ -252,10 +232,14 @@ def matching_figures(
     partition: Specification of the partition, such as 'shards:2'.
 
   Returns:
-    The notes of columns and their figures, by table; empty where nothing was
-    published.
+    A row for each figure, none where nothing was published: `source` and
+    `note`, the `method` in the paper, the `algorithm` (a key of
+    `registry.ALGORITHMS`, or a name for one that is not there), `variants` (the
+    ways to personalize that are the paper's, of which the first that a
+    comparison has counts), `metric` (a name of `metrics.by_name`) and `value`
+    in [0, 1], None where there is none.
   """
-  found = {}
+  found = []
   for source in SOURCES:
     places = [
       place
@@ -263,24 +247,8 @@ def matching_figures(
       if column.matches(dataset, num_clients, partition)
     ]
     if places:
-      note = source.columns[places[0]].note
-      found[source] = note, list(source.figures(places))
-  return found
-
-
-def reference(dataset: Any, num_clients: Any, partition: Any) -> pd.DataFrame:
-  """The figures for such data, as `page.write` takes them."""
-  return pd.DataFrame(
-    {
-      'source': f'{source.paper}, {source.table}',
-      'note': f'{source.protocol} {note}'.strip(),
-      **figure._asdict(),
-    }
-    for source, (note, figures) in matching_figures(
-      dataset, num_clients, partition
-    ).items()
-    for figure in figures
-  )
+      found += source.figures(places)
+  return pd.DataFrame(found)
 
 
 def value(
@@ -293,15 +261,10 @@ def value(
     method: Name of the method in the paper's words or ours: only letters and
       digits count.
   """
-  matching = matching_figures(dataset, num_clients, partition)
-  found = [
-    figure.value
-    for source, (_, figures) in matching.items()
-    for figure in figures
-    if source.paper.startswith(paper)
-    and _plain(figure.method) == _plain(method)
-  ]
-  return found[0] if found else None
+  for row in reference(dataset, num_clients, partition).itertuples():
+    if row.source.startswith(paper) and _plain(row.method) == _plain(method):
+      return None if pd.isna(row.value) else row.value
+  return None
 
 
 def _plain(name):

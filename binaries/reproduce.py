@@ -33,9 +33,8 @@ from absl import flags
 
 from binaries import cluster_flags, papers, program, runtime_flags
 from binaries.papers import record
+from binaries.papers.engine import claims, paper, trials
 from tff_pfl import datasets, errors
-from tff_pfl.comparisons import claims, paper
-from tff_pfl.comparisons import context as context_lib
 from tff_pfl.runs import summary
 
 _ALL = 'all'
@@ -146,7 +145,7 @@ def _settings():
   num_processes = _NUM_PROCESSES.value
   if num_processes is None and _FAST.value:
     num_processes = 0
-  return context_lib.Settings(
+  return trials.Settings(
     directory=_OUTPUT_DIR.value or os.path.join('runs', default),
     fast=_FAST.value,
     dataset=_DATASET.value,

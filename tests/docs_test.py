@@ -12,9 +12,9 @@ import pytest
 
 from binaries import papers
 from binaries.papers import record
+from binaries.papers.engine import claims
 from tests.methods import toy_problems
 from tff_pfl import datasets, runtime
-from tff_pfl.comparisons import claims
 from tff_pfl.methods import registry
 from tff_pfl.models import zoo
 

@@ -8,31 +8,25 @@ from binaries.papers import (
   fed_avg,
   fed_avg_linear,
   fed_dar,
-  fed_dar_components,
   fed_dar_linear,
   fed_fac,
   fed_fac_protocol,
   fed_fac_simulation,
-  fed_fac_statistics,
-  fed_fac_tuning,
   fed_fac_units,
   fed_rep,
-  fed_rep_convergence,
   fed_rep_linear,
-  fed_rep_table,
   fed_split,
   per_fed_avg,
   per_fed_avg_theorem,
   privacy,
 )
-from tff_pfl.comparisons import paper
+from binaries.papers.engine import paper
 
 # In the order in which `all` runs them: those on generated data are fastest.
 EXPERIMENTS: Mapping[str, paper.Experiment] = {
   entry.name: entry
   for module in (
     fed_rep_linear,
-    fed_rep_convergence,
     fed_avg_linear,
     fed_dar_linear,
     fed_split,
@@ -41,12 +35,8 @@ EXPERIMENTS: Mapping[str, paper.Experiment] = {
     fed_avg,
     per_fed_avg,
     fed_rep,
-    fed_rep_table,
     fed_dar,
-    fed_dar_components,
-    fed_fac_tuning,
     fed_fac,
-    fed_fac_statistics,
     fed_fac_protocol,
     fed_fac_units,
     privacy,

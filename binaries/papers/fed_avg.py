@@ -36,9 +36,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from sklearn import metrics
 
+from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl import datasets
-from tff_pfl.comparisons import claims, panels, paper
-from tff_pfl.comparisons import context as context_lib
 from tff_pfl.core import personalization
 from tff_pfl.runs import new_clients, representation
 from tff_pfl.runs import run as run_lib
@@ -139,10 +138,7 @@ _COSINE = dict(
 )
 COSINE_FAST = Sizes(**{**_COSINE, **_FAST})
 NEW_CLASSES_FAST = NewClassesSizes(
-  **_FAST,
-  num_new_clients=2,
-  nums_examples=(20, 50, 100, 200),
-  new_dataset=None,
+  **_FAST, num_new_clients=2, nums_examples=(20, 50, 100, 200), new_dataset=None
 )
 CKA_FAST = CkaSizes(
   **_FAST, widths=(64,) * 4, num_new_clients=2, num_examples=200
@@ -155,8 +151,7 @@ def _method(num_local_steps: int) -> str:
 
 
 def _train(
-  context: context_lib.Context,
-  classes: Optional[Sequence[int]] = None,
+  context: trials.Context, classes: Optional[Sequence[int]] = None
 ) -> Iterator[tuple[Mapping[str, Any], run_lib.Run, runtime_base.Runtime]]:
   """Trains on some classes, or all, with numbers of local steps and all seeds.
 
@@ -165,31 +160,29 @@ def _train(
     runtime for what is done with it.
   """
   sizes = context.sizes
-  trials = {
-    (steps, seed): context.trial(
-      context_lib.Method('FedAvg', 'fed_avg', {'num_steps': steps}),
-      context_lib.sgd(sizes),
-      seed=seed,
-      label=f'{steps}_steps_{"all" if classes is None else "old"}_classes',
-      dataset_arguments={'classes': classes},
-      model='mlp',
-      model_arguments={'widths': sizes.widths, 'initialization': 'fan_in'},
-      client_weighting='uniform',
-      num_rounds=sizes.num_rounds // steps,
-      rounds_per_evaluation=sizes.num_rounds // steps,
-      num_final_evaluations=1,
+  part = 'all' if classes is None else 'old'
+  conditions = {
+    f'{steps}_steps_{part}_classes': trials.Condition(
+      [trials.Method('FedAvg', 'fed_avg', {'num_steps': steps})],
+      {'num_rounds': sizes.num_rounds // steps},
     )
     for steps in sizes.nums_local_steps
-    for seed in context.seeds
   }
-  for (steps, seed), finished in context.progress(context.run(trials).items()):
-    last = finished.evaluations[-1]
+  results = context.run(
+    conditions,
+    dataset_arguments={'classes': classes},
+    model='mlp',
+    model_arguments={'widths': sizes.widths, 'initialization': 'fan_in'},
+    client_weighting='uniform',
+    num_final_evaluations=1,
+  )
+  for result in context.progress(results):
     columns = {
-      'method': _method(steps),
-      'seed': seed,
-      'training_accuracy': last['global']['accuracy'],
+      'method': _method(result.hparams['num_steps']),
+      'seed': result.seed,
+      'training_accuracy': result.run.evaluations[-1]['global']['accuracy'],
     }
-    run = finished.open()
+    run = result.run.open()
     with context.create_runtime() as runtime:
       yield columns, run, runtime
 
@@ -200,7 +193,7 @@ def _test_images(arrays: datasets.Arrays) -> np.ndarray:
   return images if arrays.transform is None else arrays.transform(images)
 
 
-def measure_cosine(context: context_lib.Context) -> paper.Rows:
+def measure_cosine(context: trials.Context) -> paper.Rows:
   """The similarity of each two classes' features, and the model's accuracy."""
   arrays = context.load_arrays(context.sizes.dataset)
   images = _test_images(arrays)
@@ -219,7 +212,7 @@ def _matrices(table: paper.Table, num_local_steps: int) -> np.ndarray:
   """Classes' similarities, `[num_seeds, num_classes, num_classes]`."""
   table = table.where(method=_method(num_local_steps))
   rows = [
-    table.curve('cosine', 'class_b', class_a=a)[1]
+    table.curve('cosine', 'class_b', class_a=a)
     for a in table.distinct('class_a')
   ]
   return np.stack(rows, axis=1)
@@ -294,15 +287,13 @@ def _new_clients(
   """A run's new clients, who share all examples, and their fine-tuning."""
   return (
     arrays.to_clients(sizes.num_new_clients, 'iid', seed=run.config.seed),
-    personalization.Personalization(
-      fine_tune='all',
-      num_epochs=sizes.num_fine_tuning_epochs,
-      **context_lib.sgd(sizes),
+    trials.fine_tuning(
+      sizes, fine_tune='all', num_epochs=sizes.num_fine_tuning_epochs
     ),
   )
 
 
-def measure_new_classes(context: context_lib.Context) -> paper.Rows:
+def measure_new_classes(context: trials.Context) -> paper.Rows:
   """Mean accuracies of new clients after fine-tuning."""
   sizes = context.sizes
   new_classes = context.load_arrays(sizes.dataset).class_subset(
@@ -345,13 +336,13 @@ def make_new_classes_claims(
         f'Fine-tuned on {num} examples of {kind}, FedAvg is more accurate than'
         ' D-SGD',
         f'{_PAPER}, figure 5, {panel}',
-        table.paired_difference(
+        table.lead(
           'accuracy', fed_avg, _D_SGD, new_clients=kind, num_examples=num
         ),
       )
 
 
-def measure_cka(context: context_lib.Context) -> paper.Rows:
+def measure_cka(context: trials.Context) -> paper.Rows:
   """The similarity of layers before and after fine-tuning, over new clients."""
   sizes = context.sizes
   arrays = context.load_arrays(sizes.dataset).class_subset(sizes.new_classes)

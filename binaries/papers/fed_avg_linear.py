@@ -32,16 +32,15 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from binaries.papers.engine import claims, panels, paper, trials
 from binaries.papers.linear import methods, model, problem, simulation
 from tff_pfl import plots
-from tff_pfl.comparisons import claims, panels, paper
-from tff_pfl.comparisons import context as context_lib
 
 _PAPER = 'FedAvg with fine-tuning'
 _FIGURE_1 = f'{_PAPER}, figure 1'
@@ -100,8 +99,15 @@ NEW_CLIENT_FAST = dataclasses.replace(
 )
 
 
-def _problem(sizes: Sizes, seed: int) -> problem.LinearProblem:
-  return problem.LinearProblem(
+def _train(
+  sizes: Sizes, start: str, seed: int, **options: Any
+) -> Iterator[tuple[str, problem.LinearProblem, simulation.History]]:
+  """Yields name, ground truth and run of FedAvg and D-GD, from one start.
+
+  Args:
+    **options: Arguments of `simulation.run`.
+  """
+  truth = problem.LinearProblem(
     sizes.num_clients,
     sizes.dimension,
     sizes.rank,
@@ -109,17 +115,6 @@ def _problem(sizes: Sizes, seed: int) -> problem.LinearProblem:
     head_distribution='gaussian',
     seed=seed,
   )
-
-
-def _train(
-  sizes: Sizes,
-  truth: problem.LinearProblem,
-  start: str,
-  seed: int,
-  rounds_per_record: int = 1,
-  participation: float = 1.0,
-) -> Iterator[tuple[str, simulation.History]]:
-  """Yields name and run of FedAvg and D-GD, from the same start."""
   if start == _RANDOM:
     representation = model.random_representation(
       sizes.dimension, sizes.rank, seed
@@ -134,33 +129,26 @@ def _train(
     method = methods.fed_avg(rate, num_local_steps=num_steps)
     yield (
       name,
+      truth,
       simulation.run(
-        method,
-        truth,
-        sizes.num_rounds,
-        initial=initial,
-        seed=seed,
-        participation=participation,
-        rounds_per_record=rounds_per_record,
+        method, truth, sizes.num_rounds, initial=initial, seed=seed, **options
       ),
     )
 
 
-def measure_representation(context: context_lib.Context) -> paper.Rows:
+def measure_representation(context: trials.Context) -> paper.Rows:
   """Distance and gradient by round, and the rate at which they fell."""
-  partial = context.sizes.participation
-  for seed, (start, share) in context.progress(
-    itertools.product(
-      context.seeds, ((_RANDOM, None), (_RANDOM, partial), (_CLOSE_BY, None))
-    )
-  ):
-    truth = _problem(context.sizes, seed)
-    for name, history in _train(
-      context.sizes, truth, start, seed, participation=share or 1.0
+  sizes = context.sizes
+  for (seed,) in context.each():
+    for start, share in (
+      (_RANDOM, 1.0),
+      (_RANDOM, sizes.participation),
+      (_CLOSE_BY, 1.0),
     ):
-      method = name if share is None else _PARTIAL(name, share)
-      for row in simulation.rows(history):
-        yield {'start': start, 'method': method, 'seed': seed, **row}
+      for name, _, history in _train(sizes, start, seed, participation=share):
+        method = name if share == 1 else _PARTIAL(name, share)
+        columns = {'start': start, 'method': method, 'seed': seed}
+        yield from simulation.rows(history, columns)
 
 
 def representation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
@@ -257,15 +245,13 @@ def draw_representation(
     )
 
 
-def measure_new_client(context: context_lib.Context) -> paper.Rows:
+def measure_new_client(context: trials.Context) -> paper.Rows:
   """The new clients' mean error by number of samples."""
   sizes = context.sizes
-  for seed in context.progress(context.seeds):
-    truth = _problem(sizes, seed)
-    runs = _train(
-      sizes, truth, _RANDOM, seed, rounds_per_record=sizes.num_rounds
-    )
-    for name, history in runs:
+  for (seed,) in context.each():
+    for name, truth, history in _train(
+      sizes, _RANDOM, seed, rounds_per_record=sizes.num_rounds
+    ):
       regressor = simulation.fine_tuned(
         history.model, sizes.learning_rate, sizes.num_fine_tuning_steps
       )
@@ -285,15 +271,17 @@ def measure_new_client(context: context_lib.Context) -> paper.Rows:
 
 def new_client_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Claims that FedAvg's model is better to fine-tune (figure 3, right)."""
-  for num_samples in sizes.sample_counts:
-    yield claims.difference(
-      f"FedAvg's model fine-tuned on {num_samples} samples of a new client has "
-      "a smaller error than D-GD's: the difference",
-      _FIGURE_3_RIGHT,
-      table.paired_difference(
-        'error', _D_GD, _FED_AVG, num_samples=num_samples
-      ),
-    )
+  errors = {
+    name: table.curve('error', 'num_samples', method=name)
+    for name in (_D_GD, _FED_AVG)
+  }
+  return claims.each(
+    "FedAvg's model fine-tuned on {} samples of a new client has a smaller "
+    "error than D-GD's: the difference",
+    _FIGURE_3_RIGHT,
+    sizes.sample_counts,
+    errors[_D_GD] - errors[_FED_AVG],
+  )
 
 
 EXPERIMENTS = (

@@ -1,4 +1,4 @@
-"""FedDAR's experiments on data with domains, against every baseline.
+"""FedDAR's experiments on data with domains: baselines and components.
 
 * `feddar_domains` (tables 1 and 3): accuracy (AUC where there are two classes)
   by domain, for mixtures of domains from almost one domain a client to all
@@ -7,10 +7,20 @@
 * `feddar_digits` (table 5): the same of three methods on the digits of those of
   its five data sets that are at hand, with a CNN; and of FedBN, with FedAvg of
   its network beside, which has batch normalization.
+* `feddar_k` (figure 2): scores by domain against the dimension of the
+  representation.
+* `feddar_ablation` (table 2): re-weighting, multi-head, domain as input,
+  alternating training, projection and aggregation, one after another;
+  `feddar_ablation_small_alpha` with clients of almost one domain each.
+* `feddar_ridge`: what the ridge of second-order aggregation costs, which the
+  paper does not have, and in how many directions it leaves it.
 
 The data are by default the relabeled digits, which are bundled, and in which
 the labels' distribution given the image is the domain's, as the paper's problem
-has it; `rotated_digits`, `digits5` and `heart_disease` are others.
+has it; `rotated_digits`, `digits5` and `heart_disease` are others. The last
+four have few examples (60 a client) and domains of unequal size (the largest
+has 40% of them, the smallest 5%), as it is there that components matter. The
+ridge has 250 a client and equal domains, too.
 
 Deviations from the paper: of its data, EXAM is not public and FairFace with its
 network is too much for a CPU; five clients with 250 examples each stand for
@@ -31,36 +41,41 @@ how many it has.
 
 References:
   Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
-  Learning, ICLR 2023, section 5.2, tables 1, 3 and 5.
+  Learning, ICLR 2023, sections 5.2 and 5.3, tables 1, 2, 3 and 5, figure 2.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl import errors, plots
-from tff_pfl.comparisons import claims, methods, panels, paper
-from tff_pfl.comparisons import context as context_lib
 from tff_pfl.core import personalization
+from tff_pfl.methods import fed_dar as fed_dar_lib
 
-SA, WA = 'FedDAR-SA', 'FedDAR-WA'
+_SA, _WA = 'FedDAR-SA', 'FedDAR-WA'
 _FED_AVG, _REWEIGHTED = 'FedAvg', 'FedAvg, re-weighted'
 _MULTI_HEAD = 'FedAvg + multi-head'
 _FED_BN, _NORMALIZED = 'FedBN', 'FedAvg, batch normalization'
 _TABLE_5 = (_FED_AVG, _MULTI_HEAD)
 _ALMOST_ONE_DOMAIN = 'alpha=0.1'
+_NOTHING, _ALL_COMPONENTS = 'nothing', 'RW, MH, Alter, Proj, SA'
+_RIDGES = (1e-2, 1e-3, 1e-4, 1e-5)
+_RIDGE = 'ridge {:g}'.format
+_FEW, _MANY = 'few examples, unequal domains', 'more examples, equal domains'
 # What a figure over rounds is where no round has it.
 _NEVER = {'last': None, 'last_10_mean': None}
 # Over the domains, and the mean over the clients.
 _SCORES = ('min', 'mean', 'max', 'client_mean')
-_FAST_METHODS = (_FED_AVG, WA, SA)
-WEIGHTED_AVERAGE = {'aggregation': 'weighted_average'}
+_FAST_METHODS = (_FED_AVG, _WA, _SA)
+_WEIGHTED_AVERAGE = {'aggregation': 'weighted_average'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +85,7 @@ class Sizes:
   Attributes:
     partitions: Partitions of the data by their names in the results, from the
       most heterogeneous on.
-    one_partition: The one of `fed_dar_components`.
+    one_partition: The one of `feddar_k` and those after it.
     dataset_arguments: Arguments that the data set takes.
     projection_dim: Features of FedDAR-SA's projection; None for no projection.
     dimensions: Dimensions of the representation that `feddar_k` compares.
@@ -110,10 +125,10 @@ class Sizes:
 
   def fine_tuning(self) -> personalization.Personalization:
     """The options of fine-tuning, for methods that do."""
-    training = context_lib.sgd(self)
-    training['learning_rate'] *= self.fine_tuning_rate
-    return personalization.Personalization(
-      num_epochs=self.num_fine_tuning_epochs, **training
+    return trials.fine_tuning(
+      self,
+      num_epochs=self.num_fine_tuning_epochs,
+      learning_rate=self.learning_rate * self.fine_tuning_rate,
     )
 
 
@@ -157,55 +172,47 @@ FAST = Sizes(
   num_warmup_rounds=1,
   num_seeds=1,
 )
+_SMALL_ALPHA = Sizes(
+  one_partition='domain_mixture:0.1:60:0.4/0.25/0.2/0.1/0.05'
+)
 
 
-def fed_dar(sizes: Sizes) -> Sequence[context_lib.Method]:
+def _fed_dar(sizes: Sizes) -> Sequence[trials.Method]:
   """FedDAR with both aggregations."""
   projection = {'projection_dim': sizes.projection_dim}
   return [
-    context_lib.Method(WA, 'fed_dar', WEIGHTED_AVERAGE),
-    context_lib.Method(SA, 'fed_dar', projection),
+    trials.Method(_WA, 'fed_dar', _WEIGHTED_AVERAGE),
+    trials.Method(_SA, 'fed_dar', projection),
   ]
 
 
-def baselines(sizes: Sizes) -> Sequence[context_lib.Method]:
+def _baselines(sizes: Sizes) -> Sequence[trials.Method]:
   """All methods of tables 1 and 3, but FedBN."""
   half = {'num_warmup_rounds': sizes.num_rounds // 2}
   reweighted = {'reweight_domains': True}
   multi_head = {**reweighted, 'domain_model': 'multi_head'}
   domain_input = {**reweighted, 'domain_model': 'input'}
   return [
-    context_lib.Method('Local', 'local_only'),
-    context_lib.Method('Separate FedAvg', 'separate_fed_avg'),
-    context_lib.Method(_FED_AVG, 'fed_avg', fine_tuned='FedAvg + FT'),
-    context_lib.Method('FedAvg + separate FT', 'separate_fed_avg', config=half),
-    context_lib.Method(_REWEIGHTED, 'fed_avg', config=reweighted),
-    context_lib.Method(_MULTI_HEAD, 'fed_avg', config=multi_head),
-    context_lib.Method(
-      'FedAvg, domain as input', 'fed_avg', config=domain_input
-    ),
-    context_lib.Method('FedProx', 'fed_prox', fine_tuned='FedProx + FT'),
-    context_lib.Method('FedMinMax', 'fed_min_max'),
-    context_lib.Method('FedRep', 'fed_rep'),
-    context_lib.Method('FedPer', 'fed_per'),
-    context_lib.Method('LG-FedAvg', 'lg_fed_avg'),
+    trials.Method('Local', 'local_only'),
+    trials.Method('Separate FedAvg', 'separate_fed_avg'),
+    trials.Method(_FED_AVG, 'fed_avg', fine_tuned='FedAvg + FT'),
+    trials.Method('FedAvg + separate FT', 'separate_fed_avg', config=half),
+    trials.Method(_REWEIGHTED, 'fed_avg', config=reweighted),
+    trials.Method(_MULTI_HEAD, 'fed_avg', config=multi_head),
+    trials.Method('FedAvg, domain as input', 'fed_avg', config=domain_input),
+    trials.Method('FedProx', 'fed_prox', fine_tuned='FedProx + FT'),
+    trials.Method('FedMinMax', 'fed_min_max'),
+    trials.Method('FedRep', 'fed_rep'),
+    trials.Method('FedPer', 'fed_per'),
+    trials.Method('LG-FedAvg', 'lg_fed_avg'),
   ]
 
 
-def run(
-  context: context_lib.Context,
-  compared: Sequence[context_lib.Method],
+def _results(
+  context: trials.Context,
+  compared: Sequence[trials.Method],
   partitions: Mapping[str, str],
-) -> paper.Rows:
-  """The scores of all methods on all partitions."""
-  return map(row, results(context, compared, partitions))
-
-
-def results(
-  context: context_lib.Context,
-  compared: Sequence[context_lib.Method],
-  partitions: Mapping[str, str],
-) -> Iterator[methods.Result]:
+) -> Iterator[trials.Result]:
   """The results of all methods on all partitions."""
   sizes = context.sizes
 
@@ -223,20 +230,19 @@ def results(
     )
 
   conditions = {
-    name: methods.Condition(
+    name: trials.Condition(
       list(map(with_warm_up, compared)), {'partition': partition}
     )
     for name, partition in partitions.items()
   }
-  return methods.run(
-    context,
+  return context.run(
     conditions,
     cohort_size=sizes.num_clients,
     personalization=sizes.fine_tuning(),
   )
 
 
-def row(result: methods.Result) -> Mapping[str, Any]:
+def _row(result: trials.Result) -> Mapping[str, Any]:
   """A table's row of a method's result.
 
   Scores are means over the last ten rounds, or the last models' after
@@ -264,29 +270,34 @@ def row(result: methods.Result) -> Mapping[str, Any]:
   return {**result.columns(), **values}
 
 
-def measure_domains(context: context_lib.Context) -> paper.Rows:
+def _run(context, compared, partitions):
+  """The rows of all methods on all partitions."""
+  return map(_row, _results(context, compared, partitions))
+
+
+def measure_domains(context: trials.Context) -> paper.Rows:
   """The scores of FedDAR and all baselines on mixtures of domains."""
   sizes = context.sizes
-  compared = [*baselines(sizes), *fed_dar(sizes)]
+  compared = [*_baselines(sizes), *_fed_dar(sizes)]
   if context.settings.fast:
     compared = [m for m in compared if m.name in _FAST_METHODS]
-  yield from run(context, compared, sizes.partitions)
+  yield from _run(context, compared, sizes.partitions)
 
 
 def domains_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Claims on tables 1 and 3: means over partitions, and the worst of each."""
   source = 'FedDAR, tables 1 and 3'
   names = table.distinct('method')
-  others = [name for name in names if name not in (SA, WA)]
+  others = [name for name in names if name not in (_SA, _WA)]
 
   def score(column, method):
     """The scores by seed and partition."""
-    return table.curve(column, 'partition', method=method)[1]
+    return table.curve(column, 'partition', method=method)
 
   def mean(column, method):
     return score(column, method).mean(axis=1)
 
-  for ours in (SA, WA):
+  for ours in (_SA, _WA):
     for other in others:
       yield claims.difference(
         f'{ours} serves the domains better on average than {other}',
@@ -305,7 +316,7 @@ def domains_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       )
   harms = "Clients' fine-tuning harms"
   for better, worse, statement, where in (
-    (SA, WA, 'FedDAR-SA is better on average than FedDAR-WA', source),
+    (_SA, _WA, 'FedDAR-SA is better on average than FedDAR-WA', source),
     (_FED_AVG, 'FedAvg + FT', f'{harms} FedAvg', 'FedDAR, table 3'),
     ('FedProx', 'FedProx + FT', f'{harms} FedProx', 'FedDAR, table 3'),
   ):
@@ -317,16 +328,16 @@ def domains_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     for partition in table.distinct('partition'):
       here = table.where(partition=partition)
       best = max(
-        (name for name in names if name != SA),
+        (name for name in names if name != _SA),
         key=lambda name: here.values('min', method=name).mean(),
       )
       yield claims.difference(
         f'With {partition} FedDAR-SA serves the worst domain better than the '
         f'best other method, {best}',
         'FedDAR, table 1',
-        here.paired_difference('min', SA, best),
+        here.lead('min', _SA, best),
       )
-    ranges = [np.ptp(score('mean', name), axis=1) for name in (SA, _FED_AVG)]
+    ranges = [np.ptp(score('mean', name), axis=1) for name in (_SA, _FED_AVG)]
     yield claims.difference(
       'How heterogeneous the clients are matters less to FedDAR-SA than to '
       "FedAvg: the difference of the means' ranges over alpha",
@@ -352,19 +363,19 @@ def draw_domains(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
     )
 
 
-def measure_digits(context: context_lib.Context) -> paper.Rows:
+def measure_digits(context: trials.Context) -> paper.Rows:
   """The scores of table 5's methods, and of FedBN."""
   sizes = context.sizes
   normalized = {
     'model_arguments': {**sizes.model_arguments, 'normalization': 'batch'}
   }
   compared = [
-    *(method for method in baselines(sizes) if method.name in _TABLE_5),
-    fed_dar(sizes)[0],
-    context_lib.Method(_NORMALIZED, 'fed_avg', config=normalized),
-    context_lib.Method(_FED_BN, 'fed_bn', config=normalized),
+    *(method for method in _baselines(sizes) if method.name in _TABLE_5),
+    _fed_dar(sizes)[0],
+    trials.Method(_NORMALIZED, 'fed_avg', config=normalized),
+    trials.Method(_FED_BN, 'fed_bn', config=normalized),
   ]
-  yield from run(context, compared, sizes.partitions)
+  yield from _run(context, compared, sizes.partitions)
 
 
 def digits_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
@@ -372,13 +383,13 @@ def digits_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   source = 'FedDAR, table 5'
   for partition in sizes.partitions:
     here = table.where(partition=partition)
-    ahead, behind = WA, _FED_AVG
+    ahead, behind = _WA, _FED_AVG
     if partition == _ALMOST_ONE_DOMAIN:
       ahead, behind = behind, ahead
     yield claims.difference(
       f'With {partition} {ahead} is better on average than {behind}',
       source,
-      here.paired_difference('mean', ahead, behind),
+      here.lead('mean', ahead, behind),
     )
     for column, what in (
       ('mean', 'on average'),
@@ -386,23 +397,172 @@ def digits_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     ):
       yield claims.difference(
         f'With {partition} heads that are trained jointly are worse {what} '
-        f'than {WA}: the difference',
+        f'than {_WA}: the difference',
         source,
-        here.paired_difference(column, _MULTI_HEAD, WA),
+        here.lead(column, _MULTI_HEAD, _WA),
         below=0,
       )
     for better, words in (
-      (WA, f'{WA} is better on average than {_FED_BN}, of another network'),
+      (_WA, f'{_WA} is better on average than {_FED_BN}, of another network'),
       (_NORMALIZED, f'FedAvg of the same network is better than {_FED_BN}'),
     ):
       yield claims.difference(
         f'With {partition} {words}',
         'FedDAR, table 3',
-        here.paired_difference('mean', better, _FED_BN),
+        here.lead('mean', better, _FED_BN),
       )
 
 
+def _components(sizes: Sizes) -> Sequence[trials.Method]:
+  """The rows of table 2, first those without alternating training."""
+  rw = {'reweight_domains': True}
+  projection = {'projection_dim': sizes.projection_dim}
+  wa = _WEIGHTED_AVERAGE
+  jointly = {'alternating': False}
+  own = {
+    'RW, MH, WA': {**jointly, **wa},
+    'RW, MH, Proj, WA': {**jointly, **wa, **projection},
+    'RW, MH, Proj, SA': {**jointly, **projection},
+    'MH, Alter, WA': {**wa, 'reweight_domains': False},
+    'RW, DI, Alter': {**wa, 'heads': 'domain_as_input'},
+    'RW, MH, Alter, WA': wa,
+    'RW, MH, Alter, Proj, WA': {**wa, **projection},
+    'RW, MH, Alter, SA': {},
+    _ALL_COMPONENTS: projection,
+  }
+  return [
+    trials.Method(_NOTHING, 'fed_avg'),
+    trials.Method('RW', 'fed_avg', config=rw),
+    trials.Method('RW, DI', 'fed_avg', config={**rw, 'domain_model': 'input'}),
+    *(trials.Method(name, 'fed_dar', hparams) for name, hparams in own.items()),
+  ]
+
+
+def measure_k(context: trials.Context) -> paper.Rows:
+  """FedDAR's scores by aggregation and dimension of the representation."""
+  dimensions = {}
+  for k in context.sizes.dimensions:
+    own = {'projection_dim': k}
+    for name, hparams in ((_SA, own), (_WA, {**own, **_WEIGHTED_AVERAGE})):
+      method = trials.Method(f'{name}, k={k}', 'fed_dar', hparams)
+      dimensions[method.name] = method, {'method': name, 'dimension': k}
+  compared = [method for method, _ in dimensions.values()]
+  for row in _run(context, compared, {'one': context.sizes.one_partition}):
+    yield {**row, **dimensions[row['method']][1]}
+
+
+def k_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
+  """Claims on figure 2, each aggregation with its best dimension over seeds."""
+  best = []
+  for method in (_SA, _WA):
+    scores = table.curve('mean', 'dimension', method=method)
+    best.append(scores[:, np.argmax(scores.mean(axis=0))])
+  yield claims.difference(
+    'With the best dimension of the representation FedDAR-SA is better than '
+    'FedDAR-WA with its own best',
+    'FedDAR, figure 2',
+    best[0] - best[1],
+  )
+
+
+def measure_ridge(context: trials.Context) -> paper.Rows:
+  """FedDAR's scores by the ridge of second-order aggregation.
+
+  `effective_rank` is the mean over domains and rounds.
+  """
+  own = {'projection_dim': context.sizes.projection_dim}
+  compared = [
+    *(
+      trials.Method(_RIDGE(ridge), 'fed_dar', {**own, 'ridge': ridge})
+      for ridge in _RIDGES
+    ),
+    trials.Method(_WA, 'fed_dar', {**own, **_WEIGHTED_AVERAGE}),
+  ]
+  partitions = {
+    _FEW: context.sizes.one_partition,
+    _MANY: context.sizes.partitions['alpha=0.5'],
+  }
+  if context.settings.fast:
+    # The default and the next one.
+    compared = compared[1:3]
+  for result in _results(context, compared, partitions):
+    ranks = [
+      list(metrics['effective_rank'].values())
+      for metrics in result.run.history
+      if 'effective_rank' in metrics
+    ]
+    yield {**_row(result), 'effective_rank': np.mean(ranks) if ranks else None}
+
+
+def ridge_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
+  """Claims on the cost of the default ridge."""
+  default = _RIDGE(fed_dar_lib.FedDarHParams().ridge)
+  others = [name for name in table.distinct('method') if name != default]
+  for partition, other in itertools.product(
+    table.distinct('partition'), others
+  ):
+    yield claims.difference(
+      f'{partition}: {default} costs at most 0.01 against {other}',
+      'FedDAR, equation 8',
+      table.lead('mean', default, other, partition=partition),
+      above=-0.01,
+    )
+
+
+def measure_ablation(context: trials.Context) -> paper.Rows:
+  """The scores with components of FedDAR."""
+  compared = _components(context.sizes)
+  if context.settings.fast:
+    compared = [compared[0], compared[-1]]
+  yield from _run(context, compared, {'one': context.sizes.one_partition})
+
+
+def ablation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
+  """Claims of section 5.3 on table 2."""
+  present = set(table.distinct('method'))
+  full, averaged = _ALL_COMPONENTS, 'RW, MH, Alter, WA'
+  for statement, column, more, less in (
+    ('All components serve the domains better', 'mean', full, _NOTHING),
+    ('All components serve the worst domain better', 'min', full, _NOTHING),
+    ("Re-weighting helps FedAvg's worst domain", 'min', 'RW', _NOTHING),
+    ("It helps FedDAR's worst domain", 'min', averaged, 'MH, Alter, WA'),
+    ('Heads beat the domain as input', 'mean', 'RW, MH, WA', 'RW, DI'),
+    ('Alternating training helps heads', 'mean', averaged, 'RW, MH, WA'),
+    ('It does not fit the domain as input', 'mean', 'RW, DI', 'RW, DI, Alter'),
+    ('With it heads beat that, too', 'mean', averaged, 'RW, DI, Alter'),
+    ('Second order and projection beat averages', 'mean', full, averaged),
+    (
+      'With projection second order beats averages',
+      'mean',
+      full,
+      'RW, MH, Alter, Proj, WA',
+    ),
+    ('Projection helps second order', 'mean', full, 'RW, MH, Alter, SA'),
+  ):
+    if {more, less} <= present:
+      yield claims.difference(
+        f'{statement}: ({more}) against ({less})',
+        'FedDAR, table 2',
+        table.lead(column, more, less),
+      )
+  if {'RW', 'RW, MH, WA'} <= present:
+    yield claims.difference(
+      'Heads alone, without alternating training, do not help: what they add '
+      'to re-weighting',
+      'FedDAR, table 2',
+      table.lead('mean', 'RW, MH, WA', 'RW'),
+      below=0.01,
+    )
+
+
 _experiment = functools.partial(paper.Experiment, full=FULL, fast=FAST)
+_ablation_experiment = functools.partial(
+  _experiment,
+  paper='FedDAR, table 2',
+  measure=measure_ablation,
+  claims=ablation_claims,
+  draw=draw_domains,
+)
 EXPERIMENTS = (
   _experiment(
     name='feddar_domains',
@@ -426,5 +586,36 @@ EXPERIMENTS = (
       model='cnn',
       model_arguments={'filters': 2, 'widths': (8,)},
     ),
+  ),
+  _experiment(
+    name='feddar_k',
+    summary='FedDAR against the dimension of the representation',
+    paper='FedDAR, figure 2',
+    measure=measure_k,
+    claims=k_claims,
+    draw=panels.curves(
+      'mean',
+      over='dimension',
+      x_label='Dimension of the representation (k)',
+      y_label='Mean over domains of test accuracy or AUC',
+      log_x=True,
+    ),
+  ),
+  _experiment(
+    name='feddar_ridge',
+    summary='Second-order aggregation with larger and smaller ridges',
+    paper='FedDAR, equation 8',
+    measure=measure_ridge,
+    claims=ridge_claims,
+    draw=draw_domains,
+    full={Sizes().dataset: Sizes()},
+  ),
+  _ablation_experiment(
+    name='feddar_ablation', summary="FedDAR's components, one after another"
+  ),
+  _ablation_experiment(
+    name='feddar_ablation_small_alpha',
+    summary='The same where clients have almost one domain each',
+    full={_SMALL_ALPHA.dataset: _SMALL_ALPHA},
   ),
 )

@@ -52,16 +52,14 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from binaries.papers.engine import claims, panels, paper, trials
 from binaries.papers.linear import methods, model, problem, simulation, theorem
 from tff_pfl import plots
-from tff_pfl.comparisons import claims, panels, paper
-from tff_pfl.comparisons import context as context_lib
 
 _FIGURE = 'FedDAR, figure 1'
 _THEOREM = 'FedDAR, theorem A.4'
@@ -161,16 +159,11 @@ def _problem(sizes, num_samples, prior, seed):
   )
 
 
-def measure(context: context_lib.Context) -> paper.Rows:
+def measure(context: trials.Context) -> paper.Rows:
   """The distance by round of each run, and its error after the last one."""
   sizes = context.sizes
-  for domains, (name, method), num_samples, seed in context.progress(
-    itertools.product(
-      (_UNEQUAL, _EQUAL),
-      sizes.methods().items(),
-      sizes.sample_counts,
-      context.seeds,
-    )
+  for domains, (name, method), num_samples, seed in context.each(
+    (_UNEQUAL, _EQUAL), sizes.methods().items(), sizes.sample_counts
   ):
     prior = sizes.prior if domains == _UNEQUAL else None
     truth = _problem(sizes, num_samples, prior, seed)
@@ -203,10 +196,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
 
   def errors(domains, method):
     """The errors by seed and number of samples."""
-    _, values = last.curve(
-      'error', 'num_samples', domains=domains, method=method
-    )
-    return values
+    return last.curve('error', 'num_samples', domains=domains, method=method)
 
   def orders(domains, method):
     """The decimal logarithm of an error over FedDAR-SA's, by seed."""
@@ -274,12 +264,10 @@ def draw(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   plots.share_legend(figure)
 
 
-def measure_rate(context: context_lib.Context) -> paper.Rows:
+def measure_rate(context: trials.Context) -> paper.Rows:
   """The distance by round, and the bound, with their rates in the last row."""
   sizes = context.sizes
-  for num_samples, seed in context.progress(
-    itertools.product(sizes.sample_counts, context.seeds)
-  ):
+  for num_samples, seed in context.each(sizes.sample_counts):
     truth = _problem(sizes, num_samples, sizes.prior, seed)
     history = simulation.run(
       methods.fed_dar(sizes.learning_rate),
@@ -287,10 +275,8 @@ def measure_rate(context: context_lib.Context) -> paper.Rows:
       sizes.num_rounds,
       initial=model.with_zero_head(model.method_of_moments(truth)),
     )
-    rows = [{'method': _SA, **row} for row in simulation.rows(history)]
-    rows += theorem.rows(rows, truth.heads, sizes.learning_rate)
-    for row in rows:
-      yield {'num_samples': num_samples, 'seed': seed, **row}
+    columns = {'num_samples': num_samples, 'seed': seed, 'method': _SA}
+    yield from theorem.rows(history, truth.heads, sizes.learning_rate, columns)
 
 
 def rate_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:

@@ -1,4 +1,4 @@
-"""FedFac on images: its comparison, and new clients.
+"""FedFac on images: its comparison, new clients, and hyperparameters.
 
 * `fedfac_comparison` (tables 2 and 7, figures 8 and 9): accuracy of FedFac,
   static and dynamic, and of all methods it is compared with, over mixtures of
@@ -7,6 +7,10 @@
 * `fedfac_new_clients` (table 3): accuracy on clients that took no part: local
   training of the personal elements, and the ensemble of the trained clients'
   models.
+* `fedfac_tuning` (tables 4 to 6): the divided layer Lambda, then the threshold
+  tau, then the share kappa, each with the best of what came before. As in the
+  paper, what is best has the highest test accuracy, here with seeds that the
+  other experiments do not report.
 
 Deviations from the paper: its networks are ResNet-18 and VGG-16; here it is a
 CNN of two convolutions and a hidden dense layer, for the time on a CPU
@@ -30,21 +34,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from binaries import published
+from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl import plots
-from tff_pfl.comparisons import claims, methods, panels, paper
-from tff_pfl.comparisons import context as context_lib
 
 _FED_AVG, _LG_FED_AVG, _FED_EM = 'FedAvg', 'LG-FedAvg', 'FedEM'
 # Dynamic: by factors of updates, or of weights; static: of weights.
 _DYNAMIC, _STATIC = 'FedFac, dynamic', 'FedFac, static'
 _DYNAMIC_WEIGHTS = 'FedFac, dynamic, weights'
 _LOCAL_TRAINING, _ENSEMBLE = 'FedFac, local training', 'FedFac, ensemble'
+_TUNED = {
+  'layers': 'Divided layer (Lambda)',
+  'threshold': 'Threshold (tau)',
+  'explained_variance': 'Explained variance (kappa)',
+}
 # By the part of a box plot its column, and the share of the clients below.
 _BOX = {
   'whislo': ('client_5_percent', 0.05),
@@ -113,9 +121,9 @@ class Sizes(TrainingSizes):
   swept_variances: Sequence[float] = (0.5, 0.75, 0.85, 0.9, 0.95)
 
   @property
-  def partitions(self) -> Sequence[str]:
-    """The partitions, from that with the largest differences of clients on."""
-    return list(self.thresholds)
+  def partitions(self) -> Mapping[str, str]:
+    """The partitions by name, from that of the most unlike clients on."""
+    return {partition: partition for partition in self.thresholds}
 
 
 FULL = {
@@ -150,45 +158,53 @@ FAST = Sizes(
 )
 
 BASELINES = (
-  context_lib.Method(
-    _FED_AVG, 'fed_avg', fine_tuned='FedAvg, after local training'
-  ),
-  context_lib.Method(
+  trials.Method(_FED_AVG, 'fed_avg', fine_tuned='FedAvg, after local training'),
+  trials.Method(
     'FedProx',
     'fed_prox',
     {'proximal_strength': 0.01},
     fine_tuned='FedProx, after local training',
   ),
-  context_lib.Method('FedPer', 'fed_per'),
-  context_lib.Method(_LG_FED_AVG, 'lg_fed_avg'),
-  context_lib.Method(_FED_EM, 'fed_em'),
-  context_lib.Method('FedRep', 'fed_rep'),
+  trials.Method('FedPer', 'fed_per'),
+  trials.Method(_LG_FED_AVG, 'lg_fed_avg'),
+  trials.Method(_FED_EM, 'fed_em'),
+  trials.Method('FedRep', 'fed_rep'),
 )
 _FINE_TUNED = [method.fine_tuned for method in BASELINES if method.fine_tuned]
 
 
 def run(
-  context: context_lib.Context,
-  compared: Mapping[str, Sequence[context_lib.Method]],
+  context: trials.Context,
+  compared: Union[
+    Sequence[trials.Method], Mapping[str, Sequence[trials.Method]]
+  ],
+  *,
   num_new_clients: int = 0,
   **options: Any,
-) -> Iterator[methods.Result]:
-  """Runs methods by partition, with FedFac's hyperparameters for that one."""
+) -> Iterator[trials.Result]:
+  """Runs methods by partition, with FedFac's hyperparameters for that one.
+
+  Args:
+    compared: The methods of all partitions, or those of each by its name.
+    num_new_clients: Clients of all that are not trained.
+    **options: Arguments of `trials.Context.run`.
+  """
   sizes = context.sizes
+  if not isinstance(compared, Mapping):
+    compared = dict.fromkeys(sizes.partitions, compared)
   conditions = {
-    partition: methods.Condition(
+    name: trials.Condition(
       several,
-      {'partition': partition},
+      {'partition': sizes.partitions[name]},
       {
         'layers': sizes.layers[-1],
-        'threshold': sizes.thresholds[partition],
+        'threshold': sizes.thresholds[name],
         'explained_variance': sizes.explained_variance,
       },
     )
-    for partition, several in compared.items()
+    for name, several in compared.items()
   }
-  return methods.run(
-    context,
+  return context.run(
     conditions,
     num_new_clients=num_new_clients,
     num_clients=sizes.num_clients - num_new_clients,
@@ -196,16 +212,16 @@ def run(
   )
 
 
-def measure_comparison(context: context_lib.Context) -> paper.Rows:
+def measure_comparison(context: trials.Context) -> paper.Rows:
   """The training loss by round; in the last row accuracy and costs."""
   sizes = context.sizes
   compared = [
     *BASELINES,
-    context_lib.Method(_STATIC, 'fed_fac', {'mode': 'static'}),
-    context_lib.Method(_DYNAMIC_WEIGHTS, 'fed_fac', {'analysed': 'weights'}),
-    context_lib.Method(_DYNAMIC, 'fed_fac'),
+    trials.Method(_STATIC, 'fed_fac', {'mode': 'static'}),
+    trials.Method(_DYNAMIC_WEIGHTS, 'fed_fac', {'analysed': 'weights'}),
+    trials.Method(_DYNAMIC, 'fed_fac'),
   ]
-  for result in run(context, dict.fromkeys(sizes.partitions, compared)):
+  for result in run(context, compared):
     losses = [metrics['loss'] for metrics in result.run.history]
     if not result.is_fine_tuned:
       for round_number, loss in enumerate(losses[:-1], 1):
@@ -241,10 +257,10 @@ def comparison_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   table = table.where(round=sizes.num_rounds)
 
   def difference(column, partition, worse=_FED_AVG):
-    return table.paired_difference(column, _DYNAMIC, worse, partition=partition)
+    return table.lead(column, _DYNAMIC, worse, partition=partition)
 
   def growth(column, worse=_FED_AVG):
-    first, last = sizes.partitions[0], sizes.partitions[-1]
+    first, *_, last = sizes.partitions
     return difference(column, last, worse) - difference(column, first, worse)
 
   source = 'FedFac, table 2'
@@ -328,9 +344,7 @@ def draw_comparison(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
     y_label='Test accuracy',
   )
   names = last.distinct('method')
-  with_loss = paper.Table.from_rows(
-    row for row in table.rows() if np.isfinite(row['loss'])
-  )
+  with_loss = paper.Table(table.frame.dropna(subset='loss'))
   for index, partition in enumerate(sizes.partitions):
     boxes = figure.add_subplot(grid[1, index])
     boxes.bxp(
@@ -363,11 +377,11 @@ def draw_comparison(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
   curves.legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
 
 
-def measure_new_clients(context: context_lib.Context) -> paper.Rows:
+def measure_new_clients(context: trials.Context) -> paper.Rows:
   """Accuracy on clients that were not trained."""
   compared = [
     *(method for method in BASELINES if method.name != 'FedPer'),
-    context_lib.Method('FedFac', 'fed_fac'),
+    trials.Method('FedFac', 'fed_fac'),
   ]
   fitted, by_ensemble = 'new_clients', 'new_clients_by_ensemble'
   # Models of all others are fitted to the new client's data.
@@ -375,10 +389,10 @@ def measure_new_clients(context: context_lib.Context) -> paper.Rows:
     _LG_FED_AVG: {'LG-FedAvg, ensemble': by_ensemble},
     'FedFac': {_LOCAL_TRAINING: fitted, _ENSEMBLE: by_ensemble},
   }
-  sizes = context.sizes
-  for result in run(
-    context, dict.fromkeys(sizes.partitions, compared), sizes.num_new_clients
-  ):
+  results = run(
+    context, compared, num_new_clients=context.sizes.num_new_clients
+  )
+  for result in results:
     clients_by_name = kinds.get(result.method, {result.method: fitted})
     for name, kind in clients_by_name.items():
       accuracies = [row['after']['accuracy'] for row in result.scores[kind]]
@@ -399,7 +413,7 @@ def new_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     yield claims.difference(
       f'{first}: {_ENSEMBLE} is at most 0.02 less accurate than {name}',
       source,
-      table.paired_difference('accuracy', _ENSEMBLE, name, partition=first),
+      table.lead('accuracy', _ENSEMBLE, name, partition=first),
       above=-0.02,
     )
   pairs = [
@@ -410,7 +424,111 @@ def new_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   yield from claims.more_accurate(table, source, pairs, partition=others)
 
 
+def measure_tuning(context: trials.Context) -> paper.Rows:
+  """Accuracy with each value of one hyperparameter after another."""
+  sizes = context.sizes
+  # None of those that the other experiments report.
+  seeds = [seed + sizes.num_seeds for seed in context.seeds]
+  start = {
+    'layers': sizes.layers[-1],
+    'threshold': 0.5,
+    'explained_variance': sizes.explained_variance,
+  }
+  chosen = {partition: start for partition in sizes.partitions}
+  swept = (sizes.layers, sizes.swept_thresholds, sizes.swept_variances)
+  for hparam, values in zip(_TUNED, swept):
+    compared = {
+      partition: [
+        trials.Method('-'.join(map(str, tried.values())), 'fed_fac', tried)
+        for tried in ({**own, hparam: value} for value in values)
+      ]
+      for partition, own in chosen.items()
+    }
+    found = paper.Table(
+      {
+        'partition': result.condition,
+        'hyperparameter': hparam,
+        'value': result.hparams[hparam],
+        'seed': result.seed,
+        'accuracy': result.accuracy(),
+      }
+      for result in run(context, compared, seeds=seeds)
+    )
+    yield from found.frame.to_dict('records')
+    for partition, hparams in chosen.items():
+      accuracies = found.curve('accuracy', 'value', partition=partition)
+      best = values[accuracies.mean(axis=0).argmax()]
+      chosen[partition] = {**hparams, hparam: best}
+
+
+def tuning_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
+  """Claims on tables 4 and 5, and on the order of the hyperparameters."""
+
+  def accuracies(hparam, partition):
+    """The accuracies by seed and value."""
+    return table.curve(
+      'accuracy', 'value', hyperparameter=hparam, partition=partition
+    )
+
+  def influence(hparam):
+    ranges = [np.ptp(accuracies(hparam, p), axis=1) for p in sizes.partitions]
+    return np.mean(ranges, axis=0)
+
+  def best_threshold(partition):
+    values = table.distinct('value', hyperparameter='threshold')
+    best = accuracies('threshold', partition).argmax(axis=1)
+    return np.array(values)[best]
+
+  names = list(_TUNED)
+  for more, less in zip(names, names[1:]):
+    yield claims.difference(
+      f'{_TUNED[more]} counts more than {_TUNED[less]}: the difference of the '
+      'ranges of accuracy, means over partitions',
+      'FedFac, section 5.3',
+      influence(more) - influence(less),
+    )
+  # On handwritten digits, the text has it, shallow layers are preferable.
+  source, best = 'FedFac, table 4', sizes.layers[-1]
+  if not sizes.dataset.startswith('cifar'):
+    source, best = 'FedFac, section 5.3', sizes.layers[0]
+  of_layers = table.where(hyperparameter='layers')
+  pairs = [(best, layer) for layer in sizes.layers if layer != best]
+  yield from claims.more_accurate(
+    of_layers, source, pairs, by='value', partition=sizes.partitions
+  )
+  partitions = list(sizes.partitions)
+  first, last = partitions[0], partitions[-1]
+  yield claims.difference(
+    f'{first}: more than half of the neurons are personal with the best tau',
+    'FedFac, table 5',
+    best_threshold(first),
+    above=0.5,
+  )
+  if first != last:
+    yield claims.difference(
+      f'The best tau is larger for {first} than for {last}',
+      'FedFac, table 5',
+      best_threshold(first) - best_threshold(last),
+    )
+
+
 EXPERIMENTS = (
+  paper.Experiment(
+    name='fedfac_tuning',
+    summary="FedFac's divided layer, threshold and explained variance in turn",
+    paper='FedFac, tables 4 to 6',
+    measure=measure_tuning,
+    claims=tuning_claims,
+    draw=panels.accuracy_bars(
+      group='value',
+      by='partition',
+      panel='hyperparameter',
+      title=_TUNED.get,
+      sharey=True,
+    ),
+    full=FULL,
+    fast=FAST,
+  ),
   paper.Experiment(
     name='fedfac_comparison',
     summary='FedFac, static and dynamic, and all its baselines',

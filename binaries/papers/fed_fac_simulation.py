@@ -41,7 +41,6 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Union
 
@@ -50,9 +49,8 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 
 from binaries.papers import two_layer
+from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl import plots
-from tff_pfl.comparisons import claims, panels, paper
-from tff_pfl.comparisons import context as context_lib
 from tff_pfl.datasets import examples
 from tff_pfl.methods import fed_fac, registry
 from tff_pfl.methods.shared import factor_analysis
@@ -251,14 +249,14 @@ def train(
     yield is_personal, unchanged, tests['accuracy']
 
 
-def measure(context: context_lib.Context) -> paper.Rows:
+def measure(context: trials.Context) -> paper.Rows:
   """The accuracy under each partition, over p and over alpha."""
   sizes = context.sizes
   cases = [(*pair, True) for pair in sorted([sizes.middle, *sizes.others])]
   if sizes.random_starts:
     cases.append((*sizes.middle, False))
   with context.create_runtime() as runtime:
-    for case, seed in context.progress(itertools.product(cases, context.seeds)):
+    for case, seed in context.each(cases):
       p, alpha, given_starts = case
       columns = {
         'case': f'p={p:g}, alpha={alpha:g}'

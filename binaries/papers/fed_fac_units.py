@@ -44,8 +44,7 @@ from matplotlib.figure import Figure
 from scipy import special
 
 from binaries.papers import fed_fac
-from tff_pfl.comparisons import claims, methods, panels, paper
-from tff_pfl.comparisons import context as context_lib
+from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl.core import client_examples, objectives, scoring
 from tff_pfl.runs import representation
 from tff_pfl.runs import run as run_lib
@@ -134,16 +133,15 @@ def entropy(values: np.ndarray, num_neighbors: int) -> np.ndarray:
   )
 
 
-def measure_neurons(context: context_lib.Context) -> paper.Rows:
+def measure_neurons(context: trials.Context) -> paper.Rows:
   """Each neuron's entropy, after training and before."""
   sizes = context.sizes
-  alone = [context_lib.Method('Local', 'local_only')]
+  alone = [trials.Method('Local', 'local_only')]
   conditions = {
-    name: methods.Condition(alone, {'partition': partition})
+    name: trials.Condition(alone, {'partition': partition})
     for name, partition in sizes.partitions.items()
   }
-  results = methods.run(
-    context,
+  results = context.run(
     conditions,
     cohort_size=sizes.num_clients,
     model='mlp',
@@ -182,7 +180,7 @@ def neurons_claims(table: paper.Table, sizes: NeuronsSizes) -> paper.Claims:
     """The entropies by seed and neuron."""
     return table.curve(
       'entropy', 'neuron', partition=partition, network=network
-    )[1]
+    )
 
   def dispersed(partition):
     return np.mean(entropies(partition) > _BETWEEN_PEAKS, axis=1)
@@ -271,17 +269,16 @@ def likeness(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
     return (a * b).sum((0, 1)) / norms
 
 
-def measure_features(context: context_lib.Context) -> paper.Rows:
+def measure_features(context: trials.Context) -> paper.Rows:
   """Scores of shared and personal channels, means over clients."""
   sizes = context.sizes
-  (partition,) = sizes.partitions
   compared = (
-    context_lib.Method(_FED_FAC, 'fed_fac', {'layers': sizes.layer}),
-    context_lib.Method(_FED_AVG, 'fed_avg'),
+    trials.Method(_FED_FAC, 'fed_fac', {'layers': sizes.layer}),
+    trials.Method(_FED_AVG, 'fed_avg'),
   )
   runs = {
     (result.method, result.seed): result.run
-    for result in fed_fac.run(context, {partition: compared})
+    for result in fed_fac.run(context, compared)
   }
   arrays = context.load_arrays(sizes.dataset)
   images = arrays.x_test
@@ -335,20 +332,18 @@ def features_claims(table: paper.Table, sizes: FeaturesSizes) -> paper.Claims:
     (
       "Shared channels are more like FedAvg's than personal ones are: the "
       'difference of correlations',
-      table.paired_difference(
-        'value', _SHARED, _PERSONAL, by='channels', score=_LIKENESS
-      ),
+      table.lead('value', _SHARED, _PERSONAL, by='channels', score=_LIKENESS),
     ),
     (
       'Personal channels tell classes apart better than shared ones: the '
       'difference of the shares of variance that classes explain',
-      table.paired_difference(
+      table.lead(
         'value', _PERSONAL, _SHARED, by='channels', score=_SPECIFICITY
       ),
     ),
     (
       "They do so better than FedAvg's corresponding ones: the difference",
-      table.paired_difference(
+      table.lead(
         'value',
         _SPECIFICITY,
         _FED_AVG_SPECIFICITY,
@@ -360,19 +355,17 @@ def features_claims(table: paper.Table, sizes: FeaturesSizes) -> paper.Claims:
     yield claims.difference(statement, _FIGURE_10, lead)
 
 
-def measure_ablation(context: context_lib.Context) -> paper.Rows:
+def measure_ablation(context: trials.Context) -> paper.Rows:
   """Accuracy with a random split, and with elements masked."""
   at_random = {'split': 'random', 'mode': 'static'}
-  to_mask = context_lib.Method('tau=50%', 'fed_fac', {'threshold': 0.5})
+  to_mask = trials.Method('tau=50%', 'fed_fac', {'threshold': 0.5})
   compared = (
-    context_lib.Method(_FACTOR_ANALYSIS, 'fed_fac'),
-    context_lib.Method(_RANDOM_SPLIT, 'fed_fac', at_random),
+    trials.Method(_FACTOR_ANALYSIS, 'fed_fac'),
+    trials.Method(_RANDOM_SPLIT, 'fed_fac', at_random),
     to_mask,
   )
   # All are trained before the runtime is there.
-  results = list(
-    fed_fac.run(context, dict.fromkeys(context.sizes.partitions, compared))
-  )
+  results = list(fed_fac.run(context, compared))
   with context.create_runtime() as runtime:
     for result in results:
       accuracies = {result.method: result.accuracy()}

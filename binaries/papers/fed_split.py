@@ -50,14 +50,12 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from binaries.papers import two_layer
-from tff_pfl.comparisons import claims, panels, paper
-from tff_pfl.comparisons import context as context_lib
+from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl.datasets import examples
 from tff_pfl.runtime import base as runtime_base
 
@@ -131,12 +129,10 @@ def smallest_eigenvalues(x: np.ndarray) -> tuple[float, float]:
   return float(shared.min()), float(np.min(personal))
 
 
-def measure(context: context_lib.Context) -> paper.Rows:
+def measure(context: trials.Context) -> paper.Rows:
   """The share of the initial loss that is left after each round."""
   with context.create_runtime() as runtime:
-    for num_clients, seed in context.progress(
-      itertools.product(context.sizes.nums_clients, context.seeds)
-    ):
+    for num_clients, seed in context.each(context.sizes.nums_clients):
       losses = _train(context.sizes, num_clients, seed, runtime)
       for name, values in losses.items():
         for index, value in enumerate(values):
@@ -229,13 +225,11 @@ def complexity(x: np.ndarray, y: np.ndarray) -> float:
   return 2 * float(np.sqrt(num_clients / num_examples * product))
 
 
-def measure_generalization(context: context_lib.Context) -> paper.Rows:
+def measure_generalization(context: trials.Context) -> paper.Rows:
   """Complexity, and the error on new examples after training."""
   sizes = context.sizes
   with context.create_runtime() as runtime:
-    for num_clients, seed in context.progress(
-      itertools.product(sizes.nums_clients, context.seeds)
-    ):
+    for num_clients, seed in context.each(sizes.nums_clients):
       rng = np.random.default_rng(seed)
       weights = _inputs(rng, sizes, num_clients + 1) / 2
       regressors = weights[0] + weights[1:]
@@ -270,7 +264,7 @@ def generalization_claims(
 ) -> paper.Claims:
   """Claims that both grow with the clients, and the error keeps the bound."""
   of_error, of_complexity = (
-    table.curve('value', 'num_clients', measure=name)[1]
+    table.curve('value', 'num_clients', measure=name)
     for name in (_ERROR, _COMPLEXITY)
   )
   yield claims.measured(
@@ -285,9 +279,7 @@ def generalization_claims(
         f'{more} clients have a larger {words} than {fewer}, of as many '
         'examples in all',
         _THEOREM_2,
-        table.paired_difference(
-          'value', more, fewer, by='num_clients', measure=name
-        ),
+        table.lead('value', more, fewer, by='num_clients', measure=name),
       )
 
 
@@ -297,8 +289,9 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   for num_clients in sizes.nums_clients:
     start = f'{num_clients} clients: '
     runs = table.where(num_clients=num_clients)
-    rounds, of_fed_split = runs.curve('loss_share', 'round', method=_FED_SPLIT)
-    _, bounds = runs.curve('loss_share', 'round', method=_BOUND)
+    rounds = runs.distinct('round')
+    of_fed_split = runs.curve('loss_share', 'round', method=_FED_SPLIT)
+    bounds = runs.curve('loss_share', 'round', method=_BOUND)
     yield claims.measured(
       f"{start}FedSplit's loss is below the theorem's bound after every round: "
       'the largest ratio of the two',

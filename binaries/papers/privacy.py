@@ -25,8 +25,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_pfl.comparisons import claims, methods, panels, paper
-from tff_pfl.comparisons import context as context_lib
+from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl.runs import privacy
 
 _FED_AVG, _FED_AVG_FT = 'FedAvg', 'FedAvg + FT'
@@ -131,10 +130,8 @@ _SMALL = {
   'num_rounds': 2,
   'num_seeds': 1,
 }
-_FED_AVG_METHOD = context_lib.Method(
-  _FED_AVG, 'fed_avg', fine_tuned=_FED_AVG_FT
-)
-_FED_REP_METHOD = context_lib.Method(_FED_REP, 'fed_rep')
+_FED_AVG_METHOD = trials.Method(_FED_AVG, 'fed_avg', fine_tuned=_FED_AVG_FT)
+_FED_REP_METHOD = trials.Method(_FED_REP, 'fed_rep')
 
 
 def _measure(context, compared, column, more=None):
@@ -146,11 +143,10 @@ def _measure(context, compared, column, more=None):
     more: Further conditions, by name.
   """
   conditions = {
-    name: methods.Condition(compared, config)
+    name: trials.Condition(compared, config)
     for name, config in context.sizes.conditions.items()
   }
-  for result in methods.run(
-    context,
+  for result in context.run(
     {**conditions, **(more or {})},
     client_weighting='uniform',
     num_final_evaluations=1,
@@ -158,14 +154,14 @@ def _measure(context, compared, column, more=None):
     yield {**result.columns(column), 'accuracy': result.accuracy()}
 
 
-def measure_privacy(context: context_lib.Context) -> paper.Rows:
+def measure_privacy(context: trials.Context) -> paper.Rows:
   """Accuracies by epsilon."""
   compared = [
     _FED_AVG_METHOD,
     _FED_REP_METHOD,
-    context_lib.Method(_FED_FAC, 'fed_fac', {'mode': 'static'}),
+    trials.Method(_FED_FAC, 'fed_fac', {'mode': 'static'}),
   ]
-  alone = methods.Condition([context_lib.Method(_LOCAL, 'local_only')])
+  alone = trials.Condition([trials.Method(_LOCAL, 'local_only')])
   return _measure(context, compared, 'privacy', {_NOTHING_SENT: alone})
 
 
@@ -186,7 +182,7 @@ def privacy_claims(table: paper.Table, sizes: PrivacySizes) -> paper.Claims:
     )
     if budget != _NO_NOISE:
       lost = {
-        method: table.paired_difference(
+        method: table.lead(
           'accuracy', _NO_NOISE, budget, by='privacy', method=method
         )
         for method in (_FED_AVG, _FED_REP, _FED_FAC)
@@ -199,13 +195,9 @@ def privacy_claims(table: paper.Table, sizes: PrivacySizes) -> paper.Claims:
         )
 
 
-def measure_attacks(context: context_lib.Context) -> paper.Rows:
+def measure_attacks(context: trials.Context) -> paper.Rows:
   """Accuracies of honest clients by share of attacked ones and aggregator."""
-  compared = [
-    _FED_AVG_METHOD,
-    _FED_REP_METHOD,
-    context_lib.Method(_DITTO, 'ditto'),
-  ]
+  compared = [_FED_AVG_METHOD, _FED_REP_METHOD, trials.Method(_DITTO, 'ditto')]
   return _measure(context, compared, 'setting')
 
 
@@ -216,9 +208,7 @@ def attack_claims(table: paper.Table, sizes: AttackSizes) -> paper.Claims:
 
   def lost(method, fraction, aggregator):
     conditions = (sizes.condition(f, aggregator) for f in (none, fraction))
-    return table.paired_difference(
-      'accuracy', *conditions, by='setting', method=method
-    )
+    return table.lead('accuracy', *conditions, by='setting', method=method)
 
   for fraction in fractions:
     for personal in (_FED_AVG_FT, _FED_REP, _DITTO):
@@ -233,7 +223,7 @@ def attack_claims(table: paper.Table, sizes: AttackSizes) -> paper.Claims:
           f'{fraction:.0%} attacked: {method} is more accurate with the '
           f'{aggregator} than with the {mean}',
           _ATTACKS,
-          table.paired_difference(
+          table.lead(
             'accuracy',
             sizes.condition(fraction, aggregator),
             sizes.condition(fraction, mean),

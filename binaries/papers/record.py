@@ -15,8 +15,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from binaries.papers.engine import claims, paper
 from tff_pfl import errors
-from tff_pfl.comparisons import claims, paper
 from tff_pfl.datasets import registry
 from tff_pfl.runs import summary as summary_lib
 

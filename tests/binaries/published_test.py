@@ -1,5 +1,6 @@
 import pathlib
 
+import pandas as pd
 import pytest
 
 from binaries import published
@@ -19,30 +20,70 @@ def _setting_of(preset):
   return flags['dataset'], int(flags['num_clients']), flags['partition']
 
 
-def _values(dataset, num_clients, partition):
+def _values(*setting):
+  found = published.reference(*setting)
   return {
-    (source.paper.split()[0], figure.method): figure.value
-    for source, (_, figures) in published.matching_figures(
-      dataset, num_clients, partition
-    ).items()
-    for figure in figures
+    (row.source.split()[0], row.method): None
+    if pd.isna(row.value)
+    else row.value
+    for row in found.itertuples()
   }
 
 
-def test_a_column_of_the_fedrep_table_is_found_by_its_setting():
-  values = _values('cifar10', 100, 'shards:2')
-  assert len(values) == 13
-  assert values['FedRep', 'Local Only'] is None
-  assert values['FedRep', 'FedAvg'] == 0.4265
-  assert values['FedRep', 'Fed-MTL'] == 0.8046
-  assert values['FedRep', 'FedPer'] == 0.8713
+_TWO_CLASSES = ('cifar10', 100, 'shards:2')
 
 
-def test_the_same_setting_in_two_papers_gives_both():
-  values = _values('cifar100', 100, 'shards:5')
-  assert values['FedRep', 'FedRep'] == 0.7915
-  assert values['FedFac', 'FedRep'] == 0.2153
-  assert values['FedRep', 'FedAvg+FT'] is None
+@pytest.mark.parametrize(
+  'setting, figures',
+  [
+    (
+      _TWO_CLASSES,
+      {
+        ('FedRep', 'Local Only'): None,
+        ('FedRep', 'FedAvg'): 0.4265,
+        ('FedRep', 'Fed-MTL'): 0.8046,
+        ('FedRep', 'FedPer'): 0.8713,
+      },
+    ),
+    # Of two papers.
+    (
+      ('cifar100', 100, 'shards:5'),
+      {
+        ('FedRep', 'FedRep'): 0.7915,
+        ('FedFac', 'FedRep'): 0.2153,
+        ('FedRep', 'FedAvg+FT'): None,
+      },
+    ),
+    # Numbers are compared as numbers, and fine print is not.
+    *(
+      (('cifar10', 100, partition), {('FedFac', 'FedFac (dynamic)'): 0.7153})
+      # The last as the authors' code has it.
+      for partition in (
+        'dirichlet:1',
+        'dirichlet:1.0:10',
+        'client_dirichlet:10',
+      )
+    ),
+    (('femnist', 1079, 'natural'), {('FedFac', 'FedAvg'): 0.768}),
+    *(
+      (
+        _setting_of(preset),
+        {('FedRep', 'FedPer'): fed_per, ('FedRep', 'Local Only'): local_only},
+      )
+      for preset, fed_per, local_only in (
+        ('cifar10', 0.8713, None),
+        ('cifar100', 0.76, 0.7529),
+        ('sent140', 0.7212, 0.6988),
+        ('femnist', 0.7691, 0.6086),
+      )
+    ),
+  ],
+)
+def test_figures_are_found_by_their_setting(setting, figures):
+  values = _values(*setting)
+  assert {key: values[key] for key in figures} == figures
+  for (paper, method), value in figures.items():
+    assert published.value(paper, method, *setting) == value
 
 
 @pytest.mark.parametrize(
@@ -54,60 +95,30 @@ def test_the_same_setting_in_two_papers_gives_both():
     ('cifar10', 100, 'shards'),
     ('cifar10', 100, 'classes_per_client:2'),
     ('cifar10', 100, 'iid'),
+    # Clients that come with the data are a setting of their own.
+    ('femnist', 150, 'natural'),
+    ('femnist', 150, 'lognormal:1'),
     (None, None, None),
   ],
 )
 def test_another_setting_has_no_published_figures(setting):
-  assert not published.matching_figures(*setting)
-
-
-@pytest.mark.parametrize(
-  # The last as the authors' code has it.
-  'partition',
-  ['dirichlet:1', 'dirichlet:1.0:10', 'client_dirichlet:10'],
-)
-def test_numbers_are_compared_as_numbers_and_fine_print_is_not(partition):
-  values = _values('cifar10', 100, partition)
-  assert values['FedFac', 'FedFac (dynamic)'] == 0.7153
-
-
-def test_clients_that_come_with_the_data_are_a_setting_of_their_own():
-  assert _values('femnist', 1079, 'natural')['FedFac', 'FedAvg'] == 0.768
-  # The same data dealt otherwise is another setting.
-  assert not _values('femnist', 150, 'natural')
-  assert not _values('femnist', 150, 'lognormal:1')
-
-
-@pytest.mark.parametrize(
-  ('preset', 'fed_per', 'local_only'),
-  [
-    ('cifar10', 0.8713, None),
-    ('cifar100', 0.76, 0.7529),
-    ('sent140', 0.7212, 0.6988),
-    ('femnist', 0.7691, 0.6086),
-  ],
-)
-def test_a_preset_of_a_column_has_its_figures(preset, fed_per, local_only):
-  values = _values(*_setting_of(preset))
-  assert values['FedRep', 'FedPer'] == fed_per
-  assert values['FedRep', 'Local Only'] == local_only
+  assert published.reference(*setting).empty
+  assert published.value('FedRep', 'FedAvg', *setting) is None
 
 
 @pytest.mark.parametrize(
   ('preset', 'words'), [('sent140', 'of Sent140'), ('femnist', 'letters')]
 )
 def test_a_setting_says_where_the_data_of_the_paper_differ(preset, words):
-  found = published.matching_figures(*_setting_of(preset)).values()
-  assert all(words in note for note, _ in found)
-  found = published.matching_figures('cifar10', 100, 'shards:2').values()
-  assert [note for note, _ in found] == ['']
+  notes = published.reference(*_setting_of(preset))['note']
+  assert notes.str.contains(words).all()
+  assert (
+    not published.reference(*_TWO_CLASSES)['note'].str.contains(words).any()
+  )
 
 
 def test_fine_tuned_models_are_compared_by_their_last_round():
-  ((_, figures),) = published.matching_figures(
-    'cifar10', 100, 'shards:2'
-  ).values()
-  metrics = {figure.method: figure.metric for figure in figures}
+  metrics = published.reference(*_TWO_CLASSES).set_index('method')['metric']
   assert metrics['FedAvg+FT'] == 'personal_accuracy'
   assert metrics['FedAvg'] == 'personal_accuracy_last_10'
 
@@ -115,12 +126,10 @@ def test_fine_tuned_models_are_compared_by_their_last_round():
 def test_every_cell_is_a_fraction_and_stands_once():
   num_cells = []
   for source in published.SOURCES:
-    figures = list(source.figures(range(len(source.columns))))
+    figures = pd.DataFrame(source.figures(range(len(source.columns))))
     num_cells.append(len(figures))
-    assert len({f.method for f in figures}) * len(source.columns) == len(
-      figures
-    )
-    assert all(f.metric in metrics_lib.by_name() for f in figures)
-    assert all(f.value is None or 0 < f.value < 1 for f in figures)
+    assert figures['method'].nunique() * len(source.columns) == len(figures)
+    assert figures['metric'].isin(list(metrics_lib.by_name())).all()
+    assert figures['value'].dropna().between(0, 1, 'neither').all()
   # 13 methods in 7 settings, 8 in 8, 3 in one by 3 metrics.
   assert num_cells == [91, 64, 9]

@@ -4,7 +4,7 @@ import pathlib
 import pytest
 
 from binaries import papers
-from tff_pfl.comparisons import claims
+from binaries.papers.engine import claims
 
 # The fastest.
 _RUN = 'fedrep_linear_new_client'

@@ -7,8 +7,8 @@ import pytest
 from binaries import published
 from tests.comparisons import made_up_trials
 from tff_pfl import errors
-from tff_pfl.comparisons import claims, results
 from tff_pfl.comparisons import page as page_lib
+from tff_pfl.comparisons import results
 from tff_pfl.methods import registry
 
 _EVIL = '<script>alert("1 & 2")</script>'
@@ -168,35 +168,6 @@ def test_domains_have_a_table_with_the_spread_over_seeds(page):
   assert rows['fed_avg + FT (head)'][1:4] == ['87.5 ± 17.7', '–', '62.5 ± 17.7']
   assert rows['fed_avg'][1] == '37.5 ± 17.7'
   assert 'AUC' not in page.prose
-
-
-def test_claims_stand_with_their_figures(tmp_path):
-  found = [
-    claims.difference('FedRep leads', 'Figure 1', [0.5] * 5, above=0),
-    claims.measured('It <falls>', 'Figure 2', [0.25, 0.5], below=0.125),
-  ]
-  summaries = [
-    {
-      'experiment': 'one',
-      'summary': 'what it shows',
-      'paper': 'Figure 1',
-      'result': '1 of 2 claims hold, 1 fail',
-      'claims': [claim._asdict() for claim in found],
-    },
-    {'experiment': 'two', 'claims': [], 'error': 'No <memory>.'},
-  ]
-  path = tmp_path / 'claims.html'
-  page_lib.write_claims(summaries, path)
-  page = _Page(path.read_text(encoding='utf-8'))
-  assert ' '.join(page.tables) == 'claims experiments failures'
-  assert '1 of 2 claims hold, 1 fail.' in page.prose
-  cells = page.root.findall('.//section[@id="claims"]//tbody/tr')
-  assert [[''.join(td.itertext()) for td in row][1:] for row in cells] == [
-    ['FedRep leads', 'Figure 1', '0.5', '0.5, 0.5', '> 0', '5', 'holds'],
-    ['It <falls>', 'Figure 2', '0.5', '–', '< 0.125', '2', 'fails'],
-  ]
-  (picture,) = page.root.iter('img')
-  assert picture.get('src') == 'one/figure.png'
 
 
 def test_published_figures_stand_beside_ours(page):

@@ -1,32 +1,34 @@
-"""Tests of FedFac's experiments on images."""
+"""FedFac's experiments on images, without their training."""
 
-import types
+import dataclasses
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from binaries.papers import fed_fac
+from binaries.papers import fed_fac, fed_fac_protocol
+from binaries.papers.engine import trials
 from tests.papers import untrained
-from tff_pfl.comparisons import claims, tables
-from tff_pfl.comparisons import context as context_lib
+
+
+def _scores(before, after):
+  return [
+    {'before': {'accuracy': b}, 'after': {'accuracy': a}}
+    for b, a in zip(before, after)
+  ]
 
 
 def test_new_clients_have_local_training_and_the_ensemble():
-  def finish(trial):
-    def scores(accuracies):
-      return [{'after': {'accuracy': value}} for value in accuracies]
+  def variant(name):
+    if name == 'all':
+      return {'new_clients': _scores([0, 0], [0.7, 0.9])}
+    return {
+      'new_clients': _scores([0, 0], [0.2, 0.4]),
+      'new_clients_by_ensemble': _scores([0, 0], [0.5, 0.7]),
+    }
 
-    def variant(name):
-      if name == 'all':
-        return {'new_clients': scores([0.7, 0.9])}
-      return {
-        'new_clients': scores([0.2, 0.4]),
-        'new_clients_by_ensemble': scores([0.5, 0.7]),
-      }
-
-    return types.SimpleNamespace(variant=variant)
-
-  context = untrained.Context(fed_fac.FAST, finish)
+  context = untrained.Context(
+    fed_fac.FAST, lambda trial: untrained.finished(0, variant=variant)
+  )
   rows = list(fed_fac.measure_new_clients(context))
   np.testing.assert_allclose(
     [row['accuracy'] for row in rows],
@@ -43,91 +45,28 @@ def test_new_clients_have_local_training_and_the_ensemble():
     'FedFac, local training',
     'FedFac, ensemble',
   ]
-  assert {t.config.num_clients + t.num_new_clients for t in context.trials} == {
-    10
-  }
-
-
-def test_the_comparison_tells_where_each_lead_is_and_how_it_grows():
-  # By partition, of five seeds that differ alike for all methods.
-  accuracies = {'shards:2': 0.8, 'shards:5': 0.6}
-  table = tables.Table.from_rows(
-    {
-      'partition': partition,
-      'method': name,
-      'seed': seed,
-      'round': 40,
-      'accuracy': accuracy + 0.1 * seed + 0.01 * (seed + 1) * lead,
-      'seconds_per_round': seconds + seed,
-      'client_median': 0.5 + 0.1 * lead,
-      'client_std': 0.1 + 0.1 * lead,
-      'training_loss': 2 - lead * (1 if partition == 'shards:2' else 0.5),
-      'loss_change': 0.1,
-    }
-    for partition, accuracy in accuracies.items()
-    for name, lead, seconds in (
-      *((m.name, 0, 2) for m in fed_fac.BASELINES if m.name != 'LG-FedAvg'),
-      ('FedAvg, after local training', 0, 2),
-      ('FedProx, after local training', 0, 2),
-      ('LG-FedAvg', -1 if partition == 'shards:5' else 0, 2),
-      ('FedFac, static', 0, 2),
-      ('FedFac, dynamic, weights', 2, 4),
-      ('FedFac, dynamic', 1, 4),
-    )
-    for seed in range(5)
-  )
-  sizes = fed_fac.Sizes(thresholds=dict.fromkeys(accuracies, 0.5))
-  found = {c.statement: c for c in fed_fac.comparison_claims(table, sizes)}
-  lead = found['shards:2: FedFac, dynamic is more accurate than FedRep']
-  np.testing.assert_allclose(lead.measured, 0.03)
-  assert lead.verdict == claims.HOLDS
-  (growth,) = (c for name, c in found.items() if 'alike' in name)
-  np.testing.assert_allclose(growth.measured, 0.03)
-  slower = found['shards:5: it takes less time than one of FedEM, in seconds']
-  assert (slower.measured, slower.verdict) == (2, claims.FAILS)
-  (ratio,) = (c for name, c in found.items() if '5: a round' in name)
-  # The ratios are 4 / 2, 5 / 3, ..., 8 / 6.
-  np.testing.assert_allclose(ratio.measured, 1.58)
-  assert ratio.verdict == claims.HOLDS
-  lead = found[
-    'shards:2: FedFac, dynamic, weights is more accurate than FedRep'
-  ]
-  np.testing.assert_allclose(lead.measured, 0.06)
-  # Nine and ten leads, four numbers of clients and rounds and two times for
-  # each partition, and the growth of two leads.
-  assert len(found) == 2 * 25 + 2
-  of_figures = [c for c in found.values() if 'figure' in c.source]
-  np.testing.assert_allclose(
-    [c.measured for c in of_figures],
-    [0.1, 0.1, -1, 0, 0.1, 0.1, -0.5, 0, 0.5],
-    atol=1e-12,
-  )
-  verdicts = [c.verdict for c in of_figures[:4]]
-  assert verdicts == [
-    claims.HOLDS, claims.FAILS, claims.HOLDS, claims.UNDECIDED
-  ]  # fmt: skip
+  for trial in context.trials:
+    assert trial.config.num_clients + trial.num_new_clients == 10
 
 
 def test_the_comparison_has_the_loss_by_round_and_the_clients_quantiles():
-  def finish(trial):
-    accuracies = np.arange(21) / 20
-    of_clients = [{'after': {'accuracy': value}} for value in accuracies]
-    scores = {
-      'clients': of_clients,
-      'evaluation': {'personal': {'accuracy': 1}},
-    }
-    return untrained.finished(0.5, variant=lambda name: scores)
-
-  context = untrained.Context(fed_fac.FAST, finish)
-  table = tables.Table.from_rows(fed_fac.measure_comparison(context))
-  of_fed_avg = table.where(method='FedAvg').rows()
-  assert [row['loss'] for row in of_fed_avg] == [1, 0.5]
-  (last,) = table.where(method='FedAvg', round=2).rows()
-  shares = [value for name, value in last.items() if name.startswith('client_')]
-  np.testing.assert_allclose(shares[:5], [0.05, 0.25, 0.5, 0.75, 0.95])
+  accuracies = np.arange(21) / 20
+  scores = {
+    'clients': _scores(accuracies, accuracies),
+    'evaluation': {'personal': {'accuracy': 1}},
+  }
+  context = untrained.Context(
+    fed_fac.FAST,
+    lambda trial: untrained.finished(0.5, variant=lambda name: scores),
+  )
+  table = context.measured(fed_fac.measure_comparison)
+  of_fed_avg = table.where(method='FedAvg').frame
+  assert of_fed_avg['loss'].tolist() == [1, 0.5]
+  last = of_fed_avg.iloc[-1].filter(like='client_')
+  np.testing.assert_allclose(list(last[:5]), [0.05, 0.25, 0.5, 0.75, 0.95])
   # What is trained further has no losses of its own.
-  (tuned,) = table.where(method='FedAvg, after local training').rows()
-  assert (tuned['round'], tuned['accuracy']) == (2, 1)
+  tuned = table.where(method='FedAvg, after local training').frame
+  assert tuned[['round', 'accuracy']].to_numpy().tolist() == [[2, 1]]
   figure = Figure()
   fed_fac.draw_comparison(table, fed_fac.FAST, figure)
   _, boxes, curves = figure.axes
@@ -136,32 +75,91 @@ def test_the_comparison_has_the_loss_by_round_and_the_clients_quantiles():
   assert len(curves.get_legend().get_texts()) == len(names) - 2
 
 
-def test_the_ensemble_is_compared_with_all_where_clients_are_alike():
-  names = ('FedAvg', 'FedAvg, after local training', 'FedProx',
-           'FedProx, after local training', 'LG-FedAvg, ensemble',
-           'FedFac, local training', 'FedFac, ensemble')  # fmt: skip
-  table = untrained.table(
-    ('partition', 'method'),
-    dict.fromkeys('ab', {name: 0.1 * i for i, name in enumerate(names)}),
-  )
-  sizes = fed_fac.Sizes(thresholds={'a': 0.5, 'b': 0.5})
-  statements = [c.statement for c in fed_fac.new_clients_claims(table, sizes)]
-  assert len(statements) == 2 + 1 + 2 + 5
-  assert 'b: FedFac, ensemble is more accurate than FedProx' in statements
-  assert 'a: FedFac, ensemble is more accurate than FedProx' not in statements
-
-
 def test_methods_have_the_partitions_hyperparameters():
   context = untrained.Context(fed_fac.FAST)
-  compared = (*fed_fac.BASELINES, context_lib.Method('FedFac', 'fed_fac'))
-  assert list(fed_fac.run(context, {'dirichlet:0.5': compared}, 2))
+  compared = (*fed_fac.BASELINES, trials.Method('FedFac', 'fed_fac'))
+  assert list(fed_fac.run(context, compared, num_new_clients=2))
   for method, made in zip(compared, context.trials):
     config, hparams = made.config, made.config.hparams
-    assert (config.algorithm, config.partition) == (
-      method.algorithm, 'dirichlet:0.5'
-    )  # fmt: skip
+    assert config.algorithm == method.algorithm
+    assert config.partition == 'dirichlet:0.5'
     assert (hparams.optimizer, hparams.batch_size) == ('adam', 50)
     assert config.personalization.optimizer == 'adam'
     assert config.num_clients + 2 == fed_fac.FAST.num_clients
     assert bool(made.fine_tune_variants) == bool(method.fine_tuned)
   assert (hparams.layers, hparams.threshold) == ('dense_1', 0.75)
+
+
+def test_tuning_goes_on_from_the_best():
+  best = {'layers': 'conv_2', 'threshold': 0.9, 'explained_variance': 0.75}
+
+  def finish(trial):
+    hparams = trial.config.hparams
+    hits = [getattr(hparams, name) == value for name, value in best.items()]
+    # One seed disagrees, but not the mean.
+    accuracy = 0.1 * sum(hits) * (1 if trial.config.seed > 2 else -0.5)
+    return untrained.finished(accuracy)
+
+  context = untrained.Context(
+    dataclasses.replace(fed_fac.FAST, num_seeds=2), finish
+  )
+  rows = list(fed_fac.measure_tuning(context))
+  assert len(rows) == 2 * (3 + 2 + 2)
+  tried = [config.hparams for config in context.configs]
+  assert {hparams.layers for hparams in tried[6:10]} == {'conv_2'}
+  assert {hparams.threshold for hparams in tried[10:]} == {0.9}
+  # The seeds are none of those that the other experiments report.
+  assert {row['seed'] for row in rows} == {2, 3}
+  # The point that an earlier sweep chose is the same trial.
+  names = [trial.name for trial in context.trials]
+  assert {*names[2:4]} <= {*names[6:10]}
+
+
+def test_pretrained_networks_are_trained_first_on_the_other_classes():
+  def finish(trial):
+    return untrained.finished(0.5, directory=f'/runs/{trial.name}')
+
+  sizes = dataclasses.replace(fed_fac_protocol.PRETRAINED_FAST, num_seeds=2)
+  context = untrained.Context(sizes, finish)
+  rows = list(fed_fac_protocol.measure_pretrained(context))
+  assert {row['accuracy_before'] for row in rows} == {0.5}
+  assert [(row['start'], row['method'], row['seed']) for row in rows] == [
+    (start, method, seed)
+    for start in ('random start', 'pre-trained start')
+    for method in sizes.methods
+    for seed in range(2)
+  ]
+  before, at_random, pretrained = np.split(np.array(context.trials), [2, 16])
+  assert len({trial.name for trial in context.trials}) == len(context.trials)
+  for trial in before:
+    assert trial.config.algorithm == 'fed_avg'
+    assert trial.config.num_clients == 1
+    assert trial.config.dataset_arguments['classes'] == (0, 1, 2, 3, 4)
+  for plain, trial in zip(at_random, pretrained):
+    config = trial.config
+    assert config.dataset_arguments['classes'] == (5, 6, 7, 8, 9)
+    assert config.initial_run == f'/runs/{before[config.seed].name}'
+    assert config.initial_run_part == 'body'
+    # Nothing else differs.
+    assert plain.config == dataclasses.replace(
+      config, initial_run=None, initial_run_part='all'
+    )
+
+
+def test_new_clients_are_scored_with_both_kinds_of_statistics():
+  new = {'new_clients': _scores([0.1, 0.2], [0.2, 0.4])}
+  sizes = dataclasses.replace(
+    fed_fac_protocol.STATISTICS_FAST,
+    partitions={'pi = 1': 'client_dirichlet:10'},
+  )
+  context = untrained.Context(
+    sizes, lambda trial: untrained.finished(0.9, variant=lambda name: new)
+  )
+  rows = list(fed_fac_protocol.measure_statistics(context))
+  np.testing.assert_allclose(
+    [row['accuracy'] for row in rows], [0.9, 0.3, 0.15] * 2
+  )
+  first, second = context.configs
+  assert (first.statistics, second.statistics) == ('global', 'local')
+  assert first.model_arguments['normalization'] == 'batch'
+  assert first.num_clients == sizes.num_clients - sizes.num_new_clients

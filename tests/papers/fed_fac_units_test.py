@@ -2,14 +2,12 @@ import types
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac, fed_fac_units
+from binaries.papers.engine import trials
 from tests.papers import untrained
-from tff_pfl.comparisons import claims
-from tff_pfl.comparisons import context as context_lib
 
-_NEURONS, _FEATURES, _ = fed_fac_units.EXPERIMENTS
+_NEURONS, *_ = fed_fac_units.EXPERIMENTS
 
 
 def test_the_entropy_of_uniform_values_is_the_logarithm_of_their_range():
@@ -33,25 +31,6 @@ def test_likeness_does_not_depend_on_scale_and_offset():
   np.testing.assert_allclose(fed_fac_units.likeness(maps, others), [1, -1])
 
 
-def test_neurons_of_two_kinds_are_told_by_their_entropy():
-  entropies = {
-    ('IID', 'trained'): (-1, 0),
-    ('IID', 'initial'): (0, 0),
-    ('one digit each', 'trained'): (0, 2),
-    ('one digit each', 'initial'): (0, 1),
-  }
-  table = untrained.table(
-    ('partition', 'network', 'neuron'),
-    {key: dict(enumerate(values)) for key, values in entropies.items()},
-    'entropy',
-  )
-  sizes = fed_fac_units.NeuronsSizes()
-  found = list(_NEURONS.claims(table, sizes))
-  assert [claim.measured for claim in found] == [0, 0.5, 0.5, 1.5, 1]
-  assert {claim.verdict for claim in found} == {claims.HOLDS}
-  _NEURONS.draw(table, sizes, Figure())
-
-
 def test_clients_train_alone_and_neurons_are_on_for_their_test_images():
   def weights(scale):
     kernel = scale * np.array([[1.0, -1.0]])
@@ -73,41 +52,21 @@ def test_clients_train_alone_and_neurons_are_on_for_their_test_images():
   trained = fed_fac_units.entropy(outputs, _NEURONS.fast.num_neighbors)
   np.testing.assert_allclose(values, [*trained, trained[1], trained[1]] * 2)
 
-  configs = [wanted.config for wanted in context.trials]
+  configs = context.configs
   assert [c.partition for c in configs] == ['iid', 'shards:1']
   assert {(c.algorithm, c.num_rounds) for c in configs} == {('local_only', 1)}
   assert {c.cohort_size for c in configs} == {_NEURONS.fast.num_clients}
 
 
-def test_personal_channels_are_compared_with_shared_ones_and_with_fed_avg():
-  likeness, specificity, of_fed_avg = (
-    'likeness to FedAvg',
-    'specificity',
-    "FedAvg's specificity",
-  )
-  table = untrained.table(
-    ('channels', 'score'),
-    {
-      'shared': {likeness: 0.75, specificity: 0.25},
-      'personal': {likeness: 0.5, specificity: 0.125, of_fed_avg: 0.5},
-    },
-    'value',
-  )
-  found = list(_FEATURES.claims(table, _FEATURES.fast))
-  assert [claim.measured for claim in found] == [0.25, -0.125, -0.375]
-
-
 @pytest.mark.slow
 def test_the_ablation_masks_shared_and_personal_neurons(tmp_path):
-  settings = context_lib.Settings(
-    # A folder that is for other experiments' data does no harm.
-    str(tmp_path), fast=True, data_dir='elsewhere', num_processes=0,
-    show_progress=False,
-  )  # fmt: skip
-  context = context_lib.Context(settings, fed_fac.FAST)
-  method = context_lib.Method('half', 'fed_fac', {'threshold': 0.5})
-  ((*_, finished, _),) = fed_fac.run(context, {'dirichlet:0.5': [method]})
-  with finished.open() as run, context.create_runtime() as runtime:
+  # A folder that is for other experiments' data does no harm.
+  context = untrained.context(
+    fed_fac.FAST, tmp_path, fast=True, data_dir='elsewhere', num_processes=0
+  )
+  method = trials.Method('half', 'fed_fac', {'threshold': 0.5})
+  (result,) = fed_fac.run(context, {'dirichlet:0.5': [method]})
+  with result.run.open() as run, context.create_runtime() as runtime:
     accuracies = fed_fac_units.masked_accuracies(run, 'dense_1', runtime)
   assert list(accuracies) == [
     'nothing masked', 'shared masked', 'personal masked'
@@ -115,7 +74,7 @@ def test_the_ablation_masks_shared_and_personal_neurons(tmp_path):
   # With nothing masked it is what the run's own evaluation found.
   np.testing.assert_allclose(
     accuracies['nothing masked'],
-    finished.variant()['evaluation']['personal']['accuracy'],
+    result.scores['evaluation']['personal']['accuracy'],
     rtol=1e-6,
   )
   assert len(set(accuracies.values())) == 3

@@ -1,38 +1,12 @@
-from binaries.papers import per_fed_avg
+import dataclasses
+
+import numpy as np
+
+from binaries.papers import per_fed_avg, per_fed_avg_theorem
 from tests.papers import untrained
-from tff_pfl.comparisons import claims, tables
+from tff_pfl import runtime as runtime_lib
 from tff_pfl.methods import registry
-
-_ACCURACIES = {
-  'FedAvg': 0.5,
-  'FedAvg + one step': 0.75,
-  'Per-FedAvg': 0.625,
-  'Per-FedAvg, Hessian-free': 0.875,
-  'Per-FedAvg, exact': 0.875,
-}
-
-
-def test_claims_are_of_the_last_round_and_of_each_setting():
-  sizes = per_fed_avg.Sizes(num_rounds=20)
-  table = tables.Table.from_rows(
-    {
-      'setting': condition,
-      'method': method,
-      'seed': seed,
-      'round': round_number,
-      'accuracy': accuracy if round_number == 20 else 0.1,
-    }
-    for condition in sizes.conditions
-    for method, accuracy in _ACCURACIES.items()
-    for seed in range(5)
-    for round_number in (10, 20)
-  )
-  found = list(per_fed_avg.make_claims(table, sizes))
-  assert [claim.measured for claim in found] == [*(-0.125, 0.25) * 4, 0]
-  assert [claim.verdict for claim in found] == [
-    *(claims.FAILS, claims.HOLDS) * 4,
-    claims.HOLDS,
-  ]
+from tff_pfl.models import split_model
 
 
 def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
@@ -74,3 +48,35 @@ def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
   options = wanted[-1].config.personalization
   assert (options.fine_tune, options.num_steps) == ('all', 1)
   assert (options.learning_rate, options.batch_size) == (0.01, None)
+
+
+def test_a_step_with_exact_gradients_is_down_the_slope_of_the_meta_loss(
+  monkeypatch,
+):
+  monkeypatch.setattr(split_model.SplitModel, 'uses_xla', False)
+  sizes = dataclasses.replace(
+    per_fed_avg_theorem.FAST,
+    num_clients=3,
+    num_examples=8,
+    num_inputs=2,
+    num_rounds=2,
+  )
+  clients = per_fed_avg_theorem.make_clients(sizes, 1.0, seed=0)
+
+  def meta_loss(weights):
+    return per_fed_avg_theorem.meta_loss(clients, weights, 1.0)
+
+  loss, gradient = meta_loss(np.zeros(2))
+  quotients = [
+    (meta_loss(1e-5 * unit)[0] - meta_loss(-1e-5 * unit)[0]) / 2e-5
+    for unit in np.eye(2)
+  ]
+  np.testing.assert_allclose(gradient, quotients, rtol=1e-6)
+  condition = per_fed_avg_theorem.Condition(num_steps=1)
+  with runtime_lib.create_runtime('in_process') as runtime:
+    first, second = per_fed_avg_theorem.norms(
+      sizes, condition, clients, 0, runtime
+    )
+  np.testing.assert_allclose(first, (loss, gradient @ gradient))
+  loss, gradient = meta_loss(-sizes.learning_rate * gradient)
+  np.testing.assert_allclose(second, (loss, gradient @ gradient), rtol=1e-5)

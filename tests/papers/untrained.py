@@ -1,38 +1,8 @@
-"""What experiments find without training: made-up runs and numbers."""
+"""What experiments find without training: made-up runs."""
 
 import types
 
-from tff_pfl.comparisons import context as context_lib
-from tff_pfl.comparisons import tables
-
-
-def table(names, values, *columns):
-  """Numbers of five seeds that are all alike.
-
-  Args:
-    names: The columns that tell rows apart.
-    values: The number by the values of these columns: mappings in mappings, of
-      which a key may be a tuple, for several columns.
-    *columns: Its column; or columns, which all have it.
-  """
-  return tables.Table.from_rows(
-    {
-      **dict(zip(names, key)),
-      'seed': seed,
-      **dict.fromkeys(columns or ['accuracy'], value),
-    }
-    for key, value in _leaves(values)
-    for seed in range(5)
-  )
-
-
-def _leaves(values, path=()):
-  if not isinstance(values, dict):
-    yield path, values
-    return
-  for key, inner in values.items():
-    more = key if isinstance(key, tuple) else (key,)
-    yield from _leaves(inner, (*path, *more))
+from binaries.papers.engine import tables, trials
 
 
 def finished(accuracy, fine_tuned=None, num_rounds=0, **values):
@@ -87,26 +57,38 @@ def _opened():
   raise Opened
 
 
-class Context(context_lib.Context):
+def context(sizes, directory='unused', **settings):
+  """A context that trains, without progress bars."""
+  settings = trials.Settings(str(directory), show_progress=False, **settings)
+  return trials.Context(settings, sizes)
+
+
+class Context(trials.Context):
   """One without training.
 
   Attributes:
     trials: All that were to run, in order.
   """
 
-  def __init__(self, sizes, finish=lambda wanted: finished(0), **settings):
+  def __init__(self, sizes, finish=lambda wanted: finished(0.5, 0.4), **more):
     """Takes what a trial finds.
 
     Args:
       finish: From a trial to what stands for the finished one.
-      **settings: Fields of `context_lib.Settings`.
+      **more: Fields of `trials.Settings`.
     """
-    super().__init__(
-      context_lib.Settings('unused', show_progress=False, **settings), sizes
-    )
+    super().__init__(context(sizes, **more).settings, sizes)
     self.trials = []
     self._finish = finish
 
-  def run(self, trials):
-    self.trials += trials.values()
-    return {key: self._finish(wanted) for key, wanted in trials.items()}
+  @property
+  def configs(self):
+    return [wanted.config for wanted in self.trials]
+
+  def finish(self, trials):
+    self.trials += trials
+    return [self._finish(wanted) for wanted in trials]
+
+  def measured(self, measure):
+    """The table that an experiment's function makes of it."""
+    return tables.Table(list(measure(self)))

@@ -1,4 +1,4 @@
-"""HTML pages of comparisons and of papers' claims, on a phone as on a laptop.
+"""HTML pages of comparisons, on a phone as on a laptop.
 
 The page of a comparison stands alone: styles, script and pictures are within
 it. Their text is in `page.html.j2`; here frames become tables and pictures.
@@ -10,7 +10,7 @@ import base64
 import io
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Optional, Union
 
 import jinja2
@@ -22,7 +22,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tff_pfl import plots
-from tff_pfl.comparisons import claims as claims_lib
 from tff_pfl.comparisons import metrics as metrics_lib
 from tff_pfl.comparisons import results as results_lib
 from tff_pfl.models import split_model
@@ -62,7 +61,7 @@ def write(
   settings = {one['name']: one['value'] for one in found['settings']}
   methods = found.ranked()
   scores = found.client_scores
-  _render(
+  render(
     path,
     title=found['title'],
     methods=methods,
@@ -89,51 +88,16 @@ def write(
   )
 
 
-def write_claims(
-  summaries: Sequence[Mapping[str, Any]],
-  path: Union[str, os.PathLike[str]],
-) -> None:
-  """Writes the page of the papers' experiments: their claims and figures.
+def render(path: Union[str, os.PathLike[str]], **content: Any) -> None:
+  """Writes a page of `page.html.j2`, without sections that have no content.
 
   Args:
-    summaries: Summaries as `paper.run_all` returns them.
-    path: Path of the .html file, in the folder of the experiments' folders.
+    path: Path of the .html file.
+    **content: What the template shows, by name; a data frame is a table.
 
   Raises:
     RunError: If the file cannot be written.
   """
-  claims = pd.DataFrame(
-    {
-      'experiment': summary['experiment'],
-      'claim': claim['statement'],
-      'source': claim['source'],
-      'measured': claim['measured'],
-      'interval': None
-      if claim['low'] is None
-      else [claim['low'], claim['high']],
-      'wanted': claim['threshold'],
-      'seeds': claim['num_seeds'],
-      'verdict': claim['verdict'],
-    }
-    for summary in summaries
-    for claim in summary['claims']
-  )
-  _render(
-    path,
-    title="The papers' experiments",
-    claims=claims,
-    claims_count=claims_lib.count(claims.get('verdict', ())),
-    experiments=[summary for summary in summaries if 'error' not in summary],
-    failures=pd.DataFrame(
-      {'run': summary['experiment'], 'reason': summary['error']}
-      for summary in summaries
-      if 'error' in summary
-    ),
-  )
-
-
-def _render(path, **content):
-  """Writes the page; sections without content are left out."""
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader(__package__, ''),
     autoescape=True,

@@ -12,7 +12,7 @@ the mean, in float64, and the theory is checked over thousands of rounds.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,15 +149,18 @@ def rounds_to(distances: np.ndarray, distance: float) -> int:
   return int(reached[0]) if reached.size else len(distances) - 1
 
 
-def rows(history: History) -> Iterator[dict[str, Any]]:
+def rows(
+  history: History, columns: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
   """Rows of every tenth round and the last one, with the figures of the run.
 
   These are `rate`, `r_squared`, `rounds_to_near` and `rounds_to_close`. The run
-  has a record of every round.
+  has a record of every round; the columns name it.
   """
   num_rounds = int(history.rounds[-1])
   for index in sorted({*range(0, num_rounds, _ROUNDS_PER_ROW), num_rounds}):
     row = {
+      **columns,
       'round': index,
       'distance': history.distance[index],
       'gradient_norm': history.gradient_norm[index],

@@ -9,13 +9,13 @@ Theorem A.4 is the same with the domains' heads.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from binaries.papers.engine import claims, panels, paper
 from binaries.papers.linear import simulation
-from tff_pfl.comparisons import claims, panels, paper
 
 BOUND = "theorem's bound"
 
@@ -47,31 +47,32 @@ def rate(start: float, heads: np.ndarray, learning_rate: float) -> float:
 
 
 def rows(
-  run_rows: Sequence[Mapping[str, Any]], heads: np.ndarray, learning_rate: float
-) -> list[dict[str, Any]]:
-  """The bound of the theorem, in the rounds of a run.
+  history: simulation.History,
+  heads: np.ndarray,
+  learning_rate: float,
+  columns: Mapping[str, Any],
+) -> Iterator[dict[str, Any]]:
+  """The rows of a run, then those of the theorem's bound in its rounds.
 
-  Its rate is of the distance from which on a run's is fitted.
+  The bound's rate is of the distance from which on a run's is fitted.
 
   Args:
-    run_rows: The run's rows, of `simulation.rows`.
     heads: As for `rate`.
     learning_rate: As for `rate`.
+    columns: What names the run, of which `method` is not the bound's.
   """
-  start = run_rows[0]['distance']
-  promised, fitted_rate = (
-    rate(distance, heads, learning_rate)
-    for distance in (start, simulation.FIT_START)
-  )
-  return [
-    {
+  of_run = list(simulation.rows(history, columns))
+  yield from of_run
+  start = history.distance[0]
+  promised = rate(start, heads, learning_rate)
+  for row in of_run:
+    yield {
+      **columns,
       'method': BOUND,
       'round': row['round'],
       'distance': start * np.exp(-promised * row['round']),
-      'rate': fitted_rate,
+      'rate': rate(simulation.FIT_START, heads, learning_rate),
     }
-    for row in run_rows
-  ]
 
 
 def make_claims(
@@ -85,8 +86,8 @@ def make_claims(
     method: Method that the theorem is about.
     source: Name of the theorem.
   """
-  _, distances = runs.curve('distance', 'round', method=method)
-  _, bounds = runs.curve('distance', 'round', method=BOUND)
+  distances = runs.curve('distance', 'round', method=method)
+  bounds = runs.curve('distance', 'round', method=BOUND)
   last = runs.where(round=max(runs.distinct('round')))
   yield claims.measured(
     f"{case}: {method} keeps the theorem's bound from the start down to "

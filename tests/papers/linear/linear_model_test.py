@@ -157,15 +157,3 @@ def test_method_of_moments_equals_the_closed_form():
 
   np.testing.assert_allclose(result.T @ result, np.eye(2), atol=1e-14)
   assert distance(result, expected) < 1e-13
-
-
-def test_method_of_moments_finds_the_representation_from_many_samples():
-  few, many = (
-    problem_lib.LinearProblem(200, 10, 2, samples_per_client=count)
-    for count in (10, 1000)
-  )
-
-  assert distance(model_lib.method_of_moments(many), many.representation) < 0.05
-  assert (
-    0.1 < distance(model_lib.method_of_moments(few), few.representation) < 0.6
-  )

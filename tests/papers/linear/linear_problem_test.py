@@ -33,13 +33,6 @@ def test_heads_and_representation_have_orthonormal_columns(problem, num_heads):
   )
 
 
-def test_gaussian_heads_have_unit_variance():
-  problem = problem_lib.LinearProblem(4000, 3, 2, head_distribution='gaussian')
-
-  np.testing.assert_allclose(np.cov(problem.heads.T), np.eye(2), atol=0.1)
-  assert np.linalg.norm(problem.heads, axis=1).std() > 0.3
-
-
 def test_population_design_has_the_population_loss_and_its_gradients():
   problem = _make()
   samples = problem.samples()
@@ -100,39 +93,6 @@ def test_the_seed_determines_the_problem(num_domains):
     assert not np.isclose(first.mixtures, other.mixtures).any()
 
 
-def test_new_clients_share_the_representation_and_no_head():
-  problem = _make()
-  samples, targets = problem.new_clients(4, 3)
-  heads = targets @ problem.representation
-
-  np.testing.assert_allclose(heads @ problem.representation.T, targets)
-  everyone = np.concatenate([problem.heads, heads])
-  assert len(np.unique(everyone.round(3), axis=0)) == 6 + 4
-  np.testing.assert_allclose(
-    samples.y, np.einsum('nmd,nd->nm', samples.x, targets)
-  )
-
-
-def test_fewer_samples_of_new_clients_are_the_first_of_more():
-  few, (many, targets) = (
-    _make(noise_std=0.1).new_clients(4, count) for count in (2, 2000)
-  )
-  np.testing.assert_array_equal(few[0].x, many.x[:, :2])
-  np.testing.assert_allclose(few[0].y, many.y[:, :2], rtol=1e-14)
-  noise = many.y - np.einsum('nmd,nd->nm', many.x, targets)
-  assert np.std(noise) == pytest.approx(0.1, rel=0.1)
-
-
-def test_domains_come_in_the_shares_of_the_clients_mixtures():
-  problem = _with_domains(samples_per_client=20000, concentration=2.0)
-  domain = problem.samples().domain
-
-  assert domain.shape == (6, 20000) and set(domain.ravel()) == {0, 1, 2}
-  np.testing.assert_allclose(
-    arrays.domain_counts(problem) / 20000, problem.mixtures, atol=0.02
-  )
-
-
 def test_mixtures_have_the_priors_mean_and_the_concentrations_spread():
   prior = (0.6, 0.3, 0.1)
   mixtures = _with_domains(4000, prior=prior, concentration=0.4).mixtures
@@ -142,25 +102,13 @@ def test_mixtures_have_the_priors_mean_and_the_concentrations_spread():
   np.testing.assert_allclose(
     mixtures.var(axis=0), np.multiply(prior, [0.4, 0.7, 0.9]) / 1.4, rtol=0.1
   )
-
-
-def test_small_and_large_concentrations_are_the_extremes():
-  pure = _with_domains(200, concentration=1e-4).mixtures
-  same = _with_domains(200, concentration=1e6).mixtures
-
+  # The extremes are one domain each, and the same mixture for all.
+  pure, same = (
+    _with_domains(200, concentration=c).mixtures for c in (1e-4, 1e6)
+  )
   np.testing.assert_allclose(pure.max(axis=1), 1)
   assert set(pure.argmax(axis=1)) == {0, 1, 2}
   np.testing.assert_allclose(same, 1 / 3, atol=0.01)
-
-
-def test_a_domain_of_probability_zero_is_never_drawn():
-  problem = _with_domains(2, samples_per_client=1000)
-  # In place of those that are drawn.
-  vars(problem)['mixtures'] = np.array([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]])
-  counts = arrays.domain_counts(problem)
-
-  assert counts[0, 0] == 0 and (counts[0, 1:] > 400).all()
-  assert counts[1].tolist() == [1000, 0, 0]
 
 
 def test_test_samples_are_others_and_have_no_noise():
@@ -169,3 +117,30 @@ def test_test_samples_are_others_and_have_no_noise():
 
   assert not np.isclose(x, problem.samples().x).any()
   np.testing.assert_allclose(y, (x * problem.targets[domain]).sum(axis=-1))
+
+
+def test_new_clients_share_the_representation_and_no_head():
+  problem = problem_lib.LinearProblem(
+    40, 5, 2, noise_std=0.1, head_distribution='gaussian', seed=3
+  )
+  few, (many, targets) = (problem.new_clients(4, n) for n in (2, 2000))
+  heads = targets @ problem.representation
+  np.testing.assert_allclose(heads @ problem.representation.T, targets)
+  everyone = np.concatenate([problem.heads, heads])
+  assert len(np.unique(everyone.round(3), axis=0)) == 40 + 4
+  assert everyone.std() == pytest.approx(1, rel=0.2)
+  # Fewer samples are the first of more.
+  np.testing.assert_array_equal(few[0].x, many.x[:, :2])
+  np.testing.assert_allclose(few[0].y, many.y[:, :2], rtol=1e-14)
+  noise = many.y - np.einsum('nmd,nd->nm', many.x, targets)
+  assert np.std(noise) == pytest.approx(0.1, rel=0.1)
+
+
+def test_domains_come_in_the_shares_of_the_clients_mixtures():
+  problem = _with_domains(3, samples_per_client=20000, concentration=2.0)
+  # In place of those that are drawn.
+  problem.mixtures[:2] = [[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]
+  counts = arrays.domain_counts(problem)
+  assert counts[0, 0] == 0
+  assert counts[1].tolist() == [20000, 0, 0]
+  np.testing.assert_allclose(counts / 20000, problem.mixtures, atol=0.02)

@@ -16,23 +16,25 @@ made anew. One that was interrupted goes on with its training runs.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
+import pathlib
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
+import pandas as pd
 import tqdm
 from matplotlib.figure import Figure
 
+from binaries.papers.engine import claims as claims_lib
+from binaries.papers.engine import panels, tables
+from binaries.papers.engine import trials as trials_lib
 from tff_pfl import errors, plots
-from tff_pfl.comparisons import claims as claims_lib
-from tff_pfl.comparisons import context as context_lib
-from tff_pfl.comparisons import execution, page, panels, tables
+from tff_pfl.comparisons import execution, page
 from tff_pfl.runs import directory_lock
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.system import folders, machine
@@ -72,7 +74,7 @@ class Experiment:
   name: str
   summary: str
   paper: str
-  measure: Callable[[context_lib.Context], Rows]
+  measure: Callable[[trials_lib.Context], Rows]
   claims: Callable[[tables.Table, Any], Claims]
   draw: panels.Draw
   full: Mapping[Optional[str], Any]
@@ -84,10 +86,10 @@ class Experiment:
     return None not in self.full
 
   def takes(self, dataset: Optional[str]) -> bool:
-    """True if `context.Settings.dataset` may have this value."""
+    """True if `trials.Settings.dataset` may have this value."""
     return dataset is None or dataset in self.full
 
-  def sizes(self, settings: context_lib.Settings) -> Any:
+  def sizes(self, settings: trials_lib.Settings) -> Any:
     """The sizes that the settings ask for.
 
     Raises:
@@ -126,12 +128,11 @@ def _kind(value):
 
 
 def run(
-  experiment: Experiment, settings: context_lib.Settings, *, rerun: bool = False
+  experiment: Experiment, settings: trials_lib.Settings, *, rerun: bool = False
 ) -> dict[str, Any]:
   """Runs an experiment, or makes claims and figure of its stored numbers.
 
   Args:
-    experiment: The experiment.
     settings: Its settings; the folder is that of its name in `directory`.
     rerun: True to delete the content of its folder and start anew, with
       whatever settings.
@@ -154,25 +155,23 @@ def run(
     f'one that {experiment.name} takes: {", ".join(map(str, experiment.full))}',
     settings.dataset,
   )
-  experiment.sizes(settings)  # Raises where they cannot be had.
-  settings = settings._replace(
-    directory=folders.results_folder(
-      os.path.join(settings.directory, experiment.name), folders.EXPERIMENT
-    )
+  sizes = experiment.sizes(settings)
+  directory = folders.results_folder(
+    os.path.join(settings.directory, experiment.name), folders.EXPERIMENT
   )
-  directory = settings.directory
-  _expect_folder_for(experiment, settings, rerun=rerun)
+  settings = settings._replace(directory=directory)
+  _expect_folder_for(experiment, settings, directory, rerun=rerun)
   with directory_lock.DirectoryLock(directory):
     if rerun:
       _clear(directory)
     if not os.path.exists(os.path.join(directory, NUMBERS_NAME)):
-      _measure(experiment, settings)
-    return _conclude(experiment, settings)
+      _measure(experiment, settings, sizes)
+    return _conclude(experiment, settings, sizes)
 
 
 def run_all(
   experiments: Sequence[Experiment],
-  settings: context_lib.Settings,
+  settings: trials_lib.Settings,
   *,
   rerun: bool = False,
 ) -> Sequence[Mapping[str, Any]]:
@@ -196,21 +195,16 @@ def run_all(
   settings = settings._replace(
     directory=folders.results_folder(settings.directory, folders.EXPERIMENTS)
   )
-  plans = [
-    (
-      experiment,
-      settings._replace(
-        dataset=settings.dataset
-        if experiment.takes(settings.dataset)
-        else None,
-        data_dir=settings.data_dir if experiment.uses_datasets else None,
-      ),
-    )
-    for experiment in experiments
-  ]
-  for experiment, own in plans:
+  plans = []
+  for experiment in experiments:
+    own = settings
+    if not experiment.takes(settings.dataset):
+      own = own._replace(dataset=None)
+    if not experiment.uses_datasets:
+      own = own._replace(data_dir=None)
     folder = os.path.join(settings.directory, experiment.name)
-    _expect_folder_for(experiment, own._replace(directory=folder), rerun=rerun)
+    _expect_folder_for(experiment, own, folder, rerun=rerun)
+    plans.append((experiment, own))
   bar = tqdm.tqdm(
     plans,
     desc='experiments',
@@ -231,23 +225,52 @@ def run_all(
         outcome = f'did not run: {reason}'
       summaries.append(summary)
       tqdm.tqdm.write(f'{experiment.name}: {outcome}', file=sys.stderr)
-    claims = all_claims(summaries)
-    _write(
-      settings.directory,
-      SUMMARY_NAME,
-      {
-        'result': claims_lib.count(claim['verdict'] for claim in claims),
-        'claims': claims,
-        'errors': {
-          s['experiment']: s['error'] for s in summaries if 'error' in s
-        },
-        'seconds': {s['experiment']: s.get('seconds') for s in summaries},
-        'fast': settings.fast,
-        'seed': settings.seed,
-      },
-    )
-    page.write_claims(summaries, os.path.join(settings.directory, PAGE_NAME))
+    _write_all(summaries, settings)
   return summaries
+
+
+def _write_all(summaries, settings):
+  """Writes the claims of all experiments, and the page that shows them."""
+  claims = all_claims(summaries)
+  failed = [summary for summary in summaries if 'error' in summary]
+  result = claims_lib.count(claim['verdict'] for claim in claims)
+  _write(
+    settings.directory,
+    SUMMARY_NAME,
+    {
+      'result': result,
+      'claims': claims,
+      'errors': {s['experiment']: s['error'] for s in failed},
+      'seconds': {s['experiment']: s.get('seconds') for s in summaries},
+      'fast': settings.fast,
+      'seed': settings.seed,
+    },
+  )
+  shown = pd.DataFrame(
+    {
+      'experiment': claim['experiment'],
+      'claim': claim['statement'],
+      'source': claim['source'],
+      'measured': claim['measured'],
+      'interval': None
+      if claim['low'] is None
+      else [claim['low'], claim['high']],
+      'wanted': claim['threshold'],
+      'seeds': claim['num_seeds'],
+      'verdict': claim['verdict'],
+    }
+    for claim in claims
+  )
+  page.render(
+    os.path.join(settings.directory, PAGE_NAME),
+    title="The papers' experiments",
+    claims=shown,
+    claims_count=result,
+    experiments=[summary for summary in summaries if 'error' not in summary],
+    failures=pd.DataFrame(
+      {'run': s['experiment'], 'reason': s['error']} for s in failed
+    ),
+  )
 
 
 def all_claims(
@@ -261,25 +284,17 @@ def all_claims(
   ]
 
 
-def _measure(experiment, settings):
-  sizes, directory = experiment.sizes(settings), settings.directory
-  kept = {
-    'seconds': 0,
-    **(_read(directory, SETTINGS_NAME) or {}),
-    **_identity(experiment, settings),
-  }
+def _measure(experiment, settings, sizes):
+  directory = settings.directory
+  kept = {'seconds': 0, **(_read(directory, SETTINGS_NAME) or {})}
+  kept.update(_identity(experiment, settings))
   _write(directory, SETTINGS_NAME, kept)
-  start, rows = time.perf_counter(), None
+  start = time.perf_counter()
   try:
-    rows = list(experiment.measure(context_lib.Context(settings, sizes)))
+    rows = list(experiment.measure(trials_lib.Context(settings, sizes)))
   finally:
-    trials = os.path.join(directory, execution.TRIALS_DIR)
-    if rows is None and not os.path.exists(trials):
-      # Nothing was done for these settings: they may have been the mistake.
-      os.remove(os.path.join(directory, SETTINGS_NAME))
-    else:
-      kept['seconds'] = round(kept['seconds'] + time.perf_counter() - start, 1)
-      _write(directory, SETTINGS_NAME, kept)
+    kept['seconds'] = round(kept['seconds'] + time.perf_counter() - start, 1)
+    _write(directory, SETTINGS_NAME, kept)
   summary_lib.write_csv(
     os.path.join(directory, CSV_NAME), summary_lib.frame(rows)
   )
@@ -291,39 +306,42 @@ def _measure(experiment, settings):
       'seconds': kept['seconds'],
       'runtime': settings.runtime,
       'versions': machine.versions(),
-      'columns': tables.Table.from_rows(rows).columns(),
+      'columns': tables.Table(rows).frame.to_dict('list'),
     },
   )
 
 
-def _conclude(experiment, settings):
+def _conclude(experiment, settings, sizes):
   """Writes figure and summary of the stored numbers; returns the summary."""
-  numbers = _read(settings.directory, NUMBERS_NAME)
-  sizes = experiment.sizes(settings)
+  directory = settings.directory
+  numbers = _read(directory, NUMBERS_NAME)
   setup = _as_written(dataclasses.asdict(sizes))
   if numbers.get('setup') != setup or 'columns' not in numbers:
     raise errors.RunError(
-      f'{settings.directory} has numbers of another version of '
-      f'{experiment.name}, of other sizes: have it deleted and run anew '
-      '(`rerun`), or choose another output folder.'
+      f'{directory} has numbers of another version of {experiment.name}, of '
+      'other sizes: have it deleted and run anew (`rerun`), or choose another '
+      'output folder.'
     )
   table = tables.Table(numbers.pop('columns'))
   figure = Figure(layout='constrained')
   experiment.draw(table, sizes, figure)
-  plots.save(figure, os.path.join(settings.directory, FIGURE_NAME))
+  plots.save(figure, os.path.join(directory, FIGURE_NAME))
   claims = [claim._asdict() for claim in experiment.claims(table, sizes)]
-  summary = {
-    'experiment': experiment.name,
-    'summary': experiment.summary,
-    'paper': experiment.paper,
-    'result': claims_lib.count(claim['verdict'] for claim in claims),
-    'claims': claims,
-    **_identity(experiment, settings),
-    **numbers,
-  }
-  _write(settings.directory, SUMMARY_NAME, summary)
+  _write(
+    directory,
+    SUMMARY_NAME,
+    {
+      'experiment': experiment.name,
+      'summary': experiment.summary,
+      'paper': experiment.paper,
+      'result': claims_lib.count(claim['verdict'] for claim in claims),
+      'claims': claims,
+      **_identity(experiment, settings),
+      **numbers,
+    },
+  )
   # As it will be read by others.
-  return _read(settings.directory, SUMMARY_NAME)
+  return _read(directory, SUMMARY_NAME)
 
 
 def _identity(experiment, settings):
@@ -332,13 +350,12 @@ def _identity(experiment, settings):
   return _as_written({'experiment': experiment.name, **own})
 
 
-def _expect_folder_for(experiment, settings, *, rerun):
+def _expect_folder_for(experiment, settings, directory, *, rerun):
   """Raises `RunError` if the folder is for something else."""
-  directory = settings.directory
   stored = _read(directory, SETTINGS_NAME)
   if stored is None:
-    left = [execution.TRIALS_DIR, directory_lock.LOCK_NAME]
-    if os.path.isdir(directory) and set(os.listdir(directory)) - set(left):
+    left = {execution.TRIALS_DIR, directory_lock.LOCK_NAME}
+    if os.path.isdir(directory) and set(os.listdir(directory)) - left:
       raise errors.RunError(
         f'{directory} is not empty and holds no experiment: choose another '
         'output folder.'
@@ -359,8 +376,9 @@ def _expect_folder_for(experiment, settings, *, rerun):
 
 def _clear(directory):
   """Deletes an experiment's results, the settings last."""
-  with contextlib.suppress(FileNotFoundError):
-    shutil.rmtree(os.path.join(directory, execution.TRIALS_DIR))
+  shutil.rmtree(
+    os.path.join(directory, execution.TRIALS_DIR), ignore_errors=True
+  )
   for name in (
     NUMBERS_NAME,
     SUMMARY_NAME,
@@ -368,8 +386,7 @@ def _clear(directory):
     CSV_NAME,
     SETTINGS_NAME,
   ):
-    with contextlib.suppress(FileNotFoundError):
-      os.remove(os.path.join(directory, name))
+    pathlib.Path(directory, name).unlink(missing_ok=True)
 
 
 def _as_written(value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -23,22 +23,9 @@ class Table:
     frame: The data frame.
   """
 
-  def __init__(self, columns: Any):
-    """Takes a data frame, or columns by name."""
-    self.frame = pd.DataFrame(columns)
-
-  @classmethod
-  def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> Table:
-    """A table of rows, which may lack some of the columns."""
-    return cls(list(rows))
-
-  def rows(self) -> list[dict[str, Any]]:
-    """The rows, as JSON types."""
-    return self.frame.to_dict('records')
-
-  def columns(self) -> dict[str, list[Any]]:
-    """The columns, as JSON types."""
-    return self.frame.to_dict('list')
+  def __init__(self, rows: Any):
+    """Takes whatever makes a data frame; rows may lack some of the columns."""
+    self.frame = pd.DataFrame(rows)
 
   def where(self, **fixed: Hashable) -> Table:
     """The rows that have these values in the columns of these names."""
@@ -55,7 +42,6 @@ class Table:
     """A column's values by seed, `[num_seeds]`.
 
     Args:
-      column: Column to look up.
       **fixed: Values of other columns, which together name one row of a seed.
 
     Raises:
@@ -70,7 +56,7 @@ class Table:
     )
     return frame[column].to_numpy()
 
-  def paired_difference(
+  def lead(
     self,
     column: str,
     better: Hashable,
@@ -79,37 +65,26 @@ class Table:
     by: str = 'method',
     **fixed: Hashable,
   ) -> np.ndarray:
-    """The difference between two methods' values of a column, seed by seed.
+    """One method's values of a column less another's by seed, `[num_seeds]`.
 
     Args:
-      column: Column to look up.
       better: First method: a value of the column `by`.
       worse: Second method, whose values are subtracted.
-      by: Column of the methods, or of others that are compared.
       **fixed: Values of other columns.
-
-    Returns:
-      The differences by seed, `[num_seeds]`.
     """
-    first, second = (
-      self.values(column, **{by: name}, **fixed) for name in (better, worse)
+    return self.values(column, **{by: better}, **fixed) - self.values(
+      column, **{by: worse}, **fixed
     )
-    return first - second
 
-  def curve(
-    self, column: str, over: str, **fixed: Hashable
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """A column's values by those of another one.
+  def curve(self, column: str, over: str, **fixed: Hashable) -> np.ndarray:
+    """A column's values by those of another one, `[num_seeds, n]`.
 
     Args:
-      column: Column to look up.
-      over: Other column.
+      over: The other column, whose distinct values are in their order.
       **fixed: Values of further columns.
-
-    Returns:
-      The distinct values of `over`, `[n]`, and the column's, `[num_seeds, n]`.
     """
     table = self.where(**fixed)
-    places = table.distinct(over)
-    values = [table.values(column, **{over: place}) for place in places]
-    return np.array(places), np.stack(values, axis=1)
+    return np.stack(
+      [table.values(column, **{over: place}) for place in table.distinct(over)],
+      axis=1,
+    )

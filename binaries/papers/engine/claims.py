@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from scipy import stats
 
-from tff_pfl.comparisons import tables
+from binaries.papers.engine import tables
 from tff_pfl.runs import summary as summary_lib
 
 HOLDS, FAILS, UNDECIDED = 'holds', 'fails', 'undecided'
@@ -72,15 +72,10 @@ def measured(
   worst = float(np.min(values) if below is None else np.max(values))
   # NaN is on neither side.
   holds = worst > above if below is None else worst < below
+  verdict = HOLDS if holds else FAILS
+  bound = _threshold(above, below)
   return Claim(
-    statement,
-    source,
-    worst,
-    low=None,
-    high=None,
-    threshold=_threshold(above, below),
-    num_seeds=len(values),
-    verdict=HOLDS if holds else FAILS,
+    statement, source, worst, None, None, bound, len(values), verdict
   )
 
 
@@ -120,6 +115,24 @@ def difference(
   )
 
 
+def each(
+  statement: str,
+  source: str,
+  places: Iterable[Any],
+  values: np.ndarray,
+  **bound: float,
+) -> Iterator[Claim]:
+  """A claim of `difference` for each place, such as each number of clients.
+
+  Args:
+    statement: Format of the statement, which takes the place.
+    values: `[num_seeds, num_places]`.
+    **bound: `above` or `below`.
+  """
+  for place, of_place in zip(places, np.transpose(values)):
+    yield difference(statement.format(place), source, of_place, **bound)
+
+
 def more_accurate(
   table: tables.Table,
   source: str,
@@ -140,9 +153,7 @@ def more_accurate(
     yield difference(
       f'{place}: {better} is more accurate than {worse}',
       source,
-      table.paired_difference(
-        'accuracy', better, worse, by=by, **{column: place}
-      ),
+      table.lead('accuracy', better, worse, by=by, **{column: place}),
     )
 
 
@@ -181,20 +192,21 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
   Args:
     rows: The fields of claims, each with its `experiment`.
   """
-  cells, last = [], None
-  for row in rows:
-    cells.append(
-      [
-        row['experiment'] if row['experiment'] != last else '',
-        textwrap.fill(row['statement'], 44),
-        textwrap.fill(row['source'], 16),
-        number(row),
-        row['threshold'],
-        row['num_seeds'],
-        row['verdict'],
-      ]
-    )
-    last = row['experiment']
+  cells = [
+    [
+      # Once for all of an experiment's claims.
+      ''
+      if before and before['experiment'] == row['experiment']
+      else row['experiment'],
+      textwrap.fill(row['statement'], 44),
+      textwrap.fill(row['source'], 16),
+      number(row),
+      row['threshold'],
+      row['num_seeds'],
+      row['verdict'],
+    ]
+    for before, row in zip([None, *rows], rows)
+  ]
   return summary_lib.format_table(
     cells,
     ['experiment', 'claim', 'source', 'measured', 'wanted', 'seeds', 'verdict'],

@@ -1,0 +1,1 @@
+"""What runs the papers' experiments: trials, tables, claims and figures."""
