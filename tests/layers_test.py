@@ -28,7 +28,10 @@ _ROOMS = (
 
 def _imports(path):
   """The modules of this library that a file imports, as their parts."""
-  for node in ast.walk(ast.parse(path.read_text('utf-8'))):
+  tree = ast.parse(path.read_text('utf-8'))
+  # What only names a type is not imported.
+  tree.body = [n for n in tree.body if not isinstance(n, ast.If)]
+  for node in ast.walk(tree):
     names = []
     if isinstance(node, ast.ImportFrom) and node.module:
       names = [f'{node.module}.{alias.name}' for alias in node.names]

@@ -89,7 +89,7 @@ def _as_keys(keys: Any) -> np.ndarray:
 def own_clients(
   pool: base.Pool, num_clients: int, seed: int
 ) -> tuple[base.Partition, list[str]]:
-  """Draws some of the clients that the examples name; returns also their ids."""
+  """Draws some of the clients that examples name; returns their ids, too."""
   if pool.client is None:
     raise ValueError(
       'Expected `partition` to be a rule that deals pooled examples, such as'
