@@ -41,8 +41,8 @@ EXPECTED = (
   ValueError,
   TypeError,
   OSError,
-  RunError,
   MemoryError,
+  RunError,
   grpc.RpcError,
   tf.errors.OpError,
 )

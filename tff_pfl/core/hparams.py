@@ -9,7 +9,7 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import numpy as np
@@ -77,15 +77,6 @@ def expect_copies_fit(
   """Raises `ValueError` if there is no room for as many copies of weights."""
   num_bytes = sum(np.asarray(value).nbytes for value in weights.values())
   errors.expect_room(name, number, num_bytes, len(weights))
-
-
-def expect_unrolled(name: str, number: int, weights: Collection[str]) -> None:
-  """Raises `ValueError` if a graph has no room for as many steps of weights.
-
-  They are traced one after the other, not in a loop.
-  """
-  # About ten operations for each weight.
-  errors.expect_room(name, number, num_tensors=10 * len(weights))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,6 +35,7 @@ import functools
 
 import tensorflow as tf
 
+from tff_pfl import errors
 from tff_pfl.core import client_work, example_tensors, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
@@ -147,9 +148,7 @@ def fed_em(model, hparams):
   hparams_lib.expect_copies_fit(
     'num_components', hparams.num_components, model.initial_weights
   )
-  hparams_lib.expect_unrolled(
-    'num_mixture_steps', hparams.num_mixture_steps, [_SHARES]
-  )
+  errors.expect_room('num_mixture_steps', hparams.num_mixture_steps)
   parts = copies.components(model, hparams.num_components)
   initial = copies.drawn_apart(parts, hparams.component_seed)
   mixture = copies.mixture(parts, initial)
@@ -187,7 +186,7 @@ def fed_em(model, hparams):
     steps = hparams.num_mixture_steps if num_epochs is None else num_epochs
     if not steps:
       return client.local
-    hparams_lib.expect_unrolled('new_client_epochs', steps, [_SHARES])
+    errors.expect_room('new_client_epochs', steps)
     _, log_shares = expectation_steps(
       client.received, client.local[_SHARES], client.examples, steps
     )

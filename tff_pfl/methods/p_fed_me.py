@@ -26,6 +26,7 @@ References:
 
 import dataclasses
 
+from tff_pfl import errors
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import objectives, personalization
 from tff_pfl.methods import registry
@@ -70,8 +71,11 @@ def envelope(
   model: split_model.SplitModel, hparams: PFedMeHParams
 ) -> objectives.Objective:
   """The gradient lambda (w - theta(w)) of a batch's Moreau envelope."""
-  hparams_lib.expect_unrolled(
-    'num_inner_steps', hparams.num_inner_steps, model.initial_weights
+  # Unrolled in the graph.
+  errors.expect_room(
+    'num_inner_steps',
+    hparams.num_inner_steps,
+    num_tensors=len(model.initial_weights),
   )
   loss = objectives.joint_loss(model)
   strength, rate = hparams.proximal_strength, hparams.inner_learning_rate

@@ -52,6 +52,7 @@ from typing import Optional
 
 import tensorflow as tf
 
+from tff_pfl import errors
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import objectives, personalization, phases
 from tff_pfl.methods import registry
@@ -146,8 +147,9 @@ def meta_loss(
 ) -> objectives.Objective:
   """f(w - alpha * gradient f(w)) on the batches of `hparams.phase`."""
   num_inner = hparams.num_inner_steps
-  hparams_lib.expect_unrolled(
-    'num_inner_steps', num_inner, model.initial_weights
+  # Unrolled in the graph.
+  errors.expect_room(
+    'num_inner_steps', num_inner, num_tensors=len(model.initial_weights)
   )
   outer_size, inner_size, curvature_size = hparams.batch_sizes
   loss = objectives.joint_loss(model)
