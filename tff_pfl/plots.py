@@ -1,8 +1,8 @@
 """Plots of data frames, by seaborn: curves, bars, clients, partitions.
 
 Each function draws a tidy frame on `ax`, by default the axes of a new figure of
-pyplot, and returns the axes. Several seeds are drawn as their mean with the
-sample standard deviation. `save` writes a figure.
+pyplot, with a `title`, and returns the axes. Several seeds are drawn as their
+mean with the sample standard deviation. `save` writes a figure.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ _MOST_OF_MEDIAN = 20
 _MAX_CLIENTS = 200
 _LONGEST_NAME = 16
 _SPLITS = {'train': 'training', 'test': 'test'}
+_PERCENT = ticker.FuncFormatter(lambda value, _: f'{100 * value:.6g}')
+_PLAIN = ticker.FuncFormatter(lambda value, _: f'{value:g}')
 _STYLE = {
   # A name in the data is no formula between dollar signs.
   'text.parse_math': False,
@@ -114,8 +116,6 @@ def curves(
     y_label: Label of the vertical axis; None for the metric's or the column's.
     log_x: True for a logarithmic horizontal axis.
     log_y: True for a logarithmic vertical axis.
-    title: Title of the axes.
-    ax: See the module.
     **options: Further options of `seaborn.lineplot`.
   """
   ax = ax or pyplot_axes()
@@ -188,8 +188,6 @@ def bars(
     metric: The metric of the numbers, for their label, and percent for a
       fraction.
     y_label: Label of the numbers; None for the metric's or the column's.
-    title: Title of the axes.
-    ax: See the module.
   """
   ax = ax or pyplot_axes()
   # Groups may be numbers, too.
@@ -245,8 +243,6 @@ def clients(
     scores: `Run.scores`.
     metric: The metric to draw.
     labels: Names of the scores before and after personalization.
-    title: Title of the axes.
-    ax: See the module.
   """
   ax = ax or pyplot_axes()
   both = _before_and_after(scores, metric)
@@ -278,7 +274,7 @@ def clients(
       1, 0.02, 'worst 10% ', transform=ax.transAxes, ha='right', color=_TEXT
     )
   _use_unit(ax.xaxis, metric)
-  _use_percent(ax.yaxis)
+  ax.yaxis.set_major_formatter(_PERCENT)
   _finish(ax)
   return ax
 
@@ -300,7 +296,6 @@ def changes(
     scores: `Run.scores`.
     metric: The metric to draw.
     title: Title; None for the number of clients that are worse after.
-    ax: See the module.
   """
   ax = ax or pyplot_axes()
   both = _before_and_after(scores, metric)
@@ -358,8 +353,6 @@ def boxes(
     metric: The metric of the scores.
     x: The column of the scores.
     y: The column with the names of the boxes.
-    title: Title of the axes.
-    ax: See the module.
   """
   ax = ax or pyplot_axes()
   frame = frame[np.isfinite(frame[x].astype(float))]
@@ -524,8 +517,8 @@ def panels(
     column: The column; None for a single panel.
     draw: `(frame, title=, ax=) -> Axes`, such as a `functools.partial` of
       `curves`.
-    width: Width of a panel in inches.
-    height: Height of a panel in inches.
+    width: Of a panel, in inches.
+    height: Of a panel, in inches.
     sharey: True for one vertical axis for all panels.
     shared_legend: True for one legend for all panels, which have the same
       curves.
@@ -642,28 +635,19 @@ def _use_unit(axis: Any, metric: Optional[_Metric]) -> None:
   if metric is None or not metric.is_fraction:
     return
   low, high = axis.get_view_interval()
-  missing = max(0.1 - (high - low), 0.0)
-  low, high = low - missing / 2, high + missing / 2
-  limits = (max(low, -0.03), min(high, 1.03))
-  (axis.axes.set_xlim if axis.axis_name == 'x' else axis.axes.set_ylim)(*limits)
-  _use_percent(axis)
+  missing = max(0.1 - (high - low), 0.0) / 2
+  set_limits = getattr(axis.axes, f'set_{axis.axis_name}lim')
+  set_limits(max(low - missing, -0.03), min(high + missing, 1.03))
+  axis.set_major_formatter(_PERCENT)
 
 
 def _use_plain_numbers(axis: Any) -> None:
   """Labels a logarithmic axis without formulas."""
-  plain = ticker.FuncFormatter(lambda value, _: f'{value:g}')
-  low, high = axis.get_view_interval()
-  axis.set_major_formatter(plain)
+  axis.set_major_formatter(_PLAIN)
   # Labels between powers of ten only if there are hardly any of these.
-  axis.set_minor_formatter(plain if high < 15 * low else ticker.NullFormatter())
-
-
-def _use_percent(axis: Any) -> None:
-  axis.set_major_formatter(
-    ticker.FuncFormatter(
-      # Only for possible fractions.
-      lambda value, _: f'{100 * value:.6g}' if -1e-9 < value < 1 + 1e-9 else ''
-    )
+  low, high = axis.get_view_interval()
+  axis.set_minor_formatter(
+    _PLAIN if high < 15 * low else ticker.NullFormatter()
   )
 
 
