@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.models import keras_models
 from tff_pfl import datasets
-from tff_pfl.core import example_tensors, objectives, training_loop
-from tff_pfl.models import domain_models, domains, keras_bridge, zoo
+from tff_pfl.core import objectives
+from tff_pfl.models import domain_models, domains, zoo
 
 _DOMAINS = domains.Domains(('a', 'b', 'c'), (3, 2, 1))
 _DOMAIN = np.int32([0, 1, 2, 1, 0, 0])
@@ -45,23 +46,13 @@ def _outputs(model, weights, x=_X):
   return model.forward(weights, x)[0].numpy()
 
 
-_LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-def _bridge(
-  *head,
-  loss=_LOSS,
-  **arguments,
-):
+def _bridge(*head):
   """A model of 5 features whose head is the layers given."""
   network = keras.Sequential(
     [keras.layers.Input([5]), keras.layers.Dense(4, 'relu', name='d'), *head]
   )
-  return keras_bridge.from_keras(
-    network,
-    head_layers=[layer.name for layer in head if layer.weights],
-    loss=loss,
-    **arguments,
+  return keras_models.bridge(
+    network, [layer.name for layer in head if layer.weights]
   )
 
 
@@ -98,6 +89,13 @@ def test_each_example_gets_what_is_of_its_domain(plain, model, shares_body):
     assert model.body_layers == ()
   of_domains = domain_models.multi_head(model)
   assert shares_body == ('dense_1/kernel' in of_domains.initial_weights)
+  heads = [layer for layer in of_domains.layers if layer.endswith('head')]
+  assert heads == [f'domain_{m}/head' for m in range(3)]
+  # All start as the model's own.
+  np.testing.assert_array_equal(
+    _outputs(of_domains, of_domains.initial_weights),
+    _outputs(model, model.initial_weights),
+  )
   weights = _random(of_domains)
   outputs = _outputs(of_domains, weights)
   for m in range(3):
@@ -110,23 +108,6 @@ def test_each_example_gets_what_is_of_its_domain(plain, model, shares_body):
       _outputs(plain, alone, _INPUTS)[_DOMAIN == m],
       rtol=1e-6,
     )
-
-
-def test_heads_start_as_the_models_own(model):
-  of_domains = domain_models.multi_head(model)
-  np.testing.assert_array_equal(
-    _outputs(of_domains, of_domains.initial_weights),
-    _outputs(model, model.initial_weights),
-  )
-  assert of_domains.body_layers == ('dense_1',)
-  assert of_domains.head_layers == (
-    'domain_0/head',
-    'domain_1/head',
-    'domain_2/head',
-  )
-  assert set(of_domains.weight_names(of_domains.layers)) == set(
-    of_domains.initial_weights
-  )
 
 
 def _gradient(model, weights, x, y):
@@ -148,20 +129,6 @@ def test_heads_of_other_domains_have_no_gradient(model):
   )
   for name, value in gradient.items():
     assert np.any(value) == (not name.startswith('domain_1/')), name
-
-
-def test_heads_work_on_cached_features(model):
-  of_domains = domain_models.multi_head(model)
-  weights = _random(of_domains)
-  data = tf.data.Dataset.from_tensors(
-    collections.OrderedDict(x=_INPUTS, y=_Y, domain=_DOMAIN)
-  )
-  examples = example_tensors.from_dataset(data, of_domains.element_spec)
-  features = training_loop.frozen_features(of_domains, weights, examples)
-  outputs, _ = of_domains.head(weights, features.x)
-  np.testing.assert_allclose(
-    outputs[: len(_Y)], _outputs(of_domains, weights), rtol=1e-6
-  )
 
 
 def _normalized_head():
@@ -242,105 +209,75 @@ def test_projection_is_a_linear_layer_before_the_head(use_bias):
   assert domain_models.linear_head(projected).kernel == 'head/kernel'
 
 
-def test_projection_is_the_seeds(plain):
+def test_projection_is_the_seeds_and_made_once(plain):
   first, again, other = (
-    domain_models.projected(plain, 2, seed).initial_weights
+    domain_models.projected(plain, 2, seed).initial_weights['projection/kernel']
     for seed in (0, 0, 1)
   )
-  np.testing.assert_array_equal(
-    first['projection/kernel'], again['projection/kernel']
-  )
-  assert np.all(first['projection/kernel'] != other['projection/kernel'])
+  np.testing.assert_array_equal(first, again)
+  assert np.all(first != other)
   # Of Glorot's size.
-  limit = np.sqrt(6 / (4 + 2))
-  assert np.max(np.abs(first['projection/kernel'])) <= limit
-  assert not np.any(first['projection/bias'])
+  assert np.max(np.abs(first)) <= np.sqrt(6 / (4 + 2))
+  projected = domain_models.projected(plain, 2)
+  assert domain_models.projected(projected, 2) is projected
+  with pytest.raises(ValueError, match='projected to 3 features'):
+    domain_models.projected(projected, 3)
 
 
 @pytest.mark.parametrize(
-  'make, shape, num_classes',
+  'make_head',
   [
-    (zoo.linear, [8, 8, 1], 2),
-    (zoo.mlp, [8, 8, 1], None),
-    (zoo.cnn, [8, 8, 1], 3),
-    (zoo.text_mlp, [6], 2),
-  ],
-)
-def test_heads_of_the_zoo_are_linear(make, shape, num_classes):
-  is_text = make is zoo.text_mlp
-  spec = collections.OrderedDict(
-    x=tf.TensorSpec(shape, tf.int32 if is_text else tf.float32),
-    y=tf.TensorSpec([], tf.int32 if num_classes else tf.float32),
-  )
-  head = domain_models.linear_head(make(spec, num_classes))
-  assert head == domain_models.LinearHead('head/kernel', 'head/bias')
-
-
-@pytest.mark.parametrize(
-  'head',
-  [
-    [keras.layers.Dense(3, 'softmax', name='head')],
-    [keras.layers.Dense(3, name='head'), keras.layers.ReLU(name='relu')],
-    [keras.layers.Dense(3, name='h'), keras.layers.Dense(3, name='head')],
-    [
-      keras.layers.Dense(3, use_bias=False, name='h'),
+    lambda: [keras.layers.Dense(3, 'softmax', name='head')],
+    lambda: [keras.layers.Dense(3, name='head'), keras.layers.ReLU()],
+    lambda: [keras.layers.Dense(3), keras.layers.Dense(3, name='head')],
+    lambda: [
+      keras.layers.Dense(3, use_bias=False),
       keras.layers.BatchNormalization(name='head'),
     ],
-    [
+    lambda: [
       keras.layers.Reshape([2, 2]),
-      keras.layers.LSTM(4, return_sequences=True),
+      keras.layers.SimpleRNN(4, return_sequences=True),
       keras.layers.Dense(3, name='head'),
     ],
   ],
   ids=['softmax', 'relu', 'two_layers', 'normalized', 'sequence'],
 )
-def test_other_heads_are_refused(head):
-  model = _bridge(*[type(x).from_config(x.get_config()) for x in head])
-  with pytest.raises(
-    ValueError,
-    match='`model`.*single dense layer without an activation.*with the head',
-  ):
-    domain_models.linear_head(model)
-
-
-@pytest.mark.parametrize(
-  'transform',
-  [
+def test_other_heads_are_not_linear(make_head):
+  model = domain_models.with_domains(_bridge(*make_head()), _DOMAINS)
+  for use in (
     domain_models.domain_as_input,
     lambda model: domain_models.projected(model, 2),
-  ],
-)
-def test_what_changes_the_head_refuses_one_that_is_not_linear(transform):
-  with pytest.raises(ValueError, match='single dense layer'):
-    transform(_normalized_head())
+  ):
+    with pytest.raises(
+      ValueError,
+      match='`model`.*single dense layer without an activation.*with the head',
+    ):
+      use(model)
 
 
 @pytest.mark.parametrize(
   'make, reason',
   [
-    *(
-      (
-        lambda plain, model, options=options: domain_models.domain_model(
-          plain, **options
-        ),
-        '`model`.*domain_model',
-      )
-      for options in (
-        {'kind': 'input'},
-        {'kind': 'multi_head'},
-        {'kind': 'shared', 'reweighted': True},
-      )
+    (
+      lambda plain, _: domain_models.domain_model(plain, 'input'),
+      '`model`.*domain_model',
     ),
     (
-      lambda plain, model: domain_models.domain_model(model, 'separate'),
+      lambda plain, _: domain_models.domain_model(
+        plain, 'shared', reweighted=True
+      ),
+      '`model`.*domain_model',
+    ),
+    (
+      lambda _, model: domain_models.domain_model(model, 'separate'),
       '`domain_model`.*shared, multi_head, input',
     ),
     (
-      lambda plain, model: domain_models.with_domains(model, _DOMAINS),
+      lambda _, model: domain_models.with_domains(model, _DOMAINS),
       '`model`.*without domains',
     ),
     (
-      lambda plain, model: domain_models.projected(plain, 1.5),
+      lambda plain, _: domain_models.projected(plain, 1.5),
       '`projection_dim`.*at least 1',
     ),
   ],
@@ -348,10 +285,3 @@ def test_what_changes_the_head_refuses_one_that_is_not_linear(transform):
 def test_what_cannot_be_made_of_domains_is_refused(plain, model, make, reason):
   with pytest.raises(ValueError, match=reason):
     make(plain, model)
-
-
-def test_a_projected_model_is_not_projected_again(plain):
-  projected = domain_models.projected(plain, 2)
-  assert domain_models.projected(projected, 2) is projected
-  with pytest.raises(ValueError, match='projected to 3 features'):
-    domain_models.projected(projected, 3)

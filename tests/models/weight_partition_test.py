@@ -1,5 +1,4 @@
 import keras
-import numpy as np
 import pytest
 
 from tests.models import keras_models
@@ -44,17 +43,3 @@ def test_layers_divide_all_weights(
   assert tuple(partition.global_names) == global_names
   assert tuple(partition.local_names) == local_names
   assert tuple(partition.names) == tuple(model.initial_weights)
-
-
-def test_split_and_merge_are_inverse_and_keep_the_order(model):
-  partition = weight_partition.WeightPartition.by_layer(
-    model, ['first', 'head']
-  )
-  shuffled = dict(reversed(list(model.initial_weights.items())))
-  global_weights, local_weights = partition.split(shuffled)
-  assert tuple(global_weights) == NORM
-  assert tuple(local_weights) == FIRST + HEAD
-  merged = partition.merge(global_weights, local_weights)
-  assert tuple(merged) == tuple(model.initial_weights)
-  for name, value in model.initial_weights.items():
-    np.testing.assert_array_equal(merged[name], value)
