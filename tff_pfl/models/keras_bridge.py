@@ -177,11 +177,21 @@ def from_keras(
     jit_compile=jit_compile,
     layer_outputs=_layer_outputs(graph, pure, layers),
     units=keras_graph.find_units(graph, layers, variables),
-    regularizers=keras_purity.regularizers(variables),
+    regularizers={
+      name: variable.regularizer
+      for name, variable in variables.items()
+      if variable.regularizer is not None
+    },
     keras_graph=graph,
     **output_fields,
   )
-  _check_finite(result)
+  for name, value in result.initial_weights.items():
+    errors.expect(
+      np.isfinite(value).all(),
+      'model',
+      'a Keras model with finite weights',
+      f'NaN or infinite numbers in {name}',
+    )
   operations = keras_purity.check_pure(graph, result, variables)
   if output is None and not graph.is_plain:
     _check_same(model, result, pure)
@@ -271,16 +281,6 @@ def _layer_outputs(graph, pure, layers):
   return layer_outputs
 
 
-def _check_finite(model):
-  for name, value in model.initial_weights.items():
-    errors.expect(
-      np.isfinite(value).all(),
-      'model',
-      'a Keras model with finite weights',
-      f'NaN or infinite numbers in {name}',
-    )
-
-
 def _check_same(model, result, pure):
   """Raises `ValueError` if a Keras model differs from its graph.
 
@@ -303,7 +303,7 @@ def _check_same(model, result, pure):
   )
   x = keras_losses.some_inputs(result, rng)
   given = x
-  if isinstance(model.input if hasattr(model, 'input') else None, list):
+  if isinstance(result.keras_graph.model.input, list):
     given = result.keras_graph.flat_inputs(x)
   for mode in (
     split_model.INFERENCE,

@@ -16,6 +16,7 @@ from typing import Any, Optional
 
 import keras
 import tensorflow as tf
+import tree
 
 from tff_pfl import errors
 from tff_pfl.models import split_model, units
@@ -94,11 +95,17 @@ def functional_of(
       )
     )
   if input_spec is None:
-    input_spec = _specs_of_shapes(shapes)
+    input_spec = keras.tree.map_shape_structure(
+      lambda shape: tf.TensorSpec(shape[1:]), shapes
+    )
 
   def trace(**arguments):
-    inputs = tf.nest.map_structure(
-      lambda of: keras.Input(of.shape, dtype=of.dtype.name, name=of.name),
+    inputs = tree.map_structure_with_path(
+      lambda path, of: keras.Input(
+        of.shape,
+        dtype=of.dtype.name,
+        name=path[-1] if isinstance(input_spec, dict) else of.name,
+      ),
       input_spec,
     )
     return keras.Model(
@@ -139,17 +146,6 @@ def _kinds(model):
     for of in model.operations
     if not isinstance(of, keras.layers.InputLayer)
   )
-
-
-def _specs_of_shapes(shapes):
-  if isinstance(shapes, dict):
-    return {
-      name: tf.TensorSpec(shape[1:], name=name)
-      for name, shape in shapes.items()
-    }
-  if isinstance(shapes[0], (list, tuple)):
-    return [tf.TensorSpec(shape[1:]) for shape in shapes]
-  return tf.TensorSpec(shapes[1:])
 
 
 def with_output(model: keras.Model, output: Optional[str]) -> keras.Model:
@@ -213,11 +209,6 @@ class Node:
   def is_layer(self) -> bool:
     """True for a call of a layer, False for one of an operation."""
     return isinstance(self.operation, keras.Layer)
-
-  @property
-  def has_weights(self) -> bool:
-    """True for a call of a layer with weights."""
-    return self.is_layer and bool(self.operation.weights)
 
 
 class Graph:
@@ -290,7 +281,9 @@ class Graph:
         said = node.arguments.kwargs.get('training')
         if said is None or not self._is_traced:
           said = training
-        if _is_plain_model(node.operation):
+        if isinstance(node.operation, keras.Model) and _is_of_keras(
+          node.operation
+        ):
           self._has_nested = True
           nested = functional_of(node.operation)
           results = self._add(
@@ -421,11 +414,6 @@ def _kind(operation):
   return None if is_given else kind
 
 
-def _is_plain_model(operation):
-  """Returns True for models of Keras's own classes."""
-  return isinstance(operation, keras.Model) and _is_of_keras(operation)
-
-
 def _is_of_keras(operation):
   return type(operation).__module__.startswith('keras.')
 
@@ -473,7 +461,8 @@ def name_weights(graph):
       for variable in owner.variables:
         # A weight that layers share belongs to the first one. Integers, such
         # as seeds, are no weights.
-        if id(variable) in known or not _is_float(variable):
+        is_float = tf.as_dtype(variable.dtype).is_floating
+        if id(variable) in known or not is_float:
           continue
         known.add(id(variable))
         suffix = f'/{variable.path}'.partition(f'/{owner.name}/')[2]
@@ -490,17 +479,10 @@ def name_weights(graph):
           statistics.add(weight)
       if names:
         layers[name] = tuple(names)
-  if not variables:
-    raise ValueError(
-      errors.message(
-        'model', 'a model with weights', f'{graph.name!r} with none'
-      )
-    )
+  errors.expect(
+    variables, 'model', 'a model with weights', f'{graph.name!r} with none'
+  )
   return variables, layers, frozenset(statistics)
-
-
-def _is_float(variable):
-  return tf.as_dtype(variable.dtype).is_floating
 
 
 def find_units(graph, layers, variables):
@@ -590,7 +572,7 @@ def head_nodes(graph, head_layers):
       head.append(node)
     elif any(graph.maker.get(key) in head for key in node.sources.values()):
       # Every node leads to the output: this also finds heads that end early.
-      if node.has_weights:
+      if node.is_layer and node.operation.weights:
         raise ValueError(
           'Expected `head_layers` to be the end of the network, found layer '
           f'{node.name!r} with weights after the head; add it to '

@@ -98,8 +98,7 @@ def resolve(
       `keras_bridge.from_keras`.
 
   Returns:
-    The spec of one label, and the loss and metrics by the names of
-    `SplitModel`'s fields.
+    The spec of one label, and fields of the `SplitModel` by name.
   """
   shape = tuple(graph.tensors[graph.output].shape[1:])
   errors.expect(
@@ -132,33 +131,29 @@ def resolve(
       class_weights.weighted(loss.function, class_weight, classifier)
     )
 
-  def functions_of(metric):
+  def metric_of(metric, higher_is_better=None):
     name, metric_function = _named_metric(metric, loss)
     function = elements.mean_of(metric_function)
     if name.endswith('accuracy'):
       function = elements.wrong_where_diverged(function)
-    return name, metric_function, function
-
-  def metric_of(metric):
-    name, metric_function, function = functions_of(metric)
-    is_higher_better = _is_higher_better(name, metric_function, None)
-    return split_model.PrimaryMetric(name, is_higher_better), function
+    if higher_is_better is None:
+      higher_is_better = _is_higher_better(name, metric_function)
+    return split_model.PrimaryMetric(name, higher_is_better), function
 
   resolved = collections.OrderedDict()
   primary = split_model.LOSS
   for metric in metrics:
-    name, metric_function, function = functions_of(metric)
+    # The primary metric is the first one.
+    found, function = metric_of(metric, True if resolved else higher_is_better)
     errors.expect(
-      name not in (*resolved, 'loss', 'examples'),
+      found.name not in (*resolved, 'loss', 'examples'),
       'metrics',
       'distinct names other than loss',
-      name,
+      found.name,
     )
     if not resolved:
-      primary = split_model.PrimaryMetric(
-        name, _is_higher_better(name, metric_function, higher_is_better)
-      )
-    resolved[name] = function
+      primary = found
+    resolved[found.name] = function
   return label_spec, {
     'loss': elements.mean_of(loss.function),
     'training_loss': training_loss,
@@ -479,15 +474,13 @@ def _named_metric(metric, loss):
   return name or type(metric).__name__, function
 
 
-def _is_higher_better(name, function, given):
-  """Returns True for a metric whose higher values are better."""
-  if given is not None:
-    return given
+def _is_higher_better(name, function):
+  """Returns True for a metric of Keras whose higher values are better."""
   errors.expect(
     _is_of_keras(function),
     'higher_is_better',
     f'True or False, for the metric {name!r} is not one of Keras',
-    given,
+    None,
   )
   return not _is_of_keras(function, 'losses')
 

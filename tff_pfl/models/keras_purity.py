@@ -99,15 +99,6 @@ def _reason_against(module, layer):
   return None
 
 
-def regularizers(variables):
-  """Returns weight name to regularizer, `(weight) -> scalar`."""
-  return {
-    name: variable.regularizer
-    for name, variable in variables.items()
-    if variable.regularizer is not None
-  }
-
-
 def _seed(seed):
   """Returns the seed of a draw, by its generator's place and draws so far."""
   mode = _CALL.mode
