@@ -161,9 +161,12 @@ def _random_integers(attributes):
 
   def integers(shape, key, counter, algorithm):
     del algorithm
-    numbers = philox.integers(
-      shape, key[tf.newaxis], counter[tf.newaxis], _wide_product
+    # LiteRT can reshape no integers of 64 bits.
+    key, counter = (
+      tf.reshape(tf.bitcast(value, tf.int32), [1, -1])
+      for value in (key, counter)
     )
+    numbers = philox.integers(shape, key, counter, _wide_product)
     return tf.bitcast(numbers[0], dtype)
 
   return _traced(

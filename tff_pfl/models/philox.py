@@ -36,9 +36,9 @@ def integers(
 
   Args:
     shape: Shape of one seed's numbers, integers `[rank]`.
-    keys: uint64 `[seeds, 1]`.
-    counters: uint64 `[seeds, 2]`, whose lowest 32 bits are 0 unless there are
-      no more than four numbers.
+    keys: uint64 `[seeds, 1]`, or as words int32 `[seeds, 2]`.
+    counters: uint64 `[seeds, 2]`, or as words int32 `[seeds, 4]`; the lowest 32
+      bits are 0 unless there are no more than four numbers.
     wide_product: From uint32 words and a factor to the high and the low words
       of their products.
 
