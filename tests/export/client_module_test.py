@@ -24,13 +24,18 @@ pytestmark = pytest.mark.usefixtures('runtime')
 _NEW_CLIENT = 99
 # One of each kind: one model, heads of domains, personal units, several models,
 # a personal copy, a mixture, inner steps; the first has a local head.
-_SLOW = ('fed_avg', 'fed_dar', 'fed_split', 'ifca', 'ditto', 'fed_em')
+_SLOW = (
+  'fed_avg',
+  'fed_dar',
+  'fed_split',
+  'ifca',
+  'ditto',
+  'fed_em',
+  'per_fed_avg',
+)
 _kinds = pytest.mark.parametrize(
   'name',
-  [
-    'fed_rep',
-    *(pytest.param(n, marks=pytest.mark.slow) for n in (*_SLOW, 'per_fed_avg')),
-  ],
+  ['fed_rep', *(pytest.param(n, marks=pytest.mark.slow) for n in _SLOW)],
 )
 
 
@@ -45,12 +50,20 @@ def _exported_once():
 def _exported(name):
   """A method after a round, with the model that it gives the new client.
 
+  Examples of FedRep have weights.
+
   Returns:
     `(client module, model, its examples, its weights, predicted examples)`.
   """
   model = toy_problems.model_for(name, toy_problems.classifier())
-  process = registry.build(name, model, seed=3)
   clients = [toy_problems.labeled_examples(n, n) for n in (7, 23, 12)]
+  if name == 'fed_rep':
+    model = class_weights.with_sample_weight(model)
+    clients = [
+      toy_problems.changed(c, weight=np.arange(len(c.y), dtype=np.float32))
+      for c in clients
+    ]
+  process = registry.build(name, model, seed=3)
   *clients, new = toy_problems.examples_for(name, clients)
   state, _, _ = toy_problems.train(process, clients)
   client_state = process.initialize_client_state(_NEW_CLIENT)
@@ -64,8 +77,10 @@ def _exported(name):
 
 
 def _rows(examples):
+  """Arguments of `personalize`, `evaluate` and `predict`."""
   rows = client_module.rows_of(examples)
-  return rows, {name: rows[name] for name in rows if name != 'y'}
+  labeled = {name: rows[name] for name in rows if name != 'weight'}
+  return rows, labeled, {name: labeled[name] for name in labeled if name != 'y'}
 
 
 def _tensors(rows):
@@ -75,9 +90,7 @@ def _tensors(rows):
 def _expected(model, weights, examples):
   """What `predict` and `evaluate` say with some weights."""
   weights = {name: tf.constant(value) for name, value in weights.items()}
-  x, _ = domains.join(
-    tf.nest.map_structure(tf.constant, dict(examples.as_dict()))
-  )
+  x, _ = domains.join(_tensors(examples.as_dict()))
   outputs = model.forward(weights, x)[0]
   padded = client_examples.padded(examples)
   means = objectives.means(scoring.evaluate(model, weights, padded))
@@ -104,12 +117,11 @@ def test_a_saved_model_does_what_the_process_does(name, exported, tmp_path):
   path = saved_model.save(tmp_path, client, version=3)
   assert path == str(tmp_path / '3')
   signatures = tf.saved_model.load(path).signatures
-  rows, inputs = _rows(examples)
-  rows, inputs = _tensors(rows), _tensors(inputs)
+  rows, labeled, inputs = map(_tensors, _rows(examples))
   before = {k: v.numpy() for k, v in client.weights.items()}
   predicted, evaluated = _expected(model, before, examples)
   _assert_close(signatures['serving_default'](**inputs), predicted)
-  _assert_close(signatures['evaluate'](**rows), evaluated)
+  _assert_close(signatures['evaluate'](**labeled), evaluated)
   personal = signatures['personalize'](**rows)
   _assert_close(
     personal, {client_module.plain_name(n): v for n, v in weights.items()}
@@ -122,46 +134,10 @@ def test_a_saved_model_does_what_the_process_does(name, exported, tmp_path):
   _assert_close(signatures['predict'](**inputs), predicted)
 
 
-def test_personalize_alone_takes_weights(tmp_path):
-  model = class_weights.with_sample_weight(toy_problems.classifier())
-  process = registry.build('fed_rep', model, seed=3)
-  state = process.initialize()
-  client_state = process.initialize_client_state(_NEW_CLIENT)
-  examples = toy_problems.changed(
-    toy_problems.labeled_examples(12, 0), weight=np.arange(12, dtype=np.float32)
-  )
-  personal = process.personalize(
-    state, client_state, client_examples.padded(examples)
-  )
-  client = client_module.ClientModule(
-    process, state, client_state, model.initial_weights
-  )
-  rows, _ = _rows(examples)
-  labeled = {name: rows[name] for name in ('x', 'y')}
-  path = saved_model.save(tmp_path, client, version=1)
-  signatures = tf.saved_model.load(path).signatures
-  run = _runner(tflite.convert(client))
-  predicted, evaluated = _expected(model, model.initial_weights, examples)
-  expected = {
-    client_module.plain_name(n): v for n, v in personal.weights.items()
-  }
-  for of_file in (
-    run,
-    lambda name: lambda **r: signatures[name](**_tensors(r)),
-  ):
-    _assert_close(of_file('predict')(x=rows['x']), predicted)
-    _assert_close(of_file('evaluate')(**labeled), evaluated)
-  _assert_close(signatures['personalize'](**_tensors(rows)), expected)
-  run('personalize')(**rows)
-  _assert_close(run('weights')(), expected)
-
-
 _all_methods = pytest.mark.parametrize(
   'name',
   [
-    name
-    if name in ('fed_rep', 'ditto')
-    else pytest.param(name, marks=pytest.mark.slow)
+    pytest.param(name, marks=() if name == 'fed_rep' else pytest.mark.slow)
     for name in registry.ALGORITHMS
   ],
 )
@@ -171,12 +147,12 @@ _all_methods = pytest.mark.parametrize(
 def test_a_tflite_file_is_personalized_and_keeps_weights(name, exported):
   client, model, examples, weights = exported(name)
   content = tflite.convert(client)
-  rows, inputs = _rows(examples)
+  rows, labeled, inputs = _rows(examples)
   run = _runner(content)
   before = {k: v.numpy() for k, v in client.weights.items()}
   predicted, evaluated = _expected(model, before, examples)
   _assert_close(run('predict')(**inputs), predicted)
-  _assert_close(run('evaluate')(**rows), evaluated)
+  _assert_close(run('evaluate')(**labeled), evaluated)
   personal, scores = _expected(model, weights, examples)
   _assert_close(run('personalize')(**rows), scores)
   _assert_close(run('predict')(**inputs), personal)
@@ -204,7 +180,7 @@ def test_a_quantized_file_predicts_nearly_the_same(quantization, exported):
   assert list(file.get_signature_list()) == ['predict']
   before = {k: v.numpy() for k, v in client.weights.items()}
   np.testing.assert_allclose(
-    tflite.predictor(content)(**_rows(examples)[1])['probabilities'],
+    tflite.predictor(content)(**_rows(examples)[2])['probabilities'],
     _expected(model, before, examples)[0]['probabilities'],
     atol=0.02,
   )
@@ -245,15 +221,15 @@ def test_what_litert_does_not_have_is_refused_by_name():
   network = keras.Sequential(
     [
       keras.layers.Input([5]),
-      keras.layers.Dense(4, activation=keras.activations.gelu),
+      keras.layers.Dense(4, activation=tf.math.erfc),
       keras.layers.Dense(3, name='head'),
     ]
   )
-  process = registry.build('ditto', toy_problems.classifier_from(network))
+  process = registry.build('fed_avg', toy_problems.classifier_from(network))
   state = process.initialize()
   client = client_module.new_client_module(process, state, _NEW_CLIENT)
   with pytest.raises(ValueError, match='LiteRT.*Erfc'):
-    tflite.convert(client)
+    tflite.convert(client, 'float16')
 
 
 @pytest.mark.slow
@@ -263,7 +239,7 @@ def test_files_run_in_an_environment_without_tensorflow(exported, tmp_path):
   install = [python, '-m', 'pip', 'install', '-q', 'ai-edge-litert==2.3.0']
   subprocess.run(install, check=True)
   client, _, examples, _ = exported('fed_rep')
-  _, inputs = _rows(examples)
+  inputs = _rows(examples)[2]
   np.save(tmp_path / 'x.npy', inputs['x'])
   script = (
     'import sys, numpy\n'

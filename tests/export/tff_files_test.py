@@ -24,16 +24,16 @@ def _leaves(value):
 
 
 @pytest.fixture(scope='module', name='saved')
-def _saved_fed_rep(runtime, tmp_path_factory):
+def _saved_fed_avg(runtime, tmp_path_factory):
   """A folder, the clients' data and the next round's result."""
   directory = tmp_path_factory.mktemp('saved')
-  return directory, *_saved(directory, 'fed_rep', stateless=True)
+  return directory, *_saved(directory, 'fed_avg')
 
 
-def _saved(directory, name, **options):
+def _saved(directory, name):
   """Saves a method after a round; returns the next round's result."""
   model = toy_problems.model_for(name, toy_problems.classifier())
-  process = registry.build(name, model, seed=3, **options)
+  process = registry.build(name, model, seed=3)
   learning_process = process.to_learning_process()
   clients = toy_problems.examples_for(name, _CLIENTS)
   data = toy_problems.as_datasets(clients)

@@ -271,48 +271,30 @@ def test_models_that_draw_predict_as_keras_and_train_by_seed(kind):
   assert keras_models.state_of(model) == state
 
 
-@pytest.mark.parametrize(
-  'kind',
-  [
-    pytest.param(kind, marks=() if kind == 'padded_words' else pytest.mark.slow)
-    for kind in KINDS
-  ],
-)
-def test_training_compiles_with_xla(kind):
-  bridged = keras_models.bridge(keras_models.jitter(KINDS[kind]()))
-  x, y = keras_models.examples(bridged)
-
-  def step():
-    output = keras_models.step_of(bridged, x, y)
-    return [*map(tf.convert_to_tensor, output.gradient.values())]
-
-  plain = tf.function(step)()
-  compiled = tf.function(step, jit_compile=True)()
-  tf.nest.map_structure(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
-    compiled,
-    plain,
-  )
-
-
 # Several inputs and outputs.
+
+
+def _run_of(bridged, x, folder, **options):
+  """A round of training on twenty examples of each of two clients."""
+  data = datasets.FederatedDataset.from_arrays(
+    x, np.arange(40) % 3, num_clients=2, **options
+  )
+  process = registry.build('fed_avg', bridged)
+  arguments = dict(num_rounds=1, cohort_size=2, show_progress=False)
+  return data, training.run(process, data, str(folder / 'run'), **arguments)
 
 
 def test_several_inputs_go_from_arrays_to_predictions(tmp_path):
   rng = np.random.default_rng(0)
   x = {'right': rng.normal(size=[40, 3]), 'left': rng.normal(size=[40, 4])}
-  y = np.arange(40) % 3
-  data = datasets.FederatedDataset.from_arrays(
-    x, y, num_clients=2, transform=lambda x: {k: v / 2 for k, v in x.items()}
+  model = _two_inputs(list)
+  bridged = keras_models.bridge(model, jit_compile=False)
+  data, run = _run_of(
+    bridged, x, tmp_path, transform=lambda x: {k: v / 2 for k, v in x.items()}
   )
   assert repr(data).endswith("x={'left': [4], 'right': [3]})")
   examples = data.train('client_0')
   assert [list(v.shape) for v in examples.x.values()] == [[16, 4], [16, 3]]
-  model = _two_inputs(list)
-  bridged = keras_models.bridge(model, jit_compile=False)
-  process = registry.build('fed_avg', bridged)
-  arguments = dict(num_rounds=1, cohort_size=2, show_progress=False)
-  run = training.run(process, data, str(tmp_path / 'run'), **arguments)
   weights = run.personal_weights('client_0')
   keras_bridge.to_keras(model, weights)
   np.testing.assert_allclose(
@@ -322,13 +304,8 @@ def test_several_inputs_go_from_arrays_to_predictions(tmp_path):
   )
   with pytest.raises(ValueError, match='dict of the inputs left, right, found'):
     prediction.predict(bridged, weights, examples.x['left'])
-  other = datasets.FederatedDataset.from_arrays(x['left'], y, num_clients=2)
   with pytest.raises(ValueError, match=r'x.left is float32\(4,\) and x.right'):
-    training.run(process, other, output_dir=str(tmp_path / 'o'), **arguments)
-  with pytest.raises(ValueError, match=r'as long as `x` \(5 examples\)'):
-    datasets.FederatedDataset.from_arrays(
-      {**x, 'left': x['left'][:5]}, y, num_clients=2
-    )
+    _run_of(bridged, x['left'], tmp_path / 'other')
 
 
 @pytest.mark.parametrize('form', [list, dict])
@@ -439,47 +416,66 @@ class _Words(keras.Model):
     return self.head(keras.ops.mean(self.embedding(inputs), axis=1))
 
 
-def test_a_subclassed_model_may_take_integers():
-  model = _Words()
-  x = tf.constant([[1, 2, 3, 4]])
+class _Both(keras.Model):
+  def __init__(self):
+    super().__init__(name='both')
+    self.head = layers.Dense(3, name='head')
+
+  def call(self, inputs):
+    return self.head(keras.ops.concatenate(keras.tree.flatten(inputs), -1))
+
+
+@pytest.mark.parametrize(
+  'model, x, input_spec',
+  [
+    (
+      _Words(),
+      tf.constant([[1, 2, 3, 4]]),
+      tf.TensorSpec([4], tf.int32, name='x'),
+    ),
+    (_Both(), [tf.ones([1, 4]), tf.zeros([1, 4])], None),
+    (_Both(), {'b': tf.ones([1, 4]), 'a': tf.zeros([1, 4])}, None),
+  ],
+  ids=['integers', 'list', 'dict'],
+)
+def test_a_subclassed_model_may_take_what_others_take(model, x, input_spec):
   expected = model(x)
-  spec = tf.TensorSpec([4], tf.int32, name='x')
-  bridged = keras_models.bridge(model, input_spec=spec)
-  assert bridged.element_spec['x'].dtype == tf.int32
+  bridged = keras_models.bridge(model, input_spec=input_spec)
+  spec = bridged.element_spec['x']
+  if isinstance(x, list):
+    x = dict(zip(spec, x))
+  assert [s.dtype for s in tf.nest.flatten(spec)] == [
+    value.dtype for value in tf.nest.flatten(x)
+  ]
   np.testing.assert_allclose(
     bridged.forward(bridged.initial_weights, x)[0], expected, rtol=1e-6
   )
 
 
-class _OtherInTraining(_Subclassed):
-  def call(self, inputs, training=None):
-    hidden = self.blocks[0](inputs)
-    return self.head(keras.ops.relu(hidden) if training else hidden)
+class _Odd(keras.Model):
+  """Calls its layers in a way of its own."""
 
-
-class _TiedOutside(keras.Model):
-  def __init__(self):
+  def __init__(self, way):
     super().__init__(name='odd')
+    self.way = way
     self.first = layers.Dense(4)
     self.head = layers.Dense(3, name='head')
 
-  def call(self, inputs):
-    hidden = self.first(inputs)
-    kernel = keras.ops.transpose(self.first.kernel)
-    return self.head(keras.ops.matmul(hidden, kernel))
-
-
-class _OwnWeight(_TiedOutside):
   def build(self, input_shape):
-    self.scale = self.add_weight(shape=(), name='scale')
+    if self.way == 'weight':
+      self.scale = self.add_weight(shape=(), name='scale')
 
-  def call(self, inputs):
-    return self.head(self.first(inputs * keras.ops.exp(self.scale)))
-
-
-class _OwnConstant(_TiedOutside):
   def call(self, inputs, training=None):
-    return self.head(self.first(inputs) * (3.0 if training else 1.0))
+    hidden = self.first(inputs)
+    if self.way == 'layer' and training:
+      hidden = keras.ops.relu(hidden)
+    elif self.way == 'tied':
+      hidden = keras.ops.matmul(hidden, keras.ops.transpose(self.first.kernel))
+    elif self.way == 'weight':
+      hidden *= keras.ops.exp(self.scale)
+    elif self.way == 'constant':
+      hidden *= 3.0 if training else 1.0
+    return self.head(hidden)
 
 
 class _OwnCall(keras.Sequential):
@@ -505,10 +501,10 @@ def _called_on_another_type():
   'make, reason',
   [
     (_Subclassed, "call a subclassed model on examples once.*'subclassed'"),
-    (lambda: called(_OtherInTraining()), 'does the same in training'),
-    (lambda: called(_TiedOutside()), 'other numbers for other weights'),
-    (lambda: called(_OwnWeight()), 'has others'),
-    (lambda: called(_OwnConstant()), 'other numbers in training'),
+    (lambda: called(_Odd('layer')), 'does the same in training'),
+    (lambda: called(_Odd('tied')), 'other numbers for other weights'),
+    (lambda: called(_Odd('weight')), 'has others'),
+    (lambda: called(_Odd('constant')), 'other numbers in training'),
     (
       lambda: _OwnCall([keras.Input((4,)), layers.Dense(3, name='head')]),
       'without a `call` of its own',
@@ -551,13 +547,8 @@ def test_layers_and_losses_may_hold_tensors(tmp_path):
     task='classification',
     jit_compile=False,
   )
-  rng = np.random.default_rng(0)
-  data = datasets.FederatedDataset.from_arrays(
-    rng.normal(size=[20, 4]), np.arange(20) % 3, num_clients=2
-  )
-  process = registry.build('fed_avg', bridged)
-  arguments = dict(num_rounds=1, cohort_size=2, show_progress=False)
-  run = training.run(process, data, str(tmp_path / 'run'), **arguments)
+  x = np.random.default_rng(0).normal(size=[40, 4])
+  _, run = _run_of(bridged, x, tmp_path)
   after = run.global_weights()['head/kernel']
   assert not np.array_equal(after, bridged.initial_weights['head/kernel'])
 

@@ -19,6 +19,7 @@ _SPARSE = keras_models.SPARSE
 _ONE_HOT = losses.CategoricalCrossentropy(from_logits=True)
 _BINARY = losses.BinaryCrossentropy(from_logits=True)
 _BINARY_ACCURACY = keras.metrics.BinaryAccuracy(threshold=0, name='accuracy')
+_ACCURACY_OF_ALL = keras.metrics.BinaryAccuracy(name='accuracy')
 
 
 def nats(y, p):
@@ -47,19 +48,8 @@ def _dense(units, activation=None):
   return sequential(layers.Dense(5, 'tanh'), units=units, activation=activation)
 
 
-def _softmax_in_a_lambda():
-  return keras.Sequential(
-    [
-      keras.Input((4,)),
-      layers.Dense(3, name='head'),
-      layers.Lambda(tf.nn.softmax),
-    ]
-  )
-
-
-def _reshaped_sigmoid():
-  model = _dense(1, 'sigmoid')
-  return keras.Model(model.inputs[0], layers.Reshape((1,))(model.outputs[0]))
+def _followed(layer, *head):
+  return keras.Sequential([keras.Input((4,)), *_dense(*head).layers, layer])
 
 
 def _tags(units, activation=None):
@@ -70,86 +60,67 @@ def _tags(units, activation=None):
   )
 
 
-# Name -> (model, loss, metrics) and arguments of Keras's `fit`.
+def _steps():
+  return sequential(layers.Conv1D(4, 3, padding='same'), shape=(6, 2))
+
+
+_OBJECTS = [
+  'accuracy',
+  keras.metrics.SparseTopKCategoricalAccuracy(2, name='top'),
+  keras.metrics.SparseCategoricalCrossentropy('nats', from_logits=True),
+  margin,
+]
+_SMOOTH = losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.2)
+_IGNORING = losses.SparseCategoricalCrossentropy(True, ignore_class=0)
+
+# Name -> (model, or the units and activation of its head; loss; metrics) and
+# weights of classes.
 _CASES = {
-  'probabilities': (
-    lambda: _dense(3, 'softmax'),
-    'sparse_categorical_crossentropy',
-    ['accuracy', keras.metrics.SparseTopKCategoricalAccuracy(2, name='top')],
-  ),
-  'logits': (
-    lambda: _dense(3),
-    _SPARSE,
-    [
-      'accuracy',
-      keras.metrics.SparseCategoricalCrossentropy('nats', from_logits=True),
-      margin,
-    ],
-  ),
-  'label_smoothing': (
-    lambda: _dense(3),
-    losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.2),
+  'by_name': ((3, 'softmax'), 'sparse_categorical_crossentropy', ['accuracy']),
+  'by_object': ((3,), _SPARSE, _OBJECTS),
+  'label_smoothing': ((3,), _SMOOTH, ['accuracy']),
+  'focal': ((3, 'softmax'), 'categorical_focal_crossentropy', ['mse']),
+  'categorical_hinge': ((3,), 'categorical_hinge', ['accuracy']),
+  'binary': ((1, 'sigmoid'), 'binary_crossentropy', ['accuracy', 'mse']),
+  'binary_logits': ((1,), _BINARY, [_BINARY_ACCURACY]),
+  'binary_focal': ((1, 'sigmoid'), 'binary_focal_crossentropy', ['accuracy']),
+  'several_labels': ((3, 'sigmoid'), 'binary_crossentropy', [_ACCURACY_OF_ALL]),
+  'hinge': ((1,), 'hinge', [_BINARY_ACCURACY]),
+  'reshaped': (
+    lambda: _followed(layers.Reshape((1,)), 1, 'sigmoid'),
+    'binary_crossentropy',
     ['accuracy'],
   ),
-  'categorical_focal': (
-    lambda: _dense(3, 'softmax'),
-    'categorical_focal_crossentropy',
-    ['accuracy', 'mse'],
-  ),
-  'categorical_hinge': (lambda: _dense(3), 'categorical_hinge', ['accuracy']),
-  'binary': (
-    lambda: _dense(1, 'sigmoid'),
-    'binary_crossentropy',
-    ['accuracy', 'mse'],
-  ),
-  'binary_logits': (lambda: _dense(1), _BINARY, [_BINARY_ACCURACY]),
-  'binary_focal': (
-    lambda: _dense(1, 'sigmoid'),
-    'binary_focal_crossentropy',
-    ['accuracy'],
-  ),
-  'several_labels': (
-    lambda: _dense(3, 'sigmoid'),
-    'binary_crossentropy',
-    [keras.metrics.BinaryAccuracy(name='accuracy')],
-  ),
-  'hinge': (lambda: _dense(1), 'hinge', [_BINARY_ACCURACY]),
-  'reshaped_sigmoid': (_reshaped_sigmoid, 'binary_crossentropy', ['accuracy']),
   'softmax_in_a_lambda': (
-    _softmax_in_a_lambda,
+    lambda: _followed(layers.Lambda(tf.nn.softmax), 3),
     'sparse_categorical_crossentropy',
     ['accuracy'],
   ),
-  'mse': (lambda: _dense(1), 'mse', ['mae']),
-  'mae_of_vectors': (lambda: _dense(3), 'mae', ['mse', 'cosine_similarity']),
-  'huber': (lambda: _dense(1), losses.Huber(0.3), ['mape']),
-  'poisson': (lambda: _dense(1, 'softplus'), 'poisson', []),
-  'log_cosh': (lambda: _dense(3), 'log_cosh', ['mae']),
-  'own_loss': (lambda: _dense(3), brier, ['mae']),
+  'mse': ((1,), 'mse', ['mae']),
+  'mae_of_vectors': ((3,), 'mae', ['mse', 'cosine_similarity']),
+  'huber': ((1,), losses.Huber(0.3), ['mape']),
+  'poisson': ((1, 'softplus'), 'poisson', []),
+  'log_cosh': ((3,), 'log_cosh', ['mae']),
+  'own_loss': ((3,), brier, ['mae']),
   'one_hot_tags': (
     lambda: _tags(3, 'softmax'),
     'categorical_crossentropy',
     ['accuracy'],
   ),
-  'ignored_class': (
-    lambda: sequential(
-      layers.Conv1D(4, 3, padding='same'), shape=(6, 2), units=3
-    ),
-    losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0),
-    [],
-  ),
-  'class_weight': (lambda: _dense(3), _SPARSE, [], {0: 3.0, 2: 0.5}),
-  'one_hot_class_weight': (lambda: _dense(3), _ONE_HOT, [], {0: 0.5, 2: 4.0}),
-  'binary_class_weight': (lambda: _dense(1), _BINARY, [], {1: 3.0}),
+  'ignored_class': (_steps, _IGNORING, []),
+  'class_weight': ((3,), _SPARSE, [], {0: 3.0, 2: 0.5}),
+  'one_hot_class_weight': ((3,), _ONE_HOT, [], {0: 0.5, 2: 4.0}),
+  'binary_class_weight': ((1,), _BINARY, [], {1: 3.0}),
 }
 
 
 @pytest.mark.parametrize('case', _CASES)
 def test_reports_and_a_step_are_those_of_keras(case):
-  make, loss, metrics, *weights = _CASES[case]
+  head, loss, metrics, *weights = _CASES[case]
   keras.utils.set_random_seed(4)
+  model = head() if callable(head) else _dense(*head)
   arguments = {'class_weight': weights[0]} if weights else {}
-  keras_models.assert_as_keras(make(), loss, metrics, **arguments)
+  keras_models.assert_as_keras(model, loss, metrics, **arguments)
 
 
 # Probabilities.
@@ -325,16 +296,13 @@ class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
     super().update_state(y_true, y_pred, tf.cast(y_true > 0, tf.float32))
 
 
-_NO_METRICS = {'metrics': []}
-
-
 @pytest.mark.parametrize(
   'arguments, reason',
   [
     ({'loss': 'nonsense'}, "Keras loss, found 'nonsense'"),
     ({'loss': 3}, '`loss`.*found 3'),
     (
-      {'loss': lambda y, p: tf.reduce_mean(p), **_NO_METRICS},
+      {'loss': lambda y, p: tf.reduce_mean(p), 'metrics': []},
       'value per example',
     ),
     (
@@ -345,35 +313,20 @@ _NO_METRICS = {'metrics': []}
       {'loss': 'sparse_categorical_crossentropy'},
       r'no probabilities: SparseCategoricalCrossentropy\(from_logits=True\)',
     ),
-    (
-      {'loss': losses.SparseCategoricalCrossentropy(reduction='sum')},
-      "found \"reduction='sum'",
-    ),
-    (
-      {'loss': lambda y, p: 0 * p[:, 0], **_NO_METRICS},
-      'a loss with a gradient',
-    ),
+    ({'loss': losses.Hinge(reduction='sum')}, "found \"reduction='sum'"),
+    ({'loss': lambda y, p: 0 * p[:, 0], 'metrics': []}, 'with a gradient'),
     ({'loss': 'mse'}, "'accuracy' needs a classification loss"),
     ({'task': 'nonsense'}, '`task`'),
     ({'jit_compile': 'yes'}, '`jit_compile`.*True, False, auto.*yes'),
     ({'class_weight': 'balanced'}, 'a dict from class to factor'),
     ({'class_weight': {3: 2.0}}, r'integer in \[0, 2\], found 3'),
-    (
-      {'loss': 'mse', **_NO_METRICS, 'class_weight': {0: 2.0}},
-      '`class_weight` to be None',
-    ),
+    ({'loss': 'mse', 'metrics': [], 'class_weight': {0: 2.0}}, 'to be None'),
     (
       {'metrics': ['sparse_categorical_crossentropy']},
       r'`SparseCategoricalCrossentropy\(from_logits=True\)`',
     ),
-    (
-      {'metrics': [_OwnUpdate(name='own')]},
-      "means over examples.*_OwnUpdate 'own'",
-    ),
-    (
-      {'metrics': ['nonsense']},
-      "Keras metrics, or of .*auc.*found 'nonsense'",
-    ),
+    ({'metrics': [_OwnUpdate(name='own')]}, "means over .*_OwnUpdate 'own'"),
+    ({'metrics': ['nonsense']}, "Keras metrics, or of .*auc.*'nonsense'"),
     ({'metrics': 'accuracy'}, "a list, found 'accuracy'"),
     ({'metrics': [3]}, '`metrics`.*found 3'),
     ({'metrics': ['AUC']}, 'means over examples.*AUC'),
@@ -387,14 +340,6 @@ _NO_METRICS = {'metrics': []}
     (
       {'label_spec': tf.TensorSpec([7], tf.int32)},
       r'labels of shape \(7,\) and dtype int32 \(`label_spec`',
-    ),
-    (
-      {
-        'loss': 'mse',
-        **_NO_METRICS,
-        'label_spec': tf.TensorSpec([7], tf.float32),
-      },
-      r'labels of shape \(7,\) and dtype float32',
     ),
   ],
 )

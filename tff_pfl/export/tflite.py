@@ -45,17 +45,9 @@ def convert(
     ValueError: If LiteRT cannot run one of the functions.
   """
   errors.expect_one_of('quantization', quantization, QUANTIZATIONS)
-  rows = client.row_specs(with_labels=False)
-  examples = client.row_specs(with_labels=True)
-  weighted = client.row_specs(with_labels=True, with_weights=True)
-  functions = {'predict': (client.predict, rows)}
-  if quantization == 'none':
-    functions.update(
-      evaluate=(client.evaluate, examples),
-      personalize=(_personalize(client), weighted),
-      weights=(_weights(client), {}),
-      set_weights=(_set_weights(client), client.weight_specs()),
-    )
+  functions = _functions(client)
+  if quantization != 'none':
+    functions = {'predict': functions['predict']}
   with tempfile.TemporaryDirectory() as directory:
     tf.saved_model.save(
       client,
@@ -78,7 +70,7 @@ def convert(
       converter.target_spec.supported_types = [tf.float16]
     try:
       content = converter.convert()
-      _try_out(content, {**rows, **weighted})
+      _try_out(content, functions)
       return content
     except Exception as e:  # The converter's error has no public name.
       raise ValueError(
@@ -90,6 +82,38 @@ def convert(
       ) from e
 
 
+def _functions(client):
+  """Returns name to function and the specs of its arguments."""
+
+  def personalize(**rows):
+    for name, value in client.personalize(**rows).items():
+      client.weights[name].assign(value)
+    return client.evaluate(**rows)
+
+  def weights():
+    return {
+      client_module.plain_name(name): variable.read_value()
+      for name, variable in client.weights.items()
+    }
+
+  def set_weights(**values):
+    for name, variable in client.weights.items():
+      variable.assign(values[client_module.plain_name(name)])
+    # A function without results would not be run.
+    return weights()
+
+  return {
+    'predict': (client.predict, client.row_specs(with_labels=False)),
+    'evaluate': (client.evaluate, client.row_specs(with_labels=True)),
+    'personalize': (
+      personalize,
+      client.row_specs(with_labels=True, with_weights=True),
+    ),
+    'weights': (weights, {}),
+    'set_weights': (set_weights, client.weight_specs()),
+  }
+
+
 def _reason(error):
   """Names the operations that LiteRT lacks, or gives an error's first line."""
   missing = re.search(r'^TF Select ops: (.*)$', error, re.MULTILINE)
@@ -98,17 +122,15 @@ def _reason(error):
   return next(filter(None, map(str.strip, error.splitlines())), '')
 
 
-def _try_out(content, specs):
+def _try_out(content, functions):
   """Runs a file's functions of rows once, as some fail after conversion."""
   for name, arguments in _interpreter(content).get_signature_list().items():
     if name not in ('weights', 'set_weights'):
-      runner = _interpreter(content).get_signature_runner(name)
-      runner(
+      specs = {key: functions[name][1][key] for key in arguments['inputs']}
+      _interpreter(content).get_signature_runner(name)(
         **{
-          key: np.zeros(
-            [2, *specs[key].shape[1:]], specs[key].dtype.as_numpy_dtype
-          )
-          for key in arguments['inputs']
+          key: np.zeros([2, *spec.shape[1:]], spec.dtype.as_numpy_dtype)
+          for key, spec in specs.items()
         }
       )
 
@@ -127,32 +149,3 @@ def mean_score(model: split_model.SplitModel, y: Any, outputs: Any) -> float:
   score = model.metrics.get(model.primary_metric.name, model.loss)
   y, outputs = tf.constant(y), tf.constant(outputs)
   return float(model.mean(score(y, outputs), y, outputs))
-
-
-def _personalize(client):
-  def personalize(**rows):
-    for name, value in client.personalize(**rows).items():
-      client.weights[name].assign(value)
-    return client.evaluate(**rows)
-
-  return personalize
-
-
-def _weights(client):
-  def weights():
-    return {
-      client_module.plain_name(name): variable.read_value()
-      for name, variable in client.weights.items()
-    }
-
-  return weights
-
-
-def _set_weights(client):
-  def set_weights(**values):
-    for name, variable in client.weights.items():
-      variable.assign(values[client_module.plain_name(name)])
-    # A function without results would not be run.
-    return _weights(client)()
-
-  return set_weights
