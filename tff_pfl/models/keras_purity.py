@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.models import keras_graph, randomness, split_model
+from tff_pfl.runtime import graph_defs
 from tff_pfl.runtime.private_api import EagerTensorBase, keras_random
 
 _NORMALIZATION = keras.layers.BatchNormalization
@@ -408,15 +409,7 @@ def check_pure(graph, model, variables):
         f'{names.get(id(tensor), "a resource")!r} read in '
         f'{placeholder.consumers()[0].name!r}.'
       )
-  graph_def = concrete.graph.as_graph_def()
-  operations = [
-    *graph_def.node,
-    *(
-      node
-      for function in graph_def.library.function
-      for node in function.node_def
-    ),
-  ]
+  operations = [*graph_defs.all_nodes(concrete.graph.as_graph_def())]
   for operation in operations:
     if operation.op.startswith(_IMPURE):
       raise ValueError(
