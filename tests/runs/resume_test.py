@@ -151,7 +151,7 @@ def test_rounds_commit_the_cohorts_and_touch_no_other_client(
 
   monkeypatch.setattr(datasets.FederatedDataset, 'train', spying_train)
   sampler = client_sampling.CohortSampler(_NUM_CLIENTS, 2, 0)
-  cohorts = [sampler.sample(number) for number in range(1, 4)]
+  cohorts = [sampler.sample(number) for number in range(1, 5)]
   with run_store.RunStore.open(tmp_path, {}) as store:
     rounds = stored_rounds.StoredRounds(process, runtime, data, store)
     assert not read
@@ -169,7 +169,7 @@ def test_rounds_commit_the_cohorts_and_touch_no_other_client(
     states = population.states(list(counts))
     assert [int(state.num_rounds) for state in states] == list(counts.values())
     server = client_population.server_state(process, runtime, store)
-    assert server.round_number == store.last_round == 3
+    assert server.round_number == store.last_round == 4
 
 
 @pytest.mark.parametrize('seed', range(2))

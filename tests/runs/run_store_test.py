@@ -181,8 +181,8 @@ def test_settings_are_json_and_some_take_new_values(tmp_path):
     given['data_dir'] = data_dir
     with resume(tmp_path, given) as store:
       assert store.config == given
-  text = run_error(resume, tmp_path, {**given, 'num_rounds': -1})
-  assert 'at least the 0 rounds' in text
+  with pytest.raises(ValueError, match='at least the 0 rounds'):
+    resume(tmp_path, {**given, 'num_rounds': -1})
 
 
 def test_reader_sees_commits_and_cannot_write(store, tmp_path):

@@ -1,9 +1,8 @@
 import contextlib
 import copy
-import csv
 import functools
-import json
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -89,27 +88,10 @@ _OPTIONS = {
 }
 
 
-class _Finished:
-  """A run and what it has left behind."""
-
-  def __init__(self, directory, process):
-    self.directory = directory
-    self.process = process
-    self.data = _make_data()
-    self.run = _run(process, self.data, directory, **_OPTIONS)
-    self.summary = json.loads((directory / 'summary.json').read_text())
-    with open(directory / 'per_client.csv', newline='') as file:
-      self.clients = list(csv.DictReader(file))
-    with open(directory / 'metrics.jsonl') as file:
-      self.rounds = [json.loads(line) for line in file]
-
-  def column(self, name):
-    return np.array([float(row[name]) for row in self.clients])
-
-
 @pytest.fixture(scope='module', name='fed_rep_run')
 def _fed_rep_run(tmp_path_factory):
-  return _Finished(tmp_path_factory.mktemp('fed_rep'), _make_process('fed_rep'))
+  directory = tmp_path_factory.mktemp('fed_rep')
+  return _run(_make_process('fed_rep'), _make_data(), directory, **_OPTIONS)
 
 
 @pytest.fixture(scope='module', name='fed_avg_run')
@@ -122,7 +104,8 @@ def _fed_avg_run(tmp_path_factory):
       fine_tune='all', num_epochs=2
     ),
   )
-  return _Finished(tmp_path_factory.mktemp('fed_avg'), process)
+  directory = tmp_path_factory.mktemp('fed_avg')
+  return _run(process, _make_data(), directory, **_OPTIONS)
 
 
 @pytest.fixture(name='run', params=['fed_rep_run', 'fed_avg_run'])
@@ -131,35 +114,28 @@ def _run_fixture(request):
 
 
 def test_run_writes_its_files(run):
-  expected = {
+  directory = pathlib.Path(run.directory)
+  pictures = {'accuracy_by_round.png', 'clients.png', 'partition.png'}
+  expected = pictures | {
     'run.sqlite',
     'summary.json',
     'per_client.csv',
     'metrics.jsonl',
     'metrics.csv',
     'tensorboard',
-    'accuracy_by_round.png',
-    'clients.png',
-    'partition.png',
   }
-  assert expected <= set(os.listdir(run.directory))
-  assert os.listdir(run.directory / 'tensorboard')
-  for name in expected:
-    if name.endswith('.png'):
-      content = (run.directory / name).read_bytes()
-      assert content.startswith(b'\x89PNG\r\n\x1a\n')
-      assert content.endswith(b'IEND\xaeB`\x82')
+  found = set(os.listdir(directory))
   # Neither a temporary file nor a write-ahead log is left.
-  assert not [
-    name
-    for name in os.listdir(run.directory)
-    if name.endswith(('.tmp', '-wal', '-shm'))
-  ]
+  assert found == expected | {'run.lock'}
+  assert os.listdir(directory / 'tensorboard')
+  for name in pictures:
+    content = (directory / name).read_bytes()
+    assert content.startswith(b'\x89PNG\r\n\x1a\n')
+    assert content.endswith(b'IEND\xaeB`\x82')
 
 
 def test_summary_has_settings_and_figures(run):
   summary = run.summary
-  assert summary == run.run.summary
   given = {
     'algorithm': run.process.name,
     'dataset': 'toy',
@@ -172,63 +148,53 @@ def test_summary_has_settings_and_figures(run):
     'note': 'a library run',
   }
   assert {name: summary[name] for name in given} == given
-  for which, has_model in (
-    ('accuracy', True),
-    ('global_accuracy', run.process.has_global_model),
-  ):
-    assert (summary[which] is not None) == has_model
-  assert (summary['global_loss'] is not None) == run.process.has_global_model
+  assert summary['accuracy'] is not None
   hurt = summary['fairness']['fraction_hurt']
-  assert (hurt is not None) == run.process.has_global_model
+  for figure in (summary['global_accuracy'], summary['global_loss'], hurt):
+    assert (figure is not None) == run.process.has_global_model
   assert summary['seconds_per_round'] > 0
   # Python with TensorFlow and a worker take at least this much.
   assert 200 < summary['peak_rss_mb'] < 100_000
 
 
-def test_summary_is_what_per_client_adds_up_to(run):
-  data, has_global_model = run.data, run.process.has_global_model
+def test_summary_is_what_the_clients_add_up_to(run):
+  data, summary, scores = run.data, run.summary, run.scores
   tested = [c for c in data.client_ids if data.num_test_examples(c)]
   assert len(tested) == 7 and _CLIENT_WITHOUT_TEST not in tested
-  assert [row['client'] for row in run.clients] == tested
-  for row in run.clients:
-    client = row['client']
-    assert int(row['num_train_examples']) == data.num_train_examples(client)
-    assert int(row['num_test_examples']) == data.num_test_examples(client)
-  after, before = run.column('after/accuracy'), run.column('before/accuracy')
-  assert run.summary['accuracy']['last'] == pytest.approx(np.mean(after))
-  assert run.summary['loss'] == pytest.approx(np.mean(run.column('after/loss')))
-  assert run.summary['fairness'] == fairness.fairness_summary(
-    after, run.column('num_test_examples'), before if has_global_model else None
+  assert scores['client'].tolist() == tested
+  for split in ('train', 'test'):
+    sizes = [getattr(data, f'num_{split}_examples')(c) for c in tested]
+    assert scores[f'num_{split}_examples'].tolist() == sizes
+  means = scores.mean(numeric_only=True)
+  assert summary['accuracy']['last'] == pytest.approx(means['after/accuracy'])
+  assert summary['loss'] == pytest.approx(means['after/loss'])
+  before = None
+  if run.process.has_global_model:
+    before = scores['before/accuracy']
+    assert summary['global_accuracy']['last'] == pytest.approx(before.mean())
+    assert summary['global_loss'] == pytest.approx(means['before/loss'])
+  assert summary['fairness'] == fairness.fairness_summary(
+    scores['after/accuracy'], scores['num_test_examples'], before
   )
-  if has_global_model:
-    assert run.summary['global_accuracy']['last'] == pytest.approx(
-      np.mean(before)
-    )
-    assert run.summary['global_loss'] == pytest.approx(
-      np.mean(run.column('before/loss'))
-    )
 
 
 def test_cohorts_are_those_of_the_sampler(run):
   sampler = client_sampling.CohortSampler(_NUM_CLIENTS, _COHORT_SIZE, _SEED)
-  assert [row['round'] for row in run.rounds] == list(range(1, _NUM_ROUNDS + 1))
-  assert [
-    row['round'] for row in run.rounds if 'evaluation/personal/loss' in row
-  ] == _EVALUATED
-  took_part = dict.fromkeys(run.data.client_ids, 0)
-  for row in run.rounds:
-    cohort = [
-      run.data.client_ids[index] for index in sampler.sample(row['round'])
-    ]
-    sizes = [run.data.num_train_examples(client) for client in cohort]
+  history, data = run.history, run.data
+  assert history['round'].tolist() == list(range(1, _NUM_ROUNDS + 1))
+  evaluated = history.dropna(subset='evaluation/personal/loss')
+  assert evaluated['round'].tolist() == _EVALUATED
+  took_part = dict.fromkeys(data.client_ids, 0)
+  for row in history.itertuples():
+    cohort = [data.client_ids[index] for index in sampler.sample(row.round)]
+    sizes = [data.num_train_examples(client) for client in cohort]
     # Metrics count every example once an epoch.
-    assert row['clients'] == sum(size > 0 for size in sizes)
-    assert row['examples'] == sum(sizes)
+    assert row.clients == sum(size > 0 for size in sizes)
+    assert row.examples == sum(sizes)
     for client, size in zip(cohort, sizes):
       took_part[client] += size > 0
-  assert {row['client']: int(row['num_rounds']) for row in run.clients} == {
-    row['client']: took_part[row['client']] for row in run.clients
-  }
+  found = run.scores.set_index('client')['num_rounds'].to_dict()
+  assert found == {client: took_part[client] for client in found}
   assert took_part[_CLIENT_WITHOUT_TRAINING] == 0
 
 
@@ -241,27 +207,23 @@ def _numpy_accuracy(weights, examples):
 
 
 def test_scores_are_those_of_the_stored_models(run, runtime):
+  process, data = run.process, run.data
+  column = 'before/accuracy' if process.has_global_model else 'after/accuracy'
   with run_store.RunStore.open_for_reading(run.directory) as store:
-    state = population_lib.decode_state(
-      store.server_state(), runtime.run(run.process.initialize)
-    )
+    state = population_lib.server_state(process, runtime, store)
     assert state.round_number == _NUM_ROUNDS
-    population = population_lib.ClientPopulation(run.process, runtime, store)
-    column = (
-      'before/accuracy' if run.process.has_global_model else 'after/accuracy'
-    )
-    checked = 0
-    for row in run.clients:
-      index = run.data.client_ids.index(row['client'])
-      (client_state,) = population.states([index])
-      assert client_state.client_index == index
-      if not run.process.has_global_model and not client_state.num_rounds:
-        continue  # Scored with a head that it fits for the occasion.
-      weights = {**state.global_weights, **(client_state.local or {})}
-      assert float(row[column]) == pytest.approx(
-        _numpy_accuracy(weights, run.data.test(row['client'])), abs=1e-6
-      )
-      checked += 1
+    population = population_lib.ClientPopulation(process, runtime, store)
+    states = population.states(range(_NUM_CLIENTS))
+  checked = 0
+  for client, score in run.scores.set_index('client')[column].items():
+    index = data.client_ids.index(client)
+    assert states[index].client_index == index
+    if not process.has_global_model and not states[index].num_rounds:
+      continue  # Scored with a head that it fits for the occasion.
+    weights = {**state.global_weights, **(states[index].local or {})}
+    expected = _numpy_accuracy(weights, data.test(client))
+    assert score == pytest.approx(expected, abs=1e-6)
+    checked += 1
   assert checked >= 5
 
 
@@ -332,6 +294,7 @@ def _data_of(features, classes, **options):
     ({'num_rounds': 0}, '`num_rounds` to be .* at least 1, found 0'),
     ({'num_rounds': '3'}, "`num_rounds` to be an integer .*, found '3'"),
     ({'rounds_per_evaluation': 0}, '`rounds_per_evaluation` .* at least 1'),
+    ({'callbacks': print}, '`callbacks` to be a list of objects'),
     ({'data': None}, '`data` to be a FederatedDataset, found None'),
     ({'cohort_size': 9}, '`cohort_size` to be 1 to num_clients=8, found 9'),
     ({'runtime': 'abacus'}, '`runtime` to be one of in_process, native, ray'),
@@ -492,9 +455,3 @@ def test_a_run_in_which_all_diverge_has_its_report(tmp_path):
   values = run_lib.tidy([run])
   diverged = values.query("when == 'after' and client != 'client_6'")
   assert len(diverged) and not np.isfinite(diverged['value']).any()
-
-
-def test_callbacks_are_checked_before_anything_is_trained(tmp_path):
-  with pytest.raises(ValueError, match='`callbacks` to be a list of objects'):
-    _run(_make_process(), _make_data(), tmp_path, callbacks=print)
-  assert not list(tmp_path.iterdir())

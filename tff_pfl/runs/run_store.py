@@ -92,6 +92,7 @@ class RunStore:
       RunError: If `directory` has a run or is in use by a running process, or
         cannot be written to; or if its run is damaged or has other settings
         than `config`, each of which the message gives with both values.
+      ValueError: If its run has more rounds than `config`.
     """
     directory = os.fspath(directory)
     with contextlib.ExitStack() as on_close:
@@ -136,13 +137,15 @@ class RunStore:
       RunError: If `directory` has no run, or a damaged one.
     """
     directory = os.fspath(directory)
-    with contextlib.ExitStack() as on_close:
+    with (
+      _one_line(directory, 'open the run'),
+      contextlib.ExitStack() as on_close,
+    ):
       version = 0
       if _path_in(directory).is_file():
-        with _one_line(directory, 'open the run'):
-          connection = _connect_for_reading(directory)
-          on_close.callback(connection.close)
-          version = _version(connection)
+        connection = _connect_for_reading(directory)
+        on_close.callback(connection.close)
+        version = _version(connection)
       if not version:
         raise errors.RunError(
           f'There is no run in {directory} (no {FILE_NAME}, or an empty one):'
@@ -360,7 +363,7 @@ class RunStore:
         )
 
   def _check_resumable(self, given: Mapping[str, Any]) -> None:
-    """Raises `RunError` if the run cannot go on with the settings given."""
+    """Raises an error if the run cannot go on with the settings given."""
     found = differences(self.config, given)
     if found:
       raise errors.RunError(
@@ -368,15 +371,13 @@ class RunStore:
         f' {found}. Give those of the run, or another `output_dir`.'
       )
     last_round = self.last_round
-    if given.get('num_rounds', last_round) < last_round:
-      raise errors.RunError(
-        errors.message(
-          'num_rounds',
-          f'at least the {last_round} rounds that the run in '
-          f'{self.directory} has',
-          given['num_rounds'],
-        )
-      )
+    num_rounds = given.get('num_rounds', last_round)
+    errors.expect(
+      num_rounds >= last_round,
+      'num_rounds',
+      f'at least the {last_round} rounds that the run in {self.directory} has',
+      num_rounds,
+    )
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
