@@ -26,15 +26,27 @@ def check_data_fit(
   model: split_model.SplitModel, data: datasets.FederatedDataset
 ) -> None:
   """Raises `ValueError` if a model cannot take a dataset's examples."""
-  _check_domains_fit(model, data)
-  is_weighted = 'weight' in model.element_spec
-  errors.expect(
-    is_weighted == ('weight' in data.element_spec),
-    'data',
-    f'a dataset {"with" if is_weighted else "without"} weights of examples, as'
-    f' model {model.name!r} takes them (see `with_sample_weight`)',
-    f'dataset {data.name!r} {"without" if is_weighted else "with"}',
-  )
+  for field, name, function in (
+    ('domain', 'domains', 'domain_models.with_domains'),
+    ('weight', 'weights of examples', 'with_sample_weight'),
+  ):
+    is_taken = field in model.element_spec
+    errors.expect(
+      is_taken == (field in data.element_spec),
+      'data',
+      f'a dataset {"with" if is_taken else "without"} {name}, as model'
+      f' {model.name!r} takes them (see `{function}`)',
+      f'dataset {data.name!r} {"without" if is_taken else "with"}',
+    )
+  if model.domains is not None:
+    names = tuple(model.domains.names)
+    errors.expect(
+      names == data.domain_names,
+      'data',
+      f'a dataset of the domains of model {model.name!r}, in their order:'
+      f' {", ".join(names)}',
+      f'{", ".join(data.domain_names)} in dataset {data.name!r}',
+    )
   for name, spec in model.element_spec.items():
     expected, found = (
       dict(tree.flatten_with_path({name: specs}))
@@ -92,31 +104,6 @@ def unscored_clients(
     if data.join_round.get(name, 1) > round_number
   }
   return absent.union(process.attacked_clients)
-
-
-def _check_domains_fit(
-  model: split_model.SplitModel, data: datasets.FederatedDataset
-) -> None:
-  """Raises `ValueError` if a model wants other domains than a dataset has."""
-  wanted = 'domain' in model.element_spec
-  errors.expect(
-    wanted == (data.domain_names is not None),
-    'data',
-    f'a dataset {"with" if wanted else "without"} domains, as model'
-    f' {model.name!r} takes them (see `domain_models.with_domains`)',
-    f'dataset {data.name!r} without'
-    if wanted
-    else f'{data.num_domains} domains in dataset {data.name!r}',
-  )
-  if model.domains is not None:
-    names = tuple(model.domains.names)
-    errors.expect(
-      names == data.domain_names,
-      'data',
-      f'a dataset of the domains of model {model.name!r}, in their order:'
-      f' {", ".join(names)}',
-      f'{", ".join(data.domain_names)} in dataset {data.name!r}',
-    )
 
 
 def check_unchanged(

@@ -48,6 +48,9 @@ def fairness_summary(
   hurt = None
   if reference is not None:
     hurt = float(np.mean(metric.merit(values) < metric.merit(reference)))
+  # NaN is worst.
+  order = np.argsort(metric.merit(values), kind='stable')
+  worst = order[: math.ceil(order.size / 10)]
   return {
     'mean': float(np.mean(values)),
     'weighted_mean': float(
@@ -56,20 +59,6 @@ def fairness_summary(
     'std': float(np.std(values)),
     'min': float(np.min(values)),
     'max': float(np.max(values)),
-    'worst_10_percent': worst_10_percent(values, metric),
+    'worst_10_percent': float(np.mean(values[worst])),
     'fraction_hurt': hurt,
   }
-
-
-def worst_10_percent(
-  values: Any, metric: split_model.PrimaryMetric = split_model.ACCURACY
-) -> float:
-  """Returns the mean over the worst tenth, rounded up to whole clients.
-
-  Args:
-    values: Floats of shape [clients], at least one; NaN is worst.
-    metric: Metric of the values, with the direction that is better.
-  """
-  order = np.argsort(metric.merit(values), kind='stable')
-  worst = order[: math.ceil(order.size / 10)]
-  return float(np.mean(np.asarray(values, np.float64)[worst]))

@@ -61,7 +61,7 @@ def score(
     runtime,
     run.server_state(process, runtime),
     run.data.num_clients,
-    _FewerSamples(clients, num_samples, process.seed),
+    _fewer_samples(clients, num_samples, process.seed),
   ).rows
 
 
@@ -77,7 +77,7 @@ def fit(
   client_population.check_data_fit(run.model, clients)
   process = run.build_process(personalization)
   state = run.server_state(process, runtime)
-  sampled = _FewerSamples(clients, num_samples, process.seed)
+  sampled = _fewer_samples(clients, num_samples, process.seed)
   models = {}
   for position, client_id in enumerate(clients.client_ids):
     # The index that it has in `score`.
@@ -194,29 +194,19 @@ def personal_model_path(directory: str, client_id: str) -> str:
   return os.path.join(directory, PERSONAL_MODELS_DIR, f'{name}.npz')
 
 
-class _FewerSamples:
-  """Clients that train on `num_samples` of their examples, or all (None)."""
+def _fewer_samples(clients, num_samples, seed):
+  """Clients that train on `num_samples` of their examples, or all (None).
 
-  def __init__(self, data, num_samples, seed):
-    self._data = data
-    self._num_samples = num_samples
-    self._seed = seed
-    self.client_ids = data.client_ids
-    self.test = data.test
-    self.num_test_examples = data.num_test_examples
+  They begin a seeded shuffle, so that smaller samples are within larger ones.
+  """
 
-  def num_train_examples(self, client_id):
-    available = self._data.num_train_examples(client_id)
-    return min(self._num_samples or available, available)
+  def load(client_id, split):
+    if split == 'test':
+      return clients.test(client_id)
+    examples = clients.train(client_id)
+    position = clients.client_ids.index(client_id)
+    rng = np.random.default_rng([seed, position])
+    kept = rng.permutation(len(examples))[:num_samples]
+    return examples.select(np.sort(kept))
 
-  def train(self, client_id):
-    """The first of a seeded shuffle: smaller samples are within larger ones."""
-    examples = self._data.train(client_id)
-    if self._num_samples is None:
-      return examples
-    position = self.client_ids.index(client_id)
-    order = np.random.default_rng([self._seed, position]).permutation(
-      len(examples.y)
-    )
-    kept = np.sort(order[: self._num_samples])
-    return examples.select(kept)
+  return clients if num_samples is None else clients.replaced(load=load)
