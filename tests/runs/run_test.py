@@ -43,10 +43,9 @@ def _directory(tmp_path_factory):
   return str(directory)
 
 
-@pytest.fixture(name='run')
+@pytest.fixture(scope='module', name='run')
 def _run(directory):
-  run = open_run.open_run(directory)
-  return run
+  return open_run.open_run(directory)
 
 
 def _new_clients(run, num_clients=2):
@@ -121,45 +120,42 @@ def test_a_client_has_a_keras_model_that_predicts(run):
 
 
 @pytest.mark.usefixtures('without_pictures')
-def test_a_run_goes_on_keeps_its_best_models_and_tells_who_listens(tmp_path):
+def test_a_run_goes_on_keeps_its_best_models_and_tells_who_listens(
+  tmp_path, run
+):
   listener = _Listener()
-  config = dataclasses.replace(
-    _CONFIG,
-    num_rounds=1,
-    rounds_per_evaluation=1,
-    hparams=fed_rep.FedRepHParams(head_learning_rate=1.0),
-  )
   options = {'show_progress': False, 'callbacks': [listener], 'keep_best': True}
-  config.run(str(tmp_path), **options)
+  dataclasses.replace(_CONFIG, num_rounds=1).run(str(tmp_path), **options)
   assert open_run.open_run(tmp_path / 'best').summary['num_rounds'] == 1
-  run = open_run.open_run(str(tmp_path)).continue_(4, **options)
-  rounds = [(told[0], len(told)) for told in listener.told]
-  assert rounds == [(n, size) for n in (1, 2, 3, 4) for size in (2, 3)]
+  resumed = open_run.open_run(str(tmp_path)).continue_(2, **options)
+  assert [(told[0], len(told)) for told in listener.told] == [
+    (number, size) for number in (1, 2) for size in (2, 3)
+  ]
   _, metrics, scores = listener.told[-1]
-  assert metrics['personal/accuracy'] == run.summary['accuracy']['last']
-  pd.testing.assert_frame_equal(scores, run.scores)
-  assert listener.told[-2][1]['loss'] == run.history['loss'].iloc[-1]
+  assert metrics['personal/accuracy'] == resumed.summary['accuracy']['last']
+  pd.testing.assert_frame_equal(scores, resumed.scores)
+  assert listener.told[-2][1]['loss'] == resumed.history['loss'].iloc[-1]
   # As if it had never stopped.
-  whole = dataclasses.replace(config, num_rounds=4).run(
-    str(tmp_path / 'whole'), show_progress=False
-  )
   for client_id in ('client_0', 'client_5'):
     toy_problems.assert_same(
+      dict(resumed.personal_weights(client_id)),
       dict(run.personal_weights(client_id)),
-      dict(whole.personal_weights(client_id)),
     )
   with pytest.raises(errors.RunError, match='keep_best'):
-    whole.best  # noqa: B018
-  accuracy = run.history['evaluation/personal/accuracy']
-  assert run.best.summary['num_rounds'] == int(accuracy.idxmax()) + 1
-  best_scores = run.best.scores.set_index('client')['after/accuracy']
+    run.best  # noqa: B018
+  best = resumed.best
+  accuracy = resumed.history['evaluation/personal/accuracy']
+  assert best.summary['num_rounds'] == int(accuracy.idxmax()) + 1
+  best_scores = best.scores.set_index('client')['after/accuracy']
   assert best_scores.mean() == accuracy.max()
   # These are the models that had these scores.
-  test = run.data.test('client_1')
-  predicted = run.best.predict('client_1', test.x).argmax(axis=-1)
-  assert np.mean(predicted == test.y) == pytest.approx(best_scores['client_1'])
+  for client_id in ('client_1', 'client_2'):
+    test = best.data.test(client_id)
+    predicted = best.predict(client_id, test.x).argmax(axis=-1)
+    share = np.mean(predicted == test.y)
+    assert share == pytest.approx(best_scores[client_id])
   with pytest.raises(errors.RunError, match='the one to continue'):
-    run.best.continue_(7)
+    best.continue_(7)
 
 
 @pytest.mark.usefixtures('without_pictures')
@@ -285,8 +281,9 @@ def test_rows_of_a_table_need_the_encoding_of_the_run(directory):
 
 
 def test_rows_of_a_table_are_predicted_in_parts_and_in_their_unit(
-  run, monkeypatch
+  directory, monkeypatch
 ):
+  run = open_run.open_run(directory)
   encoding = table_encoding.TableEncoding(
     table_encoding.Columns('y', task='regression'),
     numbers=['a', 'b'],
