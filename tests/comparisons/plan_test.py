@@ -39,10 +39,9 @@ def test_every_method_runs_with_every_seed():
     ('fed_rep-seed5', 'fed_rep', 5),
   ]
   for one in trials:
-    default = registry.get_algorithm(one.config.algorithm).hparams()
-    assert one.config.hparams == comparison.hparams.get(
-      one.config.algorithm, default
-    )
+    algorithm = one.config.algorithm
+    default = registry.get_algorithm(algorithm).hparams()
+    assert one.config.hparams == comparison.hparams.get(algorithm, default)
     assert one.config.num_rounds == 7
     assert one.num_new_clients == 2
     assert one.fine_tune_variants == ('all',)
@@ -51,61 +50,47 @@ def test_every_method_runs_with_every_seed():
 
 
 @pytest.mark.parametrize(
-  'grid, fed_avg, fed_rep',
+  'texts, fed_avg, fed_rep',
   [
     (
-      {'fed_avg': {'learning_rate': (0.1, 0.2), 'momentum': (0.0, 0.9)}},
-      [
-        {'learning_rate': rate, 'momentum': momentum}
-        for rate in (0.1, 0.2)
-        for momentum in (0.0, 0.9)
-      ],
-      [{}],
+      'fed_avg.learning_rate=0.1,0.2 fed_avg.momentum=0,0.9',
+      'learning_rate=0.1-momentum=0.0 learning_rate=0.1-momentum=0.9 '
+      'learning_rate=0.2-momentum=0.0 learning_rate=0.2-momentum=0.9',
+      '',
     ),
     (
-      {'*': {'learning_rate': (0.1, 0.2)}},
-      [{'learning_rate': 0.1}, {'learning_rate': 0.2}],
       # A name stands for all hyperparameters that end in it.
-      [
-        {'head_learning_rate': value, 'body_learning_rate': value}
-        for value in (0.1, 0.2)
-      ],
+      'learning_rate=0.1,0.2',
+      'learning_rate=0.1 learning_rate=0.2',
+      'head_learning_rate=0.1-body_learning_rate=0.1 '
+      'head_learning_rate=0.2-body_learning_rate=0.2',
     ),
     (
       # What is said of a method goes before what is said of any.
-      {
-        'fed_avg': {'learning_rate': (0.5,)},
-        '*': {'learning_rate': (0.1,), 'momentum': (0.0, 0.9)},
-      },
-      [{'momentum': momentum, 'learning_rate': 0.5} for momentum in (0.0, 0.9)],
-      [
-        {
-          'head_learning_rate': 0.1,
-          'body_learning_rate': 0.1,
-          'momentum': momentum,
-        }
-        for momentum in (0.0, 0.9)
-      ],
+      'fed_avg.learning_rate=0.5 learning_rate=0.1 momentum=0,0.9',
+      'momentum=0.0-learning_rate=0.5 momentum=0.9-learning_rate=0.5',
+      'head_learning_rate=0.1-body_learning_rate=0.1-momentum=0.0 '
+      'head_learning_rate=0.1-body_learning_rate=0.1-momentum=0.9',
     ),
     (
       # A value for all that a method refuses is not tried with it.
-      {
-        'fed_avg': {'num_epochs': (1, 2)},
-        '*': {'learning_rate': (0.1, -1.0)},
-      },
-      [
-        {'learning_rate': 0.1, 'num_epochs': num_epochs}
-        for num_epochs in (1, 2)
-      ],
-      [{'head_learning_rate': 0.1, 'body_learning_rate': 0.1}],
+      'fed_avg.num_epochs=1,2 learning_rate=0.1,-1',
+      'learning_rate=0.1-num_epochs=1 learning_rate=0.1-num_epochs=2',
+      'head_learning_rate=0.1-body_learning_rate=0.1',
     ),
   ],
   ids=['product', 'name_of_several', 'own_before_any', 'refused'],
 )
-def test_points_of_a_grid(grid, fed_avg, fed_rep):
-  comparison = _comparison(grid=grid)
-  assert comparison.points('fed_avg') == fed_avg
-  assert comparison.points('fed_rep') == fed_rep
+def test_points_of_a_grid(texts, fed_avg, fed_rep):
+  algorithms = ('fed_avg', 'fed_rep')
+  comparison = _comparison(grid=plan.parse_grid(texts.split(), algorithms))
+  for algorithm, expected in zip(algorithms, (fed_avg, fed_rep)):
+    names = [
+      comparison.tuning_trial(algorithm, point).name
+      for point in comparison.points(algorithm)
+    ]
+    start = f'tune-{algorithm}-'
+    assert names == [start + name for name in expected.split(' ')]
 
 
 def test_a_sweep_has_the_first_seed_and_a_part_of_the_training_data():
@@ -127,6 +112,12 @@ def test_a_sweep_has_the_first_seed_and_a_part_of_the_training_data():
   # The same clients are trained, none but they are scored, in one way.
   assert one.num_new_clients == 2
   assert not one.fine_tune_variants
+  # Points that differ have names that differ.
+  names = {
+    comparison.tuning_trial('ditto', {'personal_learning_rate': rate}).name
+    for rate in (None, 0.1, 0.2)
+  }
+  assert len(names) == 3
 
 
 def test_the_runs_take_what_the_sweep_chose():
@@ -135,7 +126,6 @@ def test_the_runs_take_what_the_sweep_chose():
   fed_avg, fed_rep = comparison.trials(points)
   assert fed_avg.config.hparams.learning_rate == 0.2
   assert fed_rep.config.hparams.head_learning_rate == 0.2
-  assert fed_rep.config.hparams.body_learning_rate == 0.2
   # A method whose sweep found nothing is left out.
   (one,) = comparison.trials({**points, 'fed_avg': None})
   assert one.config.algorithm == 'fed_rep'
@@ -273,14 +263,3 @@ def test_grids_of_another_form_are_refused(texts, message):
   flag = 'search' if ':' in texts else 'grid'
   with pytest.raises(ValueError, match=message):
     plan.parse_grid(texts.split(), ('fed_avg',), flag)
-
-
-def test_points_that_differ_have_names_that_differ():
-  grid = {'personal_learning_rate': (None, 0.1), 'optimizer': ('sgd', 'adam')}
-  comparison = _comparison(('ditto',), grid={'ditto': grid})
-  names = {
-    comparison.tuning_trial('ditto', point).name
-    for point in comparison.points('ditto')
-  }
-  assert len(names) == 4
-  assert all('/' not in name for name in names)

@@ -1,8 +1,8 @@
-import csv
-import json
 import math
 import re
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from tests.comparisons import made_up_trials
@@ -36,11 +36,6 @@ def _make_results(found):
   return make_results
 
 
-def _csv(path):
-  with open(path, newline='') as file:
-    return list(csv.DictReader(file))
-
-
 def test_spread_is_that_of_a_sample_over_the_seeds_that_have_it():
   assert results.mean_std([1.0, None, 3.0]) == _spread(2.0, math.sqrt(2), 2)
   assert results.mean_std([0.25]) == _spread(0.25)
@@ -49,34 +44,38 @@ def test_spread_is_that_of_a_sample_over_the_seeds_that_have_it():
   assert results.mean_std([math.inf]) is None
 
 
-def test_json_has_everything_and_csv_files_their_rows(make_results, tmp_path):
-  found = make_results({}, {'personal_accuracy': _spread(0.5, 0.1, 3)})
-  found.write(tmp_path)
-  assert json.loads((tmp_path / 'comparison.json').read_text()) == found
-  first, second = _csv(tmp_path / 'comparison.csv')
-  assert first['label'] == 'fed_avg'
-  assert first['personal_accuracy/mean'] == ''
-  assert second['personal_accuracy/mean'] == '0.5'
-  assert second['personal_accuracy/std'] == '0.1'
-  assert second['personal_accuracy/num_seeds'] == '3'
-  assert '"learning_rate": 0.05' in first['hparams']
+def test_scores_are_tidy_and_survive_the_files(make_results, tmp_path):
+  made = make_results({}, {'personal_accuracy': _spread(0.5, 0.1, 3)})
+  made.write(tmp_path)
+  found = results.open_comparison(tmp_path)
+  assert found == made
+  figures = pd.read_csv(tmp_path / 'comparison.csv')
+  assert figures['label'].tolist() == ['fed_avg', 'local_only']
+  without, having = figures.filter(regex='personal_accuracy/').to_numpy()
+  assert np.isnan(without).all()
+  assert having.tolist() == [0.5, 0.1, 3]
+  assert '"learning_rate": 0.05' in figures['hparams'][0]
   # Of two seeds.
-  rows = _csv(tmp_path / 'per_client.csv')[: 2 * (4 + 1)]
-  assert [row['is_new'] for row in rows] == ['False'] * 8 + ['True'] * 2
-  clients = found['methods'][0]['clients']
-  assert rows[1]['after/accuracy'] == str(clients[1]['accuracy_after'])
-  sea, moon, *_ = _csv(tmp_path / 'per_domain.csv')
-  assert sea == {
-    'label': 'fed_avg',
-    'variant': 'method',
-    'seed': '0',
-    'domain': 'sea',
-    'num_test_examples': '4',
-    'loss': '1.0',
-    'accuracy': '0.5',
-    'auc': '',
-  }
-  assert (moon['num_test_examples'], moon['accuracy']) == ('0', '')
+  rows = pd.read_csv(tmp_path / 'per_client.csv')[: 2 * (4 + 1)]
+  assert rows['is_new'].tolist() == [False] * 8 + [True] * 2
+  second = found['methods'][0]['clients'][1]
+  assert rows['after/accuracy'][1] == second['accuracy_after']
+  sea, moon, *_ = pd.read_csv(tmp_path / 'per_domain.csv').to_numpy().tolist()
+  assert sea[:-1] == ['fed_avg', 'method', 0, 'sea', 4, 1.0, 0.5]
+  assert moon[4] == 0
+  assert np.isnan([sea[-1], *moon[-2:]]).all()
+
+  tidy = found.scores
+  (row,) = tidy[
+    (tidy['client'] == second['client'])
+    & (tidy['seed'] == second['seed'])
+    & (tidy['method'] == 'fed_avg')
+    & ~tidy['is_new']
+    & (tidy['when'] == 'after')
+    & (tidy['metric'] == 'accuracy')
+  ].to_dict('records')
+  assert row['value'] == second['accuracy_after']
+  assert '0.5' in found._repr_html_()
 
 
 def test_the_table_by_domain_has_min_mean_max_and_the_mean_over_clients(
@@ -94,8 +93,8 @@ def test_the_table_by_domain_has_min_mean_max_and_the_mean_over_clients(
     {'personal_accuracy': _spread(0.5)},
   )
   of_all, of_domains = found.table().split('Over domains')
-  _, *head, _, first, second = of_domains.splitlines()
-  titles = ' '.join(' '.join(head).split())
+  *_, first, second = of_domains.strip().splitlines()
+  titles = ' '.join(of_domains.split())
   for words in ('min accuracy', 'mean accuracy', 'max accuracy'):
     assert words in titles
   assert re.split(r'  +', first.strip()) == [
@@ -105,36 +104,6 @@ def test_the_table_by_domain_has_min_mean_max_and_the_mean_over_clients(
   assert second.split() == ['local_only', '–', '–', '–', '50.0', '–']
   # The table of all data stays as it is.
   assert 'min accuracy' not in of_all
-
-
-def test_scores_are_tidy_and_survive_the_file(make_results, tmp_path):
-  found = make_results({'personal_accuracy': _spread(0.5)})
-  found.write(tmp_path)
-  found = results.open_comparison(tmp_path)
-  tidy = found.scores
-  first = found['methods'][0]['clients'][0]
-  (row,) = tidy[
-    (tidy['client'] == first['client'])
-    & (tidy['seed'] == first['seed'])
-    & ~tidy['is_new']
-    & (tidy['when'] == 'after')
-    & (tidy['metric'] == 'accuracy')
-  ].to_dict('records')
-  assert row['value'] == first['accuracy_after']
-  assert row['method'] == 'fed_avg'
-  assert found.figures['personal_accuracy/mean'].tolist() == [0.5]
-  assert 'fed_avg' in found.table()
-  assert '0.5' in found._repr_html_()
-  labels = found.plot().get_legend().get_texts()
-  assert [label.get_text() for label in labels] == ['fed_avg']
-
-
-def test_without_domains_there_is_no_table_of_them(make_results, tmp_path):
-  found = make_results({'personal_accuracy': _spread(0.5)})
-  found['methods'][0]['domains'] = []
-  assert 'domains' not in found.table()
-  found.write(tmp_path)
-  assert not (tmp_path / 'per_domain.csv').exists()
 
 
 @pytest.mark.parametrize(
@@ -170,7 +139,7 @@ def test_without_domains_there_is_no_table_of_them(make_results, tmp_path):
   ids=['columns_that_some_have', 'seeds_that_lack_it', 'another_metric'],
 )
 def test_the_table_has_the_figures_that_there_are(
-  metrics, changes, lines, make_results
+  metrics, changes, lines, make_results, tmp_path
 ):
   found = make_results(*metrics, **changes)
   for method in found['methods']:
@@ -179,6 +148,8 @@ def test_the_table_has_the_figures_that_there_are(
   assert [' '.join(row.split()) for row in table[-len(lines) :]] == lines
   assert 'hurt' not in table[0]
   assert ('mae' in ''.join(table)) == bool(changes)
+  found.write(tmp_path)
+  assert not (tmp_path / 'per_domain.csv').exists()
 
 
 def test_the_best_methods_that_have_curves_are_drawn(make_results):

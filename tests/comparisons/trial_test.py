@@ -201,7 +201,12 @@ def test_an_interrupted_trial_goes_on(plain, tmp_path):
 @pytest.mark.parametrize(
   'text,words', [(None, 'No such file'), ('{', 'Cannot read')]
 )
-def test_a_folder_without_a_trial_is_one_line(tmp_path, text, words, capsys):
+def test_a_folder_without_a_trial_is_one_line(
+  tmp_path, text, words, capsys, monkeypatch
+):
+  # TensorFlow has been used in this process.
+  threading = trial.tf.config.threading
+  monkeypatch.setattr(threading, 'set_intra_op_parallelism_threads', id)
   if text is not None:
     (tmp_path / 'trial.json').write_text(text)
   with pytest.raises(SystemExit) as exit_info:

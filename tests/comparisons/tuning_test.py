@@ -88,29 +88,27 @@ def test_the_best_point_of_a_grid_is_chosen_and_the_first_of_equals(
   num_run = len(ran)
   _tune(tmp_path, grid)
   assert len(ran) == num_run == 6
-  with pytest.raises(errors.RunError, match='holds a grid of fed_avg among'):
+  message = r'holds a grid of fed_avg among learning_rate=\(0.5, 0.75, 0.25\)'
+  with pytest.raises(errors.RunError, match=message):
     _tune(tmp_path, {'learning_rate': (0.5, 1.0)})
 
 
-@pytest.mark.parametrize('higher_is_better, best', [(False, 1), (True, 0)])
-def test_another_metric_decides_by_what_is_better_of_it(
-  tmp_path, higher_is_better, best
-):
-  rates = (0.1, 0.2, 0.3)
-  grid = {'learning_rate': rates}
+def test_another_metric_decides_by_what_is_better_of_it(tmp_path):
+  scores = {0.1: 0.75, 0.2: 0.25, 0.3: 0.5}
+  grid = {'learning_rate': tuple(scores)}
   _tune(tmp_path, grid)
-  scores = [0.75, 0.25, 0.5]
-  for rate, score in zip(rates, scores):
-    primary = {
-      'name': 'mae',
-      'higher_is_better': higher_is_better,
-      'personal': {'last_10_mean': score},
-      'global': None,
-    }
-    _change(tmp_path, rate, primary_metric=primary)
-  found, _ = _tune(tmp_path, grid)
-  assert _of(found, 'score') == scores
-  assert _of(found, 'chosen').index(True) == best
+  for is_higher_better, best in ((False, 0.25), (True, 0.75)):
+    for rate, score in scores.items():
+      primary = {
+        'name': 'mae',
+        'higher_is_better': is_higher_better,
+        'personal': {'last_10_mean': score},
+        'global': None,
+      }
+      _change(tmp_path, rate, primary_metric=primary)
+    points = _tune(tmp_path, grid)[0]['points']
+    assert [point['score'] for point in points] == [*scores.values()]
+    assert [p['score'] for p in points if p['chosen']] == [best]
 
 
 def test_failed_and_diverged_points_are_not_chosen_and_say_why(tmp_path):

@@ -34,8 +34,8 @@ def main(argv):
 """
 
 
-@pytest.fixture(name='program')
-def _program(tmp_path):
+@pytest.fixture(name='program_and_process')
+def _program_and_process(tmp_path):
   """A program that has started a process, and the process."""
   (tmp_path / 'program.py').write_text(_PROGRAM)
   (tmp_path / 'only_there.py').write_text(_MODULE)
@@ -46,17 +46,19 @@ def _program(tmp_path):
     start_new_session=True,
     env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
   ) as program:
-    assert program.stdout.readline() == 'starts\n'
-    while not (tmp_path / 'started').exists():
-      assert program.stdout.readline() == 'None\n'
-    yield program, psutil.Process(int((tmp_path / 'started').read_text()))
-    program.kill()
+    try:
+      assert program.stdout.readline() == 'starts\n'
+      while not (tmp_path / 'started').exists():
+        assert program.stdout.readline() == 'None\n'
+      yield program, psutil.Process(int((tmp_path / 'started').read_text()))
+    finally:
+      program.kill()
 
 
 def test_a_process_ends_with_the_program_and_not_by_its_signals(
-  program, tmp_path
+  program_and_process, tmp_path
 ):
-  program, process = program
+  program, process = program_and_process
   # As Ctrl-C in a terminal does.
   program.send_signal(signal.SIGSTOP)
   os.killpg(program.pid, signal.SIGINT)

@@ -34,8 +34,8 @@ _MUTABLE = tuple(
   if name != 'num_rounds'
 )
 _TRIAL_MODULE = trial.__name__
-# Whether the program is to stop, and at the clock of the progress bar.
-_SECONDS_BETWEEN_LOOKS = 0.5
+# After which a request to stop is noticed, and the bar's clock goes on.
+_SECONDS_TO_WAIT = 0.5
 # From SIGTERM to SIGKILL.
 _GRACE_SECONDS = 10.0
 _MAX_REASON = 500
@@ -229,7 +229,7 @@ def run_trials(
       if start is not _run_here:
         connection.wait(
           [process.sentinel for process in running.values()],
-          _SECONDS_BETWEEN_LOOKS,
+          _SECONDS_TO_WAIT,
         )
       for name, process in list(running.items()):
         status = process.exitcode if process else 0
@@ -290,13 +290,8 @@ def _make_folder(folder, wanted, runtime_options):
 def _run_here(module, folder, log_path, environment):
   """Runs a trial in this process; there is none to wait for then."""
   del module, environment
-  spec = trial.read_spec(folder)
   try:
-    trial.run(
-      trial.Trial.from_settings(spec['trial']),
-      folder,
-      runtime_options=spec['runtime_options'],
-    )
+    trial.run_folder(folder)
   except errors.EXPECTED as error:
     with open(log_path, 'w', encoding='utf-8') as log:
       log.write(f'{trial.ERROR_START}{errors.reason(error)}\n')

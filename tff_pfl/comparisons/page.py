@@ -452,13 +452,12 @@ def _tuning_frame(tunings, primary):
 
 def _hparams_frame(methods):
   """Hyperparameters; variants have those of their method."""
-  return pd.DataFrame(
+  rows = pd.DataFrame(
     {
-      m['algorithm']: {
-        'method': m['algorithm'],
-        'what it is': m['summary'],
-        'hyperparameters': assignments(m['hparams']),
-      }
-      for m in methods
-    }.values()
+      'method': m['algorithm'],
+      'what it is': m['summary'],
+      'hyperparameters': assignments(m['hparams']),
+    }
+    for m in methods
   )
+  return rows.drop_duplicates()

@@ -306,21 +306,29 @@ def read_spec(directory: str) -> dict[str, Any]:
   return summary_lib.read_json(os.path.join(directory, SPEC_NAME))
 
 
+def run_folder(directory: str) -> None:
+  """Runs the trial that `trial.json` in a folder describes; see `run`."""
+  spec = read_spec(directory)
+  run(
+    Trial.from_settings(spec['trial']),
+    directory,
+    runtime_options=spec['runtime_options'],
+  )
+
+
 def main(argv: Sequence[str]) -> None:
   """Runs the trial in a folder, as a process of its own.
 
   Expected errors end the process with one line on stderr and status 1.
+
+  Args:
+    argv: This module's name and the folder.
   """
+  # As the environment says, not that of the process that this is a fork of.
+  tf.config.threading.set_intra_op_parallelism_threads(0)
   try:
-    spec = read_spec(argv[1])
-    # As the environment says, not that of the process that this is a fork of.
-    tf.config.threading.set_intra_op_parallelism_threads(0)
     with shutdown.stopping_on_signals():
-      run(
-        Trial.from_settings(spec['trial']),
-        argv[1],
-        runtime_options=spec['runtime_options'],
-      )
+      run_folder(argv[1])
   except errors.EXPECTED as error:
     print(f'{ERROR_START}{errors.reason(error)}', file=sys.stderr)
     sys.exit(1)

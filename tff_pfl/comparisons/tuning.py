@@ -129,10 +129,9 @@ class _Sweep:
     self._directory = directory
     self._algorithm = algorithm
     axes = comparison.axes(algorithm)
-    self._targets = {','.join(targets): targets for targets in axes}
     self._space = {
-      name: _distribution(values)
-      for name, values in zip(self._targets, axes.values())
+      ','.join(targets): _distribution(values)
+      for targets, values in axes.items()
     }
     self._study = optuna.create_study(
       storage=storage,
@@ -141,8 +140,11 @@ class _Sweep:
       load_if_exists=True,
     )
     is_grid = comparison.num_search_trials is None
-    wanted = f'{"grid" if is_grid else "search"} of {algorithm} among '
-    wanted += str(self._space)
+    axis_texts = [f'{n}={v!r}' for n, v in zip(self._space, axes.values())]
+    wanted = (
+      f'{"grid" if is_grid else "search"} of {algorithm} among '
+      + ', '.join(axis_texts)
+    )
     stored = self._study.user_attrs.get('space')
     if stored is None:
       for values in itertools.product(*axes.values()) if is_grid else ():
@@ -264,7 +266,7 @@ class _Sweep:
     return found
 
   def _attempt(self, params):
-    values = {self._targets[name]: value for name, value in params.items()}
+    values = {tuple(names.split(',')): params[names] for names in params}
     point = self._comparison.point(self._algorithm, values)
     try:
       one = self._comparison.tuning_trial(self._algorithm, point)
