@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
 
 from tests.methods import toy_problems
-from tff_pfl import datasets
+from tff_pfl import datasets, runtime
 from tff_pfl.core import phases
 from tff_pfl.methods import registry
 from tff_pfl.models import domain_models
@@ -93,6 +95,61 @@ def test_first_server_step_of_adam_moves_by_its_learning_rate():
 
 
 # Domains, of different sizes.
+
+
+@pytest.mark.slow
+def test_agrees_with_the_federated_averaging_of_tff():
+  """An independent implementation, with the model as TFF's own form."""
+  kernel = np.random.default_rng(3).normal(size=[3, 2]).astype(np.float32)
+  clients = [toy_problems.regression_examples(n, 3, 2, n) for n in (5, 16)]
+  spec = (
+    tf.TensorSpec([None, 3], tf.float32),
+    tf.TensorSpec([None, 2], tf.float32),
+  )
+
+  def keras_model():
+    network = tf.keras.Sequential(
+      [tf.keras.layers.Input([3]), tf.keras.layers.Dense(2, use_bias=False)]
+    )
+    return tff.learning.models.from_keras_model(
+      network, loss=tf.keras.losses.MeanSquaredError(), input_spec=spec
+    )
+
+  learning_process = tff.learning.algorithms.build_weighted_fed_avg(
+    keras_model,
+    client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.05, 0.9),
+    server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
+  )
+  # Its Keras model has variables.
+  with runtime.create_runtime('native'):
+    initial = learning_process.set_model_weights(
+      learning_process.initialize(),
+      tff.learning.models.ModelWeights([kernel], []),
+    )
+    theirs = learning_process.next(
+      initial,
+      [
+        # Three epochs of full batches.
+        tf.data.Dataset.from_tensors((client.x, client.y)).repeat(3)
+        for client in clients
+      ],
+    )
+    (their_weight,) = learning_process.get_model_weights(theirs.state).trainable
+  process = _process(
+    kernel=kernel,
+    num_steps=None,
+    num_epochs=3,
+    learning_rate=0.05,
+    momentum=0.9,
+  )
+  state, _, metrics = toy_problems.train(process, clients)
+  np.testing.assert_allclose(
+    state.global_weights['head/kernel'], their_weight, rtol=1e-5
+  )
+  assert metrics['loss'] == pytest.approx(
+    theirs.metrics['client_work']['train']['loss'], rel=1e-5
+  )
+
 
 _IN_DOMAINS = [
   toy_problems.in_domains(client, pattern)

@@ -84,22 +84,12 @@ def _assert_close(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('name', 'jit_compile'),
-  [
-    # FedRep's batch has all that the others' have; compiled ones take long.
-    ('fed_rep', False),
-    *(
-      pytest.param(name, True, marks=pytest.mark.slow)
-      for name in registry.ALGORITHMS
-    ),
-  ],
-)
+@pytest.mark.parametrize('name', registry.ALGORITHMS)
 def test_a_round_gives_what_it_gives_one_by_one(
-  name, jit_compile, one_by_one, batched, monkeypatch
+  name, one_by_one, batched, monkeypatch
 ):
   model = dataclasses.replace(
-    zoo.mlp(_element_spec([4]), 3, widths=(8,)), jit_compile=jit_compile
+    zoo.mlp(_element_spec([4]), 3, widths=(8,)), jit_compile=True
   )
   process = registry.build(name, toy_problems.model_for(name, model))
   clients = toy_problems.padded(toy_problems.examples_for(name, _examples([4])))
@@ -337,33 +327,18 @@ def test_a_model_that_does_not_vectorize_runs_one_by_one_and_says_why(
   _assert_close(found, _round(one_by_one, process, clients))
 
 
-def test_an_error_of_a_client_is_raised(batched):
-  @tff.tensorflow.computation(np.float32)
-  def positive(x):
-    with tf.control_dependencies(
-      [tf.debugging.assert_positive(x, 'not positive')]
-    ):
-      return tf.identity(x)
-
-  @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
-  def all_positive(xs):
-    return tff.federated_map(positive, xs)
-
-  assert batched.run(all_positive, [1.0, 2.0]) == [1.0, 2.0]
-  with pytest.raises(tf.errors.InvalidArgumentError, match='not positive'):
-    batched.run(all_positive, [1.0, -2.0, 3.0])
-
-
-def test_batches_are_the_default_on_gpus_only(monkeypatch):
-  mapper, _ = in_process.create_mapper('cpu')
-  assert type(mapper) is client_mapper.ClientMapper
+@pytest.mark.parametrize(
+  ('device', 'options', 'is_batched'),
+  [
+    ('/device:CPU:0', {}, False),
+    ('/device:GPU:0', {}, True),
+    ('/device:GPU:0', {'batched_clients': False}, False),
+  ],
+)
+def test_batches_are_the_default_on_gpus_only(
+  monkeypatch, device, options, is_batched
+):
+  monkeypatch.setattr(in_process.devices_lib, 'resolve', lambda _: [device])
+  mapper, _ = in_process.create_mapper('auto', **options)
   mapper.close()
-  monkeypatch.setattr(
-    in_process.devices_lib, 'resolve', lambda _: ['/device:GPU:0']
-  )
-  mapper, _ = in_process.create_mapper('gpu')
-  assert isinstance(mapper, batched_clients.BatchedMapper)
-  mapper.close()
-  mapper, _ = in_process.create_mapper('gpu', batched_clients=False)
-  assert type(mapper) is client_mapper.ClientMapper
-  mapper.close()
+  assert isinstance(mapper, batched_clients.BatchedMapper) == is_batched

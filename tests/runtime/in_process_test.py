@@ -6,18 +6,17 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.methods import toy_problems
 from tests.runtime import cases
 from tff_pfl import errors, runtime
-from tff_pfl.runtime import client_mapper, lowering
+from tff_pfl.methods import registry
+from tff_pfl.runtime import client_mapper, graph_programs, lowering
 
 pytestmark = pytest.mark.timeout(60)
 
 _CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
 _CLIENT_INTS = tff.FederatedType(np.int32, tff.CLIENTS)
 _SERVER_FLOAT = tff.FederatedType(np.float32, tff.SERVER)
-
-
-# Errors.
 
 
 def test_different_numbers_of_clients_are_refused(rt):
@@ -29,32 +28,58 @@ def test_different_numbers_of_clients_are_refused(rt):
     rt.run(comp, [1, 2], [1])
 
 
-def test_unsupported_intrinsic_is_named_in_one_line(rt):
-  intrinsic = tff.framework.Intrinsic(
-    'generic_zero', tff.FunctionType(np.int32, np.int32)
-  )
-  comp = tff.framework.ConcreteComputation.from_building_block(intrinsic)
-  with pytest.raises(errors.RunError, match='generic_zero') as caught:
-    rt.run(comp, 1)
+def _with_variable(x):
+  variable = tf.Variable(2.0)
+  with tf.control_dependencies([variable.assign_add(x)]):
+    return variable.read_value()
+
+
+def _with_table(x):
+  seen = tf.lookup.experimental.MutableHashTable(tf.float32, tf.float32, -1)
+  return seen.lookup(x)
+
+
+_INCREMENT = tff.jax.computation(lambda x: x + 1, np.float32)
+
+
+def _at_server(function):
+  @tff.federated_computation(_SERVER_FLOAT)
+  def comp(x):
+    return tff.federated_map(function, tff.federated_map(function, x))
+
+  return comp
+
+
+def _in_tensorflow(function):
+  return tff.tensorflow.computation(function, np.float32)
+
+
+@tff.federated_computation(tff.SequenceType(np.float32))
+def _sum_of_sequence(numbers):
+  return tff.sequence_sum(numbers)
+
+
+@pytest.mark.parametrize(
+  ('comp', 'missing'),
+  [
+    (_in_tensorflow(_with_variable), 'variables or hash tables'),
+    (_at_server(_in_tensorflow(_with_table)), 'variables or hash tables'),
+    (_INCREMENT, 'a local computation in xla'),
+    (_at_server(_INCREMENT), 'a local computation in xla'),
+    (_sum_of_sequence, 'the intrinsic sequence_sum'),
+    (
+      _in_tensorflow(lambda x: tf.data.Dataset.from_tensors(x)),
+      r'a result of type float32\*',
+    ),
+  ],
+)
+def test_what_it_lacks_is_a_line_that_names_the_native_runtime(
+  rt, comp, missing
+):
+  with pytest.raises(errors.RunError, match=missing) as caught:
+    rt.run(comp, 1.0)
+  assert '--runtime=native' in str(caught.value)
   assert '\n' not in str(caught.value)
-
-
-_INCREMENT = tff.jax.computation(lambda x: x + 1, np.int32)
-
-
-@tff.federated_computation(tff.FederatedType(np.int32, tff.SERVER))
-def _increment_twice(x):
-  return tff.federated_map(_INCREMENT, tff.federated_map(_INCREMENT, x))
-
-
-@pytest.mark.parametrize('comp', [_INCREMENT, _increment_twice])
-def test_computation_that_is_not_tensorflow_is_refused_in_one_line(rt, comp):
-  with pytest.raises(errors.RunError, match='local computation in xla') as e:
-    rt.run(comp, 1)
-  assert '\n' not in str(e.value)
-
-
-# Threads.
 
 
 @tff.federated_computation(_CLIENT_FLOATS)
@@ -156,12 +181,36 @@ def test_computation_is_lowered_once(rt, monkeypatch):
   assert len(lowered) == 1
 
 
-def test_computations_that_are_gone_are_forgotten(rt):
-  def build_and_run(i):
-    comp = tff.tensorflow.computation(lambda: tf.constant(i))
-    assert rt.run(comp) == i
-    return weakref.ref(comp)
+def test_computations_that_are_gone_are_forgotten(rt, monkeypatch):
+  programs = weakref.WeakSet()
+  load = graph_programs.load_graph
 
-  built = [build_and_run(i) for i in range(5)]
+  def record(*arguments):
+    program = load(*arguments)
+    programs.add(program)
+    return program
+
+  monkeypatch.setattr(graph_programs, 'load_graph', record)
+
+  def build_and_run(created):
+    process = registry.build('fed_avg', toy_problems.classifier())
+    state = created.run(process.initialize)
+    states = created.run(process.initialize_client_states, [0])
+    data = toy_problems.padded([toy_problems.labeled_examples(5, 0)])
+    created.run(process.next, state, states, data)
+    return process
+
+  gone = build_and_run(rt)
+  assert programs
+  computation = weakref.ref(gone.next)
+  del gone
   gc.collect()
-  assert all(reference() is None for reference in built)
+  assert computation() is None
+  assert not programs
+  # A closed runtime keeps nothing of a process that goes on.
+  with runtime.create_runtime('in_process') as other:
+    kept = build_and_run(other)
+    assert programs
+  gc.collect()
+  assert not programs
+  del kept

@@ -27,10 +27,6 @@ def _intrinsics(block):
   return [part.uri for part in _blocks(block, tff.framework.Intrinsic)]
 
 
-def _lower(comp):
-  return lowering.lower(comp)
-
-
 def test_function_that_calls_several_becomes_one_graph():
   @tff.federated_computation(np.float32)
   def work(x):
@@ -40,7 +36,7 @@ def test_function_that_calls_several_becomes_one_graph():
   def comp(values):
     return tff.federated_map(work, values)
 
-  block = _lower(comp)
+  block = lowering.lower(comp)
   assert len(_blocks(block, tff.framework.CompiledComputation)) == 1
   assert len(_blocks(block, tff.framework.Lambda)) == 1
 
@@ -56,26 +52,11 @@ def test_function_that_only_arranges_keeps_the_users_graph():
   def comp(values):
     return tff.federated_map(work, values)
 
-  (compiled,) = _blocks(_lower(comp), tff.framework.CompiledComputation)
+  (compiled,) = _blocks(lowering.lower(comp), tff.framework.CompiledComputation)
   assert (
     compiled.proto.tensorflow
     == _double.to_compiled_building_block().proto.tensorflow
   )
-
-
-def test_maps_are_not_merged():
-  @tff.tensorflow.computation(tff.SequenceType(np.float32))
-  def read(dataset):
-    return dataset.reduce(np.float32(0), lambda total, x: total + x)
-
-  @tff.federated_computation(
-    tff.FederatedType(tff.SequenceType(np.float32), tff.CLIENTS)
-  )
-  def comp(datasets):
-    return tff.federated_map(_double, tff.federated_map(read, datasets))
-
-  block = _lower(comp)
-  assert _intrinsics(block) == [tff.framework.FEDERATED_MAP.uri] * 2
 
 
 def test_aggregations_are_one_where_none_needs_anothers_result():
@@ -100,7 +81,7 @@ def test_aggregations_are_one_where_none_needs_anothers_result():
       total=tff.federated_sum(values),
     )
 
-  aggregations = _intrinsics(_lower(comp)).count(
+  aggregations = _intrinsics(lowering.lower(comp)).count(
     tff.framework.FEDERATED_AGGREGATE.uri
   )
   # Number, mean and total; then the variance, around the mean.
@@ -132,7 +113,7 @@ def test_server_computes_once_between_aggregations():
 
   graphs_at_server = [
     call
-    for call in _blocks(_lower(comp), tff.framework.Call)
+    for call in _blocks(lowering.lower(comp), tff.framework.Call)
     if isinstance(call.function, tff.framework.Intrinsic)
     and call.function.uri == tff.framework.FEDERATED_APPLY.uri
     and isinstance(call.argument[0], tff.framework.CompiledComputation)

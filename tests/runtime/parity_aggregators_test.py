@@ -6,7 +6,6 @@ compared is what does not depend on it: the state, and bounds on the result.
 """
 
 import collections
-import functools
 
 import numpy as np
 import pytest
@@ -14,10 +13,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
-from tests.methods import toy_problems
 from tests.runtime import parity
-from tff_pfl.core import aggregators, gather, private_mean
-from tff_pfl.methods import fed_avg, registry
+from tff_pfl.core import aggregators, private_mean
 
 _aggregators = tff.aggregators
 
@@ -70,9 +67,9 @@ def _quantile():
 
 _dp = _aggregators.DifferentiallyPrivateFactory
 _FACTORIES = {
+  # Nothing here is large enough for 'compressed' to round it.
+  **aggregators.AGGREGATORS,
   'sum': _aggregators.SumFactory,
-  'mean': _aggregators.MeanFactory,
-  'mean_without_nan': lambda: _aggregators.MeanFactory(no_nan_division=True),
   'unweighted_mean': _aggregators.UnweightedMeanFactory,
   'clipping': lambda: _aggregators.clipping_factory(
     1.0, _aggregators.UnweightedMeanFactory()
@@ -105,8 +102,6 @@ _FACTORIES = {
     noise_seed=7,
   ),
   'private_mean': lambda: private_mean.PrivateMeanFactory(1.0, 3, seed=7),
-  'trimmed_mean': lambda: gather.TrimmedMeanFactory(0.3),
-  'geometric_median': gather.GeometricMedianFactory,
   'secure_sum': lambda: _aggregators.SecureSumFactory(4.0, -4.0),
   'adaptive_secure_sum': lambda: _aggregators.SecureSumFactory(_quantile()),
   'concatenated': lambda: _aggregators.concat_factory(
@@ -115,9 +110,6 @@ _FACTORIES = {
   'measured': lambda: tff.learning.add_debug_measurements(
     _aggregators.MeanFactory()
   ),
-  'robust': tff.learning.robust_aggregator,
-  'secure': tff.learning.secure_aggregator,
-  'compression': tff.learning.compression_aggregator,
   'hadamard': _aggregators.HadamardTransformFactory,
   'fourier': lambda: _aggregators.DiscreteFourierTransformFactory(
     num_repeats=2
@@ -192,66 +184,3 @@ def test_noise_of_the_server_has_its_size_and_is_drawn_anew(runtimes):
     assert np.max(np.abs(np.mean(noises, axis=1))) < 0.05
     assert abs(np.corrcoef(noises)[0, 1]) < 0.1
   parity.assert_close(*states)
-
-
-@functools.cache
-def _regression():
-  rng = np.random.default_rng(3)
-  return toy_problems.linear_network(
-    rng.normal(size=[3, 4]).astype(np.float32),
-    rng.normal(size=[4, 2]).astype(np.float32),
-  )
-
-
-# Nothing here is large enough for 'compressed' to round it.
-_FACTORIES_OF_METHODS = {
-  **{
-    name: functools.partial(aggregators.make_aggregator, name)
-    for name in aggregators.AGGREGATORS
-  },
-  **{
-    name: _FACTORIES[name]
-    for name in ('unweighted_mean', 'adaptive_dp_without_noise')
-  },
-}
-
-
-def _train(rt, process):
-  data = toy_problems.padded(
-    toy_problems.regression_examples(n, 3, 2, seed=n) for n in (20, 5, 0, 8)
-  )
-  state = rt.run(process.initialize)
-  client_states = rt.run(process.initialize_client_states, list(range(4)))
-  outputs = []
-  for cohort in _COHORTS:
-    output = rt.run(process.next, state, client_states[cohort], data[cohort])
-    state = output.state
-    outputs.append(output)
-  return outputs
-
-
-# Each factory by itself is compared above.
-@pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param(
-      name,
-      marks=() if name == 'unweighted_mean' else pytest.mark.slow,
-    )
-    for name in _FACTORIES_OF_METHODS
-  ],
-)
-def test_methods_train_the_same_with_each_aggregator(runtimes, name):
-  in_process, native = runtimes
-  process = registry.build(
-    'fed_avg',
-    _regression(),
-    fed_avg.FedAvgHParams(batch_size=4),
-    aggregator=_FACTORIES_OF_METHODS[name](),
-    seed=1,
-  )
-  expected = _train(native, process)
-  assert toy_problems.differ(
-    expected[0].state.global_weights, expected[1].state.global_weights
-  )
-  parity.assert_close(_train(in_process, process), expected)

@@ -189,15 +189,6 @@ def test_rounds_are_of_the_kinds_that_they_are_meant_to_be(on):
   )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', registry.ALGORITHMS)
-def test_clients_in_batches_give_what_they_give_alone(on, name):
-  parity.assert_close(
-    on('batched', _train_and_score, name),
-    on('in_process', _train_and_score, name),
-  )
-
-
 @pytest.mark.parametrize(
   ('rt', 'variant'),
   [
@@ -244,13 +235,7 @@ def _meta_train(rt, variant):
 @pytest.mark.parametrize(
   ('rt', 'name'),
   [
-    pytest.param(
-      *(rt, name),
-      # In batches with a head on a frozen body.
-      marks=()
-      if name == ('fed_rep' if rt == 'batched' else 'ditto')
-      else pytest.mark.slow,
-    )
+    pytest.param(rt, name, marks=() if name == 'fed_rep' else pytest.mark.slow)
     for rt in ('in_process', 'batched', 'chunks')
     for name in ('ditto', 'fed_dar', 'fed_rep')
   ],

@@ -106,46 +106,31 @@ def test_containers_become_tuples_and_the_types_containers(value):
 
 
 @pytest.mark.parametrize(
-  'value, message',
+  'value',
   [
-    ([1], 'found 1 elements'),
-    (3, 'Expected a structure of type <a=int32,b=int32>, found 3'),
-    (collections.OrderedDict(b=1, a=2), "found the names \\['b', 'a'\\]"),
+    [1],
+    3,
+    collections.OrderedDict(b=1, a=2),
   ],
 )
-def test_other_structures_are_refused(value, message):
+def test_other_structures_are_refused(value):
   value_type = tff.to_type(collections.OrderedDict(a=np.int32, b=np.int32))
-  with pytest.raises(TypeError, match=message):
+  with pytest.raises(TypeError, match='structure of type <a=int32,b=int32>'):
     _from_python(value, value_type)
 
 
-def test_data_set_keeps_its_elements_and_their_containers():
-  dataset = _dataset()
-  sequence_type = tff.SequenceType(_ELEMENT)
-  sequence = _from_python(dataset, sequence_type)
-  elements = list(_to_python(sequence, sequence_type, 0))
-  assert [list(element) for element in elements] == [['y', 'x']] * 3
-  assert [int(element['y']) for element in elements] == [0, 1, 2]
-
-
-@pytest.mark.parametrize('elements', [[], [1], [1, 2, 3]])
-def test_list_is_a_sequence(elements):
-  sequence_type = tff.SequenceType(np.int32)
-  sequence = _from_python(elements, sequence_type)
-  dataset = _to_python(sequence, sequence_type, 0)
-  assert list(dataset.as_numpy_iterator()) == elements
-
-
-@pytest.mark.parametrize('value', [3, (1, 2), _dataset().batch(2)])
+@pytest.mark.parametrize(
+  'value',
+  [
+    [1, 2],
+    _dataset().batch(2),
+    # TensorFlow orders its elements otherwise.
+    _dataset().map(lambda e: _Unsorted(e['y'], e['x'])),
+  ],
+)
 def test_what_is_no_such_sequence_is_refused(value):
   with pytest.raises(TypeError, match='Expected `sequence` to be'):
     _from_python(value, tff.SequenceType(_ELEMENT))
-
-
-def test_named_tuples_that_tensorflow_orders_otherwise_are_refused():
-  dataset = _dataset().map(lambda e: _Unsorted(e['y'], e['x']))
-  with pytest.raises(ValueError, match='names in sorted order'):
-    _from_python(dataset, tff.SequenceType(_ELEMENT))
 
 
 def test_client_values_are_stored_for_each_client_or_once():
@@ -209,11 +194,6 @@ def test_clients_values_may_be_of_several_kinds(second):
 def test_clients_without_values_have_none():
   states = tff.FederatedType(_STATE, tff.CLIENTS)
   assert _to_python(_from_python([], states), states, 0) == []
-
-
-def test_functions_cannot_be_passed():
-  with pytest.raises(TypeError, match='Expected an argument of type'):
-    _from_python(len, tff.FunctionType(None, np.int32))
 
 
 @pytest.mark.parametrize(

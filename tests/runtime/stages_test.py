@@ -76,7 +76,7 @@ def test_rounds_in_chunks_are_those_of_one_process(name):
     in_chunks = _train(rt, name)
   parity.assert_close(in_chunks, expected)
   # As after the loss of each chunk's actor, between all stages.
-  with chunks.ChunksRuntime(2, num_actors=3, homeless=True) as rt:
+  with chunks.ChunksRuntime(2, num_actors=2, homeless=True) as rt:
     parity.assert_same(_train(rt, name), in_chunks)
 
 

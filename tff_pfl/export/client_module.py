@@ -215,10 +215,7 @@ def _weights_of(personalize):
   graph_defs.make_names_unique(graph_def)
   tensors = graph_programs.tensor_names(proto.result.struct.element[0])
   function = graph_programs.import_graph(
-    graph_def,
-    graph_programs.tensor_names(proto.parameter),
-    tensors,
-    token=proto.session_token_tensor_name,
+    graph_def, graph_programs.tensor_names(proto.parameter), tensors
   )
   names = tff.structure.name_list(personalize.type_signature.result.weights)
 

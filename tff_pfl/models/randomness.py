@@ -7,9 +7,12 @@ whose own floating-point draws differ from those of TensorFlow's kernels.
 
 from __future__ import annotations
 
+import functools
 from typing import Optional
 
 import tensorflow as tf
+
+from tff_pfl.runtime.private_api import eager_context
 
 # Purposes of a client's seed; folded in so that no two uses share numbers.
 TRAINING = 0
@@ -28,17 +31,25 @@ _SCRAMBLING_KEY = 0x02461E293EC8F720
 def fold_in(seed: tf.Tensor, *data) -> tf.Tensor:
   """Derives a new seed from a seed and integers, in their order."""
   for value in data:
-    seed = _fold_in(seed, tf.cast(value, tf.int32))
+    seed = _folding()(seed, tf.cast(value, tf.int32))
   return seed
 
 
-# A tf.function, as its hundreds of operations are then traced once.
-@tf.function(
-  input_signature=[tf.TensorSpec([2], tf.int32), tf.TensorSpec([], tf.int32)],
-  autograph=False,
-)
-def _fold_in(seed, value):
-  return tf.stack([_bits(seed, []), value])
+@functools.cache
+def _folding():
+  """Traces the hundreds of operations of one folding, once for all graphs.
+
+  Not within a graph, which the function would keep in memory.
+  """
+  with eager_context.eager_mode():
+    return tf.function(
+      lambda seed, value: tf.stack([_bits(seed, []), value]),
+      input_signature=[
+        tf.TensorSpec([2], tf.int32),
+        tf.TensorSpec([], tf.int32),
+      ],
+      autograph=False,
+    ).get_concrete_function()
 
 
 def client_seed(

@@ -11,6 +11,14 @@ import tensorflow_federated as tff
 from tff_pfl import errors
 
 
+def unsupported(what: str) -> errors.RunError:
+  """Returns the error of a computation that only TFF's own worker can run."""
+  return errors.RunError(
+    f'The computation has {what}, which in_process and ray do not run; choose '
+    'the native runtime (--runtime=native).'
+  )
+
+
 class Engine(abc.ABC):
   """The executor of a runtime's computations, in any thread."""
 
@@ -121,7 +129,7 @@ class Runtime:
     Args:
       computation: A TFF computation that is not polymorphic.
       *args: Its arguments. Client-placed values are lists with one entry for
-        each client; sequences are `tf.data.Dataset`s or lists.
+        each client; sequences are `tf.data.Dataset`s.
       **kwargs: Its named arguments.
 
     Returns:

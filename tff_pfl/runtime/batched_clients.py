@@ -18,8 +18,7 @@ import itertools
 import logging as python_logging
 import re
 import threading
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as ListOrTuple
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow as tf
@@ -52,7 +51,7 @@ class BatchedMapper(client_mapper.ClientMapper):
 
   def __init__(
     self,
-    devices: ListOrTuple[Optional[str]],
+    devices: Sequence[Optional[str]],
     cache_bytes: int = 0,
   ):
     """Prepares the mapper.
@@ -77,13 +76,6 @@ class BatchedMapper(client_mapper.ClientMapper):
   ) -> values.ClientsValue:
     """Returns the function's result for each client; see `ClientMapper`."""
     if argument is None or not function.is_tensor_function:
-      if function.program().has_resources:
-        logging.log_first_n(
-          logging.WARNING,
-          'Clients whose function has variables, as those of Keras models in '
-          'tff.learning, run one by one on each device.',
-          1,
-        )
       return super().map(function, argument, num_clients)
     columns = values.flat_columns(argument)
     is_shared = tuple(isinstance(c, values.AllEqual) for c in columns)
@@ -186,7 +178,7 @@ class _BatchedProgram:
   def __init__(
     self,
     function: graph_functions.LocalFunction,
-    is_shared: ListOrTuple[bool],
+    is_shared: Sequence[bool],
   ):
     self._function = function
     self._is_shared = is_shared
@@ -199,7 +191,7 @@ class _BatchedProgram:
     return bool(self._forms_on(devices_lib.is_gpu(device)))
 
   def __call__(
-    self, stacked: ListOrTuple[tf.Tensor], device: Optional[str]
+    self, stacked: Sequence[tf.Tensor], device: Optional[str]
   ) -> Optional[list[tf.Tensor]]:
     """Returns the results, all stacked; None if there is no such program."""
     forms = self._forms_on(devices_lib.is_gpu(device))
@@ -283,7 +275,7 @@ class _Form:
     self._traced = collections.OrderedDict()
 
   def __call__(
-    self, tensors: ListOrTuple[tf.Tensor], device: Optional[str]
+    self, tensors: Sequence[tf.Tensor], device: Optional[str]
   ) -> list[tf.Tensor]:
     key = tuple([(tuple(t.shape), t.dtype) for t in tensors])
     with _tracing:
@@ -325,7 +317,7 @@ def _padded_size(num_clients: int) -> int:
   return halfway if num_clients <= halfway and power > 2 else power
 
 
-def _row(columns: ListOrTuple[Any], client: int) -> tuple[tf.Tensor, ...]:
+def _row(columns: Sequence[Any], client: int) -> tuple[tf.Tensor, ...]:
   """Returns a client's tensors."""
   return tuple(
     [
@@ -341,7 +333,7 @@ def _row(columns: ListOrTuple[Any], client: int) -> tuple[tf.Tensor, ...]:
 
 def _stack(
   column: Any,
-  clients: ListOrTuple[int],
+  clients: Sequence[int],
   size: int,
   cache: Optional[device_cache.DeviceCache],
 ) -> tf.Tensor:
@@ -371,8 +363,8 @@ def _stack(
 
 
 def _join(
-  parts: ListOrTuple[Union[tf.Tensor, list[tf.Tensor]]],
-  chunks: ListOrTuple[ListOrTuple[int]],
+  parts: Sequence[Union[tf.Tensor, list[tf.Tensor]]],
+  chunks: Sequence[Sequence[int]],
   num_clients: int,
 ) -> values.ClientsValue:
   """Joins the results of chunks to one of all clients."""

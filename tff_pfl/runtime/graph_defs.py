@@ -2,17 +2,13 @@
 
 import collections
 import itertools
-import re
 from collections.abc import Iterator
-from collections.abc import Sequence as ListOrTuple
 from typing import Any
 
 import tensorflow as tf
 
 from tff_pfl.runtime.private_api import op_def_registry
 
-# Operations that make the handle of a variable or a table.
-_RESOURCE_HANDLES = re.compile(r'VarHandleOp|\w*HashTable(OfTensors)?V2')
 # Registered as stateful, but as deterministic as the functions they call.
 _CALLS = frozenset({'StatefulPartitionedCall', 'While', 'If', 'Case'})
 
@@ -114,37 +110,18 @@ def choose_forms(graph_def: tf.compat.v1.GraphDef, form: int) -> None:
         node.attr[name].CopyFrom(choice.attr[name])
 
 
-def add_destruction(graph_def: tf.compat.v1.GraphDef) -> str:
-  """Adds an operation that frees variables and tables; returns its name."""
-  handles = resource_handles(graph_def)
-  everything = graph_def.node.add(op='NoOp', name='destroy_resources')
-  for node in handles:
-    destruction = graph_def.node.add(
-      op='DestroyResourceOp', name=f'{node.name}/destroy', input=[node.name]
-    )
-    destruction.attr['ignore_lookup_error'].b = True
-    everything.input.append(f'^{destruction.name}')
-  return everything.name if handles else ''
-
-
-def has_shared_name(node: Any) -> bool:
-  """Returns True for a node whose resource other executions share."""
+def is_shared(node: Any) -> bool:
+  """Returns True for a variable or table that other executions share."""
   return (
     'shared_name' in node.attr
     and node.attr['shared_name'].s.decode() != ANONYMOUS
   )
 
 
-def resource_handles(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
-  """Returns the nodes that make variables and tables."""
-  return [n for n in graph_def.node if _RESOURCE_HANDLES.fullmatch(n.op)]
-
-
 def make_names_unique(graph_def: tf.compat.v1.GraphDef) -> list[str]:
-  """Gives functions and resources names that no other loaded graph has.
+  """Gives functions names that no other loaded graph has.
 
-  TensorFlow has one table of all functions of a process and one of all
-  resources.
+  TensorFlow has one table of all functions of a process.
 
   Returns:
     The new names of the functions.
@@ -163,10 +140,6 @@ def make_names_unique(graph_def: tf.compat.v1.GraphDef) -> list[str]:
   for node in all_nodes(graph_def):
     node.op = names.get(node.op, node.op)
     _rename_in_attributes(node.attr, names)
-    if has_shared_name(node):
-      # For an empty name TensorFlow takes the node's.
-      name = node.attr['shared_name'].s.decode() or node.name
-      node.attr['shared_name'].s = (name + suffix).encode()
   return list(names.values())
 
 
@@ -188,62 +161,3 @@ def _rename_in_attributes(attributes: Any, names: dict[str, str]) -> None:
 def _rename_call(call: Any, names: dict[str, str]) -> None:
   call.name = names.get(call.name, call.name)
   _rename_in_attributes(call.attr, names)
-
-
-def ancestors(
-  graph_def: tf.compat.v1.GraphDef,
-  ends: ListOrTuple[str],
-  given: ListOrTuple[str],
-) -> tf.compat.v1.GraphDef:
-  """Returns the part of a graph that some tensors depend on.
-
-  Args:
-    graph_def: The graph.
-    ends: Names of the tensors or operations.
-    given: Names of tensors whose nodes are left out, with all before them.
-  """
-  nodes = {node.name: node for node in graph_def.node}
-  for name in given:
-    nodes.pop(node_name(name), None)
-  reached = set()
-  waiting = [node_name(name) for name in ends]
-  while waiting:
-    name = waiting.pop()
-    if name in nodes and name not in reached:
-      reached.add(name)
-      waiting.extend(map(node_name, nodes[name].input))
-  part = tf.compat.v1.GraphDef(
-    versions=graph_def.versions, library=graph_def.library
-  )
-  for node in graph_def.node:
-    if node.name in reached:
-      copied = part.node.add()
-      copied.CopyFrom(node)
-      _forget_missing(copied, reached)
-  return part
-
-
-def _forget_missing(node: tf.compat.v1.NodeDef, present: set[str]) -> None:
-  """Drops a node's control inputs and places at nodes that are not there."""
-  inputs = [
-    name
-    for name in node.input
-    if not name.startswith('^') or node_name(name) in present
-  ]
-  del node.input[:]
-  node.input.extend(inputs)
-  if '_class' in node.attr:
-    places = node.attr['_class'].list
-    kept = [s for s in places.s if s.decode().split('loc:@')[-1] in present]
-    del places.s[:]
-    places.s.extend(kept)
-
-
-def node_name(name: str) -> str:
-  """Returns the name of the node of an input, a control input or a tensor."""
-  return name.lstrip('^').split(':')[0]
-
-
-def tensor_name(name: str) -> str:
-  """Returns the full name of a node's input tensor."""
-  return name if ':' in name or name.startswith('^') else f'{name}:0'

@@ -1,9 +1,11 @@
 """A runtime that executes computations with TensorFlow in this process.
 
-It runs every computation that TFF's own C++ runtime runs, several times faster
-if rounds are short: nothing is serialized, and values stay tensors from one
-step to the next. Clients run on a pool of threads. Errors of TensorFlow reach
-the caller unchanged (`tf.errors`).
+It is for this library's processes, their learning processes, and TFF's
+aggregators, which it runs several times faster than TFF's own C++ runtime if
+rounds are short: nothing is serialized, and values stay tensors from one step
+to the next. What it lacks, such as variables of Keras models of `tff.learning`,
+is an error that names the native runtime. Clients run on a pool of threads.
+Errors of TensorFlow reach the caller unchanged (`tf.errors`).
 """
 
 import threading
@@ -221,5 +223,4 @@ class _Engine(base.Engine):
       super().close()
     self._mapper.close()
     self._threads.close()
-    self._library.clear()
     self._lowered.clear()

@@ -1,50 +1,26 @@
 """Interpreter of lowered computations on the values of `values`."""
 
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import errors
 from tff_pfl.runtime import client_mapper, graph_functions, values
 
 
-class Scope:
+class Scope(NamedTuple):
   """Values by name, at one party or at all clients of one run.
 
   Attributes:
-    bindings: The values of this scope, to which more may be added.
+    bindings: The values.
     num_clients: Number of clients of the run.
     at_clients: True if the values are at all clients.
   """
 
-  def __init__(
-    self,
-    bindings: dict[str, Any],
-    num_clients: int,
-    parent: Optional['Scope'] = None,
-    at_clients: bool = False,
-  ):
-    self.bindings = bindings
-    self.num_clients = num_clients
-    self.at_clients = at_clients
-    self._parent = parent
-
-  def inner(self, bindings: dict[str, Any], at_clients: bool) -> 'Scope':
-    """Returns a scope within this one."""
-    return Scope(bindings, self.num_clients, self, at_clients)
-
-  def lookup(self, name: str) -> Any:
-    """Returns the value of a name."""
-    if name in self.bindings:
-      return self.bindings[name]
-    if self._parent is None:
-      raise errors.RunError(f'The computation refers to {name}, not its own.')
-    value = self._parent.lookup(name)
-    if self.at_clients and not self._parent.at_clients:
-      return values.AllEqual(value)
-    return value
+  bindings: dict[str, Any]
+  num_clients: int
+  at_clients: bool = False
 
 
 class Interpreter:
@@ -91,13 +67,7 @@ class Interpreter:
     The callable of a lambda has a second argument, True for a call with the
     values of clients.
     """
-    evaluate = _EVALUATE.get(type(block))
-    if evaluate is None:
-      raise errors.RunError(
-        f'A computation with {type(block).__name__} ({block}) cannot run in '
-        'process; choose the native runtime.'
-      )
-    return evaluate(self, block, scope)
+    return BLOCKS[type(block)](self, block, scope)
 
   def _selection(self, block: tff.framework.Selection, scope: Scope) -> Any:
     source = self.evaluate(block.source, scope)
@@ -132,12 +102,13 @@ class Interpreter:
       bindings = {}
       if block.parameter_name is not None:
         bindings[block.parameter_name] = argument
-      return self.evaluate(block.result, scope.inner(bindings, at_clients))
+      inner = Scope(bindings, scope.num_clients, at_clients)
+      return self.evaluate(block.result, inner)
 
     return call
 
   def _block(self, block: tff.framework.Block, scope: Scope) -> Any:
-    scope = scope.inner({}, scope.at_clients)
+    scope = scope._replace(bindings=dict(scope.bindings))
     for name, value in block.locals:
       scope.bindings[name] = self.evaluate(value, scope)
     return self.evaluate(block.result, scope)
@@ -151,12 +122,7 @@ class Interpreter:
     return function
 
   def _intrinsic(self, block: tff.framework.Intrinsic, scope: Scope) -> Any:
-    intrinsic = _INTRINSICS.get(block.uri)
-    if intrinsic is None:
-      raise errors.RunError(
-        f'The intrinsic {block.uri} cannot run in process; choose the native '
-        'runtime.'
-      )
+    intrinsic = INTRINSICS[block.uri]
     return lambda argument: intrinsic(self, argument, scope)
 
   def _literal(self, block: tff.framework.Literal, scope: Scope) -> Any:
@@ -182,15 +148,12 @@ class Interpreter:
   def accumulate(self, argument: Any, scope: Scope) -> Any:
     """Returns the total of an aggregation's argument, before its report."""
     clients_value, total, accumulate, *_ = argument
-    if isinstance(accumulate, graph_functions.LocalFunction):
-      return accumulate.fold(total, clients_value, scope.num_clients)
-    for row in values.rows(clients_value, scope.num_clients):
-      total = accumulate((total, row))
-    return total
+    return accumulate.fold(total, clients_value, scope.num_clients)
 
 
-_EVALUATE: dict[type, Callable[..., Any]] = {
-  tff.framework.Reference: lambda _, block, scope: scope.lookup(block.name),
+# By the type of a building block.
+BLOCKS: dict[type, Callable[..., Any]] = {
+  tff.framework.Reference: lambda _, block, scope: scope.bindings[block.name],
   tff.framework.Selection: Interpreter._selection,
   tff.framework.Struct: Interpreter._struct,
   tff.framework.Call: Interpreter._call,
@@ -203,7 +166,7 @@ _EVALUATE: dict[type, Callable[..., Any]] = {
 
 
 # URI to a function from an interpreter, the argument and a scope to the result.
-_INTRINSICS: dict[str, Callable[[Interpreter, Any, Scope], Any]] = {
+INTRINSICS: dict[str, Callable[[Interpreter, Any, Scope], Any]] = {
   getattr(tff.framework, f'FEDERATED_{name}').uri: function
   for name, function in (
     ('AGGREGATE', lambda run, a, scope: a[4](run.accumulate(a, scope))),

@@ -45,17 +45,15 @@ def _weigh_while_accumulating(calls: _Calls, result: _Block) -> _Calls:
   One call for many clients then replaces one for each, and there is no weighted
   copy of the values.
   """
-  references = [_references(part) for part in (*calls.values(), result)]
+  references = [references_of(part) for part in (*calls.values(), result)]
   for name, call in [*calls.items()]:
-    if not _is_call_of(
-      call, tff.framework.FEDERATED_AGGREGATE
-    ) or tree_analysis.contains(call, is_foreign):
+    if not is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
       continue
     value, zero, accumulate, *others = call.argument
     weigh = calls.get(getattr(value, 'name', None))
     if (
       not isinstance(accumulate, tff.framework.CompiledComputation)
-      or not _is_call_of(weigh, tff.framework.FEDERATED_MAP)
+      or not is_call_of(weigh, tff.framework.FEDERATED_MAP)
       or not _only_multiplies(weigh.argument[0])
       or sum(value.name in names for names in references) > 1
     ):
@@ -113,7 +111,7 @@ def _report_at_server(calls: _Calls) -> _Calls:
   """Makes the report of an aggregation a call at the server."""
   separated = {}
   for name, call in calls.items():
-    if _is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
+    if is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
       *others, report = call.argument
       if isinstance(report, tff.framework.CompiledComputation):
         total = tff.framework.Reference(
@@ -145,13 +143,13 @@ def _compute_at_server_together(calls: _Calls, result: _Block) -> _Calls:
     lambda name, needed: name in at_server and needed not in at_server,
   )
   for number, names in by_level.items():
-    references = set().union(*(_references(calls[name]) for name in names))
+    references = set().union(*(references_of(calls[name]) for name in names))
     # What depends on nothing is computed once and not again.
     if sum(num_graphs(calls[name]) for name in names) > 1 and references - {
       *names
     }:
       others = [call for name, call in calls.items() if name not in names]
-      wanted = set().union(*map(_references, [*others, result]))
+      wanted = set().union(*map(references_of, [*others, result]))
       _replace(
         calls,
         [name for name in names if name in wanted],
@@ -166,33 +164,26 @@ def _compute_at_server_together(calls: _Calls, result: _Block) -> _Calls:
 
 def _is_at_server(call: _Block) -> bool:
   """Returns True for a call that TensorFlow can compute at the server."""
-  if _is_call_of(call, tff.framework.FEDERATED_APPLY):
+  if is_call_of(call, tff.framework.FEDERATED_APPLY):
     function = call.argument[0]
     if isinstance(function, tff.framework.Lambda):
       return is_local(function)
-    return isinstance(
-      function, tff.framework.CompiledComputation
-    ) and not is_foreign(function)
-  if _is_call_of(call, tff.framework.FEDERATED_VALUE_AT_SERVER):
-    return not (_references(call) or tree_analysis.contains(call, is_foreign))
-  return _is_call_of(call, tff.framework.FEDERATED_ZIP_AT_SERVER)
+    return isinstance(function, tff.framework.CompiledComputation)
+  if is_call_of(call, tff.framework.FEDERATED_VALUE_AT_SERVER):
+    return not references_of(call)
+  return is_call_of(call, tff.framework.FEDERATED_ZIP_AT_SERVER)
 
 
 def is_local(function: tff.framework.Lambda) -> bool:
   """Returns True for a function that TensorFlow alone can compute."""
-  kinds = (
-    tff.framework.Intrinsic,
-    tff.framework.Data,
-    tff.framework.Placement,
-  )
   return (
     tff.types.contains_only(
       function.type_signature, lambda part: isinstance(part, _LOCAL_TYPES)
     )
     and not tree_analysis.contains(
-      function, lambda part: isinstance(part, kinds) or is_foreign(part)
+      function, lambda part: isinstance(part, tff.framework.Intrinsic)
     )
-    and not _references(function)
+    and not references_of(function)
   )
 
 
@@ -200,14 +191,6 @@ def num_graphs(block: _Block) -> int:
   """Returns the number of graphs that a block calls."""
   return tree_analysis.count(
     block, lambda part: isinstance(part, tff.framework.CompiledComputation)
-  )
-
-
-def is_foreign(block: _Block) -> bool:
-  """Returns True for a compiled computation that is not TensorFlow's."""
-  return (
-    isinstance(block, tff.framework.CompiledComputation)
-    and block.proto.WhichOneof('computation') != 'tensorflow'
   )
 
 
@@ -223,7 +206,7 @@ def _one_function(calls: _Calls, wanted: set[str]) -> _Block:
       inputs[block.compact_representation()] = block
 
   for call in calls.values():
-    if not _is_call_of(call, tff.framework.FEDERATED_VALUE_AT_SERVER):
+    if not is_call_of(call, tff.framework.FEDERATED_VALUE_AT_SERVER):
       find_inputs(_argument_of(call))
   argument = tff.framework.Reference(
     'at_server',
@@ -246,11 +229,11 @@ def _one_function(calls: _Calls, wanted: set[str]) -> _Block:
 
   computed = []
   for name, call in calls.items():
-    if _is_call_of(call, tff.framework.FEDERATED_VALUE_AT_SERVER):
+    if is_call_of(call, tff.framework.FEDERATED_VALUE_AT_SERVER):
       value = call.argument
     else:
       value = local(_argument_of(call))
-    if _is_call_of(call, tff.framework.FEDERATED_APPLY):
+    if is_call_of(call, tff.framework.FEDERATED_APPLY):
       value = tff.framework.Call(call.argument[0], value)
     computed.append((name, value))
   results = [
@@ -275,16 +258,14 @@ def _one_function(calls: _Calls, wanted: set[str]) -> _Block:
 
 def _argument_of(call: tff.framework.Call) -> _Block:
   """Returns the argument of a call at the server, without its function."""
-  if _is_call_of(call, tff.framework.FEDERATED_APPLY):
+  if is_call_of(call, tff.framework.FEDERATED_APPLY):
     return call.argument[1]
   return call.argument
 
 
 def _is_aggregation(call: _Block) -> bool:
   """Returns True for an aggregation by TensorFlow with a total of one type."""
-  if not _is_call_of(
-    call, tff.framework.FEDERATED_AGGREGATE
-  ) or tree_analysis.contains(call, is_foreign):
+  if not is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
     return False
   _, zero, accumulate, *_ = call.argument
   return isinstance(
@@ -359,31 +340,39 @@ def _replace(
     )
 
 
+def levels_of(
+  calls: _Calls, waits: Callable[[str, str], bool]
+) -> dict[str, int]:
+  """Returns the most waits on the way to each call.
+
+  Args:
+    calls: The calls, each after those that it needs.
+    waits: Returns True if a call has to wait for one that it needs.
+  """
+  needs = needs_of(calls)
+  levels = {}
+  for name in calls:
+    levels[name] = max(
+      (levels[needed] + waits(name, needed) for needed in needs[name]),
+      default=0,
+    )
+  return levels
+
+
 def _by_level(
   calls: _Calls, chosen: set[str], waits: Callable[[str, str], bool]
 ) -> dict[int, list[str]]:
-  """Groups some calls by the most waits on the way to them.
-
-  Args:
-    calls: All calls, each after those that it needs.
-    chosen: Names of the calls to group.
-    waits: Returns True if a call has to wait for one that it needs.
-  """
-  needs = _needs(calls)
-  level, by_level = {}, {}
-  for name in calls:
-    level[name] = max(
-      (level[needed] + waits(name, needed) for needed in needs[name]),
-      default=0,
-    )
+  """Groups the chosen calls by their `levels_of`."""
+  by_level = {}
+  for name, level in levels_of(calls, waits).items():
     if name in chosen:
-      by_level.setdefault(level[name], []).append(name)
+      by_level.setdefault(level, []).append(name)
   return by_level
 
 
 def _in_order(calls: _Calls) -> _Calls:
   """Returns the calls, each after those that it needs."""
-  needs = _needs(calls)
+  needs = needs_of(calls)
   ordered = {}
   while len(ordered) < len(calls):
     ordered.update(
@@ -394,27 +383,27 @@ def _in_order(calls: _Calls) -> _Calls:
   return ordered
 
 
-def _needs(calls: _Calls) -> dict[str, set[str]]:
+def needs_of(calls: _Calls) -> dict[str, set[str]]:
   """Returns the names of the other calls that each one refers to."""
-  return {name: _references(c) & calls.keys() for name, c in calls.items()}
+  return {name: references_of(c) & calls.keys() for name, c in calls.items()}
 
 
-def _references(block: _Block) -> set[str]:
+def references_of(block: _Block) -> set[str]:
+  """Returns the names that a block takes from outside."""
   return transformation_utils.get_map_of_unbound_references(block)[block]
 
 
-def _is_call_of(block: Any, intrinsic: Any) -> bool:
+def is_call_of(block: Any, *intrinsics: Any) -> bool:
+  """Returns True for the call of one of some intrinsics."""
   return (
     isinstance(block, tff.framework.Call)
     and isinstance(block.function, tff.framework.Intrinsic)
-    and block.function.uri == intrinsic.uri
+    and block.function.uri in [intrinsic.uri for intrinsic in intrinsics]
   )
 
 
 def _only_multiplies(function: _Block) -> bool:
-  if not isinstance(function, tff.framework.CompiledComputation) or is_foreign(
-    function
-  ):
+  if not isinstance(function, tff.framework.CompiledComputation):
     return False
   graph_def = tf.compat.v1.GraphDef()
   function.proto.tensorflow.graph_def.Unpack(graph_def)

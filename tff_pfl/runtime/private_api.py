@@ -51,12 +51,10 @@ from tensorflow_federated.python.core.backends.test import (
 from tensorflow_federated.python.core.impl.compiler import (
   array,
   building_block_factory,
-  intrinsic_defs,
   transformation_utils,
   tree_analysis,
 )
 
-# Arguments and results: client lists, data sets.
+# Arguments: numbers of clients, data sets.
 from tensorflow_federated.python.core.impl.executors import cardinalities_utils
 from tensorflow_federated.python.core.impl.types import type_conversions
-from tensorflow_federated.python.core.impl.utils import tensorflow_utils

@@ -7,8 +7,7 @@ type is analysed once, for any number of values.
 import collections
 import math
 import typing
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as ListOrTuple
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.runtime import values
+from tff_pfl.runtime import base, values
 from tff_pfl.runtime.private_api import (
   array,
   cardinalities_utils,
-  tensorflow_utils,
   type_conversions,
 )
 
@@ -32,32 +30,20 @@ _MAX_BYTES_TO_STACK = 1 << 16
 def reader(value_type: tff.Type) -> Callable[[Any], Any]:
   """Makes the function from a caller's value of a type to a runtime value.
 
-  It takes tensors, arrays or numbers, in any of TFF's containers; data sets or
-  lists as sequences; and lists of the clients' values. It returns a local
-  value, a `values.ClientsValue`, or a tuple of these, and raises `TypeError` if
-  the value is not of the type.
+  It takes tensors, arrays or numbers, in any of TFF's containers; data sets as
+  sequences; and lists of the clients' values. It returns a local value, a
+  `values.ClientsValue`, or a tuple of these, and raises `TypeError` if the
+  value is not of the type.
   """
   if isinstance(value_type, tff.TensorType):
     return _tensor_reader(value_type)
   if isinstance(value_type, tff.StructType):
     return _struct_reader(value_type)
   if isinstance(value_type, tff.SequenceType):
-    return _or_reference(lambda value: _sequence(value, value_type))
+    return _sequence_reader(value_type)
   if isinstance(value_type, tff.FederatedType):
     return _federated_reader(value_type)
-
-  def refuse(value):
-    raise TypeError(
-      f'Expected an argument of type {value_type}, found {value!r}.'
-    )
-
-  return refuse
-
-
-def _or_reference(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-  return lambda value: (
-    value if isinstance(value, values.Reference) else read(value)
-  )
+  raise base.unsupported(f'an argument of type {value_type}')
 
 
 def _tensor_reader(value_type: tff.TensorType) -> Callable[[Any], tf.Tensor]:
@@ -65,15 +51,13 @@ def _tensor_reader(value_type: tff.TensorType) -> Callable[[Any], tf.Tensor]:
   dtype = tf.as_dtype(value_type.dtype.type)
 
   def read(value):
-    if isinstance(value, tf.Variable):
-      value = value.read_value()
-    if isinstance(value, tf.Tensor):
+    if isinstance(value, (tf.Tensor, tf.Variable)):
       if value.dtype == dtype and shape.is_compatible_with(value.shape):
-        return value
+        return tf.convert_to_tensor(value)
       value = value.numpy()
     return _tensor(value, value_type)
 
-  return _or_reference(read)
+  return read
 
 
 def _tensor(value: Any, value_type: tff.TensorType) -> tf.Tensor:
@@ -109,10 +93,8 @@ def _describe(value: Any) -> str:
 def _struct_reader(value_type: tff.StructType) -> Callable[[Any], tuple]:
   elements_of = _elements_reader(value_type)
   readers = [reader(element_type) for element_type in value_type]
-  return _or_reference(
-    lambda value: tuple(
-      [read(element) for read, element in zip(readers, elements_of(value))]
-    )
+  return lambda value: tuple(
+    [read(element) for read, element in zip(readers, elements_of(value))]
   )
 
 
@@ -136,64 +118,50 @@ def _elements_reader(
 
 
 def _elements(value: Any, value_type: tff.StructType, names: list) -> list[Any]:
-  """Returns the elements of any container; checks them against the type."""
+  """Returns the elements of any container; checks their names."""
   try:
     elements = tff.structure.to_elements(tff.structure.from_container(value))
-  except TypeError as error:
+  except TypeError:
+    elements = None
+  if (
+    elements is None
+    or len(elements) != len(names)
+    or any(
+      found != name and None not in (found, name)
+      for (found, _), name in zip(elements, names)
+    )
+  ):
     raise TypeError(
       f'Expected a structure of type {value_type}, found {value!r}.'
-    ) from error
-  if len(elements) != len(names):
-    raise TypeError(
-      f'Expected a structure of type {value_type}, found {len(elements)} '
-      'elements.'
     )
-  for (found, _), name in zip(elements, names):
-    if found != name and found is not None and name is not None:
-      raise TypeError(
-        f'Expected a structure of type {value_type}, found the names '
-        f'{[found for found, _ in elements]}.'
-      )
   return [element for _, element in elements]
 
 
-def _sequence(value: Any, value_type: tff.SequenceType) -> values.Sequence:
-  if isinstance(value, list):
-    dataset = tensorflow_utils.make_data_set_from_elements(
-      None, value, value_type.element
-    )
-    return values.Sequence(tf.data.experimental.to_variant(dataset))
-  errors.expect_type(
-    value, tf.data.Dataset, 'sequence', 'a `tf.data.Dataset` or a list'
-  )
-  element_type = tff.types.tensorflow_to_type(value.element_spec)
-  if not value_type.element.is_assignable_from(element_type):
-    raise TypeError(
-      errors.message('sequence', f'of type {value_type}', f'{element_type}*')
-    )
-  _check_order(element_type)
-  return values.Sequence(tf.data.experimental.to_variant(value))
+def _sequence_reader(
+  value_type: tff.SequenceType,
+) -> Callable[[Any], tf.Tensor]:
+  structure = type_conversions.type_to_tf_structure(value_type.element)
 
-
-def _check_order(element_type: tff.Type) -> None:
-  """Raises `ValueError` if TensorFlow may order the elements in another way.
-
-  A graph may have another container than the data set: one that TensorFlow
-  orders by name, while it orders named tuples by position.
-  """
-  if not isinstance(element_type, tff.StructType):
-    return
-  elements = tff.structure.to_elements(element_type)
-  names = [name for name, _ in elements]
-  if None not in names and names != sorted(names):
-    errors.expect(
-      element_type.python_container is collections.OrderedDict,
-      'sequence',
-      'of `collections.OrderedDict`s, or to have its names in sorted order',
-      str(element_type),
+  def read(value):
+    errors.expect_type(
+      value, tf.data.Dataset, 'sequence', 'a `tf.data.Dataset`'
     )
-  for _, part in elements:
-    _check_order(part)
+    spec = value.element_spec
+    try:
+      # Another container's elements could be in another order.
+      tf.nest.assert_same_structure(structure, spec)
+      is_of_type = value_type.element.is_assignable_from(
+        tff.types.tensorflow_to_type(spec)
+      )
+    except (TypeError, ValueError):
+      is_of_type = False
+    if not is_of_type:
+      raise TypeError(
+        errors.message('sequence', f'of type {value_type}', f'{spec}')
+      )
+    return tf.data.experimental.to_variant(value)
+
+  return read
 
 
 def _federated_reader(value_type: tff.FederatedType) -> Callable[[Any], Any]:
@@ -216,7 +184,7 @@ def _federated_reader(value_type: tff.FederatedType) -> Callable[[Any], Any]:
 
 def _column_reader(
   value_type: tff.Type,
-) -> Callable[[ListOrTuple[Any]], values.ClientsValue]:
+) -> Callable[[Sequence[Any]], values.ClientsValue]:
   """Makes the function from clients' values of a type to a runtime value.
 
   Small arrays of all clients become one tensor, at the cost of one.
@@ -254,7 +222,12 @@ def _struct_column_reader(value_type):
 
   def read_column(column):
     if any(isinstance(value, values.Reference) for value in column):
-      return values.PerClient([read_one(value) for value in column])
+      return values.PerClient(
+        [
+          value if isinstance(value, values.Reference) else read_one(value)
+          for value in column
+        ]
+      )
     columns = zip(*map(elements_of, column))
     return values.Columns(
       tuple([read(column) for read, column in zip(readers, columns)])
@@ -272,11 +245,9 @@ def writer(value_type: tff.Type) -> Callable[[Any, int], Any]:
     return lambda value, _: value.numpy()
   if isinstance(value_type, tff.StructType):
     return _struct_writer(value_type)
-  if isinstance(value_type, tff.SequenceType):
-    return lambda value, _: _to_dataset(value, value_type)
   if isinstance(value_type, tff.FederatedType):
     return _federated_writer(value_type)
-  raise TypeError(f'A result of type {value_type} cannot be returned.')
+  raise base.unsupported(f'a result of type {value_type}')
 
 
 def _struct_writer(value_type: tff.StructType) -> Callable[[Any, int], Any]:
@@ -352,17 +323,3 @@ def _column_writer(
     return [make(list(row)) for row in zip(*columns)]
 
   return write_columns
-
-
-def _to_dataset(
-  sequence: values.Sequence, value_type: tff.SequenceType
-) -> tf.data.Dataset:
-  """Returns a data set for a caller, with the containers of its type."""
-  with tf.device('/device:cpu:0'):
-    dataset = tf.data.experimental.from_variant(
-      sequence.variant,
-      type_conversions.type_to_tf_structure(value_type.element),
-    )
-  return tensorflow_utils.coerce_dataset_elements_to_tff_type_spec(
-    dataset, value_type.element
-  )

@@ -22,23 +22,18 @@ from typing import Any, NamedTuple, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import errors
-from tff_pfl.runtime import interpreter, values
-from tff_pfl.runtime.private_api import computation_pb2, transformation_utils
+from tff_pfl.runtime import interpreter, merged_calls, values
+from tff_pfl.runtime.private_api import computation_pb2
 
 _Block = tff.framework.ComputationBuildingBlock
 
-_AGGREGATE = tff.framework.FEDERATED_AGGREGATE.uri
 # Intrinsics that clients compute; broadcasts are computed before.
-_AT_CLIENTS = frozenset(
-  intrinsic.uri
-  for intrinsic in (
-    tff.framework.FEDERATED_AGGREGATE,
-    tff.framework.FEDERATED_EVAL_AT_CLIENTS,
-    tff.framework.FEDERATED_MAP,
-    tff.framework.FEDERATED_MAP_ALL_EQUAL,
-    tff.framework.FEDERATED_ZIP_AT_CLIENTS,
-  )
+_AT_CLIENTS = (
+  tff.framework.FEDERATED_AGGREGATE,
+  tff.framework.FEDERATED_EVAL_AT_CLIENTS,
+  tff.framework.FEDERATED_MAP,
+  tff.framework.FEDERATED_MAP_ALL_EQUAL,
+  tff.framework.FEDERATED_ZIP_AT_CLIENTS,
 )
 
 
@@ -84,25 +79,20 @@ def plan(computation: _Block) -> Optional[Plan]:
   ):
     return None
   calls = dict(computation.result.locals)
-  if len(calls) < len(computation.result.locals):
-    raise errors.RunError('The computation has two values of one name.')
-  needs = {
-    name: _references(call) & calls.keys() for name, call in calls.items()
+  needs = merged_calls.needs_of(calls)
+  at_clients = {
+    name
+    for name, call in calls.items()
+    if merged_calls.is_call_of(call, *_AT_CLIENTS)
   }
-  at_clients = {name for name, call in calls.items() if _is_at_clients(call)}
   if not at_clients:
     return None
-  stage = {}
-  for name in calls:
-    stage[name] = max(
-      (
-        stage[other] + (other in at_clients and name not in at_clients)
-        for other in needs[name]
-      ),
-      default=0,
-    )
+  stage = merged_calls.levels_of(
+    calls,
+    lambda name, needed: needed in at_clients and name not in at_clients,
+  )
   result = computation.result.result
-  wanted = _references(result).union(
+  wanted = merged_calls.references_of(result).union(
     *(needs[name] for name in calls if name not in at_clients)
   )
   num_stages = 1 + max(stage[name] for name in at_clients)
@@ -126,7 +116,11 @@ def plan(computation: _Block) -> Optional[Plan]:
 
 def _client_steps(number, calls, needs, at_clients, stage, wanted):
   names = [n for n in calls if n in at_clients and stage[n] == number]
-  totals = tuple(name for name in names if _is_aggregate(calls[name]))
+  totals = tuple(
+    name
+    for name in names
+    if merged_calls.is_call_of(calls[name], tff.framework.FEDERATED_AGGREGATE)
+  )
   received = set().union(*(needs[name] for name in names)) - at_clients
   later = set().union(*(needs[n] for n in at_clients if stage[n] > number))
   return ClientSteps(
@@ -138,22 +132,6 @@ def _client_steps(number, calls, needs, at_clients, stage, wanted):
       n for n in calls if n in later and n in at_clients and stage[n] <= number
     ),
   )
-
-
-def _references(block: _Block) -> set[str]:
-  return transformation_utils.get_map_of_unbound_references(block)[block]
-
-
-def _is_at_clients(call: _Block) -> bool:
-  return (
-    isinstance(call, tff.framework.Call)
-    and isinstance(call.function, tff.framework.Intrinsic)
-    and call.function.uri in _AT_CLIENTS
-  )
-
-
-def _is_aggregate(call: _Block) -> bool:
-  return call.function.uri == _AGGREGATE
 
 
 class StagedInterpreter(interpreter.Interpreter):

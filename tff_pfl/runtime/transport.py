@@ -26,12 +26,12 @@ def encode(value: Any) -> Any:
 
 
 def _encode(leaf: Any) -> Any:
-  if isinstance(leaf, tf.Tensor):
-    return leaf.numpy()
-  if isinstance(leaf, values.Sequence):
-    graph = tf.raw_ops.DatasetToGraphV2(input_dataset=leaf.variant)
+  if not isinstance(leaf, tf.Tensor):
+    return leaf  # A reference, or None for a missing part.
+  if leaf.dtype == tf.variant:
+    graph = tf.raw_ops.DatasetToGraphV2(input_dataset=leaf)
     return _Dataset(graph.numpy())
-  return leaf  # A reference, or None for a missing part.
+  return leaf.numpy()
 
 
 def decode(
@@ -51,7 +51,7 @@ def _decode(load: Any, leaf: Any) -> Any:
   if isinstance(leaf, (np.ndarray, np.generic, bytes, str)):
     return tf.constant(leaf)
   if isinstance(leaf, _Dataset):
-    return values.Sequence(tf.raw_ops.DatasetFromGraph(graph_def=leaf.graph))
+    return tf.raw_ops.DatasetFromGraph(graph_def=leaf.graph)
   if isinstance(leaf, values.Reference):
     return _local_value(load(leaf))
   return leaf

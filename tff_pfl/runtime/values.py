@@ -5,7 +5,7 @@ A local value belongs to one party:
 * a tensor: an eager `tf.Tensor`;
 * a structure: a plain tuple of local values in the order of its type, which has
   the names;
-* a sequence: a `Sequence`;
+* a sequence: its data set as a scalar tensor of dtype variant;
 * a value that only the party's own process has: a `Reference`.
 
 A value at the server is a local value. A value at clients is stored by columns:
@@ -14,25 +14,14 @@ broadcasting and selecting cost the same for any number of clients.
 """
 
 import dataclasses
-from collections.abc import Sequence as ListOrTuple
+from collections.abc import Sequence
 from typing import Any, Union
 
 import attrs
 import tensorflow as tf
 
-# A `tf.Tensor`, a `Sequence`, a `Reference` or a tuple of local values.
+# A `tf.Tensor`, a `Reference` or a tuple of local values.
 LocalValue = Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Sequence:
-  """A sequence of one party.
-
-  Attributes:
-    variant: The data set as a scalar of dtype variant, for TensorFlow's graphs.
-  """
-
-  variant: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +57,7 @@ class PerClient:
     values: The local values in the clients' order.
   """
 
-  values: ListOrTuple[LocalValue]
+  values: Sequence[LocalValue]
 
   def select(self, index: int) -> 'PerClient':
     """Returns element `index` of the clients' structures."""
@@ -116,7 +105,7 @@ def rows(value: ClientsValue, num_clients: int) -> list[LocalValue]:
 
 def flat_columns(
   value: ClientsValue,
-) -> list[Union[AllEqual, Stacked, ListOrTuple[tf.Tensor]]]:
+) -> list[Union[AllEqual, Stacked, Sequence[tf.Tensor]]]:
   """Returns the tensors of a value at clients, in the order of its type.
 
   Each is an `AllEqual` or `Stacked` tensor, or a list of the clients' own.
@@ -173,7 +162,5 @@ def _flatten(value: LocalValue, flat: list[tf.Tensor]) -> None:
   if isinstance(value, tuple):
     for element in value:
       _flatten(element, flat)
-  elif isinstance(value, Sequence):
-    flat.append(value.variant)
   else:
     flat.append(value)

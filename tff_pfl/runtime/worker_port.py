@@ -1,16 +1,12 @@
 """The TCP port of a TFF worker, limited to this machine.
 
-TFF 0.87's `worker_binary` has no flag for an address: it listens on every
-network interface (``[::]:PORT``, IPv4 included), without encryption or
-authentication, and anybody who reaches it can run programs as its user.
-`WorkerPort` limits it to loopback, on Linux and without privileges or copies.
-Before the worker starts, this process listens on the same port. gRPC servers
-share ports (SO_REUSEPORT), and a port's first listener may give the kernel a
-program that distributes its connections. Ours gives a connection to 127.0.0.1
-to the worker, and any other to our own socket, which never accepts it.
-
-So other machines cannot reach the worker. Users of this machine can, and
-nothing is encrypted. On a system without this mechanism the worker serves all
+TFF's `worker_binary` listens on every network interface, unencrypted, and has
+no flag for an address: whoever reaches it can run programs as its user. Here
+only connections to 127.0.0.1 reach it, on Linux and without privileges. This
+process listens on the port first (servers of gRPC share ports) and gives the
+kernel a filter: connections to 127.0.0.1 are for the second listener, the
+worker, and all others for the first, which never accepts them. Other users of
+this machine reach the worker. Where there is no such filter, it serves all
 addresses.
 """
 
