@@ -110,7 +110,7 @@ def _on():
 
 
 @functools.cache
-def _process(name, **personalization_options):
+def _process(name):
   return registry.build(
     name,
     toy_problems.model_for(
@@ -118,7 +118,6 @@ def _process(name, **personalization_options):
     ),
     toy_problems.hparams_for(name),
     seed=_SEED,
-    personalization=personalization.Personalization(**personalization_options),
   )
 
 
@@ -260,6 +259,7 @@ def _process_with_options(name):
     toy_problems.model_for(name, augmentation.augmented(model, noisy)),
     seed=_SEED,
     statistics='local',
+    personalization=personalization.Personalization(fine_tune='all'),
     training=training_options.TrainingOptions(
       weight_decay=0.01,
       decoupled_weight_decay=0.02,
@@ -267,24 +267,6 @@ def _process_with_options(name):
       learning_rate_schedule=schedules.make_schedule('warmup:2+cosine:4'),
     ),
     server_schedule=schedules.make_schedule('step:1:0.5'),
-  )
-
-
-@_cases(fast={})
-def test_fine_tuned_models_are_those_of_the_native_runtime(on, rt, name):
-  def run(key):
-    return on(key, _fine_tune, name)
-
-  parity.assert_close(run(rt), run('native'))
-
-
-def _fine_tune(rt, name):
-  process = _process(name, fine_tune='all')
-  return _score(
-    rt,
-    process,
-    rt.run(process.initialize),
-    rt.run(process.initialize_client_states, list(range(_NUM_CLIENTS))),
   )
 
 
