@@ -3,8 +3,6 @@
 import gzip
 import io
 import os
-import struct
-import zipfile
 
 import numpy as np
 import pytest
@@ -75,31 +73,10 @@ def test_arrays_of_an_npz_file_come_in_the_order_wanted(tmp_path):
     files.read_npz(path, ['w'])
 
 
-def _npz_of(array_bytes):
-  """A file of one array `x`, which is stored as these bytes."""
+def _npz():
   content = io.BytesIO()
-  with zipfile.ZipFile(content, 'w') as archive:
-    archive.writestr('x.npy', array_bytes)
+  np.savez(content, x=np.arange(2.0))
   return content.getvalue()
-
-
-def _npy(shape):
-  header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}"
-  header = header.ljust(117) + '\n'
-  return b'\x93NUMPY\x01\x00' + struct.pack('<H', len(header)) + header.encode()
-
-
-def _with_zip_fields(flags, method):
-  """As `_npz_of`, with other values in both of the member's headers."""
-  content = _npz_of(_npy('(0,)'))
-  for magic, first in ((b'PK\x03\x04', 6), (b'PK\x01\x02', 8)):
-    place = content.index(magic) + first
-    fields = struct.pack('<HH', flags, method)
-    content = content[:place] + fields + content[place + 4 :]
-  return content
-
-
-_GOOD = _npz_of(_npy('(2,)') + bytes(16))
 
 
 @pytest.mark.parametrize(
@@ -107,15 +84,10 @@ _GOOD = _npz_of(_npy('(2,)') + bytes(16))
   [
     (b'', ''),
     (b'<html>404 not found</html>', ''),
-    (_GOOD[:-20], ''),
-    (_GOOD.replace(bytes(16), bytes(15) + b'\1', 1), 'CRC'),
-    (_npz_of(b'\x93NUMPY\x01\x00\x04\x00((((' + bytes(9)), 'EOF'),
-    (_npz_of(_npy('(2**45,)')), 'malformed'),
-    (_npz_of(_npy((2**45,))), 'Unable to allocate 256. TiB'),
-    (_with_zip_fields(flags=1, method=0), 'encrypted'),
-    (_with_zip_fields(flags=0, method=99), 'compression method'),
+    (_npz()[:-20], ''),
+    (_npz().replace(np.float64(1).tobytes(), bytes(8), 1), 'CRC'),
   ],
-  ids=range(9),
+  ids=range(4),
 )
 def test_npz_files_that_cannot_be_read_are_named(tmp_path, content, match):
   path = tmp_path / 'a.npz'
@@ -131,12 +103,10 @@ _COMPRESSED = gzip.compress(bytes(range(256)) * 4, mtime=0)
   'content',
   [
     b'<html>404 not found</html>',
-    _COMPRESSED[:5],
     _COMPRESSED[:50],
-    _COMPRESSED[:-1],
     _COMPRESSED[:-6] + b'\0' + _COMPRESSED[-5:],
   ],
-  ids=range(5),
+  ids=range(3),
 )
 def test_gzip_files_that_cannot_be_read_are_named(tmp_path, content):
   path = tmp_path / 'a.gz'

@@ -24,19 +24,6 @@ def test_so_many_clients_are_chosen_in_their_order():
   assert set(chosen) < set(_choose(12))
 
 
-@pytest.mark.parametrize(
-  'num_clients, match',
-  [
-    (21, 'at most 20, the number of writers in the data, found 21'),
-    (0, 'an integer at least 1, found 0'),
-    (2.5, 'an integer at least 1, found 2.5'),
-  ],
-)
-def test_numbers_that_cannot_be_had_are_errors(num_clients, match):
-  with pytest.raises(ValueError, match=match):
-    _choose(num_clients)
-
-
 def _by_key(keys, keys_test=None, num_train=None, num_test=None):
   num_train = len(keys) if num_train is None else num_train
   if keys_test is not None and num_test is None:
@@ -54,33 +41,40 @@ def test_each_key_is_a_client_in_sorted_order():
 
 
 @pytest.mark.parametrize(
-  'form',
+  'keys, ids',
   [
-    pd.Series,
-    pd.Categorical,
-    lambda keys: pd.Series(keys, dtype=object),
-    lambda keys: np.array(keys, bytes),
-    lambda keys: np.array(keys, np.dtypes.StringDType()),
+    (np.array([10, 9, 10]), ['9', '10']),
+    (np.array([b'\xff', b'a']), ['a', '\\xff']),
+    *(
+      (form(['b', 'a']), ['a', 'b'])
+      for form in (
+        pd.Series,
+        pd.Categorical,
+        lambda keys: pd.Series(keys, dtype=object),
+        lambda keys: np.array(keys, bytes),
+        lambda keys: np.array(keys, np.dtypes.StringDType()),
+      )
+    ),
   ],
+  ids=range(7),
 )
-def test_strings_come_in_many_forms(form):
-  assert _by_key(form(['b', 'a']))[1] == ['a', 'b']
-
-
-def test_integers_are_sorted_as_numbers():
-  assert _by_key(np.array([10, 9, 10]))[1] == ['9', '10']
+def test_keys_come_in_many_forms(keys, ids):
+  assert _by_key(keys)[1] == ids
 
 
 @pytest.mark.parametrize(
-  'arguments, match',
+  'call, match',
   [
-    (([0.5, 1.0],), '`keys` to be 2 integers or strings'),
-    (([[1], [2]],), '`keys` to be 2 integers or strings'),
-    (([1, 2], ['a']), '`keys_test` to be of the kind of `keys`'),
-    (([1, 2], None, 3), r'`keys` to be 3 .*shape \(2,\)'),
-    (([1, 2], None, 2, 1), r'`keys_test` to be 1 .*shape \(0,\)'),
+    (lambda: _choose(21), 'at most 20, the number of writers in the data, fou'),
+    (lambda: _choose(0), 'an integer at least 1, found 0'),
+    (lambda: _choose(2.5), 'an integer at least 1, found 2.5'),
+    (lambda: _by_key([0.5, 1.0]), '`keys` to be 2 integers or strings'),
+    (lambda: _by_key([[1], [2]]), '`keys` to be 2 integers or strings'),
+    (lambda: _by_key([1, 2], ['a']), '`keys_test` to be of the kind of `keys`'),
+    (lambda: _by_key([1, 2], None, 3), r'`keys` to be 3 .*shape \(2,\)'),
+    (lambda: _by_key([1, 2], None, 2, 1), r'`keys_test` to be 1 .*shape \(0'),
   ],
 )
-def test_wrong_keys_are_errors(arguments, match):
+def test_what_cannot_be_had_is_an_error(call, match):
   with pytest.raises(ValueError, match=match):
-    _by_key(*arguments)
+    call()

@@ -12,39 +12,27 @@ from tff_pfl.datasets.sources import stackoverflow
 _MODULE = tff.simulation.datasets.stackoverflow
 
 
-def _next_words(sentences, sequence_length=3, max_sentences=10):
+@pytest.mark.parametrize(
+  'sentences, x, y',
+  [
+    (
+      ['a b c a b'],
+      [[1, 0, 0], [1, 2, 0], [1, 2, 3], [2, 3, 1]],
+      [2, 3, 1, 2],
+    ),
+    # Unknown words are context, and nothing to find.
+    (['a what b'], [[1, 4, 0]], [2]),
+    # Sentences are apart, and four at most.
+    (['a b', 'c', '', 'b c', 'a a'], [[1, 0, 0], [2, 0, 0]], [2, 3]),
+    ([], [], []),
+  ],
+)
+def test_each_word_follows_those_before_it(sentences, x, y):
   # a: 1, b: 2, c: 3, all others 4.
-  return stackoverflow.next_words(
-    sentences,
-    ['a', 'b', 'c'],
-    sequence_length,
-    max_sentences,
-  )
-
-
-def test_each_word_follows_those_before_it():
-  examples = _next_words(['a b c a b'])
+  examples = stackoverflow.next_words(sentences, ['a', 'b', 'c'], 3, 4)
   assert examples.x.dtype == examples.y.dtype == np.int32
-  assert examples.x.tolist() == [[1, 0, 0], [1, 2, 0], [1, 2, 3], [2, 3, 1]]
-  assert examples.y.tolist() == [2, 3, 1, 2]
-
-
-def test_unknown_words_are_context_and_nothing_to_find():
-  examples = _next_words(['a what b'])
-  assert examples.x.tolist() == [[1, 4, 0]]
-  assert examples.y.tolist() == [2]
-
-
-def test_sentences_are_apart_and_limited():
-  examples = _next_words(['a b', 'c', '', 'b c', 'a a'], max_sentences=4)
-  assert examples.x.tolist() == [[1, 0, 0], [2, 0, 0]]
-  assert examples.y.tolist() == [2, 3]
-
-
-def test_no_sentences_are_no_examples():
-  examples = _next_words([])
-  assert examples.x.shape == (0, 3) and examples.y.shape == (0,)
-  assert examples.x.dtype == examples.y.dtype == np.int32
+  assert examples.x.shape == (len(y), 3)
+  assert (examples.x.tolist(), examples.y.tolist()) == (x, y)
 
 
 @pytest.fixture
