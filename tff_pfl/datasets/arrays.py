@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Optional, Union
 
 import numpy as np
+from sklearn import preprocessing
 
 from tff_pfl import errors
 from tff_pfl.datasets import (
@@ -16,8 +17,6 @@ from tff_pfl.datasets import (
 
 # Examples that are transformed at once.
 _EXAMPLES_AT_ONCE = 1024
-# A deviation that rounding may leave of 0.
-_CONSTANT = 1e-6
 # Fields of the training examples, one entry for each.
 _OF_EACH = ('x', 'y', 'domain', 'client', 'weight')
 
@@ -100,23 +99,19 @@ class Arrays(partitioning.Pool):
       'numbers',
       True,
     )
-    count, sums, squares = 0, 0.0, 0.0
+    scaler = preprocessing.StandardScaler()
     for start in range(0, len(self.x), _EXAMPLES_AT_ONCE):
       part = self.x[start : start + _EXAMPLES_AT_ONCE]
       if self.transform is not None:
         part = self.transform(part)
       part = np.asarray(part, np.float64)
-      axes = (0,) if part.ndim == 2 else (0, 1, 2)
-      count += np.prod([part.shape[axis] for axis in axes])
-      sums = sums + part.sum(axis=axes)
-      squares = squares + np.square(part).sum(axis=axes)
-    mean = sums / count
-    deviation = np.sqrt(np.maximum(squares / count - np.square(mean), 0))
-    scale = np.where(deviation > _CONSTANT, deviation, 1)
+      # Images without channels have one.
+      columns = part.shape[-1] if part.ndim in (2, 4) else 1
+      scaler.partial_fit(part.reshape(-1, columns))
     return dataclasses.replace(
       self,
       transform=_Normalization(
-        self.transform, np.float32(mean), np.float32(scale)
+        self.transform, np.float32(scaler.mean_), np.float32(scaler.scale_)
       ),
     )
 
