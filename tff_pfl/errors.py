@@ -35,8 +35,8 @@ class RunError(RuntimeError):
   """A run cannot start or continue; its committed rounds stay intact."""
 
 
-# Wrong settings and values, files, failed runs, a lack of memory, and errors of
-# TensorFlow and its workers.
+# Wrong settings and values, files, failed runs, and errors of TensorFlow and
+# its workers, such as a lack of memory.
 EXPECTED = (
   ValueError,
   TypeError,
@@ -66,8 +66,6 @@ def reason(error: Exception) -> str:
     text = f'The runtime failed: {error.details()[:500]}'
   elif isinstance(error, tf.errors.OpError):
     text = f'The runtime failed: {error.message[:500]}'
-  elif isinstance(error, MemoryError):
-    text = f'The memory does not suffice. {text}'
   elif isinstance(error, OSError) and error.filename is not None:
     text = f'Cannot use {error.filename}: {os_reason(error)}.'
   return ' '.join(text.split())
