@@ -45,7 +45,8 @@ def _cells(table):
     ('a\tb\n1\t2\n', {'separator': r'\t'}, {'a': ['1'], 'b': ['2']}),
     ('a b\n1 2\n', {'separator': ' '}, {'a': ['1'], 'b': ['2']}),
     ('1,b\n', {'header': 'none'}, {'0': ['1'], '1': ['b']}),
-    ('2019,b\n1,b\n', {}, {'2019': ['1'], 'b': ['b']}),
+    ('2019,b\n1,b\n', {'header': 'first'}, {'2019': ['1'], 'b': ['b']}),
+    ('x,2019\n1,b\n', {}, {'x': ['1'], '2019': ['b']}),
     # The index that pandas writes, also of shuffled rows; other columns of no
     # name, and of one name, can be told apart.
     (',x\n0,5\n7,6\n', {}, {'x': ['5', '6']}),
@@ -148,6 +149,10 @@ def test_numbers_are_read_as_the_file_writes_them(form, cells, expected):
     ('a.csv', 'x,y\n1,2\n3\n', '2 cells between .,. .* found 1 in row 2'),
     ('a.csv', 'x,y\n1,2,3\n', '2 cells .* found 3 in row 1'),
     ('a.csv', 'x,y\n1,2\n1,2,3\n', '2 cells .* found 3 in row 2'),
+    # The first row is no heading.
+    ('a.csv', '5.1,3,a\n4.9,2,a\n', "found the numbers 5.1, 3 .*'none'"),
+    ('a.csv', '0.5,0.5,a\n4.9,2,a\n', "found the numbers 0.5, 0.5 .*'none'"),
+    ('a.csv', '0.5,,a\n4.9,2,a\n', "found the numbers 0.5 .*'none'"),
   ],
 )  # fmt: skip
 def test_files_of_another_form_are_named(tmp_path, name, content, match):
@@ -158,7 +163,7 @@ def test_files_of_another_form_are_named(tmp_path, name, content, match):
 @pytest.mark.parametrize(
   'form, match',
   [
-    ({'header': 'yes'}, '`header` to be one of first, none'),
+    ({'header': 'yes'}, '`header` to be one of auto, first, none'),
     ({'decimal': ';'}, '`decimal` to be one of'),
     ({'thousands': '.'}, '`thousands` .* another mark than `decimal`'),
     ({'thousands': '-'}, '`thousands` to be a comma, point'),

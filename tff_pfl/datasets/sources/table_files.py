@@ -28,7 +28,7 @@ MISSING_MARKERS = (
   '?', '#N/A', '#NA', '<NA>', 'N/A', 'NA', 'NULL', 'NaN', 'None', '-NaN',
   '-nan', 'n/a', 'nan', 'null',
 )  # fmt: skip
-HEADERS = ('first', 'none')
+HEADERS = ('auto', 'first', 'none')
 _SEPARATORS = ',;\t|'
 _THOUSANDS = (None, ',', '.', ' ', "'")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -55,7 +55,7 @@ class Format:
   decimal: str = '.'
   thousands: Optional[str] = None
   charset: Optional[str] = None
-  header: str = 'first'
+  header: str = 'auto'
   missing_markers: Sequence[str] = MISSING_MARKERS
 
   def __post_init__(self):
@@ -204,8 +204,8 @@ def read_table(
     A text, or NaN, for every cell.
 
   Raises:
-    ValueError: If the file is missing or damaged or has no row, or a row is
-      longer or shorter than the first line.
+    ValueError: If the file is missing or damaged or has no row, its first line
+      is no heading, or a row is longer or shorter than it.
   """
   if path.endswith('.parquet'):
     table = _read_parquet(path, form)
@@ -291,7 +291,7 @@ def _read_csv(
   separator = form.separator or max(
     _SEPARATORS.replace(form.decimal, ''), key=unquoted.count
   )
-  has_heading = form.header == 'first' and names is None
+  has_heading = form.header != 'none' and names is None
   try:
     with warnings.catch_warnings():
       warnings.simplefilter('error', pd.errors.ParserWarning)
@@ -317,6 +317,8 @@ def _read_csv(
   if (table.iloc[:, -1] == '').any():
     _check_lengths(path, text, separator, has_heading, names)
   table.columns = [str(name).strip() for name in table.columns]
+  if has_heading and form.header == 'auto':
+    _check_heading(path, table, form)
   return table
 
 
@@ -375,6 +377,23 @@ def _decoded(path: str, charset: Optional[str]) -> str:
     raise _error(
       path, f'a text in {charset}', f'another ({reason}; see `charset`)'
     ) from None
+
+
+def _check_heading(path: str, table: pd.DataFrame, form: Format) -> None:
+  """Raises `ValueError` if the first line looks like one of the rows."""
+  # pandas renames empty names, and numbers that occur twice.
+  names = pd.Series([*table], dtype=str)
+  are_empty = names.str.startswith(_UNNAMED).to_numpy()
+  numbers = names.str.replace(r'(\.\d+)\.\d+$', r'\1', regex=True)
+  are_numbers = form.numbers(numbers).notna().to_numpy()
+  has_numbers = [form.numbers(table[name]).notna().any() for name in table]
+  if are_numbers.any() and (are_numbers | are_empty)[has_numbers].all():
+    raise ValueError(
+      f'Expected `{path}` to begin with a heading, found the numbers'
+      f' {", ".join(numbers[are_numbers][:3])} in it; without one give'
+      " `header='none'`, which calls the columns 0, 1, …, and if these are"
+      " names `header='first'`."
+    )
 
 
 def _without_row_numbers(table: pd.DataFrame, form: Format) -> pd.DataFrame:

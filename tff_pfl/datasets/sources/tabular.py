@@ -281,7 +281,7 @@ def load_tabular(
   decimal: str = '.',
   thousands: Optional[str] = None,
   charset: Optional[str] = None,
-  header: str = 'first',
+  header: str = 'auto',
   task: str = 'classification',
   label_above: Optional[float] = None,
   label_values: Sequence[str] = (),
@@ -324,8 +324,9 @@ def load_tabular(
     thousands: Mark between groups of three digits; None for none.
     charset: Character set; None for UTF-8, UTF-16 with its mark, or else
       Windows-1252, with a warning.
-    header: 'first' for a first line with the columns' names, 'none' for
-      columns called 0, 1, ….
+    header: 'first' for a first line with the columns' names; 'none' for
+      columns called 0, 1, …; 'auto' for 'first', with an error if that line has
+      numbers like the rows.
     task: 'classification'; 'multilabel' for several labels, each of the same
       two classes, the second of which means that the label applies; or
       'regression' for numbers, which are standardized for training, so that
