@@ -9,18 +9,18 @@ from tff_pfl.datasets import federated_dataset
 FederatedDataset = federated_dataset.FederatedDataset
 
 
-_NAN = np.full((6, 1), np.nan)
+_NAN = np.array([[0], [1], [np.nan], [np.nan], [4], [5]])
 
 
 @pytest.mark.parametrize(
   'kwargs, match',
   [
-    (dict(x=_NAN), '`x` to be finite, found .*x contains NaN'),
-    (dict(x=np.full((6, 1), np.inf)), '`x` to be finite, found .*infinity'),
-    (dict(x=np.full((6, 1), 1e300)), '`x` to be finite.*too large for dtype'),
-    (dict(x_test=_NAN, y_test=[0] * 6), '`x_test` to be finite'),
-    (dict(y=[0, 1, np.nan, 0, 1, 2]), '`y` to be finite'),
-    (dict(y=[1e300, 0.5, 1, 1, 1, 1]), '`y` to be finite'),
+    (dict(x=_NAN), r'`x\[2, 0\]` to be finite, as float32, found nan'),
+    (dict(x=np.full((6, 1), np.inf)), r'`x\[0, 0\]` to be finite.*found inf'),
+    (dict(x=np.full((6, 1), 1e300)), r'`x\[0, 0\]` to be finite.*found 1e.300'),
+    (dict(x_test=_NAN, y_test=[0] * 6), r'`x_test\[2, 0\]` to be finite'),
+    (dict(y=[0, 1, np.nan, 0, 1, 2]), r'`y\[2\]` to be finite'),
+    (dict(y=[1e300, 0.5, 1, 1, 1, 1]), r'`y\[0\]` to be finite'),
     *(
       (dict(y=y, num_classes=num_classes), match)
       for y, num_classes, match in (
@@ -86,9 +86,12 @@ _NAN = np.full((6, 1), np.nan)
     (dict(domain=np.ma.zeros(6, int)), '`domain` to be an array without'),
     (dict(keys_test=[1]), '`keys_test` to be given together with `keys`'),
     (dict(weight=[1, 2]), r'`weight` to be as long as `x` \(6 examples\)'),
-    (dict(weight=[1, 2, 3, -0.5, 0, 1]), 'that are not negative, found -0.5'),
-    (dict(weight=[np.inf] * 6), '`weight` to be finite'),
-    (dict(weight=[1e60] * 6), '`weight` to be finite.*too large'),
+    (
+      dict(weight=[1, 2, 3, -0.5, 0, 1]),
+      r'`weight\[3\]` to be not negative, found -0.5',
+    ),
+    (dict(weight=[np.inf] * 6), r'`weight\[0\]` to be finite'),
+    (dict(weight=[1e60] * 6), r'`weight\[0\]` to be finite.*1e.60'),
     (dict(weight=np.ones([6, 1])), 'one number per example, found .*6, 1'),
     (dict(weight=list('abcdef')), '`weight` to be a rectangular array of numb'),
   ],

@@ -197,7 +197,7 @@ def test_bad_examples_are_errors_that_name_the_client():
   ids = [str(i) for i in range(30)]
   good = _client_data(**{i: (np.ones([5, 1]), [0] * 5) for i in ids})
   for x, label, match in (
-    (np.nan, 0, r"`train\['8'\].x` to be finite"),
+    (np.nan, 0, r"`train\['8'\].x\[0, 0\]` to be finite"),
     (1.0, 5, r"`train\['8'\].y\[0\]` .* found 5"),
   ):
     bad = _client_data(

@@ -6,7 +6,6 @@ from typing import Any, Optional
 
 import numpy as np
 import tree
-from sklearn import utils
 
 from tff_pfl import errors
 from tff_pfl.datasets import partitioning
@@ -130,17 +129,22 @@ def _numbers(value: Any, name: str) -> np.ndarray:
     'a rectangular array of numbers, [examples, ...]',
     f'{type(value).__name__} of {array.dtype} and shape {array.shape}',
   )
-  try:
-    return utils.check_array(
-      array,
-      dtype=np.float32 if array.dtype.kind == 'f' else None,
-      ensure_2d=False,
-      allow_nd=True,
-      ensure_min_samples=0,
-      input_name=name,
-    )
-  except ValueError as error:
-    raise ValueError(errors.message(name, 'finite', str(error))) from None
+  if array.dtype.kind != 'f':
+    return array
+  with np.errstate(over='ignore'):
+    floats = array.astype(np.float32, copy=False)
+  _expect_each(np.isfinite(floats), array, name, 'finite, as float32')
+  return floats
+
+
+def _expect_each(
+  are_good: np.ndarray, array: np.ndarray, name: str, constraint: str
+) -> None:
+  """Raises `ValueError` that names the first value that is not good."""
+  if not are_good.all():
+    first = np.unravel_index(np.argmin(are_good), array.shape)
+    place = f'{name}{[*map(int, first)]}'
+    raise ValueError(errors.message(place, constraint, array[first].item()))
 
 
 def check_inputs(value: Any, name: str) -> Any:
@@ -187,18 +191,11 @@ def _as_ids(
   array: np.ndarray, name: str, what: str, num_ids: Optional[int]
 ) -> np.ndarray:
   """Converts numbers to int32; all must be whole and in `[0, num_ids)`."""
-  bad = (array < 0) | (array >= (2**31 if num_ids is None else num_ids))
+  limit = 2**31 if num_ids is None else num_ids
+  are_ids = (array >= 0) & (array < limit)
   if array.dtype.kind == 'f':
-    bad |= array != np.floor(array)
-  if bad.any():
-    first = np.unravel_index(np.argmax(bad), array.shape)
-    limit = '2**31' if num_ids is None else num_ids
-    errors.expect(
-      False,
-      f'{name}{[*map(int, first)]}',
-      f'{what}, an integer in [0, {limit})',
-      array[first].item(),
-    )
+    are_ids &= array == np.floor(array)
+  _expect_each(are_ids, array, name, f'{what}, an integer in [0, {limit})')
   return array.astype(np.int32, copy=False)
 
 
@@ -236,8 +233,7 @@ def check_weights(value: Any, name: str) -> np.ndarray:
   """Checks weights of examples, `[examples]`; converts them to float32."""
   array = _numbers(value, name)
   errors.expect(array.ndim == 1, name, 'one number per example', array.shape)
-  least = float(array.min(initial=0))
-  errors.expect(least >= 0, name, 'numbers that are not negative', least)
+  _expect_each(array >= 0, array, name, 'not negative')
   return array.astype(np.float32, copy=False)
 
 

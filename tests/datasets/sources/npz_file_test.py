@@ -118,7 +118,7 @@ def test_floats_are_targets_and_columns_are_no_images(tmp_path):
       r'mine.npz: .*`client_test` to be 2 integers or strings',
     ),
     ({'client': None, 'client_test': np.arange(2)}, '`client` to be 40 int'),
-    ({'x': np.full((40, 1), np.nan)}, r'mine.npz: .*`x` to be finite'),
+    ({'x': np.full((40, 1), np.nan)}, r'mine.npz: .*`x\[0, 0\]` to be finite'),
     ({'x': np.array([{}] * 40)}, r'mine.npz` to be a complete .npz file'),
   ],
 )
