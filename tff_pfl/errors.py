@@ -35,8 +35,8 @@ class RunError(RuntimeError):
   """A run cannot start or continue; its committed rounds stay intact."""
 
 
-# Wrong settings and values, files, failed runs, and errors of TensorFlow and
-# its workers, such as a lack of memory.
+# Wrong settings and values, files, failed runs, a lack of memory, and errors of
+# TensorFlow and its workers.
 EXPECTED = (
   ValueError,
   TypeError,
