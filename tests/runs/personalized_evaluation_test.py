@@ -1,16 +1,16 @@
 import functools
-import types
+import math
 
 import numpy as np
 import pytest
+from sklearn import metrics
 
 from tests.methods import toy_problems
 from tests.runs import clients
 from tff_pfl import datasets
 from tff_pfl.core import client_examples
 from tff_pfl.methods import registry
-from tff_pfl.models import domains as domains_lib
-from tff_pfl.models import split_model
+from tff_pfl.models import domain_models, prediction, split_model, zoo
 from tff_pfl.runs import personalized_evaluation
 
 # More than are evaluated in one call; clients 3, 13, … have no test examples.
@@ -153,134 +153,70 @@ def test_summary_of_nobody_is_refused():
     personalized_evaluation.summarize([], has_global_model=True)
 
 
-def test_models_that_diverged_are_counted():
+def test_models_that_diverged_are_counted_and_hurt():
   rows = [
-    {
-      'num_test_examples': 1,
-      'before': {'loss': 1.0},
-      'after': {'loss': loss},
-    }
-    for loss in (0.5, float('nan'), float('inf'))
+    _row('a', {'loss': 1.0}, {'loss': loss}, 1)
+    for loss in (0.5, math.nan, math.inf)
   ]
   summary = personalized_evaluation.summarize(rows, True, split_model.LOSS)
   assert summary['non_finite_clients'] == 2
-  assert summary['primary_metric'] == {
-    'name': 'loss',
-    'higher_is_better': False,
-  }
-  # None is hurt but those whose model diverged.
+  assert summary['primary_metric'] == split_model.LOSS._asdict()
   assert summary['fairness']['fraction_hurt'] == 2 / 3
 
 
-class _DomainProcess:
-  """A process of two domains; clients' results are their test data."""
-
-  evaluate_clients = 'evaluate_clients'
-  has_global_model = True
-
-  model = types.SimpleNamespace(
-    domains=domains_lib.Domains(('sea', 'hills'), (5, 5)),
-    primary_metric=split_model.ACCURACY,
-    reported=(),
-    element_spec=toy_problems.classifier().element_spec,
-  )
-
-  def needs_training_data(self, client_state):
-    return False
-
-
-class _DomainRuntime:
-  """Gives each client what `process.evaluate_clients` would."""
-
-  clients_per_call = 20
-
-  def __init__(self, results):
-    self._results = iter(results)
-
-  def share(self, *mappings):
-    return mappings
-
-  def run(self, computation, server_state, states, train, test):
-    assert computation == 'evaluate_clients'
-    return [next(self._results) for _ in states]
-
-
-def _domain_result(examples, correct, scores=None):
-  total = sum(examples)
-  means = {'loss': 1.0, 'accuracy': np.float32(sum(correct) / total)}
-  sums = {
-    'loss': np.array(examples, np.float32),
-    'accuracy': np.array(correct, np.float32),
-  }
-  result = {
-    'before': means,
-    'after': means,
-    'examples': np.int32(total),
-    'domains': {
-      'examples': np.array(examples, np.float32),
-      'before': sums,
-      'after': sums,
-    },
-  }
-  if scores is not None:
-    y, domain = scores
-    padding = [0, 0, 0]
-    values = np.array([*range(len(y)), *padding], np.float32)
-    result['scores'] = {
-      'before': values,
-      'after': -values,
-      'y': np.array(y + padding, np.int32),
-      'domain': np.array(domain + padding, np.int32),
-    }
-  return result
-
-
-def _evaluate_domains(results):
+def test_scores_of_domains_are_of_all_clients_predictions(runtime):
+  rng = np.random.default_rng(0)
+  keys = np.repeat(['a', 'b', 'c'], 30)
   data = datasets.FederatedDataset.from_arrays(
-    np.zeros([8, 5], np.float32),
-    np.zeros([8], np.int32),
-    num_clients=len(results),
-    partition='iid',
-    seed=0,
+    rng.normal(size=[90, 5]).astype(np.float32),
+    rng.integers(2, size=90),
+    keys=keys,
+    num_classes=2,
+    # The last client has examples of one domain only.
+    domain=np.where(keys == 'c', 1, np.arange(90) % 2),
+    domain_names=['sea', 'hills'],
+    test_fraction=0.5,
   )
-  new = _process('fed_avg').initialize_client_state(0)
-  return personalized_evaluation.evaluate(
-    _DomainProcess(),
-    _DomainRuntime(results),
-    None,
-    lambda positions: [new for _ in positions],
+  model = zoo.mlp(data.element_spec, 2, widths=[4])
+  process = registry.build('fed_avg', domain_models.with_domains(model, data))
+  state = runtime.run(process.initialize)
+  rows, summary = personalized_evaluation.evaluate(
+    process,
+    runtime,
+    state,
+    lambda positions: runtime.run(process.initialize_client_states, positions),
     data,
   )
-
-
-def test_scores_by_domain_are_in_rows_and_in_the_summary():
-  results = [_domain_result([2, 2], [2, 1]), _domain_result([0, 2], [0, 0])]
-  rows, summary = _evaluate_domains(results)
-  assert [list(row['domains']) for row in rows] == [['sea', 'hills'], ['hills']]
-  assert rows[0]['domains']['hills']['after']['accuracy'] == 0.5
-  domains = summary['domains']
-  assert domains['personal']['accuracy']['by_domain'] == {
-    'sea': 1.0,
-    'hills': 0.25,
-  }
-  assert domains['global'] == domains['personal']
-  assert 'auc' not in domains['personal']
-  # All else is as without domains.
-  without = {name: v for name, v in summary.items() if name != 'domains'}
-  assert without == personalized_evaluation.summarize(rows, True)
-
-
-def test_areas_under_curves_are_of_pooled_predictions_without_padding():
-  results = [
-    _domain_result([3, 0], [3, 0], ([0, 1, 0], [0, 0, 0])),
-    _domain_result([1, 2], [1, 2], ([1, 0, 1], [0, 1, 1])),
+  tests = [data.test(name) for name in data.client_ids]
+  scores = [
+    prediction.predict(process.model, state.global_weights, one.x, one.domain)
+    for one in tests
   ]
-  rows, summary = _evaluate_domains(results)
-  assert not any('scores' in row for row in rows)
-  # By the sea, 0, 1, 0 with scores 0, 1, 2, and the other client's 1 with 0.
-  auc = summary['domains']['global']['auc']
-  assert auc['by_domain'] == {'sea': pytest.approx(1.5 / 4), 'hills': 1.0}
-  assert summary['domains']['personal']['auc']['by_domain'] == {
-    'sea': pytest.approx(2.5 / 4),
-    'hills': 0.0,
-  }
+  assert [list(row['domains']) for row in rows] == [['sea', 'hills']] * 2 + [
+    ['hills']
+  ]
+  for row, test, p in zip(rows, tests, scores):
+    for name, found in row['domains'].items():
+      own = test.domain == data.domain_names.index(name)
+      right = p[own].argmax(axis=1) == test.y[own]
+      assert found['num_test_examples'] == own.sum()
+      assert found['after']['accuracy'] == pytest.approx(right.mean())
+  # Without what pads a client's examples.
+  y, domain, p = (
+    np.concatenate(parts)
+    for parts in ([t.y for t in tests], [t.domain for t in tests], scores)
+  )
+  personal = summary['domains']['personal']
+  for m, name in enumerate(data.domain_names):
+    own = domain == m
+    area = metrics.roc_auc_score(y[own], p[own, 1])
+    right = p[own].argmax(axis=1) == y[own]
+    assert personal['auc']['by_domain'][name] == pytest.approx(area)
+    assert personal['accuracy']['by_domain'][name] == pytest.approx(
+      right.mean()
+    )
+  assert summary['domains']['global'] == personal
+  # All else is as without domains.
+  for name in ('domains', 'two_classes'):
+    del summary[name]
+  assert summary == personalized_evaluation.summarize(rows, True)

@@ -1,8 +1,8 @@
-import csv
 import json
 import types
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tff_pfl import datasets
@@ -119,10 +119,9 @@ def test_summary_is_that_computed_by_hand(tmp_path, data):
   assert report.domain_tables([summary]) == ''
   assert not (tmp_path / report.PER_DOMAIN_NAME).exists()
   assert not (tmp_path / report.DOMAINS_PLOT_NAME).exists()
-  with open(tmp_path / report.PER_CLIENT_NAME, newline='') as file:
-    rows = list(csv.DictReader(file))
-  assert [row['client'] for row in rows] == list(data.client_ids)
-  assert [row['after/accuracy'] for row in rows] == ['0.25', '0.5', '0.75']
+  rows = pd.read_csv(tmp_path / report.PER_CLIENT_NAME)
+  assert rows['client'].tolist() == list(data.client_ids)
+  assert rows['after/accuracy'].tolist() == [0.25, 0.5, 0.75]
 
 
 def test_a_regression_is_reported_by_its_own_metric(tmp_path, data):
@@ -166,6 +165,7 @@ def test_a_regression_is_reported_by_its_own_metric(tmp_path, data):
   assert table[3].split()[:4] == ['fed_toy', '0.5000', '0.7500', '2.000']
 
 
+@pytest.mark.usefixtures('without_pictures')
 def test_lines_below_the_table_tell_epsilon_two_classes_and_most_frequent_one(
   tmp_path, data
 ):
@@ -185,6 +185,7 @@ def test_lines_below_the_table_tell_epsilon_two_classes_and_most_frequent_one(
   assert 'accuracy of 0.000 is no more than' in majority
 
 
+@pytest.mark.usefixtures('without_pictures')
 def test_a_method_without_a_global_model_has_dashes_in_its_place(
   tmp_path, data
 ):
@@ -267,12 +268,11 @@ def test_data_with_domains_have_them_in_the_summary_and_files(tmp_path, data):
     'last': 0.125,
     'last_10_mean': 0.3125,
   }
-  with open(tmp_path / report.PER_DOMAIN_NAME, newline='') as file:
-    rows = list(csv.DictReader(file))
-  assert [row['domain'] for row in rows] == ['sea', 'hills', 'moon']
-  assert rows[0]['personal/accuracy/last'] == '0.25'
-  assert rows[0]['personal/accuracy/last_10_mean'] == '0.375'
-  assert rows[2]['personal/accuracy/last'] == ''
+  rows = pd.read_csv(tmp_path / report.PER_DOMAIN_NAME, index_col='domain')
+  assert rows.index.tolist() == ['sea', 'hills', 'moon']
+  last, recent = (f'personal/accuracy/{n}' for n in ('last', 'last_10_mean'))
+  assert rows.loc['sea', [last, recent]].tolist() == [0.25, 0.375]
+  assert np.isnan(rows.loc['moon', last])
   picture = tmp_path / report.DOMAINS_PLOT_NAME
   assert picture.read_bytes().startswith(b'\x89PNG')
   assert report.domain_tables([summary, summary]).count('by domain') == 2

@@ -173,17 +173,12 @@ def test_settings_reach_the_process():
     ({'weight_decay': -1}, '`weight_decay` to be a non-negative number'),
     ({'learning_rate_schedule': 'fast'}, '`learning_rate_schedule` to be'),
     ({'seed': -1}, r'`seed` to be an integer in \[0, 9223372036854775807\]'),
-    ({'seed': 2**63}, 'found 9223372036854775808'),
     ({'cohort_size': 31}, '`cohort_size` to be 1 to num_clients=30, found 31'),
-    ({'cohort_size': '5,9:31'}, '1 to num_clients=30, found 31'),
-    ({'cohort_size': '9:20'}, "known from round 1 on.*found '9:20'"),
     (
       {'dropout_rate': 1},
       r'`dropout_rate` to be a number in \[0, 1\), found 1',
     ),
-    ({'join_rounds': '5'}, "`join_rounds` to be 50:0.2,.*, found '5'"),
     ({'join_rounds': '5:0.99'}, '`join_rounds`.*there from round 1 on, found'),
-    ({'num_clients': 0}, '`num_clients` to be at least 1'),
     ({'num_warmup_rounds': -1}, '`num_warmup_rounds` to be an integer'),
     (
       {
