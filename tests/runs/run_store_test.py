@@ -350,6 +350,26 @@ def _evaluated(tmp_path_factory):
   return (directory / run_store.FILE_NAME).read_bytes(), found
 
 
+@pytest.mark.parametrize(
+  'damage',
+  [
+    lambda content: content[: len(content) // 2],
+    lambda content: content[:100] + b'\xff' * (len(content) - 100),
+    lambda content: b'not a database at all, but long enough' * 100,
+  ],
+)
+def test_damaged_file_is_one_line_and_left_alone(tmp_path, evaluated, damage):
+  path = tmp_path / run_store.FILE_NAME
+  damaged = damage(evaluated[0])
+  path.write_bytes(damaged)
+  for open_run in (everything, functools.partial(resume, config=_CONFIG)):
+    message = run_error(open_run, tmp_path)
+    assert 'run.sqlite is damaged' in message
+    assert 'restore it from a backup' in message
+  run_error(RunStore.open, tmp_path, _CONFIG)
+  assert path.read_bytes() == damaged
+
+
 def test_no_bit_that_flips_gives_another_result(tmp_path, evaluated):
   content, expected = evaluated
   rng = np.random.default_rng(0)
@@ -400,6 +420,7 @@ _MISSING = 'states or metrics that were committed are missing'
       " WHERE kind = 'round' AND number = 1) WHERE kind = 'round'",
       'round 0 has another checksum',
     ),
+    ('PRAGMA user_version = 0', 'There is no run'),
     ('PRAGMA user_version = 3', 'version 3.*use the tff_pfl that made it'),
     ('DROP TABLE contents', 'no such table'),
   ],

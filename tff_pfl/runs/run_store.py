@@ -145,7 +145,7 @@ class RunStore:
       if _path_in(directory).is_file():
         connection = _connect_for_reading(directory)
         on_close.callback(connection.close)
-        version = _version(connection)
+        version = connection.execute('PRAGMA user_version').fetchone()[0]
       if not version:
         raise errors.RunError(
           f'There is no run in {directory} (no {FILE_NAME}, or an empty one):'
@@ -394,25 +394,21 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 def has_run(directory: _Path) -> bool:
   """Returns True if there is anything that a new run must not replace."""
-  if _path_in(directory).is_file():
-    try:
-      with contextlib.closing(_connect_for_reading(directory)) as connection:
-        query = "SELECT 1 FROM contents WHERE kind = 'round'"
-        if _version(connection) and connection.execute(query).fetchone():
-          return True
-    except (sqlite3.Error, UnicodeDecodeError):
-      # Whatever it is, it is not ours to delete.
-      return True
-  return False
+  if not _path_in(directory).is_file():
+    return False
+  try:
+    with contextlib.closing(_connect_for_reading(directory)) as connection:
+      if not connection.execute('PRAGMA schema_version').fetchone()[0]:
+        return False
+      query = "SELECT 1 FROM contents WHERE kind = 'round'"
+      return connection.execute(query).fetchone() is not None
+  except (sqlite3.Error, UnicodeDecodeError):
+    # Whatever it is, it is not ours to delete.
+    return True
 
 
 def _path_in(directory: _Path) -> pathlib.Path:
   return pathlib.Path(os.path.abspath(directory), FILE_NAME)
-
-
-def _version(connection: sqlite3.Connection) -> int:
-  """Returns the version of a file's format; 0 before there are tables."""
-  return connection.execute('PRAGMA user_version').fetchone()[0]
 
 
 def _connect(directory: _Path, mode: str) -> sqlite3.Connection:
