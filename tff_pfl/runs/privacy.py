@@ -216,8 +216,8 @@ class NoisyMean:
   """Settings of all means with noise.
 
   Attributes:
-    noise_multiplier: Noise of a round in clipping norms, 0 or more, but
-      positive for ddp.
+    noise_multiplier: Noise of a round in clipping norms: for ddp positive, for
+      dp 0 or more, and given instead of epsilon.
     delta: Delta of epsilon, in (0, 1); None for number of clients ** -1.1.
     clip: Norm to which the vector that a client sends is clipped, fixed:<norm>
       or (but for ddp) adaptive:<quantile> of the norms.
@@ -245,8 +245,7 @@ class PrivateMean(NoisyMean):
   """A mean of clipped updates, to whose sum the server adds noise.
 
   Attributes:
-    epsilon: Epsilon of the whole run, positive, instead of `noise_multiplier`;
-      the noise for it is found.
+    epsilon: Epsilon of the whole run, positive; the noise for it is found.
 
   Raises:
     ValueError: If a value is out of its range, or not just one of `epsilon` and
