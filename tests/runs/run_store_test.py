@@ -213,6 +213,21 @@ def test_closed_run_is_a_single_file_even_on_a_read_only_disk(
     assert sorted(os.listdir(tmp_path)) == files
 
 
+@contextlib.contextmanager
+def forked(function, *arguments):
+  """A process that runs a function, and is killed in the end."""
+  # It does not import TensorFlow again, as one that is spawned would.
+  process = multiprocessing.get_context('fork').Process(
+    target=function, args=arguments
+  )
+  process.start()
+  try:
+    yield process
+  finally:
+    process.kill()
+    process.join()
+
+
 class _Slow(dict):
   """States of 400 clients in a transaction that does not end."""
 
@@ -238,14 +253,8 @@ def _commit_two_rounds_and_hang(directory, is_open):
 
 @pytest.mark.filterwarnings('ignore:.*fork:DeprecationWarning')
 def test_kill_in_the_middle_of_a_commit_loses_only_that_round(tmp_path):
-  # A fork does not import TensorFlow again.
-  context = multiprocessing.get_context('fork')
-  is_open = context.Event()
-  process = context.Process(
-    target=_commit_two_rounds_and_hang, args=[tmp_path, is_open]
-  )
-  process.start()
-  try:
+  is_open = multiprocessing.get_context('fork').Event()
+  with forked(_commit_two_rounds_and_hang, tmp_path, is_open) as process:
     assert is_open.wait(60)
     # The states exceed SQLite's cache: part of the round is on the disk.
     log_size = os.path.getsize(tmp_path / f'{run_store.FILE_NAME}-wal')
@@ -256,9 +265,6 @@ def test_kill_in_the_middle_of_a_commit_loses_only_that_round(tmp_path):
       text = run_error(open_run, tmp_path, {})
       assert f'{tmp_path} is in use' in text
       assert f'pid {process.pid}' in text
-  finally:
-    process.kill()
-    process.join()
 
   # What is refused leaves the run as it is.
   for open_run in (resume, RunStore.open):
@@ -277,6 +283,31 @@ def test_kill_in_the_middle_of_a_commit_loses_only_that_round(tmp_path):
   ) as connection:
     check = connection.execute('PRAGMA integrity_check')
     assert check.fetchall() == [('ok',)]
+
+
+def _commit_on_and_on(directory, last):
+  with RunStore.open(directory, {}) as store:
+    while True:
+      number = store.last_round + 1
+      commit(store, clients=range(number % 3, 30, 3))
+      last.value = number
+
+
+@pytest.mark.filterwarnings('ignore:.*fork:DeprecationWarning')
+def test_kill_at_any_time_leaves_a_whole_round(tmp_path):
+  last = multiprocessing.get_context('fork').Value('i', -1, lock=False)
+  with forked(_commit_on_and_on, tmp_path, last):
+    while last.value < 20:
+      time.sleep(0.001)
+  with resume(tmp_path, {}) as store:
+    newest = store.last_round
+    assert newest >= last.value
+    assert store.server_state() == state_of(10**6, newest)
+    assert store.client_states(range(30)) == {
+      c: state_of(c, newest - (newest - c) % 3) for c in range(30)
+    }
+    losses = [row['loss'] for row in store.history()]
+    assert losses == list(range(1, newest + 1))
 
 
 def test_disk_full_while_committing_loses_only_that_round(tmp_path):
