@@ -296,8 +296,9 @@ def _commit_on_and_on(directory, last):
 @pytest.mark.filterwarnings('ignore:.*fork:DeprecationWarning')
 def test_kill_at_any_time_leaves_a_whole_round(tmp_path):
   last = multiprocessing.get_context('fork').Value('i', -1, lock=False)
-  with forked(_commit_on_and_on, tmp_path, last):
+  with forked(_commit_on_and_on, tmp_path, last) as process:
     while last.value < 20:
+      assert process.is_alive()
       time.sleep(0.001)
   with resume(tmp_path, {}) as store:
     newest = store.last_round
