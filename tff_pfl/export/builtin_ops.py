@@ -166,7 +166,7 @@ def _random_integers(attributes):
       tf.reshape(tf.bitcast(value, tf.int32), [1, -1])
       for value in (key, counter)
     )
-    numbers = philox.integers(shape, key, counter, _wide_product)
+    numbers = philox.integers(shape, key, counter, _wide_product, tf.int32)
     return tf.bitcast(numbers[0], dtype)
 
   return _traced(

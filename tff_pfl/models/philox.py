@@ -31,6 +31,7 @@ def integers(
   keys: tf.Tensor,
   counters: tf.Tensor,
   wide_product: Callable[[tf.Tensor, int], tuple] = _wide_product,
+  dtype: tf.DType = tf.uint32,
 ) -> tf.Tensor:
   """Draws the integers of `StatelessRandomUniformFullIntV2` for each seed.
 
@@ -41,17 +42,18 @@ def integers(
       bits are 0 unless there are no more than four numbers.
     wide_product: From uint32 words and a factor to the high and the low words
       of their products.
+    dtype: Type of the result, in which words are split and joined: uint32, or
+      int32 for interpreters that can do neither with unsigned integers.
 
   Returns:
-    int32 `[seeds, *shape]`.
+    Integers `[seeds, *shape]`.
   """
   shape = tf.cast(shape, tf.int32)
   size = tf.reduce_prod(shape)
   num_seeds = tf.shape(keys)[0]
-  blocks = tf.range((size + 3) // 4)[tf.newaxis]
-  # Some interpreters can neither split nor stack unsigned integers.
+  blocks = tf.cast(tf.range((size + 3) // 4), dtype)[tf.newaxis]
   key, words = (
-    tf.split(tf.reshape(tf.bitcast(x, tf.int32), [num_seeds, n]), n, axis=1)
+    tf.split(tf.reshape(tf.bitcast(x, dtype), [num_seeds, n]), n, axis=1)
     for x, n in ((keys, 2), (counters, 4))
   )
   words = [word + tf.zeros_like(blocks) for word in words]
@@ -72,6 +74,6 @@ def integers(
       low_0,
     ]
     key = [k + tf.constant(step, tf.uint32) for k, step in zip(key, _KEY_STEPS)]
-  words = [tf.bitcast(word, tf.int32) for word in words]
+  words = [tf.bitcast(word, dtype) for word in words]
   numbers = tf.reshape(tf.stack(words, axis=2), [num_seeds, -1])[:, :size]
   return tf.reshape(numbers, tf.concat([[num_seeds], shape], 0))
