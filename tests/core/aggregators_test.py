@@ -4,15 +4,6 @@ import tensorflow_federated as tff
 
 from tff_pfl.core import aggregators, gather
 
-
-@pytest.mark.parametrize('name', aggregators.AGGREGATORS)
-def test_named_aggregators_are_weighted(name):
-  assert isinstance(
-    aggregators.make_aggregator(name),
-    tff.aggregators.WeightedAggregationFactory,
-  )
-
-
 _PRIVATE = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
   noise_multiplier=0.1, clients_per_round=4, clip=1.0
 )
@@ -35,7 +26,6 @@ def test_least_share_is_half_a_client_where_there_may_be_noise(
   assert aggregators.least_share(factory, 4) == expected
 
 
-@pytest.mark.usefixtures('runtime')
 def test_compressed_updates_are_the_same_each_time():
   # Of more numbers than 20,000 each is rounded.
   values = np.random.default_rng(0).normal(size=[2, 20001]).astype(np.float32)
@@ -50,9 +40,19 @@ def test_compressed_updates_are_the_same_each_time():
   assert not np.array_equal(a, values.mean(axis=0))
 
 
-def test_unknown_aggregator_is_refused_with_those_there_are():
-  with pytest.raises(ValueError, match='mean, robust, secure, compressed'):
-    aggregators.make_aggregator('krum')
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('krum', 'mean, robust, secure, compressed'),
+    *(
+      (name, 'trimmed_mean:<share')
+      for name in ('median:1', 'trimmed_mean:0.6', 'mean:x')
+    ),
+  ],
+)
+def test_unknown_aggregator_is_refused_with_those_there_are(name, message):
+  with pytest.raises(ValueError, match=f'`aggregator`.*{message}'):
+    aggregators.make_aggregator(name)
 
 
 @pytest.mark.parametrize(

@@ -63,15 +63,13 @@ def test_clients_with_filters_of_their_own(image, kernel, options, jit_compile):
 
 def test_images_that_all_clients_share():
   images, filters = _values(4, 5, 5, 2, seed=0)[0], _values(3, 3, 2, 3, seed=1)
-  options = {'strides': 1, 'padding': 'SAME'}
-  found = tf.vectorized_map(
-    lambda own: _with_gradients(images, own, **options)[2],
-    filters,
-    fallback_to_while_loop=False,
-  )
-  for i in range(_NUM_CLIENTS):
-    *_, alone = _with_gradients(images, filters[i], **options)
-    np.testing.assert_allclose(found[i], alone, rtol=1e-4, atol=1e-5)
+
+  def of_filters(own):
+    return _with_gradients(images, own, strides=1, padding='SAME')[2]
+
+  found = tf.vectorized_map(of_filters, filters, fallback_to_while_loop=False)
+  alone = [of_filters(own) for own in filters]
+  np.testing.assert_allclose(found, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_filters_that_all_clients_share_stay_tensorflows_convolution(

@@ -1,6 +1,7 @@
 """Tests of clients' examples, kept within a bound."""
 
 import numpy as np
+import pytest
 
 from tff_pfl import datasets
 from tff_pfl.core import client_examples
@@ -25,25 +26,25 @@ def test_a_client_that_is_asked_for_again_is_not_loaded_again():
   first = clients['3']
   assert clients['3'] is first
   assert load.loaded == ['3']
-  assert first.num_examples == 5
   np.testing.assert_array_equal(first.x[:5], np.full([5, 1], 3))
 
 
-def test_the_least_recently_used_are_dropped():
+@pytest.mark.parametrize(
+  ('max_bytes', 'asked', 'loaded'),
+  [
+    # The least recently used are dropped.
+    (4_300, '121312', '1232'),
+    # A client larger than the bound is not kept.
+    (2_131, '11', '11'),
+    (2_132, '11', '1'),
+  ],
+)
+def test_as_many_are_kept_as_there_is_room_for(max_bytes, asked, loaded):
   load = _Loader()
-  clients = client_examples.ClientExamples(load, max_bytes=4_300)
-  for client_id in ('1', '2', '1', '3', '1', '2'):
-    clients[client_id]
-  assert load.loaded == ['1', '2', '3', '2']
-
-
-def test_a_client_larger_than_the_bound_is_not_kept():
-  load = _Loader()
-  clients = client_examples.ClientExamples(load, max_bytes=2_131)
-  assert clients['1'] is not clients['1']
-  assert load.loaded == ['1', '1']
-  clients = client_examples.ClientExamples(load, max_bytes=2_132)
-  assert clients['1'] is clients['1']
+  clients = client_examples.ClientExamples(load, max_bytes)
+  for client_id in asked:
+    assert clients[client_id].num_examples == 5
+  assert load.loaded == list(loaded)
 
 
 def test_inputs_have_a_domain_where_examples_have_one():

@@ -23,37 +23,12 @@ def _dataset(data):
   return tf.data.Dataset.from_tensor_slices(data)
 
 
-def _check(examples, data, capacity):
-  num_examples = len(data['y'])
-  assert examples.num_examples == num_examples
-  assert examples.num_examples.dtype == tf.int32
-  assert examples.capacity == capacity
-  np.testing.assert_array_equal(examples.x[:num_examples], data['x'])
-  np.testing.assert_array_equal(examples.y[:num_examples], data['y'])
-  np.testing.assert_array_equal(
-    examples.x[num_examples:], np.zeros([capacity - num_examples, 3])
-  )
-  np.testing.assert_array_equal(
-    examples.y[num_examples:], np.zeros([capacity - num_examples])
-  )
-
-
-@pytest.mark.parametrize(
-  'num_examples, expected',
-  [
-    (0, 16),
-    (1, 16),
-    (16, 16),
-    (17, 32),
-    (32, 32),
-    (33, 64),
-    (500, 512),
-    (2**20 + 1, 2**21),
-    (2**30, 2**30),
-  ],
-)
-def test_buckets_are_powers_of_two(num_examples, expected):
-  assert example_tensors.bucket_size(tf.constant(num_examples)) == expected
+def test_buckets_are_powers_of_two():
+  for number, expected in {
+    **{0: 16, 1: 16, 16: 16, 17: 32, 32: 32, 33: 64, 500: 512},
+    **{2**20 + 1: 2**21, 2**30: 2**30},
+  }.items():
+    assert example_tensors.bucket_size(tf.constant(number)) == expected
 
 
 def test_batched_spec_adds_an_unknown_dimension():
@@ -66,57 +41,40 @@ _EMPTY = tf.data.Dataset.from_tensors(_data(0))
 
 
 @pytest.mark.parametrize(
-  'num_examples, capacity, batched',
+  ('num_examples', 'batched'),
   [
     *(
-      (num_examples, capacity, lambda data, size=size: data.batch(size))
-      for num_examples, size, capacity in (
-        (20, 20, 32),
-        (20, 6, 32),
-        (20, 1, 32),
-        (1, 5, 16),
-        (16, 5, 16),
-      )
+      (num_examples, lambda data, size=size: data.batch(size))
+      for num_examples, size in ((20, 20), (20, 6), (20, 1), (1, 5), (16, 5))
     ),
-    (
-      11,
-      16,
-      lambda data: data.take(4).batch(4).concatenate(data.skip(4).batch(3)),
-    ),
-    (0, 16, lambda data: data.batch(3).take(0)),
-    (0, 16, lambda unused_data: _EMPTY),
-    (
-      5,
-      16,
-      lambda data: _EMPTY.concatenate(data.batch(2)).concatenate(_EMPTY),
-    ),
+    (11, lambda data: data.take(4).batch(4).concatenate(data.skip(4).batch(3))),
+    (0, lambda data: data.batch(3).take(0)),
+    (0, lambda unused_data: _EMPTY),
+    (5, lambda data: _EMPTY.concatenate(data.batch(2)).concatenate(_EMPTY)),
   ],
 )
-def test_batches_of_any_sizes_are_joined_in_order(
-  num_examples, capacity, batched
-):
+def test_batches_of_any_sizes_are_joined_as_arrays_are(num_examples, batched):
   data = _data(num_examples)
-  dataset = batched(_dataset(data))
-  _check(example_tensors.from_dataset(dataset, SPEC), data, capacity)
+  found = example_tensors.from_dataset(batched(_dataset(data)), SPEC)
+  expected = example_tensors.from_arrays(data)
+  tf.nest.assert_same_structure(found, expected)
+  for a, b in zip(*map(tf.nest.flatten, (found, expected))):
+    assert a.dtype == b.dtype
+    np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize('num_examples', [0, 1, 16, 17, 33])
-def test_arrays_become_what_their_dataset_becomes(num_examples):
+def test_arrays_are_padded_with_zeros(num_examples):
   data = _data(num_examples)
-  examples = example_tensors.from_arrays(data)
-  expected = example_tensors.from_dataset(_dataset(data).batch(4), SPEC)
-  tf.nest.assert_same_structure(examples, expected)
-  for found, wanted in zip(*map(tf.nest.flatten, (examples, expected))):
-    assert found.dtype == wanted.dtype
-    np.testing.assert_array_equal(found, wanted)
-
-
-def test_type_is_that_of_the_examples():
-  examples = example_tensors.from_arrays(_data(3))
-  assert str(example_tensors.type_of(SPEC)) == (
-    '<x=float32[?,3],y=int32[?],num_examples=int32,weight=<>>'
-  )
-  assert examples.x.shape == (16, 3)
+  found = example_tensors.from_arrays(data)
+  capacity = {17: 32, 33: 64}.get(num_examples, 16)
+  assert found.num_examples == num_examples
+  assert found.num_examples.dtype == tf.int32
+  assert found.capacity == capacity
+  missing = capacity - num_examples
+  x = np.concatenate([data['x'], np.zeros([missing, 3])])
+  np.testing.assert_array_equal(found.x, x)
+  np.testing.assert_array_equal(found.y, [*data['y'], *[0] * missing])
 
 
 def test_weights_follow_their_examples():
@@ -125,7 +83,9 @@ def test_weights_follow_their_examples():
   spec = {**SPEC, 'weight': tf.TensorSpec([], tf.float32)}
   examples = example_tensors.from_arrays(data)
   read = example_tensors.from_dataset(_dataset(data).batch(2), spec)
-  assert str(example_tensors.type_of(spec)).endswith(',weight=float32[?]>')
+  types = '<x=float32[?,3],y=int32[?],num_examples=int32,weight='
+  assert str(example_tensors.type_of(SPEC)) == f'{types}<>>'
+  assert str(example_tensors.type_of(spec)) == f'{types}float32[?]>'
   for found in (examples, read):
     np.testing.assert_array_equal(found.weight, [*weight, *[0] * 11])
   some = example_tensors.select(examples, tf.range(16) % 2 == 1)

@@ -8,8 +8,6 @@ from tests.methods import toy_problems
 from tff_pfl.core import aggregators, gather
 from tff_pfl.methods import registry
 
-pytestmark = pytest.mark.usefixtures('runtime')
-
 _NUMBERS = [4.0, -1.0, 1000.0, 2.0, 3.0]
 
 
@@ -36,11 +34,10 @@ def _aggregate(name, values, weights=None):
 )
 def test_one_number_of_five_clients(name, expected):
   assert _aggregate(name, _NUMBERS) == pytest.approx(expected, rel=1e-4)
-
-
-def test_of_an_even_number_the_median_is_between_two():
-  assert _aggregate('median', _NUMBERS[:4]) == 3.0
-  assert _aggregate('median', [5.0]) == 5.0
+  # Of an even number the median is between two.
+  if name == 'median':
+    assert _aggregate(name, _NUMBERS[:4]) == 3.0
+    assert _aggregate(name, [5.0]) == 5.0
 
 
 def test_weights_tell_who_is_left_out_and_move_the_geometric_median():
@@ -81,12 +78,6 @@ def test_structures_and_types_stay():
   found = process.next(process.initialize(), [value] * 3, [1.0] * 3).result
   np.testing.assert_allclose(found['a'], value['a'])
   assert found['b'] == 3 and np.asarray(found['b']).dtype == np.float64
-
-
-@pytest.mark.parametrize('name', ['median:1', 'trimmed_mean:0.6', 'mean:x'])
-def test_wrong_share_is_refused(name):
-  with pytest.raises(ValueError, match='`aggregator`.*trimmed_mean:<share'):
-    aggregators.make_aggregator(name)
 
 
 _CLIENTS = [toy_problems.labeled_examples(20, seed=n) for n in range(5)]
@@ -131,31 +122,6 @@ def test_methods_with_sums_take_the_geometric_median_only():
   ]
   toy_problems.assert_close(
     states[0].global_weights, states[1].global_weights, atol=1e-3
-  )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ('name', 'aggregator'),
-  [
-    ('fed_rep', 'median'),
-    ('fed_em', 'trimmed_mean:0.3'),
-    *((n, 'geometric_median') for n in ('scaffold', 'fed_fac', 'fed_dar')),
-  ],
-)
-def test_of_one_client_every_kind_of_method_gets_its_mean(name, aggregator):
-  model = toy_problems.model_for(name, toy_problems.classifier())
-  clients = toy_problems.examples_for(name, _CLIENTS[:1])
-  states = [
-    toy_problems.train(
-      registry.build(name, model, aggregator=aggregators.make_aggregator(each)),
-      clients,
-      num_rounds=2,
-    )[0]
-    for each in (aggregator, 'mean')
-  ]
-  toy_problems.assert_close(
-    states[0].global_weights, states[1].global_weights, rtol=1e-4, atol=1e-5
   )
 
 

@@ -1,5 +1,3 @@
-import dataclasses
-
 import pytest
 import tensorflow_federated as tff
 
@@ -16,9 +14,7 @@ def test_the_phase_has_the_hyperparameters():
     'learning_rate': 0.5,
     'momentum': 0.25,
   }
-
-
-def test_epochs_asked_for_take_the_place_of_steps():
+  # Epochs asked for take the place of steps.
   phase = hparams.LocalTrainingHParams(num_epochs=3, num_steps=7).phase(2)
   assert (phase.num_epochs, phase.num_steps) == (2, None)
 
@@ -39,11 +35,6 @@ def test_an_optimizer_that_is_no_name_is_taken_as_it_is():
   # What a method sets itself, it sets for an optimizer by name.
   with pytest.raises(ValueError, match='`optimizer`.*sgd, adam where.*Adagrad'):
     ditto.DittoHParams(optimizer=adagrad, personal_learning_rate=0.1)
-
-
-def test_every_field_has_a_help_text():
-  for field in dataclasses.fields(hparams.LocalTrainingHParams):
-    assert hparams.help_text(hparams.LocalTrainingHParams, field.name)
 
 
 @pytest.mark.parametrize(

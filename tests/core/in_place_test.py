@@ -141,20 +141,19 @@ def test_a_program_of_many_clients_takes_the_form_of_values(rt, monkeypatch):
   _assert_close(found, rt.run(trainer, *_arguments(model)))
 
 
-@pytest.mark.parametrize(
-  ('jit_compile', 'form'), [(True, 'compiled by XLA'), ('auto', 'in place')]
-)
-def test_the_choice_can_be_overridden(jit_compile, form):
-  with training_loop.noting_forms() as forms:
-    _trainer(shared.network(jit_compile))
-  assert list(forms.values()) == [form]
+def test_the_choice_can_be_overridden():
+  """And what is in a compiled graph is compiled.
 
-
-def test_what_is_in_a_compiled_graph_is_compiled():
-  """As of methods that train two models together, each below the bound."""
-  with training_loop.noting_forms() as forms, in_place.disabled(True):
-    _trainer(shared.network('auto'))
-  assert list(forms.values()) == ['compiled by XLA']
+  As of methods that train two models together, each below the bound.
+  """
+  for jit_compile, is_compiled, form in (
+    (True, False, 'compiled by XLA'),
+    ('auto', False, 'in place'),
+    ('auto', True, 'compiled by XLA'),
+  ):
+    with training_loop.noting_forms() as forms, in_place.disabled(is_compiled):
+      _trainer(shared.network(jit_compile))
+    assert list(forms.values()) == [form]
 
 
 def test_an_optimizer_without_a_kernel_trains_values():

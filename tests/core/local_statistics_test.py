@@ -13,8 +13,6 @@ from tff_pfl.datasets import examples
 from tff_pfl.methods import lg_fed_avg, registry
 from tff_pfl.models import split_model
 
-pytestmark = pytest.mark.usefixtures('runtime')
-
 _MOVING = ('norm/moving_mean', 'norm/moving_variance')
 
 
@@ -49,14 +47,14 @@ def _clients(name='fed_avg', sizes=(20, 13)):
   ]
 
 
-def _train(name, num_rounds=2, num_clients=2, **options):
+def _train(name, **options):
   """The process, the server's state, clients' states and personal weights."""
   model = toy_problems.model_for(name, _model())
   process = registry.build(name, model, **options)
-  clients = _clients(name)[:num_clients]
+  clients = _clients(name)
   state = process.initialize()
-  states = process.initialize_client_states(list(range(num_clients)))
-  for _ in range(num_rounds):
+  states = process.initialize_client_states([0, 1])
+  for _ in range(2):
     state, states, _ = process.next(state, states, clients)
   weights = [
     process.personalize(state, client_state, client).weights
@@ -83,10 +81,14 @@ def test_clients_share_the_weights_but_not_the_statistics():
   assert not set(_MOVING) & set(state.global_weights)
   for name in a:
     assert np.array_equal(a[name], b[name]) == (name not in _MOVING)
-  without, *_ = _train('fed_avg', num_rounds=0)
+  without = registry.build('fed_avg', _model())
   assert (
     without.bytes_per_round.down - process.bytes_per_round.down == 2 * 4 * 4
   )
+  # Programs fine-tune new clients that have statistics alone.
+  assert process.has_local_weights and not process.trains_new_clients
+  # Nobody has a model with the initial statistics.
+  assert not process.has_global_model
 
 
 @pytest.mark.parametrize(
@@ -117,21 +119,17 @@ def test_a_new_client_takes_those_of_its_examples():
   )
 
 
-def test_without_examples_statistics_stay():
-  model = _model()
-  client = _clients(sizes=(5,))[0]._replace(num_examples=tf.constant(0))
+@pytest.mark.parametrize('trainable', [True, False])
+def test_without_examples_or_frozen_statistics_stay(trainable):
+  model = _model(trainable)
+  (client,) = _clients(sizes=(5,))
+  if trainable:
+    client = client._replace(num_examples=tf.constant(0))
   found = local_statistics.statistics_of(
     model, model.initial_weights, client, tf.constant([1, 2])
   )
-  _assert_equal(found, split_model.select(model.initial_weights, _MOVING))
-
-
-def test_frozen_statistics_stay():
-  model = _model(trainable=False)
-  found = local_statistics.statistics_of(
-    model, model.initial_weights, _clients(sizes=(5,))[0], tf.constant([1, 2])
-  )
-  assert not found
+  kept = _MOVING if trainable else ()
+  _assert_equal(found, split_model.select(model.initial_weights, kept))
 
 
 def test_what_a_new_client_trains_below_decides_its_statistics():
@@ -148,35 +146,28 @@ def test_what_a_new_client_trains_below_decides_its_statistics():
   _assert_equal(kept, expected)
 
 
-def test_programs_fine_tune_new_clients_that_have_statistics_alone():
-  process, *_ = _train('fed_avg', num_rounds=0, statistics='local')
-  assert process.has_local_weights and not process.trains_new_clients
-  # Nobody has a model with the initial statistics.
-  assert not process.has_global_model
+_SEVERAL = 'whose clients hold several models or divide'
 
 
 @pytest.mark.parametrize(
-  'name, options, words',
+  ('name', 'options', 'words'),
   [
-    ('scaffold', {}, 'whose server knows more'),
-    ('fed_avg', {'stateless': True}, 'keep nothing between rounds'),
-    ('knn_per', {}, 'keep nothing between rounds'),
+    ('scaffold', {}, 'local or global for scaffold.*whose server knows more'),
+    ('fed_avg', {'stateless': True}, 'local or global.*keep nothing between'),
+    ('knn_per', {}, 'local or global for knn_per.*keep nothing between rounds'),
+    ('ifca', {'statistics': 'local'}, f'to be global for ifca, {_SEVERAL}'),
+    ('fed_split', {'statistics': 'local'}, f'global for fed_split, {_SEVERAL}'),
+    (
+      'separate_fed_avg',
+      {'statistics': 'local'},
+      'global for separate_fed_avg',
+    ),
   ],
 )
-def test_scales_are_not_kept_where_that_cannot_be(name, options, words):
-  with pytest.raises(ValueError, match=f'local or global for {name}.*{words}'):
-    registry.build(name, _model(), statistics='local_all', **options)
-
-
-@pytest.mark.parametrize('name', ['ifca', 'fed_split'])
-def test_methods_without_one_network_refuse(name):
-  with pytest.raises(ValueError, match=f'`statistics` to be global for {name}'):
-    _train(name, statistics='local')
-
-
-def test_separate_models_by_domain_refuse():
-  with pytest.raises(ValueError, match='global for separate_fed_avg'):
-    _train('separate_fed_avg', statistics='local')
+def test_they_are_not_kept_where_that_cannot_be(name, options, words):
+  model = toy_problems.model_for(name, _model())
+  with pytest.raises(ValueError, match=f'`statistics`.*{words}'):
+    registry.build(name, model, **{'statistics': 'local_all', **options})
 
 
 def test_a_network_without_batch_normalization_refuses():

@@ -10,8 +10,6 @@ from tff_pfl.core import aggregators, private_mean
 from tff_pfl.methods import registry
 from tff_pfl.runs import value_codec
 
-pytestmark = pytest.mark.usefixtures('runtime')
-
 # Of norms 5 and 1.
 _VALUES = [
   collections.OrderedDict(a=np.float32([3, 0]), b=np.float32(4)),
@@ -32,6 +30,10 @@ def _next(process, state=None, values=_VALUES):
   return process.next(process.initialize() if state is None else state, values)
 
 
+def _clip_of(output):
+  return output.measurements['dp_query_metrics']['clip']
+
+
 def test_what_a_client_sends_is_clipped_together():
   result = _next(_aggregation(noise_multiplier=0.0, clip='fixed:2')).result
   # The first is (6 / 5, 0, 8 / 5), the second below the norm.
@@ -40,28 +42,30 @@ def test_what_a_client_sends_is_clipped_together():
 
 
 def test_adaptive_norm_moves_towards_its_quantile():
-  process = _aggregation(noise_multiplier=0.0, clip='adaptive:0.8')
-  first = _next(process)
-  # No norm is below 0.1, so it grows, by exp(0.2 * 0.8).
-  clip = first.measurements['dp_query_metrics']['clip']
-  assert clip == pytest.approx(0.1 * np.exp(0.16), rel=1e-6)
-  # Half of them are, then all: it grows slowly, and falls.
+  process, state, clip = (
+    _aggregation(noise_multiplier=0.0, clip='adaptive:0.8'),
+    None,
+    0.1,
+  )
   small = collections.OrderedDict(a=np.float32([0, 0.05]), b=np.float32(0))
-  second = _next(process, first.state, [_VALUES[0], small])
-  third = _next(process, second.state, [small, small])
-  clips = [o.measurements['dp_query_metrics']['clip'] for o in (second, third)]
-  assert clips[0] == pytest.approx(clip * np.exp(0.06), rel=1e-6)
-  assert clips[1] == pytest.approx(clips[0] * np.exp(-0.04), rel=1e-6)
+  # No norm is below 0.1, so it grows, by exp(0.2 * 0.8). Half of them are, then
+  # all: it grows slowly, and falls.
+  for values, step in (
+    (_VALUES, 0.16),
+    ([_VALUES[0], small], 0.06),
+    ([small, small], -0.04),
+  ):
+    output = _next(process, state, values)
+    state, clip = output.state, clip * np.exp(step)
+    assert _clip_of(output) == pytest.approx(clip, rel=1e-6)
 
 
 def test_a_client_that_sends_zeros_is_as_one_that_is_not_there():
   process = _aggregation(noise_multiplier=0.0, clip='adaptive:0.5')
   zeros = collections.OrderedDict(a=np.float32([0, 0]), b=np.float32(0))
-  clips = [
-    _next(process, values=values).measurements['dp_query_metrics']['clip']
-    for values in ([_VALUES[0], zeros], _VALUES[:1])
-  ]
-  assert clips[0] == clips[1] == pytest.approx(0.1 * np.exp(0.05), rel=1e-6)
+  for values in ([_VALUES[0], zeros], _VALUES[:1]):
+    clip = _clip_of(_next(process, values=values))
+    assert clip == pytest.approx(0.1 * np.exp(0.05), rel=1e-6)
 
 
 def test_noise_has_its_size_and_comes_from_seed_round_and_exchange():
@@ -129,9 +133,9 @@ def test_wrong_argument_is_refused_by_name(argument, value):
 _CLIENTS = [toy_problems.labeled_examples(n, seed=n) for n in (11, 25)]
 
 
-def _trained(name='fed_avg', num_rounds=2, **options):
+def _trained(name='fed_avg', num_rounds=2, clients=_CLIENTS, **options):
   process = registry.build(name, toy_problems.classifier(), **options)
-  return toy_problems.train(process, _CLIENTS, num_rounds)
+  return toy_problems.train(process, clients, num_rounds)
 
 
 @pytest.mark.parametrize(
@@ -150,16 +154,15 @@ def test_without_noise_and_clipping_it_is_the_unweighted_mean(name):
 
 def test_without_training_metrics_only_the_noised_mean_leaves_clients():
   clients = [*_CLIENTS, toy_problems.labeled_examples(0, 0)]
-  results = {}
-  for which in ('plain', 'none'):
-    process = registry.build(
-      'fed_avg',
-      toy_problems.classifier(),
+  (plain, _, counted), (state, _, metrics) = (
+    _trained(
+      num_rounds=1,
+      clients=clients,
       aggregator=private_mean.PrivateMeanFactory(0.5, 3, 'fixed:1'),
       training_metrics=which,
     )
-    results[which] = toy_problems.train(process, clients)
-  (plain, _, counted), (state, _, metrics) = results.values()
+    for which in ('plain', 'none')
+  )
   toy_problems.assert_same(state.global_weights, plain.global_weights)
   assert (counted['clients'], counted['examples']) == (2, 36)
   # The client without examples is not told from others.
@@ -167,7 +170,7 @@ def test_without_training_metrics_only_the_noised_mean_leaves_clients():
   assert np.isnan(metrics['loss']) and np.isfinite(counted['loss'])
 
 
-def _with_frozen_layer():
+def test_frozen_layers_are_not_sent_and_get_no_noise():
   network = keras.Sequential(
     [
       keras.layers.Input([5]),
@@ -175,38 +178,23 @@ def _with_frozen_layer():
       keras.layers.Dense(3, name='head'),
     ]
   )
-  return toy_problems.classifier_from(network)
-
-
-def test_frozen_layers_are_not_sent_and_get_no_noise():
-  model = _with_frozen_layer()
-  process = registry.build(
-    'fed_avg',
-    model,
-    aggregator=private_mean.PrivateMeanFactory(1.0, 2, 'fixed:1'),
-  )
+  model = toy_problems.classifier_from(network)
+  private = private_mean.PrivateMeanFactory(1.0, 2, 'fixed:1')
+  process = registry.build('fed_avg', model, aggregator=private)
   state, *_ = toy_problems.train(process, _CLIENTS)
   for name, value in model.initial_weights.items():
     same = np.array_equal(state.global_weights[name], value)
     assert same == (name in model.statistics)
   # The head's alone.
   assert process.bytes_per_round.up == 4 * (4 * 3 + 3)
-
-
-def test_methods_with_a_server_of_their_own_refuse_noise_on_frozen_layers():
+  # A server of a method's own would move them.
   with pytest.raises(ValueError, match='`aggregator` .* move the frozen'):
-    registry.build(
-      'scaffold',
-      _with_frozen_layer(),
-      aggregator=private_mean.PrivateMeanFactory(1.0, 2),
-    )
+    registry.build('scaffold', model, aggregator=private)
 
 
 def test_training_metrics_are_needed_where_clients_are_weighted():
   with pytest.raises(ValueError, match='`training_metrics`'):
-    registry.build(
-      'fed_avg', toy_problems.classifier(), training_metrics='none'
-    )
+    _trained(training_metrics='none')
 
 
 def test_two_exchanges_share_the_noise_of_a_round():

@@ -65,12 +65,23 @@ def _close(found, expected):
   np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_weight_decay_is_part_of_the_gradient(two_slopes, form):
-  options = training_options.TrainingOptions(weight_decay=0.5)
-  _close(
-    _train(two_slopes, options),
-    _WEIGHTS - _RATE * (_GRADIENT + 0.5 * _WEIGHTS),
-  )
+@pytest.mark.parametrize(
+  ('options', 'expected'),
+  [
+    # Weight decay is part of the gradient, and comes after clipping.
+    ({'weight_decay': 0.5}, _WEIGHTS - _RATE * (_GRADIENT + 0.5 * _WEIGHTS)),
+    (
+      {'weight_decay': 0.5, 'max_gradient_norm': 5.0},
+      _WEIGHTS - _RATE * (0.1 * _GRADIENT + 0.5 * _WEIGHTS),
+    ),
+    # Large gradients are scaled down.
+    ({'max_gradient_norm': 5.0}, _WEIGHTS - _RATE * 0.1 * _GRADIENT),
+    ({'max_gradient_norm': 60.0}, _WEIGHTS - _RATE * _GRADIENT),
+  ],
+)
+def test_steps_by_hand(two_slopes, form, options, expected):
+  options = training_options.TrainingOptions(**options)
+  _close(_train(two_slopes, options), expected)
 
 
 def test_weight_decay_enters_the_momentum(two_slopes, form):
@@ -92,22 +103,6 @@ def test_decoupled_decay_is_beside_the_step(two_slopes, form, optimizer, step):
   _close(
     _train(two_slopes, options, optimizer=optimizer),
     _WEIGHTS * (1 - _RATE * 0.5) - step,
-  )
-
-
-@pytest.mark.parametrize('bound, factor', [(5.0, 0.1), (60.0, 1.0)])
-def test_large_gradients_are_scaled_down(two_slopes, form, bound, factor):
-  options = training_options.TrainingOptions(max_gradient_norm=bound)
-  _close(_train(two_slopes, options), _WEIGHTS - _RATE * factor * _GRADIENT)
-
-
-def test_decay_comes_after_clipping(two_slopes):
-  options = training_options.TrainingOptions(
-    weight_decay=0.5, max_gradient_norm=5.0
-  )
-  _close(
-    _train(two_slopes, options),
-    _WEIGHTS - _RATE * (0.1 * _GRADIENT + 0.5 * _WEIGHTS),
   )
 
 
@@ -136,22 +131,6 @@ def test_a_schedule_scales_adam_and_decoupled_decay(two_slopes, form):
   )
 
 
-def test_what_needs_a_learning_rate_says_so():
-  optimizer = tff.learning.optimizers.schedule_learning_rate(
-    tff.learning.optimizers.build_sgdm(0.1), lambda step: 0.1
-  )
-  options = training_options.TrainingOptions(decoupled_weight_decay=0.5)
-  chain = training_options.OptimizerChain(optimizer, options)
-  state = chain.initialize(tf.TensorSpec([2]))
-  with pytest.raises(ValueError, match="`optimizer` to be .*'learning_rate'"):
-    chain.decay(state)
-
-
-def test_a_schedule_is_a_function():
-  with pytest.raises(TypeError, match="make_schedule.*found 'cosine:100'"):
-    training_options.TrainingOptions(learning_rate_schedule='cosine:100')
-
-
 def test_a_rate_that_a_method_computes_with_follows_the_rounds(two_slopes):
   options = training_options.TrainingOptions(
     learning_rate_schedule=lambda rounds_done: 0.5
@@ -178,13 +157,25 @@ def test_plain_training_is_without_the_options(two_slopes):
 
 
 @pytest.mark.parametrize(
-  'option, value',
+  ('option', 'value', 'error', 'message'),
   [
-    ('weight_decay', -0.1),
-    ('decoupled_weight_decay', float('nan')),
-    ('max_gradient_norm', 0.0),
+    ('weight_decay', -0.1, ValueError, 'to be'),
+    ('decoupled_weight_decay', float('nan'), ValueError, 'to be'),
+    ('max_gradient_norm', 0.0, ValueError, 'to be'),
+    ('learning_rate_schedule', 'cosine:100', TypeError, 'to be.*make_schedule'),
   ],
 )
-def test_values_out_of_range_are_refused(option, value):
-  with pytest.raises(ValueError, match=f'Expected `{option}` to be'):
+def test_values_out_of_range_are_refused(option, value, error, message):
+  with pytest.raises(error, match=f'Expected `{option}` {message}'):
     training_options.TrainingOptions(**{option: value})
+
+
+def test_what_needs_a_learning_rate_says_so():
+  optimizer = tff.learning.optimizers.schedule_learning_rate(
+    tff.learning.optimizers.build_sgdm(0.1), lambda step: 0.1
+  )
+  options = training_options.TrainingOptions(decoupled_weight_decay=0.5)
+  chain = training_options.OptimizerChain(optimizer, options)
+  state = chain.initialize(tf.TensorSpec([2]))
+  with pytest.raises(ValueError, match="`optimizer` to be .*'learning_rate'"):
+    chain.decay(state)

@@ -1,0 +1,9 @@
+"""What all tests of the core need."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope='session')
+def _installed(runtime):
+  """Processes run on the default runtime."""
+  return runtime
