@@ -82,6 +82,9 @@ def _run(module, argument, log_path, environment):
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
   os.environ.update(environment)
+  # As in a program: the locks of libraries, such as tqdm's, would otherwise be
+  # files that a killed process leaves behind.
+  multiprocessing.set_start_method('fork', force=True)
   try:
     importlib.import_module(module).main([module, argument])
   finally:
