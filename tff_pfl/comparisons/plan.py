@@ -59,7 +59,7 @@ class Comparison:
       of steps that would take its place (see `hparams.steps_instead_of`) to
       None, unless the grid has that, too.
     num_search_trials: Points that Optuna proposes for each method, one after
-      the other (see `search`), from a grid that may have a `Range` instead of
+      the other (see `tuning`), from a grid that may have a `Range` instead of
       values; None for all points of the grid.
     fine_tune_variants: Ways, among `trial.VARIANTS`, in which the last round's
       models of every run are personalized, besides as `base` says; with the
