@@ -7,6 +7,7 @@ examples are `x_test`, `y_test`, `client_test` and `domain_test`; without them,
 a part of each client's examples is held out.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Optional
 
@@ -38,6 +39,12 @@ def read(
   Raises:
     ValueError: If an array is missing, or has a name not in `NAMES`.
   """
+  errors.expect(
+    os.path.isfile(path) or not os.path.exists(path),
+    flag,
+    'a file, no folder, device or pipe',
+    path,
+  )
   arrays = files.read_npz(path)
   errors.expect(
     set(required) <= set(arrays),
