@@ -29,6 +29,7 @@ import os
 import shutil
 
 import numpy as np
+import pandas as pd
 from absl import flags
 
 from binaries import output_flags, program, run_flags, runtime_flags
@@ -194,28 +195,23 @@ def _variants(run):
 
 def _table(rows, metric):
   """The means of a metric over clients, for each setting."""
-  settings = {}
-  for row in rows:
-    settings.setdefault((row['samples'], row['epochs']), []).append(row)
-
-  def over_clients(function, members, name):
-    # An ensemble has no score before it.
-    values = [row.get(name) for row in members if row['num_test_examples']]
-    known = values and None not in values
-    return float(function(values)) if known else None
-
-  return [
-    {
+  lines = []
+  settings = rows.groupby(['samples', 'epochs'], sort=False)
+  for (samples, epochs), members in settings:
+    tested = members[members['num_test_examples'] > 0]
+    after = tested[f'after/{metric}']
+    line = {
       'samples': samples,
       'epochs': epochs,
-      'clients': sum(row['num_test_examples'] > 0 for row in members),
-      metric: over_clients(np.mean, members, f'after/{metric}'),
-      'std': over_clients(np.std, members, f'after/{metric}'),
-      f'{metric}_before': over_clients(np.mean, members, f'before/{metric}'),
-      'loss': over_clients(np.mean, members, 'after/loss'),
+      'clients': len(tested),
+      metric: after.mean(skipna=False),
+      'std': after.std(ddof=0, skipna=False),
+      # An ensemble has no score before it.
+      f'{metric}_before': tested[f'before/{metric}'].mean(skipna=False),
+      'loss': tested['after/loss'].mean(skipna=False),
     }
-    for (samples, epochs), members in settings.items()
-  ]
+    lines.append({n: None if pd.isna(v) else v for n, v in line.items()})
+  return lines
 
 
 def main() -> None:
@@ -232,13 +228,11 @@ def main() -> None:
     None if text == 'all' else _positive_int(text, '--num_samples')
     for text in _NUM_SAMPLES.value
   ]
-  output_dir = _OUTPUT_DIR.value
-  output_dir = output_flags.new_path(output_dir, '--output_dir')
+  output_dir = output_flags.new_path(_OUTPUT_DIR.value, '--output_dir')
   run = open_run.open_run(_RUN_DIR.value)
   clients = _load_clients(run)
   client_population.check_test_examples(clients)
   variants = _variants(run)
-  metric = run.model.primary_metric.name
   runtime_options = runtime_flags.options()
   # Before the work, so that a folder that cannot be written to costs nothing.
   models_dir = os.path.join(output_dir, new_clients.PERSONAL_MODELS_DIR)
@@ -256,10 +250,9 @@ def main() -> None:
     new_clients.save_personal_model(
       new_clients.personal_model_path(output_dir, client_id), weights
     )
-  table = _table(rows, metric)
-  summary_lib.write_csv(
-    os.path.join(output_dir, 'new_clients.csv'), summary_lib.frame(rows)
-  )
+  rows = summary_lib.frame(rows)
+  table = _table(rows, run.model.primary_metric.name)
+  summary_lib.write_csv(os.path.join(output_dir, 'new_clients.csv'), rows)
   summary_lib.write_json(
     os.path.join(output_dir, 'new_clients.json'),
     {

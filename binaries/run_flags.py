@@ -30,7 +30,7 @@ from tff_pfl.models import (
 )
 from tff_pfl.runs import client_sampling, privacy, run_config, warm_up
 
-# By field of `RunConfig` its flag's help text; unset means the field's default.
+# Help texts of fields of `RunConfig` that are not those of its docstring.
 _TEXTS = {
   'algorithm': 'The method: '
   + '; '.join(f'{n}: {a.summary}' for n, a in registry.ALGORITHMS.items())
@@ -40,15 +40,12 @@ _TEXTS = {
   'itself (--csv is the same).',
   'partition': 'Partition of the data among clients. '
   + datasets.describe_partitioners(),
-  'num_clients': 'Number of clients.',
   'model': 'The network. linear; mlp; cnn: the 5-layer CNN of FedRep; '
   'resnet_18 and vgg_16: with group normalization; text_mlp: of the mean of '
   "the words' embeddings; text_lstm: of characters or words.",
   'domain_model': 'Use of domains by the model: shared ignores them, '
   'multi_head has a head for each, input gives the head the domain beside the '
   'features.',
-  'reweight_domains': 'Give all domains the same weight in the loss, where all '
-  'weights are trained together.',
   'initial_run': 'Folder of a finished run of the same network, whose global '
   'model this one (or its warm-up) starts from.',
   'initial_run_part': 'Part of the model of --initial_run that is taken: all, '
@@ -57,25 +54,17 @@ _TEXTS = {
   'num_warmup_rounds': 'Rounds of FedAvg before those of the run, with the '
   'local training of the method (or of each baseline), which starts from their '
   'model.',
-  'num_rounds': 'Rounds of training.',
   'cohort_size': 'Clients in a round (default: by --participation): '
   f'{client_sampling.FORMS["cohort_size"]}.',
-  'dropout_rate': 'Probability with which a client of a round fails to report '
-  "and is left out of it (--model_dropout is that of a network's units).",
   'join_rounds': 'Shares of the clients, drawn at random, that join in later '
   f'rounds: {client_sampling.FORMS["join_rounds"]}. Before, they are neither '
   'in a round nor scored.',
-  'rounds_per_evaluation': 'Rounds between evaluations of all clients.',
-  'num_final_evaluations': 'Last rounds that are all evaluated.',
-  'seed': 'Seed of the partition, the initial weights, the sampling and all '
-  'client work.',
   'aggregator': "Aggregation of clients' updates: "
   f'{", ".join(aggregators.AGGREGATORS)}, {" or ".join(privacy.AGGREGATORS)} '
   '(secure: simulated, the worker sums in the clear; trimmed_mean:<share of '
   'clients at either end>; dp: clipped, with noise of the server, see '
   '--dp_epsilon; ddp: clipped, with noise of the clients, under secure sums).',
   'attack': f'Attack by some clients: {attacks.FORMS}. The others are scored.',
-  'attacked_fraction': 'Share of the clients that are attacked.',
   'client_weighting': "Clients' weights in the aggregation (default: the "
   "method's own, num_examples of most; uniform of l2gd, p_fed_me, scaffold).",
   'statistics': 'Moving statistics of batch normalization: global (averaged '
@@ -96,12 +85,8 @@ _TEXTS = {
   f'{schedules.FORMS}, or several joined by +.',
   'server_learning_rate_schedule': "Factor of the server optimizer's learning "
   'rate by round, in the same forms.',
-  'stateless': 'Make clients forget their local state after each round, as in '
-  'deployments that cannot tell clients apart; it is fitted anew for scoring.',
   'server_optimizer': 'Optimizer of the aggregated update; sgd with learning '
   "rate 1 takes the mean of the clients' weights.",
-  'server_learning_rate': "The server optimizer's learning rate.",
-  'server_momentum': 'Momentum of --server_optimizer=sgd.',
 }
 _CHOICES = {
   'algorithm': registry.ALGORITHMS,
@@ -114,13 +99,19 @@ _CHOICES = {
   'server_optimizer': phases.OPTIMIZERS,
 }
 _HINTS = typing.get_type_hints(run_config.RunConfig)
-for _name, _text in _TEXTS.items():
+# Those that have a flag of their own name.
+_FIELDS = [
+  name
+  for name in _HINTS
+  if not name.endswith(('hparams', 'arguments', 'personalization', 'runtime'))
+]
+for _name in _FIELDS:
   _default = getattr(run_config.RunConfig, _name)
   argument_flags.define_field(
     _name,
     run_config.RunConfig,
     _name,
-    _text,
+    _TEXTS.get(_name),
     _CHOICES.get(_name, ()),
     lower_bound=min(_default, 1) if _HINTS[_name] is int else None,
   )
@@ -182,7 +173,7 @@ for _algorithm, _own_flags in _HPARAM_FLAGS.items():
     argument_flags.define_field(_name, _owner, _field, _text)
 # All but those of methods, models and such, which --help has where selected.
 _KEY_FLAGS = (
-  *_TEXTS,
+  *_FIELDS,
   *('csv', 'participation', 'batch_size'),
   *_PERSONALIZATION.values(),
   *runtime_flags.names(),
@@ -346,7 +337,7 @@ def config_from_flags(
     algorithm: The method, a key of `registry.ALGORITHMS`.
     has_variants: As for `personalization_from_flags`.
   """
-  given = _given(run_config.RunConfig, {name: name for name in _TEXTS})
+  given = _given(run_config.RunConfig, {name: name for name in _FIELDS})
   sizes = client_sampling.numbers_by_round(
     'cohort_size', given.get('cohort_size')
   )
