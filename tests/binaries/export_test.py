@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from ai_edge_litert import interpreter
 
-from tests.binaries import tiny
+from tests.binaries import data_flags_test, tiny
 from tff_pfl import datasets, runtime
 from tff_pfl.export import client_module, tff_files
 from tff_pfl.models import prediction
@@ -20,8 +20,7 @@ def _run(module_programs):
   module_programs.succeed(
     'train', *tiny.FLAGS, '--algorithm=fed_rep', f'--output_dir={directory}'
   )
-  run = open_run.open_run(str(directory))
-  return run
+  return open_run.open_run(str(directory))
 
 
 def _export(programs, run, file_format, output, *more):
@@ -45,11 +44,7 @@ def test_a_clients_keras_model_predicts_as_the_run_bit_for_bit(run, programs):
     tf.nn.softmax(loaded.predict(x, batch_size=len(x), verbose=0)),
     prediction.predict(run.model, weights, x),
   )
-  again = (
-    '--format=keras',
-    f'--run_dir={run.directory}',
-    '--output=out/m.keras',
-  )
+  again = f'--run_dir={run.directory}', '--format=keras', '--output=out/m.keras'
   message = programs.fail('export', *again)
   assert message == (
     'out/m.keras is there already: give another --output, or --overwrite.'
@@ -63,13 +58,8 @@ def test_a_new_client_gets_the_model_that_personalize_fits(run, programs):
   x = rng.uniform(size=[30, 8, 8, 1]).astype(np.float32)
   y = (np.arange(30) % 2).astype(np.int32)
   np.savez(programs.directory / 'new.npz', x=x, y=y)
-  programs.succeed(
-    'personalize',
-    f'--run_dir={run.directory}',
-    '--clients_npz=new.npz',
-    '--num_epochs=3',
-    '--output_dir=fitted',
-  )
+  flags = '--clients_npz=new.npz', '--num_epochs=3', '--output_dir=fitted'
+  programs.succeed('personalize', f'--run_dir={run.directory}', *flags)
   path = new_clients.personal_model_path(
     str(programs.directory / 'fitted'), 'client'
   )
@@ -110,13 +100,8 @@ def test_a_quantized_file_comes_with_what_it_costs(run, programs):
 
 @pytest.mark.slow
 def test_a_method_without_client_state_is_exported_as_computations(programs):
-  programs.succeed(
-    'train',
-    *tiny.FLAGS,
-    '--algorithm=fed_rep',
-    '--stateless',
-    '--output_dir=run',
-  )
+  flags = '--algorithm=fed_rep', '--stateless', '--output_dir=run'
+  programs.succeed('train', *tiny.FLAGS, *flags)
   run = open_run.open_run(str(programs.directory / 'run'))
   _export(programs, run, 'tff', 'out')
   directory = str(programs.directory / 'out')
@@ -141,19 +126,11 @@ def test_a_method_without_client_state_is_exported_as_computations(programs):
 
 @pytest.mark.slow
 def test_of_a_table_the_encoding_is_exported_too(programs):
-  rows = [
-    f'{"ab"[i % 2]},{i},{"no yes".split()[i // 2 % 2]}' for i in range(40)
-  ]
-  table = '\n'.join(['hospital,age,ill', *rows])
-  path = programs.directory / 'table.csv'
-  path.write_text(table)
+  data_flags_test.write_table(
+    programs, 'ill', lambda i: ('no', 'yes')[i % 3 % 2]
+  )
   programs.succeed(
-    'train',
-    *('--dataset=tabular', f'--csv={path}', '--partition=natural'),
-    *('--dataset_label_column=ill', '--dataset_client_column=hospital'),
-    *('--num_clients=2', '--cohort_size=2', '--num_rounds=1'),
-    *('--num_final_evaluations=1', '--model=linear', '--algorithm=fed_avg'),
-    '--output_dir=run',
+    'train', *data_flags_test.FLAGS, '--dataset_label_column=ill'
   )
   run = open_run.open_run(str(programs.directory / 'run'))
   _export(programs, run, 'keras', 'out/m.keras')
@@ -175,17 +152,11 @@ def test_of_a_table_the_encoding_is_exported_too(programs):
       "one of the run's clients (client_0 to client_5)",
     ),
     (
-      ['--format=keras', '--output=m.keras', '--quantize=int8'],
-      '--quantize to be left out',
+      ['--format=tff', '--output=m', '--quantize=int8'],
+      '--quantize to be left',
     ),
-    (
-      ['--format=keras', '--output=m.keras', '--fine_tune=all'],
-      'Expected no --fine_tune',
-    ),
-    (
-      ['--format=tflite', '--output=m.tflite', '--num_rounds=3'],
-      'Expected no --num_rounds',
-    ),
+    (['--format=tff', '--output=m', '--fine_tune=all'], 'no --fine_tune'),
+    (['--format=tff', '--output=m', '--num_rounds=3'], 'no --num_rounds'),
   ],
 )
 def test_wrong_flags_are_one_line(flags, words, run, programs):

@@ -33,19 +33,14 @@ def test_help_shows_the_docstring_and_the_flags_and_is_no_failure(
   if not path.exists():
     path = _ROOT / 'binaries' / name / '__main__.py'
   source = path.read_text()
-  docstring = source.split('"""')[1]
-  for flag in ('--help', '--helpfull'):
-    result = programs.succeed(name, flag)
-    assert not result.err
-    assert docstring.strip().splitlines()[0] in result.out
-    for line in docstring.splitlines():
-      assert line in result.out
   result = programs.succeed(name, '--help')
+  assert not result.err
+  assert source.split('"""')[1].strip() in result.out
   for flag in re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source):
     assert re.search(rf'^  --(\[no\])?{flag}: \S', result.out, re.MULTILINE)
-  if name != 'prepare':
-    default = r"  --runtime: .*?\(default: 'in_process'\)"
-    assert re.search(default, result.out, re.DOTALL)
+  message = programs.fail(name, '--flag=1')
+  assert message.startswith("Unknown command line flag 'flag'")
+  assert message.endswith('(--help lists the flags)')
 
 
 def test_paths_are_of_this_machine(programs):
@@ -68,6 +63,7 @@ def test_help_of_train_has_the_flags_of_what_is_selected(programs):
   def shown(*selected):
     return ' '.join(programs.succeed('train', '--help', *selected).out.split())
 
+  assert '--num_rounds' in programs.succeed('train', '--helpfull').out
   text = shown()
   for words in (
     '(default: fed_rep)',
@@ -105,13 +101,6 @@ def test_help_of_train_has_the_flags_of_what_is_selected(programs):
     assert words not in text
 
 
-@pytest.mark.parametrize('name', _PROGRAMS[:6])
-def test_missing_flags_are_one_line(name, programs):
-  message = programs.fail(name)
-  assert 'must have a value' in message
-  assert message.endswith('(--help lists the flags)')
-
-
 _EXPERIMENT = 'reproduce --experiment=fedrep_linear_new_client'
 _ALL = 'reproduce --experiment=all'
 
@@ -120,9 +109,7 @@ _ALL = 'reproduce --experiment=all'
   'command, words',
   [
     ('benchmark --workload=w1,w9', "w4h, w4e, scale|found 'w9'"),
-    ('benchmark --workload=', 'workload|at least one'),
-    ('benchmark --rounds=0', '--rounds'),
-    ('benchmark --runtime=none', '--runtime|native'),
+    ('train', '--output_dir must have a value'),
     ('benchmark --small --output=no/out.jsonl', 'no/out.jsonl'),
     ('benchmark w1', "flags only (--name=value), found 'w1'"),
     ('reproduce', '--experiment=NAME|--list'),
@@ -131,29 +118,20 @@ _ALL = 'reproduce --experiment=all'
     (f'{_EXPERIMENT} --devices=cpu', '--devices|fedrep_linear_new_client'),
     (f'{_EXPERIMENT} --output_dir=/dev/null', '/dev/null'),
     (f'{_ALL} --dataset=synthetic', '--dataset|digits'),
-    (f'{_ALL} --num_seeds=0', '--num_seeds'),
-    ('compare --algorithms=fed_foo', "--algorithms|'fed_foo'|ditto"),
     ('compare --algorithms=', '--algorithms|at least one'),
     ('compare --algorithm=fed_avg', 'no --algorithm:|--algorithms'),
     ('compare --seed=1', 'no --seed:|--seeds'),
     ('compare --seeds=1,x', "--seeds|'x'"),
-    ('compare --seeds=1,1', 'seeds|none twice'),
     ('compare --num_search_trials=3', 'no --num_search_trials:|--search'),
     ('compare --search=momentum=0.9:0.1', '--search|momentum=0.9:0.1'),
     ('compare --grid=momentum=0 --search=momentum=0:1', 'found both'),
     ('compare --algorithms=fed_avg --grid=ditto.momentum=0', 'ditto.momentum'),
-    ('compare --grid=ditto.momentum=0,2', 'momentum|2.0'),
     ('compare --fine_tune_variants=body', "fine_tune_variants|'body'"),
-    (
-      'compare --validation_fraction=1 --grid=momentum=0,0.5',
-      'validation_fraction|1.0',
-    ),
     ('compare --validation_fraction=0.5', 'no --validation_fraction|--grid'),
     (
       'compare --algorithms=fed_avg --ditto_num_epochs=1',
       '--ditto_num_epochs|fed_avg',
     ),
-    ('compare --dataset=synthetic --partition=dirichlet:0.1', 'partition'),
   ],
 )
 def test_wrong_use_is_one_line(command, words, programs):
@@ -164,25 +142,6 @@ def test_wrong_use_is_one_line(command, words, programs):
   for part in words.split('|'):
     assert part in message
   assert not (programs.directory / 'out').exists()
-
-
-def test_there_is_a_preset_for_every_method():
-  from tff_pfl.methods import registry
-
-  assert _FLAGFILES
-  names = {path.stem for path in _FLAGFILES}
-  # The papers' own have one of theirs, the methods they compare with share one.
-  assert names & set(registry.ALGORITHMS) == {
-    'fed_avg',
-    'fed_dar',
-    'fed_fac',
-    'fed_per',
-    'fed_rep',
-    'local_only',
-    'per_fed_avg',
-  }
-  compare = _ROOT / 'binaries' / 'flagfiles' / 'compare_digits.txt'
-  assert '--algorithms=all' in compare.read_text()
 
 
 @pytest.mark.parametrize('path', _RUN_HERE)

@@ -11,3 +11,14 @@ FLAGS = (
   '--model=mlp',
   '--model_widths=16',
 )
+# The same of a table, or files, with clients of its own.
+NATURAL = (
+  '--partition=natural',
+  '--num_clients=2',
+  '--cohort_size=2',
+  '--num_rounds=1',
+  '--num_final_evaluations=1',
+  '--model=linear',
+  '--algorithm=fed_avg',
+  '--output_dir=run',
+)

@@ -2,11 +2,11 @@
 
 import collections
 import contextlib
-import json
 
 import numpy as np
 import pytest
 
+from tests.runs import left_behind
 from tests.runtime import parity
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
@@ -26,8 +26,6 @@ pytestmark = pytest.mark.usefixtures('without_pictures')
 
 _NUM_CLIENTS = 12
 _NUM_ROUNDS = 6
-# What a resumed run has of its own: times and memory.
-_TIMES = ('seconds', 'rss_mb', 'seconds_per_round', 'peak_rss_mb')
 
 
 @pytest.fixture(scope='module', name='process')
@@ -99,41 +97,12 @@ def _run_fixture(process, data, runtime, monkeypatch):
   return run
 
 
-def _without_times(row):
-  return {key: value for key, value in row.items() if key not in _TIMES}
-
-
-def _everything(directory):
-  """All that a run has left behind, apart from times and memory."""
-  with run_store.RunStore.open_for_reading(directory) as store:
-    found = {
-      'server_state': store.server_state(),
-      'client_states': store.client_states(range(_NUM_CLIENTS)),
-      'history': [_without_times(row) for row in store.history()],
-      'per_client': store.per_client(),
-    }
-  with open(directory / metrics_writers.JSONL_NAME) as file:
-    found['metrics.jsonl'] = [_without_times(json.loads(row)) for row in file]
-  found['per_client.csv'] = (directory / report.PER_CLIENT_NAME).read_bytes()
-  with open(directory / report.SUMMARY_NAME) as file:
-    found['summary.json'] = _without_times(json.load(file))
-  return found
-
-
-def _last_round(directory):
-  try:
-    with run_store.RunStore.open_for_reading(directory) as store:
-      return store.last_round
-  except errors.RunError:
-    return -1
-
-
 @pytest.fixture(scope='module', name='expected')
 def _expected(process, data, tmp_path_factory):
   """What a run that nothing disturbs, on a runtime of its own, leaves."""
   directory = tmp_path_factory.mktemp('uninterrupted')
   _run(process, data, directory)
-  found = _everything(directory)
+  found = left_behind.everything(directory, _NUM_CLIENTS)
   # More than the cohort of one round, fewer than all: both kinds are scored.
   assert 3 < len(found['client_states']) < _NUM_CLIENTS
   return found
@@ -185,16 +154,16 @@ def test_run_that_is_stopped_again_and_again_ends_the_same(
       if number == stop_at:
         raise KeyboardInterrupt
 
-    before = _last_round(tmp_path)
+    before = left_behind.last_round(tmp_path)
     try:
       run(tmp_path, before_call=stop)
     except KeyboardInterrupt:
       num_stops += 1
-      assert _last_round(tmp_path) >= before
+      assert left_behind.last_round(tmp_path) >= before
     else:
       break
   assert num_stops >= 2
-  assert _everything(tmp_path) == expected
+  assert left_behind.everything(tmp_path, _NUM_CLIENTS) == expected
 
 
 @pytest.mark.parametrize('computation', ['next', 'evaluate_clients'])
@@ -216,11 +185,11 @@ def test_round_in_flight_is_not_committed(
     assert store.last_round == 3
     assert [row['round'] for row in store.evaluations()] == [2]
     # What was committed is what the undisturbed run had after its rounds.
-    assert [_without_times(row) for row in store.history()] == expected[
-      'history'
-    ][:3]
+    assert [
+      left_behind.without_times(row) for row in store.history()
+    ] == expected['history'][:3]
   run(tmp_path)
-  assert _everything(tmp_path) == expected
+  assert left_behind.everything(tmp_path, _NUM_CLIENTS) == expected
 
 
 @pytest.mark.parametrize(
@@ -256,11 +225,11 @@ def test_what_cannot_be_written_costs_nothing_that_was_committed(
     patch.setattr(owner, name, fail)
     with pytest.raises(OSError, match='No space left'):
       run(tmp_path)
-  assert _last_round(tmp_path) == last_round
+  assert left_behind.last_round(tmp_path) == last_round
   # A summary would say that the report is complete.
   assert not (tmp_path / report.SUMMARY_NAME).exists()
   assert num_calls in (run(tmp_path), None)
-  assert _everything(tmp_path) == expected
+  assert left_behind.everything(tmp_path, _NUM_CLIENTS) == expected
 
 
 def test_more_rounds_than_before_go_on_as_if_asked_for_at_once(
@@ -269,7 +238,7 @@ def test_more_rounds_than_before_go_on_as_if_asked_for_at_once(
   run(tmp_path, num_rounds=2)
   run(tmp_path, num_rounds=4)
   run(tmp_path)
-  assert _everything(tmp_path) == expected
+  assert left_behind.everything(tmp_path, _NUM_CLIENTS) == expected
 
 
 _CHANGING = {'cohort_size': '2,3:5,6:12', 'dropout_rate': 0.4}
@@ -286,7 +255,7 @@ def test_clients_that_change_are_the_same_after_a_resume(
 ):
   at_once, resumed = tmp_path / 'at once', tmp_path / 'resumed'
   _run(process, joining, at_once, **_CHANGING)
-  expected = _everything(at_once)
+  expected = left_behind.everything(at_once, _NUM_CLIENTS)
   run(resumed, data=joining, num_rounds=2, **_CHANGING)
   with run_store.RunStore.open_for_reading(resumed) as store:
     assert len(store.per_client()) == 3
@@ -300,7 +269,7 @@ def test_clients_that_change_are_the_same_after_a_resume(
       run(resumed, **{'data': joining, **_CHANGING, **other})
   run(resumed, data=joining, num_rounds=4, **_CHANGING)
   run(resumed, data=joining, **_CHANGING)
-  assert _everything(resumed) == expected
+  assert left_behind.everything(resumed, _NUM_CLIENTS) == expected
   # In rounds 1 to 3 there are three clients; from round 4 on all are scored.
   invited = [2, 2, 3, 5, 5, 12]
   reported = [row['clients'] for row in expected['history']]
@@ -323,7 +292,8 @@ def test_clients_that_change_are_the_same_on_the_native_runtime(
   for runtime in ('in_process', 'native'):
     _run(process, joining, tmp_path / runtime, runtime=runtime, **_CHANGING)
   in_process, native = (
-    _everything(tmp_path / runtime) for runtime in ('in_process', 'native')
+    left_behind.everything(tmp_path / runtime, _NUM_CLIENTS)
+    for runtime in ('in_process', 'native')
   )
   for name in ('history', 'per_client'):
     parity.assert_close(in_process[name], native[name])

@@ -20,7 +20,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class ClosedError(RuntimeError):
-  """Work was given to threads that have ended."""
+  """Threads have ended, or nobody needs their work."""
 
 
 def result_of(future: concurrent.futures.Future) -> Any:
