@@ -1,4 +1,7 @@
+import os
+import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -18,6 +21,37 @@ def test_cluster_that_does_not_answer_is_reported_at_once(address):
   pytest.importorskip('ray', reason='needs Ray (`make venv RAY=1`)')
   with pytest.raises(errors.RunError, match=f'answers at {address}'):
     ray_cluster.connect(address)
+
+
+_PROGRAM = """
+import os, psutil, sys
+from tff_pfl.system import ray_cluster
+ray = ray_cluster.connect()
+ray.get(ray.remote(lambda: 1).remote())
+processes = psutil.Process().children(recursive=True)
+for process in [psutil.Process(), *processes]:
+  for connection in process.net_connections('inet'):
+    if connection.status == psutil.CONN_LISTEN:
+      print(connection.laddr.ip.removeprefix('::ffff:'))
+(folder,) = os.scandir(sys.argv[1])
+print(oct(folder.stat().st_mode & 0o777))
+"""
+
+
+@pytest.mark.slow
+def test_ray_of_a_program_is_for_that_program_alone(tmp_path):
+  pytest.importorskip('ray', reason='needs Ray (`make venv RAY=1`)')
+  folder = tempfile.mkdtemp()
+  environment = {**os.environ, 'TMPDIR': folder, 'HOME': str(tmp_path)}
+  out = subprocess.check_output(
+    [sys.executable, '-c', _PROGRAM, folder], text=True, env=environment
+  )
+  *addresses, mode = out.split()
+  assert {*addresses} == {'127.0.0.1'}
+  assert mode == '0o700'
+  # Neither a token nor a session stays behind.
+  assert not (tmp_path / '.ray').exists()
+  os.rmdir(folder)
 
 
 @pytest.mark.parametrize(

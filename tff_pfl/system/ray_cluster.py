@@ -7,9 +7,12 @@ import hashlib
 import os
 import pathlib
 import platform
+import secrets
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import warnings
 from typing import Any
@@ -30,8 +33,10 @@ def connect(address: str = LOCAL) -> Any:
 
   Args:
     address: 'local' for this process's own Ray, with all usable cores and GPUs,
-      which ends with the process; 'auto' for the cluster that runs on this
-      machine; 'host:port', or 'ray://host:port' from outside the cluster.
+      which ends with the process and is for no others: it listens on 127.0.0.1
+      (unless Ray was imported before), asks for a token and has a folder of its
+      own for its files; 'auto' for the cluster that runs on this machine;
+      'host:port', or 'ray://host:port' from outside the cluster.
 
   Raises:
     RunError: If Ray is not installed or does not answer.
@@ -39,6 +44,11 @@ def connect(address: str = LOCAL) -> Any:
   """
   # No usage statistics go to Ray's makers unless the user wants it.
   os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
+  if address == LOCAL:
+    # As without clusters. Ray reads it when it is imported.
+    os.environ.setdefault('RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER', '0')
+    # Else Ray writes one to the home folder, in a file that all users can read.
+    os.environ.setdefault('RAY_AUTH_TOKEN', secrets.token_hex(32))
   try:
     import ray
   except ImportError as error:
@@ -61,7 +71,11 @@ def connect(address: str = LOCAL) -> Any:
 def _initialize(ray: Any, address: str) -> None:
   options = {}
   if address == LOCAL:
+    # Ray opens its own folder in it to all users.
+    folder = tempfile.mkdtemp(prefix='ray-')
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     options = {
+      '_temp_dir': os.path.join(folder, 'ray'),
       'num_cpus': cores.num_usable_cores(),
       'include_dashboard': False,
     }
