@@ -218,7 +218,7 @@ def check_domain_ids(
       bound.
   """
   array = _rectangular(value, name)
-  if not array.size:
+  if not array.size and array.dtype.kind == 'f':
     array = array.astype(np.int32)  # An empty list is one of floats.
   if array.dtype.kind not in 'iu' or array.ndim != 1:
     raise ValueError(

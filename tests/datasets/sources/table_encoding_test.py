@@ -178,6 +178,10 @@ def test_new_files_need_the_columns_of_the_training(tmp_path, caplog):
 
 
 def test_such_words_can_be_meant():
+  versions = _table(('v', 'y'), ('2020.01.05', '0'), ('1.2.3', '1'))
+  assert _fitted(versions).input_names == ['v=1.2.3', 'v=2020.01.05']
+  signs = _table(('s', 'y'), ('+', '0'), ('-', '1'))
+  assert _fitted(signs).input_names == ['s=+', 's=-']
   rows = [(f'name {i}', f'{i},5', str(i % 2)) for i in range(50)]
   table = _table(('x', 'z', 'y'), *rows)
   named = _fitted(table, categorical=['x', 'z'])

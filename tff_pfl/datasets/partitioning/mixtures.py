@@ -1,7 +1,6 @@
 """Clients of given sizes, each with a mixture of groups: classes or domains."""
 
 import dataclasses
-import numbers
 from collections.abc import Sequence
 from typing import ClassVar, Optional, Union
 
@@ -294,26 +293,18 @@ class DomainMixture(base.CountingPartitioner):
     errors.expect_positive('concentration', self.concentration)
     if self.examples_per_client is not None:
       errors.expect_int('examples_per_client', self.examples_per_client, 1)
-    if isinstance(self.prior, str):
+    if not (isinstance(self.prior, str) and self.prior in _NAMED_PRIORS):
+      shares = ()
+      if not isinstance(self.prior, str):
+        shares = tuple(map(float, self.prior))
       errors.expect(
-        self.prior in _NAMED_PRIORS,
+        np.isfinite(shares).all()
+        and min(shares, default=-1) >= 0 < sum(shares),
         'prior',
-        "'data', 'uniform' or a number for each domain",
+        "'data', 'uniform' or numbers, none negative and not all 0",
         self.prior,
       )
-      return
-    shares = tuple(self.prior)
-    errors.expect(
-      all(
-        isinstance(share, numbers.Real) and np.isfinite(share) and share >= 0
-        for share in shares
-      )
-      and sum(shares) > 0,
-      'prior',
-      "'data', 'uniform' or numbers, none negative and not all 0",
-      self.prior,
-    )
-    object.__setattr__(self, 'prior', tuple(map(float, shares)))
+      object.__setattr__(self, 'prior', shares)
 
   def _groups(self, pool):
     if pool.domain is None:

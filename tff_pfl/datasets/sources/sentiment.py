@@ -23,6 +23,7 @@ import functools
 from typing import Any, Optional
 
 import numpy as np
+import pandas as pd
 from absl import logging
 
 from tff_pfl import errors
@@ -39,13 +40,12 @@ _PATTERNS = ('*sentiment*.csv*', '*sent140*.csv*', '*reviews*.csv*')
 _DOMAIN = 'domain'
 
 
-def read_csv(path: str) -> dict[str, Any]:
+def read_csv(path: str) -> tuple[pd.DataFrame, str]:
   """Reads a file and drops second copies of a client's texts.
 
   Returns:
-    A dict of `texts`; `y`, labels int32 `[n]` in `[0, num_classes)`;
-    `num_classes`; `keys`, the texts' clients; `client_column`, their column's
-    name; and `domains`, the texts' domains, or None.
+    A table with the columns `text`, `label` (classes from 0 on) and those of
+    clients and domains that the file has, and the name of the client column.
   """
   form = table_files.Format(missing_markers=())
   table = table_files.read_table(path, form)
@@ -66,40 +66,32 @@ def read_csv(path: str) -> dict[str, Any]:
     )
   values = form.numbers(once['label'])
   if values.notna().any() and values.isna().any():
-    raise table_files.error(
-      once,
-      'labels that are all numbers or all words',
-      'label',
-      values.isna(),
-    )
+    expected = 'labels that are all numbers or all words'
+    raise table_files.error(once, expected, 'label', values.isna())
   classes = table_files.distinct(once['label'], form)
   if len(classes) < 2:
     raise table_files.error(
       table, f'two or more different labels, found {classes}'
     )
-  return dict(
-    texts=once['text'].tolist(),
-    y=table_files.known_positions(once, 'label', classes),
-    num_classes=len(classes),
-    keys=once[client_column].tolist(),
-    client_column=client_column,
-    domains=once[_DOMAIN].tolist() if _DOMAIN in once else None,
-  )
+  labels = table_files.known_positions(once, 'label', classes)
+  return once.assign(label=labels), client_column
 
 
 def _natural_clients(
-  data: dict[str, Any], num_clients: int, min_texts: int, seed: int
+  table: pd.DataFrame,
+  client_column: str,
+  num_clients: int,
+  min_texts: int,
+  seed: int,
 ) -> dict[str, np.ndarray]:
   """Returns client id to the positions of its texts."""
-  by_key, keys = partitioning.by_key(partitioning.Pool(data['y']), data['keys'])
   texts = {
-    key: rows
-    for key, rows in zip(keys, by_key.train_indices)
+    client: rows
+    for client, rows in sorted(table.groupby(client_column).indices.items())
     if len(rows) >= min_texts
   }
-  client_column = data['client_column']
   if client_column == _DOMAIN and num_clients > len(texts) > 0:
-    return _divided_domains(texts, data['y'], num_clients, seed)
+    return _divided_domains(texts, table['label'].to_numpy(), num_clients, seed)
   kind = f'{client_column}s'
   if min_texts > 1:
     kind += f' with at least {min_texts} texts'
@@ -132,7 +124,8 @@ def _divided_domains(
 
 
 def _owners(
-  data: dict[str, Any],
+  table: pd.DataFrame,
+  client_column: str,
   num_clients: int,
   partition: partitioning.Partitioner,
   min_texts: int,
@@ -143,18 +136,19 @@ def _owners(
   The latter are arguments of `FederatedDataset.from_arrays`.
   """
   if isinstance(partition, natural.Natural):
-    clients = _natural_clients(data, num_clients, min_texts, seed)
+    clients = _natural_clients(
+      table, client_column, num_clients, min_texts, seed
+    )
     rows = np.concatenate(list(clients.values()))
     keys = np.repeat(range(len(clients)), list(map(len, clients.values())))
     owners: dict[str, Any] = dict(keys=keys, client_ids=list(clients))
   else:
     # Any client may get a text, so each counts once.
-    by_text = reversed(list(enumerate(data['texts'])))
-    rows = np.sort(list({text: row for row, text in by_text}.values()))
+    rows = np.flatnonzero(~table['text'].duplicated())
     owners = dict(num_clients=num_clients, partition=partition)
-  if data['domains'] is not None:
+  if _DOMAIN in table:
     names, owners['domain'] = np.unique(
-      np.array(data['domains'])[rows], return_inverse=True
+      table[_DOMAIN].to_numpy(str)[rows], return_inverse=True
     )
     owners['domain_names'] = names.tolist()
   return rows, owners
@@ -206,19 +200,22 @@ def load_sentiment(
   )
   errors.expect_int('max_words', max_words, 1)
   errors.expect_int('min_texts', min_texts, 1)
-  data = read_csv(files.find_file('sentiment', data_dir, _PATTERNS))
-  rows, owners = _owners(data, num_clients, partition, min_texts, seed)
+  path = files.find_file('sentiment', data_dir, _PATTERNS)
+  table, client_column = read_csv(path)
+  rows, owners = _owners(
+    table, client_column, num_clients, partition, min_texts, seed
+  )
   deal = functools.partial(
     federated_dataset.FederatedDataset.from_arrays,
     np.arange(len(rows)),
-    data['y'][rows],
+    table['label'].to_numpy()[rows],
     **owners,
     test_fraction=test_fraction,
-    num_classes=data['num_classes'],
+    num_classes=int(table['label'].max()) + 1,
     name='sentiment',
     seed=seed,
   )
-  words = [vocabulary_lib.words_of(data['texts'][i]) for i in rows]
+  words = [vocabulary_lib.words_of(text) for text in table['text'].iloc[rows]]
   number = functools.partial(vocabulary_lib.hashed, size=vocabulary_size)
   if vocabulary == 'learned':
     # Dealt once to see which texts are for training.

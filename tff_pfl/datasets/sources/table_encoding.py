@@ -52,7 +52,7 @@ _OTHER_FORM = '`decimal` or `thousands` read such numbers'
 _AS_TRAINED = ', as in the training data'
 # Most of a column's cells decide its kind.
 _MOST = 0.9
-_LIKE_NUMBERS = r"[-+]?\d[\d.,' \u00a0\u202f]*"
+_LIKE_NUMBERS = r"[-+]?(?:\d+(?:[.,' \u00a0\u202f]\d{3})*(?:[.,]\d*)?|[.,]\d+)"
 _LIKE_QUANTITIES = r'[-+$€£]?[.,]?\d.*'
 
 
