@@ -128,23 +128,14 @@ def test_test_fraction_pools_all_examples_and_holds_out_of_each_client():
   'change, match',
   [
     ({'domain': None}, '`domain_test` to be given if and only if'),
-    (
-      {'domain': None, 'domain_test': None},
-      '`domain_names` to be given with `domain` only',
-    ),
+    ({'domain': None, 'domain_test': None}, '`domain_names` to be given with'),
     ({'domain_test': None}, '`domain_test` to be given if and only if'),
     ({'weight': None}, '`weight_test` to be given with `weight` and `x_test`'),
     ({'domain': np.zeros(39, int)}, '`domain` to be as long as `x` .*found 39'),
     ({'domain_test': [0]}, '`domain_test` to be as long as `x_test` .*found 1'),
     ({'domain': [3] * 40}, r'`domain\[0\]` to be .* in \[0, 3\), found 3'),
-    (
-      {'domain_test': [0] * 11 + [-1]},
-      r'`domain_test\[11\]` to be .* in \[0, 3\), found -1',
-    ),
-    (
-      {'domain': [-1] * 40, 'domain_names': None},
-      'an integer in .*, found -1',
-    ),
+    ({'domain_test': [0] * 11 + [-1]}, r'`domain_test\[11\]` to .*, found -1'),
+    ({'domain': [-1] * 40, 'domain_names': None}, 'an integer in .*, found -1'),
     (
       {'domain': np.zeros(40)},
       'integers, one domain id .* found ndarray of fl',
@@ -155,10 +146,7 @@ def test_test_fraction_pools_all_examples_and_holds_out_of_each_client():
     ({'domain_names': 'abc'}, '`domain_names` to be a list of names'),
     ({'domain_names': []}, '`domain_names` to be a list of names'),
     ({'domain_names': [1, 2, 3]}, '`domain_names` to be a list of names'),
-    (
-      {'domain': [10**6] * 40, 'domain_names': None},
-      '`domain_names` to be given where ids .* 1000000',
-    ),
+    ({'domain': [10**6] * 40, 'domain_names': None}, 'where ids .* 1000000'),
   ],
 )
 def test_inconsistent_domains_are_one_line_errors(change, match):

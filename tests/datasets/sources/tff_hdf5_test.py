@@ -99,39 +99,44 @@ def test_one_file_of_bytes_is_divided_and_scaled(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'fields, kwargs, match',
+  'name, make, kwargs, match',
   [
-    ({}, dict(label_field='y'), r'`label_field` .*numbers in .*_train.h5 \(la'),
     (
-      {},
-      dict(input_field='y'),
-      r"`input_field` .*\(label, pixels\), found 'y'",
+      'pixels',
+      _pixels,
+      dict(label_field='y'),
+      r'`label_field` .*numbers in .*_train.h5',
     ),
     (
-      {'pixels': lambda count, number: np.array([b'text'] * count)},
+      'pixels',
+      _pixels,
+      dict(input_field='y'),
+      r"`input_field` .*pixels\), found 'y'",
+    ),
+    (
+      'pixels',
+      lambda count, number: np.array([b'text'] * count),
       {},
       '`input_field` .*numbers, found none in label, pixels.*shakespeare',
     ),
-    ({'image': _pixels}, {}, '`input_field` .*found image, pixels in'),
+    ('image', _pixels, {}, '`input_field` .*found image, pixels in'),
     (
-      {'pixels': lambda count, number: np.zeros((count, 2 + number))},
+      'pixels',
+      lambda count, number: np.zeros((count, 2 + number)),
       {},
       r'_train.h5` .*pixels of shape \(2,\) .*found \(1, 3\) and 1 of client b',
     ),
     (
-      {'label': lambda count, number: np.zeros(count - number)},
+      'label',
+      lambda count, number: np.zeros(count - number),
       {},
       r'_train.h5` .*found \(1, 4, 5\) and 0 of client b',
     ),
-    (
-      {'label': lambda count, number: np.full(count, -1)},
-      {},
-      r'`y\[0\]` to be a',
-    ),
+    ('label', lambda count, number: np.full(count, -1), {}, r'`y\[0\]` to be'),
   ],
 )
-def test_files_of_another_form_are_named(tmp_path, fields, kwargs, match):
-  fields = dict(pixels=_pixels, label=_label) | fields
+def test_files_of_another_form_are_named(tmp_path, name, make, kwargs, match):
+  fields = {'pixels': _pixels, 'label': _label, name: make}
   for part in ('train', 'test'):
     _write(tmp_path / f'fed_{part}.h5', dict(a=3, b=1), **fields)
   with shared.one_line_error(match):
