@@ -20,6 +20,7 @@ from tff_pfl.core import (
   training_options,
 )
 from tff_pfl.core import personalization as personalization_lib
+from tff_pfl.datasets import partitioning
 from tff_pfl.methods import registry
 from tff_pfl.models import (
   augmentation,
@@ -197,6 +198,9 @@ class RunConfig:
       class_weights.parse(self.class_weight)
     errors.expect_int('num_warmup_rounds', self.num_warmup_rounds, 0)
     errors.expect_int('seed', self.seed, 0, 2**63 - 1)
+    errors.expect_int(
+      'num_clients', self.num_clients, 1, partitioning.MAX_CLIENTS
+    )
     # Fails early on a cohort larger than the population.
     sampler = self.sampler()
     object.__setattr__(self, 'cohort_size', sampler.cohort_size)
