@@ -575,16 +575,6 @@ def legend_beside(ax: Axes) -> None:
     )
 
 
-def say_spread(figure: Figure, num_seeds: int) -> None:
-  """Explains error bars and bands above a figure of several seeds."""
-  if num_seeds > 1:
-    figure.suptitle(
-      f'Mean and standard deviation over {num_seeds} seeds',
-      fontsize='small',
-      color=_TEXT,
-    )
-
-
 @_styled
 def save(drawn: Union[Axes, Figure], path: _Path) -> None:
   """Writes the figure of axes, or a figure, as a PNG file."""

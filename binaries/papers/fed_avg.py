@@ -36,11 +36,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from sklearn import metrics
 
+import tff_pfl as pfl
 from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl import datasets
-from tff_pfl.core import personalization
 from tff_pfl.runs import new_clients, representation
-from tff_pfl.runs import run as run_lib
 from tff_pfl.runtime import base as runtime_base
 
 _PAPER = 'FedAvg with fine-tuning'
@@ -54,7 +53,6 @@ class Sizes:
   """Sizes and hyperparameters of training, for all three experiments.
 
   Attributes:
-    partition: Partition of the data among the clients.
     nums_local_steps: Local steps in a round (tau), increasing: D-SGD's, which
       is 1, and FedAvg's.
     num_rounds: Rounds of D-SGD, a multiple of each of `nums_local_steps`.
@@ -152,7 +150,7 @@ def _method(num_local_steps: int) -> str:
 
 def _train(
   context: trials.Context, classes: Optional[Sequence[int]] = None
-) -> Iterator[tuple[Mapping[str, Any], run_lib.Run, runtime_base.Runtime]]:
+) -> Iterator[tuple[Mapping[str, Any], pfl.Run, runtime_base.Runtime]]:
   """Trains on some classes, or all, with numbers of local steps and all seeds.
 
   Yields:
@@ -187,16 +185,10 @@ def _train(
       yield columns, run, runtime
 
 
-def _test_images(arrays: datasets.Arrays) -> np.ndarray:
-  """All test images, as models take them."""
-  images = arrays.x_test
-  return images if arrays.transform is None else arrays.transform(images)
-
-
 def measure_cosine(context: trials.Context) -> paper.Rows:
   """The similarity of each two classes' features, and the model's accuracy."""
   arrays = context.load_arrays(context.sizes.dataset)
-  images = _test_images(arrays)
+  images = trials.test_images(arrays)
   for columns, run, runtime in _train(context):
     features = representation.body_features(
       run.model, run.global_weights(runtime), images
@@ -282,8 +274,8 @@ def draw_cosine(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
 
 
 def _new_clients(
-  run: run_lib.Run, arrays: datasets.Arrays, sizes: NewClientSizes
-) -> tuple[datasets.FederatedDataset, personalization.Personalization]:
+  run: pfl.Run, arrays: datasets.Arrays, sizes: NewClientSizes
+) -> tuple[pfl.FederatedDataset, pfl.Personalization]:
   """A run's new clients, who share all examples, and their fine-tuning."""
   return (
     arrays.to_clients(sizes.num_new_clients, 'iid', seed=run.config.seed),
@@ -346,7 +338,7 @@ def measure_cka(context: trials.Context) -> paper.Rows:
   """The similarity of layers before and after fine-tuning, over new clients."""
   sizes = context.sizes
   arrays = context.load_arrays(sizes.dataset).class_subset(sizes.new_classes)
-  images = _test_images(arrays)
+  images = trials.test_images(arrays)
   runs = _train(context, sizes.old_classes)
   for columns, run, runtime in runs:
     clients, fine_tuning = _new_clients(run, arrays, sizes)

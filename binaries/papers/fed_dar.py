@@ -55,10 +55,9 @@ from typing import Any, Optional
 import numpy as np
 from matplotlib.figure import Figure
 
+import tff_pfl as pfl
 from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl import errors, plots
-from tff_pfl.core import personalization
-from tff_pfl.methods import fed_dar as fed_dar_lib
 
 _SA, _WA = 'FedDAR-SA', 'FedDAR-WA'
 _FED_AVG, _REWEIGHTED = 'FedAvg', 'FedAvg, re-weighted'
@@ -86,7 +85,6 @@ class Sizes:
     partitions: Partitions of the data by their names in the results, from the
       most heterogeneous on.
     one_partition: The one of `feddar_k` and those after it.
-    dataset_arguments: Arguments that the data set takes.
     projection_dim: Features of FedDAR-SA's projection; None for no projection.
     dimensions: Dimensions of the representation that `feddar_k` compares.
     num_rounds: Rounds of training, with those of a warm-up.
@@ -123,7 +121,7 @@ class Sizes:
   fine_tuning_rate: float = 0.5
   num_seeds: int = 5
 
-  def fine_tuning(self) -> personalization.Personalization:
+  def fine_tuning(self) -> pfl.Personalization:
     """The options of fine-tuning, for methods that do."""
     return trials.fine_tuning(
       self,
@@ -496,7 +494,7 @@ def measure_ridge(context: trials.Context) -> paper.Rows:
 
 def ridge_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   """Claims on the cost of the default ridge."""
-  default = _RIDGE(fed_dar_lib.FedDarHParams().ridge)
+  default = _RIDGE(pfl.ALGORITHMS['fed_dar'].hparams().ridge)
   others = [name for name in table.distinct('method') if name != default]
   for partition, other in itertools.product(
     table.distinct('partition'), others

@@ -87,7 +87,6 @@ class Sizes:
     concentration: Concentration of the clients' mixtures (alpha).
     noise_std: Standard deviation of the labels' noise (sigma).
     num_seeds: Ground truths.
-    num_test_samples: Test samples of each client.
     learning_rate: Learning rate of FedDAR and FedRep.
     separate_learning_rate: Separate FedAvg's, smaller, for the few samples of a
       rare domain can be steep.
@@ -145,8 +144,9 @@ RATE_FAST = dataclasses.replace(
 FAST = Sizes(sample_counts=(6,), dimension=120, num_rounds=600, num_seeds=1)
 
 
-def _problem(sizes, num_samples, prior, seed):
-  return problem.LinearProblem(
+def _train(sizes, method, num_samples, prior, seed, **options):
+  """A ground truth, and a method's run from the method of moments."""
+  truth = problem.LinearProblem(
     sizes.num_clients,
     sizes.dimension,
     sizes.rank,
@@ -157,6 +157,10 @@ def _problem(sizes, num_samples, prior, seed):
     prior=prior,
     seed=seed,
   )
+  initial = model.with_zero_head(model.method_of_moments(truth))
+  return truth, simulation.run(
+    method, truth, sizes.num_rounds, initial=initial, **options
+  )
 
 
 def measure(context: trials.Context) -> paper.Rows:
@@ -166,12 +170,12 @@ def measure(context: trials.Context) -> paper.Rows:
     (_UNEQUAL, _EQUAL), sizes.methods().items(), sizes.sample_counts
   ):
     prior = sizes.prior if domains == _UNEQUAL else None
-    truth = _problem(sizes, num_samples, prior, seed)
-    history = simulation.run(
+    truth, history = _train(
+      sizes,
       method,
-      truth,
-      sizes.num_rounds,
-      initial=model.with_zero_head(model.method_of_moments(truth)),
+      num_samples,
+      prior,
+      seed,
       rounds_per_record=sizes.rounds_per_record,
     )
     errors = simulation.client_errors(
@@ -268,13 +272,8 @@ def measure_rate(context: trials.Context) -> paper.Rows:
   """The distance by round, and the bound, with their rates in the last row."""
   sizes = context.sizes
   for num_samples, seed in context.each(sizes.sample_counts):
-    truth = _problem(sizes, num_samples, sizes.prior, seed)
-    history = simulation.run(
-      methods.fed_dar(sizes.learning_rate),
-      truth,
-      sizes.num_rounds,
-      initial=model.with_zero_head(model.method_of_moments(truth)),
-    )
+    method = methods.fed_dar(sizes.learning_rate)
+    truth, history = _train(sizes, method, num_samples, sizes.prior, seed)
     columns = {'num_samples': num_samples, 'seed': seed, 'method': _SA}
     yield from theorem.rows(history, truth.heads, sizes.learning_rate, columns)
 

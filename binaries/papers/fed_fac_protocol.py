@@ -431,6 +431,19 @@ _statistics = functools.partial(
   draw=panels.accuracy_bars(group='clients', panel='partition', sharey=True),
 )
 EXPERIMENTS = (
+  _statistics(
+    name='fedfac_statistics',
+    summary='FedAvg with statistics of batch normalization of its own on each '
+    'client, and with averaged ones',
+    full={'cifar10': STATISTICS_FULL},
+    fast=STATISTICS_FAST,
+  ),
+  _statistics(
+    name='fedfac_statistics_resnet',
+    summary='The same with a ResNet',
+    full={'cifar10': STATISTICS_RESNET_FULL},
+    fast=STATISTICS_RESNET_FAST,
+  ),
   _equal_clients(
     name='fedfac_equal_clients',
     summary='When FedFac is ahead of others on clients of equal size',
@@ -466,18 +479,5 @@ EXPERIMENTS = (
     draw=panels.accuracy_bars(by='start', panel='partition', sharey=True),
     full={'cifar10': PRETRAINED_FULL},
     fast=PRETRAINED_FAST,
-  ),
-  _statistics(
-    name='fedfac_statistics',
-    summary='FedAvg with statistics of batch normalization of its own on each '
-    'client, and with averaged ones',
-    full={'cifar10': STATISTICS_FULL},
-    fast=STATISTICS_FAST,
-  ),
-  _statistics(
-    name='fedfac_statistics_resnet',
-    summary='The same with a ResNet',
-    full={'cifar10': STATISTICS_RESNET_FULL},
-    fast=STATISTICS_RESNET_FAST,
   ),
 )

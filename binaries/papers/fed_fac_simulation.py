@@ -48,11 +48,10 @@ import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 
+import tff_pfl as pfl
 from binaries.papers import two_layer
 from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl import plots
-from tff_pfl.datasets import examples
-from tff_pfl.methods import fed_fac, registry
 from tff_pfl.methods.shared import factor_analysis
 from tff_pfl.runtime import base as runtime_base
 
@@ -76,7 +75,6 @@ class Sizes:
     random_starts: True to run the middle also from random weights.
     start_noise: Standard deviation of what is added to true weights.
     explained_variance: kappa.
-    learning_rate: Learning rate of SGD.
   """
 
   num_clients: int = 100
@@ -125,8 +123,8 @@ class Problem(NamedTuple):
   is_personal: np.ndarray
   head: np.ndarray
   bias: float
-  train: examples.Examples
-  test: examples.Examples
+  train: pfl.Examples
+  test: pfl.Examples
 
 
 def make_problem(
@@ -171,8 +169,8 @@ def make_problem(
     is_personal,
     head / scale,
     -median / scale,
-    examples.Examples(x[:, :half], y[:, :half]),
-    examples.Examples(x[:, half:], y[:, half:]),
+    pfl.Examples(x[:, :half], y[:, :half]),
+    pfl.Examples(x[:, half:], y[:, half:]),
   )
 
 
@@ -223,7 +221,9 @@ def train(
     process = two_layer.build_fed_split(network, split, seed, **training)
   else:
     num_personal = problem.is_personal.sum()
-    hparams = fed_fac.FedFacHParams(
+    process = pfl.build(
+      'fed_fac',
+      network,
       mode='dynamic',
       analysed=split,
       layers=two_layer.LAYER,
@@ -231,9 +231,8 @@ def train(
       threshold=float((num_personal - 0.5) / (sizes.num_neurons - 1)),
       explained_variance=sizes.explained_variance,
       **training,
-    )
-    process = registry.build(
-      'fed_fac', network, hparams, client_weighting='uniform', seed=seed
+      client_weighting='uniform',
+      seed=seed,
     )
   own = [
     two_layer.own_neurons(start, split if is_given else None)

@@ -43,11 +43,11 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 from scipy import special
 
+import tff_pfl as pfl
 from binaries.papers import fed_fac
 from binaries.papers.engine import claims, panels, paper, trials
-from tff_pfl.core import client_examples, objectives, scoring
+from tff_pfl.core import objectives, scoring
 from tff_pfl.runs import representation
-from tff_pfl.runs import run as run_lib
 from tff_pfl.runtime import base as runtime_base
 
 _FIGURE_2, _FIGURE_10 = 'FedSplit, figure 2', 'FedFac, figure 10'
@@ -235,7 +235,7 @@ def draw_neurons(
   ):
     axes.hist(
       [
-        table.where(partition=partition, network=network).columns()['entropy']
+        table.where(partition=partition, network=network).frame['entropy']
         for partition in sizes.partitions
       ],
       bins=40,
@@ -281,9 +281,7 @@ def measure_features(context: trials.Context) -> paper.Rows:
     for result in fed_fac.run(context, compared)
   }
   arrays = context.load_arrays(sizes.dataset)
-  images = arrays.x_test
-  if arrays.transform is not None:
-    images = arrays.transform(images)
+  images = trials.test_images(arrays)
 
   def maps(model, weights):
     """`[images, places, channels]`."""
@@ -378,7 +376,7 @@ def measure_ablation(context: trials.Context) -> paper.Rows:
 
 
 def masked_accuracies(
-  run: run_lib.Run, layer: str, runtime: runtime_base.Runtime
+  run: pfl.Run, layer: str, runtime: runtime_base.Runtime
 ) -> Mapping[str, float]:
   """The accuracy with nothing, shared elements and personal elements masked.
 
@@ -406,7 +404,7 @@ def masked_accuracies(
     if not run.data.num_test_examples(client_id):
       continue
     personal = run.personal_weights(client_id, runtime)
-    test = client_examples.padded(run.data.test(client_id))
+    test = pfl.padded(run.data.test(client_id))
     for name, mask in masks.items():
       weights = collections.OrderedDict(personal)
       for variable, times in gates.items():

@@ -43,6 +43,7 @@ from typing import Any
 
 import numpy as np
 
+import tff_pfl as pfl
 from binaries import published
 from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl import datasets, errors
@@ -63,7 +64,6 @@ class LocalEpochsSizes:
   """Sizes and hyperparameters of `fedrep_local_epochs`.
 
   Attributes:
-    partition: Partition of the data among the clients.
     learning_rate: The same for all methods, as is the momentum.
     nums_epochs: Local epochs, smallest first: of FedRep's head (its body has
       one) and of FedAvg.
@@ -96,9 +96,7 @@ class NewClientsSizes(LocalEpochsSizes):
     num_body_epochs: FedRep's epochs on the body in a round, and the other
       methods' on the model.
     classes: Classes of training.
-    new_dataset: The new clients' data set.
     new_classes: The classes of `new_dataset` that new clients have.
-    new_client_partition: Partition of the new clients' data.
     num_new_client_examples: Training examples of each, at least.
   """
 
@@ -343,7 +341,7 @@ def measure_new_clients(context: trials.Context) -> paper.Rows:
 
 def _new_clients(
   arrays: datasets.Arrays, sizes: NewClientsSizes, seed: int
-) -> datasets.FederatedDataset:
+) -> pfl.FederatedDataset:
   """Clients of `num_new_client_examples`, or a few more, each."""
   clients = arrays.to_clients(
     len(arrays.y) // sizes.num_new_client_examples,

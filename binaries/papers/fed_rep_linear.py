@@ -79,7 +79,6 @@ class Sizes:
     sample_counts: Numbers of samples of a new client; of figure 1 those of the
       training clients, instead of `samples_per_client`.
     num_new_clients: New clients for each seed.
-    num_test_samples: Test samples of each training client.
     fed_sgd_learning_rate: FedSGD's, smaller, for its gradients are noisy.
     fed_sgd_batch_size: Samples that a client draws in a round of FedSGD.
   """

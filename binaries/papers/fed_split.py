@@ -54,9 +54,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+import tff_pfl as pfl
 from binaries.papers import two_layer
 from binaries.papers.engine import claims, panels, paper, trials
-from tff_pfl.datasets import examples
 from tff_pfl.runtime import base as runtime_base
 
 _PAPER, _THEOREM_2 = 'FedSplit, theorem 1', 'FedSplit, theorem 2'
@@ -193,7 +193,7 @@ def _train(
   y = rng.uniform(-1, 1, x.shape[:2]).astype(np.float32)
   kernel, head, is_personal = _neurons(rng, sizes)
   network = two_layer.make_network(kernel, head, classifies=False)
-  clients = examples.Examples(x, y)
+  clients = pfl.Examples(x, y)
   initial_loss = np.sum((np.maximum(x @ kernel, 0) @ head - y) ** 2)
   losses = {}
   for name, mask in (
@@ -238,7 +238,7 @@ def measure_generalization(context: trials.Context) -> paper.Rows:
       for number in (num_examples, sizes.num_test_examples):
         x = _inputs(rng, sizes, num_clients, number)
         y = np.einsum('cni,ci->cn', x, regressors)
-        data.append(examples.Examples(x, y))
+        data.append(pfl.Examples(x, y))
       kernel, head, is_personal = _neurons(rng, sizes)
       network = two_layer.make_network(
         kernel * sizes.initial_scale, head, classifies=False

@@ -25,8 +25,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import tff_pfl as pfl
 from binaries.papers.engine import claims, panels, paper, trials
-from tff_pfl.core import personalization
 
 _FIGURE = 'Per-FedAvg, figure 1'
 _FED_AVG, _FED_AVG_STEP = 'FedAvg', 'FedAvg + one step'
@@ -42,7 +42,6 @@ class Sizes:
   """Sizes and hyperparameters.
 
   Attributes:
-    partition: Partition of the data among the clients.
     inner_learning_rate: Rate of the inner step and the step at test time
       (alpha).
     learning_rate: Rate of the local iterations, FedAvg's too (beta).
@@ -105,7 +104,7 @@ def _methods(condition: str, sizes: Sizes) -> Sequence[trials.Method]:
 def measure(context: trials.Context) -> paper.Rows:
   """The accuracies by round of all methods."""
   sizes = context.sizes
-  one_step = personalization.Personalization(
+  one_step = pfl.Personalization(
     fine_tune='all',
     num_steps=1,
     learning_rate=sizes.inner_learning_rate,

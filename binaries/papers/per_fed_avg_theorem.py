@@ -41,11 +41,9 @@ import keras
 import numpy as np
 from scipy import special
 
+import tff_pfl as pfl
 from binaries.papers import two_layer
 from binaries.papers.engine import claims, panels, paper, trials
-from tff_pfl.datasets import examples
-from tff_pfl.methods import per_fed_avg, registry
-from tff_pfl.models import keras_bridge
 from tff_pfl.runtime import base as runtime_base
 
 _PAPER = 'Per-FedAvg, Theorem 4.5'
@@ -104,7 +102,6 @@ class Sizes:
 
   Attributes:
     num_clients: n.
-    num_examples: Examples of each client.
     spread: Standard deviation of the scores by what is the client's own in its
       logistic model; what all have in common gives 1.
     inner_learning_rate: alpha.
@@ -126,7 +123,7 @@ class Sizes:
 FAST = Sizes(num_rounds=60, num_floor_rounds=20, num_seeds=1)
 
 
-def make_clients(sizes: Sizes, spread: float, seed: int) -> examples.Examples:
+def make_clients(sizes: Sizes, spread: float, seed: int) -> pfl.Examples:
   """All clients' examples, `[clients, n, inputs]` and 0 or 1 `[clients, n]`."""
   rng = np.random.default_rng(seed)
   own = rng.normal(size=[sizes.num_clients, sizes.num_inputs])
@@ -136,11 +133,11 @@ def make_clients(sizes: Sizes, spread: float, seed: int) -> examples.Examples:
   x = rng.normal(size=[*shape, sizes.num_inputs]).astype(np.float32)
   scores = np.einsum('cnd,cd->cn', x, weights)
   y = rng.uniform(size=shape) < special.expit(scores)
-  return examples.Examples(x, y.astype(np.int32))
+  return pfl.Examples(x, y.astype(np.int32))
 
 
 def meta_loss(
-  clients: examples.Examples, weights: np.ndarray, alpha: float
+  clients: pfl.Examples, weights: np.ndarray, alpha: float
 ) -> tuple[float, np.ndarray]:
   """F and its gradient at weights `[inputs]`."""
   x, y = clients.x, clients.y
@@ -163,7 +160,7 @@ def meta_loss(
 def norms(
   sizes: Sizes,
   condition: Condition,
-  clients: examples.Examples,
+  clients: pfl.Examples,
   seed: int,
   runtime: runtime_base.Runtime,
 ) -> Iterator[tuple[float, float]]:
@@ -171,21 +168,19 @@ def norms(
   dense = keras.layers.Dense(
     1, use_bias=False, kernel_initializer='zeros', name='head'
   )
-  network = keras_bridge.from_keras(
+  network = pfl.from_keras(
     keras.Sequential([keras.layers.Input([sizes.num_inputs]), dense]),
     head_layers=['head'],
     loss=keras.losses.BinaryCrossentropy(from_logits=True),
   )
-  process = registry.build(
+  process = pfl.build(
     'per_fed_avg',
     network,
-    per_fed_avg.PerFedAvgHParams(
-      variant='exact',
-      inner_learning_rate=sizes.inner_learning_rate,
-      learning_rate=sizes.learning_rate * condition.learning_rate,
-      num_steps=condition.num_steps,
-      batch_size=condition.batch_size,
-    ),
+    variant='exact',
+    inner_learning_rate=sizes.inner_learning_rate,
+    learning_rate=sizes.learning_rate * condition.learning_rate,
+    num_steps=condition.num_steps,
+    batch_size=condition.batch_size,
     client_weighting='uniform',
     seed=seed,
   )

@@ -25,8 +25,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tff_pfl as pfl
 from binaries.papers.engine import claims, panels, paper, trials
-from tff_pfl.runs import privacy
 
 _FED_AVG, _FED_AVG_FT = 'FedAvg', 'FedAvg + FT'
 _FED_REP, _FED_FAC, _LOCAL = 'FedRep', 'FedFac', 'Local'
@@ -76,7 +76,7 @@ class PrivacySizes(Sizes):
   def conditions(self) -> Mapping[str, Mapping[str, Any]]:
     """Fields of `RunConfig` by the name of the privacy budget."""
     private = {
-      f'ε = {epsilon:g}': {'aggregator': privacy.PrivateMean(epsilon=epsilon)}
+      f'ε = {epsilon:g}': {'aggregator': pfl.PrivateMean(epsilon=epsilon)}
       for epsilon in self.epsilons
     }
     return {**private, _NO_NOISE: {}}

@@ -14,27 +14,22 @@ from typing import Any, Optional
 import keras
 import numpy as np
 
-from tff_pfl.core import client_examples, personalized_process
-from tff_pfl.datasets import examples
-from tff_pfl.methods import fed_split, registry
-from tff_pfl.models import keras_bridge, split_model
+import tff_pfl as pfl
+from tff_pfl.core import personalized_process
 from tff_pfl.runtime import base as runtime_base
 
 LAYER = 'dense_1'
 _KERNEL = f'{LAYER}/kernel'
 
 
-def padded(clients: examples.Examples) -> list:
+def padded(clients: pfl.Examples) -> list:
   """Each client's examples, from arrays whose first axis is the clients'."""
-  return [
-    client_examples.padded(examples.Examples(*own))
-    for own in zip(clients.x, clients.y)
-  ]
+  return [pfl.padded(pfl.Examples(*own)) for own in zip(clients.x, clients.y)]
 
 
 def make_network(
   kernel: np.ndarray, head: np.ndarray, bias: float = 0.0, *, classifies: bool
-) -> split_model.SplitModel:
+) -> pfl.SplitModel:
   """A network to be trained.
 
   Args:
@@ -54,7 +49,7 @@ def make_network(
     ]
   )
   model.set_weights([kernel, np.reshape(head, [-1, 1]), np.array([bias])])
-  return keras_bridge.from_keras(
+  return pfl.from_keras(
     model,
     head_layers=['head'],
     keep_names=True,
@@ -68,7 +63,7 @@ def make_network(
 
 
 def build_fed_split(
-  network: split_model.SplitModel,
+  network: pfl.SplitModel,
   is_personal: np.ndarray,
   seed: int,
   **hparams: Any,
@@ -80,10 +75,11 @@ def build_fed_split(
     is_personal: bool `[neurons]`.
   """
   chosen = ','.join(f'{LAYER}:{j}' for j in np.flatnonzero(is_personal))
-  return registry.build(
+  return pfl.build(
     'fed_split',
     network,
-    fed_split.FedSplitHParams(personal_elements=chosen, **hparams),
+    personal_elements=chosen,
+    **hparams,
     client_weighting='uniform',
     seed=seed,
   )
@@ -91,8 +87,8 @@ def build_fed_split(
 
 def run(
   process: personalized_process.PersonalizedProcess,
-  train: examples.Examples,
-  test: examples.Examples,
+  train: pfl.Examples,
+  test: pfl.Examples,
   runtime: runtime_base.Runtime,
   num_rounds: int,
   initial_local: Optional[Sequence[Any]] = None,

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac_simulation
 from binaries.papers.engine import tables
@@ -72,6 +73,7 @@ def test_all_partitions_are_trained_in_all_cases(monkeypatch):
   # The static mode keeps what the dynamic one has after the first round.
   assert right['static'] == [1, 1]
   assert right['dynamic'] == right['dynamic, updates'] == [1, 0.95]
+  fed_fac_simulation.draw(table, _SMALL, Figure())
 
 
 def test_the_data_are_those_of_the_paper():

@@ -2,6 +2,7 @@ import types
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac, fed_fac_units
 from binaries.papers.engine import trials
@@ -46,12 +47,14 @@ def test_clients_train_alone_and_neurons_are_on_for_their_test_images():
   )
   finished = types.SimpleNamespace(open=lambda: run)
   context = untrained.Context(_NEURONS.fast, lambda wanted: finished)
-  values = [row['entropy'] for row in _NEURONS.measure(context)]
+  table = context.measured(_NEURONS.measure)
+  values = table.frame['entropy']
   # Neuron 0 has twice the client's number, neuron 1 is off; all alike at first.
   outputs = np.transpose([[0, 2, 4, 6, 8], np.zeros(5)])
   trained = fed_fac_units.entropy(outputs, _NEURONS.fast.num_neighbors)
   np.testing.assert_allclose(values, [*trained, trained[1], trained[1]] * 2)
 
+  _NEURONS.draw(table, _NEURONS.fast, Figure())
   configs = context.configs
   assert [c.partition for c in configs] == ['iid', 'shards:1']
   assert {(c.algorithm, c.num_rounds) for c in configs} == {('local_only', 1)}

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from binaries.papers import (
   fed_dar_linear,
@@ -85,6 +86,7 @@ def test_rows_are_of_records_and_the_last_has_the_error(monkeypatch):
   assert {row['seed'] for row in rows} == {3}
   assert [row['error'] is None for row in rows] == 2 * [True, True, True, False]
   assert rows[3]['error'] < 1e-4
+  fed_dar_linear.draw(tables.Table(rows), sizes, Figure())
 
 
 def test_the_rate_is_beside_that_of_the_theorem():

@@ -57,7 +57,7 @@ def _draw(
   shared_legend: bool = False,
   **options: Any,
 ) -> None:
-  plots.say_spread(figure, sizes.num_seeds)
+  _say_spread(figure, sizes.num_seeds)
   plots.panels(
     table.frame,
     panel,
@@ -75,4 +75,14 @@ def prepare(
 ) -> None:
   """Sizes an empty figure, in inches, and explains its error bars."""
   figure.set_size_inches(width, height)
-  plots.say_spread(figure, num_seeds)
+  _say_spread(figure, num_seeds)
+
+
+def _say_spread(figure, num_seeds):
+  """Explains error bars and bands above a figure of several seeds."""
+  if num_seeds > 1:
+    figure.suptitle(
+      f'Mean and standard deviation over {num_seeds} seeds',
+      fontsize='small',
+      color='#555555',
+    )

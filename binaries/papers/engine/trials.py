@@ -9,15 +9,14 @@ import types
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
 import tqdm
 
+import tff_pfl as pfl
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.comparisons import cluster as cluster_lib
 from tff_pfl.comparisons import execution, plan, trial
-from tff_pfl.core import personalization
-from tff_pfl.methods import registry
-from tff_pfl.runs import run_config
 from tff_pfl.runtime import base as runtime_base
 
 _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
@@ -164,7 +163,7 @@ def hparams_of(
     for target in plan.grid_targets(algorithm, name)
   }
   exact = {name: shared[name] for name in shared if name in given}
-  hparams = registry.get_algorithm(algorithm).hparams
+  hparams = pfl.ALGORITHMS[algorithm].hparams
   return hparams(**{**given, **exact, **own})
 
 
@@ -181,7 +180,7 @@ def training(sizes: Any) -> dict[str, Any]:
   return shared
 
 
-def fine_tuning(sizes: Any, **options: Any) -> personalization.Personalization:
+def fine_tuning(sizes: Any, **options: Any) -> pfl.Personalization:
   """Fine-tuning with the rate, momentum and batches of an experiment's sizes.
 
   Args:
@@ -191,7 +190,13 @@ def fine_tuning(sizes: Any, **options: Any) -> personalization.Personalization:
     name: getattr(sizes, name)
     for name in ('learning_rate', 'momentum', 'batch_size')
   }
-  return personalization.Personalization(**{**shared, **options})
+  return pfl.Personalization(**{**shared, **options})
+
+
+def test_images(arrays: datasets.Arrays) -> np.ndarray:
+  """All test images of a data set, as models take them."""
+  images = arrays.x_test
+  return images if arrays.transform is None else arrays.transform(images)
 
 
 class Context:
@@ -230,13 +235,11 @@ class Context:
   def create_runtime(self) -> runtime_base.Runtime:
     """Creates the runtime of the settings, a context manager."""
     settings = self.settings
-    return runtime_lib.create_runtime(
-      settings.runtime, **settings.runtime_options
-    )
+    return pfl.create_runtime(settings.runtime, **settings.runtime_options)
 
   def load_arrays(self, dataset: str) -> datasets.Arrays:
     """All examples of a data set."""
-    return datasets.load_arrays(dataset, self._data_dir(dataset))
+    return pfl.load_arrays(dataset, self._data_dir(dataset))
 
   def run(
     self,
@@ -256,8 +259,7 @@ class Context:
       num_new_clients: Clients besides `num_clients` that are not trained.
       **config: Fields of `RunConfig` that all runs have, or functions from a
         seed to them; the defaults are the fields of `sizes` with their names.
-        Without `rounds_per_evaluation` only
-        the last rounds are evaluated.
+        Without `rounds_per_evaluation` only the last rounds are evaluated.
 
     Yields:
       The results by condition, method and seed; for a method with `fine_tuned`
@@ -267,29 +269,15 @@ class Context:
       RunError: If a run failed.
     """
     seeds = self.seeds if seeds is None else seeds
-    keys = list(
-      itertools.product(
-        [(name, m) for name in conditions for m in conditions[name].methods],
-        seeds,
+    wanted = {
+      (name, method.name, seed): self._trial(
+        method, condition, seed, f'{label}-{name}', num_new_clients, config
       )
-    )
-    runs = self.finish(
-      [
-        self._trial(
-          method,
-          conditions[name],
-          seed,
-          f'{label}-{name}',
-          num_new_clients,
-          config,
-        )
-        for (name, method), seed in keys
-      ]
-    )
-    runs = {
-      (name, method.name, seed): run
-      for ((name, method), seed), run in zip(keys, runs)
+      for name, condition in conditions.items()
+      for method in condition.methods
+      for seed in seeds
     }
+    runs = dict(zip(wanted, self.finish(list(wanted.values()))))
     for name, condition in conditions.items():
       for method in condition.methods:
         variants = {method.name: trial.OWN_VARIANT}
@@ -330,7 +318,7 @@ class Context:
 
   def _trial(self, method, condition, seed, label, num_new_clients, config):
     """One run of a method, whose own settings go before the condition's."""
-    names = {field.name for field in dataclasses.fields(run_config.RunConfig)}
+    names = {field.name for field in dataclasses.fields(pfl.RunConfig)}
     config = {
       **{n: v for n, v in vars(self.sizes).items() if n in names},
       **config,
@@ -340,14 +328,14 @@ class Context:
     config.setdefault('rounds_per_evaluation', config['num_rounds'])
     shared = {**training(self.sizes), **condition.hparams}
     if 'personalization' not in config:
-      fields = dataclasses.fields(personalization.Personalization)
-      config['personalization'] = personalization.Personalization(
+      fields = dataclasses.fields(pfl.Personalization)
+      config['personalization'] = pfl.Personalization(
         **{f.name: shared[f.name] for f in fields if f.name in shared}
       )
     config.update(method.config)
     return trial.Trial(
       name=_slug(f'{label}-{method.name}-{seed}'),
-      config=run_config.RunConfig(
+      config=pfl.RunConfig(
         algorithm=method.algorithm,
         hparams=hparams_of(method.algorithm, shared, method.hparams),
         data_dir=self._data_dir(config['dataset']),

@@ -28,15 +28,12 @@ def test_the_rate_of_a_geometric_decay_is_found(distance):
   assert fit['r_squared'] == pytest.approx(1)
 
 
-def test_a_decay_that_slows_down_is_no_line():
+def test_a_decay_that_slows_down_is_no_line_and_rounds_are_counted():
   rounds = np.arange(1, 400)
   assert simulation.fit_decay(1 / rounds**2)['r_squared'] < 0.9
-
-
-def test_rounds_are_counted_until_a_distance_is_reached():
   distances = np.array([0.5, 0.1, 0.2, 0.01])
   assert simulation.rounds_to(distances, 0.1) == 1
-  # Where it is not, there are at least as many.
+  # Where it is not reached, there are at least as many.
   assert simulation.rounds_to(distances, 1e-3) == 3
 
 
@@ -45,13 +42,14 @@ def test_rows_are_of_some_rounds_and_the_last_has_what_is_of_all():
   history = simulation.History(
     np.arange(25), distance, 2 * distance, model=None, regressors=None
   )
-  *before, last = simulation.rows(history)
+  *before, last = simulation.rows(history, {'method': 'FedRep'})
   assert [row['round'] for row in before] == [0, 10, 20]
   assert before[1]['distance'] == distance[10]
   assert (last['round'], last['gradient_norm']) == (24, 2 * distance[24])
   assert (last['rounds_to_near'], last['rounds_to_close']) == (7, 14)
   assert last['rate'] == pytest.approx(1)
   assert 'rate' not in before[0]
+  assert before[0]['method'] == 'FedRep'
 
 
 def test_the_theorems_rate_by_hand():
