@@ -195,8 +195,8 @@ def test_computations_that_are_gone_are_forgotten(rt, monkeypatch):
   def build_and_run(created):
     process = registry.build('fed_avg', toy_problems.classifier())
     state = created.run(process.initialize)
-    states = created.run(process.initialize_client_states, [0])
-    data = toy_problems.padded([toy_problems.labeled_examples(5, 0)])
+    states = created.run(process.initialize_client_states, [0, 1])
+    data = toy_problems.padded([toy_problems.labeled_examples(5, 0)] * 2)
     created.run(process.next, state, states, data)
     return process
 
@@ -208,7 +208,7 @@ def test_computations_that_are_gone_are_forgotten(rt, monkeypatch):
   assert computation() is None
   assert not programs
   # A closed runtime keeps nothing of a process that goes on.
-  with runtime.create_runtime('in_process') as other:
+  with runtime.create_runtime('in_process', batched_clients=True) as other:
     kept = build_and_run(other)
     assert programs
   gc.collect()

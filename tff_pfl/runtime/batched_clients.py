@@ -35,7 +35,7 @@ from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.runtime.private_api import function_def_to_graph
 
 _MAX_CLIENTS = 128  # In one program, if they fit into memory.
-# Programs kept for other functions and shapes than the newest.
+# Programs of a function kept for other shapes than the newest.
 _MAX_PROGRAMS = 64
 # Convolutions of a client, forward and backward; XLA had not compiled those of
 # ResNet-18 for a GPU after 5 minutes.
@@ -65,8 +65,6 @@ class BatchedMapper(client_mapper.ClientMapper):
     """
     super().__init__(devices, cache_bytes)
     self._lock = threading.Lock()
-    # By a function's hash and the mask of its shared arguments.
-    self._programs = collections.OrderedDict()
 
   def map(
     self,
@@ -128,11 +126,6 @@ class BatchedMapper(client_mapper.ClientMapper):
     results = [_join(column, chunks, num_clients) for column in zip(*parts)]
     return values.zip_columns(function.pack(results))
 
-  def close(self) -> None:
-    """Drops the programs and ends the threads."""
-    self._programs.clear()
-    super().close()
-
   def _chunks(self, columns, num_clients, max_clients):
     """Divides clients into lists of equal shapes.
 
@@ -158,14 +151,10 @@ class BatchedMapper(client_mapper.ClientMapper):
     return chunks, len(groups) == 1
 
   def _program(self, function, is_shared):
-    key = (function.content_hash, is_shared)
     with self._lock:
-      if key not in self._programs:
-        self._programs[key] = _BatchedProgram(function, is_shared)
-        while len(self._programs) > _MAX_PROGRAMS:
-          self._programs.popitem(last=False)
-      self._programs.move_to_end(key)
-      return self._programs[key]
+      if is_shared not in function.batched:
+        function.batched[is_shared] = _BatchedProgram(function, is_shared)
+      return function.batched[is_shared]
 
 
 class _BatchedProgram:

@@ -29,9 +29,8 @@ class LocalFunction:
   caller's `tf.device`.
 
   Attributes:
-    content_hash: Hex digest of the graph and the names of its inputs and
-      outputs; the same for equal computations.
     pack: Function from the graph's results to the local value.
+    batched: Programs for several clients, which a mapper makes of it.
   """
 
   def __init__(
@@ -47,7 +46,6 @@ class LocalFunction:
     """
     self._block = block
     proto = self._proto = block.proto.tensorflow
-    self.content_hash = _content_hash(proto)
     names = graph_programs.tensor_names(proto.result)
     self.pack = _packer(proto.result, list(dict.fromkeys(names)))
     self._pack_fold = _packer(proto.result, names)
@@ -55,6 +53,7 @@ class LocalFunction:
       lambda: graph_programs.load_graph(proto, form)
     )
     self._folds: dict[Any, graph_programs.Program] = {}
+    self.batched: dict[Any, Any] = {}
 
   def __call__(self, argument: values.LocalValue = None) -> values.LocalValue:
     """Calls the function with a local value; returns a local value."""
@@ -150,12 +149,12 @@ class LocalFunction:
     return self._program.get()
 
 
-def _content_hash(proto: Any) -> str:
+def _content_hash(proto: Any) -> bytes:
   """Returns the digest of a `pb.TensorFlow`."""
   digest = hashlib.sha256(proto.graph_def.value)
   for part in (proto.parameter, proto.result):
     digest.update(b'\0' + part.SerializeToString(deterministic=True))
-  return digest.hexdigest()
+  return digest.digest()
 
 
 def _packer(
@@ -183,6 +182,9 @@ class FunctionLibrary:
     Args:
       block: A building block with a TensorFlow graph.
     """
-    function = LocalFunction(block)
+    key = _content_hash(block.proto.tensorflow)
     with self._lock:
-      return self._functions.setdefault(function.content_hash, function)
+      function = self._functions.get(key)
+      if function is None:
+        function = self._functions[key] = LocalFunction(block)
+      return function

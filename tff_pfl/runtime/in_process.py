@@ -8,6 +8,7 @@ is an error that names the native runtime. Clients run on a pool of threads.
 Errors of TensorFlow reach the caller unchanged (`tf.errors`).
 """
 
+import ctypes
 import threading
 import weakref
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from tff_pfl.system import cores, environment
 # Megabytes of clients' tensors that stay on a GPU from round to round.
 DEVICE_CACHE_MB = 4096
 _MAX_COMPUTATIONS_AT_A_TIME = 1000
+_C_LIBRARY = ctypes.CDLL(None)
 
 
 class InterpretingRuntime(base.Runtime):
@@ -224,3 +226,6 @@ class _Engine(base.Engine):
     self._mapper.close()
     self._threads.close()
     self._lowered.clear()
+    # What compilations have freed, which glibc would keep for this process.
+    if hasattr(_C_LIBRARY, 'malloc_trim'):
+      _C_LIBRARY.malloc_trim(0)
