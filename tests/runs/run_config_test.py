@@ -179,10 +179,6 @@ def test_settings_reach_the_process():
       r'`dropout_rate` to be a number in \[0, 1\), found 1',
     ),
     ({'join_rounds': '5:0.99'}, '`join_rounds`.*there from round 1 on, found'),
-<<<<<<< HEAD
-=======
-    ({'num_clients': 0}, '`num_clients` to be an integer in .1, 1'),
->>>>>>> 6389d03 (The test of a run's settings knows the largest number of clients)
     ({'num_warmup_rounds': -1}, '`num_warmup_rounds` to be an integer'),
     (
       {
