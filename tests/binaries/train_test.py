@@ -34,7 +34,7 @@ def _trained(tmp_path_factory):
     stdin=subprocess.DEVNULL,
     capture_output=True,
     text=True,
-    timeout=120,
+    timeout=300,
   )
   assert result.returncode == 0, result.stderr
   return directory, result
