@@ -19,7 +19,7 @@ from tff_pfl.core import (
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import options as options_lib
 from tff_pfl.methods import registry
-from tff_pfl.models import augmentation, class_weights, split_model
+from tff_pfl.models import augmentation, class_weights
 
 # One with which the first rounds of L2GD are local ones.
 _SEED = 12
@@ -34,8 +34,6 @@ _WITHOUT_GLOBAL_MODEL = """
   fed_alt fed_fac fed_pac fed_per fed_proto fed_rep fed_sa_lora fed_split ifca
   lg_fed_avg local_only
 """.split()
-# Whose clients cannot keep the statistics of batch normalization.
-_WITHOUT_ONE_NETWORK = ('fed_split', 'ifca', 'separate_fed_avg')
 # Methods that fine-tune a client's model by themselves.
 _ADAPTING = ('fed_babu', 'p_fed_me', 'per_fed_avg')
 
@@ -334,13 +332,8 @@ def test_built_again_it_gives_the_same_and_by_xla_up_to_rounding(name):
 )
 def test_options_of_training_reach_every_method(name):
   """Steps without gradient but with decay, in the second round only."""
-  keras.utils.set_random_seed(3)
-  network = toy_problems.classifier_from(
-    toy_problems.dropout_and_normalization()
-  )
   process = _build(
     name,
-    network,
     training=training_options.TrainingOptions(
       max_gradient_norm=1e-12,
       weight_decay=0.1,
@@ -349,19 +342,13 @@ def test_options_of_training_reach_every_method(name):
         rounds_done > 0, tf.float32
       ),
     ),
-    statistics='global' if name in _WITHOUT_ONE_NETWORK else 'local',
   )
 
   def trained(state, client_states):
     weights = dict(state.global_weights)
     if name in (*_PARTITIONED, 'fed_pac', 'fed_proto'):
-      local = client_states[0].local
-      weights.update(local.get('weights', local))
-    return {
-      key: np.asarray(value)
-      for key, value in weights.items()
-      if not key.endswith(split_model.MOVING)
-    }
+      weights.update(client_states[0].local)
+    return tf.nest.map_structure(np.asarray, weights)
 
   start = process.initialize(), process.initialize_client_states([0, 1, 2])
   first = _round(process)
@@ -532,15 +519,20 @@ def test_fine_tuning_comes_on_top_and_is_not_kept(name):
 # FedSA-LoRA leaves all but dense layers and the head as they are.
 @_parametrized([n for n in registry.ALGORITHMS if n != 'fed_sa_lora'])
 @pytest.mark.parametrize(
-  'make',
+  ('make', 'statistics'),
   [
-    toy_problems.dropout_and_normalization,
-    toy_problems.convolutional_and_recurrent,
+    (toy_problems.dropout_and_normalization, 'global'),
+    (toy_problems.dropout_and_normalization, 'local'),
+    (toy_problems.convolutional_and_recurrent, 'global'),
   ],
 )
-def test_networks_of_other_kinds_are_trained(name, make):
+def test_networks_of_other_kinds_are_trained(name, make, statistics):
   keras.utils.set_random_seed(3)
-  process = _build(name, toy_problems.classifier_from(make()))
+  # Whose clients cannot keep the statistics of batch normalization.
+  if name in ('fed_split', 'ifca', 'knn_per', 'separate_fed_avg'):
+    statistics = 'global'
+  network = toy_problems.classifier_from(make())
+  process = _build(name, network, statistics=statistics)
   data = _data(name, [toy_problems.labeled_examples(n, n) for n in (9, 20)])
   output = _round(process, (0, 1), data)
   assert output.metrics['clients'] == 2

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.methods import toy_problems
-from tff_pfl.methods import fed_alt, registry
+from tff_pfl.methods import fed_alt
 from tff_pfl.models import zoo
 
 _CLIENTS = toy_problems.DEEP_CLIENTS
@@ -65,22 +65,3 @@ def test_a_normalization_is_personal_by_its_name_or_with_its_layer():
   for personal, layers in (('norm', ['norm']), ('input', ['dense', 'norm'])):
     partition = fed_alt.personal_partition(model, personal)
     assert partition.local_names == model.weight_names(layers)
-
-
-@pytest.mark.parametrize(
-  ('hparams', 'message'),
-  [
-    ({'personal': 'adapter'}, "'adapter'"),
-    ({'personal': ''}, '`personal` to be a part of the model'),
-    ({'personal': 'body,head'}, '`personal` to be a part of the model'),
-    ({'personal': 'input:2'}, r'`personal` to be .*\[1, 1\]'),
-    (
-      {'updates': 'simultaneous', 'personal_num_epochs': 2},
-      '`personal_num_epochs` to be left out',
-    ),
-  ],
-)
-def test_what_cannot_be_personal_is_refused(hparams, message):
-  model = toy_problems.linear_network(toy_problems.BODY, toy_problems.HEAD)
-  with pytest.raises(ValueError, match=message):
-    registry.build('fed_alt', model, **hparams)

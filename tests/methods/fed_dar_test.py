@@ -1,12 +1,11 @@
 import functools
 
-import keras
 import numpy as np
 import pytest
 import tensorflow_federated as tff
 
 from tests.methods import toy_problems
-from tff_pfl.methods import fed_dar, registry
+from tff_pfl.methods import registry
 from tff_pfl.models import augmentation, domain_models
 
 _BODY = np.random.default_rng(7).normal(size=[3, 2]).astype(np.float32)
@@ -237,14 +236,6 @@ def test_one_head_that_takes_the_domain_is_trained_in_turn():
   toy_problems.assert_part(found, wanted)
 
 
-@pytest.mark.parametrize(
-  'others', [{}, {'aggregation': 'weighted_average', 'alternating': False}]
-)
-def test_one_head_is_averaged_and_trained_in_turn_only(others):
-  with pytest.raises(ValueError, match='heads.*by_domain, unless'):
-    fed_dar.FedDarHParams(heads='domain_as_input', **others)
-
-
 def test_domain_absent_from_a_cohort_keeps_its_head():
   process = _build()
   first, states, _ = toy_problems.train(process, _CLIENTS)
@@ -334,24 +325,3 @@ def test_two_exchanges_in_a_round_compile_to_no_form_of_production():
     tff.backends.mapreduce.get_map_reduce_form_for_computation(
       learning_process.next
     )
-
-
-# Arguments.
-
-
-def test_head_of_second_order_must_be_linear_and_that_of_the_average_not():
-  network = keras.Sequential(
-    [
-      keras.layers.Input([5]),
-      keras.layers.Dense(4, name='body'),
-      keras.layers.Dense(3, 'softmax', name='head'),
-    ]
-  )
-  model = toy_problems.model_for(
-    'fed_dar', toy_problems.classifier_from(network)
-  )
-  with pytest.raises(ValueError, match='without an activation'):
-    registry.build('fed_dar', model)
-  registry.build(
-    'fed_dar', model, fed_dar.FedDarHParams(aggregation='weighted_average')
-  )

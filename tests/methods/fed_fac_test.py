@@ -368,8 +368,3 @@ def test_what_is_analysed_follows_from_the_mode_unless_asked(mode, analysed):
   hparams = fed_fac.FedFacHParams(mode=mode, analysed=analysed)
   default = 'weights' if mode == 'static' else 'updates'
   assert hparams.analyses_weights == ((analysed or default) == 'weights')
-
-
-def test_layers_that_cannot_be_divided_are_refused():
-  with pytest.raises(ValueError, match="dense_1, dense_2, head.*'dense_9'"):
-    _fed_fac(_model(), layers='dense_9')

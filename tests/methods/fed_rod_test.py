@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from tests.methods import toy_problems
-from tff_pfl.methods import fed_rod, registry
+from tff_pfl.methods import fed_rod
 from tff_pfl.models import keras_bridge
 
 _RATE = 0.1
@@ -87,11 +87,3 @@ def test_of_two_classes_with_one_score_the_shift_is_of_the_log_odds():
   np.testing.assert_allclose(
     fed_rod.class_shift(model, data), [np.log(3)], rtol=1e-6
   )
-
-
-def test_head_that_is_not_linear_is_refused():
-  model = _with_head(
-    'softmax', outputs=3, loss=keras.losses.SparseCategoricalCrossentropy
-  )
-  with pytest.raises(ValueError, match='single dense layer without'):
-    registry.build('fed_rod', model)

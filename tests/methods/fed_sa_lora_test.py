@@ -99,12 +99,3 @@ def test_layers_to_adapt_are_found_by_kind(changes, adapted):
       fed_sa_lora.adapted_kernels(model, hparams)
   else:
     assert fed_sa_lora.adapted_kernels(model, hparams) == adapted
-
-
-def test_network_without_dense_layers_below_its_head_is_refused():
-  model = toy_problems.classifier_from(
-    toy_problems.convolutional_and_recurrent()
-  )
-  assert {'conv', 'lstm'} < set(model.units)
-  with pytest.raises(ValueError, match='adapted_layers.*the model has none'):
-    registry.build('fed_sa_lora', model)

@@ -1,8 +1,7 @@
 import numpy as np
-import pytest
 
 from tests.methods import toy_problems
-from tff_pfl.methods import fed_split, registry
+from tff_pfl.methods import registry
 
 
 def test_by_default_half_of_the_last_hidden_layer_is_personal():
@@ -13,9 +12,3 @@ def test_by_default_half_of_the_last_hidden_layer_is_personal():
   np.testing.assert_array_equal(
     local['dense_1/kernel'], weights['dense_1/kernel'][:, 2:]
   )
-
-
-def test_wrong_elements_are_refused_early():
-  hparams = fed_split.FedSplitHParams(personal_elements='dense_1:4')
-  with pytest.raises(ValueError, match='of dense_1 from 0 to 3'):
-    registry.build('fed_split', toy_problems.classifier(), hparams)

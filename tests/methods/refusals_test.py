@@ -4,6 +4,7 @@ import contextlib
 import re
 import typing
 
+import keras
 import numpy as np
 import pytest
 
@@ -99,9 +100,8 @@ def test_counts_are_int32(name):
 )
 def test_what_multiplies_weights_or_steps_must_have_room(name, field):
   model = toy_problems.model_for(name, toy_problems.classifier())
-  for value in (2**31 - 1, 10**8):
-    with pytest.raises(ValueError, match=f'`{field}` to be at most .* 2 GiB'):
-      registry.build(name, model, **{field: value})
+  with pytest.raises(ValueError, match=f'`{field}` to be at most .* 2 GiB'):
+    registry.build(name, model, **{field: 2**31 - 1})
 
 
 @pytest.mark.parametrize(
@@ -133,29 +133,94 @@ def test_refusal_tells_what_is_possible(name, changes, message):
     toy_problems.hparams_for(name, **changes)
 
 
-@pytest.mark.parametrize(
-  'name', ['fed_babu', 'fed_dar', 'fed_per', 'fed_rep', 'lg_fed_avg']
-)
-def test_model_without_a_body_is_refused(name):
-  model = toy_problems.linear_network(None, np.ones([2, 1], np.float32))
-  with pytest.raises(ValueError, match=f'weights for {name} to share'):
-    registry.build(name, toy_problems.model_for(name, model))
+def _linear():
+  return toy_problems.linear_network(toy_problems.BODY, toy_problems.HEAD)
+
+
+def _only_head():
+  return toy_problems.linear_network(None, toy_problems.KERNEL)
+
+
+def _regression():
+  return toy_problems.linear_network(np.ones([2, 2]), np.ones([2, 1]))
+
+
+def _with_softmax():
+  network = [
+    keras.layers.Input([5]),
+    keras.layers.Dense(4, name='body'),
+    keras.layers.Dense(3, 'softmax', name='head'),
+  ]
+  return toy_problems.classifier_from(keras.Sequential(network))
+
+
+def _without_dense_layers():
+  return toy_problems.classifier_from(
+    toy_problems.convolutional_and_recurrent()
+  )
+
+
+_ALL = registry.ALGORITHMS
+_A_PART = '`personal` to be a part of the model'
 
 
 @pytest.mark.parametrize(
-  'name', [n for n, a in registry.ALGORITHMS.items() if a.needs_domains]
+  ('name', 'model', 'hparams', 'message'),
+  [
+    ('fed_alt', _linear, {'personal': 'adapter'}, "'adapter'"),
+    ('fed_alt', _linear, {'personal': ''}, _A_PART),
+    ('fed_alt', _linear, {'personal': 'body,head'}, _A_PART),
+    ('fed_alt', _linear, {'personal': 'input:2'}, r'`personal` .*\[1, 1\]'),
+    (
+      *('fed_alt', _linear),
+      {'updates': 'simultaneous', 'personal_num_epochs': 2},
+      '`personal_num_epochs` to be left out',
+    ),
+    ('fed_dar', _linear, {'heads': 'domain_as_input'}, 'by_domain, unless'),
+    (
+      *('fed_dar', _linear),
+      {
+        'heads': 'domain_as_input',
+        'aggregation': 'weighted_average',
+        'alternating': False,
+      },
+      'heads.*by_domain, unless',
+    ),
+    ('fed_dar', _with_softmax, {}, 'without an activation'),
+    ('fed_fac', _linear, {'layers': 'dense_9'}, "body, head.*'dense_9'"),
+    *(
+      ('fed_per', _linear, {'local_depth': n}, r'`local_depth` .* in \[1, 1\]')
+      for n in (0, 2)
+    ),
+    ('lg_fed_avg', _linear, {'global_depth': 0}, r'`global_depth` .* in \[1'),
+    ('fed_rod', _with_softmax, {}, 'single dense layer without'),
+    ('fed_sa_lora', _without_dense_layers, {}, 'layers.*the model has none'),
+    ('fed_split', _linear, {'personal_elements': 'body:2'}, 'from 0 to 1'),
+    *(
+      (name, _only_head, {}, f'weights for {name} to share')
+      for name in ('fed_babu', 'fed_dar', 'fed_per', 'fed_rep', 'lg_fed_avg')
+    ),
+    *(
+      (name, _regression, {}, f'`model`.*classifier.*{name} demands')
+      for name in _ALL
+      if _ALL[name].needs_classes
+    ),
+  ],
 )
+def test_models_and_parts_of_them_that_do_not_fit_are_refused(
+  name, model, hparams, message
+):
+  model = toy_problems.model_for(name, model())
+  with pytest.raises(ValueError, match=message):
+    registry.build(name, model, **hparams)
+
+
+@pytest.mark.parametrize('name', [n for n in _ALL if _ALL[n].needs_domains])
 def test_method_for_domains_refuses_a_model_without(name):
   with pytest.raises(ValueError, match=f'`model`.*{name} demands.*domain'):
     registry.build(name, toy_problems.classifier())
 
 
-@pytest.mark.parametrize(
-  'name', [n for n, a in registry.ALGORITHMS.items() if a.needs_classes]
-)
-def test_method_for_classes_refuses_a_regression(name):
-  model = toy_problems.linear_network(
-    np.ones([2, 2], 'f'), np.ones([2, 1], 'f')
-  )
-  with pytest.raises(ValueError, match=f'`model`.*classifier.*{name} demands'):
-    registry.build(name, model)
+def test_the_average_of_heads_takes_any_head():
+  model = toy_problems.model_for('fed_dar', _with_softmax())
+  registry.build('fed_dar', model, aggregation='weighted_average')

@@ -80,11 +80,3 @@ def test_the_cut_may_be_anywhere(number):
   mirrored = registry.build('lg_fed_avg', network, global_depth=number)
   (state,) = mirrored.initialize_client_states([0])
   assert set(state.local) == shared
-
-
-@pytest.mark.parametrize('number', [0, 2])
-def test_a_cut_leaves_layers_on_both_sides(number):
-  model = toy_problems.linear_network(np.eye(2), np.eye(2))
-  for name, field in (('fed_per', 'local'), ('lg_fed_avg', 'global')):
-    with pytest.raises(ValueError, match=rf'`{field}_depth` .* in \[1, 1\]'):
-      registry.build(name, model, **{f'{field}_depth': number})

@@ -117,9 +117,11 @@ def test_second_order_needs_a_loss_whose_curvature_is_known():
   network = keras.Sequential(
     [keras.layers.Input([4]), keras.layers.Dense(1, name='head')]
   )
+  model = keras_bridge.from_keras(
+    network, head_layers=['head'], loss='mae', metrics=[]
+  )
   model = domain_models.with_domains(
-    keras_bridge.from_keras(network, head_layers=['head'], loss='mae'),
-    domains.Domains(('a', 'b'), (20, 19)),
+    model, domains.Domains(('a', 'b'), (20, 19))
   )
   domain_heads.WeightedAverage(model)
   with pytest.raises(ValueError, match='weighted_average takes any loss'):
