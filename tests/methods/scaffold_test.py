@@ -61,3 +61,20 @@ def test_rounds_by_hand(factor, num_clients):
       }
 
   toy_problems.check_rounds(process, _CLIENTS, rounds(), cohorts, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_reaches_the_optimum_where_fed_avg_is_biased():
+  """A convex problem with clients that differ, and full participation."""
+  # The minimum of the clients' mean loss, by its normal equations.
+  optimum = np.linalg.solve(
+    np.mean([c.x.T @ c.x for c in _CLIENTS], axis=0),
+    np.mean([c.x.T @ c.y[:, np.newaxis] for c in _CLIENTS], axis=0),
+  )
+
+  def distance(name, options=None):
+    state, _, _ = toy_problems.train(_process(name, options), _CLIENTS, 150)
+    return np.linalg.norm(state.global_weights['head/kernel'] - optimum)
+
+  assert distance('scaffold') < 1e-4
+  assert distance('fed_avg', toy_problems.WEIGHTINGS['uniform']) > 0.01
