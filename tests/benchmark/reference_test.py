@@ -6,6 +6,7 @@ import pytest
 import tf_keras
 
 from binaries.benchmark import library_rounds, reference, workloads
+from tff_pfl import runtime as runtime_lib
 
 # Steps on all of a client's examples: the order of a shuffle has no effect, so
 # that reference and library must agree.
@@ -26,12 +27,13 @@ def _rounds_of_both(workload, runtime, num_rounds):
   ours = library_rounds.LibraryRounds(
     runtime, workload.build_process(model), tensors
   )
-  plain = reference.build_reference(
-    workload, runtime, tensors, list(model.initial_weights.values())
-  )
-  for cohort in cohorts:
-    ours(cohort)
-    plain(cohort)
+  with runtime_lib.create_runtime('native') as native:
+    plain = reference.build_reference(
+      workload, native, tensors, list(model.initial_weights.values())
+    )
+    for cohort in cohorts:
+      ours(cohort)
+      plain(cohort)
   return ours, plain
 
 

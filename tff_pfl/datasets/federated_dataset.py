@@ -126,9 +126,13 @@ class FederatedDataset:
     domains = ''
     if self.domain_names is not None:
       domains = f', domain_names={self.domain_names}'
+    x = self.element_spec['x']
+    shapes = tf.nest.map_structure(
+      lambda spec: spec.shape.as_list(), dict(x) if isinstance(x, dict) else x
+    )
     return (
       f'FederatedDataset(name={self.name!r}, num_clients={self.num_clients},'
-      f' num_classes={self.num_classes}, x={self.element_spec["x"]}{domains})'
+      f' num_classes={self.num_classes}, x={shapes}{domains})'
     )
 
   @property

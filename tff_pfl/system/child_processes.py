@@ -12,7 +12,7 @@ import threading
 import time
 import types
 from collections.abc import Collection, Mapping
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from typing import Any
 
 _LAUNCHER = os.path.join(os.path.dirname(__file__), 'child_launcher.py')
@@ -66,6 +66,8 @@ def start(
   main = sys.modules['__main__']
   # Otherwise each fork would import it again, with all that it does.
   sys.modules['__main__'] = types.ModuleType('__main__')
+  # Which would start before the server, and unblock it.
+  resource_tracker.ensure_running()
   # The server and its forks keep this.
   signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
   try:

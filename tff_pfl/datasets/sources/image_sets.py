@@ -55,24 +55,26 @@ class ImageSet(NamedTuple):
     is_of_shape = x.shape[1:] == self.shape
     if self.shape is None:
       is_of_shape = x.ndim == 4 and x.shape[3] in (1, 3)
-    form = ', '.join(map(str, self.shape or ('height', 'width', '1 or 3')))
-    are_labels = y.dtype.kind in 'iu' and y.shape == x.shape[:1]
-    bad = y[(y < 0) | (y >= self.num_classes)] if are_labels else y[:0]
-    for is_right, constraint, found in (
-      (
-        x.dtype == np.uint8 and is_of_shape and len(x),
-        f'images, uint8 of shape (n, {form}), n at least 1',
+    if x.dtype != np.uint8 or not is_of_shape or not len(x):
+      form = ', '.join(map(str, self.shape or ('height', 'width', '1 or 3')))
+      raise files.file_error(
+        path,
+        f'a file with images, uint8 of shape (n, {form}), n at least 1',
         f'{x.dtype} of shape {x.shape}',
-      ),
-      (
-        are_labels,
-        f'{len(x)} labels, integers, one per image',
+      )
+    if y.dtype.kind not in 'iu' or y.shape != x.shape[:1]:
+      raise files.file_error(
+        path,
+        f'a file with {len(x)} labels, integers, one per image',
         f'{y.dtype} of shape {y.shape}',
-      ),
-      (not len(bad), f'labels in [0, {self.num_classes})', bad[:1]),
-    ):
-      if not is_right:
-        raise files.file_error(path, f'a file with {constraint}', found)
+      )
+    bad = np.flatnonzero((y < 0) | (y >= self.num_classes))
+    if len(bad):
+      raise files.file_error(
+        path,
+        f'a file with labels in [0, {self.num_classes})',
+        f'{y[bad[0]]} at index {bad[0]}',
+      )
 
 
 IMAGE_SETS = {
