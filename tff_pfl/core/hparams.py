@@ -58,6 +58,7 @@ integer = functools.partial(checked, _expect_count)
 non_negative = functools.partial(checked, errors.expect_non_negative)
 one_of = functools.partial(checked, errors.expect_one_of)
 positive = functools.partial(checked, errors.expect_positive)
+seed = functools.partial(checked, errors.expect_int, 0, 0)
 share = functools.partial(checked, errors.expect_share)
 
 

@@ -139,13 +139,13 @@ class Phase:
         errors.expect_int(name, getattr(self, name), low, INT32_MAX)
     errors.expect_int('num_epochs', self.num_epochs, 0, INT32_MAX)
     errors.expect_int('batches_per_step', self.batches_per_step, 1, INT32_MAX)
-    # Of each step at least so many rows are planned, with two numbers each.
+    # Of each batch at least so many rows are planned, with two numbers each.
     smallest = example_tensors.SMALLEST_BUCKET
-    rows = self.batches_per_step * min(self.batch_size or smallest, smallest)
+    rows = min(self.batch_size or smallest, smallest)
     length = 'num_epochs' if self.num_steps is None else 'num_steps'
     errors.expect_room(
       length if self.batches_per_step == 1 else f'{length} * batches_per_step',
-      getattr(self, length),
+      getattr(self, length) * self.batches_per_step,
       num_bytes=8 * rows,
       num_tensors=0,
     )

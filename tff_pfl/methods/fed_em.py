@@ -57,7 +57,7 @@ class FedEmHParams(hparams_lib.LocalTrainingHParams):
 
   num_components: int = hparams_lib.integer(3, 1)
   num_mixture_steps: int = hparams_lib.integer(10, 1)
-  component_seed: int = hparams_lib.integer(0, 0)
+  component_seed: int = hparams_lib.seed()
 
 
 def responsibilities(

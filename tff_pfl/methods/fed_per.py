@@ -6,7 +6,7 @@
 Symbols: K_P -> local_depth (by default the head's), e -> num_epochs,
 eta -> learning_rate, b -> batch_size.
 
-Deviations from the paper: none.
+Deviations from the paper: none but the default momentum.
 
 References:
   Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with

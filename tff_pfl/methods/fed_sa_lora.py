@@ -64,7 +64,7 @@ class FedSaLoraHParams(hparams_lib.LocalTrainingHParams):
   scaling: float = hparams_lib.positive(16.0)
   adapted_layers: Optional[str] = None
   train_head: bool = True
-  adapter_seed: int = hparams_lib.integer(0, 0)
+  adapter_seed: int = hparams_lib.seed()
 
 
 def adapted_kernels(

@@ -19,7 +19,7 @@ all of the lower layers LG-FedAvg.
 Symbols: Lambda and I^p -> personal_elements, G -> num_epochs, eta_l ->
 learning_rate, eta_g -> the server optimizer's learning rate.
 
-Deviations from the paper: none.
+Deviations from the paper: none but the default momentum.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized

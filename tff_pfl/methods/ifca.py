@@ -50,7 +50,7 @@ class IfcaHParams(hparams_lib.LocalTrainingHParams):
   """
 
   num_clusters: int = hparams_lib.integer(3, 1)
-  cluster_seed: int = hparams_lib.integer(0, 0)
+  cluster_seed: int = hparams_lib.seed()
 
 
 @registry.method(
