@@ -187,6 +187,16 @@ def test_extras_are_added_and_kept_until_they_are_refused(checkout):
   )
 
 
+def test_clean_keeps_the_runs(checkout):
+  checkout.add()
+  checkout.add('find')
+  checkout.make('venv')
+  (checkout.path / 'runs').mkdir()
+  assert checkout.make('clean')[0] == 0
+  assert not (checkout.path / '.venv').exists()
+  assert (checkout.path / 'runs').exists()
+
+
 def test_docs_have_an_environment_of_their_own(checkout):
   checkout.add()
   _, said, (create, install, build) = checkout.make('docs')

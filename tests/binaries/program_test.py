@@ -4,6 +4,8 @@ import shlex
 
 import pytest
 
+from tff_pfl.methods import registry
+
 _ROOT = pathlib.Path(__file__).parents[2]
 _PROGRAMS = (
   *('train', 'compare', 'export', 'personalize', 'predict'),
@@ -142,6 +144,14 @@ def test_wrong_use_is_one_line(command, words, programs):
   for part in words.split('|'):
     assert part in message
   assert not (programs.directory / 'out').exists()
+
+
+def test_there_is_a_preset_for_every_method():
+  # The papers' own have one each, those that they compare with share one.
+  own = 'fed_avg fed_dar fed_fac fed_per fed_rep local_only per_fed_avg'.split()
+  assert {path.stem for path in _FLAGFILES} & set(registry.ALGORITHMS) == {*own}
+  shared = _ROOT / 'binaries' / 'flagfiles' / 'compare_digits.txt'
+  assert '--algorithms=all' in shared.read_text()
 
 
 @pytest.mark.parametrize('path', _RUN_HERE)

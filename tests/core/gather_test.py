@@ -86,9 +86,27 @@ _CLIENTS = [toy_problems.labeled_examples(20, seed=n) for n in range(5)]
 def _build(name, aggregator):
   return registry.build(
     name,
-    toy_problems.classifier(),
+    toy_problems.model_for(name, toy_problems.classifier()),
     aggregator=aggregators.make_aggregator(aggregator),
   )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('name', 'aggregator'),
+  [
+    ('fed_rep', 'median'),
+    ('fed_em', 'trimmed_mean:0.3'),
+    *((n, 'geometric_median') for n in ('scaffold', 'fed_fac', 'fed_dar')),
+  ],
+)
+def test_of_one_client_every_kind_of_method_gets_its_mean(name, aggregator):
+  clients = toy_problems.examples_for(name, _CLIENTS[:1])
+  found, expected = (
+    toy_problems.train(_build(name, each), clients, 2)[0].global_weights
+    for each in (aggregator, 'mean')
+  )
+  toy_problems.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,15 @@ def test_every_named_mean_is_that_of_harmless_updates(aggregator, name):
   assert np.isfinite(tf.nest.flatten(empty.metrics)).all()
 
 
+def test_robust_aggregator_zeroes_an_outlying_update():
+  outlying = toy_problems.labeled_examples(20, 0)
+  outlying.x[:] *= 1e4
+  process = _build(aggregator=aggregators.make_aggregator('robust'))
+  *_, metrics = toy_problems.train(process, [*_CLIENTS, outlying])
+  assert metrics['aggregator']['zeroed_count'] == 1
+  assert metrics['clients'] == 3
+
+
 @pytest.mark.parametrize('aggregator', aggregators.AGGREGATORS)
 def test_method_without_global_weights_takes_any_aggregator(aggregator):
   process = _build(

@@ -177,6 +177,16 @@ def test_rounds_are_those_of_the_algorithm(
   assert ('effective_rank' in metrics) == (aggregation == 'second_order')
 
 
+@pytest.mark.slow
+def test_of_clients_that_agree_a_ridge_takes_nothing():
+  """As of one alone, whose heads are then the new ones."""
+  found, expected = (
+    toy_problems.train(_build(**hparams), _CLIENTS[:1])[0].global_weights
+    for hparams in ({'ridge': 1.0}, {'aggregation': 'weighted_average'})
+  )
+  toy_problems.assert_close(found, expected)
+
+
 def test_heads_train_on_changed_inputs_as_the_body_does():
   hparams = {'aggregation': 'weighted_average'}
   process = _build(change=lambda x, unused_seed: 2 * x, **hparams)

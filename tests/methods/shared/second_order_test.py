@@ -72,6 +72,20 @@ def test_fewer_examples_than_features_give_the_smallest_step_that_fits():
   assert ranks == [3]
 
 
+def test_the_clients_optima_give_that_of_all_data():
+  clients = [_features(n, seed=n) for n in (30, 45, 60)]
+  start = np.random.default_rng(5).normal(size=_NUM_FEATURES + 1)
+  hessian, moved = 0, 0
+  for z, y in clients:
+    own = np.linalg.lstsq(z, y, rcond=None)[0]
+    hessian = hessian + 2 * z.T @ z
+    moved = moved + 2 * z.T @ z @ (start - own)
+  steps, ranks = _solve(hessian[np.newaxis], moved[np.newaxis])
+  pooled = np.linalg.lstsq(*map(np.concatenate, zip(*clients)), rcond=None)[0]
+  np.testing.assert_allclose(start - steps[0], pooled, rtol=0, atol=1e-8)
+  assert ranks == [_NUM_FEATURES + 1]
+
+
 @pytest.mark.parametrize('dtype', [np.float32, np.float64])
 def test_rounding_is_not_taken_for_curvature(dtype):
   # Of rank 1: the other eigenvalues are rounding, and of both signs.

@@ -170,3 +170,26 @@ def test_errors_of_clients_are_those_of_their_regressors():
   expected = problem.mixtures @ squares
   assert found.mean() == pytest.approx(expected.mean(), rel=0.1)
   assert np.corrcoef(found, expected)[0, 1] > 0.8
+
+
+@pytest.mark.slow
+def test_fed_dar_contracts_geometrically_and_its_average_does_not():
+  problem = problem_lib.LinearProblem(
+    60, 20, 2, samples_per_client=10, num_domains=4, concentration=1.0, seed=2
+  )
+  initial = model_lib.with_zero_head(model_lib.method_of_moments(problem))
+  whole, partial, averaged = (
+    simulation.run(
+      method(0.5), problem, 300, initial=initial, participation=participation
+    ).distance
+    for method, participation in (
+      (methods.fed_dar, 1.0),
+      (methods.fed_dar, 0.5),
+      (methods.fed_dar_wa, 1.0),
+    )
+  )
+  logs = np.log(whole[np.argmax(whole < 0.3) : np.argmax(whole < 1e-6)])
+  assert (np.diff(logs) < 0).all()
+  assert np.corrcoef(np.arange(len(logs)), logs)[0, 1] ** 2 > 0.95
+  assert whole[-1] < 1e-6 and partial[-1] < 1e-6
+  assert averaged[-1] > 1e-3

@@ -233,3 +233,41 @@ def test_seeds_draw_batches_and_records_may_be_of_some_rounds_only():
   np.testing.assert_array_equal(some.gradient_norm, every.gradient_norm[::3])
   np.testing.assert_array_equal(some.model.head, every.model.head)
   assert not np.isclose(some.model.head, other.model.head).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('participation', [1.0, 0.5, 0.1])
+def test_fed_rep_contracts_geometrically_to_rounding(participation):
+  problem = problem_lib.LinearProblem(100, 20, 2, samples_per_client=5, seed=0)
+  distance = simulation.run(
+    methods.fed_rep(0.3),
+    problem,
+    400,
+    initial=model_lib.with_zero_head(model_lib.method_of_moments(problem)),
+    participation=participation,
+  ).distance
+  first, last = np.argmax(distance < 0.5), np.argmax(distance < 1e-7)
+  logs = np.log(distance[first:last])
+  assert distance[-1] < 1e-7
+  # Small cohorts make the steps unequal.
+  r_squared = np.corrcoef(np.arange(len(logs)), logs)[0, 1] ** 2
+  assert r_squared > (0.98 if participation > 0.2 else 0.9)
+
+
+@pytest.mark.slow
+def test_fed_avg_finds_the_representation_that_d_gd_does_not():
+  problem = problem_lib.LinearProblem(
+    20, 20, 3, head_distribution='gaussian', seed=1
+  )
+  start = model_lib.representation_at_distance(problem.representation, 0.9)
+  initial = model_lib.with_zero_head(start / np.sqrt(0.4))
+  fed_avg, d_gd = (
+    simulation.run(
+      methods.fed_avg(0.4, num_local_steps=n), problem, 500, initial=initial
+    )
+    for n in (2, 1)
+  )
+  assert fed_avg.distance[-1] < 1e-6
+  assert fed_avg.gradient_norm[-1] > 1e-3
+  assert d_gd.distance.min() > 0.7 * d_gd.distance[0]
+  assert d_gd.gradient_norm[-1] < 1e-6 * d_gd.gradient_norm[0]
