@@ -203,6 +203,22 @@ def test_reports_and_a_step_are_those_of_keras(kind):
   keras_models.assert_as_keras(KINDS[kind]())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_step_compiles_with_xla(kind):
+  bridged = keras_models.bridge(keras_models.jitter(KINDS[kind]()))
+  x, y = keras_models.examples(bridged)
+
+  def step():
+    return keras_models.step_of(bridged, x, y)
+
+  tf.nest.map_structure(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
+    tf.function(step, jit_compile=True)(),
+    tf.function(step)(),
+  )
+
+
 def test_masks_cross_the_cut():
   keras_models.assert_as_keras(
     _attention_to_words(), head_layers=['attention', 'head']

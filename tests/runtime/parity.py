@@ -1,7 +1,5 @@
 """Comparing what runtimes return, containers included."""
 
-import collections
-
 import attrs
 import numpy as np
 import tensorflow as tf
@@ -27,11 +25,6 @@ def assert_close(actual, expected, rtol=1e-5, atol=1e-6):
       np.testing.assert_allclose(found, value, rtol, atol, err_msg=path)
     else:
       np.testing.assert_array_equal(found, value, err_msg=path)
-
-
-def assert_same_type(actual, expected):
-  """Checks that two results differ in nothing but their numbers."""
-  collections.deque(_pairs_of_one_type(actual, expected), maxlen=0)
 
 
 def _pairs_of_one_type(actual, expected):
