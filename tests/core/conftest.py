@@ -1,4 +1,4 @@
-"""What all tests of the core need."""
+"""The fixture of all tests of the core."""
 
 import pytest
 

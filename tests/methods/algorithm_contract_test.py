@@ -1,4 +1,4 @@
-"""What every registered method keeps to."""
+"""The contract of every registered method."""
 
 import collections
 import dataclasses

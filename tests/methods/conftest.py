@@ -1,4 +1,4 @@
-"""What all tests of methods need."""
+"""The fixture of all tests of methods."""
 
 import pytest
 

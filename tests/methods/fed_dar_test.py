@@ -179,7 +179,7 @@ def test_rounds_are_those_of_the_algorithm(
 
 @pytest.mark.slow
 def test_of_clients_that_agree_a_ridge_takes_nothing():
-  """As of one alone, whose heads are then the new ones."""
+  """One that is alone agrees: its heads are the new ones."""
   found, expected = (
     toy_problems.train(_build(**hparams), _CLIENTS[:1])[0].global_weights
     for hparams in ({'ridge': 1.0}, {'aggregation': 'weighted_average'})

@@ -7,7 +7,7 @@ _RATE, _STRENGTH, _MEAN_RATE = 0.1, 0.8, 0.6
 
 
 def _slopes(body, head, bias, client):
-  """Of features, head and bias, and the features."""
+  """The slopes of features, head and bias, and the features."""
   features = client.x @ body
   outputs = (features + bias) @ head
   of_outputs = 2 * (outputs - client.y) / client.y.size

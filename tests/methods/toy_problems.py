@@ -130,7 +130,7 @@ WEIGHTINGS = {
 
 
 def mean_model(values, clients, weighting):
-  """Of the clients' values, with weights of `WEIGHTINGS`."""
+  """The mean of clients' values, with weights of `WEIGHTINGS`."""
   if weighting == 'num_examples':
     return weighted_mean(values, clients)
   return np.mean(values, axis=0)
@@ -273,7 +273,8 @@ def check_rounds(process, clients, references, cohorts=None, **tolerances):
   """
   references = list(references)
   cohorts = cohorts or [range(len(clients))] * len(references)
-  for wanted, last in zip(references, rounds(process, clients, cohorts)):
+  found_rounds = rounds(process, clients, cohorts)
+  for wanted, last in zip(references, found_rounds, strict=True):
     state, states, metrics = last
     found = {
       **state._asdict(),
@@ -332,7 +333,7 @@ def assert_close(actual, expected, rtol=1e-5, atol=1e-6):
 
 
 def differ(a, b):
-  """Whether any number of two structures differs."""
+  """Returns True if any number of two structures differs."""
   tf.nest.assert_same_structure(a, b)
   return any(
     not np.array_equal(x, y)
@@ -374,7 +375,7 @@ def rounds(process, clients, cohorts, indices=None):
 
 
 def new_client(process, state, client):
-  """What `personalize` makes for a client that never took part."""
+  """The result of `personalize` for a client that never took part."""
   (data,) = padded([client])
   return process.personalize(state, process.initialize_client_state(7), data)
 
@@ -386,12 +387,12 @@ def personal_models(process, state, states):
 
 
 def squared_error_gradient(weight, client):
-  """Of the mean squared error of `x @ weight`, over examples and outputs."""
+  """The slope of the mean squared error of `x @ weight`, over all outputs."""
   return 2 * client.x.T @ _errors(weight, client) / client.y.size
 
 
 def gradients(body, head, client):
-  """Of the same of `x @ body @ head`: the gradients of body and head."""
+  """The gradients of body and head of the same error of `x @ body @ head`."""
   outputs = 2 * _errors(body @ head, client) / client.y.size
   return client.x.T @ outputs @ head.T, (client.x @ body).T @ outputs
 

@@ -1,4 +1,4 @@
-"""What runs the experiments: tables, trials of methods, and figures."""
+"""The engine of the experiments: tables, trials of methods, and figures."""
 
 import dataclasses
 import types

@@ -1,4 +1,4 @@
-"""What privacy and attacks cost, without training."""
+"""The experiments on privacy and attacks, without training."""
 
 from binaries.papers import privacy
 from tests.papers import untrained

@@ -1,4 +1,4 @@
-"""What experiments find without training: made-up runs."""
+"""Made-up runs, for experiments without training."""
 
 import types
 
@@ -6,7 +6,7 @@ from binaries.papers.engine import tables, trials
 
 
 def finished(accuracy, fine_tuned=None, num_rounds=0, **values):
-  """What stands for a finished trial; `open` raises `Opened`.
+  """A stand-in for a finished trial; `open` raises `Opened`.
 
   Args:
     accuracy: That of the last ten rounds, also by domain.

@@ -1,1 +1,1 @@
-"""What runs the papers' experiments: trials, tables, claims and figures."""
+"""Trials, tables, claims and figures of the papers' experiments."""

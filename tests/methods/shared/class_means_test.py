@@ -11,7 +11,7 @@ _COHORT = client_work.Cohort(tf.constant(2), tf.constant(0.25))
 
 
 def _network():
-  """Of features `[2, 2]`: the inputs, twice as large."""
+  """A model with features `[2, 2]`: the inputs, twice as large."""
   network = keras.Sequential(
     [
       keras.layers.Input([4]),

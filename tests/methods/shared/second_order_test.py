@@ -24,7 +24,7 @@ def _solve(hessians, moved, ridge=0.0):
 
 
 def _softmax_hessian(z, w):
-  """Of the mean cross-entropy of three classes, the first class first."""
+  """The Hessian of the mean cross-entropy of three classes, class by class."""
   outputs = z @ w.T
   p = np.exp(outputs - outputs.max(axis=1, keepdims=True))
   p /= p.sum(axis=1, keepdims=True)
