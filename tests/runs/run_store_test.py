@@ -155,6 +155,18 @@ def test_a_folder_where_nothing_was_committed_is_not_a_run(tmp_path):
     assert store.config == {'other': 1}
 
 
+@pytest.mark.parametrize('content', [b'', None])
+def test_a_lost_store_is_not_replaced_where_its_metrics_are(tmp_path, content):
+  path = tmp_path / run_store.FILE_NAME
+  if content is not None:
+    path.write_bytes(content)
+  (tmp_path / 'metrics.jsonl').write_text('{"round":1}\n')
+  for open_run in (RunStore.open, resume):
+    message = run_error(open_run, tmp_path, _CONFIG)
+    assert 'restore run.sqlite from a backup, remove metrics.jsonl' in message
+  assert content == (path.read_bytes() if path.exists() else None)
+
+
 def test_resuming_with_other_settings_names_each_of_them(tmp_path):
   start_run(tmp_path)
   given = {

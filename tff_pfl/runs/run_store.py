@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 from tff_pfl import errors
-from tff_pfl.runs import directory_lock, value_codec
+from tff_pfl.runs import directory_lock, metrics_writers, value_codec
 
 # What may differ between a run and its resumption: it does not change what any
 # round computes.
@@ -393,18 +393,32 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def has_run(directory: _Path) -> bool:
-  """Returns True if there is anything that a new run must not replace."""
-  if not _path_in(directory).is_file():
-    return False
-  try:
-    with contextlib.closing(_connect_for_reading(directory)) as connection:
-      if not connection.execute('PRAGMA schema_version').fetchone()[0]:
-        return False
-      query = "SELECT 1 FROM contents WHERE kind = 'round'"
-      return connection.execute(query).fetchone() is not None
-  except (sqlite3.Error, UnicodeDecodeError):
-    # Whatever it is, it is not ours to delete.
-    return True
+  """Returns True if there is anything that a new run must not replace.
+
+  Raises:
+    RunError: If there are metrics of a run whose rounds are lost.
+  """
+  path = _path_in(directory)
+  if path.is_file():
+    try:
+      with contextlib.closing(_connect_for_reading(directory)) as connection:
+        if connection.execute('PRAGMA schema_version').fetchone()[0]:
+          query = "SELECT 1 FROM contents WHERE kind = 'round'"
+          if connection.execute(query).fetchone():
+            return True
+    except (sqlite3.Error, UnicodeDecodeError):
+      # Whatever it is, it is not ours to delete.
+      return True
+  # A process that was killed while it created the run leaves no round, too, but
+  # metrics are written once one is committed.
+  name = metrics_writers.JSONL_NAME
+  if path.with_name(name).exists():
+    raise errors.RunError(
+      f'Cannot start a run in {directory}: {FILE_NAME} has no rounds, and'
+      f' {name} of a run lies beside it; restore {FILE_NAME} from a backup,'
+      f' remove {name}, or start the run in another folder.'
+    )
+  return False
 
 
 def _path_in(directory: _Path) -> pathlib.Path:
