@@ -2,6 +2,7 @@ import collections
 import types
 from typing import Any, NamedTuple
 
+import attrs
 import numpy as np
 import pytest
 import tree
@@ -12,6 +13,11 @@ from tff_pfl.runs import value_codec
 class Head(NamedTuple):
   kernel: Any
   bias: Any
+
+
+@attrs.frozen
+class Clipping:
+  norm: Any
 
 
 def make_value(seed=0):
@@ -109,6 +115,7 @@ def test_to_json_gives_plain_python_numbers():
       'rate': np.float64(0.5),
       'per_class': np.array([1, 2]),
       'nested': types.MappingProxyType({2: (b'x', None)}),
+      'head': Head(kernel=Clipping(np.float32(1.5)), bias=True),
     }
   )
   assert converted == {
@@ -117,6 +124,7 @@ def test_to_json_gives_plain_python_numbers():
     'rate': 0.5,
     'per_class': [1, 2],
     'nested': {'2': ['x', None]},
+    'head': {'kernel': {'norm': 1.5}, 'bias': True},
   }
   found = [type(converted[name]) for name in ('loss', 'round', 'rate')]
   assert found == [float, int, float]

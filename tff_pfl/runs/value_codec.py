@@ -15,6 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import numpy as np
 import tree
 
@@ -81,8 +82,9 @@ def to_json(value: Any) -> Any:
   """Returns `value`, such as the metrics of a round, in the types of JSON.
 
   Args:
-    value: Nested mappings, lists and tuples of numbers, strings, `bytes`
-      holding UTF-8, None, and NumPy arrays of these.
+    value: Nested mappings, named tuples, attrs objects, lists and tuples of
+      numbers, strings, `bytes` holding UTF-8, None, NumPy arrays and TensorFlow
+      eager tensors.
 
   Returns:
     The same with dicts (keys as strings, in the same order), lists and Python's
@@ -92,16 +94,22 @@ def to_json(value: Any) -> Any:
   Raises:
     TypeError: If a leaf is of another type.
   """
-  return json.loads(json.dumps(value, default=_plain))
-
-
-def _plain(value):
+  if hasattr(value, '_asdict'):
+    value = value._asdict()
+  elif attrs.has(type(value)):
+    value = attrs.asdict(value, recurse=False)
+  elif hasattr(value, 'numpy'):
+    value = value.numpy()
   if isinstance(value, (np.generic, np.ndarray)):
-    return value.tolist()
+    value = value.tolist()
+  if isinstance(value, Mapping):
+    return {str(key): to_json(item) for key, item in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [to_json(item) for item in value]
   if isinstance(value, bytes):
     return value.decode('utf-8')
-  if isinstance(value, Mapping):
-    return dict(value)
+  if value is None or isinstance(value, (bool, int, float, str)):
+    return value
   raise TypeError(
     errors.message('value', 'made of numbers, strings and None', value)
   )
