@@ -46,6 +46,11 @@ def test_curves_are_means_over_seeds():
   ax.figure.draw_without_rendering()
   assert '60' in _texts(ax.get_yticklabels())
   assert ax.get_xlim()[0] == 0
+  frame = _frame().assign(value=1.0)
+  ax = plots.curves(frame, metric=split_model.ACCURACY, ax=plots.new_axes())
+  ax.figure.draw_without_rendering()
+  labels = _texts(ax.get_yticklabels())
+  assert '100' in labels and '102' not in labels
 
 
 def test_what_a_logarithmic_axis_cannot_show_is_left_out():

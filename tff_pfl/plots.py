@@ -44,7 +44,10 @@ _MOST_OF_MEDIAN = 20
 _MAX_CLIENTS = 200
 _LONGEST_NAME = 16
 _SPLITS = {'train': 'training', 'test': 'test'}
-_PERCENT = ticker.FuncFormatter(lambda value, _: f'{100 * value:.6g}')
+# Only for possible fractions, as axes are a little longer.
+_PERCENT = ticker.FuncFormatter(
+  lambda value, _: f'{100 * value:.6g}' if -1e-9 < value < 1 + 1e-9 else ''
+)
 _PLAIN = ticker.FuncFormatter(lambda value, _: f'{value:g}')
 _STYLE = {
   # A name in the data is no formula between dollar signs.
@@ -517,8 +520,8 @@ def panels(
     column: The column; None for a single panel.
     draw: `(frame, title=, ax=) -> Axes`, such as a `functools.partial` of
       `curves`.
-    width: Of a panel, in inches.
-    height: Of a panel, in inches.
+    width: Width of a panel in inches.
+    height: Height of a panel in inches.
     sharey: True for one vertical axis for all panels.
     shared_legend: True for one legend for all panels, which have the same
       curves.
