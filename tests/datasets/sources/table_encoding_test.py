@@ -117,6 +117,12 @@ def test_labels_are_classes_in_sorted_order_unless_told(
   assert encoding.target(y) is y
 
 
+def test_many_numbers_as_classes_are_warned_of(caplog):
+  with caplog.at_level(logging.WARNING):
+    _fitted(_table(('x', 'y'), *(('1', str(i)) for i in range(21))))
+  assert '21 different numbers of column y' in caplog.text
+
+
 def test_regression_learns_standardized_labels_and_predicts_their_unit():
   table = _table(('x', 'y'), ('1', '10'), ('2', '20.5'))
   encoding = _fitted(table, moments=(10, 2), task='regression')

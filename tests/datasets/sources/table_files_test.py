@@ -149,6 +149,7 @@ def test_numbers_are_read_as_the_file_writes_them(form, cells, expected):
     ('a.csv', 'x,y\n1,2\n3\n', '2 cells between .,. .* found 1 in row 2'),
     ('a.csv', 'x,y\n1,2,3\n', '2 cells .* found 3 in row 1'),
     ('a.csv', 'x,y\n1,2\n1,2,3\n', '2 cells .* found 3 in row 2'),
+    ('a.csv', 'x ,x\n1,2\n', 'columns of different names'),
     # The first row is no heading.
     ('a.csv', '5.1,3,a\n4.9,2,a\n', "found the numbers 5.1, 3 .*'none'"),
     ('a.csv', '0.5,0.5,a\n4.9,2,a\n', "found the numbers 0.5, 0.5 .*'none'"),

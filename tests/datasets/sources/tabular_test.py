@@ -171,6 +171,14 @@ def _load_pooled(tmp_path, heading, rows, **kwargs):
   )
 
 
+def test_a_second_column_of_a_name_is_no_input_unnoticed(tmp_path):
+  rows = [(i % 2, i, i % 2) for i in range(40)]
+  with shared.one_line_error("has once .*y.1, in `drop_columns`.*, found 'y'"):
+    _load_pooled(tmp_path, ('y', 'x', 'y'), rows)
+  data = _load_pooled(tmp_path, ('y', 'x', 'y'), rows, drop_columns=['y.1'])
+  assert data.encoding.input_names == ['x']
+
+
 def test_regression_standardizes_labels_by_the_training_rows(path):
   dataset = _load(path, label_column='age', task='regression')
   assert dataset.num_classes is None
@@ -247,12 +255,19 @@ def test_rows_without_client_can_be_left_out_or_be_one(tmp_path):
     assert dataset.client_ids == ('(missing)', 'a', 'b', 'c')
 
 
-def test_clients_that_are_numbers_are_the_same_however_they_are_written(
-  tmp_path,
+@pytest.mark.parametrize(
+  'clients, client_ids',
+  [
+    ((1, '1.0', 2, 10), ('1', '10', '2')),
+    (('01', '01', 2, 1), ('01', '1', '2')),
+  ],
+)
+def test_clients_that_are_numbers_keep_their_names_but_for_zeros_at_the_end(
+  tmp_path, clients, client_ids
 ):
-  rows = [((1, '1.0', 2, 10)[i % 4], *row[1:]) for i, row in enumerate(_rows())]
+  rows = [(clients[i % 4], *row[1:]) for i, row in enumerate(_rows())]
   dataset = _load(_write(tmp_path / 'a.csv', rows))
-  assert dataset.client_ids == ('1', '10', '2')
+  assert dataset.client_ids == client_ids
   assert shared.all_labels(dataset).sum(axis=1).tolist() == [30, 15, 15]
 
 
@@ -290,6 +305,7 @@ def test_a_column_of_many_words_stays_compact(tmp_path):
   [
     (2, 'old', {}, "numbers in column age, found 'old' in row 6 after"),
     (2, 'inf', {}, "numbers in column age, found 'inf' in row 6 after"),
+    (2, '-1e308', {}, "at most 1e.150 in column age, found '-1e308' in row 6"),
     (1, '', {}, 'a sex in every row, found none in row 6'),
     (0, '?', {}, 'a hospital in every row, found none in row 6'),
     (6, '', {}, 'a ill in every row, found none in row 6'),

@@ -22,6 +22,7 @@ rows have, unless the column's rare words share an input.
 import dataclasses
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
@@ -44,10 +45,14 @@ _MAX_CATEGORIES = 1000
 _MIN_FREE_TEXTS = 50
 _MAX_DOMAINS = 100
 _MAX_CLASSES = 100
+# More classes that are numbers may be meant for regression.
+_MANY_CLASSES = 20
 _ADVICE = (
   "`task='regression'` predicts numbers, `label_above` makes two classes of"
   ' them, `label_values` selects words'
 )
+# Larger numbers' squares cannot be added up.
+_MAX_NUMBER = 1e150
 _OTHER_FORM = '`decimal` or `thousands` read such numbers'
 _AS_TRAINED = ', as in the training data'
 # Most of a column's cells decide its kind.
@@ -147,6 +152,7 @@ class Columns:
       'categorical_columns': self.categorical,
       'zero_is_missing_columns': self.zero_is_missing,
     }
+    all_named = {column for columns in named.values() for column in columns}
     for argument, columns in named.items():
       known = [*table]
       if argument in others:
@@ -156,6 +162,15 @@ class Columns:
           column in known,
           argument,
           f'one of the columns of {table.attrs["path"]} ({", ".join(known)})',
+          column,
+        )
+        # The name of a second column of that name, which is an input.
+        second = f'{column}.1'
+        errors.expect(
+          column not in table.attrs.get('doubled', ()) or second in all_named,
+          argument,
+          f'a column that {table.attrs["path"]} has once (name the second one,'
+          f' {second}, in `drop_columns` if it is to be left out)',
           column,
         )
     if self.task == MULTILABEL:
@@ -211,11 +226,11 @@ class Columns:
   def owners(self, table: pd.DataFrame, column: str) -> pd.Series:
     """Returns the cells of the column of domains or clients."""
     cells = table[column]
-    # The numbers 1 and 1.0 are the same owner.
-    words = np.array([*table_files.distinct(cells, self.form), MISSING], object)
-    found = table_files.positions(table, column, words[:-1], self.form)
-    owners = pd.Series(words[found], table.index)
-    return owners.where(cells.notna() | (self.missing_domain == 'value'))
+    if self.form.numbers(cells).notna().equals(cells.notna()):
+      # The numbers 1 and 1.0 are the same owner.
+      zeros = rf'(?<=\d){re.escape(self.form.decimal)}0*$'
+      cells = cells.str.replace(zeros, '', regex=True)
+    return cells.fillna(MISSING) if self.missing_domain == 'value' else cells
 
   def domains(self, table: pd.DataFrame) -> pd.Series:
     """Returns the name of each row's domain."""
@@ -292,6 +307,10 @@ class Columns:
       raise table_files.error(
         table, f'numbers in column {column}', column, is_other, f'; {why}'
       )
+    is_large = values.abs() > _MAX_NUMBER
+    if is_large.any():
+      limit = f'numbers of at most {_MAX_NUMBER:g} in column {column}'
+      raise table_files.error(table, limit, column, is_large)
     return (
       values.mask(values == 0) if column in self.zero_is_missing else values
     )
@@ -420,6 +439,14 @@ class Columns:
         f'a column of at most {_MAX_CLASSES} classes ({_ADVICE})',
         f'{len(classes)} in {label}',
       )
+      if len(classes) > _MANY_CLASSES and values.notna().any():
+        logging.warning(
+          '%s: %d different numbers of column %s are taken for classes; %s.',
+          table.attrs['path'],
+          len(classes),
+          label,
+          _ADVICE,
+        )
     if len(classes) < 2:
       raise table_files.error(
         table, f'rows of two or more classes by {label}, found one alone'

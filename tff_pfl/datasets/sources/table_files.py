@@ -5,6 +5,7 @@ where missing. Row numbers in messages begin at 1 after the heading.
 """
 
 import codecs
+import collections
 import csv
 import dataclasses
 import io
@@ -12,7 +13,7 @@ import itertools
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Optional
 
 import numpy as np
@@ -201,7 +202,8 @@ def read_table(
     names: Names of the columns of a file without a heading.
 
   Returns:
-    A text, or NaN, for every cell.
+    A text, or NaN, for every cell; a second column x is called x.1, and
+    `attrs` has such names as `doubled`.
 
   Raises:
     ValueError: If the file is missing or damaged or has no row, its first line
@@ -249,6 +251,7 @@ def read_tables(
   joined = pd.concat(tables, names=[column]).reset_index(column)
   joined = joined.reset_index(drop=True)
   joined.attrs['path'] = os.path.dirname(first.attrs['path'])
+  joined.attrs['doubled'] = first.attrs.get('doubled', [])
   ends = itertools.accumulate(map(len, tables.values()), initial=0)
   joined.attrs['starts'] = dict(zip(paths.values(), ends))
   return joined
@@ -317,8 +320,16 @@ def _read_csv(
   if (table.iloc[:, -1] == '').any():
     _check_lengths(path, text, separator, has_heading, names)
   table.columns = [str(name).strip() for name in table.columns]
-  if has_heading and form.header == 'auto':
-    _check_heading(path, table, form)
+  if not table.columns.is_unique:
+    found = ', '.join(table)
+    raise _error(path, 'a table with columns of different names', found)
+  if has_heading:
+    # Before pandas has named the second one x.1.
+    heading = [name.strip() for name in next(_rows(text, separator))]
+    counts = collections.Counter(filter(None, heading))
+    table.attrs['doubled'] = [name for name in counts if counts[name] > 1]
+    if form.header == 'auto':
+      _check_heading(path, table, form)
   return table
 
 
@@ -330,11 +341,8 @@ def _check_lengths(
   names: Optional[Sequence[str]],
 ) -> None:
   """Raises `FileError` for the first row of another length."""
-  csv.field_size_limit(_MAX_FIELD_SIZE)
-  file = io.StringIO(text, '')
-  reader = csv.reader(file, delimiter=separator, skipinitialspace=True)
   size = len(names or ())
-  for number, row in enumerate(filter(None, reader), 1 - has_heading):
+  for number, row in enumerate(_rows(text, separator), 1 - has_heading):
     size = size or len(row)
     if len(row) != size:
       raise _error(
@@ -342,6 +350,14 @@ def _check_lengths(
         f'a table of {size} cells between {separator!r} in every row',
         f'{len(row)} in row {number} after the heading',
       )
+
+
+def _rows(text: str, separator: str) -> Iterator[list[str]]:
+  """Yields the cells of each row that is not empty."""
+  csv.field_size_limit(_MAX_FIELD_SIZE)
+  file = io.StringIO(text, '')
+  reader = csv.reader(file, delimiter=separator, skipinitialspace=True)
+  return filter(None, reader)
 
 
 def _error(path: str, constraint: str, found: object) -> files.FileError:
