@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 import tensorflow_federated as tff
+import urllib3
+from tensorflow_datasets.core.download import downloader
 
 from tests.datasets import shared
 from tff_pfl import datasets, errors
@@ -50,6 +52,19 @@ def test_a_failing_download_is_one_line(monkeypatch, error, reason):
     f'mnist .*{reason}.*; pass `data_dir` .*mnist.npz', errors.RunError
   ):
     _load('mnist')
+
+
+def test_a_server_that_is_not_there_is_not_tried_for_minutes(monkeypatch):
+  def load(*_, **__):
+    with downloader._open_url('http://127.0.0.1:1'):
+      pass
+
+  waits = []
+  monkeypatch.setattr(urllib3.Retry, 'sleep', lambda *_: waits.append(1))
+  monkeypatch.setattr(tfds, 'load', load)
+  with shared.one_line_error('mnist could not', errors.RunError):
+    _load('mnist')
+  assert len(waits) == 4
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,14 @@ def from_tensorflow_datasets(name: str) -> dict[str, np.ndarray]:
   Raises:
     RunError: If the data cannot be obtained.
   """
-  import tensorflow_datasets as tfds  # Slow to import; rarely needed.
+  # Slow to import; rarely needed.
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core.download import downloader
 
   # Version 4.9.10 asks for this package, which is of the standard library.
   sys.modules.setdefault('importlib_resources', importlib.resources)
+  # Ten retries, each later than the last, would take minutes without a network.
+  downloader.MAX_RETRIES = 4
   try:
     splits = tfds.load(
       name, split=['train', 'test'], batch_size=1000, as_supervised=True
