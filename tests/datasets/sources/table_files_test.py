@@ -35,6 +35,12 @@ def _cells(table):
     ('a;b\n1,5;x,y\n', {}, {'a': ['1,5'], 'b': ['x,y']}),
     ('a\tb\n1,5\t2\n', {}, {'a': ['1,5'], 'b': ['2']}),
     ('a|b\n1|2\n', {}, {'a': ['1'], 'b': ['2']}),
+    # What spreadsheets put before numbers, and words that begin alike.
+    (
+      'x,y\n="1.5",\'-2\n\'1.5\',\'s\n',
+      {},
+      {'x': ['1.5', '1.5'], 'y': ['-2', "'s"]},
+    ),
     # A decimal comma separates nothing.
     (
       '1,5;2,5\n',
@@ -152,7 +158,7 @@ def test_numbers_are_read_as_the_file_writes_them(form, cells, expected):
     ('a.csv', 'x ,x\n1,2\n', 'columns of different names'),
     # The first row is no heading.
     ('a.csv', '5.1,3,a\n4.9,2,a\n', "found the numbers 5.1, 3 .*'none'"),
-    ('a.csv', '0.5,0.5,a\n4.9,2,a\n', "found the numbers 0.5, 0.5 .*'none'"),
+    ('a.csv', '1,1,a\n4.9,2,a\n', "found the numbers 1, 1 in it.*'none'"),
     ('a.csv', '0.5,,a\n4.9,2,a\n', "found the numbers 0.5 .*'none'"),
   ],
 )  # fmt: skip

@@ -1,7 +1,8 @@
 """Users' tables: CSV with any separator, or parquet, read by pandas.
 
-Cells are texts until numbers are needed: without blanks around them, and NaN
-where missing. Row numbers in messages begin at 1 after the heading.
+Cells are texts until numbers are needed: without blanks around them, without
+spreadsheets' marks of numbers (`="1.5"`, `'1.5`), and NaN where missing. Row
+numbers in messages begin at 1 after the heading.
 """
 
 import codecs
@@ -217,6 +218,9 @@ def read_table(
   values = form.numbers(markers).dropna()
   for name in table:
     cells = table[name].str.strip()
+    if cells.str.startswith(('="', "'")).any():
+      cells = cells.str.replace(r'^="([^"]*)"$', r'\1', regex=True)
+      cells = cells.str.replace(r"^'([-+.\d][^']*)'?$", r'\1', regex=True)
     is_missing = cells.isin(markers)
     if len(values):
       is_missing |= form.numbers(cells).isin(values)
@@ -329,7 +333,7 @@ def _read_csv(
     counts = collections.Counter(filter(None, heading))
     table.attrs['doubled'] = [name for name in counts if counts[name] > 1]
     if form.header == 'auto':
-      _check_heading(path, table, form)
+      _check_heading(path, heading, table, form)
   return table
 
 
@@ -395,18 +399,18 @@ def _decoded(path: str, charset: Optional[str]) -> str:
     ) from None
 
 
-def _check_heading(path: str, table: pd.DataFrame, form: Format) -> None:
+def _check_heading(
+  path: str, heading: Sequence[str], table: pd.DataFrame, form: Format
+) -> None:
   """Raises `ValueError` if the first line looks like one of the rows."""
-  # pandas renames empty names, and numbers that occur twice.
-  names = pd.Series([*table], dtype=str)
-  are_empty = names.str.startswith(_UNNAMED).to_numpy()
-  numbers = names.str.replace(r'(\.\d+)\.\d+$', r'\1', regex=True)
-  are_numbers = form.numbers(numbers).notna().to_numpy()
+  names = pd.Series(heading, dtype=str)
+  are_empty = (names == '').to_numpy()
+  are_numbers = form.numbers(names).notna().to_numpy()
   has_numbers = [form.numbers(table[name]).notna().any() for name in table]
   if are_numbers.any() and (are_numbers | are_empty)[has_numbers].all():
     raise ValueError(
       f'Expected `{path}` to begin with a heading, found the numbers'
-      f' {", ".join(numbers[are_numbers][:3])} in it; without one give'
+      f' {", ".join(names[are_numbers][:3])} in it; without one give'
       " `header='none'`, which calls the columns 0, 1, …, and if these are"
       " names `header='first'`."
     )
