@@ -149,6 +149,16 @@ def _sums_of_sequence(dataset):
   )
 
 
+@tff.tensorflow.computation(_sums_of_sequence.type_signature.parameter)
+def _first_batch(dataset):
+  return dataset.take(1)
+
+
+def _sums(values):
+  first = tff.federated_map(_first_batch, values)
+  return [tff.federated_map(_sums_of_sequence, v) for v in (values, first)]
+
+
 _STRUCTURE = collections.OrderedDict(
   b=tff.TensorType(np.float32, [2]), a=(np.float32, np.float32)
 )
@@ -222,7 +232,7 @@ _CASES = {
   ),
   'sequences': (
     _federated(
-      lambda v: tff.federated_map(_sums_of_sequence, v),
+      _sums,
       tff.FederatedType(
         _sums_of_sequence.type_signature.parameter, tff.CLIENTS
       ),

@@ -11,7 +11,9 @@ from tff_pfl.system import child_processes
 
 # It has no guard of its main module.
 _PROGRAM = """
-import os, sys, time
+import os, signal, sys, time
+# A program started in the background by a shell ignores Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 print('starts', flush=True)
 os.chdir(sys.argv[1])
 sys.path.insert(0, sys.argv[1])

@@ -161,9 +161,9 @@ def _packer(
   binding: Any, names: Sequence[str]
 ) -> Callable[[Sequence[tf.Tensor]], values.LocalValue]:
   """Makes a function from the named tensors to the bound local value."""
-  kind = binding.WhichOneof('binding')
-  if kind == 'tensor':
-    index = names.index(binding.tensor.tensor_name)
+  if binding.WhichOneof('binding') != 'struct':
+    (name,) = graph_programs.tensor_names(binding)
+    index = names.index(name)
     return lambda outputs: outputs[index]
   packers = [_packer(element, names) for element in binding.struct.element]
   return lambda outputs: tuple([pack(outputs) for pack in packers])

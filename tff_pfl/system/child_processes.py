@@ -66,7 +66,7 @@ def start(
   main = sys.modules['__main__']
   # Otherwise each fork would import it again, with all that it does.
   sys.modules['__main__'] = types.ModuleType('__main__')
-  # Which would start before the server, and unblock it.
+  # It unblocks the signals when it starts.
   resource_tracker.ensure_running()
   # The server and its forks keep this.
   signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
