@@ -3,6 +3,7 @@ import re
 import signal
 import subprocess
 import sys
+from multiprocessing import context
 
 import psutil
 import pytest
@@ -27,8 +28,9 @@ while True:
 """
 _MODULE = """
 import os, time
+importer = os.getpid()
 def main(argv):
-  print(*argv, os.environ['NAME'], flush=True)
+  print(*argv, os.environ['NAME'], importer == os.getppid(), flush=True)
   with open('pid', 'w') as file:
     file.write(str(os.getpid()))
   os.rename('pid', 'started')
@@ -68,7 +70,46 @@ def test_a_process_ends_with_the_program_and_not_by_its_signals(
     process.wait(0.5)
   program.kill()
   process.wait(20)
-  assert (tmp_path / 'log.txt').read_text() == 'only_there an argument value\n'
+  assert (tmp_path / 'log.txt').read_text() == (
+    'only_there an argument value True\n'
+  )
+
+
+def test_ctrl_c_during_the_start_leaves_no_process(tmp_path, monkeypatch):
+  (tmp_path / 'only_there.py').write_text(_MODULE)
+  (tmp_path / 'log.txt').touch()
+  monkeypatch.syspath_prepend(tmp_path)
+  start, started = context.ForkServerProcess.start, []
+
+  def start_and_interrupt(process):
+    start(process)
+    started.append(process)
+    signal.raise_signal(signal.SIGINT)
+
+  monkeypatch.setattr(context.ForkServerProcess, 'start', start_and_interrupt)
+  previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+  try:
+    with pytest.raises(KeyboardInterrupt):
+      child_processes.start('only_there', '', str(tmp_path / 'log.txt'), {})
+  finally:
+    signal.signal(signal.SIGINT, previous)
+  (process,) = started
+  process.join(20)
+  assert process.exitcode == -signal.SIGKILL
+
+
+def test_a_server_that_ends_is_an_error_of_the_system(tmp_path):
+  (tmp_path / 'program.py').write_text(_PROGRAM)
+  (tmp_path / 'only_there.py').write_text('import os; os._exit(1)')
+  program = subprocess.run(
+    [sys.executable, tmp_path / 'program.py', tmp_path],
+    capture_output=True,
+    text=True,
+    env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
+  )
+  assert program.stderr.endswith(
+    'OSError: the fork server has ended (did memory run out?)\n'
+  )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -11,8 +12,8 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Collection, Mapping
-from multiprocessing import connection, resource_tracker
+from collections.abc import Collection, Iterator, Mapping
+from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any
 
 _LAUNCHER = os.path.join(os.path.dirname(__file__), 'child_launcher.py')
@@ -41,9 +42,9 @@ def start(
   fork has not even those: a computation on TFF's default executor, rather than
   on a runtime of its own, would wait there for ever.
 
-  The fork has the working directory and `sys.path` of this process, not its
-  main module. Ctrl-C in a terminal does not reach it. It is killed when this
-  process ends, for any reason.
+  The fork has the working directory, environment and `sys.path` of this
+  process, not its main module. Ctrl-C in a terminal does not reach it. It is
+  killed when this process ends, for any reason.
 
   Args:
     module: Name of the module.
@@ -63,19 +64,47 @@ def start(
     target=_run,
     args=(module, argument, log_path, {**os.environ, **environment}),
   )
+  # It unblocks the signals when it starts.
+  resource_tracker.ensure_running()
   main = sys.modules['__main__']
   # Otherwise each fork would import it again, with all that it does.
   sys.modules['__main__'] = types.ModuleType('__main__')
-  # It unblocks the signals when it starts.
-  resource_tracker.ensure_running()
   # The server and its forks keep this.
   signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
   try:
-    process.start()
-  finally:
-    signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-    sys.modules['__main__'] = main
+    try:
+      with _same_path():
+        forkserver.ensure_running()
+      process.start()
+    finally:
+      sys.modules['__main__'] = main
+      signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+  except EOFError as error:
+    raise OSError('the fork server has ended (did memory run out?)') from error
+  except KeyboardInterrupt:
+    # It came during the start, and a notebook goes on.
+    if process.pid is not None:
+      process.kill()
+    raise
   return process
+
+
+@contextlib.contextmanager
+def _same_path() -> Iterator[None]:
+  """Has a Python that starts look for modules where this one does."""
+  changes = {
+    'PYTHONPATH': os.pathsep.join(map(os.path.abspath, sys.path)),
+    'PYTHONSAFEPATH': '1',
+  }
+  previous = {name: os.environ.get(name) for name in changes}
+  os.environ.update(changes)
+  try:
+    yield
+  finally:
+    for name, value in previous.items():
+      del os.environ[name]
+      if value is not None:
+        os.environ[name] = value
 
 
 def _run(module, argument, log_path, environment):
@@ -83,6 +112,7 @@ def _run(module, argument, log_path, environment):
   with open(log_path, 'a') as log:
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
+  os.environ.clear()
   os.environ.update(environment)
   # As in a program: the locks of libraries, such as tqdm's, would otherwise be
   # files that a killed process leaves behind.
