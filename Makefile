@@ -36,7 +36,8 @@ train: venv  ## Main job: train on the digits and show per-client results
 	@$(VENV_PYTHON) -m binaries.train $(TRAIN_ARGS)
 
 test: venv  ## Run the fast tests (TEST_PROCESSES=2: that many at a time)
-	@$(VENV_PYTHON) -m pytest -n '$(TEST_PROCESSES)' --dist loadfile $(TEST_ARGS)
+	@$(VENV_PYTHON) -m pytest -n '$(TEST_PROCESSES)' --dist loadfile \
+	  --no-loadscope-reorder $(TEST_ARGS)
 
 test-slow: venv  ## Run the slow tests and the tutorials (minutes)
 	@$(VENV_PYTHON) -m pytest -m 'slow and not gpu' $(TEST_ARGS)
