@@ -79,6 +79,7 @@ def test_several_labels_are_predicted_each(programs):
     assert row[f'prediction_{label}'] == str(int(is_likely))
 
 
+@pytest.mark.slow
 def test_rows_that_weigh_nothing_are_not_trained_on(programs, table):
   lines = table.read_text().splitlines()
   weighted = [f'{lines[0]},share', *(f'{line},0' for line in lines[1:])]

@@ -86,6 +86,7 @@ def test_existing_run_is_neither_overwritten_nor_resumed_otherwise(
     assert contents() == before
 
 
+@pytest.mark.slow
 def test_baselines_run_on_the_same_clients_and_are_compared(programs):
   # The main job, as `make train` runs it, but shorter.
   result = programs.succeed(

@@ -165,7 +165,7 @@ def test_no_private_weight_is_in_the_server_state_or_the_metrics(name):
     assert not local_shapes & {np.shape(value) for value in public}
 
 
-@_fast_for('fed_avg', 'fed_min_max', 'ifca')
+@_fast_for('fed_min_max')
 def test_examples_that_weigh_as_their_classes_train_as_these_do(name):
   factors = np.array([4.0, 1.0, 0.25], np.float32)
 
@@ -327,9 +327,7 @@ def test_built_again_it_gives_the_same_and_by_xla_up_to_rounding(name):
 
 
 # Options of training. Those take steps of their own, or averages of averages.
-@_fast_for(
-  *'apfl fed_ala fed_dar fed_dbe fed_pac l2gd p_fed_me scaffold'.split()
-)
+@_fast_for('apfl', 'fed_dar', 'l2gd', 'scaffold')
 def test_options_of_training_reach_every_method(name):
   """Steps without gradient but with decay, in the second round only."""
   process = _build(
@@ -371,7 +369,7 @@ def test_options_of_training_reach_every_method(name):
   sorted(
     {*registry.ALGORITHMS} - {'fed_dar', 'fed_em', 'fed_pac', 'ifca', 'knn_per'}
   ),
-  fast=('fed_ala', 'fed_dbe', 'fed_rep', 'fed_rod', 'separate_fed_avg'),
+  fast=('fed_ala', 'fed_rod'),
 )
 def test_all_training_sees_augmented_examples(name):
   """Which are zeros here, so that the clients' own do not count."""
