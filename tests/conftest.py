@@ -9,8 +9,6 @@ import pytest
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('MPLBACKEND', 'Agg')
-# Looking for operations that oneDNN has takes a tenth of a test's time.
-os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
 # The models of TFF's own algorithms are of Keras 2, those of this library not.
 os.environ['TF_USE_LEGACY_KERAS'] = '1'
 

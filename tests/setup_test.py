@@ -144,7 +144,7 @@ def test_build_installs_the_lock_once_and_after_a_change_again(checkout):
   assert first.endswith('-r .venv/build-lock.txt')
   assert second.endswith('--no-build-isolation -r requirements.txt')
   assert '-m binaries.train --flagfile=binaries/flagfiles/fed_rep.txt' in calls
-  run = '-m pytest -n 2 --dist loadfile'
+  run = '-m pytest -n 2 --dist loadfile --no-loadscope-reorder'
   assert run in calls
   os.utime(checkout.path / 'requirements.txt')
   assert checkout.make('test') == (0, '', [run])
