@@ -26,11 +26,20 @@ _ROOMS = (
 )
 
 
-def _imports(path):
-  """The modules of this library that a file imports, as their parts."""
+def _imports(path, *, for_types=True):
+  """The modules of this library that a file imports, as their parts.
+
+  Args:
+    for_types: False to leave out those under `if TYPE_CHECKING`.
+  """
   tree = ast.parse(path.read_text('utf-8'))
-  # What only names a type is not imported.
-  tree.body = [n for n in tree.body if not isinstance(n, ast.If)]
+  if not for_types:
+    tree.body = [
+      node
+      for node in tree.body
+      if not isinstance(node, ast.If)
+      or ast.unparse(node.test) != 'TYPE_CHECKING'
+    ]
   for node in ast.walk(tree):
     names = []
     if isinstance(node, ast.ImportFrom) and node.module:
@@ -69,7 +78,7 @@ def test_no_modules_import_each_other_in_a_circle():
     # A package's own `__init__` may gather what is in it.
     graph[parts] = {
       other
-      for imported in _imports(path)
+      for imported in _imports(path, for_types=False)
       for other in (imported, imported[:-1])
       if other in modules
       and other
