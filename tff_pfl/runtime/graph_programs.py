@@ -196,7 +196,6 @@ def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
 def _unload(function_names: Sequence[str]) -> None:
   """Frees the functions of a loaded graph."""
   for name in function_names:
-    # The whole graph and the part of it have registered them.
     while eager_context.context().has_function(name):
       eager_context.context().remove_function(name)
 
@@ -210,14 +209,49 @@ def import_graph(
 
   Args:
     graph_def: The graph.
-    feeds: Names of the tensors that are the arguments.
+    feeds: Names of the placeholders' tensors that are the arguments.
     fetches: Names of the tensors that are the results; repeated names give one.
   """
-  with tf.init_scope():
-    whole = tf.compat.v1.wrap_function(
-      lambda: tf.graph_util.import_graph_def(graph_def, name=''), []
+  nodes = {node.name: node for node in graph_def.node}
+  needed, names = set(), {_node_of(fetch) for fetch in fetches}
+  while names:
+    needed |= names
+    inputs = (nodes[name].input for name in names)
+    names = set(map(_node_of, itertools.chain(*inputs))) - needed
+  part = tf.compat.v1.GraphDef(
+    node=[node for node in graph_def.node if node.name in needed],
+    library=graph_def.library,
+    versions=graph_def.versions,
+  )
+  for node in part.node:
+    # It may name a node of another graph, of which this one was made.
+    node.attr.pop('_class', None)
+  attributes = [nodes[_node_of(feed)].attr for feed in feeds]
+
+  @functools.partial(
+    tf.function,
+    input_signature=[
+      tf.TensorSpec(a['shape'].shape, a['dtype'].type) for a in attributes
+    ],
+    autograph=False,
+  )
+  def imported(*arguments):
+    return tf.graph_util.import_graph_def(
+      part,
+      {f: a for f, a in zip(feeds, arguments) if _node_of(f) in needed},
+      list(dict.fromkeys(fetches)),
+      name='',
     )
-  return whole.prune(list(feeds), list(dict.fromkeys(fetches)))
+
+  for function in graph_def.library.function:
+    eager_context.context().add_function_def(function)
+  with tf.init_scope():
+    return imported.get_concrete_function()
+
+
+def _node_of(tensor_name: str) -> str:
+  """Returns the node of a tensor or of a control input."""
+  return tensor_name.removeprefix('^').split(':')[0]
 
 
 def tensor_names(binding: Any) -> list[str]:

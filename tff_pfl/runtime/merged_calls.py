@@ -113,7 +113,7 @@ def _report_at_server(calls: _Calls) -> _Calls:
   for name, call in calls.items():
     if is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
       *others, report = call.argument
-      if isinstance(report, tff.framework.CompiledComputation):
+      if num_graphs(report) and not references_of(report):
         total = tff.framework.Reference(
           f'{name}_total', report.type_signature.parameter
         )
@@ -288,10 +288,9 @@ def _one_aggregation(
       tff.framework.Call(function, argument_of(argument, index))
       for index, function in enumerate(functions)
     ]
-    function = tff.framework.Lambda(
+    return tff.framework.Lambda(
       argument.name, parameter_type, tff.framework.Struct(parts)
     )
-    return mapreduce_compiler.compile_local_computation_to_tensorflow(function)
 
   def pair(argument, index):
     return tff.framework.Struct(
@@ -310,7 +309,9 @@ def _one_aggregation(
       tff.framework.Struct(list(values))
     ),
     tff.framework.Struct(list(zeros)),
-    each(accumulates, tff.StructType([totals, tff.StructType(members)]), pair),
+    mapreduce_compiler.compile_local_computation_to_tensorflow(
+      each(accumulates, tff.StructType([totals, tff.StructType(members)]), pair)
+    ),
     each(merges, tff.StructType([totals, totals]), pair),
     each(
       reports,
