@@ -159,6 +159,14 @@ def _sums(values):
   return [tff.federated_map(_sums_of_sequence, v) for v in (values, first)]
 
 
+@tff.tensorflow.computation(tff.TensorType(np.float32, [2]))
+@tf.function(jit_compile=True)
+def _compiled(x):
+  return tf.while_loop(
+    lambda n, _: n < 3, lambda n, y: (n + 1, y + x), [0, tf.zeros([2])]
+  )
+
+
 _STRUCTURE = collections.OrderedDict(
   b=tff.TensorType(np.float32, [2]), a=(np.float32, np.float32)
 )
@@ -220,6 +228,13 @@ _CASES = {
   'numbers': (
     _all_kinds_of_numbers,
     [(np.float16(1.5), np.uint8(3), np.complex64(1 + 2j), np.int64(-1))],
+  ),
+  'compiled by XLA': (
+    _federated(
+      lambda v: tff.federated_map(_compiled, v),
+      tff.FederatedType(_compiled.type_signature.parameter, tff.CLIENTS),
+    ),
+    [([np.float32([1, 2]), np.float32([3, 4])],)],
   ),
   'nested': (_federated(_nested, _CLIENT_FLOATS), [([1.0, 2.0],)]),
   'zips': (

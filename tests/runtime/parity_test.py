@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 from typing import NamedTuple
 
 import keras
@@ -13,7 +14,7 @@ from tests.methods import toy_problems
 from tests.runtime import chunks, parity
 from tff_pfl import runtime
 from tff_pfl.core import personalization, schedules, training_options
-from tff_pfl.methods import per_fed_avg, registry
+from tff_pfl.methods import registry
 from tff_pfl.models import augmentation
 
 _SEED = 11
@@ -21,22 +22,15 @@ _NUM_CLIENTS = 7
 _NEW = 6  # The client that is in no round.
 # Compiling takes most of the time, so only one method is compiled by XLA.
 _WITH_XLA = 'fed_rep'
-# Two exchanges and domains; client state; state of client and server.
-_KINDS = ('fed_dar', 'fed_rep', 'scaffold')
+_RUNTIMES = ('in_process', 'chunks')
 
 
-def _cases(fast):
-  """Runtimes and methods, in the slow suite but for some methods of each."""
-  return pytest.mark.parametrize(
-    ('rt', 'name'),
-    [
-      pytest.param(
-        rt, name, marks=() if name in fast.get(rt, ()) else pytest.mark.slow
-      )
-      for rt in ('in_process', 'chunks')
-      for name in registry.ALGORITHMS
-    ],
-  )
+def _slow_but(fast, *axes):
+  """All cases of some axes, in the slow suite but for one."""
+  return [
+    pytest.param(*case, marks=() if case == fast else pytest.mark.slow)
+    for case in itertools.product(*axes)
+  ]
 
 
 class _Data(NamedTuple):
@@ -172,7 +166,11 @@ def _train_and_score(rt, name, build=_process):
   }
 
 
-@_cases(fast={'in_process': _KINDS})
+# Two exchanges, and state of clients and of the server.
+@pytest.mark.parametrize(
+  ('rt', 'name'),
+  _slow_but(('in_process', 'fed_fac'), _RUNTIMES, registry.ALGORITHMS),
+)
 def test_rounds_and_scores_are_those_of_the_native_runtime(on, rt, name):
   parity.assert_close(
     on(rt, _train_and_score, name), on('native', _train_and_score, name)
@@ -180,7 +178,7 @@ def test_rounds_and_scores_are_those_of_the_native_runtime(on, rt, name):
 
 
 def test_rounds_are_of_the_kinds_that_they_are_meant_to_be(on):
-  outputs = on('native', _train_and_score, 'fed_rep')['three rounds']
+  outputs = on('native', _train_and_score, 'fed_fac')['three rounds']
   assert [o.metrics['clients'] for o in outputs] == [2, 2, 3]
   assert [o.metrics['non_finite_clients'] for o in outputs] == [0, 1, 0]
   assert toy_problems.differ(
@@ -188,21 +186,9 @@ def test_rounds_are_of_the_kinds_that_they_are_meant_to_be(on):
   )
 
 
-@pytest.mark.parametrize(
-  ('rt', 'variant'),
-  [
-    ('in_process', 'exact'),
-    *(
-      pytest.param(*case, marks=pytest.mark.slow)
-      for case in (
-        ('batched', 'exact'),
-        ('chunks', 'exact'),
-        ('in_process', 'hessian_free'),
-        ('batched', 'hessian_free'),
-      )
-    ),
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('rt', ['in_process', 'batched', 'chunks'])
+@pytest.mark.parametrize('variant', ['exact', 'hessian_free'])
 def test_meta_gradients_are_those_of_the_native_runtime(on, rt, variant):
   parity.assert_close(
     on(rt, _meta_train, variant), on('native', _meta_train, variant)
@@ -211,18 +197,15 @@ def test_meta_gradients_are_those_of_the_native_runtime(on, rt, variant):
 
 @functools.cache
 def _meta_process(variant):
-  hparams = per_fed_avg.PerFedAvgHParams(
+  return registry.build(
+    'per_fed_avg',
+    toy_problems.classifier(),
     variant=variant,
     num_steps=3,
     num_inner_steps=2,
     learning_rate=0.1,
     inner_learning_rate=0.5,
     batch_size=4,
-  )
-  return registry.build(
-    'per_fed_avg',
-    toy_problems.classifier(),
-    hparams,
     seed=_SEED,
   )
 
@@ -233,15 +216,11 @@ def _meta_train(rt, variant):
 
 @pytest.mark.parametrize(
   ('rt', 'name'),
-  [
+  _slow_but(
     ('in_process', 'fed_rep'),
-    *(
-      pytest.param(rt, name, marks=pytest.mark.slow)
-      for rt in ('in_process', 'batched', 'chunks')
-      for name in ('ditto', 'fed_dar', 'fed_rep')
-      if (rt, name) != ('in_process', 'fed_rep')
-    ),
-  ],
+    (*_RUNTIMES, 'batched'),
+    ('ditto', 'fed_dar', 'fed_rep'),
+  ),
 )
 def test_options_of_training_give_the_same_on_every_runtime(on, rt, name):
   found, expected = (
@@ -274,16 +253,16 @@ def _process_with_options(name):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'make',
   [
     toy_problems.dropout_and_normalization,
-    pytest.param(
-      toy_problems.convolutional_and_recurrent, marks=pytest.mark.slow
-    ),
+    toy_problems.convolutional_and_recurrent,
   ],
 )
-@_cases(fast={'in_process': ['fed_rep']})
+@pytest.mark.parametrize('rt', _RUNTIMES)
+@pytest.mark.parametrize('name', registry.ALGORITHMS)
 def test_layers_of_many_kinds_are_trained_as_on_the_native_runtime(
   on, rt, make, name
 ):

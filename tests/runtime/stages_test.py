@@ -46,7 +46,7 @@ def _train(rt, name):
 
 
 @pytest.mark.parametrize(
-  ('name', 'num_stages'), [('fed_rep', 1), ('fed_dar', 2), ('fed_fac', 2)]
+  ('name', 'num_stages'), [('fed_rep', 1), ('fed_fac', 2)]
 )
 def test_stage_is_an_exchange(name, num_stages):
   plan = _plan(_process(name).next)
@@ -62,12 +62,12 @@ def test_stage_is_an_exchange(name, num_stages):
 
 
 def test_clients_have_no_part_in_what_the_server_computes():
-  assert _plan(_process('fed_rep').initialize) is None
+  assert _plan(_process('fed_fac').initialize) is None
 
 
-# Two exchanges, and domains; state of client and server. `ray_test` has more.
+# Two exchanges, and state of client and server; domains.
 @pytest.mark.parametrize(
-  'name', ['fed_dar', pytest.param('scaffold', marks=pytest.mark.slow)]
+  'name', ['fed_fac', pytest.param('fed_dar', marks=pytest.mark.slow)]
 )
 def test_rounds_in_chunks_are_those_of_one_process(name):
   with runtime.create_runtime('in_process') as rt:
@@ -82,7 +82,7 @@ def test_rounds_in_chunks_are_those_of_one_process(name):
 
 def test_cohort_without_clients():
   with chunks.ChunksRuntime(2) as rt:
-    process = _process('fed_rep')
+    process = _process('fed_fac')
     state = rt.run(process.initialize)
     output = rt.run(process.next, state, [], [])
   assert output.client_states == []
