@@ -31,14 +31,23 @@ _CONFIG = run_config.RunConfig(
 )
 
 
-pytestmark = pytest.mark.usefixtures('without_pictures')
+pytestmark = pytest.mark.usefixtures(
+  'no_pictures', 'one_runtime', 'one_process'
+)
 
 
 @pytest.fixture(name='directory', scope='module')
 def _directory(tmp_path_factory):
+  """A run as if it had been stopped after the warm-up."""
   directory = str(tmp_path_factory.mktemp('run') / 'run')
-  _CONFIG.run(directory, show_progress=False)
+  _started(_CONFIG, directory)
   return directory
+
+
+def _started(config, directory):
+  data = config.load_data()
+  model = config.build_model(data)
+  return warm_up.run(config, model, data, str(directory), show_progress=False)
 
 
 def _global_weights(directory):
@@ -56,45 +65,42 @@ def test_training_of_the_warm_up_is_that_of_the_body():
   assert config.reweight_domains
 
 
-def test_clients_that_keep_statistics_have_the_initial_ones_after_it(tmp_path):
-  config = run_config.RunConfig(
-    algorithm='fed_avg',
-    dataset='digits',
-    num_clients=2,
-    cohort_size=2,
-    model='cnn',
-    model_arguments={'filters': 2, 'widths': (4,), 'normalization': 'batch'},
-    statistics='local',
-    num_warmup_rounds=1,
-  )
-  data = config.load_data()
-  model = config.build_model(data)
-  folder = str(tmp_path)
-  started = warm_up.run(config, model, data, folder, show_progress=False)
+_BEGUN = run_config.RunConfig(
+  algorithm='fed_avg',
+  model='cnn',
+  model_arguments={'filters': 2, 'widths': (4,), 'normalization': 'batch'},
+  statistics='local',
+  num_clients=4,
+  cohort_size='2,2:4',
+  join_rounds='2:0.25,9:0.25',
+  num_warmup_rounds=3,
+  num_rounds=2,
+  num_final_evaluations=1,
+)
+
+
+@pytest.fixture(name='begun', scope='module')
+def _begun(tmp_path_factory):
+  directory = str(tmp_path_factory.mktemp('begun'))
+  return _BEGUN.run(directory, show_progress=False)
+
+
+def test_clients_that_keep_statistics_have_the_initial_ones_after_it(begun):
+  model = _BEGUN.build_model(_BEGUN.load_data())
+  started = warm_up.with_initial_weights(_BEGUN, model, begun.directory)
   assert list(started.initial_weights) == list(model.initial_weights)
   for name, value in started.initial_weights.items():
     same = np.array_equal(value, model.initial_weights[name])
     assert same == (name in model.statistics), name
 
 
-def test_nobody_joins_in_the_warm_up(tmp_path):
-  config = run_config.RunConfig(
-    algorithm='fed_avg',
-    model='linear',
-    num_clients=4,
-    cohort_size='2,2:4',
-    join_rounds='2:0.25,9:0.25',
-    num_warmup_rounds=3,
-    num_rounds=2,
-    num_final_evaluations=1,
-  )
-  before = warm_up.config_of(config)
+def test_nobody_joins_in_the_warm_up(begun):
+  before = warm_up.config_of(_BEGUN)
   assert (before.cohort_size, before.join_rounds) == (2, '5:0.25,12:0.25')
-  run = config.run(str(tmp_path), show_progress=False)
-  assert run.history['clients'].tolist() == [2, 3]
-  first = open_run.open_run(str(tmp_path / 'warmup'))
+  assert begun.history['clients'].tolist() == [2, 3]
+  first = open_run.open_run(f'{begun.directory}/warmup')
   assert first.history['clients'].tolist() == [2, 2, 2]
-  assert set(first.data.join_round) == set(run.data.join_round)
+  assert set(first.data.join_round) == set(begun.data.join_round)
 
 
 @pytest.mark.slow
@@ -105,11 +111,8 @@ def test_domains_count_the_same_in_the_warm_up_where_they_do_in_the_method(
     _CONFIG,
     hparams=dataclasses.replace(_CONFIG.hparams, reweight_domains=False),
   )
-  data = _CONFIG.load_data()
-  model = _CONFIG.build_model(data)
-  found = warm_up.run(
-    unweighted, model, data, str(tmp_path), show_progress=False
-  )
+  model = _CONFIG.build_model(_CONFIG.load_data())
+  found = _started(unweighted, tmp_path)
   started = warm_up.with_initial_weights(_CONFIG, model, directory)
   assert not started.domains.reweighted
   assert toy_problems.differ(
@@ -135,26 +138,25 @@ def test_the_method_starts_from_the_model_of_the_warm_up(directory):
 
 @pytest.mark.slow
 def test_interrupted_run_resumes_with_the_same_results(directory, tmp_path):
-  shorter = str(tmp_path / 'run')
-  data = _CONFIG.load_data()
-  # As if it had been stopped after the warm-up.
-  warm_up.run(
-    _CONFIG, _CONFIG.build_model(data), data, shorter, show_progress=False
-  )
-  _CONFIG.run(shorter, resume=True, show_progress=False)
+  whole, resumed = str(tmp_path / 'whole'), str(tmp_path / 'resumed')
+  _CONFIG.run(whole, show_progress=False)
+  shutil.copytree(directory, resumed)
+  _CONFIG.run(resumed, resume=True, show_progress=False)
   toy_problems.assert_same(
-    dict(_global_weights(shorter)), dict(_global_weights(directory))
+    dict(_global_weights(resumed)), dict(_global_weights(whole))
   )
 
 
-def test_the_warm_up_of_a_run_that_has_begun_is_not_trained_on(directory):
-  longer = dataclasses.replace(_CONFIG, num_warmup_rounds=3)
-  with pytest.raises(errors.RunError, match='the 3 rounds .* found 2'):
-    longer.run(directory, resume=True, show_progress=False)
+def test_the_warm_up_of_a_run_that_has_begun_is_not_trained_on(begun):
+  longer = dataclasses.replace(_BEGUN, num_warmup_rounds=4)
+  with pytest.raises(errors.RunError, match='the 4 rounds .* found 3'):
+    longer.run(begun.directory, resume=True, show_progress=False)
   with pytest.raises(errors.RunError, match='There is a run in'):
-    _CONFIG.run(directory, show_progress=False)
-  with run_store.RunStore.open_for_reading(f'{directory}/warmup') as store:
-    assert store.last_round == 2
+    _BEGUN.run(begun.directory, show_progress=False)
+  with run_store.RunStore.open_for_reading(
+    f'{begun.directory}/warmup'
+  ) as store:
+    assert store.last_round == 3
 
 
 @pytest.mark.parametrize(
@@ -209,12 +211,6 @@ def _after(before, **changes):
     **changes,
   }
   return dataclasses.replace(_BEFORE, **settings)
-
-
-def _started(config, directory):
-  data = config.load_data()
-  model = config.build_model(data)
-  return warm_up.run(config, model, data, str(directory), show_progress=False)
 
 
 def test_the_first_round_starts_at_the_weights_of_the_initial_run(
