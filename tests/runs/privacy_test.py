@@ -178,7 +178,7 @@ def _stored(directory):
     return store.server_state(), [row['epsilon'] for row in store.history()]
 
 
-@pytest.mark.usefixtures('without_pictures')
+@pytest.mark.usefixtures('no_pictures', 'one_runtime')
 def test_resumed_private_run_equals_an_uninterrupted_one(tmp_path, capsys):
   data = _CONFIG.load_data()
   process = _CONFIG.build_process(_CONFIG.build_model(data))

@@ -14,7 +14,7 @@ from tff_pfl.models import client_metrics, zoo
 from tff_pfl.runs import new_clients, personalized_evaluation, report, training
 from tff_pfl.runs import run as run_lib
 
-pytestmark = pytest.mark.usefixtures('without_pictures')
+pytestmark = pytest.mark.usefixtures('no_pictures', 'one_runtime')
 
 
 def _data(num_classes, one_class=False):

@@ -22,7 +22,7 @@ from tff_pfl.runs import (
   training,
 )
 
-pytestmark = pytest.mark.usefixtures('without_pictures')
+pytestmark = pytest.mark.usefixtures('no_pictures')
 
 _NUM_CLIENTS = 12
 _NUM_ROUNDS = 6

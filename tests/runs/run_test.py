@@ -27,6 +27,10 @@ from tff_pfl.runs import (
 )
 from tff_pfl.runs import run as run_lib
 
+pytestmark = pytest.mark.usefixtures(
+  'no_pictures', 'one_runtime', 'one_process'
+)
+
 _CONFIG = run_config.RunConfig(
   hparams=fed_rep.FedRepHParams(num_head_epochs=1),
   num_clients=6,
@@ -119,7 +123,6 @@ def test_a_client_has_a_keras_model_that_predicts(run):
     run.predict('nobody', x)
 
 
-@pytest.mark.usefixtures('without_pictures')
 def test_a_run_goes_on_keeps_its_best_models_and_tells_who_listens(
   tmp_path, run
 ):
@@ -158,7 +161,6 @@ def test_a_run_goes_on_keeps_its_best_models_and_tells_who_listens(
     best.continue_(7)
 
 
-@pytest.mark.usefixtures('without_pictures')
 def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(tmp_path):
   data = datasets.load_dataset('digits', num_clients=6, partition='shards:2')
   process = registry.build(
