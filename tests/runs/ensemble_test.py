@@ -1,14 +1,11 @@
 import collections
-import functools
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.methods import toy_problems
 from tests.runs import clients
-from tff_pfl import runtime
 from tff_pfl.methods import registry
 from tff_pfl.models import domain_models
 from tff_pfl.runs import ensemble
@@ -16,15 +13,12 @@ from tff_pfl.runs import ensemble
 _RNG = np.random.default_rng(4)
 
 
-@pytest.fixture(scope='module', name='in_process')
-def _in_process():
-  with runtime.create_runtime(runtime.DEFAULT) as created:
-    yield created
-
-
-@functools.cache
+@pytest.fixture(scope='module', name='fed_per')
 def _fed_per():
-  return registry.build('fed_per', toy_problems.classifier())
+  body, head = (
+    _RNG.normal(size=shape).astype(np.float32) for shape in ([5, 4], [4, 3])
+  )
+  return registry.build('fed_per', toy_problems.linear_classifier(body, head))
 
 
 def _labeled(sizes, seed):
@@ -33,23 +27,23 @@ def _labeled(sizes, seed):
   ]
 
 
-def _trained(process, in_process, known, num_rounds=2):
+def _trained(process, runtime, known, num_rounds=2):
   """The state and the clients' states, of whom the last took no part."""
-  state = in_process.run(process.initialize)
-  states = in_process.run(
+  state = runtime.run(process.initialize)
+  states = runtime.run(
     process.initialize_client_states, list(range(len(known)))
   )
   data = toy_problems.padded(known)
   for _ in range(num_rounds):
-    output = in_process.run(process.next, state, states[:-1], data[:-1])
+    output = runtime.run(process.next, state, states[:-1], data[:-1])
     state, states = output.state, [*output.client_states, states[-1]]
   return state, states
 
 
-def _scores(process, in_process, known, new, state, states):
+def _scores(process, runtime, known, new, state, states):
   return ensemble.evaluate_clients(
     process,
-    in_process,
+    runtime,
     state,
     lambda indices: [states[index] for index in indices],
     clients.Clients(known, known),
@@ -62,25 +56,16 @@ def _softmax(values):
   return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
-def test_new_clients_get_the_mean_of_the_known_models_probabilities(in_process):
+def test_new_clients_get_the_mean_of_the_known_models_probabilities(
+  runtime, fed_per
+):
   # More clients than are personalized in one call, and more test examples than
   # are predicted in one.
   num_known, new_sizes = 24, (300, 0, 2)
-  kernel = _RNG.normal(size=[5, 3]).astype(np.float32)
-  network = keras.Sequential(
-    [
-      keras.layers.Input([5]),
-      keras.layers.Dense(4, use_bias=False, name='body'),
-      keras.layers.Dense(3, use_bias=False, name='head'),
-    ]
-  )
-  body = _RNG.normal(size=[5, 4]).astype(np.float32)
-  network.set_weights([body, kernel[:4]])
-  process = registry.build('fed_per', toy_problems.classifier_from(network))
   known = _labeled([4 + i % 3 for i in range(num_known)], 0)
   new = _labeled(new_sizes, 100)
-  state, states = _trained(process, in_process, known)
-  rows = _scores(process, in_process, known, new, state, states)
+  state, states = _trained(fed_per, runtime, known)
+  rows = _scores(fed_per, runtime, known, new, state, states)
 
   tested = [i for i, size in enumerate(new_sizes) if size]
   assert [row['client'] for row in rows] == [f'client {i}' for i in tested]
@@ -108,14 +93,14 @@ def test_new_clients_get_the_mean_of_the_known_models_probabilities(in_process):
     )
 
 
-def test_regression_takes_the_mean_of_the_outputs(in_process):
+def test_regression_takes_the_mean_of_the_outputs(runtime):
   body = _RNG.normal(size=[4, 2]).astype(np.float32)
   head = _RNG.normal(size=[2, 3]).astype(np.float32)
   process = registry.build('fed_per', toy_problems.linear_network(body, head))
   known = [toy_problems.regression_examples(6, 4, 3, seed=i) for i in range(4)]
   new = [toy_problems.regression_examples(7, 4, 3, seed=9)]
-  state, states = _trained(process, in_process, known)
-  (row,) = _scores(process, in_process, known, new, state, states)
+  state, states = _trained(process, runtime, known)
+  (row,) = _scores(process, runtime, known, new, state, states)
   mean_head = np.mean(
     [toy_problems.kernels(s.local)['head'] for s in states[:-1]], axis=0
   )
@@ -127,42 +112,38 @@ def test_regression_takes_the_mean_of_the_outputs(in_process):
   )
 
 
-def test_a_model_that_diverged_has_no_say(in_process):
-  process = _fed_per()
+def test_a_model_that_diverged_has_no_say(runtime, fed_per):
   known, new = _labeled((4, 5, 6), 0), _labeled((8,), 50)
-  state, states = _trained(process, in_process, known)
+  state, states = _trained(fed_per, runtime, known)
   broken = states[0]._replace(
     local=tf.nest.map_structure(
       lambda value: np.full_like(value, np.nan), states[0].local
     )
   )
-  (row,) = _scores(
-    process, in_process, known, new, state, [broken, *states[1:]]
-  )
-  (expected,) = _scores(process, in_process, known[1:], new, state, states[1:])
+  (row,) = _scores(fed_per, runtime, known, new, state, [broken, *states[1:]])
+  (expected,) = _scores(fed_per, runtime, known[1:], new, state, states[1:])
   assert row == expected
   assert row['num_models'] == 1
 
 
-def test_it_takes_a_trained_model_and_a_test_example(in_process):
-  process = _fed_per()
+def test_it_takes_a_trained_model_and_a_test_example(runtime, fed_per):
   known, nobody = _labeled((4, 5), 0), _labeled((0,), 7)
-  state, states = _trained(process, in_process, known, num_rounds=0)
-  assert not _scores(process, in_process, known, nobody, state, states)
+  state, states = _trained(fed_per, runtime, known, num_rounds=0)
+  assert not _scores(fed_per, runtime, known, nobody, state, states)
   with pytest.raises(ensemble.NoModelsError, match='at least one took part'):
-    _scores(process, in_process, known, known, state, states)
+    _scores(fed_per, runtime, known, known, state, states)
 
 
-def test_fine_tuned_models_predict_as_such(in_process):
+def test_fine_tuned_models_predict_as_such(runtime):
   # Per-FedAvg's clients keep nothing; their models need their data.
   process = registry.build('per_fed_avg', toy_problems.classifier())
   known, new = _labeled((4, 5, 6), 0), _labeled((8,), 50)
-  state, states = _trained(process, in_process, known)
-  (row,) = _scores(process, in_process, known, new, state, states)
+  state, states = _trained(process, runtime, known)
+  (row,) = _scores(process, runtime, known, new, state, states)
   data = toy_problems.padded(known)
   probabilities = []
   for client_state, examples_of in zip(states[:-1], data):
-    weights = in_process.run(
+    weights = runtime.run(
       process.personalize, state, client_state, examples_of
     ).weights
     outputs, _ = process.model.forward(weights, tf.constant(new[0].x))
@@ -176,7 +157,7 @@ def test_fine_tuned_models_predict_as_such(in_process):
 
 
 @pytest.mark.slow
-def test_examples_with_domains_are_predicted_by_domain(in_process):
+def test_examples_with_domains_are_predicted_by_domain(runtime):
   model = domain_models.with_domains(
     toy_problems.classifier(), toy_problems.DOMAINS
   )
@@ -186,11 +167,11 @@ def test_examples_with_domains_are_predicted_by_domain(in_process):
   known = [toy_problems.in_turn(c) for c in _labeled((6, 7, 8), 0)]
   (of_new,) = _labeled((9,), 50)
   new = toy_problems.in_turn(of_new)
-  state, states = _trained(process, in_process, known)
-  (row,) = _scores(process, in_process, known, [new], state, states)
+  state, states = _trained(process, runtime, known)
+  (row,) = _scores(process, runtime, known, [new], state, states)
   # All clients' models are the global one.
   outputs, _ = process.model.forward(
-    in_process.run(
+    runtime.run(
       process.personalize, state, states[0], toy_problems.padded(known)[0]
     ).weights,
     collections.OrderedDict(

@@ -178,10 +178,20 @@ def _stored(directory):
     return store.server_state(), [row['epsilon'] for row in store.history()]
 
 
+@pytest.fixture(name='data', scope='module')
+def _data():
+  return _CONFIG.load_data()
+
+
+@pytest.fixture(name='process', scope='module')
+def _process(data):
+  return _CONFIG.build_process(_CONFIG.build_model(data))
+
+
 @pytest.mark.usefixtures('no_pictures', 'one_runtime')
-def test_resumed_private_run_equals_an_uninterrupted_one(tmp_path, capsys):
-  data = _CONFIG.load_data()
-  process = _CONFIG.build_process(_CONFIG.build_model(data))
+def test_resumed_private_run_equals_an_uninterrupted_one(
+  process, data, tmp_path, capsys
+):
   for folder, num_rounds in (('parts', 1), ('parts', 3), ('whole', 3)):
     run = dataclasses.replace(_CONFIG, num_rounds=num_rounds).run_process(
       process, data, str(tmp_path / folder), resume=True, show_progress=False
@@ -200,15 +210,12 @@ def test_resumed_private_run_equals_an_uninterrupted_one(tmp_path, capsys):
   }
 
 
-def test_accounting_is_of_the_noise_that_is_added(tmp_path):
+def test_accounting_is_of_the_noise_that_is_added(process, data, tmp_path):
   # Where nothing is sent, nothing is told.
   state = personalized_process.ServerState(0, 0, {}, ((),), (), ())
   accounting = privacy.Accounting(1.0, _everybody(), _DELTA)
   assert accounting.for_state(state).epsilons(3) == [0.0] * 3
-  config = dataclasses.replace(_CONFIG, aggregator='mean')
-  data = config.load_data()
-  process = config.build_process(config.build_model(data))
-  sampler = client_sampling.CohortSampler(6, 3, config.seed)
+  sampler = client_sampling.CohortSampler(6, 3, _CONFIG.seed)
   with pytest.raises(ValueError, match='`accounting` to be of the noise'):
     training.run(
       process,
@@ -216,7 +223,7 @@ def test_accounting_is_of_the_noise_that_is_added(tmp_path):
       output_dir=str(tmp_path / 'run'),
       num_rounds=1,
       cohort_size=3,
-      accounting=privacy.Accounting(1.0, sampler, _DELTA),
+      accounting=privacy.Accounting(2.0, sampler, _DELTA),
     )
 
 

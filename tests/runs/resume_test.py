@@ -254,7 +254,7 @@ def test_clients_that_change_are_the_same_after_a_resume(
   process, data, joining, run, tmp_path
 ):
   at_once, resumed = tmp_path / 'at once', tmp_path / 'resumed'
-  _run(process, joining, at_once, **_CHANGING)
+  run(at_once, data=joining, **_CHANGING)
   expected = left_behind.everything(at_once, _NUM_CLIENTS)
   run(resumed, data=joining, num_rounds=2, **_CHANGING)
   with run_store.RunStore.open_for_reading(resumed) as store:

@@ -100,7 +100,12 @@ def test_settings_survive_json(config):
   assert restored.settings() == config.settings()
 
 
-def test_later_settings_reach_the_process():
+@pytest.fixture(name='process', scope='module')
+def _process():
+  return _CONFIG.build_process(_CONFIG.build_model(_CONFIG.load_data()))
+
+
+def test_later_settings_reach_the_process(process):
   config = dataclasses.replace(
     _CONFIG,
     model='cnn',
@@ -118,9 +123,7 @@ def test_later_settings_reach_the_process():
   assert description['max_gradient_norm'] == 2.0
   assert description['learning_rates'][:2] == pytest.approx([0.2, 0.4])
   assert description['server_learning_rates'][1:3] == pytest.approx([1, 0.1])
-  assert not {'statistics', 'learning_rates'} & set(
-    _CONFIG.build_process(_CONFIG.build_model(data)).description
-  )
+  assert not {'statistics', 'learning_rates'} & set(process.description)
 
 
 def test_same_settings_build_the_same_clients_and_weights():
@@ -142,11 +145,9 @@ def test_same_settings_build_the_same_clients_and_weights():
   )
 
 
-def test_settings_reach_the_process():
-  data = _CONFIG.load_data()
-  process = _CONFIG.build_process(_CONFIG.build_model(data))
+def test_settings_reach_the_process(process):
   assert process.name == 'fed_rep'
-  assert data.num_clients == 6
+  assert _CONFIG.load_data().num_clients == 6
   assert process.has_local_weights
   # Fine-tuning needs the training data of clients that took part, too.
   state = type('State', (), {'num_rounds': 3})

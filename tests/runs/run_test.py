@@ -161,12 +161,10 @@ def test_a_run_goes_on_keeps_its_best_models_and_tells_who_listens(
     best.continue_(7)
 
 
-def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(tmp_path):
-  data = datasets.load_dataset('digits', num_clients=6, partition='shards:2')
-  process = registry.build(
-    'fed_per', zoo.mlp(data.element_spec, 10, widths=[8]), num_epochs=1
-  )
-  directory = str(tmp_path)
+def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(
+  tmp_path, run
+):
+  process, data, directory = run.process, run.data, str(tmp_path)
   run = training.run(
     process, data, directory, num_rounds=1, cohort_size=2, show_progress=False
   )
@@ -182,11 +180,12 @@ def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(tmp_path):
     dict(run.personal_weights('client_0')),
   )
   other = registry.build(
-    'fed_per', zoo.mlp(data.element_spec, 10, seed=1, widths=[8]), num_epochs=2
+    'fed_rep', zoo.mlp(data.element_spec, 10, seed=1, widths=[16])
   )
   with pytest.raises(errors.RunError) as told:
     open_run.open_run(directory, other, data)
-  assert 'num_epochs was 1, now 2; model.initial_weights_sha' in str(told.value)
+  assert 'num_head_epochs was 1, now' in str(told.value)
+  assert '; model.initial_weights_sha' in str(told.value)
   assert 'set_random_seed' in str(told.value)
   with pytest.raises(ValueError, match='together with data'):
     open_run.open_run(directory, process)

@@ -10,7 +10,7 @@ import pytest
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import personalization
-from tff_pfl.methods import fed_avg, fed_rep, registry, scaffold
+from tff_pfl.methods import fed_avg, fed_rep, registry
 from tff_pfl.models import zoo
 from tff_pfl.runs import client_population as population_lib
 from tff_pfl.runs import (
@@ -103,7 +103,7 @@ _OPTIONS = {
 def _fed_rep_run(tmp_path_factory):
   directory = tmp_path_factory.mktemp('fed_rep')
   return _run(
-    _make_process('fed_rep'), _make_data(), directory, pictures=True, **_OPTIONS
+    _make_process(), _make_data(), directory, pictures=True, **_OPTIONS
   )
 
 
@@ -316,28 +316,18 @@ def _data_of(features, classes, **options):
       'at least one client has test examples',
     ),
     (
-      {
-        'process': (
-          'scaffold',
-          {'hparams': scaffold.ScaffoldHParams(num_clients=3)},
-        )
-      },
+      {'process': {'description': {'hparams': {'num_clients': 3}}}},
       '`hparams.num_clients` to be .*found 3',
     ),
-    (
-      {'process': ('fed_rep', {'seed': -1})},
-      '`seed` to be nonnegative, found -1',
-    ),
+    ({'process': {'seed': -1}}, '`seed` to be nonnegative, found -1'),
   ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_written(
   tmp_path, changes, words
 ):
   options = {'data': _make_data(), **changes}
-  process = _make_process()
-  if 'process' in options:
-    name, of_process = options.pop('process')
-    process = _build(name, _make_model(), **of_process)
+  process = copy.copy(_make_process())
+  vars(process).update(options.pop('process', {}))
   with pytest.raises((TypeError, ValueError), match=words) as caught:
     _run(process, directory=tmp_path / 'run', **options)
   assert '\n' not in str(caught.value)

@@ -1,3 +1,4 @@
+import contextlib
 import contextvars
 import threading
 import time
@@ -33,6 +34,29 @@ def test_clients_run_on_all_threads_at_once():
     return threading.get_ident()
 
   assert len(set(mapper.map(work, None, 4).values)) == 4
+  mapper.close()
+
+
+def test_threads_compute_on_their_devices(monkeypatch):
+  local, used = threading.local(), []
+  barrier = threading.Barrier(3, timeout=5)
+
+  @contextlib.contextmanager
+  def on_device(name):
+    local.device = name
+    yield
+
+  monkeypatch.setattr(client_mapper.tf, 'device', on_device)
+  names = [f'/device:CPU:{i}' for i in range(3)]
+  mapper = client_mapper.ClientMapper(names)
+
+  def work():
+    barrier.wait()
+    used.append(local.device)
+    return mapper.device()
+
+  assert sorted(mapper.map(work, None, 6).values) == sorted(2 * names)
+  assert sorted(used) == sorted(2 * names)
   mapper.close()
 
 

@@ -79,6 +79,8 @@ def test_threads_are_one_for_each_gpu_and_core(monkeypatch):
     devices.thread_devices(cpus, 0)
 
 
+# `client_mapper_test` has it in one process.
+@pytest.mark.slow
 def test_clients_go_to_all_devices_in_turn():
   output = _run_program("""
     import numpy as np

@@ -9,7 +9,6 @@ import tensorflow_federated as tff
 from tests.methods import toy_problems
 from tests.runtime import cases
 from tff_pfl import errors, runtime
-from tff_pfl.methods import registry
 from tff_pfl.runtime import client_mapper, graph_programs, lowering
 
 pytestmark = pytest.mark.timeout(60)
@@ -192,25 +191,23 @@ def test_computations_that_are_gone_are_forgotten(rt, monkeypatch):
 
   monkeypatch.setattr(graph_programs, 'load_graph', record)
 
-  def build_and_run(created):
-    process = registry.build('fed_avg', toy_problems.classifier())
+  process = toy_problems.linear('fed_avg')
+
+  def run_on(created, process):
     state = created.run(process.initialize)
     states = created.run(process.initialize_client_states, [0, 1])
-    data = toy_problems.padded([toy_problems.labeled_examples(5, 0)] * 2)
+    data = toy_problems.padded(toy_problems.CLIENTS)
     created.run(process.next, state, states, data)
-    return process
+    assert programs
 
-  gone = build_and_run(rt)
-  assert programs
-  computation = weakref.ref(gone.next)
-  del gone
+  # A closed runtime keeps nothing of a process that goes on.
+  with runtime.create_runtime('in_process', batched_clients=True) as other:
+    run_on(other, process)
+  gc.collect()
+  assert not programs
+  run_on(rt, process)
+  computation = weakref.ref(process.next)
+  del process
   gc.collect()
   assert computation() is None
   assert not programs
-  # A closed runtime keeps nothing of a process that goes on.
-  with runtime.create_runtime('in_process', batched_clients=True) as other:
-    kept = build_and_run(other)
-    assert programs
-  gc.collect()
-  assert not programs
-  del kept
