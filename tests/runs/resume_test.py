@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.runs import left_behind
-from tests.runtime import parity
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.methods import fed_rep, registry
@@ -244,15 +243,11 @@ def test_more_rounds_than_before_go_on_as_if_asked_for_at_once(
 _CHANGING = {'cohort_size': '2,3:5,6:12', 'dropout_rate': 0.4}
 
 
-@pytest.fixture(name='joining')
-def _joining(data):
-  """Three clients from round 1 on, the others from round 4 on."""
-  return data.joining({name: 4 for name in data.client_ids[3:]})
-
-
 def test_clients_that_change_are_the_same_after_a_resume(
-  process, data, joining, run, tmp_path
+  process, data, run, tmp_path
 ):
+  # Three clients from round 1 on, the others from round 4 on.
+  joining = data.joining({name: 4 for name in data.client_ids[3:]})
   at_once, resumed = tmp_path / 'at once', tmp_path / 'resumed'
   run(at_once, data=joining, **_CHANGING)
   expected = left_behind.everything(at_once, _NUM_CLIENTS)
@@ -283,18 +278,3 @@ def test_clients_that_change_are_the_same_after_a_resume(
   )
   assert reported == [len(sampler.sample(r)) for r in range(1, 7)]
   assert len(expected['per_client']) == _NUM_CLIENTS
-
-
-@pytest.mark.slow
-def test_clients_that_change_are_the_same_on_the_native_runtime(
-  process, joining, tmp_path
-):
-  for runtime in ('in_process', 'native'):
-    _run(process, joining, tmp_path / runtime, runtime=runtime, **_CHANGING)
-  in_process, native = (
-    left_behind.everything(tmp_path / runtime, _NUM_CLIENTS)
-    for runtime in ('in_process', 'native')
-  )
-  for name in ('history', 'per_client'):
-    parity.assert_close(in_process[name], native[name])
-  assert set(in_process['client_states']) == set(native['client_states'])

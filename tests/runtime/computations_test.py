@@ -89,6 +89,12 @@ def _nested(values):
   )
 
 
+def _broadcast_constant(clients):
+  two = tff.federated_value(np.float32(2), tff.SERVER)
+  four = tff.federated_map(cases.double, two)
+  return tff.federated_broadcast(four), tff.federated_sum(clients)
+
+
 def _zips(clients, server):
   at_clients = collections.OrderedDict(
     a=clients, b=(clients, tff.federated_broadcast(server))
@@ -214,6 +220,10 @@ _CASES = {
     [([1.0, 2.0],)],
   ),
   'constants': (_federated(_constants), [()]),
+  'broadcast constant': (
+    _federated(_broadcast_constant, _CLIENT_FLOATS),
+    [([1.0, 3.0],)],
+  ),
   'secure sums': (_federated(_secure_sums, _CLIENT_INTS), [([1, 2, 3],)]),
   'containers': (
     _all_containers,

@@ -124,14 +124,3 @@ def test_server_computes_once_between_aggregations():
     # Clients have 4 * 2 + 1 + (1, 3); their mean is 11.
     found = created.run(comp, 2.0, [1.0, 3.0])
   assert [float(value) for value in found] == [13, 2 * (14 + 16), 4]
-
-
-def test_server_computes_from_constants():
-  @tff.federated_computation(_CLIENT_FLOATS)
-  def comp(values):
-    one = tff.federated_value(np.float32(1), tff.SERVER)
-    four = tff.federated_map(_double, tff.federated_map(_double, one))
-    return tff.federated_broadcast(four), tff.federated_sum(values)
-
-  with runtime.create_runtime('in_process') as created:
-    assert created.run(comp, [1.0, 3.0]) == (4.0, 4.0)
