@@ -96,19 +96,16 @@ def test_what_is_no_basis_is_refused_by_name(basis, reason):
     representation.principal_angle_distance(good, basis)
 
 
-@pytest.mark.parametrize(
-  'function, arguments, reason',
-  [
+def test_what_is_no_pair_of_features_is_refused():
+  for function, arguments, reason in (
     ('principal_angle_distance', [np.eye(3)[:, :1], np.eye(4)], '3 rows, like'),
     ('linear_cka', [np.eye(5), np.ones((4, 2))], '`b` to be of 5 rows, like'),
     ('linear_cka', [np.eye(5), np.ones(5)], r'`b` to be of shape \[n, q\]'),
     ('linear_cka', [np.eye(5), np.full((5, 1), np.inf)], '`b` to be finite'),
     ('class_cosine_similarity', [np.ones(3), [0] * 3, 2], '`features` to be'),
-  ],
-)
-def test_what_is_no_pair_of_features_is_refused(function, arguments, reason):
-  with pytest.raises(ValueError, match=reason):
-    getattr(representation, function)(*arguments)
+  ):
+    with pytest.raises(ValueError, match=reason):
+      getattr(representation, function)(*arguments)
 
 
 # Linear CKA.
