@@ -85,8 +85,10 @@ def test_a_state_that_sqlite_does_not_take_whole_is_read_back(store):
     store.commit_round(
       server_state=large, client_states={1: large, 2: small}, metrics={}
     )
-    assert store.server_state() == large
-    assert store.client_states([1, 2]) == {1: large, 2: small}
+    for found in (store, RunStore.open_for_reading(store.directory)):
+      assert found.server_state() == large
+      assert found.client_states([1, 2]) == {1: large, 2: small}
+    found.close()
 
 
 def test_metrics_evaluations_and_newest_clients_are_read_back(store):
@@ -129,6 +131,20 @@ def test_file_does_not_grow_with_the_rounds(store, tmp_path):
     sizes.append(os.path.getsize(tmp_path / run_store.FILE_NAME))
   # 30 rounds of states would be more than 1 MB.
   assert sizes[1] - sizes[0] <= 64 * 1024
+
+
+def test_work_of_a_commit_does_not_grow_with_the_clients(store):
+  def steps_of_commit(clients):
+    calls = []
+    store._connection.set_progress_handler(lambda: calls.append(1), 10)
+    commit(store, clients=clients)
+    store._connection.set_progress_handler(None, 0)
+    return len(calls)
+
+  commit(store, clients=range(20))
+  few = steps_of_commit([3, 25])
+  commit(store, clients=range(2000))
+  assert steps_of_commit([3, 2500]) == pytest.approx(few, abs=2)
 
 
 def test_a_folder_with_a_run_is_not_made_anew(tmp_path):
@@ -478,6 +494,15 @@ def test_a_damaged_run_is_not_resumed_and_not_changed(
     resume(tmp_path, {**_CONFIG, 'num_rounds': 9})
   run_error(RunStore.open, tmp_path, _CONFIG)
   assert path.read_bytes() == damaged
+
+
+def test_what_is_lost_while_a_run_goes_on_is_missing_at_the_next_start(
+  store, tmp_path
+):
+  commit(store, clients=range(5))
+  store._connection.execute("DELETE FROM contents WHERE kind = 'client'")
+  commit(store, clients=range(5))
+  assert _MISSING in run_error(RunStore.open_for_reading, tmp_path)
 
 
 def test_a_client_never_gets_the_state_of_another(tmp_path, evaluated):

@@ -14,6 +14,8 @@ and of where it belongs, and the numbers of contents are known. These, settings
 and metrics are checked when a run is opened, and states when they are read.
 """
 
+import ast
+import collections
 import contextlib
 import json
 import os
@@ -73,6 +75,8 @@ class RunStore:
     self.directory = directory
     self._connection = connection
     self._on_close = on_close
+    # Of contents (kind, number): how many rows a transaction has added.
+    self._added = collections.Counter()
 
   @classmethod
   def open(
@@ -283,14 +287,25 @@ class RunStore:
     """Commits what its body writes; if that raises, nothing is written."""
     with self._connection:
       self._connection.execute('BEGIN IMMEDIATE')
+      added = self._added = collections.Counter()
       yield
-      self._write('totals', 0, self._totals())
+      # To count all would take the longer the more clients there are.
+      (stored,) = self._contents('totals').values() or [b'[]']
+      totals = {kind: both for kind, *both in ast.literal_eval(stored.decode())}
+      for (kind, number), rows in added.items():
+        count, total = totals.get(kind, (0, 0.0))
+        totals[kind] = count + rows, total + rows * number
+      stored = [(kind, *both) for kind, both in sorted(totals.items())]
+      self._write('totals', 0, repr(stored).encode())
 
   def _write(self, kind: str, number: int, content: bytes) -> None:
     # The limit is that of a row, which has more than its content.
     size = self._connection.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) // 2
     checksum = _checksum(kind, number, content)
     starts = range(0, max(1, len(content)), size)
+    where = 'FROM contents WHERE kind = ? AND number = ?'
+    ((before,),) = self._rows(f'SELECT COUNT(*) {where}', kind, number)
+    self._added[kind.encode(), number] += len(starts) - before
     self._connection.executemany(
       'INSERT INTO contents VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE'
       ' SET checksum = excluded.checksum, content = excluded.content',
@@ -299,11 +314,10 @@ class RunStore:
         for piece, at in enumerate(starts)
       ),
     )
-    # Those of a content that was larger.
-    self._connection.execute(
-      'DELETE FROM contents WHERE kind = ? AND number = ? AND piece >= ?',
-      [kind, number, len(starts)],
-    )
+    if before > len(starts):
+      self._connection.execute(
+        f'DELETE {where} AND piece >= ?', [kind, number, len(starts)]
+      )
 
   def _rows(self, query: str, *values: Any) -> list[Any]:
     # At once: an open query would keep the running process from shortening its
@@ -343,7 +357,7 @@ class RunStore:
     return contents[0]
 
   def _totals(self) -> bytes:
-    """Describes the contents: how many there are, and of which numbers."""
+    """Counts the contents of each kind, and adds up their numbers."""
     query = (
       'SELECT kind, COUNT(*), TOTAL(number) FROM contents'
       " WHERE kind != 'totals' GROUP BY kind"
