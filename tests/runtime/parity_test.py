@@ -205,6 +205,8 @@ def _meta_process(variant):
     num_inner_steps=2,
     learning_rate=0.1,
     inner_learning_rate=0.5,
+    # Differences over a step much smaller are of rounding.
+    hessian_free_step=0.1,
     batch_size=4,
     seed=_SEED,
   )
