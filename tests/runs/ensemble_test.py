@@ -136,7 +136,9 @@ def test_it_takes_a_trained_model_and_a_test_example(runtime, fed_per):
 
 def test_fine_tuned_models_predict_as_such(runtime):
   # Per-FedAvg's clients keep nothing; their models need their data.
-  process = registry.build('per_fed_avg', toy_problems.classifier())
+  process = registry.build(
+    'per_fed_avg', toy_problems.classifier(), variant='first_order'
+  )
   known, new = _labeled((4, 5, 6), 0), _labeled((8,), 50)
   state, states = _trained(process, runtime, known)
   (row,) = _scores(process, runtime, known, new, state, states)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.methods import toy_problems
-from tff_pfl import errors
+from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.methods import fed_avg, fed_dar, fed_per
 from tff_pfl.runs import open_run, run_config, run_store, warm_up
@@ -67,9 +67,7 @@ def test_training_of_the_warm_up_is_that_of_the_body():
 
 _BEGUN = run_config.RunConfig(
   algorithm='fed_avg',
-  model='cnn',
-  model_arguments={'filters': 2, 'widths': (4,), 'normalization': 'batch'},
-  statistics='local',
+  model='linear',
   num_clients=4,
   cohort_size='2,2:4',
   join_rounds='2:0.25,9:0.25',
@@ -85,9 +83,25 @@ def _begun(tmp_path_factory):
   return _BEGUN.run(directory, show_progress=False)
 
 
-def test_clients_that_keep_statistics_have_the_initial_ones_after_it(begun):
-  model = _BEGUN.build_model(_BEGUN.load_data())
-  started = warm_up.with_initial_weights(_BEGUN, model, begun.directory)
+def test_clients_that_keep_statistics_have_the_initial_ones_after_it(tmp_path):
+  config = run_config.RunConfig(
+    algorithm='fed_avg',
+    num_clients=2,
+    cohort_size=2,
+    statistics='local',
+    num_warmup_rounds=1,
+  )
+  model = toy_problems.classifier_from(toy_problems.dropout_and_normalization())
+  examples = toy_problems.labeled_examples(20, 0)
+  data = datasets.FederatedDataset.from_arrays(
+    examples.x,
+    examples.y,
+    num_clients=2,
+    num_classes=toy_problems.NUM_CLASSES,
+    name=config.dataset,
+  )
+  folder = str(tmp_path)
+  started = warm_up.run(config, model, data, folder, show_progress=False)
   assert list(started.initial_weights) == list(model.initial_weights)
   for name, value in started.initial_weights.items():
     same = np.array_equal(value, model.initial_weights[name])
