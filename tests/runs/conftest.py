@@ -10,15 +10,15 @@ from tff_pfl.runs import report, run_config
 
 
 def _without_pictures():
+  """Runs draw nothing, which takes most of the time of a short one."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(report, '_write_pictures', lambda *_: None)
     yield
 
 
+# Of a test, and of all tests of a file and its fixtures.
 without_pictures = pytest.fixture(_without_pictures)
-"""Runs draw nothing, which takes most of the time of a short one."""
 no_pictures = pytest.fixture(_without_pictures, scope='module')
-"""The same for all tests of a file and its fixtures."""
 
 
 class _Kept:
