@@ -58,7 +58,10 @@ def runtime():
   """The default runtime, TFF's default for the whole session."""
   from tff_pfl import runtime as runtime_lib
 
-  with runtime_lib.create_runtime(runtime_lib.DEFAULT) as created:
+  # A second client at the same time would load each graph once more.
+  with runtime_lib.create_runtime(
+    runtime_lib.DEFAULT, max_concurrent_clients=1
+  ) as created:
     created.install()
     yield created
 
