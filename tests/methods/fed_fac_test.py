@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.methods import toy_problems
 from tff_pfl.methods import fed_fac, registry
-from tff_pfl.methods.shared import found_partition, personal_elements
+from tff_pfl.methods.shared import personal_elements
 from tff_pfl.models import zoo
 
 _RNG = np.random.default_rng(5)
@@ -100,13 +100,16 @@ class _Reference:
     }
 
 
-def _fed_fac(model, **hparams):
-  return registry.build('fed_fac', model, **hparams, seed=3)
-
-
-def _linear(**hparams):
-  return _fed_fac(
-    toy_problems.linear_network(_BODY, _HEAD), layers='body', **_STEP, **hparams
+@functools.cache
+def _linear(analysed, **hparams):
+  return registry.build(
+    'fed_fac',
+    toy_problems.linear_network(_BODY, _HEAD),
+    layers='body',
+    analysed=analysed,
+    explained_variance=_EXPLAINED,
+    **_STEP,
+    **hparams,
   )
 
 
@@ -114,7 +117,7 @@ def _linear(**hparams):
 def test_rounds_are_those_of_the_paper(analysed):
   reference = _Reference(analysed == 'weights')
   rounds = [reference.round(cohort) for cohort in _COHORTS]
-  process = _linear(analysed=analysed, explained_variance=_EXPLAINED)
+  process = _linear(analysed)
   toy_problems.check_rounds(process, _CLIENTS, rounds, _COHORTS)
   if analysed == 'updates':
     # Elements have changed sides, and some have changed back.
@@ -123,9 +126,15 @@ def test_rounds_are_those_of_the_paper(analysed):
     assert np.any(np.abs(changes).sum(axis=0) >= 2)
 
 
-@pytest.mark.parametrize('split', found_partition.COMMUNALITIES)
+@pytest.mark.parametrize(
+  'split',
+  [
+    'eigenvectors',
+    pytest.param('factor_analysis', marks=pytest.mark.slow),
+  ],
+)
 def test_the_static_partition_is_that_of_the_first_rounds_weights(split):
-  process = _linear(mode='static', explained_variance=_EXPLAINED, split=split)
+  process = _linear('weights', mode='static', split=split)
   body, head = _BODY.astype(float), _HEAD.astype(float)
   trained = [
     toy_problems.descended_together(body, head, client, 2, 0.1)[0]
@@ -134,18 +143,6 @@ def test_the_static_partition_is_that_of_the_first_rounds_weights(split):
   expected, _ = _is_shared(np.concatenate(trained), split)
   rounds = [{'algorithm': {'is_shared': {'body': expected}}}] * len(_COHORTS)
   toy_problems.check_rounds(process, _CLIENTS, rounds, _COHORTS)
-
-
-def test_a_round_of_nobody_finds_no_static_partition():
-  process = _fed_fac(toy_problems.classifier(), mode='static')
-  nobody = toy_problems.padded([toy_problems.labeled_examples(0, 0)])
-  states = process.initialize_client_states([0])
-  state = process.next(process.initialize(), states, nobody).state
-  assert not state.algorithm['is_found']
-  state, _, _ = toy_problems.train(
-    process, [toy_problems.labeled_examples(9, 0)], 1
-  )
-  assert state.algorithm['is_found']
 
 
 # What it becomes. Mini-batches, momentum and a shuffle, so that the seeds count
@@ -162,14 +159,25 @@ def _model():
 
 
 @functools.cache
-def _after_rounds(name, **chosen):
-  process = registry.build(name, _model(), **_TRAINING, **chosen, seed=3)
-  return toy_problems.train(process, _DATA, 3)
+def _process(name, **chosen):
+  return registry.build(name, _model(), **_TRAINING, **chosen, seed=3)
 
 
+def _static():
+  return _process(
+    'fed_fac', mode='static', layers='dense_1,dense_2', threshold=0.4
+  )
+
+
+@pytest.mark.slow
 def test_with_a_whole_layer_personal_it_is_a_method_of_layers():
-  state, states, _ = _after_rounds('fed_fac', layers='head', threshold=math.inf)
-  expected, of_clients, _ = _after_rounds('fed_per')
+  (state, states, _), (expected, of_clients, _) = (
+    toy_problems.train(process, _DATA, 3)
+    for process in (
+      _process('fed_fac', layers='head', threshold=math.inf),
+      _process('fed_per'),
+    )
+  )
   # The server sums in another order than where there is less to sum.
   weights = {n: state.global_weights[n] for n in expected.global_weights}
   toy_problems.assert_close(weights, dict(expected.global_weights))
@@ -178,11 +186,9 @@ def test_with_a_whole_layer_personal_it_is_a_method_of_layers():
 
 
 def test_the_static_mode_is_fed_split_with_its_partition_bit_for_bit():
-  state, states, _ = _after_rounds(
-    'fed_fac', mode='static', layers='dense_1,dense_2', threshold=0.4
-  )
+  state, states, _ = toy_problems.train(_static(), _DATA, 3)
   partition = state.algorithm['is_shared']
-  expected, of_clients, _ = _after_rounds(
+  fed_split = _process(
     'fed_split',
     personal_elements=','.join(
       f'{layer}:{j}'
@@ -190,6 +196,7 @@ def test_the_static_mode_is_fed_split_with_its_partition_bit_for_bit():
       for j in np.flatnonzero(~is_shared)
     ),
   )
+  expected, of_clients, _ = toy_problems.train(fed_split, _DATA, 3)
   for name, value in expected.global_weights.items():
     layer = name.split('/')[0]
     found = np.asarray(state.global_weights[name])
@@ -229,8 +236,18 @@ def test_moving_statistics_become_those_of_the_training():
   )
 
 
+def test_a_round_of_nobody_finds_no_static_partition():
+  process = _static()
+  nobody = toy_problems.padded([toy_problems.labeled_examples(0, 0)])
+  states = process.initialize_client_states([0])
+  state = process.next(process.initialize(), states, nobody).state
+  assert not state.algorithm['is_found']
+  state, _, _ = toy_problems.train(process, _DATA[:1])
+  assert state.algorithm['is_found']
+
+
 def test_before_a_static_partition_newcomers_have_the_global_model():
-  process = _fed_fac(_model(), mode='static', threshold=0.4, **_TRAINING)
+  process = _static()
   state = process.initialize()
   personal = process.personalize(
     state, process.initialize_client_state(0), toy_problems.padded(_DATA)[0]
@@ -251,9 +268,7 @@ def test_before_a_static_partition_newcomers_have_the_global_model():
   'mode', ['dynamic', pytest.param('static', marks=pytest.mark.slow)]
 )
 def test_a_random_split_has_as_many_personal_elements(mode):
-  process = _fed_fac(
-    _model(), mode=mode, split='random', threshold=0.4, **_TRAINING
-  )
+  process = _process('fed_fac', mode=mode, split='random', threshold=0.4)
   partitions = []
   for state, _, metrics in toy_problems.rounds(process, _DATA, [(0, 1)] * 3):
     partitions.append(state.algorithm['is_shared']['dense_2'])
@@ -267,7 +282,7 @@ def test_a_random_split_has_as_many_personal_elements(mode):
 
 
 def test_a_new_client_fits_its_personal_elements_only():
-  process = _linear(explained_variance=_EXPLAINED)
+  process = _linear('updates')
   state, _, _ = toy_problems.train(process, _CLIENTS[:2], 2)
   kernels = toy_problems.kernels(state.global_weights)
   is_personal = ~np.asarray(state.algorithm['is_shared']['body'])
@@ -291,7 +306,7 @@ def test_without_any_update_the_first_elements_are_personal():
     toy_problems.changed(client, x=np.zeros_like(client.x))
     for client in _CLIENTS
   ]
-  state, _, metrics = toy_problems.train(_linear(), clients)
+  state, _, metrics = toy_problems.train(_linear('updates'), clients)
   np.testing.assert_array_equal(
     state.algorithm['is_shared']['body'], [False] * 3 + [True] * 3
   )
@@ -309,7 +324,9 @@ def test_convolutions_and_recurrent_layers_are_divided():
   model = toy_problems.classifier_from(
     toy_problems.convolutional_and_recurrent()
   )
-  process = _fed_fac(model, layers='conv,lstm,head', **_TRAINING)
+  process = registry.build(
+    'fed_fac', model, layers='conv,lstm,head', **_TRAINING, seed=3
+  )
   state, states, _ = toy_problems.train(process, _DATA, 2)
   personal = [
     process.personalize(state, client, examples).weights
@@ -338,14 +355,13 @@ def test_convolutions_and_recurrent_layers_are_divided():
 
 
 def test_an_upload_is_an_update_and_the_sums_of_the_divided_layers():
-  of_avg = registry.build('fed_avg', _model()).bytes_per_round
-  of_fac = _fed_fac(_model(), layers='dense_1,dense_2').bytes_per_round
-  sums = sum(d * (d + 1) // 2 + d + 1 for d in (6, 8))
-  assert of_fac.up - of_avg.up == 4 * sums
+  update = _BODY.size + _HEAD.size
+  sums = 6 * (6 + 1) // 2 + 6 + 1
+  assert _linear('updates').bytes_per_round.up == 4 * (update + sums)
   # Nothing is to be analysed where all or no elements are personal.
   for threshold in (math.inf, -math.inf):
-    process = _fed_fac(_model(), layers='dense_1', threshold=threshold)
-    assert process.bytes_per_round.up == of_avg.up
+    process = _linear('updates', threshold=threshold)
+    assert process.bytes_per_round.up == 4 * update
 
 
 # Hyperparameters.
