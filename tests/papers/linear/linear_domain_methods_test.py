@@ -68,7 +68,6 @@ _HAND_HEADS = np.array([[7.0], [8.0], [9.0]])
 def test_a_round_by_hand(method, heads, g):
   model = model_lib.LinearModel(_HAND_B, _HAND_HEADS)
   result = method.one_round(model, _HAND_SAMPLES, None)
-
   # Domain 2, without samples, keeps its head.
   np.testing.assert_allclose(result.head[:, 0], [*heads, 9], rtol=1e-14)
   # The gradient is (1 / 3) (g_0 w_0 / 3 + g_1 w_1 / 3).
@@ -84,7 +83,6 @@ def test_a_round_of_separate_fed_avg_by_hand():
     np.stack([_HAND_B] * 3), np.array([[2.0], [1.0], [9.0]])
   )
   result = methods.separate_fed_avg(0.3).one_round(model, _HAND_SAMPLES, None)
-
   # Residuals 1, 0, -2 of domain 0 and -1, 0, -1 of domain 1: g is (1, -2) and
   # (-3, -3), of three samples each. The gradients are g w / 3 and g_1 / 3.
   np.testing.assert_allclose(
@@ -111,7 +109,6 @@ def test_heads_nearest_to_the_broadcast_ones_do_not_change_what_is_left_open():
     .head
     for near_broadcast in (False, True)
   )
-
   np.testing.assert_allclose(zero, [[3, 0], [0, 2]], atol=1e-14)
   np.testing.assert_allclose(broadcast, [[3, 6], [7, 2]], atol=1e-14)
 
@@ -125,7 +122,6 @@ def test_separate_fed_avg_of_one_domain_is_fed_avg():
       methods.fed_avg(0.02, num_local_steps=1),
     )
   )
-
   for part, expected in zip(separate.model, fed_avg.model):
     np.testing.assert_allclose(part[0], expected, atol=1e-13)
   np.testing.assert_allclose(separate.distance, fed_avg.distance, atol=1e-12)
@@ -139,7 +135,6 @@ def test_one_client_and_domain_is_fed_rep():
     _run(method, 4, problem).model
     for method in (_VARIANTS['fed_dar'], methods.fed_rep(_RATE))
   )
-
   np.testing.assert_allclose(
     fed_dar.representation, fed_rep.representation, atol=1e-12
   )
@@ -153,7 +148,6 @@ def test_a_domain_that_no_client_has_keeps_its_head(variant):
   vars(problem)['mixtures'] = np.array([[0, 0.5, 0.5], [0, 0.2, 0.8]])
   model = _run(_VARIANTS[variant], 3, problem).model
   first = arrays.initial_model(_DIMENSION, _RANK).head
-
   np.testing.assert_array_equal(model.head[0], first)
   assert (np.abs(model.head[1:] - first) > 1e-6).any(axis=1).all()
   assert np.isfinite(model.representation).all()

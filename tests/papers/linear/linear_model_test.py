@@ -37,7 +37,6 @@ def _random_models(*shape, dimension=4, rank=2):
 def test_losses_and_gradients_of_one_sample_by_hand():
   gradient = model_lib.gradients(_MODEL, _SAMPLES)
   losses = model_lib.losses(model_lib.regressors(_MODEL), _SAMPLES)
-
   np.testing.assert_array_equal(losses, [4.5, 8])
   np.testing.assert_array_equal(
     gradient.representation, [[[6], [12]], [[16], [0]]]
@@ -71,7 +70,6 @@ def test_orthonormal_factor_keeps_span_and_signs():
   matrix = np.random.default_rng(2).standard_normal((6, 3))
   q = model_lib.orthonormalize(matrix)
   r = q.T @ matrix
-
   np.testing.assert_allclose(q.T @ q, np.eye(3), atol=1e-14)
   np.testing.assert_allclose(q @ r, matrix, atol=1e-14)
   np.testing.assert_allclose(np.tril(r, -1), 0, atol=1e-14)
@@ -86,7 +84,6 @@ def test_ridge_is_of_the_mean_loss():
     np.linalg.solve(a.T @ a / 8 + 0.3 * np.eye(3), a.T @ b / 8)
     for a, b in zip(x, y)
   ]
-
   np.testing.assert_allclose(
     model_lib.least_squares(x, y, 0.3), expected, rtol=1e-12
   )
@@ -97,7 +94,6 @@ def test_least_squares_has_the_least_norm_of_too_few_samples(num_samples):
   x, y, _ = _random_samples(num_samples, 5)
   # A client whose rows are zeros but for one, and one with nothing.
   x[0, 1], y[0, 1], x[1], y[1] = 0, 0, 0, 0
-
   np.testing.assert_allclose(
     model_lib.least_squares(x, y),
     [np.linalg.lstsq(a, b, rcond=None)[0] for a, b in zip(x, y)],
@@ -110,7 +106,6 @@ def test_least_squares_has_the_least_norm_of_too_few_samples(num_samples):
 @pytest.mark.parametrize('scale', [1, 1e-9])
 def test_sums_have_the_shortest_solution_of_their_rows(num_samples, scale):
   x, y, _ = _random_samples(num_samples, 3)
-
   np.testing.assert_allclose(
     model_lib.solve_normal_equations(
       scale * np.einsum('pja,pjb->pab', x, x),
@@ -126,7 +121,6 @@ def test_random_representation_is_orthonormal_and_seeded():
   first, again, other = (
     model_lib.random_representation(8, 3, seed) for seed in (1, 1, 2)
   )
-
   np.testing.assert_allclose(first.T @ first, np.eye(3), atol=1e-14)
   np.testing.assert_array_equal(first, again)
   assert distance(first, other) > 0.1
@@ -138,7 +132,6 @@ def test_random_representation_is_orthonormal_and_seeded():
 def test_representation_at_a_distance_has_it_in_each_direction(wanted):
   given = model_lib.random_representation(9, 3)
   result = model_lib.representation_at_distance(given, wanted, seed=4)
-
   np.testing.assert_allclose(result.T @ result, np.eye(3), atol=1e-14)
   assert distance(result, given) == pytest.approx(wanted, abs=1e-15)
   cosines = np.linalg.svd(given.T @ result, compute_uv=False)
@@ -152,8 +145,6 @@ def test_method_of_moments_equals_the_closed_form():
   x, y, _ = problem.samples()
   moments = np.einsum('im,imd,ime->de', y**2, x, x) / (5 * 7)
   expected = np.linalg.eigh(moments)[1][:, -2:]
-
   result = model_lib.method_of_moments(problem)
-
   np.testing.assert_allclose(result.T @ result, np.eye(2), atol=1e-14)
   assert distance(result, expected) < 1e-13

@@ -35,7 +35,6 @@ def test_heads_and_representation_have_orthonormal_columns(problem, num_heads):
 
 def test_gaussian_heads_have_unit_variance():
   problem = problem_lib.LinearProblem(4000, 3, 2, head_distribution='gaussian')
-
   np.testing.assert_allclose(np.cov(problem.heads.T), np.eye(2), atol=0.1)
   assert np.linalg.norm(problem.heads, axis=1).std() > 0.3
 
@@ -49,9 +48,7 @@ def test_population_design_has_the_population_loss_and_its_gradients():
   )
   theta = model_lib.regressors(model)
   difference = theta - problem.targets
-
   gradient = model_lib.gradients(model, samples)
-
   np.testing.assert_allclose(
     model_lib.losses(theta, samples), 0.5 * (difference**2).sum(axis=1)
   )
@@ -74,7 +71,6 @@ def test_samples_are_standard_normal_with_noisy_labels(num_domains):
   )
   x, y, domain = problem.samples()
   own = np.arange(6)[:, np.newaxis] if domain is None else domain
-
   assert x.shape == (6, 5000, 5) and y.shape == (6, 5000)
   assert x.dtype == y.dtype == np.float64
   np.testing.assert_allclose(np.cov(x[0].T), np.eye(5), atol=0.1)
@@ -89,7 +85,6 @@ def test_the_seed_determines_the_problem(num_domains):
     _make(samples_per_client=4, num_domains=num_domains, seed=seed)
     for seed in (1, 1, 2)
   )
-
   np.testing.assert_array_equal(first.heads, again.heads)
   np.testing.assert_array_equal(first.samples().y, again.samples().y)
   assert not np.isclose(first.representation, other.representation).any()
@@ -103,7 +98,6 @@ def test_the_seed_determines_the_problem(num_domains):
 def test_mixtures_have_the_priors_mean_and_the_concentrations_spread():
   prior = (0.6, 0.3, 0.1)
   mixtures = _with_domains(4000, prior=prior, concentration=0.4).mixtures
-
   np.testing.assert_allclose(mixtures.mean(axis=0), prior, atol=0.02)
   # A Dirichlet variable has the variance p (1 - p) / (alpha + 1).
   np.testing.assert_allclose(
@@ -121,7 +115,6 @@ def test_mixtures_have_the_priors_mean_and_the_concentrations_spread():
 def test_test_samples_are_others_and_have_no_noise():
   problem = _with_domains(noise_std=0.5)
   x, y, domain = problem.test_samples(4)
-
   assert not np.isclose(x, problem.samples().x).any()
   np.testing.assert_allclose(y, (x * problem.targets[domain]).sum(axis=-1))
 

@@ -99,7 +99,6 @@ def test_rounds_with_personal_heads_are_those_of_each_client(
   method, num_head_steps
 ):
   expected = _personal_heads_one_by_one(num_head_steps, 3)
-
   _assert_close(_run(method, 3).model, expected)
 
 
@@ -118,7 +117,6 @@ def test_rounds_with_one_model_are_those_of_each_client(
 ):
   _, mean = _joint_one_by_one(num_local_steps, 3)
   history = _run(method, 3)
-
   _assert_close(history.model, mean)
   np.testing.assert_allclose(
     history.regressors, [mean[0] @ mean[1]] * _NUM_CLIENTS, atol=1e-12
@@ -135,7 +133,6 @@ def test_local_only_shares_nothing():
     )
     for representation, _ in models
   ]
-
   _assert_close(history.model, map(np.stack, zip(*models)))
   assert history.distance[-1] == pytest.approx(np.mean(distances))
   np.testing.assert_allclose(
@@ -158,7 +155,6 @@ def test_series_are_of_the_global_loss_and_the_ground_truth(
   heads = np.stack([part for _, part in slopes]) / _NUM_CLIENTS
   if not has_own_heads:
     heads = heads.sum(axis=0)
-
   assert len(series.distance) == len(series.gradient_norm) == 3
   assert series.gradient_norm[0] == pytest.approx(
     np.sqrt((representation**2).sum() + (heads**2).sum())
@@ -215,7 +211,6 @@ def test_rank_deficient_representation_is_at_distance_one():
   series = simulation.run(
     methods.fed_avg(_RATE, num_local_steps=1), _problem(), 0, initial=initial
   )
-
   assert series.distance[0] == 1.0
 
 
