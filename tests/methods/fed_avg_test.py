@@ -1,3 +1,4 @@
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -85,6 +86,7 @@ def test_server_momentum_accumulates_over_rounds():
   toy_problems.check_rounds(process, _CLIENTS, rounds())
 
 
+@pytest.mark.slow
 def test_first_server_step_of_adam_moves_by_its_learning_rate():
   # m / sqrt(v) is update / |update| in the first step.
   step = 0.25 * np.sign(_INITIAL - _mean_local(_INITIAL))
@@ -92,6 +94,48 @@ def test_first_server_step_of_adam_moves_by_its_learning_rate():
   toy_problems.check_rounds(
     process, _CLIENTS, [{'global_weights': {'head': _INITIAL - step}}]
   )
+
+
+def test_moving_statistics_are_averaged_whatever_the_server_optimizer():
+  keras.utils.set_random_seed(0)
+  network = keras.Sequential(
+    [
+      keras.layers.Input([5]),
+      keras.layers.Dense(4, name='dense'),
+      keras.layers.BatchNormalization(name='norm', momentum=0.5),
+      keras.layers.Dense(toy_problems.NUM_CLASSES, name='head'),
+    ]
+  )
+  model = toy_problems.classifier_from(network)
+  clients = [toy_problems.labeled_examples(n, seed=n) for n in (13, 24)]
+  plain, halved = (
+    registry.build(
+      'fed_avg', model, server_optimizer=phases.build_optimizer('sgd', rate)
+    )
+    for rate in (1.0, 0.5)
+  )
+
+  def global_weights(process, indices):
+    chosen = [clients[i] for i in indices]
+    return toy_problems.train(process, chosen, indices=indices)[
+      0
+    ].global_weights
+
+  alone = [global_weights(plain, [i]) for i in (0, 1)]
+  actual = global_weights(halved, [0, 1])
+  assert sorted(model.statistics) == [
+    'norm/moving_mean',
+    'norm/moving_variance',
+  ]
+  for name, initial in model.initial_weights.items():
+    mean = np.average(
+      [weights[name] for weights in alone], axis=0, weights=[13, 24]
+    )
+    expected = mean if name in model.statistics else (initial + mean) / 2
+    np.testing.assert_allclose(
+      actual[name], expected, rtol=1e-5, atol=1e-6, err_msg=name
+    )
+    assert toy_problems.differ(actual[name], initial)
 
 
 # Domains, of different sizes.
@@ -170,7 +214,11 @@ def _process_for_domains(kind='shared', *, reweighted=False):
 
 # Of the 16 examples 7 and 9.
 @pytest.mark.parametrize(
-  ('reweighted', 'factors'), [(True, (16 / 14, 16 / 18)), (False, (1, 1))]
+  ('reweighted', 'factors'),
+  [
+    (True, (16 / 14, 16 / 18)),
+    pytest.param(False, (1, 1), marks=pytest.mark.slow),
+  ],
 )
 def test_reweighted_domains_count_the_same(reweighted, factors):
   def local(weight, client):

@@ -76,7 +76,10 @@ def _rounds(weighting):
     }
 
 
-@pytest.mark.parametrize('weighting', ['num_examples', 'unweighted'])
+@pytest.mark.parametrize(
+  'weighting',
+  ['unweighted', pytest.param('num_examples', marks=pytest.mark.slow)],
+)
 def test_rounds_are_those_of_the_algorithm(weighting):
   process = _build(weighting=weighting)
   state, _, metrics = toy_problems.check_rounds(
@@ -102,7 +105,7 @@ def test_without_ascent_it_is_fed_avg():
 
 
 def test_domain_absent_from_a_round_counts_with_its_last_risk():
-  process = _build()
+  process = _build(weighting='unweighted')
   first, states, _ = toy_problems.train(process, _CLIENTS)
   second = process.next(first, states, toy_problems.padded(_ONLY_B)).state
   before, after = first.algorithm, second.algorithm

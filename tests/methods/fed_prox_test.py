@@ -1,20 +1,17 @@
-import pytest
-
 from tests.methods import toy_problems
 
-_INITIAL = toy_problems.KERNEL
+_INITIAL, _STRENGTH = toy_problems.KERNEL, 0.7
 
 
-@pytest.mark.parametrize('strength', [0.7, 3.0])
-def test_steps_by_hand(strength):
+def test_steps_by_hand():
   process = toy_problems.linear(
-    'fed_prox', num_steps=3, learning_rate=0.1, proximal_strength=strength
+    'fed_prox', num_steps=3, learning_rate=0.1, proximal_strength=_STRENGTH
   )
   models = [
     toy_problems.descended(
       lambda weight, client=client: (
         toy_problems.squared_error_gradient(weight, client)
-        + strength * (weight - _INITIAL)
+        + _STRENGTH * (weight - _INITIAL)
       ),
       *(_INITIAL, 3, 0.1),
     )

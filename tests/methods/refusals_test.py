@@ -221,6 +221,7 @@ def test_method_for_domains_refuses_a_model_without(name):
     registry.build(name, toy_problems.classifier())
 
 
+@pytest.mark.slow
 def test_the_average_of_heads_takes_any_head():
   model = toy_problems.model_for('fed_dar', _with_softmax())
   registry.build('fed_dar', model, aggregation='weighted_average')

@@ -24,11 +24,10 @@ def _process(name='scaffold', options=None, **changes):
   return toy_problems.linear(name, options, **hparams)
 
 
-@pytest.mark.parametrize('factor', [1.0, 0.5])
 @pytest.mark.parametrize('num_clients', [None, 4])
-def test_rounds_by_hand(factor, num_clients):
+def test_rounds_by_hand(num_clients):
   schedule = training_options.TrainingOptions(
-    learning_rate_schedule=lambda done: factor ** tf.cast(done, tf.float32)
+    learning_rate_schedule=lambda done: 0.5 ** tf.cast(done, tf.float32)
   )
   process = _process(options={'training': schedule}, num_clients=num_clients)
   cohorts = [(0,), (1,), (0, 1), (1,)]
@@ -48,7 +47,7 @@ def test_rounds_by_hand(factor, num_clients):
         c_i[i] = own - c + (x - y) / (3 * rate)
       x = np.mean(models, axis=0)
       c = sum(c_i.values()) / (num_clients or len(c_i))
-      rate *= factor
+      rate *= 0.5
       yield {
         'global_weights': {'head': x},
         'algorithm': {

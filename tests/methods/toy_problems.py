@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 
 import keras
 import numpy as np
@@ -17,6 +18,7 @@ NUM_CLASSES = 3
 DOMAINS = domains.Domains(('a', 'b', 'c'), (20, 10, 15))
 
 
+@functools.cache
 def classifier(*, jit_compile=False):
   """A classifier of 5 features; no two of its weights share a shape.
 
