@@ -80,7 +80,7 @@ def _assert_close(actual, expected):
   toy_problems.assert_close(actual, expected)
 
 
-@_fast_for('fed_dar', 'fed_rep')
+@_fast_for('fed_min_max', 'fed_rep')
 def test_rounds_are_those_of_the_personalized_process(name):
   # Full batches, so that it does not matter what seeds the clients' shuffling.
   process, _ = _processes(name)
@@ -167,7 +167,7 @@ def test_weights_of_examples_are_a_field_of_the_data():
   _assert_close(found.global_weights, expected.global_weights)
 
 
-@_fast_for('fed_dar')
+@_fast_for('fed_min_max')
 def test_model_weights_are_evaluated_by_tff(name):
   process, learning_process = _processes(name)
   state, _ = _after_rounds(name)
@@ -216,9 +216,7 @@ def test_model_weights_can_be_set_where_they_are_the_global_ones(name):
   assert state.round_number == 0
 
 
-@_fast_for(
-  *('ditto', 'scaffold'), among=sorted({*registry.ALGORITHMS} - {*_DEPLOYABLE})
-)
+@_fast_for('ditto', among=sorted({*registry.ALGORITHMS} - {*_DEPLOYABLE}))
 def test_method_that_needs_its_clients_state_says_so(name):
   process = registry.build(name, toy_problems.classifier())
   with pytest.raises(ValueError, match=f'`stateless`.*{name}'):
