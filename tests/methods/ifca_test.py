@@ -2,6 +2,7 @@ import collections
 import functools
 
 import numpy as np
+import pytest
 import tensorflow_federated as tff
 
 from tests.methods import toy_problems
@@ -14,6 +15,7 @@ def _of_rule(num_examples, rule, seed):
   return toy_problems.planted_examples(num_examples, np.eye(2)[rule], seed)
 
 
+@pytest.mark.slow
 def test_planted_clusters_are_recovered():
   rules = [0, 1, 0, 1, 1]
   clients = [_of_rule(60 + 10 * i, r, i) for i, r in enumerate(rules)]
@@ -56,11 +58,14 @@ def _separated(process):
 _MIXED_RULES = (0, 1, 0)
 
 
-def _rounds_of_mixed_rules(cohorts, **options):
-  """The weights before a round, and after it with each of some cohorts."""
-  process = registry.build(
+def _build(**options):
+  return registry.build(
     'ifca', toy_problems.classifier(), num_clusters=3, **_TRAINING, **options
   )
+
+
+def _rounds_of_mixed_rules(process, cohorts):
+  """The weights before a round, and after it with each of some cohorts."""
   data = toy_problems.padded(
     _of_rule(40 * (i + 1), rule, i) for i, rule in enumerate(_MIXED_RULES)
   )
@@ -86,7 +91,8 @@ def _clusters_that_moved(before, after):
 
 def test_cluster_is_the_mean_of_its_members_and_others_stay():
   cohorts = [[0, 1, 2], [0], [1], [2]]
-  before, (together, *alone) = _rounds_of_mixed_rules(cohorts)
+  process = _build()
+  before, (together, *alone) = _rounds_of_mixed_rules(process, cohorts)
   assert [_clusters_that_moved(before, w) for w in alone] == [
     {f'component_{rule}'} for rule in _MIXED_RULES
   ]
@@ -101,6 +107,11 @@ def test_cluster_is_the_mean_of_its_members_and_others_stay():
         weights=[40 * (i + 1) for i in members],
       )
     np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
+  # A new client gets the model that fits it.
+  weights = toy_problems.new_client(
+    process, _separated(process), _of_rule(200, 1, 70)
+  ).weights
+  toy_problems.assert_same(dict(weights), dict(_model_of_rule(1)))
 
 
 def test_noise_does_not_move_a_model_that_nobody_chose():
@@ -108,5 +119,6 @@ def test_noise_does_not_move_a_model_that_nobody_chose():
   private = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
     noise_multiplier=0.002, clients_per_round=3, clip=10.0
   )
-  before, (after,) = _rounds_of_mixed_rules([[0, 1, 2]], aggregator=private)
+  process = _build(aggregator=private)
+  before, (after,) = _rounds_of_mixed_rules(process, [[0, 1, 2]])
   assert _clusters_that_moved(before, after) == {'component_0', 'component_1'}
