@@ -1,11 +1,11 @@
+import functools
+
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.methods import toy_problems
-from tff_pfl import datasets, runtime
+from tff_pfl import datasets
 from tff_pfl.core import phases
 from tff_pfl.methods import registry
 from tff_pfl.models import domain_models
@@ -13,10 +13,9 @@ from tff_pfl.models import domain_models
 _INITIAL, _CLIENTS = toy_problems.KERNEL, toy_problems.CLIENTS
 
 
-def _process(options=None, kernel=_INITIAL, **changes):
-  hparams = {'num_steps': 1, 'learning_rate': 0.1, **changes}
-  model = toy_problems.linear_network(None, np.float32(kernel))
-  return toy_problems.full_batches('fed_avg', model, options, **hparams)
+@functools.cache
+def _process(**options):
+  return toy_problems.linear('fed_avg', options, num_steps=1, learning_rate=0.1)
 
 
 def _local(weight, client):
@@ -33,11 +32,20 @@ def test_one_weight_by_hand():
   # Client 1: x = 1, y = 0: gradient 2 w = 4. Clients 2 to 4 are one client with
   # x = 1, y = 1: gradient 2 (w - 1) = 2. Pooled gradient (4 + 3 * 2) / 4 = 2.5.
   clients = [
-    datasets.Examples(x=np.float32([[1]]), y=np.float32([0])),
-    datasets.Examples(x=np.ones([3, 1], np.float32), y=np.ones(3, np.float32)),
+    datasets.Examples(x=np.float32([[1, 0]] * n), y=np.full(n, y, np.float32))
+    for n, y in ((1, 0), (3, 1))
   ]
-  state, _, metrics = toy_problems.train(_process(kernel=[[2]]), clients)
-  assert state.global_weights['head/kernel'] == pytest.approx(2 - 0.1 * 2.5)
+  process = _process()
+  state, _, metrics = process.next(
+    process.initialize()._replace(
+      global_weights={'head/kernel': np.float32([[2], [0]])}
+    ),
+    process.initialize_client_states([0, 1]),
+    toy_problems.padded(clients),
+  )
+  weight, unused = state.global_weights['head/kernel']
+  assert weight == pytest.approx(2 - 0.1 * 2.5)
+  assert unused == 0
   # The metrics are those of the training steps: losses 4 and 1, 1, 1.
   assert metrics['loss'] == pytest.approx((4 + 3) / 4)
   assert metrics['update_norm'] == pytest.approx(0.25)
@@ -66,7 +74,7 @@ def _uniform(weight):
 def test_rounds_by_hand(next_weight, options):
   first = next_weight(_INITIAL)
   toy_problems.check_rounds(
-    _process(options),
+    _process(**options),
     _CLIENTS,
     [{'global_weights': {'head': w}} for w in (first, next_weight(first))],
   )
@@ -82,7 +90,7 @@ def test_server_momentum_accumulates_over_rounds():
       weight = weight - 0.5 * velocity
       yield {'global_weights': {'head': weight}}
 
-  process = _process({'server_optimizer': optimizer})
+  process = _process(server_optimizer=optimizer)
   toy_problems.check_rounds(process, _CLIENTS, rounds())
 
 
@@ -90,7 +98,7 @@ def test_server_momentum_accumulates_over_rounds():
 def test_first_server_step_of_adam_moves_by_its_learning_rate():
   # m / sqrt(v) is update / |update| in the first step.
   step = 0.25 * np.sign(_INITIAL - _mean_local(_INITIAL))
-  process = _process({'server_optimizer': phases.build_optimizer('adam', 0.25)})
+  process = _process(server_optimizer=phases.build_optimizer('adam', 0.25))
   toy_problems.check_rounds(
     process, _CLIENTS, [{'global_weights': {'head': _INITIAL - step}}]
   )
@@ -98,101 +106,27 @@ def test_first_server_step_of_adam_moves_by_its_learning_rate():
 
 def test_moving_statistics_are_averaged_whatever_the_server_optimizer():
   keras.utils.set_random_seed(0)
-  network = keras.Sequential(
-    [
-      keras.layers.Input([5]),
-      keras.layers.Dense(4, name='dense'),
-      keras.layers.BatchNormalization(name='norm', momentum=0.5),
-      keras.layers.Dense(toy_problems.NUM_CLASSES, name='head'),
-    ]
-  )
-  model = toy_problems.classifier_from(network)
+  model = toy_problems.classifier_from(toy_problems.dropout_and_normalization())
   clients = [toy_problems.labeled_examples(n, seed=n) for n in (13, 24)]
-  plain, halved = (
-    registry.build(
-      'fed_avg', model, server_optimizer=phases.build_optimizer('sgd', rate)
-    )
-    for rate in (1.0, 0.5)
+  process = toy_problems.full_batches(
+    'fed_avg',
+    model,
+    {'server_optimizer': phases.build_optimizer('sgd', 0.5)},
+    num_steps=1,
   )
-
-  def global_weights(process, indices):
-    chosen = [clients[i] for i in indices]
-    return toy_problems.train(process, chosen, indices=indices)[
-      0
-    ].global_weights
-
-  alone = [global_weights(plain, [i]) for i in (0, 1)]
-  actual = global_weights(halved, [0, 1])
-  assert sorted(model.statistics) == [
-    'norm/moving_mean',
-    'norm/moving_variance',
-  ]
-  for name, initial in model.initial_weights.items():
-    mean = np.average(
-      [weights[name] for weights in alone], axis=0, weights=[13, 24]
-    )
-    expected = mean if name in model.statistics else (initial + mean) / 2
-    np.testing.assert_allclose(
-      actual[name], expected, rtol=1e-5, atol=1e-6, err_msg=name
-    )
-    assert toy_problems.differ(actual[name], initial)
+  outputs = [c.x @ model.initial_weights['dense/kernel'] for c in clients]
+  mean, variance = (
+    toy_problems.weighted_mean([moment(y, axis=0) for y in outputs], clients)
+    for moment in (np.mean, np.var)
+  )
+  wanted = {
+    'norm/moving_mean': 0.01 * mean,
+    'norm/moving_variance': 0.99 + 0.01 * variance,
+  }
+  toy_problems.check_rounds(process, clients, [{'global_weights': wanted}])
 
 
 # Domains, of different sizes.
-
-
-@pytest.mark.slow
-def test_agrees_with_the_federated_averaging_of_tff():
-  """An independent implementation, with the model as TFF's own form."""
-  kernel = np.random.default_rng(3).normal(size=[3, 2]).astype(np.float32)
-  clients = [toy_problems.regression_examples(n, 3, 2, n) for n in (5, 16)]
-  spec = (
-    tf.TensorSpec([None, 3], tf.float32),
-    tf.TensorSpec([None, 2], tf.float32),
-  )
-
-  def keras_model():
-    network = tf.keras.Sequential(
-      [tf.keras.layers.Input([3]), tf.keras.layers.Dense(2, use_bias=False)]
-    )
-    return tff.learning.models.from_keras_model(
-      network, loss=tf.keras.losses.MeanSquaredError(), input_spec=spec
-    )
-
-  learning_process = tff.learning.algorithms.build_weighted_fed_avg(
-    keras_model,
-    client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.05, 0.9),
-    server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
-  )
-  # Its Keras model has variables.
-  with runtime.create_runtime('native'):
-    initial = learning_process.set_model_weights(
-      learning_process.initialize(),
-      tff.learning.models.ModelWeights([kernel], []),
-    )
-    theirs = learning_process.next(
-      initial,
-      [
-        # Three epochs of full batches.
-        tf.data.Dataset.from_tensors((client.x, client.y)).repeat(3)
-        for client in clients
-      ],
-    )
-    (their_weight,) = learning_process.get_model_weights(theirs.state).trainable
-  process = _process(
-    kernel=kernel,
-    num_steps=None,
-    num_epochs=3,
-    learning_rate=0.05,
-    momentum=0.9,
-  )
-  state, _, metrics = toy_problems.train(process, clients)
-  np.testing.assert_allclose(
-    state.global_weights['head/kernel'], their_weight, rtol=1e-5
-  )
-  assert metrics['loss'] == pytest.approx(
-    theirs.metrics['client_work']['train']['loss'], rel=1e-5
-  )
 
 
 _IN_DOMAINS = [
@@ -250,24 +184,22 @@ def test_domain_as_input_is_fed_avg_on_inputs_with_the_one_hot():
     for client in _IN_DOMAINS
   ]
   kernel = np.concatenate([_INITIAL, np.zeros([2, 1])])
-  wide, _, _ = toy_problems.train(
-    _process(kernel=kernel, num_steps=2), widened, 2
-  )
-  found, _, _ = toy_problems.train(
-    _process_for_domains(kind='input'), _IN_DOMAINS, 2
-  )
-  kernel = wide.global_weights['head/kernel']
-  wanted = {'head': kernel[:2], 'domain_input': kernel[2:]}
-  toy_problems.assert_part(found.global_weights, wanted)
+
+  def rounds(kernel):
+    for _ in range(2):
+      models = [
+        toy_problems.descended_alone(kernel, client, 2, 0.1)
+        for client in widened
+      ]
+      kernel = toy_problems.weighted_mean(models, widened)
+      yield {'global_weights': {'head': kernel[:2], 'domain_input': kernel[2:]}}
+
+  process = _process_for_domains(kind='input')
+  toy_problems.check_rounds(process, _IN_DOMAINS, rounds(kernel))
 
 
-@pytest.mark.parametrize(
-  'kind',
-  [
-    pytest.param(kind, marks=() if kind == 'multi_head' else pytest.mark.slow)
-    for kind in domain_models.KINDS
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', domain_models.KINDS)
 def test_projection_goes_with_every_model_of_domains(kind):
   model = domain_models.with_domains(
     toy_problems.classifier(), toy_problems.DOMAINS
