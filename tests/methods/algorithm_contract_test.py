@@ -56,7 +56,7 @@ def _fast_for(*fast):
 # FedBN of a network without batch normalization is FedAvg.
 _every_method = _fast_for(*sorted({*registry.ALGORITHMS} - {'fed_bn'}))
 # Templates make personalization and evaluation: a method of each kind.
-_every_kind = _fast_for('fed_avg', 'fed_babu', 'fed_dar', 'fed_em', 'fed_rep')
+_every_kind = _fast_for('fed_avg', 'fed_babu', 'fed_dar', 'fed_rep')
 
 
 # What a round's metrics tell besides those of every method.
@@ -339,18 +339,22 @@ def test_client_with_one_example_takes_part(name):
 
 
 @_fast_for('fed_avg')
-def test_built_again_it_gives_the_same_and_by_xla_up_to_rounding(name):
-  model = toy_problems.classifier(jit_compile=True)
-  assert model.uses_xla
-  compiled, again = (
-    _round(_build(name, each, **_training(name))) for each in (model, None)
-  )
-  toy_problems.assert_close(compiled, _round(_process(name)), rtol=1e-4)
+def test_built_again_it_gives_the_same(name):
+  again = _round(_build(name, **_training(name)))
   toy_problems.assert_same(again, _round(_process(name)))
 
 
+@pytest.mark.slow
+@_every_method
+def test_by_xla_it_gives_the_same_up_to_rounding(name):
+  model = toy_problems.classifier(jit_compile=True)
+  assert model.uses_xla
+  compiled = _round(_build(name, model, **_training(name)))
+  toy_problems.assert_close(compiled, _round(_process(name)), rtol=1e-4)
+
+
 # Options of training. Those take steps of their own.
-@_fast_for('apfl', 'l2gd', 'scaffold')
+@_fast_for('apfl', 'scaffold')
 def test_options_of_training_reach_every_method(name):
   """Steps without gradient but with decay, in the second round only."""
   process = _build(
@@ -515,22 +519,24 @@ def test_client_that_needs_no_training_data_is_scored_without_it(name):
 
 
 @_fast_for('fed_rep')
-def test_fine_tuning_comes_on_top_and_is_not_kept(name):
+@pytest.mark.parametrize(
+  'scope', ['head', pytest.param('all', marks=pytest.mark.slow)]
+)
+def test_fine_tuning_comes_on_top_and_is_not_kept(name, scope):
   plain = _process(name, fine_tune='none')
   state, states, _ = _after_two_rounds(name)
   model = plain.model
   head = set(model.weight_names(model.head_layers))
   data = _train(name)[0]
   untuned = plain.personalize(state, states[0], data)
-  for scope in ('head', 'all'):
-    process = _process(name, fine_tune=scope)
-    assert process.needs_training_data(states[0])
-    tuned = process.personalize(state, states[0], data)
-    for weight_name in set(untuned.weights) - model.statistics:
-      assert toy_problems.differ(
-        tuned.weights[weight_name], untuned.weights[weight_name]
-      ) == (scope == 'all' or weight_name in head)
-    toy_problems.assert_same(tuned.client_state, untuned.client_state)
+  process = _process(name, fine_tune=scope)
+  assert process.needs_training_data(states[0])
+  tuned = process.personalize(state, states[0], data)
+  for weight_name in set(untuned.weights) - model.statistics:
+    assert toy_problems.differ(
+      tuned.weights[weight_name], untuned.weights[weight_name]
+    ) == (scope == 'all' or weight_name in head)
+  toy_problems.assert_same(tuned.client_state, untuned.client_state)
 
 
 # What methods become.
