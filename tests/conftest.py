@@ -61,11 +61,17 @@ def _auto_is_without_xla(request):
 def runtime():
   """The default runtime, TFF's default for the whole session."""
   from tff_pfl import runtime as runtime_lib
+  from tff_pfl.system import cores
 
-  # A second client at the same time would load each graph once more.
-  with runtime_lib.create_runtime(
-    runtime_lib.DEFAULT, max_concurrent_clients=1
-  ) as created:
+  cores.divide()
+  # One client at a time, as two would load each graph twice; the threads of an
+  # operation are as many as in programs.
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(cores, 'divide', lambda *_: None)
+    created = runtime_lib.create_runtime(
+      runtime_lib.DEFAULT, max_concurrent_clients=1
+    )
+  with created:
     created.install()
     yield created
 
