@@ -31,23 +31,21 @@ def _together(*arguments, **options):
   )
 
 
+_EXPLICIT = [[0, 0], [2, 0], [1, 3], [0, 0]]
+
+
 @pytest.mark.parametrize(
-  ('image', 'kernel', 'options'),
+  ('image', 'kernel', 'options', 'jit_compile'),
   [
-    ((7, 6), (3, 3), {'padding': 'SAME'}),
-    ((7, 6), (5, 5), {'padding': 'VALID'}),
-    ((7, 6), (3, 3), {'padding': 'SAME', 'strides': 2}),
-    ((8, 7), (3, 2), {'padding': 'VALID', 'strides': (3, 2)}),
-    ((8, 8), (1, 1), {'padding': 'SAME', 'strides': 2}),
-    ((9, 9), (3, 3), {'padding': 'SAME', 'dilations': 2}),
-    (
-      (6, 5),
-      (3, 3),
-      {'padding': [[0, 0], [2, 0], [1, 3], [0, 0]], 'strides': 2},
-    ),
+    ((7, 6), (3, 3), {'padding': 'SAME'}, False),
+    ((7, 6), (5, 5), {'padding': 'VALID'}, False),
+    ((7, 6), (3, 3), {'padding': 'SAME', 'strides': 2}, False),
+    ((8, 7), (3, 2), {'padding': 'VALID', 'strides': (3, 2)}, True),
+    ((8, 8), (1, 1), {'padding': 'SAME', 'strides': 2}, False),
+    ((9, 9), (3, 3), {'padding': 'SAME', 'dilations': 2}, True),
+    ((6, 5), (3, 3), {'padding': _EXPLICIT, 'strides': 2}, False),
   ],
 )
-@pytest.mark.parametrize('jit_compile', [False, True])
 def test_clients_with_filters_of_their_own(image, kernel, options, jit_compile):
   options = {'strides': 1, **options}
   images = _values(4, *image, 2, seed=0)

@@ -94,9 +94,7 @@ def test_head_loss_takes_features_and_trains_the_head_alone(model):
   assert not output.statistics
   outputs, _ = model.forward(model.initial_weights, batch.x)
   np.testing.assert_allclose(
-    output.metrics['loss'],
-    np.sum(model.loss(batch.y, outputs)),
-    rtol=1e-5,
+    output.metrics['loss'], np.sum(model.loss(batch.y, outputs)), rtol=1e-5
   )
 
 
@@ -202,10 +200,7 @@ def test_metric_sums_are_over_the_real_examples():
   sums = objectives.metric_sums(
     model, logits, y, tf.constant([1.0, 1.0, 0.0, 0.0])
   )
-  losses = [
-    np.log(np.exp(2) + np.exp(1) + 1) - 2,
-    np.log(2 + np.exp(1)),
-  ]
+  losses = [np.log(np.exp(2) + np.exp(1) + 1) - 2, np.log(2 + np.exp(1))]
   assert list(sums) == ['loss', 'accuracy', 'examples']
   np.testing.assert_allclose(sums['loss'], sum(losses), rtol=1e-5)
   assert sums['accuracy'] == 1

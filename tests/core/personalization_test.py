@@ -39,8 +39,7 @@ def test_weights_are_tuned_by_gradient_descent(scope, count, momentum):
     **{count: 4},
   )
   body, head = toy_problems.descended_together(
-    *(_BODY, _HEAD, _CLIENT, 4, 0.05, momentum),
-    trained=(scope == 'all', True),
+    *(_BODY, _HEAD, _CLIENT, 4, 0.05, momentum), trained=(scope == 'all', True)
   )
   np.testing.assert_allclose(kernels['body'], body, rtol=1e-4)
   np.testing.assert_allclose(kernels['head'], head, rtol=1e-4)

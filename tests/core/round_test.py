@@ -19,14 +19,11 @@ def _build(name='fed_avg', **options):
   return registry.build(name, toy_problems.classifier(), **options)
 
 
-def _first_round(**options):
-  """The server's state, the clients' states and the metrics."""
-  return toy_problems.train(_build(**options), _CLIENTS)
-
-
 @functools.cache
-def _with_mean(name):
-  return _first_round(name=name)
+def _with(aggregator, name='fed_avg'):
+  """A process with a named aggregator, and its first two rounds."""
+  process = _build(name, aggregator=aggregators.make_aggregator(aggregator))
+  return process, *toy_problems.rounds(process, _CLIENTS, [(0, 1)] * 2)
 
 
 @pytest.mark.parametrize(
@@ -36,9 +33,8 @@ def _with_mean(name):
   'aggregator', ['mean', 'robust', 'secure', 'compressed']
 )
 def test_every_named_mean_is_that_of_harmless_updates(aggregator, name):
-  process = _build(name, aggregator=aggregators.make_aggregator(aggregator))
-  first, second = toy_problems.rounds(process, _CLIENTS, [(0, 1)] * 2)
-  expected = _with_mean(name)
+  process, first, second = _with(aggregator, name)
+  _, expected, _ = _with('mean', name)
   # Small updates are neither clipped nor zeroed; sums of integers round.
   toy_problems.assert_close(
     first[0].global_weights, expected[0].global_weights, atol=1e-5
@@ -62,37 +58,17 @@ def test_every_named_mean_is_that_of_harmless_updates(aggregator, name):
 def test_robust_aggregator_zeroes_an_outlying_update():
   outlying = toy_problems.labeled_examples(20, 0)
   outlying.x[:] *= 1e4
-  process = _build(aggregator=aggregators.make_aggregator('robust'))
+  process, *_ = _with('robust')
   *_, metrics = toy_problems.train(process, [*_CLIENTS, outlying])
   assert metrics['aggregator']['zeroed_count'] == 1
   assert metrics['clients'] == 3
-
-
-@pytest.mark.parametrize('aggregator', aggregators.AGGREGATORS)
-def test_method_without_global_weights_takes_any_aggregator(aggregator):
-  process = _build(
-    'local_only', aggregator=aggregators.make_aggregator(aggregator)
-  )
-  metrics = process.next.type_signature.result.metrics.member
-  assert tff.structure.name_list(metrics)[-1] == 'non_finite_clients'
-
-
-def test_unweighted_aggregator_ignores_numbers_of_examples():
-  (unweighted, *_), (uniform, *_) = (
-    _first_round(**options)
-    for options in (
-      {'aggregator': tff.aggregators.UnweightedMeanFactory()},
-      {'client_weighting': 'uniform'},
-    )
-  )
-  toy_problems.assert_close(unweighted.global_weights, uniform.global_weights)
 
 
 def test_nested_measurements_are_found_in_the_metrics():
   factory = tff.aggregators.clipping_factory(
     1e-4, tff.aggregators.MeanFactory(), clipped_count_sum_factory=None
   )
-  *_, metrics = _first_round(aggregator=factory)
+  *_, metrics = toy_problems.train(_build(aggregator=factory), _CLIENTS)
   assert metrics['aggregator']['clipped_count'] == 2
   assert metrics['aggregator']['clipping_norm'] == pytest.approx(1e-4)
   assert metrics['update_norm'] <= 1.001e-4
@@ -116,7 +92,9 @@ def test_wrong_option_is_refused_by_name(option, value, error):
 
 
 def test_clients_of_large_index_have_work_of_their_own_and_seeds_are_64_bit():
-  process = _build('local_only', seed=-(2**63))
+  # Nothing is global, of which this aggregator cannot take a mean.
+  aggregator = aggregators.make_aggregator('geometric_median')
+  process = _build('local_only', seed=-(2**63), aggregator=aggregator)
   assert process.initialize().seed == -(2**63)
   output = process.next(
     process.initialize(),
@@ -133,29 +111,37 @@ def _halved(rounds_done):
 
 
 @pytest.mark.parametrize(
-  'options',
+  ('options', 'factor'),
   [
-    {
-      'training': training_options.TrainingOptions(
-        learning_rate_schedule=_halved
-      )
-    },
-    {'server_schedule': _halved},
-    {
-      'server_schedule': _halved,
-      # Of which the first step is as long as without.
-      'server_optimizer': tff.learning.optimizers.build_sgdm(1.0, 1e-30),
-    },
+    (
+      {
+        'training': training_options.TrainingOptions(
+          learning_rate_schedule=_halved
+        ),
+        'server_schedule': _halved,
+        **toy_problems.WEIGHTINGS['unweighted'],
+      },
+      0.25,
+    ),
+    (
+      {
+        'server_schedule': _halved,
+        # Of which the first step is as long as without.
+        'server_optimizer': tff.learning.optimizers.build_sgdm(1.0, 1e-30),
+        **toy_problems.WEIGHTINGS['uniform'],
+      },
+      0.5,
+    ),
   ],
 )
-def test_rates_fall_by_round(options):
+def test_rates_fall_by_round_and_clients_count_alike(options, factor):
   clients = toy_problems.CLIENTS
 
   def rounds():
     weight = toy_problems.KERNEL
-    for rate in (0.1, 0.05, 0.025):
+    for rate in 0.1 * factor ** np.arange(3):
       slopes = [toy_problems.squared_error_gradient(weight, c) for c in clients]
-      weight = weight - rate * toy_problems.weighted_mean(slopes, clients)
+      weight = weight - rate * np.mean(slopes, axis=0)
       yield {'global_weights': {'head': weight}}
 
   process = toy_problems.linear(
@@ -165,21 +151,18 @@ def test_rates_fall_by_round(options):
 
 
 def test_new_clients_train_at_the_full_rate_with_weight_decay():
-  def new_client(schedule, weight_decay):
-    training = training_options.TrainingOptions(
-      weight_decay=weight_decay, learning_rate_schedule=schedule
-    )
-    process = toy_problems.deep_linear('fed_per', {'training': training})
-    clients = toy_problems.DEEP_CLIENTS
-    state, _, _ = toy_problems.train(process, clients)
-    return toy_problems.new_client(
-      process, process.initialize(), clients[0]
-    ).weights, state.global_weights
-
-  plain, _ = new_client(None, 0.0)
-  stopped, kept = new_client(lambda rounds_done: 0.0, 0.0)
-  decayed, _ = new_client(None, 10.0)
-  toy_problems.assert_part(kept, {'body': toy_problems.BODY})
-  toy_problems.assert_same(stopped, plain)
-  heads = [np.linalg.norm(w['head/kernel']) for w in (plain, decayed)]
-  assert heads[1] < 0.9 * heads[0]
+  training = training_options.TrainingOptions(
+    weight_decay=0.5, learning_rate_schedule=lambda rounds_done: 0.0
+  )
+  body, client = toy_problems.BODY, toy_problems.DEEP_CLIENTS[0]
+  process = toy_problems.deep_linear(
+    'fed_per', {'training': training}, num_epochs=4, learning_rate=0.05
+  )
+  head = toy_problems.descended(
+    lambda head: toy_problems.gradients(body, head, client)[1] + 0.5 * head,
+    toy_problems.HEAD,
+    num_steps=4,
+    learning_rate=0.05,
+  )
+  wanted = {'global_weights': {'body': body}, 'new': [{'head': head}]}
+  toy_problems.check_rounds(process, toy_problems.DEEP_CLIENTS, [wanted])

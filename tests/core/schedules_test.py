@@ -27,11 +27,7 @@ _QUARTER = 0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2
     ('cosine:8', [8], [0]),
     ('warmup:4', range(6), [0.25, 0.5, 0.75, 1, 1, 1]),
     # Rounds count from the end of the warm-up.
-    (
-      'warmup:2+step:3:0.5',
-      range(9),
-      [0.5, 1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25],
-    ),
+    ('warmup:2+step:3:0.5', range(9), [0.5, 1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25]),
   ],
 )
 def test_factors_by_round(spec, rounds, expected):

@@ -35,10 +35,10 @@ def slopes(number=1):
   )
 
 
-def network(jit_compile=False, width=8):
+def network(jit_compile=False):
   """With every kind of layer that knows of padding or randomness."""
   return bridge(
-    layers.Dense(width, 'tanh', name='first'),
+    layers.Dense(8, 'tanh', name='first'),
     layers.BatchNormalization(momentum=0.5, name='norm'),
     layers.Dropout(0.25),
     layers.Dense(5, 'tanh', name='second'),

@@ -1,5 +1,6 @@
 """Tests of client work that is vectorized over clients."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,20 +10,43 @@ from tff_pfl.core import example_tensors, vectorization
 from tff_pfl.models import randomness
 from tff_pfl.runtime import devices, graph_defs
 
+layers = keras.layers
+
 _NUM_EXAMPLES = (30, 25, 17, 30)
 
 
+def _network():
+  return shared.network('auto')
+
+
+def _small_network():
+  """Seeds and moving statistics, without the rest of `_network`."""
+  return shared.bridge(
+    layers.BatchNormalization(momentum=0.5, name='norm'),
+    layers.Dropout(0.25),
+    layers.Dense(3, name='head'),
+    shape=(6,),
+  )
+
+
 @pytest.mark.parametrize(
-  ('length', 'jit_compile'),
+  ('make', 'length', 'jit_compile'),
   [
-    pytest.param({'num_epochs': 3}, False, id='plain'),
-    pytest.param({'num_epochs': 3}, True, id='xla', marks=pytest.mark.slow),
-    pytest.param({'num_steps': 7}, True, id='steps', marks=pytest.mark.slow),
+    pytest.param(_small_network, {'num_epochs': 3}, False, id='plain'),
+    *(
+      pytest.param(_network, length, jit_compile, marks=pytest.mark.slow)
+      for length, jit_compile in (
+        ({'num_epochs': 3}, False),
+        ({'num_epochs': 3}, True),
+        ({'num_steps': 7}, True),
+      )
+    ),
   ],
 )
-def test_clients_of_different_sizes_train_as_they_do_alone(length, jit_compile):
-  # With dropout and batch normalization: seeds and moving statistics.
-  network = shared.network('auto')
+def test_clients_of_different_sizes_train_as_they_do_alone(
+  make, length, jit_compile
+):
+  network = make()
   phase = shared.phase(momentum=0.9, batch_size=8, **length)
 
   def train(x, y, num_examples, seed):
@@ -63,8 +87,7 @@ def test_the_longest_of_the_clients_is_shared_by_all():
 
 
 @pytest.mark.parametrize('traced_for', [None, '/device:GPU:0'])
-@pytest.mark.parametrize('num_steps', [(3, 21, 0), (5, 5, 5), (0, 0, 0)])
-def test_each_client_makes_its_steps_of_a_loop_for_all(traced_for, num_steps):
+def test_each_client_makes_its_steps_of_a_loop_for_all(traced_for):
   # For a GPU, five steps in a pass, and the rest one by one.
   def client(number, start):
     def step(index, value, passes):
@@ -81,22 +104,24 @@ def test_each_client_makes_its_steps_of_a_loop_for_all(traced_for, num_steps):
       lambda own: client(*own), clients, fallback_to_while_loop=False
     )
 
-  starts = [1.0, 2.0, 3.0]
-  arguments = tf.constant(num_steps), tf.constant(starts)
+  starts = tf.constant([1.0, 2.0, 3.0])
   with devices.tracing_for(traced_for):
-    graph = together.get_concrete_function(*arguments).graph.as_graph_def()
-    found, passes = together(*arguments)
-  kinds = [node.op for node in graph_defs.all_nodes(graph)]
+    traced = together.get_concrete_function(tf.constant([0, 0, 0]), starts)
+  kinds = [
+    node.op for node in graph_defs.all_nodes(traced.graph.as_graph_def())
+  ]
   # TensorFlow's own rule would put the body into a condition.
   assert not {'If', 'StatelessIf'} & set(kinds)
   num_loops = sum(kind in ('While', 'StatelessWhile') for kind in kinds)
   # One is the client's own, which nothing uses any more.
   assert num_loops == (3 if traced_for else 2)
-  for value, start, number in zip(found.numpy(), starts, num_steps):
-    for index in range(number):
-      start = np.float32(0.5) * np.float32(start) + np.float32(index)
-    assert value == start
-  assert set(passes.numpy()) == {max(num_steps)}
+  for num_steps in ((3, 21, 0), (5, 5, 5), (0, 0, 0)):
+    found, passes = traced(tf.constant(num_steps), starts)
+    for value, start, number in zip(found.numpy(), starts.numpy(), num_steps):
+      for index in range(number):
+        start = np.float32(0.5) * start + np.float32(index)
+      assert value == start
+    assert set(passes.numpy()) == {max(num_steps)}
 
 
 def test_random_integers_of_many_seeds_are_those_of_each():

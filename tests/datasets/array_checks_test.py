@@ -34,8 +34,8 @@ _NAN = np.array([[0], [1], [np.nan], [np.nan], [4], [5]])
       )
     ),
     (
-      dict(x_test=np.zeros((2, 1)), y_test=[0, 9], num_classes=3),
-      r'`y_test\[1\]` .* found 9',
+      dict(x_test=[[0], [0]], y_test=[0, 9], num_classes=3),
+      r'`y_test\[1\]`.* 9',
     ),
     (dict(y=[0, 1]), r'`y` to be as long as `x` \(6 examples\), found 2'),
     (
@@ -46,13 +46,10 @@ _NAN = np.array([[0], [1], [np.nan], [np.nan], [4], [5]])
     (dict(y_test=[0]), '`y_test` to be given if and only if'),
     (dict(x_test=np.zeros((2, 5)), y_test=[0, 0]), r'`x_test` to be of shape'),
     (
-      dict(x_test=np.zeros((2, 1), int), y_test=[0, 0]),
-      '`x_test` to be of shape .* float32',
+      dict(x_test=np.zeros((2, 1), int), y_test=[0] * 2),
+      '`x_test` to be .* float32',
     ),
-    (
-      dict(x_test=np.zeros((2, 1)), y_test=[0.5, 0.5]),
-      '`y_test` to be of shape .* int32',
-    ),
+    (dict(x_test=np.zeros((2, 1)), y_test=[0.5, 0.5]), '`y_test` to .* int32'),
     (dict(x=np.zeros((0, 1)), y=np.zeros(0, int)), '`x` to be at least one'),
     (dict(x=[[1], [2, 3]], y=[0, 0]), '`x` to be a rectangular array'),
     (dict(x=np.array(['a'] * 6)), '`x` to be a rectangular array of numbers'),
@@ -86,10 +83,7 @@ _NAN = np.array([[0], [1], [np.nan], [np.nan], [4], [5]])
     (dict(domain=np.ma.zeros(6, int)), '`domain` to be an array without'),
     (dict(keys_test=[1]), '`keys_test` to be given together with `keys`'),
     (dict(weight=[1, 2]), r'`weight` to be as long as `x` \(6 examples\)'),
-    (
-      dict(weight=[1, 2, 3, -0.5, 0, 1]),
-      r'`weight\[3\]` to be not negative, found -0.5',
-    ),
+    (dict(weight=[1, 2, 3, -0.5, 0, 1]), r'`weight\[3\]` .*negative, .*-0.5'),
     (dict(weight=[np.inf] * 6), r'`weight\[0\]` to be finite'),
     (dict(weight=[1e60] * 6), r'`weight\[0\]` to be finite.*1e.60'),
     (dict(weight=np.ones([6, 1])), 'one number per example, found .*6, 1'),

@@ -35,8 +35,7 @@ def _client_data(**clients):
 
 
 @pytest.mark.parametrize(
-  'domains',
-  [{}, {'weight': np.arange(20) / 8, **_DOMAINS}],
+  'domains', [{}, {'weight': np.arange(20) / 8, **_DOMAINS}]
 )
 def test_client_data_round_trip_keeps_everything(domains):
   dataset = _dataset(**domains)
@@ -233,7 +232,7 @@ _GOOD = _elements(x=[[1.0]], y=[0])
       _elements(pixels=[1.0], label=[0]),
       _GOOD,
       None,
-      '`train` to have single examples.*pixels',
+      'single examples.*pixels',
     ),
     (
       _GOOD.preprocess(lambda data: data.batch(2)),

@@ -97,11 +97,7 @@ def test_clients_as_one_program_get_their_own():
     ),
     (_model((7,)), 'flip', 'that are no images'),
     (_model((5, 4), tf.int32), 'flip', 'that are no images'),
-    (
-      augmentation.augmented(_model(), 'flip'),
-      'crop:1',
-      '`model` to be one without augment',
-    ),
+    (augmentation.augmented(_model(), 'flip'), 'crop:1', '`model` .*without'),
   ],
 )
 def test_what_cannot_be_changed_is_refused(model, spec, reason):

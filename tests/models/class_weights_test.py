@@ -78,6 +78,7 @@ def test_a_step_is_that_of_keras_and_reports_are_without(
     keras.optimizers.SGD(_RATE),
     keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     metrics=['accuracy'],
+    run_eagerly=True,
   )
   reported = network.evaluate(x, y, verbose=0, return_dict=True)
   in_training = network.train_on_batch(x, y, **factors, return_dict=True)

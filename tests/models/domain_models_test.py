@@ -260,7 +260,7 @@ def test_other_heads_are_not_linear(make_head):
   [
     (
       lambda plain, _: domain_models.domain_model(plain, 'input'),
-      '`model`.*domain_model',
+      'domain_model',
     ),
     (
       lambda plain, _: domain_models.domain_model(
@@ -274,12 +274,9 @@ def test_other_heads_are_not_linear(make_head):
     ),
     (
       lambda _, model: domain_models.with_domains(model, _DOMAINS),
-      '`model`.*without domains',
+      'without domains',
     ),
-    (
-      lambda plain, _: domain_models.projected(plain, 1.5),
-      '`projection_dim`.*at least 1',
-    ),
+    (lambda plain, _: domain_models.projected(plain, 1.5), '`projection_dim`'),
   ],
 )
 def test_what_cannot_be_made_of_domains_is_refused(plain, model, make, reason):

@@ -130,11 +130,11 @@ def test_head_may_start_at_the_input(is_functional):
     (lambda: 'mlp', 'a keras.Model'),
     (
       lambda: tf_keras.Sequential([tf_keras.layers.Dense(3)]),
-      'of Keras 3.*tf_keras',
+      'Keras 3.*tf_keras',
     ),
     (
       lambda: keras.Sequential([layers.Dense(3, name='head')]),
-      'give a Sequential an Input',
+      'Sequential an Input',
     ),
     (lambda: sequential(layers.GRU(2), shape=(None, 4)), 'fixed shape'),
     (

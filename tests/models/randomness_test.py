@@ -93,9 +93,7 @@ def test_more_rows_of_coins_keep_the_first_ones():
 
 
 @pytest.mark.parametrize('num_examples', [0, 1, 7, 16])
-def test_permutations_shuffle_the_examples_and_leave_padding_last(
-  num_examples,
-):
+def test_permutations_shuffle_the_examples_and_leave_padding_last(num_examples):
   rows = randomness.permutations(SEED, 5, 16, num_examples).numpy()
   assert rows.shape == (5, 16)
   for row in rows:

@@ -40,10 +40,7 @@ _NETWORKS = {
   # After one step a unit's state is its own.
   'lstm': ([layers.LSTM(5, name='layer')], [1, 3]),
   'gru': ([layers.GRU(5, name='layer')], [1, 3]),
-  'gru, reset before': (
-    [layers.GRU(5, reset_after=False, name='layer')],
-    [1, 3],
-  ),
+  'gru, reset': ([layers.GRU(5, reset_after=False, name='layer')], [1, 3]),
   'rnn': ([layers.SimpleRNN(5, name='layer')], [1, 3]),
   'normalized': (
     [layers.Conv2D(5, 2, name='layer'), layers.BatchNormalization(name='norm')],
@@ -194,10 +191,7 @@ def test_by_default_the_last_hidden_layer_is_divided():
 
 
 def _parse(text):
-  known = {
-    'a': units.LayerUnits(4, {}, ()),
-    'b': units.LayerUnits(2, {}, ()),
-  }
+  known = {'a': units.LayerUnits(4, {}, ()), 'b': units.LayerUnits(2, {}, ())}
   chosen = units.parse(text, known, ['a', 'norm', 'b'])
   return {layer: list(np.flatnonzero(mask)) for layer, mask in chosen.items()}
 

@@ -17,12 +17,7 @@ def model():
 
 
 FIRST = ('first/kernel', 'first/bias')
-NORM = (
-  'norm/gamma',
-  'norm/beta',
-  'norm/moving_mean',
-  'norm/moving_variance',
-)
+NORM = ('norm/gamma', 'norm/beta', 'norm/moving_mean', 'norm/moving_variance')
 HEAD = ('head/kernel', 'head/bias')
 
 

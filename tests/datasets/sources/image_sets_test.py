@@ -14,10 +14,7 @@ _GRAY, _COLOR = (28, 28, 1), (32, 32, 3)
 
 def _load(folder, name='mnist', num_clients=2, partition='iid'):
   return datasets.load_dataset(
-    name,
-    num_clients=num_clients,
-    partition=partition,
-    data_dir=str(folder),
+    name, num_clients=num_clients, partition=partition, data_dir=str(folder)
   )
 
 

@@ -50,10 +50,7 @@ def test_domains_are_clients_with_texts_of_both_labels_held_out(tmp_path):
 def test_a_learned_vocabulary_knows_the_training_texts_only(tmp_path):
   rows = [('d', i % 2, f'common own{i}') for i in range(20)]
   dataset = _load(
-    _write(tmp_path / 'reviews.csv', rows),
-    1,
-    vocabulary='learned',
-    max_words=3,
+    _write(tmp_path / 'reviews.csv', rows), 1, vocabulary='learned', max_words=3
   )
   ((_, train, test),) = _splits(dataset)
   assert (train.x[:, 0] == 1).all() and (test.x[:, 0] == 1).all()

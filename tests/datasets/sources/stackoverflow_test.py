@@ -15,11 +15,7 @@ _MODULE = tff.simulation.datasets.stackoverflow
 @pytest.mark.parametrize(
   'sentences, x, y',
   [
-    (
-      ['a b c a b'],
-      [[1, 0, 0], [1, 2, 0], [1, 2, 3], [2, 3, 1]],
-      [2, 3, 1, 2],
-    ),
+    (['a b c a b'], [[1, 0, 0], [1, 2, 0], [1, 2, 3], [2, 3, 1]], [2, 3, 1, 2]),
     # Unknown words are context, and nothing to find.
     (['a what b'], [[1, 4, 0]], [2]),
     # Sentences are apart, and four at most.

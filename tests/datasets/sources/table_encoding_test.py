@@ -277,11 +277,7 @@ _REGRESSION = {'task': 'regression'}
     (['0', '1'], {'missing_domain': 'skip'}, '`missing_domain` to be one of'),
     (['0', '1'], {'missing_label': 'skip'}, '`missing_label` to be one of'),
     (['0', '1'], {'min_category_count': 0}, '`min_category_count`'),
-    (
-      ['0', '1'],
-      {'label_above': 0, **_REGRESSION},
-      '`label_above` to be unset',
-    ),
+    (['0', '1'], {'label_above': 0, **_REGRESSION}, '`label_above` to be'),
     (
       ['0', '1'],
       {'label_values': ['a'], 'label_above': 1},

@@ -101,18 +101,8 @@ def test_one_file_of_bytes_is_divided_and_scaled(tmp_path):
 @pytest.mark.parametrize(
   'name, make, kwargs, match',
   [
-    (
-      'pixels',
-      _pixels,
-      dict(label_field='y'),
-      r'`label_field` .*numbers in .*_train.h5',
-    ),
-    (
-      'pixels',
-      _pixels,
-      dict(input_field='y'),
-      r"`input_field` .*pixels\), found 'y'",
-    ),
+    ('pixels', _pixels, dict(label_field='y'), '`label_field` .*_train.h5'),
+    ('pixels', _pixels, dict(input_field='y'), "`input_field` .*found 'y'"),
     (
       'pixels',
       lambda count, number: np.array([b'text'] * count),
