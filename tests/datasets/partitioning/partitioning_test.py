@@ -105,9 +105,10 @@ def test_lognormal_of_sigma_zero_is_iid_and_a_huge_sigma_does_not_overflow():
   assert sorted(len(i) for i in huge.train_indices) == [0, 0, 0, 200]
 
 
-def test_iid_gives_every_client_the_same():
+@pytest.mark.parametrize('spec', ['iid', 'shards:2'])
+def test_iid_and_as_many_shards_as_classes_give_every_client_the_same(spec):
   train = rules.labels([40, 80])
-  parts = rules.partition('iid', train, None, 4)
+  parts = rules.partition(spec, train, None, 4)
   assert rules.counts(parts.train_indices, train, 2).tolist() == [[10, 20]] * 4
   # Not sorted by class.
   assert (np.diff(train[parts.train_indices[0]]) != 0).sum() > 3
@@ -129,13 +130,6 @@ def test_shards_that_do_not_divide_by_the_classes_still_have_distinct_classes():
   assert ((counts > 0).sum(axis=1) == 3).all()
   owners = (counts > 0).sum(axis=0)
   assert owners.min() == 2 and owners.max() == 3
-
-
-def test_as_many_shards_as_classes_gives_every_client_all_classes():
-  train = rules.labels([12, 24, 36])
-  parts = rules.partition('shards:3', train, None, 4)
-  counts = rules.counts(parts.train_indices, train, 3)
-  assert counts.tolist() == [[3, 6, 9]] * 4
 
 
 @pytest.mark.parametrize('per_client', [5, 20])
@@ -184,17 +178,19 @@ def test_apportion_makes_up_for_rounding_in_the_next_class():
   assert counts.tolist() == [[1, 0], [0, 1]]
 
 
-def test_hold_out_is_stratified_disjoint_and_complete():
+@pytest.mark.parametrize('domain', [None, np.arange(187) % 7])
+def test_hold_out_is_stratified_disjoint_and_complete(domain):
   labels = rules.labels([100, 50, 30, 7])
   clients = rules.partition('iid', labels, None, 3).train_indices
-  parts = partitioning.hold_out(clients, labels, 0.25, seed=0)
+  parts = partitioning.hold_out(clients, labels, 0.25, seed=0, domain=domain)
+  strata = labels if domain is None else domain
   for client, train, test in zip(clients, *parts):
     np.testing.assert_array_equal(
       np.sort(np.concatenate([train, test])), np.sort(client)
     )
     assert len(test) == round(0.25 * len(client))
-    exact = np.bincount(labels[client], minlength=4) * len(test) / len(client)
-    counts = np.bincount(labels[test], minlength=4)
+    exact = np.bincount(strata[client]) * len(test) / len(client)
+    counts = np.bincount(strata[test], minlength=len(exact))
     assert np.abs(counts - exact).max() < 1
 
 
@@ -208,16 +204,6 @@ def test_hold_out_of_tiny_clients(size, fraction, num_test):
   parts = partitioning.hold_out(indices, labels, fraction, seed=0)
   assert len(parts.test_indices[0]) == num_test
   assert len(parts.train_indices[0]) == size - num_test
-
-
-def test_hold_out_is_stratified_by_domain():
-  labels, domain = rules.labels([100, 50]), np.arange(150) % 7
-  clients = rules.partition('iid', labels, None, 3).train_indices
-  parts = partitioning.hold_out(clients, labels, 0.25, seed=0, domain=domain)
-  for client, test in zip(clients, parts.test_indices):
-    exact = np.bincount(domain[client], minlength=7) * len(test) / len(client)
-    counts = np.bincount(domain[test], minlength=7)
-    assert np.abs(counts - exact).max() < 1
 
 
 def test_classes_per_client_covers_every_class_if_it_can():
