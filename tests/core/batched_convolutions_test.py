@@ -1,5 +1,3 @@
-"""Tests of convolutions of many clients as one product of matrices."""
-
 import numpy as np
 import pytest
 import tensorflow as tf

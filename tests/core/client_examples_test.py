@@ -1,5 +1,3 @@
-"""Tests of clients' examples, kept within a bound."""
-
 import numpy as np
 import pytest
 

@@ -12,11 +12,16 @@ from tff_pfl.methods import registry
 _NUMBERS = [4.0, -1.0, 1000.0, 2.0, 3.0]
 
 
+@functools.cache
+def _process(name, shape):
+  return aggregators.make_aggregator(name).create(
+    tff.TensorType(np.float32, shape), tff.TensorType(np.float32)
+  )
+
+
 def _aggregate(name, values, weights=None):
   values = [np.asarray(value, np.float32) for value in values]
-  process = aggregators.make_aggregator(name).create(
-    tff.TensorType(np.float32, values[0].shape), tff.TensorType(np.float32)
-  )
+  process = _process(name, values[0].shape)
   weights = [1.0] * len(values) if weights is None else weights
   return process.next(process.initialize(), values, weights).result
 
@@ -25,7 +30,6 @@ def _aggregate(name, values, weights=None):
   ('name', 'expected'),
   [
     ('median', 3.0),
-    ('trimmed_mean:0', 1008 / 5),
     ('trimmed_mean:0.19', 1008 / 5),
     ('trimmed_mean:0.2', 3.0),
     ('trimmed_mean', 1008 / 5),
@@ -49,10 +53,11 @@ def test_weights_tell_who_is_left_out_and_move_the_geometric_median():
   assert _aggregate('median', _NUMBERS, [0.0] * 5) == 0.0
 
 
-@pytest.mark.parametrize('far', [1e17, 1e22, 3e38, np.inf])
-def test_no_number_moves_the_geometric_median_far(far):
-  found = _aggregate('geometric_median', [[1, 0], [0, 1], [0, 0], [far, far]])
-  assert np.linalg.norm(found) < 1.5
+def test_no_number_moves_the_geometric_median_far():
+  near = [[1, 0], [0, 1], [0, 0]]
+  for far in (1e17, 1e22, 3e38, np.inf):
+    found = _aggregate('geometric_median', [*near, [far, far]])
+    assert np.linalg.norm(found) < 1.5
 
 
 def test_geometric_median_of_points():

@@ -82,8 +82,9 @@ def test_clients_share_the_weights_but_not_the_statistics():
   assert not set(_MOVING) & set(state.global_weights)
   for name in a:
     assert np.array_equal(a[name], b[name]) == (name not in _MOVING)
-  # Kernels and biases, scales and offsets.
-  assert process.bytes_per_round.down == 4 * (5 * 4 + 4 + 2 * 4 + 4 * 3 + 3)
+  # Kernels and biases, scales and offsets; down with the round and a seed.
+  up = 4 * (5 * 4 + 4 + 2 * 4 + 4 * 3 + 3)
+  assert process.bytes_per_round == (up + 4 + 8, up)
   # Programs fine-tune new clients that have statistics alone.
   assert process.has_local_weights and not process.trains_new_clients
   # Nobody has a model with the initial statistics.

@@ -1,5 +1,3 @@
-"""Tests of client work that is vectorized over clients."""
-
 import keras
 import numpy as np
 import pytest

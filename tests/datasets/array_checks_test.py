@@ -1,5 +1,3 @@
-"""Tests of the checks of users' arrays."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""Tests of central examples before they become clients."""
-
 import dataclasses
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Tests of the conversion from and to TFF's `ClientData`."""
-
 import collections
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Tests of loading datasets by name."""
-
 import pytest
 
 from tests.datasets import shared

@@ -1,5 +1,3 @@
-"""Tests of clients' examples and where they are taken from."""
-
 import numpy as np
 import pytest
 import tensorflow as tf

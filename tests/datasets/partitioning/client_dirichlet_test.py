@@ -1,5 +1,3 @@
-"""Tests of clients of equal size with Dirichlet draws of the classes."""
-
 import numpy as np
 import pytest
 

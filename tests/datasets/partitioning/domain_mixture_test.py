@@ -1,5 +1,3 @@
-"""Tests of clients that are mixtures of domains."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""Tests of the partition of Per-FedAvg's experiment."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""Tests of clients of given sizes with mixtures of groups."""
-
 import numpy as np
 
 from tff_pfl.datasets.partitioning import mixtures

@@ -1,5 +1,3 @@
-"""Tests of clients that the data name themselves."""
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,5 +1,3 @@
-"""Tests of the rules that make clients from central examples."""
-
 import numpy as np
 import pytest
 

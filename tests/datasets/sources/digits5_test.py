@@ -1,5 +1,3 @@
-"""Tests of the reader of digits of several origins."""
-
 import numpy as np
 import pytest
 

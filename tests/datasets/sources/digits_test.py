@@ -1,5 +1,3 @@
-"""Tests of scikit-learn's digits as a federated dataset."""
-
 import numpy as np
 import pytest
 

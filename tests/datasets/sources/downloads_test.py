@@ -1,5 +1,3 @@
-"""Tests of data that are downloaded, and of how images become floats."""
-
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds

@@ -1,5 +1,3 @@
-"""Tests of the reader of FairFace's published files."""
-
 import csv
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Tests of handwritten characters by writer."""
-
 import collections
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Tests of the four hospitals' patients."""
-
 import functools
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Tests of folders of images."""
-
 import functools
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Tests of image sets in one file each."""
-
 import shlex
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Tests of LEAF's JSON files."""
-
 import functools
 import json
 

@@ -1,5 +1,3 @@
-"""Tests of one's own .npz files."""
-
 import functools
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Tests of PFLlib's folders."""
-
 import functools
 import os
 

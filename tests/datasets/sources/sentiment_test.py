@@ -1,5 +1,3 @@
-"""Tests of labeled texts from CSV files."""
-
 import csv
 import functools
 

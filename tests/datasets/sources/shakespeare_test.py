@@ -1,5 +1,3 @@
-"""Tests of next characters by speaking role."""
-
 import collections
 import functools
 

@@ -1,5 +1,3 @@
-"""Tests of next words by user."""
-
 import numpy as np
 import pytest
 import tensorflow as tf

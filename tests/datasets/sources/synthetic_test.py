@@ -1,5 +1,3 @@
-"""Tests of the generated dataset."""
-
 import numpy as np
 import pytest
 

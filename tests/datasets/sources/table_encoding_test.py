@@ -1,5 +1,3 @@
-"""Tests of what rows of tables become."""
-
 import dataclasses
 import json
 import logging

@@ -1,5 +1,3 @@
-"""Tests of reading tables."""
-
 import gzip
 import logging
 

@@ -1,5 +1,3 @@
-"""Tests of tables from CSV files."""
-
 import csv
 import functools
 import gzip

@@ -1,5 +1,3 @@
-"""Tests of TensorFlow Federated's HDF5 files."""
-
 import functools
 
 import h5py

@@ -1,5 +1,3 @@
-"""Tests of the numbering of words."""
-
 import numpy as np
 
 from tff_pfl.datasets.sources import vocabulary
