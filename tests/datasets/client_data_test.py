@@ -10,7 +10,6 @@ from tests.datasets import shared
 from tff_pfl.datasets import client_data, federated_dataset
 
 FederatedDataset = federated_dataset.FederatedDataset
-TestClientData = tff.simulation.datasets.TestClientData
 
 
 def _dataset(**domains):
@@ -24,11 +23,8 @@ _DOMAINS = dict(domain=np.arange(20) % 2, domain_names=['even', 'odd'])
 
 
 def _client_data(**clients):
-  return TestClientData(
-    {
-      client_id: collections.OrderedDict(x=np.array(x), y=np.array(y))
-      for client_id, (x, y) in clients.items()
-    }
+  return shared.client_data(
+    {client_id: dict(x=x, y=y) for client_id, (x, y) in clients.items()}
   )
 
 
@@ -215,8 +211,7 @@ def test_bad_examples_are_errors_that_name_the_client():
 
 
 def _elements(**fields):
-  fields = {name: np.array(values) for name, values in fields.items()}
-  return TestClientData({'a': collections.OrderedDict(fields)})
+  return shared.client_data({'a': fields})
 
 
 _GOOD = _elements(x=[[1.0]], y=[0])

@@ -1,10 +1,12 @@
 """What tests of data sets share."""
 
 import contextlib
+import csv
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_pfl import datasets
 
@@ -69,3 +71,20 @@ def spec(*shape, x=tf.float32, domain=False):
   }
   names = ['y', 'domain'] if domain else ['y']
   return {'x': tf.TensorSpec(shape, x), **{name: ids[name] for name in names}}
+
+
+def write_csv(path, heading, rows):
+  """Writes a table, and returns its path."""
+  with open(path, 'w', newline='', encoding='utf-8') as file:
+    csv.writer(file).writerows([heading, *rows])
+  return str(path)
+
+
+def client_data(clients):
+  """TFF's form of each client's fields."""
+  return tff.simulation.datasets.TestClientData(
+    {
+      client_id: {name: np.array(values) for name, values in fields.items()}
+      for client_id, fields in clients.items()
+    }
+  )

@@ -1,5 +1,3 @@
-import csv
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -46,8 +44,7 @@ def _folder(tmp_path):
 
 def _write(folder, split, rows, columns='file,age,gender,race,service_test'):
   path = folder / f'fairface_label_{split}.csv'
-  with open(path, 'w', newline='') as file:
-    csv.writer(file).writerows([columns.split(','), *rows])
+  shared.write_csv(path, columns.split(','), rows)
 
 
 def test_images_come_with_their_label_and_race(folder):
@@ -56,10 +53,8 @@ def test_images_come_with_their_label_and_race(folder):
   assert dataset.num_classes == 9
   assert dataset.domain_names == fairface.RACES
   assert dataset.element_spec == shared.spec(16, 16, 3, domain=True)
-  for split, part in (
-    ('train', dataset.train('client_0')),
-    ('val', dataset.test('client_0')),
-  ):
+  for split, read in (('train', dataset.train), ('val', dataset.test)):
+    part = read('client_0')
     # An image's color tells which it is.
     colors = np.array([_color(split, i) for i in range(_SIZES[split])])
     differences = np.abs(part.x[:, 8, 8, np.newaxis] * 255 - colors)

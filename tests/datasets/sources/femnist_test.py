@@ -1,5 +1,3 @@
-import collections
-
 import numpy as np
 import pytest
 import tensorflow_federated as tff
@@ -98,12 +96,12 @@ def test_test_images_that_a_file_has_are_those_of_their_writers(tmp_path):
 def _client_data(seeds):
   def client(seed):
     rng = np.random.default_rng(seed)
-    return collections.OrderedDict(
+    return dict(
       label=rng.integers(0, 62, 6, dtype=np.int32),
       pixels=rng.random((6, 28, 28), np.float32),
     )
 
-  return tff.simulation.datasets.TestClientData(
+  return shared.client_data(
     {name: client(seed) for name, seed in seeds.items()}
   )
 

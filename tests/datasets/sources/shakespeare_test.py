@@ -1,4 +1,3 @@
-import collections
 import functools
 
 import numpy as np
@@ -137,26 +136,18 @@ def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
     _load(**{'data_dir': tmp_path, 'num_clients': 1, **kwargs})
 
 
-def _client_data(texts):
-  return tff.simulation.datasets.TestClientData(
-    {
-      role: collections.OrderedDict(snippets=[t.encode() for t in snippets])
-      for role, snippets in texts.items()
-    }
-  )
-
-
 def test_without_data_dir_the_roles_come_through_tff(monkeypatch):
-  train = _client_data(
-    {
-      'ROMEO': ['But, soft!', 'what light'],
-      'JULIET': ['Ay me!'] * 5,
-      'PAGE': ['x' * 40],
-      'MUTE': ['Oh'],
-    }
-  )
-  test = _client_data(
-    {'ROMEO': ['She speaks'], 'JULIET': ['O'], 'NURSE': ['y' * 40]}
+  train, test = (
+    shared.client_data({role: {'snippets': t} for role, t in texts.items()})
+    for texts in (
+      dict(
+        ROMEO=[b'But, soft!', b'what light'],
+        JULIET=[b'Ay me!'] * 5,
+        PAGE=[b'x' * 40],
+        MUTE=[b'Oh'],
+      ),
+      dict(ROMEO=[b'She speaks'], JULIET=[b'O'], NURSE=[b'y' * 40]),
+    )
   )
   monkeypatch.setattr(
     tff.simulation.datasets.shakespeare, 'load_data', lambda: (train, test)

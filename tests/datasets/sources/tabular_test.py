@@ -1,4 +1,3 @@
-import csv
 import functools
 import gzip
 import json
@@ -32,9 +31,7 @@ def _rows(count=60, seed=0):
 
 
 def _write(path, rows, heading=_HEADING):
-  with open(path, 'w', newline='', encoding='utf-8') as file:
-    csv.writer(file).writerows([heading, *rows])
-  return str(path)
+  return shared.write_csv(path, heading, rows)
 
 
 @pytest.fixture(name='path')
