@@ -5,10 +5,9 @@ import pytest
 import tensorflow as tf
 
 from tff_pfl.core import example_tensors
+from tff_pfl.datasets import examples as examples_lib
 
-SPEC = collections.OrderedDict(
-  x=tf.TensorSpec([3], tf.float32), y=tf.TensorSpec([], tf.int32)
-)
+SPEC = examples_lib.element_spec(tf.TensorSpec([3], tf.float32))
 
 
 def _data(num_examples, seed=0):
@@ -29,12 +28,6 @@ def test_buckets_are_powers_of_two():
     **{2**20 + 1: 2**21, 2**30: 2**30},
   }.items():
     assert example_tensors.bucket_size(tf.constant(number)) == expected
-
-
-def test_batched_spec_adds_an_unknown_dimension():
-  assert example_tensors.batched_spec(SPEC) == collections.OrderedDict(
-    x=tf.TensorSpec([None, 3], tf.float32), y=tf.TensorSpec([None], tf.int32)
-  )
 
 
 _EMPTY = tf.data.Dataset.from_tensors(_data(0))
@@ -131,19 +124,9 @@ def test_a_chunk_has_at_most_256_rows(capacity, rows):
   np.testing.assert_array_equal(num_rows, np.full([capacity], rows))
 
 
-@pytest.mark.parametrize(
-  'make',
-  [
-    lambda a, b: [a, b],
-    lambda a, b: (a, b),
-    lambda a, b: {'first': a, 'second': b},
-  ],
-  ids=['list', 'tuple', 'dict'],
-)
+@pytest.mark.parametrize('make', [list, tuple, lambda x: dict(zip('ab', x))])
 def test_chunks_of_structures_keep_the_structure(make):
-  a = tf.random.stateless_normal([512, 3], [1, 2])
-  b = tf.range(512)
-  x = make(a, b)
+  x = make([tf.random.stateless_normal([512, 3], [1, 2]), tf.range(512)])
   results = example_tensors.in_chunks(
     lambda x: tf.nest.map_structure(lambda v: v + v, x), _padded(x, 512)
   )

@@ -157,15 +157,9 @@ def test_several_inputs_come_through():
 @pytest.mark.parametrize(
   'change, match',
   [
-    (
-      lambda data: data.shuffle(100),
-      "`train` .* same each time .*seed.*'client_0' with other examples",
-    ),
+    (lambda data: data.shuffle(100), "same each time .*seed.*'client_0'"),
     (lambda data: data.repeat(), r"`train\['client_0'\]` .* limited number"),
-    (
-      lambda data: data.filter(lambda e: e['y'] >= 0).repeat(),
-      r"`train\['client_0'\]` .* limited number",
-    ),
+    (lambda data: data.filter(lambda e: e['y'] >= 0).repeat(), 'limited'),
   ],
 )
 def test_what_has_no_end_or_does_not_repeat_is_refused(
@@ -217,32 +211,21 @@ def _elements(**fields):
 _GOOD = _elements(x=[[1.0]], y=[0])
 
 
+def _of_domain(domain):
+  return _elements(x=[[1.0]], y=[0], domain=domain)
+
+
 @pytest.mark.parametrize(
   'train, test, domain_names, match',
   [
     (_GOOD, [1], None, '`test` to be a tff.simulation'),
-    (
-      _elements(pixels=[1.0], label=[0]),
-      _GOOD,
-      None,
-      'single examples.*pixels',
-    ),
-    (
-      _GOOD.preprocess(lambda data: data.batch(2)),
-      _GOOD,
-      None,
-      'of a fixed shape',
-    ),
+    (_elements(pixels=[1.0], label=[0]), _GOOD, None, 'examples.*pixels'),
+    (_GOOD.preprocess(lambda d: d.batch(2)), _GOOD, None, 'of a fixed shape'),
     (_GOOD, _elements(x=[[1.0, 2.0]], y=[0]), None, '`test` to be of'),
     (_GOOD, _GOOD, ['a'], '`domain_names` to be given if and only'),
-    *(
-      (_elements(x=[[1.0]], y=[0], domain=domain),) * 2 + (names, match)
-      for domain, names, match in (
-        ([0], None, '`domain_names` to be given if and only'),
-        ([[0]], ['a'], 'integers, one domain id per example'),
-        ([0.0], ['a'], 'integers, one domain id per example'),
-      )
-    ),
+    (_of_domain([0]), _of_domain([0]), None, '`domain_names` to be given if'),
+    (_of_domain([[0]]), _of_domain([[0]]), ['a'], 'one domain id per example'),
+    (_of_domain([0.0]), _of_domain([0.0]), ['a'], 'integers, one domain id'),
   ],
 )
 def test_client_data_of_another_form_is_an_error(

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import datasets
+from tff_pfl.datasets import examples
 
 
 @contextlib.contextmanager
@@ -65,12 +66,7 @@ def write_image_set(folder, name, shape, **changes):
 
 def spec(*shape, x=tf.float32, domain=False):
   """The spec of examples with class labels."""
-  ids = {
-    'y': tf.TensorSpec([], tf.int32),
-    'domain': tf.TensorSpec([], tf.int32),
-  }
-  names = ['y', 'domain'] if domain else ['y']
-  return {'x': tf.TensorSpec(shape, x), **{name: ids[name] for name in names}}
+  return examples.element_spec(tf.TensorSpec(shape, x), has_domain=domain)
 
 
 def write_csv(path, heading, rows):

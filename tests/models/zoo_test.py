@@ -1,21 +1,23 @@
-import collections
+import functools
+import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.models import split_model, zoo
 
 
 def _spec(x_shape=(8, 8), y_shape=(), y_dtype=tf.int32):
-  return collections.OrderedDict(
-    x=tf.TensorSpec(x_shape, tf.float32), y=tf.TensorSpec(y_shape, y_dtype)
+  return examples_lib.element_spec(
+    tf.TensorSpec(x_shape, tf.float32), tf.TensorSpec(y_shape, y_dtype)
   )
 
 
 def _text_spec(length=5, y_shape=(), y_dtype=tf.int32):
-  return collections.OrderedDict(
-    x=tf.TensorSpec((length,), tf.int32), y=tf.TensorSpec(y_shape, y_dtype)
+  return examples_lib.element_spec(
+    tf.TensorSpec((length,), tf.int32), tf.TensorSpec(y_shape, y_dtype)
   )
 
 
@@ -52,84 +54,41 @@ _every_model = pytest.mark.parametrize(
 )
 
 
-def _names(kind, number):
-  return {f'{kind}_{i + 1}' for i in range(number)}
-
-
-_CNN_LAYERS = _names('conv', 2) | _names('dense', 2)
+_slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+_FED_REP_CNN = dict(filters=(64, 128), widths=(256, 128), dropout=0.6)
+_LEAF_LSTM = dict(units=256, num_layers=2)
+_TWEETS_LSTM = dict(
+  vocabulary_size=1000, embedding_size=300, widths=(10,), dropout=0.5
+)
 
 
 @pytest.mark.parametrize(
   'name, x_shape, num_classes, arguments, body_layers, num_parameters',
   [
     # 784*512+512 + 512*256+256 + 256*64+64 + 64*10+10
-    (
-      'mlp',
-      (28, 28, 1),
-      10,
-      dict(widths=(512, 256, 64)),
-      _names('dense', 3),
-      550346,
-    ),
+    ('mlp', (28, 28, 1), 10, {'widths': (512, 256, 64)}, 'dense 3', 550346),
     # 32 -> 28 -> 14 -> 10 -> 5: 5*5*64 features.
     # 3*25*64+64 + 64*25*64+64 + 1600*120+120 + 120*64+64 + 64*10+10
-    ('cnn', (32, 32, 3), 10, {}, _CNN_LAYERS, 307842),
+    ('cnn', (32, 32, 3), 10, {}, 'conv 2 dense 2', 307842),
     # 28 -> 24 -> 12 -> 8 -> 4: 4*4*64 features.
     # 25*64+64 + 64*25*64+64 + 1024*120+120 + 120*64+64 + 64*10+10
-    ('cnn', (28, 28), 10, {}, _CNN_LAYERS, 235522),
+    ('cnn', (28, 28), 10, {}, 'conv 2 dense 2', 235522),
     # Padded: 8 -> 8 -> 4 -> 4 -> 2.
-    ('cnn', (8, 8), 10, {}, _CNN_LAYERS, 143362),
+    ('cnn', (8, 8), 10, {}, 'conv 2 dense 2', 143362),
     # FedRep's for CIFAR-100.
     # 3*25*64+64 + 64*25*128+128 + 3200*256+256 + 256*128+128 + 128*100+100
-    (
-      'cnn',
-      (32, 32, 3),
-      100,
-      dict(filters=(64, 128), widths=(256, 128), dropout=0.6),
-      _CNN_LAYERS,
-      1075044,
-    ),
+    ('cnn', (32, 32, 3), 100, _FED_REP_CNN, 'conv 2 dense 2', 1075044),
     # That of many implementations, with batch or with group normalization.
-    (
-      'resnet_18',
-      (32, 32, 3),
-      10,
-      {},
-      _names('conv', 17) | _names('shortcut', 3),
-      11173962,
-    ),
+    ('resnet_18', (32, 32, 3), 10, {}, 'conv 17 shortcut 3', 11173962),
     # 14,710,464 of the kernels, 2 * 4,224 of the normalizations; after five
     # poolings one pixel is left: 2 * (512 * 512 + 512) + 512 * 100 + 100.
-    (
-      'vgg_16',
-      (32, 32, 3),
-      100,
-      {},
-      _names('conv', 13) | _names('dense', 2),
-      15295524,
-    ),
+    ('vgg_16', (32, 32, 3), 100, {}, 'conv 13 dense 2', 15295524),
     # LEAF's of Shakespeare.
     # 98*8 + 4*((8+256)*256+256) + 4*((256+256)*256+256) + 256*98+98
-    pytest.param(
-      'text_lstm',
-      80,
-      98,
-      dict(units=256, num_layers=2),
-      {'embedding'} | _names('lstm', 2),
-      822642,
-      marks=pytest.mark.slow,
-    ),
+    _slow('text_lstm', 80, 98, _LEAF_LSTM, 'embedding lstm 2', 822642),
     # FedRep's of tweets.
     # 1000*300 + 4*((300+128)*128+128) + 128*10+10 + 10*2+2
-    pytest.param(
-      'text_lstm',
-      25,
-      2,
-      dict(vocabulary_size=1000, embedding_size=300, widths=(10,), dropout=0.5),
-      {'embedding', 'lstm_1', 'dense_1'},
-      520960,
-      marks=pytest.mark.slow,
-    ),
+    _slow('text_lstm', 25, 2, _TWEETS_LSTM, 'embedding lstm 1 dense 1', 520960),
   ],
 )
 def test_the_networks_of_the_papers(
@@ -139,7 +98,13 @@ def test_the_networks_of_the_papers(
   model = zoo.make_model(name, spec, num_classes, **arguments)
   weights = model.initial_weights
   assert sum(value.size for value in weights.values()) == num_parameters
-  assert {k for k in model.body_layers if 'norm' not in k} == body_layers
+  # The first to the last of each kind.
+  wanted = re.sub(
+    r'(\w+) (\d+)',
+    lambda kind: ' '.join(f'{kind[1]}_{i + 1}' for i in range(int(kind[2]))),
+    body_layers,
+  )
+  assert {k for k in model.body_layers if 'norm' not in k} == {*wanted.split()}
   assert model.head_layers == ('head',)
   assert model.uses_xla == (name in ('mlp', 'text_lstm'))
 

@@ -97,11 +97,7 @@ def test_test_examples_of_a_domain_nobody_trains_on_follow_the_mixtures():
 @pytest.mark.parametrize(
   'rule, num_clients, match',
   [
-    (
-      DomainMixture(0.5, 11),
-      100,
-      '`examples_per_client` to be at most 10, as 100 clients share 1000',
-    ),
+    (DomainMixture(0.5, 11), 100, 'at most 10, as 100 clients share 1000'),
     (DomainMixture(0.5), 1001, '`num_clients` to be at most 1000'),
     (DomainMixture(0.5, 10, (1, 2)), 2, '`prior` to be 4 numbers'),
   ],

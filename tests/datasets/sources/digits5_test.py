@@ -118,7 +118,7 @@ def test_a_warning_tells_of_mnist_m_in_another_order(tmp_path, caplog):
     (
       ('usps', 'mnist'),
       dict(domains=['usps', 'svhn']),
-      'hold usps and svhn, found no svhn.npz in .*prepare',
+      'found no svhn.npz in .*prepare',
     ),
     ((), dict(domains=['usps']), '`domains` to be two or more of mnist, mnis'),
     ((), dict(domains=['usps', 'usps']), '`domains` .*each once'),

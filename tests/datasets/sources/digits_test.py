@@ -52,9 +52,8 @@ def test_every_image_is_in_one_domain_turned_by_its_angle():
 def test_classes_are_spread_evenly_over_rotations(num_rotations):
   arrays = digits.load_rotated_digits(num_rotations=num_rotations)
   assert arrays.x.min() >= 0 and 0.9 < arrays.x.max() <= 1
-  for y, domain in (
-    (arrays.y, arrays.domain),
-    (arrays.y_test, arrays.domain_test),
+  for y, domain in zip(
+    (arrays.y, arrays.y_test), (arrays.domain, arrays.domain_test)
   ):
     counts = np.zeros((num_rotations, 10), int)
     np.add.at(counts, (domain, y), 1)

@@ -112,11 +112,7 @@ _ROW = 'train/1.jpg', '3-9', 'Male', 'White'
     *(
       ([row], 'file,age,gender,race', kwargs, match)
       for row, kwargs, match in (
-        (
-          ('train/1.jpg', '9-Mar', *_ROW[2:]),
-          {},
-          "0-2, .* as age, found '9-Mar'",
-        ),
+        (('train/1.jpg', '9-Mar', *_ROW[2:]), {}, "0-2, .* age, found '9-Mar'"),
         ((*_ROW[:3], 'Martian'), {}, "one of White, .* as race, found 'Martia"),
         (('train/99.jpg', *_ROW[1:]), {}, '99.jpg` to be an image file, found'),
         (_ROW, dict(label='race'), '`label` to be one of age, gender, found'),

@@ -155,29 +155,28 @@ def test_users_are_a_seeded_choice_of_those_with_enough_texts(tmp_path):
 @pytest.mark.parametrize(
   'columns, rows, match',
   [
-    (('domain', 'label'), [('d', 1)], 'columns text, found domain, label'),
-    (('text', 'label'), [('t', 1)], 'client, user or domain, found text'),
+    ('domain label', [('d', 1)], 'columns text, found domain, label'),
+    ('text label', [('t', 1)], 'client, user or domain, found text'),
+    ('text label user', [], 'with rows, found none'),
+    ('text label user', [('a', 0)], '3 cells between .*row 1'),
+    ('text label user', [('a', 1, 'u')], r"two or .*found \['1'\]"),
     *(
-      (('text', 'label', 'user'), rows, match)
-      for rows, match in (
-        ([], 'with rows, found none'),
-        ([('a', 0)], '3 cells between .*row 1'),
-        ([('a', 1, 'u')], r"two or .*found \['1'\]"),
-        *(
-          ([('a', 0, 'u'), ('b', 1, 'u'), ('c', label, 'u')], match)
-          for label, match in (
-            ('', 'a label in every row, found none in row 3'),
-            ('nan', 'a label in every row, found none in row 3'),
-            ('yes', "all numbers or all words, found 'yes'"),
-            ('inf', "all numbers or all words, found 'inf'"),
-          )
-        ),
+      (
+        'text label user',
+        [('a', 0, 'u'), ('b', 1, 'u'), ('c', label, 'u')],
+        match,
+      )
+      for label, match in (
+        ('', 'a label in every row, found none in row 3'),
+        ('nan', 'a label in every row, found none in row 3'),
+        ('yes', "all numbers or all words, found 'yes'"),
+        ('inf', "all numbers or all words, found 'inf'"),
       )
     ),
   ],
 )
 def test_files_of_another_form_are_named(tmp_path, columns, rows, match):
-  path = _write(tmp_path / 'reviews.csv', rows, columns)
+  path = _write(tmp_path / 'reviews.csv', rows, columns.split())
   with shared.one_line_error(f'reviews.csv`.*{match}'):
     _load(path)
 

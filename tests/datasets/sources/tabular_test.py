@@ -297,7 +297,6 @@ def test_a_column_of_many_words_stays_compact(tmp_path):
     (2, '-1e308', {}, "at most 1e.150 in column age, found '-1e308' in row 6"),
     (1, '', {}, 'a sex in every row, found none in row 6'),
     (0, '?', {}, 'a hospital in every row, found none in row 6'),
-    (6, '', {}, 'a ill in every row, found none in row 6'),
     (
       2,
       'old',
@@ -326,12 +325,7 @@ def test_a_column_of_many_words_stays_compact(tmp_path):
         ('seed', -1, '-1'),
       )
     ),
-    (
-      0,
-      'a',
-      dict(zero_is_missing_columns=['blood']),
-      "in column blood, found 'A'",
-    ),
+    (0, 'a', dict(zero_is_missing_columns=['blood']), "blood, found 'A'"),
     (0, 'a', dict(domain_bounds=[3], domain_column=None), '`domain_bounds`'),
     (0, 'a', dict(num_clients=4), 'at most 3, the number of clients'),
   ],
@@ -348,19 +342,8 @@ def test_mistakes_are_one_line_errors(tmp_path, column, value, kwargs, match):
   [
     (('', 'label'), lambda i: (i, i % 2), {}, 'a column that is an input'),
     (('empty', 'y'), lambda i: ('', i % 2), {}, 'a empty in some row, .*`drop'),
-    (
-      ('name', 'y'),
-      lambda i: (f'name {i}', i % 2),
-      {},
-      '1000 different .*1100',
-    ),
-    (
-      ('number', 'y'),
-      lambda i: (i, i % 2),
-      dict(domain_column='number'),
-      '100 different values, .*1100',
-    ),
-    (('age', 'y'), lambda i: (i, i), {}, '`label_column`.*100.*`label_above`'),
+    (('name', 'y'), lambda i: (f'name {i}', i % 2), {}, '1000 .*1100'),
+    (('n', 'y'), lambda i: (i, i % 2), dict(domain_column='n'), '100 .*1100'),
   ],
 )
 def test_columns_of_no_or_too_many_values_are_errors(
