@@ -92,10 +92,14 @@ def test_clients_share_the_weights_but_not_the_statistics():
 
 
 @pytest.mark.parametrize(
-  'name', [pytest.param('fed_rep', marks=pytest.mark.slow), 'fed_dar']
+  'name',
+  [
+    'fed_pac',
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ('fed_rep', 'fed_dar')),
+  ],
 )
 def test_rounds_of_several_parts_keep_them(name):
-  """With a head of one's own; with two exchanges."""
+  """With two exchanges; with a head of one's own; with both."""
   _, state, states, (a, b) = _train(name, statistics='local')
   assert not set(_MOVING) & set(state.global_weights)
   for moving in _MOVING:

@@ -59,9 +59,9 @@ def test_robust_aggregator_zeroes_an_outlying_update():
   outlying = toy_problems.labeled_examples(20, 0)
   outlying.x[:] *= 1e4
   process, *_ = _with('robust')
-  *_, metrics = toy_problems.train(process, [*_CLIENTS, outlying])
+  *_, metrics = toy_problems.train(process, [_CLIENTS[0], outlying])
   assert metrics['aggregator']['zeroed_count'] == 1
-  assert metrics['clients'] == 3
+  assert metrics['clients'] == 2
 
 
 def test_nested_measurements_are_found_in_the_metrics():
@@ -110,32 +110,29 @@ def _halved(rounds_done):
   return 0.5 ** tf.cast(rounds_done, tf.float32)
 
 
+_LOCALLY_HALVED = training_options.TrainingOptions(
+  learning_rate_schedule=_halved
+)
+# Of which the first step is as long as without.
+_MOMENTUM = tff.learning.optimizers.build_sgdm(1.0, 1e-30)
+
+
 @pytest.mark.parametrize(
-  ('options', 'factor'),
+  ('options', 'weighting', 'factor'),
   [
-    (
-      {
-        'training': training_options.TrainingOptions(
-          learning_rate_schedule=_halved
-        ),
-        'server_schedule': _halved,
-        **toy_problems.WEIGHTINGS['unweighted'],
-      },
-      0.25,
-    ),
-    (
-      {
-        'server_schedule': _halved,
-        # Of which the first step is as long as without.
-        'server_optimizer': tff.learning.optimizers.build_sgdm(1.0, 1e-30),
-        **toy_problems.WEIGHTINGS['uniform'],
-      },
-      0.5,
-    ),
+    ({'training': _LOCALLY_HALVED}, 'unweighted', 0.25),
+    ({'server_optimizer': _MOMENTUM}, 'uniform', 0.5),
   ],
 )
-def test_rates_fall_by_round_and_clients_count_alike(options, factor):
+def test_rates_fall_by_round_and_clients_count_alike(
+  options, weighting, factor
+):
   clients = toy_problems.CLIENTS
+  options = {
+    'server_schedule': _halved,
+    **options,
+    **toy_problems.WEIGHTINGS[weighting],
+  }
 
   def rounds():
     weight = toy_problems.KERNEL

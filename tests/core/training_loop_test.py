@@ -1,6 +1,5 @@
 """The one training loop, with numbers derived by hand."""
 
-import collections
 import dataclasses
 
 import keras
@@ -10,13 +9,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.core import shared
-from tff_pfl.core import (
-  example_tensors,
-  objectives,
-  phases,
-  scoring,
-  training_loop,
-)
+from tff_pfl.core import example_tensors, objectives, phases, scoring
+from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.models import augmentation, randomness, split_model
 
 layers = keras.layers
@@ -411,16 +405,6 @@ def test_head_trains_as_with_a_frozen_body_in_each_step(network, change):
   assert not np.allclose(found.weights['head/kernel'], head['head/kernel'])
 
 
-def test_features_of_many_examples_are_those_of_each(network):
-  body, _ = _split(network)
-  # More than go through the network at once.
-  examples = _client(300, capacity=512)
-  features = training_loop.frozen_features(network, body, examples)
-  assert features.num_examples == 300
-  expected, _ = network.body(body, examples.x)
-  np.testing.assert_allclose(features.x, expected, rtol=1e-5, atol=1e-6)
-
-
 # Evaluation.
 
 
@@ -453,9 +437,7 @@ def test_one_trace_serves_the_clients_of_a_tff_computation(network):
   traces = []
   phase = _phase(batch_size=4, num_epochs=2)
   objective = objectives.joint_loss(network)
-  spec = collections.OrderedDict(
-    x=tf.TensorSpec([6], tf.float32), y=tf.TensorSpec([], tf.int32)
-  )
+  spec = examples_lib.element_spec(tf.TensorSpec([6], tf.float32))
 
   def counted(weights, batch, *, seed):
     traces.append(1)

@@ -1,3 +1,5 @@
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -13,12 +15,8 @@ layers = keras.layers
 _NUM_EXAMPLES = (30, 25, 17, 30)
 
 
-def _network():
-  return shared.network('auto')
-
-
 def _small_network():
-  """Seeds and moving statistics, without the rest of `_network`."""
+  """With seeds and moving statistics alone."""
   return shared.bridge(
     layers.BatchNormalization(momentum=0.5, name='norm'),
     layers.Dropout(0.25),
@@ -30,14 +28,15 @@ def _small_network():
 @pytest.mark.parametrize(
   ('make', 'length', 'jit_compile'),
   [
-    pytest.param(_small_network, {'num_epochs': 3}, False, id='plain'),
+    (_small_network, {'num_epochs': 3}, False),
     *(
-      pytest.param(_network, length, jit_compile, marks=pytest.mark.slow)
-      for length, jit_compile in (
-        ({'num_epochs': 3}, False),
-        ({'num_epochs': 3}, True),
-        ({'num_steps': 7}, True),
+      pytest.param(
+        functools.partial(shared.network, 'auto'),
+        length,
+        True,
+        marks=pytest.mark.slow,
       )
+      for length in ({'num_epochs': 3}, {'num_steps': 7})
     ),
   ],
 )

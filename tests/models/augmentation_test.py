@@ -1,12 +1,11 @@
 """Random changes of examples, in training only."""
 
-import collections
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tff_pfl.core import vectorization  # noqa: F401 (adds rules)
+from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.models import augmentation, randomness, split_model, zoo
 
 _SEED = tf.constant([3, 4])
@@ -18,9 +17,7 @@ def _images(number=200, shape=(5, 4, 2)):
 
 
 def _model(shape=(5, 4, 2), dtype=tf.float32):
-  spec = collections.OrderedDict(
-    x=tf.TensorSpec(shape, dtype), y=tf.TensorSpec([], tf.int32)
-  )
+  spec = examples_lib.element_spec(tf.TensorSpec(shape, dtype))
   return zoo.linear(spec, 3)
 
 

@@ -1,4 +1,3 @@
-import collections
 import types
 
 import keras
@@ -7,7 +6,7 @@ import pytest
 import tensorflow as tf
 from sklearn.utils import class_weight as sklearn_class_weight
 
-from tff_pfl.core import client_examples
+from tff_pfl.core import client_examples, objectives, scoring
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import (
@@ -22,8 +21,8 @@ _RATE = 0.3
 
 
 def _model(num_classes, y=(), **options):
-  spec = collections.OrderedDict(
-    x=tf.TensorSpec([4], tf.float32), y=tf.TensorSpec(y, tf.int32)
+  spec = examples_lib.element_spec(
+    tf.TensorSpec([4], tf.float32), tf.TensorSpec(y, tf.int32)
   )
   return zoo.mlp(spec, num_classes, seed=2, widths=[5], **options)
 
@@ -80,7 +79,7 @@ def test_a_step_is_that_of_keras_and_reports_are_without(
     metrics=['accuracy'],
     run_eagerly=True,
   )
-  reported = network.evaluate(x, y, verbose=0, return_dict=True)
+  reported = network.test_on_batch(x, y, return_dict=True)
   in_training = network.train_on_batch(x, y, **factors, return_dict=True)
 
   process = registry.build(
@@ -88,15 +87,14 @@ def test_a_step_is_that_of_keras_and_reports_are_without(
   )
   state, clients = process.initialize(), process.initialize_client_states([0])
   examples = client_examples.padded(examples_lib.Examples(x, y, **fields))
-  scores = process.evaluate(state, clients[0], examples, examples)
+  scores = scoring.evaluate(model, model.initial_weights, examples)
   output = process.next(state, clients, [examples])
   trained = output.state.global_weights
   for value, expected in zip(trained.values(), network.get_weights()):
     np.testing.assert_allclose(value, expected, atol=1e-5)
   assert output.metrics['loss'] == pytest.approx(in_training['loss'], 1e-5)
-  assert scores['before'] == {
-    name: pytest.approx(value, 1e-5) for name, value in reported.items()
-  }
+  means = {name: float(v) for name, v in objectives.means(scores).items()}
+  assert means == pytest.approx(reported, 1e-5)
 
 
 def test_weights_stand_before_domains_whichever_comes_first():

@@ -1,4 +1,3 @@
-import collections
 import math
 
 import numpy as np
@@ -6,6 +5,7 @@ import pytest
 import tensorflow as tf
 from sklearn import metrics as sklearn_metrics
 
+from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.models import client_metrics, zoo
 
 _RNG = np.random.default_rng(5)
@@ -13,8 +13,8 @@ _RNG = np.random.default_rng(5)
 
 def _model(num_classes, names, y=()):
   dtype = tf.float32 if num_classes is None else tf.int32
-  spec = collections.OrderedDict(
-    x=tf.TensorSpec([4], tf.float32), y=tf.TensorSpec(y, dtype)
+  spec = examples_lib.element_spec(
+    tf.TensorSpec([4], tf.float32), tf.TensorSpec(y, dtype)
   )
   return client_metrics.with_metrics(zoo.linear(spec, num_classes), names)
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests.models import keras_models
 from tff_pfl import datasets
 from tff_pfl.core import objectives
+from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.models import domain_models, domains, zoo
 
 _DOMAINS = domains.Domains(('a', 'b', 'c'), (3, 2, 1))
@@ -21,9 +22,7 @@ _Y = np.int32([0, 2, 1, 1, 0, 2])
 
 @pytest.fixture(name='plain', scope='module')
 def _plain():
-  spec = collections.OrderedDict(
-    x=tf.TensorSpec([5], tf.float32), y=tf.TensorSpec([], tf.int32)
-  )
+  spec = examples_lib.element_spec(tf.TensorSpec([5], tf.float32))
   model = zoo.mlp(spec, 3, seed=1, widths=(4,))
   return dataclasses.replace(model, jit_compile=False)
 
@@ -258,10 +257,7 @@ def test_other_heads_are_not_linear(make_head):
 @pytest.mark.parametrize(
   'make, reason',
   [
-    (
-      lambda plain, _: domain_models.domain_model(plain, 'input'),
-      'domain_model',
-    ),
+    (lambda plain, _: domain_models.domain_model(plain, 'input'), 'domain'),
     (
       lambda plain, _: domain_models.domain_model(
         plain, 'shared', reweighted=True

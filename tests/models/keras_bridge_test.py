@@ -1,6 +1,5 @@
 """Weights, layers and files of a Keras model and its bridge."""
 
-import collections
 import warnings
 
 import keras
@@ -11,6 +10,7 @@ import tensorflow as tf
 from tests.methods import toy_problems
 from tests.models import keras_models
 from tff_pfl.core import objectives
+from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.models import copies, keras_bridge, prediction, zoo
 
 layers = keras.layers
@@ -215,9 +215,7 @@ _CNN = {'filters': 2, 'widths': (5,)}
 def test_a_keras_model_and_its_file_predict_with_the_weights_given(
   name, x, arguments, tolerance, tmp_path
 ):
-  spec = collections.OrderedDict(
-    x=tf.TensorSpec(x.shape[1:], x.dtype), y=tf.TensorSpec([], tf.int32)
-  )
+  spec = examples_lib.element_spec(tf.TensorSpec(x.shape[1:], x.dtype))
   model = zoo.make_model(name, spec, 4, **arguments)
   weights = toy_problems.jittered(model.initial_weights)
   before = model.keras_graph.model.get_weights()

@@ -140,13 +140,6 @@ _IN_IMAGES = dict(shape=(8, 8, 2))
 _IN_STEPS = dict(shape=(6, 3))
 
 KINDS = {
-  'dense': lambda: sequential(layers.Dense(5, 'tanh')),
-  'conv1d': lambda: sequential(
-    layers.Conv1D(4, 3, activation='relu'),
-    layers.MaxPooling1D(2),
-    layers.Flatten(),
-    **_IN_STEPS,
-  ),
   'conv2d_average': lambda: sequential(
     layers.Conv2D(4, 3, padding='same', use_bias=False),
     layers.AveragePooling2D(2),
@@ -198,7 +191,16 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize('kind', KINDS)
+# Of whose kinds there are others.
+_LIKE_OTHERS = (
+  'bidirectional',
+  'conv2d_average',
+  'inputs_dict',
+  'mean_of_padded_words',
+)
+
+
+@keras_models.parametrized(KINDS, slow=_LIKE_OTHERS)
 def test_reports_and_a_step_are_those_of_keras(kind):
   keras.utils.set_random_seed(4)
   keras_models.assert_as_keras(KINDS[kind]())
@@ -255,15 +257,7 @@ _RANDOM = {
 }
 
 
-@pytest.mark.parametrize(
-  'kind',
-  [
-    pytest.param(
-      kind, marks=pytest.mark.slow if kind == 'recurrent_dropout' else ()
-    )
-    for kind in _RANDOM
-  ],
-)
+@keras_models.parametrized(_RANDOM, slow=['recurrent_dropout'])
 def test_models_that_draw_predict_as_keras_and_train_by_seed(kind):
   model = keras_models.jitter(_RANDOM[kind]())
   state = keras_models.state_of(model)
@@ -400,13 +394,7 @@ def test_layers_are_numbered_within_their_model():
     )
     bridged = keras_models.bridge(model)
     assert bridged.name == 'sequential'
-    assert list(bridged.layers) == [
-      'dense',
-      'dense_1',
-      'both',
-      'dense_2',
-      'head',
-    ]
+    assert ' '.join(bridged.layers) == 'dense dense_1 both dense_2 head'
     assert bridged.layers['both'][0] == 'both/forward_lstm/lstm_cell/kernel'
 
 

@@ -60,6 +60,10 @@ def _tags(units, activation=None):
   )
 
 
+def _probable_tags():
+  return _tags(3, 'softmax')
+
+
 def _steps():
   return sequential(layers.Conv1D(4, 3, padding='same'), shape=(6, 2))
 
@@ -99,11 +103,7 @@ _CASES = {
   'mae_of_vectors': ((3,), 'mae', ['mse', 'cosine_similarity']),
   'poisson': ((1, 'softplus'), 'poisson', []),
   'own_loss': ((3,), brier, ['mae']),
-  'one_hot_tags': (
-    lambda: _tags(3, 'softmax'),
-    'categorical_crossentropy',
-    ['accuracy'],
-  ),
+  'one_hot_tags': (_probable_tags, 'categorical_crossentropy', ['accuracy']),
   'ignored_class': (_steps, _IGNORING, []),
   'class_weight': ((3,), _SPARSE, [], {0: 3.0, 2: 0.5}),
   'one_hot_class_weight': ((3,), _ONE_HOT, [], {0: 0.5, 2: 4.0}),
@@ -111,9 +111,13 @@ _CASES = {
 }
 
 
-@pytest.mark.parametrize('case', _CASES)
-def test_reports_and_a_step_are_those_of_keras(case):
-  head, loss, metrics, *weights = _CASES[case]
+# Of whose kinds there are others.
+_LIKE_OTHERS = ('poisson', 'mae_of_vectors', 'label_smoothing', 'focal')
+
+
+@keras_models.parametrized(_CASES, slow=_LIKE_OTHERS)
+def test_reports_and_a_step_are_those_of_keras(kind):
+  head, loss, metrics, *weights = _CASES[kind]
   keras.utils.set_random_seed(4)
   model = head() if callable(head) else _dense(*head)
   arguments = {'class_weight': weights[0]} if weights else {}
@@ -127,18 +131,16 @@ _ONE = np.float32([[0.3], [0.8], [0.6]])
 _LABELS = np.float32([[0.75, 0.75, 0.25]])
 
 
+_LABEL = tf.TensorSpec([], tf.int32)
+_VECTOR = tf.TensorSpec([3], tf.float32)
+
+
 @pytest.mark.parametrize(
   'loss, probabilities, y, label_spec, expected',
   [
-    (_SPARSE, _THREE, [1, 2], tf.TensorSpec([], tf.int32), [0.2, 0.5]),
-    (
-      _ONE_HOT,
-      _THREE,
-      [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
-      tf.TensorSpec([3], tf.float32),
-      [0.2, 0.5],
-    ),
-    (_BINARY, _ONE, [0, 1, 0], tf.TensorSpec([], tf.int32), [0.7, 0.8, 0.4]),
+    (_SPARSE, _THREE, [1, 2], _LABEL, [0.2, 0.5]),
+    (_ONE_HOT, _THREE, [[0.0, 1, 0], [0.0, 0, 1]], _VECTOR, [0.2, 0.5]),
+    (_BINARY, _ONE, [0, 1, 0], _LABEL, [0.7, 0.8, 0.4]),
     # Several labels, of two classes each.
     (
       _BINARY,
@@ -148,7 +150,6 @@ _LABELS = np.float32([[0.75, 0.75, 0.25]])
       [(0.75 * 0.25 * 0.25) ** (1 / 3)],
     ),
   ],
-  ids=['sparse', 'one_hot', 'binary', 'labels'],
 )
 @pytest.mark.parametrize('from_logits', [False, True])
 def test_outputs_of_classifiers_mean_probabilities(
@@ -183,22 +184,24 @@ def test_outputs_of_classifiers_mean_probabilities(
   np.testing.assert_allclose(again, wanted, rtol=1e-5)
 
 
+def cubes(y, p):
+  return tf.abs(y - p)[:, 0] ** 3
+
+
+def weighted_pinball(y, p):
+  return y[:, 1:] * pinball(y[:, :1], p)
+
+
 @pytest.mark.parametrize(
   'loss, label_spec, y, outputs, expected',
   [
     # A scalar does not broadcast.
     ('mse', None, [1.0, 2.0, 5.0], [[1.0], [4.0], [2.0]], [0, 4, 9]),
-    (
-      lambda y, p: tf.abs(y - p)[:, 0] ** 3,
-      tf.TensorSpec([], tf.int64),
-      [1, 2],
-      [[3.0], [1.0]],
-      [8, 1],
-    ),
+    (cubes, tf.TensorSpec([], tf.int64), [1, 2], [[3.0], [1.0]], [8, 1]),
     (pinball, None, [3.0, 1.0], [[1.0], [3.0]], [1.8, 0.2]),
     # The weight of an example.
     (
-      lambda y, p: y[:, 1:] * pinball(y[:, :1], p),
+      weighted_pinball,
       tf.TensorSpec([2], tf.float32),
       [[3.0, 2.0], [1.0, 0.0]],
       [[1.0], [3.0]],
@@ -220,14 +223,13 @@ def test_regression(loss, label_spec, y, outputs, expected):
 @pytest.mark.parametrize(
   'loss, units, task, label_spec, num_classes',
   [
-    (nats, 3, 'classification', tf.TensorSpec([], tf.int32), 3),
-    (Nats(), 3, 'classification', tf.TensorSpec([], tf.int32), 3),
-    (brier, 3, 'one_hot_classification', tf.TensorSpec([3], tf.float32), 3),
-    (brier, 3, None, tf.TensorSpec([3], tf.float32), None),
+    (nats, 3, 'classification', _LABEL, 3),
+    (Nats(), 3, 'classification', _LABEL, 3),
+    (brier, 3, 'one_hot_classification', _VECTOR, 3),
+    (brier, 3, None, _VECTOR, None),
     (pinball, 1, 'regression', tf.TensorSpec([], tf.float32), None),
-    (brier, 1, 'binary_classification', tf.TensorSpec([], tf.int32), 2),
+    (brier, 1, 'binary_classification', _LABEL, 2),
   ],
-  ids=['classes', 'object', 'one_hot', 'vectors', 'quantile', 'two_classes'],
 )
 def test_labels_that_a_loss_of_ones_own_takes(
   loss, units, task, label_spec, num_classes
@@ -247,7 +249,7 @@ def test_several_numbers_as_labels_are_no_classes():
     sequential(activation='sigmoid'),
     loss='binary_crossentropy',
     metrics=[],
-    label_spec=tf.TensorSpec([3], tf.float32),
+    label_spec=_VECTOR,
   )
   assert bridged.classifier is None
 
@@ -314,7 +316,7 @@ class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
     ({'loss': 'mse', 'metrics': [], 'class_weight': {0: 2.0}}, 'to be None'),
     (
       {'metrics': ['sparse_categorical_crossentropy']},
-      r'`SparseCategoricalCrossentropy\(from_logits=True\)`',
+      r'Crossentropy\(from_log',
     ),
     ({'metrics': [_OwnUpdate(name='own')]}, "means over .*_OwnUpdate 'own'"),
     ({'metrics': ['nonsense']}, "Keras metrics, or of .*auc.*'nonsense'"),
@@ -325,10 +327,7 @@ class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
     ({'metrics': ['mae']}, "is of classes .* found 'mae'"),
     ({'metrics': ['accuracy', 'accuracy']}, "than loss, found 'accuracy'"),
     ({'label_spec': tf.int32}, 'a tf.TensorSpec'),
-    (
-      {'label_spec': tf.TensorSpec([7], tf.int32)},
-      r'labels of shape \(7,\) and dtype int32 \(`label_spec`',
-    ),
+    ({'label_spec': tf.TensorSpec([7], tf.int32)}, r'\(7,\) .*`label_spec`'),
   ],
 )
 def test_losses_metrics_and_labels_that_do_not_fit_are_refused(

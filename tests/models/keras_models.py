@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tff_pfl.core import objectives
@@ -41,6 +42,14 @@ def called(model):
   """A subclassed model that knows its inputs."""
   model(tf.ones([1, 4]))
   return model
+
+
+def parametrized(kinds, slow=()):
+  """A test of each kind, of which some are slow."""
+  return pytest.mark.parametrize(
+    'kind',
+    [pytest.param(k, marks=[pytest.mark.slow] * (k in slow)) for k in kinds],
+  )
 
 
 def jitter(model):
@@ -128,7 +137,7 @@ def assert_as_keras(
 
   optimizer = keras.optimizers.SGD(_RATE)
   model.compile(optimizer, loss, metrics=list(metrics), run_eagerly=True)
-  expected = model.evaluate(x, y, len(y), verbose=0, return_dict=True)
+  expected = model.test_on_batch(x, y, return_dict=True)
   assert set(reported) == set(expected)
   for name, value in reported.items():
     np.testing.assert_allclose(value, expected[name], 1e-5, 1e-6)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.models import keras_models
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.models import split_model, zoo
 
@@ -40,17 +41,8 @@ def _small(name, *y, num_classes=3, seed=0):
 
 
 # Large models are slow to make; their layers are made as the others'.
-_every_model = pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param(
-      name,
-      marks=pytest.mark.slow
-      if name in ('resnet_18', 'vgg_16', 'text_lstm')
-      else (),
-    )
-    for name in zoo.MODELS
-  ],
+_every_model = keras_models.parametrized(
+  zoo.MODELS, slow=('resnet_18', 'vgg_16', 'text_lstm')
 )
 
 
@@ -257,8 +249,8 @@ def test_the_linear_model_is_all_head_also_of_one_number(shape):
 
 
 @_every_model
-def test_the_seed_decides_the_weights(name):
-  first, again, other = (_small(name, seed=seed) for seed in (4, 4, 5))
+def test_the_seed_decides_the_weights(kind):
+  first, again, other = (_small(kind, seed=seed) for seed in (4, 4, 5))
   drawn = []
   for key, value in first.initial_weights.items():
     np.testing.assert_array_equal(value, again.initial_weights[key])
@@ -275,9 +267,9 @@ def test_any_integer_is_a_seed(seed):
 
 
 @_every_model
-def test_without_classes_it_is_regression(name):
+def test_without_classes_it_is_regression(kind):
   for y_shape, units in (((), 1), ((2,), 2)):
-    model = _small(name, y_shape, tf.float32, num_classes=None)
+    model = _small(kind, y_shape, tf.float32, num_classes=None)
     assert model.classifier is None
     assert tuple(model.metrics) == ('mae',)
     assert model.element_spec['y'] == tf.TensorSpec(y_shape, tf.float32)
