@@ -26,9 +26,7 @@ def test_arguments_of_a_dataset_s_own_reach_its_loader():
   entry = datasets.DATASETS['rotated_digits']
   assert f'rotated_digits: {entry.description}' in datasets.describe_datasets()
   assert dataset.domain_counts().sum(axis=1).tolist() == [50] * 3
-  with pytest.raises(
-    ValueError, match=r'rotated_digits. \(num_rotations\), found .angles'
-  ):
+  with shared.one_line_error(r'. \(num_rotations\), found .angles'):
     datasets.load_dataset('rotated_digits', num_clients=3, angles=2)
 
 

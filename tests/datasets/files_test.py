@@ -21,9 +21,7 @@ def test_find_file_takes_the_file_its_folder_or_the_parent(tmp_path):
 
 def test_find_file_refuses_two_files_none_and_no_folder(tmp_path):
   patterns = ('*tweets*.csv', '*.csv')
-  with pytest.raises(
-    ValueError, match=r'a file \*tweets\*.csv or .*found none'
-  ):
+  with shared.one_line_error(r'a file \*tweets\*.csv or .*found none'):
     files.find_file('tweets', str(tmp_path), patterns)
   for name in ('a_tweets.csv', 'b_tweets.csv'):
     (tmp_path / name).write_text('')

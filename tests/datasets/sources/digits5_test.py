@@ -29,14 +29,12 @@ def test_all_five_domains_are_read(tmp_path):
   assert arrays.x.shape == (200, 32, 32, 3) and arrays.x.dtype == np.uint8
   assert arrays.x_test.shape == (100, 32, 32, 3)
   for number, name in enumerate(digits5.DOMAINS):
-    for suffix in ('', '_test'):
-      x, y, domain = (
-        getattr(arrays, f'{field}{suffix}') for field in ('x', 'y', 'domain')
-      )
-      is_own = domain == number
-      np.testing.assert_array_equal(y[is_own], expected[name][f'y{suffix}'])
-      if _SHAPES[name] == (32, 32, 3):
-        np.testing.assert_array_equal(x[is_own], expected[name][f'x{suffix}'])
+    for end in ('', '_test'):
+      is_own = getattr(arrays, f'domain{end}') == number
+      for field in ('y', 'x')[: 1 + (_SHAPES[name] == (32, 32, 3))]:
+        np.testing.assert_array_equal(
+          getattr(arrays, field + end)[is_own], expected[name][field + end]
+        )
 
 
 def test_clients_have_floats_of_one_shape_and_both_labels(tmp_path):

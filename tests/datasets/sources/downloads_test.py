@@ -46,9 +46,8 @@ def test_a_failing_download_is_one_line(monkeypatch, error, reason):
     raise error
 
   monkeypatch.setattr(tfds, 'load', fail)
-  with shared.one_line_error(
-    f'mnist .*{reason}.*; pass `data_dir` .*mnist.npz', errors.RunError
-  ):
+  match = f'mnist .*{reason}.*; pass `data_dir` .*mnist.npz'
+  with shared.one_line_error(match, errors.RunError):
     _load('mnist')
 
 
@@ -80,7 +79,6 @@ def test_without_network_tffs_data_are_one_line_too(
     raise OSError('Name or service not known\nand a long story')
 
   monkeypatch.setattr(getattr(tff.simulation.datasets, source), load, fail)
-  with shared.one_line_error(
-    f'{name} .*Name or service.*{remedy}', errors.RunError
-  ):
+  match = f'{name} .*Name or service.*{remedy}'
+  with shared.one_line_error(match, errors.RunError):
     datasets.load_dataset(name, num_clients=1, partition='natural')

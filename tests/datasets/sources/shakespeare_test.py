@@ -45,12 +45,8 @@ _load = functools.partial(
 @pytest.mark.parametrize('encoding', ['utf-8', 'utf-8-sig'])
 def test_speeches_of_a_role_are_joined_in_their_order(tmp_path, encoding):
   roles = shakespeare.read_roles(_write(tmp_path, encoding=encoding))
-  assert roles == {
-    'HAMLET': (
-      'To be, or not to be,\nthat is the question.\nO my prophetic soul!'
-    ),
-    'Ghost': 'Swear.',
-  }
+  hamlet = 'To be, or not to be,\nthat is the question.\nO my prophetic soul!'
+  assert roles == {'HAMLET': hamlet, 'Ghost': 'Swear.'}
 
 
 def test_characters_have_numbers_of_their_own():

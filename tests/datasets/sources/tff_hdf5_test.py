@@ -91,9 +91,8 @@ def test_one_file_of_bytes_is_divided_and_scaled(tmp_path):
   assert data.class_counts('test').tolist() == [[2, 0], [0, 1]]
   coarse = _load(path, num_clients=2, label_field='coarse_label')
   assert coarse.num_classes == 1
-  assert (
-    _load(path, num_clients=2, scale=False).element_spec['x'].dtype == np.uint8
-  )
+  unscaled = _load(path, num_clients=2, scale=False)
+  assert unscaled.element_spec['x'].dtype == np.uint8
 
 
 @pytest.mark.parametrize(
@@ -140,9 +139,7 @@ def test_inputs_that_are_not_finite_are_named(folder):
   )
   data = _load(folder)
   data.train('f0').x  # noqa: B018
-  with shared.one_line_error(
-    r'fed_train.h5: Expected `f1/pixels\[0, 0, 0\]` to be fin'
-  ):
+  with shared.one_line_error(r'fed_train.h5: .*`f1/pixels\[0, 0, 0\]` .*fin'):
     data.train('f1').x  # noqa: B018
 
 
