@@ -139,21 +139,14 @@ def _trained(name='fed_avg', num_rounds=2, clients=_CLIENTS, **options):
   'name', ['fed_avg', pytest.param('scaffold', marks=pytest.mark.slow)]
 )
 def test_without_noise_and_clipping_it_is_the_unweighted_mean(name):
-  clients, rate = toy_problems.CLIENTS, 0.1
-
-  def rounds():
-    # Also of SCAFFOLD, whose corrections have mean zero.
-    weight = toy_problems.KERNEL
-    for _ in range(2):
-      slopes = [toy_problems.squared_error_gradient(weight, c) for c in clients]
-      weight = weight - rate * np.mean(slopes, axis=0)
-      yield {'global_weights': {'head': weight}}
-
-  private = private_mean.PrivateMeanFactory(0.0, 2, 'fixed:inf')
-  process = toy_problems.linear(
-    name, {'aggregator': private}, num_steps=1, learning_rate=rate
+  private, _, metrics = _trained(
+    name, aggregator=private_mean.PrivateMeanFactory(0.0, 2, 'fixed:inf')
   )
-  toy_problems.check_rounds(process, clients, rounds())
+  plain, _, expected = _trained(
+    name, aggregator=tff.aggregators.UnweightedMeanFactory()
+  )
+  toy_problems.assert_same(private.global_weights, plain.global_weights)
+  assert metrics['loss'] == expected['loss']
 
 
 def test_without_training_metrics_only_the_noised_mean_leaves_clients():
