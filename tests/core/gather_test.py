@@ -119,7 +119,7 @@ def test_of_one_client_every_kind_of_method_gets_its_mean(name, aggregator):
   'aggregator',
   [
     'median',
-    'geometric_median',
+    pytest.param('geometric_median', marks=pytest.mark.slow),
     pytest.param('trimmed_mean:0.2', marks=pytest.mark.slow),
   ],
 )

@@ -57,7 +57,9 @@ _NETWORKS = {
 }
 
 
-@pytest.mark.parametrize('kind', _NETWORKS)
+@keras_models.parametrized(
+  _NETWORKS, slow=('conv_1d', 'conv_3d', 'dense of sequences')
+)
 def test_a_units_slices_change_its_own_output_and_no_other(kind):
   network, shape = _NETWORKS[kind]
   network = [type(layer).from_config(layer.get_config()) for layer in network]
