@@ -3,7 +3,8 @@
 A server process imports the library once and forks itself for every program,
 which then runs as `python -m binaries.NAME` would: its own process, arguments,
 working directory, stdout, stderr, signals and exit status. Only XLA is left
-out, which takes seconds to compile models of this size.
+out, which takes seconds to compile models of this size, and the rewriting of
+graphs.
 """
 
 import contextlib
@@ -19,14 +20,24 @@ import time
 import psutil
 import pytest
 
+from tests.binaries import tiny
+
 _ROOT = pathlib.Path(__file__).parents[2]
 _SERVER = """
-import atexit, json, os, runpy, signal, sys, traceback
+import atexit, gc, json, os, runpy, signal, sys, traceback
 import binaries
+import matplotlib.pyplot, sklearn.datasets, tensorflow as tf
+from tff_pfl.comparisons import comparison_runner
+from tff_pfl.export import saved_model, tff_files, tflite
 from tff_pfl.models import split_model
 from tff_pfl.runs import new_clients, open_run, report, run_config
 
 split_model.SplitModel.uses_xla = False
+# As tests/conftest.py does.
+tf.config.optimizer.set_experimental_options({'disable_meta_optimizer': True})
+gc.collect()
+gc.freeze()
+gc.set_threshold(20_000, 20)
 
 def execute(request):
   os.setsid()
@@ -220,3 +231,11 @@ def programs(_server, tmp_path):
 def module_programs(_server, tmp_path_factory):
   """Runs programs in a folder that a module's tests share."""
   return Programs(_server, tmp_path_factory.mktemp('programs'))
+
+
+@pytest.fixture(scope='session')
+def fed_rep_run(_server, tmp_path_factory):
+  """The folder of a run of FedRep."""
+  programs = Programs(_server, tmp_path_factory.mktemp('fed_rep'))
+  programs.succeed('train', *tiny.FLAGS, '--output_dir=run')
+  return programs.directory / 'run'

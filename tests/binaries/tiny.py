@@ -10,6 +10,7 @@ FLAGS = (
   '--num_final_evaluations=1',
   '--model=mlp',
   '--model_widths=16',
+  '--algorithm=fed_rep',
 )
 # The same of a table, or files, with clients of its own.
 NATURAL = (

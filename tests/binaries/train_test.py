@@ -1,3 +1,4 @@
+import os
 import pathlib
 import signal
 import subprocess
@@ -21,68 +22,91 @@ def _without(flags, *names):
   return [flag for flag in flags if not flag.startswith(names)]
 
 
+_LINEAR = (
+  *_without(tiny.FLAGS, '--model'),
+  *('--algorithm=fed_avg', '--model=linear', '--num_rounds=1'),
+)
+_NUM_ROUNDS = 20
+_LONG = (
+  *_without(_TINY, '--rounds_per_evaluation', '--cohort_size'),
+  f'--num_rounds={_NUM_ROUNDS}',
+  '--rounds_per_evaluation=3',
+  '--participation=0.5',
+  '--cohort_size=2:6',
+)
+
+
 @pytest.fixture(scope='module', name='trained')
-def _trained(tmp_path_factory):
-  """A finished run, and what users see of it, who start it with XLA."""
-  directory = tmp_path_factory.mktemp('runs') / 'trained'
+def _trained(module_programs):
+  """The folder of a finished run."""
+  module_programs.succeed('train', *_LONG, '--output_dir=trained')
+  return module_programs.directory / 'trained'
+
+
+def test_output_is_a_table_and_the_report_and_nothing_but_progress_on_stderr(
+  tmp_path,
+):
+  # As users see it, who start it with XLA and TensorFlow's messages.
+  environment = {**os.environ}
+  del environment['TF_CPP_MIN_LOG_LEVEL']
   result = subprocess.run(
     [
-      *(sys.executable, '-m', 'binaries.train', *_TINY),
-      f'--output_dir={directory}',
+      *(sys.executable, '-m', 'binaries.train', *_LINEAR),
+      f'--output_dir={tmp_path}',
     ],
     cwd=_ROOT,
     stdin=subprocess.DEVNULL,
     capture_output=True,
     text=True,
+    env=environment,
     timeout=300,
   )
   assert result.returncode == 0, result.stderr
-  return directory, result
-
-
-def test_output_is_a_table_and_the_report_and_nothing_but_progress_on_stderr(
-  trained,
-):
-  directory, result = trained
   lines = result.stdout.splitlines()
   assert lines[0].startswith('method')
-  assert any(line.startswith('fed_rep ') for line in lines)
-  assert lines[-1] == f'Report: {directory / report.SUMMARY_NAME}'
+  assert any(line.startswith('fed_avg ') for line in lines)
+  assert lines[-1] == f'Report: {tmp_path / report.SUMMARY_NAME}'
   # TensorFlow's and TFF's start-up messages are silenced.
   first, second, *others = result.stderr.replace('\r', '\n').splitlines()
   assert (first, second) == ('Importing TensorFlow …', 'Reading digits …')
   for line in others:
-    assert not line or line.startswith('fed_rep:'), result.stderr
-  summary = left_behind.summary(directory)
+    assert not line or line.startswith('fed_avg:'), result.stderr
+
+
+def test_a_run_has_what_the_flags_say(trained):
+  summary = left_behind.summary(trained)
   assert (summary['algorithm'], summary['dataset']) == ('fed_rep', 'digits')
   assert summary['hparams']['num_head_epochs'] == 1
   assert summary['model_arguments'] == {'widths': [16]}
+  # The participation is for the rounds before other sizes.
+  assert summary['cohort_size'] == '3,2:6'
+  with run_store.RunStore.open_for_reading(trained) as store:
+    sizes = [row['clients'] for row in store.history()]
+  assert sizes == [3] + [6] * (_NUM_ROUNDS - 1)
 
 
 def test_existing_run_is_neither_overwritten_nor_resumed_otherwise(
   trained, programs
 ):
-  directory, _ = trained
-
   def contents():
     return {
       path: path.read_bytes()
-      for path in directory.rglob('*')
+      for path in trained.rglob('*')
       if path.is_file() and path.name != directory_lock.LOCK_NAME
     }
 
   before = contents()
   for flags, words in (
-    ((), 'pass --resume to continue it'),
     (
-      ('--resume', '--fed_rep_num_head_epochs=3'),
+      _LINEAR,
+      'pass --resume to continue it',
+    ),
+    (
+      (*_LONG, '--resume', '--fed_rep_num_head_epochs=3'),
       'hparams.num_head_epochs was 1, now 3',
     ),
   ):
-    message = programs.fail(
-      'train', *_TINY, f'--output_dir={directory}', *flags
-    )
-    assert words in message
+    assert words in programs.fail('train', *flags, f'--output_dir={trained}')
     assert contents() == before
 
 
@@ -136,6 +160,7 @@ def test_baselines_run_on_the_same_clients_and_are_compared(programs):
       '--per_fed_avg_inner_learning_rate to be a non-negative number',
     ),
     ('--fed_avg_num_epochs=1', '(fed_rep) only, found --fed_avg_num_epochs'),
+    ('--participation=1.5 --cohort_size=2:6', 'in (0, 1], found 1.5'),
     ('--cohort_size=7', '--cohort_size to be 1 to num_clients=6, found 7'),
     ('--participation=0.5', 'one of --cohort_size and --participation, found'),
     ('--aggregator=dp', '--dp_epsilon to be given, or else --dp_noise_mult'),
@@ -154,23 +179,6 @@ def test_wrong_flags_are_one_line_and_leave_nothing_behind(
   message = programs.fail('train', *_TINY, '--output_dir=run', *flags.split())
   assert words in message
   assert not (programs.directory / 'run').exists()
-
-
-def test_participation_is_for_the_rounds_before_other_sizes(programs):
-  flags = 'train', *_without(_TINY, '--cohort_size'), '--output_dir=run'
-  message = programs.fail(*flags, '--participation=1.5')
-  assert message == (
-    'Expected --participation to be a number in (0, 1], found 1.5.'
-  )
-  programs.succeed(
-    *flags,
-    '--participation=0.5',
-    '--cohort_size=2:6',
-  )
-  summary = left_behind.summary(programs.directory / 'run')
-  assert summary['cohort_size'] == '3,2:6'
-  with run_store.RunStore.open_for_reading(programs.directory / 'run') as store:
-    assert [row['clients'] for row in store.history()] == [3, 6]
 
 
 def test_traceback_shows_where_an_error_was_raised(programs):
@@ -234,31 +242,26 @@ def test_damaged_data_are_one_line_and_leave_nothing_behind(
 
 def test_output_dir_that_is_a_file_is_one_line(programs):
   (programs.directory / 'run').write_text('mine')
-  message = programs.fail('train', *_TINY, '--output_dir=run')
+  message = programs.fail('train', *_LINEAR, '--output_dir=run')
   assert 'Cannot write to the output directory run' in message
   assert (programs.directory / 'run').read_text() == 'mine'
 
 
-_NUM_ROUNDS = 20
-_LONG = (
-  *_without(_TINY, '--rounds_per_evaluation'),
-  f'--num_rounds={_NUM_ROUNDS}',
-  '--rounds_per_evaluation=3',
-  '--output_dir=run',
-  '--resume',
-)
-
-
 @pytest.mark.parametrize(
-  'runtime', ['in_process', pytest.param('native', marks=pytest.mark.slow)]
+  'runtime, with_sigterm',
+  [
+    ('in_process', False),
+    pytest.param('native', True, marks=pytest.mark.slow),
+  ],
 )
-def test_a_signal_ends_the_program_and_loses_nothing(programs, runtime):
-  flags = (*_LONG, f'--runtime={runtime}')
-  programs.succeed('train', *flags, '--output_dir=undisturbed')
+def test_a_signal_ends_the_program_and_loses_nothing(
+  trained, programs, runtime, with_sigterm
+):
   directory = programs.directory / 'run'
+  flags = *_LONG, '--resume', '--output_dir=run', f'--runtime={runtime}'
   for round_number, signal_number, status, last_words in (
     (3, signal.SIGINT, 130, 'interrupted\n'),
-    (7, signal.SIGTERM, 143, ''),
+    *((7, signal.SIGTERM, 143, '') for _ in range(with_sigterm)),
     (11, signal.SIGKILL, -signal.SIGKILL, ''),
   ):
     program = programs.start('train', *flags)
@@ -280,15 +283,16 @@ def test_a_signal_ends_the_program_and_loses_nothing(programs, runtime):
       assert not (directory / f'{run_store.FILE_NAME}-wal').exists()
   programs.succeed('train', *flags)
   found, expected = (
-    left_behind.everything(programs.directory / name, 6)
-    for name in ('run', 'undisturbed')
+    left_behind.everything(folder, 6) for folder in (directory, trained)
   )
   assert found == expected
 
 
 @pytest.mark.slow
 def test_a_killed_worker_is_one_line(programs):
-  program = programs.start('train', *_LONG, '--runtime=native')
+  program = programs.start(
+    'train', *_LONG, '--output_dir=run', '--runtime=native'
+  )
   while left_behind.last_round(programs.directory / 'run') < 1:
     time.sleep(0.005)
   program.workers()[0].kill()
