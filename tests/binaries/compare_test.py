@@ -1,4 +1,5 @@
 import json
+import pathlib
 
 from tff_pfl.comparisons import execution
 from tff_pfl.methods import registry
@@ -8,12 +9,15 @@ _SMALL = (
   '--cohort_size=2',
   '--num_rounds=1',
   '--model=linear',
+  # In processes of their own they would import TensorFlow again.
+  '--num_processes=0',
+  '--output_dir=out',
 )
 
 
 def test_a_comparison_reports_what_ran_and_what_failed(programs):
   # A linear model has no body that fed_per could share.
-  arguments = ('--algorithms=fed_avg,fed_per', *_SMALL, '--output_dir=out')
+  arguments = ('--algorithms=fed_avg,fed_per', *_SMALL)
   result = programs.run('compare', *arguments)
   assert result.error.startswith(
     'Failed trials: 1; the first is fed_per-seed0: Expected --model to be'
@@ -36,19 +40,14 @@ def test_a_comparison_reports_what_ran_and_what_failed(programs):
     'another --output_dir.'
   )
   folder = execution.trial_folder(str(directory), 'fed_avg-seed0')
-  with open(f'{folder}/run.sqlite', 'rb') as file:
-    before = file.read()
+  store = pathlib.Path(folder, 'run.sqlite')
+  before = store.read_bytes()
   # What has ended is not run again.
   result = programs.succeed(
-    'compare',
-    '--algorithms=fed_avg',
-    *_SMALL,
-    '--output_dir=out',
-    '--resume',
+    'compare', '--algorithms=fed_avg', *_SMALL, '--resume'
   )
   assert row in result.out
-  with open(f'{folder}/run.sqlite', 'rb') as file:
-    assert file.read() == before
+  assert store.read_bytes() == before
 
 
 def test_all_methods_are_the_default(programs):

@@ -14,18 +14,13 @@ from tff_pfl.runs import new_clients, open_run
 
 
 @pytest.fixture(scope='module', name='run')
-def _run(module_programs):
+def _run(fed_rep_run):
   """A run of FedRep, opened."""
-  directory = module_programs.directory / 'run'
-  module_programs.succeed(
-    'train', *tiny.FLAGS, '--algorithm=fed_rep', f'--output_dir={directory}'
-  )
-  return open_run.open_run(str(directory))
+  return open_run.open_run(str(fed_rep_run))
 
 
-def _export(programs, run, file_format, output, *more):
-  return programs.succeed(
-    'export',
+def _flags(run, file_format, output, *more):
+  return (
     f'--run_dir={run.directory}',
     f'--format={file_format}',
     f'--output={output}',
@@ -33,10 +28,21 @@ def _export(programs, run, file_format, output, *more):
   )
 
 
+def _export(programs, *arguments):
+  return programs.succeed('export', *_flags(*arguments))
+
+
 def test_a_clients_keras_model_predicts_as_the_run_bit_for_bit(run, programs):
   client = run.data.client_ids[1]
-  _export(programs, run, 'keras', 'out/m.keras', f'--client={client}')
-  loaded = keras.models.load_model(programs.directory / 'out' / 'm.keras')
+  path = programs.directory / 'out' / 'm.keras'
+  path.parent.mkdir()
+  path.touch()
+  flags = run, 'keras', 'out/m.keras', f'--client={client}'
+  assert programs.fail('export', *_flags(*flags)) == (
+    'out/m.keras is there already: give another --output, or --overwrite.'
+  )
+  _export(programs, *flags, '--overwrite')
+  loaded = keras.models.load_model(path)
   x = run.data.test(client).x
   with runtime.create_runtime('in_process') as rt:
     weights = run.personal_weights(client, rt)
@@ -44,12 +50,6 @@ def test_a_clients_keras_model_predicts_as_the_run_bit_for_bit(run, programs):
     tf.nn.softmax(loaded.predict(x, batch_size=len(x), verbose=0)),
     prediction.predict(run.model, weights, x),
   )
-  again = f'--run_dir={run.directory}', '--format=keras', '--output=out/m.keras'
-  message = programs.fail('export', *again)
-  assert message == (
-    'out/m.keras is there already: give another --output, or --overwrite.'
-  )
-  programs.succeed('export', *again, '--overwrite')
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_a_quantized_file_comes_with_what_it_costs(run, programs):
 
 @pytest.mark.slow
 def test_a_method_without_client_state_is_exported_as_computations(programs):
-  flags = '--algorithm=fed_rep', '--stateless', '--output_dir=run'
+  flags = '--stateless', '--output_dir=run'
   programs.succeed('train', *tiny.FLAGS, *flags)
   run = open_run.open_run(str(programs.directory / 'run'))
   _export(programs, run, 'tff', 'out')

@@ -14,12 +14,10 @@ from tff_pfl.runs import new_clients, open_run
 _IDS = ('../../evil/client', 'plain')
 
 
-@pytest.fixture(scope='module', name='runs')
-def _runs(module_programs):
-  """The folder with the runs `fed_rep` and `fed_avg`."""
-  _train(module_programs, 'fed_rep', '--fed_rep_num_head_epochs=2')
-  _train(module_programs, 'fed_avg', '--fed_avg_num_epochs=1')
-  return module_programs.directory
+@pytest.fixture(scope='module', name='fed_avg_run')
+def _fed_avg_run(module_programs):
+  _train(module_programs, 'fed_avg')
+  return module_programs.directory / 'fed_avg'
 
 
 def _train(programs, name, *flags):
@@ -57,11 +55,11 @@ def _read_csv(path):
 
 
 @pytest.fixture(scope='module', name='personalized')
-def _personalized(module_programs, runs, new_clients):
+def _personalized(module_programs, fed_rep_run, new_clients):
   flags = '--num_samples=4,all', '--num_epochs=1,30', '--ensemble'
   clients = f'--clients_npz={new_clients}'
   result = module_programs.succeed(
-    *_command('personalize', runs / 'fed_rep', clients, *flags)
+    *_command('personalize', fed_rep_run, clients, *flags)
   )
   return module_programs.directory / 'out', result
 
@@ -111,7 +109,7 @@ def _softmax_outputs(weights, x):
 
 
 def test_predictions_for_new_clients_are_those_of_their_saved_models(
-  personalized, runs, programs
+  personalized, fed_rep_run, programs
 ):
   client = _IDS[0]
   directory, _ = personalized
@@ -119,7 +117,7 @@ def test_predictions_for_new_clients_are_those_of_their_saved_models(
   np.savez(programs.directory / 'x.npz', x=x)
   flags = f'--personal_models={directory}', f'--client={client}'
   programs.succeed(
-    *_command('predict', runs / 'fed_rep', '--input=x.npz', *flags),
+    *_command('predict', fed_rep_run, '--input=x.npz', *flags),
     '--output=predictions.npz',
   )
   path = new_clients.personal_model_path(str(directory), client)
@@ -133,19 +131,21 @@ def test_predictions_for_new_clients_are_those_of_their_saved_models(
     np.testing.assert_array_equal(found['prediction'], y)
 
 
-@pytest.mark.parametrize('took_part', [True, False])
+@pytest.mark.parametrize(
+  'took_part', [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_predictions_for_own_clients_have_the_accuracy_of_the_report(
-  took_part, runs, programs
+  took_part, fed_rep_run, programs
 ):
   row = next(
     row
-    for row in _read_csv(runs / 'fed_rep' / 'per_client.csv')
+    for row in _read_csv(fed_rep_run / 'per_client.csv')
     if (row['num_rounds'] != '0') == took_part
   )
-  examples = open_run.open_run(runs / 'fed_rep').data.test(row['client'])
+  examples = open_run.open_run(fed_rep_run).data.test(row['client'])
   np.savez(programs.directory / 'x.npz', x=examples.x)
   flags = f'--client={row["client"]}', '--input=x.npz'
-  programs.succeed(*_command('predict', runs / 'fed_rep', *flags))
+  programs.succeed(*_command('predict', fed_rep_run, *flags))
   rows = _read_csv(programs.directory / 'out.csv')
   classes = [f'probability_{i}' for i in range(10)]
   assert list(rows[0]) == ['example', 'prediction', *classes]
@@ -159,10 +159,10 @@ def test_predictions_for_own_clients_have_the_accuracy_of_the_report(
   )
 
 
-def test_new_clients_may_come_from_a_dataset_by_name(runs, programs):
+def test_new_clients_may_come_from_a_dataset_by_name(fed_avg_run, programs):
   flags = '--partition=classes_per_client:3', '--num_clients=3', '--seed=9'
   programs.succeed(
-    *_command('personalize', runs / 'fed_avg', '--dataset=digits', *flags),
+    *_command('personalize', fed_avg_run, '--dataset=digits', *flags),
     '--num_epochs=2',
   )
   rows = _read_csv(programs.directory / 'out' / 'new_clients.csv')
@@ -182,11 +182,12 @@ def test_new_clients_may_come_from_a_dataset_by_name(runs, programs):
     assert {name.split('/')[0] for name in model.files} == {'dense_1', 'head'}
 
 
-def test_file_without_keys_is_one_client(runs, programs):
+@pytest.mark.slow
+def test_file_without_keys_is_one_client(fed_rep_run, programs):
   x, y = _new_examples(20)
   np.savez(programs.directory / 'one.npz', x=x, y=y, x_test=x[:3], y_test=y[:3])
   flags = '--clients_npz=one.npz', '--num_epochs=1'
-  programs.succeed(*_command('personalize', runs / 'fed_rep', *flags))
+  programs.succeed(*_command('personalize', fed_rep_run, *flags))
   (row,) = _read_csv(programs.directory / 'out' / 'new_clients.csv')
   assert (row['client'], row['num_test_examples']) == ('client', '3')
 
@@ -201,19 +202,24 @@ _X, _Y = _new_examples(20)
     ({'y': np.where(np.arange(20) == 4, 10, _Y)}, 'y[4]'),
     ({'y': _Y[:-1]}, 'as long as `x` (20 examples), found 19'),
     ({'x': _X[:, :7]}, '(7, 8, 1)'),
+    # Without keys, the examples are one client's.
+    (
+      {'client': None, 'x_test': _X[:0], 'y_test': _Y[:0]},
+      "has test examples, found 'none among 1 clients of bad.npz",
+    ),
     ({'y': None}, '--clients_npz to be an .npz file with arrays x and y'),
     ({'client_id': _Y}, 'x_test, y_test, client_test, domain_test only, found'),
   ],
-  ids=['nan', 'label', 'lengths', 'shape', 'no_labels', 'name'],
+  ids=['nan', 'label', 'lengths', 'shape', 'no_tests', 'no_labels', 'name'],
 )
 def test_wrong_examples_of_new_clients_are_one_line(
-  arrays, words, runs, programs
+  arrays, words, fed_rep_run, programs
 ):
   arrays = {'x': _X, 'y': _Y, 'client': np.repeat(['a', 'b'], 10), **arrays}
   arrays = {name: value for name, value in arrays.items() if value is not None}
   np.savez(programs.directory / 'bad.npz', **arrays)
   message = programs.fail(
-    *_command('personalize', runs / 'fed_rep', '--clients_npz=bad.npz')
+    *_command('personalize', fed_rep_run, '--clients_npz=bad.npz')
   )
   assert words in message
   assert not (programs.directory / 'out' / 'new_clients.csv').exists()
@@ -228,11 +234,11 @@ def test_wrong_examples_of_new_clients_are_one_line(
     ('pipe', 'to be a file, no folder, device or pipe, found'),
   ],
 )
-def test_unreadable_files_are_one_line(file, words, runs, programs):
+def test_unreadable_files_are_one_line(file, words, fed_rep_run, programs):
   (programs.directory / 'text.npz').write_text('x,y\n1,2\n')
   os.mkfifo(programs.directory / 'pipe')
   message = programs.fail(
-    *_command('personalize', runs / 'fed_rep', f'--clients_npz={file}')
+    *_command('personalize', fed_rep_run, f'--clients_npz={file}')
   )
   assert words in message
 
@@ -265,12 +271,14 @@ def test_unreadable_files_are_one_line(file, words, runs, programs):
     (['--run_dir=nothing', '--dataset=digits'], 'There is no run in nothing'),
   ],
 )
-def test_wrong_flags_of_personalize_are_one_line(flags, words, runs, programs):
+def test_wrong_flags_of_personalize_are_one_line(
+  flags, words, fed_rep_run, fed_avg_run, programs
+):
   x, y = _new_examples(20)
   np.savez(programs.directory / 'x.npz', x=x, y=y)
   (programs.directory / 'mine').touch()
-  flags = [flag.format(fed_avg=runs / 'fed_avg') for flag in flags]
-  message = programs.fail(*_command('personalize', runs / 'fed_rep', *flags))
+  flags = [flag.format(fed_avg=fed_avg_run) for flag in flags]
+  message = programs.fail(*_command('personalize', fed_rep_run, *flags))
   assert words in message
   assert not (programs.directory / 'out' / 'new_clients.csv').exists()
 
@@ -326,23 +334,18 @@ def test_a_method_that_adapts_its_model_does_so_for_new_clients(
   ],
 )
 def test_wrong_requests_for_predictions_are_one_line(
-  arrays, flags, words, runs, programs
+  arrays, flags, words, fed_rep_run, programs
 ):
   np.savez(programs.directory / 'x.npz', **arrays)
   own = '--client=client_0', '--input=x.npz'
-  message = programs.fail(*_command('predict', runs / 'fed_rep', *own, *flags))
+  message = programs.fail(*_command('predict', fed_rep_run, *own, *flags))
   assert words in message
   assert not list(programs.directory.glob('out*'))
 
 
-def test_no_examples_are_no_predictions(runs, programs):
+def test_no_examples_are_no_predictions(fed_rep_run, programs):
   np.savez(programs.directory / 'x.npz', x=_X[:0])
-  result = programs.succeed(
-    'predict',
-    f'--run_dir={runs / "fed_rep"}',
-    '--client=client_0',
-    '--input=x.npz',
-    '--output=out.csv',
-  )
+  flags = '--client=client_0', '--input=x.npz'
+  result = programs.succeed(*_command('predict', fed_rep_run, *flags))
   assert result.out == '0 predictions: out.csv\n'
   assert not _read_csv(programs.directory / 'out.csv')
