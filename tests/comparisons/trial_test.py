@@ -25,6 +25,22 @@ def _config(**changes):
   )
 
 
+@pytest.fixture(autouse=True, scope='module')
+def _processes_are_built_once():
+  """Runs that differ in their rounds alone have one process."""
+  build, built = run_config.RunConfig.build_process, {}
+
+  def build_once(config, model):
+    key = repr(dataclasses.replace(config, num_rounds=1))
+    if key not in built:
+      built[key] = build(config, model)
+    return built[key]
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(run_config.RunConfig, 'build_process', build_once)
+    yield
+
+
 def _run(directory, wanted):
   trial.run(wanted, str(directory))
   return json.loads((directory / 'scores.json').read_text())
