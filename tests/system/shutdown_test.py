@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,25 +25,30 @@ pytestmark = [
 # The computation would take hours; a busy machine needs its time.
 _AT_ONCE = 15
 
-# Does what its argument says. Without one it forks itself, once it has imported
-# TensorFlow, for each line that it reads: what the fork does, and where its
+# Imports TFF before the library; does what its argument says. Without one it
+# forks itself for each line that it reads: what the fork does, and where its
 # stderr goes. The fork prints its own and its worker's process id; its status
 # follows when it has ended.
 _PROGRAMS = """
-import contextlib, os, signal, sys
+import contextlib, importlib.util, os, signal, sys
 # A program started in the background by a shell ignores Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-import numpy as np
-import psutil
-import tensorflow as tf
+importlib.util.find_spec('tensorflow_federated')
 import tensorflow_federated as tff
 from tff_pfl import runtime
 from tff_pfl.system import shutdown
+import numpy as np
+import psutil
+import tensorflow as tf
 
 if sys.argv[1:]:
   how = sys.argv[1]
 else:
+  tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(1.0, 9, 1.0)
+  print(
+    tf.keras.Model.__module__, 'TF_USE_LEGACY_KERAS' in os.environ, flush=True
+  )
   for how, path in iter(lambda: sys.stdin.readline().split('|'), ['']):
     pid = os.fork()
     if not pid:
@@ -83,14 +90,23 @@ _COMMAND = (sys.executable, '-W', 'ignore', '-c', _PROGRAMS)
 
 @pytest.fixture(scope='module', name='programs')
 def _programs():
+  environment = {**os.environ}
+  # The tests have it; see conftest.py.
+  del environment['TF_USE_LEGACY_KERAS']
   with subprocess.Popen(
     _COMMAND,
+    env=environment,
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     text=True,
   ) as process:
+    process.keras = process.stdout.readline()
     yield process
     process.stdin.close()
+
+
+def test_tff_may_be_imported_first_and_tf_keras_stays_keras_3(programs):
+  assert re.fullmatch(r'keras\.src\.\S+ False\n', programs.keras)
 
 
 def _has_orphan(worker_pid):
