@@ -25,33 +25,25 @@ def test_list_describes_every_experiment(programs):
 
 def test_claims_are_printed_and_counted_and_numbers_kept(programs):
   arguments = (f'--experiment={_RUN}', '--fast', '--output_dir=out')
-  result = programs.succeed('reproduce', *arguments)
+  sizes = ('--size=sample_counts=[2, 10]', '--size=learning_rate=0.1')
+  result = programs.succeed('reproduce', *arguments, *sizes)
   folder = programs.directory / 'out' / _RUN
   own = _summary(folder)
   assert own['fast']
+  assert own['sizes'] == {'sample_counts': [2, 10], 'learning_rate': 0.1}
+  assert own['setup'].items() >= own['sizes'].items()
   assert (folder / 'figure.png').exists()
   *_, count, where = result.out.splitlines()
   assert count == f'{own["result"]}.'
   assert where == 'Results: out'
   written = (folder / 'numbers.json').stat().st_mtime_ns
-  again = programs.succeed('reproduce', *arguments)
+  again = programs.succeed('reproduce', *arguments, *sizes)
   assert again.out == result.out
   assert (folder / 'numbers.json').stat().st_mtime_ns == written
   # Other settings are refused, before anything runs.
-  message = programs.fail('reproduce', *arguments, '--seed=1')
+  message = programs.fail('reproduce', *arguments, *sizes, '--seed=1')
   assert f'out/{_RUN} holds' in message
   assert 'seed=0, not seed=1' in message
-
-
-def test_sizes_may_be_given(programs):
-  arguments = (f'--experiment={_RUN}', '--fast', '--output_dir=out')
-  sizes = ('--size=sample_counts=[2, 10]', '--size=learning_rate=0.1')
-  programs.succeed('reproduce', *arguments, *sizes)
-  own = _summary(programs.directory, 'out', _RUN)
-  assert own['sizes'] == {'sample_counts': [2, 10], 'learning_rate': 0.1}
-  assert own['setup'].items() >= own['sizes'].items()
-  # What was measured with them is found again, and nothing else.
-  programs.succeed('reproduce', *arguments, *sizes)
   assert 'not sizes=None' in programs.fail('reproduce', *arguments)
   for wrong, message in (
     ('--size=9', 'NAME=VALUE'),
@@ -59,7 +51,6 @@ def test_sizes_may_be_given(programs):
     ('--docs_dir=docs', 'without --docs_dir'),
   ):
     assert message in programs.fail('reproduce', *arguments, *sizes, wrong)
-  # Before anything runs.
   for fast, message in (('--fast', 'without fast'), ('--nofast', 'pages')):
     flags = ['--experiment=all', '--docs_dir=.', '--output_dir=new', fast]
     assert message in programs.fail('reproduce', *flags)
