@@ -22,6 +22,8 @@ _ROOT = pathlib.Path(__file__).parents[1]
 _DOCS = _ROOT / 'docs'
 _README = _ROOT / 'README.md'
 _PAGES = [_README, *sorted(_DOCS.rglob('*.md'))]
+# What the library's tests do on less.
+_SLOW = ('comparing', 'exporting', 'programs')
 _TUTORIALS = sorted((_DOCS / 'tutorials').glob('*.ipynb'))
 
 
@@ -103,7 +105,7 @@ def _check_exporting(names, _):
 @pytest.mark.parametrize(
   'page',
   [
-    page
+    pytest.param(page, marks=[pytest.mark.slow] * (page.stem in _SLOW))
     for page in _PAGES
     if _code_blocks(page, 'python') and page.stem != 'adding_a_method'
   ],
