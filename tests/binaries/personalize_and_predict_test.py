@@ -255,7 +255,9 @@ def test_unreadable_files_are_one_line(file, words, fed_rep_run, programs):
       ['--clients_npz=x.npz', '--dataset_stride=3'],
       '--clients_npz and --dataset_stride',
     ),
-    (['--dataset=synthetic'], 'float32(28, 28, 1)'),
+    pytest.param(
+      ['--dataset=synthetic'], 'float32(28, 28, 1)', marks=pytest.mark.slow
+    ),
     (
       ['--clients_npz=x.npz', '--test_fraction=0'],
       "has test examples, found 'none among 1 clients of x.npz",
@@ -330,7 +332,12 @@ def test_a_method_that_adapts_its_model_does_so_for_new_clients(
     ({'x': _X}, ['--input=no.npz'], 'Expected `no.npz` to be a file, found'),
     ({'x': _X}, ['--run_dir=nothing'], 'There is no run in nothing'),
     ({'x': _X}, ['--output=out.txt'], 'a .csv or .npz file'),
-    ({'x': _X}, ['--output=missing/out.csv'], 'Cannot write missing/out.csv'),
+    pytest.param(
+      {'x': _X},
+      ['--output=missing/out.csv'],
+      'Cannot write missing/out.csv',
+      marks=pytest.mark.slow,
+    ),
   ],
 )
 def test_wrong_requests_for_predictions_are_one_line(
