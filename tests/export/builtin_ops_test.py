@@ -1,7 +1,6 @@
 """The substitutes of operations, as LiteRT runs them."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from ai_edge_litert import interpreter
 
@@ -14,25 +13,16 @@ _IMAGES = _RNG.normal(size=[2, 7, 6, 3]).astype(np.float32)
 _FILTER = _RNG.normal(size=[3, 2, 3, 4]).astype(np.float32)
 
 
-def _gradient(function):
-  """The gradient of the sum of a function's squares."""
+def _gradients(*functions):
+  """The gradients of the sums of functions' squares, in one array."""
 
-  def gradient(x):
-    with tf.GradientTape() as tape:
+  def gradients(x):
+    with tf.GradientTape(persistent=True) as tape:
       tape.watch(x)
-      y = tf.reduce_sum(tf.square(function(x)))
-    return tape.gradient(y, x)
+      sums = [tf.reduce_sum(tf.square(function(x))) for function in functions]
+    return tf.stack([tape.gradient(y, x) for y in sums])
 
-  return gradient
-
-
-def _filter_gradient(**options):
-  def gradient(x):
-    # So that the converter does not know it.
-    kernel = _FILTER + 0 * tf.reduce_sum(x)
-    return _gradient(lambda k: tf.nn.conv2d(x, k, **options))(kernel)
-
-  return gradient
+  return gradients
 
 
 def _check(function, x):
@@ -53,9 +43,8 @@ def _check(function, x):
   np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  'function',
-  [
+def test_gradients_of_activations():
+  functions = (
     tf.nn.relu,
     tf.nn.relu6,
     tf.nn.leaky_relu,
@@ -64,38 +53,38 @@ def _check(function, x):
     tf.nn.softsign,
     lambda x: tf.nn.gelu(x, approximate=True),
     lambda x: tf.sqrt(1 + x * x),
-  ],
-)
-def test_gradients_of_activations(function):
-  _check(_gradient(function), 3 * _X)
+  )
+  _check(_gradients(*functions), 3 * _X)
 
 
-@pytest.mark.parametrize(
-  'options',
-  [
+def test_gradients_of_filters():
+  options = (
     {'strides': 1, 'padding': 'SAME'},
     {'strides': 1, 'padding': 'VALID'},
     {'strides': 2, 'padding': 'SAME'},
     {'strides': [2, 1], 'padding': 'VALID'},
     {'strides': 1, 'padding': 'VALID', 'dilations': 2},
-  ],
-)
-def test_gradients_of_filters(options):
-  _check(_filter_gradient(**options), _IMAGES)
+  )
+
+  def gradients(x):
+    # So that the converter does not know it.
+    kernel = _FILTER + 0 * tf.reduce_sum(x)
+    convolutions = (
+      lambda k, one=one: tf.nn.conv2d(x, k, **one) for one in options
+    )
+    return _gradients(*convolutions)(kernel)
+
+  _check(gradients, _IMAGES)
 
 
-@pytest.mark.parametrize(
-  'function, padding',
-  [
-    (tf.nn.max_pool2d, 'VALID'),
-    (tf.nn.max_pool2d, 'SAME'),
-    (tf.nn.avg_pool2d, 'VALID'),
-  ],
-)
-def test_gradients_of_pooling(function, padding):
+def test_gradients_of_pooling():
+  functions = (
+    lambda x: tf.nn.max_pool2d(x, [2, 4], [2, 4], 'VALID'),
+    lambda x: tf.nn.max_pool2d(x, [2, 4], [2, 4], 'SAME'),
+    lambda x: tf.nn.avg_pool2d(x, [2, 4], [2, 4], 'VALID'),
+  )
   # With equal values in a window.
-  images = np.round(_IMAGES)
-  _check(_gradient(lambda x: function(x, [2, 4], [2, 4], padding)), images)
+  _check(_gradients(*functions), np.round(_IMAGES))
 
 
 def test_random_integers_of_a_seed_that_is_not_known_before():
