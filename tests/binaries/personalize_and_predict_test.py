@@ -41,8 +41,8 @@ def _new_examples(num_examples=40, seed=0):
   return x.astype(np.float32), y
 
 
-@pytest.fixture(scope='module', name='new_clients')
-def _new_clients(module_programs):
+@pytest.fixture(scope='module', name='clients_npz')
+def _clients_npz(module_programs):
   x, y = _new_examples()
   path = module_programs.directory / 'new_clients.npz'
   np.savez(path, x=x, y=y, client=np.repeat(_IDS, 20))
@@ -55,9 +55,9 @@ def _read_csv(path):
 
 
 @pytest.fixture(scope='module', name='personalized')
-def _personalized(module_programs, fed_rep_run, new_clients):
+def _personalized(module_programs, fed_rep_run, clients_npz):
   flags = '--num_samples=4,all', '--num_epochs=1,30', '--ensemble'
-  clients = f'--clients_npz={new_clients}'
+  clients = f'--clients_npz={clients_npz}'
   result = module_programs.succeed(
     *_command('personalize', fed_rep_run, clients, *flags)
   )
@@ -287,7 +287,7 @@ def test_wrong_flags_of_personalize_are_one_line(
 
 @pytest.mark.slow
 def test_a_method_that_adapts_its_model_does_so_for_new_clients(
-  new_clients, programs
+  clients_npz, programs
 ):
   _train(
     programs,
@@ -296,9 +296,9 @@ def test_a_method_that_adapts_its_model_does_so_for_new_clients(
     '--per_fed_avg_inner_scope=head',
   )
   run_dir = programs.directory / 'per_fed_avg'
-  flags = f'--clients_npz={new_clients}', '--num_epochs=2,1'
+  flags = f'--clients_npz={clients_npz}', '--num_epochs=2,1'
   programs.succeed(*_command('personalize', run_dir, *flags))
-  arrays = np.load(new_clients)
+  arrays = np.load(clients_npz)
   clients = datasets.FederatedDataset.from_arrays(
     arrays['x'], arrays['y'], keys=arrays['client'], num_classes=10
   )

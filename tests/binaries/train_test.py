@@ -248,20 +248,20 @@ def test_output_dir_that_is_a_file_is_one_line(programs):
 
 
 @pytest.mark.parametrize(
-  'runtime, with_sigterm',
-  [
-    ('in_process', False),
-    pytest.param('native', True, marks=pytest.mark.slow),
-  ],
+  'runtime', ['in_process', pytest.param('native', marks=pytest.mark.slow)]
 )
 def test_a_signal_ends_the_program_and_loses_nothing(
-  trained, programs, runtime, with_sigterm
+  trained, programs, runtime
 ):
-  directory = programs.directory / 'run'
+  directory, undisturbed = programs.directory / 'run', trained
   flags = *_LONG, '--resume', '--output_dir=run', f'--runtime={runtime}'
+  if runtime == 'native':
+    # It has other bits.
+    undisturbed = programs.directory / 'undisturbed'
+    programs.succeed('train', *flags, '--output_dir=undisturbed')
   for round_number, signal_number, status, last_words in (
     (3, signal.SIGINT, 130, 'interrupted\n'),
-    *((7, signal.SIGTERM, 143, '') for _ in range(with_sigterm)),
+    *[(7, signal.SIGTERM, 143, '')] * (runtime == 'native'),
     (11, signal.SIGKILL, -signal.SIGKILL, ''),
   ):
     program = programs.start('train', *flags)
@@ -283,7 +283,7 @@ def test_a_signal_ends_the_program_and_loses_nothing(
       assert not (directory / f'{run_store.FILE_NAME}-wal').exists()
   programs.succeed('train', *flags)
   found, expected = (
-    left_behind.everything(folder, 6) for folder in (directory, trained)
+    left_behind.everything(folder, 6) for folder in (directory, undisturbed)
   )
   assert found == expected
 
