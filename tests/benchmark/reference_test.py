@@ -48,7 +48,8 @@ def _changed(weights, model):
   return [not np.allclose(a, b) for a, b in zip(weights, initial)]
 
 
-@pytest.mark.parametrize('name', list(workloads.WORKLOADS))
+# The others have one of these models.
+@pytest.mark.parametrize('name', ['w1', 'w3', 'w4', 'scale'])
 def test_keras_model_has_the_shapes_of_the_library_model(name):
   for workload in (
     workloads.get_workload(name),
