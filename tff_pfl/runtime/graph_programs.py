@@ -228,13 +228,6 @@ def import_graph(
     node.attr.pop('_class', None)
   attributes = [nodes[_node_of(feed)].attr for feed in feeds]
 
-  @functools.partial(
-    tf.function,
-    input_signature=[
-      tf.TensorSpec(a['shape'].shape, a['dtype'].type) for a in attributes
-    ],
-    autograph=False,
-  )
   def imported(*arguments):
     return tf.graph_util.import_graph_def(
       part,
@@ -243,10 +236,12 @@ def import_graph(
       name='',
     )
 
-  for function in graph_def.library.function:
-    eager_context.context().add_function_def(function)
   with tf.init_scope():
-    return imported.get_concrete_function()
+    # Adds no dependencies between operations, unlike `tf.function`.
+    return tf.compat.v1.wrap_function(
+      imported,
+      [tf.TensorSpec(a['shape'].shape, a['dtype'].type) for a in attributes],
+    )
 
 
 def _node_of(tensor_name: str) -> str:
