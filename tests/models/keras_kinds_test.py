@@ -140,6 +140,12 @@ _IN_IMAGES = dict(shape=(8, 8, 2))
 _IN_STEPS = dict(shape=(6, 3))
 
 KINDS = {
+  'conv1d': lambda: sequential(
+    layers.Conv1D(4, 3, activation='relu'),
+    layers.MaxPooling1D(2),
+    layers.Flatten(),
+    **_IN_STEPS,
+  ),
   'conv2d_average': lambda: sequential(
     layers.Conv2D(4, 3, padding='same', use_bias=False),
     layers.AveragePooling2D(2),
@@ -194,6 +200,7 @@ KINDS = {
 # Of whose kinds there are others.
 _LIKE_OTHERS = (
   'bidirectional',
+  'conv1d',
   'conv2d_average',
   'inputs_dict',
   'mean_of_padded_words',

@@ -87,6 +87,7 @@ _CASES = {
   'categorical_hinge': ((3,), 'categorical_hinge', ['accuracy']),
   'binary': ((1, 'sigmoid'), 'binary_crossentropy', ['accuracy', 'mse']),
   'binary_logits': ((1,), _BINARY, [_BINARY_ACCURACY]),
+  'binary_focal': ((1, 'sigmoid'), 'binary_focal_crossentropy', ['accuracy']),
   'several_labels': ((3, 'sigmoid'), 'binary_crossentropy', [_ACCURACY_OF_ALL]),
   'hinge': ((1,), 'hinge', [_BINARY_ACCURACY]),
   'reshaped': (
@@ -101,7 +102,9 @@ _CASES = {
   ),
   'mse': ((1,), 'mse', ['mae']),
   'mae_of_vectors': ((3,), 'mae', ['mse', 'cosine_similarity']),
+  'huber': ((1,), losses.Huber(0.3), ['mape']),
   'poisson': ((1, 'softplus'), 'poisson', []),
+  'log_cosh': ((3,), 'log_cosh', ['mae']),
   'own_loss': ((3,), brier, ['mae']),
   'one_hot_tags': (_probable_tags, 'categorical_crossentropy', ['accuracy']),
   'ignored_class': (_steps, _IGNORING, []),
@@ -112,7 +115,15 @@ _CASES = {
 
 
 # Of whose kinds there are others.
-_LIKE_OTHERS = ('poisson', 'mae_of_vectors', 'label_smoothing', 'focal')
+_LIKE_OTHERS = (
+  'binary_focal',
+  'focal',
+  'huber',
+  'label_smoothing',
+  'log_cosh',
+  'mae_of_vectors',
+  'poisson',
+)
 
 
 @keras_models.parametrized(_CASES, slow=_LIKE_OTHERS)
