@@ -251,14 +251,6 @@ def test_help_is_the_default_and_lists_every_target(checkout):
   assert found == targets
 
 
-def test_help_is_the_default_and_lists_every_target(checkout):
-  targets = re.findall(
-    '^([a-z-]+):.*  ##', (ROOT / 'Makefile').read_text(), re.M
-  )
-  found = re.findall('^  make ([a-z-]+)  +[A-Z]', checkout.make()[1], re.M)
-  assert found == targets
-
-
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory) -> pathlib.Path:
   """The wheel of a copy of the checkout."""
