@@ -97,7 +97,7 @@ with runtime.create_runtime('in_process') as created:
   result = created.run(loaded.next, loaded.state, data)
 imported = [n for n in sys.modules if n.startswith('tff_pfl.')]
 assert imported
-assert not [n for n in imported if '.methods' in n or '.core' in n]
+assert not [n for n in imported if '.methods' in n or '.core.' in n]
 leaves = tff.structure.flatten(
   tff.structure.from_container(result, recursive=True)
 )

@@ -69,8 +69,10 @@ def test_the_ablation_masks_shared_and_personal_neurons(tmp_path):
   )
   method = trials.Method('half', 'fed_fac', {'threshold': 0.5})
   (result,) = fed_fac.run(context, {'dirichlet:0.5': [method]})
-  with result.run.open() as run, context.create_runtime() as runtime:
-    accuracies = fed_fac_units.masked_accuracies(run, 'dense_1', runtime)
+  with context.create_runtime() as runtime:
+    accuracies = fed_fac_units.masked_accuracies(
+      result.run.open(), 'dense_1', runtime
+    )
   assert list(accuracies) == [
     'nothing masked', 'shared masked', 'personal masked'
   ]  # fmt: skip
