@@ -125,14 +125,16 @@ def test_a_method_without_client_state_is_exported_as_computations(programs):
 
 
 @pytest.mark.slow
-def test_of_a_table_the_encoding_is_exported_too(programs):
+def test_of_a_table_the_encoding_is_exported_too(programs, monkeypatch):
   data_flags_test.write_table(
     programs, 'ill', lambda i: ('no', 'yes')[i % 3 % 2]
   )
   programs.succeed(
     'train', *data_flags_test.FLAGS, '--dataset_label_column=ill'
   )
-  run = open_run.open_run(str(programs.directory / 'run'))
+  # To which the table's path is relative.
+  monkeypatch.chdir(programs.directory)
+  run = open_run.open_run('run')
   _export(programs, run, 'keras', 'out/m.keras')
   encoding = json.loads(run.encoding.text)
   out = programs.directory / 'out'
