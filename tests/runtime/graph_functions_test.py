@@ -47,6 +47,22 @@ def test_equal_graphs_are_loaded_once_and_unloaded_with_the_last(library):
   assert not any(map(context.has_function, names))
 
 
+def test_an_operation_may_wait_for_an_argument_alone(library):
+  @tff.tensorflow.computation(np.int32, np.int32)
+  def second(x, y):
+    with tf.control_dependencies([x.op]):
+      return tf.identity(y)
+
+  function = _function(library, second)
+  graph_def = tf.compat.v1.GraphDef()
+  second.to_compiled_building_block().proto.tensorflow.graph_def.Unpack(
+    graph_def
+  )
+  inputs = [name for node in graph_def.node for name in node.input]
+  assert any(name.startswith('^') for name in inputs)
+  assert int(function((tf.constant(1), tf.constant(2)))) == 2
+
+
 def test_graph_of_another_program_may_use_the_same_function_names(library):
   # Two different definitions of one function name, as from two programs.
   def build(number):

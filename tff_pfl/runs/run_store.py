@@ -304,7 +304,8 @@ class RunStore:
     checksum = _checksum(kind, number, content)
     starts = range(0, max(1, len(content)), size)
     where = 'FROM contents WHERE kind = ? AND number = ?'
-    ((before,),) = self._rows(f'SELECT COUNT(*) {where}', kind, number)
+    count = f'SELECT COUNT(*) {where}'
+    ((before,),) = self._connection.execute(count, [kind, number]).fetchall()
     self._added[kind.encode(), number] += len(starts) - before
     self._connection.executemany(
       'INSERT INTO contents VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE'

@@ -226,12 +226,21 @@ def import_graph(
   for node in part.node:
     # It may name a node of another graph, of which this one was made.
     node.attr.pop('_class', None)
+  used = set(itertools.chain(*(node.input for node in part.node)))
   attributes = [nodes[_node_of(feed)].attr for feed in feeds]
 
   def imported(*arguments):
+    replaced = {}
+    for feed, argument in zip(feeds, arguments):
+      node = _node_of(feed)
+      if node in needed:
+        replaced[feed] = argument
+      # Also where an operation only waits for it.
+      if f'^{node}' in used:
+        replaced[f'^{node}'] = argument
     return tf.graph_util.import_graph_def(
       part,
-      {f: a for f, a in zip(feeds, arguments) if _node_of(f) in needed},
+      replaced,
       list(dict.fromkeys(fetches)),
       name='',
     )
