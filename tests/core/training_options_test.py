@@ -78,7 +78,7 @@ def _close(found, expected):
     ({'max_gradient_norm': 60.0}, _WEIGHTS - _RATE * _GRADIENT),
   ],
 )
-def test_steps_by_hand(two_slopes, options, expected):
+def test_steps_by_hand(two_slopes, form, options, expected):
   options = training_options.TrainingOptions(**options)
   _close(_train(two_slopes, options), expected)
 

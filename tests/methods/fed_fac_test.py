@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.methods import toy_problems
 from tff_pfl.methods import fed_fac, registry
-from tff_pfl.methods.shared import found_partition, personal_elements
+from tff_pfl.methods.shared import personal_elements
 from tff_pfl.models import zoo
 
 _RNG = np.random.default_rng(5)
@@ -28,15 +28,31 @@ _STEP = {
 _TRAINING = {'num_epochs': 2, 'learning_rate': 0.1, 'batch_size': 5}
 
 
-# The rounds of Algorithm 2, by an implementation of its own, but for the factor
-# analysis, which has tests of its own.
+# The rounds of Algorithm 2, by an implementation of its own.
 
 
 def _is_shared(columns, split='factor_analysis'):
+  """Factor analysis of the stacked columns, with numpy alone."""
   correlation = np.corrcoef(columns, rowvar=False)
-  found = found_partition.COMMUNALITIES[split](correlation, _EXPLAINED)
-  communalities = found.communalities.numpy()
-  return communalities >= np.quantile(communalities, 0.5), int(found.number)
+  values, vectors = np.linalg.eigh(correlation)
+  shares = np.cumsum(values[::-1]) / values.sum()
+  number = 1 + int(np.argmax(shares >= _EXPLAINED))
+  if split == 'eigenvectors':
+    assert number > 1
+    sums = np.sum(vectors[:, -number:][:, 1:] ** 2, axis=1)
+    return sums >= np.quantile(sums, 0.5), number
+  communalities = np.ones(len(correlation))
+  for _ in range(50):
+    reduced = correlation.copy()
+    np.fill_diagonal(reduced, communalities)
+    values, vectors = np.linalg.eigh(reduced)
+    loadings = vectors[:, -number:] * np.sqrt(np.maximum(values[-number:], 0))
+    new = np.minimum(np.sum(loadings**2, axis=1), 1)
+    change = np.abs(new - communalities).max()
+    communalities = new
+    if change <= 1e-4:
+      break
+  return communalities >= np.quantile(communalities, 0.5), number
 
 
 class _Reference:

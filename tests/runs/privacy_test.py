@@ -216,15 +216,20 @@ def test_accounting_is_of_the_noise_that_is_added(process, data, tmp_path):
   accounting = privacy.Accounting(1.0, _everybody(), _DELTA)
   assert accounting.for_state(state).epsilons(3) == [0.0] * 3
   sampler = client_sampling.CohortSampler(6, 3, _CONFIG.seed)
-  with pytest.raises(ValueError, match='`accounting` to be of the noise'):
-    training.run(
-      process,
-      data,
-      output_dir=str(tmp_path / 'run'),
-      num_rounds=1,
-      cohort_size=3,
-      accounting=privacy.Accounting(2.0, sampler, _DELTA),
-    )
+  without = dataclasses.replace(_CONFIG, aggregator='mean')
+  for trained, noise in (
+    (process, 2.0),
+    (without.build_process(process.model), 1.0),
+  ):
+    with pytest.raises(ValueError, match='`accounting` to be of the noise'):
+      training.run(
+        trained,
+        data,
+        output_dir=str(tmp_path / 'run'),
+        num_rounds=1,
+        cohort_size=3,
+        accounting=privacy.Accounting(noise, sampler, _DELTA),
+      )
 
 
 def test_epsilon_of_settings_is_that_of_their_noise():

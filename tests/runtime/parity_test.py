@@ -275,7 +275,10 @@ def test_layers_of_many_kinds_are_trained_as_on_the_native_runtime(
   if name == 'fed_sa_lora' and make is toy_problems.convolutional_and_recurrent:
     pytest.skip('It has no dense layers below its head.')
   parity.assert_close(
-    on(rt, _train_network, name, make), on('native', _train_network, name, make)
+    on(rt, _train_network, name, make),
+    on('native', _train_network, name, make),
+    # Heads that are solved for have larger rounding errors.
+    atol=5e-6 if name == 'fed_dar' else 1e-6,
   )
 
 
