@@ -59,7 +59,7 @@ def _auto_is_without_xla(request):
 
 @pytest.fixture(scope='session')
 def runtime():
-  """The default runtime, TFF's default for the whole session."""
+  """The default runtime for one client at a time, TFF's default."""
   from tff_pfl import runtime as runtime_lib
   from tff_pfl.system import cores
 
@@ -107,3 +107,39 @@ def real_data(tmp_path_factory):
     return str(folder)
 
   return with_image_sets
+
+
+# Settings that processes do not depend on, unless the noise of privacy does.
+_OF_RUNS = (
+  'num_rounds',
+  'rounds_per_evaluation',
+  'num_final_evaluations',
+  'initial_run',
+  'num_warmup_rounds',
+  'join_rounds',
+)
+
+
+@pytest.fixture(scope='module')
+def one_process():
+  """Equal settings and initial weights make one process, built once."""
+  from tff_pfl.runs import run_config
+
+  build, built = run_config.RunConfig.build_process, {}
+
+  def build_once(config, model):
+    is_private = not isinstance(config.aggregator, str)
+    settings = {
+      name: value
+      for name, value in vars(config).items()
+      if is_private or name not in _OF_RUNS
+    }
+    weights = [bytes(value) for value in model.initial_weights.values()]
+    key = repr((settings, model.domains, weights))
+    if key not in built:
+      built[key] = build(config, model)
+    return built[key]
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(run_config.RunConfig, 'build_process', build_once)
+    yield

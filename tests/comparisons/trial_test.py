@@ -10,6 +10,8 @@ from tff_pfl.comparisons import trial
 from tff_pfl.core import personalization
 from tff_pfl.runs import run_config, run_store
 
+pytestmark = pytest.mark.usefixtures('one_process')
+
 
 def _config(**changes):
   return run_config.RunConfig(
@@ -23,22 +25,6 @@ def _config(**changes):
       **changes,
     }
   )
-
-
-@pytest.fixture(autouse=True, scope='module')
-def _processes_are_built_once():
-  """Runs that differ in their rounds alone have one process."""
-  build, built = run_config.RunConfig.build_process, {}
-
-  def build_once(config, model):
-    key = repr(dataclasses.replace(config, num_rounds=1))
-    if key not in built:
-      built[key] = build(config, model)
-    return built[key]
-
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(run_config.RunConfig, 'build_process', build_once)
-    yield
 
 
 def _run(directory, wanted):
