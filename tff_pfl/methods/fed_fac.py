@@ -4,12 +4,12 @@ Hidden units (neurons, channels, units of recurrent layers) of the layers Lambda
 are shared or personal; see `fed_split`. A round:
 
     client:  W_k = (W^s, W_k^p);  for G epochs:  W_k <- SGD on all of it
-             report the sums over its columns z_kj, one for each unit
+             report the sums over its columns z_kj, one for each unit; keep W_k
     server:  R_l = correlations of the columns;  nu_l = communalities of the
              G_l principal factors that explain kappa of the variance
              unit j is shared iff nu_lj >= tau_l;  broadcast the partition
-    client:  W_k^p <- W_k^p + Delta W_k^p;  send Delta W_k^s
-    server:  W^s <- W^s + eta_g sum_k n_k Delta W_k^s / sum_k n_k
+    client:  send W_k^s
+    server:  W^s <- W^s + eta_g (sum_k n_k W_k^s / sum_k n_k - W^s)
 
 The dynamic mode does so in every round, on the round's updates of the units'
 weights or (the paper leaves it open) on the weights after it; in the first
@@ -36,15 +36,18 @@ Symbols: Lambda -> layers, tau_l -> threshold (a quantile of nu_l), kappa_l ->
 explained_variance, G -> num_epochs, eta_l -> learning_rate, eta_g -> the
 server optimizer's learning rate.
 
-Deviations from the paper: where it is silent, a unit that turns personal starts
-from the client's last own value, or from the global one if it never had any,
-and one that turns shared from the server's last value; both then move by the
-round's change. The same tau and kappa hold for all layers. The columns have no
-biases, as in section 4.1. Exactly as many units are personal as have a
-communality below the quantile where all differ: of equal ones (all 0, where
-units are dead) the first are, while by nu_lj >= tau_l all would be shared. The
-iteration ends early for more than 256 units (see `factor_analysis`). The
-paper's runs have optimizer='adam', learning_rate=1e-3.
+A unit that turns shared takes the mean of the values that the cohort trained,
+one that turns personal the client's own last trained value, or the global one
+if the client never trained. The paper is silent about both; so does the
+authors' code (github.com/ffair/FedFac). That divides a layer's kernels alone,
+while its biases and normalization stay with the client: divided='kernels'.
+
+Deviations from the paper: the same tau and kappa hold for all layers. The
+columns have no biases, as in section 4.1. Exactly as many units are personal as
+have a communality below the quantile where all differ: of equal ones (all 0,
+where units are dead) the first are, while by nu_lj >= tau_l all would be
+shared. The iteration ends early for more than 256 units (see
+`factor_analysis`). The paper's runs have optimizer='adam', learning_rate=1e-3.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
@@ -68,6 +71,7 @@ from tff_pfl.models import split_model
 
 MODES = ('dynamic', 'static')
 ANALYSED = ('updates', 'weights')
+DIVIDED = ('all', 'kernels')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +90,8 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
     explained_variance: Share of the variance that the factors explain (kappa),
       in (0, 1]: there are as many as the largest eigenvalues that make up this
       share of the sum.
+    divided: Weights of a layer that are divided: 'all', or the 'kernels', whose
+      layers' other weights are personal as a whole.
     split: Order of units: 'factor_analysis'; 'eigenvectors' for the
       communalities of the authors' code, see
       `factor_analysis.eigenvector_squares`; or 'random' for as many personal
@@ -97,6 +103,7 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
   layers: Optional[str] = None
   threshold: float = 0.5
   explained_variance: float = hparams_lib.share(0.85, '(0, 1]')
+  divided: str = hparams_lib.one_of('all', DIVIDED)
   split: str = hparams_lib.one_of('factor_analysis', found_partition.SPLITS)
 
   def __post_init__(self):
@@ -149,8 +156,10 @@ def fed_fac(model, hparams):
     ValueError: If a layer does not exist or cannot be divided.
   """
   partition = _partition_of(model, hparams)
-  divided = [layer for layer, count in partition.num_personal.items() if count]
-  personal = personal_elements.PersonalElements(model, divided)
+  layers = [layer for layer, count in partition.num_personal.items() if count]
+  personal = personal_elements.PersonalElements(
+    model, layers, kernels_only=hparams.divided == 'kernels'
+  )
 
   def model_of(broadcast, local):
     return personal.merge(
@@ -174,11 +183,7 @@ def fed_fac(model, hparams):
     """Sends the units that are shared now, keeps the personal ones."""
     weights, metrics = client.cache
     update, new_local = personal.trained(
-      client.received,
-      client.local,
-      weights,
-      client.algorithm['was_shared'],
-      client.algorithm['is_shared'],
+      client.received, weights, client.algorithm['is_shared']
     )
     return client_lib.ClientResult(update, new_local, metrics)
 
@@ -208,8 +213,8 @@ def fed_fac(model, hparams):
     initial_global=model.initial_weights,
     initial_local=personal.initial_local,
     personal_weights=model_of,
-    global_model=None if divided else lambda weights: weights,
-    fit_new_client=fit_new_client if divided else None,
+    global_model=None if layers else lambda weights: weights,
+    fit_new_client=fit_new_client if layers else None,
     initial_algorithm=partition.initial_algorithm,
     server_metrics=partition.metrics,
   )

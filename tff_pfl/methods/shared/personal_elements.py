@@ -5,14 +5,13 @@ round to round (`is_shared`: by layer, bool `[number]`). A client trains with
 the global slices of the shared units and its own ones of the personal units. It
 keeps, in the shapes of the layers' weights:
 
-    values   by weight, its own slices; anything where it has none
-    is_own   by layer, bool `[number]`, True for units it has own slices of
+    values   by weight, all slices of its last training
+    is_own   bool, False for a client that never trained: it has the global ones
 
-A unit that turns personal has the client's last own value, or the global one if
-it never had any. One that turns shared goes on from the server's last value. To
-either value the training's change is added, except for moving statistics of a
-normalization, which are those after the training. Clients that sit out keep
-their state.
+So it keeps slices of shared units, too, which the next download replaces. A
+unit that turns personal goes on from the client's own last trained slices; one
+that turns shared from the mean of the trained slices of those who take part.
+Clients that sit out keep their state.
 """
 
 import collections
@@ -33,10 +32,20 @@ IsShared = Mapping[str, Any]
 class PersonalElements:
   """Clients' own units of some layers of a model."""
 
-  def __init__(self, model: split_model.SplitModel, layers: Collection[str]):
-    """Takes the layers of which any unit may become personal."""
+  def __init__(
+    self,
+    model: split_model.SplitModel,
+    layers: Collection[str],
+    kernels_only: bool = False,
+  ):
+    """Prepares the division.
+
+    Args:
+      layers: The layers of which any unit may become personal.
+      kernels_only: True to divide kernels alone; the layers' other weights are
+        personal as a whole.
+    """
     self._model = model
-    self._layers = layers
     # By weight, its layer and its number of blocks with a slice per unit.
     self._owned = {
       name: (layer, model.units[layer].gates[name])
@@ -44,27 +53,30 @@ class PersonalElements:
       for layer in layers
       if name in model.units[layer].gates
     }
+    self._undivided = {
+      name
+      for name, (layer, _) in self._owned.items()
+      if kernels_only and name not in model.units[layer].kernels
+    }
 
   @property
   def initial_local(self) -> collections.OrderedDict:
     """The state of a client without own units (arrays)."""
     return collections.OrderedDict(
       values=self._values_of(self._model.initial_weights),
-      is_own=collections.OrderedDict(
-        (layer, np.zeros(self._model.units[layer].number, bool))
-        for layer in self._layers
-      ),
+      is_own=np.bool_(False),
     )
 
   def merge(
     self, global_weights: split_model.Weights, local: Any, is_shared: IsShared
   ) -> collections.OrderedDict:
     """All weights of a client's model: the server's and its own units'."""
-    return self._where(
-      lambda layer: local['is_own'][layer] & ~is_shared[layer],
-      local['values'],
-      global_weights,
+    merged = self._with_personal(global_weights, local['values'], is_shared)
+    merged.update(
+      (name, tf.where(local['is_own'], merged[name], global_weights[name]))
+      for name in self._owned
     )
+    return merged
 
   def fit(
     self,
@@ -73,62 +85,39 @@ class PersonalElements:
     phase: phases.Phase,
   ) -> Any:
     """Trains the client's own units, all else frozen; returns its state."""
-    is_own = collections.OrderedDict(
-      (layer, ~is_shared[layer]) for layer in self._layers
-    )
     start = self.merge(client.received, client.local, is_shared)
     values = client.fit_part(
       self._values_of(start),
-      lambda own: self._where(is_own.get, own, client.received),
+      lambda own: self._with_personal(client.received, own, is_shared),
       self._values_of,
       phase,
       model=self._model,
     ).weights
-    return collections.OrderedDict(values=values, is_own=is_own)
+    return collections.OrderedDict(values=values, is_own=tf.constant(True))
 
   def trained(
     self,
     global_weights: split_model.Weights,
-    local: Any,
     trained: split_model.Weights,
-    was_shared: IsShared,
     is_shared: IsShared,
   ) -> tuple:
     """Divides the result of a client's training.
 
     Args:
       global_weights: All weights, the server's, before the training.
-      local: The client's state before the training.
       trained: All weights after the training.
-      was_shared: The partition under which the client trained.
-      is_shared: The new partition.
+      is_shared: The partition that was found after it.
 
     Returns:
-      The update `initial - final`, which is 0 for personal units, and the
-      client's new state.
+      The update, which takes the server's shared slices to the trained ones and
+      is 0 for personal units, and the client's new state.
     """
-    statistics, is_own = self._model.statistics, local['is_own']
-    start = self.merge(global_weights, local, was_shared)
-    # Moving statistics are taken as they are: a change of one variance, applied
-    # to another, could make that negative.
-    start.update((n, global_weights[n]) for n in start if n in statistics)
-    update = split_model.difference(start, trained)
+    update = split_model.difference(global_weights, trained)
     zeros = tf.nest.map_structure(tf.zeros_like, update)
-    sent = self._where(lambda layer: ~is_shared[layer], zeros, update)
-    last = self._where(is_own.get, local['values'], global_weights)
-    moves = split_model.difference(last, update)
-    moves.update((n, trained[n]) for n in moves if n in statistics)
-    # Where training began at the last value, the result itself, without the
-    # rounding of a sum.
-    moved = self._where(
-      lambda layer: was_shared[layer] & is_own[layer], moves, trained
-    )
-    new = self._where(is_shared.get, last, moved)
-    return sent, collections.OrderedDict(
-      values=self._values_of(new),
-      is_own=collections.OrderedDict(
-        (layer, is_own[layer] | ~is_shared[layer]) for layer in self._layers
-      ),
+    return self._with_personal(update, zeros, is_shared), (
+      collections.OrderedDict(
+        values=self._values_of(trained), is_own=tf.constant(True)
+      )
     )
 
   def _values_of(self, weights):
@@ -137,11 +126,13 @@ class PersonalElements:
       (name, weights[name]) for name in self._owned if name in weights
     )
 
-  def _where(self, choose, chosen, others):
-    """`chosen` for the units where `choose(layer)` is True, else `others`."""
-    merged = collections.OrderedDict(others)
+  def _with_personal(self, shared, personal, is_shared):
+    """`shared`, by weight, with the personal units' slices of `personal`."""
+    merged = collections.OrderedDict(shared)
     for name, (layer, gates) in self._owned.items():
-      merged[name] = tf.where(
-        tf.tile(choose(layer), [gates]), chosen[name], others[name]
-      )
+      merged[name] = personal[name]
+      if name not in self._undivided:
+        merged[name] = tf.where(
+          tf.tile(is_shared[layer], [gates]), shared[name], personal[name]
+        )
     return merged
