@@ -4,11 +4,9 @@ import math
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.methods import toy_problems
 from tff_pfl.methods import fed_fac, registry
-from tff_pfl.methods.shared import personal_elements
 from tff_pfl.models import zoo
 
 _RNG = np.random.default_rng(5)
@@ -59,13 +57,13 @@ class _Reference:
   def __init__(self, analyses_weights):
     self.analyses_weights = analyses_weights
     self.body, self.head = _BODY.astype(float), _HEAD.astype(float)
-    self.own = [np.full_like(self.body, np.nan) for _ in _CLIENTS]
+    self.own = [None] * len(_CLIENTS)
     self.is_shared = np.zeros(6, bool)
 
   def model_of(self, client):
-    own = self.own[client]
-    is_own = ~self.is_shared & np.isfinite(own)
-    return np.where(is_own, own, self.body)
+    if self.own[client] is None:
+      return self.body
+    return np.where(self.is_shared, self.body, self.own[client])
 
   def round(self, cohort):
     starts = [self.model_of(k) for k in cohort]
@@ -73,20 +71,22 @@ class _Reference:
       toy_problems.descended_together(start, self.head, _CLIENTS[k], 2, 0.1)
       for k, start in zip(cohort, starts)
     ]
-    changes = [end - start for (end, _), start in zip(ends, starts)]
-    columns = [end for end, _ in ends] if self.analyses_weights else changes
+    columns = [
+      end if self.analyses_weights else end - start
+      for (end, _), start in zip(ends, starts)
+    ]
     last_partition = self.is_shared
     self.is_shared, num_factors = _is_shared(np.concatenate(columns))
     assert self.is_shared.sum() == 6 - _NUM_PERSONAL
     sizes = [_SIZES[k] for k in cohort]
-    before = self.body
-    self.body = before + np.where(
-      self.is_shared, np.average(changes, axis=0, weights=sizes), 0
+    bodies, heads = zip(*ends)
+    # Who trained keeps all of it; the server averages what is shared now.
+    self.body = np.where(
+      self.is_shared, np.average(bodies, axis=0, weights=sizes), self.body
     )
-    self.head = np.average([head for _, head in ends], axis=0, weights=sizes)
-    for k, change in zip(cohort, changes):
-      last = np.where(np.isfinite(self.own[k]), self.own[k], before)
-      self.own[k] = np.where(self.is_shared, self.own[k], last + change)
+    self.head = np.average(heads, axis=0, weights=sizes)
+    for k, body in zip(cohort, bodies):
+      self.own[k] = body
     return {
       'global_weights': {'body': self.body, 'head': self.head},
       'algorithm': {'is_shared': {'body': self.is_shared}},
@@ -210,30 +210,34 @@ def test_the_static_mode_is_fed_split_with_its_partition_bit_for_bit():
       np.testing.assert_array_equal(found, value)
 
 
-def test_moving_statistics_become_those_of_the_training():
-  model = toy_problems.classifier_from(toy_problems.dropout_and_normalization())
-  kept = personal_elements.PersonalElements(model, ['dense'])
-  weights = model.initial_weights
-  name = 'norm/moving_variance'
-
-  def with_variance(value):
-    return {**weights, name: np.full(4, value, np.float32)}
-
-  local = kept.initial_local
-  local['values'][name] = np.float32([0.1] * 4)
-  local['is_own']['dense'] = np.ones(4, bool)
-  # Elements that stay shared, turn personal, turn shared, stay personal.
-  update, new = kept.trained(
-    with_variance(1.0),
-    local,
-    with_variance(0.3),
-    {'dense': tf.constant([True, True, False, False])},
-    {'dense': tf.constant([True, False, True, False])},
+def test_of_kernels_alone_other_weights_stay_with_the_clients():
+  process = _process(
+    'fed_fac', layers='dense_2', threshold=0.4, divided='kernels'
   )
-  np.testing.assert_allclose(update[name], [0.7, 0, 0.7, 0], rtol=1e-6)
-  np.testing.assert_allclose(
-    new['values'][name], [0.1, 0.3, 0.1, 0.3], rtol=1e-6
-  )
+  state, states, _ = toy_problems.train(process, _DATA, 2)
+  initial = process.model.initial_weights
+  kernel, bias = 'dense_2/kernel', 'dense_2/bias'
+  is_shared = state.algorithm['is_shared']['dense_2']
+  np.testing.assert_array_equal(state.global_weights[bias], initial[bias])
+  for client, examples in zip(states, toy_problems.padded(_DATA)):
+    own = client.local['values']
+    assert np.any(own[bias] != initial[bias])
+    weights = process.personalize(state, client, examples).weights
+    np.testing.assert_array_equal(weights[bias], own[bias])
+    np.testing.assert_array_equal(
+      weights[kernel],
+      np.where(is_shared, state.global_weights[kernel], own[kernel]),
+    )
+
+
+def test_a_round_of_nobody_finds_no_static_partition():
+  process = _static()
+  nobody = toy_problems.padded([toy_problems.labeled_examples(0, 0)])
+  states = process.initialize_client_states([0])
+  state = process.next(process.initialize(), states, nobody).state
+  assert not state.algorithm['is_found']
+  state, _, _ = toy_problems.train(process, _DATA[:1])
+  assert state.algorithm['is_found']
 
 
 def test_a_round_of_nobody_finds_no_static_partition():
