@@ -170,6 +170,15 @@ BASELINES = (
   trials.Method(_FED_EM, 'fed_em'),
   trials.Method('FedRep', 'fed_rep'),
 )
+RANDOM_SPLITS = (
+  # As FedFac's partition is: found anew in each round.
+  trials.Method('random split', 'fed_fac', {'split': 'random'}),
+  trials.Method(
+    'random split, drawn once',
+    'fed_fac',
+    {'split': 'random', 'mode': 'static'},
+  ),
+)
 _FINE_TUNED = [method.fine_tuned for method in BASELINES if method.fine_tuned]
 
 

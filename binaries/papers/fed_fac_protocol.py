@@ -58,14 +58,15 @@ from binaries.papers.engine import claims, panels, paper, trials
 
 _FED_AVG, _FED_PER, _FED_REP = 'FedAvg', 'FedPer', 'FedRep'
 _UPDATES, _WEIGHTS = 'FedFac, updates', 'FedFac, weights'
-_RANDOM, _ALL_PERSONAL = 'random split', 'FedFac, all personal'
+_RANDOM_SPLITS = tuple(split.name for split in fed_fac.RANDOM_SPLITS)
+_ALL_PERSONAL = 'FedFac, all personal'
 _EVERY_METHOD = (
   _FED_AVG,
   _FED_PER,
   _FED_REP,
   _UPDATES,
   _WEIGHTS,
-  _RANDOM,
+  *_RANDOM_SPLITS,
   _ALL_PERSONAL,
 )
 _FORMS = (_UPDATES, _WEIGHTS, _ALL_PERSONAL)
@@ -167,7 +168,7 @@ EQUAL_CLIENTS_RESNET_FULL = dataclasses.replace(
 )
 EQUAL_CLIENTS_FAST = Sizes(**fed_fac.SMALL, partitions=_MOST_DIFFERENT)
 EQUAL_CLIENTS_RESNET_FAST = dataclasses.replace(
-  EQUAL_CLIENTS_FAST, **SMALL_RESNET, methods=(_UPDATES, _RANDOM)
+  EQUAL_CLIENTS_FAST, **SMALL_RESNET, methods=(_UPDATES, *_RANDOM_SPLITS)
 )
 PRETRAINED_FAST = PretrainedSizes(
   **fed_fac.SMALL,
@@ -208,7 +209,7 @@ def _compared(sizes: Sizes) -> Sequence[trials.Method]:
     trials.Method(_FED_REP, 'fed_rep'),
     trials.Method(_UPDATES, 'fed_fac'),
     trials.Method(_WEIGHTS, 'fed_fac', {'analysed': 'weights'}),
-    trials.Method(_RANDOM, 'fed_fac', {'split': 'random', 'mode': 'static'}),
+    *fed_fac.RANDOM_SPLITS,
     trials.Method(
       _ALL_PERSONAL,
       'fed_fac',
@@ -237,7 +238,7 @@ def equal_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     for worse in others:
       yield claims.difference(
         f'{partition}: {form}, is more accurate than {worse}',
-        'FedFac, table 8' if worse == _RANDOM else 'FedFac, table 2',
+        'FedFac, table 8' if worse in _RANDOM_SPLITS else 'FedFac, table 2',
         table.lead('accuracy', form, worse, partition=partition),
       )
     if form != _ALL_PERSONAL:
@@ -318,11 +319,11 @@ def pretrained_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     )
 
   for partition, form in itertools.product(sizes.partitions, _FORMS):
-    for worse in (_FED_PER, _FED_REP, _RANDOM):
+    for worse in (_FED_PER, _FED_REP, *_RANDOM_SPLITS):
       yield claims.difference(
         f'{partition}: from a pre-trained start {form}, is more accurate than '
         f'{worse}',
-        'FedFac, table 8' if worse == _RANDOM else 'FedFac, table 2',
+        'FedFac, table 8' if worse in _RANDOM_SPLITS else 'FedFac, table 2',
         table.lead(
           'accuracy', form, worse, partition=partition, start=_PRETRAINED
         ),
