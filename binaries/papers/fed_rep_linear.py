@@ -11,27 +11,28 @@ The ground truth is known (`linear.problem`).
   steps on the head instead of its minimum, from two starts; and what Theorem 1
   promises of FedRep (`linear.theorem`).
 
-The heads are the Q factor of a Gaussian matrix, scaled, as in the paper. The
-scale is lost in the copy that we have; ours is sqrt(n), with which the mean
-square of their lengths is k (Assumption 3 has each of length sqrt(k)). A new
-client's head has independent normal elements.
+The heads are normalized (Assumption 3): each has the length sqrt(k), those of
+new clients, too. Sizes are those of the authors' notebook where it has them.
+Figure 1: d = 20, k = 2, 100 clients with 5, 10 or 20 samples, 500 rounds.
+Figure 3: d = 10, k = 2, 10, 100 or 1000 clients with 5 samples, a tenth of them
+in each of 200 rounds, step sizes tuned for each method and number of clients.
+Figure 4: d = 20, new clients with 1 to 20 samples. Here step sizes are chosen
+by the geometric mean of the last distances with seeds that are not reported.
+Figures 1 and 4 have more numbers of samples, one step size for FedRep and a
+smaller one for FedSGD, whose gradients are noisy.
 
-Deviations from the paper: the dimensions and step sizes of its figures are
-unreadable in its text as we have it; here they are those of `Sizes`, one step
-size for all methods but FedSGD. Of figure 1 and of appendix A.1 we have neither
+Deviations from the paper: of figure 1 and of appendix A.1 we have neither
 picture nor caption, only what the text says of them. The start is random, but
-in figure 3: GD-GD needs a good one, which is the method of moments of FedRep's
-theory instead of projected gradient descent on another objective. There clients
-have few samples: with more, ten gradient steps find almost the exact head, and
-10GD-GD almost FedRep's rate.
+in figure 3 and for Theorem 1: GD-GD needs a good one, which is the method of
+moments of FedRep's theory instead of projected gradient descent on another
+objective.
 
 Theorem 1's bound (the formulas of the copy that we have are lost; FedDAR's
 Theorem A.4 has the same one) is for new samples in each round, and for enough
 of them, but for an unspecified constant. Here a client has the same few in all
-rounds. The step size is one that the theorem allows, up to 1 / 4, as all
-singular values of the heads / sqrt(n) are 1. The bound is for all clients in a
-round. With 10% of them it is about the worst cohort that can be drawn, whose
-heads have almost one direction, and promises next to nothing.
+rounds. The bound is for all clients in a round, with the largest step size that
+the theorem allows. With 10% of them it is about the worst cohort that can be
+drawn, whose heads have almost one direction, and promises next to nothing.
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
@@ -49,18 +50,28 @@ import numpy as np
 
 from binaries.papers.engine import claims, panels, paper, trials
 from binaries.papers.linear import methods, model, problem, simulation, theorem
+from tff_pfl import errors as errors_lib
 
 _FIGURE_1, _FIGURE_3, _FIGURE_4 = (f'FedRep, figure {i}' for i in (1, 3, 4))
 _THEOREM_1, _A_1 = 'FedRep, Theorem 1', 'FedRep, appendix A.1'
 _FED_REP, _FED_SGD, _LOCAL = 'FedRep', 'FedSGD', 'Local only'
 _GD_GD, _10GD_GD = 'GD-GD', '10GD-GD'
 _FED_REP_NOISE = 'FedRep, noisy labels'
+_FED_REP_ALL = 'FedRep, all clients in a round'
 _RANDOM_START = '{}, random start'.format
+# Of figure 3, by name; of the learning rate.
+_BY_STEPS = {
+  _FED_REP: methods.fed_rep,
+  _GD_GD: methods.gd_gd,
+  _10GD_GD: functools.partial(methods.gd_gd, num_head_steps=10),
+}
 # The errors of an accurate model and of one that is of no use, in mean
 # variances of the labels.
 _ACCURATE, _USELESS = 0.01, 0.1
 # Rates that differ by a smaller share are alike.
 _ALIKE = 0.1
+# A distance to which gradient steps on heads come from any start.
+_ROUGH = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +84,7 @@ class Sizes:
     rank: Columns of the representation (k).
     samples_per_client: Samples, the same in each round (m).
     noise_std: Standard deviation of the labels' noise, where there is any.
-    learning_rate: Learning rate of all methods but FedSGD, for representation
-      and head.
+    learning_rate: Learning rate of FedRep.
     num_seeds: Ground truths.
     sample_counts: Numbers of samples of a new client; of figure 1 those of the
       training clients, instead of `samples_per_client`.
@@ -104,40 +114,43 @@ class ConvergenceSizes(Sizes):
   """Sizes of `fedrep_linear_convergence`.
 
   Attributes:
-    participation: The fraction of the clients in a round, where it is not all.
+    participation: The fraction of the clients in a round.
+    learning_rates: Learning rates, for representation and head, of which each
+      method has the best one with each number of clients.
   """
 
+  nums_clients: Sequence[int] = (10, 100, 1000)
+  dimension: int = 10
+  num_rounds: int = 200
   participation: float = 0.1
-
-  @property
-  def fed_rep_partial(self) -> str:
-    """The name of FedRep with few clients in a round."""
-    return f'FedRep, {self.participation:.0%} of clients'
+  learning_rates: Sequence[float] = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 SAMPLES_FULL = Sizes(
-  nums_clients=(100,), sample_counts=(5, 10, 15, 20, 25, 30, 40)
+  nums_clients=(100,),
+  num_rounds=500,
+  sample_counts=(5, 10, 15, 20, 25, 30, 40),
 )
 SAMPLES_FAST = dataclasses.replace(
   SAMPLES_FULL, sample_counts=(10, 30), num_rounds=200, num_seeds=1
 )
 NEW_CLIENT_FULL = Sizes(
   nums_clients=(100,),
-  dimension=50,
   samples_per_client=20,
-  num_rounds=300,
-  sample_counts=(1, 2, 3, 4, 6, 10, 20, 30, 40, 48, 50, 52, 60, 80),
+  num_rounds=500,
+  sample_counts=(1, 2, 3, 4, 5, 6, 8, 10, 15, 18, 20, 22, 25, 30),
 )
 NEW_CLIENT_FAST = dataclasses.replace(
   NEW_CLIENT_FULL,
-  dimension=20,
   sample_counts=(1, 2, 4, 10, 19, 20, 22, 30),
   num_rounds=150,
   num_seeds=1,
   fed_sgd_num_rounds=150,
 )
-CONVERGENCE_FULL = ConvergenceSizes(nums_clients=(50, 100, 200, 400))
-CONVERGENCE_FAST = ConvergenceSizes(nums_clients=(50, 200), num_seeds=1)
+CONVERGENCE_FULL = ConvergenceSizes()
+CONVERGENCE_FAST = ConvergenceSizes(
+  nums_clients=(10, 100), learning_rates=(0.2, 0.4), num_seeds=1
+)
 
 
 def _problem(sizes, seed, *, num_clients=None, noise_std=None):
@@ -148,6 +161,7 @@ def _problem(sizes, seed, *, num_clients=None, noise_std=None):
     sizes.rank,
     samples_per_client=sizes.samples_per_client,
     noise_std=sizes.noise_std if noise_std is None else noise_std,
+    head_distribution='normalized',
     seed=seed,
   )
 
@@ -301,41 +315,82 @@ def new_client_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   )
 
 
+def _run(sizes, method, seed, *, all_clients=False, random_start=False, **of):
+  """The ground truth, and the history of a method's rounds."""
+  truth = _problem(sizes, seed, **of)
+  if random_start:
+    initial = _random_start(sizes, seed)
+  else:
+    initial = model.with_zero_head(model.method_of_moments(truth))
+  return truth, simulation.run(
+    method,
+    truth,
+    sizes.num_rounds,
+    initial=initial,
+    seed=seed,
+    participation=1.0 if all_clients else sizes.participation,
+  )
+
+
+def _best_rate(sizes, build, seeds, **of):
+  """The learning rate with the least geometric mean of the last distances."""
+
+  def last(rate, seed):
+    try:
+      return _run(sizes, build(rate), seed, **of)[1].distance[-1]
+    except errors_lib.RunError:
+      return 1.0
+
+  return min(
+    sizes.learning_rates,
+    key=lambda rate: sum(np.log(last(rate, seed)) for seed in seeds),
+  )
+
+
 def measure_convergence(context: trials.Context) -> paper.Rows:
   """The distance by round, and the rate at which it fell in each run."""
   sizes = context.sizes
-  rate = sizes.learning_rate
-  random_start = _RANDOM_START(_FED_REP), _RANDOM_START(_GD_GD)
+  # None of those that are reported.
+  other_seeds = [seed + len(context.seeds) for seed in context.seeds]
+  best = {
+    (name, num_clients): _best_rate(
+      sizes, build, other_seeds, num_clients=num_clients, noise_std=0.0
+    )
+    for name, build in _BY_STEPS.items()
+    for num_clients in sizes.nums_clients
+  }
   compared = {
-    _FED_REP: methods.fed_rep(rate),
-    _GD_GD: methods.gd_gd(rate),
-    _10GD_GD: methods.gd_gd(rate, num_head_steps=10),
-    _FED_REP_NOISE: methods.fed_rep(rate),
-    sizes.fed_rep_partial: methods.fed_rep(rate),
-    random_start[0]: methods.fed_rep(rate),
-    random_start[1]: methods.gd_gd(rate),
+    **{name: (name, {}) for name in _BY_STEPS},
+    _FED_REP_NOISE: (_FED_REP, {'noise_std': sizes.noise_std}),
+    **{
+      _RANDOM_START(name): (name, {'random_start': True})
+      for name in (_FED_REP, _GD_GD)
+    },
   }
   for num_clients, name, seed in context.each(sizes.nums_clients, compared):
-    noise_std = sizes.noise_std if name == _FED_REP_NOISE else 0.0
-    truth = _problem(sizes, seed, num_clients=num_clients, noise_std=noise_std)
-    if name in random_start:
-      initial = _random_start(sizes, seed)
-    else:
-      initial = model.with_zero_head(model.method_of_moments(truth))
-    is_partial = name == sizes.fed_rep_partial
-    history = simulation.run(
-      compared[name],
-      truth,
-      sizes.num_rounds,
-      initial=initial,
-      seed=seed,
-      participation=sizes.participation if is_partial else 1.0,
+    of, changes = compared[name]
+    rate = best[of, num_clients]
+    _, history = _run(
+      sizes,
+      _BY_STEPS[of](rate),
+      seed,
+      **{'num_clients': num_clients, 'noise_std': 0.0, **changes},
     )
     columns = {'num_clients': num_clients, 'seed': seed, 'method': name}
-    if name == _FED_REP:
-      yield from theorem.rows(history, truth.heads, rate, columns)
-    else:
-      yield from simulation.rows(history, columns)
+    *rows, last = simulation.rows(history, columns)
+    yield from rows
+    rounds = simulation.rounds_to(history.distance, _ROUGH)
+    yield {**last, 'rounds_to_rough': rounds, 'learning_rate': rate}
+  for num_clients, seed in context.each(sizes.nums_clients):
+    of = {'num_clients': num_clients, 'noise_std': 0.0}
+    rate = theorem.largest_learning_rate(_problem(sizes, seed, **of).heads)
+    truth, history = _run(
+      sizes, methods.fed_rep(rate), seed, all_clients=True, **of
+    )
+    columns = {'num_clients': num_clients, 'seed': seed}
+    yield from theorem.rows(
+      history, truth.heads, rate, {**columns, 'method': _FED_REP_ALL}
+    )
 
 
 def convergence_claims(
@@ -353,67 +408,56 @@ def convergence_claims(
     yield from theorem.make_claims(
       f'{num_clients} clients',
       table.where(num_clients=num_clients),
-      _FED_REP,
-      f'{_FIGURE_3}, Theorem 1',
+      _FED_REP_ALL,
+      _THEOREM_1,
     )
-    yield claims.measured(
-      f'{num_clients} clients: it converges with {sizes.participation:.0%} of '
-      'them in a round: its largest last distance',
-      f'{_THEOREM_1}, Algorithm 2',
-      last.values(
-        'distance', num_clients=num_clients, method=sizes.fed_rep_partial
-      ),
-      below=simulation.CLOSE,
-    )
-  rates = of_last('rate', _FED_REP)
+  # What comes nowhere near counts as all rounds.
+  exact = of_last('rounds_to_near', _FED_REP)
   yield from claims.each(
-    '{0[1]} clients make FedRep faster than {0[0]}: the difference of its '
-    'rates',
+    f'FedRep needs fewer rounds to a distance of {simulation.NEAR:g} with '
+    '{0[1]} clients than with {0[0]}: the difference',
     _FIGURE_3,
     zip(nums_clients, nums_clients[1:]),
-    np.diff(rates, axis=1),
+    -np.diff(exact, axis=1),
   )
-  # GD-GD does not come as close. What comes nowhere near counts as all rounds.
-  for other, column, distance in (
-    (_GD_GD, 'rounds_to_near', simulation.NEAR),
-    (_10GD_GD, 'rounds_to_close', simulation.CLOSE),
-  ):
-    exact, steps = of_last(column, _FED_REP), of_last(column, other)
+  for other in (_GD_GD, _10GD_GD):
+    steps = of_last('rounds_to_near', other)
     yield from claims.each(
-      f'FedRep needs fewer rounds to a distance of {distance:g} than {other} '
-      'with {} clients: the difference',
+      f'FedRep needs fewer rounds to a distance of {simulation.NEAR:g} than '
+      f'{other} with {{}} clients: the difference',
       _FIGURE_3,
       nums_clients,
       steps - exact,
     )
     yield claims.difference(
       f'{other} gains less from more clients than FedRep: the difference of '
-      f'the factors by which the rounds to {distance:g} fall',
+      f'the factors by which the rounds to {simulation.NEAR:g} fall',
       f'{_FIGURE_3}, section 5.1',
       exact[:, 0] / exact[:, -1] - steps[:, 0] / steps[:, -1],
     )
   # FedRep does not need a warm start.
+  rates = of_last('rate', _FED_REP)
   share = np.abs(of_last('rate', _RANDOM_START(_FED_REP)) / rates - 1)
   fed_rep_loses, gd_gd_loses = (
-    of_last('rounds_to_near', _RANDOM_START(method))
-    - of_last('rounds_to_near', method)
+    of_last('rounds_to_rough', _RANDOM_START(method))
+    - of_last('rounds_to_rough', method)
     for method in (_FED_REP, _GD_GD)
   )
-  for index, num_clients in enumerate(nums_clients):
-    yield claims.difference(
-      f'{num_clients} clients: FedRep converges alike from a random start: by '
-      'which share its rate differs',
-      _A_1,
-      share[:, index],
-      below=_ALIKE,
-    )
-    yield claims.difference(
-      f'{num_clients} clients: GD-GD is more sensitive to its start: by how '
-      f'many rounds to {simulation.NEAR:g} more than FedRep a random one sets '
-      'it back',
-      _A_1,
-      (gd_gd_loses - fed_rep_loses)[:, index],
-    )
+  yield from claims.each(
+    '{} clients: FedRep converges alike from a random start: by which share '
+    'its rate differs',
+    _A_1,
+    nums_clients,
+    share,
+    below=_ALIKE,
+  )
+  yield from claims.each(
+    '{} clients: GD-GD is more sensitive to its start: by how many rounds to '
+    f'{_ROUGH:g} more than FedRep a random one sets it back',
+    _A_1,
+    nums_clients,
+    gd_gd_loses - fed_rep_loses,
+  )
 
 
 _curves = functools.partial(

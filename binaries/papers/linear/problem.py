@@ -73,10 +73,12 @@ class LinearProblem:
       clients with domains do not have.
     noise_std: Standard deviation of the labels' noise. The population's
       gradients do not depend on it; the samples of a new client do.
-    head_distribution: 'orthonormal': the heads are the rows of the Q factor of
-      a Gaussian matrix, times the square root of their number, at least k
-      (FedRep, FedDAR); 'gaussian': independent normal elements (FedAvg). The
-      mean square of a head's length is k with both.
+    head_distribution: 'normalized': independent normal elements, scaled so
+      that each head has the length sqrt(k) (FedRep, Assumption 3);
+      'orthonormal': the rows of the Q factor of a Gaussian matrix, times the
+      square root of their number, at least k (FedDAR); 'gaussian': independent
+      normal elements (FedAvg). The mean square of a head's length is k with
+      all.
     num_domains: M; None where clients have the heads.
     concentration: alpha, positive. The smaller, the more of a client's samples
       are of one domain; for large ones all mixtures are the prior.
@@ -106,8 +108,8 @@ class LinearProblem:
   def heads(self) -> np.ndarray:
     """The clients' w*_i, float64 `[n, k]`, or the domains' w*_z, `[M, k]`."""
     num_heads, rng = self.num_domains or self.num_clients, self._rng(_HEADS)
-    if self.head_distribution == 'gaussian':
-      return rng.standard_normal((num_heads, self.rank))
+    if self.head_distribution != 'orthonormal':
+      return self._independent_heads(num_heads, rng)
     return np.sqrt(num_heads) * random_orthonormal(num_heads, self.rank, rng)
 
   @property
@@ -158,13 +160,14 @@ class LinearProblem:
   ) -> tuple[Samples, np.ndarray]:
     """Clients that did not train, with the same representation.
 
-    Their heads have independent normal elements, to whose distribution that of
+    Their heads are normalized if those of training clients are; otherwise they
+    have independent normal elements, to whose distribution that of
     'orthonormal' heads tends for many. Fewer samples are the first of more.
 
     Returns:
       Their noisy samples, and the ground truths B* w*, `[num_clients, d]`.
     """
-    heads = self._rng(_NEW_HEADS).standard_normal((num_clients, self.rank))
+    heads = self._independent_heads(num_clients, self._rng(_NEW_HEADS))
     targets = heads @ self.representation.T
     # One sample of all clients after the other.
     shape = (num_samples, num_clients)
@@ -172,6 +175,13 @@ class LinearProblem:
     noise = self._rng(_NEW_NOISE).standard_normal(shape)
     y = np.einsum('mnd,nd->mn', x, targets) + self.noise_std * noise
     return Samples(x.swapaxes(0, 1), y.T), targets
+
+  def _independent_heads(self, number, rng):
+    heads = rng.standard_normal((number, self.rank))
+    if self.head_distribution == 'normalized':
+      lengths = np.linalg.norm(heads, axis=1, keepdims=True)
+      heads *= np.sqrt(self.rank) / lengths
+    return heads
 
   def _rng(self, stream):
     return np.random.default_rng([self.seed, stream])

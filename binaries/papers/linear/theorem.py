@@ -32,6 +32,11 @@ curves = functools.partial(
 )
 
 
+def largest_learning_rate(heads: np.ndarray) -> float:
+  """The largest eta that the theorem is for, 1 / (4 S^2); see `rate`."""
+  return len(heads) / (4 * np.linalg.norm(heads, 2) ** 2)
+
+
 def rate(start: float, heads: np.ndarray, learning_rate: float) -> float:
   """Minus the logarithm of the factor by which the distance falls in a round.
 
