@@ -253,8 +253,7 @@ def test_client_state_is_the_work_of_its_own_client(name):
   process = _process(name)
   together = _round(process, (0, 1)).client_states
   with_another = _round(process, (0, 2)).client_states
-  # What is personal, and heads that are mixed, follow from the whole cohort.
-  if name not in ('fed_fac', 'fed_pac'):
+  if name != 'fed_pac':  # Of which heads are mixed of those of the cohort.
     toy_problems.assert_same(together[0], with_another[0])
   assert [s.client_index for s in together] == [0, 1]
   assert [s.num_rounds for s in together] == [1, 1]
