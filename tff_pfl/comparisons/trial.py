@@ -195,7 +195,7 @@ def _scores(trial, model, process, trained, new, runtime, directory):
       ).rows
 
     def new_clients_by_ensemble():
-      """Their scores by the mean prediction of the trained clients' models."""
+      """Their scores by the mean prediction of the last cohort's models."""
       if new is None or not process.has_local_weights:
         return []
       try:
@@ -206,6 +206,7 @@ def _scores(trial, model, process, trained, new, runtime, directory):
           client_states(process),
           trained,
           new,
+          trial.config.sampler().sample(trial.config.num_rounds),
         )
       except ensemble.NoModelsError as error:
         # All clients diverged, which the other scores tell.

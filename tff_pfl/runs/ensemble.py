@@ -1,11 +1,12 @@
 """New clients served by the personal models of those who were trained.
 
 A client that took no part in training, and trains nothing now, gets the mean
-prediction of all known clients' personal models: of the classes' probabilities
-for classifiers, otherwise of the outputs. Every known client counts alike.
+prediction of known clients' personal models: of the classes' probabilities for
+classifiers, otherwise of the outputs. Every one of them counts alike.
 
-In federated terms the new client's inputs are broadcast, every known client
-predicts, and the predictions are summed.
+In federated terms the new client's inputs are broadcast, these clients predict,
+and the predictions are summed. The paper has all existing clients, its authors'
+code those of the last round.
 
 Sources: FedSplit (Wang, Tang, Li: Factor-Assisted Federated Learning for
 Personalized Optimization with Heterogeneous Data, arXiv:2312.04281, section
@@ -16,7 +17,7 @@ section 2.2) does the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -40,14 +41,16 @@ def evaluate_clients(
   states_of: Callable[[Sequence[int]], list],
   known: datasets.FederatedDataset,
   new: datasets.FederatedDataset,
+  members: Optional[Sequence[int]] = None,
 ) -> list:
-  """Scores new clients by the mean prediction of all known ones.
+  """Scores new clients by the mean prediction of known ones.
 
   Args:
     states_of: Function from known clients' indices to their states.
     known: The clients of the training; those that never took part, or whose
       model is not finite, have no say.
     new: The new clients; all with test examples are scored.
+    members: Indices of the known clients that predict; None for all.
 
   Returns:
     A dict for each: `client`, `num_test_examples`, `num_models` (whose
@@ -61,8 +64,10 @@ def evaluate_clients(
   tests = [new.test(client_id) for client_id in ids]
   if not tests:
     return []
+  if members is None:
+    members = range(known.num_clients)
   total, num_models = _sum_of_predictions(
-    process, runtime, server_state, states_of, known, tests
+    process, runtime, server_state, states_of, known, members, tests
   )
   if not num_models:
     raise NoModelsError(
@@ -87,9 +92,9 @@ def evaluate_clients(
 
 
 def _sum_of_predictions(
-  process, runtime, server_state, states_of, known, tests
+  process, runtime, server_state, states_of, known, indices, tests
 ):
-  """The sum of all known clients' predictions, and the number of them."""
+  """The sum of known clients' predictions, and the number of them."""
   model, domain = process.model, None
   x = tf.nest.map_structure(
     lambda *parts: np.concatenate(parts), *(test.x for test in tests)
@@ -100,23 +105,22 @@ def _sum_of_predictions(
   personal_models = _personal_models(process)
   (train,) = runtime.share(client_examples.ClientExamples(known.train))
   total, num_models = 0.0, 0
-  indices = range(known.num_clients)
   for first in range(0, len(indices), runtime.clients_per_call):
     chunk = indices[first : first + runtime.clients_per_call]
-    members = [
+    present = [
       (state, known.client_ids[index])
       for index, state in zip(chunk, states_of(chunk))
       if state.num_rounds
     ]
-    if not members:
+    if not present:
       continue
     personal = runtime.run(
       personal_models,
       server_state,
-      [state for state, _ in members],
+      [state for state, _ in present],
       [
         personalized_evaluation.training_examples(process, state, train, name)
-        for state, name in members
+        for state, name in present
       ],
     )
     for weights in (one.weights for one in personal):
