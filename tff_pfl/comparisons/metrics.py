@@ -160,9 +160,9 @@ def _new_client_metrics(primary):
     primary,
     f'new_client_ensemble_{name}',
     'new clients, by ensemble',
-    f'Mean {title} over new clients of the mean prediction of all trained '
-    "clients' models, with nothing trained on the new clients; none for "
-    'methods whose clients have no weights of their own.',
+    f'Mean {title} over new clients of the mean prediction of the models of '
+    "the last round's clients, with nothing trained on the new clients; none "
+    'for methods whose clients have no weights of their own.',
   )
 
 
