@@ -28,6 +28,7 @@ _KEPT = (
   'setup',
   'seconds',
   'versions',
+  'commit',
   'claims',
 )
 _END = '<!-- end of claims -->'
@@ -81,7 +82,7 @@ def update(
     name = summary['experiment']
     summary_lib.write_json(
       os.path.join(docs_dir, _RECORDS, f'{name}.json'),
-      {key: summary[key] for key in _KEPT},
+      {key: summary.get(key) for key in _KEPT},
     )
     if f'({name}.png)' in shown:
       shutil.copyfile(
@@ -130,8 +131,14 @@ def _claims(name, records, experiments):
   if name not in records:
     return marker
   record = records[name]
+  conditions = f'{record["claims"][0]["num_seeds"]} seeds'
+  decided = claims.decided_by_holm(record['claims'])
+  if decided is not None:
+    conditions += (
+      f"; {decided} comparisons are decided with Holm's correction, too"
+    )
   lines = [
-    f'**{_count(record)}** ({record["claims"][0]["num_seeds"]} seeds):'
+    f'**{_count(record)}** ({conditions}):'
     f' `{_command(name, record, experiments[name])}`',
     '',
     '| claim | measured | wanted | |',

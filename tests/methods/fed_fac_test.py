@@ -7,6 +7,7 @@ import pytest
 
 from tests.methods import toy_problems
 from tff_pfl.methods import fed_fac, registry
+from tff_pfl.methods.shared import found_partition
 from tff_pfl.models import zoo
 
 _RNG = np.random.default_rng(5)
@@ -228,16 +229,6 @@ def test_of_kernels_alone_other_weights_stay_with_the_clients():
       weights[kernel],
       np.where(is_shared, state.global_weights[kernel], own[kernel]),
     )
-
-
-def test_a_round_of_nobody_finds_no_static_partition():
-  process = _static()
-  nobody = toy_problems.padded([toy_problems.labeled_examples(0, 0)])
-  states = process.initialize_client_states([0])
-  state = process.next(process.initialize(), states, nobody).state
-  assert not state.algorithm['is_found']
-  state, _, _ = toy_problems.train(process, _DATA[:1])
-  assert state.algorithm['is_found']
 
 
 def test_a_round_of_nobody_finds_no_static_partition():

@@ -1,8 +1,11 @@
+import json
 import math
 
 import pytest
+from scipy import stats
 
 from binaries.papers.engine import claims
+from tff_pfl.runs import summary
 
 
 def _difference(values, **bound):
@@ -84,3 +87,32 @@ def test_claims_are_counted_and_listed():
     'fails',
     'undecided',
   ]
+
+
+def test_a_verdict_follows_from_the_numbers_by_seed():
+  for claim in (
+    _difference([0.2, 0.3, 0.1, 0.4, 0.2], above=0.1),
+    _difference([0.2, 0.3, 0.1, 0.4, math.nan], above=0.1),
+    claims.measured('All are', 'F', [[1.0, 3.0], [0.5, 2.0]], above=0.6),
+    claims.measured('All are', 'F', [[1.0, 3.0], [0.7, 2.0]], above=0.6),
+  ):
+    stored = json.loads(summary.json_text(claim._asdict()))
+    assert claims.recomputed(stored) == claim.verdict
+
+
+def test_comparisons_are_decided_by_holms_method():
+  p_values = [0.2, 0.012, None, 0.001, 0.02, 0.03]
+  # Limits: 0.05 / 5, 0.05 / 4, 0.05 / 3, ..., at the first of which that is
+  # exceeded it ends: 0.02 > 0.0167.
+  table = [{'p_value': p} for p in p_values]
+  assert claims.decided_by_holm(table) == 2
+  assert claims.decided_by_holm([{'p_value': 1e-9}] * 3) == 3
+  assert claims.decided_by_holm([{'p_value': None}]) is None
+
+
+def test_p_values_are_those_of_the_t_test():
+  values = [0.2, 0.3, 0.1, 0.4, 0.2]
+  expected = stats.ttest_1samp(values, 0.1).pvalue
+  assert _difference(values, above=0.1).p_value == pytest.approx(expected)
+  assert _difference([2.0] * 5, above=1).p_value == 0
+  assert _difference([1.0] * 5, above=1).p_value == 1

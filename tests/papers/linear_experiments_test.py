@@ -53,26 +53,36 @@ def test_samples_needed_are_those_from_which_on_errors_are_small():
   )
 
 
-def test_convergence_has_the_bound_and_a_run_of_small_cohorts():
+def test_convergence_has_the_bound_and_the_best_of_the_rates():
   sizes = dataclasses.replace(
-    fed_rep_linear.CONVERGENCE_FAST, nums_clients=(40,), num_rounds=20
+    fed_rep_linear.CONVERGENCE_FAST,
+    nums_clients=(40,),
+    num_rounds=20,
+    learning_rates=(1e-6, 0.3, 1e6),
   )
   table = tables.Table(
     fed_rep_linear.measure_convergence(untrained.context(sizes))
   )
   assert table.distinct('round') == [0, 10, 20]
-  (distances,), (bounds,), (others,) = (
+  (of_all,), (bounds,), (of_few,) = (
     table.curve('distance', 'round', method=method)
-    for method in ('FedRep', "theorem's bound", 'FedRep, 10% of clients')
+    for method in (
+      'FedRep, all clients in a round',
+      "theorem's bound",
+      'FedRep',
+    )
   )
-  # The heads' singular values are all 1.
-  factor = 1 - 0.2 * (1 - distances[0] ** 2) / 2
-  np.testing.assert_allclose(
-    bounds, distances[0] * factor ** np.array([0, 5, 10])
-  )
+  heads = fed_rep_linear._problem(sizes, 0, num_clients=40).heads
+  largest, smallest = np.linalg.svd(heads / np.sqrt(40), compute_uv=False)
+  share = (smallest / largest) ** 2 / 4
+  factor = 1 - share * (1 - of_all[0] ** 2) / 2
+  np.testing.assert_allclose(bounds, of_all[0] * factor ** np.array([0, 5, 10]))
   # The cohorts are others than all clients.
-  assert others[0] == distances[0]
-  assert others[2] != distances[2]
+  assert of_few[0] == of_all[0]
+  assert of_few[2] != of_all[2]
+  # The largest rate diverges.
+  rates = table.where(round=20).distinct('learning_rate')
+  assert [rate for rate in rates if not np.isnan(rate)] == [0.3]
 
 
 def test_rows_are_of_records_and_the_last_has_the_error(monkeypatch):

@@ -6,6 +6,10 @@ clients, initial weights and cohorts, which the methods share, so differences
 are taken seed by seed. The claim holds if the interval lies on the right side
 of the bound, fails if it lies on the wrong side, and is undecided if it has the
 bound within, or if there are fewer than `MIN_SEEDS` seeds.
+
+Each interval is for itself: of many true claims on one table some fail by
+chance. `decided_by_holm` counts the comparisons that stay decided when the
+table's error is held at 5%.
 """
 
 from __future__ import annotations
@@ -40,6 +44,10 @@ class Claim(NamedTuple):
     threshold: Bound that it was compared with, such as '> 0.98'.
     num_seeds: Seeds that it was measured with.
     verdict: `HOLDS`, `FAILS` or `UNDECIDED`.
+    decided_by: The 'mean' over seeds, or the 'worst' of all runs.
+    values: The number of each seed, the worst of its runs.
+    p_value: Two-sided p-value of the t-test of the mean against the bound; None
+      where there is no interval.
   """
 
   statement: str
@@ -50,6 +58,9 @@ class Claim(NamedTuple):
   threshold: str
   num_seeds: int
   verdict: str
+  decided_by: str
+  values: Sequence[float]
+  p_value: Optional[float] = None
 
 
 def measured(
@@ -69,13 +80,22 @@ def measured(
     below: Upper bound of all values; None if `above` is given.
   """
   values = np.asarray(values, float)
-  worst = float(np.min(values) if below is None else np.max(values))
+  worst_of = np.min if below is None else np.max
+  by_seed = worst_of(values.reshape(len(values), -1), axis=1)
+  worst = float(worst_of(by_seed))
   # NaN is on neither side.
   holds = worst > above if below is None else worst < below
-  verdict = HOLDS if holds else FAILS
-  bound = _threshold(above, below)
   return Claim(
-    statement, source, worst, None, None, bound, len(values), verdict
+    statement,
+    source,
+    measured=worst,
+    low=None,
+    high=None,
+    threshold=_threshold(above, below),
+    num_seeds=len(values),
+    verdict=HOLDS if holds else FAILS,
+    decided_by='worst',
+    values=by_seed.tolist(),
   )
 
 
@@ -96,23 +116,68 @@ def difference(
     below: Upper bound of the mean; if given, `above` is ignored.
   """
   values = np.asarray(values, float)
-  mean, low, high = float(values.mean()), None, None
+  mean, low, high, p_value = float(values.mean()), None, None, None
   verdict = UNDECIDED
   if not np.isfinite(values).all():
     # A method that diverged with a seed does not bear out anything.
     verdict = FAILS
   elif len(values) >= MIN_SEEDS:
-    half = stats.t.ppf((1 + _CONFIDENCE) / 2, len(values) - 1) * stats.sem(
-      values
-    )
-    low, high = mean - half, mean + half
     bound = above if below is None else below
+    error, freedom = stats.sem(values), len(values) - 1
+    half = stats.t.ppf((1 + _CONFIDENCE) / 2, freedom) * error
+    low, high = mean - half, mean + half
+    # With the same value for all seeds there is no error.
+    distance = abs(mean - bound)
+    p_value = 2 * stats.t.sf(distance / error, freedom) if error else 0.0
+    if distance == 0:
+      p_value = 1.0
     if not low <= bound <= high:
       verdict = HOLDS if (low > bound) == (below is None) else FAILS
-  threshold = _threshold(above, below)
   return Claim(
-    statement, source, mean, low, high, threshold, len(values), verdict
+    statement,
+    source,
+    measured=mean,
+    low=low,
+    high=high,
+    threshold=_threshold(above, below),
+    num_seeds=len(values),
+    verdict=verdict,
+    decided_by='mean',
+    values=values.tolist(),
+    p_value=None if p_value is None else float(p_value),
   )
+
+
+def recomputed(claim: Mapping[str, Any]) -> str:
+  """The verdict on a claim, from the numbers by seed that it was decided by.
+
+  Args:
+    claim: Fields of a `Claim`, as JSON types, with None for NaN.
+  """
+  side, bound = claim['threshold'].split()
+  decide = difference if claim['decided_by'] == 'mean' else measured
+  limits = {'above' if side == '>' else 'below': float(bound)}
+  return decide('', '', np.array(claim['values'], float), **limits).verdict
+
+
+def decided_by_holm(claims: Iterable[Mapping[str, Any]]) -> Optional[int]:
+  """The number of comparisons that stay decided by Holm's method.
+
+  Args:
+    claims: The fields of all claims of a table. Those without a p-value are not
+      comparisons.
+
+  Returns:
+    How many of the smallest p-values are, each, at most 5% divided by the
+    number of those that are not smaller; None if there is no comparison.
+  """
+  p_values = sorted(
+    claim['p_value'] for claim in claims if claim.get('p_value') is not None
+  )
+  if not p_values:
+    return None
+  limits = (1 - _CONFIDENCE) / np.arange(len(p_values), 0, -1)
+  return int(np.argmin([*(p_values <= limits), False]))
 
 
 def each(

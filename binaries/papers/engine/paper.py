@@ -21,6 +21,7 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -141,8 +142,8 @@ def run(
     The content of `summary.json`: `experiment`, `summary`, `paper`, `claims`
     (the fields of `claims.Claim`), `result` ('3 of 5 claims hold, …'), `setup`,
     `fast`, `dataset`, `seed`, `num_seeds`, `sizes`, `runtime`, `seconds` (that
-    the measurement took, also before an interruption, but not before a SIGKILL)
-    and `versions`.
+    the measurement took, also before an interruption, but not before a
+    SIGKILL), `versions` and `commit`, of the source.
 
   Raises:
     ValueError: If the experiment does not take the data set or sizes.
@@ -306,9 +307,24 @@ def _measure(experiment, settings, sizes):
       'seconds': kept['seconds'],
       'runtime': settings.runtime,
       'versions': machine.versions(),
+      'commit': _commit(),
       'columns': tables.Table(rows).frame.to_dict('list'),
     },
   )
+
+
+def _commit():
+  """The commit of the source, '-dirty' if it was changed; None without git."""
+  try:
+    return subprocess.run(
+      ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*'],
+      cwd=os.path.dirname(__file__),
+      capture_output=True,
+      text=True,
+      check=True,
+    ).stdout.strip()
+  except (OSError, subprocess.CalledProcessError):
+    return None
 
 
 def _conclude(experiment, settings, sizes):

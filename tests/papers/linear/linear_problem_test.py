@@ -39,6 +39,17 @@ def test_gaussian_heads_have_unit_variance():
   assert np.linalg.norm(problem.heads, axis=1).std() > 0.3
 
 
+def test_normalized_heads_have_the_same_length():
+  problem = problem_lib.LinearProblem(
+    50, 5, 3, head_distribution='normalized', seed=1
+  )
+  _, targets = problem.new_clients(40, 2)
+  for vectors in (problem.heads, targets):
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), np.sqrt(3))
+  # In all directions.
+  np.testing.assert_allclose(np.cov(problem.heads.T), np.eye(3), atol=0.5)
+
+
 def test_population_design_has_the_population_loss_and_its_gradients():
   problem = _make()
   samples = problem.samples()
