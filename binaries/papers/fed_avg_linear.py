@@ -13,11 +13,11 @@ with D-GD, which is the same with one.
 * `fedavg_linear_new_client` (figure 3 right): what a new client's error is
   after fine-tuning the model on few samples.
 
-The first experiment has a step size alpha of 0.4, the second one of 0.05, as the
-steps of new clients are of the same order, and large ones diverge. (The steps on
-the head are as large with any alpha, as B^T B is about I / alpha.) The rounds
-that training needs grow as 1 / alpha^2. After the 8,000 here FedAvg is at
-distances of 4e-3 or less.
+The first experiment has a step size alpha of 0.4, the second one of 0.05, as
+new clients diverge from a model of larger steps. (The steps on the head are as
+large with any alpha, as B^T B is about I / alpha.) The rounds that training
+needs grow as 1 / alpha^2. After the 8,000 here FedAvg is at distances of 4e-3
+or less.
 
 Deviations from the paper: its text says neither the step size nor the start of
 the experiment; models start as Theorem 1 asks, with I - alpha B^T B = 0 and a
