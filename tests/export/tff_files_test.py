@@ -5,12 +5,15 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tff_pfl import errors
 from tff_pfl.export import tff_files
 from tff_pfl.methods import registry
+from tff_pfl.models import zoo
+from tff_pfl.runtime import graph_defs
 
 pytestmark = pytest.mark.usefixtures('runtime')
 
@@ -65,12 +68,70 @@ def test_a_loaded_process_goes_on_as_the_saved_one(saved):
     assert (directory / name / f'{form}.pb').is_file()
 
 
+def _nodes(computation):
+  """The nodes of all graphs of a computation, and the functions."""
+  found = []
+
+  def collect(block):
+    if isinstance(block, tff.framework.CompiledComputation):
+      graph_def = tf.compat.v1.GraphDef()
+      block.proto.tensorflow.graph_def.Unpack(graph_def)
+      found.extend(graph_defs.all_nodes(graph_def))
+      found.extend(graph_def.library.function)
+    return block, False
+
+  tff.framework.transform_postorder(computation.to_building_block(), collect)
+  return found
+
+
+@pytest.mark.parametrize('num_features', [4, 300])
+def test_files_are_without_xla_and_variables(tmp_path, num_features):
+  """Of a small network and of one that is large enough to train in place."""
+  examples = [toy_problems.labeled_examples(n, n) for n in (7, 23)]
+  model = zoo.mlp(
+    toy_problems.classifier().element_spec,
+    toy_problems.NUM_CLASSES,
+    widths=(num_features, num_features),
+  )
+  process = registry.build('fed_avg', model, batch_size=4, seed=3)
+  learning_process = process.to_learning_process()
+  state = learning_process.initialize()
+  tff_files.save(str(tmp_path), learning_process, state, {})
+  loaded = tff_files.load(str(tmp_path))
+
+  def demands(computation):
+    nodes = _nodes(computation)
+    return {
+      node.op for node in nodes if hasattr(node, 'op') and 'Variable' in node.op
+    } | {
+      'XLA'
+      for node in nodes
+      if '_XlaMustCompile' in node.attr and node.attr['_XlaMustCompile'].b
+    }
+
+  assert demands(learning_process.next)
+  assert not demands(loaded.next)
+  data = toy_problems.as_datasets(
+    toy_problems.examples_for('fed_avg', examples)
+  )
+  toy_problems.assert_close(
+    _leaves(loaded.next(loaded.state, data)),
+    _leaves(learning_process.next(state, data)),
+  )
+  form = tff_files.load_map_reduce_form(str(tmp_path))
+  assert not demands(form.work)
+  by_form = tff.backends.mapreduce.get_computation_for_map_reduce_form(form)
+  _assert_same(by_form(loaded.state, data), loaded.next(loaded.state, data))
+
+
 @pytest.mark.slow
 def test_a_round_of_two_exchanges_has_no_forms(tmp_path):
   data, expected, manifest = _saved(tmp_path, 'fed_dar')
   assert manifest['forms'] == []
   loaded = tff_files.load(str(tmp_path))
   _assert_same(loaded.next(loaded.state, data), expected)
+  with pytest.raises(errors.RunError, match='several aggregations'):
+    tff_files.load_map_reduce_form(str(tmp_path))
 
 
 def test_a_damaged_file_is_named(saved, tmp_path):

@@ -6,7 +6,9 @@
     map_reduce/*.pb            the parts of a `MapReduceForm`
     distribute_aggregate/*.pb  the parts of a `DistributeAggregateForm`
 
-`load` reads them without the method's code.
+`load` reads them without the method's code. The computations of clients and of
+the server hold no demands for XLA and no variables, which a worker may lack:
+training has the form with weights as values (`core.training_loop`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import tensorflow_federated as tff
 import tff_pfl
 from tff_pfl import errors
 from tff_pfl.runs import summary as summary_lib
+from tff_pfl.runtime import graph_defs
 from tff_pfl.runtime.private_api import computation_pb2, executor_pb2
 from tff_pfl.system import folders
 
@@ -74,16 +77,17 @@ def save(
     (a round of several aggregations has no `map_reduce`), and `files` with
     their SHA-256.
   """
+  next_fn = _portable(process.next)
   state_type = process.initialize.type_signature.result.member
   value, _ = tff.framework.serialize_value(state, state_type)
   messages = {
     'initialize.pb': tff.framework.serialize_computation(process.initialize),
-    'next.pb': tff.framework.serialize_computation(process.next),
+    'next.pb': tff.framework.serialize_computation(next_fn),
     'state.pb': value,
   }
   forms = []
   for form, of in _FORMS.items():
-    parts = _parts(of, process.next)
+    parts = _parts(of, next_fn)
     messages.update({f'{form}/{name}.pb': part for name, part in parts.items()})
     forms += [form] if parts else []
   checksums = {}
@@ -111,6 +115,28 @@ def save(
   return manifest
 
 
+def _portable(computation):
+  """Returns the computation with `graph_defs.make_portable` graphs."""
+
+  def transform(block):
+    if not isinstance(block, tff.framework.CompiledComputation):
+      return block, False
+    proto = computation_pb2.Computation()
+    proto.CopyFrom(block.proto)
+    graph_def = tf.compat.v1.GraphDef()
+    proto.tensorflow.graph_def.Unpack(graph_def)
+    graph_defs.make_portable(graph_def)
+    proto.tensorflow.graph_def.Pack(graph_def)
+    return tff.framework.CompiledComputation(
+      proto, type_signature=block.type_signature
+    ), True
+
+  block, _ = tff.framework.transform_postorder(
+    computation.to_building_block(), transform
+  )
+  return tff.framework.ConcreteComputation.from_building_block(block)
+
+
 def _parts(form_of, computation):
   """Returns the serialized parts of a form; none if there is no such form."""
   try:
@@ -130,6 +156,51 @@ def load(directory: str) -> SerializedProcess:
   Raises:
     RunError: If a file is missing or differs from the saved one.
   """
+  manifest, contents = _read(directory)
+  initialize, next_fn = (
+    _computation(contents[name]) for name in ('initialize.pb', 'next.pb')
+  )
+  state, _ = tff.framework.deserialize_value(
+    executor_pb2.Value.FromString(contents['state.pb']),
+    initialize.type_signature.result.member,
+  )
+  return SerializedProcess(initialize, next_fn, state, manifest)
+
+
+def load_map_reduce_form(
+  directory: str,
+) -> tff.backends.mapreduce.MapReduceForm:
+  """Reads the parts of a round, for a production system of the map-reduce kind.
+
+  Raises:
+    RunError: If a file is missing or differs from the saved one, or the round
+      has no such form.
+  """
+  manifest, contents = _read(directory)
+  if 'map_reduce' not in manifest['forms']:
+    raise errors.RunError(
+      f'The process in {directory} has no MapReduceForm, as its round has '
+      'several aggregations: its DistributeAggregateForm, or `load`, has all.'
+    )
+  start = 'map_reduce/'
+  return tff.backends.mapreduce.MapReduceForm(
+    _computation(contents['next.pb']).type_signature,
+    **{
+      name.removeprefix(start).removesuffix('.pb'): _computation(content)
+      for name, content in contents.items()
+      if name.startswith(start)
+    },
+  )
+
+
+def _computation(content):
+  return tff.framework.deserialize_computation(
+    computation_pb2.Computation.FromString(content)
+  )
+
+
+def _read(directory):
+  """Returns the manifest and the contents of the files that it names."""
   try:
     with open(os.path.join(directory, _MANIFEST), encoding='utf-8') as file:
       manifest = json.load(file)
@@ -143,14 +214,4 @@ def load(directory: str) -> SerializedProcess:
     raise errors.RunError(
       f'Cannot read an exported process in {directory}: {e}'
     ) from e
-  initialize, next_fn = (
-    tff.framework.deserialize_computation(
-      computation_pb2.Computation.FromString(contents[name])
-    )
-    for name in ('initialize.pb', 'next.pb')
-  )
-  state, _ = tff.framework.deserialize_value(
-    executor_pb2.Value.FromString(contents['state.pb']),
-    initialize.type_signature.result.member,
-  )
-  return SerializedProcess(initialize, next_fn, state, manifest)
+  return manifest, contents

@@ -58,13 +58,18 @@ def kinds_in_use(graph_def: tf.compat.v1.GraphDef) -> collections.Counter:
   while nodes:
     node = nodes.pop()
     kinds[node.op] += 1
-    called = [node.op]
-    for attribute in node.attr.values():
-      called += [attribute.func.name, *(f.name for f in attribute.list.func)]
-    for name in called:
+    for name in _called_by(node):
       if name in functions:
         nodes += functions.pop(name).node_def
   return kinds
+
+
+def _called_by(node: Any) -> Iterator[str]:
+  """Yields the names of functions that a node may call, and others."""
+  yield node.op
+  for attribute in node.attr.values():
+    yield attribute.func.name
+    yield from (function.name for function in attribute.list.func)
 
 
 def mark(outputs: Any, attribute: str) -> None:
@@ -108,6 +113,27 @@ def choose_forms(graph_def: tf.compat.v1.GraphDef, form: int) -> None:
       node.attr['f'].func.CopyFrom(choice.attr['branches'].list.func[form])
       for name in ('Tin', 'Tout'):
         node.attr[name].CopyFrom(choice.attr[name])
+
+
+def make_portable(graph_def: tf.compat.v1.GraphDef) -> None:
+  """Makes a graph run on any worker, without XLA and without variables.
+
+  Args:
+    graph_def: A graph, which is changed.
+  """
+  choose_forms(graph_def, TOGETHER)
+  without_xla(graph_def)
+  functions = {f.signature.name: f for f in graph_def.library.function}
+  nodes = [*graph_def.node]
+  while nodes:
+    for name in _called_by(nodes.pop()):
+      if name in functions:
+        nodes += functions.pop(name).node_def
+  for name, function in functions.items():
+    graph_def.library.function.remove(function)
+    for gradient in [*graph_def.library.gradient]:
+      if gradient.function_name == name:
+        graph_def.library.gradient.remove(gradient)
 
 
 def is_shared(node: Any) -> bool:
