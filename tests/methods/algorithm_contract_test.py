@@ -442,6 +442,19 @@ def test_evaluation_scores_what_personalize_makes(name):
     before = process.personalize(state, new, _no_data(name)).weights
     _assert_scores(alone['before'], _score(process, before, test[i]))
     assert alone['examples'] == _SIZES[i]
+  # The server learns means over the clients that have test examples.
+  means = process.personalization_eval(
+    state, states, train, [*test[:2], _no_data(name)]
+  )
+  assert (means['clients'], means['examples']) == (2, sum(_SIZES[:2]))
+  for when in ('before', 'after'):
+    _assert_scores(
+      means[when],
+      {
+        metric: (value + together[1][when][metric]) / 2
+        for metric, value in together[0][when].items()
+      },
+    )
 
 
 @_parametrized([n for n, a in registry.ALGORITHMS.items() if a.needs_domains])

@@ -10,18 +10,21 @@ is an `IterativeProcess` whose `next` also takes and returns it:
     personalize:             (<S, C, E> -> <weights, C>)
     evaluate:                (<S, C, E, E> -> per-client metrics)
     evaluate_clients:        `evaluate`, mapped over clients
+    personalization_eval:    its means over clients, at the server
 
 `E` are a client's examples as padded tensors, `example_tensors.ExampleTensors`,
 which are made from arrays or a `tf.data.Dataset`. Computations that rounds do
 not need are traced when they are first used.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
@@ -236,3 +239,48 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
   def evaluate_clients(self) -> tff.Computation:
     """`evaluate` for a list of clients at once, results placed at clients."""
     return self._personal_models.evaluate_clients
+
+  @functools.cached_property
+  def personalization_eval(self) -> tff.Computation:
+    """Scores clients, of which the server learns sums alone.
+
+    `(<S@SERVER, {C}@CLIENTS, {E_train}@CLIENTS, {E_test}@CLIENTS> -> metrics)`:
+    `OrderedDict(before=..., after=..., clients=..., examples=...)` at the
+    server. `before` and `after` are the means over clients with test examples
+    of the means that `evaluate` gives, `clients` is their number and `examples`
+    that of their test examples.
+    """
+    scores_type = self.evaluate.type_signature.result
+
+    @tff.tensorflow.computation(scores_type)
+    def report(scores):
+      is_scored = scores['examples'] > 0
+      return collections.OrderedDict(
+        **{
+          name: tf.nest.map_structure(
+            lambda value: tf.where(is_scored, value, 0.0), scores[name]
+          )
+          for name in ('before', 'after')
+        },
+        clients=tf.cast(is_scored, tf.int32),
+        examples=scores['examples'],
+      )
+
+    @tff.tensorflow.computation(report.type_signature.result)
+    def means(sums):
+      number = tf.cast(sums['clients'], tf.float32)
+      return collections.OrderedDict(
+        sums,
+        **{
+          name: tf.nest.map_structure(lambda value: value / number, sums[name])
+          for name in ('before', 'after')
+        },
+      )
+
+    @tff.federated_computation(*self.evaluate_clients.type_signature.parameter)
+    def personalization_eval(state, client_states, train, test):
+      scores = self.evaluate_clients(state, client_states, train, test)
+      sums = tff.federated_sum(tff.federated_map(report, scores))
+      return tff.federated_map(means, sums)
+
+    return personalization_eval
