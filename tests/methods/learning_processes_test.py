@@ -111,6 +111,29 @@ def test_production_forms_compute_the_same_round(name):
   _assert_close(distribute_aggregate(state, data), expected)
 
 
+def test_the_servers_learning_rate_may_be_set():
+  _, learning_process = _processes('fed_rep')
+  state, _ = _after_rounds('fed_rep')
+  hparams = learning_process.get_hparams(state)
+  assert hparams['client_work'] == {}
+  assert hparams['finalizer'] == {'learning_rate': 1}
+  hparams['finalizer']['learning_rate'] = 0.5
+  halved = learning_process.set_hparams(state, hparams)
+  data = _datasets('fed_rep')
+  before, full, half = (
+    learning_process.get_model_weights(each)
+    for each in (
+      state,
+      learning_process.next(state, data).state,
+      learning_process.next(halved, data).state,
+    )
+  )
+  for old, new, between in zip(
+    before.trainable, full.trainable, half.trainable
+  ):
+    np.testing.assert_allclose(between, (old + new) / 2, rtol=1e-5, atol=1e-7)
+
+
 @_fast_for('fed_rep')
 def test_train_model_trains_it(runtime, name, tmp_path):
   _, learning_process = _processes(name)

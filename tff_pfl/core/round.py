@@ -73,7 +73,11 @@ def build_personalized_process(
       work, options, the_round.broadcast_of, the_round.types
     ),
     build_learning_process=lambda: tff_learning.build_learning_process(
-      name, work, the_round.initialize, the_round.run
+      name,
+      work,
+      the_round.initialize,
+      the_round.run,
+      options.server_optimizer,
     ),
     bytes_per_round=the_round.bytes(),
     has_global_model=work.global_model is not None,

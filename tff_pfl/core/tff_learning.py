@@ -120,18 +120,22 @@ def build_learning_process(
   work: client_work.ClientWork,
   initialize: tff.Computation,
   run_round: Callable[..., Any],
+  server_optimizer: tff.learning.optimizers.Optimizer,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the `LearningProcess` of a method.
 
   Args:
     run_round: `(state, client states, examples) -> (state, client states,
       metrics)`, in a federated computation.
+    server_optimizer: Optimizer of the server's steps.
 
   Returns:
     The process. Its metrics are those of rounds, grouped as by TFF's own
     algorithms. Its model weights are those of the model given to a client that
     contributes no data, in the order of `model_weights`. They can be set where
     the global weights are among them; others (FedBABU's frozen head) stay.
+    Its hyperparameters are those of the server's optimizer, `finalizer` as in
+    TFF's own algorithms; the clients' are constants of its computations.
 
   Raises:
     ValueError: If clients keep local state.
@@ -184,8 +188,28 @@ def build_learning_process(
         new = tf.nest.map_structure(tf.identity, state.global_weights)
     return state._replace(global_weights=new)
 
+  @tff.tensorflow.computation(state_type)
+  def get_hparams(state):
+    return collections.OrderedDict(
+      client_work=collections.OrderedDict(),
+      finalizer=server_optimizer.get_hparams(state.server_optimizer),
+    )
+
+  @tff.tensorflow.computation(state_type, get_hparams.type_signature.result)
+  def set_hparams(state, hparams):
+    return state._replace(
+      server_optimizer=server_optimizer.set_hparams(
+        state.server_optimizer, hparams['finalizer']
+      )
+    )
+
   return tff.learning.templates.LearningProcess(
-    initialize, next_fn, get_model_weights, set_model_weights
+    initialize,
+    next_fn,
+    get_model_weights,
+    set_model_weights,
+    get_hparams_fn=get_hparams,
+    set_hparams_fn=set_hparams,
   )
 
 
