@@ -19,7 +19,7 @@ def test_scores_are_of_the_last_ten_rounds_or_after_fine_tuning():
   sizes = fed_dar.Sizes(num_seeds=1)
   context = untrained.Context(sizes)
   rows = list(_DOMAINS.measure(context))
-  assert len(rows) == 4 * (14 + 2)
+  assert len(rows) == 4 * (14 + 3)
   for row in rows:
     is_fine_tuned = row['method'] in ('FedAvg + FT', 'FedProx + FT')
     assert row['mean'] == row['domain/1'] == (0.4 if is_fine_tuned else 0.5)

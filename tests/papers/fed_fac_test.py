@@ -129,7 +129,9 @@ def test_pretrained_networks_are_trained_first_on_the_other_classes():
     for method in sizes.methods
     for seed in range(2)
   ]
-  before, at_random, pretrained = np.split(np.array(context.trials), [2, 16])
+  before, at_random, pretrained = np.split(
+    np.array(context.trials), [2, 2 + 2 * len(sizes.methods)]
+  )
   assert len({trial.name for trial in context.trials}) == len(context.trials)
   for trial in before:
     assert trial.config.algorithm == 'fed_avg'
