@@ -49,3 +49,13 @@ def test_a_program_that_used_tensorflow_before_is_warned():
   result = _run_program(code)
   assert result.stdout == '0\n'
   assert 'Rounds will take longer' in result.stderr
+
+
+def test_a_process_that_trials_are_forked_from_has_not_looked_for_gpus():
+  # No fork could use them: CUDA_ERROR_NOT_INITIALIZED.
+  code = (
+    'import tff_pfl.comparisons.trial\n'
+    'from tensorflow.python.eager import context\n'
+    'print(context.context()._physical_devices)'
+  )
+  assert _run_program(code).stdout == 'None\n'

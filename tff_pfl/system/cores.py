@@ -67,12 +67,11 @@ def divide(num_clients: Optional[int] = None) -> None:
   if os.environ.get('TF_NUM_INTRAOP_THREADS'):
     return
   share = threads_per_client(num_clients)
-  current = tf.config.threading.get_intra_op_parallelism_threads()
-  if current == share:
-    return
   try:
+    # Not asked for first: that looks for GPUs, which no fork could use then.
     tf.config.threading.set_intra_op_parallelism_threads(share)
   except RuntimeError:
+    current = tf.config.threading.get_intra_op_parallelism_threads()
     logging.log_first_n(
       logging.WARNING,
       'Rounds will take longer: TensorFlow was used before, and has %s for '
