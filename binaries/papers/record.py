@@ -132,6 +132,8 @@ def _claims(name, records, experiments):
     return marker
   record = records[name]
   conditions = f'{record["claims"][0]["num_seeds"]} seeds'
+  if record.get('commit'):
+    conditions += f', at {record["commit"][:7]}'
   decided = claims.decided_by_holm(record['claims'])
   if decided is not None:
     conditions += (
