@@ -8,7 +8,7 @@ import functools
 import io
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -76,19 +76,38 @@ def _read_idx(path: str, *shape: int) -> np.ndarray:
   return np.frombuffer(content, np.uint8, offset=start).reshape(n, *shape)
 
 
-_IDX_FILES = {
-  f'{split}-images-idx3-ubyte.gz': f'{split}-labels-idx1-ubyte.gz'
-  for split in ('train', 't10k')
-}
+def _idx_files(*prefixes: str) -> dict[str, str]:
+  return {
+    f'{prefix}-images-idx3-ubyte.gz': f'{prefix}-labels-idx1-ubyte.gz'
+    for prefix in prefixes
+  }
 
 
-def _read_idx_files(folder: str) -> list[_Part]:
+_IDX_FILES = _idx_files('train', 't10k')
+
+
+def _read_idx_files(
+  folder: str, names: Mapping[str, str] = _IDX_FILES
+) -> list[_Part]:
   parts = []
-  for images, labels in _IDX_FILES.items():
+  for images, labels in names.items():
     path = os.path.join(folder, labels)
     x = _read_idx(os.path.join(folder, images), 28, 28)
     parts.append(_Part(path, _with_channels(x), _read_idx(path)))
   return parts
+
+
+def _read_emnist(name: str, folder: str) -> list[_Part]:
+  upright = image_sets.IMAGE_SETS[name].from_published
+  return [
+    _Part(part.path, *upright(part.x, part.y))
+    for part in _read_idx_files(folder, _emnist_files(name))
+  ]
+
+
+def _emnist_files(name: str) -> dict[str, str]:
+  prefix = name.replace('_', '-')
+  return _idx_files(f'{prefix}-train', f'{prefix}-test')
 
 
 def _check_cifar(parts: Sequence[_Part]) -> None:
@@ -251,6 +270,17 @@ _PUBLISHED = {
     # A coarse label goes before the class.
     _cifar_forms(('train.bin', 'test.bin'), 2, ('train.npz',)),
   ),
+  **{
+    name: (
+      ('gzip', name),
+      {
+        tuple(sum(_emnist_files(name).items(), ())): functools.partial(
+          _read_emnist, name
+        )
+      },
+    )
+    for name in ('emnist_letters', 'emnist_byclass')
+  },
   'femnist': (('femnist',), {('*femnist*.npz',): _read_femnist}),
   'mnist_m': (('mnist_m',), _forms_in_one('mnist_m')),
   'svhn': (('svhn',), _mat_forms('svhn')),

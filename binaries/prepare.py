@@ -13,6 +13,10 @@ cifar100): the .bin files of the binary version; or train_batch_1.npz to 5, of
 CIFAR-100 train.npz, with x_train, uint8 [n, 32, 32, 3], and y_train, and one
 test*.npz with x_test and y_test, which may hold fewer images.
 
+emnist_letters (gzip, emnist_letters) and emnist_byclass (gzip, emnist_byclass):
+the four idx .gz files of each, emnist-letters-train-images-idx3-ubyte.gz and so
+on. Images become upright, and the letters' labels begin at 0.
+
 femnist (femnist): one *femnist*.npz with x, uint8 [n, 28, 28], black on white
 as LEAF has it, y, and the writers, client_id.
 

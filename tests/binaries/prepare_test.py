@@ -25,6 +25,8 @@ _NPZ_FILES = {
 _SHAPES = {
   'mnist': (28, 28),
   'fashion_mnist': (28, 28),
+  'emnist_letters': (28, 28),
+  'emnist_byclass': (28, 28),
   'mnist_m': (32, 32, 3),
   'svhn': (32, 32, 3),
   'usps': (16, 16),
@@ -59,6 +61,21 @@ def _write_idx(folder, name='mnist', seed=0):
     for kind, file in (('x', 'images-idx3'), ('y', 'labels-idx1')):
       path = folder / f'{prefix}-{file}-ubyte.gz'
       path.write_bytes(gzip.compress(_idx(images[f'{kind}_{split}'])))
+  return images
+
+
+def _write_emnist(folder, name):
+  """Writes images with rows and columns exchanged; letters begin at 1."""
+  images = _images(name, num_classes=26)
+  for split in ('train', 'test'):
+    x, y = images[f'x_{split}'], images[f'y_{split}']
+    prefix = f'{name.replace("_", "-")}-{split}'
+    for file, array in (
+      ('images-idx3', x.transpose(0, 2, 1)),
+      ('labels-idx1', y + (name == 'emnist_letters')),
+    ):
+      path = folder / f'{prefix}-{file}-ubyte.gz'
+      path.write_bytes(gzip.compress(_idx(array)))
   return images
 
 
@@ -150,6 +167,8 @@ def _prepare(folder, *names, **kwargs):
     ('cifar10', 'cifar10', _write_batches),
     ('cifar100', 'cifar-100-binary', _write_binary),
     ('cifar100', '.', _write_batches),
+    ('emnist_letters', 'gzip', _write_emnist),
+    ('emnist_byclass', '.', _write_emnist),
     ('mnist_m', '.', _write_npz),
     ('svhn', 'svhn', _write_mats),
     ('usps', 'usps', _write_npz),

@@ -86,7 +86,6 @@ def test_arrays_by_name_are_dealt_like_the_dataset(normalize):
     (dict(name='shakespeare'), "natural for the .*roles, found 'shards:2'"),
     (dict(name='femnist'), "natural for the .*writers, found 'shards:2'"),
     (dict(name='stackoverflow'), "natural for the .*users, found 'shards:2'"),
-    (dict(name='sentiment', partition='natural'), '`data_dir` to be a CSV'),
     (dict(name='tabular', partition='natural'), '`data_dir` to be a table'),
     (dict(name='heart_disease'), '`data_dir` to be the file heart_disease_4'),
     (dict(name='digits5'), '`data_dir` to be a folder with the files of two'),

@@ -84,6 +84,19 @@ DATASETS: dict[str, DatasetEntry] = {
     '60,000 color pictures of 100 kinds of things, obtained like mnist',
     lambda data_dir=None: image_sets.load('cifar100', data_dir),
   ),
+  'emnist_letters': DatasetEntry(
+    'handwritten letters of 28x28 in 26 classes, obtained like mnist',
+    lambda data_dir=None: image_sets.load('emnist_letters', data_dir),
+  ),
+  'emnist_byclass': DatasetEntry(
+    'handwritten digits, capital and small letters of 28x28 in 62 classes,'
+    ' obtained like mnist',
+    lambda data_dir=None: image_sets.load('emnist_byclass', data_dir),
+  ),
+  'svhn': DatasetEntry(
+    'digits of house numbers in color, 32x32, obtained like mnist',
+    lambda data_dir=None: image_sets.load('svhn', data_dir),
+  ),
   'femnist': DatasetEntry(
     'handwritten characters of 28x28 by writer (partition natural, or any other'
     ' of a file), from femnist.npz or downloaded',
@@ -97,7 +110,7 @@ DATASETS: dict[str, DatasetEntry] = {
   'sentiment': DatasetEntry(
     'labeled texts of up to 100 words by user or domain (partition natural or'
     ' any other), from a CSV file with the columns text, label and client, user'
-    ' or domain',
+    ' or domain, or the tweets of Sentiment140 by TensorFlow Datasets',
     sentiment.load_sentiment,
   ),
   'stackoverflow': DatasetEntry(

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_datasets as tfds
 import tensorflow_federated as tff
 import urllib3
@@ -7,6 +8,7 @@ from tensorflow_datasets.core.download import downloader
 
 from tests.datasets import shared
 from tff_pfl import datasets, errors
+from tff_pfl.datasets.sources import vocabulary
 
 
 def _load(name):
@@ -19,6 +21,9 @@ def _load(name):
     ('mnist', (28, 28, 1)),
     ('fashion_mnist', (28, 28, 1)),
     ('cifar10', (32, 32, 3)),
+    ('cifar100', (32, 32, 3)),
+    ('emnist_byclass', (28, 28, 1)),
+    ('svhn', (32, 32, 3)),
   ],
 )
 def test_without_data_dir_the_data_come_through_tensorflow_datasets(
@@ -32,6 +37,48 @@ def test_without_data_dir_the_data_come_through_tensorflow_datasets(
   part = dataset.train('client_0')
   assert part.x.shape[1:] == shape and part.x.dtype == np.float32
   assert 0 <= part.x.min() and 0.5 < part.x.max() <= 1
+
+
+def _mock(**features):
+  """Lets TensorFlow Datasets have these examples in every split."""
+  return tfds.testing.mock_data(
+    as_dataset_fn=lambda *_, **__: tf.data.Dataset.from_tensor_slices(features)
+  )
+
+
+@pytest.mark.parametrize('name, first', [('letters', 1), ('byclass', 0)])
+def test_emnist_is_upright_and_its_classes_are_numbered_from_0(name, first):
+  # An upright I is published as a line from left to right.
+  published = np.zeros((26, 28, 28, 1), np.uint8)
+  published[:, 14, 4:24] = 255
+  with _mock(image=published, label=np.arange(26) + first):
+    arrays = datasets.load_arrays(f'emnist_{name}')
+  assert arrays.y.tolist() == arrays.y_test.tolist() == list(range(26))
+  assert arrays.num_classes == {'letters': 26, 'byclass': 62}[name]
+  for x in (arrays.x, arrays.x_test):
+    assert np.argwhere(x[0, ..., 0]).tolist() == [[i, 14] for i in range(4, 24)]
+
+
+def test_without_a_file_sentiment_is_sentiment140_by_user():
+  # Each user says 10 of their own words twice; the repeats are left out.
+  said = [(f'u{i % 3}', f'word{i % 30}') for i in range(60)]
+  with _mock(
+    user=[user for user, _ in said],
+    text=[f'{word} caf\u00e9' for _, word in said],
+    polarity=np.where(np.arange(60) % 30 < 15, 0, 4),
+  ):
+    data = datasets.load_dataset(
+      'sentiment', num_clients=2, partition='natural', min_texts=10, max_words=3
+    )
+    with shared.one_line_error('at most 3, the number of users'):
+      datasets.load_dataset('sentiment', num_clients=4, partition='natural')
+  assert set(data.client_ids) < {'u0', 'u1', 'u2'}
+  # Words 0 to 14 are negative, five of each user.
+  assert shared.all_labels(data).tolist() == [[5, 5], [5, 5]]
+  cafe = vocabulary.hashed('caf\u00e9', 10_000)
+  assert all(
+    (data.train(c).x[:, 1:] == [cafe, 0]).all() for c in data.client_ids
+  )
 
 
 @pytest.mark.parametrize(
@@ -49,6 +96,9 @@ def test_a_failing_download_is_one_line(monkeypatch, error, reason):
   match = f'mnist .*{reason}.*; pass `data_dir` .*mnist.npz'
   with shared.one_line_error(match, errors.RunError):
     _load('mnist')
+  match = f'sentiment140 .*{reason}.*; pass `data_dir` with a CSV file'
+  with shared.one_line_error(match, errors.RunError):
+    datasets.load_dataset('sentiment', num_clients=1, partition='natural')
 
 
 def test_a_server_that_is_not_there_is_not_tried_for_minutes(monkeypatch):

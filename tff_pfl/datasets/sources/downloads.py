@@ -7,7 +7,7 @@ was cut short.
 
 import importlib.resources.abc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,14 +40,19 @@ def from_tff(name: str, load: Callable[[], Any], remedy: str) -> Any:
     raise _error(name, 'TensorFlow Federated', error, remedy) from error
 
 
-def from_tensorflow_datasets(name: str) -> dict[str, np.ndarray]:
-  """Returns the arrays of a data set, downloaded if needed.
+def from_tensorflow_datasets(
+  name: str, splits: Sequence[str], features: Sequence[str], remedy: str
+) -> list[list[np.ndarray]]:
+  """Returns features of a data set, downloaded if needed.
 
   Args:
     name: Name of the data set in TensorFlow Datasets.
+    splits: Names of its splits.
+    features: Names of its features.
+    remedy: Advice for the message.
 
   Returns:
-    Arrays `x`, `y`, `x_test` and `y_test` by name.
+    For each split the features, arrays `[n, ...]`; texts are bytes.
 
   Raises:
     RunError: If the data cannot be obtained.
@@ -61,21 +66,18 @@ def from_tensorflow_datasets(name: str) -> dict[str, np.ndarray]:
   # Ten retries, each later than the last, would take minutes without a network.
   downloader.MAX_RETRIES = 4
   try:
-    splits = tfds.load(
-      name, split=['train', 'test'], batch_size=1000, as_supervised=True
-    )
-    (x, y), (x_test, y_test) = (
-      [np.concatenate(part) for part in zip(*tfds.as_numpy(split))]
-      for split in splits
-    )
+    return [
+      [
+        np.concatenate(parts)
+        for parts in zip(
+          *([batch[f] for f in features] for batch in tfds.as_numpy(split))
+        )
+      ]
+      for split in tfds.load(name, split=list(splits), batch_size=1000)
+    ]
   # Whatever TFDS and its downloader raise, the user's remedy is the same.
   except Exception as error:
-    remedy = (
-      f'pass `data_dir` with the folder of {name}.npz, which `python -m'
-      ' binaries.prepare` makes of published files'
-    )
     raise _error(name, 'TensorFlow Datasets', error, remedy) from error
-  return dict(x=x, y=y, x_test=x_test, y_test=y_test)
 
 
 def _error(

@@ -22,6 +22,18 @@ License: none is stated; free for research, cite the report.
 Sizes of each: 50,000 training and 10,000 test images, 32x32, every class
 equally often. CIFAR-10 has 10 classes (airplane, automobile, bird, cat, deer,
 dog, frog, horse, ship, truck), CIFAR-100 has 100 (the "fine" labels).
+
+EMNIST: handwritten characters, gray, 28x28, white on black. Source: G. Cohen,
+S. Afshar, J. Tapson, A. van Schaik, EMNIST: Extending MNIST to Handwritten
+Letters, IJCNN 2017, from NIST Special Database 19 (a work of the US
+government). `emnist_letters` has the 26 letters, capital and small together, A
+being class 0; `emnist_byclass` has 62 classes: digits, 10 to 35 for capital
+letters, 36 to 61 for small ones (697,932 + 116,323 images). The published
+images have rows and columns exchanged, and the letters' labels begin at 1: both
+are undone here. Of the 124,800 + 20,800 letters TensorFlow Datasets has the
+first 88,800 + 14,800.
+
+SVHN: house numbers, see `digits5`; TensorFlow Datasets calls it svhn_cropped.
 """
 
 import os
@@ -45,10 +57,24 @@ class ImageSet(NamedTuple):
     num_classes: Number of classes.
     shape: Height, width and channels of an image; None for any height and
       width, and one or three channels.
+    tfds_name: Name in TensorFlow Datasets; None for the set's own.
+    is_transposed: True if rows and columns of published images are exchanged.
+    first_label: The published label of class 0.
   """
 
   num_classes: int = 10
   shape: Optional[tuple[int, int, int]] = None
+  tfds_name: Optional[str] = None
+  is_transposed: bool = False
+  first_label: int = 0
+
+  def from_published(
+    self, x: np.ndarray, y: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns published images upright, and their labels from 0 on."""
+    if self.is_transposed:
+      x = x.swapaxes(1, 2)
+    return x, y - self.first_label
 
   def check(self, path: str, x: np.ndarray, y: np.ndarray) -> None:
     """Raises `ValueError`, which names the file, of other images or labels."""
@@ -82,9 +108,11 @@ IMAGE_SETS = {
   'fashion_mnist': ImageSet(shape=(28, 28, 1)),
   'cifar10': ImageSet(10, (32, 32, 3)),
   'cifar100': ImageSet(100, (32, 32, 3)),
+  'emnist_letters': ImageSet(26, (28, 28, 1), 'emnist/letters', True, 1),
+  'emnist_byclass': ImageSet(62, (28, 28, 1), 'emnist/byclass', True),
   'femnist': ImageSet(62, (28, 28, 1)),
   'mnist_m': ImageSet(),
-  'svhn': ImageSet(),
+  'svhn': ImageSet(tfds_name='svhn_cropped'),
   'usps': ImageSet(),
   'synth_digits': ImageSet(),
 }
@@ -131,12 +159,23 @@ def load(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
   """Loads an image set.
 
   Args:
-    name: 'mnist', 'fashion_mnist', 'cifar10' or 'cifar100'.
+    name: 'mnist', 'fashion_mnist', 'cifar10', 'cifar100', 'emnist_letters',
+      'emnist_byclass' or 'svhn'.
     data_dir: See `read`; None for TensorFlow Datasets.
   """
   image_set, path = IMAGE_SETS[name], name
   if data_dir is None:
-    arrays = downloads.from_tensorflow_datasets(name)
+    splits = downloads.from_tensorflow_datasets(
+      image_set.tfds_name or name,
+      ('train', 'test'),
+      ('image', 'label'),
+      f'pass `data_dir` with the folder of {name}.npz, which `python -m'
+      ' binaries.prepare` makes of published files',
+    )
+    parts = (
+      part for split in splits for part in image_set.from_published(*split)
+    )
+    arrays = dict(zip(_SPLITS, parts))
   else:
     path, arrays = read(name, data_dir)
   with own_files.naming(path):

@@ -1,4 +1,4 @@
-"""Labeled texts by domain or user, from a CSV file; the user brings the data.
+"""Labeled texts by domain or user, from a CSV file or Sentiment140.
 
 The file has a heading and the columns `text`, `label` and `client`, `user` or
 `domain` (other columns are ignored), and may be compressed with gzip. The
@@ -10,7 +10,8 @@ Sources that have this form or are easily brought to it: the Multi-Domain
 Sentiment Dataset (J. Blitzer, M. Dredze, F. Pereira, Biographies, Bollywood,
 Boom-boxes and Blenders, ACL 2007), 2,000 Amazon product reviews of each of the
 domains books, dvd, electronics and kitchen; Sentiment140 (A. Go, R. Bhayani, L.
-Huang, 2009), 1.6 million tweets by user.
+Huang, 2009), 1.6 million tweets by user. Without a file it is Sentiment140, its
+training tweets as TensorFlow Datasets has them: polarities 0 and 4, and users.
 License: none is stated for either; free for research, the texts belong to their
 authors.
 
@@ -29,7 +30,7 @@ from absl import logging
 from tff_pfl import errors
 from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.partitioning import natural
-from tff_pfl.datasets.sources import table_files
+from tff_pfl.datasets.sources import downloads, table_files
 from tff_pfl.datasets.sources import vocabulary as vocabulary_lib
 
 CLIENT_COLUMNS = ('client', 'user', 'domain')
@@ -40,15 +41,24 @@ _PATTERNS = ('*sentiment*.csv*', '*sent140*.csv*', '*reviews*.csv*')
 _DOMAIN = 'domain'
 
 
-def read_csv(path: str) -> tuple[pd.DataFrame, str]:
-  """Reads a file and drops second copies of a client's texts.
+_FORM = table_files.Format(missing_markers=())
+
+
+def read(data_dir: Optional[str]) -> tuple[pd.DataFrame, str]:
+  """Reads texts and drops second copies of a client's texts.
+
+  Args:
+    data_dir: See `load_sentiment`.
 
   Returns:
     A table with the columns `text`, `label` (classes from 0 on) and those of
     clients and domains that the file has, and the name of the client column.
   """
-  form = table_files.Format(missing_markers=())
-  table = table_files.read_table(path, form)
+  if data_dir is None:
+    table = _sentiment140()
+  else:
+    path = files.find_file('sentiment', data_dir, _PATTERNS)
+    table = table_files.read_table(path, _FORM)
   client_column = next(
     (c for c in CLIENT_COLUMNS if c in table), 'client, user or domain'
   )
@@ -62,19 +72,34 @@ def read_csv(path: str) -> tuple[pd.DataFrame, str]:
     logging.info(
       'Dropped %d texts of %s that their client has twice.',
       len(table) - len(once),
-      path,
+      table.attrs['path'],
     )
-  values = form.numbers(once['label'])
+  values = _FORM.numbers(once['label'])
   if values.notna().any() and values.isna().any():
     expected = 'labels that are all numbers or all words'
     raise table_files.error(once, expected, 'label', values.isna())
-  classes = table_files.distinct(once['label'], form)
+  classes = table_files.distinct(once['label'], _FORM)
   if len(classes) < 2:
     raise table_files.error(
       table, f'two or more different labels, found {classes}'
     )
   labels = table_files.known_positions(once, 'label', classes)
   return once.assign(label=labels), client_column
+
+
+def _sentiment140() -> pd.DataFrame:
+  """Returns the columns of a file of tweets by user."""
+  ((text, label, user),) = downloads.from_tensorflow_datasets(
+    'sentiment140',
+    ['train'],
+    ['text', 'polarity', 'user'],
+    'pass `data_dir` with a CSV file of the columns text, label and client,'
+    ' user or domain',
+  )
+  table = pd.DataFrame(dict(text=text, user=user))
+  table = table.map(bytes.decode).assign(label=label.astype(str))
+  table.attrs['path'] = 'sentiment140'
+  return table
 
 
 def _natural_clients(
@@ -175,7 +200,7 @@ def load_sentiment(
       domains.
     data_dir: The CSV file, its folder, or the parent of its folder
       `sentiment`. In a folder, its name contains `sentiment`, `sent140` or
-      `reviews`.
+      `reviews`. None for Sentiment140 by TensorFlow Datasets.
     seed: Non-negative.
     max_words: Words of a text that are kept, at least 1.
     vocabulary: 'hashed', or 'learned' from the clients' training texts: the
@@ -190,18 +215,13 @@ def load_sentiment(
     0, and `y` int32.
   """
   errors.expect_int('seed', seed, 0)
-  files.expect_given(
-    data_dir,
-    'a CSV file with the columns text, label and client, user or domain',
-  )
   errors.expect_one_of('vocabulary', vocabulary, VOCABULARIES)
   errors.expect_int(
     'vocabulary_size', vocabulary_size, VOCABULARIES[vocabulary], 2**31 - 1
   )
   errors.expect_int('max_words', max_words, 1)
   errors.expect_int('min_texts', min_texts, 1)
-  path = files.find_file('sentiment', data_dir, _PATTERNS)
-  table, client_column = read_csv(path)
+  table, client_column = read(data_dir)
   rows, owners = _owners(
     table, client_column, num_clients, partition, min_texts, seed
   )
