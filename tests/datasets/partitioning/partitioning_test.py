@@ -41,7 +41,13 @@ def test_test_counts_follow_training_counts_up_to_one_example(spec):
 
 
 @pytest.mark.parametrize(
-  'spec', [*SPECS, 'client_dirichlet:0.5', 'fallah_digits:4']
+  'spec',
+  [
+    *SPECS,
+    'client_dirichlet:0.5',
+    'fallah_digits:4',
+    'lognormal_classes:2:2:1',
+  ],
 )
 def test_same_seed_same_partition_and_another_seed_another(spec):
   train, test = rules.labels([50] * 10), rules.labels([13] * 10)
@@ -101,6 +107,43 @@ def test_lognormal_of_sigma_zero_is_iid_and_a_huge_sigma_does_not_overflow():
   assert [len(i) for i in even.train_indices] == [50] * 4
   huge = rules.partition('lognormal:1e4', train, None, 4)
   assert sorted(len(i) for i in huge.train_indices) == [0, 0, 0, 200]
+
+
+def test_lognormal_classes_are_exact_in_classes_and_lognormal_in_sizes():
+  train = rules.labels([100_000] * 10)
+  parts = rules.partition('lognormal_classes:2:5:0.5', train, None, 4000)
+  dealt = np.concatenate(parts.train_indices)
+  assert len(np.unique(dealt)) == len(dealt)
+  counts = rules.counts(parts.train_indices, train, 10)
+  assert ((counts > 0).sum(axis=1) == 2).all()
+  halves = counts.max(axis=1)
+  assert (counts.sum(axis=1) == 2 * halves).all()
+  # Rounding down takes a half of a half on average.
+  log_sizes = np.log(2 * halves + 1)
+  assert abs(log_sizes.mean() - 5) < 0.03
+  assert abs(log_sizes.std() - 0.5) < 0.02
+
+
+def test_lognormal_classes_without_spread_have_sizes_by_hand(caplog):
+  # 59 + exp(0) examples, 20 of each of 3 classes.
+  train, test = rules.labels([200] * 5), rules.labels([30] * 5)
+  parts = rules.partition('lognormal_classes:3:0:0:59', train, test, 10)
+  counts = rules.counts(parts.train_indices, train, 5)
+  assert (np.sort(counts, axis=1) == [0, 0, 20, 20, 20]).all()
+  test_counts = rules.counts(parts.test_indices, test, 5)
+  assert test_counts.sum(axis=0).tolist() == [30] * 5
+  share = 30 / counts.sum(axis=0)
+  assert np.abs(test_counts - counts * share).max() < 1
+  assert not caplog.text
+  # Of class 1 two clients want 30 each: the first is certain, and of the other
+  # 29 each gets 8 / 58, and so it is for class 0.
+  train = rules.labels([100, 10])
+  parts = rules.partition('lognormal_classes:2:0:0:59', train, None, 2)
+  assert rules.counts(parts.train_indices, train, 2).tolist() == [[5, 5]] * 2
+  assert '0.14 of their sizes, as class 1 has only 10' in caplog.text
+  # More than there are, and no overflow.
+  parts = rules.partition('lognormal_classes:1:1e4:0', train, None, 2)
+  assert sum(map(len, parts.train_indices)) > 0
 
 
 @pytest.mark.parametrize('spec', ['iid', 'shards:2'])
@@ -233,6 +276,8 @@ def test_regression_targets_are_dealt_by_rules_without_classes_only():
     ),
     ('shards:4', [5] * 3, [], 2, '`shards_per_client` to be at most 3.*und 4'),
     ('classes_per_client:4', [5] * 3, [], 2, '`num_classes_per_client` .*st 3'),
+    ('lognormal_classes:1:0:0', [2], [], 3, '`num_clients` to be .*most 2'),
+    ('lognormal_classes:2:0:0', [9, 2], [], 3, 'as class 1 has fewer training'),
     ('dirichlet:0.01:99', [100] * 10, [], 10, 'at least 99 of 1000.*fail 100'),
     ('dirichlet:1:3', [10, 10], [], 10, '`min_examples` to be at most 2'),
     # 5.5 of 99 and 2 of 48 images: at most 18 and 24, of which 18 is even.
@@ -272,6 +317,8 @@ def test_rules_that_cannot_be_met_are_one_line_errors(
     'client_dirichlet:0.5',
     'shards:12',
     'fallah_digits:196',
+    'lognormal_classes:3:4.0:1.0',
+    'lognormal_classes:3:4.0:1.0:50.0',
     'domain_mixture:0.5',
     'domain_mixture:0.5:500',
     'domain_mixture:0.5:500:uniform',
@@ -326,6 +373,11 @@ _INTEGER = 'to be an integer at least'
     ('domain_mixture:1:all:2/-1', '`prior` to be .*none negative'),
     ('lognormal:-1', '`sigma` to be a non-negative number, found -1.0'),
     ('lognormal:inf', '`sigma` to be a non-negative number, found inf'),
+    ('lognormal_classes:3:4', 'with a value for log_std'),
+    ('lognormal_classes:0:4:1', f'`num_classes_per_client` {_INTEGER} 1'),
+    ('lognormal_classes:3:nan:1', '`log_mean` to be a non-negative number'),
+    ('lognormal_classes:3:4:-1', '`log_std` to be a non-negative number'),
+    ('lognormal_classes:3:4:1:-1', '`least_size` to be a non-negative number'),
     ('fallah_digits:0', f'`images_per_digit` {_INTEGER} 1, found 0'),
     ('fallah_digits:195', '`images_per_digit` to be an even .* found 195'),
     ('fallah_digits:2.0', "`images_per_digit` .* an integer, found '2.0'"),

@@ -11,9 +11,9 @@ than the clients may own together (two clients with two classes each have no
 place for a fifth class): these classes are left out, with a warning.
 
 `ClientDirichlet` and `DomainMixture` fix the clients' sizes and draw each
-client's mixture of classes or domains. `FallahDigits` gives fixed numbers of
-examples and by design leaves others out. `by_key` follows keys that come with
-the examples.
+client's mixture of classes or domains. `FallahDigits` and `LognormalClasses`
+give certain numbers of examples and by design leave others out. `by_key`
+follows keys that come with the examples.
 
 Counts are rounded by largest remainders: a client gets the floor or the ceiling
 of its exact share of each class. The loss by rounding so far decides who gets
@@ -37,6 +37,7 @@ from tff_pfl.datasets.partitioning.by_class import (
   Dirichlet,
   FallahDigits,
   Iid,
+  LognormalClasses,
   LognormalSizes,
   Shards,
   WeightedPartitioner,
@@ -56,6 +57,7 @@ __all__ = [
   'DomainMixture',
   'FallahDigits',
   'Iid',
+  'LognormalClasses',
   'LognormalSizes',
   'Natural',
   'Partition',
@@ -78,6 +80,7 @@ PARTITIONERS: dict[str, type[Partitioner]] = {
     Dirichlet,
     ClientDirichlet,
     LognormalSizes,
+    LognormalClasses,
     Iid,
     FallahDigits,
     Natural,

@@ -3,7 +3,7 @@
 import numpy as np
 
 # Independent random streams of one seed.
-WEIGHTS, TRAIN, TEST, HOLD_OUT, CHOICE = range(5)
+WEIGHTS, TRAIN, TEST, HOLD_OUT, CHOICE, SIZES = range(6)
 
 
 def make_rng(seed: int, stream: int) -> np.random.Generator:
