@@ -36,9 +36,8 @@ class Column(NamedTuple):
       and its authors' code differ.
     note: Differences of the paper's data from those of a comparison with these
       settings; empty where there are none.
-    metric: A name of `metrics.by_name`; None for the mean over the last ten
-      rounds, or after the last one where models are fine-tuned then, which have
-      no earlier rounds.
+    metric: A name of `metrics.by_name`; None for the table's, or after the last
+      round where models are fine-tuned then, which have no earlier rounds.
   """
 
   dataset: str
@@ -74,6 +73,8 @@ class Source(NamedTuple):
     table: Its number, such as 'table 1'.
     protocol: The paper's way to its figures, in one or two sentences.
     columns: Columns of the table.
+    metric: A name of `metrics.by_name`, for columns that have none and models
+      that are not fine-tuned after the last round.
     rows: Rows of the table: method|key of the algorithm|figures in percent, '-'
       for those that the paper, or our copy of it, does not have. Where the head
       is fine-tuned, the method's name ends in '+FT'.
@@ -84,6 +85,7 @@ class Source(NamedTuple):
   protocol: str
   columns: Sequence[Column]
   rows: str
+  metric: str = _LAST_10
 
   def figures(self, places: Sequence[int]) -> Iterator[dict[str, Any]]:
     """The figures of some columns, row by row; see `reference`.
@@ -94,7 +96,7 @@ class Source(NamedTuple):
     for line in self.rows.strip().splitlines():
       method, algorithm, values = map(str.strip, line.split('|'))
       # Where the method itself does not fine-tune, leaving it out is the same.
-      variants, metric = ('method', 'none'), _LAST_10
+      variants, metric = ('method', 'none'), self.metric
       if algorithm == 'per_fed_avg':
         variants = ('method',)
       elif method.endswith('+FT'):
@@ -189,6 +191,7 @@ FedRep          |fed_rep       |66.94 39.32 30.72 21.53 17.25 11.07 69.65 40.95
 FedFac (static) |fed_fac_static|83.07 74.83 70.47 71.38 68.97 61.07 81.39 49.83
 FedFac (dynamic)|fed_fac       |83.07 74.87 71.53 71.36 69.32 62.75 83.01 50.29
 """,
+  metric='weighted_accuracy_best_10',
 )
 _FED_DAR = Source(
   'FedDAR (Zhong et al., ICLR 2023)',

@@ -121,6 +121,8 @@ def test_fine_tuned_models_are_compared_by_their_last_round():
   metrics = published.reference(*_TWO_CLASSES).set_index('method')['metric']
   assert metrics['FedAvg+FT'] == 'personal_accuracy'
   assert metrics['FedAvg'] == 'personal_accuracy_last_10'
+  metrics = published.reference('cifar10', 100, 'dirichlet:0.1')['metric']
+  assert set(metrics) == {'weighted_accuracy_best_10'}
 
 
 def test_every_cell_is_a_fraction_and_stands_once():

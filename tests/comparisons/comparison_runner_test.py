@@ -76,6 +76,8 @@ def test_the_figures_are_means_over_seeds_of_those_of_the_runs(
     'personal_accuracy_last_10': ('accuracy', 'last_10_mean'),
     'personal_accuracy': ('accuracy', 'last'),
     'global_accuracy': ('global_accuracy', 'last'),
+    'weighted_accuracy': ('fairness', 'weighted_mean'),
+    'weighted_accuracy_best_10': ('weighted', 'best_10_mean'),
     'worst_10_percent': ('fairness', 'worst_10_percent'),
     'fraction_hurt': ('fairness', 'fraction_hurt'),
     'personal_loss': ('loss',),
@@ -105,7 +107,8 @@ def test_what_a_method_lacks_is_none(found):
   assert local_only['metrics']['global_accuracy'] is None
   assert local_only['metrics']['fraction_hurt'] is None
   # The last round's models alone are fine-tuned.
-  assert fine_tuned['metrics']['personal_accuracy_last_10'] is None
+  for name in ('personal_accuracy_last_10', 'weighted_accuracy_best_10'):
+    assert fine_tuned['metrics'][name] is None
   assert fine_tuned['metrics']['personal_accuracy']['num_seeds'] == 2
   assert not fine_tuned['curves']
 

@@ -80,6 +80,7 @@ def run(
       'personal': means,
       'global': means if has_global else None,
       'fairness': {
+        'weighted_mean': score / 3,
         'worst_10_percent': score / 2,
         'fraction_hurt': score / 4 if has_global else None,
       },
@@ -114,6 +115,7 @@ def run(
   found = {
     'accuracy': over_rounds,
     'global_accuracy': over_rounds if has_global else None,
+    'weighted': {'best_10_mean': scores[-1] / 4},
     'fairness': last['fairness'],
     'loss': last['personal']['loss'],
     'seconds_per_round': rng.uniform(),

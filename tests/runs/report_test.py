@@ -31,7 +31,11 @@ def _evaluation(personal, shared):
   return {
     'personal': {'loss': 1 - personal, 'accuracy': personal},
     'global': None if shared is None else {'loss': 0.5, 'accuracy': shared},
-    'fairness': {'mean': personal, 'fraction_hurt': None},
+    'fairness': {
+      'mean': personal,
+      'weighted_mean': personal / 2,
+      'fraction_hurt': None,
+    },
     'non_finite_clients': 1,
   }
 
@@ -95,6 +99,7 @@ def test_summary_is_that_computed_by_hand(tmp_path, data):
       'num_last_10': 3,
       'best': 0.9,
       'best_round': 2,
+      'best_10_mean': None,
       'last': 0.65,
     },
     'global_accuracy': {
@@ -102,11 +107,21 @@ def test_summary_is_that_computed_by_hand(tmp_path, data):
       'num_last_10': 3,
       'best': 0.3,
       'best_round': 4,
+      'best_10_mean': None,
       'last': 0.25,
     },
     'loss': pytest.approx(0.35),
     'global_loss': 0.5,
-    'fairness': {'mean': 0.65, 'fraction_hurt': None},
+    # Over test examples.
+    'weighted': {
+      'last_10_mean': pytest.approx((0.25 + 0.375 + 0.325) / 3),
+      'num_last_10': 3,
+      'best': 0.45,
+      'best_round': 2,
+      'best_10_mean': None,
+      'last': 0.325,
+    },
+    'fairness': {'mean': 0.65, 'weighted_mean': 0.325, 'fraction_hurt': None},
     'non_finite_clients': 1,
     'num_scored_clients': 3,
     # The median of 1 to 13: the initial state is no round.
@@ -147,6 +162,7 @@ def test_a_regression_is_reported_by_its_own_metric(tmp_path, data):
       'num_last_10': 2,
       'best': 0.5,
       'best_round': 2,
+      'best_10_mean': None,
       'last': 0.5,
     },
     'global': {
@@ -154,6 +170,7 @@ def test_a_regression_is_reported_by_its_own_metric(tmp_path, data):
       'num_last_10': 2,
       'best': 2.0,
       'best_round': 1,
+      'best_10_mean': None,
       'last': 2.0,
     },
   }

@@ -21,29 +21,53 @@ from tff_pfl.system import folders
       [0.5, 0.9, 0.75, 0.5, 0.25],
       25,
       split_model.ACCURACY,
-      [0.375, 2, 0.9, 10, 0.25],
+      [0.375, 2, 0.9, 10, None, 0.25],
     ),
     # They end with the training, not with the evaluations.
-    ([5, 10], [0.5, 1], 18, split_model.ACCURACY, [1, 1, 1, 10, 1]),
-    ([5, 10], [0.5, 1], 30, split_model.ACCURACY, [None, 0, 1, 10, 1]),
+    ([5, 10], [0.5, 1], 18, split_model.ACCURACY, [1, 1, 1, 10, None, 1]),
+    ([5, 10], [0.5, 1], 30, split_model.ACCURACY, [None, 0, 1, 10, None, 1]),
     # The best round is the first of equals; NaN is never best, and not hidden.
-    ([1, 2], [1, 1], 50, split_model.ACCURACY, [None, 0, 1, 1, 1]),
+    ([1, 2], [1, 1], 50, split_model.ACCURACY, [None, 0, 1, 1, None, 1]),
     (
       [1, 2, 3],
       [0.5, 0.25, np.nan],
       50,
       split_model.LOSS,
-      [None, 0, 0.25, 2, np.nan],
+      [None, 0, 0.25, 2, None, np.nan],
     ),
-    ([], [], 2, split_model.LOSS, [None, 0, None, None, None]),
-    ([1, 2], [None] * 2, 2, split_model.LOSS, [None, 0, None, None, None]),
+    # Of the ten rounds to the 10th the mean is 0.55, to the 11th 0.45, to the
+    # 12th 0.4; the ten to the 14th were not all evaluated.
+    (
+      [*range(1, 13), 14],
+      [1, *[0.5] * 9, 0, 0, 1],
+      14,
+      split_model.ACCURACY,
+      [(6 * 0.5 + 1) / 9, 9, 1, 1, 0.55, 1],
+    ),
+    # Of errors the least counts, and a diverged one does not.
+    (
+      [*range(1, 14)],
+      [np.nan, 4, 2, *[1] * 9, 3],
+      13,
+      split_model.LOSS,
+      [1.2, 10, 1, 4, 1.1, 3],
+    ),
+    ([], [], 2, split_model.LOSS, [None, 0, None, None, None, None]),
+    (
+      [1, 2],
+      [None] * 2,
+      2,
+      split_model.LOSS,
+      [None, 0, None, None, None, None],
+    ),
   ],
 )
 def test_figures_over_rounds_are_those_computed_by_hand(
   rounds, values, final_round, metric, expected
 ):
   found = summary.over_rounds(rounds, values, final_round, metric)
-  names = ['last_10_mean', 'num_last_10', 'best', 'best_round', 'last']
+  names = ['last_10_mean', 'num_last_10', 'best', 'best_round']
+  names += ['best_10_mean', 'last']
   assert list(found) == names
   assert list(found.values()) == pytest.approx(expected, nan_ok=True)
 

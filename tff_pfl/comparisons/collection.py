@@ -92,6 +92,12 @@ class _Trial(trial.FinishedTrial):
       f'personal_{name}': evaluation['personal'].get(name),
       f'global_{name}_last_10': global_last_10.get('last_10_mean'),
       f'global_{name}': shared.get(name),
+      f'weighted_{name}': fairness.get('weighted_mean'),
+      f'weighted_{name}_best_10': self.summary.get('weighted', {}).get(
+        'best_10_mean'
+      )
+      if variant == trial.OWN_VARIANT
+      else None,
       **_further(evaluation),
       'worst_10_percent': fairness.get('worst_10_percent'),
       'fraction_hurt': fairness.get('fraction_hurt'),

@@ -101,6 +101,23 @@ def _model_metrics(primary, recent):
         + (f'; {missing}.' if suffix or which == 'global' else '.'),
         on_screen=not suffix or which == 'personal',
       )
+  for suffix, rounds, when in (
+    ('', 'last round', 'after the last round'),
+    (
+      '_best_10',
+      'best 10 rounds',
+      'best mean over ten consecutive rounds, all of them evaluated, which is '
+      'chosen with the test data',
+    ),
+  ):
+    yield _primary_metric(
+      primary,
+      f'weighted_{name}{suffix}',
+      f'{title} over test examples, {rounds}',
+      f"Mean over all clients' test examples of their personal models' {title},"
+      f' {when}.',
+      on_screen=False,
+    )
   yield _primary_metric(
     primary,
     'worst_10_percent',

@@ -54,9 +54,11 @@ def write_report(
   Returns:
     The summary: the settings of the run, and `accuracy` of the personal models
     and `global_accuracy` (of the global model alone; None where there is none)
-    as `last_10_mean`, `num_last_10`, `best`, `best_round`, `last`, each a mean
-    over clients, or None for models without an accuracy; `loss` and
-    `global_loss` of the newest evaluation; `fairness` of the newest evaluation;
+    as `last_10_mean`, `num_last_10`, `best`, `best_round`, `best_10_mean`,
+    `last`, each a mean over clients, or None for models without an accuracy;
+    `weighted`, the same of the personal models' primary metric as a mean over
+    all clients' test examples; `loss` and `global_loss` of the newest
+    evaluation; `fairness` of the newest evaluation;
     `non_finite_clients` in it (personal models that diverged);
     `num_scored_clients`, those with test examples, over whom means are taken;
     `seconds_per_round` (median, without evaluation) and `peak_rss_mb` (of this
@@ -156,6 +158,15 @@ def _summarize(store, process, data):
     'num_rounds': store.last_round,
     'accuracy': over_rounds('personal', split_model.ACCURACY),
     'global_accuracy': over_rounds('global', split_model.ACCURACY),
+    'weighted': summary_lib.over_rounds(
+      [evaluation['round'] for evaluation in evaluations],
+      [
+        evaluation['fairness'].get('weighted_mean')
+        for evaluation in evaluations
+      ],
+      store.last_round,
+      metric,
+    ),
     'loss': newest_loss('personal'),
     'global_loss': newest_loss('global'),
     'fairness': newest['fairness'],

@@ -47,6 +47,7 @@ def over_rounds(
       num_last_10: Number of these evaluations, 10 at most.
       best: The best value.
       best_round: The first round with that value.
+      best_10_mean: Best mean over ten consecutive rounds, all evaluated.
       last: The value of the last evaluation.
   """
   known = [(r, float(v)) for r, v in zip(rounds, values) if v is not None]
@@ -57,11 +58,19 @@ def over_rounds(
     key=lambda pair: (metric.merit(pair[0]), -pair[1]),
     default=(None, None),
   )
+  by_round = dict(known)
+  tens = ([by_round.get(r - i) for i in range(10)] for r in by_round)
+  means = (math.fsum(ten) / 10 for ten in tens if None not in ten)
   return {
     'last_10_mean': math.fsum(recent) / len(recent) if recent else None,
     'num_last_10': len(recent),
     'best': best,
     'best_round': best_round,
+    'best_10_mean': max(
+      (mean for mean in means if not math.isnan(mean)),
+      key=metric.merit,
+      default=None,
+    ),
     'last': known[-1][1] if known else None,
   }
 
