@@ -2,8 +2,8 @@
 
 import inspect
 import typing
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Optional
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Optional, Union
 
 from absl import flags
 
@@ -121,7 +121,7 @@ class ArgumentFlags:
       if value is not None and value != []:
         if _is_list(hint, int):
           value = _integers(flag, value)
-          if len(value) == 1 and typing.get_origin(hint) is typing.Union:
+          if len(value) == 1 and hint == Union[int, Sequence[int]]:
             (value,) = value
         arguments[name] = value
     return arguments

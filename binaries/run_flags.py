@@ -144,7 +144,7 @@ DATASET_ARGUMENTS = argument_flags.ArgumentFlags(
     ' or '.join(_POOLED): datasets.load_dataset,
     **{name: entry.loader for name, entry in datasets.DATASETS.items()},
   },
-  common=(*datasets.COMMON_ARGUMENTS, 'num_clients', 'partition', 'classes'),
+  common=(*datasets.COMMON_ARGUMENTS, 'num_clients', 'partition'),
 )
 
 

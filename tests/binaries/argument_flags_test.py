@@ -15,6 +15,7 @@ def _lake(
   seed: int = 0,
   islands: Sequence[int] = (),
   fish: Sequence[str] = (),
+  ferries: Optional[Sequence[int]] = None,
 ):
   """A lake.
 
@@ -25,6 +26,7 @@ def _lake(
     seed: Common to all.
     islands: Their sizes.
     fish: Their kinds.
+    ferries: Their numbers, if any.
   """
 
 
@@ -69,7 +71,7 @@ def test_each_keyword_argument_has_a_flag_with_its_documentation(given):
   del given
   names = [name[6:] for name in flags.FLAGS if name.startswith('water_')]
   assert ' '.join(sorted(names)) == (
-    'bends depth fish islands locks name tidal towns'
+    'bends depth ferries fish islands locks name tidal towns'
   )
   assert flags.FLAGS['water_depth'].help == (
     'With --water=lake or river: In metres, which may be none. (default: lake '
@@ -87,6 +89,7 @@ def test_each_keyword_argument_has_a_flag_with_its_documentation(given):
     ('depth=3 name=Main locks=0', {'depth': 3.0, 'name': 'Main', 'locks': 0}),
     ('islands=4 bends=4', {'islands': [4], 'bends': 4}),
     ('bends=4,5', {'bends': [4, 5]}),
+    ('ferries=4', {'ferries': [4]}),
     ('bends=', {}),
     ('towns=Basel,Bonn', {'towns': ['Basel', 'Bonn']}),
     ('fish=carp tidal=false', {'fish': ['carp'], 'tidal': False}),
