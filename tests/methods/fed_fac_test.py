@@ -7,7 +7,6 @@ import pytest
 
 from tests.methods import toy_problems
 from tff_pfl.methods import fed_fac, registry
-from tff_pfl.methods.shared import found_partition
 from tff_pfl.models import zoo
 
 _RNG = np.random.default_rng(5)
