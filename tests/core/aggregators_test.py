@@ -1,3 +1,5 @@
+import collections
+
 import numpy as np
 import pytest
 import tensorflow_federated as tff
@@ -69,3 +71,44 @@ def test_what_is_collected_is_not_promised_to_be_private_or_robust(factory):
     aggregators.create(
       factory, [tff.to_type([('x', np.float32)])], [gather.StackFactory(2)]
     )
+
+
+@pytest.mark.parametrize(
+  ('factory', 'is_secure'),
+  [
+    (tff.learning.secure_aggregator(), True),
+    (tff.aggregators.MeanFactory(tff.aggregators.SecureSumFactory(1.0)), False),
+    (tff.learning.robust_aggregator(), False),
+  ],
+)
+@pytest.mark.parametrize('has_global', [True, False])
+def test_metrics_and_counts_are_summed_as_updates_are(
+  factory, is_secure, has_global
+):
+  values = [
+    collections.OrderedDict(loss=np.float32(loss), number=np.int32(number))
+    for loss, number in [(2.0**21, 3), (-0.3, 2**21), (np.pi, 4)]
+  ]
+  sent = collections.OrderedDict(x=np.float32) if has_global else []
+  aggregations = aggregators.create(factory, [tff.to_type(sent)])
+  value_type = tff.to_type(
+    collections.OrderedDict(loss=np.float32, number=np.int32)
+  )
+  (process,) = aggregators.create_sums([value_type], factory, aggregations)
+  output = process.next(process.initialize(), values)
+  if not is_secure:
+    tff.test.assert_not_contains_secure_aggregation(process.next)
+    assert output.result['loss'] == pytest.approx(2.0**21 - 0.3 + np.pi)
+    assert output.result['number'] == 2**21 + 7
+    return
+  tff.test.assert_not_contains_unsecure_aggregation(process.next)
+  largest = 2**20 - 1
+  step = 2 * largest / (2**32 - 1)
+  rounded = [round(value / step) for value in (largest, -0.3, np.pi)]
+  # Both ends of the range have integers of 32 bits.
+  assert output.result['loss'] == pytest.approx(step * sum(rounded), abs=0.07)
+  assert output.result['number'] == largest + 7
+  clipped = [
+    m['secure_upper_clipped_count'] for m in output.measurements.values()
+  ]
+  assert clipped == [1, 1]

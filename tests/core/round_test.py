@@ -60,6 +60,18 @@ def test_every_named_mean_is_that_of_harmless_updates(aggregator, name):
   assert np.isfinite(tf.nest.flatten(empty.metrics)).all()
 
 
+def test_secure_aggregator_sums_metrics_and_counts_by_secure_sums_too():
+  process, (*_, metrics), _ = _with('secure')
+  _, (*_, expected), _ = _with('mean')
+  tff.test.assert_not_contains_unsecure_aggregation(process.next)
+  names = ('examples', 'clients', 'non_finite_clients')
+  assert [metrics[name] for name in names] == [36, 2, 0]
+  assert metrics['clipped_sums'] == 0
+  # Sums of two clients, each rounded by up to 2^20 / 2^32, over 36 examples.
+  for name in ('loss', 'accuracy'):
+    assert metrics[name] == pytest.approx(expected[name], abs=3e-5)
+
+
 def test_robust_aggregator_zeroes_an_outlying_update():
   outlying = toy_problems.labeled_examples(20, 0)
   outlying.x[:] *= 1e4

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tff_pfl.core import (
@@ -792,3 +793,11 @@ def test_unknown_method_and_what_is_no_split_model_are_refused(
 ):
   with pytest.raises(error, match=message):
     registry.build(name, keras.Sequential())
+
+
+@_parametrized(
+  sorted({*registry.ALGORITHMS} - {'fed_pac'}), fast=('local_only',)
+)
+def test_nothing_is_summed_in_the_clear_by_a_secure_round(name):
+  process = _build(name, aggregator=tff.learning.secure_aggregator())
+  tff.test.assert_not_contains_unsecure_aggregation(process.next)

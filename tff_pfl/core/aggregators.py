@@ -4,6 +4,7 @@ Programs name them; library users pass any `tff.aggregators` factory to a
 builder.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -16,6 +17,7 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.core import gather, private_mean
+from tff_pfl.runtime.private_api import tree_analysis
 
 AggregationFactory = Union[
   tff.aggregators.WeightedAggregationFactory,
@@ -37,6 +39,9 @@ AGGREGATORS = {
 }
 
 
+# Of a client, where metrics and counts are summed by secure aggregation.
+LARGEST_SUM = 2.0**20 - 1
+
 # Those whose arguments are stored with a run.
 DESCRIBED = (
   *private_mean.PRIVATE_MEANS,
@@ -50,10 +55,10 @@ def make_aggregator(name: str) -> Any:
 
   Args:
     name: 'mean' (weighted), 'robust' (zeroes and clips outlying updates with
-      adaptive norms), 'secure' (the same, summed as integers by secure
-      aggregation where the runtime has a protocol for it; the round's metrics
-      and counts are always summed in the clear), 'compressed' (the same as
-      'robust', with large tensors quantized), 'median', 'trimmed_mean:0.1' (the
+      adaptive norms), 'secure' (the same, with all that leaves a client summed
+      as integers by secure aggregation where the runtime has a protocol for it,
+      see `create_sums`), 'compressed' (the same as 'robust', with large tensors
+      quantized), 'median', 'trimmed_mean:0.1' (the
       mean of each number without the tenth of the clients at either end) or
       'geometric_median'; see `gather` for the last three. Private means have
       arguments and are made by `private_mean`.
@@ -180,3 +185,49 @@ def create(
     return chosen.create(value_type, tff.TensorType(np.float32))
 
   return [create_one(*numbered) for numbered in enumerate(value_types)]
+
+
+def create_sums(
+  value_types: Sequence[tff.Type],
+  factory: AggregationFactory,
+  aggregations: Sequence[tff.templates.AggregationProcess],
+) -> list[tff.templates.AggregationProcess]:
+  """Creates the sums of clients' metrics and counts, one for each exchange.
+
+  Where the aggregations of updates are secure sums alone, so are these. Then
+  each number of a client is clipped to [-LARGEST_SUM, LARGEST_SUM], a float is
+  rounded to a multiple of LARGEST_SUM / 2^31 (0.0005), and the numbers of
+  clients that were clipped are measured.
+
+  Args:
+    value_types: Types of the values to sum, `OrderedDict`s of floats and
+      integers, nested or not.
+    factory: The factory of the aggregations.
+    aggregations: The aggregations that `create` made of it.
+
+  Returns:
+    Processes without state.
+  """
+  if not _is_secure(factory, aggregations):
+    return [tff.aggregators.SumFactory().create(t) for t in value_types]
+  metrics = tff.learning.metrics
+  return [
+    metrics.SecureSumFactory(
+      metrics.create_default_secure_sum_quantization_ranges(
+        value_type,
+        -LARGEST_SUM,
+        LARGEST_SUM,
+        use_auto_tuned_bounds_for_float_values=False,
+      )
+    ).create(value_type)
+    for value_type in value_types
+  ]
+
+
+def _is_secure(factory, aggregations):
+  blocks = [process.next.to_building_block() for process in aggregations]
+  if not any(map(tree_analysis.find_aggregations_in_tree, blocks)):
+    # Nothing is global.
+    some_type = tff.to_type(collections.OrderedDict(x=np.float32))
+    return _is_secure(factory, create(factory, [some_type]))
+  return not any(map(tree_analysis.find_unsecure_aggregation_in_tree, blocks))

@@ -119,11 +119,15 @@ class _Round:
       work, options, self.types, parts_type.algorithm
     )
     outputs = [client.type_signature.result for client in self._clients]
-    self._sums_type = outputs[-1].sums
     self._aggregations = aggregators.create(
       options.aggregator,
       [output.sent for output in outputs],
       [exchange.aggregator for exchange in work.exchanges],
+    )
+    self._sums = aggregators.create_sums(
+      [output.sums for output in outputs],
+      options.aggregator,
+      self._aggregations,
     )
     self.initialize = self._build_initialize(initial_parts)
     self.state_type = self.initialize.type_signature.result.member
@@ -162,13 +166,16 @@ class _Round:
       aggregated = aggregation.next(
         state.aggregator[number], output.sent, output.sums.weight
       )
-      sums = tff.federated_sum(output.sums)
+      sums = self._sums[number].next(
+        self._sums[number].initialize(), output.sums
+      )
       state, update_norm = tff.federated_map(
-        server, (state, aggregated.result, aggregated.state, sums)
+        server, (state, aggregated.result, aggregated.state, sums.result)
       )
       measurements.append(aggregated.measurements)
     metrics = tff.federated_map(
-      self._metrics_of, (state, sums, update_norm, tuple(measurements))
+      self._metrics_of,
+      (state, sums.result, sums.measurements, update_norm, tuple(measurements)),
     )
     return state, output.client_state, metrics
 
@@ -312,19 +319,20 @@ class _Round:
     return server
 
   def _build_metrics(self):
-    """`(<S, sums, norm of the update, measurements...> -> metrics)`."""
+    """`(<S, sums, theirs, norm of the update, measurements> -> metrics)`."""
     work = self._work
 
     @tff.tensorflow.computation(
       self.state_type,
-      self._sums_type,
+      self._clients[-1].type_signature.result.sums,
+      self._sums[-1].next.type_signature.result.measurements.member,
       np.float32,
       tuple(
         aggregation.next.type_signature.result.measurements.member
         for aggregation in self._aggregations
       ),
     )
-    def metrics_of(state, sums, update_norm, measurements):
+    def metrics_of(state, sums, sums_measured, update_norm, measurements):
       number = objectives.number_counted(sums['metrics'])
       metrics = tf.nest.map_structure(
         # Nothing trained on, no loss: a zero would look like success.
@@ -337,6 +345,14 @@ class _Round:
       metrics['non_finite_clients'] = sums['num_non_finite']
       if work.server_metrics is not None:
         metrics.update(work.server_metrics(state.algorithm))
+      if sums_measured:
+        metrics['clipped_sums'] = tf.add_n(
+          [
+            measured[f'secure_{side}_clipped_count']
+            for measured in sums_measured.values()
+            for side in ('lower', 'upper')
+          ]
+        )
       if tf.nest.flatten(measurements):
         metrics['aggregator'] = measurements[0]
         if len(measurements) > 1:
