@@ -1,5 +1,6 @@
 """README.md and docs/: their code runs, their links resolve, names exist."""
 
+import collections
 import json
 import pathlib
 import re
@@ -91,6 +92,15 @@ def _check_production(names, _):
   assert names['form'].work.type_signature
   trained = list(names['models'].values().values())[-1]
   assert trained.round_number == 4
+  train = map(names['data'].train, names['data'].client_ids[:2])
+  # A record that is not parsed as it was written would train otherwise.
+  state, _ = names['learning_process'].next(
+    names['learning_process'].initialize(),
+    [[collections.OrderedDict(x=e.x, y=e.y)] for e in train],
+  )
+  toy_problems.assert_same(
+    dict(names['state']['global_weights']), dict(state.global_weights)
+  )
 
 
 def _check_exporting(names, _):
