@@ -331,6 +331,7 @@ def comparison_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       source,
       own / fed_avg,
       below=4,
+      is_ours=True,
     )
     yield claims.difference(
       f'{partition}: it takes less time than one of FedEM, in seconds',
@@ -425,6 +426,7 @@ def new_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       source,
       table.lead('accuracy', _ENSEMBLE, name, partition=first),
       above=-0.02,
+      is_ours=True,
     )
   pairs = [
     (_ENSEMBLE, name)

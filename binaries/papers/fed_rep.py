@@ -253,6 +253,7 @@ def make_local_epochs_claims(
       _LOCAL_EPOCHS_FIGURE,
       accuracy(_FED_REP, more) - accuracy(_FED_REP, fewer),
       above=-_TOLERANCE,
+      is_ours=True,
     )
   yield claims.difference(
     'FedAvg does not gain from more local epochs: its accuracy with'
@@ -260,6 +261,7 @@ def make_local_epochs_claims(
     _LOCAL_EPOCHS_FIGURE,
     accuracy(_FED_AVG, most) - accuracy(_FED_AVG, fewest),
     below=_TOLERANCE,
+    is_ours=True,
   )
   for num_epochs in sizes.nums_epochs:
     yield claims.difference(

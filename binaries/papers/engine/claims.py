@@ -41,7 +41,8 @@ class Claim(NamedTuple):
     measured: The number; of a comparison the mean over seeds.
     low: Lower end of its 95% interval; None where there is none.
     high: Upper end of the interval.
-    threshold: Bound that it was compared with, such as '> 0.98'.
+    threshold: Bound that it was compared with, such as '> 0.98', or '> -0.01
+      (ours)' where the paper has no number for it.
     num_seeds: Seeds that it was measured with.
     verdict: `HOLDS`, `FAILS` or `UNDECIDED`.
     decided_by: The 'mean' over seeds, or the 'worst' of all runs.
@@ -70,6 +71,7 @@ def measured(
   *,
   above: Optional[float] = None,
   below: Optional[float] = None,
+  is_ours: bool = False,
 ) -> Claim:
   """A claim about every run: the worst value decides.
 
@@ -78,6 +80,7 @@ def measured(
       fails.
     above: Lower bound of all values; None if `below` is given.
     below: Upper bound of all values; None if `above` is given.
+    is_ours: True if the paper has no such bound, as for "close to 1".
   """
   values = np.asarray(values, float)
   worst_of = np.min if below is None else np.max
@@ -91,7 +94,7 @@ def measured(
     measured=worst,
     low=None,
     high=None,
-    threshold=_threshold(above, below),
+    threshold=_threshold(above, below, is_ours),
     num_seeds=len(values),
     verdict=HOLDS if holds else FAILS,
     decided_by='worst',
@@ -106,6 +109,7 @@ def difference(
   *,
   above: float = 0,
   below: Optional[float] = None,
+  is_ours: bool = False,
 ) -> Claim:
   """A claim about the mean over seeds, decided by its interval.
 
@@ -114,6 +118,7 @@ def difference(
       claim with one that is not finite fails.
     above: Lower bound of the mean.
     below: Upper bound of the mean; if given, `above` is ignored.
+    is_ours: True if the paper has no such bound, as for "no difference".
   """
   values = np.asarray(values, float)
   mean, low, high, p_value = float(values.mean()), None, None, None
@@ -139,7 +144,7 @@ def difference(
     measured=mean,
     low=low,
     high=high,
-    threshold=_threshold(above, below),
+    threshold=_threshold(above, below, is_ours),
     num_seeds=len(values),
     verdict=verdict,
     decided_by='mean',
@@ -148,16 +153,21 @@ def difference(
   )
 
 
-def recomputed(claim: Mapping[str, Any]) -> str:
-  """The verdict on a claim, from the numbers by seed that it was decided by.
+def recomputed(claim: Mapping[str, Any]) -> Claim:
+  """A claim decided anew, from the numbers by seed that it was decided by.
 
   Args:
     claim: Fields of a `Claim`, as JSON types, with None for NaN.
   """
-  side, bound = claim['threshold'].split()
+  side, bound, *ours = claim['threshold'].split()
   decide = difference if claim['decided_by'] == 'mean' else measured
-  limits = {'above' if side == '>' else 'below': float(bound)}
-  return decide('', '', np.array(claim['values'], float), **limits).verdict
+  return decide(
+    claim['statement'],
+    claim['source'],
+    np.array(claim['values'], float),
+    **{'above' if side == '>' else 'below': float(bound)},
+    is_ours=bool(ours),
+  )
 
 
 def decided_by_holm(claims: Iterable[Mapping[str, Any]]) -> Optional[int]:
@@ -222,8 +232,9 @@ def more_accurate(
     )
 
 
-def _threshold(above, below):
-  return f'> {above:g}' if below is None else f'< {below:g}'
+def _threshold(above, below, is_ours):
+  text = f'> {above:g}' if below is None else f'< {below:g}'
+  return f'{text} (ours)' if is_ours else text
 
 
 def count(verdicts: Iterable[str]) -> str:
