@@ -48,6 +48,10 @@ _D_SGD = 'D-SGD'
 _ALIKE, _DISSIMILAR = 0.8, 0.2
 
 
+def _layers(number):
+  return {'widths': (64,) * number, 'initialization': 'fan_in'}
+
+
 @dataclasses.dataclass(frozen=True)
 class Sizes:
   """Sizes and hyperparameters of training, for all three experiments.
@@ -64,7 +68,10 @@ class Sizes:
   num_clients: int = 80
   partition: str = 'shards:3'
   cohort_size: int = 10
-  widths: Sequence[int] = (64,) * 6
+  model: str = 'mlp'
+  model_arguments: Mapping[str, Any] = dataclasses.field(
+    default_factory=lambda: _layers(6)
+  )
   nums_local_steps: Sequence[int] = (1, 50)
   num_rounds: int = 2500
   learning_rate: float = 0.05
@@ -101,7 +108,9 @@ class NewClassesSizes(NewClientSizes):
     nums_examples_elsewhere: Examples of that data set.
   """
 
-  widths: Sequence[int] = (64,) * 5
+  model_arguments: Mapping[str, Any] = dataclasses.field(
+    default_factory=lambda: _layers(5)
+  )
   learning_rate: float = 0.1
   nums_examples: Sequence[int] = (20, 50, 100, 200, 500)
   new_dataset: Optional[str] = 'mnist'
@@ -131,7 +140,7 @@ _FAST = dict(
 _COSINE = dict(
   num_clients=100,
   partition='dirichlet:0.6',
-  widths=(64,) * 4,
+  model_arguments=_layers(4),
   nums_local_steps=(1, 10, 50),
 )
 COSINE_FAST = Sizes(**{**_COSINE, **_FAST})
@@ -139,7 +148,7 @@ NEW_CLASSES_FAST = NewClassesSizes(
   **_FAST, num_new_clients=2, nums_examples=(20, 50, 100, 200), new_dataset=None
 )
 CKA_FAST = CkaSizes(
-  **_FAST, widths=(64,) * 4, num_new_clients=2, num_examples=200
+  **_FAST, model_arguments=_layers(4), num_new_clients=2, num_examples=200
 )
 
 
@@ -169,8 +178,6 @@ def _train(
   results = context.run(
     conditions,
     dataset_arguments={'classes': classes},
-    model='mlp',
-    model_arguments={'widths': sizes.widths, 'initialization': 'fan_in'},
     client_weighting='uniform',
     num_final_evaluations=1,
   )

@@ -23,7 +23,8 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tff_pfl as pfl
 from binaries.papers.engine import claims, panels, paper, trials
@@ -52,7 +53,10 @@ class Sizes:
   dataset: str = 'mnist'
   partition: str = 'fallah_digits:196'
   num_clients: int = 50
-  widths: Sequence[int] = (80, 60)
+  model: str = 'mlp'
+  model_arguments: Mapping[str, Any] = dataclasses.field(
+    default_factory=lambda: {'widths': (80, 60), 'activation': 'elu'}
+  )
   batch_size: int = 40
   inner_learning_rate: float = 0.01
   learning_rate: float = 0.001
@@ -121,8 +125,6 @@ def measure(context: trials.Context) -> paper.Rows:
   }
   for result in context.run(
     conditions,
-    model='mlp',
-    model_arguments={'widths': sizes.widths, 'activation': 'elu'},
     client_weighting='uniform',
     personalization=one_step,
     rounds_per_evaluation=sizes.rounds_per_evaluation,

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 from unittest import mock
 
@@ -5,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from binaries import papers
-from binaries.papers.engine import claims
+from binaries.papers.engine import claims, trials
 from tests.papers import untrained
 
 
@@ -48,3 +49,29 @@ def test_every_method_can_be_run_on_every_dataset(entry, sizes, monkeypatch):
   for wanted in context.trials:
     # What is the same run in two places has the same settings.
     assert wanted.config == configs[wanted.name]
+
+
+@pytest.mark.parametrize(
+  'entry',
+  [
+    # The claims of the other one are of the outputs of a dense layer.
+    entry
+    for entry in papers.EXPERIMENTS.values()
+    if entry.uses_datasets and entry.name != 'fedsplit_neurons'
+  ],
+  ids=lambda entry: entry.name,
+)
+def test_every_experiment_on_data_sets_trains_any_network(entry, monkeypatch):
+  monkeypatch.setattr(
+    untrained.Context, 'load_arrays', lambda *_: mock.MagicMock()
+  )
+  settings = {'fast': True, 'num_seeds': 1, 'sizes': {'model': 'resnet_18'}}
+  settings = trials.Settings('unused', **settings)
+  context = untrained.Context(entry.sizes(settings), fast=True)
+  with contextlib.suppress(untrained.Opened):
+    context.measured(entry.measure)
+  assert {config.model for config in context.configs} == {'resnet_18'}
+  # Nothing of the experiment's own network.
+  assert {
+    name for config in context.configs for name in config.model_arguments
+  } <= {'normalization'}

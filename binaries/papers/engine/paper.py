@@ -110,6 +110,9 @@ class Experiment:
     if settings.num_seeds is not None:
       sizes = dataclasses.replace(sizes, num_seeds=settings.num_seeds)
     others = settings.sizes or {}
+    if 'model' in others and hasattr(sizes, 'model'):
+      # Those of the experiment's own model need not fit.
+      others = {'model_arguments': {}, **others}
     for name, value in others.items():
       errors.expect_one_of('sizes', name, vars(sizes))
       old = getattr(sizes, name)
