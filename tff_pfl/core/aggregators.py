@@ -39,7 +39,7 @@ AGGREGATORS = {
 }
 
 
-# Of a client, where metrics and counts are summed by secure aggregation.
+# Bound of a client's metrics and counts in secure sums.
 LARGEST_SUM = 2.0**20 - 1
 
 # Those whose arguments are stored with a run.
@@ -58,10 +58,10 @@ def make_aggregator(name: str) -> Any:
       adaptive norms), 'secure' (the same, with all that leaves a client summed
       as integers by secure aggregation where the runtime has a protocol for it,
       see `create_sums`), 'compressed' (the same as 'robust', with large tensors
-      quantized), 'median', 'trimmed_mean:0.1' (the
-      mean of each number without the tenth of the clients at either end) or
-      'geometric_median'; see `gather` for the last three. Private means have
-      arguments and are made by `private_mean`.
+      quantized), 'median', 'trimmed_mean:0.1' (the mean of each number without
+      the tenth of the clients at either end) or 'geometric_median'; see
+      `gather` for the last three. Private means have arguments and are made by
+      `private_mean`.
 
   Raises:
     ValueError: If no factory has this name, or the trimmed share is not a
@@ -196,8 +196,8 @@ def create_sums(
 
   Where the aggregations of updates are secure sums alone, so are these. Then
   each number of a client is clipped to [-LARGEST_SUM, LARGEST_SUM], a float is
-  rounded to a multiple of LARGEST_SUM / 2^31 (0.0005), and the numbers of
-  clients that were clipped are measured.
+  rounded to a multiple of LARGEST_SUM / 2^31 (0.0005; NaN is -LARGEST_SUM), and
+  the numbers of clients that were clipped are measured.
 
   Args:
     value_types: Types of the values to sum, `OrderedDict`s of floats and
