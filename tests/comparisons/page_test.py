@@ -9,6 +9,7 @@ from tests.comparisons import made_up_trials
 from tff_pfl import errors
 from tff_pfl.comparisons import page as page_lib
 from tff_pfl.comparisons import results
+from tff_pfl.core import personalization
 from tff_pfl.methods import registry
 
 _EVIL = '<script>alert("1 & 2")</script>'
@@ -32,6 +33,10 @@ class _Page:
   def rows(self, section):
     """The rows of a section's tables, by the text of their first cell."""
     return {row[0]: row[1:] for row in self.tables[section]}
+
+
+def test_every_way_to_personalize_has_a_title():
+  assert set(page_lib.VARIANT_TITLES) == set(personalization.SCOPES)
 
 
 def _write(tmp_path, comparison):

@@ -195,6 +195,18 @@ def test_a_method_that_changes_the_model_has_variants():
   assert trial._variant(config, model, process, 'none') is None
 
 
+def test_models_that_are_made_with_the_server_have_no_trained_variant():
+  for algorithm, model, has_variant in (
+    ('fed_avg', 'linear', True),
+    ('fed_pac', 'mlp', False),
+  ):
+    config = _config(algorithm=algorithm, model=model)
+    model = config.build_model(config.load_data())
+    process = config.build_process(model)
+    variant = trial._variant(config, model, process, 'trained')
+    assert (variant is not None) == has_variant
+
+
 def test_an_interrupted_trial_goes_on(plain, tmp_path):
   _config(num_rounds=1).run(str(tmp_path), show_progress=False)
   assert _run(tmp_path, trial.Trial('x', _config())) == plain[1]

@@ -552,6 +552,37 @@ def test_fine_tuning_comes_on_top_and_is_not_kept(name, scope):
   toy_problems.assert_same(tuned.client_state, untuned.client_state)
 
 
+@_fast_for('fed_rep', 'scaffold', 'separate_fed_avg')
+def test_a_trained_model_is_that_of_a_round_of_the_client_alone(name):
+  if name in ('fed_dar', 'fed_fac', 'fed_pac', 'separate_fed_avg'):
+    assert not _process(name).has_trained_models
+    with pytest.raises(ValueError, match=f'other than trained for {name}'):
+      _process(name, fine_tune='trained')
+    return
+  process = _process(name, fine_tune='trained')
+  state, states, _ = _after_two_rounds(name)
+  for client_state, examples in zip(states, _train(name)):
+    personal = process.personalize(state, client_state, examples)
+    toy_problems.assert_same(personal.client_state, client_state)
+    # Its mean over one client is the client's.
+    output = process.next(state, [client_state], [examples])
+    expected = _process(name, fine_tune='none').personalize(
+      output.state, output.client_states[0], examples
+    )
+    if name == 'knn_per':  # Its datastore is in another order.
+      expected = _score(process, expected.weights, examples)
+      _assert_scores(_score(process, personal.weights, examples), expected)
+    else:
+      toy_problems.assert_close(personal.weights, expected.weights)
+  nothing = _no_data(name)
+  toy_problems.assert_same(
+    process.personalize(state, states[0], nothing).weights,
+    _process(name, fine_tune='none')
+    .personalize(state, states[0], nothing)
+    .weights,
+  )
+
+
 # What methods become.
 
 

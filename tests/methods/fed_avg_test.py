@@ -6,7 +6,7 @@ import pytest
 
 from tests.methods import toy_problems
 from tff_pfl import datasets
-from tff_pfl.core import phases
+from tff_pfl.core import personalization, phases
 from tff_pfl.methods import registry
 from tff_pfl.models import domain_models
 
@@ -51,6 +51,21 @@ def test_one_weight_by_hand():
   assert metrics['update_norm'] == pytest.approx(0.25)
   assert metrics['examples'] == 4
   assert metrics['clients'] == 2
+
+
+def test_trained_model_by_hand():
+  process = _process(
+    personalization=personalization.Personalization(fine_tune='trained')
+  )
+  examples = toy_problems.padded(_CLIENTS)
+  state = process.initialize()
+  for index, client in enumerate(_CLIENTS):
+    personal = process.personalize(
+      state, process.initialize_client_state(index), examples[index]
+    )
+    np.testing.assert_allclose(
+      personal.weights['head/kernel'], _local(_INITIAL, client), rtol=1e-5
+    )
 
 
 def _pooled(weight):

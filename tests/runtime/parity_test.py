@@ -244,7 +244,9 @@ def _process_with_options(name):
     toy_problems.model_for(name, augmentation.augmented(model, noisy)),
     seed=_SEED,
     statistics='local',
-    personalization=personalization.Personalization(fine_tune='all'),
+    personalization=personalization.Personalization(
+      fine_tune='trained' if name == 'ditto' else 'all'
+    ),
     training=training_options.TrainingOptions(
       weight_decay=0.01,
       decoupled_weight_decay=0.02,

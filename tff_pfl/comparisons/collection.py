@@ -244,6 +244,8 @@ def _label(algorithm, variant, base, scores):
     return algorithm
   if asked == 'none':
     return f'{algorithm} without FT'
+  if asked == 'trained':
+    return f'{algorithm}, trained'
   return f'{algorithm} + FT ({asked})'
 
 

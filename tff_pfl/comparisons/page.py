@@ -33,6 +33,7 @@ VARIANT_TITLES = {
   'none': 'Without fine-tuning',
   'head': 'With the head fine-tuned',
   'all': 'With all weights fine-tuned',
+  'trained': 'As they leave training on the client',
 }
 _MAX_CONTEXT_ROUNDS = 50
 _SVG_STYLE = {'svg.fonttype': 'none', 'svg.hashsalt': 'page', 'font.size': 8}

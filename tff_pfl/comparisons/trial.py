@@ -248,7 +248,12 @@ def _scores(trial, model, process, trained, new, runtime, directory):
 
 
 def _variant(config, model, process, name):
-  """The process with other fine-tuning; None if it is that of the run."""
+  """The process with other fine-tuning; None if it is that of the run.
+
+  None, too, where the method has no such thing.
+  """
+  if name == 'trained' and not process.has_trained_models:
+    return None
   personalization = dataclasses.replace(config.personalization, fine_tune=name)
   variant = dataclasses.replace(
     config, personalization=personalization

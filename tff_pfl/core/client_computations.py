@@ -119,15 +119,13 @@ def _client_function(work, options, exchange, frozen):
     examples = options.attack.on_examples(
       examples, client_state.client_index, model
     )
-    client = client_lib.Client(
-      model,
+    client = work.client(
+      exchange,
       broadcast,
-      work.local_of(client_state),
+      client_state,
       examples,
-      broadcast.seed_of(client_state, exchange.seed_purpose),
-      () if cache is None else cache['method'],
       options.training,
-      options.training.rate_factor(broadcast.round_number),
+      () if cache is None else cache['method'],
     )
     with in_place.disabled(is_compiled):
       result = exchange.client(client)

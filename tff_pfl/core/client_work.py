@@ -17,7 +17,12 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.core import client as client_lib
-from tff_pfl.core import personalization, personalized_process
+from tff_pfl.core import (
+  example_tensors,
+  personalization,
+  personalized_process,
+  training_options,
+)
 from tff_pfl.models import randomness, split_model, weight_partition
 
 
@@ -181,6 +186,64 @@ class ClientWork:
     if self.keeps_local:
       return client_state.local
     return tf.nest.map_structure(tf.constant, self.initial_local)
+
+  def client(
+    self,
+    exchange: Exchange,
+    broadcast: client_lib.Broadcast,
+    client_state: personalized_process.ClientState,
+    examples: example_tensors.ExampleTensors,
+    training: training_options.TrainingOptions,
+    cache: Any = (),
+  ) -> client_lib.Client:
+    """A client in an exchange of a round."""
+    return client_lib.Client(
+      self.model,
+      broadcast,
+      self.local_of(client_state),
+      examples,
+      broadcast.seed_of(client_state, exchange.seed_purpose),
+      cache,
+      training,
+      training.rate_factor(broadcast.round_number),
+    )
+
+  def trained(
+    self,
+    broadcast: client_lib.Broadcast,
+    client_state: personalized_process.ClientState,
+    examples: example_tensors.ExampleTensors,
+    training: training_options.TrainingOptions,
+  ) -> tuple[client_lib.Broadcast, personalized_process.ClientState]:
+    """A client after its work in the next round, before the server's.
+
+    Of a method with one exchange in a round, in which clients send updates of
+    all global weights that change.
+
+    Returns:
+      The message with the global weights as the client trained them, and the
+      client's new state. Without examples both are as before.
+    """
+    (exchange,) = self.exchanges
+    result = exchange.client(
+      self.client(exchange, broadcast, client_state, examples, training)
+    )
+    has_examples = examples.num_examples > 0
+    weights = collections.OrderedDict(broadcast.global_weights)
+    for name, update in result.update.items():
+      moved = weights[name] - update
+      weights[name] = tf.where(has_examples, moved, weights[name])
+    client_state = client_state._replace(
+      num_rounds=client_state.num_rounds + tf.cast(has_examples, tf.int32)
+    )
+    if self.keeps_local:
+      local = tf.nest.map_structure(
+        lambda *values: tf.where(has_examples, *values),
+        result.local,
+        client_state.local,
+      )
+      client_state = client_state._replace(local=local)
+    return broadcast._replace(global_weights=weights), client_state
 
   def model_without_data(
     self, broadcast: client_lib.Broadcast

@@ -5,6 +5,7 @@ broadcast.
 """
 
 import collections
+import dataclasses
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -123,6 +124,18 @@ def _scores(model, before, after, test):
 
 def _build_personalize(work, options, training, types):
   """`(<broadcast, C, E> -> PersonalModel)`."""
+  if options.fine_tune == 'trained':
+    untuned = _build_personalize(
+      work, dataclasses.replace(options, fine_tune='none'), training, types
+    )
+
+    @tff.tensorflow.computation(*types)
+    def personalize_trained(broadcast, client_state, examples):
+      trained = work.trained(broadcast, client_state, examples, training)
+      personal = untuned(*trained, examples)
+      return personalized_process.PersonalModel(personal.weights, client_state)
+
+    return personalize_trained
 
   @tff.tensorflow.computation(*types)
   def personalize_broadcast(broadcast, client_state, examples):

@@ -11,7 +11,7 @@ from tff_pfl.core import example_tensors, objectives, phases, training_loop
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.models import split_model
 
-SCOPES = ('method', 'none', 'head', 'all')
+SCOPES = ('method', 'none', 'head', 'all', 'trained')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +24,11 @@ class Personalization:
 
   Attributes:
     fine_tune: Weights fine-tuned on a client's training data before its model
-      is scored: head (on the frozen body's features), all, none, or method:
-      the method's own fine-tuning, whatever the other options (per_fed_avg's
-      inner steps, fed_babu's head, p_fed_me's personal model; none for others).
+      is scored: head (on the frozen body's features), all or none. Whatever
+      the other options, method: the method's own fine-tuning (per_fed_avg's
+      inner steps, fed_babu's head, p_fed_me's personal model; none for others);
+      or trained: a client's work in the next round, before the server averages,
+      as some papers' code scores FedAvg (not of methods with two exchanges).
     num_epochs: Epochs of fine-tuning.
     num_steps: Gradient steps of fine-tuning, instead of epochs.
     learning_rate: Learning rate of fine-tuning, positive.

@@ -124,6 +124,8 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       before they are scored, whatever the fine-tuning.
     adapts_known_clients: True if also clients that took part need their
       training data to be personalized (fine-tuning).
+    has_trained_models: True if clients' work in a round makes whole models,
+      without the server, which `fine_tune='trained'` scores.
     bytes_per_round: Bytes that one client of a cohort receives and sends.
     seed: The run's seed.
     description: All other options the process was built with, as JSON types.
@@ -146,6 +148,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
   has_local_weights: bool
   trains_new_clients: bool
   adapts_known_clients: bool
+  has_trained_models: bool
   bytes_per_round: BytesPerRound
   seed: int
   description: Mapping[str, Any]

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_pfl import errors
 from tff_pfl.core import (
   aggregators,
   client_computations,
@@ -52,6 +53,13 @@ def build_personalized_process(
   options.attack.expect_fits(work.model)
   work = local_statistics.kept_by_clients(work, options.statistics, name)
   the_round = _Round(work, options)
+  errors.expect(
+    options.personalization.fine_tune != 'trained'
+    or the_round.has_trained_models,
+    'fine_tune',
+    f'other than trained for {name}, whose models are made with the server',
+    'trained',
+  )
 
   @tff.federated_computation(
     tff.FederatedType(the_round.state_type, tff.SERVER),
@@ -79,6 +87,7 @@ def build_personalized_process(
       the_round.run,
       options.server_optimizer,
     ),
+    has_trained_models=the_round.has_trained_models,
     bytes_per_round=the_round.bytes(),
     has_global_model=work.global_model is not None,
     has_local_weights=work.fit_new_client is not None,
@@ -178,6 +187,16 @@ class _Round:
       (state, sums.result, sums.measurements, update_norm, tuple(measurements)),
     )
     return state, output.client_state, metrics
+
+  @property
+  def has_trained_models(self) -> bool:
+    """See `PersonalizedProcess`."""
+    exchange, *more = self._work.exchanges
+    sent = self._clients[0].type_signature.result.sent
+    updated = dir(sent.update) if 'update' in dir(sent) else ()
+    return not more and (
+      exchange.server is None or set(self._work.initial_global) <= set(updated)
+    )
 
   def bytes(self) -> personalized_process.BytesPerRound:
     """The bytes that a client receives and sends in a round."""
