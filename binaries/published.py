@@ -98,7 +98,8 @@ class Source(NamedTuple):
       # Where the method itself does not fine-tune, leaving it out is the same.
       variants, metric = ('method', 'none'), self.metric
       if algorithm == 'per_fed_avg':
-        variants = ('method',)
+        # As the authors' code scores it.
+        variants, metric = ('trained', 'method'), _LAST
       elif method.endswith('+FT'):
         variants, metric = ('head',), _LAST
       for place in places:

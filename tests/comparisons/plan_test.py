@@ -222,7 +222,7 @@ def test_wrong_plans_are_refused(changes, message):
     # To fed_avg 0 steps mean nothing.
     ('num_steps=0', 'grid', {'*': {'num_steps': (0,)}}),
     # Only methods that are left out have that.
-    ('num_clusters=2', 'grid', {}),
+    ('num_clusters=2 ditto.proximal_strength=1', 'grid', {}),
     (
       'learning_rate=0.001:1:log num_epochs=1:3 fed_rep.optimizer=sgd,adam',
       'search',
@@ -249,7 +249,8 @@ def test_grids_are_read_in_the_types_of_the_hyperparameters(
     ('learning_rate', r'\[method.\]hyperparameter=value'),
     ('learning_rate=', r'\[method.\]hyperparameter=value'),
     ('=0.1', r'\[method.\]hyperparameter=value'),
-    ('ditto.momentum=0.1', 'one of the methods fed_avg'),
+    ('dito.momentum=0.1', 'one of the methods fed_avg'),
+    ('ditto.speed=0.1', "hyperparameters of ditto, found 'ditto.speed=0.1'"),
     ('speed=0.1', "hyperparameters of fed_avg, found 'speed=0.1'"),
     ('learning_rate=fast', "floats, found 'learning_rate=fast'"),
     ('num_epochs=1.5', "ints, found 'num_epochs=1.5'"),

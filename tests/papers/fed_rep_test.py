@@ -3,6 +3,7 @@ import dataclasses
 import types
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from binaries.papers import fed_rep
@@ -121,7 +122,7 @@ def test_all_methods_stand_beside_the_published_figures():
   sizes = fed_rep.TableSizes(num_seeds=1)
   context = untrained.Context(sizes)
   rows = list(fed_rep.measure_table(context))
-  assert len(rows) == 2 * 15
+  assert len(rows) == 2 * 16
   published = {
     row['method']: row['published']
     for row in rows
@@ -132,17 +133,32 @@ def test_all_methods_stand_beside_the_published_figures():
     [0.5178, 0.7368, 0.7068],
   )
   assert published['FedRep'] is None  # Illegible in the copy at hand.
+  # Of models as they leave the clients' training, not after one step.
+  assert published['Per-FedAvg'] == 0.672
+  assert published['Per-FedAvg, one step'] is None
   by_name = {row['method']: row['accuracy'] for row in rows}
   assert (by_name['FedProx'], by_name['FedProx + FT']) == (0.5, 0.4)
   epochs = collections.defaultdict(set)
   for trial in context.trials:
     config = trial.config
     # The head, for 10 epochs, where a global model is fine-tuned.
-    assert set(trial.fine_tune_variants) <= {'head'}
+    is_meta = config.algorithm == 'per_fed_avg'
+    assert set(trial.fine_tune_variants) <= {'trained' if is_meta else 'head'}
     assert config.personalization.num_epochs == 10
     assert config.augmentation == 'crop:4+flip'
     assert getattr(config.hparams, 'num_head_epochs', 10) == 10
     is_fed_rep = config.algorithm == 'fed_rep'
     name = 'num_body_epochs' if is_fed_rep else 'num_epochs'
     epochs[config.partition].add(getattr(config.hparams, name))
+    if is_meta:
+      assert (
+        config.hparams.num_steps
+        == {'shards:2': 50, 'shards:5': 250}[config.partition]
+      )
+    is_l2gd = config.algorithm == 'l2gd'
+    assert config.cohort_size == (100 if is_l2gd else 10)
+    if is_l2gd:
+      # Local steps have the rate of other methods, the pull half of it.
+      assert config.hparams.local_learning_rate == pytest.approx(0.01)
+      assert config.hparams.pull == pytest.approx(0.005)
   assert epochs == {'shards:2': {1}, 'shards:5': {5}}

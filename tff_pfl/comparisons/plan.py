@@ -312,7 +312,7 @@ def parse_grid(
     owner = owner if dot else ANY_METHOD
     owners = algorithms if owner == ANY_METHOD else [owner]
     errors.expect(
-      name and values and set(owners) <= set(algorithms),
+      name and values and set(owners) <= set(registry.ALGORITHMS),
       flag,
       '[method.]hyperparameter=value,value,… with one of the methods '
       + ', '.join(algorithms),
@@ -321,12 +321,11 @@ def parse_grid(
     targets = [
       (registry.get_algorithm(algorithm).hparams, target)
       for algorithm in owners
+      if algorithm in algorithms
       for target in grid_targets(algorithm, name)
     ]
-    is_for_others = owner == ANY_METHOD and not targets
-    if is_for_others and any(
-      grid_targets(a, name) for a in registry.ALGORITHMS
-    ):
+    others = registry.ALGORITHMS if owner == ANY_METHOD else owners
+    if not targets and any(grid_targets(other, name) for other in others):
       # A preset for more methods than are compared.
       continue
     errors.expect(
