@@ -79,6 +79,14 @@ _NUM_NEW_CLIENTS = flags.DEFINE_integer(
   'Clients besides --num_clients that are scored without having taken part.',
   lower_bound=0,
 )
+_FOLDS = flags.DEFINE_integer(
+  'folds',
+  None,
+  'Folds of cross-validation: so many runs for each seed, each with another '
+  "fold of all of a client's examples as its test set (default: one run, with "
+  'the test set of the data).',
+  lower_bound=2,
+)
 _VALIDATION_FRACTION = flags.DEFINE_float(
   'validation_fraction',
   0.2,
@@ -174,6 +182,7 @@ def _comparison():
     num_new_clients=_NUM_NEW_CLIENTS.value,
     validation_fraction=_VALIDATION_FRACTION.value,
     tuning_rounds=_TUNING_ROUNDS.value,
+    num_folds=_FOLDS.value,
   )
 
 

@@ -23,7 +23,7 @@ from tff_pfl.comparisons import comparison_runner as runner
 from tff_pfl.comparisons import metrics as metrics_lib
 from tff_pfl.runs import directory_lock, run_config, summary
 
-_INCOMPLETE = 'local_only (1 of 2 seeds)'
+_INCOMPLETE = 'local_only (1 of 2 runs)'
 
 
 def _method(found, label):
@@ -43,7 +43,7 @@ def test_there_is_a_row_for_each_method_and_variant(found):
     ('fed_avg', 'method', True),
     ('fed_avg + FT (head)', 'head', True),
     (_INCOMPLETE, 'method', False),
-    ('local_only + FT (head) (1 of 2 seeds)', 'head', False),
+    ('local_only + FT (head) (1 of 2 runs)', 'head', False),
   ]
   # A failed trial is told, and the other seed counts.
   assert found['failures'] == [
@@ -135,6 +135,31 @@ def test_new_clients_are_apart(found, directory):
   (row,) = scores['variants']['method']['new_clients_by_ensemble']
   assert by_ensemble['mean'] == pytest.approx(row['after']['accuracy'])
   assert none is None
+
+
+def test_figures_of_folds_are_means_over_them(monkeypatch, tmp_path):
+  monkeypatch.setattr(trial, 'run', made_up_trials.run)
+  comparison = made_up_trials.comparison(
+    algorithms=('fed_avg',), seeds=(3,), grid={}, num_folds=3
+  )
+  found = runner.compare(
+    comparison, str(tmp_path), num_processes=0, show_progress=False
+  )
+  accuracies = [
+    _read(tmp_path, f'fed_avg-seed3-fold{fold}of3', 'summary.json')['accuracy']
+    for fold in range(3)
+  ]
+  metrics = _method(found, 'fed_avg')['metrics']
+  assert metrics['personal_accuracy'] == results.mean_std(
+    [accuracy['last'] for accuracy in accuracies]
+  )
+  assert metrics['personal_accuracy']['num_seeds'] == 3
+  by_fold = found.curves.query("round == 2 and model == 'personal'")
+  assert by_fold['fold'].tolist() == [0, 1, 2]
+  assert by_fold['value'].tolist() == [one['last'] for one in accuracies]
+  assert set(found.client_scores['fold']) == {0, 1, 2}
+  page = (tmp_path / 'comparison.html').read_text()
+  assert '1 seed, 3 folds of each.' in ' '.join(page.split())
 
 
 def test_the_sweep_is_told_and_taken_with_what_a_method_refuses(found):
@@ -246,6 +271,7 @@ def test_impossible_data_are_refused_before_anything_runs(tmp_path):
     ('none', 'method', 'head', 'fed_avg without FT'),
     ('none', 'all', 'none', 'fed_avg'),
     ('head', 'method', 'head', 'fed_avg + FT (head)'),
+    ('trained', 'method', 'none', 'fed_avg, trained'),
   ],
 )
 def test_labels_tell_fine_tuning_that_the_method_does_not_do(

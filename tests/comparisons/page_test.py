@@ -151,7 +151,7 @@ def test_results_are_ranked_with_their_spread_and_best_values_marked(page):
   assert '100.0 ± 0.0' in marked
   assert '50.0 ± 0.0' not in marked
   # A figure that not all seeds of a row have says so.
-  assert rows[1][head.index('personal loss')] == '1.000 (1 of 2 seeds)'
+  assert rows[1][head.index('personal loss')] == '1.000 (1 of 2 runs)'
   # A column that nothing has a value in is left out, domains have a table.
   assert not any('diverged' in title for title in head)
   assert not any('domain' in title for title in head)
@@ -239,14 +239,14 @@ def test_a_regression_is_compared_by_its_error(comparison, tmp_path):
     method['new_clients'] = []
   method['domains'] = [{'seed': 0, 'domain': 'sea', 'mae': 1234.5, 'auc': None}]
   page = _write(tmp_path, comparison)
-  label = 'local_only (1 of 2 seeds)'
+  label = 'local_only (1 of 2 runs)'
   assert (
     f'Lowest personal mae after the last round: {label}, 12.25' in page.prose
   )
   head, *rows = page.tables['results']
   assert head == ['method', 'personal mae, last round', 'personal loss']
   assert [row[:2] for row in rows] == [[label, '12.25'], ['fed_avg', '1234']]
-  assert page.tables['domains'][1][1] == '1234 (1 of 2 seeds)'
+  assert page.tables['domains'][1][1] == '1234 (1 of 2 runs)'
   assert {'curves', 'clients', 'changes'} <= set(page.tables)
   assert '3 of 3 worse after' in page.prose
   assert '3 at least, 4 in the median, 1,000 at most' in page.prose

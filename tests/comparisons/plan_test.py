@@ -49,6 +49,20 @@ def test_every_method_runs_with_every_seed():
   assert not any(map(comparison.is_tuned, comparison.algorithms))
 
 
+def test_every_method_runs_in_every_fold():
+  comparison = _comparison(seeds=(3, 5), num_folds=2)
+  assert [(t.name, t.config.seed, t.fold) for t in comparison.trials()][
+    ::2
+  ] == [
+    ('fed_avg-seed3-fold0of2', 3, (0, 2)),
+    ('fed_avg-seed3-fold1of2', 3, (1, 2)),
+    ('fed_avg-seed5-fold0of2', 5, (0, 2)),
+    ('fed_avg-seed5-fold1of2', 5, (1, 2)),
+  ]
+  # A sweep reads the training examples of the first.
+  assert comparison.tuning_trial('fed_avg', {}).fold == (0, 2)
+
+
 @pytest.mark.parametrize(
   'texts, fed_avg, fed_rep',
   [
@@ -169,6 +183,7 @@ def test_a_trial_survives_json():
     fine_tune_variants=('none', 'all'),
     num_new_clients=3,
     validation_fraction=0.5,
+    fold=(1, 5),
   )
   settings = json.loads(json.dumps(wanted.settings()))
   assert trial.Trial.from_settings(settings) == wanted
@@ -183,7 +198,8 @@ def test_a_trial_survives_json():
     ({'seeds': ()}, '`seeds`'),
     ({'seeds': (1, 1)}, '`seeds`.*none twice'),
     ({'seeds': (-1,)}, '`seeds`.*at least 0'),
-    ({'fine_tune_variants': ('method',)}, 'none, head, all'),
+    ({'fine_tune_variants': ('method',)}, 'none, head, all, trained'),
+    ({'num_folds': 1}, '`num_folds`.*at least 2'),
     ({'validation_fraction': 1.0}, r'`validation_fraction`.*in \(0, 1\)'),
     ({'grid': {'*': {'momentum': ()}}}, 'grid of momentum.*at least one'),
     ({'grid': {'*': {'momentum': (0.1, 0.1)}}}, 'none twice'),

@@ -128,7 +128,7 @@ def test_the_table_by_domain_has_min_mean_max_and_the_mean_over_clients(
         }
       ],
       {},
-      ['fed_avg 50.0 (1 of 2 seeds) 25.0 ± 12.5'],
+      ['fed_avg 50.0 (1 of 2 runs) 25.0 ± 12.5'],
     ),
     (
       [{'personal_mae': _spread(1234.5)}],

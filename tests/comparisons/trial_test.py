@@ -82,6 +82,28 @@ def test_new_clients_that_cannot_be_scored_are_refused_with_the_data():
     trial.load_data(wanted)
 
 
+def test_a_fold_is_of_all_clients_trained_and_new():
+  whole = trial.Trial('x', _config(), num_new_clients=2)
+  folded = dataclasses.replace(whole, fold=(1, 4))
+  for one, part in zip(trial.load_data(whole), trial.load_data(folded)):
+    assert part.client_ids == one.client_ids
+    for i in part.client_ids:
+      sizes = one.num_train_examples(i), one.num_test_examples(i)
+      assert part.num_train_examples(i) + part.num_test_examples(i) == sum(
+        sizes
+      )
+      assert part.num_test_examples(i) in (sum(sizes) // 4, sum(sizes) // 4 + 1)
+  # It is scored on none of its test examples in a sweep.
+  sweep = dataclasses.replace(folded, validation_fraction=0.5)
+  tested = trial.load_data(folded)[0]
+  tuned, _ = trial.load_data(sweep)
+  for i in tuned.client_ids:
+    read = np.concatenate([tuned.train(i).x, tuned.test(i).x])
+    np.testing.assert_array_equal(
+      np.sort(read, axis=0), np.sort(tested.train(i).x, axis=0)
+    )
+
+
 def test_new_clients_are_drawn_by_the_seed_alone():
   def new_clients(**changes):
     wanted = trial.Trial('x', _config(**changes), num_new_clients=2)

@@ -107,3 +107,69 @@ def test_division_keeps_the_examples_domains():
     view.domain_counts('train') + view.domain_counts('test'),
     data.domain_counts('train'),
   )
+
+
+def _folds(data, num_folds=5, seed=0):
+  return [
+    validation.fold_view(data, fold, num_folds, seed)
+    for fold in range(num_folds)
+  ]
+
+
+def test_each_example_is_tested_in_one_fold_and_trained_on_in_the_others():
+  x, x_test = np.arange(60.0)[:, np.newaxis], np.arange(60, 73.0)[:, np.newaxis]
+  data = datasets.FederatedDataset.from_arrays(
+    x,
+    np.arange(60) % 3,
+    x_test=x_test,
+    y_test=np.arange(13) % 3,
+    domain=np.arange(60) % 2,
+    domain_test=np.arange(13) % 2,
+    # The second client has fewer examples than there are folds.
+    keys=np.repeat([0, 1], [57, 3]),
+    keys_test=np.zeros(13, int),
+    weight=np.arange(60.0),
+    num_classes=3,
+  )
+  folds = _folds(data)
+  for client_id, size in zip(data.client_ids, (70, 3)):
+    pooled = np.concatenate([data.train(client_id).x, data.test(client_id).x])
+    tested = [view.test(client_id) for view in folds]
+    np.testing.assert_array_equal(
+      np.sort(np.concatenate([part.x for part in tested]), axis=0), pooled
+    )
+    for view, part in zip(folds, tested):
+      assert len(part) in (size // 5, size // 5 + 1)
+      together = np.concatenate([view.train(client_id).x, part.x])
+      np.testing.assert_array_equal(np.sort(together, axis=0), pooled)
+      # They keep their labels and domains.
+      numbers = part.x[:, 0].astype(int)
+      places = np.where(numbers < 60, numbers, numbers - 60)
+      np.testing.assert_array_equal(part.y, places % 3)
+      np.testing.assert_array_equal(part.domain, places % 2)
+    # Of each class and domain as many in every fold, up to one.
+    for strata in ([part.y for part in tested], [p.domain for p in tested]):
+      counts = np.array([np.bincount(one, minlength=3) for one in strata])
+      assert np.ptp(counts, axis=0).max() <= 2
+  assert len({view.fingerprint for view in folds}) == 5
+  again, other = _folds(data)[0], _folds(data, seed=1)[0]
+  assert again.fingerprint == folds[0].fingerprint != other.fingerprint
+
+
+def test_folds_of_examples_that_overlap_are_ranges_between_gaps():
+  data = datasets.FederatedDataset.from_arrays(
+    np.arange(16.0)[:, np.newaxis],
+    np.zeros(16, int),
+    x_test=np.arange(16.0, 20)[:, np.newaxis],
+    y_test=np.zeros(4, int),
+    keys=np.zeros(16, int),
+    keys_test=np.zeros(4, int),
+    num_classes=1,
+    num_overlapping=2,
+  )
+  (client,) = data.client_ids
+  first, second, *_, last = _folds(data)
+  assert second.test(client).x[:, 0].tolist() == [4, 5, 6, 7]
+  assert second.train(client).x[:, 0].tolist() == [0, 1, *range(10, 20)]
+  assert first.train(client).x[:, 0].tolist() == list(range(6, 20))
+  assert last.train(client).x[:, 0].tolist() == list(range(14))

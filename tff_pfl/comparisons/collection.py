@@ -67,6 +67,10 @@ class _Trial(trial.FinishedTrial):
   def __init__(self, directory, finished):
     super().__init__(execution.trial_folder(directory, finished.name))
     self.config = finished.config
+    # Of its rows.
+    self._key = {'seed': finished.config.seed}
+    if finished.fold is not None:
+      self._key['fold'] = finished.fold[0]
 
   def metrics(self, variant, name):
     """The figures of one row, by the names of `metrics.by_name`."""
@@ -138,7 +142,7 @@ class _Trial(trial.FinishedTrial):
     personal = domains['personal']
     return [
       {
-        'seed': self.config.seed,
+        **self._key,
         'domain': domain,
         'num_test_examples': count,
         **{
@@ -160,7 +164,7 @@ class _Trial(trial.FinishedTrial):
     _, shared = series.get('global', (rounds, None))
     return [
       {
-        'seed': self.config.seed,
+        **self._key,
         'rounds': rounds,
         'personal': personal,
         'global_model': shared,
@@ -172,7 +176,7 @@ class _Trial(trial.FinishedTrial):
     counts = ('client', 'num_train_examples', 'num_test_examples', 'num_rounds')
     return [
       {
-        'seed': self.config.seed,
+        **self._key,
         **{count: row[count] for count in counts},
         **{
           f'{score}_{when}': row[when].get(score)
@@ -197,7 +201,7 @@ def _further(evaluation):
 
 
 def _method(comparison, read, variant, primary, reported):
-  """The row of a method and variant, over the seeds."""
+  """The row of a method and variant, over the seeds and folds."""
   algorithm, first, name = read[0].config.algorithm, read[0], primary.name
   names = [name, *(metric.name for metric in reported)]
   rows = [one.metrics(variant, name) for one in read]
@@ -207,8 +211,9 @@ def _method(comparison, read, variant, primary, reported):
 
   domains = all_rows(_Trial.domains, variant, name)
   label = _label(algorithm, variant, comparison.base, first.scores)
-  if len(read) < len(comparison.seeds):
-    label += f' ({len(read)} of {len(comparison.seeds)} seeds)'
+  num_runs = len(comparison.seeds) * len(comparison.folds)
+  if len(read) < num_runs:
+    label += f' ({len(read)} of {num_runs} runs)'
   if not any(row['fraction_diverged'] for row in rows):
     # Without a divergence to tell of, the column would say nothing.
     rows = [{**row, 'fraction_diverged': None} for row in rows]
@@ -258,6 +263,8 @@ def settings(comparison: plan.Comparison) -> dict[str, Any]:
     'num_new_clients': comparison.num_new_clients,
     'fine_tune_variants': list(comparison.fine_tune_variants),
   }
+  if comparison.num_folds is not None:
+    shared['num_folds'] = comparison.num_folds
   # Its options say nothing where nothing is fine-tuned.
   fine_tuned = {base['personalization']['fine_tune']}
   if not (fine_tuned | set(comparison.fine_tune_variants)) & {'head', 'all'}:

@@ -39,9 +39,9 @@ class Range(NamedTuple):
 class Comparison:
   """Several methods on the same data.
 
-  Every method runs with every seed. Where a grid has several points for a
-  method, the points are first run with the first seed on the clients' training
-  data alone, and the best one is taken (see `tuning`).
+  Every method runs with every seed, in every fold. Where a grid has several
+  points for a method, these are first run with the first seed, and fold, on the
+  clients' training data alone, and the best one is taken (see `tuning`).
 
   Attributes:
     base: Settings that the runs share. Its method, hyperparameters and seed
@@ -69,6 +69,9 @@ class Comparison:
     validation_fraction: Part of each client's training examples, in (0, 1),
       that the sweep or search scores on.
     tuning_rounds: Rounds of the sweep's runs; None for those of `base`.
+    num_folds: Folds of cross-validation, at least 2: with each seed so many
+      runs of a method, each with another fold of all of a client's examples as
+      its test set; None for the test set of the data.
   """
 
   base: run_config.RunConfig
@@ -83,6 +86,7 @@ class Comparison:
   num_new_clients: int = 0
   validation_fraction: float = 0.2
   tuning_rounds: Optional[int] = None
+  num_folds: Optional[int] = None
 
   def __post_init__(self):
     _expect_distinct('algorithms', self.algorithms)
@@ -113,6 +117,8 @@ class Comparison:
           )
         else:
           _expect_distinct(f'grid of {name}', values)
+    if self.num_folds is not None:
+      errors.expect_int('num_folds', self.num_folds, 2)
     if self.num_search_trials is not None:
       errors.expect_int('num_search_trials', self.num_search_trials, 1)
     for algorithm in self.algorithms:
@@ -205,7 +211,15 @@ class Comparison:
       # The same clients as in the comparison.
       num_new_clients=self.num_new_clients,
       validation_fraction=self.validation_fraction,
+      fold=self.folds[0],
     )
+
+  @property
+  def folds(self) -> Sequence[Optional[tuple[int, int]]]:
+    """The `Trial.fold`s of the runs of a method with a seed."""
+    if self.num_folds is None:
+      return (None,)
+    return tuple((fold, self.num_folds) for fold in range(self.num_folds))
 
   def trials(
     self, chosen: Optional[Mapping[str, Mapping[str, Any]]] = None
@@ -218,7 +232,8 @@ class Comparison:
         is left out.
 
     Returns:
-      A trial for each method and seed; all methods' of a seed, then the next.
+      A trial for each method, seed and fold; all methods' of a seed and fold,
+      then the next.
     """
     first = {
       algorithm: self.points(algorithm)[0] for algorithm in self.algorithms
@@ -226,12 +241,14 @@ class Comparison:
     chosen = {**first, **(chosen or {})}
     return [
       trial.Trial(
-        name=trial_name(algorithm, seed),
+        name=trial_name(algorithm, seed, fold),
         config=self._config(algorithm, chosen[algorithm], seed),
         fine_tune_variants=tuple(self.fine_tune_variants),
         num_new_clients=self.num_new_clients,
+        fold=fold,
       )
       for seed in self.seeds
+      for fold in self.folds
       for algorithm in self.algorithms
       if chosen[algorithm] is not None
     ]
@@ -269,9 +286,12 @@ class Comparison:
         raise ValueError(reason)
 
 
-def trial_name(algorithm: str, seed: int) -> str:
-  """The name of the run of a method with a seed."""
-  return f'{algorithm}-seed{seed}'
+def trial_name(
+  algorithm: str, seed: int, fold: Optional[tuple[int, int]] = None
+) -> str:
+  """The name of the run of a method with a seed, in a fold."""
+  name = f'{algorithm}-seed{seed}'
+  return name if fold is None else f'{name}-fold{fold[0]}of{fold[1]}'
 
 
 def grid_targets(algorithm: str, name: str) -> tuple:

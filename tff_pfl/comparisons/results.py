@@ -42,7 +42,9 @@ made of the content of `comparison.json`, a dict:
   accuracy.
 * `reported`: Further metrics of the models, if any, each like that.
 
-Scores that are not finite, and that do not exist, are None.
+Scores that are not finite, and that do not exist, are None. With
+cross-validation there is a run for each seed and fold: rows with a `seed` also
+have the `fold`, and figures are over all runs.
 """
 
 from __future__ import annotations
@@ -138,14 +140,16 @@ class Results(dict):
   def curves(self) -> pd.DataFrame:
     """The primary metric by round.
 
-    Columns are `label`, `seed`, `round`, `model` ('personal' or 'global') and
-    `value`, a mean over clients.
+    Columns are `label`, `seed` (and `fold`), `round`, `model` ('personal' or
+    'global') and `value`, a mean over clients.
     """
+    has_folds = any('fold' in c for m in self['methods'] for c in m['curves'])
+    keys = ['seed', 'fold'] if has_folds else ['seed']
     return pd.DataFrame(
       [
         {
           'label': method['label'],
-          'seed': curve['seed'],
+          **{key: curve[key] for key in keys},
           'round': round_number,
           'model': model,
           'value': value,
@@ -155,7 +159,7 @@ class Results(dict):
         for model, key in (('personal', 'personal'), ('global', 'global_model'))
         for round_number, value in zip(curve['rounds'], curve[key] or ())
       ],
-      columns=['label', 'seed', 'round', 'model', 'value'],
+      columns=['label', *keys, 'round', 'model', 'value'],
     )
 
   @property
@@ -193,7 +197,7 @@ class Results(dict):
     """The tables that the program prints.
 
     They have means and, after ±, deviations over seeds. Columns that no method
-    has are left out. A figure that not all seeds of its row have says so. Data
+    has are left out. A figure that not all runs of its row have says so. Data
     with domains have a second one, of minimum, mean and maximum over domains.
     """
     shown = [metric for metric in self.metrics.values() if metric.on_screen]
@@ -270,17 +274,17 @@ def open_comparison(
 
 
 def num_seeds(method: Method) -> int:
-  """Seeds whose runs have ended; a figure may have fewer."""
+  """Runs that have ended, of seeds and folds; a figure may have fewer."""
   figures = filter(None, method['metrics'].values())
   return max((figure['num_seeds'] for figure in figures), default=0)
 
 
 def mean_std(values: Sequence[Optional[float]]) -> Optional[dict[str, Any]]:
-  """Mean and standard deviation of a figure over seeds.
+  """Mean and standard deviation of a figure over seeds and folds.
 
   Args:
-    values: A value for each seed, None where a seed has none. These are left
-      out, and so are values that are not finite.
+    values: A value for each run, None where one has none. These are left out,
+      and so are values that are not finite.
 
   Returns:
     A dict of `mean`, the sample's standard deviation `std` (None for a single
@@ -357,5 +361,5 @@ def _note(method, spread, shown, always):
   if spread['std'] is not None and (spread['std'] > 0 or always):
     note += f' ± {shown(spread["std"])}'
   if spread['num_seeds'] < num_seeds(method):
-    note += f' ({spread["num_seeds"]} of {num_seeds(method)} seeds)'
+    note += f' ({spread["num_seeds"]} of {num_seeds(method)} runs)'
   return note

@@ -70,6 +70,9 @@ class Trial:
     validation_fraction: Part of each client's training examples that takes the
       place of its test examples, in a sweep; None to score on the test
       examples.
+    fold: Number of a fold and the number of folds: each client's test set is
+      this fold of all its examples (see `validation.fold_view`); None for that
+      of the data.
   """
 
   name: str
@@ -77,6 +80,7 @@ class Trial:
   fine_tune_variants: tuple = ()
   num_new_clients: int = 0
   validation_fraction: Optional[float] = None
+  fold: Optional[tuple[int, int]] = None
 
   def settings(self) -> dict:
     """The trial as JSON types."""
@@ -90,6 +94,7 @@ class Trial:
         **settings,
         'config': run_config.RunConfig.from_settings(settings['config']),
         'fine_tune_variants': tuple(settings['fine_tune_variants']),
+        'fold': tuple(settings.get('fold') or ()) or None,
       }
     )
 
@@ -113,6 +118,8 @@ def load_data(
   """
   config = trial.config
   trained, new = config.load_data(trial.num_new_clients), None
+  if trial.fold is not None:
+    trained = validation.fold_view(trained, *trial.fold, config.seed)
   if trial.num_new_clients:
     rng = np.random.default_rng([config.seed, *_NEW_CLIENTS])
     is_new = np.zeros(trained.num_clients, bool)
@@ -151,12 +158,14 @@ def run(
   config = trial.config
   trained, new = load_data(trial)
   more_settings = None
-  if new is not None or trial.validation_fraction is not None:
+  fold = {} if trial.fold is None else {'fold': list(trial.fold)}
+  if new is not None or trial.validation_fraction is not None or fold:
     # Without these it would pass for a run on all clients' data.
     more_settings = {
       'trial': {
         'num_new_clients': trial.num_new_clients,
         'validation_fraction': trial.validation_fraction,
+        **fold,
       }
     }
   options = {

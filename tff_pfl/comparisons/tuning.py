@@ -215,9 +215,10 @@ class _Sweep:
     """
     has_begun = any(
       execution.is_started(
-        self._directory, plan.trial_name(self._algorithm, seed)
+        self._directory, plan.trial_name(self._algorithm, seed, fold)
       )
       for seed in self._comparison.seeds
+      for fold in self._comparison.folds
     )
     names = [one.name for one in self.trials()]
     unfinished = [

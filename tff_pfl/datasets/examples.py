@@ -2,7 +2,7 @@
 
 import collections
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -93,6 +93,25 @@ class Examples:
         if array is not None:
           yield f'{"/".join((name, *path))} {array.dtype}{array.shape}'.encode()
           yield array.tobytes()
+
+
+def joined(parts: Sequence[Examples]) -> Examples:
+  """All examples of several parts of a dataset, in their order."""
+
+  def concatenated(*arrays):
+    return None if arrays[0] is None else np.concatenate(arrays)
+
+  def content():
+    for part in parts:
+      yield from part.content()
+
+  return Examples(
+    lambda: tree.map_structure(concatenated, *(part.x for part in parts)),
+    concatenated(*(part.y for part in parts)),
+    concatenated(*(part.domain for part in parts)),
+    content,
+    concatenated(*(part.weight for part in parts)),
+  )
 
 
 def element_spec(

@@ -331,7 +331,7 @@ class RunConfig:
     if 'trial' in settings:
       raise errors.RunError(
         'Expected a run on all of its data, found one of a comparison that set '
-        'new clients, or examples for a sweep, apart from them.'
+        'new clients, a fold, or examples for a sweep, apart from them.'
       )
     if own != names or not isinstance(settings['model'], str):
       raise errors.RunError(
