@@ -40,8 +40,9 @@ _TEXTS = {
   'itself (--csv is the same).',
   'partition': 'Partition of the data among clients. '
   + datasets.describe_partitioners(),
-  'model': 'The network. linear; mlp; cnn: the 5-layer CNN of FedRep; '
-  'resnet_18 and vgg_16: with group normalization; text_mlp: of the mean of '
+  'model': 'The network. linear; mlp; cnn: the 5-layer CNN of FedRep, '
+  'or other convolutions; resnet_18, resnet_34 and vgg_16: with group '
+  'normalization, or as torchvision has them; text_mlp: of the mean of '
   "the words' embeddings; text_lstm: of characters or words.",
   'domain_model': 'Use of domains by the model: shared ignores them, '
   'multi_head has a head for each, input gives the head the domain beside the '

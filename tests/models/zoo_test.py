@@ -28,6 +28,7 @@ _ARGUMENTS = {
   'mlp': {},
   'cnn': {},
   'resnet_18': dict(base_filters=2),
+  'resnet_34': dict(base_filters=2),
   'vgg_16': dict(base_filters=2, widths=(4,)),
   'text_mlp': dict(vocabulary_size=20),
   'text_lstm': dict(vocabulary_size=20, units=6),
@@ -42,12 +43,27 @@ def _small(name, *y, num_classes=3, seed=0):
 
 # Large models are slow to make; their layers are made as the others'.
 _every_model = keras_models.parametrized(
-  zoo.MODELS, slow=('resnet_18', 'vgg_16', 'text_lstm')
+  zoo.MODELS, slow=('resnet_18', 'resnet_34', 'vgg_16', 'text_lstm')
 )
 
 
 _slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 _FED_REP_CNN = dict(filters=(64, 128), widths=(256, 128), dropout=0.6)
+_FED_BN_CNN = dict(
+  filters=(64, 64, 128),
+  num_poolings=2,
+  padding='same',
+  normalization='batch',
+  normalize_dense=True,
+  widths=(2048, 512),
+)
+_BLOCKS_OF_TWO = dict(
+  filters=(32, 64, 128, 128, 256, 256),
+  kernel_size=3,
+  convolutions_per_pooling=2,
+  padding='same',
+  widths=(1024, 512),
+)
 _LEAF_LSTM = dict(units=256, num_layers=2)
 _TWEETS_LSTM = dict(
   vocabulary_size=1000, embedding_size=300, widths=(10,), dropout=0.5
@@ -70,8 +86,36 @@ _TWEETS_LSTM = dict(
     # FedRep's for CIFAR-100.
     # 3*25*64+64 + 64*25*128+128 + 3200*256+256 + 256*128+128 + 128*100+100
     ('cnn', (32, 32, 3), 100, _FED_REP_CNN, 'conv 2 dense 2', 1075044),
+    # FedBN's and FedDAR's for digits: 28 -> 14 -> 7: 7*7*128 features.
+    # (3*64 + 64*64 + 64*128) * 25 + 4 * (64 + 64 + 128), with statistics
+    # + 6272*2048 + 2048*512 + 4 * (2048 + 512) + 512*10+10
+    _slow('cnn', (28, 28, 3), 10, _FED_BN_CNN, 'conv 3 dense 2', 14222026),
+    # Of FedAvg with fine-tuning: 32 -> 16 -> 8 -> 4: 4*4*256 features.
+    # (3*32 + 32*64 + 64*128 + 128*128 + 128*256 + 256*256) * 9 + 864
+    # + 4096*1024+1024 + 1024*512+512 + 512*100+100
+    ('cnn', (32, 32, 3), 100, _BLOCKS_OF_TWO, 'conv 6 dense 2', 5897508),
     # That of many implementations, with batch or with group normalization.
     ('resnet_18', (32, 32, 3), 10, {}, 'conv 17 shortcut 3', 11173962),
+    # What torchvision says of its resnet34.
+    _slow(
+      'resnet_34',
+      (64, 64, 3),
+      1000,
+      {'torchvision': True},
+      'conv 33 shortcut 3',
+      21797672,
+    ),
+    # 14,714,688 of the convolutions, as Keras says of its VGG16 without top,
+    # and 2 * 4,224 of the normalizations, for torchvision's 138,365,992 of
+    # vgg16_bn; 49*512*2+2 + 2*10+10.
+    _slow(
+      'vgg_16',
+      (32, 32, 3),
+      10,
+      {'torchvision': True, 'widths': (2,)},
+      'conv 13 dense 1',
+      14723136 + 50178 + 30,
+    ),
     # 14,710,464 of the kernels, 2 * 4,224 of the normalizations; after five
     # poolings one pixel is left: 2 * (512 * 512 + 512) + 512 * 100 + 100.
     ('vgg_16', (32, 32, 3), 100, {}, 'conv 13 dense 2', 15295524),
@@ -118,6 +162,37 @@ def test_a_residual_network_adds_what_it_skips():
     layer_outputs['shortcut_1'],
     tf.nn.conv2d(first, weights['shortcut_1/kernel'], 2, 'SAME'),
     atol=1e-5,
+  )
+
+
+def test_a_network_of_torchvision_is_padded_on_both_sides():
+  model = zoo.make_model(
+    'resnet_18',
+    _spec((32, 32, 3)),
+    3,
+    base_filters=2,
+    normalization='none',
+    torchvision=True,
+  )
+  # The first stage gives what it gets.
+  weights = {
+    name: value * (name.split('/')[0] not in ('conv_3', 'conv_5'))
+    for name, value in model.initial_weights.items()
+  }
+  x = tf.random.stateless_normal([2, 32, 32, 3], [1, 2])
+  outputs = model.layer_outputs(weights, x)
+
+  def convolved(x, name, size):
+    sides = [[0, 0], [size, size], [size, size], [0, 0]]
+    return tf.nn.relu(tf.nn.conv2d(x, weights[f'{name}/kernel'], 2, sides))
+
+  first = convolved(x, 'conv_1', 3)
+  np.testing.assert_allclose(outputs['conv_1'], first, atol=1e-5)
+  # No feature after an activation is negative: zeros never win.
+  pooled = tf.nn.max_pool2d(first, 3, 2, [[0, 0], [1, 1], [1, 1], [0, 0]])
+  assert pooled.shape == (2, 8, 8, 2)
+  np.testing.assert_allclose(
+    outputs['conv_6'], convolved(pooled, 'conv_6', 1), atol=1e-5
   )
 
 
@@ -184,6 +259,17 @@ def test_dropout_drops_features_in_training_only():
   np.testing.assert_allclose(
     dropped[active][kept], features[active][kept] / 0.4, 1e-5
   )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'name, kinds',
+  [('vgg_16', 'Dense Dropout ' * 2), ('cnn', 'Dense Dense Dropout ')],
+)
+def test_dropout_is_after_each_dense_layer_of_a_vgg(name, kinds):
+  model = zoo.make_model(name, _spec(), 3, widths=(4, 4), dropout=0.5)
+  found = [type(node.operation).__name__ for node in model.keras_graph.nodes]
+  assert found[-len(kinds.split()) - 1 :] == f'{kinds}Dense'.split()
 
 
 def test_text_mlp_takes_the_mean_of_the_words_without_padding():
@@ -317,7 +403,17 @@ _NO_CLASSES = {'num_classes': None}
     ('cnn', _spec((64,)), {}, r'images.*found \(64,\)'),
     ('cnn', _spec((3, 8, 1)), {}, r'images.*found \(3, 8, 1\)'),
     ('cnn', _spec(), {'filters': -1}, '`filters`.*found -1'),
-    ('cnn', _spec(), {'filters': (2, 3, 4)}, r'two, found \(2, 3, 4\)'),
+    ('cnn', _spec(), {'filters': ()}, r'`filters` to be 1 numbers'),
+    (
+      'cnn',
+      _spec(),
+      {'filters': (2, 3, 4), 'convolutions_per_pooling': 2},
+      r'2 numbers for each pooling, found \(2, 3, 4\)',
+    ),
+    ('cnn', _spec(), {'num_poolings': 3}, '`num_poolings`.*found 3'),
+    ('cnn', _spec(), {'padding': 'x'}, "auto, same, valid.*'x'"),
+    ('cnn', _spec(), {'normalize_dense': True}, '`normalize_dense`.*found'),
+    ('vgg_16', _spec((64, 64)), {'torchvision': True}, 'at most 32, or 224'),
     ('cnn', _spec(), {'dropout': 1.0}, r'in \[0, 1\), found 1.0'),
     ('resnet_18', _spec(), {'normalization': 'x'}, "group, batch, none.*'x'"),
     ('resnet_18', _spec(), {'base_filters': 0}, '`base_filters`.*0'),

@@ -71,56 +71,103 @@ def cnn(
   seed: int = 0,
   *,
   filters: Union[int, Sequence[int]] = 64,
+  kernel_size: int = 5,
+  convolutions_per_pooling: int = 1,
+  num_poolings: Optional[int] = None,
+  padding: str = 'auto',
   widths: Sequence[int] = (120, 64),
   normalization: str = 'none',
   groups: int = 32,
+  normalize_dense: bool = False,
   dropout: float = 0.0,
 ) -> split_model.SplitModel:
-  """The 5-layer CNN of FedRep.
+  """Convolutions, 2x2 max-pooling and dense layers: the CNNs of the papers.
 
-  Two 5x5 convolutions, each with 2x2 max-pooling, then dense layers. Images
-  smaller than 16x16 are convolved with zero padding. The defaults are the
-  paper's for CIFAR-10; its network for CIFAR-100 has filters (64, 128), widths
-  (256, 128) and dropout 0.6.
+  By default it is the 5-layer CNN of FedRep for CIFAR-10, of two 5x5
+  convolutions. FedRep's for CIFAR-100 has filters (64, 128), widths (256, 128)
+  and dropout 0.6. The 6-layer CNN of FedBN and FedDAR for digits has filters
+  (64, 64, 128), 2 poolings, padding 'same', normalization 'batch', also of the
+  dense layers, and widths (2048, 512). The network of FedAvg with fine-tuning
+  has 2 convolutions for each of 3 poolings.
 
   Args:
-    filters: Channels of the convolutions, one number for both or two.
+    filters: Channels of the convolutions, one number for two, or one for each.
+    kernel_size: Height and width of the convolutions.
+    convolutions_per_pooling: Convolutions before each pooling.
+    num_poolings: Poolings, after the first convolutions; None for one after
+      each block of `convolutions_per_pooling`.
+    padding: 'same' for convolutions that keep the image's size, by zeros,
+      'valid' for none, or 'auto': 'same' if it is smaller than 16x16.
     widths: Units of the hidden dense layers.
     normalization: After a convolution, before its activation: 'none', 'batch'
       or 'group'.
     groups: Groups of each group normalization; fewer where they do not divide
       the channels.
-    dropout: Fraction of the last hidden layer's outputs that training drops, in
-      [0, 1); 0 switches it off.
+    normalize_dense: True for that normalization after hidden dense layers, too.
+    dropout: Fraction of the last hidden layer's outputs (with `vgg_16` of
+      each one's) that training drops, in [0, 1); 0 switches it off.
 
   References:
     Collins et al.: Exploiting Shared Representations for Personalized Federated
-    Learning, ICML 2021, section 5, and the authors' implementation.
+    Learning, ICML 2021, section 5, and the authors' implementation. Li et al.:
+    FedBN: Federated Learning on Non-IID Features via Local Batch Normalization,
+    ICLR 2021, and the authors' implementation. Collins et al.: FedAvg with Fine
+    Tuning: Local Updates Lead to Representation Learning, NeurIPS 2022, section
+    5.2.
   """
   if isinstance(filters, int):
     filters = (filters, filters)
+  for name, values in (
+    ('filters', filters),
+    ('kernel_size', [kernel_size]),
+    ('convolutions_per_pooling', [convolutions_per_pooling]),
+  ):
+    for value in values:
+      errors.expect_int(name, value, 1)
+  num_blocks, rest = divmod(len(filters), convolutions_per_pooling)
   errors.expect(
-    len(filters) == 2, 'filters', 'one integer or two', tuple(filters)
+    filters and not rest,
+    'filters',
+    f'{convolutions_per_pooling} numbers for each pooling',
+    tuple(filters),
   )
-  for channels in filters:
-    errors.expect_int('filters', channels, 1)
+  if num_poolings is None:
+    num_poolings = num_blocks
+  errors.expect_int('num_poolings', num_poolings, 0, num_blocks)
+  errors.expect_one_of('padding', padding, ('auto', 'same', 'valid'))
+  errors.expect(
+    not normalize_dense or normalization != 'none',
+    'normalize_dense',
+    "false with normalization 'none'",
+    normalize_dense,
+  )
   seeds = zoo_layers.Seeds(seed)
-  blocks = zoo_layers.Convolutions(element_spec, seeds, normalization, groups)
-  is_small = min(element_spec['x'].shape[:2]) < 16
+  image = element_spec['x']
+  blocks = zoo_layers.Convolutions(image, seeds, normalization, groups)
+  if padding == 'auto':
+    padding = 'same' if min(image.shape[:2]) < 16 else 'valid'
 
   def convolutions(x):
-    for channels in filters:
+    for number, channels in enumerate(filters, 1):
       x = blocks.add(
         x,
         channels,
-        kernel=5,
-        padding='same' if is_small else 'valid',
+        kernel=kernel_size,
+        padding=padding,
         initializer=keras.initializers.GlorotUniform,
       )
-      x = keras.layers.MaxPooling2D(2)(x)
+      block, rest = divmod(number, convolutions_per_pooling)
+      if not rest and block <= num_poolings:
+        x = keras.layers.MaxPooling2D(2)(x)
     return x
 
-  hidden = zoo_layers.dense(widths, 'relu', seeds, dropout)
+  hidden = zoo_layers.dense(
+    widths,
+    'relu',
+    seeds,
+    dropout,
+    normalized=blocks.normalized if normalize_dense else None,
+  )
   return zoo_layers.build(
     'cnn', [convolutions, hidden], element_spec, num_classes, seeds
   )
@@ -134,8 +181,9 @@ def resnet_18(
   base_filters: int = 64,
   normalization: str = 'group',
   groups: int = 32,
+  torchvision: bool = False,
 ) -> split_model.SplitModel:
-  """ResNet-18 for small images.
+  """ResNet-18, by default for small images.
 
   A 3x3 convolution `conv_1`; four stages of two blocks of two convolutions,
   `conv_2` to `conv_17`; a mean over the image; and the head. Each convolution
@@ -147,33 +195,73 @@ def resnet_18(
     normalization: 'group', 'batch' or 'none'.
     groups: Groups of each group normalization; fewer where they do not divide
       the channels.
+    torchvision: True for torchvision's network, which gives its outputs with
+      its weights and normalization 'batch': residual networks start with a 7x7
+      convolution and 3x3 max-pooling of stride 2; convolutions of VGG have
+      biases, and its dense layers take 7x7 pixels, to which it repeats one.
 
   References:
     He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR
     2016, section 4.2 for 32x32 images. Wu, He: Group Normalization, ECCV 2018.
   """
-  errors.expect_int('base_filters', base_filters, 1)
-  seeds = zoo_layers.Seeds(seed)
-  blocks = zoo_layers.Convolutions(element_spec, seeds, normalization, groups)
-
-  def network(x):
-    x = blocks.add(x, base_filters)
-    for stage in range(4):
-      filters = base_filters * 2**stage
-      for strides in (2 if stage else 1, 1):
-        before = x
-        x = blocks.add(x, filters, strides=strides)
-        x = blocks.add(x, filters, activation=None)
-        if strides > 1:
-          before = blocks.add(
-            before, filters, strides, kernel=1, activation=None, kind='shortcut'
-          )
-        x = keras.layers.ReLU()(keras.layers.Add()([before, x]))
-    return keras.layers.GlobalAveragePooling2D()(x)
-
-  return zoo_layers.build(
-    'resnet_18', [network], element_spec, num_classes, seeds
+  return _resnet(
+    'resnet_18',
+    (2, 2, 2, 2),
+    element_spec,
+    num_classes,
+    seed,
+    base_filters,
+    normalization,
+    groups,
+    torchvision,
   )
+
+
+def resnet_34(
+  element_spec: Mapping[str, tf.TensorSpec],
+  num_classes: Optional[int],
+  seed: int = 0,
+  *,
+  base_filters: int = 64,
+  normalization: str = 'group',
+  groups: int = 32,
+  torchvision: bool = False,
+) -> split_model.SplitModel:
+  """ResNet-34, by default for small images.
+
+  As `resnet_18`, whose arguments and references it shares, with stages of 3,
+  4, 6 and 3 blocks: `conv_1` to `conv_33`.
+  """
+  return _resnet(
+    'resnet_34',
+    (3, 4, 6, 3),
+    element_spec,
+    num_classes,
+    seed,
+    base_filters,
+    normalization,
+    groups,
+    torchvision,
+  )
+
+
+def _resnet(
+  name,
+  counts,
+  element_spec,
+  num_classes,
+  seed,
+  base_filters,
+  normalization,
+  groups,
+  torchvision,
+):
+  seeds = zoo_layers.Seeds(seed)
+  blocks = zoo_layers.Convolutions(
+    element_spec['x'], seeds, normalization, groups, torchvision
+  )
+  network = zoo_layers.residual(blocks, counts, base_filters, torchvision)
+  return zoo_layers.build(name, [network], element_spec, num_classes, seeds)
 
 
 def vgg_16(
@@ -186,12 +274,14 @@ def vgg_16(
   normalization: str = 'group',
   groups: int = 32,
   dropout: float = 0.0,
+  torchvision: bool = False,
 ) -> split_model.SplitModel:
-  """VGG-16 for small images.
+  """VGG-16, by default for small images.
 
   Thirteen 3x3 convolutions `conv_1` to `conv_13`, each followed by a
   normalization `norm_1` and so on, in five groups that end with 2x2
-  max-pooling; then `dense_1`, `dense_2` and the head.
+  max-pooling; then `dense_1`, `dense_2` and the head. Configuration D has
+  widths (4096, 4096) and dropout 0.5.
 
   Args:
     base_filters: Channels of the first group; the others have 2, 4, 8 and 8
@@ -200,8 +290,10 @@ def vgg_16(
     normalization: 'group', 'batch' or 'none'.
     groups: Groups of each group normalization; fewer where they do not divide
       the channels.
-    dropout: Fraction of the last hidden layer's outputs that training drops, in
-      [0, 1); 0 switches it off.
+    dropout: Fraction of each hidden dense layer's outputs that training drops,
+      in [0, 1); 0 switches it off.
+    torchvision: True for torchvision's network: convolutions with biases, and
+      7x7 pixels for `dense_1`, of images of at most 32x32 49 copies of one.
 
   References:
     Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image
@@ -210,16 +302,31 @@ def vgg_16(
   """
   errors.expect_int('base_filters', base_filters, 1)
   seeds = zoo_layers.Seeds(seed)
-  blocks = zoo_layers.Convolutions(element_spec, seeds, normalization, groups)
+  blocks = zoo_layers.Convolutions(
+    element_spec['x'], seeds, normalization, groups, torchvision
+  )
 
   def convolutions(x):
     for factor, count in ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3)):
       for _ in range(count):
-        x = blocks.add(x, factor * base_filters)
+        x = blocks.add(x, factor * base_filters, use_bias=torchvision)
       x = keras.layers.MaxPooling2D(2, padding='same')(x)
+    if torchvision:
+      size = x.shape[1:3]
+      errors.expect(
+        size in ((1, 1), (7, 7)),
+        'torchvision',
+        'false for images whose height and width are not both at most 32, or'
+        ' 224',
+        tuple(element_spec['x'].shape),
+      )
+      if size == (1, 1):
+        x = keras.layers.UpSampling2D(7)(x)
     return x
 
-  hidden = zoo_layers.dense(widths, 'relu', seeds, dropout)
+  hidden = zoo_layers.dense(
+    widths, 'relu', seeds, dropout, dropout_of_each=True
+  )
   return zoo_layers.build(
     'vgg_16', [convolutions, hidden], element_spec, num_classes, seeds
   )
@@ -325,7 +432,16 @@ def text_lstm(
 
 MODELS: Mapping[str, Callable[..., split_model.SplitModel]] = {
   model.__name__: model
-  for model in (linear, mlp, cnn, resnet_18, vgg_16, text_mlp, text_lstm)
+  for model in (
+    linear,
+    mlp,
+    cnn,
+    resnet_18,
+    resnet_34,
+    vgg_16,
+    text_mlp,
+    text_lstm,
+  )
 }
 
 

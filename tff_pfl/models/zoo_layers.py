@@ -28,10 +28,16 @@ class Seeds:
 
 
 class Convolutions:
-  """A maker of convolutions with normalizations, numbered in their order."""
+  """A maker of convolutions with normalizations, numbered in their order.
 
-  def __init__(self, element_spec, seeds, normalization, groups):
-    shape = tuple(element_spec['x'].shape)
+  With `torchvision` they compute as torchvision's do: strides start at the
+  image's edge, and batch normalization adds 1e-5 to the variance.
+  """
+
+  def __init__(
+    self, image_spec, seeds, normalization, groups, torchvision=False
+  ):
+    shape = tuple(image_spec.shape)
     errors.expect(
       len(shape) in (2, 3) and min(shape[:2]) >= 4,
       'element_spec',
@@ -45,6 +51,7 @@ class Convolutions:
     self._seeds = seeds
     self._normalization = normalization
     self._groups = groups
+    self._torchvision = torchvision
     self._counts = collections.Counter()
 
   def add(
@@ -57,6 +64,7 @@ class Convolutions:
     activation='relu',
     kind='conv',
     initializer=keras.initializers.HeNormal,
+    use_bias=False,
   ):
     """Adds a convolution, a normalization and an activation; gives outputs."""
     if len(x.shape) == 3:
@@ -64,26 +72,34 @@ class Convolutions:
     self._counts[kind] += 1
     suffix = f'_{self._counts[kind]}'
     is_plain = self._normalization == 'none'
+    if self._torchvision and strides > 1 and kernel > 1:
+      x, padding = keras.layers.ZeroPadding2D(kernel // 2)(x), 'valid'
     x = keras.layers.Conv2D(
       filters,
       kernel,
       strides,
       padding,
       activation=activation if is_plain else None,
-      use_bias=is_plain,
+      use_bias=is_plain or use_bias,
       kernel_initializer=self._seeds(initializer),
       name=kind + suffix,
     )(x)
     if is_plain:
       return x
     name = ('norm' if kind == 'conv' else f'{kind}_norm') + suffix
+    return self.normalized(x, activation, name)
+
+  def normalized(self, x, activation, name):
+    """Adds a normalization and an activation, if any; gives outputs."""
     if self._normalization == 'group':
-      number = math.gcd(self._groups, filters)
+      number = math.gcd(self._groups, x.shape[-1])
       x = keras.layers.GroupNormalization(number, name=name)(x)
     else:
       # Keras's own momentum of 0.99 forgets the initial statistics too slowly
       # for clients that make few steps; PyTorch's is this one.
-      x = keras.layers.BatchNormalization(momentum=0.9, name=name)(x)
+      x = keras.layers.BatchNormalization(
+        momentum=0.9, epsilon=1e-5 if self._torchvision else 1e-3, name=name
+      )(x)
     return keras.layers.Activation(activation)(x) if activation else x
 
 
@@ -130,8 +146,58 @@ def embedding(element_spec, vocabulary_size, embedding_size, seeds):
   )
 
 
-def dense(widths, activation, seeds, dropout=0.0):
-  """Makes a function that applies dense layers, `dense_1`, …, and dropout."""
+def residual(blocks, counts, base_filters, torchvision):
+  """Makes a function that applies a residual network up to the mean.
+
+  Args:
+    blocks: The `Convolutions`.
+    counts: Number of blocks of two convolutions in each stage.
+    base_filters: Channels of the first stage, doubled in each later one.
+    torchvision: True to start with a 7x7 convolution and 3x3 max-pooling, both
+      of stride 2, instead of a 3x3 convolution.
+  """
+  errors.expect_int('base_filters', base_filters, 1)
+
+  def network(x):
+    if torchvision:
+      x = blocks.add(x, base_filters, 2, kernel=7)
+      x = keras.layers.MaxPooling2D(3, 2)(keras.layers.ZeroPadding2D(1)(x))
+    else:
+      x = blocks.add(x, base_filters)
+    for stage, count in enumerate(counts):
+      filters = base_filters * 2**stage
+      for i in range(count):
+        before, strides = x, 2 if stage and not i else 1
+        x = blocks.add(x, filters, strides)
+        x = blocks.add(x, filters, activation=None)
+        if strides > 1:
+          before = blocks.add(
+            before, filters, strides, kernel=1, activation=None, kind='shortcut'
+          )
+        x = keras.layers.ReLU()(keras.layers.Add()([before, x]))
+    return keras.layers.GlobalAveragePooling2D()(x)
+
+  return network
+
+
+def dense(
+  widths,
+  activation,
+  seeds,
+  dropout=0.0,
+  dropout_of_each=False,
+  normalized=None,
+):
+  """Makes a function that applies dense layers, `dense_1`, …, and dropout.
+
+  Args:
+    widths: Units of the layers.
+    activation: Name of their activation.
+    seeds: The `Seeds`.
+    dropout: Fraction that is dropped of the last layer's outputs.
+    dropout_of_each: True to drop it of each layer's.
+    normalized: `Convolutions.normalized`, to normalize before the activations.
+  """
   for width in widths:
     errors.expect_int('widths', width, 1)
   errors.expect_share('dropout', dropout, '[0, 1)')
@@ -141,9 +207,18 @@ def dense(widths, activation, seeds, dropout=0.0):
       x = keras.layers.Flatten()(x)
     for i, width in enumerate(widths):
       x = keras.layers.Dense(
-        width, activation, kernel_initializer=seeds(), name=f'dense_{i + 1}'
+        width,
+        None if normalized else activation,
+        use_bias=not normalized,
+        kernel_initializer=seeds(),
+        name=f'dense_{i + 1}',
       )(x)
-    return keras.layers.Dropout(dropout)(x) if dropout else x
+      if normalized:
+        x = normalized(x, activation, f'dense_norm_{i + 1}')
+      if dropout and dropout_of_each:
+        x = keras.layers.Dropout(dropout)(x)
+    is_left = dropout and not (dropout_of_each and widths)
+    return keras.layers.Dropout(dropout)(x) if is_left else x
 
   return network
 
