@@ -26,6 +26,7 @@ from tff_pfl.models import (
   class_weights,
   client_metrics,
   domain_models,
+  weight_files,
   zoo,
 )
 from tff_pfl.runs import client_sampling, privacy, run_config, warm_up
@@ -52,6 +53,10 @@ _TEXTS = {
   'initial_run_part': 'Part of the model of --initial_run that is taken: all, '
   'or the body alone, with a random head, as where the other run had other '
   'classes.',
+  'initial_weights': 'File of weights that this run (or its warm-up) starts '
+  f'from ({", ".join(weight_files.ENDINGS)}), such as those of '
+  'keras.applications; the last layers start at random where it has none that '
+  'fit.',
   'num_warmup_rounds': 'Rounds of FedAvg before those of the run, with the '
   'local training of the method (or of each baseline), which starts from their '
   'model.',

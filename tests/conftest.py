@@ -115,6 +115,7 @@ _OF_RUNS = (
   'rounds_per_evaluation',
   'num_final_evaluations',
   'initial_run',
+  'initial_weights',
   'num_warmup_rounds',
   'join_rounds',
 )

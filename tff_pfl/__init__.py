@@ -59,6 +59,7 @@ _NAMES = {
   'models.domain_models': ('with_domains',),
   'models.keras_bridge': ('from_keras', 'to_keras'),
   'models.split_model': ('SplitModel',),
+  'models.weight_files': ('with_weights',),
   'models.zoo': ('zoo',),
   # Methods.
   'methods.registry': ('ALGORITHMS', 'build', 'method'),

@@ -340,3 +340,34 @@ def test_a_run_whose_beginning_is_gone_cannot_be_opened(tmp_path):
     arguments = [data] if use is warm_up.run else []
     with pytest.raises(errors.RunError, match=words):
       use(config, config.build_model(data), *arguments, str(tmp_path))
+
+
+def test_a_run_keeps_the_weights_of_a_file(tmp_path, caplog):
+  weights, folder = str(tmp_path / 'weights.npz'), str(tmp_path / 'run')
+  config = _after(None, initial_weights=weights, algorithm='fed_avg')
+  config = dataclasses.replace(config, hparams=_BEFORE.hparams)
+  own = config.build_model(config.load_data()).initial_weights
+  # The head is of other classes.
+  given = {
+    'dense_1/kernel': np.full((64, 64), 0.01, np.float32),
+    'dense_1/bias': np.zeros(64, np.float32),
+    'head/kernel': np.zeros((64, 7), np.float32),
+  }
+  np.savez(weights, **given)
+  started = _started(config, folder).initial_weights
+  assert 'head, which start at random' in caplog.text
+  np.testing.assert_array_equal(
+    started['dense_1/kernel'], given['dense_1/kernel']
+  )
+  np.testing.assert_array_equal(started['head/kernel'], own['head/kernel'])
+  config.run(folder, show_progress=False)
+  # The run needs the file no more, but its own copy as it was.
+  (tmp_path / 'weights.npz').unlink()
+  run = open_run.open_run(folder)
+  toy_problems.assert_same(dict(run.model.initial_weights), dict(started))
+  longer = dataclasses.replace(config, num_rounds=3)
+  assert longer.run(folder, resume=True, show_progress=False).history.shape[0]
+  changed = {name: value + 1 for name, value in started.items()}
+  np.savez(f'{folder}/initial_weights.npz', **changed)
+  with pytest.raises(errors.RunError, match='initial_weights_sha256 was'):
+    longer.run(folder, resume=True, show_progress=False)

@@ -28,6 +28,7 @@ from tff_pfl.models import (
   client_metrics,
   domain_models,
   split_model,
+  weight_files,
   zoo,
 )
 from tff_pfl.runs import client_sampling, privacy, training, warm_up
@@ -87,8 +88,11 @@ class RunConfig:
       model this one starts, or its warm-up; None for random weights.
     initial_run_part: Part of that model that is taken: 'all', or the 'body'
       alone, with a random head, as where the other run had other classes.
+    initial_weights: File of weights from which the run starts instead, or its
+      warm-up, such as those of a network of `keras.applications`, see
+      `models.weight_files`.
     num_warmup_rounds: Rounds of FedAvg before, from whose model the method
-      starts (see `warm_up`, also for `initial_run`).
+      starts (see `warm_up`, also for `initial_run` and `initial_weights`).
     num_rounds: Rounds of training.
     cohort_size: Number of clients in a round, or such numbers by round, see
       `client_sampling.CohortSampler`.
@@ -136,6 +140,7 @@ class RunConfig:
   )
   initial_run: Optional[str] = None
   initial_run_part: str = 'all'
+  initial_weights: Optional[str] = None
   num_warmup_rounds: int = 0
   num_rounds: int = 100
   cohort_size: client_sampling.CohortSize = 10
@@ -170,7 +175,7 @@ class RunConfig:
     refused = set(algorithm.unsupported)
     if 'num_warmup_rounds' in refused:
       # Its models are drawn apart, which weights of another run do not stand.
-      refused.add('initial_run')
+      refused |= {'initial_run', 'initial_weights'}
     for field in dataclasses.fields(self):
       if field.name in refused:
         value = getattr(self, field.name)
@@ -190,6 +195,16 @@ class RunConfig:
     if self.initial_run is not None:
       initial_run = os.path.abspath(self.initial_run)
       object.__setattr__(self, 'initial_run', initial_run)
+    if self.initial_weights is not None:
+      errors.expect(
+        self.initial_run is None,
+        'initial_weights',
+        'unset with `initial_run`',
+        self.initial_weights,
+      )
+      weight_files.expect_known(self.initial_weights)
+      initial_weights = os.path.abspath(self.initial_weights)
+      object.__setattr__(self, 'initial_weights', initial_weights)
     self.training()
     if isinstance(self.metrics, str):
       raise TypeError(errors.message('metrics', 'a list', self.metrics))
@@ -484,6 +499,12 @@ class RunConfig:
       more_settings: Further settings to store, which tell the part of the data.
       **options: Further arguments of `training.run`.
     """
+    checksum = {}
+    if self.initial_weights is not None:
+      # Other weights are another run, whatever file they came from.
+      checksum['initial_weights_sha256'] = training.weights_checksum(
+        process.model
+      )
     run = training.run(
       process,
       data,
@@ -499,6 +520,7 @@ class RunConfig:
         **self.settings(),
         # With what the method does by itself spelt out.
         'personalization': process.description['personalization'],
+        **checksum,
         **(more_settings or {}),
       },
       **options,

@@ -49,8 +49,13 @@ from tff_pfl.runs import summary as summary_lib
 from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.system import folders, machine
 
-# What `run` stores of the process and the data beside the settings.
-RECORDED = ('process', client_population.FINGERPRINT, 'privacy')
+# What is stored of the process and the data beside the settings.
+RECORDED = (
+  'process',
+  client_population.FINGERPRINT,
+  'privacy',
+  'initial_weights_sha256',
+)
 
 
 def expect_all_clients(known: Optional[int], num_clients: int) -> None:
@@ -364,17 +369,22 @@ def check_unchanged(
 
 def _describe_model(model: split_model.SplitModel) -> dict:
   """A description of a model that has no name in `zoo`, as JSON types."""
-  checksum = hashlib.sha256()
-  shapes = {}
-  for name, value in model.initial_weights.items():
-    value = np.asarray(value)
-    shapes[name] = list(value.shape)
-    checksum.update(value.tobytes())
   return {
     'name': model.name,
-    'shapes': shapes,
-    'initial_weights_sha256': checksum.hexdigest()[:16],
+    'shapes': {
+      name: list(np.shape(value))
+      for name, value in model.initial_weights.items()
+    },
+    'initial_weights_sha256': weights_checksum(model),
   }
+
+
+def weights_checksum(model: split_model.SplitModel) -> str:
+  """The checksum of a model's initial weights, 16 hexadecimal digits."""
+  checksum = hashlib.sha256()
+  for value in model.initial_weights.values():
+    checksum.update(np.asarray(value).tobytes())
+  return checksum.hexdigest()[:16]
 
 
 def _write_encoding(data, directory):

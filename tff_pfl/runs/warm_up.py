@@ -1,9 +1,10 @@
-"""Initial weights of a run: another run's model, and a warm-up by FedAvg.
+"""Initial weights of a run: given ones, and a warm-up by FedAvg.
 
 A run with `RunConfig.initial_run` starts from the model that another run ended
-with. The weights are kept in the run's folder when it begins, so that it goes
-on and can be opened whatever becomes of the other run. With a warm-up, too, it
-is the warm-up that starts from them, and they are in its folder.
+with, one with `initial_weights` from a file's. The weights are kept in the
+run's folder when it begins, so that it goes on and can be opened whatever
+becomes of the other run or the file. With a warm-up, too, it is the warm-up
+that starts from them, and they are in its folder.
 
 The warm-up is a run of its own, in the folder `warmup` of the run, with the
 method's own local training (that of the body where head and body are trained in
@@ -28,7 +29,7 @@ from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.datasets import files
 from tff_pfl.methods import registry
-from tff_pfl.models import domain_models, split_model
+from tff_pfl.models import domain_models, split_model, weight_files
 from tff_pfl.runs import client_population, client_sampling, run_store
 from tff_pfl.system import folders
 
@@ -107,7 +108,7 @@ def run(
 
   Raises:
     ValueError: If `initial_run` is no finished run of the same network with a
-      global model.
+      global model, or `initial_weights` no file of the network's weights.
     RunError: If it cannot be read, or the warm-up cannot start or go on.
   """
   if run_store.has_run(output_dir):
@@ -119,8 +120,12 @@ def run(
       tqdm.tqdm.write(f'Warm-up of {config.algorithm}:')
     process = _process(config, first)
     before.run_process(process, before.joined(data), folder, **options)
-  elif config.initial_run is not None:
-    weights = _model_of_run(config, model)
+  elif _given(config):
+    if config.initial_run is None:
+      given = weight_files.with_weights(model, config.initial_weights)
+      weights = given.initial_weights
+    else:
+      weights = _model_of_run(config, model)
     os.makedirs(output_dir, exist_ok=True)
     path = os.path.join(output_dir, INITIAL_WEIGHTS_NAME)
     with folders.atomic_file(path, 'wb') as file:
@@ -141,19 +146,19 @@ def with_initial_weights(
     output_dir: Folder of the run, after `run`.
 
   Raises:
-    ValueError: If the weights of `initial_run` that were kept are damaged.
+    ValueError: If the given weights that were kept are damaged.
     RunError: If they are missing, or the warm-up is missing, damaged or of
       another length.
   """
   if not config.num_warmup_rounds:
-    if config.initial_run is None:
+    if not _given(config):
       return model
     path = os.path.join(output_dir, INITIAL_WEIGHTS_NAME)
     if not os.path.exists(path):
       raise errors.RunError(
         f'There is no {INITIAL_WEIGHTS_NAME} in {output_dir}, where a run with '
-        'initial_run keeps the weights that it starts from: restore the file, '
-        'or give the settings that the run was begun with.'
+        f'{_given(config)} keeps the weights that it starts from: restore the '
+        'file, or give the settings that the run was begun with.'
       )
     kept = files.read_npz(path, list(model.initial_weights))
     return dataclasses.replace(
@@ -179,6 +184,12 @@ def with_initial_weights(
     (name, np.asarray(found[name])) for name in model.initial_weights
   )
   return dataclasses.replace(model, initial_weights=weights)
+
+
+def _given(config):
+  """The setting that gives initial weights; '' if there is none."""
+  names = ('initial_run', 'initial_weights')
+  return next((n for n in names if getattr(config, n) is not None), '')
 
 
 def _model_of_run(config, model):

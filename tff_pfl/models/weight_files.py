@@ -1,0 +1,180 @@
+"""Initial weights from files that Keras, NumPy or a run have written.
+
+A file's arrays go to the model's weights by name, or in their order where more
+fit so: that of the layers, each with its normalization right after it, as
+PyTorch has them. For a `.weights.h5` file, which has no order, Keras finds the
+place of each layer among those of its class.
+
+The last layers keep their weights where the file has none, or others, for them:
+the head of another number of classes, or all dense layers if the file has the
+convolutions only. Other layers must fit.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import warnings
+from collections.abc import Mapping
+
+import h5py
+import keras
+import numpy as np
+from absl import logging
+
+from tff_pfl import errors
+from tff_pfl.datasets import files
+from tff_pfl.models import keras_graph, split_model
+
+ENDINGS = ('.keras', '.weights.h5', '.h5', '.npz')
+
+
+def expect_known(path: str) -> None:
+  """Raises `ValueError` if a file's name does not tell its format."""
+  errors.expect(
+    path.endswith(ENDINGS),
+    'initial_weights',
+    f'a file whose name ends in {" or ".join(ENDINGS)}',
+    path,
+  )
+
+
+def with_weights(
+  model: split_model.SplitModel, path: str
+) -> split_model.SplitModel:
+  """Returns the model with initial weights from a file.
+
+  Args:
+    model: Made by `from_keras`, or a model of `zoo`.
+    path: A file whose name ends in `.keras` (a model), `.weights.h5` (its
+      weights), `.h5` (either, in the older form of `keras.applications`), or
+      `.npz` (arrays).
+
+  Raises:
+    ValueError: If the file is missing, damaged, or does not fit the model but
+      for its last layers; the message names the first weight that does not.
+  """
+  expect_known(path)
+  layers = _in_order(model.keras_graph, model.layers)
+  own = model.initial_weights
+  found = _read(path, model)
+  if not path.endswith('.weights.h5'):
+    names = [name for layer in layers for name in layers[layer]]
+    in_order = dict(zip(names, found.values()))
+    tried = [found, in_order] if set(own) & set(found) else [in_order]
+    found = min(tried, key=lambda arrays: len(_unfit(own, arrays)))
+  unfit = _unfit(own, found)
+  taken = [layer for layer in layers if not set(layers[layer]) & set(unfit)]
+  rest = [layer for layer in layers if layer not in taken]
+  if not taken or [*taken, *rest] != [*layers]:
+    name = next(name for name in layers[rest[0]] if name in unfit)
+    place = f'of shape {found[name].shape}' if name in found else 'missing'
+    raise ValueError(
+      errors.message(
+        'initial_weights',
+        'a file of the same network but for its last layers, with '
+        f'{name} of shape {own[name].shape}',
+        f'{place} in {path}, where of {len(layers)} layers {len(taken)} fit '
+        f'({", ".join(taken) or "none"})',
+      )
+    )
+  if rest:
+    logging.warning(
+      '%s has no weights that fit %s, which start at random.',
+      path,
+      ', '.join(rest),
+    )
+  weights = collections.OrderedDict(own)
+  for layer in taken:
+    for name in layers[layer]:
+      weights[name] = np.asarray(found[name], own[name].dtype)
+      errors.expect(
+        np.isfinite(weights[name]).all(),
+        'initial_weights',
+        'a file of finite numbers',
+        f'NaN or infinite ones for {name} in {path}',
+      )
+  return dataclasses.replace(model, initial_weights=weights)
+
+
+def _read(path, model):
+  """The arrays of a file by name, of `.weights.h5` those of the model."""
+  try:
+    if path.endswith('.weights.h5'):
+      return _placed_by_keras(path, model)
+    if path.endswith('.npz'):
+      return files.read_npz(path)
+    return (_of_h5 if path.endswith('.h5') else _of_keras)(path)
+  except files.FileError:
+    raise
+  except OSError as error:
+    raise files.unreadable_error(path, error) from None
+  # Keras and HDF5 have many kinds of errors, some of several lines.
+  except Exception as error:
+    (reason, *_) = str(error).splitlines() or [type(error).__name__]
+    raise files.file_error(
+      path, 'a file of weights that Keras has written', f'another ({reason})'
+    ) from None
+
+
+def _unfit(weights, found):
+  """Names of weights that are not found, or of another shape."""
+  return [
+    name
+    for name, value in weights.items()
+    if name not in found or found[name].shape != value.shape
+  ]
+
+
+def _in_order(graph, layers) -> Mapping[str, tuple[str, ...]]:
+  """The weights of layers, each with its normalization right after it."""
+  variables, known, _ = keras_graph.name_weights(graph)
+  units = keras_graph.find_units(graph, known, variables)
+  owner = {name: layer for layer, names in layers.items() for name in names}
+  ordered = {}
+  for layer, names in layers.items():
+    gates = units[layer].gates if layer in units else names
+    for each in dict.fromkeys([layer, *map(owner.get, gates)]):
+      ordered[each] = layers[each]
+  return ordered
+
+
+def _placed_by_keras(path, model):
+  """The model's weights that Keras finds in a file for its network."""
+  network = model.keras_graph.model
+  variables, _, _ = keras_graph.name_weights(model.keras_graph)
+  before = network.get_weights()
+  try:
+    for variable in variables.values():
+      variable.assign(np.full(variable.shape, np.nan))
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')  # Of what it cannot load.
+      network.load_weights(path, skip_mismatch=True)
+    return {
+      name: variable.numpy()
+      for name, variable in variables.items()
+      if not np.isnan(variable).any()
+    }
+  finally:
+    network.set_weights(before)
+
+
+def _of_keras(path):
+  model = keras.saving.load_model(path, compile=False)
+  graph = keras_graph.Graph(keras_graph.functional_of(model), keep_names=True)
+  variables, layers, _ = keras_graph.name_weights(graph)
+  return {
+    name: variables[name].numpy()
+    for names in _in_order(graph, layers).values()
+    for name in names
+  }
+
+
+def _of_h5(path):
+  with h5py.File(path) as file:
+    group = file if 'layer_names' in file.attrs else file['model_weights']
+    return {
+      name: group[layer][name][()]
+      for layer in group.attrs['layer_names']
+      for name in group[layer].attrs['weight_names']
+    }
