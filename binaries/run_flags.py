@@ -43,7 +43,8 @@ _TEXTS = {
   + datasets.describe_partitioners(),
   'model': 'The network. linear; mlp; cnn: the 5-layer CNN of FedRep, '
   'or other convolutions; resnet_18, resnet_34 and vgg_16: with group '
-  'normalization, or as torchvision has them; text_mlp: of the mean of '
+  'normalization, or as torchvision has them; image_and_record: a residual '
+  'network and the columns of a record; text_mlp: of the mean of '
   "the words' embeddings; text_lstm: of characters or words.",
   'domain_model': 'Use of domains by the model: shared ignores them, '
   'multi_head has a head for each, input gives the head the domain beside the '

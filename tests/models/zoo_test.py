@@ -4,10 +4,11 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+import tree
 
 from tests.models import keras_models
 from tff_pfl.datasets import examples as examples_lib
-from tff_pfl.models import split_model, zoo
+from tff_pfl.models import augmentation, split_model, zoo
 
 
 def _spec(x_shape=(8, 8), y_shape=(), y_dtype=tf.int32):
@@ -30,20 +31,25 @@ _ARGUMENTS = {
   'resnet_18': dict(base_filters=2),
   'resnet_34': dict(base_filters=2),
   'vgg_16': dict(base_filters=2, widths=(4,)),
+  'image_and_record': dict(depth=18, base_filters=2, record_widths=(3,)),
   'text_mlp': dict(vocabulary_size=20),
   'text_lstm': dict(vocabulary_size=20, units=6),
 }
 
 
 def _small(name, *y, num_classes=3, seed=0):
-  of_text = name.startswith('text')
-  spec = _text_spec(8, *y) if of_text else _spec((8, 8), *y)
+  spec = _spec((8, 8), *y)
+  if name.startswith('text'):
+    spec = _text_spec(8, *y)
+  if name == 'image_and_record':
+    spec['x'] = {'image': spec['x'], 'record': tf.TensorSpec((2,), tf.float32)}
   return zoo.make_model(name, spec, num_classes, seed, **_ARGUMENTS[name])
 
 
 # Large models are slow to make; their layers are made as the others'.
 _every_model = keras_models.parametrized(
-  zoo.MODELS, slow=('resnet_18', 'resnet_34', 'vgg_16', 'text_lstm')
+  zoo.MODELS,
+  slow=('resnet_18', 'resnet_34', 'vgg_16', 'image_and_record', 'text_lstm'),
 )
 
 
@@ -272,6 +278,44 @@ def test_dropout_is_after_each_dense_layer_of_a_vgg(name, kinds):
   assert found[-len(kinds.split()) - 1 :] == f'{kinds}Dense'.split()
 
 
+def test_an_image_and_a_record_are_side_by_side():
+  spec = _spec()
+  spec['x'] = {
+    'image': tf.TensorSpec((8, 8, 1), tf.float32),
+    'record': tf.TensorSpec((22,), tf.float32),
+  }
+  model = zoo.make_model(
+    'image_and_record',
+    spec,
+    2,
+    depth=18,
+    base_filters=2,
+    normalization='none',
+  )
+  assert {'conv_17', 'dense_1'} < set(model.body_layers)
+  rng = np.random.default_rng(0)
+  x = {
+    name: rng.normal(size=(3, *of.shape)).astype(np.float32)
+    for name, of in spec['x'].items()
+  }
+  features, _ = model.body(model.initial_weights, x)
+  assert features.shape == (3, 278)
+  np.testing.assert_array_equal(features[:, 256:], x['record'])
+  assert np.ptp(features[:, :256], axis=0).max() > 1e-3
+  other, _ = model.body(model.initial_weights, {**x, 'image': x['image'][::-1]})
+  np.testing.assert_allclose(other[:, :256], features[::-1, :256], atol=1e-5)
+  # Only the image is changed in training.
+  mode = split_model.Mode(True, tf.constant([1, 2]), tf.ones([3]))
+  changed, _ = augmentation.augmented(model, 'crop:2').body(
+    model.initial_weights, x, mode
+  )
+  assert np.any(np.abs(changed[:, :256] - features[:, :256]) > 1e-3)
+  np.testing.assert_array_equal(changed[:, 256:], x['record'])
+  for name, of in (('mlp', spec), ('image_and_record', _spec())):
+    with pytest.raises(ValueError, match='`model` to be image_and_record for'):
+      zoo.make_model(name, of, 2)
+
+
 def test_text_mlp_takes_the_mean_of_the_words_without_padding():
   model = zoo.make_model(
     'text_mlp', _text_spec(4), 2, vocabulary_size=6, widths=(3,)
@@ -359,10 +403,10 @@ def test_without_classes_it_is_regression(kind):
     assert model.classifier is None
     assert tuple(model.metrics) == ('mae',)
     assert model.element_spec['y'] == tf.TensorSpec(y_shape, tf.float32)
-    x = model.element_spec['x']
-    outputs, _ = model.forward(
-      model.initial_weights, tf.zeros([3, *x.shape], x.dtype)
+    x = tree.map_structure(
+      lambda of: tf.zeros([3, *of.shape], of.dtype), model.element_spec['x']
     )
+    outputs, _ = model.forward(model.initial_weights, x)
     assert outputs.shape == (3, units)
     np.testing.assert_allclose(
       model.loss(tf.fill([3, *y_shape], 2.0), tf.zeros_like(outputs)), [4, 4, 4]

@@ -2,9 +2,10 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
+import tree
 from sklearn import preprocessing
 
 from tff_pfl import errors
@@ -22,15 +23,20 @@ _OF_EACH = ('x', 'y', 'domain', 'client', 'weight')
 
 
 class _Normalization(NamedTuple):
-  """A transform after another one, if any."""
+  """A transform after another one, if any.
+
+  Of several inputs `mean` and `scale` are dicts, too.
+  """
 
   before: Optional[array_clients.Transform]
-  mean: np.ndarray
-  scale: np.ndarray
+  mean: Any
+  scale: Any
 
   def __call__(self, x):
     x = x if self.before is None else self.before(x)
-    return (x - self.mean) / self.scale
+    return tree.map_structure(
+      lambda x, mean, scale: (x - mean) / scale, x, self.mean, self.scale
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -81,7 +87,9 @@ class Arrays(partitioning.Pool):
       for field in _OF_EACH:
         name = f'{field}{suffix}'
         if getattr(self, name) is not None:
-          chosen[name] = getattr(self, name)[is_chosen]
+          chosen[name] = tree.map_structure(
+            lambda array, mask=is_chosen: array[mask], getattr(self, name)
+          )
     return dataclasses.replace(self, **chosen)
 
   def normalized(self) -> 'Arrays':
@@ -93,26 +101,39 @@ class Arrays(partitioning.Pool):
     the same numbers.
     """
     errors.expect(
-      self.transform is not None or self.x.dtype.kind == 'f',
+      self.transform is not None
+      or all(array.dtype.kind == 'f' for array in tree.flatten(self.x)),
       'normalize',
       f'false for {self.name!r}, whose inputs are no images or columns of '
       'numbers',
       True,
     )
-    scaler = preprocessing.StandardScaler()
-    for start in range(0, len(self.x), _EXAMPLES_AT_ONCE):
-      part = self.x[start : start + _EXAMPLES_AT_ONCE]
-      if self.transform is not None:
-        part = self.transform(part)
+    scalers = tree.map_structure(
+      lambda _: preprocessing.StandardScaler(), self.x
+    )
+
+    def fit(scaler, part):
       part = np.asarray(part, np.float64)
       # Images without channels have one.
       columns = part.shape[-1] if part.ndim in (2, 4) else 1
       scaler.partial_fit(part.reshape(-1, columns))
+
+    for start in range(0, len(self.y), _EXAMPLES_AT_ONCE):
+      part = tree.map_structure(
+        lambda array, start=start: array[start : start + _EXAMPLES_AT_ONCE],
+        self.x,
+      )
+      if self.transform is not None:
+        part = self.transform(part)
+      tree.map_structure(fit, scalers, part)
+    mean, scale = (
+      tree.map_structure(
+        lambda of, name=name: np.float32(getattr(of, name)), scalers
+      )
+      for name in ('mean_', 'scale_')
+    )
     return dataclasses.replace(
-      self,
-      transform=_Normalization(
-        self.transform, np.float32(scaler.mean_), np.float32(scaler.scale_)
-      ),
+      self, transform=_Normalization(self.transform, mean, scale)
     )
 
   def to_clients(
@@ -144,7 +165,10 @@ class Arrays(partitioning.Pool):
         test_fraction,
       )
       both = {
-        name: np.concatenate([part for part in parts if part is not None])
+        name: tree.map_structure(
+          lambda *arrays: np.concatenate(arrays),
+          *[part for part in parts if part is not None],
+        )
         for name in _OF_EACH
         if (parts := (getattr(self, name), getattr(self, f'{name}_test')))
         and parts[0] is not None

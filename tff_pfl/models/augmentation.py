@@ -7,7 +7,7 @@ are the same on every runtime. Evaluation sees the images unchanged.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Union
 
 import tensorflow as tf
@@ -31,8 +31,9 @@ def augmented(
   `crop:4+flip` is usual for CIFAR.
 
   Args:
-    model: Takes images `[height, width, channels]` or `[height, width]`, unless
-      `spec` is a function. Add domains afterwards, by `with_domains`.
+    model: Takes images `[height, width, channels]` or `[height, width]`, as
+      its only input or as `image` of several, unless `spec` is a function. Add
+      domains afterwards, by `with_domains`.
     spec: The changes, joined by `+`; 'none' for the model itself. Or a function
       from inputs `[batch, ...]` and a seed, int32 `[2]`, to inputs of the same
       shape; it draws from the seed (`randomness`, `tf.random.stateless_*`).
@@ -51,6 +52,8 @@ def augmented(
   else:
     changes = [_change(part, spec) for part in spec.split('+')]
     x = model.element_spec['x']
+    if isinstance(x, Mapping) and 'image' in x:
+      x, changes = x['image'], [*map(_of_image, changes)]
     errors.expect(
       isinstance(x, tf.TensorSpec)
       and x.shape.rank in (2, 3)
@@ -67,6 +70,10 @@ def augmented(
     return model.body(weights, x, mode)
 
   return dataclasses.replace(model, body=body, is_augmented=True)
+
+
+def _of_image(change):
+  return lambda x, seed: {**x, 'image': change(x['image'], seed)}
 
 
 def _change(part, spec):

@@ -9,6 +9,7 @@ import math
 import keras
 import numpy as np
 import tensorflow as tf
+import tree
 
 from tff_pfl import errors
 from tff_pfl.models import keras_bridge
@@ -187,6 +188,7 @@ def dense(
   dropout=0.0,
   dropout_of_each=False,
   normalized=None,
+  name='dense',
 ):
   """Makes a function that applies dense layers, `dense_1`, …, and dropout.
 
@@ -197,6 +199,7 @@ def dense(
     dropout: Fraction that is dropped of the last layer's outputs.
     dropout_of_each: True to drop it of each layer's.
     normalized: `Convolutions.normalized`, to normalize before the activations.
+    name: Beginning of the layers' names.
   """
   for width in widths:
     errors.expect_int('widths', width, 1)
@@ -211,10 +214,10 @@ def dense(
         None if normalized else activation,
         use_bias=not normalized,
         kernel_initializer=seeds(),
-        name=f'dense_{i + 1}',
+        name=f'{name}_{i + 1}',
       )(x)
       if normalized:
-        x = normalized(x, activation, f'dense_norm_{i + 1}')
+        x = normalized(x, activation, f'{name}_norm_{i + 1}')
       if dropout and dropout_of_each:
         x = keras.layers.Dropout(dropout)(x)
     is_left = dropout and not (dropout_of_each and widths)
@@ -246,7 +249,12 @@ def build(name, layers, element_spec, num_classes, seeds):
     'at least 2, or None for regression',
     num_classes,
   )
-  inputs = keras.layers.Input(tuple(x.shape), dtype=x.dtype.name)
+  inputs = tree.map_structure_with_path(
+    lambda path, spec: keras.layers.Input(
+      tuple(spec.shape), dtype=spec.dtype.name, name='_'.join(path) or None
+    ),
+    x,
+  )
   features = inputs
   for layer in layers:
     features = layer(features)

@@ -43,6 +43,43 @@ def test_clients_have_their_own_examples_domains_and_weights(tmp_path):
   assert len(_load(str(tmp_path), num_clients=2).client_ids) == 2
 
 
+def test_records_are_beside_their_images(tmp_path):
+  rng = np.random.default_rng(0)
+  image = rng.integers(0, 256, (40, 4, 4, 1)).astype(np.uint8)
+  record = np.stack([np.arange(40), rng.integers(0, 9, 40)], axis=1)
+  path = _write(tmp_path, x=image, record=record)
+  data = _load(path)
+  assert list(data.element_spec['x']) == ['image', 'record']
+  for client_id in data.client_ids:
+    x = data.train(client_id).x
+    numbers = x['record'][:, 0].astype(int)
+    np.testing.assert_array_equal(x['record'], record[numbers])
+    np.testing.assert_allclose(x['image'], image[numbers] / 255, rtol=1e-6)
+  # Some classes; training and test examples are pooled; all are normalized.
+  path = _write(
+    tmp_path,
+    x=image,
+    record=record,
+    x_test=image,
+    y_test=np.ones(40, int),
+    record_test=record,
+    client=None,
+  )
+  data = _load(
+    path, partition='iid', classes=(0, 1), test_fraction=0.5, normalize=True
+  )
+  parts = [
+    getattr(data, s)(c) for c in data.client_ids for s in ('train', 'test')
+  ]
+  numbers = np.concatenate([part.x['record'][:, 0] for part in parts])
+  kept = np.flatnonzero(np.arange(40) % 3 < 2)
+  pooled = np.concatenate([kept, np.arange(40)])
+  np.testing.assert_allclose(
+    np.sort(numbers), np.sort((pooled - 19.5) / np.arange(40).std()), rtol=1e-4
+  )
+  assert parts[0].x['image'].dtype == parts[0].x['record'].dtype == np.float32
+
+
 def test_test_examples_of_a_file_are_those_tested(tmp_path):
   path = _write(
     tmp_path,
@@ -105,7 +142,7 @@ def test_floats_are_targets_and_columns_are_no_images(tmp_path):
     ({'y': None}, r'`data_dir` .*arrays x and y, found .x, client in .*mine'),
     (
       {'client_id': np.arange(40), 'z': np.arange(4)},
-      r'arrays x, y, client, domain, weight, .* found .client_id, z in .*mine',
+      r'arrays x, y, record, client, domain, weight, .* found .client_id, z in .*mine',
     ),
     ({'client': np.zeros(40)}, r'mine.npz: .*`client` to be 40 integers or st'),
     ({'client': np.arange(4)}, r'mine.npz: .*`client` .*shape \(4,\)'),
@@ -115,6 +152,7 @@ def test_floats_are_targets_and_columns_are_no_images(tmp_path):
       {'x_test': np.zeros((2, 1)), 'y_test': np.array([0, 1])},
       r'mine.npz: .*`client_test` to be 2 integers or strings',
     ),
+    ({'record': np.zeros(40)}, r'numbers record .*found .float64 of shape'),
     ({'client': None, 'client_test': np.arange(2)}, '`client` to be 40 int'),
     ({'x': np.full((40, 1), np.nan)}, r'mine.npz: .*`x\[0, 0\]` to be finite'),
     ({'x': np.array([{}] * 40)}, r'mine.npz` to be a complete .npz file'),

@@ -1,10 +1,12 @@
 """A user's .npz file of examples, their clients, domains and weights.
 
 `x` `[n, ...]` are inputs and `y` `[n, ...]` labels (integers) or targets
-(floats). Optional are `client` `[n]`, integers or strings; `domain` `[n]`,
-integers from 0 on; and `weight` `[n]`, factors of the training losses. Test
-examples are `x_test`, `y_test`, `client_test` and `domain_test`; without them,
-a part of each client's examples is held out.
+(floats). Optional are `record` `[n, columns]`, numbers beside images `x`, which
+together are the inputs `image` and `record`; `client` `[n]`, integers or
+strings; `domain` `[n]`, integers from 0 on; and `weight` `[n]`, factors of the
+training losses. Test examples are `x_test`, `y_test`, `record_test`,
+`client_test` and `domain_test`; without them, a part of each client's examples
+is held out.
 """
 
 import os
@@ -19,7 +21,7 @@ from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import images, own_files
 
-_OF_EACH = ('x', 'y', 'client', 'domain')
+_OF_EACH = ('x', 'y', 'record', 'client', 'domain')
 NAMES = (*_OF_EACH, 'weight', *(f'{name}_test' for name in _OF_EACH))
 
 
@@ -34,7 +36,8 @@ def read(
     required: Names of arrays that must be there.
 
   Returns:
-    Arrays by name, all of `NAMES`.
+    Arrays by name, all of `NAMES`; those of records are with their images, the
+    dict `x` of `image` and `record`.
 
   Raises:
     ValueError: If an array is missing, or has a name not in `NAMES`.
@@ -59,6 +62,18 @@ def read(
     f'an .npz file of the arrays {", ".join(NAMES)} only',
     f'{", ".join(unknown)} in {path}',
   )
+  for name in ('record', 'record_test'):
+    if name in arrays:
+      x = name.replace('record', 'x')
+      record = arrays.pop(name)
+      errors.expect(
+        x in arrays and record.ndim == 2 and record.dtype.kind in 'biuf',
+        flag,
+        f'an .npz file with numbers {name} (examples, columns) beside {x}',
+        f'{record.dtype} of shape {record.shape} in {path}',
+      )
+      record = record.astype(np.float32, copy=False)
+      arrays[x] = {'image': arrays[x], 'record': record}
   return arrays
 
 
@@ -74,12 +89,19 @@ def load_npz(
   files.expect_given(data_dir, 'an .npz file with arrays x and y')
   path = files.find_file('npz', data_dir, ('*.npz',))
   arrays = read(path, 'data_dir')
-  is_scaled = scale and images.are_bytes(arrays['x'])
-  if arrays['x'].dtype == np.uint8 and scale and not is_scaled:
+  has_record = isinstance(arrays['x'], dict)
+  x = arrays['x']['image'] if has_record else arrays['x']
+  is_scaled = scale and images.are_bytes(x)
+  if x.dtype == np.uint8 and scale and not is_scaled:
     logging.warning('%s: x, bytes but no images, is not scaled.', path)
+  transform = _with_unit_interval if has_record else images.to_unit_interval
   with own_files.naming(path):
     return arrays_lib.Arrays(
       name='npz',
-      transform=images.to_unit_interval if is_scaled else None,
+      transform=transform if is_scaled else None,
       **arrays,
     )
+
+
+def _with_unit_interval(x):
+  return {**x, 'image': images.to_unit_interval(x['image'])}
