@@ -10,6 +10,7 @@ import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from binaries import papers
 from binaries.papers import record
@@ -96,7 +97,10 @@ def _check_production(names, _):
   # A record that is not parsed as it was written would train otherwise.
   state, _ = names['learning_process'].next(
     names['learning_process'].initialize(),
-    [[collections.OrderedDict(x=e.x, y=e.y)] for e in train],
+    [
+      tf.data.Dataset.from_tensors(collections.OrderedDict(x=e.x, y=e.y))
+      for e in train
+    ],
   )
   toy_problems.assert_same(
     dict(names['state']['global_weights']), dict(state.global_weights)
