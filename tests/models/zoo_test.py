@@ -455,6 +455,13 @@ _NO_CLASSES = {'num_classes': None}
       r'2 numbers for each pooling, found \(2, 3, 4\)',
     ),
     ('cnn', _spec(), {'num_poolings': 3}, '`num_poolings`.*found 3'),
+    (
+      'cnn',
+      _spec(),
+      {'filters': (1, 1, 1, 1)},
+      r'`num_poolings` to be less than 4 for \(8, 8\) images, found 4',
+    ),
+    ('cnn', _spec((9, 9)), {'padding': 'valid'}, r"'same' .*\(2, 2\) pixels"),
     ('cnn', _spec(), {'padding': 'x'}, "auto, same, valid.*'x'"),
     ('cnn', _spec(), {'normalize_dense': True}, '`normalize_dense`.*found'),
     ('vgg_16', _spec((64, 64)), {'torchvision': True}, 'at most 32, or 224'),

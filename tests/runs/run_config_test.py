@@ -173,6 +173,11 @@ def test_settings_reach_the_process(process):
     ),
     ({'weight_decay': -1}, '`weight_decay` to be a non-negative number'),
     ({'learning_rate_schedule': 'fast'}, '`learning_rate_schedule` to be'),
+    (
+      {'initial_run': 'run', 'initial_weights': 'weights.npz'},
+      '`initial_weights` to be unset with `initial_run`',
+    ),
+    ({'initial_weights': 'weights.pth'}, r'\.npz, found .*weights.pth'),
     ({'seed': -1}, r'`seed` to be an integer in \[0, 9223372036854775807\]'),
     ({'cohort_size': 31}, '`cohort_size` to be 1 to num_clients=30, found 31'),
     (

@@ -183,6 +183,7 @@ def test_the_warm_up_of_a_run_that_has_begun_is_not_trained_on(begun):
     ('fed_em', {'num_warmup_rounds': 1}),
     ('ifca', {'num_warmup_rounds': 1}),
     ('ifca', {'initial_run': 'run'}),
+    ('ifca', {'initial_weights': 'weights.npz'}),
   ],
 )
 def test_settings_that_a_method_has_no_use_for_are_refused(algorithm, setting):

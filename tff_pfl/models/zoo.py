@@ -22,9 +22,6 @@ import tensorflow as tf
 from tff_pfl import errors
 from tff_pfl.models import split_model, zoo_layers
 
-# Blocks of each stage of a residual network, by its number of layers.
-_RESNETS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
-
 
 def linear(
   element_spec: Mapping[str, tf.TensorSpec],
@@ -153,6 +150,12 @@ def cnn(
 
   def convolutions(x):
     for number, channels in enumerate(filters, 1):
+      errors.expect(
+        padding == 'same' or min(x.shape[1:3]) >= kernel_size,
+        'padding',
+        f"'same' for images of which {tuple(x.shape[1:3])} pixels are left",
+        padding,
+      )
       x = blocks.add(
         x,
         channels,
@@ -162,6 +165,12 @@ def cnn(
       )
       block, rest = divmod(number, convolutions_per_pooling)
       if not rest and block <= num_poolings:
+        errors.expect(
+          min(x.shape[1:3]) > 1,
+          'num_poolings',
+          f'less than {block} for {tuple(image.shape)} images',
+          num_poolings,
+        )
         x = keras.layers.MaxPooling2D(2)(x)
     return x
 
@@ -208,15 +217,18 @@ def resnet_18(
     He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR
     2016, section 4.2 for 32x32 images. Wu, He: Group Normalization, ECCV 2018.
   """
-  return _resnet(
+  seeds = zoo_layers.Seeds(seed)
+  network = zoo_layers.residual(
     18,
-    element_spec,
-    num_classes,
-    seed,
+    element_spec['x'],
+    seeds,
     base_filters,
     normalization,
     groups,
     torchvision,
+  )
+  return zoo_layers.build(
+    'resnet_18', [network], element_spec, num_classes, seeds
   )
 
 
@@ -235,37 +247,18 @@ def resnet_34(
   As `resnet_18`, whose arguments and references it shares, with stages of 3,
   4, 6 and 3 blocks: `conv_1` to `conv_33`.
   """
-  return _resnet(
+  seeds = zoo_layers.Seeds(seed)
+  network = zoo_layers.residual(
     34,
-    element_spec,
-    num_classes,
-    seed,
+    element_spec['x'],
+    seeds,
     base_filters,
     normalization,
     groups,
     torchvision,
   )
-
-
-def _resnet(
-  depth,
-  element_spec,
-  num_classes,
-  seed,
-  base_filters,
-  normalization,
-  groups,
-  torchvision,
-):
-  seeds = zoo_layers.Seeds(seed)
-  blocks = zoo_layers.Convolutions(
-    element_spec['x'], seeds, normalization, groups, torchvision
-  )
-  network = zoo_layers.residual(
-    blocks, _RESNETS[depth], base_filters, torchvision
-  )
   return zoo_layers.build(
-    f'resnet_{depth}', [network], element_spec, num_classes, seeds
+    'resnet_34', [network], element_spec, num_classes, seeds
   )
 
 
@@ -375,13 +368,16 @@ def image_and_record(
     Zhong et al.: FedDAR: Federated Domain-Aware Representation Learning, ICLR
     2023, appendix B.3.3.
   """
-  errors.expect_one_of('depth', depth, _RESNETS)
+  errors.expect_one_of('depth', depth, zoo_layers.RESIDUAL_BLOCKS)
   seeds = zoo_layers.Seeds(seed)
-  blocks = zoo_layers.Convolutions(
-    element_spec['x']['image'], seeds, normalization, groups, torchvision
-  )
   of_image = zoo_layers.residual(
-    blocks, _RESNETS[depth], base_filters, torchvision
+    depth,
+    element_spec['x']['image'],
+    seeds,
+    base_filters,
+    normalization,
+    groups,
+    torchvision,
   )
   hidden = zoo_layers.dense(widths, 'relu', seeds)
   of_record = zoo_layers.dense(

@@ -14,6 +14,9 @@ import tree
 from tff_pfl import errors
 from tff_pfl.models import keras_bridge
 
+# Blocks of two convolutions in each stage of a residual network, by its depth.
+RESIDUAL_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
+
 
 class Seeds:
   """A maker of initializers, each with a seed of its own."""
@@ -147,17 +150,23 @@ def embedding(element_spec, vocabulary_size, embedding_size, seeds):
   )
 
 
-def residual(blocks, counts, base_filters, torchvision):
+def residual(
+  depth, image_spec, seeds, base_filters, normalization, groups, torchvision
+):
   """Makes a function that applies a residual network up to the mean.
 
   Args:
-    blocks: The `Convolutions`.
-    counts: Number of blocks of two convolutions in each stage.
+    depth: A key of `RESIDUAL_BLOCKS`.
+    image_spec: The `tf.TensorSpec` of an image.
+    seeds: The `Seeds`.
     base_filters: Channels of the first stage, doubled in each later one.
+    normalization: See `Convolutions`.
+    groups: See `Convolutions`.
     torchvision: True to start with a 7x7 convolution and 3x3 max-pooling, both
       of stride 2, instead of a 3x3 convolution.
   """
   errors.expect_int('base_filters', base_filters, 1)
+  blocks = Convolutions(image_spec, seeds, normalization, groups, torchvision)
 
   def network(x):
     if torchvision:
@@ -165,7 +174,7 @@ def residual(blocks, counts, base_filters, torchvision):
       x = keras.layers.MaxPooling2D(3, 2)(keras.layers.ZeroPadding2D(1)(x))
     else:
       x = blocks.add(x, base_filters)
-    for stage, count in enumerate(counts):
+    for stage, count in enumerate(RESIDUAL_BLOCKS[depth]):
       filters = base_filters * 2**stage
       for i in range(count):
         before, strides = x, 2 if stage and not i else 1
