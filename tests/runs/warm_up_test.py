@@ -367,7 +367,7 @@ def test_a_run_keeps_the_weights_of_a_file(tmp_path, caplog):
   run = open_run.open_run(folder)
   toy_problems.assert_same(dict(run.model.initial_weights), dict(started))
   longer = dataclasses.replace(config, num_rounds=3)
-  assert longer.run(folder, resume=True, show_progress=False).history.shape[0]
+  assert len(longer.run(folder, resume=True, show_progress=False).history) == 3
   changed = {name: value + 1 for name, value in started.items()}
   np.savez(f'{folder}/initial_weights.npz', **changed)
   with pytest.raises(errors.RunError, match='initial_weights_sha256 was'):
