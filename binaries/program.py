@@ -5,7 +5,13 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import Optional
 
 from absl import app, flags, logging
@@ -20,6 +26,8 @@ _TRACEBACK = flags.DEFINE_bool(
 # The folder that the programs' package lies in.
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HELP = ('--help', '-help', '--helpshort', '-helpshort', '-?')
+# Names of the flags on the command line; None before it is read.
+_on_command_line: Optional[set[str]] = None
 
 
 def _as_flag(match: re.Match) -> str:
@@ -43,13 +51,19 @@ def _fail(error: object) -> None:
   sys.exit(1)
 
 
-def _found(argument):
-  """The argument; of a preset that is not in this folder, where it is."""
+def expanded(argument: str) -> Iterator[str]:
+  """Yields the argument; of a preset its lines, from here or the package."""
   start, _, path = argument.partition('--flagfile=')
   packaged = os.path.join(_ROOT, path)
-  if not start and not os.path.exists(path) and os.path.isfile(packaged):
-    return f'--flagfile={packaged}'
-  return argument
+  if not os.path.exists(path) and os.path.isfile(packaged):
+    path = packaged
+  if start or not os.path.isfile(path):
+    yield argument
+    return
+  with open(path, encoding='utf-8') as file:
+    for line in map(str.strip, file):
+      if line and not line.startswith(('#', '//')):
+        yield from expanded(line)
 
 
 def _local(argument):
@@ -60,9 +74,16 @@ def _local(argument):
   return name + equals + folders.local_path(value, name)
 
 
+def is_on_command_line(flag: str) -> bool:
+  """True if a flag is given there and not in a preset, or none were read."""
+  return _on_command_line is None or flag in _on_command_line
+
+
 def _parse_flags(flags_of, argv: Sequence[str]) -> Sequence[str]:
+  global _on_command_line
+  _on_command_line = {a.lstrip('-').partition('=')[0] for a in argv}
   try:
-    argv = [_local(_found(argument)) for argument in argv]
+    argv = [_local(flag) for argument in argv for flag in expanded(argument)]
   except ValueError as error:
     _fail(error)
   others = [argument for argument in argv if argument not in _HELP]

@@ -8,7 +8,7 @@ from typing import Any
 
 from absl import flags
 
-from binaries import argument_flags, runtime_flags
+from binaries import argument_flags, program, runtime_flags
 from tff_pfl import datasets
 from tff_pfl.core import (
   aggregators,
@@ -206,12 +206,18 @@ FLAGS_OF = {
 def check_selected(*selected: str) -> None:
   """Refuses hyperparameter flags of methods that are not selected.
 
+  A preset may have them, so that some of its methods can be selected.
+
   Raises:
     ValueError: If there is one; the message names it.
   """
   for name, hparam_flags in _HPARAM_FLAGS.items():
     for flag in hparam_flags.values():
-      if name not in selected and flags.FLAGS[flag].present:
+      if (
+        name not in selected
+        and flags.FLAGS[flag].present
+        and program.is_on_command_line(flag)
+      ):
         raise ValueError(
           f'Expected flags of the selected method ({", ".join(selected)}) only,'
           f' found --{flag}.'
