@@ -31,7 +31,14 @@ import os
 
 from absl import flags
 
-from binaries import cluster_flags, program, published, run_flags, runtime_flags
+from binaries import (
+  cluster_flags,
+  program,
+  published,
+  run_flags,
+  runtime_flags,
+  small,
+)
 from tff_pfl import errors
 from tff_pfl.comparisons import comparison_runner as runner
 from tff_pfl.comparisons import page, plan, trial
@@ -116,6 +123,7 @@ _RESUME = flags.DEFINE_bool(
 )
 flags.adopt_module_key_flags(run_flags)
 flags.adopt_module_key_flags(cluster_flags)
+flags.adopt_module_key_flags(small)
 flags.adopt_module_key_flags(program)
 
 
@@ -146,6 +154,16 @@ def _seeds():
   return tuple(int(text) for text in _SEEDS.value)
 
 
+def _grid(algorithms):
+  """The texts of the grid or search, but for a preset's of other methods."""
+  name = 'search' if _SEARCH.value else 'grid'
+  texts = flags.FLAGS[name].value
+  if program.is_on_command_line(name):
+    return name, texts
+  others = set(registry.ALGORITHMS) - set(algorithms)
+  return name, [t for t in texts if t.partition('.')[0] not in others]
+
+
 def _comparison():
   """The comparison that the flags ask for."""
   if not (_GRID.value or _SEARCH.value):
@@ -163,6 +181,7 @@ def _comparison():
   algorithms = _algorithms(tunes)
   errors.expect(algorithms, '--algorithms', 'at least one', 'none')
   run_flags.check_selected(*algorithms)
+  flag, texts = _grid(algorithms)
   configs = {
     name: run_flags.config_from_flags(name, has_variants=tunes)
     for name in algorithms
@@ -172,11 +191,7 @@ def _comparison():
     algorithms=algorithms,
     hparams={name: config.hparams for name, config in configs.items()},
     seeds=_seeds(),
-    grid=plan.parse_grid(
-      _SEARCH.value or _GRID.value,
-      algorithms,
-      'search' if _SEARCH.value else 'grid',
-    ),
+    grid=plan.parse_grid(texts, algorithms, flag),
     num_search_trials=_NUM_SEARCH_TRIALS.value if _SEARCH.value else None,
     fine_tune_variants=tuple(_FINE_TUNE_VARIANTS.value),
     num_new_clients=_NUM_NEW_CLIENTS.value,
@@ -189,11 +204,16 @@ def _comparison():
 def main() -> None:
   """Runs the comparison, prints its tables."""
   comparison = _comparison()
+  directory, num_processes = _OUTPUT_DIR.value, _NUM_PROCESSES.value
+  if small.SMALL.value:
+    directory = small.output_dir(directory)
+    comparison = small.comparison(comparison, directory)
+    num_processes = num_processes or 0
   base = comparison.base
   found = runner.compare(
     comparison,
-    _OUTPUT_DIR.value,
-    num_processes=_NUM_PROCESSES.value,
+    directory,
+    num_processes=num_processes,
     cluster=cluster_flags.selected_cluster(),
     runtime_options=runtime_flags.options(),
     resume=_RESUME.value,
@@ -202,7 +222,7 @@ def main() -> None:
     ),
   )
   print(found.table())
-  print(f'Report: {os.path.join(_OUTPUT_DIR.value, page.REPORT_NAME)}')
+  print(f'Report: {os.path.join(directory, page.REPORT_NAME)}')
   failures = found['failures']
   if failures:
     raise errors.RunError(

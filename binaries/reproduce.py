@@ -31,7 +31,7 @@ import os
 
 from absl import flags
 
-from binaries import cluster_flags, papers, program, runtime_flags
+from binaries import cluster_flags, papers, program, runtime_flags, small
 from binaries.papers import record
 from binaries.papers.engine import claims, paper, trials
 from tff_pfl import datasets, errors
@@ -101,6 +101,7 @@ _NUM_PROCESSES = flags.DEFINE_integer(
 for _name in (*runtime_flags.names(), *cluster_flags.names()):
   flags.declare_key_flag(_name)
 flags.adopt_module_key_flags(program)
+flags.adopt_module_key_flags(small)
 
 
 def _selected_experiments():
@@ -160,6 +161,21 @@ def _settings():
   )
 
 
+def _scaled_down(selected, settings):
+  """The sizes of --fast with the model of --size, all of which is checked."""
+  for experiment in selected:
+    experiment.sizes(settings)
+  kept = small.model_sizes(settings.sizes or {})
+  return settings._replace(
+    directory=small.output_dir(settings.directory),
+    fast=True,
+    dataset=None,
+    num_seeds=None,
+    sizes=kept or None,
+    num_processes=settings.num_processes or 0,
+  )
+
+
 def main() -> None:
   """Runs the experiments, prints their claims."""
   if _LIST.value:
@@ -172,6 +188,8 @@ def main() -> None:
     return
   selected = _selected_experiments()
   settings = _settings()
+  if small.SMALL.value:
+    settings = _scaled_down(selected, settings)
   if _DOCS_DIR.value is not None:
     # Before hours of work.
     record.find_pages(_DOCS_DIR.value, settings.fast)

@@ -17,7 +17,7 @@ import sys
 
 from absl import flags
 
-from binaries import program, run_flags, runtime_flags
+from binaries import program, run_flags, runtime_flags, small
 from tff_pfl import plots
 from tff_pfl.methods import registry
 from tff_pfl.runs import report
@@ -38,6 +38,7 @@ _BASELINES = flags.DEFINE_list(
   'baselines', [], 'Methods to run on the same data, for comparison.'
 )
 flags.adopt_module_key_flags(run_flags)
+flags.adopt_module_key_flags(small)
 flags.adopt_module_key_flags(program)
 
 
@@ -47,12 +48,17 @@ def main() -> None:
   for baseline in _BASELINES.value:
     registry.get_algorithm(baseline)
   run_flags.check_selected(algorithm, *_BASELINES.value)
-  folders = {algorithm: _OUTPUT_DIR.value}
+  directory = _OUTPUT_DIR.value
+  if small.SMALL.value:
+    directory = small.output_dir(directory)
+  folders = {algorithm: directory}
   for baseline in _BASELINES.value:
-    folders.setdefault(
-      baseline, os.path.join(_OUTPUT_DIR.value, 'baselines', baseline)
-    )
+    folders.setdefault(baseline, os.path.join(directory, 'baselines', baseline))
   configs = {name: run_flags.config_from_flags(name) for name in folders}
+  if small.SMALL.value:
+    configs = {
+      name: small.config(config, directory) for name, config in configs.items()
+    }
   runtime_options = runtime_flags.options()
   source = configs[algorithm].data_dir or configs[algorithm].dataset
   print(f'Reading {source} …', file=sys.stderr, flush=True)
@@ -68,14 +74,14 @@ def main() -> None:
   if len(folders) > 1:
     plots.save(
       run_lib.plot(dict(zip(folders, runs)), ax=plots.new_axes(10, 4.4)),
-      os.path.join(_OUTPUT_DIR.value, report.COMPARISON_PLOT_NAME),
+      os.path.join(directory, report.COMPARISON_PLOT_NAME),
     )
   summaries = [run.summary for run in runs]
   domain_tables = report.domain_tables(summaries)
   if domain_tables:
     print(f'{domain_tables}\n')
   print(report.summary_table(summaries))
-  print(f'Report: {os.path.join(_OUTPUT_DIR.value, report.SUMMARY_NAME)}')
+  print(f'Report: {os.path.join(directory, report.SUMMARY_NAME)}')
 
 
 if __name__ == '__main__':

@@ -1,0 +1,248 @@
+"""The flag --small: the settings of a preset with tiny sizes.
+
+Two rounds of two clients, one epoch and one seed; the same model, methods, data
+set and partition, with few units, clients and examples. The data are random
+numbers in files of the data set's form, which are read as the published ones
+(--data_dir has others read). What is shown is that the settings work, not how
+well.
+"""
+
+import dataclasses
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+from absl import flags
+
+from tff_pfl import datasets, errors
+from tff_pfl.comparisons import plan
+from tff_pfl.datasets.sources import digits5, fairface, image_sets
+from tff_pfl.models import zoo
+from tff_pfl.runs import run_config
+
+SMALL = flags.DEFINE_bool(
+  'small',
+  False,
+  'Try the settings with tiny sizes and generated data (of an experiment, the '
+  'sizes and data of --fast). Results go to --output_dir with _small at its '
+  'end.',
+)
+
+_NUM_CLIENTS, _NUM_NEW_CLIENTS = 10, 2
+# Texts or, of images of few classes, examples of each.
+_NUM_EXAMPLES = 30
+# Arguments of models, data sets and partitions that are sizes.
+_SIZES = {
+  'base_filters': 4,
+  'embedding_size': 8,
+  'examples_per_client': 20,
+  'filters': 4,
+  'image_size': 32,
+  'images_per_digit': 4,
+  'min_texts': 1,
+  'stride': 40,
+  'units': 8,
+  'widths': 8,
+}
+
+
+def output_dir(path: str) -> str:
+  """The folder for small results in place of `path`."""
+  return f'{path.rstrip(os.sep)}_small'
+
+
+def comparison(settings: plan.Comparison, directory: str) -> plan.Comparison:
+  """Returns a comparison with tiny sizes, without choices of a grid.
+
+  Args:
+    settings: The comparison.
+    directory: Folder of its results, which gets the generated data.
+  """
+  grid = {
+    owner: {name: _shortened(name, values) for name, values in axes.items()}
+    for owner, axes in settings.grid.items()
+  }
+  trials = settings.num_search_trials
+  return dataclasses.replace(
+    settings,
+    base=config(settings.base, directory),
+    hparams={n: _with_few_steps(h) for n, h in settings.hparams.items()},
+    seeds=settings.seeds[:1],
+    grid=grid,
+    num_search_trials=trials and min(trials, 2),
+    num_new_clients=min(settings.num_new_clients, _NUM_NEW_CLIENTS),
+    tuning_rounds=1,
+  )
+
+
+def config(
+  settings: run_config.RunConfig, directory: str
+) -> run_config.RunConfig:
+  """Returns the settings of a run with tiny sizes.
+
+  Args:
+    settings: The settings.
+    directory: Folder of the results, which gets the generated data.
+
+  Raises:
+    ValueError: If data of such a form cannot be generated.
+  """
+  entry = datasets.DATASETS[settings.dataset]
+  data_dir = settings.data_dir
+  if entry.takes_data_dir and data_dir is None:
+    data_dir = os.path.join(directory, 'data')
+    _generate(settings.dataset, data_dir)
+  partition = datasets.make_partitioner(settings.partition)
+  sizes = _tiny(type(partition), vars(partition))
+  model = zoo.MODELS[settings.model]
+  return dataclasses.replace(
+    settings,
+    hparams=_with_few_steps(settings.hparams),
+    data_dir=data_dir,
+    dataset_arguments=_tiny(entry.loader, settings.dataset_arguments),
+    partition=dataclasses.replace(partition, **sizes).spec,
+    num_clients=min(settings.num_clients, _NUM_CLIENTS),
+    model_arguments=_tiny(model, settings.model_arguments),
+    personalization=_with_few_steps(settings.personalization),
+    initial_run=None,
+    initial_run_part='all',
+    num_warmup_rounds=min(settings.num_warmup_rounds, 1),
+    num_rounds=2,
+    cohort_size=2,
+    rounds_per_evaluation=2,
+    num_final_evaluations=1,
+  )
+
+
+def model_sizes(sizes: Mapping[str, Any]) -> dict[str, Any]:
+  """Of an experiment's sizes the model, with few units, and its layers."""
+  kept = {n: sizes[n] for n in ('layer', 'layers') if n in sizes}
+  if 'model' in sizes:
+    model = zoo.MODELS[sizes['model']]
+    arguments = _tiny(model, sizes.get('model_arguments', {}))
+    kept |= {'model': sizes['model'], 'model_arguments': arguments}
+  return kept
+
+
+def _tiny(function: Callable[..., Any], given: Mapping[str, Any]) -> dict:
+  """The arguments of a function, with tiny values of those that are sizes."""
+  arguments = dict(given)
+  for name, parameter in inspect.signature(function).parameters.items():
+    value = arguments.get(name, parameter.default)
+    if name in _SIZES and value is not None:
+      size = _SIZES[name]
+      is_list = isinstance(value, Sequence)
+      arguments[name] = [size] * len(value) if is_list else size
+  return arguments
+
+
+def _shortened(name: str, values: Any) -> Any:
+  """The first value of a grid, of epochs and steps 1; ranges as they are."""
+  if isinstance(values, plan.Range):
+    return values
+  is_number_of_steps = name.endswith(('epochs', 'steps')) and values[0]
+  return (1,) if is_number_of_steps else values[:1]
+
+
+def _with_few_steps(settings: Any) -> Any:
+  """A dataclass whose numbers of epochs and steps are 1, where they are set."""
+  values = {
+    field.name: _shortened(field.name, (getattr(settings, field.name),))[0]
+    for field in dataclasses.fields(settings)
+  }
+  return dataclasses.replace(settings, **values)
+
+
+def _generate(dataset: str, folder: str) -> None:
+  """Writes the files of a data set, unless they are there."""
+  errors.expect_one_of('dataset', dataset, _WRITERS)
+  if not os.path.isdir(folder):
+    os.makedirs(folder)
+    _WRITERS[dataset](folder)
+
+
+def _write_images(folder: str, *, name: str) -> None:
+  """Writes a file of `image_sets`; clients are for FEMNIST alone."""
+  form = image_sets.IMAGE_SETS[name]
+  rng = np.random.default_rng(0)
+  arrays = {}
+  for suffix, most in (('', _NUM_EXAMPLES), ('_test', _NUM_EXAMPLES // 3)):
+    # As many of each class, about, for 10 classes and for 100.
+    count = form.num_classes * max(2, most * 20 // (form.num_classes + 10))
+    arrays[f'y{suffix}'] = np.arange(count) % form.num_classes
+    shape = (count, *(form.shape or (28, 28, 3)))
+    arrays[f'x{suffix}'] = rng.integers(0, 256, shape, np.uint8)
+    if name == 'femnist':
+      num_clients = _NUM_CLIENTS + _NUM_NEW_CLIENTS
+      arrays[f'client{suffix}'] = np.arange(count) % num_clients
+  np.savez(os.path.join(folder, f'{name}.npz'), **arrays)
+
+
+def _write_digits5(folder: str) -> None:
+  for name in digits5.DOMAINS:
+    _write_images(folder, name=name)
+
+
+def _write_fairface(folder: str) -> None:
+  rng = np.random.default_rng(0)
+  races, ages, genders = (
+    fairface.RACES,
+    fairface.LABELS['age'],
+    fairface.LABELS['gender'],
+  )
+  for split, count in (('train', 4), ('val', 1)):
+    os.makedirs(os.path.join(folder, split))
+    rows = [
+      (f'{split}/{i}_{j}_{k}.jpg', age, genders[k % 2], race)
+      for i, race in enumerate(races)
+      for j, age in enumerate(ages)
+      for k in range(count)
+    ]
+    for file, *_ in rows:
+      image = tf.io.encode_jpeg(rng.integers(0, 256, (32, 32, 3), np.uint8))
+      tf.io.write_file(os.path.join(folder, file), image)
+    pd.DataFrame(rows, columns=['file', 'age', 'gender', 'race']).to_csv(
+      os.path.join(folder, f'fairface_label_{split}.csv'), index=False
+    )
+
+
+def _write_shakespeare(folder: str) -> None:
+  rng = np.random.default_rng(0)
+  with open(os.path.join(folder, 'shakespeare.txt'), 'w') as file:
+    for i in range(_NUM_CLIENTS + _NUM_NEW_CLIENTS):
+      file.write(f'ROLE {i}:\n{_text(rng, 200)}\n\n')
+
+
+def _write_sentiment(folder: str) -> None:
+  rng = np.random.default_rng(0)
+  texts = [
+    (f'user_{i}', _text(rng, 8), label % 2)
+    for i in range(_NUM_CLIENTS + _NUM_NEW_CLIENTS)
+    for label in range(_NUM_EXAMPLES)
+  ]
+  pd.DataFrame(texts, columns=['user', 'text', 'label']).to_csv(
+    os.path.join(folder, 'sentiment.csv'), index=False
+  )
+
+
+def _text(rng: np.random.Generator, num_words: int) -> str:
+  letters = rng.integers(ord('a'), ord('z') + 1, (num_words, 6), np.uint8)
+  return ' '.join(word.tobytes().decode() for word in letters)
+
+
+_WRITERS: Mapping[str, Callable[[str], None]] = {
+  **{
+    name: functools.partial(_write_images, name=name)
+    for name in image_sets.IMAGE_SETS
+    if name in datasets.DATASETS
+  },
+  'digits5': _write_digits5,
+  'fairface': _write_fairface,
+  'sentiment': _write_sentiment,
+  'shakespeare': _write_shakespeare,
+}
