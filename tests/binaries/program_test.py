@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 
+from binaries import program
 from tff_pfl.methods import registry
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -12,20 +13,40 @@ _PROGRAMS = (
   *('prepare', 'benchmark', 'reproduce'),
 )
 _SECONDS = 600
-_FLAGFILES = sorted((_ROOT / 'binaries' / 'flagfiles').glob('*.txt'))
+_PRESETS = _ROOT / 'binaries' / 'flagfiles'
+# Tables and figures of papers, each at the paper's own settings.
+_PAPERS = sorted((_PRESETS / 'papers').glob('*.txt'))
+_FLAGFILES = [*sorted(_PRESETS.glob('*.txt')), *_PAPERS]
+
+
+def _lines_of(path):
+  """The flags of a preset, and of those that it includes."""
+  return list(program.expanded(f'--flagfile={path}'))
 
 
 def _program_of(path):
   """The program that a preset is for."""
-  return 'compare' if '--algorithms=' in path.read_text() else 'train'
+  text = ' '.join(_lines_of(path))
+  if '--experiment=' in text:
+    return 'reproduce'
+  return 'compare' if '--algorithms=' in text else 'train'
 
 
 # Presets whose data come with the library; `train_test` runs fed_rep.txt.
 _RUN_HERE = [
   pytest.param(path, marks=pytest.mark.slow, id=path.stem)
   for path in _FLAGFILES
-  if 'data_dir' not in path.read_text() and path.stem != 'fed_rep'
+  if path not in _PAPERS
+  and 'data_dir' not in path.read_text()
+  and path.stem != 'fed_rep'
 ]
+# Of each kind of model one, with a method or two; the slow suite has them all.
+_SMALL = {
+  'fedfac_table2_cifar10_0.5': 'fed_fac',
+  'fedrep_table1_cifar10_5': 'per_fed_avg',
+  'fedrep_table1_sent140': 'lg_fed_avg',
+  'per_fedavg_figure1_tau4_r0.2': 'per_fed_avg,fed_avg',
+}
 
 
 @pytest.mark.parametrize('name', _PROGRAMS)
@@ -158,7 +179,7 @@ def test_there_is_a_preset_for_every_method():
 @pytest.mark.parametrize('path', _RUN_HERE)
 def test_preset_runs(path, programs):
   # From the root of the project, as their users do.
-  program = programs.start(
+  started = programs.start(
     _program_of(path),
     f'--flagfile={path.relative_to(_ROOT)}',
     '--num_rounds=1',
@@ -166,7 +187,7 @@ def test_preset_runs(path, programs):
     cwd=_ROOT,
   )
   # Some train every method.
-  result = program.wait(_SECONDS)
+  result = started.wait(_SECONDS)
   assert result.status == 0, result.err
   assert list((programs.directory / 'run').glob('**/summary.json'))
   assert 'personal' in result.out
@@ -174,25 +195,59 @@ def test_preset_runs(path, programs):
 
 @pytest.mark.parametrize('path', _FLAGFILES, ids=lambda path: path.stem)
 def test_preset_is_understood_and_complete(path, programs):
-  lines = [
-    line
-    for line in path.read_text().splitlines()
-    if line and not line.startswith('#')
-  ]
   assert path.read_text().startswith('# ')
+  lines = _lines_of(path)
   assert all(len(shlex.split(line)) == 1 for line in lines)
+  name = _program_of(path)
   # A preset that is started again goes on.
-  text = ' '.join(lines)
-  assert '--resume' in text or '--flagfile=' in text
-  assert '--output_dir=runs/' in text
+  assert '--resume' in lines or name == 'reproduce'
+  if path in _PAPERS:
+    assert lines[-1] == f'--output_dir=runs/papers/{path.stem}'
+  else:
+    assert '--output_dir=runs/' in ' '.join(lines)
   # Its flags are taken, from any folder; then the missing data stop it, or the
   # given folder.
   (programs.directory / 'empty').mkdir()
-  message = programs.fail(
+  stops = ['--data_dir=empty', '--output_dir=run']
+  if name == 'reproduce':
+    stops = ['--output_dir=/dev/null']
+  message = programs.fail(name, f'--flagfile={path.relative_to(_ROOT)}', *stops)
+  assert '/dev/null' in message or message.startswith('Expected --data_dir to')
+  assert not (programs.directory / 'run').exists()
+
+
+def _run_small(programs, path, *flags):
+  result = programs.start(
     _program_of(path),
     f'--flagfile={path.relative_to(_ROOT)}',
-    '--data_dir=empty',
+    '--small',
     '--output_dir=run',
-  )
-  assert message.startswith('Expected --data_dir to')
-  assert not (programs.directory / 'run').exists()
+    *flags,
+  ).wait(_SECONDS)
+  assert result.status == 0, result.err
+  assert [file.name for file in programs.directory.glob('run*')] == [
+    'run_small'
+  ]
+  return result
+
+
+@pytest.mark.parametrize('name', _SMALL)
+def test_methods_of_a_preset_run_small(name, programs):
+  methods = _SMALL[name]
+  path = _PRESETS / 'papers' / f'{name}.txt'
+  result = _run_small(programs, path, f'--algorithms={methods}')
+  for method in methods.split(','):
+    assert f'\n{method} ' in result.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('path', _PAPERS, ids=lambda path: path.stem)
+def test_preset_of_a_paper_runs_small(path, programs):
+  _run_small(programs, path)
+
+
+def test_all_presets_of_papers_are_in_the_documentation():
+  page = (_ROOT / 'docs' / 'results' / 'papers.md').read_text()
+  rows = ''.join(re.findall(r'^(\| `[^|]*)', page, re.MULTILINE))
+  named = re.findall(r'`([\w.]+)`', rows)
+  assert sorted(named) == sorted(path.stem for path in _PAPERS)

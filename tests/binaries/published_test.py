@@ -3,19 +3,20 @@ import pathlib
 import pandas as pd
 import pytest
 
-from binaries import published
+from binaries import program, published
 from tff_pfl.comparisons import metrics as metrics_lib
 
-_FLAGFILES = pathlib.Path(__file__).parents[2] / 'binaries' / 'flagfiles'
+_ROOT = pathlib.Path(__file__).parents[2]
+_PRESETS = _ROOT / 'binaries' / 'flagfiles' / 'papers'
 
 
 def _setting_of(preset):
   """Data set, number of clients and partition of a preset of the table."""
-  path = _FLAGFILES / f'fedrep_table1_{preset}.txt'
+  path = _PRESETS / f'fedrep_table1_{preset}.txt'
   flags = dict(
     line[2:].split('=', 1)
-    for line in path.read_text().splitlines()
-    if line.startswith('--') and '=' in line
+    for line in program.expanded(f'--flagfile={path}')
+    if '=' in line
   )
   return flags['dataset'], int(flags['num_clients']), flags['partition']
 
@@ -71,8 +72,8 @@ _TWO_CLASSES = ('cifar10', 100, 'shards:2')
         {('FedRep', 'FedPer'): fed_per, ('FedRep', 'Local Only'): local_only},
       )
       for preset, fed_per, local_only in (
-        ('cifar10', 0.8713, None),
-        ('cifar100', 0.76, 0.7529),
+        ('cifar10_2', 0.8713, None),
+        ('cifar100_5', 0.76, 0.7529),
         ('sent140', 0.7212, 0.6988),
         ('femnist', 0.7691, 0.6086),
       )
