@@ -154,16 +154,6 @@ def _seeds():
   return tuple(int(text) for text in _SEEDS.value)
 
 
-def _grid(algorithms):
-  """The texts of the grid or search, but for a preset's of other methods."""
-  name = 'search' if _SEARCH.value else 'grid'
-  texts = flags.FLAGS[name].value
-  if program.is_on_command_line(name):
-    return name, texts
-  others = set(registry.ALGORITHMS) - set(algorithms)
-  return name, [t for t in texts if t.partition('.')[0] not in others]
-
-
 def _comparison():
   """The comparison that the flags ask for."""
   if not (_GRID.value or _SEARCH.value):
@@ -181,7 +171,6 @@ def _comparison():
   algorithms = _algorithms(tunes)
   errors.expect(algorithms, '--algorithms', 'at least one', 'none')
   run_flags.check_selected(*algorithms)
-  flag, texts = _grid(algorithms)
   configs = {
     name: run_flags.config_from_flags(name, has_variants=tunes)
     for name in algorithms
@@ -191,7 +180,11 @@ def _comparison():
     algorithms=algorithms,
     hparams={name: config.hparams for name, config in configs.items()},
     seeds=_seeds(),
-    grid=plan.parse_grid(texts, algorithms, flag),
+    grid=plan.parse_grid(
+      _SEARCH.value or _GRID.value,
+      algorithms,
+      'search' if _SEARCH.value else 'grid',
+    ),
     num_search_trials=_NUM_SEARCH_TRIALS.value if _SEARCH.value else None,
     fine_tune_variants=tuple(_FINE_TUNE_VARIANTS.value),
     num_new_clients=_NUM_NEW_CLIENTS.value,

@@ -142,12 +142,10 @@ _FED_REP = Source(
       'are those of Sent140.',
     ),
     Column(
-      'femnist',
+      'emnist_letters',
       150,
-      'classes_per_client:3',
-      'The paper has images of 10 handwritten letters, 148 a client on '
-      'average, in log-normal sizes. Figures can be compared only if the '
-      'images here are of letters, too.',
+      'lognormal_classes:3',
+      'The paper has letters of FEMNIST, 148 images a client on average.',
     ),
   ),
   rows="""

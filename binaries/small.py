@@ -44,6 +44,8 @@ _SIZES = {
   'filters': 4,
   'image_size': 32,
   'images_per_digit': 4,
+  'least_size': 5.0,
+  'log_mean': 1.0,
   'min_texts': 1,
   'stride': 40,
   'units': 8,
@@ -77,6 +79,7 @@ def comparison(settings: plan.Comparison, directory: str) -> plan.Comparison:
     num_search_trials=trials and min(trials, 2),
     num_new_clients=min(settings.num_new_clients, _NUM_NEW_CLIENTS),
     tuning_rounds=1,
+    num_folds=settings.num_folds and 2,
   )
 
 
@@ -111,6 +114,7 @@ def config(
     personalization=_with_few_steps(settings.personalization),
     initial_run=None,
     initial_run_part='all',
+    initial_weights=None,
     num_warmup_rounds=min(settings.num_warmup_rounds, 1),
     num_rounds=2,
     cohort_size=2,
@@ -211,6 +215,20 @@ def _write_fairface(folder: str) -> None:
     )
 
 
+def _write_images_with_records(folder: str) -> None:
+  """Writes an .npz file of images, records, two classes and five domains."""
+  rng = np.random.default_rng(0)
+  count = (_NUM_CLIENTS + _NUM_NEW_CLIENTS) * _NUM_EXAMPLES
+  np.savez(
+    os.path.join(folder, 'examples.npz'),
+    x=rng.integers(0, 256, (count, 32, 32, 1), np.uint8),
+    record=rng.standard_normal((count, 22)),
+    y=np.arange(count) // 5 % 2,
+    client=np.arange(count) // _NUM_EXAMPLES,
+    domain=np.arange(count) % 5,
+  )
+
+
 def _write_shakespeare(folder: str) -> None:
   rng = np.random.default_rng(0)
   with open(os.path.join(folder, 'shakespeare.txt'), 'w') as file:
@@ -243,6 +261,7 @@ _WRITERS: Mapping[str, Callable[[str], None]] = {
   },
   'digits5': _write_digits5,
   'fairface': _write_fairface,
+  'npz': _write_images_with_records,
   'sentiment': _write_sentiment,
   'shakespeare': _write_shakespeare,
 }

@@ -149,7 +149,7 @@ _ALL = 'reproduce --experiment=all'
     ('compare --num_search_trials=3', 'no --num_search_trials:|--search'),
     ('compare --search=momentum=0.9:0.1', '--search|momentum=0.9:0.1'),
     ('compare --grid=momentum=0 --search=momentum=0:1', 'found both'),
-    ('compare --algorithms=fed_avg --grid=ditto.momentum=0', 'ditto.momentum'),
+    ('compare --algorithms=fed_avg --grid=dito.momentum=0', 'dito.momentum'),
     ('compare --fine_tune_variants=body', "fine_tune_variants|'body'"),
     ('compare --validation_fraction=0.5', 'no --validation_fraction|--grid'),
     (
