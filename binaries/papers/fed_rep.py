@@ -19,8 +19,8 @@ rate of 0.01. There are fewer rounds. As in figure 6, clients of
 on average, and the new clients' images are MNIST's.
 
 Of the table: 40 rounds of a CNN with 8 and 16 channels and 64 hidden neurons,
-in place of 100 of a larger one, for the time on a CPU (six methods at its size:
-`binaries/flagfiles/papers/fedrep_table1_cifar10_2.txt`). Where only some of the 10,000
+in place of 100 of a larger one, for the time on a CPU (at its size:
+`binaries/flagfiles/papers/fedrep_table1_*.txt`). Where only some of the 10,000
 test images are at hand, training and test images are pooled and 17% of each
 client's are its test set. `Local Only` trains when a client is sampled, as the
 others do, and not to convergence. SCAFFOLD is without momentum.
