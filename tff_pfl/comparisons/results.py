@@ -11,7 +11,8 @@ made of the content of `comparison.json`, a dict:
     * `algorithm`, a key of `registry.ALGORITHMS`, and its `summary`;
     * `variant`: how models were personalized: 'method' (as the runs were asked
       to; it is this one that has curves), 'none', 'head' or 'all' (made of the
-      last round's models by fine-tuning);
+      last round's models by fine-tuning), or 'trained' (by the work of another
+      round);
     * `label`: for tables and legends, such as 'fed_avg' or
       'fed_avg + FT (all)'; where some of the seeds' runs have not ended, with
       how many have; unique;
