@@ -288,7 +288,7 @@ def measure_features(context: trials.Context) -> paper.Rows:
     (found,) = representation.layer_features(
       model, weights, images, [sizes.layer]
     ).values()
-    num_channels = weights[f'{sizes.layer}/bias'].shape[0]
+    num_channels = weights[f'{sizes.layer}/kernel'].shape[-1]
     return found.reshape(len(images), -1, num_channels)
 
   for seed in context.progress(context.seeds):
