@@ -148,5 +148,5 @@ def own_neurons(
     return collections.OrderedDict({_KERNEL: start[:, is_personal]})
   return collections.OrderedDict(
     values=collections.OrderedDict({_KERNEL: start}),
-    is_own=collections.OrderedDict({LAYER: np.ones(start.shape[1], bool)}),
+    is_own=np.bool_(True),
   )
