@@ -51,8 +51,16 @@ def _fail(error: object) -> None:
   sys.exit(1)
 
 
-def expanded(argument: str) -> Iterator[str]:
-  """Yields the argument; of a preset its lines, from here or the package."""
+def expanded(argument: str, within: tuple[str, ...] = ()) -> Iterator[str]:
+  """Yields the argument; of a preset its lines, from here or the package.
+
+  Args:
+    argument: From the command line or a preset.
+    within: The presets that it stands in, from the outermost on.
+
+  Raises:
+    ValueError: If a preset includes itself.
+  """
   start, _, path = argument.partition('--flagfile=')
   packaged = os.path.join(_ROOT, path)
   if not os.path.exists(path) and os.path.isfile(packaged):
@@ -60,10 +68,11 @@ def expanded(argument: str) -> Iterator[str]:
   if start or not os.path.isfile(path):
     yield argument
     return
+  errors.expect(path not in within, '--flagfile', 'not within itself', path)
   with open(path, encoding='utf-8') as file:
     for line in map(str.strip, file):
       if line and not line.startswith(('#', '//')):
-        yield from expanded(line)
+        yield from expanded(line, (*within, path))
 
 
 def _local(argument):
@@ -81,7 +90,8 @@ def is_on_command_line(flag: str) -> bool:
 
 def _parse_flags(flags_of, argv: Sequence[str]) -> Sequence[str]:
   global _on_command_line
-  _on_command_line = {a.lstrip('-').partition('=')[0] for a in argv}
+  given = [a.lstrip('-').partition('=')[0] for a in argv]
+  _on_command_line = {*given, *(name.removeprefix('no') for name in given)}
   try:
     argv = [_local(flag) for argument in argv for flag in expanded(argument)]
   except ValueError as error:

@@ -1,6 +1,7 @@
 """Flags of a run, and the `RunConfig` that they give."""
 
 import dataclasses
+import os
 import re
 import typing
 from collections.abc import Collection, Iterable, Mapping
@@ -9,7 +10,7 @@ from typing import Any
 from absl import flags
 
 from binaries import argument_flags, program, runtime_flags
-from tff_pfl import datasets
+from tff_pfl import datasets, errors
 from tff_pfl.core import (
   aggregators,
   attacks,
@@ -364,6 +365,12 @@ def config_from_flags(
   elif _PARTICIPATION.value is not None:
     raise ValueError(
       'Expected one of --cohort_size and --participation, found both.'
+    )
+  weights = given.get('initial_weights')
+  # What has begun goes on from its own copy.
+  if weights is not None and not os.path.exists(flags.FLAGS.output_dir):
+    errors.expect(
+      os.path.isfile(weights), '--initial_weights', 'a file', weights
     )
   return run_config.RunConfig(
     **{

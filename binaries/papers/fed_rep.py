@@ -407,6 +407,7 @@ def _compared(sizes: TableSizes, num_epochs: int) -> Sequence[trials.Method]:
         # The support set and the target set.
         'inner_batch_size': 8,
         'batch_size': 2,
+        'curvature_batch_size': 8,
         'inner_learning_rate': 1e-4,
       },
       fine_tuned=_PER_FED_AVG,

@@ -208,7 +208,7 @@ _X, _Y = _new_examples(20)
       "has test examples, found 'none among 1 clients of bad.npz",
     ),
     ({'y': None}, '--clients_npz to be an .npz file with arrays x and y'),
-    ({'client_id': _Y}, 'x_test, y_test, client_test, domain_test only, found'),
+    ({'client_id': _Y}, 'record_test, client_test, domain_test only, found'),
   ],
   ids=['nan', 'label', 'lengths', 'shape', 'no_tests', 'no_labels', 'name'],
 )

@@ -150,6 +150,8 @@ _ALL = 'reproduce --experiment=all'
     ('compare --search=momentum=0.9:0.1', '--search|momentum=0.9:0.1'),
     ('compare --grid=momentum=0 --search=momentum=0:1', 'found both'),
     ('compare --algorithms=fed_avg --grid=dito.momentum=0', 'dito.momentum'),
+    ('compare --initial_weights=no/file.npz', '--initial_weights|no/file.npz'),
+    ('compare --algorithms=fed_avg --nofed_dar_alternating', '--fed_dar'),
     ('compare --fine_tune_variants=body', "fine_tune_variants|'body'"),
     ('compare --validation_fraction=0.5', 'no --validation_fraction|--grid'),
     (
@@ -166,6 +168,13 @@ def test_wrong_use_is_one_line(command, words, programs):
   for part in words.split('|'):
     assert part in message
   assert not (programs.directory / 'out').exists()
+
+
+def test_a_preset_that_includes_itself_is_refused(programs):
+  path = programs.directory / 'again.txt'
+  path.write_text(f'--flagfile={path}')
+  message = programs.fail('train', f'--flagfile={path}')
+  assert f'not within itself, found {str(path)!r}' in message
 
 
 def test_there_is_a_preset_for_every_method():

@@ -257,16 +257,16 @@ def test_published_figures_of_fine_tuning_match_runs_that_fine_tune(
 ):
   _set(
     comparison,
-    dataset='femnist',
+    dataset='emnist_letters',
     num_clients=150,
-    partition='classes_per_client:3',
+    partition='lognormal_classes:3:4:1:50',
     personalization={'fine_tune': 'head'},
   )
   del comparison['methods'][1:]
   page = _write(tmp_path, comparison)
   assert page.rows('published')['FedAvg+FT'][0] == 'fed_avg'
   assert page.rows('published')['FedAvg'][0] == ''
-  assert 'only if the images here are of letters' in page.prose
+  assert 'The paper has letters of FEMNIST' in page.prose
 
 
 def test_what_failed_altogether_has_a_page_that_is_always_the_same(

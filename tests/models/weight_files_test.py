@@ -197,3 +197,55 @@ def test_files_that_do_not_fit_are_refused(tmp_path, name, content, words):
     np.savez(path, *content(list(model.initial_weights.values())))
   with pytest.raises(ValueError, match=words):
     weight_files.with_weights(model, str(path))
+
+
+def test_a_normalizations_weights_in_another_order_are_refused(tmp_path):
+  # All four have one shape, so that only their names tell them apart.
+  model, path = _cnn(normalization='batch'), str(tmp_path / 'sorted.npz')
+  names = {
+    'gamma': 'scale',
+    'beta': 'bias',
+    'moving_mean': 'mean',
+    'moving_variance': 'var',
+  }
+  arrays = {}
+  for name, value in model.initial_weights.items():
+    layer, leaf = name.split('/')
+    arrays[f'{[*model.layers].index(layer)}.{names.get(leaf, leaf)}'] = value
+  np.savez(path, **arrays)
+  weight_files.with_weights(model, path)
+  np.savez(path, **dict(sorted(arrays.items())))
+  with pytest.raises(ValueError, match='norm_1/gamma'):
+    weight_files.with_weights(model, path)
+
+
+def test_an_older_h5_file_is_matched_by_name(tmp_path):
+  layers = keras.layers
+  network = keras.Sequential(
+    [
+      layers.Input((8, 8, 3)),
+      layers.Conv2D(3, 3, use_bias=False, name='a'),
+      layers.BatchNormalization(name='a_norm'),
+      layers.Conv2D(3, 3, use_bias=False, name='b'),
+      layers.BatchNormalization(name='b_norm'),
+      layers.Flatten(),
+      layers.Dense(2, name='head'),
+    ]
+  )
+  own = keras_bridge.from_keras(
+    network,
+    head_layers=['head'],
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+  )
+  rng = np.random.default_rng(0)
+  network.set_weights(
+    [rng.uniform(size=w.shape) for w in network.get_weights()]
+  )
+  path = _write(str(tmp_path / 'weights.h5'), network)
+  with h5py.File(path, 'a') as file:
+    # Normalizations after convolutions, as in a block of ResNet50.
+    file.attrs['layer_names'] = ['b', 'a', 'b_norm', 'a_norm', 'head']
+  model = weight_files.with_weights(own, path)
+  toy_problems.assert_same(
+    list(model.initial_weights.values()), network.get_weights()
+  )

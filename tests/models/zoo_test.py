@@ -269,11 +269,21 @@ def test_dropout_drops_features_in_training_only():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'name, kinds',
-  [('vgg_16', 'Dense Dropout ' * 2), ('cnn', 'Dense Dense Dropout ')],
+  'torchvision, kinds',
+  [(True, 'Dense Dropout ' * 2), (False, 'Dense Dense Dropout ')],
 )
-def test_dropout_is_after_each_dense_layer_of_a_vgg(name, kinds):
-  model = zoo.make_model(name, _spec(), 3, widths=(4, 4), dropout=0.5)
+def test_dropout_is_after_each_dense_layer_of_torchvisions_vgg(
+  torchvision, kinds
+):
+  model = zoo.make_model(
+    'vgg_16',
+    _spec(),
+    3,
+    widths=(4, 4),
+    dropout=0.5,
+    base_filters=1,
+    torchvision=torchvision,
+  )
   found = [type(node.operation).__name__ for node in model.keras_graph.nodes]
   assert found[-len(kinds.split()) - 1 :] == f'{kinds}Dense'.split()
 

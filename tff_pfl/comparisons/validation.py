@@ -3,7 +3,8 @@
 A sweep decides by validation examples, a part of each client's training
 examples: its runs are trained on the other part and scored on these, in place
 of the test examples, which it never reads. In cross-validation each fold of a
-client's examples is its test set once.
+client's examples is its test set once; a sweep there is of the first fold,
+whose training examples the other folds test.
 """
 
 from __future__ import annotations

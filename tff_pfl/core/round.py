@@ -57,7 +57,8 @@ def build_personalized_process(
     options.personalization.fine_tune != 'trained'
     or the_round.has_trained_models,
     'fine_tune',
-    f'other than trained for {name}, whose models are made with the server',
+    f'other than trained for {name}, of which clients alone do not make models '
+    'that they keep',
     'trained',
   )
 
@@ -194,7 +195,11 @@ class _Round:
     exchange, *more = self._work.exchanges
     sent = self._clients[0].type_signature.result.sent
     updated = dir(sent.update) if 'update' in dir(sent) else ()
-    return not more and (
+    # Without state, a client's own weights would be fitted anew for its score.
+    is_forgotten = (
+      self._options.stateless and self._work.fit_new_client is not None
+    )
+    return not (more or is_forgotten) and (
       exchange.server is None or set(self._work.initial_global) <= set(updated)
     )
 

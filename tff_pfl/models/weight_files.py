@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 import warnings
 from collections.abc import Mapping
 
@@ -27,6 +28,20 @@ from tff_pfl.datasets import files
 from tff_pfl.models import keras_graph, split_model
 
 ENDINGS = ('.keras', '.weights.h5', '.h5', '.npz')
+# By the end of a weight's name, in files of several libraries, its place in a
+# layer: those of a normalization have the same shape.
+_PLACES = {
+  name: place
+  for place, names in enumerate(
+    (
+      ('kernel', 'weight', 'gamma', 'scale'),
+      ('bias', 'beta'),
+      ('mean', 'moving_mean', 'running_mean'),
+      ('var', 'variance', 'moving_variance', 'running_var'),
+    )
+  )
+  for name in names
+}
 
 
 def expect_known(path: str) -> None:
@@ -60,7 +75,11 @@ def with_weights(
   found = _read(path, model)
   if not path.endswith('.weights.h5'):
     names = [name for layer in layers for name in layers[layer]]
-    in_order = dict(zip(names, found.values()))
+    in_order = {
+      own_name: found[name]
+      for own_name, name in zip(names, found)
+      if len({*map(_place, (own_name, name))} - {None}) < 2
+    }
     tried = [found, in_order] if set(own) & set(found) else [in_order]
     found = min(tried, key=lambda arrays: len(_unfit(own, arrays)))
   unfit = _unfit(own, found)
@@ -115,6 +134,10 @@ def _read(path, model):
     raise files.file_error(
       path, 'a file of weights that Keras has written', f'another ({reason})'
     ) from None
+
+
+def _place(name):
+  return _PLACES.get(re.split(r'[/.]', name)[-1])
 
 
 def _unfit(weights, found):
@@ -174,7 +197,7 @@ def _of_h5(path):
   with h5py.File(path) as file:
     group = file if 'layer_names' in file.attrs else file['model_weights']
     return {
-      name: group[layer][name][()]
+      name.partition(':')[0]: group[layer][name][()]
       for layer in group.attrs['layer_names']
       for name in group[layer].attrs['weight_names']
     }

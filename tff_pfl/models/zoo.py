@@ -105,7 +105,7 @@ def cnn(
     groups: Groups of each group normalization; fewer where they do not divide
       the channels.
     normalize_dense: True for that normalization after hidden dense layers, too.
-    dropout: Fraction of the last hidden layer's outputs (with `vgg_16` of
+    dropout: Fraction of the last hidden layer's outputs (with `torchvision` of
       each one's) that training drops, in [0, 1); 0 switches it off.
 
   References:
@@ -279,7 +279,7 @@ def vgg_16(
   Thirteen 3x3 convolutions `conv_1` to `conv_13`, each followed by a
   normalization `norm_1` and so on, in five groups that end with 2x2
   max-pooling; then `dense_1`, `dense_2` and the head. Configuration D has
-  widths (4096, 4096) and dropout 0.5.
+  widths (4096, 4096) and dropout 0.5 of each.
 
   Args:
     base_filters: Channels of the first group; the others have 2, 4, 8 and 8
@@ -288,8 +288,8 @@ def vgg_16(
     normalization: 'group', 'batch' or 'none'.
     groups: Groups of each group normalization; fewer where they do not divide
       the channels.
-    dropout: Fraction of each hidden dense layer's outputs that training drops,
-      in [0, 1); 0 switches it off.
+    dropout: Fraction of the last hidden layer's outputs (with `torchvision` of
+      each one's) that training drops, in [0, 1); 0 switches it off.
     torchvision: True for torchvision's network: convolutions with biases, and
       7x7 pixels for `dense_1`, of images of at most 32x32 49 copies of one.
 
@@ -323,7 +323,7 @@ def vgg_16(
     return x
 
   hidden = zoo_layers.dense(
-    widths, 'relu', seeds, dropout, dropout_of_each=True
+    widths, 'relu', seeds, dropout, dropout_of_each=torchvision
   )
   return zoo_layers.build(
     'vgg_16', [convolutions, hidden], element_spec, num_classes, seeds
