@@ -217,18 +217,15 @@ def resnet_18(
     He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR
     2016, section 4.2 for 32x32 images. Wu, He: Group Normalization, ECCV 2018.
   """
-  seeds = zoo_layers.Seeds(seed)
-  network = zoo_layers.residual(
+  return _resnet(
     18,
-    element_spec['x'],
-    seeds,
+    element_spec,
+    num_classes,
+    seed,
     base_filters,
     normalization,
     groups,
     torchvision,
-  )
-  return zoo_layers.build(
-    'resnet_18', [network], element_spec, num_classes, seeds
   )
 
 
@@ -247,18 +244,23 @@ def resnet_34(
   As `resnet_18`, whose arguments and references it shares, with stages of 3,
   4, 6 and 3 blocks: `conv_1` to `conv_33`.
   """
-  seeds = zoo_layers.Seeds(seed)
-  network = zoo_layers.residual(
+  return _resnet(
     34,
-    element_spec['x'],
-    seeds,
+    element_spec,
+    num_classes,
+    seed,
     base_filters,
     normalization,
     groups,
     torchvision,
   )
+
+
+def _resnet(depth, element_spec, num_classes, seed, *arguments):
+  seeds = zoo_layers.Seeds(seed)
+  network = zoo_layers.residual(depth, element_spec['x'], seeds, *arguments)
   return zoo_layers.build(
-    'resnet_34', [network], element_spec, num_classes, seeds
+    f'resnet_{depth}', [network], element_spec, num_classes, seeds
   )
 
 
