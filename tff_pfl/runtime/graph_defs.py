@@ -52,16 +52,20 @@ def _is_deterministic_op(kind: str) -> bool:
 
 def kinds_in_use(graph_def: tf.compat.v1.GraphDef) -> collections.Counter:
   """Counts operations by kind; each function that is called counts once."""
-  kinds = collections.Counter()
+  nodes, _ = _in_use(graph_def)
+  return collections.Counter(node.op for node in nodes)
+
+
+def _in_use(graph_def: tf.compat.v1.GraphDef) -> tuple[list, dict[str, Any]]:
+  """The nodes of a graph and of what it calls; by name what is not called."""
   functions = {f.signature.name: f for f in graph_def.library.function}
   nodes = [*graph_def.node]
-  while nodes:
-    node = nodes.pop()
-    kinds[node.op] += 1
+  # It grows.
+  for node in nodes:
     for name in _called_by(node):
       if name in functions:
         nodes += functions.pop(name).node_def
-  return kinds
+  return nodes, functions
 
 
 def _called_by(node: Any) -> Iterator[str]:
@@ -123,13 +127,8 @@ def make_portable(graph_def: tf.compat.v1.GraphDef) -> None:
   """
   choose_forms(graph_def, TOGETHER)
   without_xla(graph_def)
-  functions = {f.signature.name: f for f in graph_def.library.function}
-  nodes = [*graph_def.node]
-  while nodes:
-    for name in _called_by(nodes.pop()):
-      if name in functions:
-        nodes += functions.pop(name).node_def
-  for name, function in functions.items():
+  _, unused = _in_use(graph_def)
+  for name, function in unused.items():
     graph_def.library.function.remove(function)
     for gradient in [*graph_def.library.gradient]:
       if gradient.function_name == name:
