@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import dataclasses
 import functools
 
 import numpy as np
@@ -115,7 +116,7 @@ def test_the_servers_learning_rate_may_be_set():
   _, learning_process = _processes('fed_rep')
   state, _ = _after_rounds('fed_rep')
   hparams = learning_process.get_hparams(state)
-  assert hparams['client_work'] == {}
+  assert hparams['client_work'] == {'learning_rate_factor': 1}
   assert hparams['finalizer'] == {'learning_rate': 1}
   hparams['finalizer']['learning_rate'] = 0.5
   halved = learning_process.set_hparams(state, hparams)
@@ -132,6 +133,34 @@ def test_the_servers_learning_rate_may_be_set():
     before.trainable, full.trainable, half.trainable
   ):
     np.testing.assert_allclose(between, (old + new) / 2, rtol=1e-5, atol=1e-7)
+
+
+def test_the_clients_learning_rates_may_be_set():
+  process, learning_process = _processes('fed_rep')
+  state = learning_process.initialize()
+  hparams = learning_process.get_hparams(state)
+  hparams['client_work']['learning_rate_factor'] = 0.5
+  state = learning_process.set_hparams(state, hparams)
+  hparams = toy_problems.hparams_for('fed_rep', batch_size=None)
+  built = registry.build(
+    'fed_rep',
+    process.model,
+    dataclasses.replace(
+      hparams,
+      head_learning_rate=hparams.head_learning_rate / 2,
+      body_learning_rate=hparams.body_learning_rate / 2,
+    ),
+    seed=3,
+    stateless=True,
+  ).to_learning_process()
+  expected = built.initialize()
+  for _ in range(_NUM_ROUNDS):
+    state, _ = learning_process.next(state, _datasets('fed_rep'))
+    expected, _ = built.next(expected, _datasets('fed_rep'))
+  _assert_close(
+    learning_process.get_model_weights(state), built.get_model_weights(expected)
+  )
+  assert state.rate_factor == 0.5
 
 
 @_fast_for('fed_rep')

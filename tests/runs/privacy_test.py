@@ -212,7 +212,7 @@ def test_resumed_private_run_equals_an_uninterrupted_one(
 
 def test_accounting_is_of_the_noise_that_is_added(process, data, tmp_path):
   # Where nothing is sent, nothing is told.
-  state = personalized_process.ServerState(0, 0, {}, ((),), (), ())
+  state = personalized_process.ServerState(0, 0, {}, ((),), (), (), 1.0)
   accounting = privacy.Accounting(1.0, _everybody(), _DELTA)
   assert accounting.for_state(state).epsilons(3) == [0.0] * 3
   sampler = client_sampling.CohortSampler(6, 3, _CONFIG.seed)

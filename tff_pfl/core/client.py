@@ -27,12 +27,14 @@ class Broadcast(NamedTuple):
     seed: int64, the run's seed.
     global_weights: Name to value.
     algorithm: The method's own server state.
+    rate_factor: See `ServerState`; () where clients' rates are constants.
   """
 
   round_number: Any
   seed: Any
   global_weights: Any
   algorithm: Any
+  rate_factor: Any = ()
 
   @classmethod
   def of(cls, state: personalized_process.ServerState) -> Broadcast:

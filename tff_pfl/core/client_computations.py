@@ -31,18 +31,20 @@ def types_of(
   work: client_work.ClientWork, state: personalized_process.ServerState
 ) -> client_work.ClientTypes:
   """The types of a client's arguments."""
-  algorithm = state.algorithm
+  broadcast = client_lib.Broadcast.of(state)
   if work.transient:
     algorithm = collections.OrderedDict(
-      (name, algorithm[name]) for name in work.lasting(work.initial_algorithm)
+      (name, state.algorithm[name])
+      for name in work.lasting(work.initial_algorithm)
     )
+    broadcast = broadcast._replace(algorithm=algorithm)
+  if work.rates_may_be_set:
+    broadcast = broadcast._replace(rate_factor=state.rate_factor)
   local = tf.nest.map_structure(
     lambda value: tf.TensorSpec(value.shape, value.dtype), work.initial_kept
   )
   return client_work.ClientTypes(
-    broadcast=tff.to_type(
-      client_lib.Broadcast.of(state)._replace(algorithm=algorithm)
-    ),
+    broadcast=tff.to_type(broadcast),
     client_state=tff.to_type(
       personalized_process.ClientState(
         np.int64, np.int32, tff.types.tensorflow_to_type(local)

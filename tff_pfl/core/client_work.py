@@ -107,6 +107,7 @@ class ClientWork:
       are. Each sum is averaged after division by the client's weight, where
       that is its number of examples, or by this positive number, where clients
       weigh alike. So the ratios are those of sums over the cohort.
+    rates_may_be_set: True if the server sends a factor of the clients' rates.
   """
 
   model: split_model.SplitModel
@@ -130,6 +131,7 @@ class ClientWork:
   transient: Sequence[str] = ()
   server_metrics: Optional[Callable[..., Any]] = None
   report_scale: Optional[float] = None
+  rates_may_be_set: bool = False
 
   @property
   def initial_kept(self) -> Any:
@@ -152,6 +154,8 @@ class ClientWork:
   ) -> client_lib.Broadcast:
     """The message at the beginning of a round."""
     broadcast = client_lib.Broadcast.of(state)
+    if self.rates_may_be_set:
+      broadcast = broadcast._replace(rate_factor=state.rate_factor)
     return broadcast._replace(algorithm=self.lasting(broadcast.algorithm))
 
   def lasting(self, algorithm: Any) -> Any:
@@ -197,6 +201,9 @@ class ClientWork:
     cache: Any = (),
   ) -> client_lib.Client:
     """A client in an exchange of a round."""
+    factor = training.rate_factor(broadcast.round_number)
+    if self.rates_may_be_set:
+      factor = broadcast.rate_factor * (1.0 if factor is None else factor)
     return client_lib.Client(
       self.model,
       broadcast,
@@ -205,7 +212,7 @@ class ClientWork:
       broadcast.seed_of(client_state, exchange.seed_purpose),
       cache,
       training,
-      training.rate_factor(broadcast.round_number),
+      factor,
     )
 
   def trained(

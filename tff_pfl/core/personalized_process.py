@@ -42,6 +42,8 @@ class ServerState(NamedTuple):
     aggregator: The aggregator's states, a tuple with one for each exchange.
     server_optimizer: State of the server's optimizer.
     algorithm: The method's own state; empty for most.
+    rate_factor: float32, the factor of the clients' learning rates in a
+      `LearningProcess`, whose `set_hparams` sets it; others leave it alone.
   """
 
   round_number: Any
@@ -50,6 +52,7 @@ class ServerState(NamedTuple):
   aggregator: Any
   server_optimizer: Any
   algorithm: Any
+  rate_factor: Any
 
 
 class ClientState(NamedTuple):

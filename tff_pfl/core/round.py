@@ -14,6 +14,7 @@ aggregation, its step, and metrics; that of clients is in `client_computations`.
 """
 
 import collections
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -81,13 +82,7 @@ def build_personalized_process(
     build_personal_models=lambda: personal_models.build_personal_models(
       work, options, the_round.broadcast_of, the_round.types
     ),
-    build_learning_process=lambda: tff_learning.build_learning_process(
-      name,
-      work,
-      the_round.initialize,
-      the_round.run,
-      options.server_optimizer,
-    ),
+    build_learning_process=lambda: _build_learning_process(name, work, options),
     has_trained_models=the_round.has_trained_models,
     bytes_per_round=the_round.bytes(),
     has_global_model=work.global_model is not None,
@@ -233,6 +228,7 @@ class _Round:
           tf.convert_to_tensor, optimizer_state
         ),
         algorithm=tf.nest.map_structure(tf.constant, work.initial_algorithm),
+        rate_factor=tf.constant(1.0),
       )
 
     return initial_parts
@@ -250,6 +246,7 @@ class _Round:
           states,
           parts.server_optimizer,
           parts.algorithm,
+          parts.rate_factor,
         )
       )
 
@@ -387,6 +384,15 @@ class _Round:
       return metrics
 
     return metrics_of
+
+
+def _build_learning_process(name, work, options):
+  """TFF's process, of whose clients the learning rates may be set."""
+  work = dataclasses.replace(work, rates_may_be_set=True)
+  the_round = _Round(work, options)
+  return tff_learning.build_learning_process(
+    name, work, the_round.initialize, the_round.run, options.server_optimizer
+  )
 
 
 def _build_initialize_client_state(work):

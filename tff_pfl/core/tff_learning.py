@@ -134,8 +134,9 @@ def build_learning_process(
     algorithms. Its model weights are those of the model given to a client that
     contributes no data, in the order of `model_weights`. They can be set where
     the global weights are among them; others (FedBABU's frozen head) stay.
-    Its hyperparameters are those of the server's optimizer, `finalizer` as in
-    TFF's own algorithms; the clients' are constants of its computations.
+    Its hyperparameters are `learning_rate_factor` of `client_work`, by which
+    all learning rates of the clients are multiplied (1 at first), and those of
+    the server's optimizer, `finalizer` as in TFF's own algorithms.
 
   Raises:
     ValueError: If clients keep local state.
@@ -191,7 +192,9 @@ def build_learning_process(
   @tff.tensorflow.computation(state_type)
   def get_hparams(state):
     return collections.OrderedDict(
-      client_work=collections.OrderedDict(),
+      client_work=collections.OrderedDict(
+        learning_rate_factor=state.rate_factor
+      ),
       finalizer=server_optimizer.get_hparams(state.server_optimizer),
     )
 
@@ -200,7 +203,8 @@ def build_learning_process(
     return state._replace(
       server_optimizer=server_optimizer.set_hparams(
         state.server_optimizer, hparams['finalizer']
-      )
+      ),
+      rate_factor=hparams['client_work']['learning_rate_factor'],
     )
 
   return tff.learning.templates.LearningProcess(

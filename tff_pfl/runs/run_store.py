@@ -34,7 +34,7 @@ MUTABLE_SETTINGS = ('num_rounds', 'data_dir', 'runtime')
 
 FILE_NAME = 'run.sqlite'
 
-_VERSION = 7
+_VERSION = 8
 # Kinds are 'settings', 'round' (its metrics), 'scores' (of each client, in the
 # newest evaluation), as JSON, the states of the 'server' and of each 'client',
 # and 'totals'. A state that SQLite does not take whole is in pieces.
