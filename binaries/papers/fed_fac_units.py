@@ -1,10 +1,11 @@
-"""Shared and personal neurons: figure 2 of FedSplit, figure 10 of FedFac.
+"""Shared and personal neurons: FedSplit's figures 1 and 2, FedFac's figure 10.
 
-* `fedsplit_neurons` (figure 2): 100 clients train a network with 200
+* `fedsplit_neurons` (figures 1 and 2): 100 clients train a network with 200
   hidden neurons on MNIST, each alone, where they are alike and where each has
-  one digit. A neuron's output is the mean over a client's test images, and its
-  entropy is over the clients, by the k nearest neighbors. The same is done with
-  the initial network, which is the clients' common one: what differs between
+  one digit. A neuron's output is the mean over a client's test images. It is
+  large on a client that has at least half of the largest client's; the entropy
+  is over the clients, by the k nearest neighbors. The same is done with the
+  initial network, which is the clients' common one: what differs between
   clients there comes from their images alone.
 * `fedfac_features` (figure 10): of FedFac with half of the channels of a
   convolution personal, how much its channels are like FedAvg's, from the same
@@ -39,6 +40,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import seaborn as sns
 import tensorflow as tf
 from matplotlib.figure import Figure
 from scipy import special
@@ -50,7 +52,8 @@ from tff_pfl.core import objectives, scoring
 from tff_pfl.runs import representation
 from tff_pfl.runtime import base as runtime_base
 
-_FIGURE_2, _FIGURE_10 = 'FedSplit, figure 2', 'FedFac, figure 10'
+_FIGURE_1, _FIGURE_2 = 'FedSplit, figure 1', 'FedSplit, figure 2'
+_FIGURE_10 = 'FedFac, figure 10'
 _TABLE_8 = 'FedFac, table 8'
 _ALIKE, _ONE_DIGIT = 'IID', 'one digit each'
 _TRAINED, _INITIAL = 'trained', 'initial'
@@ -58,6 +61,9 @@ _TRAINED, _INITIAL = 'trained', 'initial'
 _BETWEEN_PEAKS = 1.0
 # How many of the neurons make a peak, or are not most of them.
 _PEAK = 0.1
+# For nearly all of the neurons; of the clients that are most, and that are some
+# specific ones (with one digit each a tenth have the same).
+_NEARLY_ALL, _MOST, _SPECIFIC = 0.9, 0.5, 0.2
 # Outputs that differ less between clients count as so far apart.
 _LEAST_DISTANCE = 1e-3
 _SHARED, _PERSONAL = 'shared', 'personal'
@@ -133,8 +139,17 @@ def entropy(values: np.ndarray, num_neighbors: int) -> np.ndarray:
   )
 
 
+def share_of_large(outputs: np.ndarray) -> np.ndarray:
+  """The share of clients with large outputs, `[clients, m]` -> `[m]`.
+
+  At least half of the largest; NaN for a neuron that is off on every client.
+  """
+  largest = outputs.max(axis=0)
+  return np.where(largest > 0, np.mean(outputs >= largest / 2, axis=0), np.nan)
+
+
 def measure_neurons(context: trials.Context) -> paper.Rows:
-  """Each neuron's entropy, after training and before."""
+  """Each neuron's entropy and outputs, after training and before."""
   sizes = context.sizes
   alone = [trials.Method('Local', 'local_only')]
   conditions = {
@@ -152,8 +167,9 @@ def measure_neurons(context: trials.Context) -> paper.Rows:
     outputs = {_TRAINED: [], _INITIAL: []}
     run = result.run.open()
     with context.create_runtime() as runtime:
-      for client_id in run.data.client_ids:
-        x = run.data.test(client_id).x
+      tests = {i: run.data.test(i) for i in run.data.client_ids}
+      for client_id in sorted(tests, key=lambda i: np.mean(tests[i].y)):
+        x = tests[client_id].x
         for network, weights in (
           (_TRAINED, run.personal_weights(client_id, runtime)),
           (_INITIAL, run.model.initial_weights),
@@ -162,19 +178,57 @@ def measure_neurons(context: trials.Context) -> paper.Rows:
           on = np.maximum(inputs + weights['dense_1/bias'], 0)
           outputs[network].append(on.mean(axis=0))
     for network, of_clients in outputs.items():
-      entropies = entropy(np.array(of_clients), sizes.num_neighbors)
-      for neuron, value in enumerate(entropies):
+      of_clients = np.array(of_clients)
+      entropies = entropy(of_clients, sizes.num_neighbors)
+      shares = share_of_large(of_clients)
+      for neuron, own in enumerate(of_clients.T):
         yield {
           'partition': result.condition,
           'network': network,
           'seed': result.seed,
           'neuron': neuron,
-          'entropy': value,
+          'entropy': entropies[neuron],
+          'large_at': shares[neuron],
+          **{f'client/{i}': value for i, value in enumerate(own)},
         }
 
 
 def neurons_claims(table: paper.Table, sizes: NeuronsSizes) -> paper.Claims:
-  """Claims on figure 2: near 0 where clients are alike, else two peaks."""
+  """Claims on both figures: neurons of one kind, and of two."""
+
+  def large_at(partition):
+    return table.curve(
+      'large_at', 'neuron', partition=partition, network=_TRAINED
+    )
+
+  def share(shares, are_so):
+    """The share of neurons by seed, without those that are off."""
+    return np.sum(are_so, axis=1) / np.sum(np.isfinite(shares), axis=1)
+
+  alike, one_digit = map(large_at, (_ALIKE, _ONE_DIGIT))
+  for statement, measured, above in (
+    (
+      'Where clients are alike nearly all neurons are so for all of them: the '
+      'share of neurons that are large at most clients',
+      share(alike, alike > _MOST),
+      _NEARLY_ALL,
+    ),
+    (
+      'With one digit each some neurons are common: the share that are large '
+      'at most clients',
+      share(one_digit, one_digit > _MOST),
+      _PEAK,
+    ),
+    (
+      'Others are of specific clients: the share of neurons that are large at '
+      f'less than {_SPECIFIC:.0%} of them',
+      share(one_digit, one_digit < _SPECIFIC),
+      _PEAK,
+    ),
+  ):
+    yield claims.difference(
+      statement, _FIGURE_1, measured, above=above, is_ours=True
+    )
 
   def entropies(partition, network=_TRAINED):
     """The entropies by seed and neuron."""
@@ -197,7 +251,7 @@ def neurons_claims(table: paper.Table, sizes: NeuronsSizes) -> paper.Claims:
     dispersed(_ALIKE),
     below=_PEAK,
   )
-  for words, share in (
+  for words, part in (
     ('above', dispersed(_ONE_DIGIT)),
     ('below', 1 - dispersed(_ONE_DIGIT)),
   ):
@@ -205,7 +259,7 @@ def neurons_claims(table: paper.Table, sizes: NeuronsSizes) -> paper.Claims:
       'With one digit each there are two kinds of neurons, with entropies near '
       f'0 and near 2: the share {words} {_BETWEEN_PEAKS:g}',
       _FIGURE_2,
-      share,
+      part,
       above=_PEAK,
     )
   yield claims.difference(
@@ -228,11 +282,31 @@ def neurons_claims(table: paper.Table, sizes: NeuronsSizes) -> paper.Claims:
 def draw_neurons(
   table: paper.Table, sizes: NeuronsSizes, figure: Figure
 ) -> None:
-  """Histograms of the entropies of all seeds' neurons."""
-  figure.set_size_inches(10, 4)
-  for axes, network in zip(
-    figure.subplots(1, 2, sharey=True, sharex=True), (_TRAINED, _INITIAL)
-  ):
+  """Figure 1 of the first seed, and of all seeds figure 2 of both networks."""
+  figure.set_size_inches(10, 9)
+  grid = figure.add_gridspec(2, 2, height_ratios=(5, 4))
+  trained = table.where(network=_TRAINED, seed=table.distinct('seed')[0])
+  for column, partition in enumerate(sizes.partitions):
+    outputs = trained.where(partition=partition).frame.filter(like='client/')
+    by_size = outputs.loc[outputs.mean(axis=1).sort_values().index[::-1]]
+    axes = figure.add_subplot(grid[0, column])
+    sns.heatmap(
+      by_size,
+      ax=axes,
+      vmin=0,
+      vmax=np.quantile(outputs, 0.99),
+      xticklabels=False,
+      yticklabels=False,
+    )
+    axes.set(
+      title=f'Outputs, {partition}',
+      xlabel='Clients by digit',
+      ylabel='Neurons by mean',
+    )
+  first = None
+  for column, network in enumerate((_TRAINED, _INITIAL)):
+    axes = figure.add_subplot(grid[1, column], sharex=first, sharey=first)
+    first = first or axes
     axes.hist(
       [
         table.where(partition=partition, network=network).frame['entropy']
@@ -430,7 +504,7 @@ EXPERIMENTS = (
     name='fedsplit_neurons',
     summary='Neurons of clients that trained alone: some are alike, others '
     'differ where the data do',
-    paper=_FIGURE_2,
+    paper='FedSplit, figures 1 and 2',
     measure=measure_neurons,
     claims=neurons_claims,
     draw=draw_neurons,

@@ -1,3 +1,4 @@
+import itertools
 import types
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac, fed_fac_units
-from binaries.papers.engine import trials
+from binaries.papers.engine import tables, trials
 from tests.papers import untrained
 
 _NEURONS, *_ = fed_fac_units.EXPERIMENTS
@@ -32,6 +33,38 @@ def test_likeness_does_not_depend_on_scale_and_offset():
   np.testing.assert_allclose(fed_fac_units.likeness(maps, others), [1, -1])
 
 
+def test_a_neuron_is_large_where_it_has_half_of_its_largest_output():
+  outputs = np.array([[4, 1, 0], [2, 1, 0], [1.9, 1, 0], [0, 1, 0]])
+  found = fed_fac_units.share_of_large(outputs)
+  np.testing.assert_allclose(found, [0.5, 1, np.nan])
+
+
+def test_figure_1_counts_neurons_that_are_on():
+  nan = np.nan
+  rows = [
+    {
+      'partition': partition,
+      'network': network,
+      'seed': 0,
+      'neuron': neuron,
+      'entropy': 0.0,
+      'large_at': share,
+    }
+    for partition, shares in (
+      ('IID', [1, 0.6, 0.5, nan]),
+      ('one digit each', [0.6, 0.1, 0.2, 0.1]),
+    )
+    for network in ('trained', 'initial')
+    for neuron, share in enumerate(shares)
+  ]
+  first = itertools.islice(
+    _NEURONS.claims(tables.Table(rows), _NEURONS.fast), 3
+  )
+  assert [claim.measured for claim in first] == pytest.approx(
+    [2 / 3, 1 / 4, 2 / 4]
+  )
+
+
 def test_clients_train_alone_and_neurons_are_on_for_their_test_images():
   def weights(scale):
     kernel = scale * np.array([[1.0, -1.0]])
@@ -40,7 +73,9 @@ def test_clients_train_alone_and_neurons_are_on_for_their_test_images():
   run = types.SimpleNamespace(
     data=types.SimpleNamespace(
       client_ids=range(5),
-      test=lambda _: types.SimpleNamespace(x=np.array([[[1.0]], [[3.0]]])),
+      test=lambda client_id: types.SimpleNamespace(
+        x=np.array([[[1.0]], [[3.0]]]), y=-client_id
+      ),
     ),
     personal_weights=lambda client_id, runtime: weights(client_id),
     model=types.SimpleNamespace(initial_weights=weights(1)),
@@ -53,6 +88,9 @@ def test_clients_train_alone_and_neurons_are_on_for_their_test_images():
   outputs = np.transpose([[0, 2, 4, 6, 8], np.zeros(5)])
   trained = fed_fac_units.entropy(outputs, _NEURONS.fast.num_neighbors)
   np.testing.assert_allclose(values, [*trained, trained[1], trained[1]] * 2)
+  # Clients are in the order of their labels.
+  shown = table.where(network='trained').frame.filter(like='client/')
+  np.testing.assert_array_equal(shown, [*np.transpose(outputs[::-1])] * 2)
 
   _NEURONS.draw(table, _NEURONS.fast, Figure())
   configs = context.configs
