@@ -61,9 +61,9 @@ _TRAINED, _INITIAL = 'trained', 'initial'
 _BETWEEN_PEAKS = 1.0
 # How many of the neurons make a peak, or are not most of them.
 _PEAK = 0.1
-# For nearly all of the neurons; of the clients that are most, and that are some
-# specific ones (with one digit each a tenth have the same).
-_NEARLY_ALL, _MOST, _SPECIFIC = 0.9, 0.5, 0.2
+# Shares of neurons that are nearly all, and of clients that are most, and few
+# (with one digit each a tenth of them have the same).
+_NEARLY_ALL, _MOST, _FEW = 0.9, 0.5, 0.2
 # Outputs that differ less between clients count as so far apart.
 _LEAST_DISTANCE = 1e-3
 _SHARED, _PERSONAL = 'shared', 'personal'
@@ -208,7 +208,7 @@ def neurons_claims(table: paper.Table, sizes: NeuronsSizes) -> paper.Claims:
   alike, one_digit = map(large_at, (_ALIKE, _ONE_DIGIT))
   for statement, measured, above in (
     (
-      'Where clients are alike nearly all neurons are so for all of them: the '
+      'Where clients are alike nearly all neurons act alike for them: the '
       'share of neurons that are large at most clients',
       share(alike, alike > _MOST),
       _NEARLY_ALL,
@@ -221,8 +221,8 @@ def neurons_claims(table: paper.Table, sizes: NeuronsSizes) -> paper.Claims:
     ),
     (
       'Others are of specific clients: the share of neurons that are large at '
-      f'less than {_SPECIFIC:.0%} of them',
-      share(one_digit, one_digit < _SPECIFIC),
+      f'less than {_FEW:.0%} of them',
+      share(one_digit, one_digit < _FEW),
       _PEAK,
     ),
   ):
