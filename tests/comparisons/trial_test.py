@@ -156,6 +156,8 @@ def test_a_run_of_all_clients_is_one_of_the_train_program(plain):
   assert stored == _config(personalization=stored.personalization)
   process = stored.build_process(stored.build_model(stored.load_data()))
   assert scores['bytes_per_round'] == process.bytes_per_round._asdict()
+  # The pictures are those of the comparison.
+  assert not list(directory.rglob('*.png'))
 
 
 def test_a_sweep_never_reads_test_examples(tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ from tff_pfl.runs import client_population as population_lib
 from tff_pfl.runs import (
   client_sampling,
   fairness,
-  report,
   run_store,
   training,
 )
@@ -73,22 +72,20 @@ def _build(name, model, **options):
   return registry.build(name, model, **{'seed': _SEED, **options})
 
 
-def _run(process, data, directory, pictures=False, **options):
-  with pytest.MonkeyPatch.context() as patch:
-    if not pictures:
-      patch.setattr(report, '_write_pictures', lambda *_: None)
-    return training.run(
-      process,
-      data,
-      output_dir=str(directory),
-      **{
-        'num_rounds': 2,
-        'cohort_size': _COHORT_SIZE,
-        'num_final_evaluations': 1,
-        'show_progress': False,
-        **options,
-      },
-    )
+def _run(process, data, directory, **options):
+  return training.run(
+    process,
+    data,
+    output_dir=str(directory),
+    **{
+      'num_rounds': 2,
+      'cohort_size': _COHORT_SIZE,
+      'num_final_evaluations': 1,
+      'show_progress': False,
+      'pictures': False,
+      **options,
+    },
+  )
 
 
 _OPTIONS = {

@@ -173,6 +173,8 @@ def run(
     'runtime_options': runtime_options,
     'resume': True,
     'show_progress': False,
+    # Those of a comparison are of all trials.
+    'pictures': False,
   }
   model = config.build_model(trained)
   model = warm_up.run(config, model, trained, directory, **options)

@@ -40,6 +40,8 @@ def write_report(
   store: run_store.RunStore,
   process: personalized_process.PersonalizedProcess,
   data: datasets.FederatedDataset,
+  *,
+  pictures: bool = True,
 ) -> dict:
   """Writes the report of a run into its folder.
 
@@ -49,7 +51,8 @@ def write_report(
   and `partition.png` (clients by classes); for data with domains also
   `per_domain.csv` and `domains.png`.
 
-  The newest round in the store must have been evaluated.
+  The newest round in the store must have been evaluated. Without `pictures`
+  there are tables alone.
 
   Returns:
     The summary: the settings of the run, and `accuracy` of the personal models
@@ -88,7 +91,8 @@ def write_report(
     tables[PER_DOMAIN_NAME] = summary_lib.frame(rows)
   for name, table in tables.items():
     summary_lib.write_csv(os.path.join(store.directory, name), table)
-  _write_pictures(store, process, data, summary, scores)
+  if pictures:
+    _write_pictures(store, process, data, summary, scores)
   # Last, so that a summary means that the report is complete.
   summary_lib.write_json(os.path.join(store.directory, SUMMARY_NAME), summary)
   return summary

@@ -91,6 +91,7 @@ def run(
   keep_best: bool = False,
   callbacks: Sequence[callbacks_lib.Callback] = (),
   show_progress: bool = True,
+  pictures: bool = True,
 ) -> run_lib.Run:
   """Trains and evaluates a method on a dataset.
 
@@ -125,6 +126,7 @@ def run(
     keep_best: True to keep, beside the newest, all states after the best
       evaluation (see `Run.best`), each time at the cost of a copy.
     callbacks: Listeners, called after each round and evaluation.
+    pictures: True for a report with pictures.
 
   Returns:
     The run.
@@ -211,7 +213,7 @@ def run(
       show_progress,
     )
     _expect_evaluated(store)
-    report.write_report(store, process, data)
+    report.write_report(store, process, data, pictures=pictures)
     if best is not None:
       best.write_summary(process, data)
   return run_lib.Run(

@@ -119,6 +119,7 @@ def run(
     if options.get('show_progress', True):
       tqdm.tqdm.write(f'Warm-up of {config.algorithm}:')
     process = _process(config, first)
+    options['pictures'] = False
     before.run_process(process, before.joined(data), folder, **options)
   elif _given(config):
     if config.initial_run is None:
