@@ -2,11 +2,11 @@
 
 * `fedsplit_neurons` (figures 1 and 2): 100 clients train a network with 200
   hidden neurons on MNIST, each alone, where they are alike and where each has
-  one digit. A neuron's output is the mean over a client's test images. It is
-  large on a client that has at least half of the largest client's; the entropy
-  is over the clients, by the k nearest neighbors. The same is done with the
-  initial network, which is the clients' common one: what differs between
-  clients there comes from their images alone.
+  one digit. A neuron's output is the mean over a client's test images, large if
+  it is more than the mean over neurons and clients; its entropy is over the
+  clients, by the k nearest neighbors. The same is done with the initial
+  network, which is the clients' common one: what differs between clients there
+  comes from their images alone.
 * `fedfac_features` (figure 10): of FedFac with half of the channels of a
   convolution personal, how much its channels are like FedAvg's, from the same
   initial weights, and how much they tell classes apart.
@@ -47,7 +47,7 @@ from scipy import special
 
 import tff_pfl as pfl
 from binaries.papers import fed_fac
-from binaries.papers.engine import claims, panels, paper, trials
+from binaries.papers.engine import claims, panels, paper, tables, trials
 from tff_pfl.core import objectives, scoring
 from tff_pfl.runs import representation
 from tff_pfl.runtime import base as runtime_base
@@ -57,13 +57,17 @@ _FIGURE_10 = 'FedFac, figure 10'
 _TABLE_8 = 'FedFac, table 8'
 _ALIKE, _ONE_DIGIT = 'IID', 'one digit each'
 _TRAINED, _INITIAL = 'trained', 'initial'
+# Begins the columns of clients' outputs.
+_CLIENT = 'client/'
 # The two peaks in the figure are near 0 and near 2: halfway between them.
 _BETWEEN_PEAKS = 1.0
 # How many of the neurons make a peak, or are not most of them.
 _PEAK = 0.1
-# Shares of neurons that are nearly all, and of clients that are most, and few
-# (with one digit each a tenth of them have the same).
-_NEARLY_ALL, _MOST, _FEW = 0.9, 0.5, 0.2
+# The share of the neurons that are at the top of figure 1, and that of the
+# clients that are most.
+_TOP, _MOST = 0.1, 0.5
+# The share of the variance of outputs that is next to nothing.
+_HARDLY_ANY = 0.1
 # Outputs that differ less between clients count as so far apart.
 _LEAST_DISTANCE = 1e-3
 _SHARED, _PERSONAL = 'shared', 'personal'
@@ -139,13 +143,19 @@ def entropy(values: np.ndarray, num_neighbors: int) -> np.ndarray:
   )
 
 
-def share_of_large(outputs: np.ndarray) -> np.ndarray:
-  """The share of clients with large outputs, `[clients, m]` -> `[m]`.
+def share_between_clients(outputs: np.ndarray) -> float:
+  """The share of variance within neurons, of outputs `[neurons, clients]`."""
+  return outputs.var(axis=1).mean() / outputs.var()
 
-  At least half of the largest; NaN for a neuron that is off on every client.
+
+def shares_of_clients(outputs: np.ndarray) -> np.ndarray:
+  """The share of clients with a large output, `[neurons, clients]`, by mean.
+
+  Returns:
+    `[neurons]`, the neuron with the largest mean first.
   """
-  largest = outputs.max(axis=0)
-  return np.where(largest > 0, np.mean(outputs >= largest / 2, axis=0), np.nan)
+  is_large = outputs > outputs.mean()
+  return is_large.mean(axis=1)[np.argsort(-outputs.mean(axis=1))]
 
 
 def measure_neurons(context: trials.Context) -> paper.Rows:
@@ -180,7 +190,6 @@ def measure_neurons(context: trials.Context) -> paper.Rows:
     for network, of_clients in outputs.items():
       of_clients = np.array(of_clients)
       entropies = entropy(of_clients, sizes.num_neighbors)
-      shares = share_of_large(of_clients)
       for neuron, own in enumerate(of_clients.T):
         yield {
           'partition': result.condition,
@@ -188,46 +197,59 @@ def measure_neurons(context: trials.Context) -> paper.Rows:
           'seed': result.seed,
           'neuron': neuron,
           'entropy': entropies[neuron],
-          'large_at': shares[neuron],
-          **{f'client/{i}': value for i, value in enumerate(own)},
+          **{f'{_CLIENT}{i}': value for i, value in enumerate(own)},
         }
 
 
 def neurons_claims(table: paper.Table, sizes: NeuronsSizes) -> paper.Claims:
   """Claims on both figures: neurons of one kind, and of two."""
 
-  def large_at(partition):
-    return table.curve(
-      'large_at', 'neuron', partition=partition, network=_TRAINED
+  def each(function, partition):
+    """A function of the outputs `[neurons, clients]`, by seed."""
+    rows = table.where(partition=partition, network=_TRAINED)
+    return np.array(
+      [
+        function(
+          rows.where(seed=seed).frame.filter(like=_CLIENT).to_numpy(float)
+        )
+        for seed in sorted(rows.distinct(tables.SEED))
+      ]
     )
 
-  def share(shares, are_so):
-    """The share of neurons by seed, without those that are off."""
-    return np.sum(are_so, axis=1) / np.sum(np.isfinite(shares), axis=1)
-
-  alike, one_digit = map(large_at, (_ALIKE, _ONE_DIGIT))
-  for statement, measured, above in (
+  between = {
+    partition: each(share_between_clients, partition)
+    for partition in (_ALIKE, _ONE_DIGIT)
+  }
+  yield claims.difference(
+    'Where clients are alike nearly all neurons act alike for them: the share '
+    'of the variance of outputs that is between clients',
+    _FIGURE_1,
+    between[_ALIKE],
+    below=_HARDLY_ANY,
+    is_ours=True,
+  )
+  yield claims.difference(
+    'With one digit each neurons vary: by how much that share is more',
+    _FIGURE_1,
+    between[_ONE_DIGIT] - between[_ALIKE],
+  )
+  shares = each(shares_of_clients, _ONE_DIGIT)
+  num_top = round(_TOP * shares.shape[1])
+  for statement, part, side in (
     (
-      'Where clients are alike nearly all neurons act alike for them: the '
-      'share of neurons that are large at most clients',
-      share(alike, alike > _MOST),
-      _NEARLY_ALL,
+      f'The top {_TOP:.0%} of the neurons have large outputs for most clients: '
+      'the share of clients',
+      shares[:, :num_top],
+      'above',
     ),
     (
-      'With one digit each some neurons are common: the share that are large '
-      'at most clients',
-      share(one_digit, one_digit > _MOST),
-      _PEAK,
-    ),
-    (
-      'Others are of specific clients: the share of neurons that are large at '
-      f'less than {_FEW:.0%} of them',
-      share(one_digit, one_digit < _FEW),
-      _PEAK,
+      'The others have large outputs for some clients only: the share of them',
+      shares[:, num_top:],
+      'below',
     ),
   ):
     yield claims.difference(
-      statement, _FIGURE_1, measured, above=above, is_ours=True
+      statement, _FIGURE_1, part.mean(axis=1), **{side: _MOST}, is_ours=True
     )
 
   def entropies(partition, network=_TRAINED):
@@ -251,7 +273,7 @@ def neurons_claims(table: paper.Table, sizes: NeuronsSizes) -> paper.Claims:
     dispersed(_ALIKE),
     below=_PEAK,
   )
-  for words, part in (
+  for words, share in (
     ('above', dispersed(_ONE_DIGIT)),
     ('below', 1 - dispersed(_ONE_DIGIT)),
   ):
@@ -259,7 +281,7 @@ def neurons_claims(table: paper.Table, sizes: NeuronsSizes) -> paper.Claims:
       'With one digit each there are two kinds of neurons, with entropies near '
       f'0 and near 2: the share {words} {_BETWEEN_PEAKS:g}',
       _FIGURE_2,
-      part,
+      share,
       above=_PEAK,
     )
   yield claims.difference(
@@ -287,7 +309,7 @@ def draw_neurons(
   grid = figure.add_gridspec(2, 2, height_ratios=(5, 4))
   trained = table.where(network=_TRAINED, seed=table.distinct('seed')[0])
   for column, partition in enumerate(sizes.partitions):
-    outputs = trained.where(partition=partition).frame.filter(like='client/')
+    outputs = trained.where(partition=partition).frame.filter(like=_CLIENT)
     by_size = outputs.loc[outputs.mean(axis=1).sort_values().index[::-1]]
     axes = figure.add_subplot(grid[0, column])
     sns.heatmap(

@@ -33,14 +33,26 @@ def test_likeness_does_not_depend_on_scale_and_offset():
   np.testing.assert_allclose(fed_fac_units.likeness(maps, others), [1, -1])
 
 
-def test_a_neuron_is_large_where_it_has_half_of_its_largest_output():
-  outputs = np.array([[4, 1, 0], [2, 1, 0], [1.9, 1, 0], [0, 1, 0]])
-  found = fed_fac_units.share_of_large(outputs)
-  np.testing.assert_allclose(found, [0.5, 1, np.nan])
+def test_figure_1_tells_neurons_that_are_alike_from_those_of_some_clients():
+  alike = np.array([[3, 3, 3, 3], [1, 1, 1, 1]])
+  assert fed_fac_units.share_between_clients(alike) == 0
+  of_some = np.array([[4, 0, 0, 0], [3, 3, 3, 0], [0, 0, 0, 0]])
+  # Of variances 3, 27 / 16 and 0, and of all, 43 / 12 - (13 / 12)^2.
+  assert fed_fac_units.share_between_clients(of_some) == pytest.approx(
+    (3 + 27 / 16) / 3 / (43 / 12 - (13 / 12) ** 2)
+  )
+  # By their means the second neuron comes first.
+  np.testing.assert_array_equal(
+    fed_fac_units.shares_of_clients(of_some), [0.75, 0.25, 0]
+  )
 
 
-def test_figure_1_counts_neurons_that_are_on():
-  nan = np.nan
+def test_claims_on_figure_1_are_of_the_trained_networks():
+  outputs = {
+    'IID': np.outer(np.arange(10.0), np.ones(4)),
+    # A neuron of most clients, and nine of one.
+    'one digit each': np.array([[9, 9, 9, 0]] + 9 * [[4, 0, 0, 0]]),
+  }
   rows = [
     {
       'partition': partition,
@@ -48,20 +60,18 @@ def test_figure_1_counts_neurons_that_are_on():
       'seed': 0,
       'neuron': neuron,
       'entropy': 0.0,
-      'large_at': share,
+      **{f'client/{i}': value for i, value in enumerate(own)},
     }
-    for partition, shares in (
-      ('IID', [1, 0.6, 0.5, nan]),
-      ('one digit each', [0.6, 0.1, 0.2, 0.1]),
-    )
+    for partition, of_clients in outputs.items()
     for network in ('trained', 'initial')
-    for neuron, share in enumerate(shares)
+    for neuron, own in enumerate(of_clients * (network == 'trained'))
   ]
   first = itertools.islice(
-    _NEURONS.claims(tables.Table(rows), _NEURONS.fast), 3
+    _NEURONS.claims(tables.Table(rows), _NEURONS.fast), 4
   )
+  between = fed_fac_units.share_between_clients(outputs['one digit each'])
   assert [claim.measured for claim in first] == pytest.approx(
-    [2 / 3, 1 / 4, 2 / 4]
+    [0, between, 0.75, 0.25]
   )
 
 
