@@ -22,7 +22,6 @@ from tff_pfl.core import (
   personalized_process,
   private_mean,
 )
-from tff_pfl.core import client as client_lib
 from tff_pfl.core import options as options_lib
 from tff_pfl.models import domains, split_model
 
@@ -31,20 +30,11 @@ def types_of(
   work: client_work.ClientWork, state: personalized_process.ServerState
 ) -> client_work.ClientTypes:
   """The types of a client's arguments."""
-  broadcast = client_lib.Broadcast.of(state)
-  if work.transient:
-    algorithm = collections.OrderedDict(
-      (name, state.algorithm[name])
-      for name in work.lasting(work.initial_algorithm)
-    )
-    broadcast = broadcast._replace(algorithm=algorithm)
-  if work.rates_may_be_set:
-    broadcast = broadcast._replace(rate_factor=state.rate_factor)
   local = tf.nest.map_structure(
     lambda value: tf.TensorSpec(value.shape, value.dtype), work.initial_kept
   )
   return client_work.ClientTypes(
-    broadcast=tff.to_type(broadcast),
+    broadcast=tff.to_type(work.broadcast_of(state)),
     client_state=tff.to_type(
       personalized_process.ClientState(
         np.int64, np.int32, tff.types.tensorflow_to_type(local)

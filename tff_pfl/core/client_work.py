@@ -152,7 +152,7 @@ class ClientWork:
   def broadcast_of(
     self, state: personalized_process.ServerState
   ) -> client_lib.Broadcast:
-    """The message at the beginning of a round."""
+    """The message at the beginning of a round; of a state's type its type."""
     broadcast = client_lib.Broadcast.of(state)
     if self.rates_may_be_set:
       broadcast = broadcast._replace(rate_factor=state.rate_factor)
@@ -163,8 +163,8 @@ class ClientWork:
     if not self.transient:
       return algorithm
     return collections.OrderedDict(
-      (name, value)
-      for name, value in algorithm.items()
+      (name, algorithm[name])
+      for name in self.initial_algorithm
       if name not in self.transient
     )
 
