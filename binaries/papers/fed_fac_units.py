@@ -310,10 +310,10 @@ def draw_neurons(
   trained = table.where(network=_TRAINED, seed=table.distinct('seed')[0])
   for column, partition in enumerate(sizes.partitions):
     outputs = trained.where(partition=partition).frame.filter(like=_CLIENT)
-    by_size = outputs.loc[outputs.mean(axis=1).sort_values().index[::-1]]
+    means = outputs.mean(axis=1)
     axes = figure.add_subplot(grid[0, column])
     sns.heatmap(
-      by_size,
+      outputs.loc[means.sort_values(ascending=False).index],
       ax=axes,
       vmin=0,
       vmax=np.quantile(outputs, 0.99),
