@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.methods import toy_problems
-from tff_pfl import datasets, errors
+from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.methods import fed_avg, fed_dar, fed_per
 from tff_pfl.runs import open_run, run_config, run_store, warm_up
@@ -45,9 +45,9 @@ def _directory(tmp_path_factory):
 
 
 def _started(config, directory):
-  data = config.load_data()
-  model = config.build_model(data)
-  return warm_up.run(config, model, data, str(directory), show_progress=False)
+  return warm_up.run(
+    config, config.load_data(), str(directory), show_progress=False
+  )
 
 
 def _global_weights(directory):
@@ -84,24 +84,17 @@ def _begun(tmp_path_factory):
 
 
 def test_clients_that_keep_statistics_have_the_initial_ones_after_it(tmp_path):
-  config = run_config.RunConfig(
-    algorithm='fed_avg',
-    num_clients=2,
-    cohort_size=2,
+  config = dataclasses.replace(
+    _BEGUN,
+    model='cnn',
+    model_arguments={'filters': 1, 'widths': (2,), 'normalization': 'batch'},
+    cohort_size=4,
+    join_rounds=None,
     statistics='local',
     num_warmup_rounds=1,
   )
-  model = toy_problems.classifier_from(toy_problems.dropout_and_normalization())
-  examples = toy_problems.labeled_examples(20, 0)
-  data = datasets.FederatedDataset.from_arrays(
-    examples.x,
-    examples.y,
-    num_clients=2,
-    num_classes=toy_problems.NUM_CLASSES,
-    name=config.dataset,
-  )
-  folder = str(tmp_path)
-  started = warm_up.run(config, model, data, folder, show_progress=False)
+  model = config.build_model(config.load_data())
+  started = _started(config, tmp_path)
   assert list(started.initial_weights) == list(model.initial_weights)
   for name, value in started.initial_weights.items():
     same = np.array_equal(value, model.initial_weights[name])
@@ -125,9 +118,9 @@ def test_domains_count_the_same_in_the_warm_up_where_they_do_in_the_method(
     _CONFIG,
     hparams=dataclasses.replace(_CONFIG.hparams, reweight_domains=False),
   )
-  model = _CONFIG.build_model(_CONFIG.load_data())
+  data = _CONFIG.load_data()
   found = _started(unweighted, tmp_path)
-  started = warm_up.with_initial_weights(_CONFIG, model, directory)
+  started = warm_up.with_initial_weights(_CONFIG, data, directory)
   assert not started.domains.reweighted
   assert toy_problems.differ(
     dict(found.initial_weights), dict(started.initial_weights)
@@ -135,8 +128,9 @@ def test_domains_count_the_same_in_the_warm_up_where_they_do_in_the_method(
 
 
 def test_the_method_starts_from_the_model_of_the_warm_up(directory):
-  model = _CONFIG.build_model(_CONFIG.load_data())
-  started = warm_up.with_initial_weights(_CONFIG, model, directory)
+  data = _CONFIG.load_data()
+  model = _CONFIG.build_model(data)
+  started = warm_up.with_initial_weights(_CONFIG, data, directory)
   with run_store.RunStore.open_for_reading(f'{directory}/warmup') as store:
     assert store.config['algorithm'] == 'fed_avg'
     assert store.last_round == 2
@@ -148,6 +142,31 @@ def test_the_method_starts_from_the_model_of_the_warm_up(directory):
     np.testing.assert_array_equal(
       initial[f'domain_{m}/head/kernel'], started.initial_weights['head/kernel']
     )
+
+
+@pytest.mark.parametrize('kind', ['multi_head', 'input'])
+def test_the_warm_up_has_one_model_for_all_domains(kind, directory, tmp_path):
+  config = dataclasses.replace(
+    _CONFIG,
+    algorithm='fed_avg',
+    hparams=fed_avg.FedAvgHParams(
+      num_epochs=2, learning_rate=0.1, batch_size=32
+    ),
+    domain_model=kind,
+    reweight_domains=True,
+  )
+  started = _started(config, tmp_path)
+  assert started.domains.reweighted
+  # It is the same training as FedDAR's.
+  weights = dict(started.initial_weights)
+  expected = dict(_global_weights(f'{directory}/warmup'))
+  if kind == 'input':
+    assert not weights.pop('domain_input/kernel').any()
+  else:
+    head = {n: expected.pop(n) for n in ('head/kernel', 'head/bias')}
+    for m in range(started.domains.number):
+      expected |= {f'domain_{m}/{name}': v for name, v in head.items()}
+  toy_problems.assert_same(weights, expected)
 
 
 @pytest.mark.slow
@@ -337,10 +356,8 @@ def test_a_run_whose_beginning_is_gone_cannot_be_opened(tmp_path):
     ),
     (_after('nowhere'), warm_up.run, 'There is no run in .*nowhere'),
   ):
-    data = config.load_data()
-    arguments = [data] if use is warm_up.run else []
     with pytest.raises(errors.RunError, match=words):
-      use(config, config.build_model(data), *arguments, str(tmp_path))
+      use(config, config.load_data(), str(tmp_path))
 
 
 def test_a_run_keeps_the_weights_of_a_file(tmp_path, caplog):

@@ -176,8 +176,7 @@ def run(
     # Those of a comparison are of all trials.
     'pictures': False,
   }
-  model = config.build_model(trained)
-  model = warm_up.run(config, model, trained, directory, **options)
+  model = warm_up.run(config, trained, directory, **options)
   process = config.build_process(model)
   config.run_process(process, trained, directory, **options)
   with runtime_lib.create_runtime(

@@ -75,14 +75,15 @@ def domain_model(
     model: A model with domains; any model for 'shared' without `reweighted`.
     kind: 'shared' for the model itself, 'multi_head' for a head for each
       domain, 'input' for the domain, one-hot, as further input of the head.
-    reweighted: True to make all domains count the same in the loss.
+    reweighted: True for equal weights of all domains in the loss, False for
+      equal weights of all examples.
   """
   errors.expect_one_of('domain_model', kind, KINDS)
   if kind != 'shared' or reweighted:
     expect_domains(model, 'domain_model or reweight_domains')
-  if reweighted:
-    reweighted_domains = dataclasses.replace(model.domains, reweighted=True)
-    model = dataclasses.replace(model, domains=reweighted_domains)
+  if model.domains is not None:
+    weighted = dataclasses.replace(model.domains, reweighted=reweighted)
+    model = dataclasses.replace(model, domains=weighted)
   return KINDS[kind](model)
 
 

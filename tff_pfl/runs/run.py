@@ -355,8 +355,7 @@ class Run:
   def _own_model(self):
     if self._start_of is not self:
       return self._start_of._own_model
-    model = self.config.build_model(self.data)
-    return warm_up.with_initial_weights(self.config, model, self.directory)
+    return warm_up.with_initial_weights(self.config, self.data, self.directory)
 
   # Models.
 

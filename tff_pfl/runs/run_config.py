@@ -474,9 +474,7 @@ class RunConfig:
     """
     data = self.load_data()
     own = {n: options.pop(n) for n in _RUN_ARGUMENTS if n in options}
-    model = warm_up.run(
-      self, self.build_model(data), data, output_dir, **options
-    )
+    model = warm_up.run(self, data, output_dir, **options)
     return self.run_process(
       self.build_process(model), data, output_dir, **own, **options
     )

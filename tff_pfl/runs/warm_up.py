@@ -8,10 +8,12 @@ that starts from them, and they are in its folder.
 
 The warm-up is a run of its own, in the folder `warmup` of the run, with the
 method's own local training (that of the body where head and body are trained in
-turn), and its rounds count from 0, as the run's do after it. Its cohorts are of
-the size of the run's first, among the clients that are there by then. It is
-trained or resumed until the run has a round, and needed whenever the run is
-opened again, for its method starts from the model that the warm-up ended with.
+turn), and its rounds count from 0, as the run's do after it. It has one model
+for all domains: heads of domains start as copies of its head, the domain as
+input from 0. Its cohorts are of the size of the run's first, among the clients
+that are there by then. It is trained or resumed until the run has a round, and
+needed whenever the run is opened again, for its method starts from the model
+that the warm-up ended with.
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
     config,
     algorithm='fed_avg',
     hparams=registry.get_algorithm('fed_avg').hparams(**training),
+    domain_model='shared',
     reweight_domains=(
       config.reweight_domains or getattr(hparams, 'reweight_domains', False)
     ),
@@ -89,7 +92,6 @@ def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
 
 def run(
   config: run_config.RunConfig,
-  model: split_model.SplitModel,
   data: datasets.FederatedDataset,
   output_dir: str,
   **options: Any,
@@ -98,7 +100,6 @@ def run(
 
   Args:
     config: Settings of the run.
-    model: Model that `RunConfig.build_model` made.
     data: Data of the run.
     output_dir: Folder of the run.
     **options: Further arguments of `RunConfig.run_process`.
@@ -112,16 +113,17 @@ def run(
     RunError: If it cannot be read, or the warm-up cannot start or go on.
   """
   if run_store.has_run(output_dir):
-    return with_initial_weights(config, model, output_dir)
+    return with_initial_weights(config, data, output_dir)
   if config.num_warmup_rounds:
     before, folder = config_of(config), os.path.join(output_dir, FOLDER)
-    first = run(before, model, data, folder)
+    first = run(before, data, folder)
     if options.get('show_progress', True):
       tqdm.tqdm.write(f'Warm-up of {config.algorithm}:')
-    process = _process(config, first)
+    process = before.build_process(_projected(config, first))
     options['pictures'] = False
     before.run_process(process, before.joined(data), folder, **options)
   elif _given(config):
+    model = config.build_model(data)
     if config.initial_run is None:
       given = weight_files.with_weights(model, config.initial_weights)
       weights = given.initial_weights
@@ -131,19 +133,19 @@ def run(
     path = os.path.join(output_dir, INITIAL_WEIGHTS_NAME)
     with folders.atomic_file(path, 'wb') as file:
       np.savez(file, **weights)
-  return with_initial_weights(config, model, output_dir)
+  return with_initial_weights(config, data, output_dir)
 
 
 def with_initial_weights(
   config: run_config.RunConfig,
-  model: split_model.SplitModel,
+  data: datasets.FederatedDataset,
   output_dir: str,
 ) -> split_model.SplitModel:
   """The model with the weights that a run's method starts from.
 
   Args:
     config: Settings of the run.
-    model: Model that `RunConfig.build_model` made.
+    data: Data of the run.
     output_dir: Folder of the run, after `run`.
 
   Raises:
@@ -152,6 +154,7 @@ def with_initial_weights(
       another length.
   """
   if not config.num_warmup_rounds:
+    model = config.build_model(data)
     if not _given(config):
       return model
     path = os.path.join(output_dir, INITIAL_WEIGHTS_NAME)
@@ -172,6 +175,8 @@ def with_initial_weights(
       f'{folder}, found no run. Give the number that the run in {output_dir} '
       'was begun with, or restore the folder.'
     )
+  before = config_of(config)
+  model = _projected(config, before.build_model(data))
   with run_store.RunStore.open_for_reading(folder) as store:
     if store.last_round != config.num_warmup_rounds:
       raise errors.RunError(
@@ -179,12 +184,15 @@ def with_initial_weights(
         f'in {folder}, found {store.last_round}. Give the number that the run '
         'was begun with.'
       )
-    found = _last_weights(_process(config, model), store)
-  model = _projected(config, model)
+    found = _last_weights(before.build_process(model), store)
   weights = collections.OrderedDict(
     (name, np.asarray(found[name])) for name in model.initial_weights
   )
-  return dataclasses.replace(model, initial_weights=weights)
+  return domain_models.domain_model(
+    dataclasses.replace(model, initial_weights=weights),
+    config.domain_model,
+    reweighted=config.reweight_domains,
+  )
 
 
 def _given(config):
@@ -204,9 +212,7 @@ def _model_of_run(config, model):
       f'a finished run, with its {other.num_rounds} rounds',
       f'{store.last_round} in {directory}',
     )
-    own_model = with_initial_weights(
-      other, other.build_model(other.load_data()), directory
-    )
+    own_model = with_initial_weights(other, other.load_data(), directory)
     process = other.build_process(own_model)
     errors.expect(
       process.has_global_model,
@@ -245,16 +251,6 @@ def _last_weights(process, store):
     state = client_population.server_state(process, runtime, store)
   # What is not global is as it is for a client without data: as at the start.
   return {**process.model.initial_weights, **state.global_weights}
-
-
-def _process(config, model):
-  """FedAvg of the warm-up; its loss is weighted if the method's is."""
-  warm_up_config = config_of(config)
-  model = _projected(config, model)
-  if warm_up_config.reweight_domains and model.domains is not None:
-    domains = dataclasses.replace(model.domains, reweighted=True)
-    model = dataclasses.replace(model, domains=domains)
-  return warm_up_config.build_process(model)
 
 
 def _projected(config, model):
