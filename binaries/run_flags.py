@@ -62,6 +62,8 @@ _TEXTS = {
   'num_warmup_rounds': 'Rounds of FedAvg before those of the run, with the '
   'local training of the method (or of each baseline), which starts from their '
   'model.',
+  'num_warmup_epochs': 'Local epochs of these rounds (default: the local '
+  'training of the method).',
   'cohort_size': 'Clients in a round (default: by --participation): '
   f'{client_sampling.FORMS["cohort_size"]}.',
   'join_rounds': 'Shares of the clients, drawn at random, that join in later '

@@ -116,6 +116,7 @@ def config(
     initial_run_part='all',
     initial_weights=None,
     num_warmup_rounds=min(settings.num_warmup_rounds, 1),
+    num_warmup_epochs=settings.num_warmup_epochs and 1,
     num_rounds=2,
     cohort_size=2,
     rounds_per_evaluation=2,

@@ -117,6 +117,7 @@ _OF_RUNS = (
   'initial_run',
   'initial_weights',
   'num_warmup_rounds',
+  'num_warmup_epochs',
   'join_rounds',
 )
 

@@ -186,6 +186,7 @@ def test_settings_reach_the_process(process):
     ),
     ({'join_rounds': '5:0.99'}, '`join_rounds`.*there from round 1 on, found'),
     ({'num_warmup_rounds': -1}, '`num_warmup_rounds` to be an integer'),
+    ({'num_warmup_epochs': 0}, '`num_warmup_epochs` to be an integer'),
     (
       {
         'algorithm': 'scaffold',

@@ -63,6 +63,13 @@ def test_training_of_the_warm_up_is_that_of_the_body():
   assert config.hparams.learning_rate == 0.1
   assert config.hparams.batch_size == _CONFIG.hparams.batch_size
   assert config.reweight_domains
+  config = warm_up.config_of(dataclasses.replace(_CONFIG, num_warmup_epochs=1))
+  assert (config.hparams.num_epochs, config.num_warmup_epochs) == (1, None)
+  in_steps = dataclasses.replace(
+    _BEGUN, hparams=fed_avg.FedAvgHParams(num_steps=3), num_warmup_epochs=2
+  )
+  hparams = warm_up.config_of(in_steps).hparams
+  assert (hparams.num_epochs, hparams.num_steps) == (2, None)
 
 
 _BEGUN = run_config.RunConfig(

@@ -93,6 +93,8 @@ class RunConfig:
       `models.weight_files`.
     num_warmup_rounds: Rounds of FedAvg before, from whose model the method
       starts (see `warm_up`, also for `initial_run` and `initial_weights`).
+    num_warmup_epochs: Local epochs of these rounds; None for the local training
+      of the method.
     num_rounds: Rounds of training.
     cohort_size: Number of clients in a round, or such numbers by round, see
       `client_sampling.CohortSampler`.
@@ -142,6 +144,7 @@ class RunConfig:
   initial_run_part: str = 'all'
   initial_weights: Optional[str] = None
   num_warmup_rounds: int = 0
+  num_warmup_epochs: Optional[int] = None
   num_rounds: int = 100
   cohort_size: client_sampling.CohortSize = 10
   dropout_rate: float = 0.0
@@ -212,6 +215,8 @@ class RunConfig:
     if self.class_weight is not None:
       class_weights.parse(self.class_weight)
     errors.expect_int('num_warmup_rounds', self.num_warmup_rounds, 0)
+    if self.num_warmup_epochs is not None:
+      errors.expect_int('num_warmup_epochs', self.num_warmup_epochs, 1)
     errors.expect_int('seed', self.seed, 0, 2**63 - 1)
     errors.expect_int(
       'num_clients', self.num_clients, 1, partitioning.MAX_CLIENTS

@@ -8,7 +8,8 @@ that starts from them, and they are in its folder.
 
 The warm-up is a run of its own, in the folder `warmup` of the run, with the
 method's own local training (that of the body where head and body are trained in
-turn), and its rounds count from 0, as the run's do after it. It has one model
+turn) or as many epochs as it is given, and its rounds count from 0, as the
+run's do after it. It has one model
 for all domains: heads of domains start as copies of its head, the domain as
 input from 0. Its cohorts are of the size of the run's first, among the clients
 that are there by then. It is trained or resumed until the run has a round, and
@@ -60,10 +61,14 @@ def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
     f'{" or ".join(owner.__name__ for owner in known)}',
     config.num_warmup_rounds,
   )
+  own_epochs = {}
+  if config.num_warmup_epochs is not None:
+    own_epochs = {'num_epochs': config.num_warmup_epochs, 'num_steps': None}
   body = 'body_' * isinstance(hparams, hparams_lib.HeadAndBodyHParams)
   training = {
     'num_epochs': getattr(hparams, f'num_{body}epochs'),
     'num_steps': getattr(hparams, f'num_{body}steps'),
+    **own_epochs,
     'learning_rate': getattr(hparams, f'{body}learning_rate'),
     'momentum': hparams.momentum,
     'optimizer': hparams.optimizer,
@@ -83,6 +88,7 @@ def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
     num_rounds=config.num_warmup_rounds,
     num_final_evaluations=1,
     num_warmup_rounds=0,
+    num_warmup_epochs=None,
     cohort_size=config.sampler().size(1),
     join_rounds=client_sampling.as_text(
       {start + config.num_warmup_rounds: n for start, n in joining.items()}

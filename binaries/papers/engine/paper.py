@@ -293,7 +293,7 @@ def _measure(experiment, settings, sizes):
   kept = {'seconds': 0, **(_read(directory, SETTINGS_NAME) or {})}
   kept.update(_identity(experiment, settings))
   _write(directory, SETTINGS_NAME, kept)
-  start = time.perf_counter()
+  commit, start = _commit(), time.perf_counter()
   try:
     rows = list(experiment.measure(trials_lib.Context(settings, sizes)))
   finally:
@@ -310,7 +310,7 @@ def _measure(experiment, settings, sizes):
       'seconds': kept['seconds'],
       'runtime': settings.runtime,
       'versions': machine.versions(),
-      'commit': _commit(),
+      'commit': commit,
       'columns': tables.Table(rows).frame.to_dict('list'),
     },
   )
