@@ -234,7 +234,6 @@ def make_cosine_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     figure,
     within[most],
     above=_ALIKE,
-    is_ours=True,
   )
   for statement, values in (
     (f'Features of two classes with {most} local steps', between[most]),
@@ -248,7 +247,6 @@ def make_cosine_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       figure,
       values,
       below=_DISSIMILAR,
-      is_ours=True,
     )
   comparisons = [(steps, first) for steps in others]
   for more, fewer in [*comparisons, *zip(others[1:], others)]:
@@ -381,7 +379,6 @@ def make_cka_claims(table: paper.Table, sizes: CkaSizes) -> paper.Claims:
     figure,
     mean_cka(fed_avg, early),
     above=_ALIKE,
-    is_ours=True,
   )
   for name, layers in (
     ('representation', body),

@@ -88,7 +88,7 @@ class Sizes:
   num_new_clients: int = 10
   noise_std: float = 0.1
   fine_tuning_rate: float = 0.02
-  num_fine_tuning_steps: int = 500
+  num_fine_tuning_steps: int = 200
 
 
 REPRESENTATION_FULL = Sizes()

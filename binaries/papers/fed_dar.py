@@ -512,7 +512,6 @@ def ridge_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       'FedDAR, equation 8',
       table.lead('mean', default, other, partition=partition),
       above=-0.01,
-      is_ours=True,
     )
 
 
@@ -559,7 +558,6 @@ def ablation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       'FedDAR, table 2',
       table.lead('mean', 'RW, MH, WA', 'RW'),
       below=0.01,
-      is_ours=True,
     )
 
 

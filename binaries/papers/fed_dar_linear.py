@@ -220,6 +220,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
         _FIGURE,
         orders(domains, other).mean(axis=1),
         above=_ORDERS_OF_MAGNITUDE,
+        of_paper=True,
       )
   yield claims.measured(
     "FedDAR-SA converges: the largest error of all runs, in the noise's "

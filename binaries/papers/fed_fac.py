@@ -332,7 +332,6 @@ def comparison_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       source,
       own / fed_avg,
       below=4,
-      is_ours=True,
     )
     yield claims.difference(
       f'{partition}: it takes less time than one of FedEM, in seconds',
@@ -427,7 +426,6 @@ def new_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       source,
       table.lead('accuracy', _ENSEMBLE, name, partition=first),
       above=-0.02,
-      is_ours=True,
     )
   pairs = [
     (_ENSEMBLE, name)
@@ -516,6 +514,7 @@ def tuning_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     'FedFac, table 5',
     best_threshold(first),
     above=0.5,
+    of_paper=True,
   )
   if first != last:
     yield claims.difference(

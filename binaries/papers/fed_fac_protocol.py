@@ -262,7 +262,6 @@ def equal_clients_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
         "the authors' code",
         table.lead('accuracy', other, _UPDATES, partition=partition),
         above=-0.01,
-        is_ours=True,
       )
 
 

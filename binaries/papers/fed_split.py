@@ -277,6 +277,7 @@ def generalization_claims(
     _THEOREM_2,
     of_error / of_complexity,
     below=1,
+    of_paper=True,
   )
   for words, name in (('complexity', _COMPLEXITY), ('error', _ERROR)):
     for fewer, more in zip(sizes.nums_clients, sizes.nums_clients[1:]):
@@ -303,6 +304,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       _PAPER,
       (of_fed_split / bounds)[:, 1:],
       below=1,
+      of_paper=True,
     )
     yield claims.measured(
       f'{start}it falls geometrically: the smallest R^2 of a straight line '

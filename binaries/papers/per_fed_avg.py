@@ -158,7 +158,6 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       last.lead('accuracy', _EXACT, _HESSIAN_FREE, setting=sizes.conditions[-1])
     ),
     below=0.01,
-    is_ours=True,
   )
 
 

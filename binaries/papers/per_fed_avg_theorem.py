@@ -251,6 +251,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     _PAPER,
     last.values('of_bound', setting=_NO_FLOOR),
     below=1,
+    of_paper=True,
   )
   yield claims.measured(
     f'{_NO_FLOOR}: there is no floor: the share of the first squared norm that '
@@ -279,6 +280,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     _PAPER,
     orders(_EXACT, _FEW_STEPS),
     above=np.log10(6),
+    of_paper=True,
   )
   for words, condition, other in (
     (

@@ -75,7 +75,7 @@ def test_claims_on_figure_1_are_of_the_trained_networks():
   )
 
 
-def test_clients_train_alone_and_neurons_are_on_for_their_test_images():
+def test_clients_train_alone_and_neurons_are_on_for_their_images():
   def weights(scale):
     kernel = scale * np.array([[1.0, -1.0]])
     return {'dense_1/kernel': kernel, 'dense_1/bias': np.zeros(2)}
@@ -83,7 +83,7 @@ def test_clients_train_alone_and_neurons_are_on_for_their_test_images():
   run = types.SimpleNamespace(
     data=types.SimpleNamespace(
       client_ids=range(5),
-      test=lambda client_id: types.SimpleNamespace(
+      train=lambda client_id: types.SimpleNamespace(
         x=np.array([[[1.0]], [[3.0]]]), y=-client_id
       ),
     ),

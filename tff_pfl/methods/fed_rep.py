@@ -23,7 +23,7 @@ Symbols:
 Deviations from the paper: its server takes the plain mean, which is
 `client_weighting='uniform'`; by default clients are weighted by their numbers
 of examples. The part that is frozen runs in inference mode, so that the dropout
-of a frozen body is off (the paper's models have none).
+of a frozen body is off (in the authors' code it is on).
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for

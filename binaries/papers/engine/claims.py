@@ -71,7 +71,7 @@ def measured(
   *,
   above: Optional[float] = None,
   below: Optional[float] = None,
-  is_ours: bool = False,
+  of_paper: bool = False,
 ) -> Claim:
   """A claim about every run: the worst value decides.
 
@@ -80,7 +80,8 @@ def measured(
       fails.
     above: Lower bound of all values; None if `below` is given.
     below: Upper bound of all values; None if `above` is given.
-    is_ours: True if the paper has no such bound, as for "close to 1".
+    of_paper: True if the paper has that bound, and not only words such as
+      "close to 1".
   """
   values = np.asarray(values, float)
   worst_of = np.min if below is None else np.max
@@ -94,7 +95,7 @@ def measured(
     measured=worst,
     low=None,
     high=None,
-    threshold=_threshold(above, below, is_ours),
+    threshold=_threshold(above, below, of_paper),
     num_seeds=len(values),
     verdict=HOLDS if holds else FAILS,
     decided_by='worst',
@@ -109,7 +110,7 @@ def difference(
   *,
   above: float = 0,
   below: Optional[float] = None,
-  is_ours: bool = False,
+  of_paper: bool = False,
 ) -> Claim:
   """A claim about the mean over seeds, decided by its interval.
 
@@ -118,7 +119,8 @@ def difference(
       claim with one that is not finite fails.
     above: Lower bound of the mean.
     below: Upper bound of the mean; if given, `above` is ignored.
-    is_ours: True if the paper has no such bound, as for "no difference".
+    of_paper: True if the paper has that bound, and not only words such as "no
+      difference". 0 needs none.
   """
   values = np.asarray(values, float)
   mean, low, high, p_value = float(values.mean()), None, None, None
@@ -144,7 +146,7 @@ def difference(
     measured=mean,
     low=low,
     high=high,
-    threshold=_threshold(above, below, is_ours),
+    threshold=_threshold(above, below, of_paper),
     num_seeds=len(values),
     verdict=verdict,
     decided_by='mean',
@@ -166,7 +168,7 @@ def recomputed(claim: Mapping[str, Any]) -> Claim:
     claim['source'],
     np.array(claim['values'], float),
     **{'above' if side == '>' else 'below': float(bound)},
-    is_ours=bool(ours),
+    of_paper=not ours,
   )
 
 
@@ -232,9 +234,9 @@ def more_accurate(
     )
 
 
-def _threshold(above, below, is_ours):
+def _threshold(above, below, of_paper):
   text = f'> {above:g}' if below is None else f'< {below:g}'
-  return f'{text} (ours)' if is_ours else text
+  return text if of_paper or not (above or below) else f'{text} (ours)'
 
 
 def count(verdicts: Iterable[str]) -> str:

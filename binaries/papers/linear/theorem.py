@@ -101,6 +101,7 @@ def make_claims(
     # What is left in the end is rounding.
     np.where(distances > simulation.CLOSE, distances / bounds, 0)[:, 1:],
     below=1,
+    of_paper=True,
   )
   yield claims.measured(
     f'{case}: from a distance of {simulation.FIT_START:g} on it is at least as '
@@ -108,6 +109,7 @@ def make_claims(
     source,
     last.values('rate', method=method) / last.values('rate', method=BOUND),
     above=1,
+    of_paper=True,
   )
   yield claims.measured(
     f'{case}: it converges geometrically: the smallest R² of a line through '
