@@ -70,6 +70,15 @@ def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
       run_config.RunConfig.from_settings(store.config)
 
 
+def test_the_ensemble_is_of_the_last_cohort(tmp_path):
+  config = _config(algorithm='local_only', num_rounds=4)
+  scores = _run(tmp_path, trial.Trial('x', config, num_new_clients=1))
+  method = scores['variants']['method']
+  assert all(row['num_rounds'] for row in method['clients'])
+  (row,) = method['new_clients_by_ensemble']
+  assert row['num_models'] == 2
+
+
 def test_new_clients_that_cannot_be_scored_are_refused_with_the_data():
   wanted = trial.Trial(
     'x',

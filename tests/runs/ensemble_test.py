@@ -40,7 +40,7 @@ def _trained(process, runtime, known, num_rounds=2):
   return state, states
 
 
-def _scores(process, runtime, known, new, state, states):
+def _scores(process, runtime, known, new, state, states, members=None):
   return ensemble.evaluate_clients(
     process,
     runtime,
@@ -48,6 +48,7 @@ def _scores(process, runtime, known, new, state, states):
     lambda indices: [states[index] for index in indices],
     clients.Clients(known, known),
     clients.Clients(new, new),
+    members,
   )
 
 
@@ -124,6 +125,17 @@ def test_a_model_that_diverged_has_no_say(runtime, fed_per):
   (expected,) = _scores(fed_per, runtime, known[1:], new, state, states[1:])
   assert row == expected
   assert row['num_models'] == 1
+
+
+def test_some_of_the_known_clients_predict(runtime, fed_per):
+  known, new = _labeled((4, 5, 6, 7), 0), _labeled((8,), 50)
+  state, states = _trained(fed_per, runtime, known)
+  some = [0, 2]
+  rows = _scores(fed_per, runtime, known, new, state, states, some)
+  known_part, states_part = ([x[i] for i in some] for x in (known, states))
+  assert rows == _scores(fed_per, runtime, known_part, new, state, states_part)
+  assert rows[0]['num_models'] == 2
+  assert rows != _scores(fed_per, runtime, known, new, state, states)
 
 
 def test_it_takes_a_trained_model_and_a_test_example(runtime, fed_per):
