@@ -1,4 +1,5 @@
 import collections
+import dataclasses
 import types
 
 import numpy as np
@@ -31,6 +32,11 @@ def test_trained_clients_have_none_of_the_new_classes():
   for config in context.configs:
     classes = config.dataset_arguments['classes']
     assert not set(classes) & set(sizes.new_classes)
+  # Clients of another data set need no classes of their own.
+  context = untrained.Context(dataclasses.replace(sizes, new_dataset='digits'))
+  with pytest.raises(untrained.Opened):
+    context.measured(fed_avg.measure_cka)
+  assert {c.dataset_arguments['classes'] for c in context.configs} == {None}
 
 
 def _finished_run():
