@@ -16,8 +16,9 @@ Deviations from the paper: its data sets are CIFAR-10 and CIFAR-100 and its
 network has nine layers with weights, of which six are convolutions. Here the
 data are Fashion-MNIST, with MNIST as the other data set, and the layers are
 dense, to spare time on a CPU; in place of figure 2's CIFAR-10 after CIFAR-100
-clients fine-tune on classes that the training did not have. The text names neither the learning rate nor the batch size. Error
-bars are over the means of trials, not over all new clients of all trials.
+clients fine-tune on classes that the training did not have. The text names
+neither the learning rate nor the batch size. Error bars are over the means of
+trials, not over all new clients of all trials.
 
 What comes out is in docs/results/fedavg_fine_tuning.md.
 
