@@ -125,8 +125,11 @@ def config(
 
 
 def model_sizes(sizes: Mapping[str, Any]) -> dict[str, Any]:
-  """Of an experiment's sizes the model, with few units, and its layers."""
+  """Keeps an experiment's model, with few units, and at most two layers."""
   kept = {n: sizes[n] for n in ('layer', 'layers') if n in sizes}
+  if 'layers' in kept:
+    first, *_, last = 2 * list(kept['layers'])
+    kept['layers'] = list(dict.fromkeys([first, last]))
   if 'model' in sizes:
     model = zoo.MODELS[sizes['model']]
     arguments = _tiny(model, sizes.get('model_arguments', {}))
