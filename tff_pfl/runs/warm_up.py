@@ -9,12 +9,11 @@ that starts from them, and they are in its folder.
 The warm-up is a run of its own, in the folder `warmup` of the run, with the
 method's own local training (that of the body where head and body are trained in
 turn) or as many epochs as it is given, and its rounds count from 0, as the
-run's do after it. It has one model
-for all domains: heads of domains start as copies of its head, the domain as
-input from 0. Its cohorts are of the size of the run's first, among the clients
-that are there by then. It is trained or resumed until the run has a round, and
-needed whenever the run is opened again, for its method starts from the model
-that the warm-up ended with.
+run's do after it. It has one model for all domains: heads of domains start as
+copies of its head, the domain as input from 0. Its cohorts are of the size of
+the run's first, among the clients that are there by then. It is trained or
+resumed until the run has a round, and needed whenever the run is opened again,
+for its method starts from the model that the warm-up ended with.
 """
 
 from __future__ import annotations
