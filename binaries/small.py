@@ -128,8 +128,8 @@ def model_sizes(sizes: Mapping[str, Any]) -> dict[str, Any]:
   """Keeps an experiment's model, with few units, and at most two layers."""
   kept = {n: sizes[n] for n in ('layer', 'layers') if n in sizes}
   if 'layers' in kept:
-    first, *_, last = 2 * list(kept['layers'])
-    kept['layers'] = list(dict.fromkeys([first, last]))
+    first, *others = kept['layers']
+    kept['layers'] = [first, *others[-1:]]
   if 'model' in sizes:
     model = zoo.MODELS[sizes['model']]
     arguments = _tiny(model, sizes.get('model_arguments', {}))

@@ -284,6 +284,17 @@ def draw_cosine(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
     axes.set_title(_method(steps), loc='left')
 
 
+def _old_and_new(
+  context: trials.Context, new_dataset: Optional[str]
+) -> tuple[Optional[Sequence[int]], datasets.Arrays]:
+  """The classes of training, None for all, and the images of new clients."""
+  sizes = context.sizes
+  if new_dataset is not None:
+    return None, context.load_arrays(new_dataset)
+  arrays = context.load_arrays(sizes.dataset)
+  return sizes.old_classes, arrays.class_subset(sizes.new_classes)
+
+
 def _new_clients(
   run: pfl.Run, arrays: datasets.Arrays, sizes: NewClientSizes
 ) -> tuple[pfl.FederatedDataset, pfl.Personalization]:
@@ -299,20 +310,11 @@ def _new_clients(
 def measure_new_classes(context: trials.Context) -> paper.Rows:
   """Mean accuracies of new clients after fine-tuning."""
   sizes = context.sizes
-  new_classes = context.load_arrays(sizes.dataset).class_subset(
-    sizes.new_classes
-  )
-  kinds = {
-    f'new classes of {sizes.dataset}': (
-      sizes.old_classes,
-      new_classes,
-      sizes.nums_examples,
-    )
-  }
+  kinds = {f'new classes of {sizes.dataset}': (None, sizes.nums_examples)}
   if sizes.new_dataset is not None:
-    new_dataset = context.load_arrays(sizes.new_dataset)
-    kinds[sizes.new_dataset] = None, new_dataset, sizes.nums_examples_elsewhere
-  for kind, (old_classes, arrays, nums_examples) in kinds.items():
+    kinds[sizes.new_dataset] = sizes.new_dataset, sizes.nums_examples_elsewhere
+  for kind, (new_dataset, nums_examples) in kinds.items():
+    old_classes, arrays = _old_and_new(context, new_dataset)
     runs = _train(context, old_classes)
     for columns, run, runtime in runs:
       clients, fine_tuning = _new_clients(run, arrays, sizes)
@@ -348,12 +350,7 @@ def make_new_classes_claims(
 def measure_cka(context: trials.Context) -> paper.Rows:
   """The similarity of layers before and after fine-tuning, over new clients."""
   sizes = context.sizes
-  old_classes = sizes.old_classes
-  arrays = context.load_arrays(sizes.new_dataset or sizes.dataset)
-  if sizes.new_dataset is None:
-    arrays = arrays.class_subset(sizes.new_classes)
-  else:
-    old_classes = None
+  old_classes, arrays = _old_and_new(context, sizes.new_dataset)
   images = trials.test_images(arrays)
   runs = _train(context, old_classes)
   for columns, run, runtime in runs:

@@ -196,7 +196,11 @@ def _fed_dar(sizes: Sizes) -> Sequence[trials.Method]:
 
 def _baselines(sizes: Sizes) -> Sequence[trials.Method]:
   """All methods of tables 1 and 3, but FedBN."""
-  half = {'num_warmup_rounds': sizes.num_rounds // 2}
+  # Trained as after it, and not as a warm-up that all methods have.
+  half = {
+    'num_warmup_rounds': sizes.num_rounds // 2,
+    'num_warmup_epochs': None,
+  }
   reweighted = {'reweight_domains': True}
   multi_head = {**reweighted, 'domain_model': 'multi_head'}
   domain_input = {**reweighted, 'domain_model': 'input'}

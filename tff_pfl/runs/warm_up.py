@@ -60,19 +60,17 @@ def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
     f'{" or ".join(owner.__name__ for owner in known)}',
     config.num_warmup_rounds,
   )
-  own_epochs = {}
-  if config.num_warmup_epochs is not None:
-    own_epochs = {'num_epochs': config.num_warmup_epochs, 'num_steps': None}
   body = 'body_' * isinstance(hparams, hparams_lib.HeadAndBodyHParams)
   training = {
     'num_epochs': getattr(hparams, f'num_{body}epochs'),
     'num_steps': getattr(hparams, f'num_{body}steps'),
-    **own_epochs,
     'learning_rate': getattr(hparams, f'{body}learning_rate'),
     'momentum': hparams.momentum,
     'optimizer': hparams.optimizer,
     'batch_size': hparams.batch_size,
   }
+  if config.num_warmup_epochs is not None:
+    training |= {'num_epochs': config.num_warmup_epochs, 'num_steps': None}
   return dataclasses.replace(
     config,
     algorithm='fed_avg',

@@ -235,8 +235,8 @@ def more_accurate(
 
 
 def _threshold(above, below, of_paper):
-  text = f'> {above:g}' if below is None else f'< {below:g}'
-  return text if of_paper or not (above or below) else f'{text} (ours)'
+  side, bound = ('>', above) if below is None else ('<', below)
+  return f'{side} {bound:g}' + ' (ours)' * (bound != 0 and not of_paper)
 
 
 def count(verdicts: Iterable[str]) -> str:
