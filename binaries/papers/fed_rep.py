@@ -4,9 +4,11 @@
   head for FedRep, of the whole model for FedAvg.
 * `fedrep_new_clients`: accuracy of clients that took no part in training and
   whose classes were not in it, after some epochs on the head with the body
-  frozen. FedRep's heads are personal, and a trained head of FedAvg or
-  Per-FedAvg has learned other classes: so with all methods a new client starts
-  from the head that training started from, and only the bodies differ.
+  frozen. FedRep's heads are personal, and a head of the other methods has
+  learned other classes: so with all methods a new client starts from the head
+  that training started from, and only the bodies differ. They are the server's;
+  of LG-FedAvg, whose bodies are personal, the mean of all clients'. APFL is
+  left out: the model that its server has is FedAvg's.
 * `fedrep_table_1`, `fedrep_table_1_5_classes`: all methods on CIFAR-10, clients
   with 2 and 5 classes.
 
@@ -17,9 +19,7 @@ stands for CIFAR-10 and for the letters.
 Training is as in the paper's table: momentum 0.5, batches of 10, a learning
 rate of 0.01. There are fewer rounds. As in figure 6, clients of
 `fedrep_new_clients` have 5 of 10 classes; they hold 400 images instead of 148
-on average, and the new clients' images are MNIST's. Of figure 6's methods
-LG-FedAvg, APFL, L2GD and FedProx are not compared, and Per-FedAvg has the
-others' rate and batches.
+on average, and the new clients' images are MNIST's.
 
 Of the table: 40 rounds of a CNN with 8 and 16 channels and 64 hidden neurons,
 in place of 100 of a larger one, for the time on a CPU (at its size:
@@ -53,7 +53,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
@@ -63,6 +63,7 @@ from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl import datasets
 from tff_pfl.models import split_model
 from tff_pfl.runs import personalized_evaluation
+from tff_pfl.runtime import base as runtime_base
 
 _TABLE = 'FedRep, table 1'
 _LOCAL_EPOCHS_FIGURE = 'FedRep, figure 5'
@@ -71,6 +72,8 @@ _FED_REP, _FED_AVG, _PER_FED_AVG = 'FedRep', 'FedAvg', 'Per-FedAvg'
 _UNTRAINED = 'Untrained body'
 # A smaller change of accuracy passes for none.
 _TOLERANCE = 0.01
+# Appendix A.2, as are those that depend on sizes.
+_FED_PROX = trials.Method('FedProx', 'fed_prox', {'proximal_strength': 0.1})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +113,11 @@ class NewClientsSizes(LocalEpochsSizes):
       and the batch size.
     nums_epochs: Epochs of a new client on its head, smallest first.
     num_head_epochs: FedRep's epochs on the head in a round.
-    num_body_epochs: FedRep's epochs on the body in a round, and the other
-      methods' on the model.
+    num_epochs: FedRep's epochs on the body in a round, and the other methods'
+      on the model.
+    num_meta_steps: Per-FedAvg's steps in the place of an epoch, one for each 10
+      of a client's 400 examples.
+    l2gd_learning_rate: Of L2GD's local steps (the paper: 0.001 on letters).
     classes: Classes of training.
     new_classes: The classes of `new_dataset` that new clients have.
     num_new_client_examples: Training examples of each, at least.
@@ -124,7 +130,9 @@ class NewClientsSizes(LocalEpochsSizes):
   nums_epochs: Sequence[int] = (1, 2, 5, 10)
   num_final_evaluations: int = 1
   num_head_epochs: int = 10
-  num_body_epochs: int = 5
+  num_epochs: int = 5
+  num_meta_steps: int = 40
+  l2gd_learning_rate: float = 0.01
   classes: Sequence[int] = tuple(range(10))
   new_dataset: str = 'mnist'
   new_classes: Sequence[int] = tuple(range(10))
@@ -187,6 +195,7 @@ NEW_CLIENTS_FAST = NewClientsSizes(
   cohort_size=5,
   num_rounds=30,
   nums_epochs=(2, 10),
+  num_meta_steps=4,
   classes=(0, 1, 2, 3, 4, 5, 6),
   new_dataset='digits',
   new_classes=(7, 8, 9),
@@ -210,6 +219,36 @@ TABLE_FAST = dataclasses.replace(
   num_meta_steps=2,
   num_seeds=1,
 )
+
+
+def _per_fed_avg(
+  name: str, sizes: Union[NewClientsSizes, TableSizes]
+) -> trials.Method:
+  hparams = {
+    'variant': 'hessian_free',
+    'num_steps': sizes.num_epochs * sizes.num_meta_steps,
+    # The support set and the target set.
+    'inner_batch_size': 8,
+    'batch_size': 2,
+    'curvature_batch_size': 8,
+    'inner_learning_rate': 1e-4,
+  }
+  return trials.Method(name, 'per_fed_avg', hparams)
+
+
+def _l2gd(
+  sizes: Union[NewClientsSizes, TableSizes], learning_rate: float
+) -> trials.Method:
+  """L2GD with a learning rate of its local steps."""
+  local_share = 0.1  # Of its rounds.
+  hparams = {
+    'aggregation_probability': 1 - local_share,
+    'learning_rate': local_share * learning_rate,
+    'coupling_strength': 0.5 * (1 - local_share) / local_share,
+  }
+  return trials.Method(
+    'L2GD', 'l2gd', hparams, {'cohort_size': sizes.num_clients}
+  )
 
 
 def _train(
@@ -282,28 +321,13 @@ def make_local_epochs_claims(
 def measure_new_clients(context: trials.Context) -> paper.Rows:
   """New clients' accuracies by the body's method and the number of epochs."""
   sizes = context.sizes
-  epochs = {'num_epochs': sizes.num_body_epochs}
   compared = (
-    trials.Method(
-      _FED_REP,
-      'fed_rep',
-      {
-        'num_head_epochs': sizes.num_head_epochs,
-        'num_body_epochs': sizes.num_body_epochs,
-      },
-    ),
-    trials.Method(_FED_AVG, 'fed_avg', epochs),
-    # With the Hessian-free gradient, as in the paper.
-    trials.Method(
-      _PER_FED_AVG,
-      'per_fed_avg',
-      {
-        **epochs,
-        'num_steps': None,
-        'variant': 'hessian_free',
-        'inner_learning_rate': sizes.learning_rate,
-      },
-    ),
+    trials.Method(_FED_REP, 'fed_rep'),
+    trials.Method(_FED_AVG, 'fed_avg'),
+    _FED_PROX,
+    _per_fed_avg(_PER_FED_AVG, sizes),
+    trials.Method('LG-FedAvg', 'lg_fed_avg'),
+    _l2gd(sizes, sizes.l2gd_learning_rate),
   )
   runs = {
     (result.method, result.seed): result.run
@@ -317,10 +341,7 @@ def measure_new_clients(context: trials.Context) -> paper.Rows:
     with context.create_runtime() as runtime:
       bodies = {}
       for name in (method.name for method in compared):
-        run = runs[name, seed].open()
-        body = run.model.weight_names(run.model.body_layers)
-        weights = run.global_weights(runtime)
-        bodies[name] = split_model.select(weights, body)
+        bodies[name] = _body(runs[name, seed].open(), runtime)
       bodies[_UNTRAINED] = {}
       # New clients train the head that FedAvg began with on methods' bodies.
       run = runs[_FED_AVG, seed].open()
@@ -348,6 +369,18 @@ def measure_new_clients(context: trials.Context) -> paper.Rows:
           }
 
 
+def _body(
+  run: pfl.Run, runtime: runtime_base.Runtime
+) -> Mapping[str, np.ndarray]:
+  """The server's body, or the mean of clients' where it has none."""
+  names = run.model.weight_names(run.model.body_layers)
+  weights = run.global_weights(runtime)
+  if set(names) <= set(weights):
+    return split_model.select(weights, names)
+  clients = [run.personal_weights(i, runtime) for i in run.data.client_ids]
+  return {n: np.mean([c[n] for c in clients], axis=0) for n in names}
+
+
 def _new_clients(
   arrays: datasets.Arrays, sizes: NewClientsSizes, seed: int
 ) -> pfl.FederatedDataset:
@@ -364,7 +397,9 @@ def make_new_clients_claims(
   table: paper.Table, sizes: NewClientsSizes
 ) -> paper.Claims:
   """Claims of figure 6 on the order of the methods."""
-  for other in (_FED_AVG, _PER_FED_AVG):
+  for other in table.distinct('method'):
+    if other in (_FED_REP, _UNTRAINED):
+      continue
     for num_epochs in sizes.nums_epochs:
       yield claims.difference(
         f"New clients learn their classes better on FedRep's body than on"
@@ -374,50 +409,28 @@ def make_new_clients_claims(
       )
 
 
-def _with_tuned_head(name, algorithm, **hparams):
+def _with_tuned_head(method):
   """A method whose global model's head clients fine-tune, too."""
-  return trials.Method(
-    name, algorithm, hparams, fine_tuned=f'{name} + FT', fine_tuned_scope='head'
+  return method._replace(
+    fine_tuned=f'{method.name} + FT', fine_tuned_scope='head'
   )
 
 
 def _compared(sizes: TableSizes) -> Sequence[trials.Method]:
   """The methods of the table, with their own strengths."""
-  local_share = 0.1  # Of L2GD's rounds.
   return (
     trials.Method('Local Only', 'local_only'),
-    _with_tuned_head('FedAvg', 'fed_avg'),
-    _with_tuned_head('FedProx', 'fed_prox', proximal_strength=0.1),
+    _with_tuned_head(trials.Method(_FED_AVG, 'fed_avg')),
+    _with_tuned_head(_FED_PROX),
     # Its control variates are those of plain SGD.
-    _with_tuned_head('SCAFFOLD', 'scaffold', momentum=0.0),
+    _with_tuned_head(trials.Method('SCAFFOLD', 'scaffold', {'momentum': 0.0})),
     trials.Method('Fed-MTL', 'fed_mtl'),
-    trials.Method(
-      f'{_PER_FED_AVG}, one step',
-      'per_fed_avg',
-      {
-        'variant': 'hessian_free',
-        'num_steps': sizes.num_epochs * sizes.num_meta_steps,
-        # The support set and the target set.
-        'inner_batch_size': 8,
-        'batch_size': 2,
-        'curvature_batch_size': 8,
-        'inner_learning_rate': 1e-4,
-      },
-      fine_tuned=_PER_FED_AVG,
-      fine_tuned_scope='trained',
+    _per_fed_avg(f'{_PER_FED_AVG}, one step', sizes)._replace(
+      fine_tuned=_PER_FED_AVG, fine_tuned_scope='trained'
     ),
     # All but the convolutions.
     trials.Method('LG-FedAvg', 'lg_fed_avg', {'global_depth': 2}),
-    trials.Method(
-      'L2GD',
-      'l2gd',
-      {
-        'aggregation_probability': 1 - local_share,
-        'learning_rate': local_share * sizes.learning_rate,
-        'coupling_strength': 0.5 * (1 - local_share) / local_share,
-      },
-      {'cohort_size': sizes.num_clients},
-    ),
+    _l2gd(sizes, sizes.learning_rate),
     trials.Method('APFL', 'apfl', {'mixing_weight': 0.75}),
     trials.Method('Ditto', 'ditto', {'proximal_strength': 1.0}),
     trials.Method('FedPer', 'fed_per'),

@@ -56,7 +56,12 @@ def test_new_clients_have_new_classes_only():
 
 
 class _FinishedRun:
-  """A run that added 1 to all weights; the server of FedRep has the body's."""
+  """A run that added 1 to all weights, on the mean of three clients.
+
+  The server of FedRep has the body's, that of LG-FedAvg the head's.
+  """
+
+  data = types.SimpleNamespace(client_ids=['0', '1', '2'])
 
   def __init__(self, config):
     self.config = config
@@ -70,10 +75,21 @@ class _FinishedRun:
 
   def global_weights(self, runtime):
     del runtime
+    is_global = {
+      'fed_rep': lambda name: not name.startswith('head/'),
+      'lg_fed_avg': lambda name: name.startswith('head/'),
+    }.get(self.config.algorithm, lambda name: True)
     return collections.OrderedDict(
       (name, value + 1)
       for name, value in self.model.initial_weights.items()
-      if self.config.algorithm != 'fed_rep' or not name.startswith('head/')
+      if is_global(name)
+    )
+
+  def personal_weights(self, client_id, runtime):
+    del runtime
+    return collections.OrderedDict(
+      (name, value + int(client_id))
+      for name, value in self.model.initial_weights.items()
     )
 
   def build_process(self, options):
@@ -110,13 +126,22 @@ def test_new_clients_start_from_the_initial_head_on_the_trained_body(
     assert list(weights) == list(initial)
     for name, value in weights.items():
       added = trained and not name.startswith('head/')
-      np.testing.assert_allclose(value, initial[name] + added)
+      np.testing.assert_allclose(value, initial[name] + added, rtol=1e-6)
   assert [row['method'] for row in rows] == [
     'FedRep',
     'FedAvg',
+    'FedProx',
     'Per-FedAvg',
+    'LG-FedAvg',
+    'L2GD',
     'Untrained body',
   ] * 2
+  configs = {config.algorithm: config for config in context.configs}
+  assert configs['fed_rep'].hparams.num_body_epochs == 5
+  assert configs['fed_avg'].hparams.num_epochs == 5
+  # 4 steps in the place of each of 5 epochs.
+  assert configs['per_fed_avg'].hparams.num_steps == 20
+  assert configs['l2gd'].cohort_size == configs['l2gd'].num_clients
 
 
 @pytest.mark.parametrize(
