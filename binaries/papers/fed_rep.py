@@ -403,7 +403,7 @@ def make_new_clients_claims(
     for num_epochs in sizes.nums_epochs:
       yield claims.difference(
         f"New clients learn their classes better on FedRep's body than on"
-        f" {other}'s, in {num_epochs} epochs",
+        f" {other}'s, in {num_epochs} epoch{'s' * (num_epochs > 1)}",
         _NEW_CLIENTS_FIGURE,
         table.lead('accuracy', _FED_REP, other, num_epochs=num_epochs),
       )
