@@ -72,7 +72,6 @@ _FED_REP, _FED_AVG, _PER_FED_AVG = 'FedRep', 'FedAvg', 'Per-FedAvg'
 _UNTRAINED = 'Untrained body'
 # A smaller change of accuracy passes for none.
 _TOLERANCE = 0.01
-# Appendix A.2, as are those that depend on sizes.
 _FED_PROX = trials.Method('FedProx', 'fed_prox', {'proximal_strength': 0.1})
 
 
