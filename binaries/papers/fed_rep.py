@@ -396,9 +396,8 @@ def make_new_clients_claims(
   table: paper.Table, sizes: NewClientsSizes
 ) -> paper.Claims:
   """Claims of figure 6 on the order of the methods."""
-  for other in table.distinct('method'):
-    if other in (_FED_REP, _UNTRAINED):
-      continue
+  bodies = table.distinct('method')
+  for other in [n for n in bodies if n not in (_FED_REP, _UNTRAINED)]:
     for num_epochs in sizes.nums_epochs:
       yield claims.difference(
         f"New clients learn their classes better on FedRep's body than on"
