@@ -2,12 +2,14 @@ import functools
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn import metrics
 
 from tests.methods import toy_problems
 from tests.runs import clients
 from tff_pfl import datasets
+from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import client_examples
 from tff_pfl.methods import registry
 from tff_pfl.models import domain_models, prediction, split_model, zoo
@@ -83,6 +85,28 @@ def test_every_client_with_test_examples_is_scored_once_in_order(runtime):
       assert all(type(v) is float for v in rows[position][which].values())
   # Known clients have their head already; only new ones need training data.
   assert data.trained == [f'client {i}' for i in scored if i >= 5]
+
+
+def test_known_clients_of_a_batch_have_the_shapes_of_new_ones(runtime):
+  process = registry.build('fed_rep', toy_problems.classifier())
+  server_state, states = _trained(process)
+
+  def evaluate(runtime):
+    data = clients.Clients(*_data())
+    rows, _ = personalized_evaluation.evaluate(
+      process,
+      runtime,
+      server_state,
+      lambda indices: [states[index] for index in indices],
+      data,
+    )
+    return pd.json_normalize(rows), data.trained
+
+  with runtime_lib.create_runtime('in_process', batched_clients=True) as made:
+    found, trained = evaluate(made)
+  # Theirs is not learned from.
+  assert trained == list(found['client'])
+  pd.testing.assert_frame_equal(found, evaluate(runtime)[0], rtol=1e-5)
 
 
 def _row(client, before, after, num_test_examples):

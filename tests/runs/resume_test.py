@@ -58,6 +58,7 @@ class _SharedRuntime:
     self._before_call = before_call
     self.num_calls = 0
     self.share = runtime.share
+    self.batches_clients = runtime.batches_clients
     self.clients_per_call = runtime.clients_per_call
 
   def run(self, computation, *arguments):

@@ -147,13 +147,15 @@ def test_clients_of_one_bucket_are_a_batch(batched, batch_sizes):
   batch_sizes.clear()
   assert batched.run(dots, vectors, vectors) == expected
   # One is no batch.
-  assert batch_sizes == [(3, 3), (2, 2)]
+  assert batch_sizes == [(3, 4), (2, 4)]
 
 
 def test_few_programs_serve_all_numbers_of_clients():
-  sizes = [batched_clients._padded_size(number) for number in range(1, 65)]
-  assert sorted(set(sizes)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
-  assert all(size >= number for number, size in enumerate(sizes, 1))
+  sizes = [batched_clients._padded_size(number) for number in range(1, 257)]
+  assert sorted(set(sizes)) == [1, 4, 16, 64, 256]
+  assert all(
+    number <= size < 4 * number for number, size in enumerate(sizes, 1)
+  )
 
 
 @pytest.fixture(name='as_on_gpu')

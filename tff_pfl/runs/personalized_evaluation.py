@@ -91,14 +91,22 @@ def evaluate(
     chunk = indices[start : start + runtime.clients_per_call]
     states = states_of(chunk)
     ids = [data.client_ids[index] for index in chunk]
+    if runtime.batches_clients and any(
+      map(process.needs_training_data, states)
+    ):
+      # Those of all clients, or each number of new ones needs programs of its
+      # own.
+      train_examples = [train[client_id] for client_id in ids]
+    else:
+      train_examples = [
+        training_examples(process, state, train, client_id)
+        for state, client_id in zip(states, ids)
+      ]
     results = runtime.run(
       process.evaluate_clients,
       server_state,
       states,
-      [
-        training_examples(process, state, train, client_id)
-        for state, client_id in zip(states, ids)
-      ],
+      train_examples,
       [test[client_id] for client_id in ids],
     )
     for client_id, state, result in zip(ids, states, results):

@@ -148,6 +148,11 @@ class Runtime:
     return mappings
 
   @property
+  def batches_clients(self) -> bool:
+    """True if clients of equal shapes run as one program."""
+    return False
+
+  @property
   def clients_per_call(self) -> int:
     """Clients per evaluation batch, whose data are in memory together."""
     return 20

@@ -34,7 +34,7 @@ from tff_pfl.runtime import (
 from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.runtime.private_api import function_def_to_graph
 
-_MAX_CLIENTS = 128  # In one program, if they fit into memory.
+MAX_CLIENTS = 128  # In one program, if they fit into memory.
 # Programs of a function kept for other shapes than the newest.
 _MAX_PROGRAMS = 64
 # Convolutions of a client, forward and backward; XLA had not compiled those of
@@ -96,7 +96,7 @@ class BatchedMapper(client_mapper.ClientMapper):
       if is_batch and program.works_on(self.device()):
         size = len(clients)
         if not is_one_shape:
-          size = _padded_size(size)
+          size = min(_padded_size(size), program.max_clients)
         try:
           outputs = program(
             [_stack(column, clients, size, cache) for column in columns],
@@ -173,7 +173,7 @@ class _BatchedProgram:
     self._is_shared = is_shared
     self._lock = threading.Lock()
     self._forms = {}
-    self.max_clients = _MAX_CLIENTS
+    self.max_clients = MAX_CLIENTS
 
   def works_on(self, device: Optional[str]) -> bool:
     """Returns False if no such program could be made for a device."""
@@ -295,15 +295,14 @@ def _warn(error: BaseException) -> None:
 
 
 def _padded_size(num_clients: int) -> int:
-  """Returns the size of a program for a number of clients.
+  """Returns the size of a program for a number of clients, a power of four.
 
   If shapes differ, the number of clients of a shape changes from round to
-  round. A few programs, of powers of two and halfway between them, serve all
-  numbers; the last client fills up the missing ones.
+  round. A few programs serve all numbers; the last client fills up the missing
+  ones. To compile another one takes a GPU longer than hundreds of rounds with
+  clients that nobody needs.
   """
-  power = 1 << (num_clients - 1).bit_length()
-  halfway = power * 3 // 4
-  return halfway if num_clients <= halfway and power > 2 else power
+  return 4 ** (((num_clients - 1).bit_length() + 1) // 2)
 
 
 def _row(columns: Sequence[Any], client: int) -> tuple[tf.Tensor, ...]:

@@ -98,16 +98,30 @@ class InProcessRuntime(InterpretingRuntime):
     """
     cores.concurrent_clients(max_concurrent_clients)  # Checked early.
     cores.divide(max_concurrent_clients)
-    super().__init__(
-      *create_mapper(
-        devices,
-        max_concurrent_clients,
-        batched_clients,
-        device_cache_mb=device_cache_mb,
-        tf32=tf32,
-        cuda_graphs=cuda_graphs,
-      )
+    mapper, server_device = create_mapper(
+      devices,
+      max_concurrent_clients,
+      batched_clients,
+      device_cache_mb=device_cache_mb,
+      tf32=tf32,
+      cuda_graphs=cuda_graphs,
     )
+    super().__init__(mapper, server_device)
+    self._batches_clients = isinstance(
+      mapper, batched_clients_lib.BatchedMapper
+    )
+
+  @property
+  def batches_clients(self) -> bool:
+    """True if clients of equal shapes run as one program."""
+    return self._batches_clients
+
+  @property
+  def clients_per_call(self) -> int:
+    """Clients per evaluation batch: as many as one program may have."""
+    if self.batches_clients:
+      return batched_clients_lib.MAX_CLIENTS
+    return super().clients_per_call
 
 
 def create_mapper(
