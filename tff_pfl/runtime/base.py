@@ -83,7 +83,12 @@ class Runtime:
   Leaving the block closes the runtime. TFF's contexts are per thread, so
   `install` and the block concern only the calling thread; `run` may be called
   from any thread.
+
+  Attributes:
+    batches_clients: True if clients of equal shapes run as one program.
   """
+
+  batches_clients = False
 
   def __init__(self, engine: Engine):
     """Takes an engine, which must not refer to the runtime."""
@@ -146,11 +151,6 @@ class Runtime:
         elsewhere reads the values there and returns mappings to references.
     """
     return mappings
-
-  @property
-  def batches_clients(self) -> bool:
-    """True if clients of equal shapes run as one program."""
-    return False
 
   @property
   def clients_per_call(self) -> int:

@@ -107,14 +107,7 @@ class InProcessRuntime(InterpretingRuntime):
       cuda_graphs=cuda_graphs,
     )
     super().__init__(mapper, server_device)
-    self._batches_clients = isinstance(
-      mapper, batched_clients_lib.BatchedMapper
-    )
-
-  @property
-  def batches_clients(self) -> bool:
-    """True if clients of equal shapes run as one program."""
-    return self._batches_clients
+    self.batches_clients = isinstance(mapper, batched_clients_lib.BatchedMapper)
 
   @property
   def clients_per_call(self) -> int:
