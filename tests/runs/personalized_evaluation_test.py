@@ -91,19 +91,22 @@ def test_known_clients_of_a_batch_have_the_shapes_of_new_ones(runtime):
   process = registry.build('fed_rep', toy_problems.classifier())
   server_state, states = _trained(process)
 
+  asked = []
+
+  def states_of(indices):
+    asked.append(list(indices))
+    return [states[index] for index in indices]
+
   def evaluate(runtime):
     data = clients.Clients(*_data())
     rows, _ = personalized_evaluation.evaluate(
-      process,
-      runtime,
-      server_state,
-      lambda indices: [states[index] for index in indices],
-      data,
+      process, runtime, server_state, states_of, data
     )
     return pd.json_normalize(rows), data.trained
 
   with runtime_lib.create_runtime('in_process', batched_clients=True) as made:
     found, trained = evaluate(made)
+  assert [len(chunk) for chunk in asked] == [51]
   # Theirs is not learned from.
   assert trained == list(found['client'])
   pd.testing.assert_frame_equal(found, evaluate(runtime)[0], rtol=1e-5)

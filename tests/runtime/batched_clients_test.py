@@ -272,7 +272,7 @@ def test_fewer_clients_run_together_where_the_memory_does_not_do(
   monkeypatch.setattr(batched_clients._Form, '__call__', call_small)
   computation = _map(lambda x: 2 * x)
   vectors = [np.float32([i, 2 * i, -i]) for i in range(7)]
-  for expected_sizes in ([7, 4, 2, 2, 3, 2, 1], [2, 2, 2, 1]):
+  for expected_sizes in ([7, 4, 2, 2, 2, 1], [2, 2, 2, 1]):
     found = created.run(computation, vectors)
     np.testing.assert_array_equal(found, 2 * np.stack(vectors))
     assert sizes == expected_sizes
@@ -280,6 +280,30 @@ def test_fewer_clients_run_together_where_the_memory_does_not_do(
   assert len(said) == 2
   assert 'at most 4 run together' in said[0]
   assert 'at most 2 run together' in said[1]
+
+
+def test_padding_keeps_to_the_memory(as_on_gpu, monkeypatch):
+  created, said = as_on_gpu
+  call = batched_clients._Form.__call__
+  sizes = []
+
+  def call_small(form, tensors, device):
+    sizes.append(int(tensors[0].shape[0]))
+    if sizes[-1] > 40:
+      raise tf.errors.ResourceExhaustedError(None, None, 'out of memory')
+    return call(form, tensors, device)
+
+  monkeypatch.setattr(batched_clients._Form, '__call__', call_small)
+  computation = _map(lambda x: tf.reduce_sum(x))
+  # 130 are two programs, also where the memory suffices.
+  vectors = [np.float32([i]) for i in range(130)] + [np.ones(2, np.float32)] * 2
+  expected = [*range(130), 2, 2]
+  assert created.run(computation, vectors) == expected
+  assert sizes == [128, 64, 32, 32, 1, 32, 32, 1, 4]
+  sizes.clear()
+  assert created.run(computation, vectors) == expected
+  assert sizes == [32] * 5 + [4]
+  assert [line.split('at most ')[1][:2] for line in said] == ['64', '32']
 
 
 def test_programs_with_many_convolutions_are_not_made(as_on_gpu):

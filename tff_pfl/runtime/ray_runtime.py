@@ -101,9 +101,6 @@ class RayRuntime(in_process.InterpretingRuntime):
     super().__init__(
       self._cluster, self._cluster.server_device, stages.StagedInterpreter
     )
-    self.batches_clients = (
-      gpus_per_actor > 0 if batched_clients is None else batched_clients
-    )
 
   def share(self, *mappings: Mapping[Any, Any]) -> tuple[Mapping, ...]:
     """Returns mappings to references; see `base.Runtime.share`."""
