@@ -256,20 +256,26 @@ def test_without_memory_clients_run_one_by_one(as_on_gpu, monkeypatch):
   assert 'out of memory' in said[0]
 
 
-def test_fewer_clients_run_together_where_the_memory_does_not_do(
-  as_on_gpu, monkeypatch
-):
-  created, said = as_on_gpu
+def _with_memory_for(most, monkeypatch):
+  """Lets programs of more clients fail; returns the sizes that are tried."""
   call = batched_clients._Form.__call__
   sizes = []
 
   def call_small(form, tensors, device):
     sizes.append(int(tensors[0].shape[0]))
-    if sizes[-1] > 2:
+    if sizes[-1] > most:
       raise tf.errors.ResourceExhaustedError(None, None, 'out of memory')
     return call(form, tensors, device)
 
   monkeypatch.setattr(batched_clients._Form, '__call__', call_small)
+  return sizes
+
+
+def test_fewer_clients_run_together_where_the_memory_does_not_do(
+  as_on_gpu, monkeypatch
+):
+  created, said = as_on_gpu
+  sizes = _with_memory_for(2, monkeypatch)
   computation = _map(lambda x: 2 * x)
   vectors = [np.float32([i, 2 * i, -i]) for i in range(7)]
   for expected_sizes in ([7, 4, 2, 2, 2, 1], [2, 2, 2, 1]):
@@ -284,16 +290,7 @@ def test_fewer_clients_run_together_where_the_memory_does_not_do(
 
 def test_padding_keeps_to_the_memory(as_on_gpu, monkeypatch):
   created, said = as_on_gpu
-  call = batched_clients._Form.__call__
-  sizes = []
-
-  def call_small(form, tensors, device):
-    sizes.append(int(tensors[0].shape[0]))
-    if sizes[-1] > 40:
-      raise tf.errors.ResourceExhaustedError(None, None, 'out of memory')
-    return call(form, tensors, device)
-
-  monkeypatch.setattr(batched_clients._Form, '__call__', call_small)
+  sizes = _with_memory_for(40, monkeypatch)
   computation = _map(lambda x: tf.reduce_sum(x))
   # 130 are two programs, also where the memory suffices.
   vectors = [np.float32([i]) for i in range(130)] + [np.ones(2, np.float32)] * 2
