@@ -114,14 +114,14 @@ def _sum_of_predictions(
     ]
     if not present:
       continue
+    states, names = map(list, zip(*present))
     personal = runtime.run(
       personal_models,
       server_state,
-      [state for state, _ in present],
-      [
-        personalized_evaluation.training_examples(process, state, train, name)
-        for state, name in present
-      ],
+      states,
+      personalized_evaluation.training_examples(
+        process, runtime, states, train, names
+      ),
     )
     for weights in (one.weights for one in personal):
       # A model that diverged has no say.

@@ -39,14 +39,24 @@ class Evaluation(NamedTuple):
 
 def training_examples(
   process: personalized_process.PersonalizedProcess,
-  client_state: personalized_process.ClientState,
+  runtime: runtime_base.Runtime,
+  client_states: Sequence[personalized_process.ClientState],
   train: ClientMapping,
-  client_id: str,
-) -> example_tensors.ExampleTensors:
-  """The client's training data, without examples if none are needed."""
-  if process.needs_training_data(client_state):
-    return train[client_id]
-  return client_examples.no_examples(process.model.element_spec)
+  client_ids: Sequence[str],
+) -> list[example_tensors.ExampleTensors]:
+  """The clients' training data, without examples where none are needed.
+
+  Clients that run as one program all get theirs if any needs it: each number of
+  those that do would otherwise have programs of its own.
+  """
+  needed = list(map(process.needs_training_data, client_states))
+  if runtime.batches_clients and any(needed):
+    needed = [True] * len(needed)
+  nothing = client_examples.no_examples(process.model.element_spec)
+  return [
+    train[client_id] if is_needed else nothing
+    for client_id, is_needed in zip(client_ids, needed)
+  ]
 
 
 def evaluate(
@@ -91,22 +101,11 @@ def evaluate(
     chunk = indices[start : start + runtime.clients_per_call]
     states = states_of(chunk)
     ids = [data.client_ids[index] for index in chunk]
-    if runtime.batches_clients and any(
-      map(process.needs_training_data, states)
-    ):
-      # Those of all clients, or each number of new ones needs programs of its
-      # own.
-      train_examples = [train[client_id] for client_id in ids]
-    else:
-      train_examples = [
-        training_examples(process, state, train, client_id)
-        for state, client_id in zip(states, ids)
-      ]
     results = runtime.run(
       process.evaluate_clients,
       server_state,
       states,
-      train_examples,
+      training_examples(process, runtime, states, train, ids),
       [test[client_id] for client_id in ids],
     )
     for client_id, state, result in zip(ids, states, results):

@@ -401,12 +401,13 @@ class Run:
     with self._store() as store:
       population = client_population.ClientPopulation(process, runtime, store)
       (state,) = population.states([data.client_ids.index(client_id)])
+      train = client_examples.ClientExamples(data.train)
       return runtime.run(
         process.personalize,
         client_population.server_state(process, runtime, store),
         state,
-        personalized_evaluation.training_examples(
-          process, state, client_examples.ClientExamples(data.train), client_id
+        *personalized_evaluation.training_examples(
+          process, runtime, [state], train, [client_id]
         ),
       ).weights
 
