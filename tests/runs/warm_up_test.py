@@ -90,7 +90,10 @@ def _begun(tmp_path_factory):
   return _BEGUN.run(directory, show_progress=False)
 
 
-def test_clients_that_keep_statistics_have_the_initial_ones_after_it(tmp_path):
+@pytest.mark.parametrize('from_a_file', [False, True])
+def test_clients_that_keep_statistics_have_the_initial_ones_after_it(
+  from_a_file, tmp_path
+):
   config = dataclasses.replace(
     _BEGUN,
     model='cnn',
@@ -100,12 +103,24 @@ def test_clients_that_keep_statistics_have_the_initial_ones_after_it(tmp_path):
     statistics='local',
     num_warmup_rounds=1,
   )
-  model = config.build_model(config.load_data())
-  started = _started(config, tmp_path)
-  assert list(started.initial_weights) == list(model.initial_weights)
-  for name, value in started.initial_weights.items():
-    same = np.array_equal(value, model.initial_weights[name])
-    assert same == (name in model.statistics), name
+  data = config.load_data()
+  model = config.build_model(data)
+  initial = model.initial_weights
+  if from_a_file:
+    initial = {name: value + 0.5 for name, value in initial.items()}
+    path = str(tmp_path / 'weights.npz')
+    np.savez(path, **initial)
+    config = dataclasses.replace(config, initial_weights=path)
+  folder = str(tmp_path / 'run')
+  for started in (
+    _started(config, folder),
+    # As for a run that is opened.
+    warm_up.with_initial_weights(config, data, folder),
+  ):
+    assert list(started.initial_weights) == list(initial)
+    for name, value in started.initial_weights.items():
+      same = np.array_equal(value, initial[name])
+      assert same == (name in model.statistics), name
 
 
 def test_nobody_joins_in_the_warm_up(begun):

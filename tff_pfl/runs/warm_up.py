@@ -119,13 +119,14 @@ def run(
     return with_initial_weights(config, data, output_dir)
   if config.num_warmup_rounds:
     before, folder = config_of(config), os.path.join(output_dir, FOLDER)
-    first = run(before, data, folder)
+    model = _projected(config, run(before, data, folder))
     if options.get('show_progress', True):
       tqdm.tqdm.write(f'Warm-up of {config.algorithm}:')
-    process = before.build_process(_projected(config, first))
+    process = before.build_process(model)
     options['pictures'] = False
     before.run_process(process, before.joined(data), folder, **options)
-  elif _given(config):
+    return _warmed_up(config, model, process, folder)
+  if _given(config):
     model = config.build_model(data)
     if config.initial_run is None:
       given = weight_files.with_weights(model, config.initial_weights)
@@ -179,7 +180,18 @@ def with_initial_weights(
       'was begun with, or restore the folder.'
     )
   before = config_of(config)
-  model = _projected(config, before.build_model(data))
+  model = _projected(config, with_initial_weights(before, data, folder))
+  return _warmed_up(config, model, before.build_process(model), folder)
+
+
+def _warmed_up(config, model, process, folder):
+  """The run's model with the weights that its warm-up ended with.
+
+  Args:
+    model: Model of the warm-up.
+    process: Process of the warm-up.
+    folder: Folder of the warm-up.
+  """
   with run_store.RunStore.open_for_reading(folder) as store:
     if store.last_round != config.num_warmup_rounds:
       raise errors.RunError(
@@ -187,7 +199,7 @@ def with_initial_weights(
         f'in {folder}, found {store.last_round}. Give the number that the run '
         'was begun with.'
       )
-    found = _last_weights(before.build_process(model), store)
+    found = _last_weights(process, store)
   weights = collections.OrderedDict(
     (name, np.asarray(found[name])) for name in model.initial_weights
   )
