@@ -221,11 +221,10 @@ def test_variants_are_what_runs_that_end_with_them_score(tmp_path):
 def test_a_method_that_changes_the_model_has_variants():
   # The model of FedEM's process is itself made of copies of the model.
   config = _config(algorithm='fed_em')
-  model = config.build_model(config.load_data())
-  process = config.build_process(model)
-  variant = trial._variant(config, model, process, 'head')
+  process = config.build_process(config.build_model(config.load_data()))
+  variant = trial._variant(process, config.personalization, 'head')
   assert variant.description['personalization']['fine_tune'] == 'head'
-  assert trial._variant(config, model, process, 'none') is None
+  assert trial._variant(process, config.personalization, 'none') is None
 
 
 def test_models_that_are_made_with_the_server_have_no_trained_variant():
@@ -234,9 +233,8 @@ def test_models_that_are_made_with_the_server_have_no_trained_variant():
     ('fed_pac', 'mlp', False),
   ):
     config = _config(algorithm=algorithm, model=model)
-    model = config.build_model(config.load_data())
-    process = config.build_process(model)
-    variant = trial._variant(config, model, process, 'trained')
+    process = config.build_process(config.build_model(config.load_data()))
+    variant = trial._variant(process, config.personalization, 'trained')
     assert (variant is not None) == has_variant
 
 

@@ -1,5 +1,7 @@
+import pytest
+
 from tests.methods import toy_problems
-from tff_pfl.core import personal_models
+from tff_pfl.core import personal_models, personalization
 from tff_pfl.methods import registry
 
 
@@ -18,6 +20,31 @@ def test_personal_models_are_built_once_and_when_first_used(monkeypatch):
   assert process.evaluate == 'c'
   assert process.evaluate_clients == 'd'
   assert len(built) == 1
+
+
+@pytest.mark.parametrize('name', ['fed_avg', 'fed_rep'])
+def test_personalization_may_be_chosen_after_a_process_is_built(name, runtime):
+  model = toy_problems.classifier()
+  options = personalization.Personalization(fine_tune='all', num_steps=2)
+  expected = registry.build(name, model, personalization=options)
+  process = registry.build(name, model)
+  tuned = process.with_personalization(options)
+  assert tuned.next is process.next
+  assert tuned.initialize is process.initialize
+  assert tuned.description == expected.description != process.description
+  state = runtime.run(process.initialize)
+  client_state = process.initialize_client_state(0)
+  (examples,) = toy_problems.padded([toy_problems.labeled_examples(6, seed=1)])
+  scores = [
+    runtime.run(of.evaluate, state, client_state, examples, examples)
+    for of in (tuned, expected, process)
+  ]
+  toy_problems.assert_same(scores[0], scores[1])
+  assert toy_problems.differ(scores[0], scores[2])
+  with pytest.raises(ValueError, match='`fine_tune` to be .* fed_pac'):
+    registry.build('fed_pac', model).with_personalization(
+      personalization.Personalization(fine_tune='trained')
+    )
 
 
 def test_initial_states_of_many_clients_are_those_of_each(runtime):

@@ -173,6 +173,8 @@ def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(
   with pytest.raises(errors.RunError, match='give `open_run` its process'):
     found.personal_weights('client_0')
   found = open_run.open_run(directory, process, data)
+  tuned = found.build_process(personalization.Personalization(fine_tune='all'))
+  assert tuned.description['personalization']['fine_tune'] == 'all'
   found = found.continue_(2, show_progress=False)
   assert found.summary['num_rounds'] == 2
   toy_problems.assert_same(

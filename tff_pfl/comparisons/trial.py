@@ -182,11 +182,11 @@ def run(
   with runtime_lib.create_runtime(
     config.runtime, **(runtime_options or {})
   ) as runtime:
-    scores = _scores(trial, model, process, trained, new, runtime, directory)
+    scores = _scores(trial, process, trained, new, runtime, directory)
   summary_lib.write_json(os.path.join(directory, SCORES_NAME), scores)
 
 
-def _scores(trial, model, process, trained, new, runtime, directory):
+def _scores(trial, process, trained, new, runtime, directory):
   """The content of `scores.json`."""
   with run_store.RunStore.open_for_reading(directory) as store:
 
@@ -232,7 +232,7 @@ def _scores(trial, model, process, trained, new, runtime, directory):
       }
     }
     for name in trial.fine_tune_variants:
-      variant = _variant(trial.config, model, process, name)
+      variant = _variant(process, trial.config.personalization, name)
       if variant is not None:
         evaluation = personalized_evaluation.evaluate(
           variant,
@@ -257,17 +257,16 @@ def _scores(trial, model, process, trained, new, runtime, directory):
   }
 
 
-def _variant(config, model, process, name):
+def _variant(process, personalization, name):
   """The process with other fine-tuning; None if it is that of the run.
 
   None, too, where the method has no such thing.
   """
   if name == 'trained' and not process.has_trained_models:
     return None
-  personalization = dataclasses.replace(config.personalization, fine_tune=name)
-  variant = dataclasses.replace(
-    config, personalization=personalization
-  ).build_process(model)
+  variant = process.with_personalization(
+    dataclasses.replace(personalization, fine_tune=name)
+  )
   own, other = (p.description['personalization'] for p in (process, variant))
   both_none = own['fine_tune'] == other['fine_tune'] == 'none'
   return None if both_none or own == other else variant

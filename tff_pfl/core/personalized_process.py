@@ -140,6 +140,9 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     build_personal_models: Builds `personal_models.PersonalModels`; called once,
       when one of them is first used.
     build_learning_process: Builds the process of `to_learning_process`.
+    with_personalization: Returns this process with other options of
+      personalization, `(Personalization) -> PersonalizedProcess`. Its rounds
+      are the same computations, so that it takes the states of this one.
   """
 
   initialize_fn: dataclasses.InitVar[tff.Computation]
@@ -159,6 +162,9 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
   attacked_clients: Collection[int]
   build_personal_models: Callable[[], Any]
   build_learning_process: Callable[[], tff.learning.templates.LearningProcess]
+  with_personalization: Callable[
+    [personalization_lib.Personalization], 'PersonalizedProcess'
+  ]
 
   def __post_init__(self, initialize_fn, next_fn):
     super().__init__(initialize_fn, next_fn)

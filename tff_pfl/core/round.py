@@ -54,14 +54,7 @@ def build_personalized_process(
   options.attack.expect_fits(work.model)
   work = local_statistics.kept_by_clients(work, options.statistics, name)
   the_round = _Round(work, options)
-  errors.expect(
-    options.personalization.fine_tune != 'trained'
-    or the_round.has_trained_models,
-    'fine_tune',
-    f'other than trained for {name}, of which clients alone do not make models '
-    'that they keep',
-    'trained',
-  )
+  initialize_client_state = _build_initialize_client_state(work)
 
   @tff.federated_computation(
     tff.FederatedType(the_round.state_type, tff.SERVER),
@@ -73,33 +66,46 @@ def build_personalized_process(
       *the_round.run(state, client_states, examples)
     )
 
-  return personalized_process.PersonalizedProcess(
-    the_round.initialize,
-    next_fn,
-    _build_initialize_client_state(work),
-    name=name,
-    model=work.model,
-    build_personal_models=lambda: personal_models.build_personal_models(
-      work, options, the_round.broadcast_of, the_round.types
-    ),
-    build_learning_process=lambda: _build_learning_process(name, work, options),
-    has_trained_models=the_round.has_trained_models,
-    bytes_per_round=the_round.bytes(),
-    has_global_model=work.global_model is not None,
-    has_local_weights=work.fit_new_client is not None,
-    trains_new_clients=(
-      work.fit_new_client is not None and work.trains_new_clients
-    ),
-    adapts_known_clients=(
-      options.personalization.resolved(work.adaptation).fine_tune != 'none'
-      or work.fit_new_client is not None
-      and not work.keeps_local
-    ),
-    adaptation=work.adaptation,
-    attacked_clients=options.attack.clients,
-    seed=options.seed,
-    description=_description(work, options, hparams),
-  )
+  def with_personalization(options_of_it):
+    own = dataclasses.replace(options, personalization=options_of_it)
+    personalization = own.personalization.resolved(work.adaptation)
+    errors.expect(
+      personalization.fine_tune != 'trained' or the_round.has_trained_models,
+      'fine_tune',
+      f'other than trained for {name}, of which clients alone do not make '
+      'models that they keep',
+      'trained',
+    )
+    return personalized_process.PersonalizedProcess(
+      the_round.initialize,
+      next_fn,
+      initialize_client_state,
+      name=name,
+      model=work.model,
+      build_personal_models=lambda: personal_models.build_personal_models(
+        work, own, the_round.broadcast_of, the_round.types
+      ),
+      build_learning_process=lambda: _build_learning_process(name, work, own),
+      with_personalization=with_personalization,
+      has_trained_models=the_round.has_trained_models,
+      bytes_per_round=the_round.bytes(),
+      has_global_model=work.global_model is not None,
+      has_local_weights=work.fit_new_client is not None,
+      trains_new_clients=(
+        work.fit_new_client is not None and work.trains_new_clients
+      ),
+      adapts_known_clients=(
+        personalization.fine_tune != 'none'
+        or work.fit_new_client is not None
+        and not work.keeps_local
+      ),
+      adaptation=work.adaptation,
+      attacked_clients=own.attack.clients,
+      seed=own.seed,
+      description=_description(work, own, hparams),
+    )
+
+  return with_personalization(options.personalization)
 
 
 class _Round:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
@@ -345,10 +344,11 @@ class Run:
   ) -> personalized_process.PersonalizedProcess:
     """The method, with other options of personalization if given."""
     if personalization not in self._processes:
-      config = self.config
-      if personalization is not None:
-        config = dataclasses.replace(config, personalization=personalization)
-      self._processes[personalization] = config.build_process(self._own_model)
+      self._processes[personalization] = (
+        self.config.build_process(self._own_model)
+        if personalization is None
+        else self.process.with_personalization(personalization)
+      )
     return self._processes[personalization]
 
   @functools.cached_property
