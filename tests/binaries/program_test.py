@@ -232,7 +232,7 @@ def _run_small(programs, path, *flags):
     '--small',
     '--output_dir=run',
     *flags,
-  ).wait(2 * _SECONDS)
+  ).wait(6 * _SECONDS)
   assert result.status == 0, result.err
   assert [file.name for file in programs.directory.glob('run*')] == [
     'run_small'
