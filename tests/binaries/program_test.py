@@ -225,14 +225,14 @@ def test_preset_is_understood_and_complete(path, programs):
   assert not (programs.directory / 'run').exists()
 
 
-def _run_small(programs, path, *flags):
+def _run_small(programs, path, *flags, seconds=2 * _SECONDS):
   result = programs.start(
     _program_of(path),
     f'--flagfile={path.relative_to(_ROOT)}',
     '--small',
     '--output_dir=run',
     *flags,
-  ).wait(6 * _SECONDS)
+  ).wait(seconds)
   assert result.status == 0, result.err
   assert [file.name for file in programs.directory.glob('run*')] == [
     'run_small'
@@ -252,7 +252,8 @@ def test_methods_of_a_preset_run_small(name, programs):
 @pytest.mark.slow
 @pytest.mark.parametrize('path', _PAPERS, ids=lambda path: path.stem)
 def test_preset_of_a_paper_runs_small(path, programs):
-  _run_small(programs, path)
+  # The longest has 20 trials.
+  _run_small(programs, path, seconds=6 * _SECONDS)
 
 
 def test_all_presets_of_papers_are_in_the_documentation():
@@ -260,3 +261,4 @@ def test_all_presets_of_papers_are_in_the_documentation():
   rows = ''.join(re.findall(r'^(\| `[^|]*)', page, re.MULTILINE))
   named = re.findall(r'`([\w.]+)`', rows)
   assert sorted(named) == sorted(path.stem for path in _PAPERS)
+  assert f'generated data: all {len(_PAPERS)} do' in page
