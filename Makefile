@@ -39,7 +39,7 @@ test: venv  ## Run the fast tests (TEST_PROCESSES=2: that many at a time)
 	@$(VENV_PYTHON) -m pytest -n '$(TEST_PROCESSES)' --dist loadfile \
 	  --no-loadscope-reorder $(TEST_ARGS)
 
-test-slow: venv  ## Run the slow tests and the tutorials (an hour)
+test-slow: venv  ## Run the slow tests and the tutorials (a night)
 	@$(VENV_PYTHON) -m pytest -m 'slow and not gpu' $(TEST_ARGS)
 
 docs: docs-venv  ## Build the documentation into site/ (a warning is an error)

@@ -74,7 +74,11 @@ _DATA_DIR = flags.DEFINE_string(
   'data_dir', None, "Folder with the data sets' files, for those that have any."
 )
 _SEED = flags.DEFINE_integer(
-  'seed', 0, 'Seed of everything random.', lower_bound=0
+  'seed',
+  None,
+  "First seed (default: the experiment's own, 0, or 5 where its sizes were "
+  'chosen with seeds 0 to 4).',
+  lower_bound=0,
 )
 _NUM_SEEDS = flags.DEFINE_integer(
   'num_seeds',
@@ -162,16 +166,22 @@ def _settings():
 
 
 def _scaled_down(selected, settings):
-  """The sizes of --fast with the model of --size, all of which is checked."""
-  for experiment in selected:
-    experiment.sizes(settings)
-  kept = small.model_sizes(settings.sizes or {})
+  """The numbers of --fast; with one experiment the other sizes are kept."""
+  directory = small.output_dir(settings.directory)
+  sizes, data_dir = None, settings.data_dir
+  if _EXPERIMENT.value != _ALL:
+    full = selected[0].sizes(settings)
+    if selected[0].uses_datasets:
+      sizes, data_dir = small.experiment(
+        full, selected[0].fast, data_dir, directory
+      )
   return settings._replace(
-    directory=small.output_dir(settings.directory),
+    directory=directory,
     fast=True,
     dataset=None,
+    data_dir=data_dir,
     num_seeds=None,
-    sizes=kept or None,
+    sizes=sizes,
     num_processes=settings.num_processes or 0,
   )
 

@@ -1,7 +1,8 @@
 """The flag --small: the settings of a preset with tiny sizes.
 
-Two rounds of two clients, one epoch and one seed; the same model, methods, data
-set and partition, with few units, clients and examples. The data are random
+Two rounds of two clients, one epoch and one seed, or the numbers of an
+experiment's --fast; the same model, methods, data set and partition, with few
+units, clients and examples. The data are random
 numbers in files of the data set's form, which are read as the published ones
 (--data_dir has others read). What is shown is that the settings work, not how
 well.
@@ -10,9 +11,10 @@ well.
 import dataclasses
 import functools
 import inspect
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import pandas as pd
@@ -28,9 +30,8 @@ from tff_pfl.runs import run_config
 SMALL = flags.DEFINE_bool(
   'small',
   False,
-  'Try the settings with tiny sizes and generated data (of an experiment, the '
-  'sizes and data of --fast). Results go to --output_dir with _small at its '
-  'end.',
+  'Try the settings with tiny sizes (of an experiment, those of --fast) and '
+  'generated data. Results go to --output_dir with _small at its end.',
 )
 
 _NUM_CLIENTS, _NUM_NEW_CLIENTS = 10, 2
@@ -96,19 +97,13 @@ def config(
     ValueError: If data of such a form cannot be generated.
   """
   entry = datasets.DATASETS[settings.dataset]
-  data_dir = settings.data_dir
-  if entry.takes_data_dir and data_dir is None:
-    data_dir = os.path.join(directory, 'data')
-    _generate(settings.dataset, data_dir)
-  partition = datasets.make_partitioner(settings.partition)
-  sizes = _tiny(type(partition), vars(partition))
   model = zoo.MODELS[settings.model]
   return dataclasses.replace(
     settings,
     hparams=_with_few_steps(settings.hparams),
-    data_dir=data_dir,
+    data_dir=settings.data_dir or _generated([settings.dataset], directory),
     dataset_arguments=_tiny(entry.loader, settings.dataset_arguments),
-    partition=dataclasses.replace(partition, **sizes).spec,
+    partition=_tiny_partition(settings.partition),
     num_clients=min(settings.num_clients, _NUM_CLIENTS),
     model_arguments=_tiny(model, settings.model_arguments),
     personalization=_with_few_steps(settings.personalization),
@@ -124,17 +119,55 @@ def config(
   )
 
 
-def model_sizes(sizes: Mapping[str, Any]) -> dict[str, Any]:
-  """Keeps an experiment's model, with few units, and at most two layers."""
-  kept = {n: sizes[n] for n in ('layer', 'layers') if n in sizes}
-  if 'layers' in kept:
-    first, *others = kept['layers']
-    kept['layers'] = [first, *others[-1:]]
+def experiment(
+  full: Any, fast: Any, data_dir: Optional[str], directory: str
+) -> tuple[dict[str, Any], Optional[str]]:
+  """Returns tiny sizes of an experiment on data sets, and the data's folder.
+
+  Numbers are those of `fast`; data sets, partitions, the model and methods'
+  arguments are kept, of several conditions or layers the first and last ones.
+
+  Args:
+    full: The sizes.
+    fast: Sizes of minutes, of the same fields.
+    data_dir: Folder of the data sets' files; None to have them generated.
+    directory: Folder of the results, which gets the generated data.
+  """
+  sizes = vars(fast) | {
+    name: _kept(name, value, getattr(fast, name))
+    for name, value in vars(full).items()
+  }
   if 'model' in sizes:
-    model = zoo.MODELS[sizes['model']]
-    arguments = _tiny(model, sizes.get('model_arguments', {}))
-    kept |= {'model': sizes['model'], 'model_arguments': arguments}
-  return kept
+    model = zoo.MODELS[full.model]
+    sizes['model_arguments'] = _tiny(model, full.model_arguments)
+  if 'dataset_arguments' in sizes:
+    loader = datasets.DATASETS[full.dataset].loader
+    sizes['dataset_arguments'] = _tiny(loader, full.dataset_arguments)
+  used = {full.dataset, getattr(full, 'new_dataset', None)} - {None}
+  return sizes, data_dir or _generated(sorted(used), directory)
+
+
+def _kept(name: str, value: Any, fast: Any) -> Any:
+  """A value of an experiment's sizes, or a faster one."""
+  if name == 'initial_weights':
+    return None
+  if name.endswith('partition'):
+    return _tiny_partition(value)
+  if name in ('partitions', 'thresholds'):
+    return dict(itertools.islice(value.items(), len(fast)))
+  if name == 'layers':
+    first, *others = value
+    return [first, *others[-1:]]
+  is_number = isinstance(value, (int, float))
+  is_list = isinstance(value, Sequence) and not isinstance(value, str)
+  return fast if is_number or is_list and 'classes' not in name else value
+
+
+def _tiny_partition(spec: str) -> str:
+  """A partition of the data with tiny values of its sizes."""
+  partition = datasets.make_partitioner(spec)
+  sizes = _tiny(type(partition), vars(partition))
+  return dataclasses.replace(partition, **sizes).spec
 
 
 def _tiny(function: Callable[..., Any], given: Mapping[str, Any]) -> dict:
@@ -166,12 +199,22 @@ def _with_few_steps(settings: Any) -> Any:
   return dataclasses.replace(settings, **values)
 
 
-def _generate(dataset: str, folder: str) -> None:
-  """Writes the files of a data set, unless they are there."""
-  errors.expect_one_of('dataset', dataset, _WRITERS)
+def _generated(names: Sequence[str], directory: str) -> Optional[str]:
+  """The folder of data sets' files, written unless they are there.
+
+  None if no data set has any.
+  """
+  names = [name for name in names if datasets.DATASETS[name].takes_data_dir]
+  if not names:
+    return None
+  folder = os.path.join(directory, 'data')
+  for name in names:
+    errors.expect_one_of('dataset', name, _WRITERS)
   if not os.path.isdir(folder):
     os.makedirs(folder)
-    _WRITERS[dataset](folder)
+    for name in names:
+      _WRITERS[name](folder)
+  return folder
 
 
 def _write_images(folder: str, *, name: str) -> None:

@@ -413,6 +413,7 @@ EXPERIMENTS = (
     draw=draw_cosine,
     full={name: Sizes(dataset=name, **_COSINE) for name in _OTHER_DATASETS},
     fast=COSINE_FAST,
+    first_seed=5,
   ),
   paper.Experiment(
     name='fedavg_new_classes',
@@ -434,6 +435,7 @@ EXPERIMENTS = (
       for name, other in _OTHER_DATASETS.items()
     },
     fast=NEW_CLASSES_FAST,
+    first_seed=5,
   ),
   paper.Experiment(
     name='fedavg_cka',
@@ -446,5 +448,6 @@ EXPERIMENTS = (
     ),
     full={name: CkaSizes(dataset=name) for name in _OTHER_DATASETS},
     fast=CKA_FAST,
+    first_seed=5,
   ),
 )

@@ -36,14 +36,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 from matplotlib.figure import Figure
 
+import tff_pfl as pfl
 from binaries import published
 from binaries.papers.engine import claims, panels, paper, trials
-from tff_pfl import plots
+from tff_pfl import errors, plots
+from tff_pfl.comparisons import plan
 
 _FED_AVG, _LG_FED_AVG, _FED_EM = 'FedAvg', 'LG-FedAvg', 'FedEM'
 # Dynamic: by factors of updates, or of weights; static: of weights.
@@ -76,9 +78,12 @@ class TrainingSizes:
     model: A key of `zoo.MODELS`.
     num_epochs: Local epochs of a round and of fine-tuning.
     num_head_epochs: Epochs on the head where it is trained in turn.
+    hparams: Other hyperparameters, of which each method takes those that it
+      has, such as `divided`.
   """
 
   dataset: str = 'cifar10'
+  dataset_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   num_clients: int = 100
   num_new_clients: int = 0
   cohort_size: int = 10
@@ -87,13 +92,26 @@ class TrainingSizes:
   model_arguments: Mapping[str, Any] = dataclasses.field(
     default_factory=lambda: {'filters': (8, 16), 'widths': (64,)}
   )
+  initial_weights: Optional[str] = None
+  statistics: str = 'global'
   num_rounds: int = 40
   num_epochs: int = 1
   num_head_epochs: int = 5
   learning_rate: float = 0.001
   optimizer: str = 'adam'
   batch_size: int = 50
+  weight_decay: float = 0.0
+  hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   num_seeds: int = 5
+
+  def __post_init__(self):
+    for name in self.hparams:
+      errors.expect(
+        any(plan.grid_targets(method, name) for method in pfl.ALGORITHMS),
+        'hparams',
+        'hyperparameters that a method has',
+        name,
+      )
 
 
 @dataclasses.dataclass(frozen=True)

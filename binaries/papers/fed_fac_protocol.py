@@ -27,13 +27,14 @@ its body is taken, and the head starts at random.
 
 Deviations from that: networks are a CNN of two convolutions, or a ResNet-18 of
 8 to 64 channels in place of 64 to 512, and start at random but for the above;
-the statistics of batch normalization are averaged (`fedfac_statistics` has
-both kinds, which forget as fast as the authors', by 0.9 a step); rounds and
-epochs are fewer. The test set is 17% of each client's examples. There is no
-weight decay, factors are found by the paper's iteration, tau is not the 5%
-quantile for pi = 1. For the time that they take, the 200 rounds of five epochs
-and the ResNet are of pi = 0.1 only, the former without factors of updates, the
-latter with one budget and from random weights.
+whole layers are divided, biases included; the statistics of batch normalization
+are averaged (`fedfac_statistics` has both kinds, which forget as fast as the
+authors', by 0.9 a step); rounds and epochs are fewer. The test set is 17% of
+each client's examples. There is no weight decay, factors are found by the
+paper's iteration, tau is not the 5% quantile for pi = 1. For the time that they
+take, the 200 rounds of five epochs and the ResNet are of pi = 0.1 only, the
+former without factors of updates, the latter with one budget and from random
+weights.
 
 A new client of `fedfac_statistics` has either the initial statistics or those
 of its own examples: the code does not tell which.

@@ -377,7 +377,9 @@ def measure_features(context: trials.Context) -> paper.Rows:
     (result.method, result.seed): result.run
     for result in fed_fac.run(context, compared)
   }
-  arrays = context.load_arrays(sizes.dataset)
+  arrays = context.load_arrays(
+    sizes.dataset, normalize=sizes.dataset_arguments.get('normalize', False)
+  )
   images = trials.test_images(arrays)
 
   def maps(model, weights):
@@ -389,26 +391,27 @@ def measure_features(context: trials.Context) -> paper.Rows:
     return found.reshape(len(images), -1, num_channels)
 
   for seed in context.progress(context.seeds):
+    fed_fac_run, fed_avg_run = (
+      runs[method, seed].open() for method in (_FED_FAC, _FED_AVG)
+    )
+    scores = collections.defaultdict(list)
     with context.create_runtime() as runtime:
-      run = runs[_FED_AVG, seed].open()
-      fed_avg_maps = maps(run.model, run.global_weights(runtime))
-      run = runs[_FED_FAC, seed].open()
-      state = run.server_state(run.build_process(), runtime)
+      state = fed_fac_run.server_state(fed_fac_run.build_process(), runtime)
       is_shared = np.asarray(state.algorithm['is_shared'][sizes.layer])
-      of_clients = [
-        maps(run.model, run.personal_weights(client_id, runtime))
-        for client_id in run.data.client_ids[: sizes.num_shown_clients]
-      ]
-    scores = {
-      _LIKENESS: [likeness(own, fed_avg_maps) for own in of_clients],
-      **{
-        score: [specificity(m.mean(axis=1), arrays.y_test) for m in several]
-        for score, several in (
-          (_SPECIFICITY, of_clients),
-          (_FED_AVG_SPECIFICITY, [fed_avg_maps]),
+      client_ids = fed_fac_run.data.client_ids[: sizes.num_shown_clients]
+      for client_id in client_ids:
+        # FedAvg's differ between clients by local statistics, if any.
+        own, fed_avg_maps = (
+          maps(run.model, run.personal_weights(client_id, runtime))
+          for run in (fed_fac_run, fed_avg_run)
         )
-      },
-    }
+        scores[_LIKENESS].append(likeness(own, fed_avg_maps))
+        for score, found in (
+          (_SPECIFICITY, own),
+          (_FED_AVG_SPECIFICITY, fed_avg_maps),
+        ):
+          of_channels = specificity(found.mean(axis=1), arrays.y_test)
+          scores[score].append(of_channels)
     for channels, chosen in ((_SHARED, is_shared), (_PERSONAL, ~is_shared)):
       for score, values in scores.items():
         yield {
@@ -486,7 +489,13 @@ def masked_accuracies(
     _SHARED_MASKED: is_shared,
     _PERSONAL_MASKED: ~is_shared,
   }
-  gates = run.model.units[layer].gates
+  units = run.model.units[layer]
+  # Of all weights of a unit, or of those that FedFac divides.
+  gates = {
+    name: times
+    for name, times in units.gates.items()
+    if run.config.hparams.divided == 'all' or name in units.kernels
+  }
   config = dataclasses.replace(run.config, seed=run.config.seed + 1000)
   random = config.build_model(run.data).initial_weights
   model = run.model
@@ -533,6 +542,7 @@ EXPERIMENTS = (
     draw=draw_neurons,
     full={'mnist': NeuronsSizes()},
     fast=NEURONS_FAST,
+    first_seed=5,
   ),
   paper.Experiment(
     name='fedfac_features',

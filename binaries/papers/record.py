@@ -167,7 +167,7 @@ def _command(name, record, experiment):
   num_seeds = record['claims'][0]['num_seeds']
   if num_seeds != next(iter(experiment.full.values())).num_seeds:
     command += f' --num_seeds={num_seeds}'
-  if record['seed']:
+  if record['seed'] != experiment.first_seed:
     command += f' --seed={record["seed"]}'
   return command
 

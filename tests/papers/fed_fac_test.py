@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac, fed_fac_protocol
@@ -88,6 +89,33 @@ def test_methods_have_the_partitions_hyperparameters():
     assert config.num_clients + 2 == fed_fac.FAST.num_clients
     assert bool(made.fine_tune_variants) == bool(method.fine_tuned)
   assert (hparams.layers, hparams.threshold) == ('dense_1', 0.75)
+
+
+def test_the_authors_protocol_is_of_all_methods():
+  sizes = dataclasses.replace(
+    fed_fac.FAST,
+    dataset_arguments={'normalize': True},
+    statistics='local',
+    weight_decay=0.001,
+    initial_weights='of_imagenet.npz',
+    hparams={'analysed': 'weights', 'split': 'eigenvectors'},
+  )
+  context = untrained.Context(sizes, lambda _: untrained.finished(0.5))
+  methods = (fed_fac.BASELINES[0], trials.Method('FedFac', 'fed_fac'))
+  assert list(fed_fac.run(context, [*methods, *fed_fac.RANDOM_SPLITS]))
+  for config in context.configs:
+    assert config.dataset_arguments == {'normalize': True}
+    assert config.statistics == 'local'
+    assert config.weight_decay == 0.001
+    assert config.initial_weights.endswith('of_imagenet.npz')
+  assert [
+    (config.hparams.analysed, config.hparams.split)
+    for config in context.configs[1:]
+  ] == [('weights', 'eigenvectors'), *2 * [('weights', 'random')]]
+  with pytest.raises(
+    ValueError, match="`hparams`.*that a method has.*'analyzed"
+  ):
+    dataclasses.replace(sizes, hparams={'analyzed': 'weights'})
 
 
 def test_tuning_goes_on_from_the_best():

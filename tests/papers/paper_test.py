@@ -151,6 +151,15 @@ def test_what_is_no_experiment_is_not_touched(workshop):
   assert workshop.read('one', 'summary.json') == {}
 
 
+def test_seeds_begin_with_the_experiments_own(workshop):
+  one = dataclasses.replace(workshop.experiment('one', 1.0), first_seed=5)
+  (summary,) = paper.run_all([one], workshop.settings)
+  assert summary['seed'] == 5
+  settings = workshop.settings._replace(seed=0)
+  paper.run(one, settings, rerun=True)
+  assert [seeds for _, _, seeds in workshop.measured] == [[5, 6], [0, 1]]
+
+
 def test_rerun_starts_anew_with_any_settings(workshop):
   paper.run(workshop.experiment('one', -1.0), workshop.settings)
   mine = workshop.directory / 'one' / 'notes.txt'

@@ -70,6 +70,7 @@ class Experiment:
     full: Sizes by data set, each a dataclass with `num_seeds`; the first is the
       experiment's own. The key is None for generated data.
     fast: Sizes of minutes, and their data set.
+    first_seed: The first seed; with those before it sizes were chosen.
   """
 
   name: str
@@ -80,6 +81,7 @@ class Experiment:
   draw: panels.Draw
   full: Mapping[Optional[str], Any]
   fast: Any
+  first_seed: int = 0
 
   @property
   def uses_datasets(self) -> bool:
@@ -163,7 +165,7 @@ def run(
   directory = folders.results_folder(
     os.path.join(settings.directory, experiment.name), folders.EXPERIMENT
   )
-  settings = settings._replace(directory=directory)
+  settings = _with_seed(experiment, settings)._replace(directory=directory)
   _expect_folder_for(experiment, settings, directory, rerun=rerun)
   with directory_lock.DirectoryLock(directory):
     if rerun:
@@ -201,7 +203,7 @@ def run_all(
   )
   plans = []
   for experiment in experiments:
-    own = settings
+    own = _with_seed(experiment, settings)
     if not experiment.takes(settings.dataset):
       own = own._replace(dataset=None)
     if not experiment.uses_datasets:
@@ -361,6 +363,13 @@ def _conclude(experiment, settings, sizes):
   )
   # As it will be read by others.
   return _read(directory, SUMMARY_NAME)
+
+
+def _with_seed(experiment, settings):
+  """The settings with the experiment's first seed, unless they have one."""
+  if settings.seed is None:
+    settings = settings._replace(seed=experiment.first_seed)
+  return settings
 
 
 def _identity(experiment, settings):

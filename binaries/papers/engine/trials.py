@@ -40,7 +40,7 @@ class Settings(NamedTuple):
     dataset: A data set instead of the experiment's own; only for experiments
       on data sets.
     data_dir: Folder of the data sets' files; None for each data set's default.
-    seed: The first seed, non-negative.
+    seed: The first seed, non-negative; None for the experiment's own.
     num_seeds: Number of seeds from there on, at least 1; None for the
       experiment's own number.
     sizes: Other values of fields of the experiment's sizes.
@@ -56,7 +56,7 @@ class Settings(NamedTuple):
   fast: bool = False
   dataset: Optional[str] = None
   data_dir: Optional[str] = None
-  seed: int = 0
+  seed: Optional[int] = None
   num_seeds: Optional[int] = None
   sizes: Optional[Mapping[str, Any]] = None
   num_processes: Optional[int] = None
@@ -171,13 +171,14 @@ def training(sizes: Any) -> dict[str, Any]:
   """The hyperparameters that methods share; see `hparams_of`.
 
   Args:
-    sizes: An experiment's sizes, with fields such as `learning_rate`.
+    sizes: An experiment's sizes, with fields such as `learning_rate`, and
+      others in `hparams`.
   """
   shared = {n: getattr(sizes, n) for n in _TRAINING if hasattr(sizes, n)}
   if 'num_epochs' in shared:
     # Where body and head are trained in turn, an epoch is one on the body.
     shared['num_body_epochs'] = shared['num_epochs']
-  return shared
+  return {**shared, **getattr(sizes, 'hparams', {})}
 
 
 def fine_tuning(sizes: Any, **options: Any) -> pfl.Personalization:
@@ -214,7 +215,7 @@ class Context:
   @property
   def seeds(self) -> Sequence[int]:
     """The seeds, each with clients, initial weights and cohorts of its own."""
-    first = self.settings.seed
+    first = self.settings.seed or 0
     return range(first, first + self.sizes.num_seeds)
 
   def progress(self, items: Iterable[Any]) -> Iterable[Any]:
@@ -237,9 +238,12 @@ class Context:
     settings = self.settings
     return pfl.create_runtime(settings.runtime, **settings.runtime_options)
 
-  def load_arrays(self, dataset: str) -> datasets.Arrays:
-    """All examples of a data set."""
-    return pfl.load_arrays(dataset, self._data_dir(dataset))
+  def load_arrays(
+    self, dataset: str, *, normalize: bool = False
+  ) -> datasets.Arrays:
+    """All examples of a data set, see `Arrays.normalized`."""
+    arrays = pfl.load_arrays(dataset, self._data_dir(dataset))
+    return arrays.normalized() if normalize else arrays
 
   def run(
     self,
@@ -319,6 +323,8 @@ class Context:
   def _trial(self, method, condition, seed, label, num_new_clients, config):
     """One run of a method, whose own settings go before the condition's."""
     names = {field.name for field in dataclasses.fields(pfl.RunConfig)}
+    # Those of sizes are of no one method, see `training`.
+    names -= {'hparams'}
     config = {
       **{n: v for n, v in vars(self.sizes).items() if n in names},
       **config,
