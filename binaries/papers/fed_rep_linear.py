@@ -136,7 +136,7 @@ SAMPLES_FAST = dataclasses.replace(
 )
 NEW_CLIENT_FULL = Sizes(
   nums_clients=(100,),
-  samples_per_client=20,
+  samples_per_client=10,
   num_rounds=500,
   sample_counts=(1, 2, 3, 4, 5, 6, 8, 10, 15, 18, 20, 22, 25, 30),
 )
