@@ -27,7 +27,7 @@ def test_full_sizes_have_seeds_to_compare_with(name):
 )
 def test_every_method_can_be_run_on_every_dataset(entry, sizes, monkeypatch):
   monkeypatch.setattr(
-    untrained.Context, 'load_arrays', lambda *_: mock.MagicMock()
+    untrained.Context, 'load_arrays', lambda *_, **__: mock.MagicMock()
   )
   is_fast = sizes is entry.fast
   # Seeds differ in nothing else.
@@ -63,7 +63,7 @@ def test_every_method_can_be_run_on_every_dataset(entry, sizes, monkeypatch):
 )
 def test_every_experiment_on_data_sets_trains_any_network(entry, monkeypatch):
   monkeypatch.setattr(
-    untrained.Context, 'load_arrays', lambda *_: mock.MagicMock()
+    untrained.Context, 'load_arrays', lambda *_, **__: mock.MagicMock()
   )
   settings = {'fast': True, 'num_seeds': 1, 'sizes': {'model': 'resnet_18'}}
   settings = trials.Settings('unused', **settings)
