@@ -2,10 +2,9 @@
 
 Two rounds of two clients, one epoch and one seed, or the numbers of an
 experiment's --fast; the same model, methods, data set and partition, with few
-units, clients and examples. The data are random
-numbers in files of the data set's form, which are read as the published ones
-(--data_dir has others read). What is shown is that the settings work, not how
-well.
+units, clients and examples. The data are random numbers in files of the data
+set's form, which are read as the published ones (--data_dir has others read).
+What is shown is that the settings work, not how well.
 """
 
 import dataclasses
