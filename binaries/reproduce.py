@@ -76,8 +76,8 @@ _DATA_DIR = flags.DEFINE_string(
 _SEED = flags.DEFINE_integer(
   'seed',
   None,
-  "First seed (default: the experiment's own, 0, or 5 where its sizes were "
-  'chosen with seeds 0 to 4).',
+  "First seed (default: 5 where an experiment's sizes were chosen with seeds 0 "
+  'to 4, else 0).',
   lower_bound=0,
 )
 _NUM_SEEDS = flags.DEFINE_integer(

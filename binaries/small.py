@@ -123,8 +123,8 @@ def experiment(
 ) -> tuple[dict[str, Any], Optional[str]]:
   """Returns tiny sizes of an experiment on data sets, and the data's folder.
 
-  Numbers are those of `fast`; data sets, partitions, the model and methods'
-  arguments are kept, of several conditions or layers the first and last ones.
+  Integers and lists of numbers are those of `fast`; all else is kept, of
+  several conditions the first, of layers the first and the last.
 
   Args:
     full: The sizes.
@@ -157,9 +157,10 @@ def _kept(name: str, value: Any, fast: Any) -> Any:
   if name == 'layers':
     first, *others = value
     return [first, *others[-1:]]
-  is_number = isinstance(value, (int, float))
-  is_list = isinstance(value, Sequence) and not isinstance(value, str)
-  return fast if is_number or is_list and 'classes' not in name else value
+  is_size = isinstance(value, int)
+  if isinstance(value, Sequence) and 'classes' not in name:
+    is_size = not any(isinstance(item, str) for item in value)
+  return fast if is_size else value
 
 
 def _tiny_partition(spec: str) -> str:
@@ -199,20 +200,15 @@ def _with_few_steps(settings: Any) -> Any:
 
 
 def _generated(names: Sequence[str], directory: str) -> Optional[str]:
-  """The folder of data sets' files, written unless they are there.
-
-  None if no data set has any.
-  """
+  """Writes data sets' files; returns their folder, None if there are none."""
   names = [name for name in names if datasets.DATASETS[name].takes_data_dir]
   if not names:
     return None
   folder = os.path.join(directory, 'data')
+  os.makedirs(folder, exist_ok=True)
   for name in names:
     errors.expect_one_of('dataset', name, _WRITERS)
-  if not os.path.isdir(folder):
-    os.makedirs(folder)
-    for name in names:
-      _WRITERS[name](folder)
+    _WRITERS[name](folder)
   return folder
 
 

@@ -208,7 +208,7 @@ def _compared(sizes: Sizes) -> Sequence[trials.Method]:
     trials.Method(_FED_AVG, 'fed_avg'),
     trials.Method(_FED_PER, 'fed_per'),
     trials.Method(_FED_REP, 'fed_rep'),
-    trials.Method(_UPDATES, 'fed_fac'),
+    trials.Method(_UPDATES, 'fed_fac', {'analysed': 'updates'}),
     trials.Method(_WEIGHTS, 'fed_fac', {'analysed': 'weights'}),
     *fed_fac.RANDOM_SPLITS,
     trials.Method(

@@ -21,7 +21,9 @@ loss is of logits (there of probabilities), and the entropy's k is ours. Figure
 specific, FedAvg's noisy, and the shared ones' like FedAvg's. In numbers: a
 map's likeness is its correlation with FedAvg's, over places and images; its
 specificity is the share of the variance between images of its mean that the
-classes explain. In table 8 the paper's masks are there while the clients train.
+classes explain. In table 8 the paper's masks are there while the clients train,
+and the authors' code has normal random numbers in place of kernels, here those
+of another initial network.
 The random split is drawn in every round, as FedFac's partition is found in
 every round, and for comparison once. From a common random start neurons are
 exchangeable (see `fed_fac_simulation`), so that a random split that stays is
@@ -50,6 +52,7 @@ from scipy import special
 import tff_pfl as pfl
 from binaries.papers import fed_fac
 from binaries.papers.engine import claims, panels, paper, tables, trials
+from tff_pfl import errors
 from tff_pfl.core import objectives, scoring
 from tff_pfl.runs import representation
 from tff_pfl.runtime import base as runtime_base
@@ -377,9 +380,13 @@ def measure_features(context: trials.Context) -> paper.Rows:
     (result.method, result.seed): result.run
     for result in fed_fac.run(context, compared)
   }
-  arrays = context.load_arrays(
-    sizes.dataset, normalize=sizes.dataset_arguments.get('normalize', False)
+  errors.expect(
+    set(sizes.dataset_arguments) <= {'normalize'},
+    'dataset_arguments',
+    "of 'normalize' alone, so that the data set's test images are nobody's",
+    dict(sizes.dataset_arguments),
   )
+  arrays = context.load_arrays(sizes.dataset, **sizes.dataset_arguments)
   images = trials.test_images(arrays)
 
   def maps(model, weights):
@@ -400,11 +407,14 @@ def measure_features(context: trials.Context) -> paper.Rows:
       is_shared = np.asarray(state.algorithm['is_shared'][sizes.layer])
       client_ids = fed_fac_run.data.client_ids[: sizes.num_shown_clients]
       for client_id in client_ids:
-        # FedAvg's differ between clients by local statistics, if any.
-        own, fed_avg_maps = (
-          maps(run.model, run.personal_weights(client_id, runtime))
-          for run in (fed_fac_run, fed_avg_run)
+        own = maps(
+          fed_fac_run.model, fed_fac_run.personal_weights(client_id, runtime)
         )
+        # Those of FedAvg differ between clients by local statistics alone.
+        if sizes.statistics == 'local' or client_id == client_ids[0]:
+          fed_avg_maps = maps(
+            fed_avg_run.model, fed_avg_run.personal_weights(client_id, runtime)
+          )
         scores[_LIKENESS].append(likeness(own, fed_avg_maps))
         for score, found in (
           (_SPECIFICITY, own),
@@ -455,21 +465,28 @@ def features_claims(table: paper.Table, sizes: FeaturesSizes) -> paper.Claims:
 
 def measure_ablation(context: trials.Context) -> paper.Rows:
   """Accuracy with random splits, and with elements masked."""
+  sizes = context.sizes
+  analysis = trials.Method(_FACTOR_ANALYSIS, 'fed_fac')
   to_mask = trials.Method('tau=50%', 'fed_fac', {'threshold': 0.5})
-  compared = (
-    trials.Method(_FACTOR_ANALYSIS, 'fed_fac'),
-    *fed_fac.RANDOM_SPLITS,
-    to_mask,
-  )
+  masked = {
+    name: analysis if threshold == 0.5 else to_mask
+    for name, threshold in sizes.thresholds.items()
+  }
+  splits = [analysis, *fed_fac.RANDOM_SPLITS]
+  compared = {
+    name: splits if method is analysis else [*splits, method]
+    for name, method in masked.items()
+  }
   # All are trained before the runtime is there.
   results = list(fed_fac.run(context, compared))
   with context.create_runtime() as runtime:
     for result in results:
-      accuracies = {result.method: result.accuracy()}
-      if result.method == to_mask.name:
+      accuracies = {}
+      if result.method != to_mask.name:
+        accuracies[result.method] = result.accuracy()
+      if result.method == masked[result.condition].name:
         finished = result.run.open()
-        layer = context.sizes.layers[-1]
-        accuracies = masked_accuracies(finished, layer, runtime)
+        accuracies |= masked_accuracies(finished, sizes.layers[-1], runtime)
       for name, accuracy in accuracies.items():
         yield {**result.columns(), 'method': name, 'accuracy': accuracy}
 

@@ -9,6 +9,8 @@ def test_of_an_experiment_only_numbers_are_made_small(tmp_path):
   given = {
     'dataset_arguments': {'test_fraction': 0.2, 'normalize': True},
     'statistics': 'local',
+    'weight_decay': 1e-6,
+    'explained_variance': 0.5,
     'hparams': {'divided': 'kernels'},
   }
   full = dataclasses.replace(
@@ -23,7 +25,7 @@ def test_of_an_experiment_only_numbers_are_made_small(tmp_path):
   fast = {
     name: value
     for name, value in vars(fed_fac.FAST).items()
-    if isinstance(value, (int, float)) or name.startswith('swept')
+    if isinstance(value, int) or name.startswith('swept')
   }
   model_arguments = sizes.pop('model_arguments')
   assert model_arguments.pop('base_filters') == 4
@@ -33,12 +35,16 @@ def test_of_an_experiment_only_numbers_are_made_small(tmp_path):
     **given,
     'dataset': 'cifar100',
     'optimizer': 'adam',
+    'learning_rate': 0.001,
     'model': 'vgg_16',
     'initial_weights': None,
     # Of three partitions and layers.
     'thresholds': {'shards:5': 0.95},
     'layers': ['conv_1', 'dense_1'],
   }
+  # An experiment on other data may follow in the same folder.
+  small.experiment(fed_fac.FULL['mnist'], fed_fac.FAST, None, str(tmp_path))
+  assert sorted(os.listdir(folder)) == ['cifar100.npz', 'mnist.npz']
   # Files at hand are read.
   _, folder = small.experiment(full, fed_fac.FAST, 'mine', str(tmp_path))
   assert folder == 'mine'

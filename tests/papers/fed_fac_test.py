@@ -101,17 +101,31 @@ def test_the_authors_protocol_is_of_all_methods():
     hparams={'analysed': 'weights', 'split': 'eigenvectors'},
   )
   context = untrained.Context(sizes, lambda _: untrained.finished(0.5))
-  methods = (fed_fac.BASELINES[0], trials.Method('FedFac', 'fed_fac'))
-  assert list(fed_fac.run(context, [*methods, *fed_fac.RANDOM_SPLITS]))
+  methods = (
+    *fed_fac.BASELINES,
+    trials.Method('FedFac', 'fed_fac'),
+    trials.Method('of updates', 'fed_fac', {'analysed': 'updates'}),
+    *fed_fac.RANDOM_SPLITS,
+  )
+  assert list(fed_fac.run(context, methods))
   for config in context.configs:
     assert config.dataset_arguments == {'normalize': True}
     assert config.statistics == 'local'
     assert config.weight_decay == 0.001
-    assert config.initial_weights.endswith('of_imagenet.npz')
+    # FedEM's models start apart.
+    initial_weights = str(config.initial_weights)
+    assert initial_weights.endswith('of_imagenet.npz') == (
+      config.algorithm != 'fed_em'
+    )
   assert [
     (config.hparams.analysed, config.hparams.split)
-    for config in context.configs[1:]
-  ] == [('weights', 'eigenvectors'), *2 * [('weights', 'random')]]
+    for config in context.configs[len(fed_fac.BASELINES) :]
+  ] == [
+    ('weights', 'eigenvectors'),
+    ('updates', 'eigenvectors'),
+    ('weights', 'random'),
+    ('weights', 'random'),
+  ]
   with pytest.raises(
     ValueError, match="`hparams`.*that a method has.*'analyzed"
   ):

@@ -1,8 +1,10 @@
+import dataclasses
 import itertools
 import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac, fed_fac_units
@@ -107,6 +109,151 @@ def test_clients_train_alone_and_neurons_are_on_for_their_images():
   assert [c.partition for c in configs] == ['iid', 'shards:1']
   assert {(c.algorithm, c.num_rounds) for c in configs} == {('local_only', 1)}
   assert {c.cohort_size for c in configs} == {_NEURONS.fast.num_clients}
+
+
+@pytest.mark.parametrize('statistics', ['global', 'local'])
+def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
+  # Channel 0 is shared, and FedAvg's is its double; 1 is personal. With local
+  # statistics FedAvg's second client has other maps.
+  sizes = dataclasses.replace(
+    fed_fac_units.FEATURES_FAST, statistics=statistics, layer='conv_1'
+  )
+  rng = np.random.default_rng(0)
+  labels = np.array([0, 0, 1, 1])
+  shared, personal, other = rng.normal(size=[3, 4, 9])
+  shared[2:] += 5
+
+  def open_run(algorithm):
+    def personal_weights(client_id, runtime):
+      del runtime
+      channels = (shared, personal)
+      if algorithm == 'fed_avg':
+        is_other = statistics == 'local' and client_id == 'b'
+        channels = (other if is_other else 2 * shared, other)
+      return {
+        'conv_1/kernel': np.zeros([3, 3, 1, 2]),
+        'maps': np.stack(channels, axis=-1),
+      }
+
+    state = types.SimpleNamespace(
+      algorithm={'is_shared': {'conv_1': np.array([True, False])}}
+    )
+    return types.SimpleNamespace(
+      data=types.SimpleNamespace(client_ids=['a', 'b', 'not shown']),
+      model=None,
+      personal_weights=personal_weights,
+      build_process=lambda: None,
+      server_state=lambda process, runtime: state,
+    )
+
+  context = untrained.Context(
+    sizes,
+    lambda wanted: types.SimpleNamespace(
+      open=lambda: open_run(wanted.config.algorithm)
+    ),
+  )
+  monkeypatch.setattr(
+    context,
+    'load_arrays',
+    lambda *_, **__: types.SimpleNamespace(
+      x_test=np.zeros([4, 3, 3]), y_test=labels, transform=None
+    ),
+  )
+  monkeypatch.setattr(
+    fed_fac_units.representation,
+    'layer_features',
+    lambda model, weights, x, layers: {
+      'conv_1': weights['maps'].reshape(4, -1)
+    },
+  )
+  values = {
+    (row['channels'], row['score']): row['value']
+    for row in fed_fac_units.measure_features(context)
+  }
+
+  def likeness(a, b):
+    return np.corrcoef(a.ravel(), b.ravel())[0, 1]
+
+  of_second = likeness(shared, other) if statistics == 'local' else 1
+  assert values['shared', 'likeness to FedAvg'] == pytest.approx(
+    (1 + of_second) / 2
+  )
+  assert values['personal', 'likeness to FedAvg'] == pytest.approx(
+    likeness(personal, other)
+  )
+
+  def specificity(maps):
+    found = fed_fac_units.specificity(maps.mean(axis=1)[:, np.newaxis], labels)
+    return pytest.approx(found.item())
+
+  assert values['shared', 'specificity'] == specificity(shared)
+  assert values['personal', 'specificity'] == specificity(personal)
+  assert values['personal', "FedAvg's specificity"] == specificity(other)
+
+
+@pytest.mark.parametrize('divided', ['all', 'kernels'])
+def test_masks_replace_what_fed_fac_divides(divided, monkeypatch):
+  personal, random = (
+    {
+      'dense_1/kernel': np.full([3, 2], value),
+      'dense_1/bias': np.full([2], value),
+      'head/kernel': np.full([2, 1], value),
+    }
+    for value in (1.0, 0.0)
+  )
+
+  @dataclasses.dataclass
+  class Config:
+    seed: int
+    hparams: types.SimpleNamespace
+
+    def build_model(self, data):
+      del data
+      return types.SimpleNamespace(initial_weights=random)
+
+  # The share of the weights that are those of the client.
+  monkeypatch.setattr(
+    fed_fac_units.scoring,
+    'evaluate',
+    lambda model, weights, test: {
+      name: tf.cast(tf.reduce_mean(value), tf.float32)
+      for name, value in weights.items()
+    },
+  )
+  monkeypatch.setattr(
+    fed_fac_units.objectives,
+    'means',
+    lambda found: {
+      'accuracy': found['dense_1/kernel'] + 10 * found['dense_1/bias']
+    },
+  )
+  run = types.SimpleNamespace(
+    config=Config(3, types.SimpleNamespace(divided=divided)),
+    data=types.SimpleNamespace(
+      client_ids=['a'],
+      num_test_examples=lambda client_id: 1,
+      test=lambda client_id: None,
+    ),
+    model=types.SimpleNamespace(
+      units={
+        'dense_1': types.SimpleNamespace(
+          gates={'dense_1/kernel': 1, 'dense_1/bias': 1},
+          kernels=('dense_1/kernel',),
+        )
+      }
+    ),
+    build_process=lambda: None,
+    server_state=lambda process, runtime: types.SimpleNamespace(
+      algorithm={'is_shared': {'dense_1': np.array([True, False])}}
+    ),
+    personal_weights=lambda client_id, runtime: personal,
+  )
+  monkeypatch.setattr(fed_fac_units.pfl, 'padded', lambda data: 0.0)
+  found = fed_fac_units.masked_accuracies(run, 'dense_1', None)
+  half = 5.5 if divided == 'all' else 10.5
+  assert found == {
+    'nothing masked': 11, 'shared masked': half, 'personal masked': half
+  }  # fmt: skip
 
 
 @pytest.mark.slow

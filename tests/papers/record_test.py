@@ -57,6 +57,22 @@ def test_tables_of_claims_are_put_in_replaced_and_taken_out():
   assert _rewritten(full, {}) == empty
 
 
+@pytest.mark.parametrize(
+  'seed, first_seed, told',
+  [(5, 5, ''), (5, 0, ' --seed=5'), (0, 5, ' --seed=0')],
+)
+def test_a_command_has_the_seed_unless_it_is_the_experiments(
+  seed, first_seed, told
+):
+  experiment = types.SimpleNamespace(
+    **{**vars(_EXPERIMENTS['first']), 'first_seed': first_seed}
+  )
+  table = record.rewritten(
+    _TABLE, {'first': {**_RECORD, 'seed': seed}}, {'first': experiment}
+  )
+  assert table == _TABLE.replace('DIR`', f'DIR{told}`')
+
+
 def test_what_ran_is_recorded_with_its_picture(tmp_path):
   docs, results = tmp_path / 'docs', tmp_path / 'results'
   (results / 'first').mkdir(parents=True)

@@ -70,7 +70,7 @@ class Experiment:
     full: Sizes by data set, each a dataclass with `num_seeds`; the first is the
       experiment's own. The key is None for generated data.
     fast: Sizes of minutes, and their data set.
-    first_seed: The first seed; with those before it sizes were chosen.
+    first_seed: First seed; sizes were chosen with the seeds before it.
   """
 
   name: str
@@ -96,8 +96,15 @@ class Experiment:
     """The sizes that the settings ask for.
 
     Raises:
-      ValueError: If there is no such size, or a value is of another kind.
+      ValueError: If the data set is none of those, there is no such size, or a
+        value is of another kind.
     """
+    errors.expect(
+      self.takes(settings.dataset),
+      'dataset',
+      f'one that {self.name} takes: {", ".join(map(str, self.full))}',
+      settings.dataset,
+    )
     sizes = self.fast
     if not settings.fast or settings.dataset is not None:
       sizes = self.full[settings.dataset or next(iter(self.full))]
@@ -155,12 +162,6 @@ def run(
     RunError: If the folder holds something else or is in use by another
       process, or training fails.
   """
-  errors.expect(
-    experiment.takes(settings.dataset),
-    'dataset',
-    f'one that {experiment.name} takes: {", ".join(map(str, experiment.full))}',
-    settings.dataset,
-  )
   sizes = experiment.sizes(settings)
   directory = folders.results_folder(
     os.path.join(settings.directory, experiment.name), folders.EXPERIMENT
@@ -248,8 +249,8 @@ def _write_all(summaries, settings):
       'claims': claims,
       'errors': {s['experiment']: s['error'] for s in failed},
       'seconds': {s['experiment']: s.get('seconds') for s in summaries},
+      'seeds': {s['experiment']: s.get('seed') for s in summaries},
       'fast': settings.fast,
-      'seed': settings.seed,
     },
   )
   shown = pd.DataFrame(

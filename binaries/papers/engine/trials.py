@@ -40,7 +40,8 @@ class Settings(NamedTuple):
     dataset: A data set instead of the experiment's own; only for experiments
       on data sets.
     data_dir: Folder of the data sets' files; None for each data set's default.
-    seed: The first seed, non-negative; None for the experiment's own.
+    seed: The first seed, non-negative; None for the experiment's own, which
+      `paper.run` fills in.
     num_seeds: Number of seeds from there on, at least 1; None for the
       experiment's own number.
     sizes: Other values of fields of the experiment's sizes.
