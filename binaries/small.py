@@ -132,7 +132,7 @@ def experiment(
     data_dir: Folder of the data sets' files; None to have them generated.
     directory: Folder of the results, which gets the generated data.
   """
-  sizes = vars(fast) | {
+  sizes = {
     name: _kept(name, value, getattr(fast, name))
     for name, value in vars(full).items()
   }
@@ -205,9 +205,9 @@ def _generated(names: Sequence[str], directory: str) -> Optional[str]:
   if not names:
     return None
   folder = os.path.join(directory, 'data')
-  os.makedirs(folder, exist_ok=True)
   for name in names:
     errors.expect_one_of('dataset', name, _WRITERS)
+    os.makedirs(folder, exist_ok=True)
     _WRITERS[name](folder)
   return folder
 

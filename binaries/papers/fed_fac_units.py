@@ -130,6 +130,15 @@ class FeaturesSizes(fed_fac.Sizes):
   layer: str = 'conv_2'
   num_shown_clients: int = 20
 
+  def __post_init__(self):
+    super().__post_init__()
+    errors.expect(
+      set(self.dataset_arguments) <= {'normalize'},
+      'dataset_arguments',
+      "of 'normalize' alone, so that the data set's test images are nobody's",
+      dict(self.dataset_arguments),
+    )
+
 
 FEATURES_FAST = FeaturesSizes(**fed_fac.SMALL, num_shown_clients=2)
 
@@ -380,12 +389,6 @@ def measure_features(context: trials.Context) -> paper.Rows:
     (result.method, result.seed): result.run
     for result in fed_fac.run(context, compared)
   }
-  errors.expect(
-    set(sizes.dataset_arguments) <= {'normalize'},
-    'dataset_arguments',
-    "of 'normalize' alone, so that the data set's test images are nobody's",
-    dict(sizes.dataset_arguments),
-  )
   arrays = context.load_arrays(sizes.dataset, **sizes.dataset_arguments)
   images = trials.test_images(arrays)
 

@@ -146,6 +146,9 @@ def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
       server_state=lambda process, runtime: state,
     )
 
+  with pytest.raises(ValueError, match="of 'normalize' alone.*test_fraction"):
+    dataclasses.replace(sizes, dataset_arguments={'test_fraction': 0.2})
+
   context = untrained.Context(
     sizes,
     lambda wanted: types.SimpleNamespace(
