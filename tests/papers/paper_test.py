@@ -119,6 +119,27 @@ def test_an_interrupted_experiment_continues(workshop):
   assert paper.run(one, workshop.settings, rerun=True)['seconds'] < 3600
 
 
+def test_an_experiment_that_was_killed_does_not_know_its_seconds(
+  workshop, capsys
+):
+  directory = workshop.directory / 'one'
+  settings = workshop.settings._replace(num_seeds=1)
+  during = []
+
+  def measure(context):
+    during.append((directory / 'settings.json').read_text())
+    yield {'seed': 0, 'v0': 1.0}
+
+  one = dataclasses.replace(workshop.experiment('one'), measure=measure)
+  assert paper.run(one, settings)['seconds'] >= 0
+  # What a SIGKILL leaves.
+  (directory / 'numbers.json').unlink()
+  (directory / 'settings.json').write_text(during[0])
+  (summary,) = paper.run_all([one], settings)
+  assert summary['seconds'] is None
+  assert capsys.readouterr().err.endswith('one: 0 of 0 claims hold\n')
+
+
 @pytest.mark.parametrize(
   'name, value, fail',
   [

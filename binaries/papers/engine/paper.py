@@ -3,7 +3,7 @@
 The folder of an experiment holds
 
 * `settings.json`, written first: the experiment and its settings, and the
-  seconds spent on it before an interruption;
+  seconds spent on it before an interruption (null while it runs);
 * `trials/`, its training runs (see `execution`);
 * `numbers.json`, the numbers and the setup, and `numbers.csv`;
 * `figure.png` and `summary.json`, which are made of the numbers: the claims and
@@ -154,8 +154,8 @@ def run(
     The content of `summary.json`: `experiment`, `summary`, `paper`, `claims`
     (the fields of `claims.Claim`), `result` ('3 of 5 claims hold, …'), `setup`,
     `fast`, `dataset`, `seed`, `num_seeds`, `sizes`, `runtime`, `seconds` (that
-    the measurement took, also before an interruption, but not before a
-    SIGKILL), `versions` and `commit`, of the source.
+    the measurement took, also before an interruption; None after a SIGKILL),
+    `versions` and `commit`, of the source.
 
   Raises:
     ValueError: If the experiment does not take the data set or sizes.
@@ -225,7 +225,9 @@ def run_all(
       bar.set_postfix_str(experiment.name)
       try:
         summary = run(experiment, own, rerun=rerun)
-        outcome = f'{summary["result"]}, {summary["seconds"]:.0f} s'
+        outcome = summary['result']
+        if summary['seconds'] is not None:
+          outcome += f', {summary["seconds"]:.0f} s'
       except errors.EXPECTED as error:
         reason = errors.reason(error)
         summary = {'experiment': experiment.name, 'claims': [], 'error': reason}
@@ -295,12 +297,14 @@ def _measure(experiment, settings, sizes):
   directory = settings.directory
   kept = {'seconds': 0, **(_read(directory, SETTINGS_NAME) or {})}
   kept.update(_identity(experiment, settings))
-  _write(directory, SETTINGS_NAME, kept)
+  # Unknown if this process is killed.
+  _write(directory, SETTINGS_NAME, {**kept, 'seconds': None})
   commit, start = _commit(), time.perf_counter()
   try:
     rows = list(experiment.measure(trials_lib.Context(settings, sizes)))
   finally:
-    kept['seconds'] = round(kept['seconds'] + time.perf_counter() - start, 1)
+    if kept['seconds'] is not None:
+      kept['seconds'] = round(kept['seconds'] + time.perf_counter() - start, 1)
     _write(directory, SETTINGS_NAME, kept)
   summary_lib.write_csv(
     os.path.join(directory, CSV_NAME), summary_lib.frame(rows)
