@@ -38,9 +38,10 @@ server optimizer's learning rate.
 
 A unit that turns shared takes the mean of the values that the cohort trained,
 one that turns personal the client's own last trained value, or the global one
-if the client never trained. The paper is silent about both; so does the
-authors' code (github.com/ffair/FedFac). That divides a layer's kernels alone,
-while its biases and normalization stay with the client: divided='kernels'.
+if the client never trained. The paper is silent about both; the authors'
+code (github.com/ffair/FedFac) does the same. It divides a layer's kernels
+alone, while its biases and normalization stay with the client:
+divided='kernels'.
 
 Deviations from the paper: the same tau and kappa hold for all layers. The
 columns have no biases, as in section 4.1. Exactly as many units are personal as
