@@ -43,7 +43,7 @@ The first one asks for eta_l = O(lambda_p / (gamma_s gamma_p + G N)), gamma the
 largest eigenvalue by the smallest, where our copy may have lost an exponent of
 N, and the constant is unknown. With 1 for it, eta_l = 0.1 is 30 to 170 times as
 large (600 to 16,000 times with N squared). The bound holds all the same; with
---size=step_size=1e-5 the loss falls by a thousandth in all rounds. The second
+--size=step_size=5e-6 the loss falls by a thousandth in all rounds. The second
 bound's constant is unknown, too.
 
 References:
