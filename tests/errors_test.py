@@ -1,5 +1,14 @@
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional, Union
+
+import keras
+import numpy as np
+import pandas as pd
 import pytest
 
+import tff_pfl as pfl
+from tests.methods import toy_problems
 from tff_pfl import errors
 
 
@@ -51,3 +60,137 @@ def test_a_share_is_a_number_in_its_interval(interval, ends):
       errors.expect_share('rate', value, interval)
     expected = f'Expected `rate` to be a number in {interval}, found {value!r}.'
     assert str(error.value) == expected
+
+
+_LONG = np.arange(9000.0).reshape(300, 30)
+
+
+@pytest.mark.parametrize(
+  'value, shown',
+  [
+    ('a', "'a'"),
+    (np.arange(3), 'array([0, 1, 2])'),
+    (_LONG, 'ndarray of shape (300, 30) and float64'),
+    (pd.DataFrame(_LONG), 'DataFrame of shape (300, 30)'),
+    ([_LONG, None], '[ndarray of shape (300, 30) and float64, None]'),
+    ({'x': _LONG}, "{'x': ndarray of shape (300, 30) and float64}"),
+    ([*range(99)], '[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...]'),
+    ('a' * 9000, f"'{'a' * 247}...{'a' * 248}'"),
+  ],
+)
+def test_a_message_is_one_line_however_large_a_value_is(value, shown):
+  assert errors.message('x', 'small', value) == (
+    f'Expected `x` to be small, found {shown}.'
+  )
+
+
+@pytest.mark.parametrize('value', [[], {}, _LONG, np.array([]), None, 'c'])
+def test_what_has_no_hash_or_truth_value_is_none_of_the_known(value):
+  for known in (['a', 'b'], {'a': 1, 'b': 2}, np.array(['a', 'b'])):
+    with pytest.raises(ValueError, match='^Expected `x` to be one of a, b, f'):
+      errors.expect_one_of('x', value, known)
+    errors.expect_one_of('x', 'b', known)
+
+
+def test_arguments_are_named_as_the_caller_knows_them():
+  with pytest.raises(ValueError) as error:
+    with errors.naming({'low': '--low_end', 'a.b': '`b`'}):
+      raise ValueError('Expected `low` to be below `lower` and `a.b`.')
+  assert str(error.value) == 'Expected --low_end to be below `lower` and `b`.'
+
+
+@errors.typed
+def _function(
+  model: pfl.SplitModel,
+  *others: pfl.SplitModel,
+  settings: Optional[Mapping[str, int]] = None,
+  names: Sequence[str] = (),
+  rule: Union[str, Callable[..., Any]] = 'none',
+  size: int = 3,
+):
+  return model, others, settings, names, rule, size
+
+
+def test_types_are_those_of_the_hints():
+  model = toy_problems.classifier()
+  names = np.array(['a', 'b'])
+  found = _function(model, 5, settings={'a': 'b'}, names=names, size='c')
+  assert found == (model, (5,), {'a': 'b'}, names, 'none', 'c')
+  for arguments, message in (
+    (
+      {'model': 5},
+      '`model` to be of type SplitModel (from_keras makes one of a Keras '
+      'model), found 5.',
+    ),
+    (
+      {'model': model, 'settings': 'x'},
+      "`settings` to be of type Mapping or None, found 'x'.",
+    ),
+    (
+      {'model': model, 'names': 5},
+      '`names` to be of type Collection, found 5.',
+    ),
+  ):
+    with pytest.raises(TypeError) as error:
+      _function(**arguments)
+    assert str(error.value) == f'Expected {message}'
+  # Python's own.
+  with pytest.raises(TypeError, match=r"_function\(\) missing .* 'model'"):
+    _function()
+
+
+_RUN = pfl.Run('folder')
+
+
+@functools.cache
+def _arguments():
+  return {
+    'process': pfl.build('fed_avg', toy_problems.classifier()),
+    'data': pfl.FederatedDataset.from_arrays([[0]] * 9, [0] * 9, num_clients=2),
+    'output_dir': 'none',
+  }
+
+
+def _run(**changes):
+  return pfl.run(**{**_arguments(), **changes}, num_rounds=1, cohort_size=1)
+
+
+@pytest.mark.parametrize(
+  'call, message',
+  [
+    (lambda: _run(process=5), '`process` to be of type PersonalizedProcess'),
+    (lambda: _run(data=toy_problems.CLIENTS), '`data` to be of type Federated'),
+    (lambda: _run(settings=5), '`settings` to be of type Mapping or None, fou'),
+    (lambda: _run(accounting='x'), '`accounting` to be of type Accounting or'),
+    (lambda: _run(output_dir=5), '`output_dir` to be a path, found 5'),
+    (lambda: pfl.open_run(5), '`directory` to be a path, found 5'),
+    (lambda: pfl.open_comparison([]), '`directory` to be a path, found'),
+    (lambda: pfl.open_run('x', 5, 5), '`process` to be of type Personalized'),
+    (lambda: pfl.compare(5, 'x'), '`comparison` to be of type Comparison'),
+    (lambda: pfl.build('fed_avg', keras.Sequential()), 'from_keras makes one'),
+    (lambda: pfl.build([], toy_problems.classifier()), '`algorithm` to be one'),
+    (lambda: pfl.create_runtime([]), '`runtime` to be one of in_process, '),
+    (
+      lambda: pfl.summarize(_RUN),
+      r"`runs` to be a list.*found Run\('folder'\)",
+    ),
+    (lambda: pfl.summarize('ab'), '`runs` to be a list of runs, or a dict'),
+    (lambda: pfl.tidy({}), '`runs` to be .* with at least one, found'),
+    (lambda: pfl.plot([]), r'`runs` to be .* with at least one, found \[\]'),
+    (lambda: pfl.plot([_RUN], ax=5), '`ax` to be of type Axes or None'),
+    (lambda: _RUN.personal_weights('a', 'gpu'), 'create_runtime makes one'),
+    (lambda: pfl.ClientDataSource(5), '`data` to be of type FederatedDataset'),
+    (lambda: pfl.plots.curves(5), '`frame` to be of type DataFrame, found 5'),
+    (
+      lambda: pfl.with_class_weight(toy_problems.classifier(), 'balanced', 5),
+      '`data` to be a FederatedDataset',
+    ),
+    (
+      lambda: pfl.FederatedDataset.from_arrays([[1]], [1], client_ids=5),
+      '`client_ids` to be of type Iterable or None, found 5',
+    ),
+  ],
+)
+def test_a_wrong_type_is_refused_by_the_argument_s_name(call, message):
+  with pytest.raises((ValueError, TypeError), match=f'^Expected .*{message}'):
+    call()

@@ -6,14 +6,26 @@ failures around a run (a locked directory, a full disk, a dead worker). The
 binaries print any of these as one line and exit with status 1.
 """
 
+import contextlib
 import errno
+import functools
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Collection
-from typing import Any, Optional
+import re
+import reprlib
+import typing
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterator,
+  Mapping,
+  Sequence,
+)
+from typing import Any, Optional, Union
 
 import grpc
+import numpy as np
 import tensorflow as tf
 
 _ADVICE = {
@@ -29,6 +41,16 @@ _ADVICE = {
 # About what TensorFlow takes for a tensor while it traces a graph, besides the
 # numbers.
 _BYTES_PER_TENSOR = 10_000
+
+# Hints that `typed` does not check, for such values have checks of their own.
+_UNTYPED = (Any, bool, float, int, str, np.ndarray)
+_VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
+_MADE_BY = {
+  'FederatedDataset': 'from_arrays and load_dataset make one',
+  'PersonalizedProcess': 'registry.build makes one',
+  'Runtime': 'create_runtime makes one',
+  'SplitModel': 'from_keras makes one of a Keras model',
+}
 
 
 class RunError(RuntimeError):
@@ -71,9 +93,89 @@ def reason(error: Exception) -> str:
   return ' '.join(text.split())
 
 
+class _Short(reprlib.Repr):
+  """Values in one line of a bounded length: of arrays the shape alone."""
+
+  def __init__(self):
+    super().__init__()
+    self.maxlist = self.maxtuple = self.maxset = self.maxdict = 10
+    self.maxstring = self.maxother = 500
+
+  def repr_instance(self, x: Any, level: int) -> str:
+    """The representation of what is no string, number or collection."""
+    text = super().repr_instance(x, level)
+    if '\n' in text and hasattr(x, 'shape'):
+      dtype = f' and {x.dtype}' if hasattr(x, 'dtype') else ''
+      return f'{type(x).__name__} of shape {tuple(x.shape)}{dtype}'
+    return ' '.join(text.split())
+
+
+_SHORT = _Short()
+
+
 def message(name: str, constraint: str, found: Any) -> str:
   """Returns the one line that every check of an argument raises."""
-  return f'Expected `{name}` to be {constraint}, found {found!r}.'
+  return f'Expected `{name}` to be {constraint}, found {_SHORT.repr(found)}.'
+
+
+@contextlib.contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+  """Names arguments in the messages of errors as the caller knows them.
+
+  Args:
+    names: By an argument's name what stands in place of it and its backticks.
+  """
+  try:
+    yield
+  except (ValueError, TypeError) as error:
+    if len(error.args) == 1:
+      text = re.sub(r'`([\w.]+)`', lambda m: names.get(m[1], m[0]), str(error))
+      error.args = (text,)
+    raise
+
+
+def typed(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Has a function refuse arguments of other classes than its hints name.
+
+  It raises `TypeError` before it does anything. Of a hint such as
+  `Mapping[str, int]` only the mapping counts.
+  """
+  signature = inspect.signature(function)
+
+  @functools.cache
+  def hints():
+    return typing.get_type_hints(function)
+
+  @functools.wraps(function)
+  def checked(*args, **kwargs):
+    given = {}
+    with contextlib.suppress(TypeError):  # Which the call itself raises.
+      given = signature.bind(*args, **kwargs).arguments
+    for name, value in given.items():
+      if signature.parameters[name].kind is not _VAR_POSITIONAL:
+        _expect_hint(name, value, hints().get(name, Any))
+    return function(*args, **kwargs)
+
+  return checked
+
+
+def expect_hints(options: Any) -> None:
+  """Raises `TypeError` for fields of a dataclass as `typed` for arguments."""
+  for name, hint in typing.get_type_hints(type(options)).items():
+    _expect_hint(name, getattr(options, name), hint)
+
+
+def _expect_hint(name, value, hint):
+  """Raises `TypeError` unless a value is of a class that its hint names."""
+  parts = typing.get_args(hint) if typing.get_origin(hint) is Union else [hint]
+  kinds = [typing.get_origin(part) or part for part in parts]
+  # NumPy's are no sequences of Python's.
+  kinds = [Collection if kind is Sequence else kind for kind in kinds]
+  if all(isinstance(kind, type) and kind not in _UNTYPED for kind in kinds):
+    words = ['None' if kind is type(None) else kind.__name__ for kind in kinds]
+    advice = [_MADE_BY[word] for word in words if word in _MADE_BY]
+    constraint = ' or '.join(words) + ''.join(f' ({one})' for one in advice)
+    expect_type(value, tuple(kinds), name, f'of type {constraint}')
 
 
 def expect(condition: Any, name: str, constraint: str, found: Any) -> None:
@@ -94,7 +196,11 @@ def expect(condition: Any, name: str, constraint: str, found: Any) -> None:
 
 def expect_one_of(name: str, value: Any, known: Collection[Any]) -> None:
   """Raises `ValueError` unless a value is one of the known ones."""
-  expect(value in known, name, f'one of {", ".join(map(str, known))}', value)
+  is_known = False
+  # Of lists, which have no hash, and of arrays, which have no truth value.
+  with contextlib.suppress(TypeError, ValueError):
+    is_known = bool(value in known)
+  expect(is_known, name, f'one of {", ".join(map(str, known))}', value)
 
 
 def expect_type(value: Any, types: Any, name: str, constraint: str) -> None:

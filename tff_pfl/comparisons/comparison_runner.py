@@ -33,6 +33,7 @@ from tff_pfl.runs import directory_lock
 from tff_pfl.system import folders
 
 
+@errors.typed
 def compare(
   comparison: plan.Comparison,
   directory: str,

@@ -270,6 +270,7 @@ class ClientTypes(NamedTuple):
   examples: tff.Type
 
 
+@errors.typed
 def partitioned_weights_work(
   model: split_model.SplitModel,
   partition: weight_partition.WeightPartition,
@@ -289,6 +290,7 @@ def partitioned_weights_work(
   )
 
 
+@errors.typed
 def global_weights_work(
   model: split_model.SplitModel, *exchanges: Exchange, **others: Any
 ) -> ClientWork:

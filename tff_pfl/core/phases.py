@@ -48,7 +48,7 @@ def build_optimizer(
   if is_object(optimizer):
     return optimizer
   errors.expect(
-    optimizer in OPTIMIZERS,
+    isinstance(optimizer, str) and optimizer in OPTIMIZERS,
     f'{role}optimizer',
     f'one of {", ".join(OPTIMIZERS)}, or of tff.learning.optimizers',
     optimizer,

@@ -236,6 +236,7 @@ class FederatedDataset:
       self._counts[field, split] = counts
     return self._counts[field, split]
 
+  @errors.typed
   def subset(self, client_ids: Iterable[str]) -> 'FederatedDataset':
     """Returns a view of some clients, in the given order.
 
@@ -299,6 +300,7 @@ class FederatedDataset:
     )
 
   @classmethod
+  @errors.typed
   def from_arrays(
     cls,
     x: Any,

@@ -29,6 +29,7 @@ from tff_pfl.datasets.sources import (
   tabular,
   tff_hdf5,
 )
+from tff_pfl.system import folders
 
 # Keyword arguments of loaders that are not one data set's own.
 COMMON_ARGUMENTS = ('data_dir', 'seed')
@@ -227,7 +228,8 @@ def load_dataset(
     name,
     num_clients=num_clients,
     partition=partition,
-    data_dir=data_dir and os.path.abspath(data_dir),
+    data_dir=data_dir
+    and os.path.abspath(folders.local_path(data_dir, 'data_dir')),
     seed=seed,
     classes=classes,
     test_fraction=test_fraction,

@@ -58,6 +58,7 @@ References:
 
 import dataclasses
 import math
+import numbers
 from typing import Optional
 
 import tensorflow as tf
@@ -109,7 +110,8 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
 
   def __post_init__(self):
     errors.expect(
-      0 <= self.threshold <= 1 or math.isinf(self.threshold),
+      isinstance(self.threshold, numbers.Real)
+      and (0 <= self.threshold <= 1 or math.isinf(self.threshold)),
       'threshold',
       'a quantile in [0, 1], inf or -inf',
       self.threshold,

@@ -71,6 +71,7 @@ def get_algorithm(name: str) -> Algorithm:
   return ALGORITHMS[name]
 
 
+@errors.typed
 def build(
   name: str, model: split_model.SplitModel, hparams: Any = None, **options: Any
 ) -> personalized_process.PersonalizedProcess:
@@ -92,12 +93,6 @@ def build(
     ValueError: If there is no such method, or a value is out of its range.
   """
   algorithm = get_algorithm(name)
-  errors.expect_type(
-    model,
-    split_model.SplitModel,
-    'model',
-    'a SplitModel (from_keras makes one of a Keras model)',
-  )
   split_model.check_float32(model)
   hparams = algorithm.hparams() if hparams is None else hparams
   errors.expect_type(

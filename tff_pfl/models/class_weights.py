@@ -22,6 +22,7 @@ BALANCED = 'balanced'
 FORMS = f'{BALANCED}, or classes with positive weights such as 0:1,1:10'
 
 
+@errors.typed
 def with_class_weight(
   model: split_model.SplitModel,
   class_weight: Union[str, Mapping[int, float]],
@@ -49,7 +50,10 @@ def with_class_weight(
     class_weight = parse(class_weight)
   if class_weight == BALANCED:
     errors.expect(
-      data is not None, 'data', "given for class_weight='balanced'", data
+      hasattr(data, 'class_counts'),
+      'data',
+      "a FederatedDataset for class_weight='balanced'",
+      data,
     )
     class_weight = balanced(data.class_counts('train').sum(axis=0))
   return dataclasses.replace(
@@ -57,6 +61,7 @@ def with_class_weight(
   )
 
 
+@errors.typed
 def with_sample_weight(
   model: split_model.SplitModel,
 ) -> split_model.SplitModel:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import os
 import re
 import warnings
 from collections.abc import Mapping
+from typing import Union
 
 import h5py
 import keras
@@ -26,6 +28,7 @@ from absl import logging
 from tff_pfl import errors
 from tff_pfl.datasets import files
 from tff_pfl.models import keras_graph, split_model
+from tff_pfl.system import folders
 
 ENDINGS = ('.keras', '.weights.h5', '.h5', '.npz')
 # By the end of a weight's name, in files of several libraries, its place in a
@@ -54,8 +57,9 @@ def expect_known(path: str) -> None:
   )
 
 
+@errors.typed
 def with_weights(
-  model: split_model.SplitModel, path: str
+  model: split_model.SplitModel, path: Union[str, os.PathLike[str]]
 ) -> split_model.SplitModel:
   """Returns the model with initial weights from a file.
 
@@ -69,6 +73,7 @@ def with_weights(
     ValueError: If the file is missing, damaged, or does not fit the model but
       for its last layers; the message names the first weight that does not.
   """
+  path = folders.local_path(path, 'path')
   expect_known(path)
   layers = _in_order(model.keras_graph, model.layers)
   own = model.initial_weights

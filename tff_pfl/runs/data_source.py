@@ -31,6 +31,7 @@ class ClientDataSource(tff.program.FederatedDataSource):
   clients that have joined by then.
   """
 
+  @errors.typed
   def __init__(self, data: datasets.FederatedDataset, seed: int = 0):
     """Makes a data source, which reads no examples before they are needed.
 

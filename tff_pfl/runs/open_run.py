@@ -14,6 +14,7 @@ from tff_pfl.runs import run as run_lib
 from tff_pfl.system import folders
 
 
+@errors.typed
 def open_run(
   directory: str,
   process: Optional[personalized_process.PersonalizedProcess] = None,

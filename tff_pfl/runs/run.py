@@ -48,11 +48,24 @@ _MAX_INPUTS = 2**26
 _Runtime = Optional[runtime_base.Runtime]
 
 
-def summarize(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
-  """The main figures of runs, a row for each."""
+def _several(runs):
+  """A list of the runs that a function of several is given."""
   if isinstance(runs, Mapping):
     runs = runs.values()
-  return report.summary_frame([run.summary for run in runs]).infer_objects()
+  several = list(runs) if isinstance(runs, Iterable) else []
+  errors.expect(
+    several and all(isinstance(run, Run) for run in several),
+    'runs',
+    'a list of runs, or a dict of them by name, with at least one',
+    runs,
+  )
+  return several
+
+
+def summarize(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
+  """The main figures of runs, a row for each."""
+  summaries = [run.summary for run in _several(runs)]
+  return report.summary_frame(summaries).infer_objects()
 
 
 def tidy(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
@@ -63,10 +76,8 @@ def tidy(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
     client's examples), `when` ('before' or 'after' personalization), `metric`,
     `value`, and the numbers of examples and rounds of `Run.scores`.
   """
-  if isinstance(runs, Mapping):
-    runs = runs.values()
   tables = []
-  for run in runs:
+  for run in _several(runs):
     with run._store() as store:
       config, evaluations = store.config, store.evaluations()
     table = summary_lib.tidy(run.scores)
@@ -77,6 +88,7 @@ def tidy(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
   return pd.concat(tables, ignore_index=True)
 
 
+@errors.typed
 def plot(
   runs: Union[Mapping[str, Run], Iterable[Run]],
   metric: Optional[str] = None,
@@ -90,14 +102,14 @@ def plot(
     metric: Name of a metric of `Run.curves`; None for the primary one.
     ax: Axes to draw on; None for those of a new figure of pyplot.
   """
+  several = _several(runs)
   if not isinstance(runs, Mapping):
-    runs = list(runs)
-    names = [run.settings['algorithm'] for run in runs]
+    names = [run.settings['algorithm'] for run in several]
     if len(set(names)) < len(names):
-      names = [run.directory for run in runs]
-    runs = dict(zip(names, runs))
+      names = [run.directory for run in several]
+    runs = dict(zip(names, several))
   frames = {name: run.curves for name, run in runs.items()}
-  primary = next(iter(runs.values())).primary_metric
+  primary = several[0].primary_metric
   if metric is not None:
     known = frames[next(iter(frames))]['metric'].unique()
     errors.expect_one_of('metric', metric, known)
@@ -338,6 +350,7 @@ class Run:
     """The model of clients, as the method makes it of the run's own."""
     return self.process.model
 
+  @errors.typed
   def build_process(
     self,
     personalization: Optional[personalization_lib.Personalization] = None,
@@ -359,6 +372,7 @@ class Run:
 
   # Models.
 
+  @errors.typed
   def server_state(
     self,
     process: Optional[personalized_process.PersonalizedProcess] = None,
@@ -374,6 +388,7 @@ class Run:
     """The weights that the server has."""
     return self.server_state(runtime=runtime).global_weights
 
+  @errors.typed
   def new_client_weights(self, runtime: _Runtime = None) -> split_model.Weights:
     """The weights of the model of a client that contributes no data."""
     runtime = runtime or self._cpu
@@ -381,6 +396,7 @@ class Run:
       self.process.model_without_data, self.server_state(runtime=runtime)
     )
 
+  @errors.typed
   def personal_weights(
     self, client_id: str, runtime: _Runtime = None
   ) -> split_model.Weights:

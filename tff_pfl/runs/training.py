@@ -73,6 +73,7 @@ def expect_all_clients(known: Optional[int], num_clients: int) -> None:
   )
 
 
+@errors.typed
 def run(
   process: personalized_process.PersonalizedProcess,
   data: datasets.FederatedDataset,
@@ -136,15 +137,6 @@ def run(
     RunError: If the run cannot start or go on. What was committed is safe.
   """
   output_dir = folders.results_folder(output_dir, folders.RUN)
-  errors.expect_type(
-    process,
-    personalized_process.PersonalizedProcess,
-    'process',
-    'a PersonalizedProcess (registry.build makes one)',
-  )
-  errors.expect_type(
-    data, datasets.FederatedDataset, 'data', 'a FederatedDataset'
-  )
   sizes = {
     'num_rounds': num_rounds,
     'rounds_per_evaluation': rounds_per_evaluation,

@@ -35,8 +35,7 @@ def create_runtime(name: str, **options: Any) -> base.Runtime:
   Raises:
     ValueError: If no runtime has that name.
   """
-  known = ', '.join(sorted(RUNTIMES))
-  errors.expect(name in RUNTIMES, 'runtime', f'one of {known}', name)
+  errors.expect_one_of('runtime', name, sorted(RUNTIMES))
   return RUNTIMES[name](**options)
 
 

@@ -32,8 +32,10 @@ def local_path(path: Union[str, os.PathLike[str]], name: str) -> str:
     name: Name of the argument, for the message.
 
   Raises:
+    TypeError: If it is no path.
     ValueError: If it is an address of an object store.
   """
+  errors.expect_type(path, (str, os.PathLike), name, 'a path')
   path = os.fspath(path)
   errors.expect(
     path.partition('://')[0] not in _REMOTE,
