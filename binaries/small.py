@@ -97,13 +97,16 @@ def config(
   """
   entry = datasets.DATASETS[settings.dataset]
   model = zoo.MODELS[settings.model]
+  num_clients = min(settings.num_clients, _NUM_CLIENTS)
+  attacked = settings.attacked_fraction
   return dataclasses.replace(
     settings,
     hparams=_with_few_steps(settings.hparams),
     data_dir=settings.data_dir or _generated([settings.dataset], directory),
     dataset_arguments=_tiny(entry.loader, settings.dataset_arguments),
     partition=_tiny_partition(settings.partition),
-    num_clients=min(settings.num_clients, _NUM_CLIENTS),
+    num_clients=num_clients,
+    attacked_fraction=attacked and max(attacked, 1 / num_clients),
     model_arguments=_tiny(model, settings.model_arguments),
     personalization=_with_few_steps(settings.personalization),
     initial_run=None,

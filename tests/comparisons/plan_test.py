@@ -200,6 +200,33 @@ def test_a_trial_survives_json():
     ({'seeds': (-1,)}, '`seeds`.*at least 0'),
     ({'fine_tune_variants': ('method',)}, 'none, head, all, trained'),
     ({'num_folds': 1}, '`num_folds`.*at least 2'),
+    ({'base': 5}, '`base` to be of type RunConfig, found 5'),
+    ({'grid': 5}, '`grid` to be of type Mapping, found 5'),
+    ({'algorithms': 5}, '`algorithms` to be of type Collection, found 5'),
+    ({'algorithms': 'fed_avg'}, "`algorithms` to be a list.*'fed_avg'"),
+    ({'hparams': {'zz': 1}}, "`hparams` to be those of fed_avg.*found 'zz'"),
+    # Of a method that is not compared.
+    ({'hparams': {'ditto': None}}, "`hparams` .*found 'ditto'"),
+    (
+      {'hparams': {'fed_avg': registry.get_algorithm('ditto').hparams()}},
+      '`hparams of fed_avg` to be of type FedAvgHParams',
+    ),
+    ({'num_search_trials': 3}, '`num_search_trials` to be None without a grid'),
+    (
+      {'grid': {'*': {'learning_rate': _RATES}}},
+      '`num_search_trials` to be given for learning_rate, a range',
+    ),
+    ({'tuning_rounds': 3}, '`tuning_rounds` to be None without a grid'),
+    ({'tuning_rounds': -1}, '`tuning_rounds` to be an integer at least 1'),
+    ({'num_new_clients': -3}, '`num_new_clients` to be an integer at least 0'),
+    (
+      {'grid': {'fed_avg': {'learning_rat': (0.1,)}}},
+      "fed_avg.* 'learning_rat'",
+    ),
+    ({'grid': {'*': {'num_clusters': (2,)}}}, "fed_rep, found 'num_clusters'"),
+    ({'grid': {'ditto': {'momentum': (0.1,)}}}, "fed_rep, found 'ditto'"),
+    ({'grid': {'fed_avg': 0.1}}, 'grid of fed_avg` to be values by hyperpar'),
+    ({'grid': {'*': {'momentum': 0.1}}}, 'grid of momentum` to be a list'),
     ({'validation_fraction': 1.0}, r'`validation_fraction`.*in \(0, 1\)'),
     ({'grid': {'*': {'momentum': ()}}}, 'grid of momentum.*at least one'),
     ({'grid': {'*': {'momentum': (0.1, 0.1)}}}, 'none twice'),
@@ -209,8 +236,9 @@ def test_a_trial_survives_json():
   ],
 )
 def test_wrong_plans_are_refused(changes, message):
-  with pytest.raises(ValueError, match=message):
-    _comparison(**changes)
+  plan_of = {'base': _base(), 'algorithms': ('fed_avg', 'fed_rep'), **changes}
+  with pytest.raises((ValueError, TypeError), match=message):
+    plan.Comparison(**plan_of)
 
 
 @pytest.mark.parametrize(

@@ -8,21 +8,22 @@ from tff_pfl.methods import registry
 def test_attacked_clients_are_drawn_by_the_seed_and_nested():
   drawn = [
     attacks.make_attack('sign_flip', fraction, 50, seed=3).clients
-    for fraction in (0.0, 0.1, 0.2, 0.2)
+    for fraction in (0.1, 0.2, 0.2)
   ]
-  assert [len(clients) for clients in drawn] == [0, 5, 10, 10]
-  assert set(drawn[1]) < set(drawn[2]) == set(drawn[3]) < set(range(50))
-  assert attacks.make_attack('sign_flip', 0.2, 50, seed=4).clients != drawn[2]
+  assert [len(clients) for clients in drawn] == [5, 10, 10]
+  assert set(drawn[0]) < set(drawn[1]) == set(drawn[2]) < set(range(50))
+  assert attacks.make_attack('sign_flip', 0.2, 50, seed=4).clients != drawn[1]
 
 
 def test_attacks_by_name():
   for spec, expected in {
-    'none': attacks.Attack(),
-    'sign_flip': attacks.Attack(factor=-1),
-    'scale:-2.5': attacks.Attack(factor=-2.5),
-    'label_flip': attacks.Attack(flips_labels=True),
+    'sign_flip': attacks.Attack((0,), factor=-1),
+    'scale:-2.5': attacks.Attack((0,), factor=-2.5),
+    'label_flip': attacks.Attack((0,), flips_labels=True),
   }.items():
-    assert attacks.make_attack(spec, 0.0, 10, seed=0) == expected
+    # The least share that comes to one of them.
+    assert attacks.make_attack(spec, 0.25, 2, seed=0) == expected
+  assert attacks.make_attack('none', 0.0, 2, seed=0) == attacks.Attack()
 
 
 @pytest.mark.parametrize(
@@ -30,8 +31,14 @@ def test_attacks_by_name():
   [
     *(
       (spec, 0.1, 'attack')
-      for spec in ('flip', 'scale', 'scale:x', 'scale:1:2', 'sign_flip:2')
+      for spec in (
+        *('flip', 'scale', 'scale:x', 'scale:1', 'scale:1:2'),
+        'sign_flip:2',
+      )
     ),
+    # Of ten clients none.
+    ('sign_flip', 0.0, 'attacked_fraction'),
+    ('label_flip', 0.049, 'attacked_fraction'),
     ('none', 0.1, 'attacked_fraction'),
     ('sign_flip', 1.0, 'attacked_fraction'),
     ('sign_flip', 0.97, 'attacked_fraction'),

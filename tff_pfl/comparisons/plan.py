@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import typing
@@ -89,9 +90,11 @@ class Comparison:
   num_folds: Optional[int] = None
 
   def __post_init__(self):
+    errors.expect_hints(self)
     _expect_distinct('algorithms', self.algorithms)
     for algorithm in self.algorithms:
       registry.get_algorithm(algorithm)
+    self._check_hparams()
     _expect_distinct('seeds', self.seeds)
     for seed in self.seeds:
       errors.expect_int('seeds', seed, 0)
@@ -105,9 +108,16 @@ class Comparison:
     errors.expect_share(
       'validation_fraction', self.validation_fraction, '(0, 1)'
     )
+    self._check_grid_names()
     for axes in self.grid.values():
       for name, values in axes.items():
         if isinstance(values, Range):
+          errors.expect(
+            self.num_search_trials is not None,
+            'num_search_trials',
+            f'given for {name}, a range that is searched',
+            None,
+          )
           errors.expect(
             values.low < values.high and (values.low > 0 or not values.log),
             'search',
@@ -119,8 +129,14 @@ class Comparison:
           _expect_distinct(f'grid of {name}', values)
     if self.num_folds is not None:
       errors.expect_int('num_folds', self.num_folds, 2)
-    if self.num_search_trials is not None:
-      errors.expect_int('num_search_trials', self.num_search_trials, 1)
+    for name in ('num_search_trials', 'tuning_rounds'):
+      value = getattr(self, name)
+      if value is not None:
+        errors.expect_int(name, value, 1)
+        errors.expect(
+          any(self.grid.values()), name, 'None without a grid', value
+        )
+    errors.expect_int('num_new_clients', self.num_new_clients, 0)
     for algorithm in self.algorithms:
       self._check_points(algorithm)
 
@@ -270,6 +286,42 @@ class Comparison:
       **changes,
     )
 
+  def _check_hparams(self):
+    """Raises an error for hyperparameters that no method takes."""
+    for name, hparams in self.hparams.items():
+      errors.expect(
+        name in self.algorithms,
+        'hparams',
+        f'those of {", ".join(self.algorithms)}',
+        name,
+      )
+      kind = registry.get_algorithm(name).hparams
+      if hparams is not None:
+        errors.expect_type(
+          hparams, kind, f'hparams of {name}', f'of type {kind.__name__}'
+        )
+
+  def _check_grid_names(self):
+    """Raises `ValueError` for names of a grid that no method takes."""
+    for owner, axes in self.grid.items():
+      errors.expect(
+        owner == ANY_METHOD or owner in self.algorithms,
+        'grid',
+        f'of {ANY_METHOD!r}, any method, or {", ".join(self.algorithms)}',
+        owner,
+      )
+      errors.expect_type(
+        axes, Mapping, f'grid of {owner}', 'values by hyperparameter'
+      )
+      owners = self.algorithms if owner == ANY_METHOD else [owner]
+      for name in axes:
+        errors.expect(
+          any(grid_targets(one, name) for one in owners),
+          'grid',
+          f'of hyperparameters of {", ".join(owners)}',
+          name,
+        )
+
   def _check_points(self, algorithm):
     """Raises `ValueError` for what is said of this very method and not allowed.
 
@@ -412,9 +464,13 @@ def _point_name(point):
 
 
 def _expect_distinct(name, values):
+  is_distinct = False
+  # Of what is no collection, or has items that none can be made of.
+  with contextlib.suppress(TypeError):
+    is_distinct = 0 < len(values) == len(set(values))
   errors.expect(
-    len(values) and len(set(values)) == len(values),
+    is_distinct and not isinstance(values, str),
     name,
-    'at least one, none twice',
-    ','.join(map(str, values)) or 'none',
+    'a list of at least one, none twice',
+    values,
   )

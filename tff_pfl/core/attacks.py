@@ -16,7 +16,7 @@ from tff_pfl.models import split_model
 
 # Keeps the draw of clients apart from others that start from the same seed.
 _STREAM = 0x61747461
-FORMS = 'none, sign_flip, scale:<factor> or label_flip'
+FORMS = 'none, sign_flip, scale:<factor, not 1> or label_flip'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +81,8 @@ def make_attack(
   Args:
     spec: 'sign_flip', 'scale:<factor>', 'label_flip' or 'none'.
     fraction: Share of the clients that are attacked, in [0, 1), rounded to
-      whole clients. They are drawn at random; those of a smaller share are
-      among those of a larger one.
+      whole clients: none without an attack, else one or more. They are drawn
+      at random; those of a smaller share are among those of a larger one.
     seed: Seed of the draw, nonnegative.
 
   Raises:
@@ -93,10 +93,10 @@ def make_attack(
   try:
     factor = factors[kind] if kind in factors else float(*numbers)
     is_right = (kind == 'scale') == len(numbers) and np.isfinite(factor)
-    is_right &= kind in factors or kind == 'scale'
+    is_right &= kind in factors or (kind == 'scale' and factor != 1)
   except (ValueError, TypeError):
     is_right = False
-  errors.expect(is_right, 'attack', FORMS, spec)
+  errors.expect(is_right, 'attack', f'one of {FORMS}', spec)
   errors.expect_share('attacked_fraction', fraction, '[0, 1)')
   errors.expect(
     fraction == 0 or kind != 'none',
@@ -111,6 +111,13 @@ def make_attack(
     number < num_clients,
     'attacked_fraction',
     f'such that one of the {num_clients} clients is honest',
+    fraction,
+  )
+  errors.expect(
+    number > 0 or kind == 'none',
+    'attacked_fraction',
+    f'at least {0.5 / num_clients:g}, which comes to one of {num_clients} '
+    "clients, or 0 with attack 'none'",
     fraction,
   )
   return Attack(
