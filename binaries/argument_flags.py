@@ -81,6 +81,7 @@ class ArgumentFlags:
       common: Arguments that have flags of their own.
       prefix: Beginning of the flags' names; None for `kind`.
     """
+    self._kind = kind
     self._prefix = prefix or kind
     self._hints: dict[str, Any] = {}
     # By argument the default of each function that has it.
@@ -107,18 +108,29 @@ class ArgumentFlags:
       if of is None or any(of in owner.split(' or ') for owner in by_owner)
     ]
 
-  def given(self) -> dict[str, Any]:
+  def given(self, of: str) -> dict[str, Any]:
     """The arguments whose flags are given.
 
+    Args:
+      of: The function that takes them.
+
     Raises:
-      ValueError: If one should be integers and is not.
+      ValueError: If that has no such argument, or one should be integers and is
+        not.
     """
     arguments = {}
+    own = self.names(of)
     for name, hint in self._hints.items():
       flag = f'{self._prefix}_{name}'
       value = flags.FLAGS[flag].value
       # An empty list takes a flag back that a preset gives.
       if value is not None and value != []:
+        if flag not in own:
+          taken = ', '.join(f'--{one}' for one in own) or 'none'
+          raise ValueError(
+            f'Expected no --{flag}: --{self._kind}={of} does not take it, of '
+            f'such flags it takes {taken}.'
+          )
         if _is_list(hint, int):
           value = _integers(flag, value)
           if len(value) == 1 and hint == Union[int, Sequence[int]]:

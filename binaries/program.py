@@ -30,24 +30,35 @@ _HELP = ('--help', '-help', '--helpshort', '-helpshort', '-?')
 _on_command_line: Optional[set[str]] = None
 
 
+# By a setting with arguments, such as `hparams`: flags of an argument's name.
+FLAGS_WITHIN: dict[str, Callable[[str], Collection[str]]] = {}
+
+
 def _as_flag(match: re.Match) -> str:
   """The flag of an argument that the library names: `x` is --x, or --its_x."""
-  is_hparam, name = match.groups()
-  if name in flags.FLAGS and not is_hparam:
+  owner, name = match.groups()
+  if owner in FLAGS_WITHIN:
+    named = FLAGS_WITHIN[owner](name)
+  elif owner:
+    named = []
+  elif name in flags.FLAGS:
     return f'--{name}'
-  named = [flag for flag in flags.FLAGS if flag.endswith(f'_{name}')]
+  else:
+    named = [flag for flag in flags.FLAGS if flag.endswith(f'_{name}')]
   given = [flag for flag in named if flags.FLAGS[flag].present]
-  if is_hparam:
+  if owner:
     given = given or named
   return f'--{given[0]}' if len(given) == 1 else match[0]
 
 
+def in_flags(text: str) -> str:
+  """An error's text in one line, with flags where the library has arguments."""
+  return re.sub(r'`(?:--|(\w+)\.)?(\w+)`', _as_flag, ' '.join(text.split()))
+
+
 def _fail(error: object) -> None:
   """Ends the program with one line and status 1."""
-  line = re.sub(
-    r'`(?:--|(hparams\.))?(\w+)`', _as_flag, ' '.join(str(error).split())
-  )
-  print(f'error: {line}', file=sys.stderr)
+  print(f'error: {in_flags(str(error))}', file=sys.stderr)
   sys.exit(1)
 
 

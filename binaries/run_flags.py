@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -190,6 +189,19 @@ _KEY_FLAGS = (
 )
 for _name in _KEY_FLAGS:
   flags.declare_key_flag(_name)
+program.FLAGS_WITHIN.update(
+  hparams=lambda name: (
+    [
+      own_flags[name]
+      for own_flags in _HPARAM_FLAGS.values()
+      if name in own_flags
+    ]
+    or [name]
+  ),
+  model_arguments=lambda name: [f'model_{name}'],
+  dataset_arguments=lambda name: [f'dataset_{name}'],
+  personalization=lambda name: [_PERSONALIZATION[name]],
+)
 
 
 def flags_of_algorithm(name: str) -> Collection[str]:
@@ -273,9 +285,15 @@ def hparams_from_flags(algorithm: str) -> Any:
   """A method's hyperparameters, with defaults where flags are not given."""
   owner = registry.get_algorithm(algorithm).hparams
   flag_of = {**_HPARAM_FLAGS[algorithm], 'batch_size': 'batch_size'}
-  hparams = owner(**_given(owner, flag_of))
+  with _naming(flag_of):
+    hparams = owner(**_given(owner, flag_of))
   _expect_steps_or_epochs(_HPARAM_FLAGS[algorithm], hparams)
   return hparams
+
+
+def _naming(flag_of):
+  """Has errors name the flags of a dataclass's fields."""
+  return errors.naming({name: f'--{flag}' for name, flag in flag_of.items()})
 
 
 def _expect_steps_or_epochs(flag_of: Mapping[str, str], hparams: Any) -> None:
@@ -319,29 +337,20 @@ def personalization_from_flags(
       'it is for --fine_tune=head or all (what a method does by itself has '
       "flags with the method's name)",
     )
-  options = owner(**given)
+  with _naming(_PERSONALIZATION):
+    options = owner(**given)
   _expect_steps_or_epochs(_PERSONALIZATION, options)
   return options
 
 
 def _aggregator(name):
   """The `RunConfig.aggregator` that the flags give."""
-  own = _PRIVACY_ARGUMENTS.names(name)
-  refuse(
-    [flag for flag in _PRIVACY_ARGUMENTS.names() if flag not in own],
-    f'--aggregator={name} does not take it',
-  )
-  if name not in privacy.AGGREGATORS:
+  given = _PRIVACY_ARGUMENTS.given(name)
+  owner = privacy.AGGREGATORS.get(name)
+  if owner is None:
     return name
-  try:
-    return privacy.AGGREGATORS[name](**_PRIVACY_ARGUMENTS.given())
-  except ValueError as error:
-    # As the flags are called, given or not.
-    fields = '|'.join(
-      f.name for f in dataclasses.fields(privacy.AGGREGATORS[name])
-    )
-    text = re.sub(rf'`(?=({fields})`)', '`dp_', str(error))
-    raise ValueError(text) from None
+  with _naming({f.name: f'dp_{f.name}' for f in dataclasses.fields(owner)}):
+    return owner(**given)
 
 
 def config_from_flags(
@@ -382,8 +391,12 @@ def config_from_flags(
         given.get('aggregator', run_config.RunConfig.aggregator)
       ),
       'hparams': hparams_from_flags(algorithm),
-      'dataset_arguments': DATASET_ARGUMENTS.given(),
-      'model_arguments': _MODEL_ARGUMENTS.given(),
+      'dataset_arguments': DATASET_ARGUMENTS.given(
+        given.get('dataset', run_config.RunConfig.dataset)
+      ),
+      'model_arguments': _MODEL_ARGUMENTS.given(
+        given.get('model', run_config.RunConfig.model)
+      ),
       'personalization': personalization_from_flags(has_variants=has_variants),
       'runtime': runtime_flags.selected_runtime(),
     }

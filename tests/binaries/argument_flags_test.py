@@ -57,12 +57,12 @@ def _given():
     'water', {'lake': _lake, 'river': _river}, common=('seed',)
   )
 
-  def given(*arguments):
+  def given(of, *arguments):
     with flagsaver.flagsaver():
       for argument in arguments:
         name, value = argument.split('=')
         flags.FLAGS[f'water_{name}'].parse(value)
-      return water.given()
+      return water.given(of)
 
   return given
 
@@ -85,14 +85,19 @@ def test_each_keyword_argument_has_a_flag_with_its_documentation(given):
 @pytest.mark.parametrize(
   'arguments, expected',
   [
-    ('', {}),
-    ('depth=3 name=Main locks=0', {'depth': 3.0, 'name': 'Main', 'locks': 0}),
-    ('islands=4 bends=4', {'islands': [4], 'bends': 4}),
-    ('bends=4,5', {'bends': [4, 5]}),
-    ('ferries=4', {'ferries': [4]}),
-    ('bends=', {}),
-    ('towns=Basel,Bonn', {'towns': ['Basel', 'Bonn']}),
-    ('fish=carp tidal=false', {'fish': ['carp'], 'tidal': False}),
+    ('lake', {}),
+    (
+      'river depth=3 name=Main locks=0',
+      {'depth': 3.0, 'name': 'Main', 'locks': 0},
+    ),
+    ('lake islands=4', {'islands': [4]}),
+    ('river bends=4', {'bends': 4}),
+    ('river bends=4,5', {'bends': [4, 5]}),
+    ('lake ferries=4', {'ferries': [4]}),
+    ('lake bends=', {}),
+    ('river towns=Basel,Bonn', {'towns': ['Basel', 'Bonn']}),
+    ('lake fish=carp', {'fish': ['carp']}),
+    ('river tidal=false', {'tidal': False}),
   ],
 )
 def test_only_what_is_given_is_passed_on_with_its_type(
@@ -103,4 +108,13 @@ def test_only_what_is_given_is_passed_on_with_its_type(
 
 def test_what_should_be_integers_and_is_not_is_refused(given):
   with pytest.raises(ValueError, match='`--water_islands`.*integers.*small'):
-    given('islands=small')
+    given('lake', 'islands=small')
+
+
+def test_what_the_selected_function_does_not_take_is_refused(given):
+  with pytest.raises(ValueError) as error:
+    given('lake', 'depth=3', 'locks=0')
+  assert str(error.value) == (
+    'Expected no --water_locks: --water=lake does not take it, of such flags '
+    'it takes --water_depth, --water_islands, --water_fish, --water_ferries.'
+  )

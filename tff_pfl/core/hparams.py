@@ -162,7 +162,8 @@ class PersonalTrainingHParams(LocalTrainingHParams):
     """The phase of the personal weights, for `num_epochs` if given."""
     if num_epochs is None:
       num_epochs = self.personal_num_epochs
-    return self.phase(num_epochs, self.personal_learning_rate)
+    with errors.naming({'num_epochs': '`personal_num_epochs`'}):
+      return self.phase(num_epochs, self.personal_learning_rate)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,13 +214,17 @@ class HeadAndBodyHParams:
     if num_epochs is None:
       num_epochs = getattr(self, f'num_{part}_epochs')
       num_steps = getattr(self, f'num_{part}_steps')
-    optimizer = phases.build_optimizer(
-      self.optimizer,
-      getattr(self, f'{part}_learning_rate'),
-      self.momentum,
-      role=f'{part}_',
-    )
-    return phases.Phase(optimizer, self.batch_size, num_epochs, num_steps)
+    learning_rate = f'{part}_learning_rate'
+    names = {
+      'learning_rate': f'`{learning_rate}`',
+      'num_epochs': f'`num_{part}_epochs`',
+      'num_steps': f'`num_{part}_steps`',
+    }
+    with errors.naming(names):
+      optimizer = phases.build_optimizer(
+        self.optimizer, getattr(self, learning_rate), self.momentum
+      )
+      return phases.Phase(optimizer, self.batch_size, num_epochs, num_steps)
 
 
 def steps_instead_of(hparams: type, name: str) -> Optional[str]:

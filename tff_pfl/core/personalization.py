@@ -71,7 +71,7 @@ class Personalization:
     """The phase of fine-tuning."""
     return phases.Phase(
       optimizer=phases.build_optimizer(
-        self.optimizer, self.learning_rate, self.momentum, role='fine_tune_'
+        self.optimizer, self.learning_rate, self.momentum
       ),
       batch_size=self.batch_size,
       num_epochs=self.num_epochs,

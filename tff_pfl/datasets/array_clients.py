@@ -179,7 +179,8 @@ def _divide(
         ' examples; the partition natural keeps them.',
         rule.spec,
       )
-    parts = rule.partition(pool, num_clients, seed)
+    with rule.naming():
+      parts = rule.partition(pool, num_clients, seed)
     return parts, partitioning.numbered_client_ids(num_clients)
   errors.expect(
     partition is None, 'partition', 'unset where `keys` are given', partition

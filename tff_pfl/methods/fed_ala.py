@@ -36,6 +36,7 @@ from typing import Optional
 import numpy as np
 import tensorflow as tf
 
+from tff_pfl import errors
 from tff_pfl.core import (
   client_work,
   example_tensors,
@@ -117,7 +118,8 @@ def fed_ala(model, hparams):
   partition = weight_partition.WeightPartition.by_layer(model, layers)
   names = [n for n in partition.local_names if n not in model.statistics]
   sgd = phases.build_optimizer('sgd', 1.0)
-  on_mixing = phases.Phase(sgd, hparams.batch_size, hparams.num_mixing_epochs)
+  with errors.naming({'num_epochs': '`num_mixing_epochs`'}):
+    on_mixing = phases.Phase(sgd, hparams.batch_size, hparams.num_mixing_epochs)
 
   def learn_mixing(client, own):
     shared, mixing = client.received, client.local['mixing']

@@ -98,7 +98,10 @@ def personal_partition(
   partition = weight_partition.WeightPartition.by_unit(
     model,
     units.parse(
-      ','.join(n for n in names if n not in whole), model.units, layers
+      ','.join(n for n in names if n not in whole),
+      model.units,
+      layers,
+      'personal',
     ),
     whole,
   )

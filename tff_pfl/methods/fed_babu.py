@@ -19,6 +19,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tff_pfl import errors
 from tff_pfl.core import client_work, objectives, personalization
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
@@ -42,14 +43,15 @@ class FedBabuHParams(hparams_lib.LocalTrainingHParams):
 
   def adaptation(self) -> personalization.Personalization:
     """The fine-tuning before a client's model is scored."""
-    return personalization.Personalization(
-      fine_tune=self.fine_tune_scope,
-      num_epochs=self.num_fine_tune_epochs,
-      learning_rate=self.learning_rate,
-      momentum=self.momentum,
-      optimizer=self.optimizer,
-      batch_size=self.batch_size,
-    )
+    with errors.naming({'num_epochs': '`num_fine_tune_epochs`'}):
+      return personalization.Personalization(
+        fine_tune=self.fine_tune_scope,
+        num_epochs=self.num_fine_tune_epochs,
+        learning_rate=self.learning_rate,
+        momentum=self.momentum,
+        optimizer=self.optimizer,
+        batch_size=self.batch_size,
+      )
 
 
 @registry.method(

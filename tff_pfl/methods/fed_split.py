@@ -64,6 +64,7 @@ def fed_split(model, hparams):
     model,
     hparams,
     weight_partition.WeightPartition.by_unit(
-      model, units.parse(chosen, model.units, model.layers)
+      model,
+      units.parse(chosen, model.units, model.layers, 'personal_elements'),
     ),
   )

@@ -57,14 +57,15 @@ class PFedMeHParams(hparams_lib.LocalTrainingHParams):
 
   def adaptation(self) -> personalization.Personalization:
     """The solution of theta_i before a client's model is scored."""
-    return personalization.Personalization(
-      fine_tune='all',
-      num_epochs=self.num_adaptation_epochs,
-      learning_rate=self.inner_learning_rate,
-      momentum=0.0,
-      batch_size=self.batch_size,
-      proximal_strength=self.proximal_strength,
-    )
+    with errors.naming({'num_epochs': '`num_adaptation_epochs`'}):
+      return personalization.Personalization(
+        fine_tune='all',
+        num_epochs=self.num_adaptation_epochs,
+        learning_rate=self.inner_learning_rate,
+        momentum=0.0,
+        batch_size=self.batch_size,
+        proximal_strength=self.proximal_strength,
+      )
 
 
 def envelope(

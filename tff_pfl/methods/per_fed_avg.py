@@ -133,13 +133,14 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
       num_steps = self.num_inner_steps
     if not (num_steps and self.inner_learning_rate):
       return personalization.NO_ADAPTATION
-    return personalization.Personalization(
-      fine_tune=self.inner_scope,
-      num_steps=num_steps,
-      learning_rate=self.inner_learning_rate,
-      momentum=0.0,
-      batch_size=None,
-    )
+    with errors.naming({'num_steps': '`num_adaptation_steps`'}):
+      return personalization.Personalization(
+        fine_tune=self.inner_scope,
+        num_steps=num_steps,
+        learning_rate=self.inner_learning_rate,
+        momentum=0.0,
+        batch_size=None,
+      )
 
 
 def meta_loss(

@@ -56,7 +56,10 @@ def as_vectors(
 
 
 def check_layers(
-  units: Mapping[str, LayerUnits], layers: Sequence[str], known: Sequence
+  units: Mapping[str, LayerUnits],
+  layers: Sequence[str],
+  known: Sequence,
+  argument: str = 'layers',
 ) -> None:
   """Raises `ValueError` unless every layer exists and has units.
 
@@ -64,25 +67,29 @@ def check_layers(
     units: Layer name to its units, for layers that have any.
     layers: Names to check.
     known: Names of all layers with weights.
+    argument: Name of `layers` in the error.
   """
   errors.expect(
-    layers, 'layers', f'names of layers ({", ".join(units)})', 'none'
+    layers, argument, f'names of layers ({", ".join(units)})', 'none'
   )
   errors.expect(
-    len(set(layers)) == len(layers), 'layers', 'distinct', ', '.join(layers)
+    len(set(layers)) == len(layers), argument, 'distinct', ', '.join(layers)
   )
   for layer in layers:
     errors.expect(
       layer in units,
-      'layers',
+      argument,
       'names of layers that can be divided: dense, convolution and recurrent '
       f'ones ({", ".join(units) or "the model has none"})',
-      f'{layer!r}' + (', which is of another kind' if layer in known else ''),
+      f'{layer!r}, which is of another kind' if layer in known else layer,
     )
 
 
 def parse(
-  text: str, units: Mapping[str, LayerUnits], known: Sequence[str]
+  text: str,
+  units: Mapping[str, LayerUnits],
+  known: Sequence[str],
+  argument: str = 'units',
 ) -> Mapping[str, np.ndarray]:
   """Reads units from a text such as `dense_1:0-49,dense_1:60,dense_2`.
 
@@ -92,6 +99,7 @@ def parse(
       units. A layer may occur several times.
     units: Layer name to its units, for layers that have any.
     known: Names of all layers with weights.
+    argument: Name of `text` in the error.
 
   Returns:
     Layer name to a mask of the chosen units, bool `[number]`, in the model's
@@ -103,19 +111,19 @@ def parse(
   chosen = {}
   for part in filter(None, (part.strip() for part in text.split(','))):
     layer, _, span = part.partition(':')
-    check_layers(units, [layer], known)
+    check_layers(units, [layer], known, argument)
     number = units[layer].number
     found = _RANGE.fullmatch(span or f'0-{number - 1}')
     errors.expect(
       found,
-      'units',
+      argument,
       'parts such as dense_1:0-49, dense_1:60 or dense_1',
       part,
     )
     first, last = int(found[1]), int(found[2] or found[1])
     errors.expect(
       first <= last < number,
-      'units',
+      argument,
       f'of {layer} from 0 to {number - 1}, the smaller first',
       span,
     )

@@ -217,6 +217,12 @@ class RunConfig:
     errors.expect_int('num_warmup_rounds', self.num_warmup_rounds, 0)
     if self.num_warmup_epochs is not None:
       errors.expect_int('num_warmup_epochs', self.num_warmup_epochs, 1)
+      errors.expect(
+        self.num_warmup_rounds > 0,
+        'num_warmup_epochs',
+        'None without `num_warmup_rounds`',
+        self.num_warmup_epochs,
+      )
     errors.expect_int('seed', self.seed, 0, 2**63 - 1)
     errors.expect_int(
       'num_clients', self.num_clients, 1, partitioning.MAX_CLIENTS
@@ -386,14 +392,15 @@ class RunConfig:
       num_more_clients: Number of clients besides those of the run. With any,
         `joined` is to set the rounds in which clients join.
     """
-    data = datasets.load_dataset(
-      self.dataset,
-      num_clients=self.num_clients + num_more_clients,
-      partition=self.partition,
-      data_dir=self.data_dir,
-      seed=self.seed,
-      **self.dataset_arguments,
-    )
+    with _naming('dataset_arguments', self.dataset_arguments):
+      data = datasets.load_dataset(
+        self.dataset,
+        num_clients=self.num_clients + num_more_clients,
+        partition=self.partition,
+        data_dir=self.data_dir,
+        seed=self.seed,
+        **self.dataset_arguments,
+      )
     return data if num_more_clients else self.joined(data)
 
   def joined(
@@ -408,13 +415,14 @@ class RunConfig:
     self, data: datasets.FederatedDataset
   ) -> split_model.SplitModel:
     """Makes the model for the data's shapes, their domains and classes."""
-    model = zoo.make_model(
-      self.model,
-      data.element_spec,
-      data.num_classes,
-      self.seed,
-      **self.model_arguments,
-    )
+    with _naming('model_arguments', self.model_arguments):
+      model = zoo.make_model(
+        self.model,
+        data.element_spec,
+        data.num_classes,
+        self.seed,
+        **self.model_arguments,
+      )
     model = client_metrics.with_metrics(model, self.metrics)
     if self.class_weight is not None:
       model = class_weights.with_class_weight(model, self.class_weight, data)
@@ -435,29 +443,30 @@ class RunConfig:
     Args:
       model: Model that `build_model` made, with any weights.
     """
-    return registry.build(
-      self.algorithm,
-      model,
-      self.hparams,
-      aggregator=self._make_aggregator(),
-      training_metrics=getattr(self.aggregator, 'metrics', 'plain'),
-      attack=self._make_attack(),
-      client_weighting=self.client_weighting,
-      stateless=self.stateless,
-      server_optimizer=phases.build_optimizer(
-        self.server_optimizer,
-        self.server_learning_rate,
-        self.server_momentum,
-        role='server_',
-      ),
-      personalization=self.personalization,
-      training=self.training(),
-      statistics=self.statistics,
-      server_schedule=schedules.make_schedule(
-        self.server_learning_rate_schedule, 'server_learning_rate_schedule'
-      ),
-      seed=self.seed,
-    )
+    with _naming('hparams', vars(self.hparams)):
+      return registry.build(
+        self.algorithm,
+        model,
+        self.hparams,
+        aggregator=self._make_aggregator(),
+        training_metrics=getattr(self.aggregator, 'metrics', 'plain'),
+        attack=self._make_attack(),
+        client_weighting=self.client_weighting,
+        stateless=self.stateless,
+        server_optimizer=phases.build_optimizer(
+          self.server_optimizer,
+          self.server_learning_rate,
+          self.server_momentum,
+          role='server_',
+        ),
+        personalization=self.personalization,
+        training=self.training(),
+        statistics=self.statistics,
+        server_schedule=schedules.make_schedule(
+          self.server_learning_rate_schedule, 'server_learning_rate_schedule'
+        ),
+        seed=self.seed,
+      )
 
   def training(self) -> training_options.TrainingOptions:
     """The options of the clients' training that all methods have."""
@@ -529,3 +538,8 @@ class RunConfig:
       **options,
     )
     return run.with_config(self)
+
+
+def _naming(owner, arguments):
+  """Has errors name arguments as parts of the setting that has them."""
+  return errors.naming({name: f'`{owner}.{name}`' for name in arguments})

@@ -118,12 +118,12 @@ def make_partitioner(spec: str) -> Partitioner:
     f'{rule.usage()} without {":".join(values[len(fields) :])!r}',
     spec,
   )
-  return rule(
-    **{
-      field.name: _parsed(field, value, spec)
-      for field, value in zip(fields, values)
-    }
-  )
+  parameters = {
+    field.name: _parsed(field, value, spec)
+    for field, value in zip(fields, values)
+  }
+  with rule.naming():
+    return rule(**parameters)
 
 
 def _parsed(field: dataclasses.Field, value: str, spec: str) -> Any:

@@ -1,6 +1,7 @@
 """Pools of examples, partitions of them, and the base of all rules."""
 
 import abc
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Optional
@@ -100,6 +101,12 @@ class Partitioner(abc.ABC):
       optional = field.default is not dataclasses.MISSING
       form += f'[:<{field.name}>]' if optional else f':<{field.name}>'
     return form
+
+  @classmethod
+  def naming(cls) -> contextlib.AbstractContextManager[None]:
+    """Has errors name the parameters as parts of the specification."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    return errors.naming({name: f'`{name}` in `partition`' for name in names})
 
   @abc.abstractmethod
   def partition(self, pool: Pool, num_clients: int, seed: int = 0) -> Partition:

@@ -1,0 +1,96 @@
+"""Errors name the flag that gave a value, wherever that is found wrong."""
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from binaries import program, run_flags
+from tests.binaries import tiny
+from tff_pfl import errors
+
+
+def _refusal(text):
+  """The line of a run with these flags, which fails before it is trained."""
+  with flagsaver.flagsaver():
+    flags.FLAGS(['train', *tiny.FLAGS, *text.split()])
+    with pytest.raises(errors.EXPECTED) as error:
+      config = run_flags.config_from_flags(run_flags.selected_algorithm())
+      config.build_process(config.build_model(config.load_data()))
+  return program.in_flags(errors.reason(error.value))
+
+
+_ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
+
+
+@pytest.mark.parametrize(
+  'given, named',
+  [
+    # Hyperparameters: of their dataclass, of a phase and of the model's layers.
+    (
+      '--fed_rep_num_head_steps=-1',
+      '--fed_rep_num_head_steps to be an',
+    ),
+    ('--fed_rep_body_learning_rate=-1', '--fed_rep_body_learning_rate to be a'),
+    ('--fed_rep_num_body_epochs=2000000000', '--fed_rep_num_body_epochs to be'),
+    ('--batch_size=3000000000', '--batch_size to be an integer in [0, '),
+    (f'{_ELEMENTS}=:', '--fed_split_personal_elements to be names of layers'),
+    (
+      f'{_ELEMENTS}=head:99',
+      '--fed_split_personal_elements to be of he',
+    ),
+    ('--algorithm=fed_per --fed_per_local_depth=9', '--fed_per_local_depth to'),
+    ('--algorithm=ifca --ifca_num_clusters=99999999', '--ifca_num_clusters to'),
+    ('--algorithm=scaffold --scaffold_num_clients=5', '--scaffold_num_clients'),
+    # Of the same name in two flags: the one that is wrong.
+    *(
+      (
+        f'--fine_tune=all {wrong}=2 {right}=0.2',
+        f'{wrong} to be a number in',
+      )
+      for wrong, right in (
+        ('--fed_rep_momentum', '--fine_tune_momentum'),
+        ('--fine_tune_momentum', '--fed_rep_momentum'),
+      )
+    ),
+    # Personalization.
+    ('--fine_tune=all --fine_tune_num_steps=-1', '--fine_tune_num_steps to be'),
+    ('--new_client_epochs=-1', '--new_client_epochs to be an integer in [0, '),
+    # Arguments of models, data sets and aggregators.
+    ('--model_widths=0', '--model_widths to be an integer at least 1, found 0'),
+    (
+      '--model_padding=same',
+      'no --model_padding: --model=mlp does not take it, of such flags it '
+      'takes --model_widths, --model_activation, ',
+    ),
+    (
+      '--dataset_classes=77',
+      '--dataset_classes to be distinct integers',
+    ),
+    ('--dataset_stride=2', 'no --dataset_stride: --dataset=digits does not'),
+    ('--aggregator=dp --dp_noise_multiplier=-1', '--dp_noise_multiplier to be'),
+    ('--aggregator=dp --dp_epsilon=1 --dp_clip=-5', '--dp_clip to be fixed:'),
+    # Parts of a text.
+    (
+      '--partition=shards:0',
+      '`shards_per_client` in --partition to be an integer at least 1, found',
+    ),
+    (
+      '--partition=dirichlet:1:999',
+      '`min_examples` in --partition to be at most 239, as 6 clients share',
+    ),
+    (
+      '--attack=sign_flip',
+      '--attacked_fraction to be at least 0.083333',
+    ),
+    (
+      '--server_learning_rate=-1',
+      '--server_learning_rate to be a positive',
+    ),
+    (
+      '--num_warmup_epochs=3',
+      '--num_warmup_epochs to be None without --num_warmup_rounds, found 3.',
+    ),
+  ],
+)
+def test_an_error_names_the_flag_that_gave_the_value(given, named):
+  assert _refusal(given).startswith(f'Expected {named}')
