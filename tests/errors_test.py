@@ -128,7 +128,7 @@ def test_types_are_those_of_the_hints():
     ),
     (
       {'model': model, 'names': 5},
-      '`names` to be of type Collection, found 5.',
+      '`names` to be of type Sequence, found 5.',
     ),
   ):
     with pytest.raises(TypeError) as error:

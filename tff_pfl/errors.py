@@ -169,13 +169,13 @@ def _expect_hint(name, value, hint):
   """Raises `TypeError` unless a value is of a class that its hint names."""
   parts = typing.get_args(hint) if typing.get_origin(hint) is Union else [hint]
   kinds = [typing.get_origin(part) or part for part in parts]
-  # NumPy's are no sequences of Python's.
-  kinds = [Collection if kind is Sequence else kind for kind in kinds]
   if all(isinstance(kind, type) and kind not in _UNTYPED for kind in kinds):
     words = ['None' if kind is type(None) else kind.__name__ for kind in kinds]
     advice = [_MADE_BY[word] for word in words if word in _MADE_BY]
     constraint = ' or '.join(words) + ''.join(f' ({one})' for one in advice)
-    expect_type(value, tuple(kinds), name, f'of type {constraint}')
+    # NumPy's are no sequences of Python's.
+    allowed = (Collection if kind is Sequence else kind for kind in kinds)
+    expect_type(value, tuple(allowed), name, f'of type {constraint}')
 
 
 def expect(condition: Any, name: str, constraint: str, found: Any) -> None:

@@ -202,7 +202,7 @@ def test_a_trial_survives_json():
     ({'num_folds': 1}, '`num_folds`.*at least 2'),
     ({'base': 5}, '`base` to be of type RunConfig, found 5'),
     ({'grid': 5}, '`grid` to be of type Mapping, found 5'),
-    ({'algorithms': 5}, '`algorithms` to be of type Collection, found 5'),
+    ({'algorithms': 5}, '`algorithms` to be of type Sequence, found 5'),
     ({'algorithms': 'fed_avg'}, "`algorithms` to be a list.*'fed_avg'"),
     ({'hparams': {'zz': 1}}, "`hparams` to be those of fed_avg.*found 'zz'"),
     # Of a method that is not compared.
