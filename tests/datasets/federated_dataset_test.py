@@ -236,7 +236,7 @@ _X, _Y = shared.arrays()
     ),
     (
       dict(x_test=_X, y_test=_Y + 1, num_classes=5),
-      '20 test examples are of the class',
+      '20 test examples have the labels [3], which no training example has',
     ),
     (dict(domain=_Y, x_test=_X, y_test=_Y, domain_test=_Y), None),
   ],

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.methods import toy_problems
+from tests.models import keras_models
 from tff_pfl import datasets
 from tff_pfl.core import tff_learning
 from tff_pfl.models import class_weights, domain_models, domains
@@ -52,6 +53,13 @@ def test_dataset_of_weights_needs_a_model_of_such():
     client_population.check_data_fit(model_of_weights, plain)
   with pytest.raises(ValueError, match='one without weights of examples'):
     tff_learning.functional_model(model_of_weights)
+
+
+def test_numbers_to_predict_are_floats():
+  network = keras_models.sequential(shape=(5,), units=1)
+  model = keras_models.bridge(network, loss='mse', metrics=[])
+  with pytest.raises(ValueError, match='predict are floats.*found .y is int32'):
+    client_population.check_data_fit(model, _data())
 
 
 @pytest.mark.parametrize(

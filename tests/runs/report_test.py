@@ -10,10 +10,11 @@ from tff_pfl.models import split_model
 from tff_pfl.runs import report, run_store
 
 
-def _process(has_global_model=True):
+def _process(has_global_model=True, has_classes=True):
   """What a report needs of a process."""
+  classifier = types.SimpleNamespace(is_multilabel=False)
   return types.SimpleNamespace(
-    model=types.SimpleNamespace(classifier=None),
+    model=types.SimpleNamespace(classifier=classifier if has_classes else None),
     name='fed_toy',
     has_global_model=has_global_model,
     attacked_clients=(),
@@ -152,8 +153,10 @@ def test_a_regression_is_reported_by_its_own_metric(tmp_path, data):
     for round_number, error in ((1, 1.0), (2, 0.5))
   }
   with _store(tmp_path, data, evaluations, 'mae') as store:
-    summary = report.write_report(store, _process(), data)
-  assert summary['accuracy'] is None
+    process = _process(has_classes=False)
+    summary = report.write_report(store, process, data)
+  # The labels are integers, of no classes.
+  assert summary['accuracy'] is None and 'majority_accuracy' not in summary
   assert summary['primary_metric'] == {
     'name': 'mae',
     'higher_is_better': False,

@@ -212,9 +212,9 @@ def _warn_of_gaps(
     untrained = np.setdiff1d(labels, pool.y[trained])
     if len(untrained):
       gaps.append(
-        f'{np.isin(labels, untrained).sum()} test examples are of the classes'
-        f' {untrained.tolist()}, of which there is no training example: are the'
-        ' labels right?'
+        f'{np.isin(labels, untrained).sum()} test examples have the labels'
+        f' {untrained.tolist()}, which no training example has: are they right?'
+        ' (Numbers to predict are floats.)'
       )
   if pool.domain is not None:
     there = set(pool.domain[trained].tolist())

@@ -47,6 +47,7 @@ def check_data_fit(
       f' {", ".join(names)}',
       f'{", ".join(data.domain_names)} in dataset {data.name!r}',
     )
+  advice = ' (numbers to predict are floats; see `label_spec`)'
   for name, spec in model.element_spec.items():
     expected, found = (
       dict(tree.flatten_with_path({name: specs}))
@@ -61,7 +62,7 @@ def check_data_fit(
       ),
       'data',
       f'examples whose {_described(expected)}, as model {model.name!r} takes '
-      f'them{" (see `label_spec`)" if name == "y" else ""}',
+      f'them{advice if name == "y" else ""}',
       f'{_described(found)} in dataset {data.name!r}',
     )
   if model.classifier is not None and data.num_classes is not None:

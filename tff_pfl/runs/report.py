@@ -205,8 +205,7 @@ def _summarize(store, process, data):
     }
   # Classes of several labels are counted together.
   classifier = process.model.classifier
-  is_multilabel = classifier is not None and classifier.is_multilabel
-  if data.num_classes is not None and not is_multilabel:
+  if classifier and data.num_classes and not classifier.is_multilabel:
     excluded = client_population.unscored_clients(
       process, data, store.last_round
     )
