@@ -489,9 +489,29 @@ class _Odd(keras.Model):
     return self.head(hidden)
 
 
+class _OwnStep:
+  def train_step(self, data):
+    return {}
+
+
+class _FromMixin(_OwnStep, keras.Model):
+  pass
+
+
+def _with_own(method):
+  model = sequential()
+  setattr(model, method, lambda *unused: {})
+  return model
+
+
 class _OwnCall(keras.Sequential):
   def call(self, inputs, training=None, mask=None):
     return 2 * super().call(inputs, training=training, mask=mask)
+
+
+def _functional():
+  inputs = keras.Input((4,))
+  return inputs, layers.Dense(3, name='head')(inputs)
 
 
 def _called_with_a_mask():
@@ -519,6 +539,19 @@ def _called_on_another_type():
     (
       lambda: _OwnCall([keras.Input((4,)), layers.Dense(3, name='head')]),
       'without a `call` of its own',
+    ),
+    (
+      lambda: _FromMixin(*_functional()),
+      'without a `train_step` of its own.*_FromMixin',
+    ),
+    *(
+      (lambda name=name: _with_own(name), f'a `{name}` of its own.*{instead}')
+      for name, instead in (
+        ('test_step', 'by `metrics`'),
+        ('predict_step', 'last layer'),
+        ('compute_loss', 'give it as `loss`'),
+        ('compute_metrics', 'as `metrics`'),
+      )
     ),
     (_called_with_a_mask, "'base' .*called with a mask"),
     (_called_on_another_type, 'is called on float32; its inputs are'),

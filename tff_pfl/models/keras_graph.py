@@ -45,6 +45,15 @@ _IN_PLACE = (
   keras.layers.ReLU,
 )
 
+# Methods of a model that only Keras's own loops call, and what does the same.
+_OF_LOOPS = {
+  'train_step': 'say it by layers and `loss`',
+  'test_step': 'say it by `metrics`',
+  'predict_step': 'say it by a last layer',
+  'compute_loss': 'give it as `loss`, a function (y_true, y_pred) -> [batch]',
+  'compute_metrics': 'give them as `metrics`',
+}
+
 
 def functional_of(
   model: keras.Model, input_spec: Optional[Any] = None
@@ -68,6 +77,14 @@ def functional_of(
       )
     )
   errors.expect_type(model, keras.Model, 'model', 'a keras.Model')
+  for method, instead in _OF_LOOPS.items():
+    errors.expect(
+      getattr(model, method).__module__.startswith('keras.'),
+      'model',
+      f'a Keras model without a `{method}` of its own, which is never called '
+      f'({instead})',
+      f'{type(model).__name__} {model.name!r}',
+    )
   if isinstance(model, (keras.Function, keras.Sequential)):
     errors.expect(
       'call' not in vars(type(model)) or _is_of_keras(model),
