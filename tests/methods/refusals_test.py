@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from tests.methods import toy_problems
+from tests.models import keras_models
+from tff_pfl.core import personalization
 from tff_pfl.methods import registry
 
 # By method, values that are out of range.
@@ -152,13 +154,23 @@ def _regression():
   return toy_problems.linear_network(np.ones([2, 2]), np.ones([2, 1]))
 
 
-def _with_softmax():
+def _with_tanh():
   network = [
     keras.layers.Input([5]),
     keras.layers.Dense(4, name='body'),
-    keras.layers.Dense(3, 'softmax', name='head'),
+    keras.layers.Dense(3, 'tanh', name='head'),
   ]
   return toy_problems.classifier_from(keras.Sequential(network))
+
+
+def _embedding_as_head():
+  network = keras_models.ending_in_its_embedding()
+  return keras_models.bridge(network, ['embedding'])
+
+
+def _embedding_in_the_head():
+  network = keras_models.ending_in_its_embedding()
+  return keras_models.bridge(network, ['lstm'])
 
 
 def _without_dense_layers():
@@ -168,6 +180,8 @@ def _without_dense_layers():
 
 
 _ALL = registry.ALGORITHMS
+_FINE_TUNE_HEAD = personalization.Personalization(fine_tune='head')
+_EMBEDDING_READ = "does not read 'embedding/embeddings' of the body"
 _A_PART = '`personal` to be a part of the model'
 
 
@@ -193,14 +207,14 @@ _A_PART = '`personal` to be a part of the model'
       },
       'heads.*by_domain, unless',
     ),
-    ('fed_dar', _with_softmax, {}, 'without an activation'),
+    ('fed_dar', _with_tanh, {}, 'without an activation'),
     ('fed_fac', _linear, {'layers': 'dense_9'}, "body, head.*'dense_9'"),
     *(
       ('fed_per', _linear, {'local_depth': n}, r'`local_depth` .* in \[1, 1\]')
       for n in (0, 2)
     ),
     ('lg_fed_avg', _linear, {'global_depth': 0}, r'`global_depth` .* in \[1'),
-    ('fed_rod', _with_softmax, {}, 'single dense layer without'),
+    ('fed_rod', _with_tanh, {}, 'single dense layer without'),
     ('fed_sa_lora', _without_dense_layers, {}, 'layers.*the model has none'),
     *(
       ('fed_split', _linear, {'personal_elements': text}, message)
@@ -211,6 +225,22 @@ _A_PART = '`personal` to be a part of the model'
       )
     ),
     ('fed_alt', _linear, {'personal': 'body:2'}, '`personal` .* from 0 to 1'),
+    *(
+      (name, _embedding_as_head, {}, f'own, as ({name}|mixing_depth) demands')
+      for name in ('fed_ala', 'fed_babu', 'fed_dbe', 'fed_per', 'lg_fed_avg')
+    ),
+    (
+      *('per_fed_avg', _embedding_as_head, {'inner_scope': 'head'}),
+      "as inner_scope='head' demands.*reads embedding/embeddings alone",
+    ),
+    *(
+      (name, _embedding_in_the_head, options, _EMBEDDING_READ)
+      for name, options in (
+        ('fed_babu', {}),
+        ('fed_rep', {}),
+        ('fed_avg', {'personalization': _FINE_TUNE_HEAD}),
+      )
+    ),
     *(
       (name, _only_head, {}, f'weights for {name} to share')
       for name in ('fed_babu', 'fed_dar', 'fed_per', 'fed_rep', 'lg_fed_avg')
@@ -238,5 +268,5 @@ def test_method_for_domains_refuses_a_model_without(name):
 
 @pytest.mark.slow
 def test_the_average_of_heads_takes_any_head():
-  model = toy_problems.model_for('fed_dar', _with_softmax())
+  model = toy_problems.model_for('fed_dar', _with_tanh())
   registry.build('fed_dar', model, aggregation='weighted_average')

@@ -131,6 +131,7 @@ def test_head_may_start_at_the_input(is_functional):
     (lambda: tf_keras.Sequential([tf_keras.layers.Dense(3)]), 'Keras 3.*tf_'),
     (lambda: keras.Sequential([layers.Dense(3, name='head')]), 'an Input'),
     (lambda: sequential(layers.GRU(2), shape=(None, 4)), 'fixed shape'),
+    (lambda: sequential(layers.Hashing(5), dtype='string'), 'are numbers'),
     (
       lambda: keras.Sequential(
         [keras.Input((4,)), layers.ReLU(name='head')], name='empty'
@@ -150,9 +151,9 @@ def test_models_that_are_no_single_graph_are_refused(make, reason):
     (['nowhere'], "first, second, add, head.*found 'nowhere'"),
     ([], 'at least one layer name'),
     (['add'], 'one at least has weights'),
-    (['first'], "found layer 'second' with weights after"),
+    (['first'], 'layers with weights after the head; add second, head to'),
     # The sum joins a branch outside the head.
-    (['second'], "'head' with weights after the head"),
+    (['second'], 'after the head; add head to'),
     ('head', "a list, found 'head'"),
   ],
 )

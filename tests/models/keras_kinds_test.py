@@ -229,10 +229,29 @@ def test_a_step_compiles_with_xla(kind):
   )
 
 
-def test_masks_cross_the_cut():
-  keras_models.assert_as_keras(
-    _attention_to_words(), head_layers=['attention', 'head']
+@pytest.mark.parametrize(
+  'make, head_layers',
+  [
+    (_attention_to_words, ['attention', 'head']),
+    (_tied, ['tied', 'head']),
+    (keras_models.ending_in_its_embedding, ['embedding']),
+    (keras_models.ending_in_its_embedding, ['lstm']),
+  ],
+)
+def test_masks_and_weights_cross_the_cut(make, head_layers):
+  keras_models.assert_as_keras(make(), head_layers=head_layers)
+
+
+def test_weights_that_both_sides_read_are_the_bodys():
+  network = keras_models.ending_in_its_embedding()
+  whole, last = (
+    keras_models.bridge(network, head)
+    for head in (['lstm', 'embedding'], ['embedding'])
   )
+  assert whole.head_layers == ('embedding', 'lstm') and not whole.tied
+  assert last.body_layers == ('embedding', 'lstm') and not last.head_layers
+  assert last.tied == ('embedding/embeddings',)
+  registry.build('fed_avg', last)
 
 
 # These draw random numbers in training.
@@ -560,11 +579,6 @@ def _called_on_another_type():
 def test_models_that_are_more_than_their_layers_are_refused(make, reason):
   with pytest.raises((TypeError, ValueError), match=reason):
     keras_models.bridge(make())
-
-
-def test_weights_may_not_be_shared_across_the_cut():
-  with pytest.raises(ValueError, match="'dense/kernel' read in '.*tied"):
-    keras_models.bridge(_tied(), ['tied', 'head'])
 
 
 # In graphs of TFF.

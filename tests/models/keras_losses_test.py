@@ -1,5 +1,7 @@
 """Losses, metrics and probabilities."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -311,6 +313,8 @@ class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
   [
     ({'loss': 'nonsense'}, "Keras loss, found 'nonsense'"),
     ({'loss': 3}, '`loss`.*found 3'),
+    ({'loss': {'head': 'mse'}}, "that `output` names.*found {'head': 'mse'}"),
+    ({'metrics': {'head': 'mae'}}, "a list, found {'head': 'mae'}"),
     ({'loss': lambda y, p: tf.reduce_mean(p), 'metrics': []}, 'per example'),
     ({'loss': 'mse', 'metrics': [pinball]}, "`higher_is_better` .*'pinball'"),
     (
@@ -347,6 +351,57 @@ def test_losses_metrics_and_labels_that_do_not_fit_are_refused(
   with pytest.raises((TypeError, ValueError), match=reason) as raised:
     keras_models.bridge(_dense(3), **arguments)
   assert '\n' not in str(raised.value)
+
+
+def _reshaped_softmax():
+  model = _followed(layers.Reshape((2, 3)), 6)
+  model.add(layers.Activation('softmax', dtype='mixed_bfloat16'))
+  model.add(layers.Reshape((2, 3)))
+  return model
+
+
+def _functional_sigmoid():
+  inputs = keras.Input((4,))
+  hidden = layers.Dense(1, name='head')(inputs)
+  return keras.Model(inputs, keras.ops.sigmoid(hidden))
+
+
+_OF_LOGITS = functools.partial(
+  losses.sparse_categorical_crossentropy, from_logits=True
+)
+
+
+@pytest.mark.parametrize(
+  'model, loss, task, found',
+  [
+    (_dense(3, 'softmax'), _SPARSE, None, 'softmax'),
+    (_followed(layers.Softmax(), 3), _ONE_HOT, None, 'softmax'),
+    (_followed(layers.Lambda(tf.nn.softmax), 3), _SPARSE, None, 'softmax'),
+    (_reshaped_softmax(), _SPARSE, None, 'softmax'),
+    (_probable_tags(), _SPARSE, None, 'softmax'),
+    (_dense(3, 'softmax'), _OF_LOGITS, 'classification', 'softmax'),
+    (_dense(3, 'softmax'), brier, 'one_hot_classification', 'softmax'),
+    (_dense(1, 'sigmoid'), _BINARY, None, 'sigmoid'),
+    (_dense(3, 'sigmoid'), _BINARY, None, 'sigmoid'),
+    (_functional_sigmoid(), 'hinge', None, 'sigmoid'),
+    # These are scores, though some are between 0 and 1.
+    (_dense(1, 'relu'), _BINARY, None, None),
+    (_dense(3, 'sigmoid'), _SPARSE, None, None),
+    (_dense(3, 'log_softmax'), _SPARSE, None, None),
+    (_dense(3), _OF_LOGITS, 'classification', None),
+    (_dense(3, 'sigmoid'), brier, None, None),
+  ],
+)
+def test_probabilities_are_not_taken_for_scores(model, loss, task, found):
+  def bridge():
+    return keras_models.bridge(model, loss=loss, task=task, metrics=[])
+
+  if found is None:
+    bridge()
+  else:
+    reason = f'a loss of probabilities, as the model ends in a {found}'
+    with pytest.raises(ValueError, match=reason):
+      bridge()
 
 
 # Elements that do not count.

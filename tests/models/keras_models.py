@@ -30,6 +30,14 @@ def words(*stack, **arguments):
   return sequential(embedding, *stack, **arguments)
 
 
+def ending_in_its_embedding():
+  """Scores of seven words, whose embeddings are also the last kernel."""
+  inputs = keras.Input((6,), dtype='int32')
+  embedding = layers.ReversibleEmbedding(7, 4, name='embedding')
+  features = layers.LSTM(4, name='lstm')(embedding(inputs))
+  return keras.Model(inputs, embedding(features, reverse=True))
+
+
 def residual(merge=lambda a, b: layers.Add()([a, b])):
   inputs = keras.Input((4,))
   first = layers.Dense(4, 'relu', name='first')(inputs)

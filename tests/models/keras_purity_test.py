@@ -206,6 +206,16 @@ _UNSUPPORTED = {
     'is assigned to',
   ),
   'float16': (lambda: layers.Dense(3, dtype='float16', name='odd'), 'float16'),
+  'quantized': (
+    lambda: layers.Dense(3, dtype='int8_from_float32', name='odd'),
+    'is quantized',
+  ),
+  'table': (
+    lambda: layers.IntegerLookup(
+      vocabulary=[1, 2], output_mode='one_hot', name='odd'
+    ),
+    "no tables .*'a table' read in",
+  ),
   'no_weight': (lambda: _ReadsNoWeight(name='odd'), "'no_weight:0' read in"),
   'assigns_to_trained': (lambda: _Assigns(trainable=True), 'is assigned to'),
   'assigns_integers': (lambda: _Assigns(dtype='int32'), 'is assigned to'),

@@ -76,6 +76,8 @@ def build_personalized_process(
       'models that they keep',
       'trained',
     )
+    if personalization.fine_tune == 'head':
+      split_model.check_tied(work.model)
     return personalized_process.PersonalizedProcess(
       the_round.initialize,
       next_fn,

@@ -157,7 +157,9 @@ def meta_loss(
   difference = None
   if hparams.variant == 'hessian_free':
     difference = hparams.hessian_free_step
-  layers = model.layers if hparams.inner_scope == 'all' else model.head_layers
+  layers = model.layers
+  if hparams.inner_scope == 'head':
+    layers = model.last_layers(None, "inner_scope='head'")
   adapted = [
     name for name in model.weight_names(layers) if name not in model.statistics
   ]

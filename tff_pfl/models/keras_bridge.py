@@ -16,6 +16,8 @@ The special cases of Keras:
 * Tensors that a layer or a loss keeps (an adapted `Normalization`) are
   constants.
 * Layers with `trainable=False` keep their weights.
+* A head may read weights of the body, such as those of an embedding that is
+  also the last layer. Methods that run the head without the body refuse it.
 
 Unsupported layers raise an error that names them: stateful recurrent layers,
 activity regularizers and other losses of layers, constraints, and layers that
@@ -128,7 +130,7 @@ def from_keras(
       it.
   """
   for name, value in (('head_layers', head_layers), ('metrics', metrics)):
-    if isinstance(value, str):
+    if isinstance(value, (str, Mapping)):
       raise TypeError(errors.message(name, 'a list', value))
   metrics = tuple(metrics)
   errors.expect_one_of('jit_compile', jit_compile, (True, False, 'auto'))
@@ -147,9 +149,12 @@ def from_keras(
   variables, layers, statistics = keras_graph.name_weights(graph)
   keras_purity.check_layers(graph, variables)
   head_nodes = keras_graph.head_nodes(graph, tuple(head_layers))
+  # A layer that is used on both sides has its weights in the body.
+  in_body = {node.name for node in graph.nodes if node not in head_nodes}
   head_names = {
     name
     for node in head_nodes
+    if node.name not in in_body
     for name in split_model.names_within(node.name, layers)
   }
   label_spec, output_fields = keras_losses.resolve(
@@ -192,10 +197,12 @@ def from_keras(
       'a Keras model with finite weights',
       f'NaN or infinite numbers in {name}',
     )
-  operations = keras_purity.check_pure(graph, result, variables)
+  operations, last_operations, tied = keras_purity.check_pure(result, variables)
+  if tied:
+    result = _with_tied(result, tied)
   if output is None and not graph.is_plain:
     _check_same(model, result, pure)
-  keras_losses.check(result, loss, task)
+  keras_losses.check(result, loss, task, last_operations)
   result = client_metrics.with_metrics(
     result, [metric for metric in metrics if metric in client_metrics.NAMES]
   )
@@ -238,6 +245,17 @@ def _body_and_head(graph, pure, head_nodes):
     return outputs, statistics
 
   return body, head
+
+
+def _with_tied(model, tied):
+  """Returns the model, whose head refuses to run without these weights."""
+
+  def head(weights, x, mode=split_model.INFERENCE):
+    split_model.check_tied(result, weights)
+    return model.head(weights, x, mode)
+
+  result = dataclasses.replace(model, head=head, tied=tuple(tied))
+  return result
 
 
 def _with_mask(outputs, mask):

@@ -190,6 +190,13 @@ def with_output(model: keras.Model, output: Optional[str]) -> keras.Model:
     model = keras.Model(model.input, outputs[output], name=model.name)
   for tensor in model.inputs:
     errors.expect(
+      tensor.dtype != 'string',
+      'model',
+      'a Keras model whose inputs are numbers (call layers that take text on '
+      'the examples before)',
+      f'{tensor.name!r} of strings in {model.name!r}',
+    )
+    errors.expect(
       all(size is not None for size in tensor.shape[1:]),
       'model',
       'a Keras model whose inputs have a fixed shape (pad sequences to one '
@@ -558,7 +565,11 @@ def _normalization_weights(graph, node, number, consumers, layers):
 
 
 def head_nodes(graph, head_layers):
-  """Returns the head's nodes: those of its layers and all that follow."""
+  """Returns the head's nodes: those of its layers and all that follow.
+
+  A layer whose weights the body has, such as an embedding that also ends the
+  network, may follow, or be the head by its last call.
+  """
   errors.expect(
     head_layers, 'head_layers', 'at least one layer name', head_layers
   )
@@ -583,20 +594,36 @@ def head_nodes(graph, head_layers):
     'layers of which one at least has weights',
     ', '.join(head_layers),
   )
-  head = []
+  first = [node for node in graph.nodes if node.name in wanted]
+  last = {node.name: node for node in first}.values()
+  head, strangers = _head_from(graph, first)
+  if strangers and len(last) < len(first):
+    again, others = _head_from(graph, last)
+    if not others:
+      return again
+  if strangers:
+    raise ValueError(
+      'Expected `head_layers` to be the end of the network, found layers with '
+      f'weights after the head; add {", ".join(strangers)} to `head_layers`.'
+    )
+  return head
+
+
+def _head_from(graph, starts):
+  """Returns nodes with all that follow, and layers that are then missing."""
+  head, of_body, strangers = [], set(), {}
   for node in graph.nodes:
-    if node.name in wanted:
+    weights = {id(w) for w in node.operation.weights} if node.is_layer else ()
+    if node in starts:
       head.append(node)
     elif any(graph.maker.get(key) in head for key in node.sources.values()):
       # Every node leads to the output: this also finds heads that end early.
-      if node.is_layer and node.operation.weights:
-        raise ValueError(
-          'Expected `head_layers` to be the end of the network, found layer '
-          f'{node.name!r} with weights after the head; add it to '
-          '`head_layers`.'
-        )
       head.append(node)
-  return head
+      if not of_body.issuperset(weights):
+        strangers[node.name] = None
+    else:
+      of_body.update(weights)
+  return head, strangers
 
 
 def features_of(graph, head_nodes):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import collections
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, Optional, Union
 
 import keras
@@ -55,6 +55,13 @@ _TASKS = {
   'one_hot_classification': 'categorical',
   'binary_classification': 'binary',
   'regression': 'regression',
+}
+# Operations whose results are probabilities, not logits.
+_PROBABLE = {
+  'sparse': ('Softmax',),
+  'categorical': ('Softmax',),
+  'binary': ('Sigmoid', 'Softmax'),
+  'regression': (),
 }
 _ACCURACY = ('accuracy', 'acc')
 _TOP_ACCURACY = re.compile(r'top_([1-9]\d*)_accuracy')
@@ -179,7 +186,8 @@ def _resolve_loss(loss, task):
     loss,
     Callable,
     'loss',
-    'a Keras loss name, a Keras loss object or a function',
+    'a Keras loss name, a Keras loss object or a function (that of the '
+    'one output that `output` names, or of several that are concatenated)',
   )
   options, function, call = {}, loss, loss
   if isinstance(loss, keras.losses.Loss):
@@ -212,7 +220,8 @@ def _resolve_loss(loss, task):
     )
   is_of_keras = _is_of_keras(function)
   from_logits = function in _OF_SCORES or bool(
-    options.get('from_logits')
+    # A Keras loss with arguments may be a partial function.
+    {**options, **getattr(loss, 'keywords', {})}.get('from_logits')
     if is_of_keras
     else getattr(loss, 'from_logits', True)
   )
@@ -504,17 +513,22 @@ def _accuracy(metric, loss):
 
 
 def check(
-  model: split_model.SplitModel, loss: Any, task: Optional[str]
+  model: split_model.SplitModel,
+  loss: Any,
+  task: Optional[str],
+  last_operations: Collection[str],
 ) -> None:
   """Raises `ValueError` if a loss cannot train the model.
 
-  Checks on random inputs that the outputs are probabilities, for a loss that
-  takes them, and that the loss has a gradient.
+  Checks that the model ends in no softmax or sigmoid, for a loss of logits, and
+  on random inputs that the outputs are probabilities, for a loss that takes
+  them, and that the loss has a gradient.
 
   Args:
     model: Made with the loss.
     loss: The argument of `keras_bridge.from_keras`.
     task: The argument of `keras_bridge.from_keras`.
+    last_operations: Types of the operations that end the model.
   """
   rng = np.random.default_rng(0)
   x = some_inputs(model, rng)
@@ -524,6 +538,15 @@ def check(
   if not isinstance(loss, str):
     name = getattr(loss, '__name__', type(loss).__name__)
   resolved = _resolve_loss(loss, task)
+  for operation in _PROBABLE[resolved.kind]:
+    errors.expect(
+      not resolved.from_logits or operation not in last_operations,
+      'loss',
+      f'a loss of probabilities, as the model ends in a {operation.lower()} (a '
+      'cross-entropy without from_logits=True, or one of your own whose '
+      'attribute `from_logits` is False), or end the model without it',
+      name,
+    )
   if (
     resolved.is_of_keras
     and model.classifier is not None

@@ -42,6 +42,17 @@ _IMPURE = (
   'PyFunc',
   'Eager',
 )
+# Types of operations that leave values as they are.
+_KEEPING = (
+  'Cast',
+  'ExpandDims',
+  'Identity',
+  'Reshape',
+  'SelectV2',
+  'Squeeze',
+  'StopGradient',
+  'Transpose',
+)
 
 
 class _Call(threading.local):
@@ -86,6 +97,8 @@ def _reason_against(module, layer):
   """Says why a module of a layer cannot be made pure; None if it can."""
   if getattr(module, 'stateful', False):
     return 'keeps its state between batches (stateful=True)'
+  if module.quantization_mode is not None:
+    return 'is quantized (build the model anew, and quantize it once trained)'
   if isinstance(module, _DROPOUT) and module.rate == 1:
     return 'drops all'
   if getattr(module, 'activity_regularizer', None) is not None:
@@ -344,11 +357,12 @@ def _refuse_as_impure(found):
   )
 
 
-def check_pure(graph, model, variables):
+def check_pure(model, variables):
   """Traces the model once and refuses it if it has a state of its own.
 
   Returns:
-    The types of its operations, a set.
+    The types of its operations, the types of the operations that end it, both
+    sets, and the names of the body's weights that the head reads.
   """
   x_spec = tf.nest.map_structure(
     lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype),
@@ -376,7 +390,7 @@ def check_pure(graph, model, variables):
     outputs, new = model.head(head, features, mode)
     doing = 'score'
     metrics = {name: fn(y, outputs) for name, fn in model.metrics.items()}
-    return model.loss(y, outputs), metrics, statistics, new
+    return outputs, model.loss(y, outputs), metrics, statistics, new
 
   try:
     concrete = trace.get_concrete_function(
@@ -400,13 +414,18 @@ def check_pure(graph, model, variables):
     **{id(v.handle): v.name for v in concrete.graph.variables},
     **{id(v.value.handle): name for name, v in variables.items()},
   }
+  tied = []
   for tensor, placeholder in concrete.graph.captures:
     if tensor.dtype == tf.resource and placeholder.consumers():
+      name = names.get(id(tensor))
+      if name in body:
+        tied.append(name)
+        continue
       # The operation's name has the layer's in it.
       raise ValueError(
-        'Expected `model` to be made of layers that read no state but the '
-        'weights of their own side, body or head, found '
-        f'{names.get(id(tensor), "a resource")!r} read in '
+        'Expected `model` to be made of layers that read no state but weights '
+        'of their own, and no tables (call such layers on the examples '
+        f'before), found {name or "a table"!r} read in '
         f'{placeholder.consumers()[0].name!r}.'
       )
   operations = [*graph_defs.all_nodes(concrete.graph.as_graph_def())]
@@ -417,7 +436,22 @@ def check_pure(graph, model, variables):
         f'a keras.random.SeedGenerator, found {operation.op} in '
         f'{operation.name!r}.'
       )
-  return {operation.op for operation in operations}
+  return (
+    {operation.op for operation in operations},
+    _last_operations(concrete.outputs[0]),
+    tied,
+  )
+
+
+def _last_operations(tensor):
+  """Returns the types of the operations that computed a tensor's values."""
+  found, makers = set(), [tensor.op]
+  while makers:
+    operation = makers.pop()
+    found.add(operation.type)
+    if operation.type in _KEEPING:
+      makers += [value.op for value in operation.inputs]
+  return found
 
 
 def _reason(error):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -160,6 +160,7 @@ class SplitModel:
       it is the same.
     reported: Further metrics in reports. Those that are not in `metrics` are
       computed from all predictions of a client (`models.client_metrics`).
+    tied: Names of the body's weights that the head reads, too.
     metric_of: Function from a metric, as `from_keras` takes it, to a
       `PrimaryMetric` and its function as in `metrics`; None for models made
       otherwise.
@@ -191,6 +192,7 @@ class SplitModel:
   is_augmented: bool = False
   training_loss: Optional[Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = None
   reported: tuple = ()
+  tied: tuple = ()
   metric_of: Optional[Callable[[Any], tuple]] = None
 
   @property
@@ -291,6 +293,13 @@ class SplitModel:
       argument: Name of `number` in the error.
     """
     if number is None:
+      errors.expect(
+        self.head_layers,
+        'model',
+        f'a model whose head has weights of its own, as {argument} demands '
+        '(name the layer before it in `head_layers`, too)',
+        f'{self.name!r}, whose head reads {", ".join(self.tied)} alone',
+      )
       return tuple(self.head_layers)
     errors.expect_int(argument, number, 1, len(self.layers) - 1)
     return tuple(self.layers)[-number:]
@@ -367,7 +376,7 @@ def check_float32(model: SplitModel) -> None:
 
 
 def check_has_body(model: SplitModel, method: str) -> None:
-  """Raises `ValueError` if the model's body has no weights to share."""
+  """Raises `ValueError` unless body and head have weights of their own."""
   errors.expect(
     model.body_layers,
     'model',
@@ -375,6 +384,24 @@ def check_has_body(model: SplitModel, method: str) -> None:
     f'{", ".join(model.head_layers)})',
     f'{model.name!r} without any',
   )
+  model.last_layers(None, method)
+
+
+def check_tied(model: SplitModel, weights: Collection[str] = ()) -> None:
+  """Raises `ValueError` if the head reads weights that it is not given.
+
+  Args:
+    weights: Names of the weights that it is given besides its own.
+  """
+  for name in model.tied:
+    errors.expect(
+      name in weights,
+      'model',
+      f'a model whose head does not read {name!r} of the body, where the head '
+      'is trained without the body (fed_avg, fed_per and others train both '
+      'together)',
+      model.name,
+    )
 
 
 def has_classes(model: SplitModel) -> bool:
