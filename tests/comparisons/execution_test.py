@@ -248,6 +248,18 @@ def test_a_folder_that_cannot_be_written_to_is_reported(run, monkeypatch):
     run(make_trials(1))
 
 
+def test_a_comparison_that_is_moved_meanwhile_is_not_begun_anew(
+  run, tmp_path, monkeypatch
+):
+  away = tmp_path.with_name(f'{tmp_path.name}_away')
+  monkeypatch.setattr(
+    execution.trial, 'run_folder', lambda folder: tmp_path.rename(away)
+  )
+  with pytest.raises(errors.RunError, match='moved while its trials ran'):
+    run(make_trials(2), num_processes=0)
+  assert not tmp_path.exists()
+
+
 def test_the_processes_are_forks_of_one_that_imports_once(run, tmp_path):
   script = 'import os, sys; print(os.getppid(), os.getpid(), sys.stdin.read())'
   trials = make_trials()

@@ -2,6 +2,7 @@ import contextlib
 import functools
 import multiprocessing
 import os
+import shutil
 import sqlite3
 import time
 
@@ -365,6 +366,44 @@ def test_disk_full_while_committing_loses_only_that_round(tmp_path):
   with resume(tmp_path, _CONFIG) as store:
     assert store.last_round == 2
     assert len(store.client_states(range(60))) == 50
+
+
+def _replace_by_a_copy(run):
+  run.rename(run.with_name('away'))
+  shutil.copytree(run.with_name('away'), run)
+
+
+@pytest.mark.parametrize(
+  'lose, whole',
+  [
+    (lambda run: (run / run_store.FILE_NAME).unlink(), []),
+    (shutil.rmtree, []),
+    (lambda run: run.rename(run.with_name('away')), ['away']),
+    (_replace_by_a_copy, ['away', 'run']),
+  ],
+)
+@pytest.mark.parametrize(
+  'use', [commit, RunStore.history, lambda store: store.copy_to(store.best)]
+)
+def test_a_file_that_is_lost_while_it_is_written_to_is_missed_at_once(
+  lose, whole, use, tmp_path
+):
+  run = tmp_path / 'run'
+  with RunStore.open(run, _CONFIG) as store:
+    commit(store)
+    commit(store, clients=[1])
+    store.best = run / 'best'
+    lose(run)
+    text = run_error(use, store)
+    assert f'{run / run_store.FILE_NAME} was deleted, moved or rep' in text
+    assert not store.best.exists()
+  # Nothing is made anew, and what was moved or copied is whole.
+  folders = [name for name in ('away', 'run') if (tmp_path / name).exists()]
+  assert [f for f in folders if run_store.has_run(tmp_path / f)] == whole
+  for name in whole:
+    with resume(tmp_path / name, _CONFIG) as store:
+      assert store.last_round == 1
+      assert store.client_states([1]) == {1: state_of(1, 1)}
 
 
 def test_interrupt_while_committing_loses_only_that_round(store):

@@ -22,7 +22,7 @@ from tff_pfl.comparisons import cluster as cluster_lib
 from tff_pfl.comparisons import trial
 from tff_pfl.runs import client_population, run_store, value_codec
 from tff_pfl.runs import summary as summary_lib
-from tff_pfl.system import child_processes, cores, shutdown
+from tff_pfl.system import child_processes, cores, folders, shutdown
 
 TRIALS_DIR = 'trials'
 LOG_NAME = 'log.txt'
@@ -186,7 +186,7 @@ def run_trials(
 
   Raises:
     RunError: If a folder holds another trial, or one on other data, or cannot
-      be written to.
+      be written to, or if `directory` is deleted or moved meanwhile.
   """
   names = [one.name for one in trials]
   errors.expect(
@@ -215,10 +215,16 @@ def run_trials(
   bar = _progress_bar(
     len(trials), len(trials) - len(waiting), description, show_progress
   )
+  identity = folders.identity(directory)
   with bar, _ending(running):
     while waiting or running:
       shutdown.raise_if_stopped()
       while waiting and len(running) < shares.num_processes:
+        if identity not in (None, folders.identity(directory)):
+          raise errors.RunError(
+            f'{directory} was deleted or moved while its trials ran: bring it '
+            'back and pass `resume`.'
+          )
         one = waiting.pop(0)
         folder = trial_folder(directory, one.name)
         with _starting(folder):

@@ -4,7 +4,8 @@ A round is committed as a whole or not at all: the server state, the states of
 the clients that took part, the metrics and the evaluation go into one
 transaction that is on the disk when `RunStore.commit_round` returns. A run that
 is killed thus loses at most the round it was computing. Only the newest states
-are kept; those of clients are read when asked for.
+are kept; those of clients are read when asked for. A run whose file is deleted,
+moved or replaced meanwhile ends with an error when it next uses the file.
 
 One process at a time writes to a run, under a `directory_lock`; any number may
 read meanwhile. A store belongs to the thread that opened it.
@@ -27,6 +28,7 @@ from typing import Any, Optional, Union
 
 from tff_pfl import errors
 from tff_pfl.runs import directory_lock, metrics_writers, value_codec
+from tff_pfl.system import folders
 
 # What may differ between a run and its resumption: it does not change what any
 # round computes.
@@ -75,6 +77,8 @@ class RunStore:
     self.directory = directory
     self._connection = connection
     self._on_close = on_close
+    # Path and identity of the file that is written to; None for reading.
+    self._file = None
     # Of contents (kind, number): how many rows a transaction has added.
     self._added = collections.Counter()
 
@@ -122,6 +126,8 @@ class RunStore:
         for pragma in _PRAGMAS:
           connection.execute(f'PRAGMA {pragma}')
         store = cls(directory, connection, on_close)
+        path = _path_in(directory)
+        store._file = path, folders.identity(path)
         with store._transaction():
           if not is_there:
             for statement in _SCHEMA:
@@ -262,6 +268,7 @@ class RunStore:
     """
     path = _path_in(directory)
     temporary = pathlib.Path(f'{path}.tmp')
+    self._expect_in_place()
     advice = f'what is committed in {self.directory} is safe'
     with _one_line(directory, 'keep the best models', advice):
       path.parent.mkdir(parents=True, exist_ok=True)
@@ -323,8 +330,21 @@ class RunStore:
   def _rows(self, query: str, *values: Any) -> list[Any]:
     # At once: an open query would keep the running process from shortening its
     # write-ahead log.
+    self._expect_in_place()
     with _one_line(self.directory, 'read the run'):
       return self._connection.execute(query, values).fetchall()
+
+  def _expect_in_place(self) -> None:
+    """Raises `RunError` if the file that is written to has lost its name."""
+    if self._file is None:
+      return
+    path, identity = self._file
+    if folders.identity(path) != identity:
+      raise errors.RunError(
+        f'{path} was deleted, moved or replaced while the run went on, whose'
+        ' next rounds would be lost: bring back all files of the folder and'
+        ' pass `resume`, or start the run anew.'
+      )
 
   def _contents(
     self, kind: str, numbers: Optional[Sequence[int]] = None

@@ -68,6 +68,17 @@ def results_folder(
   return path
 
 
+def identity(
+  path: Union[str, os.PathLike[str]],
+) -> Optional[tuple[int, int]]:
+  """Tells a file or folder from others of its name; None if there is none."""
+  try:
+    status = os.stat(path)
+  except (FileNotFoundError, NotADirectoryError):
+    return None
+  return status.st_dev, status.st_ino
+
+
 def kind_of(path: str) -> Optional[str]:
   """Returns the kind of results in a folder; None if there are none."""
   for mark, kind in _MARKS.items():
