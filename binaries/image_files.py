@@ -396,7 +396,8 @@ def prepare(
     RunError: A file is there already that this did not write, or none can be
       written.
   """
-  output_dir = output_dir or data_dir
+  output_dir = data_dir if output_dir is None else output_dir
+  output_dir = folders.output_path(output_dir, 'output_dir')
   sources = _sources(data_dir, names)
   errors.expect(
     sources,

@@ -22,7 +22,7 @@ def new_path(path: str, name: str) -> str:
   Raises:
     RunError: If it is there, and --overwrite is not given.
   """
-  path = folders.local_path(path, name)
+  path = folders.output_path(path, name)
   is_there = os.path.exists(path)
   if os.path.isdir(path):
     is_there = any(files for _, _, files in os.walk(path))

@@ -90,8 +90,11 @@ def _local(argument):
   """The argument; of a path, as it is on this machine."""
   name, equals, value = argument.partition('=')
   if not equals:
-    return folders.local_path(argument, 'argument')
-  return name + equals + folders.local_path(value, name)
+    name, value = '', argument
+  # Many flags may be empty, and a cluster has an address.
+  if not value or value.startswith('ray://'):
+    return argument
+  return name + equals + folders.local_path(value, name or 'argument')
 
 
 def is_on_command_line(flag: str) -> bool:

@@ -36,6 +36,7 @@ from binaries.papers import record
 from binaries.papers.engine import claims, paper, trials
 from tff_pfl import datasets, errors
 from tff_pfl.runs import summary
+from tff_pfl.system import folders
 
 _ALL = 'all'
 _DATA_FLAGS = ('dataset', 'data_dir', *runtime_flags.names())
@@ -147,11 +148,14 @@ def _sizes():
 
 def _settings():
   default = 'reproduce_fast' if _FAST.value else 'reproduce'
+  directory = _OUTPUT_DIR.value
+  if directory is None:
+    directory = os.path.join('runs', default)
   num_processes = _NUM_PROCESSES.value
   if num_processes is None and _FAST.value:
     num_processes = 0
   return trials.Settings(
-    directory=_OUTPUT_DIR.value or os.path.join('runs', default),
+    directory=folders.output_path(directory, 'output_dir'),
     fast=_FAST.value,
     dataset=_DATASET.value,
     data_dir=_DATA_DIR.value,
@@ -202,7 +206,8 @@ def main() -> None:
     settings = _scaled_down(selected, settings)
   if _DOCS_DIR.value is not None:
     # Before hours of work.
-    record.find_pages(_DOCS_DIR.value, settings.fast)
+    docs_dir = folders.output_path(_DOCS_DIR.value, 'docs_dir')
+    record.find_pages(docs_dir, settings.fast)
   if _EXPERIMENT.value == _ALL:
     summaries = paper.run_all(selected, settings, rerun=_RERUN.value)
   else:

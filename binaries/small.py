@@ -25,6 +25,7 @@ from tff_pfl.comparisons import plan
 from tff_pfl.datasets.sources import digits5, fairface, image_sets
 from tff_pfl.models import zoo
 from tff_pfl.runs import run_config
+from tff_pfl.system import folders
 
 SMALL = flags.DEFINE_bool(
   'small',
@@ -55,6 +56,7 @@ _SIZES = {
 
 def output_dir(path: str) -> str:
   """The folder for small results in place of `path`."""
+  path = folders.output_path(path, 'output_dir')
   return f'{path.rstrip(os.sep)}_small'
 
 

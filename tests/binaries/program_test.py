@@ -68,10 +68,31 @@ def test_help_shows_the_docstring_and_the_flags_and_is_no_failure(
 
 
 def test_paths_are_of_this_machine(programs):
-  message = programs.fail('train', '--output_dir=gs://bucket/run')
-  assert message.startswith('Expected --output_dir to be a path of the file')
   message = programs.fail('predict', '--run_dir=~/nothing')
   assert '~' not in message
+
+
+@pytest.mark.parametrize(
+  'arguments',
+  [
+    'train --output_dir=file:///run',
+    'train --output_dir=',
+    'train --small --output_dir=/',
+    'compare --output_dir=',
+    'compare --small --output_dir=/',
+    'reproduce --experiment=fedrep_linear_samples --output_dir=',
+    'prepare --data_dir=. --output_dir=',
+    'personalize --run_dir=run --output_dir=/',
+    'export --run_dir=run --format=saved_model --output=',
+  ],
+)
+def test_what_is_no_path_of_a_folder_is_refused(arguments, programs):
+  message = programs.fail(*arguments.split())
+  flag, _, value = arguments.split()[-1].partition('=')
+  kind = 'a path below' if value == '/' else 'a path of the file system'
+  assert message.startswith(f'Expected {flag} to be {kind}')
+  assert message.endswith(f'found {value!r}.')
+  assert not list(programs.directory.glob('[!.]*'))
 
 
 def test_a_folder_with_other_results_is_refused(programs):

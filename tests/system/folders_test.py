@@ -14,10 +14,22 @@ def test_home_is_where_the_user_is_at_home(monkeypatch):
   assert folders.local_path('a~/x', 'output_dir') == 'a~/x'
 
 
-@pytest.mark.parametrize('path', ['gs://bucket/x', 's3://bucket', 'hdfs://a/b'])
-def test_stores_of_objects_are_refused(path):
-  with pytest.raises(ValueError, match='`output_dir` to be a path of the file'):
-    folders.local_path(path, 'output_dir')
+@pytest.mark.parametrize(
+  'path', ['', 'gs://bucket/x', 'http://host/x', 'file:///tmp/x', 'S3a://b']
+)
+def test_what_is_no_path_is_refused(path):
+  for function in (folders.local_path, folders.output_path):
+    with pytest.raises(ValueError, match='`run_dir` to be a path of the file'):
+      function(path, 'run_dir')
+
+
+def test_nothing_is_written_to_the_root():
+  assert folders.local_path('/', 'data_dir') == '/'
+  for path in ('/', '//', '/tmp/..', '/.'):
+    with pytest.raises(ValueError, match='`output` to be a path below the ro'):
+      folders.output_path(path, 'output')
+  for path in ('/x', 'http:/x', '.'):
+    assert folders.output_path(path, 'output') == path
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,7 @@ class Results(dict):
     They have the `figures`, the `client_scores` and, for data with domains, the
     `domain_scores`.
     """
+    directory = folders.output_path(directory, 'directory')
     summary_lib.write_json(os.path.join(directory, JSON_NAME), self)
     for name, frame in (
       (CSV_NAME, self.figures),

@@ -77,6 +77,7 @@ def save(
     (a round of several aggregations has no `map_reduce`), and `files` with
     their SHA-256.
   """
+  directory = folders.output_path(directory, 'directory')
   next_fn = _portable(process.next)
   state_type = process.initialize.type_signature.result.member
   value, _ = tff.framework.serialize_value(state, state_type)

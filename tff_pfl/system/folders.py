@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 from collections.abc import Iterator
 from typing import IO, Any, Optional, Union
 
@@ -21,7 +22,7 @@ _MARKS = {
   'comparison.json': COMPARISON,
 }
 _RUNS = 'trials/*/trial.json'
-_REMOTE = ('abfs', 'abfss', 'az', 'gcs', 'gs', 'hdfs', 's3', 's3a', 'wasbs')
+_ADDRESS = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*://')
 
 
 def local_path(path: Union[str, os.PathLike[str]], name: str) -> str:
@@ -33,23 +34,39 @@ def local_path(path: Union[str, os.PathLike[str]], name: str) -> str:
 
   Raises:
     TypeError: If it is no path.
-    ValueError: If it is an address of an object store.
+    ValueError: If it is empty, or an address such as one of an object store.
   """
   errors.expect_type(path, (str, os.PathLike), name, 'a path')
   path = os.fspath(path)
   errors.expect(
-    path.partition('://')[0] not in _REMOTE,
+    path and not _ADDRESS.match(path),
     name,
-    'a path of the file system, into which such a store can be mounted',
+    'a path of the file system (a store of objects can be mounted into it)',
     path,
   )
   return os.path.expanduser(path)
 
 
+def output_path(path: Union[str, os.PathLike[str]], name: str) -> str:
+  """Returns the `local_path` of a file or folder to write.
+
+  Raises:
+    ValueError: If it is none, or the root of the file system.
+  """
+  path = local_path(path, name)
+  errors.expect(
+    os.path.abspath(path).strip(os.sep),
+    name,
+    'a path below the root of the file system',
+    path,
+  )
+  return path
+
+
 def results_folder(
   path: Union[str, os.PathLike[str]], kind: str, name: str = 'output_dir'
 ) -> str:
-  """Returns the `local_path` of a folder for results of a kind.
+  """Returns the `output_path` of a folder for results of a kind.
 
   Args:
     path: A folder, which need not exist.
@@ -59,7 +76,7 @@ def results_folder(
   Raises:
     RunError: If it holds other results.
   """
-  path = local_path(path, name)
+  path = output_path(path, name)
   found = kind_of(path)
   if found not in (None, kind):
     raise errors.RunError(
