@@ -1,6 +1,7 @@
 import collections
 import dataclasses
 import gc
+import json
 import os
 import shutil
 import warnings
@@ -16,7 +17,14 @@ from tff_pfl import datasets, errors
 from tff_pfl.core import personalization
 from tff_pfl.datasets.sources import table_encoding
 from tff_pfl.methods import fed_rep, registry
-from tff_pfl.models import domain_models, keras_bridge, prediction, zoo
+from tff_pfl.models import (
+  class_weights,
+  client_metrics,
+  domain_models,
+  keras_bridge,
+  prediction,
+  zoo,
+)
 from tff_pfl.runs import (
   callbacks,
   new_clients,
@@ -191,6 +199,52 @@ def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(
   assert 'set_random_seed' in str(told.value)
   with pytest.raises(ValueError, match='together with data'):
     open_run.open_run(directory, process)
+
+
+def test_a_run_belongs_to_its_model(tmp_path, run):
+  data, directory = run.data, str(tmp_path)
+  own, weighted, scored = (
+    registry.build('fed_rep', model, num_head_epochs=1)
+    for model in (
+      run.model,
+      class_weights.with_class_weight(run.model, {1: 5.0}),
+      client_metrics.with_metrics(run.model, ['log_loss']),
+    )
+  )
+
+  def train(process, **options):
+    return training.run(
+      process,
+      data,
+      directory,
+      num_rounds=1,
+      cohort_size=2,
+      show_progress=False,
+      **options,
+    )
+
+  settings = train(own).settings
+  with pytest.raises(errors.RunError) as told:
+    open_run.open_run(directory, weighted, data)
+  assert 'model.class_weight.1 was None, now 5.0; mod' in str(told.value)
+  with pytest.raises(errors.RunError) as told:
+    train(scored, resume=True)
+  expected = "model.metrics was ['accuracy'], now ['accuracy', 'log_loss']. G"
+  assert expected in str(told.value)
+  # With a name or an older description, which tells no metrics, they count too.
+  with pytest.raises(
+    errors.RunError, match='scored by accuracy, loss, with .*'
+  ):
+    train(scored, resume=True, settings={'model': settings['model']})
+  known = ('name', 'shapes', 'initial_weights_sha256')
+  older = {name: settings['model'][name] for name in known}
+  with run_store.RunStore.open(directory, settings, resume=True) as store:
+    assert store.config == settings
+    with store._transaction():
+      content = json.dumps({**settings, 'model': older}).encode()
+      store._write('settings', 0, content)
+  assert open_run.open_run(directory, own, data).settings['model'] == older
+  assert train(own, resume=True).settings == settings
 
 
 def test_run_is_built_again_from_its_folder(run):

@@ -69,7 +69,12 @@ def augmented(
         x = change(x, randomness.fold_in(mode.seed, _STREAM + number))
     return model.body(weights, x, mode)
 
-  return dataclasses.replace(model, body=body, is_augmented=True)
+  return dataclasses.replace(
+    model,
+    body=body,
+    is_augmented=True,
+    made_with={**model.made_with, 'augmentation': spec},
+  )
 
 
 def _of_image(change):

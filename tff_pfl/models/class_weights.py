@@ -57,7 +57,9 @@ def with_class_weight(
     )
     class_weight = balanced(data.class_counts('train').sum(axis=0))
   return dataclasses.replace(
-    model, training_loss=weighted(model.loss, class_weight, model.classifier)
+    model,
+    training_loss=weighted(model.loss, class_weight, model.classifier),
+    made_with={**model.made_with, 'class_weight': class_weight},
   )
 
 

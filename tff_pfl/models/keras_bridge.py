@@ -188,6 +188,7 @@ def from_keras(
       if variable.regularizer is not None
     },
     keras_graph=graph,
+    made_with={'loss': loss, 'class_weight': class_weight},
     **output_fields,
   )
   for name, value in result.initial_weights.items():

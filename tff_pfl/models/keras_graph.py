@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import keras
@@ -459,7 +459,7 @@ def layers_within(graph: Graph) -> list[tuple[str, Any]]:
   ]
 
 
-def _owners(name, layer):
+def owners(name: str, layer: Any) -> Iterator[tuple[str, Any]]:
   """Yields the layers to which a layer's weights belong, by name.
 
   A user's layer may hold others with weights of their own. A layer of Keras
@@ -468,7 +468,7 @@ def _owners(name, layer):
   """
   inner = [] if _is_of_keras(layer) else layer._layers  # pylint: disable=protected-access
   for module in inner:
-    yield from _owners(f'{name}/{module.name}', module)
+    yield from owners(f'{name}/{module.name}', module)
   yield name, layer
 
 
@@ -479,7 +479,7 @@ def name_weights(graph):
   statistics = set()
   known = set()
   for graph_name, layer in graph.layers.items():
-    for name, owner in _owners(graph_name, layer):
+    for name, owner in owners(graph_name, layer):
       names = []
       frozen = set(map(id, layer.non_trainable_variables))
       for variable in owner.variables:

@@ -574,6 +574,20 @@ def check(
   )
 
 
+def some_examples(
+  model: split_model.SplitModel, rng: np.random.Generator, num_classes: int
+) -> dict[str, Any]:
+  """Returns a batch of eight random examples, without weights."""
+  examples = {
+    'x': some_inputs(model, rng),
+    'y': _some(model.element_spec['y'], rng, num_classes),
+  }
+  if model.domains is not None:
+    spec = model.element_spec['domain']
+    examples['domain'] = _some(spec, rng, model.domains.number)
+  return examples
+
+
 def some_inputs(model: split_model.SplitModel, rng: np.random.Generator) -> Any:
   """Returns a batch of eight random inputs; integers are 0 and 1."""
   return tf.nest.map_structure(
@@ -581,11 +595,11 @@ def some_inputs(model: split_model.SplitModel, rng: np.random.Generator) -> Any:
   )
 
 
-def _some(spec, rng):
+def _some(spec, rng, num_integers=2):
   shape = [8, *(size or 2 for size in spec.shape)]
   if spec.dtype.is_floating:
     return tf.constant(rng.normal(size=shape), spec.dtype)
-  return tf.cast(tf.constant(rng.integers(0, 2, shape)), spec.dtype)
+  return tf.cast(tf.constant(rng.integers(0, num_integers, shape)), spec.dtype)
 
 
 def _camel_case(name):

@@ -164,6 +164,8 @@ class SplitModel:
     metric_of: Function from a metric, as `from_keras` takes it, to a
       `PrimaryMetric` and its function as in `metrics`; None for models made
       otherwise.
+    made_with: What its functions were made with, by name (`loss`,
+      `class_weight`, `augmentation`), for its description.
   """
 
   name: str
@@ -194,6 +196,7 @@ class SplitModel:
   reported: tuple = ()
   tied: tuple = ()
   metric_of: Optional[Callable[[Any], tuple]] = None
+  made_with: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def client_metrics(self) -> tuple:

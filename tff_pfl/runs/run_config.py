@@ -26,6 +26,7 @@ from tff_pfl.models import (
   augmentation,
   class_weights,
   client_metrics,
+  description,
   domain_models,
   split_model,
   weight_files,
@@ -33,6 +34,7 @@ from tff_pfl.models import (
 )
 from tff_pfl.runs import client_sampling, privacy, training, warm_up
 from tff_pfl.runs import run as run_lib
+from tff_pfl.system import folders
 
 _INFINITIES = ['inf', '-inf']
 # Arguments of `training.run` that are not for a warm-up.
@@ -486,6 +488,7 @@ class RunConfig:
         `show_progress`, and, for the run but not its warm-up, `keep_best` and
         `callbacks`.
     """
+    output_dir = folders.results_folder(output_dir, folders.RUN)
     data = self.load_data()
     own = {n: options.pop(n) for n in _RUN_ARGUMENTS if n in options}
     model = warm_up.run(self, data, output_dir, **options)
@@ -514,7 +517,7 @@ class RunConfig:
     checksum = {}
     if self.initial_weights is not None:
       # Other weights are another run, whatever file they came from.
-      checksum['initial_weights_sha256'] = training.weights_checksum(
+      checksum['initial_weights_sha256'] = description.weights_checksum(
         process.model
       )
     run = training.run(

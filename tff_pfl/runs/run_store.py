@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 from tff_pfl import errors
+from tff_pfl.models import description
 from tff_pfl.runs import directory_lock, metrics_writers, value_codec
 from tff_pfl.system import folders
 
@@ -35,6 +36,8 @@ from tff_pfl.system import folders
 MUTABLE_SETTINGS = ('num_rounds', 'data_dir', 'runtime')
 
 FILE_NAME = 'run.sqlite'
+# Of differences that an error lists.
+_MAX_DIFFERENCES = 12
 
 _VERSION = 8
 # Kinds are 'settings', 'round' (its metrics), 'scores' (of each client, in the
@@ -417,14 +420,21 @@ class RunStore:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
   """Lists differences of settings, as JSON types, that may not be; or ''."""
-  old, new = (value_codec.flatten(settings, '.') for settings in (old, new))
-  return '; '.join(
+  model = description.as_stored(new.get('model'), old.get('model'))
+  old, new = (
+    value_codec.flatten(settings, '.')
+    for settings in (old, {**new, 'model': model})
+  )
+  found = [
     f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
     for name in dict.fromkeys([*old, *new])
-    # As texts: NaN is not equal to itself.
     if name not in MUTABLE_SETTINGS
-    and json.dumps(old.get(name)) != json.dumps(new.get(name))
-  )
+    and not description.is_same(name, old.get(name), new.get(name))
+  ]
+  others = found[_MAX_DIFFERENCES:]
+  if others:
+    found[_MAX_DIFFERENCES:] = [f'and {len(others)} more']
+  return '; '.join(found)
 
 
 def has_run(directory: _Path) -> bool:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import os
 import sys
 import time
@@ -31,7 +30,7 @@ from absl import logging
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import personalized_process
-from tff_pfl.models import split_model
+from tff_pfl.models import description
 from tff_pfl.runs import callbacks as callbacks_lib
 from tff_pfl.runs import (
   client_population,
@@ -118,9 +117,10 @@ def run(
     settings: Further settings that define the run (hyperparameters, model,
       partition), as JSON types, stored with it. A run is resumed only with the
       same settings, by a process with the same description, on the same data.
-      Without `'model'` among them, the shapes and a checksum of the model's
-      initial weights are stored under that name, so seed these to resume the
-      run.
+      Without `'model'` among them, a description of the model is stored under
+      that name: its layers, loss, metrics and shapes, a checksum of its initial
+      weights and what it gives for some inputs. To resume the run, build the
+      model by the same code, with its initial weights seeded.
     accounting: Privacy accounting of a process whose aggregator adds this
       noise, with the cohorts of this run: epsilon is printed, stored with each
       round's metrics, and in the summary.
@@ -188,6 +188,7 @@ def run(
     store = stack.enter_context(
       run_store.RunStore.open(output_dir, config, resume=resume)
     )
+    _expect_same_metrics(process.model, store)
     _write_encoding(data, store.directory)
     # A copy that is there must not fall behind.
     kept = os.path.join(output_dir, run_lib.BEST_NAME)
@@ -337,7 +338,7 @@ def _settings_of_run(process, data, sizes, runtime, settings):
       settings.get(name),
     )
   config = {**arguments, **settings}
-  config.setdefault('model', _describe_model(process.model))
+  config.setdefault('model', description.describe(process.model))
   config.setdefault('hparams', process.description['hparams'])
   return config
 
@@ -349,7 +350,7 @@ def check_unchanged(
   config = store.config
   found = {'process': value_codec.to_json(process.description)}
   if 'shapes' in config.get('model', ''):
-    found['model'] = _describe_model(process.model)
+    found['model'] = description.describe(process.model)
   differences = run_store.differences(
     {name: config.get(name) for name in found}, found
   )
@@ -361,24 +362,17 @@ def check_unchanged(
     )
 
 
-def _describe_model(model: split_model.SplitModel) -> dict:
-  """A description of a model that has no name in `zoo`, as JSON types."""
-  return {
-    'name': model.name,
-    'shapes': {
-      name: list(np.shape(value))
-      for name, value in model.initial_weights.items()
-    },
-    'initial_weights_sha256': weights_checksum(model),
-  }
-
-
-def weights_checksum(model: split_model.SplitModel) -> str:
-  """The checksum of a model's initial weights, 16 hexadecimal digits."""
-  checksum = hashlib.sha256()
-  for value in model.initial_weights.values():
-    checksum.update(np.asarray(value).tobytes())
-  return checksum.hexdigest()[:16]
+def _expect_same_metrics(model, store):
+  """Raises `RunError` if a run's scores have other names than a model's."""
+  for evaluation in store.evaluations()[-1:]:
+    found = sorted(evaluation['personal'])
+    wanted = sorted(['loss', *model.metrics, *model.client_metrics])
+    if found != wanted:
+      raise errors.RunError(
+        f'Cannot resume the run in {store.directory}, which is scored by '
+        f'{", ".join(found)}, with a model that is scored by '
+        f'{", ".join(wanted)}: give the model the metrics of the run.'
+      )
 
 
 def _write_encoding(data, directory):

@@ -1,0 +1,242 @@
+"""What tells a user's own model from others, for a run that goes on.
+
+A description has a model's shapes, a checksum of its initial weights, and what
+its functions do: in words as far as these are known (the configurations of
+layers and of the loss), and in numbers (what they give for some inputs). It is
+of JSON types and small. A model that the same code builds again, in any
+process, has the same.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import inspect
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pfl.models import domains as domains_lib
+from tff_pfl.models import keras_graph, keras_losses, split_model
+
+_VALUES = 'values'
+# Values of one model differ less between machines, relative to the largest.
+_TOLERANCE = 0.01
+# Of objects that Keras describes: what does not change the function that they
+# are (layers draw from a run's seed), or what the initial weights tell.
+_LEFT_OUT = re.compile(
+  'name|module|registered_name|build_config|seed|.*initializer'
+)
+_DEFAULTS = {'trainable': True, 'dtype': 'float32'}
+# Longer lists, such as vocabularies, are stored as checksums.
+_MAX_CHARACTERS = 200
+
+
+def describe(model: split_model.SplitModel) -> dict[str, Any]:
+  """Describes a model as JSON types, see the module's docstring."""
+  description = {
+    'name': model.name,
+    'shapes': {
+      name: list(np.shape(value))
+      for name, value in model.initial_weights.items()
+    },
+    'initial_weights_sha256': weights_checksum(model),
+    'head_layers': _plain(model.head_layers),
+    'statistics': _plain(model.statistics),
+    'examples': tf.nest.map_structure(
+      lambda spec: f'{spec.dtype.name}{spec.shape}', dict(model.element_spec)
+    ),
+    'metrics': [*model.metrics, *model.client_metrics],
+    'primary_metric': list(model.primary_metric),
+    **_plain(model.made_with),
+  }
+  if model.domains is not None:
+    description['domains'] = list(model.domains.names)
+    description['reweight_domains'] = model.domains.reweighted
+  if model.keras_graph is not None:
+    description['layers'] = _layers(model.keras_graph)
+  return {**description, _VALUES: _values(model)}
+
+
+def weights_checksum(model: split_model.SplitModel) -> str:
+  """The checksum of a model's initial weights, 16 hexadecimal digits."""
+  return _checksum(
+    *(np.asarray(value).tobytes() for value in model.initial_weights.values())
+  )
+
+
+def _checksum(*parts):
+  checksum = hashlib.sha256()
+  for part in parts:
+    checksum.update(part)
+  return checksum.hexdigest()[:16]
+
+
+def as_stored(model: Any, stored: Any) -> Any:
+  """The part of a description that a stored one has, if that is an older one.
+
+  Args:
+    model: The result of `describe`, or what stands for it.
+    stored: Such a value of a run, maybe one of an earlier version, which told
+      shapes and weights only.
+  """
+  is_older = isinstance(stored, Mapping) and 'shapes' in stored
+  if not is_older or _VALUES in stored or not isinstance(model, Mapping):
+    return model
+  return {name: model.get(name) for name in stored}
+
+
+def is_same(name: str, old: Any, new: Any) -> bool:
+  """True if an entry of descriptions, flattened, tells of no difference."""
+  if f'.{_VALUES}.' in name and old and new and len(old) == len(new):
+    return np.allclose(new, old, 0, _TOLERANCE * np.max(np.abs(old)))
+  # As texts: NaN is not equal to itself.
+  return json.dumps(old) == json.dumps(new)
+
+
+def _values(model):
+  """What a model's functions give for some inputs and weights, by name."""
+  rng = np.random.default_rng(0)
+  # Others than the initial ones, some of which may be 0.
+  weights = {
+    name: value + rng.uniform(0, 0.1, np.shape(value)).astype(value.dtype)
+    for name, value in model.initial_weights.items()
+  }
+  num_classes = 2 if model.classifier is None else model.classifier.num_classes
+  with tf.device('CPU'):
+    examples = keras_losses.some_examples(model, rng, num_classes)
+    x, y = domains_lib.join(examples)
+    outputs, _ = model.forward(weights, x)
+    mode = split_model.Mode(True, tf.constant([1, 2]))
+    values = {
+      'outputs': outputs,
+      'outputs_in_training': model.forward(weights, x, mode)[0],
+      'predictions': model.predictions(outputs),
+      'loss': model.loss(y, outputs),
+      'training_loss': model.in_training.loss(y, outputs),
+      **{name: metric(y, outputs) for name, metric in model.metrics.items()},
+      'regularization': sum(
+        of(weights[name]) for name, of in model.regularizers.items()
+      ),
+    }
+  return tf.nest.map_structure(_numbers, values)
+
+
+def _numbers(tensor):
+  """Two numbers that tell of all numbers of a tensor; of one number itself."""
+  values = np.nan_to_num(np.asarray(tensor, np.float64), posinf=0, neginf=0)
+  values = values.reshape([min(2, values.size), -1])
+  factors = np.random.default_rng(0).uniform(0.5, 1.5, values.shape[1])
+  return [float(f'{mean:.4g}') for mean in values @ factors / len(factors)]
+
+
+def _layers(graph):
+  """Describes each call of a layer or operation by its name."""
+  layers = {}
+  labels = {key: f'input {n}' for n, key in enumerate(graph.inputs)}
+  before = labels[graph.inputs[0]]
+  numbers = collections.Counter()
+
+  def new_label(name):
+    numbers[name] += 1
+    return name if numbers[name] == 1 else f'{name}@{numbers[name]}'
+
+  for node in graph.nodes:
+    label = new_label(node.name)
+    layers[label] = called = {}
+    if numbers[node.name] == 1:
+      called.update(_config(node.operation))
+      if node.is_layer:
+        *within, _ = keras_graph.owners(node.name, node.operation)
+        for name, layer in within:
+          # Without Keras's numbers of the process.
+          name = new_label(re.sub(r'_\d+(?=/|$)', '', name))
+          layers[name] = _config(layer)
+    tensors = {of: f'<{labels[key]}>' for of, key in node.sources.items()}
+    args, kwargs = node.arguments.convert(
+      lambda value, known=tensors: known.get(id(value), value)
+    )
+    kwargs = _plain({**kwargs, 'training': node.training})
+    # Most layers are called on what the layer before has made.
+    if args != (f'<{before}>',) or kwargs:
+      called['call'] = [_plain(args), kwargs]
+    for n, key in enumerate(node.results):
+      labels[key] = label if len(node.results) == 1 else f'{label}:{n}'
+    before = labels[node.results[0]]
+  return layers
+
+
+def _config(of):
+  """The configuration of an object of Keras, without defaults of Keras."""
+  kind = type(of)
+  defaults = dict(_DEFAULTS)
+  if kind.__module__.startswith('keras.'):
+    defaults.update(
+      (name, _plain(parameter.default))
+      for name, parameter in inspect.signature(kind.__init__).parameters.items()
+      if parameter.default not in (None, parameter.empty)
+    )
+  try:
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')
+      config = _plain(of.get_config())
+  except Exception:  # Whatever the user's code raises; `_values` tells more.
+    config = {}
+  return {
+    'class': kind.__name__,
+    **{
+      name: value
+      for name, value in config.items()
+      if name not in defaults or defaults[name] != value
+    },
+  }
+
+
+def _plain(value):
+  """Returns what tells a value from others, as JSON types."""
+  if value is None or isinstance(value, (bool, int, float, str)):
+    return value
+  if isinstance(value, Mapping):
+    return _plain_mapping(value)
+  if hasattr(value, 'numpy'):
+    value = value.numpy()
+  if isinstance(value, (np.ndarray, np.generic)):
+    value = value.tolist()
+  if isinstance(value, (set, frozenset)):
+    value = sorted(value, key=repr)
+  if isinstance(value, (list, tuple)):
+    values = [_plain(item) for item in value]
+    text = json.dumps(values)
+    if len(text) <= _MAX_CHARACTERS:
+      return values
+    return {'length': len(values), 'sha256': _checksum(text.encode())}
+  if hasattr(value, 'get_config'):
+    return _config(value)
+  if isinstance(value, functools.partial):
+    return [_plain(value.func), _plain(value.args), _plain(value.keywords)]
+  return getattr(value, '__name__', type(value).__name__)
+
+
+def _plain_mapping(value):
+  """The same of a mapping, which Keras may have made of an object."""
+  kind, config = value.get('class_name'), value.get('config')
+  if kind is not None and kind.endswith('DTypePolicy'):
+    return config['name']
+  if kind == '__lambda__' or list(value) == ['value']:
+    # Its bytecode depends on the version of Python.
+    return '<lambda>'
+  if kind is not None and isinstance(config, str):
+    return config
+  if kind is not None and isinstance(config, Mapping):
+    value = {'class': kind, **config}
+  return {
+    str(key): _plain(item)
+    for key, item in value.items()
+    if item is not None and not _LEFT_OUT.fullmatch(str(key))
+  }
