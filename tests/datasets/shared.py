@@ -3,6 +3,7 @@
 import contextlib
 import csv
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -84,3 +85,41 @@ def client_data(clients):
       for client_id, fields in clients.items()
     }
   )
+
+
+def link_elsewhere(file, name, kind):
+  """Puts another file's data set, or a link to one, in place of one of HDF5.
+
+  Args:
+    kind: 'external', 'soft', 'group', 'virtual' or 'storage'.
+  """
+  group, _, leaf = name.rpartition('/')
+  own = file[name][()]
+  path = f'{file.filename}.other'
+  with h5py.File(path, 'w') as other:
+    other[leaf] = own
+  del file[name]
+  if kind == 'external':
+    file[name] = h5py.ExternalLink(path, leaf)
+  elif kind == 'soft':
+    file['linked'] = h5py.ExternalLink(path, leaf)
+    file[name] = h5py.SoftLink('/linked')
+  elif kind == 'group':
+    del file[group]
+    file[group] = h5py.ExternalLink(path, '/')
+  elif kind == 'virtual':
+    layout = h5py.VirtualLayout(own.shape, own.dtype)
+    layout[...] = h5py.VirtualSource(path, leaf, own.shape)
+    file.create_virtual_dataset(name, layout)
+  else:
+    external = [(path, 0, own.nbytes)]
+    file.create_dataset(name, own.shape, own.dtype, external=external)
+
+
+KINDS_ELSEWHERE = {
+  'external': 'ExternalLink',
+  'soft': 'SoftLink',
+  'group': 'ExternalLink',
+  'virtual': 'virtual or external',
+  'storage': 'virtual or external',
+}

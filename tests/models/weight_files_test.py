@@ -1,11 +1,14 @@
 """Tests of initial weights from files."""
 
+import zipfile
+
 import h5py
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.datasets import shared
 from tests.methods import toy_problems
 from tff_pfl.datasets import examples
 from tff_pfl.models import keras_bridge, weight_files, zoo
@@ -197,6 +200,31 @@ def test_files_that_do_not_fit_are_refused(tmp_path, name, content, words):
     np.savez(path, *content(list(model.initial_weights.values())))
   with pytest.raises(ValueError, match=words):
     weight_files.with_weights(model, str(path))
+
+
+@pytest.mark.parametrize(('kind', 'found'), shared.KINDS_ELSEWHERE.items())
+@pytest.mark.parametrize('ending', ['.h5', '.weights.h5', '.keras'])
+def test_other_files_are_not_read(tmp_path, ending, kind, found):
+  layers = [keras.layers.Flatten(), keras.layers.Dense(3, name='dense')]
+  network = keras.Sequential([keras.layers.Input((8, 8, 3)), *layers])
+  path = _write(str(tmp_path / f'a{ending}'), network)
+  model = zoo.make_model('linear', _SPEC, 3)
+  weight_files.with_weights(model, path)
+  weights, name = path, 'layers/dense/vars/0'
+  if ending == '.keras':
+    with zipfile.ZipFile(path) as archive:
+      archive.extractall(tmp_path)
+    weights = str(tmp_path / 'model.weights.h5')
+  elif ending == '.h5':
+    name = 'dense/dense/kernel:0'
+  with h5py.File(weights, 'a') as file:
+    shared.link_elsewhere(file, name, kind)
+  if ending == '.keras':
+    with zipfile.ZipFile(path, 'w') as archive:
+      for part in ('metadata.json', 'config.json', 'model.weights.h5'):
+        archive.write(tmp_path / part, part)
+  with shared.one_line_error(f'a{ending}` to be .* found the {found}.*dense'):
+    weight_files.with_weights(model, path)
 
 
 def test_a_normalizations_weights_in_another_order_are_refused(tmp_path):

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
+import h5py
 import numpy as np
 
 from tff_pfl import errors
@@ -106,6 +107,8 @@ def matching(folder: str, pattern: str) -> list[str]:
 
 def file_error(path: str, constraint: str, found: object) -> FileError:
   """Returns the error that checks of a file raise; see `errors.message`."""
+  # Names in a file may have line breaks.
+  found = ' '.join(str(found).split())
   return FileError(
     f'Expected `{path}` to be {constraint}, found {found}; download or copy the'
     ' file again.'
@@ -178,3 +181,30 @@ def read_npz(
       'a complete .npz file of numbers or text',
       f'a damaged one ({error})',
     ) from None
+
+
+def expect_all_within(file: h5py.File, path: str) -> None:
+  """Raises `FileError` if a part of an HDF5 file lies in another file.
+
+  Opening a file of a stranger could else read any file of the user. Links
+  within the file, which nobody writes here, are refused with the others.
+
+  Args:
+    file: The file, open.
+    path: Name of the file, for the message.
+  """
+
+  def kind_elsewhere(name, link):
+    if not isinstance(link, h5py.HardLink):
+      return f'{type(link).__name__} {name!r}'
+    item = file[name]
+    if isinstance(item, h5py.Dataset) and (item.is_virtual or item.external):
+      return f'virtual or external data set {name!r}'
+    return None
+
+  found = file.visititems_links(kind_elsewhere)
+  if found:
+    raise FileError(
+      f'Expected `{path}` to be an HDF5 file that holds all of its content,'
+      f' found the {found}, which is not read as it can be of any file.'
+    )

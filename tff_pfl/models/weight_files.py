@@ -17,6 +17,7 @@ import dataclasses
 import os
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from typing import Union
 
@@ -124,11 +125,15 @@ def with_weights(
 def _read(path, model):
   """The arrays of a file by name, of `.weights.h5` those of the model."""
   try:
-    if path.endswith('.weights.h5'):
-      return _placed_by_keras(path, model)
     if path.endswith('.npz'):
       return files.read_npz(path)
-    return (_of_h5 if path.endswith('.h5') else _of_keras)(path)
+    if path.endswith('.keras'):
+      return _of_keras(path)
+    with h5py.File(path) as file:
+      files.expect_all_within(file, path)
+      if not path.endswith('.weights.h5'):
+        return _of_h5(file)
+    return _placed_by_keras(path, model)
   except files.FileError:
     raise
   except OSError as error:
@@ -188,6 +193,11 @@ def _placed_by_keras(path, model):
 
 
 def _of_keras(path):
+  with zipfile.ZipFile(path) as archive:
+    for name in archive.namelist():
+      if name.endswith('.h5'):
+        with archive.open(name) as member, h5py.File(member) as file:
+          files.expect_all_within(file, path)
   model = keras.saving.load_model(path, compile=False)
   graph = keras_graph.Graph(keras_graph.functional_of(model), keep_names=True)
   variables, layers, _ = keras_graph.name_weights(graph)
@@ -198,11 +208,10 @@ def _of_keras(path):
   }
 
 
-def _of_h5(path):
-  with h5py.File(path) as file:
-    group = file if 'layer_names' in file.attrs else file['model_weights']
-    return {
-      name.partition(':')[0]: group[layer][name][()]
-      for layer in group.attrs['layer_names']
-      for name in group[layer].attrs['weight_names']
-    }
+def _of_h5(file):
+  group = file if 'layer_names' in file.attrs else file['model_weights']
+  return {
+    name.partition(':')[0]: group[layer][name][()]
+    for layer in group.attrs['layer_names']
+    for name in group[layer].attrs['weight_names']
+  }

@@ -130,6 +130,14 @@ def test_files_of_another_form_are_named(tmp_path, name, make, kwargs, match):
     _load(tmp_path, num_clients=2, **kwargs)
 
 
+@pytest.mark.parametrize(('kind', 'found'), shared.KINDS_ELSEWHERE.items())
+def test_other_files_are_not_read(folder, kind, found):
+  with h5py.File(folder / 'fed_test.h5', 'a') as file:
+    shared.link_elsewhere(file, 'examples/f2/pixels', kind)
+  with shared.one_line_error(f"_test.h5` to .* found the {found}.*les/f2.*'"):
+    _load(folder)
+
+
 def test_inputs_that_are_not_finite_are_named(folder):
   _write(
     folder / 'fed_train.h5',

@@ -137,6 +137,7 @@ def load_tff_hdf5(
   count = 0
   for path, part in zip(paths, parts):
     with _examples(path) as examples:
+      files.expect_all_within(examples.file, path)
       for client, group in examples.items():
         if sample is None:
           input_field = _find_field(path, group, label_field, input_field)
