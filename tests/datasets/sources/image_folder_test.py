@@ -1,4 +1,5 @@
 import functools
+import struct
 
 import numpy as np
 import pytest
@@ -87,6 +88,70 @@ def test_folders_of_another_form_are_named(tmp_path, name, kwargs, match):
   path.write_text('no image')
   with shared.one_line_error(match):
     _load(tmp_path, 1, **kwargs)
+
+
+_GREYS = np.arange(64, dtype=np.uint8).reshape(8, 8, 1)
+_BLACK = np.zeros((8, 8, 3), np.uint8)
+
+
+def _png(*channels, dtype=np.uint8):
+  image = np.concatenate(channels, axis=-1).astype(dtype)
+  return tf.io.encode_png(image).numpy()
+
+
+def _bmp(palette):
+  """The 64 greys as places in a palette, `[256]` of blue, green and red."""
+  colors = b''.join(struct.pack('4B', *color, 0) for color in palette)
+  sizes = struct.pack('<IiiHHIIiiII', 40, 8, 8, 1, 8, 0, 64, 0, 0, 256, 0)
+  start = struct.pack('<2sIII', b'BM', 54 + 1024 + 64, 0, 54 + 1024)
+  # From the last row to the first.
+  return start + sizes + colors + _GREYS[::-1].tobytes()
+
+
+def _write_content(folder, ending, content):
+  for client in 'ab':
+    path = folder / client / 'x' / f'1.{ending}'
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+  ('ending', 'content'),
+  [
+    ('png', _png(_GREYS)),
+    ('png', _png(_GREYS, _GREYS)),
+    ('png', _png(_GREYS, _GREYS, _GREYS, _GREYS)),
+    ('bmp', _bmp([(i, i, i) for i in range(256)])),
+  ],
+)
+def test_images_of_8_bits_keep_their_values(tmp_path, ending, content):
+  _write_content(tmp_path, ending, content)
+  data = _load(tmp_path, image_size=8, test_fraction=0)
+  np.testing.assert_array_equal(
+    data.train('a').x[0], np.repeat(_GREYS / np.float32(255), 3, axis=-1)
+  )
+
+
+@pytest.mark.parametrize(
+  ('ending', 'content', 'match'),
+  [
+    ('png', _png(_GREYS, dtype=np.uint16), '16 bits a channel'),
+    (
+      'png',
+      _png(64 * _GREYS.astype(int), dtype=np.uint16),
+      '16 bits a channel',
+    ),
+    ('png', _png(_BLACK, _GREYS), 'a picture in the transparency'),
+    ('bmp', _bmp([(255 - i, 0, i) for i in range(256)]), 'a palette of colors'),
+  ],
+)
+def test_images_that_would_be_black_are_refused(
+  tmp_path, ending, content, match
+):
+  _write_content(tmp_path, ending, content)
+  match = f'1.{ending}` to be an image of 8-bit .* {match}.* lost; save its'
+  with shared.one_line_error(match):
+    _load(tmp_path, image_size=8)
 
 
 def test_a_file_is_no_folder(tmp_path):

@@ -11,6 +11,7 @@ from tff_pfl.datasets import files
 
 # Least and largest height and width to resize to.
 SIZES = (8, 10_000)
+_GREYS = bytes(range(256))
 ENDINGS = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
 
 
@@ -36,6 +37,26 @@ def resize(x: np.ndarray, size: int) -> np.ndarray:
   """
   floats = tf.image.resize(x, (size, size), antialias=True)
   return np.clip(np.round(floats), 0, 255).astype(np.uint8)
+
+
+def _lost(content: bytes, image: tf.Tensor) -> str:
+  """Tells what of a file its decoded image lacks; empty for nothing.
+
+  TensorFlow decodes these files without an error, most of them to black.
+  """
+  if content.startswith(b'\x89PNG'):
+    if content[24] == 16:
+      return '16 bits a channel, of which the lower 8 would be lost'
+    if not np.ptp(image) and np.ptp(tf.io.decode_png(content, 4)[..., 3]):
+      return 'one color and a picture in the transparency, which would be lost'
+  if content.startswith(b'BM') and content[28] == 8:
+    start, end = (
+      int.from_bytes(content[i : i + 4], 'little') for i in (14, 10)
+    )
+    palette = content[14 + start : end]
+    if any(palette[i::4] != _GREYS[: len(palette) // 4] for i in range(3)):
+      return 'a palette of colors, which would be lost'
+  return ''
 
 
 class LazyImages:
@@ -85,11 +106,16 @@ class LazyImages:
     path = self._paths[position]
     _, size, _, channels = self._images.shape
     try:
-      image = tf.io.decode_image(
-        tf.io.read_file(path), channels, expand_animations=False
-      )
+      content = tf.io.read_file(path).numpy()
+      image = tf.io.decode_image(content, channels, expand_animations=False)
     except tf.errors.OpError:
       raise files.file_error(path, 'an image', 'a damaged file') from None
+    if lost := _lost(content, image):
+      raise files.FileError(
+        f'Expected `{path}` to be an image of 8-bit greys or colors, found'
+        f' {lost}; save its values from 0 to 255 as such, or give them in an'
+        ' .npz file (the data set npz).'
+      )
     self._images[position] = resize(image, size)
     # Set last, so that other threads never find half of an image.
     self._is_decoded[position] = True
