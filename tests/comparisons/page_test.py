@@ -2,9 +2,11 @@ import copy
 import re
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 
 from binaries import published
+from tests import html_text
 from tests.comparisons import made_up_trials
 from tff_pfl import errors
 from tff_pfl.comparisons import page as page_lib
@@ -134,6 +136,45 @@ def test_text_is_escaped(page):
   assert _EVIL in page.rows('results')
   failure = page.rows('failures')['local_only-seed1']
   assert failure == ['local_only', '1', 'No <memory>.']
+
+
+def test_names_are_no_elements_of_pages(comparison, tmp_path):
+  image = html_text.IMAGE
+  comparison['title'] = image
+  comparison['settings'].append({'name': image, 'value': {image: [image]}})
+  comparison['failures'][0].update(run=image, algorithm=image, reason=image)
+  for method in comparison['methods']:
+    method['domains'] = [made_up_trials.domain(0, image, 4, 0.5)]
+    for field in ('label', 'algorithm', 'summary'):
+      method[field] += image
+    method['hparams'] = {image: image}
+    for client in (*method['clients'], *method['new_clients']):
+      client['client'] += image
+  for tuning in comparison['tunings']:
+    tuning['algorithm'] = image
+    for point in tuning['points']:
+      point.update(hparams={image: [image]}, failure=image)
+  partition = comparison['partition']
+  partition['client_ids'] = [f'{i}{image}' for i in partition['client_ids']]
+  path = tmp_path / 'comparison.html'
+  columns = ['source', 'note', 'method', 'algorithm', 'variants', 'metric']
+  row = [image] * 4 + [('method',), 'personal_accuracy']
+  figures = pd.DataFrame([[*row, 0.5]], columns=[*columns, 'value'])
+  page_lib.write(comparison, path, figures)
+  assert html_text.count_images(path.read_text(encoding='utf-8')) > 50
+  # As the page of papers, whose tables have lists, too.
+  frame = pd.DataFrame({image: [image, [image], {image: [image]}]})
+  texts = dict.fromkeys(('experiment', 'paper', 'summary', 'result'), image)
+  page_lib.render(
+    path,
+    title=image,
+    claims=frame,
+    claims_count=image,
+    experiments=[texts],
+    failures=frame,
+  )
+  # Two in `head` and `body`, ten in the tables, five in texts.
+  assert html_text.count_images(path.read_text(encoding='utf-8')) == 17
 
 
 def test_results_are_ranked_with_their_spread_and_best_values_marked(page):

@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests import html_text
 from tests.comparisons import made_up_trials
 from tff_pfl import plots
 from tff_pfl.comparisons import results
@@ -76,6 +77,9 @@ def test_scores_are_tidy_and_survive_the_files(make_results, tmp_path):
   ].to_dict('records')
   assert row['value'] == second['accuracy_after']
   assert '0.5' in found._repr_html_()
+  for method in found['methods']:
+    method['label'] = html_text.IMAGE
+  assert html_text.count_images(found._repr_html_()) == 2
 
 
 def test_the_table_by_domain_has_min_mean_max_and_the_mean_over_clients(

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
+from tests import html_text
 from tests.methods import toy_problems
 from tff_pfl import datasets, errors
 from tff_pfl.core import personalization
@@ -31,6 +32,7 @@ from tff_pfl.runs import (
   open_run,
   run_config,
   run_store,
+  summary,
   training,
 )
 from tff_pfl.runs import run as run_lib
@@ -112,6 +114,18 @@ def test_results_are_data_frames(run, tmp_path):
     run.history,
     check_dtype=False,
   )
+
+
+def test_names_are_text_in_notebooks(run, tmp_path):
+  directory = tmp_path / html_text.IMAGE
+  names = dict.fromkeys(('algorithm', 'dataset'), html_text.IMAGE)
+  run_store.RunStore.open(directory, {**run.settings, **names}).close()
+  # That store has no round yet.
+  figures = {**run.summary, **names, 'num_rounds': -1}
+  summary.write_json(directory / 'summary.json', figures)
+  shown = run_lib.Run(str(directory))._repr_html_()
+  # The title has two, the table and the folder's path one.
+  assert html_text.count_images(shown) == 4
 
 
 def test_a_client_has_a_keras_model_that_predicts(run):

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from typing import Any, Optional, Union
 
 import jinja2
+import markupsafe
 import matplotlib
 import numpy as np
 import pandas as pd
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -122,7 +122,9 @@ def render(path: Union[str, os.PathLike[str]], **content: Any) -> None:
     file.write(html)
 
 
-def _table(frame: pd.DataFrame, best: Optional[pd.DataFrame] = None) -> Markup:
+def _table(
+  frame: pd.DataFrame, best: Optional[pd.DataFrame] = None
+) -> markupsafe.Markup:
   """A data frame as an HTML table.
 
   Args:
@@ -130,8 +132,9 @@ def _table(frame: pd.DataFrame, best: Optional[pd.DataFrame] = None) -> Markup:
   """
   styler = frame.reset_index(drop=True).style
   styler.cell_ids = False
+  # Styler's own `escape` leaves lists and dicts as they are.
   styler.hide(axis='index').format(
-    lambda value: _value_text(value, missing='–'), escape='html'
+    lambda value: markupsafe.escape(_value_text(value, missing='–'))
   )
   if best is not None:
     styler.set_td_classes(
@@ -140,7 +143,7 @@ def _table(frame: pd.DataFrame, best: Optional[pd.DataFrame] = None) -> Markup:
   html = styler.format_index(escape='html', axis=1).to_html(table_uuid='t')
   # The style is the page's.
   table = html[html.index('<table') :].replace(' id="T_t"', '', 1)
-  return Markup(f'<div class="scroll" tabindex="0">{table}</div>')
+  return markupsafe.Markup(f'<div class="scroll" tabindex="0">{table}</div>')
 
 
 def _picture(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -260,7 +261,8 @@ class Run:
       figures = report.summary_frame([self.summary]).to_html(index=False)
     except errors.RunError:
       figures = ''
-    return f'<b>{title}</b>{figures}<code>{self.directory}</code>'
+    title, directory = map(html.escape, (title, self.directory))
+    return f'<b>{title}</b>{figures}<code>{directory}</code>'
 
   def __repr__(self) -> str:
     return f'Run({self.directory!r})'
