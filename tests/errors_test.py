@@ -114,8 +114,8 @@ def _function(
 def test_types_are_those_of_the_hints():
   model = toy_problems.classifier()
   names = np.array(['a', 'b'])
-  found = _function(model, 5, settings={'a': 'b'}, names=names, size='c')
-  assert found == (model, (5,), {'a': 'b'}, names, 'none', 'c')
+  found = _function(model, 5, settings={'a': 'b'}, names=names)
+  assert found == (model, (5,), {'a': 'b'}, names, 'none', 3)
   for arguments, message in (
     (
       {'model': 5},
@@ -194,3 +194,53 @@ def _run(**changes):
 def test_a_wrong_type_is_refused_by_the_argument_s_name(call, message):
   with pytest.raises((ValueError, TypeError), match=f'^Expected .*{message}'):
     call()
+
+
+def _hinted(
+  flag: bool,
+  count: int,
+  rate: Optional[float],
+  name: str,
+  other: Union[str, Sequence[int]],
+):
+  del flag, count, rate, name, other
+
+
+@pytest.mark.parametrize(
+  'values, constraint',
+  [
+    ({'flag': np.True_, 'count': np.int64(3), 'rate': 2, 'name': 'a'}, None),
+    ({'rate': None, 'other': 5, 'unknown': object()}, None),
+    *(({'flag': value}, 'True or False') for value in ('no', 1, None)),
+    *(({'count': value}, 'an integer') for value in (True, 1.0, '1', None)),
+    *(
+      ({'rate': value}, 'a number that float32 can hold')
+      for value in (True, '1', 1e39, 10**400, float('inf'), float('nan'))
+    ),
+    *(({'name': value}, 'a text') for value in (5, None)),
+  ],
+)
+def test_values_are_of_the_types_of_their_hints(values, constraint):
+  if constraint is None:
+    errors.expect_hinted(_hinted, values)
+    return
+  with pytest.raises(ValueError) as error:
+    errors.expect_hinted(_hinted, values)
+  ((name, value),) = values.items()
+  expected = f'Expected `{name}` to be {constraint}, found {value!r}.'
+  assert str(error.value) == expected
+
+
+def test_numbers_are_those_of_float32():
+  for value in (1e-38, 3.4e38, np.float32(1), 5):
+    errors.expect_positive('rate', value)
+    errors.expect_non_negative('rate', value)
+  errors.expect_non_negative('rate', 0)
+  for value in (1e39, 10**400, float('inf'), float('nan'), -1, '1', True):
+    for check in (errors.expect_positive, errors.expect_non_negative):
+      with pytest.raises(ValueError, match='`rate`.* that float32 can hold'):
+        check('rate', value)
+  # They are 0 in float32.
+  for value in (0.0, 1e-60):
+    with pytest.raises(ValueError, match='a positive number'):
+      errors.expect_positive('rate', value)

@@ -10,14 +10,15 @@ import contextlib
 import errno
 import functools
 import inspect
-import math
 import numbers
+import os
 import re
 import reprlib
 import typing
 from collections.abc import (
   Callable,
   Collection,
+  Iterable,
   Iterator,
   Mapping,
   Sequence,
@@ -41,9 +42,8 @@ _ADVICE = {
 # About what TensorFlow takes for a tensor while it traces a graph, besides the
 # numbers.
 _BYTES_PER_TENSOR = 10_000
+_LARGEST = float(np.finfo(np.float32).max)
 
-# Hints that `typed` does not check, for such values have checks of their own.
-_UNTYPED = (Any, bool, float, int, str, np.ndarray)
 _VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
 _MADE_BY = {
   'FederatedDataset': 'from_arrays and load_dataset make one',
@@ -135,47 +135,25 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def typed(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Has a function refuse arguments of other classes than its hints name.
-
-  It raises `TypeError` before it does anything. Of a hint such as
-  `Mapping[str, int]` only the mapping counts.
-  """
+  """Has a function check its arguments by `expect_hinted` before all else."""
   signature = inspect.signature(function)
-
-  @functools.cache
-  def hints():
-    return typing.get_type_hints(function)
 
   @functools.wraps(function)
   def checked(*args, **kwargs):
     given = {}
     with contextlib.suppress(TypeError):  # Which the call itself raises.
       given = signature.bind(*args, **kwargs).arguments
-    for name, value in given.items():
-      if signature.parameters[name].kind is not _VAR_POSITIONAL:
-        _expect_hint(name, value, hints().get(name, Any))
+    expect_hinted(
+      function,
+      {
+        name: value
+        for name, value in given.items()
+        if signature.parameters[name].kind is not _VAR_POSITIONAL
+      },
+    )
     return function(*args, **kwargs)
 
   return checked
-
-
-def expect_hints(options: Any) -> None:
-  """Raises `TypeError` for fields of a dataclass as `typed` for arguments."""
-  for name, hint in typing.get_type_hints(type(options)).items():
-    _expect_hint(name, getattr(options, name), hint)
-
-
-def _expect_hint(name, value, hint):
-  """Raises `TypeError` unless a value is of a class that its hint names."""
-  parts = typing.get_args(hint) if typing.get_origin(hint) is Union else [hint]
-  kinds = [typing.get_origin(part) or part for part in parts]
-  if all(isinstance(kind, type) and kind not in _UNTYPED for kind in kinds):
-    words = ['None' if kind is type(None) else kind.__name__ for kind in kinds]
-    advice = [_MADE_BY[word] for word in words if word in _MADE_BY]
-    constraint = ' or '.join(words) + ''.join(f' ({one})' for one in advice)
-    # NumPy's are no sequences of Python's.
-    allowed = (Collection if kind is Sequence else kind for kind in kinds)
-    expect_type(value, tuple(allowed), name, f'of type {constraint}')
 
 
 def expect(condition: Any, name: str, constraint: str, found: Any) -> None:
@@ -209,16 +187,59 @@ def expect_type(value: Any, types: Any, name: str, constraint: str) -> None:
     raise TypeError(message(name, constraint, value))
 
 
+def expect_list(name: str, value: Any) -> None:
+  """Raises `TypeError` unless `value` is a list, or another iterable."""
+  if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
+    raise TypeError(message(name, 'a list', value))
+
+
+def expect_hinted(owner: Callable[..., Any], values: Mapping[str, Any]) -> None:
+  """Raises an error for a value that is not of the type of its hint.
+
+  Of a hint such as `Mapping[str, int]` only the mapping counts. A union of a
+  class and of bool, int, float or str is not checked.
+
+  Args:
+    owner: A function or a class.
+    values: Some of its arguments or attributes.
+
+  Raises:
+    ValueError: For a value that should be a bool, int, float or str.
+    TypeError: For another one.
+  """
+  hints = _hints(owner)
+  for name, value in values.items():
+    hint = hints.get(name, Any)
+    parts = typing.get_args(hint)
+    parts = set(parts if typing.get_origin(hint) is Union else [hint])
+    if value is None and type(None) in parts:
+      continue
+    kinds = {typing.get_origin(part) or part for part in parts - {type(None)}}
+    if len(kinds) == 1 and kinds <= _SCALARS.keys():
+      is_of, constraint = _SCALARS[kinds.pop()]
+      expect(is_of(value), name, constraint, value)
+    elif all(isinstance(k, type) and k not in _UNCHECKED for k in kinds):
+      words = sorted(kind.__name__ for kind in kinds)
+      advice = [_MADE_BY[word] for word in words if word in _MADE_BY]
+      words += ['None'] * (type(None) in parts)
+      constraint = ' or '.join(words) + ''.join(f' ({one})' for one in advice)
+      # NumPy's arrays are no sequences of Python's.
+      allowed = (Collection if kind is Sequence else kind for kind in kinds)
+      expect_type(value, tuple(allowed), name, f'of type {constraint}')
+
+
+@functools.cache
+def _hints(owner):
+  return typing.get_type_hints(owner)
+
+
 def expect_int(
   name: str, value: Any, low: int, high: Optional[int] = None
 ) -> None:
   """Raises `ValueError` unless `value` is an integer in `[low, high]`."""
   limits = f'at least {low}' if high is None else f'in [{low}, {high}]'
   expect(
-    isinstance(value, numbers.Integral)
-    and not isinstance(value, bool)
-    and value >= low
-    and (high is None or value <= high),
+    _is_int(value) and value >= low and (high is None or value <= high),
     name,
     f'an integer {limits}',
     value,
@@ -226,18 +247,28 @@ def expect_int(
 
 
 def expect_positive(name: str, value: Any) -> None:
-  """Raises `ValueError` unless `value` is a positive finite number."""
-  expect(_is_number(value) and value > 0, name, 'a positive number', value)
+  """Raises `ValueError` unless `value` is a positive number of float32."""
+  expect(
+    is_number(value) and np.float32(value) > 0,
+    name,
+    'a positive number that float32 can hold',
+    value,
+  )
 
 
 def expect_non_negative(name: str, value: Any) -> None:
-  """Raises `ValueError` unless `value` is a finite number, at least 0."""
-  expect(_is_number(value) and value >= 0, name, 'a non-negative number', value)
+  """Raises `ValueError` unless `value` is a number of float32, at least 0."""
+  expect(
+    is_number(value) and value >= 0,
+    name,
+    'a non-negative number that float32 can hold',
+    value,
+  )
 
 
 def expect_share(name: str, value: Any, interval: str = '[0, 1]') -> None:
   """Raises `ValueError` unless a number is in `interval`, as '(0, 1]'."""
-  is_above = _is_number(value) and (value > 0 or value == 0 and '[' in interval)
+  is_above = is_number(value) and (value > 0 or value == 0 and '[' in interval)
   expect(
     is_above and (value < 1 or value == 1 and ']' in interval),
     name,
@@ -264,12 +295,27 @@ def expect_room(
   expect(number <= most, name, f'at most {most}, which fill 2 GiB', number)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+  """True for a number that float32 can hold, up to rounding."""
   return (
     isinstance(value, numbers.Real)
     and not isinstance(value, bool)
-    and math.isfinite(value)
+    and abs(value) <= _LARGEST
   )
+
+
+def _is_int(value):
+  return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+# By hint the check of a value, and what it is to be.
+_SCALARS = {
+  bool: (lambda value: isinstance(value, (bool, np.bool_)), 'True or False'),
+  int: (_is_int, 'an integer'),
+  float: (is_number, 'a number that float32 can hold'),
+  str: (lambda value: isinstance(value, (str, os.PathLike)), 'a text'),
+}
+_UNCHECKED = (Any, *_SCALARS, np.ndarray)
 
 
 def own_arguments(

@@ -450,7 +450,12 @@ _NO_CLASSES = {'num_classes': None}
   'name, spec, arguments, reason',
   [
     ('resnet', _spec((4,)), {}, "one of linear, mlp, cnn, .*'resnet'"),
+    ('mlp', None, {}, '`element_spec` to be OrderedDict.*found None'),
+    ('mlp', {'x': 5, 'y': 6}, {}, '`element_spec` to be OrderedDict'),
     ('mlp', _spec((4,)), {'num_classes': 1}, 'at least 2.*found 1'),
+    ('mlp', _spec((4,)), {'num_classes': '3'}, "an integer, found '3'"),
+    ('mlp', _spec((4,)), {'seed': 1.5}, '`seed` to be an integer, found 1.5'),
+    ('mlp', _spec((4,)), {'widths': 5}, '`widths` to be a list, found 5'),
     ('mlp', _spec((4,), [3]), {}, '`num_classes` to be 2 for several labels'),
     ('mlp', _spec((4,)), {'widths': (4, 0)}, '`widths` to be an int.*found 0'),
     ('mlp', _spec((4,)), {'activation': 'rulu'}, "activation, found 'rulu'"),
@@ -474,6 +479,23 @@ _NO_CLASSES = {'num_classes': None}
     ('cnn', _spec((9, 9)), {'padding': 'valid'}, r"'same' .*\(2, 2\) pixels"),
     ('cnn', _spec(), {'padding': 'x'}, "auto, same, valid.*'x'"),
     ('cnn', _spec(), {'normalize_dense': True}, '`normalize_dense`.*found'),
+    ('cnn', _spec(), {'normalize_dense': 'no'}, "True or False, found 'no'"),
+    # 64 * 10**9 + 10**9: none is made.
+    ('linear', _spec(), {'num_classes': 10**9}, '2 GiB, found 65000000000'),
+    # (64 + 1 + 20000 + 1 + 20000 + 1 + 3) * 20000 + 3
+    (
+      'mlp',
+      _spec(),
+      {'widths': (20000,) * 3},
+      '`weights of mlp` to be at most 536870912, .*, found 801400003',
+    ),
+    (
+      'vgg_16',
+      _spec((32, 32, 3)),
+      {'base_filters': 10**6},
+      '`weights of vgg_16` to be at most',
+    ),
+    ('text_lstm', _text_spec(), {'num_layers': 10**12}, r'in \[1, 100\]'),
     ('vgg_16', _spec((64, 64)), {'torchvision': True}, 'at most 32, or 224'),
     ('cnn', _spec(), {'dropout': 1.0}, r'in \[0, 1\), found 1.0'),
     ('resnet_18', _spec(), {'normalization': 'x'}, "group, batch, none.*'x'"),
@@ -485,5 +507,5 @@ _NO_CLASSES = {'num_classes': None}
   ],
 )
 def test_what_does_not_fit_is_refused(name, spec, arguments, reason):
-  with pytest.raises(ValueError, match=reason):
+  with pytest.raises((TypeError, ValueError), match=reason):
     zoo.make_model(name, spec, **{'num_classes': 3, **arguments})

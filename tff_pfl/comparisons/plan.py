@@ -90,7 +90,7 @@ class Comparison:
   num_folds: Optional[int] = None
 
   def __post_init__(self):
-    errors.expect_hints(self)
+    errors.expect_hinted(type(self), vars(self))
     _expect_distinct('algorithms', self.algorithms)
     for algorithm in self.algorithms:
       registry.get_algorithm(algorithm)

@@ -92,7 +92,7 @@ def make_attack(
   factors = {'none': 1.0, 'label_flip': 1.0, 'sign_flip': -1.0}
   try:
     factor = factors[kind] if kind in factors else float(*numbers)
-    is_right = (kind == 'scale') == len(numbers) and np.isfinite(factor)
+    is_right = (kind == 'scale') == len(numbers) and errors.is_number(factor)
     is_right &= kind in factors or (kind == 'scale' and factor != 1)
   except (ValueError, TypeError):
     is_right = False

@@ -63,13 +63,21 @@ share = functools.partial(checked, errors.expect_share)
 
 
 def check_fields(options: Any) -> None:
-  """Raises `ValueError` for a value that the check of its field refuses."""
+  """Raises `ValueError` for a value that does not fit its field.
+
+  A field without a check of its own takes what its hint says, see
+  `errors.expect_hinted`.
+  """
+  hinted = {}
   for field in dataclasses.fields(options):
     value = getattr(options, field.name)
     is_left_out = value is None and field.default is None
-    if 'check' in field.metadata and not is_left_out:
+    if 'check' not in field.metadata:
+      hinted[field.name] = value
+    elif not is_left_out:
       check, limits = field.metadata['check']
       check(field.name, value, *limits)
+  errors.expect_hinted(type(options), hinted)
 
 
 def expect_copies_fit(

@@ -114,9 +114,7 @@ class ProcessOptions:
       "'plain' where the aggregator weights clients",
       self.training_metrics,
     )
-    errors.expect(
-      -(2**63) <= self.seed < 2**63, 'seed', 'a 64-bit integer', self.seed
-    )
+    errors.expect_int('seed', self.seed, -(2**63), 2**63 - 1)
 
   def more_description(self) -> dict[str, Any]:
     """Further options that differ from the defaults, as JSON values."""

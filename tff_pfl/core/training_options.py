@@ -17,6 +17,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import schedules
 
 _LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
@@ -37,16 +38,13 @@ class TrainingOptions:
       clients' learning rate in the round; None for 1.
   """
 
-  weight_decay: float = 0.0
-  decoupled_weight_decay: float = 0.0
-  max_gradient_norm: Optional[float] = None
+  weight_decay: float = hparams_lib.non_negative(0.0)
+  decoupled_weight_decay: float = hparams_lib.non_negative(0.0)
+  max_gradient_norm: Optional[float] = hparams_lib.positive(None)
   learning_rate_schedule: Optional[schedules.Schedule] = None
 
   def __post_init__(self):
-    for name in ('weight_decay', 'decoupled_weight_decay'):
-      errors.expect_non_negative(name, getattr(self, name))
-    if self.max_gradient_norm is not None:
-      errors.expect_positive('max_gradient_norm', self.max_gradient_norm)
+    hparams_lib.check_fields(self)
     schedules.expect_schedule(
       'learning_rate_schedule', self.learning_rate_schedule
     )

@@ -58,7 +58,6 @@ References:
 
 import dataclasses
 import math
-import numbers
 from typing import Optional
 
 import tensorflow as tf
@@ -74,6 +73,16 @@ from tff_pfl.models import split_model
 MODES = ('dynamic', 'static')
 ANALYSED = ('updates', 'weights')
 DIVIDED = ('all', 'kernels')
+
+
+def _expect_threshold(name, value):
+  errors.expect(
+    value in (math.inf, -math.inf)
+    or (errors.is_number(value) and 0 <= value <= 1),
+    name,
+    'a quantile in [0, 1], inf or -inf',
+    value,
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,20 +112,10 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
   mode: str = hparams_lib.one_of('dynamic', MODES)
   analysed: Optional[str] = hparams_lib.one_of(None, ANALYSED)
   layers: Optional[str] = None
-  threshold: float = 0.5
+  threshold: float = hparams_lib.checked(_expect_threshold, 0.5)
   explained_variance: float = hparams_lib.share(0.85, '(0, 1]')
   divided: str = hparams_lib.one_of('all', DIVIDED)
   split: str = hparams_lib.one_of('factor_analysis', found_partition.SPLITS)
-
-  def __post_init__(self):
-    errors.expect(
-      isinstance(self.threshold, numbers.Real)
-      and (0 <= self.threshold <= 1 or math.isinf(self.threshold)),
-      'threshold',
-      'a quantile in [0, 1], inf or -inf',
-      self.threshold,
-    )
-    super().__post_init__()
 
   @property
   def analyses_weights(self) -> bool:

@@ -129,9 +129,8 @@ def from_keras(
     ValueError: If a layer does not exist or is not supported; the message names
       it.
   """
-  for name, value in (('head_layers', head_layers), ('metrics', metrics)):
-    if isinstance(value, (str, Mapping)):
-      raise TypeError(errors.message(name, 'a list', value))
+  errors.expect_list('head_layers', head_layers)
+  errors.expect_list('metrics', metrics)
   metrics = tuple(metrics)
   errors.expect_one_of('jit_compile', jit_compile, (True, False, 'auto'))
   errors.expect(

@@ -13,6 +13,7 @@ and arguments of their own, which are flags of the programs. Images are
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
@@ -22,7 +23,34 @@ import tensorflow as tf
 from tff_pfl import errors
 from tff_pfl.models import split_model, zoo_layers
 
+MODELS: dict[str, Callable[..., split_model.SplitModel]] = {}
 
+
+def _of_zoo(function):
+  """Registers a function that makes a model, and checks its arguments."""
+
+  @functools.wraps(function)
+  def make(element_spec, num_classes, seed=0, **arguments):
+    name = function.__name__
+    zoo_layers.check_spec(element_spec)
+    values = {'num_classes': num_classes, 'seed': seed, **arguments}
+    errors.expect_hinted(function, values)
+    is_joint = isinstance(element_spec['x'], Mapping)
+    errors.expect(
+      is_joint == (name == image_and_record.__name__)
+      and (not is_joint or set(element_spec['x']) == {'image', 'record'}),
+      'model',
+      'image_and_record for examples of an image and a record, and only for '
+      'them',
+      f'{name} for {element_spec["x"]}',
+    )
+    return function(element_spec, num_classes, seed, **arguments)
+
+  MODELS[function.__name__] = make
+  return make
+
+
+@_of_zoo
 def linear(
   element_spec: Mapping[str, tf.TensorSpec],
   num_classes: Optional[int],
@@ -34,6 +62,7 @@ def linear(
   return zoo_layers.build('linear', [flat], element_spec, num_classes, seeds)
 
 
+@_of_zoo
 def mlp(
   element_spec: Mapping[str, tf.TensorSpec],
   num_classes: Optional[int],
@@ -66,6 +95,7 @@ def mlp(
   return model
 
 
+@_of_zoo
 def cnn(
   element_spec: Mapping[str, tf.TensorSpec],
   num_classes: Optional[int],
@@ -118,6 +148,7 @@ def cnn(
   """
   if isinstance(filters, int):
     filters = (filters, filters)
+  errors.expect_list('filters', filters)
   for name, values in (
     ('filters', filters),
     ('kernel_size', [kernel_size]),
@@ -186,6 +217,7 @@ def cnn(
   )
 
 
+@_of_zoo
 def resnet_18(
   element_spec: Mapping[str, tf.TensorSpec],
   num_classes: Optional[int],
@@ -229,6 +261,7 @@ def resnet_18(
   )
 
 
+@_of_zoo
 def resnet_34(
   element_spec: Mapping[str, tf.TensorSpec],
   num_classes: Optional[int],
@@ -264,6 +297,7 @@ def _resnet(depth, element_spec, num_classes, seed, *arguments):
   )
 
 
+@_of_zoo
 def vgg_16(
   element_spec: Mapping[str, tf.TensorSpec],
   num_classes: Optional[int],
@@ -332,6 +366,7 @@ def vgg_16(
   )
 
 
+@_of_zoo
 def image_and_record(
   element_spec: Mapping[str, Any],
   num_classes: Optional[int],
@@ -396,6 +431,7 @@ def image_and_record(
   )
 
 
+@_of_zoo
 def text_mlp(
   element_spec: Mapping[str, tf.TensorSpec],
   num_classes: Optional[int],
@@ -430,6 +466,7 @@ def text_mlp(
   return zoo_layers.build('text_mlp', layers, element_spec, num_classes, seeds)
 
 
+@_of_zoo
 def text_lstm(
   element_spec: Mapping[str, tf.TensorSpec],
   num_classes: Optional[int],
@@ -455,7 +492,7 @@ def text_lstm(
       `num_classes`, where the next character or word is predicted.
     embedding_size: Size of an embedding.
     units: Units of each LSTM layer.
-    num_layers: LSTM layers `lstm_1`, …, at least 1.
+    num_layers: LSTM layers `lstm_1`, …, 1 to 100.
     widths: Units of the hidden dense layers.
     dropout: Fraction of the outputs before the head that training drops, in
       [0, 1); 0 switches it off.
@@ -474,7 +511,7 @@ def text_lstm(
       vocabulary_size,
     )
     vocabulary_size = num_classes
-  errors.expect_int('num_layers', num_layers, 1)
+  errors.expect_int('num_layers', num_layers, 1, 100)
   errors.expect_int('units', units, 1)
   seeds = zoo_layers.Seeds(seed)
   layers = [
@@ -492,22 +529,6 @@ def text_lstm(
   ]
   layers.append(zoo_layers.dense(widths, 'relu', seeds, dropout))
   return zoo_layers.build('text_lstm', layers, element_spec, num_classes, seeds)
-
-
-MODELS: Mapping[str, Callable[..., split_model.SplitModel]] = {
-  model.__name__: model
-  for model in (
-    linear,
-    mlp,
-    cnn,
-    resnet_18,
-    resnet_34,
-    vgg_16,
-    image_and_record,
-    text_mlp,
-    text_lstm,
-  )
-}
 
 
 def make_model(
@@ -530,12 +551,4 @@ def make_model(
     ValueError: If there is no such model, or the data do not fit it.
   """
   errors.expect_one_of('model', name, MODELS)
-  is_joint = isinstance(element_spec['x'], Mapping)
-  errors.expect(
-    is_joint == (name == image_and_record.__name__)
-    and (not is_joint or set(element_spec['x']) == {'image', 'record'}),
-    'model',
-    'image_and_record for examples of an image and a record, and only for them',
-    f'{name} for {element_spec["x"]}',
-  )
   return MODELS[name](element_spec, num_classes, seed, **arguments)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import keras
 import numpy as np
@@ -13,9 +15,25 @@ import tree
 
 from tff_pfl import errors
 from tff_pfl.models import keras_bridge
+from tff_pfl.runtime import private_api
 
 # Blocks of two convolutions in each stage of a residual network, by its depth.
 RESIDUAL_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
+
+
+def check_spec(element_spec):
+  """Raises `ValueError` unless it is of one example with `x` and `y`."""
+  errors.expect(
+    isinstance(element_spec, Mapping)
+    and {'x', 'y'} <= set(element_spec)
+    and all(
+      isinstance(spec, tf.TensorSpec)
+      for spec in tree.flatten([*element_spec.values()])
+    ),
+    'element_spec',
+    'OrderedDict(x=..., y=...) of tf.TensorSpecs, as `data.element_spec`',
+    element_spec,
+  )
 
 
 class Seeds:
@@ -210,6 +228,7 @@ def dense(
     normalized: `Convolutions.normalized`, to normalize before the activations.
     name: Beginning of the layers' names.
   """
+  errors.expect_list('widths', widths)
   for width in widths:
     errors.expect_int('widths', width, 1)
   errors.expect_share('dropout', dropout, '[0, 1)')
@@ -250,35 +269,39 @@ def initialized_by_fan_in(model, seed):
 
 
 def build(name, layers, element_spec, num_classes, seeds):
-  """Makes a model of layers, or functions, in sequence, and a head."""
+  """Makes a model of layers, or functions, in sequence, and a head.
+
+  Raises:
+    ValueError: If they do not fit together, or there is no room for so many
+      weights.
+  """
   x, y = element_spec['x'], element_spec['y']
-  errors.expect(
-    num_classes is None or num_classes >= 2,
-    'num_classes',
-    'at least 2, or None for regression',
-    num_classes,
-  )
+  if num_classes is not None:
+    errors.expect_int('num_classes', num_classes, 2)
   inputs = tree.map_structure_with_path(
     lambda path, spec: keras.layers.Input(
       tuple(spec.shape), dtype=spec.dtype.name, name='_'.join(path) or None
     ),
     x,
   )
-  features = inputs
-  for layer in layers:
-    features = layer(features)
-  outputs = num_classes
-  loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-  if num_classes is None:
-    outputs, loss = y.shape[-1] if y.shape.rank else 1, 'mse'
-  elif y.shape.rank == len(features.shape) - 1:
-    errors.expect(
-      num_classes == 2, 'num_classes', '2 for several labels', num_classes
-    )
-    outputs = y.shape[-1]
-    loss = keras.losses.BinaryCrossentropy(from_logits=True)
-  head = keras.layers.Dense(outputs, kernel_initializer=seeds(), name='head')
-  model = keras.Model(inputs, head(features), name=name)
+  with _weights_at_the_end():
+    features = inputs
+    for layer in layers:
+      features = layer(features)
+    outputs = num_classes
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if num_classes is None:
+      outputs, loss = y.shape[-1] if y.shape.rank else 1, 'mse'
+    elif y.shape.rank == len(features.shape) - 1:
+      errors.expect(
+        num_classes == 2, 'num_classes', '2 for several labels', num_classes
+      )
+      outputs = y.shape[-1]
+      loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    head = keras.layers.Dense(outputs, kernel_initializer=seeds(), name='head')
+    model = keras.Model(inputs, head(features), name=name)
+    number = sum(math.prod(weight.shape) for weight in model.weights)
+    errors.expect_room(f'weights of {name}', number, 4, 0)
   return keras_bridge.from_keras(
     model,
     head_layers=['head'],
@@ -287,3 +310,19 @@ def build(name, layers, element_spec, num_classes, seeds):
     label_spec=y,
     keep_names=True,
   )
+
+
+@contextlib.contextmanager
+def _weights_at_the_end():
+  """Makes what layers add only a shape until the block ends.
+
+  If it fails, there never is more.
+  """
+  with keras.StatelessScope():
+    try:
+      yield
+    except BaseException:
+      private_api.keras_state.set_global_attribute(
+        'uninitialized_variables', []
+      )
+      raise

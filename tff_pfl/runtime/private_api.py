@@ -6,8 +6,9 @@ only: other modules import from this one.
 
 # ruff: noqa: F401
 
-# Keras: masks of tensors, and its layers' random numbers.
+# Keras: masks of tensors, weights to be made, and its layers' random numbers.
 from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.backend.common import global_state as keras_state
 from keras.src.backend.tensorflow import random as keras_random
 
 # TensorFlow: calls functions without Python's layers, and unloads them.

@@ -6,6 +6,7 @@ they are used.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -97,6 +98,7 @@ def make_synthetic(
   ):
     errors.expect_int(name, value, *limits)
   errors.expect_non_negative('noise', noise)
+  errors.expect_room('num_classes', num_classes, 8 * math.prod(shape))
   prototypes = np.random.default_rng([seed, _PROTOTYPES, 0, 0]).standard_normal(
     (num_classes, *shape)
   )
