@@ -45,7 +45,7 @@ def test_compressed_updates_are_the_same_each_time():
 @pytest.mark.parametrize(
   ('name', 'message'),
   [
-    ('krum', 'mean, robust, secure, compressed'),
+    *((name, 'mean, robust, secure, compressed') for name in ('krum', None)),
     *(
       (name, 'trimmed_mean:<share')
       for name in ('median:1', 'trimmed_mean:0.6', 'mean:x')
@@ -53,7 +53,7 @@ def test_compressed_updates_are_the_same_each_time():
   ],
 )
 def test_unknown_aggregator_is_refused_with_those_there_are(name, message):
-  with pytest.raises(ValueError, match=f'`aggregator`.*{message}'):
+  with pytest.raises((TypeError, ValueError), match=f'`aggregator`.*{message}'):
     aggregators.make_aggregator(name)
 
 

@@ -116,7 +116,9 @@ def test_states_of_private_aggregators_can_be_stored():
     ('clip', 'fixed:-1'),
     ('clip', 'adaptive:1.5'),
     ('clip', 'fixed:inf'),
-    ('noise_multiplier', -1.0),
+    ('clip', 'fixed:1e39'),
+    ('clip', 1.0),
+    *(('noise_multiplier', z) for z in (-1.0, 1e-300, 1e7, 1e300)),
     ('clients_per_round', 0),
   ],
 )

@@ -127,6 +127,7 @@ def test_means_over_examples_are_those_of_keras():
 @pytest.mark.parametrize(
   'num_classes, y, names, reason',
   [
+    (3, (), 5, '`metrics` to be a list, found 5'),
     (3, (), ['auk'], 'top_5_accuracy, auc, .*r2, found .auk'),
     (3, (), ['auc', 'auc'], "distinct, found 'auc'"),
     (3, (), ['r2'], 'metrics of a classifier'),
@@ -138,5 +139,5 @@ def test_means_over_examples_are_those_of_keras():
   ],
 )
 def test_metrics_that_do_not_fit_are_refused(num_classes, y, names, reason):
-  with pytest.raises(ValueError, match=reason):
+  with pytest.raises((TypeError, ValueError), match=reason):
     _model(num_classes, names, y)

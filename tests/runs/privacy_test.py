@@ -113,6 +113,7 @@ _CONFIG = run_config.RunConfig(
     ('epsilon', 'dp', {}),
     ('epsilon', 'dp', {'epsilon': -1.0}),
     ('noise_multiplier', 'dp', {'noise_multiplier': -1.0}),
+    ('noise_multiplier', 'dp', {'noise_multiplier': 1e300}),
     ('noise_multiplier', 'ddp', {}),
     ('noise_multiplier', 'ddp', {'noise_multiplier': 0.0}),
     ('metrics', 'dp', {'epsilon': 1.0, 'metrics': 'some'}),

@@ -67,6 +67,9 @@ def make_aggregator(name: str) -> Any:
     ValueError: If no factory has this name, or the trimmed share is not a
       number in [0, 0.5].
   """
+  errors.expect_type(
+    name, str, 'aggregator', f'one of {", ".join(AGGREGATORS)}'
+  )
   kind, *arguments = name.split(':')
   errors.expect_one_of('aggregator', kind, AGGREGATORS)
   try:

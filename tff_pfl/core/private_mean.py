@@ -38,11 +38,14 @@ import tensorflow_privacy as tfp
 import tree
 
 from tff_pfl import errors
+from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.models import randomness
 
 # The clipping norm that follows a quantile starts small, as in TFF.
 _INITIAL_CLIP = 0.1
 _CLIP_LEARNING_RATE = 0.2
+# Accounting squares noise and takes logarithms of what it leaves of a client.
+_NOISES = (1e-30, 1e6)
 CLIP_FORMS = 'fixed:<norm> or adaptive:<quantile>'
 
 
@@ -51,7 +54,7 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
   """Aggregation to a mean of clipped values with seeded Gaussian noise.
 
   Attributes:
-    noise_multiplier: z, nonnegative; 0 for no noise.
+    noise_multiplier: z, 0 for no noise or in [1e-30, 1e6].
     clients_per_round: n, the size of every cohort, at least 1.
     clip: Clipping norm S: a number, as in 'fixed:1.0' ('fixed:inf' for none,
       without noise), or a quantile of the norms that it follows from 0.1 on, as
@@ -70,7 +73,8 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
   number: int = 0
 
   def __post_init__(self):
-    errors.expect_non_negative('noise_multiplier', self.noise_multiplier)
+    hparams_lib.check_fields(self)
+    _expect_noise(self.noise_multiplier, is_optional=True)
     errors.expect_int('clients_per_round', self.clients_per_round, 1)
     errors.expect(
       math.isfinite(parse_clip(self.clip)[1]) or not self.noise_multiplier,
@@ -119,7 +123,8 @@ class DistributedPrivateMeanFactory(
   bits: int = 20
 
   def __post_init__(self):
-    errors.expect_positive('noise_multiplier', self.noise_multiplier)
+    hparams_lib.check_fields(self)
+    _expect_noise(self.noise_multiplier)
     errors.expect_int('clients_per_round', self.clients_per_round, 1)
     errors.expect_int('bits', self.bits, 1, 22)
     errors.expect(
@@ -157,6 +162,16 @@ class DistributedPrivateMeanFactory(
         flat, process.next.type_signature
       ),
     )
+
+
+def _expect_noise(noise_multiplier, is_optional=False):
+  low, high = _NOISES
+  errors.expect(
+    low <= noise_multiplier <= high or (is_optional and noise_multiplier == 0),
+    'noise_multiplier',
+    f'{"0 or " if is_optional else ""}in [{low:g}, {high:g}]',
+    noise_multiplier,
+  )
 
 
 def noise_multiplier_of(states: Any, clients_per_round: int) -> float:
@@ -200,7 +215,12 @@ def parse_clip(clip: str) -> tuple[str, float]:
   except ValueError:
     value = math.nan
   errors.expect(
-    (kind == 'fixed' and value > 0) or (kind == 'adaptive' and 0 < value < 1),
+    (
+      kind == 'fixed'
+      and value > 0
+      and (errors.is_number(value) or value == math.inf)
+    )
+    or (kind == 'adaptive' and 0 < value < 1),
     'clip',
     f'{CLIP_FORMS}, a positive norm or a quantile in (0, 1)',
     clip,

@@ -129,11 +129,13 @@ def with_metrics(
       examples, such as mse and top_5_accuracy (with any number).
 
   Raises:
+    TypeError: If `metrics` is no list.
     ValueError: If there is no such metric, or it does not fit the model's
       outputs.
   """
+  errors.expect_list('metrics', metrics)
   for metric in metrics:
-    if metric in _METRICS:
+    if metric in NAMES:
       _check_fits(model, metric)
       added = split_model.PrimaryMetric(
         metric, _METRICS[metric].higher_is_better
