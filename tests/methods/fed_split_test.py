@@ -1,3 +1,5 @@
+import logging
+
 import numpy as np
 
 from tests.methods import toy_problems
@@ -12,3 +14,11 @@ def test_by_default_half_of_the_last_hidden_layer_is_personal():
   np.testing.assert_array_equal(
     local['dense_1/kernel'], weights['dense_1/kernel'][:, 2:]
   )
+
+
+def test_without_personal_units_it_says_that_it_is_fed_avg(caplog):
+  split = registry.get_algorithm('fed_split')
+  with caplog.at_level(logging.WARNING, logger='absl'):
+    split.work(toy_problems.classifier(), split.hparams(personal_elements=','))
+  assert 'No unit is personal' in caplog.text
+  assert 'so fed_split is fed_avg' in caplog.text

@@ -19,6 +19,7 @@ _OUT_OF_RANGE = """
   fed_ala: mixing_learning_rate=-1.0 mixing_data_share=0.0
     mixing_data_share=nan num_mixing_epochs=-1
   fed_alt: updates=both
+  fed_avg: learning_rate=1e39 learning_rate=1e-60
   fed_babu: fine_tune_scope=none num_fine_tune_epochs=0
   fed_dar: ridge=-1.0 ridge=nan projection_dim=0 num_head_epochs=-1
     head_learning_rate=0.0 body_learning_rate=0.0
@@ -173,6 +174,18 @@ def _embedding_in_the_head():
   return keras_models.bridge(network, ['lstm'])
 
 
+def _with_adapters():
+  network = keras.Sequential(
+    [
+      keras.layers.Input([5]),
+      keras.layers.Dense(4, name='body'),
+      keras.layers.Dense(3, name='head'),
+    ]
+  )
+  network.get_layer('body').enable_lora(2)
+  return toy_problems.classifier_from(network)
+
+
 def _without_dense_layers():
   return toy_problems.classifier_from(
     toy_problems.convolutional_and_recurrent()
@@ -216,6 +229,17 @@ _A_PART = '`personal` to be a part of the model'
     ('lg_fed_avg', _linear, {'global_depth': 0}, r'`global_depth` .* in \[1'),
     ('fed_rod', _with_tanh, {}, 'single dense layer without'),
     ('fed_sa_lora', _without_dense_layers, {}, 'layers.*the model has none'),
+    (
+      'fed_sa_lora',
+      _with_adapters,
+      {},
+      '`model`.*adapters.*body/lora_kernel_a',
+    ),
+    (
+      *('fed_split', _with_adapters),
+      {'personal_elements': 'body'},
+      "'body', which is of another kind",
+    ),
     *(
       ('fed_split', _linear, {'personal_elements': text}, message)
       for text, message in (

@@ -73,8 +73,16 @@ def adapted_kernels(
   """Names of the kernels that get adapters.
 
   Raises:
-    ValueError: If there are none, or a layer is not dense or trained in full.
+    ValueError: If there are none, or a layer is not dense, trained in full or
+      adapted by Keras.
   """
+  adapted = [n for n in model.initial_weights if n.endswith('/lora_kernel_a')]
+  errors.expect(
+    not adapted,
+    'model',
+    "one without Keras's adapters (enable_lora), for fed_sa_lora adds its own",
+    ', '.join(adapted),
+  )
   trained = model.head_layers if hparams.train_head else ()
   kernels = {
     layer: units.kernels[0]

@@ -29,6 +29,8 @@ References:
 import dataclasses
 from typing import Optional
 
+from absl import logging
+
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
@@ -42,7 +44,7 @@ class FedSplitHParams(hparams_lib.LocalTrainingHParams):
   Attributes:
     personal_elements: The personal units, such as `dense_1:0-49,dense_2` (see
       `units.parse`); None for the second half of the last hidden layer, '' for
-      none.
+      none (FedAvg).
   """
 
   personal_elements: Optional[str] = None
@@ -60,11 +62,12 @@ def fed_split(model, hparams):
     (layer,) = model.layers_to_divide()
     number = model.units[layer].number
     chosen = f'{layer}:{number // 2}-{number - 1}'
+  parsed = units.parse(chosen, model.units, model.layers, 'personal_elements')
+  if not parsed:
+    logging.warning(
+      'No unit is personal (personal_elements=%r), so fed_split is fed_avg.',
+      chosen,
+    )
   return joint_training.joint_training_work(
-    model,
-    hparams,
-    weight_partition.WeightPartition.by_unit(
-      model,
-      units.parse(chosen, model.units, model.layers, 'personal_elements'),
-    ),
+    model, hparams, weight_partition.WeightPartition.by_unit(model, parsed)
   )

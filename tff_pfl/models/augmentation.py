@@ -50,10 +50,10 @@ def augmented(
   if callable(spec):
     changes = [spec]
   else:
-    changes = [_change(part, spec) for part in spec.split('+')]
+    errors.expect_type(spec, str, 'augmentation', f'{FORMS}, or a function')
     x = model.element_spec['x']
-    if isinstance(x, Mapping) and 'image' in x:
-      x, changes = x['image'], [*map(_of_image, changes)]
+    is_part = isinstance(x, Mapping) and 'image' in x
+    x = x['image'] if is_part else x
     errors.expect(
       isinstance(x, tf.TensorSpec)
       and x.shape.rank in (2, 3)
@@ -62,6 +62,9 @@ def augmented(
       f'none for examples that are no images ({x})',
       spec,
     )
+    changes = [_change(part, spec, x.shape[:2]) for part in spec.split('+')]
+    if is_part:
+      changes = [*map(_of_image, changes)]
 
   def body(weights, x, mode=split_model.INFERENCE):
     if mode.seed is not None:
@@ -81,9 +84,16 @@ def _of_image(change):
   return lambda x, seed: {**x, 'image': change(x['image'], seed)}
 
 
-def _change(part, spec):
+def _change(part, spec, size):
   name, _, pixels = part.partition(':')
   if name == 'crop' and pixels.isdecimal() and int(pixels) > 0:
+    errors.expect(
+      int(pixels) < min(size),
+      'augmentation',
+      f'such that a part is left of images of {" x ".join(map(str, size))} '
+      f'pixels, crop:<at most {min(size) - 1}>',
+      spec,
+    )
     return lambda x, seed: crop(x, int(pixels), seed)
   errors.expect(part == 'flip', 'augmentation', FORMS, spec)
   return flip

@@ -150,6 +150,9 @@ def weighted(
     errors.expect_int('class_weight', label, 0, classifier.num_classes - 1)
     errors.expect_non_negative('class_weight', weight)
     factors[label] = weight
+  errors.expect(
+    factors.any(), 'class_weight', 'positive for some class', class_weight
+  )
 
   def call(y_true, y_pred):
     if classifier.is_multilabel:

@@ -523,6 +523,8 @@ def find_units(graph, layers, variables):
       type(node.operation) not in _DIVISIBLE
       or node.name not in layers
       or getattr(node.operation, 'data_format', None) == 'channels_first'
+      # A low-rank factor is all units' own.
+      or getattr(node.operation, 'lora_enabled', False)
     ):
       continue
     names = layers[node.name]
