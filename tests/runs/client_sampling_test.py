@@ -154,6 +154,8 @@ def test_wrong_shares_are_refused(shares, words):
     ((5, 0, 0), '`cohort_size`'),
     ((10, 11, 0), 'num_clients=10, found 11'),
     ((5, 1, -1), '`seed`'),
+    ((5, 1, True), '`seed`'),
+    *(((5, n, 0), '`cohort_size`') for n in (True, {1: True}, {True: 2})),
     ((5, 2.5, 0), '`cohort_size` to be a number, or 5,10:20,50:40'),
     ((5, 'many', 0), "found 'many'"),
     ((5, '2,3', 0), "found '2,3'"),

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import typing
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tff_pfl import errors
-from tff_pfl.core import personalization, phases
+from tff_pfl.core import options, personalization, phases, training_options
 from tff_pfl.methods import (
   fed_avg,
   fed_fac,
@@ -212,6 +213,30 @@ def test_wrong_settings_are_refused_when_they_are_made(changes, words):
   with pytest.raises(ValueError, match=words) as caught:
     run_config.RunConfig(**changes)
   assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  'owner',
+  [
+    *(algorithm.hparams for algorithm in registry.ALGORITHMS.values()),
+    options.ProcessOptions,
+    personalization.Personalization,
+    run_config.RunConfig,
+    training_options.TrainingOptions,
+  ],
+)
+def test_every_field_refuses_other_types(owner):
+  wrong = {bool: ('no', 1), int: (True, '3'), float: ('3', 1e39), str: (5,)}
+  found = set()
+  for name, hint in typing.get_type_hints(owner).items():
+    is_union = typing.get_origin(hint) is typing.Union
+    kinds = {*(typing.get_args(hint) if is_union else [hint])} - {type(None)}
+    for kind in kinds & set(wrong) if len(kinds) == 1 else ():
+      found.add(kind)
+      for value in wrong[kind]:
+        with pytest.raises(ValueError, match=f'^Expected `{name}` to be'):
+          owner(**{name: value})
+  assert found
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tff_pfl.runs import (
   training,
 )
 from tff_pfl.runs import run as run_lib
+from tff_pfl.system import cores
 
 pytestmark = pytest.mark.usefixtures('one_runtime')
 
@@ -232,7 +233,17 @@ def test_regression_is_reported_by_its_error(tmp_path, capfd):
 
 @pytest.mark.parametrize(
   ('given', 'made'),
-  [({}, {'devices': 'cpu'}), ({'devices': ['CPU:0']}, {'devices': ['CPU:0']})],
+  [
+    ({}, {'devices': 'cpu'}),
+    (
+      {'devices': ['CPU:0'], 'max_concurrent_clients': 10**9},
+      # No more run together, in a round or in an evaluation.
+      {
+        'devices': ['CPU:0'],
+        'max_concurrent_clients': max(20, cores.num_usable_cores()),
+      },
+    ),
+  ],
 )
 def test_small_rounds_are_for_the_cpu_and_progress_for_stderr(
   tmp_path, capfd, monkeypatch, runtime, given, made
@@ -292,7 +303,8 @@ def _data_of(features, classes, **options):
       {'process': {'description': {'hparams': {'num_clients': 3}}}},
       '`hparams.num_clients` to be .*found 3',
     ),
-    ({'process': {'seed': -1}}, '`seed` to be nonnegative, found -1'),
+    ({'process': {'seed': -1}}, '`seed` to be .* at least 0, found -1'),
+    ({'keep_best': 'x'}, "`keep_best` to be True or False, found 'x'"),
   ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_written(

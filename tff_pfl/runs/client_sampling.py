@@ -56,9 +56,7 @@ class CohortSampler:
 
   def __post_init__(self):
     """Raises `ValueError` if a number is out of its range."""
-    errors.expect(
-      self.num_clients >= 1, 'num_clients', 'at least 1', self.num_clients
-    )
+    errors.expect_int('num_clients', self.num_clients, 1)
     sizes = self._sizes
     for size in sizes.values():
       errors.expect(
@@ -69,7 +67,7 @@ class CohortSampler:
       )
     size = sizes[1] if len(sizes) == 1 else as_text(sizes)
     object.__setattr__(self, 'cohort_size', size)
-    errors.expect(self.seed >= 0, 'seed', 'nonnegative', self.seed)
+    errors.expect_int('seed', self.seed, 0)
     errors.expect_share('dropout_rate', self.dropout_rate, '[0, 1)')
     errors.expect(
       min(self.join_rounds, default=1) == 1,
@@ -171,6 +169,7 @@ def numbers_by_round(name: str, value: Any) -> dict[int, Any]:
   errors.expect(
     all(isinstance(start, numbers.Integral) for start in rounds)
     and all(isinstance(number, (numbers.Integral, kind)) for _, number in items)
+    and not any(isinstance(each, bool) for item in items for each in item)
     and rounds == sorted(set(rounds))
     and rounds[:1] >= [1],
     name,

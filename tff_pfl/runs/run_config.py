@@ -19,6 +19,7 @@ from tff_pfl.core import (
   schedules,
   training_options,
 )
+from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import personalization as personalization_lib
 from tff_pfl.datasets import partitioning
 from tff_pfl.methods import registry
@@ -157,6 +158,7 @@ class RunConfig:
   runtime: str = runtime_lib.DEFAULT
 
   def __post_init__(self):
+    hparams_lib.check_fields(self)
     algorithm = registry.get_algorithm(self.algorithm)
     if self.hparams is None:
       object.__setattr__(self, 'hparams', algorithm.hparams())
@@ -211,8 +213,7 @@ class RunConfig:
       initial_weights = os.path.abspath(self.initial_weights)
       object.__setattr__(self, 'initial_weights', initial_weights)
     self.training()
-    if isinstance(self.metrics, str):
-      raise TypeError(errors.message('metrics', 'a list', self.metrics))
+    errors.expect_list('metrics', self.metrics)
     object.__setattr__(self, 'metrics', tuple(self.metrics))
     if self.class_weight is not None:
       class_weights.parse(self.class_weight)

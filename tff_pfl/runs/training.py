@@ -45,8 +45,9 @@ from tff_pfl.runs import (
 )
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import summary as summary_lib
+from tff_pfl.runtime import base as runtime_base
 from tff_pfl.runtime import devices as devices_lib
-from tff_pfl.system import folders, machine
+from tff_pfl.system import cores, folders, machine
 
 # What is stored of the process and the data beside the settings.
 RECORDED = (
@@ -144,6 +145,15 @@ def run(
   }
   for name, value in sizes.items():
     errors.expect_int(name, value, 1)
+  errors.expect_hinted(
+    run,
+    {
+      'resume': resume,
+      'keep_best': keep_best,
+      'show_progress': show_progress,
+      'pictures': pictures,
+    },
+  )
   errors.expect(
     isinstance(callbacks, Sequence)
     and all(isinstance(one, callbacks_lib.Callback) for one in callbacks),
@@ -276,6 +286,15 @@ class _Best:
 
 def _options_of_runtime(runtime, options, model, data, sampler):
   """The options, with devices that are fast for the size of a round."""
+  most = options.get('max_concurrent_clients')
+  if isinstance(most, int):
+    # More never run together: in a round, in a call of the evaluation.
+    bound = max(
+      sampler.max_cohort_size,
+      runtime_base.CLIENTS_PER_CALL,
+      cores.num_usable_cores(),
+    )
+    options = {**options, 'max_concurrent_clients': min(most, bound)}
   devices = options.get('devices', 'auto')
   if runtime != 'in_process' or not devices_lib.are_open(devices):
     return options

@@ -10,6 +10,8 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 
+CLIENTS_PER_CALL = 20
+
 
 def unsupported(what: str) -> errors.RunError:
   """Returns the error of a computation that only TFF's own worker can run."""
@@ -155,7 +157,7 @@ class Runtime:
   @property
   def clients_per_call(self) -> int:
     """Clients per evaluation batch, whose data are in memory together."""
-    return 20
+    return CLIENTS_PER_CALL
 
   @property
   def bytes_moved(self) -> Optional[tuple[int, int]]:

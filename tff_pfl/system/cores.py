@@ -8,6 +8,9 @@ from absl import logging
 
 from tff_pfl import errors
 
+# Each may get a thread.
+_MOST_CLIENTS = 10_000
+
 
 def num_usable_cores() -> int:
   """Returns the number of CPU cores that this process may run on."""
@@ -20,7 +23,7 @@ def concurrent_clients(max_concurrent_clients: Optional[int]) -> int:
   """Returns the number of clients that run at the same time.
 
   Args:
-    max_concurrent_clients: Their number, at least 1; None for one on each
+    max_concurrent_clients: Their number, 1 to 10,000; None for one on each
       usable core.
 
   Raises:
@@ -28,11 +31,8 @@ def concurrent_clients(max_concurrent_clients: Optional[int]) -> int:
   """
   if max_concurrent_clients is None:
     return num_usable_cores()
-  errors.expect(
-    max_concurrent_clients >= 1,
-    'max_concurrent_clients',
-    'at least 1',
-    max_concurrent_clients,
+  errors.expect_int(
+    'max_concurrent_clients', max_concurrent_clients, 1, _MOST_CLIENTS
   )
   return max_concurrent_clients
 
