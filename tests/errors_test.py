@@ -162,13 +162,16 @@ def _run(**changes):
     (lambda: _run(data=toy_problems.CLIENTS), '`data` to be of type Federated'),
     (lambda: _run(settings=5), '`settings` to be of type Mapping or None, fou'),
     (lambda: _run(accounting='x'), '`accounting` to be of type Accounting or'),
-    (lambda: _run(output_dir=5), '`output_dir` to be a path, found 5'),
-    (lambda: pfl.open_run(5), '`directory` to be a path, found 5'),
+    (lambda: _run(output_dir=5), '`output_dir` to be a string, found 5'),
+    (lambda: pfl.open_run(5), '`directory` to be a string, found 5'),
     (lambda: pfl.open_comparison([]), '`directory` to be a path, found'),
     (lambda: pfl.open_run('x', 5, 5), '`process` to be of type Personalized'),
     (lambda: pfl.compare(5, 'x'), '`comparison` to be of type Comparison'),
     (lambda: pfl.build('fed_avg', keras.Sequential()), 'from_keras makes one'),
-    (lambda: pfl.build([], toy_problems.classifier()), '`algorithm` to be one'),
+    (
+      lambda: pfl.build([], toy_problems.classifier()),
+      '`algorithm` to be a string',
+    ),
     (lambda: pfl.create_runtime([]), '`runtime` to be one of in_process, '),
     (
       lambda: pfl.summarize(_RUN),
@@ -217,7 +220,7 @@ def _hinted(
       ({'rate': value}, 'a number that float32 can hold')
       for value in (True, '1', 1e39, 10**400, float('inf'), float('nan'))
     ),
-    *(({'name': value}, 'a text') for value in (5, None)),
+    *(({'name': value}, 'a string') for value in (5, None)),
   ],
 )
 def test_values_are_of_the_types_of_their_hints(values, constraint):
@@ -227,8 +230,7 @@ def test_values_are_of_the_types_of_their_hints(values, constraint):
   with pytest.raises(ValueError) as error:
     errors.expect_hinted(_hinted, values)
   ((name, value),) = values.items()
-  expected = f'Expected `{name}` to be {constraint}, found {value!r}.'
-  assert str(error.value) == expected
+  assert str(error.value) == errors.message(name, constraint, value)
 
 
 def test_numbers_are_those_of_float32():

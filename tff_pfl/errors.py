@@ -313,7 +313,7 @@ _SCALARS = {
   bool: (lambda value: isinstance(value, (bool, np.bool_)), 'True or False'),
   int: (_is_int, 'an integer'),
   float: (is_number, 'a number that float32 can hold'),
-  str: (lambda value: isinstance(value, (str, os.PathLike)), 'a text'),
+  str: (lambda value: isinstance(value, (str, os.PathLike)), 'a string'),
 }
 _UNCHECKED = (Any, *_SCALARS, np.ndarray)
 

@@ -145,15 +145,6 @@ def run(
   }
   for name, value in sizes.items():
     errors.expect_int(name, value, 1)
-  errors.expect_hinted(
-    run,
-    {
-      'resume': resume,
-      'keep_best': keep_best,
-      'show_progress': show_progress,
-      'pictures': pictures,
-    },
-  )
   errors.expect(
     isinstance(callbacks, Sequence)
     and all(isinstance(one, callbacks_lib.Callback) for one in callbacks),
