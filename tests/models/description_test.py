@@ -28,14 +28,18 @@ class Scaled(keras.Layer):
 
   def __init__(self, scale=1.0, activation='relu'):
     super().__init__()
-    self.dense = layers.Dense(4, activation, kernel_initializer='ones')
+    self.dense = layers.Dense(
+      4, activation, kernel_initializer='ones', name='inner'
+    )
+    # Keras numbers it.
+    self.dropout = layers.Dropout(0.5)
     self.scale = scale
 
   def build(self, shape):
     self.dense.build(shape)
 
   def call(self, x):
-    return self.scale * self.dense(x)
+    return self.scale * self.dense(self.dropout(x))
 
 
 class Untold(keras.Layer):
@@ -192,7 +196,7 @@ def test_the_description_is_small_and_the_same_in_any_process():
     _branched,
     _recurrent,
     lambda: _made([layers.Dense(4, lambda x: -x, kernel_initializer='ones')]),
-    lambda: _made([Untold(tf.nn.elu)]),
+    lambda: _made([Scaled(), Untold(tf.nn.elu)]),
     lambda: _made(loss=_distance(2), task='classification'),
     lambda: _of_images(lambda x, seed: -x),
   ],
@@ -227,7 +231,7 @@ def test_a_model_that_is_built_again_is_the_same(make):
     (
       lambda: _made([Scaled()]),
       lambda: _made([Scaled(1.0, 'tanh')]),
-      "model.layers.scaled/dense.activation was 'relu', now 'tanh'",
+      "model.layers.scaled/inner.activation was 'relu', now 'tanh'",
     ),
     (
       lambda: _made([Untold(tf.nn.elu)]),
@@ -287,7 +291,7 @@ def test_a_model_that_is_built_again_is_the_same(make):
   ],
 )
 def test_what_changes_the_function_is_named(one, other, words):
-  assert words in _differences(one(), other())
+  assert _differences(one(), other()).startswith(words)
 
 
 def test_what_an_earlier_version_stored_is_compared_and_no_more():

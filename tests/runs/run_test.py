@@ -240,7 +240,7 @@ def test_a_run_belongs_to_its_model(tmp_path, run):
   settings = train(own).settings
   with pytest.raises(errors.RunError) as told:
     open_run.open_run(directory, weighted, data)
-  assert 'model.class_weight.1 was None, now 5.0; mod' in str(told.value)
+  assert 'model.class_weight.1 was None, now 5.0. Build' in str(told.value)
   with pytest.raises(errors.RunError) as told:
     train(scored, resume=True)
   expected = "model.metrics was ['accuracy'], now ['accuracy', 'log_loss']. G"

@@ -92,9 +92,14 @@ def as_stored(model: Any, stored: Any) -> Any:
   return {name: model.get(name) for name in stored}
 
 
+def is_value(name: str) -> bool:
+  """True for what the model's functions give, in settings by joined names."""
+  return name.startswith(f'model.{_VALUES}.')
+
+
 def is_same(name: str, old: Any, new: Any) -> bool:
-  """True if an entry of descriptions, flattened, tells of no difference."""
-  if f'.{_VALUES}.' in name and old and new and len(old) == len(new):
+  """True if an entry of settings, by its joined name, tells no difference."""
+  if is_value(name) and old and new and len(old) == len(new):
     return np.allclose(new, old, 0, _TOLERANCE * np.max(np.abs(old)))
   # As texts: NaN is not equal to itself.
   return json.dumps(old) == json.dumps(new)

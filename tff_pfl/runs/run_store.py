@@ -425,11 +425,18 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     value_codec.flatten(settings, '.')
     for settings in (old, {**new, 'model': model})
   )
-  found = [
-    f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
+  names = [
+    name
     for name in dict.fromkeys([*old, *new])
     if name not in MUTABLE_SETTINGS
     and not description.is_same(name, old.get(name), new.get(name))
+  ]
+  # Values say little beside the reason why they differ.
+  words = [name for name in names if not description.is_value(name)]
+  if any(name.startswith('model.') for name in words):
+    names = words
+  found = [
+    f'{name} was {old.get(name)!r}, now {new.get(name)!r}' for name in names
   ]
   others = found[_MAX_DIFFERENCES:]
   if others:
