@@ -231,6 +231,7 @@ def test_a_model_that_is_built_again_is_the_same(make):
     (
       lambda: _made([Scaled()]),
       lambda: _made([Scaled(1.0, 'tanh')]),
+      "model.layers.scaled.activation was 'relu', now 'tanh'; "
       "model.layers.scaled/inner.activation was 'relu', now 'tanh'",
     ),
     (
