@@ -171,7 +171,7 @@ def _embedding_as_head():
 
 def _embedding_in_the_head():
   network = keras_models.ending_in_its_embedding()
-  return keras_models.bridge(network, ['lstm'])
+  return keras_models.bridge(network, ['rnn'])
 
 
 def _with_adapters():
@@ -250,8 +250,14 @@ _A_PART = '`personal` to be a part of the model'
     ),
     ('fed_alt', _linear, {'personal': 'body:2'}, '`personal` .* from 0 to 1'),
     *(
-      (name, _embedding_as_head, {}, f'own, as ({name}|mixing_depth) demands')
-      for name in ('fed_ala', 'fed_babu', 'fed_dbe', 'fed_per', 'lg_fed_avg')
+      (name, _embedding_as_head, {}, f'weights of its own, as {what} demands')
+      for name, what in (
+        ('fed_ala', 'mixing_depth'),
+        ('fed_per', 'fed_per'),
+        ('fed_rep', 'fed_rep'),
+        ('fed_rod', 'this method'),
+        ('knn_per', 'knn_per'),
+      )
     ),
     (
       *('per_fed_avg', _embedding_as_head, {'inner_scope': 'head'}),

@@ -235,7 +235,7 @@ def test_a_step_compiles_with_xla(kind):
     (_attention_to_words, ['attention', 'head']),
     (_tied, ['tied', 'head']),
     (keras_models.ending_in_its_embedding, ['embedding']),
-    (keras_models.ending_in_its_embedding, ['lstm']),
+    (keras_models.ending_in_its_embedding, ['rnn']),
   ],
 )
 def test_masks_and_weights_cross_the_cut(make, head_layers):
@@ -246,12 +246,25 @@ def test_weights_that_both_sides_read_are_the_bodys():
   network = keras_models.ending_in_its_embedding()
   whole, last = (
     keras_models.bridge(network, head)
-    for head in (['lstm', 'embedding'], ['embedding'])
+    for head in (['rnn', 'embedding'], ['embedding'])
   )
-  assert whole.head_layers == ('embedding', 'lstm') and not whole.tied
-  assert last.body_layers == ('embedding', 'lstm') and not last.head_layers
+  assert whole.head_layers == ('embedding', 'rnn') and not whole.tied
+  assert last.body_layers == ('embedding', 'rnn') and not last.head_layers
   assert last.tied == ('embedding/embeddings',)
   registry.build('fed_avg', last)
+
+
+def test_a_new_clients_head_fits_where_it_reads_the_bodys_weights():
+  network = keras_models.ending_in_its_embedding()
+  model = keras_models.bridge(network, ['rnn'], jit_compile=False)
+  process = registry.build('fed_per', model)
+  client = toy_problems.labeled_examples(8, seed=0)
+  client = toy_problems.changed(client, x=np.resize(np.int32(range(7)), [8, 6]))
+  state = process.initialize()
+  personal = toy_problems.new_client(process, state, client).weights
+  before = model.initial_weights
+  moved = [n for n, v in before.items() if not np.array_equal(v, personal[n])]
+  assert moved == list(model.layers['rnn'])
 
 
 # These draw random numbers in training.

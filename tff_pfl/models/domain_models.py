@@ -193,7 +193,7 @@ def linear_head(model: split_model.SplitModel) -> LinearHead:
     ValueError: If the head is not one linear layer, from features
       `[batch, features]` to outputs `[batch, outputs]`.
   """
-  names = model.weight_names(model.head_layers)
+  names = model.weight_names(model.last_layers(None, 'this method'))
   ranks = [model.initial_weights[name].ndim for name in names]
   head = LinearHead(names[0], names[1] if len(names) == 2 else None)
   errors.expect(

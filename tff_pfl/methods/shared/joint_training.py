@@ -93,7 +93,7 @@ def fit_local(
 ) -> split_model.Weights:
   """Trains the local weights, with those received frozen.
 
-  A local head trains on the body's features.
+  A local head that reads no weights of the body trains on its features.
 
   Args:
     local: Initial local weights; None for the client's.
@@ -101,7 +101,8 @@ def fit_local(
   """
   local = client.local if local is None else local
   head_names = set(model.weight_names(model.head_layers))
-  if set(partition.local_names) == head_names and not partition.divided:
+  is_head = set(partition.local_names) == head_names and not partition.divided
+  if is_head and not model.tied:
     trained = client.fit_head(local, phase, stream=stream, model=model)
   else:
     trained = client.fit_part(
