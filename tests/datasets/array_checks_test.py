@@ -1,10 +1,18 @@
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.datasets import shared
 from tff_pfl.datasets import federated_dataset
 
 FederatedDataset = federated_dataset.FederatedDataset
+
+
+def _frame(values):
+  """Columns of several kinds, which NumPy has in common as objects only."""
+  flags = pd.array([True, False] * 3, 'boolean')
+  b = pd.array(values, 'string' if isinstance(values[0], str) else 'Int64')
+  return pd.DataFrame({'a': np.ones(6), 'b': b, 'c': flags})
 
 
 _NAN = np.array([[0], [1], [np.nan], [np.nan], [4], [5]])
@@ -78,6 +86,9 @@ _NAN = np.array([[0], [1], [np.nan], [np.nan], [4], [5]])
     (dict(weight=[1, 2, 3, -0.5, 0, 1]), r'`weight\[3\]` .*negative, .*-0.5'),
     (dict(weight=[np.inf] * 6), r'`weight\[0\]` to be finite'),
     (dict(weight=[1e60] * 6), r'`weight\[0\]` to be finite.*1e.60'),
+    (dict(weight=np.zeros(6)), '`weight` to be above 0 for one .*zeros only'),
+    (dict(x=_frame(list('abcdef'))), r"`x\['b'\]` to be a rectangular array"),
+    (dict(x=_frame([1, 2, None, 4, 5, 6])), r"`x\['b'\]\[2\]` to be finite"),
     (dict(weight=np.ones([6, 1])), 'one number per example, found .*6, 1'),
     (dict(weight=list('abcdef')), '`weight` to be a rectangular array of numb'),
   ],
@@ -86,3 +97,12 @@ def test_bad_arguments_are_one_line_errors(kwargs, match):
   x, y = shared.arrays(6)
   with shared.one_line_error(match):
     FederatedDataset.from_arrays(**{'x': x, 'y': y, 'num_clients': 2, **kwargs})
+
+
+def test_columns_of_several_kinds_are_numbers():
+  data = FederatedDataset.from_arrays(
+    _frame([1, 2, 3, 4, 5, 6]), [0, 1] * 3, num_clients=1, test_fraction=0
+  )
+  x = data.train('client_0').x
+  assert x.dtype == np.float32
+  assert sorted(x.tolist()) == [[1, i, i % 2] for i in range(1, 7)]

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Optional
 
 import numpy as np
+import pandas as pd
 import tree
 
 from tff_pfl import errors
@@ -81,6 +82,13 @@ def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
     errors.expect(
       found == wanted, f'{name}_test', f'of shape {wanted} like `{name}`', found
     )
+  weights = checked.get('weight', np.ones(1))
+  errors.expect(
+    weights.any() or not weights.size,
+    'weight',
+    'above 0 for one example at least, as nothing is trained without',
+    'zeros only',
+  )
   if num_classes is None and checked['y'].dtype == np.int32:
     num_classes = _number_of_ids(
       'num_classes', checked, 'y', '; pass floats as `y` for regression'
@@ -123,6 +131,12 @@ def _rectangular(value: Any, name: str) -> np.ndarray:
 def _numbers(value: Any, name: str) -> np.ndarray:
   """Returns an array of finite numbers, floats as float32."""
   array = _rectangular(value, name)
+  if isinstance(value, pd.DataFrame) and array.dtype == object:
+    # Columns of several kinds, such as numbers and nullable numbers.
+    columns = (value.iloc[:, i] for i in range(value.shape[1]))
+    array = np.column_stack(
+      [_numbers(column, f'{name}[{column.name!r}]') for column in columns]
+    )
   errors.expect(
     array.dtype.kind in 'biuf' and array.ndim,
     name,
