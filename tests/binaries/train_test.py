@@ -149,7 +149,7 @@ def test_baselines_run_on_the_same_clients_and_are_compared(programs):
     ('--fed_rep_head_learning_rate=-1', '--fed_rep_head_learning_rate to be'),
     ('--model_widths=16,x', 'integers separated by commas'),
     ('--model_widths=0', '--model_widths to be an integer at least 1'),
-    ('--model_filters=8', "arguments of model 'mlp' (widths, activation, init"),
+    ('--model_filters=8', 'no --model_filters: --model=mlp does not take it'),
     ('--fine_tune_num_epochs=2', 'it is for --fine_tune=head or all'),
     (
       '--fine_tune=all --fine_tune_num_epochs=2 --fine_tune_num_steps=3',
