@@ -1,3 +1,4 @@
+import asyncio
 import pickle
 import shutil
 import subprocess
@@ -9,10 +10,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.methods import toy_problems
-from tff_pfl import errors
+from tff_pfl import datasets, errors
 from tff_pfl.export import tff_files
 from tff_pfl.methods import registry
 from tff_pfl.models import zoo
+from tff_pfl.runs import data_source
 from tff_pfl.runtime import graph_defs
 
 pytestmark = pytest.mark.usefixtures('runtime')
@@ -66,6 +68,44 @@ def test_a_loaded_process_goes_on_as_the_saved_one(saved):
   ):
     assert f'{name}/{form}.pb' in manifest['files']
     assert (directory / name / f'{form}.pb').is_file()
+
+
+def test_tffs_program_goes_on_with_a_loaded_process(saved, runtime, tmp_path):
+  directory, _, (expected, _), _ = saved
+  process = tff_files.load_learning_process(str(directory))
+  x, y = (
+    np.concatenate([getattr(client, key) for client in _CLIENTS])
+    for key in 'xy'
+  )
+  keys = np.repeat([0, 1], [len(client.y) for client in _CLIENTS])
+  data = datasets.FederatedDataset.from_arrays(x, y, keys=keys, test_fraction=0)
+  released = tff.program.MemoryReleaseManager()
+  with tff.framework.get_context_stack().install(runtime.program_context()):
+    asyncio.run(
+      tff.learning.programs.train_model(
+        train_process=process,
+        initial_train_state=tff_files.load(str(directory)).state,
+        train_data_source=data_source.ClientDataSource(data),
+        train_per_round_clients=len(_CLIENTS),
+        train_total_rounds=1,
+        program_state_manager=tff.program.FileProgramStateManager(tmp_path),
+        model_output_manager=released,
+        evaluation_manager=None,
+        evaluation_periodicity=1,
+      )
+    )
+  (state,) = released.values().values()
+  toy_problems.assert_close(_leaves(state), _leaves(expected))
+  weights = process.get_model_weights(state)
+  assert isinstance(weights, tff.learning.models.ModelWeights)
+  toy_problems.assert_close(
+    weights.trainable, tuple(expected.global_weights.values())
+  )
+  again = process.set_model_weights(process.initialize(), weights)
+  _assert_same(again['global_weights'], state['global_weights'])
+  hparams = process.get_hparams(state)
+  hparams['client_work']['learning_rate_factor'] = 0.5
+  assert process.set_hparams(state, hparams)['rate_factor'] == 0.5
 
 
 def _nodes(computation):

@@ -2,13 +2,15 @@
 
     manifest.json              versions, types, the method's options, checksums
     initialize.pb, next.pb     a `LearningProcess`: computation.proto
+    (get, set)_model_weights.pb, (get, set)_hparams.pb    its other functions
     state.pb                   the server's state: executor.proto's Value
     map_reduce/*.pb            the parts of a `MapReduceForm`
     distribute_aggregate/*.pb  the parts of a `DistributeAggregateForm`
 
-`load` reads them without the method's code. The computations of clients and of
-the server hold no demands for XLA and no variables, which a worker may lack:
-training has the form with weights as values (`core.training_loop`).
+`load` and `load_learning_process` read them without the method's code. The
+computations of clients and of the server hold no demands for XLA and no
+variables, which a worker may lack: training has the form with weights as values
+(`core.training_loop`).
 """
 
 from __future__ import annotations
@@ -31,6 +33,14 @@ from tff_pfl.runtime.private_api import computation_pb2, executor_pb2
 from tff_pfl.system import folders
 
 _MANIFEST = 'manifest.json'
+_COMPUTATIONS = (
+  'initialize',
+  'next',
+  'get_model_weights',
+  'set_model_weights',
+  'get_hparams',
+  'set_hparams',
+)
 _FORMS = {
   'map_reduce': (tff.backends.mapreduce.get_map_reduce_form_for_computation),
   'distribute_aggregate': (
@@ -46,7 +56,7 @@ class SerializedProcess(NamedTuple):
     initialize: `( -> S@SERVER)`.
     next: `(<S@SERVER, {D*}@CLIENTS> -> <state, metrics>)`, for any number of
       clients' batches of examples. Its results are dicts by name.
-    state: The saved state of the server, for `next`.
+    state: The saved state of the server, for `next`, as dicts by name.
     manifest: See `save`.
   """
 
@@ -78,17 +88,19 @@ def save(
     their SHA-256.
   """
   directory = folders.output_path(directory, 'directory')
-  next_fn = _portable(process.next)
+  computations = {
+    name: _portable(getattr(process, name)) for name in _COMPUTATIONS
+  }
   state_type = process.initialize.type_signature.result.member
   value, _ = tff.framework.serialize_value(state, state_type)
   messages = {
-    'initialize.pb': tff.framework.serialize_computation(process.initialize),
-    'next.pb': tff.framework.serialize_computation(next_fn),
-    'state.pb': value,
+    f'{name}.pb': tff.framework.serialize_computation(computation)
+    for name, computation in computations.items()
   }
+  messages['state.pb'] = value
   forms = []
   for form, of in _FORMS.items():
-    parts = _parts(of, next_fn)
+    parts = _parts(of, computations['next'])
     messages.update({f'{form}/{name}.pb': part for name, part in parts.items()})
     forms += [form] if parts else []
   checksums = {}
@@ -161,11 +173,56 @@ def load(directory: str) -> SerializedProcess:
   initialize, next_fn = (
     _computation(contents[name]) for name in ('initialize.pb', 'next.pb')
   )
+  state_type = initialize.type_signature.result.member
   state, _ = tff.framework.deserialize_value(
-    executor_pb2.Value.FromString(contents['state.pb']),
-    initialize.type_signature.result.member,
+    executor_pb2.Value.FromString(contents['state.pb']), state_type
   )
+  state = tff.types.type_to_py_container(state, state_type)
   return SerializedProcess(initialize, next_fn, state, manifest)
+
+
+def load_learning_process(
+  directory: str,
+) -> tff.learning.templates.LearningProcess:
+  """Reads a process that `save` wrote, for TFF's programs.
+
+  States are dicts by name. `train_model` takes the saved one, `load`'s, as its
+  `initial_train_state`.
+
+  Raises:
+    RunError: If a file is missing or differs from the saved one.
+  """
+  _, contents = _read(directory)
+  if 'get_hparams.pb' not in contents:
+    raise errors.RunError(
+      f'The files in {directory} are of an earlier version and make no '
+      'LearningProcess: export the run again. `load` reads them.'
+    )
+  initialize, next_fn, get_weights, set_weights, get_hparams, set_hparams = (
+    _computation(contents[f'{name}.pb']) for name in _COMPUTATIONS
+  )
+  return tff.learning.templates.LearningProcess(
+    initialize,
+    _returning(tff.learning.templates.LearningProcessOutput, next_fn),
+    _returning(tff.learning.models.ModelWeights, get_weights),
+    set_weights,
+    get_hparams_fn=get_hparams,
+    set_hparams_fn=set_hparams,
+  )
+
+
+def _returning(container, computation):
+  """Restores the container of a result of its fields, as files have none."""
+  types = computation.type_signature
+  if not isinstance(types.result, tff.StructType):
+    return computation
+  elements = tff.structure.to_elements(types.result)
+  if tuple(name for name, _ in elements) != container._fields:
+    return computation
+  result = tff.StructWithPythonType(elements, container)
+  return tff.framework.ConcreteComputation.with_type(
+    computation, tff.FunctionType(types.parameter, result)
+  )
 
 
 def load_map_reduce_form(
