@@ -97,6 +97,12 @@ class _Source(NamedTuple):
   def client(self) -> client_module.ClientModule:
     """The functions of a client."""
     process = self.run.build_process(_personalization(self.run))
+    errors.expect(
+      process.fits_new_clients,
+      '--fine_tune',
+      f'other than none for {process.name}, which has no local weights to fit',
+      'none',
+    )
     state = self.run.server_state(process, self.runtime)
     if not isinstance(self.run.config.aggregator, str):
       # By the run's seed its noise could be taken off the weights.
@@ -116,11 +122,10 @@ class _Source(NamedTuple):
 
 def _personalization(run):
   """The options of new clients: those of the run, or to fit all weights."""
-  options = run.config.personalization
-  adapts = options.fine_tune != 'none' or run.build_process().trains_new_clients
-  return run_flags.personalization_from_flags(
-    **(dataclasses.asdict(options) if adapts else {'fine_tune': 'all'})
-  )
+  options = {'fine_tune': 'all'}
+  if run.build_process().fits_new_clients:
+    options = dataclasses.asdict(run.config.personalization)
+  return run_flags.personalization_from_flags(**options)
 
 
 def _export_keras(source):

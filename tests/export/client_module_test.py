@@ -13,7 +13,12 @@ import tensorflow as tf
 from ai_edge_litert import interpreter
 
 from tests.methods import toy_problems
-from tff_pfl.core import client_examples, objectives, scoring
+from tff_pfl.core import (
+  client_examples,
+  objectives,
+  personalization,
+  scoring,
+)
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.export import client_module, saved_model, tflite
 from tff_pfl.methods import registry
@@ -217,19 +222,51 @@ def test_a_file_trains_convolutions(more):
   )
 
 
-def test_what_litert_does_not_have_is_refused_by_name():
-  network = keras.Sequential(
+def _not_of_litert():
+  return keras.Sequential(
     [
       keras.layers.Input([5]),
       keras.layers.Dense(4, activation=tf.math.erfc),
       keras.layers.Dense(3, name='head'),
     ]
   )
-  process = registry.build('fed_avg', toy_problems.classifier_from(network))
+
+
+@pytest.mark.parametrize(
+  ('make', 'operation'),
+  [
+    (_not_of_litert, 'Erfc'),
+    (toy_problems.convolutional_and_recurrent, 'TensorListReserve'),
+  ],
+)
+def test_what_litert_does_not_have_is_refused_by_name(make, operation, capfd):
+  process = registry.build('fed_avg', toy_problems.classifier_from(make()))
   state = process.initialize()
   client = client_module.new_client_module(process, state, _NEW_CLIENT)
-  with pytest.raises(ValueError, match='LiteRT.*Erfc'):
+  with pytest.raises(ValueError) as caught:
     tflite.convert(client, 'float16')
+  assert str(caught.value) == (
+    'Expected `model` to be one that LiteRT can run (a SavedModel can have '
+    f"any), found 'with {operation}'."
+  )
+  assert 'error: ' not in capfd.readouterr().err
+
+
+def test_personalize_trains_where_the_method_would_not():
+  (new,) = clients = [toy_problems.labeled_examples(20, 0)]
+  process = toy_problems.full_batches('fed_avg', toy_problems.classifier())
+  state, _, _ = toy_problems.train(process, clients)
+  client = client_module.new_client_module(process, state, _NEW_CLIENT)
+  tuned = process.with_personalization(
+    personalization.Personalization(fine_tune='all')
+  ).personalize(
+    state,
+    process.initialize_client_state(_NEW_CLIENT),
+    client_examples.padded(new),
+  )
+  found = client.personalize(**_tensors(_rows(new)[0]))
+  _assert_close(found, tuned.weights)
+  assert toy_problems.differ(tuned.weights, state.global_weights)
 
 
 @pytest.mark.slow

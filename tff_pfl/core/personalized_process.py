@@ -191,6 +191,12 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     is_new = self.has_local_weights and not client_state.num_rounds
     return self.adapts_known_clients or is_new
 
+  @property
+  def fits_new_clients(self) -> bool:
+    """True if a new client's model is trained, in parts or by fine-tuning."""
+    fine_tune = self.description['personalization']['fine_tune']
+    return self.trains_new_clients or fine_tune != 'none'
+
   def to_learning_process(self) -> tff.learning.templates.LearningProcess:
     """This method for clients that cannot be told apart and keep no state.
 

@@ -23,6 +23,7 @@ from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import (
   example_tensors,
   objectives,
+  personalization,
   personalized_process,
   scoring,
 )
@@ -151,7 +152,8 @@ def new_client_module(
   """Makes the functions for clients that have not taken part.
 
   Args:
-    process: The method.
+    process: The method. If it trains no part of a new client's model,
+      `personalize` fine-tunes all weights, as the programs do.
     state: State of the server.
     client_index: An index that no client of the run has, such as the number of
       clients; it seeds the client's work.
@@ -159,6 +161,10 @@ def new_client_module(
       client without data.
     runtime: Runtime for the process; None for one on this process's CPU.
   """
+  if not process.fits_new_clients:
+    process = process.with_personalization(
+      personalization.Personalization(fine_tune='all')
+    )
   with runtime_lib.given_or_on_cpu(runtime) as created:
     client_state = created.run(process.initialize_client_state, client_index)
     if weights is None:

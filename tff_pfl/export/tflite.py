@@ -14,7 +14,10 @@ from ai_edge_litert import interpreter
 from tff_pfl import errors
 from tff_pfl.export import builtin_ops, client_module
 from tff_pfl.models import split_model
+from tff_pfl.system import messages
 
+# What the converter also prints of the error that it raises.
+_CONVERTER_MESSAGE = re.compile(rb'error: |loc\(|<unknown>:')
 QUANTIZATIONS = ('none', 'int8', 'float16')
 
 
@@ -69,7 +72,8 @@ def convert(
     if quantization == 'float16':
       converter.target_spec.supported_types = [tf.float16]
     try:
-      content = converter.convert()
+      with messages.held_back(_CONVERTER_MESSAGE):
+        content = converter.convert()
       _try_out(content, functions)
       return content
     except Exception as e:  # The converter's error has no public name.
@@ -116,9 +120,10 @@ def _functions(client):
 
 def _reason(error):
   """Names the operations that LiteRT lacks, or gives an error's first line."""
-  missing = re.search(r'^TF Select ops: (.*)$', error, re.MULTILINE)
-  if missing:
-    return f'with {missing[1]}'
+  for pattern in (r'^TF Select ops: (.*)$', r"'tf\.(\w+)' op "):
+    missing = re.search(pattern, error, re.MULTILINE)
+    if missing:
+      return f'with {missing[1]}'
   return next(filter(None, map(str.strip, error.splitlines())), '')
 
 

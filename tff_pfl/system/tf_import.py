@@ -14,9 +14,8 @@ import contextlib
 import ctypes
 import os
 import re
-import sys
-import tempfile
-from collections.abc import Iterator
+
+from tff_pfl.system import messages
 
 _VARIABLE = 'TF_CPP_MIN_LOG_LEVEL'
 _MESSAGE = re.compile(
@@ -28,31 +27,10 @@ _SET_MIN_LOG_LEVEL = (
 )
 
 
-@contextlib.contextmanager
-def _without_messages() -> Iterator[None]:
-  """Holds stderr back and writes it without TensorFlow's messages."""
-  if sys.stderr is None:
-    # A program without stderr.
-    yield
-    return
-  sys.stderr.flush()
-  with tempfile.TemporaryFile() as written, os.fdopen(os.dup(2)) as stderr:
-    os.dup2(written.fileno(), 2)
-    try:
-      yield
-    finally:
-      sys.stderr.flush()
-      os.dup2(stderr.fileno(), 2)
-      written.seek(0)
-      for line in written:
-        if not _MESSAGE.match(line):
-          os.write(2, line)
-
-
 if os.environ.get(_VARIABLE, '1') == '1':
   os.environ[_VARIABLE] = '3'
 if os.environ[_VARIABLE] == '3':
-  with _without_messages():
+  with messages.held_back(_MESSAGE):
     import tensorflow as tf
   _library = os.path.join(
     os.path.dirname(tf.__file__), 'libtensorflow_framework.so.2'
