@@ -9,10 +9,13 @@ TFF's own modules run there as they are. Three that they import do not:
 * `jax.lib` no longer gives out `xla_client`, which `jaxlib` still has, and
   `jax.stages` no type of its own for the shapes of results.
 
-When Python ends, TFF's default context is dropped. Otherwise the object that
-owns its worker is destroyed with the last modules, when the names that its
+When Python ends, the workers of TFF's contexts are ended. Otherwise the object
+that owns a worker is destroyed with the last modules, when the names that its
 `__del__` needs are gone: "Exception ignored in: ... ServiceManager.__del__",
 and a worker that was started is left behind.
+
+A check of TFF's secure sums, whose result TFF drops, is marked as used.
+Otherwise TensorFlow logs "Object was never used" and eleven lines for each sum.
 
 Importing `tff_pfl` does this. For programs that import TFF before it or without
 it, a copy of this file lies beside the packages of an environment, and a `.pth`
@@ -25,6 +28,8 @@ import importlib
 import os
 import pkgutil
 import sys
+import types
+import weakref
 
 _USE_KERAS_2 = 'TF_USE_LEGACY_KERAS'
 
@@ -66,6 +71,60 @@ def _keep_keras() -> None:
     os.environ[_USE_KERAS_2] = before
 
 
+def _end_workers_at_exit(module) -> None:
+  """Has the workers of contexts that then exist end before Python does.
+
+  Args:
+    module: The module `tensorflow_federated`.
+  """
+  stacks = _module_of_tff('core.impl.executor_stacks.executor_factory')
+  make = stacks.local_cpp_executor_factory
+
+  def make_and_register(**options):
+    return _end_worker_at_exit(make(**options))
+
+  stacks.local_cpp_executor_factory = make_and_register
+  # The default was made before.
+  _end_worker_at_exit(
+    module.framework.get_context_stack().current.executor_factory
+  )
+
+
+def _end_worker_at_exit(factory):
+  cells = [c.cell_contents for c in factory._executor_stack_fn.__closure__]
+  (manager,) = [each for each in cells if hasattr(each, 'get_stub')]
+  atexit.register(_end_worker, weakref.ref(manager))
+  return factory
+
+
+def _end_worker(reference) -> None:
+  manager = reference()
+  # Each has a class of its own.
+  if manager is not None and hasattr(type(manager), '__del__'):
+    del type(manager).__del__
+    if manager._process is not None:
+      # Its threads would tell of the end, when no thread can start any more.
+      manager._stub._channel.close()
+      manager._process.kill()
+      manager._process.wait()
+
+
+def _use_check_of_secure_sums() -> None:
+  primitives = _module_of_tff('aggregators.primitives')
+  tf = primitives.tf
+
+  def check(*args, **kwargs):
+    # To read any attribute is to use it.
+    getattr(tf.debugging.assert_less_equal(*args, **kwargs), 'name', None)
+
+  debugging = types.SimpleNamespace(assert_less_equal=check)
+  primitives.tf = types.SimpleNamespace(**{**vars(tf), 'debugging': debugging})
+
+
+def _module_of_tff(name):
+  return sys.modules[f'tensorflow_federated.python.{name}']
+
+
 class _Finder:
   """Finds TFF where it is, and has it repaired before it is executed."""
 
@@ -86,9 +145,8 @@ class _Finder:
       spec.loader.exec_module = lambda module: (
         repair(),
         execute(module),
-        # Importing and the exit both happen in the main thread, of which the
-        # default is.
-        atexit.register(lambda: module.test.set_no_default_context()),
+        _end_workers_at_exit(module),
+        _use_check_of_secure_sums(),
       )
     return spec
 
