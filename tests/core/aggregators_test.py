@@ -1,7 +1,9 @@
 import collections
+import gc
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl.core import aggregators, gather
@@ -83,8 +85,9 @@ def test_what_is_collected_is_not_promised_to_be_private_or_robust(factory):
 )
 @pytest.mark.parametrize('has_global', [True, False])
 def test_metrics_and_counts_are_summed_as_updates_are(
-  factory, is_secure, has_global
+  factory, is_secure, has_global, monkeypatch, caplog
 ):
+  monkeypatch.setattr(tf.get_logger(), 'propagate', True)
   values = [
     collections.OrderedDict(loss=np.float32(loss), number=np.int32(number))
     for loss, number in [(2.0**21, 3), (-0.3, 2**21), (np.pi, 4)]
@@ -95,6 +98,9 @@ def test_metrics_and_counts_are_summed_as_updates_are(
     collections.OrderedDict(loss=np.float32, number=np.int32)
   )
   (process,) = aggregators.create_sums([value_type], factory, aggregations)
+  # It is said of objects that are freed.
+  gc.collect()
+  assert 'Object was never used' not in caplog.text
   output = process.next(process.initialize(), values)
   if not is_secure:
     tff.test.assert_not_contains_secure_aggregation(process.next)
