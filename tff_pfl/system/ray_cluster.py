@@ -8,19 +8,32 @@ import os
 import pathlib
 import platform
 import secrets
-import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import warnings
-from typing import Any
+from typing import Any, Optional
+
+import grpc
 
 from tff_pfl import errors
 from tff_pfl.system import cores
 
 _SECONDS_TO_ANSWER = 10.0
+# Its input ends with the program. Ray's processes, which end then, may still
+# write into the folder.
+_REMOVER = """
+import os, shutil, sys, time
+sys.stdin.read()
+for _ in range(100):
+  shutil.rmtree(sys.argv[1], ignore_errors=True)
+  time.sleep(0.05)
+  if not os.path.exists(sys.argv[1]):
+    break
+"""
 # The address of this program's own Ray.
 LOCAL = 'local'
 
@@ -73,7 +86,7 @@ def _initialize(ray: Any, address: str) -> None:
   if address == LOCAL:
     # Ray opens its own folder in it to all users.
     folder = tempfile.mkdtemp(prefix='ray-')
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _remove_at_end(folder)
     options = {
       '_temp_dir': os.path.join(folder, 'ray'),
       'num_cpus': cores.num_usable_cores(),
@@ -101,6 +114,11 @@ def _initialize(ray: Any, address: str) -> None:
         **options,
       )
   except Exception as error:  # Ray raises any exception of its parts.
+    if address == 'auto':
+      # Ray itself may have found the token meanwhile.
+      from ray._private import services
+
+      _expect_admission(services.canonicalize_bootstrap_address(address))
     raise errors.RunError(
       f'Cannot connect to Ray at {address!r}: {" ".join(str(error).split())}'
     ) from error
@@ -111,8 +129,26 @@ def _initialize(ray: Any, address: str) -> None:
   atexit.register(ray.shutdown)
 
 
+def _remove_at_end(folder: str) -> None:
+  """Has another process remove a folder when this one has ended.
+
+  A request to stop that nobody notices, and `kill -9`, leave no time for it.
+  """
+  remover = subprocess.Popen(
+    [sys.executable, '-I', '-S', '-c', _REMOVER, folder],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+    start_new_session=True,
+  )
+  # Closes its input, and waits.
+  atexit.register(remover.communicate)
+
+
 def _expect_answer(address: str) -> None:
-  """Raises `RunError` if nobody listens; Ray itself would wait for minutes.
+  """Raises `RunError` if nobody listens, or this process is refused.
+
+  Ray itself would wait for minutes, and name no reason.
 
   Args:
     address: As for `connect`; 'auto' is not checked.
@@ -127,6 +163,27 @@ def _expect_answer(address: str) -> None:
       f'No Ray cluster answers at {address}: {error}. Is it running, and is '
       'its port open to this machine?'
     ) from error
+  _expect_admission(f'{host}:{port}')
+
+
+def _expect_admission(address: Optional[str]) -> None:
+  """Raises `RunError` if the cluster at 'host:port' refuses the token."""
+  from ray._private import grpc_utils
+
+  if address is None:
+    return
+  with grpc_utils.init_grpc_channel(address) as channel:
+    # Any call is refused.
+    call = channel.unary_unary('/ray.rpc.NodeInfoGcsService/GetClusterId')
+    try:
+      call(b'', timeout=_SECONDS_TO_ANSWER)
+    except grpc.RpcError as error:
+      if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+        raise errors.RunError(
+          f'The Ray cluster at {address} refuses this process: '
+          f'{error.details()}. Set RAY_AUTH_MODE=token and the token of the '
+          'cluster (RAY_AUTH_TOKEN or ~/.ray/auth_token).'
+        ) from error
 
 
 def code_checksum() -> str:
