@@ -83,6 +83,13 @@ _RAY_CLIENTS_PER_CHUNK = flags.DEFINE_integer(
   'number of actors, and differ in their last bits by this.',
   lower_bound=1,
 )
+_RAY_SECONDS_TO_START = flags.DEFINE_float(
+  'ray_seconds_to_start',
+  None,
+  'Seconds that --runtime=ray waits for an actor while there is none that '
+  'computes (default: as long as the cluster has actors pending).',
+  lower_bound=1.0,
+)
 # From an argument of a runtime to its flag.
 _FLAGS = {
   'in_process': {
@@ -100,6 +107,7 @@ _FLAGS = {
     'gpus_per_actor': _RAY_GPUS_PER_ACTOR,
     'clients_per_chunk': _RAY_CLIENTS_PER_CHUNK,
     'batched_clients': _BATCHED_CLIENTS,
+    'seconds_to_start': _RAY_SECONDS_TO_START,
   },
 }
 

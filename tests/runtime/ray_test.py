@@ -1,8 +1,10 @@
 """Cohorts on a Ray cluster of three nodes."""
 
+import contextlib
 import dataclasses
 import signal
 import threading
+import types
 
 import numpy as np
 import psutil
@@ -177,13 +179,47 @@ def test_data_that_differ_are_refused(rt, processes, data, monkeypatch):
 
 
 def test_no_actor_in_time_is_an_error(
-  cluster, rt, processes, data, monkeypatch
+  cluster, rt, processes, data, monkeypatch, caplog
 ):
   del rt  # Has all cores.
-  monkeypatch.setattr(ray_runtime, '_SECONDS_TO_START', 0.0)
-  with _runtime(cluster) as late:
-    with pytest.raises(errors.RunError, match='No Ray actor is left'):
+  monkeypatch.setattr(ray_runtime, '_SECONDS_BETWEEN_COUNTS', 0.1)
+  with _runtime(cluster, seconds_to_start=0.5) as late:
+    with pytest.raises(
+      errors.RunError,
+      match='No Ray actor is left. None started in 0.5 seconds.',
+    ):
       _train(late, processes['fed_rep'], data)
+  assert '3 start, or wait for cores' in caplog.text
+
+
+@pytest.mark.parametrize(
+  ('limit', 'actors', 'refusals', 'seconds', 'message'),
+  [
+    # Ray has them pending.
+    (None, ['pending'], [], 1e6, None),
+    (None, ['pending'], ['One was refused.'], 1e6, None),
+    (None, [], ['One was refused.'], 0.0, 'One was refused.'),
+    # Nodes may come back.
+    (None, [], [], 119.0, None),
+    (None, [], [], 121.0, 'None started in 120 seconds.'),
+    (300.0, ['pending'], [], 299.0, None),
+    (300.0, ['pending'], [], 301.0, 'None started in 300 seconds.'),
+    (300.0, [], [], 299.0, None),
+  ],
+)
+def test_actors_are_waited_for_as_long_as_they_may_come(
+  limit, actors, refusals, seconds, message
+):
+  waiting = types.SimpleNamespace(
+    _seconds_to_start=limit, actors=actors, _refusals=refusals
+  )
+  context = contextlib.nullcontext()
+  if message is not None:
+    context = pytest.raises(
+      errors.RunError, match=f'^No Ray actor is left. {message}$'
+    )
+  with context:
+    ray_runtime._Cluster._check_wait(waiting, seconds)
 
 
 def test_actors_that_fit_no_node_are_refused(cluster):

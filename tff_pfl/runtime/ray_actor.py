@@ -86,14 +86,17 @@ class ChunkActor:
     """Prepares an actor.
 
     Args:
-      num_threads: Number of clients that compute at the same time.
+      num_threads: Number of clients that compute at the same time on the CPU;
+        GPUs have one thread each.
       on_gpu: True to compute on the GPUs that Ray gave this process.
       batched_clients: As for `in_process.InProcessRuntime`.
       fetch: Returns the object that an order has in a list.
     """
     self._fetch = fetch
     self._mapper, self._device = in_process.create_mapper(
-      'gpu' if on_gpu else 'cpu', num_threads, batched_clients
+      'gpu' if on_gpu else 'cpu',
+      None if on_gpu else num_threads,
+      batched_clients,
     )
     self._library = graph_functions.FunctionLibrary()
     self._programs = collections.OrderedDict()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import threading
 import time
 import weakref
@@ -40,10 +41,10 @@ from tff_pfl.system import ray_cluster
 
 _CHUNKS_PER_COHORT = 64
 _SECONDS_BETWEEN_LOOKS = 0.1
-# Time between searches for new nodes.
+# Time between searches for new nodes, and between lines about a wait.
 _SECONDS_BETWEEN_COUNTS = 30.0
-# Longest wait for the first actor, or for one when all were lost.
-_SECONDS_TO_START = 120.0
+# Longest wait for nodes when all actors were lost and none fits.
+_SECONDS_WITHOUT_NODES = 120.0
 # A chunk that has lost more actors is not tried again.
 _MAX_LOSSES = 3
 # Chunks of an actor at a time: one that it computes and one that waits.
@@ -63,6 +64,7 @@ class RayRuntime(in_process.InterpretingRuntime):
     gpus_per_actor: float = 0,
     clients_per_chunk: Optional[int] = None,
     batched_clients: Optional[bool] = None,
+    seconds_to_start: Optional[float] = None,
   ):
     """Connects to the cluster and starts as many actors as fit.
 
@@ -75,6 +77,9 @@ class RayRuntime(in_process.InterpretingRuntime):
         total, at least 1; None for a 64th of the cohort, rounded up. The last
         bits of results depend on it.
       batched_clients: As for `in_process.InProcessRuntime`.
+      seconds_to_start: Longest wait for an actor while there is none that
+        computes, positive; a run then ends. None to wait while the cluster has
+        actors pending, and two minutes for new nodes if all were lost.
 
     Raises:
       RunError: If Ray is not installed or does not answer.
@@ -92,11 +97,14 @@ class RayRuntime(in_process.InterpretingRuntime):
       'at least 1',
       clients_per_chunk,
     )
+    if seconds_to_start is not None:
+      errors.expect_positive('seconds_to_start', seconds_to_start)
     self._cluster = _Cluster(
       ray_cluster.connect(address),
       {'CPU': cpus_per_actor, 'GPU': gpus_per_actor},
       clients_per_chunk,
       batched_clients,
+      seconds_to_start,
     )
     super().__init__(
       self._cluster, self._cluster.server_device, stages.StagedInterpreter
@@ -201,6 +209,7 @@ class _Cluster(client_mapper.ClientMapper):
     resources: Mapping[str, float],
     clients_per_chunk: Optional[int],
     batched_clients: Optional[bool],
+    seconds_to_start: Optional[float],
   ):
     names = devices.resolve('cpu')
     super().__init__(devices.thread_devices(names))
@@ -208,6 +217,7 @@ class _Cluster(client_mapper.ClientMapper):
     self._ray = ray
     self._resources = {name: n for name, n in resources.items() if n}
     self._clients_per_chunk = clients_per_chunk
+    self._seconds_to_start = seconds_to_start
     self._actor_class = ray.remote(ray_actor.ChunkActor).options(
       num_cpus=resources['CPU'],
       num_gpus=resources['GPU'],
@@ -286,19 +296,25 @@ class _Cluster(client_mapper.ClientMapper):
     """Computes the last stage of those in `received` for all chunks."""
     waiting = list(chunks)
     outputs = {}
-    last_seen = time.monotonic()
+    begin = time_of_line = time.monotonic()
     try:
       while len(outputs) < len(chunks):
         threads.raise_if_abandoned()
         ready = self._ready_actors()
+        now = time.monotonic()
         if ready:
-          last_seen = time.monotonic()
-        elif (
-          not self.actors or time.monotonic() - last_seen > _SECONDS_TO_START
-        ):
-          raise errors.RunError(
-            ' '.join(['No Ray actor is left.', *self._refusals])
-          )
+          begin = time_of_line = now
+        else:
+          self._check_wait(now - begin)
+          if now - time_of_line > _SECONDS_BETWEEN_COUNTS:
+            time_of_line = now
+            logging.warning(
+              'No Ray actor computes for %.0f seconds: %d start, or wait for '
+              'cores or GPUs that are in use (--ray_seconds_to_start limits '
+              'the wait).',
+              now - begin,
+              len(self.actors),
+            )
         # Each actor gets one chunk before any gets a second.
         for num_orders in range(_MAX_ORDERS):
           for actor in ready:
@@ -325,6 +341,18 @@ class _Cluster(client_mapper.ClientMapper):
         actor.orders.clear()
       raise
     return [transport.decode(outputs[chunk.number]) for chunk in chunks]
+
+  def _check_wait(self, seconds: float) -> None:
+    """Raises `RunError` if no actor is to be waited for any longer."""
+    most = self._seconds_to_start
+    if most is None:
+      most = math.inf if self.actors else _SECONDS_WITHOUT_NODES
+    reasons = self._refusals
+    if seconds > most:
+      reasons = [*reasons, f'None started in {most:g} seconds.']
+    elif self.actors or not reasons:
+      return
+    raise errors.RunError(' '.join(['No Ray actor is left.', *reasons]))
 
   def _order(
     self,
@@ -355,10 +383,11 @@ class _Cluster(client_mapper.ClientMapper):
   def _finished_orders(self) -> list[tuple[_Actor, _Chunk, Any]]:
     """Waits for some chunks; returns their actors, them and Ray's futures."""
     orders = {future: actor for actor in self.actors for future in actor.orders}
-    starting = [a.started for a in self.actors if not a.is_ready]
-    finished, _ = self._ray.wait(
-      [*orders, *starting], timeout=_SECONDS_BETWEEN_LOOKS
-    )
+    futures = [*orders, *[a.started for a in self.actors if not a.is_ready]]
+    if not futures:
+      time.sleep(_SECONDS_BETWEEN_LOOKS)
+      return []
+    finished, _ = self._ray.wait(futures, timeout=_SECONDS_BETWEEN_LOOKS)
     return [
       (orders[future], orders[future].orders.pop(future), future)
       for future in finished
