@@ -13,7 +13,13 @@ from tests.methods import toy_problems
 from tff_pfl import datasets, runtime
 from tff_pfl.methods import registry
 from tff_pfl.models import zoo
-from tff_pfl.runtime import batched_clients, client_mapper, in_process
+from tff_pfl.runtime import (
+  batched_clients,
+  client_mapper,
+  graph_functions,
+  in_process,
+  ray_actor,
+)
 
 # Three clients of bucket 32, and one without examples, alone in bucket 16.
 _NUM_EXAMPLES = (20, 31, 0, 25)
@@ -288,6 +294,66 @@ def test_fewer_clients_run_together_where_the_memory_does_not_do(
   assert 'at most 2 run together' in said[1]
 
 
+@pytest.mark.parametrize('most', [1, 3])
+def test_fewer_clients_are_added_up_where_the_memory_does_not_do(
+  as_on_gpu, monkeypatch, most
+):
+  _, said = as_on_gpu
+  monkeypatch.setattr(
+    graph_functions.logging, 'warning', batched_clients.logging.warning
+  )
+  fold, sizes = graph_functions.LocalFunction._fold, []
+
+  def fold_small(function, device, size, *arguments):
+    sizes.append(size)
+    if size > most:
+      raise tf.errors.ResourceExhaustedError(None, None, 'out of memory')
+    return fold(function, device, size, *arguments)
+
+  monkeypatch.setattr(graph_functions.LocalFunction, '_fold', fold_small)
+  doubled = tff.tensorflow.computation(
+    lambda x: 2 * x, tff.TensorType(np.float32, [2])
+  )
+
+  @tff.federated_computation(
+    tff.FederatedType(doubled.type_signature.parameter, tff.CLIENTS)
+  )
+  def total(vectors):
+    return tff.federated_sum(tff.federated_map(doubled, vectors))
+
+  vectors = [np.float32([i, 0.1 * i]) for i in range(7)]
+  expected = np.float32([0, 0])
+  for vector in vectors:
+    expected += 2 * vector
+  for expected_sizes in (
+    {1: [7, 4, 2, *[1] * 7], 3: [7, 4, 2, 2, 2, 1]}[most],
+    {1: [1] * 7, 3: [2, 2, 2, 1]}[most],
+  ):
+    np.testing.assert_array_equal(as_on_gpu[0].run(total, vectors), expected)
+    assert sizes == expected_sizes
+    sizes.clear()
+  assert 'at most 4 are added up together' in said[0]
+
+
+def test_results_that_do_not_fit_together_on_a_device_are_on_the_host(
+  as_on_gpu, monkeypatch
+):
+  created, said = as_on_gpu
+  concat, devices = tf.concat, []
+
+  def fail_once(tensors, axis):
+    devices.append(concat(tensors, axis).device)
+    if len(devices) == 1:
+      raise tf.errors.ResourceExhaustedError(None, None, 'out of memory')
+    return concat(tensors, axis)
+
+  monkeypatch.setattr(batched_clients.tf, 'concat', fail_once)
+  vectors = [np.float32([i]) for i in range(130)]
+  assert created.run(_map(lambda x: tf.reduce_sum(x)), vectors) == [*range(130)]
+  assert len(devices) == 2
+  assert 'the host has them: out of memory' in said[0]
+
+
 def test_padding_keeps_to_the_memory(as_on_gpu, monkeypatch):
   created, said = as_on_gpu
   sizes = _with_memory_for(40, monkeypatch)
@@ -349,3 +415,17 @@ def test_batches_are_the_default_on_gpus_only(
   mapper, _ = in_process.create_mapper('auto', **options)
   mapper.close()
   assert isinstance(mapper, batched_clients.BatchedMapper) == is_batched
+
+
+@pytest.mark.parametrize(('num_gpus', 'sizes'), [(1, [32]), (2, [16, 16])])
+def test_an_actor_on_gpus_has_one_program_for_each(
+  monkeypatch, num_gpus, sizes
+):
+  gpus = [f'/device:GPU:{i}' for i in range(num_gpus)]
+  monkeypatch.setattr(
+    in_process.devices_lib, 'resolve', {'gpu': gpus}.__getitem__
+  )
+  mapper = ray_actor.ChunkActor(8, on_gpu=True)._mapper
+  mapper.close()
+  chunks, _ = mapper._chunks([[tf.zeros([1])] * 32], 32, 128)
+  assert [*map(len, chunks)] == sizes

@@ -93,6 +93,29 @@ def test_abandoned_work_ends_between_two_clients(mapper):
   assert len(computed) <= 21 + mapper.num_threads
 
 
+def test_each_gpu_has_the_same_clients_in_every_round(monkeypatch):
+  monkeypatch.setattr(
+    client_mapper.tf, 'device', lambda _: contextlib.nullcontext()
+  )
+  names = [f'/device:GPU:{i}' for i in range(3)]
+  # Two threads for the first.
+  mapper = client_mapper.ClientMapper([*names, names[0]])
+
+  def work(seconds):
+    time.sleep(seconds)
+    return mapper.device()
+
+  for number in range(8):
+    seconds = [0.002 * (i % 4 == number % 4) for i in range(8)]
+    found = mapper.map(work, values.PerClient(seconds), 8).values
+    assert found == [*3 * names[:1], *3 * names[1:2], *2 * names[2:]]
+  assert mapper.map(mapper.device, None, 2).values == names[:2]
+  # All threads are busy with others.
+  inner = mapper.map(lambda: mapper.map(mapper.device, None, 3).values, None, 5)
+  assert inner.values == [names] * 5
+  mapper.close()
+
+
 def test_map_inside_map_does_not_deadlock(mapper):
   def outer(value):
     inner = mapper.map(lambda x: x, values.PerClient([value] * 5), 5)

@@ -1,5 +1,6 @@
 """Tests of what stays on a device."""
 
+import pytest
 import tensorflow as tf
 
 from tff_pfl.runtime import client_mapper, device_cache, values
@@ -48,6 +49,27 @@ def test_small_tensors_strings_and_int32_stay_where_they_are():
     tf.zeros([5000], tf.int32),
   ):
     assert cache.get(tensor) is tensor
+
+
+def test_without_memory_a_client_runs_again_with_an_empty_cache(monkeypatch):
+  monkeypatch.setattr(client_mapper.devices_lib, 'is_gpu', bool)
+  mapper = client_mapper.ClientMapper(['/device:CPU:0'], 10 * _BYTES)
+  sizes = []
+
+  def work(tensor):
+    sizes.append(len(mapper.cache()))
+    if sizes[-1] > most:
+      raise tf.errors.ResourceExhaustedError(None, None, 'out of memory')
+    return float(tensor[0])
+
+  argument = values.PerClient(_tensors(3))
+  most = 2
+  assert mapper.map(work, argument, 3).values == [0.0, 1.0, 2.0]
+  assert sizes == [1, 2, 3, 1]
+  most = 0
+  with pytest.raises(tf.errors.ResourceExhaustedError):
+    mapper.map(work, argument, 3)
+  mapper.close()
 
 
 def test_clients_get_the_copies_of_their_arguments(monkeypatch):

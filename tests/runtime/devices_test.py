@@ -118,6 +118,42 @@ def test_clients_go_to_all_devices_in_turn():
   assert used == str([f'device:CPU:{i}' for i in range(3)])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('batched_clients', [False, True])
+def test_clients_tensors_are_copied_to_one_device_each(batched_clients):
+  output = _run_program(f"""
+    import numpy as np
+    import tensorflow_federated as tff
+    from tff_pfl import runtime
+    from tff_pfl.runtime import devices
+
+    devices.is_gpu = lambda device: device is not None
+
+    @tff.tensorflow.computation(tff.TensorType(np.float32, [5000]))
+    def mean(x):
+      return tf.reduce_mean(x)
+
+    @tff.federated_computation(
+      tff.FederatedType(mean.type_signature.parameter, tff.CLIENTS)
+    )
+    def means(xs):
+      return tff.federated_map(mean, xs)
+
+    clients = [tf.zeros([5000]) + i for i in range(12)]
+    with runtime.create_runtime(
+      'in_process', devices='cpu', max_concurrent_clients=3,
+      batched_clients={batched_clients}, device_cache_mb=64,
+    ) as created:
+      for _ in range(20):
+        found = created.run(means, clients)
+      assert found == [*range(12)], found
+      for cache in created._context._engine._mapper._caches.values():
+        copies = [copy for _, copy, _ in cache._copies.values()]
+        print(len(copies), {{copy.device[-5:] for copy in copies}})
+  """)
+  assert output.splitlines() == [f"4 {{'CPU:{i}'}}" for i in range(3)]
+
+
 def _compare_rounds(algorithms, reference, *others, jit_compile='auto'):
   """Compares a round of each algorithm between options of the runtime.
 

@@ -117,7 +117,7 @@ class BatchedMapper(client_mapper.ClientMapper):
           return [(clients, outputs)]
       alone = function.program()
       rows = [
-        alone.call(self.on_device(_row(columns, client))) for client in clients
+        self.call(alone.call, _row(columns, client)) for client in clients
       ]
       return [(clients, [list(column) for column in zip(*rows)])]
 
@@ -132,8 +132,8 @@ class BatchedMapper(client_mapper.ClientMapper):
     """Divides clients into lists of equal shapes.
 
     Returns:
-      The lists, at least as many as devices if possible, and True if all
-      clients have the same shapes.
+      The lists, at least as many as devices if possible, in the order of their
+      first clients, and True if all clients have the same shapes.
     """
     own = [column for column in columns if isinstance(column, list)]
     groups = {}
@@ -150,7 +150,8 @@ class BatchedMapper(client_mapper.ClientMapper):
       chunks.extend(
         clients[begin : begin + size] for begin in range(0, len(clients), size)
       )
-    return chunks, len(groups) == 1
+    # By which devices divide them, as they divide the cohort.
+    return sorted(chunks), len(groups) == 1
 
   def _program(self, function, is_shared):
     with self._lock:
@@ -375,8 +376,21 @@ def _join(
     for row, client in enumerate(clients):
       positions[client] = begin + row
     begin += stack.shape[0]
-  with tf.device(stacks[0].device):
+
+  def join():
     return values.Stacked(tf.gather(tf.concat(stacks, 0), positions))
+
+  try:
+    with tf.device(stacks[0].device):
+      return join()
+  except tf.errors.ResourceExhaustedError as e:
+    logging.warning(
+      "The memory does not suffice for all clients' results on one device; the "
+      'host has them: %s',
+      _reason(e),
+    )
+  with tf.device('CPU'):
+    return join()
 
 
 def _with_graphs(concrete: Any) -> Any:

@@ -26,6 +26,10 @@ class ClientMapper:
   client per thread, on the thread's device. The calling thread is one of them:
   a `map` inside another goes on even if all others are busy. `map` may be
   called from several threads at once.
+
+  On the CPU a client runs on the first thread that is free. Several GPUs divide
+  a cohort by its clients' positions: each has the same clients in later rounds,
+  whose tensors it keeps, and results do not depend on which one is free.
   """
 
   def __init__(
@@ -71,15 +75,25 @@ class ClientMapper:
     Raises:
       Exception: The first error of a client; those that wait are left out.
     """
-
-    def compute(row):
-      return function(self.on_device(row))
-
     tasks = [function] * num_clients
     if argument is not None:
       rows = values.rows(argument, num_clients)
-      tasks = [functools.partial(compute, row) for row in rows]
+      tasks = [functools.partial(self.call, function, row) for row in rows]
     return values.PerClient(self.run_all(tasks))
+
+  def call(self, function: Callable[[Any], Any], row: values.LocalValue) -> Any:
+    """Calls a function with a client's argument on the thread's device.
+
+    Where the memory does not suffice, it does so again with an empty cache.
+    """
+    try:
+      return function(self.on_device(row))
+    except tf.errors.ResourceExhaustedError:
+      cache = self.cache()
+      if not cache:
+        raise
+      cache.clear()
+    return function(self.on_device(row))
 
   def device(self) -> Optional[str]:
     """Returns the device of the calling thread, as the mapper was given it."""
@@ -107,15 +121,18 @@ class ClientMapper:
     Raises:
       Exception: The first error of a task; those that wait are left out.
     """
-    queue = _Queue(tasks)
+    names = list(dict.fromkeys(self._devices))
+    queue = _Queue(tasks, names, len(self._caches) == len(names))
     helpers = []
     if self._pool is not None:
       for device in self._devices[1 : len(tasks)]:
-        helpers.append(self._pool.submit(queue.work, device))
+        helpers.append((device, self._pool.submit(queue.work, device)))
     queue.work(self._devices[0])
-    # Helpers that have not begun find no task left.
-    for helper in helpers:
-      if not helper.cancel():
+    for device, helper in helpers:
+      # One that has not begun: the pool is busy.
+      if helper.cancel():
+        queue.work(device)
+      else:
         helper.result()
     return queue.results()
 
@@ -141,18 +158,37 @@ def _on(device: Optional[str]) -> Iterator[None]:
 class _Queue:
   """The tasks of one `run_all`, which threads take one by one."""
 
-  def __init__(self, tasks: Sequence[Callable[[], Any]]):
-    self._tasks = iter(enumerate(tasks))
+  def __init__(
+    self,
+    tasks: Sequence[Callable[[], Any]],
+    devices: Sequence[Optional[str]],
+    is_divided: bool,
+  ):
+    """Takes the tasks.
+
+    Args:
+      tasks: Functions without arguments.
+      devices: The threads' devices, without repetition.
+      is_divided: True if each device has a part of the tasks, in their order;
+        False if all have all of them.
+    """
+    numbered = list(enumerate(tasks))
+    size = -(-len(tasks) // len(devices)) if is_divided else 0
+    shared = iter(numbered)
+    self._tasks = {
+      device: iter(numbered[i * size : (i + 1) * size]) if size else shared
+      for i, device in enumerate(devices)
+    }
     self._results = [None] * len(tasks)
     self._lock = threading.Lock()
     self._error = None
 
   def work(self, device: Optional[str]) -> None:
-    """Does tasks until none is left or one has failed."""
+    """Does a device's tasks until none is left or one has failed."""
     with _on(device):
       while self._error is None:
         with self._lock:
-          index, task = next(self._tasks, (None, None))
+          index, task = next(self._tasks[device], (None, None))
         if task is None:
           return
         try:

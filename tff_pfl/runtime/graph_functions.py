@@ -14,6 +14,7 @@ from typing import Any, Union
 
 import tensorflow as tf
 import tensorflow_federated as tff
+from absl import logging
 
 from tff_pfl.runtime import devices, graph_defs, graph_programs, values
 
@@ -53,6 +54,7 @@ class LocalFunction:
       lambda: graph_programs.load_graph(proto, form)
     )
     self._folds: dict[Any, graph_programs.Program] = {}
+    self._max_stacked_fold_size = _MAX_STACKED_FOLD_SIZE
     self.batched: dict[Any, Any] = {}
 
   def __call__(self, argument: values.LocalValue = None) -> values.LocalValue:
@@ -97,19 +99,31 @@ class LocalFunction:
     device = columns[is_shared.index(False)].tensor.device
     uses_xla = devices.is_gpu(device) and not self.program().has_checks
     flat = values.flatten(initial)
+    begin = 0
     with tf.device(device):
-      for begin in range(0, num_clients, _MAX_STACKED_FOLD_SIZE):
-        size = min(_MAX_STACKED_FOLD_SIZE, num_clients - begin)
-        fold = self._fold(device, size, is_shared, uses_xla)
-        rows = [
-          column.value
-          if shared
-          else column.tensor
-          if size == num_clients
-          else column.tensor[begin : begin + size]
-          for column, shared in zip(columns, is_shared)
-        ]
-        flat = list(fold.call([*flat, *rows]))
+      while begin < num_clients:
+        size = min(self._max_stacked_fold_size, num_clients - begin)
+        try:
+          fold = self._fold(device, size, is_shared, uses_xla)
+          rows = [
+            column.value
+            if shared
+            else column.tensor
+            if size == num_clients
+            else column.tensor[begin : begin + size]
+            for column, shared in zip(columns, is_shared)
+          ]
+          flat = list(fold.call([*flat, *rows]))
+          begin += size
+        except tf.errors.ResourceExhaustedError:
+          if size == 1:
+            raise
+          self._max_stacked_fold_size = (size + 1) // 2
+          logging.warning(
+            'The memory does not suffice to add up so many clients in one '
+            'program; at most %d are added up together from now on.',
+            self._max_stacked_fold_size,
+          )
     return self._pack_fold(flat)
 
   def _fold(self, device, *arguments):
