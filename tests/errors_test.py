@@ -186,7 +186,7 @@ def _run(**changes):
     (lambda: pfl.plots.curves(5), '`frame` to be of type DataFrame, found 5'),
     (
       lambda: pfl.with_class_weight(toy_problems.classifier(), 'balanced', 5),
-      '`data` to be a FederatedDataset',
+      '`data` to be given, a FederatedDataset',
     ),
     (
       lambda: pfl.FederatedDataset.from_arrays([[1]], [1], client_ids=5),

@@ -52,7 +52,7 @@ def with_class_weight(
     errors.expect(
       hasattr(data, 'class_counts'),
       'data',
-      "a FederatedDataset for class_weight='balanced'",
+      "given, a FederatedDataset, for class_weight='balanced'",
       data,
     )
     class_weight = balanced(data.class_counts('train').sum(axis=0))
