@@ -324,10 +324,6 @@ def test_an_image_and_a_record_are_side_by_side():
   for name, of in (('mlp', spec), ('image_and_record', _spec())):
     with pytest.raises(ValueError, match='`model` to be image_and_record for'):
       zoo.make_model(name, of, 2)
-  with pytest.raises(
-    ValueError, match='`element_spec` to be of examples of an'
-  ):
-    zoo.image_and_record(_spec(), 2)
 
 
 def test_text_mlp_takes_the_mean_of_the_words_without_padding():

@@ -406,17 +406,10 @@ def image_and_record(
     2023, appendix B.3.3.
   """
   errors.expect_one_of('depth', depth, zoo_layers.RESIDUAL_BLOCKS)
-  x = element_spec['x']
-  errors.expect(
-    isinstance(x, Mapping) and set(x) == {'image', 'record'},
-    'element_spec',
-    'of examples of an image and a record (for images alone take resnet_34)',
-    x,
-  )
   seeds = zoo_layers.Seeds(seed)
   of_image = zoo_layers.residual(
     depth,
-    x['image'],
+    element_spec['x']['image'],
     seeds,
     base_filters,
     normalization,
