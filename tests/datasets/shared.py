@@ -117,9 +117,9 @@ def link_elsewhere(file, name, kind):
 
 
 KINDS_ELSEWHERE = {
-  'external': 'ExternalLink',
-  'soft': 'SoftLink',
-  'group': 'ExternalLink',
+  'external': 'link',
+  'soft': 'link',
+  'group': 'link',
   'virtual': 'virtual or external',
   'storage': 'virtual or external',
 }

@@ -195,14 +195,22 @@ def expect_all_within(file: h5py.File, path: str) -> None:
   """
 
   def kind_elsewhere(name, link):
-    if not isinstance(link, h5py.HardLink):
-      return f'{type(link).__name__} {name!r}'
-    item = file[name]
-    if isinstance(item, h5py.Dataset) and (item.is_virtual or item.external):
-      return f'virtual or external data set {name!r}'
-    return None
+    kind = 'link'
+    if link.type == h5py.h5l.TYPE_HARD:
+      item = h5py.h5o.open(file.id, name)
+      if not isinstance(item, h5py.h5d.DatasetID):
+        return None
+      storage = item.get_create_plist()
+      if (
+        storage.get_layout() != h5py.h5d.VIRTUAL
+        and not storage.get_external_count()
+      ):
+        return None
+      kind = 'virtual or external data set'
+    return f'{kind} {name.decode(errors="replace")!r}'
 
-  found = file.visititems_links(kind_elsewhere)
+  # With h5py's high level this takes four times as long.
+  found = file.id.links.visit(kind_elsewhere, info=True)
   if found:
     raise FileError(
       f'Expected `{path}` to be an HDF5 file that holds all of its content,'
