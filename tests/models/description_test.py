@@ -145,7 +145,7 @@ def _differences(one, other):
 def test_the_description_is_small_and_the_same_in_any_process():
   between = layers.Dropout(0.5, seed=9), layers.Lambda(lambda x: 2 * x)
   regularizer = keras.regularizers.L2(0.5)
-  model = _made(between, regularizer=regularizer, class_weight={1: 5.0})
+  model = _made(between, lambda x: -x, regularizer, class_weight={1: 5.0})
   one = dataclasses.replace(
     model,
     initial_weights={
@@ -175,7 +175,7 @@ def test_the_description_is_small_and_the_same_in_any_process():
       'features': {
         'class': 'Dense',
         'units': 4,
-        'activation': 'relu',
+        'activation': '<lambda>',
         'kernel_regularizer': {'class': 'L2', 'l2': 0.5},
       },
       'dropout': {'class': 'Dropout', 'rate': 0.5},

@@ -233,7 +233,8 @@ def _plain_mapping(value):
   kind, config = value.get('class_name'), value.get('config')
   if kind is not None and kind.endswith('DTypePolicy'):
     return config['name']
-  if kind == '__lambda__' or list(value) == ['value']:
+  is_dump = list(value) == ['value'] and isinstance(value['value'], tuple)
+  if kind == '__lambda__' or is_dump:
     # Its bytecode depends on the version of Python.
     return '<lambda>'
   if kind is not None and isinstance(config, str):
