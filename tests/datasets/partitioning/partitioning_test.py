@@ -384,5 +384,6 @@ _INTEGER = 'to be an integer at least'
   ],
 )
 def test_bad_specifications_are_one_line_errors(spec, match):
+  match = match.replace('` to be', '` in `partition` to be')
   with shared.one_line_error(match):
     partitioning.make_partitioner(spec)
