@@ -285,6 +285,14 @@ def test_wrong_flags_of_personalize_are_one_line(
   assert not (programs.directory / 'out' / 'new_clients.csv').exists()
 
 
+def test_an_exported_personalize_that_does_nothing_is_refused(
+  fed_avg_run, programs
+):
+  flags = '--format=tflite', '--output=m.tflite', '--fine_tune=none'
+  message = programs.fail('export', f'--run_dir={fed_avg_run}', *flags)
+  assert 'Expected --fine_tune to be other than none for fed_avg' in message
+
+
 @pytest.mark.slow
 def test_a_method_that_adapts_its_model_does_so_for_new_clients(
   clients_npz, programs

@@ -15,6 +15,12 @@ average.
 The Hessians make most of a report's norm, so a factory that clips lets clients
 with large Hessians count less. Noise is amplified by up to 1 / `ridge`.
 
+So is rounding of the float32 reports (the solve is in float64): H_m + r I has a
+condition number of up to 1 + 1 / `ridge`, 1,001 by default. On digits in shards
+of two classes, heads after two rounds on TFF's native context are 3.0e-5 from
+those in process, and 2.4e-5 apart if the initial weights differ in the last
+bit; with a ridge of 0.1 both are 5e-7, with the average 1e-7.
+
 References:
   Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
   Learning, ICLR 2023, equation 8.
