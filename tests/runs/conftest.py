@@ -27,6 +27,11 @@ class _Kept:
   def __getattr__(self, name):
     return getattr(self._runtime, name)
 
+  @property
+  def __class__(self):
+    # To `isinstance` it is what it keeps.
+    return type(self._runtime)
+
   def __enter__(self):
     return self
 
