@@ -23,6 +23,7 @@ from tff_pfl import errors
 from tff_pfl.system import cores
 
 _SECONDS_TO_ANSWER = 10.0
+_OF_HEAD = 'NodeInfoGcsService/GetClusterId'
 # Its input ends with the program. Ray's processes, which end then, may still
 # write into the folder.
 _REMOVER = """
@@ -163,18 +164,25 @@ def _expect_answer(address: str) -> None:
       f'No Ray cluster answers at {address}: {error}. Is it running, and is '
       'its port open to this machine?'
     ) from error
-  _expect_admission(f'{host}:{port}')
+  _expect_admission(
+    f'{host}:{port}',
+    'RayletDriver/ClusterInfo' if address.startswith('ray://') else _OF_HEAD,
+  )
 
 
-def _expect_admission(address: Optional[str]) -> None:
-  """Raises `RunError` if the cluster at 'host:port' refuses the token."""
+def _expect_admission(address: Optional[str], method: str = _OF_HEAD) -> None:
+  """Raises `RunError` if the cluster at 'host:port' refuses the token.
+
+  Args:
+    address: The address; None if it is not known.
+    method: Service and name of a call that the server there has.
+  """
   from ray._private import grpc_utils
 
   if address is None:
     return
   with grpc_utils.init_grpc_channel(address) as channel:
-    # Any call is refused.
-    call = channel.unary_unary('/ray.rpc.NodeInfoGcsService/GetClusterId')
+    call = channel.unary_unary(f'/ray.rpc.{method}')
     try:
       call(b'', timeout=_SECONDS_TO_ANSWER)
     except grpc.RpcError as error:
