@@ -80,7 +80,7 @@ def comparison(settings: plan.Comparison, directory: str) -> plan.Comparison:
     grid=grid,
     num_search_trials=trials and min(trials, 2),
     num_new_clients=min(settings.num_new_clients, _NUM_NEW_CLIENTS),
-    tuning_rounds=1,
+    tuning_rounds=1 if any(grid.values()) else None,
     num_folds=settings.num_folds and 2,
   )
 

@@ -162,15 +162,15 @@ def _run(**changes):
     (lambda: _run(data=toy_problems.CLIENTS), '`data` to be of type Federated'),
     (lambda: _run(settings=5), '`settings` to be of type Mapping or None, fou'),
     (lambda: _run(accounting='x'), '`accounting` to be of type Accounting or'),
-    (lambda: _run(output_dir=5), '`output_dir` to be a string, found 5'),
-    (lambda: pfl.open_run(5), '`directory` to be a string, found 5'),
+    (lambda: _run(output_dir=5), '`output_dir` to be a path, found 5'),
+    (lambda: pfl.open_run(5), '`directory` to be a path, found 5'),
     (lambda: pfl.open_comparison([]), '`directory` to be a path, found'),
     (lambda: pfl.open_run('x', 5, 5), '`process` to be of type Personalized'),
     (lambda: pfl.compare(5, 'x'), '`comparison` to be of type Comparison'),
     (lambda: pfl.build('fed_avg', keras.Sequential()), 'from_keras makes one'),
     (
       lambda: pfl.build([], toy_problems.classifier()),
-      '`algorithm` to be a string',
+      '`algorithm` to be one of',
     ),
     (lambda: pfl.create_runtime([]), '`runtime` to be one of in_process, '),
     (
@@ -242,7 +242,5 @@ def test_numbers_are_those_of_float32():
     for check in (errors.expect_positive, errors.expect_non_negative):
       with pytest.raises(ValueError, match='`rate`.* that float32 can hold'):
         check('rate', value)
-  # They are 0 in float32.
-  for value in (0.0, 1e-60):
-    with pytest.raises(ValueError, match='a positive number'):
-      errors.expect_positive('rate', value)
+  with pytest.raises(ValueError, match='a positive number'):
+    errors.expect_positive('rate', 0.0)

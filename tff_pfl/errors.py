@@ -10,6 +10,7 @@ import contextlib
 import errno
 import functools
 import inspect
+import itertools
 import numbers
 import os
 import re
@@ -101,6 +102,14 @@ class _Short(reprlib.Repr):
     self.maxlist = self.maxtuple = self.maxset = self.maxdict = 10
     self.maxstring = self.maxother = 500
 
+  def repr_dict(self, x: dict, level: int) -> str:
+    """The representation of a dict, in its own order."""
+    items = [
+      f'{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}'
+      for key, value in itertools.islice(x.items(), self.maxdict)
+    ]
+    return f'{{{", ".join(items + ["..."] * (len(x) > self.maxdict))}}}'
+
   def repr_instance(self, x: Any, level: int) -> str:
     """The representation of what is no string, number or collection."""
     text = super().repr_instance(x, level)
@@ -135,7 +144,10 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def typed(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Has a function check its arguments by `expect_hinted` before all else."""
+  """Has a function check its arguments by `expect_hinted` before all else.
+
+  Numbers and strings are not checked, for they have ranges of their own.
+  """
   signature = inspect.signature(function)
 
   @functools.wraps(function)
@@ -150,6 +162,7 @@ def typed(function: Callable[..., Any]) -> Callable[..., Any]:
         for name, value in given.items()
         if signature.parameters[name].kind is not _VAR_POSITIONAL
       },
+      scalars=(bool,),
     )
     return function(*args, **kwargs)
 
@@ -193,7 +206,11 @@ def expect_list(name: str, value: Any) -> None:
     raise TypeError(message(name, 'a list', value))
 
 
-def expect_hinted(owner: Callable[..., Any], values: Mapping[str, Any]) -> None:
+def expect_hinted(
+  owner: Callable[..., Any],
+  values: Mapping[str, Any],
+  scalars: Collection[type] = (bool, int, float, str),
+) -> None:
   """Raises an error for a value that is not of the type of its hint.
 
   Of a hint such as `Mapping[str, int]` only the mapping counts. A union of a
@@ -202,6 +219,7 @@ def expect_hinted(owner: Callable[..., Any], values: Mapping[str, Any]) -> None:
   Args:
     owner: A function or a class.
     values: Some of its arguments or attributes.
+    scalars: Those of bool, int, float and str that are checked.
 
   Raises:
     ValueError: For a value that should be a bool, int, float or str.
@@ -215,7 +233,7 @@ def expect_hinted(owner: Callable[..., Any], values: Mapping[str, Any]) -> None:
     if value is None and type(None) in parts:
       continue
     kinds = {typing.get_origin(part) or part for part in parts - {type(None)}}
-    if len(kinds) == 1 and kinds <= _SCALARS.keys():
+    if len(kinds) == 1 and kinds <= set(scalars):
       is_of, constraint = _SCALARS[kinds.pop()]
       expect(is_of(value), name, constraint, value)
     elif all(isinstance(k, type) and k not in _UNCHECKED for k in kinds):
@@ -249,7 +267,7 @@ def expect_int(
 def expect_positive(name: str, value: Any) -> None:
   """Raises `ValueError` unless `value` is a positive number of float32."""
   expect(
-    is_number(value) and np.float32(value) > 0,
+    is_number(value) and value > 0,
     name,
     'a positive number that float32 can hold',
     value,

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.core import shared
 from tff_pfl.core import batched_convolutions
 
 _NUM_CLIENTS = 3
@@ -12,11 +13,11 @@ def _values(*shape, seed):
   return tf.constant(values, tf.float32)
 
 
-def _with_gradients(images, filters, **options):
+def _with_gradients(images, filters, conv2d=tf.nn.conv2d, **options):
   """A convolution, and the gradients of a loss that is not linear in it."""
   with tf.GradientTape() as tape:
     tape.watch([images, filters])
-    found = tf.nn.conv2d(images, filters, **options)
+    found = conv2d(images, filters, **options)
     loss = tf.reduce_sum(tf.sin(found))
   return found, *tape.gradient(loss, [images, filters])
 
@@ -52,7 +53,7 @@ def test_clients_with_filters_of_their_own(image, kernel, options, jit_compile):
     images, filters, **options
   )
   for i in range(_NUM_CLIENTS):
-    alone = _with_gradients(images[i], filters[i], **options)
+    alone = _with_gradients(images[i], filters[i], shared.conv2d, **options)
     for a, b in zip(found, alone):
       np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5)
 

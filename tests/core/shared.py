@@ -114,3 +114,22 @@ def assert_close(found, expected, rtol=1e-4, atol=1e-6):
   if hasattr(found, 'items'):
     found, expected = dict(found), dict(expected)
   tf.nest.map_structure(compare, found, expected)
+
+
+def conv2d(images, filters, strides, padding, dilations=1):
+  """`tf.nn.conv2d`, by filters with zeros between their weights if dilated.
+
+  TensorFlow has the gradients of dilated convolutions on some CPUs only.
+  """
+  between = [0, dilations - 1]
+  spread = tf.pad(
+    filters[:, tf.newaxis, :, tf.newaxis],
+    [[0, 0], between, [0, 0], between, [0, 0], [0, 0]],
+  )
+  height, width, *channels = filters.shape
+  spread = tf.reshape(
+    spread, [height * dilations, width * dilations, *channels]
+  )
+  spread = spread[: height * dilations - between[1]]
+  spread = spread[:, : width * dilations - between[1]]
+  return tf.nn.conv2d(images, spread, strides, padding)

@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 from ai_edge_litert import interpreter
 
+from tests.core import shared
 from tff_pfl.export import builtin_ops, client_module
 from tff_pfl.models import randomness
 
@@ -25,7 +26,7 @@ def _gradients(*functions):
   return gradients
 
 
-def _check(function, x):
+def _check(function, x, reference=None):
   traced = client_module.traced(
     lambda **arguments: {'y': function(arguments['x'])},
     {'x': tf.TensorSpec([None, *x.shape[1:]], x.dtype)},
@@ -39,7 +40,7 @@ def _check(function, x):
   (name,) = file.get_signature_list()
   actual = file.get_signature_runner(name)(x=x)
   (actual,) = actual.values()
-  expected = function(tf.constant(x)).numpy()
+  expected = (reference or function)(tf.constant(x)).numpy()
   np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -66,15 +67,13 @@ def test_gradients_of_filters():
     {'strides': 1, 'padding': 'VALID', 'dilations': 2},
   )
 
-  def gradients(x):
+  def gradients(x, conv2d=tf.nn.conv2d):
     # So that the converter does not know it.
     kernel = _FILTER + 0 * tf.reduce_sum(x)
-    convolutions = (
-      lambda k, one=one: tf.nn.conv2d(x, k, **one) for one in options
-    )
+    convolutions = (lambda k, one=one: conv2d(x, k, **one) for one in options)
     return _gradients(*convolutions)(kernel)
 
-  _check(gradients, _IMAGES)
+  _check(gradients, _IMAGES, lambda x: gradients(x, shared.conv2d))
 
 
 def test_gradients_of_pooling():

@@ -455,7 +455,7 @@ _NO_CLASSES = {'num_classes': None}
     ('mlp', _spec((4,)), {'num_classes': 1}, 'at least 2.*found 1'),
     ('mlp', _spec((4,)), {'num_classes': '3'}, "an integer, found '3'"),
     ('mlp', _spec((4,)), {'seed': 1.5}, '`seed` to be an integer, found 1.5'),
-    ('mlp', _spec((4,)), {'widths': 5}, '`widths` to be a list, found 5'),
+    ('mlp', _spec((4,)), {'widths': 5}, '`widths` to be of type Sequence'),
     ('mlp', _spec((4,), [3]), {}, '`num_classes` to be 2 for several labels'),
     ('mlp', _spec((4,)), {'widths': (4, 0)}, '`widths` to be an int.*found 0'),
     ('mlp', _spec((4,)), {'activation': 'rulu'}, "activation, found 'rulu'"),

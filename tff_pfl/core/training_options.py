@@ -44,10 +44,10 @@ class TrainingOptions:
   learning_rate_schedule: Optional[schedules.Schedule] = None
 
   def __post_init__(self):
-    hparams_lib.check_fields(self)
     schedules.expect_schedule(
       'learning_rate_schedule', self.learning_rate_schedule
     )
+    hparams_lib.check_fields(self)
 
   def rate_factor(self, rounds_done: tf.Tensor) -> Optional[tf.Tensor]:
     """The factor of the learning rate, float32 scalar; None without schedule.

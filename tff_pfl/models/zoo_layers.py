@@ -228,7 +228,6 @@ def dense(
     normalized: `Convolutions.normalized`, to normalize before the activations.
     name: Beginning of the layers' names.
   """
-  errors.expect_list('widths', widths)
   for width in widths:
     errors.expect_int('widths', width, 1)
   errors.expect_share('dropout', dropout, '[0, 1)')
