@@ -1,4 +1,5 @@
 import functools
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
@@ -205,8 +206,15 @@ def _hinted(
   rate: Optional[float],
   name: str,
   other: Union[str, Sequence[int]],
+  limit: 'int | None' = None,
+  shape: tuple[int, ...] = (),
+  like: 'typing.SupportsInt | _Protocol' = 3,
 ):
-  del flag, count, rate, name, other
+  del flag, count, rate, name, other, limit, shape, like
+
+
+class _Protocol(typing.Protocol):
+  pass
 
 
 @pytest.mark.parametrize(
@@ -214,6 +222,8 @@ def _hinted(
   [
     ({'flag': np.True_, 'count': np.int64(3), 'rate': 2, 'name': 'a'}, None),
     ({'rate': None, 'other': 5, 'unknown': object()}, None),
+    ({'limit': None, 'shape': [1, 2], 'like': 'a'}, None),
+    ({'limit': 'a'}, 'an integer'),
     *(({'flag': value}, 'True or False') for value in ('no', 1, None)),
     *(({'count': value}, 'an integer') for value in (True, 1.0, '1', None)),
     *(
@@ -231,6 +241,13 @@ def test_values_are_of_the_types_of_their_hints(values, constraint):
     errors.expect_hinted(_hinted, values)
   ((name, value),) = values.items()
   assert str(error.value) == errors.message(name, constraint, value)
+
+
+def test_hints_that_cannot_be_read_are_not_checked():
+  def function(x: 'Missing', y: int):  # noqa: F821
+    del x, y
+
+  errors.expect_hinted(function, {'x': 5, 'y': 'a'})
 
 
 def test_numbers_are_those_of_float32():

@@ -15,6 +15,7 @@ import numbers
 import os
 import re
 import reprlib
+import types
 import typing
 from collections.abc import (
   Callable,
@@ -228,27 +229,39 @@ def expect_hinted(
   hints = _hints(owner)
   for name, value in values.items():
     hint = hints.get(name, Any)
-    parts = typing.get_args(hint)
-    parts = set(parts if typing.get_origin(hint) is Union else [hint])
+    is_union = typing.get_origin(hint) in (Union, types.UnionType)
+    parts = set(typing.get_args(hint) if is_union else [hint])
     if value is None and type(None) in parts:
       continue
     kinds = {typing.get_origin(part) or part for part in parts - {type(None)}}
     if len(kinds) == 1 and kinds <= set(scalars):
       is_of, constraint = _SCALARS[kinds.pop()]
       expect(is_of(value), name, constraint, value)
-    elif all(isinstance(k, type) and k not in _UNCHECKED for k in kinds):
+    elif all(map(_is_class, kinds)):
       words = sorted(kind.__name__ for kind in kinds)
       advice = [_MADE_BY[word] for word in words if word in _MADE_BY]
       words += ['None'] * (type(None) in parts)
       constraint = ' or '.join(words) + ''.join(f' ({one})' for one in advice)
       # NumPy's arrays are no sequences of Python's.
-      allowed = (Collection if kind is Sequence else kind for kind in kinds)
+      allowed = (Collection if k in _SEQUENCES else k for k in kinds)
       expect_type(value, tuple(allowed), name, f'of type {constraint}')
+
+
+def _is_class(kind):
+  try:
+    isinstance(None, kind)
+  except TypeError:  # Of a `Protocol`, for example.
+    return False
+  return kind not in _UNCHECKED
 
 
 @functools.cache
 def _hints(owner):
-  return typing.get_type_hints(owner)
+  try:
+    return typing.get_type_hints(owner)
+  except NameError:
+    # A hint of the user's as text, of a name that only its function knows.
+    return {}
 
 
 def expect_int(
@@ -257,7 +270,10 @@ def expect_int(
   """Raises `ValueError` unless `value` is an integer in `[low, high]`."""
   limits = f'at least {low}' if high is None else f'in [{low}, {high}]'
   expect(
-    _is_int(value) and value >= low and (high is None or value <= high),
+    _is_int(value)
+    # Those of NumPy have limits of their own.
+    and int(value) >= low
+    and (high is None or int(value) <= high),
     name,
     f'an integer {limits}',
     value,
@@ -309,7 +325,7 @@ def expect_room(
     num_bytes: Bytes of the numbers of each part.
     num_tensors: Tensors of each part in a graph.
   """
-  most = 2**31 // (num_bytes + num_tensors * _BYTES_PER_TENSOR)
+  most = 2**31 // (int(num_bytes) + num_tensors * _BYTES_PER_TENSOR)
   expect(number <= most, name, f'at most {most}, which fill 2 GiB', number)
 
 
@@ -333,7 +349,8 @@ _SCALARS = {
   float: (is_number, 'a number that float32 can hold'),
   str: (lambda value: isinstance(value, (str, os.PathLike)), 'a string'),
 }
-_UNCHECKED = (Any, *_SCALARS, np.ndarray)
+_SEQUENCES = (Sequence, list, tuple)
+_UNCHECKED = (*_SCALARS, np.ndarray)
 
 
 def own_arguments(

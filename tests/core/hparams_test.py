@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import tensorflow_federated as tff
 
@@ -58,6 +60,16 @@ def test_an_optimizer_that_is_no_name_is_taken_as_it_is():
 def test_values_out_of_range_are_refused(arguments, reason):
   with pytest.raises(ValueError, match=reason):
     hparams.LocalTrainingHParams(**arguments)
+
+
+def test_a_field_whose_default_is_none_may_be_none():
+  @dataclasses.dataclass(frozen=True)
+  class OwnHParams(hparams.LocalTrainingHParams):
+    strength: float = None
+
+  assert OwnHParams().strength is None
+  with pytest.raises(ValueError, match='`strength` to be a number'):
+    OwnHParams(strength='a')
 
 
 @pytest.mark.parametrize(

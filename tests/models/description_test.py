@@ -145,7 +145,9 @@ def _differences(one, other):
 def test_the_description_is_small_and_the_same_in_any_process():
   between = layers.Dropout(0.5, seed=9), layers.Lambda(lambda x: 2 * x)
   regularizer = keras.regularizers.L2(0.5)
-  model = _made(between, lambda x: -x, regularizer, class_weight={1: 5.0})
+  model = _made(
+    between, lambda x: -x, regularizer, class_weight={1: np.float32(5)}
+  )
   one = dataclasses.replace(
     model,
     initial_weights={
@@ -306,3 +308,14 @@ def test_what_an_earlier_version_stored_is_compared_and_no_more():
   wider = {'model': description.describe(_made(units=5))}
   differences = run_store.differences({'model': stored}, wider)
   assert 'model.shapes.head/kernel was [4, 3], now [5, 3]' in differences
+
+
+def test_a_metric_that_refuses_random_labels_gives_no_value():
+  def strict(y, outputs):
+    tf.debugging.assert_less(y, -1)
+    return tf.zeros_like(outputs[:, 0])
+
+  values = description.describe(
+    _made(metrics=[strict], higher_is_better=False)
+  )['values']
+  assert 'loss' in values and 'strict' not in values

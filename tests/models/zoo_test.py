@@ -481,19 +481,24 @@ _NO_CLASSES = {'num_classes': None}
     ('cnn', _spec(), {'normalize_dense': True}, '`normalize_dense`.*found'),
     ('cnn', _spec(), {'normalize_dense': 'no'}, "True or False, found 'no'"),
     # 64 * 10**9 + 10**9: none is made.
-    ('linear', _spec(), {'num_classes': 10**9}, '2 GiB, found 65000000000'),
+    (
+      'linear',
+      _spec(),
+      {'num_classes': 10**9},
+      '2 GiB .*, found .linear with 65000000000',
+    ),
     # (64 + 1 + 20000 + 1 + 20000 + 1 + 3) * 20000 + 3
     (
       'mlp',
       _spec(),
       {'widths': (20000,) * 3},
-      '`weights of mlp` to be at most 536870912, .*, found 801400003',
+      '`model` to be of at most 536870912 .*, found .mlp with 801400003',
     ),
     (
       'vgg_16',
       _spec((32, 32, 3)),
       {'base_filters': 10**6},
-      '`weights of vgg_16` to be at most',
+      '`model` to be of at most .* found .vgg_16 with',
     ),
     ('text_lstm', _text_spec(), {'num_layers': 10**12}, r'in \[1, 100\]'),
     ('vgg_16', _spec((64, 64)), {'torchvision': True}, 'at most 32, or 224'),

@@ -72,9 +72,11 @@ def check_fields(options: Any) -> None:
   for field in dataclasses.fields(options):
     value = getattr(options, field.name)
     is_left_out = value is None and field.default is None
+    if is_left_out:
+      continue
     if 'check' not in field.metadata:
       hinted[field.name] = value
-    elif not is_left_out:
+    else:
       check, limits = field.metadata['check']
       check(field.name, value, *limits)
   errors.expect_hinted(type(options), hinted)

@@ -10,6 +10,7 @@ process, has the same.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -119,18 +120,24 @@ def _values(model):
     x, y = domains_lib.join(examples)
     outputs, _ = model.forward(weights, x)
     mode = split_model.Mode(True, tf.constant([1, 2]))
+    regularization = sum(
+      of(weights[name]) for name, of in model.regularizers.items()
+    )
     values = {
-      'outputs': outputs,
-      'outputs_in_training': model.forward(weights, x, mode)[0],
-      'predictions': model.predictions(outputs),
-      'loss': model.loss(y, outputs),
-      'training_loss': model.in_training.loss(y, outputs),
-      **{name: metric(y, outputs) for name, metric in model.metrics.items()},
-      'regularization': sum(
-        of(weights[name]) for name, of in model.regularizers.items()
-      ),
+      'outputs': _numbers(outputs),
+      'outputs_in_training': _numbers(model.forward(weights, x, mode)[0]),
+      'predictions': _numbers(model.predictions(outputs)),
+      'regularization': _numbers(regularization),
     }
-  return tf.nest.map_structure(_numbers, values)
+    for name, function in {
+      'loss': model.loss,
+      'training_loss': model.in_training.loss,
+      **model.metrics,
+    }.items():
+      # The user's code may refuse labels that are drawn at random.
+      with contextlib.suppress(Exception):
+        values[name] = _numbers(function(y, outputs))
+  return values
 
 
 def _numbers(tensor):
@@ -212,7 +219,7 @@ def _plain(value):
   if hasattr(value, 'numpy'):
     value = value.numpy()
   if isinstance(value, (np.ndarray, np.generic)):
-    value = value.tolist()
+    return _plain(value.tolist())
   if isinstance(value, (set, frozenset)):
     value = sorted(value, key=repr)
   if isinstance(value, (list, tuple)):

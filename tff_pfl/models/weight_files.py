@@ -48,10 +48,10 @@ _PLACES = {
 }
 
 
-def expect_known(path: str) -> None:
+def expect_known(path: Union[str, os.PathLike[str]]) -> None:
   """Raises `ValueError` if a file's name does not tell its format."""
   errors.expect(
-    path.endswith(ENDINGS),
+    os.fspath(path).endswith(ENDINGS),
     'initial_weights',
     f'a file whose name ends in {" or ".join(ENDINGS)}',
     path,

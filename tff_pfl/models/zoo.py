@@ -18,10 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.models import split_model, zoo_layers
+
+_OF_NUMPY = (np.ndarray, np.generic)
 
 MODELS: dict[str, Callable[..., split_model.SplitModel]] = {}
 
@@ -35,6 +38,11 @@ def _of_zoo(function):
     zoo_layers.check_spec(element_spec)
     values = {'num_classes': num_classes, 'seed': seed, **arguments}
     errors.expect_hinted(function, values)
+    # Keras takes no numbers of NumPy.
+    values = {
+      name: value.tolist() if isinstance(value, _OF_NUMPY) else value
+      for name, value in values.items()
+    }
     is_joint = isinstance(element_spec['x'], Mapping)
     errors.expect(
       is_joint == (name == image_and_record.__name__)
@@ -44,7 +52,7 @@ def _of_zoo(function):
       'them',
       f'{name} for {element_spec["x"]}',
     )
-    return function(element_spec, num_classes, seed, **arguments)
+    return function(element_spec, **values)
 
   MODELS[function.__name__] = make
   return make

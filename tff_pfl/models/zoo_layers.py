@@ -17,6 +17,7 @@ from tff_pfl import errors
 from tff_pfl.models import keras_bridge
 from tff_pfl.runtime import private_api
 
+_MAX_WEIGHTS = 2**29
 # Blocks of two convolutions in each stage of a residual network, by its depth.
 RESIDUAL_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 
@@ -300,7 +301,13 @@ def build(name, layers, element_spec, num_classes, seeds):
     head = keras.layers.Dense(outputs, kernel_initializer=seeds(), name='head')
     model = keras.Model(inputs, head(features), name=name)
     number = sum(math.prod(weight.shape) for weight in model.weights)
-    errors.expect_room(f'weights of {name}', number, 4, 0)
+    errors.expect(
+      number <= _MAX_WEIGHTS,
+      'model',
+      f'of at most {_MAX_WEIGHTS} weights, which fill 2 GiB (take fewer '
+      'classes, units or layers)',
+      f'{name} with {number}',
+    )
   return keras_bridge.from_keras(
     model,
     head_layers=['head'],

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import numbers
 import os
 import sys
 import time
@@ -278,7 +279,7 @@ class _Best:
 def _options_of_runtime(runtime, options, model, data, sampler):
   """The options, with devices that are fast for the size of a round."""
   most = options.get('max_concurrent_clients')
-  if isinstance(most, int):
+  if isinstance(most, numbers.Integral):
     # More never run together: in a round, in a call of the evaluation.
     bound = max(
       sampler.max_cohort_size,

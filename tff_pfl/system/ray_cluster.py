@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import os
 import pathlib
@@ -142,8 +143,14 @@ def _remove_at_end(folder: str) -> None:
     stderr=subprocess.DEVNULL,
     start_new_session=True,
   )
-  # Closes its input, and waits.
-  atexit.register(remover.communicate)
+
+  def remove():
+    remover.stdin.close()
+    # A child process of this one may still hold the other end.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      remover.wait(10)
+
+  atexit.register(remove)
 
 
 def _expect_answer(address: str) -> None:

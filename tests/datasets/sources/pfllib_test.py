@@ -163,6 +163,7 @@ def _pickled(*opcodes):
       'do not fit its shape',
     ),
     (_content([[0, 1]] * 2, _Y), 'a list that is not of numbers'),
+    (_content([*np.ones([2, 2])], _Y), 'a list that is not of numbers'),
     # 10 ** 10 tokens in a file of 240 kB.
     (
       _content(np.array([([0] * 10**5, 1)] * 10**5, dtype=object), _Y),

@@ -170,7 +170,7 @@ def _array(value: Any) -> np.ndarray:
   """Makes an array of what was pickled of one, or of a list of numbers."""
   if type(value) is list:
     for place, each in enumerate(value):
-      if type(each) is _Call:
+      if type(each) is _Call and each.name == 'scalar':
         dtype, content = each.arguments
         value[place] = _numbers(dtype, (), content)[()]
       elif type(each) not in (bool, int, float):
