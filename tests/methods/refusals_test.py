@@ -19,7 +19,7 @@ _OUT_OF_RANGE = """
   fed_ala: mixing_learning_rate=-1.0 mixing_data_share=0.0
     mixing_data_share=nan num_mixing_epochs=-1
   fed_alt: updates=both
-  fed_avg: learning_rate=1e39 learning_rate=1e-60
+  fed_avg: learning_rate=1e39
   fed_babu: fine_tune_scope=none num_fine_tune_epochs=0
   fed_dar: ridge=-1.0 ridge=nan projection_dim=0 num_head_epochs=-1
     head_learning_rate=0.0 body_learning_rate=0.0
