@@ -1,10 +1,10 @@
-"""What tells a user's own model from others, for a run that goes on.
+"""Descriptions of users' own models, by which a run recognizes its model.
 
 A description has a model's shapes, a checksum of its initial weights, and what
 its functions do: in words as far as these are known (the configurations of
-layers and of the loss), and in numbers (what they give for some inputs). It is
+layers and of the loss), and in numbers (their results for some inputs). It is
 of JSON types and small. A model that the same code builds again, in any
-process, has the same.
+process, has the same description.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def is_same(name: str, old: Any, new: Any) -> bool:
 
 
 def _values(model):
-  """What a model's functions give for some inputs and weights, by name."""
+  """Results of a model's functions for some inputs and weights, by name."""
   rng = np.random.default_rng(0)
   # Others than the initial ones, some of which may be 0.
   weights = {
