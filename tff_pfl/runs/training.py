@@ -349,7 +349,9 @@ def _settings_of_run(process, data, sizes, runtime, settings):
       settings.get(name),
     )
   config = {**arguments, **settings}
-  config.setdefault('model', description.describe(process.model))
+  if 'model' not in config:
+    # It may take seconds.
+    config['model'] = description.describe(process.model)
   config.setdefault('hparams', process.description['hparams'])
   return config
 
