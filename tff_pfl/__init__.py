@@ -81,7 +81,7 @@ _NAMES = {
   'errors': ('RunError',),
   'runtime': ('create_runtime',),
   'runs.callbacks': ('Callback',),
-  'runs.data_source': ('ClientDataSource',),
+  'export.data_source': ('ClientDataSource',),
   'runs.training': ('run',),
   'runs.open_run': ('open_run',),
   'runs.run': ('Run', 'plot', 'summarize', 'tidy'),

@@ -13,13 +13,12 @@ import pytest
 
 from tests.comparisons import made_up_trials
 from tff_pfl import errors
+from tff_pfl.comparisons import comparison_runner as runner
 from tff_pfl.comparisons import (
-  collection,
   execution,
   results,
   trial,
 )
-from tff_pfl.comparisons import comparison_runner as runner
 from tff_pfl.comparisons import metrics as metrics_lib
 from tff_pfl.runs import directory_lock, run_config, summary
 
@@ -198,7 +197,7 @@ def test_divergence_is_a_column_where_there_is_any(found, directory, tmp_path):
   path.write_text(json.dumps(scores))
   comparison = made_up_trials.comparison()
   points = {'fed_avg': comparison.points('fed_avg')[0]}
-  methods, _, _ = collection.collect(
+  methods, _, _ = results.collect(
     comparison, str(tmp_path / 'copy'), comparison.trials(points)
   )
   again = results.Results({**found, 'methods': methods})
@@ -283,4 +282,4 @@ def test_labels_tell_fine_tuning_that_the_method_does_not_do(
     )
   )
   scores = {'adaptation': adaptation}
-  assert collection._label('fed_avg', variant, base, scores) == label
+  assert results._label('fed_avg', variant, base, scores) == label

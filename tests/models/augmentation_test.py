@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pfl.core import vectorization  # noqa: F401 (adds rules)
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.models import augmentation, randomness, split_model, zoo
+from tff_pfl.runtime import vectorization_rules  # noqa: F401
 
 _SEED = tf.constant([3, 4])
 

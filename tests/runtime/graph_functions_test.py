@@ -9,7 +9,7 @@ import tensorflow_federated as tff
 from google.protobuf import text_format
 
 from tff_pfl.runtime import graph_functions, values
-from tff_pfl.runtime.private_api import eager_context
+from tff_pfl.system.private_api import eager_context
 
 _FLOAT = tff.TensorType(np.float32)
 

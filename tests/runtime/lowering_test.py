@@ -5,7 +5,7 @@ import tensorflow_federated as tff
 
 from tff_pfl import runtime
 from tff_pfl.runtime import lowering
-from tff_pfl.runtime.private_api import tree_analysis
+from tff_pfl.system.private_api import tree_analysis
 
 _CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
 

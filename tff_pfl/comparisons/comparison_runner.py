@@ -20,7 +20,6 @@ import pandas as pd
 from tff_pfl import errors, plots
 from tff_pfl.comparisons import cluster as cluster_lib
 from tff_pfl.comparisons import (
-  collection,
   execution,
   page,
   plan,
@@ -93,9 +92,7 @@ def compare(
     )
     failed = execution.run_trials(trials, directory, **options)
     failures += tuning.failures_of(trials, failed)
-    methods, primary, reported = collection.collect(
-      comparison, directory, trials
-    )
+    methods, primary, reported = results.collect(comparison, directory, trials)
     settings = _settings(comparison, len(trials), num_processes, cluster)
     base = comparison.base
     found = results.Results(
@@ -123,7 +120,7 @@ def compare(
 
 def _settings(comparison, num_trials, num_processes, cluster):
   """The settings of a comparison, and where its trials run."""
-  settings = collection.settings(comparison)
+  settings = results.settings(comparison)
   if cluster is not None:
     settings['cluster'] = cluster.address
   else:

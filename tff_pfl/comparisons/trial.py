@@ -25,8 +25,8 @@ from absl import logging
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.comparisons import validation
 from tff_pfl.core import personalization as personalization_lib
+from tff_pfl.datasets import validation
 from tff_pfl.runs import (
   client_population,
   ensemble,

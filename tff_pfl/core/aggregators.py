@@ -17,7 +17,7 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.core import gather, private_mean
-from tff_pfl.runtime.private_api import tree_analysis
+from tff_pfl.system.private_api import tree_analysis
 
 AggregationFactory = Union[
   tff.aggregators.WeightedAggregationFactory,

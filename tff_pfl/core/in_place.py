@@ -24,7 +24,7 @@ import tensorflow_federated as tff
 
 from tff_pfl.core import training_options
 from tff_pfl.models import split_model
-from tff_pfl.runtime import graph_defs
+from tff_pfl.system import graph_defs
 
 # With so many weights to train, a step on a CPU takes less time in place than
 # compiled by XLA; measured with batches of 10 and 40, see BUILD_NOTES.md.

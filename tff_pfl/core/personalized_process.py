@@ -137,7 +137,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       whatever the options of this process.
     attacked_clients: Indices of the clients in a simulated attack; their scores
       tell nothing.
-    build_personal_models: Builds `personal_models.PersonalModels`; called once,
+    build_personal_models: Builds `clients.PersonalModels`; called once,
       when one of them is first used.
     build_learning_process: Builds the process of `to_learning_process`.
     with_personalization: Returns this process with other options of

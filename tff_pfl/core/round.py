@@ -10,7 +10,7 @@
     round metrics                          <-- metric sums; keep C_i
 
 A method gives a `ClientWork`. Here is everything else of the server:
-aggregation, its step, and metrics; that of clients is in `client_computations`.
+aggregation, its step, and metrics; that of clients is in `clients`.
 """
 
 import collections
@@ -24,11 +24,10 @@ import tensorflow_federated as tff
 from tff_pfl import errors
 from tff_pfl.core import (
   aggregators,
-  client_computations,
   client_work,
+  clients,
   local_statistics,
   objectives,
-  personal_models,
   personalized_process,
   phases,
   tff_learning,
@@ -84,7 +83,7 @@ def build_personalized_process(
       initialize_client_state,
       name=name,
       model=work.model,
-      build_personal_models=lambda: personal_models.build_personal_models(
+      build_personal_models=lambda: clients.build_personal_models(
         work, own, the_round.broadcast_of, the_round.types
       ),
       build_learning_process=lambda: _build_learning_process(name, work, own),
@@ -127,8 +126,8 @@ class _Round:
     self._work, self._options = work, options
     initial_parts = self._initial_parts()
     parts_type = initial_parts.type_signature.result
-    self.types = client_computations.types_of(work, parts_type)
-    self._clients = client_computations.build(
+    self.types = clients.types_of(work, parts_type)
+    self._clients = clients.build(
       work, options, self.types, parts_type.algorithm
     )
     outputs = [client.type_signature.result for client in self._clients]

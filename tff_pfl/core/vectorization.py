@@ -1,9 +1,8 @@
 """Lets client work run for many clients as one program.
 
 Client work is written for one client. A runtime may vectorize it
-(`tf.vectorized_map`), which TensorFlow does operation by operation. Here are
-rules for operations of client work for which TensorFlow has none, and for loops
-whose length differs between clients.
+(`tf.vectorized_map`), by TensorFlow's rules and `runtime.vectorization_rules`.
+Here are loops whose length differs between clients, and marks for those rules.
 """
 
 from __future__ import annotations
@@ -13,26 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_pfl.core import batched_convolutions  # noqa: F401 (adds rules)
-from tff_pfl.models import philox
-from tff_pfl.runtime import devices, graph_defs
-from tff_pfl.runtime.private_api import (
-  PFor,
-  RegisterPFor,
-  convert_function_call,
-  pfor_converters,
-  wrap,
-)
+from tff_pfl.system import graph_defs
 
-# Mark the operations of `change_if`, `apart` and `repeat`.
-_CHANGE_IF = '_tff_pfl_change_if'
-_APART = '_tff_pfl_apart'
-_COUNTED = '_tff_pfl_counted'
-# A GPU begins each pass through a loop some 10 us after the one before. Steps
-# that take little longer, as they change few numbers of a client, are made
-# several in a pass.
-_STEPS_IN_A_PASS = 5
-_FEW_NUMBERS = 2**15
+# Attributes of the operations of `change_if`, `apart` and `repeat`.
+CHANGE_IF = '_tff_pfl_change_if'
+APART = '_tff_pfl_apart'
+COUNTED = '_tff_pfl_counted'
 
 
 def longest(num_steps: tf.Tensor) -> tf.Tensor:
@@ -44,7 +29,7 @@ def longest(num_steps: tf.Tensor) -> tf.Tensor:
   Returns:
     `num_steps` itself for a client that runs alone.
   """
-  # An identity that nothing else uses; the rule below gives it its meaning.
+  # An identity that nothing else uses; a rule gives it its meaning.
   return tf.raw_ops.Snapshot(input=num_steps)
 
 
@@ -76,7 +61,7 @@ def repeat(
     parallel_iterations=parallel_steps,
   )
   if not tf.executing_eagerly():
-    graph_defs.mark(outputs, _COUNTED)
+    graph_defs.mark(outputs, COUNTED)
   return outputs[1:]
 
 
@@ -94,7 +79,7 @@ def change_if(
     `changed` or `value`. For a client that runs alone always `changed`, as its
     loop ends with its steps.
   """
-  return _marked(_CHANGE_IF, [changed, value, is_step])[0]
+  return _marked(CHANGE_IF, [changed, value, is_step])[0]
 
 
 def apart(values: Any, own: tf.Tensor) -> Any:
@@ -107,7 +92,7 @@ def apart(values: Any, own: tf.Tensor) -> Any:
     values: The structure.
     own: A tensor that already differs between clients.
   """
-  _, *flat = _marked(_APART, [own, *tf.nest.flatten(values)])
+  _, *flat = _marked(APART, [own, *tf.nest.flatten(values)])
   return tf.nest.pack_sequence_as(values, flat)
 
 
@@ -115,226 +100,3 @@ def _marked(mark: str, values: list[tf.Tensor]) -> list[tf.Tensor]:
   outputs = tf.raw_ops.IdentityN(input=values)
   graph_defs.mark(outputs, mark)
   return outputs
-
-
-@RegisterPFor('Snapshot')
-def _convert_longest(pfor_input: Any) -> Any:
-  value = pfor_input.input(0)
-  if not value.is_stacked:
-    return wrap(value.t, False)
-  return wrap(tf.reduce_max(value.t, axis=0), False)
-
-
-_convert_identities = pfor_converters['IdentityN']
-
-
-def _convert_marked(pfor_input: Any) -> Any:
-  attributes = pfor_input.op.node_def.attr
-  if _CHANGE_IF not in attributes and _APART not in attributes:
-    return _convert_identities(pfor_input)
-  pfor_input.stack_inputs()
-  outputs = [pfor_input.stacked_input(i) for i in range(pfor_input.num_inputs)]
-  if _CHANGE_IF in attributes:
-    changed, value, is_step = outputs
-    condition = tf.reshape(is_step, [-1, *[1] * (changed.shape.rank - 1)])
-    outputs[0] = tf.where(condition, changed, value)
-  return [wrap(output, True) for output in outputs]
-
-
-pfor_converters['IdentityN'] = _convert_marked
-
-
-_convert_any_loop = pfor_converters['While']
-
-
-def _convert_loop(pfor_input: Any) -> Any:
-  """Converts a loop that ends for all clients together.
-
-  TensorFlow's own rule also serves loops that end for one client before
-  another. It puts the body into a condition, for which a GPU waits in each
-  step, and writes results client by client.
-  """
-  if any(wrapped.t.dtype == tf.variant for wrapped in pfor_input.inputs):
-    return _convert_any_loop(pfor_input)
-  stacked = [wrapped.is_stacked for wrapped in pfor_input.inputs]
-  while True:
-    loop = _Loop(pfor_input, stacked)
-    run = tf.function(loop.run, autograph=False)
-    run.get_concrete_function()
-    if loop.condition_differs:
-      return _convert_any_loop(pfor_input)
-    if loop.stacked == stacked:
-      return [wrap(*result) for result in zip(run(), stacked)]
-    # More of the values than at first differ between clients.
-    stacked = loop.stacked
-
-
-class _Loop:
-  """A loop converted for given values that differ between clients.
-
-  Attributes:
-    stacked: For each value, True if it differs before or after a step.
-    condition_differs: True if one client may make more steps than another.
-  """
-
-  def __init__(self, pfor_input: Any, stacked: list[bool]):
-    self.stacked = stacked
-    self.condition_differs = False
-    self._input = pfor_input
-    self._initially = stacked
-    graph = pfor_input.op.graph
-    self._condition, self._body = (
-      graph._get_function(pfor_input.get_attr(name).name)
-      for name in ('cond', 'body')
-    )
-
-  def run(self) -> list[tf.Tensor]:
-    """Returns the values after the last step."""
-    initial = [
-      wrapped.t
-      if wrapped.is_stacked or not is_stacked
-      else self._per_client(wrapped.t)
-      for wrapped, is_stacked in zip(self._input.inputs, self._initially)
-    ]
-    condition, body = self._convert_condition, self._convert_body
-    num_together = self._steps_in_a_pass()
-    if num_together > 1:
-      body = tf.function(body, autograph=False)
-
-      def several(*values):
-        for _ in range(num_together):
-          values = body(*values)
-        return values
-
-      initial = self._loop(
-        # The last of the steps is still one.
-        lambda *values: condition(*self._ahead(values, num_together - 1)),
-        several,
-        initial,
-      )
-    return self._loop(condition, body, initial)
-
-  def _loop(self, condition, body, initial):
-    shapes = [
-      tf.TensorShape([None]).concatenate(output.shape)
-      if is_stacked
-      else output.shape
-      for output, is_stacked in zip(self._input.op.outputs, self._initially)
-    ]
-    return tf.while_loop(
-      condition,
-      body,
-      initial,
-      shape_invariants=shapes,
-      parallel_iterations=1,
-    )
-
-  def _steps_in_a_pass(self) -> int:
-    operation = self._input.op
-    changing = zip(
-      self._body.graph.inputs, self._body.graph.outputs, operation.outputs
-    )
-    sizes = [
-      output.shape.num_elements()
-      for before, after, output in changing
-      if before is not after
-    ]
-    is_short = None not in sizes and sum(sizes) <= _FEW_NUMBERS
-    is_counted = _COUNTED in operation.node_def.attr
-    if devices.traced_for_gpu() and is_counted and is_short:
-      return _STEPS_IN_A_PASS
-    return 1
-
-  def _ahead(self, values, num_steps: int):
-    """The values as a condition sees them some steps later."""
-    # TensorFlow's counter, its bound, and the index of `repeat`.
-    counter, bound, index, *others = values
-    return counter + num_steps, bound, index + num_steps, *others
-
-  def _convert_condition(self, *arguments: tf.Tensor) -> tf.Tensor:
-    (condition,) = self._convert(self._condition, arguments)
-    self.condition_differs = condition.is_stacked
-    return tf.reduce_any(condition.t)
-
-  def _convert_body(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
-    outputs = self._convert(self._body, arguments)
-    self.stacked = [
-      output.is_stacked or is_stacked
-      for output, is_stacked in zip(outputs, self._initially)
-    ]
-    if self.stacked != self._initially:
-      return list(arguments)  # To be converted anew.
-    return [
-      output.t
-      if output.is_stacked == is_stacked
-      else self._per_client(output.t)
-      for output, is_stacked in zip(outputs, self.stacked)
-    ]
-
-  def _convert(self, function: Any, arguments: Any) -> Any:
-    pfor = self._input.pfor
-    converter = PFor(
-      loop_var=pfor.loop_var,
-      loop_len=pfor.loop_len_vector[0],
-      pfor_ops=function.graph.get_operations(),
-      fallback_to_while_loop=pfor.fallback_to_while_loop,
-      all_indices=pfor.all_indices,
-      all_indices_partitioned=pfor.all_indices_partitioned,
-      pfor_config=pfor.pfor_config,
-    )
-    wrapped = [wrap(*pair) for pair in zip(arguments, self._initially)]
-    return convert_function_call(function, converter, wrapped)
-
-  def _per_client(self, value: tf.Tensor) -> tf.Tensor:
-    shape = tf.concat([self._input.pfor.loop_len_vector, tf.shape(value)], 0)
-    return tf.broadcast_to(value, shape)
-
-
-for _kind in ('While', 'StatelessWhile'):
-  pfor_converters[_kind] = _convert_loop
-
-
-@RegisterPFor('StatelessRandomUniformFullIntV2')
-def _convert_random_integers(pfor_input: Any) -> Any:
-  pfor_input.stack_inputs([1, 2])
-  dtype = pfor_input.get_attr('dtype')
-  if dtype.size == 4:
-    numbers = philox.integers(
-      pfor_input.unstacked_input(0),
-      pfor_input.stacked_input(1),
-      pfor_input.stacked_input(2),
-    )
-    return wrap(tf.bitcast(numbers, dtype), True)
-  numbers = tf.map_fn(
-    lambda key_and_counter: tf.raw_ops.StatelessRandomUniformFullIntV2(
-      shape=pfor_input.unstacked_input(0),
-      key=key_and_counter[0],
-      counter=key_and_counter[1],
-      alg=pfor_input.unstacked_input(3),
-      dtype=dtype,
-    ),
-    (pfor_input.stacked_input(1), pfor_input.stacked_input(2)),
-    fn_output_signature=dtype,
-  )
-  return wrap(numbers, True)
-
-
-@RegisterPFor('Bitcast')
-def _convert_bitcast(pfor_input: Any) -> Any:
-  # Only the last axis changes, or there is one more.
-  numbers = tf.raw_ops.Bitcast(
-    input=pfor_input.stacked_input(0), type=pfor_input.get_attr('type')
-  )
-  return wrap(numbers, True)
-
-
-@RegisterPFor('MatrixSolveLs')
-def _convert_matrix_solve_ls(pfor_input: Any) -> Any:
-  pfor_input.stack_inputs([0, 1])
-  solution = tf.raw_ops.MatrixSolveLs(
-    matrix=pfor_input.stacked_input(0),
-    rhs=pfor_input.stacked_input(1),
-    l2_regularizer=pfor_input.unstacked_input(2),
-    fast=pfor_input.get_attr('fast'),
-  )
-  return wrap(solution, True)

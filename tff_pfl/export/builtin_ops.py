@@ -11,8 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from tff_pfl.models import philox
-from tff_pfl.runtime import graph_defs, graph_programs
-from tff_pfl.runtime.private_api import op_def_registry
+from tff_pfl.runtime import graph_programs
+from tff_pfl.system import graph_defs
+from tff_pfl.system.private_api import op_def_registry
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 

@@ -30,7 +30,8 @@ from tff_pfl.core import (
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.models import domains, split_model
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.runtime import graph_defs, graph_programs
+from tff_pfl.runtime import graph_programs
+from tff_pfl.system import graph_defs
 
 
 class ClientModule(tf.Module):

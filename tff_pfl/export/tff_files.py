@@ -28,9 +28,8 @@ import tensorflow_federated as tff
 import tff_pfl
 from tff_pfl import errors
 from tff_pfl.runs import summary as summary_lib
-from tff_pfl.runtime import graph_defs
-from tff_pfl.runtime.private_api import computation_pb2, executor_pb2
-from tff_pfl.system import folders
+from tff_pfl.system import folders, graph_defs
+from tff_pfl.system.private_api import computation_pb2, executor_pb2
 
 _MANIFEST = 'manifest.json'
 _COMPUTATIONS = (

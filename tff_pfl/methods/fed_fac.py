@@ -56,19 +56,298 @@ References:
   1 and 2.
 """
 
+import collections
 import dataclasses
 import math
-from typing import Optional
+from collections.abc import Collection, Mapping
+from typing import Any, Optional
 
+import numpy as np
 import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.core import client as client_lib
-from tff_pfl.core import client_work, objectives
+from tff_pfl.core import client_work, objectives, personalized_process, phases
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
-from tff_pfl.methods.shared import found_partition, personal_elements
-from tff_pfl.models import split_model
+from tff_pfl.methods.shared import factor_analysis
+from tff_pfl.models import randomness, split_model, units
+
+COMMUNALITIES = {
+  'factor_analysis': factor_analysis.principal_factors,
+  'eigenvectors': factor_analysis.eigenvector_squares,
+}
+SPLITS = (*COMMUNALITIES, 'random')
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundPartition:
+  """A partition that is found in rounds and kept by the server.
+
+  The server ranks the units of every layer by their communality, or at random,
+  and makes those with the least personal, a given number of each layer.
+
+  Attributes:
+    model: The process' model.
+    num_personal: Number of personal units by divided layer.
+    explained_variance: Share of the variance that common factors explain, in
+      (0, 1].
+    split: One of `SPLITS`.
+    is_static: True to find it once, in the first round that anybody takes part
+      in; False for every round.
+  """
+
+  model: split_model.SplitModel
+  num_personal: Mapping[str, int]
+  explained_variance: float
+  split: str
+  is_static: bool
+
+  @property
+  def initial_algorithm(self) -> collections.OrderedDict:
+    """The server's state before there is a partition.
+
+    Units that may become personal are: clients without own values of them use
+    the global ones. (Where a partition is found in every round, clients may
+    have been given own values to start from.)
+    """
+    is_shared = collections.OrderedDict(
+      (layer, np.full(self.model.units[layer].number, count == 0))
+      for layer, count in self.num_personal.items()
+    )
+    zeros = collections.OrderedDict.fromkeys(self.num_personal, np.int32(0))
+    return collections.OrderedDict(
+      is_shared=is_shared,
+      was_shared=is_shared,
+      num_factors=zeros,
+      num_iterations=zeros,
+      is_found=np.bool_(False),
+    )
+
+  def report(
+    self, algorithm: Any, columns: split_model.Weights
+  ) -> collections.OrderedDict:
+    """A client's report: the sums over its columns, by analysed layer.
+
+    Args:
+      columns: The values by weight that the units' columns are made of.
+    """
+
+    def sums():
+      return collections.OrderedDict(
+        (
+          layer,
+          factor_analysis.client_sums(
+            units.as_vectors(self.model.units[layer], columns)
+          ),
+        )
+        for layer in self.num_personal
+        if self._is_analysed(layer)
+      )
+
+    if not self.is_static:
+      return sums()
+    return tf.cond(
+      algorithm['is_found'],
+      lambda: tf.nest.map_structure(tf.zeros_like, sums()),
+      sums,
+    )
+
+  def next(
+    self, state: personalized_process.ServerState, sums: Any
+  ) -> collections.OrderedDict:
+    """The server's next state, from the mean of the clients' reports."""
+    before = state.algorithm
+
+    def found():
+      seed = randomness.server_seed(state.seed, state.round_number)
+      new = {
+        name: collections.OrderedDict()
+        for name in ('is_shared', 'num_factors', 'num_iterations')
+      }
+      for index, (layer, count) in enumerate(self.num_personal.items()):
+        number = self.model.units[layer].number
+        if self._is_analysed(layer):
+          ranked, *numbers = COMMUNALITIES[self.split](
+            factor_analysis.correlations(sums[layer]), self.explained_variance
+          )
+        else:
+          ranked = randomness.permutations(
+            randomness.fold_in(seed, index), 1, number, number
+          )[0]
+          numbers = [tf.constant(0)] * 2
+        is_shared = ~factor_analysis.least(ranked, count)
+        for name, value in zip(new, (is_shared, *numbers)):
+          new[name][layer] = value
+      return new
+
+    def kept():
+      return {
+        name: tf.nest.map_structure(tf.identity, before[name])
+        for name in ('is_shared', 'num_factors', 'num_iterations')
+      }
+
+    new = (
+      tf.cond(before['is_found'], kept, found) if self.is_static else found()
+    )
+    return collections.OrderedDict(
+      is_shared=new['is_shared'],
+      was_shared=before['is_shared'],
+      num_factors=new['num_factors'],
+      num_iterations=new['num_iterations'],
+      is_found=tf.constant(True),
+    )
+
+  def metrics(self, algorithm: Any) -> collections.OrderedDict:
+    """A round's metrics of each layer.
+
+    `unchanged_elements`, the share of units on the same side as in the last
+    partition (for the first one, the share of personal ones); `num_factors`,
+    the number of common factors; and `num_iterations`, the iterations that
+    found them, see `factor_analysis.max_iterations`.
+    """
+    unchanged = tf.nest.map_structure(
+      lambda now, before: tf.reduce_mean(
+        tf.cast(tf.equal(now, before), tf.float32)
+      ),
+      algorithm['is_shared'],
+      algorithm['was_shared'],
+    )
+    return collections.OrderedDict(
+      unchanged_elements=unchanged,
+      num_factors=algorithm['num_factors'],
+      num_iterations=algorithm['num_iterations'],
+    )
+
+  def _is_analysed(self, layer):
+    """True if a part of the layer is personal, by communalities."""
+    number = self.model.units[layer].number
+    return self.split in COMMUNALITIES and 0 < self.num_personal[layer] < number
+
+
+# By layer, bool `[number]`, True for shared units.
+IsShared = Mapping[str, Any]
+
+
+class PersonalElements:
+  """Clients' own units of some layers of a model.
+
+  A client trains with the global slices of the shared units (`is_shared`: by
+  layer, bool `[number]`) and its own slices of the personal units. It keeps, in
+  the shapes of the layers' weights:
+
+      values   by weight, all slices of its last training
+      is_own   bool, False for a client that never trained: it has the global
+               ones
+
+  It keeps the slices of shared units as well, which the next download replaces.
+  """
+
+  def __init__(
+    self,
+    model: split_model.SplitModel,
+    layers: Collection[str],
+    kernels_only: bool = False,
+  ):
+    """Prepares the division.
+
+    Args:
+      layers: The layers of which any unit may become personal.
+      kernels_only: True to divide kernels alone; the layers' other weights are
+        personal as a whole.
+    """
+    self._model = model
+    # By weight, its layer and its number of blocks with a slice per unit.
+    self._owned = {
+      name: (layer, model.units[layer].gates[name])
+      for name in model.initial_weights
+      for layer in layers
+      if name in model.units[layer].gates
+    }
+    self._undivided = {
+      name
+      for name, (layer, _) in self._owned.items()
+      if kernels_only and name not in model.units[layer].kernels
+    }
+
+  @property
+  def initial_local(self) -> collections.OrderedDict:
+    """The state of a client without own units (arrays)."""
+    return collections.OrderedDict(
+      values=self._values_of(self._model.initial_weights),
+      is_own=np.bool_(False),
+    )
+
+  def merge(
+    self, global_weights: split_model.Weights, local: Any, is_shared: IsShared
+  ) -> collections.OrderedDict:
+    """All weights of a client's model: the server's and its own units'."""
+    merged = self._with_personal(global_weights, local['values'], is_shared)
+    merged.update(
+      (name, tf.where(local['is_own'], merged[name], global_weights[name]))
+      for name in self._owned
+    )
+    return merged
+
+  def fit(
+    self,
+    client: client_lib.Client,
+    is_shared: IsShared,
+    phase: phases.Phase,
+  ) -> Any:
+    """Trains the client's own units, all else frozen; returns its state."""
+    start = self.merge(client.received, client.local, is_shared)
+    values = client.fit_part(
+      self._values_of(start),
+      lambda own: self._with_personal(client.received, own, is_shared),
+      self._values_of,
+      phase,
+      model=self._model,
+    ).weights
+    return collections.OrderedDict(values=values, is_own=tf.constant(True))
+
+  def trained(
+    self,
+    global_weights: split_model.Weights,
+    trained: split_model.Weights,
+    is_shared: IsShared,
+  ) -> tuple:
+    """Divides the result of a client's training.
+
+    Args:
+      global_weights: All weights, the server's, before the training.
+      trained: All weights after the training.
+      is_shared: The partition that was found after it.
+
+    Returns:
+      The update, which takes the server's shared slices to the trained ones and
+      is 0 for personal units, and the client's new state.
+    """
+    update = split_model.difference(global_weights, trained)
+    zeros = tf.nest.map_structure(tf.zeros_like, update)
+    return self._with_personal(update, zeros, is_shared), (
+      collections.OrderedDict(
+        values=self._values_of(trained), is_own=tf.constant(True)
+      )
+    )
+
+  def _values_of(self, weights):
+    """Those of some weights that a client keeps."""
+    return collections.OrderedDict(
+      (name, weights[name]) for name in self._owned if name in weights
+    )
+
+  def _with_personal(self, shared, personal, is_shared):
+    """`shared`, by weight, with the personal units' slices of `personal`."""
+    merged = collections.OrderedDict(shared)
+    for name, (layer, gates) in self._owned.items():
+      merged[name] = personal[name]
+      if name not in self._undivided:
+        merged[name] = tf.where(
+          tf.tile(is_shared[layer], [gates]), shared[name], personal[name]
+        )
+    return merged
+
 
 MODES = ('dynamic', 'static')
 ANALYSED = ('updates', 'weights')
@@ -115,7 +394,7 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
   threshold: float = hparams_lib.checked(_expect_threshold, 0.5)
   explained_variance: float = hparams_lib.share(0.85, '(0, 1]')
   divided: str = hparams_lib.one_of('all', DIVIDED)
-  split: str = hparams_lib.one_of('factor_analysis', found_partition.SPLITS)
+  split: str = hparams_lib.one_of('factor_analysis', SPLITS)
 
   @property
   def analyses_weights(self) -> bool:
@@ -138,7 +417,7 @@ def _partition_of(model, hparams):
     layer: hparams.num_personal(model.units[layer].number)
     for layer in model.layers_to_divide(hparams.layers)
   }
-  return found_partition.FoundPartition(
+  return FoundPartition(
     model,
     num_personal,
     hparams.explained_variance,
@@ -159,7 +438,7 @@ def fed_fac(model, hparams):
   """
   partition = _partition_of(model, hparams)
   layers = [layer for layer, count in partition.num_personal.items() if count]
-  personal = personal_elements.PersonalElements(
+  personal = PersonalElements(
     model, layers, kernels_only=hparams.divided == 'kernels'
   )
 

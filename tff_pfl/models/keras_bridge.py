@@ -46,7 +46,7 @@ from tff_pfl.models import (
   keras_purity,
   split_model,
 )
-from tff_pfl.runtime.private_api import get_keras_mask, set_keras_mask
+from tff_pfl.system.private_api import get_keras_mask, set_keras_mask
 
 # Beginnings of the names of operations that 'auto' does not compile:
 # convolutions, many times slower by XLA in loops on a CPU; rotations and shifts

@@ -23,8 +23,8 @@ import tensorflow as tf
 
 from tff_pfl import errors
 from tff_pfl.models import keras_graph, randomness, split_model
-from tff_pfl.runtime import graph_defs
-from tff_pfl.runtime.private_api import EagerTensorBase, keras_random
+from tff_pfl.system import graph_defs
+from tff_pfl.system.private_api import EagerTensorBase, keras_random
 
 _NORMALIZATION = keras.layers.BatchNormalization
 _DROPOUT = (

@@ -12,7 +12,7 @@ from typing import Optional
 
 import tensorflow as tf
 
-from tff_pfl.runtime.private_api import eager_context
+from tff_pfl.system.private_api import eager_context
 
 # Purposes of a client's seed; folded in so that no two uses share numbers.
 TRAINING = 0

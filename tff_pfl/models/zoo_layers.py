@@ -15,7 +15,7 @@ import tree
 
 from tff_pfl import errors
 from tff_pfl.models import keras_bridge
-from tff_pfl.runtime import private_api
+from tff_pfl.system import private_api
 
 _MAX_WEIGHTS = 2**29
 # Blocks of two convolutions in each stage of a residual network, by its depth.

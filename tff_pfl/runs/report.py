@@ -18,7 +18,6 @@ from tff_pfl.core import personalized_process
 from tff_pfl.models import split_model
 from tff_pfl.runs import (
   client_population,
-  domain_report,
   run_store,
   two_class_scores,
 )
@@ -76,7 +75,7 @@ def write_report(
     * `majority_accuracy`, for classes of one label: the accuracy of always
       predicting a client's most frequent class in training, mean over clients;
     * `two_classes`, of the newest evaluation, see `two_class_scores.summarize`;
-    * `domains`, see `domain_report.over_rounds`;
+    * `domains`, see `domains_over_rounds`;
     * `privacy`, of runs with noise: `epsilon` after the last round, `delta`,
       `noise_multiplier` and the `unit` that is protected, see `privacy`.
   """
@@ -87,7 +86,7 @@ def write_report(
     HISTORY_NAME: summary_lib.frame(store.history()),
   }
   if 'domains' in summary:
-    rows = domain_report.rows(summary['domains'])
+    rows = domain_rows(summary['domains'])
     tables[PER_DOMAIN_NAME] = summary_lib.frame(rows)
   for name, table in tables.items():
     summary_lib.write_csv(os.path.join(store.directory, name), table)
@@ -119,7 +118,7 @@ def _write_pictures(store, process, data, summary, scores):
     PARTITION_PLOT_NAME: plots.partition(data),
   }
   if 'domains' in summary:
-    bars = domain_report.bars(summary['domains'], metric)
+    bars = domain_bars(summary['domains'], metric)
     height = 1.6 + 0.5 * data.num_domains
     axes = plots.new_axes(6.4 * len(bars), height, 1, len(bars), squeeze=False)
     for ax, (name, frame) in zip(axes[0], bars.items()):
@@ -213,9 +212,7 @@ def _summarize(store, process, data):
   if 'two_classes' in newest:
     summary['two_classes'] = newest['two_classes']
   if 'domains' in newest:
-    summary['domains'] = domain_report.over_rounds(
-      evaluations, store.last_round
-    )
+    summary['domains'] = domains_over_rounds(evaluations, store.last_round)
   return summary
 
 
@@ -431,10 +428,158 @@ def domain_tables(summaries: Sequence[Mapping[str, Any]]) -> str:
   """
   return '\n\n'.join(
     f'{summary["algorithm"]}, by domain\n'
-    + domain_report.table(
+    + domain_table(
       summary['domains'],
       recent_title([primary_figures(summary)['personal']['num_last_10']]),
     )
     for summary in summaries
     if 'domains' in summary
   )
+
+
+# Of each metric, what there is besides the domains' values: name and title.
+_OVERALL = {
+  'min': 'min over domains',
+  'mean': 'mean over domains',
+  'max': 'max over domains',
+  'client_mean': 'mean over clients',
+}
+# What tables and pictures show where there is any, best known first.
+_SHOWN = {
+  'accuracy': split_model.ACCURACY,
+  two_class_scores.AUC: split_model.PrimaryMetric('AUC', True),
+}
+_LAST, _LAST_10 = 'last', 'last_10_mean'
+
+
+def domains_over_rounds(
+  evaluations: Sequence[Mapping[str, Any]], final_round: int
+) -> dict[str, Any]:
+  """Sums up the scores of domains over the rounds of training.
+
+  Args:
+    evaluations: At least one of a run: `round`, and `domains` as
+      `domain_scores.summarize` gives it.
+    final_round: The last round of training.
+
+  Returns:
+    As `domain_scores.summarize`, with the newest numbers of test examples, and
+    in place of each figure a dict: `last`, its value in the newest evaluation
+    that has it, and `last_10_mean`, its mean over the evaluations of the last
+    10 rounds, see `summary.over_rounds`; None where no evaluation has it.
+    That of the minimum is the mean of the rounds' minima.
+  """
+  rounds = [evaluation['round'] for evaluation in evaluations]
+  domains = [evaluation['domains'] for evaluation in evaluations]
+
+  def summed_up(values):
+    if isinstance(values[-1], Mapping):
+      return {
+        name: summed_up([value[name] for value in values])
+        for name in values[-1]
+      }
+    figures = summary_lib.over_rounds(rounds, values, final_round)
+    return {name: figures[name] for name in (_LAST, _LAST_10)}
+
+  return {
+    **domains[-1],
+    'personal': summed_up([one['personal'] for one in domains]),
+    'global': None
+    if domains[-1]['global'] is None
+    else summed_up([one['global'] for one in domains]),
+  }
+
+
+def domain_rows(domains: Mapping[str, Any]) -> list[dict]:
+  """Rows for a CSV file, one for each domain of `over_rounds`.
+
+  Returns:
+    Dicts of `domain`, `num_test_examples` and, of each model and metric, the
+    figures `last` and `last_10_mean`.
+  """
+  return [
+    {
+      'domain': name,
+      'num_test_examples': count,
+      **{
+        model: {
+          metric: figure['by_domain'][name]
+          for metric, figure in domains[model].items()
+        }
+        for model in ('personal', 'global')
+        if domains[model] is not None
+      },
+    }
+    for name, count in domains['num_test_examples'].items()
+  ]
+
+
+def domain_table(domains: Mapping[str, Any], recent: str) -> str:
+  """A table for the screen, a row for each domain of `over_rounds`.
+
+  The last rows are minimum, mean and maximum over domains and the mean over
+  clients. Columns are those of accuracy and AUC; where there is neither, as for
+  regression, those of all metrics.
+
+  Args:
+    recent: Title of the columns of `last_10_mean`.
+  """
+  headers, columns = [], []
+  for metric in _known(domains) or domains['personal']:
+    title = _SHOWN[metric].title if metric in _SHOWN else metric
+    for model, which, header in (
+      ('personal', _LAST, f'personal\n{title}'),
+      ('personal', _LAST_10, recent),
+      ('global', _LAST, f'global\n{title}'),
+    ):
+      if domains[model] is not None:
+        headers.append(header)
+        columns.append((domains[model][metric], which))
+  return summary_lib.format_table(
+    [
+      [name, count, *(f['by_domain'][name][which] for f, which in columns)]
+      for name, count in domains['num_test_examples'].items()
+    ]
+    + [
+      [title, None, *(figure[name][which] for figure, which in columns)]
+      for name, title in _OVERALL.items()
+    ],
+    ['domain', 'test\nexamples', *headers],
+  )
+
+
+def domain_bars(
+  domains: Mapping[str, Any], primary: split_model.PrimaryMetric
+) -> dict[split_model.PrimaryMetric, pd.DataFrame]:
+  """The newest scores of domains that have test examples.
+
+  Args:
+    primary: The metric where there is neither accuracy nor AUC.
+
+  Returns:
+    From a metric that has any to a frame of `model`, `domain` and `value`.
+    There is no personal model where it is the global one.
+  """
+  frames = {}
+  for key in _known(domains) or [primary.name]:
+    values = {
+      f'{model} model': domains[model][key]['by_domain']
+      for model in ('global', 'personal')
+      if domains[model] is not None
+    }
+    if values['personal model'] == values.get('global model'):
+      del values['personal model']
+    frame = pd.DataFrame(
+      {'model': model, 'domain': name, 'value': by_domain[name][_LAST]}
+      for model, by_domain in values.items()
+      for name, count in domains['num_test_examples'].items()
+      if count
+    ).astype({'value': float})
+    if frame['value'].notna().any():
+      frames[_SHOWN.get(key, primary)] = frame
+  return frames
+
+
+def _known(domains):
+  """The metrics that are shown, of those of any data."""
+  return [name for name in _SHOWN if name in domains['personal']]

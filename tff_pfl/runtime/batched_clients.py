@@ -30,9 +30,10 @@ from tff_pfl.runtime import (
   graph_functions,
   graph_programs,
   values,
+  vectorization_rules,  # noqa: F401 (adds rules)
 )
 from tff_pfl.runtime import devices as devices_lib
-from tff_pfl.runtime.private_api import function_def_to_graph
+from tff_pfl.system.private_api import function_def_to_graph
 
 MAX_CLIENTS = 128  # In one program, if they fit into memory.
 # Programs of a function kept for other shapes than the newest.

@@ -16,7 +16,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from absl import logging
 
-from tff_pfl.runtime import devices, graph_defs, graph_programs, values
+from tff_pfl.runtime import devices, graph_programs, values
+from tff_pfl.system import graph_defs
 
 # Largest number of clients whose values one program accumulates.
 _MAX_FOLD_SIZE = 16

@@ -11,8 +11,9 @@ from typing import Any, Optional
 import tensorflow as tf
 from absl import logging
 
-from tff_pfl.runtime import graph_defs, values
-from tff_pfl.runtime.private_api import eager_context, eager_execute
+from tff_pfl.runtime import values
+from tff_pfl.system import graph_defs
+from tff_pfl.system.private_api import eager_context, eager_execute
 
 # Messages of TensorFlow if XLA has no kernel for an operation or cannot compile
 # it for the shapes.

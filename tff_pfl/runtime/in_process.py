@@ -29,8 +29,8 @@ from tff_pfl.runtime import (
 )
 from tff_pfl.runtime import batched_clients as batched_clients_lib
 from tff_pfl.runtime import devices as devices_lib
-from tff_pfl.runtime.private_api import cardinalities_utils
 from tff_pfl.system import cores, environment
+from tff_pfl.system.private_api import cardinalities_utils
 
 # Megabytes of clients' tensors that stay on a GPU from round to round.
 DEVICE_CACHE_MB = 4096

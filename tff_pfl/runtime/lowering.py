@@ -12,8 +12,9 @@ from typing import Any, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.runtime import base, graph_defs, interpreter, merged_calls
-from tff_pfl.runtime.private_api import (
+from tff_pfl.runtime import base, interpreter, merged_calls
+from tff_pfl.system import graph_defs
+from tff_pfl.system.private_api import (
   mapreduce_compiler,
   test_compiler,
   tree_analysis,

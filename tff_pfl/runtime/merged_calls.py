@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.runtime.private_api import (
+from tff_pfl.system.private_api import (
   building_block_factory,
   mapreduce_compiler,
   transformation_utils,

@@ -26,8 +26,8 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.runtime import base, lowering, threads, worker_port
-from tff_pfl.runtime.private_api import executor_pb2_grpc
 from tff_pfl.system import child_processes, cores
+from tff_pfl.system.private_api import executor_pb2_grpc
 
 _BINARY = os.path.join(os.path.dirname(tff.__file__), 'data', 'worker_binary')
 # Loading the binary (300 MB) from a slow disk takes time.

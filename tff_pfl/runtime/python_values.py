@@ -16,7 +16,7 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.runtime import base, values
-from tff_pfl.runtime.private_api import (
+from tff_pfl.system.private_api import (
   array,
   cardinalities_utils,
   type_conversions,

@@ -23,7 +23,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl.runtime import interpreter, merged_calls, values
-from tff_pfl.runtime.private_api import computation_pb2
+from tff_pfl.system.private_api import computation_pb2
 
 _Block = tff.framework.ComputationBuildingBlock
 

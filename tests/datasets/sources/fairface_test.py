@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tests.datasets import shared
 from tff_pfl import datasets
-from tff_pfl.comparisons import validation
+from tff_pfl.datasets import validation
 from tff_pfl.datasets.sources import fairface
 
 _SIZES = {'train': 42, 'val': 14}

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_pfl.runtime.private_api import pfor_converters, wrap
+from tff_pfl.system.private_api import pfor_converters, wrap
 
 
 def _product_of(

@@ -8,7 +8,11 @@ import tensorflow as tf
 from tests.core import shared
 from tff_pfl.core import example_tensors, vectorization
 from tff_pfl.models import randomness
-from tff_pfl.runtime import devices, graph_defs
+from tff_pfl.runtime import (
+  devices,
+  vectorization_rules,  # noqa: F401 (adds rules)
+)
+from tff_pfl.system import graph_defs
 
 layers = keras.layers
 

@@ -3,7 +3,7 @@ import pytest
 
 from tests.comparisons import poisoned_examples
 from tff_pfl import datasets
-from tff_pfl.comparisons import validation
+from tff_pfl.datasets import validation
 
 
 @pytest.fixture(name='data')

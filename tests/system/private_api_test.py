@@ -1,7 +1,7 @@
 import pathlib
 import re
 
-from tff_pfl.runtime import private_api
+from tff_pfl.system import private_api
 
 _PRIVATE_IMPORT = re.compile(
   r'^\s*(from|import) (keras|tensorflow|tensorflow_federated)\.', re.MULTILINE

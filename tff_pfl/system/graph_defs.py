@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_pfl.runtime.private_api import op_def_registry
+from tff_pfl.system.private_api import op_def_registry
 
 # Registered as stateful, but as deterministic as the functions they call.
 _CALLS = frozenset({'StatefulPartitionedCall', 'While', 'If', 'Case'})

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tests.core import shared
-from tff_pfl.core import batched_convolutions
+from tff_pfl.runtime import batched_convolutions
 
 _NUM_CLIENTS = 3
 

@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from tff_pfl.runtime import graph_defs
+from tff_pfl.system import graph_defs
 
 
 def _in_function(build, jit_compile=None):
