@@ -1,7 +1,5 @@
 """Pictures: what they show is read back from their axes."""
 
-import functools
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -182,19 +180,12 @@ def test_a_partition_has_totals_and_maps(num_clients):
   assert top.get_title('right') == 'new clients'
 
 
-def test_panels_share_a_legend_and_are_written(tmp_path):
-  figure = plots.panels(
-    _frame().assign(place='here'),
-    'place',
-    functools.partial(plots.curves, y_label='Score'),
-    shared_legend=True,
-  )
-  assert figure.axes[0].get_title('left') == 'here'
-  assert figure.axes[0].get_legend() is None
-  assert len(figure.legends) == 1
+def test_axes_and_figures_are_written(tmp_path):
+  axes = plots.boxes(_frame(), ax=plots.new_axes())
+  figure = axes.figure
   plots.save(figure, tmp_path / 'a.png')
   assert (tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')
-  plots.save(plots.boxes(_frame(), ax=plots.new_axes()), tmp_path / 'b.png')
+  plots.save(axes, tmp_path / 'b.png')
   assert len(list(tmp_path.iterdir())) == 2
   with pytest.raises(errors.RunError, match='Cannot write'):
     plots.save(figure, tmp_path / 'no' / 'a.png')

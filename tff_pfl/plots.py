@@ -502,60 +502,6 @@ def _draw_counts(ax, kind, counts):
   ax.set_title(f'Examples of a {kind}: none to {most:,}', fontsize='small')
 
 
-@_styled
-def panels(
-  frame: pd.DataFrame,
-  column: Optional[str],
-  draw: Callable[..., Axes],
-  *,
-  width: float = 6.4,
-  height: float = 4.4,
-  sharey: bool = False,
-  shared_legend: bool = False,
-  title: Callable[[Any], str] = str,
-  figure: Optional[Figure] = None,
-) -> Figure:
-  """Draws a panel for each value of a column.
-
-  Args:
-    frame: The frame.
-    column: The column; None for a single panel.
-    draw: `(frame, title=, ax=) -> Axes`, such as a `functools.partial` of
-      `curves`.
-    width: Width of a panel in inches.
-    height: Height of a panel in inches.
-    sharey: True for one vertical axis for all panels.
-    shared_legend: True for one legend for all panels, which have the same
-      curves.
-    title: Function from a value of the column to the panel's title.
-    figure: An empty figure; None for a new one.
-  """
-  parts = {'': frame}
-  if column is not None:
-    parts = {
-      title(value): frame[frame[column] == value]
-      for value in frame[column].unique()
-    }
-  figure = figure or Figure(layout='constrained')
-  figure.set_size_inches(width * len(parts), height)
-  axes = figure.subplots(1, len(parts), sharey=sharey, squeeze=False)[0]
-  for ax, (name, part) in zip(axes, parts.items()):
-    draw(part, title=name, ax=ax)
-  if shared_legend:
-    share_legend(figure)
-  return figure
-
-
-def share_legend(figure: Figure) -> None:
-  """Puts one legend below all panels, which have the same curves."""
-  handles, labels = figure.axes[-1].get_legend_handles_labels()
-  for ax in figure.axes:
-    ax.get_legend().remove()
-  figure.legend(
-    handles, labels, loc='outside lower center', ncols=4, frameon=False
-  )
-
-
 def legend_above(ax: Axes, num_columns: int) -> None:
   """Puts the legend above the axes, where it hides no data."""
   num_rows = -(-len(ax.get_legend().get_texts()) // num_columns)

@@ -10,17 +10,13 @@
 * `feddar_k` (figure 2): scores by domain against the dimension of the
   representation.
 * `feddar_ablation` (table 2): re-weighting, multi-head, domain as input,
-  alternating training, projection and aggregation, one after another;
-  `feddar_ablation_small_alpha` with clients of almost one domain each.
-* `feddar_ridge`: what the ridge of second-order aggregation costs, which the
-  paper does not have, and in how many directions it leaves it.
+  alternating training, projection and aggregation, one after another.
 
 The data are by default the relabeled digits, which are bundled, and in which
 the labels' distribution given the image is the domain's, as the paper's problem
-has it; `rotated_digits`, `digits5` and `heart_disease` are others. The last
-four have few examples (60 a client) and domains of unequal size (the largest
-has 40% of them, the smallest 5%), as it is there that components matter. The
-ridge has 250 a client and equal domains, too.
+has it; `rotated_digits`, `digits5` and `heart_disease` are others. The last two
+have few examples (60 a client) and domains of unequal size (the largest has 40%
+of them, the smallest 5%), as it is there that components matter.
 
 Deviations from the paper: of its data, EXAM is not public and FairFace with its
 network is too much for a CPU; five clients with 250 examples each stand for
@@ -53,8 +49,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -72,9 +67,6 @@ _FED_BN, _NORMALIZED = 'FedBN', 'FedAvg, batch normalization'
 _TABLE_5 = (_FED_AVG, _MULTI_HEAD)
 _ALMOST_ONE_DOMAIN = 'alpha=0.1'
 _NOTHING, _ALL_COMPONENTS = 'nothing', 'RW, MH, Alter, Proj, SA'
-_RIDGES = (1e-2, 1e-3, 1e-4, 1e-5)
-_RIDGE = 'ridge {:g}'.format
-_FEW, _MANY = 'few examples, unequal domains', 'more examples, equal domains'
 # What a figure over rounds is where no round has it.
 _NEVER = {'last': None, 'last_10_mean': None}
 # Over the domains, and the mean over the clients.
@@ -179,9 +171,6 @@ FAST = Sizes(
   num_warmup_rounds=1,
   num_seeds=1,
 )
-_SMALL_ALPHA = Sizes(
-  one_partition='domain_mixture:0.1:60:0.4/0.25/0.2/0.1/0.05'
-)
 
 
 def _fed_dar(sizes: Sizes) -> Sequence[trials.Method]:
@@ -220,12 +209,12 @@ def _baselines(sizes: Sizes) -> Sequence[trials.Method]:
   ]
 
 
-def _results(
+def _run(
   context: trials.Context,
   compared: Sequence[trials.Method],
   partitions: Mapping[str, str],
-) -> Iterator[trials.Result]:
-  """The results of all methods on all partitions."""
+) -> paper.Rows:
+  """The rows of all methods on all partitions."""
   sizes = context.sizes
 
   def with_warm_up(method):
@@ -244,11 +233,12 @@ def _results(
     )
     for name, partition in partitions.items()
   }
-  return context.run(
+  results = context.run(
     conditions,
     cohort_size=sizes.num_clients,
     personalization=sizes.fine_tuning(),
   )
+  return map(_row, results)
 
 
 def _row(result: trials.Result) -> Mapping[str, Any]:
@@ -277,11 +267,6 @@ def _row(result: trials.Result) -> Mapping[str, Any]:
   if not result.is_fine_tuned:
     values = {name: value['last_10_mean'] for name, value in values.items()}
   return {**result.columns(), **values}
-
-
-def _run(context, compared, partitions):
-  """The rows of all methods on all partitions."""
-  return map(_row, _results(context, compared, partitions))
 
 
 def measure_domains(context: trials.Context) -> paper.Rows:
@@ -475,50 +460,6 @@ def k_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   )
 
 
-def measure_ridge(context: trials.Context) -> paper.Rows:
-  """FedDAR's scores by the ridge of second-order aggregation.
-
-  `effective_rank` is the mean over domains and rounds.
-  """
-  own = {'projection_dim': context.sizes.projection_dim}
-  compared = [
-    *(
-      trials.Method(_RIDGE(ridge), 'fed_dar', {**own, 'ridge': ridge})
-      for ridge in _RIDGES
-    ),
-    trials.Method(_WA, 'fed_dar', {**own, **_WEIGHTED_AVERAGE}),
-  ]
-  partitions = {
-    _FEW: context.sizes.one_partition,
-    _MANY: context.sizes.partitions['alpha=0.5'],
-  }
-  if context.settings.fast:
-    # The default and the next one.
-    compared = compared[1:3]
-  for result in _results(context, compared, partitions):
-    ranks = [
-      list(metrics['effective_rank'].values())
-      for metrics in result.run.history
-      if 'effective_rank' in metrics
-    ]
-    yield {**_row(result), 'effective_rank': np.mean(ranks) if ranks else None}
-
-
-def ridge_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
-  """Claims on the cost of the default ridge."""
-  default = _RIDGE(pfl.ALGORITHMS['fed_dar'].hparams().ridge)
-  others = [name for name in table.distinct('method') if name != default]
-  for partition, other in itertools.product(
-    table.distinct('partition'), others
-  ):
-    yield claims.difference(
-      f'{partition}: {default} costs at most 0.01 against {other}',
-      'FedDAR, equation 8',
-      table.lead('mean', default, other, partition=partition),
-      above=-0.01,
-    )
-
-
 def measure_ablation(context: trials.Context) -> paper.Rows:
   """The scores with components of FedDAR."""
   compared = _components(context.sizes)
@@ -566,13 +507,6 @@ def ablation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
 
 
 _experiment = functools.partial(paper.Experiment, full=FULL, fast=FAST)
-_ablation_experiment = functools.partial(
-  _experiment,
-  paper='FedDAR, table 2',
-  measure=measure_ablation,
-  claims=ablation_claims,
-  draw=draw_domains,
-)
 EXPERIMENTS = (
   _experiment(
     name='feddar_domains',
@@ -612,20 +546,11 @@ EXPERIMENTS = (
     ),
   ),
   _experiment(
-    name='feddar_ridge',
-    summary='Second-order aggregation with larger and smaller ridges',
-    paper='FedDAR, equation 8',
-    measure=measure_ridge,
-    claims=ridge_claims,
+    name='feddar_ablation',
+    summary="FedDAR's components, one after another",
+    paper='FedDAR, table 2',
+    measure=measure_ablation,
+    claims=ablation_claims,
     draw=draw_domains,
-    full={Sizes().dataset: Sizes()},
-  ),
-  _ablation_experiment(
-    name='feddar_ablation', summary="FedDAR's components, one after another"
-  ),
-  _ablation_experiment(
-    name='feddar_ablation_small_alpha',
-    summary='The same where clients have almost one domain each',
-    full={_SMALL_ALPHA.dataset: _SMALL_ALPHA},
   ),
 )

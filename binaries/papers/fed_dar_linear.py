@@ -266,7 +266,7 @@ def draw(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
     log_y=True,
     title=f'Unequal domains, {num_samples} samples',
   )
-  plots.share_legend(figure)
+  panels.share_legend(figure)
 
 
 def measure_rate(context: trials.Context) -> paper.Rows:

@@ -50,11 +50,10 @@ from matplotlib.figure import Figure
 from scipy import special
 
 import tff_pfl as pfl
-from binaries.papers import fed_fac
+from binaries.papers import fed_fac, representation
 from binaries.papers.engine import claims, panels, paper, tables, trials
 from tff_pfl import errors
 from tff_pfl.core import objectives, scoring
-from tff_pfl.runs import representation
 from tff_pfl.runtime import base as runtime_base
 
 _FIGURE_1, _FIGURE_2 = 'FedSplit, figure 1', 'FedSplit, figure 2'

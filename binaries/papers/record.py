@@ -3,6 +3,8 @@
 `records/NAME.json` in the folder of the results' pages has what an experiment
 at full size came to: its claims and sizes. From the records come the tables of
 claims on the pages (after `<!-- claims: NAME -->`) and the table of coverage.
+An experiment that is no longer in the registry keeps its record, and the pages
+name the last commit with its code.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ _KEPT = (
 )
 _END = '<!-- end of claims -->'
 _COVERAGE, _END_OF_COVERAGE = '<!-- coverage -->', '<!-- end of coverage -->'
+# The last commit with the code of experiments that only have records now.
+_LAST_COMMIT = '80dc5961'
 # Of an experiment's sizes, what the table of coverage tells.
 _SIZES = {
   'num_clients': 'clients',
@@ -69,7 +73,7 @@ def update(
     docs_dir: Folder of the pages.
     summaries: Summary from `paper.run` of each experiment that ran.
     results_dir: Folder of their folders.
-    experiments: All there are, by name.
+    experiments: All in the registry, by name.
 
   Raises:
     ValueError: If an experiment ran at a small size.
@@ -111,7 +115,7 @@ def rewritten(
   Args:
     text: The page.
     records: Records by the experiments' names.
-    experiments: All there are, by name.
+    experiments: All in the registry, by name.
   """
   text = re.sub(
     rf'<!-- claims: (\w+) -->\n(?:\*\*(?:.|\n)*?{_END}\n)?',
@@ -139,9 +143,12 @@ def _claims(name, records, experiments):
     conditions += (
       f"; {decided} comparisons are decided with Holm's correction, too"
     )
+  experiment = experiments.get(name)
+  code = f'`{_command(name, record, experiment)}`'
+  if experiment is None:
+    code += f', whose code runs at commit {_LAST_COMMIT}'
   lines = [
-    f'**{_count(record)}** ({conditions}):'
-    f' `{_command(name, record, experiments[name])}`',
+    f'**{_count(record)}** ({conditions}): {code}',
     '',
     '| claim | measured | wanted | |',
     '|---|---|---|---|',
@@ -164,6 +171,8 @@ def _command(name, record, experiment):
   dataset = _dataset(record, experiment)
   if dataset and registry.DATASETS[dataset].takes_data_dir:
     command += ' --data_dir=DIR'
+  if experiment is None:
+    return command
   num_seeds = record['claims'][0]['num_seeds']
   if num_seeds != next(iter(experiment.full.values())).num_seeds:
     command += f' --num_seeds={num_seeds}'
@@ -174,6 +183,8 @@ def _command(name, record, experiment):
 
 def _dataset(record, experiment):
   """The one that was asked for, or the experiment's own; None for generated."""
+  if experiment is None:
+    return record['setup']['dataset']
   return record['dataset'] or next(iter(experiment.full))
 
 
@@ -194,17 +205,28 @@ def _coverage(records, experiments):
   for name, experiment in experiments.items():
     record = records.get(name)
     dataset, sizes = next(iter(experiment.full.items()))
-    setup, result, time = vars(sizes), 'not measured yet', ''
+    setup = vars(sizes)
     if record is not None:
-      dataset = _dataset(record, experiment)
-      setup = record['setup'] or setup
-      result = _count(record)
-      if record['seconds'] is not None:
-        minutes = record['seconds'] / 60
-        time = f'{minutes / 60:.1f} h' if minutes > 90 else f'{minutes:.0f} min'
-    size = [dataset or 'generated', *_sizes(setup)]
-    cells = [experiment.paper, f'`{name}`', ', '.join(size), result, time]
-    yield f'| {" | ".join(cells)} |'
+      dataset, setup = _dataset(record, experiment), record['setup'] or setup
+    yield _row(experiment.paper, f'`{name}`', dataset, setup, record)
+  for name, record in records.items():
+    if name not in experiments:
+      sources = '; '.join(dict.fromkeys(c['source'] for c in record['claims']))
+      setup = record['setup']
+      at = f'`{name}`, at {_LAST_COMMIT}'
+      yield _row(sources, at, setup['dataset'], setup, record)
+
+
+def _row(source, name, dataset, setup, record):
+  """A line of the table of coverage; without a record it is not measured."""
+  result, time = 'not measured yet', ''
+  if record is not None:
+    result = _count(record)
+    if record['seconds'] is not None:
+      minutes = record['seconds'] / 60
+      time = f'{minutes / 60:.1f} h' if minutes > 90 else f'{minutes:.0f} min'
+  size = ', '.join([dataset or 'generated', *_sizes(setup)])
+  return f'| {" | ".join([source, name, size, result, time])} |'
 
 
 def _sizes(setup):

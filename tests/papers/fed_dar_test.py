@@ -1,6 +1,5 @@
 """FedDAR's experiments with networks, without their training."""
 
-import numpy as np
 import pytest
 
 from binaries.papers import fed_dar
@@ -40,18 +39,3 @@ def test_fed_bn_and_fed_avg_beside_it_have_batch_normalization():
   ]
   each = len(sizes.partitions) * sizes.num_seeds
   assert sorted(normalized) == ['fed_avg'] * each + ['fed_bn'] * each
-
-
-def test_the_ridge_is_compared_with_others_and_tells_the_directions_left():
-  def finish(trial):
-    second_order = trial.config.hparams.aggregation == 'second_order'
-    ranks = [{}, {'effective_rank': {'a': 3.0, 'b': 5.0}}]
-    return untrained.finished(0.8, history=ranks if second_order else [{}])
-
-  context = untrained.Context(fed_dar.Sizes(), finish)
-  table = context.measured(fed_dar.measure_ridge)
-  assert len(context.trials) == 2 * 5 * 5
-  ranks = table.where(partition='few examples, unequal domains', seed=0)
-  np.testing.assert_array_equal(
-    ranks.frame['effective_rank'], [4, 4, 4, 4, np.nan]
-  )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from binaries.papers import fed_fac, fed_fac_protocol
+from binaries.papers import fed_fac
 from binaries.papers.engine import trials
 from tests.papers import untrained
 
@@ -155,55 +155,3 @@ def test_tuning_goes_on_from_the_best():
   # The point that an earlier sweep chose is the same trial.
   names = [trial.name for trial in context.trials]
   assert {*names[2:4]} <= {*names[6:10]}
-
-
-def test_pretrained_networks_are_trained_first_on_the_other_classes():
-  def finish(trial):
-    return untrained.finished(0.5, directory=f'/runs/{trial.name}')
-
-  sizes = dataclasses.replace(fed_fac_protocol.PRETRAINED_FAST, num_seeds=2)
-  context = untrained.Context(sizes, finish)
-  rows = list(fed_fac_protocol.measure_pretrained(context))
-  assert {row['accuracy_before'] for row in rows} == {0.5}
-  assert [(row['start'], row['method'], row['seed']) for row in rows] == [
-    (start, method, seed)
-    for start in ('random start', 'pre-trained start')
-    for method in sizes.methods
-    for seed in range(2)
-  ]
-  before, at_random, pretrained = np.split(
-    np.array(context.trials), [2, 2 + 2 * len(sizes.methods)]
-  )
-  assert len({trial.name for trial in context.trials}) == len(context.trials)
-  for trial in before:
-    assert trial.config.algorithm == 'fed_avg'
-    assert trial.config.num_clients == 1
-    assert trial.config.dataset_arguments['classes'] == (0, 1, 2, 3, 4)
-  for plain, trial in zip(at_random, pretrained):
-    config = trial.config
-    assert config.dataset_arguments['classes'] == (5, 6, 7, 8, 9)
-    assert config.initial_run == f'/runs/{before[config.seed].name}'
-    assert config.initial_run_part == 'body'
-    # Nothing else differs.
-    assert plain.config == dataclasses.replace(
-      config, initial_run=None, initial_run_part='all'
-    )
-
-
-def test_new_clients_are_scored_with_both_kinds_of_statistics():
-  new = {'new_clients': _scores([0.1, 0.2], [0.2, 0.4])}
-  sizes = dataclasses.replace(
-    fed_fac_protocol.STATISTICS_FAST,
-    partitions={'pi = 1': 'client_dirichlet:10'},
-  )
-  context = untrained.Context(
-    sizes, lambda trial: untrained.finished(0.9, variant=lambda name: new)
-  )
-  rows = list(fed_fac_protocol.measure_statistics(context))
-  np.testing.assert_allclose(
-    [row['accuracy'] for row in rows], [0.9, 0.3, 0.15] * 2
-  )
-  first, second = context.configs
-  assert (first.statistics, second.statistics) == ('global', 'local')
-  assert first.model_arguments['normalization'] == 'batch'
-  assert first.num_clients == sizes.num_clients - sizes.num_new_clients

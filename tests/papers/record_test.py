@@ -1,5 +1,6 @@
 """Results in the documentation; `docs_test` has the pages themselves."""
 
+import re
 import types
 
 import pytest
@@ -71,6 +72,27 @@ def test_a_command_has_the_seed_unless_it_is_the_experiments(
     _TABLE, {'first': {**_RECORD, 'seed': seed}}, {'first': experiment}
   )
   assert table == _TABLE.replace('DIR`', f'DIR{told}`')
+
+
+def test_what_is_no_longer_an_experiment_keeps_its_table_and_names_a_commit():
+  source = {**_CLAIM, 'source': 'Table 1'}
+  other = {**source, 'source': 'Figure 2'}
+  setup = {'dataset': 'mnist', 'num_seeds': 5}
+  old = {**_RECORD, 'setup': setup, 'claims': [source, other]}
+  page = '<!-- claims: old -->\n<!-- coverage -->\n<!-- end of coverage -->\n'
+  page = _rewritten(page, {'first': _RECORD, 'old': old})
+  assert page.count(record._LAST_COMMIT) == 2
+  assert (
+    '--experiment=old --dataset=mnist --data_dir=DIR`, whose code runs at'
+  ) in page
+  first, last = re.findall(r'^\|.*`(?:first|old)`.*$', page, re.MULTILINE)
+  assert first.startswith('| Table 1 | `first` | mnist, 5 seeds | 1 of 2 ')
+  assert last == (
+    f'| Table 1; Figure 2 | `old`, at {record._LAST_COMMIT} | mnist, 5 seeds |'
+    ' 2 of 2 claims hold | 90 min |'
+  )
+  # Its claims count with the others.
+  assert '**3 of 4 claims hold, 1 fail**' in page
 
 
 def test_what_ran_is_recorded_with_its_picture(tmp_path):

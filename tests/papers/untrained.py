@@ -42,7 +42,6 @@ def finished(accuracy, fine_tuned=None, num_rounds=0, **values):
       'history': [{'loss': 1.0}, {'loss': 0.5}],
       'evaluations': [{'round': num_rounds, **score(accuracy)}],
       'variant': lambda name: last,
-      'directory': 'unused',
       'open': _opened,
       **values,
     }

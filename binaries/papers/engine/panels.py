@@ -20,8 +20,10 @@ def curves(column: str, *, over: str, **options: Any) -> Draw:
   Args:
     column: Column to draw.
     over: Column of the x axis.
-    **options: Options of `plots.curves` and, but `draw`, of `plots.panels`, of
-      which `panel` is the column.
+    **options: Options of `plots.curves`, and of a figure with a panel for each
+      value of a column, `panel`: the `width` of a panel in inches, `title`, a
+      function of the value, `sharey`, for one vertical axis, and
+      `shared_legend`, for panels with the same curves.
   """
   return functools.partial(_draw, plots.curves, y=column, x=over, **options)
 
@@ -32,8 +34,7 @@ def bars(column: str, *, group: str, **options: Any) -> Draw:
   Args:
     column: Column to draw.
     group: Column that groups the bars.
-    **options: Options of `plots.bars` and, but `draw`, of `plots.panels`, of
-      which `panel` is the column.
+    **options: Options of `plots.bars`, and of panels as for `curves`.
   """
   return functools.partial(_draw, plots.bars, y=column, x=group, **options)
 
@@ -58,15 +59,27 @@ def _draw(
   **options: Any,
 ) -> None:
   _say_spread(figure, sizes.num_seeds)
-  plots.panels(
-    table.frame,
-    panel,
-    functools.partial(draw_panel, **options),
-    width=width,
-    title=title,
-    sharey=sharey,
-    shared_legend=shared_legend,
-    figure=figure,
+  parts = {'': table.frame}
+  if panel is not None:
+    parts = {
+      title(value): table.frame[table.frame[panel] == value]
+      for value in table.frame[panel].unique()
+    }
+  figure.set_size_inches(width * len(parts), 4.4)
+  axes = figure.subplots(1, len(parts), sharey=sharey, squeeze=False)[0]
+  for ax, (name, part) in zip(axes, parts.items()):
+    draw_panel(part, title=name, ax=ax, **options)
+  if shared_legend:
+    share_legend(figure)
+
+
+def share_legend(figure: Figure) -> None:
+  """Puts one legend below all panels, which have the same curves."""
+  handles, labels = figure.axes[-1].get_legend_handles_labels()
+  for ax in figure.axes:
+    ax.get_legend().remove()
+  figure.legend(
+    handles, labels, loc='outside lower center', ncols=4, frameon=False
   )
 
 

@@ -93,7 +93,7 @@ class Condition(NamedTuple):
 
   Attributes:
     methods: Methods to compare.
-    config: Fields of `RunConfig`; a value may be a function of the seed.
+    config: Fields of `RunConfig`.
     hparams: Hyperparameters, of which each method takes those that it has.
   """
 
@@ -251,7 +251,6 @@ class Context:
     conditions: Mapping[Hashable, Condition],
     *,
     seeds: Optional[Sequence[int]] = None,
-    label: str = '',
     num_new_clients: int = 0,
     **config: Any,
   ) -> Iterator[Result]:
@@ -260,11 +259,10 @@ class Context:
     Args:
       conditions: Conditions by name, or number.
       seeds: Seeds; None for those of the experiment.
-      label: Text that tells runs from others of the same names.
       num_new_clients: Clients besides `num_clients` that are not trained.
-      **config: Fields of `RunConfig` that all runs have, or functions from a
-        seed to them; the defaults are the fields of `sizes` with their names.
-        Without `rounds_per_evaluation` only the last rounds are evaluated.
+      **config: Fields of `RunConfig` that all runs have; the defaults are the
+        fields of `sizes` with their names. Without `rounds_per_evaluation` only
+        the last rounds are evaluated.
 
     Yields:
       The results by condition, method and seed; for a method with `fine_tuned`
@@ -276,7 +274,7 @@ class Context:
     seeds = self.seeds if seeds is None else seeds
     wanted = {
       (name, method.name, seed): self._trial(
-        method, condition, seed, f'{label}-{name}', num_new_clients, config
+        method, condition, seed, name, num_new_clients, config
       )
       for name, condition in conditions.items()
       for method in condition.methods
@@ -321,7 +319,7 @@ class Context:
       for wanted in trials
     ]
 
-  def _trial(self, method, condition, seed, label, num_new_clients, config):
+  def _trial(self, method, condition, seed, name, num_new_clients, config):
     """One run of a method, whose own settings go before the condition's."""
     names = {field.name for field in dataclasses.fields(pfl.RunConfig)}
     # Those of sizes are of no one method, see `training`.
@@ -331,7 +329,6 @@ class Context:
       **config,
       **condition.config,
     }
-    config = {n: v(seed) if callable(v) else v for n, v in config.items()}
     config.setdefault('rounds_per_evaluation', config['num_rounds'])
     shared = {**training(self.sizes), **condition.hparams}
     if 'personalization' not in config:
@@ -341,7 +338,7 @@ class Context:
       )
     config.update(method.config)
     return trial.Trial(
-      name=_slug(f'{label}-{method.name}-{seed}'),
+      name=_slug(f'{name}-{method.name}-{seed}'),
       config=pfl.RunConfig(
         algorithm=method.algorithm,
         hparams=hparams_of(method.algorithm, shared, method.hparams),

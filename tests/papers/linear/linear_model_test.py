@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from binaries.papers import representation as representation_lib
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
-from tff_pfl.runs import representation as representation_lib
 
 distance = representation_lib.principal_angle_distance
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from binaries.papers import representation as representation_lib
 from binaries.papers.linear import methods, simulation
 from binaries.papers.linear import model as model_lib
 from binaries.papers.linear import problem as problem_lib
 from tests.papers.linear import arrays
 from tff_pfl import errors
-from tff_pfl.runs import representation as representation_lib
 
 _NUM_CLIENTS, _DIMENSION, _RANK, _NUM_SAMPLES = 4, 5, 2, 6
 _RATE = 0.1

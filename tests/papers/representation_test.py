@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import scipy.linalg
 
+from binaries.papers import representation
 from tests.methods import toy_problems
 from tff_pfl.models import keras_bridge
-from tff_pfl.runs import representation
 
 
 def _rng(seed=0):
