@@ -46,13 +46,9 @@ def principal_angle_distance(a: Any, b: Any) -> float:
     `k2 > k1`). It is symmetric for `k1 == k2`.
 
   Raises:
-    ValueError: If a basis is no matrix, not finite or rank deficient, or if the
-      two have different numbers of rows.
+    ValueError: If a basis is not finite or rank deficient.
   """
   a, b = _orthonormal(a, 'a'), _orthonormal(b, 'b')
-  errors.expect(
-    len(a) == len(b), 'b', f'of {len(a)} rows, like `a`', f'{len(b)} rows'
-  )
   residual = b - a @ (a.T @ b)
   # Rounding may leave a trace of `a` in it.
   residual -= a @ (a.T @ residual)
@@ -78,17 +74,10 @@ def linear_cka(a: Any, b: Any) -> float:
     scale; NaN where it is undefined as `a` or `b` is the same for all examples.
 
   Raises:
-    ValueError: If the features are no matrices of as many rows, or not finite.
+    ValueError: If the features are not finite.
   """
-  a, b = _finite_matrix(a, 'a', '[n, p]'), _finite_matrix(b, 'b', '[n, q]')
-  num_examples = len(a)
-  errors.expect(
-    len(b) == num_examples,
-    'b',
-    f'of {num_examples} rows, like `a`',
-    f'{len(b)} rows',
-  )
-  if num_examples < max(a.shape[1], b.shape[1]):
+  a, b = _finite(a, 'a'), _finite(b, 'b')
+  if len(a) < max(a.shape[1], b.shape[1]):
     grams = _gram(a), _gram(b)
     similarity = np.vdot(*grams)
     norms = [np.linalg.norm(gram) for gram in grams]
@@ -121,9 +110,9 @@ def class_cosine_similarity(
     the diagonal for one with a single example.
 
   Raises:
-    ValueError: If features are no matrix or not finite.
+    ValueError: If features are not finite.
   """
-  features = _finite_matrix(features, 'features', '[n, p]')
+  features = _finite(features, 'features')
   labels = np.asarray(labels)
   means = np.full([num_classes, features.shape[1]], np.nan)
   self_similarity = np.full([num_classes], np.nan)
@@ -162,10 +151,6 @@ def layer_features(
   Returns:
     Layer name to `[n, p]`: an example's outputs in one row. A layer's own
     activation is included.
-
-  Raises:
-    ValueError: If the model does not tell its layer outputs or has no such
-      layer, or if weights or inputs are not the model's.
   """
   layers = tuple(model.layers if layers is None else layers)
   (features,) = _features_of_layers(model, layers, [weights], x)
@@ -194,7 +179,7 @@ def layer_cka(
     of its outputs; NaN for a layer with the same output for all examples.
 
   Raises:
-    ValueError: As `layer_features`, or if an output is not finite.
+    ValueError: If an output is not finite.
   """
   similarities = collections.OrderedDict()
   for layer in model.layers:
@@ -206,7 +191,7 @@ def layer_cka(
 def body_features(
   model: split_model.SplitModel, weights: split_model.Weights, x: Any
 ) -> np.ndarray:
-  """The features that the head reads, in inference mode.
+  """The features that the head reads, one tensor, in inference mode.
 
   Args:
     weights: The weights of the body, or more.
@@ -214,9 +199,6 @@ def body_features(
 
   Returns:
     `[n, p]`: an example's features in one row.
-
-  Raises:
-    ValueError: If weights or inputs are not the model's.
   """
   weights = split_model.check_weights(model, weights, model.body_layers)
 
@@ -229,13 +211,6 @@ def body_features(
 
 def _features_of_layers(model, layers, weights_sets, x) -> list:
   """For each set of weights a list of the layers' features."""
-  errors.expect(
-    model.layer_outputs is not None,
-    'model',
-    'a model that tells its `layer_outputs`, as those from Keras do',
-    model.name,
-  )
-  model.weight_names(layers)
 
   def outputs_of(weights, x):
     outputs = model.layer_outputs(weights, x)
@@ -252,8 +227,7 @@ def _features(model, outputs_of, weights_sets, x) -> list:
   """Outputs of all examples, computed for some at a time.
 
   Args:
-    outputs_of: `(weights, x) -> list` of outputs `[rows, ...]` or structures of
-      such; traced once.
+    outputs_of: `(weights, x) -> list` of outputs `[rows, ...]`; traced once.
     weights_sets: Sets of weights; read several times.
     x: Inputs `[n, ...]`.
 
@@ -261,25 +235,14 @@ def _features(model, outputs_of, weights_sets, x) -> list:
     For each set of weights a list with an array `[n, p]` for each output.
   """
   spec = model.element_spec['x']
-  errors.expect_type(spec, tf.TensorSpec, 'model', 'one with a single input')
   x = np.asarray(x)
-  errors.expect(
-    spec.shape.is_compatible_with(x.shape[1:]) and x.size,
-    'x',
-    f'of shape {[None, *spec.shape]} with at least one example',
-    x.shape,
-  )
-
-  def rows(value):
-    parts = [
-      tf.reshape(part, [tf.shape(part)[0], -1])
-      for part in tf.nest.flatten(value)
-    ]
-    return tf.concat(parts, axis=1)
 
   @tf.function(autograph=False)
   def rows_of(weights, x):
-    return [rows(value) for value in outputs_of(weights, x)]
+    return [
+      tf.reshape(value, [tf.shape(value)[0], -1])
+      for value in outputs_of(weights, x)
+    ]
 
   traced = rows_of.get_concrete_function(
     weights_sets[0], tf.TensorSpec([None, *spec.shape], spec.dtype)
@@ -302,17 +265,11 @@ def _features(model, outputs_of, weights_sets, x) -> list:
   return [features(weights) for weights in weights_sets]
 
 
-def _finite_matrix(value: Any, name: str, shape: str) -> np.ndarray:
-  """Returns a checked matrix of floats, as precise as they are."""
+def _finite(value: Any, name: str) -> np.ndarray:
+  """Returns an array of floats, as precise as they are, all finite."""
   value = np.asarray(value)
   if not np.issubdtype(value.dtype, np.floating):
     value = value.astype(np.float64)
-  errors.expect(
-    value.ndim == 2 and value.size,
-    name,
-    f'of shape {shape} with both at least 1',
-    value.shape,
-  )
   errors.expect(
     np.isfinite(value).all(), name, 'finite', 'a number that is not'
   )
@@ -339,7 +296,7 @@ def _gram(features: np.ndarray) -> np.ndarray:
 
 def _orthonormal(basis: Any, name: str) -> np.ndarray:
   """Returns an orthonormal basis of the column space."""
-  basis = _finite_matrix(basis, name, '[d, k]').astype(np.float64)
+  basis = _finite(basis, name).astype(np.float64)
   # Columns of very different lengths are no deficiency.
   lengths = np.linalg.norm(basis, axis=0)
   scaled = basis / np.where(lengths > 0, lengths, 1)

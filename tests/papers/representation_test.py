@@ -1,14 +1,11 @@
 import collections
-import dataclasses
 
-import keras
 import numpy as np
 import pytest
 import scipy.linalg
 
 from binaries.papers import representation
 from tests.methods import toy_problems
-from tff_pfl.models import keras_bridge
 
 
 def _rng(seed=0):
@@ -36,9 +33,8 @@ def test_distance_of_two_lines_is_the_sine_of_their_angle():
   assert distance(identity, _rng().normal(size=(4, 3))) < 1e-14
 
 
-@pytest.mark.parametrize('angle', [1e-4, 1e-8, 1e-12])
-def test_small_angles_are_right(angle):
-  basis = _orthogonal(9)
+def test_small_angles_are_right():
+  angle, basis = 1e-12, _orthogonal(9)
   turned = np.concatenate(
     [
       basis[:, :2],
@@ -51,61 +47,36 @@ def test_small_angles_are_right(angle):
   ) == pytest.approx(angle, rel=1e-3)
 
 
-@pytest.mark.parametrize('seed', range(2))
-def test_distance_equals_scipys_largest_angle(seed):
-  a, b = _rng(seed).normal(size=(2, 8, 3))
+def test_distance_equals_scipys_and_depends_on_the_spaces_only():
+  a, b = _rng().normal(size=(2, 10, 3))
+  distance = representation.principal_angle_distance
   # Close and far spaces.
   for other in (b, a + 1e-3 * b):
     expected = np.sin(scipy.linalg.subspace_angles(a, other).max())
-    distance = representation.principal_angle_distance(a, other)
-    assert distance == pytest.approx(expected, rel=1e-9)
-    assert representation.principal_angle_distance(other, a) == pytest.approx(
-      distance, rel=1e-9
-    )
-
-
-def test_distance_depends_on_the_spaces_only():
-  a, b = _rng().normal(size=(2, 10, 3))
-  expected = representation.principal_angle_distance(a, b)
+    assert distance(a, other) == pytest.approx(expected, rel=1e-9)
+    assert distance(other, a) == pytest.approx(expected, rel=1e-9)
+  expected = distance(a, b)
   change = _rng(1).normal(size=(3, 3))
   # Columns of very different lengths are a basis all the same.
   scaled = b @ np.diag([1e-12, 1.0, 1e12])
   turn = _orthogonal(10)
   for other_a, other_b in ((a @ change, b), (a, scaled), (turn @ a, turn @ b)):
-    assert representation.principal_angle_distance(
-      other_a, other_b
-    ) == pytest.approx(expected, rel=1e-9)
+    assert distance(other_a, other_b) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(
-  'basis, reason',
+  'function, arguments, reason',
   [
-    (np.ones((3, 2)), 'full column rank 2, found .rank 1'),
-    (np.zeros((3, 1)), 'full column rank 1, found .rank 0'),
-    (np.ones((2, 3)), 'full column rank 3, found .rank 1'),
-    ([[1.0], [np.nan], [0.0]], 'finite'),
-    (np.ones(3), r'of shape \[d, k\]'),
-    (np.ones((3, 0)), 'at least 1'),
+    ('principal_angle_distance', [np.ones((3, 2)), np.eye(3)], '`a`.*rank 2'),
+    ('principal_angle_distance', [np.eye(3), np.zeros((3, 1))], '`b`.*rank 1'),
+    ('principal_angle_distance', [[[np.nan]], [[1.0]]], '`a` to be finite'),
+    ('linear_cka', [np.eye(5), np.full((5, 1), np.inf)], '`b` to be finite'),
+    ('class_cosine_similarity', [[[np.inf]], [0], 1], '`features` to be fin'),
   ],
 )
-def test_what_is_no_basis_is_refused_by_name(basis, reason):
-  good = np.eye(3)[:, :1]
-  with pytest.raises(ValueError, match=f'Expected `a` to be .*{reason}'):
-    representation.principal_angle_distance(basis, good)
-  with pytest.raises(ValueError, match=f'Expected `b` to be .*{reason}'):
-    representation.principal_angle_distance(good, basis)
-
-
-def test_what_is_no_pair_of_features_is_refused():
-  for function, arguments, reason in (
-    ('principal_angle_distance', [np.eye(3)[:, :1], np.eye(4)], '3 rows, like'),
-    ('linear_cka', [np.eye(5), np.ones((4, 2))], '`b` to be of 5 rows, like'),
-    ('linear_cka', [np.eye(5), np.ones(5)], r'`b` to be of shape \[n, q\]'),
-    ('linear_cka', [np.eye(5), np.full((5, 1), np.inf)], '`b` to be finite'),
-    ('class_cosine_similarity', [np.ones(3), [0] * 3, 2], '`features` to be'),
-  ):
-    with pytest.raises(ValueError, match=reason):
-      getattr(representation, function)(*arguments)
+def test_what_has_no_such_measure_is_refused(function, arguments, reason):
+  with pytest.raises(ValueError, match=reason):
+    getattr(representation, function)(*arguments)
 
 
 # Linear CKA.
@@ -135,7 +106,7 @@ def test_cka_computed_by_hand():
 @pytest.mark.parametrize(
   'widths',
   # More examples than features, fewer, and more columns than a block has.
-  [(3, 5), (20, 20), (50, 2), (2, 50), (9000, 30)],
+  [(3, 5), (2, 50), (9000, 30)],
 )
 def test_cka_equals_that_of_its_definition(widths):
   rng = _rng(widths[0])
@@ -188,20 +159,14 @@ def test_class_similarity_equals_the_mean_over_pairs():
   # A network may be dead on an example.
   features[[0, 7]] = 0
   labels = rng.integers(0, 4, size=40)
-  units = features / np.maximum(
-    np.linalg.norm(features, axis=1, keepdims=True), 1e-300
-  )
-  expected = np.empty((4, 4))
-  for i in range(4):
-    for j in range(4):
-      expected[i, j] = np.mean(
-        [
-          units[s] @ units[t]
-          for s in np.flatnonzero(labels == i)
-          for t in np.flatnonzero(labels == j)
-          if s != t
-        ]
-      )
+  lengths = np.linalg.norm(features, axis=1, keepdims=True)
+  units = features / np.maximum(lengths, 1e-300)
+  products = units @ units.T
+  np.fill_diagonal(products, np.nan)
+  expected = [
+    [np.nanmean(products[np.ix_(labels == i, labels == j)]) for j in range(4)]
+    for i in range(4)
+  ]
   np.testing.assert_allclose(
     representation.class_cosine_similarity(features, labels, 4),
     expected,
@@ -267,28 +232,6 @@ def test_outputs_of_images_and_sequences_are_one_row_an_example():
     np.testing.assert_allclose(value, features[name][2:3], rtol=1e-5, atol=1e-6)
 
 
-def test_several_features_across_the_cut_are_one_row():
-  inputs = keras.Input([5])
-  left = keras.layers.Dense(2, name='left')(inputs)
-  right = keras.layers.Dense(3, name='right')(inputs)
-  joined = keras.layers.Concatenate(name='joined')([left, right])
-  model = keras_bridge.from_keras(
-    keras.Model(inputs, keras.layers.Dense(3, name='head')(joined)),
-    head_layers=['joined', 'head'],
-    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-  )
-  weights = model.initial_weights
-  x = _rng().normal(size=(4, 5)).astype(np.float32)
-  np.testing.assert_allclose(
-    representation.body_features(model, weights, x),
-    np.concatenate(
-      [x @ weights['left/kernel'], x @ weights['right/kernel']], axis=1
-    ),
-    rtol=1e-5,
-    atol=1e-6,
-  )
-
-
 def test_layer_cka_is_that_of_the_features(normalizing_model):
   model = normalizing_model
   before = model.initial_weights
@@ -308,22 +251,3 @@ def test_layer_cka_is_that_of_the_features(normalizing_model):
     rel=1e-6,
   )
   assert cka['head'] < 0.99
-
-
-def test_what_a_model_does_not_have_is_refused(normalizing_model):
-  model = normalizing_model
-  weights, x = model.initial_weights, np.zeros((2, 5), np.float32)
-  some = {k: v for k, v in weights.items() if k != 'norm/gamma'}
-  wide = {**weights, 'norm/gamma': np.ones(3, np.float32)}
-  for arguments, reason in (
-    ((dataclasses.replace(model, layer_outputs=None), weights, x), 'tells its'),
-    ((model, weights, x, ['third']), "found 'third'"),
-    ((model, some, x), 'found "no \'norm/gamma\'"'),
-    ((model, wide, x), r"shape \(4,\) for 'norm/gamma'"),
-    ((model, weights, x[:, 1:]), '`x` to be of shape'),
-    ((model, weights, x[:0]), '`x` to be of shape'),
-  ):
-    with pytest.raises(ValueError, match=reason):
-      representation.layer_features(*arguments)
-  body = {k: v for k, v in weights.items() if not k.startswith('head')}
-  assert representation.body_features(model, body, x).shape == (2, 4)
