@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -36,8 +37,7 @@ def test_likeness_does_not_depend_on_scale_and_offset():
 
 
 def test_figure_1_tells_neurons_that_are_alike_from_those_of_some_clients():
-  alike = np.array([[3, 3, 3, 3], [1, 1, 1, 1]])
-  assert fed_fac_units.share_between_clients(alike) == 0
+  assert fed_fac_units.share_between_clients(np.outer([3, 1], np.ones(4))) == 0
   of_some = np.array([[4, 0, 0, 0], [3, 3, 3, 0], [0, 0, 0, 0]])
   # Of variances 3, 27 / 16 and 0, and of all, 43 / 12 - (13 / 12)^2.
   assert fed_fac_units.share_between_clients(of_some) == pytest.approx(
@@ -111,6 +111,14 @@ def test_clients_train_alone_and_neurons_are_on_for_their_images():
   assert {c.cohort_size for c in configs} == {_NEURONS.fast.num_clients}
 
 
+def _opened(personal_weights, layer, **values):
+  """A stand-in for a run of two units, of which the first is shared."""
+  run = mock.MagicMock(personal_weights=personal_weights, **values)
+  is_shared = {layer: np.array([True, False])}
+  run.server_state.return_value.algorithm = {'is_shared': is_shared}
+  return run
+
+
 @pytest.mark.parametrize('statistics', ['global', 'local'])
 def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
   # Channel 0 is shared, and FedAvg's is its double; 1 is personal. With local
@@ -118,16 +126,17 @@ def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
   sizes = dataclasses.replace(
     fed_fac_units.FEATURES_FAST, statistics=statistics, layer='conv_1'
   )
-  rng = np.random.default_rng(0)
+  with pytest.raises(ValueError, match="of 'normalize' alone.*test_fraction"):
+    dataclasses.replace(sizes, dataset_arguments={'test_fraction': 0.2})
   labels = np.array([0, 0, 1, 1])
-  shared, personal, other = rng.normal(size=[3, 4, 9])
+  shared, personal, other = np.random.default_rng(0).normal(size=[3, 4, 9])
   shared[2:] += 5
 
-  def open_run(algorithm):
+  def finish(wanted):
     def personal_weights(client_id, runtime):
       del runtime
       channels = (shared, personal)
-      if algorithm == 'fed_avg':
+      if wanted.config.algorithm == 'fed_avg':
         is_other = statistics == 'local' and client_id == 'b'
         channels = (other if is_other else 2 * shared, other)
       return {
@@ -135,33 +144,13 @@ def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
         'maps': np.stack(channels, axis=-1),
       }
 
-    state = types.SimpleNamespace(
-      algorithm={'is_shared': {'conv_1': np.array([True, False])}}
-    )
-    return types.SimpleNamespace(
-      data=types.SimpleNamespace(client_ids=['a', 'b', 'not shown']),
-      model=None,
-      personal_weights=personal_weights,
-      build_process=lambda: None,
-      server_state=lambda process, runtime: state,
-    )
+    run = _opened(personal_weights, 'conv_1')
+    run.data.client_ids = ['a', 'b', 'not shown']
+    return types.SimpleNamespace(open=lambda: run)
 
-  with pytest.raises(ValueError, match="of 'normalize' alone.*test_fraction"):
-    dataclasses.replace(sizes, dataset_arguments={'test_fraction': 0.2})
-
-  context = untrained.Context(
-    sizes,
-    lambda wanted: types.SimpleNamespace(
-      open=lambda: open_run(wanted.config.algorithm)
-    ),
-  )
-  monkeypatch.setattr(
-    context,
-    'load_arrays',
-    lambda *_, **__: types.SimpleNamespace(
-      x_test=np.zeros([4, 3, 3]), y_test=labels, transform=None
-    ),
-  )
+  context = untrained.Context(sizes, finish)
+  arrays = mock.Mock(x_test=np.zeros([4, 3]), y_test=labels, transform=None)
+  monkeypatch.setattr(context, 'load_arrays', lambda *_, **__: arrays)
   monkeypatch.setattr(
     fed_fac_units.representation,
     'layer_features',
@@ -169,92 +158,70 @@ def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
       'conv_1': weights['maps'].reshape(4, -1)
     },
   )
-  values = {
-    (row['channels'], row['score']): row['value']
-    for row in fed_fac_units.measure_features(context)
-  }
 
   def likeness(a, b):
     return np.corrcoef(a.ravel(), b.ravel())[0, 1]
 
-  of_second = likeness(shared, other) if statistics == 'local' else 1
-  assert values['shared', 'likeness to FedAvg'] == pytest.approx(
-    (1 + of_second) / 2
-  )
-  assert values['personal', 'likeness to FedAvg'] == pytest.approx(
-    likeness(personal, other)
-  )
-
   def specificity(maps):
-    found = fed_fac_units.specificity(maps.mean(axis=1)[:, np.newaxis], labels)
-    return pytest.approx(found.item())
+    return fed_fac_units.specificity(maps.mean(1)[:, None], labels)[0]
 
-  assert values['shared', 'specificity'] == specificity(shared)
-  assert values['personal', 'specificity'] == specificity(personal)
-  assert values['personal', "FedAvg's specificity"] == specificity(other)
+  of_second = likeness(shared, other) if statistics == 'local' else 1
+  values = {
+    (row['channels'], row['score']): row['value']
+    for row in fed_fac_units.measure_features(context)
+  }
+  for key, expected in {
+    ('shared', 'likeness to FedAvg'): (1 + of_second) / 2,
+    ('personal', 'likeness to FedAvg'): likeness(personal, other),
+    ('shared', 'specificity'): specificity(shared),
+    ('personal', 'specificity'): specificity(personal),
+    ('personal', "FedAvg's specificity"): specificity(other),
+  }.items():
+    assert values[key] == pytest.approx(expected), key
+
+
+@dataclasses.dataclass
+class _Config:
+  """Settings with which all weights are initialized to 0."""
+
+  seed: int
+  hparams: types.SimpleNamespace
+
+  def build_model(self, data):
+    del data
+    names = ('dense_1/kernel', 'dense_1/bias')
+    return types.SimpleNamespace(initial_weights=dict.fromkeys(names, 0.0))
 
 
 @pytest.mark.parametrize('divided', ['all', 'kernels'])
 def test_masks_replace_what_fed_fac_divides(divided, monkeypatch):
-  personal, random = (
-    {
-      'dense_1/kernel': np.full([3, 2], value),
-      'dense_1/bias': np.full([2], value),
-      'head/kernel': np.full([2, 1], value),
-    }
-    for value in (1.0, 0.0)
+  run = _opened(
+    lambda client_id, runtime: {
+      'dense_1/kernel': np.ones([3, 2]),
+      'dense_1/bias': np.ones([2]),
+      'head/kernel': np.ones([2, 1]),
+    },
+    'dense_1',
+    config=_Config(3, types.SimpleNamespace(divided=divided)),
   )
-
-  @dataclasses.dataclass
-  class Config:
-    seed: int
-    hparams: types.SimpleNamespace
-
-    def build_model(self, data):
-      del data
-      return types.SimpleNamespace(initial_weights=random)
+  run.data.client_ids = ['a']
+  run.model.units = {
+    'dense_1': types.SimpleNamespace(
+      gates={'dense_1/kernel': 1, 'dense_1/bias': 1},
+      kernels=('dense_1/kernel',),
+    )
+  }
 
   # The share of the weights that are those of the client.
-  monkeypatch.setattr(
-    fed_fac_units.scoring,
-    'evaluate',
-    lambda model, weights, test: {
-      name: tf.cast(tf.reduce_mean(value), tf.float32)
-      for name, value in weights.items()
-    },
-  )
-  monkeypatch.setattr(
-    fed_fac_units.objectives,
-    'means',
-    lambda found: {
-      'accuracy': found['dense_1/kernel'] + 10 * found['dense_1/bias']
-    },
-  )
-  run = types.SimpleNamespace(
-    config=Config(3, types.SimpleNamespace(divided=divided)),
-    data=types.SimpleNamespace(
-      client_ids=['a'],
-      num_test_examples=lambda client_id: 1,
-      test=lambda client_id: None,
-    ),
-    model=types.SimpleNamespace(
-      units={
-        'dense_1': types.SimpleNamespace(
-          gates={'dense_1/kernel': 1, 'dense_1/bias': 1},
-          kernels=('dense_1/kernel',),
-        )
-      }
-    ),
-    build_process=lambda: None,
-    server_state=lambda process, runtime: types.SimpleNamespace(
-      algorithm={'is_shared': {'dense_1': np.array([True, False])}}
-    ),
-    personal_weights=lambda client_id, runtime: personal,
-  )
+  def evaluate(model, weights, test):
+    kernel, bias = weights['dense_1/kernel'], weights['dense_1/bias']
+    return {'accuracy': tf.reduce_mean(kernel) + 10 * tf.reduce_mean(bias)}
+
+  monkeypatch.setattr(fed_fac_units.scoring, 'evaluate', evaluate)
+  monkeypatch.setattr(fed_fac_units.objectives, 'means', dict)
   monkeypatch.setattr(fed_fac_units.pfl, 'padded', lambda data: 0.0)
-  found = fed_fac_units.masked_accuracies(run, 'dense_1', None)
   half = 5.5 if divided == 'all' else 10.5
-  assert found == {
+  assert fed_fac_units.masked_accuracies(run, 'dense_1', None) == {
     'nothing masked': 11, 'shared masked': half, 'personal masked': half
   }  # fmt: skip
 

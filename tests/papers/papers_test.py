@@ -9,27 +9,39 @@ from binaries import papers
 from binaries.papers.engine import claims, trials
 from tests.papers import untrained
 
+_ON_DATA_SETS = {
+  name: entry
+  for name, entry in papers.EXPERIMENTS.items()
+  if entry.uses_datasets
+}
 
-@pytest.mark.parametrize('name', papers.EXPERIMENTS)
-def test_full_sizes_have_seeds_to_compare_with(name):
-  for sizes in papers.EXPERIMENTS[name].full.values():
-    assert sizes.num_seeds >= claims.MIN_SEEDS
 
-
-@pytest.mark.parametrize(
-  'entry, sizes',
-  [
-    pytest.param(entry, sizes, id=f'{entry.name}-{name}')
-    for entry in papers.EXPERIMENTS.values()
-    if entry.uses_datasets
-    for name, sizes in {'fast': entry.fast, **entry.full}.items()
-  ],
-)
-def test_every_method_can_be_run_on_every_dataset(entry, sizes, monkeypatch):
+@pytest.fixture(autouse=True)
+def _no_data(monkeypatch):
   monkeypatch.setattr(
     untrained.Context, 'load_arrays', lambda *_, **__: mock.MagicMock()
   )
-  is_fast = sizes is entry.fast
+
+
+def test_full_sizes_have_seeds_to_compare_with():
+  for entry in papers.EXPERIMENTS.values():
+    for sizes in entry.full.values():
+      assert sizes.num_seeds >= claims.MIN_SEEDS, entry.name
+
+
+# The first data set is the experiment's own, the last one is the least alike.
+@pytest.mark.parametrize(
+  'name, place',
+  [
+    (name, place)
+    for name, entry in _ON_DATA_SETS.items()
+    for place in ('fast', 0, -1)[: 1 + min(2, len(entry.full))]
+  ],
+)
+def test_every_method_can_be_run(name, place):
+  entry = papers.EXPERIMENTS[name]
+  is_fast = place == 'fast'
+  sizes = entry.fast if is_fast else list(entry.full.values())[place]
   # Seeds differ in nothing else.
   sizes = dataclasses.replace(sizes, num_seeds=1)
   context = untrained.Context(
@@ -37,13 +49,11 @@ def test_every_method_can_be_run_on_every_dataset(entry, sizes, monkeypatch):
     lambda wanted: untrained.finished(0.5, 0.4, wanted.config.num_rounds),
     fast=is_fast,
   )
-  try:
+  with contextlib.suppress(untrained.Opened):
     table = context.measured(entry.measure)
     assert list(entry.claims(table, sizes))
     if is_fast:
       entry.draw(table, sizes, Figure())
-  except untrained.Opened:
-    pass
   configs = {wanted.name: wanted.config for wanted in context.trials}
   assert {config.dataset for config in configs.values()} == {sizes.dataset}
   for wanted in context.trials:
@@ -51,20 +61,12 @@ def test_every_method_can_be_run_on_every_dataset(entry, sizes, monkeypatch):
     assert wanted.config == configs[wanted.name]
 
 
+# The claims of `fedsplit_neurons` are of the outputs of a dense layer.
 @pytest.mark.parametrize(
-  'entry',
-  [
-    # The claims of the other one are of the outputs of a dense layer.
-    entry
-    for entry in papers.EXPERIMENTS.values()
-    if entry.uses_datasets and entry.name != 'fedsplit_neurons'
-  ],
-  ids=lambda entry: entry.name,
+  'name', sorted({*_ON_DATA_SETS} - {'fedsplit_neurons'})
 )
-def test_every_experiment_on_data_sets_trains_any_network(entry, monkeypatch):
-  monkeypatch.setattr(
-    untrained.Context, 'load_arrays', lambda *_, **__: mock.MagicMock()
-  )
+def test_every_experiment_on_data_sets_trains_any_network(name):
+  entry = papers.EXPERIMENTS[name]
   settings = {'fast': True, 'num_seeds': 1, 'sizes': {'model': 'resnet_18'}}
   settings = trials.Settings('unused', **settings)
   context = untrained.Context(entry.sizes(settings), fast=True)

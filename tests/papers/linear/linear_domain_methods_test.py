@@ -10,12 +10,6 @@ from tests.papers.linear import arrays
 
 _DIMENSION, _RANK, _NUM_DOMAINS = 6, 2, 3
 _RATE = 0.1
-_VARIANTS = {
-  'fed_dar': methods.fed_dar(_RATE),
-  'wa': methods.fed_dar_wa(_RATE),
-  'wa_broadcast': methods.fed_dar_wa(_RATE, near_broadcast=True),
-  'separate': methods.separate_fed_avg(_RATE / 5),
-}
 
 
 def _problem(num_clients=4, **kwargs):
@@ -133,24 +127,12 @@ def test_one_client_and_domain_is_fed_rep():
   )
   fed_dar, fed_rep = (
     _run(method, 4, problem).model
-    for method in (_VARIANTS['fed_dar'], methods.fed_rep(_RATE))
+    for method in (methods.fed_dar(_RATE), methods.fed_rep(_RATE))
   )
   np.testing.assert_allclose(
     fed_dar.representation, fed_rep.representation, atol=1e-12
   )
   np.testing.assert_allclose(fed_dar.head, fed_rep.head, atol=1e-11)
-
-
-@pytest.mark.parametrize('variant', list(_VARIANTS))
-def test_a_domain_that_no_client_has_keeps_its_head(variant):
-  problem = _problem(2, samples_per_client=12)
-  # In place of those that are drawn.
-  vars(problem)['mixtures'] = np.array([[0, 0.5, 0.5], [0, 0.2, 0.8]])
-  model = _run(_VARIANTS[variant], 3, problem).model
-  first = arrays.initial_model(_DIMENSION, _RANK).head
-  np.testing.assert_array_equal(model.head[0], first)
-  assert (np.abs(model.head[1:] - first) > 1e-6).any(axis=1).all()
-  assert np.isfinite(model.representation).all()
 
 
 def test_errors_of_clients_are_those_of_their_regressors():
@@ -164,26 +146,3 @@ def test_errors_of_clients_are_those_of_their_regressors():
   expected = problem.mixtures @ squares
   assert found.mean() == pytest.approx(expected.mean(), rel=0.1)
   assert np.corrcoef(found, expected)[0, 1] > 0.8
-
-
-@pytest.mark.slow
-def test_fed_dar_contracts_geometrically_and_its_average_does_not():
-  problem = problem_lib.LinearProblem(
-    60, 20, 2, samples_per_client=10, num_domains=4, concentration=1.0, seed=2
-  )
-  initial = model_lib.with_zero_head(model_lib.method_of_moments(problem))
-  whole, partial, averaged = (
-    simulation.run(
-      method(0.5), problem, 300, initial=initial, participation=participation
-    ).distance
-    for method, participation in (
-      (methods.fed_dar, 1.0),
-      (methods.fed_dar, 0.5),
-      (methods.fed_dar_wa, 1.0),
-    )
-  )
-  logs = np.log(whole[np.argmax(whole < 0.3) : np.argmax(whole < 1e-6)])
-  assert (np.diff(logs) < 0).all()
-  assert np.corrcoef(np.arange(len(logs)), logs)[0, 1] ** 2 > 0.95
-  assert whole[-1] < 1e-6 and partial[-1] < 1e-6
-  assert averaged[-1] > 1e-3

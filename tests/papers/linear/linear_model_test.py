@@ -102,8 +102,7 @@ def test_least_squares_has_the_least_norm_of_too_few_samples(num_samples):
   )
 
 
-@pytest.mark.parametrize('num_samples', [0, 2, 6])
-@pytest.mark.parametrize('scale', [1, 1e-9])
+@pytest.mark.parametrize('num_samples, scale', [(0, 1), (2, 1e-9), (6, 1)])
 def test_sums_have_the_shortest_solution_of_their_rows(num_samples, scale):
   x, y, _ = _random_samples(num_samples, 3)
   np.testing.assert_allclose(
@@ -128,7 +127,7 @@ def test_random_representation_is_orthonormal_and_seeded():
   assert distance(first, ground_truth) > 0.1
 
 
-@pytest.mark.parametrize('wanted', [0.0, 1e-6, 0.5, 1.0])
+@pytest.mark.parametrize('wanted', [1e-6, 1.0])
 def test_representation_at_a_distance_has_it_in_each_direction(wanted):
   given = model_lib.random_representation(9, 3)
   result = model_lib.representation_at_distance(given, wanted, seed=4)

@@ -90,7 +90,6 @@ def _joint_one_by_one(num_local_steps, num_rounds):
   'method, num_head_steps',
   [
     (methods.fed_rep(_RATE), 0),
-    (methods.gd_gd(_RATE), 1),
     (methods.gd_gd(_RATE, num_head_steps=10), 10),
   ],
   ids=lambda value: getattr(value, 'name', None),
@@ -106,7 +105,6 @@ def test_rounds_with_personal_heads_are_those_of_each_client(
   'method, num_local_steps',
   [
     (methods.fed_avg(_RATE, num_local_steps=3), 3),
-    (methods.fed_avg(_RATE, num_local_steps=1), 1),
     # A batch of all samples leaves only their order to chance.
     (methods.fed_sgd(_RATE, batch_size=_NUM_SAMPLES), 1),
   ],
@@ -167,7 +165,7 @@ def test_series_are_of_the_global_loss_and_the_ground_truth(
 
 
 @pytest.mark.parametrize(
-  'participation, cohort_size', [(0.3, 3), (0.25, 2), (0.01, 1), (1.0, 10)]
+  'participation, cohort_size', [(0.25, 2), (0.01, 1), (1.0, 10)]
 )
 def test_a_round_is_that_of_a_cohort_of_the_fractions_size(
   participation, cohort_size
@@ -228,25 +226,6 @@ def test_seeds_draw_batches_and_records_may_be_of_some_rounds_only():
   np.testing.assert_array_equal(some.gradient_norm, every.gradient_norm[::3])
   np.testing.assert_array_equal(some.model.head, every.model.head)
   assert not np.isclose(some.model.head, other.model.head).any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('participation', [1.0, 0.5, 0.1])
-def test_fed_rep_contracts_geometrically_to_rounding(participation):
-  problem = problem_lib.LinearProblem(100, 20, 2, samples_per_client=5, seed=0)
-  distance = simulation.run(
-    methods.fed_rep(0.3),
-    problem,
-    400,
-    initial=model_lib.with_zero_head(model_lib.method_of_moments(problem)),
-    participation=participation,
-  ).distance
-  first, last = np.argmax(distance < 0.5), np.argmax(distance < 1e-7)
-  logs = np.log(distance[first:last])
-  assert distance[-1] < 1e-7
-  # Small cohorts make the steps unequal.
-  r_squared = np.corrcoef(np.arange(len(logs)), logs)[0, 1] ** 2
-  assert r_squared > (0.98 if participation > 0.2 else 0.9)
 
 
 @pytest.mark.slow
