@@ -27,7 +27,6 @@ from tff_pfl.datasets.sources import (
   stackoverflow,
   synthetic,
   tabular,
-  tff_hdf5,
 )
 from tff_pfl.system import folders
 
@@ -163,11 +162,6 @@ DATASETS: dict[str, DatasetEntry] = {
     "PFLlib's folder of train/0.npz, test/0.npz and so on, one per client"
     ' (partition natural or any other)',
     pfllib.load_pfllib,
-  ),
-  'tff_hdf5': DatasetEntry(
-    "TensorFlow Federated's .h5 files of numbers by client, such as those of"
-    ' fed_emnist (partition natural or any other)',
-    tff_hdf5.load_tff_hdf5,
   ),
   'image_folder': DatasetEntry(
     'any images in folders CLIENT/CLASS, these themselves or in train/ and'
