@@ -63,11 +63,7 @@ _TEXTS = {
   'model.',
   'num_warmup_epochs': 'Local epochs of these rounds (default: the local '
   'training of the method).',
-  'cohort_size': 'Clients in a round (default: by --participation): '
-  f'{client_sampling.FORMS["cohort_size"]}.',
-  'join_rounds': 'Shares of the clients, drawn at random, that join in later '
-  f'rounds: {client_sampling.FORMS["join_rounds"]}. Before, they are neither '
-  'in a round nor scored.',
+  'cohort_size': 'Clients in a round (default: by --participation).',
   'aggregator': "Aggregation of clients' updates: "
   f'{", ".join(aggregators.AGGREGATORS)}, {" or ".join(privacy.AGGREGATORS)} '
   '(secure: simulated, the worker sums in the clear; trimmed_mean:<share of '
@@ -128,8 +124,8 @@ flags.DEFINE_alias('csv', 'data_dir')  # For data sets that are one table.
 _PARTICIPATION = flags.DEFINE_float(
   'participation',
   None,
-  'Fraction of the clients in a round, instead of --cohort_size, or before the '
-  'first round that it names (default: 0.1).',
+  'Fraction of the clients in a round, instead of --cohort_size (default: '
+  '0.1).',
 )
 _BATCH_SIZE = flags.DEFINE_integer(
   'batch_size',
@@ -363,16 +359,12 @@ def config_from_flags(
     has_variants: As for `personalization_from_flags`.
   """
   given = _given(run_config.RunConfig, {name: name for name in _FIELDS})
-  sizes = client_sampling.numbers_by_round(
-    'cohort_size', given.get('cohort_size')
-  )
-  if 1 not in sizes:
+  if 'cohort_size' not in given:
     participation = _PARTICIPATION.value
-    first = client_sampling.cohort_size_from_participation(
+    given['cohort_size'] = client_sampling.cohort_size_from_participation(
       given.get('num_clients', run_config.RunConfig.num_clients),
       0.1 if participation is None else participation,
     )
-    given['cohort_size'] = {1: first, **sizes}
   elif _PARTICIPATION.value is not None:
     raise ValueError(
       'Expected one of --cohort_size and --participation, found both.'

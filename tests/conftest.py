@@ -118,7 +118,6 @@ _OF_RUNS = (
   'initial_weights',
   'num_warmup_rounds',
   'num_warmup_epochs',
-  'join_rounds',
 )
 
 

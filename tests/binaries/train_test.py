@@ -32,7 +32,6 @@ _LONG = (
   f'--num_rounds={_NUM_ROUNDS}',
   '--rounds_per_evaluation=3',
   '--participation=0.5',
-  '--cohort_size=2:6',
 )
 
 
@@ -78,11 +77,10 @@ def test_a_run_has_what_the_flags_say(trained):
   assert (summary['algorithm'], summary['dataset']) == ('fed_rep', 'digits')
   assert summary['hparams']['num_head_epochs'] == 1
   assert summary['model_arguments'] == {'widths': [16]}
-  # The participation is for the rounds before other sizes.
-  assert summary['cohort_size'] == '3,2:6'
+  assert summary['cohort_size'] == 3
   with run_store.RunStore.open_for_reading(trained) as store:
     sizes = [row['clients'] for row in store.history()]
-  assert sizes == [3] + [6] * (_NUM_ROUNDS - 1)
+  assert sizes == [3] * _NUM_ROUNDS
 
 
 def test_existing_run_is_neither_overwritten_nor_resumed_otherwise(
@@ -160,7 +158,6 @@ def test_baselines_run_on_the_same_clients_and_are_compared(programs):
       '--per_fed_avg_inner_learning_rate to be a non-negative number',
     ),
     ('--fed_avg_num_epochs=1', '(fed_rep) only, found --fed_avg_num_epochs'),
-    ('--participation=1.5 --cohort_size=2:6', 'in (0, 1], found 1.5'),
     ('--cohort_size=7', '--cohort_size to be 1 to num_clients=6, found 7'),
     ('--participation=0.5', 'one of --cohort_size and --participation, found'),
     ('--aggregator=dp', '--dp_epsilon to be given, or else --dp_noise_mult'),

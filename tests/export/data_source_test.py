@@ -86,7 +86,7 @@ def test_iterator_of_other_clients_is_not_restored():
 @pytest.mark.parametrize('k', [None, 0, 6])
 def test_cohort_of_no_or_too_many_clients_is_refused(k):
   iterator = data_source.ClientDataSource(_data()).iterator()
-  with pytest.raises(ValueError, match='`cohort_size`.*num_clients=5'):
+  with pytest.raises(ValueError, match='`cohort_size`'):
     iterator.select(k)
 
 

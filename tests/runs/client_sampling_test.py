@@ -40,8 +40,6 @@ def test_cohorts_stay_what_they_were_when_runs_were_stored():
   np.testing.assert_array_equal(
     CohortSampler(100, 5, seed=0, dropout_rate=0.3).sample(1), [51, 86, 99]
   )
-  joining = client_sampling.draw_join_rounds('9:0.4', 10, 0)
-  assert np.flatnonzero(np.array(joining) > 1).tolist() == [0, 4, 5, 6]
 
 
 def test_every_client_is_equally_likely():
@@ -52,23 +50,6 @@ def test_every_client_is_equally_likely():
     counts[sampler.sample(round_number)] += 1
   # Binomial with p = 1/4: standard deviation 0.007, so this is 4.4 of them.
   np.testing.assert_allclose(counts / num_rounds, 0.25, atol=0.03)
-
-
-@pytest.mark.parametrize(
-  'sizes', ['5,10:20,50:40', '1:5, 10:20, 50:40', {50: 40, 1: 5, 10: 20}]
-)
-def test_sizes_hold_from_their_rounds_on(sizes):
-  sampler = CohortSampler(100, sizes, 0)
-  assert sampler.cohort_size == '5,10:20,50:40'
-  assert sampler == CohortSampler(100, sampler.cohort_size, 0)
-  expected = {1: 5, 9: 5, 10: 20, 49: 20, 50: 40, 1000: 40}
-  for round_number, size in expected.items():
-    np.testing.assert_array_equal(
-      sampler.sample(round_number),
-      CohortSampler(100, size, 0).sample(round_number),
-    )
-  for constant in (5, '5', '1:5', {1: 5}):
-    assert CohortSampler(100, constant, 0) == CohortSampler(100, 5, 0)
 
 
 def test_each_client_of_a_cohort_fails_with_the_rate():
@@ -118,35 +99,6 @@ def test_clients_are_drawn_from_their_rounds_on():
   assert drawn == {0, 1, 2, 4, 5}
 
 
-def test_shares_of_the_clients_join_later():
-  join_rounds = client_sampling.draw_join_rounds('50:0.2,100:0.3', 10, 0)
-  assert sorted(join_rounds) == [1] * 5 + [50] * 2 + [100] * 3
-  assert join_rounds == client_sampling.draw_join_rounds('50:.2, 100:.3', 10, 0)
-  assert join_rounds != client_sampling.draw_join_rounds(
-    '50:0.2,100:0.3', 10, 1
-  )
-  # 5 x 0.3 and 5 x 0.6 clients, halves rounded up.
-  thirds = client_sampling.draw_join_rounds('2:0.3,3:0.3', 5, 0)
-  assert sorted(thirds) == [1, 1, 2, 2, 3]
-  assert client_sampling.draw_join_rounds(None, 10, 0) == ()
-
-
-@pytest.mark.parametrize(
-  'shares, words',
-  [
-    ('0.5', '`join_rounds` to be 50:0.2,100:0.3'),
-    ('0:0.5', "found '0:0.5'"),
-    ('100:half', "found '100:half'"),
-    ('100:0.2,50:0.2', "found '100:0.2,50:0.2'"),
-    ('100:1.5', r'`join_rounds` to be a number in \(0, 1\), found 1.5'),
-    ('100:-0.5', 'found -0.5'),
-  ],
-)
-def test_wrong_shares_are_refused(shares, words):
-  with pytest.raises(ValueError, match=words):
-    client_sampling.draw_join_rounds(shares, 10, 0)
-
-
 @pytest.mark.parametrize(
   ('arguments', 'words'),
   [
@@ -155,16 +107,7 @@ def test_wrong_shares_are_refused(shares, words):
     ((10, 11, 0), 'num_clients=10, found 11'),
     ((5, 1, -1), '`seed`'),
     ((5, 1, True), '`seed`'),
-    *(((5, n, 0), '`cohort_size`') for n in (True, {1: True}, {True: 2})),
-    ((5, 2.5, 0), '`cohort_size` to be a number, or 5,10:20,50:40'),
-    ((5, 'many', 0), "found 'many'"),
-    ((5, '2,3', 0), "found '2,3'"),
-    ((5, '2,10:3,5:4', 0), "found '2,10:3,5:4'"),
-    ((5, '2,10:3:4', 0), "found '2,10:3:4'"),
-    ((5, {1: 2, 0: 3}, 0), 'found {1: 2, 0: 3}'),
-    ((5, {}, 0), 'found {}'),
-    ((5, '2,10:6', 0), '`cohort_size` to be 1 to num_clients=5, found 6'),
-    ((5, '10:2', 0), "known from round 1 on.*found '10:2'"),
+    ((5, 2.5, 0), '`cohort_size`'),
     ((5, 1, 0, 1.0), r'`dropout_rate` to be a number in \[0, 1\), found 1.0'),
     ((2, 1, 0, 0.0, (3, 2)), "`join_rounds`.*found 'round 2 for the first'"),
   ],

@@ -241,7 +241,7 @@ def test_more_rounds_than_before_go_on_as_if_asked_for_at_once(
   assert left_behind.everything(tmp_path, _NUM_CLIENTS) == expected
 
 
-_CHANGING = {'cohort_size': '2,3:5,6:12', 'dropout_rate': 0.4}
+_CHANGING = {'cohort_size': 5, 'dropout_rate': 0.4}
 
 
 def test_clients_that_change_are_the_same_after_a_resume(
@@ -257,7 +257,7 @@ def test_clients_that_change_are_the_same_after_a_resume(
     assert len(store.per_client()) == 3
     assert set(store.client_states(range(_NUM_CLIENTS))) <= {0, 1, 2}
   for words, other in (
-    ("cohort_size was '2,3:5,6:12', now '2,3:5'", {'cohort_size': '2,3:5'}),
+    ('cohort_size was 5, now 4', {'cohort_size': 4}),
     ('dropout_rate was 0.4, now 0.3', {'dropout_rate': 0.3}),
     ('data_sha256 was', {'data': data}),
   ):
@@ -267,7 +267,7 @@ def test_clients_that_change_are_the_same_after_a_resume(
   run(resumed, data=joining, **_CHANGING)
   assert left_behind.everything(resumed, _NUM_CLIENTS) == expected
   # In rounds 1 to 3 there are three clients; from round 4 on all are scored.
-  invited = [2, 2, 3, 5, 5, 12]
+  invited = [3, 3, 3, 5, 5, 5]
   reported = [row['clients'] for row in expected['history']]
   assert all(0 < n <= most for n, most in zip(reported, invited))
   assert reported != invited

@@ -84,12 +84,7 @@ _LATER = {
         privacy.DistributedPrivateMean(noise_multiplier=2.0, bits=16),
       )
     ),
-    dataclasses.replace(
-      _CONFIG,
-      cohort_size={1: 2, 5: 4},
-      dropout_rate=0.1,
-      join_rounds='5:0.25,8:0.5',
-    ),
+    dataclasses.replace(_CONFIG, dropout_rate=0.1),
   ],
 )
 def test_settings_survive_json(config):
@@ -185,7 +180,6 @@ def test_settings_reach_the_process(process):
       {'dropout_rate': 1},
       r'`dropout_rate` to be a number in \[0, 1\), found 1',
     ),
-    ({'join_rounds': '5:0.99'}, '`join_rounds`.*there from round 1 on, found'),
     ({'num_warmup_rounds': -1}, '`num_warmup_rounds` to be an integer'),
     ({'num_warmup_epochs': 0}, '`num_warmup_epochs` to be an integer'),
     (
@@ -199,7 +193,6 @@ def test_settings_reach_the_process(process):
       {
         'algorithm': 'fed_pac',
         'hparams': fed_pac.FedPacHParams(max_cohort_size=9),
-        'cohort_size': {1: 5, 7: 10},
       },
       '`hparams.max_cohort_size` to be at least 10, .*, found 9',
     ),

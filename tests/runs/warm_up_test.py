@@ -76,8 +76,7 @@ _BEGUN = run_config.RunConfig(
   algorithm='fed_avg',
   model='linear',
   num_clients=4,
-  cohort_size='2,2:4',
-  join_rounds='2:0.25,9:0.25',
+  cohort_size=4,
   num_warmup_rounds=3,
   num_rounds=2,
   num_final_evaluations=1,
@@ -98,8 +97,6 @@ def test_clients_that_keep_statistics_have_the_initial_ones_after_it(
     _BEGUN,
     model='cnn',
     model_arguments={'filters': 1, 'widths': (2,), 'normalization': 'batch'},
-    cohort_size=4,
-    join_rounds=None,
     statistics='local',
     num_warmup_rounds=1,
   )
@@ -121,15 +118,6 @@ def test_clients_that_keep_statistics_have_the_initial_ones_after_it(
     for name, value in started.initial_weights.items():
       same = np.array_equal(value, initial[name])
       assert same == (name in model.statistics), name
-
-
-def test_nobody_joins_in_the_warm_up(begun):
-  before = warm_up.config_of(_BEGUN)
-  assert (before.cohort_size, before.join_rounds) == (2, '5:0.25,12:0.25')
-  assert begun.history['clients'].tolist() == [2, 3]
-  first = open_run.open_run(f'{begun.directory}/warmup')
-  assert first.history['clients'].tolist() == [2, 2, 2]
-  assert set(first.data.join_round) == set(begun.data.join_round)
 
 
 @pytest.mark.slow

@@ -128,7 +128,6 @@ def load_data(
       trained.subset(itertools.compress(trained.client_ids, chosen))
       for chosen in (~is_new, is_new)
     )
-    trained = config.joined(trained)
   if trial.validation_fraction is not None:
     fraction = trial.validation_fraction
     trained = validation.validation_view(trained, fraction, config.seed)

@@ -54,7 +54,7 @@ class Accounting:
   Attributes:
     noise_multiplier: Standard deviation of the noise of a round's sums in units
       of the clipping norm, positive; infinite where nothing is sent.
-    sampler: Sampler of the cohorts, all of one size, which all report.
+    sampler: Sampler of cohorts, among all clients, that all report.
     delta: Delta of epsilon, in (0, 1).
     is_distributed: True if clients add discrete noise. Then cohorts count as
       known, for the bound of secret ones is that of Gaussian noise.
@@ -168,7 +168,7 @@ def find_noise_multiplier(
   Args:
     epsilon: Epsilon of the whole run, positive.
     delta: Delta of epsilon, in (0, 1).
-    sampler: Sampler of the cohorts, all of one size, which all report.
+    sampler: Sampler of cohorts, among all clients, that all report.
     num_rounds: Number of rounds, at least 1.
 
   Raises:
@@ -206,7 +206,7 @@ def _expect_plain(sampler):
   errors.expect(
     sampler.is_plain,
     'sampler',
-    'one of cohorts of one size, drawn among all clients, which all report',
+    'one of cohorts that are drawn among all clients and all report',
     sampler,
   )
 

@@ -99,12 +99,9 @@ class RunConfig:
     num_warmup_epochs: Local epochs of these rounds; None for the local training
       of the method.
     num_rounds: Rounds of training.
-    cohort_size: Number of clients in a round, or such numbers by round, see
-      `client_sampling.CohortSampler`.
+    cohort_size: Number of clients in a round, 1 to `num_clients`.
     dropout_rate: Probability with which a client of a round fails to report and
       is left out of it.
-    join_rounds: Shares of the clients that join in later rounds, such as
-      '50:0.2,100:0.3', see `client_sampling.draw_join_rounds`.
     rounds_per_evaluation: Rounds between evaluations.
     num_final_evaluations: Number of last rounds that are all evaluated.
     seed: Fixes the partition, the initial weights, the sampling and all client
@@ -149,9 +146,8 @@ class RunConfig:
   num_warmup_rounds: int = 0
   num_warmup_epochs: Optional[int] = None
   num_rounds: int = 100
-  cohort_size: client_sampling.CohortSize = 10
+  cohort_size: int = 10
   dropout_rate: float = 0.0
-  join_rounds: Optional[str] = None
   rounds_per_evaluation: int = 10
   num_final_evaluations: int = 10
   seed: int = 0
@@ -230,20 +226,17 @@ class RunConfig:
     errors.expect_int(
       'num_clients', self.num_clients, 1, partitioning.MAX_CLIENTS
     )
-    # Fails early on a cohort larger than the population.
-    sampler = self.sampler()
-    object.__setattr__(self, 'cohort_size', sampler.cohort_size)
+    self.sampler()  # Fails early on a cohort larger than the population.
     self._make_attack()
     self._check_aggregator()
     training.expect_all_clients(
       getattr(self.hparams, 'num_clients', None), self.num_clients
     )
-    most = sampler.max_cohort_size
-    room = getattr(self.hparams, 'max_cohort_size', most)
+    room = getattr(self.hparams, 'max_cohort_size', self.cohort_size)
     errors.expect(
-      room >= most,
+      room >= self.cohort_size,
       'hparams.max_cohort_size',
-      f'at least {most}, the size of a cohort',
+      f'at least {self.cohort_size}, the size of a cohort',
       room,
     )
     errors.expect(
@@ -279,9 +272,7 @@ class RunConfig:
         'uniform or None',
       ),
       ('num_warmup_rounds', self.num_warmup_rounds == 0, '0'),
-      ('cohort_size', isinstance(self.cohort_size, int), 'one number'),
       ('dropout_rate', self.dropout_rate == 0, '0'),
-      ('join_rounds', self.join_rounds is None, 'None'),
     ):
       errors.expect(
         fits,
@@ -313,16 +304,7 @@ class RunConfig:
   def sampler(self) -> client_sampling.CohortSampler:
     """Makes the sampler of the run's cohorts."""
     return client_sampling.CohortSampler(
-      self.num_clients,
-      self.cohort_size,
-      self.seed,
-      self.dropout_rate,
-      self._join_rounds(),
-    )
-
-  def _join_rounds(self):
-    return client_sampling.draw_join_rounds(
-      self.join_rounds, self.num_clients, self.seed
+      self.num_clients, self.cohort_size, self.seed, self.dropout_rate
     )
 
   def settings(self) -> dict[str, Any]:
@@ -392,11 +374,10 @@ class RunConfig:
     """Loads the data and divides them among the clients.
 
     Args:
-      num_more_clients: Number of clients besides those of the run. With any,
-        `joined` is to set the rounds in which clients join.
+      num_more_clients: Number of clients besides those of the run.
     """
     with _naming('dataset_arguments', self.dataset_arguments):
-      data = datasets.load_dataset(
+      return datasets.load_dataset(
         self.dataset,
         num_clients=self.num_clients + num_more_clients,
         partition=self.partition,
@@ -404,15 +385,6 @@ class RunConfig:
         seed=self.seed,
         **self.dataset_arguments,
       )
-    return data if num_more_clients else self.joined(data)
-
-  def joined(
-    self, data: datasets.FederatedDataset
-  ) -> datasets.FederatedDataset:
-    """The run's clients, some of which join later if it has `join_rounds`."""
-    if self.join_rounds is None:
-      return data
-    return data.joining(dict(zip(data.client_ids, self._join_rounds())))
 
   def build_model(
     self, data: datasets.FederatedDataset

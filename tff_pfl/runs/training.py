@@ -81,7 +81,7 @@ def run(
   output_dir: str,
   *,
   num_rounds: int,
-  cohort_size: client_sampling.CohortSize,
+  cohort_size: int,
   dropout_rate: float = 0.0,
   rounds_per_evaluation: int = 10,
   num_final_evaluations: int = 10,
@@ -103,8 +103,7 @@ def run(
     data: The clients; `FederatedDataset.joining` says which of them join later.
     output_dir: Folder of the run: its store, metrics and report.
     num_rounds: Rounds of training; a resumed run may have more than before.
-    cohort_size: Number of clients in a round, or such numbers by round, see
-      `client_sampling.CohortSampler`.
+    cohort_size: Number of clients in a round, 1 to all.
     dropout_rate: Probability with which a client of a round fails to report and
       is left out of it.
     rounds_per_evaluation: Rounds between evaluations of all clients that have
@@ -164,9 +163,7 @@ def run(
   num_late = sum(first > num_rounds for first in data.join_round.values())
   if num_late:
     logging.warning('%d clients join after the last round.', num_late)
-  sizes.update(
-    cohort_size=sampler.cohort_size, dropout_rate=sampler.dropout_rate
-  )
+  sizes.update(cohort_size=cohort_size, dropout_rate=dropout_rate)
   config = _settings_of_run(process, data, sizes, runtime, settings or {})
   epsilons = None
   if accounting is not None:
@@ -282,7 +279,7 @@ def _options_of_runtime(runtime, options, model, data, sampler):
   if isinstance(most, numbers.Integral):
     # More never run together: in a round, in a call of the evaluation.
     bound = max(
-      sampler.max_cohort_size,
+      sampler.cohort_size,
       runtime_base.CLIENTS_PER_CALL,
       cores.num_usable_cores(),
     )

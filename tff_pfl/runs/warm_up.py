@@ -32,7 +32,7 @@ from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.datasets import files
 from tff_pfl.methods import registry
 from tff_pfl.models import domain_models, split_model, weight_files
-from tff_pfl.runs import client_population, client_sampling, run_store
+from tff_pfl.runs import client_population, run_store
 from tff_pfl.system import folders
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
   """
   hparams = config.hparams
   known = hparams_lib.LocalTrainingHParams, hparams_lib.HeadAndBodyHParams
-  joining = client_sampling.numbers_by_round('join_rounds', config.join_rounds)
   errors.expect(
     isinstance(hparams, known),
     'num_warmup_rounds',
@@ -86,10 +85,6 @@ def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
     num_final_evaluations=1,
     num_warmup_rounds=0,
     num_warmup_epochs=None,
-    cohort_size=config.sampler().size(1),
-    join_rounds=client_sampling.as_text(
-      {start + config.num_warmup_rounds: n for start, n in joining.items()}
-    ),
   )
 
 
@@ -124,7 +119,7 @@ def run(
       tqdm.tqdm.write(f'Warm-up of {config.algorithm}:')
     process = before.build_process(model)
     options['pictures'] = False
-    before.run_process(process, before.joined(data), folder, **options)
+    before.run_process(process, data, folder, **options)
     return _warmed_up(config, model, process, folder)
   if _given(config):
     model = config.build_model(data)
