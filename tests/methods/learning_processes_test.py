@@ -1,7 +1,6 @@
 """Methods without client state, as processes and programs of TFF's own."""
 
 import asyncio
-import collections
 import dataclasses
 import functools
 
@@ -11,10 +10,9 @@ import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tff_pfl import datasets
-from tff_pfl.core import client_examples, tff_learning
 from tff_pfl.export import data_source
 from tff_pfl.methods import registry
-from tff_pfl.models import class_weights, domains
+from tff_pfl.models import class_weights
 
 # FedBN of a network without batch normalization, FedDAR of one exchange.
 _WITHOUT_CLIENT_STATE = """
@@ -217,40 +215,6 @@ def test_weights_of_examples_are_a_field_of_the_data():
     process, list(map(data.train, data.client_ids))
   )
   _assert_close(found.global_weights, expected.global_weights)
-
-
-@_fast_for('fed_min_max')
-def test_model_weights_are_evaluated_by_tff(name):
-  process, learning_process = _processes(name)
-  state, _ = _after_rounds(name)
-  weights = learning_process.get_model_weights(state)
-  evaluation = tff.learning.algorithms.build_fed_eval(
-    tff_learning.functional_model(process.model)
-  )
-  evaluation_state = evaluation.set_model_weights(
-    evaluation.initialize(), weights
-  )
-  # The evaluation takes examples `(x, y)`, whose x may be inputs and domain.
-  _, metrics = evaluation.next(
-    evaluation_state,
-    [
-      client.map(lambda e: collections.OrderedDict(zip('xy', domains.join(e))))
-      for client in _datasets(name)
-    ],
-  )
-  totals = metrics['client_work']['eval']['total_rounds_metrics']
-  new = process.initialize_client_state(0)
-  nothing = client_examples.no_examples(process.model.element_spec)
-  clients = toy_problems.padded(toy_problems.examples_for(name, _CLIENTS))
-  number = len(clients)
-  scores = process.evaluate_clients(
-    state, [new] * number, [nothing] * number, clients
-  )
-  for metric in ('loss', 'accuracy'):
-    values = [score['before'][metric] for score in scores]
-    np.testing.assert_allclose(
-      totals[metric], np.average(values, weights=_SIZES), rtol=1e-5
-    )
 
 
 @_fast_for('fed_rep')

@@ -6,7 +6,6 @@ import pytest
 from tests.methods import toy_problems
 from tests.models import keras_models
 from tff_pfl import datasets
-from tff_pfl.core import tff_learning
 from tff_pfl.models import class_weights, domain_models, domains
 from tff_pfl.runs import client_population
 
@@ -51,8 +50,6 @@ def test_dataset_of_weights_needs_a_model_of_such():
     client_population.check_data_fit(model, weighted)
   with pytest.raises(ValueError, match='a dataset with weights.*without'):
     client_population.check_data_fit(model_of_weights, plain)
-  with pytest.raises(ValueError, match='one without weights of examples'):
-    tff_learning.functional_model(model_of_weights)
 
 
 def test_numbers_to_predict_are_floats():

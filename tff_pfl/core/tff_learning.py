@@ -1,4 +1,4 @@
-"""Models and methods without client state in the forms of `tff.learning`.
+"""Methods without client state in the form of `tff.learning`.
 
 A `LearningProcess` takes the server's state and the clients' data, nothing
 else, so it runs where clients cannot be told apart: under
@@ -18,13 +18,8 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.core import client as client_lib
-from tff_pfl.core import (
-  client_work,
-  example_tensors,
-  objectives,
-  personalized_process,
-)
-from tff_pfl.models import domains, randomness, split_model
+from tff_pfl.core import client_work, example_tensors, personalized_process
+from tff_pfl.models import randomness, split_model
 
 
 def model_weights(
@@ -46,65 +41,6 @@ def named_weights(
   names = [name for part in _names(model) for name in part]
   values = dict(zip(names, [*trained, *statistics]))
   return split_model.select(values, model.initial_weights)
-
-
-def functional_model(
-  model: split_model.SplitModel,
-) -> tff.learning.models.FunctionalModel:
-  """The model for TFF's own algorithms and evaluations.
-
-  Its forward passes in training mode do not update moving statistics, which
-  TFF's functional models cannot, and have no dropout. The loss has no
-  regularizers. Evaluation gives the model's metrics and the mean loss.
-
-  Args:
-    model: The model. If it has domains, batches are `{x: {inputs, domain}, y}`
-      (`domains.join`).
-
-  Raises:
-    ValueError: If examples have weights.
-  """
-  errors.expect(
-    'weight' not in model.element_spec,
-    'model',
-    "one without weights of examples, which TFF's algorithms do not look at",
-    f'{model.name!r} with',
-  )
-
-  @tf.function
-  def predict_on_batch(weights, x, training=True):
-    del training  # Only inference is a pure function of these arguments.
-    return model.forward(named_weights(model, weights), x)[0]
-
-  def loss(output, label, sample_weight=None):
-    del sample_weight
-    losses = model.in_training.loss(label, output)
-    return model.mean(losses, label, output)
-
-  @tf.function
-  def update_metrics(state, labels, batch_output, sample_weight=None):
-    del sample_weight
-    sums = objectives.metric_sums(
-      model,
-      batch_output.predictions,
-      labels,
-      tf.ones(tf.shape(labels)[:1]),
-    )
-    return tf.nest.map_structure(tf.add, state, sums)
-
-  return tff.learning.models.FunctionalModel(
-    initial_weights=tuple(model_weights(model, model.initial_weights)),
-    predict_on_batch_fn=predict_on_batch,
-    loss_fn=loss,
-    metrics_fns=(
-      tf.function(lambda: objectives.zero_metrics(model)),
-      update_metrics,
-      tf.function(objectives.means),
-    ),
-    input_spec=collections.OrderedDict(
-      zip('xy', domains.join(example_tensors.batched_spec(model.element_spec)))
-    ),
-  )
 
 
 def _names(model):
