@@ -35,15 +35,12 @@ def test_values_curves_and_leads_come_by_seed():
   np.testing.assert_array_equal(curve, [[3, 7], [4, 8]])
   lead = table.lead('accuracy', 5, 1, by='round', method='FedRep')
   np.testing.assert_array_equal(lead, [4, 4])
+  for several_or_none in ('FedAvg', 'Ditto'):
+    with pytest.raises(ValueError, match='one row of each seed'):
+      _TABLE.values('accuracy', method=several_or_none)
   # Distinct values keep their order.
   assert table.distinct('method') == ['FedRep', 'FedAvg']
   assert table.distinct('seed', round=1) == [3, 2]
-
-
-@pytest.mark.parametrize('fixed', [{'method': 'FedAvg'}, {'method': 'Ditto'}])
-def test_values_are_of_one_row_a_seed(fixed):
-  with pytest.raises(ValueError, match='one row of each seed'):
-    _TABLE.values('accuracy', **fixed)
 
 
 def test_a_table_survives_json_with_what_rows_lack():
@@ -57,21 +54,29 @@ def test_a_table_survives_json_with_what_rows_lack():
   assert np.isnan(table.values('cka', layer=2))
 
 
-@pytest.mark.parametrize('num_seeds', [1, 2])
-def test_a_figure_has_panels_and_says_what_its_bars_are(num_seeds):
-  for draw in (
-    panels.curves('accuracy', over='round', y_label='Score', width=3),
-    panels.accuracy_bars(panel='partition', title='as {}'.format, width=3),
-  ):
-    figure = Figure(layout='constrained')
-    draw(_TABLE, types.SimpleNamespace(num_seeds=num_seeds), figure)
-    assert ('over 2 seeds' in figure.get_suptitle()) == (num_seeds == 2)
-    labels = {axes.get_ylabel(): axes.get_title('left') for axes in figure.axes}
-    titles = [axes.get_title('left') for axes in figure.axes]
-    assert (titles, list(labels)[0]) in (
-      ([''], 'Score'),
-      (['as iid', 'as shards:2'], 'Test accuracy'),
-    )
+def _drawn(draw, num_seeds):
+  figure = Figure(layout='constrained')
+  draw(_TABLE, types.SimpleNamespace(num_seeds=num_seeds), figure)
+  return figure, [axes.get_title('left') for axes in figure.axes]
+
+
+def test_a_figure_has_panels_and_says_what_its_bars_are():
+  figure, titles = _drawn(
+    panels.curves('accuracy', over='round', y_label='Score', width=3), 1
+  )
+  assert (figure.get_suptitle(), titles) == ('', [''])
+  assert figure.axes[0].get_ylabel() == 'Score'
+  figure, titles = _drawn(
+    panels.accuracy_bars(
+      by='round', panel='partition', title='as {}'.format, shared_legend=True
+    ),
+    2,
+  )
+  assert 'over 2 seeds' in figure.get_suptitle()
+  assert titles == ['as iid', 'as shards:2']
+  assert figure.axes[0].get_ylabel() == 'Test accuracy'
+  assert len(figure.legends) == 1
+  assert [axes.get_legend() for axes in figure.axes] == [None, None]
 
 
 @dataclasses.dataclass(frozen=True)
