@@ -119,11 +119,7 @@ def test_a_run_has_its_own_settings_before_those_that_are_shared():
   fed_dar = trials.Method(
     'FedDAR, SA', 'fed_dar', {'ridge': 2.0}, {'num_rounds': 3}, '+ FT'
   )
-  condition = trials.Condition(
-    [fed_dar],
-    {'cohort_size': 4},
-    {'momentum': 0.5},
-  )
+  condition = trials.Condition([fed_dar], {'cohort_size': 4}, {'momentum': 0.5})
   results = list(context.run({'alpha=0.1': condition}, cohort_size=3))
   assert [(*r.columns('c').values(), r.accuracy()) for r in results] == [
     ('alpha=0.1', 'FedDAR, SA', 4, 2),

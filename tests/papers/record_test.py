@@ -58,20 +58,13 @@ def test_tables_of_claims_are_put_in_replaced_and_taken_out():
   assert _rewritten(full, {}) == empty
 
 
-@pytest.mark.parametrize(
-  'seed, first_seed, told',
-  [(5, 5, ''), (5, 0, ' --seed=5'), (0, 5, ' --seed=0')],
-)
-def test_a_command_has_the_seed_unless_it_is_the_experiments(
-  seed, first_seed, told
-):
-  experiment = types.SimpleNamespace(
-    **{**vars(_EXPERIMENTS['first']), 'first_seed': first_seed}
-  )
-  table = record.rewritten(
-    _TABLE, {'first': {**_RECORD, 'seed': seed}}, {'first': experiment}
-  )
-  assert table == _TABLE.replace('DIR`', f'DIR{told}`')
+def test_a_command_has_the_seed_unless_it_is_the_experiments():
+  (first,) = _EXPERIMENTS.values()
+  other = types.SimpleNamespace(**{**vars(first), 'first_seed': 5})
+  for seed, command in ((0, 'DIR --seed=0`'), (5, 'DIR`')):
+    records = {'first': {**_RECORD, 'seed': seed}}
+    table = record.rewritten(_TABLE, records, {'first': other})
+    assert table == _TABLE.replace('DIR`', command)
 
 
 def test_what_is_no_longer_an_experiment_keeps_its_table_and_names_a_commit():
