@@ -222,14 +222,6 @@ def test_outputs_of_images_and_sequences_are_one_row_an_example():
   }
   # The convolution's own activation is part of its output.
   assert np.all(features['conv'] >= 0)
-  np.testing.assert_array_equal(
-    features['lstm'],
-    representation.body_features(model, model.initial_weights, x),
-  )
-  # Examples do not depend on each other.
-  alone = representation.layer_features(model, model.initial_weights, x[2:3])
-  for name, value in alone.items():
-    np.testing.assert_allclose(value, features[name][2:3], rtol=1e-5, atol=1e-6)
 
 
 def test_layer_cka_is_that_of_the_features(normalizing_model):
@@ -239,15 +231,12 @@ def test_layer_cka_is_that_of_the_features(normalizing_model):
   head = _rng().normal(size=before['head/kernel'].shape)
   after['head/kernel'] = head.astype(np.float32)
   x = _rng(1).normal(size=(50, 5)).astype(np.float32)
+  heads = (
+    representation.layer_features(model, weights, x, ['head'])['head']
+    for weights in (before, after)
+  )
+  of_head = _hsic_cka(*heads)
+  assert of_head < 0.99
   cka = representation.layer_cka(model, before, after, x)
   assert list(cka) == ['dense', 'norm', 'head']
-  assert cka['dense'] == pytest.approx(1)
-  assert cka['norm'] == pytest.approx(1)
-  assert cka['head'] == pytest.approx(
-    _hsic_cka(
-      representation.layer_features(model, before, x)['head'],
-      representation.layer_features(model, after, x)['head'],
-    ),
-    rel=1e-6,
-  )
-  assert cka['head'] < 0.99
+  assert list(cka.values()) == pytest.approx([1, 1, of_head], rel=1e-6)
