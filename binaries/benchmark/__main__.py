@@ -16,13 +16,30 @@ The workload `scale` runs with a durable store, on two populations in turns: the
 cost of a round does not depend on the population's size.
 """
 
-import json
+from __future__ import annotations
 
+import contextlib
+import functools
+import gc
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional
+
+import tqdm
 from absl import flags
 
 from binaries import program, runtime_flags
-from binaries.benchmark import measurement, workloads
+from binaries.benchmark import workloads
 from tff_pfl import errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.core import training_loop
+from tff_pfl.runs import run_store, stored_rounds, summary
+from tff_pfl.system import cores, machine
 
 _ALL = 'all'
 
@@ -59,13 +76,282 @@ flags.adopt_module_key_flags(program)
 flags.adopt_module_key_flags(runtime_flags)
 
 
-def _selected_workloads():
-  names = _WORKLOAD.value
-  errors.expect(names, 'workload', 'at least one name', names)
-  if names == [_ALL]:
-    names = list(workloads.WORKLOADS)
-  selected = [workloads.get_workload(name) for name in names]
-  return [w.scaled_down() if _SMALL.value else w for w in selected]
+def time_in_turns(
+  contestants: Mapping[str, Callable[[int], None]],
+  num_rounds: int,
+  on_round: Callable[[], Any] = lambda: None,
+) -> dict[str, list[float]]:
+  """Times rounds of several contestants: A B A B and so on.
+
+  In turns, so that a slower phase of the machine affects all of them. Garbage
+  is collected before each round, with the clock stopped. The collector then
+  ignores all objects of the first round for good: a walk over TensorFlow's
+  would empty the processor's caches, as in no simulation.
+
+  Args:
+    contestants: Name to the function that runs the round of a number, from 0
+      on, and waits for all results.
+    num_rounds: Rounds of each contestant after the first one, at least 1.
+    on_round: Called after each round of each contestant.
+
+  Returns:
+    Name to the seconds of its `1 + num_rounds` rounds; the first one includes
+    tracing and compilation.
+  """
+  seconds = {name: [] for name in contestants}
+  for round_number in range(num_rounds + 1):
+    for name, run_round in contestants.items():
+      gc.collect()
+      if round_number == 1:
+        gc.freeze()
+      start = time.perf_counter()
+      run_round(round_number)
+      seconds[name].append(time.perf_counter() - start)
+      on_round()
+  return seconds
+
+
+def _summarized(seconds):
+  return {
+    'median': statistics.median(seconds),
+    'min': min(seconds),
+    'max': max(seconds),
+  }
+
+
+def _round_times(seconds):
+  first, *others = seconds
+  return {
+    'first_round_seconds': first,
+    'seconds_per_round': _summarized(others),
+    'round_seconds': others,
+  }
+
+
+def measure(
+  workload: workloads.Workload,
+  runtime: str,
+  runtime_options: Mapping[str, Any],
+  num_rounds: Optional[int] = None,
+  with_reference: bool = False,
+) -> dict[str, Any]:
+  """Measures a workload.
+
+  Args:
+    workload: The workload.
+    runtime: A key of `runtime.RUNTIMES`.
+    runtime_options: The runtime's own arguments, as JSON types.
+    num_rounds: Rounds after the first one, at least 1; None for the workload's.
+    with_reference: True to run also the plain loop of a TFF user on TFF's
+      native runtime, in turns and with the same cohorts. A workload about the
+      population's size has none.
+
+  Returns:
+    A record of JSON types. What is not obvious:
+
+    * `build_seconds`: for model, process, start of the runtime, initial states;
+    * `seconds_per_round`: those of the rounds after the first;
+    * `speedup`: the reference's median divided by the library's;
+    * `mb_moved_per_round`: `sent` to the processes in which clients compute and
+      `received` from them, a mean over all rounds; None if it is not known;
+    * `phases`: number of trained weights of each phase of local training to its
+      form for a client that runs alone;
+    * `peak_rss_mb`: peak memory of this process and its children;
+    * `population` and `smaller_population`: `set_up_mb` is the growth of
+      resident memory during set-up.
+  """
+  num_rounds = num_rounds or workload.num_rounds
+  compares_populations = workload.smaller_num_clients is not None
+  with_reference = with_reference and not compares_populations
+  num_contestants = 1 + (with_reference or compares_populations)
+  with contextlib.ExitStack() as stack:
+    memory = stack.enter_context(machine.PeakMemory())
+    phases = stack.enter_context(training_loop.noting_forms())
+    created = stack.enter_context(
+      runtime_lib.create_runtime(runtime, **runtime_options)
+    )
+    bar = stack.enter_context(
+      tqdm.tqdm(
+        total=num_contestants * (num_rounds + 1),
+        desc=workload.name,
+        unit='round',
+        mininterval=0.1 if sys.stderr.isatty() else 10,
+        dynamic_ncols=True,
+      )
+    )
+    measured = (
+      _measure_populations(workload, created, num_rounds, bar)
+      if compares_populations
+      else _measure_in_memory(
+        workload, created, with_reference, num_rounds, bar
+      )
+    )
+    moved = None
+    if created.bytes_moved is not None:
+      num_moves = (1 + compares_populations) * (num_rounds + 1)
+      sent, received = (n / num_moves / 1e6 for n in created.bytes_moved)
+      moved = {'sent': sent, 'received': received}
+  return {
+    'workload': workload.name,
+    'description': workload.description,
+    'num_clients': workload.num_clients,
+    'cohort_size': workload.cohort_size,
+    'examples_per_client': workload.examples_per_client,
+    'runtime': runtime,
+    'runtime_options': dict(runtime_options),
+    'num_rounds': num_rounds,
+    **measured,
+    'mb_moved_per_round': moved,
+    'phases': dict(phases),
+    'peak_rss_mb': memory.peak_mb,
+    'num_cores': cores.num_usable_cores(),
+    'versions': machine.versions(),
+  }
+
+
+def _measure_in_memory(workload, runtime, with_reference, num_rounds, bar):
+  """Measures rounds whose data and client states are in memory."""
+  cohorts = [workload.sample_cohort(r).tolist() for r in range(num_rounds + 1)]
+  tensors = workloads.client_tensors(workload, cohorts)
+  start = time.perf_counter()
+  model = workload.build_model()
+  contestants = {
+    'library': workloads.LibraryRounds(
+      runtime, workload.build_process(model), tensors
+    )
+  }
+  build_seconds = time.perf_counter() - start
+  with contextlib.ExitStack() as stack:
+    if with_reference:
+      contestants['reference'] = workloads.PLAIN_LOOPS[workload.algorithm](
+        workload,
+        stack.enter_context(runtime_lib.create_runtime('native')),
+        tensors,
+        list(model.initial_weights.values()),
+      )
+    seconds = time_in_turns(
+      {
+        name: lambda number, run=run: run(cohorts[number])
+        for name, run in contestants.items()
+      },
+      num_rounds,
+      bar.update,
+    )
+  measured = {
+    'build_seconds': build_seconds,
+    **_round_times(seconds['library']),
+  }
+  if with_reference:
+    first, *others = seconds['reference']
+    median = statistics.median(others)
+    measured |= {
+      'reference_first_round_seconds': first,
+      'reference_seconds_per_round': median,
+      'reference_round_seconds': others,
+      'speedup': median / measured['seconds_per_round']['median'],
+    }
+  return measured
+
+
+def _measure_populations(workload, runtime, num_rounds, bar):
+  """Times a workload on its population and on the smaller one, in turns.
+
+  A round samples its cohort, reads the clients' states from a run's durable
+  store, generates their data, computes, and commits all changes. The set-up of
+  a population makes its data set and its store.
+
+  Clients that take part for the first time get an initial state, the others one
+  from the store; a larger population has more first-time clients in a round.
+  """
+  start = time.perf_counter()
+  process = workload.build_process(workload.build_model())
+  # Starts the runtime, which is no cost of a population.
+  runtime.run(process.initialize)
+  build_seconds = time.perf_counter() - start
+  # The larger one is first: work that is done only once is in its figures.
+  sizes = {
+    'population': workload.num_clients,
+    'smaller_population': workload.smaller_num_clients,
+  }
+  contestants, populations = {}, {}
+  with contextlib.ExitStack() as stack:
+    directory = stack.enter_context(tempfile.TemporaryDirectory())
+    for name, num_clients in sizes.items():
+      start, start_mb = time.perf_counter(), machine.resident_mb()
+      store = stack.enter_context(
+        run_store.RunStore.open(os.path.join(directory, name), {})
+      )
+      rounds = stored_rounds.StoredRounds(
+        process, runtime, workload.make_data(num_clients), store
+      )
+      contestants[name] = functools.partial(
+        _run_and_commit, workload, rounds, num_clients
+      )
+      populations[name] = {
+        'num_clients': num_clients,
+        'set_up_seconds': time.perf_counter() - start,
+        'set_up_mb': machine.resident_mb() - start_mb,
+      }
+    seconds = time_in_turns(contestants, num_rounds, bar.update)
+  for name, population in populations.items():
+    population['round_seconds'] = seconds[name]
+    population['seconds_per_round'] = _summarized(seconds[name][1:])
+  return {
+    'build_seconds': build_seconds,
+    **_round_times(seconds['population']),
+    **populations,
+  }
+
+
+def _run_and_commit(workload, rounds, num_clients, round_number):
+  cohort = workload.sample_cohort(round_number, num_clients)
+  rounds.commit(rounds.run_round(cohort))
+
+
+def format_records(records: Sequence[Mapping[str, Any]]) -> str:
+  """Formats a table with a column for each record of `measure`."""
+  rows = [
+    ('runtime', 'runtime'),
+    ('clients', 'num_clients'),
+    ('clients in a round', 'cohort_size'),
+    ('rounds measured', 'num_rounds'),
+    ('build, s', 'build_seconds'),
+    ('first round, s', 'first_round_seconds'),
+    ('round, s: median', 'seconds_per_round', 'median'),
+    ('round, s: min', 'seconds_per_round', 'min'),
+    ('round, s: max', 'seconds_per_round', 'max'),
+    ('reference round, s: median', 'reference_seconds_per_round'),
+    ('speedup over the reference', 'speedup'),
+    ('peak memory, MB', 'peak_rss_mb'),
+  ]
+  for name in sorted({name for record in records for name in record['phases']}):
+    rows.append((f'training of {name}', 'phases', name))
+  if any(record['mb_moved_per_round'] for record in records):
+    rows += [
+      ('to clients a round, MB', 'mb_moved_per_round', 'sent'),
+      ('from clients a round, MB', 'mb_moved_per_round', 'received'),
+    ]
+  for name in ('population', 'smaller_population'):
+    if any(name in record for record in records):
+      rows += [
+        (f'{name.replace("_", " ")}: clients', name, 'num_clients'),
+        ('  set-up, s', name, 'set_up_seconds'),
+        ('  set-up, MB', name, 'set_up_mb'),
+        ('  round, s: median', name, 'seconds_per_round', 'median'),
+      ]
+
+  def cell(record, path):
+    for key in path:
+      record = (record or {}).get(key)
+    return record
+
+  return summary.format_table(
+    [
+      [label, *(cell(record, path) for record in records)]
+      for label, *path in rows
+    ],
+    ['', *(record['workload'] for record in records)],
+  )
 
 
 def _append(line):
@@ -76,16 +362,22 @@ def _append(line):
 
 def main() -> None:
   """Measures the workloads one after another."""
-  selected = _selected_workloads()
+  names = _WORKLOAD.value
+  errors.expect(names, 'workload', 'at least one name', names)
+  if names == [_ALL]:
+    names = list(workloads.WORKLOADS)
+  for name in names:
+    errors.expect_one_of('workload', name, workloads.WORKLOADS)
   _append('')  # A file that cannot be written to is known before the work.
   records = []
-  for workload in selected:
-    record = measurement.measure(
-      workload,
-      runtime=runtime_flags.selected_runtime(),
-      runtime_options=runtime_flags.options(),
-      num_rounds=_ROUNDS.value,
-      with_reference=_REFERENCE.value,
+  for name in names:
+    workload = workloads.WORKLOADS[name]
+    record = measure(
+      workload.scaled_down() if _SMALL.value else workload,
+      runtime_flags.selected_runtime(),
+      runtime_flags.options(),
+      _ROUNDS.value,
+      _REFERENCE.value,
     )
     line = json.dumps(record)
     _append(f'{line}\n')
@@ -93,7 +385,7 @@ def main() -> None:
       print(line, flush=True)
     records.append(record)
   if not _JSON.value:
-    print(measurement.format_records(records))
+    print(format_records(records))
 
 
 if __name__ == '__main__':

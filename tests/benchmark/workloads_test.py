@@ -1,11 +1,17 @@
+import collections
+import dataclasses
+
+import keras
 import numpy as np
 import pytest
+import tf_keras
 
 from binaries.benchmark import workloads
+from tff_pfl import runtime as runtime_lib
 
 
 def _sizes(name):
-  model = workloads.get_workload(name).build_model()
+  model = workloads.WORKLOADS[name].build_model()
   kernels = [w for n, w in model.initial_weights.items() if 'kernel' in n]
   return [kernel.shape for kernel in kernels]
 
@@ -30,7 +36,7 @@ def test_models_have_the_published_sizes():
 
 @pytest.mark.parametrize('name', ['w1', 'w3', 'w4', 'scale'])
 def test_clients_have_two_classes_and_all_their_examples(name):
-  workload = workloads.get_workload(name)
+  workload = workloads.WORKLOADS[name]
   data = workload.make_data()
   assert data.num_clients == workload.num_clients
   train = data.train(data.client_ids[-1])
@@ -40,7 +46,7 @@ def test_clients_have_two_classes_and_all_their_examples(name):
 
 
 def test_examples_do_not_depend_on_the_population():
-  workload = workloads.get_workload('scale').scaled_down()
+  workload = workloads.WORKLOADS['scale'].scaled_down()
   large, small = workload.make_data(), workload.make_data(6)
   assert (large.num_clients, small.num_clients) == (600, 6)
   np.testing.assert_array_equal(
@@ -50,7 +56,7 @@ def test_examples_do_not_depend_on_the_population():
 
 @pytest.mark.parametrize('name', ['w1', 'w3', 'w4', 'scale'])
 def test_scaled_down_workload_does_the_same_on_less(name):
-  workload = workloads.get_workload(name)
+  workload = workloads.WORKLOADS[name]
   small = workload.scaled_down()
   assert small.name == name
   assert 'scaled down' in small.description
@@ -61,3 +67,107 @@ def test_scaled_down_workload_does_the_same_on_less(name):
   model, small_model = workload.build_model(), small.build_model()
   assert list(model.initial_weights) == list(small_model.initial_weights)
   assert _num_weights(small_model) < _num_weights(model) / 10
+
+
+def test_tensors_are_those_of_all_clients_that_take_part_and_no_others():
+  workload = workloads.WORKLOADS['w1'].scaled_down()
+  tensors = workloads.client_tensors(workload, [[4, 1], [1, 2]])
+  assert list(tensors) == [1, 2, 4]
+  data = workload.make_data()
+  expected = data.train(data.client_ids[4])
+  assert list(tensors[4]) == ['x', 'y']
+  np.testing.assert_array_equal(tensors[4]['x'], expected.x)
+  np.testing.assert_array_equal(tensors[4]['y'], expected.y)
+
+
+def test_states_are_carried_over_and_datasets_passed_again(
+  runtime, monkeypatch
+):
+  workload = workloads.WORKLOADS['w4'].scaled_down()
+  process = workload.build_process(workload.build_model())
+  cohorts = [[0, 3], [3, 5], [3, 0]]
+  rounds = workloads.LibraryRounds(
+    runtime, process, workloads.client_tensors(workload, cohorts)
+  )
+  passed = []
+  run = type(runtime).run
+
+  def spying_run(self, computation, *args):
+    if computation is process.next:
+      passed.append(args[2])
+    return run(self, computation, *args)
+
+  monkeypatch.setattr(type(runtime), 'run', spying_run)
+  for cohort in cohorts:
+    rounds(cohort)
+  assert rounds.state.round_number == 3
+  counts = collections.Counter(sum(cohorts, []))
+  for index, state in rounds.client_states.items():
+    assert state.client_index == index
+    assert state.num_rounds == counts[index]
+  # Client 3's, in all three rounds.
+  assert passed[0][1] is passed[1][0] is passed[2][0]
+
+
+# The others have one of these models.
+@pytest.mark.parametrize('name', ['w1', 'w3', 'w4'])
+def test_plain_loops_have_the_shapes_of_the_library_model(name):
+  workload = workloads.WORKLOADS[name].scaled_down()
+  shapes = [w.shape for w in workload.build_model().initial_weights.values()]
+  for keras_of_any_version in (keras, tf_keras):
+    model = workloads.make_keras_model(workload, keras_of_any_version)
+    assert [tuple(w.shape) for w in model.weights] == shapes
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    'w4',
+    *(
+      pytest.param(name, marks=pytest.mark.slow)
+      for name in ('w1', 'w2', 'w3', 'w4h', 'w4e')
+    ),
+  ],
+)
+def test_plain_loops_train_as_the_library_does(name, runtime):
+  # Steps on all of a client's examples, whose order has no effect.
+  small = workloads.WORKLOADS[name].scaled_down()
+  workload = dataclasses.replace(
+    small, hparams=dataclasses.replace(small.hparams, batch_size=None)
+  )
+  model = workload.build_model()
+  initial = list(model.initial_weights.values())
+  cohorts = [workload.sample_cohort(r).tolist() for r in range(3)]
+  tensors = workloads.client_tensors(workload, cohorts)
+  ours = workloads.LibraryRounds(
+    runtime, workload.build_process(model), tensors
+  )
+  with runtime_lib.create_runtime('native') as native:
+    plain = workloads.PLAIN_LOOPS[workload.algorithm](
+      workload, native, tensors, initial
+    )
+    for cohort in cohorts:
+      ours(cohort)
+      plain(cohort)
+  weights = list(ours.state.global_weights.values())
+  _assert_close(plain.weights, weights)
+  assert not any(map(np.allclose, weights, initial))
+  for index, state in ours.client_states.items():
+    if state.local:
+      _assert_close(plain.local[index], list(state.local.values()))
+
+
+def _assert_close(actual, expected):
+  assert len(actual) == len(expected)
+  for a, b in zip(actual, expected):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), 1e-4, 1e-5)
+
+
+@pytest.mark.slow
+def test_plain_loops_have_the_batches_of_the_workload():
+  hparams = workloads.WORKLOADS['w4'].hparams
+  workload = dataclasses.replace(hparams, batch_size=8, num_steps=4)
+  examples = {'x': np.zeros([20, 1], np.float32), 'y': np.zeros(20, np.int32)}
+  steps = workloads._PerFedAvg.pipeline(None, examples, workload)
+  sizes = [tuple(len(batch['y']) for batch in batches) for batches in steps]
+  assert sizes == [(8, 8), (8, 8), (4, 4), (8, 8)]

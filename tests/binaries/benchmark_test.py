@@ -18,7 +18,6 @@ def test_json_is_a_line_for_each_workload_and_output_appends_it(programs):
   records = [json.loads(line) for line in result.out.splitlines()]
   assert [record['workload'] for record in records] == ['w4', 'w4h']
   assert [record['num_rounds'] for record in records] == [1, 1]
-  assert [record['speedup'] for record in records] == [None, None]
   lines = [json.loads(line) for line in output.read_text().splitlines()]
   assert lines == [{'earlier': 1}, *records]
   # The progress is not in the way of a pipe.
