@@ -363,7 +363,6 @@ def _append(line):
 def main() -> None:
   """Measures the workloads one after another."""
   names = _WORKLOAD.value
-  errors.expect(names, 'workload', 'at least one name', names)
   if names == [_ALL]:
     names = list(workloads.WORKLOADS)
   for name in names:

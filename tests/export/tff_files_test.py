@@ -123,44 +123,50 @@ def _nodes(computation):
   return found
 
 
-@pytest.mark.parametrize('num_features', [4, 300])
-def test_files_are_without_xla_and_variables(tmp_path, num_features):
-  """Of a small network and of one that is large enough to train in place."""
-  examples = [toy_problems.labeled_examples(n, n) for n in (7, 23)]
+def _demands(computation):
+  """The variables and XLA that the graphs of a computation demand."""
+  nodes = _nodes(computation)
+  return {
+    node.op for node in nodes if hasattr(node, 'op') and 'Variable' in node.op
+  } | {
+    'XLA'
+    for node in nodes
+    if '_XlaMustCompile' in node.attr and node.attr['_XlaMustCompile'].b
+  }
+
+
+def test_files_of_a_small_network_are_without_xla(tmp_path):
+  model = toy_problems.classifier(jit_compile=True)
+  process = registry.build('fed_avg', model).to_learning_process()
+  assert _demands(process.next) == {'XLA'}
+  tff_files.save(str(tmp_path), process, process.initialize(), {})
+  assert not _demands(tff_files.load(str(tmp_path)).next)
+
+
+def test_files_of_a_network_that_trains_in_place_are_without_variables(
+  tmp_path,
+):
   model = zoo.mlp(
     toy_problems.classifier().element_spec,
     toy_problems.NUM_CLASSES,
-    widths=(num_features, num_features),
+    widths=(300, 300),
   )
   process = registry.build('fed_avg', model, batch_size=4, seed=3)
   learning_process = process.to_learning_process()
   state = learning_process.initialize()
   tff_files.save(str(tmp_path), learning_process, state, {})
   loaded = tff_files.load(str(tmp_path))
-
-  def demands(computation):
-    nodes = _nodes(computation)
-    return {
-      node.op for node in nodes if hasattr(node, 'op') and 'Variable' in node.op
-    } | {
-      'XLA'
-      for node in nodes
-      if '_XlaMustCompile' in node.attr and node.attr['_XlaMustCompile'].b
-    }
-
-  assert demands(learning_process.next)
-  assert not demands(loaded.next)
-  data = toy_problems.as_datasets(
-    toy_problems.examples_for('fed_avg', examples)
-  )
+  assert _demands(learning_process.next)
+  assert not _demands(loaded.next)
+  data = toy_problems.as_datasets(_CLIENTS)
+  found = loaded.next(loaded.state, data)
   toy_problems.assert_close(
-    _leaves(loaded.next(loaded.state, data)),
-    _leaves(learning_process.next(state, data)),
+    _leaves(found), _leaves(learning_process.next(state, data))
   )
   form = tff_files.load_map_reduce_form(str(tmp_path))
-  assert not demands(form.work)
+  assert not _demands(form.work)
   by_form = tff.backends.mapreduce.get_computation_for_map_reduce_form(form)
-  _assert_same(by_form(loaded.state, data), loaded.next(loaded.state, data))
+  _assert_same(by_form(loaded.state, data), found)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """What a program may expect of every runtime on this machine."""
 
 import asyncio
-import collections
 import concurrent.futures
 import contextlib
 import gc
@@ -94,55 +93,6 @@ def _ctrl_c(after_seconds, ends_within_seconds, receiver='process'):
   assert time.monotonic() - begin < ends_within_seconds
 
 
-def test_weighted_round_with_client_states_and_data_by_hand(rt):
-  dataset = tff.SequenceType(tff.TensorType(np.float32, [None, 3]))
-
-  @tff.tensorflow.computation(
-    tff.TensorType(np.float32, [3]), np.int64, dataset
-  )
-  def work(weights, num_seen, batches):
-    num, total = batches.reduce(
-      (np.int64(0), tf.zeros([3])),
-      lambda state, batch: (
-        state[0] + tf.shape(batch, tf.int64)[0],
-        state[1] + tf.reduce_sum(batch, axis=0),
-      ),
-    )
-    return collections.OrderedDict(
-      update=weights + total,
-      weight=tf.cast(num, tf.float32),
-      num_seen=num_seen + num,
-    )
-
-  @tff.federated_computation(
-    tff.FederatedType(work.type_signature.parameter[0], tff.SERVER),
-    tff.FederatedType(np.int64, tff.CLIENTS),
-    tff.FederatedType(dataset, tff.CLIENTS),
-  )
-  def next_fn(weights, num_seen, datasets):
-    outputs = tff.federated_map(
-      work, (tff.federated_broadcast(weights), num_seen, datasets)
-    )
-    return (
-      tff.federated_mean(outputs.update, outputs.weight),
-      outputs.num_seen,
-    )
-
-  examples = ([[1, 2, 3]], [[0, 1, 0]] * 3, np.zeros([0, 3]))
-  weights, num_seen = rt.run(
-    next_fn,
-    np.float32([1, 0, 0]),
-    [0, 5, 7],
-    [
-      tf.data.Dataset.from_tensor_slices(np.float32(x)).batch(2)
-      for x in examples
-    ],
-  )
-  # (1 * [2, 2, 3] + 3 * [1, 3, 0] + 0 * [1, 0, 0]) / 4
-  np.testing.assert_array_equal(weights, np.float32([1.25, 2.75, 0.75]))
-  assert num_seen == [1, 8, 7]
-
-
 def test_number_of_concurrent_clients_does_not_change_results(name, rt):
   values = list(np.random.default_rng(0).normal(size=13).astype(np.float32))
   results = {rt.run(_mean, values).tobytes()}
@@ -150,12 +100,6 @@ def test_number_of_concurrent_clients_does_not_change_results(name, rt):
     with runtime.create_runtime(name, max_concurrent_clients=num) as other:
       results.add(other.run(_mean, values).tobytes())
   assert len(results) == 1
-
-
-def test_numbers_out_of_range_are_refused(name):
-  for number in (0, True, 10**9):
-    with pytest.raises(ValueError, match='`max_concurrent_clients` .*10000'):
-      runtime.create_runtime(name, max_concurrent_clients=number)
 
 
 def test_error_of_a_computation_is_the_callers(rt):

@@ -100,7 +100,6 @@ def test_forked_copy_of_the_program_does_not_stop_the_worker(rt, worker):
 @pytest.mark.parametrize(
   'script, message',
   [
-    (None, 'ended with exit status 1'),
     ('exit 3', 'ended with exit status 3'),
     ('echo $$ > {folder}/pid; exec sleep 60', 'did not answer within 1 sec'),
   ],
@@ -109,9 +108,8 @@ def test_worker_that_does_not_start_is_reported(
   tmp_path, monkeypatch, script, message
 ):
   path = tmp_path / 'worker'
-  if script is not None:
-    path.write_text('#!/bin/sh\n' + script.format(folder=tmp_path))
-    path.chmod(0o755)
+  path.write_text('#!/bin/sh\n' + script.format(folder=tmp_path))
+  path.chmod(0o755)
   monkeypatch.setattr(native, '_BINARY', str(path))
   monkeypatch.setattr(native, '_SECONDS_TO_START', 1.0)
   with runtime.create_runtime('native') as rt:

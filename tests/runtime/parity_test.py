@@ -105,12 +105,14 @@ def _on():
 
 @functools.cache
 def _process(name):
+  name, *variant = name.split(':')
+  hparams = dict.fromkeys(['variant'] * len(variant), *variant)
   return registry.build(
     name,
     toy_problems.model_for(
       name, toy_problems.classifier(jit_compile=name == _WITH_XLA)
     ),
-    toy_problems.hparams_for(name),
+    toy_problems.hparams_for(name, **hparams),
     seed=_SEED,
   )
 
@@ -169,7 +171,11 @@ def _train_and_score(rt, name, build=_process):
 # Two exchanges, and state of clients and of the server.
 @pytest.mark.parametrize(
   ('rt', 'name'),
-  _slow_but(('in_process', 'fed_fac'), _RUNTIMES, registry.ALGORITHMS),
+  _slow_but(
+    ('in_process', 'fed_fac'),
+    _RUNTIMES,
+    [*registry.ALGORITHMS, 'per_fed_avg:hessian_free'],
+  ),
 )
 def test_rounds_and_scores_are_those_of_the_native_runtime(on, rt, name):
   parity.assert_close(
@@ -184,36 +190,6 @@ def test_rounds_are_of_the_kinds_that_they_are_meant_to_be(on):
   assert toy_problems.differ(
     outputs[0].state.global_weights, outputs[2].state.global_weights
   )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('rt', ['in_process', 'batched', 'chunks'])
-@pytest.mark.parametrize('variant', ['exact', 'hessian_free'])
-def test_meta_gradients_are_those_of_the_native_runtime(on, rt, variant):
-  parity.assert_close(
-    on(rt, _meta_train, variant), on('native', _meta_train, variant)
-  )
-
-
-@functools.cache
-def _meta_process(variant):
-  return registry.build(
-    'per_fed_avg',
-    toy_problems.classifier(),
-    variant=variant,
-    num_steps=3,
-    num_inner_steps=2,
-    learning_rate=0.1,
-    inner_learning_rate=0.5,
-    # Differences over a step much smaller are of rounding.
-    hessian_free_step=0.1,
-    batch_size=4,
-    seed=_SEED,
-  )
-
-
-def _meta_train(rt, variant):
-  return _train(rt, _meta_process(variant))
 
 
 @pytest.mark.parametrize(

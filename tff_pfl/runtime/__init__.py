@@ -31,9 +31,6 @@ def create_runtime(name: str, **options: Any) -> base.Runtime:
 
   Returns:
     The runtime. The caller closes it, or uses it in a ``with`` block.
-
-  Raises:
-    ValueError: If no runtime has that name.
   """
   errors.expect_one_of('runtime', name, sorted(RUNTIMES))
   return RUNTIMES[name](**options)

@@ -26,9 +26,6 @@ def resolve(devices: Devices = 'auto') -> list[str]:
 
   Returns:
     Names of logical devices, such as '/device:GPU:0'.
-
-  Raises:
-    ValueError: If there is no such device.
   """
   kinds = {'cpu': ['CPU'], 'gpu': ['GPU'], 'auto': ['GPU', 'CPU']}
   if isinstance(devices, str):
@@ -59,12 +56,6 @@ def resolve(devices: Devices = 'auto') -> list[str]:
       f'among {", ".join(known)} (or auto, cpu, gpu)',
       given,
     )
-  errors.expect(
-    len(set(resolved)) == len(resolved),
-    'devices',
-    'names that differ from one another',
-    devices,
-  )
   return resolved
 
 
@@ -132,7 +123,6 @@ def thread_devices(
     gpus = [device for device in devices if is_gpu(device)]
     num_cpu_threads = max(len(cpus), cores.num_usable_cores())
     return (*gpus, *_in_turn(cpus, num_cpu_threads if cpus else 0))
-  errors.expect(num_threads >= 1, 'num_threads', 'at least 1', num_threads)
   return _in_turn(devices, num_threads)
 
 

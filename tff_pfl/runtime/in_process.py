@@ -92,9 +92,6 @@ class InProcessRuntime(InterpretingRuntime):
       cuda_graphs: True to let XLA make CUDA graphs of training loops on GPUs.
         False holds for the whole process, if it comes before the first
         compilation by XLA.
-
-    Raises:
-      ValueError: If a number is out of range or there is no such device.
     """
     cores.concurrent_clients(max_concurrent_clients)  # Checked early.
     cores.divide(max_concurrent_clients)

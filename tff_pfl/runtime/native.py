@@ -59,9 +59,6 @@ class NativeRuntime(base.Runtime):
     Args:
       max_concurrent_clients: Number of clients' computations at the same time,
         at least 1; None for the number of usable CPU cores.
-
-    Raises:
-      ValueError: If a number is out of range.
     """
     self._engine = _Engine(cores.concurrent_clients(max_concurrent_clients))
     super().__init__(self._engine)

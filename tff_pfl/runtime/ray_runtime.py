@@ -83,22 +83,11 @@ class RayRuntime(in_process.InterpretingRuntime):
 
     Raises:
       RunError: If Ray is not installed or does not answer.
-      ValueError: If a number is out of range, or no actor fits.
     """
-    errors.expect(
-      cpus_per_actor > 0, 'cpus_per_actor', 'positive', cpus_per_actor
-    )
-    errors.expect(
-      gpus_per_actor >= 0, 'gpus_per_actor', 'at least 0', gpus_per_actor
-    )
-    errors.expect(
-      clients_per_chunk is None or clients_per_chunk >= 1,
-      'clients_per_chunk',
-      'at least 1',
-      clients_per_chunk,
-    )
-    if seconds_to_start is not None:
-      errors.expect_positive('seconds_to_start', seconds_to_start)
+    errors.expect_positive('cpus_per_actor', cpus_per_actor)
+    errors.expect_non_negative('gpus_per_actor', gpus_per_actor)
+    if clients_per_chunk is not None:
+      errors.expect_int('clients_per_chunk', clients_per_chunk, 1)
     self._cluster = _Cluster(
       ray_cluster.connect(address),
       {'CPU': cpus_per_actor, 'GPU': gpus_per_actor},

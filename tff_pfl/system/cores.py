@@ -25,9 +25,6 @@ def concurrent_clients(max_concurrent_clients: Optional[int]) -> int:
   Args:
     max_concurrent_clients: Their number, 1 to 10,000; None for one on each
       usable core.
-
-  Raises:
-    ValueError: If it is out of range.
   """
   if max_concurrent_clients is None:
     return num_usable_cores()

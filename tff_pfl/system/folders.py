@@ -31,10 +31,6 @@ def local_path(path: Union[str, os.PathLike[str]], name: str) -> str:
   Args:
     path: The path.
     name: Name of the argument, for the message.
-
-  Raises:
-    TypeError: If it is no path.
-    ValueError: If it is empty, or an address such as one of an object store.
   """
   errors.expect_type(path, (str, os.PathLike), name, 'a path')
   path = os.fspath(path)
@@ -48,11 +44,7 @@ def local_path(path: Union[str, os.PathLike[str]], name: str) -> str:
 
 
 def output_path(path: Union[str, os.PathLike[str]], name: str) -> str:
-  """Returns the `local_path` of a file or folder to write.
-
-  Raises:
-    ValueError: If it is none, or the root of the file system.
-  """
+  """Returns the `local_path` of a file or folder to write, not the root."""
   path = local_path(path, name)
   errors.expect(
     os.path.abspath(path).strip(os.sep),

@@ -55,7 +55,6 @@ def connect(address: str = LOCAL) -> Any:
 
   Raises:
     RunError: If Ray is not installed or does not answer.
-    ValueError: If this process is connected to another cluster.
   """
   # No usage statistics go to Ray's makers unless the user wants it.
   os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
