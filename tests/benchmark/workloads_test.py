@@ -1,10 +1,8 @@
 import collections
 import dataclasses
 
-import keras
 import numpy as np
 import pytest
-import tf_keras
 
 from binaries.benchmark import workloads
 from tff_pfl import runtime as runtime_lib
@@ -32,26 +30,6 @@ def test_models_have_the_published_sizes():
     (64, 10),
   ]
   assert _sizes('w4') == [(784, 80), (80, 60), (60, 10)]
-
-
-@pytest.mark.parametrize('name', ['w1', 'w3', 'w4', 'scale'])
-def test_clients_have_two_classes_and_all_their_examples(name):
-  workload = workloads.WORKLOADS[name]
-  data = workload.make_data()
-  assert data.num_clients == workload.num_clients
-  train = data.train(data.client_ids[-1])
-  assert train.x.shape == (workload.examples_per_client, *workload.shape)
-  _, counts = np.unique(train.y, return_counts=True)
-  assert counts.tolist() == [workload.examples_per_client // 2] * 2
-
-
-def test_examples_do_not_depend_on_the_population():
-  workload = workloads.WORKLOADS['scale'].scaled_down()
-  large, small = workload.make_data(), workload.make_data(6)
-  assert (large.num_clients, small.num_clients) == (600, 6)
-  np.testing.assert_array_equal(
-    large.train(large.client_ids[5]).x, small.train(small.client_ids[5]).x
-  )
 
 
 @pytest.mark.parametrize('name', ['w1', 'w3', 'w4', 'scale'])
@@ -107,16 +85,6 @@ def test_states_are_carried_over_and_datasets_passed_again(
     assert state.num_rounds == counts[index]
   # Client 3's, in all three rounds.
   assert passed[0][1] is passed[1][0] is passed[2][0]
-
-
-# The others have one of these models.
-@pytest.mark.parametrize('name', ['w1', 'w3', 'w4'])
-def test_plain_loops_have_the_shapes_of_the_library_model(name):
-  workload = workloads.WORKLOADS[name].scaled_down()
-  shapes = [w.shape for w in workload.build_model().initial_weights.values()]
-  for keras_of_any_version in (keras, tf_keras):
-    model = workloads.make_keras_model(workload, keras_of_any_version)
-    assert [tuple(w.shape) for w in model.weights] == shapes
 
 
 @pytest.mark.parametrize(

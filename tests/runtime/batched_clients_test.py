@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.methods import toy_problems
+from tests.runtime import cases
 from tff_pfl import datasets, runtime
 from tff_pfl.methods import registry
 from tff_pfl.models import zoo
@@ -133,25 +134,13 @@ def test_networks_with_convolutions_are_one_program(
 
 
 def test_clients_of_one_bucket_are_a_batch(batched, batch_sizes):
-  @tff.tensorflow.computation(
-    tff.TensorType(np.float32, [None]), tff.TensorType(np.float32, [None])
-  )
-  def dot(x, y):
-    return tf.reduce_sum(x * y)
-
-  @tff.federated_computation(
-    tff.FederatedType(dot.type_signature.parameter[0], tff.CLIENTS),
-    tff.FederatedType(dot.type_signature.parameter[1], tff.CLIENTS),
-  )
-  def dots(xs, ys):
-    return tff.federated_map(dot, (xs, ys))
-
+  squares = _map(lambda x: tf.reduce_sum(x * x))
   sizes = [4, 2, 4, 4, 2, 3]
   vectors = [np.arange(n, dtype=np.float32) for n in sizes]
   expected = [float(v @ v) for v in vectors]
-  assert batched.run(dots, vectors, vectors) == expected
+  assert batched.run(squares, vectors) == expected
   batch_sizes.clear()
-  assert batched.run(dots, vectors, vectors) == expected
+  assert batched.run(squares, vectors) == expected
   # One is no batch.
   assert batch_sizes == [(3, 4), (2, 4)]
 
@@ -183,17 +172,8 @@ def _as_on_gpu(monkeypatch):
 
 def _map(function):
   """A computation that maps a function of `[?]` vectors at clients."""
-  mapped = tff.tensorflow.computation(
-    function, tff.TensorType(np.float32, [None])
-  )
-
-  @tff.federated_computation(
-    tff.FederatedType(mapped.type_signature.parameter, tff.CLIENTS)
-  )
-  def computation(vectors):
-    return tff.federated_map(mapped, vectors)
-
-  return computation
+  vector = tff.TensorType(np.float32, [None])
+  return cases.at_clients(tff.tensorflow.computation(function, vector))
 
 
 _VECTORS = [np.float32([1, -2, 3]), np.float32([4, 5, 6]), np.float32([7])]

@@ -19,3 +19,15 @@ def double(x):
 @tff.tensorflow.computation(np.float32, np.float32)
 def add(x, y):
   return x + y
+
+
+def at_clients(mapped):
+  """A computation that maps another one at clients."""
+
+  @tff.federated_computation(
+    tff.FederatedType(mapped.type_signature.parameter, tff.CLIENTS)
+  )
+  def computation(values):
+    return tff.federated_map(mapped, values)
+
+  return computation

@@ -61,9 +61,12 @@ def _double_twice(x):
   return collections.OrderedDict(twice=cases.double(doubled), both=(x, doubled))
 
 
-def _constants():
+def _constants(clients):
+  two = tff.federated_value(np.float32(2), tff.SERVER)
   return (
-    tff.federated_value(np.float32(2), tff.SERVER),
+    two,
+    tff.federated_broadcast(tff.federated_map(cases.double, two)),
+    tff.federated_sum(clients),
     tff.federated_sum(tff.federated_value(np.int32(2), tff.CLIENTS)),
     tff.federated_eval(tff.tensorflow.computation(lambda: 3), tff.SERVER),
   )
@@ -87,12 +90,6 @@ def _nested(values):
   return total, _sum_of_doubles(
     tff.federated_map(cases.add, (values, tff.federated_broadcast(total)))
   )
-
-
-def _broadcast_constant(clients):
-  two = tff.federated_value(np.float32(2), tff.SERVER)
-  four = tff.federated_map(cases.double, two)
-  return tff.federated_broadcast(four), tff.federated_sum(clients)
 
 
 def _zips(clients, server):
@@ -216,14 +213,10 @@ _CASES = {
     [(3.0, [1.0, 2.0])],
   ),
   'map of a lambda that calls twice': (
-    _federated(lambda v: tff.federated_map(_double_twice, v), _CLIENT_FLOATS),
+    cases.at_clients(_double_twice),
     [([1.0, 2.0],)],
   ),
-  'constants': (_federated(_constants), [()]),
-  'broadcast constant': (
-    _federated(_broadcast_constant, _CLIENT_FLOATS),
-    [([1.0, 3.0],)],
-  ),
+  'constants': (_federated(_constants, _CLIENT_FLOATS), [([1.0, 3.0],)]),
   'secure sums': (_federated(_secure_sums, _CLIENT_INTS), [([1, 2, 3],)]),
   'containers': (
     _all_containers,
@@ -240,10 +233,7 @@ _CASES = {
     [(np.float16(1.5), np.uint8(3), np.complex64(1 + 2j), np.int64(-1))],
   ),
   'compiled by XLA': (
-    _federated(
-      lambda v: tff.federated_map(_compiled, v),
-      tff.FederatedType(_compiled.type_signature.parameter, tff.CLIENTS),
-    ),
+    cases.at_clients(_compiled),
     [([np.float32([1, 2]), np.float32([3, 4])],)],
   ),
   'nested': (_federated(_nested, _CLIENT_FLOATS), [([1.0, 2.0],)]),
@@ -284,13 +274,3 @@ def test_result_is_that_of_the_native_runtime(name, rt, native, in_chunks):
       # Once more, with everything loaded, which leaves the first result alone.
       parity.assert_same(each.run(computation, *arguments), expected)
       parity.assert_same(first, expected)
-
-
-def test_equal_values_are_one_for_all_clients(rt):
-  equal = tff.FederatedType(np.float32, tff.CLIENTS, all_equal=True)
-
-  @tff.federated_computation(equal, _CLIENT_FLOATS)
-  def comp(value, values):
-    return value, tff.federated_map(cases.double, value), values
-
-  assert rt.run(comp, 3.0, [1.0, 2.0]) == (3.0, [6.0, 6.0], [1.0, 2.0])

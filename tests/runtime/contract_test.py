@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.runtime import cases
 from tff_pfl import errors, runtime
 
 pytestmark = [
@@ -54,9 +55,7 @@ def _count(limit):
   return tf.data.Dataset.range(limit).reduce(np.int64(0), lambda n, x: n + x)
 
 
-@tff.federated_computation(tff.FederatedType(np.int64, tff.CLIENTS))
-def _count_at_clients(limits):
-  return tff.federated_map(_count, limits)
+_count_at_clients = cases.at_clients(_count)
 
 
 @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))

@@ -18,15 +18,6 @@ _CLIENT_INTS = tff.FederatedType(np.int32, tff.CLIENTS)
 _SERVER_FLOAT = tff.FederatedType(np.float32, tff.SERVER)
 
 
-def test_different_numbers_of_clients_are_refused(rt):
-  @tff.federated_computation(_CLIENT_INTS, _CLIENT_INTS)
-  def comp(a, b):
-    return tff.federated_zip((a, b))
-
-  with pytest.raises(ValueError, match='Conflicting cardinalities'):
-    rt.run(comp, [1, 2], [1])
-
-
 def _with_variable(x):
   variable = tf.Variable(2.0)
   with tf.control_dependencies([variable.assign_add(x)]):
@@ -103,11 +94,8 @@ def test_computation_in_a_callback_of_a_computation_does_not_deadlock():
   def outer(x):
     return tf.ensure_shape(tf.py_function(callback, [x], tf.float32), [])
 
-  @tff.federated_computation(_CLIENT_FLOATS)
-  def comp(values):
-    return tff.federated_map(outer, values)
-
   with rt:
+    comp = cases.at_clients(outer)
     assert rt.run(comp, [1.0, 2.0, 3.0]) == [10.0, 20.0, 30.0]
 
 

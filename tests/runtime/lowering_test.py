@@ -3,16 +3,12 @@ import collections
 import numpy as np
 import tensorflow_federated as tff
 
+from tests.runtime import cases
 from tff_pfl import runtime
 from tff_pfl.runtime import lowering
 from tff_pfl.system.private_api import tree_analysis
 
 _CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
-
-
-@tff.tensorflow.computation(np.float32)
-def _double(x):
-  return 2 * x
 
 
 def _blocks(block, kind):
@@ -30,13 +26,11 @@ def _intrinsics(block):
 def test_function_that_calls_several_becomes_one_graph():
   @tff.federated_computation(np.float32)
   def work(x):
-    return collections.OrderedDict(once=_double(x), twice=_double(_double(x)))
+    return collections.OrderedDict(
+      once=cases.double(x), twice=cases.double(cases.double(x))
+    )
 
-  @tff.federated_computation(_CLIENT_FLOATS)
-  def comp(values):
-    return tff.federated_map(work, values)
-
-  block = lowering.lower(comp)
+  block = lowering.lower(cases.at_clients(work))
   assert len(_blocks(block, tff.framework.CompiledComputation)) == 1
   assert len(_blocks(block, tff.framework.Lambda)) == 1
 
@@ -44,18 +38,13 @@ def test_function_that_calls_several_becomes_one_graph():
 def test_function_that_only_arranges_keeps_the_users_graph():
   @tff.federated_computation(np.float32, np.int32)
   def work(x, n):
-    return n, _double(x)
+    return n, cases.double(x)
 
-  @tff.federated_computation(
-    tff.FederatedType((np.float32, np.int32), tff.CLIENTS)
-  )
-  def comp(values):
-    return tff.federated_map(work, values)
-
-  (compiled,) = _blocks(lowering.lower(comp), tff.framework.CompiledComputation)
+  block = lowering.lower(cases.at_clients(work))
+  (compiled,) = _blocks(block, tff.framework.CompiledComputation)
   assert (
     compiled.proto.tensorflow
-    == _double.to_compiled_building_block().proto.tensorflow
+    == cases.double.to_compiled_building_block().proto.tensorflow
   )
 
 
@@ -95,20 +84,22 @@ def test_aggregations_are_one_where_none_needs_anothers_result():
 
 
 def test_server_computes_once_between_aggregations():
-  add = tff.tensorflow.computation(lambda x, y: x + y, np.float32, np.float32)
+  add = cases.add
 
   @tff.federated_computation(
     tff.FederatedType(np.float32, tff.SERVER), _CLIENT_FLOATS
   )
   def comp(state, values):
-    doubled = tff.federated_map(_double, state)
+    doubled = tff.federated_map(cases.double, state)
     one = tff.federated_value(np.float32(1), tff.SERVER)
-    start = tff.federated_map(add, (tff.federated_map(_double, doubled), one))
+    start = tff.federated_map(
+      add, (tff.federated_map(cases.double, doubled), one)
+    )
     moved = tff.federated_map(add, (values, tff.federated_broadcast(start)))
     mean = tff.federated_mean(moved)
     new_state = tff.federated_map(add, (state, mean))
     again = tff.federated_map(add, (values, tff.federated_broadcast(new_state)))
-    total = tff.federated_map(_double, tff.federated_sum(again))
+    total = tff.federated_map(cases.double, tff.federated_sum(again))
     return new_state, total, doubled
 
   graphs_at_server = [

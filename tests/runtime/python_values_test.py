@@ -183,17 +183,3 @@ def test_clients_values_may_be_of_several_kinds(second):
   wrong = collections.OrderedDict(n=np.int64(0), w=np.zeros(3, np.float32))
   with pytest.raises(TypeError, match=r'type float32\[2\], found an array'):
     _from_python([first, wrong], states)
-
-
-@pytest.mark.parametrize(
-  'container, expected',
-  [(None, ()), (collections.OrderedDict, collections.OrderedDict())],
-)
-def test_an_empty_structure_is_a_tuple_or_what_it_was(container, expected):
-  value_type = (
-    tff.StructType([])
-    if container is None
-    else tff.StructWithPythonType([], container)
-  )
-  found = _to_python((), value_type, 1)
-  assert found == expected and type(found) is type(expected)

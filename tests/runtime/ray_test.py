@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.runtime import parity
+from tests.runtime import cases, parity
 from tff_pfl import datasets, errors, runtime
 from tff_pfl.core import client_examples
 from tff_pfl.methods import registry
@@ -152,10 +152,7 @@ def test_errors_of_clients_are_raised_as_they_are(rt):
     with tf.control_dependencies([tf.debugging.assert_less(x, 2)]):
       return tf.identity(x)
 
-  @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
-  def fail_at_clients(x):
-    return tff.federated_map(fail, x)
-
+  fail_at_clients = cases.at_clients(fail)
   with pytest.raises(tf.errors.InvalidArgumentError):
     rt.run(fail_at_clients, [1, 2, 3])
   assert rt.run(fail_at_clients, [1, 0, 1]) == [1, 0, 1]

@@ -51,7 +51,6 @@ def _reduce(dataset):
       lambda: tf.nn.fractional_max_pool(tf.ones([1, 8, 8, 1]), [1, 2, 2, 1]),
       False,
     ),
-    (lambda: tf.timestamp(), False),
     (lambda: tf.py_function(lambda: 1, [], tf.int32), False),
     (lambda: _reduce(tf.data.Dataset.range(5).shuffle(2)), False),
     # Harmless, but stateful to TensorFlow.

@@ -234,9 +234,7 @@ with shutdown.stopping_on_signals():
       60,
     ),
     ('press()', 130, '', 60),
-    ('press(signal.SIGTERM)', 143, '', 60),
     ('press()\nraise ValueError', 130, '', 60),
-    ('press()\nwhile True: pass', 130, '', 0.1),
     ('press(signal.SIGTERM)\ntime.sleep(60)', 143, '', 0.1),
     ('press()\npress()\ntime.sleep(60)', 130, '', 60),
     (
@@ -256,9 +254,7 @@ with shutdown.stopping_on_signals():
   ids=[
     'finalizer',
     'last work',
-    'last work, SIGTERM',
     'error that it led to',
-    'does not look',
     'does not look, SIGTERM',
     'twice',
     'again in clean-up',
