@@ -86,10 +86,6 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
       '--server_learning_rate=-1',
       '--server_learning_rate to be a positive',
     ),
-    (
-      '--num_warmup_epochs=3',
-      '--num_warmup_epochs to be None without --num_warmup_rounds, found 3.',
-    ),
   ],
 )
 def test_an_error_names_the_flag_that_gave_the_value(given, named):

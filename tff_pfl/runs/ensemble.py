@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import datasets, errors
+from tff_pfl import datasets
 from tff_pfl.core import client_examples, objectives, personalized_process
 from tff_pfl.models import client_metrics, prediction
 from tff_pfl.runs import personalized_evaluation
@@ -70,14 +70,7 @@ def evaluate_clients(
     process, runtime, server_state, states_of, known, members, tests
   )
   if not num_models:
-    raise NoModelsError(
-      errors.message(
-        'known',
-        'clients of which at least one took part in a round, with a finite '
-        'model',
-        'none',
-      )
-    )
+    raise NoModelsError('No known client has a finite model that was trained.')
   sizes = [new.num_test_examples(client_id) for client_id in ids]
   means = np.split(total / num_models, np.cumsum(sizes)[:-1])
   return [

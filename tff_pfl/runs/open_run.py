@@ -41,12 +41,6 @@ def open_run(
   if name == run_lib.BEST_NAME and run_store.has_run(parent):
     return open_run(parent, process, data, data_dir=data_dir).best
   errors.expect(
-    process is None or data_dir is None,
-    'data_dir',
-    'None where data are given',
-    data_dir,
-  )
-  errors.expect(
     (process is None) == (data is None),
     'process',
     'given together with data',

@@ -82,9 +82,6 @@ def evaluate(
       `Runtime.share` returns them.
     test: Their test data, if kept so; both or none.
     excluded: Indices of clients that are not scored.
-
-  Raises:
-    ValueError: If no client has test examples.
   """
   if train is None or test is None:
     train, test = runtime.share(
@@ -155,9 +152,6 @@ def evaluate_new_clients(
     num_known: Number of clients that were trained; the indices of the new ones
       begin there, so that no client's seed is used twice.
     data: The new clients.
-
-  Raises:
-    ValueError: If none of them has test examples.
   """
   return evaluate(
     process,
@@ -218,9 +212,6 @@ def summarize(
     `primary_metric`, a dict, unless it is the accuracy; and, where there are
     any, `reported`: by name of the further metrics `higher_is_better`,
     `num_clients`, those that have it, and `num_scored`, all of them.
-
-  Raises:
-    ValueError: If there are no rows, for no client has test examples.
   """
   errors.expect(rows, 'rows', 'of at least one client with test examples', rows)
 

@@ -170,14 +170,7 @@ def find_noise_multiplier(
     delta: Delta of epsilon, in (0, 1).
     sampler: Sampler of cohorts, among all clients, that all report.
     num_rounds: Number of rounds, at least 1.
-
-  Raises:
-    ValueError: If a number is out of its range.
   """
-  errors.expect_positive('epsilon', epsilon)
-  errors.expect_share('delta', delta, '(0, 1)')
-  _expect_plain(sampler)
-
   most = most_participations(sampler, num_rounds)[-1]
 
   def epsilon_of(noise_multiplier):
@@ -223,9 +216,6 @@ class NoisyMean:
       or (but for ddp) adaptive:<quantile> of the norms.
     metrics: Metrics of training (losses, scores, counts) that leave clients,
       without noise: plain for all, or none.
-
-  Raises:
-    ValueError: If a value is out of its range.
   """
 
   noise_multiplier: Optional[float] = None
@@ -245,11 +235,8 @@ class PrivateMean(NoisyMean):
   """A mean of clipped updates, to whose sum the server adds noise.
 
   Attributes:
-    epsilon: Epsilon of the whole run, positive; the noise for it is found.
-
-  Raises:
-    ValueError: If a value is out of its range, or not just one of `epsilon` and
-      `noise_multiplier` is given.
+    epsilon: Epsilon of the whole run, positive; the noise for it is found. It
+      is given, or else `noise_multiplier`.
   """
 
   name: ClassVar[str] = 'dp'
@@ -299,9 +286,6 @@ class DistributedPrivateMean(NoisyMean):
 
   Attributes:
     bits: Bits of a number of the sum, 1 to 22.
-
-  Raises:
-    ValueError: If a value is out of its range, or no noise is given.
   """
 
   name: ClassVar[str] = 'ddp'

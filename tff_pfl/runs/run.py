@@ -53,7 +53,7 @@ def _several(runs):
   """A list of the runs that a function of several is given."""
   if isinstance(runs, Mapping):
     runs = runs.values()
-  several = list(runs) if isinstance(runs, Iterable) else []
+  several = list(runs)
   errors.expect(
     several and all(isinstance(run, Run) for run in several),
     'runs',
@@ -405,7 +405,6 @@ class Run:
     """All weights of a client's personal model, by name.
 
     Raises:
-      ValueError: If there is no such client.
       RunError: If the stored states are damaged, or of another process.
     """
     process, data = self.process, self.data
@@ -435,11 +434,8 @@ class Run:
     """A client's personal model as a Keras model of its own.
 
     Its outputs are those of `SplitModel.forward`: scores (logits) for a loss of
-    these.
-
-    Raises:
-      ValueError: If there is no such client, or the method's model is more than
-        a Keras model (see `keras_bridge.keras_model`); `predict` serves all.
+    these. Of a method whose model is more than a Keras model (see
+    `keras_bridge.keras_model`) there is none; `predict` serves all.
     """
     weights = self.personal_weights(client_id, runtime)
     return keras_bridge.keras_model(self.model, weights)

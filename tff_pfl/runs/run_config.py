@@ -30,7 +30,6 @@ from tff_pfl.models import (
   description,
   domain_models,
   split_model,
-  weight_files,
   zoo,
 )
 from tff_pfl.runs import client_sampling, privacy, training, warm_up
@@ -70,7 +69,7 @@ class RunConfig:
     server_optimizer: 'sgd' or 'adam'.
     server_learning_rate: Learning rate of the server, positive; 1 with 'sgd'
       gives the plain mean.
-    server_momentum: Momentum of the server, in [0, 1); for 'sgd' only.
+    server_momentum: Momentum of the server, in [0, 1); ignored by 'adam'.
     statistics: Place of the moving statistics of batch normalization, see
       `core.options.ProcessOptions`.
     augmentation: Random changes of images in training, such as 'crop:4+flip',
@@ -116,9 +115,9 @@ class RunConfig:
   dataset_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   partition: str = 'shards:2'
   num_clients: int = 30
-  model: str = 'mlp'
+  model: str = hparams_lib.one_of('mlp', zoo.MODELS)
   model_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  domain_model: str = 'shared'
+  domain_model: str = hparams_lib.one_of('shared', domain_models.KINDS)
   reweight_domains: bool = False
   aggregator: Union[str, privacy.Aggregator] = 'mean'
   attack: str = 'none'
@@ -141,16 +140,16 @@ class RunConfig:
     personalization_lib.Personalization()
   )
   initial_run: Optional[str] = None
-  initial_run_part: str = 'all'
+  initial_run_part: str = hparams_lib.one_of('all', warm_up.INITIAL_RUN_PARTS)
   initial_weights: Optional[str] = None
-  num_warmup_rounds: int = 0
-  num_warmup_epochs: Optional[int] = None
+  num_warmup_rounds: int = hparams_lib.integer(0, 0)
+  num_warmup_epochs: Optional[int] = hparams_lib.integer(None, 1)
   num_rounds: int = 100
   cohort_size: int = 10
   dropout_rate: float = 0.0
   rounds_per_evaluation: int = 10
   num_final_evaluations: int = 10
-  seed: int = 0
+  seed: int = hparams_lib.seed(2**63 - 1)
   runtime: str = runtime_lib.DEFAULT
 
   def __post_init__(self):
@@ -166,15 +165,12 @@ class RunConfig:
         '`registry.build`, and its process to `training.run`',
         getattr(self, name).optimizer,
       )
-    errors.expect_one_of('model', self.model, zoo.MODELS)
     errors.expect_own_arguments(
       zoo.MODELS[self.model],
       self.model_arguments,
       'model_arguments',
       f'model {self.model!r}',
     )
-    kinds = domain_models.KINDS
-    errors.expect_one_of('domain_model', self.domain_model, kinds)
     refused = set(algorithm.unsupported)
     if 'num_warmup_rounds' in refused:
       # Its models are drawn apart, which weights of another run do not stand.
@@ -186,15 +182,6 @@ class RunConfig:
           f'{field.default} for {self.algorithm}, which has no use for it'
         )
         errors.expect(value == field.default, field.name, wanted, value)
-    errors.expect_one_of(
-      'initial_run_part', self.initial_run_part, warm_up.INITIAL_RUN_PARTS
-    )
-    errors.expect(
-      self.initial_run is not None or self.initial_run_part == 'all',
-      'initial_run_part',
-      "'all' without `initial_run`",
-      self.initial_run_part,
-    )
     if self.initial_run is not None:
       initial_run = os.path.abspath(self.initial_run)
       object.__setattr__(self, 'initial_run', initial_run)
@@ -205,33 +192,16 @@ class RunConfig:
         'unset with `initial_run`',
         self.initial_weights,
       )
-      weight_files.expect_known(self.initial_weights)
       initial_weights = os.path.abspath(self.initial_weights)
       object.__setattr__(self, 'initial_weights', initial_weights)
     self.training()
-    errors.expect_list('metrics', self.metrics)
     object.__setattr__(self, 'metrics', tuple(self.metrics))
-    if self.class_weight is not None:
-      class_weights.parse(self.class_weight)
-    errors.expect_int('num_warmup_rounds', self.num_warmup_rounds, 0)
-    if self.num_warmup_epochs is not None:
-      errors.expect_int('num_warmup_epochs', self.num_warmup_epochs, 1)
-      errors.expect(
-        self.num_warmup_rounds > 0,
-        'num_warmup_epochs',
-        'None without `num_warmup_rounds`',
-        self.num_warmup_epochs,
-      )
-    errors.expect_int('seed', self.seed, 0, 2**63 - 1)
     errors.expect_int(
       'num_clients', self.num_clients, 1, partitioning.MAX_CLIENTS
     )
     self.sampler()  # Fails early on a cohort larger than the population.
     self._make_attack()
     self._check_aggregator()
-    training.expect_all_clients(
-      getattr(self.hparams, 'num_clients', None), self.num_clients
-    )
     room = getattr(self.hparams, 'max_cohort_size', self.cohort_size)
     errors.expect(
       room >= self.cohort_size,
@@ -239,23 +209,10 @@ class RunConfig:
       f'at least {self.cohort_size}, the size of a cohort',
       room,
     )
-    errors.expect(
-      self.server_optimizer != 'adam' or self.server_momentum == 0,
-      'server_momentum',
-      '0 with server_optimizer adam, which has its own',
-      self.server_momentum,
-    )
 
   def _check_aggregator(self):
     """Raises `ValueError` if it does not exist or fit the other settings."""
     if isinstance(self.aggregator, str):
-      owner = privacy.AGGREGATORS.get(self.aggregator)
-      errors.expect(
-        owner is None,
-        'aggregator',
-        f'a `privacy.{getattr(owner, "__name__", None)}`, with its noise',
-        self.aggregator,
-      )
       self._make_aggregator()
       return
     errors.expect_type(
@@ -281,9 +238,6 @@ class RunConfig:
         'one run of fixed cohorts among all clients, who weigh the same',
         getattr(self, name),
       )
-    if self.aggregator.noise_multiplier is not None:
-      # How much noise an epsilon takes is found later, for that takes a while.
-      self._make_aggregator()
 
   def _make_aggregator(self):
     if isinstance(self.aggregator, str):

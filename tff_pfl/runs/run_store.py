@@ -103,7 +103,6 @@ class RunStore:
       RunError: If `directory` has a run or is in use by a running process, or
         cannot be written to; or if its run is damaged or has other settings
         than `config`, each of which the message gives with both values.
-      ValueError: If its run has more rounds than `config`.
     """
     directory = os.fspath(directory)
     with contextlib.ExitStack() as on_close:

@@ -59,21 +59,6 @@ RECORDED = (
 )
 
 
-def expect_all_clients(known: Optional[int], num_clients: int) -> None:
-  """Raises `ValueError` if a method expects another number of clients.
-
-  Args:
-    known: The hyperparameter `num_clients`; None for methods without.
-    num_clients: Number of clients of the data.
-  """
-  errors.expect(
-    known in (None, num_clients),
-    'hparams.num_clients',
-    f'{num_clients}, the number of all clients, or None',
-    known,
-  )
-
-
 @errors.typed
 def run(
   process: personalized_process.PersonalizedProcess,
@@ -134,7 +119,6 @@ def run(
     The run.
 
   Raises:
-    ValueError: If an argument is out of its range or does not fit the others.
     RunError: If the run cannot start or go on. What was committed is safe.
   """
   output_dir = folders.results_folder(output_dir, folders.RUN)
@@ -145,13 +129,10 @@ def run(
   }
   for name, value in sizes.items():
     errors.expect_int(name, value, 1)
-  errors.expect(
-    isinstance(callbacks, Sequence)
-    and all(isinstance(one, callbacks_lib.Callback) for one in callbacks),
-    'callbacks',
-    'a list of objects of subclasses of Callback',
-    callbacks,
-  )
+  for one in callbacks:
+    errors.expect_type(
+      one, callbacks_lib.Callback, 'callbacks', 'objects of type Callback'
+    )
   sampler = client_sampling.CohortSampler(
     data.num_clients,
     cohort_size,
@@ -297,8 +278,12 @@ def _options_of_runtime(runtime, options, model, data, sampler):
 
 def _expect_fit(process, data):
   """Raises `ValueError` if process and data do not fit together."""
-  expect_all_clients(
-    process.description['hparams'].get('num_clients'), data.num_clients
+  known = process.description['hparams'].get('num_clients')
+  errors.expect(
+    known in (None, data.num_clients),
+    'hparams.num_clients',
+    f'{data.num_clients}, the number of all clients, or None',
+    known,
   )
   client_population.check_data_fit(process.model, data)
   client_population.check_test_examples(data)

@@ -45,11 +45,7 @@ INITIAL_RUN_PARTS = ('all', 'body')
 
 
 def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
-  """The settings of a run's warm-up, from those of the run.
-
-  Raises:
-    ValueError: If the method's local training is not one that FedAvg has.
-  """
+  """The settings of a run's warm-up, from those of the run."""
   hparams = config.hparams
   known = hparams_lib.LocalTrainingHParams, hparams_lib.HeadAndBodyHParams
   errors.expect(
