@@ -53,7 +53,7 @@ def _several(runs):
   """A list of the runs that a function of several is given."""
   if isinstance(runs, Mapping):
     runs = runs.values()
-  several = list(runs)
+  several = list(runs) if isinstance(runs, Iterable) else []
   errors.expect(
     several and all(isinstance(run, Run) for run in several),
     'runs',
