@@ -1,15 +1,14 @@
 import functools
 import math
+import types
 
 import numpy as np
-import pandas as pd
 import pytest
 from sklearn import metrics
 
 from tests.methods import toy_problems
 from tests.runs import clients
 from tff_pfl import datasets
-from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import client_examples
 from tff_pfl.methods import registry
 from tff_pfl.models import domain_models, prediction, split_model, zoo
@@ -34,20 +33,23 @@ def _data():
   return train, test
 
 
-def _trained(process):
-  """A server state, and states of all clients of which 0 to 4 took part."""
+@pytest.fixture(name='trained', scope='module')
+def _trained():
+  """FedRep, a server state, and clients' states: 0 to 4 took part."""
+  process = registry.build('fed_rep', toy_problems.classifier())
   output = process.next(
     process.initialize(),
     process.initialize_client_states(list(range(5))),
     toy_problems.padded(_data()[0][:5]),
   )
   new = process.initialize_client_states(list(range(5, _NUM_CLIENTS)))
-  return output.state, [*output.client_states, *new]
+  return process, output.state, [*output.client_states, *new]
 
 
-def test_every_client_with_test_examples_is_scored_once_in_order(runtime):
-  process = registry.build('fed_rep', toy_problems.classifier())
-  server_state, states = _trained(process)
+def test_every_client_with_test_examples_is_scored_once_in_order(
+  trained, runtime
+):
+  process, server_state, states = trained
   data = clients.Clients(*_data())
   asked = []
 
@@ -87,29 +89,23 @@ def test_every_client_with_test_examples_is_scored_once_in_order(runtime):
   assert data.trained == [f'client {i}' for i in scored if i >= 5]
 
 
-def test_known_clients_of_a_batch_have_the_shapes_of_new_ones(runtime):
-  process = registry.build('fed_rep', toy_problems.classifier())
-  server_state, states = _trained(process)
-
-  asked = []
-
-  def states_of(indices):
-    asked.append(list(indices))
-    return [states[index] for index in indices]
-
-  def evaluate(runtime):
-    data = clients.Clients(*_data())
-    rows, _ = personalized_evaluation.evaluate(
-      process, runtime, server_state, states_of, data
-    )
-    return pd.json_normalize(rows), data.trained
-
-  with runtime_lib.create_runtime('in_process', batched_clients=True) as made:
-    found, trained = evaluate(made)
-  assert [len(chunk) for chunk in asked] == [51]
-  # Theirs is not learned from.
-  assert trained == list(found['client'])
-  pd.testing.assert_frame_equal(found, evaluate(runtime)[0], rtol=1e-5)
+@pytest.mark.parametrize(
+  ('batches_clients', 'indices', 'given'),
+  # Clients 3 and 4 took part, 5 is new.
+  [(False, '345', '5'), (True, '345', '345'), (True, '34', '')],
+)
+def test_known_clients_of_a_batch_have_the_shapes_of_new_ones(
+  batches_clients, indices, given, trained
+):
+  process, _, states = trained
+  found = personalized_evaluation.training_examples(
+    process,
+    types.SimpleNamespace(batches_clients=batches_clients),
+    [states[int(index)] for index in indices],
+    dict(zip(indices, indices)),
+    indices,
+  )
+  assert ''.join(one for one in found if isinstance(one, str)) == given
 
 
 def _row(client, before, after, num_test_examples):
@@ -143,24 +139,6 @@ def test_summary_is_that_computed_by_hand():
   assert summary['fairness']['fraction_hurt'] is None
 
 
-def test_fairness_of_a_regression_is_of_its_error():
-  rows = [
-    _row('a', {'loss': 1.0, 'mae': 0.5}, {'loss': 0.5, 'mae': 0.25}, 4),
-    _row('b', {'loss': 2.0, 'mae': 0.5}, {'loss': 1.5, 'mae': 0.75}, 4),
-  ]
-  mae = split_model.PrimaryMetric('mae', False)
-  summary = personalized_evaluation.summarize(rows, True, mae)
-  assert summary['personal'] == {'loss': 1.0, 'mae': 0.5}
-  assert summary['primary_metric'] == {'name': 'mae', 'higher_is_better': False}
-  assert summary['fairness']['worst_10_percent'] == 0.75
-  assert summary['fairness']['fraction_hurt'] == 0.5
-
-
-def test_summary_of_nobody_is_refused():
-  with pytest.raises(ValueError, match='at least one client with test'):
-    personalized_evaluation.summarize([], has_global_model=True)
-
-
 def test_models_that_diverged_are_counted_and_hurt():
   rows = [
     _row('a', {'loss': 1.0}, {'loss': loss}, 1)
@@ -170,6 +148,8 @@ def test_models_that_diverged_are_counted_and_hurt():
   assert summary['non_finite_clients'] == 2
   assert summary['primary_metric'] == split_model.LOSS._asdict()
   assert summary['fairness']['fraction_hurt'] == 2 / 3
+  with pytest.raises(ValueError, match='at least one client with test'):
+    personalized_evaluation.summarize([], has_global_model=True)
 
 
 def test_scores_of_domains_are_of_all_clients_predictions(runtime, monkeypatch):
