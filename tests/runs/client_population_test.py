@@ -5,9 +5,10 @@ import pytest
 
 from tests.methods import toy_problems
 from tests.models import keras_models
-from tff_pfl import datasets
+from tff_pfl import datasets, errors
+from tff_pfl.core import personalized_process
 from tff_pfl.models import class_weights, domain_models, domains
-from tff_pfl.runs import client_population
+from tff_pfl.runs import client_population, value_codec
 
 
 def _data(domain=None, domain_names=None, num_examples=24, weight=None):
@@ -75,3 +76,20 @@ def test_dataset_of_other_domains_is_refused(takes_domains, data, words):
     model = toy_problems.classifier()
   with pytest.raises(ValueError, match=f'`data` to be .*{words}'):
     client_population.check_data_fit(model, data)
+
+
+def test_a_state_of_another_model_is_refused():
+  def state(**weights):
+    return personalized_process.ServerState(0, 0, weights, (), (), (), 1.0)
+
+  template = state(kernel=np.zeros([3, 2]), bias=np.zeros(2))
+  same = client_population.decode_state(value_codec.encode(template), template)
+  toy_problems.assert_same(same.global_weights, template.global_weights)
+  wide = {'kernel': np.zeros([3, 5]), 'bias': np.zeros(5)}
+  for weights, words in (
+    (wide, r'bias is of shape \(5,\)'),
+    ({'bias': np.zeros(2)}, 'rank 2 at global_weights/kernel, found'),
+  ):
+    stored = value_codec.encode(state(**weights))
+    with pytest.raises(errors.RunError, match=f'stored state.*{words}'):
+      client_population.decode_state(stored, template)

@@ -227,18 +227,11 @@ def test_epsilon_of_settings_is_that_of_their_noise():
   factory = config.aggregator.factory(config.sampler(), config.num_rounds)
   assert factory.noise_multiplier == accounting.noise_multiplier
   assert factory.clients_per_round == 3 and factory.seed == 3
-
-
-@pytest.mark.parametrize(
-  ('aggregator', 'is_private'),
-  [
-    ('mean', False),
-    (privacy.PrivateMean(noise_multiplier=0.0, clip='fixed:inf'), False),
-    (dataclasses.replace(_DISTRIBUTED, delta=0.01), True),
-  ],
-)
-def test_only_noise_is_accounted_for(aggregator, is_private):
-  accounting = dataclasses.replace(_CONFIG, aggregator=aggregator).accounting()
-  assert (accounting is not None) == is_private
-  if is_private:
-    assert accounting.delta == 0.01 and accounting.is_distributed
+  # Only noise is accounted for.
+  without = privacy.PrivateMean(noise_multiplier=0.0, clip='fixed:inf')
+  for aggregator in ('mean', without):
+    config = dataclasses.replace(_CONFIG, aggregator=aggregator)
+    assert config.accounting() is None
+  distributed = dataclasses.replace(_DISTRIBUTED, delta=0.01)
+  accounting = dataclasses.replace(_CONFIG, aggregator=distributed).accounting()
+  assert accounting.delta == 0.01 and accounting.is_distributed

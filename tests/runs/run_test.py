@@ -6,7 +6,6 @@ import os
 import shutil
 import warnings
 
-import keras
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from tests import html_text
 from tests.methods import toy_problems
+from tests.models import keras_models
 from tff_pfl import datasets, errors
 from tff_pfl.core import personalization
 from tff_pfl.datasets.sources import table_encoding
@@ -22,7 +22,6 @@ from tff_pfl.models import (
   class_weights,
   client_metrics,
   domain_models,
-  keras_bridge,
   prediction,
   zoo,
 )
@@ -268,9 +267,10 @@ def test_run_is_built_again_from_its_folder(run):
   )
   assert run.data.num_clients == 6
   assert not os.path.exists(os.path.join(run.directory, 'warmup'))
-  expected = _CONFIG.build_model(_CONFIG.load_data()).initial_weights
-  for name, value in run.model.initial_weights.items():
-    np.testing.assert_array_equal(value, expected[name])
+  expected = _CONFIG.build_model(_CONFIG.load_data())
+  toy_problems.assert_same(
+    dict(run.model.initial_weights), dict(expected.initial_weights)
+  )
 
 
 def test_personal_weights_are_the_global_body_and_the_clients_own_head(
@@ -446,26 +446,12 @@ def test_predictions_of_many_examples_are_those_of_each(run):
 
 
 def test_fractions_are_no_indices():
-  keras_model = keras.Sequential(
-    [
-      keras.layers.Input([2], dtype=tf.int32),
-      keras.layers.Embedding(5, 3),
-      keras.layers.Flatten(),
-      keras.layers.Dense(2, name='head'),
-    ]
+  model = keras_models.bridge(
+    keras_models.ending_in_its_embedding(), ['embedding']
   )
-  model = keras_bridge.from_keras(
-    keras_model,
-    head_layers=['head'],
-    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-  )
-  weights = model.initial_weights
+  shape = [1, *model.element_spec['x'].shape]
   with pytest.raises(ValueError, match='`x` to be integers'):
-    prediction.predict(model, weights, np.float32([[0.5, 1]]))
-  assert prediction.predict(model, weights, np.array([[0, 1]])).shape == (
-    1,
-    2,
-  )
+    prediction.predict(model, model.initial_weights, np.ones(shape) / 2)
 
 
 @pytest.mark.slow

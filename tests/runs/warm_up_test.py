@@ -115,23 +115,6 @@ def test_clients_that_keep_statistics_have_the_initial_ones_after_it(tmp_path):
       assert same == (name in model.statistics), name
 
 
-@pytest.mark.slow
-def test_domains_count_the_same_in_the_warm_up_where_they_do_in_the_method(
-  directory, tmp_path
-):
-  unweighted = dataclasses.replace(
-    _CONFIG,
-    hparams=dataclasses.replace(_CONFIG.hparams, reweight_domains=False),
-  )
-  data = _CONFIG.load_data()
-  found = _started(unweighted, tmp_path)
-  started = warm_up.with_initial_weights(_CONFIG, data, directory)
-  assert not started.domains.reweighted
-  assert toy_problems.differ(
-    dict(found.initial_weights), dict(started.initial_weights)
-  )
-
-
 def test_the_method_starts_from_the_model_of_the_warm_up(directory):
   data = _CONFIG.load_data()
   model = _CONFIG.build_model(data)
@@ -268,28 +251,6 @@ def test_the_head_is_random_where_the_body_alone_is_taken(before, tmp_path):
     is_head = name in model.weight_names(model.head_layers)
     expected = own[name] if is_head else value
     np.testing.assert_array_equal(model.initial_weights[name], expected)
-
-
-@pytest.mark.slow
-def test_a_resumed_run_needs_the_initial_run_no_more(before, tmp_path):
-  moved = str(tmp_path / 'before')
-  shutil.copytree(before, moved)
-  uninterrupted, resumed = (str(tmp_path / name) for name in ('a', 'b'))
-  config = _after(moved)
-  config.run(uninterrupted, show_progress=False)
-  shorter = dataclasses.replace(config, num_rounds=1)
-  shorter.run(resumed, show_progress=False)
-  shutil.rmtree(moved)
-  config.run(resumed, resume=True, show_progress=False)
-  stored = []
-  for directory in (uninterrupted, resumed):
-    with run_store.RunStore.open_for_reading(directory) as store:
-      stored.append((store.server_state(), store.client_states([0, 1])))
-  assert stored[0] == stored[1]
-  run = open_run.open_run(resumed)
-  toy_problems.assert_same(
-    dict(run.model.initial_weights), dict(_global_weights(before))
-  )
 
 
 @pytest.mark.slow
