@@ -7,6 +7,7 @@ import tensorflow_federated as tff
 from scipy import optimize, stats
 
 from tff_pfl.core import personalized_process
+from tff_pfl.methods import fed_avg
 from tff_pfl.runs import (
   client_sampling,
   privacy,
@@ -96,6 +97,7 @@ def test_announcement_warns_of_what_hardly_protects():
 
 _CONFIG = run_config.RunConfig(
   algorithm='fed_avg',
+  hparams=fed_avg.FedAvgHParams(num_steps=2),
   model='linear',
   num_clients=6,
   cohort_size=3,

@@ -221,6 +221,7 @@ def test_settings_of_a_run_of_the_library_cannot_be_built_again(changes):
 def test_only_honest_clients_are_scored(tmp_path):
   config = run_config.RunConfig(
     algorithm='fed_avg',
+    hparams=fed_avg.FedAvgHParams(num_steps=2),
     model='linear',
     num_clients=5,
     cohort_size=5,

@@ -217,7 +217,7 @@ def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(
 def test_a_run_belongs_to_its_model(tmp_path, run):
   data, directory = run.data, str(tmp_path)
   own, weighted, scored = (
-    registry.build('fed_rep', model, num_head_epochs=1)
+    registry.build('fed_avg', model, num_steps=1)
     for model in (
       run.model,
       class_weights.with_class_weight(run.model, {1: 5.0}),

@@ -74,6 +74,7 @@ def test_training_of_the_warm_up_is_that_of_the_body():
 
 _BEGUN = run_config.RunConfig(
   algorithm='fed_avg',
+  hparams=fed_avg.FedAvgHParams(num_steps=2),
   model='linear',
   num_clients=4,
   cohort_size=4,
