@@ -40,7 +40,6 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
     ),
     ('--algorithm=fed_per --fed_per_local_depth=9', '--fed_per_local_depth to'),
     ('--algorithm=ifca --ifca_num_clusters=99999999', '--ifca_num_clusters to'),
-    ('--algorithm=scaffold --scaffold_num_clients=5', '--scaffold_num_clients'),
     # Of the same name in two flags: the one that is wrong.
     *(
       (

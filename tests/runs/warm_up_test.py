@@ -254,21 +254,6 @@ def test_the_head_is_random_where_the_body_alone_is_taken(before, tmp_path):
     np.testing.assert_array_equal(model.initial_weights[name], expected)
 
 
-@pytest.mark.slow
-def test_the_warm_up_starts_from_the_initial_run(before, tmp_path):
-  # As good as no training.
-  hparams = fed_avg.FedAvgHParams(num_steps=1, learning_rate=1e-12)
-  config = _after(
-    before, algorithm='fed_avg', hparams=hparams, num_warmup_rounds=1
-  )
-  config.run(str(tmp_path), show_progress=False)
-  toy_problems.assert_close(
-    dict(_global_weights(tmp_path)), dict(_global_weights(before))
-  )
-  # The warm-up is a run that can be opened, too.
-  assert _global_weights(tmp_path / 'warmup')
-
-
 @pytest.mark.parametrize(
   'widths, words',
   [

@@ -49,10 +49,6 @@ def score(
 
   Returns:
     The rows of a `personalized_evaluation.Evaluation`.
-
-  Raises:
-    ValueError: If the clients' data do not fit the model, or none has test
-      examples.
   """
   client_population.check_data_fit(run.model, clients)
   process = run.build_process(personalization)
@@ -74,7 +70,6 @@ def fit(
   num_samples: Optional[int] = None,
 ) -> dict:
   """Fits the models that `score` scores; returns `{client_id: weights}`."""
-  client_population.check_data_fit(run.model, clients)
   process = run.build_process(personalization)
   state = run.server_state(process, runtime)
   sampled = _fewer_samples(clients, num_samples, process.seed)

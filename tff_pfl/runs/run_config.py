@@ -287,22 +287,16 @@ class RunConfig:
     """Rebuilds the value that `settings` was called on.
 
     Raises:
-      RunError: If the settings are not those of a run of the `train` program
-        (one of the library, with a model of the user's own, say).
+      RunError: If the settings are not those of a run of the `train` program.
     """
     names = {field.name for field in dataclasses.fields(cls)}
     # A model without a name is stored as a description.
     own = set(settings) - set(training.RECORDED)
-    if 'trial' in settings:
-      raise errors.RunError(
-        'Expected a run on all of its data, found one of a comparison that set '
-        'new clients, a fold, or examples for a sweep, apart from them.'
-      )
     if own != names or not isinstance(settings['model'], str):
       raise errors.RunError(
-        'Expected a run of this version of the train program; this one was '
-        'made by another version or another program, and only that one can '
-        'build its model and data again.'
+        'Expected a run of this version of the train program, on all of its '
+        'data; this one was made by another version or another program, or a '
+        'comparison set new clients, a fold, or examples for a sweep apart.'
       )
     algorithm = registry.get_algorithm(settings['algorithm'])
     hparams = {
