@@ -454,20 +454,6 @@ def test_fractions_are_no_indices():
     prediction.predict(model, model.initial_weights, np.ones(shape) / 2)
 
 
-@pytest.mark.slow
-def test_model_is_the_one_that_the_method_makes(tmp_path, runtime):
-  """FedEM's is a mixture of what the run's settings name."""
-  config = dataclasses.replace(_CONFIG, algorithm='fed_em', hparams=None)
-  config.run(str(tmp_path), show_progress=False)
-  run = open_run.open_run(str(tmp_path))
-  weights = run.personal_weights('client_0', runtime)
-  assert list(weights) == list(run.model.initial_weights)
-  probabilities = prediction.predict(
-    run.model, weights, run.data.test('client_0').x
-  )
-  np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
-
-
 def test_domain_decides_which_head_predicts():
   model = domain_models.domain_model(
     toy_problems.model_for('fed_dar', toy_problems.classifier()), 'multi_head'
