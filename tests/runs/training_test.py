@@ -9,7 +9,7 @@ import pytest
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import personalization
-from tff_pfl.methods import fed_avg, fed_rep, registry
+from tff_pfl.methods import fed_rep, registry
 from tff_pfl.models import zoo
 from tff_pfl.runs import (
   client_sampling,
@@ -58,18 +58,17 @@ def _make_data(name='toy', regression=False):
   )
 
 
-def _make_model(width=5, seed=0):
-  spec = _make_data().element_spec
-  return zoo.mlp(spec, _NUM_CLASSES, seed, widths=(width,))
-
-
 @functools.cache
-def _make_process(width=5, model_seed=0):
-  return _build('fed_rep', _make_model(width, model_seed))
-
-
-def _build(name, model, **options):
-  return registry.build(name, model, **{'seed': _SEED, **options})
+def _make_process():
+  return registry.build(
+    'fed_avg',
+    zoo.mlp(_make_data().element_spec, _NUM_CLASSES, widths=(5,)),
+    num_epochs=1,
+    personalization=personalization.Personalization(
+      fine_tune='all', num_epochs=2
+    ),
+    seed=_SEED,
+  )
 
 
 def _run(process, data, directory, **options):
@@ -88,42 +87,22 @@ def _run(process, data, directory, **options):
   )
 
 
-_OPTIONS = {
-  'num_rounds': _NUM_ROUNDS,
-  'rounds_per_evaluation': _ROUNDS_PER_EVALUATION,
-  'settings': {'note': 'a library run'},
-}
-
-
-@pytest.fixture(scope='module', name='fed_rep_run')
-def _fed_rep_run(tmp_path_factory):
-  directory = tmp_path_factory.mktemp('fed_rep')
-  return _run(_make_process(), _make_data(), directory, **_OPTIONS)
-
-
-@pytest.fixture(scope='module', name='fed_avg_run')
-def _fed_avg_run(tmp_path_factory):
-  process = _build(
-    'fed_avg',
-    _make_model(),
-    hparams=fed_avg.FedAvgHParams(num_epochs=1),
-    personalization=personalization.Personalization(
-      fine_tune='all', num_epochs=2
-    ),
+@pytest.fixture(scope='module', name='run')
+def _run_fixture(tmp_path_factory):
+  return _run(
+    _make_process(),
+    _make_data(),
+    tmp_path_factory.mktemp('run'),
+    num_rounds=_NUM_ROUNDS,
+    rounds_per_evaluation=_ROUNDS_PER_EVALUATION,
+    settings={'note': 'a library run'},
   )
-  directory = tmp_path_factory.mktemp('fed_avg')
-  return _run(process, _make_data(), directory, **_OPTIONS)
-
-
-@pytest.fixture(name='run', params=['fed_rep_run', 'fed_avg_run'])
-def _run_fixture(request):
-  return request.getfixturevalue(request.param)
 
 
 def test_summary_is_what_the_clients_add_up_to(run):
   data, summary, scores = run.data, run.summary, run.scores
   given = {
-    'algorithm': run.process.name,
+    'algorithm': 'fed_avg',
     'dataset': 'toy',
     'runtime': runtime_lib.DEFAULT,
     'num_clients': _NUM_CLIENTS,
@@ -146,15 +125,13 @@ def test_summary_is_what_the_clients_add_up_to(run):
   means = scores.mean(numeric_only=True)
   assert summary['accuracy']['last'] == pytest.approx(means['after/accuracy'])
   assert summary['loss'] == pytest.approx(means['after/loss'])
-  before, shared = None, (None, None)
-  if run.process.has_global_model:
-    before = scores['before/accuracy']
-    shared = summary['global_accuracy']['last'], summary['global_loss']
-    assert shared == pytest.approx((before.mean(), means['before/loss']))
-  else:
-    assert (summary['global_accuracy'], summary['global_loss']) == shared
+  shared = summary['global_accuracy']['last'], summary['global_loss']
+  wanted = means['before/accuracy'], means['before/loss']
+  assert shared == pytest.approx(wanted)
   assert summary['fairness'] == fairness.fairness_summary(
-    scores['after/accuracy'], scores['num_test_examples'], before
+    scores['after/accuracy'],
+    scores['num_test_examples'],
+    scores['before/accuracy'],
   )
 
 
@@ -217,7 +194,7 @@ def test_small_rounds_are_for_the_cpu_and_progress_for_stderr(
     assert not err
   else:
     assert 'Clients compute on the CPU (--devices)' in err
-    assert 'fed_rep: 100%' in err and 'personal_accuracy=' in err
+    assert 'fed_avg: 100%' in err and 'personal_accuracy=' in err
     assert err.endswith('\n')
 
 
@@ -308,7 +285,7 @@ def test_memory_does_not_grow_with_the_rounds(tmp_path):
 
 def test_a_run_writes_its_files_even_if_all_diverge(tmp_path):
   data = _make_data(regression=True)
-  process = _build(
+  process = registry.build(
     'local_only', zoo.mlp(data.element_spec, None), learning_rate=1e30
   )
   run = _run(process, data, tmp_path, pictures=True)
