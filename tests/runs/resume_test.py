@@ -21,7 +21,7 @@ from tff_pfl.runs import (
   training,
 )
 
-pytestmark = pytest.mark.usefixtures('no_pictures')
+pytestmark = pytest.mark.usefixtures('no_pictures', 'one_runtime')
 
 _NUM_CLIENTS = 12
 _NUM_ROUNDS = 6
@@ -99,7 +99,7 @@ def _run_fixture(process, data, runtime, monkeypatch):
 
 @pytest.fixture(scope='module', name='expected')
 def _expected(process, data, tmp_path_factory):
-  """What a run that nothing disturbs, on a runtime of its own, leaves."""
+  """What a run that nothing disturbs leaves."""
   directory = tmp_path_factory.mktemp('uninterrupted')
   _run(process, data, directory)
   found = left_behind.everything(directory, _NUM_CLIENTS)
