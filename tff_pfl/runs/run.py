@@ -39,10 +39,6 @@ if TYPE_CHECKING:
 ENCODING_NAME = 'encoding.json'
 # The folder, itself that of a run, which ends with the best evaluation.
 BEST_NAME = 'best'
-# Of a run that `training.run` made, and no program.
-_NO_STORED_CONFIG = (
-  'A run that was made in Python has no description of its model and data.'
-)
 # How many numbers the inputs of a table's rows may be at a time.
 _MAX_INPUTS = 2**26
 
@@ -138,7 +134,8 @@ class Run:
     process: Optional[personalized_process.PersonalizedProcess] = None,
     data: Optional[datasets.FederatedDataset] = None,
     config: Optional[run_config.RunConfig] = None,
-    no_config: str = '',
+    no_config: str = 'A run that was made in Python has no description of its '
+    'model and data.',
     continue_with: Optional[Callable[..., Run]] = None,
   ):
     """Opens a run's folder; `open_run` is for users.
@@ -322,7 +319,7 @@ class Run:
     """
     if self._config is None:
       raise errors.RunError(
-        f'{self._no_config or _NO_STORED_CONFIG} For what needs the model or '
+        f'{self._no_config} For what needs the model or '
         f'the data of the run in {self.directory}, give `open_run` its process '
         'and data.'
       )

@@ -18,7 +18,6 @@ from tff_pfl.runs import value_codec
 from tff_pfl.system import folders
 
 _Path = Union[str, 'os.PathLike[str]']
-_NONE_CELL = '–'
 _HEADING_WIDTH = 8
 
 
@@ -220,7 +219,7 @@ def _is_numeric(cells: Sequence[Any]) -> bool:
 def format_cell(cell: Any) -> str:
   """Returns the text of a cell of `format_table`."""
   if cell is None:
-    return _NONE_CELL
+    return '–'
   if isinstance(cell, numbers.Real) and not isinstance(cell, numbers.Integral):
     cell = float(cell)
     if not math.isfinite(cell):

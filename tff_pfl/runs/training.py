@@ -169,7 +169,12 @@ def run(
       run_store.RunStore.open(output_dir, config, resume=resume)
     )
     _expect_same_metrics(process.model, store)
-    _write_encoding(data, store.directory)
+    if data.encoding is not None:
+      # The encoding of a table's rows as examples.
+      summary_lib.write_json(
+        os.path.join(store.directory, run_lib.ENCODING_NAME),
+        dataclasses.asdict(data.encoding),
+      )
     # A copy that is there must not fall behind.
     kept = os.path.join(output_dir, run_lib.BEST_NAME)
     keep_best = keep_best or run_store.has_run(kept)
@@ -368,15 +373,6 @@ def _expect_same_metrics(model, store):
         f'{", ".join(found)}, with a model that is scored by '
         f'{", ".join(wanted)}: give the model the metrics of the run.'
       )
-
-
-def _write_encoding(data, directory):
-  """Writes the encoding of rows as examples, for a table."""
-  if data.encoding is not None:
-    summary_lib.write_json(
-      os.path.join(directory, run_lib.ENCODING_NAME),
-      dataclasses.asdict(data.encoding),
-    )
 
 
 def _expect_evaluated(store: run_store.RunStore) -> None:
