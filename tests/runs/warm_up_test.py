@@ -116,23 +116,6 @@ def test_clients_that_keep_statistics_have_the_initial_ones_after_it(tmp_path):
       assert same == (name in model.statistics), name
 
 
-def test_the_method_starts_from_the_model_of_the_warm_up(directory):
-  data = _CONFIG.load_data()
-  model = _CONFIG.build_model(data)
-  started = warm_up.with_initial_weights(_CONFIG, data, directory)
-  with run_store.RunStore.open_for_reading(f'{directory}/warmup') as store:
-    assert store.config['algorithm'] == 'fed_avg'
-    assert store.last_round == 2
-  initial = _CONFIG.build_process(started).initialize().global_weights
-  assert toy_problems.differ(
-    initial['dense_1/kernel'], model.initial_weights['dense_1/kernel']
-  )
-  for m in range(started.domains.number):
-    np.testing.assert_array_equal(
-      initial[f'domain_{m}/head/kernel'], started.initial_weights['head/kernel']
-    )
-
-
 @pytest.mark.parametrize('kind', ['multi_head', 'input'])
 def test_the_warm_up_has_one_model_for_all_domains(kind, directory, tmp_path):
   config = dataclasses.replace(
@@ -233,24 +216,15 @@ def _after(before, **changes):
   return dataclasses.replace(_BEFORE, **settings)
 
 
-def test_the_first_round_starts_at_the_weights_of_the_initial_run(
-  before, tmp_path
-):
-  config = _after(before)
-  process = config.build_process(_started(config, tmp_path))
-  state, client = process.initialize(), process.initialize_client_state(0)
-  weights = {**state.global_weights, **client.local}
-  toy_problems.assert_same(weights, dict(_global_weights(before)))
-
-
-def test_the_head_is_random_where_the_body_alone_is_taken(before, tmp_path):
-  config = _after(before, initial_run_part='body')
+@pytest.mark.parametrize('part', warm_up.INITIAL_RUN_PARTS)
+def test_a_run_starts_at_the_weights_of_the_initial_run(part, before, tmp_path):
+  config = _after(before, initial_run_part=part)
   model = _started(config, tmp_path)
   own = config.build_model(config.load_data()).initial_weights
+  random = model.weight_names(model.head_layers) if part == 'body' else ()
   for name, value in _global_weights(before).items():
     assert not np.array_equal(value, own[name])
-    is_head = name in model.weight_names(model.head_layers)
-    expected = own[name] if is_head else value
+    expected = own[name] if name in random else value
     np.testing.assert_array_equal(model.initial_weights[name], expected)
 
 
