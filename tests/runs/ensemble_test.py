@@ -27,7 +27,7 @@ def _labeled(sizes, seed):
   ]
 
 
-def _trained(process, runtime, known, num_rounds=2):
+def _trained(process, runtime, known, num_rounds=1):
   """The state and the clients' states, of whom the last took no part."""
   state = runtime.run(process.initialize)
   states = runtime.run(
