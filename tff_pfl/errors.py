@@ -10,7 +10,6 @@ import contextlib
 import errno
 import functools
 import inspect
-import itertools
 import numbers
 import os
 import re
@@ -47,12 +46,6 @@ _BYTES_PER_TENSOR = 10_000
 _LARGEST = float(np.finfo(np.float32).max)
 
 _VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
-_MADE_BY = {
-  'FederatedDataset': 'from_arrays and load_dataset make one',
-  'PersonalizedProcess': 'registry.build makes one',
-  'Runtime': 'create_runtime makes one',
-  'SplitModel': 'from_keras makes one of a Keras model',
-}
 
 
 class RunError(RuntimeError):
@@ -102,14 +95,6 @@ class _Short(reprlib.Repr):
     super().__init__()
     self.maxlist = self.maxtuple = self.maxset = self.maxdict = 10
     self.maxstring = self.maxother = 500
-
-  def repr_dict(self, x: dict, level: int) -> str:
-    """The representation of a dict, in its own order."""
-    items = [
-      f'{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}'
-      for key, value in itertools.islice(x.items(), self.maxdict)
-    ]
-    return f'{{{", ".join(items + ["..."] * (len(x) > self.maxdict))}}}'
 
   def repr_instance(self, x: Any, level: int) -> str:
     """The representation of what is no string, number or collection."""
@@ -239,9 +224,7 @@ def expect_hinted(
       expect(is_of(value), name, constraint, value)
     elif all(map(_is_class, kinds)):
       words = sorted(kind.__name__ for kind in kinds)
-      advice = [_MADE_BY[word] for word in words if word in _MADE_BY]
-      words += ['None'] * (type(None) in parts)
-      constraint = ' or '.join(words) + ''.join(f' ({one})' for one in advice)
+      constraint = ' or '.join(words + ['None'] * (type(None) in parts))
       # NumPy's arrays are no sequences of Python's.
       allowed = (Collection if k in _SEQUENCES else k for k in kinds)
       expect_type(value, tuple(allowed), name, f'of type {constraint}')

@@ -126,21 +126,16 @@ def test_test_fraction_pools_all_examples_and_holds_out_of_each_client():
   'change, match',
   [
     ({'domain': None}, '`domain_test` to be given if and only if'),
-    ({'domain': None, 'domain_test': None}, '`domain_names` to be given with'),
     ({'domain_test': None}, '`domain_test` to be given if and only if'),
-    ({'weight': None}, '`weight_test` to be given with `weight` and `x_test`'),
     ({'domain': np.zeros(39, int)}, '`domain` to be as long as `x` .*found 39'),
-    ({'domain_test': [0]}, '`domain_test` to be as long as `x_test` .*found 1'),
     ({'domain': [3] * 40}, r'`domain\[0\]` to be .* in \[0, 3\), found 3'),
     ({'domain_test': [0] * 11 + [-1]}, r'`domain_test\[11\]` to .*, found -1'),
-    ({'domain': [-1] * 40, 'domain_names': None}, 'an integer in .*, found -1'),
-    ({'domain': np.zeros(40)}, 'one domain id .* found ndarray of fl'),
-    ({'domain': ['a'] * 40}, 'number the domains from 0'),
+    ({'domain': np.zeros(40)}, 'one domain id .* found .ndarray of fl'),
     ({'domain': np.zeros((40, 1), int)}, r'and shape \(40, 1\)'),
-    ({'domain_names': ['a', 'b', 'a']}, "`domain_names` to be distinct.*'a'"),
-    ({'domain_names': 'abc'}, '`domain_names` to be a list of names'),
-    ({'domain_names': []}, '`domain_names` to be a list of names'),
-    ({'domain_names': [1, 2, 3]}, '`domain_names` to be a list of names'),
+    *(
+      ({'domain_names': names}, '`domain_names` to be a list of distinct names')
+      for names in (['a', 'b', 'a'], 'abc', [], [1, 2, 3])
+    ),
     ({'domain': [10**6] * 40, 'domain_names': None}, 'where ids .* 1000000'),
   ],
 )
@@ -154,14 +149,15 @@ def test_inconsistent_domains_are_one_line_errors(change, match):
   [
     *(
       (lambda arrays, c=c: arrays.class_subset(c), r'integers in \[0, 4\)')
-      for c in ([], [4], [-1], [1, 1], [0.5], ['1'], [0, 1, 2, 3, 4])
+      for c in ([], [4], ['1'])
     ),
-    *(
-      (
-        lambda arrays, f=f: arrays.to_clients(2, 'iid', test_fraction=f),
-        r'`test_fraction` to be a number in \[0, 1\)',
-      )
-      for f in (1, -0.1, float('nan'), '0.5')
+    (
+      lambda arrays: arrays.to_clients(2, 'iid', test_fraction=1),
+      r'`test_fraction` to be a number in \[0, 1\)',
+    ),
+    (
+      lambda arrays: arrays.to_clients(2, 5),
+      '`partition` to be a partitioner or a text',
     ),
     (
       lambda arrays: dataclasses.replace(arrays, transform=None).normalized(),
@@ -170,5 +166,5 @@ def test_inconsistent_domains_are_one_line_errors(change, match):
   ],
 )
 def test_mistakes_are_one_line_errors(call, match):
-  with shared.one_line_error(match):
+  with shared.one_line_error(match, (ValueError, TypeError)):
     call(_arrays())

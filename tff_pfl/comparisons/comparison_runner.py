@@ -65,7 +65,6 @@ def compare(
     The results.
 
   Raises:
-    ValueError: If the data cannot be divided as asked.
     RunError: If the folder holds another comparison, is in use by a running
       process, or cannot be used.
   """

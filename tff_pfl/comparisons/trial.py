@@ -112,9 +112,6 @@ def load_data(
   Returns:
     The clients of the run, and those that are scored after it: None without
     any, and in a sweep, which scores nobody on test examples.
-
-  Raises:
-    ValueError: If the data cannot be divided so.
   """
   config = trial.config
   trained, new = config.load_data(trial.num_new_clients), None
@@ -151,7 +148,6 @@ def run(
     runtime_options: Options of the runtime, see `training.run`.
 
   Raises:
-    ValueError: If the settings do not fit one another.
     RunError: If the run cannot start or go on.
   """
   config = trial.config

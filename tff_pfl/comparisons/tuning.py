@@ -52,7 +52,6 @@ def tune(
   Raises:
     RunError: If the folder has a sweep of other values, or a trial of it cannot
       be run.
-    ValueError: If a method allows none of the points that were proposed.
   """
   tuned = [a for a in comparison.algorithms if comparison.is_tuned(a)]
   if not tuned:

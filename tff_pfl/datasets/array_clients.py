@@ -95,7 +95,6 @@ def clients_of(
   num_overlapping: int = 0,
 ) -> dict[str, Any]:
   """Returns the arguments of `FederatedDataset` for checked examples."""
-  errors.expect_int('seed', seed, 0)
   errors.expect_int('num_overlapping', num_overlapping, 0)
   errors.expect(len(pool.y), 'x', 'at least one example', 'none')
   parts, ids = _divide(pool, num_clients, partition, keys, keys_test, seed)
@@ -110,7 +109,8 @@ def clients_of(
     errors.expect(
       num_overlapping == 0,
       'num_overlapping',
-      '0 where there is no `x_test`, as the test set then is drawn at random',
+      '0 where test sets are drawn at random, without `x_test` or by'
+      ' `test_fraction`',
       num_overlapping,
     )
     errors.expect_share('test_fraction', test_fraction, '[0, 1)')
@@ -158,18 +158,9 @@ def _divide(
 ) -> tuple[partitioning.Partition, list[str]]:
   """Divides examples by a rule or by keys; returns parts and client ids."""
   if keys is None:
-    errors.expect(
-      keys_test is None, 'keys_test', 'given together with `keys`', 'no `keys`'
-    )
     errors.expect_int('num_clients', num_clients, 1)
-    rule = 'iid' if partition is None else partition
-    if isinstance(rule, str):
-      rule = partitioning.make_partitioner(rule)
-    errors.expect_type(
-      rule,
-      partitioning.Partitioner,
-      'partition',
-      'a partitioner or its specification such as shards:2',
+    rule = partitioning.make_partitioner(
+      'iid' if partition is None else partition
     )
     if isinstance(rule, natural.Natural):
       return natural.own_clients(pool, num_clients, seed)
@@ -182,15 +173,12 @@ def _divide(
     with rule.naming():
       parts = rule.partition(pool, num_clients, seed)
     return parts, partitioning.numbered_client_ids(num_clients)
-  errors.expect(
-    partition is None, 'partition', 'unset where `keys` are given', partition
-  )
   parts, ids = partitioning.by_key(pool, keys, keys_test)
   errors.expect(
-    num_clients in (None, len(ids)),
-    'num_clients',
-    f'unset or the number of distinct keys, {len(ids)}',
-    num_clients,
+    partition is None and num_clients in (None, len(ids)),
+    'keys',
+    'given without `partition` and another `num_clients`',
+    f'{len(ids)} distinct ones',
   )
   return parts, ids
 

@@ -70,15 +70,13 @@ class Arrays(partitioning.Pool):
     classes fits these examples too.
 
     Args:
-      classes: At least one class, distinct, each in `[0, num_classes)`.
+      classes: At least one class, each in `[0, num_classes)`.
     """
     classes = list(classes)
     errors.expect(
-      classes
-      and len(set(classes)) == len(classes)
-      and set(classes) <= set(range(self.num_classes)),
+      classes and set(classes) <= set(range(self.num_classes or 0)),
       'classes',
-      f'distinct integers in [0, {self.num_classes}), at least one',
+      f'integers in [0, {self.num_classes}), at least one',
       classes,
     )
     chosen = {}
@@ -157,13 +155,6 @@ class Arrays(partitioning.Pool):
     """
     pool, options = self, {'num_overlapping': self.num_overlapping}
     if test_fraction is not None:
-      errors.expect(
-        not self.num_overlapping,
-        'test_fraction',
-        f'unset for {self.name!r}, whose training and test examples would'
-        ' overlap',
-        test_fraction,
-      )
       both = {
         name: tree.map_structure(
           lambda *arrays: np.concatenate(arrays),

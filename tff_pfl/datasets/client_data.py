@@ -34,7 +34,6 @@ def _element_specs(
   client_data: tff.simulation.datasets.ClientData,
   num_classes: Optional[int],
   name: str,
-  num_domains: int,
 ) -> 'collections.OrderedDict[str, tf.TensorSpec]':
   """Returns the specs of one example of the federated dataset."""
   structure = client_data.element_type_structure
@@ -55,12 +54,6 @@ def _element_specs(
     'num_classes',
     'given for integer labels',
     num_classes,
-  )
-  errors.expect(
-    ('domain' in specs) == (num_domains > 0),
-    'domain_names',
-    'given if and only if elements have a domain',
-    f'elements of {list(specs)} in `{name}`',
   )
   if isinstance(x, Mapping):
     x = collections.OrderedDict(sorted(x.items()))
@@ -90,7 +83,7 @@ class ClientDataSource:
     self,
     splits: Mapping[str, tff.simulation.datasets.ClientData],
     num_classes: Optional[int],
-    num_domains: int,
+    num_domains: Optional[int],
   ):
     """Makes a source; reads nothing yet.
 
@@ -98,13 +91,10 @@ class ClientDataSource:
       splits: 'train' and 'test', of single examples, `(x, y)` or a dictionary.
         Clients that a split lacks have no examples there.
       num_classes: Bound on labels; None for regression.
-      num_domains: Bound on domain ids; 0 without domains.
-
-    Raises:
-      ValueError: If the elements have another form, or differ.
+      num_domains: Bound on domain ids; None without domains.
     """
     specs = {
-      name: _element_specs(split, num_classes, name, num_domains)
+      name: _element_specs(split, num_classes, name)
       for name, split in splits.items()
     }
     self.spec = specs['train']

@@ -73,10 +73,6 @@ class FederatedDataset:
       clients that are not there from round 1 on; see `joining`.
     load_again: Function that returns an equal dataset on any machine; it is
       pickled in place of the content. None to pickle the content.
-
-  Raises:
-    ValueError: If there is no client, an id occurs twice, or only one of
-      `element_spec` and `domain_names` has domains.
   """
 
   name: str
@@ -92,7 +88,9 @@ class FederatedDataset:
   load_again: Optional[Callable[[], 'FederatedDataset']] = None
 
   def __post_init__(self):
-    self.num_classes = array_checks.check_num_classes(self.num_classes)
+    if self.num_classes is not None:
+      errors.expect_int('num_classes', self.num_classes, 1)
+      self.num_classes = int(self.num_classes)
     self.client_ids = tuple(self.client_ids)
     if self.domain_names is not None:
       self.domain_names = array_checks.check_domain_names(self.domain_names)
@@ -103,11 +101,13 @@ class FederatedDataset:
       'with an int32 scalar `domain` if and only if there are `domain_names`',
       dict(self.element_spec),
     )
-    errors.expect(self.client_ids, 'client_ids', 'at least one id', 'none')
     self._known = frozenset(self.client_ids)
-    if len(self._known) < len(self.client_ids):
-      counts = collections.Counter(self.client_ids)
-      errors.expect(False, 'client_ids', 'unique', counts.most_common(1)[0][0])
+    errors.expect(
+      0 < len(self._known) == len(self.client_ids),
+      'client_ids',
+      'distinct, at least one',
+      self.client_ids,
+    )
     # Of these clients, in their order, those after the first round.
     self.join_round = {
       client_id: int(self.join_round[client_id])
@@ -195,16 +195,7 @@ class FederatedDataset:
 
     Returns:
       int64 array `[num_clients, num_classes]`, read-only.
-
-    Raises:
-      ValueError: If the split is unknown, or this is a regression dataset.
     """
-    errors.expect(
-      self.num_classes is not None,
-      'num_classes',
-      'known in order to count classes (this is a regression dataset)',
-      self.num_classes,
-    )
     return self._counted('y', split, self.num_classes)
 
   def domain_counts(self, split: str = 'train') -> np.ndarray:
@@ -216,17 +207,17 @@ class FederatedDataset:
     Returns:
       int64 array `[num_clients, num_domains]`, read-only.
     """
-    errors.expect(
-      self.domain_names is not None,
-      'data',
-      'a dataset with domains',
-      f'dataset {self.name!r} without',
-    )
     return self._counted('domain', split, self.num_domains)
 
   def _counted(self, field: str, split: str, num_ids: int) -> np.ndarray:
     """Counts each client's ids in [0, num_ids); keeps the result."""
     _check_split(split)
+    errors.expect(
+      num_ids,
+      'data',
+      f'a dataset with {"classes" if field == "y" else "domains"}',
+      f'dataset {self.name!r} without',
+    )
     if (field, split) not in self._counts:
       counts = np.zeros((self.num_clients, num_ids), np.int64)
       for row, client_id in zip(counts, self.client_ids):
@@ -242,9 +233,6 @@ class FederatedDataset:
 
     Args:
       client_ids: At least one id, distinct.
-
-    Raises:
-      ValueError: If a client is unknown or named twice, or none is named.
     """
     client_ids = list(client_ids)
     for client_id in client_ids:
@@ -255,6 +243,7 @@ class FederatedDataset:
     """Returns the dataset with other attributes."""
     return dataclasses.replace(self, **{'load_again': None, **fields})
 
+  @errors.typed
   def joining(self, join_round: Mapping[str, int]) -> 'FederatedDataset':
     """Returns a view in which some clients join a run later.
 
@@ -263,13 +252,7 @@ class FederatedDataset:
     Args:
       join_round: Client id to the first round that it takes part in, at least
         1. The other clients keep theirs.
-
-    Raises:
-      ValueError: If a client is unknown or a round is not a positive integer.
     """
-    errors.expect_type(
-      join_round, Mapping, 'join_round', 'a dict from client id to round'
-    )
     for client_id, round_number in join_round.items():
       self._check_client(client_id)
       errors.expect_int('join_round', round_number, 1)
@@ -356,10 +339,6 @@ class FederatedDataset:
       weight: Factors of the examples' training losses, non-negative `[n]`, as
         `sample_weight` in Keras's `fit`. Scores do not use them, and clients
         are weighed by their numbers of examples.
-
-    Raises:
-      ValueError: If lengths differ, an input is not finite, a label or a domain
-        id is out of range, or the partition is impossible.
     """
     pool = partitioning.Pool(
       y,
@@ -389,6 +368,7 @@ class FederatedDataset:
     )
 
   @classmethod
+  @errors.typed
   def from_client_data(
     cls,
     train: tff.simulation.datasets.ClientData,
@@ -415,21 +395,13 @@ class FederatedDataset:
         have a domain.
 
     Raises:
-      TypeError: If `train` or `test` is not a `ClientData`.
       ValueError: If their elements have another form, or differ between two
         readings. Errors in a client's examples are raised on reading them.
     """
-    num_domains = 0
+    num_domains = None
     if domain_names is not None:
       domain_names = array_checks.check_domain_names(domain_names)
       num_domains = len(domain_names)
-    for part, part_name in ((train, 'train'), (test, 'test')):
-      errors.expect_type(
-        part,
-        tff.simulation.datasets.ClientData,
-        part_name,
-        'a tff.simulation.datasets.ClientData',
-      )
     load = client_data_lib.ClientDataSource(
       {'train': train, 'test': test}, num_classes, num_domains
     )
@@ -458,15 +430,12 @@ class FederatedDataset:
     return self._sizes[client_id, split]
 
   def _check_client(self, client_id: str) -> None:
-    if not isinstance(client_id, str) or client_id not in self._known:
-      raise ValueError(
-        errors.message(
-          'client_id',
-          f'one of the {self.num_clients} clients of {self.name!r} (such as'
-          f' {self.client_ids[0]!r})',
-          client_id,
-        )
-      )
+    errors.expect(
+      isinstance(client_id, str) and client_id in self._known,
+      'client_id',
+      f'one of the {self.num_clients} clients of {self.name!r}',
+      client_id,
+    )
 
 
 def _check_split(split: str) -> None:

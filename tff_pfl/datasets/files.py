@@ -36,7 +36,7 @@ def expect_given(data_dir: Optional[str], contents: str) -> None:
 
 def find_folder(
   name: str,
-  data_dir: str,
+  data_dir: Optional[str],
   folders: Sequence[str],
   patterns: Sequence[str],
   contents: str,
@@ -52,7 +52,10 @@ def find_folder(
     contents: Description of the folder's contents, for messages.
   """
   errors.expect(
-    os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
+    data_dir and os.path.isdir(data_dir),
+    'data_dir',
+    f'a folder with {contents}',
+    data_dir,
   )
   named = [os.path.join(data_dir, folder) for folder in folders]
   in_named, in_itself = (
@@ -74,7 +77,9 @@ def find_folder(
   return found[0]
 
 
-def find_file(name: str, data_dir: str, patterns: Sequence[str]) -> str:
+def find_file(
+  name: str, data_dir: Optional[str], patterns: Sequence[str]
+) -> str:
   """Finds the one file that holds a data set.
 
   Args:
@@ -83,11 +88,8 @@ def find_file(name: str, data_dir: str, patterns: Sequence[str]) -> str:
       `name`, which goes before `data_dir` itself.
     patterns: Patterns of the file's name, such as `*.csv`.
   """
-  if os.path.isfile(data_dir):
+  if data_dir and os.path.isfile(data_dir):
     return data_dir
-  errors.expect(
-    os.path.isdir(data_dir), 'data_dir', 'an existing file or folder', data_dir
-  )
   folder = find_folder(
     name, data_dir, (name,), patterns, f'a file {" or ".join(patterns)}'
   )

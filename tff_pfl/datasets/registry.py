@@ -213,8 +213,7 @@ def load_dataset(
     **arguments: The data set's own arguments, see its loader.
 
   Raises:
-    ValueError: If the name is unknown, an argument is out of range, or files
-      are missing or damaged.
+    FileError: If files are missing or damaged.
     RunError: If the data cannot be obtained.
   """
   load_again = functools.partial(
@@ -235,15 +234,7 @@ def load_dataset(
   if entry.comes_by_client and test_fraction is not None:
     arguments['test_fraction'] = test_fraction
   errors.expect_int('num_clients', num_clients, 1, partitioning.MAX_CLIENTS)
-  if isinstance(partition, str):
-    partition = partitioning.make_partitioner(partition)
-  errors.expect_own_arguments(
-    entry.loader,
-    arguments,
-    'dataset_arguments',
-    f'dataset {name!r}',
-    COMMON_ARGUMENTS,
-  )
+  partition = partitioning.make_partitioner(partition)
   arguments.update(_data_dir_argument(name, data_dir))
   if entry.comes_by_client:
     for argument, value in (('classes', classes), ('normalize', normalize)):
@@ -281,7 +272,7 @@ def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
     data_dir: See `load_dataset`.
 
   Raises:
-    ValueError: If the name is unknown, or files are missing or damaged.
+    FileError: If files are missing or damaged.
     RunError: If the data cannot be obtained.
   """
   with_arrays = [

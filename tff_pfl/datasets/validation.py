@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tff_pfl import datasets, errors
+from tff_pfl import datasets
 from tff_pfl.datasets import examples as examples_lib
 
 # Of a seed, the random streams that divide the training examples, and all; the
@@ -136,6 +136,4 @@ def fold_view(
   Returns:
     The same clients; `train` has the examples of the other folds.
   """
-  errors.expect_int('num_folds', num_folds, 2)
-  errors.expect_int('fold', fold, 0, num_folds - 1)
   return data.replaced(load=_Folds(data, fold, num_folds, seed))

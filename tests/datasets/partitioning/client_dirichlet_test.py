@@ -27,7 +27,7 @@ def _counts(
   ]
 
 
-@pytest.mark.parametrize('concentration', [1e-300, 0.01, 0.3, 1, 1e9])
+@pytest.mark.parametrize('concentration', [1e-300, 0.3, 1e9])
 def test_all_clients_have_the_same_numbers_where_classes_are_alike(
   concentration,
 ):
@@ -40,7 +40,7 @@ def test_all_clients_have_the_same_numbers_where_classes_are_alike(
   assert not test[train == 0].any()
 
 
-@pytest.mark.parametrize('seed', range(5))
+@pytest.mark.parametrize('seed', range(2))
 def test_test_sizes_are_as_equal_as_the_pool_allows(seed):
   counts = [400, 300, 200, 107], [23, 38, 21, 20]
   train, test = _counts(0.5, *counts, 20, seed)

@@ -32,9 +32,9 @@ def _partition(rule, num_clients, pools=_POOLS, test_pools=_TEST_POOLS, seed=0):
   return (parts, *counts)
 
 
-@pytest.mark.parametrize('concentration', [1e-300, 0.1, 1, 1e9])
-@pytest.mark.parametrize('prior', ['data', 'uniform', (1, 0, 2, 3)])
-@pytest.mark.parametrize('size', [5, 33, None])
+@pytest.mark.parametrize('concentration', [1e-300, 1, 1e9])
+@pytest.mark.parametrize('prior', ['data', (1, 0, 2, 3)])
+@pytest.mark.parametrize('size', [33, None])
 def test_sizes_are_exact_and_no_example_is_dealt_twice(
   concentration, prior, size
 ):

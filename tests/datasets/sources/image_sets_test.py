@@ -16,11 +16,10 @@ def _load(folder, name='mnist', num_clients=2, partition='iid'):
   )
 
 
-@pytest.mark.parametrize('name', ['mnist', 'fashion_mnist'])
-def test_clients_have_all_images_scaled_with_their_labels(tmp_path, name):
-  arrays = shared.write_image_set(tmp_path, name, _GRAY)
-  dataset = _load(tmp_path, name)
-  assert dataset.name == name
+def test_clients_have_all_images_scaled_with_their_labels(tmp_path):
+  arrays = shared.write_image_set(tmp_path, 'fashion_mnist', _GRAY)
+  dataset = _load(tmp_path, 'fashion_mnist')
+  assert dataset.name == 'fashion_mnist'
   assert dataset.num_classes == 10
   assert dataset.element_spec == shared.spec(*_GRAY)
   for suffix, read in (('', dataset.train), ('_test', dataset.test)):
@@ -57,12 +56,11 @@ def test_all_images_arrive_in_order_with_their_labels(
   'changes, match',
   [
     (dict(x=np.zeros((40, 28, 28, 1))), 'uint8 of .*28, 28, 1.*found float64'),
-    (dict(x=np.zeros((40, 28, 28), np.uint8)), r'\(n, 28, 28, 1\).*28, 28\)'),
     (dict(x_test=np.zeros((0, *_GRAY), np.uint8)), 'n at least 1'),
-    (dict(y=np.zeros(41, int)), r'40 labels.*\(41,\)'),
-    (dict(y_test=np.zeros(20)), '20 labels, integers.*found float64'),
-    (dict(y=10 * (np.arange(40) == 17)), r'in \[0, 10\), found 10 at index'),
-    (dict(y=np.full(40, -1)), r'found -1 at index'),
+    (dict(y=np.zeros(41, int)), r'label each.*\(41,\)'),
+    (dict(y_test=np.zeros(20)), 'an integer, found .*float64'),
+    (dict(y=10 * (np.arange(40) == 17)), r'in \[0, 10\), .* from 0 to 10'),
+    (dict(y=np.full(40, -1)), r'found labels from -1 to -1'),
   ],
 )
 def test_files_of_the_wrong_form_are_named(tmp_path, changes, match):
@@ -73,7 +71,7 @@ def test_files_of_the_wrong_form_are_named(tmp_path, changes, match):
 
 def test_published_files_are_an_error_that_says_what_makes_the_file(tmp_path):
   folder = tmp_path / 'my data'
-  with pytest.raises(ValueError, match='existing file or folder') as error:
+  with pytest.raises(ValueError, match='a folder with') as error:
     _load(folder)
   assert 'binaries.prepare' not in str(error.value)
   folder.mkdir()

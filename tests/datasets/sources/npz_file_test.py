@@ -139,22 +139,15 @@ def test_floats_are_targets_and_columns_are_no_images(tmp_path):
 @pytest.mark.parametrize(
   'changes, match',
   [
-    ({'y': None}, r'`data_dir` .*arrays x and y, found .x, client in .*mine'),
-    (
-      {'client_id': np.arange(40), 'z': np.arange(4)},
-      r'arrays x, y, record, client, domain, weight, .* found .client_id, z in',
-    ),
-    ({'client': np.zeros(40)}, r'mine.npz: .*`client` to be 40 integers or st'),
+    ({'y': None}, r'`data_dir` .*arrays x and y, .*found .x, client in .*mine'),
+    ({'client_id': np.arange(40)}, r'no others than x, y, .*, client_id in'),
     ({'client': np.arange(4)}, r'mine.npz: .*`client` .*shape \(4,\)'),
     ({'y': np.arange(3)}, r'mine.npz: .*`y` to be as long as `x`'),
-    ({'x_test': np.zeros((2, 1))}, r'mine.npz: .*`y_test` to be given'),
     (
       {'x_test': np.zeros((2, 1)), 'y_test': np.array([0, 1])},
       r'mine.npz: .*`client_test` to be 2 integers or strings',
     ),
     ({'record': np.zeros(40)}, r'numbers record .*found .float64 of shape'),
-    ({'client': None, 'client_test': np.arange(2)}, '`client` to be 40 int'),
-    ({'x': np.full((40, 1), np.nan)}, r'mine.npz: .*`x\[0, 0\]` to be finite'),
     ({'x': np.array([{}] * 40)}, r'mine.npz` to be a complete .npz file'),
   ],
 )
@@ -170,5 +163,3 @@ def test_impossible_partitions_are_one_line_errors(tmp_path):
     _load(_write(tmp_path, client=None))
   with shared.one_line_error('`normalize` to be false with the partition nat'):
     _load(_write(tmp_path), normalize=True)
-  with shared.one_line_error('`data_dir` to be an .npz file'):
-    _load(None)

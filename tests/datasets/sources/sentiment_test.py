@@ -114,9 +114,7 @@ def test_texts_can_be_dealt_by_domain_without_repeats(tmp_path, kind):
     assert len(set(texts)) == 80
 
 
-@pytest.mark.parametrize(
-  'labels', [('0', '4'), ('negative', 'positive'), ('2', '10')]
-)
+@pytest.mark.parametrize('labels', [('negative', 'positive'), ('2', '10')])
 def test_labels_are_numbered_in_sorted_order(tmp_path, labels):
   rows = [('d', labels[i % 2], f'text {i} {i % 2}') for i in range(20)]
   dataset = _load(_write(tmp_path / 'reviews.csv', rows), 1)
@@ -187,7 +185,6 @@ def test_files_of_another_form_are_named(tmp_path, columns, rows, match):
     (dict(vocabulary='bytes'), 'one of hashed, learned, found .bytes.'),
     (dict(vocabulary_size=1), '`vocabulary_size`'),
     (dict(max_words=0), '`max_words`'),
-    (dict(min_texts=0), '`min_texts`'),
     (dict(num_clients=41), 'at most 40, the number of texts'),
     (dict(partition='shards:3'), '`shards_per_client` .* at most 2'),
   ],

@@ -75,7 +75,7 @@ def test_every_place_of_a_role_is_an_example_and_splits_do_not_overlap(
     )
 
 
-@pytest.mark.parametrize('stride', [1, 3, 5])
+@pytest.mark.parametrize('stride', [3, 5])
 def test_a_stride_leaves_examples_out_and_fewer_overlap(tmp_path, stride):
   _write(tmp_path, _play([90]))
   dataset = _load(tmp_path, 1, stride=stride)
@@ -101,7 +101,6 @@ def test_roles_with_little_text_are_left_out(tmp_path):
 @pytest.mark.parametrize(
   'text, match',
   [
-    ('', "found '' in speech 1"),
     ('HAMLET:\nTo be\n\nor not\nto be', "found 'or not' in speech 2"),
     ('HAMLET:\nTo be\n\n:\nto be', "found ':' in speech 2"),
   ],
@@ -118,12 +117,9 @@ def test_files_of_another_form_are_named(tmp_path, text, match):
 @pytest.mark.parametrize(
   'kwargs, match',
   [
-    (dict(partition='iid'), "natural .*speaking roles, found 'iid'"),
     (dict(sequence_length=0), '`sequence_length`'),
-    (dict(min_characters=24), '`min_characters` .*at least 25, found 24'),
     (dict(stride=0), '`stride`'),
     (dict(seed=-1), '`seed`'),
-    (dict(data_dir='/does/not/exist'), 'an existing file or folder'),
   ],
 )
 def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):

@@ -21,7 +21,7 @@ the ceiling next, so that the clients' totals stay close to their exact shares.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Union
 
 from tff_pfl import errors
 from tff_pfl.datasets.partitioning.base import (
@@ -89,33 +89,29 @@ PARTITIONERS: dict[str, type[Partitioner]] = {
 }
 
 
-def make_partitioner(spec: str) -> Partitioner:
+def make_partitioner(spec: Union[str, Partitioner]) -> Partitioner:
   """Makes a partitioner of a specification such as `shards:2`.
 
   Args:
     spec: `name` or `name:parameter[:parameter]`, where further parameters may
-      also follow a comma; see `describe_partitioners`.
+      also follow a comma; see `describe_partitioners`. A partitioner is
+      returned as it is.
   """
+  if isinstance(spec, Partitioner):
+    return spec
+  errors.expect_type(
+    spec, str, 'partition', 'a partitioner or a text such as shards:2'
+  )
   name, *values = spec.replace(',', ':').split(':')
   usages = ', '.join(rule.usage() for rule in PARTITIONERS.values())
   errors.expect(name in PARTITIONERS, 'partition', f'one of {usages}', spec)
   rule = PARTITIONERS[name]
   fields = dataclasses.fields(rule)
-  missing = [
-    field.name
-    for field in fields[len(values) :]
-    if field.default is dataclasses.MISSING
-  ]
+  required = [f for f in fields if f.default is dataclasses.MISSING]
   errors.expect(
-    not missing,
+    len(required) <= len(values) <= len(fields),
     'partition',
-    f'{rule.usage()} with a value for {" and ".join(missing)}',
-    spec,
-  )
-  errors.expect(
-    len(values) <= len(fields),
-    'partition',
-    f'{rule.usage()} without {":".join(values[len(fields) :])!r}',
+    rule.usage(),
     spec,
   )
   parameters = {

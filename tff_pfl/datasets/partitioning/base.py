@@ -116,9 +116,6 @@ class Partitioner(abc.ABC):
       pool: The examples.
       num_clients: Number of clients, at least 1.
       seed: Non-negative.
-
-    Raises:
-      ValueError: If the rule cannot be met.
     """
 
 

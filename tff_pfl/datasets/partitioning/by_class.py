@@ -2,8 +2,6 @@
 
 import abc
 import dataclasses
-import math
-import numbers
 from typing import ClassVar
 
 import numpy as np
@@ -331,9 +329,8 @@ class Dirichlet(WeightedPartitioner):
 
   def __post_init__(self):
     errors.expect(
-      isinstance(self.concentration, numbers.Real)
-      and not isinstance(self.concentration, bool)
-      and _LEAST_CONCENTRATION <= self.concentration < math.inf,
+      errors.is_number(self.concentration)
+      and self.concentration >= _LEAST_CONCENTRATION,
       'concentration',
       f'a positive number, at least {_LEAST_CONCENTRATION:g}',
       self.concentration,
@@ -342,14 +339,6 @@ class Dirichlet(WeightedPartitioner):
 
   def _class_weights(self, num_clients, class_counts, seed):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
-    num_examples = int(class_counts.sum())
-    errors.expect(
-      num_clients * self.min_examples <= num_examples,
-      'min_examples',
-      f'at most {num_examples // num_clients}, as {num_clients} clients share'
-      f' {num_examples} training examples',
-      self.min_examples,
-    )
     for _ in range(_MAX_DRAWS):
       weights = rng.dirichlet(
         np.full(num_clients, self.concentration), len(class_counts)
@@ -362,7 +351,7 @@ class Dirichlet(WeightedPartitioner):
         return weights
     raise ValueError(
       f'Expected `partition` to give each of {num_clients} clients at least'
-      f' {self.min_examples} of {num_examples} training examples, found'
+      f' {self.min_examples} of {class_counts.sum()} training examples, found'
       f' {self.spec!r} fail {_MAX_DRAWS} times; raise'
       ' `concentration`, or lower `min_examples` or `num_clients`.'
     )
@@ -413,11 +402,10 @@ class FallahDigits(base.CountingPartitioner):
   )
 
   def __post_init__(self):
-    errors.expect_int('images_per_digit', self.images_per_digit, 1)
     errors.expect(
-      self.images_per_digit % 2 == 0,
+      self.images_per_digit % 2 == 0 < self.images_per_digit,
       'images_per_digit',
-      'an even number, as some clients hold half as many',
+      'a positive even number, as some clients hold half as many',
       self.images_per_digit,
     )
 
@@ -460,13 +448,6 @@ class FallahDigits(base.CountingPartitioner):
     shift = turn // digits
     halves[half + turn, digits + high[(turn + shift) % digits]] = 4
     largest = 2 * int((class_counts // halves.sum(axis=0)).min())
-    errors.expect(
-      largest >= 2,
-      'num_clients',
-      f'smaller for the partition {self.spec}, as even 2 images per digit are'
-      ' more than the data can supply',
-      num_clients,
-    )
     errors.expect(
       self.images_per_digit <= largest,
       'images_per_digit',

@@ -307,13 +307,12 @@ class DomainMixture(base.CountingPartitioner):
       object.__setattr__(self, 'prior', shares)
 
   def _groups(self, pool):
-    if pool.domain is None:
-      raise ValueError(
-        'Expected `partition` to be a rule for examples without domains, such'
-        f' as iid, found {self.spec!r}, which needs a data set with domains,'
-        ' such as rotated_digits, or domain ids as `domain` in'
-        ' `FederatedDataset.from_arrays`.'
-      )
+    errors.expect(
+      pool.domain is not None,
+      'partition',
+      'a rule for examples without domains, such as iid',
+      self.spec,
+    )
     test = pool.domain[:0] if pool.domain_test is None else pool.domain_test
     return pool.domain, test, len(pool.domain_names)
 

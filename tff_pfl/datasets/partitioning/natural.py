@@ -43,7 +43,7 @@ def expect_natural(partition: base.Partitioner, name: str, kind: str) -> None:
   errors.expect(
     isinstance(partition, Natural),
     'partition',
-    f'{Natural.name} for the dataset {name!r}, whose clients are its {kind}',
+    f'natural for the dataset {name!r}, whose clients are its {kind}',
     partition.spec,
   )
 
@@ -59,8 +59,6 @@ def choose_clients(
     kind: Name of the clients in the plural, such as 'users', for messages.
     seed: Non-negative.
   """
-  errors.expect_int('num_clients', num_clients, 1)
-  errors.expect_int('seed', seed, 0)
   errors.expect(
     num_clients <= len(client_ids),
     'num_clients',
@@ -90,12 +88,12 @@ def own_clients(
   pool: base.Pool, num_clients: int, seed: int
 ) -> tuple[base.Partition, list[str]]:
   """Draws some of the clients that examples name; returns their ids, too."""
-  if pool.client is None:
-    raise ValueError(
-      'Expected `partition` to be a rule that deals pooled examples, such as'
-      f' shards:2 or iid, found {Natural.name!r}; pass one key per example as'
-      ' `keys` to `FederatedDataset.from_arrays` for clients of your own.'
-    )
+  errors.expect(
+    pool.client is not None,
+    'partition',
+    'a rule that deals pooled examples, where they name no clients',
+    Natural.name,
+  )
   parts, ids = by_key(pool, pool.client, pool.client_test, 'client')
   chosen = choose_clients(range(len(ids)), num_clients, 'clients', seed)
   parts = base.Partition(*([part[i] for i in chosen] for part in parts))

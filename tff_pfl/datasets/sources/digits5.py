@@ -40,7 +40,6 @@ from absl import logging
 
 from tff_pfl import errors
 from tff_pfl.datasets import arrays as arrays_lib
-from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import image_sets
 from tff_pfl.datasets.sources import images as images_lib
 
@@ -51,10 +50,15 @@ _SUBSET_SEED = 0
 _IMAGES_AT_A_TIME = 4096
 
 
-def _find(domains: Optional[Sequence[str]], data_dir: str) -> dict[str, str]:
+def _find(
+  domains: Optional[Sequence[str]], data_dir: Optional[str]
+) -> dict[str, str]:
   """Returns the file of each of the domains; None for all that are there."""
   errors.expect(
-    os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
+    data_dir and os.path.isdir(data_dir),
+    'data_dir',
+    'a folder with the files of two or more domains of digits5',
+    data_dir,
   )
   paths = {
     domain: os.path.join(data_dir, f'{domain}.npz')
@@ -120,15 +124,10 @@ def load_digits5(
     max_train_per_domain: Largest number of training images of a domain, at
       least 1, always the same random choice. None for all.
   """
-  files.expect_given(
-    data_dir, 'a folder with the files of two or more domains of digits5'
-  )
   if domains is not None:
-    domains = [domains] if isinstance(domains, str) else list(domains)
+    domains = list(domains)
     errors.expect(
-      len(domains) >= 2
-      and len(set(domains)) == len(domains)
-      and set(domains) <= set(DOMAINS),
+      2 <= len(set(domains)) == len(domains) and set(domains) <= set(DOMAINS),
       'domains',
       f'two or more of {", ".join(DOMAINS)}, each once',
       domains,

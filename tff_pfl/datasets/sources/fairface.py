@@ -86,12 +86,7 @@ def load_fairface(
     image_size: Height and width in pixels to which all images are resized,
       from 8 to 10,000.
   """
-  files.expect_given(
-    data_dir,
-    f'a folder with {" and ".join(_FILES)} and the images that they name',
-  )
   errors.expect_one_of('label', label, LABELS)
-  errors.expect_int('image_size', image_size, *images.SIZES)
   folder = files.find_folder(
     'fairface', data_dir, ('fairface',), _FILES, ' and '.join(_FILES)
   )

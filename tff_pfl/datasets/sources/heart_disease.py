@@ -41,7 +41,7 @@ _CSV = 'heart_disease_4sites.csv'
 _FILES = tuple(f'processed.{site}.data' for site in SITES)
 
 
-def read_table(data_dir: str) -> pd.DataFrame:
+def read_table(data_dir: Optional[str]) -> pd.DataFrame:
   """Reads the patients of all sites.
 
   Args:
@@ -51,7 +51,7 @@ def read_table(data_dir: str) -> pd.DataFrame:
     A table with the columns `site` and `COLUMNS`.
   """
   path = data_dir
-  if not os.path.isfile(path):
+  if not (path and os.path.isfile(path)):
     folder = files.find_folder(
       'heart_disease',
       data_dir,
@@ -102,10 +102,6 @@ def load_heart_disease(
     0. There are 21 inputs, or 23 with the sexes, unless columns are dropped or
     indicators added.
   """
-  files.expect_given(
-    data_dir,
-    f'the file {_CSV}, or a folder with it or with {", ".join(_FILES)}',
-  )
   errors.expect_one_of('domain_column', domain_column, DOMAIN_BOUNDS)
   return tabular.to_clients(
     read_table(data_dir),

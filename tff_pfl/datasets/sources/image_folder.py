@@ -30,16 +30,16 @@ def load_image_folder(
       from 8 to 10,000.
     channels: 3 for colors, 1 for grey.
   """
-  errors.expect_int('image_size', image_size, *images.SIZES)
   errors.expect_one_of('channels', channels, (1, 3))
   parts = own_files.find_parts(data_dir, '*/*/*', _CONTENTS)
   paths = [path for part in parts for path in part]
   for path in paths:
-    if not path.lower().endswith(images.ENDINGS):
-      raise ValueError(
-        f'Expected `data_dir` to be {_CONTENTS}, found {path!r}, whose ending'
-        f' is none of {", ".join(images.ENDINGS)}.'
-      )
+    errors.expect(
+      path.lower().endswith(images.ENDINGS),
+      'data_dir',
+      f'{_CONTENTS} with one of the endings {", ".join(images.ENDINGS)}',
+      path,
+    )
   clients, classes = zip(*(path.split(os.sep)[-3:-1] for path in paths))
   if all(name.isdecimal() for name in classes):
     classes = [int(name) for name in classes]

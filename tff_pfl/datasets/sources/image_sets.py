@@ -81,25 +81,20 @@ class ImageSet(NamedTuple):
     is_of_shape = x.shape[1:] == self.shape
     if self.shape is None:
       is_of_shape = x.ndim == 4 and x.shape[3] in (1, 3)
-    if x.dtype != np.uint8 or not is_of_shape or not len(x):
+    are_labels = y.dtype.kind in 'iu' and y.shape == x.shape[:1]
+    if x.dtype != np.uint8 or not is_of_shape or not len(x) or not are_labels:
       form = ', '.join(map(str, self.shape or ('height', 'width', '1 or 3')))
       raise files.file_error(
         path,
-        f'a file with images, uint8 of shape (n, {form}), n at least 1',
-        f'{x.dtype} of shape {x.shape}',
+        f'a file with images, uint8 of shape (n, {form}), n at least 1, and a'
+        ' label each, an integer',
+        f'{x.dtype} of shape {x.shape} and {y.dtype} of shape {y.shape}',
       )
-    if y.dtype.kind not in 'iu' or y.shape != x.shape[:1]:
-      raise files.file_error(
-        path,
-        f'a file with {len(x)} labels, integers, one per image',
-        f'{y.dtype} of shape {y.shape}',
-      )
-    bad = np.flatnonzero((y < 0) | (y >= self.num_classes))
-    if len(bad):
+    if y.min() < 0 or y.max() >= self.num_classes:
       raise files.file_error(
         path,
         f'a file with labels in [0, {self.num_classes})',
-        f'{y[bad[0]]} at index {bad[0]}',
+        f'labels from {y.min()} to {y.max()}',
       )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_pfl import errors
 from tff_pfl.datasets import files
 
 # Least and largest height and width to resize to.
@@ -72,9 +73,10 @@ class LazyImages:
 
     Args:
       paths: Files with one of `ENDINGS`.
-      size: Height and width in pixels to which images are resized.
+      size: Height and width in pixels to which images are resized, in `SIZES`.
       channels: 3 for colors, 1 for grey.
     """
+    errors.expect_int('image_size', size, *SIZES)
     self._paths = paths
     # Memory that was never written to takes no space.
     self._images = np.zeros((len(paths), size, size, channels), np.uint8)

@@ -66,8 +66,7 @@ def _encoded(
   if inputs.dtype.kind not in 'biuf':
     raise ValueError(
       f'Expected `{path}` to have inputs of numbers, or texts of equal length'
-      f' with a character each, found others for user {user!r}; texts with'
-      ' labels are for the data set sentiment, from a CSV file.'
+      f' with a character each, found others for user {user!r}.'
     )
   return inputs, labels
 
@@ -94,12 +93,6 @@ def load_leaf(
   fields: dict[str, Any] = {}
   x = parts[0][0].x
   if x.dtype == np.int32:  # Numbers of JSON have 64 bits.
-    errors.expect(
-      len(parts) == 2,
-      'data_dir',
-      'a folder with train/ and test/, as texts overlap and cannot be divided',
-      data_dir,
-    )
     fields = dict(
       num_classes=shakespeare.NUM_CHARACTERS, num_overlapping=x.shape[1]
     )

@@ -38,9 +38,6 @@ def read(
   Returns:
     Arrays by name, all of `NAMES`; those of records are with their images, the
     dict `x` of `image` and `record`.
-
-  Raises:
-    ValueError: If an array is missing, or has a name not in `NAMES`.
   """
   errors.expect(
     os.path.isfile(path) or not os.path.exists(path),
@@ -50,17 +47,11 @@ def read(
   )
   arrays = files.read_npz(path)
   errors.expect(
-    set(required) <= set(arrays),
+    set(required) <= set(arrays) <= set(NAMES),
     flag,
-    f'an .npz file with arrays {" and ".join(required)}',
+    f'an .npz file with arrays {" and ".join(required)}, and no others than'
+    f' {", ".join(NAMES)}',
     f'{", ".join(arrays) or "none"} in {path}',
-  )
-  unknown = [name for name in arrays if name not in NAMES]
-  errors.expect(
-    not unknown,
-    flag,
-    f'an .npz file of the arrays {", ".join(NAMES)} only',
-    f'{", ".join(unknown)} in {path}',
   )
   for name in ('record', 'record_test'):
     if name in arrays:
@@ -86,7 +77,6 @@ def load_npz(
     data_dir: The .npz file, or a folder with one.
     scale: True to convert images of bytes to floats in [0, 1].
   """
-  files.expect_given(data_dir, 'an .npz file with arrays x and y')
   path = files.find_file('npz', data_dir, ('*.npz',))
   arrays = read(path, 'data_dir')
   has_record = isinstance(arrays['x'], dict)

@@ -41,14 +41,12 @@ def find_parts(
 
   Returns:
     One list of files, or two.
-
-  Raises:
-    ValueError: If a folder has no such file.
   """
-  files.expect_given(data_dir, contents)
-  if os.path.isfile(data_dir) and os.sep not in pattern:
+  if data_dir and os.path.isfile(data_dir) and os.sep not in pattern:
     return [[data_dir]]
-  errors.expect(os.path.isdir(data_dir), 'data_dir', contents, data_dir)
+  errors.expect(
+    data_dir and os.path.isdir(data_dir), 'data_dir', contents, data_dir
+  )
   train, test = (os.path.join(data_dir, part) for part in ('train', 'test'))
   folders = [train] if os.path.isdir(train) else [data_dir]
   if os.path.isdir(test):
@@ -126,13 +124,11 @@ def to_arrays(
     regression: True for labels that are targets also if all are whole.
     **fields: Further fields of `Arrays`.
   """
-  if y.dtype.kind in 'US':
-    errors.expect(
-      not regression, 'regression', 'false for labels that are words', True
-    )
+  if regression:
+    with naming(data_dir):
+      y = y.astype(np.float32)
+  elif y.dtype.kind in 'US':
     _, y = np.unique(y, return_inverse=True)
-  elif regression:
-    y = y.astype(np.float32)
   elif y.dtype.kind == 'f' and np.array_equal(y, np.floor(y)):
     y = y.astype(np.int64)
   for name, array in (('x', x), ('y', y), ('client', client)):

@@ -214,13 +214,11 @@ def load_sentiment(
     Dataset with `x` int32 `[max_words]`, words in [1, vocabulary_size) and then
     0, and `y` int32.
   """
-  errors.expect_int('seed', seed, 0)
   errors.expect_one_of('vocabulary', vocabulary, VOCABULARIES)
   errors.expect_int(
     'vocabulary_size', vocabulary_size, VOCABULARIES[vocabulary], 2**31 - 1
   )
   errors.expect_int('max_words', max_words, 1)
-  errors.expect_int('min_texts', min_texts, 1)
   table, client_column = read(data_dir)
   rows, owners = _owners(
     table, client_column, num_clients, partition, min_texts, seed

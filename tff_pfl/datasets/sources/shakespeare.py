@@ -119,14 +119,13 @@ def load_shakespeare(
       the division of `tff.simulation.datasets`.
     seed: Seed of the choice of roles.
     sequence_length: Characters in a sequence, at least 1.
-    min_characters: Least length of a role's text; others are left out. At least
-      five times `sequence_length + 1`, as a fifth of the text is the test set.
+    min_characters: Least length of a role's text; others are left out, and so
+      are roles without a training or a test example.
     stride: Characters between the beginnings of two sequences, at least 1; a
       larger one gives fewer examples.
   """
   natural.expect_natural(partition, 'shakespeare', 'speaking roles')
   errors.expect_int('sequence_length', sequence_length, 1)
-  errors.expect_int('min_characters', min_characters, 5 * (sequence_length + 1))
   errors.expect_int('stride', stride, 1)
   if data_dir is None:
     train, test = _tff_splits()

@@ -6,7 +6,6 @@ they are used.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -86,19 +85,11 @@ def make_synthetic(
   Returns:
     Dataset with `x` float32 of `shape` and `y` int32.
   """
-  errors.expect(shape, 'shape', 'of at least one dimension', shape)
   for name, value, *limits in (
-    ('num_clients', num_clients, 1, partitioning.MAX_CLIENTS),
     ('seed', seed, 0),
-    ('examples_per_client', examples_per_client, 0),
-    ('test_examples_per_client', test_examples_per_client, 0),
-    ('num_classes', num_classes, 1),
     ('classes_per_client', classes_per_client, 1, num_classes),
-    *(('shape', size, 1) for size in shape),
   ):
     errors.expect_int(name, value, *limits)
-  errors.expect_non_negative('noise', noise)
-  errors.expect_room('num_classes', num_classes, 8 * math.prod(shape))
   prototypes = np.random.default_rng([seed, _PROTOTYPES, 0, 0]).standard_normal(
     (num_classes, *shape)
   )
