@@ -139,26 +139,26 @@ def test_new_clients_are_apart(found, directory):
 def test_figures_of_folds_are_means_over_them(monkeypatch, tmp_path):
   monkeypatch.setattr(trial, 'run', made_up_trials.run)
   comparison = made_up_trials.comparison(
-    algorithms=('fed_avg',), seeds=(3,), grid={}, num_folds=3
+    algorithms=('fed_avg',), seeds=(3,), grid={}, num_folds=2
   )
   found = runner.compare(
     comparison, str(tmp_path), num_processes=0, show_progress=False
   )
   accuracies = [
-    _read(tmp_path, f'fed_avg-seed3-fold{fold}of3', 'summary.json')['accuracy']
-    for fold in range(3)
+    _read(tmp_path, f'fed_avg-seed3-fold{fold}of2', 'summary.json')['accuracy']
+    for fold in range(2)
   ]
   metrics = _method(found, 'fed_avg')['metrics']
   assert metrics['personal_accuracy'] == results.mean_std(
     [accuracy['last'] for accuracy in accuracies]
   )
-  assert metrics['personal_accuracy']['num_seeds'] == 3
+  assert metrics['personal_accuracy']['num_seeds'] == 2
   by_fold = found.curves.query("round == 2 and model == 'personal'")
-  assert by_fold['fold'].tolist() == [0, 1, 2]
+  assert by_fold['fold'].tolist() == [0, 1]
   assert by_fold['value'].tolist() == [one['last'] for one in accuracies]
-  assert set(found.client_scores['fold']) == {0, 1, 2}
+  assert set(found.client_scores['fold']) == {0, 1}
   page = (tmp_path / 'comparison.html').read_text()
-  assert '1 seed, 3 folds of each.' in ' '.join(page.split())
+  assert '1 seed, 2 folds of each.' in ' '.join(page.split())
 
 
 def test_the_sweep_is_told_and_taken_with_what_a_method_refuses(found):

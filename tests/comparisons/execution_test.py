@@ -111,7 +111,6 @@ def test_all_trials_run_and_the_cores_are_divided(run, tmp_path, monkeypatch):
   'arguments,expected',
   [
     ((100,), (8, 1, 1)),
-    ((2,), (2, 4, 1)),
     ((0,), (1, 8, 1)),
     ((100, 3), (3, 2, 1)),
     ((100, 20), (20, 1, 1)),
@@ -152,7 +151,7 @@ def test_trials_on_other_data_are_not_mixed(run, monkeypatch):
 def test_a_failed_trial_is_reported_and_the_others_run(
   script, words, reported, run, tmp_path
 ):
-  trials = make_trials()
+  trials = make_trials(2)
   failures = run(trials, script + FINISHES, num_processes=1)
   ((name, reason),) = failures.items()
   assert name == 'fed_avg-seed1'
@@ -227,7 +226,7 @@ def test_trials_that_do_not_end_when_asked_are_killed(
   else:
     monkeypatch.setattr(execution, '_GRACE_SECONDS', 0.2)
   script = _IS_DEAF_TO_SIGTERM + _SLEEPS
-  interrupt(make_trials(2), script, num_processes=2)
+  interrupt(make_trials(1), script)
 
 
 def test_other_settings_are_refused_before_anything_runs(run, tmp_path):
@@ -262,7 +261,7 @@ def test_a_comparison_that_is_moved_meanwhile_is_not_begun_anew(
 
 def test_the_processes_are_forks_of_one_that_imports_once(run, tmp_path):
   script = 'import os, sys; print(os.getppid(), os.getpid(), sys.stdin.read())'
-  trials = make_trials()
+  trials = make_trials(2)
   run(trials, script, num_processes=1)
   parents, children = set(), set()
   for trial in trials:
@@ -272,4 +271,4 @@ def test_the_processes_are_forks_of_one_that_imports_once(run, tmp_path):
     parents.add(parent)
     children.add(child)
   assert len(parents) == 1
-  assert len(children) == 3
+  assert len(children) == 2

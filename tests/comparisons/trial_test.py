@@ -40,7 +40,8 @@ def _plain(tmp_path_factory):
 
 
 def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
-  wanted = trial.Trial('x', _config(), num_new_clients=2)
+  config = _config(algorithm='local_only', num_rounds=4)
+  wanted = trial.Trial('x', config, num_new_clients=2)
   trained, new = trial.load_data(wanted)
   assert trained.num_clients == 3
   assert new.num_clients == 2
@@ -63,20 +64,15 @@ def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
     new.client_ids
   )
   assert {row['num_rounds'] for row in scores['new_clients']} == {0}
+  # The ensemble is of the last cohort, though all were trained.
+  assert all(row['num_rounds'] for row in scores['clients'])
+  by_ensemble = scores['new_clients_by_ensemble']
+  assert [row['num_models'] for row in by_ensemble] == [2, 2]
   with run_store.RunStore.open_for_reading(tmp_path) as store:
     assert store.config['num_clients'] == 3
     # It cannot be built again from the settings of a run alone.
     with pytest.raises(errors.RunError, match='set new clients'):
       run_config.RunConfig.from_settings(store.config)
-
-
-def test_the_ensemble_is_of_the_last_cohort(tmp_path):
-  config = _config(algorithm='local_only', num_rounds=4)
-  scores = _run(tmp_path, trial.Trial('x', config, num_new_clients=1))
-  method = scores['variants']['method']
-  assert all(row['num_rounds'] for row in method['clients'])
-  (row,) = method['new_clients_by_ensemble']
-  assert row['num_models'] == 2
 
 
 def test_new_clients_that_cannot_be_scored_are_refused_with_the_data():
@@ -221,17 +217,11 @@ def test_a_method_that_changes_the_model_has_variants():
   variant = trial._variant(process, config.personalization, 'head')
   assert variant.description['personalization']['fine_tune'] == 'head'
   assert trial._variant(process, config.personalization, 'none') is None
-
-
-def test_models_that_are_made_with_the_server_have_no_trained_variant():
-  for algorithm, model, has_variant in (
-    ('fed_avg', 'linear', True),
-    ('fed_pac', 'mlp', False),
-  ):
-    config = _config(algorithm=algorithm, model=model)
-    process = config.build_process(config.build_model(config.load_data()))
-    variant = trial._variant(process, config.personalization, 'trained')
-    assert (variant is not None) == has_variant
+  assert trial._variant(process, config.personalization, 'trained')
+  # A model that is made with the server is not one of a client's training.
+  config = _config(algorithm='fed_pac', model='mlp')
+  process = config.build_process(config.build_model(config.load_data()))
+  assert trial._variant(process, config.personalization, 'trained') is None
 
 
 def test_an_interrupted_trial_goes_on(plain, tmp_path):
