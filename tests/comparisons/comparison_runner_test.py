@@ -262,13 +262,11 @@ def test_impossible_data_are_refused_before_anything_runs(tmp_path):
 @pytest.mark.parametrize(
   'variant,asked,adaptation,label',
   [
-    ('method', 'method', 'none', 'fed_avg'),
     ('method', 'method', 'head', 'fed_avg'),
     ('method', 'none', 'none', 'fed_avg'),
     ('method', 'none', 'head', 'fed_avg without FT'),
     ('method', 'all', 'none', 'fed_avg + FT (all)'),
     ('none', 'method', 'head', 'fed_avg without FT'),
-    ('none', 'all', 'none', 'fed_avg'),
     ('head', 'method', 'head', 'fed_avg + FT (head)'),
     ('trained', 'method', 'none', 'fed_avg, trained'),
   ],

@@ -50,14 +50,10 @@ def test_every_method_runs_with_every_seed():
 
 
 def test_every_method_runs_in_every_fold():
-  comparison = _comparison(seeds=(3, 5), num_folds=2)
-  assert [(t.name, t.config.seed, t.fold) for t in comparison.trials()][
-    ::2
-  ] == [
+  comparison = _comparison(('fed_avg',), seeds=(3,), num_folds=2)
+  assert [(t.name, t.config.seed, t.fold) for t in comparison.trials()] == [
     ('fed_avg-seed3-fold0of2', 3, (0, 2)),
     ('fed_avg-seed3-fold1of2', 3, (1, 2)),
-    ('fed_avg-seed5-fold0of2', 5, (0, 2)),
-    ('fed_avg-seed5-fold1of2', 5, (1, 2)),
   ]
   # A sweep reads the training examples of the first.
   assert comparison.tuning_trial('fed_avg', {}).fold == (0, 2)
@@ -199,10 +195,10 @@ def test_a_trial_survives_json():
     ({'num_folds': 1}, '`num_folds`.*at least 2'),
     ({'base': 5}, '`base` to be of type RunConfig, found 5'),
     ({'algorithms': 'fed_avg'}, "`algorithms` to be a list.*'fed_avg'"),
-    ({'hparams': {'zz': 1}}, "`hparams` to be those of fed_avg.*found 'zz'"),
+    ({'hparams': {'zz': 1}}, "`hparams` to be those of fed_avg.*'zz'"),
     (
       {'hparams': {'fed_avg': registry.get_algorithm('ditto').hparams()}},
-      '`hparams of fed_avg` to be of type FedAvgHParams',
+      "`hparams` to be those of fed_avg.*'fed_avg': Ditto",
     ),
     ({'num_search_trials': 0}, '`num_search_trials` .* integer at least 1'),
     (
@@ -212,10 +208,10 @@ def test_a_trial_survives_json():
     ({'num_new_clients': -3}, '`num_new_clients` to be an integer at least 0'),
     (
       {'grid': {'fed_avg': {'learning_rat': (0.1,)}}},
-      "fed_avg.* 'learning_rat'",
+      "found 'fed_avg.learning_rat'",
     ),
-    ({'grid': {'*': {'num_clusters': (2,)}}}, "fed_rep, found 'num_clusters'"),
-    ({'grid': {'ditto': {'momentum': (0.1,)}}}, "fed_rep, found 'ditto'"),
+    ({'grid': {'*': {'num_clusters': (2,)}}}, "found '.*num_clusters'"),
+    ({'grid': {'ditto': {'momentum': (0.1,)}}}, "fed_rep, found 'ditto.momen"),
     ({'grid': {'fed_avg': 0.1}}, 'grid of fed_avg` to be values by hyperpar'),
     ({'grid': {'*': {'momentum': 0.1}}}, 'grid of momentum` to be a list'),
     ({'validation_fraction': 1.0}, r'`validation_fraction`.*in \(0, 1\)'),

@@ -73,7 +73,7 @@ def test_arrays_by_name_are_dealt_like_the_dataset(normalize):
     (dict(name='imagenet'), 'one of digits, mnist, .*found .imagenet.'),
     (dict(num_clients=10**12), '`num_clients` .*in .1, 100000000'),
     (dict(data_dir='/data'), "`data_dir` to be unset for the dataset 'digits'"),
-    (dict(name='mnist', data_dir='/none'), '`data_dir` to be a folder with'),
+    (dict(name='mnist', data_dir='/none'), '`data_dir` to be one folder with'),
     (dict(name='synthetic', partition='dirichlet:1'), "found 'dirichlet:1.0'"),
     (dict(name='synthetic', partition='shards:11'), '`classes_per_client`'),
     (dict(seed=-2), '`seed`'),
@@ -82,10 +82,10 @@ def test_arrays_by_name_are_dealt_like_the_dataset(normalize):
     (dict(name='shakespeare'), "natural for the .*roles, found 'shards:2'"),
     (dict(name='tabular', partition='natural'), '`data_dir` to be a table'),
     (dict(name='leaf'), "`data_dir` to be a folder of LEAF's"),
-    (dict(name='npz'), '`data_dir` to be a folder with a file'),
-    (dict(name='heart_disease'), '`data_dir` to be a folder with heart_diseas'),
+    (dict(name='npz'), '`data_dir` to be one folder with a file'),
+    (dict(name='heart_disease'), '`data_dir` to be one folder with heart_d'),
     (dict(name='digits5'), '`data_dir` to be a folder with the files of two'),
-    (dict(name='fairface'), '`data_dir` to be a folder with fairface_label_'),
+    (dict(name='fairface'), '`data_dir` to be one folder with fairface'),
   ],
 )
 def test_bad_arguments_are_one_line_errors(kwargs, match):

@@ -21,17 +21,17 @@ def test_find_file_takes_the_file_its_folder_or_the_parent(tmp_path):
 
 def test_find_file_refuses_two_files_and_none(tmp_path):
   patterns = ('*tweets*.csv', '*.csv')
-  with shared.one_line_error(r'a file \*tweets\*.csv or .*found none'):
+  with shared.one_line_error(r'one folder with a file \*tweets\*.csv or '):
     files.find_file('tweets', str(tmp_path), patterns)
   for name in ('a_tweets.csv', 'b_tweets.csv'):
     (tmp_path / name).write_text('')
-  with pytest.raises(ValueError, match='once, .*a_tweets.csv.* and .*b_tweets'):
+  with pytest.raises(ValueError, match='one of .*a_tweets.csv and .*b_tweets'):
     files.find_file('tweets', str(tmp_path), patterns)
 
 
 def _find_folder(data_dir):
   return files.find_folder(
-    'mnist', str(data_dir), ('mnist_idx', 'mnist'), ('a', 'b'), 'a, b'
+    str(data_dir), ('mnist_idx', 'mnist'), ('a', 'b'), 'a, b'
   )
 
 
@@ -43,9 +43,7 @@ def test_find_folder_takes_the_folder_or_its_parent(tmp_path, folder):
 
 
 def test_find_folder_prefers_a_named_one_and_refuses_two_and_none(tmp_path):
-  with shared.one_line_error('`data_dir` to be a folder with a, b'):
-    _find_folder(tmp_path / 'nowhere')
-  with shared.one_line_error('hold a, b, itself or in mnist_idx/ or mnist/'):
+  with shared.one_line_error('folder with a, b, itself or in mnist_idx/ or mn'):
     _find_folder(tmp_path)
   for folder in ('.', 'mnist'):
     (tmp_path / folder).mkdir(exist_ok=True)
@@ -53,7 +51,7 @@ def test_find_folder_prefers_a_named_one_and_refuses_two_and_none(tmp_path):
   assert _find_folder(tmp_path) == str(tmp_path / 'mnist')
   (tmp_path / 'mnist_idx').mkdir()
   (tmp_path / 'mnist_idx' / 'b').touch()
-  with pytest.raises(ValueError, match='to hold mnist once, found it in'):
+  with pytest.raises(ValueError, match='one folder .*mnist_idx and .*mnist'):
     _find_folder(tmp_path)
 
 
@@ -76,12 +74,11 @@ def _npz():
 @pytest.mark.parametrize(
   'content, match',
   [
-    (b'', ''),
     (b'<html>404 not found</html>', ''),
     (_npz()[:-20], ''),
     (_npz().replace(np.float64(1).tobytes(), bytes(8), 1), 'CRC'),
   ],
-  ids=range(4),
+  ids=range(3),
 )
 def test_npz_files_that_cannot_be_read_are_named(tmp_path, content, match):
   path = tmp_path / 'a.npz'

@@ -270,36 +270,31 @@ class Comparison:
     """Raises an error for hyperparameters that no method takes."""
     for name, hparams in self.hparams.items():
       errors.expect(
-        name in self.algorithms,
+        name in self.algorithms
+        and isinstance(
+          hparams, (type(None), registry.get_algorithm(name).hparams)
+        ),
         'hparams',
         f'those of {", ".join(self.algorithms)}',
-        name,
+        {name: hparams},
       )
-      kind = registry.get_algorithm(name).hparams
-      if hparams is not None:
-        errors.expect_type(
-          hparams, kind, f'hparams of {name}', f'of type {kind.__name__}'
-        )
 
   def _check_grid_names(self):
     """Raises `ValueError` for names of a grid that no method takes."""
     for owner, axes in self.grid.items():
-      errors.expect(
-        owner == ANY_METHOD or owner in self.algorithms,
-        'grid',
-        f'of {ANY_METHOD!r}, any method, or {", ".join(self.algorithms)}',
-        owner,
-      )
       errors.expect_type(
         axes, Mapping, f'grid of {owner}', 'values by hyperparameter'
       )
-      owners = self.algorithms if owner == ANY_METHOD else [owner]
       for name in axes:
         errors.expect(
-          any(grid_targets(one, name) for one in owners),
+          any(
+            grid_targets(one, name)
+            for one in self.algorithms
+            if owner in (one, ANY_METHOD)
+          ),
           'grid',
-          f'of hyperparameters of {", ".join(owners)}',
-          name,
+          f'of hyperparameters of {", ".join(self.algorithms)}',
+          f'{owner}.{name}',
         )
 
   def _check_points(self, algorithm):

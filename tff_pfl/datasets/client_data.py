@@ -45,8 +45,7 @@ def _element_specs(
     raise ValueError(
       f'Expected `{name}` to have single examples (x, y) or'
       ' {"x": …, "y": …}, possibly with "weight" and "domain", of a fixed'
-      f' shape, found {structure!r}; bring it into this form with its'
-      ' `preprocess`.'
+      f' shape, found {structure!r}.'
     )
   x, y = specs['x'], specs['y']
   errors.expect(

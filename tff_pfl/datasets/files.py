@@ -35,7 +35,6 @@ def expect_given(data_dir: Optional[str], contents: str) -> None:
 
 
 def find_folder(
-  name: str,
   data_dir: Optional[str],
   folders: Sequence[str],
   patterns: Sequence[str],
@@ -44,36 +43,25 @@ def find_folder(
   """Finds the folder that holds a data set's files.
 
   Args:
-    name: Name of the data set, for messages.
     data_dir: The files' folder or its parent.
     folders: Names of the files' folder under `data_dir`; one of these goes
       before `data_dir` itself.
     patterns: Patterns of the files' names, any of which marks the folder.
     contents: Description of the folder's contents, for messages.
   """
-  errors.expect(
-    data_dir and os.path.isdir(data_dir),
-    'data_dir',
-    f'a folder with {contents}',
-    data_dir,
-  )
-  named = [os.path.join(data_dir, folder) for folder in folders]
+  named = [os.path.join(data_dir, folder) for folder in folders if data_dir]
   in_named, in_itself = (
     [folder for folder in some if any(matching(folder, p) for p in patterns)]
-    for some in (named, [data_dir])
+    for some in (named, [data_dir] if data_dir else [])
   )
   found = in_named or in_itself
-  if len(found) > 1:
-    raise ValueError(
-      f'Expected `data_dir` to hold {name} once, found it in {found[0]!r} and'
-      f' {found[1]!r}; pass one of them as `data_dir`.'
-    )
-  if not found:
-    raise ValueError(
-      f'Expected `data_dir` to hold {contents}, itself or in'
-      f' {" or ".join(sub + os.sep for sub in folders)}, found none of them in'
-      f' {data_dir!r}.'
-    )
+  errors.expect(
+    len(found) == 1,
+    'data_dir',
+    f'one folder with {contents}, itself or in'
+    f' {" or ".join(sub + os.sep for sub in folders)}',
+    ' and '.join(found) or data_dir,
+  )
   return found[0]
 
 
@@ -91,14 +79,12 @@ def find_file(
   if data_dir and os.path.isfile(data_dir):
     return data_dir
   folder = find_folder(
-    name, data_dir, (name,), patterns, f'a file {" or ".join(patterns)}'
+    data_dir, (name,), patterns, f'a file {" or ".join(patterns)}'
   )
   found = sorted({path for p in patterns for path in matching(folder, p)})
-  if len(found) > 1:
-    raise ValueError(
-      f'Expected `data_dir` to hold {name} once, found'
-      f' {" and ".join(map(repr, found))}; pass one of them as `data_dir`.'
-    )
+  errors.expect(
+    len(found) == 1, 'data_dir', 'one of these files', ' and '.join(found)
+  )
   return found[0]
 
 

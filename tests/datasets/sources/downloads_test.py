@@ -73,24 +73,29 @@ def test_without_a_file_sentiment_is_sentiment140_by_user():
   )
 
 
+def _fail(*_, **__):
+  raise OSError('Name or service not known\nand a long story')
+
+
 @pytest.mark.parametrize(
-  'error, reason',
+  'name, module, load, match',
   [
-    (ConnectionError(''), r'\(ConnectionError\)'),
-    (OSError('Name or service not known\nand a long story'), 'Name or service'),
+    ('mnist', tfds, 'load', 'mnist.npz'),
+    ('sentiment', tfds, 'load', '`data_dir` with a CSV file'),
+    ('femnist', tff.simulation.datasets.emnist, 'load_data', 'femnist.npz'),
+    (
+      'stackoverflow',
+      tff.simulation.datasets.stackoverflow,
+      'load_word_counts',
+      'copy ~/.tff',
+    ),
   ],
 )
-def test_a_failing_download_is_one_line(monkeypatch, error, reason):
-  def fail(*_, **__):
-    raise error
-
-  monkeypatch.setattr(tfds, 'load', fail)
-  match = f'mnist .*{reason}.*; pass `data_dir` .*mnist.npz'
+def test_a_failing_download_is_one_line(monkeypatch, name, module, load, match):
+  monkeypatch.setattr(module, load, _fail)
+  match = f'{name}.* could not .*Name or service.*{match}'
   with shared.one_line_error(match, errors.RunError):
-    _load('mnist')
-  match = f'sentiment140 .*{reason}.*; pass `data_dir` with a CSV file'
-  with shared.one_line_error(match, errors.RunError):
-    datasets.load_dataset('sentiment', num_clients=1, partition='natural')
+    datasets.load_dataset(name, num_clients=1, partition='natural')
 
 
 def test_a_server_that_is_not_there_is_not_tried_for_minutes(monkeypatch):
@@ -104,23 +109,3 @@ def test_a_server_that_is_not_there_is_not_tried_for_minutes(monkeypatch):
   with shared.one_line_error('mnist could not', errors.RunError):
     _load('mnist')
   assert len(waits) == 4
-
-
-@pytest.mark.parametrize(
-  'name, source, load, remedy',
-  [
-    ('femnist', 'emnist', 'load_data', '`data_dir` .* of femnist.npz'),
-    ('shakespeare', 'shakespeare', 'load_data', '`data_dir` with a file'),
-    ('stackoverflow', 'stackoverflow', 'load_word_counts', 'copy ~/.tff'),
-  ],
-)
-def test_without_network_tffs_data_are_one_line_too(
-  monkeypatch, name, source, load, remedy
-):
-  def fail(**_):
-    raise OSError('Name or service not known\nand a long story')
-
-  monkeypatch.setattr(getattr(tff.simulation.datasets, source), load, fail)
-  match = f'{name} .*Name or service.*{remedy}'
-  with shared.one_line_error(match, errors.RunError):
-    datasets.load_dataset(name, num_clients=1, partition='natural')

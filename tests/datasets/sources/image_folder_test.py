@@ -76,7 +76,6 @@ def test_images_below_test_are_those_tested(tmp_path):
   [
     ('a/x/notes.txt', {}, r'CLASS/IMAGE.*endings .jpg, .jpeg.*notes.txt'),
     ('a/x/y/image.jpg', {}, r"CLIENT/CLASS/IMAGE.*found '.*a/x/y'"),
-    ('x/image.jpg', {}, r'`data_dir` .*no file \*/\*/\* in'),
     ('a/x/image.jpg', dict(image_size=4), '`image_size`'),
     ('a/x/image.jpg', dict(channels=2), '`channels` to be one of 1, 3'),
     ('a/x/image.jpg', {}, 'image.jpg` to be an image, found a damaged file'),
@@ -119,7 +118,6 @@ def _write_content(folder, ending, content):
   ('ending', 'content'),
   [
     ('png', _png(_GREYS)),
-    ('png', _png(_GREYS, _GREYS)),
     ('png', _png(_GREYS, _GREYS, _GREYS, _GREYS)),
     ('bmp', _bmp([(i, i, i) for i in range(256)])),
   ],
@@ -136,11 +134,6 @@ def test_images_of_8_bits_keep_their_values(tmp_path, ending, content):
   ('ending', 'content', 'match'),
   [
     ('png', _png(_GREYS, dtype=np.uint16), '16 bits a channel'),
-    (
-      'png',
-      _png(64 * _GREYS.astype(int), dtype=np.uint16),
-      '16 bits a channel',
-    ),
     ('png', _png(_BLACK, _GREYS), 'a picture in the transparency'),
     ('bmp', _bmp([(255 - i, 0, i) for i in range(256)]), 'a palette of colors'),
   ],

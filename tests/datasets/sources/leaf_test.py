@@ -122,6 +122,3 @@ def test_what_cannot_be_read_is_one_line(tmp_path):
   (tmp_path / 'c.json').write_text('{"users": ["a"')
   with shared.one_line_error('c.json` to be a JSON file.*JSONDecodeError'):
     _load(tmp_path, 1)
-  (tmp_path / 'train').mkdir()
-  with shared.one_line_error(r'`data_dir` .*no file \*.json in .*train'):
-    _load(tmp_path, 1)

@@ -154,7 +154,6 @@ def _pickled(*opcodes):
   [
     (_content(_Pointers(), _Y), 'an array that is not of numbers'),
     (_content(_Pointers(63), _Y), 'an array that is not of numbers'),
-    (_content(np.array([b'ab', b'cd']), _Y), 'an array that is not of num'),
     (_content(np.ones(2, [('f', 'f4')]), _Y), 'an array that is not of num'),
     (_ARRAYS.replace(b'K\x02K\x01K', b'K\x02K\x02K'), 'do not fit its shape'),
     # A length of 2 ** 31 - 1.
@@ -224,9 +223,6 @@ def test_files_of_another_form_are_named(tmp_path, x, y, match):
 
 
 def test_what_cannot_be_read_is_one_line(folder):
-  (folder / 'test' / '2.npz').write_bytes(b'PK')
-  with shared.one_line_error('2.npz` to be a complete .npz file'):
-    _load(folder)
   np.savez(folder / 'test' / '2.npz', x=[1], y=[1])
   with shared.one_line_error('2.npz` to be an .npz file with data, found x, y'):
     _load(folder)

@@ -98,16 +98,11 @@ def test_roles_with_little_text_are_left_out(tmp_path):
     assert _load(tmp_path, 3).num_test_examples(client_id) >= 1
 
 
-@pytest.mark.parametrize(
-  'text, match',
-  [
-    ('HAMLET:\nTo be\n\nor not\nto be', "found 'or not' in speech 2"),
-    ('HAMLET:\nTo be\n\n:\nto be', "found ':' in speech 2"),
-  ],
-)
-def test_files_of_another_form_are_named(tmp_path, text, match):
+def test_files_of_another_form_are_named(tmp_path):
+  text = 'HAMLET:\nTo be\n\nor not\nto be'
   _write(tmp_path, text)
-  with shared.one_line_error(f'my_shakespeare.txt.*ROLE:.*{match}'):
+  match = "my_shakespeare.txt.*ROLE:.*found 'or not' in speech 2"
+  with shared.one_line_error(match):
     _load(tmp_path, 1)
   _write(tmp_path, text + 'é', encoding='latin-1')
   with shared.one_line_error('to be a text file in UTF-8'):

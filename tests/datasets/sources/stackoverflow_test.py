@@ -64,7 +64,6 @@ def test_users_come_through_tff(small_data):
   'kwargs, match',
   [
     (dict(num_clients=4), 'at most 3, the number of users'),
-    (dict(sequence_length=0), '`sequence_length`'),
     (dict(vocabulary_size=2), '`vocabulary_size`'),
     (dict(max_sentences=0), '`max_sentences`'),
   ],

@@ -151,7 +151,7 @@ def test_each_file_of_a_folder_may_be_a_client(path, tmp_path):
   (folder / 'd.csv').write_text('sex,age\nf,3\n')
   with shared.one_line_error('d.csv` to have the columns sex, age, weight'):
     _load(folder, client_column='file')
-  with shared.one_line_error('`data_dir` to hold tabular once'):
+  with shared.one_line_error('`data_dir` to be one of these files'):
     _load(folder)
 
 

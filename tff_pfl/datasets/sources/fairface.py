@@ -88,7 +88,7 @@ def load_fairface(
   """
   errors.expect_one_of('label', label, LABELS)
   folder = files.find_folder(
-    'fairface', data_dir, ('fairface',), _FILES, ' and '.join(_FILES)
+    data_dir, ('fairface',), _FILES, ' and '.join(_FILES)
   )
   (paths, y, race), (paths_test, y_test, race_test) = (
     _read_labels(os.path.join(folder, file), label) for file in _FILES

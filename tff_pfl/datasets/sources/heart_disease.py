@@ -53,7 +53,6 @@ def read_table(data_dir: Optional[str]) -> pd.DataFrame:
   path = data_dir
   if not (path and os.path.isfile(path)):
     folder = files.find_folder(
-      'heart_disease',
       data_dir,
       ('heart_disease', 'heart_disease_uci'),
       (_CSV, *_FILES),

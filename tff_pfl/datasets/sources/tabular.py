@@ -245,7 +245,7 @@ def _read_folder(data_dir: str, form: table_files.Format) -> pd.DataFrame:
   """Reads all tables of a folder; the column `FILE` names a row's file."""
   contents = f'a folder of tables ({", ".join(table_files.PATTERNS)})'
   folder = files.find_folder(
-    'tabular', data_dir, ('tabular',), table_files.PATTERNS, contents
+    data_dir, ('tabular',), table_files.PATTERNS, contents
   )
   found = itertools.chain.from_iterable(
     files.matching(folder, pattern) for pattern in table_files.PATTERNS
