@@ -358,7 +358,6 @@ def expect_own_arguments(
   given: Collection[str],
   name: str,
   owner: str,
-  common: Collection[str] = (),
 ) -> None:
   """Raises `ValueError` if a function lacks an argument that it is given.
 
@@ -367,9 +366,8 @@ def expect_own_arguments(
     given: Names of the keyword arguments to call it with.
     name: Name of these arguments in the message.
     owner: Name of the function in the message.
-    common: Keyword arguments of the function that may not be given.
   """
-  known = own_arguments(function, common)
+  known = own_arguments(function)
   for argument in given:
     expect(
       argument in known,

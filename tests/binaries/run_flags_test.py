@@ -63,7 +63,7 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
     ),
     (
       '--dataset_classes=77',
-      '--dataset_classes to be distinct integers',
+      '--dataset_classes to be integers in [0, 10)',
     ),
     ('--dataset_stride=2', 'no --dataset_stride: --dataset=digits does not'),
     ('--aggregator=dp --dp_noise_multiplier=-1', '--dp_noise_multiplier to be'),
@@ -75,7 +75,7 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
     ),
     (
       '--partition=dirichlet:1:999',
-      '`min_examples` in --partition to be at most 239, as 6 clients share',
+      '--partition to give each of 6 clients at least 999 of 1437 training',
     ),
     (
       '--attack=sign_flip',

@@ -225,14 +225,14 @@ def test_damaged_data_are_one_line_and_leave_nothing_behind(
 ):
   shared.write_image_set(mnist_folder, 'mnist', (28, 28, 1), y=np.zeros(9, int))
   message = programs.fail('train', *_of_mnist(mnist_folder))
-  assert '40 labels, integers, one per image' in message
+  assert 'a label each, an integer' in message
   path = mnist_folder / 'mnist.npz'
   path.write_bytes(path.read_bytes()[:1000])
   message = programs.fail('train', *_of_mnist(mnist_folder))
   assert 'a complete .npz file' in message
   path.unlink()
   message = programs.fail('train', *_of_mnist(mnist_folder))
-  assert message.startswith('Expected --data_dir to hold a file mnist.npz')
+  assert message.startswith('Expected --data_dir to be one folder with a')
   assert message.endswith(f'binaries.prepare --data_dir={mnist_folder}`.')
   assert not (programs.directory / 'run').exists()
 

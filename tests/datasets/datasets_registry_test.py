@@ -80,7 +80,6 @@ def test_arrays_by_name_are_dealt_like_the_dataset(normalize):
     (dict(name='synthetic', normalize=True), '`normalize` .*come by client'),
     (dict(partition='natural'), 'deals pooled examples'),
     (dict(name='shakespeare'), "natural for the .*roles, found 'shards:2'"),
-    (dict(name='tabular', partition='natural'), '`data_dir` to be a table'),
     (dict(name='leaf'), "`data_dir` to be a folder of LEAF's"),
     (dict(name='npz'), '`data_dir` to be one folder with a file'),
     (dict(name='heart_disease'), '`data_dir` to be one folder with heart_d'),

@@ -24,16 +24,6 @@ class FileError(ValueError):
   """A file is missing, damaged or of another form; the message names it."""
 
 
-def expect_given(data_dir: Optional[str], contents: str) -> None:
-  """Raises `ValueError` without a `data_dir`.
-
-  Args:
-    data_dir: The argument of a loader.
-    contents: Description of what to give, for the message.
-  """
-  errors.expect(data_dir is not None, 'data_dir', contents, data_dir)
-
-
 def find_folder(
   data_dir: Optional[str],
   folders: Sequence[str],

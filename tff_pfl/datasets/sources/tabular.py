@@ -356,7 +356,6 @@ def load_tabular(
     Dataset with an `encoding`, `x` float32 `[inputs]` and `y` int32, of shape
     `[labels]` for multilabel; for regression float32.
   """
-  files.expect_given(data_dir, 'a table, or a folder that holds one')
   form = table_files.Format(
     separator, decimal, thousands, charset, header, missing_markers
   )
@@ -379,7 +378,7 @@ def load_tabular(
     min_category_count=min_category_count,
     form=form,
   )
-  if client_column == FILE and os.path.isdir(data_dir):
+  if client_column == FILE and data_dir and os.path.isdir(data_dir):
     table = _read_folder(data_dir, form)
   else:
     path = files.find_file('tabular', data_dir, table_files.PATTERNS)
