@@ -14,33 +14,14 @@ from tff_pfl import errors
 
 
 @pytest.mark.parametrize(
-  'path, words',
-  [
-    ('file/folder', 'a part of the path is a file; give another path'),
-    ('file', 'give the path of a folder'),
-    ('n' * 300, 'give a shorter path'),
-  ],
-)
-def test_a_path_that_cannot_be_used_is_named_with_what_to_do(
-  tmp_path, path, words
-):
-  (tmp_path / 'file').write_text('mine')
-  with pytest.raises(OSError) as error:
-    (tmp_path / path).mkdir()
-  reason = errors.reason(error.value)
-  assert reason.startswith(f'Cannot use {tmp_path / path}: ')
-  assert words in reason
-  assert 'Errno' not in reason
-
-
-@pytest.mark.parametrize(
   'error, reason',
   [
     (
-      OSError(30, 'Read-only file system', '/mnt/out'),
-      'Cannot use /mnt/out: Read-only file system; give a path on a disk that '
-      'can be written to.',
+      OSError(20, 'Not a directory', 'a/b'),
+      'Cannot use a/b: Not a directory; a part of the path is a file; give '
+      'another path.',
     ),
+    (OSError(5, 'Broken', 'a'), 'Cannot use a: Broken.'),
     (FileNotFoundError('no digits'), 'no digits'),
   ],
 )

@@ -85,6 +85,27 @@ def test_arrays_by_name_are_dealt_like_the_dataset(normalize):
     (dict(name='heart_disease'), '`data_dir` to be one folder with heart_d'),
     (dict(name='digits5'), '`data_dir` to be a folder with the files of two'),
     (dict(name='fairface'), '`data_dir` to be one folder with fairface'),
+    *(
+      (dict(name=name, partition='natural', **{argument: value}), match)
+      for name, argument, value, match in (
+        ('rotated_digits', 'num_rotations', 13, r'in \[1, 12\]'),
+        ('relabelled_digits', 'num_domains', 6, r'in \[1, 5\]'),
+        ('shakespeare', 'sequence_length', 0, '`sequence_length`'),
+        ('shakespeare', 'stride', 0, '`stride`'),
+        ('sentiment', 'vocabulary', 'bytes', 'hashed, learned, found .bytes.'),
+        ('sentiment', 'vocabulary_size', 1, '`vocabulary_size`'),
+        ('sentiment', 'max_words', 0, '`max_words`'),
+        ('stackoverflow', 'vocabulary_size', 2, '`vocabulary_size`'),
+        ('stackoverflow', 'max_sentences', 0, '`max_sentences`'),
+        ('digits5', 'domains', ['usps', 'usps'], '`domains` .*each once'),
+        ('digits5', 'domains', ['usps', 'emnist'], "`domains` .*'emnist'"),
+        ('digits5', 'image_size', 7, '`image_size`'),
+        ('digits5', 'max_train_per_domain', 0, '`max_train_per_domain`'),
+        ('fairface', 'label', 'race', '`label` to be one of age, gender'),
+        ('heart_disease', 'domain_column', 'cp', 'one of sex, age, site'),
+        ('image_folder', 'channels', 2, '`channels` to be one of 1, 3'),
+      )
+    ),
   ],
 )
 def test_bad_arguments_are_one_line_errors(kwargs, match):

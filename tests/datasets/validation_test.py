@@ -91,24 +91,6 @@ def test_of_examples_that_overlap_the_last_are_held_out_after_a_gap():
   assert _views(data, fraction=0.99).num_train_examples(long) == 1
 
 
-def test_division_keeps_the_examples_domains():
-  data = datasets.FederatedDataset.from_arrays(
-    np.arange(40.0)[:, np.newaxis],
-    np.arange(40) % 3,
-    num_clients=2,
-    domain=np.arange(40) % 4,
-  )
-  view = _views(data)
-  assert view.domain_names == data.domain_names
-  for client_id in view.client_ids:
-    for part in (view.train(client_id), view.test(client_id)):
-      np.testing.assert_array_equal(part.domain, part.x[:, 0] % 4)
-  np.testing.assert_array_equal(
-    view.domain_counts('train') + view.domain_counts('test'),
-    data.domain_counts('train'),
-  )
-
-
 def _folds(data, num_folds=5, seed=0):
   return [
     validation.fold_view(data, fold, num_folds, seed)

@@ -213,7 +213,7 @@ def load_dataset(
     **arguments: The data set's own arguments, see its loader.
 
   Raises:
-    FileError: If files are missing or damaged.
+    ValueError: If files are missing or damaged.
     RunError: If the data cannot be obtained.
   """
   load_again = functools.partial(
@@ -272,7 +272,7 @@ def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
     data_dir: See `load_dataset`.
 
   Raises:
-    FileError: If files are missing or damaged.
+    ValueError: If files are missing or damaged.
     RunError: If the data cannot be obtained.
   """
   with_arrays = [

@@ -81,15 +81,3 @@ def test_a_domain_swaps_the_two_labels_of_its_name():
       )
   np.testing.assert_array_equal(arrays.x, plain.x)
   np.testing.assert_array_equal(arrays.x_test, plain.x_test)
-
-
-@pytest.mark.parametrize(
-  'load, number, match',
-  [
-    (digits.load_rotated_digits, dict(num_rotations=13), r'in \[1, 12\]'),
-    (digits.load_relabelled_digits, dict(num_domains=6), r'in \[1, 5\]'),
-  ],
-)
-def test_impossible_numbers_of_domains_are_refused(load, number, match):
-  with pytest.raises(ValueError, match=match):
-    load(**number)

@@ -114,7 +114,6 @@ _ROW = 'train/1.jpg', '3-9', 'Male', 'White'
         (('train/1.jpg', '9-Mar', *_ROW[2:]), {}, "0-2, .* age, found '9-Mar'"),
         ((*_ROW[:3], 'Martian'), {}, "one of White, .* as race, found 'Martia"),
         (('train/99.jpg', *_ROW[1:]), {}, '99.jpg` to be an image file, found'),
-        (_ROW, dict(label='race'), '`label` to be one of age, gender, found'),
         (_ROW, dict(image_size=4), '`image_size`'),
       )
     ),

@@ -97,8 +97,6 @@ def test_domains_may_be_others(tmp_path, domain_column, names, num_inputs):
 
 
 def test_mistakes_and_damaged_files_are_one_line_errors(tmp_path):
-  with shared.one_line_error("one of sex, age, site, found 'cp'"):
-    _load(tmp_path, domain_column='cp')
   folder = _write_sites(tmp_path / 'heart_disease')
   (folder / 'processed.va.data').unlink()
   with pytest.raises(ValueError, match='va.data` to be a file, found none'):

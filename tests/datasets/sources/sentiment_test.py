@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.datasets import shared
-from tff_pfl.datasets.sources import sentiment, vocabulary
+from tff_pfl.datasets.sources import vocabulary
 
 _BY_USER = ('user', 'label', 'text')
 
@@ -92,8 +92,7 @@ def test_texts_have_the_domain_of_the_file_whoever_owns_them(tmp_path):
       )
 
 
-@pytest.mark.parametrize('kind', sentiment.VOCABULARIES)
-def test_texts_can_be_dealt_by_domain_without_repeats(tmp_path, kind):
+def test_texts_can_be_dealt_by_domain_without_repeats(tmp_path):
   rows = _rows(count=40)
   # The same text in another domain, twice.
   rows += [('music', *row[1:]) for row in rows[:3]] * 2
@@ -102,16 +101,13 @@ def test_texts_can_be_dealt_by_domain_without_repeats(tmp_path, kind):
     path,
     4,
     partition='domain_mixture:0.5:20',
-    vocabulary=kind,
     vocabulary_size=100_000,
   )
   assert dataset.client_ids[0] == 'client_0'
   totals = shared.all_domains(dataset)
   assert totals.sum(axis=1).tolist() == [20] * 4
   texts = _texts(dataset)
-  assert len(texts) == 80
-  if kind == 'hashed':
-    assert len(set(texts)) == 80
+  assert len(texts) == len(set(texts)) == 80
 
 
 @pytest.mark.parametrize('labels', [('negative', 'positive'), ('2', '10')])
@@ -174,21 +170,6 @@ def test_files_of_another_form_are_named(tmp_path, columns, rows, match):
   path = _write(tmp_path / 'reviews.csv', rows, columns.split())
   with shared.one_line_error(f'reviews.csv`.*{match}'):
     _load(path)
-
-
-@pytest.mark.parametrize(
-  'kwargs, match',
-  [
-    (dict(vocabulary='bytes'), 'one of hashed, learned, found .bytes.'),
-    (dict(vocabulary_size=1), '`vocabulary_size`'),
-    (dict(max_words=0), '`max_words`'),
-    (dict(num_clients=41), 'at most 40, the number of texts'),
-    (dict(partition='shards:3'), '`shards_per_client` .* at most 2'),
-  ],
-)
-def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
-  with shared.one_line_error(match):
-    _load(_write(tmp_path / 'reviews.csv', _rows()), **kwargs)
 
 
 def test_real_reviews_of_four_domains(real_data):

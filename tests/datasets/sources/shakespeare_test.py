@@ -109,20 +109,6 @@ def test_files_of_another_form_are_named(tmp_path):
     _load(tmp_path, 1)
 
 
-@pytest.mark.parametrize(
-  'kwargs, match',
-  [
-    (dict(sequence_length=0), '`sequence_length`'),
-    (dict(stride=0), '`stride`'),
-    (dict(seed=-1), '`seed`'),
-  ],
-)
-def test_bad_arguments_are_one_line_errors(tmp_path, kwargs, match):
-  _write(tmp_path, _play([50]))
-  with shared.one_line_error(match):
-    _load(**{'data_dir': tmp_path, 'num_clients': 1, **kwargs})
-
-
 def test_without_data_dir_the_roles_come_through_tff(monkeypatch):
   train, test = (
     shared.client_data({role: {'snippets': t} for role, t in texts.items()})

@@ -29,8 +29,7 @@ def test_each_word_follows_those_before_it(sentences, x, y):
   assert (examples.x.tolist(), examples.y.tolist()) == (x, y)
 
 
-@pytest.fixture
-def small_data(monkeypatch):
+def test_users_come_through_tff(monkeypatch):
   data = _MODULE.get_synthetic()
   monkeypatch.setattr(_MODULE, 'load_data', lambda: (data, None, data))
   counts = _MODULE.get_synthetic_word_counts()
@@ -39,15 +38,11 @@ def small_data(monkeypatch):
     'load_word_counts',
     lambda vocab_size: dict(list(counts.items())[:vocab_size]),
   )
-  return data
-
-
-def test_users_come_through_tff(small_data):
   dataset = datasets.load_dataset(
     'stackoverflow', num_clients=2, partition='natural', vocabulary_size=50
   )
   assert dataset.num_clients == 2
-  assert set(dataset.client_ids) < set(small_data.client_ids)
+  assert set(dataset.client_ids) < set(data.client_ids)
   assert dataset.num_classes == 50
   assert dataset.num_overlapping == 20
   assert dataset.element_spec == shared.spec(20, x=tf.int32)
@@ -58,18 +53,3 @@ def test_users_come_through_tff(small_data):
     assert train.x.shape[1:] == (20,)
     assert train.x.max() <= 49 and 1 <= train.y.min() and train.y.max() <= 48
   assert dataset.class_counts().shape == (2, 50)
-
-
-@pytest.mark.parametrize(
-  'kwargs, match',
-  [
-    (dict(num_clients=4), 'at most 3, the number of users'),
-    (dict(vocabulary_size=2), '`vocabulary_size`'),
-    (dict(max_sentences=0), '`max_sentences`'),
-  ],
-)
-def test_bad_arguments_are_one_line_errors(small_data, kwargs, match):
-  with shared.one_line_error(match):
-    datasets.load_dataset(
-      'stackoverflow', **{'num_clients': 1, 'partition': 'natural', **kwargs}
-    )

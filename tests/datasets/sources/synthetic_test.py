@@ -63,15 +63,3 @@ def test_clients_may_have_no_examples():
   )
   assert dataset.train('client_0').x.shape == (0, 28, 28, 1)
   assert dataset.class_counts().sum() == 0
-
-
-@pytest.mark.parametrize(
-  'kwargs, name',
-  [
-    (dict(classes_per_client=11), 'classes_per_client'),
-    (dict(seed=-1), 'seed'),
-  ],
-)
-def test_bad_arguments_are_named(kwargs, name):
-  with pytest.raises(ValueError, match=f'`{name}`'):
-    synthetic.make_synthetic(**{'num_clients': 2, **kwargs})
