@@ -33,13 +33,14 @@ from typing import Any, Optional
 import tqdm
 from absl import flags
 
-from binaries import program, runtime_flags
-from binaries.benchmark import workloads
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import training_loop
 from tff_pfl.runs import run_store, stored_rounds, summary
 from tff_pfl.system import cores, machine
+
+from .. import program, runtime_flags
+from . import workloads
 
 _ALL = 'all'
 

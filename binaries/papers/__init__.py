@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from binaries.papers import (
+from . import (
   fed_avg,
   fed_avg_linear,
   fed_dar,
@@ -20,7 +20,7 @@ from binaries.papers import (
   per_fed_avg_theorem,
   privacy,
 )
-from binaries.papers.engine import paper
+from .engine import paper
 
 # In the order in which `all` runs them: those on generated data are fastest.
 EXPERIMENTS: Mapping[str, paper.Experiment] = {

@@ -38,11 +38,12 @@ from matplotlib.figure import Figure
 from sklearn import metrics
 
 import tff_pfl as pfl
-from binaries.papers import representation
-from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl import datasets
 from tff_pfl.runs import new_clients
 from tff_pfl.runtime import base as runtime_base
+
+from . import representation
+from .engine import claims, panels, paper, trials
 
 _PAPER = 'FedAvg with fine-tuning'
 _D_SGD = 'D-SGD'

@@ -39,9 +39,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from binaries.papers.engine import claims, panels, paper, trials
-from binaries.papers.linear import methods, model, problem, simulation
 from tff_pfl import plots
+
+from .engine import claims, panels, paper, trials
+from .linear import methods, model, problem, simulation
 
 _PAPER = 'FedAvg with fine-tuning'
 _FIGURE_1 = f'{_PAPER}, figure 1'

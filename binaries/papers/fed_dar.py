@@ -56,8 +56,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import tff_pfl as pfl
-from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl import errors, plots
+
+from .engine import claims, panels, paper, trials
 
 _SA, _WA = 'FedDAR-SA', 'FedDAR-WA'
 _SA_WITHOUT_RIDGE = 'FedDAR-SA, ridge 0'

@@ -57,9 +57,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from binaries.papers.engine import claims, panels, paper, trials
-from binaries.papers.linear import methods, model, problem, simulation, theorem
 from tff_pfl import plots
+
+from .engine import claims, panels, paper, trials
+from .linear import methods, model, problem, simulation, theorem
 
 _FIGURE = 'FedDAR, figure 1'
 _THEOREM = 'FedDAR, theorem A.4'

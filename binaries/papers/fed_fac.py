@@ -42,10 +42,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import tff_pfl as pfl
-from binaries import published
-from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl import errors, plots
 from tff_pfl.comparisons import plan
+
+from .. import published
+from .engine import claims, panels, paper, trials
 
 _FED_AVG, _LG_FED_AVG, _FED_EM = 'FedAvg', 'LG-FedAvg', 'FedEM'
 # Dynamic: by factors of updates, or of weights; static: of weights.

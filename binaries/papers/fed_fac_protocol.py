@@ -32,8 +32,8 @@ from typing import Any
 
 import numpy as np
 
-from binaries.papers import fed_fac
-from binaries.papers.engine import claims, panels, paper, trials
+from . import fed_fac
+from .engine import claims, panels, paper, trials
 
 _FED_AVG, _FED_PER, _FED_REP = 'FedAvg', 'FedPer', 'FedRep'
 _UPDATES, _WEIGHTS = 'FedFac, updates', 'FedFac, weights'

@@ -49,11 +49,12 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 
 import tff_pfl as pfl
-from binaries.papers import two_layer
-from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl import plots
 from tff_pfl.methods.shared import factor_analysis
 from tff_pfl.runtime import base as runtime_base
+
+from . import two_layer
+from .engine import claims, panels, paper, trials
 
 _TRUE, _ORACLE, _STATIC, _DYNAMIC = 'true', 'oracle', 'static', 'dynamic'
 _RANDOM, _DYNAMIC_UPDATES = 'random', 'dynamic, updates'

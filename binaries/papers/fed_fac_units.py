@@ -50,11 +50,12 @@ from matplotlib.figure import Figure
 from scipy import special
 
 import tff_pfl as pfl
-from binaries.papers import fed_fac, representation
-from binaries.papers.engine import claims, panels, paper, tables, trials
 from tff_pfl import errors
 from tff_pfl.core import objectives, scoring
 from tff_pfl.runtime import base as runtime_base
+
+from . import fed_fac, representation
+from .engine import claims, panels, paper, tables, trials
 
 _FIGURE_1, _FIGURE_2 = 'FedSplit, figure 1', 'FedSplit, figure 2'
 _FIGURE_10 = 'FedFac, figure 10'

@@ -58,12 +58,13 @@ from typing import Any, Union
 import numpy as np
 
 import tff_pfl as pfl
-from binaries import published
-from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl import datasets
 from tff_pfl.models import split_model
 from tff_pfl.runs import personalized_evaluation
 from tff_pfl.runtime import base as runtime_base
+
+from .. import published
+from .engine import claims, panels, paper, trials
 
 _TABLE = 'FedRep, table 1'
 _LOCAL_EPOCHS_FIGURE = 'FedRep, figure 5'

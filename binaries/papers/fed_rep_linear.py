@@ -48,9 +48,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from binaries.papers.engine import claims, panels, paper, trials
-from binaries.papers.linear import methods, model, problem, simulation, theorem
 from tff_pfl import errors as errors_lib
+
+from .engine import claims, panels, paper, trials
+from .linear import methods, model, problem, simulation, theorem
 
 _FIGURE_1, _FIGURE_3, _FIGURE_4 = (f'FedRep, figure {i}' for i in (1, 3, 4))
 _THEOREM_1, _A_1 = 'FedRep, Theorem 1', 'FedRep, appendix A.1'

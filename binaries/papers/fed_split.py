@@ -60,9 +60,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 import tff_pfl as pfl
-from binaries.papers import two_layer
-from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl.runtime import base as runtime_base
+
+from . import two_layer
+from .engine import claims, panels, paper, trials
 
 _PAPER, _THEOREM_2 = 'FedSplit, theorem 1', 'FedSplit, theorem 2'
 _FED_SPLIT, _FED_AVG, _BOUND = 'FedSplit', 'FedAvg', "theorem's bound"

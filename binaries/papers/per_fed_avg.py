@@ -27,7 +27,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tff_pfl as pfl
-from binaries.papers.engine import claims, panels, paper, trials
+
+from .engine import claims, panels, paper, trials
 
 _FIGURE = 'Per-FedAvg, figure 1'
 _FED_AVG, _FED_AVG_STEP = 'FedAvg', 'FedAvg + one step'

@@ -42,9 +42,10 @@ import numpy as np
 from scipy import special
 
 import tff_pfl as pfl
-from binaries.papers import two_layer
-from binaries.papers.engine import claims, panels, paper, trials
 from tff_pfl.runtime import base as runtime_base
+
+from . import two_layer
+from .engine import claims, panels, paper, trials
 
 _PAPER = 'Per-FedAvg, Theorem 4.5'
 # By how many powers of ten a floor may differ from what is predicted.

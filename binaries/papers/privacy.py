@@ -26,7 +26,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tff_pfl as pfl
-from binaries.papers.engine import claims, panels, paper, trials
+
+from .engine import claims, panels, paper, trials
 
 _FED_AVG, _FED_AVG_FT = 'FedAvg', 'FedAvg + FT'
 _FED_REP, _FED_FAC, _LOCAL = 'FedRep', 'FedFac', 'Local'

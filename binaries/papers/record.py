@@ -17,10 +17,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from binaries.papers.engine import claims, paper
 from tff_pfl import errors
 from tff_pfl.datasets import registry
 from tff_pfl.runs import summary as summary_lib
+
+from .engine import claims, paper
 
 _RECORDS = 'records'
 _KEPT = (

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from scipy import stats
 
-from binaries.papers.engine import tables
 from tff_pfl.runs import summary as summary_lib
+
+from . import tables
 
 HOLDS, FAILS, UNDECIDED = 'holds', 'fails', 'undecided'
 # With fewer, an interval says little about other seeds.

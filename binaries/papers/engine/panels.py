@@ -8,8 +8,9 @@ from typing import Any, Optional
 
 from matplotlib.figure import Figure
 
-from binaries.papers.engine import tables
 from tff_pfl import plots
+
+from . import tables
 
 Draw = Callable[[tables.Table, Any, Figure], None]
 

@@ -31,14 +31,15 @@ import pandas as pd
 import tqdm
 from matplotlib.figure import Figure
 
-from binaries.papers.engine import claims as claims_lib
-from binaries.papers.engine import panels, tables
-from binaries.papers.engine import trials as trials_lib
 from tff_pfl import errors, plots
 from tff_pfl.comparisons import execution, page
 from tff_pfl.runs import directory_lock
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.system import folders, machine
+
+from . import claims as claims_lib
+from . import panels, tables
+from . import trials as trials_lib
 
 SETTINGS_NAME = 'settings.json'
 NUMBERS_NAME = 'numbers.json'

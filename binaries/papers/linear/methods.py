@@ -58,8 +58,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from binaries.papers.linear import model as model_lib
-from binaries.papers.linear import problem as problem_lib
+from . import model as model_lib
+from . import problem as problem_lib
 
 LinearModel = model_lib.LinearModel
 # `(model, samples, random generator of the round) -> model`, pure. The samples

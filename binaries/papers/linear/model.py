@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from binaries.papers.linear import problem as problem_lib
+from . import problem as problem_lib
 
 # Singular values and eigenvalues, relative to the largest, that are rounding.
 _RELATIVE_ZERO = 1e-13

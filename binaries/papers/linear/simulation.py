@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from binaries.papers import representation as representation_lib
-from binaries.papers.linear import methods
-from binaries.papers.linear import model as model_lib
-from binaries.papers.linear import problem as problem_lib
 from tff_pfl import errors
+
+from .. import representation as representation_lib
+from . import methods
+from . import model as model_lib
+from . import problem as problem_lib
 
 # How close "converged" is, and what slower methods get to as well.
 CLOSE, NEAR = 1e-6, 1e-3

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from binaries.papers.engine import claims, panels, paper
-from binaries.papers.linear import simulation
+from ..engine import claims, panels, paper
+from . import simulation
 
 BOUND = "theorem's bound"
 
