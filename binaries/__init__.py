@@ -1,4 +1,8 @@
-"""Programs; run them as `python -m binaries.NAME --help`, or `tff-pfl-NAME`."""
+"""Programs: `python -m binaries.NAME --help`.
+
+In the wheel this package is `tff_pfl.programs`, and there is a command
+`tff-pfl-NAME` for each.
+"""
 
 import os
 import runpy
@@ -11,7 +15,7 @@ _SCRIPT = 'tff-pfl-'
 def run_script() -> None:
   """Runs the program that a console script is named after."""
   name = os.path.basename(sys.argv[0]).removeprefix(_SCRIPT)
-  runpy.run_module(f'binaries.{name}', run_name='__main__', alter_sys=True)
+  runpy.run_module(f'{__name__}.{name}', run_name='__main__', alter_sys=True)
 
 
 # Python looks for a program with -m, or it is a console script.

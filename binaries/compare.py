@@ -7,9 +7,9 @@ r"""Compares methods on the same data, over seeds and hyperparameters.
       --num_clients=30 --cohort_size=10 --num_rounds=100 \
       --output_dir=runs/compare
 
-All flags of a run of binaries.train but --algorithm and --seed are those of
-every run. Where a grid has several points for a method, each point is first run
-with the first seed on a part of the clients' training examples, and the best
+All flags of `train` but --algorithm and --seed are those of every run. Where a
+grid has several points for a method, each point is first run with the first
+seed on a part of the clients' training examples, and the best
 one on the rest of these is taken; test examples are not read for that. A value
 in a grid goes before that of a flag, and a number of epochs in a grid before a
 number of steps that is not: with --grid=num_epochs=1 every method with epochs
@@ -19,7 +19,7 @@ instead of --grid Optuna proposes the points, one after the other:
 --search=learning_rate=0.001:1:log.
 
 Each run is a trial with a folder of its own in `trials/` of the output folder,
-with the files of a run of binaries.train and its log. The output folder gets
+with the files that `train` writes and its log. The output folder gets
 `comparison.html` (a page for the browser), `comparison.csv` (mean and standard
 deviation over seeds), `per_client.csv`, for data with domains `per_domain.csv`,
 and `comparison.json`. A trial that fails is reported and the others continue;
@@ -31,7 +31,12 @@ import os
 
 from absl import flags
 
-from binaries import (
+from tff_pfl import errors
+from tff_pfl.comparisons import comparison_runner as runner
+from tff_pfl.comparisons import page, plan, trial
+from tff_pfl.methods import registry
+
+from . import (
   cluster_flags,
   program,
   published,
@@ -39,10 +44,6 @@ from binaries import (
   runtime_flags,
   small,
 )
-from tff_pfl import errors
-from tff_pfl.comparisons import comparison_runner as runner
-from tff_pfl.comparisons import page, plan, trial
-from tff_pfl.methods import registry
 
 _ALL = 'all'
 

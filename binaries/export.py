@@ -20,7 +20,7 @@ the run's number of rounds.
 server's state and a manifest, for methods whose clients keep no state.
 
 The model is the personal one of --client, by default that of a new client that
-has no data. `personalize` does what `binaries.personalize` does: methods with
+has no data. `personalize` does what the program of that name does: methods with
 local weights fit those, others fine-tune as the run did or, by default, all
 weights, with the `--fine_tune` flags in both cases.
 
@@ -37,7 +37,6 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from binaries import output_flags, program, run_flags, runtime_flags
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.export import client_module, saved_model, tff_files, tflite
@@ -48,13 +47,15 @@ from tff_pfl.runs import summary as summary_lib
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.system import folders
 
+from . import output_flags, program, run_flags, runtime_flags
+
 _FORMATS = ('keras', 'saved_model', 'tff', 'tflite')
 _FITTING_FLAGS = tuple(
   name for name in flags.FLAGS if name.startswith(('fine_tune', 'new_client'))
 )
 
 _RUN_DIR = flags.DEFINE_string(
-  'run_dir', None, 'Folder of a run of binaries.train.', required=True
+  'run_dir', None, 'Folder of a run of `train`.', required=True
 )
 _FORMAT = flags.DEFINE_enum(
   'format', None, _FORMATS, 'Format of the output.', required=True
@@ -113,7 +114,7 @@ class _Source(NamedTuple):
     return client_module.new_client_module(
       process,
       state,
-      # As the first of the new clients of `binaries.personalize`.
+      # As the first of the new clients of `personalize`.
       self.run.data.num_clients,
       weights=self.weights(),
       runtime=self.runtime,

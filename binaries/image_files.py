@@ -1,6 +1,6 @@
 """Published files of image sets, and the .npz files made of them.
 
-`binaries.prepare` says which. An image set is one of `image_sets`.
+`prepare` says which. An image set is one of `image_sets`.
 """
 
 import concurrent.futures

@@ -32,12 +32,13 @@ import numpy as np
 import pandas as pd
 from absl import flags
 
-from binaries import output_flags, program, run_flags, runtime_flags
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets.sources import npz_file, tabular
 from tff_pfl.runs import client_population, new_clients, open_run
 from tff_pfl.runs import summary as summary_lib
+
+from . import output_flags, program, run_flags, runtime_flags
 
 FLAGS = flags.FLAGS
 
@@ -64,7 +65,7 @@ _FITTING_FLAGS = (
 )
 
 _RUN_DIR = flags.DEFINE_string(
-  'run_dir', None, 'Folder of a run of binaries.train.', required=True
+  'run_dir', None, 'Folder of a run of `train`.', required=True
 )
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Folder for the results.', required=True

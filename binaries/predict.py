@@ -27,7 +27,6 @@ import numpy as np
 import pandas as pd
 from absl import flags
 
-from binaries import output_flags, program, runtime_flags
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets.sources import npz_file, own_files, table_files
@@ -36,8 +35,10 @@ from tff_pfl.runs import new_clients, open_run
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.system import folders
 
+from . import output_flags, program, runtime_flags
+
 _RUN_DIR = flags.DEFINE_string(
-  'run_dir', None, 'Folder of a run of binaries.train.', required=True
+  'run_dir', None, 'Folder of a run of `train`.', required=True
 )
 _CLIENT = flags.DEFINE_string(
   'client',
@@ -56,7 +57,7 @@ _OUTPUT = flags.DEFINE_string(
   'output', None, 'The .csv or .npz file to write.', required=True
 )
 _PERSONAL_MODELS = flags.DEFINE_string(
-  'personal_models', None, 'The --output_dir of binaries.personalize.'
+  'personal_models', None, 'The --output_dir of `personalize`.'
 )
 _DATA_DIR = flags.DEFINE_string(
   'data_dir', None, "Folder of the run's data, if it has moved."

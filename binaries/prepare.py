@@ -31,8 +31,9 @@ The images keep their order. What was made before is left as it is.
 
 from absl import flags
 
-from binaries import image_files, output_flags, program
 from tff_pfl.datasets.sources import image_sets
+
+from . import image_files, output_flags, program
 
 _DATA_DIR = flags.DEFINE_string(
   'data_dir', None, 'Folder of the published files.', required=True

@@ -23,8 +23,7 @@ _TRACEBACK = flags.DEFINE_bool(
   'traceback', False, 'Show where an expected error was raised.'
 )
 
-# The folder that the programs' package lies in.
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
 _HELP = ('--help', '-help', '--helpshort', '-helpshort', '-?')
 # Names of the flags on the command line; None before it is read.
 _on_command_line: Optional[set[str]] = None
@@ -73,7 +72,7 @@ def expanded(argument: str, within: tuple[str, ...] = ()) -> Iterator[str]:
     ValueError: If a preset includes itself.
   """
   start, _, path = argument.partition('--flagfile=')
-  packaged = os.path.join(_ROOT, path)
+  packaged = os.path.join(_FOLDER, path.removeprefix('binaries/'))
   if not os.path.exists(path) and os.path.isfile(packaged):
     path = packaged
   if start or not os.path.isfile(path):
@@ -176,4 +175,7 @@ def run(
         raise
       _fail(errors.reason(e))
 
+  # The name that this package has here; --help shows it.
+  program = sys.modules['__main__']
+  program.__doc__ = program.__doc__.replace('binaries.', f'{__package__}.')
   app.run(guarded, flags_parser=functools.partial(_parse_flags, flags_of or {}))

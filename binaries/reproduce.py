@@ -31,12 +31,13 @@ import os
 
 from absl import flags
 
-from binaries import cluster_flags, papers, program, runtime_flags, small
-from binaries.papers import record
-from binaries.papers.engine import claims, paper, trials
 from tff_pfl import datasets, errors
 from tff_pfl.runs import summary
 from tff_pfl.system import folders
+
+from . import cluster_flags, papers, program, runtime_flags, small
+from .papers import record
+from .papers.engine import claims, paper, trials
 
 _ALL = 'all'
 _DATA_FLAGS = ('dataset', 'data_dir', *runtime_flags.names())

@@ -8,7 +8,6 @@ from typing import Any
 
 from absl import flags
 
-from binaries import argument_flags, program, runtime_flags
 from tff_pfl import datasets, errors
 from tff_pfl.core import (
   aggregators,
@@ -30,6 +29,8 @@ from tff_pfl.models import (
   zoo,
 )
 from tff_pfl.runs import client_sampling, privacy, run_config, warm_up
+
+from . import argument_flags, program, runtime_flags
 
 # Help texts of fields of `RunConfig` that are not those of its docstring.
 _TEXTS = {

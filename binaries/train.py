@@ -9,7 +9,8 @@ The output folder holds `run.sqlite` (the run itself, safe against a crash),
 `metrics.jsonl`, `tensorboard/`, pictures and, at the end, `metrics.csv`.
 Baselines run on the same data with the same seed, each in a folder of its own
 below `baselines/`. `--resume` continues an interrupted run. Presets are in
-`binaries/flagfiles/` (`--flagfile=...`).
+the folder `flagfiles` beside this program (`--flagfile=flagfiles/fed_rep.txt`,
+from any folder).
 """
 
 import os
@@ -17,11 +18,12 @@ import sys
 
 from absl import flags
 
-from binaries import program, run_flags, runtime_flags, small
 from tff_pfl import plots
 from tff_pfl.methods import registry
 from tff_pfl.runs import report
 from tff_pfl.runs import run as run_lib
+
+from . import program, run_flags, runtime_flags, small
 
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Folder of the run.', required=True

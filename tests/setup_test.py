@@ -5,6 +5,7 @@ checkout, in a folder with spaces, with a stand-in for Python or uv that records
 what it is asked to do instead of installing anything.
 """
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -16,6 +17,9 @@ import zipfile
 
 import pytest
 from packaging import markers, requirements, utils
+
+import tff_pfl
+from binaries import setup
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LOCKS = [f'requirements{e}.txt' for e in ('', '-gpu', '-ray', '-docs')]
@@ -280,18 +284,37 @@ def test_wheel_has_every_file_and_a_script_for_every_program(wheel):
     shutil.rmtree(path) if path.is_dir() else path.unlink()
   with zipfile.ZipFile(wheel) as archive:
     names = set(archive.namelist())
-    packaged = {n for n in names if n.startswith(('tff_pfl/', 'binaries/'))}
+    packaged = {n for n in names if n.startswith('tff_pfl/')}
     (entry_points,) = (n for n in names if 'entry_points' in n)
     scripts = archive.read(entry_points).decode()
-    repairs = archive.read('tff_pfl_repairs.py').decode()
+    beside = {
+      name: archive.read(f'tff_pfl_{name}.py').decode()
+      for name in ('repairs', 'setup')
+    }
   assert packaged == {
-    str(path.relative_to(copy))
-    for name in ('tff_pfl', 'binaries')
+    str(package / path.relative_to(copy / name))
+    for name, package in (
+      ('tff_pfl', pathlib.Path('tff_pfl')),
+      ('binaries', pathlib.Path('tff_pfl/programs')),
+    )
     for path in (copy / name).rglob('*.*')
   }
-  assert 'tff_pfl_repairs.pth' in names
-  assert repairs == (ROOT / 'tff_pfl/tff_repairs.py').read_text()
-  programs = re.findall('^tff-pfl-(.*) = binaries:run_script$', scripts, re.M)
+  # Nothing else is at the top of anybody's environment.
+  assert {name.partition('/')[0] for name in names} == {
+    'tff_pfl',
+    'tff_pfl_repairs.pth',
+    'tff_pfl_repairs.py',
+    'tff_pfl_setup.py',
+    f'tff_pfl-{tff_pfl.__version__}.dist-info',
+  }
+  assert beside == {
+    'repairs': (ROOT / 'tff_pfl/tff_repairs.py').read_text(),
+    'setup': (ROOT / 'binaries/setup.py').read_text(),
+  }
+  assert 'tff-pfl-setup = tff_pfl_setup:main' in scripts.splitlines()
+  programs = re.findall(
+    '^tff-pfl-(.*) = tff_pfl.programs:run_script$', scripts, re.M
+  )
   assert set(programs) == {
     path.stem
     for path in (copy / 'binaries').glob('*.py')
@@ -299,39 +322,89 @@ def test_wheel_has_every_file_and_a_script_for_every_program(wheel):
   }
 
 
-# The two lines of docs/programs.md that install the wheel.
-PIP_LINES = re.findall(
-  '^pip install .*',
-  (ROOT / 'docs/programs.md').read_text().replace('\\\n', ' '),
-  re.M,
-)
-
-
 @pytest.mark.parametrize('python_version', PYTHON_VERSIONS)
-def test_lines_for_pip_allow_what_the_lock_has(python_version):
+def test_wheel_and_setup_ask_for_what_the_lock_has(python_version):
   versions = locked_versions('requirements.txt', python_version)
   project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
-  pinned = [word for word in PIP_LINES[1].split() if '==' in word]
-  assert pinned[0].startswith('tensorflow-federated')
-  for text in (*project['dependencies'], *pinned):
+  for text in project['dependencies']:
     requirement = requirements.Requirement(text)
     version = versions[utils.canonicalize_name(requirement.name)]
     assert requirement.specifier.contains(version), requirement
+  assert setup.PACKAGES.items() <= versions.items()
+  # Those of TFF alone, and that stands in no other list.
+  for page in ('docs/programs.md', 'pyproject.toml', 'README.md'):
+    for name in setup.PACKAGES:
+      assert f'{name}==' not in (ROOT / page).read_text()
+
+
+@pytest.fixture(name='setup_program')
+def _setup_program(tmp_path, monkeypatch, capfd):
+  """Runs the program where a stand-in for uv, but no pip, is."""
+  there = dict(setup.PACKAGES)
+  uv = tmp_path / 'uv'
+  monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+  monkeypatch.setenv('HOME', str(tmp_path))
+  monkeypatch.setattr(setup, '_version', there.get)
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  monkeypatch.setattr(sys, 'argv', ['tff-pfl-setup'])
+
+  def run(missing=None, status=0, has_uv=True):
+    there.pop(missing, None)
+    uv.write_text(f'#!/bin/sh\necho "uv $*"; exit {status}')
+    uv.chmod(0o755 if has_uv else 0o600)
+    return setup.main(), capfd.readouterr().out
+
+  return run
+
+
+def test_setup_installs_what_is_missing_without_resolving(setup_program):
+  error, said = setup_program()
+  assert error is None and 'uv' not in said
+  assert 'tensorflow-federated 0.87.0' in said and 'protobuf' in said
+  error, said = setup_program('tensorflow-privacy')
+  assert error is None
+  assert (
+    f'uv pip install --no-deps --python {sys.executable} '
+    'tensorflow-privacy==0.9.0\n'
+  ) in said
+
+
+def test_setup_that_fails_is_one_line(setup_program):
+  error, _ = setup_program('dp-accounting', status=2)
+  assert error == 'error: uv has failed; its lines above say why.'
+  error, _ = setup_program(has_uv=False)
+  assert error.startswith(f'error: This Python, {sys.executable}, has no pip')
 
 
 @pytest.mark.slow
-def test_readme_example_runs_where_pip_installed_the_wheel(wheel, tmp_path):
-  subprocess.run([sys.executable, '-m', 'venv', tmp_path / 'env'], check=True)
-  for line in PIP_LINES:
-    pip, *arguments = line.replace('tff_pfl-*.whl', str(wheel)).split()
-    subprocess.run([tmp_path / 'env/bin' / pip, *arguments], check=True)
+@pytest.mark.parametrize('tool', ['pip', 'uv'])
+def test_readme_example_runs_where_the_wheel_is_installed(
+  wheel, tmp_path, tool
+):
+  env = tmp_path / 'env'
+  create = [sys.executable, '-m', 'venv', env]
+  install = [env / 'bin/pip', 'install', wheel]
+  if tool == 'uv':
+    if not shutil.which('uv'):
+      pytest.skip('needs uv')
+    create.insert(3, '--without-pip')
+    install = ['uv', 'pip', 'install', '--python', env / 'bin/python', wheel]
+  for command in (create, install, [env / 'bin/tff-pfl-setup']):
+    subprocess.run(command, check=True)
   (example,) = re.findall(
     '^```python\n(.*?)^```', (ROOT / 'README.md').read_text(), re.S | re.M
   )
-  subprocess.run(
-    [tmp_path / 'env/bin/python', '-c', example], cwd=tmp_path, check=True
-  )
+  subprocess.run([env / 'bin/python', '-c', example], cwd=tmp_path, check=True)
   assert (tmp_path / 'my_run.png').is_file()
+  for command in (
+    [env / 'bin/tff-pfl-prepare'],
+    [env / 'bin/python', '-m', 'tff_pfl.programs.prepare'],
+  ):
+    said = subprocess.check_output(
+      [*command, '--help'], cwd=tmp_path, text=True
+    )
+    assert 'python -m tff_pfl.programs.prepare --data_dir' in said
+    assert 'binaries' not in said
 
 
 def run_python(code: str, *flags: str) -> tuple[str, str]:
@@ -353,7 +426,7 @@ def test_without_tensorflow_the_import_says_what_to_install():
   code = f'import sys; sys.path.append({str(ROOT)!r}); import tff_pfl'
   error = run_python(code, '-I', '-S')[1].splitlines()[-1]
   assert error.startswith('ImportError: tff_pfl needs TensorFlow 2.21 and')
-  assert 'docs/programs.md' in error
+  assert 'run `tff-pfl-setup` (docs/programs.md' in error
 
 
 def test_tensorflow_is_imported_when_it_is_needed():

@@ -25,14 +25,14 @@ import importlib
 import importlib.util
 from typing import Any
 
-__version__ = '0.1.0'
+__version__ = '0.4.0'
 
 for _name in ('tensorflow', 'tensorflow_federated'):
   if importlib.util.find_spec(_name) is None:
     raise ImportError(
       f'tff_pfl needs TensorFlow 2.21 and TensorFlow Federated 0.87, and '
-      f'{_name} is not installed here. docs/programs.md, "In an environment of '
-      'your own", has the two lines that install all it needs.',
+      f'{_name} is not installed here: run `tff-pfl-setup` (docs/programs.md, '
+      '"In an environment of your own").',
       name=_name,
     )
 

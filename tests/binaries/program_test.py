@@ -198,6 +198,15 @@ def test_a_preset_that_includes_itself_is_refused(programs):
   assert f'not within itself, found {str(path)!r}' in message
 
 
+def test_presets_are_found_by_the_names_of_repository_and_wheel(
+  tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  lines = _lines_of(_PRESETS / 'fed_rep.txt')
+  assert _lines_of('binaries/flagfiles/fed_rep.txt') == lines
+  assert _lines_of('flagfiles/fed_rep.txt') == lines
+
+
 def test_there_is_a_preset_for_every_method():
   # The papers' own have one each, those that they compare with share one.
   own = 'fed_avg fed_dar fed_fac fed_per fed_rep local_only per_fed_avg'.split()

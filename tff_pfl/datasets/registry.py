@@ -67,8 +67,8 @@ DATASETS: dict[str, DatasetEntry] = {
     digits.load_digits,
   ),
   'mnist': DatasetEntry(
-    '70,000 handwritten digits of 28x28, from mnist.npz (binaries.prepare makes'
-    ' it of the published files) or TensorFlow Datasets',
+    '70,000 handwritten digits of 28x28, from mnist.npz (the program prepare'
+    ' makes it of the published files) or TensorFlow Datasets',
     lambda data_dir=None: image_sets.load('mnist', data_dir),
   ),
   'fashion_mnist': DatasetEntry(

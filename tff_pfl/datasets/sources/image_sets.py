@@ -1,10 +1,10 @@
 """Image sets, each in one .npz file.
 
 The file NAME.npz has `x` and `x_test`, uint8 `[n, height, width, channels]`,
-and `y` and `y_test`, as for the data set `npz`. `python -m binaries.prepare`
-makes it of the published files, in their order. TensorFlow Datasets, used
-without a data folder, has another order, so that the same seed deals other
-images to a client.
+and `y` and `y_test`, as for the data set `npz`. The program `prepare` makes
+it of the published files, in their order. TensorFlow Datasets, used without a
+data folder, has another order, so that the same seed deals other images to a
+client.
 
 MNIST: handwritten digits. Source: Y. LeCun, C. Cortes, C. Burges, from NIST
 Special Databases 1 and 3. License: commonly given as CC BY-SA 3.0.
@@ -36,6 +36,7 @@ first 88,800 + 14,800.
 SVHN: house numbers, see `digits5`; TensorFlow Datasets calls it svhn_cropped.
 """
 
+import importlib.util
 import os
 import shlex
 from collections.abc import Sequence
@@ -48,6 +49,10 @@ from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import downloads, images, npz_file, own_files
 
 _SPLITS = ('x', 'y', 'x_test', 'y_test')
+# The wheel has the programs within this library's package.
+_IS_WHEEL = importlib.util.find_spec('tff_pfl.programs') is not None
+_PROGRAMS = 'tff_pfl.programs' if _IS_WHEEL else 'binaries'
+_PREPARE = f'python -m {_PROGRAMS}.prepare'
 
 
 class ImageSet(NamedTuple):
@@ -117,7 +122,7 @@ def how_to_prepare(data_dir: str) -> str:
   """Returns a sentence on how to prepare published files."""
   folder = os.path.dirname(data_dir) if os.path.isfile(data_dir) else data_dir
   return (
-    'Published files become such files by `python -m binaries.prepare'
+    f'Published files become such files by `{_PREPARE}'
     f' --data_dir={shlex.quote(folder)}`.'
   )
 
@@ -164,8 +169,8 @@ def load(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
       image_set.tfds_name or name,
       ('train', 'test'),
       ('image', 'label'),
-      f'pass `data_dir` with the folder of {name}.npz, which `python -m'
-      ' binaries.prepare` makes of published files',
+      f'pass `data_dir` with the folder of {name}.npz, which `{_PREPARE}` makes'
+      ' of published files',
     )
     parts = (
       part for split in splits for part in image_set.from_published(*split)
