@@ -15,6 +15,7 @@ import sys
 import tomllib
 import zipfile
 
+import jedi
 import pytest
 from packaging import markers, requirements, utils
 
@@ -427,6 +428,16 @@ def test_without_tensorflow_the_import_says_what_to_install():
   error = run_python(code, '-I', '-S')[1].splitlines()[-1]
   assert error.startswith('ImportError: tff_pfl needs TensorFlow 2.21 and')
   assert 'run `tff-pfl-setup` (docs/programs.md' in error
+
+
+def test_names_of_the_library_are_there_and_editors_see_them():
+  for name in tff_pfl.__all__:
+    value = getattr(tff_pfl, name)
+    assert getattr(value, '__name__', name).rpartition('.')[2] == name
+  script = jedi.Script(
+    'import tff_pfl as pfl\npfl.', project=jedi.Project(ROOT)
+  )
+  assert {*tff_pfl.__all__} <= {each.name for each in script.complete()}
 
 
 def test_tensorflow_is_imported_when_it_is_needed():

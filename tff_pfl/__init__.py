@@ -16,13 +16,15 @@
     run.scores  # a data frame, a row for each client
     run.personal_model('client_3').predict(x_new)
 
-The names below are imported when they are first used. Before the first of them,
-TensorFlow is told to give each client its share of the cores, so use one before
-you run any operation.
+The names, which `__init__.pyi` lists, are imported when they are first used.
+Before the first of them, TensorFlow is told to give each client its share of
+the cores, so use one before you run any operation.
 """
 
+import ast
 import importlib
 import importlib.util
+import pathlib
 from typing import Any
 
 __version__ = '0.4.0'
@@ -43,57 +45,15 @@ tff_repairs.before_tff()
 # Read when TensorFlow first looks for GPUs: before the user's model is built.
 environment.set_defaults()
 
-# By module, the names that users need. A name alone is that of the module.
-_NAMES = {
-  # Data.
-  'datasets': (
-    'Examples',
-    'FederatedDataset',
-    'describe_datasets',
-    'load_arrays',
-    'load_dataset',
-  ),
-  # Models.
-  'models.class_weights': ('with_class_weight', 'with_sample_weight'),
-  'models.client_metrics': ('with_metrics',),
-  'models.domain_models': ('with_domains',),
-  'models.keras_bridge': ('from_keras', 'to_keras'),
-  'models.split_model': ('SplitModel',),
-  'models.weight_files': ('with_weights',),
-  'models.zoo': ('zoo',),
-  # Methods.
-  'methods.registry': ('ALGORITHMS', 'build', 'method'),
-  'core.client_examples': ('padded',),
-  'core.hparams': ('HeadAndBodyHParams', 'LocalTrainingHParams'),
-  'core.objectives': ('body_loss', 'joint_loss', 'proximal'),
-  'models.weight_partition': ('WeightPartition',),
-  'core.client': ('Client', 'ClientResult'),
-  'core.client_work': (
-    'Exchange',
-    'global_weights_work',
-    'partitioned_weights_work',
-  ),
-  # Options.
-  'core.training_options': ('TrainingOptions',),
-  'core.aggregators': ('make_aggregator',),
-  'core.personalization': ('Personalization',),
-  # Runs.
-  'errors': ('RunError',),
-  'runtime': ('create_runtime',),
-  'runs.callbacks': ('Callback',),
-  'export.data_source': ('ClientDataSource',),
-  'runs.training': ('run',),
-  'runs.open_run': ('open_run',),
-  'runs.run': ('Run', 'plot', 'summarize', 'tidy'),
-  'runs.privacy': ('DistributedPrivateMean', 'PrivateMean'),
-  'runs.run_config': ('RunConfig',),
-  'plots': ('plots',),
-  # Comparisons.
-  'comparisons.comparison_runner': ('compare',),
-  'comparisons.plan': ('Comparison',),
-  'comparisons.results': ('open_comparison',),
+# By name its module, as `__init__.pyi` imports it for editors.
+_MODULES = {
+  alias.name: statement.module
+  for statement in ast.parse(
+    pathlib.Path(__file__).with_suffix('.pyi').read_text('utf-8')
+  ).body
+  if isinstance(statement, ast.ImportFrom)
+  for alias in statement.names
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted(_MODULES)
 
@@ -102,10 +62,11 @@ def __getattr__(name: str) -> Any:
   if name not in _MODULES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   importlib.import_module('tff_pfl.system.tf_import')
-  module = importlib.import_module(f'tff_pfl.{_MODULES[name]}')
-  value = getattr(module, name, module)
-  globals()[name] = value
-  return value
+  found = vars(importlib.import_module(_MODULES[name]))
+  if name not in found:  # It is a module.
+    found = {name: importlib.import_module(f'{_MODULES[name]}.{name}')}
+  globals()[name] = found[name]
+  return found[name]
 
 
 def __dir__() -> list[str]:

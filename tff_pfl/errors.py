@@ -24,7 +24,7 @@ from collections.abc import (
   Mapping,
   Sequence,
 )
-from typing import Any, Optional, Union
+from typing import Any, Optional, TypeVar, Union
 
 import grpc
 import numpy as np
@@ -45,6 +45,7 @@ _ADVICE = {
 _BYTES_PER_TENSOR = 10_000
 _LARGEST = float(np.finfo(np.float32).max)
 
+_Function = TypeVar('_Function', bound=Callable[..., Any])
 _VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
 
 
@@ -129,7 +130,7 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
     raise
 
 
-def typed(function: Callable[..., Any]) -> Callable[..., Any]:
+def typed(function: _Function) -> _Function:
   """Has a function check its arguments by `expect_hinted` before all else.
 
   Numbers and strings are not checked, for they have ranges of their own.

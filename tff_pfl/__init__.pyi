@@ -1,0 +1,59 @@
+"""The names of `tff_pfl`: for type checkers, editors and `__init__.py`."""
+
+from tff_pfl import plots as plots
+from tff_pfl.comparisons.comparison_runner import compare as compare
+from tff_pfl.comparisons.plan import Comparison as Comparison
+from tff_pfl.comparisons.results import open_comparison as open_comparison
+from tff_pfl.core.aggregators import make_aggregator as make_aggregator
+from tff_pfl.core.client import Client as Client
+from tff_pfl.core.client import ClientResult as ClientResult
+from tff_pfl.core.client_examples import padded as padded
+from tff_pfl.core.client_work import Exchange as Exchange
+from tff_pfl.core.client_work import global_weights_work as global_weights_work
+from tff_pfl.core.client_work import (
+  partitioned_weights_work as partitioned_weights_work,
+)
+from tff_pfl.core.hparams import HeadAndBodyHParams as HeadAndBodyHParams
+from tff_pfl.core.hparams import LocalTrainingHParams as LocalTrainingHParams
+from tff_pfl.core.objectives import body_loss as body_loss
+from tff_pfl.core.objectives import joint_loss as joint_loss
+from tff_pfl.core.objectives import proximal as proximal
+from tff_pfl.core.personalization import Personalization as Personalization
+from tff_pfl.core.training_options import TrainingOptions as TrainingOptions
+from tff_pfl.datasets import Examples as Examples
+from tff_pfl.datasets import FederatedDataset as FederatedDataset
+from tff_pfl.datasets import describe_datasets as describe_datasets
+from tff_pfl.datasets import load_arrays as load_arrays
+from tff_pfl.datasets import load_dataset as load_dataset
+from tff_pfl.errors import RunError as RunError
+from tff_pfl.export.data_source import ClientDataSource as ClientDataSource
+from tff_pfl.methods.registry import ALGORITHMS as ALGORITHMS
+from tff_pfl.methods.registry import build as build
+from tff_pfl.methods.registry import method as method
+from tff_pfl.models import zoo as zoo
+from tff_pfl.models.class_weights import with_class_weight as with_class_weight
+from tff_pfl.models.class_weights import (
+  with_sample_weight as with_sample_weight,
+)
+from tff_pfl.models.client_metrics import with_metrics as with_metrics
+from tff_pfl.models.domain_models import with_domains as with_domains
+from tff_pfl.models.keras_bridge import from_keras as from_keras
+from tff_pfl.models.keras_bridge import to_keras as to_keras
+from tff_pfl.models.split_model import SplitModel as SplitModel
+from tff_pfl.models.weight_files import with_weights as with_weights
+from tff_pfl.models.weight_partition import WeightPartition as WeightPartition
+from tff_pfl.runs.callbacks import Callback as Callback
+from tff_pfl.runs.open_run import open_run as open_run
+from tff_pfl.runs.privacy import (
+  DistributedPrivateMean as DistributedPrivateMean,
+)
+from tff_pfl.runs.privacy import PrivateMean as PrivateMean
+from tff_pfl.runs.run import Run as Run
+from tff_pfl.runs.run import plot as plot
+from tff_pfl.runs.run import summarize as summarize
+from tff_pfl.runs.run import tidy as tidy
+from tff_pfl.runs.run_config import RunConfig as RunConfig
+from tff_pfl.runs.training import run as run
+from tff_pfl.runtime import create_runtime as create_runtime
+
+__version__: str
