@@ -23,7 +23,7 @@ if sys.argv[0] == '-m' or os.path.basename(sys.argv[0]).startswith(_SCRIPT):
   # Until `program.run` takes over, Ctrl-C ends a program without a traceback.
   if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-  if not any(argument.startswith('--help') for argument in sys.argv):
+  if not any(word.startswith(('--help', '--version')) for word in sys.argv):
     # It takes seconds.
     print('Importing TensorFlow …', file=sys.stderr, flush=True)
   from tff_pfl.system import tf_import  # noqa: F401

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import platform
 import re
 import sys
 from collections.abc import (
@@ -12,15 +13,22 @@ from collections.abc import (
   Mapping,
   Sequence,
 )
+from importlib.metadata import version
 from typing import Optional
 
 from absl import app, flags, logging
 
+import tff_pfl
 from tff_pfl import errors
 from tff_pfl.system import folders, shutdown
 
 _TRACEBACK = flags.DEFINE_bool(
   'traceback', False, 'Show where an expected error was raised.'
+)
+_VERSION = flags.DEFINE_bool(
+  'version',
+  False,
+  'Print the versions of what runs, and end.',
 )
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -109,6 +117,8 @@ def _parse_flags(flags_of, argv: Sequence[str]) -> Sequence[str]:
     argv = [_local(flag) for argument in argv for flag in expanded(argument)]
   except ValueError as error:
     _fail(error)
+  if f'--{_VERSION.name}' in argv:
+    _print_versions()
   others = [argument for argument in argv if argument not in _HELP]
   if len(others) < len(argv):
     _help(flags_of, others)
@@ -119,6 +129,15 @@ def _parse_flags(flags_of, argv: Sequence[str]) -> Sequence[str]:
   except SystemExit:
     # --helpfull and its like: absl gives status 1 to what is no failure.
     sys.exit(0)
+
+
+def _print_versions():
+  print(
+    f'tff_pfl {tff_pfl.__version__}, TensorFlow {version("tensorflow")}, '
+    f'TensorFlow Federated {version("tensorflow-federated")}, '
+    f'Python {platform.python_version()}'
+  )
+  sys.exit(0)
 
 
 def _help(flags_of, argv):

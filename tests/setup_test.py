@@ -81,6 +81,21 @@ def test_lock_pins_every_requirement_to_an_allowed_version(
       assert entry.specifier.contains(found), line
 
 
+@pytest.mark.parametrize(
+  'name, words',
+  [
+    ('CHANGELOG.md', '\n## {version}\n'),
+    ('CITATION.cff', '\nversion: {version}\n'),
+    ('docs/programs.md', '/tff_pfl-{version}-py3-none-any.whl'),
+    ('.pre-commit-config.yaml', ' rev: v{ruff}\n'),
+  ],
+)
+def test_versions_are_the_same_everywhere(name, words):
+  ruff = locked_versions('requirements.txt', '3.12')['ruff']
+  words = words.format(version=tff_pfl.__version__, ruff=ruff)
+  assert words in (ROOT / name).read_text()
+
+
 class Checkout:
   """A copy of the checkout's set-up files, and a PATH of chosen programs."""
 
@@ -263,7 +278,7 @@ def wheel(tmp_path_factory) -> pathlib.Path:
   no_caches = shutil.ignore_patterns('__pycache__')
   for name in ('tff_pfl', 'binaries', '.ci'):
     shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=no_caches)
-  for name in ('Makefile', 'pyproject.toml', 'README.md'):
+  for name in ('LICENSE', 'Makefile', 'pyproject.toml', 'README.md'):
     shutil.copy(ROOT / name, copy)
   subprocess.run(
     ['make', 'wheel', '-o', 'venv', f'VENV_PYTHON={sys.executable}'],
@@ -301,6 +316,7 @@ def test_wheel_has_every_file_and_a_script_for_every_program(wheel):
     for path in (copy / name).rglob('*.*')
   }
   # Nothing else is at the top of anybody's environment.
+  assert f'tff_pfl-{tff_pfl.__version__}.dist-info/licenses/LICENSE' in names
   assert {name.partition('/')[0] for name in names} == {
     'tff_pfl',
     'tff_pfl_repairs.pth',

@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 
+import tff_pfl
 from binaries import program
 from tff_pfl.methods import registry
 
@@ -65,6 +66,12 @@ def test_help_shows_the_docstring_and_the_flags_and_is_no_failure(
   message = programs.fail(name, '--flag=1')
   assert message.startswith("Unknown command line flag 'flag'")
   assert message.endswith('(--help lists the flags)')
+
+
+def test_version_is_printed_whatever_else_is_missing(programs):
+  said = programs.succeed('train', '--version').out
+  assert said.startswith(f'tff_pfl {tff_pfl.__version__}, TensorFlow 2.')
+  assert ', TensorFlow Federated 0.87.0, Python 3.' in said
 
 
 def test_paths_are_of_this_machine(programs):
