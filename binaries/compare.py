@@ -37,7 +37,6 @@ from tff_pfl.comparisons import page, plan, trial
 from tff_pfl.methods import registry
 
 from . import (
-  cluster_flags,
   program,
   published,
   run_flags,
@@ -122,8 +121,10 @@ _OUTPUT_DIR = flags.DEFINE_string(
 _RESUME = flags.DEFINE_bool(
   'resume', False, 'Continue the comparison in --output_dir, if any.'
 )
-flags.adopt_module_key_flags(run_flags)
-flags.adopt_module_key_flags(cluster_flags)
+runtime_flags.define_cluster()
+for _name in run_flags.KEY_FLAGS:
+  flags.declare_key_flag(_name)
+flags.adopt_module_key_flags(runtime_flags)
 flags.adopt_module_key_flags(small)
 flags.adopt_module_key_flags(program)
 
@@ -208,7 +209,7 @@ def main() -> None:
     comparison,
     directory,
     num_processes=num_processes,
-    cluster=cluster_flags.selected_cluster(),
+    cluster=runtime_flags.selected_cluster(),
     runtime_options=runtime_flags.options(),
     resume=_RESUME.value,
     published=published.reference(

@@ -47,7 +47,7 @@ from tff_pfl.runs import summary as summary_lib
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.system import folders
 
-from . import output_flags, program, run_flags, runtime_flags
+from . import program, run_flags, runtime_flags
 
 _FORMATS = ('keras', 'saved_model', 'tff', 'tflite')
 _FITTING_FLAGS = tuple(
@@ -77,9 +77,9 @@ _QUANTIZE = flags.DEFINE_enum(
   tflite.QUANTIZATIONS,
   'Type of the weights of --format=tflite.',
 )
-for _name in ('data_dir', *_FITTING_FLAGS, *runtime_flags.names()):
+for _name in ('data_dir', *_FITTING_FLAGS, *runtime_flags.NAMES):
   flags.declare_key_flag(_name)
-flags.adopt_module_key_flags(output_flags)
+program.define_overwrite()
 flags.adopt_module_key_flags(program)
 
 
@@ -227,13 +227,13 @@ def _encoding_files(run):
   for path, text in texts.items():
     if os.path.exists(path) and pathlib.Path(path).read_text('utf-8') != text:
       # Of another model in this folder.
-      output_flags.new_path(path, '--output')
+      program.new_path(path, '--output')
   return texts
 
 
 def _check_flags():
   run_flags.refuse_all_but(
-    ['data_dir', *_FITTING_FLAGS, *runtime_flags.names()],
+    ['data_dir', *_FITTING_FLAGS, *runtime_flags.NAMES],
     'the run has its method, model and rounds',
   )
   ending = _EXPORTS[_FORMAT.value][1]
@@ -268,7 +268,7 @@ def main() -> None:
   """Writes the model, or the method."""
   _check_flags()
   options = runtime_flags.options()
-  output_flags.new_path(_OUTPUT.value, '--output')
+  program.new_path(_OUTPUT.value, '--output')
   run = open_run.open_run(_RUN_DIR.value, data_dir=flags.FLAGS.data_dir)
   encoding_files = _encoding_files(run)
   clients = run.data.client_ids

@@ -38,7 +38,7 @@ from tff_pfl.datasets.sources import npz_file, tabular
 from tff_pfl.runs import client_population, new_clients, open_run
 from tff_pfl.runs import summary as summary_lib
 
-from . import output_flags, program, run_flags, runtime_flags
+from . import program, run_flags, runtime_flags
 
 FLAGS = flags.FLAGS
 
@@ -61,7 +61,7 @@ _FITTING_FLAGS = (
   # Where these are not what --num_epochs sets; see `_variants`.
   'fine_tune_num_epochs',
   'fine_tune_num_steps',
-  *runtime_flags.names(),
+  *runtime_flags.NAMES,
 )
 
 _RUN_DIR = flags.DEFINE_string(
@@ -96,7 +96,7 @@ _ENSEMBLE = flags.DEFINE_bool(
 _NUM_EPOCHS = flags.DEFINE_list('num_epochs', ['10'], 'Epochs of fitting.')
 for _name in (*_KEY_DATA_FLAGS, *_FITTING_FLAGS):
   flags.declare_key_flag(_name)
-flags.adopt_module_key_flags(output_flags)
+program.define_overwrite()
 flags.adopt_module_key_flags(program)
 
 
@@ -229,7 +229,7 @@ def main() -> None:
     None if text == 'all' else _positive_int(text, '--num_samples')
     for text in _NUM_SAMPLES.value
   ]
-  output_dir = output_flags.new_path(_OUTPUT_DIR.value, '--output_dir')
+  output_dir = program.new_path(_OUTPUT_DIR.value, '--output_dir')
   run = open_run.open_run(_RUN_DIR.value)
   clients = _load_clients(run)
   client_population.check_test_examples(clients)

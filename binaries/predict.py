@@ -35,7 +35,7 @@ from tff_pfl.runs import new_clients, open_run
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.system import folders
 
-from . import output_flags, program, runtime_flags
+from . import program, runtime_flags
 
 _RUN_DIR = flags.DEFINE_string(
   'run_dir', None, 'Folder of a run of `train`.', required=True
@@ -63,7 +63,7 @@ _DATA_DIR = flags.DEFINE_string(
   'data_dir', None, "Folder of the run's data, if it has moved."
 )
 flags.adopt_module_key_flags(runtime_flags)
-flags.adopt_module_key_flags(output_flags)
+program.define_overwrite()
 flags.adopt_module_key_flags(program)
 
 
@@ -169,7 +169,7 @@ def main() -> None:
   errors.expect(
     ending in ('.csv', '.npz'), '--output', 'a .csv or .npz file', _OUTPUT.value
   )
-  output = output_flags.new_path(_OUTPUT.value, '--output')
+  output = program.new_path(_OUTPUT.value, '--output')
   options = runtime_flags.options()  # Fails on flags that contradict.
   is_table = not _INPUT.value.endswith('.npz')
   run = open_run.open_run(_RUN_DIR.value, data_dir=_DATA_DIR.value)

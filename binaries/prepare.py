@@ -33,7 +33,7 @@ from absl import flags
 
 from tff_pfl.datasets.sources import image_sets
 
-from . import image_files, output_flags, program
+from . import image_files, program
 
 _DATA_DIR = flags.DEFINE_string(
   'data_dir', None, 'Folder of the published files.', required=True
@@ -50,7 +50,7 @@ _DATASETS = flags.DEFINE_list(
   'The image sets to make (default: all that are there), of '
   f'{", ".join(image_sets.IMAGE_SETS)}.',
 )
-flags.adopt_module_key_flags(output_flags)
+program.define_overwrite()
 flags.adopt_module_key_flags(program)
 
 

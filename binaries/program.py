@@ -41,6 +41,34 @@ _on_command_line: Optional[set[str]] = None
 FLAGS_WITHIN: dict[str, Callable[[str], Collection[str]]] = {}
 
 
+def define_overwrite() -> None:
+  """Defines --overwrite, without which `new_path` spares what is there."""
+  flags.DEFINE_bool(
+    'overwrite', False, 'Replace the output if it is there already.'
+  )
+
+
+def new_path(path: str, name: str) -> str:
+  """Checks the path of an output, which must be new or may be replaced.
+
+  Args:
+    path: Path of a file or folder; a folder without files is new.
+    name: Name of its flag.
+
+  Raises:
+    RunError: If it is there, and --overwrite is not given.
+  """
+  path = folders.output_path(path, name)
+  is_there = os.path.exists(path)
+  if os.path.isdir(path):
+    is_there = any(files for _, _, files in os.walk(path))
+  if is_there and not flags.FLAGS.overwrite:
+    raise errors.RunError(
+      f'{path} is there already: give another {name}, or --overwrite.'
+    )
+  return path
+
+
 def _as_flag(match: re.Match) -> str:
   """The flag of an argument that the library names: `x` is --x, or --its_x."""
   owner, name = match.groups()

@@ -35,12 +35,12 @@ from tff_pfl import datasets, errors
 from tff_pfl.runs import summary
 from tff_pfl.system import folders
 
-from . import cluster_flags, papers, program, runtime_flags, small
+from . import papers, program, runtime_flags, small
 from .papers import record
 from .papers.engine import claims, paper, trials
 
 _ALL = 'all'
-_DATA_FLAGS = ('dataset', 'data_dir', *runtime_flags.names())
+_DATA_FLAGS = ('dataset', 'data_dir', *runtime_flags.NAMES)
 
 _EXPERIMENT = flags.DEFINE_string(
   'experiment', None, f'Name of an experiment (see --list), or {_ALL}.'
@@ -104,8 +104,8 @@ _NUM_PROCESSES = flags.DEFINE_integer(
   'with --fast.',
   lower_bound=0,
 )
-for _name in (*runtime_flags.names(), *cluster_flags.names()):
-  flags.declare_key_flag(_name)
+runtime_flags.define_cluster()
+flags.adopt_module_key_flags(runtime_flags)
 flags.adopt_module_key_flags(program)
 flags.adopt_module_key_flags(small)
 
@@ -164,7 +164,7 @@ def _settings():
     num_seeds=_NUM_SEEDS.value,
     sizes=_sizes(),
     num_processes=num_processes,
-    cluster=cluster_flags.selected_cluster(),
+    cluster=runtime_flags.selected_cluster(),
     runtime=runtime_flags.selected_runtime(),
     runtime_options=runtime_flags.options(),
   )

@@ -1,10 +1,11 @@
 """Flags of a run, and the `RunConfig` that they give."""
 
 import dataclasses
+import inspect
 import os
 import typing
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Optional, Union
 
 from absl import flags
 
@@ -30,7 +31,161 @@ from tff_pfl.models import (
 )
 from tff_pfl.runs import client_sampling, privacy, run_config, warm_up
 
-from . import argument_flags, program, runtime_flags
+from . import program, runtime_flags
+
+
+def _define_field(
+  name: str,
+  owner: type,
+  field: str,
+  text: Optional[str] = None,
+  choices: Collection[str] = (),
+  lower_bound: Optional[int] = None,
+) -> None:
+  """Defines a flag of a dataclass's field; unset means the field's default.
+
+  Args:
+    name: The flag's name.
+    owner: The dataclass.
+    field: Name of the field.
+    text: Help text; None for that of the dataclass's docstring.
+    choices: Values that a string may have; empty for any.
+    lower_bound: Least value of an integer.
+  """
+  text = text or hparams_lib.help_text(owner, field)
+  default = getattr(owner, field)
+  if field in hparams_lib.none_for_zero(owner):
+    text += ' 0 stands for None.'
+  if '(default: ' not in text:
+    text += f' (default: {default})'
+  hint = typing.get_type_hints(owner)[field]
+  if choices:
+    flags.DEFINE_enum(name, None, list(choices), text)
+  elif lower_bound is not None:
+    flags.DEFINE_integer(name, None, text, lower_bound)
+  else:
+    _define(hint)(name, None, text)
+
+
+def _define(hint):
+  """The function that defines a flag of a type."""
+  if _is_list(hint):
+    return flags.DEFINE_list
+  kinds = [hint, *typing.get_args(hint)]
+  for kind, define in (
+    (float, flags.DEFINE_float),
+    (str, flags.DEFINE_string),
+    (bool, flags.DEFINE_boolean),
+  ):
+    if kind in kinds:
+      return define
+  return flags.DEFINE_integer
+
+
+class ArgumentFlags:
+  """A flag for each keyword argument that functions of one kind have.
+
+  Help texts are those of the functions' docstrings; unset means a function's
+  default.
+  """
+
+  def __init__(
+    self,
+    kind: str,
+    functions: Mapping[str, Callable[..., Any]],
+    common: Collection[str] = (),
+    prefix: Optional[str] = None,
+  ):
+    """Defines the flags.
+
+    Args:
+      kind: Flag that selects one of the functions, such as 'model'.
+      functions: Functions by the flag's value.
+      common: Arguments that have flags of their own.
+      prefix: Beginning of the flags' names; None for `kind`.
+    """
+    self._kind = kind
+    self._prefix = prefix or kind
+    self._hints: dict[str, Any] = {}
+    # By argument the default of each function that has it.
+    self._defaults: dict[str, dict[str, Any]] = {}
+    for name, function in functions.items():
+      hints = typing.get_type_hints(function)
+      parameters = inspect.signature(function).parameters
+      for argument in errors.own_arguments(function, common):
+        self._hints.setdefault(argument, hints[argument])
+        by_owner = self._defaults.setdefault(argument, {})
+        by_owner[name] = parameters[argument].default
+    for name, by_owner in self._defaults.items():
+      text = hparams_lib.help_text(functions[next(iter(by_owner))], name)
+      text += f' (default: {_each(by_owner)})'
+      of = f'--{kind}={" or ".join(by_owner)}'
+      define = _define(self._hints[name])
+      define(f'{self._prefix}_{name}', None, f'With {of}: {text}')
+
+  def names(self, of: Optional[str] = None) -> list[str]:
+    """The names of all flags, or of those that one function has."""
+    return [
+      f'{self._prefix}_{name}'
+      for name, by_owner in self._defaults.items()
+      if of is None or any(of in owner.split(' or ') for owner in by_owner)
+    ]
+
+  def given(self, of: str) -> dict[str, Any]:
+    """The arguments whose flags are given.
+
+    Args:
+      of: The function that takes them.
+
+    Raises:
+      ValueError: If that has no such argument, or one should be integers and is
+        not.
+    """
+    arguments = {}
+    own = self.names(of)
+    for name, hint in self._hints.items():
+      flag = f'{self._prefix}_{name}'
+      value = flags.FLAGS[flag].value
+      # An empty list takes a flag back that a preset gives.
+      if value is not None and value != []:
+        if flag not in own:
+          taken = ', '.join(f'--{one}' for one in own) or 'none'
+          raise ValueError(
+            f'Expected no --{flag}: --{self._kind}={of} does not take it, of '
+            f'such flags it takes {taken}.'
+          )
+        if _is_list(hint, int):
+          value = _integers(flag, value)
+          if len(value) == 1 and hint == Union[int, Sequence[int]]:
+            (value,) = value
+        arguments[name] = value
+    return arguments
+
+
+def _is_list(hint, *items) -> bool:
+  """True for a sequence of integers or strings, or a type that may be one."""
+  return any(
+    f'Sequence[{item.__name__}]' in str(hint) for item in items or (int, str)
+  )
+
+
+def _each(defaults):
+  """One default that all share, or each owner's."""
+  if len({str(value) for value in defaults.values()}) == 1:
+    return next(iter(defaults.values()))
+  return ', '.join(f'{owner} {value}' for owner, value in defaults.items())
+
+
+def _integers(flag, texts):
+  try:
+    return [int(text) for text in texts]
+  except ValueError:
+    raise ValueError(
+      errors.message(
+        f'--{flag}', 'integers separated by commas', ','.join(texts)
+      )
+    ) from None
+
 
 # Help texts of fields of `RunConfig` that are not those of its docstring.
 _TEXTS = {
@@ -113,7 +268,7 @@ _FIELDS = [
 ]
 for _name in _FIELDS:
   _default = getattr(run_config.RunConfig, _name)
-  argument_flags.define_field(
+  _define_field(
     _name,
     run_config.RunConfig,
     _name,
@@ -136,14 +291,14 @@ _BATCH_SIZE = flags.DEFINE_integer(
   'are compared).',
   lower_bound=0,
 )
-_MODEL_ARGUMENTS = argument_flags.ArgumentFlags('model', zoo.MODELS)
+_MODEL_ARGUMENTS = ArgumentFlags('model', zoo.MODELS)
 _POOLED = [
   name for name, its in datasets.DATASETS.items() if not its.comes_by_client
 ]
-_PRIVACY_ARGUMENTS = argument_flags.ArgumentFlags(
+_PRIVACY_ARGUMENTS = ArgumentFlags(
   'aggregator', privacy.AGGREGATORS, prefix='dp'
 )
-DATASET_ARGUMENTS = argument_flags.ArgumentFlags(
+DATASET_ARGUMENTS = ArgumentFlags(
   'dataset',
   {
     # What these take besides their loaders' own arguments.
@@ -162,7 +317,7 @@ _PERSONALIZATION = {
   for field in dataclasses.fields(personalization.Personalization)
 }
 for _field, _name in _PERSONALIZATION.items():
-  argument_flags.define_field(_name, personalization.Personalization, _field)
+  _define_field(_name, personalization.Personalization, _field)
 # `batch_size` is one flag for all methods.
 _HPARAM_FLAGS: dict[str, dict[str, str]] = {
   name: {
@@ -176,16 +331,14 @@ for _algorithm, _own_flags in _HPARAM_FLAGS.items():
   _owner = registry.ALGORITHMS[_algorithm].hparams
   for _field, _name in _own_flags.items():
     _text = f'{_algorithm}: {hparams_lib.help_text(_owner, _field)}'
-    argument_flags.define_field(_name, _owner, _field, _text)
+    _define_field(_name, _owner, _field, _text)
 # All but those of methods, models and such, which --help has where selected.
-_KEY_FLAGS = (
+KEY_FLAGS = (
   *_FIELDS,
   *('csv', 'participation', 'batch_size'),
   *_PERSONALIZATION.values(),
-  *runtime_flags.names(),
+  *runtime_flags.NAMES,
 )
-for _name in _KEY_FLAGS:
-  flags.declare_key_flag(_name)
 program.FLAGS_WITHIN.update(
   hparams=lambda name: (
     [
@@ -238,7 +391,7 @@ def check_selected(*selected: str) -> None:
 
 def _names() -> list[str]:
   return [
-    *_KEY_FLAGS,
+    *KEY_FLAGS,
     *_PRIVACY_ARGUMENTS.names(),
     *_MODEL_ARGUMENTS.names(),
     *DATASET_ARGUMENTS.names(),

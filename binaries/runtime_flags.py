@@ -1,10 +1,11 @@
-"""Flags of the runtime that executes computations."""
+"""Flags of what executes computations: a runtime, or a cluster for each run."""
 
-from typing import Any
+from typing import Any, Optional
 
 from absl import flags
 
 from tff_pfl import runtime
+from tff_pfl.comparisons import cluster as cluster_lib
 from tff_pfl.runtime import in_process
 
 _RUNTIME = flags.DEFINE_enum(
@@ -112,9 +113,40 @@ _FLAGS = {
 }
 
 
-def names() -> list[str]:
-  """The names of these flags."""
-  return [flag.name for flag in flags.FLAGS.get_flags_for_module(__name__)]
+NAMES = [flag.name for flag in flags.FLAGS.get_flags_for_module(__name__)]
+
+
+def define_cluster() -> None:
+  """Defines the flags of a program with many runs."""
+  flags.DEFINE_string(
+    'cluster',
+    None,
+    'A Ray cluster on which each run is a task, instead of a process of this '
+    'machine: local, auto, host:port or ray://host:port, as --ray_address. Its '
+    'nodes share --output_dir.',
+  )
+  flags.DEFINE_integer(
+    'cluster_cpus_per_run',
+    1,
+    'CPU cores of each run on the --cluster.',
+    lower_bound=1,
+  )
+  flags.DEFINE_float(
+    'cluster_gpus_per_run',
+    0.0,
+    'GPUs of each run on the --cluster, fractions too.',
+    lower_bound=0.0,
+  )
+
+
+def selected_cluster() -> Optional[cluster_lib.Cluster]:
+  """The cluster that the flags give; None without --cluster."""
+  values = flags.FLAGS
+  if values.cluster is None:
+    return None
+  return cluster_lib.Cluster(
+    values.cluster, values.cluster_cpus_per_run, values.cluster_gpus_per_run
+  )
 
 
 def selected_runtime() -> str:

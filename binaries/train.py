@@ -39,7 +39,8 @@ _KEEP_BEST = flags.DEFINE_bool(
 _BASELINES = flags.DEFINE_list(
   'baselines', [], 'Methods to run on the same data, for comparison.'
 )
-flags.adopt_module_key_flags(run_flags)
+for _name in run_flags.KEY_FLAGS:
+  flags.declare_key_flag(_name)
 flags.adopt_module_key_flags(small)
 flags.adopt_module_key_flags(program)
 
