@@ -129,10 +129,9 @@ flags.adopt_module_key_flags(small)
 flags.adopt_module_key_flags(program)
 
 
-def _algorithms(tunes):
+def _algorithms():
   if _ALGORITHMS.value == [_ALL]:
-    config = run_flags.config_from_flags('fed_avg', has_variants=tunes)
-    data = config.load_data()
+    data = run_flags.config_from_flags('fed_avg').load_data()
     has_classes = data.num_classes and data.element_spec['y'].shape.rank == 0
     return tuple(
       name
@@ -158,25 +157,14 @@ def _seeds():
 
 def _comparison():
   """The comparison that the flags ask for."""
-  if not (_GRID.value or _SEARCH.value):
-    run_flags.refuse(
-      ['tuning_rounds', 'validation_fraction'],
-      'without --grid or --search there is nothing to choose',
-    )
-  if not _SEARCH.value:
-    run_flags.refuse(['num_search_trials'], 'it is for --search')
-  elif _GRID.value:
+  if _GRID.value and _SEARCH.value:
     raise ValueError('Expected one of --grid and --search, found both.')
   run_flags.refuse(['algorithm'], '--algorithms says what is compared')
   run_flags.refuse(['seed'], '--seeds has the seeds')
-  tunes = bool(set(_FINE_TUNE_VARIANTS.value) & {'head', 'all'})
-  algorithms = _algorithms(tunes)
+  algorithms = _algorithms()
   errors.expect(algorithms, '--algorithms', 'at least one', 'none')
   run_flags.check_selected(*algorithms)
-  configs = {
-    name: run_flags.config_from_flags(name, has_variants=tunes)
-    for name in algorithms
-  }
+  configs = {name: run_flags.config_from_flags(name) for name in algorithms}
   return plan.Comparison(
     base=configs[algorithms[0]],
     algorithms=algorithms,

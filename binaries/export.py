@@ -93,7 +93,8 @@ class _Source(NamedTuple):
     """The weights of the model to export."""
     if _CLIENT.value is None:
       return self.run.new_client_weights(self.runtime)
-    return self.run.personal_weights(_CLIENT.value, self.runtime)
+    with errors.naming({'client_id': '--client'}):
+      return self.run.personal_weights(_CLIENT.value, self.runtime)
 
   def client(self) -> client_module.ClientModule:
     """The functions of a client."""
@@ -243,25 +244,6 @@ def _check_flags():
     f'a {ending} file' if ending else 'a folder, with no ending',
     _OUTPUT.value,
   )
-  if _FORMAT.value in ('keras', 'tff'):
-    run_flags.refuse(
-      _FITTING_FLAGS,
-      'it is for `personalize`, which the '
-      f'format {_FORMAT.value} does not have',
-    )
-  if _FORMAT.value == 'tff':
-    errors.expect(
-      _CLIENT.value is None,
-      '--client',
-      'left out with --format=tff, which has no model of a client',
-      _CLIENT.value,
-    )
-  errors.expect(
-    _FORMAT.value == 'tflite' or _QUANTIZE.value == 'none',
-    '--quantize',
-    'left out but with --format=tflite',
-    _QUANTIZE.value,
-  )
 
 
 def main() -> None:
@@ -271,13 +253,6 @@ def main() -> None:
   program.new_path(_OUTPUT.value, '--output')
   run = open_run.open_run(_RUN_DIR.value, data_dir=flags.FLAGS.data_dir)
   encoding_files = _encoding_files(run)
-  clients = run.data.client_ids
-  errors.expect(
-    _CLIENT.value is None or _CLIENT.value in clients,
-    '--client',
-    f"one of the run's clients ({clients[0]} to {clients[-1]})",
-    _CLIENT.value,
-  )
   with runtime_lib.create_runtime(
     runtime_flags.selected_runtime(), **options
   ) as runtime:

@@ -100,25 +100,30 @@ program.define_overwrite()
 flags.adopt_module_key_flags(program)
 
 
-def _positive_int(text, name):
+def _numbers(name, texts, no_number=None):
+  """The positive integers of a flag; None for the word that is no number."""
   errors.expect(
-    text.isdecimal() and int(text) > 0, name, 'positive integers', text
+    texts
+    and all(
+      text == no_number or (text.isdecimal() and int(text) > 0)
+      for text in texts
+    ),
+    name,
+    'positive integers, one or more',
+    ','.join(texts),
   )
-  return int(text)
+  return [None if text == no_number else int(text) for text in texts]
 
 
 def _load_clients(run):
-  given = [
-    name
-    for name in ('clients_npz', 'clients_csv', *_DATA_FLAGS)
-    if FLAGS[name].present
-  ]
-  if given[:1] not in (['clients_npz'], ['clients_csv'], ['dataset']):
+  sources = ('clients_npz', 'clients_csv', 'dataset')
+  given = [f'--{name}' for name in sources if FLAGS[name].present]
+  if len(given) != 1:
     raise ValueError(
       'Expected one of --clients_npz, --clients_csv and --dataset, which say '
-      'who the new clients are, found none.'
+      f'who the new clients are, found {" and ".join(given) or "none"}.'
     )
-  if given[0] == 'dataset':
+  if given == ['--dataset']:
     data = run_flags.config_from_flags(run.config.algorithm).load_data()
     if data.encoding is not None and data.encoding.text != run.encoding.text:
       raise ValueError(
@@ -126,12 +131,7 @@ def _load_clients(run):
         'other means or words; give new rows as --clients_csv.'
       )
     return data
-  if given[1:]:
-    raise ValueError(
-      'Expected one of --clients_npz, --clients_csv and --dataset, found '
-      f'--{given[0]} and --{given[1]}.'
-    )
-  if given[0] == 'clients_csv':
+  if given == ['--clients_csv']:
     return tabular.load_new_clients(
       run.encoding,
       _CLIENTS_CSV.value,
@@ -139,10 +139,6 @@ def _load_clients(run):
       test_fraction=_TEST_FRACTION.value,
     )
   arrays = npz_file.read(_CLIENTS_NPZ.value, '--clients_npz')
-  if 'x_test' in arrays and _TEST_FRACTION.value is not None:
-    raise ValueError(
-      'Expected no --test_fraction where --clients_npz has test examples.'
-    )
   if not {'client', 'client_test'} & set(arrays):
     # All examples are one client's.
     for name in {'y', 'y_test'} & set(arrays):
@@ -166,19 +162,13 @@ def _variants(run):
   """The options of the fit by number of epochs."""
   process = run.build_process()
   trains = process.trains_new_clients
-  if not trains:
-    run_flags.refuse(
-      ['fine_tune_num_epochs', 'fine_tune_num_steps'],
-      f'{run.config.algorithm} fine-tunes new clients for --num_epochs',
-    )
   # As the method does or the run did, which an exported model does, too.
   asked = run.config.personalization.resolved(process.adaptation)
   own = {} if trains else {'fine_tune': 'all'}
   if asked.fine_tune != 'none':
     own = dataclasses.asdict(asked)
   variants = {}
-  for text in _NUM_EPOCHS.value:
-    epochs = _positive_int(text, '--num_epochs')
+  for epochs in _numbers('--num_epochs', _NUM_EPOCHS.value):
     if trains:
       options = {**own, 'new_client_epochs': epochs}
     else:
@@ -220,15 +210,7 @@ def main() -> None:
   run_flags.refuse_all_but(
     [*_DATA_FLAGS, *_FITTING_FLAGS], 'the run has its method, model and rounds'
   )
-  for name, values in (
-    ('--num_samples', _NUM_SAMPLES.value),
-    ('--num_epochs', _NUM_EPOCHS.value),
-  ):
-    errors.expect(values, name, 'at least one number', values)
-  sample_counts = [
-    None if text == 'all' else _positive_int(text, '--num_samples')
-    for text in _NUM_SAMPLES.value
-  ]
+  sample_counts = _numbers('--num_samples', _NUM_SAMPLES.value, 'all')
   output_dir = program.new_path(_OUTPUT_DIR.value, '--output_dir')
   run = open_run.open_run(_RUN_DIR.value)
   clients = _load_clients(run)

@@ -40,7 +40,6 @@ from .papers import record
 from .papers.engine import claims, paper, trials
 
 _ALL = 'all'
-_DATA_FLAGS = ('dataset', 'data_dir', *runtime_flags.NAMES)
 
 _EXPERIMENT = flags.DEFINE_string(
   'experiment', None, f'Name of an experiment (see --list), or {_ALL}.'
@@ -119,14 +118,7 @@ def _selected_experiments():
   if _EXPERIMENT.value == _ALL:
     return list(papers.EXPERIMENTS.values())
   errors.expect_one_of('experiment', _EXPERIMENT.value, papers.EXPERIMENTS)
-  selected = papers.EXPERIMENTS[_EXPERIMENT.value]
-  for name in _DATA_FLAGS:
-    if flags.FLAGS[name].present and not selected.uses_datasets:
-      raise ValueError(
-        f'Expected --{name} with an experiment on data sets only, found '
-        f'--experiment={selected.name}, which generates its data.'
-      )
-  return [selected]
+  return [papers.EXPERIMENTS[_EXPERIMENT.value]]
 
 
 def _sizes():

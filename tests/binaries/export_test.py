@@ -148,16 +148,10 @@ def test_of_a_table_the_encoding_is_exported_too(programs, monkeypatch):
     (['--format=keras', '--output=m'], '--output to be a .keras file'),
     (['--format=tff', '--output=m.pb'], '--output to be a folder'),
     (['--format=tff', '--output=m'], '--stateless to be given'),
-    (['--format=tff', '--output=m', '--client=x'], '--client to be left out'),
     (
       ['--format=keras', '--output=m.keras', '--client=x'],
-      "one of the run's clients (client_0 to client_5)",
+      "--client to be a client of 'digits', such as 'client_0', found 'x'",
     ),
-    (
-      ['--format=tff', '--output=m', '--quantize=int8'],
-      '--quantize to be left',
-    ),
-    (['--format=tff', '--output=m', '--fine_tune=all'], 'no --fine_tune'),
     (['--format=tff', '--output=m', '--num_rounds=3'], 'no --num_rounds'),
   ],
 )

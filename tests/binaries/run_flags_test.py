@@ -141,14 +141,9 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
       '--fed_rep_num_head_steps=-1',
       '--fed_rep_num_head_steps to be an',
     ),
-    ('--fed_rep_body_learning_rate=-1', '--fed_rep_body_learning_rate to be a'),
     ('--fed_rep_num_body_epochs=2000000000', '--fed_rep_num_body_epochs to be'),
     ('--batch_size=3000000000', '--batch_size to be an integer in [0, '),
     (f'{_ELEMENTS}=:', '--fed_split_personal_elements to be names of layers'),
-    (
-      f'{_ELEMENTS}=head:99',
-      '--fed_split_personal_elements to be of he',
-    ),
     ('--algorithm=fed_per --fed_per_local_depth=9', '--fed_per_local_depth to'),
     ('--algorithm=ifca --ifca_num_clusters=99999999', '--ifca_num_clusters to'),
     # Of the same name in two flags: the one that is wrong.
@@ -164,6 +159,10 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
     ),
     # Personalization.
     ('--fine_tune=all --fine_tune_num_steps=-1', '--fine_tune_num_steps to be'),
+    (
+      '--fine_tune=all --fine_tune_num_epochs=2 --fine_tune_num_steps=3',
+      'no --fine_tune_num_epochs: --fine_tune_num_steps is 3, and steps are',
+    ),
     ('--new_client_epochs=-1', '--new_client_epochs to be an integer in [0, '),
     # Arguments of models, data sets and aggregators.
     ('--model_widths=0', '--model_widths to be an integer at least 1, found 0'),
@@ -176,7 +175,11 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
       '--dataset_classes=77',
       '--dataset_classes to be integers in [0, 10)',
     ),
-    ('--dataset_stride=2', 'no --dataset_stride: --dataset=digits does not'),
+    ('--data_dir=.', '--data_dir to be unset for the dataset'),
+    ('--model=linear --model_widths=', '--model to be'),
+    ('--class_weight=12:3', '--class_weight'),
+    ('--aggregator=dp', '--dp_epsilon to be given, or else --dp_noise_mult'),
+    ('--dp_epsilon=1', 'no --dp_epsilon: --aggregator=mean does not take it'),
     ('--aggregator=dp --dp_noise_multiplier=-1', '--dp_noise_multiplier to be'),
     ('--aggregator=dp --dp_epsilon=1 --dp_clip=-5', '--dp_clip to be fixed:'),
     # Parts of a text.

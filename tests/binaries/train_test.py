@@ -144,28 +144,10 @@ def test_baselines_run_on_the_same_clients_and_are_compared(programs):
     ('--algoritm=fed_rep', 'Did you mean: algorithm'),
     ('--num_rounds=many', "'many'"),
     ('--num_rounds=0', 'positive integer'),
-    ('--fed_rep_head_learning_rate=-1', '--fed_rep_head_learning_rate to be'),
-    ('--model_widths=16,x', 'integers separated by commas'),
-    ('--model_widths=0', '--model_widths to be an integer at least 1'),
-    ('--model_filters=8', 'no --model_filters: --model=mlp does not take it'),
-    ('--fine_tune_num_epochs=2', 'it is for --fine_tune=head or all'),
-    (
-      '--fine_tune=all --fine_tune_num_epochs=2 --fine_tune_num_steps=3',
-      '--fine_tune_num_steps is 3, and steps are instead of epochs',
-    ),
-    (
-      '--baselines=per_fed_avg --per_fed_avg_inner_learning_rate=-1',
-      '--per_fed_avg_inner_learning_rate to be a non-negative number',
-    ),
     ('--fed_avg_num_epochs=1', '(fed_rep) only, found --fed_avg_num_epochs'),
     ('--cohort_size=7', '--cohort_size to be 1 to num_clients=6, found 7'),
     ('--participation=0.5', 'one of --cohort_size and --participation, found'),
-    ('--aggregator=dp', '--dp_epsilon to be given, or else --dp_noise_mult'),
-    ('--dp_epsilon=1', 'no --dp_epsilon: --aggregator=mean does not take it'),
-    ('--data_dir=.', 'reads no files'),
     ('resume', "found 'resume'"),
-    ('--model=linear --model_widths=', 'fed_rep to share'),
-    ('--class_weight=12:3', 'in [0, 9], found 12'),
     ('--flagfile=none.txt', 'none.txt'),
   ],
 )
@@ -258,8 +240,7 @@ def test_a_signal_ends_the_program_and_loses_nothing(
     programs.succeed('train', *flags, '--output_dir=undisturbed')
   for round_number, signal_number, status, last_words in (
     (3, signal.SIGINT, 130, 'interrupted\n'),
-    (7, signal.SIGTERM, 143, ''),
-    (11, signal.SIGKILL, -signal.SIGKILL, ''),
+    (9, signal.SIGKILL, -signal.SIGKILL, ''),
   ):
     program = programs.start('train', *flags)
     while left_behind.last_round(directory) < round_number:
