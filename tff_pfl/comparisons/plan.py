@@ -111,6 +111,12 @@ class Comparison:
             f'given for {name}, a range that is searched',
             None,
           )
+          errors.expect(
+            values.low < values.high and (values.low > 0 or not values.log),
+            'search',
+            'from a lower to a higher number, of logarithms from above 0',
+            f'{name}={values.low}:{values.high}',
+          )
         else:
           _expect_distinct(f'grid of {name}', values)
     for name, least in (

@@ -83,15 +83,6 @@ def test_files_of_the_wrong_form_are_named(tmp_path, changes, match):
     _load(3, data_dir=data_dir)
 
 
-def test_test_images_that_a_file_has_are_those_of_their_writers(tmp_path):
-  content = _content()
-  test = {f'{name}_test': values[::2] for name, values in content.items()}
-  dataset = _load(3, data_dir=_write(tmp_path, **test))
-  assert dataset.class_counts('train').sum() == 60
-  for client_id, first in (('3', 0), ('1', 20), ('20', 40)):
-    assert _places(dataset.test(client_id)) == [*range(first, first + 20, 2)]
-
-
 def _client_data(seeds):
   def client(seed):
     rng = np.random.default_rng(seed)
@@ -125,9 +116,6 @@ def test_without_data_dir_the_writers_come_through_tff(monkeypatch):
   np.testing.assert_array_equal(examples.y, source['label'])
   np.testing.assert_allclose(examples.x[..., 0], 1 - source['pixels'])
   assert dataset.class_counts('test').sum() == 18
-  assert len(_load(2, seed=1).client_ids) == 2
-  with pytest.raises(ValueError, match='at most 3, the number of writers'):
-    _load(4)
   with pytest.raises(ValueError, match="natural for .*found 'iid'"):
     _load(2, 'iid')
 
