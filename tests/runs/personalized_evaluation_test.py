@@ -108,40 +108,9 @@ def test_known_clients_of_a_batch_have_the_shapes_of_new_ones(
   assert ''.join(one for one in found if isinstance(one, str)) == given
 
 
-def _row(client, before, after, num_test_examples):
-  return {
-    'client': client,
-    'num_train_examples': 10,
-    'num_test_examples': num_test_examples,
-    'num_rounds': 1,
-    'before': before,
-    'after': after,
-  }
-
-
-def test_summary_is_that_computed_by_hand():
-  rows = [
-    _row(
-      'a', {'loss': 2.0, 'accuracy': 0.5}, {'loss': 1.0, 'accuracy': 1.0}, 1
-    ),
-    _row(
-      'b', {'loss': 1.0, 'accuracy': 0.5}, {'loss': 2.0, 'accuracy': 0.0}, 3
-    ),
-  ]
-  summary = personalized_evaluation.summarize(rows, has_global_model=True)
-  assert summary['personal'] == {'loss': 1.5, 'accuracy': 0.5}
-  assert summary['global'] == {'loss': 1.5, 'accuracy': 0.5}
-  fairness = summary['fairness']
-  assert fairness['weighted_mean'] == 0.25
-  assert fairness['fraction_hurt'] == 0.5
-  summary = personalized_evaluation.summarize(rows, has_global_model=False)
-  assert summary['global'] is None
-  assert summary['fairness']['fraction_hurt'] is None
-
-
 def test_models_that_diverged_are_counted_and_hurt():
   rows = [
-    _row('a', {'loss': 1.0}, {'loss': loss}, 1)
+    {'before': {'loss': 1.0}, 'after': {'loss': loss}, 'num_test_examples': 1}
     for loss in (0.5, math.nan, math.inf)
   ]
   summary = personalized_evaluation.summarize(rows, True, split_model.LOSS)
