@@ -12,7 +12,6 @@ from tff_pfl.core import options, personalization, training_options
 from tff_pfl.methods import (
   fed_avg,
   fed_fac,
-  fed_pac,
   fed_rep,
   registry,
 )
@@ -138,13 +137,6 @@ def test_settings_reach_the_process(process):
     ({'seed': -1}, r'`seed` to be an integer in \[0, 9223372036854775807\]'),
     ({'num_warmup_rounds': -1}, '`num_warmup_rounds` to be an integer'),
     ({'num_warmup_epochs': 0}, '`num_warmup_epochs` to be an integer'),
-    (
-      {
-        'algorithm': 'fed_pac',
-        'hparams': fed_pac.FedPacHParams(max_cohort_size=9),
-      },
-      '`hparams.max_cohort_size` to be at least 10, .*, found 9',
-    ),
     (
       {'hparams': fed_rep.FedRepHParams(optimizer=_ADAGRAD)},
       '`hparams.optimizer` to be a name',

@@ -224,6 +224,10 @@ def _data_of(features, classes, **options):
       {'process': {'description': {'hparams': {'num_clients': 3}}}},
       '`hparams.num_clients` to be .*found 3',
     ),
+    (
+      {'process': {'description': {'hparams': {'max_cohort_size': 2}}}},
+      '`hparams.max_cohort_size` to be at least 3, .*found 2',
+    ),
     ({'process': {'seed': -1}}, '`seed` to be .* at least 0, found -1'),
   ],
 )

@@ -73,7 +73,12 @@ class Accounting:
       self.noise_multiplier,
     )
     errors.expect_share('delta', self.delta, '(0, 1)')
-    _expect_plain(self.sampler)
+    errors.expect(
+      self.sampler.is_plain,
+      'sampler',
+      'one of cohorts that are drawn among all clients and all report',
+      self.sampler,
+    )
 
   def epsilons(self, num_rounds: int) -> list[float]:
     """Epsilon after each of the rounds 1 to `num_rounds`."""
@@ -192,16 +197,6 @@ def find_noise_multiplier(
       (low, middle) if epsilon_of(middle) <= epsilon else (middle, high)
     )
   return high
-
-
-def _expect_plain(sampler):
-  """Raises `ValueError` for cohorts that the bounds do not hold for."""
-  errors.expect(
-    sampler.is_plain,
-    'sampler',
-    'one of cohorts that are drawn among all clients and all report',
-    sampler,
-  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

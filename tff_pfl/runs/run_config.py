@@ -21,7 +21,6 @@ from tff_pfl.core import (
 )
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import personalization as personalization_lib
-from tff_pfl.datasets import partitioning
 from tff_pfl.methods import registry
 from tff_pfl.models import (
   augmentation,
@@ -196,19 +195,9 @@ class RunConfig:
       object.__setattr__(self, 'initial_weights', initial_weights)
     self.training()
     object.__setattr__(self, 'metrics', tuple(self.metrics))
-    errors.expect_int(
-      'num_clients', self.num_clients, 1, partitioning.MAX_CLIENTS
-    )
     self.sampler()  # Fails early on a cohort larger than the population.
     self._make_attack()
     self._check_aggregator()
-    room = getattr(self.hparams, 'max_cohort_size', self.cohort_size)
-    errors.expect(
-      room >= self.cohort_size,
-      'hparams.max_cohort_size',
-      f'at least {self.cohort_size}, the size of a cohort',
-      room,
-    )
 
   def _check_aggregator(self):
     """Raises `ValueError` if it does not exist or fit the other settings."""

@@ -140,7 +140,7 @@ def run(
     dropout_rate,
     client_sampling.join_rounds_of(data),
   )
-  _expect_fit(process, data)
+  _expect_fit(process, data, cohort_size)
   num_late = sum(first > num_rounds for first in data.join_round.values())
   if num_late:
     logging.warning('%d clients join after the last round.', num_late)
@@ -281,14 +281,22 @@ def _options_of_runtime(runtime, options, model, data, sampler):
   return {**options, 'devices': devices}
 
 
-def _expect_fit(process, data):
+def _expect_fit(process, data, cohort_size):
   """Raises `ValueError` if process and data do not fit together."""
-  known = process.description['hparams'].get('num_clients')
+  hparams = process.description['hparams']
+  known = hparams.get('num_clients')
   errors.expect(
     known in (None, data.num_clients),
     'hparams.num_clients',
     f'{data.num_clients}, the number of all clients, or None',
     known,
+  )
+  room = hparams.get('max_cohort_size', cohort_size)
+  errors.expect(
+    room >= cohort_size,
+    'hparams.max_cohort_size',
+    f'at least {cohort_size}, the size of a cohort',
+    room,
   )
   client_population.check_data_fit(process.model, data)
   client_population.check_test_examples(data)
