@@ -193,7 +193,7 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
     ),
     (
       '--attack=sign_flip',
-      '--attacked_fraction to be at least 0.083333',
+      '--attacked_fraction to be such that some of 6 clients attack',
     ),
     (
       '--server_learning_rate=-1',

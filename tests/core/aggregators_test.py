@@ -45,17 +45,10 @@ def test_compressed_updates_are_the_same_each_time():
 
 
 @pytest.mark.parametrize(
-  ('name', 'message'),
-  [
-    *((name, 'mean, robust, secure, compressed') for name in ('krum', None)),
-    *(
-      (name, 'trimmed_mean:<share')
-      for name in ('median:1', 'trimmed_mean:0.6', 'mean:x')
-    ),
-  ],
+  'name', ['krum', None, 'median:1', 'trimmed_mean:0.6', 'mean:x']
 )
-def test_unknown_aggregator_is_refused_with_those_there_are(name, message):
-  with pytest.raises((TypeError, ValueError), match=f'`aggregator`.*{message}'):
+def test_unknown_aggregator_is_refused_with_those_there_are(name):
+  with pytest.raises(ValueError, match='`aggregator` to be one of mean'):
     aggregators.make_aggregator(name)
 
 
@@ -76,14 +69,19 @@ def test_what_is_collected_is_not_promised_to_be_private_or_robust(factory):
 
 
 @pytest.mark.parametrize(
-  ('factory', 'is_secure'),
+  ('factory', 'is_secure', 'has_global'),
   [
-    (tff.learning.secure_aggregator(), True),
-    (tff.aggregators.MeanFactory(tff.aggregators.SecureSumFactory(1.0)), False),
-    (tff.learning.robust_aggregator(), False),
+    (tff.learning.secure_aggregator(), True, True),
+    (tff.learning.secure_aggregator(), True, False),
+    # Of weights in the clear.
+    (
+      tff.aggregators.MeanFactory(tff.aggregators.SecureSumFactory(1.0)),
+      False,
+      True,
+    ),
+    (tff.learning.robust_aggregator(), False, False),
   ],
 )
-@pytest.mark.parametrize('has_global', [True, False])
 def test_metrics_and_counts_are_summed_as_updates_are(
   factory, is_secure, has_global, monkeypatch, caplog
 ):

@@ -36,12 +36,11 @@ def test_attacks_by_name():
         'sign_flip:2',
       )
     ),
-    # Of ten clients none.
-    ('sign_flip', 0.0, 'attacked_fraction'),
-    ('label_flip', 0.049, 'attacked_fraction'),
-    ('none', 0.1, 'attacked_fraction'),
-    ('sign_flip', 1.0, 'attacked_fraction'),
-    ('sign_flip', 0.97, 'attacked_fraction'),
+    # Of ten clients none, or all.
+    *(
+      ('sign_flip', fraction, 'attacked_fraction')
+      for fraction in (float('nan'), 0.049, 0.97)
+    ),
   ],
 )
 def test_wrong_attack_is_refused(spec, fraction, name):

@@ -115,18 +115,10 @@ def test_of_one_client_every_kind_of_method_gets_its_mean(name, aggregator):
   toy_problems.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  'aggregator',
-  [
-    'median',
-    pytest.param('geometric_median', marks=pytest.mark.slow),
-    pytest.param('trimmed_mean:0.2', marks=pytest.mark.slow),
-  ],
-)
-def test_a_minority_cannot_move_the_model_at_will(aggregator):
+def test_a_minority_cannot_move_the_model_at_will():
   far = toy_problems.labeled_examples(20, seed=4)
   far.x[:] *= 1e3
-  process = _build('fed_avg', aggregator)
+  process = _build('fed_avg', 'median')
   moved, honest = (
     toy_problems.train(process, clients)[2]['update_norm']
     for clients in ([*_CLIENTS[:4], far], _CLIENTS)
@@ -141,7 +133,7 @@ def _clusters(aggregator):
 
 def test_methods_with_sums_take_the_geometric_median_only():
   for build in (_clusters, functools.partial(_build, 'scaffold')):
-    with pytest.raises(ValueError, match='geometric_median serves'):
+    with pytest.raises(ValueError, match='`aggregator` .* sums over clients'):
       build('median')
   # A client's choice and its update are one vector. Clients of one data set
   # choose alike, and the median of equal vectors is their mean.

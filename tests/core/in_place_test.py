@@ -106,7 +106,6 @@ def _small(jit_compile=False):
 @pytest.mark.parametrize(
   ('make', 'options'),
   [
-    pytest.param(_small, {'momentum': 0.0}, marks=pytest.mark.slow),
     (shared.network, {}),
     (_small, {'optimizer': 'adam', 'num_steps': 7}),
   ],

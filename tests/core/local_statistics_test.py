@@ -91,16 +91,9 @@ def test_clients_share_the_weights_but_not_the_statistics():
   assert not process.has_global_model
 
 
-@pytest.mark.parametrize(
-  'name',
-  [
-    'fed_pac',
-    *(pytest.param(n, marks=pytest.mark.slow) for n in ('fed_rep', 'fed_dar')),
-  ],
-)
-def test_rounds_of_several_parts_keep_them(name):
-  """With two exchanges; with a head of one's own; with both."""
-  _, state, states, (a, b) = _train(name, statistics='local')
+def test_rounds_of_several_parts_keep_them():
+  """With two exchanges and a head of one's own."""
+  _, state, states, (a, b) = _train('fed_pac', statistics='local')
   assert not set(_MOVING) & set(state.global_weights)
   for moving in _MOVING:
     assert not np.array_equal(a[moving], b[moving])
@@ -150,17 +143,13 @@ def test_what_a_new_client_trains_below_decides_its_statistics():
   _assert_equal(kept, expected)
 
 
-_SEVERAL = 'whose clients hold several models or divide'
-
-
 @pytest.mark.parametrize(
   ('name', 'options', 'words'),
   [
-    ('scaffold', {}, 'local or global for scaffold.*whose server knows more'),
-    ('fed_avg', {'stateless': True}, 'local or global.*keep nothing between'),
-    ('knn_per', {}, 'local or global for knn_per.*keep nothing between rounds'),
-    ('ifca', {'statistics': 'local'}, f'to be global for ifca, {_SEVERAL}'),
-    ('fed_split', {'statistics': 'local'}, f'global for fed_split, {_SEVERAL}'),
+    ('scaffold', {}, 'local or global for scaffold'),
+    ('fed_avg', {'stateless': True}, 'local or global for fed_avg'),
+    ('ifca', {'statistics': 'local'}, 'global for ifca'),
+    ('fed_split', {'statistics': 'local'}, 'global for fed_split'),
     ('separate_fed_avg', {'statistics': 'local'}, 'for separate_fed_avg'),
   ],
 )
@@ -168,8 +157,3 @@ def test_they_are_not_kept_where_that_cannot_be(name, options, words):
   model = toy_problems.model_for(name, _model())
   with pytest.raises(ValueError, match=f'`statistics`.*{words}'):
     registry.build(name, model, **{'statistics': 'local_all', **options})
-
-
-def test_a_network_without_batch_normalization_refuses():
-  with pytest.raises(ValueError, match='has no batch normalization'):
-    registry.build('fed_avg', toy_problems.classifier(), statistics='local')

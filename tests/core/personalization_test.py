@@ -60,13 +60,11 @@ def test_zero_epochs_and_no_examples_change_nothing(fine_tune):
 @pytest.mark.parametrize(
   ('option', 'value'),
   [
-    ('fine_tune', 'body'),
     ('fine_tune', None),
     ('num_epochs', -1),
     ('num_steps', 0),
     ('learning_rate', 0.0),
     ('momentum', 1.0),
-    ('momentum', -0.1),
     ('optimizer', 'rmsprop'),
     ('batch_size', -1),
     ('new_client_epochs', -1),

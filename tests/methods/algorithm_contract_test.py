@@ -808,10 +808,8 @@ def test_hyperparameters_may_be_words():
   assert expected.items() <= found[0].items()
   assert found[1] == 7
   assert described(num_epochs=2, batch_size=4, seed=7) == found
-  with pytest.raises(TypeError, match='num_epochs.*seed.*num_epoch'):
+  with pytest.raises(TypeError, match="unexpected .*'num_epoch'"):
     described(num_epoch=2)
-  with pytest.raises(ValueError, match='batch_size'):
-    described(batch_size=-1)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 from tests.methods import toy_problems
 from tff_pfl import datasets
 from tff_pfl.core import personalization, phases
-from tff_pfl.methods import registry
 from tff_pfl.models import domain_models
 
 _INITIAL, _CLIENTS = toy_problems.KERNEL, toy_problems.CLIENTS
@@ -109,16 +108,6 @@ def test_server_momentum_accumulates_over_rounds():
   toy_problems.check_rounds(process, _CLIENTS, rounds())
 
 
-@pytest.mark.slow
-def test_first_server_step_of_adam_moves_by_its_learning_rate():
-  # m / sqrt(v) is update / |update| in the first step.
-  step = 0.25 * np.sign(_INITIAL - _mean_local(_INITIAL))
-  process = _process(server_optimizer=phases.build_optimizer('adam', 0.25))
-  toy_problems.check_rounds(
-    process, _CLIENTS, [{'global_weights': {'head': _INITIAL - step}}]
-  )
-
-
 def test_moving_statistics_are_averaged_whatever_the_server_optimizer():
   keras.utils.set_random_seed(0)
   model = toy_problems.classifier_from(toy_problems.dropout_and_normalization())
@@ -161,19 +150,14 @@ def _process_for_domains(kind='shared', *, reweighted=False):
   )
 
 
-# Of the 16 examples 7 and 9.
-@pytest.mark.parametrize(
-  ('reweighted', 'factors'),
-  [
-    (True, (16 / 14, 16 / 18)),
-    pytest.param(False, (1, 1), marks=pytest.mark.slow),
-  ],
-)
-def test_reweighted_domains_count_the_same(reweighted, factors):
+def test_reweighted_domains_count_the_same():
+  # Of the 16 examples 7 and 9.
+  factors = np.array([16 / 14, 16 / 18])
+
   def local(weight, client):
     for _ in range(2):
       errors = (client.x @ weight)[:, 0] - client.y
-      errors *= np.array(factors)[client.domain]
+      errors *= factors[client.domain]
       slope = 2 * client.x.T @ errors[:, np.newaxis] / len(client.y)
       weight = weight - 0.1 * slope
     return weight
@@ -185,7 +169,7 @@ def test_reweighted_domains_count_the_same(reweighted, factors):
       weight = toy_problems.weighted_mean(models, _CLIENTS)
       yield {'global_weights': {'head': weight}}
 
-  process = _process_for_domains(reweighted=reweighted)
+  process = _process_for_domains(reweighted=True)
   toy_problems.check_rounds(process, _IN_DOMAINS, rounds())
 
 
@@ -211,25 +195,3 @@ def test_domain_as_input_is_fed_avg_on_inputs_with_the_one_hot():
 
   process = _process_for_domains(kind='input')
   toy_problems.check_rounds(process, _IN_DOMAINS, rounds(kernel))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('kind', domain_models.KINDS)
-def test_projection_goes_with_every_model_of_domains(kind):
-  model = domain_models.with_domains(
-    toy_problems.classifier(), toy_problems.DOMAINS
-  )
-  process = registry.build(
-    'fed_avg',
-    domain_models.domain_model(domain_models.projected(model, 2), kind),
-  )
-  initial = process.initialize().global_weights
-  assert initial['projection/kernel'].shape == (4, 2)
-  (head,) = {v.shape for n, v in initial.items() if n.endswith('head/kernel')}
-  assert head == (2, 3)
-  clients = [
-    toy_problems.in_turn(toy_problems.labeled_examples(n, n)) for n in (9, 14)
-  ]
-  state, _, _ = toy_problems.train(process, clients)
-  for name, value in state.global_weights.items():
-    assert toy_problems.differ(value, initial[name]), name

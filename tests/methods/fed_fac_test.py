@@ -126,21 +126,14 @@ def test_rounds_are_those_of_the_paper(analysed):
     assert np.any(np.abs(changes).sum(axis=0) >= 2)
 
 
-@pytest.mark.parametrize(
-  'split',
-  [
-    'eigenvectors',
-    pytest.param('factor_analysis', marks=pytest.mark.slow),
-  ],
-)
-def test_the_static_partition_is_that_of_the_first_rounds_weights(split):
-  process = _linear('weights', mode='static', split=split)
+def test_the_static_partition_is_that_of_the_first_rounds_weights():
+  process = _linear('weights', mode='static', split='eigenvectors')
   body, head = _BODY.astype(float), _HEAD.astype(float)
   trained = [
     toy_problems.descended_together(body, head, client, 2, 0.1)[0]
     for client in _CLIENTS[:2]
   ]
-  expected, _ = _is_shared(np.concatenate(trained), split)
+  expected, _ = _is_shared(np.concatenate(trained), 'eigenvectors')
   rounds = [{'algorithm': {'is_shared': {'body': expected}}}] * len(_COHORTS)
   toy_problems.check_rounds(process, _CLIENTS, rounds, _COHORTS)
 
@@ -258,18 +251,14 @@ def test_before_a_static_partition_newcomers_have_the_global_model():
 # Random splits.
 
 
-@pytest.mark.parametrize(
-  'mode', ['dynamic', pytest.param('static', marks=pytest.mark.slow)]
-)
-def test_a_random_split_has_as_many_personal_elements(mode):
-  process = _process('fed_fac', mode=mode, split='random', threshold=0.4)
+def test_a_random_split_has_as_many_personal_elements():
+  process = _process('fed_fac', split='random', threshold=0.4)
   partitions = []
   for state, _, metrics in toy_problems.rounds(process, _DATA, [(0, 1)] * 3):
     partitions.append(state.algorithm['is_shared']['dense_2'])
     assert partitions[-1].sum() == 5
     assert metrics['num_factors']['dense_2'] == 0
-  changes = np.any(np.diff(np.array(partitions, int), axis=0), axis=1)
-  assert np.all(changes == (mode == 'dynamic'))
+  assert np.all(np.any(np.diff(np.array(partitions, int), axis=0), axis=1))
 
 
 # New clients.
@@ -361,8 +350,8 @@ def test_an_upload_is_an_update_and_the_sums_of_the_divided_layers():
 # Hyperparameters.
 
 
-@pytest.mark.parametrize('number', [1, 2, 7, 8, 200])
-@pytest.mark.parametrize('threshold', [0, 0.25, 0.5, 0.75, 0.9, 0.95, 1])
+@pytest.mark.parametrize('number', [1, 2, 7, 200])
+@pytest.mark.parametrize('threshold', [0, 0.25, 0.5, 0.95, 1])
 def test_the_threshold_is_a_quantile(number, threshold):
   values = np.arange(number, dtype=float)
   hparams = fed_fac.FedFacHParams(threshold=threshold)

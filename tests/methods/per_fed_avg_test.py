@@ -293,7 +293,6 @@ def test_exact_and_hessian_free_agree_on_a_recurrent_network():
     ({'variant': 'first_order', 'num_inner_steps': 2}, 2),
     ({'num_inner_steps': 2, 'num_adaptation_steps': 3}, 3),
     ({'num_adaptation_steps': 0}, 0),
-    pytest.param({'inner_learning_rate': 0.0}, 0, marks=pytest.mark.slow),
   ],
 )
 def test_a_model_is_scored_after_gradient_steps_of_size_alpha(

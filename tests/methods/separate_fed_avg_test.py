@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 import tensorflow_federated as tff
 
 from tests.methods import toy_problems
@@ -70,32 +69,20 @@ def _to_targets(clients, options):
   return _build(kernel, clients, options, num_steps=1, learning_rate=0.5)
 
 
-@pytest.mark.parametrize(
-  'weighting',
-  [pytest.param('num_examples', marks=pytest.mark.slow), 'unweighted'],
-)
-def test_domains_mean_is_by_its_examples_whatever_clients_weigh(weighting):
+def test_domains_mean_is_by_its_examples_whatever_clients_weigh():
   clients = _of_targets(90)
-  process = _to_targets(clients, toy_problems.WEIGHTINGS[weighting])
+  process = _to_targets(clients, toy_problems.WEIGHTINGS['unweighted'])
   wanted = {f'domain_{m}/head': [[w]] for m, w in enumerate((0.5, 3, 7))}
   toy_problems.check_rounds(process, clients, [{'global_weights': wanted}])
 
 
-@pytest.mark.parametrize(
-  'aggregator',
-  [
-    pytest.param(
-      tff.learning.secure_aggregator, id='secure', marks=pytest.mark.slow
-    ),
-    # Of standard deviation 0.005, where half of a client's share is 0.25.
-    lambda: tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
-      0.002, clients_per_round=2, clip=5.0
-    ),
-  ],
-)
-def test_domain_absent_from_a_round_keeps_its_model(aggregator):
+def test_domain_absent_from_a_round_keeps_its_model():
+  # Of standard deviation 0.005, where half of a client's share is 0.25.
+  private = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+    0.002, clients_per_round=2, clip=5.0
+  )
   clients = _of_targets(10)
-  process = _to_targets(clients, {'aggregator': aggregator()})
+  process = _to_targets(clients, {'aggregator': private})
   state, _, _ = toy_problems.train(process, clients, 2)
   a, b, c = state.global_weights.values()
   assert a != 7 and b != 7

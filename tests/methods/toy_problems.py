@@ -131,13 +131,6 @@ WEIGHTINGS = {
 }
 
 
-def mean_model(values, clients, weighting):
-  """The mean of clients' values, with weights of `WEIGHTINGS`."""
-  if weighting == 'num_examples':
-    return weighted_mean(values, clients)
-  return np.mean(values, axis=0)
-
-
 def labeled_examples(num_examples, seed):
   """Examples for `classifier`, with a rule to learn."""
   rng = np.random.default_rng(seed)

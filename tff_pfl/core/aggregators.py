@@ -33,7 +33,7 @@ AGGREGATORS = {
   'compressed': functools.partial(
     tff.learning.compression_aggregator, stochastic=False
   ),
-  'median': gather.TrimmedMeanFactory,
+  'median': lambda: gather.TrimmedMeanFactory(),
   'trimmed_mean': lambda fraction=0.1: gather.TrimmedMeanFactory(fraction),
   'geometric_median': gather.GeometricMedianFactory,
 }
@@ -62,28 +62,13 @@ def make_aggregator(name: str) -> Any:
       the tenth of the clients at either end) or 'geometric_median'; see
       `gather` for the last three. Private means have arguments and are made by
       `private_mean`.
-
-  Raises:
-    ValueError: If no factory has this name, or the trimmed share is not a
-      number in [0, 0.5].
   """
-  errors.expect_type(
-    name, str, 'aggregator', f'one of {", ".join(AGGREGATORS)}'
-  )
-  kind, *arguments = name.split(':')
-  errors.expect_one_of('aggregator', kind, AGGREGATORS)
+  kind, *arguments = str(name).split(':')
   try:
-    is_right = len(arguments) <= (kind == 'trimmed_mean')
-    factory = AGGREGATORS[kind](*map(float, arguments)) if is_right else None
-  except ValueError:
-    factory = None
-  errors.expect(
-    factory is not None,
-    'aggregator',
-    f'one of {", ".join(AGGREGATORS)}, or trimmed_mean:<share in [0, 0.5]>',
-    name,
-  )
-  return factory
+    return AGGREGATORS[kind](*map(float, arguments))
+  except (KeyError, TypeError, ValueError):
+    known = f'one of {", ".join(AGGREGATORS)} (trimmed_mean:<share up to 0.5>)'
+    raise ValueError(errors.message('aggregator', known, name)) from None
 
 
 def least_share(
@@ -152,15 +137,11 @@ def create(
     value_types: Types of the values that clients send, one per exchange.
     own: Factories of exchanges that have their own, None for the others; empty
       if none has.
-
-  Raises:
-    ValueError: If `factory` is a median or trimmed mean and clients report
-      shares or sums, or if it is not a plain mean and an exchange has its own.
   """
   errors.expect(
     not any(own) or _is_plain(factory),
     'aggregator',
-    'a plain mean for a method whose server collects what each client sends',
+    'a plain mean where the server collects what each client sends',
     type(factory).__name__,
   )
   num_uploads = sum(bool(len(value_type)) for value_type in value_types)
@@ -179,8 +160,7 @@ def create(
       not isinstance(chosen, gather.TrimmedMeanFactory)
       or 'report' not in tff.structure.name_list(value_type),
       'aggregator',
-      'no median or trimmed mean of each number (geometric_median serves) for '
-      'a method whose server takes sums over its clients',
+      'no median of each number where the server takes sums over clients',
       type(chosen).__name__,
     )
     if not is_weighted(chosen):

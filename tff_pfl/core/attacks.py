@@ -43,7 +43,7 @@ class Attack:
         and model.element_spec['y'].dtype.is_integer
       ),
       'attack.flips_labels',
-      'false for a model without classes as its labels',
+      'false where labels are no classes',
       self.flips_labels,
     )
 
@@ -80,13 +80,11 @@ def make_attack(
 
   Args:
     spec: 'sign_flip', 'scale:<factor>', 'label_flip' or 'none'.
-    fraction: Share of the clients that are attacked, in [0, 1), rounded to
-      whole clients: none without an attack, else one or more. They are drawn
-      at random; those of a smaller share are among those of a larger one.
+    fraction: Share of the clients that are attacked, rounded to whole clients,
+      of which some must be attacked and some honest; unused without an attack.
+      They are drawn at random; those of a smaller share are among those of a
+      larger one.
     seed: Seed of the draw, nonnegative.
-
-  Raises:
-    ValueError: If `spec` has another form or `fraction` is out of its range.
   """
   kind, *numbers = spec.split(':')
   factors = {'none': 1.0, 'label_flip': 1.0, 'sign_flip': -1.0}
@@ -97,29 +95,19 @@ def make_attack(
   except (ValueError, TypeError):
     is_right = False
   errors.expect(is_right, 'attack', f'one of {FORMS}', spec)
-  errors.expect_share('attacked_fraction', fraction, '[0, 1)')
+  if kind == 'none':
+    return Attack()
+  number = 0
+  if errors.is_number(fraction):
+    number = int(np.floor(fraction * num_clients + 0.5))
   errors.expect(
-    fraction == 0 or kind != 'none',
+    0 < number < num_clients,
     'attacked_fraction',
-    '0 without an attack',
+    f'such that some of {num_clients} clients attack and some do not',
     fraction,
   )
   sequence = np.random.SeedSequence(seed, spawn_key=(_STREAM,))
   order = np.random.default_rng(sequence).permutation(num_clients)
-  number = int(np.floor(fraction * num_clients + 0.5))
-  errors.expect(
-    number < num_clients,
-    'attacked_fraction',
-    f'such that one of the {num_clients} clients is honest',
-    fraction,
-  )
-  errors.expect(
-    number > 0 or kind == 'none',
-    'attacked_fraction',
-    f'at least {0.5 / num_clients:g}, which comes to one of {num_clients} '
-    "clients, or 0 with attack 'none'",
-    fraction,
-  )
   return Attack(
     tuple(sorted(order[:number].tolist())), factor, kind == 'label_flip'
   )

@@ -169,11 +169,7 @@ class ClientWork:
     )
 
   def without_state(self, name: str) -> ClientWork:
-    """This work for clients that forget their local state after each round.
-
-    Raises:
-      ValueError: If the method needs the state.
-    """
+    """This work for clients that forget their local state after each round."""
     exchanges = self.exchanges_when_forgetting
     if exchanges is None:
       errors.expect(
@@ -270,7 +266,6 @@ class ClientTypes(NamedTuple):
   examples: tff.Type
 
 
-@errors.typed
 def partitioned_weights_work(
   model: split_model.SplitModel,
   partition: weight_partition.WeightPartition,
@@ -290,7 +285,6 @@ def partitioned_weights_work(
   )
 
 
-@errors.typed
 def global_weights_work(
   model: split_model.SplitModel, *exchanges: Exchange, **others: Any
 ) -> ClientWork:

@@ -153,9 +153,6 @@ class TrimmedMeanFactory(GatherFactory):
   Attributes:
     fraction: Share of the clients that is left out at either end, in [0, 0.5],
       rounded down to whole clients; 0.5 is the median.
-
-  Raises:
-    ValueError: If `fraction` is out of its range.
   """
 
   fraction: float = 0.5

@@ -24,9 +24,6 @@ def help_text(owner: Callable[..., Any], name: str) -> str:
   Args:
     owner: A function or a dataclass; the docstrings of its bases count, too.
     name: An argument or a field.
-
-  Raises:
-    ValueError: If there is no description.
   """
   for cls in inspect.getmro(owner) if inspect.isclass(owner) else (owner,):
     found = re.search(
@@ -100,7 +97,8 @@ class LocalTrainingHParams:
     learning_rate: The clients' learning rate, positive.
     momentum: Momentum of the clients' SGD, in [0, 1); ignored by Adam.
     optimizer: The clients' optimizer: sgd or adam, or in Python one of
-      tff.learning.optimizers, with its own learning rate and momentum.
+      tff.learning.optimizers, which has a learning rate and momentum of its own
+      and ignores these.
     batch_size: Examples per batch; None, or 0, is the full batch (with
       `num_steps=1` and all weights global, this is FedSGD).
   """
@@ -114,7 +112,6 @@ class LocalTrainingHParams:
 
   def __post_init__(self):
     check_fields(self)
-    phases.expect_own_rates(self, 'learning_rate', 'momentum')
     self.phase()
 
   def phase(
@@ -127,15 +124,11 @@ class LocalTrainingHParams:
     Args:
       num_epochs: Epochs in place of the attributes' epochs or steps.
       learning_rate: Learning rate in place of the attribute's.
-
-    Raises:
-      ValueError: If a learning rate is given and the optimizer is not a name.
     """
     errors.expect(
       learning_rate is None or not phases.is_object(self.optimizer),
       'optimizer',
-      f'one of {", ".join(phases.OPTIMIZERS)} where training has a learning '
-      'rate that the method sets',
+      f'one of {", ".join(phases.OPTIMIZERS)} where a rate is set for it',
       self.optimizer,
     )
     if learning_rate is None:
@@ -189,7 +182,8 @@ class HeadAndBodyHParams:
     body_learning_rate: The body's learning rate, positive.
     momentum: Momentum of SGD on both, in [0, 1); ignored by Adam.
     optimizer: sgd or adam, for both, or in Python one of
-      tff.learning.optimizers, with its own learning rate and momentum.
+      tff.learning.optimizers, which has a learning rate and momentum of its own
+      and ignores these.
     batch_size: Examples per batch; None, or 0, is the full batch.
   """
 
@@ -205,9 +199,6 @@ class HeadAndBodyHParams:
 
   def __post_init__(self):
     check_fields(self)
-    phases.expect_own_rates(
-      self, 'head_learning_rate', 'body_learning_rate', 'momentum'
-    )
     self.head_phase()
     self.body_phase()
 

@@ -35,20 +35,10 @@ def kept_by_clients(
 
   Args:
     statistics: One of `options.STATISTICS`; 'global' changes nothing.
-
-  Raises:
-    ValueError: If the network has no batch normalization, or the method's
-      clients cannot keep it.
   """
   if statistics == 'global':
     return work
   model = work.model
-  errors.expect(
-    any(name.endswith(split_model.MOVING) for name in model.initial_weights),
-    'statistics',
-    f'global for the model {model.name!r}, which has no batch normalization',
-    statistics,
-  )
   moving = [
     name for name in work.initial_global if name.endswith(split_model.MOVING)
   ]
@@ -59,11 +49,10 @@ def kept_by_clients(
       for name in moving
     ),
     'statistics',
-    f'global for {method}, whose clients hold several models or divide the '
-    'units of batch normalization',
+    f'global for {method}, whose clients hold several models or parts of units',
     statistics,
   )
-  if not moving:  # They stay on the clients anyway.
+  if not moving:  # There are none, or they stay on the clients anyway.
     return work
   if statistics == 'local':
     return _keeping(work, moving, method, statistics)
@@ -71,21 +60,14 @@ def kept_by_clients(
   names = [
     name for name in work.initial_global if name.rpartition('/')[0] in layers
   ]
-  errors.expect(
-    work.keeps_local,
-    'statistics',
-    f'local or global for {method}, whose clients keep nothing between rounds '
-    'and would train scales and offsets for nothing',
-    statistics,
+  is_known_to_server = any(
+    isinstance(value, Mapping) and set(names) & set(value)
+    for value in work.initial_algorithm.values()
   )
   errors.expect(
-    not any(
-      isinstance(value, Mapping) and set(names) & set(value)
-      for value in work.initial_algorithm.values()
-    ),
+    work.keeps_local and not is_known_to_server,
     'statistics',
-    f'local or global for {method}, whose server knows more of each weight '
-    'than its value',
+    f'local or global for {method}, whose clients keep no scales and offsets',
     statistics,
   )
   return _keeping(work, names, method, statistics)

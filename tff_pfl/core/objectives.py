@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.core import example_tensors
 from tff_pfl.models import split_model
 
@@ -229,7 +228,6 @@ def prediction_loss(
   return objective
 
 
-@errors.typed
 def joint_loss(
   model: split_model.SplitModel,
   domain_weights: Optional[Any] = None,
@@ -260,7 +258,6 @@ def head_loss(
   return prediction_loss(model, model.head, domain_weights)
 
 
-@errors.typed
 def body_loss(
   model: split_model.SplitModel,
   head: split_model.Weights,

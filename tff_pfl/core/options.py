@@ -23,26 +23,13 @@ _DESCRIBED_ROUNDS = (0, 1, 10, 100, 1000)
 STATISTICS = ('global', 'local', 'local_all')
 TRAINING_METRICS = ('plain', 'none')
 
-# The value that None stands for, the types that are taken, and these in words.
+# Makers of the values that None stands for.
 _OBJECTS = {
-  'aggregator': (
-    lambda: aggregators.make_aggregator('mean'),
-    aggregators.AggregationFactory,
-    'a TFF aggregation factory',
-  ),
-  'server_optimizer': (
-    lambda: tff.learning.optimizers.build_sgdm(1.0),
-    tff.learning.optimizers.Optimizer,
-    'one of tff.learning.optimizers',
-  ),
-  **{
-    name: (kind, kind, f'of the type {kind.__name__}')
-    for name, kind in (
-      ('personalization', personalization.Personalization),
-      ('training', training_options.TrainingOptions),
-      ('attack', attacks.Attack),
-    )
-  },
+  'aggregator': lambda: aggregators.make_aggregator('mean'),
+  'server_optimizer': lambda: tff.learning.optimizers.build_sgdm(1.0),
+  'personalization': personalization.Personalization,
+  'training': training_options.TrainingOptions,
+  'attack': attacks.Attack,
 }
 
 
@@ -79,13 +66,6 @@ class ProcessOptions:
       the aggregator gets: losses are NaN, and every client counts as trained.
     attack: Simulated attack by some clients; None for none.
     seed: The run's seed, any int64.
-
-  Raises:
-    TypeError: If `aggregator` is not an aggregation factory, `server_optimizer`
-      not an optimizer of TFF, `personalization` not a `Personalization` or
-      `training` not `TrainingOptions`.
-    ValueError: If `client_weighting`, `statistics` or `seed` is out of its
-      range.
   """
 
   aggregator: Optional[aggregators.AggregationFactory] = None
@@ -98,15 +78,13 @@ class ProcessOptions:
   statistics: str = hparams_lib.one_of('global', STATISTICS)
   training_metrics: str = hparams_lib.one_of('plain', TRAINING_METRICS)
   attack: Optional[attacks.Attack] = None
-  seed: int = 0
+  seed: int = hparams_lib.checked(errors.expect_int, 0, -(2**63), 2**63 - 1)
 
   def __post_init__(self):
-    for name, (default, types, constraint) in _OBJECTS.items():
+    for name, default in _OBJECTS.items():
       if getattr(self, name) is None:
         object.__setattr__(self, name, default())
-      errors.expect_type(getattr(self, name), types, name, constraint)
     hparams_lib.check_fields(self)
-    schedules.expect_schedule('server_schedule', self.server_schedule)
     errors.expect(
       self.training_metrics == 'plain'
       or not aggregators.is_weighted(self.aggregator),
@@ -114,7 +92,6 @@ class ProcessOptions:
       "'plain' where the aggregator weights clients",
       self.training_metrics,
     )
-    errors.expect_int('seed', self.seed, -(2**63), 2**63 - 1)
 
   def more_description(self) -> dict[str, Any]:
     """Further options that differ from the defaults, as JSON values."""

@@ -203,10 +203,8 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     The result runs under `tff.learning.programs.train_model` and compiles to
     `MapReduceForm` and `DistributeAggregateForm`.
 
-    Raises:
-      ValueError: If clients keep local state (with `stateless=True` they forget
-        it, where the method allows that), or if some clients attack, for these
-        are known by their numbers.
+    Clients must keep no local state (with `stateless=True` they forget it), and
+    none may attack, for attackers are known by their numbers.
     """
     errors.expect(
       not self.attacked_clients,

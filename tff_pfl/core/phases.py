@@ -41,9 +41,6 @@ def build_optimizer(
     learning_rate: Learning rate, positive and finite.
     momentum: SGD momentum, in [0, 1); ignored by Adam.
     role: Prefix of the arguments' names in errors, such as 'server_'.
-
-  Raises:
-    ValueError: If an argument is out of its range.
   """
   if is_object(optimizer):
     return optimizer
@@ -63,24 +60,6 @@ def build_optimizer(
 def is_object(optimizer: Optimizer) -> bool:
   """True for the optimizer itself, False for its name."""
   return isinstance(optimizer, tff.learning.optimizers.Optimizer)
-
-
-def expect_own_rates(options: Any, *names: str) -> None:
-  """Raises `ValueError` for a rate beside an optimizer that has its own.
-
-  Args:
-    options: A dataclass with a field `optimizer`.
-    *names: Its fields that only an optimizer by name takes.
-  """
-  if is_object(options.optimizer):
-    for field in dataclasses.fields(options):
-      value = getattr(options, field.name)
-      errors.expect(
-        field.name not in names or value == field.default,
-        field.name,
-        'left out beside an optimizer that is no name, for that has its own',
-        value,
-      )
 
 
 def described(options: Any) -> dict[str, Any]:
@@ -138,7 +117,6 @@ class Phase:
       if getattr(self, name) is not None:
         errors.expect_int(name, getattr(self, name), low, INT32_MAX)
     errors.expect_int('num_epochs', self.num_epochs, 0, INT32_MAX)
-    errors.expect_int('batches_per_step', self.batches_per_step, 1, INT32_MAX)
     # Of each batch at least so many rows are planned, with two numbers each.
     smallest = example_tensors.SMALLEST_BUCKET
     rows = min(self.batch_size or smallest, smallest)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Optional
 
 import tensorflow as tf
 
@@ -39,9 +39,6 @@ def make_schedule(
   Returns:
     The schedule, from the number of rounds done, an integer tensor, to the
     factor of the learning rate, float32; None for 'constant'.
-
-  Raises:
-    ValueError: If `spec` has another form.
   """
   if spec == 'constant':
     return None
@@ -67,32 +64,18 @@ def make_schedule(
   return schedule
 
 
-def expect_schedule(name: str, value: Any) -> None:
-  """Raises `TypeError` unless `value` is a schedule, or None."""
-  errors.expect_type(
-    value,
-    (Callable, type(None)),
-    name,
-    'a function of the number of rounds done, such as '
-    "schedules.make_schedule('cosine:100')",
-  )
-
-
 def _parse(text, spec, argument):
   kind, *values = text.split(':')
-  wanted = f'{FORMS}, or several of them joined by +'
-  errors.expect(kind in _DEFAULTS, argument, wanted, spec)
-  number = _DEFAULTS[kind]
-  errors.expect(
-    1 <= len(values) <= 1 + (number is not None), argument, wanted, spec
-  )
   try:
-    num_rounds = int(values[0])
-    number = float(values[1]) if values[1:] else number
-  except ValueError:
-    raise ValueError(errors.message(argument, wanted, spec)) from None
-  errors.expect(num_rounds > 0, argument, 'a positive number of rounds', spec)
-  errors.expect(
-    number is None or 0 <= number <= 1, argument, 'a factor in [0, 1]', spec
-  )
+    number = _DEFAULTS[kind]
+    num_rounds, *others = values
+    if others and number is not None:
+      (number,) = map(float, others)
+      others = []
+    num_rounds = int(num_rounds)
+    is_right = num_rounds > 0 and not others and 0 <= (number or 0) <= 1
+  except (KeyError, ValueError):
+    is_right = False
+  wanted = f'{FORMS} (factors in [0, 1]), or several of them joined by +'
+  errors.expect(is_right, argument, wanted, spec)
   return kind, num_rounds, number

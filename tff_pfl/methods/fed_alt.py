@@ -51,7 +51,8 @@ class FedAltHParams(hparams_lib.PersonalTrainingHParams):
   """Hyperparameters of FedAlt and FedSim.
 
   Attributes:
-    updates: Order of updates: alternating (FedAlt) or simultaneous (FedSim).
+    updates: Order of updates: alternating (FedAlt) or simultaneous (FedSim,
+      with the epochs and the learning rate of the global weights for all).
     personal: The personal part: output (the head), output:2 (the last two
       layers with weights), input (the first), input:2, or names of layers and
       of their units, such as adapter_1,dense_2:0-49 (see `units.parse`).
@@ -59,15 +60,6 @@ class FedAltHParams(hparams_lib.PersonalTrainingHParams):
 
   updates: str = hparams_lib.one_of('alternating', UPDATES)
   personal: str = 'output'
-
-  def __post_init__(self):
-    if self.updates == 'simultaneous':
-      for name in ('personal_num_epochs', 'personal_learning_rate'):
-        value = getattr(self, name)
-        errors.expect(
-          value is None, name, 'left out where updates are simultaneous', value
-        )
-    super().__post_init__()
 
 
 def personal_partition(
@@ -79,9 +71,6 @@ def personal_partition(
 
   Args:
     personal: See `FedAltHParams`.
-
-  Raises:
-    ValueError: If a name is unknown, or the part is empty or the whole model.
   """
   layers, end = tuple(model.layers), _AN_END.fullmatch(personal)
   names = [
@@ -120,11 +109,7 @@ def personal_partition(
   unsupported=('reweight_domains',),
 )
 def fed_alt(model, hparams):
-  """FedAlt or FedSim.
-
-  Raises:
-    ValueError: If the personal part is not a part of the model.
-  """
+  """FedAlt or FedSim."""
   partition = personal_partition(model, hparams.personal)
   if hparams.updates == 'simultaneous':
     return joint_training.joint_training_work(model, hparams, partition)

@@ -108,8 +108,7 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
       self.heads == 'by_domain'
       or (self.alternating and self.aggregation == 'weighted_average'),
       'heads',
-      'by_domain, unless they are trained in turn with the body and averaged '
-      '(with domain_model=input fed_avg trains such a head jointly)',
+      'by_domain, unless they are trained in turn with the body and averaged',
       self.heads,
     )
 

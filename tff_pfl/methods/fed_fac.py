@@ -431,11 +431,7 @@ def _partition_of(model, hparams):
   FedFacHParams,
 )
 def fed_fac(model, hparams):
-  """FedFac.
-
-  Raises:
-    ValueError: If a layer does not exist or cannot be divided.
-  """
+  """FedFac."""
   partition = _partition_of(model, hparams)
   layers = [layer for layer, count in partition.num_personal.items() if count]
   personal = PersonalElements(

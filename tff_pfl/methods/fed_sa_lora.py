@@ -70,17 +70,12 @@ class FedSaLoraHParams(hparams_lib.LocalTrainingHParams):
 def adapted_kernels(
   model: split_model.SplitModel, hparams: FedSaLoraHParams
 ) -> list[str]:
-  """Names of the kernels that get adapters.
-
-  Raises:
-    ValueError: If there are none, or a layer is not dense, trained in full or
-      adapted by Keras.
-  """
+  """Names of the kernels that get adapters."""
   adapted = [n for n in model.initial_weights if n.endswith('/lora_kernel_a')]
   errors.expect(
     not adapted,
     'model',
-    "one without Keras's adapters (enable_lora), for fed_sa_lora adds its own",
+    "one without Keras's adapters (enable_lora)",
     ', '.join(adapted),
   )
   trained = model.head_layers if hparams.train_head else ()

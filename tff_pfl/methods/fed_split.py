@@ -52,11 +52,7 @@ class FedSplitHParams(hparams_lib.LocalTrainingHParams):
 
 @registry.method('given hidden units local, all else global', FedSplitHParams)
 def fed_split(model, hparams):
-  """FedSplit.
-
-  Raises:
-    ValueError: If a unit does not exist or a layer cannot be divided.
-  """
+  """FedSplit."""
   chosen = hparams.personal_elements
   if chosen is None:
     (layer,) = model.layers_to_divide()

@@ -62,11 +62,7 @@ def method(
 
 
 def get_algorithm(name: str) -> Algorithm:
-  """Returns the method called `name`.
-
-  Raises:
-    ValueError: If there is none; the message lists all methods.
-  """
+  """Returns the method called `name`."""
   errors.expect_one_of('algorithm', name, ALGORITHMS)
   return ALGORITHMS[name]
 
@@ -86,11 +82,6 @@ def build(
       None for its defaults.
     **options: Hyperparameters by name, which replace those of `hparams`, and
       fields of `core.options.ProcessOptions`.
-
-  Raises:
-    TypeError: If `model` is not a `SplitModel`, `hparams` is another method's,
-      or an option is unknown.
-    ValueError: If there is no such method, or a value is out of its range.
   """
   algorithm = get_algorithm(name)
   split_model.check_float32(model)
@@ -98,27 +89,13 @@ def build(
   errors.expect_type(
     hparams, algorithm.hparams, 'hparams', f'a {algorithm.hparams.__name__}'
   )
-  own = _names(algorithm.hparams)
-  known = [*own, *_names(options_lib.ProcessOptions)]
-  for option in options:
-    if option not in known:
-      raise TypeError(
-        errors.message('options', f'among {", ".join(known)}', option)
-      )
-  hparams = dataclasses.replace(
-    hparams, **{n: options.pop(n) for n in own if n in options}
-  )
+  own = {field.name for field in dataclasses.fields(hparams)} & set(options)
+  hparams = dataclasses.replace(hparams, **{n: options.pop(n) for n in own})
+  options = options_lib.ProcessOptions(**options)
   if algorithm.needs_domains:
     domain_models.expect_domains(model, name)
   if algorithm.needs_classes:
     split_model.check_has_classes(model, name)
   return round_lib.build_personalized_process(
-    name,
-    algorithm.work(model, hparams),
-    options_lib.ProcessOptions(**options),
-    hparams,
+    name, algorithm.work(model, hparams), options, hparams
   )
-
-
-def _names(options):
-  return [field.name for field in dataclasses.fields(options)]

@@ -34,7 +34,6 @@ from typing import Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.core import client as client_lib
 from tff_pfl.core import client_work, objectives, phases
 from tff_pfl.core import hparams as hparams_lib
@@ -53,19 +52,9 @@ class ScaffoldHParams(hparams_lib.LocalTrainingHParams):
       None to take c over the clients that took part so far.
   """
 
-  momentum: float = 0.0
-  optimizer: str = 'sgd'
+  momentum: float = hparams_lib.one_of(0.0, (0,))
+  optimizer: str = hparams_lib.one_of('sgd', ('sgd',))
   num_clients: Optional[int] = hparams_lib.integer(None, 1)
-
-  def __post_init__(self):
-    for name, only in (('optimizer', 'sgd'), ('momentum', 0)):
-      errors.expect(
-        getattr(self, name) == only,
-        name,
-        f'{only} (the control variates are those of plain SGD)',
-        getattr(self, name),
-      )
-    super().__post_init__()
 
 
 def _combine(function, *weights):
