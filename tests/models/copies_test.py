@@ -37,8 +37,3 @@ def test_part_of_some_weights_are_those_of_the_copy_that_are_there(model):
   joined = copies.drawn_apart(both, seed=0)
   some = {n: v for n, v in joined.items() if '/head/' in n}
   assert list(both.part(some, 'component_1')) == ['head/kernel', 'head/bias']
-
-
-def test_at_least_one_component(model):
-  with pytest.raises(ValueError, match='`number`'):
-    copies.components(model, 0)

@@ -272,7 +272,6 @@ def test_other_heads_are_not_linear(make_head):
       lambda _, model: domain_models.with_domains(model, _DOMAINS),
       'without domains',
     ),
-    (lambda plain, _: domain_models.projected(plain, 1.5), '`projection_dim`'),
   ],
 )
 def test_what_cannot_be_made_of_domains_is_refused(plain, model, make, reason):

@@ -151,7 +151,6 @@ def test_initial_weights_and_layers_follow_the_model():
     (lambda: [layers.Dense(3)], (4,), False),
     (lambda: [layers.Conv1D(3, 2), layers.Flatten()], (4, 2), True),
     (lambda: [layers.DepthwiseConv2D(2), layers.Flatten()], (4, 4, 2), True),
-    (lambda: [layers.Conv2DTranspose(2, 2), layers.Flatten()], (4, 4, 2), True),
   ],
 )
 def test_auto_compiles_unless_there_are_convolutions(
@@ -183,12 +182,8 @@ def test_weights_go_back_to_keras_by_their_names():
   np.testing.assert_allclose(
     other(x), bridged.forward(weights, x)[0], rtol=1e-5
   )
-  for name, reason in (
-    ('inner/kernel', r"backbone/inner/kernel.*found 'inner/"),
-    ('backbone/inner/kernel', r"shape \(4, 4\) for 'backbone/inner"),
-  ):
-    with pytest.raises(ValueError, match=reason):
-      keras_bridge.to_keras(other, {name: 0})
+  with pytest.raises(ValueError, match='`weights` .*backbone/inner/kernel'):
+    keras_bridge.to_keras(other, {'inner/kernel': 0})
 
 
 def _images(number):
@@ -240,17 +235,6 @@ def _scaled(x, factor):
   return tf.nn.tanh(x) * factor
 
 
-@keras.saving.register_keras_serializable('tests')
-class _Plain(layers.Layer):
-  """Takes no arguments, not even those of its configuration."""
-
-  def __init__(self):
-    super().__init__(name='plain')
-
-  def call(self, x):
-    return x
-
-
 def test_layers_with_functions_of_the_users_own_are_copied():
   inner = keras.Sequential(
     [layers.Dense(5), layers.BatchNormalization()], name='inner'
@@ -268,13 +252,10 @@ def test_layers_with_functions_of_the_users_own_are_copied():
   np.testing.assert_allclose(
     tf.nn.softmax(made(x)), prediction.predict(model, weights, x), atol=1e-6
   )
-  model = keras_models.bridge(sequential(_Plain()))
-  with pytest.raises(ValueError, match='cannot copy .*`predict` and a Keras'):
-    keras_bridge.keras_model(model, model.initial_weights)
 
 
 def test_a_model_made_of_several_has_no_file():
   both = copies.components(keras_models.bridge(sequential()), 2)
   made = copies.mixture(both, copies.drawn_apart(both, seed=0))
-  with pytest.raises(ValueError, match='SavedModel or a TFLite file can'):
+  with pytest.raises(ValueError, match='weights of its Keras model'):
     keras_bridge.keras_model(made, made.initial_weights)

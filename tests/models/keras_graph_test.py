@@ -66,7 +66,6 @@ def _tagging():
   [
     (keras_models.residual, ['head'], [4]),
     (_with_operators, ['second', 'head'], [4]),
-    (_with_operators, ['first', 'second', 'head'], [4]),
     (_across_the_cut, ['third', 'head'], [6, 5]),
     (_activation_on_both_sides, ['third', 'head'], [5]),
     (_activated_after_the_head, ['head'], [4]),
@@ -76,7 +75,6 @@ def _tagging():
     (_last_state, ['rnn', 'head'], [4]),
     (_tagging, ['head'], [2]),
     (_tagging, ['steps', 'head'], [2]),
-    (_tagging, ['rnn', 'steps', 'head'], [4]),
   ],
 )
 def test_the_head_on_the_body_is_the_model_wherever_it_is_cut(
@@ -128,15 +126,15 @@ def test_head_may_start_at_the_input(is_functional):
   'make, reason',
   [
     (lambda: 'mlp', 'a keras.Model'),
-    (lambda: tf_keras.Sequential([tf_keras.layers.Dense(3)]), 'Keras 3.*tf_'),
+    (lambda: tf_keras.Sequential([tf_keras.layers.Dense(3)]), 'of Keras 3'),
     (lambda: keras.Sequential([layers.Dense(3, name='head')]), 'an Input'),
     (lambda: sequential(layers.GRU(2), shape=(None, 4)), 'fixed shape'),
-    (lambda: sequential(layers.Hashing(5), dtype='string'), 'are numbers'),
+    (lambda: sequential(layers.Hashing(5), dtype='string'), 'string'),
     (
       lambda: keras.Sequential(
         [keras.Input((4,)), layers.ReLU(name='head')], name='empty'
       ),
-      "with weights, found .*'empty'",
+      'one at least has weights',
     ),
   ],
 )
@@ -149,7 +147,7 @@ def test_models_that_are_no_single_graph_are_refused(make, reason):
   'head, reason',
   [
     (['nowhere'], "first, second, add, head.*found 'nowhere'"),
-    ([], 'at least one layer name'),
+    ([], 'one at least has weights'),
     (['add'], 'one at least has weights'),
     (['first'], 'layers with weights after the head; add second, head to'),
     # The sum joins a branch outside the head.

@@ -76,7 +76,6 @@ _OBJECTS = [
   keras.metrics.SparseCategoricalCrossentropy('nats', from_logits=True),
   margin,
 ]
-_SMOOTH = losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.2)
 _IGNORING = losses.SparseCategoricalCrossentropy(True, ignore_class=0)
 
 # Name -> (model, or the units and activation of its head; loss; metrics) and
@@ -84,12 +83,9 @@ _IGNORING = losses.SparseCategoricalCrossentropy(True, ignore_class=0)
 _CASES = {
   'by_name': ((3, 'softmax'), 'sparse_categorical_crossentropy', ['accuracy']),
   'by_object': ((3,), _SPARSE, _OBJECTS),
-  'label_smoothing': ((3,), _SMOOTH, ['accuracy']),
-  'focal': ((3, 'softmax'), 'categorical_focal_crossentropy', ['mse']),
   'categorical_hinge': ((3,), 'categorical_hinge', ['accuracy']),
   'binary': ((1, 'sigmoid'), 'binary_crossentropy', ['accuracy', 'mse']),
   'binary_logits': ((1,), _BINARY, [_BINARY_ACCURACY]),
-  'binary_focal': ((1, 'sigmoid'), 'binary_focal_crossentropy', ['accuracy']),
   'several_labels': ((3, 'sigmoid'), 'binary_crossentropy', [_ACCURACY_OF_ALL]),
   'hinge': ((1,), 'hinge', [_BINARY_ACCURACY]),
   'reshaped': (
@@ -103,10 +99,7 @@ _CASES = {
     ['accuracy'],
   ),
   'mse': ((1,), 'mse', ['mae']),
-  'mae_of_vectors': ((3,), 'mae', ['mse', 'cosine_similarity']),
-  'huber': ((1,), losses.Huber(0.3), ['mape']),
-  'poisson': ((1, 'softplus'), 'poisson', []),
-  'log_cosh': ((3,), 'log_cosh', ['mae']),
+  'huber': ((3,), losses.Huber(0.3), ['mse', 'cosine_similarity']),
   'own_loss': ((3,), brier, ['mae']),
   'one_hot_tags': (_probable_tags, 'categorical_crossentropy', ['accuracy']),
   'ignored_class': (_steps, _IGNORING, []),
@@ -116,19 +109,7 @@ _CASES = {
 }
 
 
-# Of whose kinds there are others.
-_LIKE_OTHERS = (
-  'binary_focal',
-  'focal',
-  'huber',
-  'label_smoothing',
-  'log_cosh',
-  'mae_of_vectors',
-  'poisson',
-)
-
-
-@keras_models.parametrized(_CASES, slow=_LIKE_OTHERS)
+@pytest.mark.parametrize('kind', _CASES)
 def test_reports_and_a_step_are_those_of_keras(kind):
   head, loss, metrics, *weights = _CASES[kind]
   keras.utils.set_random_seed(4)
@@ -211,7 +192,6 @@ def weighted_pinball(y, p):
     # A scalar does not broadcast.
     ('mse', None, [1.0, 2.0, 5.0], [[1.0], [4.0], [2.0]], [0, 4, 9]),
     (cubes, tf.TensorSpec([], tf.int64), [1, 2], [[3.0], [1.0]], [8, 1]),
-    (pinball, None, [3.0, 1.0], [[1.0], [3.0]], [1.8, 0.2]),
     # The weight of an example.
     (
       weighted_pinball,
@@ -236,7 +216,6 @@ def test_regression(loss, label_spec, y, outputs, expected):
 @pytest.mark.parametrize(
   'loss, units, task, label_spec, num_classes',
   [
-    (nats, 3, 'classification', _LABEL, 3),
     (Nats(), 3, 'classification', _LABEL, 3),
     (brier, 3, 'one_hot_classification', _VECTOR, 3),
     (brier, 3, None, _VECTOR, None),
@@ -311,19 +290,18 @@ class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
 @pytest.mark.parametrize(
   'arguments, reason',
   [
-    ({'loss': 'nonsense'}, "Keras loss, found 'nonsense'"),
-    ({'loss': 3}, '`loss`.*found 3'),
-    ({'loss': {'head': 'mse'}}, "that `output` names.*found {'head': 'mse'}"),
+    ({'loss': 'nonsense'}, 'loss identifier: nonsense'),
+    ({'loss': {'head': 'mse'}}, "`loss` to be one .*found {'head': 'mse'}"),
     ({'metrics': {'head': 'mae'}}, "a list, found {'head': 'mae'}"),
     ({'loss': lambda y, p: tf.reduce_mean(p), 'metrics': []}, 'per example'),
     ({'loss': 'mse', 'metrics': [pinball]}, "`higher_is_better` .*'pinball'"),
     (
       {'loss': 'sparse_categorical_crossentropy'},
-      r'no probabilities: SparseCategoricalCrossentropy\(from_logits=True\)',
+      r'`loss` .*\(from_logits=True\).* no probabilities',
     ),
-    ({'loss': losses.Hinge(reduction='sum')}, "found \"reduction='sum'"),
+    ({'loss': losses.Hinge(reduction='sum')}, "`loss` .*reduction='sum'"),
     ({'loss': lambda y, p: 0 * p[:, 0], 'metrics': []}, 'with a gradient'),
-    ({'loss': 'mse'}, "'accuracy' needs a classification loss"),
+    ({'loss': 'mse'}, "`metrics` .* a regression.*'accuracy'"),
     ({'task': 'nonsense'}, '`task`'),
     ({'jit_compile': 'yes'}, '`jit_compile`.*True, False, auto.*yes'),
     ({'class_weight': 'balanced'}, 'a dict from class to factor'),
@@ -334,12 +312,12 @@ class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
       r'Crossentropy\(from_log',
     ),
     ({'metrics': [_OwnUpdate(name='own')]}, "means over .*_OwnUpdate 'own'"),
-    ({'metrics': ['nonsense']}, "Keras metrics, or of .*auc.*'nonsense'"),
+    ({'metrics': ['nonsense']}, 'metric identifier: nonsense'),
     ({'metrics': 'accuracy'}, "a list, found 'accuracy'"),
     ({'metrics': [3]}, '`metrics`.*found 3'),
-    ({'metrics': ['AUC']}, 'means over examples.*AUC'),
+    ({'metrics': ['AUC']}, 'means over examples, or names of auc.*AUC'),
     ({'metrics': ['rmse']}, "a classifier.*found 'rmse'"),
-    ({'metrics': ['mae']}, "is of classes .* found 'mae'"),
+    ({'metrics': ['mae']}, "`metrics` .*classes .* found 'mae'"),
     ({'metrics': ['accuracy', 'accuracy']}, "than loss, found 'accuracy'"),
     ({'label_spec': tf.int32}, 'a tf.TensorSpec'),
     ({'label_spec': tf.TensorSpec([7], tf.int32)}, r'\(7,\) .*`label_spec`'),
@@ -374,14 +352,12 @@ _OF_LOGITS = functools.partial(
 @pytest.mark.parametrize(
   'model, loss, task, found',
   [
-    (_dense(3, 'softmax'), _SPARSE, None, 'softmax'),
     (_followed(layers.Softmax(), 3), _ONE_HOT, None, 'softmax'),
     (_followed(layers.Lambda(tf.nn.softmax), 3), _SPARSE, None, 'softmax'),
     (_reshaped_softmax(), _SPARSE, None, 'softmax'),
     (_probable_tags(), _SPARSE, None, 'softmax'),
     (_dense(3, 'softmax'), _OF_LOGITS, 'classification', 'softmax'),
     (_dense(3, 'softmax'), brier, 'one_hot_classification', 'softmax'),
-    (_dense(1, 'sigmoid'), _BINARY, None, 'sigmoid'),
     (_dense(3, 'sigmoid'), _BINARY, None, 'sigmoid'),
     (_functional_sigmoid(), 'hinge', None, 'sigmoid'),
     # These are scores, though some are between 0 and 1.
@@ -446,11 +422,13 @@ def _ignoring(label):
 
 def test_methods_take_models_of_which_not_all_counts():
   process = registry.build('fed_em', _ignoring(2), num_components=2)
-  clients = [toy_problems.labeled_examples(20, seed) for seed in (0, 1)]
-  state, states, _ = toy_problems.train(process, clients)
-  for client_state, examples in zip(states, toy_problems.padded(clients)):
-    scores = process.evaluate(state, client_state, examples, examples)
-    assert np.isfinite(scores['after']['loss'])
+  client = toy_problems.labeled_examples(20, 0)
+  state, states, metrics = toy_problems.train(process, [client])
+  assert np.isfinite(metrics['loss'])
+  weights = {**state.global_weights, **states[0].local}
+  (examples,) = toy_problems.padded([client])
+  scores = scoring.evaluate(process.model, weights, examples)
+  assert np.isfinite(scores['loss'])
 
 
 def test_a_gradient_in_chunks_is_that_of_what_counts(monkeypatch):

@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tff_pfl.core import objectives
@@ -50,14 +49,6 @@ def called(model):
   """A subclassed model that knows its inputs."""
   model(tf.ones([1, 4]))
   return model
-
-
-def parametrized(kinds, slow=()):
-  """A test of each kind, of which some are slow."""
-  return pytest.mark.parametrize(
-    'kind',
-    [pytest.param(k, marks=[pytest.mark.slow] * (k in slow)) for k in kinds],
-  )
 
 
 def jitter(model):

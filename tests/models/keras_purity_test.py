@@ -138,11 +138,10 @@ def test_other_threads_draw_and_trace_as_ever():
 @pytest.mark.parametrize(
   'layer, shape, constant_axes',
   [
-    (lambda: layers.SpatialDropout1D(0.5), (6, 10), (1,)),
     (lambda: layers.SpatialDropout2D(0.5), (3, 4, 10), (1, 2)),
     (lambda: layers.Dropout(0.5, noise_shape=(None, 1, 10)), (6, 10), (1,)),
   ],
-  ids=['spatial_1d', 'spatial_2d', 'noise_shape'],
+  ids=['spatial', 'noise_shape'],
 )
 def test_spatial_dropout_drops_whole_channels(layer, shape, constant_axes):
   bridged = keras_models.bridge(
@@ -205,7 +204,6 @@ _UNSUPPORTED = {
     lambda: layers.SpectralNormalization(layers.Dense(3), name='odd'),
     'is assigned to',
   ),
-  'float16': (lambda: layers.Dense(3, dtype='float16', name='odd'), 'float16'),
   'quantized': (
     lambda: layers.Dense(3, dtype='int8_from_float32', name='odd'),
     'is quantized',

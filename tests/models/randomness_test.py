@@ -61,11 +61,9 @@ def test_fold_in_of_several_is_one_after_the_other():
 @pytest.mark.parametrize(
   'difference',
   [
-    {'experiment': 8},
     {'experiment': 7 + 2**32},
     {'experiment': -7},
     {'round_number': 4},
-    {'client': 6},
     {'client': 5 + 2**32},
     {'client': 5 - 2**40},
     {'purpose': randomness.PERSONALIZATION},
@@ -76,7 +74,7 @@ def test_every_part_of_a_clients_seed_counts(difference):
   assert _client_seed() != _client_seed(**difference)
 
 
-@pytest.mark.parametrize('drop_rate', [0.0, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize('drop_rate', [0.0, 0.1, 0.9])
 def test_coins_fall_at_the_drop_rate(drop_rate):
   kept = randomness.keep_mask(SEED, [200, 500], drop_rate)
   assert kept.dtype == tf.bool

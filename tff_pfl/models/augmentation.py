@@ -37,10 +37,6 @@ def augmented(
     spec: The changes, joined by `+`; 'none' for the model itself. Or a function
       from inputs `[batch, ...]` and a seed, int32 `[2]`, to inputs of the same
       shape; it draws from the seed (`randomness`, `tf.random.stateless_*`).
-
-  Raises:
-    ValueError: If `spec` has another form, examples are no images, or the model
-      is augmented already.
   """
   if spec == 'none':
     return model
@@ -50,7 +46,6 @@ def augmented(
   if callable(spec):
     changes = [spec]
   else:
-    errors.expect_type(spec, str, 'augmentation', f'{FORMS}, or a function')
     x = model.element_spec['x']
     is_part = isinstance(x, Mapping) and 'image' in x
     x = x['image'] if is_part else x
@@ -62,7 +57,8 @@ def augmented(
       f'none for examples that are no images ({x})',
       spec,
     )
-    changes = [_change(part, spec, x.shape[:2]) for part in spec.split('+')]
+    parts = str(spec).split('+')
+    changes = [_change(part, spec, x.shape[:2]) for part in parts]
     if is_part:
       changes = [*map(_of_image, changes)]
 
@@ -86,17 +82,16 @@ def _of_image(change):
 
 def _change(part, spec, size):
   name, _, pixels = part.partition(':')
-  if name == 'crop' and pixels.isdecimal() and int(pixels) > 0:
-    errors.expect(
-      int(pixels) < min(size),
-      'augmentation',
-      f'such that a part is left of images of {" x ".join(map(str, size))} '
-      f'pixels, crop:<at most {min(size) - 1}>',
-      spec,
-    )
-    return lambda x, seed: crop(x, int(pixels), seed)
-  errors.expect(part == 'flip', 'augmentation', FORMS, spec)
-  return flip
+  if part == 'flip':
+    return flip
+  largest = min(size) - 1
+  errors.expect(
+    name == 'crop' and pixels.isdecimal() and 0 < int(pixels) <= largest,
+    'augmentation',
+    f'{FORMS} (of at most {largest} pixels), or a function',
+    spec,
+  )
+  return lambda x, seed: crop(x, int(pixels), seed)
 
 
 def flip(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

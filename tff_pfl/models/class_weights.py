@@ -8,6 +8,7 @@ examples. Reported losses and metrics are without weights.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Optional, Union
@@ -19,7 +20,7 @@ from tff_pfl import errors
 from tff_pfl.models import split_model
 
 BALANCED = 'balanced'
-FORMS = f'{BALANCED}, or classes with positive weights such as 0:1,1:10'
+FORMS = f'{BALANCED}, or distinct classes with positive weights (0:1,1:10)'
 
 
 @errors.typed
@@ -36,9 +37,6 @@ def with_class_weight(
       are not named; or `'balanced'`; or a text that `parse` takes.
     data: The `FederatedDataset` whose training labels, of all clients together,
       'balanced' counts; else None.
-
-  Raises:
-    ValueError: If the model is no classifier, or the weights do not fit it.
   """
   errors.expect(
     split_model.has_classes(model),
@@ -88,24 +86,20 @@ def parse(text: str) -> Union[str, dict[int, float]]:
 
   Returns:
     Class to weight; 'balanced' for this text.
-
-  Raises:
-    ValueError: If the text has another form.
   """
   if text == BALANCED:
     return text
   weights = {}
-  for part in text.split(','):
-    label, _, weight = part.partition(':')
-    try:
-      label, weight = int(label), float(weight)
-    except ValueError:
-      raise ValueError(errors.message('class_weight', FORMS, text)) from None
-    errors.expect(
-      label not in weights, 'class_weight', 'of distinct classes', text
-    )
-    errors.expect_positive('class_weight', weight)
-    weights[label] = weight
+  pairs = [part.split(':') for part in text.split(',')]
+  with contextlib.suppress(ValueError):
+    weights = {int(label): float(weight) for label, weight in pairs}
+  errors.expect(
+    len(weights) == len(pairs)
+    and all(errors.is_number(w) and w > 0 for w in weights.values()),
+    'class_weight',
+    FORMS,
+    text,
+  )
   return weights
 
 

@@ -127,11 +127,6 @@ def with_metrics(
     model: A classifier of single labels, or a regression.
     metrics: Names of this module, or of Keras metrics that are means over
       examples, such as mse and top_5_accuracy (with any number).
-
-  Raises:
-    TypeError: If `metrics` is no list.
-    ValueError: If there is no such metric, or it does not fit the model's
-      outputs.
   """
   errors.expect_list('metrics', metrics)
   for metric in metrics:
@@ -153,10 +148,8 @@ def with_metrics(
       model = dataclasses.replace(
         model, metrics={**model.metrics, added.name: function}
       )
-    errors.expect(
-      added not in model.reported, 'metrics', 'distinct', added.name
-    )
-    model = dataclasses.replace(model, reported=(*model.reported, added))
+    if added not in model.reported:
+      model = dataclasses.replace(model, reported=(*model.reported, added))
   return model
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
 from tff_pfl.models import split_model
 
 
@@ -116,7 +115,6 @@ class Copies:
 
 def components(model: split_model.SplitModel, number: int) -> Copies:
   """Makes copies named `component_0`, `component_1`, …."""
-  errors.expect_int('number', number, 1)
   return Copies(model, tuple(f'component_{m}' for m in range(number)))
 
 

@@ -40,9 +40,6 @@ def with_domains(
     The same model for examples `{x, y, domain}`, whose `x` is
     `OrderedDict(inputs=..., domain=...)`; its `layer_outputs` takes the inputs.
     The model itself for a data set without domains.
-
-  Raises:
-    ValueError: If the model has domains already.
   """
   if isinstance(data, datasets.FederatedDataset):
     if data.domain_names is None:
@@ -92,9 +89,8 @@ def expect_domains(model: split_model.SplitModel, method: str) -> None:
   errors.expect(
     model.domains is not None,
     'model',
-    f'one whose examples have a domain, as {method} demands (a data set with '
-    'domains, such as rotated_digits, gives its models one; '
-    '`domain_models.with_domains` does for a model of your own)',
+    f'one whose examples have a domain, as {method} demands '
+    '(`domain_models.with_domains` gives it one)',
     f'{model.name!r} without',
   )
 
@@ -189,9 +185,8 @@ class LinearHead(NamedTuple):
 def linear_head(model: split_model.SplitModel) -> LinearHead:
   """Returns the names of a linear head's weights.
 
-  Raises:
-    ValueError: If the head is not one linear layer, from features
-      `[batch, features]` to outputs `[batch, outputs]`.
+  The head must be one linear layer, from features `[batch, features]` to
+  outputs `[batch, outputs]`.
   """
   names = model.weight_names(model.last_layers(None, 'this method'))
   ranks = [model.initial_weights[name].ndim for name in names]
@@ -199,8 +194,7 @@ def linear_head(model: split_model.SplitModel) -> LinearHead:
   errors.expect(
     ranks in ([2], [2, 1]) and _is_linear(model, head),
     'model',
-    'one whose head is a single dense layer without an activation (give '
-    '`head_layers` the last layer, and a loss of logits)',
+    'one whose head is a single dense layer without an activation',
     f'{model.name!r} with the head {", ".join(model.head_layers)}',
   )
   return head
@@ -292,15 +286,13 @@ def projected(
     A model whose body ends with the layer `projection` and whose head takes its
     outputs. Both start from Glorot's uniform distribution, biases at 0.
   """
-  errors.expect_int('projection_dim', dimension, 1)
   if 'projection' in model.layers:
     found = model.initial_weights[model.layers['projection'][0]].shape
     errors.expect(
       model.name.endswith('_projected') and found[-1] == dimension,
       'model',
-      'one without a layer `projection`, or one that was projected to '
-      f'{dimension} features',
-      f'{model.name!r} with a layer `projection` of shape {list(found)}',
+      f'one without a layer `projection`, or projected to {dimension} features',
+      f'{model.name!r} with one of shape {list(found)}',
     )
     return model
   head = linear_head(model)

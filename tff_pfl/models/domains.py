@@ -28,10 +28,6 @@ class Domains:
       clients by their examples, so that the norms that private factories clip
       do not grow with the data.
     reweighted: True if all domains count the same in the loss of a model.
-
-  Raises:
-    ValueError: If there is no domain or no example, or not one number of
-      examples for each domain.
   """
 
   names: Sequence[str]
@@ -40,19 +36,14 @@ class Domains:
   reweighted: bool = False
 
   def __post_init__(self):
+    counts = self.num_examples
     errors.expect(
-      self.names and len(set(self.names)) == len(self.names),
-      'domains.names',
-      'at least one, distinct',
-      self.names,
-    )
-    errors.expect(
-      len(self.num_examples) == len(self.names)
-      and all(n >= 0 for n in self.num_examples)
-      and any(self.num_examples),
-      'domains.num_examples',
-      f'{len(self.names)} numbers, not negative and not all 0',
-      self.num_examples,
+      len(set(self.names)) == len(self.names) == len(counts)
+      and any(counts)
+      and min(counts) >= 0,
+      'domains',
+      'distinct names, each with a number of examples, not all 0',
+      (self.names, counts),
     )
     errors.expect_positive(
       'domains.examples_per_client', self.examples_per_client

@@ -45,14 +45,14 @@ _IN_PLACE = (
   keras.layers.ReLU,
 )
 
-# Methods of a model that only Keras's own loops call, and what does the same.
-_OF_LOOPS = {
-  'train_step': 'say it by layers and `loss`',
-  'test_step': 'say it by `metrics`',
-  'predict_step': 'say it by a last layer',
-  'compute_loss': 'give it as `loss`, a function (y_true, y_pred) -> [batch]',
-  'compute_metrics': 'give them as `metrics`',
-}
+# Methods of a model that only Keras's own loops call.
+_OF_LOOPS = (
+  'train_step',
+  'test_step',
+  'predict_step',
+  'compute_loss',
+  'compute_metrics',
+)
 
 
 def functional_of(
@@ -67,31 +67,20 @@ def functional_of(
     input_spec: `tf.TensorSpec`s of one example's inputs, for a subclassed
       model; None for float32 of the shapes that it was built with.
   """
-  if type(model).__module__.startswith('tf_keras'):
-    raise TypeError(
-      errors.message(
-        'model',
-        'a model of Keras 3, such as one that `keras.models.load_model` read '
-        'from what `model.save("model.h5")` wrote',
-        f'{model.name!r} of tf_keras, Keras 2',
-      )
-    )
-  errors.expect_type(model, keras.Model, 'model', 'a keras.Model')
-  for method, instead in _OF_LOOPS.items():
-    errors.expect(
-      getattr(model, method).__module__.startswith('keras.'),
-      'model',
-      f'a Keras model without a `{method}` of its own, which is never called '
-      f'({instead})',
-      f'{type(model).__name__} {model.name!r}',
-    )
+  errors.expect_type(model, keras.Model, 'model', 'a keras.Model of Keras 3')
+  own = [
+    method
+    for method in _OF_LOOPS
+    if not getattr(model, method).__module__.startswith('keras.')
+  ]
   if isinstance(model, (keras.Function, keras.Sequential)):
-    errors.expect(
-      'call' not in vars(type(model)) or _is_of_keras(model),
-      'model',
-      'a functional or sequential model without a `call` of its own',
-      f'{type(model).__name__} {model.name!r}',
-    )
+    own += ['call'] * ('call' in vars(type(model)) and not _is_of_keras(model))
+  errors.expect(
+    not own,
+    'model',
+    f'a Keras model without a `{"`, `".join(own)}` of its own (never called)',
+    f'{type(model).__name__} {model.name!r}',
+  )
   if isinstance(model, keras.Function):
     return model
   if isinstance(model, keras.Sequential):
@@ -140,17 +129,15 @@ def functional_of(
     raise ValueError(
       errors.message(
         'model',
-        'a Keras model whose `call` takes symbolic inputs (layers and the '
-        "functions of keras.ops in place of TensorFlow's, nothing that "
-        'depends on values)',
+        'a Keras model whose `call` takes symbolic inputs (by layers and '
+        'keras.ops)',
         f'{type(model).__name__} {model.name!r}: {str(e).splitlines()[0]}',
       )
     ) from e
   errors.expect(
     _kinds(graph) == _kinds(in_training),
     'model',
-    'a Keras model whose `call` does the same in training, where its layers '
-    'do not do otherwise (hand `training` on to them)',
+    'a Keras model whose `call` only hands `training` on to its layers',
     f'{type(model).__name__} {model.name!r}',
   )
   return graph
@@ -176,32 +163,17 @@ def with_output(model: keras.Model, output: Optional[str]) -> keras.Model:
   outputs = dict(zip(model.output_names, model.outputs))
   if isinstance(model.output, dict):
     outputs = dict(model.output)
-  if output is None:
-    errors.expect(
-      len(outputs) == 1,
-      'output',
-      f'one of the outputs of {model.name!r} ({", ".join(outputs)})',
-      output,
-    )
+  if output is None and len(outputs) == 1:
     (output,) = outputs
-  else:
-    errors.expect_one_of('output', output, outputs)
+  errors.expect_one_of('output', output, outputs)
   if len(outputs) > 1 or isinstance(model.output, dict):
     model = keras.Model(model.input, outputs[output], name=model.name)
   for tensor in model.inputs:
     errors.expect(
-      tensor.dtype != 'string',
+      tensor.dtype != 'string' and None not in tensor.shape[1:],
       'model',
-      'a Keras model whose inputs are numbers (call layers that take text on '
-      'the examples before)',
-      f'{tensor.name!r} of strings in {model.name!r}',
-    )
-    errors.expect(
-      all(size is not None for size in tensor.shape[1:]),
-      'model',
-      'a Keras model whose inputs have a fixed shape (pad sequences to one '
-      'length)',
-      f'{tuple(tensor.shape[1:])} in {model.name!r}',
+      'a Keras model whose inputs are numbers of a fixed shape',
+      f'{tensor.dtype} {tuple(tensor.shape[1:])} in {model.name!r}',
     )
   return model
 
@@ -503,9 +475,6 @@ def name_weights(graph):
           statistics.add(weight)
       if names:
         layers[name] = tuple(names)
-  errors.expect(
-    variables, 'model', 'a model with weights', f'{graph.name!r} with none'
-  )
   return variables, layers, frozenset(statistics)
 
 
@@ -572,9 +541,6 @@ def head_nodes(graph, head_layers):
   A layer whose weights the body has, such as an embedding that also ends the
   network, may follow, or be the head by its last call.
   """
-  errors.expect(
-    head_layers, 'head_layers', 'at least one layer name', head_layers
-  )
   wanted = set()
   inputs = {
     operation.name

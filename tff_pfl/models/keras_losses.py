@@ -111,8 +111,7 @@ def resolve(
   errors.expect(
     shape,
     'model',
-    'a model whose outputs have an axis besides the batch (Reshape((1,)) adds '
-    'it)',
+    'a model whose outputs have an axis besides the batch',
     'outputs [batch]',
   )
   loss = _resolve_loss(loss, task)
@@ -176,32 +175,22 @@ def _resolve_loss(loss, task):
   if task is not None:
     errors.expect_one_of('task', task, _TASKS)
   if isinstance(loss, str):
-    try:
-      loss = keras.losses.get(loss)
-    except ValueError as e:
-      raise ValueError(
-        errors.message('loss', 'the name of a Keras loss', loss)
-      ) from e
+    loss = keras.losses.get(loss)
   errors.expect_type(
     loss,
     Callable,
     'loss',
-    'a Keras loss name, a Keras loss object or a function (that of the '
-    'one output that `output` names, or of several that are concatenated)',
+    'one Keras loss name, Keras loss object or function',
   )
   options, function, call = {}, loss, loss
   if isinstance(loss, keras.losses.Loss):
     errors.expect(
-      loss.reduction not in ('sum', 'mean_with_sample_weight'),
+      loss.reduction not in ('sum', 'mean_with_sample_weight')
+      and type(loss).__call__ is keras.losses.Loss.__call__,
       'loss',
-      "a loss that is a mean over examples (reduction='sum_over_batch_size')",
-      f'reduction={loss.reduction!r}',
-    )
-    errors.expect(
-      type(loss).__call__ is keras.losses.Loss.__call__,
-      'loss',
-      'a Keras loss with a `call`, but no `__call__`, of its own',
-      type(loss).__name__,
+      "a mean over examples (reduction='sum_over_batch_size'), without a "
+      '`__call__` of its own',
+      f'{type(loss).__name__} with reduction={loss.reduction!r}',
     )
     # Keras's own loss objects are functions with options.
     options = getattr(loss, '_fn_kwargs', {})
@@ -211,13 +200,6 @@ def _resolve_loss(loss, task):
   kind = _KINDS.get(function)
   if kind is None:
     kind = 'regression' if task is None else _TASKS[task]
-  elif task is not None:
-    errors.expect(
-      kind == _TASKS[task],
-      'task',
-      f'None or that of the loss ({kind} labels)',
-      task,
-    )
   is_of_keras = _is_of_keras(function)
   from_logits = function in _OF_SCORES or bool(
     # A Keras loss with arguments may be a partial function.
@@ -430,22 +412,9 @@ def _named_metric(metric, loss):
   name = getattr(metric, '__name__', None) or getattr(metric, 'name', None)
   function = metric
   if isinstance(metric, str):
-    try:
-      name, function = metric, keras.metrics.get(metric)
-    except ValueError:
-      function = None
-    errors.expect(
-      callable(function),
-      'metrics',
-      'names of Keras metrics, or of '
-      f'{", ".join(["top_5_accuracy", *client_metrics.NAMES])}',
-      metric,
-    )
+    name, function = metric, keras.metrics.get(metric)
   errors.expect_type(
-    function,
-    Callable,
-    'metrics',
-    'Keras metric names, metric objects or functions',
+    function, Callable, 'metrics', 'names, metric objects or functions'
   )
   if isinstance(function, keras.metrics.Metric):
     mean_metric = keras.metrics.MeanMetricWrapper
@@ -454,17 +423,14 @@ def _named_metric(metric, loss):
       and type(function).update_state is mean_metric.update_state
       and type(function).result is mean_metric.result,
       'metrics',
-      'metrics that are means over examples (such as '
-      'SparseCategoricalAccuracy or MeanAbsoluteError), or in small letters '
-      f'of {", ".join(client_metrics.NAMES)}',
+      f'means over examples, or names of {", ".join(client_metrics.NAMES)}',
       f'{type(function).__name__} {function.name!r}',
     )
     options = function._fn_kwargs  # pylint: disable=protected-access
     errors.expect(
       not loss.from_logits or options.get('from_logits') is not False,
       'metrics',
-      'a metric of the same outputs as the loss, which are no probabilities '
-      f'(`{type(function).__name__}(from_logits=True)`)',
+      f'of logits, as the loss (`{type(function).__name__}(from_logits=True)`)',
       metric if isinstance(metric, str) else function.name,
     )
     function = functools.partial(function._fn, **options)  # pylint: disable=protected-access
@@ -476,8 +442,8 @@ def _named_metric(metric, loss):
     or not _is_of_keras(function)
     or getattr(function, 'func', function).__name__.startswith('sparse_'),
     'metrics',
-    'metrics that fit the loss, which is of classes as integers (accuracy,'
-    ' top_5_accuracy, or with sparse_ in their names)',
+    'metrics of classes as integers, as the loss (accuracy, top_5_accuracy, '
+    'sparse_...)',
     name,
   )
   return name or type(metric).__name__, function
@@ -499,8 +465,7 @@ def _accuracy(metric, loss):
   errors.expect(
     loss.kind != 'regression',
     'metrics',
-    "metrics that fit the loss ('accuracy' needs a classification loss, or a "
-    "`task` for one of your own; try 'mae')",
+    "those of a regression, such as 'mae' (or give a `task`)",
     metric,
   )
   if loss.kind == 'sparse':
@@ -542,9 +507,8 @@ def check(
     errors.expect(
       not resolved.from_logits or operation not in last_operations,
       'loss',
-      f'a loss of probabilities, as the model ends in a {operation.lower()} (a '
-      'cross-entropy without from_logits=True, or one of your own whose '
-      'attribute `from_logits` is False), or end the model without it',
+      f'a loss of probabilities, as the model ends in a {operation.lower()} '
+      '(`from_logits` False)',
       name,
     )
   if (
@@ -557,9 +521,8 @@ def check(
     errors.expect(
       not tf.reduce_any(is_none) and tf.reduce_any(outputs > 0),
       'loss',
-      'a loss of outputs that are no probabilities: '
-      f'{_camel_case(name)}(from_logits=True), or end the model with a softmax '
-      'or sigmoid',
+      'a loss of logits (from_logits=True), for outputs that are no '
+      'probabilities',
       name,
     )
   with tf.GradientTape() as tape:
@@ -600,7 +563,3 @@ def _some(spec, rng, num_integers=2):
   if spec.dtype.is_floating:
     return tf.constant(rng.normal(size=shape), spec.dtype)
   return tf.cast(tf.constant(rng.integers(0, num_integers, shape)), spec.dtype)
-
-
-def _camel_case(name):
-  return ''.join(word[:1].upper() + word[1:] for word in name.split('_'))

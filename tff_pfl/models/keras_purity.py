@@ -81,15 +81,11 @@ def check_layers(graph, variables):
     if reason is not None:
       keras_graph.refuse(name, graph.layers[name], reason)
   for name, variable in variables.items():
-    reason = None
-    if tf.as_dtype(variable.dtype).size < 4:
-      reason = f'is of {variable.dtype} (mixed_{variable.dtype} is supported)'
-    elif variable.constraint is not None:
-      reason = 'has a constraint, which acts outside of its call'
-    if reason is not None:
+    if variable.constraint is not None:
       layer = name.rpartition('/')[0]
       while layer not in graph.layers:
         layer = layer.rpartition('/')[0]
+      reason = 'has a constraint, which acts outside of its call'
       keras_graph.refuse(layer, graph.layers[layer], reason)
 
 
@@ -98,7 +94,7 @@ def _reason_against(module, layer):
   if getattr(module, 'stateful', False):
     return 'keeps its state between batches (stateful=True)'
   if module.quantization_mode is not None:
-    return 'is quantized (build the model anew, and quantize it once trained)'
+    return 'is quantized'
   if isinstance(module, _DROPOUT) and module.rate == 1:
     return 'drops all'
   if getattr(module, 'activity_regularizer', None) is not None:
@@ -106,10 +102,7 @@ def _reason_against(module, layer):
   if isinstance(module, _NORMALIZATION) and isinstance(
     layer, keras.layers.TimeDistributed
   ):
-    return (
-      'normalizes over steps; BatchNormalization does so without '
-      'TimeDistributed'
-    )
+    return 'normalizes over steps (it does so without TimeDistributed)'
   return None
 
 
@@ -138,7 +131,6 @@ def _seed(seed):
 def _dropout(inputs, rate, noise_shape=None, seed=None):
   if rate == 0:
     return inputs
-  errors.expect(rate < 1, 'rate', 'less than 1, or all is dropped', rate)
   shape = tf.shape(inputs)
   if noise_shape is not None:
     shape = [

@@ -108,16 +108,10 @@ def _as_inputs(name, spec, x):
 
 def _check_domain(model, domain, num_examples):
   errors.expect(
-    domain is not None,
+    domain is not None and np.size(domain) == num_examples,
     'domain',
-    f'given for model {model.name!r}, whose examples have one',
+    f'that of each of {num_examples} examples',
     domain,
   )
-  domain = array_checks.check_domain_ids(domain, 'domain', model.domains.number)
-  errors.expect(
-    len(domain) == num_examples,
-    'domain',
-    f'of {num_examples} examples, like x',
-    len(domain),
-  )
-  return tf.constant(domain)
+  number = model.domains.number
+  return tf.constant(array_checks.check_domain_ids(domain, 'domain', number))

@@ -251,9 +251,6 @@ class SplitModel:
     Args:
       layers: Names of layers with weights; the name of a model within the model
         stands for all its layers.
-
-    Raises:
-      ValueError: If there is no such layer.
     """
     wanted = set()
     for layer in layers:
@@ -276,9 +273,6 @@ class SplitModel:
 
     Returns:
       Layer names in the model's order.
-
-    Raises:
-      ValueError: If a layer does not exist or has no units.
     """
     if names is None:
       in_body = [name for name in self.units if name in self.body_layers]
@@ -299,8 +293,7 @@ class SplitModel:
       errors.expect(
         self.head_layers,
         'model',
-        f'a model whose head has weights of its own, as {argument} demands '
-        '(name the layer before it in `head_layers`, too)',
+        f'a model whose head has weights of its own, as {argument} demands',
         f'{self.name!r}, whose head reads {", ".join(self.tied)} alone',
       )
       return tuple(self.head_layers)
@@ -342,10 +335,6 @@ def check_weights(
 
   Args:
     weights: Weight name to value; may hold others, too.
-
-  Raises:
-    ValueError: If a weight is missing or has another shape; the message names
-      it.
   """
   checked = collections.OrderedDict()
   for name in model.weight_names(layers):
@@ -383,8 +372,7 @@ def check_has_body(model: SplitModel, method: str) -> None:
   errors.expect(
     model.body_layers,
     'model',
-    f'a model whose body has weights for {method} to share (its head is '
-    f'{", ".join(model.head_layers)})',
+    f'a model whose body has weights for {method} to share',
     f'{model.name!r} without any',
   )
   model.last_layers(None, method)
@@ -401,8 +389,7 @@ def check_tied(model: SplitModel, weights: Collection[str] = ()) -> None:
       name in weights,
       'model',
       f'a model whose head does not read {name!r} of the body, where the head '
-      'is trained without the body (fed_avg, fed_per and others train both '
-      'together)',
+      'is trained without the body',
       model.name,
     )
 
@@ -435,10 +422,6 @@ def feature_spec(model: SplitModel, method: str) -> tf.TensorSpec:
 
   Returns:
     The spec without the batch dimension.
-
-  Raises:
-    ValueError: If the body has no weights, or its features are not one float
-      tensor of a known shape.
   """
   check_has_body(model, method)
   x, _ = domains_lib.join(

@@ -72,9 +72,6 @@ def check_layers(
   errors.expect(
     layers, argument, f'names of layers ({", ".join(units)})', 'none'
   )
-  errors.expect(
-    len(set(layers)) == len(layers), argument, 'distinct', ', '.join(layers)
-  )
   for layer in layers:
     errors.expect(
       layer in units,
@@ -104,9 +101,6 @@ def parse(
   Returns:
     Layer name to a mask of the chosen units, bool `[number]`, in the model's
     order.
-
-  Raises:
-    ValueError: If the text has another form, or a layer or unit does not exist.
   """
   chosen = {}
   for part in filter(None, (part.strip() for part in text.split(','))):
@@ -114,18 +108,13 @@ def parse(
     check_layers(units, [layer], known, argument)
     number = units[layer].number
     found = _RANGE.fullmatch(span or f'0-{number - 1}')
-    errors.expect(
-      found,
-      argument,
-      'parts such as dense_1:0-49, dense_1:60 or dense_1',
-      part,
-    )
-    first, last = int(found[1]), int(found[2] or found[1])
+    first, last = found.groups() if found else ('1', '0')
+    first, last = int(first), int(last or first)
     errors.expect(
       first <= last < number,
       argument,
-      f'of {layer} from 0 to {number - 1}, the smaller first',
-      span,
+      f'parts such as {layer}:0-{number - 1}, {layer}:0 or {layer}',
+      part,
     )
     mask = chosen.setdefault(layer, np.zeros(number, bool))
     mask[first : last + 1] = True

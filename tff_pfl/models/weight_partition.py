@@ -46,9 +46,6 @@ class WeightPartition:
 
     Args:
       local_layers: Names of the layers that are local; all others are global.
-
-    Raises:
-      ValueError: If a layer does not exist.
     """
     return cls(tuple(model.initial_weights), model.weight_names(local_layers))
 

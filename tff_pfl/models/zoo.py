@@ -25,6 +25,11 @@ from tff_pfl import errors
 from tff_pfl.models import split_model, zoo_layers
 
 _OF_NUMPY = (np.ndarray, np.generic)
+# Arguments that are positive integers, or lists of them.
+_POSITIVE = """
+  base_filters convolutions_per_pooling embedding_size filters groups
+  kernel_size record_widths units vocabulary_size widths
+""".split()
 
 MODELS: dict[str, Callable[..., split_model.SplitModel]] = {}
 
@@ -43,6 +48,11 @@ def _of_zoo(function):
       name: value.tolist() if isinstance(value, _OF_NUMPY) else value
       for name, value in values.items()
     }
+    for argument, value in values.items():
+      if argument in _POSITIVE and value is not None:
+        for number in tf.nest.flatten(value):
+          errors.expect_int(argument, number, 1)
+    errors.expect_share('dropout', values.get('dropout', 0), '[0, 1)')
     is_joint = isinstance(element_spec['x'], Mapping)
     errors.expect(
       is_joint == (name == image_and_record.__name__)
@@ -88,12 +98,6 @@ def mlp(
     initialization: 'glorot', or 'fan_in', PyTorch's: weights and biases uniform
       on plus or minus the inverse root of the number of inputs.
   """
-  try:
-    keras.activations.get(activation)
-  except (ValueError, TypeError) as e:
-    raise ValueError(
-      errors.message('activation', 'the name of a Keras activation', activation)
-    ) from e
   errors.expect_one_of('initialization', initialization, ('glorot', 'fan_in'))
   seeds = zoo_layers.Seeds(seed)
   hidden = zoo_layers.dense(widths, activation, seeds)
@@ -157,13 +161,6 @@ def cnn(
   if isinstance(filters, int):
     filters = (filters, filters)
   errors.expect_list('filters', filters)
-  for name, values in (
-    ('filters', filters),
-    ('kernel_size', [kernel_size]),
-    ('convolutions_per_pooling', [convolutions_per_pooling]),
-  ):
-    for value in values:
-      errors.expect_int(name, value, 1)
   num_blocks, rest = divmod(len(filters), convolutions_per_pooling)
   errors.expect(
     filters and not rest,
@@ -174,13 +171,6 @@ def cnn(
   if num_poolings is None:
     num_poolings = num_blocks
   errors.expect_int('num_poolings', num_poolings, 0, num_blocks)
-  errors.expect_one_of('padding', padding, ('auto', 'same', 'valid'))
-  errors.expect(
-    not normalize_dense or normalization != 'none',
-    'normalize_dense',
-    "false with normalization 'none'",
-    normalize_dense,
-  )
   seeds = zoo_layers.Seeds(seed)
   image = element_spec['x']
   blocks = zoo_layers.Convolutions(image, seeds, normalization, groups)
@@ -189,12 +179,6 @@ def cnn(
 
   def convolutions(x):
     for number, channels in enumerate(filters, 1):
-      errors.expect(
-        padding == 'same' or min(x.shape[1:3]) >= kernel_size,
-        'padding',
-        f"'same' for images of which {tuple(x.shape[1:3])} pixels are left",
-        padding,
-      )
       x = blocks.add(
         x,
         channels,
@@ -213,12 +197,13 @@ def cnn(
         x = keras.layers.MaxPooling2D(2)(x)
     return x
 
+  is_normalized = normalize_dense and normalization != 'none'
   hidden = zoo_layers.dense(
     widths,
     'relu',
     seeds,
     dropout,
-    normalized=blocks.normalized if normalize_dense else None,
+    normalized=is_normalized and blocks.normalized,
   )
   return zoo_layers.build(
     'cnn', [convolutions, hidden], element_spec, num_classes, seeds
@@ -342,7 +327,6 @@ def vgg_16(
     Recognition, ICLR 2015, configuration D, with smaller dense layers for 32x32
     images.
   """
-  errors.expect_int('base_filters', base_filters, 1)
   seeds = zoo_layers.Seeds(seed)
   blocks = zoo_layers.Convolutions(
     element_spec['x'], seeds, normalization, groups, torchvision
@@ -358,8 +342,7 @@ def vgg_16(
       errors.expect(
         size in ((1, 1), (7, 7)),
         'torchvision',
-        'false for images whose height and width are not both at most 32, or'
-        ' 224',
+        'false for images that are not of at most 32 pixels, or of 224',
         tuple(element_spec['x'].shape),
       )
       if size == (1, 1):
@@ -514,13 +497,11 @@ def text_lstm(
     errors.expect(
       num_classes is not None and num_classes > 2,
       'vocabulary_size',
-      'given where the classes are not those of a next character or word'
-      f' ({num_classes} classes)',
+      f'given where classes are no next words ({num_classes} classes)',
       vocabulary_size,
     )
     vocabulary_size = num_classes
   errors.expect_int('num_layers', num_layers, 1, 100)
-  errors.expect_int('units', units, 1)
   seeds = zoo_layers.Seeds(seed)
   layers = [
     zoo_layers.embedding(element_spec, vocabulary_size, embedding_size, seeds)
@@ -554,9 +535,6 @@ def make_model(
     num_classes: Number of classes; None for regression.
     seed: Seed of the initial weights.
     **arguments: The model's own arguments.
-
-  Raises:
-    ValueError: If there is no such model, or the data do not fit it.
   """
   errors.expect_one_of('model', name, MODELS)
   return MODELS[name](element_spec, num_classes, seed, **arguments)

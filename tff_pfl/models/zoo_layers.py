@@ -70,7 +70,6 @@ class Convolutions:
     errors.expect_one_of(
       'normalization', normalization, ('group', 'batch', 'none')
     )
-    errors.expect_int('groups', groups, 1)
     self._seeds = seeds
     self._normalization = normalization
     self._groups = groups
@@ -158,8 +157,6 @@ def embedding(element_spec, vocabulary_size, embedding_size, seeds):
     'sequences of integers for a model of text',
     x,
   )
-  errors.expect_int('vocabulary_size', vocabulary_size, 1)
-  errors.expect_int('embedding_size', embedding_size, 1)
   return keras.layers.Embedding(
     vocabulary_size,
     embedding_size,
@@ -184,7 +181,6 @@ def residual(
     torchvision: True to start with a 7x7 convolution and 3x3 max-pooling, both
       of stride 2, instead of a 3x3 convolution.
   """
-  errors.expect_int('base_filters', base_filters, 1)
   blocks = Convolutions(image_spec, seeds, normalization, groups, torchvision)
 
   def network(x):
@@ -229,9 +225,6 @@ def dense(
     normalized: `Convolutions.normalized`, to normalize before the activations.
     name: Beginning of the layers' names.
   """
-  for width in widths:
-    errors.expect_int('widths', width, 1)
-  errors.expect_share('dropout', dropout, '[0, 1)')
 
   def network(x):
     if len(x.shape) != 2:
@@ -269,12 +262,7 @@ def initialized_by_fan_in(model, seed):
 
 
 def build(name, layers, element_spec, num_classes, seeds):
-  """Makes a model of layers, or functions, in sequence, and a head.
-
-  Raises:
-    ValueError: If they do not fit together, or there is no room for so many
-      weights.
-  """
+  """Makes a model of layers, or functions, in sequence, and a head."""
   x, y = element_spec['x'], element_spec['y']
   if num_classes is not None:
     errors.expect_int('num_classes', num_classes, 2)
@@ -304,8 +292,7 @@ def build(name, layers, element_spec, num_classes, seeds):
     errors.expect(
       number <= _MAX_WEIGHTS,
       'model',
-      f'of at most {_MAX_WEIGHTS} weights, which fill 2 GiB (take fewer '
-      'classes, units or layers)',
+      f'of at most {_MAX_WEIGHTS} weights, which fill 2 GiB',
       f'{name} with {number}',
     )
   return keras_bridge.from_keras(
