@@ -14,6 +14,7 @@ from tff_pfl.methods import (
   fed_fac,
   fed_rep,
   registry,
+  scaffold,
 )
 from tff_pfl.runs import privacy, run_config, summary
 
@@ -142,6 +143,13 @@ def test_settings_reach_the_process(process):
       '`hparams.optimizer` to be a name',
     ),
     ({'hparams': fed_avg.FedAvgHParams()}, '`hparams` to be a FedRepHParams'),
+    (
+      {
+        'algorithm': 'scaffold',
+        'hparams': scaffold.ScaffoldHParams(num_clients=29),
+      },
+      '`hparams.num_clients` to be 30, .*, found 29',
+    ),
     ({'server_optimizer': 'lion'}, "found 'lion'"),
     ({'server_learning_rate': 0.0}, '`server_learning_rate`'),
     ({'client_weighting': 'size'}, '`client_weighting`'),

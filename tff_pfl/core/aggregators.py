@@ -160,7 +160,8 @@ def create(
       not isinstance(chosen, gather.TrimmedMeanFactory)
       or 'report' not in tff.structure.name_list(value_type),
       'aggregator',
-      'no median of each number where the server takes sums over clients',
+      'no median of each number where the server takes sums over clients '
+      '(geometric_median serves)',
       type(chosen).__name__,
     )
     if not is_weighted(chosen):

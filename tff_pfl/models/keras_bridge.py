@@ -310,7 +310,8 @@ def _check_same(model, result, pure):
     own <= known,
     'model',
     'a Keras model whose weights are those of its layers',
-    f'{type(model).__name__} {model.name!r}, which has others',
+    f'{type(model).__name__} {model.name!r}, which has others (put them into '
+    'a layer)',
   )
   x = keras_losses.some_inputs(result, rng)
   given = x

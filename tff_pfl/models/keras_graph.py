@@ -78,7 +78,8 @@ def functional_of(
   errors.expect(
     not own,
     'model',
-    f'a Keras model without a `{"`, `".join(own)}` of its own (never called)',
+    f'a Keras model without a `{"`, `".join(own)}` of its own, which is never '
+    'called (give `loss` and `metrics`)',
     f'{type(model).__name__} {model.name!r}',
   )
   if isinstance(model, keras.Function):
@@ -172,7 +173,8 @@ def with_output(model: keras.Model, output: Optional[str]) -> keras.Model:
     errors.expect(
       tensor.dtype != 'string' and None not in tensor.shape[1:],
       'model',
-      'a Keras model whose inputs are numbers of a fixed shape',
+      'a Keras model whose inputs are numbers of a fixed shape (encode text, '
+      'pad sequences)',
       f'{tensor.dtype} {tuple(tensor.shape[1:])} in {model.name!r}',
     )
   return model

@@ -111,7 +111,7 @@ def resolve(
   errors.expect(
     shape,
     'model',
-    'a model whose outputs have an axis besides the batch',
+    'a model whose outputs have an axis besides the batch, as by Reshape((1,))',
     'outputs [batch]',
   )
   loss = _resolve_loss(loss, task)

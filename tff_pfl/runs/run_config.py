@@ -196,6 +196,8 @@ class RunConfig:
     self.training()
     object.__setattr__(self, 'metrics', tuple(self.metrics))
     self.sampler()  # Fails early on a cohort larger than the population.
+    # Before a warm-up is trained.
+    training.expect_room(vars(self.hparams), self.num_clients, self.cohort_size)
     self._make_attack()
     self._check_aggregator()
 

@@ -281,14 +281,15 @@ def _options_of_runtime(runtime, options, model, data, sampler):
   return {**options, 'devices': devices}
 
 
-def _expect_fit(process, data, cohort_size):
-  """Raises `ValueError` if process and data do not fit together."""
-  hparams = process.description['hparams']
+def expect_room(
+  hparams: Mapping[str, Any], num_clients: int, cohort_size: int
+) -> None:
+  """Raises `ValueError` if a method was made for other numbers of clients."""
   known = hparams.get('num_clients')
   errors.expect(
-    known in (None, data.num_clients),
+    known in (None, num_clients),
     'hparams.num_clients',
-    f'{data.num_clients}, the number of all clients, or None',
+    f'{num_clients}, the number of all clients, or None',
     known,
   )
   room = hparams.get('max_cohort_size', cohort_size)
@@ -298,6 +299,12 @@ def _expect_fit(process, data, cohort_size):
     f'at least {cohort_size}, the size of a cohort',
     room,
   )
+
+
+def _expect_fit(process, data, cohort_size):
+  """Raises `ValueError` if process and data do not fit together."""
+  hparams = process.description['hparams']
+  expect_room(hparams, data.num_clients, cohort_size)
   client_population.check_data_fit(process.model, data)
   client_population.check_test_examples(data)
   # Traced now, so that what cannot be scored fails before the first round.
