@@ -98,7 +98,8 @@ def test_types_are_those_of_the_hints():
   for arguments, message in (
     (
       {'model': 5},
-      '`model` to be of type SplitModel, found 5.',
+      '`model` to be of type SplitModel (from_keras makes one of a Keras '
+      'model), found 5.',
     ),
     (
       {'model': model, 'settings': 'x'},

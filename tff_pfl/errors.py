@@ -47,6 +47,13 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 _Function = TypeVar('_Function', bound=Callable[..., Any])
 _VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
+# By type, how a user gets one.
+_MADE_BY = {
+  'FederatedDataset': 'from_arrays and load_dataset make one',
+  'PersonalizedProcess': 'registry.build makes one',
+  'Runtime': 'create_runtime makes one',
+  'SplitModel': 'from_keras makes one of a Keras model',
+}
 
 
 class RunError(RuntimeError):
@@ -225,10 +232,13 @@ def expect_hinted(
       expect(is_of(value), name, constraint, value)
     elif all(map(_is_class, kinds)):
       words = sorted(kind.__name__ for kind in kinds)
+      advice = [f' ({_MADE_BY[word]})' for word in words if word in _MADE_BY]
       constraint = ' or '.join(words + ['None'] * (type(None) in parts))
       # NumPy's arrays are no sequences of Python's.
       allowed = (Collection if k in _SEQUENCES else k for k in kinds)
-      expect_type(value, tuple(allowed), name, f'of type {constraint}')
+      expect_type(
+        value, tuple(allowed), name, f'of type {constraint}' + ''.join(advice)
+      )
 
 
 def _is_class(kind):

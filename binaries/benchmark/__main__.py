@@ -44,38 +44,6 @@ from . import workloads
 
 _ALL = 'all'
 
-_WORKLOAD = flags.DEFINE_list(
-  'workload',
-  ['w1'],
-  f'Workloads to measure, or {_ALL}. '
-  + '; '.join(
-    f'{w.name}: {w.description}' for w in workloads.WORKLOADS.values()
-  )
-  + '.',
-)
-_ROUNDS = flags.DEFINE_integer(
-  'rounds',
-  None,
-  'Rounds after the first one (default: by the workload, '
-  + ', '.join(f'{w.name} {w.num_rounds}' for w in workloads.WORKLOADS.values())
-  + ').',
-  lower_bound=1,
-)
-_REFERENCE = flags.DEFINE_bool(
-  'reference', False, 'Also run the plain loop of a TFF user, in turns.'
-)
-_JSON = flags.DEFINE_bool(
-  'json', False, 'Print a line of JSON for each workload instead of a table.'
-)
-_OUTPUT = flags.DEFINE_string(
-  'output', None, 'A file to which a line of JSON is added for each workload.'
-)
-_SMALL = flags.DEFINE_bool(
-  'small', False, 'Tiny sizes, to try in seconds that everything runs.'
-)
-flags.adopt_module_key_flags(program)
-flags.adopt_module_key_flags(runtime_flags)
-
 
 def time_in_turns(
   contestants: Mapping[str, Callable[[int], None]],
@@ -356,14 +324,51 @@ def format_records(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _append(line):
-  if _OUTPUT.value is not None:
-    with open(_OUTPUT.value, 'a') as file:
+  if flags.FLAGS.output is not None:
+    with open(flags.FLAGS.output, 'a') as file:
       file.write(line)
+
+
+def _define_flags():
+  """Defines the flags; the tests, which import this, have those of others."""
+  flags.DEFINE_list(
+    'workload',
+    ['w1'],
+    f'Workloads to measure, or {_ALL}. '
+    + '; '.join(
+      f'{w.name}: {w.description}' for w in workloads.WORKLOADS.values()
+    )
+    + '.',
+  )
+  flags.DEFINE_integer(
+    'rounds',
+    None,
+    'Rounds after the first one (default: by the workload, '
+    + ', '.join(
+      f'{w.name} {w.num_rounds}' for w in workloads.WORKLOADS.values()
+    )
+    + ').',
+    lower_bound=1,
+  )
+  flags.DEFINE_bool(
+    'reference', False, 'Also run the plain loop of a TFF user, in turns.'
+  )
+  flags.DEFINE_bool(
+    'json', False, 'Print a line of JSON for each workload instead of a table.'
+  )
+  flags.DEFINE_string(
+    'output', None, 'A file to which a line of JSON is added for each workload.'
+  )
+  flags.DEFINE_bool(
+    'small', False, 'Tiny sizes, to try in seconds that everything runs.'
+  )
+  flags.adopt_module_key_flags(program)
+  flags.adopt_module_key_flags(runtime_flags)
 
 
 def main() -> None:
   """Measures the workloads one after another."""
-  names = _WORKLOAD.value
+  names = flags.FLAGS.workload
   if names == [_ALL]:
     names = list(workloads.WORKLOADS)
   for name in names:
@@ -373,20 +378,21 @@ def main() -> None:
   for name in names:
     workload = workloads.WORKLOADS[name]
     record = measure(
-      workload.scaled_down() if _SMALL.value else workload,
+      workload.scaled_down() if flags.FLAGS.small else workload,
       runtime_flags.selected_runtime(),
       runtime_flags.options(),
-      _ROUNDS.value,
-      _REFERENCE.value,
+      flags.FLAGS.rounds,
+      flags.FLAGS.reference,
     )
     line = json.dumps(record)
     _append(f'{line}\n')
-    if _JSON.value:
+    if flags.FLAGS.json:
       print(line, flush=True)
     records.append(record)
-  if not _JSON.value:
+  if not flags.FLAGS.json:
     print(format_records(records))
 
 
 if __name__ == '__main__':
+  _define_flags()
   program.run(main)

@@ -474,7 +474,7 @@ def test_domain_decides_which_head_predicts():
     rtol=1e-5,
   )
   for wrong, words in (
-    (None, '`domain`.*given'),
+    (None, '`domain`.*found None'),
     (domain[1:], '`domain`.*examples'),
     (np.full_like(domain, 5), 'domain.*5'),
   ):
