@@ -57,19 +57,18 @@ def _package_page(package, modules):
 def _face_page():
   """`tff_pfl` itself: its docstring, and where its names are documented."""
   path = _ROOT / 'tff_pfl' / '__init__.py'
-  tree = ast.parse(path.read_text('utf-8'))
-  (names,) = (
-    ast.literal_eval(node.value)
-    for node in tree.body
-    if isinstance(node, ast.Assign) and node.targets[0].id == '_NAMES'
-  )
   rows = []
-  for module, of_module in names.items():
-    page = module.replace('.', '/')
-    if (_ROOT / 'tff_pfl' / page).is_dir():
-      page += '/index'
-    link = f'[`{module}`]({page}.md)' if module != 'errors' else '`errors`'
-    rows += [f'| `pfl.{name}` | {link} |' for name in of_module]
+  for node in ast.parse(path.with_suffix('.pyi').read_text('utf-8')).body:
+    for alias in getattr(node, 'names', ()):
+      module = node.module.removeprefix('tff_pfl').lstrip('.')
+      page = module.replace('.', '/')
+      if (_ROOT / 'tff_pfl' / page / f'{alias.name}.py').is_file():
+        page = f'{page}/{alias.name}'.lstrip('/')  # It is a module.
+        module = page.replace('/', '.')
+      elif (_ROOT / 'tff_pfl' / page).is_dir():
+        page += '/index'
+      link = f'[`{module}`]({page}.md)' if module != 'errors' else '`errors`'
+      rows.append(f'| `pfl.{alias.name}` | {link} |')
   table = '\n'.join(['| name | documented in |', '|---|---|', *rows])
   return f'# tff_pfl\n\n{_docstring(path)}\n\n{table}\n'
 

@@ -129,9 +129,10 @@ flags.adopt_module_key_flags(small)
 flags.adopt_module_key_flags(program)
 
 
-def _algorithms():
+def _algorithms(tunes):
   if _ALGORITHMS.value == [_ALL]:
-    data = run_flags.config_from_flags('fed_avg').load_data()
+    config = run_flags.config_from_flags('fed_avg', has_variants=tunes)
+    data = config.load_data()
     has_classes = data.num_classes and data.element_spec['y'].shape.rank == 0
     return tuple(
       name
@@ -161,10 +162,14 @@ def _comparison():
     raise ValueError('Expected one of --grid and --search, found both.')
   run_flags.refuse(['algorithm'], '--algorithms says what is compared')
   run_flags.refuse(['seed'], '--seeds has the seeds')
-  algorithms = _algorithms()
+  tunes = bool(set(_FINE_TUNE_VARIANTS.value) & {'head', 'all'})
+  algorithms = _algorithms(tunes)
   errors.expect(algorithms, '--algorithms', 'at least one', 'none')
   run_flags.check_selected(*algorithms)
-  configs = {name: run_flags.config_from_flags(name) for name in algorithms}
+  configs = {
+    name: run_flags.config_from_flags(name, has_variants=tunes)
+    for name in algorithms
+  }
   return plan.Comparison(
     base=configs[algorithms[0]],
     algorithms=algorithms,

@@ -244,6 +244,13 @@ def _check_flags():
     f'a {ending} file' if ending else 'a folder, with no ending',
     _OUTPUT.value,
   )
+  for names, formats in (
+    (_FITTING_FLAGS, ('saved_model', 'tflite')),
+    (('client',), ('keras', 'saved_model', 'tflite')),
+    (('quantize',), ('tflite',)),
+  ):
+    if _FORMAT.value not in formats:
+      run_flags.refuse(names, f'it is for --format={" or ".join(formats)}')
 
 
 def main() -> None:

@@ -131,6 +131,7 @@ def _load_clients(run):
         'other means or words; give new rows as --clients_csv.'
       )
     return data
+  run_flags.refuse(_DATA_FLAGS, f'{given[0]} has the clients')
   if given == ['--clients_csv']:
     return tabular.load_new_clients(
       run.encoding,
@@ -162,6 +163,11 @@ def _variants(run):
   """The options of the fit by number of epochs."""
   process = run.build_process()
   trains = process.trains_new_clients
+  if not trains:
+    run_flags.refuse(
+      ['fine_tune_num_epochs', 'fine_tune_num_steps'],
+      f'{run.config.algorithm} fine-tunes new clients for --num_epochs',
+    )
   # As the method does or the run did, which an exported model does, too.
   asked = run.config.personalization.resolved(process.adaptation)
   own = {} if trains else {'fine_tune': 'all'}

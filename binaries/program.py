@@ -224,5 +224,6 @@ def run(
 
   # The name that this package has here; --help shows it.
   program = sys.modules['__main__']
-  program.__doc__ = program.__doc__.replace('binaries.', f'{__package__}.')
+  doc = program.__doc__ or ''
+  program.__doc__ = doc.replace('binaries.', f'{__package__}.')
   app.run(guarded, flags_parser=functools.partial(_parse_flags, flags_of or {}))

@@ -463,11 +463,13 @@ def _expect_steps_or_epochs(flag_of: Mapping[str, str], hparams: Any) -> None:
 
 
 def personalization_from_flags(
-  **defaults: Any,
+  *, has_variants: bool = False, **defaults: Any
 ) -> personalization.Personalization:
   """The options of personalization that the flags give.
 
   Args:
+    has_variants: True if models are also fine-tuned in other ways than
+      --fine_tune, with the same options.
     **defaults: Values of options whose flags are not given.
   """
   owner = personalization.Personalization
@@ -476,6 +478,15 @@ def personalization_from_flags(
   if 'num_epochs' in set_by_flags:
     # Steps by default would be instead of them.
     given['num_steps'] = set_by_flags.get('num_steps')
+  if not has_variants and given.get('fine_tune', 'method') not in (
+    'head',
+    'all',
+  ):
+    refuse(
+      [name for name in _names() if name.startswith('fine_tune_')],
+      'it is for --fine_tune=head or all (what a method does by itself has '
+      "flags with the method's name)",
+    )
   with _naming(_PERSONALIZATION):
     options = owner(**given)
   _expect_steps_or_epochs(_PERSONALIZATION, options)
@@ -492,11 +503,14 @@ def _aggregator(name):
     return owner(**given)
 
 
-def config_from_flags(algorithm: str) -> run_config.RunConfig:
+def config_from_flags(
+  algorithm: str, *, has_variants: bool = False
+) -> run_config.RunConfig:
   """The settings of a run that the flags give.
 
   Args:
     algorithm: The method, a key of `registry.ALGORITHMS`.
+    has_variants: As for `personalization_from_flags`.
   """
   given = _given(run_config.RunConfig, {name: name for name in _FIELDS})
   if 'cohort_size' not in given:
@@ -529,7 +543,7 @@ def config_from_flags(algorithm: str) -> run_config.RunConfig:
       'model_arguments': _MODEL_ARGUMENTS.given(
         given.get('model', run_config.RunConfig.model)
       ),
-      'personalization': personalization_from_flags(),
+      'personalization': personalization_from_flags(has_variants=has_variants),
       'runtime': runtime_flags.selected_runtime(),
     }
   )

@@ -4,6 +4,7 @@ import collections
 import json
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 import types
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tff_pfl
 from binaries import papers
 from binaries.papers import record
 from binaries.papers.engine import claims
@@ -56,6 +58,29 @@ def _run_blocks(path):
   for code in _code_blocks(path, 'python'):
     exec(compile(code, _name_of(path), 'exec'), names)
   return names
+
+
+def test_the_reference_names_the_page_of_each_name(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'mkdocs', types.ModuleType('mkdocs'))
+  for name in ('mkdocs.structure', 'mkdocs.structure.files'):
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+  monkeypatch.setattr(
+    sys.modules['mkdocs.structure.files'], 'File', None, raising=False
+  )
+  hooks = runpy.run_path(str(_ROOT / '.ci' / 'docs_hooks.py'))
+  page, known = (
+    hooks['_face_page'](),
+    {
+      path.removeprefix('reference/')
+      for pages in hooks['_pages']().values()
+      for path, _ in pages
+    },
+  )
+  rows = re.findall(r'^\| `pfl\.(\w+)` \| (.*) \|$', page, re.MULTILINE)
+  assert sorted(name for name, _ in rows) == tff_pfl.__all__
+  linked = {link for _, cell in rows for link in re.findall(r'\((.*)\)', cell)}
+  assert linked <= known | {'plots.md'}
+  assert {'models/zoo.md', 'datasets/index.md'} <= linked
 
 
 def test_readme_is_short():

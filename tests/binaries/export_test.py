@@ -153,6 +153,12 @@ def test_of_a_table_the_encoding_is_exported_too(programs, monkeypatch):
       "--client to be a client of 'digits', such as 'client_0', found 'x'",
     ),
     (['--format=tff', '--output=m', '--num_rounds=3'], 'no --num_rounds'),
+    (['--format=tff', '--output=m', '--client=client_0'], 'no --client: it is'),
+    (
+      ['--format=keras', '--output=m.keras', '--fine_tune=all'],
+      'no --fine_tune: it is for --format=saved_model or tflite',
+    ),
+    (['--format=saved_model', '--output=m', '--quantize=int8'], '--quantize'),
   ],
 )
 def test_wrong_flags_are_one_line(flags, words, run, programs):

@@ -248,6 +248,7 @@ def test_unreadable_files_are_one_line(file, words, fed_rep_run, programs):
     (['--dataset=digits', '--num_samples=0'], '--num_samples to be positive'),
     (['--dataset=digits', '--num_epochs='], 'positive integers, one or more'),
     (['--dataset=digits', '--num_rounds=3'], 'Expected no --num_rounds'),
+    (['--clients_npz=x.npz', '--num_clients=3'], 'Expected no --num_clients'),
     pytest.param(
       ['--dataset=synthetic'], 'float32(28, 28, 1)', marks=pytest.mark.slow
     ),

@@ -163,6 +163,7 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
       '--fine_tune=all --fine_tune_num_epochs=2 --fine_tune_num_steps=3',
       'no --fine_tune_num_epochs: --fine_tune_num_steps is 3, and steps are',
     ),
+    ('--fine_tune_num_steps=5', 'no --fine_tune_num_steps: it is for --fine_'),
     ('--new_client_epochs=-1', '--new_client_epochs to be an integer in [0, '),
     # Arguments of models, data sets and aggregators.
     ('--model_widths=0', '--model_widths to be an integer at least 1, found 0'),
@@ -195,6 +196,7 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
       '--attack=sign_flip',
       '--attacked_fraction to be such that some of 6 clients attack',
     ),
+    ('--attacked_fraction=0.3', '--attacked_fraction to be 0 without an'),
     (
       '--server_learning_rate=-1',
       '--server_learning_rate to be a positive',

@@ -41,6 +41,7 @@ def test_attacks_by_name():
       ('sign_flip', fraction, 'attacked_fraction')
       for fraction in (float('nan'), 0.049, 0.97)
     ),
+    ('none', 0.1, 'attacked_fraction'),
   ],
 )
 def test_wrong_attack_is_refused(spec, fraction, name):

@@ -30,6 +30,10 @@ def test_an_optimizer_that_is_no_name_is_taken_as_it_is():
     (personalization.Personalization, 'phase'),
   ):
     assert getattr(owner(optimizer=adagrad), phase)().optimizer is adagrad
+  with pytest.raises(ValueError, match='`learning_rate`.*left out.*found 0.1'):
+    hparams.LocalTrainingHParams(optimizer=adagrad, learning_rate=0.1)
+  with pytest.raises(ValueError, match='`head_learning_rate`.*left out'):
+    hparams.HeadAndBodyHParams(optimizer=adagrad, head_learning_rate=0.1)
   # What a method sets itself, it sets for an optimizer by name.
   with pytest.raises(ValueError, match='`optimizer`.*sgd, adam where.*Adagrad'):
     ditto.DittoHParams(optimizer=adagrad, personal_learning_rate=0.1)

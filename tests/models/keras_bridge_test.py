@@ -182,8 +182,12 @@ def test_weights_go_back_to_keras_by_their_names():
   np.testing.assert_allclose(
     other(x), bridged.forward(weights, x)[0], rtol=1e-5
   )
-  with pytest.raises(ValueError, match='`weights` .*backbone/inner/kernel'):
-    keras_bridge.to_keras(other, {'inner/kernel': 0})
+  for name, reason in (
+    ('inner/kernel', '`weights` .*backbone/inner/kernel'),
+    ('backbone/inner/kernel', r"shape \(4, 4\) for 'backbone/inner"),
+  ):
+    with pytest.raises(ValueError, match=reason):
+      keras_bridge.to_keras(other, {name: 0})
 
 
 def _images(number):

@@ -290,7 +290,7 @@ class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
 @pytest.mark.parametrize(
   'arguments, reason',
   [
-    ({'loss': 'nonsense'}, 'loss identifier: nonsense'),
+    ({'loss': 'nonsense'}, '`loss` to be the name of a Keras loss'),
     ({'loss': {'head': 'mse'}}, "`loss` to be one .*found {'head': 'mse'}"),
     ({'metrics': {'head': 'mae'}}, "a list, found {'head': 'mae'}"),
     ({'loss': lambda y, p: tf.reduce_mean(p), 'metrics': []}, 'per example'),
@@ -312,7 +312,7 @@ class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
       r'Crossentropy\(from_log',
     ),
     ({'metrics': [_OwnUpdate(name='own')]}, "means over .*_OwnUpdate 'own'"),
-    ({'metrics': ['nonsense']}, 'metric identifier: nonsense'),
+    ({'metrics': ['nonsense']}, '`metrics` to be names of Keras metrics'),
     ({'metrics': 'accuracy'}, "a list, found 'accuracy'"),
     ({'metrics': [3]}, '`metrics`.*found 3'),
     ({'metrics': ['AUC']}, 'means over examples, or names of auc.*AUC'),

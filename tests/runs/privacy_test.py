@@ -83,6 +83,20 @@ def test_noise_that_is_found_gives_its_epsilon(epsilon, cohort_size):
   assert 0.995 * epsilon < last <= epsilon
 
 
+@pytest.mark.parametrize(
+  ('epsilon', 'delta', 'name'),
+  [
+    (math.nan, _DELTA, 'epsilon'),
+    (math.inf, _DELTA, 'epsilon'),
+    (1, 2, 'delta'),
+  ],
+)
+def test_noise_for_no_number_is_not_looked_for(epsilon, delta, name):
+  sampler = client_sampling.CohortSampler(100, 5, 0)
+  with pytest.raises(ValueError, match=f'^Expected `{name}`'):
+    privacy.find_noise_multiplier(epsilon, delta, sampler, 7)
+
+
 def test_announcement_warns_of_what_hardly_protects():
   accounting = privacy.Accounting(
     1.5, client_sampling.CohortSampler(100, 10, 0), 0.01

@@ -135,6 +135,11 @@ def test_settings_reach_the_process(process):
       {'initial_run': 'run', 'initial_weights': 'weights.npz'},
       '`initial_weights` to be unset with `initial_run`',
     ),
+    (
+      {'initial_weights': 'weights.npz', 'initial_run_part': 'body'},
+      '`initial_weights` to be unset with .*`initial_run_part`',
+    ),
+    ({'metrics': 'auc'}, '`metrics` to be a list'),
     ({'seed': -1}, r'`seed` to be an integer in \[0, 9223372036854775807\]'),
     ({'num_warmup_rounds': -1}, '`num_warmup_rounds` to be an integer'),
     ({'num_warmup_epochs': 0}, '`num_warmup_epochs` to be an integer'),
@@ -197,6 +202,12 @@ def test_every_field_refuses_other_types(owner):
 def test_settings_of_a_run_of_the_library_cannot_be_built_again(changes):
   with pytest.raises(errors.RunError, match='another version or another'):
     run_config.RunConfig.from_settings({**_CONFIG.settings(), **changes})
+
+
+def test_a_setting_of_an_earlier_version_that_was_unset_is_ignored():
+  config = run_config.RunConfig(cohort_size=3)
+  settings = {**config.settings(), 'join_rounds': None}
+  assert run_config.RunConfig.from_settings(settings) == config
 
 
 @pytest.mark.usefixtures('no_pictures', 'one_runtime')

@@ -81,8 +81,8 @@ def make_attack(
   Args:
     spec: 'sign_flip', 'scale:<factor>', 'label_flip' or 'none'.
     fraction: Share of the clients that are attacked, rounded to whole clients,
-      of which some must be attacked and some honest; unused without an attack.
-      They are drawn at random; those of a smaller share are among those of a
+      of which some must be attacked and some honest; 0 without an attack. The
+      clients are drawn at random; those of a smaller share are among those of a
       larger one.
     seed: Seed of the draw, nonnegative.
   """
@@ -95,15 +95,17 @@ def make_attack(
   except (ValueError, TypeError):
     is_right = False
   errors.expect(is_right, 'attack', f'one of {FORMS}', spec)
-  if kind == 'none':
+  if kind == 'none' and fraction == 0:
     return Attack()
   number = 0
   if errors.is_number(fraction):
     number = int(np.floor(fraction * num_clients + 0.5))
   errors.expect(
-    0 < number < num_clients,
+    kind != 'none' and 0 < number < num_clients,
     'attacked_fraction',
-    f'such that some of {num_clients} clients attack and some do not',
+    '0 without an attack'
+    if kind == 'none'
+    else f'such that some of {num_clients} clients attack and some do not',
     fraction,
   )
   sequence = np.random.SeedSequence(seed, spawn_key=(_STREAM,))

@@ -266,6 +266,7 @@ class ClientTypes(NamedTuple):
   examples: tff.Type
 
 
+@errors.typed
 def partitioned_weights_work(
   model: split_model.SplitModel,
   partition: weight_partition.WeightPartition,
@@ -285,6 +286,7 @@ def partitioned_weights_work(
   )
 
 
+@errors.typed
 def global_weights_work(
   model: split_model.SplitModel, *exchanges: Exchange, **others: Any
 ) -> ClientWork:

@@ -97,8 +97,7 @@ class LocalTrainingHParams:
     learning_rate: The clients' learning rate, positive.
     momentum: Momentum of the clients' SGD, in [0, 1); ignored by Adam.
     optimizer: The clients' optimizer: sgd or adam, or in Python one of
-      tff.learning.optimizers, which has a learning rate and momentum of its own
-      and ignores these.
+      tff.learning.optimizers, with its own learning rate and momentum.
     batch_size: Examples per batch; None, or 0, is the full batch (with
       `num_steps=1` and all weights global, this is FedSGD).
   """
@@ -112,6 +111,7 @@ class LocalTrainingHParams:
 
   def __post_init__(self):
     check_fields(self)
+    phases.expect_own_rates(self, 'learning_rate', 'momentum')
     self.phase()
 
   def phase(
@@ -182,8 +182,7 @@ class HeadAndBodyHParams:
     body_learning_rate: The body's learning rate, positive.
     momentum: Momentum of SGD on both, in [0, 1); ignored by Adam.
     optimizer: sgd or adam, for both, or in Python one of
-      tff.learning.optimizers, which has a learning rate and momentum of its own
-      and ignores these.
+      tff.learning.optimizers, with its own learning rate and momentum.
     batch_size: Examples per batch; None, or 0, is the full batch.
   """
 
@@ -199,6 +198,9 @@ class HeadAndBodyHParams:
 
   def __post_init__(self):
     check_fields(self)
+    phases.expect_own_rates(
+      self, 'head_learning_rate', 'body_learning_rate', 'momentum'
+    )
     self.head_phase()
     self.body_phase()
 

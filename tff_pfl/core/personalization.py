@@ -56,6 +56,7 @@ class Personalization:
 
   def __post_init__(self):
     hparams_lib.check_fields(self)
+    phases.expect_own_rates(self, 'learning_rate', 'momentum')
     self.phase()
 
   def resolved(self, adaptation: Personalization) -> Personalization:

@@ -62,6 +62,24 @@ def is_object(optimizer: Optimizer) -> bool:
   return isinstance(optimizer, tff.learning.optimizers.Optimizer)
 
 
+def expect_own_rates(options: Any, *names: str) -> None:
+  """Raises `ValueError` for a rate beside an optimizer that has its own.
+
+  Args:
+    options: A dataclass with a field `optimizer`.
+    *names: Its fields that only an optimizer by name takes.
+  """
+  if is_object(options.optimizer):
+    for field in dataclasses.fields(options):
+      value = getattr(options, field.name)
+      errors.expect(
+        field.name not in names or value == field.default,
+        field.name,
+        'left out beside an optimizer that is no name, for that has its own',
+        value,
+      )
+
+
 def described(options: Any) -> dict[str, Any]:
   """A dataclass of options as JSON types.
 

@@ -23,6 +23,8 @@ def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
   messages; arrays are copied only if the dtype changes.
   """
   num_classes = pool.num_classes
+  if num_classes is not None:
+    errors.expect_int('num_classes', num_classes, 1)
   has_test, has_domain = pool.x_test is not None, pool.domain is not None
   for name, is_wanted, condition in (
     ('y_test', has_test, '`x_test` is'),
@@ -37,6 +39,7 @@ def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
     )
   names, num_domains = pool.domain_names, None
   if names is not None:
+    errors.expect(has_domain, 'domain_names', 'given with `domain` only', names)
     names = check_domain_names(names)
     num_domains = len(names)
   checked: dict[str, Any] = {}
@@ -159,6 +162,7 @@ def check_inputs(value: Any, name: str) -> Any:
     name: Name of the value in messages.
   """
   if isinstance(value, Mapping):
+    errors.expect(value, name, 'at least one kind of inputs', value)
     return collections.OrderedDict(
       (key, check_inputs(value[key], f'{name}[{key!r}]'))
       for key in sorted(value)

@@ -158,6 +158,7 @@ def _divide(
 ) -> tuple[partitioning.Partition, list[str]]:
   """Divides examples by a rule or by keys; returns parts and client ids."""
   if keys is None:
+    errors.expect(keys_test is None, 'keys', 'given with `keys_test`', keys)
     errors.expect_int('num_clients', num_clients, 1)
     rule = partitioning.make_partitioner(
       'iid' if partition is None else partition

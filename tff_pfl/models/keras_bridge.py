@@ -361,8 +361,14 @@ def to_keras(
     keras_graph.with_output(functional, output), keep_names
   )
   variables, _, _ = keras_graph.name_weights(graph)
-  for name in weights:
+  for name, value in weights.items():
     errors.expect_one_of('weights', name, variables)
+    errors.expect(
+      variables[name].shape == np.shape(value),
+      'weights',
+      f'of shape {variables[name].shape} for {name!r}',
+      np.shape(value),
+    )
   for name, value in weights.items():
     variables[name].assign(value)
 

@@ -171,11 +171,19 @@ def resolve(
   }
 
 
+def _by_name(get, name, argument, constraint):
+  """What Keras calls by a name."""
+  try:
+    return get(name)
+  except ValueError as error:
+    raise ValueError(errors.message(argument, constraint, name)) from error
+
+
 def _resolve_loss(loss, task):
   if task is not None:
     errors.expect_one_of('task', task, _TASKS)
   if isinstance(loss, str):
-    loss = keras.losses.get(loss)
+    loss = _by_name(keras.losses.get, loss, 'loss', 'the name of a Keras loss')
   errors.expect_type(
     loss,
     Callable,
@@ -412,7 +420,16 @@ def _named_metric(metric, loss):
   name = getattr(metric, '__name__', None) or getattr(metric, 'name', None)
   function = metric
   if isinstance(metric, str):
-    name, function = metric, keras.metrics.get(metric)
+    own = ', '.join(['top_5_accuracy', *client_metrics.NAMES])
+    name, function = (
+      metric,
+      _by_name(
+        keras.metrics.get,
+        metric,
+        'metrics',
+        f'names of Keras metrics, or {own}',
+      ),
+    )
   errors.expect_type(
     function, Callable, 'metrics', 'names, metric objects or functions'
   )

@@ -176,6 +176,8 @@ def find_noise_multiplier(
     sampler: Sampler of cohorts, among all clients, that all report.
     num_rounds: Number of rounds, at least 1.
   """
+  errors.expect_positive('epsilon', epsilon)
+  Accounting(math.inf, sampler, delta)  # It takes the sampler and delta.
   most = most_participations(sampler, num_rounds)[-1]
 
   def epsilon_of(noise_multiplier):

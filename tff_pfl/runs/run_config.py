@@ -186,14 +186,15 @@ class RunConfig:
       object.__setattr__(self, 'initial_run', initial_run)
     if self.initial_weights is not None:
       errors.expect(
-        self.initial_run is None,
+        self.initial_run is None and self.initial_run_part == 'all',
         'initial_weights',
-        'unset with `initial_run`',
+        'unset with `initial_run` and `initial_run_part`',
         self.initial_weights,
       )
       initial_weights = os.path.abspath(self.initial_weights)
       object.__setattr__(self, 'initial_weights', initial_weights)
     self.training()
+    errors.expect_list('metrics', self.metrics)
     object.__setattr__(self, 'metrics', tuple(self.metrics))
     self.sampler()  # Fails early on a cohort larger than the population.
     # Before a warm-up is trained.
@@ -282,12 +283,19 @@ class RunConfig:
     """
     names = {field.name for field in dataclasses.fields(cls)}
     # A model without a name is stored as a description.
-    own = set(settings) - set(training.RECORDED)
+    own = {name for name in settings if name not in training.RECORDED}
+    # Runs of version 0.3 have settings that are gone, most of them unset.
+    own -= {name for name in own - names if settings[name] is None}
+    if 'trial' in settings:
+      raise errors.RunError(
+        'Expected a run on all of its data, found one of a comparison that set '
+        'new clients, a fold, or examples for a sweep, apart from them.'
+      )
     if own != names or not isinstance(settings['model'], str):
       raise errors.RunError(
-        'Expected a run of this version of the train program, on all of its '
-        'data; this one was made by another version or another program, or a '
-        'comparison set new clients, a fold, or examples for a sweep apart.'
+        'Expected a run of this version of the train program; this one was '
+        'made by another version or another program, and only that one can '
+        'build its model and data again.'
       )
     algorithm = registry.get_algorithm(settings['algorithm'])
     hparams = {
