@@ -179,6 +179,11 @@ _A_PART = '`personal` to be a part of the model'
     ('fed_alt', _linear, {'personal': ''}, _A_PART),
     ('fed_alt', _linear, {'personal': 'body,head'}, _A_PART),
     ('fed_alt', _linear, {'personal': 'input:2'}, r'`personal` .*\[1, 1\]'),
+    (
+      *('fed_alt', _linear),
+      {'updates': 'simultaneous', 'personal_num_epochs': 2},
+      '`personal_num_epochs` to be left out',
+    ),
     ('fed_dar', _linear, {'heads': 'domain_as_input'}, 'by_domain, unless'),
     ('fed_dar', _with_tanh, {}, 'without an activation'),
     ('fed_fac', _linear, {'layers': 'dense_9'}, "body, head.*'dense_9'"),

@@ -51,8 +51,7 @@ class FedAltHParams(hparams_lib.PersonalTrainingHParams):
   """Hyperparameters of FedAlt and FedSim.
 
   Attributes:
-    updates: Order of updates: alternating (FedAlt) or simultaneous (FedSim,
-      with the epochs and the learning rate of the global weights for all).
+    updates: Order of updates: alternating (FedAlt) or simultaneous (FedSim).
     personal: The personal part: output (the head), output:2 (the last two
       layers with weights), input (the first), input:2, or names of layers and
       of their units, such as adapter_1,dense_2:0-49 (see `units.parse`).
@@ -60,6 +59,15 @@ class FedAltHParams(hparams_lib.PersonalTrainingHParams):
 
   updates: str = hparams_lib.one_of('alternating', UPDATES)
   personal: str = 'output'
+
+  def __post_init__(self):
+    if self.updates == 'simultaneous':
+      for name in ('personal_num_epochs', 'personal_learning_rate'):
+        value = getattr(self, name)
+        errors.expect(
+          value is None, name, 'left out where updates are simultaneous', value
+        )
+    super().__post_init__()
 
 
 def personal_partition(
