@@ -44,10 +44,9 @@ _RUN_HERE = [
   and 'data_dir' not in path.read_text()
   and path.stem != 'fed_rep'
 ]
-# Of each kind of model one, with a method; the slow suite has them all.
+# One with convolutions and one without; the slow suite has them all.
 _SMALL = {
   'fedfac_table2_femnist': 'fed_fac',
-  'fedrep_table1_sent140': 'local_only',
   'per_fedavg_figure1_tau4_r0.2': 'per_fed_avg',
 }
 
@@ -251,7 +250,8 @@ def test_preset_is_understood_and_complete(path, programs):
       last = given[flag][-1]
       names += registry.ALGORITHMS if last == 'all' else last.split(',')
     for algorithm in names:
-      run_flags.config_from_flags(algorithm)
+      tunes = '--fine_tune_variants' in given
+      run_flags.config_from_flags(algorithm, has_variants=tunes)
   plan.parse_grid(given.get('--grid', []), names, 'grid')
 
 

@@ -129,7 +129,7 @@ def test_means_over_examples_are_those_of_keras():
   [
     (3, (), 5, '`metrics` to be a list, found 5'),
     (3, (), ['r2'], 'metrics of a classifier'),
-    (3, (), ['top_0_accuracy'], 'metric identifier: top_0'),
+    (3, (), ['top_0_accuracy'], "found 'top_0_accuracy'"),
     (None, (), ['auc'], 'as auc demands'),
     (2, (3,), ['f1'], 'as f1 demands'),
   ],
