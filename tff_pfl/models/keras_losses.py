@@ -172,7 +172,7 @@ def resolve(
 
 
 def _by_name(get, name, argument, constraint):
-  """What Keras calls by a name."""
+  """Returns the loss or metric that Keras has by a name."""
   try:
     return get(name)
   except ValueError as error:
