@@ -14,11 +14,6 @@ import tensorflow as tf
 
 from tff_pfl.system import graph_defs
 
-# Attributes of the operations of `change_if`, `apart` and `repeat`.
-CHANGE_IF = '_tff_pfl_change_if'
-APART = '_tff_pfl_apart'
-COUNTED = '_tff_pfl_counted'
-
 
 def longest(num_steps: tf.Tensor) -> tf.Tensor:
   """The largest value among the clients that run as one program.
@@ -61,7 +56,7 @@ def repeat(
     parallel_iterations=parallel_steps,
   )
   if not tf.executing_eagerly():
-    graph_defs.mark(outputs, COUNTED)
+    graph_defs.mark(outputs, graph_defs.COUNTED)
   return outputs[1:]
 
 
@@ -79,7 +74,7 @@ def change_if(
     `changed` or `value`. For a client that runs alone always `changed`, as its
     loop ends with its steps.
   """
-  return _marked(CHANGE_IF, [changed, value, is_step])[0]
+  return _marked(graph_defs.CHANGE_IF, [changed, value, is_step])[0]
 
 
 def apart(values: Any, own: tf.Tensor) -> Any:
@@ -92,7 +87,7 @@ def apart(values: Any, own: tf.Tensor) -> Any:
     values: The structure.
     own: A tensor that already differs between clients.
   """
-  _, *flat = _marked(APART, [own, *tf.nest.flatten(values)])
+  _, *flat = _marked(graph_defs.APART, [own, *tf.nest.flatten(values)])
   return tf.nest.pack_sequence_as(values, flat)
 
 

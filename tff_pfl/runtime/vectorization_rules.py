@@ -8,12 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_pfl.core import vectorization
 from tff_pfl.models import philox
 from tff_pfl.runtime import (
   batched_convolutions,  # noqa: F401 (adds rules)
   devices,
 )
+from tff_pfl.system import graph_defs
 from tff_pfl.system.private_api import (
   PFor,
   RegisterPFor,
@@ -43,13 +43,13 @@ _convert_identities = pfor_converters['IdentityN']
 def _convert_marked(pfor_input: Any) -> Any:
   attributes = pfor_input.op.node_def.attr
   if (
-    vectorization.CHANGE_IF not in attributes
-    and vectorization.APART not in attributes
+    graph_defs.CHANGE_IF not in attributes
+    and graph_defs.APART not in attributes
   ):
     return _convert_identities(pfor_input)
   pfor_input.stack_inputs()
   outputs = [pfor_input.stacked_input(i) for i in range(pfor_input.num_inputs)]
-  if vectorization.CHANGE_IF in attributes:
+  if graph_defs.CHANGE_IF in attributes:
     changed, value, is_step = outputs
     condition = tf.reshape(is_step, [-1, *[1] * (changed.shape.rank - 1)])
     outputs[0] = tf.where(condition, changed, value)
@@ -155,7 +155,7 @@ class _Loop:
       if before is not after
     ]
     is_short = None not in sizes and sum(sizes) <= _FEW_NUMBERS
-    is_counted = vectorization.COUNTED in operation.node_def.attr
+    is_counted = graph_defs.COUNTED in operation.node_def.attr
     if devices.traced_for_gpu() and is_counted and is_short:
       return _STEPS_IN_A_PASS
     return 1

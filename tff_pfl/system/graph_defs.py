@@ -18,6 +18,10 @@ ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
 # client that runs alone, and for clients that run together as one program.
 FORMS_ATTRIBUTE = '_tff_pfl_forms'
 ALONE, TOGETHER = 0, 1
+# Mark the operations of `core.vectorization.change_if`, `apart` and `repeat`.
+CHANGE_IF = '_tff_pfl_change_if'
+APART = '_tff_pfl_apart'
+COUNTED = '_tff_pfl_counted'
 
 _unique_number = itertools.count()
 
