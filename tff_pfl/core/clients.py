@@ -1,9 +1,10 @@
 """The computations of clients: their part in a round, and personal models.
 
-A round has one computation of clients for each exchange, with the weights of
-clients, those without examples, and those whose result
-is not finite. Such a client is left out of the exchange and the rest of the
-round; it has counted in those before.
+A round has one computation of clients for each exchange. It weighs the client
+in the mean. A client without examples, or whose result is not finite, is left
+out of the exchange and the rest of the round; it has counted in the exchanges
+before. Personal models and their scores are computed from the server's state
+or, mapped over clients, from its broadcast.
 """
 
 import collections
