@@ -34,7 +34,7 @@ from absl import flags
 
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.datasets.sources import npz_file, tabular
+from tff_pfl.datasets.sources import npz_file, own_files, table
 from tff_pfl.runs import client_population, new_clients, open_run
 from tff_pfl.runs import summary as summary_lib
 
@@ -46,7 +46,6 @@ FLAGS = flags.FLAGS
 _KEY_DATA_FLAGS = (
   'dataset',
   'data_dir',
-  'csv',
   'partition',
   'num_clients',
   'seed',
@@ -133,12 +132,15 @@ def _load_clients(run):
     return data
   run_flags.refuse(_DATA_FLAGS, f'{given[0]} has the clients')
   if given == ['--clients_csv']:
-    return tabular.load_new_clients(
-      run.encoding,
-      _CLIENTS_CSV.value,
-      seed=run.config.seed,
-      test_fraction=_TEST_FRACTION.value,
-    )
+    path = _CLIENTS_CSV.value
+    frame = table.read_table(path, run.encoding.read)
+    with own_files.naming(path):
+      return run.encoding.new_clients(
+        frame,
+        seed=run.config.seed,
+        test_fraction=_TEST_FRACTION.value,
+        name=os.path.basename(path),
+      )
   arrays = npz_file.read(_CLIENTS_NPZ.value, '--clients_npz')
   if not {'client', 'client_test'} & set(arrays):
     # All examples are one client's.

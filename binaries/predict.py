@@ -29,7 +29,8 @@ from absl import flags
 
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.datasets.sources import npz_file, own_files, table_files
+from tff_pfl.datasets import columns as columns_lib
+from tff_pfl.datasets.sources import npz_file, own_files, table
 from tff_pfl.models import prediction
 from tff_pfl.runs import new_clients, open_run
 from tff_pfl.runs import summary as summary_lib
@@ -85,82 +86,67 @@ def _weights(run, client, runtime):
 
 
 def _predict_table(run, runtime):
-  """`(outputs, rows)`: a frame with the rows to write, without outputs."""
-  columns = run.encoding.columns
+  """Returns the arrays and the columns to write."""
+  encoding = run.encoding
   errors.expect(
-    columns.client or _CLIENT.value,
+    encoding.client or _CLIENT.value,
     '--client',
     'given, as the table of the run has no client column',
     _CLIENT.value,
   )
-  by_column = _CLIENT.value is None
-  table = run.encoding.read(_INPUT.value, with_clients=by_column)
-  clients = pd.Series(_CLIENT.value, table.index)
-  if by_column:
-    owners = columns.owners(table, columns.client)
-    table = table.assign(**{columns.client: owners})
-    clients = table_files.complete(table, columns.client)
-  rows = run.encoding.encode(table)
-  outputs = None
-  for client, chosen in clients.groupby(clients, sort=False).indices.items():
-    weights = _weights(run, client, runtime)
-    part = run.predict_rows(rows.select(chosen), weights)
-    if outputs is None:
-      outputs = np.empty((len(table), *part.shape[1:]), part.dtype)
-    outputs[chosen] = part
-  described = pd.DataFrame({'example': range(len(table)), 'client': [*clients]})
-  for column in columns.labels:
-    if column in table:
-      heading = 'label' if column == columns.label else f'label_{column}'
-      described[heading] = table[column].to_numpy()
-  return outputs, described
+  frame = table.read_table(_INPUT.value, encoding.read)
+  with own_files.naming(_INPUT.value):
+    clients = np.full(len(frame), _CLIENT.value)
+    if _CLIENT.value is None:
+      clients = columns_lib.owners(frame[encoding.client]).astype(str)
+    outputs = np.empty(0)
+    for client in dict.fromkeys(clients):
+      chosen = clients == client
+      part = run.predict_rows(frame[chosen], _weights(run, client, runtime))
+      if not outputs.size:
+        outputs = np.empty((len(frame), *part.shape[1:]), part.dtype)
+      outputs[chosen] = part
+  columns = encoding.predictions(outputs)
+  arrays = {'prediction': columns.filter(regex='^prediction').to_numpy()}
+  if encoding.classes:
+    arrays['probabilities'] = outputs
+    arrays['classes'] = np.array(encoding.classes)
+  rows = pd.DataFrame({'example': range(len(frame)), 'client': clients})
+  for name in encoding.label:
+    if name in frame:
+      heading = 'label' if len(encoding.label) == 1 else f'label_{name}'
+      rows[heading] = frame[name].to_numpy()
+  return arrays, rows.assign(**columns)
 
 
 def _predict_arrays(run, runtime):
   """As `_predict_table`."""
   path = _INPUT.value
-  arrays = npz_file.read(path, '--input', ('x',))
+  examples = npz_file.read(path, '--input', ('x',))
   errors.expect(_CLIENT.value, '--client', 'given', _CLIENT.value)
   weights = _weights(run, _CLIENT.value, runtime)
   with own_files.naming(path):
     outputs = prediction.predict(
-      run.model, weights, arrays['x'], arrays.get('domain')
+      run.model, weights, examples['x'], examples.get('domain')
     )
-  return outputs, pd.DataFrame({'example': range(len(outputs))})
-
-
-def _results(run, outputs, is_table):
-  """The results to write: arrays, and for a .csv columns of as many rows."""
-  classifier = run.model.classifier
   # Not -1, which has no meaning without examples.
   flat = outputs.reshape(len(outputs), math.prod(outputs.shape[1:]))
-  names = range(flat.shape[1])
+  rows = pd.DataFrame({'example': range(len(outputs))})
+  classifier = run.model.classifier
   if classifier is None:
-    headings = ['prediction'] if is_table else [f'output_{n}' for n in names]
-    return {'outputs': outputs}, dict(zip(headings, flat.T))
+    names = (f'output_{n}' for n in range(flat.shape[1]))
+    return {'outputs': outputs}, rows.assign(**dict(zip(names, flat.T)))
   predicted = np.argmax(outputs, axis=-1)
   arrays = {'probabilities': outputs, 'prediction': predicted}
-  if is_table:
-    names = np.array(run.encoding.classes)
-    arrays.update(prediction=names[predicted], classes=names)
   if classifier.is_multilabel:
-    labels = range(outputs.shape[1])
-    if is_table:
-      labels = run.encoding.columns.labels
-    return arrays, {
-      heading: column
-      for label, choice, positive in zip(
-        labels, arrays['prediction'].T, outputs[..., 1].T
-      )
-      for heading, column in (
-        (f'prediction_{label}', choice),
-        (f'probability_{label}', positive),
-      )
-    }
-  columns = {f'probability_{n}': column for n, column in zip(names, flat.T)}
+    for n, positive in enumerate(outputs[..., 1].T):
+      rows[f'prediction_{n}'] = predicted[:, n]
+      rows[f'probability_{n}'] = positive
+    return arrays, rows
   if outputs.ndim == 2:
-    columns = {'prediction': arrays['prediction'], **columns}
-  return arrays, columns
+    rows['prediction'] = predicted
+  names = (f'probability_{n}' for n in range(flat.shape[1]))
+  return arrays, rows.assign(**dict(zip(names, flat.T)))
 
 
 def main() -> None:
@@ -177,14 +163,13 @@ def main() -> None:
     runtime_flags.selected_runtime(), **options
   ) as runtime:
     predict = _predict_table if is_table else _predict_arrays
-    outputs, rows = predict(run, runtime)
-  arrays, columns = _results(run, outputs, is_table)
+    arrays, columns = predict(run, runtime)
   if ending == '.npz':
     with folders.atomic_file(output, 'wb') as file:
       np.savez(file, **arrays)
   else:
-    summary_lib.write_csv(output, rows.assign(**columns))
-  print(f'{len(outputs)} predictions: {output}')
+    summary_lib.write_csv(output, columns)
+  print(f'{len(columns)} predictions: {output}')
 
 
 if __name__ == '__main__':

@@ -4,10 +4,11 @@ import collections
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
+import pandas as pd
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -67,8 +68,7 @@ class FederatedDataset:
       after it, that may share content with it, as windows on a text do. If it
       is above 0, a client's examples have to be divided in their order, with so
       many left out between the parts.
-    encoding: The `TableEncoding` of a data set that is a table; None for
-      others.
+    encoding: The `frames.FrameEncoding` of a frame's rows; None for other data.
     join_round: Client id to the first round that a run may draw it for, for
       clients that are not there from round 1 on; see `joining`.
     load_again: Function that returns an equal dataset on any machine; it is
@@ -365,6 +365,82 @@ class FederatedDataset:
         name=name,
         seed=seed,
       )
+    )
+
+  @classmethod
+  @errors.typed
+  def from_frame(
+    cls,
+    frame: pd.DataFrame,
+    *,
+    label: Union[str, Sequence[str]],
+    client: Optional[str] = None,
+    domain: Optional[str] = None,
+    split: Optional[str] = None,
+    weight: Optional[str] = None,
+    task: Optional[str] = None,
+    features: Optional[Sequence[str]] = None,
+    partition: Union[str, partitioning.Partitioner, None] = None,
+    num_clients: Optional[int] = None,
+    test_fraction: Optional[float] = None,
+    seed: int = 0,
+    name: str = 'frame',
+  ) -> 'FederatedDataset':
+    """Makes clients of a pandas data frame, whose rows are examples.
+
+    Numbers, booleans and dates become one standardized input each, strings and
+    categories one input for each value, see `frames`. A run stores this
+    encoding, `encoding`, and applies it to new rows.
+
+    Args:
+      frame: A row for each example. A string or category in each row of
+        `client`, `domain` and `split`, no missing label.
+      label: The column of labels; several for multilabel, of the same two
+        values, the second of which means that the label applies.
+      client: The column of clients, each value of which is a client; None
+        without.
+      domain: The column of domains, which is no input.
+      split: The column of the words train and test; None to draw test rows.
+      weight: The column of the rows' weights in the training loss, from 0 on.
+      task: 'classification' or 'regression', whose labels are standardized for
+        training; None for regression if labels are floats, or else for
+        classification, in the sorted order of the values or of the categories.
+      features: The columns that are inputs; None for all others.
+      partition: A rule that deals the rows, see `partitioning`; None for the
+        clients that the rows name, or `'iid'`.
+      num_clients: Number of clients, which are drawn if the rows name more;
+        None for all that they name.
+      test_fraction: Fraction of a client's rows in its test set, in [0, 1),
+        stratified by domain and class; None for 0.2, or with `split`.
+      seed: Seed of the partition and the test set, non-negative.
+      name: Name of the data set.
+
+    Raises:
+      ValueError: If a column cannot be read so; the message says what pandas
+        can do about it.
+    """
+    # It makes instances of this class.
+    from tff_pfl.datasets import frames
+
+    encoding = frames.fit(
+      frame,
+      label=label,
+      client=client,
+      domain=domain,
+      split=split,
+      weight=weight,
+      task=task,
+      features=features,
+      name=name,
+    )
+    return frames.to_clients(
+      frame,
+      encoding,
+      num_clients=num_clients,
+      partition=partition,
+      test_fraction=test_fraction,
+      seed=seed,
+      name=name,
     )
 
   @classmethod

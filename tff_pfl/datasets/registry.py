@@ -26,7 +26,7 @@ from tff_pfl.datasets.sources import (
   shakespeare,
   stackoverflow,
   synthetic,
-  tabular,
+  table,
 )
 from tff_pfl.system import folders
 
@@ -135,11 +135,11 @@ DATASETS: dict[str, DatasetEntry] = {
     ' race, from the published CSV files and images',
     fairface.load_fairface,
   ),
-  'tabular': DatasetEntry(
+  'table': DatasetEntry(
     'any table, from a CSV or parquet file or a folder of such, whose columns'
     ' of labels, domains and clients are named (partition natural or any'
     ' other)',
-    tabular.load_tabular,
+    table.load_table,
   ),
   'heart_disease': DatasetEntry(
     '920 patients of four hospitals (partition natural or any other), the'

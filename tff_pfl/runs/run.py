@@ -18,8 +18,7 @@ from tff_pfl import datasets, errors, plots
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import client_examples, personalized_process
 from tff_pfl.core import personalization as personalization_lib
-from tff_pfl.datasets import files
-from tff_pfl.datasets.sources import table_encoding
+from tff_pfl.datasets import files, frames
 from tff_pfl.models import keras_bridge, prediction, split_model
 from tff_pfl.runs import (
   client_population,
@@ -443,74 +442,87 @@ class Run:
     x: Any,
     domain: Optional[np.ndarray] = None,
     runtime: _Runtime = None,
-  ) -> np.ndarray:
-    """Outputs of a client's personal model; see `prediction.predict`.
+  ) -> Union[np.ndarray, pd.DataFrame]:
+    """Outputs of a client's personal model.
 
     Args:
-      x: `[n, ...]`, scaled as the run's data; of several inputs a dict.
-      domain: Integers `[n]`, of data with domains.
+      x: `[n, ...]`, scaled as the run's data; of several inputs a dict. For a
+        run on a frame (`FederatedDataset.from_frame`), a frame with the columns
+        of its inputs, and its domain column if it has one.
+      domain: Integers `[n]`, for arrays of data with domains.
 
     Returns:
       For classifiers, the classes' probabilities `[n, ..., num_classes]`;
-      otherwise the raw outputs.
+      otherwise the raw outputs. For a frame, a frame with its index, see
+      `frames.FrameEncoding.predictions`.
     """
-    return prediction.predict(
-      self.model,
-      self.personal_weights(client_id, runtime),
-      x,
-      domain,
-      self._forward,
-    )
+    weights = self.personal_weights(client_id, runtime)
+    if isinstance(x, pd.DataFrame) and self._has_encoding:
+      return self.encoding.predictions(self.predict_rows(x, weights), x.index)
+    return prediction.predict(self.model, weights, x, domain, self._forward)
 
   @functools.cached_property
   def _forward(self):
     return prediction.compiled(self.model)
 
-  # Rows of tables.
+  # Rows of frames.
+
+  @property
+  def _encoding_path(self):
+    return os.path.join(self._start_of.directory, ENCODING_NAME)
+
+  @property
+  def _has_encoding(self):
+    return os.path.exists(self._encoding_path)
 
   @functools.cached_property
-  def encoding(self) -> table_encoding.TableEncoding:
-    """The encoding of a table's rows as examples, as in training.
+  def encoding(self) -> frames.FrameEncoding:
+    """The encoding of a frame's rows as examples, as in training.
 
     Raises:
-      RunError: If the run's data are no table.
-      ValueError: If the encoding's file is missing or damaged.
+      RunError: If the run's data are no frame or table.
+      ValueError: If the encoding's file is damaged.
     """
-    if self.data.encoding is None:
+    if not self._has_encoding:
       raise errors.RunError(
-        f'Expected a run on a table for rows of a table, found one on'
-        f' {self.data.name} in {self.directory}; give examples as arrays.'
+        'Expected a run on a frame or table for rows of one, found one on other'
+        f' data in {self.directory}; give examples as arrays.'
       )
-    path = os.path.join(self._start_of.directory, ENCODING_NAME)
+    path = self._encoding_path
     content = files.read_bytes(path)
     try:
-      return table_encoding.TableEncoding.from_json(json.loads(content))
-    except (ValueError, TypeError, KeyError) as error:
+      return frames.FrameEncoding(**json.loads(content))
+    except (ValueError, TypeError) as error:
       raise files.file_error(path, 'the encoding of a table', error) from None
 
   def predict_rows(
-    self, rows: table_encoding.Rows, weights: Mapping[str, Any]
+    self, frame: pd.DataFrame, weights: Mapping[str, Any]
   ) -> np.ndarray:
-    """Outputs of a model for rows of a table.
+    """Outputs of a model for rows of a frame.
 
     Args:
-      rows: Rows that `encoding` has read.
+      frame: Rows with the columns of the inputs.
       weights: All weights of the model.
 
     Returns:
-      See `prediction.predict`; for regression, in the label's own unit.
+      See `prediction.predict`.
     """
     encoding = self.encoding
+    rows, domain = encoding.rows(frame), encoding.domain_ids(frame)
     step = max(1, _MAX_INPUTS // len(encoding.input_names))
     outputs = []
-    for start in range(0, max(1, len(rows.numbers)), step):
-      part = rows.select(slice(start, start + step))
-      x = encoding.inputs(part)
+    for start in range(0, max(1, len(frame)), step):
+      part = slice(start, start + step)
       outputs.append(
-        prediction.predict(self.model, weights, x, part.domain, self._forward)
+        prediction.predict(
+          self.model,
+          weights,
+          encoding.inputs(frames.Rows(*(field[part] for field in rows))),
+          None if domain is None else domain[part],
+          self._forward,
+        )
       )
-    outputs = np.concatenate(outputs)
-    return outputs if encoding.classes else encoding.label(outputs)
+    return np.concatenate(outputs)
 
   @functools.cached_property
   def _cpu(self):

@@ -22,11 +22,12 @@ import os
 from typing import Optional
 
 import numpy as np
+import pandas as pd
 
 from tff_pfl import errors
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import files
-from tff_pfl.datasets.sources import images, table_files
+from tff_pfl.datasets.sources import images, table
 
 RACES = (
   'White',
@@ -55,20 +56,22 @@ def _read_labels(
   Returns:
     Paths of the images, and their labels and races, int32 `[n]`.
   """
-  form = table_files.Format(missing_markers=())
-  table = table_files.read_table(path, form)
-  table_files.expect_columns(table, *_COLUMNS)
-  folder = os.path.dirname(path)
-  paths = [
-    os.path.join(folder, file) for file in table_files.complete(table, 'file')
-  ]
+  frame = table.read_table(path, dict(dtype=str, keep_default_na=False))
+  if not set(_COLUMNS) <= set(frame):
+    contents = f'a table with the columns {", ".join(_COLUMNS)}'
+    raise files.file_error(path, contents, ', '.join(frame))
+  paths = [os.path.join(os.path.dirname(path), file) for file in frame['file']]
   for image in paths:
-    if not os.path.exists(image):
+    if not os.path.isfile(image):
       raise files.file_error(image, 'an image file', 'none')
-  for column in (label, 'race'):
-    table_files.complete(table, column)
-  y = table_files.known_positions(table, label, LABELS[label])
-  return paths, y, table_files.known_positions(table, 'race', RACES)
+  codes = []
+  for column, names in ((label, LABELS[label]), ('race', RACES)):
+    code = pd.Categorical(frame[column], names).codes.astype(np.int32)
+    if (code < 0).any():
+      contents = f'a table with one of {", ".join(names)} as {column}'
+      raise files.file_error(path, contents, frame[column][code < 0].iloc[0])
+    codes.append(code)
+  return paths, *codes
 
 
 def load_fairface(

@@ -8,7 +8,7 @@ Basel (switzerland, 123) and Long Beach (va, 200), whose diagnosis `num` is
 above 0 in 139, 106, 115 and 149 cases, which is class 1.
 
 The clients are the hospitals. The domains are the sexes, groups of age, or the
-hospitals themselves; `table_encoding` makes inputs of the 13 columns. Outside
+hospitals themselves; `frames` makes inputs of the 13 columns. Outside
 Cleveland `ca`, `thal` and `slope` are missing for many or most patients. A
 cholesterol (`chol`) of 0, as for all patients of switzerland, is missing, too.
 
@@ -25,30 +25,30 @@ from typing import Optional
 import pandas as pd
 
 from tff_pfl import errors
-from tff_pfl.datasets import federated_dataset, files, partitioning
-from tff_pfl.datasets.sources import table_encoding, table_files, tabular
+from tff_pfl.datasets import federated_dataset, files, frames, partitioning
+from tff_pfl.datasets.sources import own_files, table
 
 SITES = ('cleveland', 'hungarian', 'switzerland', 'va')
 COLUMNS = (
   'age', 'sex', 'cp', 'trestbps', 'chol', 'fbs', 'restecg', 'thalach', 'exang',
   'oldpeak', 'slope', 'ca', 'thal', 'num',
 )  # fmt: skip
-# Column of domains to the bounds of its groups of numbers.
-DOMAIN_BOUNDS = {'sex': (), 'age': (50, 60), 'site': ()}
+DOMAIN_COLUMNS = ('sex', 'age', 'site')
+_AGES = 0, 50, 60, 200
+_AGE_NAMES = 'age<50', '50<=age<60', 'age>=60'
 _CATEGORICAL = ('cp', 'restecg', 'slope', 'thal')
-_SEXES = {'0': 'female', '1': 'male'}
 _CSV = 'heart_disease_4sites.csv'
 _FILES = tuple(f'processed.{site}.data' for site in SITES)
 
 
-def read_table(data_dir: Optional[str]) -> pd.DataFrame:
+def read_frame(data_dir: Optional[str]) -> pd.DataFrame:
   """Reads the patients of all sites.
 
   Args:
     data_dir: See `load_heart_disease`.
 
   Returns:
-    A table with the columns `site` and `COLUMNS`.
+    A frame with the columns `site` and `COLUMNS`, `num` as booleans.
   """
   path = data_dir
   if not (path and os.path.isfile(path)):
@@ -59,24 +59,34 @@ def read_table(data_dir: Optional[str]) -> pd.DataFrame:
       f'{_CSV}, or {", ".join(_FILES)}',
     )
     path = os.path.join(folder, _CSV)
-  columns = ['site', *COLUMNS]
+  options = dict(na_values=['?'])
   if os.path.exists(path):
-    table = table_files.read_table(path)
-    table_files.expect_columns(table, *columns)
-    return table[columns]
-  paths = [os.path.join(folder, file) for file in _FILES]
-  return table_files.read_tables(dict(zip(SITES, paths)), 'site', names=COLUMNS)
+    frame = table.read_table(path, options)
+  else:
+    options.update(header=None, names=COLUMNS)
+    paths = {site: os.path.join(folder, f) for site, f in zip(SITES, _FILES)}
+    frame = pd.concat(
+      table.read_table(path, options).assign(site=site)
+      for site, path in paths.items()
+    )
+  columns = ['site', *COLUMNS]
+  if not set(columns) <= set(frame):
+    contents = f'a table with the columns {", ".join(columns)}'
+    raise files.file_error(path, contents, ', '.join(frame))
+  frame = frame[columns].reset_index(drop=True)
+  frame['chol'] = frame['chol'].mask(frame['chol'] == 0)
+  frame['num'] = (frame['num'] > 0).mask(frame['num'].isna())
+  return frame.astype(dict.fromkeys(_CATEGORICAL, 'category'))
 
 
 def load_heart_disease(
-  num_clients: int,
-  partition: partitioning.Partitioner,
+  num_clients: Optional[int],
+  partition: Optional[partitioning.Partitioner],
   *,
   data_dir: Optional[str] = None,
   seed: int = 0,
   domain_column: str = 'sex',
-  drop_columns: Sequence[str] = (),
-  missing_indicators: bool = False,
+  drop: Sequence[str] = (),
   test_fraction: float = 0.2,
 ) -> federated_dataset.FederatedDataset:
   """Loads the patients, by hospital or dealt to clients.
@@ -90,35 +100,38 @@ def load_heart_disease(
     seed: Non-negative.
     domain_column: 'sex', 'age' (below 50, from 50, from 60) or 'site'. Age
       remains an input, the others do not.
-    drop_columns: Further columns that are no inputs.
-    missing_indicators: True to give a column with missing values a second input
-      that marks them.
+    drop: Further columns that are no inputs.
     test_fraction: Fraction of a client's patients in its test set, in [0, 1),
       stratified by domain and label.
 
   Returns:
     Dataset with `x` float32 `[inputs]` and `y` int32, 1 for a diagnosis above
-    0. There are 21 inputs, or 23 with the sexes, unless columns are dropped or
-    indicators added.
+    0. There are 21 inputs, or 23 with the sexes, unless columns are dropped.
   """
-  errors.expect_one_of('domain_column', domain_column, DOMAIN_BOUNDS)
-  return tabular.to_clients(
-    read_table(data_dir),
-    table_encoding.Columns(
+  errors.expect_one_of('domain_column', domain_column, DOMAIN_COLUMNS)
+  frame = read_frame(data_dir)
+  groups = {
+    'sex': frame['sex'].map({0: 'female', 1: 'male'}),
+    'age': pd.cut(frame['age'], _AGES, right=False, labels=_AGE_NAMES),
+    'site': frame['site'],
+  }
+  frame = frame.assign(sex=groups['sex'], domain=groups[domain_column])
+  features = [c for c in COLUMNS if c != domain_column or c == 'age']
+  with own_files.naming(data_dir):
+    encoding = frames.fit(
+      frame,
       label='num',
-      domain=domain_column,
       client='site',
-      drop=drop_columns,
-      categorical=_CATEGORICAL,
-      zero_is_missing=('chol',),
-      label_above=0,
-      domain_bounds=DOMAIN_BOUNDS[domain_column],
-      missing_indicators=missing_indicators,
-      renamed={'sex': _SEXES},
-    ),
-    num_clients,
-    partition,
-    seed,
-    name='heart_disease',
-    test_fraction=test_fraction,
-  )
+      domain='domain',
+      task='classification',
+      features=[c for c in features if c not in ('num', *drop)],
+    )
+    return frames.to_clients(
+      frame,
+      encoding,
+      num_clients=num_clients,
+      partition=partition,
+      test_fraction=test_fraction,
+      seed=seed,
+      name='heart_disease',
+    )

@@ -20,17 +20,18 @@ tested on. If a rule deals the texts to clients, so is a second copy in the
 file.
 """
 
+import dataclasses
 import functools
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 import pandas as pd
 from absl import logging
 
 from tff_pfl import errors
-from tff_pfl.datasets import federated_dataset, files, partitioning
+from tff_pfl.datasets import federated_dataset, files, frames, partitioning
 from tff_pfl.datasets.partitioning import natural
-from tff_pfl.datasets.sources import downloads, table_files
+from tff_pfl.datasets.sources import downloads, own_files, table
 from tff_pfl.datasets.sources import vocabulary as vocabulary_lib
 
 CLIENT_COLUMNS = ('client', 'user', 'domain')
@@ -39,9 +40,8 @@ VOCABULARIES = {'hashed': 2, 'learned': 3}
 _PATTERNS = ('*sentiment*.csv*', '*sent140*.csv*', '*reviews*.csv*')
 # A client that may be divided into several, as a domain has many users.
 _DOMAIN = 'domain'
-
-
-_FORM = table_files.Format(missing_markers=())
+# Missing labels, as pandas has them; a text may be such a word.
+_MISSING = ('', '?', 'NA', 'N/A', 'NULL', 'NaN', 'None', 'n/a', 'nan', 'null')
 
 
 def read(data_dir: Optional[str]) -> tuple[pd.DataFrame, str]:
@@ -51,40 +51,32 @@ def read(data_dir: Optional[str]) -> tuple[pd.DataFrame, str]:
     data_dir: See `load_sentiment`.
 
   Returns:
-    A table with the columns `text`, `label` (classes from 0 on) and those of
-    clients and domains that the file has, and the name of the client column.
+    A frame with the columns `text`, `label` and those of clients and domains
+    that the file has, and the name of the client column.
   """
   if data_dir is None:
-    table = _sentiment140()
+    frame = _sentiment140()
   else:
     path = files.find_file('sentiment', data_dir, _PATTERNS)
-    table = table_files.read_table(path, _FORM)
-  client_column = next(
-    (c for c in CLIENT_COLUMNS if c in table), 'client, user or domain'
-  )
-  table_files.expect_columns(table, 'text', 'label', client_column)
-  labels = table['label']
-  table['label'] = labels.mask(labels.isin(table_files.MISSING_MARKERS))
-  for column in {'text', 'label', client_column, _DOMAIN}.intersection(table):
-    table_files.complete(table, column)
-  once = table.drop_duplicates([client_column, 'text'])
-  if len(once) < len(table):
+    words = ('text', *CLIENT_COLUMNS)
+    options = dict(
+      dtype=dict.fromkeys(words, str),
+      keep_default_na=False,
+      na_values={**dict.fromkeys(words, ['']), 'label': list(_MISSING)},
+    )
+    frame = table.read_table(path, options)
+  client = next((c for c in CLIENT_COLUMNS if c in frame), None)
+  if client is None or not {'text', 'label'} <= set(frame):
+    contents = 'a table with the columns text, label and client, user or domain'
+    raise files.file_error(path, contents, ', '.join(frame))
+  used = {'text', 'label', client, _DOMAIN}
+  frame = frame[[name for name in frame if name in used]]
+  once = frame.drop_duplicates([client, 'text'])
+  if len(once) < len(frame):
     logging.info(
-      'Dropped %d texts of %s that their client has twice.',
-      len(table) - len(once),
-      table.attrs['path'],
+      'Dropped %d texts that their client has twice.', len(frame) - len(once)
     )
-  values = _FORM.numbers(once['label'])
-  if values.notna().any() and values.isna().any():
-    expected = 'labels that are all numbers or all words'
-    raise table_files.error(once, expected, 'label', values.isna())
-  classes = table_files.distinct(once['label'], _FORM)
-  if len(classes) < 2:
-    raise table_files.error(
-      table, f'two or more different labels, found {classes}'
-    )
-  labels = table_files.known_positions(once, 'label', classes)
-  return once.assign(label=labels), client_column
+  return once, client
 
 
 def _sentiment140() -> pd.DataFrame:
@@ -96,92 +88,64 @@ def _sentiment140() -> pd.DataFrame:
     'pass `data_dir` with a CSV file of the columns text, label and client,'
     ' user or domain',
   )
-  table = pd.DataFrame(dict(text=text, user=user))
-  table = table.map(bytes.decode).assign(label=label.astype(str))
-  table.attrs['path'] = 'sentiment140'
-  return table
+  frame = pd.DataFrame(dict(text=text, user=user))
+  return frame.map(bytes.decode).assign(label=label)
 
 
-def _natural_clients(
-  table: pd.DataFrame,
-  client_column: str,
-  num_clients: int,
+def _own_texts(
+  frame: pd.DataFrame,
+  client: str,
+  num_clients: Optional[int],
   min_texts: int,
   seed: int,
-) -> dict[str, np.ndarray]:
-  """Returns client id to the positions of its texts."""
-  texts = {
-    client: rows
-    for client, rows in sorted(table.groupby(client_column).indices.items())
-    if len(rows) >= min_texts
-  }
-  if client_column == _DOMAIN and num_clients > len(texts) > 0:
-    return _divided_domains(texts, table['label'].to_numpy(), num_clients, seed)
-  kind = f'{client_column}s'
+) -> pd.DataFrame:
+  """Returns the texts of the clients that are drawn."""
+  counts = frame[client].map(frame[client].value_counts())
+  frame = frame[counts >= min_texts]
+  clients = sorted(frame[client].unique())
+  if client == _DOMAIN and (num_clients or 0) > len(clients) > 0:
+    return frame
+  kind = f'{client}s'
   if min_texts > 1:
     kind += f' with at least {min_texts} texts'
-  chosen = natural.choose_clients(list(texts), num_clients, kind, seed)
-  return {key: texts[key] for key in chosen}
+  chosen = natural.choose_clients(
+    clients, num_clients or len(clients), kind, seed
+  )
+  return frame[frame[client].isin(chosen)]
 
 
 def _divided_domains(
-  texts: dict[str, np.ndarray], y: np.ndarray, num_clients: int, seed: int
-) -> dict[str, np.ndarray]:
-  """Deals each domain's texts evenly to clients of that domain alone."""
-  num_texts = sum(map(len, texts.values()))
+  frame: pd.DataFrame, labels: np.ndarray, num_clients: int, seed: int
+) -> pd.DataFrame:
+  """Deals each domain's texts evenly to clients of that domain alone.
+
+  Returns:
+    The texts in the order of the clients, whose column is `client`.
+  """
   errors.expect(
-    num_clients <= num_texts,
+    num_clients <= len(frame),
     'num_clients',
-    f'at most {num_texts}, the number of texts',
+    f'at most {len(frame)}, the number of texts',
     num_clients,
   )
+  domains = sorted(frame.groupby(_DOMAIN).indices.items())
   counts = [
-    len(part) for part in np.array_split(np.arange(num_clients), len(texts))
+    len(part) for part in np.array_split(np.arange(num_clients), len(domains))
   ]
   width = len(str(max(counts) - 1))
-  clients = {}
-  for (domain, own), count in zip(texts.items(), counts):
-    pool = partitioning.Pool(y[own])
-    parts = partitioning.Iid().partition(pool, count, seed)
-    for j, part in enumerate(parts.train_indices):
-      clients[f'{domain}_{j:0{width}d}'] = own[part]
-  return clients
-
-
-def _owners(
-  table: pd.DataFrame,
-  client_column: str,
-  num_clients: int,
-  partition: partitioning.Partitioner,
-  min_texts: int,
-  seed: int,
-) -> tuple[np.ndarray, dict[str, Any]]:
-  """Returns the positions of the texts to use, and their clients and domains.
-
-  The latter are arguments of `FederatedDataset.from_arrays`.
-  """
-  if isinstance(partition, natural.Natural):
-    clients = _natural_clients(
-      table, client_column, num_clients, min_texts, seed
-    )
-    rows = np.concatenate(list(clients.values()))
-    keys = np.repeat(range(len(clients)), list(map(len, clients.values())))
-    owners: dict[str, Any] = dict(keys=keys, client_ids=list(clients))
-  else:
-    # Any client may get a text, so each counts once.
-    rows = np.flatnonzero(~table['text'].duplicated())
-    owners = dict(num_clients=num_clients, partition=partition)
-  if _DOMAIN in table:
-    names, owners['domain'] = np.unique(
-      table[_DOMAIN].to_numpy(str)[rows], return_inverse=True
-    )
-    owners['domain_names'] = names.tolist()
-  return rows, owners
+  parts = []
+  for (domain, own), count in zip(domains, counts):
+    pool = partitioning.Pool(labels[own])
+    dealt = partitioning.Iid().partition(pool, count, seed)
+    for j, part in enumerate(dealt.train_indices):
+      name = f'{domain}_{j:0{width}d}'
+      parts.append(frame.iloc[own[part]].assign(client=name))
+  return pd.concat(parts)
 
 
 def load_sentiment(
-  num_clients: int,
-  partition: partitioning.Partitioner,
+  num_clients: Optional[int],
+  partition: Optional[partitioning.Partitioner],
   *,
   data_dir: Optional[str] = None,
   seed: int = 0,
@@ -219,25 +183,38 @@ def load_sentiment(
     'vocabulary_size', vocabulary_size, VOCABULARIES[vocabulary], 2**31 - 1
   )
   errors.expect_int('max_words', max_words, 1)
-  table, client_column = read(data_dir)
-  rows, owners = _owners(
-    table, client_column, num_clients, partition, min_texts, seed
-  )
-  deal = functools.partial(
-    federated_dataset.FederatedDataset.from_arrays,
-    np.arange(len(rows)),
-    table['label'].to_numpy()[rows],
-    **owners,
-    test_fraction=test_fraction,
-    num_classes=int(table['label'].max()) + 1,
-    name='sentiment',
+  frame, client = read(data_dir)
+  with own_files.naming(data_dir or 'sentiment140'):
+    encoding = frames.fit(
+      frame, label='label', client=client, task='classification', features=[]
+    )
+    if partition is None or isinstance(partition, natural.Natural):
+      frame = _own_texts(frame, client, num_clients, min_texts, seed)
+      if client == _DOMAIN and (num_clients or 0) > frame[client].nunique():
+        labels = encoding.labels(frame)
+        frame, client = (
+          _divided_domains(frame, labels, num_clients, seed),
+          'client',
+        )
+    else:
+      # Any client may get a text, so each counts once.
+      frame, client = frame.drop_duplicates('text'), None
+    if _DOMAIN in frame:
+      domains = sorted(frame[_DOMAIN].unique())
+      encoding = dataclasses.replace(encoding, domain=_DOMAIN, domains=domains)
+    encoding = dataclasses.replace(encoding, client=client)
+    arrays = encoding.arrays(frame, encoding.labels(frame), 'sentiment')
+  options = dict(
+    num_clients=num_clients,
+    partition=partition or 'natural',
     seed=seed,
+    test_fraction=test_fraction,
   )
-  words = [vocabulary_lib.words_of(text) for text in table['text'].iloc[rows]]
+  words = [vocabulary_lib.words_of(text) for text in frame['text']]
   number = functools.partial(vocabulary_lib.hashed, size=vocabulary_size)
   if vocabulary == 'learned':
     # Dealt once to see which texts are for training.
-    dealt = deal()
+    dealt = arrays.to_clients(**options)
     training = [words[i] for c in dealt.client_ids for i in dealt.train(c).x]
     # Two numbers are for padding and for all other words.
     known = vocabulary_lib.most_frequent(training, vocabulary_size - 2)
@@ -245,4 +222,4 @@ def load_sentiment(
   x = vocabulary_lib.padded(
     [[number(word) for word in text[:max_words]] for text in words], max_words
   )
-  return deal(transform=x.__getitem__)
+  return dataclasses.replace(arrays, x=x).to_clients(**options)

@@ -1,0 +1,568 @@
+"""Pandas frames as clients' examples, and the encoding of their rows.
+
+A row is an example. Columns give its label (or several labels), its client,
+domain, split and weight; the other columns are inputs, by their dtype:
+
+* Numbers, booleans and dates (days since 1970) become one input each, which is
+  standardized by the training rows of the clients that take part. A missing
+  number is the mean.
+* Strings and categories become one input for each value, which is 1 for the
+  row's value. A missing value, or one that only new rows have, is none of them.
+
+The values of a column are taken from the whole frame, as clients have to agree
+on them beforehand. Cleaning is pandas' work: what is unclear is an error that
+names the column and what mends it.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+import pandas as pd
+from absl import logging
+from pandas.api import types
+from sklearn import preprocessing
+
+from tff_pfl import errors
+from tff_pfl.datasets import arrays as arrays_lib
+from tff_pfl.datasets import columns as columns_lib
+from tff_pfl.datasets import federated_dataset, partitioning
+
+TASKS = ('classification', 'regression')
+_SPLITS = ('train', 'test')
+# The client of rows that name none.
+_ONE_CLIENT = 'client'
+# More classes that are numbers may be meant for regression.
+_MANY_CLASSES = 20
+# The index that pandas writes.
+_ROW_NUMBERS = 'Unnamed: 0'
+
+
+class Rows(NamedTuple):
+  """Encoded rows in a compact form.
+
+  Attributes:
+    numbers: float64 `[rows, columns]`, NaN where missing.
+    positions: Position of each category column's value, int32 `[rows,
+      columns]`; negative for none.
+  """
+
+  numbers: np.ndarray
+  positions: np.ndarray
+
+  def select(self, chosen: Union[slice, np.ndarray]) -> 'Rows':
+    """Returns some of the rows."""
+    return Rows(*(field[chosen] for field in self))
+
+
+@dataclasses.dataclass(frozen=True)
+class FrameEncoding:
+  """The encoding of a frame's rows as examples; its fields are JSON types.
+
+  Attributes:
+    label: Columns of labels, several for multilabel.
+    client: Column of clients; None for rows that name none.
+    domain: Column of domains; None without domains.
+    split: Column of the words train and test; None for drawn test rows.
+    weight: Column of weights in the training loss; None for 1 each.
+    numbers: Columns of numbers and dates.
+    dates: The dates among these.
+    categories: Column of categories to its values, each of which is an input.
+    classes: The values of the label in the order of the classes, for several
+      labels the two of each; empty for regression.
+    domains: Names of the domains; empty without domains.
+    means: Means of the columns of numbers, then of the label for regression.
+    deviations: Standard deviations of the same.
+    read: Options with which pandas reads a file of new rows.
+  """
+
+  label: Sequence[str]
+  client: Optional[str] = None
+  domain: Optional[str] = None
+  split: Optional[str] = None
+  weight: Optional[str] = None
+  numbers: Sequence[str] = ()
+  dates: Sequence[str] = ()
+  categories: Mapping[str, Sequence[Any]] = dataclasses.field(
+    default_factory=dict
+  )
+  classes: Sequence[Any] = ()
+  domains: Sequence[str] = ()
+  means: Sequence[float] = ()
+  deviations: Sequence[float] = ()
+  read: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def text(self) -> str:
+    """The encoding as one line of JSON."""
+    return json.dumps(dataclasses.asdict(self))
+
+  @property
+  def input_names(self) -> list[str]:
+    """Names of the inputs: `age`, `blood=AB`."""
+    categories = self.categories.items()
+    words = [
+      f'{name}={value}' for name, values in categories for value in values
+    ]
+    return [*self.numbers, *words]
+
+  def rows(self, frame: pd.DataFrame) -> Rows:
+    """Encodes rows; a frame may have more columns, in any order.
+
+    Raises:
+      ValueError: If a column of the inputs is not there, or of another kind.
+    """
+    frame = _with_names(frame, [*self.numbers, *self.categories])
+    numbers = [self._numbers(frame[name]) for name in self.numbers]
+    positions = []
+    for name, values in self.categories.items():
+      places = columns_lib.positions(frame[name], values)
+      if (is_unknown := places == columns_lib.UNKNOWN).any():
+        logging.warning(
+          'Column %r has %d values, such as %r, that the training data did not'
+          ' have; none of its inputs is 1 there.',
+          name,
+          is_unknown.sum(),
+          frame[name].iloc[np.argmax(is_unknown)],
+        )
+      positions.append(places)
+    shape = -1, len(frame)
+    return Rows(
+      np.array(numbers, np.float64).reshape(shape).T,
+      np.array(positions, np.int32).reshape(shape).T,
+    )
+
+  def _numbers(self, column: pd.Series) -> np.ndarray:
+    if column.isna().all():  # Of any dtype.
+      return np.full(len(column), np.nan)
+    return columns_lib.required_numbers(
+      column, 'as in the training data', column.name in self.dates
+    )
+
+  def inputs(self, rows: Rows) -> np.ndarray:
+    """Returns a model's inputs, float32 `[rows, inputs]`."""
+    numbers, positions = rows
+    x = np.zeros((len(numbers), len(self.input_names)), np.float32)
+    end = len(self.numbers)
+    x[:, :end] = np.nan_to_num(
+      (numbers - self.means[:end]) / self.deviations[:end]
+    )
+    for values, places in zip(self.categories.values(), positions.T):
+      (known,) = np.nonzero(places >= 0)
+      x[known, end + places[known]] = 1
+      end += len(values)
+    return x
+
+  def domain_ids(self, frame: pd.DataFrame) -> Optional[np.ndarray]:
+    """Returns the rows' domains, int32 `[rows]`; None without domains."""
+    if not self.domains:
+      return None
+    frame = _with_names(frame, [self.domain])
+    return columns_lib.known_positions(frame[self.domain], self.domains)
+
+  def labels(self, frame: pd.DataFrame) -> np.ndarray:
+    """Returns the rows' labels.
+
+    Returns:
+      Classes, int32 `[rows]`, or `[rows, labels]` for several labels; for
+      regression numbers, float64 `[rows]`.
+    """
+    frame = _with_names(frame, self.label)
+    if not self.classes:
+      column = columns_lib.complete(frame[self.label[0]])
+      return columns_lib.required_numbers(column, 'for the task regression')
+    labels = [
+      columns_lib.known_positions(frame[name], self.classes)
+      for name in self.label
+    ]
+    return np.stack(labels, axis=1) if len(labels) > 1 else labels[0]
+
+  def targets(self, labels: np.ndarray) -> np.ndarray:
+    """Returns models' targets: classes, or standardized numbers, float32."""
+    if self.classes:
+      return labels
+    return ((labels - self.means[-1]) / self.deviations[-1]).astype(np.float32)
+
+  def predictions(
+    self, outputs: np.ndarray, index: Optional[pd.Index] = None
+  ) -> pd.DataFrame:
+    """Returns a model's outputs as the label's own values, or in its unit.
+
+    Args:
+      outputs: Probabilities `[rows, classes]`, `[rows, labels, 2]` for several
+        labels, or for regression standardized numbers `[rows, 1]`.
+      index: Index of the rows; None for their numbers.
+
+    Returns:
+      Columns `prediction` and, for classes, `probability_CLASS`; for several
+      labels `prediction_LABEL` and `probability_LABEL`.
+    """
+    if not self.classes:
+      numbers = np.asarray(outputs, np.float64).reshape(len(outputs))
+      numbers = numbers * self.deviations[-1] + self.means[-1]
+      return pd.DataFrame({'prediction': numbers}, index)
+    predicted = np.array(self.classes)[np.argmax(outputs, axis=-1)]
+    if len(self.label) == 1:
+      columns = {'prediction': predicted}
+      for value, column in zip(self.classes, outputs.T):
+        columns[f'probability_{value}'] = column
+      return pd.DataFrame(columns, index)
+    columns = {}
+    for name, label, column in zip(self.label, predicted.T, outputs[..., 1].T):
+      columns[f'prediction_{name}'] = label
+      columns[f'probability_{name}'] = column
+    return pd.DataFrame(columns, index)
+
+  def arrays(
+    self, frame: pd.DataFrame, labels: np.ndarray, name: str
+  ) -> arrays_lib.Arrays:
+    """Returns examples whose inputs are the rows' positions.
+
+    Args:
+      frame: The rows.
+      labels: Their `labels`, which become `y`.
+      name: Name of the data set.
+    """
+    frame = _with_names(frame)
+    fields = {
+      'x': np.arange(len(frame)),
+      'y': labels,
+      'domain': self.domain_ids(frame),
+    }
+    if self.client is not None:
+      fields['client'] = columns_lib.owners(frame[self.client])
+    if self.weight is not None:
+      # New rows may lack it.
+      weight = frame.get(self.weight, pd.Series(1.0, frame.index))
+      fields['weight'] = columns_lib.required_numbers(
+        columns_lib.complete(weight), 'which are weights'
+      )
+    parts = {'': slice(None)}
+    if self.split in frame:
+      split = columns_lib.complete(frame[self.split]).astype(str).str.lower()
+      is_test = columns_lib.known_positions(split, _SPLITS) > 0
+      parts = {'': ~is_test, '_test': is_test}
+    return arrays_lib.Arrays(
+      name=name,
+      num_classes=len(self.classes) or None,
+      domain_names=self.domains or None,
+      **{
+        f'{field}{suffix}': values[chosen]
+        for field, values in fields.items()
+        for suffix, chosen in parts.items()
+        if values is not None
+      },
+    )
+
+  def new_clients(
+    self,
+    frame: pd.DataFrame,
+    *,
+    test_fraction: Optional[float] = None,
+    seed: int = 0,
+    name: str = 'frame',
+  ) -> federated_dataset.FederatedDataset:
+    """Makes clients of later rows, with the encoding of the training rows.
+
+    The client column gives the clients; without it all rows are of one client,
+    called client. The split column, where there is one, gives the test rows.
+
+    Args:
+      frame: Rows with the columns of inputs and labels.
+      test_fraction: Fraction of a client's rows in its test set, in [0, 1);
+        None for 0.2, or with a split column.
+      seed: Seed of the choice of test rows.
+      name: Name of the data set.
+    """
+    frame = _with_names(frame)
+    own = self
+    if self.client not in frame:
+      frame = frame.assign(**{_ONE_CLIENT: _ONE_CLIENT})
+      own = dataclasses.replace(self, client=_ONE_CLIENT)
+    labels = self.labels(frame)
+    return _deal(
+      own.arrays(frame, labels, name),
+      self,
+      self.rows(frame),
+      labels,
+      seed=seed,
+      test_fraction=test_fraction,
+    )
+
+
+class _Inputs:
+  """A function from rows' positions to models' inputs."""
+
+  def __init__(self, encoding: FrameEncoding, rows: Rows):
+    self._encoding = encoding
+    self._rows = rows
+
+  def __call__(self, positions: np.ndarray) -> np.ndarray:
+    return self._encoding.inputs(self._rows.select(positions))
+
+
+def _with_names(
+  frame: pd.DataFrame, required: Sequence[str] = ()
+) -> pd.DataFrame:
+  """Returns the frame with strings as names of columns, some required."""
+  errors.expect_type(frame, pd.DataFrame, 'frame', 'a pandas DataFrame')
+  names = [str(name) for name in frame.columns]
+  missing = [name for name in required if name not in names]
+  errors.expect(
+    not missing,
+    'frame',
+    f'one with the columns {", ".join(missing)}',
+    f'one with {", ".join(names)}',
+  )
+  return frame.set_axis(names, axis=1)
+
+
+def _expect_roles(
+  frame: pd.DataFrame, labels: Sequence[str], roles: Mapping[str, Optional[str]]
+) -> None:
+  """Raises `ValueError` unless the columns that are named are there."""
+  names = frame.columns
+  errors.expect(
+    names.is_unique,
+    'frame',
+    'one whose columns have different names',
+    names[names.duplicated()].tolist(),
+  )
+  named = [('label', name) for name in labels]
+  named += [item for item in roles.items() if item[1] is not None]
+  for role, name in named:
+    known = [n for n in names if role == 'label' or n not in labels]
+    remedy = ''
+    if name in frame.index.names:
+      remedy = ', which `frame.reset_index()` makes of the index'
+    errors.expect(
+      name in known,
+      role,
+      f'one of the columns ({", ".join(known)}){remedy}',
+      name,
+    )
+
+
+def _classes(
+  frame: pd.DataFrame, labels: Sequence[str], task: Optional[str]
+) -> list[Any]:
+  """Returns the values of the classes, in their order; none for regression."""
+  columns = [columns_lib.complete(frame[name]) for name in labels]
+  if task is None and len(labels) == 1:
+    task = TASKS[types.is_float_dtype(columns[0].dtype)]
+  if task == 'regression':
+    errors.expect(len(labels) == 1, 'label', f'one column for {task}', labels)
+    return []
+  for column in columns:
+    columns_lib.expect_different(column)
+    if columns_lib.is_date(column):
+      remedy = '`COLUMN.dt.year` and its like make numbers'
+      raise columns_lib.error(column, 'classes or numbers', remedy)
+  first, *others = (columns_lib.values(c, is_input=False) for c in columns)
+  errors.expect(
+    not others or (len(first) == 2 and all(v == first for v in others)),
+    'label',
+    'columns of the same two values, such as False and True',
+    {name: values[:3] for name, values in zip(labels, [first, *others])},
+  )
+  if len(first) < 2:
+    remedy = 'rows of another class have to be added'
+    raise columns_lib.error(columns[0], 'two or more classes', remedy)
+  return first
+
+
+def _domains(column: pd.Series) -> list[str]:
+  """Returns the names of the domains, in their order."""
+  columns_lib.expect_different(columns_lib.complete(column))
+  if types.is_float_dtype(column.dtype) and (column % 1).any():
+    raise columns_lib.error(
+      column,
+      'names of domains',
+      '`pd.cut(COLUMN, [0, 50, 60])` makes groups of numbers',
+      column % 1 != 0,
+    )
+  if columns_lib.is_category(column):
+    names = column.cat.categories
+  else:
+    names = np.sort(column.unique())
+  return [str(columns_lib.json_value(name)) for name in names]
+
+
+def _announcement(frame: pd.DataFrame, encoding: FrameEncoding) -> str:
+  """Returns a line that says what the label's dtype was taken for."""
+  labels = ', '.join(encoding.label)
+  if not encoding.classes:
+    (column,) = (frame[name] for name in encoding.label)
+    line = f'regression of {labels} ({column.dtype})'
+    if not (column % 1).any():
+      line += "; task='classification' takes its whole numbers as classes"
+    return line
+  classes = ', '.join(map(str, encoding.classes[:5]))
+  if len(encoding.classes) > 5:
+    classes += f' and so on, {len(encoding.classes)} classes'
+  line = f'classification of {labels}: {classes}'
+  if len(encoding.classes) > _MANY_CLASSES:
+    line += "; task='regression' takes numbers as such"
+  return line
+
+
+def fit(
+  frame: pd.DataFrame,
+  *,
+  label: Union[str, Sequence[str]],
+  client: Optional[str] = None,
+  domain: Optional[str] = None,
+  split: Optional[str] = None,
+  weight: Optional[str] = None,
+  task: Optional[str] = None,
+  features: Optional[Sequence[str]] = None,
+  name: str = 'frame',
+) -> FrameEncoding:
+  """Fits the encoding of a frame, without means and deviations.
+
+  Arguments and errors are those of `FederatedDataset.from_frame`.
+  """
+  frame = _with_names(frame, features or ())
+  errors.expect(len(frame), 'frame', 'one with rows', 'none')
+  if task is not None:
+    errors.expect_one_of('task', task, TASKS)
+  labels = [label] if isinstance(label, str) else [*label]
+  roles = {'client': client, 'domain': domain, 'split': split, 'weight': weight}
+  _expect_roles(frame, labels, roles)
+  if features is None:
+    features = [n for n in frame if n not in {*labels, *roles.values()}]
+    if _ROW_NUMBERS in features and frame[_ROW_NUMBERS].is_unique:
+      logging.warning(
+        'The first column, row numbers without a name, is no input.'
+      )
+      features.remove(_ROW_NUMBERS)
+  errors.expect(
+    not {*features} & {*labels}, 'features', 'columns without labels', features
+  )
+  numbers: list[str] = []
+  categories: dict[str, list[Any]] = {}
+  for feature in features:
+    column = frame[feature]
+    if column.isna().all():
+      remedy = f'`frame.drop(columns=[{feature!r}])` leaves it out'
+      raise columns_lib.error(column, 'a value in some row', remedy)
+    if columns_lib.numbers(column) is None:
+      categories[feature] = columns_lib.values(column)
+    else:
+      numbers.append(feature)
+  encoding = FrameEncoding(
+    label=labels,
+    **roles,
+    numbers=numbers,
+    dates=[n for n in numbers if columns_lib.is_date(frame[n])],
+    categories=categories,
+    classes=_classes(frame, labels, task),
+    domains=[] if domain is None else _domains(frame[domain]),
+  )
+  if task is None:
+    print(f'{name}: {_announcement(frame, encoding)}.', file=sys.stderr)
+  return encoding
+
+
+def _standardized(
+  encoding: FrameEncoding,
+  clients: federated_dataset.FederatedDataset,
+  values: np.ndarray,
+) -> FrameEncoding:
+  """Returns the encoding with the moments of clients' training rows.
+
+  The clients' inputs are positions in `values`, which has for regression the
+  label last.
+  """
+  if not values.shape[1]:
+    return encoding
+  trained = [clients.train(client_id).x for client_id in clients.client_ids]
+  with np.errstate(invalid='ignore'):
+    scaler = preprocessing.StandardScaler().fit(values[np.concatenate(trained)])
+  # A column may have no value among these rows.
+  scale = np.where(np.isfinite(scaler.scale_), scaler.scale_, 1)
+  return dataclasses.replace(
+    encoding,
+    means=np.nan_to_num(scaler.mean_).tolist(),
+    deviations=scale.tolist(),
+  )
+
+
+def _deal(
+  arrays: arrays_lib.Arrays,
+  encoding: FrameEncoding,
+  rows: Rows,
+  labels: np.ndarray,
+  **options: Any,
+) -> federated_dataset.FederatedDataset:
+  """Deals examples with the inputs and targets of models to clients.
+
+  Args:
+    arrays: The encoding's `arrays`.
+    encoding: The whole encoding.
+    rows: The encoding's `rows`.
+    labels: The encoding's `labels`.
+    **options: Options of `Arrays.to_clients`.
+  """
+  targets = encoding.targets(labels)
+  data = dataclasses.replace(
+    arrays,
+    y=targets[arrays.x],
+    y_test=None if arrays.x_test is None else targets[arrays.x_test],
+    transform=_Inputs(encoding, rows),
+  ).to_clients(**options)
+  data.encoding = encoding
+  return data
+
+
+def to_clients(
+  frame: pd.DataFrame,
+  encoding: FrameEncoding,
+  *,
+  num_clients: Optional[int] = None,
+  partition: Union[str, partitioning.Partitioner, None] = None,
+  test_fraction: Optional[float] = None,
+  seed: int = 0,
+  name: str = 'frame',
+) -> federated_dataset.FederatedDataset:
+  """Deals a frame's rows to clients and standardizes them.
+
+  Args:
+    frame: The rows that the encoding was fitted to.
+    encoding: The encoding, without means and deviations.
+
+  The other arguments and the errors are those of
+  `FederatedDataset.from_frame`.
+  """
+  errors.expect(
+    encoding.split is None or test_fraction is None,
+    'test_fraction',
+    'unset with a split column, which gives the test rows',
+    test_fraction,
+  )
+  errors.expect(
+    encoding.input_names,
+    'features',
+    'one or more columns besides those that are named otherwise',
+    [],
+  )
+  labels, rows = encoding.labels(frame), encoding.rows(frame)
+  arrays = encoding.arrays(frame, labels, name)
+  if partition is None and encoding.client is None:
+    partition = 'iid'
+  options = dict(
+    num_clients=num_clients,
+    partition=partition,
+    seed=seed,
+    test_fraction=test_fraction,
+  )
+  # Dealt once to know each client's rows.
+  clients = arrays.to_clients(**options)
+  values = rows.numbers
+  if not encoding.classes:
+    values = np.column_stack([values, labels])
+  encoding = _standardized(encoding, clients, values)
+  return _deal(arrays, encoding, rows, labels, **options)

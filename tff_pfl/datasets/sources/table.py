@@ -1,0 +1,207 @@
+"""Users' tables: files that pandas reads, as federated data sets.
+
+`frames` has what becomes of a column.
+"""
+
+import dataclasses
+import io
+import json
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
+
+import pandas as pd
+
+from tff_pfl import errors
+from tff_pfl.datasets import federated_dataset, files, frames, partitioning
+from tff_pfl.datasets.sources import own_files
+
+PATTERNS = ('*.csv', '*.csv.gz', '*.tsv', '*.tsv.gz', '*.parquet')
+# Column of the file's name, where each file of a folder is a client.
+FILE = 'file'
+
+
+def read_table(path: str, options: Mapping[str, Any]) -> pd.DataFrame:
+  """Reads a table.
+
+  Args:
+    path: A file of `PATTERNS`.
+    options: Keyword arguments of `pandas.read_csv` or `pandas.read_parquet`.
+
+  Raises:
+    ValueError: If the file is missing or damaged, or its first line is no
+      heading.
+  """
+  content = files.read_bytes(path)
+  is_parquet = re.search(r'\.parquet(\.gz)?$', path)
+  defaults: dict[str, Any] = {}
+  if not is_parquet:
+    defaults = dict(
+      sep='\t' if re.search(r'\.tsv(\.gz)?$', path) else ',',
+      index_col=False,
+      skipinitialspace=True,
+      low_memory=False,
+    )
+  options = {**defaults, **options}
+  reader = pd.read_parquet if is_parquet else pd.read_csv
+  try:
+    with warnings.catch_warnings():
+      warnings.simplefilter('error', pd.errors.ParserWarning)
+      frame = reader(io.BytesIO(content), **options)
+  except UnicodeDecodeError as error:
+    raise _error(
+      path, f'a text in UTF-8, found another ({error})', {'encoding': 'cp1252'}
+    ) from None
+  except (ValueError, TypeError, LookupError, pd.errors.ParserWarning) as error:
+    message = f'a table that pandas.{reader.__name__} reads, found: {error}'
+    raise _error(path, message, {'sep': ';', 'decimal': ','}) from None
+  if not is_parquet and not {'header', 'names'} & set(options):
+    _check_heading(path, content, options, frame)
+  return frame
+
+
+def _error(
+  path: str, message: str, options: Mapping[str, Any]
+) -> files.FileError:
+  """Returns the error for a file that other options may read."""
+  return files.FileError(
+    f'Expected `{path}` to be {message}; pandas reads other forms with `read`,'
+    f" such as '{json.dumps(options)}'."
+  )
+
+
+def _check_heading(
+  path: str, content: bytes, options: Mapping[str, Any], frame: pd.DataFrame
+) -> None:
+  """Raises `ValueError` for a heading of rows, of one name or of doubled ones."""
+  first = {**options, 'header': None, 'nrows': 1, 'dtype': str}
+  heading = pd.read_csv(io.BytesIO(content), **first).iloc[0].dropna()
+  doubled = heading[heading.duplicated()].tolist()
+  if doubled:
+    raise _error(
+      path,
+      f'a table with different names of columns, found {doubled[0]} twice',
+      {'header': 0, 'names': ['x', 'y', '...']},
+    )
+  if len(heading) == 1 and re.search(r'[;\t|]', heading.iloc[0]):
+    message = f'a table of several columns, found one, {heading.iloc[0]!r}'
+    raise _error(path, message, {'sep': ';'})
+  numbers = pd.to_numeric(heading, errors='coerce').dropna()
+  names = frame.select_dtypes('number').columns
+  are_numbers = pd.to_numeric(names.to_series(), errors='coerce').notna()
+  if len(numbers) and (are_numbers | names.str.startswith('Unnamed: ')).all():
+    message = (
+      f'a table with a heading, found the numbers {[*numbers][:3]} in it'
+    )
+    raise _error(path, message, {'header': None})
+
+
+def _read_all(data_dir: Optional[str], options: Mapping[str, Any]):
+  """Returns the table, and True if it has a column `FILE` of several files."""
+  paths = []
+  if data_dir and os.path.isdir(data_dir):
+    paths = [
+      p for pattern in PATTERNS for p in files.matching(data_dir, pattern)
+    ]
+  if len(paths) < 2:
+    path = files.find_file('table', data_dir, PATTERNS)
+    return read_table(path, options), False
+  tables: dict[str, pd.DataFrame] = {}
+  for path in sorted(paths):
+    name = re.sub(r'\.(csv|tsv|parquet)(\.gz)?$', '', os.path.basename(path))
+    table = read_table(path, options)
+    first = next(iter(tables.values()), table)
+    errors.expect(
+      name not in tables and set(table) == set(first) and FILE not in table,
+      'data_dir',
+      'a folder of tables of different names, which are the clients, with the'
+      f' same columns ({", ".join(first)}) and none called {FILE}',
+      f'{path} with {", ".join(table)}',
+    )
+    tables[name] = table
+  joined = pd.concat(tables, names=[FILE, None])
+  return joined.assign(**{FILE: joined.index.get_level_values(FILE)}), True
+
+
+def load_table(
+  num_clients: Optional[int],
+  partition: Optional[partitioning.Partitioner],
+  *,
+  data_dir: Optional[str] = None,
+  seed: int = 0,
+  label: str = 'label',
+  client: Optional[str] = None,
+  domain: Optional[str] = None,
+  split: Optional[str] = None,
+  weight: Optional[str] = None,
+  drop: Sequence[str] = (),
+  task: Optional[str] = None,
+  read: Union[str, Mapping[str, Any]] = '{}',
+  test_fraction: Optional[float] = None,
+) -> federated_dataset.FederatedDataset:
+  """Loads the rows of a table, by client or dealt to clients.
+
+  Args:
+    num_clients: Number of clients.
+    partition: Natural for the clients of the column, or a rule that deals all
+      rows.
+    data_dir: The file (.csv, .tsv, either with .gz, or .parquet), its folder
+      if that holds no other table, or a folder with a table of each client.
+    seed: Non-negative.
+    label: The column of labels; several, separated by commas, for multilabel.
+    client: The column of clients, which is no input; None for the file's name
+      in a folder of several.
+    domain: The column of domains, which is no input.
+    split: The column with the words train and test, which divides the rows;
+      None to draw the test rows.
+    weight: The column of the rows' weights in the training loss.
+    drop: Columns that are not inputs, such as row numbers.
+    task: 'classification' or 'regression'; None for regression of a column of
+      floats and for classification of others.
+    read: Options of `pandas.read_csv` or `read_parquet`, as JSON, such as
+      '{"sep": ";", "decimal": ",", "dtype": {"zip": "category"}}'.
+    test_fraction: Fraction of a client's rows in its test set, in [0, 1),
+      stratified by domain and class; None for 0.2, or with a split column.
+  """
+  options = read
+  if isinstance(read, str):
+    try:
+      options = json.loads(read)
+    except ValueError as error:
+      raise ValueError(
+        errors.message('read', f'options as JSON ({error})', read)
+      ) from None
+  errors.expect_type(options, Mapping, 'read', 'options by name')
+  frame, has_files = _read_all(data_dir, options)
+  if has_files and client is None:
+    client = FILE
+  drop = [*drop, *[FILE] * (has_files and client != FILE)]
+  with own_files.naming(data_dir):
+    errors.expect(
+      set(drop) <= set(map(str, frame)),
+      'drop',
+      f'some of the columns ({", ".join(map(str, frame))})',
+      drop,
+    )
+    frame = frame.drop(columns=drop)
+    encoding = frames.fit(
+      frame,
+      label=label.split(','),
+      client=client,
+      domain=domain,
+      split=split,
+      weight=weight,
+      task=task,
+      name='table',
+    )
+    return frames.to_clients(
+      frame,
+      dataclasses.replace(encoding, read=options),
+      num_clients=num_clients,
+      partition=partition,
+      test_fraction=test_fraction,
+      seed=seed,
+      name='table',
+    )
