@@ -196,7 +196,10 @@ _TEXTS = {
   'data_dir': "Folder with the data set's files, if it reads any, or the file "
   'itself (--csv is the same).',
   'partition': 'Partition of the data among clients. '
-  + datasets.describe_partitioners(),
+  + datasets.describe_partitioners()
+  + ' (default: natural if the data name their clients, or else shards:2)',
+  'num_clients': 'Number of clients (default: all with the partition natural, '
+  'or else 30).',
   'model': 'The network. linear; mlp; cnn: the 5-layer CNN of FedRep, '
   'or other convolutions; resnet_18, resnet_34 and vgg_16: with group '
   'normalization, or as torchvision has them; image_and_record: a residual '
@@ -513,10 +516,20 @@ def config_from_flags(
     has_variants: As for `personalization_from_flags`.
   """
   given = _given(run_config.RunConfig, {name: name for name in _FIELDS})
+  dataset = given.get('dataset', run_config.RunConfig.dataset)
+  dataset_arguments = DATASET_ARGUMENTS.given(dataset)
   if 'cohort_size' not in given:
+    given['num_clients'], given['partition'] = run_config.resolve_clients(
+      dataset,
+      given.get('num_clients'),
+      given.get('partition'),
+      dataset_arguments,
+      data_dir=given.get('data_dir'),
+      seed=given.get('seed', run_config.RunConfig.seed),
+    )
     participation = _PARTICIPATION.value
     given['cohort_size'] = client_sampling.cohort_size_from_participation(
-      given.get('num_clients', run_config.RunConfig.num_clients),
+      given['num_clients'],
       0.1 if participation is None else participation,
     )
   elif _PARTICIPATION.value is not None:
@@ -537,9 +550,7 @@ def config_from_flags(
         given.get('aggregator', run_config.RunConfig.aggregator)
       ),
       'hparams': hparams_from_flags(algorithm),
-      'dataset_arguments': DATASET_ARGUMENTS.given(
-        given.get('dataset', run_config.RunConfig.dataset)
-      ),
+      'dataset_arguments': dataset_arguments,
       'model_arguments': _MODEL_ARGUMENTS.given(
         given.get('model', run_config.RunConfig.model)
       ),

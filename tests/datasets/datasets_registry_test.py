@@ -1,7 +1,12 @@
+import numpy as np
 import pytest
 
+import tff_pfl as pfl
 from tests.datasets import shared
 from tff_pfl import datasets
+from tff_pfl.datasets import registry
+
+_NUMBERED = tuple(f'client_{i:02}' for i in range(30))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +73,49 @@ def test_arrays_by_name_are_dealt_like_the_dataset(normalize):
 
 
 @pytest.mark.parametrize(
+  'has_clients, kwargs, ids, partition',
+  [
+    (True, {}, ('a', 'b', 'c'), 'natural'),
+    (True, dict(partition='natural'), ('a', 'b', 'c'), 'natural'),
+    (True, dict(num_clients=2, seed=1), ('a', 'b'), 'natural'),
+    (True, dict(partition='iid'), _NUMBERED, 'iid'),
+    (False, {}, _NUMBERED, 'shards:2'),
+    (False, dict(num_clients=2), ('client_0', 'client_1'), 'shards:2'),
+  ],
+)
+def test_clients_are_all_of_the_file_s_or_30(
+  has_clients, kwargs, ids, partition, tmp_path
+):
+  arrays = dict(x=np.zeros([90, 2]), y=np.arange(90) % 3)
+  if has_clients:
+    arrays['client'] = np.array(list('abc'))[np.arange(90) % 3]
+  path = str(tmp_path / 'own.npz')
+  np.savez(path, **arrays)
+  dataset = datasets.load_dataset('npz', data_dir=path, **kwargs)
+  assert (dataset.client_ids, dataset.partition) == (ids, partition)
+  config = pfl.RunConfig(dataset='npz', data_dir=path, **kwargs)
+  assert (config.num_clients, config.partition) == (len(ids), partition)
+  assert config.cohort_size == min(10, len(ids))
+  assert config.load_data().client_ids == ids
+  assert pfl.RunConfig.from_settings(config.settings()) == config
+
+
+@pytest.mark.parametrize(
+  'name, num_clients, partition, resolved',
+  [
+    ('synthetic', None, None, (30, 'shards:2')),
+    ('leaf', 2, 'natural', (2, 'natural')),
+    ('leaf', None, 'iid', (30, 'iid')),
+  ],
+)
+def test_settings_are_resolved_without_reading_where_possible(
+  name, num_clients, partition, resolved, monkeypatch
+):
+  monkeypatch.setattr(registry, 'load_dataset', None)
+  assert datasets.resolve_clients(name, num_clients, partition) == resolved
+
+
+@pytest.mark.parametrize(
   'kwargs, match',
   [
     (dict(name='imagenet'), 'one of digits, mnist, .*found .imagenet.'),
@@ -79,7 +127,10 @@ def test_arrays_by_name_are_dealt_like_the_dataset(normalize):
     (dict(seed=-2), '`seed`'),
     (dict(name='synthetic', normalize=True), '`normalize` .*come by client'),
     (dict(partition='natural'), 'deals pooled examples'),
-    (dict(name='shakespeare'), "natural for the .*roles, found 'shards:2'"),
+    (
+      dict(name='shakespeare', partition='shards:2'),
+      "natural for the .*roles, found 'shards:2'",
+    ),
     (dict(name='leaf'), "`data_dir` to be a folder of LEAF's"),
     (dict(name='npz'), '`data_dir` to be one folder with a file'),
     (dict(name='heart_disease'), '`data_dir` to be one folder with heart_d'),

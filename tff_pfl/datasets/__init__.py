@@ -24,6 +24,7 @@ from tff_pfl.datasets.registry import (
   describe_datasets,
   load_arrays,
   load_dataset,
+  resolve_clients,
 )
 from tff_pfl.datasets.sources.synthetic import make_synthetic
 
@@ -43,4 +44,5 @@ __all__ = [
   'load_dataset',
   'make_partitioner',
   'make_synthetic',
+  'resolve_clients',
 ]

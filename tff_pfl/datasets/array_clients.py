@@ -97,7 +97,9 @@ def clients_of(
   """Returns the arguments of `FederatedDataset` for checked examples."""
   errors.expect_int('num_overlapping', num_overlapping, 0)
   errors.expect(len(pool.y), 'x', 'at least one example', 'none')
-  parts, ids = _divide(pool, num_clients, partition, keys, keys_test, seed)
+  parts, ids, rule = _divide(
+    pool, num_clients, partition, keys, keys_test, seed
+  )
   client_ids = ids if client_ids is None else list(client_ids)
   errors.expect(
     len(client_ids) == len(ids),
@@ -132,6 +134,7 @@ def clients_of(
   return dict(
     name=name,
     client_ids=client_ids,
+    partition=rule,
     element_spec=examples_lib.element_spec(
       tree.map_structure(
         lambda array: tf.TensorSpec(array.shape[1:], array.dtype), sample
@@ -155,16 +158,25 @@ def _divide(
   keys: Any,
   keys_test: Any,
   seed: int,
-) -> tuple[partitioning.Partition, list[str]]:
-  """Divides examples by a rule or by keys; returns parts and client ids."""
+) -> tuple[partitioning.Partition, list[str], str]:
+  """Divides examples; returns parts, client ids and the rule's text."""
   if keys is None:
     errors.expect(keys_test is None, 'keys', 'given with `keys_test`', keys)
-    errors.expect_int('num_clients', num_clients, 1)
     rule = partitioning.make_partitioner(
       'iid' if partition is None else partition
     )
-    if isinstance(rule, natural.Natural):
-      return natural.own_clients(pool, num_clients, seed)
+    is_natural = isinstance(rule, natural.Natural)
+    errors.expect(
+      num_clients is not None or is_natural,
+      'num_clients',
+      'given, or else the client of each example (`keys` of `from_arrays`, or'
+      ' `client` of `Arrays`)',
+      num_clients,
+    )
+    if num_clients is not None:
+      errors.expect_int('num_clients', num_clients, 1)
+    if is_natural:
+      return (*natural.own_clients(pool, num_clients, seed), rule.spec)
     if pool.client is not None:
       logging.warning(
         'The clients that the examples name are left aside, as %s deals the'
@@ -173,7 +185,7 @@ def _divide(
       )
     with rule.naming():
       parts = rule.partition(pool, num_clients, seed)
-    return parts, partitioning.numbered_client_ids(num_clients)
+    return parts, partitioning.numbered_client_ids(num_clients), rule.spec
   parts, ids = partitioning.by_key(pool, keys, keys_test)
   errors.expect(
     partition is None and num_clients in (None, len(ids)),
@@ -181,7 +193,7 @@ def _divide(
     'given without `partition` and another `num_clients`',
     f'{len(ids)} distinct ones',
   )
-  return parts, ids
+  return parts, ids, natural.Natural.name
 
 
 def _warn_of_gaps(

@@ -136,8 +136,8 @@ class Arrays(partitioning.Pool):
 
   def to_clients(
     self,
-    num_clients: int,
-    partition: Union[str, partitioning.Partitioner] = 'shards:2',
+    num_clients: Optional[int] = None,
+    partition: Union[str, partitioning.Partitioner, None] = None,
     *,
     seed: int = 0,
     test_fraction: Optional[float] = None,
@@ -145,8 +145,10 @@ class Arrays(partitioning.Pool):
     """Divides the examples among clients.
 
     Args:
-      num_clients: Number of clients, at least 1.
-      partition: A partitioner or its specification.
+      num_clients: Number of clients, at least 1; None for all clients that the
+        examples name, with the partition natural.
+      partition: A partitioner or its specification. None for natural if the
+        examples name their clients, or else `shards:2`.
       seed: Seed of the partition and the test set, non-negative.
       test_fraction: Fraction in [0, 1): training and test examples are pooled
         and divided among the clients, and this part of each client's becomes
@@ -172,7 +174,9 @@ class Arrays(partitioning.Pool):
       **array_clients.clients_of(
         pool,
         num_clients=num_clients,
-        partition=partition,
+        partition=partitioning.rule_or_default(
+          partition, self.client is not None
+        ),
         transform=self.transform,
         name=self.name,
         seed=seed,

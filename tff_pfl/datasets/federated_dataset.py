@@ -63,6 +63,8 @@ class FederatedDataset:
       possibly none; the same each time.
     domain_names: Distinct names of the domains; an example's domain id is a
       position among them. None for a dataset without domains.
+    partition: Text of the rule that made the clients, 'natural' for clients
+      that come with the data; None if that is not known.
     in_memory: True if reading all examples takes seconds at most.
     num_overlapping: Number of examples before a training example, and as many
       after it, that may share content with it, as windows on a text do. If it
@@ -81,6 +83,7 @@ class FederatedDataset:
   num_classes: Optional[int]
   load: Load
   domain_names: Optional[Iterable[str]] = None
+  partition: Optional[str] = None
   in_memory: bool = False
   num_overlapping: int = 0
   encoding: Any = None
@@ -320,7 +323,7 @@ class FederatedDataset:
       x_test: Test inputs, `[m, ...]`. None to divide each client's examples
         into train and test.
       y_test: Test labels; given if and only if `x_test` is.
-      num_clients: At least 1; not given with `keys`.
+      num_clients: At least 1; None with `keys`, which give all clients.
       partition: A rule or its text, see `partitioning`; None for `'iid'`.
       keys: The client of each example, integers or strings `[n]`.
       keys_test: `[m]`; given if and only if `keys` and `x_test` are.

@@ -103,11 +103,10 @@ class FrameEncoding:
   @property
   def input_names(self) -> list[str]:
     """Names of the inputs: `age`, `blood=AB`."""
-    categories = self.categories.items()
-    words = [
-      f'{name}={value}' for name, values in categories for value in values
-    ]
-    return [*self.numbers, *words]
+    names = [*self.numbers]
+    for name, values in self.categories.items():
+      names += [f'{name}={value}' for value in values]
+    return names
 
   def rows(self, frame: pd.DataFrame) -> Rows:
     """Encodes rows; a frame may have more columns, in any order.
@@ -429,15 +428,15 @@ def fit(
   errors.expect(len(frame), 'frame', 'one with rows', 'none')
   if task is not None:
     errors.expect_one_of('task', task, TASKS)
-  labels = [label] if isinstance(label, str) else [*label]
+  labels = [label] if isinstance(label, (str, int)) else label
+  labels = [str(name) for name in labels]
   roles = {'client': client, 'domain': domain, 'split': split, 'weight': weight}
+  roles = {r: n if n is None else str(n) for r, n in roles.items()}
   _expect_roles(frame, labels, roles)
   if features is None:
     features = [n for n in frame if n not in {*labels, *roles.values()}]
     if _ROW_NUMBERS in features and frame[_ROW_NUMBERS].is_unique:
-      logging.warning(
-        'The first column, row numbers without a name, is no input.'
-      )
+      logging.warning('Row numbers without a name are no input.')
       features.remove(_ROW_NUMBERS)
   errors.expect(
     not {*features} & {*labels}, 'features', 'columns without labels', features
@@ -460,7 +459,7 @@ def fit(
     dates=[n for n in numbers if columns_lib.is_date(frame[n])],
     categories=categories,
     classes=_classes(frame, labels, task),
-    domains=[] if domain is None else _domains(frame[domain]),
+    domains=[] if domain is None else _domains(frame[str(domain)]),
   )
   if task is None:
     print(f'{name}: {_announcement(frame, encoding)}.', file=sys.stderr)

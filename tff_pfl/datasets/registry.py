@@ -42,13 +42,16 @@ class DatasetEntry:
     description: One line for `--help`.
     loader: Function that returns all examples as `Arrays`, which any rule can
       divide among clients; or, for data that come by client, a function of
-      `num_clients`, `partition` and `seed` that returns a `FederatedDataset`.
+      `num_clients`, `partition` (either may be None) and `seed` that returns a
+      `FederatedDataset`.
       It takes `data_dir` if it reads files. Other keyword arguments are the
       data set's own.
+    has_clients: True if the data name their clients, or may do so.
   """
 
   description: str
   loader: Callable[..., Any]
+  has_clients: bool = False
 
   @property
   def comes_by_client(self) -> bool:
@@ -101,21 +104,25 @@ DATASETS: dict[str, DatasetEntry] = {
     'handwritten characters of 28x28 by writer (partition natural, or any other'
     ' of a file), from femnist.npz or downloaded',
     femnist.load_femnist,
+    has_clients=True,
   ),
   'shakespeare': DatasetEntry(
     'next characters after 80 others by speaking role (partition natural), from'
     ' *shakespeare*.txt or downloaded',
     shakespeare.load_shakespeare,
+    has_clients=True,
   ),
   'sentiment': DatasetEntry(
     'labeled texts of up to 100 words by user or domain (partition natural or'
     ' any other), from a CSV file with the columns text, label and client, user'
     ' or domain, or the tweets of Sentiment140 by TensorFlow Datasets',
     sentiment.load_sentiment,
+    has_clients=True,
   ),
   'stackoverflow': DatasetEntry(
     'next words after up to 20 others by user (partition natural), downloaded',
     stackoverflow.load_stackoverflow,
+    has_clients=True,
   ),
   'relabelled_digits': DatasetEntry(
     'the digits in 5 domains, each with another two labels swapped',
@@ -140,33 +147,39 @@ DATASETS: dict[str, DatasetEntry] = {
     ' of labels, domains and clients are named (partition natural or any'
     ' other)',
     table.load_table,
+    has_clients=True,
   ),
   'heart_disease': DatasetEntry(
     '920 patients of four hospitals (partition natural or any other), the'
     ' domains being sex or groups of age, from heart_disease_4sites.csv or the'
     ' four processed.*.data',
     heart_disease.load_heart_disease,
+    has_clients=True,
   ),
   'npz': DatasetEntry(
     'any .npz file of arrays x and y, optionally client (partition natural or'
     ' any other), domain and weight, and the same for test examples, x_test and'
     ' so on',
     npz_file.load_npz,
+    has_clients=True,
   ),
   'leaf': DatasetEntry(
     "LEAF's .json files of users (partition natural or any other), of numbers"
     ' or of texts like those of shakespeare',
     leaf.load_leaf,
+    has_clients=True,
   ),
   'pfllib': DatasetEntry(
     "PFLlib's folder of train/0.npz, test/0.npz and so on, one per client"
     ' (partition natural or any other)',
     pfllib.load_pfllib,
+    has_clients=True,
   ),
   'image_folder': DatasetEntry(
     'any images in folders CLIENT/CLASS, these themselves or in train/ and'
     ' test/ (partition natural or any other)',
     image_folder.load_image_folder,
+    has_clients=True,
   ),
   'synthetic': DatasetEntry(
     'generated 28x28 prototypes of 10 classes plus noise, for any number of'
@@ -179,8 +192,8 @@ DATASETS: dict[str, DatasetEntry] = {
 def load_dataset(
   name: str,
   *,
-  num_clients: int,
-  partition: Union[str, partitioning.Partitioner] = 'shards:2',
+  num_clients: Optional[int] = None,
+  partition: Union[str, partitioning.Partitioner, None] = None,
   data_dir: Optional[str] = None,
   seed: int = 0,
   classes: Optional[Sequence[int]] = None,
@@ -192,9 +205,11 @@ def load_dataset(
 
   Args:
     name: A key of `DATASETS`.
-    num_clients: Number of clients, at least 1.
+    num_clients: Number of clients, at least 1. None for all of the data's own
+      clients, or 30 where another partition makes them.
     partition: A partitioner or its specification; `'natural'` for the data's
-      own clients, of which `num_clients` are drawn at random.
+      own clients, of which `num_clients` are drawn at random. None for natural
+      if the data name their clients, or else `'shards:2'`.
     data_dir: Folder to read from (or the file, for datasets of one file), only
       for datasets that take one; None for the dataset's own default.
     seed: Seed of the partition or the choice of clients, non-negative.
@@ -233,8 +248,10 @@ def load_dataset(
   entry = DATASETS[name]
   if entry.comes_by_client and test_fraction is not None:
     arguments['test_fraction'] = test_fraction
-  errors.expect_int('num_clients', num_clients, 1, partitioning.MAX_CLIENTS)
-  partition = partitioning.make_partitioner(partition)
+  if num_clients is not None:
+    errors.expect_int('num_clients', num_clients, 1, partitioning.MAX_CLIENTS)
+  if partition is not None:
+    num_clients, partition = partitioning.defaults(num_clients, partition, True)
   arguments.update(_data_dir_argument(name, data_dir))
   if entry.comes_by_client:
     for argument, value in (('classes', classes), ('normalize', normalize)):
@@ -247,6 +264,9 @@ def load_dataset(
     data = entry.loader(num_clients, partition, seed=seed, **arguments)
   else:
     arrays = entry.loader(**arguments)
+    num_clients, partition = partitioning.defaults(
+      num_clients, partition, arrays.client is not None
+    )
     if normalize:
       errors.expect(
         not isinstance(partition, natural.Natural),
@@ -262,6 +282,38 @@ def load_dataset(
     )
   data.load_again = load_again
   return data
+
+
+def resolve_clients(
+  name: str,
+  num_clients: Optional[int],
+  partition: Optional[str],
+  **arguments: Any,
+) -> tuple[int, str]:
+  """The number of clients and the partition that `load_dataset` uses.
+
+  The data are loaded if they are not given and depend on the data's clients.
+
+  Args:
+    name: A key of `DATASETS`.
+    num_clients: Number of clients, or None.
+    partition: A specification, or None.
+    **arguments: Further arguments of `load_dataset`.
+  """
+  errors.expect_one_of('dataset', name, DATASETS)
+  has_clients = DATASETS[name].has_clients
+  if partition is None and has_clients:
+    number = None
+  else:
+    number, rule = partitioning.defaults(num_clients, partition, has_clients)
+    partition = partition or rule.spec
+  if number is None:
+    data = load_dataset(
+      name, num_clients=num_clients, partition=partition, **arguments
+    )
+    number = data.num_clients
+    partition = partition or data.partition or natural.Natural.name
+  return number, partition
 
 
 def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:

@@ -40,6 +40,28 @@ _INFINITIES = ['inf', '-inf']
 _RUN_ARGUMENTS = ('keep_best', 'callbacks')
 
 
+def resolve_clients(
+  dataset: str,
+  num_clients: Optional[int],
+  partition: Optional[str],
+  dataset_arguments: Mapping[str, Any],
+  **options: Any,
+) -> tuple[int, str]:
+  """The number of clients and the partition of a run's data.
+
+  Args:
+    dataset: See `RunConfig`, as for the next three.
+    num_clients: None for the default.
+    partition: None for the default.
+    dataset_arguments: The loader's own arguments.
+    **options: `data_dir` and `seed`.
+  """
+  with _naming('dataset_arguments', dataset_arguments):
+    return datasets.resolve_clients(
+      dataset, num_clients, partition, **options, **dataset_arguments
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
   """The settings of a run.
@@ -51,8 +73,10 @@ class RunConfig:
     data_dir: Folder with the data set's files, for those that have any.
     dataset_arguments: The loader's own arguments, such as the length of
       sequences, and `classes`, see `datasets.load_dataset`.
-    partition: Partition of the data among clients, such as 'shards:2'.
-    num_clients: Number of clients.
+    partition: Partition of the data among clients, such as 'shards:2'; None for
+      'natural' if the data name their clients, or else 'shards:2'.
+    num_clients: Number of clients; None for all with the partition natural, or
+      else 30.
     model: A key of `zoo.MODELS`.
     model_arguments: The model's own arguments.
     domain_model: Use of domains by the model, on data with domains: a key of
@@ -97,7 +121,8 @@ class RunConfig:
     num_warmup_epochs: Local epochs of these rounds; None for the local training
       of the method.
     num_rounds: Rounds of training.
-    cohort_size: Number of clients in a round, 1 to `num_clients`.
+    cohort_size: Number of clients in a round, 1 to `num_clients`; None for 10,
+      or all if there are fewer.
     dropout_rate: Probability with which a client of a round fails to report and
       is left out of it.
     rounds_per_evaluation: Rounds between evaluations.
@@ -112,8 +137,8 @@ class RunConfig:
   dataset: str = 'digits'
   data_dir: Optional[str] = None
   dataset_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  partition: str = 'shards:2'
-  num_clients: int = 30
+  partition: Optional[str] = None
+  num_clients: Optional[int] = hparams_lib.integer(None, 1)
   model: str = hparams_lib.one_of('mlp', zoo.MODELS)
   model_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   domain_model: str = hparams_lib.one_of('shared', domain_models.KINDS)
@@ -144,7 +169,7 @@ class RunConfig:
   num_warmup_rounds: int = hparams_lib.integer(0, 0)
   num_warmup_epochs: Optional[int] = hparams_lib.integer(None, 1)
   num_rounds: int = 100
-  cohort_size: int = 10
+  cohort_size: Optional[int] = hparams_lib.integer(None, 1)
   dropout_rate: float = 0.0
   rounds_per_evaluation: int = 10
   num_final_evaluations: int = 10
@@ -193,6 +218,7 @@ class RunConfig:
       )
       initial_weights = os.path.abspath(self.initial_weights)
       object.__setattr__(self, 'initial_weights', initial_weights)
+    self._set_clients()
     self.training()
     errors.expect_list('metrics', self.metrics)
     object.__setattr__(self, 'metrics', tuple(self.metrics))
@@ -201,6 +227,21 @@ class RunConfig:
     training.expect_room(vars(self.hparams), self.num_clients, self.cohort_size)
     self._make_attack()
     self._check_aggregator()
+
+  def _set_clients(self):
+    """Sets the partition and the numbers of clients that are not given."""
+    num_clients, partition = resolve_clients(
+      self.dataset,
+      self.num_clients,
+      self.partition,
+      self.dataset_arguments,
+      data_dir=self.data_dir,
+      seed=self.seed,
+    )
+    object.__setattr__(self, 'num_clients', num_clients)
+    object.__setattr__(self, 'partition', partition)
+    if self.cohort_size is None:
+      object.__setattr__(self, 'cohort_size', min(10, num_clients))
 
   def _check_aggregator(self):
     """Raises `ValueError` if it does not exist or fit the other settings."""

@@ -21,7 +21,7 @@ the ceiling next, so that the clients' totals stay close to their exact shares.
 """
 
 import dataclasses
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from tff_pfl import errors
 from tff_pfl.datasets.partitioning.base import (
@@ -66,11 +66,15 @@ __all__ = [
   'Shards',
   'WeightedPartitioner',
   'by_key',
+  'defaults',
   'describe_partitioners',
   'hold_out',
   'make_partitioner',
   'numbered_client_ids',
 ]
+
+# Clients of a data set by name that has none of its own.
+NUM_CLIENTS = 30
 
 PARTITIONERS: dict[str, type[Partitioner]] = {
   rule.name: rule
@@ -120,6 +124,36 @@ def make_partitioner(spec: Union[str, Partitioner]) -> Partitioner:
   }
   with rule.naming():
     return rule(**parameters)
+
+
+def rule_or_default(
+  partition: Union[str, Partitioner, None], has_clients: bool
+) -> Partitioner:
+  """Makes a rule; None is natural for examples with clients, or `shards:2`."""
+  if partition is None:
+    return Natural() if has_clients else Shards(2)
+  return make_partitioner(partition)
+
+
+def defaults(
+  num_clients: Optional[int],
+  partition: Union[str, Partitioner, None],
+  has_clients: bool,
+) -> tuple[Optional[int], Partitioner]:
+  """The number of clients and the rule of a data set by name.
+
+  Args:
+    num_clients: Number of clients; None for 30, or for all of the data's own.
+    partition: A rule or its text; None for `rule_or_default`.
+    has_clients: True if the examples name their clients.
+
+  Returns:
+    Both; the number is None for all clients of the rule natural.
+  """
+  rule = rule_or_default(partition, has_clients)
+  if num_clients is None and not isinstance(rule, Natural):
+    num_clients = NUM_CLIENTS
+  return num_clients, rule
 
 
 def _parsed(field: dataclasses.Field, value: str, spec: str) -> Any:

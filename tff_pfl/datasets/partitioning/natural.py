@@ -6,7 +6,7 @@ serve data sets that are read client by client.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 
@@ -32,33 +32,37 @@ class Natural(base.Partitioner):
     return own_clients(pool, num_clients, seed)[0]
 
 
-def expect_natural(partition: base.Partitioner, name: str, kind: str) -> None:
+def expect_natural(
+  partition: Optional[base.Partitioner], name: str, kind: str
+) -> None:
   """Raises `ValueError` unless data are divided by their own clients.
 
   Args:
-    partition: The partition asked for.
+    partition: The partition asked for; None for the data's own clients.
     name: Name of the data set.
     kind: Name of its clients in the plural, such as 'users'.
   """
   errors.expect(
-    isinstance(partition, Natural),
+    partition is None or isinstance(partition, Natural),
     'partition',
     f'natural for the dataset {name!r}, whose clients are its {kind}',
-    partition.spec,
+    partition and partition.spec,
   )
 
 
 def choose_clients(
-  client_ids: Sequence[Any], num_clients: int, kind: str, seed: int
+  client_ids: Sequence[Any], num_clients: Optional[int], kind: str, seed: int
 ) -> list[Any]:
   """Draws some of the clients at random; keeps their order.
 
   Args:
     client_ids: Ids of all clients.
-    num_clients: Number of clients to draw, at least 1.
+    num_clients: Number of clients to draw, at least 1; None for all.
     kind: Name of the clients in the plural, such as 'users', for messages.
     seed: Non-negative.
   """
+  if num_clients is None:
+    num_clients = max(len(client_ids), 1)
   errors.expect(
     num_clients <= len(client_ids),
     'num_clients',
@@ -85,7 +89,7 @@ def _as_keys(keys: Any) -> np.ndarray:
 
 
 def own_clients(
-  pool: base.Pool, num_clients: int, seed: int
+  pool: base.Pool, num_clients: Optional[int], seed: int
 ) -> tuple[base.Partition, list[str]]:
   """Draws some of the clients that examples name; returns their ids, too."""
   errors.expect(

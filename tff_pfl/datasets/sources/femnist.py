@@ -35,8 +35,8 @@ def _inverted(x: np.ndarray) -> np.ndarray:
 
 def _from_file(
   data_dir: str,
-  num_clients: int,
-  partition: partitioning.Partitioner,
+  num_clients: Optional[int],
+  partition: Optional[partitioning.Partitioner],
   seed: int,
 ) -> federated_dataset.FederatedDataset:
   path, arrays = image_sets.read('femnist', data_dir, ('x', 'y', 'client'))
@@ -59,7 +59,7 @@ def _as_mnist(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _from_tff(
-  num_clients: int, seed: int
+  num_clients: Optional[int], seed: int
 ) -> federated_dataset.FederatedDataset:
   splits = downloads.from_tff(
     'femnist',
@@ -76,8 +76,8 @@ def _from_tff(
 
 
 def load_femnist(
-  num_clients: int,
-  partition: partitioning.Partitioner,
+  num_clients: Optional[int],
+  partition: Optional[partitioning.Partitioner],
   *,
   data_dir: Optional[str] = None,
   seed: int = 0,
@@ -85,8 +85,9 @@ def load_femnist(
   """Loads handwritten characters by writer.
 
   Args:
-    num_clients: Number of clients.
-    partition: Natural; with `data_dir`, also any rule for pooled examples.
+    num_clients: Number of clients; None for all writers.
+    partition: Natural (None); with `data_dir`, also any rule for pooled
+      examples.
     data_dir: See `image_sets.read`; None for TensorFlow Federated.
     seed: Non-negative.
 

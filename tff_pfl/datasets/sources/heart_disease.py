@@ -92,8 +92,9 @@ def load_heart_disease(
   """Loads the patients, by hospital or dealt to clients.
 
   Args:
-    num_clients: Number of clients, at most four with the partition natural.
-    partition: Natural for the hospitals, or a rule that deals all patients.
+    num_clients: Number of clients; None for the four hospitals.
+    partition: Natural (None) for the hospitals, or a rule that deals all
+      patients.
     data_dir: The CSV file, the folder of it or of the four files as published,
       or the parent of such a folder if it is called `heart_disease` or
       `heart_disease_uci`.

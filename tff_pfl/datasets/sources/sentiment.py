@@ -108,9 +108,7 @@ def _own_texts(
   kind = f'{client}s'
   if min_texts > 1:
     kind += f' with at least {min_texts} texts'
-  chosen = natural.choose_clients(
-    clients, num_clients or len(clients), kind, seed
-  )
+  chosen = natural.choose_clients(clients, num_clients, kind, seed)
   return frame[frame[client].isin(chosen)]
 
 

@@ -99,8 +99,8 @@ def _file_splits(path: str) -> list[dict[str, str]]:
 
 
 def load_shakespeare(
-  num_clients: int,
-  partition: partitioning.Partitioner,
+  num_clients: Optional[int],
+  partition: Optional[partitioning.Partitioner],
   *,
   data_dir: Optional[str] = None,
   seed: int = 0,
@@ -111,8 +111,8 @@ def load_shakespeare(
   """Loads next characters by speaking role.
 
   Args:
-    num_clients: Number of roles to draw.
-    partition: Natural.
+    num_clients: Number of roles to draw; None for all.
+    partition: Natural, or None.
     data_dir: The text file, its folder, or the parent of its folder
       `shakespeare`; in a folder, its name is `*shakespeare*.txt`. The first
       four fifths of a role's text are its training set. None for the roles and

@@ -13,6 +13,7 @@ the words that share one number.
 """
 
 from collections.abc import Sequence
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
@@ -65,8 +66,8 @@ def next_words(
 
 
 def load_stackoverflow(
-  num_clients: int,
-  partition: partitioning.Partitioner,
+  num_clients: Optional[int],
+  partition: Optional[partitioning.Partitioner],
   *,
   seed: int = 0,
   sequence_length: int = 20,
@@ -76,8 +77,8 @@ def load_stackoverflow(
   """Loads next words by user.
 
   Args:
-    num_clients: Number of users to draw.
-    partition: Natural.
+    num_clients: Number of users to draw; None for all.
+    partition: Natural, or None.
     seed: Seed of the choice of users.
     sequence_length: Words of an input, at least 1.
     vocabulary_size: Bound on the words' numbers, at least 3: 0 is padding, the

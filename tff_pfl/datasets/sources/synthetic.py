@@ -7,6 +7,7 @@ they are used.
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
@@ -107,16 +108,20 @@ def make_synthetic(
 
 
 def load_synthetic(
-  num_clients: int, partition: partitioning.Partitioner, *, seed: int = 0
+  num_clients: Optional[int],
+  partition: Optional[partitioning.Partitioner],
+  *,
+  seed: int = 0,
 ) -> federated_dataset.FederatedDataset:
   """Makes the synthetic dataset.
 
   Args:
-    num_clients: Number of clients, at least 1.
+    num_clients: Number of clients, at least 1; None for 30.
     partition: Iid, classes_per_client or shards, the rules that fix a client's
       number of classes; there is no pool to deal from.
     seed: Non-negative.
   """
+  num_clients, partition = partitioning.defaults(num_clients, partition, False)
   num_classes = 10
   if isinstance(partition, partitioning.Shards):
     classes_per_client = partition.shards_per_client

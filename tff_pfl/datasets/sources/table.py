@@ -75,7 +75,7 @@ def _error(
 def _check_heading(
   path: str, content: bytes, options: Mapping[str, Any], frame: pd.DataFrame
 ) -> None:
-  """Raises `ValueError` for a heading of rows, of one name or of doubled ones."""
+  """Raises `ValueError` unless the first line names each column once."""
   first = {**options, 'header': None, 'nrows': 1, 'dtype': str}
   heading = pd.read_csv(io.BytesIO(content), **first).iloc[0].dropna()
   doubled = heading[heading.duplicated()].tolist()
