@@ -194,7 +194,7 @@ _TEXTS = {
   + '.',
   'dataset': f'The data. {datasets.describe_datasets()}.',
   'data_dir': "Folder with the data set's files, if it reads any, or the file "
-  'itself (--csv is the same).',
+  'itself.',
   'partition': 'Partition of the data among clients. '
   + datasets.describe_partitioners()
   + ' (default: natural if the data name their clients, or else shards:2)',
@@ -279,7 +279,6 @@ for _name in _FIELDS:
     _CHOICES.get(_name, ()),
     lower_bound=min(_default, 1) if _HINTS[_name] is int else None,
   )
-flags.DEFINE_alias('csv', 'data_dir')  # For data sets that are one table.
 _PARTICIPATION = flags.DEFINE_float(
   'participation',
   None,
@@ -338,7 +337,7 @@ for _algorithm, _own_flags in _HPARAM_FLAGS.items():
 # All but those of methods, models and such, which --help has where selected.
 KEY_FLAGS = (
   *_FIELDS,
-  *('csv', 'participation', 'batch_size'),
+  *('participation', 'batch_size'),
   *_PERSONALIZATION.values(),
   *runtime_flags.NAMES,
 )

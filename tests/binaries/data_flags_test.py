@@ -10,7 +10,7 @@ from tests.binaries import tiny
 from tests.runs import left_behind
 
 FLAGS = (
-  *('--dataset=tabular', '--csv=table.csv', '--dataset_client_column=hospital'),
+  *('--dataset=table', '--data_dir=table.csv', '--dataset_client=hospital'),
   *tiny.NATURAL,
 )
 
@@ -44,9 +44,9 @@ def _predictions(programs, *flags):
 
 
 def test_a_model_of_a_table_is_for_new_rows(programs, table):
-  programs.succeed('train', *FLAGS, '--dataset_label_column=kind')
+  programs.succeed('train', *FLAGS, '--dataset_label=kind')
   summary = left_behind.summary(programs.directory / 'run')
-  assert summary['dataset'] == 'tabular'
+  assert summary['dataset'] == 'table'
   assert summary['num_clients'] == 2
   # Each row by its client's model; the label is there or not.
   rows = _predictions(programs, '--input=table.csv')
@@ -70,7 +70,7 @@ def test_a_model_of_a_table_is_for_new_rows(programs, table):
 @pytest.mark.slow
 def test_several_labels_are_predicted_each(programs):
   write_table(programs, 'flu,cold', lambda i: f'{i // 2 % 2},{int(i > 9)}')
-  flags = '--dataset_task=multilabel', '--dataset_label_column=flu,cold'
+  flags = ('--dataset_label=flu,cold',)
   programs.succeed('train', *FLAGS, *flags)
   row = _predictions(programs, '--input=table.csv')[-1]
   assert (row['label_flu'], row['label_cold']) == ('1', '1')
@@ -84,7 +84,7 @@ def test_rows_that_weigh_nothing_are_not_trained_on(programs, table):
   lines = table.read_text().splitlines()
   weighted = [f'{lines[0]},share', *(f'{line},0' for line in lines[1:])]
   table.write_text('\n'.join(weighted))
-  flags = '--dataset_label_column=kind', '--dataset_weight_column=share'
+  flags = '--dataset_label=kind', '--dataset_weight=share'
   programs.succeed('train', *FLAGS, *flags)
   run = programs.directory / 'run'
   (row,) = map(json.loads, (run / 'metrics.jsonl').read_text().splitlines())
@@ -118,9 +118,9 @@ def test_clients_of_files_of_ones_own_train(programs):
 
 
 def test_a_column_that_is_not_there_is_one_line(programs, table):
-  error = programs.fail('train', *FLAGS, '--dataset_label_column=dead')
-  assert '--dataset_label_column' in error
+  error = programs.fail('train', *FLAGS, '--dataset_label=dead')
+  assert '--dataset_label' in error
   assert '(hospital, age, kind, ill)' in error
-  flags = '--dataset_label_column=ill', '--dataset_drop_columns=age,name'
+  flags = '--dataset_label=ill', '--dataset_drop=age,name'
   error = programs.fail('train', *FLAGS, *flags)
-  assert '--dataset_drop_columns' in error and "found 'name'" in error
+  assert '--dataset_drop' in error and "found 'name'" in error

@@ -130,7 +130,7 @@ def test_of_a_table_the_encoding_is_exported_too(programs, monkeypatch):
     programs, 'ill', lambda i: ('no', 'yes')[i % 3 % 2]
   )
   programs.succeed(
-    'train', *data_flags_test.FLAGS, '--dataset_label_column=ill'
+    'train', *data_flags_test.FLAGS, '--dataset_label=ill'
   )
   # To which the table's path is relative.
   monkeypatch.chdir(programs.directory)

@@ -143,7 +143,7 @@ def test_help_of_train_has_the_flags_of_what_is_selected(programs):
   for words in (
     '--help with',
     '--ditto_num_epochs',
-    '--dataset_label_column',
+    '--dataset_label',
     '--dp_epsilon: ',
   ):
     assert words not in text

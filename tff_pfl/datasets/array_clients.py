@@ -169,8 +169,8 @@ def _divide(
     errors.expect(
       num_clients is not None or is_natural,
       'num_clients',
-      'given, or else the client of each example (`keys` of `from_arrays`, or'
-      ' `client` of `Arrays`)',
+      'given, or else the client of each example (`keys` of `from_arrays`, else'
+      ' `client`)',
       num_clients,
     )
     if num_clients is not None:

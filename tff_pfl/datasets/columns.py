@@ -96,7 +96,9 @@ def numbers(column: pd.Series) -> Optional[np.ndarray]:
     column = (pd.to_datetime(column, utc=True) - _EPOCH) / _DAY
   elif types.is_timedelta64_dtype(column.dtype):
     column = column / _DAY
-  elif not types.is_numeric_dtype(column.dtype) or column.dtype.kind == 'c':
+  elif column.dtype.kind == 'c' or not (
+    types.is_numeric_dtype(column.dtype) or types.is_bool_dtype(column.dtype)
+  ):
     raise error(
       column,
       'numbers, strings, categories or dates, not the type'
@@ -138,7 +140,10 @@ def required_numbers(
 def _expect_words(column: pd.Series, is_input: bool) -> None:
   """Raises `ValueError` if strings are numbers or free text."""
   words = pd.Series(column.dropna().unique(), dtype=str)
-  meant = "`COLUMN.astype('category')` if each is a category"
+  meant = (
+    f"`COLUMN.astype('category')` or `pd.read_csv(..., dtype={{{column.name!r}:"
+    " 'category'})` if each is a category"
+  )
   is_number = np.isfinite(pd.to_numeric(words, errors='coerce'))
   if is_number.any():
     is_word = ~column.isin(words[is_number]) & column.notna()

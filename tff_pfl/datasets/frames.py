@@ -15,6 +15,7 @@ names the column and what mends it.
 """
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -314,7 +315,7 @@ def _with_names(
     not missing,
     'frame',
     f'one with the columns {", ".join(missing)}',
-    f'one with {", ".join(names)}',
+    names,
   )
   return frame.set_axis(names, axis=1)
 
@@ -390,6 +391,12 @@ def _domains(column: pd.Series) -> list[str]:
   return [str(columns_lib.json_value(name)) for name in names]
 
 
+@functools.cache
+def _announce(line: str) -> None:
+  """Prints a line, once where data are loaded more than once."""
+  print(line, file=sys.stderr)
+
+
 def _announcement(frame: pd.DataFrame, encoding: FrameEncoding) -> str:
   """Returns a line that says what the label's dtype was taken for."""
   labels = ', '.join(encoding.label)
@@ -433,6 +440,8 @@ def fit(
   roles = {'client': client, 'domain': domain, 'split': split, 'weight': weight}
   roles = {r: n if n is None else str(n) for r, n in roles.items()}
   _expect_roles(frame, labels, roles)
+  for role in filter(None, roles.values()):
+    columns_lib.complete(frame[role])
   if features is None:
     features = [n for n in frame if n not in {*labels, *roles.values()}]
     if _ROW_NUMBERS in features and frame[_ROW_NUMBERS].is_unique:
@@ -462,7 +471,7 @@ def fit(
     domains=[] if domain is None else _domains(frame[str(domain)]),
   )
   if task is None:
-    print(f'{name}: {_announcement(frame, encoding)}.', file=sys.stderr)
+    _announce(f'{name}: {_announcement(frame, encoding)}.')
   return encoding
 
 

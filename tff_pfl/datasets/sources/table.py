@@ -179,12 +179,10 @@ def load_table(
     client = FILE
   drop = [*drop, *[FILE] * (has_files and client != FILE)]
   with own_files.naming(data_dir):
-    errors.expect(
-      set(drop) <= set(map(str, frame)),
-      'drop',
-      f'some of the columns ({", ".join(map(str, frame))})',
-      drop,
-    )
+    frame.columns = frame.columns.astype(str)
+    for name in drop:
+      names = ', '.join(frame)
+      errors.expect(name in frame, 'drop', f'some of the columns ({names})', name)
     frame = frame.drop(columns=drop)
     encoding = frames.fit(
       frame,
