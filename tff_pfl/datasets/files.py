@@ -1,14 +1,14 @@
 """Finding and reading data sets' files, with errors that name the file."""
 
+import contextlib
 import glob
 import gzip
 import io
 import os
 import threading
 import zipfile
-import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from collections.abc import Iterator, Sequence
+from typing import Optional
 
 import h5py
 import numpy as np
@@ -39,12 +39,12 @@ def find_folder(
     patterns: Patterns of the files' names, any of which marks the folder.
     contents: Description of the folder's contents, for messages.
   """
-  named = [os.path.join(data_dir, folder) for folder in folders if data_dir]
-  in_named, in_itself = (
-    [folder for folder in some if any(matching(folder, p) for p in patterns)]
-    for some in (named, [data_dir] if data_dir else [])
-  )
-  found = in_named or in_itself
+
+  def holding(names: Sequence[str]) -> list[str]:
+    paths = [os.path.join(data_dir, name) for name in names]
+    return [path for path in paths if any(matching(path, p) for p in patterns)]
+
+  found = data_dir and (holding(folders) or holding([''])) or []
   errors.expect(
     len(found) == 1,
     'data_dir',
@@ -100,28 +100,39 @@ def unreadable_error(path: str, error: OSError) -> FileError:
   return file_error(path, 'a readable file', error.strerror or str(error))
 
 
-def read_bytes(path: str) -> bytes:
-  """Reads a file; unpacks it if its name ends in `.gz`."""
+@contextlib.contextmanager
+def reading(path: str, form: str) -> Iterator[None]:
+  """Raises a `FileError` for whatever goes wrong while a file is read.
+
+  Args:
+    path: The file.
+    form: Description of the file as it should be.
+  """
   try:
-    with (gzip.open if path.endswith('.gz') else open)(path, 'rb') as file:
-      return file.read()
-  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-    raise file_error(
-      path, 'a complete gzip file', f'a damaged one ({error})'
-    ) from None
+    yield
+  except FileError:
+    raise
   except OSError as error:
     raise unreadable_error(path, error) from None
+  # Archives, compression and parsers each have their own exceptions, some of
+  # them of many lines.
+  except Exception as error:
+    (reason, *_) = str(error).splitlines() or ['']
+    raise file_error(
+      path, form, f'another or a damaged one ({type(error).__name__}: {reason})'
+    ) from None
 
 
-def _parse_array(content: bytes) -> np.ndarray:
-  return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+def read_bytes(path: str) -> bytes:
+  """Reads a file; unpacks it if its name ends in `.gz`."""
+  open_file = gzip.open if path.endswith('.gz') else open
+  with reading(path, 'a complete file'), open_file(path, 'rb') as file:
+    return file.read()
 
 
 def read_npz(
-  path: str,
-  keys: Optional[Sequence[str]] = None,
-  parse: Callable[[bytes], Any] = _parse_array,
-) -> dict[str, Any]:
+  path: str, keys: Optional[Sequence[str]] = None
+) -> dict[str, np.ndarray]:
   """Reads arrays of an .npz file.
 
   Threads may read at the same time, as decompressing releases Python's lock.
@@ -129,36 +140,23 @@ def read_npz(
   Args:
     path: The file.
     keys: Names of the arrays to read, in the order of the result; None for all.
-    parse: Function from an .npy file's content to the value returned for it.
-
-  Returns:
-    Array name to value.
   """
-  try:
+  with reading(path, 'a complete .npz file of numbers or text'):
     with zipfile.ZipFile(path) as archive:
       names = [name.removesuffix('.npy') for name in archive.namelist()]
-      if keys is None:
-        keys = names
+      keys = names if keys is None else keys
       if not set(keys) <= set(names):
         raise file_error(
           path,
           f'an .npz file with {" and ".join(keys)}',
           ', '.join(names) or 'nothing',
         )
-      contents = {key: archive.read(f'{key}.npy') for key in keys}
+      contents = {key: io.BytesIO(archive.read(f'{key}.npy')) for key in keys}
     with _parsing:
-      return {key: parse(content) for key, content in contents.items()}
-  except FileError:
-    raise
-  except OSError as error:
-    raise unreadable_error(path, error) from None
-  # Archive, decompression and NumPy's header each have their own exceptions.
-  except Exception as error:
-    raise file_error(
-      path,
-      'a complete .npz file of numbers or text',
-      f'a damaged one ({error})',
-    ) from None
+      return {
+        key: np.lib.format.read_array(content, allow_pickle=False)
+        for key, content in contents.items()
+      }
 
 
 def expect_all_within(file: h5py.File, path: str) -> None:
@@ -172,23 +170,15 @@ def expect_all_within(file: h5py.File, path: str) -> None:
     path: Name of the file, for the message.
   """
 
-  def kind_elsewhere(name, link):
-    kind = 'link'
-    if link.type == h5py.h5l.TYPE_HARD:
-      item = h5py.h5o.open(file.id, name)
-      if not isinstance(item, h5py.h5d.DatasetID):
-        return None
-      storage = item.get_create_plist()
-      if (
-        storage.get_layout() != h5py.h5d.VIRTUAL
-        and not storage.get_external_count()
-      ):
-        return None
-      kind = 'virtual or external data set'
-    return f'{kind} {name.decode(errors="replace")!r}'
+  def elsewhere(name, link):
+    if not isinstance(link, h5py.HardLink):
+      return f'link {name!r}'
+    item = file[name]
+    if isinstance(item, h5py.Dataset) and (item.is_virtual or item.external):
+      return f'virtual or external data set {name!r}'
+    return None
 
-  # With h5py's high level this takes four times as long.
-  found = file.id.links.visit(kind_elsewhere, info=True)
+  found = file.visititems_links(elsewhere)
   if found:
     raise FileError(
       f'Expected `{path}` to be an HDF5 file that holds all of its content,'

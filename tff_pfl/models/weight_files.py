@@ -124,7 +124,7 @@ def with_weights(
 
 def _read(path, model):
   """The arrays of a file by name, of `.weights.h5` those of the model."""
-  try:
+  with files.reading(path, 'a file of weights that Keras has written'):
     if path.endswith('.npz'):
       return files.read_npz(path)
     if path.endswith('.keras'):
@@ -134,16 +134,6 @@ def _read(path, model):
       if not path.endswith('.weights.h5'):
         return _of_h5(file)
     return _placed_by_keras(path, model)
-  except files.FileError:
-    raise
-  except OSError as error:
-    raise files.unreadable_error(path, error) from None
-  # Keras and HDF5 have many kinds of errors, some of several lines.
-  except Exception as error:
-    (reason, *_) = str(error).splitlines() or [type(error).__name__]
-    raise files.file_error(
-      path, 'a file of weights that Keras has written', f'another ({reason})'
-    ) from None
 
 
 def _place(name):

@@ -3,6 +3,7 @@
 Images are decoded when their client is first read; see `images.LazyImages`.
 """
 
+import itertools
 import os
 from typing import Optional
 
@@ -43,13 +44,14 @@ def load_image_folder(
   clients, classes = zip(*(path.split(os.sep)[-3:-1] for path in paths))
   if all(name.isdecimal() for name in classes):
     classes = [int(name) for name in classes]
+  x = np.arange(len(paths), dtype=np.int32)
   _, y = np.unique(classes, return_inverse=True)
-  return own_files.to_arrays(
+  # Each image by itself.
+  columns = paths, clients, x[:, np.newaxis], y[:, np.newaxis]
+  examples = itertools.starmap(own_files.ClientExamples, zip(*columns))
+  return own_files.join(
     data_dir,
-    [len(part) for part in parts],
-    np.arange(len(paths), dtype=np.int32),
-    y,
-    np.array(clients),
+    [list(itertools.islice(examples, len(part))) for part in parts],
     name='image_folder',
     transform=images.LazyImages(paths, image_size, channels),
   )

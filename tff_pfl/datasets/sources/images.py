@@ -2,7 +2,6 @@
 
 import concurrent.futures
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,11 +18,6 @@ ENDINGS = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
 def to_unit_interval(x: np.ndarray) -> np.ndarray:
   """Converts bytes in [0, 255] to float32 in [0, 1]."""
   return np.divide(x, 255, dtype=np.float32)
-
-
-def are_bytes(x: Any) -> bool:
-  """Returns True for an array of uint8 images, `[n, height, width, ...]`."""
-  return x.dtype == np.uint8 and x.ndim in (3, 4)
 
 
 def resize(x: np.ndarray, size: int) -> np.ndarray:

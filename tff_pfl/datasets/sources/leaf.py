@@ -28,46 +28,49 @@ _CONTENTS = (
 _FORM = 'a JSON file with "users" and "user_data": {user: {"x": …, "y": …}}'
 
 
-def _read(path: str) -> list[own_files.ClientExamples]:
+def _read(
+  path: str, image_shape: Sequence[int]
+) -> list[own_files.ClientExamples]:
   """Reads the examples of a file's users; leaves out users without any."""
-  content = files.read_bytes(path)
-  try:
-    data = json.loads(content)
-    users = [
-      (user, data['user_data'][user]['x'], data['user_data'][user]['y'])
-      for user in data['users']
+  with files.reading(path, _FORM):
+    data = json.loads(files.read_bytes(path))
+    users = [(user, data['user_data'][user]) for user in data['users']]
+    return [
+      own_files.ClientExamples(
+        path, user, *_arrays(user, of['x'], of['y'], image_shape)
+      )
+      for user, of in users
+      if of['y']
     ]
-  except (ValueError, LookupError, TypeError) as error:
-    raise files.file_error(
-      path, _FORM, f'another ({type(error).__name__}: {error})'
-    ) from None
-  return [
-    own_files.ClientExamples(path, user, *_encoded(path, user, x, y))
-    for user, x, y in users
-    if y
-  ]
 
 
-def _encoded(
-  path: str, user: str, x: Any, y: Any
+def _arrays(
+  user: str, x: Any, y: Any, image_shape: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns a user's inputs and labels; texts as numbered characters."""
   try:
     inputs, labels = np.asarray(x), np.asarray(y)
   except ValueError:  # Unequal lengths.
     inputs = labels = np.empty(0, object)
-  if inputs.dtype.kind == 'f':
-    inputs = inputs.astype(np.float32)
   if inputs.dtype.kind == labels.dtype.kind == 'U' and inputs.ndim == 1:
-    lengths = {*map(len, x)}, {*map(len, y)}
-    if len(lengths[0]) == 1 and lengths[1] == {1}:
+    if len({*map(len, x)}) == 1 and {*map(len, y)} == {1}:
       codes = shakespeare.encode(''.join(x))
       return codes.reshape(len(x), -1), shakespeare.encode(''.join(y))
   if inputs.dtype.kind not in 'biuf':
     raise ValueError(
-      f'Expected `{path}` to have inputs of numbers, or texts of equal length'
-      f' with a character each, found others for user {user!r}.'
+      f'user {user!r} has inputs that are neither numbers nor texts of equal'
+      ' length with a character each'
     )
+  if inputs.dtype.kind == 'f':
+    inputs = inputs.astype(np.float32)
+  if image_shape:
+    errors.expect(
+      np.prod(image_shape) == np.prod(inputs.shape[1:]),
+      'image_shape',
+      'of as many numbers as the inputs',
+      f'{tuple(image_shape)} for {inputs.shape[1:]} of user {user}',
+    )
+    inputs = inputs.reshape(-1, *image_shape)
   return inputs, labels
 
 
@@ -86,30 +89,14 @@ def load_leaf(
     regression: True to predict labels as numbers also if all are whole.
   """
   parts = [
-    [each for path in paths for each in _read(path)]
+    [user for path in paths for user in _read(path, image_shape)]
     for paths in own_files.find_parts(data_dir, '*.json', _CONTENTS)
   ]
-  errors.expect(parts[0], 'data_dir', 'files with training examples', data_dir)
-  fields: dict[str, Any] = {}
-  x = parts[0][0].x
-  if x.dtype == np.int32:  # Numbers of JSON have 64 bits.
-    fields = dict(
-      num_classes=shakespeare.NUM_CHARACTERS, num_overlapping=x.shape[1]
-    )
-  arrays = own_files.join(
-    data_dir, parts, name='leaf', regression=regression, **fields
-  )
-  if not image_shape:
+  arrays = own_files.join(data_dir, parts, name='leaf', regression=regression)
+  if arrays.x.dtype != np.int32:  # Numbers of JSON have 64 bits.
     return arrays
-  errors.expect(
-    np.prod(image_shape) == np.prod(x.shape[1:]),
-    'image_shape',
-    f'of as many numbers as the inputs, {x.shape[1:]}',
-    tuple(image_shape),
+  return dataclasses.replace(
+    arrays,
+    num_classes=shakespeare.NUM_CHARACTERS,
+    num_overlapping=arrays.x.shape[1],
   )
-  images = {
-    name: flat.reshape(-1, *image_shape)
-    for name in ('x', 'x_test')
-    if (flat := getattr(arrays, name)) is not None
-  }
-  return dataclasses.replace(arrays, **images)

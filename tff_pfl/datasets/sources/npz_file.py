@@ -9,7 +9,6 @@ training losses. Test examples are `x_test`, `y_test`, `record_test`,
 is held out.
 """
 
-import os
 from collections.abc import Sequence
 from typing import Optional
 
@@ -39,12 +38,6 @@ def read(
     Arrays by name, all of `NAMES`; those of records are with their images, the
     dict `x` of `image` and `record`.
   """
-  errors.expect(
-    os.path.isfile(path) or not os.path.exists(path),
-    flag,
-    'a file, no folder, device or pipe',
-    path,
-  )
   arrays = files.read_npz(path)
   errors.expect(
     set(required) <= set(arrays) <= set(NAMES),
@@ -79,19 +72,19 @@ def load_npz(
   """
   path = files.find_file('npz', data_dir, ('*.npz',))
   arrays = read(path, 'data_dir')
-  has_record = isinstance(arrays['x'], dict)
-  x = arrays['x']['image'] if has_record else arrays['x']
-  is_scaled = scale and images.are_bytes(x)
-  if x.dtype == np.uint8 and scale and not is_scaled:
+  x = arrays['x']['image'] if isinstance(arrays['x'], dict) else arrays['x']
+  are_images = x.dtype == np.uint8 and x.ndim in (3, 4)
+  if x.dtype == np.uint8 and scale and not are_images:
     logging.warning('%s: x, bytes but no images, is not scaled.', path)
-  transform = _with_unit_interval if has_record else images.to_unit_interval
   with own_files.naming(path):
     return arrays_lib.Arrays(
       name='npz',
-      transform=transform if is_scaled else None,
+      transform=_scaled if scale and are_images else None,
       **arrays,
     )
 
 
-def _with_unit_interval(x):
-  return {**x, 'image': images.to_unit_interval(x['image'])}
+def _scaled(x):
+  if isinstance(x, dict):
+    return {**x, 'image': images.to_unit_interval(x['image'])}
+  return images.to_unit_interval(x)

@@ -13,19 +13,12 @@ from tff_pfl.datasets import files
 
 
 class ClientExamples(NamedTuple):
-  """Examples of one client.
+  """Examples of one client."""
 
-  Attributes:
-    path: File of the examples, for messages.
-    client: Name of the client; numbers sort as numbers.
-    x: Inputs `[n, ...]`.
-    y: Labels `[n]`, numbers or words.
-  """
-
-  path: str
-  client: Union[str, int]
-  x: np.ndarray
-  y: np.ndarray
+  path: str  # Their file, for messages.
+  client: Union[str, int]  # Numbers sort as numbers.
+  x: np.ndarray  # Inputs, `[n, ...]`.
+  y: np.ndarray  # Labels, `[n]`, numbers or words.
 
 
 def find_parts(
@@ -48,15 +41,12 @@ def find_parts(
     data_dir and os.path.isdir(data_dir), 'data_dir', contents, data_dir
   )
   train, test = (os.path.join(data_dir, part) for part in ('train', 'test'))
-  folders = [train] if os.path.isdir(train) else [data_dir]
+  folders = [train if os.path.isdir(train) or os.path.isdir(test) else data_dir]
   if os.path.isdir(test):
-    folders = [train, test]
-  parts = []
-  for folder in folders:
-    parts.append(sorted(files.matching(folder, pattern)))
-    errors.expect(
-      parts[-1], 'data_dir', contents, f'no file {pattern} in {folder}'
-    )
+    folders.append(test)
+  parts = [sorted(files.matching(folder, pattern)) for folder in folders]
+  for folder, part in zip(folders, parts):
+    errors.expect(part, 'data_dir', contents, f'no file {pattern} in {folder}')
   return parts
 
 
@@ -72,15 +62,23 @@ def naming(path: str) -> Iterator[None]:
 
 
 def join(
-  data_dir: str, parts: Sequence[Sequence[ClientExamples]], **fields: Any
+  data_dir: str,
+  parts: Sequence[Sequence[ClientExamples]],
+  regression: bool = False,
+  **fields: Any,
 ) -> arrays_lib.Arrays:
-  """Joins all clients' examples; see `to_arrays`.
+  """Joins all clients' examples.
+
+  Labels that are words are numbered in sorted order; whole numbers are classes,
+  also as floats, and other numbers regression targets.
 
   Args:
     data_dir: File or folder of the examples, for messages.
     parts: Training examples, and test examples if there are any.
+    regression: True for labels that are targets also if all are whole.
     **fields: Further fields of `Arrays`.
   """
+  errors.expect(parts[0], 'data_dir', 'files with training examples', data_dir)
   every = [each for part in parts for each in part]
   shape = every[0].x.shape[1:]
   for path, client, x, y in every:
@@ -91,48 +89,19 @@ def join(
         ' a label each',
         f'inputs {x.shape} and labels {y.shape} of client {client}',
       )
-  return to_arrays(
-    data_dir,
-    [sum(len(each.y) for each in part) for part in parts],
-    np.concatenate([each.x for each in every]),
-    np.concatenate([each.y for each in every]),
-    np.repeat([each.client for each in every], [len(each.y) for each in every]),
-    **fields,
-  )
-
-
-def to_arrays(
-  data_dir: str,
-  counts: Sequence[int],
-  x: np.ndarray,
-  y: np.ndarray,
-  client: np.ndarray,
-  regression: bool = False,
-  **fields: Any,
-) -> arrays_lib.Arrays:
-  """Makes `Arrays` of training examples, which come first, and test examples.
-
-  Labels that are words are numbered in sorted order; whole numbers are classes,
-  also as floats, and other numbers regression targets.
-
-  Args:
-    data_dir: File or folder of the examples, for messages.
-    counts: Number of training examples, and of test examples if there are any.
-    x: Inputs `[n, ...]`.
-    y: Labels `[n]`, numbers or words.
-    client: Clients of the examples, integers or strings `[n]`.
-    regression: True for labels that are targets also if all are whole.
-    **fields: Further fields of `Arrays`.
-  """
-  if regression:
-    with naming(data_dir):
-      y = y.astype(np.float32)
-  elif y.dtype.kind in 'US':
-    _, y = np.unique(y, return_inverse=True)
-  elif y.dtype.kind == 'f' and np.array_equal(y, np.floor(y)):
-    y = y.astype(np.int64)
-  for name, array in (('x', x), ('y', y), ('client', client)):
-    split = np.split(array, np.cumsum(counts)[:-1])
-    fields.update(zip((name, f'{name}_test'), split))
+  _, clients, x, y = zip(*every)
+  client = np.repeat(clients, [len(labels) for labels in y])
+  x, y = np.concatenate(x), np.concatenate(y)
+  num_train = sum(len(each.y) for each in parts[0])
   with naming(data_dir):
+    if regression:
+      y = y.astype(np.float32)
+    elif y.dtype.kind == 'U':
+      _, y = np.unique(y, return_inverse=True)
+    elif y.dtype.kind == 'f' and np.array_equal(y, np.floor(y)):
+      y = y.astype(np.int64)
+    for name, array in (('x', x), ('y', y), ('client', client)):
+      fields[name] = array[:num_train]
+      if len(parts) == 2:
+        fields[f'{name}_test'] = array[num_train:]
     return arrays_lib.Arrays(**fields)

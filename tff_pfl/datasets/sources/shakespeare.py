@@ -55,14 +55,10 @@ def read_roles(path: str) -> dict[str, str]:
   Returns:
     Role to its speeches, joined by newlines, in the order of appearance.
   """
-  try:
+  with files.reading(path, 'a text file in UTF-8'):
     # With or without the mark that some editors put before UTF-8.
     with open(path, encoding='utf-8-sig') as file:
       content = file.read()
-  except OSError as error:
-    raise files.unreadable_error(path, error) from None
-  except UnicodeDecodeError as error:
-    raise files.file_error(path, 'a text file in UTF-8', error) from None
   speeches: dict[str, list[str]] = {}
   for number, block in enumerate(_BLANK_LINES.split(content.strip())):
     role, _, speech = block.partition('\n')
