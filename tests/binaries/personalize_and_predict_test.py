@@ -223,18 +223,11 @@ def test_wrong_examples_of_new_clients_are_one_line(
   assert not (programs.directory / 'out' / 'new_clients.csv').exists()
 
 
-@pytest.mark.parametrize(
-  'file, words',
-  [
-    ('missing.npz', 'Expected `missing.npz` to be a file, found none'),
-    ('/dev/zero', 'to be a file, no folder, device or pipe, found'),
-  ],
-)
-def test_unreadable_files_are_one_line(file, words, fed_rep_run, programs):
+def test_missing_files_are_one_line(fed_rep_run, programs):
   message = programs.fail(
-    *_command('personalize', fed_rep_run, f'--clients_npz={file}')
+    *_command('personalize', fed_rep_run, '--clients_npz=missing.npz')
   )
-  assert words in message
+  assert 'Expected `missing.npz` to be a file, found none' in message
 
 
 @pytest.mark.parametrize(

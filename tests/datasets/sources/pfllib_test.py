@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.datasets import shared
-from tff_pfl.datasets.sources import pfllib
 
 
 def _write(folder, part, client, x, y):
@@ -85,22 +84,21 @@ def test_files_of_strangers_run_nothing(tmp_path):
 class _Pointers:
   """An array whose dtype makes NumPy take its bytes for Python objects."""
 
-  def __init__(self, flags=0):
-    self._flags = flags
+  def __init__(self, code, fields=None):
+    self._dtype = _Dtype(code, fields)
 
   def __reduce__(self):
     make, arguments, _ = np.zeros(2).__reduce__()
-    return make, arguments, (1, (2,), _Dtype(self._flags), False, b'A' * 16)
+    return make, arguments, (1, (2,), self._dtype, False, b'A' * 16)
 
 
 class _Dtype:
-  def __init__(self, flags):
-    self._flags = flags
+  def __init__(self, code, fields):
+    self._code, self._fields = code, fields
 
   def __reduce__(self):
-    fields = {'f': (np.dtype(object), 0)}
-    state = (3, '|', None, ('f',), fields, 8, 1, self._flags)
-    return np.dtype, ('V8', False, True), state
+    state = (3, '|', None, tuple(self._fields or ()), self._fields, 8, 1, 63)
+    return np.dtype, (self._code, False, True), state
 
 
 def _content(x, y, protocol=4):
@@ -143,68 +141,26 @@ def test_pickles_of_old_and_new_numpy_are_read(tmp_path, content, x):
   assert data.train('0').y.tolist() == [0, 1]
 
 
-def _pickled(*opcodes):
-  """The arrays' content with other opcodes in place of their first."""
-  start = _ARRAYS.index(b'\x80\x04')
-  return _ARRAYS[:start] + b''.join(opcodes) + _ARRAYS[start:]
-
-
 @pytest.mark.parametrize(
   ('content', 'match'),
   [
-    (_content(_Pointers(), _Y), 'an array that is not of numbers'),
-    (_content(_Pointers(63), _Y), 'an array that is not of numbers'),
-    (_content(np.ones(2, [('f', 'f4')]), _Y), 'an array that is not of num'),
-    (_ARRAYS.replace(b'K\x02K\x01K', b'K\x02K\x02K'), 'do not fit its shape'),
-    # A length of 2 ** 31 - 1.
     (
-      _ARRAYS.replace(b'K\x02K\x01K', b'K\x02J\xff\xff\xff\x7fK'),
-      'do not fit its shape',
+      _content(_Pointers('V8', {'f': (np.dtype(object), 0)}), _Y),
+      r'x of .V8 and y of int64, not of numbers',
     ),
-    (_content([[0, 1]] * 2, _Y), 'a list that is not of numbers'),
-    (_content([*np.ones([2, 2])], _Y), 'a list that is not of numbers'),
-    # 10 ** 10 tokens in a file of 240 kB.
-    (
-      _content(np.array([([0] * 10**5, 1)] * 10**5, dtype=object), _Y),
-      'texts that are no lists',
-    ),
-    (_content(np.array([('a' * 9, 1)] * 2, dtype=object), _Y), 'texts that ar'),
-    # A million of these overflow the stack where they are hashed.
-    (_pickled(b'})', b'\x85' * 9, b'Ns'), 'a key that is no text'),
-    # The memo's place 2 ** 31 - 1, which the pickle module's memo has room for.
-    (_pickled(b'Nr\xff\xff\xff\x7f', b'Q'), 'opcode 0x51'),
-    # 2 ** 60 bytes of which there are none.
-    (_pickled(b'\x8e' + b'\0' * 7 + b'\x10'), 'index out of range'),
-    (_ARRAYS[:-1], 'index out of range'),
+    (_content(_Pointers('O'), _Y), 'cannot create an OBJECT array'),
+    (_content(_Pointers('O8'), _Y), 'cannot reshape'),
+    (_content(np.ones(2, [('f', 'f4')]), _Y), 'not of numbers'),
+    (_content(np.ones(2), ['a', 'b']), 'y of <U1, not of numbers'),
+    (_ARRAYS.replace(b'K\x02K\x01K', b'K\x02K\x02K'), 'cannot reshape'),
+    (_content(np.array([([1], 1), ([1, 2], 1)], object), _Y), 'inhomogeneous'),
+    (_ARRAYS[:-1], 'pickle data was truncated'),
   ],
 )
-def test_crafted_pickles_are_refused(tmp_path, content, match):
+def test_crafted_and_damaged_pickles_are_refused(tmp_path, content, match):
   _write_content(tmp_path / '0.npz', content)
   with shared.one_line_error(f'0.npz` to be .* a damaged one .*{match}'):
     _load(tmp_path, num_clients=1)
-
-
-def test_mutated_files_are_read_or_refused_in_one_line(tmp_path):
-  rng = np.random.default_rng(0)
-  num_read = 0
-  for number in range(500):
-    content = (_ARRAYS, _TEXTS, _OLD)[number % 3]
-    for _ in range(rng.integers(1, 3)):
-      # After NumPy's header of 128 bytes.
-      start = rng.integers(128, len(content))
-      part = content[start : start + rng.integers(1, 9)]
-      byte = bytes(rng.integers(0, 256, 1, np.uint8))
-      parts = [byte + part[1:], byte + part, b'', 2 * part]
-      rest = content[start + len(part) :]
-      content = content[:start] + parts[rng.integers(4)] + rest
-    path = tmp_path / f'{number}.npz'
-    _write_content(path, content)
-    try:
-      pfllib.load_pfllib(str(path))
-      num_read += 1
-    except ValueError as error:
-      assert '\n' not in str(error)
-  assert 25 < num_read < 475
 
 
 @pytest.mark.parametrize(
@@ -212,7 +168,7 @@ def test_mutated_files_are_read_or_refused_in_one_line(tmp_path):
   [
     (np.ones((3, 2)), np.arange(2), r'found inputs \(3, 2\) and labels \(2,\)'),
     (np.ones((2, 3)), np.arange(2), r'1.npz` .*\(2,\), as .*0.npz'),
-    (np.array([None, 1]), np.arange(2), '1.npz` to be a complete .npz file'),
+    (np.array([None, 1]), np.arange(2), "1.npz` to be PFLlib's .npz file"),
   ],
 )
 def test_files_of_another_form_are_named(tmp_path, x, y, match):
@@ -224,7 +180,7 @@ def test_files_of_another_form_are_named(tmp_path, x, y, match):
 
 def test_what_cannot_be_read_is_one_line(folder):
   np.savez(folder / 'test' / '2.npz', x=[1], y=[1])
-  with shared.one_line_error('2.npz` to be an .npz file with data, found x, y'):
+  with shared.one_line_error(r'2.npz` to be .* no item named .data\.npy'):
     _load(folder)
   with shared.one_line_error(r'no file \*.npz in .*config'):
     (folder / 'config').mkdir()

@@ -28,25 +28,19 @@ _CONTENTS = (
 _FORM = 'a JSON file with "users" and "user_data": {user: {"x": …, "y": …}}'
 
 
-def _read(
-  path: str, image_shape: Sequence[int]
-) -> list[own_files.ClientExamples]:
+def _read(path: str) -> list[own_files.ClientExamples]:
   """Reads the examples of a file's users; leaves out users without any."""
   with files.reading(path, _FORM):
     data = json.loads(files.read_bytes(path))
     users = [(user, data['user_data'][user]) for user in data['users']]
     return [
-      own_files.ClientExamples(
-        path, user, *_arrays(user, of['x'], of['y'], image_shape)
-      )
+      own_files.ClientExamples(path, user, *_arrays(user, of['x'], of['y']))
       for user, of in users
       if of['y']
     ]
 
 
-def _arrays(
-  user: str, x: Any, y: Any, image_shape: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
+def _arrays(user: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
   """Returns a user's inputs and labels; texts as numbered characters."""
   try:
     inputs, labels = np.asarray(x), np.asarray(y)
@@ -63,14 +57,6 @@ def _arrays(
     )
   if inputs.dtype.kind == 'f':
     inputs = inputs.astype(np.float32)
-  if image_shape:
-    errors.expect(
-      np.prod(image_shape) == np.prod(inputs.shape[1:]),
-      'image_shape',
-      'of as many numbers as the inputs',
-      f'{tuple(image_shape)} for {inputs.shape[1:]} of user {user}',
-    )
-    inputs = inputs.reshape(-1, *image_shape)
   return inputs, labels
 
 
@@ -89,14 +75,24 @@ def load_leaf(
     regression: True to predict labels as numbers also if all are whole.
   """
   parts = [
-    [user for path in paths for user in _read(path, image_shape)]
+    [user for path in paths for user in _read(path)]
     for paths in own_files.find_parts(data_dir, '*.json', _CONTENTS)
   ]
   arrays = own_files.join(data_dir, parts, name='leaf', regression=regression)
-  if arrays.x.dtype != np.int32:  # Numbers of JSON have 64 bits.
-    return arrays
-  return dataclasses.replace(
-    arrays,
-    num_classes=shakespeare.NUM_CHARACTERS,
-    num_overlapping=arrays.x.shape[1],
-  )
+  changes: dict[str, Any] = {}
+  if arrays.x.dtype == np.int32:  # Texts, as numbers of JSON have 64 bits.
+    changes.update(
+      num_classes=shakespeare.NUM_CHARACTERS, num_overlapping=arrays.x.shape[1]
+    )
+  elif image_shape:
+    shape = arrays.x.shape[1:]
+    errors.expect(
+      np.prod(image_shape) == np.prod(shape),
+      'image_shape',
+      f'of as many numbers as the inputs, {shape}',
+      tuple(image_shape),
+    )
+    for name in ('x', 'x_test'):
+      if (flat := getattr(arrays, name)) is not None:
+        changes[name] = flat.reshape(-1, *image_shape)
+  return dataclasses.replace(arrays, **changes)
