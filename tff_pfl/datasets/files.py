@@ -3,9 +3,7 @@
 import contextlib
 import glob
 import gzip
-import io
 import os
-import threading
 import zipfile
 from collections.abc import Iterator, Sequence
 from typing import Optional
@@ -14,10 +12,6 @@ import h5py
 import numpy as np
 
 from tff_pfl import errors
-
-# NumPy parses the headers of arrays as Python, which is not thread-safe in
-# Python 3.11 (python/cpython#106905).
-_parsing = threading.Lock()
 
 
 class FileError(ValueError):
@@ -135,8 +129,6 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
   """Reads arrays of an .npz file.
 
-  Threads may read at the same time, as decompressing releases Python's lock.
-
   Args:
     path: The file.
     keys: Names of the arrays to read, in the order of the result; None for all.
@@ -151,12 +143,11 @@ def read_npz(
           f'an .npz file with {" and ".join(keys)}',
           ', '.join(names) or 'nothing',
         )
-      contents = {key: io.BytesIO(archive.read(f'{key}.npy')) for key in keys}
-    with _parsing:
-      return {
-        key: np.lib.format.read_array(content, allow_pickle=False)
-        for key, content in contents.items()
-      }
+      arrays = {}
+      for key in keys:
+        with archive.open(f'{key}.npy') as file:
+          arrays[key] = np.lib.format.read_array(file, allow_pickle=False)
+      return arrays
 
 
 def expect_all_within(file: h5py.File, path: str) -> None:

@@ -156,10 +156,6 @@ def test_files_of_another_form_are_named(tmp_path, changes, match):
     _load(_write(tmp_path, **changes))
 
 
-def test_impossible_partitions_are_one_line_errors(tmp_path):
-  with shared.one_line_error('at most 4, the number of clients'):
-    _load(_write(tmp_path), num_clients=5)
-  with shared.one_line_error('deals pooled examples'):
-    _load(_write(tmp_path, client=None))
+def test_examples_of_clients_by_nature_are_not_normalized(tmp_path):
   with shared.one_line_error('`normalize` to be false with the partition nat'):
     _load(_write(tmp_path), normalize=True)

@@ -154,6 +154,7 @@ def test_pickles_of_old_and_new_numpy_are_read(tmp_path, content, x):
     (_content(np.ones(2), ['a', 'b']), 'y of <U1, not of numbers'),
     (_ARRAYS.replace(b'K\x02K\x01K', b'K\x02K\x02K'), 'cannot reshape'),
     (_content(np.array([([1], 1), ([1, 2], 1)], object), _Y), 'inhomogeneous'),
+    (_content(np.array([None, 1]), _Y), 'too many indices'),
     (_ARRAYS[:-1], 'pickle data was truncated'),
   ],
 )
@@ -161,21 +162,6 @@ def test_crafted_and_damaged_pickles_are_refused(tmp_path, content, match):
   _write_content(tmp_path / '0.npz', content)
   with shared.one_line_error(f'0.npz` to be .* a damaged one .*{match}'):
     _load(tmp_path, num_clients=1)
-
-
-@pytest.mark.parametrize(
-  'x, y, match',
-  [
-    (np.ones((3, 2)), np.arange(2), r'found inputs \(3, 2\) and labels \(2,\)'),
-    (np.ones((2, 3)), np.arange(2), r'1.npz` .*\(2,\), as .*0.npz'),
-    (np.array([None, 1]), np.arange(2), "1.npz` to be PFLlib's .npz file"),
-  ],
-)
-def test_files_of_another_form_are_named(tmp_path, x, y, match):
-  _write(tmp_path, 'train', 0, np.ones((2, 2)), np.arange(2))
-  _write(tmp_path, 'train', 1, x, y)
-  with shared.one_line_error(match):
-    _load(tmp_path, num_clients=2)
 
 
 def test_what_cannot_be_read_is_one_line(folder):
