@@ -60,20 +60,25 @@ def test_texts_are_their_tokens(tmp_path):
   assert examples.y.tolist() == [1, 0]
 
 
-class _Malicious:
-  """Makes a folder where it is unpickled."""
+class _Pickled:
+  """Is pickled as a call, its arguments and, if any, the result's state."""
 
-  def __init__(self, path):
-    self._path = str(path)
+  def __init__(self, *reduced):
+    self._reduced = reduced
 
   def __reduce__(self):
-    return os.mkdir, (self._path,)
+    return self._reduced
 
 
-def test_files_of_strangers_run_nothing(tmp_path):
+@pytest.mark.parametrize(
+  ('function', 'code', 'name'),
+  [(os.mkdir, '{}', 'posix.mkdir'), (eval, 'open({!r}, "w")', 'builtins.eval')],
+)
+def test_files_of_strangers_run_nothing(tmp_path, function, code, name):
   victim = tmp_path / 'made'
-  _write(tmp_path, 'train', 0, _Malicious(victim), np.arange(2))
-  with shared.one_line_error(r"0.npz` to hold arrays.*found 'posix.mkdir', w"):
+  malicious = _Pickled(function, (code.format(str(victim)),))
+  _write(tmp_path, 'train', 0, malicious, np.arange(2))
+  with shared.one_line_error(f"0.npz` to hold arrays.*found '{name}', which"):
     _load(tmp_path, num_clients=1)
   assert not victim.exists()
   # The file would have done it.
@@ -81,24 +86,12 @@ def test_files_of_strangers_run_nothing(tmp_path):
   assert victim.exists()
 
 
-class _Pointers:
+def _pointers(code, fields=None):
   """An array whose dtype makes NumPy take its bytes for Python objects."""
-
-  def __init__(self, code, fields=None):
-    self._dtype = _Dtype(code, fields)
-
-  def __reduce__(self):
-    make, arguments, _ = np.zeros(2).__reduce__()
-    return make, arguments, (1, (2,), self._dtype, False, b'A' * 16)
-
-
-class _Dtype:
-  def __init__(self, code, fields):
-    self._code, self._fields = code, fields
-
-  def __reduce__(self):
-    state = (3, '|', None, tuple(self._fields or ()), self._fields, 8, 1, 63)
-    return np.dtype, (self._code, False, True), state
+  state = (3, '|', None, tuple(fields or ()), fields, 8, 1, 63)
+  dtype = _Pickled(np.dtype, (code, False, True), state)
+  make, arguments, _ = np.zeros(2).__reduce__()
+  return _Pickled(make, arguments, (1, (2,), dtype, False, b'A' * 16))
 
 
 def _content(x, y, protocol=4):
@@ -145,11 +138,11 @@ def test_pickles_of_old_and_new_numpy_are_read(tmp_path, content, x):
   ('content', 'match'),
   [
     (
-      _content(_Pointers('V8', {'f': (np.dtype(object), 0)}), _Y),
+      _content(_pointers('V8', {'f': (np.dtype(object), 0)}), _Y),
       r'x of .V8 and y of int64, not of numbers',
     ),
-    (_content(_Pointers('O'), _Y), 'cannot create an OBJECT array'),
-    (_content(_Pointers('O8'), _Y), 'cannot reshape'),
+    (_content(_pointers('O'), _Y), 'cannot create an OBJECT array'),
+    (_content(_pointers('O8'), _Y), 'cannot reshape'),
     (_content(np.ones(2, [('f', 'f4')]), _Y), 'not of numbers'),
     (_content(np.ones(2), ['a', 'b']), 'y of <U1, not of numbers'),
     (_ARRAYS.replace(b'K\x02K\x01K', b'K\x02K\x02K'), 'cannot reshape'),

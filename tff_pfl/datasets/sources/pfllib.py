@@ -13,6 +13,7 @@ arrays are made here of the shapes and bytes that the records hold.
 import io
 import os
 import pickle
+import re
 import zipfile
 from typing import Any, Optional
 
@@ -24,15 +25,9 @@ from tff_pfl.datasets.sources import own_files
 
 _CONTENTS = "PFLlib's folder of a data set, with train/0.npz and test/0.npz"
 # What NumPy 1 and 2 have a pickle call, for arrays and their elements.
-_ADMITTED = {
-  'numpy.ndarray',
-  'numpy.dtype',
-  *(
-    f'numpy.{core}.multiarray.{name}'
-    for core in ('core', '_core')
-    for name in ('_reconstruct', 'scalar')
-  ),
-}
+_ADMITTED = re.compile(
+  r'numpy\.(_?core\.multiarray\.(_reconstruct|scalar)|ndarray|dtype)'
+)
 
 
 class _Call:
@@ -55,7 +50,7 @@ class _Unpickler(pickle.Unpickler):
 
   def find_class(self, module: str, name: str) -> type[_Call]:
     """Returns what a pickle gets for a name of NumPy's; refuses others."""
-    if f'{module}.{name}' not in _ADMITTED:
+    if not _ADMITTED.fullmatch(f'{module}.{name}'):
       raise files.FileError(
         f'Expected `{self._path}` to hold arrays, dicts and lists only, found'
         f' {f"{module}.{name}"!r}, which is not read as it could run any code.'
