@@ -1,380 +1,174 @@
-"""Published files of image sets, and the .npz files made of them.
+"""Published files of image sets, of which `prepare` makes .npz files.
 
-`prepare` says which. An image set is one of `image_sets`.
+A reader takes a file and its part, 'train' or 'test', and returns images
+`[n, height, width, ...]`, their labels `[n]` and, of FEMNIST, their writers.
 """
 
-import concurrent.futures
+import collections
 import functools
-import io
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Optional
 
 import numpy as np
 import scipy.io
-from absl import logging
 
 from tff_pfl import errors
 from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import image_sets
 from tff_pfl.system import folders
 
-_IDX_BYTES = 0x0800
-# Training images, and test images of which fewer may be there.
-_CIFAR_SIZES = 50_000, 10_000
+_Arrays = Iterable[np.ndarray]
 
 
-class _Part(NamedTuple):
-  """Images `[n, height, width, channels]` and labels of a file.
-
-  Of several the last has the test images.
-  """
-
-  path: str
-  x: np.ndarray
-  y: np.ndarray
-  client: Optional[np.ndarray] = None
-
-
-_Reader = Callable[[str], list[_Part]]
-
-
-def _is_prepared(path: str) -> bool:
-  """Returns True for a file that this program wrote."""
-  try:
-    with np.load(path) as arrays:
-      return 'x' in arrays and 'client_id' not in arrays
-  # No file, or none of arrays.
-  except Exception:
-    return False
-
-
-def _published(folder: str, pattern: str) -> list[str]:
-  """The files of a pattern that this program did not write."""
-  found = files.matching(folder, pattern)
-  return sorted(path for path in found if not _is_prepared(path))
-
-
-def _with_channels(x: np.ndarray) -> np.ndarray:
-  return x[..., np.newaxis] if x.ndim == 3 else x
-
-
-def _read_idx(path: str, *shape: int) -> np.ndarray:
-  """Reads an idx file of bytes, `[n, *shape]`, n at least 1."""
+def _read_idx(path: str) -> np.ndarray:
   content = files.read_bytes(path)
-  start = 8 + 4 * len(shape)
-  n, rest = divmod(len(content) - start, math.prod(shape))
-  header = np.array([_IDX_BYTES + 1 + len(shape), max(n, 0), *shape], '>u4')
-  if n < 1 or rest or content[:start] != header.tobytes():
-    raise files.file_error(
-      path,
-      f'an idx file of bytes of shape ({", ".join(map(str, ("n", *shape)))}), n'
-      ' at least 1, and as long as its header says',
-      f'{len(content)} bytes with the header {content[:start].hex()}',
-    )
-  return np.frombuffer(content, np.uint8, offset=start).reshape(n, *shape)
-
-
-def _idx_files(*prefixes: str) -> dict[str, str]:
-  return {
-    f'{prefix}-images-idx3-ubyte.gz': f'{prefix}-labels-idx1-ubyte.gz'
-    for prefix in prefixes
-  }
-
-
-_IDX_FILES = _idx_files('train', 't10k')
-
-
-def _read_idx_files(
-  folder: str, names: Mapping[str, str] = _IDX_FILES
-) -> list[_Part]:
-  parts = []
-  for images, labels in names.items():
-    path = os.path.join(folder, labels)
-    x = _read_idx(os.path.join(folder, images), 28, 28)
-    parts.append(_Part(path, _with_channels(x), _read_idx(path)))
-  return parts
-
-
-def _read_emnist(name: str, folder: str) -> list[_Part]:
-  upright = image_sets.IMAGE_SETS[name].from_published
-  return [
-    _Part(part.path, *upright(part.x, part.y))
-    for part in _read_idx_files(folder, _emnist_files(name))
-  ]
-
-
-def _emnist_files(name: str) -> dict[str, str]:
-  prefix = name.replace('_', '-')
-  return _idx_files(f'{prefix}-train', f'{prefix}-test')
-
-
-def _check_cifar(parts: Sequence[_Part]) -> None:
-  num_train, num_test = _CIFAR_SIZES
-  *train, test = parts
-  for part in parts:
-    size, found = num_train // len(train), len(part.x)
-    if part is test:
-      size = num_test
-    if found > size or (found < size and part is not test):
-      raise files.file_error(part.path, f'a file of {size} images', found)
-  if len(test.x) < num_test:
-    logging.warning(
-      'Only %d of the %d test images are in %s.',
-      len(test.x),
-      num_test,
-      test.path,
-    )
-
-
-def _read_binary(
-  names: Sequence[str], label_bytes: int, folder: str
-) -> list[_Part]:
-  """Reads CIFAR's binary version: of each image labels, then its colors.
-
-  Args:
-    names: The files, that of test images last.
-    label_bytes: Number of an image's labels, of which the last is its class.
-  """
-  record_size = label_bytes + 3 * 32 * 32
-  parts = []
-  for name in names:
-    path = os.path.join(folder, name)
-    content = files.read_bytes(path)
-    if len(content) % record_size:
-      raise files.file_error(
-        path, f'a file of {record_size} bytes an image', f'{len(content)} bytes'
-      )
-    records = np.frombuffer(content, np.uint8).reshape(-1, record_size)
-    planes = records[:, label_bytes:].reshape(-1, 3, 32, 32)
-    parts.append(
-      _Part(path, planes.transpose(0, 2, 3, 1), records[:, label_bytes - 1])
-    )
-  return parts
-
-
-def _read_splits(path: str, *splits: str) -> list[_Part]:
-  """Reads images and labels of the splits that a file has, train or test."""
-  keys = [f'{kind}_{split}' for split in splits for kind in 'xy']
-  arrays = files.read_npz(path, keys)
-  return [
-    _Part(path, _with_channels(arrays[f'x_{split}']), arrays[f'y_{split}'])
-    for split in splits
-  ]
-
-
-def _read_batches(names: Sequence[str], folder: str) -> list[_Part]:
-  """Reads CIFAR's training images in some .npz files, test images in one."""
-  tests = files.matching(folder, 'test*.npz')
-  if len(tests) != 1:
-    raise ValueError(
-      f'Expected `{folder}` to hold one file of test images, test*.npz, found'
-      f' {", ".join(sorted(map(os.path.basename, tests))) or "none"}.'
-    )
-  paths = [os.path.join(folder, name) for name in names] + tests
-  splits = ['train'] * len(names) + ['test']
-  # Decompressing releases Python's lock.
-  with concurrent.futures.ThreadPoolExecutor() as pool:
-    return [part for (part,) in pool.map(_read_splits, paths, splits)]
-
-
-def _read_femnist(folder: str) -> list[_Part]:
-  paths = _published(folder, '*femnist*.npz')
-  if len(paths) > 1:
-    raise ValueError(
-      f'Expected `{folder}` to hold femnist once, found'
-      f' {" and ".join(map(repr, paths))}; move one to another folder.'
-    )
-  x, y, writers = files.read_npz(paths[0], ('x', 'y', 'client_id')).values()
-  if writers.dtype.kind not in 'iuU' or writers.shape != y.shape:
-    raise files.file_error(
-      paths[0],
-      f'an .npz file with client_id integers or strings of shape {y.shape}',
-      f'{writers.dtype} of shape {writers.shape}',
-    )
-  return [_Part(paths[0], _with_channels(x), y, writers)]
-
-
-def _read_mat(path: str) -> _Part:
-  """Reads `X` `[height, width, 3, n]` and `y` `[n, 1]`, where 10 stands for 0.
-
-  SVHN and SynthDigits are published so.
-  """
-  file = io.BytesIO(files.read_bytes(path))
   try:
-    content = scipy.io.loadmat(file, variable_names=('X', 'y'))
+    # The fourth byte is the number of axes; their lengths follow.
+    shape = np.frombuffer(content, '>u4', content[3], 4)
+    values = np.frombuffer(content, np.uint8, offset=4 + shape.nbytes)
+    return values.reshape(shape)
+  except (IndexError, ValueError):
+    raise files.file_error(
+      path, 'an idx file as long as its header says', f'{len(content)} bytes'
+    ) from None
+
+
+def _idx(path: str, _: str) -> _Arrays:
+  labels = path.replace('images-idx3', 'labels-idx1')
+  return _read_idx(path), _read_idx(labels)
+
+
+def _binary(label_bytes: int, path: str, _: str) -> _Arrays:
+  """Reads CIFAR's records: labels, of which the last counts, then 3 colors."""
+  content = files.read_bytes(path)
+  size = label_bytes + 3 * 32 * 32
+  if len(content) % size:
+    raise files.file_error(
+      path, f'a file of {size} bytes an image', f'{len(content)} bytes'
+    )
+  records = np.frombuffer(content, np.uint8).reshape(-1, size)
+  colors = records[:, label_bytes:].reshape(-1, 3, 32, 32)
+  return colors.transpose(0, 2, 3, 1), records[:, label_bytes - 1]
+
+
+_cifar10 = functools.partial(_binary, 1)
+_cifar100 = functools.partial(_binary, 2)
+
+
+def _mat(path: str, _: str) -> _Arrays:
+  try:
+    content = scipy.io.loadmat(path, variable_names=('X', 'y'))
+    y = content['y'].ravel()
+    return content['X'].transpose(3, 0, 1, 2), np.where(y == 10, 0, y)
   # SciPy's reader lets through whatever a damaged file makes it do.
   except Exception as error:
     raise files.file_error(
-      path, "a complete .mat file of MATLAB's version 5", f'{error}'
+      path, 'a .mat file with X (height, width, 3, n) and y', repr(error)
     ) from None
-  if not {'X', 'y'} <= set(content) or content['X'].ndim != 4:
-    raise files.file_error(
-      path, 'a .mat file with X of shape (height, width, 3, n) and y', 'others'
-    )
-  y = np.where(content['y'] == 10, 0, content['y']).ravel()
-  return _Part(path, content['X'].transpose(3, 0, 1, 2), y)
 
 
-def _read_mats(names: Sequence[str], folder: str) -> list[_Part]:
-  return [_read_mat(os.path.join(folder, name)) for name in names]
+def _npz(path: str, part: str) -> _Arrays:
+  return files.read_npz(path, (f'x_{part}', f'y_{part}')).values()
 
 
-def _read_both(name: str, folder: str) -> list[_Part]:
-  return _read_splits(os.path.join(folder, name), 'train', 'test')
+def _npz_by_writer(path: str, _: str) -> _Arrays:
+  return files.read_npz(path, ('x', 'y', 'client_id')).values()
 
 
-def _forms_in_one(name: str) -> dict[tuple[str, ...], _Reader]:
-  return {
-    (file,): functools.partial(_read_both, file)
-    for file in (f'{name}.npz', f'{name}_subset.npz')
-  }
+class _Form(NamedTuple):
+  """Files of training images and of test images, and what reads one."""
+
+  train: Sequence[str]
+  test: Sequence[str]
+  read: Callable[[str, str], _Arrays]
 
 
-def _cifar_forms(binary_files, label_bytes, npz_files):
-  return {
-    binary_files: functools.partial(_read_binary, binary_files, label_bytes),
-    npz_files: functools.partial(_read_batches, npz_files),
-  }
+def _idx_form(*parts: str) -> _Form:
+  train, test = ([f'{part}-images-idx3-ubyte.gz'] for part in parts)
+  return _Form(train, test, _idx)
 
 
-def _mat_forms(name, prefix=''):
-  mats = tuple(f'{prefix}{split}_32x32.mat' for split in ('train', 'test'))
-  return {mats: functools.partial(_read_mats, mats), **_forms_in_one(name)}
+def _one_npz(name: str) -> list[_Form]:
+  files_of_both = ([f'{name}_subset.npz'], [f'{name}.npz'])
+  return [_Form(both, both, _npz) for both in files_of_both]
 
 
-# By set: folders that the published files may lie in, and by form its files,
-# any of which marks it, and what reads a folder of them.
-_PUBLISHED = {
-  **{
-    name: (
-      (f'{name}_idx', name),
-      {
-        tuple(sum(_IDX_FILES.items(), ())): _read_idx_files,
-        **_forms_in_one(name),
-      },
-    )
-    for name in ('mnist', 'fashion_mnist')
-  },
-  'cifar10': (
-    ('cifar-10-batches-bin', 'cifar10'),
-    _cifar_forms(
-      (*(f'data_batch_{i}.bin' for i in range(1, 6)), 'test_batch.bin'),
-      1,
-      tuple(f'train_batch_{i}.npz' for i in range(1, 6)),
+# Of a set's forms, the first one of which a training file is there counts.
+_FORMS: dict[str, list[_Form]] = {
+  'mnist': [_idx_form('train', 't10k'), *_one_npz('mnist')],
+  'fashion_mnist': [_idx_form('train', 't10k'), *_one_npz('fashion_mnist')],
+  'cifar10': [
+    _Form(
+      [f'data_batch_{i}.bin' for i in range(1, 6)], ['test_batch.bin'], _cifar10
     ),
-  ),
-  'cifar100': (
-    ('cifar-100-binary', 'cifar100'),
-    # A coarse label goes before the class.
-    _cifar_forms(('train.bin', 'test.bin'), 2, ('train.npz',)),
-  ),
-  **{
-    name: (
-      ('gzip', name),
-      {
-        tuple(sum(_emnist_files(name).items(), ())): functools.partial(
-          _read_emnist, name
-        )
-      },
-    )
-    for name in ('emnist_letters', 'emnist_byclass')
-  },
-  'femnist': (('femnist',), {('*femnist*.npz',): _read_femnist}),
-  'mnist_m': (('mnist_m',), _forms_in_one('mnist_m')),
-  'svhn': (('svhn',), _mat_forms('svhn')),
-  'usps': (('usps',), _forms_in_one('usps')),
-  'synth_digits': (('synth_digits',), _mat_forms('synth_digits', 'synth_')),
+    _Form([f'train_batch_{i}.npz' for i in range(1, 6)], ['test*.npz'], _npz),
+  ],
+  'cifar100': [
+    _Form(['train.bin'], ['test.bin'], _cifar100),
+    _Form(['train.npz'], ['test*.npz'], _npz),
+  ],
+  'emnist_letters': [_idx_form('emnist-letters-train', 'emnist-letters-test')],
+  'emnist_byclass': [_idx_form('emnist-byclass-train', 'emnist-byclass-test')],
+  'femnist': [
+    _Form(['femnist_*.npz'], [], _npz_by_writer),
+    _Form(['femnist.npz'], [], _npz_by_writer),
+  ],
+  'mnist_m': _one_npz('mnist_m'),
+  'svhn': [
+    _Form(['train_32x32.mat'], ['test_32x32.mat'], _mat),
+    *_one_npz('svhn'),
+  ],
+  'usps': _one_npz('usps'),
+  'synth_digits': [
+    _Form(['synth_train_32x32.mat'], ['synth_test_32x32.mat'], _mat),
+    *_one_npz('synth_digits'),
+  ],
+}
+# Folders besides those called as the set.
+_FOLDERS = {
+  'mnist': 'mnist_idx',
+  'fashion_mnist': 'fashion_mnist_idx',
+  'cifar10': 'cifar-10-batches-bin',
+  'cifar100': 'cifar-100-binary',
+  'emnist_letters': 'gzip',
+  'emnist_byclass': 'gzip',
 }
 
 
-def _find(name: str, data_dir: str) -> list[tuple[str, _Reader]]:
-  """Returns the folders of a set and what reads each.
-
-  They are named after it; without such, `data_dir` itself is one.
-  """
-  folders, forms = _PUBLISHED[name]
-  named = [os.path.join(data_dir, folder) for folder in folders]
-  in_named, in_itself = (
-    [
-      (folder, read)
-      for folder in places
-      for patterns, read in forms.items()
-      if any(_published(folder, pattern) for pattern in patterns)
-    ]
-    for places in (named, [data_dir])
-  )
-  return in_named or in_itself
+def _first(folder: str, pattern: str) -> str:
+  """The first file of a pattern; without one, the pattern's own path."""
+  path = os.path.join(folder, pattern)
+  return min(files.matching(folder, pattern), default=path)
 
 
-def _owner(folder: str) -> Optional[str]:
-  """The set that a folder is named after."""
-  own_name = os.path.basename(os.path.realpath(folder))
-  named = [name for name in _PUBLISHED if own_name in _PUBLISHED[name][0]]
-  return named[0] if named else None
+def _find(name: str, data_dir: str) -> Optional[_Form]:
+  """Returns the form in which a set is there, with the paths of its files."""
+  for train, test, read in _FORMS[name]:
+    for folder in (_FOLDERS.get(name, name), name, ''):
+      # Fashion-MNIST's idx files are called as MNIST's; the folder is not.
+      if folder or read is not _idx:
+        folder = os.path.join(data_dir, folder)
+        train_paths = [_first(folder, file) for file in train]
+        if any(map(os.path.exists, train_paths)):
+          return _Form(train_paths, [_first(folder, f) for f in test], read)
+  return None
 
 
-def _sources(
-  data_dir: str, names: Sequence[str]
-) -> dict[str, tuple[str, _Reader]]:
-  """The folder of each set, and what reads it; without names, of those there.
-
-  Raises:
-    ValueError: A set is not there, or twice, or may be another one.
-  """
-  errors.expect(
-    os.path.isdir(data_dir), 'data_dir', 'an existing folder', data_dir
-  )
-  sources: dict[str, tuple[str, _Reader]] = {}
-  for name in dict.fromkeys(names) or _PUBLISHED:
-    errors.expect_one_of('datasets', name, _PUBLISHED)
-    found = _find(name, data_dir)
-    if len(found) > 1:
-      raise ValueError(
-        f'Expected `data_dir` to hold {name} once, found two forms, in'
-        f' {found[0][0]!r} and {found[1][0]!r}; move one to another folder.'
-      )
-    for folder, read in found:
-      # MNIST's idx files are called as Fashion-MNIST's.
-      owner = _owner(folder) if read is _read_idx_files else name
-      if owner in (None, name):
-        if (folder, read) in sources.values():
-          raise ValueError(
-            'Expected `datasets` to be mnist or fashion_mnist, as their files'
-            f' have the same names and the folder {folder!r} has neither name.'
-          )
-        sources[name] = folder, read
-      elif names:
-        raise ValueError(
-          f'Expected `data_dir` to hold {name}, found a folder of {owner} by'
-          f' its name, {folder!r}.'
-        )
-    if names and not found:
-      folders, forms = _PUBLISHED[name]
-      raise ValueError(
-        f'Expected `data_dir` to hold {name}, itself or in'
-        f' {" or ".join(folder + os.sep for folder in folders)}, found neither'
-        f' {" nor ".join(map(", ".join, forms))} in {data_dir!r}.'
-      )
-  return sources
-
-
-def _arrays(name: str, parts: Sequence[_Part]) -> dict[str, np.ndarray]:
-  """Returns the arrays that are written of a set, checked."""
-  for part in parts:
-    image_sets.IMAGE_SETS[name].check(part.path, part.x, part.y)
-  if name.startswith('cifar'):
-    _check_cifar(parts)
-  num_train = max(1, len(parts) - 1)
-  arrays = {}
-  for suffix, chosen in (('', parts[:num_train]), ('_test', parts[num_train:])):
-    if chosen:
-      arrays[f'x{suffix}'] = np.concatenate([part.x for part in chosen])
-      arrays[f'y{suffix}'] = np.concatenate([part.y for part in chosen])
-  if parts[0].client is not None:
-    arrays['client'] = parts[0].client
-  return arrays
+def _arrays(name: str, form: _Form) -> dict[str, np.ndarray]:
+  """Reads the files of a set, and joins their arrays."""
+  parts = collections.defaultdict(list)
+  every = [(path, 'train', '') for path in form.train]
+  every += [(path, 'test', '_test') for path in form.test]
+  for path, part, suffix in every:
+    x, y, *client = form.read(path, part)
+    x = x[..., np.newaxis] if x.ndim == 3 else x
+    image_sets.IMAGE_SETS[name].check(path, x, y)
+    for key, array in zip('xy', image_sets.upright(name, x, y)):
+      parts[key + suffix].append(array)
+    if client:
+      parts['client'] += client
+  return {key: np.concatenate(arrays) for key, arrays in parts.items()}
 
 
 def prepare(
@@ -392,34 +186,29 @@ def prepare(
     overwrite: True to make existing files anew.
 
   Raises:
-    ValueError: A set is not there, or twice, or damaged.
-    RunError: A file is there already that this did not write, or none can be
-      written.
+    ValueError: A set is not there, or damaged.
+    RunError: A file cannot be written.
   """
+  data_dir = folders.local_path(data_dir, 'data_dir')
   output_dir = data_dir if output_dir is None else output_dir
   output_dir = folders.output_path(output_dir, 'output_dir')
-  sources = _sources(data_dir, names)
-  errors.expect(
-    sources,
-    'data_dir',
-    'a folder with published files of an image set (--help lists them)',
-    data_dir,
-  )
-  paths = {name: os.path.join(output_dir, f'{name}.npz') for name in sources}
-  there = [name for name in paths if os.path.exists(paths[name])]
-  for name in there:
-    if not overwrite and not _is_prepared(paths[name]):
-      raise errors.RunError(
-        f'{paths[name]} is there already, in another form: give another'
-        ' --output_dir, or --overwrite.'
-      )
+  for name in names:
+    errors.expect_one_of('datasets', name, _FORMS)
+  forms = {name: _find(name, data_dir) for name in names or _FORMS}
+  missing = [name for name, form in forms.items() if form is None]
+  if missing and (names or len(missing) == len(forms)):
+    raise ValueError(
+      f'Expected `data_dir` to hold published files of {", ".join(missing)},'
+      f' found none in {data_dir!r} (--help has their names and folders).'
+    )
   os.makedirs(output_dir, exist_ok=True)
-  for name, (folder, read) in sources.items():
-    if name in there and not overwrite:
-      yield f'{name}: {paths[name]} is there already'
-      continue
-    arrays = _arrays(name, read(folder))
-    with folders.atomic_file(paths[name], 'wb') as file:
-      np.savez(file, **arrays)
-    counts = [f'{len(arrays[x]):,}' for x in ('x', 'x_test') if x in arrays]
-    yield f'{name}: {" + ".join(counts)} images, {paths[name]}'
+  for name, form in forms.items():
+    path = os.path.join(output_dir, f'{name}.npz')
+    if form and os.path.exists(path) and not overwrite:
+      yield f'{name}: {path} is there already (--overwrite makes it anew)'
+    elif form:
+      arrays = _arrays(name, form)
+      with folders.atomic_file(path, 'wb') as file:
+        np.savez(file, **arrays)
+      counts = [f'{len(arrays[x]):,}' for x in arrays if x.startswith('x')]
+      yield f'{name}: {" + ".join(counts)} images, {path}'

@@ -2,31 +2,32 @@ r"""Makes the .npz files that image sets are read from, of published files.
 
     python -m binaries.prepare --data_dir=DOWNLOADED --output_dir=DATA
 
-Looks for published files in --data_dir, and in folders there of the names that
-are in brackets, and writes NAME.npz of each set.
+Looks for published files in folders of --data_dir that are called as the set or
+as in brackets, or else in --data_dir itself, and writes NAME.npz of each set.
 
-mnist (mnist_idx, mnist) and fashion_mnist (fashion_mnist_idx, fashion_mnist):
-the four idx .gz files.
+mnist (mnist_idx) and fashion_mnist (fashion_mnist_idx): the four idx .gz files,
+in such a folder only.
 
-cifar10 (cifar-10-batches-bin, cifar10) and cifar100 (cifar-100-binary,
-cifar100): the .bin files of the binary version; or train_batch_1.npz to 5, of
-CIFAR-100 train.npz, with x_train, uint8 [n, 32, 32, 3], and y_train, and one
-test*.npz with x_test and y_test, which may hold fewer images.
+cifar10 (cifar-10-batches-bin) and cifar100 (cifar-100-binary): the .bin files
+of the binary version; or train_batch_1.npz to 5, of CIFAR-100 train.npz, with
+x_train, uint8 [n, 32, 32, 3], and y_train, and test*.npz with x_test and
+y_test, which may hold fewer images.
 
-emnist_letters (gzip, emnist_letters) and emnist_byclass (gzip, emnist_byclass):
-the four idx .gz files of each, emnist-letters-train-images-idx3-ubyte.gz and so
-on. Images become upright, and the letters' labels begin at 0.
+emnist_letters (gzip) and emnist_byclass (gzip): the four idx .gz files of each,
+emnist-letters-train-images-idx3-ubyte.gz and so on, in such a folder only.
+Images become upright, and the letters' labels begin at 0.
 
-femnist (femnist): one *femnist*.npz with x, uint8 [n, 28, 28], black on white
+femnist: femnist_*.npz or femnist.npz with x, uint8 [n, 28, 28], black on white
 as LEAF has it, y, and the writers, client_id.
 
-mnist, mnist_m, svhn, usps, synth_digits (folders of these names), the domains
-of digits5: one NAME.npz (or, of some of the images, NAME_subset.npz) with
-x_train and x_test, uint8 [n, height, width] or [n, height, width, 3], y_train
-and y_test. Of SVHN and SynthDigits also the published .mat files,
-train_32x32.mat, synth_test_32x32.mat and so on.
+mnist, fashion_mnist, mnist_m, svhn, usps, synth_digits: NAME_subset.npz (some
+of the images) or NAME.npz with x_train and x_test, uint8 [n, height, width] or
+[n, height, width, 3], y_train and y_test. Of SVHN and SynthDigits also the
+published .mat files, train_32x32.mat, synth_test_32x32.mat and so on.
 
-The images keep their order. What was made before is left as it is.
+The first of these forms that is there is read, of several files the first by
+name. The images keep their order. A NAME.npz that is there already is left as
+it is.
 """
 
 from absl import flags

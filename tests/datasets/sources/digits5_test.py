@@ -103,7 +103,7 @@ def test_a_warning_tells_of_mnist_m_in_another_order(tmp_path, caplog):
 @pytest.mark.parametrize(
   'present, kwargs, match',
   [
-    (('usps',), {}, 'two or more domains .*no svhn.npz.*binaries.prepare'),
+    (('usps',), {}, 'two or more domains .*no svhn.npz.*program prepare'),
     (
       ('usps', 'mnist'),
       dict(domains=['usps', 'svhn']),

@@ -1,5 +1,3 @@
-import shlex
-
 import numpy as np
 import pytest
 
@@ -55,34 +53,26 @@ def test_all_images_arrive_in_order_with_their_labels(
 @pytest.mark.parametrize(
   'changes, match',
   [
-    (dict(x=np.zeros((40, 28, 28, 1))), 'uint8 of .*28, 28, 1.*found float64'),
-    (dict(x_test=np.zeros((0, *_GRAY), np.uint8)), 'n at least 1'),
+    (dict(x=np.zeros((40, 28, 28, 1))), 'uint8 .*28, 28, 1.*found float64'),
+    (dict(x_test=np.zeros((0, *_GRAY), np.uint8)), 'at least one'),
     (dict(y=np.zeros(41, int)), r'label each.*\(41,\)'),
-    (dict(y_test=np.zeros(20)), 'an integer, found .*float64'),
-    (dict(y=10 * (np.arange(40) == 17)), r'in \[0, 10\), .* from 0 to 10'),
-    (dict(y=np.full(40, -1)), r'found labels from -1 to -1'),
+    (dict(y_test=np.zeros(20)), 'integer label each, found .*float64'),
+    (dict(y=10 * (np.arange(40) == 17)), r'y\[17\]. .* in \[0, 10\), found 10'),
   ],
 )
 def test_files_of_the_wrong_form_are_named(tmp_path, changes, match):
   shared.write_image_set(tmp_path, 'mnist', _GRAY, **changes)
-  with shared.one_line_error(f'mnist.npz`.*{match}'):
+  with shared.one_line_error(f'mnist.npz.*{match}'):
     _load(tmp_path)
 
 
 def test_published_files_are_an_error_that_says_what_makes_the_file(tmp_path):
-  folder = tmp_path / 'my data'
-  with pytest.raises(ValueError, match='one folder with') as error:
-    _load(folder)
-  assert 'binaries.prepare' not in str(error.value)
-  folder.mkdir()
-  command = f'binaries.prepare --data_dir={shlex.quote(str(folder))}`'
-  with shared.one_line_error(f'a file mnist.npz, .* -m {command}'):
-    _load(folder)
+  with shared.one_line_error('a file mnist.npz, .* program prepare makes'):
+    _load(tmp_path)
   x = np.zeros((5, 28, 28), np.uint8)
-  np.savez(folder / 'mnist.npz', x_train=x)  # As of Keras.
-  for data_dir in (folder, folder / 'mnist.npz'):
-    with shared.one_line_error(f'arrays x and .*x_train in .* -m {command}'):
-      _load(data_dir)
+  np.savez(tmp_path / 'mnist.npz', x_train=x)  # As of Keras.
+  with shared.one_line_error('arrays x and .*x_train in .* program prepare'):
+    _load(tmp_path)
 
 
 def test_real_mnist_has_the_published_class_counts(real_data):

@@ -70,7 +70,7 @@ def _find(
     absent = [f'{domain}.npz' for domain in paths if domain not in found]
     raise ValueError(
       f'Expected `data_dir` to hold {wanted}, found no {", no ".join(absent)}'
-      f' in {data_dir!r}. {image_sets.how_to_prepare(data_dir)}'
+      f' in {data_dir!r}. {image_sets.HOW_TO_PREPARE}'
     )
   return found
 
@@ -139,10 +139,10 @@ def load_digits5(
   labels: dict[str, list[np.ndarray]] = {}
   parts: dict[str, list[np.ndarray]] = collections.defaultdict(list)
   for number, (domain, path) in enumerate(paths.items()):
-    _, arrays = image_sets.read(domain, path)
-    train, test = ((arrays[f'x{s}'], arrays[f'y{s}']) for s in ('', '_test'))
-    labels[domain] = [train[1], test[1]]
-    y = train[1]
+    arrays = image_sets.load(domain, path)
+    train, test = (arrays.x, arrays.y), (arrays.x_test, arrays.y_test)
+    labels[domain] = [arrays.y, arrays.y_test]
+    y = arrays.y
     if max_train_per_domain is not None and len(y) > max_train_per_domain:
       # A random choice that is always the same, in order.
       rng = np.random.default_rng([_SUBSET_SEED, DOMAINS.index(domain)])
