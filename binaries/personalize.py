@@ -133,7 +133,7 @@ def _load_clients(run):
   run_flags.refuse(_DATA_FLAGS, f'{given[0]} has the clients')
   if given == ['--clients_csv']:
     path = _CLIENTS_CSV.value
-    frame = table.read_table(path, run.encoding.read)
+    frame = table.read_new(path, run.encoding)
     with own_files.naming(path):
       return run.encoding.new_clients(
         frame,

@@ -94,7 +94,7 @@ def _predict_table(run, runtime):
     'given, as the table of the run has no client column',
     _CLIENT.value,
   )
-  frame = table.read_table(_INPUT.value, encoding.read)
+  frame = table.read_new(_INPUT.value, encoding)
   with own_files.naming(_INPUT.value):
     clients = np.full(len(frame), _CLIENT.value)
     if _CLIENT.value is None:

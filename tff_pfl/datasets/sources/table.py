@@ -21,6 +21,7 @@ from tff_pfl.datasets.sources import own_files
 PATTERNS = ('*.csv', '*.csv.gz', '*.tsv', '*.tsv.gz', '*.parquet')
 # Column of the file's name, where each file of a folder is a client.
 FILE = 'file'
+_PARQUET = re.compile(r'\.parquet(\.gz)?$')
 
 
 def read_table(path: str, options: Mapping[str, Any]) -> pd.DataFrame:
@@ -35,7 +36,7 @@ def read_table(path: str, options: Mapping[str, Any]) -> pd.DataFrame:
       heading.
   """
   content = files.read_bytes(path)
-  is_parquet = re.search(r'\.parquet(\.gz)?$', path)
+  is_parquet = bool(_PARQUET.search(path))
   defaults: dict[str, Any] = {}
   if not is_parquet:
     defaults = dict(
@@ -60,6 +61,15 @@ def read_table(path: str, options: Mapping[str, Any]) -> pd.DataFrame:
   if not is_parquet and not {'header', 'names'} & set(options):
     _check_heading(path, content, options, frame)
   return frame
+
+
+def read_new(path: str, encoding: frames.FrameEncoding) -> pd.DataFrame:
+  """Reads new rows, as the table of the encoding was read.
+
+  Options of CSV files are not for parquet.
+  """
+  is_parquet = bool(_PARQUET.search(path))
+  return read_table(path, {} if is_parquet else encoding.read)
 
 
 def _error(
@@ -182,7 +192,9 @@ def load_table(
     frame.columns = frame.columns.astype(str)
     for name in drop:
       names = ', '.join(frame)
-      errors.expect(name in frame, 'drop', f'some of the columns ({names})', name)
+      errors.expect(
+        name in frame, 'drop', f'some of the columns ({names})', name
+      )
     frame = frame.drop(columns=drop)
     encoding = frames.fit(
       frame,
