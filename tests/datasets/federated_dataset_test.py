@@ -190,16 +190,12 @@ _X, _Y = shared.arrays()
   'options, warning',
   [
     (
-      dict(domain=_Y, domain_names=list('abcde')),
-      "there is no training example of the domains ['d', 'e']",
-    ),
-    (
-      dict(keys=_Y, keys_test=_Y + 1, x_test=_X, y_test=_Y, num_clients=None),
-      '1 of 4 clients have no training examples',
+      dict(x_test=_X, y_test=_Y, domain=_Y, domain_test=_Y + 1),
+      '20 test examples have `domain` [3], which no training example has',
     ),
     (
       dict(x_test=_X, y_test=_Y + 1, num_classes=5),
-      '20 test examples have the labels [3], which no training example has',
+      '20 test examples have `y` [3], which no training example has',
     ),
     (dict(domain=_Y, x_test=_X, y_test=_Y, domain_test=_Y), None),
   ],

@@ -1,7 +1,8 @@
 """Checks of users' examples; nothing is silently mended."""
 
 import collections
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import numpy as np
@@ -16,67 +17,71 @@ from tff_pfl.datasets import partitioning
 _MAX_SINGLETON_CLASSES = 1000
 
 
+def field_checks(
+  num_classes: Optional[int], num_domains: Optional[int]
+) -> dict[str, Callable[[Any, str], Any]]:
+  """Functions of a value and its name that check and convert a field.
+
+  Args:
+    num_classes: Bound on labels; None for regression or no bound.
+    num_domains: Bound on domain ids; None for no bound.
+  """
+  return {
+    'x': check_inputs,
+    'y': lambda y, name: check_targets(y, name, num_classes),
+    'domain': lambda ids, name: check_domain_ids(ids, name, num_domains),
+    'weight': check_weights,
+  }
+
+
 def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
   """Checks the fields of central examples and converts them.
 
   The fields are the arguments of `FederatedDataset.from_arrays`, also in
   messages; arrays are copied only if the dtype changes.
   """
-  num_classes = pool.num_classes
+  num_classes, names = pool.num_classes, pool.domain_names
   if num_classes is not None:
     errors.expect_int('num_classes', num_classes, 1)
-  has_test, has_domain = pool.x_test is not None, pool.domain is not None
-  for name, is_wanted, condition in (
-    ('y_test', has_test, '`x_test` is'),
-    ('domain_test', has_test and has_domain, '`domain` and `x_test` are'),
-  ):
-    value = getattr(pool, name)
-    errors.expect(
-      (value is not None) == is_wanted,
-      name,
-      f'given if and only if {condition}',
-      type(value).__name__,
-    )
-  names, num_domains = pool.domain_names, None
   if names is not None:
-    errors.expect(has_domain, 'domain_names', 'given with `domain` only', names)
     names = check_domain_names(names)
-    num_domains = len(names)
+  checks = field_checks(num_classes, names and len(names))
+  has_test = any(getattr(pool, f'{field}_test') is not None for field in checks)
+  # Training and test examples have the same fields: a check refuses None.
+  fields = ['x', 'y'] + [
+    field
+    for field in ('domain', 'weight')
+    if getattr(pool, field) is not None
+    or getattr(pool, f'{field}_test') is not None
+  ]
   checked: dict[str, Any] = {}
   for suffix in ('', '_test') if has_test else ('',):
-    x = check_inputs(getattr(pool, f'x{suffix}'), f'x{suffix}')
-    each = {
-      'y': check_targets(getattr(pool, f'y{suffix}'), f'y{suffix}', num_classes)
-    }
-    if has_domain:
-      each['domain'] = check_domain_ids(
-        getattr(pool, f'domain{suffix}'), f'domain{suffix}', num_domains
-      )
-    if pool.weight is not None:
-      weight = getattr(pool, f'weight{suffix}')
-      if weight is None:
-        weight = np.ones(len(each['y']), np.float32)
-      each['weight'] = check_weights(weight, f'weight{suffix}')
-    checked[f'x{suffix}'] = x
-    for name, values in each.items():
-      checked[f'{name}{suffix}'] = values
-      for array in tree.flatten(x):
+    for field in fields:
+      name = f'{field}{suffix}'
+      value = getattr(pool, name)
+      if field == 'weight' and value is None:
+        value = np.ones(len(checked[f'y{suffix}']))
+      checked[name] = checks[field](value, name)
+      num_examples = len(tree.flatten(checked[f'x{suffix}'])[0])
+      for array in tree.flatten(checked[name]):
         errors.expect(
-          len(array) == len(values),
-          f'{name}{suffix}',
-          f'as long as `x{suffix}` ({len(array)} examples)',
-          len(values),
+          len(array) == num_examples,
+          name,
+          f'as long as `x{suffix}` ({num_examples} examples)',
+          len(array),
         )
   for name in ('x', 'y') if has_test else ():
-    wanted, found = (
+    form, form_test = (
       tree.map_structure(
-        lambda array: f'{(None, *array.shape[1:])} and {array.dtype}',
-        checked[key],
+        lambda array: f'{(None, *array.shape[1:])} and {array.dtype}', part
       )
-      for key in (name, f'{name}_test')
+      for part in (checked[name], checked[f'{name}_test'])
     )
     errors.expect(
-      found == wanted, f'{name}_test', f'of shape {wanted} like `{name}`', found
+      form_test == form,
+      f'{name}_test',
+      f'of shape {form} like `{name}`',
+      form_test,
     )
   weights = checked.get('weight', np.ones(1))
   errors.expect(
@@ -87,54 +92,54 @@ def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
   )
   if num_classes is None and checked['y'].dtype == np.int32:
     num_classes = _number_of_ids('num_classes', checked, 'y')
-  if has_domain and names is None:
+  if 'domain' in checked and names is None:
     num_domains = _number_of_ids('domain_names', checked, 'domain')
     names = tuple(f'domain_{i}' for i in range(num_domains))
   return {**checked, 'num_classes': num_classes, 'domain_names': names}
 
 
-def _number_of_ids(name: str, checked: dict[str, Any], of: str) -> int:
+def _number_of_ids(name: str, checked: dict[str, Any], field: str) -> int:
   """Returns the largest checked id plus 1; refuses an implausible one."""
-  ids = [checked[key] for key in (of, f'{of}_test') if key in checked]
+  ids = [checked[key] for key in (field, f'{field}_test') if key in checked]
   largest = max(int(part.max(initial=0)) for part in ids)
   errors.expect(
-    largest < max(_MAX_SINGLETON_CLASSES, sum(p.size for p in ids)),
+    largest < max(_MAX_SINGLETON_CLASSES, sum(part.size for part in ids)),
     name,
-    f'given where ids in `{of}` exceed the number of examples',
+    f'given where ids in `{field}` exceed the number of examples',
     largest,
   )
   return largest + 1
 
 
-def _rectangular(value: Any, name: str) -> np.ndarray:
-  """Returns an array, of dtype object if rows are of unequal length."""
+def _array(value: Any, name: str, kinds: str, form: str) -> np.ndarray:
+  """Returns an array of dtypes of certain kinds, with one axis at least."""
   errors.expect(
     not isinstance(value, np.ma.MaskedArray),
     name,
     'an array without a mask, as masked values would be trained on',
     'a masked array',
   )
-  try:
-    return np.asarray(value)
-  except ValueError:
-    return np.empty(0, object)
+  array = np.empty(0, object)
+  with contextlib.suppress(ValueError):  # Of rows of unequal length, or words.
+    array = np.asarray(value)
+    if isinstance(value, pd.DataFrame) and array.dtype == object:
+      # Columns of several kinds, such as numbers and nullable numbers.
+      array = value.to_numpy(np.float32, na_value=np.nan)
+  if not array.size and array.dtype.kind == 'f' and 'f' not in kinds:
+    array = array.astype(np.int32)  # An empty list is one of floats.
+  errors.expect(
+    array.dtype.kind in kinds and array.ndim,
+    name,
+    form,
+    f'{type(value).__name__} of {array.dtype} and shape {array.shape}',
+  )
+  return array
 
 
 def _numbers(value: Any, name: str) -> np.ndarray:
   """Returns an array of finite numbers, floats as float32."""
-  array = _rectangular(value, name)
-  if isinstance(value, pd.DataFrame) and array.dtype == object:
-    # Columns of several kinds, such as numbers and nullable numbers.
-    columns = (value.iloc[:, i] for i in range(value.shape[1]))
-    array = np.column_stack(
-      [_numbers(column, f'{name}[{column.name!r}]') for column in columns]
-    )
-  errors.expect(
-    array.dtype.kind in 'biuf' and array.ndim,
-    name,
-    'a rectangular array of numbers, [examples, ...]',
-    f'{type(value).__name__} of {array.dtype} and shape {array.shape}',
-  )
+  form = 'a rectangular array of numbers, [examples, ...]'
+  array = _array(value, name, 'biuf', form)
   if array.dtype.kind != 'f':
     return array
   with np.errstate(over='ignore'):
@@ -189,14 +194,12 @@ def check_targets(
 
 
 def _as_ids(
-  array: np.ndarray, name: str, what: str, num_ids: Optional[int]
+  array: np.ndarray, name: str, kind: str, num_ids: Optional[int]
 ) -> np.ndarray:
   """Converts numbers to int32; all must be whole and in `[0, num_ids)`."""
   limit = 2**31 if num_ids is None else num_ids
-  are_ids = (array >= 0) & (array < limit)
-  if array.dtype.kind == 'f':
-    are_ids &= array == np.floor(array)
-  _expect_each(are_ids, array, name, f'{what}, an integer in [0, {limit})')
+  are_ids = (array >= 0) & (array < limit) & (array == np.floor(array))
+  _expect_each(are_ids, array, name, f'{kind}, an integer in [0, {limit})')
   return array.astype(np.int32, copy=False)
 
 
@@ -211,15 +214,9 @@ def check_domain_ids(
     num_domains: Bound on the ids, which are in `[0, num_domains)`; None for no
       bound.
   """
-  array = _rectangular(value, name)
-  if not array.size and array.dtype.kind == 'f':
-    array = array.astype(np.int32)  # An empty list is one of floats.
-  errors.expect(
-    array.dtype.kind in 'iu' and array.ndim == 1,
-    name,
-    'integers, one domain id per example',
-    f'{type(value).__name__} of {array.dtype} and shape {array.shape}',
-  )
+  form = 'integers, one domain id per example'
+  array = _array(value, name, 'iu', form)
+  errors.expect(array.ndim == 1, name, form, f'shape {array.shape}')
   return _as_ids(array, name, 'a domain id', num_domains)
 
 

@@ -1,8 +1,7 @@
-"""Clients of central arrays, for `FederatedDataset.from_arrays`."""
+"""Central arrays of examples, and clients that are indices into them."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -11,65 +10,175 @@ import tree
 from absl import logging
 
 from tff_pfl import errors
+from tff_pfl.datasets import array_checks, partitioning
 from tff_pfl.datasets import examples as examples_lib
-from tff_pfl.datasets import partitioning
 from tff_pfl.datasets.partitioning import natural
 
 Transform = Callable[[Any], Any]
+# Fields with an entry for each example.
+OF_EACH = ('x', 'y', 'domain', 'client', 'weight')
 
 
-class ArrayClients:
-  """A loader of clients that are index arrays into central arrays."""
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class CheckedPool(partitioning.Pool):
+  """Training and test examples, which the constructor checks and converts.
 
-  def __init__(
+  It copies inputs only if they are floats of another precision; do not modify
+  them.
+
+  Attributes:
+    name: Name of the data set.
+    transform: Function of inputs `[k, ...]`, example by example, so that `x`
+      can be stored in a compact form such as uint8. It is applied on demand, to
+      training and test inputs alike, once for all rounds; for random changes
+      see `models.augmentation`. None if `x` and `x_test` are the inputs of
+      models. A transform that reads files has a method `content` that yields
+      the bytes of the files of inputs `[k, ...]`.
+    num_overlapping: See `FederatedDataset`; only with test examples.
+  """
+
+  name: str
+  transform: Optional[Transform] = None
+  num_overlapping: int = 0
+
+  def __post_init__(self):
+    for name, value in array_checks.checked_fields(self).items():
+      object.__setattr__(self, name, value)
+    errors.expect_int('num_overlapping', self.num_overlapping, 0)
+    if self.client is not None or self.client_test is not None:
+      partitioning.by_key(self, self.client, self.client_test, 'client')
+
+  def split(self, suffix: str) -> dict[str, Any]:
+    """The fields of the training examples (''), or test examples ('_test')."""
+    fields = {name: getattr(self, f'{name}{suffix}') for name in OF_EACH}
+    return {name: value for name, value in fields.items() if value is not None}
+
+  def clients(
     self,
-    pool: partitioning.Pool,
-    parts: partitioning.Partition,
-    client_ids: Sequence[str],
-    transform: Optional[Transform],
-  ):
-    """Takes examples and their clients.
+    num_clients: Optional[int],
+    partition: Union[str, partitioning.Partitioner],
+    seed: int,
+    test_fraction: Optional[float],
+    client_ids: Optional[Iterable[str]] = None,
+  ) -> dict[str, Any]:
+    """Returns the arguments of `FederatedDataset`; see `Arrays.to_clients`."""
+    errors.expect(len(self.y), 'x', 'at least one example', 'none')
+    train, test = self.split(''), self.split('_test')
+    pool = self
+    if test and test_fraction is not None:
+      train = {
+        name: tree.map_structure(
+          lambda *arrays: np.concatenate(arrays), part, test[name]
+        )
+        for name, part in train.items()
+      }
+      test = {}
+      pool = partitioning.Pool(
+        **train, num_classes=self.num_classes, domain_names=self.domain_names
+      )
+    rule = partitioning.make_partitioner(partition)
+    parts, ids = _divide(pool, num_clients, rule, seed)
+    client_ids = ids if client_ids is None else list(client_ids)
+    errors.expect(
+      len(client_ids) == len(ids),
+      'client_ids',
+      f'{len(ids)} ids, one per client',
+      len(client_ids),
+    )
+    if not test:
+      errors.expect(
+        self.num_overlapping == 0,
+        'num_overlapping',
+        '0 where test sets are drawn at random, without `x_test` or by'
+        ' `test_fraction`',
+        self.num_overlapping,
+      )
+      fraction = 0.2 if test_fraction is None else test_fraction
+      errors.expect_share('test_fraction', fraction, '[0, 1)')
+      parts = partitioning.hold_out(
+        parts.train_indices, pool.y, fraction, seed, pool.domain
+      )
+      test = train
+    self._warn_of_gaps(train, test, parts)
+    sample = tree.map_structure(lambda array: array[:1], self.x)
+    if self.transform is not None:
+      sample = tree.map_structure(np.asarray, self.transform(sample))
+    return dict(
+      name=self.name,
+      client_ids=client_ids,
+      element_spec=examples_lib.element_spec(
+        tree.map_structure(
+          lambda array: tf.TensorSpec(array.shape[1:], array.dtype), sample
+        ),
+        tf.TensorSpec(self.y.shape[1:], self.y.dtype),
+        has_domain=self.domain is not None,
+        has_weight=self.weight is not None,
+      ),
+      num_classes=self.num_classes,
+      load=_ArrayClients(
+        {'train': train, 'test': test},
+        {
+          split: dict(zip(client_ids, indices))
+          for split, indices in zip(('train', 'test'), parts)
+        },
+        self.transform,
+      ),
+      domain_names=self.domain_names,
+      partition=rule.spec,
+      in_memory=True,
+      num_overlapping=self.num_overlapping,
+    )
 
-    Args:
-      pool: The examples.
-      parts: The examples of each client.
-      client_ids: Ids of the clients, in the order of `parts`.
-      transform: Function of a client's inputs `[k, ...]`, example by example,
-        so that `x` can be stored in a compact form. It is applied on demand,
-        to training and test inputs alike, once for all rounds; for random
-        changes see `models.augmentation`. None for unchanged inputs. A
-        transform that reads files has a method `content` that yields the bytes
-        of the files of inputs `[k, ...]`.
-    """
-    self._arrays = {
-      'train': (pool.x, pool.y, pool.domain, pool.weight),
-      'test': (pool.x_test, pool.y_test, pool.domain_test, pool.weight_test),
-    }
-    self._indices = {
-      split: dict(zip(client_ids, indices))
-      for split, indices in zip(self._arrays, parts)
-    }
-    self._transform = transform
+  def _warn_of_gaps(self, train, test, parts):
+    """Warns of labels and domains of test examples that are never trained."""
+    trained, tested = map(np.concatenate, parts)
+    for field, hint in (
+      ('y', '(Numbers to predict are floats.)'),
+      ('domain', f'(Domains are {self.domain_names}.)'),
+    ):
+      if field in train and train[field].dtype == np.int32:
+        values = test[field][tested]
+        untrained = np.setdiff1d(values, train[field][trained])
+        if len(untrained):
+          logging.warning(
+            'Dataset %r: %d test examples have `%s` %s, which no training'
+            ' example has: is that right? %s',
+            self.name,
+            np.isin(values, untrained).sum(),
+            field,
+            untrained.tolist(),
+            hint,
+          )
+
+
+@dataclasses.dataclass(frozen=True)
+class _ArrayClients:
+  """A loader of clients: by split the arrays and each client's indices."""
+
+  arrays: dict[str, dict[str, Any]]
+  indices: dict[str, dict[str, np.ndarray]]
+  transform: Optional[Transform]
 
   def __call__(self, client_id: str, split: str) -> examples_lib.Examples:
     """Slices the client's examples; inputs are transformed on first use."""
-    x, y, domain, weight = self._arrays[split]
-    indices = self._indices[split][client_id]
+    arrays, indices = self.arrays[split], self.indices[split][client_id]
+    fields = {
+      name: arrays[name][indices]
+      for name in ('y', 'domain', 'weight')
+      if name in arrays
+    }
     content = None
-    if hasattr(self._transform, 'content'):
-      content = functools.partial(self._transform.content, x[indices])
+    if hasattr(self.transform, 'content'):
+      x = arrays['x'][indices]
+      content = lambda: self.transform.content(x)  # noqa: E731
     return examples_lib.Examples(
-      lambda: self._inputs(x, indices),
-      y[indices],
-      None if domain is None else domain[indices],
-      content,
-      None if weight is None else weight[indices],
+      lambda: self._inputs(arrays['x'], indices), content=content, **fields
     )
 
   def _inputs(self, x: Any, indices: np.ndarray) -> Any:
     x = tree.map_structure(lambda array: array[indices], x)
-    if self._transform is not None:
-      x = tree.map_structure(np.asarray, self._transform(x))
+    if self.transform is not None:
+      x = tree.map_structure(np.asarray, self.transform(x))
       for array in tree.flatten(x):
         errors.expect(
           array.shape[:1] == (len(indices),),
@@ -80,151 +189,30 @@ class ArrayClients:
     return x
 
 
-def clients_of(
-  pool: partitioning.Pool,
-  *,
-  num_clients: Optional[int],
-  partition: Union[str, partitioning.Partitioner, None],
-  transform: Optional[Transform],
-  name: str,
-  seed: int,
-  test_fraction: float = 0.2,
-  keys: Any = None,
-  keys_test: Any = None,
-  client_ids: Optional[Iterable[str]] = None,
-  num_overlapping: int = 0,
-) -> dict[str, Any]:
-  """Returns the arguments of `FederatedDataset` for checked examples."""
-  errors.expect_int('num_overlapping', num_overlapping, 0)
-  errors.expect(len(pool.y), 'x', 'at least one example', 'none')
-  parts, ids, rule = _divide(
-    pool, num_clients, partition, keys, keys_test, seed
-  )
-  client_ids = ids if client_ids is None else list(client_ids)
-  errors.expect(
-    len(client_ids) == len(ids),
-    'client_ids',
-    f'{len(ids)} ids, one per client',
-    len(client_ids),
-  )
-  if pool.x_test is None:
-    errors.expect(
-      num_overlapping == 0,
-      'num_overlapping',
-      '0 where test sets are drawn at random, without `x_test` or by'
-      ' `test_fraction`',
-      num_overlapping,
-    )
-    errors.expect_share('test_fraction', test_fraction, '[0, 1)')
-    parts = partitioning.hold_out(
-      parts.train_indices, pool.y, test_fraction, seed, pool.domain
-    )
-    pool = dataclasses.replace(
-      pool,
-      x_test=pool.x,
-      y_test=pool.y,
-      domain_test=pool.domain,
-      client_test=pool.client,
-      weight_test=pool.weight,
-    )
-  _warn_of_gaps(pool, parts, name)
-  sample = tree.map_structure(lambda array: array[:1], pool.x)
-  if transform is not None:
-    sample = tree.map_structure(np.asarray, transform(sample))
-  return dict(
-    name=name,
-    client_ids=client_ids,
-    partition=rule,
-    element_spec=examples_lib.element_spec(
-      tree.map_structure(
-        lambda array: tf.TensorSpec(array.shape[1:], array.dtype), sample
-      ),
-      tf.TensorSpec(pool.y.shape[1:], pool.y.dtype),
-      has_domain=pool.domain is not None,
-      has_weight=pool.weight is not None,
-    ),
-    num_classes=pool.num_classes,
-    load=ArrayClients(pool, parts, client_ids, transform),
-    domain_names=pool.domain_names,
-    in_memory=True,
-    num_overlapping=num_overlapping,
-  )
-
-
 def _divide(
   pool: partitioning.Pool,
   num_clients: Optional[int],
-  partition: Union[str, partitioning.Partitioner, None],
-  keys: Any,
-  keys_test: Any,
+  rule: partitioning.Partitioner,
   seed: int,
-) -> tuple[partitioning.Partition, list[str], str]:
-  """Divides examples; returns parts, client ids and the rule's text."""
-  if keys is None:
-    errors.expect(keys_test is None, 'keys', 'given with `keys_test`', keys)
-    rule = partitioning.make_partitioner(
-      'iid' if partition is None else partition
-    )
-    is_natural = isinstance(rule, natural.Natural)
-    errors.expect(
-      num_clients is not None or is_natural,
-      'num_clients',
-      'given, or else the client of each example (`keys` of `from_arrays`, else'
-      ' `client`)',
-      num_clients,
-    )
-    if num_clients is not None:
-      errors.expect_int('num_clients', num_clients, 1)
-    if is_natural:
-      return (*natural.own_clients(pool, num_clients, seed), rule.spec)
-    if pool.client is not None:
-      logging.warning(
-        'The clients that the examples name are left aside, as %s deals the'
-        ' examples; the partition natural keeps them.',
-        rule.spec,
-      )
-    with rule.naming():
-      parts = rule.partition(pool, num_clients, seed)
-    return parts, partitioning.numbered_client_ids(num_clients), rule.spec
-  parts, ids = partitioning.by_key(pool, keys, keys_test)
+) -> tuple[partitioning.Partition, list[str]]:
+  """Divides examples; returns each client's and the clients' ids."""
+  if num_clients is not None:
+    errors.expect_int('num_clients', num_clients, 1)
+  if isinstance(rule, natural.Natural):
+    return natural.own_clients(pool, num_clients, seed)
   errors.expect(
-    partition is None and num_clients in (None, len(ids)),
-    'keys',
-    'given without `partition` and another `num_clients`',
-    f'{len(ids)} distinct ones',
+    num_clients is not None,
+    'num_clients',
+    'given, or else the client of each example (`keys` of `from_arrays`, else'
+    ' `client`)',
+    num_clients,
   )
-  return parts, ids, natural.Natural.name
-
-
-def _warn_of_gaps(
-  pool: partitioning.Pool, parts: partitioning.Partition, name: str
-) -> None:
-  """Warns of clients, classes and domains without training examples."""
-  gaps = []
-  num_without = sum(not len(indices) for indices in parts.train_indices)
-  if num_without:
-    gaps.append(
-      f'{num_without} of {len(parts.train_indices)} clients have no training'
-      ' examples'
+  if pool.client is not None:
+    logging.warning(
+      'The clients that the examples name are left aside, as %s deals the'
+      ' examples; the partition natural keeps them.',
+      rule.spec,
     )
-  trained, tested = map(np.concatenate, parts)
-  if pool.num_classes is not None:
-    labels = pool.y_test[tested]
-    untrained = np.setdiff1d(labels, pool.y[trained])
-    if len(untrained):
-      gaps.append(
-        f'{np.isin(labels, untrained).sum()} test examples have the labels'
-        f' {untrained.tolist()}, which no training example has: are they right?'
-        ' (Numbers to predict are floats.)'
-      )
-  if pool.domain is not None:
-    there = set(pool.domain[trained].tolist())
-    missing = [n for i, n in enumerate(pool.domain_names) if i not in there]
-    if missing:
-      gaps.append(
-        f'there is no training example of the domains {missing}: nothing that'
-        ' belongs to one domain alone, such as its head, is ever trained for'
-        ' these'
-      )
-  for gap in gaps:
-    logging.warning('Dataset %r: %s', name, gap)
+  with rule.naming():
+    parts = rule.partition(pool, num_clients, seed)
+  return parts, partitioning.numbered_client_ids(num_clients)

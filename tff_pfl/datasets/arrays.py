@@ -1,67 +1,33 @@
 """Central examples, before they are divided among clients."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Optional, Union
+from typing import Optional, Union
 
 import numpy as np
 import tree
 from sklearn import preprocessing
 
 from tff_pfl import errors
-from tff_pfl.datasets import (
-  array_checks,
-  array_clients,
-  federated_dataset,
-  partitioning,
-)
+from tff_pfl.datasets import array_clients, federated_dataset, partitioning
 
 # Examples that are transformed at once.
 _EXAMPLES_AT_ONCE = 1024
-# Fields of the training examples, one entry for each.
-_OF_EACH = ('x', 'y', 'domain', 'client', 'weight')
 
 
-class _Normalization(NamedTuple):
-  """A transform after another one, if any.
-
-  Of several inputs `mean` and `scale` are dicts, too.
-  """
-
-  before: Optional[array_clients.Transform]
-  mean: Any
-  scale: Any
-
-  def __call__(self, x):
-    x = x if self.before is None else self.before(x)
-    return tree.map_structure(
-      lambda x, mean, scale: (x - mean) / scale, x, self.mean, self.scale
-    )
+def _normalize(x, *, before, mean, scale):
+  """Applies a transform, if any, and normalizes; see `Arrays.normalized`."""
+  return tree.map_structure(
+    lambda part, mean, scale: (part - mean) / scale,
+    x if before is None else before(x),
+    mean,
+    scale,
+  )
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Arrays(partitioning.Pool):
-  """All training and test examples of a data set.
-
-  The constructor checks them. It copies inputs only if they are floats of
-  another precision; do not modify them.
-
-  Attributes:
-    name: Name of the data set.
-    transform: Function from compact inputs `[k, ...]`, such as uint8, to the
-      float32 inputs of models; None if `x` and `x_test` are these.
-    num_overlapping: See `FederatedDataset`; only with test examples.
-  """
-
-  name: str
-  transform: Optional[array_clients.Transform] = None
-  num_overlapping: int = 0
-
-  def __post_init__(self):
-    for name, value in array_checks.checked_fields(self).items():
-      object.__setattr__(self, name, value)
-    if self.client is not None or self.client_test is not None:
-      partitioning.by_key(self, self.client, self.client_test, 'client')
+class Arrays(array_clients.CheckedPool):
+  """All training and test examples of a data set; see the base class."""
 
   def class_subset(self, classes: Iterable[int]) -> 'Arrays':
     """Returns only the examples of some classes, in their order.
@@ -81,13 +47,11 @@ class Arrays(partitioning.Pool):
     )
     chosen = {}
     for suffix in ('', '_test'):
-      is_chosen = np.isin(getattr(self, f'y{suffix}'), classes)
-      for field in _OF_EACH:
-        name = f'{field}{suffix}'
-        if getattr(self, name) is not None:
-          chosen[name] = tree.map_structure(
-            lambda array, mask=is_chosen: array[mask], getattr(self, name)
-          )
+      for name, values in self.split(suffix).items():
+        mask = np.isin(getattr(self, f'y{suffix}'), classes)
+        chosen[f'{name}{suffix}'] = tree.map_structure(
+          lambda array, mask=mask: array[mask], values
+        )
     return dataclasses.replace(self, **chosen)
 
   def normalized(self) -> 'Arrays':
@@ -126,13 +90,14 @@ class Arrays(partitioning.Pool):
       tree.map_structure(fit, scalers, part)
     mean, scale = (
       tree.map_structure(
-        lambda of, name=name: np.float32(getattr(of, name)), scalers
+        lambda scaler, name=name: np.float32(getattr(scaler, name)), scalers
       )
       for name in ('mean_', 'scale_')
     )
-    return dataclasses.replace(
-      self, transform=_Normalization(self.transform, mean, scale)
+    transform = functools.partial(
+      _normalize, before=self.transform, mean=mean, scale=scale
     )
+    return dataclasses.replace(self, transform=transform)
 
   def to_clients(
     self,
@@ -153,33 +118,9 @@ class Arrays(partitioning.Pool):
       test_fraction: Fraction in [0, 1): training and test examples are pooled
         and divided among the clients, and this part of each client's becomes
         its test set, stratified by domain and class. None to divide training
-        and test examples separately.
+        and test examples separately, or for 0.2 without test examples.
     """
-    pool, options = self, {'num_overlapping': self.num_overlapping}
-    if test_fraction is not None:
-      both = {
-        name: tree.map_structure(
-          lambda *arrays: np.concatenate(arrays),
-          *[part for part in parts if part is not None],
-        )
-        for name in _OF_EACH
-        if (parts := (getattr(self, name), getattr(self, f'{name}_test')))
-        and parts[0] is not None
-      }
-      pool = partitioning.Pool(
-        **both, num_classes=self.num_classes, domain_names=self.domain_names
-      )
-      options['test_fraction'] = test_fraction
+    rule = partitioning.rule_or_default(partition, self.client is not None)
     return federated_dataset.FederatedDataset(
-      **array_clients.clients_of(
-        pool,
-        num_clients=num_clients,
-        partition=partitioning.rule_or_default(
-          partition, self.client is not None
-        ),
-        transform=self.transform,
-        name=self.name,
-        seed=seed,
-        **options,
-      )
+      **self.clients(num_clients, rule, seed, test_fraction)
     )

@@ -73,12 +73,8 @@ class Examples:
       yield indices.tobytes()
       yield from self._content()
 
-    return Examples(
-      lambda: tree.map_structure(lambda array: array[indices], self.x),
-      self.y[indices],
-      None if self.domain is None else self.domain[indices],
-      content if self._content else None,
-      None if self.weight is None else self.weight[indices],
+    return _made(
+      lambda array: array[indices], [self], content if self._content else None
     )
 
   def content(self) -> Iterator[bytes]:
@@ -98,19 +94,24 @@ class Examples:
 def joined(parts: Sequence[Examples]) -> Examples:
   """All examples of several parts of a dataset, in their order."""
 
-  def concatenated(*arrays):
-    return None if arrays[0] is None else np.concatenate(arrays)
-
   def content():
     for part in parts:
       yield from part.content()
 
+  return _made(lambda *arrays: np.concatenate(arrays), parts, content)
+
+
+def _made(change, parts, content):
+  """Examples whose arrays are made from those of `parts`, inputs lazily."""
+  fields = {
+    name: change(*(getattr(part, name) for part in parts))
+    for name in ('y', 'domain', 'weight')
+    if getattr(parts[0], name) is not None
+  }
   return Examples(
-    lambda: tree.map_structure(concatenated, *(part.x for part in parts)),
-    concatenated(*(part.y for part in parts)),
-    concatenated(*(part.domain for part in parts)),
-    content,
-    concatenated(*(part.weight for part in parts)),
+    lambda: tree.map_structure(change, *(part.x for part in parts)),
+    content=content,
+    **fields,
   )
 
 

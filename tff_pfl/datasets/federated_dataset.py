@@ -312,8 +312,8 @@ class FederatedDataset:
   ) -> 'FederatedDataset':
     """Makes clients from arrays; do not modify these, most are not copied.
 
-    Either a rule deals the examples to `num_clients` clients (`partition`), or
-    each example has a key, and every distinct key is a client (`keys`).
+    Each example has a key, and every distinct key is a client (`keys`), or else
+    a rule deals the examples to `num_clients` clients (`partition`).
 
     Args:
       x: Inputs, `[n, ...]`, or for models of several inputs a dict of such
@@ -323,15 +323,17 @@ class FederatedDataset:
       x_test: Test inputs, `[m, ...]`. None to divide each client's examples
         into train and test.
       y_test: Test labels; given if and only if `x_test` is.
-      num_clients: At least 1; None with `keys`, which give all clients.
-      partition: A rule or its text, see `partitioning`; None for `'iid'`.
+      num_clients: At least 1; with `keys` so many of these clients, drawn at
+        random, or None for all.
+      partition: A rule or its text, see `partitioning`; None for `'natural'`
+        with `keys`, or else `'iid'`.
       keys: The client of each example, integers or strings `[n]`.
       keys_test: `[m]`; given if and only if `keys` and `x_test` are.
       client_ids: Ids of the clients; None for the keys, or else `client_0`, ….
       test_fraction: Fraction of a client's examples in its test set, in [0, 1),
         if there is no `x_test`; stratified by domain and class.
       num_classes: Number of classes; None for the largest label plus 1.
-      transform: See `array_clients.ArrayClients`.
+      transform: See `array_clients.CheckedPool`.
       num_overlapping: See the class. Only with `x_test`, as a random test set
         would share content with the training examples.
       seed: Seed of the partition and the test set, non-negative.
@@ -343,31 +345,29 @@ class FederatedDataset:
         `sample_weight` in Keras's `fit`. Scores do not use them, and clients
         are weighed by their numbers of examples.
     """
-    pool = partitioning.Pool(
-      y,
-      y_test,
-      num_classes,
-      domain,
-      domain_test,
-      domain_names,
-      x,
-      x_test,
-      weight=weight,
-    )
-    return cls(
-      **array_clients.clients_of(
-        dataclasses.replace(pool, **array_checks.checked_fields(pool)),
-        partition=partition,
-        keys=keys,
-        keys_test=keys_test,
-        num_clients=num_clients,
-        client_ids=client_ids,
-        test_fraction=test_fraction,
+    if partition is None:
+      partition = 'iid' if keys is None else 'natural'
+    with errors.naming({'client': '`keys`', 'client_test': '`keys_test`'}):
+      pool = array_clients.CheckedPool(
+        name=name,
+        x=x,
+        y=y,
+        x_test=x_test,
+        y_test=y_test,
+        num_classes=num_classes,
+        domain=domain,
+        domain_test=domain_test,
+        domain_names=domain_names,
+        client=keys,
+        client_test=keys_test,
+        weight=weight,
         transform=transform,
         num_overlapping=num_overlapping,
-        name=name,
-        seed=seed,
       )
+    # It is not for test examples that are given.
+    fraction = test_fraction if x_test is None else None
+    return cls(
+      **pool.clients(num_clients, partition, seed, fraction, client_ids)
     )
 
   @classmethod

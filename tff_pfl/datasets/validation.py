@@ -9,6 +9,9 @@ whose training examples the other folds test.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 
 from tff_pfl import datasets
@@ -19,37 +22,52 @@ from tff_pfl.datasets import examples as examples_lib
 _DIVISION, _FOLDS = b'validation', b'folds'
 
 
-class _PartsOfTraining:
-  """Either part of the clients' training examples."""
+class _Division:
+  """A loader of clients' examples, some of which are held out for tests."""
 
   def __init__(
-    self, data: datasets.FederatedDataset, fraction: float, seed: int
+    self,
+    data: datasets.FederatedDataset,
+    read: Callable[[str], datasets.Examples],
+    hold_out: Callable[..., np.ndarray],
+    stream: list[int],
   ):
-    self._data = data
-    self._fraction = fraction
-    self._seed = seed
+    """Takes the clients' examples.
+
+    Args:
+      data: Data of the clients.
+      read: Function from a client's id to the examples to divide.
+      hold_out: Function from these, their number of overlapping neighbors and a
+        random generator to the positions of the test examples.
+      stream: Seed of the generators, without the client's own part.
+    """
+    self._read = read
+    self._hold_out = hold_out
+    self._gap = data.num_overlapping
+    self._stream = stream
     # Of the random streams, which also clients of a subset have.
     self._positions = {c: i for i, c in enumerate(data.client_ids)}
 
   def __call__(self, client_id: str, split: str) -> datasets.Examples:
-    examples = self._data.train(client_id)
-    available, gap = len(examples), self._data.num_overlapping
-    # Both parts have at least one.
-    num_held_out = min(
-      max(round(self._fraction * available), 1), available - gap - 1
-    )
-    if num_held_out < 1:
-      num_held_out = gap = 0
-    if self._data.num_overlapping:
-      # The last ones are held out: at random, each would have its neighbors,
-      # which are nearly the same, among those that are trained on.
-      order = np.arange(available)[::-1]
-    else:
-      seed = [self._seed, *_DIVISION, self._positions[client_id]]
-      order = np.random.default_rng(seed).permutation(available)
-    held_out = split == 'test'
-    chosen = order[:num_held_out] if held_out else order[num_held_out + gap :]
-    return examples.select(np.sort(chosen))
+    examples = self._read(client_id)
+    rng = np.random.default_rng([*self._stream, self._positions[client_id]])
+    tested = np.sort(self._hold_out(examples, self._gap, rng))
+    if split == 'test':
+      return examples.select(tested)
+    near = tested[:, np.newaxis] + np.arange(-self._gap, self._gap + 1)
+    return examples.select(np.setdiff1d(np.arange(len(examples)), near))
+
+
+def _part(fraction, examples, gap, rng):
+  """The positions of a part of a client's examples."""
+  available = len(examples)
+  # Both parts have at least one.
+  count = max(min(max(round(fraction * available), 1), available - gap - 1), 0)
+  if gap:
+    # The last ones: at random, each would have its neighbors, which are nearly
+    # the same, among those that are trained on.
+    return np.arange(available - count, available)
+  return rng.permutation(available)[:count]
 
 
 def validation_view(
@@ -70,51 +88,32 @@ def validation_view(
   Returns:
     The same clients; `train` has the rest of their training examples.
   """
-  return data.replaced(load=_PartsOfTraining(data, fraction, seed))
+  hold_out = functools.partial(_part, fraction)
+  return data.replaced(
+    load=_Division(data, data.train, hold_out, [seed, *_DIVISION])
+  )
 
 
-class _Folds:
-  """The examples of a fold, and all others."""
+def _all_examples(data, client_id):
+  return examples_lib.joined([data.train(client_id), data.test(client_id)])
 
-  def __init__(
-    self, data: datasets.FederatedDataset, fold: int, num_folds: int, seed: int
-  ):
-    self._data = data
-    self._fold = fold
-    self._num_folds = num_folds
-    self._seed = seed
-    self._positions = {c: i for i, c in enumerate(data.client_ids)}
 
-  def __call__(self, client_id: str, split: str) -> datasets.Examples:
-    examples = examples_lib.joined(
-      [self._data.train(client_id), self._data.test(client_id)]
-    )
-    positions, gap = np.arange(len(examples)), self._data.num_overlapping
-    if gap:
-      # At random, each would have its neighbors, which are nearly the same,
-      # among those that are trained on.
-      tested = np.array_split(positions, self._num_folds)[self._fold]
-    else:
-      seed = [self._seed, *_FOLDS, self._positions[client_id]]
-      tested = self._drawn(examples, np.random.default_rng(seed))
-    if split == 'test':
-      return examples.select(np.sort(tested))
-    near = tested[:, np.newaxis] + np.arange(-gap, gap + 1)
-    return examples.select(np.setdiff1d(positions, near))
-
-  def _drawn(self, examples, rng):
-    """The positions of a fold, stratified by domain and class."""
-    strata = np.zeros([2, len(examples)], np.int64)
-    if examples.y.ndim == 1 and np.issubdtype(examples.y.dtype, np.integer):
-      strata[0] = examples.y
-    if examples.domain is not None:
-      strata[1] = examples.domain
-    # Sorted by domain and class and at random within these: equidistant ones
-    # are a stratified sample.
-    order = np.lexsort((rng.random(len(examples)), *strata))
-    # Not always the same folds have an example more.
-    first = (self._fold + rng.integers(self._num_folds)) % self._num_folds
-    return order[first :: self._num_folds]
+def _fold(fold, num_folds, examples, gap, rng):
+  """The positions of a fold, stratified by domain and class."""
+  if gap:
+    # A range, as the neighbors are nearly the same.
+    return np.array_split(np.arange(len(examples)), num_folds)[fold]
+  strata = np.zeros([2, len(examples)], np.int64)
+  if examples.y.ndim == 1 and np.issubdtype(examples.y.dtype, np.integer):
+    strata[0] = examples.y
+  if examples.domain is not None:
+    strata[1] = examples.domain
+  # Sorted by domain and class and at random within these: equidistant ones
+  # are a stratified sample.
+  order = np.lexsort((rng.random(len(examples)), *strata))
+  # Not always the same folds have an example more.
+  first = (fold + rng.integers(num_folds)) % num_folds
+  return order[first::num_folds]
 
 
 def fold_view(
@@ -136,4 +135,6 @@ def fold_view(
   Returns:
     The same clients; `train` has the examples of the other folds.
   """
-  return data.replaced(load=_Folds(data, fold, num_folds, seed))
+  read = functools.partial(_all_examples, data)
+  hold_out = functools.partial(_fold, fold, num_folds)
+  return data.replaced(load=_Division(data, read, hold_out, [seed, *_FOLDS]))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Optional
 
 import numpy as np
+import pandas as pd
 
 from tff_pfl import errors
 from tff_pfl.datasets.partitioning import base, dealing
@@ -74,20 +75,6 @@ def choose_clients(
   return [client_ids[position] for position in np.sort(chosen)]
 
 
-def _as_keys(keys: Any) -> np.ndarray:
-  """Returns keys as an array; of integers or strings if all are such."""
-  if isinstance(keys, np.ma.MaskedArray):
-    return np.asarray(keys, object)
-  array = np.asarray(keys)
-  if array.dtype.kind in 'OTU':
-    # Mixed lists would become strings, a client of 1 and one of '1' the same.
-    kinds = set(map(type, array if isinstance(keys, np.ndarray) else keys))
-    if all(issubclass(kind, str) for kind in kinds):
-      return np.array(array.tolist(), str)
-    return np.asarray(keys, object)
-  return array
-
-
 def own_clients(
   pool: base.Pool, num_clients: Optional[int], seed: int
 ) -> tuple[base.Partition, list[str]]:
@@ -120,41 +107,39 @@ def by_key(
     The partition, in which each client keeps the order of the data, and the
     clients' ids, which are the distinct keys, sorted.
   """
-  train, test = (
-    np.asarray([]) if k is None else _as_keys(k) for k in (keys, keys_test)
-  )
-  for key, part, y in (
-    (name, train, pool.y),
-    (f'{name}_test', test, pool.y_test),
+  columns, kinds = [], []
+  for key, values, y in (
+    (name, keys, pool.y),
+    (f'{name}_test', keys_test, pool.y_test),
   ):
     count = 0 if y is None else len(y)
+    # Of objects, as NumPy makes strings of 1 and '1', and floats of integers
+    # with and without a sign.
+    column = np.asarray([] if values is None else values, object)
+    kind = pd.api.types.infer_dtype(column.ravel(), skipna=False)
     errors.expect(
-      part.shape == (count,) and (part.dtype.kind in 'iuUS' or not count),
+      column.shape == (count,)
+      and kind in ('integer', 'string', 'bytes', 'empty'),
       key,
       f'{count} integers or strings, all of one type, one per example',
-      f'{part.dtype} of shape {part.shape}',
+      f'{kind} of shape {column.shape}',
     )
-  if len(test):
-    errors.expect(
-      (train.dtype.kind in 'iu') == (test.dtype.kind in 'iu'),
-      f'{name}_test',
-      f'of the kind of `{name}` ({train.dtype})',
-      test.dtype,
-    )
-    if np.result_type(train, test).kind == 'f':
-      # Signed and unsigned integers would become floats and be rounded.
-      train = train.astype(object)
-    train = np.concatenate([train, test])
-  distinct, owners = np.unique(train, return_inverse=True)
-  num_train = len(pool.y)
+    columns.append(column)
+    kinds += [kind] * bool(count)
+  errors.expect(
+    len({*kinds}) < 2, f'{name}_test', f'of the kind of `{name}`', kinds[-1:]
+  )
+  owners, distinct = pd.factorize(np.concatenate(columns), sort=True)
   parts = base.Partition(
-    dealing.group(np.arange(num_train), owners[:num_train], len(distinct)),
-    dealing.group(np.arange(len(test)), owners[num_train:], len(distinct)),
+    *(
+      dealing.group(np.arange(len(part)), part, len(distinct))
+      for part in np.split(owners, [len(pool.y)])
+    )
   )
   ids = [
     key.decode(errors='backslashreplace')
     if isinstance(key, bytes)
     else str(key)
-    for key in distinct.tolist()
+    for key in distinct
   ]
   return parts, ids
