@@ -129,9 +129,7 @@ def test_of_a_table_the_encoding_is_exported_too(programs, monkeypatch):
   data_flags_test.write_table(
     programs, 'ill', lambda i: ('no', 'yes')[i % 3 % 2]
   )
-  programs.succeed(
-    'train', *data_flags_test.FLAGS, '--dataset_label=ill'
-  )
+  programs.succeed('train', *data_flags_test.FLAGS, '--dataset_label=ill')
   # To which the table's path is relative.
   monkeypatch.chdir(programs.directory)
   run = open_run.open_run('run')

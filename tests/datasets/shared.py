@@ -17,7 +17,7 @@ from tff_pfl.datasets import examples
 def one_line_error(match, error=ValueError):
   """Expects an error whose message is one line."""
   with pytest.raises(error, match=match) as caught:
-    yield
+    yield caught
   assert '\n' not in str(caught.value)
 
 

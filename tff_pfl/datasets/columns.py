@@ -45,10 +45,12 @@ def error(
   place = int(np.argmax(bad))
   cell = column.iloc[place]
   cell = 'none' if pd.isna(cell) else repr(json_value(cell))
+  label = column.index[place]
+  label = ', '.join(map(str, label if isinstance(label, tuple) else [label]))
   remedy = remedy.replace('COLUMN', f'frame[{column.name!r}]')
   return ValueError(
     f'Expected the column {column.name!r} to have {contents}, found {cell} at'
-    f' index {column.index[place]}: {remedy}.'
+    f' index {label}: {remedy}.'
   )
 
 
@@ -56,7 +58,7 @@ def json_value(cell: Any) -> Any:
   """Returns a cell as a type of JSON; 3.0 is 3."""
   if isinstance(cell, np.generic):
     cell = cell.item()
-  if isinstance(cell, float) and cell.is_integer():
+  if isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53:
     cell = int(cell)
   return cell if isinstance(cell, (bool, int, float)) else str(cell)
 
@@ -99,12 +101,15 @@ def numbers(column: pd.Series) -> Optional[np.ndarray]:
   elif column.dtype.kind == 'c' or not (
     types.is_numeric_dtype(column.dtype) or types.is_bool_dtype(column.dtype)
   ):
+    texts = column.where(column.map(lambda cell: isinstance(cell, str)))
+    is_word = texts.notna() & pd.to_numeric(texts, errors='coerce').isna()
     raise error(
       column,
       'numbers, strings, categories or dates, not the type'
       f' {types.infer_dtype(column, skipna=True)}',
       "`pd.to_numeric(COLUMN, errors='coerce')`, `pd.to_datetime(COLUMN)` and"
       " `COLUMN.astype('category')` make them",
+      is_word if is_word.any() else None,
     )
   values = column.to_numpy(float, na_value=np.nan)
   if (is_large := np.abs(values) > _MAX_NUMBER).any():

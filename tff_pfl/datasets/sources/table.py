@@ -56,7 +56,8 @@ def read_table(path: str, options: Mapping[str, Any]) -> pd.DataFrame:
       path, f'a text in UTF-8, found another ({error})', {'encoding': 'cp1252'}
     ) from None
   except (ValueError, TypeError, LookupError, pd.errors.ParserWarning) as error:
-    message = f'a table that pandas.{reader.__name__} reads, found: {error}'
+    reason = ' '.join(str(error).split())
+    message = f'a table that pandas.{reader.__name__} reads, found: {reason}'
     raise _error(path, message, {'sep': ';', 'decimal': ','}) from None
   if not is_parquet and not {'header', 'names'} & set(options):
     _check_heading(path, content, options, frame)
