@@ -135,8 +135,9 @@ def _load_clients(run):
     path = _CLIENTS_CSV.value
     frame = table.read_new(path, run.encoding)
     with own_files.naming(path):
-      return run.encoding.new_clients(
+      return datasets.FederatedDataset.from_frame(
         frame,
+        encoding=run.encoding,
         seed=run.config.seed,
         test_fraction=_TEST_FRACTION.value,
         name=os.path.basename(path),

@@ -40,7 +40,7 @@ def test_test_fraction_of_data_by_client_is_their_loader_s_own(tmp_path):
   rows = [f'{i % 2},{i}' for i in range(40)]
   path.write_text('\n'.join(['label,age', *rows]))
   dataset = datasets.load_dataset(
-    'tabular',
+    'table',
     num_clients=2,
     partition='iid',
     data_dir=str(path),

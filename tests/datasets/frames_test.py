@@ -46,6 +46,10 @@ def _load(frame=None, label='ill', client='hospital', domain='sex', **options):
   )
 
 
+def _new(encoding, frame, **options):
+  return _from_frame(frame, encoding=encoding, **options)
+
+
 def _all(dataset, split='train'):
   """The fields of all clients, by name."""
   parts = [getattr(dataset, split)(c).as_dict() for c in dataset.client_ids]
@@ -295,14 +299,14 @@ def test_a_split_column_decides_what_is_tested_on():
 def test_a_column_says_how_much_rows_weigh():
   frame = _patients(share=np.arange(_COUNT) / 4, weight=None)
   dataset = _load(frame, weight='share')
-  new = dataset.encoding.new_clients(frame, test_fraction=0.2)
+  new = _new(dataset.encoding, frame, test_fraction=0.2)
   assert new.fingerprint == dataset.fingerprint
   means, deviations = dataset.encoding.means, dataset.encoding.deviations
   for part in (dataset.train('a'), new.test('b')):
     ages = part.x[:, 0] * deviations[0] + means[0]
     np.testing.assert_allclose(part.weight, (ages - 20) / 4, atol=1e-5)
   # New rows may lack it.
-  new = dataset.encoding.new_clients(frame.drop(columns='share'))
+  new = _new(dataset.encoding, frame.drop(columns='share'))
   assert new.element_spec == dataset.element_spec
   assert set(new.train('a').weight) == {1}
 
@@ -310,7 +314,7 @@ def test_a_column_says_how_much_rows_weigh():
 def test_new_rows_are_encoded_as_those_of_the_training():
   frame = _patients()
   dataset = _load(frame, test_fraction=0)
-  new = dataset.encoding.new_clients(frame, test_fraction=0)
+  new = _new(dataset.encoding, frame, test_fraction=0)
   assert new.fingerprint == dataset.fingerprint
   # Other dtypes of the same values, another order of columns.
   same = frame[frame.columns[::-1]].astype({'age': float, 'code': str})
@@ -319,7 +323,7 @@ def test_new_rows_are_encoded_as_those_of_the_training():
     np.testing.assert_array_equal(field, expected)
   # Without a client column all are of one client.
   alone = frame.drop(columns='hospital')
-  assert dataset.encoding.new_clients(alone).client_ids == ('client',)
+  assert _new(dataset.encoding, alone).client_ids == ('client',)
 
 
 def test_values_that_only_new_rows_have_are_none_of_those_known(caplog):
@@ -470,4 +474,4 @@ def test_frames_of_another_form_are_one_line_errors():
 def test_new_rows_of_another_kind_are_errors(columns, match):
   encoding = _load(_patients(day=_DAYS)).encoding
   with shared.one_line_error(match):
-    encoding.new_clients(_patients(**{'day': _DAYS, **columns}))
+    _new(encoding, _patients(**{'day': _DAYS, **columns}))

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.datasets import array_checks, array_clients, partitioning
+from tff_pfl.datasets import array_checks, array_clients, frames, partitioning
 from tff_pfl.datasets import client_data as client_data_lib
 from tff_pfl.datasets import examples as examples_lib
 
@@ -376,7 +376,7 @@ class FederatedDataset:
     cls,
     frame: pd.DataFrame,
     *,
-    label: Union[str, Sequence[str]],
+    label: Union[str, Sequence[str], None] = None,
     client: Optional[str] = None,
     domain: Optional[str] = None,
     split: Optional[str] = None,
@@ -388,6 +388,7 @@ class FederatedDataset:
     test_fraction: Optional[float] = None,
     seed: int = 0,
     name: str = 'frame',
+    encoding: Optional[frames.FrameEncoding] = None,
   ) -> 'FederatedDataset':
     """Makes clients of a pandas data frame, whose rows are examples.
 
@@ -417,14 +418,20 @@ class FederatedDataset:
         stratified by domain and class; None for 0.2, or with `split`.
       seed: Seed of the partition and the test set, non-negative.
       name: Name of the data set.
+      encoding: The encoding of a run (`Run.encoding`), for clients with new
+        rows, all of the client column, or a client called client without it.
+        The frame has the columns that the encoding names, and the other
+        arguments but `seed`, `test_fraction` and `name` are not used.
 
     Raises:
       ValueError: If a column cannot be read so; the message says what pandas
         can do about it.
     """
-    # It makes instances of this class.
-    from tff_pfl.datasets import frames
-
+    if encoding is not None:
+      return cls(
+        **frames.new_clients(frame, encoding, seed, test_fraction, name)
+      )
+    errors.expect(label is not None, 'label', 'the name of a column', label)
     encoding = frames.fit(
       frame,
       label=label,
@@ -436,14 +443,10 @@ class FederatedDataset:
       features=features,
       name=name,
     )
-    return frames.to_clients(
-      frame,
-      encoding,
-      num_clients=num_clients,
-      partition=partition,
-      test_fraction=test_fraction,
-      seed=seed,
-      name=name,
+    return cls(
+      **frames.clients(
+        frame, encoding, num_clients, partition, seed, test_fraction, name
+      )
     )
 
   @classmethod

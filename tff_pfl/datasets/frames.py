@@ -28,9 +28,8 @@ from pandas.api import types
 from sklearn import preprocessing
 
 from tff_pfl import errors
-from tff_pfl.datasets import arrays as arrays_lib
+from tff_pfl.datasets import array_clients, partitioning
 from tff_pfl.datasets import columns as columns_lib
-from tff_pfl.datasets import federated_dataset, partitioning
 
 TASKS = ('classification', 'regression')
 _SPLITS = ('train', 'test')
@@ -216,9 +215,9 @@ class FrameEncoding:
       columns[f'probability_{name}'] = column
     return pd.DataFrame(columns, index)
 
-  def arrays(
+  def pool(
     self, frame: pd.DataFrame, labels: np.ndarray, name: str
-  ) -> arrays_lib.Arrays:
+  ) -> array_clients.CheckedPool:
     """Returns examples whose inputs are the rows' positions.
 
     Args:
@@ -245,7 +244,7 @@ class FrameEncoding:
       split = columns_lib.complete(frame[self.split]).astype(str).str.lower()
       is_test = columns_lib.known_positions(split, _SPLITS) > 0
       parts = {'': ~is_test, '_test': is_test}
-    return arrays_lib.Arrays(
+    return array_clients.CheckedPool(
       name=name,
       num_classes=len(self.classes) or None,
       domain_names=self.domains or None,
@@ -255,41 +254,6 @@ class FrameEncoding:
         for suffix, chosen in parts.items()
         if values is not None
       },
-    )
-
-  def new_clients(
-    self,
-    frame: pd.DataFrame,
-    *,
-    test_fraction: Optional[float] = None,
-    seed: int = 0,
-    name: str = 'frame',
-  ) -> federated_dataset.FederatedDataset:
-    """Makes clients of later rows, with the encoding of the training rows.
-
-    The client column gives the clients; without it all rows are of one client,
-    called client. The split column, where there is one, gives the test rows.
-
-    Args:
-      frame: Rows with the columns of inputs and labels.
-      test_fraction: Fraction of a client's rows in its test set, in [0, 1);
-        None for 0.2, or with a split column.
-      seed: Seed of the choice of test rows.
-      name: Name of the data set.
-    """
-    frame = _with_names(frame)
-    own = self
-    if self.client not in frame:
-      frame = frame.assign(**{_ONE_CLIENT: _ONE_CLIENT})
-      own = dataclasses.replace(self, client=_ONE_CLIENT)
-    labels = self.labels(frame)
-    return _deal(
-      own.arrays(frame, labels, name),
-      self,
-      self.rows(frame),
-      labels,
-      seed=seed,
-      test_fraction=test_fraction,
     )
 
 
@@ -476,18 +440,19 @@ def fit(
 
 
 def _standardized(
-  encoding: FrameEncoding,
-  clients: federated_dataset.FederatedDataset,
-  values: np.ndarray,
+  encoding: FrameEncoding, values: np.ndarray, clients: Mapping[str, Any]
 ) -> FrameEncoding:
   """Returns the encoding with the moments of clients' training rows.
 
-  The clients' inputs are positions in `values`, which has for regression the
-  label last.
+  Args:
+    encoding: The encoding.
+    values: Columns of numbers, for regression with the label last, `[rows,
+      columns]`.
+    clients: Arguments of `FederatedDataset`, with positions of rows as inputs.
   """
   if not values.shape[1]:
     return encoding
-  trained = [clients.train(client_id).x for client_id in clients.client_ids]
+  trained = [clients['load'](c, 'train').x for c in clients['client_ids']]
   with np.errstate(invalid='ignore'):
     scaler = preprocessing.StandardScaler().fit(values[np.concatenate(trained)])
   # A column may have no value among these rows.
@@ -499,51 +464,40 @@ def _standardized(
   )
 
 
-def _deal(
-  arrays: arrays_lib.Arrays,
+def _encoded(
+  pool: array_clients.CheckedPool,
   encoding: FrameEncoding,
   rows: Rows,
   labels: np.ndarray,
-  **options: Any,
-) -> federated_dataset.FederatedDataset:
-  """Deals examples with the inputs and targets of models to clients.
-
-  Args:
-    arrays: The encoding's `arrays`.
-    encoding: The whole encoding.
-    rows: The encoding's `rows`.
-    labels: The encoding's `labels`.
-    **options: Options of `Arrays.to_clients`.
-  """
+) -> array_clients.CheckedPool:
+  """Returns a pool whose inputs and targets are those of models."""
   targets = encoding.targets(labels)
-  data = dataclasses.replace(
-    arrays,
-    y=targets[arrays.x],
-    y_test=None if arrays.x_test is None else targets[arrays.x_test],
+  return dataclasses.replace(
+    pool,
+    y=targets[pool.x],
+    y_test=None if pool.x_test is None else targets[pool.x_test],
     transform=_Inputs(encoding, rows),
-  ).to_clients(**options)
-  data.encoding = encoding
-  return data
+  )
 
 
-def to_clients(
+def clients(
   frame: pd.DataFrame,
   encoding: FrameEncoding,
-  *,
-  num_clients: Optional[int] = None,
-  partition: Union[str, partitioning.Partitioner, None] = None,
-  test_fraction: Optional[float] = None,
-  seed: int = 0,
-  name: str = 'frame',
-) -> federated_dataset.FederatedDataset:
+  num_clients: Optional[int],
+  partition: Union[str, partitioning.Partitioner, None],
+  seed: int,
+  test_fraction: Optional[float],
+  name: str,
+) -> dict[str, Any]:
   """Deals a frame's rows to clients and standardizes them.
 
   Args:
     frame: The rows that the encoding was fitted to.
     encoding: The encoding, without means and deviations.
+    num_clients: See `FederatedDataset.from_frame`, as for the others.
 
-  The other arguments and the errors are those of
-  `FederatedDataset.from_frame`.
+  Returns:
+    The arguments of `FederatedDataset`.
   """
   errors.expect(
     encoding.split is None or test_fraction is None,
@@ -558,19 +512,38 @@ def to_clients(
     [],
   )
   labels, rows = encoding.labels(frame), encoding.rows(frame)
-  arrays = encoding.arrays(frame, labels, name)
-  if partition is None and encoding.client is None:
-    partition = 'iid'
-  options = dict(
-    num_clients=num_clients,
-    partition=partition,
-    seed=seed,
-    test_fraction=test_fraction,
-  )
-  # Dealt once to know each client's rows.
-  clients = arrays.to_clients(**options)
+  pool = encoding.pool(frame, labels, name)
+  if partition is None:
+    partition = 'iid' if encoding.client is None else 'natural'
+  options = num_clients, partition, seed, test_fraction
   values = rows.numbers
   if not encoding.classes:
     values = np.column_stack([values, labels])
-  encoding = _standardized(encoding, clients, values)
-  return _deal(arrays, encoding, rows, labels, **options)
+  # Dealt once to know each client's rows.
+  encoding = _standardized(encoding, values, pool.clients(*options))
+  pool = _encoded(pool, encoding, rows, labels)
+  return {**pool.clients(*options), 'encoding': encoding}
+
+
+def new_clients(
+  frame: pd.DataFrame,
+  encoding: FrameEncoding,
+  seed: int,
+  test_fraction: Optional[float],
+  name: str,
+) -> dict[str, Any]:
+  """Makes clients of new rows; see `FederatedDataset.from_frame`.
+
+  Returns:
+    The arguments of `FederatedDataset`.
+  """
+  frame = _with_names(frame)
+  with_client = encoding
+  if encoding.client not in frame:
+    frame = frame.assign(**{_ONE_CLIENT: _ONE_CLIENT})
+    with_client = dataclasses.replace(encoding, client=_ONE_CLIENT)
+  labels = encoding.labels(frame)
+  pool = with_client.pool(frame, labels, name)
+  pool = _encoded(pool, encoding, encoding.rows(frame), labels)
+  arguments = pool.clients(None, 'natural', seed, test_fraction)
+  return {**arguments, 'encoding': encoding}

@@ -107,12 +107,25 @@ _ROW = 'train/1.jpg', '3-9', 'Male', 'White'
 @pytest.mark.parametrize(
   'rows, columns, kwargs, match',
   [
-    ([_ROW[:2] + _ROW[3:]], 'file,age,race', {}, 'the columns gender, found f'),
+    (
+      [_ROW[:2] + _ROW[3:]],
+      'file,age,race',
+      {},
+      'columns file, age, gender, race, found f',
+    ),
     *(
       ([row], 'file,age,gender,race', kwargs, match)
       for row, kwargs, match in (
-        (('train/1.jpg', '9-Mar', *_ROW[2:]), {}, "0-2, .* age, found '9-Mar'"),
-        ((*_ROW[:3], 'Martian'), {}, "one of White, .* as race, found 'Martia"),
+        (
+          ('train/1.jpg', '9-Mar', *_ROW[2:]),
+          {},
+          "'age' to have one of 0-2, .*found '9-Mar'",
+        ),
+        (
+          (*_ROW[:3], 'Martian'),
+          {},
+          "'race' to have one of White, .*, found 'Martia",
+        ),
         (('train/99.jpg', *_ROW[1:]), {}, '99.jpg` to be an image file, found'),
         (_ROW, dict(image_size=4), '`image_size`'),
       )

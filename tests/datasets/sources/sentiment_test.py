@@ -149,9 +149,9 @@ def test_users_are_a_seeded_choice_of_those_with_enough_texts(tmp_path):
 @pytest.mark.parametrize(
   'columns, rows, match',
   [
-    ('domain label', [('d', 1)], 'columns text, found domain, label'),
+    ('domain label', [('d', 1)], 'columns text, .*found domain, label'),
     ('text label', [('t', 1)], 'client, user or domain, found text'),
-    ('text label user', [('a', 1, 'u')], r"two or .*found \['1'\]"),
+    ('text label user', [('a', 1, 'u')], 'two or more classes, found 1'),
     *(
       (
         'text label user',
@@ -159,16 +159,16 @@ def test_users_are_a_seeded_choice_of_those_with_enough_texts(tmp_path):
         match,
       )
       for label, match in (
-        ('', 'a label in every row, found none in row 3'),
-        ('nan', 'a label in every row, found none in row 3'),
-        ('inf', "all numbers or all words, found 'inf'"),
+        ('', "'label' to have a value in every row, found none at index 2"),
+        ('nan', "'label' to have a value in every row, found none at index 2"),
+        ('inf', 'numbers up to .*, found inf'),
       )
     ),
   ],
 )
 def test_files_of_another_form_are_named(tmp_path, columns, rows, match):
   path = _write(tmp_path / 'reviews.csv', rows, columns.split())
-  with shared.one_line_error(f'reviews.csv`.*{match}'):
+  with shared.one_line_error(f'reviews.csv.*{match}'):
     _load(path)
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from tests.datasets import shared
+from tff_pfl import datasets
 from tff_pfl.datasets.sources import table
 
 _COUNT = 24
@@ -93,7 +94,8 @@ def test_parquet_gives_what_csv_gives(tmp_path, expected):
   # New rows may have either form.
   for name in ('a.parquet', 'expected.csv'):
     frame = table.read_new(str(tmp_path / name), data.encoding)
-    assert data.encoding.new_clients(frame).fingerprint == expected
+    new = datasets.FederatedDataset.from_frame(frame, encoding=data.encoding)
+    assert new.fingerprint == expected
 
 
 def test_columns_have_the_roles_that_are_named(tmp_path):

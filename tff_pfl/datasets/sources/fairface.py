@@ -22,12 +22,11 @@ import os
 from typing import Optional
 
 import numpy as np
-import pandas as pd
 
 from tff_pfl import errors
 from tff_pfl.datasets import arrays as arrays_lib
-from tff_pfl.datasets import files
-from tff_pfl.datasets.sources import images, table
+from tff_pfl.datasets import columns, files
+from tff_pfl.datasets.sources import images, own_files, table
 
 RACES = (
   'White',
@@ -64,14 +63,12 @@ def _read_labels(
   for image in paths:
     if not os.path.isfile(image):
       raise files.file_error(image, 'an image file', 'none')
-  codes = []
-  for column, names in ((label, LABELS[label]), ('race', RACES)):
-    code = pd.Categorical(frame[column], names).codes.astype(np.int32)
-    if (code < 0).any():
-      contents = f'a table with one of {", ".join(names)} as {column}'
-      raise files.file_error(path, contents, frame[column][code < 0].iloc[0])
-    codes.append(code)
-  return paths, *codes
+  with own_files.naming(path):
+    codes = (
+      columns.known_positions(frame[column], names)
+      for column, names in ((label, LABELS[label]), ('race', RACES))
+    )
+    return paths, *codes
 
 
 def load_fairface(

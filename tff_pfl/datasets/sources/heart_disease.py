@@ -25,7 +25,7 @@ from typing import Optional
 import pandas as pd
 
 from tff_pfl import errors
-from tff_pfl.datasets import federated_dataset, files, frames, partitioning
+from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.sources import own_files, table
 
 SITES = ('cleveland', 'hungarian', 'switzerland', 'va')
@@ -119,17 +119,13 @@ def load_heart_disease(
   frame = frame.assign(sex=groups['sex'], domain=groups[domain_column])
   features = [c for c in COLUMNS if c != domain_column or c == 'age']
   with own_files.naming(data_dir):
-    encoding = frames.fit(
+    return federated_dataset.FederatedDataset.from_frame(
       frame,
       label='num',
       client='site',
       domain='domain',
       task='classification',
       features=[c for c in features if c not in ('num', *drop)],
-    )
-    return frames.to_clients(
-      frame,
-      encoding,
       num_clients=num_clients,
       partition=partition,
       test_fraction=test_fraction,

@@ -201,23 +201,23 @@ def load_sentiment(
       domains = sorted(frame[_DOMAIN].unique())
       encoding = dataclasses.replace(encoding, domain=_DOMAIN, domains=domains)
     encoding = dataclasses.replace(encoding, client=client)
-    arrays = encoding.arrays(frame, encoding.labels(frame), 'sentiment')
-  options = dict(
-    num_clients=num_clients,
-    partition=partition or 'natural',
-    seed=seed,
-    test_fraction=test_fraction,
-  )
+    pool = encoding.pool(frame, encoding.labels(frame), 'sentiment')
+  options = num_clients, partition or 'natural', seed, test_fraction
   words = [vocabulary_lib.words_of(text) for text in frame['text']]
   number = functools.partial(vocabulary_lib.hashed, size=vocabulary_size)
   if vocabulary == 'learned':
     # Dealt once to see which texts are for training.
-    dealt = arrays.to_clients(**options)
-    training = [words[i] for c in dealt.client_ids for i in dealt.train(c).x]
+    clients = pool.clients(*options)
+    training = [
+      words[i]
+      for c in clients['client_ids']
+      for i in clients['load'](c, 'train').x
+    ]
     # Two numbers are for padding and for all other words.
     known = vocabulary_lib.most_frequent(training, vocabulary_size - 2)
     number = vocabulary_lib.numbered(known)
   x = vocabulary_lib.padded(
     [[number(word) for word in text[:max_words]] for text in words], max_words
   )
-  return dataclasses.replace(arrays, x=x).to_clients(**options)
+  pool = dataclasses.replace(pool, x=x)
+  return federated_dataset.FederatedDataset(**pool.clients(*options))

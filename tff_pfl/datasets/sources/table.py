@@ -197,7 +197,7 @@ def load_table(
         name in frame, 'drop', f'some of the columns ({names})', name
       )
     frame = frame.drop(columns=drop)
-    encoding = frames.fit(
+    data = federated_dataset.FederatedDataset.from_frame(
       frame,
       label=label.split(','),
       client=client,
@@ -205,14 +205,11 @@ def load_table(
       split=split,
       weight=weight,
       task=task,
-      name='table',
-    )
-    return frames.to_clients(
-      frame,
-      dataclasses.replace(encoding, read=options),
-      num_clients=num_clients,
       partition=partition,
+      num_clients=num_clients,
       test_fraction=test_fraction,
       seed=seed,
       name='table',
     )
+  data.encoding = dataclasses.replace(data.encoding, read=options)
+  return data
