@@ -518,13 +518,13 @@ def config_from_flags(
   dataset = given.get('dataset', run_config.RunConfig.dataset)
   dataset_arguments = DATASET_ARGUMENTS.given(dataset)
   if 'cohort_size' not in given:
-    given['num_clients'], given['partition'] = run_config.resolve_clients(
+    given['num_clients'], given['partition'] = datasets.resolve_clients(
       dataset,
       given.get('num_clients'),
       given.get('partition'),
-      dataset_arguments,
       data_dir=given.get('data_dir'),
       seed=given.get('seed', run_config.RunConfig.seed),
+      **dataset_arguments,
     )
     participation = _PARTICIPATION.value
     given['cohort_size'] = client_sampling.cohort_size_from_participation(

@@ -29,6 +29,13 @@ def _fields(element: Any) -> dict[str, Any]:
   return {}
 
 
+def _none_of(specs: dict[str, Any]) -> dict[str, Any]:
+  """Returns the fields of no examples."""
+  return tree.map_structure(
+    lambda spec: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype), specs
+  )
+
+
 class ClientDataSource:
   """A loader that reads a client's dataset each time it is called.
 
@@ -55,12 +62,6 @@ class ClientDataSource:
     self._splits = splits
     self._checks = array_checks.field_checks(num_classes, num_domains)
     specs = {name: self._spec(name) for name in splits}
-    errors.expect(
-      num_classes is not None or specs['train']['y'].dtype == tf.float32,
-      'num_classes',
-      'given for integer labels',
-      num_classes,
-    )
     self.spec = specs['train']
     errors.expect(
       specs['test'] == self.spec,
@@ -74,21 +75,20 @@ class ClientDataSource:
     """Returns the specs of one example, as they are after the checks."""
     structure = self._splits[split].element_type_structure
     specs = _fields(structure)
-    if not specs or not all(
-      isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()
-      for spec in tree.flatten(specs)
-    ):
-      raise ValueError(
-        f'Expected `{split}` to have single examples (x, y) or'
-        ' {"x": …, "y": …}, possibly with "weight" and "domain", of a fixed'
-        f' shape, found {structure!r}.'
-      )
-    empty = tree.map_structure(
-      lambda spec: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype), specs
+    errors.expect(
+      specs
+      and all(
+        isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()
+        for spec in tree.flatten(specs)
+      ),
+      split,
+      'single examples (x, y) or {"x": …, "y": …}, possibly with "weight" and'
+      ' "domain", of a fixed shape',
+      structure,
     )
     return tree.map_structure(
       lambda array: tf.TensorSpec(array.shape[1:], array.dtype),
-      self._checked(empty, split).as_dict(),
+      self._checked(_none_of(specs), split).as_dict(),
     )
 
   def _checked(
@@ -118,10 +118,7 @@ class ClientDataSource:
   def __call__(self, client_id: str, split: str) -> examples_lib.Examples:
     """Reads and checks a client's examples."""
     name = f'{split}[{client_id!r}]'
-    fields = tree.map_structure(
-      lambda spec: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype),
-      dict(self.spec),
-    )
+    fields = _none_of(dict(self.spec))
     if client_id in self._known[split]:
       data = self._splits[split].create_tf_dataset_for_client(client_id)
       size = int(data.cardinality())

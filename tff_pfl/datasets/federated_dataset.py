@@ -214,7 +214,6 @@ class FederatedDataset:
 
   def _counted(self, field: str, split: str, num_ids: int) -> np.ndarray:
     """Counts each client's ids in [0, num_ids); keeps the result."""
-    _check_split(split)
     errors.expect(
       num_ids,
       'data',
@@ -278,7 +277,6 @@ class FederatedDataset:
       A `ClientData` with elements `OrderedDict(x=…, y=…)`, with `weight` and
       `domain` if the dataset has them.
     """
-    _check_split(split)
     return client_data_lib.to_client_data(
       self.client_ids,
       self.element_spec,
@@ -487,6 +485,12 @@ class FederatedDataset:
     load = client_data_lib.ClientDataSource(
       {'train': train, 'test': test}, num_classes, num_domains
     )
+    errors.expect(
+      num_classes is not None or load.spec['y'].dtype == tf.float32,
+      'num_classes',
+      'given for integer labels',
+      num_classes,
+    )
     client_ids = [*dict.fromkeys([*train.client_ids, *test.client_ids])]
     load.expect_repeatable(client_ids)
     return cls(
@@ -500,6 +504,7 @@ class FederatedDataset:
 
   def _read(self, client_id: str, split: str) -> examples_lib.Examples:
     self._check_client(client_id)
+    errors.expect(split in SPLITS, 'split', "'train' or 'test'", split)
     examples = self.load(client_id, split)
     self._sizes[client_id, split] = len(examples)
     return examples
@@ -518,7 +523,3 @@ class FederatedDataset:
       f'one of the {self.num_clients} clients of {self.name!r}',
       client_id,
     )
-
-
-def _check_split(split: str) -> None:
-  errors.expect(split in SPLITS, 'split', "'train' or 'test'", split)

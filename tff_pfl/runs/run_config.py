@@ -40,28 +40,6 @@ _INFINITIES = ['inf', '-inf']
 _RUN_ARGUMENTS = ('keep_best', 'callbacks')
 
 
-def resolve_clients(
-  dataset: str,
-  num_clients: Optional[int],
-  partition: Optional[str],
-  dataset_arguments: Mapping[str, Any],
-  **options: Any,
-) -> tuple[int, str]:
-  """The number of clients and the partition of a run's data.
-
-  Args:
-    dataset: See `RunConfig`, as for the next three.
-    num_clients: None for the default.
-    partition: None for the default.
-    dataset_arguments: The loader's own arguments.
-    **options: `data_dir` and `seed`.
-  """
-  with _naming('dataset_arguments', dataset_arguments):
-    return datasets.resolve_clients(
-      dataset, num_clients, partition, **options, **dataset_arguments
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
   """The settings of a run.
@@ -230,14 +208,15 @@ class RunConfig:
 
   def _set_clients(self):
     """Sets the partition and the numbers of clients that are not given."""
-    num_clients, partition = resolve_clients(
-      self.dataset,
-      self.num_clients,
-      self.partition,
-      self.dataset_arguments,
-      data_dir=self.data_dir,
-      seed=self.seed,
-    )
+    with _naming('dataset_arguments', self.dataset_arguments):
+      num_clients, partition = datasets.resolve_clients(
+        self.dataset,
+        self.num_clients,
+        self.partition,
+        data_dir=self.data_dir,
+        seed=self.seed,
+        **self.dataset_arguments,
+      )
     object.__setattr__(self, 'num_clients', num_clients)
     object.__setattr__(self, 'partition', partition)
     if self.cohort_size is None:
