@@ -23,15 +23,12 @@ _NAN = np.array([[0], [1], [np.nan], [np.nan], [4], [5]])
   [
     (dict(x=_NAN), r'`x\[2, 0\]` to be finite, as float32, found nan'),
     (dict(x=np.full((6, 1), 1e300)), r'`x\[0, 0\]` to be finite.*found 1e.300'),
-    (dict(x_test=_NAN, y_test=[0] * 6), r'`x_test\[2, 0\]` to be finite'),
-    (dict(y=[0, 1, np.nan, 0, 1, 2]), r'`y\[2\]` to be finite'),
     *(
       (dict(y=y, num_classes=num_classes), match)
       for y, num_classes, match in (
         ([0, 1, 2, 3, 1, 5], 3, r'`y\[3\]` .* integer in \[0, 3\), found 3'),
         ([0, 1, -1, 3, 1, 0], None, r'`y\[2\]` .* found -1'),
         ([0, 1, 1.5, 3, 1, 0], 4, r'`y\[2\]` .* found 1.5'),
-        ([0, 1, 1, 2**40, 1, 0], None, r'`y\[3\]`'),
         (list('abcabc'), 3, '`y` to be a rectangular array of numbers'),
         ([0, 1, 0, 1, 0, 5000], None, '`num_classes` to be given.*found 5000'),
       )
@@ -53,7 +50,6 @@ _NAN = np.array([[0], [1], [np.nan], [np.nan], [4], [5]])
     (dict(num_clients=True), '`num_clients` to be an integer at least 1'),
     (dict(num_clients=None), '`num_clients` to be given, .*`keys`'),
     (dict(seed=-1), '`seed` to be an integer at least 0'),
-    (dict(seed=None), '`seed` to be an integer at least 0'),
     (dict(test_fraction=1.0), r'`test_fraction` to be a number in \[0, 1\)'),
     (dict(num_overlapping=1), '`num_overlapping` to be 0 where .*at random'),
     (dict(partition='shards:9'), '`shards_per_client` in .* to be at most 3'),
@@ -67,10 +63,7 @@ _NAN = np.array([[0], [1], [np.nan], [np.nan], [4], [5]])
     (dict(keys=[1] * 6, keys_test=[1]), '`keys_test` to be 0 integers'),
     (dict(keys=[1, '1'] * 3, num_clients=None), '`keys` .* all of one type'),
     (dict(x=np.ma.ones([6, 1])), '`x` to be an array without a mask'),
-    (dict(domain=np.ma.zeros(6, int)), '`domain` to be an array without'),
-    (dict(weight=[1, 2]), r'`weight` to be as long as `x` \(6 examples\)'),
     (dict(weight=[1, 2, 3, -0.5, 0, 1]), r'`weight\[3\]` .*negative, .*-0.5'),
-    (dict(weight=np.zeros(6)), '`weight` to be above 0 for one .*zeros only'),
     (dict(weight=np.ones([6, 1])), '`weight` to be one number per example'),
     (dict(x=_frame(list('abcdef'))), '`x` to be a rectangular array'),
     (dict(x=_frame([1, 2, None, 4, 5, 6])), r'`x\[2, 1\]` to be finite'),

@@ -109,20 +109,6 @@ def test_clients_are_read_only_when_asked_for(monkeypatch):
   assert len(set(read)) == 5 and 'another' not in read
 
 
-def test_pairs_and_more_than_one_read_batch_are_read_in_order():
-  n = 2500
-  data = tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
-    ['only'],
-    lambda _: tf.data.Dataset.range(n).map(
-      lambda i: (tf.cast(i, tf.float32), i % 2)
-    ),
-  )
-  dataset = FederatedDataset.from_client_data(data, data, num_classes=2)
-  part = dataset.train('only')
-  np.testing.assert_array_equal(part.x, np.arange(n))
-  np.testing.assert_array_equal(part.y, np.arange(n) % 2)
-
-
 def test_regression_client_data():
   data = _client_data(a=([[1.0], [2.0]], [0.5, 0.25]))
   dataset = FederatedDataset.from_client_data(data, data, num_classes=None)
@@ -166,13 +152,6 @@ def test_what_has_no_end_or_does_not_repeat_is_refused(
     FederatedDataset.from_client_data(
       data.preprocess(change), data, num_classes=4
     )
-
-
-def test_seeded_changes_repeat():
-  data = _dataset().to_client_data()
-  seeded = data.preprocess(lambda d: d.shuffle(9, 1).repeat(2))
-  back = FederatedDataset.from_client_data(seeded, data, num_classes=4)
-  assert back.class_counts().sum() == 2 * _dataset().class_counts().sum()
 
 
 def test_bad_examples_are_errors_that_name_the_client():

@@ -59,15 +59,6 @@ def test_both_parts_have_an_example_where_there_are_two(data):
     assert view.num_train_examples(two) == view.num_test_examples(two) == 1
 
 
-def test_the_seed_decides(data):
-  client_id = data.client_ids[2]
-  first, again, other = (
-    _views(data, seed=seed).test(client_id).x.tolist() for seed in (1, 1, 2)
-  )
-  assert first == again
-  assert first != other
-
-
 def test_of_examples_that_overlap_the_last_are_held_out_after_a_gap():
   data = datasets.FederatedDataset.from_arrays(
     np.arange(26.0)[:, np.newaxis],

@@ -83,13 +83,6 @@ def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
       f'of shape {form} like `{name}`',
       form_test,
     )
-  weights = checked.get('weight', np.ones(1))
-  errors.expect(
-    weights.any() or not weights.size,
-    'weight',
-    'above 0 for one example at least, as nothing is trained without',
-    'zeros only',
-  )
   if num_classes is None and checked['y'].dtype == np.int32:
     num_classes = _number_of_ids('num_classes', checked, 'y')
   if 'domain' in checked and names is None:

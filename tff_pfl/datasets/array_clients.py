@@ -116,7 +116,12 @@ class CheckedPool(partitioning.Pool):
       ),
       num_classes=self.num_classes,
       load=_ArrayClients(
-        {'train': train, 'test': test},
+        {
+          split: examples_lib.Examples(
+            **{name: part[name] for name in part if name != 'client'}
+          )
+          for split, part in (('train', train), ('test', test))
+        },
         {
           split: dict(zip(client_ids, indices))
           for split, indices in zip(('train', 'test'), parts)
@@ -153,39 +158,38 @@ class CheckedPool(partitioning.Pool):
 
 @dataclasses.dataclass(frozen=True)
 class _ArrayClients:
-  """A loader of clients: by split the arrays and each client's indices."""
+  """A loader of clients: all examples of a split and each client's indices."""
 
-  arrays: dict[str, dict[str, Any]]
+  splits: dict[str, examples_lib.Examples]
   indices: dict[str, dict[str, np.ndarray]]
   transform: Optional[Transform]
 
   def __call__(self, client_id: str, split: str) -> examples_lib.Examples:
-    """Slices the client's examples; inputs are transformed on first use."""
-    arrays, indices = self.arrays[split], self.indices[split][client_id]
-    fields = {
-      name: arrays[name][indices]
-      for name in ('y', 'domain', 'weight')
-      if name in arrays
-    }
+    """Selects the client's examples; inputs are transformed on first use."""
+    part = self.splits[split].select(self.indices[split][client_id])
+    if self.transform is None:
+      return part
     content = None
     if hasattr(self.transform, 'content'):
-      x = arrays['x'][indices]
-      content = lambda: self.transform.content(x)  # noqa: E731
+      content = lambda: self.transform.content(part.x)  # noqa: E731
     return examples_lib.Examples(
-      lambda: self._inputs(arrays['x'], indices), content=content, **fields
+      lambda: self._transformed(part.x),
+      part.y,
+      part.domain,
+      content,
+      part.weight,
     )
 
-  def _inputs(self, x: Any, indices: np.ndarray) -> Any:
-    x = tree.map_structure(lambda array: array[indices], x)
-    if self.transform is not None:
-      x = tree.map_structure(np.asarray, self.transform(x))
-      for array in tree.flatten(x):
-        errors.expect(
-          array.shape[:1] == (len(indices),),
-          'transform(x)',
-          f'{len(indices)} examples, as many as it was given',
-          array.shape,
-        )
+  def _transformed(self, x: Any) -> Any:
+    num_examples = len(tree.flatten(x)[0])
+    x = tree.map_structure(np.asarray, self.transform(x))
+    for array in tree.flatten(x):
+      errors.expect(
+        array.shape[:1] == (num_examples,),
+        'transform(x)',
+        f'{num_examples} examples, as many as it was given',
+        array.shape,
+      )
     return x
 
 

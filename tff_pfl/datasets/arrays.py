@@ -120,7 +120,8 @@ class Arrays(array_clients.CheckedPool):
         its test set, stratified by domain and class. None to divide training
         and test examples separately, or for 0.2 without test examples.
     """
-    rule = partitioning.rule_or_default(partition, self.client is not None)
+    has_clients = self.client is not None
+    _, rule = partitioning.defaults(num_clients, partition, has_clients)
     return federated_dataset.FederatedDataset(
       **self.clients(num_clients, rule, seed, test_fraction)
     )

@@ -126,15 +126,6 @@ def make_partitioner(spec: Union[str, Partitioner]) -> Partitioner:
     return rule(**parameters)
 
 
-def rule_or_default(
-  partition: Union[str, Partitioner, None], has_clients: bool
-) -> Partitioner:
-  """Makes a rule; None is natural for examples with clients, or `shards:2`."""
-  if partition is None:
-    return Natural() if has_clients else Shards(2)
-  return make_partitioner(partition)
-
-
 def defaults(
   num_clients: Optional[int],
   partition: Union[str, Partitioner, None],
@@ -144,13 +135,16 @@ def defaults(
 
   Args:
     num_clients: Number of clients; None for 30, or for all of the data's own.
-    partition: A rule or its text; None for `rule_or_default`.
+    partition: A rule or its text; None for natural if the examples name their
+      clients, or else `shards:2`.
     has_clients: True if the examples name their clients.
 
   Returns:
     Both; the number is None for all clients of the rule natural.
   """
-  rule = rule_or_default(partition, has_clients)
+  if partition is None:
+    partition = Natural() if has_clients else Shards(2)
+  rule = make_partitioner(partition)
   if num_clients is None and not isinstance(rule, Natural):
     num_clients = NUM_CLIENTS
   return num_clients, rule
