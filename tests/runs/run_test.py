@@ -1,4 +1,3 @@
-import collections
 import dataclasses
 import gc
 import json
@@ -16,7 +15,6 @@ from tests.methods import toy_problems
 from tests.models import keras_models
 from tff_pfl import datasets, errors
 from tff_pfl.core import personalization
-from tff_pfl.datasets.sources import table_encoding
 from tff_pfl.methods import fed_rep, registry
 from tff_pfl.models import (
   class_weights,
@@ -342,46 +340,48 @@ def test_folders_without_a_run_that_can_be_used_are_refused(tmp_path, runtime):
     run.summary  # noqa: B018
 
 
-def test_rows_of_a_table_need_the_encoding_of_the_run(directory):
+def test_rows_of_a_frame_need_the_encoding_of_the_run(directory):
   run = open_run.open_run(directory)
-  with pytest.raises(errors.RunError, match='run on a table .* on digits'):
-    run.encoding  # noqa: B018
-  run.data.encoding = 'of a table'
-  with pytest.raises(ValueError, match='encoding.json.* a file, found none'):
+  with pytest.raises(errors.RunError, match='run on a frame or table'):
     run.encoding  # noqa: B018
 
 
-def test_rows_of_a_table_are_predicted_in_parts_and_in_their_unit(
-  directory, monkeypatch
-):
-  run = open_run.open_run(directory)
-  encoding = table_encoding.TableEncoding(
-    table_encoding.Columns('y', task='regression'),
-    numbers=['a', 'b'],
-    categories={},
-    grouped=[],
-    indicators=[],
-    classes=[],
-    domains=[],
-    means=[1, 0, 100],
-    deviations=[2, 1, 10],
+def test_rows_of_a_frame_are_predicted_in_their_unit(tmp_path, monkeypatch):
+  days = np.arange(40)
+  frame = pd.DataFrame(
+    {
+      'shop': np.array(['a', 'b'])[days % 2],
+      'rain': np.array(['no', 'yes'])[days // 2 % 2],
+      'day': days,
+      'sales': 1000.0 + 10 * days,
+    }
   )
-  model = zoo.linear(
-    collections.OrderedDict(
-      x=tf.TensorSpec([2], tf.float32), y=tf.TensorSpec([], tf.float32)
-    ),
-    None,
+  data = datasets.FederatedDataset.from_frame(
+    frame, label='sales', client='shop'
   )
-  monkeypatch.setattr(run_lib.Run, 'model', model)
-  monkeypatch.setattr(run_lib, '_MAX_INPUTS', 4)
-  run.encoding = encoding
-  weights = {
-    'head/kernel': np.float32([[1], [2]]),
-    'head/bias': np.float32([0.5]),
-  }
-  table = pd.DataFrame({'b': ['1', '0', None], 'a': ['1', '3', '5']}, dtype=str)
-  outputs = run.predict_rows(encoding.encode(table), weights)
-  np.testing.assert_allclose(outputs, [[125], [115], [125]])
+  process = registry.build('fed_avg', zoo.linear(data.element_spec, None))
+  folder = str(tmp_path / 'run')
+  training.run(
+    process, data, folder, num_rounds=1, cohort_size=2, show_progress=False
+  )
+  # Nothing but the folder says how rows are encoded.
+  run = open_run.open_run(folder, process, data.replaced(encoding=None))
+  kernel, bias = run.personal_weights('a').values()
+  means, deviations = run.encoding.means, run.encoding.deviations
+  day = (days - means[0]) / deviations[0]
+  x = np.stack([day, frame['rain'] == 'no', frame['rain'] == 'yes'], axis=1)
+  expected = (x @ kernel + bias)[:, 0] * deviations[1] + means[1]
+  rows = frame.drop(columns=['shop', 'sales']).set_index(frame['day'] + 7)
+  monkeypatch.setattr(run_lib, '_MAX_INPUTS', 12)
+  predicted = run.predict('a', rows)
+  np.testing.assert_allclose(predicted['prediction'], expected, rtol=1e-5)
+  assert predicted.index.equals(rows.index)
+  path = tmp_path / 'run' / 'encoding.json'
+  for content, words in (('{', 'Expecting'), ('{"a": 1}', "argument 'a'")):
+    path.write_text(content)
+    run = open_run.open_run(folder, process, data)
+    with pytest.raises(ValueError, match=f'encoding.json.*{words}'):
+      run.encoding  # noqa: B018
 
 
 def test_run_whose_data_have_changed_is_refused(
