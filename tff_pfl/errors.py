@@ -49,7 +49,7 @@ _Function = TypeVar('_Function', bound=Callable[..., Any])
 _VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
 # By type, how a user gets one.
 _MADE_BY = {
-  'FederatedDataset': 'from_arrays and load_dataset make one',
+  'FederatedDataset': 'from_frame, from_arrays and load_dataset make one',
   'PersonalizedProcess': 'registry.build makes one',
   'Runtime': 'create_runtime makes one',
   'SplitModel': 'from_keras makes one of a Keras model',
