@@ -1,9 +1,9 @@
 """Federated datasets: clients and their examples.
 
 `load_dataset` gives a dataset by name, `load_arrays` its examples before they
-are divided among clients, `FederatedDataset.from_arrays` makes a dataset from
-the user's own arrays, `FederatedDataset.from_client_data` from TFF's
-`ClientData`. `partitioning` has the rules that make clients from central data,
+are divided among clients. `FederatedDataset` has methods that make a dataset of
+a pandas frame (`from_frame`), of arrays (`from_arrays`) and of TFF's `ClientData`
+(`from_client_data`). `partitioning` has the rules that make clients from central data,
 `sources` the data sets themselves.
 """
 

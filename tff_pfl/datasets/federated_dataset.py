@@ -48,8 +48,8 @@ class FederatedDataset:
   """Training and test examples of every client, read when asked for.
 
   `train` and `test` slice, convert, read or generate a client's examples and do
-  not keep them. Most users call `from_arrays` or `from_client_data`, or
-  `load_dataset` for a dataset by name.
+  not keep them. Most users call `from_frame`, `from_arrays` or
+  `from_client_data`, or `load_dataset` for a dataset by name.
 
   Attributes:
     name: Name of the dataset in tables and files.

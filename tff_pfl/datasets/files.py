@@ -87,13 +87,6 @@ def file_error(path: str, constraint: str, found: object) -> FileError:
   )
 
 
-def unreadable_error(path: str, error: OSError) -> FileError:
-  """Returns the error for a file that the system cannot open or read."""
-  if isinstance(error, FileNotFoundError):
-    return file_error(path, 'a file', 'none')
-  return file_error(path, 'a readable file', error.strerror or str(error))
-
-
 @contextlib.contextmanager
 def reading(path: str, form: str) -> Iterator[None]:
   """Raises a `FileError` for whatever goes wrong while a file is read.
@@ -106,8 +99,11 @@ def reading(path: str, form: str) -> Iterator[None]:
     yield
   except FileError:
     raise
+  except FileNotFoundError:
+    raise file_error(path, 'a file', 'none') from None
   except OSError as error:
-    raise unreadable_error(path, error) from None
+    reason = error.strerror or str(error)
+    raise file_error(path, 'a readable file', reason) from None
   # Archives, compression and parsers each have their own exceptions, some of
   # them of many lines.
   except Exception as error:
