@@ -1,10 +1,10 @@
 """Federated datasets: clients and their examples.
 
 `load_dataset` gives a dataset by name, `load_arrays` its examples before they
-are divided among clients. `FederatedDataset` has methods that make a dataset of
-a pandas frame (`from_frame`), of arrays (`from_arrays`) and of TFF's `ClientData`
-(`from_client_data`). `partitioning` has the rules that make clients from central data,
-`sources` the data sets themselves.
+are divided among clients. `FederatedDataset.from_frame` makes a dataset of a
+pandas frame, `from_arrays` of arrays, `from_client_data` of TFF's `ClientData`.
+`partitioning` has the rules that make clients from central data, `sources` the
+data sets themselves.
 """
 
 from tff_pfl.datasets.arrays import Arrays
