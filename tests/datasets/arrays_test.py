@@ -119,13 +119,16 @@ def test_test_fraction_pools_all_examples_and_holds_out_of_each_client():
 @pytest.mark.parametrize(
   'change, match',
   [
-    ({'domain': None}, '`domain` to be integers, .*found .NoneType'),
-    ({'domain_test': None}, '`domain_test` to be integers, .*found .NoneType'),
+    ({'domain': None}, '`domain` to be a rect.*found .NoneType'),
+    ({'domain_test': None}, '`domain_test` to be a rect.*found .NoneType'),
     ({'domain': np.zeros(39, int)}, '`domain` to be as long as `x` .*found 39'),
     ({'domain': [3] * 40}, r'`domain\[0\]` to be .* in \[0, 3\), found 3'),
     ({'domain_test': [0] * 11 + [-1]}, r'`domain_test\[11\]` to .*, found -1'),
-    ({'domain': np.zeros(40)}, 'one domain id .* found .ndarray of fl'),
-    ({'domain': np.zeros((40, 1), int)}, r'id per example, found .*\(40, 1\)'),
+    ({'domain': np.full(40, 0.5)}, r'`domain\[0\]` to be a domain id'),
+    (
+      {'domain': np.zeros((40, 1), int)},
+      r'number per example, found .*\(40, 1\)',
+    ),
     *(
       ({'domain_names': names}, '`domain_names` to be a list of distinct names')
       for names in (['a', 'b', 'a'], 'abc', [], [1, 2, 3])

@@ -191,7 +191,7 @@ def _of_domain(domain):
     (_GOOD, _elements(x=[[1.0, 2.0]], y=[0]), None, '`test` to be of'),
     (_GOOD, _GOOD, ['a'], 'if and only if there are `domain_names`'),
     (_of_domain([0]), _of_domain([0]), None, 'there are `domain_names`'),
-    (_of_domain([[0]]), _of_domain([[0]]), ['a'], 'one domain id per example'),
+    (_of_domain([[0]]), _of_domain([[0]]), ['a'], 'one number per example'),
   ],
 )
 def test_client_data_of_another_form_is_an_error(

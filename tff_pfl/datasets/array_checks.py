@@ -104,8 +104,8 @@ def _number_of_ids(name: str, checked: dict[str, Any], field: str) -> int:
   return largest + 1
 
 
-def _array(value: Any, name: str, kinds: str, form: str) -> np.ndarray:
-  """Returns an array of dtypes of certain kinds, with one axis at least."""
+def _numbers(value: Any, name: str) -> np.ndarray:
+  """Returns an array of finite numbers, floats as float32."""
   errors.expect(
     not isinstance(value, np.ma.MaskedArray),
     name,
@@ -118,27 +118,25 @@ def _array(value: Any, name: str, kinds: str, form: str) -> np.ndarray:
     if isinstance(value, pd.DataFrame) and array.dtype == object:
       # Columns of several kinds, such as numbers and nullable numbers.
       array = value.to_numpy(np.float32, na_value=np.nan)
-  if not array.size and array.dtype.kind == 'f' and 'f' not in kinds:
-    array = array.astype(np.int32)  # An empty list is one of floats.
   errors.expect(
-    array.dtype.kind in kinds and array.ndim,
+    array.dtype.kind in 'biuf' and array.ndim,
     name,
-    form,
+    'a rectangular array of numbers, [examples, ...]',
     f'{type(value).__name__} of {array.dtype} and shape {array.shape}',
   )
-  return array
-
-
-def _numbers(value: Any, name: str) -> np.ndarray:
-  """Returns an array of finite numbers, floats as float32."""
-  form = 'a rectangular array of numbers, [examples, ...]'
-  array = _array(value, name, 'biuf', form)
   if array.dtype.kind != 'f':
     return array
   with np.errstate(over='ignore'):
     floats = array.astype(np.float32, copy=False)
   _expect_each(np.isfinite(floats), array, name, 'finite, as float32')
   return floats
+
+
+def _one_each(value: Any, name: str) -> np.ndarray:
+  """Returns an array of a number for each example."""
+  array = _numbers(value, name)
+  errors.expect(array.ndim == 1, name, 'one number per example', array.shape)
+  return array
 
 
 def _expect_each(
@@ -202,21 +200,17 @@ def check_domain_ids(
   """Checks domain ids and converts them to int32.
 
   Args:
-    value: Integers, `[examples]`.
+    value: Whole numbers, `[examples]`.
     name: Name of the value in messages.
     num_domains: Bound on the ids, which are in `[0, num_domains)`; None for no
       bound.
   """
-  form = 'integers, one domain id per example'
-  array = _array(value, name, 'iu', form)
-  errors.expect(array.ndim == 1, name, form, f'shape {array.shape}')
-  return _as_ids(array, name, 'a domain id', num_domains)
+  return _as_ids(_one_each(value, name), name, 'a domain id', num_domains)
 
 
 def check_weights(value: Any, name: str) -> np.ndarray:
   """Checks weights of examples, `[examples]`; converts them to float32."""
-  array = _numbers(value, name)
-  errors.expect(array.ndim == 1, name, 'one number per example', array.shape)
+  array = _one_each(value, name)
   _expect_each(array >= 0, array, name, 'not negative')
   return array.astype(np.float32, copy=False)
 
