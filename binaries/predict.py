@@ -29,7 +29,6 @@ from absl import flags
 
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.datasets import columns as columns_lib
 from tff_pfl.datasets.sources import npz_file, own_files, table
 from tff_pfl.models import prediction
 from tff_pfl.runs import new_clients, open_run
@@ -95,23 +94,26 @@ def _predict_table(run, runtime):
     _CLIENT.value,
   )
   frame = table.read_new(_INPUT.value, encoding)
+  client = _CLIENT.value
+  if client is None:
+    errors.expect(
+      encoding.client in frame,
+      '--client',
+      f'given, as {_INPUT.value} has no column {encoding.client}',
+      client,
+    )
+    client = frame[encoding.client]
   with own_files.naming(_INPUT.value):
-    clients = np.full(len(frame), _CLIENT.value)
-    if _CLIENT.value is None:
-      clients = columns_lib.owners(frame[encoding.client]).astype(str)
-    outputs = np.empty(0)
-    for client in dict.fromkeys(clients):
-      chosen = clients == client
-      part = run.predict_rows(frame[chosen], _weights(run, client, runtime))
-      if not outputs.size:
-        outputs = np.empty((len(frame), *part.shape[1:]), part.dtype)
-      outputs[chosen] = part
+    outputs = run.predict_rows(
+      frame, client, lambda client: _weights(run, client, runtime)
+    )
   columns = encoding.predictions(outputs)
   arrays = {'prediction': columns.filter(regex='^prediction').to_numpy()}
   if encoding.classes:
     arrays['probabilities'] = outputs
     arrays['classes'] = np.array(encoding.classes)
-  rows = pd.DataFrame({'example': range(len(frame)), 'client': clients})
+  rows = pd.DataFrame({'example': range(len(frame))})
+  rows['client'] = client if isinstance(client, str) else client.to_numpy()
   for name in encoding.label:
     if name in frame:
       heading = 'label' if len(encoding.label) == 1 else f'label_{name}'

@@ -43,6 +43,7 @@ from tff_pfl.models.split_model import SplitModel as SplitModel
 from tff_pfl.models.weight_files import with_weights as with_weights
 from tff_pfl.models.weight_partition import WeightPartition as WeightPartition
 from tff_pfl.runs.callbacks import Callback as Callback
+from tff_pfl.runs.new_clients import personalize as personalize
 from tff_pfl.runs.open_run import open_run as open_run
 from tff_pfl.runs.privacy import (
   DistributedPrivateMean as DistributedPrivateMean,

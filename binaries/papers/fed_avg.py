@@ -357,7 +357,7 @@ def measure_cka(context: trials.Context) -> paper.Rows:
   runs = _train(context, old_classes)
   for columns, run, runtime in runs:
     clients, fine_tuning = _new_clients(run, arrays, sizes)
-    models = new_clients.fit(
+    models = new_clients.personalize(
       run, clients, fine_tuning, runtime, num_samples=sizes.num_examples
     )
     before = run.global_weights(runtime)

@@ -381,6 +381,10 @@ _CATEGORY = "`frame['x'].astype('category')`"
     ([None] * _COUNT, ["`frame.drop(columns=['x'])`"]),
     ([[1]] * _COUNT, ["found '[1]' at index 0", _CATEGORY]),
     ([pd.Timestamp(0).date()] * _COUNT, ["`pd.to_datetime(frame['x'])`"]),
+    (_DAYS.astype(str), ["found '2020-01-01'", "`pd.to_datetime(frame['x'])`"]),
+    (pd.to_datetime(_repeated(20200101, 20200102)), ["format='%Y%m%d'"]),
+    (_repeated('fair', 'fair '), ["found 'fair ' at index 1", 'str.strip()']),
+    (_repeated('1,5', '2,5', '3,5', 'n.v.'), ["found 'n.v.' at index 3"]),
     ([1j] * _COUNT, ['complex']),
   ],
 )
@@ -420,6 +424,9 @@ def test_a_few_words_of_numbers_with_units_are_said(caplog):
     ({'ill': _DAYS}, {}, 'classes or numbers'),
     ({'ill': 'a'}, {'task': 'regression'}, r'`pd.to_numeric\(frame'),
     ({'age': 0.5}, {'domain': 'age'}, r'`pd.cut\(frame'),
+    ({'age': 0.5}, {'client': 'age'}, r'`pd.cut\(frame'),
+    ({'hospital': _repeated('A', 'a')}, {}, "'hospital' to have words that"),
+    ({}, {'partition': 'iid'}, '`num_clients` to be given for a rule'),
     ({'age': 'old'}, {'weight': 'age'}, 'numbers which are weights'),
     ({}, {'weight': 'weight'}, "dropna.subset=.'weight'"),
     ({'age': -1}, {'weight': 'age'}, '`weight.0.` to be not negative'),
@@ -435,7 +442,7 @@ def test_a_few_words_of_numbers_with_units_are_said(caplog):
     ({}, {'features': ['ill']}, '`features` to be columns without labels'),
     ({}, {'features': []}, '`features` to be one or more columns'),
     ({}, {'task': 'ranking'}, '`task` to be one of classification'),
-    ({}, {'client': None}, '`num_clients` to be given, or else the client'),
+    ({}, {'client': None}, '`num_clients` to be given for a rule'),
     ({}, {'num_clients': 4}, 'at most 3, the number of clients'),
     ({}, {'test_fraction': 1}, '`test_fraction`'),
     ({}, {'seed': -1}, '`seed`'),
@@ -473,5 +480,8 @@ def test_frames_of_another_form_are_one_line_errors():
 )
 def test_new_rows_of_another_kind_are_errors(columns, match):
   encoding = _load(_patients(day=_DAYS)).encoding
+  doubled = pd.concat([_patients(day=_DAYS)] * 2, axis=1)
+  with shared.one_line_error('whose columns have different names'):
+    encoding.rows(doubled)
   with shared.one_line_error(match):
     _new(encoding, _patients(**{'day': _DAYS, **columns}))

@@ -302,7 +302,9 @@ def test_new_clients_are_fitted_to_nested_samples_of_their_data(
   monkeypatch.setattr(new_clients.client_examples, 'padded', record)
   options = personalization.Personalization(new_client_epochs=1)
   for num_samples in (3, 10, None, 1000):
-    new_clients.fit(run, clients, options, runtime, num_samples=num_samples)
+    new_clients.personalize(
+      run, clients, options, runtime, num_samples=num_samples
+    )
   trains = [examples.x for examples in seen[::2]]
   assert [len(x) for x in trains] == [3, 10, 24, 24]
 
@@ -376,6 +378,22 @@ def test_rows_of_a_frame_are_predicted_in_their_unit(tmp_path, monkeypatch):
   predicted = run.predict('a', rows)
   np.testing.assert_allclose(predicted['prediction'], expected, rtol=1e-5)
   assert predicted.index.equals(rows.index)
+  # Each row by its own client's model, and a new client's.
+  shops = frame['shop'].to_numpy()
+  predicted = run.predict(frame['shop'], frame[['rain', 'day']])
+  for shop in 'ab':
+    alone = run.predict(shop, frame[shops == shop])
+    np.testing.assert_allclose(predicted[shops == shop], alone, rtol=1e-6)
+  assert not run.predict('a', rows[:0]).size
+  new = datasets.FederatedDataset.from_frame(
+    frame.assign(shop='c'), encoding=run.encoding
+  )
+  (weights,) = new_clients.personalize(run, new).values()
+  errors_of = [
+    np.abs(run.predict(client, frame)['prediction'] - frame['sales']).mean()
+    for client in ('a', weights)
+  ]
+  assert errors_of[1] < errors_of[0]
   path = tmp_path / 'run' / 'encoding.json'
   for content, words in (('{', 'Expecting'), ('{"a": 1}', "argument 'a'")):
     path.write_text(content)

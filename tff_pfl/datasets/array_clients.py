@@ -201,8 +201,8 @@ def _divide(
   errors.expect(
     num_clients is not None,
     'num_clients',
-    'given, or else the client of each example (`keys` of `from_arrays`, else'
-    ' `client`)',
+    'given for a rule that deals examples; else the client of each example is'
+    ' given (`keys` of `from_arrays`, else `client`), and no `partition`',
     num_clients,
   )
   if pool.client is not None:

@@ -92,6 +92,7 @@ def numbers(column: pd.Series) -> Optional[np.ndarray]:
   """
   if column.dtype == object:
     column = column.convert_dtypes()
+  original = column
   if is_category(column) or types.is_string_dtype(column):
     return None
   if is_date(column):
@@ -107,11 +108,18 @@ def numbers(column: pd.Series) -> Optional[np.ndarray]:
       column,
       'numbers, strings, categories or dates, not the type'
       f' {types.infer_dtype(column, skipna=True)}',
-      "`pd.to_numeric(COLUMN, errors='coerce')`, `pd.to_datetime(COLUMN)` and"
-      " `COLUMN.astype('category')` make them",
+      "`pd.to_numeric(COLUMN, errors='coerce')`, `pd.to_datetime(COLUMN)`,"
+      " `COLUMN.astype(str)` and `COLUMN.astype('category')` make them",
       is_word if is_word.any() else None,
     )
   values = column.to_numpy(float, na_value=np.nan)
+  if is_date(original) and (np.abs(values[~np.isnan(values)]) < 1).all():
+    raise error(
+      original,
+      'dates other than 1970-01-01',
+      'pandas takes numbers for nanoseconds; `pd.to_datetime(numbers, format='
+      "'%Y%m%d')` reads such as 20240131",
+    )
   if (is_large := np.abs(values) > _MAX_NUMBER).any():
     raise error(
       column,
@@ -137,13 +145,14 @@ def required_numbers(
     kind, function = ('numbers', 'to_numeric')
     if dates:
       kind, function = ('dates', 'to_datetime')
-    remedy = f'`pd.{function}(COLUMN)` makes them'
+    remedy = f"`pd.{function}(COLUMN, errors='coerce')` makes others missing"
     raise error(column, f'{kind} {purpose}', remedy)
   return values
 
 
 def _expect_words(column: pd.Series, is_input: bool) -> None:
   """Raises `ValueError` if strings are numbers or free text."""
+  expect_different(column)
   words = pd.Series(column.dropna().unique(), dtype=str)
   meant = (
     f"`COLUMN.astype('category')` or `pd.read_csv(..., dtype={{{column.name!r}:"
@@ -159,15 +168,21 @@ def _expect_words(column: pd.Series, is_input: bool) -> None:
       f" `pd.read_csv(..., na_values=['?'])` reads marks of such, {meant}",
       is_word if is_word.any() else None,
     )
-  if words.str.fullmatch(_LIKE_NUMBER).mean() > 0.5:
+  is_like_number = words.str.fullmatch(_LIKE_NUMBER)
+  if is_like_number.mean() > 0.5:
+    is_other = column.isin(words[~is_like_number])
     raise error(
       column,
-      'numbers in the form of Python',
-      "`pd.read_csv(..., decimal=',', thousands='.')` reads others,"
+      'numbers alone, in the form of Python',
+      "`pd.read_csv(..., decimal=',', thousands='.', na_values=['?'])` reads"
+      ' others and marks of missing values,'
       ' `pd.to_numeric(COLUMN.str.strip("\'="))` takes quotes away, ' + meant,
+      is_other if is_other.any() else None,
     )
   if not is_input:
     return
+  if pd.to_datetime(words, format='ISO8601', errors='coerce').notna().all():
+    raise error(column, 'dates, or words', f'`pd.to_datetime(COLUMN)`, {meant}')
   is_quantity = words.str.fullmatch(_LIKE_QUANTITY)
   if len(words) > _MAX_VALUES or (
     len(words) >= _MIN_FREE_TEXTS
@@ -179,7 +194,7 @@ def _expect_words(column: pd.Series, is_input: bool) -> None:
       f' {column.count()} rows)',
       f'`frame.drop(columns=[{column.name!r}])` leaves it out,'
       " `pd.read_csv(..., decimal=',', thousands='.')` reads numbers,"
-      f' `pd.to_datetime(COLUMN)` dates, {meant}',
+      f' `pd.to_datetime(COLUMN, dayfirst=True)` dates, {meant}',
     )
   if is_quantity.any():
     logging.warning(
@@ -237,23 +252,37 @@ def known_positions(column: pd.Series, among: Sequence[Any]) -> np.ndarray:
 
 def owners(column: pd.Series) -> np.ndarray:
   """Returns the clients that a column names, integers or strings `[rows]`."""
-  codes, uniques = pd.factorize(complete(column))
+  expect_names(column)
+  codes, uniques = pd.factorize(column)
   names = [json_value(value) for value in uniques]
   if not all(type(name) is int for name in names):
     names = [str(name) for name in names]
   return np.array(names)[codes]
 
 
+def expect_names(column: pd.Series) -> None:
+  """Raises `ValueError` unless cells are names, as of clients or domains."""
+  expect_different(complete(column))
+  if types.is_float_dtype(column.dtype) and (column % 1).any():
+    raise error(
+      column,
+      'names, which are no fractions',
+      '`pd.cut(COLUMN, [0, 50, 60])` makes groups of numbers',
+      column % 1 != 0,
+    )
+
+
 def expect_different(column: pd.Series) -> None:
   """Raises `ValueError` if strings differ in case or blanks alone."""
   if not types.is_string_dtype(column):
     return
-  words = column.drop_duplicates()
+  words = column.dropna().drop_duplicates()
   is_second = words.str.strip().str.lower().duplicated()
   if is_second.any():
     raise error(
       words,
       'words that differ in more than case and blanks',
-      '`COLUMN.str.strip().str.lower()` makes them equal',
+      '`COLUMN.str.strip().str.lower()` makes them equal, `COLUMN.astype('
+      "'category')` if each is a category",
       is_second,
     )

@@ -62,6 +62,12 @@ def find_file(
   """
   if data_dir and os.path.isfile(data_dir):
     return data_dir
+  errors.expect(
+    data_dir is None or os.path.exists(data_dir),
+    'data_dir',
+    'an existing file or folder',
+    data_dir,
+  )
   folder = find_folder(
     data_dir, (name,), patterns, f'a file {" or ".join(patterns)}'
   )

@@ -14,15 +14,17 @@ on them beforehand. Cleaning is pandas' work: what is unclear is an error that
 names the column and what mends it.
 """
 
+import collections
 import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import pandas as pd
+import tensorflow as tf
 from absl import logging
 from pandas.api import types
 from sklearn import preprocessing
@@ -30,6 +32,7 @@ from sklearn import preprocessing
 from tff_pfl import errors
 from tff_pfl.datasets import array_clients, partitioning
 from tff_pfl.datasets import columns as columns_lib
+from tff_pfl.datasets import examples as examples_lib
 
 TASKS = ('classification', 'regression')
 _SPLITS = ('train', 'test')
@@ -128,10 +131,9 @@ class FrameEncoding:
           frame[name].iloc[np.argmax(is_unknown)],
         )
       positions.append(places)
-    shape = -1, len(frame)
     return Rows(
-      np.array(numbers, np.float64).reshape(shape).T,
-      np.array(positions, np.int32).reshape(shape).T,
+      np.array(numbers, np.float64).reshape(len(numbers), len(frame)).T,
+      np.array(positions, np.int32).reshape(len(positions), len(frame)).T,
     )
 
   def _numbers(self, column: pd.Series) -> np.ndarray:
@@ -257,15 +259,55 @@ class FrameEncoding:
     )
 
 
-class _Inputs:
-  """A function from rows' positions to models' inputs."""
+class _Encoded:
+  """A loader of clients' examples by one that loads the rows' positions."""
 
-  def __init__(self, encoding: FrameEncoding, rows: Rows):
+  def __init__(
+    self,
+    load: Callable[[str, str], examples_lib.Examples],
+    encoding: FrameEncoding,
+    rows: Rows,
+    labels: np.ndarray,
+  ):
+    self._load = load
     self._encoding = encoding
     self._rows = rows
+    self._targets = encoding.targets(labels)
 
-  def __call__(self, positions: np.ndarray) -> np.ndarray:
-    return self._encoding.inputs(self._rows.select(positions))
+  def __call__(self, client_id: str, split: str) -> examples_lib.Examples:
+    """Slices the client's rows; inputs are made on first use."""
+    examples = self._load(client_id, split)
+    return examples_lib.Examples(
+      lambda: self._encoding.inputs(self._rows.select(examples.x)),
+      self._targets[examples.x],
+      examples.domain,
+      weight=examples.weight,
+    )
+
+
+def _encoded(
+  clients: dict[str, Any],
+  encoding: FrameEncoding,
+  rows: Rows,
+  labels: np.ndarray,
+) -> dict[str, Any]:
+  """Returns the arguments of `FederatedDataset` with models' inputs, targets.
+
+  Args:
+    clients: The arguments with positions of rows as inputs.
+    encoding: The whole encoding.
+    rows: The encoding's `rows` of the frame.
+    labels: The encoding's `labels` of the frame.
+  """
+  y = clients['element_spec']['y']
+  dtype = tf.int32 if encoding.classes else tf.float32
+  spec = collections.OrderedDict(
+    clients['element_spec'],
+    x=tf.TensorSpec([len(encoding.input_names)], tf.float32),
+    y=tf.TensorSpec(y.shape, dtype),
+  )
+  load = _Encoded(clients['load'], encoding, rows, labels)
+  return {**clients, 'element_spec': spec, 'load': load, 'encoding': encoding}
 
 
 def _with_names(
@@ -273,13 +315,19 @@ def _with_names(
 ) -> pd.DataFrame:
   """Returns the frame with strings as names of columns, some required."""
   errors.expect_type(frame, pd.DataFrame, 'frame', 'a pandas DataFrame')
-  names = [str(name) for name in frame.columns]
+  names = pd.Index([str(name) for name in frame.columns])
+  errors.expect(
+    names.is_unique,
+    'frame',
+    'one whose columns have different names',
+    names[names.duplicated()].tolist(),
+  )
   missing = [name for name in required if name not in names]
   errors.expect(
     not missing,
     'frame',
     f'one with the columns {", ".join(missing)}',
-    names,
+    names.tolist(),
   )
   return frame.set_axis(names, axis=1)
 
@@ -289,12 +337,6 @@ def _expect_roles(
 ) -> None:
   """Raises `ValueError` unless the columns that are named are there."""
   names = frame.columns
-  errors.expect(
-    names.is_unique,
-    'frame',
-    'one whose columns have different names',
-    names[names.duplicated()].tolist(),
-  )
   named = [('label', name) for name in labels]
   named += [item for item in roles.items() if item[1] is not None]
   for role, name in named:
@@ -340,14 +382,7 @@ def _classes(
 
 def _domains(column: pd.Series) -> list[str]:
   """Returns the names of the domains, in their order."""
-  columns_lib.expect_different(columns_lib.complete(column))
-  if types.is_float_dtype(column.dtype) and (column % 1).any():
-    raise columns_lib.error(
-      column,
-      'names of domains',
-      '`pd.cut(COLUMN, [0, 50, 60])` makes groups of numbers',
-      column % 1 != 0,
-    )
+  columns_lib.expect_names(column)
   if columns_lib.is_category(column):
     names = column.cat.categories
   else:
@@ -464,22 +499,6 @@ def _standardized(
   )
 
 
-def _encoded(
-  pool: array_clients.CheckedPool,
-  encoding: FrameEncoding,
-  rows: Rows,
-  labels: np.ndarray,
-) -> array_clients.CheckedPool:
-  """Returns a pool whose inputs and targets are those of models."""
-  targets = encoding.targets(labels)
-  return dataclasses.replace(
-    pool,
-    y=targets[pool.x],
-    y_test=None if pool.x_test is None else targets[pool.x_test],
-    transform=_Inputs(encoding, rows),
-  )
-
-
 def clients(
   frame: pd.DataFrame,
   encoding: FrameEncoding,
@@ -515,14 +534,12 @@ def clients(
   pool = encoding.pool(frame, labels, name)
   if partition is None:
     partition = 'iid' if encoding.client is None else 'natural'
-  options = num_clients, partition, seed, test_fraction
+  dealt = pool.clients(num_clients, partition, seed, test_fraction)
   values = rows.numbers
   if not encoding.classes:
     values = np.column_stack([values, labels])
-  # Dealt once to know each client's rows.
-  encoding = _standardized(encoding, values, pool.clients(*options))
-  pool = _encoded(pool, encoding, rows, labels)
-  return {**pool.clients(*options), 'encoding': encoding}
+  encoding = _standardized(encoding, values, dealt)
+  return _encoded(dealt, encoding, rows, labels)
 
 
 def new_clients(
@@ -544,6 +561,5 @@ def new_clients(
     with_client = dataclasses.replace(encoding, client=_ONE_CLIENT)
   labels = encoding.labels(frame)
   pool = with_client.pool(frame, labels, name)
-  pool = _encoded(pool, encoding, encoding.rows(frame), labels)
-  arguments = pool.clients(None, 'natural', seed, test_fraction)
-  return {**arguments, 'encoding': encoding}
+  dealt = pool.clients(None, 'natural', seed, test_fraction)
+  return _encoded(dealt, encoding, encoding.rows(frame), labels)

@@ -61,16 +61,36 @@ def score(
   ).rows
 
 
-def fit(
+def personalize(
   run: run_lib.Run,
   clients: datasets.FederatedDataset,
-  personalization: personalization_lib.Personalization,
-  runtime: runtime_base.Runtime,
+  personalization: Optional[personalization_lib.Personalization] = None,
+  runtime: Optional[runtime_base.Runtime] = None,
   *,
   num_samples: Optional[int] = None,
-) -> dict:
-  """Fits the models that `score` scores; returns `{client_id: weights}`."""
-  process = run.build_process(personalization)
+) -> dict[str, split_model.Weights]:
+  """Fits a personal model to each new client's training data.
+
+  Args:
+    run: The run, whose method does it.
+    clients: The new clients, such as `FederatedDataset.from_frame` makes them
+      with `Run.encoding`.
+    personalization: Options of the fit; None for the method's own, or for
+      fine-tuning of all weights where it has no local weights to fit.
+    runtime: Runtime; None for the run's own.
+    num_samples: Training examples to take of each client; None takes all.
+
+  Returns:
+    Client id to all weights of the model, for `Run.predict`.
+  """
+  client_population.check_data_fit(run.model, clients)
+  runtime = runtime or run.cpu
+  process = run.process
+  if personalization is None and not process.trains_new_clients:
+    if process.adaptation.fine_tune == 'none':
+      personalization = personalization_lib.Personalization(fine_tune='all')
+  if personalization is not None:
+    process = run.build_process(personalization)
   state = run.server_state(process, runtime)
   sampled = _fewer_samples(clients, num_samples, process.seed)
   models = {}
@@ -153,7 +173,9 @@ def accuracy_by_samples_and_epochs(
         }
         for row in scores
       ]
-  models = fit(run, clients, personalization, runtime, num_samples=samples)
+  models = personalize(
+    run, clients, personalization, runtime, num_samples=samples
+  )
   return rows, models
 
 

@@ -18,7 +18,7 @@ from tff_pfl import datasets, errors, plots
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import client_examples, personalized_process
 from tff_pfl.core import personalization as personalization_lib
-from tff_pfl.datasets import files, frames
+from tff_pfl.datasets import columns, files, frames
 from tff_pfl.models import keras_bridge, prediction, split_model
 from tff_pfl.runs import (
   client_population,
@@ -379,7 +379,7 @@ class Run:
     """The newest committed server state, for a process of this run."""
     with self._store() as store:
       return client_population.server_state(
-        process or self.process, runtime or self._cpu, store
+        process or self.process, runtime or self.cpu, store
       )
 
   def global_weights(self, runtime: _Runtime = None) -> split_model.Weights:
@@ -389,7 +389,7 @@ class Run:
   @errors.typed
   def new_client_weights(self, runtime: _Runtime = None) -> split_model.Weights:
     """The weights of the model of a client that contributes no data."""
-    runtime = runtime or self._cpu
+    runtime = runtime or self.cpu
     return runtime.run(
       self.process.model_without_data, self.server_state(runtime=runtime)
     )
@@ -404,13 +404,14 @@ class Run:
       RunError: If the stored states are damaged, or of another process.
     """
     process, data = self.process, self.data
+    client_id = str(client_id)
     errors.expect(
       client_id in data.client_ids,
       'client_id',
       f'a client of {data.name!r}, such as {data.client_ids[0]!r}',
       client_id,
     )
-    runtime = runtime or self._cpu
+    runtime = runtime or self.cpu
     with self._store() as store:
       population = client_population.ClientPopulation(process, runtime, store)
       (state,) = population.states([data.client_ids.index(client_id)])
@@ -438,7 +439,7 @@ class Run:
 
   def predict(
     self,
-    client_id: str,
+    client: Union[str, pd.Series, Mapping[str, Any]],
     x: Any,
     domain: Optional[np.ndarray] = None,
     runtime: _Runtime = None,
@@ -446,6 +447,9 @@ class Run:
     """Outputs of a client's personal model.
 
     Args:
+      client: The client's id, or all weights of a model, such as one of
+        `new_clients.personalize`; for a frame also a column of ids, so that
+        each row is for its own client's model.
       x: `[n, ...]`, scaled as the run's data; of several inputs a dict. For a
         run on a frame (`FederatedDataset.from_frame`), a frame with the columns
         of its inputs, and its domain column if it has one.
@@ -456,9 +460,16 @@ class Run:
       otherwise the raw outputs. For a frame, a frame with its index, see
       `frames.FrameEncoding.predictions`.
     """
-    weights = self.personal_weights(client_id, runtime)
+
+    def weights_of(client):
+      if isinstance(client, Mapping):
+        return client
+      return self.personal_weights(client, runtime)
+
     if isinstance(x, pd.DataFrame) and self._has_encoding:
-      return self.encoding.predictions(self.predict_rows(x, weights), x.index)
+      outputs = self.predict_rows(x, client, weights_of)
+      return self.encoding.predictions(outputs, x.index)
+    weights = weights_of(client)
     return prediction.predict(self.model, weights, x, domain, self._forward)
 
   @functools.cached_property
@@ -496,36 +507,44 @@ class Run:
       raise files.file_error(path, 'the encoding of a table', error) from None
 
   def predict_rows(
-    self, frame: pd.DataFrame, weights: Mapping[str, Any]
+    self,
+    frame: pd.DataFrame,
+    client: Union[str, pd.Series, Mapping[str, Any]],
+    weights_of: Callable[[Any], Mapping[str, Any]],
   ) -> np.ndarray:
-    """Outputs of a model for rows of a frame.
+    """Outputs of models for rows of a frame, as of `prediction.predict`.
 
     Args:
       frame: Rows with the columns of the inputs.
-      weights: All weights of the model.
-
-    Returns:
-      See `prediction.predict`.
+      client: A client, or a column of clients' ids.
+      weights_of: Function from a client to all weights of its model.
     """
     encoding = self.encoding
     rows, domain = encoding.rows(frame), encoding.domain_ids(frame)
+    parts = {None: np.arange(len(frame))}
+    if isinstance(client, pd.Series):
+      owners = pd.Series(columns.owners(client).astype(str))
+      parts = owners.groupby(owners, sort=False).indices or parts
     step = max(1, _MAX_INPUTS // len(encoding.input_names))
     outputs = []
-    for start in range(0, max(1, len(frame)), step):
-      part = slice(start, start + step)
-      outputs.append(
-        prediction.predict(
-          self.model,
-          weights,
-          encoding.inputs(frames.Rows(*(field[part] for field in rows))),
-          None if domain is None else domain[part],
-          self._forward,
+    for owner, places in parts.items():
+      weights = weights_of(client if owner is None else owner)
+      for start in range(0, max(1, len(places)), step):
+        part = places[start : start + step]
+        outputs.append(
+          prediction.predict(
+            self.model,
+            weights,
+            encoding.inputs(rows.select(part)),
+            None if domain is None else domain[part],
+            self._forward,
+          )
         )
-      )
-    return np.concatenate(outputs)
+    order = np.argsort(np.concatenate([*parts.values()]))
+    return np.concatenate(outputs)[order]
 
   @functools.cached_property
-  def _cpu(self):
+  def cpu(self) -> runtime_base.Runtime:
     """The runtime of calls that are given none."""
     return runtime_lib.create_runtime('in_process', devices='cpu')
 

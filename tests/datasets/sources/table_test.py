@@ -66,6 +66,11 @@ _CSV = _frame().to_csv(index=False)
       {'sep': ';', 'decimal': ','},
     ),
     ('a.csv', _CSV.replace(',,', ',?,'), {'na_values': '?'}),
+    (
+      'a.csv',
+      '# of three\n' + _CSV,
+      {'skiprows': 1, 'usecols': ['hospital', 'age', 'kind', 'ill']},
+    ),
     # The index that pandas writes.
     ('a.csv', _frame().to_csv(), {}),
     ('a.csv', _frame()[::-1].to_csv(index=False, header=False), None),
@@ -116,6 +121,15 @@ def test_columns_have_the_roles_that_are_named(tmp_path):
   assert set(data.train('a').weight) == {1.5}
   assert sum(map(data.num_test_examples, data.client_ids)) == _COUNT // 2
   assert data.encoding.input_names[0] == 'age=21.5'
+
+
+def test_dates_are_read_where_pandas_is_told(tmp_path):
+  days = pd.date_range('2024-01-01', periods=_COUNT)
+  _frame().assign(day=days).to_csv(tmp_path / 'a.csv', index=False)
+  with shared.one_line_error("'day' to have dates, or words"):
+    _load(tmp_path)
+  data = _load(tmp_path, read='{"parse_dates": ["day"]}')
+  assert data.encoding.dates == ['day']
 
 
 def test_several_labels_are_separated_by_commas(tmp_path):
@@ -184,7 +198,7 @@ def test_files_of_another_form_are_named(tmp_path, name, content, match):
     ({'read': 'sep=;'}, '`read` to be options as JSON'),
     ({'read': '[1]'}, '`read` to be'),
     ({'read': {'separator': ';'}}, "unexpected keyword argument 'separator'"),
-    ({'client': None}, '`num_clients` to be given, or else'),
+    ({'client': None}, '`num_clients` to be given for a rule'),
   ],
 )
 def test_options_that_do_not_fit_are_one_line_errors(tmp_path, options, match):

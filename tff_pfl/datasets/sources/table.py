@@ -21,6 +21,11 @@ from tff_pfl.datasets.sources import own_files
 PATTERNS = ('*.csv', '*.csv.gz', '*.tsv', '*.tsv.gz', '*.parquet')
 # Column of the file's name, where each file of a folder is a client.
 FILE = 'file'
+# Options of `read_csv` that are of every line.
+_OF_LINES = (
+  *('sep', 'delimiter', 'encoding', 'quotechar', 'quoting', 'escapechar'),
+  *('doublequote', 'comment', 'skiprows', 'skipinitialspace', 'engine'),
+)
 _PARQUET = re.compile(r'\.parquet(\.gz)?$')
 
 
@@ -87,7 +92,8 @@ def _check_heading(
   path: str, content: bytes, options: Mapping[str, Any], frame: pd.DataFrame
 ) -> None:
   """Raises `ValueError` unless the first line names each column once."""
-  first = {**options, 'header': None, 'nrows': 1, 'dtype': str}
+  first = {name: options[name] for name in options if name in _OF_LINES}
+  first.update(header=None, nrows=1, dtype=str)
   heading = pd.read_csv(io.BytesIO(content), **first).iloc[0].dropna()
   doubled = heading[heading.duplicated()].tolist()
   if doubled:
@@ -188,7 +194,8 @@ def load_table(
   frame, has_files = _read_all(data_dir, options)
   if has_files and client is None:
     client = FILE
-  drop = [*drop, *[FILE] * (has_files and client != FILE)]
+  drop = [drop] if isinstance(drop, str) else [*drop]
+  drop += [FILE] * (has_files and client != FILE)
   with own_files.naming(data_dir):
     frame.columns = frame.columns.astype(str)
     for name in drop:
