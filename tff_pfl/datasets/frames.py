@@ -430,6 +430,7 @@ def fit(
 
   Arguments and errors are those of `FederatedDataset.from_frame`.
   """
+  features = None if features is None else list(map(str, features))
   frame = _with_names(frame, features or ())
   errors.expect(len(frame), 'frame', 'one with rows', 'none')
   if task is not None:
