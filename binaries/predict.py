@@ -108,10 +108,11 @@ def _predict_table(run, runtime):
       frame, client, lambda client: _weights(run, client, runtime)
     )
   columns = encoding.predictions(outputs)
-  arrays = {'prediction': columns.filter(regex='^prediction').to_numpy()}
+  arrays = {'outputs': columns.to_numpy()}
   if encoding.classes:
-    arrays['probabilities'] = outputs
-    arrays['classes'] = np.array(encoding.classes)
+    classes = np.array(encoding.classes)
+    predicted = classes[np.argmax(outputs, axis=-1)]
+    arrays = dict(probabilities=outputs, prediction=predicted, classes=classes)
   rows = pd.DataFrame({'example': range(len(frame))})
   rows['client'] = client if isinstance(client, str) else client.to_numpy()
   for name in encoding.label:

@@ -121,7 +121,7 @@ def test_settings_are_resolved_without_reading_where_possible(
     (dict(name='imagenet'), 'one of digits, mnist, .*found .imagenet.'),
     (dict(num_clients=10**12), '`num_clients` .*in .1, 100000000'),
     (dict(data_dir='/data'), "`data_dir` to be unset for the dataset 'digits'"),
-    (dict(name='mnist', data_dir='/none'), '`data_dir` to be one folder with'),
+    (dict(name='mnist', data_dir='/none'), '`data_dir` to be an existing f'),
     (dict(name='synthetic', partition='dirichlet:1'), "found 'dirichlet:1.0'"),
     (dict(name='synthetic', partition='shards:11'), '`classes_per_client`'),
     (dict(seed=-2), '`seed`'),

@@ -122,6 +122,11 @@ _DAYS = pd.date_range('2020-01-01', periods=_COUNT)
     (_DAYS, ['x'], 18_262),
     (_DAYS.tz_localize('Asia/Tokyo'), ['x'], 18_261.625),
     (_DAYS - pd.Timestamp('2019-12-31'), ['x'], 1),
+    ([*_DAYS[:-1], None], ['x'], 18_262),
+    (np.array(['9999-12-31'] * _COUNT, 'M8[s]'), ['x'], 2_932_896),
+    (pd.array([None] + [1] * 59, 'duration[s][pyarrow]'), ['x'], np.nan),
+    (pd.array(_DAYS.astype('M8[s]'), 'timestamp[s][pyarrow]'), ['x'], 18_262),
+    (pd.array(_repeated(1.5, None), 'double[pyarrow]'), ['x'], 1.5),
     (pd.array(_repeated(7, 8), 'int64[pyarrow]'), ['x'], 7),
     (pd.array(_repeated(True, False), 'bool[pyarrow]'), ['x'], 1),
     (_repeated('b', 'a', None), ['x=a', 'x=b'], None),
@@ -143,7 +148,7 @@ def test_a_column_becomes_inputs_by_its_dtype(column, names, first):
   encoding = frames.FrameEncoding(**json.loads(encoding.text))
   rows = encoding.rows(frame)
   if first is not None:
-    assert rows.numbers[0, 0] == first
+    np.testing.assert_equal(rows.numbers[0, 0], first)
     return
   inputs = encoding.inputs(rows)
   words = [name.removeprefix('x=') for name in names]
@@ -226,6 +231,8 @@ def test_a_line_says_what_the_label_was_taken_for(capsys):
   for label, task, text in (
     (_repeated('no', 'yes'), None, 'classification of ill: no, yes.'),
     (_repeated(1.5, 2.0), None, 'regression of ill (float64).'),
+    (pd.array(_repeated(1.5, 2), 'double[pyarrow]'), None, 'regression of'),
+    ([f'w{i % 30}' for i in range(_COUNT)], None, '30 classes.'),
     (_repeated(0.0, 1.0), None, "task='classification' takes its whole"),
     (range(_COUNT), None, "60 classes; task='regression' takes"),
     (range(_COUNT), 'classification', None),
@@ -334,11 +341,34 @@ def test_values_that_only_new_rows_have_are_none_of_those_known(caplog):
   assert encoding.inputs(rows)[:3].tolist() == [[1, 0, 0], [0] * 3, [0] * 3]
 
 
+def test_new_rows_may_name_no_clients(caplog):
+  frame = _patients(client=_repeated('x', 'y', 'z'))
+  for client in ('hospital', None):
+    if client is None:
+      frame = frame.drop(columns='hospital')
+    encoding = _load(frame, client=client, num_clients=3).encoding
+    with caplog.at_level(logging.WARNING):
+      new = _new(
+        encoding,
+        frame.drop(columns='hospital', errors='ignore'),
+        test_fraction=0,
+      )
+    assert 'All rows are of one client' in caplog.text
+    assert new.client_ids == ('client',)
+    # A column of inputs has that name.
+    place = encoding.input_names.index('client=x')
+    assert new.train('client').x[:, place].sum() == _COUNT / 3
+  with shared.one_line_error("`encoding` to be given without these, .*'label'"):
+    _from_frame(frame, encoding=encoding, label='ill')
+
+
 def test_row_numbers_without_a_name_are_no_input(caplog):
   frame = _patients().reset_index().rename(columns={'index': 'Unnamed: 0'})
   with caplog.at_level(logging.WARNING):
     assert _load(frame).fingerprint == _load().fingerprint
   assert 'Row numbers' in caplog.text
+  frame['Unnamed: 0'] = np.arange(_COUNT) / 7
+  assert _load(frame).encoding.input_names[0] == 'Unnamed: 0'
 
 
 def test_columns_may_be_called_by_numbers():
@@ -386,6 +416,8 @@ _CATEGORY = "`frame['x'].astype('category')`"
     (_repeated('fair', 'fair '), ["found 'fair ' at index 1", 'str.strip()']),
     (_repeated('1,5', '2,5', '3,5', 'n.v.'), ["found 'n.v.' at index 3"]),
     ([1j] * _COUNT, ['complex']),
+    (pd.Categorical(_repeated(1, '1')), ['astype(str)']),
+    (_repeated(0, True), ['mixed-integer']),
   ],
 )
 def test_columns_that_are_unclear_are_errors_with_pandas_remedy(column, words):
@@ -421,6 +453,12 @@ def test_a_few_words_of_numbers_with_units_are_said(caplog):
     ({'ill': _repeated('1', '2', 'x')}, {}, "found 'x' at index 2"),
     ({'ill': _repeated(0.0, np.inf)}, {'task': 'classification'}, 'inf'),
     ({'ill': 1}, {}, 'two or more classes'),
+    ({'ill': [f'name {i}' for i in range(_COUNT)]}, {}, 'which recur'),
+    ({'ill': _DAYS - _DAYS[0]}, {}, 'classes or numbers'),
+    ({'sex': _repeated(1, 'a')}, {}, "'sex' .*mixed-integer"),
+    ({'sex': _DAYS}, {}, r"'sex' to have names, .*astype\(str\)"),
+    ({'hospital': [[1]] * _COUNT}, {}, "'hospital' .*the type mixed"),
+    ({}, {'label': []}, '`label` to be the name of a column'),
     ({'ill': _DAYS}, {}, 'classes or numbers'),
     ({'ill': 'a'}, {'task': 'regression'}, r'`pd.to_numeric\(frame'),
     ({'age': 0.5}, {'domain': 'age'}, r'`pd.cut\(frame'),
@@ -473,15 +511,18 @@ def test_frames_of_another_form_are_one_line_errors():
     ({'age': 'old'}, 'numbers as in the training data, .*pd.to_numeric'),
     ({'age': _DAYS}, 'numbers as in the training data'),
     ({'day': 5}, 'dates as in the training data, .*`pd.to_datetime'),
+    ({'stay': 5}, 'durations as in the training data, .*`pd.to_timedelta'),
+    ({'age': _DAYS - _DAYS[0]}, 'numbers as in the training data'),
     ({'sex': 'x'}, "'sex' to have one of f, m in every row, found 'x'"),
     ({'ill': 7}, "'ill' to have one of 0, 1 in every row, found 7"),
     ({'ill': None}, '`frame` to be one with the columns ill'),
   ],
 )
 def test_new_rows_of_another_kind_are_errors(columns, match):
-  encoding = _load(_patients(day=_DAYS)).encoding
-  doubled = pd.concat([_patients(day=_DAYS)] * 2, axis=1)
+  dates = {'day': _DAYS, 'stay': _DAYS - _DAYS[0]}
+  encoding = _load(_patients(**dates)).encoding
+  doubled = pd.concat([_patients(**dates)] * 2, axis=1)
   with shared.one_line_error('whose columns have different names'):
     encoding.rows(doubled)
   with shared.one_line_error(match):
-    _new(encoding, _patients(**{'day': _DAYS, **columns}))
+    _new(encoding, _patients(**{**dates, **columns}))

@@ -1,7 +1,7 @@
 """Columns of pandas frames: numbers, values of categories, and their errors."""
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -69,15 +69,12 @@ def complete(column: pd.Series) -> pd.Series:
     raise error(
       column,
       'a value in every row',
-      f'`frame.dropna(subset=[{column.name!r}])` leaves such rows out',
+      f'`frame.dropna(subset=[{column.name!r}])` leaves such rows out,'
+      " `pd.read_csv(..., keep_default_na=False, na_values=[''])` reads words"
+      ' such as None',
       column.isna(),
     )
   return column
-
-
-def is_date(column: pd.Series) -> bool:
-  """Returns True for dates and times."""
-  return types.is_datetime64_any_dtype(column.dtype)
 
 
 def is_category(column: pd.Series) -> bool:
@@ -85,41 +82,61 @@ def is_category(column: pd.Series) -> bool:
   return isinstance(column.dtype, pd.CategoricalDtype)
 
 
-def numbers(column: pd.Series) -> Optional[np.ndarray]:
-  """Returns numbers as float64, NaN where missing; None for words.
+def inferred(column: pd.Series) -> pd.Series:
+  """Returns a column of objects, or Arrow's, with a dtype of its values."""
+  if isinstance(column.dtype, pd.ArrowDtype):
+    cells = column.to_numpy(object, na_value=None)
+    column = pd.Series(cells, column.index, object, column.name)
+  return column.convert_dtypes() if column.dtype == object else column
+
+
+def kind(column: pd.Series) -> str:
+  """Returns 'numbers', 'dates', 'durations' or 'words' (and categories).
+
+  Raises:
+    ValueError: If it is none of these.
+  """
+  column = inferred(column)
+  if is_category(column) or types.is_string_dtype(column):
+    return 'words'
+  if types.is_datetime64_any_dtype(column.dtype):
+    return 'dates'
+  if types.is_timedelta64_dtype(column.dtype):
+    return 'durations'
+  if types.is_numeric_dtype(column.dtype) and column.dtype.kind != 'c':
+    return 'numbers'
+  texts = column.where(column.map(lambda cell: isinstance(cell, str)))
+  is_word = texts.notna() & pd.to_numeric(texts, errors='coerce').isna()
+  raise error(
+    column,
+    'numbers, strings, categories or dates, not the type'
+    f' {types.infer_dtype(column, skipna=True)}',
+    "`pd.to_numeric(COLUMN, errors='coerce')`, `pd.to_datetime(COLUMN)`,"
+    " `COLUMN.astype(str)` and `COLUMN.astype('category')` make them",
+    is_word if is_word.any() else None,
+  )
+
+
+def numbers(column: pd.Series) -> np.ndarray:
+  """Returns numbers, of a column without words, float64, NaN where missing.
 
   Dates are days since 1970, durations days, and booleans 0 and 1.
   """
-  if column.dtype == object:
-    column = column.convert_dtypes()
-  original = column
-  if is_category(column) or types.is_string_dtype(column):
-    return None
-  if is_date(column):
-    column = (pd.to_datetime(column, utc=True) - _EPOCH) / _DAY
-  elif types.is_timedelta64_dtype(column.dtype):
+  kind_of_all = kind(column)
+  column = inferred(column)
+  if kind_of_all == 'dates':
+    days = pd.to_datetime(column, utc=True)
+    column = (days - _EPOCH.as_unit(days.dt.unit)) / _DAY
+    if (column.dropna().abs() < 1).all():
+      raise error(
+        column,
+        'dates other than 1970-01-01',
+        'pandas takes numbers for nanoseconds; `pd.to_datetime(numbers,'
+        " format='%Y%m%d')` reads such as 20240131",
+      )
+  elif kind_of_all == 'durations':
     column = column / _DAY
-  elif column.dtype.kind == 'c' or not (
-    types.is_numeric_dtype(column.dtype) or types.is_bool_dtype(column.dtype)
-  ):
-    texts = column.where(column.map(lambda cell: isinstance(cell, str)))
-    is_word = texts.notna() & pd.to_numeric(texts, errors='coerce').isna()
-    raise error(
-      column,
-      'numbers, strings, categories or dates, not the type'
-      f' {types.infer_dtype(column, skipna=True)}',
-      "`pd.to_numeric(COLUMN, errors='coerce')`, `pd.to_datetime(COLUMN)`,"
-      " `COLUMN.astype(str)` and `COLUMN.astype('category')` make them",
-      is_word if is_word.any() else None,
-    )
   values = column.to_numpy(float, na_value=np.nan)
-  if is_date(original) and (np.abs(values[~np.isnan(values)]) < 1).all():
-    raise error(
-      original,
-      'dates other than 1970-01-01',
-      'pandas takes numbers for nanoseconds; `pd.to_datetime(numbers, format='
-      "'%Y%m%d')` reads such as 20240131",
-    )
   if (is_large := np.abs(values) > _MAX_NUMBER).any():
     raise error(
       column,
@@ -130,27 +147,29 @@ def numbers(column: pd.Series) -> Optional[np.ndarray]:
   return values
 
 
-def required_numbers(
-  column: pd.Series, purpose: str, dates: bool = False
+def numbers_of(
+  column: pd.Series, purpose: str, required: str = 'numbers'
 ) -> np.ndarray:
-  """Returns `numbers`; raises `ValueError` for words.
+  """Returns `numbers`; raises `ValueError` for a column of another kind.
 
   Args:
-    column: The column.
+    column: The column; it may be empty of values, and then has any dtype.
     purpose: What they are for, after "numbers".
-    dates: True for dates in place of numbers.
+    required: A kind of `kind`.
   """
-  values = numbers(column)
-  if values is None or is_date(column) != dates:
-    kind, function = ('numbers', 'to_numeric')
-    if dates:
-      kind, function = ('dates', 'to_datetime')
-    remedy = f"`pd.{function}(COLUMN, errors='coerce')` makes others missing"
-    raise error(column, f'{kind} {purpose}', remedy)
-  return values
+  if column.isna().all():
+    return np.full(len(column), np.nan)
+  if kind(column) != required:
+    function = {'dates': 'datetime', 'durations': 'timedelta'}.get(required)
+    remedy = (
+      f"`pd.to_{function or 'numeric'}(COLUMN, errors='coerce')` makes others"
+      ' missing'
+    )
+    raise error(column, f'{required} {purpose}', remedy)
+  return numbers(column)
 
 
-def _expect_words(column: pd.Series, is_input: bool) -> None:
+def _expect_words(column: pd.Series) -> None:
   """Raises `ValueError` if strings are numbers or free text."""
   expect_different(column)
   words = pd.Series(column.dropna().unique(), dtype=str)
@@ -179,8 +198,6 @@ def _expect_words(column: pd.Series, is_input: bool) -> None:
       ' `pd.to_numeric(COLUMN.str.strip("\'="))` takes quotes away, ' + meant,
       is_other if is_other.any() else None,
     )
-  if not is_input:
-    return
   if pd.to_datetime(words, format='ISO8601', errors='coerce').notna().all():
     raise error(column, 'dates, or words', f'`pd.to_datetime(COLUMN)`, {meant}')
   is_quantity = words.str.fullmatch(_LIKE_QUANTITY)
@@ -206,20 +223,28 @@ def _expect_words(column: pd.Series, is_input: bool) -> None:
     )
 
 
-def values(column: pd.Series, is_input: bool = True) -> list[Any]:
+def values(column: pd.Series) -> list[Any]:
   """Returns the distinct values of a column, in their order, for JSON.
 
   Categories keep their order, and those without a row.
-
-  Args:
-    column: The column.
-    is_input: False for labels, of which there may be many.
   """
+  column = inferred(column)
   if is_category(column):
-    return [json_value(value) for value in column.cat.categories]
-  if numbers(column) is None:
-    _expect_words(column, is_input)
-  return [json_value(value) for value in np.sort(column.dropna().unique())]
+    cells = column.cat.categories
+  else:
+    if kind(column) == 'words':
+      _expect_words(column)
+    else:
+      numbers(column)
+    cells = np.sort(column.dropna().unique())
+  different = [json_value(cell) for cell in cells]
+  if len({*map(str, different)}) < len(different):
+    raise error(
+      column,
+      'values that are written differently, unlike 1 and "1"',
+      '`COLUMN.astype(str)` makes them equal',
+    )
+  return different
 
 
 def positions(column: pd.Series, among: Sequence[Any]) -> np.ndarray:
@@ -250,6 +275,21 @@ def known_positions(column: pd.Series, among: Sequence[Any]) -> np.ndarray:
   return places
 
 
+def expect_names(column: pd.Series) -> None:
+  """Raises `ValueError` unless cells are names, as of clients or domains."""
+  kind_of_all = kind(complete(column))
+  expect_different(column)
+  if kind_of_all in ('dates', 'durations'):
+    raise error(column, 'names', '`COLUMN.astype(str)` makes them')
+  if kind_of_all == 'numbers' and (is_part := numbers(column) % 1 != 0).any():
+    raise error(
+      column,
+      'names, which are no fractions',
+      '`pd.cut(COLUMN, [0, 50, 60])` makes groups of numbers',
+      is_part,
+    )
+
+
 def owners(column: pd.Series) -> np.ndarray:
   """Returns the clients that a column names, integers or strings `[rows]`."""
   expect_names(column)
@@ -258,18 +298,6 @@ def owners(column: pd.Series) -> np.ndarray:
   if not all(type(name) is int for name in names):
     names = [str(name) for name in names]
   return np.array(names)[codes]
-
-
-def expect_names(column: pd.Series) -> None:
-  """Raises `ValueError` unless cells are names, as of clients or domains."""
-  expect_different(complete(column))
-  if types.is_float_dtype(column.dtype) and (column % 1).any():
-    raise error(
-      column,
-      'names, which are no fractions',
-      '`pd.cut(COLUMN, [0, 50, 60])` makes groups of numbers',
-      column % 1 != 0,
-    )
 
 
 def expect_different(column: pd.Series) -> None:

@@ -418,20 +418,14 @@ class FederatedDataset:
       name: Name of the data set.
       encoding: The encoding of a run (`Run.encoding`), for clients with new
         rows, all of the client column, or a client called client without it.
-        The frame has the columns that the encoding names, and the other
-        arguments but `seed`, `test_fraction` and `name` are not used.
+        The frame has the columns that the encoding names, which no other
+        argument does.
 
     Raises:
       ValueError: If a column cannot be read so; the message says what pandas
         can do about it.
     """
-    if encoding is not None:
-      return cls(
-        **frames.new_clients(frame, encoding, seed, test_fraction, name)
-      )
-    errors.expect(label is not None, 'label', 'the name of a column', label)
-    encoding = frames.fit(
-      frame,
+    columns = dict(
       label=label,
       client=client,
       domain=domain,
@@ -439,8 +433,16 @@ class FederatedDataset:
       weight=weight,
       task=task,
       features=features,
-      name=name,
     )
+    if encoding is not None:
+      others = dict(columns, partition=partition, num_clients=num_clients)
+      others = {name: value for name, value in others.items() if value}
+      errors.expect(not others, 'encoding', 'given without these', others)
+      return cls(
+        **frames.new_clients(frame, encoding, seed, test_fraction, name)
+      )
+    errors.expect(label is not None, 'label', 'the name of a column', label)
+    encoding = frames.fit(frame, **columns, name=name)
     return cls(
       **frames.clients(
         frame, encoding, num_clients, partition, seed, test_fraction, name

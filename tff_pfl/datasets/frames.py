@@ -71,8 +71,7 @@ class FrameEncoding:
     domain: Column of domains; None without domains.
     split: Column of the words train and test; None for drawn test rows.
     weight: Column of weights in the training loss; None for 1 each.
-    numbers: Columns of numbers and dates.
-    dates: The dates among these.
+    numbers: Column of numbers to its kind: 'numbers', 'dates' or 'durations'.
     categories: Column of categories to its values, each of which is an input.
     classes: The values of the label in the order of the classes, for several
       labels the two of each; empty for regression.
@@ -87,8 +86,7 @@ class FrameEncoding:
   domain: Optional[str] = None
   split: Optional[str] = None
   weight: Optional[str] = None
-  numbers: Sequence[str] = ()
-  dates: Sequence[str] = ()
+  numbers: Mapping[str, str] = dataclasses.field(default_factory=dict)
   categories: Mapping[str, Sequence[Any]] = dataclasses.field(
     default_factory=dict
   )
@@ -118,7 +116,10 @@ class FrameEncoding:
       ValueError: If a column of the inputs is not there, or of another kind.
     """
     frame = _with_names(frame, [*self.numbers, *self.categories])
-    numbers = [self._numbers(frame[name]) for name in self.numbers]
+    numbers = [
+      columns_lib.numbers_of(frame[name], 'as in the training data', kind)
+      for name, kind in self.numbers.items()
+    ]
     positions = []
     for name, values in self.categories.items():
       places = columns_lib.positions(frame[name], values)
@@ -134,13 +135,6 @@ class FrameEncoding:
     return Rows(
       np.array(numbers, np.float64).reshape(len(numbers), len(frame)).T,
       np.array(positions, np.int32).reshape(len(positions), len(frame)).T,
-    )
-
-  def _numbers(self, column: pd.Series) -> np.ndarray:
-    if column.isna().all():  # Of any dtype.
-      return np.full(len(column), np.nan)
-    return columns_lib.required_numbers(
-      column, 'as in the training data', column.name in self.dates
     )
 
   def inputs(self, rows: Rows) -> np.ndarray:
@@ -174,7 +168,7 @@ class FrameEncoding:
     frame = _with_names(frame, self.label)
     if not self.classes:
       column = columns_lib.complete(frame[self.label[0]])
-      return columns_lib.required_numbers(column, 'for the task regression')
+      return columns_lib.numbers_of(column, 'for the task regression')
     labels = [
       columns_lib.known_positions(frame[name], self.classes)
       for name in self.label
@@ -218,7 +212,11 @@ class FrameEncoding:
     return pd.DataFrame(columns, index)
 
   def pool(
-    self, frame: pd.DataFrame, labels: np.ndarray, name: str
+    self,
+    frame: pd.DataFrame,
+    labels: np.ndarray,
+    name: str,
+    owners: Optional[np.ndarray] = None,
   ) -> array_clients.CheckedPool:
     """Returns examples whose inputs are the rows' positions.
 
@@ -226,19 +224,21 @@ class FrameEncoding:
       frame: The rows.
       labels: Their `labels`, which become `y`.
       name: Name of the data set.
+      owners: The rows' clients; None for the client column, if any.
     """
     frame = _with_names(frame)
     fields = {
       'x': np.arange(len(frame)),
       'y': labels,
       'domain': self.domain_ids(frame),
+      'client': owners,
     }
-    if self.client is not None:
+    if owners is None and self.client is not None:
       fields['client'] = columns_lib.owners(frame[self.client])
     if self.weight is not None:
       # New rows may lack it.
       weight = frame.get(self.weight, pd.Series(1.0, frame.index))
-      fields['weight'] = columns_lib.required_numbers(
+      fields['weight'] = columns_lib.numbers_of(
         columns_lib.complete(weight), 'which are weights'
       )
     parts = {'': slice(None)}
@@ -332,6 +332,10 @@ def _with_names(
   return frame.set_axis(names, axis=1)
 
 
+def _is_index(column: pd.Series) -> bool:
+  return column.is_unique and types.is_integer_dtype(column.dtype)
+
+
 def _expect_roles(
   frame: pd.DataFrame, labels: Sequence[str], roles: Mapping[str, Optional[str]]
 ) -> None:
@@ -356,7 +360,10 @@ def _classes(
   frame: pd.DataFrame, labels: Sequence[str], task: Optional[str]
 ) -> list[Any]:
   """Returns the values of the classes, in their order; none for regression."""
-  columns = [columns_lib.complete(frame[name]) for name in labels]
+  errors.expect(labels, 'label', 'the name of a column', labels)
+  columns = [
+    columns_lib.inferred(columns_lib.complete(frame[name])) for name in labels
+  ]
   if task is None and len(labels) == 1:
     task = TASKS[types.is_float_dtype(columns[0].dtype)]
   if task == 'regression':
@@ -364,10 +371,10 @@ def _classes(
     return []
   for column in columns:
     columns_lib.expect_different(column)
-    if columns_lib.is_date(column):
+    if columns_lib.kind(column) in ('dates', 'durations'):
       remedy = '`COLUMN.dt.year` and its like make numbers'
       raise columns_lib.error(column, 'classes or numbers', remedy)
-  first, *others = (columns_lib.values(c, is_input=False) for c in columns)
+  first, *others = map(columns_lib.values, columns)
   errors.expect(
     not others or (len(first) == 2 and all(v == first for v in others)),
     'label',
@@ -400,16 +407,17 @@ def _announcement(frame: pd.DataFrame, encoding: FrameEncoding) -> str:
   """Returns a line that says what the label's dtype was taken for."""
   labels = ', '.join(encoding.label)
   if not encoding.classes:
-    (column,) = (frame[name] for name in encoding.label)
+    column = frame[labels]
     line = f'regression of {labels} ({column.dtype})'
-    if not (column % 1).any():
+    if not (columns_lib.numbers(column) % 1).any():
       line += "; task='classification' takes its whole numbers as classes"
     return line
   classes = ', '.join(map(str, encoding.classes[:5]))
   if len(encoding.classes) > 5:
     classes += f' and so on, {len(encoding.classes)} classes'
   line = f'classification of {labels}: {classes}'
-  if len(encoding.classes) > _MANY_CLASSES:
+  is_number = not isinstance(encoding.classes[0], str)
+  if len(encoding.classes) > _MANY_CLASSES and is_number:
     line += "; task='regression' takes numbers as such"
   return line
 
@@ -430,7 +438,9 @@ def fit(
 
   Arguments and errors are those of `FederatedDataset.from_frame`.
   """
-  features = None if features is None else list(map(str, features))
+  if features is not None:
+    features = [features] if isinstance(features, (str, int)) else features
+    features = [str(feature) for feature in features]
   frame = _with_names(frame, features or ())
   errors.expect(len(frame), 'frame', 'one with rows', 'none')
   if task is not None:
@@ -444,28 +454,28 @@ def fit(
     columns_lib.complete(frame[role])
   if features is None:
     features = [n for n in frame if n not in {*labels, *roles.values()}]
-    if _ROW_NUMBERS in features and frame[_ROW_NUMBERS].is_unique:
+    if _ROW_NUMBERS in features and _is_index(frame[_ROW_NUMBERS]):
       logging.warning('Row numbers without a name are no input.')
       features.remove(_ROW_NUMBERS)
   errors.expect(
     not {*features} & {*labels}, 'features', 'columns without labels', features
   )
-  numbers: list[str] = []
+  numbers: dict[str, str] = {}
   categories: dict[str, list[Any]] = {}
   for feature in features:
     column = frame[feature]
     if column.isna().all():
       remedy = f'`frame.drop(columns=[{feature!r}])` leaves it out'
       raise columns_lib.error(column, 'a value in some row', remedy)
-    if columns_lib.numbers(column) is None:
+    kind = columns_lib.kind(column)
+    if kind == 'words':
       categories[feature] = columns_lib.values(column)
     else:
-      numbers.append(feature)
+      numbers[feature] = kind
   encoding = FrameEncoding(
     label=labels,
     **roles,
     numbers=numbers,
-    dates=[n for n in numbers if columns_lib.is_date(frame[n])],
     categories=categories,
     classes=_classes(frame, labels, task),
     domains=[] if domain is None else _domains(frame[str(domain)]),
@@ -556,11 +566,13 @@ def new_clients(
     The arguments of `FederatedDataset`.
   """
   frame = _with_names(frame)
-  with_client = encoding
+  owners = None
   if encoding.client not in frame:
-    frame = frame.assign(**{_ONE_CLIENT: _ONE_CLIENT})
-    with_client = dataclasses.replace(encoding, client=_ONE_CLIENT)
+    owners = np.full(len(frame), _ONE_CLIENT)
+    logging.warning(
+      'All rows are of one client, as there is no column %s.', encoding.client
+    )
   labels = encoding.labels(frame)
-  pool = with_client.pool(frame, labels, name)
+  pool = encoding.pool(frame, labels, name, owners)
   dealt = pool.clients(None, 'natural', seed, test_fraction)
   return _encoded(dealt, encoding, encoding.rows(frame), labels)

@@ -524,11 +524,13 @@ class Run:
     parts = {None: np.arange(len(frame))}
     if isinstance(client, pd.Series):
       owners = pd.Series(columns.owners(client).astype(str))
-      parts = owners.groupby(owners, sort=False).indices or parts
+      parts = owners.groupby(owners, sort=False).indices
+    if not len(frame):  # Of the right shape all the same.
+      parts, weights_of = {None: []}, lambda _: self.model.initial_weights
     step = max(1, _MAX_INPUTS // len(encoding.input_names))
     outputs = []
     for owner, places in parts.items():
-      weights = weights_of(client if owner is None else owner)
+      weights = weights_of(client if owner is None else str(owner))
       for start in range(0, max(1, len(places)), step):
         part = places[start : start + step]
         outputs.append(

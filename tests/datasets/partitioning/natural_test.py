@@ -63,6 +63,7 @@ def test_keys_come_in_many_forms(keys, ids):
     (lambda: _choose(21), 'at most 20, the number of writers in the data, fou'),
     (lambda: _by_key([0.5, 1.0]), '`keys` to be 2 integers or strings'),
     (lambda: _by_key([[1], [2]]), '`keys` to be 2 integers or strings'),
+    (lambda: _by_key(np.ma.array([1, 2], mask=[0, 1])), '`keys` to be 2 int'),
     (lambda: _by_key([1, 2], ['a']), '`keys_test` to be of the kind of `keys`'),
   ],
 )

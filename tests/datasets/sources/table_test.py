@@ -54,12 +54,14 @@ _CSV = _frame().to_csv(index=False)
   'name, content, read',
   [
     ('a.csv', _CSV, {}),
-    ('a.csv', _CSV.replace(',', ', ').replace('\n', '\n\n'), {}),
+    ('a.csv', _CSV.replace(',', ' , ').replace('\n', '\n\n'), {}),
     ('a.csv.gz', gzip.compress(_CSV.encode(), mtime=0), {}),
     ('a.csv', _CSV.encode('utf-8-sig'), {}),
     ('a.csv', _CSV.encode('utf-16'), {'encoding': 'utf-16'}),
     ('a.tsv', _CSV.replace(',', '\t'), {}),
     ('a.csv', _CSV.replace(',', '|'), {'sep': '|'}),
+    ('a.csv', _CSV.replace(',', '|'), {'sep': '[;|]'}),
+    ('a.csv', _CSV.replace(',', '|'), {'sep': None}),
     (
       'a.csv',
       _frame().to_csv(index=False, sep=';', decimal=','),
@@ -129,7 +131,7 @@ def test_dates_are_read_where_pandas_is_told(tmp_path):
   with shared.one_line_error("'day' to have dates, or words"):
     _load(tmp_path)
   data = _load(tmp_path, read='{"parse_dates": ["day"]}')
-  assert data.encoding.dates == ['day']
+  assert data.encoding.numbers == {'age': 'numbers', 'day': 'dates'}
 
 
 def test_several_labels_are_separated_by_commas(tmp_path):
@@ -173,6 +175,8 @@ def test_each_file_of_a_folder_may_be_a_client(tmp_path):
     ('a.csv', 'hospital,ill,x\n', '`frame` to be one with rows'),
     ('a.csv', 'x,y\n1,2,3\n', 'Length of header .*"sep": ";"'),
     ('a.csv', 'x,y\n1,2\n1,2,3\n', 'Expected 2 fields in line 3, saw 3'),
+    ('a.csv', 'x,y\n1,2\n3\n', '2 cells in every row, found 1 in line 3'),
+    ('a.csv', 'x\n1'.encode('utf-16'), '"encoding": "utf-16"'),
     ('a.csv', 'x;y\n1;2\n', 'found one, \'x;y\'.*"sep": ";"'),
     ('a.csv', 'ü\n1'.encode('cp1252'), 'UTF-8.*"encoding": "cp1252"'),
     ('a.csv', '\n'.join(['ill,x,ill', '1,2,3']), 'found ill twice; .*"names"'),
@@ -198,7 +202,7 @@ def test_files_of_another_form_are_named(tmp_path, name, content, match):
     ({'read': 'sep=;'}, '`read` to be options as JSON'),
     ({'read': '[1]'}, '`read` to be'),
     ({'read': {'separator': ';'}}, "unexpected keyword argument 'separator'"),
-    ({'client': None}, '`num_clients` to be given for a rule'),
+    ({'read': {'dtype': str}}, 'options as JSON'),
   ],
 )
 def test_options_that_do_not_fit_are_one_line_errors(tmp_path, options, match):

@@ -115,6 +115,8 @@ def by_key(
     count = 0 if y is None else len(y)
     # Of objects, as NumPy makes strings of 1 and '1', and floats of integers
     # with and without a sign.
+    if isinstance(values, np.ma.MaskedArray):
+      values = values.astype(object).filled(None)
     column = np.asarray([] if values is None else values, object)
     kind = pd.api.types.infer_dtype(column.ravel(), skipna=False)
     errors.expect(

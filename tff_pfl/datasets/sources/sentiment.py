@@ -29,7 +29,13 @@ import pandas as pd
 from absl import logging
 
 from tff_pfl import errors
-from tff_pfl.datasets import federated_dataset, files, frames, partitioning
+from tff_pfl.datasets import (
+  columns,
+  federated_dataset,
+  files,
+  frames,
+  partitioning,
+)
 from tff_pfl.datasets.partitioning import natural
 from tff_pfl.datasets.sources import downloads, own_files, table
 from tff_pfl.datasets.sources import vocabulary as vocabulary_lib
@@ -183,6 +189,7 @@ def load_sentiment(
   errors.expect_int('max_words', max_words, 1)
   frame, client = read(data_dir)
   with own_files.naming(data_dir or 'sentiment140'):
+    columns.complete(frame['text'])
     encoding = frames.fit(
       frame, label='label', client=client, task='classification', features=[]
     )

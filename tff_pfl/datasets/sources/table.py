@@ -3,6 +3,8 @@
 `frames` has what becomes of a column.
 """
 
+import codecs
+import csv
 import dataclasses
 import io
 import json
@@ -18,13 +20,23 @@ from tff_pfl import errors
 from tff_pfl.datasets import federated_dataset, files, frames, partitioning
 from tff_pfl.datasets.sources import own_files
 
-PATTERNS = ('*.csv', '*.csv.gz', '*.tsv', '*.tsv.gz', '*.parquet')
+PATTERNS = tuple(
+  f'*.{form}{packed}'
+  for form in ('csv', 'tsv', 'parquet')
+  for packed in ('', '.gz')
+)
 # Column of the file's name, where each file of a folder is a client.
 FILE = 'file'
 # Options of `read_csv` that are of every line.
 _OF_LINES = (
   *('sep', 'delimiter', 'encoding', 'quotechar', 'quoting', 'escapechar'),
   *('doublequote', 'comment', 'skiprows', 'skipinitialspace', 'engine'),
+)
+# Options with which each line that is not empty is a row.
+_OF_CELLS = (
+  *('sep', 'encoding', 'decimal', 'thousands', 'header', 'names', 'dtype'),
+  *('na_values', 'keep_default_na', 'index_col', 'low_memory', 'engine'),
+  *('skipinitialspace', 'parse_dates', 'dayfirst', 'usecols'),
 )
 _PARQUET = re.compile(r'\.parquet(\.gz)?$')
 
@@ -42,30 +54,42 @@ def read_table(path: str, options: Mapping[str, Any]) -> pd.DataFrame:
   """
   content = files.read_bytes(path)
   is_parquet = bool(_PARQUET.search(path))
-  defaults: dict[str, Any] = {}
   if not is_parquet:
     defaults = dict(
       sep='\t' if re.search(r'\.tsv(\.gz)?$', path) else ',',
       index_col=False,
       skipinitialspace=True,
-      low_memory=False,
+      engine='c',
     )
-  options = {**defaults, **options}
+    options = {**defaults, **options}
+    if len(options['sep'] or '') != 1 or 'skipfooter' in options:
+      options['engine'] = 'python'
+    if options['engine'] == 'c':
+      options['low_memory'] = False
   reader = pd.read_parquet if is_parquet else pd.read_csv
   try:
     with warnings.catch_warnings():
       warnings.simplefilter('error', pd.errors.ParserWarning)
       frame = reader(io.BytesIO(content), **options)
   except UnicodeDecodeError as error:
+    is_utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     raise _error(
-      path, f'a text in UTF-8, found another ({error})', {'encoding': 'cp1252'}
+      path,
+      f'a text in UTF-8, found another ({error})',
+      {'encoding': 'utf-16' if is_utf_16 else 'cp1252'},
     ) from None
-  except (ValueError, TypeError, LookupError, pd.errors.ParserWarning) as error:
+  except (*errors.EXPECTED, LookupError, pd.errors.ParserWarning) as error:
     reason = ' '.join(str(error).split())
     message = f'a table that pandas.{reader.__name__} reads, found: {reason}'
     raise _error(path, message, {'sep': ';', 'decimal': ','}) from None
-  if not is_parquet and not {'header', 'names'} & set(options):
+  if is_parquet:
+    return frame
+  if not {'header', 'names'} & set(options):
     _check_heading(path, content, options, frame)
+  _check_lengths(path, content, options, frame)
+  frame = frame.rename(columns=lambda name: str(name).strip())
+  for name, column in frame.select_dtypes('str').items():
+    frame[name] = column.str.strip()
   return frame
 
 
@@ -113,6 +137,27 @@ def _check_heading(
       f'a table with a heading, found the numbers {[*numbers][:3]} in it'
     )
     raise _error(path, message, {'header': None})
+
+
+def _check_lengths(
+  path: str, content: bytes, options: Mapping[str, Any], frame: pd.DataFrame
+) -> None:
+  """Raises `ValueError` for a row that is too short, which pandas fills up."""
+  if frame.iloc[:, -1].notna().all() or not {*options} <= {*_OF_CELLS}:
+    return
+  text = io.TextIOWrapper(
+    io.BytesIO(content), options.get('encoding', 'utf-8'), newline=''
+  )
+  rows = csv.reader(text, delimiter=options['sep'], skipinitialspace=True)
+  size = len(options.get('names') or next(rows))
+  for row in filter(None, rows):
+    if len(row) != size:
+      raise _error(
+        path,
+        f'a table of {size} cells in every row, found {len(row)} in line'
+        f' {rows.line_num}',
+        {'sep': ';'},
+      )
 
 
 def _read_all(data_dir: Optional[str], options: Mapping[str, Any]):
@@ -182,14 +227,12 @@ def load_table(
     test_fraction: Fraction of a client's rows in its test set, in [0, 1),
       stratified by domain and class; None for 0.2, or with a split column.
   """
-  options = read
-  if isinstance(read, str):
-    try:
-      options = json.loads(read)
-    except ValueError as error:
-      raise ValueError(
-        errors.message('read', f'options as JSON ({error})', read)
-      ) from None
+  try:
+    options = json.loads(read if isinstance(read, str) else json.dumps(read))
+  except (ValueError, TypeError) as error:
+    raise ValueError(
+      errors.message('read', f'options as JSON ({error})', read)
+    ) from None
   errors.expect_type(options, Mapping, 'read', 'options by name')
   frame, has_files = _read_all(data_dir, options)
   if has_files and client is None:
@@ -204,6 +247,8 @@ def load_table(
         name in frame, 'drop', f'some of the columns ({names})', name
       )
     frame = frame.drop(columns=drop)
+    if client is None and num_clients is None:
+      num_clients = partitioning.NUM_CLIENTS
     data = federated_dataset.FederatedDataset.from_frame(
       frame,
       label=label.split(','),
