@@ -22,16 +22,12 @@ _Arrays = Iterable[np.ndarray]
 
 
 def _read_idx(path: str) -> np.ndarray:
-  content = files.read_bytes(path)
-  try:
+  with files.reading(path, 'an idx file as long as its header says'):
+    content = files.read_bytes(path)
     # The fourth byte is the number of axes; their lengths follow.
     shape = np.frombuffer(content, '>u4', content[3], 4)
     values = np.frombuffer(content, np.uint8, offset=4 + shape.nbytes)
     return values.reshape(shape)
-  except (IndexError, ValueError):
-    raise files.file_error(
-      path, 'an idx file as long as its header says', f'{len(content)} bytes'
-    ) from None
 
 
 def _idx(path: str, _: str) -> _Arrays:
@@ -57,15 +53,10 @@ _cifar100 = functools.partial(_binary, 2)
 
 
 def _mat(path: str, _: str) -> _Arrays:
-  try:
+  with files.reading(path, 'a .mat file with X (height, width, 3, n) and y'):
     content = scipy.io.loadmat(path, variable_names=('X', 'y'))
     y = content['y'].ravel()
     return content['X'].transpose(3, 0, 1, 2), np.where(y == 10, 0, y)
-  # SciPy's reader lets through whatever a damaged file makes it do.
-  except Exception as error:
-    raise files.file_error(
-      path, 'a .mat file with X (height, width, 3, n) and y', repr(error)
-    ) from None
 
 
 def _npz(path: str, part: str) -> _Arrays:

@@ -261,8 +261,8 @@ def _zeros(*shape):
   [
     (_write_emnist, TRAIN_IMAGES, _idx(_zeros(5, 14, 56)), r'\(5, 14, 56, 1\)'),
     (_write_emnist, TRAIN_IMAGES, _idx(_zeros(5)), r'found uint8 \(5,\)'),
-    (_write_emnist, TRAIN_IMAGES, b'', 'as its header says, found 0 bytes'),
-    (_write_emnist, TRAIN_LABELS, _idx(_zeros(60)) + b'0', '69 bytes'),
+    (_write_emnist, TRAIN_IMAGES, b'', 'as its header says, .*IndexError'),
+    (_write_emnist, TRAIN_LABELS, _idx(_zeros(60)) + b'0', 'array of size 61'),
     (_write_emnist, TRAIN_LABELS, None, 'a file, found none'),
     (_write_emnist, TRAIN_IMAGES, _idx(_zeros(9, 28, 28)), r'each, .*\(60'),
     (_write_binary, 'data_batch_1.bin', None, 'a file, found none'),
@@ -283,7 +283,7 @@ def _zeros(*shape):
     ),
     (_write_mats, 'train_32x32.mat', b'none' * 500, 'a .mat file with X'),
     (_write_mats, 'train_32x32.mat', {'X': _zeros(2, 2)}, "KeyError\\('y'"),
-    (_write_mats, 'test_32x32.mat', None, 'No such file'),
+    (_write_mats, 'test_32x32.mat', None, 'a file, found none'),
     (_write_femnist, 'femnist_some.npz', {'x': _zeros(2)}, 'and client_id'),
   ],
 )

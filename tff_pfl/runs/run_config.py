@@ -52,7 +52,9 @@ class RunConfig:
     dataset_arguments: The loader's own arguments, such as the length of
       sequences, and `classes`, see `datasets.load_dataset`.
     partition: Partition of the data among clients, such as 'shards:2'; None for
-      'natural' if the data name their clients, or else 'shards:2'.
+      'natural' if the data name their clients, or else 'shards:2' ('iid' for a
+      table). This and the next are set when the settings are made, also of
+      `dataclasses.replace`.
     num_clients: Number of clients; None for all with the partition natural, or
       else 30.
     model: A key of `zoo.MODELS`.

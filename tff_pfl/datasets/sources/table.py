@@ -107,8 +107,8 @@ def _error(
 ) -> files.FileError:
   """Returns the error for a file that other options may read."""
   return files.FileError(
-    f'Expected `{path}` to be {message}; pandas reads other forms with `read`,'
-    f" such as '{json.dumps(options)}'."
+    f'Expected `{path}` to be {message}; options of pandas read other forms, in'
+    f" programs such as --dataset_read='{json.dumps(options)}'."
   )
 
 
