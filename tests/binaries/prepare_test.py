@@ -282,7 +282,7 @@ def _zeros(*shape):
       r'label each, .*\(12, 1\)',
     ),
     (_write_mats, 'train_32x32.mat', b'none' * 500, 'a .mat file with X'),
-    (_write_mats, 'train_32x32.mat', {'X': _zeros(2, 2)}, "KeyError\\('y'"),
+    (_write_mats, 'train_32x32.mat', {'X': _zeros(2, 2)}, "KeyError: 'y'"),
     (_write_mats, 'test_32x32.mat', None, 'a file, found none'),
     (_write_femnist, 'femnist_some.npz', {'x': _zeros(2)}, 'and client_id'),
   ],
