@@ -46,6 +46,10 @@ def _load(frame=None, label='ill', client='hospital', domain='sex', **options):
   )
 
 
+def _fit(frame, feature):
+  return frames.fit(frame, frames.FrameEncoding('ill'), features=[feature])
+
+
 def _new(encoding, frame, **options):
   return _from_frame(frame, encoding=encoding, **options)
 
@@ -142,7 +146,7 @@ _DAYS = pd.date_range('2020-01-01', periods=_COUNT)
 )
 def test_a_column_becomes_inputs_by_its_dtype(column, names, first):
   frame = _patients(x=column)
-  encoding = frames.fit(frame, label='ill', features=['x'])
+  encoding = _fit(frame, 'x')
   assert encoding.input_names == names
   # The same after it was JSON.
   encoding = frames.FrameEncoding(**json.loads(encoding.text))
@@ -334,7 +338,7 @@ def test_new_rows_are_encoded_as_those_of_the_training():
 
 
 def test_values_that_only_new_rows_have_are_none_of_those_known(caplog):
-  encoding = frames.fit(_patients(), label='ill', features=['blood'])
+  encoding = _fit(_patients(), 'blood')
   with caplog.at_level(logging.WARNING):
     rows = encoding.rows(_patients(blood=_repeated('A', 'X', None)))
   assert "'blood' has 20 values, such as 'X'" in caplog.text
@@ -358,7 +362,7 @@ def test_new_rows_may_name_no_clients(caplog):
     # A column of inputs has that name.
     place = encoding.input_names.index('client=x')
     assert new.train('client').x[:, place].sum() == _COUNT / 3
-  with shared.one_line_error("`encoding` to be given without these, .*'label'"):
+  with shared.one_line_error('`encoding` to be given without columns'):
     _from_frame(frame, encoding=encoding, label='ill')
 
 

@@ -425,24 +425,20 @@ class FederatedDataset:
       ValueError: If a column cannot be read so; the message says what pandas
         can do about it.
     """
-    columns = dict(
-      label=label,
-      client=client,
-      domain=domain,
-      split=split,
-      weight=weight,
-      task=task,
-      features=features,
-    )
     if encoding is not None:
-      others = dict(columns, partition=partition, num_clients=num_clients)
-      others = {name: value for name, value in others.items() if value}
-      errors.expect(not others, 'encoding', 'given without these', others)
+      roles = label, client, domain, split, weight, task, features, partition
+      errors.expect(
+        not any((*roles, num_clients)),
+        'encoding',
+        'given without columns, `task`, `partition` and `num_clients`',
+        roles,
+      )
       return cls(
         **frames.new_clients(frame, encoding, seed, test_fraction, name)
       )
     errors.expect(label is not None, 'label', 'the name of a column', label)
-    encoding = frames.fit(frame, **columns, name=name)
+    roles = frames.FrameEncoding(label, client, domain, split, weight)
+    encoding = frames.fit(frame, roles, task, features, name)
     return cls(
       **frames.clients(
         frame, encoding, num_clients, partition, seed, test_fraction, name

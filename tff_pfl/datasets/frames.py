@@ -332,18 +332,20 @@ def _with_names(
   return frame.set_axis(names, axis=1)
 
 
+def _listed(names: Union[str, int, Sequence[str]]) -> Sequence[str]:
+  return [names] if isinstance(names, (str, int)) else names
+
+
 def _is_index(column: pd.Series) -> bool:
   return column.is_unique and types.is_integer_dtype(column.dtype)
 
 
 def _expect_roles(
-  frame: pd.DataFrame, labels: Sequence[str], roles: Mapping[str, Optional[str]]
+  frame: pd.DataFrame, labels: Sequence[str], others: Mapping[str, str]
 ) -> None:
   """Raises `ValueError` unless the columns that are named are there."""
   names = frame.columns
-  named = [('label', name) for name in labels]
-  named += [item for item in roles.items() if item[1] is not None]
-  for role, name in named:
+  for role, name in [*(('label', label) for label in labels), *others.items()]:
     known = [n for n in names if role == 'label' or n not in labels]
     remedy = ''
     if name in frame.index.names:
@@ -424,36 +426,35 @@ def _announcement(frame: pd.DataFrame, encoding: FrameEncoding) -> str:
 
 def fit(
   frame: pd.DataFrame,
-  *,
-  label: Union[str, Sequence[str]],
-  client: Optional[str] = None,
-  domain: Optional[str] = None,
-  split: Optional[str] = None,
-  weight: Optional[str] = None,
+  roles: FrameEncoding,
   task: Optional[str] = None,
   features: Optional[Sequence[str]] = None,
   name: str = 'frame',
 ) -> FrameEncoding:
   """Fits the encoding of a frame, without means and deviations.
 
-  Arguments and errors are those of `FederatedDataset.from_frame`.
+  Args:
+    frame: The frame.
+    roles: An encoding that has the names of the columns that are no inputs.
+    task: See `FederatedDataset.from_frame`, as for the others.
   """
   if features is not None:
-    features = [features] if isinstance(features, (str, int)) else features
-    features = [str(feature) for feature in features]
+    features = [str(feature) for feature in _listed(features)]
   frame = _with_names(frame, features or ())
   errors.expect(len(frame), 'frame', 'one with rows', 'none')
   if task is not None:
     errors.expect_one_of('task', task, TASKS)
-  labels = [label] if isinstance(label, (str, int)) else label
-  labels = [str(name) for name in labels]
-  roles = {'client': client, 'domain': domain, 'split': split, 'weight': weight}
-  roles = {r: n if n is None else str(n) for r, n in roles.items()}
-  _expect_roles(frame, labels, roles)
-  for role in filter(None, roles.values()):
-    columns_lib.complete(frame[role])
+  labels = [str(label) for label in _listed(roles.label)]
+  others = {
+    role: str(getattr(roles, role))
+    for role in ('client', 'domain', 'split', 'weight')
+    if getattr(roles, role) is not None
+  }
+  _expect_roles(frame, labels, others)
+  for column in others.values():
+    columns_lib.complete(frame[column])
   if features is None:
-    features = [n for n in frame if n not in {*labels, *roles.values()}]
+    features = [n for n in frame if n not in {*labels, *others.values()}]
     if _ROW_NUMBERS in features and _is_index(frame[_ROW_NUMBERS]):
       logging.warning('Row numbers without a name are no input.')
       features.remove(_ROW_NUMBERS)
@@ -474,11 +475,11 @@ def fit(
       numbers[feature] = kind
   encoding = FrameEncoding(
     label=labels,
-    **roles,
+    **others,
     numbers=numbers,
     categories=categories,
     classes=_classes(frame, labels, task),
-    domains=[] if domain is None else _domains(frame[str(domain)]),
+    domains=_domains(frame[others['domain']]) if 'domain' in others else [],
   )
   if task is None:
     _announce(f'{name}: {_announcement(frame, encoding)}.')

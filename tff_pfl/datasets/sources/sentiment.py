@@ -190,9 +190,8 @@ def load_sentiment(
   frame, client = read(data_dir)
   with own_files.naming(data_dir or 'sentiment140'):
     columns.complete(frame['text'])
-    encoding = frames.fit(
-      frame, label='label', client=client, task='classification', features=[]
-    )
+    roles = frames.FrameEncoding(['label'], client)
+    encoding = frames.fit(frame, roles, 'classification', [])
     if partition is None or isinstance(partition, natural.Natural):
       frame = _own_texts(frame, client, num_clients, min_texts, seed)
       if client == _DOMAIN and (num_clients or 0) > frame[client].nunique():
