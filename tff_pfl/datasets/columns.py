@@ -122,9 +122,9 @@ def numbers(column: pd.Series) -> np.ndarray:
 
   Dates are days since 1970, durations days, and booleans 0 and 1.
   """
-  kind_of_all = kind(column)
+  column_kind = kind(column)
   column = inferred(column)
-  if kind_of_all == 'dates':
+  if column_kind == 'dates':
     days = pd.to_datetime(column, utc=True)
     column = (days - _EPOCH.as_unit(days.dt.unit)) / _DAY
     if (column.dropna().abs() < 1).all():
@@ -134,7 +134,7 @@ def numbers(column: pd.Series) -> np.ndarray:
         'pandas takes numbers for nanoseconds; `pd.to_datetime(numbers,'
         " format='%Y%m%d')` reads such as 20240131",
       )
-  elif kind_of_all == 'durations':
+  elif column_kind == 'durations':
     column = column / _DAY
   values = column.to_numpy(float, na_value=np.nan)
   if (is_large := np.abs(values) > _MAX_NUMBER).any():
@@ -277,11 +277,11 @@ def known_positions(column: pd.Series, among: Sequence[Any]) -> np.ndarray:
 
 def expect_names(column: pd.Series) -> None:
   """Raises `ValueError` unless cells are names, as of clients or domains."""
-  kind_of_all = kind(complete(column))
+  column_kind = kind(complete(column))
   expect_different(column)
-  if kind_of_all in ('dates', 'durations'):
+  if column_kind in ('dates', 'durations'):
     raise error(column, 'names', '`COLUMN.astype(str)` makes them')
-  if kind_of_all == 'numbers' and (is_part := numbers(column) % 1 != 0).any():
+  if column_kind == 'numbers' and (is_part := numbers(column) % 1 != 0).any():
     raise error(
       column,
       'names, which are no fractions',

@@ -61,6 +61,7 @@ _CSV = _frame().to_csv(index=False)
     ('a.tsv', _CSV.replace(',', '\t'), {}),
     ('a.csv', _CSV.replace(',', '|'), {'sep': '|'}),
     ('a.csv', _CSV.replace(',', '|'), {'sep': '[;|]'}),
+    ('a.csv', _CSV.replace(',', '|'), {'delimiter': '|'}),
     ('a.csv', _CSV.replace(',', '|'), {'sep': None}),
     (
       'a.csv',

@@ -29,8 +29,8 @@ PATTERNS = tuple(
 FILE = 'file'
 # Options of `read_csv` that are of every line.
 _OF_LINES = (
-  *('sep', 'delimiter', 'encoding', 'quotechar', 'quoting', 'escapechar'),
-  *('doublequote', 'comment', 'skiprows', 'skipinitialspace', 'engine'),
+  *('sep', 'encoding', 'quotechar', 'quoting', 'doublequote', 'escapechar'),
+  *('comment', 'skiprows', 'skipinitialspace', 'engine'),
 )
 # Options with which each line that is not empty is a row.
 _OF_CELLS = (
@@ -62,6 +62,7 @@ def read_table(path: str, options: Mapping[str, Any]) -> pd.DataFrame:
       engine='c',
     )
     options = {**defaults, **options}
+    options['sep'] = options.pop('delimiter', options['sep'])
     if len(options['sep'] or '') != 1 or 'skipfooter' in options:
       options['engine'] = 'python'
     if options['engine'] == 'c':
