@@ -73,7 +73,7 @@ def test_features_are_compared_on_test_images(monkeypatch):
 
   monkeypatch.setattr(
     fed_avg.new_clients,
-    'fit',
+    'personalize',
     lambda run, *_, num_samples: {'a': run.tuned, 'b': run.tuned},
   )
   cka = {row['layer']: row['cka'] for row in fed_avg.measure_cka(context)}
