@@ -402,6 +402,27 @@ def test_rows_of_a_frame_are_predicted_in_their_unit(tmp_path, monkeypatch):
       run.encoding  # noqa: B018
 
 
+def test_new_clients_are_fitted_as_the_run_personalizes(tmp_path):
+  data = datasets.load_dataset('digits', num_clients=4, partition='iid')
+  process = registry.build(
+    'fed_avg',
+    zoo.mlp(data.element_spec, data.num_classes, widths=[4]),
+    personalization=personalization.Personalization(fine_tune='head'),
+  )
+  run = training.run(
+    process,
+    data,
+    str(tmp_path / 'run'),
+    num_rounds=1,
+    cohort_size=2,
+    show_progress=False,
+  )
+  start = run.global_weights()
+  (weights,) = new_clients.personalize(run, data.subset(['client_0'])).values()
+  changed = {name for name in start if np.any(start[name] != weights[name])}
+  assert changed == {'head/kernel', 'head/bias'}
+
+
 def test_run_whose_data_have_changed_is_refused(
   directory, run, runtime, monkeypatch
 ):

@@ -75,8 +75,8 @@ def personalize(
     run: The run, whose method does it.
     clients: The new clients, such as `FederatedDataset.from_frame` makes them
       with `Run.encoding`.
-    personalization: Options of the fit; None for the method's own, or for
-      fine-tuning of all weights where it has no local weights to fit.
+    personalization: Options of the fit; None for the run's own, or for
+      fine-tuning of all weights where these fit nothing.
     runtime: Runtime; None for the run's own.
     num_samples: Training examples to take of each client; None takes all.
 
@@ -85,12 +85,9 @@ def personalize(
   """
   client_population.check_data_fit(run.model, clients)
   runtime = runtime or run.cpu
-  process = run.process
-  if personalization is None and not process.trains_new_clients:
-    if process.adaptation.fine_tune == 'none':
-      personalization = personalization_lib.Personalization(fine_tune='all')
-  if personalization is not None:
-    process = run.build_process(personalization)
+  if personalization is None and not run.process.fits_new_clients:
+    personalization = personalization_lib.Personalization(fine_tune='all')
+  process = run.build_process(personalization)
   state = run.server_state(process, runtime)
   sampled = _fewer_samples(clients, num_samples, process.seed)
   models = {}
