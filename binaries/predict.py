@@ -29,6 +29,7 @@ from absl import flags
 
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
+from tff_pfl.datasets import columns as columns_lib
 from tff_pfl.datasets.sources import npz_file, own_files, table
 from tff_pfl.models import prediction
 from tff_pfl.runs import new_clients, open_run
@@ -94,18 +95,18 @@ def _predict_table(run, runtime):
     _CLIENT.value,
   )
   frame = table.read_new(_INPUT.value, encoding)
-  client = _CLIENT.value
-  if client is None:
-    errors.expect(
-      encoding.client in frame,
-      '--client',
-      f'given, as {_INPUT.value} has no column {encoding.client}',
-      client,
-    )
-    client = frame[encoding.client]
+  errors.expect(
+    _CLIENT.value or encoding.client in frame,
+    '--client',
+    f'given, as {_INPUT.value} has no column {encoding.client}',
+    _CLIENT.value,
+  )
   with own_files.naming(_INPUT.value):
+    owners = np.full(len(frame), _CLIENT.value)
+    if _CLIENT.value is None:
+      owners = columns_lib.owners(frame[encoding.client]).astype(str)
     outputs = run.predict_rows(
-      frame, client, lambda client: _weights(run, client, runtime)
+      frame, owners, lambda owner: _weights(run, str(owner), runtime)
     )
   columns = encoding.predictions(outputs)
   arrays = {'outputs': columns.to_numpy()}
@@ -113,8 +114,7 @@ def _predict_table(run, runtime):
     classes = np.array(encoding.classes)
     predicted = classes[np.argmax(outputs, axis=-1)]
     arrays = dict(probabilities=outputs, prediction=predicted, classes=classes)
-  rows = pd.DataFrame({'example': range(len(frame))})
-  rows['client'] = client if isinstance(client, str) else client.to_numpy()
+  rows = pd.DataFrame({'example': range(len(frame)), 'client': owners})
   for name in encoding.label:
     if name in frame:
       heading = 'label' if len(encoding.label) == 1 else f'label_{name}'

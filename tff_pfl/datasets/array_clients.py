@@ -56,12 +56,18 @@ class CheckedPool(partitioning.Pool):
   def clients(
     self,
     num_clients: Optional[int],
-    partition: Union[str, partitioning.Partitioner],
+    partition: Union[str, partitioning.Partitioner, None],
     seed: int,
     test_fraction: Optional[float],
     client_ids: Optional[Iterable[str]] = None,
   ) -> dict[str, Any]:
-    """Returns the arguments of `FederatedDataset`; see `Arrays.to_clients`."""
+    """Returns the arguments of `FederatedDataset`; see `Arrays.to_clients`.
+
+    Without a partition it is natural if the examples name their clients, or
+    else iid.
+    """
+    if partition is None:
+      partition = 'iid' if self.client is None else 'natural'
     errors.expect(len(self.y), 'x', 'at least one example', 'none')
     train, test = self.split(''), self.split('_test')
     pool = self

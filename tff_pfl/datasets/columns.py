@@ -122,8 +122,8 @@ def numbers(column: pd.Series) -> np.ndarray:
 
   Dates are days since 1970, durations days, and booleans 0 and 1.
   """
-  column_kind = kind(column)
   column = inferred(column)
+  column_kind = kind(column)
   if column_kind == 'dates':
     days = pd.to_datetime(column, utc=True)
     column = (days - _EPOCH.as_unit(days.dt.unit)) / _DAY
@@ -159,6 +159,7 @@ def numbers_of(
   """
   if column.isna().all():
     return np.full(len(column), np.nan)
+  column = inferred(column)
   if kind(column) != required:
     function = {'dates': 'datetime', 'durations': 'timedelta'}.get(required)
     remedy = (
@@ -277,7 +278,8 @@ def known_positions(column: pd.Series, among: Sequence[Any]) -> np.ndarray:
 
 def expect_names(column: pd.Series) -> None:
   """Raises `ValueError` unless cells are names, as of clients or domains."""
-  column_kind = kind(complete(column))
+  column = inferred(complete(column))
+  column_kind = kind(column)
   expect_different(column)
   if column_kind in ('dates', 'durations'):
     raise error(column, 'names', '`COLUMN.astype(str)` makes them')

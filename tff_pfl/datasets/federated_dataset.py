@@ -343,8 +343,6 @@ class FederatedDataset:
         `sample_weight` in Keras's `fit`. Scores do not use them, and clients
         are weighed by their numbers of examples.
     """
-    if partition is None:
-      partition = 'iid' if keys is None else 'natural'
     with errors.naming({'client': '`keys`', 'client_test': '`keys_test`'}):
       pool = array_clients.CheckedPool(
         name=name,

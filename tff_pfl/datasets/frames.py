@@ -468,6 +468,7 @@ def fit(
     if column.isna().all():
       remedy = f'`frame.drop(columns=[{feature!r}])` leaves it out'
       raise columns_lib.error(column, 'a value in some row', remedy)
+    column = columns_lib.inferred(column)
     kind = columns_lib.kind(column)
     if kind == 'words':
       categories[feature] = columns_lib.values(column)
@@ -544,8 +545,6 @@ def clients(
   )
   labels, rows = encoding.labels(frame), encoding.rows(frame)
   pool = encoding.pool(frame, labels, name)
-  if partition is None:
-    partition = 'iid' if encoding.client is None else 'natural'
   dealt = pool.clients(num_clients, partition, seed, test_fraction)
   values = rows.numbers
   if not encoding.classes:
@@ -575,5 +574,5 @@ def new_clients(
     )
   labels = encoding.labels(frame)
   pool = encoding.pool(frame, labels, name, owners)
-  dealt = pool.clients(None, 'natural', seed, test_fraction)
+  dealt = pool.clients(None, None, seed, test_fraction)
   return _encoded(dealt, encoding, encoding.rows(frame), labels)

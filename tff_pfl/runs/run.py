@@ -460,16 +460,18 @@ class Run:
       otherwise the raw outputs. For a frame, a frame with its index, see
       `frames.FrameEncoding.predictions`.
     """
-
-    def weights_of(client):
-      if isinstance(client, Mapping):
-        return client
-      return self.personal_weights(client, runtime)
-
-    if isinstance(x, pd.DataFrame) and self._has_encoding:
-      outputs = self.predict_rows(x, client, weights_of)
+    if isinstance(client, pd.Series):
+      owners = columns.owners(client).astype(str)
+      outputs = self.predict_rows(
+        x, owners, lambda owner: self.personal_weights(owner, runtime)
+      )
       return self.encoding.predictions(outputs, x.index)
-    weights = weights_of(client)
+    weights = client
+    if not isinstance(client, Mapping):
+      weights = self.personal_weights(client, runtime)
+    if isinstance(x, pd.DataFrame) and self._has_encoding:
+      outputs = self.predict_rows(x, np.zeros(len(x)), lambda _: weights)
+      return self.encoding.predictions(outputs, x.index)
     return prediction.predict(self.model, weights, x, domain, self._forward)
 
   @functools.cached_property
@@ -500,50 +502,44 @@ class Run:
         f' data in {self.directory}; give examples as arrays.'
       )
     path = self._encoding_path
-    content = files.read_bytes(path)
-    try:
-      return frames.FrameEncoding(**json.loads(content))
-    except (ValueError, TypeError) as error:
-      raise files.file_error(path, 'the encoding of a table', error) from None
+    with files.reading(path, 'the encoding of a table'):
+      return frames.FrameEncoding(**json.loads(files.read_bytes(path)))
 
   def predict_rows(
     self,
     frame: pd.DataFrame,
-    client: Union[str, pd.Series, Mapping[str, Any]],
+    owners: np.ndarray,
     weights_of: Callable[[Any], Mapping[str, Any]],
   ) -> np.ndarray:
     """Outputs of models for rows of a frame, as of `prediction.predict`.
 
     Args:
       frame: Rows with the columns of the inputs.
-      client: A client, or a column of clients' ids.
-      weights_of: Function from a client to all weights of its model.
+      owners: Each row's client, or another value, `[rows]`.
+      weights_of: Function from one of these to all weights of its model.
     """
     encoding = self.encoding
     rows, domain = encoding.rows(frame), encoding.domain_ids(frame)
-    parts = {None: np.arange(len(frame))}
-    if isinstance(client, pd.Series):
-      owners = pd.Series(columns.owners(client).astype(str))
-      parts = owners.groupby(owners, sort=False).indices
-    if not len(frame):  # Of the right shape all the same.
-      parts, weights_of = {None: []}, lambda _: self.model.initial_weights
     step = max(1, _MAX_INPUTS // len(encoding.input_names))
-    outputs = []
-    for owner, places in parts.items():
-      weights = weights_of(client if owner is None else str(owner))
-      for start in range(0, max(1, len(places)), step):
-        part = places[start : start + step]
-        outputs.append(
-          prediction.predict(
-            self.model,
-            weights,
-            encoding.inputs(rows.select(part)),
-            None if domain is None else domain[part],
-            self._forward,
-          )
-        )
-    order = np.argsort(np.concatenate([*parts.values()]))
-    return np.concatenate(outputs)[order]
+
+    def outputs_of(places, weights):
+      return prediction.predict(
+        self.model,
+        weights,
+        encoding.inputs(rows.select(places)),
+        None if domain is None else domain[places],
+        self._forward,
+      )
+
+    if not len(frame):  # Of the right shape all the same.
+      return outputs_of(slice(0), self.model.initial_weights)
+    parts, outputs = [], []
+    for owner, places in pd.Series(owners).groupby(owners).indices.items():
+      weights = weights_of(owner)
+      for part in np.split(places, range(step, len(places), step)):
+        parts.append(part)
+        outputs.append(outputs_of(part, weights))
+    return np.concatenate(outputs)[np.argsort(np.concatenate(parts))]
 
   @functools.cached_property
   def cpu(self) -> runtime_base.Runtime:

@@ -55,10 +55,8 @@ def _read_labels(
   Returns:
     Paths of the images, and their labels and races, int32 `[n]`.
   """
-  frame = table.read_table(path, dict(dtype=str, keep_default_na=False))
-  if not set(_COLUMNS) <= set(frame):
-    contents = f'a table with the columns {", ".join(_COLUMNS)}'
-    raise files.file_error(path, contents, ', '.join(frame))
+  options = dict(dtype=str, keep_default_na=False)
+  frame = table.read_table(path, options, _COLUMNS)
   paths = [os.path.join(os.path.dirname(path), file) for file in frame['file']]
   for image in paths:
     if not os.path.isfile(image):

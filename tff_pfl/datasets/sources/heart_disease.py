@@ -60,8 +60,9 @@ def read_frame(data_dir: Optional[str]) -> pd.DataFrame:
     )
     path = os.path.join(folder, _CSV)
   options = dict(na_values=['?'])
+  columns = ['site', *COLUMNS]
   if os.path.exists(path):
-    frame = table.read_table(path, options)
+    frame = table.read_table(path, options, columns)
   else:
     options.update(header=None, names=COLUMNS)
     paths = {site: os.path.join(folder, f) for site, f in zip(SITES, _FILES)}
@@ -69,10 +70,6 @@ def read_frame(data_dir: Optional[str]) -> pd.DataFrame:
       table.read_table(path, options).assign(site=site)
       for site, path in paths.items()
     )
-  columns = ['site', *COLUMNS]
-  if not set(columns) <= set(frame):
-    contents = f'a table with the columns {", ".join(columns)}'
-    raise files.file_error(path, contents, ', '.join(frame))
   frame = frame[columns].reset_index(drop=True)
   frame['chol'] = frame['chol'].mask(frame['chol'] == 0)
   frame['num'] = (frame['num'] > 0).mask(frame['num'].isna())

@@ -70,10 +70,10 @@ def read(data_dir: Optional[str]) -> tuple[pd.DataFrame, str]:
       keep_default_na=False,
       na_values={**dict.fromkeys(words, ['']), 'label': list(_MISSING)},
     )
-    frame = table.read_table(path, options)
+    frame = table.read_table(path, options, ('text', 'label'))
   client = next((c for c in CLIENT_COLUMNS if c in frame), None)
-  if client is None or not {'text', 'label'} <= set(frame):
-    contents = 'a table with the columns text, label and client, user or domain'
+  if client is None:
+    contents = 'a table with the column client, user or domain'
     raise files.file_error(path, contents, ', '.join(frame))
   used = {'text', 'label', client, _DOMAIN}
   frame = frame[[name for name in frame if name in used]]
@@ -100,22 +100,24 @@ def _sentiment140() -> pd.DataFrame:
 
 def _own_texts(
   frame: pd.DataFrame,
-  client: str,
+  encoding: frames.FrameEncoding,
   num_clients: Optional[int],
   min_texts: int,
   seed: int,
-) -> pd.DataFrame:
-  """Returns the texts of the clients that are drawn."""
+) -> tuple[pd.DataFrame, str]:
+  """Returns the texts of the clients that are drawn, and the client column."""
+  client = encoding.client
   counts = frame[client].map(frame[client].value_counts())
   frame = frame[counts >= min_texts]
   clients = sorted(frame[client].unique())
   if client == _DOMAIN and (num_clients or 0) > len(clients) > 0:
-    return frame
+    labels = encoding.labels(frame)
+    return _divided_domains(frame, labels, num_clients, seed), 'client'
   kind = f'{client}s'
   if min_texts > 1:
     kind += f' with at least {min_texts} texts'
   chosen = natural.choose_clients(clients, num_clients, kind, seed)
-  return frame[frame[client].isin(chosen)]
+  return frame[frame[client].isin(chosen)], client
 
 
 def _divided_domains(
@@ -193,13 +195,7 @@ def load_sentiment(
     roles = frames.FrameEncoding(['label'], client)
     encoding = frames.fit(frame, roles, 'classification', [])
     if partition is None or isinstance(partition, natural.Natural):
-      frame = _own_texts(frame, client, num_clients, min_texts, seed)
-      if client == _DOMAIN and (num_clients or 0) > frame[client].nunique():
-        labels = encoding.labels(frame)
-        frame, client = (
-          _divided_domains(frame, labels, num_clients, seed),
-          'client',
-        )
+      frame, client = _own_texts(frame, encoding, num_clients, min_texts, seed)
     else:
       # Any client may get a text, so each counts once.
       frame, client = frame.drop_duplicates('text'), None
@@ -208,7 +204,7 @@ def load_sentiment(
       encoding = dataclasses.replace(encoding, domain=_DOMAIN, domains=domains)
     encoding = dataclasses.replace(encoding, client=client)
     pool = encoding.pool(frame, encoding.labels(frame), 'sentiment')
-  options = num_clients, partition or 'natural', seed, test_fraction
+  options = num_clients, partition, seed, test_fraction
   words = [vocabulary_lib.words_of(text) for text in frame['text']]
   number = functools.partial(vocabulary_lib.hashed, size=vocabulary_size)
   if vocabulary == 'learned':

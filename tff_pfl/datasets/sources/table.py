@@ -38,25 +38,35 @@ _OF_CELLS = (
   *('na_values', 'keep_default_na', 'index_col', 'low_memory', 'engine'),
   *('skipinitialspace', 'parse_dates', 'dayfirst', 'usecols'),
 )
-_PARQUET = re.compile(r'\.parquet(\.gz)?$')
+_ENDING = re.compile(r'\.(csv|tsv|parquet)(\.gz)?$')
 
 
-def read_table(path: str, options: Mapping[str, Any]) -> pd.DataFrame:
+def _form(path: str) -> str:
+  """Returns 'csv', 'tsv' or 'parquet'."""
+  ending = _ENDING.search(path)
+  return ending[1] if ending else 'csv'
+
+
+def read_table(
+  path: str, options: Mapping[str, Any], required: Sequence[str] = ()
+) -> pd.DataFrame:
   """Reads a table.
 
   Args:
     path: A file of `PATTERNS`.
     options: Keyword arguments of `pandas.read_csv` or `pandas.read_parquet`.
+    required: Names of columns that must be there.
 
   Raises:
-    ValueError: If the file is missing or damaged, or its first line is no
-      heading.
+    ValueError: If the file is missing or damaged, its first line is no heading,
+      or a column is not there.
   """
   content = files.read_bytes(path)
-  is_parquet = bool(_PARQUET.search(path))
+  form = _form(path)
+  is_parquet = form == 'parquet'
   if not is_parquet:
     defaults = dict(
-      sep='\t' if re.search(r'\.tsv(\.gz)?$', path) else ',',
+      sep='\t' if form == 'tsv' else ',',
       index_col=False,
       skipinitialspace=True,
       engine='c',
@@ -83,14 +93,16 @@ def read_table(path: str, options: Mapping[str, Any]) -> pd.DataFrame:
     reason = ' '.join(str(error).split())
     message = f'a table that pandas.{reader.__name__} reads, found: {reason}'
     raise _error(path, message, {'sep': ';', 'decimal': ','}) from None
-  if is_parquet:
-    return frame
-  if not {'header', 'names'} & set(options):
-    _check_heading(path, content, options, frame)
-  _check_lengths(path, content, options, frame)
-  frame = frame.rename(columns=lambda name: str(name).strip())
-  for name, column in frame.select_dtypes('str').items():
-    frame[name] = column.str.strip()
+  if not is_parquet:
+    if not {'header', 'names'} & set(options):
+      _check_heading(path, content, options, frame)
+    _check_lengths(path, content, options, frame)
+    frame = frame.rename(columns=lambda name: str(name).strip())
+    for name, column in frame.select_dtypes('str').items():
+      frame[name] = column.str.strip()
+  if not set(required) <= set(frame):
+    contents = f'a table with the columns {", ".join(required)}'
+    raise files.file_error(path, contents, ', '.join(map(str, frame)))
   return frame
 
 
@@ -99,8 +111,7 @@ def read_new(path: str, encoding: frames.FrameEncoding) -> pd.DataFrame:
 
   Options of CSV files are not for parquet.
   """
-  is_parquet = bool(_PARQUET.search(path))
-  return read_table(path, {} if is_parquet else encoding.read)
+  return read_table(path, {} if _form(path) == 'parquet' else encoding.read)
 
 
 def _error(
@@ -173,7 +184,7 @@ def _read_all(data_dir: Optional[str], options: Mapping[str, Any]):
     return read_table(path, options), False
   tables: dict[str, pd.DataFrame] = {}
   for path in sorted(paths):
-    name = re.sub(r'\.(csv|tsv|parquet)(\.gz)?$', '', os.path.basename(path))
+    name = _ENDING.sub('', os.path.basename(path))
     table = read_table(path, options)
     first = next(iter(tables.values()), table)
     errors.expect(
