@@ -12,6 +12,7 @@ _ROOT = pathlib.Path(tff_pfl.__file__).parent
 # Each room may import those before it.
 _ROOMS = (
   'errors',
+  'fields',
   'tff_repairs',
   'system',
   'datasets',

@@ -1,0 +1,341 @@
+"""Settings as dataclasses: fields are declared once and checked by pydantic.
+
+    @fields.dataclass
+    class NearGlobal(pfl.LocalTrainingHParams):
+      '''Hyperparameters of NearGlobal.
+
+      Attributes:
+        strength: Strength of the pull to the global model, at least 0.
+      '''
+      strength: fields.NonNegative = 0.1
+
+A wrong value raises ``Expected `strength` to be at least 0, found -1.``, and
+the docstring's line is the help text of the program's flag. Numbers of NumPy
+become Python's. Dataclasses within others are built from flat names, too:
+`Settings(num_rounds=3)` is `Settings(run=RunOptions(num_rounds=3))`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple, Optional, TypeVar, Union
+
+import numpy as np
+import pydantic
+import pydantic.dataclasses
+import pydantic_core
+
+from tff_pfl import errors
+
+CONFIG = pydantic.ConfigDict(
+  strict=True,
+  arbitrary_types_allowed=True,
+  extra='forbid',
+  ser_json_inf_nan='constants',
+)
+# Counts of rounds, epochs, steps and examples are int32 in TensorFlow.
+_INT32_MAX = 2**31 - 1
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_Type = TypeVar('_Type', bound=type)
+
+
+class FlatName(NamedTuple):
+  """In a hint's `Annotated`: the field's name outside its own dataclass."""
+
+  name: str
+
+
+class OneOf(NamedTuple):
+  """In a hint's `Annotated`: the words that a string may be."""
+
+  words: Collection[str]
+
+
+def one_of(words: Collection[str]) -> Any:
+  """The hint of a string that is one of some words, which may grow."""
+
+  def check(value):
+    if value not in words:
+      raise pydantic_core.PydanticCustomError(
+        'one_of', '{words}', {'words': f'one of {", ".join(words)}'}
+      )
+    return value
+
+  return Annotated[str, pydantic.AfterValidator(check), OneOf(words)]
+
+
+def parsed(parse: Callable[[str], Any]) -> Any:
+  """The hint of a string that a function reads, or raises `ValueError`."""
+
+  def check(value):
+    parse(value)
+    return value
+
+  return Annotated[str, pydantic.AfterValidator(check)]
+
+
+def _python(value):
+  return value.item() if isinstance(value, np.generic) else value
+
+
+def _number(kind, **limits):
+  return Annotated[
+    kind, pydantic.BeforeValidator(_python), pydantic.Field(**limits)
+  ]
+
+
+def integer(low: int, high: int = _INT32_MAX) -> Any:
+  """The hint of an integer in `[low, high]`."""
+  return _number(int, ge=low, le=high)
+
+
+Count = integer(1)
+CountOrZero = integer(0)
+Seed = integer(0, 2**63 - 1)
+Float = _number(float, ge=-_FLOAT32_MAX, le=_FLOAT32_MAX)
+Positive = _number(float, gt=0, le=_FLOAT32_MAX)
+NonNegative = _number(float, ge=0, le=_FLOAT32_MAX)
+# Intervals: [0, 1], (0, 1], [0, 1) and (0, 1).
+Share = _number(float, ge=0, le=1)
+PositiveShare = _number(float, gt=0, le=1)
+ShareBelowOne = _number(float, ge=0, lt=1)
+InnerShare = _number(float, gt=0, lt=1)
+# Lists become tuples.
+Words = Annotated[tuple[str, ...], pydantic.Field(strict=False)]
+
+# By type of a pydantic error, what was expected.
+_EXPECTED = {
+  'bool_type': 'True or False',
+  'callable_type': 'a function',
+  'dataclass_exact_type': 'of type {class_name}',
+  'dataclass_type': 'of type {class_name}',
+  'dict_type': 'a mapping',
+  'finite_number': 'a number that float32 can hold',
+  'float_type': 'a number',
+  'greater_than': 'greater than {gt:g}',
+  'greater_than_equal': 'at least {ge:g}',
+  'int_type': 'an integer',
+  'is_instance_of': 'of type {class}',
+  'less_than': 'less than {lt:g}',
+  'less_than_equal': 'at most {le:g}',
+  'literal_error': 'one of {expected}',
+  'mapping_type': 'a mapping',
+  'none_required': 'None',
+  'one_of': '{words}',
+  'string_type': 'a string',
+  'tuple_type': 'a list',
+}
+_WRONG_TYPES = {
+  'callable_type',
+  'dataclass_exact_type',
+  'dataclass_type',
+  'is_instance_of',
+}
+
+
+@contextlib.contextmanager
+def one_line_errors(known: Collection[str] = ()) -> Iterator[None]:
+  """Turns pydantic's errors into those of `errors`.
+
+  Args:
+    known: The arguments that there are, for advice on a misspelt one.
+
+  Raises:
+    TypeError: For an argument that is unknown or missing, or an object of
+      another class.
+    ValueError: For any other.
+  """
+  try:
+    yield
+  except pydantic.ValidationError as error:
+    raise _in_one_line(error, known) from None
+
+
+def _in_one_line(error, known):
+  faults = error.errors(include_url=False)
+  first = faults[0]
+  if first['type'] == 'value_error':
+    return first['ctx']['error']
+  path = [str(part) for part in first['loc']]
+  name = '.'.join(part for part in path if part.isidentifier()) or 'value'
+  if first['type'].startswith('unexpected'):
+    return TypeError(unknown_name(path[-1], known))
+  if first['type'].startswith('missing'):
+    return TypeError(f'Expected `{name}` to be given.')
+  # The members of a union, each with what it expects.
+  faults = [one for one in faults if one['loc'][:1] == first['loc'][:1]]
+  if len(faults) > 1:
+    name = path[0]
+  expected = [
+    _EXPECTED.get(one['type'], one['msg']).format(**one.get('ctx', {}))
+    for one in faults
+  ]
+  kind = ValueError
+  if any(one['type'] in _WRONG_TYPES for one in faults):
+    kind = TypeError
+  expected = ' or '.join(dict.fromkeys(expected)).replace("'", '')
+  return kind(errors.message(name, expected, first['input']))
+
+
+def unknown_name(name: str, known: Collection[str]) -> str:
+  """What is wrong with the name of an argument that there is none of."""
+  ending = [other for other in known if other.endswith(f'_{name}')]
+  near = ending or difflib.get_close_matches(name, known)
+  advice = f' Did you mean {" or ".join(near)}?' if near else ''
+  return f'Expected no argument `{name}`.{advice}'
+
+
+@typing.dataclass_transform(frozen_default=True)
+def dataclass(cls: _Type, **options: Any) -> _Type:
+  """Makes a frozen dataclass whose fields pydantic checks.
+
+  Args:
+    **options: Options of `dataclasses.dataclass`.
+  """
+  cls = pydantic.dataclasses.dataclass(
+    cls, frozen=True, config=CONFIG, **options
+  )
+  initialize = cls.__init__
+
+  @functools.wraps(initialize)
+  def checked(self, *args, **kwargs):
+    names = flat_names(cls)
+    nested = _nested(cls, names, kwargs)
+    with one_line_errors(names):
+      initialize(self, *args, **nested)
+
+  cls.__init__ = checked
+  return cls
+
+
+def _inner(hint):
+  """The dataclass that a hint is of; None for another hint."""
+  if typing.get_origin(hint) is Annotated:
+    hint = typing.get_args(hint)[0]
+  return hint if dataclasses.is_dataclass(hint) else None
+
+
+@functools.cache
+def hints(cls: type) -> dict[str, Any]:
+  """The hints of a dataclass's fields, or of a function's arguments."""
+  return typing.get_type_hints(cls, include_extras=True)
+
+
+@functools.cache
+def flat_names(cls: type) -> dict[str, tuple[str, ...]]:
+  """By flat name of a dataclass's fields, and of theirs, the path to each."""
+  names = {}
+  for field in dataclasses.fields(cls):
+    hint = hints(cls)[field.name]
+    inner = _inner(hint)
+    if inner is None:
+      names[metadata(hint, FlatName, (field.name,))[0]] = (field.name,)
+    else:
+      for name, path in flat_names(inner).items():
+        names[name] = (field.name, *path)
+  return names
+
+
+def _nested(cls, names, values):
+  """Values by the names of a dataclass's own fields, from flat names."""
+  own, flat, by_field = {}, {}, {}
+  for name, value in values.items():
+    inner = _inner(hints(cls).get(name))
+    path = names.get(name, (name,))
+    if len(path) > 1 and not isinstance(value, inner or ()):
+      by_field.setdefault(path[0], {})[name] = value
+    elif path == (name,) or len(path) > 1:
+      own[name] = value
+    else:
+      flat[path[0]] = value
+  own |= flat
+  for field, given in by_field.items():
+    before = own.get(field, getattr(cls, field))
+    # By their flat names, as they were given.
+    flat_name = {names[name][-1]: f'`{name}`' for name in given}
+    with errors.naming(flat_name):
+      own[field] = dataclasses.replace(before, **given)
+  return own
+
+
+def get(options: Any, name: str) -> Any:
+  """The value of a field by its flat name."""
+  for part in flat_names(type(options))[name]:
+    options = getattr(options, part)
+  return options
+
+
+def metadata(hint: Any, kind: type, default: Any = None) -> Any:
+  """What an `Annotated` hint, or a part of its union, has of a kind."""
+  if typing.get_origin(hint) is Annotated:
+    for one in hint.__metadata__:
+      if isinstance(one, kind):
+        return one
+    return metadata(typing.get_args(hint)[0], kind, default)
+  for part in typing.get_args(hint) if is_union(hint) else ():
+    found = metadata(part, kind)
+    if found is not None:
+      return found
+  return default
+
+
+def is_union(hint: Any) -> bool:
+  """True for a union of types."""
+  return typing.get_origin(hint) in (Union, types.UnionType)
+
+
+def help_text(owner: Callable[..., Any], name: str) -> str:
+  """The docstring's description of a name, in one line.
+
+  Args:
+    owner: A function or a dataclass; the docstrings of its bases count, too.
+    name: An argument or a field.
+  """
+  for cls in inspect.getmro(owner) if inspect.isclass(owner) else (owner,):
+    found = re.search(
+      rf'^  {name}: (.*(?:\n    .*)*)',
+      inspect.cleandoc(cls.__doc__ or ''),
+      re.M,
+    )
+    if found:
+      return ' '.join(found[1].split())
+  raise ValueError(f'{owner.__name__} has no documentation of {name}.')
+
+
+def to_json(options: Any) -> Any:
+  """A dataclass as JSON types, for `from_json`.
+
+  Raises:
+    ValueError: If a field has an object that JSON cannot hold.
+  """
+  objects = []
+  text = pydantic_core.to_json(
+    options, inf_nan_mode='constants', fallback=objects.append
+  )
+  if objects:
+    raise ValueError(
+      'Expected settings that can be stored as JSON, names in place of objects,'
+      f' found an object of type {type(objects[0]).__name__}: give it to '
+      '`pfl.build`, and its process to `pfl.run`.'
+    )
+  return json.loads(text)
+
+
+def from_json(cls: type, value: Any) -> Any:
+  """The dataclass that `to_json` was called on."""
+  with one_line_errors():
+    return _adapter(cls).validate_json(json.dumps(value))
+
+
+@functools.cache
+def _adapter(cls):
+  return pydantic.TypeAdapter(cls)
