@@ -1,18 +1,13 @@
 """Settings as dataclasses: fields are declared once and checked by pydantic.
 
     @fields.dataclass
-    class NearGlobal(pfl.LocalTrainingHParams):
-      '''Hyperparameters of NearGlobal.
-
-      Attributes:
-        strength: Strength of the pull to the global model, at least 0.
-      '''
+    class NearGlobalHParams(pfl.LocalTrainingHParams):
+      # With a docstring, whose line on it is the help text of its flag.
       strength: fields.NonNegative = 0.1
 
-A wrong value raises ``Expected `strength` to be at least 0, found -1.``, and
-the docstring's line is the help text of the program's flag. Numbers of NumPy
-become Python's. Dataclasses within others are built from flat names, too:
-`Settings(num_rounds=3)` is `Settings(run=RunOptions(num_rounds=3))`.
+A wrong value raises ``Expected `strength` to be at least 0, found -1.``.
+Numbers of NumPy become Python's. Dataclasses within others may be built from
+flat names: `Settings(num_rounds=3)` has `run=RunOptions(num_rounds=3)`.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Annotated, Any, NamedTuple, Optional, TypeVar, Union
 
 import numpy as np
@@ -73,21 +68,22 @@ def one_of(words: Collection[str]) -> Any:
   return Annotated[str, pydantic.AfterValidator(check), OneOf(words)]
 
 
-def parsed(parse: Callable[[str], Any]) -> Any:
-  """The hint of a string that a function reads, or raises `ValueError`."""
+def checked(kind: type, check: Callable[[Any], Any]) -> Any:
+  """The hint of values for which a function raises no `ValueError`."""
 
-  def check(value):
-    parse(value)
+  def checked_value(value):
+    check(value)
     return value
 
-  return Annotated[str, pydantic.AfterValidator(check)]
+  return Annotated[kind, pydantic.AfterValidator(checked_value)]
 
 
 def _python(value):
   return value.item() if isinstance(value, np.generic) else value
 
 
-def _number(kind, **limits):
+def number(kind: type, **limits: Any) -> Any:
+  """The hint of numbers of a kind; `limits` are those of `pydantic.Field`."""
   return Annotated[
     kind, pydantic.BeforeValidator(_python), pydantic.Field(**limits)
   ]
@@ -95,20 +91,20 @@ def _number(kind, **limits):
 
 def integer(low: int, high: int = _INT32_MAX) -> Any:
   """The hint of an integer in `[low, high]`."""
-  return _number(int, ge=low, le=high)
+  return number(int, ge=low, le=high)
 
 
 Count = integer(1)
 CountOrZero = integer(0)
 Seed = integer(0, 2**63 - 1)
-Float = _number(float, ge=-_FLOAT32_MAX, le=_FLOAT32_MAX)
-Positive = _number(float, gt=0, le=_FLOAT32_MAX)
-NonNegative = _number(float, ge=0, le=_FLOAT32_MAX)
+Float = number(float, ge=-_FLOAT32_MAX, le=_FLOAT32_MAX)
+Positive = number(float, gt=0, le=_FLOAT32_MAX)
+NonNegative = number(float, ge=0, le=_FLOAT32_MAX)
 # Intervals: [0, 1], (0, 1], [0, 1) and (0, 1).
-Share = _number(float, ge=0, le=1)
-PositiveShare = _number(float, gt=0, le=1)
-ShareBelowOne = _number(float, ge=0, lt=1)
-InnerShare = _number(float, gt=0, lt=1)
+Share = number(float, ge=0, le=1)
+PositiveShare = number(float, gt=0, le=1)
+ShareBelowOne = number(float, ge=0, lt=1)
+InnerShare = number(float, gt=0, lt=1)
 # Lists become tuples.
 Words = Annotated[tuple[str, ...], pydantic.Field(strict=False)]
 
@@ -163,10 +159,15 @@ def one_line_errors(known: Collection[str] = ()) -> Iterator[None]:
 def _in_one_line(error, known):
   faults = error.errors(include_url=False)
   first = faults[0]
-  if first['type'] == 'value_error':
-    return first['ctx']['error']
   path = [str(part) for part in first['loc']]
   name = '.'.join(part for part in path if part.isidentifier()) or 'value'
+  for fault in faults:
+    if fault['type'] == 'value_error':
+      reason = fault['ctx']['error']
+      if path:  # Of a field's own check.
+        text = re.sub('^Expected `[^`]*`', f'Expected `{path[0]}`', str(reason))
+        reason.args = (text,)
+      return reason
   if first['type'].startswith('unexpected'):
     return TypeError(unknown_name(path[-1], known))
   if first['type'].startswith('missing'):
@@ -195,12 +196,14 @@ def unknown_name(name: str, known: Collection[str]) -> str:
 
 
 @typing.dataclass_transform(frozen_default=True)
-def dataclass(cls: _Type, **options: Any) -> _Type:
+def dataclass(cls: Optional[_Type] = None, **options: Any) -> Any:
   """Makes a frozen dataclass whose fields pydantic checks.
 
   Args:
     **options: Options of `dataclasses.dataclass`.
   """
+  if cls is None:
+    return functools.partial(dataclass, **options)
   cls = pydantic.dataclasses.dataclass(
     cls, frozen=True, config=CONFIG, **options
   )
@@ -309,6 +312,20 @@ def help_text(owner: Callable[..., Any], name: str) -> str:
     if found:
       return ' '.join(found[1].split())
   raise ValueError(f'{owner.__name__} has no documentation of {name}.')
+
+
+def none_for_zero(cls: type) -> list[str]:
+  """The fields for which 0 stands for None where they are read from text.
+
+  These are the fields that may be None and are not by default, such as the
+  batch size, whose None is the full batch.
+  """
+  return [
+    field.name
+    for field in dataclasses.fields(cls)
+    if type(None) in typing.get_args(hints(cls)[field.name])
+    and field.default is not None
+  ]
 
 
 def to_json(options: Any) -> Any:

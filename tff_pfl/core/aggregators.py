@@ -19,11 +19,11 @@ from tff_pfl import errors
 from tff_pfl.core import gather, private_mean
 from tff_pfl.system.private_api import tree_analysis
 
-AggregationFactory = Union[
+FACTORIES = (
   tff.aggregators.WeightedAggregationFactory,
   tff.aggregators.UnweightedAggregationFactory,
-]
-
+)
+AggregationFactory = Union[FACTORIES]
 
 AGGREGATORS = {
   'mean': lambda: tff.aggregators.MeanFactory(no_nan_division=True),

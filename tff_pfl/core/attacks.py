@@ -4,22 +4,20 @@ Attacked clients multiply their updates and reports by a factor, or train on
 wrong labels. Their own local state stays that of their training.
 """
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import example_tensors
 from tff_pfl.models import split_model
 
 # Keeps the draw of clients apart from others that start from the same seed.
 _STREAM = 0x61747461
-FORMS = 'none, sign_flip, scale:<factor, not 1> or label_flip'
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class Attack:
   """An attack by some of the clients.
 
@@ -30,7 +28,7 @@ class Attack:
   """
 
   clients: tuple[int, ...] = ()
-  factor: float = 1.0
+  factor: fields.Float = 1.0
   flips_labels: bool = False
 
   def expect_fits(self, model: split_model.SplitModel) -> None:
@@ -73,18 +71,11 @@ class Attack:
     return tf.reduce_any(tf.equal(client_index, list(self.clients)))
 
 
-def make_attack(
-  spec: str, fraction: float, num_clients: int, seed: int
-) -> Attack:
-  """The attack that a flag value such as `scale:10` names.
+def parse(spec: str) -> tuple[float, bool]:
+  """The factor and the flip of labels of an attack such as `scale:10`.
 
   Args:
     spec: 'sign_flip', 'scale:<factor>', 'label_flip' or 'none'.
-    fraction: Share of the clients that are attacked, rounded to whole clients,
-      of which some must be attacked and some honest; 0 without an attack. The
-      clients are drawn at random; those of a smaller share are among those of a
-      larger one.
-    seed: Seed of the draw, nonnegative.
   """
   kind, *numbers = spec.split(':')
   factors = {'none': 1.0, 'label_flip': 1.0, 'sign_flip': -1.0}
@@ -94,22 +85,39 @@ def make_attack(
     is_right &= kind in factors or (kind == 'scale' and factor != 1)
   except (ValueError, TypeError):
     is_right = False
-  errors.expect(is_right, 'attack', f'one of {FORMS}', spec)
-  if kind == 'none' and fraction == 0:
-    return Attack()
-  number = 0
-  if errors.is_number(fraction):
-    number = int(np.floor(fraction * num_clients + 0.5))
   errors.expect(
-    kind != 'none' and 0 < number < num_clients,
+    is_right,
+    'attack',
+    'one of none, sign_flip, scale:<factor, not 1> or label_flip',
+    spec,
+  )
+  return factor, kind == 'label_flip'
+
+
+def make_attack(
+  spec: str, fraction: float, num_clients: int, seed: int
+) -> Attack:
+  """The attack that a flag value names, by clients that are drawn.
+
+  Args:
+    spec: See `parse`.
+    fraction: Share of the clients that are attacked, rounded to whole clients,
+      of which some must be attacked and some honest; 0 without an attack. The
+      clients are drawn at random; those of a smaller share are among those of a
+      larger one.
+    seed: Seed of the draw, nonnegative.
+  """
+  if spec == 'none' and fraction == 0:
+    return Attack()
+  number = int(np.floor(fraction * num_clients + 0.5))
+  errors.expect(
+    spec != 'none' and 0 < number < num_clients,
     'attacked_fraction',
     '0 without an attack'
-    if kind == 'none'
+    if spec == 'none'
     else f'such that some of {num_clients} clients attack and some do not',
     fraction,
   )
   sequence = np.random.SeedSequence(seed, spawn_key=(_STREAM,))
   order = np.random.default_rng(sequence).permutation(num_clients)
-  return Attack(
-    tuple(sorted(order[:number].tolist())), factor, kind == 'label_flip'
-  )
+  return Attack(tuple(sorted(order[:number].tolist())), *parse(spec))

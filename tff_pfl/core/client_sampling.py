@@ -5,19 +5,18 @@ the sampler's attributes: a resumed run continues with the cohorts of an
 uninterrupted one, and nothing of the sampler needs to be stored.
 """
 
-import dataclasses
 import functools
 import math
 
 import numpy as np
 
-from tff_pfl import datasets, errors
+from tff_pfl import datasets, errors, fields
 
 # Keeps these draws apart from others that start from the same seed.
 _STREAM = 0x636F686F
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class CohortSampler:
   """Draws cohorts uniformly, without replacement.
 
@@ -31,24 +30,19 @@ class CohortSampler:
       of them 1; empty where all are 1.
   """
 
-  num_clients: int
-  cohort_size: int
-  seed: int
-  dropout_rate: float = 0.0
+  num_clients: fields.Count
+  cohort_size: fields.Count
+  seed: fields.Seed
+  dropout_rate: fields.ShareBelowOne = 0.0
   join_rounds: tuple[int, ...] = ()
 
   def __post_init__(self):
-    """Raises `ValueError` if a number is out of its range."""
-    errors.expect_int('num_clients', self.num_clients, 1)
-    errors.expect_int('cohort_size', self.cohort_size, 1)
     errors.expect(
       self.cohort_size <= self.num_clients,
       'cohort_size',
       f'1 to num_clients={self.num_clients}',
       self.cohort_size,
     )
-    errors.expect_int('seed', self.seed, 0)
-    errors.expect_share('dropout_rate', self.dropout_rate, '[0, 1)')
     errors.expect(
       min(self.join_rounds, default=1) == 1,
       'join_rounds',

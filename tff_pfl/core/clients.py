@@ -186,7 +186,7 @@ def _weigh(work, options, exchange, report, examples, accepted):
   weighting = (
     exchange.weighting or options.client_weighting or work.default_weighting
   )
-  known = options_lib.CLIENT_WEIGHTINGS
+  known = ('num_examples', 'uniform')
   errors.expect_one_of('weighting', weighting, known)
   is_uniform = weighting == 'uniform'
   num_examples = tf.cast(examples.num_examples, tf.float32)

@@ -1,82 +1,13 @@
-"""Hyperparameters that methods share.
+"""Hyperparameters that methods share."""
 
-The docstring of a dataclass gives the help texts of its fields, in programs too
-(`help_text`).
-"""
-
-import dataclasses
-import functools
-import inspect
-import re
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any, Optional
+from collections.abc import Mapping
+from typing import Optional
 
 import numpy as np
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import phases
-
-
-def help_text(owner: Callable[..., Any], name: str) -> str:
-  """The docstring's description of a name, in one line.
-
-  Args:
-    owner: A function or a dataclass; the docstrings of its bases count, too.
-    name: An argument or a field.
-  """
-  for cls in inspect.getmro(owner) if inspect.isclass(owner) else (owner,):
-    found = re.search(
-      rf'^  {name}: (.*(?:\n    .*)*)',
-      inspect.cleandoc(cls.__doc__ or ''),
-      re.M,
-    )
-    if found:
-      return ' '.join(found[1].split())
-  raise ValueError(f'{owner.__name__} has no documentation of {name}.')
-
-
-def checked(check: Callable[..., None], default: Any, *limits: Any) -> Any:
-  """A dataclass field whose values a function of `errors` checks.
-
-  Args:
-    check: `(name, value, *limits)`, which raises the error.
-    default: The default; where it is None, that is not checked.
-    *limits: Further arguments of the check.
-  """
-  return dataclasses.field(default=default, metadata={'check': (check, limits)})
-
-
-def _expect_count(name, value, low):
-  errors.expect_int(name, value, low, phases.INT32_MAX)
-
-
-integer = functools.partial(checked, _expect_count)
-non_negative = functools.partial(checked, errors.expect_non_negative)
-one_of = functools.partial(checked, errors.expect_one_of)
-positive = functools.partial(checked, errors.expect_positive)
-seed = functools.partial(checked, errors.expect_int, 0, 0)
-share = functools.partial(checked, errors.expect_share)
-
-
-def check_fields(options: Any) -> None:
-  """Raises `ValueError` for a value that does not fit its field.
-
-  A field without a check of its own takes what its hint says, see
-  `errors.expect_hinted`.
-  """
-  hinted = {}
-  for field in dataclasses.fields(options):
-    value = getattr(options, field.name)
-    is_left_out = value is None and field.default is None
-    if is_left_out:
-      continue
-    if 'check' not in field.metadata:
-      hinted[field.name] = value
-    else:
-      check, limits = field.metadata['check']
-      check(field.name, value, *limits)
-  errors.expect_hinted(type(options), hinted)
 
 
 def expect_copies_fit(
@@ -87,7 +18,7 @@ def expect_copies_fit(
   errors.expect_room(name, number, num_bytes, len(weights))
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class LocalTrainingHParams:
   """Local training of all weights together.
 
@@ -102,15 +33,14 @@ class LocalTrainingHParams:
       `num_steps=1` and all weights global, this is FedSGD).
   """
 
-  num_epochs: int = 5
-  num_steps: Optional[int] = None
-  learning_rate: float = 0.01
-  momentum: float = 0.5
+  num_epochs: fields.CountOrZero = 5
+  num_steps: Optional[fields.Count] = None
+  learning_rate: fields.Positive = 0.01
+  momentum: fields.ShareBelowOne = 0.5
   optimizer: phases.Optimizer = 'sgd'
-  batch_size: Optional[int] = 10
+  batch_size: Optional[fields.CountOrZero] = 10
 
   def __post_init__(self):
-    check_fields(self)
     phases.expect_own_rates(self, 'learning_rate', 'momentum')
     self.phase()
 
@@ -128,7 +58,7 @@ class LocalTrainingHParams:
     errors.expect(
       learning_rate is None or not phases.is_object(self.optimizer),
       'optimizer',
-      f'one of {", ".join(phases.OPTIMIZERS)} where a rate is set for it',
+      'sgd or adam where a rate is set for it',
       self.optimizer,
     )
     if learning_rate is None:
@@ -143,7 +73,7 @@ class LocalTrainingHParams:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class PersonalTrainingHParams(LocalTrainingHParams):
   """Local training of global weights and, in another phase, of personal ones.
 
@@ -154,8 +84,8 @@ class PersonalTrainingHParams(LocalTrainingHParams):
       of the global ones.
   """
 
-  personal_num_epochs: Optional[int] = None
-  personal_learning_rate: Optional[float] = positive(None)
+  personal_num_epochs: Optional[fields.CountOrZero] = None
+  personal_learning_rate: Optional[fields.Positive] = None
 
   def __post_init__(self):
     super().__post_init__()
@@ -169,7 +99,7 @@ class PersonalTrainingHParams(LocalTrainingHParams):
       return self.phase(num_epochs, self.personal_learning_rate)
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class HeadAndBodyHParams:
   """Training of the head and of the body in turn.
 
@@ -186,18 +116,17 @@ class HeadAndBodyHParams:
     batch_size: Examples per batch; None, or 0, is the full batch.
   """
 
-  num_head_epochs: int = 10
-  num_head_steps: Optional[int] = None
-  num_body_epochs: int = 1
-  num_body_steps: Optional[int] = None
-  head_learning_rate: float = 0.01
-  body_learning_rate: float = 0.01
-  momentum: float = 0.5
+  num_head_epochs: fields.CountOrZero = 10
+  num_head_steps: Optional[fields.Count] = None
+  num_body_epochs: fields.CountOrZero = 1
+  num_body_steps: Optional[fields.Count] = None
+  head_learning_rate: fields.Positive = 0.01
+  body_learning_rate: fields.Positive = 0.01
+  momentum: fields.ShareBelowOne = 0.5
   optimizer: phases.Optimizer = 'sgd'
-  batch_size: Optional[int] = 10
+  batch_size: Optional[fields.CountOrZero] = 10
 
   def __post_init__(self):
-    check_fields(self)
     phases.expect_own_rates(
       self, 'head_learning_rate', 'body_learning_rate', 'momentum'
     )
@@ -245,21 +174,3 @@ def steps_instead_of(hparams: type, name: str) -> Optional[str]:
   annotation = typing.get_type_hints(hparams).get(steps)
   is_optional = type(None) in typing.get_args(annotation)
   return steps if steps != name and is_optional else None
-
-
-def none_for_zero(hparams: type) -> list[str]:
-  """The fields for which 0 stands for None where they are read from text.
-
-  These are the fields that may be None and are not by default, such as the
-  batch size, whose None is the full batch.
-
-  Args:
-    hparams: A dataclass of options.
-  """
-  hints = typing.get_type_hints(hparams)
-  return [
-    field.name
-    for field in dataclasses.fields(hparams)
-    if type(None) in typing.get_args(hints[field.name])
-    and field.default is not None
-  ]

@@ -3,114 +3,179 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional
+from typing import Annotated, Any, Literal, NamedTuple, Optional, Union
 
 import tensorflow_federated as tff
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import (
   aggregators,
   attacks,
-  personalization,
+  client_sampling,
+  phases,
+  privacy,
   schedules,
-  training_options,
 )
-from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.core import personalization as personalization_lib
+from tff_pfl.core import training_options as training_lib
 
-CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
-# A schedule is told from others by its factors in these rounds.
+# A schedule that is a function is identified by its factors in these rounds.
 _DESCRIBED_ROUNDS = (0, 1, 10, 100, 1000)
-STATISTICS = ('global', 'local', 'local_all')
-TRAINING_METRICS = ('plain', 'none')
-
-# Makers of the values that None stands for.
-_OBJECTS = {
-  'aggregator': lambda: aggregators.make_aggregator('mean'),
-  'server_optimizer': lambda: tff.learning.optimizers.build_sgdm(1.0),
-  'personalization': personalization.Personalization,
-  'training': training_options.TrainingOptions,
-  'attack': attacks.Attack,
-}
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class ProcessOptions:
   """Options of a process, the same for every method.
 
+  Where a field has a name, or a description, it may also have the object that
+  the name stands for. `resolved` makes the objects.
+
   Attributes:
-    aggregator: Any TFF aggregation factory for the updates of the global
-      weights (mean, clipped, private, secure, compressed, robust); None for the
-      weighted mean. Moving statistics of batch normalization go through it with
-      the weights. A client that is left out contributes a zero update of weight
-      0 or, to an unweighted factory such as a private one, the zero update of
-      one more client.
-    server_optimizer: Optimizer that takes the aggregated update as its
-      gradient; None for SGD with learning rate 1, where the new global weights
-      are the mean of the clients'. Moving statistics are always averaged.
-    client_weighting: Weights of the clients in the mean: 'num_examples',
-      'uniform' or None for the method's own.
+    aggregator: Aggregation of the clients' updates: mean (weighted), robust,
+      secure (simulated, the worker sums in the clear), compressed, median,
+      trimmed_mean:<share of clients at either end>, geometric_median; dp
+      (clipped, with noise of the server) or ddp (clipped, with noise of the
+      clients, under secure sums), see --dp_epsilon, in Python `PrivateMean` and
+      `DistributedPrivateMean`; or in Python any TFF aggregation factory. Moving
+      statistics of batch normalization go through it with the weights. A client
+      that is left out contributes a zero update of weight 0 or, to an
+      unweighted factory such as a private one, the zero update of one more
+      client.
+    attack: Attack by some clients: none, sign_flip, scale:<factor, not 1> or
+      label_flip. The others are scored.
+    attacked_fraction: Share of attacked clients, which are not scored.
+    client_weighting: Weights of the clients in the mean: num_examples or
+      uniform; None for the method's own (num_examples of most, uniform of l2gd,
+      p_fed_me and scaffold).
     stateless: True if clients forget their local state after each round and
       start the next from the initial one, for deployments that cannot tell
       their clients apart. A client that is scored then fits its state first.
+    server_optimizer: Optimizer that takes the aggregated update as its
+      gradient: sgd, which with learning rate 1 takes the mean of the clients'
+      weights, or adam; or in Python one of tff.learning.optimizers, with a
+      learning rate of its own. Moving statistics are always averaged.
+    server_learning_rate: Learning rate of the server, positive.
+    server_momentum: Momentum of the server, in [0, 1); ignored by adam.
+    server_learning_rate_schedule: Factor of the server optimizer's learning
+      rate by round, in the forms of --learning_rate_schedule.
+    statistics: Place of the moving statistics of batch normalization: global
+      (averaged with the global weights), local (kept by the client, SiloBN) or
+      local_all (kept with the scales and offsets).
+    training_metrics: Metrics of training (losses, scores, counts) that leave
+      clients, without noise: plain for sums of them; none, for private
+      aggregators, which take no weights, for nothing but what the aggregator
+      gets: losses are then NaN, and every client counts as trained.
     personalization: Options of personalizing models before they are scored.
     training: Options of the clients' training with any method: weight decay,
       clipping, the schedule of learning rates.
-    statistics: Place of the moving statistics of batch normalization: 'global'
-      (averaged), 'local' (kept by the client, SiloBN) or 'local_all' (with its
-      scales and offsets), see `local_statistics`.
-    server_schedule: Maps the number of rounds done to the factor of the server
-      optimizer's learning rate; None for 1.
-    training_metrics: 'plain' for sums of the clients' losses and metrics and
-      for numbers of examples and of clients left out. 'none', for private
-      aggregators, which take no weights, lets nothing leave a client but what
-      the aggregator gets: losses are NaN, and every client counts as trained.
-    attack: Simulated attack by some clients; None for none.
-    seed: The run's seed, any int64.
   """
 
-  aggregator: Optional[aggregators.AggregationFactory] = None
-  server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None
-  client_weighting: Optional[str] = hparams_lib.one_of(None, CLIENT_WEIGHTINGS)
+  aggregator: Union[
+    fields.checked(str, aggregators.make_aggregator),
+    privacy.PrivateMean,
+    privacy.DistributedPrivateMean,
+    tff.aggregators.WeightedAggregationFactory,
+    tff.aggregators.UnweightedAggregationFactory,
+  ] = 'mean'
+  attack: Union[fields.checked(str, attacks.parse), attacks.Attack] = 'none'
+  attacked_fraction: fields.ShareBelowOne = 0.0
+  client_weighting: Optional[Literal['num_examples', 'uniform']] = None
   stateless: bool = False
-  personalization: Optional[personalization.Personalization] = None
-  training: Optional[training_options.TrainingOptions] = None
-  server_schedule: Optional[schedules.Schedule] = None
-  statistics: str = hparams_lib.one_of('global', STATISTICS)
-  training_metrics: str = hparams_lib.one_of('plain', TRAINING_METRICS)
-  attack: Optional[attacks.Attack] = None
-  seed: int = hparams_lib.checked(errors.expect_int, 0, -(2**63), 2**63 - 1)
+  server_optimizer: phases.Optimizer = 'sgd'
+  server_learning_rate: fields.Positive = 1.0
+  server_momentum: fields.ShareBelowOne = 0.0
+  server_learning_rate_schedule: schedules.Schedule = 'constant'
+  statistics: Literal['global', 'local', 'local_all'] = 'global'
+  training_metrics: Annotated[
+    Literal['plain', 'none'], fields.FlatName('dp_metrics')
+  ] = 'plain'
+  personalization: personalization_lib.Personalization = (
+    personalization_lib.Personalization()
+  )
+  training: training_lib.TrainingOptions = training_lib.TrainingOptions()
 
-  def __post_init__(self):
-    for name, default in _OBJECTS.items():
-      if getattr(self, name) is None:
-        object.__setattr__(self, name, default())
-    hparams_lib.check_fields(self)
+  def resolved(
+    self,
+    seed: int,
+    cohorts: Optional[client_sampling.CohortSampler] = None,
+    num_rounds: Optional[int] = None,
+  ) -> Resolved:
+    """The options with objects in place of names and descriptions.
+
+    Args:
+      seed: Seed of the process.
+      cohorts: Sampler of the run's cohorts; needed for an attack and for noise.
+      num_rounds: Rounds of the run; needed for noise.
+    """
+    attack, aggregator, accounting = self.attack, self.aggregator, None
+    if attack == 'none' and not self.attacked_fraction:
+      attack = attacks.Attack()
+    elif isinstance(attack, str):
+      _expect_cohorts('attack', attack, cohorts)
+      attack = attacks.make_attack(
+        attack, self.attacked_fraction, cohorts.num_clients, cohorts.seed
+      )
+    if isinstance(aggregator, str):
+      aggregator = aggregators.make_aggregator(aggregator)
+    elif isinstance(aggregator, tuple(privacy.AGGREGATORS.values())):
+      _expect_cohorts('aggregator', aggregator, cohorts and num_rounds)
+      accounting = aggregator.accounting(cohorts, num_rounds)
+      aggregator = aggregator.factory(cohorts, accounting)
     errors.expect(
       self.training_metrics == 'plain'
-      or not aggregators.is_weighted(self.aggregator),
+      or not aggregators.is_weighted(aggregator),
       'training_metrics',
       "'plain' where the aggregator weights clients",
       self.training_metrics,
     )
+    options = dataclasses.replace(
+      self,
+      aggregator=aggregator,
+      attack=attack,
+      server_optimizer=phases.build_optimizer(
+        self.server_optimizer, self.server_learning_rate, self.server_momentum
+      ),
+    )
+    return Resolved(options, seed, accounting)
 
-  def more_description(self) -> dict[str, Any]:
-    """Further options that differ from the defaults, as JSON values."""
-    described = {}
-    for name, schedule in (
-      ('learning_rates', self.training.learning_rate_schedule),
-      ('server_learning_rates', self.server_schedule),
-    ):
-      if schedule is not None:
-        described[name] = [float(schedule(r)) for r in _DESCRIBED_ROUNDS]
-    for field in dataclasses.fields(self.training):
-      value = getattr(self.training, field.name)
-      if value != field.default and not callable(value):
-        described[field.name] = value
-    for name in ('statistics', 'training_metrics'):
-      if getattr(self, name) != getattr(ProcessOptions, name):
-        described[name] = getattr(self, name)
-    if self.attack.clients:
-      described['attack'] = dataclasses.asdict(self.attack)
-    if isinstance(self.aggregator, aggregators.DESCRIBED):
-      described['aggregator_arguments'] = dataclasses.asdict(self.aggregator)
-    return described
+
+class Resolved(NamedTuple):
+  """Options with objects, and what else a process is built with.
+
+  Attributes:
+    options: The options.
+    seed: The run's seed, any int64.
+    accounting: Privacy accounting of the aggregator's noise; None without.
+  """
+
+  options: ProcessOptions
+  seed: int = 0
+  accounting: Optional[privacy.Accounting] = None
+
+
+def _expect_cohorts(name, value, cohorts):
+  errors.expect(
+    cohorts is not None,
+    name,
+    "an object, or a description beside the run's `cohorts` and `num_rounds`",
+    value,
+  )
+
+
+def described(value: Any) -> Any:
+  """Options, or hyperparameters, as JSON types."""
+  if callable(value):  # A schedule.
+    return [float(value(done)) for done in _DESCRIBED_ROUNDS]
+  if phases.is_object(value):
+    return phases.describe_optimizer(value)
+  name = {}
+  if isinstance(value, aggregators.FACTORIES):
+    name = {'name': type(value).__name__}
+    if not isinstance(value, aggregators.DESCRIBED):
+      return name
+  if not dataclasses.is_dataclass(value):
+    return value
+  return name | {
+    field.name: described(getattr(value, field.name))
+    for field in dataclasses.fields(value)
+  }

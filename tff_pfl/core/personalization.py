@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional
+from typing import Annotated, Literal, Optional
 
 import tensorflow as tf
 
+from tff_pfl import fields
 from tff_pfl.core import example_tensors, objectives, phases, training_loop
-from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.models import split_model
 
-SCOPES = ('method', 'none', 'head', 'all', 'trained')
+Scope = Literal['method', 'none', 'head', 'all', 'trained']
 
 
-@dataclasses.dataclass(frozen=True)
+def _flat(hint, name):
+  return Annotated[hint, fields.FlatName(f'fine_tune_{name}')]
+
+
+@fields.dataclass
 class Personalization:
   """Options of personalization, the same for every method.
 
@@ -44,18 +48,17 @@ class Personalization:
       weights it starts from, as in FedProx, at least 0.
   """
 
-  fine_tune: str = hparams_lib.one_of('method', SCOPES)
-  num_epochs: int = 10
-  num_steps: Optional[int] = None
-  learning_rate: float = 0.01
-  momentum: float = 0.5
-  optimizer: phases.Optimizer = 'sgd'
-  batch_size: Optional[int] = 10
-  new_client_epochs: Optional[int] = hparams_lib.integer(None, 0)
-  proximal_strength: float = hparams_lib.non_negative(0.0)
+  fine_tune: Scope = 'method'
+  num_epochs: _flat(fields.CountOrZero, 'num_epochs') = 10
+  num_steps: _flat(Optional[fields.Count], 'num_steps') = None
+  learning_rate: _flat(fields.Positive, 'learning_rate') = 0.01
+  momentum: _flat(fields.ShareBelowOne, 'momentum') = 0.5
+  optimizer: _flat(phases.Optimizer, 'optimizer') = 'sgd'
+  batch_size: _flat(Optional[fields.CountOrZero], 'batch_size') = 10
+  new_client_epochs: Optional[fields.CountOrZero] = None
+  proximal_strength: _flat(fields.NonNegative, 'proximal_strength') = 0.0
 
   def __post_init__(self):
-    hparams_lib.check_fields(self)
     phases.expect_own_rates(self, 'learning_rate', 'momentum')
     self.phase()
 

@@ -21,7 +21,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +29,7 @@ import tensorflow_federated as tff
 
 from tff_pfl import errors
 from tff_pfl.core import personalization as personalization_lib
+from tff_pfl.core import privacy
 from tff_pfl.models import split_model
 
 
@@ -131,6 +132,8 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       without the server, which `fine_tune='trained'` scores.
     bytes_per_round: Bytes that one client of a cohort receives and sends.
     seed: The run's seed.
+    accounting: Privacy accounting of the noise that the process adds; None
+      without any.
     description: All other options the process was built with, as JSON types.
       Runs store it and are resumed only by a process with the same.
     adaptation: The method's own fine-tuning of a model before it is scored,
@@ -157,6 +160,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
   has_trained_models: bool
   bytes_per_round: BytesPerRound
   seed: int
+  accounting: Optional[privacy.Accounting]
   description: Mapping[str, Any]
   adaptation: personalization_lib.Personalization
   attacked_clients: Collection[int]

@@ -7,31 +7,24 @@ beforehand, so that the loop only gathers them.
 """
 
 import dataclasses
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Literal, NamedTuple, Optional, Union
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import example_tensors
 from tff_pfl.models import randomness
 
 # After so many epochs of a phase the shuffles come again in the same order.
 _MAX_ORDERS = 128
-# Numbers of epochs, steps and examples are int32.
-INT32_MAX = 2**31 - 1
 
-OPTIMIZERS = ('sgd', 'adam')
 # Names are for flags and for stored runs.
-Optimizer = Union[str, tff.learning.optimizers.Optimizer]
+Optimizer = Union[Literal['sgd', 'adam'], tff.learning.optimizers.Optimizer]
 
 
 def build_optimizer(
-  optimizer: Optimizer,
-  learning_rate: float,
-  momentum: float = 0.0,
-  *,
-  role: str = '',
+  optimizer: Optimizer, learning_rate: float, momentum: float = 0.0
 ) -> tff.learning.optimizers.Optimizer:
   """Builds a TFF optimizer by name.
 
@@ -40,18 +33,9 @@ def build_optimizer(
       is and has a learning rate of its own.
     learning_rate: Learning rate, positive and finite.
     momentum: SGD momentum, in [0, 1); ignored by Adam.
-    role: Prefix of the arguments' names in errors, such as 'server_'.
   """
   if is_object(optimizer):
     return optimizer
-  errors.expect(
-    isinstance(optimizer, str) and optimizer in OPTIMIZERS,
-    f'{role}optimizer',
-    f'one of {", ".join(OPTIMIZERS)}, or of tff.learning.optimizers',
-    optimizer,
-  )
-  errors.expect_positive(f'{role}learning_rate', learning_rate)
-  errors.expect_share(f'{role}momentum', momentum, '[0, 1)')
   if optimizer == 'adam':
     return tff.learning.optimizers.build_adam(learning_rate)
   return tff.learning.optimizers.build_sgdm(learning_rate, momentum or None)
@@ -80,21 +64,6 @@ def expect_own_rates(options: Any, *names: str) -> None:
       )
 
 
-def described(options: Any) -> dict[str, Any]:
-  """A dataclass of options as JSON types.
-
-  Args:
-    options: The dataclass. If its field `optimizer` is no name, it is described
-      by `describe_optimizer`.
-  """
-  fields = {
-    f.name: getattr(options, f.name) for f in dataclasses.fields(options)
-  }
-  if is_object(fields.get('optimizer')):
-    fields['optimizer'] = describe_optimizer(fields['optimizer'])
-  return fields
-
-
 def describe_optimizer(
   optimizer: tff.learning.optimizers.Optimizer,
 ) -> dict[str, Any]:
@@ -106,7 +75,7 @@ def describe_optimizer(
   }
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class Phase:
   """A phase of local training.
 
@@ -125,16 +94,12 @@ class Phase:
   """
 
   optimizer: tff.learning.optimizers.Optimizer
-  batch_size: Optional[int] = None
-  num_epochs: int = 1
-  num_steps: Optional[int] = None
+  batch_size: Optional[fields.CountOrZero] = None
+  num_epochs: fields.CountOrZero = 1
+  num_steps: Optional[fields.Count] = None
   batches_per_step: int = 1
 
   def __post_init__(self):
-    for name, low in (('batch_size', 0), ('num_steps', 1)):
-      if getattr(self, name) is not None:
-        errors.expect_int(name, getattr(self, name), low, INT32_MAX)
-    errors.expect_int('num_epochs', self.num_epochs, 0, INT32_MAX)
     # Of each batch at least so many rows are planned, with two numbers each.
     smallest = example_tensors.SMALLEST_BUCKET
     rows = min(self.batch_size or smallest, smallest)

@@ -25,16 +25,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Optional, Union
+from typing import Any, Literal, Optional
 
 import dp_accounting
 import numpy as np
 import tree
 
-from tff_pfl import errors
-from tff_pfl.core import hparams as hparams_lib
-from tff_pfl.core import options, personalized_process, private_mean
-from tff_pfl.runs import client_sampling
+from tff_pfl import errors, fields
+from tff_pfl.core import client_sampling, private_mean
 
 # A few: any order gives a bound, and large ones take long.
 _ORDERS = (
@@ -47,7 +45,7 @@ _ORDERS = (
 LARGEST_USEFUL_EPSILON = 10.0
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class Accounting:
   """The privacy accounting of a run.
 
@@ -62,7 +60,7 @@ class Accounting:
 
   noise_multiplier: float
   sampler: client_sampling.CohortSampler
-  delta: float
+  delta: fields.InnerShare
   is_distributed: bool = False
 
   def __post_init__(self):
@@ -72,7 +70,6 @@ class Accounting:
       'positive',
       self.noise_multiplier,
     )
-    errors.expect_share('delta', self.delta, '(0, 1)')
     errors.expect(
       self.sampler.is_plain,
       'sampler',
@@ -94,18 +91,18 @@ class Accounting:
       for r in range(num_rounds)
     ]
 
-  def for_state(self, state: personalized_process.ServerState) -> Accounting:
-    """The accounting of the noise that a process with this state adds.
+  def for_states(self, aggregator_states: Any) -> Accounting:
+    """The accounting of the noise that a process adds.
 
     Args:
-      state: State of the server, such as the initial one.
+      aggregator_states: `ServerState.aggregator`, such as the initial one.
     """
     noise_multiplier = self.noise_multiplier
-    if not tree.flatten(state.aggregator):
+    if not tree.flatten(aggregator_states):
       noise_multiplier = math.inf
     elif self.is_distributed:
       noise_multiplier = private_mean.noise_multiplier_of(
-        state.aggregator, self.sampler.cohort_size
+        aggregator_states, self.sampler.cohort_size
       )
     return dataclasses.replace(self, noise_multiplier=noise_multiplier)
 
@@ -201,44 +198,25 @@ def find_noise_multiplier(
   return high
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NoisyMean:
-  """Settings of all means with noise.
-
-  Attributes:
-    noise_multiplier: Noise of a round in clipping norms: for ddp positive, for
-      dp 0 or more, and given instead of epsilon.
-    delta: Delta of epsilon, in (0, 1); None for number of clients ** -1.1.
-    clip: Norm to which the vector that a client sends is clipped, fixed:<norm>
-      or (but for ddp) adaptive:<quantile> of the norms.
-    metrics: Metrics of training (losses, scores, counts) that leave clients,
-      without noise: plain for all, or none.
-  """
-
-  noise_multiplier: Optional[float] = None
-  delta: Optional[float] = hparams_lib.share(None, '(0, 1)')
-  clip: str
-  metrics: str = hparams_lib.one_of('plain', options.TRAINING_METRICS)
-
-  def __post_init__(self):
-    hparams_lib.check_fields(self)
-
-  def _delta_of(self, sampler):
-    return self.delta or default_delta(sampler.num_clients)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PrivateMean(NoisyMean):
+@fields.dataclass(kw_only=True)
+class PrivateMean:
   """A mean of clipped updates, to whose sum the server adds noise.
 
   Attributes:
     epsilon: Epsilon of the whole run, positive; the noise for it is found. It
       is given, or else `noise_multiplier`.
+    noise_multiplier: Noise of a round in clipping norms: for ddp positive, for
+      dp 0 or more, and given instead of epsilon.
+    delta: Delta of epsilon, in (0, 1); None for number of clients ** -1.1.
+    clip: Norm to which the vector that a client sends is clipped, fixed:<norm>
+      or (but for ddp) adaptive:<quantile> of the norms.
+    kind: Always dp.
   """
 
-  name: ClassVar[str] = 'dp'
-
-  epsilon: Optional[float] = hparams_lib.positive(None)
+  kind: Literal['dp'] = 'dp'
+  epsilon: Optional[fields.Positive] = None
+  noise_multiplier: Optional[fields.NonNegative] = None
+  delta: Optional[fields.InnerShare] = None
   clip: str = 'adaptive:0.5'
 
   def __post_init__(self):
@@ -248,7 +226,6 @@ class PrivateMean(NoisyMean):
       'given, or else `noise_multiplier`, and not both',
       self.epsilon,
     )
-    super().__post_init__()
     noise = 1.0 if self.noise_multiplier is None else self.noise_multiplier
     private_mean.PrivateMeanFactory(noise, 1, self.clip)
 
@@ -258,17 +235,18 @@ class PrivateMean(NoisyMean):
     """The privacy of a run of so many rounds; None without noise."""
     if self.noise_multiplier == 0:
       return None
-    delta = self._delta_of(sampler)
+    delta = self.delta or default_delta(sampler.num_clients)
     noise_multiplier = self.noise_multiplier or find_noise_multiplier(
       self.epsilon, delta, sampler, num_rounds
     )
     return Accounting(noise_multiplier, sampler, delta)
 
   def factory(
-    self, sampler: client_sampling.CohortSampler, num_rounds: int
+    self,
+    sampler: client_sampling.CohortSampler,
+    accounting: Optional[Accounting],
   ) -> private_mean.PrivateMeanFactory:
     """The aggregation of such a run; its noise has the sampler's seed."""
-    accounting = self.accounting(sampler, num_rounds)
     return private_mean.PrivateMeanFactory(
       accounting.noise_multiplier if accounting else 0.0,
       sampler.cohort_size,
@@ -277,21 +255,25 @@ class PrivateMean(NoisyMean):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DistributedPrivateMean(NoisyMean):
+@fields.dataclass(kw_only=True)
+class DistributedPrivateMean:
   """A mean of clipped updates to which clients add discrete noise.
 
   Attributes:
+    noise_multiplier: Noise of a round in clipping norms, positive.
+    delta: Delta of epsilon, in (0, 1); None for number of clients ** -1.1.
+    clip: Norm to which the vector that a client sends is clipped, fixed:<norm>.
     bits: Bits of a number of the sum, 1 to 22.
+    kind: Always ddp.
   """
 
-  name: ClassVar[str] = 'ddp'
-
+  kind: Literal['ddp'] = 'ddp'
+  noise_multiplier: fields.Positive
+  delta: Optional[fields.InnerShare] = None
   clip: str = 'fixed:1.0'
-  bits: int = 20
+  bits: fields.Count = 20
 
   def __post_init__(self):
-    super().__post_init__()
     self._factory(1)
 
   def accounting(
@@ -302,15 +284,15 @@ class DistributedPrivateMean(NoisyMean):
     return Accounting(
       self.noise_multiplier,
       sampler,
-      self._delta_of(sampler),
+      self.delta or default_delta(sampler.num_clients),
       is_distributed=True,
     )
 
   def factory(
-    self, sampler: client_sampling.CohortSampler, num_rounds: int
+    self, sampler: client_sampling.CohortSampler, accounting: Accounting
   ) -> private_mean.DistributedPrivateMeanFactory:
     """The aggregation of such a run."""
-    del num_rounds
+    del accounting
     return self._factory(sampler.cohort_size)
 
   def _factory(self, clients_per_round):
@@ -319,9 +301,8 @@ class DistributedPrivateMean(NoisyMean):
     )
 
 
-Aggregator = Union[PrivateMean, DistributedPrivateMean]
 # By the name that flags and stored settings have.
-AGGREGATORS = {a.name: a for a in (PrivateMean, DistributedPrivateMean)}
+AGGREGATORS = {'dp': PrivateMean, 'ddp': DistributedPrivateMean}
 
 
 def _epsilon(delta, *divergences):

@@ -26,7 +26,6 @@ References:
 """
 
 import collections
-import dataclasses
 import math
 from typing import Any, NamedTuple, Optional
 
@@ -37,8 +36,7 @@ import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 import tree
 
-from tff_pfl import errors
-from tff_pfl.core import hparams as hparams_lib
+from tff_pfl import errors, fields
 from tff_pfl.models import randomness
 
 # The clipping norm that follows a quantile starts small, as in TFF.
@@ -49,7 +47,7 @@ _NOISES = (1e-30, 1e6)
 CLIP_FORMS = 'fixed:<norm> or adaptive:<quantile>'
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
   """Aggregation to a mean of clipped values with seeded Gaussian noise.
 
@@ -63,16 +61,14 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
     number: Number of the exchange in a round, so that each has its own noise.
   """
 
-  noise_multiplier: float
-  clients_per_round: int
+  noise_multiplier: fields.NonNegative
+  clients_per_round: fields.Count
   clip: str = 'adaptive:0.5'
-  seed: int = 0
+  seed: fields.integer(-(2**63), 2**63 - 1) = 0
   number: int = 0
 
   def __post_init__(self):
-    hparams_lib.check_fields(self)
     _expect_noise(self.noise_multiplier, is_optional=True)
-    errors.expect_int('clients_per_round', self.clients_per_round, 1)
     errors.expect(
       math.isfinite(parse_clip(self.clip)[1]) or not self.noise_multiplier,
       'clip',
@@ -88,7 +84,7 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class DistributedPrivateMeanFactory(
   tff.aggregators.UnweightedAggregationFactory
 ):
@@ -111,15 +107,13 @@ class DistributedPrivateMeanFactory(
     Federated Learning with Secure Aggregation, ICML 2021.
   """
 
-  noise_multiplier: float
-  clients_per_round: int
+  noise_multiplier: fields.Positive
+  clients_per_round: fields.Count
   clip: str = 'fixed:1.0'
-  bits: int = 20
+  bits: fields.Count = 20
 
   def __post_init__(self):
-    hparams_lib.check_fields(self)
     _expect_noise(self.noise_multiplier)
-    errors.expect_int('clients_per_round', self.clients_per_round, 1)
     least = max(1, (self.clients_per_round - 1).bit_length())
     errors.expect_int('bits', self.bits, least, 22)
     kind, value = parse_clip(self.clip)

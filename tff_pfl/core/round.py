@@ -29,7 +29,7 @@ from tff_pfl.core import (
   local_statistics,
   objectives,
   personalized_process,
-  phases,
+  schedules,
   tff_learning,
   training_options,
 )
@@ -40,19 +40,21 @@ from tff_pfl.models import split_model
 def build_personalized_process(
   name: str,
   work: client_work.ClientWork,
-  options: options_lib.ProcessOptions,
+  resolved: options_lib.Resolved,
   hparams: Any = None,
 ) -> personalized_process.PersonalizedProcess:
   """Builds the process of a method.
 
   Args:
+    resolved: The options, `ProcessOptions.resolved`.
     hparams: The method's hyperparameters (a dataclass), for the record.
   """
+  options, seed, accounting = resolved
   if options.stateless:
     work = work.without_state(name)
   options.attack.expect_fits(work.model)
   work = local_statistics.kept_by_clients(work, options.statistics, name)
-  the_round = _Round(work, options)
+  the_round = _Round(work, options, seed)
   initialize_client_state = _build_initialize_client_state(work)
 
   @tff.federated_computation(
@@ -86,7 +88,9 @@ def build_personalized_process(
       build_personal_models=lambda: clients.build_personal_models(
         work, own, the_round.broadcast_of, the_round.types
       ),
-      build_learning_process=lambda: _build_learning_process(name, work, own),
+      build_learning_process=lambda: _build_learning_process(
+        name, work, own, seed
+      ),
       with_personalization=with_personalization,
       has_trained_models=the_round.has_trained_models,
       bytes_per_round=the_round.bytes(),
@@ -102,7 +106,8 @@ def build_personalized_process(
       ),
       adaptation=work.adaptation,
       attacked_clients=own.attack.clients,
-      seed=own.seed,
+      seed=seed,
+      accounting=accounting,
       description=_description(work, own, hparams),
     )
 
@@ -120,10 +125,13 @@ class _Round:
   """
 
   def __init__(
-    self, work: client_work.ClientWork, options: options_lib.ProcessOptions
+    self,
+    work: client_work.ClientWork,
+    options: options_lib.ProcessOptions,
+    seed: int,
   ):
     """Builds the computations of a method under some options."""
-    self._work, self._options = work, options
+    self._work, self._options, self._seed = work, options, seed
     initial_parts = self._initial_parts()
     parts_type = initial_parts.type_signature.result
     self.types = clients.types_of(work, parts_type)
@@ -228,7 +236,7 @@ class _Round:
       )
       return personalized_process.ServerState(
         round_number=tf.constant(0, tf.int32),
-        seed=tf.constant(options.seed, tf.int64),
+        seed=tf.constant(self._seed, tf.int64),
         global_weights=tf.nest.map_structure(tf.constant, work.initial_global),
         aggregator=(),
         server_optimizer=tf.nest.map_structure(
@@ -393,10 +401,10 @@ class _Round:
     return metrics_of
 
 
-def _build_learning_process(name, work, options):
+def _build_learning_process(name, work, options, seed):
   """TFF's process, of whose clients the learning rates may be set."""
   work = dataclasses.replace(work, rates_may_be_set=True)
-  the_round = _Round(work, options)
+  the_round = _Round(work, options, seed)
   return tff_learning.build_learning_process(
     name, work, the_round.initialize, the_round.run, options.server_optimizer
   )
@@ -418,7 +426,8 @@ def _build_initialize_client_state(work):
 
 def _server_step(options, state, weights, gradient):
   """The server optimizer's new state, and the new weights."""
-  optimizer, schedule = options.server_optimizer, options.server_schedule
+  optimizer = options.server_optimizer
+  schedule = schedules.resolved(options.server_learning_rate_schedule)
   optimizer_state = state.server_optimizer
   if schedule is not None:
     factor = tf.cast(schedule(state.round_number), tf.float32)
@@ -441,14 +450,12 @@ def _num_bytes(value_type) -> int:
 
 def _description(work, options, hparams):
   """All that the process was built with, as JSON types."""
+  options = dataclasses.replace(
+    options,
+    client_weighting=options.client_weighting or work.default_weighting,
+    personalization=options.personalization.resolved(work.adaptation),
+  )
   return {
-    'hparams': phases.described(hparams) if hparams is not None else {},
-    'client_weighting': options.client_weighting or work.default_weighting,
-    **({'stateless': True} if options.stateless else {}),
-    **options.more_description(),
-    'personalization': phases.described(
-      options.personalization.resolved(work.adaptation)
-    ),
-    'aggregator': type(options.aggregator).__name__,
-    'server_optimizer': phases.describe_optimizer(options.server_optimizer),
+    'hparams': {} if hparams is None else options_lib.described(hparams),
+    **options_lib.described(options),
   }

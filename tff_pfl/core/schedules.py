@@ -2,28 +2,17 @@
 
 import math
 from collections.abc import Callable
-from typing import Optional
+from typing import Optional, Union
 
 import tensorflow as tf
 
-from tff_pfl import errors
-
-# Maps the number of rounds done to the factor of a learning rate.
-Schedule = Callable[[tf.Tensor], tf.Tensor]
-
-FORMS = (
-  'constant, warmup:<rounds>, step:<rounds>[:<factor>] or '
-  'cosine:<rounds>[:<last>]'
-)
-
+from tff_pfl import errors, fields
 
 # The kinds of parts, with the factor or last value that they have by default.
 _DEFAULTS = {'warmup': None, 'step': 0.1, 'cosine': 0.0}
 
 
-def make_schedule(
-  spec: str, argument: str = 'learning_rate_schedule'
-) -> Optional[Schedule]:
+def make_schedule(spec: str) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
   """The schedule that a flag value such as `warmup:5+cosine:200` names.
 
   `warmup:<rounds>` rises linearly, from 1 / rounds in the first round to 1 in
@@ -34,7 +23,6 @@ def make_schedule(
 
   Args:
     spec: As above, or 'constant'.
-    argument: Name of the argument, for errors.
 
   Returns:
     The schedule, from the number of rounds done, an integer tensor, to the
@@ -42,7 +30,7 @@ def make_schedule(
   """
   if spec == 'constant':
     return None
-  parts = [_parse(part, spec, argument) for part in spec.split('+')]
+  parts = [_parse(part, spec) for part in spec.split('+')]
 
   def schedule(rounds_done):
     rounds_done = tf.cast(rounds_done, tf.int32)
@@ -64,7 +52,21 @@ def make_schedule(
   return schedule
 
 
-def _parse(text, spec, argument):
+# The name of a schedule, or a function from the number of rounds done to the
+# factor of a learning rate.
+Schedule = Union[
+  fields.checked(str, make_schedule), Callable[[tf.Tensor], tf.Tensor]
+]
+
+
+def resolved(
+  schedule: Schedule,
+) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
+  """The function of a schedule; None for a constant."""
+  return make_schedule(schedule) if isinstance(schedule, str) else schedule
+
+
+def _parse(text, spec):
   kind, *values = text.split(':')
   try:
     number = _DEFAULTS[kind]
@@ -76,6 +78,12 @@ def _parse(text, spec, argument):
     is_right = num_rounds > 0 and not others and 0 <= (number or 0) <= 1
   except (KeyError, ValueError):
     is_right = False
-  wanted = f'{FORMS} (factors in [0, 1]), or several of them joined by +'
-  errors.expect(is_right, argument, wanted, spec)
+  errors.expect(
+    is_right,
+    'schedule',
+    'constant, warmup:<rounds>, step:<rounds>[:<factor>] or '
+    'cosine:<rounds>[:<last>] (factors in [0, 1]), or several of them joined '
+    'by +',
+    spec,
+  )
   return kind, num_rounds, number

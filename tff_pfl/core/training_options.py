@@ -9,21 +9,19 @@ before a phase's optimizer.
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import errors
-from tff_pfl.core import hparams as hparams_lib
+from tff_pfl import errors, fields
 from tff_pfl.core import schedules
 
 _LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class TrainingOptions:
   """Options of local training.
 
@@ -34,17 +32,16 @@ class TrainingOptions:
       off this times the learning rate times the weights; at least 0.
     max_gradient_norm: Largest norm of a gradient over all trained weights; a
       longer one is scaled down to it, before weight decay. None for no bound.
-    learning_rate_schedule: Maps the number of rounds done to the factor of the
-      clients' learning rate in the round; None for 1.
+    learning_rate_schedule: Factor of the clients' learning rates by round:
+      constant, warmup:<rounds>, step:<rounds>[:<factor>] or
+      cosine:<rounds>[:<last>], or several joined by +; or in Python a function
+      of the number of rounds done, an int32 tensor.
   """
 
-  weight_decay: float = hparams_lib.non_negative(0.0)
-  decoupled_weight_decay: float = hparams_lib.non_negative(0.0)
-  max_gradient_norm: Optional[float] = hparams_lib.positive(None)
-  learning_rate_schedule: Optional[schedules.Schedule] = None
-
-  def __post_init__(self):
-    hparams_lib.check_fields(self)
+  weight_decay: fields.NonNegative = 0.0
+  decoupled_weight_decay: fields.NonNegative = 0.0
+  max_gradient_norm: Optional[fields.Positive] = None
+  learning_rate_schedule: schedules.Schedule = 'constant'
 
   def rate_factor(self, rounds_done: tf.Tensor) -> Optional[tf.Tensor]:
     """The factor of the learning rate, float32 scalar; None without schedule.
@@ -52,9 +49,10 @@ class TrainingOptions:
     Args:
       rounds_done: int32 scalar, number of rounds before this one.
     """
-    if self.learning_rate_schedule is None:
+    schedule = schedules.resolved(self.learning_rate_schedule)
+    if schedule is None:
       return None
-    return tf.cast(self.learning_rate_schedule(rounds_done), tf.float32)
+    return tf.cast(schedule(rounds_done), tf.float32)
 
 
 class OptimizerChain(tff.learning.optimizers.Optimizer):
@@ -67,12 +65,12 @@ class OptimizerChain(tff.learning.optimizers.Optimizer):
   def __init__(
     self,
     last: tff.learning.optimizers.Optimizer,
-    options: TrainingOptions = TrainingOptions(),
+    options: Optional[TrainingOptions] = None,
     factor: Optional[tf.Tensor] = None,
   ):
     """Puts the links together."""
     self.last = last
-    self._options = options
+    self._options = options or TrainingOptions()
     self._factor = factor
 
   @classmethod

@@ -28,18 +28,18 @@ References:
 """
 
 import collections
-import dataclasses
 
 import numpy as np
 import tensorflow as tf
 
+from tff_pfl import fields
 from tff_pfl.core import client_work, objectives, scoring
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import copies
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class ApflHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of APFL: of local training, and of the mixing weight.
 
@@ -49,8 +49,8 @@ class ApflHParams(hparams_lib.LocalTrainingHParams):
       keeps it fixed.
   """
 
-  mixing_weight: float = hparams_lib.share(0.5)
-  mixing_learning_rate: float = hparams_lib.non_negative(0.0)
+  mixing_weight: fields.Share = 0.5
+  mixing_learning_rate: fields.NonNegative = 0.0
 
 
 def _mix(model, share, personal, shared):

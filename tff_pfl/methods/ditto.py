@@ -23,15 +23,14 @@ References:
   Algorithm 2).
 """
 
-import dataclasses
-
+from tff_pfl import fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import objectives
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import personal_copies
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class DittoHParams(hparams_lib.PersonalTrainingHParams):
   """Hyperparameters of Ditto: of both models' training, and the pull.
 
@@ -40,7 +39,7 @@ class DittoHParams(hparams_lib.PersonalTrainingHParams):
       one (lambda), at least 0.
   """
 
-  proximal_strength: float = hparams_lib.non_negative(0.75)
+  proximal_strength: fields.NonNegative = 0.75
 
 
 @registry.method('a personal model held near the global one', DittoHParams)

@@ -30,13 +30,12 @@ References:
 """
 
 import collections
-import dataclasses
 from typing import Optional
 
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import (
   client_work,
   example_tensors,
@@ -50,7 +49,7 @@ from tff_pfl.methods.shared import joint_training
 from tff_pfl.models import randomness, split_model, weight_partition
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedAlaHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedALA: of local training, and of the mixing weights.
 
@@ -65,9 +64,9 @@ class FedAlaHParams(hparams_lib.LocalTrainingHParams):
   """
 
   mixing_depth: Optional[int] = None
-  mixing_learning_rate: float = hparams_lib.non_negative(1.0)
-  mixing_data_share: float = hparams_lib.share(0.8, '(0, 1]')
-  num_mixing_epochs: int = hparams_lib.integer(1, 0)
+  mixing_learning_rate: fields.NonNegative = 1.0
+  mixing_data_share: fields.PositiveShare = 0.8
+  num_mixing_epochs: fields.CountOrZero = 1
 
 
 def _mixed(shared, own, mixing):

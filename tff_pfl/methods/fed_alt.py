@@ -32,21 +32,20 @@ References:
   Partial Model Personalization, ICML 2022, Algorithms 1 to 3.
 """
 
-import dataclasses
 import re
+from typing import Literal
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import client_work
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
 from tff_pfl.models import split_model, units, weight_partition
 
-UPDATES = ('alternating', 'simultaneous')
 _AN_END = re.compile(r'(input|output)(?::(\d+))?')
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedAltHParams(hparams_lib.PersonalTrainingHParams):
   """Hyperparameters of FedAlt and FedSim.
 
@@ -57,7 +56,7 @@ class FedAltHParams(hparams_lib.PersonalTrainingHParams):
       of their units, such as adapter_1,dense_2:0-49 (see `units.parse`).
   """
 
-  updates: str = hparams_lib.one_of('alternating', UPDATES)
+  updates: Literal['alternating', 'simultaneous'] = 'alternating'
   personal: str = 'output'
 
   def __post_init__(self):

@@ -23,14 +23,13 @@ References:
   Lead to Representation Learning, NeurIPS 2022.
 """
 
-import dataclasses
-
+from tff_pfl import fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedAvgHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedAvg: those of local training."""
 

@@ -15,20 +15,18 @@ References:
   Classification, ICLR 2022, Algorithm 1.
 """
 
-import dataclasses
+from typing import Literal
 
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import client_work, objectives, personalization
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import split_model, weight_partition
 
-FINE_TUNE_SCOPES = ('head', 'all')
 
-
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedBabuHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedBABU: of training the body, and of fine-tuning.
 
@@ -38,8 +36,8 @@ class FedBabuHParams(hparams_lib.LocalTrainingHParams):
       least 1; with the learning rate, optimizer and batch size of training.
   """
 
-  fine_tune_scope: str = hparams_lib.one_of('head', FINE_TUNE_SCOPES)
-  num_fine_tune_epochs: int = hparams_lib.integer(5, 1)
+  fine_tune_scope: Literal['head', 'all'] = 'head'
+  num_fine_tune_epochs: fields.Count = 5
 
   def adaptation(self) -> personalization.Personalization:
     """The fine-tuning before a client's model is scored."""

@@ -18,17 +18,16 @@ References:
   Local Batch Normalization, ICLR 2021, Algorithm 1.
 """
 
-import dataclasses
-
 from absl import logging
 
+from tff_pfl import fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
 from tff_pfl.models import weight_partition
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedBnHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedBN: those of local training."""
 

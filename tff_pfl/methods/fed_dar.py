@@ -45,10 +45,9 @@ References:
   Learning, ICLR 2023, Algorithm 1, equations 6 and 8.
 """
 
-import dataclasses
-from typing import Optional
+from typing import Literal, Optional
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import client as client_lib
 from tff_pfl.core import client_work, objectives, training_loop
 from tff_pfl.core import hparams as hparams_lib
@@ -61,7 +60,6 @@ from tff_pfl.models import (
   weight_partition,
 )
 
-AGGREGATIONS = ('weighted_average', 'second_order')
 # Models by their kind of heads.
 HEADS = {
   'by_domain': domain_models.multi_head,
@@ -69,7 +67,7 @@ HEADS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedDarHParams(hparams_lib.HeadAndBodyHParams):
   """Hyperparameters of FedDAR, besides those of the two phases.
 
@@ -92,15 +90,15 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
       no such layer.
   """
 
-  num_head_epochs: int = 5
-  num_body_epochs: int = 5
-  batch_size: Optional[int] = 32
-  heads: str = hparams_lib.one_of('by_domain', HEADS)
-  aggregation: str = hparams_lib.one_of('second_order', AGGREGATIONS)
-  ridge: float = hparams_lib.non_negative(1e-3)
+  num_head_epochs: fields.CountOrZero = 5
+  num_body_epochs: fields.CountOrZero = 5
+  batch_size: Optional[fields.CountOrZero] = 32
+  heads: fields.one_of(HEADS) = 'by_domain'
+  aggregation: Literal['weighted_average', 'second_order'] = 'second_order'
+  ridge: fields.NonNegative = 1e-3
   reweight_domains: bool = True
   alternating: bool = True
-  projection_dim: Optional[int] = hparams_lib.integer(None, 1)
+  projection_dim: Optional[fields.Count] = None
 
   def __post_init__(self):
     super().__post_init__()

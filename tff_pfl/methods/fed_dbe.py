@@ -38,6 +38,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from tff_pfl import fields
 from tff_pfl.core import client_work, objectives, training_loop
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
@@ -47,7 +48,7 @@ _LAYER, _BIAS = 'personal_bias', 'personal_bias/bias'
 _MEAN = 'features/mean'
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedDbeHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedDBE, besides those of local training.
 
@@ -60,8 +61,8 @@ class FedDbeHParams(hparams_lib.LocalTrainingHParams):
     personal_bias: True for clients with a bias of their own.
   """
 
-  pull_strength: float = hparams_lib.non_negative(1.0)
-  mean_rate: float = hparams_lib.share(1.0, '(0, 1]')
+  pull_strength: fields.NonNegative = 1.0
+  mean_rate: fields.PositiveShare = 1.0
   personal_bias: bool = True
 
 

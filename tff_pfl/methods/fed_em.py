@@ -35,7 +35,7 @@ import functools
 
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import client_work, example_tensors, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
@@ -44,7 +44,7 @@ from tff_pfl.models import copies
 _SHARES = 'mixture/log_weights'
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedEmHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedEM: of local training, and of the mixture.
 
@@ -55,9 +55,9 @@ class FedEmHParams(hparams_lib.LocalTrainingHParams):
     component_seed: Seed of the components' initial weights.
   """
 
-  num_components: int = hparams_lib.integer(3, 1)
-  num_mixture_steps: int = hparams_lib.integer(10, 1)
-  component_seed: int = hparams_lib.seed()
+  num_components: fields.Count = 3
+  num_mixture_steps: fields.Count = 10
+  component_seed: fields.Seed = 0
 
 
 def responsibilities(

@@ -60,12 +60,12 @@ import collections
 import dataclasses
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, Optional
+from typing import Any, Literal, Optional
 
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import client as client_lib
 from tff_pfl.core import client_work, objectives, personalized_process, phases
 from tff_pfl.core import hparams as hparams_lib
@@ -349,22 +349,16 @@ class PersonalElements:
     return merged
 
 
-MODES = ('dynamic', 'static')
-ANALYSED = ('updates', 'weights')
-DIVIDED = ('all', 'kernels')
-
-
-def _expect_threshold(name, value):
+def _check_threshold(value):
   errors.expect(
-    value in (math.inf, -math.inf)
-    or (errors.is_number(value) and 0 <= value <= 1),
-    name,
+    0 <= value <= 1 or math.isinf(value),
+    'threshold',
     'a quantile in [0, 1], inf or -inf',
     value,
   )
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedFacHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedFac, besides those of local training.
 
@@ -388,13 +382,13 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
       units at random.
   """
 
-  mode: str = hparams_lib.one_of('dynamic', MODES)
-  analysed: Optional[str] = hparams_lib.one_of(None, ANALYSED)
+  mode: Literal['dynamic', 'static'] = 'dynamic'
+  analysed: Optional[Literal['updates', 'weights']] = None
   layers: Optional[str] = None
-  threshold: float = hparams_lib.checked(_expect_threshold, 0.5)
-  explained_variance: float = hparams_lib.share(0.85, '(0, 1]')
-  divided: str = hparams_lib.one_of('all', DIVIDED)
-  split: str = hparams_lib.one_of('factor_analysis', SPLITS)
+  threshold: fields.checked(float, _check_threshold) = 0.5
+  explained_variance: fields.PositiveShare = 0.85
+  divided: Literal['all', 'kernels'] = 'all'
+  split: fields.one_of(SPLITS) = 'factor_analysis'
 
   @property
   def analyses_weights(self) -> bool:

@@ -28,18 +28,18 @@ References:
 """
 
 import collections
-import dataclasses
 
 import numpy as np
 import tensorflow as tf
 
+from tff_pfl import fields
 from tff_pfl.core import client_work, objectives, scoring
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import simplex
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedMinMaxHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedMinMax: of local training, and of the weights.
 
@@ -48,7 +48,7 @@ class FedMinMaxHParams(hparams_lib.LocalTrainingHParams):
       weights, at least 0; 0 is FedAvg.
   """
 
-  weight_learning_rate: float = hparams_lib.non_negative(0.1)
+  weight_learning_rate: fields.NonNegative = 0.1
 
 
 @registry.method(

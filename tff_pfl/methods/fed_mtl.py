@@ -23,15 +23,14 @@ References:
   2017, equation 1 and appendix B.1.
 """
 
-import dataclasses
-
+from tff_pfl import fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import objectives
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import personal_copies
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedMtlHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of Fed-MTL: of local training, and the coupling.
 
@@ -40,7 +39,7 @@ class FedMtlHParams(hparams_lib.LocalTrainingHParams):
       (lambda), at least 0.
   """
 
-  coupling_strength: float = hparams_lib.non_negative(0.1)
+  coupling_strength: fields.NonNegative = 0.1
 
 
 @registry.method('personal models, held near their mean', FedMtlHParams)

@@ -46,6 +46,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from tff_pfl import fields
 from tff_pfl.core import client as client_lib
 from tff_pfl.core import client_work, gather, objectives
 from tff_pfl.core import hparams as hparams_lib
@@ -58,7 +59,7 @@ from tff_pfl.models import weight_partition
 _NUM_MIXTURE_STEPS = 300
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedPacHParams(hparams_lib.HeadAndBodyHParams):
   """Hyperparameters of FedPAC; epochs and rates from the authors' code.
 
@@ -70,12 +71,12 @@ class FedPacHParams(hparams_lib.HeadAndBodyHParams):
       server's state has room for as many heads.
   """
 
-  num_head_epochs: int = 1
-  num_body_epochs: int = 5
-  head_learning_rate: float = 0.1
-  pull_strength: float = hparams_lib.non_negative(1.0)
+  num_head_epochs: fields.CountOrZero = 1
+  num_body_epochs: fields.CountOrZero = 5
+  head_learning_rate: fields.Positive = 0.1
+  pull_strength: fields.NonNegative = 1.0
   combines_heads: bool = True
-  max_cohort_size: int = hparams_lib.integer(32, 1)
+  max_cohort_size: fields.Count = 32
 
 
 def _told(features, means, head):

@@ -13,15 +13,15 @@ References:
   Personalization Layers, arXiv:1912.00818, Algorithms 1 and 2.
 """
 
-import dataclasses
 from typing import Optional
 
+from tff_pfl import fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedPerHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedPer, besides those of local training.
 

@@ -30,8 +30,7 @@ References:
   github.com/yuetan031/FedProto.
 """
 
-import dataclasses
-
+from tff_pfl import fields
 from tff_pfl.core import client_work, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
@@ -39,7 +38,7 @@ from tff_pfl.methods.shared import class_means
 from tff_pfl.models import weight_partition
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedProtoHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedProto: of local training, and the pull.
 
@@ -49,7 +48,7 @@ class FedProtoHParams(hparams_lib.LocalTrainingHParams):
       CIFAR-10.
   """
 
-  pull_strength: float = hparams_lib.non_negative(1.0)
+  pull_strength: fields.NonNegative = 1.0
 
 
 @registry.method(

@@ -18,14 +18,13 @@ References:
   Heterogeneous Networks, MLSys 2020, Algorithm 2.
 """
 
-import dataclasses
-
+from tff_pfl import fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedProxHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedProx: of local training, and the pull.
 
@@ -34,7 +33,7 @@ class FedProxHParams(hparams_lib.LocalTrainingHParams):
       0.
   """
 
-  proximal_strength: float = hparams_lib.non_negative(0.1)
+  proximal_strength: fields.NonNegative = 0.1
 
 
 @registry.method(

@@ -30,15 +30,14 @@ References:
   Personalized Federated Learning, ICML 2021, Algorithm 1.
 """
 
-import dataclasses
-
+from tff_pfl import fields
 from tff_pfl.core import client_work, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import split_model, weight_partition
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedRepHParams(hparams_lib.HeadAndBodyHParams):
   """Hyperparameters of FedRep; defaults from the paper (CIFAR-10, 2 classes).
 

@@ -37,13 +37,14 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from tff_pfl import fields
 from tff_pfl.core import client_work, example_tensors, objectives, training_loop
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import domain_models, split_model
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedRodHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedRoD: of local training, and of the balanced risk.
 
@@ -52,7 +53,7 @@ class FedRodHParams(hparams_lib.LocalTrainingHParams):
       of body and generic head (gamma), at least 0; 0 for the plain loss.
   """
 
-  balance_exponent: float = hparams_lib.non_negative(1.0)
+  balance_exponent: fields.NonNegative = 1.0
 
 
 def class_shift(

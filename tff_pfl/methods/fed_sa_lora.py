@@ -32,20 +32,19 @@ References:
 """
 
 import collections
-import dataclasses
 from typing import Optional
 
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import client_work, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import split_model
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedSaLoraHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedSA-LoRA: of local training, and of the adapters.
 
@@ -60,11 +59,11 @@ class FedSaLoraHParams(hparams_lib.LocalTrainingHParams):
     adapter_seed: Seed of A's initial values.
   """
 
-  rank: int = hparams_lib.integer(8, 1)
-  scaling: float = hparams_lib.positive(16.0)
+  rank: fields.Count = 8
+  scaling: fields.Positive = 16.0
   adapted_layers: Optional[str] = None
   train_head: bool = True
-  adapter_seed: int = hparams_lib.seed()
+  adapter_seed: fields.Seed = 0
 
 
 def adapted_kernels(

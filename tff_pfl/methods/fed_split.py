@@ -26,18 +26,18 @@ References:
   Optimization with Heterogeneous Data, arXiv:2312.04281, section 3.
 """
 
-import dataclasses
 from typing import Optional
 
 from absl import logging
 
+from tff_pfl import fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
 from tff_pfl.models import units, weight_partition
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FedSplitHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of FedSplit, besides those of local training.
 

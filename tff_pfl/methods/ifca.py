@@ -28,11 +28,11 @@ References:
 """
 
 import collections
-import dataclasses
 
 import numpy as np
 import tensorflow as tf
 
+from tff_pfl import fields
 from tff_pfl.core import client as client_lib
 from tff_pfl.core import client_work, objectives, scoring
 from tff_pfl.core import hparams as hparams_lib
@@ -40,7 +40,7 @@ from tff_pfl.methods import registry
 from tff_pfl.models import copies, split_model
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class IfcaHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of IFCA: of local training, and the clusters.
 
@@ -49,8 +49,8 @@ class IfcaHParams(hparams_lib.LocalTrainingHParams):
     cluster_seed: Seed of the models' initial weights.
   """
 
-  num_clusters: int = hparams_lib.integer(3, 1)
-  cluster_seed: int = hparams_lib.seed()
+  num_clusters: fields.Count = 3
+  cluster_seed: fields.Seed = 0
 
 
 @registry.method(

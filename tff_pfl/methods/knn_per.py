@@ -33,7 +33,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import example_tensors, training_loop
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
@@ -43,7 +43,7 @@ from tff_pfl.models import randomness, split_model
 _FEATURES, _CLASSES = _STORE = ('datastore/features', 'datastore/classes')
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class KnnPerHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of kNN-Per: of local training, and of the neighbors.
 
@@ -57,10 +57,10 @@ class KnnPerHParams(hparams_lib.LocalTrainingHParams):
       1; a client with more has as many drawn at random.
   """
 
-  num_neighbors: int = hparams_lib.integer(10, 0)
-  neighbor_weight: float = hparams_lib.share(0.5)
-  length_scale: float = hparams_lib.positive(1.0)
-  num_stored_examples: int = hparams_lib.integer(1000, 1)
+  num_neighbors: fields.CountOrZero = 10
+  neighbor_weight: fields.Share = 0.5
+  length_scale: fields.Positive = 1.0
+  num_stored_examples: fields.Count = 1000
 
 
 def neighbor_votes(

@@ -31,11 +31,10 @@ References:
 """
 
 import collections
-import dataclasses
 
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import client as client_lib
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import objectives, training_loop
@@ -44,7 +43,7 @@ from tff_pfl.methods.shared import personal_copies
 from tff_pfl.models import randomness
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class L2gdHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of L2GD: of local rounds, and of aggregation rounds.
 
@@ -55,8 +54,8 @@ class L2gdHParams(hparams_lib.LocalTrainingHParams):
       0.
   """
 
-  aggregation_probability: float = hparams_lib.share(0.2, '[0, 1)')
-  coupling_strength: float = hparams_lib.non_negative(10.0)
+  aggregation_probability: fields.ShareBelowOne = 0.2
+  coupling_strength: fields.NonNegative = 10.0
 
   def __post_init__(self):
     super().__post_init__()

@@ -16,15 +16,15 @@ References:
   Representations, arXiv:2001.01523, Algorithm 1.
 """
 
-import dataclasses
 from typing import Optional
 
+from tff_pfl import fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class LgFedAvgHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of LG-FedAvg, besides those of local training.
 

@@ -11,15 +11,14 @@ scored.
 Symbols: E -> num_epochs, eta -> learning_rate, B -> batch_size.
 """
 
-import dataclasses
-
+from tff_pfl import fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
 from tff_pfl.models import weight_partition
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class LocalOnlyHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of local training."""
 

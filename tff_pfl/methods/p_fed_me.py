@@ -24,9 +24,7 @@ References:
   NeurIPS 2020, Algorithm 1.
 """
 
-import dataclasses
-
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import objectives, personalization
 from tff_pfl.methods import registry
@@ -34,7 +32,7 @@ from tff_pfl.methods.shared import joint_training
 from tff_pfl.models import split_model
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class PFedMeHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of pFedMe: of the envelope's descent, and its solver.
 
@@ -48,12 +46,12 @@ class PFedMeHParams(hparams_lib.LocalTrainingHParams):
       before it is scored, at least 1.
   """
 
-  learning_rate: float = 0.01
-  momentum: float = 0.0
-  proximal_strength: float = hparams_lib.positive(15.0)
-  num_inner_steps: int = hparams_lib.integer(5, 1)
-  inner_learning_rate: float = hparams_lib.positive(0.02)
-  num_adaptation_epochs: int = hparams_lib.integer(5, 1)
+  learning_rate: fields.Positive = 0.01
+  momentum: fields.ShareBelowOne = 0.0
+  proximal_strength: fields.Positive = 15.0
+  num_inner_steps: fields.Count = 5
+  inner_learning_rate: fields.Positive = 0.02
+  num_adaptation_epochs: fields.Count = 5
 
   def adaptation(self) -> personalization.Personalization:
     """The solution of theta_i before a client's model is scored."""

@@ -48,22 +48,19 @@ References:
 """
 
 import dataclasses
-from typing import Optional
+from typing import Literal, Optional
 
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import objectives, personalization, phases
 from tff_pfl.methods import registry
 from tff_pfl.methods.shared import joint_training
 from tff_pfl.models import randomness, split_model
 
-VARIANTS = ('first_order', 'hessian_free', 'exact')
-INNER_SCOPES = ('all', 'head')
 
-
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of Per-FedAvg; defaults from the paper's experiment.
 
@@ -92,19 +89,19 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
       None for `num_inner_steps`.
   """
 
-  num_epochs: int = 5
-  num_steps: Optional[int] = 10
-  learning_rate: float = 0.001
-  momentum: float = 0.0
-  batch_size: Optional[int] = 40
-  inner_batch_size: Optional[int] = hparams_lib.integer(None, 1)
-  curvature_batch_size: Optional[int] = hparams_lib.integer(None, 1)
-  variant: str = hparams_lib.one_of('first_order', VARIANTS)
-  inner_learning_rate: float = hparams_lib.non_negative(0.01)
-  num_inner_steps: int = hparams_lib.integer(1, 1)
-  inner_scope: str = hparams_lib.one_of('all', INNER_SCOPES)
-  hessian_free_step: float = hparams_lib.positive(1e-3)
-  num_adaptation_steps: Optional[int] = hparams_lib.integer(None, 0)
+  num_epochs: fields.CountOrZero = 5
+  num_steps: Optional[fields.Count] = 10
+  learning_rate: fields.Positive = 0.001
+  momentum: fields.ShareBelowOne = 0.0
+  batch_size: Optional[fields.CountOrZero] = 40
+  inner_batch_size: Optional[fields.Count] = None
+  curvature_batch_size: Optional[fields.Count] = None
+  variant: Literal['first_order', 'hessian_free', 'exact'] = 'first_order'
+  inner_learning_rate: fields.NonNegative = 0.01
+  num_inner_steps: fields.Count = 1
+  inner_scope: Literal['all', 'head'] = 'all'
+  hessian_free_step: fields.Positive = 1e-3
+  num_adaptation_steps: Optional[fields.CountOrZero] = None
 
   @property
   def batch_sizes(self) -> tuple[Optional[int], Optional[int], Optional[int]]:

@@ -2,10 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
-from tff_pfl import errors
-from tff_pfl.core import client_work, personalized_process
+from tff_pfl import errors, fields
+from tff_pfl.core import client_sampling, client_work, personalized_process
 from tff_pfl.core import options as options_lib
 from tff_pfl.core import round as round_lib
 from tff_pfl.models import domain_models, split_model
@@ -21,7 +21,7 @@ class Algorithm(NamedTuple):
     needs_domains: True if it takes only models of examples with a domain.
     needs_classes: True if it takes only classifiers of examples that have one
       class each.
-    unsupported: Settings of a run (`RunConfig`) that have no effect on it or do
+    unsupported: Settings of a run (`Settings`) that have no effect on it or do
       harm.
   """
 
@@ -67,21 +67,59 @@ def get_algorithm(name: str) -> Algorithm:
   return ALGORITHMS[name]
 
 
+def method_of(hparams: Any) -> str:
+  """The name of the method whose hyperparameters a dataclass has."""
+  for name, algorithm in ALGORITHMS.items():
+    if algorithm.hparams is type(hparams):
+      return name
+  raise TypeError(
+    errors.message('method', 'hyperparameters of a method', hparams)
+  )
+
+
+def fields_called(name: str, of: type) -> tuple[str, ...]:
+  """The hyperparameters that a name stands for: its own, or all that end in it.
+
+  `learning_rate` is FedRep's `head_learning_rate` and `body_learning_rate`.
+
+  Args:
+    of: The class of a method's hyperparameters.
+  """
+  names = [field.name for field in dataclasses.fields(of)]
+  if name in names:
+    return (name,)
+  return tuple(other for other in names if other.endswith(f'_{name}'))
+
+
 @errors.typed
 def build(
-  name: str, model: split_model.SplitModel, hparams: Any = None, **options: Any
+  name: str,
+  model: split_model.SplitModel,
+  hparams: Any = None,
+  *,
+  options: Optional[options_lib.ProcessOptions] = None,
+  seed: int = 0,
+  cohorts: Optional[client_sampling.CohortSampler] = None,
+  num_rounds: Optional[int] = None,
+  **values: Any,
 ) -> personalized_process.PersonalizedProcess:
   """Builds the process of a method.
 
-      build('fed_rep', model, num_head_epochs=5, seed=1)
+      build('fed_rep', model, num_head_epochs=5, server_optimizer='adam')
 
   Args:
     name: A key of `ALGORITHMS`.
     model: The model, of which the method may make its own (`process.model`).
     hparams: The method's hyperparameters, `get_algorithm(name).hparams(...)`;
       None for its defaults.
-    **options: Hyperparameters by name, which replace those of `hparams`, and
-      fields of `core.options.ProcessOptions`.
+    options: Options of the process; None for the defaults.
+    seed: The run's seed, any int64.
+    cohorts: Sampler of the run's cohorts. An attack needs it, and an aggregator
+      that is a `PrivateMean` or `DistributedPrivateMean`.
+    num_rounds: Rounds of the run, for such an aggregator.
+    **values: Hyperparameters by name and fields of `ProcessOptions` (also those
+      of its dataclasses, such as `weight_decay` and `fine_tune`), which replace
+      those of `hparams` and `options`.
   """
   algorithm = get_algorithm(name)
   split_model.check_float32(model)
@@ -89,13 +127,25 @@ def build(
   errors.expect_type(
     hparams, algorithm.hparams, 'hparams', f'a {algorithm.hparams.__name__}'
   )
-  own = {field.name for field in dataclasses.fields(hparams)} & set(options)
-  hparams = dataclasses.replace(hparams, **{n: options.pop(n) for n in own})
-  options = options_lib.ProcessOptions(**options)
+  own = {field.name for field in dataclasses.fields(hparams)} & set(values)
+  hparams = dataclasses.replace(hparams, **{n: values.pop(n) for n in own})
+  known = fields.flat_names(options_lib.ProcessOptions)
+  for value in values:
+    if value not in known:
+      raise TypeError(
+        fields.unknown_name(value, [*vars(hparams), *known, 'seed'])
+      )
+  options = dataclasses.replace(
+    options or options_lib.ProcessOptions(), **values
+  )
+  errors.expect_int('seed', seed, -(2**63), 2**63 - 1)
   if algorithm.needs_domains:
     domain_models.expect_domains(model, name)
   if algorithm.needs_classes:
     split_model.check_has_classes(model, name)
   return round_lib.build_personalized_process(
-    name, algorithm.work(model, hparams), options, hparams
+    name,
+    algorithm.work(model, hparams),
+    options.resolved(seed, cohorts, num_rounds),
+    hparams,
   )

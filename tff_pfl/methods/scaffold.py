@@ -28,12 +28,12 @@ References:
 """
 
 import collections
-import dataclasses
-from typing import Optional
+from typing import Literal, Optional
 
 import numpy as np
 import tensorflow as tf
 
+from tff_pfl import fields
 from tff_pfl.core import client as client_lib
 from tff_pfl.core import client_work, objectives, phases
 from tff_pfl.core import hparams as hparams_lib
@@ -41,7 +41,7 @@ from tff_pfl.methods import registry
 from tff_pfl.models import split_model
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class ScaffoldHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of SCAFFOLD: of local training by plain SGD.
 
@@ -52,9 +52,9 @@ class ScaffoldHParams(hparams_lib.LocalTrainingHParams):
       None to take c over the clients that took part so far.
   """
 
-  momentum: float = hparams_lib.one_of(0.0, (0,))
-  optimizer: str = hparams_lib.one_of('sgd', ('sgd',))
-  num_clients: Optional[int] = hparams_lib.integer(None, 1)
+  momentum: fields.number(float, ge=0, le=0) = 0.0
+  optimizer: Literal['sgd'] = 'sgd'
+  num_clients: Optional[fields.Count] = None
 
 
 def _combine(function, *weights):

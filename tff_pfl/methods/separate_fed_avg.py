@@ -17,8 +17,7 @@ References:
   separate FT").
 """
 
-import dataclasses
-
+from tff_pfl import fields
 from tff_pfl.core import client as client_lib
 from tff_pfl.core import client_work
 from tff_pfl.core import hparams as hparams_lib
@@ -27,7 +26,7 @@ from tff_pfl.methods.shared import domain_heads
 from tff_pfl.models import domain_models
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class SeparateFedAvgHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of Separate FedAvg: those of local training."""
 
