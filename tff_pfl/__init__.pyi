@@ -1,5 +1,6 @@
 """The names of `tff_pfl`: for type checkers, editors and `__init__.py`."""
 
+from tff_pfl import fields as fields
 from tff_pfl import plots as plots
 from tff_pfl.comparisons.comparison_runner import compare as compare
 from tff_pfl.comparisons.plan import Comparison as Comparison
@@ -8,6 +9,7 @@ from tff_pfl.core.aggregators import make_aggregator as make_aggregator
 from tff_pfl.core.client import Client as Client
 from tff_pfl.core.client import ClientResult as ClientResult
 from tff_pfl.core.client_examples import padded as padded
+from tff_pfl.core.client_sampling import CohortSampler as CohortSampler
 from tff_pfl.core.client_work import Exchange as Exchange
 from tff_pfl.core.client_work import global_weights_work as global_weights_work
 from tff_pfl.core.client_work import (
@@ -18,7 +20,12 @@ from tff_pfl.core.hparams import LocalTrainingHParams as LocalTrainingHParams
 from tff_pfl.core.objectives import body_loss as body_loss
 from tff_pfl.core.objectives import joint_loss as joint_loss
 from tff_pfl.core.objectives import proximal as proximal
+from tff_pfl.core.options import ProcessOptions as ProcessOptions
 from tff_pfl.core.personalization import Personalization as Personalization
+from tff_pfl.core.privacy import (
+  DistributedPrivateMean as DistributedPrivateMean,
+)
+from tff_pfl.core.privacy import PrivateMean as PrivateMean
 from tff_pfl.core.training_options import TrainingOptions as TrainingOptions
 from tff_pfl.datasets import Examples as Examples
 from tff_pfl.datasets import FederatedDataset as FederatedDataset
@@ -43,18 +50,15 @@ from tff_pfl.models.split_model import SplitModel as SplitModel
 from tff_pfl.models.weight_files import with_weights as with_weights
 from tff_pfl.models.weight_partition import WeightPartition as WeightPartition
 from tff_pfl.runs.callbacks import Callback as Callback
+from tff_pfl.runs.loop import RunOptions as RunOptions
+from tff_pfl.runs.loop import run as run
 from tff_pfl.runs.new_clients import personalize as personalize
-from tff_pfl.runs.open_run import open_run as open_run
-from tff_pfl.runs.privacy import (
-  DistributedPrivateMean as DistributedPrivateMean,
-)
-from tff_pfl.runs.privacy import PrivateMean as PrivateMean
 from tff_pfl.runs.run import Run as Run
 from tff_pfl.runs.run import plot as plot
 from tff_pfl.runs.run import summarize as summarize
 from tff_pfl.runs.run import tidy as tidy
-from tff_pfl.runs.run_config import RunConfig as RunConfig
-from tff_pfl.runs.training import run as run
+from tff_pfl.runs.settings import Settings as Settings
+from tff_pfl.runs.settings import open_run as open_run
 from tff_pfl.runtime import create_runtime as create_runtime
 
 __version__: str

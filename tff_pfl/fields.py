@@ -18,6 +18,7 @@ import difflib
 import functools
 import inspect
 import json
+import os
 import re
 import types
 import typing
@@ -105,6 +106,12 @@ Share = number(float, ge=0, le=1)
 PositiveShare = number(float, gt=0, le=1)
 ShareBelowOne = number(float, ge=0, lt=1)
 InnerShare = number(float, gt=0, lt=1)
+Path = Annotated[
+  str,
+  pydantic.BeforeValidator(
+    lambda path: os.fspath(path) if isinstance(path, os.PathLike) else path
+  ),
+]
 # Lists become tuples.
 Words = Annotated[tuple[str, ...], pydantic.Field(strict=False)]
 
@@ -212,6 +219,7 @@ def dataclass(cls: Optional[_Type] = None, **options: Any) -> Any:
   @functools.wraps(initialize)
   def checked(self, *args, **kwargs):
     names = flat_names(cls)
+    kwargs = cls.arranged(kwargs) if hasattr(cls, 'arranged') else kwargs
     nested = _nested(cls, names, kwargs)
     with one_line_errors(names):
       initialize(self, *args, **nested)
@@ -275,6 +283,17 @@ def get(options: Any, name: str) -> Any:
   for part in flat_names(type(options))[name]:
     options = getattr(options, part)
   return options
+
+
+def default(cls: type, name: str) -> Any:
+  """The default of a field by its flat name."""
+  *path, last = flat_names(cls)[name]
+  for part in path:
+    cls = _inner(hints(cls)[part])
+  field = cls.__dataclass_fields__[last]
+  if field.default is dataclasses.MISSING:
+    return field.default_factory()
+  return field.default
 
 
 def metadata(hint: Any, kind: type, default: Any = None) -> Any:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
+import math
 import numbers
 import os
 import sys
@@ -28,17 +28,15 @@ import numpy as np
 import tqdm
 from absl import logging
 
-from tff_pfl import datasets, errors
+from tff_pfl import datasets, errors, fields
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.core import personalized_process
+from tff_pfl.core import client_sampling, personalized_process, privacy
 from tff_pfl.models import description
 from tff_pfl.runs import callbacks as callbacks_lib
 from tff_pfl.runs import (
   client_population,
-  client_sampling,
   metrics_writers,
   personalized_evaluation,
-  privacy,
   report,
   run_store,
   stored_rounds,
@@ -50,13 +48,91 @@ from tff_pfl.runtime import base as runtime_base
 from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.system import cores, folders, machine
 
-# What is stored of the process and the data beside the settings.
-RECORDED = (
-  'process',
-  client_population.FINGERPRINT,
-  'privacy',
-  'initial_weights_sha256',
-)
+# Keeps the draw of evaluated clients apart from others of the same seed.
+_EVALUATED_STREAM = 0x6576616C
+
+
+@fields.dataclass
+class RunOptions:
+  """Rounds of a run: how many, of which clients, and where they are scored.
+
+  Attributes:
+    num_rounds: Rounds of training. A resumed run may have more than before.
+    cohort_size: Clients in a round; None for --participation, or without it for
+      10, or all if there are fewer.
+    participation: Fraction of the clients in a round, in (0, 1], instead of
+      --cohort_size.
+    dropout_rate: Probability with which a client of a round fails to report and
+      is left out of it, in [0, 1).
+    rounds_per_evaluation: Rounds between evaluations. The first round is always
+      evaluated.
+    num_final_evaluations: Last rounds that are all evaluated. With 10, "last 10
+      rounds" in a table is a mean over ten.
+    num_evaluated_clients: Clients that are scored, drawn at random once for all
+      evaluations; None for all.
+    keep_best: True to also keep the models of the best evaluation, as a run in
+      the folder best, each time at the cost of a copy.
+    runtime: Runtime that executes rounds. in_process: this process, on its CPU
+      cores or GPUs; native: TFF's own C++ worker; ray: a Ray cluster, on its
+      CPU cores or GPUs.
+  """
+
+  num_rounds: fields.Count = 100
+  cohort_size: Optional[fields.Count] = None
+  participation: Optional[fields.PositiveShare] = None
+  dropout_rate: fields.ShareBelowOne = 0.0
+  rounds_per_evaluation: fields.Count = 10
+  num_final_evaluations: fields.Count = 10
+  num_evaluated_clients: Optional[fields.Count] = None
+  keep_best: bool = False
+  runtime: fields.one_of(runtime_lib.RUNTIMES) = runtime_lib.DEFAULT
+
+  def __post_init__(self):
+    errors.expect(
+      self.cohort_size is None or self.participation is None,
+      'participation',
+      'unset beside `cohort_size`',
+      self.participation,
+    )
+
+  def cohorts(
+    self, num_clients: int, seed: int, join_rounds: tuple[int, ...] = ()
+  ) -> client_sampling.CohortSampler:
+    """Makes the sampler of a run's cohorts.
+
+    Args:
+      num_clients: Number of all clients.
+      seed: The run's seed, not negative.
+      join_rounds: See `CohortSampler`.
+    """
+    size = self.cohort_size or min(10, num_clients)
+    if self.participation is not None:
+      # Halves are rounded up.
+      size = max(1, math.floor(num_clients * self.participation + 0.5))
+    return client_sampling.CohortSampler(
+      num_clients, size, seed, self.dropout_rate, join_rounds
+    )
+
+  def is_evaluated(self, round_number: int) -> bool:
+    """True if clients are scored after a round, a number from 1 on."""
+    return (
+      round_number == 1
+      or round_number % self.rounds_per_evaluation == 0
+      or round_number > self.num_rounds - self.num_final_evaluations
+    )
+
+  def unscored(self, data: datasets.FederatedDataset, seed: int) -> set[int]:
+    """Indices of the clients that no evaluation scores."""
+    number = self.num_evaluated_clients
+    tested = [
+      index
+      for index, client_id in enumerate(data.client_ids)
+      if data.num_test_examples(client_id)
+    ]
+    if number is None or number >= len(tested):
+      return set()
+    rng = np.random.default_rng([seed, _EVALUATED_STREAM])
+    return {*tested} - {*rng.choice(tested, number, replace=False).tolist()}
 
 
 @errors.typed
@@ -65,55 +141,36 @@ def run(
   data: datasets.FederatedDataset,
   output_dir: str,
   *,
-  num_rounds: int,
-  cohort_size: int,
-  dropout_rate: float = 0.0,
-  rounds_per_evaluation: int = 10,
-  num_final_evaluations: int = 10,
-  runtime: str = runtime_lib.DEFAULT,
-  runtime_options: Optional[Mapping[str, Any]] = None,
-  resume: bool = False,
-  settings: Optional[Mapping[str, Any]] = None,
-  accounting: Optional[privacy.Accounting] = None,
-  keep_best: bool = False,
+  options: Optional[RunOptions] = None,
   callbacks: Sequence[callbacks_lib.Callback] = (),
+  resume: bool = False,
+  runtime_options: Optional[Mapping[str, Any]] = None,
   show_progress: bool = True,
   pictures: bool = True,
+  **run_options: Any,
 ) -> run_lib.Run:
   """Trains and evaluates a method on a dataset.
 
+      run = pfl.run(process, data, 'my_run', num_rounds=20, cohort_size=5)
+
   Args:
-    process: The method; its seed is also that of the sampling, so it must not
-      be negative.
+    process: The method. Its seed is also the seed of the sampling, so it must
+      not be negative.
     data: The clients; `FederatedDataset.joining` says which of them join later.
-    output_dir: Folder of the run: its store, metrics and report.
-    num_rounds: Rounds of training; a resumed run may have more than before.
-    cohort_size: Number of clients in a round, 1 to all.
-    dropout_rate: Probability with which a client of a round fails to report and
-      is left out of it.
-    rounds_per_evaluation: Rounds between evaluations of all clients that have
-      joined.
-    num_final_evaluations: Number of last rounds that are all evaluated, at
-      least 1; with 10, "last 10 rounds" is a mean over ten.
-    runtime: A key of `runtime.RUNTIMES`.
-    runtime_options: The keyword arguments of that runtime's class, which are
-      not stored with the run.
+    output_dir: Folder of the run: its store, metrics and report. A description
+      of the model is stored with it (layers, loss, metrics and shapes, a
+      checksum of the initial weights and what it gives for some inputs), and
+      of the process: a run is resumed only with the same model, process and
+      options, on the same data. To resume it, build the model by the same code,
+      with its initial weights seeded.
+    options: Options of the run; None for the defaults.
+    callbacks: Listeners, called after each round and evaluation.
     resume: True to continue the run in `output_dir`, if there is one; False
       makes an existing run an error.
-    settings: Further settings that define the run (hyperparameters, model,
-      partition), as JSON types, stored with it. A run is resumed only with the
-      same settings, by a process with the same description, on the same data.
-      Without `'model'` among them, a description of the model is stored under
-      that name: its layers, loss, metrics and shapes, a checksum of its initial
-      weights and what it gives for some inputs. To resume the run, build the
-      model by the same code, with its initial weights seeded.
-    accounting: Privacy accounting of a process whose aggregator adds this
-      noise, with the cohorts of this run: epsilon is printed, stored with each
-      round's metrics, and in the summary.
-    keep_best: True to keep, beside the newest, all states after the best
-      evaluation (see `Run.best`), each time at the cost of a copy.
-    callbacks: Listeners, called after each round and evaluation.
+    runtime_options: The keyword arguments of the runtime's class, which are not
+      stored with the run.
     pictures: True for a report with pictures.
+    **run_options: Fields of `RunOptions`, which replace those of `options`.
 
   Returns:
     The run.
@@ -121,49 +178,97 @@ def run(
   Raises:
     RunError: If the run cannot start or go on. What was committed is safe.
   """
+  return train(
+    process,
+    data,
+    output_dir,
+    dataclasses.replace(options or RunOptions(), **run_options),
+    callbacks=callbacks,
+    resume=resume,
+    runtime_options=runtime_options,
+    show_progress=show_progress,
+    pictures=pictures,
+  )
+
+
+def train(
+  process: personalized_process.PersonalizedProcess,
+  data: datasets.FederatedDataset,
+  output_dir: str,
+  options: RunOptions,
+  *,
+  settings: Any = None,
+  record: Optional[Mapping[str, Any]] = None,
+  callbacks: Sequence[callbacks_lib.Callback] = (),
+  resume: bool = False,
+  runtime_options: Optional[Mapping[str, Any]] = None,
+  show_progress: bool = True,
+  pictures: bool = True,
+) -> run_lib.Run:
+  """Does what `run` does, also for `Settings`.
+
+  Args:
+    settings: The `Settings` that process and data were made by; None for others.
+    record: What else identifies the run, as JSON types.
+  """
   output_dir = folders.results_folder(output_dir, folders.RUN)
-  sizes = {
-    'num_rounds': num_rounds,
-    'rounds_per_evaluation': rounds_per_evaluation,
-    'num_final_evaluations': num_final_evaluations,
-  }
-  for name, value in sizes.items():
-    errors.expect_int(name, value, 1)
   for one in callbacks:
     errors.expect_type(
       one, callbacks_lib.Callback, 'callbacks', 'objects of type Callback'
     )
-  sampler = client_sampling.CohortSampler(
-    data.num_clients,
-    cohort_size,
-    process.seed,
-    dropout_rate,
-    client_sampling.join_rounds_of(data),
+  cohorts = options.cohorts(
+    data.num_clients, process.seed, client_sampling.join_rounds_of(data)
   )
-  _expect_fit(process, data, cohort_size)
-  num_late = sum(first > num_rounds for first in data.join_round.values())
+  expect_fit(process.description['hparams'], cohorts)
+  client_population.check_data_fit(process.model, data)
+  client_population.check_test_examples(data)
+  # Traced now, so that what cannot be scored fails before the first round.
+  process.evaluate_clients  # noqa: B018
+  num_late = sum(r > options.num_rounds for r in data.join_round.values())
   if num_late:
     logging.warning('%d clients join after the last round.', num_late)
-  sizes.update(cohort_size=cohort_size, dropout_rate=dropout_rate)
-  config = _settings_of_run(process, data, sizes, runtime, settings or {})
-  epsilons = None
+  config = {
+    'algorithm': process.name,
+    'dataset': data.name,
+    'num_clients': data.num_clients,
+    'seed': process.seed,
+    'rounds': fields.to_json(
+      dataclasses.replace(
+        options, cohort_size=cohorts.cohort_size, participation=None
+      )
+    ),
+    'process': process.description,
+    client_population.FINGERPRINT: data.fingerprint,
+    **(record or {}),
+  }
+  if settings is None:
+    # It may take seconds.
+    config['model'] = description.describe(process.model)
+  else:
+    config['settings'] = settings.to_record()
+  accounting, epsilons = process.accounting, None
   if accounting is not None:
-    _expect_accounting_of(process, sampler, accounting)
+    errors.expect(
+      accounting.sampler == cohorts,
+      'process',
+      f'one whose noise is for the cohorts of the run, {cohorts}',
+      accounting.sampler,
+    )
   with contextlib.ExitStack() as stack:
     # Before the store, so that an unknown runtime, or one whose workers cannot
     # be reached, leaves nothing behind.
     runtime = stack.enter_context(
       runtime_lib.create_runtime(
-        runtime,
+        options.runtime,
         **_options_of_runtime(
-          runtime, runtime_options or {}, process.model, data, sampler
+          options.runtime, runtime_options or {}, process.model, data, cohorts
         ),
       )
     )
     if accounting is not None:
-      spent = accounting.for_state(runtime.run(process.initialize))
+      spent = accounting.for_states(runtime.run(process.initialize).aggregator)
       config['privacy'] = spent.description()
-      epsilons = spent.epsilons(num_rounds)
+      epsilons = spent.epsilons(options.num_rounds)
       print(privacy.announcement(spent, epsilons), file=sys.stderr)
     store = stack.enter_context(
       run_store.RunStore.open(output_dir, config, resume=resume)
@@ -177,14 +282,15 @@ def run(
       )
     # A copy that is there must not fall behind.
     kept = os.path.join(output_dir, run_lib.BEST_NAME)
-    keep_best = keep_best or run_store.has_run(kept)
+    keep_best = options.keep_best or run_store.has_run(kept)
     best = _Best(store) if keep_best else None
     _train(
       runtime,
       process,
       data,
       store,
-      sampler,
+      options,
+      cohorts,
       epsilons,
       best,
       callbacks,
@@ -194,39 +300,30 @@ def run(
     report.write_report(store, process, data, pictures=pictures)
     if best is not None:
       best.write_summary(process, data)
+
+  def continue_with(num_rounds, **changes):
+    arguments = {
+      'runtime_options': runtime_options,
+      'callbacks': callbacks,
+      'show_progress': show_progress,
+      **changes,
+    }
+    if settings is not None:
+      return dataclasses.replace(settings, num_rounds=num_rounds).run(
+        output_dir, data=data, record=record, resume=True, **arguments
+      )
+    more = dataclasses.replace(options, num_rounds=num_rounds)
+    return run(
+      process, data, output_dir, options=more, resume=True, **arguments
+    )
+
   return run_lib.Run(
     output_dir,
     process=process,
     data=data,
-    continue_with=functools.partial(
-      run,
-      process,
-      data,
-      output_dir,
-      resume=True,
-      runtime_options=runtime_options,
-      accounting=accounting,
-      keep_best=keep_best,
-      callbacks=callbacks,
-      show_progress=show_progress,
-      **arguments_of(config),
-    ),
+    settings=settings,
+    continue_with=continue_with,
   )
-
-
-def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-  """The arguments of `run` that make these settings, but `num_rounds`."""
-  named = (
-    'cohort_size',
-    'dropout_rate',
-    'rounds_per_evaluation',
-    'num_final_evaluations',
-  )
-  own = ('num_rounds', 'runtime', *named, *RECORDED)
-  return {
-    **{name: settings[name] for name in (*named, 'runtime')},
-    'settings': {n: v for n, v in settings.items() if n not in own},
-  }
 
 
 class _Best:
@@ -281,81 +378,24 @@ def _options_of_runtime(runtime, options, model, data, sampler):
   return {**options, 'devices': devices}
 
 
-def expect_room(
-  hparams: Mapping[str, Any], num_clients: int, cohort_size: int
+def expect_fit(
+  hparams: Mapping[str, Any], cohorts: client_sampling.CohortSampler
 ) -> None:
   """Raises `ValueError` if a method was made for other numbers of clients."""
   known = hparams.get('num_clients')
   errors.expect(
-    known in (None, num_clients),
+    known in (None, cohorts.num_clients),
     'hparams.num_clients',
-    f'{num_clients}, the number of all clients, or None',
+    f'{cohorts.num_clients}, the number of all clients, or None',
     known,
   )
-  room = hparams.get('max_cohort_size', cohort_size)
+  room = hparams.get('max_cohort_size', cohorts.cohort_size)
   errors.expect(
-    room >= cohort_size,
+    room >= cohorts.cohort_size,
     'hparams.max_cohort_size',
-    f'at least {cohort_size}, the size of a cohort',
+    f'at least {cohorts.cohort_size}, the size of a cohort',
     room,
   )
-
-
-def _expect_fit(process, data, cohort_size):
-  """Raises `ValueError` if process and data do not fit together."""
-  hparams = process.description['hparams']
-  expect_room(hparams, data.num_clients, cohort_size)
-  client_population.check_data_fit(process.model, data)
-  client_population.check_test_examples(data)
-  # Traced now, so that what cannot be scored fails before the first round.
-  process.evaluate_clients  # noqa: B018
-
-
-def _expect_accounting_of(process, sampler, accounting):
-  """Raises `ValueError` if it is of other cohorts or of other noise."""
-  errors.expect(
-    accounting.sampler == sampler,
-    'accounting.sampler',
-    f'that of the run, {sampler}',
-    accounting.sampler,
-  )
-  noise = process.description.get('aggregator_arguments', {})
-  errors.expect(
-    noise.get('noise_multiplier') == accounting.noise_multiplier
-    and noise.get('clients_per_round') == sampler.cohort_size,
-    'accounting',
-    "of the noise that the process's aggregator adds, a private mean for"
-    f' {sampler.cohort_size} clients',
-    f'noise multiplier {accounting.noise_multiplier} for an aggregator with'
-    f' {noise or "no noise"}',
-  )
-
-
-def _settings_of_run(process, data, sizes, runtime, settings):
-  """The arguments and the settings in one dict; they must not differ."""
-  arguments = {
-    'algorithm': process.name,
-    'dataset': data.name,
-    'num_clients': data.num_clients,
-    **sizes,
-    'seed': process.seed,
-    'runtime': runtime,
-    'process': process.description,
-    client_population.FINGERPRINT: data.fingerprint,
-  }
-  for name, value in arguments.items():
-    errors.expect(
-      settings.get(name, value) == value,
-      'settings',
-      f'without {name!r}, or with the value given as an argument, {value!r}',
-      settings.get(name),
-    )
-  config = {**arguments, **settings}
-  if 'model' not in config:
-    # It may take seconds.
-    config['model'] = description.describe(process.model)
-  config.setdefault('hparams', process.description['hparams'])
-  return config
 
 
 def check_unchanged(
@@ -364,7 +404,7 @@ def check_unchanged(
   """Raises `RunError` if a run is another process's, or its model's."""
   config = store.config
   found = {'process': value_codec.to_json(process.description)}
-  if 'shapes' in config.get('model', ''):
+  if 'model' in config:
     found['model'] = description.describe(process.model)
   differences = run_store.differences(
     {name: config.get(name) for name in found}, found
@@ -409,15 +449,15 @@ def _train(
   process,
   data,
   store,
-  sampler,
+  options,
+  cohorts,
   epsilons,
   best,
   callbacks,
   show_progress,
 ):
   """Runs the rounds that are left, or says that there are none."""
-  config = store.config
-  num_rounds = config['num_rounds']
+  num_rounds = options.num_rounds
   if store.last_round == num_rounds:
     print(
       f'The run in {store.directory} has its {num_rounds} rounds: nothing is '
@@ -426,6 +466,7 @@ def _train(
     )
     return
   rounds = stored_rounds.StoredRounds(process, runtime, data, store)
+  unscored = options.unscored(data, process.seed)
   with contextlib.ExitStack() as stack:
     writers = stack.enter_context(
       metrics_writers.MetricsWriters(store.directory, store.history())
@@ -445,17 +486,14 @@ def _train(
     shown = {}
     num_left_out = 0
     for round_number in range(store.last_round + 1, num_rounds + 1):
-      cohort = sampler.sample(round_number)
+      cohort = cohorts.sample(round_number)
       start = time.perf_counter()
       metrics = rounds.run_round(cohort)
       metrics['seconds'] = time.perf_counter() - start
       if epsilons is not None:
         metrics['epsilon'] = epsilons[round_number - 1]
       scores = {}
-      if (
-        round_number % config['rounds_per_evaluation'] == 0
-        or round_number > num_rounds - config['num_final_evaluations']
-      ):
+      if options.is_evaluated(round_number):
         evaluation = personalized_evaluation.evaluate(
           process,
           runtime,
@@ -464,7 +502,8 @@ def _train(
           data,
           rounds.train,
           rounds.test,
-          client_population.unscored_clients(process, data, round_number),
+          client_population.unscored_clients(process, data, round_number)
+          | unscored,
         )
         scores['per_client'] = evaluation.rows
         scores['evaluation'] = evaluation.summary

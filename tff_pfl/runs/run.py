@@ -7,7 +7,7 @@ import html
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import Any, Optional, Union
 
 import keras
 import numpy as np
@@ -25,14 +25,9 @@ from tff_pfl.runs import (
   personalized_evaluation,
   report,
   run_store,
-  warm_up,
 )
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.runtime import base as runtime_base
-
-if TYPE_CHECKING:
-  # It imports this module.
-  from tff_pfl.runs import run_config
 
 # Encoding of rows as examples, of runs on tables.
 ENCODING_NAME = 'encoding.json'
@@ -100,7 +95,7 @@ def plot(
   """
   several = _several(runs)
   if not isinstance(runs, Mapping):
-    names = [run.settings['algorithm'] for run in several]
+    names = [run.record['algorithm'] for run in several]
     if len(set(names)) < len(names):
       names = [run.directory for run in several]
     runs = dict(zip(names, several))
@@ -119,7 +114,7 @@ def plot(
 class Run:
   """A run: its results, as stored at the moment, and its models.
 
-  `training.run` returns one, `open_run` opens the one in a folder. Methods that
+  `pfl.run` returns one, `open_run` opens the one in a folder. Methods that
   compute take a `runtime`; None stands for one of the run's own, on the CPU.
 
   Attributes:
@@ -132,24 +127,23 @@ class Run:
     *,
     process: Optional[personalized_process.PersonalizedProcess] = None,
     data: Optional[datasets.FederatedDataset] = None,
-    config: Optional[run_config.RunConfig] = None,
-    no_config: str = 'A run that was made in Python has no description of its '
-    'model and data.',
+    settings: Any = None,
+    no_settings: str = '',
     continue_with: Optional[Callable[..., Run]] = None,
   ):
     """Opens a run's folder; `open_run` is for users.
 
     Args:
-      process: Process of the run; None if `config` is to build it.
-      data: Data of the run; None if `config` is to load them.
-      config: The `RunConfig` that builds them when they are first needed.
-      no_config: Reason, one sentence, if there is none.
+      process: Process of the run; None if `settings` are to build it.
+      data: Data of the run; None if `settings` are to load them.
+      settings: The `Settings` that build them when they are first needed.
+      no_settings: Reason, one sentence, if there are none.
       continue_with: Function `(num_rounds, **options) -> Run` that trains for
         more rounds.
     """
     self.directory = directory
-    self._config = config
-    self._no_config = no_config
+    self._settings = settings
+    self._no_settings = no_settings
     self._continue_with = continue_with
     # The run that has what both were made of.
     self._start_of = self
@@ -161,10 +155,16 @@ class Run:
   # Results.
 
   @property
-  def settings(self) -> dict[str, Any]:
-    """All settings that are stored with the run, as JSON types."""
+  def record(self) -> dict[str, Any]:
+    """All that is stored of what the run was made of, as JSON types."""
     with self._store() as store:
       return store.config
+
+  @property
+  def last_round(self) -> int:
+    """The number of rounds that are done."""
+    with self._store() as store:
+      return store.last_round
 
   @property
   def summary(self) -> dict[str, Any]:
@@ -280,7 +280,9 @@ class Run:
         '`keep_best=True` (--keep_best) when it is made. An evaluation that is '
         'not finite is never the best.'
       )
-    best = Run(directory, config=self._config, no_config=self._no_config)
+    best = Run(
+      directory, settings=self._settings, no_settings=self._no_settings
+    )
     # What is built of the one is the other's.
     best._processes = self._processes
     best._start_of = self
@@ -291,7 +293,7 @@ class Run:
 
     Args:
       num_rounds: Rounds in all, those that are done included.
-      **options: Other arguments of `training.run`, such as `callbacks`.
+      **options: Other arguments of `pfl.run`, such as `callbacks`.
     """
     if self._start_of is not self:
       raise errors.RunError(
@@ -299,30 +301,25 @@ class Run:
         'one to continue.'
       )
     if self._continue_with is None:
-      self.config  # noqa: B018  Raises that what it needs is not known.
+      self.settings  # noqa: B018  Raises that what it needs is not known.
     return self._continue_with(num_rounds=num_rounds, **options)
 
   # Settings, data and method.
 
-  def with_config(self, config: run_config.RunConfig) -> Run:
-    """The same run, with the `RunConfig` that it was made by."""
-    self._config = config
-    return self
-
   @property
-  def config(self) -> run_config.RunConfig:
-    """The `RunConfig` of a run of the `train` program.
+  def settings(self) -> Any:
+    """The `Settings` that the run was made by.
 
     Raises:
-      RunError: If it is another's.
+      RunError: If it was made by `pfl.run`, of a process and data.
     """
-    if self._config is None:
+    if self._settings is None:
+      reason = self._no_settings or 'A run that was made in Python has none.'
       raise errors.RunError(
-        f'{self._no_config} For what needs the model or '
-        f'the data of the run in {self.directory}, give `open_run` its process '
-        'and data.'
+        f'{reason} For what needs the model or the data of the run in '
+        f'{self.directory}, give `open_run` its process and data.'
       )
-    return self._config
+    return self._settings
 
   @functools.cached_property
   def data(self) -> datasets.FederatedDataset:
@@ -333,7 +330,7 @@ class Run:
     """
     if self._start_of is not self:
       return self._start_of.data
-    data = self.config.load_data()
+    data = self.settings.load_data()
     with self._store() as store:
       client_population.check_unchanged(data, store)
     return data
@@ -356,7 +353,7 @@ class Run:
     """The method, with other options of personalization if given."""
     if personalization not in self._processes:
       self._processes[personalization] = (
-        self.config.build_process(self._own_model)
+        self.settings.build_process(self._own_model, self.data)
         if personalization is None
         else self.process.with_personalization(personalization)
       )
@@ -366,7 +363,7 @@ class Run:
   def _own_model(self):
     if self._start_of is not self:
       return self._start_of._own_model
-    return warm_up.with_initial_weights(self.config, self.data, self.directory)
+    return self.settings.initial_model(self.data, self.directory)
 
   # Models.
 

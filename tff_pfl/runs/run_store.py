@@ -33,13 +33,18 @@ from tff_pfl.system import folders
 
 # What may differ between a run and its resumption: it does not change what any
 # round computes.
-MUTABLE_SETTINGS = ('num_rounds', 'data_dir', 'runtime')
+MUTABLE_SETTINGS = (
+  'rounds.num_rounds',
+  'rounds.runtime',
+  'rounds.keep_best',
+  'settings.data.data_dir',
+)
 
 FILE_NAME = 'run.sqlite'
 # Of differences that an error lists.
 _MAX_DIFFERENCES = 12
 
-_VERSION = 8
+_VERSION = 9
 # Kinds are 'settings', 'round' (its metrics), 'scores' (of each client, in the
 # newest evaluation), as JSON, the states of the 'server' and of each 'client',
 # and 'totals'. A state that SQLite does not take whole is in pieces.
@@ -408,7 +413,7 @@ class RunStore:
         f' {found}. Give those of the run, or another `output_dir`.'
       )
     last_round = self.last_round
-    num_rounds = given.get('num_rounds', last_round)
+    num_rounds = given.get('rounds', {}).get('num_rounds', last_round)
     errors.expect(
       num_rounds >= last_round,
       'num_rounds',
@@ -430,12 +435,18 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     if name not in MUTABLE_SETTINGS
     and not description.is_same(name, old.get(name), new.get(name))
   ]
+  # A process differs by the settings that made it.
+  by_settings = [name for name in names if name.startswith('settings.')]
+  if by_settings:
+    names = [name for name in names if not name.startswith('process.')]
   # Values say little beside the reason why they differ.
   words = [name for name in names if not description.is_value(name)]
   if any(name.startswith('model.') for name in words):
     names = words
   found = [
-    f'{name} was {old.get(name)!r}, now {new.get(name)!r}' for name in names
+    f'{name.removeprefix("settings.")} was {old.get(name)!r}, now '
+    f'{new.get(name)!r}'
+    for name in names
   ]
   others = found[_MAX_DIFFERENCES:]
   if others:

@@ -1,26 +1,27 @@
 """All settings of a run as one value, stored with the run.
 
-A run's data, model and process can be built again from its stored settings, to
+    pfl.Settings(
+      dataset='digits', partition='shards:2', num_clients=30,
+      method='fed_rep', num_head_epochs=5, num_rounds=20, cohort_size=5,
+    ).run('my_run')
+
+A run's data, model and process are built again from its stored settings, to
 resume it or to use its personal models.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from collections.abc import Mapping
+from typing import Annotated, Any, Optional
 
-from tff_pfl import datasets, errors
-from tff_pfl import runtime as runtime_lib
-from tff_pfl.core import (
-  aggregators,
-  attacks,
-  personalized_process,
-  phases,
-  schedules,
-  training_options,
-)
-from tff_pfl.core import hparams as hparams_lib
-from tff_pfl.core import personalization as personalization_lib
+import pydantic
+import tqdm
+
+from tff_pfl import datasets, errors, fields
+from tff_pfl.core import client_sampling, personalized_process
+from tff_pfl.core import options as options_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import (
   augmentation,
@@ -31,313 +32,199 @@ from tff_pfl.models import (
   split_model,
   zoo,
 )
-from tff_pfl.runs import client_sampling, privacy, training, warm_up
+from tff_pfl.runs import client_population, loop, run_store
 from tff_pfl.runs import run as run_lib
+from tff_pfl.runs import start as start_lib
 from tff_pfl.system import folders
 
-_INFINITIES = ['inf', '-inf']
-# Arguments of `training.run` that are not for a warm-up.
-_RUN_ARGUMENTS = ('keep_best', 'callbacks')
+# Stored with a run beside its settings.
+_STORED_APART = ('rounds', 'seed')
 
 
-@dataclasses.dataclass(frozen=True)
-class RunConfig:
-  """The settings of a run.
+def _arguments(name):
+  return Annotated[Mapping[str, Any], fields.FlatName(name)]
+
+
+@fields.dataclass
+class DataOptions:
+  """Data of a run, and their partition among clients.
 
   Attributes:
-    algorithm: A key of `registry.ALGORITHMS`.
-    hparams: The method's hyperparameters; None for their defaults.
-    dataset: A key of `datasets.DATASETS`.
-    data_dir: Folder with the data set's files, for those that have any.
-    dataset_arguments: The loader's own arguments, such as the length of
-      sequences, and `classes`, see `datasets.load_dataset`.
-    partition: Partition of the data among clients, such as 'shards:2'; None for
-      'natural' if the data name their clients, or else 'shards:2' ('iid' for a
-      table). This and the next are set when the settings are made, also of
-      `dataclasses.replace`.
+    name: The data.
+    data_dir: Folder with the data set's files, if it reads any, or the file
+      itself.
+    arguments: The loader's own arguments, such as the length of sequences, and
+      `classes`, see `datasets.load_dataset`.
+    partition: Partition of the data among clients; None for natural if the data
+      name their clients, or else shards:2 (iid for a table).
     num_clients: Number of clients; None for all with the partition natural, or
       else 30.
-    model: A key of `zoo.MODELS`.
-    model_arguments: The model's own arguments.
-    domain_model: Use of domains by the model, on data with domains: a key of
-      `domain_models.KINDS`.
-    reweight_domains: True for equal weights of all domains in the loss, where
-      all of the model's weights are trained together.
-    aggregator: A name for `aggregators.make_aggregator`, or a mean with noise,
-      `privacy.PrivateMean` or `privacy.DistributedPrivateMean`.
-    attack: Attack by some clients, see `attacks.make_attack`.
-    attacked_fraction: Share of attacked clients, which are not scored.
-    client_weighting: 'num_examples', 'uniform', or None for the method's own.
-    stateless: True if clients forget their local state after each round.
-    server_optimizer: 'sgd' or 'adam'.
-    server_learning_rate: Learning rate of the server, positive; 1 with 'sgd'
-      gives the plain mean.
-    server_momentum: Momentum of the server, in [0, 1); ignored by 'adam'.
-    statistics: Place of the moving statistics of batch normalization, see
-      `core.options.ProcessOptions`.
-    augmentation: Random changes of images in training, such as 'crop:4+flip',
-      see `models.augmentation`.
-    class_weight: Weights of the classes in the loss of training: 'balanced' or
-      such as '0:1,1:10', see `models.class_weights`.
-    metrics: Further metrics of reports, see `client_metrics.with_metrics`.
-    weight_decay: See `core.training_options`.
-    decoupled_weight_decay: See `core.training_options`.
-    max_gradient_norm: See `core.training_options`.
-    learning_rate_schedule: Factor of the clients' learning rates by round, such
-      as 'cosine:100', see `core.schedules`.
-    server_learning_rate_schedule: Factor of the server's learning rate by
-      round.
-    personalization: Options of the personalization of clients' models before
-      they are scored.
-    initial_run: Folder of a finished run of the same network, from whose global
-      model this one starts, or its warm-up; None for random weights.
-    initial_run_part: Part of that model that is taken: 'all', or the 'body'
-      alone, with a random head, as where the other run had other classes.
-    initial_weights: File of weights from which the run starts instead, or its
-      warm-up, such as those of a network of `keras.applications`, see
-      `models.weight_files`.
-    num_warmup_rounds: Rounds of FedAvg before, from whose model the method
-      starts (see `warm_up`, also for `initial_run` and `initial_weights`).
-    num_warmup_epochs: Local epochs of these rounds; None for the local training
-      of the method.
-    num_rounds: Rounds of training.
-    cohort_size: Number of clients in a round, 1 to `num_clients`; None for 10,
-      or all if there are fewer.
-    dropout_rate: Probability with which a client of a round fails to report and
-      is left out of it.
-    rounds_per_evaluation: Rounds between evaluations.
-    num_final_evaluations: Number of last rounds that are all evaluated.
-    seed: Fixes the partition, the initial weights, the sampling and all client
-      work; from 0 to 2**63 - 1.
-    runtime: A key of `runtime.RUNTIMES`.
   """
 
-  algorithm: str = 'fed_rep'
-  hparams: Any = None
-  dataset: str = 'digits'
-  data_dir: Optional[str] = None
-  dataset_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  name: Annotated[
+    fields.one_of(datasets.DATASETS), fields.FlatName('dataset')
+  ] = 'digits'
+  data_dir: Optional[fields.Path] = None
+  arguments: _arguments('dataset_arguments') = dataclasses.field(
+    default_factory=dict
+  )
   partition: Optional[str] = None
-  num_clients: Optional[int] = hparams_lib.integer(None, 1)
-  model: str = hparams_lib.one_of('mlp', zoo.MODELS)
-  model_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  domain_model: str = hparams_lib.one_of('shared', domain_models.KINDS)
+  num_clients: Optional[fields.Count] = None
+
+
+@fields.dataclass
+class ModelOptions:
+  """Model of a run, and what it does with its data.
+
+  Attributes:
+    name: The network. linear; mlp; cnn: the 5-layer CNN of FedRep, or other
+      convolutions; resnet_18, resnet_34 and vgg_16: with group normalization,
+      or as torchvision has them; image_and_record: a residual network and the
+      columns of a record; text_mlp: of the mean of the words' embeddings;
+      text_lstm: of characters or words.
+    arguments: The model's own arguments.
+    domain_model: Use of domains by the model: shared ignores them, multi_head
+      has a head for each, input gives the head the domain beside the features.
+    reweight_domains: True for equal weights of all domains in the loss, where
+      all of the model's weights are trained together.
+    augmentation: Random changes of images in training, drawn anew in each step:
+      none, crop:<padding>, flip, or several joined by +.
+    class_weight: Weights of the classes in the loss of training, not in
+      reported losses: balanced, or such as 0:1,1:10; None for 1.
+    metrics: Further metrics to report, such as auc,f1_macro or rmse,r2, and
+      metrics of Keras that are means over examples, such as mse and
+      top_5_accuracy.
+  """
+
+  name: Annotated[fields.one_of(zoo.MODELS), fields.FlatName('model')] = 'mlp'
+  arguments: _arguments('model_arguments') = dataclasses.field(
+    default_factory=dict
+  )
+  domain_model: fields.one_of(domain_models.KINDS) = 'shared'
   reweight_domains: bool = False
-  aggregator: Union[str, privacy.Aggregator] = 'mean'
-  attack: str = 'none'
-  attacked_fraction: float = 0.0
-  client_weighting: Optional[str] = None
-  stateless: bool = False
-  server_optimizer: str = 'sgd'
-  server_learning_rate: float = 1.0
-  server_momentum: float = 0.0
-  statistics: str = 'global'
   augmentation: str = 'none'
   class_weight: Optional[str] = None
-  metrics: Sequence[str] = ()
-  weight_decay: float = 0.0
-  decoupled_weight_decay: float = 0.0
-  max_gradient_norm: Optional[float] = None
-  learning_rate_schedule: str = 'constant'
-  server_learning_rate_schedule: str = 'constant'
-  personalization: personalization_lib.Personalization = (
-    personalization_lib.Personalization()
-  )
-  initial_run: Optional[str] = None
-  initial_run_part: str = hparams_lib.one_of('all', warm_up.INITIAL_RUN_PARTS)
-  initial_weights: Optional[str] = None
-  num_warmup_rounds: int = hparams_lib.integer(0, 0)
-  num_warmup_epochs: Optional[int] = hparams_lib.integer(None, 1)
-  num_rounds: int = 100
-  cohort_size: Optional[int] = hparams_lib.integer(None, 1)
-  dropout_rate: float = 0.0
-  rounds_per_evaluation: int = 10
-  num_final_evaluations: int = 10
-  seed: int = hparams_lib.seed(2**63 - 1)
-  runtime: str = runtime_lib.DEFAULT
+  metrics: fields.Words = ()
 
   def __post_init__(self):
-    hparams_lib.check_fields(self)
-    algorithm = registry.get_algorithm(self.algorithm)
-    if self.hparams is None:
-      object.__setattr__(self, 'hparams', algorithm.hparams())
-    for name in ('hparams', 'personalization'):
-      errors.expect(
-        isinstance(getattr(getattr(self, name), 'optimizer', ''), str),
-        f'{name}.optimizer',
-        'a name, for settings are stored as JSON; give the object to '
-        '`registry.build`, and its process to `training.run`',
-        getattr(self, name).optimizer,
-      )
     errors.expect_own_arguments(
-      zoo.MODELS[self.model],
-      self.model_arguments,
+      zoo.MODELS[self.name],
+      self.arguments,
       'model_arguments',
-      f'model {self.model!r}',
-    )
-    refused = set(algorithm.unsupported)
-    if 'num_warmup_rounds' in refused:
-      # Its models are drawn apart, which weights of another run do not stand.
-      refused |= {'initial_run', 'initial_weights'}
-    for field in dataclasses.fields(self):
-      if field.name in refused:
-        value = getattr(self, field.name)
-        wanted = (
-          f'{field.default} for {self.algorithm}, which has no use for it'
-        )
-        errors.expect(value == field.default, field.name, wanted, value)
-    if self.initial_run is not None:
-      initial_run = os.path.abspath(self.initial_run)
-      object.__setattr__(self, 'initial_run', initial_run)
-    if self.initial_weights is not None:
-      errors.expect(
-        self.initial_run is None and self.initial_run_part == 'all',
-        'initial_weights',
-        'unset with `initial_run` and `initial_run_part`',
-        self.initial_weights,
-      )
-      initial_weights = os.path.abspath(self.initial_weights)
-      object.__setattr__(self, 'initial_weights', initial_weights)
-    self._set_clients()
-    self.training()
-    errors.expect_list('metrics', self.metrics)
-    object.__setattr__(self, 'metrics', tuple(self.metrics))
-    self.sampler()  # Fails early on a cohort larger than the population.
-    # Before a warm-up is trained.
-    training.expect_room(vars(self.hparams), self.num_clients, self.cohort_size)
-    self._make_attack()
-    self._check_aggregator()
-
-  def _set_clients(self):
-    """Sets the partition and the numbers of clients that are not given."""
-    with _naming('dataset_arguments', self.dataset_arguments):
-      num_clients, partition = datasets.resolve_clients(
-        self.dataset,
-        self.num_clients,
-        self.partition,
-        data_dir=self.data_dir,
-        seed=self.seed,
-        **self.dataset_arguments,
-      )
-    object.__setattr__(self, 'num_clients', num_clients)
-    object.__setattr__(self, 'partition', partition)
-    if self.cohort_size is None:
-      object.__setattr__(self, 'cohort_size', min(10, num_clients))
-
-  def _check_aggregator(self):
-    """Raises `ValueError` if it does not exist or fit the other settings."""
-    if isinstance(self.aggregator, str):
-      self._make_aggregator()
-      return
-    errors.expect_type(
-      self.aggregator,
-      tuple(privacy.AGGREGATORS.values()),
-      'aggregator',
-      'a name or a mean of `privacy`, for settings are stored as JSON; give '
-      'another to `registry.build`, and its process to `training.run`',
-    )
-    for name, fits, wanted in (
-      (
-        'client_weighting',
-        self.client_weighting != 'num_examples',
-        'uniform or None',
-      ),
-      ('num_warmup_rounds', self.num_warmup_rounds == 0, '0'),
-      ('dropout_rate', self.dropout_rate == 0, '0'),
-    ):
-      errors.expect(
-        fits,
-        name,
-        f'{wanted} with aggregator {self.aggregator.name}, whose epsilon is of '
-        'one run of fixed cohorts among all clients, who weigh the same',
-        getattr(self, name),
-      )
-
-  def _make_aggregator(self):
-    if isinstance(self.aggregator, str):
-      return aggregators.make_aggregator(self.aggregator)
-    return self.aggregator.factory(self.sampler(), self.num_rounds)
-
-  def accounting(self) -> Optional[privacy.Accounting]:
-    """The privacy of the run; None without noise."""
-    if isinstance(self.aggregator, str):
-      return None
-    return self.aggregator.accounting(self.sampler(), self.num_rounds)
-
-  def _make_attack(self):
-    return attacks.make_attack(
-      self.attack, self.attacked_fraction, self.num_clients, self.seed
+      f'model {self.name!r}',
     )
 
-  def sampler(self) -> client_sampling.CohortSampler:
-    """Makes the sampler of the run's cohorts."""
-    return client_sampling.CohortSampler(
-      self.num_clients, self.cohort_size, self.seed, self.dropout_rate
-    )
 
-  def settings(self) -> dict[str, Any]:
-    """The settings as JSON types, for `from_settings`."""
-    settings = dataclasses.asdict(self)
-    # JSON has no infinity.
-    settings['hparams'] = {
-      name: str(value) if str(value) in _INFINITIES else value
-      for name, value in settings['hparams'].items()
-    }
-    if not isinstance(self.aggregator, str):
-      settings['aggregator'] = {
-        'name': self.aggregator.name,
-        **settings['aggregator'],
-      }
-    settings['metrics'] = list(self.metrics)
-    settings['dataset_arguments'] = dict(self.dataset_arguments)
-    settings['model_arguments'] = {
-      name: list(value) if isinstance(value, tuple) else value
-      for name, value in self.model_arguments.items()
-    }
-    return settings
+def _hparams_of(value):
+  """Hyperparameters, of a method's name or JSON types if these are given."""
+  if isinstance(value, str):
+    return registry.get_algorithm(value).hparams()
+  if isinstance(value, Mapping):
+    values = dict(value)
+    method = registry.get_algorithm(values.pop('name'))
+    return fields.from_json(method.hparams, values)
+  registry.method_of(value)
+  return value
+
+
+def _hparams_to_json(value):
+  return {'name': registry.method_of(value), **fields.to_json(value)}
+
+
+@fields.dataclass
+class Settings:
+  """The settings of a run.
+
+  Fields of the parts, and the method's hyperparameters, may be given by their
+  names alone, as in the module's example. `dataclasses.replace` takes them, too.
+
+  Attributes:
+    data: Data and their partition.
+    model: Model and its metrics.
+    method: The method's hyperparameters, `get_algorithm(name).hparams(...)`, or
+      its name for the defaults.
+    process: Options that every method's process takes.
+    rounds: Rounds, cohorts and evaluations.
+    start: Model that the run starts from.
+    seed: Fixes the partition, the initial weights, the sampling and all client
+      work; from 0 to 2**63 - 1.
+  """
+
+  data: DataOptions = DataOptions()
+  model: ModelOptions = ModelOptions()
+  method: Annotated[
+    Any,
+    pydantic.BeforeValidator(_hparams_of),
+    pydantic.PlainSerializer(_hparams_to_json),
+  ] = dataclasses.field(default_factory=lambda: _hparams_of('fed_rep'))
+  process: options_lib.ProcessOptions = options_lib.ProcessOptions()
+  rounds: loop.RunOptions = loop.RunOptions()
+  start: start_lib.Start = start_lib.Start()
+  seed: fields.Seed = 0
 
   @classmethod
-  def from_settings(cls, settings: Mapping[str, Any]) -> 'RunConfig':
-    """Rebuilds the value that `settings` was called on.
+  def arranged(cls, values: dict[str, Any]) -> dict[str, Any]:
+    """Puts hyperparameters that are given by name into `method`."""
+    known = fields.flat_names(cls)
+    own = {n: v for n, v in values.items() if n not in known and n not in _OWN}
+    if not own:
+      return values
+    method = _hparams_of(values.get('method', 'fed_rep'))
+    for name in own:
+      if name not in vars(method):
+        raise TypeError(fields.unknown_name(name, [*vars(method), *known]))
+    others = {n: v for n, v in values.items() if n not in own}
+    return {**others, 'method': dataclasses.replace(method, **own)}
+
+  def __post_init__(self):
+    fields.to_json(self)
+    algorithm = registry.get_algorithm(self.algorithm)
+    for name in algorithm.unsupported:
+      names = (name,)
+      if name == 'num_warmup_rounds':
+        # Its models are drawn apart, which weights of another run do not stand.
+        names = (name, 'initial_run', 'initial_weights')
+      for one in names:
+        value, default = fields.get(self, one), fields.default(Settings, one)
+        expected = f'{default} for {self.algorithm}, which has no use for it'
+        errors.expect(value == default, one, expected, value)
+    errors.expect(
+      self.start.num_warmup_rounds == 0
+      or isinstance(self.process.aggregator, str),
+      'num_warmup_rounds',
+      '0 with an aggregator with noise, whose epsilon is of one run',
+      self.start.num_warmup_rounds,
+    )
+
+  @property
+  def algorithm(self) -> str:
+    """The name of the method."""
+    return registry.method_of(self.method)
+
+  def to_record(self) -> dict[str, Any]:
+    """What a run stores of the settings beside what it stores of any run."""
+    stored = fields.to_json(self)
+    return {n: v for n, v in stored.items() if n not in _STORED_APART}
+
+  @classmethod
+  def from_record(cls, record: Mapping[str, Any]) -> Settings:
+    """The settings of a run, from its record.
 
     Raises:
-      RunError: If the settings are not those of a run of the `train` program.
+      RunError: If these do not tell its data and model.
     """
-    names = {field.name for field in dataclasses.fields(cls)}
-    # A model without a name is stored as a description.
-    own = {name for name in settings if name not in training.RECORDED}
-    # Runs of version 0.3 have settings that are gone, most of them unset.
-    own -= {name for name in own - names if settings[name] is None}
-    if 'trial' in settings:
+    if 'settings' not in record:
+      raise errors.RunError(
+        'A run that was made in Python has no description of its model and '
+        'data.'
+      )
+    if 'trial' in record:
       raise errors.RunError(
         'Expected a run on all of its data, found one of a comparison that set '
         'new clients, a fold, or examples for a sweep, apart from them.'
       )
-    if own != names or not isinstance(settings['model'], str):
-      raise errors.RunError(
-        'Expected a run of this version of the train program; this one was '
-        'made by another version or another program, and only that one can '
-        'build its model and data again.'
-      )
-    algorithm = registry.get_algorithm(settings['algorithm'])
-    hparams = {
-      name: float(value) if value in _INFINITIES else value
-      for name, value in settings['hparams'].items()
-    }
-    aggregator = settings['aggregator']
-    if not isinstance(aggregator, str):
-      aggregator = dict(aggregator)
-      aggregator = privacy.AGGREGATORS[aggregator.pop('name')](**aggregator)
-    return cls(
-      **{
-        **{name: settings[name] for name in own},
-        'aggregator': aggregator,
-        'hparams': algorithm.hparams(**hparams),
-        'personalization': personalization_lib.Personalization(
-          **settings['personalization']
-        ),
-      }
-    )
+    own = {name: record[name] for name in _STORED_APART}
+    return fields.from_json(cls, {**record['settings'], **own})
 
   def load_data(self, num_more_clients: int = 0) -> datasets.FederatedDataset:
     """Loads the data and divides them among the clients.
@@ -345,146 +232,272 @@ class RunConfig:
     Args:
       num_more_clients: Number of clients besides those of the run.
     """
-    with _naming('dataset_arguments', self.dataset_arguments):
+    options = self.data
+    arguments = {'data_dir': options.data_dir, 'seed': self.seed}
+    arguments.update(options.arguments)
+    num_clients, partition = options.num_clients, options.partition
+    with _naming('dataset_arguments', options.arguments):
+      if num_more_clients:
+        num_clients, partition = datasets.resolve_clients(
+          options.name, num_clients, partition, **arguments
+        )
+        num_clients += num_more_clients
       return datasets.load_dataset(
-        self.dataset,
-        num_clients=self.num_clients + num_more_clients,
-        partition=self.partition,
-        data_dir=self.data_dir,
-        seed=self.seed,
-        **self.dataset_arguments,
+        options.name,
+        num_clients=num_clients,
+        partition=partition,
+        **arguments,
       )
 
   def build_model(
     self, data: datasets.FederatedDataset
   ) -> split_model.SplitModel:
     """Makes the model for the data's shapes, their domains and classes."""
-    with _naming('model_arguments', self.model_arguments):
+    options = self.model
+    with _naming('model_arguments', options.arguments):
       model = zoo.make_model(
-        self.model,
+        options.name,
         data.element_spec,
         data.num_classes,
         self.seed,
-        **self.model_arguments,
+        **options.arguments,
       )
-    model = client_metrics.with_metrics(model, self.metrics)
-    if self.class_weight is not None:
-      model = class_weights.with_class_weight(model, self.class_weight, data)
+    model = client_metrics.with_metrics(model, options.metrics)
+    if options.class_weight is not None:
+      model = class_weights.with_class_weight(model, options.class_weight, data)
     if 'weight' in data.element_spec:
       model = class_weights.with_sample_weight(model)
-    model = augmentation.augmented(model, self.augmentation)
+    model = augmentation.augmented(model, options.augmentation)
     return domain_models.domain_model(
       domain_models.with_domains(model, data),
-      self.domain_model,
-      reweighted=self.reweight_domains,
+      options.domain_model,
+      reweighted=options.reweight_domains,
     )
 
   def build_process(
-    self, model: split_model.SplitModel
+    self, model: split_model.SplitModel, data: datasets.FederatedDataset
   ) -> personalized_process.PersonalizedProcess:
     """Builds the method's process.
 
     Args:
       model: Model that `build_model` made, with any weights.
+      data: The run's data, for the number of its clients.
     """
-    with _naming('hparams', vars(self.hparams)):
+    with _naming('hparams', vars(self.method)):
       return registry.build(
         self.algorithm,
         model,
-        self.hparams,
-        aggregator=self._make_aggregator(),
-        training_metrics=getattr(self.aggregator, 'metrics', 'plain'),
-        attack=self._make_attack(),
-        client_weighting=self.client_weighting,
-        stateless=self.stateless,
-        server_optimizer=phases.build_optimizer(
-          self.server_optimizer,
-          self.server_learning_rate,
-          self.server_momentum,
-          role='server_',
-        ),
-        personalization=self.personalization,
-        training=self.training(),
-        statistics=self.statistics,
-        server_schedule=schedules.make_schedule(
-          self.server_learning_rate_schedule, 'server_learning_rate_schedule'
-        ),
+        self.method,
+        options=self.process,
         seed=self.seed,
+        cohorts=self.rounds.cohorts(
+          data.num_clients, self.seed, client_sampling.join_rounds_of(data)
+        ),
+        num_rounds=self.rounds.num_rounds,
       )
 
-  def training(self) -> training_options.TrainingOptions:
-    """The options of the clients' training that all methods have."""
-    return training_options.TrainingOptions(
-      self.weight_decay,
-      self.decoupled_weight_decay,
-      self.max_gradient_norm,
-      schedules.make_schedule(self.learning_rate_schedule),
-    )
-
-  def run(self, output_dir: str, **options: Any) -> run_lib.Run:
+  def run(
+    self,
+    output_dir: str,
+    *,
+    data: Optional[datasets.FederatedDataset] = None,
+    record: Optional[Mapping[str, Any]] = None,
+    **options: Any,
+  ) -> run_lib.Run:
     """Trains, after the warm-up if there is one.
 
     Args:
       output_dir: Folder of the run.
-      **options: Arguments of `training.run`: `runtime_options`, `resume` and
-        `show_progress`, and, for the run but not its warm-up, `keep_best` and
-        `callbacks`.
+      data: Data that `load_data` loaded, or a part of them; None to load them.
+      record: What identifies the part of the data, as JSON types.
+      **options: Arguments of `pfl.run`: `callbacks` (of the run, not of its
+        warm-up), `resume`, `runtime_options`, `show_progress` and `pictures`.
     """
     output_dir = folders.results_folder(output_dir, folders.RUN)
-    data = self.load_data()
-    own = {n: options.pop(n) for n in _RUN_ARGUMENTS if n in options}
-    model = warm_up.run(self, data, output_dir, **options)
-    return self.run_process(
-      self.build_process(model), data, output_dir, **own, **options
+    data = self.load_data() if data is None else data
+    loop.expect_fit(
+      vars(self.method), self.rounds.cohorts(data.num_clients, self.seed)
+    )
+    if not run_store.has_run(output_dir):
+      self._begin(data, output_dir, record, options)
+    model = self.initial_model(data, output_dir)
+    return self._train(
+      self.build_process(model, data), data, output_dir, record, options
     )
 
-  def run_process(
-    self,
-    process: personalized_process.PersonalizedProcess,
-    data: datasets.FederatedDataset,
-    output_dir: str,
-    *,
-    more_settings: Optional[Mapping[str, Any]] = None,
-    **options: Any,
-  ) -> run_lib.Run:
-    """Trains with a process and data that these settings made.
-
-    Args:
-      process: Process that `build_process` made.
-      data: Data that `load_data` loaded, or a part of them.
-      output_dir: Folder of the run.
-      more_settings: Further settings to store, which tell the part of the data.
-      **options: Further arguments of `training.run`.
-    """
+  def _train(self, process, data, output_dir, record, options):
     checksum = {}
-    if self.initial_weights is not None:
+    if self.start.initial_weights is not None:
       # Other weights are another run, whatever file they came from.
       checksum['initial_weights_sha256'] = description.weights_checksum(
         process.model
       )
-    run = training.run(
+    return loop.train(
       process,
       data,
-      output_dir=output_dir,
-      num_rounds=self.num_rounds,
-      cohort_size=self.cohort_size,
-      dropout_rate=self.dropout_rate,
-      rounds_per_evaluation=self.rounds_per_evaluation,
-      num_final_evaluations=self.num_final_evaluations,
-      runtime=self.runtime,
-      accounting=self.accounting(),
-      settings={
-        **self.settings(),
-        # With what the method does by itself spelt out.
-        'personalization': process.description['personalization'],
-        **checksum,
-        **(more_settings or {}),
-      },
+      output_dir,
+      self.rounds,
+      settings=self,
+      record={**checksum, **(record or {})},
       **options,
     )
-    return run.with_config(self)
+
+  # The start of the run.
+
+  def _begin(self, data, folder, record, options):
+    """Copies or trains what the run starts from, as far as not yet done."""
+    if self.start.num_warmup_rounds:
+      warm_up, before = self._warm_up(), os.path.join(folder, start_lib.FOLDER)
+      if not run_store.has_run(before):
+        warm_up._begin(data, before, record, options)
+      if options.get('show_progress', True):
+        tqdm.tqdm.write(f'Warm-up of {self.algorithm}:')
+      model = self._before_warm_up(warm_up, data, before)
+      process = warm_up.build_process(model, data)
+      options = {**options, 'callbacks': (), 'pictures': False}
+      warm_up._train(process, data, before, record, options)
+    elif self.start.has_weights:
+      model, start = self.build_model(data), self.start
+      if start.initial_run is None:
+        weights = start_lib.weights_of_file(model, start.initial_weights)
+      else:
+        weights = start_lib.weights_of_run(
+          model, open_run(start.initial_run), start.initial_run_part
+        )
+      start_lib.keep(weights, folder)
+
+  def initial_model(
+    self, data: datasets.FederatedDataset, folder: str
+  ) -> split_model.SplitModel:
+    """The model with the weights that the run's method starts from.
+
+    Args:
+      data: Data of the run.
+      folder: Folder of the run, once it has begun.
+
+    Raises:
+      ValueError: If the weights that were kept are damaged.
+      RunError: If they are missing, or the warm-up is missing, damaged or of
+        another length.
+    """
+    if not self.start.num_warmup_rounds:
+      model = self.build_model(data)
+      if self.start.has_weights:
+        model = start_lib.with_kept(model, folder)
+      return model
+    warm_up, before = self._warm_up(), os.path.join(folder, start_lib.FOLDER)
+    model = self._before_warm_up(warm_up, data, before)
+    model = start_lib.with_warmed_up(
+      model,
+      warm_up.build_process(model, data),
+      before,
+      self.start.num_warmup_rounds,
+    )
+    return domain_models.domain_model(
+      model,
+      self.model.domain_model,
+      reweighted=self.model.reweight_domains,
+    )
+
+  def _before_warm_up(self, warm_up, data, folder):
+    return start_lib.projected(warm_up.initial_model(data, folder), self.method)
+
+  def _warm_up(self) -> Settings:
+    """The settings of the run's warm-up."""
+    start, hparams = self.start, self.method
+    training = start_lib.warm_up_training(hparams)
+    if start.num_warmup_epochs is not None:
+      training |= {'num_epochs': start.num_warmup_epochs, 'num_steps': None}
+    return dataclasses.replace(
+      self,
+      method=registry.get_algorithm('fed_avg').hparams(**training),
+      domain_model='shared',
+      reweight_domains=(
+        self.model.reweight_domains
+        or getattr(hparams, 'reweight_domains', False)
+      ),
+      stateless=False,
+      learning_rate_schedule='constant',
+      server_learning_rate_schedule='constant',
+      num_rounds=start.num_warmup_rounds,
+      num_final_evaluations=1,
+      keep_best=False,
+      num_warmup_rounds=0,
+      num_warmup_epochs=None,
+    )
+
+
+_OWN = {field.name for field in dataclasses.fields(Settings)}
 
 
 def _naming(owner, arguments):
   """Has errors name arguments as parts of the setting that has them."""
   return errors.naming({name: f'`{owner}.{name}`' for name in arguments})
+
+
+@errors.typed
+def open_run(
+  directory: str,
+  process: Optional[personalized_process.PersonalizedProcess] = None,
+  data: Optional[datasets.FederatedDataset] = None,
+  *,
+  data_dir: Optional[str] = None,
+) -> run_lib.Run:
+  """Opens the run in a folder, which may be in progress.
+
+  Args:
+    directory: The run's folder.
+    process: Process that the run was trained with, for the models of a run of
+      `pfl.run`, which stores no description of a user's model; None for a run
+      of `Settings` or the `train` program, or for results alone.
+    data: Data that it was trained on; given together with `process`.
+    data_dir: Folder of the data set's files, if it has moved.
+
+  Raises:
+    RunError: If there is no run, or it was trained on other data, by another
+      process or from other initial weights.
+  """
+  directory = folders.local_path(directory, 'directory')
+  parent, name = os.path.split(os.path.abspath(directory))
+  if name == run_lib.BEST_NAME and run_store.has_run(parent):
+    return open_run(parent, process, data, data_dir=data_dir).best
+  errors.expect(
+    (process is None) == (data is None),
+    'process',
+    'given together with data',
+    process,
+  )
+  with run_store.RunStore.open_for_reading(directory) as store:
+    record = store.config
+    if data is not None:
+      client_population.check_unchanged(data, store)
+      loop.check_unchanged(process, store)
+  if process is not None:
+    options = fields.from_json(loop.RunOptions, record['rounds'])
+
+    def continue_in_python(num_rounds: int, **changes: Any) -> run_lib.Run:
+      return loop.run(
+        process,
+        data,
+        directory,
+        options=dataclasses.replace(options, num_rounds=num_rounds),
+        resume=True,
+        **changes,
+      )
+
+    return run_lib.Run(
+      directory, process=process, data=data, continue_with=continue_in_python
+    )
+  try:
+    settings = Settings.from_record(record)
+  except errors.RunError as error:
+    return run_lib.Run(directory, no_settings=str(error))
+  if data_dir is not None:
+    settings = dataclasses.replace(settings, data_dir=data_dir)
+
+  def continue_with(num_rounds: int, **changes: Any) -> run_lib.Run:
+    return dataclasses.replace(settings, num_rounds=num_rounds).run(
+      directory, resume=True, **changes
+    )
+
+  return run_lib.Run(directory, settings=settings, continue_with=continue_with)

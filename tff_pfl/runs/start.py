@@ -1,15 +1,14 @@
-"""Initial weights of a run: given ones, and a warm-up by FedAvg.
+"""Start of a run: initial weights from elsewhere, and a warm-up by FedAvg.
 
-A run with `RunConfig.initial_run` starts from the model that another run ended
-with, one with `initial_weights` from a file's. The weights are kept in the
-run's folder when it begins, so that it goes on and can be opened whatever
-becomes of the other run or the file. With a warm-up, too, it is the warm-up
-that starts from them, and they are in its folder.
+The weights that a run starts from are kept in the run's folder when it begins,
+so that it goes on and can be opened whatever becomes of the other run or the
+file that they are from. With a warm-up, the warm-up starts from them, and they
+are in its folder.
 
 The warm-up is a run of its own, in the folder `warmup` of the run, with the
-method's own local training (that of the body where head and body are trained in
-turn) or as many epochs as it is given, and its rounds count from 0, as the
-run's do after it. It has one model for all domains: heads of domains start as
+method's own local training (of the body, where head and body are trained in
+turn), or as many epochs as it is given. Its rounds count from 0, and so do the
+run's after it. It has one model for all domains: heads of domains start as
 copies of its head, the domain as input from 0. Its cohorts are of the size of
 the run's first, among the clients that are there by then. It is trained or
 resumed until the run has a round, and needed whenever the run is opened again,
@@ -21,42 +20,86 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, Optional
 
 import numpy as np
-import tqdm
 
-from tff_pfl import datasets, errors
+from tff_pfl import errors, fields
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.core import personalized_process
 from tff_pfl.datasets import files
-from tff_pfl.methods import registry
 from tff_pfl.models import domain_models, split_model, weight_files
 from tff_pfl.runs import client_population, run_store
+from tff_pfl.runs import run as run_lib
 from tff_pfl.system import folders
 
-if TYPE_CHECKING:
-  # It imports this module.
-  from tff_pfl.runs import run_config
-
 FOLDER = 'warmup'
-INITIAL_WEIGHTS_NAME = 'initial_weights.npz'
-INITIAL_RUN_PARTS = ('all', 'body')
+WEIGHTS_NAME = 'initial_weights.npz'
 
 
-def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
-  """The settings of a run's warm-up, from those of the run."""
-  hparams = config.hparams
+@fields.dataclass
+class Start:
+  """Model that a run starts from; by default one with random weights.
+
+  Attributes:
+    initial_run: Folder of a finished run of the same network, from whose global
+      model this run, or its warm-up, starts.
+    initial_run_part: Part of the model of --initial_run that is taken: all, or
+      the body alone, with a random head, as where the other run had other
+      classes.
+    initial_weights: File of weights that this run, or its warm-up, starts from
+      (.npz, .h5, .keras, .safetensors), such as the weights of a network of
+      keras.applications. The last layers start at random where the file has
+      none that fit.
+    num_warmup_rounds: Rounds of FedAvg before the rounds of the run, with the
+      local training of the method (or of each baseline), which starts from
+      their model.
+    num_warmup_epochs: Local epochs of the warm-up's rounds; None for the local
+      training of the method.
+  """
+
+  initial_run: Optional[fields.Path] = None
+  initial_run_part: Literal['all', 'body'] = 'all'
+  initial_weights: Optional[fields.Path] = None
+  num_warmup_rounds: fields.CountOrZero = 0
+  num_warmup_epochs: Optional[fields.Count] = None
+
+  def __post_init__(self):
+    for name in ('initial_run', 'initial_weights'):
+      path = getattr(self, name)
+      if path is not None:
+        object.__setattr__(self, name, os.path.abspath(path))
+    errors.expect(
+      self.initial_weights is None
+      or (self.initial_run is None and self.initial_run_part == 'all'),
+      'initial_weights',
+      'unset with `initial_run` and `initial_run_part`',
+      self.initial_weights,
+    )
+
+  @property
+  def has_weights(self) -> bool:
+    """True if the weights are another run's or a file's."""
+    return self.initial_run is not None or self.initial_weights is not None
+
+
+def warm_up_training(hparams: Any) -> dict[str, Any]:
+  """The hyperparameters of FedAvg in the warm-up of a method.
+
+  Raises:
+    ValueError: If the method has no local training that FedAvg could have.
+  """
   known = hparams_lib.LocalTrainingHParams, hparams_lib.HeadAndBodyHParams
   errors.expect(
     isinstance(hparams, known),
     'num_warmup_rounds',
-    f'0 for {config.algorithm}, whose local training is not described by '
+    '0 for a method whose local training is not described by '
     f'{" or ".join(owner.__name__ for owner in known)}',
-    config.num_warmup_rounds,
+    type(hparams).__name__,
   )
   body = 'body_' * isinstance(hparams, hparams_lib.HeadAndBodyHParams)
-  training = {
+  return {
     'num_epochs': getattr(hparams, f'num_{body}epochs'),
     'num_steps': getattr(hparams, f'num_{body}steps'),
     'learning_rate': getattr(hparams, f'{body}learning_rate'),
@@ -64,202 +107,142 @@ def config_of(config: run_config.RunConfig) -> run_config.RunConfig:
     'optimizer': hparams.optimizer,
     'batch_size': hparams.batch_size,
   }
-  if config.num_warmup_epochs is not None:
-    training |= {'num_epochs': config.num_warmup_epochs, 'num_steps': None}
+
+
+def weights_of_file(
+  model: split_model.SplitModel, path: str
+) -> split_model.Weights:
+  """The weights of a file for a model."""
+  return weight_files.with_weights(model, path).initial_weights
+
+
+def weights_of_run(
+  model: split_model.SplitModel, run: run_lib.Run, part: str
+) -> split_model.Weights:
+  """The weights of a model, as a finished run has them.
+
+  Args:
+    part: As `Start.initial_run_part`.
+
+  Raises:
+    ValueError: If the run is not finished, has no global model, or another
+      network.
+  """
+  process, rounds = run.process, run.settings.rounds
+  errors.expect(
+    run.last_round == rounds.num_rounds,
+    'initial_run',
+    f'a finished run, with its {rounds.num_rounds} rounds',
+    f'{run.last_round} in {run.directory}',
+  )
+  errors.expect(
+    process.has_global_model,
+    'initial_run',
+    'a run with a global model, such as one of fed_avg',
+    f'{process.name} with statistics={process.description["statistics"]}, '
+    f'which has none, in {run.directory}',
+  )
+  weights = _last_weights(process, run.directory)
+  if part == 'body':
+    body = process.model.weight_names(process.model.body_layers)
+    own_head = model.weight_names(model.head_layers)
+    weights = {
+      **split_model.select(weights, body),
+      **split_model.select(model.initial_weights, own_head),
+    }
+  for name in dict.fromkeys([*model.initial_weights, *weights]):
+    wanted, found = (
+      f'{name} of shape {np.shape(of[name])}' if name in of else f'no {name}'
+      for of in (model.initial_weights, weights)
+    )
+    errors.expect(
+      wanted == found,
+      'initial_run',
+      f'a run of the same network, with {wanted}',
+      f'{found} in {run.directory}',
+    )
+  return {name: np.asarray(weights[name]) for name in model.initial_weights}
+
+
+def keep(weights: split_model.Weights, folder: str) -> None:
+  """Writes the weights that a run starts from into its folder."""
+  os.makedirs(folder, exist_ok=True)
+  with folders.atomic_file(os.path.join(folder, WEIGHTS_NAME), 'wb') as file:
+    np.savez(file, **weights)
+
+
+def with_kept(
+  model: split_model.SplitModel, folder: str
+) -> split_model.SplitModel:
+  """The model with the weights that `keep` wrote.
+
+  Raises:
+    ValueError: If their file is damaged.
+    RunError: If it is missing.
+  """
+  path = os.path.join(folder, WEIGHTS_NAME)
+  if not os.path.exists(path):
+    raise errors.RunError(
+      f'There is no {WEIGHTS_NAME} in {folder}, where a run with initial_run or '
+      'initial_weights keeps the weights that it starts from: restore the file, '
+      'or give the settings that the run was begun with.'
+    )
+  kept = files.read_npz(path, list(model.initial_weights))
   return dataclasses.replace(
-    config,
-    algorithm='fed_avg',
-    hparams=registry.get_algorithm('fed_avg').hparams(**training),
-    domain_model='shared',
-    reweight_domains=(
-      config.reweight_domains or getattr(hparams, 'reweight_domains', False)
-    ),
-    stateless=False,
-    learning_rate_schedule='constant',
-    server_learning_rate_schedule='constant',
-    num_rounds=config.num_warmup_rounds,
-    num_final_evaluations=1,
-    num_warmup_rounds=0,
-    num_warmup_epochs=None,
+    model, initial_weights=collections.OrderedDict(kept)
   )
 
 
-def run(
-  config: run_config.RunConfig,
-  data: datasets.FederatedDataset,
-  output_dir: str,
-  **options: Any,
+def with_warmed_up(
+  model: split_model.SplitModel,
+  process: personalized_process.PersonalizedProcess,
+  folder: str,
+  num_rounds: int,
 ) -> split_model.SplitModel:
-  """Copies or trains the initial weights of a run, as far as not yet done.
-
-  Args:
-    config: Settings of the run.
-    data: Data of the run.
-    output_dir: Folder of the run.
-    **options: Further arguments of `RunConfig.run_process`.
-
-  Returns:
-    The model, see `with_initial_weights`.
-
-  Raises:
-    ValueError: If `initial_run` is no finished run of the same network with a
-      global model, or `initial_weights` no file of the network's weights.
-    RunError: If it cannot be read, or the warm-up cannot start or go on.
-  """
-  if run_store.has_run(output_dir):
-    return with_initial_weights(config, data, output_dir)
-  if config.num_warmup_rounds:
-    before, folder = config_of(config), os.path.join(output_dir, FOLDER)
-    model = _projected(config, run(before, data, folder))
-    if options.get('show_progress', True):
-      tqdm.tqdm.write(f'Warm-up of {config.algorithm}:')
-    process = before.build_process(model)
-    options['pictures'] = False
-    before.run_process(process, data, folder, **options)
-    return _warmed_up(config, model, process, folder)
-  if _given(config):
-    model = config.build_model(data)
-    if config.initial_run is None:
-      given = weight_files.with_weights(model, config.initial_weights)
-      weights = given.initial_weights
-    else:
-      weights = _model_of_run(config, model)
-    os.makedirs(output_dir, exist_ok=True)
-    path = os.path.join(output_dir, INITIAL_WEIGHTS_NAME)
-    with folders.atomic_file(path, 'wb') as file:
-      np.savez(file, **weights)
-  return with_initial_weights(config, data, output_dir)
-
-
-def with_initial_weights(
-  config: run_config.RunConfig,
-  data: datasets.FederatedDataset,
-  output_dir: str,
-) -> split_model.SplitModel:
-  """The model with the weights that a run's method starts from.
-
-  Args:
-    config: Settings of the run.
-    data: Data of the run.
-    output_dir: Folder of the run, after `run`.
-
-  Raises:
-    ValueError: If the given weights that were kept are damaged.
-    RunError: If they are missing, or the warm-up is missing, damaged or of
-      another length.
-  """
-  if not config.num_warmup_rounds:
-    model = config.build_model(data)
-    if not _given(config):
-      return model
-    path = os.path.join(output_dir, INITIAL_WEIGHTS_NAME)
-    if not os.path.exists(path):
-      raise errors.RunError(
-        f'There is no {INITIAL_WEIGHTS_NAME} in {output_dir}, where a run with '
-        f'{_given(config)} keeps the weights that it starts from: restore the '
-        'file, or give the settings that the run was begun with.'
-      )
-    kept = files.read_npz(path, list(model.initial_weights))
-    return dataclasses.replace(
-      model, initial_weights=collections.OrderedDict(kept)
-    )
-  folder = os.path.join(output_dir, FOLDER)
-  if not run_store.has_run(folder):
-    raise errors.RunError(
-      f'Expected the {config.num_warmup_rounds} rounds of num_warmup_rounds in '
-      f'{folder}, found no run. Give the number that the run in {output_dir} '
-      'was begun with, or restore the folder.'
-    )
-  before = config_of(config)
-  model = _projected(config, with_initial_weights(before, data, folder))
-  return _warmed_up(config, model, before.build_process(model), folder)
-
-
-def _warmed_up(config, model, process, folder):
-  """The run's model with the weights that its warm-up ended with.
+  """The model with the weights that a warm-up ended with.
 
   Args:
     model: Model of the warm-up.
     process: Process of the warm-up.
     folder: Folder of the warm-up.
+    num_rounds: Rounds that it must have.
+
+  Raises:
+    RunError: If the warm-up is missing, damaged or of another length.
   """
-  with run_store.RunStore.open_for_reading(folder) as store:
-    if store.last_round != config.num_warmup_rounds:
-      raise errors.RunError(
-        f'Expected the {config.num_warmup_rounds} rounds of num_warmup_rounds '
-        f'in {folder}, found {store.last_round}. Give the number that the run '
-        'was begun with.'
-      )
-    found = _last_weights(process, store)
-  weights = collections.OrderedDict(
-    (name, np.asarray(found[name])) for name in model.initial_weights
+  last_round = 0
+  if run_store.has_run(folder):
+    with run_store.RunStore.open_for_reading(folder) as store:
+      last_round = store.last_round
+  if last_round != num_rounds:
+    raise errors.RunError(
+      f'Expected the {num_rounds} rounds of num_warmup_rounds in {folder}, found'
+      f' {last_round or "no run"}. Give the number that the run was begun with, '
+      'or restore the folder.'
+    )
+  weights = _last_weights(process, folder)
+  return dataclasses.replace(
+    model,
+    initial_weights=collections.OrderedDict(
+      (name, np.asarray(weights[name])) for name in model.initial_weights
+    ),
   )
-  return domain_models.domain_model(
-    dataclasses.replace(model, initial_weights=weights),
-    config.domain_model,
-    reweighted=config.reweight_domains,
-  )
 
 
-def _given(config):
-  """The setting that gives initial weights; '' if there is none."""
-  names = ('initial_run', 'initial_weights')
-  return next((n for n in names if getattr(config, n) is not None), '')
+def projected(
+  model: split_model.SplitModel, hparams: Any
+) -> split_model.SplitModel:
+  """The model that the method will make heads of domains of, if it does."""
+  dimension = getattr(hparams, 'projection_dim', None)
+  return domain_models.projected(model, dimension) if dimension else model
 
 
-def _model_of_run(config, model):
-  """The model's weights, with those that `initial_run` ended with."""
-  directory = config.initial_run
-  with run_store.RunStore.open_for_reading(directory) as store:
-    other = type(config).from_settings(store.config)
-    errors.expect(
-      store.last_round == other.num_rounds,
-      'initial_run',
-      f'a finished run, with its {other.num_rounds} rounds',
-      f'{store.last_round} in {directory}',
-    )
-    own_model = with_initial_weights(other, other.load_data(), directory)
-    process = other.build_process(own_model)
-    errors.expect(
-      process.has_global_model,
-      'initial_run',
-      'a run with a global model, such as one of fed_avg',
-      f'{other.algorithm} with statistics={other.statistics}, which has none, '
-      f'in {directory}',
-    )
-    found = _last_weights(process, store)
-  if config.initial_run_part == 'body':
-    body = process.model.weight_names(process.model.body_layers)
-    own_head = model.weight_names(model.head_layers)
-    found = {
-      **split_model.select(found, body),
-      **split_model.select(model.initial_weights, own_head),
-    }
-  for name in dict.fromkeys([*model.initial_weights, *found]):
-    wanted_shape, found_shape = (
-      f'{name} of shape {np.shape(weights[name])}'
-      if name in weights
-      else f'no {name}'
-      for weights in (model.initial_weights, found)
-    )
-    errors.expect(
-      wanted_shape == found_shape,
-      'initial_run',
-      f'a run of the same network, with {wanted_shape}',
-      f'{found_shape} in {directory}',
-    )
-  return {name: np.asarray(found[name]) for name in model.initial_weights}
-
-
-def _last_weights(process, store):
+def _last_weights(process, folder):
   """The weights of a process' model after the last round of a run."""
-  with runtime_lib.given_or_on_cpu(None) as runtime:
+  with (
+    run_store.RunStore.open_for_reading(folder) as store,
+    runtime_lib.given_or_on_cpu(None) as runtime,
+  ):
     state = client_population.server_state(process, runtime, store)
   # What is not global is as it is for a client without data: as at the start.
   return {**process.model.initial_weights, **state.global_weights}
-
-
-def _projected(config, model):
-  """The model that the method will make heads of domains of, if it does."""
-  dimension = getattr(config.hparams, 'projection_dim', None)
-  return domain_models.projected(model, dimension) if dimension else model
