@@ -131,7 +131,7 @@ flags.adopt_module_key_flags(program)
 
 def _algorithms(tunes):
   if _ALGORITHMS.value == [_ALL]:
-    config = run_flags.config_from_flags('fed_avg', has_variants=tunes)
+    config = run_flags.settings_from_flags('fed_avg', has_variants=tunes)
     data = config.load_data()
     has_classes = data.num_classes and data.element_spec['y'].shape.rank == 0
     return tuple(
@@ -167,13 +167,13 @@ def _comparison():
   errors.expect(algorithms, '--algorithms', 'at least one', 'none')
   run_flags.check_selected(*algorithms)
   configs = {
-    name: run_flags.config_from_flags(name, has_variants=tunes)
+    name: run_flags.settings_from_flags(name, has_variants=tunes)
     for name in algorithms
   }
   return plan.Comparison(
     base=configs[algorithms[0]],
     algorithms=algorithms,
-    hparams={name: config.hparams for name, config in configs.items()},
+    hparams={name: config.method for name, config in configs.items()},
     seeds=_seeds(),
     grid=plan.parse_grid(
       _SEARCH.value or _GRID.value,
@@ -206,7 +206,7 @@ def main() -> None:
     runtime_options=runtime_flags.options(),
     resume=_RESUME.value,
     published=published.reference(
-      base.dataset, base.num_clients, base.partition
+      base.data.name, base.data.num_clients, base.data.partition
     ),
   )
   print(found.table())
@@ -220,6 +220,9 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  flags_of = {'algorithms': run_flags.flags_of_algorithm, **run_flags.FLAGS_OF}
+  flags_of = {
+    'algorithms': ([], run_flags.flags_of_algorithm),
+    **run_flags.FLAGS_OF,
+  }
   del flags_of['algorithm']
   program.run(main, flags_of)

@@ -37,12 +37,13 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl import runtime as runtime_lib
+from tff_pfl.core import privacy
 from tff_pfl.export import client_module, saved_model, tff_files, tflite
 from tff_pfl.models import keras_bridge, split_model
-from tff_pfl.runs import open_run, privacy
 from tff_pfl.runs import run as run_lib
+from tff_pfl.runs import settings as settings_lib
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.system import folders
@@ -106,7 +107,7 @@ class _Source(NamedTuple):
       'none',
     )
     state = self.run.server_state(process, self.runtime)
-    if not isinstance(self.run.config.aggregator, str):
+    if not isinstance(self.run.settings.process.aggregator, str):
       # By the run's seed its noise could be taken off the weights.
       state = state._replace(
         seed=np.int64(0),
@@ -126,7 +127,7 @@ def _personalization(run):
   """The options of new clients: those of the run, or to fit all weights."""
   options = {'fine_tune': 'all'}
   if run.build_process().fits_new_clients:
-    options = dataclasses.asdict(run.config.personalization)
+    options = dataclasses.asdict(run.settings.process.personalization)
   return run_flags.personalization_from_flags(**options)
 
 
@@ -144,7 +145,7 @@ def _export_saved_model(source):
 
 
 def _export_tff(source):
-  if isinstance(source.run.config.aggregator, privacy.PrivateMean):
+  if isinstance(source.run.settings.process.aggregator, privacy.PrivateMean):
     raise errors.RunError(
       'The noise of --aggregator=dp comes from the seed of the run, which the '
       "files would hold. For production, build the method with TFF's own "
@@ -161,7 +162,7 @@ def _export_tff(source):
     _OUTPUT.value,
     learning_process,
     source.run.server_state(process, source.runtime),
-    {'settings': source.run.config.settings(), **process.description},
+    {'settings': fields.to_json(source.run.settings), **process.description},
   )
   forms = ', '.join(['learning_process', *manifest['forms']])
   return f'TFF computations ({forms})'
@@ -258,7 +259,7 @@ def main() -> None:
   _check_flags()
   options = runtime_flags.options()
   program.new_path(_OUTPUT.value, '--output')
-  run = open_run.open_run(_RUN_DIR.value, data_dir=flags.FLAGS.data_dir)
+  run = settings_lib.open_run(_RUN_DIR.value, data_dir=flags.FLAGS.data_dir)
   encoding_files = _encoding_files(run)
   with runtime_lib.create_runtime(
     runtime_flags.selected_runtime(), **options

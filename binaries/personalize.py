@@ -35,7 +35,8 @@ from absl import flags
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets.sources import npz_file, own_files, table
-from tff_pfl.runs import client_population, new_clients, open_run
+from tff_pfl.runs import client_population, new_clients
+from tff_pfl.runs import settings as settings_lib
 from tff_pfl.runs import summary as summary_lib
 
 from . import program, run_flags, runtime_flags
@@ -123,7 +124,7 @@ def _load_clients(run):
       f'who the new clients are, found {" and ".join(given) or "none"}.'
     )
   if given == ['--dataset']:
-    data = run_flags.config_from_flags(run.config.algorithm).load_data()
+    data = run_flags.settings_from_flags(run.settings.algorithm).load_data()
     if data.encoding is not None and data.encoding.text != run.encoding.text:
       raise ValueError(
         'Expected rows of a table that are encoded as those of the run, found '
@@ -138,7 +139,7 @@ def _load_clients(run):
       return datasets.FederatedDataset.from_frame(
         frame,
         encoding=run.encoding,
-        seed=run.config.seed,
+        seed=run.settings.seed,
         test_fraction=_TEST_FRACTION.value,
         name=os.path.basename(path),
       )
@@ -158,7 +159,7 @@ def _load_clients(run):
     test_fraction=0.2 if _TEST_FRACTION.value is None else _TEST_FRACTION.value,
     num_classes=run.data.num_classes,
     name=os.path.basename(_CLIENTS_NPZ.value),
-    seed=run.config.seed,
+    seed=run.settings.seed,
   )
 
 
@@ -169,10 +170,10 @@ def _variants(run):
   if not trains:
     run_flags.refuse(
       ['fine_tune_num_epochs', 'fine_tune_num_steps'],
-      f'{run.config.algorithm} fine-tunes new clients for --num_epochs',
+      f'{run.settings.algorithm} fine-tunes new clients for --num_epochs',
     )
   # As the method does or the run did, which an exported model does, too.
-  asked = run.config.personalization.resolved(process.adaptation)
+  asked = run.settings.process.personalization.resolved(process.adaptation)
   own = {} if trains else {'fine_tune': 'all'}
   if asked.fine_tune != 'none':
     own = dataclasses.asdict(asked)
@@ -186,8 +187,7 @@ def _variants(run):
     errors.expect(
       trains or variants[epochs].fine_tune in ('head', 'all'),
       '--fine_tune',
-      f'head or all for {run.config.algorithm}, which has no local weights to '
-      'fit',
+      f'head or all for {process.name}, which has no local weights to fit',
       variants[epochs].fine_tune,
     )
   return variants
@@ -221,7 +221,7 @@ def main() -> None:
   )
   sample_counts = _numbers('--num_samples', _NUM_SAMPLES.value, 'all')
   output_dir = program.new_path(_OUTPUT_DIR.value, '--output_dir')
-  run = open_run.open_run(_RUN_DIR.value)
+  run = settings_lib.open_run(_RUN_DIR.value)
   clients = _load_clients(run)
   client_population.check_test_examples(clients)
   variants = _variants(run)
@@ -249,7 +249,7 @@ def main() -> None:
     os.path.join(output_dir, 'new_clients.json'),
     {
       'run_dir': _RUN_DIR.value,
-      'algorithm': run.config.algorithm,
+      'algorithm': run.settings.algorithm,
       'dataset': clients.name,
       'settings': table,
     },
@@ -263,4 +263,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  program.run(main, {'dataset': run_flags.DATASET_ARGUMENTS.names})
+  program.run(main, {'dataset': run_flags.FLAGS_OF['dataset']})

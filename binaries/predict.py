@@ -32,7 +32,8 @@ from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets import columns as columns_lib
 from tff_pfl.datasets.sources import npz_file, own_files, table
 from tff_pfl.models import prediction
-from tff_pfl.runs import new_clients, open_run
+from tff_pfl.runs import new_clients
+from tff_pfl.runs import settings as settings_lib
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.system import folders
 
@@ -161,7 +162,7 @@ def main() -> None:
   output = program.new_path(_OUTPUT.value, '--output')
   options = runtime_flags.options()  # Fails on flags that contradict.
   is_table = not _INPUT.value.endswith('.npz')
-  run = open_run.open_run(_RUN_DIR.value, data_dir=_DATA_DIR.value)
+  run = settings_lib.open_run(_RUN_DIR.value, data_dir=_DATA_DIR.value)
   with runtime_lib.create_runtime(
     runtime_flags.selected_runtime(), **options
   ) as runtime:

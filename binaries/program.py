@@ -5,7 +5,9 @@ import functools
 import os
 import platform
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import (
   Callable,
   Collection,
@@ -14,7 +16,7 @@ from collections.abc import (
   Sequence,
 )
 from importlib.metadata import version
-from typing import Optional
+from typing import Any, Optional
 
 from absl import app, flags, logging
 
@@ -37,6 +39,12 @@ _HELP = ('--help', '-help', '--helpshort', '-helpshort', '-?')
 _on_command_line: Optional[set[str]] = None
 
 
+# Titles of --help, with the names of the flags below each, in this order. What
+# no group has stands first.
+GROUPS: dict[str, list[str]] = {}
+_GENERAL = 'Any program'
+# So many words that a flag may have are not listed before its text.
+_MANY_WORDS = 6
 # By a setting with arguments, such as `hparams`: flags of an argument's name.
 FLAGS_WITHIN: dict[str, Callable[[str], Collection[str]]] = {}
 
@@ -173,25 +181,43 @@ def _help(flags_of, argv):
   with contextlib.suppress(flags.Error):
     flags.FLAGS(argv)
   flags.FLAGS.mark_as_parsed()
-  missing = []
-  for selector, names in flags_of.items():
-    if flags.FLAGS[selector].present:
-      value = flags.FLAGS[selector].value
-      for selected in value if isinstance(value, list) else [value]:
-        for name in names(selected):
-          flags.FLAGS.register_key_flag_for_module(argv[0], flags.FLAGS[name])
-    else:
-      missing.append(f'--{selector}')
-  app.usage(shorthelp=True, writeto_stdout=True)
-  if missing:
-    print(f'--help with {", ".join(missing)} has the flags of what it names.')
+  names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(argv[0])}
+  for selector, (default, flags_of_value) in flags_of.items():
+    value = flags.FLAGS[selector].value or default
+    for selected in value if isinstance(value, list) else [value]:
+      names.update(flags_of_value(selected))
+  general = [flag.name for flag in flags.FLAGS.get_flags_for_module(__name__)]
+  groups = {**GROUPS, _GENERAL: general}
+  grouped = {name for group in groups.values() for name in group}
+  own = [name for name in flags.FLAGS if name not in grouped]
+  print(sys.modules['__main__'].__doc__.rstrip())
+  for title, group in {'This program': own, **groups}.items():
+    shown = [flags.FLAGS[name] for name in group if name in names]
+    if shown:
+      print(f'\n{title}:', *map(_described, shown), sep='\n')
+  if flags_of:
+    selectors = ' '.join(f'--{name}=…' for name in flags_of)
+    print(f'\n--help {selectors} has the flags of what they name.')
   print('--helpfull lists all flags.')
   sys.exit(0)
 
 
+def _described(flag):
+  """The lines of --help on a flag."""
+  name = f'--[no]{flag.name}' if flag.boolean else f'--{flag.name}'
+  text = flag.help
+  if len(getattr(flag.parser, 'enum_values', ())) > _MANY_WORDS:
+    text = text.partition('>: ')[2]
+  width = min(100, shutil.get_terminal_size().columns)
+  indents = {'initial_indent': '  ', 'subsequent_indent': ' ' * 6}
+  return '\n'.join(textwrap.wrap(f'{name}  {text}', width, **indents))
+
+
 def run(
   main: Callable[[], None],
-  flags_of: Optional[Mapping[str, Callable[[str], Collection[str]]]] = None,
+  flags_of: Optional[
+    Mapping[str, tuple[Any, Callable[[str], Collection[str]]]]
+  ] = None,
 ) -> None:
   """Parses the flags and calls `main`.
 
@@ -202,7 +228,8 @@ def run(
   Args:
     main: Function that does the program's work.
     flags_of: Flags that --help shows only where another flag selects them: by
-      the name of that flag, a function from (each of) its values to the names
+      the name of that flag, its default and a function from (each of) its
+      values to the names
       of the flags to show.
   """
 

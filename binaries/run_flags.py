@@ -1,85 +1,94 @@
-"""Flags of a run, and the `RunConfig` that they give."""
+"""Flags of a run, made of the fields of `Settings`."""
 
 import dataclasses
 import inspect
 import os
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Annotated, Any, Literal, Optional
 
 from absl import flags
 
-from tff_pfl import datasets, errors
-from tff_pfl.core import (
-  aggregators,
-  attacks,
-  options,
-  personalization,
-  phases,
-  schedules,
-  training_options,
-)
+from tff_pfl import datasets, errors, fields
 from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.core import options, personalization, privacy, training_options
 from tff_pfl.methods import registry
-from tff_pfl.models import (
-  augmentation,
-  class_weights,
-  client_metrics,
-  domain_models,
-  weight_files,
-  zoo,
-)
-from tff_pfl.runs import client_sampling, privacy, run_config, warm_up
+from tff_pfl.models import zoo
+from tff_pfl.runs import loop, settings, start
 
 from . import program, runtime_flags
 
+# What programs say of these flags besides the line of their field.
+_MORE = {
+  'dataset': datasets.describe_datasets() + '.',
+  'partition': datasets.describe_partitioners(),
+  'cohort_size': 'Programs have --participation=0.1 without either.',
+}
+_PARTICIPATION = 0.1
+# Above, the owners of an argument are not listed.
+_MANY_OWNERS = 4
+# Flags of every method, for its hyperparameters that are called so or end so.
+_SHARED = {
+  'batch_size': "Examples per batch of the clients' training; 0 is the full "
+  "batch (default: the method's: 10, of per_fed_avg 40, of fed_dar 32; give it "
+  'where methods are compared).',
+  'learning_rate': "Learning rate of the clients' training, for all parts of "
+  "the model that the method has one for (default: the method's).",
+}
 
-def _define_field(
-  name: str,
-  owner: type,
-  field: str,
-  text: Optional[str] = None,
-  choices: Collection[str] = (),
-  lower_bound: Optional[int] = None,
-) -> None:
-  """Defines a flag of a dataclass's field; unset means the field's default.
 
-  Args:
-    name: The flag's name.
-    owner: The dataclass.
-    field: Name of the field.
-    text: Help text; None for that of the dataclass's docstring.
-    choices: Values that a string may have; empty for any.
-    lower_bound: Least value of an integer.
-  """
-  text = text or hparams_lib.help_text(owner, field)
-  default = getattr(owner, field)
-  if field in hparams_lib.none_for_zero(owner):
-    text += ' 0 stands for None.'
-  if '(default: ' not in text:
+def _parts(hint: Any) -> list[Any]:
+  """The types that values of a hint may have."""
+  if typing.get_origin(hint) is Annotated:
+    return _parts(typing.get_args(hint)[0])
+  if fields.is_union(hint):
+    return [one for part in typing.get_args(hint) for one in _parts(part)]
+  return [hint]
+
+
+def _define(name: str, hint: Any, text: str, default: Any) -> None:
+  """Defines a flag of values of a type; unset means the default."""
+  if '(default' not in text and default not in (None, ()):
     text += f' (default: {default})'
-  hint = typing.get_type_hints(owner)[field]
-  if choices:
-    flags.DEFINE_enum(name, None, list(choices), text)
-  elif lower_bound is not None:
-    flags.DEFINE_integer(name, None, text, lower_bound)
+  parts = _parts(hint)
+  words = fields.metadata(hint, fields.OneOf)
+  literals = [one for one in parts if typing.get_origin(one) is Literal]
+  if words or literals:
+    words = words.words if words else typing.get_args(literals[0])
+    flags.DEFINE_enum(name, None, list(words), text)
+  elif any(typing.get_origin(one) in (tuple, Sequence) for one in parts):
+    flags.DEFINE_list(name, None, text)
   else:
-    _define(hint)(name, None, text)
+    for kind, define in (
+      (float, flags.DEFINE_float),
+      (str, flags.DEFINE_string),
+      (bool, flags.DEFINE_boolean),
+      (int, flags.DEFINE_integer),
+    ):
+      if kind in parts:
+        define(name, None, text)
+        return
 
 
-def _define(hint):
-  """The function that defines a flag of a type."""
-  if _is_list(hint):
-    return flags.DEFINE_list
-  kinds = [hint, *typing.get_args(hint)]
-  for kind, define in (
-    (float, flags.DEFINE_float),
-    (str, flags.DEFINE_string),
-    (bool, flags.DEFINE_boolean),
-  ):
-    if kind in kinds:
-      return define
-  return flags.DEFINE_integer
+def _define_field(name: str, owner: type, field: str, start: str = '') -> None:
+  """Defines a flag of a dataclass's field."""
+  text = start + fields.help_text(owner, field)
+  if field in fields.none_for_zero(owner):
+    text += ' 0 stands for None.'
+  text = ' '.join(filter(None, [text, _MORE.get(name)]))
+  default = fields.default(owner, name if not start else field)
+  _define(name, fields.hints(owner)[field], text, default)
+
+
+def _define_part(owner: type) -> list[str]:
+  """Defines the flags of a part of `Settings`; returns their names."""
+  names = []
+  for name, path in fields.flat_names(owner).items():
+    is_part = dataclasses.is_dataclass(fields.hints(owner)[path[0]])
+    if not is_part and path[0] not in ('arguments', 'runtime'):
+      _define_field(name, owner, path[0])
+      names.append(name)
+  return names
 
 
 class ArgumentFlags:
@@ -110,18 +119,19 @@ class ArgumentFlags:
     # By argument the default of each function that has it.
     self._defaults: dict[str, dict[str, Any]] = {}
     for name, function in functions.items():
-      hints = typing.get_type_hints(function)
       parameters = inspect.signature(function).parameters
       for argument in errors.own_arguments(function, common):
-        self._hints.setdefault(argument, hints[argument])
+        self._hints.setdefault(argument, fields.hints(function)[argument])
         by_owner = self._defaults.setdefault(argument, {})
         by_owner[name] = parameters[argument].default
     for name, by_owner in self._defaults.items():
-      text = hparams_lib.help_text(functions[next(iter(by_owner))], name)
+      text = fields.help_text(functions[next(iter(by_owner))], name)
       text += f' (default: {_each(by_owner)})'
-      of = f'--{kind}={" or ".join(by_owner)}'
-      define = _define(self._hints[name])
-      define(f'{self._prefix}_{name}', None, f'With {of}: {text}')
+      owners = ' or '.join(by_owner).split(' or ')
+      start = f'With --{kind}={" or ".join(owners)}: '
+      if len(owners) > _MANY_OWNERS:
+        start = f'With many a --{kind}: '
+      _define(f'{self._prefix}_{name}', self._hints[name], start + text, None)
 
   def names(self, of: Optional[str] = None) -> list[str]:
     """The names of all flags, or of those that one function has."""
@@ -154,151 +164,59 @@ class ArgumentFlags:
             f'Expected no --{flag}: --{self._kind}={of} does not take it, of '
             f'such flags it takes {taken}.'
           )
-        if _is_list(hint, int):
-          value = _integers(flag, value)
-          if len(value) == 1 and hint == Union[int, Sequence[int]]:
-            (value,) = value
-        arguments[name] = value
+        arguments[name] = _of_list(flag, hint, value)
     return arguments
 
 
-def _is_list(hint, *items) -> bool:
-  """True for a sequence of integers or strings, or a type that may be one."""
-  return any(
-    f'Sequence[{item.__name__}]' in str(hint) for item in items or (int, str)
-  )
+def _of_list(flag, hint, value):
+  """The value of a flag, with the numbers of a list as numbers."""
+  if not isinstance(value, list) or 'Sequence[str]' in str(hint):
+    return value
+  try:
+    numbers = [int(text) for text in value]
+  except ValueError:
+    wanted = 'integers separated by commas'
+    text = errors.message(f'--{flag}', wanted, ','.join(value))
+    raise ValueError(text) from None
+  is_one = len(numbers) == 1 and int in _parts(hint)
+  return numbers[0] if is_one else numbers
 
 
 def _each(defaults):
   """One default that all share, or each owner's."""
   if len({str(value) for value in defaults.values()}) == 1:
     return next(iter(defaults.values()))
-  return ', '.join(f'{owner} {value}' for owner, value in defaults.items())
-
-
-def _integers(flag, texts):
-  try:
-    return [int(text) for text in texts]
-  except ValueError:
-    raise ValueError(
-      errors.message(
-        f'--{flag}', 'integers separated by commas', ','.join(texts)
-      )
-    ) from None
-
-
-# Help texts of fields of `RunConfig` that are not those of its docstring.
-_TEXTS = {
-  'algorithm': 'The method: '
-  + '; '.join(f'{n}: {a.summary}' for n, a in registry.ALGORITHMS.items())
-  + '.',
-  'dataset': f'The data. {datasets.describe_datasets()}.',
-  'data_dir': "Folder with the data set's files, if it reads any, or the file "
-  'itself.',
-  'partition': 'Partition of the data among clients. '
-  + datasets.describe_partitioners()
-  + ' (default: natural if the data name their clients, or else shards:2)',
-  'num_clients': 'Number of clients (default: all with the partition natural, '
-  'or else 30).',
-  'model': 'The network. linear; mlp; cnn: the 5-layer CNN of FedRep, '
-  'or other convolutions; resnet_18, resnet_34 and vgg_16: with group '
-  'normalization, or as torchvision has them; image_and_record: a residual '
-  'network and the columns of a record; text_mlp: of the mean of '
-  "the words' embeddings; text_lstm: of characters or words.",
-  'domain_model': 'Use of domains by the model: shared ignores them, '
-  'multi_head has a head for each, input gives the head the domain beside the '
-  'features.',
-  'initial_run': 'Folder of a finished run of the same network, whose global '
-  'model this one (or its warm-up) starts from.',
-  'initial_run_part': 'Part of the model of --initial_run that is taken: all, '
-  'or the body alone, with a random head, as where the other run had other '
-  'classes.',
-  'initial_weights': 'File of weights that this run (or its warm-up) starts '
-  f'from ({", ".join(weight_files.ENDINGS)}), such as those of '
-  'keras.applications; the last layers start at random where it has none that '
-  'fit.',
-  'num_warmup_rounds': 'Rounds of FedAvg before those of the run, with the '
-  'local training of the method (or of each baseline), which starts from their '
-  'model.',
-  'num_warmup_epochs': 'Local epochs of these rounds (default: the local '
-  'training of the method).',
-  'cohort_size': 'Clients in a round (default: by --participation).',
-  'aggregator': "Aggregation of clients' updates: "
-  f'{", ".join(aggregators.AGGREGATORS)}, {" or ".join(privacy.AGGREGATORS)} '
-  '(secure: simulated, the worker sums in the clear; trimmed_mean:<share of '
-  'clients at either end>; dp: clipped, with noise of the server, see '
-  '--dp_epsilon; ddp: clipped, with noise of the clients, under secure sums).',
-  'attack': f'Attack by some clients: {attacks.FORMS}. The others are scored.',
-  'client_weighting': "Clients' weights in the aggregation (default: the "
-  "method's own, num_examples of most; uniform of l2gd, p_fed_me, scaffold).",
-  'statistics': 'Moving statistics of batch normalization: global (averaged '
-  'with the global weights), local (kept by the client) or local_all (kept '
-  'with the scales and offsets).',
-  'augmentation': 'Random changes of images in training, drawn anew in each '
-  f'step: {augmentation.FORMS}.',
-  'class_weight': 'Weights of the classes in the loss of training, not in '
-  f'reported losses: {class_weights.FORMS}.',
-  'metrics': 'Further metrics to report, such as auc,f1_macro or rmse,r2: '
-  f'{", ".join(client_metrics.NAMES)}, and those of Keras that are means over '
-  'examples, such as mse and top_5_accuracy (default: none).',
-  **{
-    name: hparams_lib.help_text(training_options.TrainingOptions, name)
-    for name in ('weight_decay', 'decoupled_weight_decay', 'max_gradient_norm')
-  },
-  'learning_rate_schedule': "Factor of the clients' learning rates by round: "
-  f'{schedules.FORMS}, or several joined by +.',
-  'server_learning_rate_schedule': "Factor of the server optimizer's learning "
-  'rate by round, in the same forms.',
-  'server_optimizer': 'Optimizer of the aggregated update; sgd with learning '
-  "rate 1 takes the mean of the clients' weights.",
-}
-_CHOICES = {
-  'algorithm': registry.ALGORITHMS,
-  'dataset': datasets.DATASETS,
-  'model': zoo.MODELS,
-  'domain_model': domain_models.KINDS,
-  'initial_run_part': warm_up.INITIAL_RUN_PARTS,
-  'client_weighting': options.CLIENT_WEIGHTINGS,
-  'statistics': options.STATISTICS,
-  'server_optimizer': phases.OPTIMIZERS,
-}
-_HINTS = typing.get_type_hints(run_config.RunConfig)
-# Those that have a flag of their own name.
-_FIELDS = [
-  name
-  for name in _HINTS
-  if not name.endswith(('hparams', 'arguments', 'personalization', 'runtime'))
-]
-for _name in _FIELDS:
-  _default = getattr(run_config.RunConfig, _name)
-  _define_field(
-    _name,
-    run_config.RunConfig,
-    _name,
-    _TEXTS.get(_name),
-    _CHOICES.get(_name, ()),
-    lower_bound=min(_default, 1) if _HINTS[_name] is int else None,
+  return ', '.join(
+    f'{owner} {value}' if ' or ' not in owner else str(value)
+    for owner, value in defaults.items()
   )
-_PARTICIPATION = flags.DEFINE_float(
-  'participation',
+
+
+flags.DEFINE_enum(
+  'algorithm',
   None,
-  'Fraction of the clients in a round, instead of --cohort_size (default: '
-  '0.1).',
+  list(registry.ALGORITHMS),
+  'The method. '
+  + '; '.join(f'{n}: {a.summary}' for n, a in registry.ALGORITHMS.items())
+  + '. (default: fed_rep)',
 )
-_BATCH_SIZE = flags.DEFINE_integer(
-  'batch_size',
-  None,
-  "Examples per batch of the clients' training; 0 is the full batch (default: "
-  "the method's: 10, of per_fed_avg 40, of fed_dar 32; give it where methods "
-  'are compared).',
-  lower_bound=0,
-)
+for _name, _text in _SHARED.items():
+  _kind = int if _name == 'batch_size' else float
+  _define(_name, _kind, _text, None)
+_DATA = _define_part(settings.DataOptions)
+_MODEL = _define_part(settings.ModelOptions)
+_PROCESS = _define_part(options.ProcessOptions)
+_TRAINING = _define_part(training_options.TrainingOptions)
+_PERSONALIZATION_FLAGS = _define_part(personalization.Personalization)
+_ROUNDS = _define_part(loop.RunOptions)
+_START = _define_part(start.Start)
+_define_field('seed', settings.Settings, 'seed')
 _MODEL_ARGUMENTS = ArgumentFlags('model', zoo.MODELS)
 _POOLED = [
   name for name, its in datasets.DATASETS.items() if not its.comes_by_client
 ]
 _PRIVACY_ARGUMENTS = ArgumentFlags(
-  'aggregator', privacy.AGGREGATORS, prefix='dp'
+  'aggregator', privacy.AGGREGATORS, common=('kind',), prefix='dp'
 )
 DATASET_ARGUMENTS = ArgumentFlags(
   'dataset',
@@ -309,18 +227,11 @@ DATASET_ARGUMENTS = ArgumentFlags(
   },
   common=(*datasets.COMMON_ARGUMENTS, 'num_clients', 'partition'),
 )
-
-
 # By field of `Personalization` its flag.
 _PERSONALIZATION = {
-  field.name: field.name
-  if field.name.startswith(('fine_tune', 'new_client'))
-  else f'fine_tune_{field.name}'
-  for field in dataclasses.fields(personalization.Personalization)
+  path[0]: name
+  for name, path in fields.flat_names(personalization.Personalization).items()
 }
-for _field, _name in _PERSONALIZATION.items():
-  _define_field(_name, personalization.Personalization, _field)
-# `batch_size` is one flag for all methods.
 _HPARAM_FLAGS: dict[str, dict[str, str]] = {
   name: {
     field.name: f'{name}_{field.name}'
@@ -332,15 +243,48 @@ _HPARAM_FLAGS: dict[str, dict[str, str]] = {
 for _algorithm, _own_flags in _HPARAM_FLAGS.items():
   _owner = registry.ALGORITHMS[_algorithm].hparams
   for _field, _name in _own_flags.items():
-    _text = f'{_algorithm}: {hparams_lib.help_text(_owner, _field)}'
-    _define_field(_name, _owner, _field, _text)
+    _define_field(_name, _owner, _field, f'{_algorithm}: ')
+# Flags of the run itself, each of the same name in `Settings`.
+_FLAT = [*_DATA, *_MODEL, *_PROCESS, *_TRAINING, *_ROUNDS, *_START, 'seed']
 # All but those of methods, models and such, which --help has where selected.
 KEY_FLAGS = (
-  *_FIELDS,
-  *('participation', 'batch_size'),
-  *_PERSONALIZATION.values(),
+  *('algorithm', *_SHARED),
+  *_FLAT,
+  *_PERSONALIZATION_FLAGS,
   *runtime_flags.NAMES,
 )
+
+
+def flags_of_algorithm(name: str) -> Collection[str]:
+  """The names of the flags of a method's hyperparameters."""
+  return _HPARAM_FLAGS.get(name, {}).values()
+
+
+# By selecting flag its default and a function to the flags of what it selects.
+FLAGS_OF = {
+  'algorithm': ('fed_rep', flags_of_algorithm),
+  'dataset': (settings.DataOptions.name, DATASET_ARGUMENTS.names),
+  'model': (settings.ModelOptions.name, _MODEL_ARGUMENTS.names),
+  'aggregator': ('mean', _PRIVACY_ARGUMENTS.names),
+}
+program.GROUPS.update(
+  {
+    'Method': ['algorithm', *_SHARED],
+    'Data': [*_DATA, *DATASET_ARGUMENTS.names()],
+    'Model': [*_MODEL, *_MODEL_ARGUMENTS.names()],
+    'Rounds and evaluation': [*_ROUNDS, 'seed'],
+    'Personalization': _PERSONALIZATION_FLAGS,
+    'Training and aggregation': [
+      *_TRAINING,
+      *_PROCESS,
+      *_PRIVACY_ARGUMENTS.names(),
+    ],
+    'Start': _START,
+    'Runtime': runtime_flags.NAMES,
+  }
+)
+for _own_flags in _HPARAM_FLAGS.values():
+  program.GROUPS['Method'] += _own_flags.values()
 program.FLAGS_WITHIN.update(
   hparams=lambda name: (
     [
@@ -352,22 +296,7 @@ program.FLAGS_WITHIN.update(
   ),
   model_arguments=lambda name: [f'model_{name}'],
   dataset_arguments=lambda name: [f'dataset_{name}'],
-  personalization=lambda name: [_PERSONALIZATION[name]],
 )
-
-
-def flags_of_algorithm(name: str) -> Collection[str]:
-  """The names of the flags of a method's hyperparameters."""
-  return _HPARAM_FLAGS.get(name, {}).values()
-
-
-# Flags that --help shows only with the flag that selects them.
-FLAGS_OF = {
-  'algorithm': flags_of_algorithm,
-  'dataset': DATASET_ARGUMENTS.names,
-  'model': _MODEL_ARGUMENTS.names,
-  'aggregator': _PRIVACY_ARGUMENTS.names,
-}
 
 
 def check_selected(*selected: str) -> None:
@@ -407,7 +336,7 @@ def _names() -> list[str]:
 
 def _given(owner: type, flag_of: Mapping[str, str]) -> dict[str, Any]:
   """The fields of a dataclass whose flags are given, 0 as None where it is."""
-  resettable = hparams_lib.none_for_zero(owner)
+  resettable = fields.none_for_zero(owner)
   values = {field: flags.FLAGS[flag].value for field, flag in flag_of.items()}
   return {
     field: None if value == 0 and field in resettable else value
@@ -430,13 +359,18 @@ def refuse_all_but(names: Collection[str], reason: str) -> None:
 
 def selected_algorithm() -> str:
   """The method that --algorithm names."""
-  return flags.FLAGS.algorithm or run_config.RunConfig.algorithm
+  return flags.FLAGS.algorithm or 'fed_rep'
 
 
 def hparams_from_flags(algorithm: str) -> Any:
   """A method's hyperparameters, with defaults where flags are not given."""
   owner = registry.get_algorithm(algorithm).hparams
-  flag_of = {**_HPARAM_FLAGS[algorithm], 'batch_size': 'batch_size'}
+  flag_of = dict(_HPARAM_FLAGS[algorithm])
+  for name in _SHARED:
+    for field in registry.fields_called(name, owner):
+      own = flag_of.get(field)
+      if own is None or flags.FLAGS[own].value is None:
+        flag_of[field] = name
   with _naming(flag_of):
     hparams = owner(**_given(owner, flag_of))
   _expect_steps_or_epochs(_HPARAM_FLAGS[algorithm], hparams)
@@ -496,63 +430,44 @@ def personalization_from_flags(
 
 
 def _aggregator(name):
-  """The `RunConfig.aggregator` that the flags give."""
+  """The `ProcessOptions.aggregator` that the flags give."""
   given = _PRIVACY_ARGUMENTS.given(name)
   owner = privacy.AGGREGATORS.get(name)
   if owner is None:
     return name
-  with _naming({f.name: f'dp_{f.name}' for f in dataclasses.fields(owner)}):
+  with _naming({name: f'dp_{name}' for name in fields.hints(owner)}):
     return owner(**given)
 
 
-def config_from_flags(
+def settings_from_flags(
   algorithm: str, *, has_variants: bool = False
-) -> run_config.RunConfig:
+) -> settings.Settings:
   """The settings of a run that the flags give.
 
   Args:
     algorithm: The method, a key of `registry.ALGORITHMS`.
     has_variants: As for `personalization_from_flags`.
   """
-  given = _given(run_config.RunConfig, {name: name for name in _FIELDS})
-  dataset = given.get('dataset', run_config.RunConfig.dataset)
-  dataset_arguments = DATASET_ARGUMENTS.given(dataset)
-  if 'cohort_size' not in given:
-    given['num_clients'], given['partition'] = datasets.resolve_clients(
-      dataset,
-      given.get('num_clients'),
-      given.get('partition'),
-      data_dir=given.get('data_dir'),
-      seed=given.get('seed', run_config.RunConfig.seed),
-      **dataset_arguments,
-    )
-    participation = _PARTICIPATION.value
-    given['cohort_size'] = client_sampling.cohort_size_from_participation(
-      given['num_clients'],
-      0.1 if participation is None else participation,
-    )
-  elif _PARTICIPATION.value is not None:
-    raise ValueError(
-      'Expected one of --cohort_size and --participation, found both.'
-    )
+  values = {name: flags.FLAGS[name].value for name in _FLAT}
+  given = {name: value for name, value in values.items() if value is not None}
+  if not {'cohort_size', 'participation'} & set(given):
+    given['participation'] = _PARTICIPATION
   weights = given.get('initial_weights')
   # What has begun goes on from its own copy.
   if weights is not None and not os.path.exists(flags.FLAGS.output_dir):
     errors.expect(
       os.path.isfile(weights), '--initial_weights', 'a file', weights
     )
-  return run_config.RunConfig(
+  selected = {
+    name: given.get(name, default) for name, (default, _) in FLAGS_OF.items()
+  }
+  return settings.Settings(
     **{
       **given,
-      'algorithm': algorithm,
-      'aggregator': _aggregator(
-        given.get('aggregator', run_config.RunConfig.aggregator)
-      ),
-      'hparams': hparams_from_flags(algorithm),
-      'dataset_arguments': dataset_arguments,
-      'model_arguments': _MODEL_ARGUMENTS.given(
-        given.get('model', run_config.RunConfig.model)
-      ),
+      'method': hparams_from_flags(algorithm),
+      'aggregator': _aggregator(selected['aggregator']),
+      'dataset_arguments': DATASET_ARGUMENTS.given(selected['dataset']),
+      'model_arguments': _MODEL_ARGUMENTS.given(selected['model']),
       'personalization': personalization_from_flags(has_variants=has_variants),
       'runtime': runtime_flags.selected_runtime(),
     }

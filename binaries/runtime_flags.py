@@ -4,17 +4,16 @@ from typing import Any, Optional
 
 from absl import flags
 
-from tff_pfl import runtime
+from tff_pfl import fields, runtime
 from tff_pfl.comparisons import cluster as cluster_lib
+from tff_pfl.runs import loop
 from tff_pfl.runtime import in_process
 
 _RUNTIME = flags.DEFINE_enum(
   'runtime',
   runtime.DEFAULT,
   list(runtime.RUNTIMES),
-  'Runtime that executes rounds. in_process: this process, on its CPU cores or '
-  "GPUs; native: TFF's own C++ worker; ray: a Ray cluster, on its CPU cores or "
-  'GPUs.',
+  fields.help_text(loop.RunOptions, 'runtime'),
 )
 _DEVICES = flags.DEFINE_list(
   'devices',

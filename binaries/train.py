@@ -31,11 +31,6 @@ _OUTPUT_DIR = flags.DEFINE_string(
 _RESUME = flags.DEFINE_bool(
   'resume', False, 'Continue the run in --output_dir, if there is one.'
 )
-_KEEP_BEST = flags.DEFINE_bool(
-  'keep_best',
-  False,
-  'Keep the models of the best evaluation, too, as a run in --output_dir/best.',
-)
 _BASELINES = flags.DEFINE_list(
   'baselines', [], 'Methods to run on the same data, for comparison.'
 )
@@ -57,20 +52,18 @@ def main() -> None:
   folders = {algorithm: directory}
   for baseline in _BASELINES.value:
     folders.setdefault(baseline, os.path.join(directory, 'baselines', baseline))
-  configs = {name: run_flags.config_from_flags(name) for name in folders}
+  settings = {name: run_flags.settings_from_flags(name) for name in folders}
   if small.SMALL.value:
-    configs = {
-      name: small.config(config, directory) for name, config in configs.items()
+    settings = {
+      name: small.config(one, directory) for name, one in settings.items()
     }
   runtime_options = runtime_flags.options()
-  source = configs[algorithm].data_dir or configs[algorithm].dataset
+  data = settings[algorithm].data
+  source = data.data_dir or data.name
   print(f'Reading {source} …', file=sys.stderr, flush=True)
   runs = [
-    configs[name].run(
-      folder,
-      resume=_RESUME.value,
-      keep_best=_KEEP_BEST.value,
-      runtime_options=runtime_options,
+    settings[name].run(
+      folder, resume=_RESUME.value, runtime_options=runtime_options
     )
     for name, folder in folders.items()
   ]
@@ -89,5 +82,6 @@ def main() -> None:
 
 if __name__ == '__main__':
   program.run(
-    main, {**run_flags.FLAGS_OF, 'baselines': run_flags.flags_of_algorithm}
+    main,
+    {**run_flags.FLAGS_OF, 'baselines': ([], run_flags.flags_of_algorithm)},
   )

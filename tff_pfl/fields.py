@@ -248,9 +248,9 @@ def flat_names(cls: type) -> dict[str, tuple[str, ...]]:
   for field in dataclasses.fields(cls):
     hint = hints(cls)[field.name]
     inner = _inner(hint)
-    if inner is None:
-      names[metadata(hint, FlatName, (field.name,))[0]] = (field.name,)
-    else:
+    name = metadata(hint, FlatName, FlatName(field.name)).name
+    names[name] = (field.name,)
+    if inner is not None:
       for name, path in flat_names(inner).items():
         names[name] = (field.name, *path)
   return names

@@ -208,7 +208,7 @@ def train(
   """Does what `run` does, also for `Settings`.
 
   Args:
-    settings: The `Settings` that process and data were made by; None for others.
+    settings: The `Settings` that made process and data; None for others.
     record: What else identifies the run, as JSON types.
   """
   output_dir = folders.results_folder(output_dir, folders.RUN)

@@ -136,7 +136,7 @@ class Settings:
   """The settings of a run.
 
   Fields of the parts, and the method's hyperparameters, may be given by their
-  names alone, as in the module's example. `dataclasses.replace` takes them, too.
+  names alone, as in the module's example, also to `dataclasses.replace`.
 
   Attributes:
     data: Data and their partition.
@@ -166,7 +166,7 @@ class Settings:
   def arranged(cls, values: dict[str, Any]) -> dict[str, Any]:
     """Puts hyperparameters that are given by name into `method`."""
     known = fields.flat_names(cls)
-    own = {n: v for n, v in values.items() if n not in known and n not in _OWN}
+    own = {n: v for n, v in values.items() if n not in known}
     if not own:
       return values
     method = _hparams_of(values.get('method', 'fed_rep'))
@@ -425,9 +425,6 @@ class Settings:
       num_warmup_rounds=0,
       num_warmup_epochs=None,
     )
-
-
-_OWN = {field.name for field in dataclasses.fields(Settings)}
 
 
 def _naming(owner, arguments):

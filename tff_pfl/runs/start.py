@@ -183,9 +183,9 @@ def with_kept(
   path = os.path.join(folder, WEIGHTS_NAME)
   if not os.path.exists(path):
     raise errors.RunError(
-      f'There is no {WEIGHTS_NAME} in {folder}, where a run with initial_run or '
-      'initial_weights keeps the weights that it starts from: restore the file, '
-      'or give the settings that the run was begun with.'
+      f'There is no {WEIGHTS_NAME} in {folder}, where a run with initial_run '
+      'or initial_weights keeps the weights that it starts from: restore the '
+      'file, or give the settings that the run was begun with.'
     )
   kept = files.read_npz(path, list(model.initial_weights))
   return dataclasses.replace(
@@ -216,9 +216,9 @@ def with_warmed_up(
       last_round = store.last_round
   if last_round != num_rounds:
     raise errors.RunError(
-      f'Expected the {num_rounds} rounds of num_warmup_rounds in {folder}, found'
-      f' {last_round or "no run"}. Give the number that the run was begun with, '
-      'or restore the folder.'
+      f'Expected the {num_rounds} rounds of num_warmup_rounds in {folder}, '
+      f'found {last_round or "no run"}. Give the number that the run was begun '
+      'with, or restore the folder.'
     )
   weights = _last_weights(process, folder)
   return dataclasses.replace(
