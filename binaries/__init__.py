@@ -9,6 +9,8 @@ import runpy
 import signal
 import sys
 
+from . import early
+
 _SCRIPT = 'tff-pfl-'
 
 
@@ -18,11 +20,20 @@ def run_script() -> None:
   runpy.run_module(f'{__name__}.{name}', run_name='__main__', alter_sys=True)
 
 
+def _program():
+  """The program's name: of a console script, or after -m."""
+  name = os.path.basename(sys.argv[0])
+  if name.startswith(_SCRIPT):
+    return name.removeprefix(_SCRIPT)
+  return sys.orig_argv[sys.orig_argv.index('-m') + 1].rpartition('.')[2]
+
+
 # Python looks for a program with -m, or it is a console script.
 if sys.argv[0] == '-m' or os.path.basename(sys.argv[0]).startswith(_SCRIPT):
   # Until `program.run` takes over, Ctrl-C ends a program without a traceback.
   if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+  early.begin(_program())
   if not any(word.startswith(('--help', '--version')) for word in sys.argv):
     # It takes seconds.
     print('Importing TensorFlow …', file=sys.stderr, flush=True)

@@ -221,7 +221,7 @@ def main() -> None:
 
 if __name__ == '__main__':
   flags_of = {
-    'algorithms': ([], run_flags.flags_of_algorithm),
+    'algorithms': ([], run_flags.FLAGS_OF['algorithm'][1]),
     **run_flags.FLAGS_OF,
   }
   del flags_of['algorithm']

@@ -1,17 +1,13 @@
 """Start and end of every program of this folder: flags, help, errors."""
 
-import contextlib
 import functools
 import os
 import platform
 import re
-import shutil
 import sys
-import textwrap
 from collections.abc import (
   Callable,
   Collection,
-  Iterator,
   Mapping,
   Sequence,
 )
@@ -24,6 +20,8 @@ import tff_pfl
 from tff_pfl import errors
 from tff_pfl.system import folders, shutdown
 
+from . import early
+
 _TRACEBACK = flags.DEFINE_bool(
   'traceback', False, 'Show where an expected error was raised.'
 )
@@ -33,8 +31,6 @@ _VERSION = flags.DEFINE_bool(
   'Print the versions of what runs, and end.',
 )
 
-_FOLDER = os.path.dirname(os.path.abspath(__file__))
-_HELP = ('--help', '-help', '--helpshort', '-helpshort', '-?')
 # Names of the flags on the command line; None before it is read.
 _on_command_line: Optional[set[str]] = None
 
@@ -42,9 +38,6 @@ _on_command_line: Optional[set[str]] = None
 # Titles of --help, with the names of the flags below each, in this order. What
 # no group has stands first.
 GROUPS: dict[str, list[str]] = {}
-_GENERAL = 'Any program'
-# So many words that a flag may have are not listed before its text.
-_MANY_WORDS = 6
 # By a setting with arguments, such as `hparams`: flags of an argument's name.
 FLAGS_WITHIN: dict[str, Callable[[str], Collection[str]]] = {}
 
@@ -101,32 +94,7 @@ def in_flags(text: str) -> str:
 
 def _fail(error: object) -> None:
   """Ends the program with one line and status 1."""
-  print(f'error: {in_flags(str(error))}', file=sys.stderr)
-  sys.exit(1)
-
-
-def expanded(argument: str, within: tuple[str, ...] = ()) -> Iterator[str]:
-  """Yields the argument; of a preset its lines, from here or the package.
-
-  Args:
-    argument: From the command line or a preset.
-    within: The presets that it stands in, from the outermost on.
-
-  Raises:
-    ValueError: If a preset includes itself.
-  """
-  start, _, path = argument.partition('--flagfile=')
-  packaged = os.path.join(_FOLDER, path.removeprefix('binaries/'))
-  if not os.path.exists(path) and os.path.isfile(packaged):
-    path = packaged
-  if start or not os.path.isfile(path):
-    yield argument
-    return
-  errors.expect(path not in within, '--flagfile', 'not within itself', path)
-  with open(path, encoding='utf-8') as file:
-    for line in map(str.strip, file):
-      if line and not line.startswith(('#', '//')):
-        yield from expanded(line, (*within, path))
+  early.fail(in_flags(str(error)))
 
 
 def _local(argument):
@@ -150,14 +118,19 @@ def _parse_flags(flags_of, argv: Sequence[str]) -> Sequence[str]:
   given = [a.lstrip('-').partition('=')[0] for a in argv]
   _on_command_line = {*given, *(name.removeprefix('no') for name in given)}
   try:
-    argv = [_local(flag) for argument in argv for flag in expanded(argument)]
+    argv = [
+      _local(flag) for argument in argv for flag in early.expanded(argument)
+    ]
   except ValueError as error:
     _fail(error)
   if f'--{_VERSION.name}' in argv:
     _print_versions()
-  others = [argument for argument in argv if argument not in _HELP]
-  if len(others) < len(argv):
-    _help(flags_of, others)
+  general = flags.FLAGS.get_flags_for_module(__name__)
+  groups = {**GROUPS, 'Any program': [flag.name for flag in general]}
+  description = early.described(groups, flags_of)
+  if early.PROGRAM:
+    early.write(description)
+  early.answer(argv, description)
   try:
     return flags.FLAGS(argv)
   except flags.Error as error:
@@ -176,47 +149,10 @@ def _print_versions():
   sys.exit(0)
 
 
-def _help(flags_of, argv):
-  """Shows the docstring and the flags, with those of what `argv` selects."""
-  with contextlib.suppress(flags.Error):
-    flags.FLAGS(argv)
-  flags.FLAGS.mark_as_parsed()
-  names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(argv[0])}
-  for selector, (default, flags_of_value) in flags_of.items():
-    value = flags.FLAGS[selector].value or default
-    for selected in value if isinstance(value, list) else [value]:
-      names.update(flags_of_value(selected))
-  general = [flag.name for flag in flags.FLAGS.get_flags_for_module(__name__)]
-  groups = {**GROUPS, _GENERAL: general}
-  grouped = {name for group in groups.values() for name in group}
-  own = [name for name in flags.FLAGS if name not in grouped]
-  print(sys.modules['__main__'].__doc__.rstrip())
-  for title, group in {'This program': own, **groups}.items():
-    shown = [flags.FLAGS[name] for name in group if name in names]
-    if shown:
-      print(f'\n{title}:', *map(_described, shown), sep='\n')
-  if flags_of:
-    selectors = ' '.join(f'--{name}=…' for name in flags_of)
-    print(f'\n--help {selectors} has the flags of what they name.')
-  print('--helpfull lists all flags.')
-  sys.exit(0)
-
-
-def _described(flag):
-  """The lines of --help on a flag."""
-  name = f'--[no]{flag.name}' if flag.boolean else f'--{flag.name}'
-  text = flag.help
-  if len(getattr(flag.parser, 'enum_values', ())) > _MANY_WORDS:
-    text = text.partition('>: ')[2]
-  width = min(100, shutil.get_terminal_size().columns)
-  indents = {'initial_indent': '  ', 'subsequent_indent': ' ' * 6}
-  return '\n'.join(textwrap.wrap(f'{name}  {text}', width, **indents))
-
-
 def run(
   main: Callable[[], None],
   flags_of: Optional[
-    Mapping[str, tuple[Any, Callable[[str], Collection[str]]]]
+    Mapping[str, tuple[Any, Mapping[str, Sequence[str]]]]
   ] = None,
 ) -> None:
   """Parses the flags and calls `main`.
@@ -228,8 +164,7 @@ def run(
   Args:
     main: Function that does the program's work.
     flags_of: Flags that --help shows only where another flag selects them: by
-      the name of that flag, its default and a function from (each of) its
-      values to the names
+      the name of that flag, its default and by (each of) its values the names
       of the flags to show.
   """
 

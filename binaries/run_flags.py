@@ -255,17 +255,27 @@ KEY_FLAGS = (
 )
 
 
-def flags_of_algorithm(name: str) -> Collection[str]:
-  """The names of the flags of a method's hyperparameters."""
-  return _HPARAM_FLAGS.get(name, {}).values()
-
-
-# By selecting flag its default and a function to the flags of what it selects.
+# By selecting flag its default, and by its values the flags of what it selects.
 FLAGS_OF = {
-  'algorithm': ('fed_rep', flags_of_algorithm),
-  'dataset': (settings.DataOptions.name, DATASET_ARGUMENTS.names),
-  'model': (settings.ModelOptions.name, _MODEL_ARGUMENTS.names),
-  'aggregator': ('mean', _PRIVACY_ARGUMENTS.names),
+  'algorithm': (
+    'fed_rep',
+    {
+      name: list(own_flags.values())
+      for name, own_flags in _HPARAM_FLAGS.items()
+    },
+  ),
+  'dataset': (
+    settings.DataOptions.name,
+    {name: DATASET_ARGUMENTS.names(name) for name in datasets.DATASETS},
+  ),
+  'model': (
+    settings.ModelOptions.name,
+    {name: _MODEL_ARGUMENTS.names(name) for name in zoo.MODELS},
+  ),
+  'aggregator': (
+    'mean',
+    {name: _PRIVACY_ARGUMENTS.names(name) for name in privacy.AGGREGATORS},
+  ),
 }
 program.GROUPS.update(
   {

@@ -81,7 +81,5 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  program.run(
-    main,
-    {**run_flags.FLAGS_OF, 'baselines': ([], run_flags.flags_of_algorithm)},
-  )
+  of_methods = run_flags.FLAGS_OF['algorithm'][1]
+  program.run(main, {**run_flags.FLAGS_OF, 'baselines': ([], of_methods)})

@@ -1,0 +1,245 @@
+"""Flags before TensorFlow is imported: a wrong one, or --help, costs a second.
+
+A program's flags are made of the library's dataclasses, which takes seconds to
+import. What they are is therefore kept in the user's cache folder, under a key
+of the library's files, and the next call of the program reads it first.
+Without the file, or after a change of the library, flags are parsed as late as
+they are made, with the same result.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Optional
+
+from absl import flags
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_HELP = ('--help', '-help', '--helpshort', '-helpshort', '-?')
+# So many words that a flag may have are not listed before its text.
+_MANY_WORDS = 6
+# Name of the program; empty where a program is called in Python.
+PROGRAM = ''
+_PARSERS = {
+  'BooleanParser': flags.DEFINE_bool,
+  'FloatParser': flags.DEFINE_float,
+  'IntegerParser': flags.DEFINE_integer,
+  'ListParser': flags.DEFINE_list,
+}
+
+
+def fail(reason: object) -> None:
+  """Ends the program with one line and status 1."""
+  print(f'error: {reason}', file=sys.stderr)
+  sys.exit(1)
+
+
+def expanded(argument: str, within: tuple[str, ...] = ()) -> Iterator[str]:
+  """Yields the argument; of a preset its lines, from here or the package.
+
+  Args:
+    argument: From the command line or a preset.
+    within: The presets that it stands in, from the outermost on.
+
+  Raises:
+    ValueError: If a preset includes itself.
+  """
+  start, _, path = argument.partition('--flagfile=')
+  packaged = os.path.join(_FOLDER, path.removeprefix('binaries/'))
+  if not os.path.exists(path) and os.path.isfile(packaged):
+    path = packaged
+  if start or not os.path.isfile(path):
+    yield argument
+    return
+  if path in within:
+    raise ValueError(f'Expected --flagfile={path} not to be within itself.')
+  with open(path, encoding='utf-8') as file:
+    for line in map(str.strip, file):
+      if line and not line.startswith(('#', '//')):
+        yield from expanded(line, (*within, path))
+
+
+def described(
+  groups: Mapping[str, Sequence[str]],
+  selected: Mapping[str, tuple[Any, Mapping[str, Sequence[str]]]],
+) -> dict[str, Any]:
+  """Describes the flags of the program that runs, as JSON types.
+
+  Args:
+    groups: Titles of --help and the names of the flags below each.
+    selected: By selecting flag its default, and by its values the names of the
+      flags that are shown with each.
+  """
+  main = sys.modules['__main__']
+  shown = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
+  return {
+    'doc': main.__doc__.rstrip(),
+    'groups': {title: list(names) for title, names in groups.items()},
+    'selected': selected,
+    'shown': [flag.name for flag in shown],
+    # A short name is a name, too.
+    'flags': {
+      name: _described(flags.FLAGS[name])
+      for name in flags.FLAGS
+      if flags.FLAGS[name].name == name
+    },
+  }
+
+
+def _described(flag):
+  return {
+    'short': flag.short_name,
+    'help': flag.help,
+    'parser': type(flag.parser).__name__,
+    'words': getattr(flag.parser, 'enum_values', None),
+    'low': getattr(flag.parser, 'lower_bound', None),
+    'is_multiple': isinstance(flag, flags.MultiFlag),
+    'is_required': any(
+      f'--{flag.name} must have a value' in validator.message
+      for validator in flag.validators
+    ),
+  }
+
+
+def parse(argv: Sequence[str], description: Mapping[str, Any]) -> Any:
+  """Parses flags as the program will; raises `flags.Error` for a wrong one.
+
+  Args:
+    argv: Name of the program and its arguments, presets expanded.
+  """
+  values = flags.FlagValues()
+  for name, flag in description['flags'].items():
+    options = {'flag_values': values, 'short_name': flag['short']}
+    if flag['is_multiple']:
+      flags.DEFINE_multi_string(name, [], flag['help'], **options)
+    elif flag['words']:
+      flags.DEFINE_enum(name, None, flag['words'], flag['help'], **options)
+    else:
+      if flag['low'] is not None:
+        options['lower_bound'] = flag['low']
+      define = _PARSERS.get(flag['parser'], flags.DEFINE_string)
+      define(name, None, flag['help'], **options)
+    if flag['is_required']:
+      flags.mark_flag_as_required(name, flag_values=values)
+  values(list(argv))
+  return values
+
+
+def help_text(argv: Sequence[str], description: Mapping[str, Any]) -> str:
+  """The docstring and the flags, with those of what `argv` selects."""
+  optional = {
+    name: {**flag, 'is_required': False}
+    for name, flag in description['flags'].items()
+  }
+  values = {}
+  with contextlib.suppress(flags.Error):
+    parsed = parse(argv, {'flags': optional})
+    values = {name: parsed[name].value for name in description['selected']}
+  shown = set(description['shown'])
+  for selector, (default, names) in description['selected'].items():
+    value = values.get(selector) or default
+    for one in value if isinstance(value, list) else [value]:
+      shown.update(names.get(one, ()))
+  groups = description['groups']
+  grouped = {name for group in groups.values() for name in group}
+  own = [name for name in description['flags'] if name not in grouped]
+  lines = [description['doc']]
+  for title, group in {'This program': own, **groups}.items():
+    texts = [
+      _help_of(name, description['flags'][name])
+      for name in group
+      if name in shown
+    ]
+    if texts:
+      lines += [f'\n{title}:', *texts]
+  if description['selected']:
+    selectors = ' '.join(f'--{name}=…' for name in description['selected'])
+    lines.append(f'\n--help {selectors} has the flags of what they name.')
+  return '\n'.join([*lines, '--helpfull lists all flags.'])
+
+
+def _help_of(name, flag):
+  text = flag['help']
+  if len(flag['words'] or ()) > _MANY_WORDS:
+    text = text.partition('>: ')[2]
+  name = f'[no]{name}' if flag['parser'] == 'BooleanParser' else name
+  width = min(100, shutil.get_terminal_size().columns)
+  indents = {'initial_indent': '  ', 'subsequent_indent': ' ' * 6}
+  return '\n'.join(textwrap.wrap(f'--{name}: {text}', width, **indents))
+
+
+def begin(program: str) -> None:
+  """Answers the command line of a program, if its flags are known already."""
+  global PROGRAM
+  PROGRAM = program
+  description = read()
+  if description is None:
+    return
+  try:
+    argv = [flag for argument in sys.argv for flag in expanded(argument)]
+  except (OSError, ValueError):
+    return
+  answer(argv, description)
+
+
+def answer(argv: Sequence[str], description: Mapping[str, Any]) -> None:
+  """Ends the program if its flags are wrong, or it is asked for --help.
+
+  Args:
+    argv: Name of the program and its arguments, presets expanded.
+  """
+  others = [argument for argument in argv if argument not in _HELP]
+  if len(others) < len(argv):
+    print(help_text(others, description))
+    sys.exit(0)
+  if any(word.startswith(('--help', '--version')) for word in argv):
+    return  # It is for later.
+  try:
+    parse(argv, description)
+  except flags.Error as error:
+    fail(f'{error} (--help lists the flags)')
+
+
+def read() -> Optional[dict[str, Any]]:
+  """The description that `write` kept; None without one of this library."""
+  with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    kept = json.loads(_path().read_text('utf-8'))
+    if kept['key'] == _key():
+      return kept['description']
+  return None
+
+
+def write(description: Mapping[str, Any]) -> None:
+  """Keeps the description of a program's flags for its next call."""
+  path = _path()
+  temporary = path.with_suffix(f'.{os.getpid()}')
+  with contextlib.suppress(OSError):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {'key': _key(), 'description': description}
+    temporary.write_text(json.dumps(content), 'utf-8')
+    temporary.replace(path)
+
+
+def _path():
+  home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+  return pathlib.Path(home, 'tff_pfl', f'flags-{PROGRAM}.json')
+
+
+def _key():
+  """A checksum of the names, sizes and times of the library's files."""
+  # It is not imported for it.
+  library = os.path.dirname(_FOLDER)
+  if os.path.basename(library) != 'tff_pfl':
+    library = os.path.join(library, 'tff_pfl')
+  found = []
+  for folder in (_FOLDER, library):
+    for path in sorted(pathlib.Path(folder).rglob('*.py')):
+      status = path.stat()
+      found.append((str(path), status.st_size, status.st_mtime_ns))
+  return hashlib.sha256(repr((sys.version, found)).encode()).hexdigest()
