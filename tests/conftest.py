@@ -109,38 +109,24 @@ def real_data(tmp_path_factory):
   return with_image_sets
 
 
-# Settings that processes do not depend on, unless the noise of privacy does.
-_OF_RUNS = (
-  'num_rounds',
-  'rounds_per_evaluation',
-  'num_final_evaluations',
-  'initial_run',
-  'initial_weights',
-  'num_warmup_rounds',
-  'num_warmup_epochs',
-)
-
-
 @pytest.fixture(scope='module')
 def one_process():
   """Equal settings and initial weights make one process, built once."""
-  from tff_pfl.runs import run_config
+  from tff_pfl.runs import settings as settings_lib
 
-  build, built = run_config.RunConfig.build_process, {}
+  build, built = settings_lib.Settings.build_process, {}
 
-  def build_once(config, model):
-    is_private = not isinstance(config.aggregator, str)
-    settings = {
-      name: value
-      for name, value in vars(config).items()
-      if is_private or name not in _OF_RUNS
-    }
+  def build_once(settings, model, data):
+    parts = vars(settings) | {'start': None}
+    if isinstance(settings.process.aggregator, str):
+      # Of rounds, only the noise of privacy depends on more than cohorts.
+      parts |= {'rounds': settings.rounds.cohorts(data.num_clients, 0)}
     weights = [bytes(value) for value in model.initial_weights.values()]
-    key = repr((settings, model.domains, weights))
+    key = repr((parts, model.domains, weights))
     if key not in built:
-      built[key] = build(config, model)
+      built[key] = build(settings, model, data)
     return built[key]
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(run_config.RunConfig, 'build_process', build_once)
+    patch.setattr(settings_lib.Settings, 'build_process', build_once)
     yield
