@@ -20,7 +20,7 @@ from tff_pfl.comparisons import (
   trial,
 )
 from tff_pfl.comparisons import metrics as metrics_lib
-from tff_pfl.runs import directory_lock, run_config, summary
+from tff_pfl.runs import directory_lock, settings, summary
 
 _INCOMPLETE = 'local_only (1 of 2 runs)'
 
@@ -139,7 +139,7 @@ def test_new_clients_are_apart(found, directory):
 def test_figures_of_folds_are_means_over_them(monkeypatch, tmp_path):
   monkeypatch.setattr(trial, 'run', made_up_trials.run)
   comparison = made_up_trials.comparison(
-    algorithms=('fed_avg',), seeds=(3,), grid={}, num_folds=2
+    methods=('fed_avg',), seeds=(3,), grid={}, num_folds=2
   )
   found = runner.compare(
     comparison, str(tmp_path), num_processes=0, show_progress=False
@@ -220,10 +220,18 @@ def test_partition_and_settings_are_those_that_the_runs_share(found):
   assert sizes == partition['num_train_examples']
   # The synthetic clients have the two classes that were asked for.
   assert {sum(n > 0 for n in row) for row in partition['class_counts']} == {2}
-  settings = {one['name']: one['value'] for one in found['settings']}
-  expected = {'seeds': [0, 1], 'num_new_clients': 1, 'tuning_rounds': 2}
-  assert {name: settings[name] for name in expected} == expected
-  assert not {'algorithm', 'hparams', 'seed', 'data_dir'} & set(settings)
+  shared = {one['name']: one['value'] for one in found['settings']}
+  expected = {
+    'seeds': [0, 1],
+    'num_new_clients': 1,
+    'tuning_rounds': 2,
+    # As the data say.
+    'num_clients': 4,
+    'partition': 'shards:2',
+    'cohort_size': 2,
+  }
+  assert {name: shared[name] for name in expected} == expected
+  assert not {'method', 'seed', 'data_dir'} & set(shared)
   assert found['title'] == 'synthetic, 4 clients, shards:2, 2 rounds'
 
 
@@ -251,7 +259,7 @@ def test_an_earlier_comparison_is_not_overwritten(found, directory):
 
 
 def test_impossible_data_are_refused_before_anything_runs(tmp_path):
-  base = run_config.RunConfig(
+  base = settings.Settings(
     dataset='synthetic', partition='dirichlet:0.1', model='linear'
   )
   with pytest.raises(ValueError, match='partition'):
@@ -274,10 +282,6 @@ def test_impossible_data_are_refused_before_anything_runs(tmp_path):
 def test_labels_tell_fine_tuning_that_the_method_does_not_do(
   variant, asked, adaptation, label
 ):
-  base = run_config.RunConfig(
-    personalization=run_config.personalization_lib.Personalization(
-      fine_tune=asked
-    )
-  )
+  base = settings.Settings(fine_tune=asked)
   scores = {'adaptation': adaptation}
   assert results._label('fed_avg', variant, base, scores) == label

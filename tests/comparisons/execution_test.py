@@ -1,5 +1,6 @@
 import contextlib
 import json
+import math
 import os
 import time
 import types
@@ -9,9 +10,10 @@ import psutil
 import pytest
 
 from tests.comparisons import stand_in
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.comparisons import execution, plan
-from tff_pfl.runs import run_config, run_store
+from tff_pfl.comparisons import trial as trial_lib
+from tff_pfl.runs import run_store, settings
 from tff_pfl.system import cores, shutdown
 
 # What trials do instead of training, with their folder as the argument.
@@ -79,7 +81,7 @@ def _run(monkeypatch, tmp_path):
 
 
 def make_trials(num_seeds=3, **changes):
-  base = run_config.RunConfig(**{'num_rounds': 3, **changes})
+  base = settings.Settings(**{'num_rounds': 3, **changes})
   return plan.Comparison(base, ('fed_avg',), seeds=range(num_seeds)).trials()
 
 
@@ -105,6 +107,25 @@ def test_all_trials_run_and_the_cores_are_divided(run, tmp_path, monkeypatch):
     }
   # Finished ones are not run again.
   assert run(make_trials(), FAILS + FINISHES) == {}
+
+
+def test_a_trial_is_what_its_folder_says(run, tmp_path):
+  wanted = trial_lib.Trial(
+    name='x',
+    config=settings.Settings(
+      method='fed_fac',
+      threshold=math.inf,
+      fine_tune='head',
+      model_arguments={'widths': [4]},
+    ),
+    fine_tune_variants=('none', 'all'),
+    num_new_clients=3,
+    validation_fraction=0.5,
+    fold=(1, 5),
+  )
+  run([wanted])
+  spec = trial_lib.read_spec(execution.trial_folder(tmp_path, 'x'))
+  assert fields.from_json(trial_lib.Trial, spec['trial']) == wanted
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 
 from tff_pfl import errors
 from tff_pfl.comparisons import plan, trial
-from tff_pfl.runs import report, run_config, run_store, summary
+from tff_pfl.runs import report, run_store, settings, summary
 
 FAILING = 'local_only-seed1'
 
@@ -16,7 +16,7 @@ def comparison(**changes):
   """Two methods, of which one has a choice among the points of the grid."""
   return plan.Comparison(
     **{
-      'base': run_config.RunConfig(
+      'base': settings.Settings(
         dataset='synthetic',
         num_clients=4,
         model='linear',
@@ -24,7 +24,7 @@ def comparison(**changes):
         cohort_size=2,
         num_final_evaluations=2,
       ),
-      'algorithms': ('fed_avg', 'local_only'),
+      'methods': ('fed_avg', 'local_only'),
       'seeds': (0, 1),
       'grid': {
         'fed_avg': {'learning_rate': (0.05, 1e-9)},
@@ -74,7 +74,7 @@ def run(
   def evaluation():
     score, loss = rng.uniform(size=2)
     if wanted.validation_fraction is not None:
-      score = config.hparams.learning_rate
+      score = config.method.learning_rate
     means = {metric: score, 'loss': loss, **dict.fromkeys(reported or (), 0.5)}
     return {
       'personal': means,
@@ -103,7 +103,7 @@ def run(
       for client_id in (data.client_ids if data else ())
     ]
 
-  evaluations = [evaluation() for _ in range(config.num_rounds)]
+  evaluations = [evaluation() for _ in range(config.rounds.num_rounds)]
   last = evaluations[-1]
   with run_store.RunStore.open(directory, {'num_rounds': 0}) as store:
     for of_round in [None, *evaluations]:
@@ -113,6 +113,7 @@ def run(
   scores = [e['personal'][metric] for e in evaluations]
   over_rounds = {'last_10_mean': np.mean(scores), 'last': scores[-1]}
   found = {
+    'num_clients': trained.num_clients,
     'accuracy': over_rounds,
     'global_accuracy': over_rounds if has_global else None,
     'weighted': {'best_10_mean': scores[-1] / 4},

@@ -1,32 +1,29 @@
-import json
-
 import pytest
 
-from tff_pfl.comparisons import plan, trial
-from tff_pfl.core import personalization
+from tff_pfl.comparisons import plan
 from tff_pfl.methods import registry
-from tff_pfl.runs import run_config
+from tff_pfl.runs import settings
 
 _RATES = plan.Range(1e-3, 1.0, log=True)
 
 
 def _base(**changes):
-  return run_config.RunConfig(num_clients=6, cohort_size=3, **changes)
+  return settings.Settings(num_clients=6, cohort_size=3, **changes)
 
 
-def _comparison(algorithms=('fed_avg', 'fed_rep'), **changes):
-  return plan.Comparison(_base(num_rounds=7), algorithms, **changes)
+def _comparison(methods=('fed_avg', 'fed_rep'), **changes):
+  return plan.Comparison(_base(num_rounds=7), methods, **changes)
 
 
 def _hparams(comparison):
   """Those of the first seed's trials, by method."""
-  return {t.config.algorithm: t.config.hparams for t in comparison.trials()}
+  return {t.config.algorithm: t.config.method for t in comparison.trials()}
 
 
 def test_every_method_runs_with_every_seed():
   hparams = registry.get_algorithm('fed_avg').hparams(num_epochs=2)
   comparison = _comparison(
-    hparams={'fed_avg': hparams},
+    (hparams, 'fed_rep'),
     seeds=(3, 5),
     num_new_clients=2,
     fine_tune_variants=('all',),
@@ -39,10 +36,9 @@ def test_every_method_runs_with_every_seed():
     ('fed_rep-seed5', 'fed_rep', 5),
   ]
   for one in trials:
-    algorithm = one.config.algorithm
-    default = registry.get_algorithm(algorithm).hparams()
-    assert one.config.hparams == comparison.hparams.get(algorithm, default)
-    assert one.config.num_rounds == 7
+    of_method = {'fed_avg': hparams, 'fed_rep': _base().method}
+    assert one.config.method == of_method[one.config.algorithm]
+    assert one.config.rounds.num_rounds == 7
     assert one.num_new_clients == 2
     assert one.fine_tune_variants == ('all',)
     assert one.validation_fraction is None
@@ -105,6 +101,7 @@ def test_points_of_a_grid(texts, fed_avg, fed_rep):
 
 def test_a_sweep_has_the_first_seed_and_a_part_of_the_training_data():
   comparison = _comparison(
+    ('fed_avg', 'fed_rep', 'ditto'),
     seeds=(4, 1),
     grid={'fed_avg': {'learning_rate': (0.1, 0.2)}},
     validation_fraction=0.25,
@@ -116,8 +113,8 @@ def test_a_sweep_has_the_first_seed_and_a_part_of_the_training_data():
   assert not comparison.is_tuned('fed_rep')
   one = comparison.tuning_trial('fed_avg', {'learning_rate': 0.2})
   assert one.name == 'tune-fed_avg-learning_rate=0.2'
-  assert one.config.hparams.learning_rate == 0.2
-  assert (one.config.seed, one.config.num_rounds) == (4, 3)
+  assert one.config.method.learning_rate == 0.2
+  assert (one.config.seed, one.config.rounds.num_rounds) == (4, 3)
   assert one.validation_fraction == 0.25
   # The same clients are trained, none but they are scored, in one way.
   assert one.num_new_clients == 2
@@ -134,8 +131,8 @@ def test_the_runs_take_what_the_sweep_chose():
   comparison = _comparison(grid={'*': {'learning_rate': (0.1, 0.2)}})
   points = {name: comparison.points(name)[1] for name in comparison.algorithms}
   fed_avg, fed_rep = comparison.trials(points)
-  assert fed_avg.config.hparams.learning_rate == 0.2
-  assert fed_rep.config.hparams.head_learning_rate == 0.2
+  assert fed_avg.config.method.learning_rate == 0.2
+  assert fed_rep.config.method.head_learning_rate == 0.2
   # A method whose sweep found nothing is left out.
   (one,) = comparison.trials({**points, 'fed_avg': None})
   assert one.config.algorithm == 'fed_rep'
@@ -146,12 +143,10 @@ def test_the_runs_take_what_the_sweep_chose():
 
 
 def test_epochs_of_a_grid_take_the_place_of_steps():
-  algorithms = ('fed_avg', 'per_fed_avg', 'fed_rep')
+  fed_rep = registry.get_algorithm('fed_rep').hparams(num_head_steps=4)
+  methods = ('fed_avg', 'per_fed_avg', fed_rep)
   comparison = _comparison(
-    algorithms,
-    hparams={
-      'fed_rep': registry.get_algorithm('fed_rep').hparams(num_head_steps=4)
-    },
+    methods,
     grid={'*': {'num_epochs': (1,), 'num_head_epochs': (2,)}},
   )
   # Where there are no steps, nothing but what was written is said.
@@ -163,43 +158,26 @@ def test_epochs_of_a_grid_take_the_place_of_steps():
   assert (fed_rep.num_head_epochs, fed_rep.num_head_steps) == (2, None)
   # Those that the grid has stay.
   grid = {'*': {'num_epochs': (1,)}, 'per_fed_avg': {'num_steps': (7,)}}
-  found = _hparams(_comparison(algorithms, grid=grid))
+  found = _hparams(_comparison(methods, grid=grid))
   assert found['fed_avg'].num_epochs == 1
   assert found['per_fed_avg'].num_steps == 7
-
-
-def test_a_trial_survives_json():
-  wanted = trial.Trial(
-    name='fed_rep-seed0',
-    config=_base(
-      hparams=registry.get_algorithm('fed_rep').hparams(num_head_epochs=3),
-      personalization=personalization.Personalization(fine_tune='head'),
-      model_arguments={'widths': [4]},
-    ),
-    fine_tune_variants=('none', 'all'),
-    num_new_clients=3,
-    validation_fraction=0.5,
-    fold=(1, 5),
-  )
-  settings = json.loads(json.dumps(wanted.settings()))
-  assert trial.Trial.from_settings(settings) == wanted
 
 
 @pytest.mark.parametrize(
   'changes,message',
   [
-    ({'algorithms': ()}, '`algorithms`.*at least one'),
-    ({'algorithms': ('fed_foo',)}, "'fed_foo'"),
+    ({'methods': ()}, '`methods`.*at least one'),
+    ({'methods': ('fed_foo',)}, "'fed_foo'"),
+    (
+      {'methods': ('ditto', registry.get_algorithm('ditto').hparams())},
+      '`methods`.*none twice',
+    ),
     ({'seeds': (1, 1)}, '`seeds`.*none twice'),
     ({'fine_tune_variants': ('method',)}, 'none, head, all, trained'),
     ({'num_folds': 1}, '`num_folds`.*at least 2'),
-    ({'base': 5}, '`base` to be of type RunConfig, found 5'),
-    ({'algorithms': 'fed_avg'}, "`algorithms` to be a list.*'fed_avg'"),
-    ({'hparams': {'zz': 1}}, "`hparams` to be those of fed_avg.*'zz'"),
-    (
-      {'hparams': {'fed_avg': registry.get_algorithm('ditto').hparams()}},
-      "`hparams` to be those of fed_avg.*'fed_avg': Ditto",
-    ),
+    ({'base': 5}, '`base` to be of type Settings, found 5'),
+    ({'methods': 'fed_avg'}, "`methods` to be a list.*'fed_avg'"),
+    ({'methods': (1,)}, '`method` to be hyperparameters of a method, found 1'),
     ({'num_search_trials': 0}, '`num_search_trials` .* integer at least 1'),
     (
       {'grid': {'*': {'learning_rate': _RATES}}},
@@ -222,7 +200,7 @@ def test_a_trial_survives_json():
   ],
 )
 def test_wrong_plans_are_refused(changes, message):
-  plan_of = {'base': _base(), 'algorithms': ('fed_avg', 'fed_rep'), **changes}
+  plan_of = {'base': _base(), 'methods': ('fed_avg', 'fed_rep'), **changes}
   with pytest.raises((ValueError, TypeError), match=message):
     plan.Comparison(**plan_of)
 
@@ -249,6 +227,8 @@ def test_wrong_plans_are_refused(changes, message):
         'per_fed_avg': {'num_steps': (None,)},
       },
     ),
+    # One of them takes adam.
+    ('optimizer=adam', 'grid', {'*': {'optimizer': ('adam',)}}),
     # To fed_avg 0 steps mean nothing.
     ('num_steps=0', 'grid', {'*': {'num_steps': (0,)}}),
     # Only methods that are left out have that.
@@ -266,7 +246,7 @@ def test_wrong_plans_are_refused(changes, message):
 def test_grids_are_read_in_the_types_of_the_hyperparameters(
   texts, flag, expected
 ):
-  algorithms = ('fed_avg', 'fed_rep', 'fed_dbe', 'per_fed_avg')
+  algorithms = ('fed_avg', 'fed_rep', 'fed_dbe', 'per_fed_avg', 'scaffold')
   found = plan.parse_grid(texts.split(), algorithms, flag)
   # 1.0 is not 1.
   assert repr(found) == repr(expected)
@@ -281,8 +261,8 @@ def test_grids_are_read_in_the_types_of_the_hyperparameters(
     ('dito.momentum=0.1', 'one of the methods fed_avg'),
     ('ditto.speed=0.1', "hyperparameters of ditto, found 'ditto.speed=0.1'"),
     ('speed=0.1', "hyperparameters of fed_avg, found 'speed=0.1'"),
-    ('learning_rate=fast', "floats, found 'learning_rate=fast'"),
-    ('num_epochs=none', 'ints'),
+    ('learning_rate=fast', "takes, found 'learning_rate=fast'"),
+    ('num_epochs=none', "found 'num_epochs=none'"),
     ('momentum=a:b', "found 'momentum=a:b'"),
     ('momentum=0:1:lin', "found 'momentum=0:1:lin'"),
     ('optimizer=a:b', "found 'optimizer=a:b'"),

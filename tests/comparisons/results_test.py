@@ -10,7 +10,7 @@ from tests import html_text
 from tests.comparisons import made_up_trials
 from tff_pfl import plots
 from tff_pfl.comparisons import execution, plan, results
-from tff_pfl.runs import run_config
+from tff_pfl.runs import settings
 
 
 def _spread(mean, std=None, num_seeds=1):
@@ -195,14 +195,14 @@ def _collect(
   directory, *domains_by_seed, metric='accuracy', told=None, dropout_rate=0.0
 ):
   comparison = plan.Comparison(
-    base=run_config.RunConfig(
+    base=settings.Settings(
       dataset='synthetic',
       num_clients=2,
       cohort_size=2,
       dropout_rate=dropout_rate,
       model='linear',
     ),
-    algorithms=('fed_avg',),
+    methods=('fed_avg',),
     seeds=tuple(range(len(domains_by_seed))),
     fine_tune_variants=('all',),
   )

@@ -7,16 +7,15 @@ import pytest
 from tests.comparisons import poisoned_examples
 from tff_pfl import datasets, errors
 from tff_pfl.comparisons import trial
-from tff_pfl.core import personalization
-from tff_pfl.runs import run_config, run_store
+from tff_pfl.runs import run_store, settings
 
 pytestmark = pytest.mark.usefixtures('one_process')
 
 
 def _config(**changes):
-  return run_config.RunConfig(
+  return settings.Settings(
     **{
-      'algorithm': 'fed_avg',
+      'method': 'fed_avg',
       'dataset': 'synthetic',
       'num_clients': 3,
       'model': 'linear',
@@ -25,6 +24,11 @@ def _config(**changes):
       **changes,
     }
   )
+
+
+def _process(config):
+  data = config.load_data()
+  return config.build_process(config.build_model(data), data)
 
 
 def _run(directory, wanted):
@@ -40,7 +44,7 @@ def _plain(tmp_path_factory):
 
 
 def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
-  config = _config(algorithm='local_only', num_rounds=4)
+  config = _config(method='local_only', num_rounds=4)
   wanted = trial.Trial('x', config, num_new_clients=2)
   trained, new = trial.load_data(wanted)
   assert trained.num_clients == 3
@@ -72,7 +76,7 @@ def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
     assert store.config['num_clients'] == 3
     # It cannot be built again from the settings of a run alone.
     with pytest.raises(errors.RunError, match='set new clients'):
-      run_config.RunConfig.from_settings(store.config)
+      settings.Settings.from_record(store.config)
 
 
 def test_new_clients_that_cannot_be_scored_are_refused_with_the_data():
@@ -116,7 +120,7 @@ def test_new_clients_are_drawn_by_the_seed_alone():
 
   drawn = {seed: new_clients(seed=seed) for seed in range(6)}
   assert len(set(drawn.values())) > 1
-  assert drawn[1] == new_clients(seed=1, algorithm='ditto', num_rounds=9)
+  assert drawn[1] == new_clients(seed=1, method='ditto', num_rounds=9)
 
 
 def test_a_sweep_trains_the_clients_of_the_comparison_and_scores_no_new_ones():
@@ -152,10 +156,9 @@ def test_a_run_of_all_clients_is_one_of_the_train_program(plain):
   directory, scores = plain
   assert scores['variants']['method']['new_clients'] == []
   with run_store.RunStore.open_for_reading(directory) as store:
-    stored = run_config.RunConfig.from_settings(store.config)
-  # With what the method does by itself spelt out.
-  assert stored == _config(personalization=stored.personalization)
-  process = stored.build_process(stored.build_model(stored.load_data()))
+    stored = settings.Settings.from_record(store.config)
+  assert stored == _config()
+  process = _process(stored)
   assert scores['bytes_per_round'] == process.bytes_per_round._asdict()
   # The pictures are those of the comparison.
   assert not list(directory.rglob('*.png'))
@@ -187,18 +190,15 @@ def test_a_sweep_never_reads_test_examples(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_variants_are_what_runs_that_end_with_them_score(tmp_path):
+  # One of the three clients is not scored.
+  config = _config(num_evaluated_clients=2)
   wanted = trial.Trial(
-    'x', _config(), fine_tune_variants=('none', 'all'), num_new_clients=1
+    'x', config, fine_tune_variants=('none', 'all'), num_new_clients=1
   )
   scores = _run(tmp_path / 'plain', wanted)
   # 'none' is what fed_avg does anyway.
   assert list(scores['variants']) == ['method', 'all']
-  tuned = dataclasses.replace(
-    wanted,
-    config=_config(
-      personalization=personalization.Personalization(fine_tune='all')
-    ),
-  )
+  tuned = dataclasses.replace(wanted, fine_tune='all')
   expected = _run(tmp_path / 'tuned', tuned)
   assert list(expected['variants']) == ['method', 'none']
   for variant, same in (('all', 'method'), ('method', 'none')):
@@ -211,17 +211,18 @@ def test_variants_are_what_runs_that_end_with_them_score(tmp_path):
 
 
 def test_a_method_that_changes_the_model_has_variants():
+  def variant(name, **changes):
+    config = _config(**changes)
+    options = config.process.personalization
+    return trial._variant(_process(config), options, name)
+
   # The model of FedEM's process is itself made of copies of the model.
-  config = _config(algorithm='fed_em')
-  process = config.build_process(config.build_model(config.load_data()))
-  variant = trial._variant(process, config.personalization, 'head')
-  assert variant.description['personalization']['fine_tune'] == 'head'
-  assert trial._variant(process, config.personalization, 'none') is None
-  assert trial._variant(process, config.personalization, 'trained')
+  tuned = variant('head', method='fed_em')
+  assert tuned.description['personalization']['fine_tune'] == 'head'
+  assert variant('none', method='fed_em') is None
+  assert variant('trained', method='fed_em')
   # A model that is made with the server is not one of a client's training.
-  config = _config(algorithm='fed_pac', model='mlp')
-  process = config.build_process(config.build_model(config.load_data()))
-  assert trial._variant(process, config.personalization, 'trained') is None
+  assert variant('trained', method='fed_pac', model='mlp') is None
 
 
 def test_an_interrupted_trial_goes_on(plain, tmp_path):

@@ -8,21 +8,21 @@ import pytest
 from tests.comparisons import made_up_trials
 from tff_pfl import errors
 from tff_pfl.comparisons import execution, plan, trial, tuning
-from tff_pfl.runs import report, run_config, summary
+from tff_pfl.runs import report, settings, summary
 
 _RATES = plan.Range(1e-3, 1.0, log=True)
 
 
 def _tune(directory, grid, *, num_search_trials=None, algorithm='fed_avg'):
   comparison = plan.Comparison(
-    base=run_config.RunConfig(
+    base=settings.Settings(
       dataset='synthetic',
       num_clients=4,
       model='linear',
       num_rounds=1,
       cohort_size=2,
     ),
-    algorithms=(algorithm,),
+    methods=(algorithm,),
     grid={'*': grid},
     num_search_trials=num_search_trials,
   )

@@ -77,7 +77,9 @@ def compare(
       'with it, or another `output_dir`.'
     )
   # Before any process is started: what is wrong with the data is wrong for all.
-  partition = _partition(comparison)
+  # All trials of the first seed have the same.
+  parts = trial.load_data(comparison.trials()[0])
+  partition = _partition(comparison.seeds[0], *parts)
   options = {
     'num_processes': num_processes,
     'cluster': cluster,
@@ -92,14 +94,15 @@ def compare(
     failed = execution.run_trials(trials, directory, **options)
     failures += tuning.failures_of(trials, failed)
     methods, primary, reported = results.collect(comparison, directory, trials)
-    settings = _settings(comparison, len(trials), num_processes, cluster)
-    base = comparison.base
+    settings = {
+      **results.settings(comparison, parts[0]),
+      **_place(len(trials), num_processes, cluster),
+    }
     found = results.Results(
       {
         'title': (
-          f'{base.dataset}, {base.num_clients} clients, {base.partition}, '
-          f'{base.num_rounds} rounds'
-        ),
+          '{dataset}, {num_clients} clients, {partition}, {num_rounds} rounds'
+        ).format_map(settings),
         'settings': [
           {'name': name, 'value': value} for name, value in settings.items()
         ],
@@ -117,15 +120,12 @@ def compare(
   return found
 
 
-def _settings(comparison, num_trials, num_processes, cluster):
-  """The settings of a comparison, and where its trials run."""
-  settings = results.settings(comparison)
+def _place(num_trials, num_processes, cluster):
+  """The setting that says where trials run."""
   if cluster is not None:
-    settings['cluster'] = cluster.address
-  else:
-    shares = execution.divide_cores(num_trials, num_processes)
-    settings['num_processes'] = shares.num_processes
-  return settings
+    return {'cluster': cluster.address}
+  shares = execution.divide_cores(num_trials, num_processes)
+  return {'num_processes': shares.num_processes}
 
 
 def _with_named_scores(sweep, primary):
@@ -150,10 +150,8 @@ def _write(found, primary, directory, published):
     plots.save(ax, os.path.join(directory, f'{primary.name}.png'))
 
 
-def _partition(comparison):
+def _partition(seed, trained, new):
   """The partition of the first seed's training data among the clients."""
-  # Of any of the first seed's trials: the data are the same.
-  trained, new = trial.load_data(comparison.trials()[0])
   parts = [trained] if new is None else [trained, new]
   counts = domain_counts = None
   if trained.num_classes is not None:
@@ -162,7 +160,7 @@ def _partition(comparison):
     by_client = np.concatenate([part.domain_counts() for part in parts])
     domain_counts = dict(zip(trained.domain_names, by_client.T.tolist()))
   return {
-    'seed': comparison.seeds[0],
+    'seed': seed,
     'client_ids': [i for part in parts for i in part.client_ids],
     'num_new_clients': 0 if new is None else new.num_clients,
     'class_counts': counts,

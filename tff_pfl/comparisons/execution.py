@@ -17,21 +17,20 @@ from typing import Any, NamedTuple, Optional
 
 import tqdm
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.comparisons import cluster as cluster_lib
 from tff_pfl.comparisons import trial
 from tff_pfl.runs import client_population, run_store, value_codec
-from tff_pfl.runs import summary as summary_lib
 from tff_pfl.system import child_processes, cores, folders, shutdown
 
 TRIALS_DIR = 'trials'
 LOG_NAME = 'log.txt'
 
 # What may differ when a trial is taken up again: where it runs, not what.
-_MUTABLE = tuple(
-  f'config.{name}'
-  for name in run_store.MUTABLE_SETTINGS
-  if name != 'num_rounds'
+_MUTABLE = (
+  'config.data.data_dir',
+  'config.rounds.keep_best',
+  'config.rounds.runtime',
 )
 _TRIAL_MODULE = trial.__name__
 # After which a request to stop is noticed, and the bar's clock goes on.
@@ -125,11 +124,9 @@ def _expect_same_trials(directory, trials):
     folder = trial_folder(directory, wanted.name)
     if not is_started(directory, wanted.name):
       continue
-    # As they would be read from the file.
-    given = json.loads(summary_lib.json_text(wanted.settings()))
     stored, given = (
       value_codec.flatten(settings, '.')
-      for settings in (trial.read_spec(folder)['trial'], given)
+      for settings in (trial.read_spec(folder)['trial'], fields.to_json(wanted))
     )
     for name in dict.fromkeys([*stored, *given]):
       if name not in _MUTABLE and stored.get(name) != given.get(name):
@@ -144,8 +141,7 @@ def _expect_same_data(directory, trials):
   """Raises `RunError` if finished trials had other data; one a source tells."""
   known = set()
   for one in trials:
-    config = one.config
-    source = config.dataset, repr(dict(config.dataset_arguments))
+    source = one.config.data.name, repr(dict(one.config.data.arguments))
     folder = trial_folder(directory, one.name)
     if (
       source in known
@@ -203,7 +199,7 @@ def run_trials(
     shares = Parallelism(len(trials), most_clients or cluster.cpus_per_run, 1)
   else:
     shares = divide_cores(len(waiting), num_processes, most_clients)
-  if all(t.config.runtime != 'ray' for t in trials):
+  if all(t.config.rounds.runtime != 'ray' for t in trials):
     options['max_concurrent_clients'] = shares.num_clients
   if cluster is not None:
     start = cluster_lib.connect(cluster)
@@ -284,10 +280,10 @@ def _starting(folder):
 def _make_folder(folder, wanted, runtime_options):
   """Makes a trial's folder; returns the path of its log, which is empty."""
   os.makedirs(folder, exist_ok=True)
-  summary_lib.write_json(
-    os.path.join(folder, trial.SPEC_NAME),
-    {'trial': wanted.settings(), 'runtime_options': runtime_options},
-  )
+  spec = {'trial': fields.to_json(wanted), 'runtime_options': runtime_options}
+  with folders.atomic_file(os.path.join(folder, trial.SPEC_NAME)) as file:
+    # With infinities, which hyperparameters may be.
+    json.dump(spec, file, indent=2)
   log_path = os.path.join(folder, LOG_NAME)
   with open(log_path, 'w', encoding='utf-8'):
     return log_path

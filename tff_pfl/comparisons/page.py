@@ -404,7 +404,7 @@ def _published(methods, settings, published):
   """Tables of published figures beside ours, by source and note."""
   if published is None or published.empty:
     return {}
-  asked = settings.get('personalization', {}).get('fine_tune', 'method')
+  asked = settings.get('fine_tune', 'method')
   # The rows that the runs were asked for come first, and count.
   by_variant = {
     (m['algorithm'], asked if m['variant'] == 'method' else m['variant']): m

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import typing
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
-from tff_pfl import errors
+import pydantic
+
+from tff_pfl import errors, fields
 from tff_pfl.comparisons import trial
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
-from tff_pfl.runs import run_config
+from tff_pfl.runs import settings as settings_lib
 
 # Of a grid: all methods that have such a hyperparameter.
 ANY_METHOD = '*'
@@ -45,11 +48,10 @@ class Comparison:
   clients' training data alone, and the best one is taken (see `tuning`).
 
   Attributes:
-    base: Settings that the runs share. Its method, hyperparameters and seed
-      have no effect; its number of clients is that of trained ones.
-    algorithms: Keys of `registry.ALGORITHMS`, at least one.
-    hparams: Hyperparameters by method, where the grid says nothing; the
-      defaults for a method that is missing.
+    base: Settings that the runs share. Its method and seed have no effect; its
+      number of clients is that of trained ones.
+    methods: Distinct methods, at least one, each as `Settings.method`: its
+      hyperparameters where the grid says nothing, or its name for the defaults.
     seeds: Seeds of the runs, distinct and non-negative, at least one. A seed is
       also that of the partition.
     grid: Values to try, by method, or `ANY_METHOD`, and hyperparameter, as
@@ -75,9 +77,8 @@ class Comparison:
       its test set; None for the test set of the data.
   """
 
-  base: run_config.RunConfig
-  algorithms: Sequence[str]
-  hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  base: settings_lib.Settings
+  methods: Sequence[Any]
   seeds: Sequence[int] = (0,)
   grid: Mapping[str, Mapping[str, Any]] = dataclasses.field(
     default_factory=dict
@@ -91,10 +92,12 @@ class Comparison:
 
   def __post_init__(self):
     errors.expect_hinted(type(self), vars(self))
-    _expect_distinct('algorithms', self.algorithms)
-    for algorithm in self.algorithms:
-      registry.get_algorithm(algorithm)
-    self._check_hparams()
+    _expect_distinct('methods', self.methods)
+    methods = [
+      dataclasses.replace(self.base, method=one).method for one in self.methods
+    ]
+    _expect_distinct('methods', list(map(registry.method_of, methods)))
+    object.__setattr__(self, 'methods', tuple(methods))
     _expect_distinct('seeds', self.seeds)
     for variant in self.fine_tune_variants:
       errors.expect_one_of('fine_tune_variants', variant, trial.VARIANTS)
@@ -129,6 +132,16 @@ class Comparison:
     errors.expect_int('num_new_clients', self.num_new_clients, 0)
     for algorithm in self.algorithms:
       self._check_points(algorithm)
+
+  @functools.cached_property
+  def hparams(self) -> Mapping[str, Any]:
+    """The `methods` by name."""
+    return {registry.method_of(one): one for one in self.methods}
+
+  @property
+  def algorithms(self) -> Sequence[str]:
+    """The names of the methods."""
+    return list(self.hparams)
 
   def points(self, algorithm: str) -> list[dict[str, Any]]:
     """The points of a method's grid that the method allows.
@@ -165,7 +178,7 @@ class Comparison:
     axes = {}
     for owner in (ANY_METHOD, algorithm):
       for name, values in self.grid.get(owner, {}).items():
-        targets = grid_targets(algorithm, name)
+        targets = self._targets(algorithm, name)
         # What is said of the method itself replaces what is said of any.
         axes = {
           other: axis
@@ -188,7 +201,7 @@ class Comparison:
       target: value for targets, value in values.items() for target in targets
     }
     # Steps would make the epochs mean nothing.
-    hparams = self._own_hparams(algorithm)
+    hparams = self.hparams[algorithm]
     steps = [
       hparams_lib.steps_instead_of(type(hparams), name) for name in point
     ]
@@ -199,7 +212,7 @@ class Comparison:
     self, algorithm: str, point: Mapping[str, Any]
   ) -> trial.Trial:
     """The run that a point of a grid or a search is judged by."""
-    num_rounds = self.tuning_rounds or self.base.num_rounds
+    num_rounds = self.tuning_rounds or self.base.rounds.num_rounds
     return trial.Trial(
       name=f'tune-{algorithm}-{_point_name(point)}',
       config=self._config(
@@ -255,35 +268,16 @@ class Comparison:
       if chosen[algorithm] is not None
     ]
 
-  def _own_hparams(self, algorithm):
-    """The hyperparameters of a method where the grid says nothing."""
-    default = registry.get_algorithm(algorithm).hparams
-    return self.hparams.get(algorithm) or default()
+  def _targets(self, algorithm, name):
+    """The hyperparameters of a method that a name in a grid stands for."""
+    return registry.fields_called(name, type(self.hparams[algorithm]))
 
   def _hparams(self, algorithm, point):
-    return dataclasses.replace(self._own_hparams(algorithm), **point)
+    return dataclasses.replace(self.hparams[algorithm], **point)
 
   def _config(self, algorithm, point, seed, **changes):
-    return dataclasses.replace(
-      self.base,
-      algorithm=algorithm,
-      hparams=self._hparams(algorithm, point),
-      seed=seed,
-      **changes,
-    )
-
-  def _check_hparams(self):
-    """Raises an error for hyperparameters that no method takes."""
-    for name, hparams in self.hparams.items():
-      errors.expect(
-        name in self.algorithms
-        and isinstance(
-          hparams, (type(None), registry.get_algorithm(name).hparams)
-        ),
-        'hparams',
-        f'those of {", ".join(self.algorithms)}',
-        {name: hparams},
-      )
+    hparams = self._hparams(algorithm, point)
+    return dataclasses.replace(self.base, method=hparams, seed=seed, **changes)
 
   def _check_grid_names(self):
     """Raises `ValueError` for names of a grid that no method takes."""
@@ -294,7 +288,7 @@ class Comparison:
       for name in axes:
         errors.expect(
           any(
-            grid_targets(one, name)
+            self._targets(one, name)
             for one in self.algorithms
             if owner in (one, ANY_METHOD)
           ),
@@ -311,7 +305,7 @@ class Comparison:
     own = [
       target
       for name in self.grid.get(algorithm, {})
-      for target in grid_targets(algorithm, name)
+      for target in self._targets(algorithm, name)
     ]
     allowed = [_restricted(point, own) for point in self.points(algorithm)]
     for point, reason in self._judged(algorithm):
@@ -327,15 +321,6 @@ def trial_name(
   return name if fold is None else f'{name}-fold{fold[0]}of{fold[1]}'
 
 
-def grid_targets(algorithm: str, name: str) -> tuple:
-  """The hyperparameters of a method that a name in a grid stands for."""
-  hparams = registry.get_algorithm(algorithm).hparams
-  names = [field.name for field in dataclasses.fields(hparams)]
-  if name in names:
-    return (name,)
-  return tuple(other for other in names if other.endswith(f'_{name}'))
-
-
 def parse_grid(
   texts: Sequence[str], algorithms: Sequence[str], flag: str = 'grid'
 ) -> dict:
@@ -345,7 +330,7 @@ def parse_grid(
     texts: Grids, each '[method.]hyperparameter=value,value,…'; values are
       numbers or words as the hyperparameter takes them, 'none' for None. So is
       0 where None is a value but not the default (see
-      `hparams.none_for_zero`). For a search also
+      `fields.none_for_zero`). For a search also
       '[method.]hyperparameter=low:high', or 'low:high:log'.
     algorithms: Methods that are compared.
     flag: 'grid' or 'search', the flag of the texts.
@@ -367,14 +352,14 @@ def parse_grid(
       + ', '.join(algorithms),
       text,
     )
-    targets = [
-      (registry.get_algorithm(algorithm).hparams, target)
-      for algorithm in owners
-      if algorithm in algorithms
-      for target in grid_targets(algorithm, name)
+    known = [
+      (algorithm, method.hparams, target)
+      for algorithm, method in registry.ALGORITHMS.items()
+      if owner in (algorithm, ANY_METHOD)
+      for target in registry.fields_called(name, method.hparams)
     ]
-    others = registry.ALGORITHMS if owner == ANY_METHOD else owners
-    if not targets and any(grid_targets(other, name) for other in others):
+    targets = [one[1:] for one in known if one[0] in algorithms]
+    if known and not targets:
       # A preset for more methods than are compared.
       continue
     errors.expect(
@@ -383,43 +368,36 @@ def parse_grid(
     errors.expect(
       name not in grid.get(owner, {}), flag, 'given once for each name', text
     )
-    hparams, target = targets[0]
-    annotation = typing.get_type_hints(hparams)[target]
+    # Without the limits of numbers: a method may refuse a point.
+    hints = [typing.get_type_hints(owner)[target] for owner, target in targets]
+    hint = Union[tuple(hints)]
     if flag == 'search' and ':' in values:
-      grid.setdefault(owner, {})[name] = _parse_range(values, annotation, text)
+      grid.setdefault(owner, {})[name] = _parse_range(values, hint, text)
       continue
     parsed = [
-      _parse_value(value.strip(), annotation, text)
-      for value in values.split(',')
+      _parse_value(value.strip(), hint, text) for value in values.split(',')
     ]
-    if all(
-      one in hparams_lib.none_for_zero(hparams) for hparams, one in targets
-    ):
+    if all(one in fields.none_for_zero(hparams) for hparams, one in targets):
       parsed = [None if value == 0 else value for value in parsed]
     grid.setdefault(owner, {})[name] = tuple(parsed)
   return grid
 
 
-def _parse_value(value, annotation, text):
-  arguments = typing.get_args(annotation)
-  if value == 'none' and type(None) in arguments:
+def _parse_value(value, hint, text):
+  if value == 'none' and type(None) in typing.get_args(hint):
     return None
-  kind = (arguments or (annotation,))[0]
+  adapter = pydantic.TypeAdapter(hint, config={'arbitrary_types_allowed': True})
   try:
-    if kind is bool:
-      return {'true': True, 'false': False}[value.lower()]
-    return kind(value)
-  except (KeyError, ValueError):
+    return adapter.validate_strings(value)
+  except pydantic.ValidationError:
     raise ValueError(
-      errors.message('grid', f'of values that are {kind.__name__}s', text)
+      errors.message('grid', 'of values that the hyperparameter takes', text)
     ) from None
 
 
-def _parse_range(values, annotation, text):
+def _parse_range(values, hint, text):
   low, high, *log = values.split(':')
-  low, high = (
-    _parse_value(end.strip(), annotation, text) for end in (low, high)
-  )
+  low, high = (_parse_value(end.strip(), hint, text) for end in (low, high))
   errors.expect(
     log in ([], ['log']) and isinstance(low, (int, float)),
     'search',

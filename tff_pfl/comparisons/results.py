@@ -5,7 +5,7 @@ page are made of the content of `comparison.json`, a dict:
 
 * `title`: One line: the data, the clients, the rounds.
 * `settings`: Settings that all methods share, in the order to be shown: each a
-  `name`, as in `RunConfig` or `Comparison`, and a `value`.
+  `name`, as in `Settings` or `Comparison`, and a `value`.
 * `methods`: An entry for each method and variant, the methods in the order
   asked for, the variant 'method' of each first:
     * `algorithm`, a key of `registry.ALGORITHMS`, and its `summary`;
@@ -50,6 +50,7 @@ have the `fold`, and figures are over all runs.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import os
@@ -60,9 +61,10 @@ from typing import Any, Optional, Union
 import pandas as pd
 from matplotlib.axes import Axes
 
-from tff_pfl import plots
+from tff_pfl import datasets, fields, plots
 from tff_pfl.comparisons import execution, plan, trial
 from tff_pfl.comparisons import metrics as metrics_lib
+from tff_pfl.datasets import partitioning
 from tff_pfl.methods import registry
 from tff_pfl.models import split_model
 from tff_pfl.runs import report, two_class_scores
@@ -71,7 +73,7 @@ from tff_pfl.system import folders
 
 # Settings of a run that differ between the runs of a comparison, or tell of
 # this machine alone.
-_OWN_SETTINGS = ('algorithm', 'hparams', 'seed', 'data_dir')
+_OWN_SETTINGS = ('method', 'seed', 'data_dir')
 
 
 def collect(
@@ -138,10 +140,11 @@ class _Trial(trial.FinishedTrial):
     global_last_10 = over_rounds['global'] or {}
     shared = evaluation['global'] or {}
     sizes = self.scores['bytes_per_round']
-    sampler = self.config.sampler()
+    rounds = self.config.rounds
+    cohorts = rounds.cohorts(self.summary['num_clients'], self.config.seed)
     cohort_size = statistics.mean(
-      len(sampler.sample(round_number))
-      for round_number in range(1, self.config.num_rounds + 1)
+      len(cohorts.sample(round_number))
+      for round_number in range(1, rounds.num_rounds + 1)
     )
     two_classes = evaluation.get('two_classes', {}).get('personal', {})
     return {
@@ -282,7 +285,7 @@ def _method(comparison, read, variant, primary, reported):
     'label': label,
     'summary': registry.get_algorithm(algorithm).summary,
     'has_global_model': first.scores['has_global_model'],
-    'hparams': first.config.settings()['hparams'],
+    'hparams': fields.to_json(first.config.method),
     'metrics': {
       name: mean_std([row.get(name) for row in rows])
       for name in metrics_lib.by_name(primary, reported=reported)
@@ -300,7 +303,7 @@ def _label(algorithm, variant, base, scores):
   """The label of a row; fine-tuning by the method itself is not in it."""
   asked = variant
   if variant == trial.OWN_VARIANT:
-    asked = base.personalization.fine_tune
+    asked = base.process.personalization.fine_tune
   if asked == 'method' or asked == scores['adaptation'] == 'none':
     return algorithm
   if asked == 'none':
@@ -310,30 +313,42 @@ def _label(algorithm, variant, base, scores):
   return f'{algorithm} + FT ({asked})'
 
 
-def settings(comparison: plan.Comparison) -> dict[str, Any]:
-  """The settings that all runs share, then those of the comparison."""
-  base = comparison.base.settings()
+def settings(
+  comparison: plan.Comparison, data: datasets.FederatedDataset
+) -> dict[str, Any]:
+  """The settings that all runs share, then those of the comparison.
+
+  Args:
+    data: Data of a run, for what the settings leave to them.
+  """
+  base, options = fields.to_json(comparison.base), comparison.base.data
+  has_clients = datasets.DATASETS[options.name].has_clients
+  _, rule = partitioning.defaults(None, options.partition, has_clients)
+  rounds = comparison.base.rounds
+  # Options of fine-tuning say nothing where nothing is fine-tuned.
+  fine_tuned = {comparison.base.process.personalization.fine_tune}
+  is_tuned = (fine_tuned | set(comparison.fine_tune_variants)) & {'head', 'all'}
   shared = {
-    **{name: base[name] for name in base if name not in _OWN_SETTINGS},
+    **{
+      name: functools.reduce(operator.getitem, path, base)
+      for name, path in fields.flat_names(type(comparison.base)).items()
+      if name not in _OWN_SETTINGS
+      and (is_tuned or not name.startswith('fine_tune_'))
+    },
+    'num_clients': data.num_clients,
+    'partition': data.partition or rule.spec,
+    'cohort_size': rounds.cohorts(data.num_clients, 0).cohort_size,
     'seeds': list(comparison.seeds),
     'num_new_clients': comparison.num_new_clients,
     'fine_tune_variants': list(comparison.fine_tune_variants),
   }
   if comparison.num_folds is not None:
     shared['num_folds'] = comparison.num_folds
-  # Its options say nothing where nothing is fine-tuned.
-  fine_tuned = {base['personalization']['fine_tune']}
-  if not (fine_tuned | set(comparison.fine_tune_variants)) & {'head', 'all'}:
-    shared['personalization'] = {
-      'fine_tune': base['personalization']['fine_tune']
-    }
   if comparison.num_search_trials is not None:
     shared['num_search_trials'] = comparison.num_search_trials
   if any(map(comparison.is_tuned, comparison.algorithms)):
     shared['validation_fraction'] = comparison.validation_fraction
-    shared['tuning_rounds'] = (
-      comparison.tuning_rounds or comparison.base.num_rounds
-    )
+    shared['tuning_rounds'] = comparison.tuning_rounds or rounds.num_rounds
   return shared
 
 

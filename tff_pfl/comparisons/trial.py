@@ -1,7 +1,7 @@
 """A trial of a comparison: an ordinary run, scored in several ways.
 
 The folder of a trial has its description, `trial.json`, the files of a run (see
-`runs.training`) and `scores.json`, which is written last: a trial that has it
+`runs.loop`) and `scores.json`, which is written last: a trial that has it
 is finished. A trial that was interrupted goes on where its run was. It has a
 process of its own, for TensorFlow never gives back the memory of the programs
 it compiled.
@@ -16,6 +16,7 @@ import dataclasses
 import itertools
 import os
 import sys
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
@@ -23,21 +24,19 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tff_pfl import datasets, errors
+from tff_pfl import datasets, errors, fields
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import personalization as personalization_lib
 from tff_pfl.datasets import validation
 from tff_pfl.runs import (
   client_population,
   ensemble,
-  open_run,
   personalized_evaluation,
   report,
-  run_config,
   run_store,
-  warm_up,
 )
 from tff_pfl.runs import run as run_lib
+from tff_pfl.runs import settings as settings_lib
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.system import shutdown
 
@@ -52,11 +51,13 @@ _NEW_CLIENTS = b'new_clients'
 # A method's result as its run was asked for, beside those of fine-tuning.
 OWN_VARIANT = 'method'
 VARIANTS = tuple(
-  scope for scope in personalization_lib.SCOPES if scope != OWN_VARIANT
+  scope
+  for scope in typing.get_args(personalization_lib.Scope)
+  if scope != OWN_VARIANT
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class Trial:
   """One run: a method with all its hyperparameters, and a seed.
 
@@ -76,27 +77,11 @@ class Trial:
   """
 
   name: str
-  config: run_config.RunConfig
-  fine_tune_variants: tuple = ()
-  num_new_clients: int = 0
-  validation_fraction: Optional[float] = None
+  config: settings_lib.Settings
+  fine_tune_variants: fields.Words = ()
+  num_new_clients: fields.CountOrZero = 0
+  validation_fraction: Optional[fields.InnerShare] = None
   fold: Optional[tuple[int, int]] = None
-
-  def settings(self) -> dict:
-    """The trial as JSON types."""
-    return {**vars(self), 'config': self.config.settings()}
-
-  @classmethod
-  def from_settings(cls, settings: Mapping[str, Any]) -> Trial:
-    """Rebuilds the trial that `settings` was called on."""
-    return cls(
-      **{
-        **settings,
-        'config': run_config.RunConfig.from_settings(settings['config']),
-        'fine_tune_variants': tuple(settings['fine_tune_variants']),
-        'fold': tuple(settings.get('fold') or ()) or None,
-      }
-    )
 
 
 def load_data(
@@ -145,37 +130,36 @@ def run(
   Args:
     trial: The trial.
     directory: Folder of the trial.
-    runtime_options: Options of the runtime, see `training.run`.
+    runtime_options: Options of the runtime, see `loop.run`.
 
   Raises:
     RunError: If the run cannot start or go on.
   """
   config = trial.config
   trained, new = load_data(trial)
-  more_settings = None
+  record = None
   fold = {} if trial.fold is None else {'fold': list(trial.fold)}
   if new is not None or trial.validation_fraction is not None or fold:
     # Without these it would pass for a run on all clients' data.
-    more_settings = {
+    record = {
       'trial': {
         'num_new_clients': trial.num_new_clients,
         'validation_fraction': trial.validation_fraction,
         **fold,
       }
     }
-  options = {
-    'more_settings': more_settings,
-    'runtime_options': runtime_options,
-    'resume': True,
-    'show_progress': False,
+  process = config.run(
+    directory,
+    data=trained,
+    record=record,
+    runtime_options=runtime_options,
+    resume=True,
+    show_progress=False,
     # Those of a comparison are of all trials.
-    'pictures': False,
-  }
-  model = warm_up.run(config, trained, directory, **options)
-  process = config.build_process(model)
-  config.run_process(process, trained, directory, **options)
+    pictures=False,
+  ).process
   with runtime_lib.create_runtime(
-    config.runtime, **(runtime_options or {})
+    config.rounds.runtime, **(runtime_options or {})
   ) as runtime:
     scores = _scores(trial, process, trained, new, runtime, directory)
   summary_lib.write_json(os.path.join(directory, SCORES_NAME), scores)
@@ -183,6 +167,7 @@ def run(
 
 def _scores(trial, process, trained, new, runtime, directory):
   """The content of `scores.json`."""
+  config, rounds = trial.config, trial.config.rounds
   with run_store.RunStore.open_for_reading(directory) as store:
 
     def server_state(of):
@@ -211,7 +196,9 @@ def _scores(trial, process, trained, new, runtime, directory):
           client_states(process),
           trained,
           new,
-          trial.config.sampler().sample(trial.config.num_rounds),
+          rounds.cohorts(trained.num_clients, config.seed).sample(
+            rounds.num_rounds
+          ),
         )
       except ensemble.NoModelsError as error:
         # All clients diverged, which the other scores tell.
@@ -227,7 +214,7 @@ def _scores(trial, process, trained, new, runtime, directory):
       }
     }
     for name in trial.fine_tune_variants:
-      variant = _variant(process, trial.config.personalization, name)
+      variant = _variant(process, config.process.personalization, name)
       if variant is not None:
         evaluation = personalized_evaluation.evaluate(
           variant,
@@ -237,7 +224,8 @@ def _scores(trial, process, trained, new, runtime, directory):
           trained,
           excluded=client_population.unscored_clients(
             variant, trained, store.last_round
-          ),
+          )
+          | rounds.unscored(trained, config.seed),
         )
         variants[name] = {
           'evaluation': evaluation.summary,
@@ -308,7 +296,7 @@ class FinishedTrial:
 
   def open(self) -> run_lib.Run:
     """The run, for a use of its models; of a trial without new clients."""
-    return open_run.open_run(self.directory, data_dir=self._data_dir)
+    return settings_lib.open_run(self.directory, data_dir=self._data_dir)
 
 
 def read_spec(directory: str) -> dict[str, Any]:
@@ -320,7 +308,7 @@ def run_folder(directory: str) -> None:
   """Runs the trial that `trial.json` in a folder describes; see `run`."""
   spec = read_spec(directory)
   run(
-    Trial.from_settings(spec['trial']),
+    fields.from_json(Trial, spec['trial']),
     directory,
     runtime_options=spec['runtime_options'],
   )

@@ -246,7 +246,7 @@ class _Sweep:
     return {
       'algorithm': self._algorithm,
       'seed': self._comparison.seeds[0],
-      'num_rounds': (num_rounds or self._comparison.base.num_rounds)
+      'num_rounds': (num_rounds or self._comparison.base.rounds.num_rounds)
       if is_tried
       else 0,
       'points': [point for point, _ in judged],
