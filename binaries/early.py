@@ -79,7 +79,7 @@ def described(
   main = sys.modules['__main__']
   shown = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
   return {
-    'doc': main.__doc__.rstrip(),
+    'doc': (main.__doc__ or '').rstrip(),
     'groups': {title: list(names) for title, names in groups.items()},
     'selected': selected,
     'shown': [flag.name for flag in shown],

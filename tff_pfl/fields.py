@@ -124,12 +124,12 @@ _EXPECTED = {
   'dict_type': 'a mapping',
   'finite_number': 'a number that float32 can hold',
   'float_type': 'a number',
-  'greater_than': 'greater than {gt:g}',
-  'greater_than_equal': 'at least {ge:g}',
+  'greater_than': 'greater than {gt}',
+  'greater_than_equal': 'at least {ge}',
   'int_type': 'an integer',
   'is_instance_of': 'of type {class}',
-  'less_than': 'less than {lt:g}',
-  'less_than_equal': 'at most {le:g}',
+  'less_than': 'less than {lt}',
+  'less_than_equal': 'at most {le}',
   'literal_error': 'one of {expected}',
   'mapping_type': 'a mapping',
   'none_required': 'None',
@@ -183,15 +183,21 @@ def _in_one_line(error, known):
   faults = [one for one in faults if one['loc'][:1] == first['loc'][:1]]
   if len(faults) > 1:
     name = path[0]
-  expected = [
-    _EXPECTED.get(one['type'], one['msg']).format(**one.get('ctx', {}))
-    for one in faults
-  ]
+  expected = [_expected(one) for one in faults]
   kind = ValueError
   if any(one['type'] in _WRONG_TYPES for one in faults):
     kind = TypeError
   expected = ' or '.join(dict.fromkeys(expected)).replace("'", '')
   return kind(errors.message(name, expected, first['input']))
+
+
+def _expected(fault):
+  """What the value of a field should be."""
+  limits = {
+    name: f'{value:g}' if isinstance(value, float) else value
+    for name, value in fault.get('ctx', {}).items()
+  }
+  return _EXPECTED.get(fault['type'], fault['msg']).format(**limits)
 
 
 def unknown_name(name: str, known: Collection[str]) -> str:

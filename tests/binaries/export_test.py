@@ -69,7 +69,7 @@ def test_a_new_client_gets_the_model_that_personalize_fits(run, programs):
   # The part of its examples that it trains on.
   rows = client_module.rows_of(
     datasets.FederatedDataset.from_arrays(
-      x, y, keys=['client'] * 30, num_classes=10, seed=run.config.seed
+      x, y, keys=['client'] * 30, num_classes=10, seed=run.settings.seed
     ).train('client')
   )
 

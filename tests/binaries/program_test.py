@@ -1,13 +1,15 @@
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 from absl import flags
 from absl.testing import flagsaver
 
 import tff_pfl
-from binaries import program, run_flags
+from binaries import early, program, run_flags
 from tff_pfl.comparisons import plan
 from tff_pfl.methods import registry
 
@@ -25,7 +27,7 @@ _FLAGFILES = [*sorted(_PRESETS.glob('*.txt')), *_PAPERS]
 
 def _lines_of(path):
   """The flags of a preset, and of those that it includes."""
-  return list(program.expanded(f'--flagfile={path}'))
+  return list(early.expanded(f'--flagfile={path}'))
 
 
 def _program_of(path):
@@ -114,19 +116,20 @@ def test_help_of_train_has_the_flags_of_what_is_selected(programs):
   assert '--num_rounds' in programs.succeed('train', '--helpfull').out
   text = shown()
   for words in (
-    '(default: fed_rep)',
-    '--num_rounds: Rounds of training. (default: 100)',
+    'Method: --algorithm: The method. apfl: ',
+    '--fed_rep_num_head_epochs: fed_rep: Epochs on the head in a round '
+    '(tau_h). (default: 10)',
+    'Rounds and evaluation: --num_rounds: Rounds of training. A resumed run '
+    'may have more than before. (default: 100)',
     '--fine_tune_num_epochs: Epochs of fine-tuning. (default: 10)',
-    '--help with --algorithm, --dataset, --model, --aggregator, --baselines',
+    '--model_widths: With many a --model: ',
+    '--help --algorithm=… --dataset=… --model=… --aggregator=… --baselines=… ',
   ):
     assert words in text
   flags_of_selected = (
-    '--fed_rep_num_head_epochs: fed_rep: Epochs on the head in a round '
-    '(tau_h). (default: 10)',
     "--fed_avg_learning_rate: fed_avg: The clients' learning rate, positive. "
     '(default: 0.01)',
     '--dataset_stride: With --dataset=shakespeare',
-    '--model_widths: With --model=mlp or',
     '--dp_bits: With --aggregator=ddp: Bits of a number of the sum, 1 to 22.',
   )
   for words in flags_of_selected:
@@ -141,7 +144,6 @@ def test_help_of_train_has_the_flags_of_what_is_selected(programs):
   for words in flags_of_selected:
     assert words in text
   for words in (
-    '--help with',
     '--ditto_num_epochs',
     '--dataset_label',
     '--dp_epsilon: ',
@@ -178,11 +180,39 @@ def test_wrong_use_is_one_line(command, words, programs):
   assert not (programs.directory / 'out').exists()
 
 
+def test_known_flags_are_read_without_tensorflow(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  monkeypatch.setattr(early, 'PROGRAM', 'train')
+  early.write(early.described(program.GROUPS, run_flags.FLAGS_OF))
+
+  def call(*arguments):
+    return subprocess.run(
+      [sys.executable, '-m', 'binaries.train', *arguments],
+      cwd=_ROOT,
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+
+  for wrong, message in (
+    ('--num_round=3', "error: Unknown command line flag 'num_round'"),
+    ('--num_rounds=x', 'error: flag --num_rounds=x: invalid literal for int()'),
+    ('--fine_tune=y', 'error: flag --fine_tune=y: value should be one of'),
+  ):
+    result = call(wrong)
+    assert (result.returncode, result.stdout) == (1, '')
+    assert result.stderr.startswith(message)
+    assert 'TensorFlow' not in result.stderr
+  result = call('--help', '--algorithm=ditto')
+  assert '--ditto_proximal_strength: ditto: ' in result.stdout
+  assert (result.returncode, result.stderr) == (0, '')
+
+
 def test_a_preset_that_includes_itself_is_refused(programs):
   path = programs.directory / 'again.txt'
   path.write_text(f'--flagfile={path}')
   message = programs.fail('train', f'--flagfile={path}')
-  assert f'not within itself, found {str(path)!r}' in message
+  assert f'--flagfile={path} not to be within itself' in message
 
 
 def test_presets_are_found_by_the_names_of_repository_and_wheel(
@@ -251,7 +281,7 @@ def test_preset_is_understood_and_complete(path, programs):
       names += registry.ALGORITHMS if last == 'all' else last.split(',')
     for algorithm in names:
       tunes = '--fine_tune_variants' in given
-      run_flags.config_from_flags(algorithm, has_variants=tunes)
+      run_flags.settings_from_flags(algorithm, has_variants=tunes)
   plan.parse_grid(given.get('--grid', []), names, 'grid')
 
 

@@ -125,8 +125,9 @@ def _refusal(text):
   with flagsaver.flagsaver():
     flags.FLAGS(['train', *tiny.FLAGS, *text.split()])
     with pytest.raises(errors.EXPECTED) as error:
-      config = run_flags.config_from_flags(run_flags.selected_algorithm())
-      config.build_process(config.build_model(config.load_data()))
+      config = run_flags.settings_from_flags(run_flags.selected_algorithm())
+      data = config.load_data()
+      config.build_process(config.build_model(data), data)
   return program.in_flags(errors.reason(error.value))
 
 
@@ -139,10 +140,10 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
     # Hyperparameters: of their dataclass, of a phase and of the model's layers.
     (
       '--fed_rep_num_head_steps=-1',
-      '--fed_rep_num_head_steps to be an',
+      '--fed_rep_num_head_steps to be at least 1, found -1.',
     ),
     ('--fed_rep_num_body_epochs=2000000000', '--fed_rep_num_body_epochs to be'),
-    ('--batch_size=3000000000', '--batch_size to be an integer in [0, '),
+    ('--batch_size=3000000000', '--batch_size to be at most 2147483647, '),
     (f'{_ELEMENTS}=:', '--fed_split_personal_elements to be names of layers'),
     ('--algorithm=fed_per --fed_per_local_depth=9', '--fed_per_local_depth to'),
     ('--algorithm=ifca --ifca_num_clusters=99999999', '--ifca_num_clusters to'),
@@ -150,7 +151,7 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
     *(
       (
         f'--fine_tune=all {wrong}=2 {right}=0.2',
-        f'{wrong} to be a number in',
+        f'{wrong} to be less than 1, found 2.0',
       )
       for wrong, right in (
         ('--fed_rep_momentum', '--fine_tune_momentum'),
@@ -164,7 +165,7 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
       'no --fine_tune_num_epochs: --fine_tune_num_steps is 3, and steps are',
     ),
     ('--fine_tune_num_steps=5', 'no --fine_tune_num_steps: it is for --fine_'),
-    ('--new_client_epochs=-1', '--new_client_epochs to be an integer in [0, '),
+    ('--new_client_epochs=-1', '--new_client_epochs to be at least 0, '),
     # Arguments of models, data sets and aggregators.
     ('--model_widths=0', '--model_widths to be an integer at least 1, found 0'),
     (
@@ -197,10 +198,13 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
       '--attacked_fraction to be such that some of 6 clients attack',
     ),
     ('--attacked_fraction=0.3', '--attacked_fraction to be 0 without an'),
+    ('--server_learning_rate=-1', '--server_learning_rate to be greater than'),
     (
-      '--server_learning_rate=-1',
-      '--server_learning_rate to be a positive',
+      '--fed_rep_num_head_epochs=-1',
+      '--fed_rep_num_head_epochs to be at least',
     ),
+    # For all parts of a model that have a rate.
+    ('--learning_rate=-1', '--learning_rate to be greater than 0, found -1.'),
   ],
 )
 def test_an_error_names_the_flag_that_gave_the_value(given, named):

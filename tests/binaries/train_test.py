@@ -74,9 +74,9 @@ def test_output_is_a_table_and_the_report_and_nothing_but_progress_on_stderr(
 def test_a_run_has_what_the_flags_say(trained):
   summary = left_behind.summary(trained)
   assert (summary['algorithm'], summary['dataset']) == ('fed_rep', 'digits')
-  assert summary['hparams']['num_head_epochs'] == 1
-  assert summary['model_arguments'] == {'widths': [16]}
-  assert summary['cohort_size'] == 3
+  assert summary['process']['hparams']['num_head_epochs'] == 1
+  assert summary['settings']['model']['arguments'] == {'widths': [16]}
+  assert summary['rounds']['cohort_size'] == 3
   with run_store.RunStore.open_for_reading(trained) as store:
     sizes = [row['clients'] for row in store.history()]
   assert sizes == [3] * _NUM_ROUNDS

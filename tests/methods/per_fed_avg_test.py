@@ -63,7 +63,10 @@ def _local_iterations(client, w, hparams):
 # A client with a single batch descends its full-batch objective.
 @pytest.mark.parametrize(
   ('variant', 'batch_size'),
-  [('exact', 6), *((variant, None) for variant in ('first_order', 'hessian_free', 'exact'))],
+  [
+    ('exact', 6),
+    *((variant, None) for variant in ('first_order', 'hessian_free', 'exact')),
+  ],
 )
 def test_a_round_on_a_quadratic_is_algorithm_1_in_closed_form(
   variant, batch_size
