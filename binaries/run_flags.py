@@ -1,11 +1,9 @@
 """Flags of a run, made of the fields of `Settings`."""
 
 import dataclasses
-import inspect
 import os
-import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Optional
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from absl import flags
 
@@ -16,7 +14,7 @@ from tff_pfl.methods import registry
 from tff_pfl.models import zoo
 from tff_pfl.runs import loop, settings, start
 
-from . import program, runtime_flags
+from . import made_flags, program, runtime_flags
 
 # What programs say of these flags besides the line of their field.
 _MORE = {
@@ -25,8 +23,6 @@ _MORE = {
   'cohort_size': 'Programs have --participation=0.1 without either.',
 }
 _PARTICIPATION = 0.1
-# Above, the owners of an argument are not listed.
-_MANY_OWNERS = 4
 # Flags of every method, for its hyperparameters that are called so or end so.
 _SHARED = {
   'batch_size': "Examples per batch of the clients' training; 0 is the full "
@@ -37,159 +33,15 @@ _SHARED = {
 }
 
 
-def _parts(hint: Any) -> list[Any]:
-  """The types that values of a hint may have."""
-  if typing.get_origin(hint) is Annotated:
-    return _parts(typing.get_args(hint)[0])
-  if fields.is_union(hint):
-    return [one for part in typing.get_args(hint) for one in _parts(part)]
-  return [hint]
-
-
-def _define(name: str, hint: Any, text: str, default: Any) -> None:
-  """Defines a flag of values of a type; unset means the default."""
-  if '(default' not in text and default not in (None, ()):
-    text += f' (default: {default})'
-  parts = _parts(hint)
-  words = fields.metadata(hint, fields.OneOf)
-  literals = [one for one in parts if typing.get_origin(one) is Literal]
-  if words or literals:
-    words = words.words if words else typing.get_args(literals[0])
-    flags.DEFINE_enum(name, None, list(words), text)
-  elif any(typing.get_origin(one) in (tuple, Sequence) for one in parts):
-    flags.DEFINE_list(name, None, text)
-  else:
-    for kind, define in (
-      (float, flags.DEFINE_float),
-      (str, flags.DEFINE_string),
-      (bool, flags.DEFINE_boolean),
-      (int, flags.DEFINE_integer),
-    ):
-      if kind in parts:
-        define(name, None, text)
-        return
-
-
-def _define_field(name: str, owner: type, field: str, start: str = '') -> None:
-  """Defines a flag of a dataclass's field."""
-  text = start + fields.help_text(owner, field)
-  if field in fields.none_for_zero(owner):
-    text += ' 0 stands for None.'
-  text = ' '.join(filter(None, [text, _MORE.get(name)]))
-  default = fields.default(owner, name if not start else field)
-  _define(name, fields.hints(owner)[field], text, default)
-
-
 def _define_part(owner: type) -> list[str]:
   """Defines the flags of a part of `Settings`; returns their names."""
   names = []
   for name, path in fields.flat_names(owner).items():
     is_part = dataclasses.is_dataclass(fields.hints(owner)[path[0]])
     if not is_part and path[0] not in ('arguments', 'runtime'):
-      _define_field(name, owner, path[0])
+      made_flags.define_field(name, owner, path[0], more=_MORE.get(name, ''))
       names.append(name)
   return names
-
-
-class ArgumentFlags:
-  """A flag for each keyword argument that functions of one kind have.
-
-  Help texts are those of the functions' docstrings; unset means a function's
-  default.
-  """
-
-  def __init__(
-    self,
-    kind: str,
-    functions: Mapping[str, Callable[..., Any]],
-    common: Collection[str] = (),
-    prefix: Optional[str] = None,
-  ):
-    """Defines the flags.
-
-    Args:
-      kind: Flag that selects one of the functions, such as 'model'.
-      functions: Functions by the flag's value.
-      common: Arguments that have flags of their own.
-      prefix: Beginning of the flags' names; None for `kind`.
-    """
-    self._kind = kind
-    self._prefix = prefix or kind
-    self._hints: dict[str, Any] = {}
-    # By argument the default of each function that has it.
-    self._defaults: dict[str, dict[str, Any]] = {}
-    for name, function in functions.items():
-      parameters = inspect.signature(function).parameters
-      for argument in errors.own_arguments(function, common):
-        self._hints.setdefault(argument, fields.hints(function)[argument])
-        by_owner = self._defaults.setdefault(argument, {})
-        by_owner[name] = parameters[argument].default
-    for name, by_owner in self._defaults.items():
-      text = fields.help_text(functions[next(iter(by_owner))], name)
-      text += f' (default: {_each(by_owner)})'
-      owners = ' or '.join(by_owner).split(' or ')
-      start = f'With --{kind}={" or ".join(owners)}: '
-      if len(owners) > _MANY_OWNERS:
-        start = f'With many a --{kind}: '
-      _define(f'{self._prefix}_{name}', self._hints[name], start + text, None)
-
-  def names(self, of: Optional[str] = None) -> list[str]:
-    """The names of all flags, or of those that one function has."""
-    return [
-      f'{self._prefix}_{name}'
-      for name, by_owner in self._defaults.items()
-      if of is None or any(of in owner.split(' or ') for owner in by_owner)
-    ]
-
-  def given(self, of: str) -> dict[str, Any]:
-    """The arguments whose flags are given.
-
-    Args:
-      of: The function that takes them.
-
-    Raises:
-      ValueError: If that has no such argument, or one should be integers and is
-        not.
-    """
-    arguments = {}
-    own = self.names(of)
-    for name, hint in self._hints.items():
-      flag = f'{self._prefix}_{name}'
-      value = flags.FLAGS[flag].value
-      # An empty list takes a flag back that a preset gives.
-      if value is not None and value != []:
-        if flag not in own:
-          taken = ', '.join(f'--{one}' for one in own) or 'none'
-          raise ValueError(
-            f'Expected no --{flag}: --{self._kind}={of} does not take it, of '
-            f'such flags it takes {taken}.'
-          )
-        arguments[name] = _of_list(flag, hint, value)
-    return arguments
-
-
-def _of_list(flag, hint, value):
-  """The value of a flag, with the numbers of a list as numbers."""
-  if not isinstance(value, list) or 'Sequence[str]' in str(hint):
-    return value
-  try:
-    numbers = [int(text) for text in value]
-  except ValueError:
-    wanted = 'integers separated by commas'
-    text = errors.message(f'--{flag}', wanted, ','.join(value))
-    raise ValueError(text) from None
-  is_one = len(numbers) == 1 and int in _parts(hint)
-  return numbers[0] if is_one else numbers
-
-
-def _each(defaults):
-  """One default that all share, or each owner's."""
-  if len({str(value) for value in defaults.values()}) == 1:
-    return next(iter(defaults.values()))
-  return ', '.join(
-    f'{owner} {value}' if ' or ' not in owner else str(value)
-    for owner, value in defaults.items()
-  )
 
 
 flags.DEFINE_enum(
@@ -202,7 +54,7 @@ flags.DEFINE_enum(
 )
 for _name, _text in _SHARED.items():
   _kind = int if _name == 'batch_size' else float
-  _define(_name, _kind, _text, None)
+  made_flags.define(_name, _kind, _text, None)
 _DATA = _define_part(settings.DataOptions)
 _MODEL = _define_part(settings.ModelOptions)
 _PROCESS = _define_part(options.ProcessOptions)
@@ -210,15 +62,15 @@ _TRAINING = _define_part(training_options.TrainingOptions)
 _PERSONALIZATION_FLAGS = _define_part(personalization.Personalization)
 _ROUNDS = _define_part(loop.RunOptions)
 _START = _define_part(start.Start)
-_define_field('seed', settings.Settings, 'seed')
-_MODEL_ARGUMENTS = ArgumentFlags('model', zoo.MODELS)
+made_flags.define_field('seed', settings.Settings, 'seed')
+_MODEL_ARGUMENTS = made_flags.ArgumentFlags('model', zoo.MODELS)
 _POOLED = [
   name for name, its in datasets.DATASETS.items() if not its.comes_by_client
 ]
-_PRIVACY_ARGUMENTS = ArgumentFlags(
-  'aggregator', privacy.AGGREGATORS, common=('kind',), prefix='dp'
+_PRIVACY_ARGUMENTS = made_flags.ArgumentFlags(
+  'aggregator', privacy.AGGREGATORS, common=('kind',), prefix='dp_'
 )
-DATASET_ARGUMENTS = ArgumentFlags(
+DATASET_ARGUMENTS = made_flags.ArgumentFlags(
   'dataset',
   {
     # What these take besides their loaders' own arguments.
@@ -243,7 +95,7 @@ _HPARAM_FLAGS: dict[str, dict[str, str]] = {
 for _algorithm, _own_flags in _HPARAM_FLAGS.items():
   _owner = registry.ALGORITHMS[_algorithm].hparams
   for _field, _name in _own_flags.items():
-    _define_field(_name, _owner, _field, f'{_algorithm}: ')
+    made_flags.define_field(_name, _owner, _field, start=f'{_algorithm}: ')
 # Flags of the run itself, each of the same name in `Settings`.
 _FLAT = [*_DATA, *_MODEL, *_PROCESS, *_TRAINING, *_ROUNDS, *_START, 'seed']
 # All but those of methods, models and such, which --help has where selected.

@@ -5,7 +5,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from binaries import program, run_flags
+from binaries import made_flags, program, run_flags
 from tests.binaries import tiny
 from tff_pfl import errors
 
@@ -55,7 +55,7 @@ def _river(
 
 @pytest.fixture(name='given', scope='module')
 def _given():
-  water = run_flags.ArgumentFlags(
+  water = made_flags.ArgumentFlags(
     'water', {'lake': _lake, 'river': _river}, common=('seed',)
   )
 
@@ -79,9 +79,7 @@ def test_each_keyword_argument_has_a_flag_with_its_documentation(given):
     'With --water=lake or river: In metres, which may be none. (default: lake '
     '2.5, river 1.0)'
   )
-  assert flags.FLAGS['water_locks'].help == (
-    'With --water=river: If any. (default: None)'
-  )
+  assert flags.FLAGS['water_locks'].help == 'With --water=river: If any.'
 
 
 @pytest.mark.parametrize(

@@ -75,14 +75,15 @@ class InProcessRuntime(InterpretingRuntime):
     """Prepares the runtime.
 
     Args:
-      devices: Devices of the clients: 'auto' (the GPUs, or the CPU if there is
-        none), 'cpu', 'gpu', or a list of TensorFlow's device names.
+      devices: Devices of the clients: auto (the GPUs, or the CPU if there is
+        none; a run trains on GPUs only if its rounds are large enough), cpu,
+        gpu, or names such as GPU:0,GPU:2.
       max_concurrent_clients: Number of clients' computations (or batches of
         them) at the same time, at least 1; None for one on each GPU, and on the
         CPU one for each usable core.
-      batched_clients: True to run clients of equal shapes as one program (see
-        `batched_clients`); None for True on GPUs, and False on the CPU, where
-        it is slower.
+      batched_clients: True to run clients whose data have one size (rounded up
+        to a power of two) as one program; None for True on GPUs, and False on
+        the CPU, where it is slower.
       device_cache_mb: Megabytes of clients' examples and other tensors that
         stay on each GPU for later rounds, at least 0. TensorFlow keeps 32-bit
         integers in the host's memory.

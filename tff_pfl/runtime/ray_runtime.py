@@ -69,13 +69,16 @@ class RayRuntime(in_process.InterpretingRuntime):
     """Connects to the cluster and starts as many actors as fit.
 
     Args:
-      address: See `ray_cluster.connect`.
-      cpus_per_actor: CPU cores that each actor computes on, positive.
+      address: The cluster. local: a Ray of this program on this machine; auto:
+        the one that this machine belongs to; host:port; or ray://host:port from
+        outside.
+      cpus_per_actor: CPU cores of each actor, a process in which clients
+        compute, positive. There are as many actors as fit.
       gpus_per_actor: Share of a GPU, or number of GPUs, of each actor; 0 for
         none.
-      clients_per_chunk: Number of clients whose values an actor adds up to one
-        total, at least 1; None for a 64th of the cohort, rounded up. The last
-        bits of results depend on it.
+      clients_per_chunk: Clients that an actor computes and adds up at a time,
+        at least 1; None for a 64th of the cohort, rounded up. Results are the
+        same for any number of actors, and differ in their last bits by this.
       batched_clients: As for `in_process.InProcessRuntime`.
       seconds_to_start: Longest wait for an actor while there is none that
         computes, positive; a run then ends. None to wait while the cluster has

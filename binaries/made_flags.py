@@ -1,0 +1,172 @@
+"""Flags that are made of a dataclass's fields, or a function's arguments."""
+
+import inspect
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any, Literal, Optional
+
+from absl import flags
+
+from tff_pfl import errors, fields
+
+# Above, the owners of an argument are not listed.
+_MANY_OWNERS = 4
+
+
+def _parts(hint: Any) -> list[Any]:
+  """The types that values of a hint may have."""
+  if typing.get_origin(hint) is Annotated:
+    return _parts(typing.get_args(hint)[0])
+  if fields.is_union(hint):
+    return [one for part in typing.get_args(hint) for one in _parts(part)]
+  return [hint]
+
+
+def define(name: str, hint: Any, text: str, default: Any) -> None:
+  """Defines a flag of values of a type; unset means the default."""
+  if '(default' not in text and default not in (None, ()):
+    text += f' (default: {default})'
+  parts = _parts(hint)
+  words = fields.metadata(hint, fields.OneOf)
+  literals = [one for one in parts if typing.get_origin(one) is Literal]
+  if words or literals:
+    words = words.words if words else typing.get_args(literals[0])
+    flags.DEFINE_enum(name, None, list(words), text)
+  elif any(typing.get_origin(one) in (tuple, Sequence) for one in parts):
+    flags.DEFINE_list(name, None, text)
+  else:
+    for kind, define in (
+      (float, flags.DEFINE_float),
+      (str, flags.DEFINE_string),
+      (bool, flags.DEFINE_boolean),
+      (int, flags.DEFINE_integer),
+    ):
+      if kind in parts:
+        define(name, None, text)
+        return
+
+
+def define_field(
+  name: str, owner: type, field: str, *, start: str = '', more: str = ''
+) -> None:
+  """Defines a flag of a dataclass's field.
+
+  Args:
+    name: The flag's name.
+    owner: The dataclass.
+    field: Name of the field.
+    start: What stands before the help text, which is that of the docstring.
+    more: What stands after it.
+  """
+  text = start + fields.help_text(owner, field)
+  if field in fields.none_for_zero(owner):
+    text += ' 0 stands for None.'
+  text = ' '.join(filter(None, [text, more]))
+  default = fields.default(owner, name if not start else field)
+  define(name, fields.hints(owner)[field], text, default)
+
+
+class ArgumentFlags:
+  """A flag for each keyword argument that functions of one kind have.
+
+  Help texts are those of the functions' docstrings; unset means a function's
+  default.
+  """
+
+  def __init__(
+    self,
+    kind: str,
+    functions: Mapping[str, Callable[..., Any]],
+    common: Collection[str] = (),
+    prefix: Optional[str] = None,
+  ):
+    """Defines the flags.
+
+    Args:
+      kind: Flag that selects one of the functions, such as 'model'.
+      functions: Functions by the flag's value.
+      common: Arguments that have flags of their own.
+      prefix: Beginning of the flags' names; None for `kind` and an underscore.
+    """
+    self._kind = kind
+    self._prefix = f'{kind}_' if prefix is None else prefix
+    self._hints: dict[str, Any] = {}
+    # By argument the default of each function that has it.
+    self._defaults: dict[str, dict[str, Any]] = {}
+    for name, function in functions.items():
+      parameters = inspect.signature(function).parameters
+      for argument in errors.own_arguments(function, common):
+        self._hints.setdefault(argument, fields.hints(function)[argument])
+        by_owner = self._defaults.setdefault(argument, {})
+        by_owner[name] = parameters[argument].default
+    for name, by_owner in self._defaults.items():
+      text = fields.help_text(functions[next(iter(by_owner))], name)
+      default = _each(by_owner)
+      if default is not None:
+        text += f' (default: {default})'
+      owners = ' or '.join(by_owner).split(' or ')
+      start = f'With --{kind}={" or ".join(owners)}: '
+      if len(owners) > _MANY_OWNERS:
+        start = f'With many a --{kind}: '
+      define(self._flag(name), self._hints[name], start + text, None)
+
+  def _flag(self, argument):
+    return f'{self._prefix}{argument}'
+
+  def names(self, of: Optional[str] = None) -> list[str]:
+    """The names of all flags, or of those that one function has."""
+    return [
+      self._flag(name)
+      for name, by_owner in self._defaults.items()
+      if of is None or any(of in owner.split(' or ') for owner in by_owner)
+    ]
+
+  def given(self, of: str) -> dict[str, Any]:
+    """The arguments whose flags are given.
+
+    Args:
+      of: The function that takes them.
+
+    Raises:
+      ValueError: If that has no such argument, or one should be integers and is
+        not.
+    """
+    arguments = {}
+    own = self.names(of)
+    for name, hint in self._hints.items():
+      flag = self._flag(name)
+      value = flags.FLAGS[flag].value
+      # An empty list takes a flag back that a preset gives.
+      if value is not None and value != []:
+        if flag not in own:
+          taken = ', '.join(f'--{one}' for one in own) or 'none'
+          raise ValueError(
+            f'Expected no --{flag}: --{self._kind}={of} does not take it, of '
+            f'such flags it takes {taken}.'
+          )
+        arguments[name] = _of_list(flag, hint, value)
+    return arguments
+
+
+def _of_list(flag, hint, value):
+  """The value of a flag, with the numbers of a list as numbers."""
+  if not isinstance(value, list) or 'Sequence[str]' in str(hint):
+    return value
+  try:
+    numbers = [int(text) for text in value]
+  except ValueError:
+    wanted = 'integers separated by commas'
+    text = errors.message(f'--{flag}', wanted, ','.join(value))
+    raise ValueError(text) from None
+  is_one = len(numbers) == 1 and int in _parts(hint)
+  return numbers[0] if is_one else numbers
+
+
+def _each(defaults):
+  """One default that all share, or each owner's."""
+  if len({str(value) for value in defaults.values()}) == 1:
+    return next(iter(defaults.values()))
+  return ', '.join(
+    f'{owner} {value}' if ' or ' not in owner else str(value)
+    for owner, value in defaults.items()
+  )
