@@ -31,7 +31,7 @@ import os
 
 from absl import flags
 
-from tff_pfl import errors
+from tff_pfl import datasets, errors
 from tff_pfl.comparisons import comparison_runner as runner
 from tff_pfl.comparisons import page, plan, trial
 from tff_pfl.methods import registry
@@ -172,8 +172,7 @@ def _comparison():
   }
   return plan.Comparison(
     base=configs[algorithms[0]],
-    algorithms=algorithms,
-    hparams={name: config.method for name, config in configs.items()},
+    methods=[config.method for config in configs.values()],
     seeds=_seeds(),
     grid=plan.parse_grid(
       _SEARCH.value or _GRID.value,
@@ -198,6 +197,15 @@ def main() -> None:
     comparison = small.comparison(comparison, directory)
     num_processes = num_processes or 0
   base = comparison.base
+  options = base.data
+  num_clients, partition = datasets.resolve_clients(
+    options.name,
+    options.num_clients,
+    options.partition,
+    data_dir=options.data_dir,
+    seed=base.seed,
+    **options.arguments,
+  )
   found = runner.compare(
     comparison,
     directory,
@@ -205,9 +213,7 @@ def main() -> None:
     cluster=runtime_flags.selected_cluster(),
     runtime_options=runtime_flags.options(),
     resume=_RESUME.value,
-    published=published.reference(
-      base.data.name, base.data.num_clients, base.data.partition
-    ),
+    published=published.reference(options.name, num_clients, partition),
   )
   print(found.table())
   print(f'Report: {os.path.join(directory, page.REPORT_NAME)}')

@@ -24,7 +24,7 @@ from tff_pfl import datasets, errors
 from tff_pfl.comparisons import plan
 from tff_pfl.datasets.sources import digits5, fairface, image_sets
 from tff_pfl.models import zoo
-from tff_pfl.runs import run_config
+from tff_pfl.runs import settings as settings_lib
 from tff_pfl.system import folders
 
 SMALL = flags.DEFINE_bool(
@@ -75,7 +75,7 @@ def comparison(settings: plan.Comparison, directory: str) -> plan.Comparison:
   return dataclasses.replace(
     settings,
     base=config(settings.base, directory),
-    hparams={n: _with_few_steps(h) for n, h in settings.hparams.items()},
+    methods=[_with_few_steps(method) for method in settings.methods],
     seeds=settings.seeds[:1],
     grid=grid,
     num_search_trials=trials and min(trials, 2),
@@ -86,8 +86,8 @@ def comparison(settings: plan.Comparison, directory: str) -> plan.Comparison:
 
 
 def config(
-  settings: run_config.RunConfig, directory: str
-) -> run_config.RunConfig:
+  settings: settings_lib.Settings, directory: str
+) -> settings_lib.Settings:
   """Returns the settings of a run with tiny sizes.
 
   Args:
@@ -97,27 +97,28 @@ def config(
   Raises:
     ValueError: If data of such a form cannot be generated.
   """
-  entry = datasets.DATASETS[settings.dataset]
-  model = zoo.MODELS[settings.model]
-  num_clients = min(settings.num_clients, _NUM_CLIENTS)
-  attacked = settings.attacked_fraction
+  data, model, start = settings.data, settings.model, settings.start
+  loader = datasets.DATASETS[data.name].loader
+  num_clients = min(data.num_clients or _NUM_CLIENTS, _NUM_CLIENTS)
+  attacked = settings.process.attacked_fraction
   return dataclasses.replace(
     settings,
-    hparams=_with_few_steps(settings.hparams),
-    data_dir=settings.data_dir or _generated([settings.dataset], directory),
-    dataset_arguments=_tiny(entry.loader, settings.dataset_arguments),
-    partition=_tiny_partition(settings.partition),
+    method=_with_few_steps(settings.method),
+    data_dir=data.data_dir or _generated([data.name], directory),
+    dataset_arguments=_tiny(loader, data.arguments),
+    partition=data.partition and _tiny_partition(data.partition),
     num_clients=num_clients,
     attacked_fraction=attacked and max(attacked, 1 / num_clients),
-    model_arguments=_tiny(model, settings.model_arguments),
-    personalization=_with_few_steps(settings.personalization),
+    model_arguments=_tiny(zoo.MODELS[model.name], model.arguments),
+    personalization=_with_few_steps(settings.process.personalization),
     initial_run=None,
     initial_run_part='all',
     initial_weights=None,
-    num_warmup_rounds=min(settings.num_warmup_rounds, 1),
-    num_warmup_epochs=settings.num_warmup_epochs and 1,
+    num_warmup_rounds=min(start.num_warmup_rounds, 1),
+    num_warmup_epochs=start.num_warmup_epochs and 1,
     num_rounds=2,
     cohort_size=2,
+    participation=None,
     rounds_per_evaluation=2,
     num_final_evaluations=1,
   )

@@ -326,14 +326,19 @@ def settings(
   _, rule = partitioning.defaults(None, options.partition, has_clients)
   rounds = comparison.base.rounds
   # Options of fine-tuning say nothing where nothing is fine-tuned.
-  fine_tuned = {comparison.base.process.personalization.fine_tune}
-  is_tuned = (fine_tuned | set(comparison.fine_tune_variants)) & {'head', 'all'}
+  scopes = {
+    comparison.base.process.personalization.fine_tune,
+    *comparison.fine_tune_variants,
+  }
+  paths = fields.flat_names(type(comparison.base))
+  groups = {path[:-1] for path in paths.values()}
   shared = {
     **{
       name: functools.reduce(operator.getitem, path, base)
-      for name, path in fields.flat_names(type(comparison.base)).items()
-      if name not in _OWN_SETTINGS
-      and (is_tuned or not name.startswith('fine_tune_'))
+      for name, path in paths.items()
+      if path not in groups
+      and name not in _OWN_SETTINGS
+      and (scopes & {'head', 'all'} or not name.startswith('fine_tune_'))
     },
     'num_clients': data.num_clients,
     'partition': data.partition or rule.spec,
