@@ -25,6 +25,7 @@ number of samples and of epochs, for `predict`.
 """
 
 import dataclasses
+import itertools
 import os
 import shutil
 
@@ -35,7 +36,7 @@ from absl import flags
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets.sources import npz_file, own_files, table
-from tff_pfl.runs import client_population, new_clients
+from tff_pfl.runs import client_population, evaluation
 from tff_pfl.runs import settings as settings_lib
 from tff_pfl.runs import summary as summary_lib
 
@@ -227,20 +228,30 @@ def main() -> None:
   variants = _variants(run)
   runtime_options = runtime_flags.options()
   # Before the work, so that a folder that cannot be written to costs nothing.
-  models_dir = os.path.join(output_dir, new_clients.PERSONAL_MODELS_DIR)
+  models_dir = os.path.join(output_dir, evaluation.PERSONAL_MODELS_DIR)
   shutil.rmtree(models_dir, ignore_errors=True)
   os.makedirs(models_dir)
   with runtime_lib.create_runtime(
     runtime_flags.selected_runtime(), **runtime_options
   ) as runtime:
-    rows, models = new_clients.accuracy_by_samples_and_epochs(
-      run, clients, runtime, sample_counts, variants
-    )
+    rows = []
+    for samples, epochs in itertools.product(sample_counts, variants):
+      setting = {
+        'samples': 'all' if samples is None else samples,
+        'epochs': epochs,
+      }
+      fit = run, clients, variants[epochs], runtime
+      scores = evaluation.score(*fit, num_samples=samples)
+      rows += [{**setting, **row} for row in scores]
+    # With the last setting.
+    models = evaluation.personalize(*fit, num_samples=samples)
     if _ENSEMBLE.value:
-      rows += new_clients.ensemble_rows(run, clients, runtime)
+      setting = {'samples': 'ensemble', 'epochs': 0, 'num_train_examples': 0}
+      scores = evaluation.score_by_ensemble(run, clients, runtime)
+      rows += [{**setting, **row} for row in scores]
   for client_id, weights in models.items():
-    new_clients.save_personal_model(
-      new_clients.personal_model_path(output_dir, client_id), weights
+    evaluation.save_personal_model(
+      evaluation.personal_model_path(output_dir, client_id), weights
     )
   rows = summary_lib.frame(rows)
   table = _table(rows, run.model.primary_metric.name)
@@ -259,7 +270,7 @@ def main() -> None:
       [list(line.values()) for line in table], list(table[0])
     )
   )
-  print(f'Models: {os.path.join(output_dir, new_clients.PERSONAL_MODELS_DIR)}')
+  print(f'Models: {os.path.join(output_dir, evaluation.PERSONAL_MODELS_DIR)}')
 
 
 if __name__ == '__main__':

@@ -32,7 +32,7 @@ from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets import columns as columns_lib
 from tff_pfl.datasets.sources import npz_file, own_files, table
 from tff_pfl.models import prediction
-from tff_pfl.runs import new_clients
+from tff_pfl.runs import evaluation
 from tff_pfl.runs import settings as settings_lib
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.system import folders
@@ -71,11 +71,11 @@ flags.adopt_module_key_flags(program)
 
 def _weights(run, client, runtime):
   if _PERSONAL_MODELS.value is not None:
-    path = new_clients.personal_model_path(_PERSONAL_MODELS.value, client)
+    path = evaluation.personal_model_path(_PERSONAL_MODELS.value, client)
     errors.expect(
       os.path.isfile(path), '--client', f'a client with a model {path}', client
     )
-    return new_clients.load_personal_model(path, run.model)
+    return evaluation.load_personal_model(path, run.model)
   errors.expect(
     client in run.data.client_ids,
     '--client',

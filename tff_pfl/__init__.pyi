@@ -50,9 +50,9 @@ from tff_pfl.models.split_model import SplitModel as SplitModel
 from tff_pfl.models.weight_files import with_weights as with_weights
 from tff_pfl.models.weight_partition import WeightPartition as WeightPartition
 from tff_pfl.runs.callbacks import Callback as Callback
+from tff_pfl.runs.evaluation import personalize as personalize
 from tff_pfl.runs.loop import RunOptions as RunOptions
 from tff_pfl.runs.loop import run as run
-from tff_pfl.runs.new_clients import personalize as personalize
 from tff_pfl.runs.run import Run as Run
 from tff_pfl.runs.run import plot as plot
 from tff_pfl.runs.run import summarize as summarize

@@ -39,7 +39,7 @@ from sklearn import metrics
 
 import tff_pfl as pfl
 from tff_pfl import datasets
-from tff_pfl.runs import new_clients
+from tff_pfl.runs import evaluation
 from tff_pfl.runtime import base as runtime_base
 
 from . import representation
@@ -321,7 +321,7 @@ def measure_new_classes(context: trials.Context) -> paper.Rows:
     for columns, run, runtime in runs:
       clients, fine_tuning = _new_clients(run, arrays, sizes)
       for num_examples in nums_examples:
-        scores = new_clients.score(
+        scores = evaluation.score(
           run, clients, fine_tuning, runtime, num_samples=num_examples
         )
         yield {
@@ -357,7 +357,7 @@ def measure_cka(context: trials.Context) -> paper.Rows:
   runs = _train(context, old_classes)
   for columns, run, runtime in runs:
     clients, fine_tuning = _new_clients(run, arrays, sizes)
-    models = new_clients.personalize(
+    models = evaluation.personalize(
       run, clients, fine_tuning, runtime, num_samples=sizes.num_examples
     )
     before = run.global_weights(runtime)

@@ -60,7 +60,7 @@ import numpy as np
 import tff_pfl as pfl
 from tff_pfl import datasets
 from tff_pfl.models import split_model
-from tff_pfl.runs import personalized_evaluation
+from tff_pfl.runs import evaluation
 from tff_pfl.runtime import base as runtime_base
 
 from .. import published
@@ -353,11 +353,11 @@ def measure_new_clients(context: trials.Context) -> paper.Rows:
         initial = state.global_weights
         for name, body in bodies.items():
           weights = split_model.select({**initial, **body}, initial)
-          scores = personalized_evaluation.evaluate_new_clients(
+          scores = evaluation.evaluate(
             process,
             runtime,
             state._replace(global_weights=weights),
-            sizes.num_clients,
+            evaluation.new_states(process, runtime, sizes.num_clients),
             clients,
           )
           accuracies = [row['after']['accuracy'] for row in scores.rows]

@@ -30,7 +30,7 @@ import matplotlib.pyplot, sklearn.datasets, tensorflow as tf
 from tff_pfl.comparisons import comparison_runner
 from tff_pfl.export import saved_model, tff_files, tflite
 from tff_pfl.models import split_model
-from tff_pfl.runs import report, settings
+from tff_pfl.runs import evaluation, report, settings
 
 split_model.SplitModel.uses_xla = False
 # As tests/conftest.py does.

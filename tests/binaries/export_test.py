@@ -10,7 +10,7 @@ from tests.binaries import data_flags_test, tiny
 from tff_pfl import datasets, runtime
 from tff_pfl.export import client_module, tff_files
 from tff_pfl.models import prediction
-from tff_pfl.runs import new_clients, open_run
+from tff_pfl.runs import evaluation, open_run
 
 
 @pytest.fixture(scope='module', name='run')
@@ -60,11 +60,11 @@ def test_a_new_client_gets_the_model_that_personalize_fits(run, programs):
   np.savez(programs.directory / 'new.npz', x=x, y=y)
   flags = '--clients_npz=new.npz', '--num_epochs=3', '--output_dir=fitted'
   programs.succeed('personalize', f'--run_dir={run.directory}', *flags)
-  path = new_clients.personal_model_path(
+  path = evaluation.personal_model_path(
     str(programs.directory / 'fitted'), 'client'
   )
   expected = prediction.predict(
-    run.model, new_clients.load_personal_model(path, run.model), x
+    run.model, evaluation.load_personal_model(path, run.model), x
   )
   # The part of its examples that it trains on.
   rows = client_module.rows_of(

@@ -8,7 +8,7 @@ import pytest
 from tests.binaries import tiny
 from tff_pfl import datasets, runtime
 from tff_pfl.core import client_examples
-from tff_pfl.runs import new_clients, open_run
+from tff_pfl.runs import evaluation, open_run
 
 _IDS = ('../../evil/client', 'plain')
 
@@ -119,7 +119,7 @@ def test_predictions_for_new_clients_are_those_of_their_saved_models(
     *_command('predict', fed_rep_run, '--input=x.npz', *flags),
     '--output=predictions.npz',
   )
-  path = new_clients.personal_model_path(str(directory), client)
+  path = evaluation.personal_model_path(str(directory), client)
   with np.load(path) as weights:
     expected = _softmax_outputs(weights, x)
   with np.load(programs.directory / 'predictions.npz') as found:
@@ -306,8 +306,8 @@ def test_a_method_that_adapts_its_model_does_so_for_new_clients(
       rt.run(process.initialize_client_state, 0),
       client_examples.padded(clients.train('plain')),
     ).weights
-  path = new_clients.personal_model_path(programs.directory / 'out', 'plain')
-  weights = new_clients.load_personal_model(path, run.model)
+  path = evaluation.personal_model_path(programs.directory / 'out', 'plain')
+  weights = evaluation.load_personal_model(path, run.model)
   # An epoch is a full-batch step of the method's own size, on the head.
   for name, value in weights.items():
     np.testing.assert_allclose(value, expected[name], rtol=1e-6)

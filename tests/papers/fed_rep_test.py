@@ -11,7 +11,7 @@ from binaries.papers import fed_rep
 from tests.papers import untrained
 from tff_pfl import datasets
 from tff_pfl.models import zoo
-from tff_pfl.runs import personalized_evaluation
+from tff_pfl.runs import evaluation
 
 
 def test_local_epochs_are_of_fed_reps_head_and_of_fed_avgs_model():
@@ -99,9 +99,9 @@ def test_new_clients_start_from_the_initial_head_on_the_trained_body(
     assert options['fine_tune'] == 'head'
     scored.append((options['num_epochs'], state.global_weights))
     rows = [{'after': {'accuracy': a}} for a in (0.5, 1.0)]
-    return personalized_evaluation.Evaluation(rows, {})
+    return evaluation.Evaluation(rows, {})
 
-  monkeypatch.setattr(personalized_evaluation, 'evaluate', score)
+  monkeypatch.setattr(evaluation, 'evaluate', score)
   context = untrained.Context(
     dataclasses.replace(fed_rep.NEW_CLIENTS_FAST, nums_epochs=(3,)),
     lambda wanted: types.SimpleNamespace(

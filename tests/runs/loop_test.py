@@ -11,13 +11,9 @@ from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import personalization
 from tff_pfl.methods import fed_rep, registry
 from tff_pfl.models import zoo
-from tff_pfl.runs import (
-  client_sampling,
-  fairness,
-  run_store,
-  training,
-)
+from tff_pfl.runs import client_sampling, run_store, training
 from tff_pfl.runs import run as run_lib
+from tff_pfl.runs import scores as scores_lib
 from tff_pfl.system import cores
 
 pytestmark = pytest.mark.usefixtures('one_runtime')
@@ -128,7 +124,7 @@ def test_summary_is_what_the_clients_add_up_to(run):
   shared = summary['global_accuracy']['last'], summary['global_loss']
   wanted = means['before/accuracy'], means['before/loss']
   assert shared == pytest.approx(wanted)
-  assert summary['fairness'] == fairness.fairness_summary(
+  assert summary['fairness'] == scores_lib.fairness(
     scores['after/accuracy'],
     scores['num_test_examples'],
     scores['before/accuracy'],

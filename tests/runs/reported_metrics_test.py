@@ -11,7 +11,7 @@ from tff_pfl import datasets
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import client_metrics, zoo
-from tff_pfl.runs import new_clients, personalized_evaluation, report, training
+from tff_pfl.runs import evaluation, report, training
 from tff_pfl.runs import run as run_lib
 
 pytestmark = pytest.mark.usefixtures('no_pictures', 'one_runtime')
@@ -123,13 +123,17 @@ def test_clients_without_a_figure_are_left_out_and_counted(run_of_classes):
   # New clients, each by the global model, and by the mean of all models.
   runtime = runtime_lib.create_runtime('in_process')
   new = _data(3, one_class=True)
-  rows, summary = personalized_evaluation.evaluate_new_clients(
-    run.process, runtime, run.server_state(), 4, new
+  rows, summary = evaluation.evaluate(
+    run.process,
+    runtime,
+    run.server_state(),
+    evaluation.new_states(run.process, runtime, num_known=4),
+    new,
   )
   assert [row['after']['auc'] for row in rows] == [
     *(pytest.approx(area) for area in areas[:3]),
     None,
   ]
   assert summary['reported']['auc']['num_clients'] == 3
-  for row, alone in zip(new_clients.ensemble_rows(run, new, runtime), rows):
-    assert row['after/auc'] == pytest.approx(alone['after']['auc'])
+  for row, alone in zip(evaluation.score_by_ensemble(run, new, runtime), rows):
+    assert row['after']['auc'] == pytest.approx(alone['after']['auc'])

@@ -25,7 +25,7 @@ from tff_pfl.models import (
 )
 from tff_pfl.runs import (
   callbacks,
-  new_clients,
+  evaluation,
   open_run,
   run_config,
   run_store,
@@ -293,16 +293,16 @@ def test_new_clients_are_fitted_to_nested_samples_of_their_data(
 ):
   clients = _new_clients(run)
   seen = []
-  padded = new_clients.client_examples.padded
+  padded = evaluation.client_examples.padded
 
   def record(examples):
     seen.append(examples)
     return padded(examples)
 
-  monkeypatch.setattr(new_clients.client_examples, 'padded', record)
+  monkeypatch.setattr(evaluation.client_examples, 'padded', record)
   options = personalization.Personalization(new_client_epochs=1)
   for num_samples in (3, 10, None, 1000):
-    new_clients.personalize(
+    evaluation.personalize(
       run, clients, options, runtime, num_samples=num_samples
     )
   trains = [examples.x for examples in seen[::2]]
@@ -318,7 +318,7 @@ def test_new_clients_that_do_not_fit_the_model_are_refused(run, runtime):
   clients = datasets.make_synthetic(2)
   options = personalization.Personalization()
   with pytest.raises(ValueError, match=r'float32\(8, 8, 1\)'):
-    new_clients.score(run, clients, options, runtime)
+    evaluation.score(run, clients, options, runtime)
 
 
 def test_folders_without_a_run_that_can_be_used_are_refused(tmp_path, runtime):
@@ -388,7 +388,7 @@ def test_rows_of_a_frame_are_predicted_in_their_unit(tmp_path, monkeypatch):
   new = datasets.FederatedDataset.from_frame(
     frame.assign(shop='c'), encoding=run.encoding
   )
-  (weights,) = new_clients.personalize(run, new).values()
+  (weights,) = evaluation.personalize(run, new).values()
   errors_of = [
     np.abs(run.predict(client, frame)['prediction'] - frame['sales']).mean()
     for client in ('a', weights)
@@ -418,7 +418,7 @@ def test_new_clients_are_fitted_as_the_run_personalizes(tmp_path):
     show_progress=False,
   )
   start = run.global_weights()
-  (weights,) = new_clients.personalize(run, data.subset(['client_0'])).values()
+  (weights,) = evaluation.personalize(run, data.subset(['client_0'])).values()
   changed = {name for name in start if np.any(start[name] != weights[name])}
   assert changed == {'head/kernel', 'head/bias'}
 
@@ -440,8 +440,8 @@ def test_run_whose_data_have_changed_is_refused(
 def test_saved_model_is_read_back_if_it_is_of_these_weights(tmp_path, run):
   path = str(tmp_path / 'model.npz')
   weights = dict(run.model.initial_weights)
-  new_clients.save_personal_model(path, dict(reversed(weights.items())))
-  found = new_clients.load_personal_model(path, run.model)
+  evaluation.save_personal_model(path, dict(reversed(weights.items())))
+  found = evaluation.load_personal_model(path, run.model)
   assert list(found) == list(weights)
   toy_problems.assert_same(dict(found), weights)
   for changed, words in (
@@ -451,23 +451,23 @@ def test_saved_model_is_read_back_if_it_is_of_these_weights(tmp_path, run):
       r"shape \(64, 16\) for 'dense_1/kernel'",
     ),
   ):
-    new_clients.save_personal_model(path, changed)
+    evaluation.save_personal_model(path, changed)
     with pytest.raises(ValueError, match=words):
-      new_clients.load_personal_model(path, run.model)
+      evaluation.load_personal_model(path, run.model)
 
 
 def test_every_client_id_has_a_file_of_its_own_in_the_folder(tmp_path, run):
-  folder = tmp_path / new_clients.PERSONAL_MODELS_DIR
+  folder = tmp_path / evaluation.PERSONAL_MODELS_DIR
   folder.mkdir()
   strange = ['../../x', '..', '.', '', '/etc/x', 'a\\b', 'a\0b', 'Zoë 1']
   # These look alike when escaped, or cut.
   alike = ['a/b', 'a%2Fb', 'a%252Fb', 'a_b', 'x' * 246, 'x' * 247, 'x' * 248]
   for number, client_id in enumerate([*strange, *alike]):
-    path = new_clients.personal_model_path(str(tmp_path), client_id)
-    new_clients.save_personal_model(path, run.model.initial_weights)
+    path = evaluation.personal_model_path(str(tmp_path), client_id)
+    evaluation.save_personal_model(path, run.model.initial_weights)
     assert len(list(folder.iterdir())) == number + 1, client_id
     assert len(list(tmp_path.iterdir())) == 1
-    assert new_clients.load_personal_model(path, run.model)
+    assert evaluation.load_personal_model(path, run.model)
 
 
 def test_predictions_of_many_examples_are_those_of_each(run):

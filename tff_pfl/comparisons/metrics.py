@@ -192,7 +192,7 @@ _OTHER_SCORES = (
     'training, mean over clients; only where a method is no better.',
     higher_is_better=None,
   ),
-  # By the names of `two_class_scores.summarize`.
+  # By the names of `two_classes` in `scores.summarize`.
   *(
     Metric(
       key,

@@ -67,7 +67,8 @@ from tff_pfl.comparisons import metrics as metrics_lib
 from tff_pfl.datasets import partitioning
 from tff_pfl.methods import registry
 from tff_pfl.models import split_model
-from tff_pfl.runs import report, two_class_scores
+from tff_pfl.runs import report
+from tff_pfl.runs import scores as scores_lib
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.system import folders
 
@@ -208,7 +209,7 @@ class _Trial(trial.FinishedTrial):
           score: personal[score]['by_domain'][domain]
           if score in personal
           else None
-          for score in ('loss', name, two_class_scores.AUC)
+          for score in ('loss', name, scores_lib.AUC)
         },
       }
       for domain, count in domains['num_test_examples'].items()
@@ -374,13 +375,13 @@ def _over_domains(scores, primary_name, value=lambda figure: figure, suffix=''):
   """
   found = {
     f'domain_{score}_{name}{suffix}': value(scores[score][name])
-    for score in (primary_name, two_class_scores.AUC)
+    for score in (primary_name, scores_lib.AUC)
     if score in scores
     for name in ('min', 'mean', 'max')
   }
   # That of the primary metric is that of any data.
-  if two_class_scores.AUC in scores:
-    figure = scores[two_class_scores.AUC]['client_mean']
+  if scores_lib.AUC in scores:
+    figure = scores[scores_lib.AUC]['client_mean']
     found[f'client_auc{suffix}'] = value(figure)
   return found
 

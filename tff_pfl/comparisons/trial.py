@@ -30,11 +30,10 @@ from tff_pfl.core import personalization as personalization_lib
 from tff_pfl.datasets import validation
 from tff_pfl.runs import (
   client_population,
-  ensemble,
-  personalized_evaluation,
   report,
   run_store,
 )
+from tff_pfl.runs import evaluation as evaluation_lib
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import settings as settings_lib
 from tff_pfl.runs import summary as summary_lib
@@ -180,8 +179,9 @@ def _scores(trial, process, trained, new, runtime, directory):
       """Scores of clients that took no part, fitted to their training data."""
       if new is None:
         return []
-      return personalized_evaluation.evaluate_new_clients(
-        of, runtime, server_state(of), trained.num_clients, new
+      states = evaluation_lib.new_states(of, runtime, trained.num_clients)
+      return evaluation_lib.evaluate(
+        of, runtime, server_state(of), states, new
       ).rows
 
     def new_clients_by_ensemble():
@@ -189,7 +189,7 @@ def _scores(trial, process, trained, new, runtime, directory):
       if new is None or not process.has_local_weights:
         return []
       try:
-        return ensemble.evaluate_clients(
+        return evaluation_lib.evaluate_by_ensemble(
           process,
           runtime,
           server_state(process),
@@ -200,7 +200,7 @@ def _scores(trial, process, trained, new, runtime, directory):
             rounds.num_rounds
           ),
         )
-      except ensemble.NoModelsError as error:
+      except evaluation_lib.NoModelsError as error:
         # All clients diverged, which the other scores tell.
         logging.warning('%s', error)
         return []
@@ -216,7 +216,7 @@ def _scores(trial, process, trained, new, runtime, directory):
     for name in trial.fine_tune_variants:
       variant = _variant(process, config.process.personalization, name)
       if variant is not None:
-        evaluation = personalized_evaluation.evaluate(
+        evaluation = evaluation_lib.evaluate(
           variant,
           runtime,
           server_state(variant),

@@ -36,12 +36,12 @@ from tff_pfl.runs import callbacks as callbacks_lib
 from tff_pfl.runs import (
   client_population,
   metrics_writers,
-  personalized_evaluation,
   report,
   run_store,
   stored_rounds,
   value_codec,
 )
+from tff_pfl.runs import evaluation as evaluation_lib
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.runtime import base as runtime_base
@@ -494,7 +494,7 @@ def _train(
         metrics['epsilon'] = epsilons[round_number - 1]
       scores = {}
       if options.is_evaluated(round_number):
-        evaluation = personalized_evaluation.evaluate(
+        evaluation = evaluation_lib.evaluate(
           process,
           runtime,
           rounds.state,

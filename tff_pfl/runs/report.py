@@ -16,11 +16,8 @@ from matplotlib.axes import Axes
 from tff_pfl import datasets, plots
 from tff_pfl.core import personalized_process
 from tff_pfl.models import split_model
-from tff_pfl.runs import (
-  client_population,
-  run_store,
-  two_class_scores,
-)
+from tff_pfl.runs import client_population, run_store
+from tff_pfl.runs import scores as scores_lib
 from tff_pfl.runs import summary as summary_lib
 
 SUMMARY_NAME = 'summary.json'
@@ -74,7 +71,7 @@ def write_report(
       the newest evaluation, `num_clients` of `num_scored`;
     * `majority_accuracy`, for classes of one label: the accuracy of always
       predicting a client's most frequent class in training, mean over clients;
-    * `two_classes`, of the newest evaluation, see `two_class_scores.summarize`;
+    * `two_classes`, of the newest evaluation, see `scores.summarize`;
     * `domains`, see `domains_over_rounds`;
     * `privacy`, of runs with noise: `epsilon` after the last round, `delta`,
       `noise_multiplier` and the `unit` that is protected, see `privacy`.
@@ -395,11 +392,11 @@ def _notes(summary):
     epsilon, delta = told['epsilon'], told['delta']
     yield f'{name}: ε = {epsilon:.4g} at δ = {delta:.2g} for each client.'
   two_classes = summary.get('two_classes')
-  if two_classes and two_classes['personal'][two_class_scores.AUC] is not None:
+  if two_classes and two_classes['personal'][scores_lib.AUC] is not None:
     figures = two_classes['personal']
     yield (
       f"{name}: over all clients' test examples the personal models have AUC "
-      f'{figures[two_class_scores.AUC]:.3f}, balanced accuracy '
+      f'{figures[scores_lib.AUC]:.3f}, balanced accuracy '
       f'{figures["balanced_accuracy"]:.3f}, F1 {figures["f1"]:.3f}.'
     )
   for metric, told in summary.get('reported', {}).items():
@@ -447,7 +444,7 @@ _OVERALL = {
 # What tables and pictures show where there is any, best known first.
 _SHOWN = {
   'accuracy': split_model.ACCURACY,
-  two_class_scores.AUC: split_model.PrimaryMetric('AUC', True),
+  scores_lib.AUC: split_model.PrimaryMetric('AUC', True),
 }
 _LAST, _LAST_10 = 'last', 'last_10_mean'
 
@@ -459,12 +456,12 @@ def domains_over_rounds(
 
   Args:
     evaluations: At least one of a run: `round`, and `domains` as
-      `domain_scores.summarize` gives it.
+      `scores.summarize` gives it.
     final_round: The last round of training.
 
   Returns:
-    As `domain_scores.summarize`, with the newest numbers of test examples, and
-    in place of each figure a dict: `last`, its value in the newest evaluation
+    As `domains` there, with the newest numbers of test examples, and in place
+    of each figure a dict: `last`, its value in the newest evaluation
     that has it, and `last_10_mean`, its mean over the evaluations of the last
     10 rounds, see `summary.over_rounds`; None where no evaluation has it.
     That of the minimum is the mean of the rounds' minima.

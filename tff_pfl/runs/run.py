@@ -22,7 +22,7 @@ from tff_pfl.datasets import columns, files, frames
 from tff_pfl.models import keras_bridge, prediction, split_model
 from tff_pfl.runs import (
   client_population,
-  personalized_evaluation,
+  evaluation,
   report,
   run_store,
 )
@@ -417,7 +417,7 @@ class Run:
         process.personalize,
         client_population.server_state(process, runtime, store),
         state,
-        *personalized_evaluation.training_examples(
+        *evaluation.training_examples(
           process, runtime, [state], train, [client_id]
         ),
       ).weights
@@ -445,7 +445,7 @@ class Run:
 
     Args:
       client: The client's id, or all weights of a model, such as one of
-        `new_clients.personalize`; for a frame also a column of ids, so that
+        `evaluation.personalize`; for a frame also a column of ids, so that
         each row is for its own client's model.
       x: `[n, ...]`, scaled as the run's data; of several inputs a dict. For a
         run on a frame (`FederatedDataset.from_frame`), a frame with the columns
