@@ -186,17 +186,15 @@ def _labeled(sizes, seed):
   ]
 
 
-def _train(process, runtime, known, num_rounds=1):
+def _train(process, runtime, known):
   """The state and the clients' states, of whom the last took no part."""
   state = runtime.run(process.initialize)
   states = runtime.run(
     process.initialize_client_states, list(range(len(known)))
   )
   data = toy_problems.padded(known)
-  for _ in range(num_rounds):
-    output = runtime.run(process.next, state, states[:-1], data[:-1])
-    state, states = output.state, [*output.client_states, states[-1]]
-  return state, states
+  output = runtime.run(process.next, state, states[:-1], data[:-1])
+  return output.state, [*output.client_states, states[-1]]
 
 
 def _ensemble_scores(process, runtime, known, new, state, states, members=None):
@@ -272,43 +270,45 @@ def test_an_ensemble_for_regression_takes_the_mean_of_the_outputs(runtime):
   )
 
 
-def test_a_model_that_diverged_has_no_say_in_an_ensemble(runtime, fed_per):
-  known, new = _labeled((4, 5, 6), 0), _labeled((8,), 50)
-  state, states = _train(fed_per, runtime, known)
-  broken = states[0]._replace(
+@pytest.fixture(scope='module', name='ensemble')
+def _ensemble(runtime, fed_per):
+  """Four clients' examples, the server's state and the clients' states."""
+  known = _labeled((4, 5, 6, 7), 0)
+  return known, *_train(fed_per, runtime, known)
+
+
+def test_an_ensemble_is_of_the_members_whose_models_are_finite(
+  runtime, fed_per, ensemble
+):
+  known, state, states = ensemble
+  new = _labeled((8,), 50)
+
+  def score(known, states, members=None):
+    return _ensemble_scores(
+      fed_per, runtime, known, new, state, states, members
+    )
+
+  everyone = score(known, states)
+  part = score(known[:3:2], states[:3:2])
+  assert score(known, states, [0, 2]) == part != everyone
+  assert part[0]['num_models'] == 2
+  # A model that diverged has no say.
+  broken = states[1]._replace(
     local=tf.nest.map_structure(
-      lambda value: np.full_like(value, np.nan), states[0].local
+      lambda value: np.full_like(value, np.nan), states[1].local
     )
   )
-  (row,) = _ensemble_scores(
-    fed_per, runtime, known, new, state, [broken, *states[1:]]
-  )
-  (expected,) = _ensemble_scores(
-    fed_per, runtime, known[1:], new, state, states[1:]
-  )
-  assert row == expected
-  assert row['num_models'] == 1
+  assert score(known, [states[0], broken, *states[2:]]) == part
 
 
-def test_an_ensemble_may_be_some_of_the_known_clients(runtime, fed_per):
-  known, new = _labeled((4, 5, 6, 7), 0), _labeled((8,), 50)
-  state, states = _train(fed_per, runtime, known)
-  some = [0, 2]
-  rows = _ensemble_scores(fed_per, runtime, known, new, state, states, some)
-  known_part, states_part = ([x[i] for i in some] for x in (known, states))
-  assert rows == _ensemble_scores(
-    fed_per, runtime, known_part, new, state, states_part
-  )
-  assert rows[0]['num_models'] == 2
-  assert rows != _ensemble_scores(fed_per, runtime, known, new, state, states)
-
-
-def test_an_ensemble_takes_a_trained_model_and_a_test_example(runtime, fed_per):
-  known, nobody = _labeled((4, 5), 0), _labeled((0,), 7)
-  state, states = _train(fed_per, runtime, known, num_rounds=0)
+def test_an_ensemble_takes_a_trained_model_and_a_test_example(
+  runtime, fed_per, ensemble
+):
+  known, state, states = ensemble
+  nobody, untrained = _labeled((0,), 7), states[-1:] * len(known)
   assert not _ensemble_scores(fed_per, runtime, known, nobody, state, states)
   with pytest.raises(evaluation.NoModelsError, match='finite model'):
-    _ensemble_scores(fed_per, runtime, known, known, state, states)
+    _ensemble_scores(fed_per, runtime, known, known, state, untrained)
 
 
 def test_fine_tuned_models_predict_as_such_in_an_ensemble(runtime):

@@ -15,7 +15,6 @@ References:
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import os
 import urllib.parse
@@ -398,7 +397,7 @@ def save_personal_model(path: str, weights: split_model.Weights) -> None:
 
 def load_personal_model(
   path: str, model: split_model.SplitModel
-) -> collections.OrderedDict:
+) -> split_model.Weights:
   """Reads a personal model; `ValueError` unless it has all of its weights."""
   weights = files.read_npz(path, list(model.initial_weights))
   return split_model.check_weights(model, weights, tuple(model.layers))
