@@ -24,7 +24,7 @@ from collections.abc import (
   Mapping,
   Sequence,
 )
-from typing import Any, Optional, TypeVar, Union
+from typing import Any, Optional, Union
 
 import grpc
 import numpy as np
@@ -44,16 +44,6 @@ _ADVICE = {
 # numbers.
 _BYTES_PER_TENSOR = 10_000
 _LARGEST = float(np.finfo(np.float32).max)
-
-_Function = TypeVar('_Function', bound=Callable[..., Any])
-_VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
-# By type, how a user gets one.
-_MADE_BY = {
-  'FederatedDataset': 'from_frame, from_arrays and load_dataset make one',
-  'PersonalizedProcess': 'registry.build makes one',
-  'Runtime': 'create_runtime makes one',
-  'SplitModel': 'from_keras makes one of a Keras model',
-}
 
 
 class RunError(RuntimeError):
@@ -137,32 +127,6 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
     raise
 
 
-def typed(function: _Function) -> _Function:
-  """Has a function check its arguments by `expect_hinted` before all else.
-
-  Numbers and strings are not checked, for they have ranges of their own.
-  """
-  signature = inspect.signature(function)
-
-  @functools.wraps(function)
-  def checked(*args, **kwargs):
-    given = {}
-    with contextlib.suppress(TypeError):  # Which the call itself raises.
-      given = signature.bind(*args, **kwargs).arguments
-    expect_hinted(
-      function,
-      {
-        name: value
-        for name, value in given.items()
-        if signature.parameters[name].kind is not _VAR_POSITIONAL
-      },
-      scalars=(bool,),
-    )
-    return function(*args, **kwargs)
-
-  return checked
-
-
 def expect(condition: Any, name: str, constraint: str, found: Any) -> None:
   """Raises `ValueError` unless `condition` holds.
 
@@ -232,13 +196,10 @@ def expect_hinted(
       expect(is_of(value), name, constraint, value)
     elif all(map(_is_class, kinds)):
       words = sorted(kind.__name__ for kind in kinds)
-      advice = [f' ({_MADE_BY[word]})' for word in words if word in _MADE_BY]
       constraint = ' or '.join(words + ['None'] * (type(None) in parts))
       # NumPy's arrays are no sequences of Python's.
       allowed = (Collection if k in _SEQUENCES else k for k in kinds)
-      expect_type(
-        value, tuple(allowed), name, f'of type {constraint}' + ''.join(advice)
-      )
+      expect_type(value, tuple(allowed), name, f'of type {constraint}')
 
 
 def _is_class(kind):

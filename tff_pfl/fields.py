@@ -8,6 +8,7 @@
 A wrong value raises ``Expected `strength` to be at least 0, found -1.``.
 Numbers of NumPy become Python's. Dataclasses within others may be built from
 flat names: `Settings(num_rounds=3)` has `run=RunOptions(num_rounds=3)`.
+`checked_call` checks the arguments of a function likewise.
 """
 
 from __future__ import annotations
@@ -22,8 +23,16 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator
-from typing import Annotated, Any, NamedTuple, Optional, TypeVar, Union
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import (
+  Annotated,
+  Any,
+  Literal,
+  NamedTuple,
+  Optional,
+  TypeVar,
+  Union,
+)
 
 import numpy as np
 import pydantic
@@ -42,6 +51,8 @@ CONFIG = pydantic.ConfigDict(
 _INT32_MAX = 2**31 - 1
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _Type = TypeVar('_Type', bound=type)
+_Function = TypeVar('_Function', bound=Callable[..., Any])
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class FlatName(NamedTuple):
@@ -79,8 +90,11 @@ def checked(kind: type, check: Callable[[Any], Any]) -> Any:
   return Annotated[kind, pydantic.AfterValidator(checked_value)]
 
 
+_OF_NUMPY = (np.generic, np.ndarray)
+
+
 def _python(value):
-  return value.item() if isinstance(value, np.generic) else value
+  return value.tolist() if isinstance(value, _OF_NUMPY) else value
 
 
 def number(kind: type, **limits: Any) -> Any:
@@ -106,6 +120,7 @@ Share = number(float, ge=0, le=1)
 PositiveShare = number(float, gt=0, le=1)
 ShareBelowOne = number(float, ge=0, lt=1)
 InnerShare = number(float, gt=0, lt=1)
+Counts = Annotated[Sequence[Count], pydantic.BeforeValidator(_python)]
 Path = Annotated[
   str,
   pydantic.BeforeValidator(
@@ -123,17 +138,21 @@ _EXPECTED = {
   'dataclass_type': 'of type {class_name}',
   'dict_type': 'a mapping',
   'finite_number': 'a number that float32 can hold',
+  'float_parsing': 'a number',
   'float_type': 'a number',
   'greater_than': 'greater than {gt}',
   'greater_than_equal': 'at least {ge}',
+  'int_parsing': 'an integer',
   'int_type': 'an integer',
   'is_instance_of': 'of type {class}',
   'less_than': 'less than {lt}',
   'less_than_equal': 'at most {le}',
   'literal_error': 'one of {expected}',
   'mapping_type': 'a mapping',
+  'multiple_of': 'a multiple of {multiple_of}',
   'none_required': 'None',
   'one_of': '{words}',
+  'sequence_str': 'a list',
   'string_type': 'a string',
   'tuple_type': 'a list',
 }
@@ -142,6 +161,13 @@ _WRONG_TYPES = {
   'dataclass_exact_type',
   'dataclass_type',
   'is_instance_of',
+}
+# By type, how a user gets one.
+_MADE_BY = {
+  'FederatedDataset': 'from_frame, from_arrays and load_dataset make one',
+  'PersonalizedProcess': 'registry.build makes one',
+  'Runtime': 'create_runtime makes one',
+  'SplitModel': 'from_keras makes one of a Keras model',
 }
 
 
@@ -183,7 +209,7 @@ def _in_one_line(error, known):
   faults = [one for one in faults if one['loc'][:1] == first['loc'][:1]]
   if len(faults) > 1:
     name = path[0]
-  expected = [_expected(one) for one in faults]
+  expected = map(_expected, faults)
   kind = ValueError
   if any(one['type'] in _WRONG_TYPES for one in faults):
     kind = TypeError
@@ -192,12 +218,13 @@ def _in_one_line(error, known):
 
 
 def _expected(fault):
-  """What the value of a field should be."""
-  limits = {
+  context = {
     name: f'{value:g}' if isinstance(value, float) else value
     for name, value in fault.get('ctx', {}).items()
   }
-  return _EXPECTED.get(fault['type'], fault['msg']).format(**limits)
+  text = _EXPECTED.get(fault['type'], fault['msg']).format(**context)
+  advice = _MADE_BY.get(context.get('class'))
+  return f'{text} ({advice})' if advice else text
 
 
 def unknown_name(name: str, known: Collection[str]) -> str:
@@ -232,6 +259,72 @@ def dataclass(cls: Optional[_Type] = None, **options: Any) -> Any:
 
   cls.__init__ = checked
   return cls
+
+
+def checked_call(function: _Function) -> _Function:
+  """Has pydantic check a function's arguments, by their hints, before a call.
+
+  What has a hint of this module is checked in full and may become Python's
+  numbers. Of other hints the class alone counts, nothing is read or copied, and
+  numbers and strings may be any.
+  """
+  signature = inspect.signature(function)
+  parameters = signature.parameters
+  takes_any = any(one.kind is _VARIABLE[1] for one in parameters.values())
+
+  @functools.wraps(function)
+  def checked(*args, **kwargs):
+    for name in () if takes_any else kwargs:
+      if name not in parameters:
+        raise TypeError(unknown_name(name, parameters))
+    bound = signature.bind(*args, **kwargs)
+    own = arguments_of(function)
+    names = [name for name in bound.arguments if name in own.__annotations__]
+    values = own(**{name: bound.arguments[name] for name in names})
+    bound.arguments.update({name: getattr(values, name) for name in names})
+    return function(*bound.args, **bound.kwargs)
+
+  return checked
+
+
+@functools.cache
+def arguments_of(function: Callable[..., Any]) -> type:
+  """A dataclass whose fields are a function's arguments, None by default."""
+  found = {
+    name: _of_call(hints(function)[name])
+    for name, parameter in inspect.signature(function).parameters.items()
+    if name in hints(function) and parameter.kind not in _VARIABLE
+  }
+  fields = {'__annotations__': found, **dict.fromkeys(found)}
+  return dataclass(type(function.__name__, (), fields))
+
+
+def _of_call(hint):
+  """What is checked of an argument."""
+  if is_union(hint):
+    return Union[tuple(map(_of_call, typing.get_args(hint)))]
+  kind = typing.get_origin(hint) or hint
+  if _is_declared(hint) or kind in (bool, types.NoneType):
+    return hint
+  # NumPy's arrays are no sequences of Python's.
+  kind = Collection if kind in (Sequence, list, tuple) else kind
+  try:
+    isinstance(None, kind)
+  except TypeError:  # Any, or a `Protocol`, for example.
+    return Any
+  return Any if kind in (int, float, str, np.ndarray) else instance_of(kind)
+
+
+def _is_declared(hint):
+  return typing.get_origin(hint) in (Annotated, Literal) or any(
+    map(_is_declared, typing.get_args(hint))
+  )
+
+
+def instance_of(kind: type) -> Any:
+  """The hint of an object of a class, which is taken as it is."""
+  schema = pydantic_core.core_schema.is_instance_schema(kind)
+  return Annotated[Any, pydantic.GetPydanticSchema(lambda *_: schema)]
 
 
 def _inner(hint):
@@ -370,6 +463,12 @@ def to_json(options: Any) -> Any:
       '`pfl.build`, and its process to `pfl.run`.'
     )
   return json.loads(text)
+
+
+def from_texts(cls: type, texts: Mapping[str, str]) -> Any:
+  """A dataclass of its fields' values as texts, by name."""
+  with one_line_errors():
+    return _adapter(cls).validate_python(texts, strict=False)
 
 
 def from_json(cls: type, value: Any) -> Any:

@@ -22,7 +22,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tff_pfl import datasets, errors
+from tff_pfl import datasets, fields
 from tff_pfl.models import split_model
 from tff_pfl.system import folders
 
@@ -59,7 +59,7 @@ _STYLE = {
 
 
 def _styled(draw: Callable[..., Any]) -> Callable[..., Any]:
-  @errors.typed
+  @fields.checked_call
   @functools.wraps(draw)
   def drawn(*args, **kwargs):
     with matplotlib.rc_context(_STYLE):
@@ -386,7 +386,7 @@ def boxes(
   return ax
 
 
-@errors.typed
+@fields.checked_call
 def partition(
   data: datasets.FederatedDataset, split: str = 'train', *, title: str = ''
 ) -> Figure:

@@ -17,7 +17,7 @@ from typing import Any, Optional
 import numpy as np
 import pandas as pd
 
-from tff_pfl import errors, plots
+from tff_pfl import errors, fields, plots
 from tff_pfl.comparisons import cluster as cluster_lib
 from tff_pfl.comparisons import (
   execution,
@@ -32,7 +32,7 @@ from tff_pfl.runs import directory_lock
 from tff_pfl.system import folders
 
 
-@errors.typed
+@fields.checked_call
 def compare(
   comparison: plan.Comparison,
   directory: str,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import fields
 from tff_pfl.core import example_tensors
 from tff_pfl.datasets import examples as examples_lib
 
@@ -14,7 +14,7 @@ from tff_pfl.datasets import examples as examples_lib
 _BYTES_PER_CLIENT = 2000
 
 
-@errors.typed
+@fields.checked_call
 def padded(examples: examples_lib.Examples) -> example_tensors.ExampleTensors:
   """A client's examples as padded tensors."""
   return example_tensors.from_arrays(examples.as_dict())

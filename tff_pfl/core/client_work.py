@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.core import client as client_lib
 from tff_pfl.core import (
   example_tensors,
@@ -266,7 +266,7 @@ class ClientTypes(NamedTuple):
   examples: tff.Type
 
 
-@errors.typed
+@fields.checked_call
 def partitioned_weights_work(
   model: split_model.SplitModel,
   partition: weight_partition.WeightPartition,
@@ -286,7 +286,7 @@ def partitioned_weights_work(
   )
 
 
-@errors.typed
+@fields.checked_call
 def global_weights_work(
   model: split_model.SplitModel, *exchanges: Exchange, **others: Any
 ) -> ClientWork:

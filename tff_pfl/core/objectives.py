@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import fields
 from tff_pfl.core import example_tensors
 from tff_pfl.models import split_model
 
@@ -229,7 +229,7 @@ def prediction_loss(
   return objective
 
 
-@errors.typed
+@fields.checked_call
 def joint_loss(
   model: split_model.SplitModel,
   domain_weights: Optional[Any] = None,
@@ -260,7 +260,7 @@ def head_loss(
   return prediction_loss(model, model.head, domain_weights)
 
 
-@errors.typed
+@fields.checked_call
 def body_loss(
   model: split_model.SplitModel,
   head: split_model.Weights,

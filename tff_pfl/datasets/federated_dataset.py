@@ -12,7 +12,7 @@ import pandas as pd
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets import array_checks, array_clients, frames, partitioning
 from tff_pfl.datasets import client_data as client_data_lib
 from tff_pfl.datasets import examples as examples_lib
@@ -229,7 +229,7 @@ class FederatedDataset:
       self._counts[field, split] = counts
     return self._counts[field, split]
 
-  @errors.typed
+  @fields.checked_call
   def subset(self, client_ids: Iterable[str]) -> 'FederatedDataset':
     """Returns a view of some clients, in the given order.
 
@@ -245,7 +245,7 @@ class FederatedDataset:
     """Returns the dataset with other attributes."""
     return dataclasses.replace(self, **{'load_again': None, **fields})
 
-  @errors.typed
+  @fields.checked_call
   def joining(self, join_round: Mapping[str, int]) -> 'FederatedDataset':
     """Returns a view in which some clients join a run later.
 
@@ -284,7 +284,7 @@ class FederatedDataset:
     )
 
   @classmethod
-  @errors.typed
+  @fields.checked_call
   def from_arrays(
     cls,
     x: Any,
@@ -367,7 +367,7 @@ class FederatedDataset:
     )
 
   @classmethod
-  @errors.typed
+  @fields.checked_call
   def from_frame(
     cls,
     frame: pd.DataFrame,
@@ -444,7 +444,7 @@ class FederatedDataset:
     )
 
   @classmethod
-  @errors.typed
+  @fields.checked_call
   def from_client_data(
     cls,
     train: tff.simulation.datasets.ClientData,

@@ -16,7 +16,7 @@ from typing import Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import datasets, errors
+from tff_pfl import datasets, errors, fields
 from tff_pfl.core import example_tensors
 from tff_pfl.runs import client_sampling
 
@@ -31,15 +31,14 @@ class ClientDataSource(tff.program.FederatedDataSource):
   clients that have joined by then.
   """
 
-  @errors.typed
-  def __init__(self, data: datasets.FederatedDataset, seed: int = 0):
+  @fields.checked_call
+  def __init__(self, data: datasets.FederatedDataset, seed: fields.Seed = 0):
     """Makes a data source, which reads no examples before they are needed.
 
     Args:
       data: The clients.
       seed: Seed of the cohorts, at least 0.
     """
-    errors.expect_int('seed', seed, 0)
     self.client_ids = data.client_ids
     self.seed = seed
     self.train = data.train

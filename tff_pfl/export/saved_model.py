@@ -7,14 +7,15 @@ from typing import Union
 
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import fields
 from tff_pfl.export import client_module
 
 
+@fields.checked_call
 def save(
   directory: Union[str, os.PathLike],
   client: client_module.ClientModule,
-  version: int,
+  version: fields.CountOrZero,
 ) -> str:
   """Writes a SavedModel with the signatures of a client's functions.
 
@@ -33,7 +34,6 @@ def save(
   Returns:
     The new folder, `directory/version`.
   """
-  errors.expect_int('version', version, 0)
   rows = client.row_specs(with_labels=False)
   examples = client.row_specs(with_labels=True)
 

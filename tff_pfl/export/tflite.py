@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from ai_edge_litert import interpreter
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.export import builtin_ops, client_module
 from tff_pfl.models import split_model
 from tff_pfl.system import messages
@@ -21,8 +21,10 @@ _CONVERTER_MESSAGE = re.compile(rb'error: |loc\(|<unknown>:')
 QUANTIZATIONS = ('none', 'int8', 'float16')
 
 
+@fields.checked_call
 def convert(
-  client: client_module.ClientModule, quantization: str = 'none'
+  client: client_module.ClientModule,
+  quantization: fields.one_of(QUANTIZATIONS) = 'none',
 ) -> bytes:
   """Makes a TFLite file of a client's functions.
 
@@ -47,7 +49,6 @@ def convert(
   Raises:
     ValueError: If LiteRT cannot run one of the functions.
   """
-  errors.expect_one_of('quantization', quantization, QUANTIZATIONS)
   functions = _functions(client)
   if quantization != 'none':
     functions = {'predict': functions['predict']}

@@ -91,7 +91,7 @@ def fields_called(name: str, of: type) -> tuple[str, ...]:
   return tuple(other for other in names if other.endswith(f'_{name}'))
 
 
-@errors.typed
+@fields.checked_call
 def build(
   name: str,
   model: split_model.SplitModel,

@@ -16,14 +16,14 @@ from typing import Any, Optional, Union
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.models import split_model
 
 BALANCED = 'balanced'
 FORMS = f'{BALANCED}, or distinct classes with positive weights (0:1,1:10)'
 
 
-@errors.typed
+@fields.checked_call
 def with_class_weight(
   model: split_model.SplitModel,
   class_weight: Union[str, Mapping[int, float]],
@@ -61,7 +61,7 @@ def with_class_weight(
   )
 
 
-@errors.typed
+@fields.checked_call
 def with_sample_weight(
   model: split_model.SplitModel,
 ) -> split_model.SplitModel:

@@ -26,7 +26,7 @@ import keras
 import numpy as np
 from absl import logging
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets import files
 from tff_pfl.models import keras_graph, split_model
 from tff_pfl.system import folders
@@ -58,7 +58,7 @@ def expect_known(path: Union[str, os.PathLike[str]]) -> None:
   )
 
 
-@errors.typed
+@fields.checked_call
 def with_weights(
   model: split_model.SplitModel, path: Union[str, os.PathLike[str]]
 ) -> split_model.SplitModel:

@@ -14,45 +14,32 @@ and arguments of their own, which are flags of the programs. Images are
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Optional, Union
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Optional, Union
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.models import split_model, zoo_layers
 
-_OF_NUMPY = (np.ndarray, np.generic)
-# Arguments that are positive integers, or lists of them.
-_POSITIVE = """
-  base_filters convolutions_per_pooling embedding_size filters groups
-  kernel_size record_widths units vocabulary_size widths
-""".split()
+_Classes = Optional[fields.integer(2)]
+_Seed = fields.integer(-(2**63), 2**63 - 1)
+_Normalization = fields.one_of(('group', 'batch', 'none'))
+_Padding = fields.one_of(('auto', 'same', 'valid'))
+_Initialization = fields.one_of(('glorot', 'fan_in'))
 
 MODELS: dict[str, Callable[..., split_model.SplitModel]] = {}
 
 
 def _of_zoo(function):
   """Registers a function that makes a model, and checks its arguments."""
+  checked = fields.checked_call(function)
 
   @functools.wraps(function)
-  def make(element_spec, num_classes, seed=0, **arguments):
+  def make(element_spec, *args, **arguments):
     name = function.__name__
     zoo_layers.check_spec(element_spec)
-    values = {'num_classes': num_classes, 'seed': seed, **arguments}
-    errors.expect_hinted(function, values)
-    # Keras takes no numbers of NumPy.
-    values = {
-      name: value.tolist() if isinstance(value, _OF_NUMPY) else value
-      for name, value in values.items()
-    }
-    for argument, value in values.items():
-      if argument in _POSITIVE and value is not None:
-        for number in tf.nest.flatten(value):
-          errors.expect_int(argument, number, 1)
-    errors.expect_share('dropout', values.get('dropout', 0), '[0, 1)')
     is_joint = isinstance(element_spec['x'], Mapping)
     errors.expect(
       is_joint == (name == image_and_record.__name__)
@@ -62,7 +49,7 @@ def _of_zoo(function):
       'them',
       f'{name} for {element_spec["x"]}',
     )
-    return function(element_spec, **values)
+    return checked(element_spec, *args, **arguments)
 
   MODELS[function.__name__] = make
   return make
@@ -71,8 +58,8 @@ def _of_zoo(function):
 @_of_zoo
 def linear(
   element_spec: Mapping[str, tf.TensorSpec],
-  num_classes: Optional[int],
-  seed: int = 0,
+  num_classes: _Classes,
+  seed: _Seed = 0,
 ) -> split_model.SplitModel:
   """A linear model, whose only layer is the head."""
   seeds = zoo_layers.Seeds(seed)
@@ -83,12 +70,12 @@ def linear(
 @_of_zoo
 def mlp(
   element_spec: Mapping[str, tf.TensorSpec],
-  num_classes: Optional[int],
-  seed: int = 0,
+  num_classes: _Classes,
+  seed: _Seed = 0,
   *,
-  widths: Sequence[int] = (128, 64),
+  widths: fields.Counts = (128, 64),
   activation: str = 'relu',
-  initialization: str = 'glorot',
+  initialization: _Initialization = 'glorot',
 ) -> split_model.SplitModel:
   """A fully connected network on flattened inputs.
 
@@ -98,7 +85,6 @@ def mlp(
     initialization: 'glorot', or 'fan_in', PyTorch's: weights and biases uniform
       on plus or minus the inverse root of the number of inputs.
   """
-  errors.expect_one_of('initialization', initialization, ('glorot', 'fan_in'))
   seeds = zoo_layers.Seeds(seed)
   hidden = zoo_layers.dense(widths, activation, seeds)
   model = zoo_layers.build('mlp', [hidden], element_spec, num_classes, seeds)
@@ -110,19 +96,19 @@ def mlp(
 @_of_zoo
 def cnn(
   element_spec: Mapping[str, tf.TensorSpec],
-  num_classes: Optional[int],
-  seed: int = 0,
+  num_classes: _Classes,
+  seed: _Seed = 0,
   *,
-  filters: Union[int, Sequence[int]] = 64,
-  kernel_size: int = 5,
-  convolutions_per_pooling: int = 1,
-  num_poolings: Optional[int] = None,
-  padding: str = 'auto',
-  widths: Sequence[int] = (120, 64),
-  normalization: str = 'none',
-  groups: int = 32,
+  filters: Union[fields.Count, fields.Counts] = 64,
+  kernel_size: fields.Count = 5,
+  convolutions_per_pooling: fields.Count = 1,
+  num_poolings: Optional[fields.CountOrZero] = None,
+  padding: _Padding = 'auto',
+  widths: fields.Counts = (120, 64),
+  normalization: _Normalization = 'none',
+  groups: fields.Count = 32,
   normalize_dense: bool = False,
-  dropout: float = 0.0,
+  dropout: fields.ShareBelowOne = 0.0,
 ) -> split_model.SplitModel:
   """Convolutions, 2x2 max-pooling and dense layers: the CNNs of the papers.
 
@@ -160,7 +146,6 @@ def cnn(
   """
   if isinstance(filters, int):
     filters = (filters, filters)
-  errors.expect_list('filters', filters)
   num_blocks, rest = divmod(len(filters), convolutions_per_pooling)
   errors.expect(
     filters and not rest,
@@ -170,7 +155,12 @@ def cnn(
   )
   if num_poolings is None:
     num_poolings = num_blocks
-  errors.expect_int('num_poolings', num_poolings, 0, num_blocks)
+  errors.expect(
+    num_poolings <= num_blocks,
+    'num_poolings',
+    f'at most {num_blocks}',
+    num_poolings,
+  )
   seeds = zoo_layers.Seeds(seed)
   image = element_spec['x']
   blocks = zoo_layers.Convolutions(image, seeds, normalization, groups)
@@ -213,12 +203,12 @@ def cnn(
 @_of_zoo
 def resnet_18(
   element_spec: Mapping[str, tf.TensorSpec],
-  num_classes: Optional[int],
-  seed: int = 0,
+  num_classes: _Classes,
+  seed: _Seed = 0,
   *,
-  base_filters: int = 64,
-  normalization: str = 'group',
-  groups: int = 32,
+  base_filters: fields.Count = 64,
+  normalization: _Normalization = 'group',
+  groups: fields.Count = 32,
   torchvision: bool = False,
 ) -> split_model.SplitModel:
   """ResNet-18, by default for small images.
@@ -257,12 +247,12 @@ def resnet_18(
 @_of_zoo
 def resnet_34(
   element_spec: Mapping[str, tf.TensorSpec],
-  num_classes: Optional[int],
-  seed: int = 0,
+  num_classes: _Classes,
+  seed: _Seed = 0,
   *,
-  base_filters: int = 64,
-  normalization: str = 'group',
-  groups: int = 32,
+  base_filters: fields.Count = 64,
+  normalization: _Normalization = 'group',
+  groups: fields.Count = 32,
   torchvision: bool = False,
 ) -> split_model.SplitModel:
   """ResNet-34, by default for small images.
@@ -293,14 +283,14 @@ def _resnet(depth, element_spec, num_classes, seed, *arguments):
 @_of_zoo
 def vgg_16(
   element_spec: Mapping[str, tf.TensorSpec],
-  num_classes: Optional[int],
-  seed: int = 0,
+  num_classes: _Classes,
+  seed: _Seed = 0,
   *,
-  base_filters: int = 64,
-  widths: Sequence[int] = (512, 512),
-  normalization: str = 'group',
-  groups: int = 32,
-  dropout: float = 0.0,
+  base_filters: fields.Count = 64,
+  widths: fields.Counts = (512, 512),
+  normalization: _Normalization = 'group',
+  groups: fields.Count = 32,
+  dropout: fields.ShareBelowOne = 0.0,
   torchvision: bool = False,
 ) -> split_model.SplitModel:
   """VGG-16, by default for small images.
@@ -360,16 +350,16 @@ def vgg_16(
 @_of_zoo
 def image_and_record(
   element_spec: Mapping[str, Any],
-  num_classes: Optional[int],
-  seed: int = 0,
+  num_classes: _Classes,
+  seed: _Seed = 0,
   *,
-  depth: int = 34,
-  base_filters: int = 64,
-  normalization: str = 'group',
-  groups: int = 32,
+  depth: Literal[18, 34] = 34,
+  base_filters: fields.Count = 64,
+  normalization: _Normalization = 'group',
+  groups: fields.Count = 32,
   torchvision: bool = False,
-  widths: Sequence[int] = (256,),
-  record_widths: Sequence[int] = (),
+  widths: fields.Counts = (256,),
+  record_widths: fields.Counts = (),
 ) -> split_model.SplitModel:
   """A residual network on an image, joined with the columns of a record.
 
@@ -396,7 +386,6 @@ def image_and_record(
     Zhong et al.: FedDAR: Federated Domain-Aware Representation Learning, ICLR
     2023, appendix B.3.3.
   """
-  errors.expect_one_of('depth', depth, zoo_layers.RESIDUAL_BLOCKS)
   seeds = zoo_layers.Seeds(seed)
   of_image = zoo_layers.residual(
     depth,
@@ -425,13 +414,13 @@ def image_and_record(
 @_of_zoo
 def text_mlp(
   element_spec: Mapping[str, tf.TensorSpec],
-  num_classes: Optional[int],
-  seed: int = 0,
+  num_classes: _Classes,
+  seed: _Seed = 0,
   *,
-  vocabulary_size: int = 10_000,
-  embedding_size: int = 32,
-  widths: Sequence[int] = (32,),
-  dropout: float = 0.0,
+  vocabulary_size: fields.Count = 10_000,
+  embedding_size: fields.Count = 32,
+  widths: fields.Counts = (32,),
+  dropout: fields.ShareBelowOne = 0.0,
 ) -> split_model.SplitModel:
   """Dense layers on the normalized mean of the words' embeddings.
 
@@ -460,15 +449,15 @@ def text_mlp(
 @_of_zoo
 def text_lstm(
   element_spec: Mapping[str, tf.TensorSpec],
-  num_classes: Optional[int],
-  seed: int = 0,
+  num_classes: _Classes,
+  seed: _Seed = 0,
   *,
-  vocabulary_size: Optional[int] = None,
-  embedding_size: int = 8,
-  units: int = 128,
-  num_layers: int = 1,
-  widths: Sequence[int] = (),
-  dropout: float = 0.0,
+  vocabulary_size: Optional[fields.Count] = None,
+  embedding_size: fields.Count = 8,
+  units: fields.Count = 128,
+  num_layers: fields.integer(1, 100) = 1,
+  widths: fields.Counts = (),
+  dropout: fields.ShareBelowOne = 0.0,
 ) -> split_model.SplitModel:
   """LSTM layers on embeddings of characters or words, then dense layers.
 
@@ -501,7 +490,6 @@ def text_lstm(
       vocabulary_size,
     )
     vocabulary_size = num_classes
-  errors.expect_int('num_layers', num_layers, 1, 100)
   seeds = zoo_layers.Seeds(seed)
   layers = [
     zoo_layers.embedding(element_spec, vocabulary_size, embedding_size, seeds)

@@ -67,9 +67,6 @@ class Convolutions:
       'images of at least 4x4 pixels for a model with convolutions',
       shape,
     )
-    errors.expect_one_of(
-      'normalization', normalization, ('group', 'batch', 'none')
-    )
     self._seeds = seeds
     self._normalization = normalization
     self._groups = groups
@@ -264,8 +261,6 @@ def initialized_by_fan_in(model, seed):
 def build(name, layers, element_spec, num_classes, seeds):
   """Makes a model of layers, or functions, in sequence, and a head."""
   x, y = element_spec['x'], element_spec['y']
-  if num_classes is not None:
-    errors.expect_int('num_classes', num_classes, 2)
   inputs = tree.map_structure_with_path(
     lambda path, spec: keras.layers.Input(
       tuple(spec.shape), dtype=spec.dtype.name, name='_'.join(path) or None

@@ -135,7 +135,7 @@ class RunOptions:
     return {*tested} - {*rng.choice(tested, number, replace=False).tolist()}
 
 
-@errors.typed
+@fields.checked_call
 def run(
   process: personalized_process.PersonalizedProcess,
   data: datasets.FederatedDataset,

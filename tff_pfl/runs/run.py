@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from tff_pfl import datasets, errors, plots
+from tff_pfl import datasets, errors, fields, plots
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import client_examples, personalized_process
 from tff_pfl.core import personalization as personalization_lib
@@ -79,7 +79,7 @@ def tidy(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
   return pd.concat(tables, ignore_index=True)
 
 
-@errors.typed
+@fields.checked_call
 def plot(
   runs: Union[Mapping[str, Run], Iterable[Run]],
   metric: Optional[str] = None,
@@ -345,7 +345,7 @@ class Run:
     """The model of clients, as the method makes it of the run's own."""
     return self.process.model
 
-  @errors.typed
+  @fields.checked_call
   def build_process(
     self,
     personalization: Optional[personalization_lib.Personalization] = None,
@@ -367,7 +367,7 @@ class Run:
 
   # Models.
 
-  @errors.typed
+  @fields.checked_call
   def server_state(
     self,
     process: Optional[personalized_process.PersonalizedProcess] = None,
@@ -383,7 +383,7 @@ class Run:
     """The weights that the server has."""
     return self.server_state(runtime=runtime).global_weights
 
-  @errors.typed
+  @fields.checked_call
   def new_client_weights(self, runtime: _Runtime = None) -> split_model.Weights:
     """The weights of the model of a client that contributes no data."""
     runtime = runtime or self.cpu
@@ -391,7 +391,7 @@ class Run:
       self.process.model_without_data, self.server_state(runtime=runtime)
     )
 
-  @errors.typed
+  @fields.checked_call
   def personal_weights(
     self, client_id: str, runtime: _Runtime = None
   ) -> split_model.Weights:

@@ -432,7 +432,7 @@ def _naming(owner, arguments):
   return errors.naming({name: f'`{owner}.{name}`' for name in arguments})
 
 
-@errors.typed
+@fields.checked_call
 def open_run(
   directory: str,
   process: Optional[personalized_process.PersonalizedProcess] = None,
