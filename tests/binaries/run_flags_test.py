@@ -185,7 +185,7 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
     # Parts of a text.
     (
       '--partition=shards:0',
-      '`shards_per_client` in --partition to be an integer at least 1, found',
+      '`shards_per_client` in --partition to be at least 1, found',
     ),
     (
       '--partition=dirichlet:1:999',

@@ -306,36 +306,32 @@ def test_spec_round_trips_and_may_have_commas(spec):
   assert f'{name}' in partitioning.describe_partitioners()
 
 
-_POSITIVE = '`concentration` to be a positive number'
-_INTEGER = 'to be an integer at least'
-
-
 @pytest.mark.parametrize(
   'spec, match',
   [
     ('foo:1', r'one of shards\[.*dirichlet:.*iid.*, found .foo:1.'),
     ('dirichlet', 'to be dirichlet:<concentration>.*found .dirichlet.'),
     ('shards:2:7', r"shards\[:<shards_per_client>\], found 'shards:2:7'"),
-    ('shards:2.5', "`shards_per_client` .* an integer, found '2.5'"),
-    ('dirichlet:x', "`concentration` .* a number, found 'x'"),
-    ('domain_mixture:1,x', "an integer or 'all', found 'x'"),
-    ('domain_mixture:1,2,even', "'uniform' or shares such .* found 'even'"),
-    ('shards:0', f'`shards_per_client` {_INTEGER} 1, found 0'),
-    ('classes_per_client:-1', f'{_INTEGER} 1, found -1'),
-    ('dirichlet:nan', f'{_POSITIVE}.*, found nan'),
+    ('shards:2.5', "`shards_per_client` to be an integer, found '2.5'"),
+    ('dirichlet:x', "`concentration` to be a number, found 'x'"),
+    ('domain_mixture:1,x', "`examples_per_client` to be an integer, found 'x'"),
+    ('domain_mixture:1,2,even', "data or uniform or a list, found 'even'"),
+    ('shards:0', "`shards_per_client` to be at least 1, found '0'"),
+    ('classes_per_client:-1', "to be at least 1, found '-1'"),
+    ('dirichlet:nan', "`concentration` to be greater than 0, found 'nan'"),
     # NumPy would never come back from it.
-    ('dirichlet:1e-300', '`concentration` to be .* at least 1e-06, found 1e-3'),
-    ('dirichlet:1:-2', f'`min_examples` {_INTEGER} 0'),
-    ('client_dirichlet:0', _POSITIVE),
-    ('domain_mixture:nan', _POSITIVE),
-    ('domain_mixture:1:0', f'`examples_per_client` {_INTEGER} 1'),
-    ('domain_mixture:1:all:0/0', '`prior` to be .*not all 0'),
-    ('domain_mixture:1:all:2/-1', '`prior` to be .*none negative'),
-    ('lognormal:-1', '`sigma` to be a non-negative number .*, found -1.0'),
-    ('lognormal_classes:0:4:1', f'`num_classes_per_client` {_INTEGER} 1'),
-    ('lognormal_classes:3:4:-1', '`log_std` to be a non-negative number'),
-    ('fallah_digits:0', '`images_per_digit` to be a positive even'),
-    ('fallah_digits:195', '`images_per_digit` to be .* even .* found 195'),
+    ('dirichlet:1e-300', "`concentration` to be at least 1e-06, found '1e-3"),
+    ('dirichlet:1:-2', '`min_examples` to be at least 0'),
+    ('client_dirichlet:0', '`concentration` to be greater than 0'),
+    ('domain_mixture:nan', '`concentration` to be greater than 0'),
+    ('domain_mixture:1:0', '`examples_per_client` to be at least 1'),
+    ('domain_mixture:1:all:0/0', '`prior` to be not all 0'),
+    ('domain_mixture:1:all:2/-1', '`prior` to be .*at least 0'),
+    ('lognormal:-1', "`sigma` to be at least 0, found '-1'"),
+    ('lognormal_classes:0:4:1', '`num_classes_per_client` to be at least 1'),
+    ('lognormal_classes:3:4:-1', '`log_std` to be at least 0'),
+    ('fallah_digits:0', '`images_per_digit` to be at least 1'),
+    ('fallah_digits:195', "`images_per_digit` to be a multiple of 2.*'195'"),
   ],
 )
 def test_bad_specifications_are_one_line_errors(spec, match):

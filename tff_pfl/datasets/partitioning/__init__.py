@@ -21,9 +21,9 @@ the ceiling next, so that the clients' totals stay close to their exact shares.
 """
 
 import dataclasses
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets.partitioning.base import (
   MAX_CLIENTS,
   Partition,
@@ -110,20 +110,18 @@ def make_partitioner(spec: Union[str, Partitioner]) -> Partitioner:
   usages = ', '.join(rule.usage() for rule in PARTITIONERS.values())
   errors.expect(name in PARTITIONERS, 'partition', f'one of {usages}', spec)
   rule = PARTITIONERS[name]
-  fields = dataclasses.fields(rule)
-  required = [f for f in fields if f.default is dataclasses.MISSING]
+  parameters = dataclasses.fields(rule)
+  required = [p for p in parameters if p.default is dataclasses.MISSING]
   errors.expect(
-    len(required) <= len(values) <= len(fields),
+    len(required) <= len(values) <= len(parameters),
     'partition',
     rule.usage(),
     spec,
   )
-  parameters = {
-    field.name: _parsed(field, value, spec)
-    for field, value in zip(fields, values)
-  }
   with rule.naming():
-    return rule(**parameters)
+    return fields.from_texts(
+      rule, {p.name: value for p, value in zip(parameters, values)}
+    )
 
 
 def defaults(
@@ -148,18 +146,6 @@ def defaults(
   if num_clients is None and not isinstance(rule, Natural):
     num_clients = NUM_CLIENTS
   return num_clients, rule
-
-
-def _parsed(field: dataclasses.Field, value: str, spec: str) -> Any:
-  try:
-    return field.metadata.get('parse', field.type)(value)
-  except ValueError:
-    form = 'an integer' if field.type is int else 'a number'
-    form = field.metadata.get('form', form)
-    raise ValueError(
-      f'Expected `{field.name}` in `partition` {spec!r} to be {form}, found'
-      f' {value!r}.'
-    ) from None
 
 
 def describe_partitioners() -> str:

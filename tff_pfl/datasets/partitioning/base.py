@@ -69,9 +69,7 @@ class Pool:
 class Partitioner(abc.ABC):
   """A rule that makes clients from central examples.
 
-  The dataclass's fields are its parameters in a specification. A field whose
-  type is no function of text has one in its metadata (`parse`), with a
-  description of the text (`form`).
+  The dataclass's fields are its parameters in a specification.
 
   Attributes:
     name: Its name in a specification such as `shards:2`.

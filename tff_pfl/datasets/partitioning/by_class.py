@@ -1,19 +1,16 @@
 """Rules that divide every class among the clients."""
 
 import abc
-import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+import pydantic
 from absl import logging
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets.partitioning import base, dealing
 
 _MAX_DRAWS = 100
-# Below, a class belongs to one client, and NumPy takes longer and longer to
-# draw it, deaf to signals.
-_LEAST_CONCENTRATION = 1e-6
 _NUM_CLASSES = 10
 
 
@@ -64,7 +61,7 @@ def _classes_present(
   return present
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class Iid(WeightedPartitioner):
   """The same class distribution and size everywhere."""
 
@@ -76,7 +73,7 @@ class Iid(WeightedPartitioner):
     return np.ones((num_clients, len(class_counts)))
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class LognormalSizes(WeightedPartitioner):
   """The same classes everywhere, sizes in proportion to lognormal draws.
 
@@ -85,7 +82,7 @@ class LognormalSizes(WeightedPartitioner):
       `Iid`.
   """
 
-  sigma: float
+  sigma: fields.NonNegative
 
   name: ClassVar[str] = 'lognormal'
   summary: ClassVar[str] = (
@@ -93,9 +90,6 @@ class LognormalSizes(WeightedPartitioner):
     ' from lognormal(0, sigma)'
   )
   needs_classes: ClassVar[bool] = False
-
-  def __post_init__(self):
-    errors.expect_non_negative('sigma', self.sigma)
 
   def _class_weights(self, num_clients, class_counts, seed):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
@@ -105,7 +99,7 @@ class LognormalSizes(WeightedPartitioner):
     return np.tile(sizes[:, np.newaxis], (1, len(class_counts)))
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class Shards(WeightedPartitioner):
   """Single-class shards of equal size, the same number for every client.
 
@@ -129,16 +123,13 @@ class Shards(WeightedPartitioner):
       PNAS 7(4), 1921.
   """
 
-  shards_per_client: int = 2
+  shards_per_client: fields.Count = 2
 
   name: ClassVar[str] = 'shards'
   summary: ClassVar[str] = (
     'equal shards of one class each, as many distinct classes per client as'
     ' it has shards (McMahan et al. 2017, FedRep)'
   )
-
-  def __post_init__(self):
-    errors.expect_int('shards_per_client', self.shards_per_client, 1)
 
   def _class_weights(self, num_clients, class_counts, seed):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
@@ -186,7 +177,7 @@ def _shards_by_class(
   return by_class
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class ClassesPerClient(WeightedPartitioner):
   """Distinct classes drawn at random, each shared evenly by its owners.
 
@@ -197,16 +188,13 @@ class ClassesPerClient(WeightedPartitioner):
     num_classes_per_client: From 1 to the number of classes.
   """
 
-  num_classes_per_client: int
+  num_classes_per_client: fields.Count
 
   name: ClassVar[str] = 'classes_per_client'
   summary: ClassVar[str] = (
     'this many distinct classes drawn at random for each client, each class'
     ' divided evenly among its owners; sizes vary'
   )
-
-  def __post_init__(self):
-    errors.expect_int('num_classes_per_client', self.num_classes_per_client, 1)
 
   def _class_weights(self, num_clients, class_counts, seed):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
@@ -225,7 +213,7 @@ class ClassesPerClient(WeightedPartitioner):
     return weights
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class LognormalClasses(ClassesPerClient):
   """Log-normal sizes with as many examples of each of a client's classes.
 
@@ -251,9 +239,9 @@ class LognormalClasses(ClassesPerClient):
       2, and 100 in the authors' code.
   """
 
-  log_mean: float
-  log_std: float
-  least_size: float = 0.0
+  log_mean: fields.NonNegative
+  log_std: fields.NonNegative
+  least_size: fields.NonNegative = 0.0
 
   name: ClassVar[str] = 'lognormal_classes'
   summary: ClassVar[str] = (
@@ -262,11 +250,6 @@ class LognormalClasses(ClassesPerClient):
     ' its classes (Li et al. 2020, FedRep with 3:4:1:50); the remaining'
     ' examples are left out'
   )
-
-  def __post_init__(self):
-    super().__post_init__()
-    for field in ('log_mean', 'log_std', 'least_size'):
-      errors.expect_non_negative(field, getattr(self, field))
 
   def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
     owns = self._class_weights(num_clients, pool, seed).astype(np.int64)
@@ -300,7 +283,7 @@ class LognormalClasses(ClassesPerClient):
     return counts, dealing.apportion(test_pool, counts, test_rng)
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class Dirichlet(WeightedPartitioner):
   """Each class divided over the clients by a symmetric Dirichlet draw.
 
@@ -318,24 +301,16 @@ class Dirichlet(WeightedPartitioner):
       Networks, ICML 2019, section 4.
   """
 
-  concentration: float
-  min_examples: int = 1
+  # Below, a class belongs to one client, and NumPy takes longer and longer to
+  # draw it, deaf to signals.
+  concentration: Annotated[fields.Positive, pydantic.Field(ge=1e-6)]
+  min_examples: fields.CountOrZero = 1
 
   name: ClassVar[str] = 'dirichlet'
   summary: ClassVar[str] = (
     'each class divided over the clients by a Dirichlet draw (Yurochkin et'
     ' al. 2019), repeated until every client has min_examples (default 1)'
   )
-
-  def __post_init__(self):
-    errors.expect(
-      errors.is_number(self.concentration)
-      and self.concentration >= _LEAST_CONCENTRATION,
-      'concentration',
-      f'a positive number, at least {_LEAST_CONCENTRATION:g}',
-      self.concentration,
-    )
-    errors.expect_int('min_examples', self.min_examples, 0)
 
   def _class_weights(self, num_clients, class_counts, seed):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
@@ -357,7 +332,7 @@ class Dirichlet(WeightedPartitioner):
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class FallahDigits(base.CountingPartitioner):
   """The partition of Per-FedAvg's experiment: two kinds of clients, 10 classes.
 
@@ -390,7 +365,8 @@ class FallahDigits(base.CountingPartitioner):
       section 5.
   """
 
-  images_per_digit: int
+  # Some clients hold half as many.
+  images_per_digit: Annotated[fields.Count, pydantic.Field(multiple_of=2)]
 
   name: ClassVar[str] = 'fallah_digits'
   summary: ClassVar[str] = (
@@ -400,14 +376,6 @@ class FallahDigits(base.CountingPartitioner):
     ' MNIST); for 10 classes and an even number of clients, and the remaining'
     ' images are left out'
   )
-
-  def __post_init__(self):
-    errors.expect(
-      self.images_per_digit % 2 == 0 < self.images_per_digit,
-      'images_per_digit',
-      'a positive even number, as some clients hold half as many',
-      self.images_per_digit,
-    )
 
   def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
     errors.expect(

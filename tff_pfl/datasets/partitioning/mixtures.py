@@ -1,18 +1,16 @@
 """Clients of given sizes, each with a mixture of groups: classes or domains."""
 
-import dataclasses
-from collections.abc import Sequence
-from typing import ClassVar, Optional, Union
+from typing import Annotated, Any, ClassVar, Literal, Optional, Union
 
 import numpy as np
+import pydantic
 from absl import logging
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets.partitioning import base, dealing
 
 # Quotients by it stay finite.
 _LEAST_CONCENTRATION = 1e-305
-_NAMED_PRIORS = ('data', 'uniform')
 
 
 def draw(
@@ -146,7 +144,7 @@ def round_off(
     counts[client, np.argmax(deficit[client])] += 1
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class ClientDirichlet(base.CountingPartitioner):
   """Clients of equal size, whose class distributions are Dirichlet draws.
 
@@ -179,16 +177,13 @@ class ClientDirichlet(base.CountingPartitioner):
       Federated Visual Classification, 2019, section 3.
   """
 
-  concentration: float
+  concentration: fields.Positive
 
   name: ClassVar[str] = 'client_dirichlet'
   summary: ClassVar[str] = (
     "clients of equal size, each client's class distribution a Dirichlet draw"
     " around the classes' shares of all examples (Hsu et al. 2019)"
   )
-
-  def __post_init__(self):
-    errors.expect_positive('concentration', self.concentration)
 
   def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
@@ -218,17 +213,16 @@ class ClientDirichlet(base.CountingPartitioner):
     return counts, test_counts
 
 
-def _parse_size(text: str) -> Optional[int]:
-  return None if text == 'all' else int(text)
+def _parse_size(value: Any) -> Any:
+  return None if value == 'all' else value
 
 
-def _parse_prior(text: str) -> Union[str, tuple[float, ...]]:
-  if text in _NAMED_PRIORS:
-    return text
-  return tuple(float(share) for share in text.split('/'))
+def _parse_prior(value: Any) -> Any:
+  are_numbers = isinstance(value, str) and value[-1:].isdigit()
+  return tuple(value.split('/')) if are_numbers else value
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class DomainMixture(base.CountingPartitioner):
   """Clients of equal size, each with its own mixture of the domains.
 
@@ -266,18 +260,17 @@ class DomainMixture(base.CountingPartitioner):
       2023, sections 5.1 and 5.2.
   """
 
-  concentration: float
-  examples_per_client: Optional[int] = dataclasses.field(
-    default=None,
-    metadata={'parse': _parse_size, 'form': "an integer or 'all'"},
-  )
-  prior: Union[str, Sequence[float]] = dataclasses.field(
-    default='data',
-    metadata={
-      'parse': _parse_prior,
-      'form': "'data', 'uniform' or shares such as 0.2/0.8",
-    },
-  )
+  concentration: fields.Positive
+  examples_per_client: Annotated[
+    Optional[fields.Count], pydantic.BeforeValidator(_parse_size)
+  ] = None
+  prior: Annotated[
+    Union[
+      Literal['data', 'uniform'],
+      Annotated[tuple[fields.NonNegative, ...], pydantic.Field(strict=False)],
+    ],
+    pydantic.BeforeValidator(_parse_prior),
+  ] = 'data'
 
   name: ClassVar[str] = 'domain_mixture'
   summary: ClassVar[str] = (
@@ -290,21 +283,8 @@ class DomainMixture(base.CountingPartitioner):
   needs_classes: ClassVar[bool] = False
 
   def __post_init__(self):
-    errors.expect_positive('concentration', self.concentration)
-    if self.examples_per_client is not None:
-      errors.expect_int('examples_per_client', self.examples_per_client, 1)
-    if not (isinstance(self.prior, str) and self.prior in _NAMED_PRIORS):
-      shares = ()
-      if not isinstance(self.prior, str):
-        shares = tuple(map(float, self.prior))
-      errors.expect(
-        np.isfinite(shares).all()
-        and min(shares, default=-1) >= 0 < sum(shares),
-        'prior',
-        "'data', 'uniform' or numbers, none negative and not all 0",
-        self.prior,
-      )
-      object.__setattr__(self, 'prior', shares)
+    if isinstance(self.prior, tuple):
+      errors.expect(any(self.prior), 'prior', 'not all 0', self.prior)
 
   def _groups(self, pool):
     errors.expect(

@@ -4,18 +4,17 @@
 serve data sets that are read client by client.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar, Optional
 
 import numpy as np
 import pandas as pd
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets.partitioning import base, dealing
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class Natural(base.Partitioner):
   """The data's own clients; not for examples without named clients."""
 
