@@ -150,7 +150,7 @@ def test_inconsistent_domains_are_one_line_errors(change, match):
     ),
     (
       lambda arrays: arrays.to_clients(2, 'iid', test_fraction=1),
-      r'`test_fraction` to be a number in \[0, 1\)',
+      '`test_fraction` to be less than 1',
     ),
     (
       lambda arrays: arrays.to_clients(2, 5),

@@ -100,7 +100,6 @@ class CheckedPool(partitioning.Pool):
         self.num_overlapping,
       )
       fraction = 0.2 if test_fraction is None else test_fraction
-      errors.expect_share('test_fraction', fraction, '[0, 1)')
       parts = partitioning.hold_out(
         parts.train_indices, pool.y, fraction, seed, pool.domain
       )
@@ -200,8 +199,6 @@ def _divide(
   seed: int,
 ) -> tuple[partitioning.Partition, list[str]]:
   """Divides examples; returns each client's and the clients' ids."""
-  if num_clients is not None:
-    errors.expect_int('num_clients', num_clients, 1)
   if isinstance(rule, natural.Natural):
     return natural.own_clients(pool, num_clients, seed)
   errors.expect(

@@ -9,7 +9,7 @@ import numpy as np
 import tree
 from sklearn import preprocessing
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets import array_clients, federated_dataset, partitioning
 
 # Examples that are transformed at once.
@@ -99,13 +99,14 @@ class Arrays(array_clients.CheckedPool):
     )
     return dataclasses.replace(self, transform=transform)
 
+  @fields.checked_call
   def to_clients(
     self,
-    num_clients: Optional[int] = None,
+    num_clients: Optional[fields.Count] = None,
     partition: Union[str, partitioning.Partitioner, None] = None,
     *,
-    seed: int = 0,
-    test_fraction: Optional[float] = None,
+    seed: fields.Seed = 0,
+    test_fraction: Optional[fields.ShareBelowOne] = None,
   ) -> federated_dataset.FederatedDataset:
     """Divides the examples among clients.
 

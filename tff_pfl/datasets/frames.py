@@ -442,8 +442,6 @@ def fit(
     features = [str(feature) for feature in _listed(features)]
   frame = _with_names(frame, features or ())
   errors.expect(len(frame), 'frame', 'one with rows', 'none')
-  if task is not None:
-    errors.expect_one_of('task', task, TASKS)
   labels = [str(label) for label in _listed(roles.label)]
   others = {
     role: str(getattr(roles, role))

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import federated_dataset, partitioning
 from tff_pfl.datasets.partitioning import natural
@@ -189,15 +189,16 @@ DATASETS: dict[str, DatasetEntry] = {
 }
 
 
+@fields.checked_call
 def load_dataset(
   name: str,
   *,
-  num_clients: Optional[int] = None,
+  num_clients: Optional[partitioning.NumClients] = None,
   partition: Union[str, partitioning.Partitioner, None] = None,
   data_dir: Optional[str] = None,
-  seed: int = 0,
+  seed: fields.Seed = 0,
   classes: Optional[Sequence[int]] = None,
-  test_fraction: Optional[float] = None,
+  test_fraction: Optional[fields.ShareBelowOne] = None,
   normalize: bool = False,
   **arguments: Any,
 ) -> federated_dataset.FederatedDataset:
@@ -246,10 +247,13 @@ def load_dataset(
   )
   errors.expect_one_of('dataset', name, DATASETS)
   entry = DATASETS[name]
+  own = inspect.signature(entry.loader).parameters
+  for argument in arguments:
+    if argument not in own:
+      known = [*own, *inspect.signature(load_dataset).parameters]
+      raise TypeError(fields.unknown_name(argument, known))
   if entry.comes_by_client and test_fraction is not None:
     arguments['test_fraction'] = test_fraction
-  if num_clients is not None:
-    errors.expect_int('num_clients', num_clients, 1, partitioning.MAX_CLIENTS)
   if partition is not None:
     num_clients, partition = partitioning.defaults(num_clients, partition, True)
   arguments.update(_data_dir_argument(name, data_dir))

@@ -25,7 +25,7 @@ from typing import Optional, Union
 
 from tff_pfl import errors, fields
 from tff_pfl.datasets.partitioning.base import (
-  MAX_CLIENTS,
+  NumClients,
   Partition,
   Partitioner,
   Pool,
@@ -49,7 +49,6 @@ from tff_pfl.datasets.partitioning.mixtures import (
 from tff_pfl.datasets.partitioning.natural import Natural, by_key
 
 __all__ = [
-  'MAX_CLIENTS',
   'PARTITIONERS',
   'ClassesPerClient',
   'ClientDirichlet',
@@ -60,6 +59,7 @@ __all__ = [
   'LognormalClasses',
   'LognormalSizes',
   'Natural',
+  'NumClients',
   'Partition',
   'Partitioner',
   'Pool',

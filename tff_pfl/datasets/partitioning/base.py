@@ -8,11 +8,11 @@ from typing import Any, ClassVar, NamedTuple, Optional
 
 import numpy as np
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets.partitioning import dealing
 
 # The ids of more clients would fill the memory.
-MAX_CLIENTS = 10**8
+NumClients = fields.integer(1, 10**8)
 
 
 class Partition(NamedTuple):

@@ -2,15 +2,12 @@
 
 import numpy as np
 
-from tff_pfl import errors
-
 # Independent random streams of one seed.
 WEIGHTS, TRAIN, TEST, HOLD_OUT, CHOICE, SIZES = range(6)
 
 
 def make_rng(seed: int, stream: int) -> np.random.Generator:
   """Returns the generator of one of a seed's streams."""
-  errors.expect_int('seed', seed, 0)
   return np.random.default_rng([seed, stream])
 
 

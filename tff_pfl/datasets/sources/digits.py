@@ -28,11 +28,10 @@ from scipy import ndimage
 from sklearn import datasets as sklearn_datasets
 from sklearn import model_selection
 
-from tff_pfl import errors
+from tff_pfl import fields
 from tff_pfl.datasets import arrays as arrays_lib
 
 NUM_CLASSES = 10
-_MAX_ROTATIONS = 12
 _SPLIT_SEED = 0
 
 
@@ -60,14 +59,16 @@ def load_digits() -> arrays_lib.Arrays:
   )
 
 
-def load_rotated_digits(*, num_rotations: int = 4) -> arrays_lib.Arrays:
+@fields.checked_call
+def load_rotated_digits(
+  *, num_rotations: fields.integer(1, 12) = 4
+) -> arrays_lib.Arrays:
   """Returns digits in domains of one rotation each.
 
   Args:
     num_rotations: Number of domains, in [1, 12], whose angles are equally
       spaced on the circle; with 1 the digits stay unchanged.
   """
-  errors.expect_int('num_rotations', num_rotations, 1, _MAX_ROTATIONS)
   step = 360 / num_rotations
   return _in_domains(
     'rotated_digits',
@@ -76,13 +77,15 @@ def load_rotated_digits(*, num_rotations: int = 4) -> arrays_lib.Arrays:
   )
 
 
-def load_relabelled_digits(*, num_domains: int = 5) -> arrays_lib.Arrays:
+@fields.checked_call
+def load_relabelled_digits(
+  *, num_domains: fields.integer(1, 5) = 5
+) -> arrays_lib.Arrays:
   """Returns digits in domains of two swapped labels each.
 
   Args:
     num_domains: Number of domains, in [1, 5].
   """
-  errors.expect_int('num_domains', num_domains, 1, NUM_CLASSES // 2)
   return _in_domains(
     'relabelled_digits',
     [f'swapped_{2 * m}_{2 * m + 1}' for m in range(num_domains)],

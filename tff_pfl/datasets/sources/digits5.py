@@ -38,7 +38,7 @@ from typing import Optional
 import numpy as np
 from absl import logging
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets.sources import image_sets
 from tff_pfl.datasets.sources import images as images_lib
@@ -106,12 +106,13 @@ def _warn_unless_aligned(labels: dict[str, list[np.ndarray]]) -> None:
       )
 
 
+@fields.checked_call
 def load_digits5(
   data_dir: Optional[str] = None,
   *,
-  domains: Optional[Sequence[str]] = None,
-  image_size: int = 28,
-  max_train_per_domain: Optional[int] = None,
+  domains: Optional[Sequence[fields.one_of(DOMAINS)]] = None,
+  image_size: images_lib.Size = 28,
+  max_train_per_domain: Optional[fields.Count] = None,
 ) -> arrays_lib.Arrays:
   """Returns the digits, `x` uint8 `[n, image_size, image_size, 3]`.
 
@@ -125,16 +126,12 @@ def load_digits5(
       least 1, always the same random choice. None for all.
   """
   if domains is not None:
-    domains = list(domains)
     errors.expect(
-      2 <= len(set(domains)) == len(domains) and set(domains) <= set(DOMAINS),
+      2 <= len(set(domains)) == len(domains),
       'domains',
-      f'two or more of {", ".join(DOMAINS)}, each once',
+      'two or more, each once',
       domains,
     )
-  errors.expect_int('image_size', image_size, *images_lib.SIZES)
-  if max_train_per_domain is not None:
-    errors.expect_int('max_train_per_domain', max_train_per_domain, 1)
   paths = _find(domains, data_dir)
   labels: dict[str, list[np.ndarray]] = {}
   parts: dict[str, list[np.ndarray]] = collections.defaultdict(list)

@@ -23,7 +23,7 @@ from typing import Optional
 
 import numpy as np
 
-from tff_pfl import errors
+from tff_pfl import fields
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import columns, files
 from tff_pfl.datasets.sources import images, own_files, table
@@ -69,11 +69,12 @@ def _read_labels(
     return paths, *codes
 
 
+@fields.checked_call
 def load_fairface(
   data_dir: Optional[str] = None,
   *,
-  label: str = 'age',
-  image_size: int = 64,
+  label: fields.one_of(LABELS) = 'age',
+  image_size: images.Size = 64,
 ) -> arrays_lib.Arrays:
   """Returns FairFace, whose `x` are positions that its transform decodes.
 
@@ -84,7 +85,6 @@ def load_fairface(
     image_size: Height and width in pixels to which all images are resized,
       from 8 to 10,000.
   """
-  errors.expect_one_of('label', label, LABELS)
   folder = files.find_folder(
     data_dir, ('fairface',), _FILES, ' and '.join(_FILES)
   )

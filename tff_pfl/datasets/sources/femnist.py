@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_pfl import fields
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import federated_dataset, partitioning
 from tff_pfl.datasets.partitioning import natural
@@ -75,12 +76,13 @@ def _from_tff(
   ).subset(chosen)
 
 
+@fields.checked_call
 def load_femnist(
   num_clients: Optional[int],
   partition: Optional[partitioning.Partitioner],
   *,
   data_dir: Optional[str] = None,
-  seed: int = 0,
+  seed: fields.Seed = 0,
 ) -> federated_dataset.FederatedDataset:
   """Loads handwritten characters by writer.
 

@@ -24,7 +24,7 @@ from typing import Optional
 
 import pandas as pd
 
-from tff_pfl import errors
+from tff_pfl import fields
 from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.sources import own_files, table
 
@@ -76,15 +76,16 @@ def read_frame(data_dir: Optional[str]) -> pd.DataFrame:
   return frame.astype(dict.fromkeys(_CATEGORICAL, 'category'))
 
 
+@fields.checked_call
 def load_heart_disease(
   num_clients: Optional[int],
   partition: Optional[partitioning.Partitioner],
   *,
   data_dir: Optional[str] = None,
-  seed: int = 0,
-  domain_column: str = 'sex',
+  seed: fields.Seed = 0,
+  domain_column: fields.one_of(DOMAIN_COLUMNS) = 'sex',
   drop: Sequence[str] = (),
-  test_fraction: float = 0.2,
+  test_fraction: fields.ShareBelowOne = 0.2,
 ) -> federated_dataset.FederatedDataset:
   """Loads the patients, by hospital or dealt to clients.
 
@@ -106,7 +107,6 @@ def load_heart_disease(
     Dataset with `x` float32 `[inputs]` and `y` int32, 1 for a diagnosis above
     0. There are 21 inputs, or 23 with the sexes, unless columns are dropped.
   """
-  errors.expect_one_of('domain_column', domain_column, DOMAIN_COLUMNS)
   frame = read_frame(data_dir)
   groups = {
     'sex': frame['sex'].map({0: 'female', 1: 'male'}),

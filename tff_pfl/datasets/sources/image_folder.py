@@ -5,11 +5,11 @@ Images are decoded when their client is first read; see `images.LazyImages`.
 
 import itertools
 import os
-from typing import Optional
+from typing import Literal, Optional
 
 import numpy as np
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets.sources import images, own_files
 
@@ -18,8 +18,12 @@ _CONTENTS = (
 )
 
 
+@fields.checked_call
 def load_image_folder(
-  data_dir: Optional[str] = None, *, image_size: int = 64, channels: int = 3
+  data_dir: Optional[str] = None,
+  *,
+  image_size: images.Size = 64,
+  channels: Literal[1, 3] = 3,
 ) -> arrays_lib.Arrays:
   """Loads images; `x` are positions that the transform decodes.
 
@@ -31,7 +35,6 @@ def load_image_folder(
       from 8 to 10,000.
     channels: 3 for colors, 1 for grey.
   """
-  errors.expect_one_of('channels', channels, (1, 3))
   parts = own_files.find_parts(data_dir, '*/*/*', _CONTENTS)
   paths = [path for part in parts for path in part]
   for path in paths:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import fields
 from tff_pfl.datasets import files
 
-# Least and largest height and width to resize to.
-SIZES = (8, 10_000)
+# Height and width to resize to.
+Size = fields.integer(8, 10_000)
 _GREYS = bytes(range(256))
 ENDINGS = ('.jpg', '.jpeg', '.png', '.bmp', '.gif')
 
@@ -67,10 +67,9 @@ class LazyImages:
 
     Args:
       paths: Files with one of `ENDINGS`.
-      size: Height and width in pixels to which images are resized, in `SIZES`.
+      size: Height and width in pixels to which images are resized.
       channels: 3 for colors, 1 for grey.
     """
-    errors.expect_int('image_size', size, *SIZES)
     self._paths = paths
     # Memory that was never written to takes no space.
     self._images = np.zeros((len(paths), size, size, channels), np.uint8)

@@ -11,12 +11,11 @@ as label (Shakespeare), numbered as for the data set shakespeare.
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import own_files, shakespeare
@@ -60,10 +59,11 @@ def _arrays(user: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
   return inputs, labels
 
 
+@fields.checked_call
 def load_leaf(
   data_dir: Optional[str] = None,
   *,
-  image_shape: Sequence[int] = (),
+  image_shape: fields.Counts = (),
   regression: bool = False,
 ) -> arrays_lib.Arrays:
   """Loads the examples of LEAF's users.

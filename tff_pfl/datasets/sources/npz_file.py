@@ -15,7 +15,7 @@ from typing import Optional
 import numpy as np
 from absl import logging
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import images, own_files
@@ -61,6 +61,7 @@ def read(
   return arrays
 
 
+@fields.checked_call
 def load_npz(
   data_dir: Optional[str] = None, *, scale: bool = True
 ) -> arrays_lib.Arrays:

@@ -19,6 +19,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from tff_pfl import fields
 from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import own_files
@@ -94,6 +95,7 @@ def _read(path: str, channels_first: bool) -> own_files.ClientExamples:
   return own_files.ClientExamples(path, client, x, y)
 
 
+@fields.checked_call
 def load_pfllib(
   data_dir: Optional[str] = None,
   *,

@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 from absl import logging
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets import (
   columns,
   federated_dataset,
@@ -149,17 +149,18 @@ def _divided_domains(
   return pd.concat(parts)
 
 
+@fields.checked_call
 def load_sentiment(
   num_clients: Optional[int],
   partition: Optional[partitioning.Partitioner],
   *,
   data_dir: Optional[str] = None,
-  seed: int = 0,
-  max_words: int = 100,
-  vocabulary: str = 'hashed',
-  vocabulary_size: int = 10_000,
-  min_texts: int = 1,
-  test_fraction: float = 0.2,
+  seed: fields.Seed = 0,
+  max_words: fields.Count = 100,
+  vocabulary: fields.one_of(VOCABULARIES) = 'hashed',
+  vocabulary_size: fields.integer(2) = 10_000,
+  min_texts: fields.Count = 1,
+  test_fraction: fields.ShareBelowOne = 0.2,
 ) -> federated_dataset.FederatedDataset:
   """Loads labeled texts by client, the test texts stratified by label.
 
@@ -184,11 +185,13 @@ def load_sentiment(
     Dataset with `x` int32 `[max_words]`, words in [1, vocabulary_size) and then
     0, and `y` int32.
   """
-  errors.expect_one_of('vocabulary', vocabulary, VOCABULARIES)
-  errors.expect_int(
-    'vocabulary_size', vocabulary_size, VOCABULARIES[vocabulary], 2**31 - 1
+  least = VOCABULARIES[vocabulary]
+  errors.expect(
+    vocabulary_size >= least,
+    'vocabulary_size',
+    f'at least {least}',
+    vocabulary_size,
   )
-  errors.expect_int('max_words', max_words, 1)
   frame, client = read(data_dir)
   with own_files.naming(data_dir or 'sentiment140'):
     columns.complete(frame['text'])

@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import errors
+from tff_pfl import fields
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.partitioning import natural
@@ -94,15 +94,16 @@ def _file_splits(path: str) -> list[dict[str, str]]:
   ]
 
 
+@fields.checked_call
 def load_shakespeare(
   num_clients: Optional[int],
   partition: Optional[partitioning.Partitioner],
   *,
   data_dir: Optional[str] = None,
-  seed: int = 0,
-  sequence_length: int = 80,
-  min_characters: int = 1000,
-  stride: int = 1,
+  seed: fields.Seed = 0,
+  sequence_length: fields.Count = 80,
+  min_characters: fields.CountOrZero = 1000,
+  stride: fields.Count = 1,
 ) -> federated_dataset.FederatedDataset:
   """Loads next characters by speaking role.
 
@@ -121,8 +122,6 @@ def load_shakespeare(
       larger one gives fewer examples.
   """
   natural.expect_natural(partition, 'shakespeare', 'speaking roles')
-  errors.expect_int('sequence_length', sequence_length, 1)
-  errors.expect_int('stride', stride, 1)
   if data_dir is None:
     train, test = _tff_splits()
   else:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import errors
+from tff_pfl import fields
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset, partitioning
 from tff_pfl.datasets.partitioning import natural
@@ -65,14 +65,15 @@ def next_words(
   )
 
 
+@fields.checked_call
 def load_stackoverflow(
   num_clients: Optional[int],
   partition: Optional[partitioning.Partitioner],
   *,
-  seed: int = 0,
-  sequence_length: int = 20,
-  vocabulary_size: int = 10_000,
-  max_sentences: int = 1000,
+  seed: fields.Seed = 0,
+  sequence_length: fields.Count = 20,
+  vocabulary_size: fields.integer(3) = 10_000,
+  max_sentences: fields.Count = 1000,
 ) -> federated_dataset.FederatedDataset:
   """Loads next words by user.
 
@@ -91,9 +92,6 @@ def load_stackoverflow(
     `vocabulary_size` classes.
   """
   natural.expect_natural(partition, 'stackoverflow', 'users')
-  errors.expect_int('sequence_length', sequence_length, 1)
-  errors.expect_int('vocabulary_size', vocabulary_size, 3)
-  errors.expect_int('max_sentences', max_sentences, 1)
   module = tff.simulation.datasets.stackoverflow
   word_counts = downloads.from_tff(
     'stackoverflow',

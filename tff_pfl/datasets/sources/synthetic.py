@@ -12,7 +12,7 @@ from typing import Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset, partitioning
 
@@ -56,15 +56,16 @@ class _Clients:
     return examples_lib.Examples(inputs, labels)
 
 
+@fields.checked_call
 def make_synthetic(
-  num_clients: int,
-  examples_per_client: int = 100,
-  test_examples_per_client: int = 20,
-  shape: tuple[int, ...] = (28, 28, 1),
-  num_classes: int = 10,
-  classes_per_client: int = 2,
-  noise: float = 1.0,
-  seed: int = 0,
+  num_clients: partitioning.NumClients,
+  examples_per_client: fields.CountOrZero = 100,
+  test_examples_per_client: fields.CountOrZero = 20,
+  shape: fields.Counts = (28, 28, 1),
+  num_classes: fields.Count = 10,
+  classes_per_client: fields.Count = 2,
+  noise: fields.NonNegative = 1.0,
+  seed: fields.Seed = 0,
 ) -> federated_dataset.FederatedDataset:
   """Makes clients whose examples are noisy prototypes of some classes.
 
@@ -86,11 +87,12 @@ def make_synthetic(
   Returns:
     Dataset with `x` float32 of `shape` and `y` int32.
   """
-  for name, value, *limits in (
-    ('seed', seed, 0),
-    ('classes_per_client', classes_per_client, 1, num_classes),
-  ):
-    errors.expect_int(name, value, *limits)
+  errors.expect(
+    classes_per_client <= num_classes,
+    'classes_per_client',
+    f'at most {num_classes}, the number of classes',
+    classes_per_client,
+  )
   prototypes = np.random.default_rng([seed, _PROTOTYPES, 0, 0]).standard_normal(
     (num_classes, *shape)
   )
@@ -107,11 +109,12 @@ def make_synthetic(
   )
 
 
+@fields.checked_call
 def load_synthetic(
   num_clients: Optional[int],
   partition: Optional[partitioning.Partitioner],
   *,
-  seed: int = 0,
+  seed: fields.Seed = 0,
 ) -> federated_dataset.FederatedDataset:
   """Makes the synthetic dataset.
 

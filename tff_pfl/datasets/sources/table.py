@@ -16,7 +16,7 @@ from typing import Any, Optional, Union
 
 import pandas as pd
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.datasets import federated_dataset, files, frames, partitioning
 from tff_pfl.datasets.sources import own_files
 
@@ -199,21 +199,22 @@ def _read_all(data_dir: Optional[str], options: Mapping[str, Any]):
   return joined.assign(**{FILE: joined.index.get_level_values(FILE)}), True
 
 
+@fields.checked_call
 def load_table(
   num_clients: Optional[int],
   partition: Optional[partitioning.Partitioner],
   *,
   data_dir: Optional[str] = None,
-  seed: int = 0,
+  seed: fields.Seed = 0,
   label: str = 'label',
   client: Optional[str] = None,
   domain: Optional[str] = None,
   split: Optional[str] = None,
   weight: Optional[str] = None,
   drop: Sequence[str] = (),
-  task: Optional[str] = None,
+  task: Optional[fields.one_of(frames.TASKS)] = None,
   read: Union[str, Mapping[str, Any]] = '{}',
-  test_fraction: Optional[float] = None,
+  test_fraction: Optional[fields.ShareBelowOne] = None,
 ) -> federated_dataset.FederatedDataset:
   """Loads the rows of a table, by client or dealt to clients.
 
