@@ -67,17 +67,23 @@ class OneOf(NamedTuple):
   words: Collection[str]
 
 
-def one_of(words: Collection[str]) -> Any:
-  """The hint of a string that is one of some words, which may grow."""
+def where(holds: Callable[[Any], Any], constraint: Callable[[], str]) -> Any:
+  """In a hint's `Annotated`: what must hold for a value, and its words."""
 
   def check(value):
-    if value not in words:
+    if not holds(value):
       raise pydantic_core.PydanticCustomError(
-        'one_of', '{words}', {'words': f'one of {", ".join(words)}'}
+        'where', '{words}', {'words': constraint()}
       )
     return value
 
-  return Annotated[str, pydantic.AfterValidator(check), OneOf(words)]
+  return pydantic.AfterValidator(check)
+
+
+def one_of(words: Collection[str]) -> Any:
+  """The hint of a string that is one of some words, which may grow."""
+  is_one = where(words.__contains__, lambda: f'one of {", ".join(words)}')
+  return Annotated[str, is_one, OneOf(words)]
 
 
 def checked(kind: type, check: Callable[[Any], Any]) -> Any:
@@ -151,10 +157,10 @@ _EXPECTED = {
   'mapping_type': 'a mapping',
   'multiple_of': 'a multiple of {multiple_of}',
   'none_required': 'None',
-  'one_of': '{words}',
   'sequence_str': 'a list',
   'string_type': 'a string',
   'tuple_type': 'a list',
+  'where': '{words}',
 }
 _WRONG_TYPES = {
   'callable_type',

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
 import typing
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Annotated, Any, NamedTuple, Optional, Union
 
 import pydantic
 
@@ -39,7 +38,21 @@ class Range(NamedTuple):
   log: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+def _distinct(item):
+  are_distinct = fields.where(
+    lambda values: 0 < len(values) == len({*map(str, values)}),
+    lambda: 'a list of at least one, none twice',
+  )
+  return Annotated[tuple[item, ...], pydantic.Field(strict=False), are_distinct]
+
+
+_Axis = Annotated[
+  Union[fields.instance_of(Range), _distinct(Any)],
+  pydantic.Field(union_mode='left_to_right'),
+]
+
+
+@fields.dataclass
 class Comparison:
   """Several methods on the same data.
 
@@ -78,31 +91,26 @@ class Comparison:
   """
 
   base: settings_lib.Settings
-  methods: Sequence[Any]
-  seeds: Sequence[int] = (0,)
-  grid: Mapping[str, Mapping[str, Any]] = dataclasses.field(
+  methods: _distinct(settings_lib.Method)
+  seeds: _distinct(fields.Seed) = (0,)
+  grid: Mapping[str, Mapping[str, _Axis]] = dataclasses.field(
     default_factory=dict
   )
-  num_search_trials: Optional[int] = None
-  fine_tune_variants: Sequence[str] = ()
-  num_new_clients: int = 0
-  validation_fraction: float = 0.2
-  tuning_rounds: Optional[int] = None
-  num_folds: Optional[int] = None
+  num_search_trials: Optional[fields.Count] = None
+  fine_tune_variants: Annotated[
+    tuple[fields.one_of(trial.VARIANTS), ...], pydantic.Field(strict=False)
+  ] = ()
+  num_new_clients: fields.CountOrZero = 0
+  validation_fraction: fields.InnerShare = 0.2
+  tuning_rounds: Optional[fields.Count] = None
+  num_folds: Optional[fields.integer(2)] = None
 
   def __post_init__(self):
-    errors.expect_hinted(type(self), vars(self))
-    _expect_distinct('methods', self.methods)
-    methods = [
-      dataclasses.replace(self.base, method=one).method for one in self.methods
-    ]
-    _expect_distinct('methods', list(map(registry.method_of, methods)))
-    object.__setattr__(self, 'methods', tuple(methods))
-    _expect_distinct('seeds', self.seeds)
-    for variant in self.fine_tune_variants:
-      errors.expect_one_of('fine_tune_variants', variant, trial.VARIANTS)
-    errors.expect_share(
-      'validation_fraction', self.validation_fraction, '(0, 1)'
+    errors.expect(
+      len(self.hparams) == len(self.methods),
+      'methods',
+      'a list of at least one, none twice',
+      self.algorithms,
     )
     self._check_grid_names()
     for axes in self.grid.values():
@@ -120,16 +128,6 @@ class Comparison:
             'from a lower to a higher number, of logarithms from above 0',
             f'{name}={values.low}:{values.high}',
           )
-        else:
-          _expect_distinct(f'grid of {name}', values)
-    for name, least in (
-      ('num_folds', 2),
-      ('num_search_trials', 1),
-      ('tuning_rounds', 1),
-    ):
-      if getattr(self, name) is not None:
-        errors.expect_int(name, getattr(self, name), least)
-    errors.expect_int('num_new_clients', self.num_new_clients, 0)
     for algorithm in self.algorithms:
       self._check_points(algorithm)
 
@@ -258,7 +256,7 @@ class Comparison:
       trial.Trial(
         name=trial_name(algorithm, seed, fold),
         config=self._config(algorithm, chosen[algorithm], seed),
-        fine_tune_variants=tuple(self.fine_tune_variants),
+        fine_tune_variants=self.fine_tune_variants,
         num_new_clients=self.num_new_clients,
         fold=fold,
       )
@@ -282,9 +280,6 @@ class Comparison:
   def _check_grid_names(self):
     """Raises `ValueError` for names of a grid that no method takes."""
     for owner, axes in self.grid.items():
-      errors.expect_type(
-        axes, Mapping, f'grid of {owner}', 'values by hyperparameter'
-      )
       for name in axes:
         errors.expect(
           any(
@@ -415,17 +410,4 @@ def _point_name(point):
   return '-'.join(
     f'{name}={urllib.parse.quote(str(value), safe="")}'
     for name, value in point.items()
-  )
-
-
-def _expect_distinct(name, values):
-  is_distinct = False
-  # Of what is no collection, or has items that none can be made of.
-  with contextlib.suppress(TypeError):
-    is_distinct = 0 < len(values) == len(set(values))
-  errors.expect(
-    is_distinct and not isinstance(values, str),
-    name,
-    'a list of at least one, none twice',
-    values,
   )

@@ -131,6 +131,14 @@ def _hparams_to_json(value):
   return {'name': registry.method_of(value), **fields.to_json(value)}
 
 
+# A method's hyperparameters, which know their method, or its name.
+Method = Annotated[
+  Any,
+  pydantic.BeforeValidator(_hparams_of),
+  pydantic.PlainSerializer(_hparams_to_json),
+]
+
+
 @fields.dataclass
 class Settings:
   """The settings of a run.
@@ -152,11 +160,9 @@ class Settings:
 
   data: DataOptions = DataOptions()
   model: ModelOptions = ModelOptions()
-  method: Annotated[
-    Any,
-    pydantic.BeforeValidator(_hparams_of),
-    pydantic.PlainSerializer(_hparams_to_json),
-  ] = dataclasses.field(default_factory=lambda: _hparams_of('fed_rep'))
+  method: Method = dataclasses.field(
+    default_factory=lambda: _hparams_of('fed_rep')
+  )
   process: options_lib.ProcessOptions = options_lib.ProcessOptions()
   rounds: loop.RunOptions = loop.RunOptions()
   start: start_lib.Start = start_lib.Start()
