@@ -23,7 +23,14 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import (
   Annotated,
   Any,
@@ -61,7 +68,9 @@ class FlatName(NamedTuple):
   name: str
 
 
-class OneOf(NamedTuple):
+# Hashed by its identity, as words may be a dict.
+@dataclasses.dataclass(frozen=True, eq=False)
+class OneOf:
   """In a hint's `Annotated`: the words that a string may be."""
 
   words: Collection[str]
@@ -168,9 +177,10 @@ _WRONG_TYPES = {
   'dataclass_type',
   'is_instance_of',
 }
-# By type, how a user gets one.
+# By class, how a user gets one.
 _MADE_BY = {
   'FederatedDataset': 'from_frame, from_arrays and load_dataset make one',
+  'Model': 'of Keras 3, imported as keras',
   'PersonalizedProcess': 'registry.build makes one',
   'Runtime': 'create_runtime makes one',
   'SplitModel': 'from_keras makes one of a Keras model',
@@ -312,8 +322,14 @@ def _of_call(hint):
   kind = typing.get_origin(hint) or hint
   if _is_declared(hint) or kind in (bool, types.NoneType):
     return hint
-  # NumPy's arrays are no sequences of Python's.
-  kind = Collection if kind in (Sequence, list, tuple) else kind
+  if kind in (Iterable, Sequence, list, tuple):
+    # NumPy's arrays are no sequences of Python's.
+    kind = Iterable if kind is Iterable else Collection
+    is_list = where(
+      lambda value: isinstance(value, kind) and not isinstance(value, str),
+      lambda: 'a list',
+    )
+    return Annotated[Any, is_list]
   try:
     isinstance(None, kind)
   except TypeError:  # Any, or a `Protocol`, for example.

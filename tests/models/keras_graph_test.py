@@ -125,7 +125,7 @@ def test_head_may_start_at_the_input(is_functional):
 @pytest.mark.parametrize(
   'make, reason',
   [
-    (lambda: 'mlp', 'a keras.Model'),
+    (lambda: 'mlp', 'of type Model'),
     (lambda: tf_keras.Sequential([tf_keras.layers.Dense(3)]), 'of Keras 3'),
     (lambda: keras.Sequential([layers.Dense(3, name='head')]), 'an Input'),
     (lambda: sequential(layers.GRU(2), shape=(None, 4)), 'fixed shape'),

@@ -292,7 +292,6 @@ class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
   [
     ({'loss': 'nonsense'}, '`loss` to be the name of a Keras loss'),
     ({'loss': {'head': 'mse'}}, "`loss` to be one .*found {'head': 'mse'}"),
-    ({'metrics': {'head': 'mae'}}, "a list, found {'head': 'mae'}"),
     ({'loss': lambda y, p: tf.reduce_mean(p), 'metrics': []}, 'per example'),
     ({'loss': 'mse', 'metrics': [pinball]}, "`higher_is_better` .*'pinball'"),
     (
@@ -303,8 +302,8 @@ class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
     ({'loss': lambda y, p: 0 * p[:, 0], 'metrics': []}, 'with a gradient'),
     ({'loss': 'mse'}, "`metrics` .* a regression.*'accuracy'"),
     ({'task': 'nonsense'}, '`task`'),
-    ({'jit_compile': 'yes'}, '`jit_compile`.*True, False, auto.*yes'),
-    ({'class_weight': 'balanced'}, 'a dict from class to factor'),
+    ({'jit_compile': 'yes'}, '`jit_compile`.*True or False or .*auto.*yes'),
+    ({'class_weight': 'balanced'}, 'of type Mapping'),
     ({'class_weight': {3: 2.0}}, r'integer in \[0, 2\], found 3'),
     ({'loss': 'mse', 'metrics': [], 'class_weight': {0: 2.0}}, 'to be None'),
     (
@@ -319,7 +318,7 @@ class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
     ({'metrics': ['rmse']}, "a classifier.*found 'rmse'"),
     ({'metrics': ['mae']}, "`metrics` .*classes .* found 'mae'"),
     ({'metrics': ['accuracy', 'accuracy']}, "than loss, found 'accuracy'"),
-    ({'label_spec': tf.int32}, 'a tf.TensorSpec'),
+    ({'label_spec': tf.int32}, 'of type TensorSpec'),
     ({'label_spec': tf.TensorSpec([7], tf.int32)}, r'\(7,\) .*`label_spec`'),
   ],
 )

@@ -29,7 +29,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 from sklearn import metrics as sklearn_metrics
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.models import split_model
 
 
@@ -116,6 +116,7 @@ _METRICS = {
 NAMES = tuple(_METRICS)
 
 
+@fields.checked_call
 def with_metrics(
   model: split_model.SplitModel, metrics: Iterable[str]
 ) -> split_model.SplitModel:
@@ -128,7 +129,6 @@ def with_metrics(
     metrics: Names of this module, or of Keras metrics that are means over
       examples, such as mse and top_5_accuracy (with any number).
   """
-  errors.expect_list('metrics', metrics)
   for metric in metrics:
     if metric in NAMES:
       _check_fits(model, metric)

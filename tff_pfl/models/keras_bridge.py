@@ -32,13 +32,13 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Optional, Union
+from typing import Any, Literal, Optional, Union
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.models import (
   client_metrics,
   keras_graph,
@@ -61,18 +61,19 @@ _NOT_FOR_XLA = (
 )
 
 
+@fields.checked_call
 def from_keras(
   model: keras.Model,
   *,
   head_layers: Iterable[str],
   loss: Union[str, keras.losses.Loss, Callable[..., tf.Tensor]],
   metrics: Iterable[Any] = ('accuracy',),
-  task: Optional[str] = None,
+  task: Optional[fields.one_of(keras_losses.TASKS)] = None,
   label_spec: Optional[tf.TensorSpec] = None,
   input_spec: Optional[Any] = None,
   higher_is_better: Optional[bool] = None,
   class_weight: Optional[Mapping[int, float]] = None,
-  jit_compile: Union[bool, str] = 'auto',
+  jit_compile: Union[bool, Literal['auto']] = 'auto',
   output: Optional[str] = None,
   keep_names: bool = False,
 ) -> split_model.SplitModel:
@@ -123,10 +124,7 @@ def from_keras(
       as `dense_1`. By default they are numbered within the model, so that a
       second build in the same process is the same model.
   """
-  errors.expect_list('head_layers', head_layers)
-  errors.expect_list('metrics', metrics)
   metrics = tuple(metrics)
-  errors.expect_one_of('jit_compile', jit_compile, (True, False, 'auto'))
   errors.expect(
     keras.backend.backend() == 'tensorflow',
     'KERAS_BACKEND',

@@ -67,7 +67,6 @@ def functional_of(
     input_spec: `tf.TensorSpec`s of one example's inputs, for a subclassed
       model; None for float32 of the shapes that it was built with.
   """
-  errors.expect_type(model, keras.Model, 'model', 'a keras.Model of Keras 3')
   own = [
     method
     for method in _OF_LOOPS

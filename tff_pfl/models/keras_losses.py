@@ -50,7 +50,7 @@ _OF_SCORES = (
   keras.losses.squared_hinge,
 )
 # The kind of labels of a loss that is not Keras's, by its task.
-_TASKS = {
+TASKS = {
   'classification': 'sparse',
   'one_hot_classification': 'categorical',
   'binary_classification': 'binary',
@@ -122,9 +122,6 @@ def resolve(
       shape[:-1] if is_scalar else shape,
       tf.float32 if kind in ('categorical', 'regression') else tf.int32,
     )
-  errors.expect_type(
-    label_spec, tf.TensorSpec, 'label_spec', 'a tf.TensorSpec of one label'
-  )
   classifier = _classifier(kind, loss.from_logits, shape, label_spec.dtype)
   if graph.masks_output and classifier is not None:
     classifier = classifier._replace(
@@ -180,8 +177,6 @@ def _by_name(get, name, argument, constraint):
 
 
 def _resolve_loss(loss, task):
-  if task is not None:
-    errors.expect_one_of('task', task, _TASKS)
   if isinstance(loss, str):
     loss = _by_name(keras.losses.get, loss, 'loss', 'the name of a Keras loss')
   errors.expect_type(
@@ -207,7 +202,7 @@ def _resolve_loss(loss, task):
     call = _fitted(loss)
   kind = _KINDS.get(function)
   if kind is None:
-    kind = 'regression' if task is None else _TASKS[task]
+    kind = 'regression' if task is None else TASKS[task]
   is_of_keras = _is_of_keras(function)
   from_logits = function in _OF_SCORES or bool(
     # A Keras loss with arguments may be a partial function.

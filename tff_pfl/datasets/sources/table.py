@@ -211,7 +211,7 @@ def load_table(
   domain: Optional[str] = None,
   split: Optional[str] = None,
   weight: Optional[str] = None,
-  drop: Sequence[str] = (),
+  drop: Union[str, Sequence[str]] = (),
   task: Optional[fields.one_of(frames.TASKS)] = None,
   read: Union[str, Mapping[str, Any]] = '{}',
   test_fraction: Optional[fields.ShareBelowOne] = None,
