@@ -8,23 +8,17 @@ binaries print any of these as one line and exit with status 1.
 
 import contextlib
 import errno
-import functools
 import inspect
 import numbers
-import os
 import re
 import reprlib
-import types
-import typing
 from collections.abc import (
   Callable,
   Collection,
-  Iterable,
   Iterator,
   Mapping,
-  Sequence,
 )
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import grpc
 import numpy as np
@@ -158,67 +152,6 @@ def expect_type(value: Any, types: Any, name: str, constraint: str) -> None:
     raise TypeError(message(name, constraint, value))
 
 
-def expect_list(name: str, value: Any) -> None:
-  """Raises `TypeError` unless `value` is a list, or another iterable."""
-  if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
-    raise TypeError(message(name, 'a list', value))
-
-
-def expect_hinted(
-  owner: Callable[..., Any],
-  values: Mapping[str, Any],
-  scalars: Collection[type] = (bool, int, float, str),
-) -> None:
-  """Raises an error for a value that is not of the type of its hint.
-
-  Of a hint such as `Mapping[str, int]` only the mapping counts. A union of a
-  class and of bool, int, float or str is not checked.
-
-  Args:
-    owner: A function or a class.
-    values: Some of its arguments or attributes.
-    scalars: Those of bool, int, float and str that are checked.
-
-  Raises:
-    ValueError: For a value that should be a bool, int, float or str.
-    TypeError: For another one.
-  """
-  hints = _hints(owner)
-  for name, value in values.items():
-    hint = hints.get(name, Any)
-    is_union = typing.get_origin(hint) in (Union, types.UnionType)
-    parts = set(typing.get_args(hint) if is_union else [hint])
-    if value is None and type(None) in parts:
-      continue
-    kinds = {typing.get_origin(part) or part for part in parts - {type(None)}}
-    if len(kinds) == 1 and kinds <= set(scalars):
-      is_of, constraint = _SCALARS[kinds.pop()]
-      expect(is_of(value), name, constraint, value)
-    elif all(map(_is_class, kinds)):
-      words = sorted(kind.__name__ for kind in kinds)
-      constraint = ' or '.join(words + ['None'] * (type(None) in parts))
-      # NumPy's arrays are no sequences of Python's.
-      allowed = (Collection if k in _SEQUENCES else k for k in kinds)
-      expect_type(value, tuple(allowed), name, f'of type {constraint}')
-
-
-def _is_class(kind):
-  try:
-    isinstance(None, kind)
-  except TypeError:  # Of a `Protocol`, for example.
-    return False
-  return kind not in _UNCHECKED
-
-
-@functools.cache
-def _hints(owner):
-  try:
-    return typing.get_type_hints(owner)
-  except NameError:
-    # A hint of the user's as text, of a name that only its function knows.
-    return {}
-
-
 def expect_int(
   name: str, value: Any, low: int, high: Optional[int] = None
 ) -> None:
@@ -297,17 +230,6 @@ def _is_int(value):
   return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-# By hint the check of a value, and what it is to be.
-_SCALARS = {
-  bool: (lambda value: isinstance(value, (bool, np.bool_)), 'True or False'),
-  int: (_is_int, 'an integer'),
-  float: (is_number, 'a number that float32 can hold'),
-  str: (lambda value: isinstance(value, (str, os.PathLike)), 'a string'),
-}
-_SEQUENCES = (Sequence, list, tuple)
-_UNCHECKED = (*_SCALARS, np.ndarray)
-
-
 def own_arguments(
   function: Callable[..., Any], common: Collection[str] = ()
 ) -> list[str]:
@@ -323,27 +245,3 @@ def own_arguments(
     if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     and parameter.name not in common
   ]
-
-
-def expect_own_arguments(
-  function: Callable[..., Any],
-  given: Collection[str],
-  name: str,
-  owner: str,
-) -> None:
-  """Raises `ValueError` if a function lacks an argument that it is given.
-
-  Args:
-    function: The function.
-    given: Names of the keyword arguments to call it with.
-    name: Name of these arguments in the message.
-    owner: Name of the function in the message.
-  """
-  known = own_arguments(function)
-  for argument in given:
-    expect(
-      argument in known,
-      name,
-      f'arguments of {owner} ({", ".join(known) or "none"})',
-      argument,
-    )

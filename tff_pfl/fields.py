@@ -391,7 +391,7 @@ def _nested(cls, names, values):
       flat[path[0]] = value
   own |= flat
   for field, given in by_field.items():
-    before = own.get(field, getattr(cls, field))
+    before = own[field] if field in own else getattr(cls, field)
     # By their flat names, as they were given.
     flat_name = {names[name][-1]: f'`{name}`' for name in given}
     with errors.naming(flat_name):

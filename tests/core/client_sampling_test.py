@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tff_pfl.runs import client_sampling
+from tff_pfl.core import client_sampling
 
 CohortSampler = client_sampling.CohortSampler
 

@@ -17,8 +17,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import datasets, errors, fields
-from tff_pfl.core import example_tensors
-from tff_pfl.runs import client_sampling
+from tff_pfl.core import client_sampling, example_tensors
 
 # The sources of this process, one of which a stored iterator is of.
 _SOURCES = weakref.WeakSet()

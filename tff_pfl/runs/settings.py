@@ -41,6 +41,11 @@ from tff_pfl.system import folders
 _STORED_APART = ('rounds', 'seed')
 
 
+def _naming(owner, arguments):
+  """Has errors name arguments as parts of the setting that has them."""
+  return errors.naming({name: f'`{owner}.{name}`' for name in arguments})
+
+
 def _arguments(name):
   return Annotated[Mapping[str, Any], fields.FlatName(name)]
 
@@ -107,12 +112,8 @@ class ModelOptions:
   metrics: fields.Words = ()
 
   def __post_init__(self):
-    errors.expect_own_arguments(
-      zoo.MODELS[self.name],
-      self.arguments,
-      'model_arguments',
-      f'model {self.name!r}',
-    )
+    with _naming('model_arguments', self.arguments):
+      fields.arguments_of(zoo.MODELS[self.name])(**self.arguments)
 
 
 def _hparams_of(value):
@@ -431,11 +432,6 @@ class Settings:
       num_warmup_rounds=0,
       num_warmup_epochs=None,
     )
-
-
-def _naming(owner, arguments):
-  """Has errors name arguments as parts of the setting that has them."""
-  return errors.naming({name: f'`{owner}.{name}`' for name in arguments})
 
 
 @fields.checked_call
