@@ -198,7 +198,9 @@ def test_variants_are_what_runs_that_end_with_them_score(tmp_path):
   scores = _run(tmp_path / 'plain', wanted)
   # 'none' is what fed_avg does anyway.
   assert list(scores['variants']) == ['method', 'all']
-  tuned = dataclasses.replace(wanted, fine_tune='all')
+  tuned = dataclasses.replace(
+    wanted, config=dataclasses.replace(config, fine_tune='all')
+  )
   expected = _run(tmp_path / 'tuned', tuned)
   assert list(expected['variants']) == ['method', 'none']
   for variant, same in (('all', 'method'), ('method', 'none')):
