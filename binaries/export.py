@@ -31,26 +31,22 @@ the outputs, classes.json, are written beside the model.
 import dataclasses
 import os
 import pathlib
-from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 from absl import flags
 
 from tff_pfl import errors, fields
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import privacy
-from tff_pfl.export import client_module, saved_model, tff_files, tflite
-from tff_pfl.models import keras_bridge, split_model
-from tff_pfl.runs import run as run_lib
+from tff_pfl.export import client_module, tff_files, tflite
+from tff_pfl.runs import model_files
 from tff_pfl.runs import settings as settings_lib
-from tff_pfl.runs import summary as summary_lib
-from tff_pfl.runtime import base as runtime_base
 from tff_pfl.system import folders
 
 from . import program, run_flags, runtime_flags
 
-_FORMATS = ('keras', 'saved_model', 'tff', 'tflite')
+# By format the ending of the output.
+_ENDINGS = {**model_files.ENDINGS, 'tff': ''}
 _FITTING_FLAGS = tuple(
   name for name in flags.FLAGS if name.startswith(('fine_tune', 'new_client'))
 )
@@ -59,7 +55,7 @@ _RUN_DIR = flags.DEFINE_string(
   'run_dir', None, 'Folder of a run of `train`.', required=True
 )
 _FORMAT = flags.DEFINE_enum(
-  'format', None, _FORMATS, 'Format of the output.', required=True
+  'format', None, sorted(_ENDINGS), 'Format of the output.', required=True
 )
 _OUTPUT = flags.DEFINE_string(
   'output',
@@ -84,45 +80,6 @@ program.define_overwrite()
 flags.adopt_module_key_flags(program)
 
 
-class _Source(NamedTuple):
-  """A run, opened, and the runtime of its computations."""
-
-  run: run_lib.Run
-  runtime: runtime_base.Runtime
-
-  def weights(self) -> split_model.Weights:
-    """The weights of the model to export."""
-    if _CLIENT.value is None:
-      return self.run.new_client_weights(self.runtime)
-    with errors.naming({'client_id': '--client'}):
-      return self.run.personal_weights(_CLIENT.value, self.runtime)
-
-  def client(self) -> client_module.ClientModule:
-    """The functions of a client."""
-    process = self.run.build_process(_personalization(self.run))
-    errors.expect(
-      process.fits_new_clients,
-      '--fine_tune',
-      f'other than none for {process.name}, which has no local weights to fit',
-      'none',
-    )
-    state = self.run.server_state(process, self.runtime)
-    if not isinstance(self.run.settings.process.aggregator, str):
-      # By the run's seed its noise could be taken off the weights.
-      state = state._replace(
-        seed=np.int64(0),
-        aggregator=tf.nest.map_structure(np.zeros_like, state.aggregator),
-      )
-    return client_module.new_client_module(
-      process,
-      state,
-      # As the first of the new clients of `personalize`.
-      self.run.data.num_clients,
-      weights=self.weights(),
-      runtime=self.runtime,
-    )
-
-
 def _personalization(run):
   """The options of new clients: those of the run, or to fit all weights."""
   options = {'fine_tune': 'all'}
@@ -131,27 +88,41 @@ def _personalization(run):
   return run_flags.personalization_from_flags(**options)
 
 
-def _export_keras(source):
-  keras_bridge.save_keras(_OUTPUT.value, source.run.model, source.weights())
-  return 'Keras model'
+def _export_model(run, runtime):
+  """Writes a client's model."""
+  personalization = None
+  if _FORMAT.value != 'keras':
+    personalization = _personalization(run)
+  names = {'client_id': '--client', 'personalization.fine_tune': '--fine_tune'}
+  with errors.naming(names):
+    path = run.export(
+      _CLIENT.value,
+      _OUTPUT.value,
+      personalization=personalization,
+      quantization=_QUANTIZE.value,
+      runtime=runtime,
+    )
+  if _QUANTIZE.value != 'none':
+    plain = model_files.client_functions(
+      run, _CLIENT.value, personalization, runtime
+    )
+    _print_cost(run, plain, tflite.predictor(pathlib.Path(path).read_bytes()))
+  return {
+    'keras': 'Keras model',
+    'saved_model': f'SavedModel, version {os.path.basename(path)}',
+    'tflite': f'TFLite file, {os.path.getsize(path):,} bytes',
+  }[_FORMAT.value]
 
 
-def _export_saved_model(source):
-  client = source.client()
-  process = source.run.build_process()
-  num_rounds = source.run.server_state(process, source.runtime).round_number
-  saved_model.save(_OUTPUT.value, client, int(num_rounds))
-  return f'SavedModel, version {num_rounds}'
-
-
-def _export_tff(source):
-  if isinstance(source.run.settings.process.aggregator, privacy.PrivateMean):
+def _export_tff(run, runtime):
+  """Writes the method."""
+  if isinstance(run.settings.process.aggregator, privacy.PrivateMean):
     raise errors.RunError(
       'The noise of --aggregator=dp comes from the seed of the run, which the '
       "files would hold. For production, build the method with TFF's own "
       'private aggregator and save it by tff_pfl.export.tff_files.'
     )
-  process = source.run.build_process()
+  process = run.build_process()
   try:
     learning_process = process.to_learning_process()
   except ValueError as e:
@@ -161,26 +132,21 @@ def _export_tff(source):
   manifest = tff_files.save(
     _OUTPUT.value,
     learning_process,
-    source.run.server_state(process, source.runtime),
-    {'settings': fields.to_json(source.run.settings), **process.description},
+    run.server_state(process, runtime),
+    {'settings': fields.to_json(run.settings), **process.description},
   )
+  for path, text in model_files.encoding_files(run, _OUTPUT.value).items():
+    with folders.atomic_file(path) as file:
+      file.write(text)
   forms = ', '.join(['learning_process', *manifest['forms']])
   return f'TFF computations ({forms})'
 
 
-def _export_tflite(source):
-  client = source.client()
-  content = tflite.convert(client, _QUANTIZE.value)
-  with folders.atomic_file(_OUTPUT.value, 'wb') as file:
-    file.write(content)
-  if _QUANTIZE.value != 'none':
-    _print_cost(source.run, client, tflite.predictor(content))
-  return f'TFLite file, {len(content):,} bytes'
-
-
 def _print_cost(run, client, quantized):
   """Prints the test scores of a model with and without quantization."""
-  clients = [_CLIENT.value] if _CLIENT.value else run.data.client_ids
+  clients = run.data.client_ids
+  if _CLIENT.value is not None:
+    clients = [run.data.find_client(_CLIENT.value)]
   plain = client_module.traced(
     client.predict, client.row_specs(with_labels=False)
   )
@@ -202,43 +168,12 @@ def _print_cost(run, client, quantized):
   )
 
 
-# By format: what writes it, and the ending of the output.
-_EXPORTS = {
-  'keras': (_export_keras, '.keras'),
-  'saved_model': (_export_saved_model, ''),
-  'tff': (_export_tff, ''),
-  'tflite': (_export_tflite, '.tflite'),
-}
-
-
-def _encoding_files(run):
-  """The files beside the model of a run on a table: texts by path.
-
-  They make inputs of a table's rows, and have the names of its classes.
-  """
-  if run.data.encoding is None:
-    return {}
-  folder = _OUTPUT.value
-  if _EXPORTS[_FORMAT.value][1]:
-    folder = os.path.dirname(folder)
-  encoding = run.encoding
-  texts = {os.path.join(folder, run_lib.ENCODING_NAME): encoding.text}
-  if encoding.classes:
-    path = os.path.join(folder, 'classes.json')
-    texts[path] = summary_lib.json_text(list(encoding.classes), indent=2) + '\n'
-  for path, text in texts.items():
-    if os.path.exists(path) and pathlib.Path(path).read_text('utf-8') != text:
-      # Of another model in this folder.
-      program.new_path(path, '--output')
-  return texts
-
-
 def _check_flags():
   run_flags.refuse_all_but(
     ['data_dir', *_FITTING_FLAGS, *runtime_flags.NAMES],
     'the run has its method, model and rounds',
   )
-  ending = _EXPORTS[_FORMAT.value][1]
+  ending = _ENDINGS[_FORMAT.value]
   errors.expect(
     os.path.splitext(_OUTPUT.value)[1] == ending,
     '--output',
@@ -260,15 +195,15 @@ def main() -> None:
   options = runtime_flags.options()
   program.new_path(_OUTPUT.value, '--output')
   run = settings_lib.open_run(_RUN_DIR.value, data_dir=flags.FLAGS.data_dir)
-  encoding_files = _encoding_files(run)
+  for path, text in model_files.encoding_files(run, _OUTPUT.value).items():
+    if os.path.exists(path) and pathlib.Path(path).read_text('utf-8') != text:
+      # Of another model in this folder.
+      program.new_path(path, '--output')
+  export = _export_tff if _FORMAT.value == 'tff' else _export_model
   with runtime_lib.create_runtime(
     runtime_flags.selected_runtime(), **options
   ) as runtime:
-    os.makedirs(os.path.dirname(_OUTPUT.value) or '.', exist_ok=True)
-    described = _EXPORTS[_FORMAT.value][0](_Source(run, runtime))
-  for path, text in encoding_files.items():
-    with folders.atomic_file(path) as file:
-      file.write(text)
+    described = export(run, runtime)
   print(f'{described}: {_OUTPUT.value}')
 
 

@@ -76,14 +76,15 @@ def _weights(run, client, runtime):
       os.path.isfile(path), '--client', f'a client with a model {path}', client
     )
     return evaluation.load_personal_model(path, run.model)
-  errors.expect(
-    client in run.data.client_ids,
-    '--client',
-    f"one of the run's clients ({run.data.client_ids[0]} to "
-    f'{run.data.client_ids[-1]}); for a new one give --personal_models',
-    client,
-  )
-  return run.personal_weights(client, runtime)
+  return run.personal_weights(_own_client(run, client), runtime)
+
+
+def _own_client(run, client):
+  try:
+    with errors.naming({'client_id': '--client'}):
+      return run.data.find_client(client)
+  except ValueError as e:
+    raise ValueError(f'{e} For a new one give --personal_models.') from e
 
 
 def _predict_table(run, runtime):
@@ -103,8 +104,11 @@ def _predict_table(run, runtime):
     _CLIENT.value,
   )
   with own_files.naming(_INPUT.value):
-    owners = np.full(len(frame), _CLIENT.value)
-    if _CLIENT.value is None:
+    client = _CLIENT.value
+    if client is not None and _PERSONAL_MODELS.value is None:
+      client = _own_client(run, client)
+    owners = np.full(len(frame), client)
+    if client is None:
       owners = columns_lib.owners(frame[encoding.client]).astype(str)
     outputs = run.predict_rows(
       frame, owners, lambda owner: _weights(run, str(owner), runtime)

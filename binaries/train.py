@@ -72,11 +72,7 @@ def main() -> None:
       run_lib.plot(dict(zip(folders, runs)), ax=plots.new_axes(10, 4.4)),
       os.path.join(directory, report.COMPARISON_PLOT_NAME),
     )
-  summaries = [run.summary for run in runs]
-  domain_tables = report.domain_tables(summaries)
-  if domain_tables:
-    print(f'{domain_tables}\n')
-  print(report.summary_table(summaries))
+  print(report.tables([run.summary for run in runs]))
   print(f'Report: {os.path.join(directory, report.SUMMARY_NAME)}')
 
 

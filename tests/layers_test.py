@@ -20,10 +20,10 @@ _ROOMS = (
   'runtime',
   'core',
   'methods',
+  'export',
   'plots',
   'runs',
   'comparisons',
-  'export',
 )
 
 

@@ -33,7 +33,6 @@ from tff_pfl.datasets import describe_datasets as describe_datasets
 from tff_pfl.datasets import load_arrays as load_arrays
 from tff_pfl.datasets import load_dataset as load_dataset
 from tff_pfl.errors import RunError as RunError
-from tff_pfl.export.data_source import ClientDataSource as ClientDataSource
 from tff_pfl.methods.registry import ALGORITHMS as ALGORITHMS
 from tff_pfl.methods.registry import build as build
 from tff_pfl.methods.registry import method as method
@@ -50,6 +49,7 @@ from tff_pfl.models.split_model import SplitModel as SplitModel
 from tff_pfl.models.weight_files import with_weights as with_weights
 from tff_pfl.models.weight_partition import WeightPartition as WeightPartition
 from tff_pfl.runs.callbacks import Callback as Callback
+from tff_pfl.runs.data_source import ClientDataSource as ClientDataSource
 from tff_pfl.runs.evaluation import personalize as personalize
 from tff_pfl.runs.loop import RunOptions as RunOptions
 from tff_pfl.runs.loop import run as run

@@ -7,9 +7,11 @@ import tensorflow_federated as tff
 from scipy import optimize, stats
 
 from tff_pfl.core import personalized_process
+from tff_pfl.export import client_module
 from tff_pfl.methods import fed_avg
 from tff_pfl.runs import (
   client_sampling,
+  model_files,
   privacy,
   run_config,
   run_store,
@@ -192,7 +194,7 @@ def _process(data):
 
 @pytest.mark.usefixtures('no_pictures', 'one_runtime')
 def test_resumed_private_run_equals_an_uninterrupted_one(
-  process, data, tmp_path, capsys
+  process, data, tmp_path, capsys, monkeypatch
 ):
   for folder, num_rounds in (('parts', 1), ('parts', 3), ('whole', 3)):
     run = dataclasses.replace(_CONFIG, num_rounds=num_rounds).run_process(
@@ -210,6 +212,12 @@ def test_resumed_private_run_equals_an_uninterrupted_one(
     'noise_multiplier': 1.0,
     'delta': delta,
   }
+  # By its seed the noise could be taken off an exported model.
+  monkeypatch.setattr(
+    client_module, 'new_client_module', lambda _, state, *__, **___: state
+  )
+  exported = model_files.client_functions(run, None, None, run.cpu)
+  assert (exported.seed, run.server_state().seed) == (0, 3)
 
 
 def test_accounting_is_of_the_noise_that_is_added(process, data, tmp_path):

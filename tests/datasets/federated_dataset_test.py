@@ -101,6 +101,35 @@ def test_sequence_labels_are_counted_label_by_label():
   assert dataset.class_counts().tolist() == [[1, 2, 3], [3, 3, 0]]
 
 
+@pytest.mark.parametrize(
+  ('given', 'client_id'),
+  [
+    ('client_3', 'client_03'),
+    ('client_003', 'client_03'),
+    ('client_13', 'client_13'),
+    ('7', '7'),
+    ('8', '008'),
+    ('07', None),
+    ('client_1', None),
+    ('0.5', None),
+    ('site_2', None),
+    ('nobody', None),
+  ],
+)
+def test_a_client_is_found_without_padding_where_that_is_clear(
+  given, client_id
+):
+  ids = 'client_03', 'client_13', '7', '007', '008', '0.05', 'site_02x'
+  x, y = shared.arrays(len(ids))
+  dataset = FederatedDataset.from_arrays(x, y, keys=ids, test_fraction=0)
+  if client_id is not None:
+    assert dataset.find_client(given) == client_id
+    return
+  words = f"`client_id` to be a client of .*, such as '.*', found '{given}'"
+  with pytest.raises(ValueError, match=words):
+    dataset.find_client(given)
+
+
 def test_subset_is_a_view_in_the_order_given():
   dataset = _with_domains(num_clients=6)
   subset = dataset.subset(['client_4', 'client_1'])

@@ -11,9 +11,10 @@ import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tff_pfl import datasets, errors
-from tff_pfl.export import data_source, tff_files
+from tff_pfl.export import tff_files
 from tff_pfl.methods import registry
 from tff_pfl.models import zoo
+from tff_pfl.runs import data_source
 from tff_pfl.system import graph_defs
 
 pytestmark = pytest.mark.usefixtures('runtime')

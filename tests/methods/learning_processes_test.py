@@ -10,9 +10,9 @@ import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tff_pfl import datasets
-from tff_pfl.export import data_source
 from tff_pfl.methods import registry
 from tff_pfl.models import class_weights
+from tff_pfl.runs import data_source
 
 # FedBN of a network without batch normalization, FedDAR of one exchange.
 _WITHOUT_CLIENT_STATE = """

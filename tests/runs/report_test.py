@@ -53,7 +53,13 @@ def _row(client, before, after, metric):
 def _store(directory, data, evaluations, metric='accuracy'):
   """A run with rounds 1 to the last evaluation; round r took r seconds."""
   store = run_store.RunStore.open(
-    directory, {'algorithm': 'fed_toy', 'num_clients': 3, 'num_rounds': 99}
+    directory,
+    {
+      'algorithm': 'fed_toy',
+      'dataset': 'toys',
+      'num_clients': 3,
+      'num_rounds': 99,
+    },
   )
   for round_number in range(max(evaluations) + 1):
     store.commit_round(
@@ -102,6 +108,7 @@ def test_summary_is_that_computed_by_hand(tmp_path, data):
     summary = report.write_report(store, _process(), data)
   assert summary == {
     'algorithm': 'fed_toy',
+    'dataset': 'toys',
     'num_clients': 3,
     # Not what was asked for but what there is.
     'num_rounds': 13,
@@ -123,7 +130,7 @@ def test_summary_is_that_computed_by_hand(tmp_path, data):
   text = (tmp_path / report.SUMMARY_NAME).read_text()
   assert json.loads(text) == summary
   # Nor a word of domains.
-  assert report.domain_tables([summary]) == ''
+  assert 'domain' not in report.tables([summary])
   assert not (tmp_path / report.PER_DOMAIN_NAME).exists()
   rows = pd.read_csv(tmp_path / report.PER_CLIENT_NAME)
   assert rows['client'].tolist() == list(data.client_ids)
@@ -154,9 +161,9 @@ def test_a_regression_is_reported_by_its_own_metric(tmp_path, data):
   for name in ('mae_by_round.png', report.CLIENTS_PLOT_NAME):
     assert (tmp_path / name).read_bytes().startswith(b'\x89PNG')
   assert not (tmp_path / report.DOMAINS_PLOT_NAME).exists()
-  table = report.summary_table([summary]).splitlines()
+  table = report.tables([summary]).splitlines()
   assert table[1].split()[:2] == ['mae', 'evaluations']
-  assert table[3].split()[:4] == ['fed_toy', '0.5000', '0.7500', '2.000']
+  assert table[3].split()[:4] == ['fed_toy', '0.5', '0.75', '2']
 
 
 @pytest.mark.usefixtures('without_pictures')
@@ -170,10 +177,10 @@ def test_lines_below_the_table_tell_epsilon_two_classes_and_most_frequent_one(
     summary = report.write_report(store, _process(False), data)
   summary['privacy'] = {'epsilon': 2.5, 'delta': 0.01}
   summary['num_scored_clients'] = 2
-  *_, scored, told, scores, majority = report.summary_table(
-    [summary]
-  ).splitlines()
+  lines = report.tables([summary]).splitlines()
+  scored, diverged, told, scores, majority = lines[-5:]
   assert 'mean over 2 of 3 clients' in scored
+  assert 'models of 1 of 3 clients have diverged' in diverged
   assert told == 'fed_toy: ε = 2.5 at δ = 0.01 for each client.'
   assert 'AUC 0.500, balanced accuracy 0.250, F1 0.125' in scores
   assert 'accuracy of 0.000 is no more than' in majority
@@ -195,17 +202,17 @@ def test_a_method_without_a_global_model_has_dashes_in_its_place(
   assert summary['global_accuracy'] is None
   assert summary['global_loss'] is None
   assert report.series([], split_model.ACCURACY) == {}
-  first, second = report.summary_table(summaries).splitlines()[3:5]
-  assert first.split()[:4] == ['one', '0.5000', '0.5000', '0.3000']
-  assert second.split()[:4] == ['two', '0.5000', '0.5000', '–']
+  first, second = report.tables(summaries).splitlines()[3:5]
+  assert first.split()[:4] == ['one', '0.5', '0.5', '0.3']
+  assert second.split()[:4] == ['two', '0.5', '0.5', '–']
 
 
 @pytest.mark.parametrize(
   'numbers, title',
   [
-    ([], 'last 10\nrounds'),
-    ([1], 'last 1\nevaluation'),
-    ([2, 10], 'last 2–10\nevaluations'),
+    ([], 'last 10 rounds'),
+    ([1], 'last 1 evaluation'),
+    ([2, 10], 'last 2–10 evaluations'),
   ],
 )
 def test_last_10_rounds_are_called_so_only_where_there_were_ten(numbers, title):
@@ -271,7 +278,7 @@ def test_data_with_domains_have_them_in_the_summary_and_files(tmp_path, data):
   assert np.isnan(rows.loc['moon', last])
   picture = tmp_path / report.DOMAINS_PLOT_NAME
   assert picture.read_bytes().startswith(b'\x89PNG')
-  assert report.domain_tables([summary, summary]).count('by domain') == 2
+  assert report.tables([summary, summary]).count('by domain') == 2
 
 
 def _domains():
@@ -323,8 +330,11 @@ def test_figures_over_rounds_are_those_computed_by_hand():
   ] == {'last': 0.5, 'last_10_mean': None}
 
 
-def _cells(table):
-  """The rows of a table by their names."""
+def _cells(domains):
+  """The rows of the table on the screen by their names."""
+  figures = {'num_last_10': 10}
+  summary = {'algorithm': 'fed_toy', 'accuracy': figures, 'domains': domains}
+  table = report._domain_table({**summary, 'global_accuracy': None})
   names = ['sea', 'hills', 'moon']
   names += [f'{name} over domains' for name in ('min', 'mean', 'max')]
   names += ['mean over clients']
@@ -335,16 +345,16 @@ def _cells(table):
 
 
 def test_the_table_has_accuracy_and_auc_of_each_domain_and_over_them():
-  rows = _cells(report.domain_table(_domains(), 'last 10\nrounds'))
-  auc = ['0.7500', '0.6250', '0.7500']
+  rows = _cells(_domains())
+  auc = ['0.75', '0.625', '0.75']
   assert rows == {
-    'sea': ['40', '0.7500', '0.6250', '0.2500', *auc],
-    'hills': ['20', '0.2500', '0.5000', '0.1250', '–', '–', '–'],
+    'sea': ['40', '0.75', '0.625', '0.25', *auc],
+    'hills': ['20', '0.25', '0.5', '0.125', '–', '–', '–'],
     'moon': ['0', '–', '–', '–', '–', '–', '–'],
-    'min over domains': ['–', '0.2500', '0.3750', '0.1250', *auc],
-    'mean over domains': ['–', '0.5000', '0.5625', '0.1875', *auc],
-    'max over domains': ['–', '0.7500', '0.7500', '0.2500', *auc],
-    'mean over clients': ['–', '0.6250', '0.6250', '0.1875', '–', '–', '–'],
+    'min over domains': ['–', '0.25', '0.375', '0.125', *auc],
+    'mean over domains': ['–', '0.5', '0.5625', '0.1875', *auc],
+    'max over domains': ['–', '0.75', '0.75', '0.25', *auc],
+    'mean over clients': ['–', '0.625', '0.625', '0.1875', '–', '–', '–'],
   }
 
 
@@ -353,8 +363,8 @@ def test_the_table_of_a_regression_has_its_metrics():
     1, {'loss': _figure(1.0, 2.0, 1.5), 'mae': _figure(0.5, 0.25, 0.5)}
   )
   domains = report.domains_over_rounds([evaluation], 1)
-  rows = _cells(report.domain_table(domains, 'last 10\nrounds'))
-  assert rows['sea'] == ['40', '1.000', '1.000', '0.5000', '0.5000']
+  rows = _cells(domains)
+  assert rows['sea'] == ['40', '1', '1', '0.5', '0.5']
   ((metric, bars),) = report.domain_bars(domains, split_model.LOSS).items()
   assert metric == split_model.LOSS
   assert set(bars['model']) == {'personal model'}
@@ -364,7 +374,8 @@ def test_the_table_of_a_regression_has_its_metrics():
 def test_bars_are_of_domains_with_test_examples():
   accuracy, auc = report.domain_bars(_domains(), split_model.ACCURACY).items()
   assert accuracy[0] == split_model.ACCURACY
-  assert accuracy[1].to_numpy().tolist() == [
+  columns = ['model', 'domain', 'value']
+  assert accuracy[1][columns].to_numpy().tolist() == [
     ['global model', 'sea', 0.25],
     ['global model', 'hills', 0.125],
     ['personal model', 'sea', 0.75],

@@ -5,10 +5,12 @@ import os
 import shutil
 import warnings
 
+import keras
 import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
+from ai_edge_litert import interpreter
 
 from tests import html_text
 from tests.methods import toy_problems
@@ -90,7 +92,7 @@ def test_results_are_data_frames(run, tmp_path):
   assert scores['after/accuracy'].mean() == pytest.approx(last)
   evaluated = run.history['evaluation/personal/accuracy']
   assert evaluated.iloc[-1] == last
-  assert f'{last:.4f}' in run.table()
+  assert f'{last:.4g}' in run.table()
   assert f'{last:.4f}'[:5] in run._repr_html_()
   assert run_lib.summarize([run])['personal accuracy'].tolist() == [last]
   tidy = run_lib.tidy({'a': run})
@@ -102,6 +104,10 @@ def test_results_are_data_frames(run, tmp_path):
     for text in run_lib.plot([run, run_2]).get_legend().get_texts()
   ]
   assert names == [run.directory, run_2.directory]
+  ax = run.plot()
+  assert ax.get_title('left') == 'fed_rep on digits, 6 clients'
+  (label,) = [text.get_text() for text in ax.get_legend().get_texts()]
+  assert label == f'fed_rep, personal model ({last:.1%})'
   with pytest.raises(ValueError, match="metric.*accuracy.*'nothing'"):
     run.plot('nothing')
   written = pd.read_csv(os.path.join(run.directory, 'per_client.csv'))
@@ -140,6 +146,50 @@ def test_a_client_has_a_keras_model_that_predicts(run):
   toy_problems.assert_same(model.get_weights(), before)
   with pytest.raises(ValueError, match='client_id.*client_0.*nobody'):
     run.predict('nobody', x)
+  np.testing.assert_array_equal(
+    run.predict('client_02', x), run.predict('client_2', x)
+  )
+
+
+def test_the_ending_of_a_file_says_what_a_model_is_exported_as(tmp_path, run):
+  x = run.data.test('client_3').x
+  expected = run.predict('client_3', x)
+  path = str(tmp_path / 'new' / 'client_3.keras')
+  assert run.export('client_03', path) == path
+  outputs = keras.models.load_model(path).predict(x, verbose=0)
+  np.testing.assert_allclose(tf.nn.softmax(outputs), expected, atol=1e-6)
+  path = run.export('client_3', str(tmp_path / 'client_3.tflite'))
+  file = interpreter.Interpreter(path)
+  assert len(file.get_signature_list()) == 5
+  found = file.get_signature_runner('predict')(x=x)['probabilities']
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  # The version is the number of rounds; without a client it is a new one's.
+  path = run.export(None, str(tmp_path / 'served'))
+  assert path == str(tmp_path / 'served' / '2')
+  predict = tf.saved_model.load(path).signatures['predict']
+  np.testing.assert_allclose(
+    predict(x=tf.constant(x))['probabilities'],
+    run.predict(run.new_client_weights(), x),
+    atol=1e-5,
+  )
+
+
+@pytest.mark.parametrize(
+  ('path', 'options', 'words'),
+  [
+    ('m.pb', {}, "`path` to be a .keras or .tflite file, or a folder.*'m.pb'"),
+    ('m.keras', {'quantization': 'int8'}, "`quantization` to be 'none' for"),
+    ('m.tflite', {'quantization': 'int7'}, '`quantization` to be one of none'),
+    ('m', {'client': 'nobody'}, "`client_id` to be .*'client_0'.*'nobody'"),
+  ],
+)
+def test_what_cannot_be_exported_is_refused(
+  path, options, words, run, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(ValueError, match=words):
+    run.export(**{'client': 'client_0', 'path': path, **options})
+  assert not list(tmp_path.iterdir())
 
 
 def test_a_run_goes_on_keeps_its_best_models_and_tells_who_listens(
@@ -374,7 +424,7 @@ def test_rows_of_a_frame_are_predicted_in_their_unit(tmp_path, monkeypatch):
   x = np.stack([day, frame['rain'] == 'no', frame['rain'] == 'yes'], axis=1)
   expected = (x @ kernel + bias)[:, 0] * deviations[1] + means[1]
   rows = frame.drop(columns=['shop', 'sales']).set_index(frame['day'] + 7)
-  monkeypatch.setattr(run_lib, '_MAX_INPUTS', 12)
+  monkeypatch.setattr(prediction, '_MAX_INPUTS', 12)
   predicted = run.predict('a', rows)
   np.testing.assert_allclose(predicted['prediction'], expected, rtol=1e-5)
   assert predicted.index.equals(rows.index)

@@ -545,7 +545,7 @@ class Results(dict):
     methods = self['methods']
     text, _ = cells(methods, columns_of(methods, metrics))
     text.insert(0, 'method', [method['label'] for method in methods])
-    return summary_lib.format_frame(text, _HEADING_WIDTH)
+    return summary_lib.format_table(text, width=_HEADING_WIDTH)
 
   def plot(self, ax: Optional[Axes] = None) -> Axes:
     """Draws the personal models' primary metric by round, of the best few."""
@@ -665,7 +665,7 @@ def cells(
 
     def shown(value, factor=factor, decimals=decimals):
       if decimals is None:
-        return summary_lib.format_cell(value)
+        return f'{value:.4g}'
       return f'{factor * value:.{decimals}f}'
 
     means = [spread and shown(spread['mean']) for spread in spreads]

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
 
@@ -22,6 +23,11 @@ SPLITS = ('train', 'test')
 Load = Callable[[str, str], examples_lib.Examples]
 # Clients that a fingerprint reads of a dataset that is not in memory.
 _NUM_FINGERPRINTED = 20
+
+
+def _unpadded(client_id):
+  """An id without zeros before the whole number at its end."""
+  return re.sub(r'(?<![\d.])0+(?=\d+$)', '', client_id)
 
 
 def _load_again(
@@ -171,6 +177,27 @@ class FederatedDataset:
     if self.join_round:
       checksum.update(repr(self.join_round).encode())
     return checksum.hexdigest()[:16]
+
+  def find_client(self, client_id: Any) -> str:
+    """Returns the id of a client, which may be given without padding.
+
+    `client_3` stands for `client_03`, if that alone is a client.
+
+    Raises:
+      ValueError: If there is no such client, or several.
+    """
+    client_id = str(client_id)
+    if client_id in self._known:
+      return client_id
+    plain = _unpadded(client_id)
+    found = [known for known in self.client_ids if _unpadded(known) == plain]
+    errors.expect(
+      len(found) == 1,
+      'client_id',
+      f'a client of {self.name!r}, such as {(found or self.client_ids)[0]!r}',
+      client_id,
+    )
+    return found[0]
 
   def train(self, client_id: str) -> examples_lib.Examples:
     """Returns a client's training examples, possibly none."""

@@ -27,7 +27,6 @@ import tensorflow_federated as tff
 
 import tff_pfl
 from tff_pfl import errors
-from tff_pfl.runs import summary as summary_lib
 from tff_pfl.system import folders, graph_defs
 from tff_pfl.system.private_api import computation_pb2, executor_pb2
 
@@ -123,7 +122,8 @@ def save(
     'files': checksums,
   }
   # Written last: without it there is nothing to load.
-  summary_lib.write_json(os.path.join(directory, _MANIFEST), manifest)
+  with folders.atomic_file(os.path.join(directory, _MANIFEST)) as file:
+    json.dump(manifest, file, indent=2)
   return manifest
 
 

@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import numpy as np
+import pandas as pd
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.datasets import array_checks
+from tff_pfl.datasets import array_checks, frames
 from tff_pfl.models import domains, split_model
 
 _CHUNK = 1024
+# How many numbers the inputs of a table's rows may be at a time.
+_MAX_INPUTS = 2**26
 
 
 def predict(
@@ -61,6 +64,42 @@ def predict(
   if model.classifier is None:
     return outputs
   return np.asarray(model.classifier.probabilities(outputs))
+
+
+def predict_rows(
+  model: split_model.SplitModel,
+  encoding: frames.FrameEncoding,
+  frame: pd.DataFrame,
+  owners: np.ndarray,
+  weights_of: Callable[[Any], Mapping[str, Any]],
+  forward: Optional[Callable[..., tf.Tensor]] = None,
+) -> np.ndarray:
+  """Predicts for rows of a frame, each by its owner's weights, as `predict`.
+
+  Args:
+    encoding: The encoding of rows as examples.
+    frame: Rows with the columns of the inputs.
+    owners: Each row's client, or another value, `[rows]`.
+    weights_of: Function from one of these to all weights of its model.
+  """
+  forward = forward or compiled(model)
+  rows, domain = encoding.rows(frame), encoding.domain_ids(frame)
+  step = max(1, _MAX_INPUTS // len(encoding.input_names))
+
+  def outputs_of(places, weights):
+    inputs = encoding.inputs(rows.select(places))
+    domains_of = None if domain is None else domain[places]
+    return predict(model, weights, inputs, domains_of, forward)
+
+  if not len(frame):  # Of the right shape all the same.
+    return outputs_of(slice(0), model.initial_weights)
+  parts, outputs = [], []
+  for owner, places in pd.Series(owners).groupby(owners).indices.items():
+    weights = weights_of(owner)
+    for part in np.split(places, range(step, len(places), step)):
+      parts.append(part)
+      outputs.append(outputs_of(part, weights))
+  return np.concatenate(outputs)[np.argsort(np.concatenate(parts))]
 
 
 def compiled(model: split_model.SplitModel) -> Callable[..., tf.Tensor]:

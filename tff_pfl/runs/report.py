@@ -1,9 +1,16 @@
-"""The report of a run: a table, JSON, CSV and pictures, all from its store."""
+"""The report of a run, all from its store.
+
+    summarize                     the dict of `summary.json`
+    summary_frame, domain_frame   data frames of such dicts
+    tables                        these frames as text for the screen
+
+`write_report` writes them, and pictures, into the run's folder.
+"""
 
 from __future__ import annotations
 
 import itertools
-import math
+import operator
 import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +38,22 @@ DOMAINS_PLOT_NAME = 'domains.png'
 PARTITION_PLOT_NAME = 'partition.png'
 COMPARISON_PLOT_NAME = 'comparison.png'
 
+_MODELS = ('personal', 'global')
+# Length of a line of a table's headings.
+_HEADING_WIDTH = 8
+# Of each metric, what there is besides the domains' values: name and title.
+_OVERALL = {
+  'min': 'min over domains',
+  'mean': 'mean over domains',
+  'max': 'max over domains',
+  'client_mean': 'mean over clients',
+}
+# What is shown of domains where there is any, best known first.
+_SHOWN = {
+  'accuracy': split_model.ACCURACY,
+  scores_lib.AUC: split_model.PrimaryMetric('AUC', True),
+}
+
 
 def write_report(
   store: run_store.RunStore,
@@ -39,53 +62,28 @@ def write_report(
   *,
   pictures: bool = True,
 ) -> dict:
-  """Writes the report of a run into its folder.
+  """Writes the report of a run, whose newest round is evaluated, to its folder.
 
   `summary.json`, `per_client.csv` (the newest evaluation), `metrics.csv` (a
   row for each round), `accuracy_by_round.png` (or of another primary metric),
   `clients.png` (distribution over clients before and after personalization)
   and `partition.png` (clients by classes); for data with domains also
-  `per_domain.csv` and `domains.png`.
-
-  The newest round in the store must have been evaluated. Without `pictures`
-  there are tables alone.
+  `per_domain.csv` and `domains.png`. Without `pictures` no `.png`.
 
   Returns:
-    The summary: the settings of the run, and `accuracy` of the personal models
-    and `global_accuracy` (of the global model alone; None where there is none)
-    as `last_10_mean`, `num_last_10`, `best`, `best_round`, `best_10_mean`,
-    `last`, each a mean over clients, or None for models without an accuracy;
-    `weighted`, the same of the personal models' primary metric as a mean over
-    all clients' test examples; `loss` and `global_loss` of the newest
-    evaluation; `fairness` of the newest evaluation;
-    `non_finite_clients` in it (personal models that diverged);
-    `num_scored_clients`, those with test examples, over whom means are taken;
-    `seconds_per_round` (median, without evaluation) and `peak_rss_mb` (of this
-    process and its workers, after any round). Where there are such things, also
-
-    * `primary_metric`, unless that is the accuracy: `name`, `higher_is_better`,
-      and `personal` and `global` as `accuracy` and `global_accuracy` are;
-    * `reported`, by name of the further metrics: `higher_is_better`, `personal`
-      and `global` as `accuracy` and `global_accuracy` are, but over the clients
-      that have such a figure, and how many of those that are scored have it in
-      the newest evaluation, `num_clients` of `num_scored`;
-    * `majority_accuracy`, for classes of one label: the accuracy of always
-      predicting a client's most frequent class in training, mean over clients;
-    * `two_classes`, of the newest evaluation, see `scores.summarize`;
-    * `domains`, see `domains_over_rounds`;
-    * `privacy`, of runs with noise: `epsilon` after the last round, `delta`,
-      `noise_multiplier` and the `unit` that is protected, see `privacy`.
+    The summary, see `summarize`.
   """
   scores = summary_lib.frame(store.per_client())
-  summary = _summarize(store, process, data)
-  tables = {
+  summary = summarize(store, process, data)
+  csv_files = {
     PER_CLIENT_NAME: scores,
     HISTORY_NAME: summary_lib.frame(store.history()),
   }
   if 'domains' in summary:
-    rows = domain_rows(summary['domains'])
-    tables[PER_DOMAIN_NAME] = summary_lib.frame(rows)
-  for name, table in tables.items():
+    # Without the rows over all domains.
+    by_domain = domain_frame(summary['domains']).iloc[: -len(_OVERALL)]
+    csv_files[PER_DOMAIN_NAME] = by_domain
+  for name, table in csv_files.items():
     summary_lib.write_csv(os.path.join(store.directory, name), table)
   if pictures:
     _write_pictures(store, process, data, summary, scores)
@@ -95,11 +93,8 @@ def write_report(
 
 
 def _write_pictures(store, process, data, summary, scores):
-  evaluations = store.evaluations()
+  evaluations, title = store.evaluations(), run_title(summary)
   metric = primary_metric(evaluations)
-  title = (
-    f'{summary["algorithm"]} on {data.name}, {summary["num_clients"]} clients'
-  )
   left, right = plots.new_axes(11, 4.6, 1, 2)
   before = 'global weights, untrained local ones'
   if process.has_global_model:
@@ -107,9 +102,10 @@ def _write_pictures(store, process, data, summary, scores):
   labels = (before, 'personal model')
   plots.clients(scores, metric, labels=labels, title=title, ax=left)
   plots.changes(scores, metric, ax=right)
+  by_round = {summary['algorithm']: curves(evaluations)}
   pictures = {
     metric.name + BY_ROUND_PLOT_SUFFIX: plot_curves(
-      {'': curves(evaluations)}, metric, title=title
+      by_round, metric, title=title
     ),
     CLIENTS_PLOT_NAME: left,
     PARTITION_PLOT_NAME: plots.partition(data),
@@ -126,90 +122,106 @@ def _write_pictures(store, process, data, summary, scores):
     plots.save(picture, os.path.join(store.directory, name))
 
 
+def run_title(settings: Mapping[str, Any]) -> str:
+  """A run's title, such as 'fed_rep on digits, 30 clients', by its settings."""
+  return '{algorithm} on {dataset}, {num_clients} clients'.format_map(settings)
+
+
 def write_summary(
   store: run_store.RunStore,
   process: personalized_process.PersonalizedProcess,
   data: datasets.FederatedDataset,
 ) -> None:
   """Writes `summary.json` alone; see `write_report`."""
-  summary_lib.write_json(
-    os.path.join(store.directory, SUMMARY_NAME),
-    _summarize(store, process, data),
-  )
+  path = os.path.join(store.directory, SUMMARY_NAME)
+  summary_lib.write_json(path, summarize(store, process, data))
 
 
-def _summarize(store, process, data):
-  """The summary that `write_report` returns."""
+def summarize(
+  store: run_store.RunStore,
+  process: personalized_process.PersonalizedProcess,
+  data: datasets.FederatedDataset,
+) -> dict[str, Any]:
+  """The content of `summary.json`.
+
+  Returns:
+    The settings of the run and, each a mean over clients with test examples,
+    `accuracy` of the personal and `global_accuracy` of the global models, as
+    `summary.over_rounds` gives them (None where there is none); `weighted`, the
+    same of the personal models' primary metric, over all test examples; of the
+    newest evaluation `loss`, `global_loss`, `fairness`, `non_finite_clients`
+    (personal models that diverged) and `num_scored_clients`;
+    `seconds_per_round` (median, without evaluation); `peak_rss_mb` (of this
+    process and its workers, after any round). Where there are such things, also
+
+    * `primary_metric`, unless that is the accuracy: `name`, `higher_is_better`,
+      and `personal` and `global`, as `accuracy` and `global_accuracy` are;
+    * `reported`: by name the same of further metrics, over the clients that
+      have such a figure, in the newest evaluation `num_clients` of `num_scored`
+    * `majority_accuracy`, for classes of one label: the accuracy of always
+      predicting a client's most frequent class in training, mean over clients;
+    * `two_classes`, of the newest evaluation, see `scores.summarize`;
+    * `domains`, see `domains_over_rounds`;
+    * `privacy`, of runs with noise: `epsilon` after the last round, `delta`,
+      `noise_multiplier` and the `unit` that is protected, see `privacy`.
+  """
   rounds, evaluations = store.history(), store.evaluations()
   newest = evaluations[-1]
-  metric = primary_metric(evaluations)
+  last_round, primary = store.last_round, primary_metric(evaluations)
 
-  def over_rounds(which, one_metric):
-    values = series(evaluations, one_metric).get(which)
-    return values and summary_lib.over_rounds(
-      *values, store.last_round, one_metric
-    )
+  def over_rounds(metric):
+    found = series(evaluations, metric)
+    return {
+      model: summary_lib.over_rounds(*found[model], last_round, metric)
+      if model in found
+      else None
+      for model in _MODELS
+    }
 
-  def newest_loss(which):
-    return newest[which]['loss'] if newest[which] is not None else None
-
+  accuracy = over_rounds(split_model.ACCURACY)
   summary = {
     **store.config,
-    'num_rounds': store.last_round,
-    'accuracy': over_rounds('personal', split_model.ACCURACY),
-    'global_accuracy': over_rounds('global', split_model.ACCURACY),
+    'num_rounds': last_round,
+    'accuracy': accuracy['personal'],
+    'global_accuracy': accuracy['global'],
     'weighted': summary_lib.over_rounds(
-      [evaluation['round'] for evaluation in evaluations],
-      [
-        evaluation['fairness'].get('weighted_mean')
-        for evaluation in evaluations
-      ],
-      store.last_round,
-      metric,
+      [one['round'] for one in evaluations],
+      [one['fairness'].get('weighted_mean') for one in evaluations],
+      last_round,
+      primary,
     ),
-    'loss': newest_loss('personal'),
-    'global_loss': newest_loss('global'),
+    'loss': newest['personal']['loss'],
+    'global_loss': newest['global'] and newest['global']['loss'],
     'fairness': newest['fairness'],
     'non_finite_clients': newest['non_finite_clients'],
     'num_scored_clients': len(store.per_client()),
     'seconds_per_round': statistics.median(row['seconds'] for row in rounds),
     'peak_rss_mb': max(row['rss_mb'] for row in rounds),
   }
-  if metric != split_model.ACCURACY:
-    summary['primary_metric'] = {
-      **metric._asdict(),
-      'personal': over_rounds('personal', metric),
-      'global': over_rounds('global', metric),
-    }
+  if primary != split_model.ACCURACY:
+    summary['primary_metric'] = {**primary._asdict(), **over_rounds(primary)}
   if 'reported' in newest:
     summary['reported'] = {
       name: {
-        **told,
-        **{
-          which: over_rounds(
-            which, split_model.PrimaryMetric(name, told['higher_is_better'])
-          )
-          for which in ('personal', 'global')
-        },
+        **figures,
+        **over_rounds(
+          split_model.PrimaryMetric(name, figures['higher_is_better'])
+        ),
       }
-      for name, told in newest['reported'].items()
+      for name, figures in newest['reported'].items()
     }
   if 'privacy' in summary:
-    summary['privacy'] = {
-      'epsilon': rounds[-1]['epsilon'],
-      **summary['privacy'],
-    }
+    epsilon = {'epsilon': rounds[-1]['epsilon']}
+    summary['privacy'] = {**epsilon, **summary['privacy']}
   # Classes of several labels are counted together.
   classifier = process.model.classifier
   if classifier and data.num_classes and not classifier.is_multilabel:
-    excluded = client_population.unscored_clients(
-      process, data, store.last_round
-    )
+    excluded = client_population.unscored_clients(process, data, last_round)
     summary['majority_accuracy'] = _majority_accuracy(data, excluded)
   if 'two_classes' in newest:
     summary['two_classes'] = newest['two_classes']
   if 'domains' in newest:
-    summary['domains'] = domains_over_rounds(evaluations, store.last_round)
+    summary['domains'] = domains_over_rounds(evaluations, last_round)
   return summary
 
 
@@ -224,6 +236,49 @@ def _majority_accuracy(data, excluded):
   return float(np.mean(right[totals > 0] / totals[totals > 0]))
 
 
+def primary_metric(
+  evaluations: Sequence[Mapping[str, Any]],
+) -> split_model.PrimaryMetric:
+  """The metric to compare models by, of at least one stored evaluation."""
+  metric = evaluations[-1].get('primary_metric')
+  return split_model.PrimaryMetric(**metric) if metric else split_model.ACCURACY
+
+
+def series(
+  evaluations: Sequence[Mapping[str, Any]], metric: split_model.PrimaryMetric
+) -> dict[str, tuple[list[int], list[float]]]:
+  """`personal` and `global` by round: `{name: (rounds, values)}`.
+
+  A model that does not exist, or does not have the metric, is left out.
+  """
+  return {
+    model: (
+      [evaluation['round'] for evaluation in evaluations],
+      [evaluation[model][metric.name] for evaluation in evaluations],
+    )
+    for model in _MODELS
+    if evaluations and metric.name in (evaluations[0][model] or ())
+  }
+
+
+def curves(evaluations: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+  """The scores by round: `round`, `model`, `metric` and `value`.
+
+  Of models that are the same, as where nothing is personalized, there is the
+  global one.
+  """
+  is_same = all(one['personal'] == one['global'] for one in evaluations)
+  return pd.DataFrame(
+    [
+      {'round': one['round'], 'model': model, 'metric': metric, 'value': value}
+      for one in evaluations
+      for model in _MODELS[is_same:]
+      for metric, value in (one[model] or {}).items()
+    ],
+    columns=['round', 'model', 'metric', 'value'],
+  )
+
+
 def plot_curves(
   frames: Mapping[str, pd.DataFrame],
   metric: split_model.PrimaryMetric,
@@ -232,7 +287,7 @@ def plot_curves(
   """Draws a metric by round.
 
   Args:
-    frames: Results of `curves` by name of the method, '' for a single one.
+    frames: Results of `curves` by name of the method.
     metric: Metric to draw.
     **options: Options of `plots.curves`.
   """
@@ -241,9 +296,8 @@ def plot_curves(
     for model, part in frame[frame['metric'] == metric.name].groupby(
       'model', sort=False
     ):
-      label = f'{name}, {model} model' if name else f'{model} model'
       last = metric.text(part['value'].iloc[-1])
-      parts.append(part.assign(curve=f'{label} ({last})'))
+      parts.append(part.assign(curve=f'{name}, {model} model ({last})'))
   ax = plots.curves(
     pd.concat(parts),
     by='curve',
@@ -253,57 +307,6 @@ def plot_curves(
   )
   plots.legend_beside(ax)
   return ax
-
-
-def primary_metric(
-  evaluations: Sequence[Mapping[str, Any]],
-) -> split_model.PrimaryMetric:
-  """The metric that the models of a run are compared by.
-
-  Args:
-    evaluations: Evaluations from `RunStore.evaluations`, at least one.
-  """
-  told = evaluations[-1].get('primary_metric')
-  return split_model.PrimaryMetric(**told) if told else split_model.ACCURACY
-
-
-def series(
-  evaluations: Sequence[Mapping[str, Any]], metric: split_model.PrimaryMetric
-) -> dict:
-  """`personal` and `global` by round: `{name: (rounds, values)}`.
-
-  A model without the metric is left out, as is a global one that does not
-  exist.
-  """
-  found = {}
-  for which in ('personal', 'global'):
-    scores = [evaluation[which] for evaluation in evaluations]
-    if scores and scores[0] is not None and metric.name in scores[0]:
-      found[which] = (
-        [evaluation['round'] for evaluation in evaluations],
-        [score[metric.name] for score in scores],
-      )
-  return found
-
-
-def curves(evaluations: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-  """The scores by round: `round`, `model`, `metric` and `value`.
-
-  Of models that are the same, as where nothing is personalized, there is the
-  global one.
-  """
-  rows = [
-    {'round': one['round'], 'model': model, 'metric': metric, 'value': value}
-    for one in evaluations
-    for model in ('personal', 'global')
-    for metric, value in (one[model] or {}).items()
-  ]
-  frame = pd.DataFrame(rows, columns=['round', 'model', 'metric', 'value'])
-  personal, shared = (
-    frame[frame['model'] == model].drop(columns='model').to_numpy().tolist()
-    for model in ('personal', 'global')
-  )
-  return frame[frame['model'] == 'global'] if personal == shared else frame
 
 
 def primary_figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -316,137 +319,102 @@ def primary_figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def recent_title(numbers: Iterable[int]) -> str:
-  """The title of a column of `last_10_mean`.
-
-  Args:
-    numbers: The `num_last_10` of its rows.
-  """
+  """The title of a column of `last_10_mean`, by its rows' `num_last_10`."""
   numbers = set(numbers) or {10}
   fewest, most = min(numbers), max(numbers)
   if fewest == 10:
-    return 'last 10\nrounds'
+    return 'last 10 rounds'
   number = f'{fewest}' if fewest == most else f'{fewest}–{most}'
-  return f'last {number}\nevaluation{"" if most == 1 else "s"}'
+  return f'last {number} evaluation{"" if most == 1 else "s"}'
 
 
 def summary_frame(summaries: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-  """The main figures of summaries of `write_report`, a row for each."""
+  """The main figures of summaries, a row for each.
+
+  NaN stands for what a method does not have, and for what is not finite.
+  """
   primary = [primary_figures(summary) for summary in summaries]
   name = split_model.PrimaryMetric(primary[0]['name'], True).title
-  recent = recent_title(f['personal']['num_last_10'] for f in primary)
-  recent = recent.replace('\n', ' ')
-  return pd.DataFrame(
-    [
-      {
-        'method': summary['algorithm'],
-        f'personal {name}': _number(figures['personal']['last']),
-        recent: _number(figures['personal']['last_10_mean']),
-        f'global {name}': figures['global']
-        and _number(figures['global']['last']),
-        **{
-          f'personal {split_model.PrimaryMetric(key, True).title}': _number(
-            told['personal']['last']
-          )
-          for key, told in summary.get('reported', {}).items()
-        },
-        'std over clients': _number(summary['fairness'].get('std')),
-        'worst 10%': _number(summary['fairness'].get('worst_10_percent')),
-        'fraction hurt': summary['fairness'].get('fraction_hurt'),
-        'personal loss': _number(summary['loss']),
-        'seconds a round': summary['seconds_per_round'],
-      }
-      for summary, figures in zip(summaries, primary)
-    ],
-    # With None, which there is not, and NaN, which is a figure.
-    dtype=object,
+  recent = recent_title(one['personal']['num_last_10'] for one in primary)
+  columns = {
+    'primary/personal/last': f'personal {name}',
+    'primary/personal/last_10_mean': recent,
+    'primary/global/last': f'global {name}',
+    **{
+      f'reported/{metric}/personal/last': f'personal {metric.replace("_", " ")}'
+      for summary in summaries
+      for metric in summary.get('reported', ())
+    },
+    'fairness/std': 'std over clients',
+    'fairness/worst_10_percent': 'worst 10%',
+    'fairness/fraction_hurt': 'fraction hurt',
+    'loss': 'personal loss',
+    'seconds_per_round': 'seconds a round',
+  }
+  table = pd.json_normalize(
+    [{**one, 'primary': own} for one, own in zip(summaries, primary)], sep='/'
   )
+  figures = table.reindex(columns=list(columns)).astype(float)
+  figures.insert(0, 'method', table['algorithm'])
+  return figures.rename(columns=columns)
 
 
-def _number(value):
-  """A figure that there is; JSON has none that is not finite."""
-  return math.nan if value is None else value
+def tables(summaries: Sequence[Mapping[str, Any]]) -> str:
+  """The frames of summaries as tables for the screen.
 
-
-def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
-  """A table for the screen, a row for each summary of `write_report`.
-
-  Lines below it tell clients that are not scored, ε, the scores of two classes,
-  metrics that some clients do not have, and methods that are no better than the
-  most frequent class.
+  The last one is the `summary_frame`. Lines below it tell clients that are not
+  scored or have diverged, ε, the scores of two classes, metrics that some
+  clients do not have, and methods that are no better than the most frequent
+  class. Before it there is, of data with domains, a table for each method. Its
+  columns are those of accuracy and AUC; where there is neither, as for
+  regression, those of all metrics.
   """
-  table = summary_lib.format_frame(summary_frame(summaries))
-  return '\n'.join([table, *itertools.chain(*map(_notes, summaries))])
+  texts = [_domain_table(one) for one in summaries if 'domains' in one]
+  frame = summary_frame(summaries)
+  table = summary_lib.format_table(frame, width=_HEADING_WIDTH)
+  notes = itertools.chain.from_iterable(map(_notes, summaries))
+  return '\n\n'.join([*texts, '\n'.join([table, *notes])])
 
 
 def _notes(summary):
   """Lines about a summary."""
-  name = summary['algorithm']
+  name, num_clients = summary['algorithm'], summary['num_clients']
   num_scored = summary['num_scored_clients']
-  if num_scored < summary['num_clients']:
+  if num_scored < num_clients:
     yield (
-      f'{name}: mean over {num_scored} of {summary["num_clients"]} clients, the'
-      ' others are not scored or have no test examples.'
+      f'{name}: mean over {num_scored} of {num_clients} clients, the others are'
+      ' not scored or have no test examples.'
     )
-  told = summary.get('privacy')
-  if told:
-    epsilon, delta = told['epsilon'], told['delta']
+  num_diverged = summary['non_finite_clients']
+  if num_diverged:
+    yield (
+      f'{name}: the personal models of {num_diverged} of {num_clients} clients '
+      'have diverged; means over them are not finite and shown as –.'
+    )
+  if 'privacy' in summary:
+    epsilon, delta = (summary['privacy'][key] for key in ('epsilon', 'delta'))
     yield f'{name}: ε = {epsilon:.4g} at δ = {delta:.2g} for each client.'
-  two_classes = summary.get('two_classes')
-  if two_classes and two_classes['personal'][scores_lib.AUC] is not None:
-    figures = two_classes['personal']
+  figures = (summary.get('two_classes') or {}).get('personal', {})
+  if figures.get(scores_lib.AUC) is not None:
     yield (
       f"{name}: over all clients' test examples the personal models have AUC "
       f'{figures[scores_lib.AUC]:.3f}, balanced accuracy '
       f'{figures["balanced_accuracy"]:.3f}, F1 {figures["f1"]:.3f}.'
     )
-  for metric, told in summary.get('reported', {}).items():
-    if told['num_clients'] < told['num_scored']:
+  for metric, figures in summary.get('reported', {}).items():
+    if figures['num_clients'] < figures['num_scored']:
       yield (
-        f'{name}: {metric} is a mean over {told["num_clients"]} of '
-        f'{told["num_scored"]} clients; it is not defined on the test examples '
-        'of the others.'
+        f'{name}: {metric} is a mean over {figures["num_clients"]} of '
+        f'{figures["num_scored"]} clients; it is not defined on the test '
+        'examples of the others.'
       )
   majority = summary.get('majority_accuracy')
-  if majority is not None and summary['accuracy']:
-    accuracy = summary['accuracy']['last']
-    if accuracy <= majority:
-      yield (
-        f'{name}: its accuracy of {accuracy:.3f} is no more than the '
-        f"{majority:.3f} of always naming a client's most frequent class."
-      )
-
-
-def domain_tables(summaries: Sequence[Mapping[str, Any]]) -> str:
-  """Tables by domain for the screen, one for each summary of `write_report`.
-
-  Returns:
-    The tables under their methods' names, separated by empty lines; empty for
-    data without domains.
-  """
-  return '\n\n'.join(
-    f'{summary["algorithm"]}, by domain\n'
-    + domain_table(
-      summary['domains'],
-      recent_title([primary_figures(summary)['personal']['num_last_10']]),
+  accuracy = (summary['accuracy'] or {}).get('last')
+  if None not in (majority, accuracy) and accuracy <= majority:
+    yield (
+      f'{name}: its accuracy of {accuracy:.3f} is no more than the '
+      f"{majority:.3f} of always naming a client's most frequent class."
     )
-    for summary in summaries
-    if 'domains' in summary
-  )
-
-
-# Of each metric, what there is besides the domains' values: name and title.
-_OVERALL = {
-  'min': 'min over domains',
-  'mean': 'mean over domains',
-  'max': 'max over domains',
-  'client_mean': 'mean over clients',
-}
-# What tables and pictures show where there is any, best known first.
-_SHOWN = {
-  'accuracy': split_model.ACCURACY,
-  scores_lib.AUC: split_model.PrimaryMetric('AUC', True),
-}
-_LAST, _LAST_10 = 'last', 'last_10_mean'
 
 
 def domains_over_rounds(
@@ -476,73 +444,62 @@ def domains_over_rounds(
         for name in values[-1]
       }
     figures = summary_lib.over_rounds(rounds, values, final_round)
-    return {name: figures[name] for name in (_LAST, _LAST_10)}
+    return {name: figures[name] for name in ('last', 'last_10_mean')}
 
   return {
     **domains[-1],
-    'personal': summed_up([one['personal'] for one in domains]),
-    'global': None
-    if domains[-1]['global'] is None
-    else summed_up([one['global'] for one in domains]),
+    **{
+      model: domains[-1][model] and summed_up([one[model] for one in domains])
+      for model in _MODELS
+    },
   }
 
 
-def domain_rows(domains: Mapping[str, Any]) -> list[dict]:
-  """Rows for a CSV file, one for each domain of `over_rounds`.
+def domain_frame(domains: Mapping[str, Any]) -> pd.DataFrame:
+  """The figures of `domains_over_rounds`, a row for each domain.
 
   Returns:
-    Dicts of `domain`, `num_test_examples` and, of each model and metric, the
-    figures `last` and `last_10_mean`.
+    Columns `domain`, `num_test_examples` and, of each model and metric,
+    `personal/accuracy/last` and `personal/accuracy/last_10_mean`. The last rows
+    are minimum, mean and maximum over domains and the mean over clients.
   """
-  return [
-    {
-      'domain': name,
+
+  def row(title, count, figure_of):
+    return {
+      'domain': title,
       'num_test_examples': count,
       **{
-        model: {
-          metric: figure['by_domain'][name]
-          for metric, figure in domains[model].items()
-        }
-        for model in ('personal', 'global')
+        model: {name: figure_of(one) for name, one in domains[model].items()}
+        for model in _MODELS
         if domains[model] is not None
       },
     }
+
+  rows = [
+    row(name, count, lambda figure, name=name: figure['by_domain'][name])
     for name, count in domains['num_test_examples'].items()
   ]
+  for name, title in _OVERALL.items():
+    rows.append(row(title, None, operator.itemgetter(name)))
+  return summary_lib.frame(rows)
 
 
-def domain_table(domains: Mapping[str, Any], recent: str) -> str:
-  """A table for the screen, a row for each domain of `over_rounds`.
-
-  The last rows are minimum, mean and maximum over domains and the mean over
-  clients. Columns are those of accuracy and AUC; where there is neither, as for
-  regression, those of all metrics.
-
-  Args:
-    recent: Title of the columns of `last_10_mean`.
-  """
-  headers, columns = [], []
-  for metric in _known(domains) or domains['personal']:
+def _domain_table(summary):
+  """The `domain_frame` of a summary for the screen, below the method's name."""
+  domains = summary['domains']
+  recent = recent_title([primary_figures(summary)['personal']['num_last_10']])
+  columns = {'domain': 'domain', 'num_test_examples': 'test examples'}
+  for metric in _shown(domains) or domains['personal']:
     title = _SHOWN[metric].title if metric in _SHOWN else metric
-    for model, which, header in (
-      ('personal', _LAST, f'personal\n{title}'),
-      ('personal', _LAST_10, recent),
-      ('global', _LAST, f'global\n{title}'),
-    ):
-      if domains[model] is not None:
-        headers.append(header)
-        columns.append((domains[model][metric], which))
-  return summary_lib.format_table(
-    [
-      [name, count, *(f['by_domain'][name][which] for f, which in columns)]
-      for name, count in domains['num_test_examples'].items()
-    ]
-    + [
-      [title, None, *(figure[name][which] for figure, which in columns)]
-      for name, title in _OVERALL.items()
-    ],
-    ['domain', 'test\nexamples', *headers],
+    columns[f'personal/{metric}/last'] = f'personal {title}'
+    columns[f'personal/{metric}/last_10_mean'] = recent
+    if domains['global'] is not None:
+      columns[f'global/{metric}/last'] = f'global {title}'
+  frame = domain_frame(domains).reindex(columns=list(columns))
+  table = summary_lib.format_table(
+    frame.rename(columns=columns), width=_HEADING_WIDTH
   )
+  return f'{summary["algorithm"]}, by domain\n{table}'
 
 
 def domain_bars(
@@ -557,26 +514,20 @@ def domain_bars(
     From a metric that has any to a frame of `model`, `domain` and `value`.
     There is no personal model where it is the global one.
   """
+  table = domain_frame(domains).set_index('domain')
+  table = table[table['num_test_examples'].fillna(0) > 0]
   frames = {}
-  for key in _known(domains) or [primary.name]:
-    values = {
-      f'{model} model': domains[model][key]['by_domain']
-      for model in ('global', 'personal')
-      if domains[model] is not None
-    }
-    if values['personal model'] == values.get('global model'):
-      del values['personal model']
-    frame = pd.DataFrame(
-      {'model': model, 'domain': name, 'value': by_domain[name][_LAST]}
-      for model, by_domain in values.items()
-      for name, count in domains['num_test_examples'].items()
-      if count
-    ).astype({'value': float})
-    if frame['value'].notna().any():
-      frames[_SHOWN.get(key, primary)] = frame
+  for key in _shown(domains) or [primary.name]:
+    columns = {f'{m}/{key}/last': f'{m} model' for m in reversed(_MODELS)}
+    values = table.rename(columns=columns).filter(columns.values(), axis=1)
+    # Of columns that are the same the first.
+    values = values.dropna(axis=1, how='all').T.drop_duplicates().T
+    if not values.empty:
+      values = values.melt(var_name='model', ignore_index=False)
+      frames[_SHOWN.get(key, primary)] = values.reset_index()
   return frames
 
 
-def _known(domains):
+def _shown(domains):
   """The metrics that are shown, of those of any data."""
   return [name for name in _SHOWN if name in domains['personal']]

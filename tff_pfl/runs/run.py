@@ -23,6 +23,7 @@ from tff_pfl.models import keras_bridge, prediction, split_model
 from tff_pfl.runs import (
   client_population,
   evaluation,
+  model_files,
   report,
   run_store,
 )
@@ -33,16 +34,13 @@ from tff_pfl.runtime import base as runtime_base
 ENCODING_NAME = 'encoding.json'
 # The folder, itself that of a run, which ends with the best evaluation.
 BEST_NAME = 'best'
-# How many numbers the inputs of a table's rows may be at a time.
-_MAX_INPUTS = 2**26
 
 _Runtime = Optional[runtime_base.Runtime]
 
 
 def _several(runs):
-  """A list of the runs that a function of several is given."""
-  if isinstance(runs, Mapping):
-    runs = runs.values()
+  """A list of runs, of a list or a dict."""
+  runs = runs.values() if isinstance(runs, Mapping) else runs
   several = list(runs) if isinstance(runs, Iterable) else []
   errors.expect(
     several and all(isinstance(run, Run) for run in several),
@@ -55,8 +53,7 @@ def _several(runs):
 
 def summarize(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
   """The main figures of runs, a row for each."""
-  summaries = [run.summary for run in _several(runs)]
-  return report.summary_frame(summaries).infer_objects()
+  return report.summary_frame([run.summary for run in _several(runs)])
 
 
 def tidy(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
@@ -94,21 +91,21 @@ def plot(
     ax: Axes to draw on; None for those of a new figure of pyplot.
   """
   several = _several(runs)
-  if not isinstance(runs, Mapping):
-    names = [run.record['algorithm'] for run in several]
-    if len(set(names)) < len(names):
-      names = [run.directory for run in several]
-    runs = dict(zip(names, several))
-  frames = {name: run.curves for name, run in runs.items()}
+  records = [run.record for run in several]
+  names = [one['algorithm'] for one in records]
+  if isinstance(runs, Mapping):
+    names = list(runs)
+  elif len(set(names)) < len(names):
+    names = [run.directory for run in several]
+  frames = {name: run.curves for name, run in zip(names, several)}
   primary = several[0].primary_metric
   if metric is not None:
-    known = frames[next(iter(frames))]['metric'].unique()
-    errors.expect_one_of('metric', metric, known)
+    errors.expect_one_of('metric', metric, frames[names[0]]['metric'].unique())
     if metric != primary.name:
       primary = split_model.PrimaryMetric(metric, higher_is_better=True)
-  return report.plot_curves(
-    frames, primary, ax=ax or plots.pyplot_axes(10, 4.4)
-  )
+  title = report.run_title(records[0]) if len(several) == 1 else ''
+  ax = ax or plots.pyplot_axes(10, 4.4)
+  return report.plot_curves(frames, primary, title=title, ax=ax)
 
 
 class Run:
@@ -168,7 +165,7 @@ class Run:
 
   @property
   def summary(self) -> dict[str, Any]:
-    """The figures of the report; see `report.write_report`.
+    """The figures of the report; see `report.summarize`.
 
     Raises:
       RunError: If the run was interrupted, or is in progress.
@@ -232,29 +229,18 @@ class Run:
   def plot(
     self, metric: Optional[str] = None, ax: Optional[Axes] = None
   ) -> Axes:
-    """Draws a metric by round.
-
-    Args:
-      metric: Name of a metric of `curves`; None for the primary one.
-      ax: Axes to draw on; None for those of a new figure of pyplot.
-    """
-    return plot({'': self}, metric, ax)
+    """Draws a metric by round; see the function `plot`."""
+    return plot([self], metric, ax)
 
   def table(self) -> str:
     """The table that programs print, with the scores by domain if any."""
-    summaries = [self.summary]
-    tables = [report.domain_tables(summaries), report.summary_table(summaries)]
-    return '\n\n'.join(filter(None, tables))
+    return report.tables([self.summary])
 
   def _repr_html_(self) -> str:
     with self._store() as store:
-      config, last_round = store.config, store.last_round
-    title = (
-      f'{config["algorithm"]} on {config["dataset"]}, '
-      f'{config["num_clients"]} clients, {last_round} rounds'
-    )
+      title = f'{report.run_title(store.config)}, {store.last_round} rounds'
     try:
-      figures = report.summary_frame([self.summary]).to_html(index=False)
+      figures = summarize([self]).to_html(index=False, na_rep='–')
     except errors.RunError:
       figures = ''
     title, directory = map(html.escape, (title, self.directory))
@@ -268,7 +254,7 @@ class Run:
     """The run as it was after its best evaluation.
 
     The best is by the personal models' primary metric on the clients' test
-    examples, so that its scores flatter.
+    examples, so that its scores are optimistic.
 
     Raises:
       RunError: If none was kept.
@@ -401,13 +387,7 @@ class Run:
       RunError: If the stored states are damaged, or of another process.
     """
     process, data = self.process, self.data
-    client_id = str(client_id)
-    errors.expect(
-      client_id in data.client_ids,
-      'client_id',
-      f'a client of {data.name!r}, such as {data.client_ids[0]!r}',
-      client_id,
-    )
+    client_id = data.find_client(client_id)
     runtime = runtime or self.cpu
     with self._store() as store:
       population = client_population.ClientPopulation(process, runtime, store)
@@ -434,6 +414,37 @@ class Run:
     weights = self.personal_weights(client_id, runtime)
     return keras_bridge.keras_model(self.model, weights)
 
+  @errors.typed
+  def export(
+    self,
+    client: Optional[str],
+    path: str,
+    *,
+    personalization: Optional[personalization_lib.Personalization] = None,
+    quantization: str = 'none',
+    runtime: _Runtime = None,
+  ) -> str:
+    """Writes a client's personal model for other systems.
+
+    Of a run on a table `encoding.json` and `classes.json` are written beside
+    it. Files that are there are replaced.
+
+    Args:
+      client: The client's id; None for the model of a client without data.
+      path: A `.keras` or `.tflite` file, or a folder, without an ending, for a
+        SavedModel, whose version is the number of rounds.
+      personalization: How the file fits a new client's model (not of `.keras`);
+        None for the run's own way, or all weights where it fits nothing.
+      quantization: Of the weights of a `.tflite` file: 'none', 'int8' or
+        'float16'; such a file only predicts.
+
+    Returns:
+      The path of the file, or of the folder of this version.
+    """
+    return model_files.export(
+      self, client, path, personalization, quantization, runtime or self.cpu
+    )
+
   def predict(
     self,
     client: Union[str, pd.Series, Mapping[str, Any]],
@@ -457,19 +468,24 @@ class Run:
       otherwise the raw outputs. For a frame, a frame with its index, see
       `frames.FrameEncoding.predictions`.
     """
-    if isinstance(client, pd.Series):
+    is_column = isinstance(client, pd.Series)
+
+    def weights_of(owner):
+      is_weights = isinstance(owner, Mapping)
+      return owner if is_weights else self.personal_weights(owner, runtime)
+
+    if is_column:
       owners = columns.owners(client).astype(str)
-      outputs = self.predict_rows(
-        x, owners, lambda owner: self.personal_weights(owner, runtime)
+    elif isinstance(x, pd.DataFrame) and self._has_encoding:
+      owners, weights = np.zeros(len(x)), weights_of(client)
+    else:
+      return prediction.predict(
+        self.model, weights_of(client), x, domain, self._forward
       )
-      return self.encoding.predictions(outputs, x.index)
-    weights = client
-    if not isinstance(client, Mapping):
-      weights = self.personal_weights(client, runtime)
-    if isinstance(x, pd.DataFrame) and self._has_encoding:
-      outputs = self.predict_rows(x, np.zeros(len(x)), lambda _: weights)
-      return self.encoding.predictions(outputs, x.index)
-    return prediction.predict(self.model, weights, x, domain, self._forward)
+    outputs = self.predict_rows(
+      x, owners, weights_of if is_column else lambda _: weights
+    )
+    return self.encoding.predictions(outputs, x.index)
 
   @functools.cached_property
   def _forward(self):
@@ -478,12 +494,13 @@ class Run:
   # Rows of frames.
 
   @property
-  def _encoding_path(self):
+  def encoding_path(self) -> str:
+    """The file of `encoding`, which runs on other data do not have."""
     return os.path.join(self._start_of.directory, ENCODING_NAME)
 
   @property
   def _has_encoding(self):
-    return os.path.exists(self._encoding_path)
+    return os.path.exists(self.encoding_path)
 
   @functools.cached_property
   def encoding(self) -> frames.FrameEncoding:
@@ -498,7 +515,7 @@ class Run:
         'Expected a run on a frame or table for rows of one, found one on other'
         f' data in {self.directory}; give examples as arrays.'
       )
-    path = self._encoding_path
+    path = self.encoding_path
     with files.reading(path, 'the encoding of a table'):
       return frames.FrameEncoding(**json.loads(files.read_bytes(path)))
 
@@ -508,35 +525,10 @@ class Run:
     owners: np.ndarray,
     weights_of: Callable[[Any], Mapping[str, Any]],
   ) -> np.ndarray:
-    """Outputs of models for rows of a frame, as of `prediction.predict`.
-
-    Args:
-      frame: Rows with the columns of the inputs.
-      owners: Each row's client, or another value, `[rows]`.
-      weights_of: Function from one of these to all weights of its model.
-    """
-    encoding = self.encoding
-    rows, domain = encoding.rows(frame), encoding.domain_ids(frame)
-    step = max(1, _MAX_INPUTS // len(encoding.input_names))
-
-    def outputs_of(places, weights):
-      return prediction.predict(
-        self.model,
-        weights,
-        encoding.inputs(rows.select(places)),
-        None if domain is None else domain[places],
-        self._forward,
-      )
-
-    if not len(frame):  # Of the right shape all the same.
-      return outputs_of(slice(0), self.model.initial_weights)
-    parts, outputs = [], []
-    for owner, places in pd.Series(owners).groupby(owners).indices.items():
-      weights = weights_of(owner)
-      for part in np.split(places, range(step, len(places), step)):
-        parts.append(part)
-        outputs.append(outputs_of(part, weights))
-    return np.concatenate(outputs)[np.argsort(np.concatenate(parts))]
+    """Outputs of models for rows of a frame; see `prediction.predict_rows`."""
+    return prediction.predict_rows(
+      self.model, self.encoding, frame, owners, weights_of, self._forward
+    )
 
   @functools.cached_property
   def cpu(self) -> runtime_base.Runtime:

@@ -1,14 +1,14 @@
-"""Sums up a run: figures over rounds, result files, a table on the screen."""
+"""Figures over rounds, and results as JSON, data frames, CSV and tables."""
 
 import json
 import math
-import numbers
 import os
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
 
+import numpy as np
 import pandas as pd
 import tabulate
 
@@ -18,7 +18,6 @@ from tff_pfl.runs import value_codec
 from tff_pfl.system import folders
 
 _Path = Union[str, 'os.PathLike[str]']
-_HEADING_WIDTH = 8
 
 
 def over_rounds(
@@ -29,10 +28,6 @@ def over_rounds(
 ) -> dict[str, Optional[float]]:
   """Sums up a metric over the rounds of training.
 
-  The figures answer different questions, so each has its name: the mean over
-  the last rounds is the one to compare methods by; the best one is chosen
-  with the test data and flatters.
-
   Args:
     rounds: The rounds after which there was an evaluation, ascending.
     values: The metric at each; None where there is none.
@@ -42,35 +37,33 @@ def over_rounds(
   Returns:
     A dict, with None for figures that no evaluation tells:
       last_10_mean: Mean over the evaluations of the last 10 rounds of training,
-        those after round `final_round` - 10.
+        those after round `final_round` - 10: the one to compare methods by.
       num_last_10: Number of these evaluations, 10 at most.
-      best: The best value.
+      best: The best value, which is optimistic: it is chosen with test data.
       best_round: The first round with that value.
       best_10_mean: Best mean over ten consecutive rounds, all evaluated.
       last: The value of the last evaluation.
   """
-  known = [(r, float(v)) for r, v in zip(rounds, values) if v is not None]
-  recent = [v for r, v in known if r > final_round - 10]
-  comparable = [(v, r) for r, v in known if not math.isnan(v)]
-  best, best_round = max(
-    comparable,
-    key=lambda pair: (metric.merit(pair[0]), -pair[1]),
-    default=(None, None),
+  known = {r: float(v) for r, v in zip(rounds, values) if v is not None}
+  recent = [v for r, v in known.items() if r > final_round - 10]
+  best_round = max(
+    (r for r, v in known.items() if not math.isnan(v)),
+    key=lambda r: metric.merit(known[r]),
+    default=None,
   )
-  by_round = dict(known)
-  tens = ([by_round.get(r - i) for i in range(10)] for r in by_round)
+  tens = ([known.get(r - i) for i in range(10)] for r in known)
   means = (math.fsum(ten) / 10 for ten in tens if None not in ten)
   return {
     'last_10_mean': math.fsum(recent) / len(recent) if recent else None,
     'num_last_10': len(recent),
-    'best': best,
+    'best': known.get(best_round),
     'best_round': best_round,
     'best_10_mean': max(
       (mean for mean in means if not math.isnan(mean)),
       key=metric.merit,
       default=None,
     ),
-    'last': known[-1][1] if known else None,
+    'last': [*known.values()][-1] if known else None,
   }
 
 
@@ -82,12 +75,9 @@ def json_text(value: Any, indent: Optional[int] = None) -> str:
   Args:
     indent: Spaces of indentation; None for a single line.
   """
-  return json.dumps(
-    _finite(value_codec.to_json(value)),
-    indent=indent,
-    ensure_ascii=False,
-    allow_nan=False,
-  )
+  text = json.dumps(value_codec.to_json(value))
+  value = json.loads(text, parse_constant=lambda _: None)
+  return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def write_json(path: _Path, value: Any) -> None:
@@ -152,17 +142,14 @@ def tidy(scores: pd.DataFrame) -> pd.DataFrame:
   names = [name for name in scores if re.fullmatch(pattern, name)]
   if not names:
     return pd.DataFrame(columns=['domain', 'when', 'metric', 'value'])
-  others = [
-    name
-    for name in scores
-    if name not in names and not name.startswith('domains/')
-  ]
-  long = scores.melt(others, names, var_name='name')
+  others = scores.columns.difference(names, sort=False)
+  others = [name for name in others if not name.startswith('domains/')]
+  long = scores.melt(others, names, 'name')
   parts = long['name'].str.extract(f'^{pattern}$')
   table = pd.concat([long[others], parts, long['value']], axis=1)
   # A client has no examples of some domains.
-  has_none = table['domain'].notna() & table['value'].isna()
-  return table[~has_none].reset_index(drop=True)
+  is_there = table['domain'].isna() | table['value'].notna()
+  return table[is_there].reset_index(drop=True)
 
 
 def write_csv(path: _Path, table: pd.DataFrame) -> None:
@@ -171,73 +158,41 @@ def write_csv(path: _Path, table: pd.DataFrame) -> None:
     table.to_csv(file, index=False)
 
 
-def format_table(rows: Iterable[Sequence[Any]], headers: Sequence[str]) -> str:
+def format_table(
+  rows: Any,
+  headings: Optional[Sequence[str]] = None,
+  width: int = 80,
+) -> str:
   """Returns a table for the screen.
 
-  Floats are given with four significant digits (from 10,000 on as whole
-  numbers), None as a dash. Columns of numbers are aligned right, others left.
+  Numbers have four significant digits, from 10,000 on all before the point.
+  What is missing has a dash.
+
+  Args:
+    rows: A data frame, or rows of one.
+    headings: Names of the columns; None for those of the data frame.
+    width: Longest line of a heading, which is broken at spaces.
   """
-  rows = [list(row) for row in rows]
-  alignment = [
-    'right' if _is_numeric([row[i] for row in rows]) else 'left'
-    for i in range(len(headers))
-  ]
-  cells = [[format_cell(cell) for cell in row] for row in rows]
+  table = pd.DataFrame(rows, columns=headings, dtype=object)
+  kinds = table.convert_dtypes().dtypes
   return tabulate.tabulate(
-    cells,
-    headers=list(headers),
-    tablefmt='simple',
-    disable_numparse=True,
-    # Without rows there is nothing to align, which tabulate does not expect.
-    colalign=alignment if rows else None,
-  )
-
-
-def format_frame(table: pd.DataFrame, width: int = _HEADING_WIDTH) -> str:
-  """Returns a data frame without its index as `format_table` does.
-
-  Headings are broken at spaces, to lines of a width.
-  """
-  return format_table(
-    table.itertuples(index=False),
-    [
-      textwrap.fill(heading, width, break_long_words=False)
-      for heading in table.columns
+    table.map(_cell),
+    headers=[
+      textwrap.fill(heading, width, break_long_words=False) for heading in table
     ],
+    showindex=False,
+    # Text that looks like a number stays as it is.
+    disable_numparse=True,
+    colalign=[
+      'decimal' if pd.api.types.is_numeric_dtype(kind) else 'left'
+      for kind in kinds
+    ]
+    if len(table)
+    else None,
   )
 
 
-def _is_numeric(cells: Sequence[Any]) -> bool:
-  """Returns True if a column holds numbers, and not nothing but None."""
-  given = [cell for cell in cells if cell is not None]
-  return bool(given) and all(
-    isinstance(cell, numbers.Number) and not isinstance(cell, bool)
-    for cell in given
-  )
-
-
-def format_cell(cell: Any) -> str:
-  """Returns the text of a cell of `format_table`."""
-  if cell is None:
-    return '–'
-  if isinstance(cell, numbers.Real) and not isinstance(cell, numbers.Integral):
-    cell = float(cell)
-    if not math.isfinite(cell):
-      return str(cell)
-    # From here on four digits would round to 10,000 and more.
-    if 9999.5 <= abs(cell) < 1e15:
-      return f'{cell:.0f}'
-    # "#" keeps the zeros at the end, so that a column lines up.
-    return f'{cell:#.4g}'.rstrip('.')
-  return str(cell)
-
-
-def _finite(value: Any) -> Any:
-  """Returns a JSON value with None in place of NaN and infinities."""
-  if isinstance(value, dict):
-    return {key: _finite(item) for key, item in value.items()}
-  if isinstance(value, list):
-    return [_finite(item) for item in value]
-  if isinstance(value, float) and not math.isfinite(value):
-    return None
-  return value
+def _cell(value):
+  if isinstance(value, (float, np.floating)) and math.isfinite(value):
+    return f'{value:.0f}' if 1e4 <= abs(value) < 1e9 else f'{value:.4g}'
+  return '–' if pd.isna(value) else value

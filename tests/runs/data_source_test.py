@@ -7,9 +7,9 @@ import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tff_pfl import datasets, errors
-from tff_pfl.export import data_source
-from tff_pfl.methods import registry
 from tff_pfl.core import client_sampling
+from tff_pfl.methods import registry
+from tff_pfl.runs import data_source
 
 
 def _data(num_clients=5, seed=0):
