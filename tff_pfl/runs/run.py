@@ -414,7 +414,7 @@ class Run:
     weights = self.personal_weights(client_id, runtime)
     return keras_bridge.keras_model(self.model, weights)
 
-  @errors.typed
+  @fields.checked_call
   def export(
     self,
     client: Optional[str],
