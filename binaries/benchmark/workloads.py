@@ -25,12 +25,15 @@ import tf_keras
 import tree
 
 from tff_pfl import datasets
-from tff_pfl.core import client_examples, personalized_process
+from tff_pfl.core import (
+  client_examples,
+  client_sampling,
+  personalized_process,
+)
 from tff_pfl.datasets import examples
 from tff_pfl.datasets.sources import synthetic
 from tff_pfl.methods import fed_avg, fed_fac, fed_rep, per_fed_avg, registry
 from tff_pfl.models import split_model, zoo
-from tff_pfl.core import client_sampling
 from tff_pfl.runtime import base
 
 NUM_CLASSES = 10

@@ -189,7 +189,7 @@ def _train(
   )
   for result in context.progress(results):
     columns = {
-      'method': _method(result.hparams['num_steps']),
+      'method': _method(result.settings['num_steps']),
       'seed': result.seed,
       'training_accuracy': result.run.evaluations[-1]['global']['accuracy'],
     }
@@ -302,9 +302,11 @@ def _new_clients(
 ) -> tuple[pfl.FederatedDataset, pfl.Personalization]:
   """A run's new clients, who share all examples, and their fine-tuning."""
   return (
-    arrays.to_clients(sizes.num_new_clients, 'iid', seed=run.config.seed),
-    trials.fine_tuning(
-      sizes, fine_tune='all', num_epochs=sizes.num_fine_tuning_epochs
+    arrays.to_clients(sizes.num_new_clients, 'iid', seed=run.settings.seed),
+    dataclasses.replace(
+      run.settings.process.personalization,
+      fine_tune='all',
+      num_epochs=sizes.num_fine_tuning_epochs,
     ),
   )
 

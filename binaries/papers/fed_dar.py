@@ -55,7 +55,6 @@ from typing import Any, Optional
 import numpy as np
 from matplotlib.figure import Figure
 
-import tff_pfl as pfl
 from tff_pfl import errors, plots
 
 from .engine import claims, panels, paper, trials
@@ -121,14 +120,6 @@ class Sizes:
   num_fine_tuning_epochs: int = 1
   fine_tuning_rate: float = 0.5
   num_seeds: int = 5
-
-  def fine_tuning(self) -> pfl.Personalization:
-    """The options of fine-tuning, for methods that do."""
-    return trials.fine_tuning(
-      self,
-      num_epochs=self.num_fine_tuning_epochs,
-      learning_rate=self.learning_rate * self.fine_tuning_rate,
-    )
 
 
 FULL = {
@@ -198,10 +189,10 @@ def _baselines(sizes: Sizes) -> Sequence[trials.Method]:
     trials.Method('Local', 'local_only'),
     trials.Method('Separate FedAvg', 'separate_fed_avg'),
     trials.Method(_FED_AVG, 'fed_avg', fine_tuned='FedAvg + FT'),
-    trials.Method('FedAvg + separate FT', 'separate_fed_avg', config=half),
-    trials.Method(_REWEIGHTED, 'fed_avg', config=reweighted),
-    trials.Method(_MULTI_HEAD, 'fed_avg', config=multi_head),
-    trials.Method('FedAvg, domain as input', 'fed_avg', config=domain_input),
+    trials.Method('FedAvg + separate FT', 'separate_fed_avg', half),
+    trials.Method(_REWEIGHTED, 'fed_avg', reweighted),
+    trials.Method(_MULTI_HEAD, 'fed_avg', multi_head),
+    trials.Method('FedAvg, domain as input', 'fed_avg', domain_input),
     trials.Method('FedProx', 'fed_prox', fine_tuned='FedProx + FT'),
     trials.Method('FedMinMax', 'fed_min_max'),
     trials.Method('FedRep', 'fed_rep'),
@@ -219,14 +210,10 @@ def _run(
   sizes = context.sizes
 
   def with_warm_up(method):
-    config = {
-      'num_warmup_rounds': sizes.num_warmup_rounds,
-      'num_warmup_epochs': sizes.num_warmup_epochs,
-      **method.config,
-    }
+    own = {'num_warmup_rounds': sizes.num_warmup_rounds, **method.settings}
     # Rounds of a warm-up are a part of all rounds.
-    config['num_rounds'] = sizes.num_rounds - config['num_warmup_rounds']
-    return method._replace(config=config)
+    own['num_rounds'] = sizes.num_rounds - own['num_warmup_rounds']
+    return method._replace(settings=own)
 
   conditions = {
     name: trials.Condition(
@@ -237,7 +224,8 @@ def _run(
   results = context.run(
     conditions,
     cohort_size=sizes.num_clients,
-    personalization=sizes.fine_tuning(),
+    fine_tune_num_epochs=sizes.num_fine_tuning_epochs,
+    fine_tune_learning_rate=sizes.learning_rate * sizes.fine_tuning_rate,
   )
   return map(_row, results)
 
@@ -368,8 +356,8 @@ def measure_digits(context: trials.Context) -> paper.Rows:
   compared = [
     *(method for method in _baselines(sizes) if method.name in _TABLE_5),
     _fed_dar(sizes)[0],
-    trials.Method(_NORMALIZED, 'fed_avg', config=normalized),
-    trials.Method(_FED_BN, 'fed_bn', config=normalized),
+    trials.Method(_NORMALIZED, 'fed_avg', normalized),
+    trials.Method(_FED_BN, 'fed_bn', normalized),
   ]
   yield from _run(context, compared, sizes.partitions)
 
@@ -428,8 +416,8 @@ def _components(sizes: Sizes) -> Sequence[trials.Method]:
   }
   return [
     trials.Method(_NOTHING, 'fed_avg'),
-    trials.Method('RW', 'fed_avg', config=rw),
-    trials.Method('RW, DI', 'fed_avg', config={**rw, 'domain_model': 'input'}),
+    trials.Method('RW', 'fed_avg', rw),
+    trials.Method('RW, DI', 'fed_avg', {**rw, 'domain_model': 'input'}),
     *(trials.Method(name, 'fed_dar', hparams) for name, hparams in own.items()),
   ]
 

@@ -41,9 +41,8 @@ from typing import Any, Optional, Union
 import numpy as np
 from matplotlib.figure import Figure
 
-import tff_pfl as pfl
 from tff_pfl import errors, plots
-from tff_pfl.comparisons import plan
+from tff_pfl.methods import registry
 
 from .. import published
 from .engine import claims, panels, paper, trials
@@ -77,8 +76,8 @@ class TrainingSizes:
     num_new_clients: Clients that are not trained.
     explained_variance: kappa.
     model: A key of `zoo.MODELS`.
-    initial_weights: See `RunConfig`, as for `dataset_arguments`, `statistics`
-      and `weight_decay`; FedEM's models start at random nevertheless.
+    initial_weights: As in `pfl.Settings`, like `dataset_arguments`,
+      `statistics` and `weight_decay`; FedEM starts at random nevertheless.
     num_epochs: Local epochs of a round and of fine-tuning.
     num_head_epochs: Epochs on the head where it is trained in turn.
     hparams: Other hyperparameters, of which each method takes those that it
@@ -110,7 +109,10 @@ class TrainingSizes:
   def __post_init__(self):
     for name in self.hparams:
       errors.expect(
-        any(plan.grid_targets(method, name) for method in pfl.ALGORITHMS),
+        any(
+          registry.fields_called(name, method.hparams)
+          for method in registry.ALGORITHMS.values()
+        ),
         'hparams',
         'hyperparameters that a method has',
         name,
@@ -191,7 +193,7 @@ BASELINES = (
   trials.Method('FedPer', 'fed_per'),
   trials.Method(_LG_FED_AVG, 'lg_fed_avg'),
   # Its models start apart, at random.
-  trials.Method(_FED_EM, 'fed_em', config={'initial_weights': None}),
+  trials.Method(_FED_EM, 'fed_em', {'initial_weights': None}),
   trials.Method('FedRep', 'fed_rep'),
 )
 RANDOM_SPLITS = (
@@ -228,8 +230,8 @@ def run(
   conditions = {
     name: trials.Condition(
       several,
-      {'partition': sizes.partitions[name]},
       {
+        'partition': sizes.partitions[name],
         'layers': sizes.layers[-1],
         'threshold': sizes.thresholds[name],
         'explained_variance': sizes.explained_variance,
@@ -481,7 +483,7 @@ def measure_tuning(context: trials.Context) -> paper.Rows:
       {
         'partition': result.condition,
         'hyperparameter': hparam,
-        'value': result.hparams[hparam],
+        'value': result.settings[hparam],
         'seed': result.seed,
         'accuracy': result.accuracy(),
       }

@@ -514,10 +514,10 @@ def masked_accuracies(
   gates = {
     name: times
     for name, times in units.gates.items()
-    if run.config.hparams.divided == 'all' or name in units.kernels
+    if run.settings.method.divided == 'all' or name in units.kernels
   }
-  config = dataclasses.replace(run.config, seed=run.config.seed + 1000)
-  random = config.build_model(run.data).initial_weights
+  other = dataclasses.replace(run.settings, seed=run.settings.seed + 1000)
+  random = other.build_model(run.data).initial_weights
   model = run.model
 
   @tf.function(reduce_retracing=True)

@@ -241,26 +241,25 @@ def _l2gd(
 ) -> trials.Method:
   """L2GD with a learning rate of its local steps."""
   local_share = 0.1  # Of its rounds.
-  hparams = {
+  settings = {
     'aggregation_probability': 1 - local_share,
     'learning_rate': local_share * learning_rate,
     'coupling_strength': 0.5 * (1 - local_share) / local_share,
+    'cohort_size': sizes.num_clients,
   }
-  return trials.Method(
-    'L2GD', 'l2gd', hparams, {'cohort_size': sizes.num_clients}
-  )
+  return trials.Method('L2GD', 'l2gd', settings)
 
 
 def _train(
   context: trials.Context,
   compared: Mapping[Hashable, Sequence[trials.Method]],
-  **config: Any,
+  **settings: Any,
 ) -> Iterator[trials.Result]:
   """Runs methods with all seeds, by condition."""
   return context.run(
     {name: trials.Condition(several) for name, several in compared.items()},
     client_weighting='uniform',
-    **config,
+    **settings,
   )
 
 
@@ -347,7 +346,11 @@ def measure_new_clients(context: trials.Context) -> paper.Rows:
       run = runs[_FED_AVG, seed].open()
       for num_epochs in sizes.nums_epochs:
         process = run.build_process(
-          trials.fine_tuning(sizes, fine_tune='head', num_epochs=num_epochs)
+          dataclasses.replace(
+            run.settings.process.personalization,
+            fine_tune='head',
+            num_epochs=num_epochs,
+          )
         )
         state = runtime.run(process.initialize)
         initial = state.global_weights
@@ -447,9 +450,7 @@ def measure_table(context: trials.Context) -> paper.Rows:
   for result in context.run(
     conditions,
     client_weighting='uniform',
-    personalization=trials.fine_tuning(
-      sizes, num_epochs=sizes.num_fine_tuning_epochs
-    ),
+    fine_tune_num_epochs=sizes.num_fine_tuning_epochs,
   ):
     yield {
       **result.columns(),

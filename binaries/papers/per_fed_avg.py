@@ -26,8 +26,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tff_pfl as pfl
-
 from .engine import claims, panels, paper, trials
 
 _FIGURE = 'Per-FedAvg, figure 1'
@@ -109,25 +107,21 @@ def _methods(condition: str, sizes: Sizes) -> Sequence[trials.Method]:
 def measure(context: trials.Context) -> paper.Rows:
   """The accuracies by round of all methods."""
   sizes = context.sizes
-  one_step = pfl.Personalization(
-    fine_tune='all',
-    num_steps=1,
-    learning_rate=sizes.inner_learning_rate,
-    momentum=0.0,
-    batch_size=None,
-  )
   conditions = {
     name: trials.Condition(
       _methods(name, sizes),
-      {'cohort_size': cohort_size},
-      {'num_steps': num_steps},
+      {'cohort_size': cohort_size, 'num_steps': num_steps},
     )
     for name, (num_steps, cohort_size) in zip(sizes.conditions, sizes.panels)
   }
   for result in context.run(
     conditions,
     client_weighting='uniform',
-    personalization=one_step,
+    fine_tune='all',
+    fine_tune_num_steps=1,
+    fine_tune_learning_rate=sizes.inner_learning_rate,
+    fine_tune_momentum=0.0,
+    fine_tune_batch_size=None,
     rounds_per_evaluation=sizes.rounds_per_evaluation,
     num_final_evaluations=1,
   ):

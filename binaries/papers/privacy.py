@@ -9,7 +9,7 @@
 
 Deviations from CENTAUR: its networks, data and budgets are larger, and its
 clients draw their own noise. Epsilon is for cohorts of fixed size (see
-`runs.privacy`), for all rounds, at delta = clients ** -1.1. Rates are the
+`core.privacy`), for all rounds, at delta = clients ** -1.1. Rates are the
 same for all methods and all epsilons.
 
 References:
@@ -75,7 +75,7 @@ class PrivacySizes(Sizes):
 
   @property
   def conditions(self) -> Mapping[str, Mapping[str, Any]]:
-    """Fields of `RunConfig` by the name of the privacy budget."""
+    """Settings by the name of the privacy budget."""
     private = {
       f'ε = {epsilon:g}': {'aggregator': pfl.PrivateMean(epsilon=epsilon)}
       for epsilon in self.epsilons
@@ -88,7 +88,7 @@ class AttackSizes(Sizes):
   """Sizes and hyperparameters of `attacked_clients`.
 
   Attributes:
-    attack: Attack, as `RunConfig.attack`.
+    attack: Attack, as `ProcessOptions.attack`.
     attacked_fractions: Shares of attacked clients, smallest first.
     aggregators: The server's means, by name.
   """
@@ -106,7 +106,7 @@ class AttackSizes(Sizes):
 
   @property
   def conditions(self) -> Mapping[str, Mapping[str, Any]]:
-    """Fields of `RunConfig` by the name of the condition."""
+    """Settings by the name of the condition."""
     return {
       self.condition(fraction, name): {
         'aggregator': aggregator,
@@ -144,8 +144,8 @@ def _measure(context, compared, column, more=None):
     more: Further conditions, by name.
   """
   conditions = {
-    name: trials.Condition(compared, config)
-    for name, config in context.sizes.conditions.items()
+    name: trials.Condition(compared, settings)
+    for name, settings in context.sizes.conditions.items()
   }
   for result in context.run(
     {**conditions, **(more or {})},

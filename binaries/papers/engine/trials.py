@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import sys
 import types
@@ -13,10 +12,11 @@ import numpy as np
 import tqdm
 
 import tff_pfl as pfl
-from tff_pfl import datasets, errors
+from tff_pfl import datasets, errors, fields
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.comparisons import cluster as cluster_lib
-from tff_pfl.comparisons import execution, plan, trial
+from tff_pfl.comparisons import execution, trial
+from tff_pfl.methods import registry
 from tff_pfl.runtime import base as runtime_base
 
 _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
@@ -73,8 +73,8 @@ class Method(NamedTuple):
   Attributes:
     name: Its name in tables and figures.
     algorithm: A key of `registry.ALGORITHMS`.
-    hparams: Hyperparameters of its own, which go before those that are shared.
-    config: Fields of `RunConfig` of its own, which go before all others.
+    settings: Its own hyperparameters and other settings by their names in
+      `pfl.Settings`, which go before all others.
     fine_tuned: Name of the same method with the last models fine-tuned on the
       client; None to leave that out.
     fine_tuned_scope: Weights that are fine-tuned, one of `trial.VARIANTS`.
@@ -82,8 +82,7 @@ class Method(NamedTuple):
 
   name: str
   algorithm: str
-  hparams: Mapping[str, Any] = _NOTHING
-  config: Mapping[str, Any] = _NOTHING
+  settings: Mapping[str, Any] = _NOTHING
   fine_tuned: Optional[str] = None
   fine_tuned_scope: str = 'all'
 
@@ -93,13 +92,12 @@ class Condition(NamedTuple):
 
   Attributes:
     methods: Methods to compare.
-    config: Fields of `RunConfig`.
-    hparams: Hyperparameters, of which each method takes those that it has.
+    settings: Settings by their names in `pfl.Settings`, and hyperparameters, of
+      which each method takes those that it has.
   """
 
   methods: Sequence[Method]
-  config: Mapping[str, Any] = _NOTHING
-  hparams: Mapping[str, Any] = _NOTHING
+  settings: Mapping[str, Any] = _NOTHING
 
 
 class Result(NamedTuple):
@@ -108,7 +106,7 @@ class Result(NamedTuple):
   Attributes:
     condition: The condition's name, or number.
     method: The method's name, or that of the same with fine-tuning.
-    hparams: Hyperparameters of the method alone.
+    settings: Settings of the method alone.
     seed: Seed of the run.
     run: The run; the method with fine-tuning has the same.
     variant: `trial.OWN_VARIANT`, or the way in which models are fine-tuned.
@@ -116,7 +114,7 @@ class Result(NamedTuple):
 
   condition: Hashable
   method: str
-  hparams: Mapping[str, Any]
+  settings: Mapping[str, Any]
   seed: int
   run: trial.FinishedTrial
   variant: str
@@ -158,13 +156,13 @@ def hparams_of(
       both of FedRep's rates.
     own: Hyperparameters of the method alone, which go before these.
   """
+  hparams = pfl.ALGORITHMS[algorithm].hparams
   given = {
     target: value
     for name, value in shared.items()
-    for target in plan.grid_targets(algorithm, name)
+    for target in registry.fields_called(name, hparams)
   }
   exact = {name: shared[name] for name in shared if name in given}
-  hparams = pfl.ALGORITHMS[algorithm].hparams
   return hparams(**{**given, **exact, **own})
 
 
@@ -180,19 +178,6 @@ def training(sizes: Any) -> dict[str, Any]:
     # Where body and head are trained in turn, an epoch is one on the body.
     shared['num_body_epochs'] = shared['num_epochs']
   return {**shared, **getattr(sizes, 'hparams', {})}
-
-
-def fine_tuning(sizes: Any, **options: Any) -> pfl.Personalization:
-  """Fine-tuning with the rate, momentum and batches of an experiment's sizes.
-
-  Args:
-    **options: Other fields of `Personalization`, or other values of these.
-  """
-  shared = {
-    name: getattr(sizes, name)
-    for name in ('learning_rate', 'momentum', 'batch_size')
-  }
-  return pfl.Personalization(**{**shared, **options})
 
 
 def test_images(arrays: datasets.Arrays) -> np.ndarray:
@@ -252,7 +237,7 @@ class Context:
     *,
     seeds: Optional[Sequence[int]] = None,
     num_new_clients: int = 0,
-    **config: Any,
+    **settings: Any,
   ) -> Iterator[Result]:
     """Runs methods in conditions with every seed, but what is finished.
 
@@ -260,9 +245,10 @@ class Context:
       conditions: Conditions by name, or number.
       seeds: Seeds; None for those of the experiment.
       num_new_clients: Clients besides `num_clients` that are not trained.
-      **config: Fields of `RunConfig` that all runs have; the defaults are the
-        fields of `sizes` with their names. Without `rounds_per_evaluation` only
-        the last rounds are evaluated.
+      **settings: Settings of all runs by their names in `pfl.Settings`; the
+        defaults are the fields of `sizes` with their names, and fine-tuning has
+        the hyperparameters of training. Without `rounds_per_evaluation` only
+        the first and the last rounds are evaluated.
 
     Yields:
       The results by condition, method and seed; for a method with `fine_tuned`
@@ -274,7 +260,7 @@ class Context:
     seeds = self.seeds if seeds is None else seeds
     wanted = {
       (name, method.name, seed): self._trial(
-        method, condition, seed, name, num_new_clients, config
+        method, condition, seed, name, num_new_clients, settings
       )
       for name, condition in conditions.items()
       for method in condition.methods
@@ -290,7 +276,7 @@ class Context:
           variants.items(), seeds
         ):
           run = runs[name, method.name, seed]
-          yield Result(name, result, method.hparams, seed, run, variant)
+          yield Result(name, result, method.settings, seed, run, variant)
 
   def finish(
     self, trials: Sequence[trial.Trial]
@@ -314,38 +300,34 @@ class Context:
     return [
       trial.FinishedTrial(
         execution.trial_folder(settings.directory, wanted.name),
-        wanted.config.data_dir,
+        wanted.config.data.data_dir,
       )
       for wanted in trials
     ]
 
-  def _trial(self, method, condition, seed, name, num_new_clients, config):
+  def _trial(self, method, condition, seed, name, num_new_clients, settings):
     """One run of a method, whose own settings go before the condition's."""
-    names = {field.name for field in dataclasses.fields(pfl.RunConfig)}
-    # Those of sizes are of no one method, see `training`.
-    names -= {'hparams'}
-    config = {
-      **{n: v for n, v in vars(self.sizes).items() if n in names},
-      **config,
-      **condition.config,
+    known = fields.flat_names(pfl.Settings)
+    hparams = vars(pfl.ALGORITHMS[method.algorithm].hparams())
+    of_runs, shared = _divided(condition.settings, known)
+    own, more = _divided(method.settings, hparams)
+    shared = {**training(self.sizes), **shared}
+    settings = {
+      **_divided({f'fine_tune_{n}': v for n, v in shared.items()}, known)[0],
+      **_divided(vars(self.sizes), known)[0],
+      **settings,
+      **of_runs,
+      **more,
     }
-    config.setdefault('rounds_per_evaluation', config['num_rounds'])
-    shared = {**training(self.sizes), **condition.hparams}
-    if 'personalization' not in config:
-      fields = dataclasses.fields(pfl.Personalization)
-      config['personalization'] = pfl.Personalization(
-        **{f.name: shared[f.name] for f in fields if f.name in shared}
-      )
-    config.update(method.config)
+    settings.setdefault('rounds_per_evaluation', settings['num_rounds'])
     return trial.Trial(
       name=_slug(f'{name}-{method.name}-{seed}'),
-      config=pfl.RunConfig(
-        algorithm=method.algorithm,
-        hparams=hparams_of(method.algorithm, shared, method.hparams),
-        data_dir=self._data_dir(config['dataset']),
+      config=pfl.Settings(
+        method=hparams_of(method.algorithm, shared, own),
+        data_dir=self._data_dir(settings['dataset']),
         seed=seed,
         runtime=self.settings.runtime,
-        **config,
+        **settings,
       ),
       fine_tune_variants=(
         (method.fine_tuned_scope,) if method.fine_tuned else ()
@@ -357,6 +339,14 @@ class Context:
     """The folder, if the data set takes one: it may be for others' data."""
     takes = datasets.DATASETS[dataset].takes_data_dir
     return self.settings.data_dir if takes else None
+
+
+def _divided(settings, names):
+  """The settings with these names, and the others."""
+  parts = {}, {}
+  for name, value in settings.items():
+    parts[name not in names][name] = value
+  return parts
 
 
 def _slug(text):
