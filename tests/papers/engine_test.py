@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+import tff_pfl as pfl
 from binaries.papers.engine import panels, tables, trials
 from tests.papers import untrained
 from tff_pfl.methods import registry
@@ -117,9 +118,13 @@ def test_a_run_has_its_own_settings_before_those_that_are_shared():
     data_dir='data',
   )
   fed_dar = trials.Method(
-    'FedDAR, SA', 'fed_dar', {'ridge': 2.0}, {'num_rounds': 3}, '+ FT'
+    'FedDAR, SA',
+    'fed_dar',
+    # The hyperparameter, although it is also a name of `pfl.Settings`.
+    {'ridge': 2.0, 'num_rounds': 3, 'reweight_domains': False},
+    '+ FT',
   )
-  condition = trials.Condition([fed_dar], {'cohort_size': 4}, {'momentum': 0.5})
+  condition = trials.Condition([fed_dar], {'cohort_size': 4, 'momentum': 0.4})
   results = list(context.run({'alpha=0.1': condition}, cohort_size=3))
   assert [(*r.columns('c').values(), r.accuracy()) for r in results] == [
     ('alpha=0.1', 'FedDAR, SA', 4, 2),
@@ -128,15 +133,31 @@ def test_a_run_has_its_own_settings_before_those_that_are_shared():
     ('alpha=0.1', '+ FT', 5, 0.75),
   ]
   assert list(results[0].columns('c')) == ['c', 'method', 'seed']
-  assert {r.hparams['ridge'] for r in results} == {2}
+  assert {r.settings['ridge'] for r in results} == {2}
   wanted, _ = context.trials
   assert wanted.name == 'alpha=0.1-feddar__sa-4'
   assert wanted.fine_tune_variants == ('all',)
-  config = wanted.config
-  assert (config.num_rounds, config.rounds_per_evaluation) == (3, 9)
-  assert (config.cohort_size, config.num_clients) == (4, 5)
-  assert (config.hparams.ridge, config.hparams.momentum) == (2, 0.5)
-  assert config.personalization.learning_rate == 0.3
-  assert config.personalization.num_epochs == 3
-  # The digits are bundled: the folder is for other experiments' data.
-  assert config.data_dir is None
+  assert wanted.config == pfl.Settings(
+    dataset='rotated_digits',
+    num_clients=5,
+    method=registry.get_algorithm('fed_dar').hparams(
+      ridge=2.0,
+      reweight_domains=False,
+      num_body_epochs=3,
+      num_head_epochs=7,
+      head_learning_rate=0.3,
+      body_learning_rate=0.3,
+      momentum=0.4,
+      batch_size=5,
+    ),
+    num_rounds=3,
+    rounds_per_evaluation=3,
+    cohort_size=4,
+    fine_tune_num_epochs=3,
+    fine_tune_learning_rate=0.3,
+    fine_tune_momentum=0.4,
+    fine_tune_batch_size=5,
+    seed=4,
+    # The digits are bundled: the folder is for other experiments' data.
+    data_dir=None,
+  )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tff_pfl as pfl
 from binaries.papers import fed_avg
 from tests.papers import untrained
 from tff_pfl.models import zoo
@@ -26,17 +27,17 @@ def test_trained_clients_have_none_of_the_new_classes():
   with pytest.raises(untrained.Opened):
     context.measured(fed_avg.measure_cka)
   assert {
-    (config.hparams.num_steps, config.num_rounds, config.seed)
+    (config.method.num_steps, config.rounds.num_rounds, config.seed)
     for config in context.configs
   } == {(1, 2500, 0), (1, 2500, 1), (50, 50, 0), (50, 50, 1)}
   for config in context.configs:
-    classes = config.dataset_arguments['classes']
+    classes = config.data.arguments['classes']
     assert not set(classes) & set(sizes.new_classes)
   # Clients of another data set need no classes of their own.
   context = untrained.Context(dataclasses.replace(sizes, new_dataset='digits'))
   with pytest.raises(untrained.Opened):
     context.measured(fed_avg.measure_cka)
-  assert {c.dataset_arguments['classes'] for c in context.configs} == {None}
+  assert {c.data.arguments['classes'] for c in context.configs} == {None}
 
 
 def _finished_run():
@@ -54,7 +55,7 @@ def _finished_run():
   )
   return types.SimpleNamespace(
     model=model,
-    config=types.SimpleNamespace(seed=0),
+    settings=pfl.Settings(),
     global_weights=lambda runtime: model.initial_weights,
     tuned=tuned,
   )

@@ -1,17 +1,10 @@
 """FedDAR's experiments with networks, without their training."""
 
-import pytest
-
+import tff_pfl as pfl
 from binaries.papers import fed_dar
 from tests.papers import untrained
 
 _DOMAINS, _DIGITS, *_ = fed_dar.EXPERIMENTS
-
-
-def test_clients_fine_tune_for_an_epoch_at_half_the_rate():
-  options = fed_dar.FULL['heart_disease'].fine_tuning()
-  assert (options.num_epochs, options.num_steps) == (1, None)
-  assert options.learning_rate == pytest.approx(0.01)
 
 
 def test_scores_are_of_the_last_ten_rounds_or_after_fine_tuning():
@@ -23,9 +16,13 @@ def test_scores_are_of_the_last_ten_rounds_or_after_fine_tuning():
     is_fine_tuned = row['method'] in ('FedAvg + FT', 'FedProx + FT')
     assert row['mean'] == row['domain/1'] == (0.4 if is_fine_tuned else 0.5)
   for config in context.configs:
-    assert config.hparams.batch_size == sizes.batch_size
-    assert config.personalization == sizes.fine_tuning()
-    assert config.num_warmup_rounds + config.num_rounds == sizes.num_rounds
+    assert config.method.batch_size == sizes.batch_size
+    # Clients fine-tune for an epoch at half the rate.
+    assert config.process.personalization == pfl.Personalization(
+      num_epochs=1, learning_rate=0.025, momentum=0.5, batch_size=32
+    )
+    num_rounds = config.start.num_warmup_rounds + config.rounds.num_rounds
+    assert num_rounds == sizes.num_rounds
 
 
 def test_fed_bn_and_fed_avg_beside_it_have_batch_normalization():
@@ -35,7 +32,7 @@ def test_fed_bn_and_fed_avg_beside_it_have_batch_normalization():
   normalized = [
     config.algorithm
     for config in context.configs
-    if config.model_arguments.get('normalization') == 'batch'
+    if config.model.arguments.get('normalization') == 'batch'
   ]
   each = len(sizes.partitions) * sizes.num_seeds
   assert sorted(normalized) == ['fed_avg'] * each + ['fed_bn'] * each

@@ -47,7 +47,7 @@ def test_new_clients_have_local_training_and_the_ensemble():
     'FedFac, ensemble',
   ]
   for trial in context.trials:
-    assert trial.config.num_clients + trial.num_new_clients == 10
+    assert trial.config.data.num_clients + trial.num_new_clients == 10
 
 
 def test_the_comparison_has_the_loss_by_round_and_the_clients_quantiles():
@@ -92,17 +92,18 @@ def test_methods_have_the_hyperparameters_of_partition_and_protocol():
   for method, made in zip(methods, context.trials):
     config = made.config
     assert config.algorithm == method.algorithm
-    assert config.partition == 'dirichlet:0.5'
-    assert config.num_clients + 2 == sizes.num_clients
-    assert config.personalization.optimizer == 'adam'
-    assert (config.hparams.optimizer, config.hparams.batch_size) == ('adam', 50)
-    assert config.dataset_arguments == {'normalize': True}
-    assert (config.statistics, config.weight_decay) == ('local', 0.001)
+    assert config.data.partition == 'dirichlet:0.5'
+    assert config.data.num_clients + 2 == sizes.num_clients
+    assert config.process.personalization.optimizer == 'adam'
+    assert (config.method.optimizer, config.method.batch_size) == ('adam', 50)
+    assert config.data.arguments == {'normalize': True}
+    assert config.process.statistics == 'local'
+    assert config.process.training.weight_decay == 0.001
     assert bool(made.fine_tune_variants) == bool(method.fine_tuned)
     # FedEM's models start apart.
     is_fed_em = config.algorithm == 'fed_em'
-    assert (config.initial_weights is None) == is_fed_em
-  hparams = [config.hparams for config in context.configs[-3:]]
+    assert (config.start.initial_weights is None) == is_fed_em
+  hparams = [config.method for config in context.configs[-3:]]
   assert [(h.analysed, h.split, h.layers, h.threshold) for h in hparams] == [
     ('updates', 'eigenvectors', 'dense_1', 0.75),
     ('weights', 'random', 'dense_1', 0.75),
@@ -116,7 +117,7 @@ def test_tuning_goes_on_from_the_best():
   best = {'layers': 'conv_2', 'threshold': 0.9, 'explained_variance': 0.75}
 
   def finish(trial):
-    hparams = trial.config.hparams
+    hparams = trial.config.method
     hits = [getattr(hparams, name) == value for name, value in best.items()]
     # One seed disagrees, but not the mean.
     accuracy = 0.1 * sum(hits) * (1 if trial.config.seed > 2 else -0.5)
@@ -127,7 +128,7 @@ def test_tuning_goes_on_from_the_best():
   )
   rows = list(fed_fac.measure_tuning(context))
   assert len(rows) == 2 * (3 + 2 + 2)
-  tried = [config.hparams for config in context.configs]
+  tried = [config.method for config in context.configs]
   assert {hparams.layers for hparams in tried[6:10]} == {'conv_2'}
   assert {hparams.threshold for hparams in tried[10:]} == {0.9}
   # The seeds are none of those that the other experiments report.

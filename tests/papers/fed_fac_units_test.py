@@ -106,9 +106,10 @@ def test_clients_train_alone_and_neurons_are_on_for_their_images():
 
   _NEURONS.draw(table, _NEURONS.fast, Figure())
   configs = context.configs
-  assert [c.partition for c in configs] == ['iid', 'shards:1']
-  assert {(c.algorithm, c.num_rounds) for c in configs} == {('local_only', 1)}
-  assert {c.cohort_size for c in configs} == {_NEURONS.fast.num_clients}
+  assert [c.data.partition for c in configs] == ['iid', 'shards:1']
+  assert {c.algorithm for c in configs} == {'local_only'}
+  assert {c.rounds.num_rounds for c in configs} == {1}
+  assert {c.rounds.cohort_size for c in configs} == {_NEURONS.fast.num_clients}
 
 
 def _opened(personal_weights, layer, **values):
@@ -181,11 +182,11 @@ def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
 
 
 @dataclasses.dataclass
-class _Config:
+class _Settings:
   """Settings with which all weights are initialized to 0."""
 
   seed: int
-  hparams: types.SimpleNamespace
+  method: types.SimpleNamespace
 
   def build_model(self, data):
     del data
@@ -202,7 +203,7 @@ def test_masks_replace_what_fed_fac_divides(divided, monkeypatch):
       'head/kernel': np.ones([2, 1]),
     },
     'dense_1',
-    config=_Config(3, types.SimpleNamespace(divided=divided)),
+    settings=_Settings(3, types.SimpleNamespace(divided=divided)),
   )
   run.data.client_ids = ['a']
   run.model.units = {

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tff_pfl as pfl
 from binaries import papers
 from binaries.papers import fed_rep
 from tests.papers import untrained
@@ -35,12 +36,12 @@ def test_local_epochs_are_of_fed_reps_head_and_of_fed_avgs_model():
   assert {row['accuracy'] for row in rows} == {0.25}
   configs = context.configs
   assert [
-    (c.hparams.num_head_epochs, c.hparams.num_body_epochs) for c in configs[::2]
+    (c.method.num_head_epochs, c.method.num_body_epochs) for c in configs[::2]
   ] == [(1, 1), (3, 1)]
-  assert [c.hparams.num_epochs for c in configs[1::2]] == [1, 3]
-  assert {(c.partition, c.num_clients, c.num_rounds) for c in configs} == {
-    ('shards:2', 100, 50)
-  }
+  assert [c.method.num_epochs for c in configs[1::2]] == [1, 3]
+  assert {
+    (c.data.partition, c.data.num_clients, c.rounds.num_rounds) for c in configs
+  } == {('shards:2', 100, 50)}
   assert len({wanted.name for wanted in context.trials}) == 4
 
 
@@ -63,8 +64,8 @@ class _FinishedRun:
 
   data = types.SimpleNamespace(client_ids=['0', '1', '2'])
 
-  def __init__(self, config):
-    self.config = config
+  def __init__(self, settings):
+    self.settings = settings
     spec = {'x': tf.TensorSpec([4]), 'y': tf.TensorSpec([], tf.int32)}
     self.model = zoo.mlp(collections.OrderedDict(spec), 10, widths=(3,))
 
@@ -77,15 +78,19 @@ class _FinishedRun:
     layers = {
       'fed_rep': self.model.body_layers,
       'lg_fed_avg': self.model.head_layers,
-    }.get(self.config.algorithm, tuple(self.model.layers))
+    }.get(self.settings.algorithm, tuple(self.model.layers))
     return self._weights_plus(1, self.model.weight_names(layers))
 
   def personal_weights(self, client_id, runtime):
     return self._weights_plus(int(client_id), self.model.initial_weights)
 
   def build_process(self, options):
-    config = dataclasses.replace(self.config, personalization=options)
-    return config.build_process(self.model)
+    return pfl.build(
+      self.settings.algorithm,
+      self.model,
+      self.settings.method,
+      personalization=options,
+    )
 
 
 def test_new_clients_start_from_the_initial_head_on_the_trained_body(
@@ -120,11 +125,12 @@ def test_new_clients_start_from_the_initial_head_on_the_trained_body(
       np.testing.assert_allclose(value, initial[name] + added, rtol=1e-6)
   assert (len(rows), rows[-1]['method']) == (7, 'Untrained body')
   configs = {config.algorithm: config for config in context.configs}
-  assert configs['fed_rep'].hparams.num_body_epochs == 5
-  assert configs['fed_avg'].hparams.num_epochs == 5
+  assert configs['fed_rep'].method.num_body_epochs == 5
+  assert configs['fed_avg'].method.num_epochs == 5
   # 4 steps in the place of each of 5 epochs.
-  assert configs['per_fed_avg'].hparams.num_steps == 20
-  assert configs['l2gd'].cohort_size == configs['l2gd'].num_clients
+  assert configs['per_fed_avg'].method.num_steps == 20
+  l2gd = configs['l2gd']
+  assert l2gd.rounds.cohort_size == l2gd.data.num_clients
 
 
 def test_all_methods_stand_beside_the_published_figures():
@@ -144,12 +150,12 @@ def test_all_methods_stand_beside_the_published_figures():
     row = rows[name]
     assert (row['accuracy'], row['published']) == (accuracy, published), name
   for trial in context.trials:
-    config, hparams = trial.config, trial.config.hparams
+    config, hparams = trial.config, trial.config.method
     # The head, for 10 epochs, where a global model is fine-tuned.
     is_meta = config.algorithm == 'per_fed_avg'
     assert set(trial.fine_tune_variants) <= {'trained' if is_meta else 'head'}
-    assert config.personalization.num_epochs == 10
-    assert config.augmentation == 'crop:4+flip'
+    assert config.process.personalization.num_epochs == 10
+    assert config.model.augmentation == 'crop:4+flip'
     assert getattr(hparams, 'num_head_epochs', 10) == 10
     is_fed_rep = config.algorithm == 'fed_rep'
     epochs = 'num_body_epochs' if is_fed_rep else 'num_epochs'
@@ -157,7 +163,7 @@ def test_all_methods_stand_beside_the_published_figures():
     if is_meta:
       assert hparams.num_steps == 50 * 5
     is_l2gd = config.algorithm == 'l2gd'
-    assert config.cohort_size == (100 if is_l2gd else 10)
+    assert config.rounds.cohort_size == (100 if is_l2gd else 10)
     if is_l2gd:
       # Local steps have the rate of other methods, the pull half of it.
       assert hparams.local_learning_rate == pytest.approx(0.01)

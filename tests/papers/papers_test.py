@@ -46,7 +46,9 @@ def test_every_method_can_be_run(name, place):
   sizes = dataclasses.replace(sizes, num_seeds=1)
   context = untrained.Context(
     sizes,
-    lambda wanted: untrained.finished(0.5, 0.4, wanted.config.num_rounds),
+    lambda wanted: untrained.finished(
+      0.5, 0.4, wanted.config.rounds.num_rounds
+    ),
     fast=is_fast,
   )
   with contextlib.suppress(untrained.Opened):
@@ -55,7 +57,7 @@ def test_every_method_can_be_run(name, place):
     if is_fast:
       entry.draw(table, sizes, Figure())
   configs = {wanted.name: wanted.config for wanted in context.trials}
-  assert {config.dataset for config in configs.values()} == {sizes.dataset}
+  assert {config.data.name for config in configs.values()} == {sizes.dataset}
   for wanted in context.trials:
     # What is the same run in two places has the same settings.
     assert wanted.config == configs[wanted.name]
@@ -72,8 +74,8 @@ def test_every_experiment_on_data_sets_trains_any_network(name):
   context = untrained.Context(entry.sizes(settings), fast=True)
   with contextlib.suppress(untrained.Opened):
     context.measured(entry.measure)
-  assert {config.model for config in context.configs} == {'resnet_18'}
+  assert {config.model.name for config in context.configs} == {'resnet_18'}
   # Nothing of the experiment's own network.
   assert {
-    name for config in context.configs for name in config.model_arguments
+    name for config in context.configs for name in config.model.arguments
   } <= {'normalization'}

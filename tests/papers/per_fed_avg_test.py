@@ -30,9 +30,7 @@ def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
     (many, 'Per-FedAvg, Hessian-free', 1),
     (many, 'Per-FedAvg, exact', 1),
   ]
-  assert [one.config.cohort_size for one in context.trials] == [20] * 2 + [
-    10
-  ] * 4
+  assert [c.rounds.cohort_size for c in context.configs] == [20, 20] + [10] * 4
   wanted = context.trials
   assert len({one.name for one in wanted}) == 6
   shared = {
@@ -41,11 +39,11 @@ def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
     'momentum': 0.0,
     'batch_size': 40,
   }
-  assert wanted[-1].config.hparams == registry.get_algorithm(
+  assert wanted[-1].config.method == registry.get_algorithm(
     'per_fed_avg'
   ).hparams(variant='exact', inner_learning_rate=0.01, **shared)
   # The step at test time is that of Per-FedAvg, on all of a client's data.
-  options = wanted[-1].config.personalization
+  options = wanted[-1].config.process.personalization
   assert (options.fine_tune, options.num_steps) == ('all', 1)
   assert (options.learning_rate, options.batch_size) == (0.01, None)
 

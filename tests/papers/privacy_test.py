@@ -1,8 +1,8 @@
 """The experiments on privacy and attacks, without training."""
 
+import tff_pfl as pfl
 from binaries.papers import privacy
 from tests.papers import untrained
-from tff_pfl.runs import privacy as runs_privacy
 
 _PRIVATE, _ATTACKED = privacy.EXPERIMENTS
 
@@ -10,8 +10,8 @@ _PRIVATE, _ATTACKED = privacy.EXPERIMENTS
 def test_noise_is_found_for_every_epsilon_and_nothing_is_spent_alone():
   context = untrained.Context(_PRIVATE.full['mnist'])
   table = context.measured(_PRIVATE.measure)
-  assert {config.aggregator for config in context.configs} == {
-    *(runs_privacy.PrivateMean(epsilon=epsilon) for epsilon in (1, 2, 4, 8)),
+  assert {config.process.aggregator for config in context.configs} == {
+    *(pfl.PrivateMean(epsilon=epsilon) for epsilon in (1, 2, 4, 8)),
     'mean',
   }
   # FedAvg, FedRep and FedFac five times, and local training once, by seed.
@@ -26,8 +26,8 @@ def test_attacked_are_none_of_those_who_are_compared_with():
   context = untrained.Context(_ATTACKED.full['mnist'])
   context.measured(_ATTACKED.measure)
   assert {
-    (config.attack, config.attacked_fraction, config.aggregator)
-    for config in context.configs
+    (options.attack, options.attacked_fraction, options.aggregator)
+    for options in (config.process for config in context.configs)
   } == {
     (attack, fraction, aggregator)
     for attack, fraction in (('none', 0), ('scale:-5', 0.1), ('scale:-5', 0.2))
