@@ -264,14 +264,17 @@ def dataclass(cls: Optional[_Type] = None, **options: Any) -> Any:
     cls, frozen=True, config=CONFIG, **options
   )
   initialize = cls.__init__
+  in_order = [one.name for one in dataclasses.fields(cls) if not one.kw_only]
 
   @functools.wraps(initialize)
   def checked(self, *args, **kwargs):
     names = flat_names(cls)
+    # Errors name arguments, also those without their names.
+    kwargs = dict(**dict(zip(in_order, args)), **kwargs)
     kwargs = cls.arranged(kwargs) if hasattr(cls, 'arranged') else kwargs
     nested = _nested(cls, names, kwargs)
     with one_line_errors(names):
-      initialize(self, *args, **nested)
+      initialize(self, *args[len(in_order) :], **nested)
 
   cls.__init__ = checked
   return cls

@@ -3,20 +3,12 @@ import math
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 from scipy import optimize, stats
 
-from tff_pfl.core import personalized_process
+import tff_pfl as pfl
+from tff_pfl.core import client_sampling, privacy
 from tff_pfl.export import client_module
-from tff_pfl.methods import fed_avg
-from tff_pfl.runs import (
-  client_sampling,
-  model_files,
-  privacy,
-  run_config,
-  run_store,
-  training,
-)
+from tff_pfl.runs import model_files, run_store
 
 _DELTA = 1e-5
 
@@ -111,9 +103,9 @@ def test_announcement_warns_of_what_hardly_protects():
   assert 'weights stay with them: ε = 0' in privacy.announcement(local, [0.0])
 
 
-_CONFIG = run_config.RunConfig(
-  algorithm='fed_avg',
-  hparams=fed_avg.FedAvgHParams(num_steps=2),
+_SETTINGS = pfl.Settings(
+  method='fed_avg',
+  num_steps=2,
   model='linear',
   num_clients=6,
   cohort_size=3,
@@ -132,14 +124,13 @@ _CONFIG = run_config.RunConfig(
     ('epsilon', 'dp', {'epsilon': -1.0}),
     ('noise_multiplier', 'dp', {'noise_multiplier': -1.0}),
     ('noise_multiplier', 'ddp', {}),
-    ('metrics', 'dp', {'epsilon': 1.0, 'metrics': 'some'}),
     ('clip', 'dp', {'epsilon': 1.0, 'clip': 'median'}),
     ('bits', 'ddp', {'noise_multiplier': 1.0, 'bits': 23}),
     ('delta', 'dp', {'epsilon': 1.0, 'delta': 1.0}),
   ],
 )
 def test_wrong_settings_of_the_noise_are_refused(name, mean, settings):
-  with pytest.raises(ValueError, match=f'^Expected `{name}`'):
+  with pytest.raises((ValueError, TypeError), match=f'^Expected `{name}`'):
     privacy.AGGREGATORS[mean](**settings)
 
 
@@ -149,17 +140,18 @@ _DISTRIBUTED = privacy.DistributedPrivateMean(noise_multiplier=1.0)
 @pytest.mark.parametrize(
   ('name', 'changes'),
   [
-    ('client_weighting', {'client_weighting': 'num_examples'}),
     ('num_warmup_rounds', {'num_warmup_rounds': 1}),
-    ('dropout_rate', {'aggregator': _DISTRIBUTED, 'dropout_rate': 0.1}),
+    ('sampler', {'aggregator': _DISTRIBUTED, 'dropout_rate': 0.1}),
     ('bits', {'aggregator': dataclasses.replace(_DISTRIBUTED, bits=1)}),
     ('aggregator', {'aggregator': 'krum'}),
-    ('aggregator', {'aggregator': tff.aggregators.MeanFactory()}),
+    ('training_metrics', {'aggregator': 'mean', 'dp_metrics': 'none'}),
   ],
 )
-def test_runs_that_the_noise_does_not_fit_are_refused(name, changes, process):
+def test_runs_that_the_noise_does_not_fit_are_refused(
+  name, changes, process, data
+):
   with pytest.raises((ValueError, TypeError), match=f'^Expected `{name}`'):
-    dataclasses.replace(_CONFIG, **changes).build_process(process.model)
+    dataclasses.replace(_SETTINGS, **changes).build_process(process.model, data)
 
 
 @pytest.mark.parametrize(
@@ -184,21 +176,27 @@ def _stored(directory):
 
 @pytest.fixture(name='data', scope='module')
 def _data():
-  return _CONFIG.load_data()
+  return _SETTINGS.load_data()
 
 
 @pytest.fixture(name='process', scope='module')
 def _process(data):
-  return _CONFIG.build_process(_CONFIG.build_model(data))
+  return _SETTINGS.build_process(_SETTINGS.build_model(data), data)
 
 
-@pytest.mark.usefixtures('no_pictures', 'one_runtime')
 def test_resumed_private_run_equals_an_uninterrupted_one(
   process, data, tmp_path, capsys, monkeypatch
 ):
   for folder, num_rounds in (('parts', 1), ('parts', 3), ('whole', 3)):
-    run = dataclasses.replace(_CONFIG, num_rounds=num_rounds).run_process(
-      process, data, str(tmp_path / folder), resume=True, show_progress=False
+    run = pfl.run(
+      process,
+      data,
+      str(tmp_path / folder),
+      options=_SETTINGS.rounds,
+      num_rounds=num_rounds,
+      resume=True,
+      show_progress=False,
+      pictures=False,
     )
   assert '3 rounds, 3 of 6 clients' in capsys.readouterr().err
   whole = _stored(tmp_path / 'whole')
@@ -220,42 +218,22 @@ def test_resumed_private_run_equals_an_uninterrupted_one(
   assert (exported.seed, run.server_state().seed) == (0, 3)
 
 
-def test_accounting_is_of_the_noise_that_is_added(process, data, tmp_path):
+def test_accounting_is_of_the_noise_that_is_added(process, data):
+  accounting = process.accounting
   # Where nothing is sent, nothing is told.
-  state = personalized_process.ServerState(0, 0, {}, ((),), (), (), 1.0)
-  accounting = privacy.Accounting(1.0, _everybody(), _DELTA)
-  assert accounting.for_state(state).epsilons(3) == [0.0] * 3
-  sampler = client_sampling.CohortSampler(6, 3, _CONFIG.seed)
-  without = dataclasses.replace(_CONFIG, aggregator='mean')
-  for trained, noise in (
-    (process, 2.0),
-    (without.build_process(process.model), 1.0),
-  ):
-    with pytest.raises(ValueError, match='`accounting` to be of the noise'):
-      training.run(
-        trained,
-        data,
-        output_dir=str(tmp_path / 'run'),
-        num_rounds=1,
-        cohort_size=3,
-        accounting=privacy.Accounting(noise, sampler, _DELTA),
-      )
-
-
-def test_epsilon_of_settings_is_that_of_their_noise():
-  config = dataclasses.replace(
-    _CONFIG, aggregator=privacy.PrivateMean(epsilon=5.0)
-  )
-  accounting = config.accounting()
-  assert 4.97 < accounting.epsilons(3)[-1] <= 5.0
-  factory = config.aggregator.factory(config.sampler(), config.num_rounds)
-  assert factory.noise_multiplier == accounting.noise_multiplier
+  assert accounting.for_states(((),)).epsilons(3) == [0.0] * 3
+  sampler = client_sampling.CohortSampler(6, 3, _SETTINGS.seed)
+  assert (accounting.noise_multiplier, accounting.sampler) == (1.0, sampler)
+  resolved = dataclasses.replace(
+    _SETTINGS.process, aggregator=privacy.PrivateMean(epsilon=5.0)
+  ).resolved(_SETTINGS.seed, sampler, num_rounds=3)
+  assert 4.97 < resolved.accounting.epsilons(3)[-1] <= 5.0
+  factory = resolved.options.aggregator
+  assert factory.noise_multiplier == resolved.accounting.noise_multiplier
   assert factory.clients_per_round == 3 and factory.seed == 3
   # Only noise is accounted for.
   without = privacy.PrivateMean(noise_multiplier=0.0, clip='fixed:inf')
-  for aggregator in ('mean', without):
-    config = dataclasses.replace(_CONFIG, aggregator=aggregator)
-    assert config.accounting() is None
+  assert without.accounting(sampler, 3) is None
   distributed = dataclasses.replace(_DISTRIBUTED, delta=0.01)
-  accounting = dataclasses.replace(_CONFIG, aggregator=distributed).accounting()
+  accounting = distributed.accounting(sampler, 3)
   assert accounting.delta == 0.01 and accounting.is_distributed

@@ -94,11 +94,9 @@ def test_clients_are_all_of_the_file_s_or_30(
   np.savez(path, **arrays)
   dataset = datasets.load_dataset('npz', data_dir=path, **kwargs)
   assert (dataset.client_ids, dataset.partition) == (ids, partition)
-  config = pfl.RunConfig(dataset='npz', data_dir=path, **kwargs)
-  assert (config.num_clients, config.partition) == (len(ids), partition)
-  assert config.cohort_size == min(10, len(ids))
-  assert config.load_data().client_ids == ids
-  assert pfl.RunConfig.from_settings(config.settings()) == config
+  settings = pfl.Settings(dataset='npz', data_dir=path, **kwargs)
+  assert settings.load_data().client_ids == ids
+  assert settings.rounds.cohorts(len(ids), 0).cohort_size == min(10, len(ids))
 
 
 @pytest.mark.parametrize(

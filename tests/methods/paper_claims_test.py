@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tff_pfl.runs import run_config
+import tff_pfl as pfl
 
 pytestmark = pytest.mark.slow
 
@@ -18,13 +18,13 @@ def _graphs_are_rewritten():
 
 
 def _run(algorithm, folder, **options):
-  config = run_config.RunConfig(
-    algorithm=algorithm, partition='shards:2', cohort_size=10, **options
+  settings = pfl.Settings(
+    method=algorithm, partition='shards:2', cohort_size=10, **options
   )
   # The paper's, by default.
-  assert config.hparams.momentum == 0.5
-  assert config.hparams.batch_size == 10
-  return config.run(str(folder / algorithm), show_progress=False).summary
+  assert settings.method.momentum == 0.5
+  assert settings.method.batch_size == 10
+  return settings.run(str(folder / algorithm), show_progress=False).summary
 
 
 def test_in_small_on_digits(tmp_path):

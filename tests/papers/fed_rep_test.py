@@ -89,7 +89,7 @@ class _FinishedRun:
       self.settings.algorithm,
       self.model,
       self.settings.method,
-      personalization=options,
+      options=pfl.ProcessOptions(personalization=options),
     )
 
 

@@ -6,12 +6,12 @@ import os
 import numpy as np
 import pytest
 
-from tff_pfl import datasets, errors
+from tff_pfl import datasets, errors, fields
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.core import personalization
+from tff_pfl.core import client_sampling, privacy
 from tff_pfl.methods import fed_rep, registry
 from tff_pfl.models import zoo
-from tff_pfl.runs import client_sampling, run_store, training
+from tff_pfl.runs import loop, run_store
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import scores as scores_lib
 from tff_pfl.system import cores
@@ -23,7 +23,7 @@ _NUM_CLASSES = 3
 _COHORT_SIZE = 3
 _NUM_ROUNDS = 8
 _ROUNDS_PER_EVALUATION = 3
-_EVALUATED = [3, 6, 8]
+_EVALUATED = [1, 3, 6, 8]
 _SEED = 5
 _CLIENT_WITHOUT_TEST = 'client_7'
 _CLIENT_WITHOUT_TRAINING = 'client_6'
@@ -60,18 +60,17 @@ def _make_process():
     'fed_avg',
     zoo.mlp(_make_data().element_spec, _NUM_CLASSES, widths=(5,)),
     num_epochs=1,
-    personalization=personalization.Personalization(
-      fine_tune='all', num_epochs=2
-    ),
+    fine_tune='all',
+    fine_tune_num_epochs=2,
     seed=_SEED,
   )
 
 
 def _run(process, data, directory, **options):
-  return training.run(
+  return loop.run(
     process,
     data,
-    output_dir=str(directory),
+    str(directory),
     **{
       'num_rounds': 2,
       'cohort_size': _COHORT_SIZE,
@@ -91,22 +90,25 @@ def _run_fixture(tmp_path_factory):
     tmp_path_factory.mktemp('run'),
     num_rounds=_NUM_ROUNDS,
     rounds_per_evaluation=_ROUNDS_PER_EVALUATION,
-    settings={'note': 'a library run'},
   )
 
 
 def test_summary_is_what_the_clients_add_up_to(run):
   data, summary, scores = run.data, run.summary, run.scores
+  options = loop.RunOptions(
+    num_rounds=_NUM_ROUNDS,
+    cohort_size=_COHORT_SIZE,
+    rounds_per_evaluation=_ROUNDS_PER_EVALUATION,
+    num_final_evaluations=1,
+    runtime=runtime_lib.DEFAULT,
+  )
   given = {
     'algorithm': 'fed_avg',
     'dataset': 'toy',
-    'runtime': runtime_lib.DEFAULT,
     'num_clients': _NUM_CLIENTS,
     'num_rounds': _NUM_ROUNDS,
-    'cohort_size': _COHORT_SIZE,
-    'rounds_per_evaluation': _ROUNDS_PER_EVALUATION,
+    'rounds': fields.to_json(options),
     'seed': _SEED,
-    'note': 'a library run',
   }
   assert {name: summary[name] for name in given} == given
   assert summary['seconds_per_round'] > 0
@@ -170,10 +172,10 @@ def test_small_rounds_are_for_the_cpu_and_progress_for_stderr(
 ):
   found, data = [], _make_data()
   monkeypatch.setattr(
-    training.devices_lib, 'are_open', lambda devices: devices == 'auto'
+    loop.devices_lib, 'are_open', lambda devices: devices == 'auto'
   )
   monkeypatch.setattr(
-    training.runtime_lib,
+    loop.runtime_lib,
     'create_runtime',
     lambda name, **options: (
       found.append(options) or contextlib.nullcontext(runtime)
@@ -202,14 +204,18 @@ def _data_of(features, classes, **options):
   )
 
 
+_OTHERS = client_sampling.CohortSampler(_NUM_CLIENTS, _COHORT_SIZE, _SEED + 1)
+
+
 @pytest.mark.parametrize(
   'changes, words',
   [
-    ({'num_rounds': 0}, '`num_rounds` to be .* at least 1, found 0'),
+    ({'num_rounds': 0}, '`num_rounds` to be at least 1, found 0'),
+    ({'num_round': 1}, '`num_round`. Did you mean num_rounds'),
     ({'callbacks': [print]}, '`callbacks` to be objects of type Callback'),
     ({'cohort_size': 9}, '`cohort_size` to be 1 to num_clients=8, found 9'),
+    ({'participation': 0.5}, '`participation` to be unset beside'),
     ({'runtime': 'abacus'}, '`runtime` to be one of in_process, native, ray'),
-    ({'settings': {'num_rounds': 50}}, "`settings` to be without 'num_rounds'"),
     ({'data': _data_of(7, 3)}, r"x is float32\(6,\).*'other'"),
     ({'data': _data_of(6, 4)}, 'at most the 3 classes.*4 classes'),
     (
@@ -224,7 +230,11 @@ def _data_of(features, classes, **options):
       {'process': {'description': {'hparams': {'max_cohort_size': 2}}}},
       '`hparams.max_cohort_size` to be at least 3, .*found 2',
     ),
-    ({'process': {'seed': -1}}, '`seed` to be .* at least 0, found -1'),
+    ({'process': {'seed': -1}}, '`seed` to be at least 0, found -1'),
+    (
+      {'process': {'accounting': privacy.Accounting(1.0, _OTHERS, 0.1)}},
+      '`process` to be one whose noise is for the cohorts of the run',
+    ),
   ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_written(

@@ -12,12 +12,13 @@ import pytest
 import tensorflow as tf
 from ai_edge_litert import interpreter
 
+import tff_pfl as pfl
 from tests import html_text
 from tests.methods import toy_problems
 from tests.models import keras_models
-from tff_pfl import datasets, errors
+from tff_pfl import datasets, errors, fields
 from tff_pfl.core import personalization
-from tff_pfl.methods import fed_rep, registry
+from tff_pfl.methods import registry
 from tff_pfl.models import (
   class_weights,
   client_metrics,
@@ -25,23 +26,16 @@ from tff_pfl.models import (
   prediction,
   zoo,
 )
-from tff_pfl.runs import (
-  callbacks,
-  evaluation,
-  open_run,
-  run_config,
-  run_store,
-  summary,
-  training,
-)
+from tff_pfl.runs import callbacks, evaluation, run_store, summary
 from tff_pfl.runs import run as run_lib
 
 pytestmark = pytest.mark.usefixtures(
   'no_pictures', 'one_runtime', 'one_process'
 )
 
-_CONFIG = run_config.RunConfig(
-  hparams=fed_rep.FedRepHParams(num_head_epochs=1),
+_SETTINGS = pfl.Settings(
+  method='fed_rep',
+  num_head_epochs=1,
   num_clients=6,
   cohort_size=2,
   num_rounds=2,
@@ -52,13 +46,13 @@ _CONFIG = run_config.RunConfig(
 @pytest.fixture(scope='module', name='directory')
 def _directory(tmp_path_factory):
   directory = tmp_path_factory.mktemp('run')
-  _CONFIG.run(str(directory), show_progress=False)
+  _SETTINGS.run(str(directory), show_progress=False)
   return str(directory)
 
 
 @pytest.fixture(scope='module', name='run')
 def _run(directory):
-  return open_run.open_run(directory)
+  return pfl.open_run(directory)
 
 
 def _new_clients(run, num_clients=2):
@@ -83,7 +77,7 @@ class _Listener(callbacks.Callback):
 
 
 def test_results_are_data_frames(run, tmp_path):
-  run_2 = open_run.open_run(run.directory)
+  run_2 = pfl.open_run(run.directory)
   run_2.directory = str(shutil.copytree(run.directory, tmp_path / 'copy'))
   assert list(run.history['round']) == [1, 2]
   scores = run.scores
@@ -122,7 +116,7 @@ def test_results_are_data_frames(run, tmp_path):
 def test_names_are_text_in_notebooks(run, tmp_path):
   directory = tmp_path / html_text.IMAGE
   names = dict.fromkeys(('algorithm', 'dataset'), html_text.IMAGE)
-  run_store.RunStore.open(directory, {**run.settings, **names}).close()
+  run_store.RunStore.open(directory, {**run.record, **names}).close()
   # That store has no round yet.
   figures = {**run.summary, **names, 'num_rounds': -1}
   summary.write_json(directory / 'summary.json', figures)
@@ -196,10 +190,11 @@ def test_a_run_goes_on_keeps_its_best_models_and_tells_who_listens(
   tmp_path, run
 ):
   listener = _Listener()
-  options = {'show_progress': False, 'callbacks': [listener], 'keep_best': True}
-  dataclasses.replace(_CONFIG, num_rounds=1).run(str(tmp_path), **options)
-  assert open_run.open_run(tmp_path / 'best').summary['num_rounds'] == 1
-  resumed = open_run.open_run(str(tmp_path)).continue_(2, **options)
+  options = {'show_progress': False, 'callbacks': [listener]}
+  settings = dataclasses.replace(_SETTINGS, num_rounds=1, keep_best=True)
+  settings.run(str(tmp_path), **options)
+  assert pfl.open_run(tmp_path / 'best').summary['num_rounds'] == 1
+  resumed = pfl.open_run(str(tmp_path)).continue_(2, **options)
   assert [(told[0], len(told)) for told in listener.told] == [
     (number, size) for number in (1, 2) for size in (2, 3)
   ]
@@ -234,14 +229,14 @@ def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(
   tmp_path, run
 ):
   process, data, directory = run.process, run.data, str(tmp_path)
-  run = training.run(
+  run = pfl.run(
     process, data, directory, num_rounds=1, cohort_size=2, show_progress=False
   )
-  found = open_run.open_run(directory)
+  found = pfl.open_run(directory)
   assert found.summary == run.summary
   with pytest.raises(errors.RunError, match='give `open_run` its process'):
     found.personal_weights('client_0')
-  found = open_run.open_run(directory, process, data)
+  found = pfl.open_run(directory, process, data)
   tuned = found.build_process(personalization.Personalization(fine_tune='all'))
   assert tuned.description['personalization']['fine_tune'] == 'all'
   found = found.continue_(2, show_progress=False)
@@ -254,12 +249,12 @@ def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(
     'fed_rep', zoo.mlp(data.element_spec, 10, seed=1, widths=[16])
   )
   with pytest.raises(errors.RunError) as told:
-    open_run.open_run(directory, other, data)
+    pfl.open_run(directory, other, data)
   assert 'num_head_epochs was 1, now' in str(told.value)
   assert '; model.initial_weights_sha' in str(told.value)
   assert 'set_random_seed' in str(told.value)
   with pytest.raises(ValueError, match='together with data'):
-    open_run.open_run(directory, process)
+    pfl.open_run(directory, process)
 
 
 def test_a_run_belongs_to_its_model(tmp_path, run):
@@ -274,7 +269,7 @@ def test_a_run_belongs_to_its_model(tmp_path, run):
   )
 
   def train(process, **options):
-    return training.run(
+    return pfl.run(
       process,
       data,
       directory,
@@ -284,38 +279,34 @@ def test_a_run_belongs_to_its_model(tmp_path, run):
       **options,
     )
 
-  settings = train(own).settings
+  record = train(own).record
   with pytest.raises(errors.RunError) as told:
-    open_run.open_run(directory, weighted, data)
+    pfl.open_run(directory, weighted, data)
   assert 'model.class_weight.1 was None, now 5.0. Build' in str(told.value)
   with pytest.raises(errors.RunError) as told:
     train(scored, resume=True)
   expected = "model.metrics was ['accuracy'], now ['accuracy', 'log_loss']. G"
   assert expected in str(told.value)
-  # With a name or an older description, which tells no metrics, they count too.
+  known = ('name', 'shapes', 'initial_weights_sha256')
+  older = {name: record['model'][name] for name in known}
+  with run_store.RunStore.open(directory, record, resume=True) as store:
+    assert store.config == record
+    with store._transaction():
+      content = json.dumps({**record, 'model': older}).encode()
+      store._write('settings', 0, content)
+  assert pfl.open_run(directory, own, data).record['model'] == older
+  # With an older description, which tells no metrics, they count too.
   with pytest.raises(
     errors.RunError, match='scored by accuracy, loss, with .*'
   ):
-    train(scored, resume=True, settings={'model': settings['model']})
-  known = ('name', 'shapes', 'initial_weights_sha256')
-  older = {name: settings['model'][name] for name in known}
-  with run_store.RunStore.open(directory, settings, resume=True) as store:
-    assert store.config == settings
-    with store._transaction():
-      content = json.dumps({**settings, 'model': older}).encode()
-      store._write('settings', 0, content)
-  assert open_run.open_run(directory, own, data).settings['model'] == older
-  assert train(own, resume=True).settings == settings
+    train(scored, resume=True)
 
 
 def test_run_is_built_again_from_its_folder(run):
-  # With what the method does before a model is scored spelt out.
-  assert run.config == dataclasses.replace(
-    _CONFIG, personalization=personalization.NO_ADAPTATION
-  )
+  assert run.settings == _SETTINGS
   assert run.data.num_clients == 6
   assert not os.path.exists(os.path.join(run.directory, 'warmup'))
-  expected = _CONFIG.build_model(_CONFIG.load_data())
+  expected = _SETTINGS.build_model(_SETTINGS.load_data())
   toy_problems.assert_same(
     dict(run.model.initial_weights), dict(expected.initial_weights)
   )
@@ -373,19 +364,24 @@ def test_new_clients_that_do_not_fit_the_model_are_refused(run, runtime):
 
 def test_folders_without_a_run_that_can_be_used_are_refused(tmp_path, runtime):
   with pytest.raises(errors.RunError, match='There is no run'):
-    open_run.open_run(str(tmp_path))
-  settings = {**_CONFIG.settings(), 'model': {'name': 'mine'}}
-  run_store.RunStore.open(tmp_path / 'run', settings).close()
+    pfl.open_run(str(tmp_path))
+  record = {'algorithm': 'fed_rep', 'model': {'name': 'mine'}}
+  run_store.RunStore.open(tmp_path / 'run', record).close()
   with warnings.catch_warnings():
     # Nothing may be left open.
     warnings.simplefilter('error', ResourceWarning)
-    run = open_run.open_run(str(tmp_path / 'run'))
-    with pytest.raises(errors.RunError, match='another version .* give `open'):
+    run = pfl.open_run(str(tmp_path / 'run'))
+    with pytest.raises(errors.RunError, match='made in Python .* give `open'):
       run.data  # noqa: B018
     gc.collect()
   started = tmp_path / 'started'
-  run_store.RunStore.open(started, _CONFIG.settings()).close()
-  run = open_run.open_run(str(started))
+  record = {
+    'settings': _SETTINGS.to_record(),
+    'rounds': fields.to_json(_SETTINGS.rounds),
+    'seed': _SETTINGS.seed,
+  }
+  run_store.RunStore.open(started, record).close()
+  run = pfl.open_run(str(started))
   with pytest.raises(errors.RunError, match='committed no state yet'):
     run.personal_weights('client_0', runtime)
   with pytest.raises(errors.RunError, match='no summary.json.*continue it'):
@@ -393,7 +389,7 @@ def test_folders_without_a_run_that_can_be_used_are_refused(tmp_path, runtime):
 
 
 def test_rows_of_a_frame_need_the_encoding_of_the_run(directory):
-  run = open_run.open_run(directory)
+  run = pfl.open_run(directory)
   with pytest.raises(errors.RunError, match='run on a frame or table'):
     run.encoding  # noqa: B018
 
@@ -413,11 +409,11 @@ def test_rows_of_a_frame_are_predicted_in_their_unit(tmp_path, monkeypatch):
   )
   process = registry.build('fed_avg', zoo.linear(data.element_spec, None))
   folder = str(tmp_path / 'run')
-  training.run(
+  pfl.run(
     process, data, folder, num_rounds=1, cohort_size=2, show_progress=False
   )
   # Nothing but the folder says how rows are encoded.
-  run = open_run.open_run(folder, process, data.replaced(encoding=None))
+  run = pfl.open_run(folder, process, data.replaced(encoding=None))
   kernel, bias = run.personal_weights('a').values()
   means, deviations = run.encoding.means, run.encoding.deviations
   day = (days - means[0]) / deviations[0]
@@ -447,7 +443,7 @@ def test_rows_of_a_frame_are_predicted_in_their_unit(tmp_path, monkeypatch):
   path = tmp_path / 'run' / 'encoding.json'
   for content, words in (('{', 'Expecting'), ('{"a": 1}', "argument 'a'")):
     path.write_text(content)
-    run = open_run.open_run(folder, process, data)
+    run = pfl.open_run(folder, process, data)
     with pytest.raises(ValueError, match=f'encoding.json.*{words}'):
       run.encoding  # noqa: B018
 
@@ -457,9 +453,9 @@ def test_new_clients_are_fitted_as_the_run_personalizes(tmp_path):
   process = registry.build(
     'fed_avg',
     zoo.mlp(data.element_spec, data.num_classes, widths=[4]),
-    personalization=personalization.Personalization(fine_tune='head'),
+    fine_tune='head',
   )
-  run = training.run(
+  run = pfl.run(
     process,
     data,
     str(tmp_path / 'run'),
@@ -480,11 +476,11 @@ def test_run_whose_data_have_changed_is_refused(
   x = digits.x.copy()
   x[700] += 0.1
   changed = dataclasses.replace(digits, x=x).to_clients(6)
-  monkeypatch.setattr(run_config.RunConfig, 'load_data', lambda config: changed)
+  monkeypatch.setattr(pfl.Settings, 'load_data', lambda settings: changed)
   with pytest.raises(errors.RunError, match='data have changed since the run'):
-    open_run.open_run(directory).personal_weights('client_0')
+    pfl.open_run(directory).personal_weights('client_0')
   with pytest.raises(errors.RunError, match='data have changed since the run'):
-    open_run.open_run(directory, run.process, changed)
+    pfl.open_run(directory, run.process, changed)
 
 
 def test_saved_model_is_read_back_if_it_is_of_these_weights(tmp_path, run):

@@ -6,20 +6,18 @@ import shutil
 import numpy as np
 import pytest
 
+import tff_pfl as pfl
 from tests.methods import toy_problems
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.methods import fed_avg, fed_dar, fed_per
-from tff_pfl.runs import open_run, run_config, run_store, warm_up
+from tff_pfl.runs import run_store
 
-_CONFIG = run_config.RunConfig(
-  algorithm='fed_dar',
-  hparams=fed_dar.FedDarHParams(
-    num_head_epochs=1,
-    num_body_epochs=2,
-    body_learning_rate=0.1,
-    aggregation='weighted_average',
-  ),
+_SETTINGS = pfl.Settings(
+  method='fed_dar',
+  num_head_epochs=1,
+  num_body_epochs=2,
+  body_learning_rate=0.1,
+  aggregation='weighted_average',
   dataset='relabelled_digits',
   partition='domain_mixture:1:40',
   num_clients=2,
@@ -40,41 +38,41 @@ pytestmark = pytest.mark.usefixtures(
 def _directory(tmp_path_factory):
   """A run as if it had been stopped after the warm-up."""
   directory = str(tmp_path_factory.mktemp('run') / 'run')
-  _started(_CONFIG, directory)
+  _started(_SETTINGS, directory)
   return directory
 
 
-def _started(config, directory):
-  return warm_up.run(
-    config, config.load_data(), str(directory), show_progress=False
-  )
+def _started(settings, directory):
+  """The model that a run starts from, for which it has a warm-up."""
+  data = settings.load_data()
+  settings._begin(data, str(directory), None, {'show_progress': False})
+  return settings.initial_model(data, str(directory))
 
 
 def _global_weights(directory):
-  run = open_run.open_run(directory)
+  run = pfl.open_run(directory)
   with runtime_lib.given_or_on_cpu(None) as runtime:
     return run.server_state(run.build_process(), runtime).global_weights
 
 
 def test_training_of_the_warm_up_is_that_of_the_body():
-  config = warm_up.config_of(_CONFIG)
-  assert (config.algorithm, config.num_rounds) == ('fed_avg', 2)
-  assert config.hparams.num_epochs == 2
-  assert config.hparams.learning_rate == 0.1
-  assert config.hparams.batch_size == _CONFIG.hparams.batch_size
-  assert config.reweight_domains
-  config = warm_up.config_of(dataclasses.replace(_CONFIG, num_warmup_epochs=1))
-  assert (config.hparams.num_epochs, config.num_warmup_epochs) == (1, None)
-  in_steps = dataclasses.replace(
-    _BEGUN, hparams=fed_avg.FedAvgHParams(num_steps=3), num_warmup_epochs=2
-  )
-  hparams = warm_up.config_of(in_steps).hparams
-  assert (hparams.num_epochs, hparams.num_steps) == (2, None)
+  warm_up = _SETTINGS._warm_up()
+  assert (warm_up.algorithm, warm_up.rounds.num_rounds) == ('fed_avg', 2)
+  assert warm_up.method.num_epochs == 2
+  assert warm_up.method.learning_rate == 0.1
+  assert warm_up.method.batch_size == _SETTINGS.method.batch_size
+  assert warm_up.model.reweight_domains
+  warm_up = dataclasses.replace(_SETTINGS, num_warmup_epochs=1)._warm_up()
+  assert warm_up.method.num_epochs == 1
+  assert warm_up.start.num_warmup_epochs is None
+  in_steps = dataclasses.replace(_BEGUN, num_steps=3, num_warmup_epochs=2)
+  training = in_steps._warm_up().method
+  assert (training.num_epochs, training.num_steps) == (2, None)
 
 
-_BEGUN = run_config.RunConfig(
-  algorithm='fed_avg',
-  hparams=fed_avg.FedAvgHParams(num_steps=2),
+_BEGUN = pfl.Settings(
+  method='fed_avg',
+  num_steps=2,
   model='linear',
   num_clients=4,
   cohort_size=4,
@@ -91,43 +89,38 @@ def _begun(tmp_path_factory):
 
 
 def test_clients_that_keep_statistics_have_the_initial_ones_after_it(tmp_path):
-  config = dataclasses.replace(
+  settings = dataclasses.replace(
     _BEGUN,
     model='cnn',
     model_arguments={'filters': 1, 'widths': (2,), 'normalization': 'batch'},
     statistics='local',
     num_warmup_rounds=1,
   )
-  data = config.load_data()
-  model = config.build_model(data)
+  data = settings.load_data()
+  model = settings.build_model(data)
   initial = {name: v + 0.5 for name, v in model.initial_weights.items()}
   path = str(tmp_path / 'weights.npz')
   np.savez(path, **initial)
-  config = dataclasses.replace(config, initial_weights=path)
-  folder = str(tmp_path / 'run')
-  for started in (
-    _started(config, folder),
-    # As for a run that is opened.
-    warm_up.with_initial_weights(config, data, folder),
-  ):
-    assert list(started.initial_weights) == list(initial)
-    for name, value in started.initial_weights.items():
-      same = np.array_equal(value, initial[name])
-      assert same == (name in model.statistics), name
+  settings = dataclasses.replace(settings, initial_weights=path)
+  started = _started(settings, tmp_path / 'run').initial_weights
+  assert list(started) == list(initial)
+  for name, value in started.items():
+    same = np.array_equal(value, initial[name])
+    assert same == (name in model.statistics), name
 
 
 @pytest.mark.parametrize('kind', ['multi_head', 'input'])
 def test_the_warm_up_has_one_model_for_all_domains(kind, directory, tmp_path):
-  config = dataclasses.replace(
-    _CONFIG,
-    algorithm='fed_avg',
-    hparams=fed_avg.FedAvgHParams(
-      num_epochs=2, learning_rate=0.1, batch_size=32
-    ),
+  settings = dataclasses.replace(
+    _SETTINGS,
+    method='fed_avg',
+    num_epochs=2,
+    learning_rate=0.1,
+    batch_size=32,
     domain_model=kind,
     reweight_domains=True,
   )
-  started = _started(config, tmp_path)
+  started = _started(settings, tmp_path)
   assert started.domains.reweighted
   # It is the same training as FedDAR's.
   weights = dict(started.initial_weights)
@@ -144,9 +137,9 @@ def test_the_warm_up_has_one_model_for_all_domains(kind, directory, tmp_path):
 @pytest.mark.slow
 def test_interrupted_run_resumes_with_the_same_results(directory, tmp_path):
   whole, resumed = str(tmp_path / 'whole'), str(tmp_path / 'resumed')
-  _CONFIG.run(whole, show_progress=False)
+  _SETTINGS.run(whole, show_progress=False)
   shutil.copytree(directory, resumed)
-  _CONFIG.run(resumed, resume=True, show_progress=False)
+  _SETTINGS.run(resumed, resume=True, show_progress=False)
   toy_problems.assert_same(
     dict(_global_weights(resumed)), dict(_global_weights(whole))
   )
@@ -177,12 +170,13 @@ def test_the_warm_up_of_a_run_that_has_begun_is_not_trained_on(begun):
 def test_settings_that_a_method_has_no_use_for_are_refused(algorithm, setting):
   (name,) = setting
   with pytest.raises(ValueError, match=f'`{name}`.*for {algorithm}'):
-    run_config.RunConfig(algorithm=algorithm, **setting)
+    pfl.Settings(method=algorithm, **setting)
 
 
-_BEFORE = run_config.RunConfig(
-  algorithm='fed_avg',
-  hparams=fed_avg.FedAvgHParams(num_steps=2, learning_rate=0.1),
+_BEFORE = pfl.Settings(
+  method='fed_avg',
+  num_steps=2,
+  learning_rate=0.1,
   dataset_arguments={'classes': (0, 1, 2)},
   partition='iid',
   num_clients=1,
@@ -203,8 +197,8 @@ def _before(tmp_path_factory):
 def _after(before, **changes):
   """A run on other classes that starts from the one before."""
   settings = {
-    'algorithm': 'fed_per',
-    'hparams': fed_per.FedPerHParams(num_steps=1),
+    'method': 'fed_per',
+    'num_steps': 1,
     'dataset_arguments': {'classes': (3, 4, 5)},
     'num_clients': 2,
     'cohort_size': 2,
@@ -216,11 +210,11 @@ def _after(before, **changes):
   return dataclasses.replace(_BEFORE, **settings)
 
 
-@pytest.mark.parametrize('part', warm_up.INITIAL_RUN_PARTS)
+@pytest.mark.parametrize('part', ['all', 'body'])
 def test_a_run_starts_at_the_weights_of_the_initial_run(part, before, tmp_path):
-  config = _after(before, initial_run_part=part)
-  model = _started(config, tmp_path)
-  own = config.build_model(config.load_data()).initial_weights
+  settings = _after(before, initial_run_part=part)
+  model = _started(settings, tmp_path)
+  own = settings.build_model(settings.load_data()).initial_weights
   random = model.weight_names(model.head_layers) if part == 'body' else ()
   for name, value in _global_weights(before).items():
     assert not np.array_equal(value, own[name])
@@ -240,9 +234,9 @@ def test_a_run_starts_at_the_weights_of_the_initial_run(part, before, tmp_path):
   ],
 )
 def test_a_run_of_another_network_is_refused(before, tmp_path, widths, words):
-  config = _after(before, model_arguments={'widths': widths})
+  settings = _after(before, model_arguments={'widths': widths})
   with pytest.raises(ValueError, match=words):
-    _started(config, tmp_path / 'run')
+    _started(settings, tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
 
 
@@ -261,32 +255,29 @@ def test_an_unfinished_run_is_refused(before, tmp_path):
   unfinished = str(tmp_path / 'before')
   shutil.copytree(before, unfinished)
   with run_store.RunStore.open_for_reading(unfinished) as store:
-    settings = {**store.config, 'num_rounds': 3}
+    record = store.config
+  record['rounds'] |= {'num_rounds': 3}
   # As of a run that was interrupted after two rounds.
-  run_store.RunStore.open(unfinished, settings, resume=True).close()
+  run_store.RunStore.open(unfinished, record, resume=True).close()
   with pytest.raises(ValueError, match='with its 3 rounds, found .2 in '):
     _started(_after(unfinished), tmp_path / 'run')
 
 
 def test_a_run_whose_beginning_is_gone_cannot_be_opened(tmp_path):
-  for config, use, words in (
-    (_CONFIG, warm_up.with_initial_weights, 'found no run. Give the number'),
-    (
-      _after('elsewhere'),
-      warm_up.with_initial_weights,
-      'There is no initial_weights.npz',
-    ),
-    (_after('nowhere'), warm_up.run, 'There is no run in .*nowhere'),
+  for settings, words in (
+    (_SETTINGS, 'found no run. Give the number'),
+    (_after('elsewhere'), 'There is no initial_weights.npz'),
   ):
     with pytest.raises(errors.RunError, match=words):
-      use(config, config.load_data(), str(tmp_path))
+      settings.initial_model(settings.load_data(), str(tmp_path))
+  with pytest.raises(errors.RunError, match='There is no run in .*nowhere'):
+    _started(_after('nowhere'), tmp_path)
 
 
 def test_a_run_keeps_the_weights_of_a_file(tmp_path, caplog):
   weights, folder = str(tmp_path / 'weights.npz'), str(tmp_path / 'run')
-  config = _after(None, initial_weights=weights, algorithm='fed_avg')
-  config = dataclasses.replace(config, hparams=_BEFORE.hparams)
-  own = config.build_model(config.load_data()).initial_weights
+  settings = _after(None, initial_weights=weights, method=_BEFORE.method)
+  own = settings.build_model(settings.load_data()).initial_weights
   # The head is of other classes.
   given = {
     'dense_1/kernel': np.full((64, 64), 0.01, np.float32),
@@ -294,18 +285,18 @@ def test_a_run_keeps_the_weights_of_a_file(tmp_path, caplog):
     'head/kernel': np.zeros((64, 7), np.float32),
   }
   np.savez(weights, **given)
-  started = _started(config, folder).initial_weights
+  started = _started(settings, folder).initial_weights
   assert 'head, which start at random' in caplog.text
   np.testing.assert_array_equal(
     started['dense_1/kernel'], given['dense_1/kernel']
   )
   np.testing.assert_array_equal(started['head/kernel'], own['head/kernel'])
-  config.run(folder, show_progress=False)
+  settings.run(folder, show_progress=False)
   # The run needs the file no more, but its own copy as it was.
   (tmp_path / 'weights.npz').unlink()
-  run = open_run.open_run(folder)
+  run = pfl.open_run(folder)
   toy_problems.assert_same(dict(run.model.initial_weights), dict(started))
-  longer = dataclasses.replace(config, num_rounds=3)
+  longer = dataclasses.replace(settings, num_rounds=3)
   assert len(longer.run(folder, resume=True, show_progress=False).history) == 3
   changed = {name: value + 1 for name, value in started.items()}
   np.savez(f'{folder}/initial_weights.npz', **changed)
