@@ -7,8 +7,6 @@ from scipy import optimize, stats
 
 import tff_pfl as pfl
 from tff_pfl.core import client_sampling, privacy
-from tff_pfl.export import client_module
-from tff_pfl.runs import model_files, run_store
 
 _DELTA = 1e-5
 
@@ -169,11 +167,6 @@ def test_bounds_are_for_cohorts_among_all_that_report(options):
     privacy.Accounting(1.0, sampler, _DELTA)
 
 
-def _stored(directory):
-  with run_store.RunStore.open_for_reading(directory) as store:
-    return store.server_state(), [row['epsilon'] for row in store.history()]
-
-
 @pytest.fixture(name='data', scope='module')
 def _data():
   return _SETTINGS.load_data()
@@ -182,40 +175,6 @@ def _data():
 @pytest.fixture(name='process', scope='module')
 def _process(data):
   return _SETTINGS.build_process(_SETTINGS.build_model(data), data)
-
-
-def test_resumed_private_run_equals_an_uninterrupted_one(
-  process, data, tmp_path, capsys, monkeypatch
-):
-  for folder, num_rounds in (('parts', 1), ('parts', 3), ('whole', 3)):
-    run = pfl.run(
-      process,
-      data,
-      str(tmp_path / folder),
-      options=_SETTINGS.rounds,
-      num_rounds=num_rounds,
-      resume=True,
-      show_progress=False,
-      pictures=False,
-    )
-  assert '3 rounds, 3 of 6 clients' in capsys.readouterr().err
-  whole = _stored(tmp_path / 'whole')
-  assert _stored(tmp_path / 'parts') == whole
-  delta = privacy.default_delta(6)
-  sampler = client_sampling.CohortSampler(6, 3, 3)
-  assert whole[1] == privacy.Accounting(1.0, sampler, delta).epsilons(3)
-  assert run.summary['privacy'] == {
-    'epsilon': whole[1][-1],
-    'unit': 'client',
-    'noise_multiplier': 1.0,
-    'delta': delta,
-  }
-  # By its seed the noise could be taken off an exported model.
-  monkeypatch.setattr(
-    client_module, 'new_client_module', lambda _, state, *__, **___: state
-  )
-  exported = model_files.client_functions(run, None, None, run.cpu)
-  assert (exported.seed, run.server_state().seed) == (0, 3)
 
 
 def test_accounting_is_of_the_noise_that_is_added(process, data):
