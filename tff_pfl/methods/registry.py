@@ -129,7 +129,10 @@ def build(
   )
   own = {field.name for field in dataclasses.fields(hparams)} & set(values)
   hparams = dataclasses.replace(hparams, **{n: values.pop(n) for n in own})
-  known = fields.flat_names(options_lib.ProcessOptions)
+  known = {
+    **fields.hints(options_lib.ProcessOptions),
+    **fields.flat_names(options_lib.ProcessOptions),
+  }
   for value in values:
     if value not in known:
       raise TypeError(
