@@ -30,7 +30,7 @@ class CohortSampler:
       of them 1; empty where all are 1.
   """
 
-  num_clients: fields.Count
+  num_clients: fields.integer(1, 2**63 - 1)
   cohort_size: fields.Count
   seed: fields.Seed
   dropout_rate: fields.ShareBelowOne = 0.0
