@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import errors
+from tff_pfl import fields
 
 # The paper's smoothing of Weiszfeld's iteration, and when that ends.
 _SMALLEST_DISTANCE = 1e-6
@@ -144,7 +144,7 @@ class StackFactory(GatherFactory):
     return tf.zeros([self.max_cohort_size, *spec.shape], spec.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
+@fields.dataclass
 class TrimmedMeanFactory(GatherFactory):
   """The mean of each number without its largest and smallest values.
 
@@ -155,12 +155,7 @@ class TrimmedMeanFactory(GatherFactory):
       rounded down to whole clients; 0.5 is the median.
   """
 
-  fraction: float = 0.5
-
-  def __post_init__(self):
-    errors.expect(
-      0 <= self.fraction <= 0.5, 'fraction', 'in [0, 0.5]', self.fraction
-    )
+  fraction: fields.number(float, ge=0, le=0.5) = 0.5
 
   def statistic(self, values, weights):  # noqa: D102
     num_clients = tf.size(weights)

@@ -34,7 +34,7 @@ def kept_by_clients(
   """The work of clients that keep weights of batch normalization.
 
   Args:
-    statistics: One of `options.STATISTICS`; 'global' changes nothing.
+    statistics: As `ProcessOptions.statistics`; global changes nothing.
   """
   if statistics == 'global':
     return work

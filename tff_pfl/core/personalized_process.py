@@ -213,7 +213,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     errors.expect(
       not self.attacked_clients,
       'attack',
-      "None for a LearningProcess of TFF's",
+      "none for a LearningProcess of TFF's",
       'one',
     )
     return self.build_learning_process()

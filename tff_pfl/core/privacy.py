@@ -58,18 +58,12 @@ class Accounting:
       known, for the bound of secret ones is that of Gaussian noise.
   """
 
-  noise_multiplier: float
+  noise_multiplier: fields.number(float, gt=0)
   sampler: client_sampling.CohortSampler
   delta: fields.InnerShare
   is_distributed: bool = False
 
   def __post_init__(self):
-    errors.expect(
-      self.noise_multiplier > 0,
-      'noise_multiplier',
-      'positive',
-      self.noise_multiplier,
-    )
     errors.expect(
       self.sampler.is_plain,
       'sampler',
@@ -173,8 +167,6 @@ def find_noise_multiplier(
     sampler: Sampler of cohorts, among all clients, that all report.
     num_rounds: Number of rounds, at least 1.
   """
-  errors.expect_positive('epsilon', epsilon)
-  Accounting(math.inf, sampler, delta)  # It takes the sampler and delta.
   most = most_participations(sampler, num_rounds)[-1]
 
   def epsilon_of(noise_multiplier):
