@@ -1,5 +1,3 @@
-import dataclasses
-
 import pytest
 import tensorflow_federated as tff
 
@@ -35,36 +33,8 @@ def test_an_optimizer_that_is_no_name_is_taken_as_it_is():
   with pytest.raises(ValueError, match='`head_learning_rate`.*left out'):
     hparams.HeadAndBodyHParams(optimizer=adagrad, head_learning_rate=0.1)
   # What a method sets itself, it sets for an optimizer by name.
-  with pytest.raises(ValueError, match='`optimizer`.*sgd, adam where.*Adagrad'):
+  with pytest.raises(ValueError, match='`optimizer`.*adam where.*Adagrad'):
     ditto.DittoHParams(optimizer=adagrad, personal_learning_rate=0.1)
-
-
-@pytest.mark.parametrize(
-  'arguments, reason',
-  [
-    ({'num_epochs': -1}, '`num_epochs`.*found -1'),
-    ({'num_steps': 0}, '`num_steps`.*found 0'),
-    ({'batch_size': 2.5}, '`batch_size`.*found 2.5'),
-    ({'batch_size': 2**31}, '`batch_size`.*2147483647.*found 2147483648'),
-    ({'learning_rate': 0.0}, '`learning_rate` to be a positive.*found 0.0'),
-    ({'learning_rate': float('nan')}, '`learning_rate`.*found nan'),
-    ({'momentum': 1.0}, '`momentum`.*found 1.0'),
-    ({'optimizer': 'lion'}, "one of sgd, adam, or of tff.*found 'lion'"),
-  ],
-)
-def test_values_out_of_range_are_refused(arguments, reason):
-  with pytest.raises(ValueError, match=reason):
-    hparams.LocalTrainingHParams(**arguments)
-
-
-def test_a_field_whose_default_is_none_may_be_none():
-  @dataclasses.dataclass(frozen=True)
-  class OwnHParams(hparams.LocalTrainingHParams):
-    strength: float = None
-
-  assert OwnHParams().strength is None
-  with pytest.raises(ValueError, match='`strength` to be a number'):
-    OwnHParams(strength='a')
 
 
 @pytest.mark.parametrize(
@@ -81,7 +51,3 @@ def test_a_field_whose_default_is_none_may_be_none():
 def test_steps_that_take_the_place_of_epochs(algorithm, name, steps):
   owner = registry.get_algorithm(algorithm).hparams
   assert hparams.steps_instead_of(owner, name) == steps
-
-
-def test_zero_stands_for_none_where_none_is_a_value_and_not_the_default():
-  assert hparams.none_for_zero(hparams.LocalTrainingHParams) == ['batch_size']

@@ -7,7 +7,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.methods import toy_problems
-from tff_pfl.core import aggregators, training_options
 from tff_pfl.methods import registry
 
 _CLIENTS = [toy_problems.labeled_examples(n, seed=n) for n in (11, 25)]
@@ -22,7 +21,7 @@ def _build(name='fed_avg', **options):
 @functools.cache
 def _with(aggregator):
   """A process with a named aggregator, and its first two rounds."""
-  process = _build(aggregator=aggregators.make_aggregator(aggregator))
+  process = _build(aggregator=aggregator)
   return process, *toy_problems.rounds(process, _CLIENTS, [(0, 1)] * 2)
 
 
@@ -84,11 +83,11 @@ def test_nested_measurements_are_found_in_the_metrics():
 @pytest.mark.parametrize(
   ('option', 'value', 'error'),
   [
-    ('aggregator', 'mean', TypeError),
+    ('aggregator', 'krum', ValueError),
     ('server_optimizer', keras.optimizers.SGD(1.0), TypeError),
     ('personalization', 'head', TypeError),
-    ('server_schedule', 'cosine:100', TypeError),
-    ('client_weighting', 'equal', ValueError),
+    ('fine_tune_epochs', 3, TypeError),
+    ('server_learning_rate_schedule', 'cosine', ValueError),
     ('seed', 2**63, ValueError),
   ],
 )
@@ -99,8 +98,7 @@ def test_wrong_option_is_refused_by_name(option, value, error):
 
 def test_clients_of_large_index_have_work_of_their_own_and_seeds_are_64_bit():
   # Nothing is global, of which this aggregator cannot take a mean.
-  aggregator = aggregators.make_aggregator('geometric_median')
-  process = _build('local_only', seed=-(2**63), aggregator=aggregator)
+  process = _build('local_only', seed=-(2**63), aggregator='geometric_median')
   assert process.initialize().seed == -(2**63)
   output = process.next(
     process.initialize(),
@@ -116,9 +114,6 @@ def _halved(rounds_done):
   return 0.5 ** tf.cast(rounds_done, tf.float32)
 
 
-_LOCALLY_HALVED = training_options.TrainingOptions(
-  learning_rate_schedule=_halved
-)
 # Of which the first step is as long as without.
 _MOMENTUM = tff.learning.optimizers.build_sgdm(1.0, 1e-30)
 
@@ -126,7 +121,7 @@ _MOMENTUM = tff.learning.optimizers.build_sgdm(1.0, 1e-30)
 @pytest.mark.parametrize(
   ('options', 'weighting', 'factor'),
   [
-    ({'training': _LOCALLY_HALVED}, 'unweighted', 0.25),
+    ({'learning_rate_schedule': _halved}, 'unweighted', 0.25),
     ({'server_optimizer': _MOMENTUM}, 'uniform', 0.5),
   ],
 )
@@ -135,7 +130,7 @@ def test_rates_fall_by_round_and_clients_count_alike(
 ):
   clients = toy_problems.CLIENTS
   options = {
-    'server_schedule': _halved,
+    'server_learning_rate_schedule': _halved,
     **options,
     **toy_problems.WEIGHTINGS[weighting],
   }
@@ -154,12 +149,13 @@ def test_rates_fall_by_round_and_clients_count_alike(
 
 
 def test_new_clients_train_at_the_full_rate_with_weight_decay():
-  training = training_options.TrainingOptions(
-    weight_decay=0.5, learning_rate_schedule=lambda rounds_done: 0.0
-  )
+  training = {
+    'weight_decay': 0.5,
+    'learning_rate_schedule': lambda rounds_done: 0.0,
+  }
   body, client = toy_problems.BODY, toy_problems.DEEP_CLIENTS[0]
   process = toy_problems.deep_linear(
-    'fed_per', {'training': training}, num_epochs=4, learning_rate=0.05
+    'fed_per', training, num_epochs=4, learning_rate=0.05
   )
   head = toy_problems.descended(
     lambda head: toy_problems.gradients(body, head, client)[1] + 0.5 * head,

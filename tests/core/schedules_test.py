@@ -5,7 +5,7 @@ import math
 import pytest
 import tensorflow as tf
 
-from tff_pfl.core import schedules
+from tff_pfl.core import schedules, training_options
 
 
 def test_a_step_comes_in_its_round_when_compiled():
@@ -41,8 +41,9 @@ def test_factors_by_round(spec, rounds, expected):
   ',linear:3,step,step:0,step:x,step:3:2,warmup:3:1,step:3:.1:.1'.split(','),
 )
 def test_other_forms_are_refused(spec):
-  with pytest.raises(ValueError, match='Expected `rate` to be .* found'):
-    schedules.make_schedule(spec, 'rate')
+  message = 'Expected `learning_rate_schedule` to be constant, warmup.* found'
+  with pytest.raises(ValueError, match=message):
+    training_options.TrainingOptions(learning_rate_schedule=spec)
 
 
 def test_constant_is_no_schedule():

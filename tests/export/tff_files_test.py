@@ -60,7 +60,7 @@ def test_a_loaded_process_goes_on_as_the_saved_one(saved):
   _assert_same(loaded.next(loaded.state, data), expected)
   assert loaded.manifest == manifest
   assert manifest['forms'] == ['map_reduce', 'distribute_aggregate']
-  assert manifest['description']['aggregator'] == 'MeanFactory'
+  assert manifest['description']['aggregator'] == {'name': 'MeanFactory'}
   assert 'x=float32[?,5]' in manifest['types']['client_data']
   for name, form in (
     ('map_reduce', 'work'),

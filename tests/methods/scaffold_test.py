@@ -4,7 +4,6 @@ import tensorflow as tf
 
 from tests.methods import toy_problems
 from tff_pfl import datasets
-from tff_pfl.core import training_options
 
 _INITIAL = toy_problems.KERNEL
 # Alike in size and as unlike as can be in what they ask for.
@@ -26,10 +25,12 @@ def _process(name='scaffold', options=None, **changes):
 
 @pytest.mark.parametrize('num_clients', [None, 4])
 def test_rounds_by_hand(num_clients):
-  schedule = training_options.TrainingOptions(
-    learning_rate_schedule=lambda done: 0.5 ** tf.cast(done, tf.float32)
+  process = _process(
+    options={
+      'learning_rate_schedule': lambda done: 0.5 ** tf.cast(done, tf.float32)
+    },
+    num_clients=num_clients,
   )
-  process = _process(options={'training': schedule}, num_clients=num_clients)
   cohorts = [(0,), (1,), (0, 1), (1,)]
 
   def rounds():

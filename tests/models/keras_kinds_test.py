@@ -13,7 +13,7 @@ from tests.models import keras_models
 from tff_pfl import datasets
 from tff_pfl.methods import registry
 from tff_pfl.models import keras_bridge, prediction, weight_partition
-from tff_pfl.runs import training
+from tff_pfl.runs import loop
 
 layers = keras.layers
 sequential = keras_models.sequential
@@ -305,7 +305,7 @@ def test_several_inputs_go_from_arrays_to_predictions(tmp_path):
     )
     process = registry.build('fed_avg', bridged)
     arguments = dict(num_rounds=1, cohort_size=2, show_progress=False)
-    return data, training.run(process, data, str(tmp_path / 'run'), **arguments)
+    return data, loop.run(process, data, str(tmp_path / 'run'), **arguments)
 
   with pytest.raises(ValueError, match=r'x.left is float32\(4,\) and x.right'):
     data_and_run(x['left'])

@@ -13,7 +13,6 @@ import tensorflow as tf
 from tests.methods import toy_problems
 from tests.runtime import chunks, parity
 from tff_pfl import runtime
-from tff_pfl.core import personalization, schedules, training_options
 from tff_pfl.methods import registry
 from tff_pfl.models import augmentation
 
@@ -231,16 +230,12 @@ def _process_with_options(name):
     toy_problems.model_for(name, augmentation.augmented(model, noisy)),
     seed=_SEED,
     statistics='local',
-    personalization=personalization.Personalization(
-      fine_tune='trained' if name == 'ditto' else 'all'
-    ),
-    training=training_options.TrainingOptions(
-      weight_decay=0.01,
-      decoupled_weight_decay=0.02,
-      max_gradient_norm=0.5,
-      learning_rate_schedule=schedules.make_schedule('warmup:2+cosine:4'),
-    ),
-    server_schedule=schedules.make_schedule('step:1:0.5'),
+    fine_tune='trained' if name == 'ditto' else 'all',
+    weight_decay=0.01,
+    decoupled_weight_decay=0.02,
+    max_gradient_norm=0.5,
+    learning_rate_schedule='warmup:2+cosine:4',
+    server_learning_rate_schedule='step:1:0.5',
   )
 
 
