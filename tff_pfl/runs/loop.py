@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import numbers
 import os
 import sys
@@ -107,8 +106,9 @@ class RunOptions:
     """
     size = self.cohort_size or min(10, num_clients)
     if self.participation is not None:
-      # Halves are rounded up.
-      size = max(1, math.floor(num_clients * self.participation + 0.5))
+      size = client_sampling.cohort_size_from_participation(
+        num_clients, self.participation
+      )
     return client_sampling.CohortSampler(
       num_clients, size, seed, self.dropout_rate, join_rounds
     )
