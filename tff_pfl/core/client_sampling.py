@@ -102,9 +102,5 @@ def cohort_size_from_participation(
   """Returns the size of a cohort that is a fraction of the population.
 
   It is the nearest whole number, halves rounded up, but at least 1.
-
-  Raises:
-    ValueError: If `participation` is not in (0, 1].
   """
-  errors.expect_share('participation', participation, '(0, 1]')
   return max(1, math.floor(num_clients * participation + 0.5))
