@@ -29,18 +29,6 @@ def test_errors_of_the_system_say_what_to_do(error, reason):
   assert errors.reason(error) == reason
 
 
-@pytest.mark.parametrize(
-  'interval, ends',
-  [('[0, 1]', (0, 1)), ('(0, 1]', (1,)), ('[0, 1)', (0,)), ('(0, 1)', ())],
-)
-def test_a_share_is_a_number_in_its_interval(interval, ends):
-  for value in (*ends, 0.5):
-    errors.expect_share('rate', value, interval)
-  for value in {0, 1, -0.1, 1.1, float('nan'), '0.5'} - set(ends):
-    with pytest.raises(ValueError, match='`rate` to be a number in'):
-      errors.expect_share('rate', value, interval)
-
-
 _LONG = np.arange(9000.0).reshape(300, 30)
 
 

@@ -34,9 +34,6 @@ _ADVICE = {
   errno.EROFS: 'give a path on a disk that can be written to',
 }
 
-# About what TensorFlow takes for a tensor while it traces a graph, besides the
-# numbers.
-_BYTES_PER_TENSOR = 10_000
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -186,35 +183,6 @@ def expect_non_negative(name: str, value: Any) -> None:
     'a non-negative number that float32 can hold',
     value,
   )
-
-
-def expect_share(name: str, value: Any, interval: str = '[0, 1]') -> None:
-  """Raises `ValueError` unless a number is in `interval`, as '(0, 1]'."""
-  is_above = is_number(value) and (value > 0 or value == 0 and '[' in interval)
-  expect(
-    is_above and (value < 1 or value == 1 and ']' in interval),
-    name,
-    f'a number in {interval}',
-    value,
-  )
-
-
-def expect_room(
-  name: str, number: int, num_bytes: int = 0, num_tensors: int = 1
-) -> None:
-  """Raises `ValueError` if as many parts as an argument says have no room.
-
-  Together they may take 2 GiB, which is what a message of protocol buffers, and
-  so a graph of TensorFlow with its constants, can hold.
-
-  Args:
-    name: The argument's name.
-    number: The argument's value, a number of parts.
-    num_bytes: Bytes of the numbers of each part.
-    num_tensors: Tensors of each part in a graph.
-  """
-  most = 2**31 // (int(num_bytes) + num_tensors * _BYTES_PER_TENSOR)
-  expect(number <= most, name, f'at most {most}, which fill 2 GiB', number)
 
 
 def is_number(value: Any) -> bool:

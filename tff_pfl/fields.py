@@ -126,6 +126,10 @@ def integer(low: int, high: int = _INT32_MAX) -> Any:
 
 Count = integer(1)
 CountOrZero = integer(0)
+# What takes memory for each has bounds that only a slip exceeds.
+Epochs = integer(0, 10**6)
+Steps = integer(1, 10**7)
+Size = integer(1, 10**4)
 Seed = integer(0, 2**63 - 1)
 Float = number(float, ge=-_FLOAT32_MAX, le=_FLOAT32_MAX)
 Positive = number(float, gt=0, le=_FLOAT32_MAX)

@@ -70,20 +70,9 @@ def test_hyperparameter_out_of_range_is_refused_by_name(name, field, value):
     ('per_fed_avg', 'num_adaptation_steps'),
   ],
 )
-def test_what_multiplies_weights_or_steps_must_have_room(name, field):
-  model = toy_problems.model_for(name, toy_problems.classifier())
-  with pytest.raises(ValueError, match=f'`{field}` to be at most .* 2 GiB'):
-    registry.build(name, model, **{field: 2**31 - 1})
-
-
-@pytest.mark.parametrize(
-  ('number', 'name'), [(10**8, 'num_steps'), (10**6, 'num_inner')]
-)
-def test_batches_of_a_step_must_have_room(number, name):
-  with pytest.raises(ValueError, match=f'`{name}.*at most'):
-    registry.build(
-      'per_fed_avg', toy_problems.classifier(), num_inner_steps=number
-    )
+def test_what_multiplies_weights_or_steps_has_a_bound(name, field):
+  with pytest.raises(ValueError, match=f'`{field}` to be at most 10+,'):
+    toy_problems.hparams_for(name, **{field: 2**31 - 1})
 
 
 def _linear():

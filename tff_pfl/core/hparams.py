@@ -1,21 +1,10 @@
 """Hyperparameters that methods share."""
 
 import typing
-from collections.abc import Mapping
 from typing import Optional
-
-import numpy as np
 
 from tff_pfl import errors, fields
 from tff_pfl.core import phases
-
-
-def expect_copies_fit(
-  name: str, number: int, weights: Mapping[str, np.ndarray]
-) -> None:
-  """Raises `ValueError` if there is no room for as many copies of weights."""
-  num_bytes = sum(np.asarray(value).nbytes for value in weights.values())
-  errors.expect_room(name, number, num_bytes, len(weights))
 
 
 @fields.dataclass
@@ -33,8 +22,8 @@ class LocalTrainingHParams:
       `num_steps=1` and all weights global, this is FedSGD).
   """
 
-  num_epochs: fields.CountOrZero = 5
-  num_steps: Optional[fields.Count] = None
+  num_epochs: fields.Epochs = 5
+  num_steps: Optional[fields.Steps] = None
   learning_rate: fields.Positive = 0.01
   momentum: fields.ShareBelowOne = 0.5
   optimizer: phases.Optimizer = 'sgd'
@@ -42,7 +31,6 @@ class LocalTrainingHParams:
 
   def __post_init__(self):
     phases.expect_own_rates(self, 'learning_rate', 'momentum')
-    self.phase()
 
   def phase(
     self,
@@ -84,19 +72,18 @@ class PersonalTrainingHParams(LocalTrainingHParams):
       of the global ones.
   """
 
-  personal_num_epochs: Optional[fields.CountOrZero] = None
+  personal_num_epochs: Optional[fields.Epochs] = None
   personal_learning_rate: Optional[fields.Positive] = None
 
   def __post_init__(self):
     super().__post_init__()
-    self.personal_phase()
+    phases.expect_own_rates(self, 'personal_learning_rate')
 
   def personal_phase(self, num_epochs: Optional[int] = None) -> phases.Phase:
     """The phase of the personal weights, for `num_epochs` if given."""
     if num_epochs is None:
       num_epochs = self.personal_num_epochs
-    with errors.naming({'num_epochs': '`personal_num_epochs`'}):
-      return self.phase(num_epochs, self.personal_learning_rate)
+    return self.phase(num_epochs, self.personal_learning_rate)
 
 
 @fields.dataclass
@@ -116,10 +103,10 @@ class HeadAndBodyHParams:
     batch_size: Examples per batch; None, or 0, is the full batch.
   """
 
-  num_head_epochs: fields.CountOrZero = 10
-  num_head_steps: Optional[fields.Count] = None
-  num_body_epochs: fields.CountOrZero = 1
-  num_body_steps: Optional[fields.Count] = None
+  num_head_epochs: fields.Epochs = 10
+  num_head_steps: Optional[fields.Steps] = None
+  num_body_epochs: fields.Epochs = 1
+  num_body_steps: Optional[fields.Steps] = None
   head_learning_rate: fields.Positive = 0.01
   body_learning_rate: fields.Positive = 0.01
   momentum: fields.ShareBelowOne = 0.5
@@ -130,8 +117,6 @@ class HeadAndBodyHParams:
     phases.expect_own_rates(
       self, 'head_learning_rate', 'body_learning_rate', 'momentum'
     )
-    self.head_phase()
-    self.body_phase()
 
   def head_phase(self, num_epochs: Optional[int] = None) -> phases.Phase:
     """The training of the head in a round, or for `num_epochs`."""
@@ -146,17 +131,11 @@ class HeadAndBodyHParams:
     if num_epochs is None:
       num_epochs = getattr(self, f'num_{part}_epochs')
       num_steps = getattr(self, f'num_{part}_steps')
-    learning_rate = f'{part}_learning_rate'
-    names = {
-      'learning_rate': f'`{learning_rate}`',
-      'num_epochs': f'`num_{part}_epochs`',
-      'num_steps': f'`num_{part}_steps`',
-    }
-    with errors.naming(names):
-      optimizer = phases.build_optimizer(
-        self.optimizer, getattr(self, learning_rate), self.momentum
-      )
-      return phases.Phase(optimizer, self.batch_size, num_epochs, num_steps)
+    learning_rate = getattr(self, f'{part}_learning_rate')
+    optimizer = phases.build_optimizer(
+      self.optimizer, learning_rate, self.momentum
+    )
+    return phases.Phase(optimizer, self.batch_size, num_epochs, num_steps)
 
 
 def steps_instead_of(hparams: type, name: str) -> Optional[str]:

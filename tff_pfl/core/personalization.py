@@ -49,18 +49,17 @@ class Personalization:
   """
 
   fine_tune: Scope = 'method'
-  num_epochs: _flat(fields.CountOrZero, 'num_epochs') = 10
-  num_steps: _flat(Optional[fields.Count], 'num_steps') = None
+  num_epochs: _flat(fields.Epochs, 'num_epochs') = 10
+  num_steps: _flat(Optional[fields.Steps], 'num_steps') = None
   learning_rate: _flat(fields.Positive, 'learning_rate') = 0.01
   momentum: _flat(fields.ShareBelowOne, 'momentum') = 0.5
   optimizer: _flat(phases.Optimizer, 'optimizer') = 'sgd'
   batch_size: _flat(Optional[fields.CountOrZero], 'batch_size') = 10
-  new_client_epochs: Optional[fields.CountOrZero] = None
+  new_client_epochs: Optional[fields.Epochs] = None
   proximal_strength: _flat(fields.NonNegative, 'proximal_strength') = 0.0
 
   def __post_init__(self):
     phases.expect_own_rates(self, 'learning_rate', 'momentum')
-    self.phase()
 
   def resolved(self, adaptation: Personalization) -> Personalization:
     """These options, or the method's `adaptation` if they are left to it."""

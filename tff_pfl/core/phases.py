@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Optional, Union
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl import errors, fields
+from tff_pfl import errors
 from tff_pfl.core import example_tensors
 from tff_pfl.models import randomness
 
@@ -75,7 +75,7 @@ def describe_optimizer(
   }
 
 
-@fields.dataclass
+@dataclasses.dataclass(frozen=True)
 class Phase:
   """A phase of local training.
 
@@ -94,22 +94,10 @@ class Phase:
   """
 
   optimizer: tff.learning.optimizers.Optimizer
-  batch_size: Optional[fields.CountOrZero] = None
-  num_epochs: fields.CountOrZero = 1
-  num_steps: Optional[fields.Count] = None
+  batch_size: Optional[int] = None
+  num_epochs: int = 1
+  num_steps: Optional[int] = None
   batches_per_step: int = 1
-
-  def __post_init__(self):
-    # Of each batch at least so many rows are planned, with two numbers each.
-    smallest = example_tensors.SMALLEST_BUCKET
-    rows = min(self.batch_size or smallest, smallest)
-    length = 'num_epochs' if self.num_steps is None else 'num_steps'
-    errors.expect_room(
-      length if self.batches_per_step == 1 else f'{length} * batches_per_step',
-      getattr(self, length) * self.batches_per_step,
-      num_bytes=8 * rows,
-      num_tensors=0,
-    )
 
 
 class BatchPlan(NamedTuple):

@@ -35,7 +35,7 @@ from typing import Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors, fields
+from tff_pfl import fields
 from tff_pfl.core import (
   client_work,
   example_tensors,
@@ -66,7 +66,7 @@ class FedAlaHParams(hparams_lib.LocalTrainingHParams):
   mixing_depth: Optional[int] = None
   mixing_learning_rate: fields.NonNegative = 1.0
   mixing_data_share: fields.PositiveShare = 0.8
-  num_mixing_epochs: fields.CountOrZero = 1
+  num_mixing_epochs: fields.Epochs = 1
 
 
 def _mixed(shared, own, mixing):
@@ -117,8 +117,7 @@ def fed_ala(model, hparams):
   partition = weight_partition.WeightPartition.by_layer(model, layers)
   names = [n for n in partition.local_names if n not in model.statistics]
   sgd = phases.build_optimizer('sgd', 1.0)
-  with errors.naming({'num_epochs': '`num_mixing_epochs`'}):
-    on_mixing = phases.Phase(sgd, hparams.batch_size, hparams.num_mixing_epochs)
+  on_mixing = phases.Phase(sgd, hparams.batch_size, hparams.num_mixing_epochs)
 
   def learn_mixing(client, own):
     shared, mixing = client.received, client.local['mixing']

@@ -19,7 +19,7 @@ from typing import Literal
 
 import tensorflow as tf
 
-from tff_pfl import errors, fields
+from tff_pfl import fields
 from tff_pfl.core import client_work, objectives, personalization
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
@@ -37,19 +37,18 @@ class FedBabuHParams(hparams_lib.LocalTrainingHParams):
   """
 
   fine_tune_scope: Literal['head', 'all'] = 'head'
-  num_fine_tune_epochs: fields.Count = 5
+  num_fine_tune_epochs: fields.integer(1, 10**6) = 5
 
   def adaptation(self) -> personalization.Personalization:
     """The fine-tuning before a client's model is scored."""
-    with errors.naming({'num_epochs': '`num_fine_tune_epochs`'}):
-      return personalization.Personalization(
-        fine_tune=self.fine_tune_scope,
-        num_epochs=self.num_fine_tune_epochs,
-        learning_rate=self.learning_rate,
-        momentum=self.momentum,
-        optimizer=self.optimizer,
-        batch_size=self.batch_size,
-      )
+    return personalization.Personalization(
+      fine_tune=self.fine_tune_scope,
+      num_epochs=self.num_fine_tune_epochs,
+      learning_rate=self.learning_rate,
+      momentum=self.momentum,
+      optimizer=self.optimizer,
+      batch_size=self.batch_size,
+    )
 
 
 @registry.method(

@@ -90,15 +90,15 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
       no such layer.
   """
 
-  num_head_epochs: fields.CountOrZero = 5
-  num_body_epochs: fields.CountOrZero = 5
+  num_head_epochs: fields.Epochs = 5
+  num_body_epochs: fields.Epochs = 5
   batch_size: Optional[fields.CountOrZero] = 32
   heads: fields.one_of(HEADS) = 'by_domain'
   aggregation: Literal['weighted_average', 'second_order'] = 'second_order'
   ridge: fields.NonNegative = 1e-3
   reweight_domains: bool = True
   alternating: bool = True
-  projection_dim: Optional[fields.Count] = None
+  projection_dim: Optional[fields.Size] = None
 
   def __post_init__(self):
     super().__post_init__()
@@ -133,10 +133,6 @@ def fed_dar(model, hparams):
   """
   split_model.check_has_body(model, 'fed_dar')
   if hparams.projection_dim is not None:
-    features = split_model.feature_spec(model, 'fed_dar').shape
-    errors.expect_room(
-      'projection_dim', hparams.projection_dim, 4 * features.num_elements(), 0
-    )
     model = domain_models.projected(model, hparams.projection_dim)
   domain_model = HEADS[hparams.heads](model)
   combination = _combination(model, hparams)

@@ -35,7 +35,7 @@ import functools
 
 import tensorflow as tf
 
-from tff_pfl import errors, fields
+from tff_pfl import fields
 from tff_pfl.core import client_work, example_tensors, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
@@ -55,8 +55,8 @@ class FedEmHParams(hparams_lib.LocalTrainingHParams):
     component_seed: Seed of the components' initial weights.
   """
 
-  num_components: fields.Count = 3
-  num_mixture_steps: fields.Count = 10
+  num_components: fields.Size = 3
+  num_mixture_steps: fields.Size = 10
   component_seed: fields.Seed = 0
 
 
@@ -145,10 +145,6 @@ def _weighted_model(model, parts, log_shares):
 )
 def fed_em(model, hparams):
   """FedEM; the process' model is the mixture, `model` that of a component."""
-  hparams_lib.expect_copies_fit(
-    'num_components', hparams.num_components, model.initial_weights
-  )
-  errors.expect_room('num_mixture_steps', hparams.num_mixture_steps)
   parts = copies.components(model, hparams.num_components)
   initial = copies.drawn_apart(parts, hparams.component_seed)
   mixture = copies.mixture(parts, initial)
@@ -186,7 +182,6 @@ def fed_em(model, hparams):
     steps = hparams.num_mixture_steps if num_epochs is None else num_epochs
     if not steps:
       return client.local
-    errors.expect_room('new_client_epochs', steps)
     _, log_shares = expectation_steps(
       client.received, client.local[_SHARES], client.examples, steps
     )

@@ -71,12 +71,12 @@ class FedPacHParams(hparams_lib.HeadAndBodyHParams):
       server's state has room for as many heads.
   """
 
-  num_head_epochs: fields.CountOrZero = 1
-  num_body_epochs: fields.CountOrZero = 5
+  num_head_epochs: fields.Epochs = 1
+  num_body_epochs: fields.Epochs = 5
   head_learning_rate: fields.Positive = 0.1
   pull_strength: fields.NonNegative = 1.0
   combines_heads: bool = True
-  max_cohort_size: fields.Count = 32
+  max_cohort_size: fields.Size = 32
 
 
 def _told(features, means, head):
@@ -181,9 +181,6 @@ def fed_pac(model, hparams):
       client_work.Exchange(train_body, align),
     ]
     head = partition.local_part(model.initial_weights)
-    hparams_lib.expect_copies_fit(
-      'max_cohort_size', slots, {**head, 'means': initial['means']}
-    )
     initial['cohort'] = _nothing_told(slots, initial['means'], head)
   return client_work.partitioned_weights_work(
     model,

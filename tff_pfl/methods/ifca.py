@@ -49,7 +49,7 @@ class IfcaHParams(hparams_lib.LocalTrainingHParams):
     cluster_seed: Seed of the models' initial weights.
   """
 
-  num_clusters: fields.Count = 3
+  num_clusters: fields.Size = 3
   cluster_seed: fields.Seed = 0
 
 
@@ -60,9 +60,6 @@ class IfcaHParams(hparams_lib.LocalTrainingHParams):
 )
 def ifca(model, hparams):
   """IFCA."""
-  hparams_lib.expect_copies_fit(
-    'num_clusters', hparams.num_clusters, model.initial_weights
-  )
   clusters = copies.components(model, hparams.num_clusters)
 
   def best_cluster(client):

@@ -33,7 +33,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tff_pfl import errors, fields
+from tff_pfl import fields
 from tff_pfl.core import example_tensors, training_loop
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
@@ -60,7 +60,7 @@ class KnnPerHParams(hparams_lib.LocalTrainingHParams):
   num_neighbors: fields.CountOrZero = 10
   neighbor_weight: fields.Share = 0.5
   length_scale: fields.Positive = 1.0
-  num_stored_examples: fields.Count = 1000
+  num_stored_examples: fields.integer(1, 10**6) = 1000
 
 
 def neighbor_votes(
@@ -95,7 +95,6 @@ def with_neighbors(
   """The model with a datastore whose votes are mixed into predictions."""
   size = split_model.feature_spec(model, 'knn_per').shape.num_elements()
   capacity = hparams.num_stored_examples
-  errors.expect_room('num_stored_examples', capacity, 4 * (size + 1), 0)
   store = {
     _FEATURES: np.zeros([capacity, size], np.float32),
     _CLASSES: np.zeros([capacity], np.float32),

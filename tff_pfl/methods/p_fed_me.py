@@ -24,7 +24,7 @@ References:
   NeurIPS 2020, Algorithm 1.
 """
 
-from tff_pfl import errors, fields
+from tff_pfl import fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import objectives, personalization
 from tff_pfl.methods import registry
@@ -49,33 +49,26 @@ class PFedMeHParams(hparams_lib.LocalTrainingHParams):
   learning_rate: fields.Positive = 0.01
   momentum: fields.ShareBelowOne = 0.0
   proximal_strength: fields.Positive = 15.0
-  num_inner_steps: fields.Count = 5
+  num_inner_steps: fields.Size = 5
   inner_learning_rate: fields.Positive = 0.02
-  num_adaptation_epochs: fields.Count = 5
+  num_adaptation_epochs: fields.integer(1, 10**6) = 5
 
   def adaptation(self) -> personalization.Personalization:
     """The solution of theta_i before a client's model is scored."""
-    with errors.naming({'num_epochs': '`num_adaptation_epochs`'}):
-      return personalization.Personalization(
-        fine_tune='all',
-        num_epochs=self.num_adaptation_epochs,
-        learning_rate=self.inner_learning_rate,
-        momentum=0.0,
-        batch_size=self.batch_size,
-        proximal_strength=self.proximal_strength,
-      )
+    return personalization.Personalization(
+      fine_tune='all',
+      num_epochs=self.num_adaptation_epochs,
+      learning_rate=self.inner_learning_rate,
+      momentum=0.0,
+      batch_size=self.batch_size,
+      proximal_strength=self.proximal_strength,
+    )
 
 
 def envelope(
   model: split_model.SplitModel, hparams: PFedMeHParams
 ) -> objectives.Objective:
   """The gradient lambda (w - theta(w)) of a batch's Moreau envelope."""
-  # Unrolled in the graph.
-  errors.expect_room(
-    'num_inner_steps',
-    hparams.num_inner_steps,
-    num_tensors=len(model.initial_weights),
-  )
   loss = objectives.joint_loss(model)
   strength, rate = hparams.proximal_strength, hparams.inner_learning_rate
 

@@ -52,7 +52,7 @@ from typing import Literal, Optional
 
 import tensorflow as tf
 
-from tff_pfl import errors, fields
+from tff_pfl import fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import objectives, personalization, phases
 from tff_pfl.methods import registry
@@ -89,8 +89,8 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
       None for `num_inner_steps`.
   """
 
-  num_epochs: fields.CountOrZero = 5
-  num_steps: Optional[fields.Count] = 10
+  num_epochs: fields.Epochs = 5
+  num_steps: Optional[fields.Steps] = 10
   learning_rate: fields.Positive = 0.001
   momentum: fields.ShareBelowOne = 0.0
   batch_size: Optional[fields.CountOrZero] = 40
@@ -98,10 +98,10 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
   curvature_batch_size: Optional[fields.Count] = None
   variant: Literal['first_order', 'hessian_free', 'exact'] = 'first_order'
   inner_learning_rate: fields.NonNegative = 0.01
-  num_inner_steps: fields.Count = 1
+  num_inner_steps: fields.Size = 1
   inner_scope: Literal['all', 'head'] = 'all'
   hessian_free_step: fields.Positive = 1e-3
-  num_adaptation_steps: Optional[fields.CountOrZero] = None
+  num_adaptation_steps: Optional[fields.integer(0, 10**7)] = None
 
   @property
   def batch_sizes(self) -> tuple[Optional[int], Optional[int], Optional[int]]:
@@ -130,14 +130,13 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
       num_steps = self.num_inner_steps
     if not (num_steps and self.inner_learning_rate):
       return personalization.NO_ADAPTATION
-    with errors.naming({'num_steps': '`num_adaptation_steps`'}):
-      return personalization.Personalization(
-        fine_tune=self.inner_scope,
-        num_steps=num_steps,
-        learning_rate=self.inner_learning_rate,
-        momentum=0.0,
-        batch_size=None,
-      )
+    return personalization.Personalization(
+      fine_tune=self.inner_scope,
+      num_steps=num_steps,
+      learning_rate=self.inner_learning_rate,
+      momentum=0.0,
+      batch_size=None,
+    )
 
 
 def meta_loss(
@@ -145,10 +144,6 @@ def meta_loss(
 ) -> objectives.Objective:
   """f(w - alpha * gradient f(w)) on the batches of `hparams.phase`."""
   num_inner = hparams.num_inner_steps
-  # Unrolled in the graph.
-  errors.expect_room(
-    'num_inner_steps', num_inner, num_tensors=len(model.initial_weights)
-  )
   outer_size, inner_size, curvature_size = hparams.batch_sizes
   loss = objectives.joint_loss(model)
   difference = None

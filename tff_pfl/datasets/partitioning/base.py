@@ -132,7 +132,6 @@ class CountingPartitioner(Partitioner):
       f'at most {len(ids[0])}, the number of training examples',
       num_clients,
     )
-    errors.expect_room('num_classes', num_groups, 8 * num_clients)
     pools = [np.bincount(part, minlength=num_groups) for part in ids]
     rngs = [dealing.make_rng(seed, s) for s in (dealing.TRAIN, dealing.TEST)]
     counts = self._counts(num_clients, *pools, seed, *rngs)
