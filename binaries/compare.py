@@ -31,7 +31,7 @@ import os
 
 from absl import flags
 
-from tff_pfl import datasets, errors
+from tff_pfl import errors
 from tff_pfl.comparisons import comparison_runner as runner
 from tff_pfl.comparisons import page, plan, trial
 from tff_pfl.methods import registry
@@ -196,16 +196,7 @@ def main() -> None:
     directory = small.output_dir(directory)
     comparison = small.comparison(comparison, directory)
     num_processes = num_processes or 0
-  base = comparison.base
-  options = base.data
-  num_clients, partition = datasets.resolve_clients(
-    options.name,
-    options.num_clients,
-    options.partition,
-    data_dir=options.data_dir,
-    seed=base.seed,
-    **options.arguments,
-  )
+  data = comparison.base.data
   found = runner.compare(
     comparison,
     directory,
@@ -213,7 +204,7 @@ def main() -> None:
     cluster=runtime_flags.selected_cluster(),
     runtime_options=runtime_flags.options(),
     resume=_RESUME.value,
-    published=published.reference(options.name, num_clients, partition),
+    published=published.reference(data.name, data.num_clients, data.partition),
   )
   print(found.table())
   print(f'Report: {os.path.join(directory, page.REPORT_NAME)}')

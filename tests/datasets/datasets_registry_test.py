@@ -4,7 +4,6 @@ import pytest
 import tff_pfl as pfl
 from tests.datasets import shared
 from tff_pfl import datasets
-from tff_pfl.datasets import registry
 
 _NUMBERED = tuple(f'client_{i:02}' for i in range(30))
 
@@ -97,21 +96,6 @@ def test_clients_are_all_of_the_file_s_or_30(
   settings = pfl.Settings(dataset='npz', data_dir=path, **kwargs)
   assert settings.load_data().client_ids == ids
   assert settings.rounds.cohorts(len(ids), 0).cohort_size == min(10, len(ids))
-
-
-@pytest.mark.parametrize(
-  'name, num_clients, partition, resolved',
-  [
-    ('synthetic', None, None, (30, 'shards:2')),
-    ('leaf', 2, 'natural', (2, 'natural')),
-    ('leaf', None, 'iid', (30, 'iid')),
-  ],
-)
-def test_settings_are_resolved_without_reading_where_possible(
-  name, num_clients, partition, resolved, monkeypatch
-):
-  monkeypatch.setattr(registry, 'load_dataset', None)
-  assert datasets.resolve_clients(name, num_clients, partition) == resolved
 
 
 @pytest.mark.parametrize(

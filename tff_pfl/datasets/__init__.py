@@ -24,7 +24,6 @@ from tff_pfl.datasets.registry import (
   describe_datasets,
   load_arrays,
   load_dataset,
-  resolve_clients,
 )
 from tff_pfl.datasets.sources.synthetic import make_synthetic
 
@@ -44,5 +43,4 @@ __all__ = [
   'load_dataset',
   'make_partitioner',
   'make_synthetic',
-  'resolve_clients',
 ]

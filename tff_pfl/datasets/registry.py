@@ -288,38 +288,6 @@ def load_dataset(
   return data
 
 
-def resolve_clients(
-  name: str,
-  num_clients: Optional[int],
-  partition: Optional[str],
-  **arguments: Any,
-) -> tuple[int, str]:
-  """The number of clients and the partition that `load_dataset` uses.
-
-  The data are loaded if they are not given and depend on the data's clients.
-
-  Args:
-    name: A key of `DATASETS`.
-    num_clients: Number of clients, or None.
-    partition: A specification, or None.
-    **arguments: Further arguments of `load_dataset`.
-  """
-  errors.expect_one_of('dataset', name, DATASETS)
-  has_clients = DATASETS[name].has_clients
-  if partition is None and has_clients:
-    number = None
-  else:
-    number, rule = partitioning.defaults(num_clients, partition, has_clients)
-    partition = partition or rule.spec
-  if number is None:
-    data = load_dataset(
-      name, num_clients=num_clients, partition=partition, **arguments
-    )
-    number = data.num_clients
-    partition = partition or data.partition or natural.Natural.name
-  return number, partition
-
-
 def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
   """Loads all examples of a dataset by name, to make clients of them.
 

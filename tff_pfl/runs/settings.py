@@ -237,22 +237,20 @@ class Settings:
     """Loads the data and divides them among the clients.
 
     Args:
-      num_more_clients: Number of clients besides those of the run.
+      num_more_clients: Number of clients besides those of the run. Without a
+        number of clients they are among those that there are.
     """
     options = self.data
     arguments = {'data_dir': options.data_dir, 'seed': self.seed}
     arguments.update(options.arguments)
-    num_clients, partition = options.num_clients, options.partition
+    num_clients = options.num_clients
+    if num_clients is not None:
+      num_clients += num_more_clients
     with _naming('dataset_arguments', options.arguments):
-      if num_more_clients:
-        num_clients, partition = datasets.resolve_clients(
-          options.name, num_clients, partition, **arguments
-        )
-        num_clients += num_more_clients
       return datasets.load_dataset(
         options.name,
         num_clients=num_clients,
-        partition=partition,
+        partition=options.partition,
         **arguments,
       )
 
