@@ -1,12 +1,11 @@
-import dataclasses
 import math
 
 import numpy as np
 import pytest
 from scipy import optimize, stats
 
-import tff_pfl as pfl
 from tff_pfl.core import client_sampling, privacy
+from tff_pfl.core import options as options_lib
 
 _DELTA = 1e-5
 
@@ -75,20 +74,6 @@ def test_noise_that_is_found_gives_its_epsilon(epsilon, cohort_size):
   assert 0.995 * epsilon < last <= epsilon
 
 
-@pytest.mark.parametrize(
-  ('epsilon', 'delta', 'name'),
-  [
-    (math.nan, _DELTA, 'epsilon'),
-    (math.inf, _DELTA, 'epsilon'),
-    (1, 2, 'delta'),
-  ],
-)
-def test_noise_for_no_number_is_not_looked_for(epsilon, delta, name):
-  sampler = client_sampling.CohortSampler(100, 5, 0)
-  with pytest.raises(ValueError, match=f'^Expected `{name}`'):
-    privacy.find_noise_multiplier(epsilon, delta, sampler, 7)
-
-
 def test_announcement_warns_of_what_hardly_protects():
   accounting = privacy.Accounting(
     1.5, client_sampling.CohortSampler(100, 10, 0), 0.01
@@ -101,25 +86,14 @@ def test_announcement_warns_of_what_hardly_protects():
   assert 'weights stay with them: ε = 0' in privacy.announcement(local, [0.0])
 
 
-_SETTINGS = pfl.Settings(
-  method='fed_avg',
-  num_steps=2,
-  model='linear',
-  num_clients=6,
-  cohort_size=3,
-  num_rounds=3,
-  num_final_evaluations=1,
-  aggregator=privacy.PrivateMean(noise_multiplier=1.0),
-  seed=3,
-)
-
-
 @pytest.mark.parametrize(
   ('name', 'mean', 'settings'),
   [
     ('epsilon', 'dp', {'epsilon': 1.0, 'noise_multiplier': 1.0}),
     ('epsilon', 'dp', {}),
     ('epsilon', 'dp', {'epsilon': -1.0}),
+    ('epsilon', 'dp', {'epsilon': math.nan}),
+    ('epsilon', 'dp', {'epsilon': math.inf}),
     ('noise_multiplier', 'dp', {'noise_multiplier': -1.0}),
     ('noise_multiplier', 'ddp', {}),
     ('clip', 'dp', {'epsilon': 1.0, 'clip': 'median'}),
@@ -130,26 +104,6 @@ _SETTINGS = pfl.Settings(
 def test_wrong_settings_of_the_noise_are_refused(name, mean, settings):
   with pytest.raises((ValueError, TypeError), match=f'^Expected `{name}`'):
     privacy.AGGREGATORS[mean](**settings)
-
-
-_DISTRIBUTED = privacy.DistributedPrivateMean(noise_multiplier=1.0)
-
-
-@pytest.mark.parametrize(
-  ('name', 'changes'),
-  [
-    ('num_warmup_rounds', {'num_warmup_rounds': 1}),
-    ('sampler', {'aggregator': _DISTRIBUTED, 'dropout_rate': 0.1}),
-    ('bits', {'aggregator': dataclasses.replace(_DISTRIBUTED, bits=1)}),
-    ('aggregator', {'aggregator': 'krum'}),
-    ('training_metrics', {'aggregator': 'mean', 'dp_metrics': 'none'}),
-  ],
-)
-def test_runs_that_the_noise_does_not_fit_are_refused(
-  name, changes, process, data
-):
-  with pytest.raises((ValueError, TypeError), match=f'^Expected `{name}`'):
-    dataclasses.replace(_SETTINGS, **changes).build_process(process.model, data)
 
 
 @pytest.mark.parametrize(
@@ -167,32 +121,20 @@ def test_bounds_are_for_cohorts_among_all_that_report(options):
     privacy.Accounting(1.0, sampler, _DELTA)
 
 
-@pytest.fixture(name='data', scope='module')
-def _data():
-  return _SETTINGS.load_data()
-
-
-@pytest.fixture(name='process', scope='module')
-def _process(data):
-  return _SETTINGS.build_process(_SETTINGS.build_model(data), data)
-
-
-def test_accounting_is_of_the_noise_that_is_added(process, data):
-  accounting = process.accounting
+def test_accounting_is_of_the_noise_that_is_added():
+  sampler = client_sampling.CohortSampler(6, 3, 3)
+  resolved = options_lib.ProcessOptions(
+    aggregator=privacy.PrivateMean(epsilon=5.0)
+  ).resolved(3, sampler, num_rounds=3)
+  accounting, factory = resolved.accounting, resolved.options.aggregator
+  assert 4.97 < accounting.epsilons(3)[-1] <= 5.0
+  assert factory.noise_multiplier == accounting.noise_multiplier
+  assert factory.clients_per_round == 3 and factory.seed == 3
   # Where nothing is sent, nothing is told.
   assert accounting.for_states(((),)).epsilons(3) == [0.0] * 3
-  sampler = client_sampling.CohortSampler(6, 3, _SETTINGS.seed)
-  assert (accounting.noise_multiplier, accounting.sampler) == (1.0, sampler)
-  resolved = dataclasses.replace(
-    _SETTINGS.process, aggregator=privacy.PrivateMean(epsilon=5.0)
-  ).resolved(_SETTINGS.seed, sampler, num_rounds=3)
-  assert 4.97 < resolved.accounting.epsilons(3)[-1] <= 5.0
-  factory = resolved.options.aggregator
-  assert factory.noise_multiplier == resolved.accounting.noise_multiplier
-  assert factory.clients_per_round == 3 and factory.seed == 3
   # Only noise is accounted for.
   without = privacy.PrivateMean(noise_multiplier=0.0, clip='fixed:inf')
   assert without.accounting(sampler, 3) is None
-  distributed = dataclasses.replace(_DISTRIBUTED, delta=0.01)
+  distributed = privacy.DistributedPrivateMean(noise_multiplier=1.0, delta=0.01)
   accounting = distributed.accounting(sampler, 3)
   assert accounting.delta == 0.01 and accounting.is_distributed

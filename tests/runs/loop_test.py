@@ -9,10 +9,9 @@ import pytest
 from tff_pfl import datasets, errors, fields
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import client_sampling, privacy
-from tff_pfl.export import client_module
 from tff_pfl.methods import fed_rep, registry
 from tff_pfl.models import zoo
-from tff_pfl.runs import loop, model_files, run_store
+from tff_pfl.runs import loop, run_store
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import scores as scores_lib
 from tff_pfl.system import cores
@@ -269,47 +268,6 @@ def test_run_stopped_without_an_evaluation_needs_another_round(
     _run(process, data, tmp_path, num_rounds=2, resume=True)
   run = _run(process, data, tmp_path, num_rounds=3, resume=True)
   assert run.summary['num_rounds'] == 3
-
-
-def test_resumed_private_run_equals_an_uninterrupted_one(
-  tmp_path, capsys, monkeypatch
-):
-  data = _make_data()
-  sampler = client_sampling.CohortSampler(_NUM_CLIENTS, _COHORT_SIZE, _SEED)
-  process = registry.build(
-    'fed_avg',
-    zoo.linear(data.element_spec, _NUM_CLASSES),
-    num_steps=2,
-    aggregator=privacy.PrivateMean(noise_multiplier=1.0),
-    seed=_SEED,
-    cohorts=sampler,
-    num_rounds=3,
-  )
-
-  def stored(folder):
-    with run_store.RunStore.open_for_reading(tmp_path / folder) as store:
-      return store.server_state(), [row['epsilon'] for row in store.history()]
-
-  for folder, num_rounds in (('parts', 1), ('parts', 3), ('whole', 3)):
-    options = {'num_rounds': num_rounds, 'resume': True}
-    run = _run(process, data, tmp_path / folder, **options)
-  assert '3 rounds, 3 of 8 clients' in capsys.readouterr().err
-  whole = stored('whole')
-  assert stored('parts') == whole
-  delta = privacy.default_delta(_NUM_CLIENTS)
-  assert whole[1] == privacy.Accounting(1.0, sampler, delta).epsilons(3)
-  assert run.summary['privacy'] == {
-    'epsilon': whole[1][-1],
-    'unit': 'client',
-    'noise_multiplier': 1.0,
-    'delta': delta,
-  }
-  # By its seed the noise could be taken off an exported model.
-  monkeypatch.setattr(
-    client_module, 'new_client_module', lambda _, state, *__, **___: state
-  )
-  exported = model_files.client_functions(run, None, None, run.cpu)
-  assert (exported.seed, run.server_state().seed) == (0, _SEED)
 
 
 @pytest.mark.slow

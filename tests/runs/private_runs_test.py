@@ -6,7 +6,8 @@ import pytest
 import tensorflow_federated as tff
 
 from tff_pfl.core import client_sampling, privacy
-from tff_pfl.runs import loop, run_store
+from tff_pfl.export import client_module
+from tff_pfl.runs import model_files, run_store
 from tff_pfl.runs import settings as settings_lib
 
 pytestmark = pytest.mark.usefixtures('no_pictures', 'one_runtime')
@@ -43,6 +44,7 @@ def _model(data):
     ('sampler', {'aggregator': _DISTRIBUTED, 'dropout_rate': 0.1}),
     ('bits', {'aggregator': dataclasses.replace(_DISTRIBUTED, bits=1)}),
     ('aggregator', {'aggregator': 'krum'}),
+    ('training_metrics', {'aggregator': 'mean', 'dp_metrics': 'none'}),
   ],
 )
 def test_runs_that_the_noise_does_not_fit_are_refused(
@@ -63,7 +65,7 @@ def _stored(directory):
 
 
 def test_resumed_private_run_equals_an_uninterrupted_one(
-  data, tmp_path, capsys
+  data, tmp_path, capsys, monkeypatch
 ):
   for folder, num_rounds in (('parts', 1), ('parts', 3), ('whole', 3)):
     run = dataclasses.replace(_SETTINGS, num_rounds=num_rounds).run(
@@ -81,9 +83,9 @@ def test_resumed_private_run_equals_an_uninterrupted_one(
     'noise_multiplier': 1.0,
     'delta': delta,
   }
-
-
-def test_the_noise_is_for_the_cohorts_of_the_run(data, model, tmp_path):
-  process = _SETTINGS.build_process(model, data)
-  with pytest.raises(ValueError, match='`process` to be one whose noise'):
-    loop.run(process, data, str(tmp_path), num_rounds=1, cohort_size=2)
+  # By its seed the noise could be taken off an exported model.
+  monkeypatch.setattr(
+    client_module, 'new_client_module', lambda _, state, *__, **___: state
+  )
+  exported = model_files.client_functions(run, None, None, run.cpu)
+  assert (exported.seed, run.server_state().seed) == (0, 3)

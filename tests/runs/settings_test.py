@@ -129,10 +129,7 @@ def test_settings_reach_the_process(process):
     ({'method': 3}, '`method` to be hyperparameters of a method'),
     ({'model': 'transformer'}, '`model` to be one of linear, mlp, cnn'),
     ({'initial_run_part': 'legs'}, '`initial_run_part` to be one of all'),
-    (
-      {'model_arguments': {'filters': 3}},
-      r'\(widths, activation, initialization\), found',
-    ),
+    ({'model_arguments': {'filters': 3}}, '`model_arguments.filters`'),
     ({'weight_decay': -1}, '`weight_decay` to be at least 0'),
     ({'weight_decai': 1}, '`weight_decai`. Did you mean weight_decay'),
     (

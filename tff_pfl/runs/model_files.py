@@ -93,8 +93,7 @@ def client_functions(
     'none',
   )
   state = run.server_state(process, runtime)
-  noise = process.description.get('aggregator_arguments', {})
-  if 'noise_multiplier' in noise:
+  if 'noise_multiplier' in process.description['aggregator']:
     # By the run's seed its noise could be taken off the weights.
     state = state._replace(
       seed=np.int64(0),
