@@ -173,6 +173,8 @@ def described(value: Any) -> Any:
     name = {'name': type(value).__name__}
     if not isinstance(value, aggregators.DESCRIBED):
       return name
+  if isinstance(value, tuple):
+    return list(value)
   if not dataclasses.is_dataclass(value):
     return value
   return name | {
