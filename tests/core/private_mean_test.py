@@ -112,10 +112,9 @@ def test_states_of_private_aggregators_can_be_stored():
 @pytest.mark.parametrize(
   ('argument', 'value'),
   [
-    *(('clip', clip) for clip in ('1.0', 'fixed:-1', 'adaptive:1.5', 1.0)),
+    *(('clip', clip) for clip in ('1.0', 'fixed:-1', 'adaptive:1.5')),
     *(('clip', f'fixed:{norm}') for norm in ('inf', '1e39')),
-    *(('noise_multiplier', z) for z in (-1.0, 1e-300, 1e7)),
-    ('clients_per_round', 0),
+    *(('noise_multiplier', z) for z in (1e-300, 1e7)),
   ],
 )
 def test_wrong_argument_is_refused_by_name(argument, value):

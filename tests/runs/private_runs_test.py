@@ -39,7 +39,6 @@ def _model(data):
 @pytest.mark.parametrize(
   ('name', 'changes'),
   [
-    ('client_weighting', {'client_weighting': 'num_examples'}),
     ('num_warmup_rounds', {'num_warmup_rounds': 1}),
     ('sampler', {'aggregator': _DISTRIBUTED, 'dropout_rate': 0.1}),
     ('bits', {'aggregator': dataclasses.replace(_DISTRIBUTED, bits=1)}),
