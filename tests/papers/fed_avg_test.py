@@ -73,7 +73,7 @@ def test_features_are_compared_on_test_images(monkeypatch):
   assert np.trace(matrix) / 10 > matrix.mean()
 
   monkeypatch.setattr(
-    fed_avg.new_clients,
+    fed_avg.evaluation,
     'personalize',
     lambda run, *_, num_samples: {'a': run.tuned, 'b': run.tuned},
   )
