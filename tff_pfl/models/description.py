@@ -79,20 +79,6 @@ def _checksum(*parts):
   return checksum.hexdigest()[:16]
 
 
-def as_stored(model: Any, stored: Any) -> Any:
-  """The part of a description that a stored one has, if that is an older one.
-
-  Args:
-    model: The result of `describe`, or what stands for it.
-    stored: Such a value of a run, maybe one of an earlier version, which told
-      shapes and weights only.
-  """
-  is_older = isinstance(stored, Mapping) and 'shapes' in stored
-  if not is_older or _VALUES in stored or not isinstance(model, Mapping):
-    return model
-  return {name: model.get(name) for name in stored}
-
-
 def is_value(name: str) -> bool:
   """True for what the model's functions give, in settings by joined names."""
   return name.startswith(f'model.{_VALUES}.')

@@ -273,7 +273,6 @@ def train(
     store = stack.enter_context(
       run_store.RunStore.open(output_dir, config, resume=resume)
     )
-    _expect_same_metrics(process.model, store)
     if data.encoding is not None:
       # The encoding of a table's rows as examples.
       summary_lib.write_json(
@@ -415,19 +414,6 @@ def check_unchanged(
       'the model and the process as then; of a Keras model set the seed before '
       '(keras.utils.set_random_seed).'
     )
-
-
-def _expect_same_metrics(model, store):
-  """Raises `RunError` if a run's scores have other names than a model's."""
-  for evaluation in store.evaluations()[-1:]:
-    found = sorted(evaluation['personal'])
-    wanted = sorted(['loss', *model.metrics, *model.client_metrics])
-    if found != wanted:
-      raise errors.RunError(
-        f'Cannot resume the run in {store.directory}, which is scored by '
-        f'{", ".join(found)}, with a model that is scored by '
-        f'{", ".join(wanted)}: give the model the metrics of the run.'
-      )
 
 
 def _expect_evaluated(store: run_store.RunStore) -> None:

@@ -424,11 +424,7 @@ class RunStore:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
   """Lists differences of settings, as JSON types, that may not be; or ''."""
-  model = description.as_stored(new.get('model'), old.get('model'))
-  old, new = (
-    value_codec.flatten(settings, '.')
-    for settings in (old, {**new, 'model': model})
-  )
+  old, new = (value_codec.flatten(one, '.') for one in (old, new))
   names = [
     name
     for name in dict.fromkeys([*old, *new])
