@@ -98,7 +98,10 @@ def _top_pages():
   """Pages of modules in no package, by their title."""
   return {
     'tff_pfl': ('reference/tff_pfl.md', _face_page()),
-    'plots': ('reference/plots.md', _module_page(pathlib.Path('plots.py'))),
+    **{
+      name: (f'reference/{name}.md', _module_page(pathlib.Path(f'{name}.py')))
+      for name in ('fields', 'plots')
+    },
   }
 
 

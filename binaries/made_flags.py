@@ -30,8 +30,12 @@ def define(name: str, hint: Any, text: str, default: Any) -> None:
   words = fields.metadata(hint, fields.OneOf)
   literals = [one for one in parts if typing.get_origin(one) is Literal]
   if words or literals:
-    words = words.words if words else typing.get_args(literals[0])
-    flags.DEFINE_enum(name, None, list(words), text)
+    words = list(words.words if words else typing.get_args(literals[0]))
+    is_text = isinstance(words[0], str)
+    if is_text:
+      flags.DEFINE_enum(name, None, words, text)
+    else:
+      flags.DEFINE_integer(name, None, text)
   elif any(typing.get_origin(one) in (tuple, Sequence) for one in parts):
     flags.DEFINE_list(name, None, text)
   else:

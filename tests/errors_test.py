@@ -1,7 +1,4 @@
 import functools
-import typing
-from collections.abc import Sequence
-from typing import Optional, Union
 
 import keras
 import numpy as np
@@ -87,7 +84,6 @@ def _run(**changes):
   [
     (lambda: _run(process=5), '`process` to be of type PersonalizedProcess'),
     (lambda: _run(data=toy_problems.CLIENTS), '`data` to be of type Federated'),
-    (lambda: _run(accounting='x'), '`accounting` to be of type Accounting, '),
     (lambda: _run(output_dir=5), '`output_dir` to be a path, found 5'),
     (lambda: pfl.open_run(5), '`directory` to be a path, found 5'),
     (lambda: pfl.open_run('x', 5, 5), '`process` to be of type Personalized'),
@@ -114,56 +110,6 @@ def _run(**changes):
 def test_a_wrong_type_is_refused_by_the_argument_s_name(call, message):
   with pytest.raises((ValueError, TypeError), match=f'^Expected .*{message}'):
     call()
-
-
-def _hinted(
-  flag: bool,
-  count: int,
-  rate: Optional[float],
-  name: str,
-  other: Union[str, Sequence[int]],
-  limit: 'int | None' = None,
-  shape: tuple[int, ...] = (),
-  like: 'typing.SupportsInt | _Protocol' = 3,
-):
-  del flag, count, rate, name, other, limit, shape, like
-
-
-class _Protocol(typing.Protocol):
-  pass
-
-
-@pytest.mark.parametrize(
-  'values, constraint',
-  [
-    ({'flag': np.True_, 'count': np.int64(3), 'rate': 2, 'name': 'a'}, None),
-    ({'rate': None, 'other': 5, 'unknown': object()}, None),
-    ({'limit': None, 'shape': [1, 2], 'like': 'a'}, None),
-    ({'limit': 'a'}, 'an integer'),
-    *(({'flag': value}, 'True or False') for value in ('no', 1, None)),
-    *(({'count': value}, 'an integer') for value in (True, 1.0, '1', None)),
-    *(
-      ({'rate': value}, 'a number that float32 can hold')
-      for value in (True, '1', 1e39, 10**400, float('inf'), float('nan'))
-    ),
-    *(({'name': value}, 'a string') for value in (5, None)),
-  ],
-)
-def test_values_are_of_the_types_of_their_hints(values, constraint):
-  if constraint is None:
-    errors.expect_hinted(_hinted, values)
-    return
-  with pytest.raises(ValueError) as error:
-    errors.expect_hinted(_hinted, values)
-  ((name, value),) = values.items()
-  assert str(error.value) == errors.message(name, constraint, value)
-
-
-def test_hints_that_cannot_be_read_are_not_checked():
-  def function(x: 'Missing', y: int):  # noqa: F821
-    del x, y
-
-  errors.expect_hinted(function, {'x': 5, 'y': 'a'})
 
 
 def test_numbers_are_those_of_float32():

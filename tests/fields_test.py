@@ -37,7 +37,7 @@ _MAX32 = 2**31 - 1
     (fields.Counts, (), {(1, 0): 'at least 1, found 0', (1.5,): 'an integer'}),
     (fields.one_of(('a', 'b')), ('a',), {'c': 'one of a, b', 5: 'a string'}),
     (Optional[fields.one_of({'a': 1})], ('a', None), {'c': 'one of a'}),
-    (fields.parsed(float), ('0.5',), {'x': None}),
+    (fields.checked(str, float), ('0.5',), {'x': None}),
     (bool, (True, False), {1: 'True or False', 'no': 'True or False'}),
     (Optional[fields.Count], (None, 3), {0: 'at least 1', 'a': 'an integer'}),
     (Literal[18, 34], (18,), {19: 'one of 18 or 34'}),

@@ -10,13 +10,13 @@ from tests.binaries import data_flags_test, tiny
 from tff_pfl import datasets, runtime
 from tff_pfl.export import client_module, tff_files
 from tff_pfl.models import prediction
-from tff_pfl.runs import evaluation, open_run
+from tff_pfl.runs import evaluation, settings
 
 
 @pytest.fixture(scope='module', name='run')
 def _run(fed_rep_run):
   """A run of FedRep, opened."""
-  return open_run.open_run(str(fed_rep_run))
+  return settings.open_run(str(fed_rep_run))
 
 
 def _flags(run, file_format, output, *more):
@@ -103,7 +103,7 @@ def test_a_quantized_file_comes_with_what_it_costs(run, programs):
 def test_a_method_without_client_state_is_exported_as_computations(programs):
   flags = '--stateless', '--output_dir=run'
   programs.succeed('train', *tiny.FLAGS, *flags)
-  run = open_run.open_run(str(programs.directory / 'run'))
+  run = settings.open_run(str(programs.directory / 'run'))
   _export(programs, run, 'tff', 'out')
   directory = str(programs.directory / 'out')
   data = [
@@ -133,7 +133,7 @@ def test_of_a_table_the_encoding_is_exported_too(programs, monkeypatch):
   programs.succeed('train', *data_flags_test.FLAGS, '--dataset_label=ill')
   # To which the table's path is relative.
   monkeypatch.chdir(programs.directory)
-  run = open_run.open_run('run')
+  run = settings.open_run('run')
   _export(programs, run, 'keras', 'out/m.keras')
   encoding = json.loads(run.encoding.text)
   out = programs.directory / 'out'

@@ -8,7 +8,7 @@ import pytest
 from tests.binaries import tiny
 from tff_pfl import datasets, runtime
 from tff_pfl.core import client_examples
-from tff_pfl.runs import evaluation, open_run
+from tff_pfl.runs import evaluation, settings
 
 _IDS = ('../../evil/client', 'plain')
 
@@ -141,7 +141,7 @@ def test_predictions_for_own_clients_have_the_accuracy_of_the_report(
     for row in _read_csv(fed_rep_run / 'per_client.csv')
     if (row['num_rounds'] != '0') == took_part
   )
-  examples = open_run.open_run(fed_rep_run).data.test(row['client'])
+  examples = settings.open_run(fed_rep_run).data.test(row['client'])
   np.savez(programs.directory / 'x.npz', x=examples.x)
   padded = row['client'].replace('_', '_0')
   flags = f'--client={padded}', '--input=x.npz'
@@ -298,7 +298,7 @@ def test_a_method_that_adapts_its_model_does_so_for_new_clients(
   clients = datasets.FederatedDataset.from_arrays(
     arrays['x'], arrays['y'], keys=arrays['client'], num_classes=10
   )
-  run = open_run.open_run(run_dir)
+  run = settings.open_run(run_dir)
   with runtime.create_runtime('in_process') as rt:
     process = run.build_process()
     expected = rt.run(

@@ -3,7 +3,7 @@ import pathlib
 import pandas as pd
 import pytest
 
-from binaries import program, published
+from binaries import early, published
 from tff_pfl.comparisons import metrics as metrics_lib
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -15,7 +15,7 @@ def _setting_of(preset):
   path = _PRESETS / f'fedrep_table1_{preset}.txt'
   flags = dict(
     line[2:].split('=', 1)
-    for line in program.expanded(f'--flagfile={path}')
+    for line in early.expanded(f'--flagfile={path}')
     if '=' in line
   )
   return flags['dataset'], int(flags['num_clients']), flags['partition']

@@ -17,7 +17,7 @@ resume = functools.partial(RunStore.open, resume=True)
 
 _CONFIG = {
   'algorithm': 'fed_rep',
-  'num_rounds': 5,
+  'rounds': {'num_rounds': 5},
   'hparams': {'head_learning_rate': 0.1, 'layers': ['head']},
 }
 
@@ -182,7 +182,7 @@ def test_resuming_with_other_settings_names_each_of_them(tmp_path):
   start_run(tmp_path)
   given = {
     'algorithm': 'fed_rep',
-    'num_rounds': 50,
+    'rounds': {'num_rounds': 50},
     'hparams': {'head_learning_rate': 0.2},
     'seed': 3,
   }
@@ -193,10 +193,10 @@ def test_resuming_with_other_settings_names_each_of_them(tmp_path):
   assert 'num_rounds' not in text
   assert 'algorithm' not in text
   with pytest.raises(ValueError, match='at least the 0 rounds'):
-    resume(tmp_path, {**_CONFIG, 'num_rounds': -1})
+    resume(tmp_path, {**_CONFIG, 'rounds': {'num_rounds': -1}})
   # The lock is free again, and the run has its old settings.
   for data_dir in ('here', 'moved'):
-    given = {**_CONFIG, 'data_dir': data_dir}
+    given = {**_CONFIG, 'settings': {'data': {'data_dir': data_dir}}}
     # Settings are JSON, which has lists alone.
     given['hparams'] = {**_CONFIG['hparams'], 'layers': ('head',)}
     with resume(tmp_path, given) as store:
@@ -483,7 +483,7 @@ def test_a_damaged_run_is_not_resumed_and_not_changed(
   path = write_changed(tmp_path, evaluated[0], statement)
   damaged = path.read_bytes()
   with pytest.raises(errors.RunError, match=words):
-    resume(tmp_path, {**_CONFIG, 'num_rounds': 9})
+    resume(tmp_path, {**_CONFIG, 'rounds': {'num_rounds': 9}})
   run_error(RunStore.open, tmp_path, _CONFIG)
   assert path.read_bytes() == damaged
 
