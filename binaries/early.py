@@ -36,7 +36,7 @@ _PARSERS = {
 
 def fail(reason: object) -> None:
   """Ends the program with one line and status 1."""
-  print(f'error: {reason}', file=sys.stderr)
+  print('error:', ' '.join(str(reason).split()), file=sys.stderr)
   sys.exit(1)
 
 

@@ -3,7 +3,7 @@
 import inspect
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Literal, Optional, Union
 
 from absl import flags
 
@@ -14,11 +14,15 @@ _MANY_OWNERS = 4
 
 
 def _parts(hint: Any) -> list[Any]:
-  """The types that values of a hint may have."""
+  """The types, or sets of words, that values of a hint may be of."""
   if typing.get_origin(hint) is Annotated:
-    return _parts(typing.get_args(hint)[0])
+    words = [one for one in hint.__metadata__ if isinstance(one, fields.OneOf)]
+    return words or _parts(typing.get_args(hint)[0])
   if fields.is_union(hint):
     return [one for part in typing.get_args(hint) for one in _parts(part)]
+  if typing.get_origin(hint) is Literal:
+    words = typing.get_args(hint)
+    return [fields.OneOf(words)] if isinstance(words[0], str) else [int]
   return [hint]
 
 
@@ -27,17 +31,11 @@ def define(name: str, hint: Any, text: str, default: Any) -> None:
   if '(default' not in text and default not in (None, ()):
     text += f' (default: {default})'
   parts = _parts(hint)
-  words = fields.metadata(hint, fields.OneOf)
-  literals = [one for one in parts if typing.get_origin(one) is Literal]
-  if words or literals:
-    words = list(words.words if words else typing.get_args(literals[0]))
-    is_text = isinstance(words[0], str)
-    if is_text:
-      flags.DEFINE_enum(name, None, words, text)
-    else:
-      flags.DEFINE_integer(name, None, text)
-  elif any(typing.get_origin(one) in (tuple, Sequence) for one in parts):
+  words = [w for p in parts if isinstance(p, fields.OneOf) for w in p.words]
+  if any(typing.get_origin(one) in (tuple, Sequence) for one in parts):
     flags.DEFINE_list(name, None, text)
+  elif words and str not in parts:
+    flags.DEFINE_enum(name, None, list(dict.fromkeys(words)), text)
   else:
     for kind, define in (
       (float, flags.DEFINE_float),
@@ -100,7 +98,8 @@ class ArgumentFlags:
     for name, function in functions.items():
       parameters = inspect.signature(function).parameters
       for argument in errors.own_arguments(function, common):
-        self._hints.setdefault(argument, fields.hints(function)[argument])
+        hint = fields.hints(function)[argument]
+        self._hints[argument] = Union[self._hints.get(argument, hint), hint]
         by_owner = self._defaults.setdefault(argument, {})
         by_owner[name] = parameters[argument].default
     for name, by_owner in self._defaults.items():

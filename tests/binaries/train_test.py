@@ -100,7 +100,7 @@ def test_existing_run_is_neither_overwritten_nor_resumed_otherwise(
     ),
     (
       (*_LONG, '--resume', '--fed_rep_num_head_epochs=3'),
-      'hparams.num_head_epochs was 1, now 3',
+      'method.num_head_epochs was 1, now 3',
     ),
   ):
     assert words in programs.fail('train', *flags, f'--output_dir={trained}')
@@ -142,10 +142,10 @@ def test_baselines_run_on_the_same_clients_and_are_compared(programs):
     ('--baselines=fed_best', "found 'fed_best'"),
     ('--algoritm=fed_rep', 'Did you mean: algorithm'),
     ('--num_rounds=many', "'many'"),
-    ('--num_rounds=0', 'positive integer'),
+    ('--num_rounds=0', 'at least 1, found 0'),
     ('--fed_avg_num_epochs=1', '(fed_rep) only, found --fed_avg_num_epochs'),
     ('--cohort_size=7', '--cohort_size to be 1 to num_clients=6, found 7'),
-    ('--participation=0.5', 'one of --cohort_size and --participation, found'),
+    ('--participation=0.5', '--participation to be unset beside --cohort_size'),
     ('resume', "found 'resume'"),
     ('--flagfile=none.txt', 'none.txt'),
   ],

@@ -200,7 +200,7 @@ def test_resuming_with_other_settings_names_each_of_them(tmp_path):
     # Settings are JSON, which has lists alone.
     given['hparams'] = {**_CONFIG['hparams'], 'layers': ('head',)}
     with resume(tmp_path, given) as store:
-      assert store.config == {**_CONFIG, 'data_dir': data_dir}
+      assert store.config == {**_CONFIG, 'settings': given['settings']}
 
 
 def test_reader_sees_commits_and_cannot_write(store, tmp_path):
