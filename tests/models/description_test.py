@@ -297,19 +297,6 @@ def test_what_changes_the_function_is_named(one, other, words):
   assert _differences(one(), other()).startswith(words)
 
 
-def test_what_an_earlier_version_stored_is_compared_and_no_more():
-  one, other = _base(), _made(activation='tanh')
-  known = ('name', 'shapes', 'initial_weights_sha256')
-  stored = {name: description.describe(one)[name] for name in known}
-  differences = run_store.differences(
-    {'model': stored}, {'model': description.describe(other)}
-  )
-  assert differences == ''
-  wider = {'model': description.describe(_made(units=5))}
-  differences = run_store.differences({'model': stored}, wider)
-  assert 'model.shapes.head/kernel was [4, 3], now [5, 3]' in differences
-
-
 def test_a_metric_that_refuses_random_labels_gives_no_value():
   def strict(y, outputs):
     tf.debugging.assert_less(y, -1)

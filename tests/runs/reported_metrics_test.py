@@ -11,7 +11,7 @@ from tff_pfl import datasets
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import client_metrics, zoo
-from tff_pfl.runs import evaluation, report, training
+from tff_pfl.runs import evaluation, loop, report
 from tff_pfl.runs import run as run_lib
 
 pytestmark = pytest.mark.usefixtures('no_pictures', 'one_runtime')
@@ -34,7 +34,7 @@ def _data(num_classes, one_class=False):
 
 def _run(directory, data, metrics, method):
   model = zoo.mlp(data.element_spec, data.num_classes, widths=[4])
-  return training.run(
+  return loop.run(
     registry.build(method, client_metrics.with_metrics(model, metrics)),
     data,
     str(directory),

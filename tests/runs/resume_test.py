@@ -9,16 +9,16 @@ import pytest
 from tests.runs import left_behind
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
+from tff_pfl.core import client_sampling
 from tff_pfl.methods import fed_rep, registry
 from tff_pfl.models import zoo
 from tff_pfl.runs import (
   client_population,
-  client_sampling,
+  loop,
   metrics_writers,
   report,
   run_store,
   stored_rounds,
-  training,
 )
 
 pytestmark = pytest.mark.usefixtures('no_pictures', 'one_runtime')
@@ -68,7 +68,7 @@ class _SharedRuntime:
 
 
 def _run(process, data, directory, **options):
-  training.run(
+  loop.run(
     process,
     data,
     output_dir=str(directory),
@@ -174,15 +174,15 @@ def test_round_in_flight_is_not_committed(
   def stop_in_round_4(number, called):
     if called is getattr(process, computation):
       calls.append(number)
-      # Evaluations follow rounds 2, 4 and 6.
-      if len(calls) == (4 if computation == 'next' else 2):
+      # Evaluations follow rounds 1, 2, 4 and 6.
+      if len(calls) == (4 if computation == 'next' else 3):
         raise KeyboardInterrupt
 
   with pytest.raises(KeyboardInterrupt):
     run(tmp_path, before_call=stop_in_round_4)
   with run_store.RunStore.open_for_reading(tmp_path) as store:
     assert store.last_round == 3
-    assert [row['round'] for row in store.evaluations()] == [2]
+    assert [row['round'] for row in store.evaluations()] == [1, 2]
     # What was committed is what the undisturbed run had after its rounds.
     assert [
       left_behind.without_times(row) for row in store.history()
