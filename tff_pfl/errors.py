@@ -9,15 +9,11 @@ binaries print any of these as one line and exit with status 1.
 import contextlib
 import errno
 import inspect
+import math
 import numbers
 import re
 import reprlib
-from collections.abc import (
-  Callable,
-  Collection,
-  Iterator,
-  Mapping,
-)
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Optional
 
 import grpc
@@ -154,35 +150,23 @@ def expect_int(
 ) -> None:
   """Raises `ValueError` unless `value` is an integer in `[low, high]`."""
   limits = f'at least {low}' if high is None else f'in [{low}, {high}]'
-  expect(
-    _is_int(value)
-    # Those of NumPy have limits of their own.
-    and int(value) >= low
-    and (high is None or int(value) <= high),
-    name,
-    f'an integer {limits}',
-    value,
-  )
+  most = math.inf if high is None else high
+  is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+  # NumPy's integers have limits of their own.
+  is_right = is_int and low <= int(value) <= most
+  expect(is_right, name, f'an integer {limits}', value)
 
 
 def expect_positive(name: str, value: Any) -> None:
   """Raises `ValueError` unless `value` is a positive number of float32."""
-  expect(
-    is_number(value) and value > 0,
-    name,
-    'a positive number that float32 can hold',
-    value,
-  )
+  constraint = 'a positive number that float32 can hold'
+  expect(is_number(value) and value > 0, name, constraint, value)
 
 
 def expect_non_negative(name: str, value: Any) -> None:
   """Raises `ValueError` unless `value` is a number of float32, at least 0."""
-  expect(
-    is_number(value) and value >= 0,
-    name,
-    'a non-negative number that float32 can hold',
-    value,
-  )
+  constraint = 'a non-negative number that float32 can hold'
+  expect(is_number(value) and value >= 0, name, constraint, value)
 
 
 def is_number(value: Any) -> bool:
@@ -192,10 +176,6 @@ def is_number(value: Any) -> bool:
     and not isinstance(value, bool)
     and abs(value) <= _LARGEST
   )
-
-
-def _is_int(value):
-  return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def own_arguments(

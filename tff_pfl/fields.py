@@ -81,9 +81,7 @@ def where(holds: Callable[[Any], Any], constraint: Callable[[], str]) -> Any:
 
   def check(value):
     if not holds(value):
-      raise pydantic_core.PydanticCustomError(
-        'where', '{words}', {'words': constraint()}
-      )
+      raise pydantic_core.PydanticCustomError('where', constraint())
     return value
 
   return pydantic.AfterValidator(check)
@@ -156,7 +154,6 @@ _EXPECTED = {
   'dataclass_exact_type': 'of type {class_name}',
   'dataclass_type': 'of type {class_name}',
   'dict_type': 'a mapping',
-  'finite_number': 'a number that float32 can hold',
   'float_parsing': 'a number',
   'float_type': 'a number',
   'greater_than': 'greater than {gt}',
@@ -173,7 +170,6 @@ _EXPECTED = {
   'sequence_str': 'a list',
   'string_type': 'a string',
   'tuple_type': 'a list',
-  'where': '{words}',
 }
 _WRONG_TYPES = {
   'callable_type',

@@ -522,7 +522,7 @@ def masked_accuracies(
 
   @tf.function(reduce_retracing=True)
   def score(weights, test):
-    return objectives.means(scoring.evaluate(model, weights, test))
+    return objectives.means(scoring.score(model, weights, test).sums)
 
   accuracies = collections.defaultdict(list)
   for client_id in run.data.client_ids:

@@ -23,7 +23,6 @@ def test_attacks_by_name():
   }.items():
     # The least share that comes to one of them.
     assert attacks.make_attack(spec, 0.25, 2, seed=0) == expected
-  assert attacks.make_attack('none', 0.0, 2, seed=0) == attacks.Attack()
 
 
 @pytest.mark.parametrize(

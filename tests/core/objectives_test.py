@@ -87,7 +87,7 @@ def test_joint_loss_trains_all_but_the_statistics_and_body_loss_no_head(model):
 def test_head_loss_takes_features_and_trains_the_head_alone(model):
   batch = _batch()
   features, _ = model.body(model.initial_weights, batch.x)
-  output = objectives.head_loss(model)(
+  output = objectives.prediction_loss(model, model.head)(
     _head(model), batch._replace(x=features), seed=SEED
   )
   assert set(output.gradient) == {'head/kernel', 'head/bias'}

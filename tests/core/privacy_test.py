@@ -123,10 +123,10 @@ def test_bounds_are_for_cohorts_among_all_that_report(options):
 
 def test_accounting_is_of_the_noise_that_is_added():
   sampler = client_sampling.CohortSampler(6, 3, 3)
-  resolved = options_lib.ProcessOptions(
+  options, accounting = options_lib.ProcessOptions(
     aggregator=privacy.PrivateMean(epsilon=5.0)
-  ).resolved(3, sampler, num_rounds=3)
-  accounting, factory = resolved.accounting, resolved.options.aggregator
+  ).resolved(sampler, num_rounds=3)
+  factory = options.aggregator
   assert 4.97 < accounting.epsilons(3)[-1] <= 5.0
   assert factory.noise_multiplier == accounting.noise_multiplier
   assert factory.clients_per_round == 3 and factory.seed == 3

@@ -282,7 +282,7 @@ def test_nan_in_the_padding_does_not_leak(network, change):
   def numbers(examples):
     trained = _train(network, examples, phase)
     head = shared.fit_head(network, *_split(network), examples, phase, SEED)
-    scores = scoring.evaluate(network, network.initial_weights, examples)
+    scores = scoring.score(network, network.initial_weights, examples).sums
     return {**trained.weights, **trained.metrics}, head.weights, scores
 
   for found, clean in zip(numbers(examples), numbers(_client(13))):
@@ -396,16 +396,16 @@ def test_head_trains_as_with_a_frozen_body_in_each_step(network, change):
 
 def test_evaluation_sums_over_the_examples(slope):
   examples = _points([1, 2, 3], [1, 0, 6], padding=7.0)
-  metrics = scoring.evaluate(slope, slope.initial_weights, examples)
+  metrics = scoring.score(slope, slope.initial_weights, examples).sums
   # Errors 0, 2, -3.
   assert dict(metrics) == {'loss': 13, 'mae': 5, 'examples': 3}
-  nobody = scoring.evaluate(slope, slope.initial_weights, _points([], []))
+  nobody = scoring.score(slope, slope.initial_weights, _points([], [])).sums
   assert dict(nobody) == {'loss': 0, 'mae': 0, 'examples': 0}
 
 
 def test_evaluation_of_many_examples_runs_in_inference_mode(network):
   examples = _client(700, capacity=1024)
-  metrics = scoring.evaluate(network, network.initial_weights, examples)
+  metrics = scoring.score(network, network.initial_weights, examples).sums
   outputs, _ = network.forward(network.initial_weights, examples.x[:700])
   y = examples.y[:700]
   np.testing.assert_allclose(

@@ -96,7 +96,7 @@ def _expected(model, weights, examples):
   x, _ = domains.join(_tensors(examples.as_dict()))
   outputs = model.forward(weights, x)[0]
   padded = client_examples.padded(examples)
-  means = objectives.means(scoring.evaluate(model, weights, padded))
+  means = objectives.means(scoring.score(model, weights, padded).sums)
   return (
     {
       'outputs': outputs,

@@ -138,7 +138,7 @@ def _after_two_rounds(name, **changes):
 def _score(process, weights, test_data):
   """Scores given weights, apart from the process."""
   model = process.model
-  sums = scoring.evaluate(model, weights, test_data)
+  sums = scoring.score(model, weights, test_data).sums
   return {
     name: sums[name] / sums['examples'] for name in ('loss', *model.metrics)
   }
@@ -197,7 +197,7 @@ def test_examples_that_weigh_as_their_classes_train_as_these_do(name):
     data = _data(name, data)
     # Scores are without weights.
     model = process.model
-    scores = scoring.evaluate(model, model.initial_weights, data[2])
+    scores = scoring.score(model, model.initial_weights, data[2]).sums
     return _round(process, data=data), scores
 
   plain = outcome(_process(name))

@@ -87,7 +87,7 @@ def test_a_step_is_that_of_keras_and_reports_are_without(
   )
   state, clients = process.initialize(), process.initialize_client_states([0])
   examples = client_examples.padded(examples_lib.Examples(x, y, **fields))
-  scores = scoring.evaluate(model, model.initial_weights, examples)
+  scores = scoring.score(model, model.initial_weights, examples).sums
   output = process.next(state, clients, [examples])
   trained = output.state.global_weights
   for value, expected in zip(trained.values(), network.get_weights()):

@@ -111,7 +111,9 @@ def test_regularizers_add_to_the_gradient_and_not_to_the_metrics():
   # A frozen part is not pulled; copies are, each for itself.
   head = {k: v for k, v in weights.items() if k.startswith('head/')}
   features = batch._replace(x=tf.ones([2, 2]))
-  output = objectives.head_loss(regularized)(head, features, seed=None)
+  output = objectives.prediction_loss(regularized, regularized.head)(
+    head, features, seed=None
+  )
   assert set(output.gradient) == set(head)
   both = copies.Copies(regularized, ('a', 'b'))
   assert set(both.trained.regularizers) == {'a/dense/kernel', 'b/dense/kernel'}

@@ -426,7 +426,7 @@ def test_methods_take_models_of_which_not_all_counts():
   assert np.isfinite(metrics['loss'])
   weights = {**state.global_weights, **states[0].local}
   (examples,) = toy_problems.padded([client])
-  scores = scoring.evaluate(process.model, weights, examples)
+  scores = scoring.score(process.model, weights, examples).sums
   assert np.isfinite(scores['loss'])
 
 

@@ -166,5 +166,7 @@ def test_all_methods_stand_beside_the_published_figures():
     assert config.rounds.cohort_size == (100 if is_l2gd else 10)
     if is_l2gd:
       # Local steps have the rate of other methods, the pull half of it.
-      assert hparams.local_learning_rate == pytest.approx(0.01)
+      assert hparams.learning_rate / (
+        1 - hparams.aggregation_probability
+      ) == pytest.approx(0.01)
       assert hparams.pull == pytest.approx(0.005)

@@ -105,11 +105,7 @@ def _is_exact(factory):
       factory,
       (tff.aggregators.SumFactory, tff.aggregators.UnweightedMeanFactory),
     )
-    and all(
-      _is_exact(part)
-      for part in vars(factory).values()
-      if isinstance(part, tff.aggregators.UnweightedAggregationFactory)
-    )
+    and all(map(_is_exact, _parts(factory)))
   )
 
 
@@ -117,10 +113,13 @@ def _is_plain(factory):
   """True for a mean of sums in the clear."""
   means = (tff.aggregators.MeanFactory, tff.aggregators.UnweightedMeanFactory)
   return isinstance(factory, means) and all(
-    isinstance(part, tff.aggregators.SumFactory)
-    for part in vars(factory).values()
-    if isinstance(part, tff.aggregators.UnweightedAggregationFactory)
+    isinstance(part, tff.aggregators.SumFactory) for part in _parts(factory)
   )
+
+
+def _parts(factory):
+  """The unweighted factories that a factory is made of."""
+  return [part for part in vars(factory).values() if not is_weighted(part)]
 
 
 def create(

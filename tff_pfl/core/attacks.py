@@ -4,6 +4,7 @@ Attacked clients multiply their updates and reports by a factor, or train on
 wrong labels. Their own local state stays that of their training.
 """
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -77,16 +78,13 @@ def parse(spec: str) -> tuple[float, bool]:
   Args:
     spec: 'sign_flip', 'scale:<factor>', 'label_flip' or 'none'.
   """
-  kind, *numbers = spec.split(':')
-  factors = {'none': 1.0, 'label_flip': 1.0, 'sign_flip': -1.0}
-  try:
-    factor = factors[kind] if kind in factors else float(*numbers)
-    is_right = (kind == 'scale') == len(numbers) and errors.is_number(factor)
-    is_right &= kind in factors or (kind == 'scale' and factor != 1)
-  except (ValueError, TypeError):
-    is_right = False
+  factor = {'none': 1.0, 'label_flip': 1.0, 'sign_flip': -1.0}.get(spec)
+  kind, _, number = spec.partition(':')
+  if kind == 'scale':
+    with contextlib.suppress(ValueError):
+      factor = float(number)
   errors.expect(
-    is_right,
+    errors.is_number(factor) and (kind, factor) != ('scale', 1),
     'attack',
     'one of none, sign_flip, scale:<factor, not 1> or label_flip',
     spec,
@@ -102,13 +100,11 @@ def make_attack(
   Args:
     spec: See `parse`.
     fraction: Share of the clients that are attacked, rounded to whole clients,
-      of which some must be attacked and some honest; 0 without an attack. The
+      of which some must be attacked and some honest. The
       clients are drawn at random; those of a smaller share are among those of a
       larger one.
     seed: Seed of the draw, nonnegative.
   """
-  if spec == 'none' and fraction == 0:
-    return Attack()
   number = int(np.floor(fraction * num_clients + 0.5))
   errors.expect(
     spec != 'none' and 0 < number < num_clients,

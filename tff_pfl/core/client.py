@@ -36,13 +36,6 @@ class Broadcast(NamedTuple):
   algorithm: Any
   rate_factor: Any = ()
 
-  @classmethod
-  def of(cls, state: personalized_process.ServerState) -> Broadcast:
-    """The part of the server's state that it sends."""
-    return cls(
-      state.round_number, state.seed, state.global_weights, state.algorithm
-    )
-
   def seed_of(
     self, client_state: personalized_process.ClientState, purpose: int
   ) -> tf.Tensor:
@@ -172,26 +165,26 @@ class Client:
     head: split_model.Weights,
     phase: phases.Phase,
     *,
-    body: Optional[split_model.Weights] = None,
+    forward: Optional[objectives.Forward] = None,
     stream: Optional[int] = None,
     model: Optional[split_model.SplitModel] = None,
     domain_weights: Optional[Any] = None,
     features: Optional[example_tensors.ExampleTensors] = None,
   ) -> training_loop.TrainResult:
-    """Trains a head on the features of a frozen body.
+    """Trains a head on the features of the body received, which is frozen.
 
     Args:
-      body: The body's weights; None for those received.
+      forward: `(head, features, mode) -> (outputs, new_statistics)`; None for
+        the model's head.
       domain_weights: See `objectives.prediction_loss`.
       features: The body's `features`, if already computed.
     """
     model = model or self.model
-    body = self.received if body is None else body
     examples, inputs = training_loop.head_inputs(
-      model, body, self.examples, features
+      model, self.received, self.examples, features
     )
     return self.sgd(
-      objectives.head_loss(model, domain_weights),
+      objectives.prediction_loss(model, forward or model.head, domain_weights),
       head,
       phase,
       stream=stream,
@@ -226,20 +219,15 @@ class Client:
     return self.sgd(objective, part, phase, stream=stream, model=model)
 
   def features(
-    self,
-    body: Optional[split_model.Weights] = None,
-    model: Optional[split_model.SplitModel] = None,
+    self, body: Optional[split_model.Weights] = None
   ) -> example_tensors.ExampleTensors:
     """The client's examples with a frozen body's features in place of `x`.
 
     Args:
       body: The body's weights; None for those received.
     """
-    return training_loop.frozen_features(
-      model or self.model,
-      self.received if body is None else body,
-      self.examples,
-    )
+    body = self.received if body is None else body
+    return training_loop.frozen_features(self.model, body, self.examples)
 
   def result(
     self,

@@ -5,7 +5,6 @@ the sampler's attributes: a resumed run continues with the cohorts of an
 uninterrupted one, and nothing of the sampler needs to be stored.
 """
 
-import functools
 import math
 
 import numpy as np
@@ -75,7 +74,7 @@ class CohortSampler:
     rng = np.random.default_rng(sequence)
     size, joined = self.cohort_size, self.num_clients
     if self.join_rounds:
-      joined = np.flatnonzero(self._join_rounds <= round_number)
+      joined = np.flatnonzero(np.array(self.join_rounds) <= round_number)
       size = min(size, len(joined))
     cohort = rng.choice(joined, size, replace=False, shuffle=False)
     cohort = np.sort(cohort.astype(np.int64))
@@ -83,10 +82,6 @@ class CohortSampler:
       draws = rng.random(size)
       cohort = cohort[draws >= min(self.dropout_rate, draws.max())]
     return cohort
-
-  @functools.cached_property
-  def _join_rounds(self):
-    return np.array(self.join_rounds)
 
 
 def join_rounds_of(data: datasets.FederatedDataset) -> tuple[int, ...]:

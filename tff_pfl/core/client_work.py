@@ -153,19 +153,19 @@ class ClientWork:
     self, state: personalized_process.ServerState
   ) -> client_lib.Broadcast:
     """The message at the beginning of a round; of a state's type its type."""
-    broadcast = client_lib.Broadcast.of(state)
-    if self.rates_may_be_set:
-      broadcast = broadcast._replace(rate_factor=state.rate_factor)
-    return broadcast._replace(algorithm=self.lasting(broadcast.algorithm))
-
-  def lasting(self, algorithm: Any) -> Any:
-    """The method's server state without its transient values."""
-    if not self.transient:
-      return algorithm
-    return collections.OrderedDict(
-      (name, algorithm[name])
-      for name in self.initial_algorithm
-      if name not in self.transient
+    algorithm = state.algorithm
+    if self.transient:
+      algorithm = collections.OrderedDict(
+        (name, algorithm[name])
+        for name in self.initial_algorithm
+        if name not in self.transient
+      )
+    return client_lib.Broadcast(
+      state.round_number,
+      state.seed,
+      state.global_weights,
+      algorithm,
+      state.rate_factor if self.rates_may_be_set else (),
     )
 
   def without_state(self, name: str) -> ClientWork:
@@ -290,12 +290,17 @@ def partitioned_weights_work(
 def global_weights_work(
   model: split_model.SplitModel, *exchanges: Exchange, **others: Any
 ) -> ClientWork:
-  """`ClientWork` of methods whose clients are scored with global weights."""
+  """`ClientWork` of methods whose global weights are those of the whole model.
+
+  Clients are scored with these, unless `personal_weights` is given.
+  """
   return ClientWork(
     model,
     exchanges,
     model.initial_weights,
-    lambda broadcast, _: broadcast.global_weights,
-    global_model=lambda global_weights: global_weights,
-    **others,
+    **{
+      'personal_weights': lambda broadcast, _: broadcast.global_weights,
+      'global_model': lambda global_weights: global_weights,
+      **others,
+    },
   )

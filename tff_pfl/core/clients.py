@@ -22,7 +22,6 @@ from tff_pfl.core import (
   example_tensors,
   in_place,
   objectives,
-  personalization,
   personalized_process,
   private_mean,
   scoring,
@@ -30,6 +29,7 @@ from tff_pfl.core import (
 )
 from tff_pfl.core import client as client_lib
 from tff_pfl.core import options as options_lib
+from tff_pfl.core import personalization as personalization_lib
 from tff_pfl.models import domains, randomness, split_model
 
 
@@ -183,11 +183,8 @@ def _client_function(work, options, exchange, frozen):
 
 def _weigh(work, options, exchange, report, examples, accepted):
   """A client's report, as it is averaged, and its weight in the mean."""
-  weighting = (
-    exchange.weighting or options.client_weighting or work.default_weighting
-  )
-  known = ('num_examples', 'uniform')
-  errors.expect_one_of('weighting', weighting, known)
+  weighting = exchange.weighting or options.client_weighting
+  errors.expect_one_of('weighting', weighting, ('num_examples', 'uniform'))
   is_uniform = weighting == 'uniform'
   num_examples = tf.cast(examples.num_examples, tf.float32)
   if work.report_scale is not None:
@@ -258,13 +255,9 @@ def build_personal_models(
 ) -> PersonalModels:
   """Builds the computations for a method."""
   model = work.model
-  personalization_options = options.personalization.resolved(work.adaptation)
   server_state_type = broadcast_of.type_signature.parameter
   broadcast_type, client_state_type, examples_type = types
-
-  personalize_broadcast = _build_personalize(
-    work, personalization_options, options.training, types
-  )
+  personalize_broadcast = _build_personalize(work, options, types)
 
   @tff.tensorflow.computation(
     server_state_type, client_state_type, examples_type
@@ -274,7 +267,7 @@ def build_personal_models(
 
   @tff.tensorflow.computation(server_state_type)
   def model_without_data(state):
-    return work.model_without_data(client_lib.Broadcast.of(state))
+    return work.model_without_data(broadcast_of(state))
 
   @tff.tensorflow.computation(
     broadcast_type, client_state_type, examples_type, examples_type
@@ -283,7 +276,7 @@ def build_personal_models(
     before = scoring.score(model, work.model_without_data(broadcast), test)
     after = before
     if work.fit_new_client is not None or (
-      personalization_options.fine_tune != 'none'
+      options.personalization.fine_tune != 'none'
     ):
       personal = personalize_broadcast(broadcast, client_state, train)
       after = scoring.score(model, personal.weights, test)
@@ -339,11 +332,12 @@ def _scores(model, before, after, test):
   return scores
 
 
-def _build_personalize(work, options, training, types):
+def _build_personalize(work, options, types):
   """`(<broadcast, C, E> -> PersonalModel)`."""
-  if options.fine_tune == 'trained':
+  training, personalization = options.training, options.personalization
+  if personalization.fine_tune == 'trained':
     untuned = _build_personalize(
-      work, dataclasses.replace(options, fine_tune='none'), training, types
+      work, dataclasses.replace(options, fine_tune='none'), types
     )
 
     @tff.tensorflow.computation(*types)
@@ -368,7 +362,7 @@ def _build_personalize(work, options, training, types):
         randomness.fold_in(seed_value, 0),
         training=training,
       )
-      return work.fit_new_client(client, options.new_client_epochs)
+      return work.fit_new_client(client, personalization.new_client_epochs)
 
     if work.fit_new_client is not None and work.keeps_local:
       is_new = tf.equal(client_state.num_rounds, 0)
@@ -387,11 +381,11 @@ def _build_personalize(work, options, training, types):
       client_state = client_state._replace(local=local)
     elif work.fit_new_client is not None:
       local = fitted(examples)
-    weights = personalization.fine_tune(
+    weights = personalization_lib.fine_tune(
       work.model,
       work.personal_weights(broadcast, local),
       examples,
-      options,
+      personalization,
       randomness.fold_in(seed_value, 1),
     )
     return personalized_process.PersonalModel(weights, client_state)

@@ -3,7 +3,7 @@
 import typing
 from typing import Optional
 
-from tff_pfl import errors, fields
+from tff_pfl import fields
 from tff_pfl.core import phases
 
 
@@ -43,22 +43,12 @@ class LocalTrainingHParams:
       num_epochs: Epochs in place of the attributes' epochs or steps.
       learning_rate: Learning rate in place of the attribute's.
     """
-    errors.expect(
-      learning_rate is None or not phases.is_object(self.optimizer),
-      'optimizer',
-      'sgd or adam where a rate is set for it',
-      self.optimizer,
-    )
-    if learning_rate is None:
-      learning_rate = self.learning_rate
-    return phases.Phase(
-      optimizer=phases.build_optimizer(
-        self.optimizer, learning_rate, self.momentum
-      ),
-      batch_size=self.batch_size,
-      num_epochs=self.num_epochs if num_epochs is None else num_epochs,
-      num_steps=self.num_steps if num_epochs is None else None,
-    )
+    rate = self.learning_rate if learning_rate is None else learning_rate
+    optimizer = phases.build_optimizer(self.optimizer, rate, self.momentum)
+    num_steps = None
+    if num_epochs is None:
+      num_epochs, num_steps = self.num_epochs, self.num_steps
+    return phases.Phase(optimizer, self.batch_size, num_epochs, num_steps)
 
 
 @fields.dataclass

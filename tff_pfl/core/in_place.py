@@ -57,7 +57,7 @@ class Variables:
     self._dtypes = {name: value.dtype for name, value in weights.items()}
     self._weights = _variables(weights)
     state = optimizer.initialize(training_options.specs_of(weights))
-    self._hparams = optimizer.get_hparams(state)
+    self._hparams = optimizer.last.get_hparams(state)
     self._decay = optimizer.decay(state)
     self._slots = {
       slot: _variables(state[slot])

@@ -54,22 +54,22 @@ def kept_by_clients(
   )
   if not moving:  # There are none, or they stay on the clients anyway.
     return work
-  if statistics == 'local':
-    return _keeping(work, moving, method, statistics)
-  layers = {name.rpartition('/')[0] for name in moving}
-  names = [
-    name for name in work.initial_global if name.rpartition('/')[0] in layers
-  ]
-  is_known_to_server = any(
-    isinstance(value, Mapping) and set(names) & set(value)
-    for value in work.initial_algorithm.values()
-  )
-  errors.expect(
-    work.keeps_local and not is_known_to_server,
-    'statistics',
-    f'local or global for {method}, whose clients keep no scales and offsets',
-    statistics,
-  )
+  names = moving
+  if statistics == 'local_all':
+    layers = {name.rpartition('/')[0] for name in moving}
+    names = [
+      name for name in work.initial_global if name.rpartition('/')[0] in layers
+    ]
+    is_known_to_server = any(
+      isinstance(value, Mapping) and set(names) & set(value)
+      for value in work.initial_algorithm.values()
+    )
+    errors.expect(
+      work.keeps_local and not is_known_to_server,
+      'statistics',
+      f'local or global for {method}, whose clients keep no scales and offsets',
+      statistics,
+    )
   return _keeping(work, names, method, statistics)
 
 

@@ -253,13 +253,6 @@ def joint_loss(
   return prediction_loss(model, forward, domain_weights, penalty)
 
 
-def head_loss(
-  model: split_model.SplitModel, domain_weights: Optional[Any] = None
-) -> Objective:
-  """The loss as a function of the head, on features as the batches' `x`."""
-  return prediction_loss(model, model.head, domain_weights)
-
-
 @fields.checked_call
 def body_loss(
   model: split_model.SplitModel,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal, NamedTuple, Optional, Union
+from typing import Annotated, Any, Literal, Optional, Union
 
 import tensorflow_federated as tff
 
@@ -96,16 +96,17 @@ class ProcessOptions:
 
   def resolved(
     self,
-    seed: int,
     cohorts: Optional[client_sampling.CohortSampler] = None,
     num_rounds: Optional[int] = None,
-  ) -> Resolved:
+  ) -> tuple[ProcessOptions, Optional[privacy.Accounting]]:
     """The options with objects in place of names and descriptions.
 
     Args:
-      seed: Seed of the process.
       cohorts: Sampler of the run's cohorts; needed for an attack and for noise.
       num_rounds: Rounds of the run; needed for noise.
+
+    Returns:
+      The options, and the accounting of the aggregator's noise, None without.
     """
     attack, aggregator, accounting = self.attack, self.aggregator, None
     if attack == 'none' and not self.attacked_fraction:
@@ -136,21 +137,7 @@ class ProcessOptions:
         self.server_optimizer, self.server_learning_rate, self.server_momentum
       ),
     )
-    return Resolved(options, seed, accounting)
-
-
-class Resolved(NamedTuple):
-  """Options with objects, and what else a process is built with.
-
-  Attributes:
-    options: The options.
-    seed: The run's seed, any int64.
-    accounting: Privacy accounting of the aggregator's noise; None without.
-  """
-
-  options: ProcessOptions
-  seed: int = 0
-  accounting: Optional[privacy.Accounting] = None
+    return options, accounting
 
 
 def _expect_cohorts(name, value, cohorts):

@@ -8,7 +8,13 @@ from typing import Annotated, Literal, Optional
 import tensorflow as tf
 
 from tff_pfl import fields
-from tff_pfl.core import example_tensors, objectives, phases, training_loop
+from tff_pfl.core import (
+  example_tensors,
+  hparams,
+  objectives,
+  phases,
+  training_loop,
+)
 from tff_pfl.models import split_model
 
 Scope = Literal['method', 'none', 'head', 'all', 'trained']
@@ -19,7 +25,7 @@ def _flat(hint, name):
 
 
 @fields.dataclass
-class Personalization:
+class Personalization(hparams.LocalTrainingHParams):
   """Options of personalization, the same for every method.
 
   A client's local weights are put in place first; a client that never took part
@@ -58,26 +64,12 @@ class Personalization:
   new_client_epochs: Optional[fields.Epochs] = None
   proximal_strength: _flat(fields.NonNegative, 'proximal_strength') = 0.0
 
-  def __post_init__(self):
-    phases.expect_own_rates(self, 'learning_rate', 'momentum')
-
   def resolved(self, adaptation: Personalization) -> Personalization:
     """These options, or the method's `adaptation` if they are left to it."""
     if self.fine_tune != 'method':
       return self
     return dataclasses.replace(
       adaptation, new_client_epochs=self.new_client_epochs
-    )
-
-  def phase(self) -> phases.Phase:
-    """The phase of fine-tuning."""
-    return phases.Phase(
-      optimizer=phases.build_optimizer(
-        self.optimizer, self.learning_rate, self.momentum
-      ),
-      batch_size=self.batch_size,
-      num_epochs=self.num_epochs,
-      num_steps=self.num_steps,
     )
 
 
@@ -102,21 +94,21 @@ def fine_tune(
   """
   if options.fine_tune == 'none':
     return weights
-  names = (
-    weights
-    if options.fine_tune == 'all'
-    else model.weight_names(model.head_layers)
-  )
-  start, inputs = split_model.select(weights, names), None
-  if options.fine_tune == 'all':
-    objective = objectives.prediction_loss(model, model.forward)
-  else:
-    objective = objectives.head_loss(model)
+  names, forward, inputs = weights, model.forward, None
+  if options.fine_tune == 'head':
+    names, forward = model.weight_names(model.head_layers), model.head
     examples, inputs = training_loop.head_inputs(model, weights, examples)
+  start = split_model.select(weights, names)
+  objective = objectives.prediction_loss(model, forward)
   if options.proximal_strength:
     objective = objectives.proximal(objective, start, options.proximal_strength)
-  phase = options.phase()
   trained = training_loop.train(
-    objective, start, examples, phase, seed, model=model, inputs=inputs
+    objective,
+    start,
+    examples,
+    options.phase(),
+    seed,
+    model=model,
+    inputs=inputs,
   ).weights
   return split_model.select({**weights, **trained}, weights)

@@ -68,7 +68,13 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
   number: int = 0
 
   def __post_init__(self):
-    _expect_noise(self.noise_multiplier, is_optional=True)
+    low, high = _NOISES
+    errors.expect(
+      not self.noise_multiplier or low <= self.noise_multiplier <= high,
+      'noise_multiplier',
+      f'0 or in [{low:g}, {high:g}]',
+      self.noise_multiplier,
+    )
     errors.expect(
       math.isfinite(parse_clip(self.clip)[1]) or not self.noise_multiplier,
       'clip',
@@ -107,13 +113,12 @@ class DistributedPrivateMeanFactory(
     Federated Learning with Secure Aggregation, ICML 2021.
   """
 
-  noise_multiplier: fields.Positive
+  noise_multiplier: fields.number(float, ge=_NOISES[0], le=_NOISES[1])
   clients_per_round: fields.Count
   clip: str = 'fixed:1.0'
   bits: fields.Count = 20
 
   def __post_init__(self):
-    _expect_noise(self.noise_multiplier)
     least = max(1, (self.clients_per_round - 1).bit_length())
     errors.expect_int('bits', self.bits, least, 22)
     kind, value = parse_clip(self.clip)
@@ -145,16 +150,6 @@ class DistributedPrivateMeanFactory(
         flat, process.next.type_signature
       ),
     )
-
-
-def _expect_noise(noise_multiplier, is_optional=False):
-  low, high = _NOISES
-  errors.expect(
-    low <= noise_multiplier <= high or (is_optional and noise_multiplier == 0),
-    'noise_multiplier',
-    f'{"0 or " if is_optional else ""}in [{low:g}, {high:g}]',
-    noise_multiplier,
-  )
 
 
 def noise_multiplier_of(states: Any, clients_per_round: int) -> float:

@@ -15,7 +15,7 @@ aggregation, its step, and metrics; that of clients is in `clients`.
 
 import collections
 import dataclasses
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +24,7 @@ import tensorflow_federated as tff
 from tff_pfl import errors
 from tff_pfl.core import (
   aggregators,
+  client_sampling,
   client_work,
   clients,
   local_statistics,
@@ -40,22 +41,33 @@ from tff_pfl.models import split_model
 def build_personalized_process(
   name: str,
   work: client_work.ClientWork,
-  resolved: options_lib.Resolved,
-  hparams: Any = None,
+  options: options_lib.ProcessOptions,
+  hparams: Any,
+  seed: int,
+  cohorts: Optional[client_sampling.CohortSampler],
+  num_rounds: Optional[int],
 ) -> personalized_process.PersonalizedProcess:
   """Builds the process of a method.
 
   Args:
-    resolved: The options, `ProcessOptions.resolved`.
     hparams: The method's hyperparameters (a dataclass), for the record.
   """
-  options, seed, accounting = resolved
+  options, accounting = options.resolved(cohorts, num_rounds)
   if options.stateless:
     work = work.without_state(name)
+  weighting = options.client_weighting or work.default_weighting
+  options = dataclasses.replace(options, client_weighting=weighting)
   options.attack.expect_fits(work.model)
   work = local_statistics.kept_by_clients(work, options.statistics, name)
   the_round = _Round(work, options, seed)
-  initialize_client_state = _build_initialize_client_state(work)
+
+  @tff.tensorflow.computation(np.int64)
+  def initialize_client_state(client_index):
+    return personalized_process.ClientState(
+      client_index=client_index,
+      num_rounds=tf.constant(0, tf.int32),
+      local=tf.nest.map_structure(tf.constant, work.initial_kept),
+    )
 
   @tff.federated_computation(
     tff.FederatedType(the_round.state_type, tff.SERVER),
@@ -67,9 +79,20 @@ def build_personalized_process(
       *the_round.run(state, client_states, examples)
     )
 
-  def with_personalization(options_of_it):
-    own = dataclasses.replace(options, personalization=options_of_it)
-    personalization = own.personalization.resolved(work.adaptation)
+  def build_learning_process():
+    with_rates = dataclasses.replace(work, rates_may_be_set=True)
+    own_round = _Round(with_rates, options, seed)
+    return tff_learning.build_learning_process(
+      name,
+      with_rates,
+      own_round.initialize,
+      own_round.run,
+      options.server_optimizer,
+    )
+
+  def with_personalization(personalization):
+    personalization = personalization.resolved(work.adaptation)
+    own = dataclasses.replace(options, personalization=personalization)
     errors.expect(
       personalization.fine_tune != 'trained' or the_round.has_trained_models,
       'fine_tune',
@@ -88,9 +111,7 @@ def build_personalized_process(
       build_personal_models=lambda: clients.build_personal_models(
         work, own, the_round.broadcast_of, the_round.types
       ),
-      build_learning_process=lambda: _build_learning_process(
-        name, work, own, seed
-      ),
+      build_learning_process=build_learning_process,
       with_personalization=with_personalization,
       has_trained_models=the_round.has_trained_models,
       bytes_per_round=the_round.bytes(),
@@ -108,7 +129,10 @@ def build_personalized_process(
       attacked_clients=own.attack.clients,
       seed=seed,
       accounting=accounting,
-      description=_description(work, own, hparams),
+      description={
+        'hparams': options_lib.described(hparams),
+        **options_lib.described(own),
+      },
     )
 
   return with_personalization(options.personalization)
@@ -253,17 +277,12 @@ class _Round:
     def initialize():
       parts = tff.federated_eval(initial_parts, tff.SERVER)
       states = tuple(a.initialize() for a in self._aggregations)
-      return tff.federated_zip(
-        personalized_process.ServerState(
-          parts.round_number,
-          parts.seed,
-          parts.global_weights,
-          states,
-          parts.server_optimizer,
-          parts.algorithm,
-          parts.rate_factor,
-        )
-      )
+      values = {
+        name: getattr(parts, name)
+        for name in personalized_process.ServerState._fields
+      }
+      values['aggregator'] = states
+      return tff.federated_zip(personalized_process.ServerState(**values))
 
     return initialize
 
@@ -401,33 +420,10 @@ class _Round:
     return metrics_of
 
 
-def _build_learning_process(name, work, options, seed):
-  """TFF's process, of whose clients the learning rates may be set."""
-  work = dataclasses.replace(work, rates_may_be_set=True)
-  the_round = _Round(work, options, seed)
-  return tff_learning.build_learning_process(
-    name, work, the_round.initialize, the_round.run, options.server_optimizer
-  )
-
-
-def _build_initialize_client_state(work):
-  """`(int64 -> C)`."""
-
-  @tff.tensorflow.computation(np.int64)
-  def initialize_client_state(client_index):
-    return personalized_process.ClientState(
-      client_index=client_index,
-      num_rounds=tf.constant(0, tf.int32),
-      local=tf.nest.map_structure(tf.constant, work.initial_kept),
-    )
-
-  return initialize_client_state
-
-
 def _server_step(options, state, weights, gradient):
   """The server optimizer's new state, and the new weights."""
   optimizer = options.server_optimizer
-  schedule = schedules.resolved(options.server_learning_rate_schedule)
+  schedule = schedules.make_schedule(options.server_learning_rate_schedule)
   optimizer_state = state.server_optimizer
   if schedule is not None:
     factor = tf.cast(schedule(state.round_number), tf.float32)
@@ -446,16 +442,3 @@ def _num_bytes(value_type) -> int:
   if isinstance(value_type, tff.StructType):
     return sum(_num_bytes(element) for element in value_type)
   return int(np.prod(value_type.shape)) * np.dtype(value_type.dtype).itemsize
-
-
-def _description(work, options, hparams):
-  """All that the process was built with, as JSON types."""
-  options = dataclasses.replace(
-    options,
-    client_weighting=options.client_weighting or work.default_weighting,
-    personalization=options.personalization.resolved(work.adaptation),
-  )
-  return {
-    'hparams': {} if hparams is None else options_lib.described(hparams),
-    **options_lib.described(options),
-  }

@@ -12,7 +12,9 @@ from tff_pfl import errors, fields
 _DEFAULTS = {'warmup': None, 'step': 0.1, 'cosine': 0.0}
 
 
-def make_schedule(spec: str) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
+def make_schedule(
+  spec: str | Callable[[tf.Tensor], tf.Tensor],
+) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
   """The schedule that a flag value such as `warmup:5+cosine:200` names.
 
   `warmup:<rounds>` rises linearly, from 1 / rounds in the first round to 1 in
@@ -22,12 +24,14 @@ def make_schedule(spec: str) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
   joined by `+`; after a warm-up the others count their rounds from its end.
 
   Args:
-    spec: As above, or 'constant'.
+    spec: As above, or 'constant'; or the schedule itself.
 
   Returns:
     The schedule, from the number of rounds done, an integer tensor, to the
     factor of the learning rate, float32; None for 'constant'.
   """
+  if callable(spec):
+    return spec
   if spec == 'constant':
     return None
   parts = [_parse(part, spec) for part in spec.split('+')]
@@ -57,13 +61,6 @@ def make_schedule(spec: str) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
 Schedule = Union[
   fields.checked(str, make_schedule), Callable[[tf.Tensor], tf.Tensor]
 ]
-
-
-def resolved(
-  schedule: Schedule,
-) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
-  """The function of a schedule; None for a constant."""
-  return make_schedule(schedule) if isinstance(schedule, str) else schedule
 
 
 def _parse(text, spec):

@@ -75,15 +75,6 @@ def score(
   return scores._replace(class_1=log[..., 1] - log[..., 0])
 
 
-def evaluate(
-  model: split_model.SplitModel,
-  weights: split_model.Weights,
-  examples: example_tensors.ExampleTensors,
-) -> collections.OrderedDict:
-  """Metric sums of a model over a client's examples, in inference mode."""
-  return score(model, weights, examples).sums
-
-
 def mean_gradient(
   model: split_model.SplitModel,
   weights: split_model.Weights,

@@ -17,7 +17,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import errors
-from tff_pfl.core import client as client_lib
 from tff_pfl.core import client_work, example_tensors, personalized_process
 from tff_pfl.models import randomness, split_model
 
@@ -106,7 +105,7 @@ def build_learning_process(
   @tff.tensorflow.computation(state_type)
   def get_model_weights(state):
     return model_weights(
-      model, work.model_without_data(client_lib.Broadcast.of(state))
+      model, work.model_without_data(work.broadcast_of(state))
     )
 
   @tff.tensorflow.computation(

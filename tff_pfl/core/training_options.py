@@ -49,7 +49,7 @@ class TrainingOptions:
     Args:
       rounds_done: int32 scalar, number of rounds before this one.
     """
-    schedule = schedules.resolved(self.learning_rate_schedule)
+    schedule = schedules.make_schedule(self.learning_rate_schedule)
     if schedule is None:
       return None
     return tf.cast(schedule(rounds_done), tf.float32)
@@ -119,14 +119,6 @@ class OptimizerChain(tff.learning.optimizers.Optimizer):
       return None
     rate = _learning_rate(self.last, state)
     return self._options.decoupled_weight_decay * rate
-
-  def get_hparams(self, state: Any) -> collections.OrderedDict:
-    """The last link's hyperparameters."""
-    return self.last.get_hparams(state)
-
-  def set_hparams(self, state: Any, hparams: Any) -> Any:
-    """The state with other hyperparameters of the last link."""
-    return self.last.set_hparams(state, hparams)
 
 
 def specs_of(weights: Mapping[str, Any]) -> collections.OrderedDict:

@@ -111,7 +111,7 @@ class ClientModule(tf.Module):
   def evaluate(self, **rows: tf.Tensor) -> dict[str, tf.Tensor]:
     """Returns means of the loss and metrics, and the number of `examples`."""
     examples = example_tensors.from_rows(self._element(rows))
-    sums = scoring.evaluate(self._model, self._values(), examples)
+    sums = scoring.score(self._model, self._values(), examples).sums
     return {**objectives.means(sums), 'examples': examples.num_examples}
 
   def personalize(self, **rows: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -192,11 +192,6 @@ def load_learning_process(
     RunError: If a file is missing or differs from the saved one.
   """
   _, contents = _read(directory)
-  if 'get_hparams.pb' not in contents:
-    raise errors.RunError(
-      f'The files in {directory} are of an earlier version and make no '
-      'LearningProcess: export the run again. `load` reads them.'
-    )
   initialize, next_fn, get_weights, set_weights, get_hparams, set_hparams = (
     _computation(contents[f'{name}.pb']) for name in _COMPUTATIONS
   )

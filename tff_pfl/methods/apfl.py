@@ -142,10 +142,9 @@ def apfl(model, hparams):
       weights=personal.weights, mixing_weight=share
     )
 
-  return client_work.ClientWork(
+  return client_work.global_weights_work(
     model,
-    [client_work.Exchange(train)],
-    initial_global=model.initial_weights,
+    client_work.Exchange(train),
     initial_local=collections.OrderedDict(
       weights=collections.OrderedDict(model.initial_weights),
       mixing_weight=np.float32(hparams.mixing_weight),
@@ -153,6 +152,5 @@ def apfl(model, hparams):
     personal_weights=lambda broadcast, local: _mix(
       model, local['mixing_weight'], local['weights'], broadcast.global_weights
     ),
-    global_model=lambda shared: shared,
     fit_new_client=fit_new_client,
   )

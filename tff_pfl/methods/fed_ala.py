@@ -161,14 +161,12 @@ def fed_ala(model, hparams):
 
   initial = split_model.select(model.initial_weights, names)
   ones = tf.nest.map_structure(np.ones_like, initial)
-  return client_work.ClientWork(
+  return client_work.global_weights_work(
     model,
-    [client_work.Exchange(train)],
-    initial_global=model.initial_weights,
+    client_work.Exchange(train),
     personal_weights=lambda broadcast, local: _mixed(
       broadcast.global_weights, local['own'], local['mixing']
     ),
     initial_local=collections.OrderedDict(own=initial, mixing=ones),
-    global_model=lambda global_weights: global_weights,
     fit_new_client=fit_new_client,
   )

@@ -32,7 +32,7 @@ for all domains, which takes the domain, one-hot, beside the features (table 2);
 it is trained on the re-weighted loss and averaged by the clients' weights, and
 the server's optimizer leaves it alone. The paper's warm-up is a phase of the
 experiment: rounds of FedAvg, from whose model all heads start
-(`RunConfig.num_warmup_rounds`).
+(`num_warmup_rounds` of `Settings`).
 
 Deviations from the paper: the changes of heads are aggregated, not the heads.
 Each client's Hessian gets a ridge, relative to the largest eigenvalue of their
@@ -111,13 +111,6 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
     )
 
 
-def _combination(model, hparams):
-  """The server's combination of the clients' heads."""
-  if hparams.aggregation == 'second_order':
-    return second_order.SecondOrder(model, hparams.ridge)
-  return domain_heads.WeightedAverage(model)
-
-
 @registry.method(
   'global body, a global head for each domain, combined by curvature',
   FedDarHParams,
@@ -135,7 +128,9 @@ def fed_dar(model, hparams):
   if hparams.projection_dim is not None:
     model = domain_models.projected(model, hparams.projection_dim)
   domain_model = HEADS[hparams.heads](model)
-  combination = _combination(model, hparams)
+  combination = domain_heads.WeightedAverage(model)
+  if hparams.aggregation == 'second_order':
+    combination = second_order.SecondOrder(model, hparams.ridge)
   domain_weights = model.domains.loss_weights
   if not hparams.reweight_domains:
     domain_weights = None

@@ -39,7 +39,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pfl import fields
-from tff_pfl.core import client_work, objectives, training_loop
+from tff_pfl.core import client_work, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import split_model, weight_partition
@@ -116,16 +116,8 @@ def fed_dbe(model, hparams):
     def forward(bias, features, unused_mode):
       return model.head({**client.received, **bias}, features)
 
-    examples, inputs = training_loop.head_inputs(
-      model, client.received, client.examples
-    )
-    return client.sgd(
-      objectives.prediction_loss(model, forward),
-      client.local,
-      hparams.phase(num_epochs),
-      examples=examples,
-      inputs=inputs,
-    ).weights
+    phase = hparams.phase(num_epochs)
+    return client.fit_head(client.local, phase, forward=forward).weights
 
   work = client_work.partitioned_weights_work(
     model,

@@ -57,7 +57,6 @@ References:
 """
 
 import collections
-import dataclasses
 import math
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, Optional
@@ -80,7 +79,6 @@ COMMUNALITIES = {
 SPLITS = (*COMMUNALITIES, 'random')
 
 
-@dataclasses.dataclass(frozen=True)
 class FoundPartition:
   """A partition that is found in rounds and kept by the server.
 
@@ -88,20 +86,19 @@ class FoundPartition:
   and makes those with the least personal, a given number of each layer.
 
   Attributes:
-    model: The process' model.
     num_personal: Number of personal units by divided layer.
-    explained_variance: Share of the variance that common factors explain, in
-      (0, 1].
-    split: One of `SPLITS`.
     is_static: True to find it once, in the first round that anybody takes part
       in; False for every round.
   """
 
-  model: split_model.SplitModel
-  num_personal: Mapping[str, int]
-  explained_variance: float
-  split: str
-  is_static: bool
+  def __init__(self, model: split_model.SplitModel, hparams: Any):
+    """Takes the process' model and `FedFacHParams`."""
+    self._units, self._hparams = model.units, hparams
+    self.num_personal = {
+      layer: hparams.num_personal(model.units[layer].number)
+      for layer in model.layers_to_divide(hparams.layers)
+    }
+    self.is_static = hparams.mode == 'static'
 
   @property
   def initial_algorithm(self) -> collections.OrderedDict:
@@ -112,7 +109,7 @@ class FoundPartition:
     have been given own values to start from.)
     """
     is_shared = collections.OrderedDict(
-      (layer, np.full(self.model.units[layer].number, count == 0))
+      (layer, np.full(self._units[layer].number, count == 0))
       for layer, count in self.num_personal.items()
     )
     zeros = collections.OrderedDict.fromkeys(self.num_personal, np.int32(0))
@@ -138,7 +135,7 @@ class FoundPartition:
         (
           layer,
           factor_analysis.client_sums(
-            units.as_vectors(self.model.units[layer], columns)
+            units.as_vectors(self._units[layer], columns)
           ),
         )
         for layer in self.num_personal
@@ -158,18 +155,17 @@ class FoundPartition:
   ) -> collections.OrderedDict:
     """The server's next state, from the mean of the clients' reports."""
     before = state.algorithm
+    names = ('is_shared', 'num_factors', 'num_iterations')
 
     def found():
       seed = randomness.server_seed(state.seed, state.round_number)
-      new = {
-        name: collections.OrderedDict()
-        for name in ('is_shared', 'num_factors', 'num_iterations')
-      }
+      new = {name: collections.OrderedDict() for name in names}
       for index, (layer, count) in enumerate(self.num_personal.items()):
-        number = self.model.units[layer].number
+        number = self._units[layer].number
         if self._is_analysed(layer):
-          ranked, *numbers = COMMUNALITIES[self.split](
-            factor_analysis.correlations(sums[layer]), self.explained_variance
+          ranked, *numbers = COMMUNALITIES[self._hparams.split](
+            factor_analysis.correlations(sums[layer]),
+            self._hparams.explained_variance,
           )
         else:
           ranked = randomness.permutations(
@@ -183,19 +179,19 @@ class FoundPartition:
 
     def kept():
       return {
-        name: tf.nest.map_structure(tf.identity, before[name])
-        for name in ('is_shared', 'num_factors', 'num_iterations')
+        name: tf.nest.map_structure(tf.identity, before[name]) for name in names
       }
 
     new = (
       tf.cond(before['is_found'], kept, found) if self.is_static else found()
     )
     return collections.OrderedDict(
-      is_shared=new['is_shared'],
-      was_shared=before['is_shared'],
-      num_factors=new['num_factors'],
-      num_iterations=new['num_iterations'],
-      is_found=tf.constant(True),
+      {
+        **before,
+        **new,
+        'was_shared': before['is_shared'],
+        'is_found': tf.constant(True),
+      }
     )
 
   def metrics(self, algorithm: Any) -> collections.OrderedDict:
@@ -221,8 +217,8 @@ class FoundPartition:
 
   def _is_analysed(self, layer):
     """True if a part of the layer is personal, by communalities."""
-    number = self.model.units[layer].number
-    return self.split in COMMUNALITIES and 0 < self.num_personal[layer] < number
+    is_divided = 0 < self.num_personal[layer] < self._units[layer].number
+    return is_divided and self._hparams.split in COMMUNALITIES
 
 
 # By layer, bool `[number]`, True for shared units.
@@ -289,47 +285,37 @@ class PersonalElements:
     )
     return merged
 
-  def fit(
-    self,
-    client: client_lib.Client,
-    is_shared: IsShared,
-    phase: phases.Phase,
-  ) -> Any:
+  def fit(self, client: client_lib.Client, phase: phases.Phase) -> Any:
     """Trains the client's own units, all else frozen; returns its state."""
+    is_shared = client.algorithm['is_shared']
     start = self.merge(client.received, client.local, is_shared)
     values = client.fit_part(
       self._values_of(start),
       lambda own: self._with_personal(client.received, own, is_shared),
       self._values_of,
       phase,
-      model=self._model,
     ).weights
     return collections.OrderedDict(values=values, is_own=tf.constant(True))
 
-  def trained(
-    self,
-    global_weights: split_model.Weights,
-    trained: split_model.Weights,
-    is_shared: IsShared,
+  def divide(
+    self, client: client_lib.Client, trained: split_model.Weights
   ) -> tuple:
-    """Divides the result of a client's training.
+    """Divides the result of a client's training by the partition received.
 
     Args:
-      global_weights: All weights, the server's, before the training.
       trained: All weights after the training.
-      is_shared: The partition that was found after it.
 
     Returns:
       The update, which takes the server's shared slices to the trained ones and
       is 0 for personal units, and the client's new state.
     """
-    update = split_model.difference(global_weights, trained)
+    update = split_model.difference(client.received, trained)
     zeros = tf.nest.map_structure(tf.zeros_like, update)
-    return self._with_personal(update, zeros, is_shared), (
-      collections.OrderedDict(
-        values=self._values_of(trained), is_own=tf.constant(True)
-      )
+    local = collections.OrderedDict(
+      values=self._values_of(trained), is_own=tf.constant(True)
     )
+    is_shared = client.algorithm['is_shared']
+    return self._with_personal(update, zeros, is_shared), local
 
   def _values_of(self, weights):
     """Those of some weights that a client keeps."""
@@ -405,28 +391,13 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
     return math.ceil(self.threshold * (number - 1) - 1e-9)
 
 
-def _partition_of(model, hparams):
-  """The partition that the server finds."""
-  num_personal = {
-    layer: hparams.num_personal(model.units[layer].number)
-    for layer in model.layers_to_divide(hparams.layers)
-  }
-  return FoundPartition(
-    model,
-    num_personal,
-    hparams.explained_variance,
-    hparams.split,
-    is_static=hparams.mode == 'static',
-  )
-
-
 @registry.method(
   'hidden units global or local, told apart by factor analysis',
   FedFacHParams,
 )
 def fed_fac(model, hparams):
   """FedFac."""
-  partition = _partition_of(model, hparams)
+  partition = FoundPartition(model, hparams)
   layers = [layer for layer, count in partition.num_personal.items() if count]
   personal = PersonalElements(
     model, layers, kernels_only=hparams.divided == 'kernels'
@@ -453,17 +424,14 @@ def fed_fac(model, hparams):
   def divide(client):
     """Sends the units that are shared now, keeps the personal ones."""
     weights, metrics = client.cache
-    update, new_local = personal.trained(
-      client.received, weights, client.algorithm['is_shared']
-    )
-    return client_lib.ClientResult(update, new_local, metrics)
+    update, local = personal.divide(client, weights)
+    return client_lib.ClientResult(update, local, metrics)
 
   def fit_new_client(client, num_epochs):
     """LocalTrain; no training before a static partition is found."""
 
     def fit():
-      is_shared = client.algorithm['is_shared']
-      return personal.fit(client, is_shared, hparams.phase(num_epochs))
+      return personal.fit(client, hparams.phase(num_epochs))
 
     if not partition.is_static:
       return fit()
@@ -473,15 +441,10 @@ def fed_fac(model, hparams):
       lambda: tf.nest.map_structure(tf.identity, client.local),
     )
 
-  return client_work.ClientWork(
+  return client_work.global_weights_work(
     model,
-    [
-      client_work.Exchange(
-        train_and_report, find_partition, weighting='uniform'
-      ),
-      client_work.Exchange(divide),
-    ],
-    initial_global=model.initial_weights,
+    client_work.Exchange(train_and_report, find_partition, 'uniform'),
+    client_work.Exchange(divide),
     initial_local=personal.initial_local,
     personal_weights=model_of,
     global_model=None if layers else lambda weights: weights,

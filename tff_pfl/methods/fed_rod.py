@@ -38,7 +38,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pfl import fields
-from tff_pfl.core import client_work, example_tensors, objectives, training_loop
+from tff_pfl.core import client_work, example_tensors, objectives
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import domain_models, split_model
@@ -133,34 +133,22 @@ def fed_rod(model, hparams):
     return client.result(trained, local=own(trained.weights))
 
   def fit_new_client(client, num_epochs):
-    shared = client.received
-    objective = objectives.prediction_loss(
-      model,
-      lambda personal, features, mode: model.head(
-        _summed(shared, personal), features, mode
-      ),
-    )
-    examples, inputs = training_loop.head_inputs(model, shared, client.examples)
-    return client.sgd(
-      objective,
-      client.local,
-      hparams.phase(num_epochs),
-      examples=examples,
-      inputs=inputs,
-    ).weights
+    def forward(personal, features, mode):
+      return model.head(_summed(client.received, personal), features, mode)
+
+    phase = hparams.phase(num_epochs)
+    return client.fit_head(client.local, phase, forward=forward).weights
 
   exchange = client_work.Exchange(train)
-  return client_work.ClientWork(
+  return client_work.global_weights_work(
     model,
-    [exchange],
-    initial_global=model.initial_weights,
+    exchange,
     initial_local=collections.OrderedDict(
       (name, np.zeros_like(model.initial_weights[name])) for name in head
     ),
     personal_weights=lambda broadcast, personal: _summed(
       broadcast.global_weights, personal
     ),
-    global_model=lambda shared: shared,
     fit_new_client=fit_new_client,
     exchanges_when_forgetting=[exchange],
   )

@@ -31,6 +31,7 @@ References:
 """
 
 import collections
+from typing import Literal
 
 import tensorflow as tf
 
@@ -49,11 +50,13 @@ class L2gdHParams(hparams_lib.LocalTrainingHParams):
 
   Attributes:
     learning_rate: Learning rate of a local step, before it is divided by 1 - p.
+    optimizer: The clients' optimizer: sgd or adam, whose rate is set here.
     aggregation_probability: Share of aggregation rounds (p), in [0, 1).
     coupling_strength: Strength of the pull to the mean model (lambda), at least
       0.
   """
 
+  optimizer: Literal['sgd', 'adam'] = 'sgd'
   aggregation_probability: fields.ShareBelowOne = 0.2
   coupling_strength: fields.NonNegative = 10.0
 
@@ -76,11 +79,6 @@ class L2gdHParams(hparams_lib.LocalTrainingHParams):
       self.learning_rate * self.coupling_strength
     ) / self.aggregation_probability
 
-  @property
-  def local_learning_rate(self) -> float:
-    """Learning rate of a step in a local round."""
-    return self.learning_rate / (1 - self.aggregation_probability)
-
 
 def is_aggregation_round(
   broadcast: client_lib.Broadcast, hparams: L2gdHParams
@@ -101,7 +99,8 @@ def l2gd(model, hparams):
   loss = objectives.joint_loss(model)
 
   def train_personal(client, personal, num_epochs=None):
-    phase = hparams.phase(num_epochs, hparams.local_learning_rate)
+    rate = hparams.learning_rate / (1 - hparams.aggregation_probability)
+    phase = hparams.phase(num_epochs, rate)
     return client.sgd(loss, personal, phase)
 
   def pull_to_mean(client):
@@ -122,5 +121,5 @@ def l2gd(model, hparams):
     return client.result(new, local=new.weights)
 
   return personal_copies.personal_copies_work(
-    model, train, train_personal, 'uniform'
+    model, train, train_personal, default_weighting='uniform'
   )

@@ -40,22 +40,17 @@ ALGORITHMS: dict[str, Algorithm] = {}
 def method(
   summary: str,
   hparams: type,
-  *,
-  needs_domains: bool = False,
-  needs_classes: bool = False,
-  unsupported: Sequence[str] = (),
+  **options: Any,
 ) -> Callable[[Callable[..., client_work.ClientWork]], Callable[..., Any]]:
   """Registers a method under the name of the decorated function.
 
   The function takes a `SplitModel` and hyperparameters and returns the method's
   `ClientWork`. It stays as it is; `build` makes the process. The arguments are
-  fields of `Algorithm`.
+  fields of `Algorithm`, as are `options`.
   """
 
   def register(work):
-    ALGORITHMS[work.__name__] = Algorithm(
-      hparams, work, summary, needs_domains, needs_classes, unsupported
-    )
+    ALGORITHMS[work.__name__] = Algorithm(hparams, work, summary, **options)
     return work
 
   return register
@@ -98,7 +93,7 @@ def build(
   hparams: Any = None,
   *,
   options: Optional[options_lib.ProcessOptions] = None,
-  seed: int = 0,
+  seed: fields.integer(-(2**63), 2**63 - 1) = 0,
   cohorts: Optional[client_sampling.CohortSampler] = None,
   num_rounds: Optional[int] = None,
   **values: Any,
@@ -141,7 +136,6 @@ def build(
   options = dataclasses.replace(
     options or options_lib.ProcessOptions(), **values
   )
-  errors.expect_int('seed', seed, -(2**63), 2**63 - 1)
   if algorithm.needs_domains:
     domain_models.expect_domains(model, name)
   if algorithm.needs_classes:
@@ -149,6 +143,9 @@ def build(
   return round_lib.build_personalized_process(
     name,
     algorithm.work(model, hparams),
-    options.resolved(seed, cohorts, num_rounds),
+    options,
     hparams,
+    seed,
+    cohorts,
+    num_rounds,
   )

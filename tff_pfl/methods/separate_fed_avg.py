@@ -3,10 +3,10 @@
     client:  for every domain m:  w_im <- SGD(w_m) on its examples of domain m
     server:  w_m <- sum_i L_im w_im / sum_i L_im
 
-The models start alike. After rounds of warm-up (`RunConfig.num_warmup_rounds`)
-they start from one model that FedAvg has trained for all domains: that is
-FedAvg with fine-tuning per domain, which the clients do together, by FedAvg
-again. A domain's mean is by its examples, however clients weigh.
+The models start alike. After rounds of warm-up (`num_warmup_rounds` of
+`Settings`) they start from one model that FedAvg has trained for all domains:
+that is FedAvg with fine-tuning per domain, which the clients do together, by
+FedAvg again. A domain's mean is by its examples, however clients weigh.
 
 Deviations from the papers: a domain absent from a round keeps its model (but a
 server's optimizer with momentum moves on).

@@ -61,7 +61,7 @@ def train(
 
   def train_one(m, stacked, metrics):
     trained, new_metrics = client.sgd(
-      objectives.head_loss(model),
+      objectives.prediction_loss(model, model.head),
       tf.nest.map_structure(lambda values: values[m], stacked),
       phase,
       stream=m,

@@ -6,10 +6,10 @@ head, local training all. A client that never took part trains its local
 weights, from the initial ones, with the global ones frozen.
 """
 
-from typing import Optional
+from typing import Any, Optional
 
 from tff_pfl.core import client as client_lib
-from tff_pfl.core import client_work, objectives, personalization, phases
+from tff_pfl.core import client_work, objectives, phases
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.models import split_model, weight_partition
 
@@ -20,8 +20,7 @@ def joint_training_work(
   partition: Optional[weight_partition.WeightPartition] = None,
   objective: Optional[objectives.Objective] = None,
   proximal_strength: float = 0.0,
-  adaptation: personalization.Personalization = personalization.NO_ADAPTATION,
-  default_weighting: str = 'num_examples',
+  **others: Any,
 ) -> client_work.ClientWork:
   """Makes a method from the partition of its weights and its objective.
 
@@ -31,7 +30,7 @@ def joint_training_work(
       has for a step; by default the batch's loss.
     proximal_strength: Strength of the pull of the global weights to those that
       were broadcast, at least 0 (half of it times the squared distance).
-    adaptation: Fine-tuning of a model before it is scored; by default none.
+    **others: Further fields of `ClientWork`.
   """
   partition = partition or weight_partition.WeightPartition.by_layer(model, ())
   objective = objective or objectives.joint_loss(model)
@@ -55,8 +54,7 @@ def joint_training_work(
     partition,
     client_work.Exchange(train),
     fit_new_client=fit_new_client if partition.local_names else None,
-    adaptation=adaptation,
-    default_weighting=default_weighting,
+    **others,
   )
 
 

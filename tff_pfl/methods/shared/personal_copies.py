@@ -17,7 +17,7 @@ def personal_copies_work(
   model: split_model.SplitModel,
   train: Callable[..., client_lib.ClientResult],
   train_personal: Callable[..., Any],
-  default_weighting: str = 'num_examples',
+  **others: Any,
 ) -> client_work.ClientWork:
   """Makes a method whose clients keep a personal model.
 
@@ -27,18 +27,17 @@ def personal_copies_work(
     train_personal: `(client, personal, num_epochs) -> TrainResult`: the part of
       a round that trains the personal model, from `personal`, for `num_epochs`
       or (None) as long as in a round.
+    **others: Further fields of `ClientWork`.
   """
 
   def fit_new_client(client, num_epochs):
     return train_personal(client, client.received, num_epochs).weights
 
-  return client_work.ClientWork(
+  return client_work.global_weights_work(
     model,
-    [client_work.Exchange(train)],
-    initial_global=model.initial_weights,
+    client_work.Exchange(train),
     initial_local=model.initial_weights,
     personal_weights=lambda unused_broadcast, personal: personal,
-    global_model=lambda global_weights: global_weights,
     fit_new_client=fit_new_client,
-    default_weighting=default_weighting,
+    **others,
   )
