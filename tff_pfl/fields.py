@@ -31,15 +31,7 @@ from collections.abc import (
   Mapping,
   Sequence,
 )
-from typing import (
-  Annotated,
-  Any,
-  Literal,
-  NamedTuple,
-  Optional,
-  TypeVar,
-  Union,
-)
+from typing import Annotated, Any, Literal, NamedTuple, Optional, TypeVar, Union
 
 import numpy as np
 import pydantic
@@ -372,7 +364,9 @@ def flat_names(cls: type) -> dict[str, tuple[str, ...]]:
   for field in dataclasses.fields(cls):
     hint = hints(cls)[field.name]
     inner = _inner(hint)
-    name = metadata(hint, FlatName, FlatName(field.name)).name
+    name = field.name
+    for one in getattr(hint, '__metadata__', ()):
+      name = one.name if isinstance(one, FlatName) else name
     names[name] = (field.name,)
     if inner is not None:
       for name, path in flat_names(inner).items():
@@ -418,20 +412,6 @@ def default(cls: type, name: str) -> Any:
   if field.default is dataclasses.MISSING:
     return field.default_factory()
   return field.default
-
-
-def metadata(hint: Any, kind: type, default: Any = None) -> Any:
-  """What an `Annotated` hint, or a part of its union, has of a kind."""
-  if typing.get_origin(hint) is Annotated:
-    for one in hint.__metadata__:
-      if isinstance(one, kind):
-        return one
-    return metadata(typing.get_args(hint)[0], kind, default)
-  for part in typing.get_args(hint) if is_union(hint) else ():
-    found = metadata(part, kind)
-    if found is not None:
-      return found
-  return default
 
 
 def is_union(hint: Any) -> bool:

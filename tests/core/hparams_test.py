@@ -2,7 +2,7 @@ import pytest
 import tensorflow_federated as tff
 
 from tff_pfl.core import hparams, personalization
-from tff_pfl.methods import ditto, registry
+from tff_pfl.methods import ditto, l2gd, registry
 
 
 def test_the_phase_has_the_hyperparameters():
@@ -32,9 +32,11 @@ def test_an_optimizer_that_is_no_name_is_taken_as_it_is():
     hparams.LocalTrainingHParams(optimizer=adagrad, learning_rate=0.1)
   with pytest.raises(ValueError, match='`head_learning_rate`.*left out'):
     hparams.HeadAndBodyHParams(optimizer=adagrad, head_learning_rate=0.1)
-  # What a method sets itself, it sets for an optimizer by name.
   with pytest.raises(ValueError, match='`personal_learning_rate`.*left out'):
     ditto.DittoHParams(optimizer=adagrad, personal_learning_rate=0.1)
+  # What a method sets itself, it sets for an optimizer by name.
+  with pytest.raises(ValueError, match='`optimizer` to be one of sgd or adam'):
+    l2gd.L2gdHParams(optimizer=adagrad)
 
 
 @pytest.mark.parametrize(

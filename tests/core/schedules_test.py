@@ -47,4 +47,4 @@ def test_other_forms_are_refused(spec):
 
 
 def test_constant_is_no_schedule():
-  assert schedules.make_schedule('constant') is None
+  assert schedules.factor('constant', tf.constant(0)) is None

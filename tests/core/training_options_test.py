@@ -7,7 +7,7 @@ import tensorflow_federated as tff
 
 from tests.core import shared
 from tff_pfl.core import client as client_lib
-from tff_pfl.core import in_place, objectives, training_options
+from tff_pfl.core import in_place, objectives, schedules, training_options
 
 _RATE = 0.1
 
@@ -45,7 +45,7 @@ def _train(
 def _client(model, options, rounds_done=None, examples=None):
   factor = None
   if rounds_done is not None:
-    factor = options.rate_factor(rounds_done)
+    factor = schedules.factor(options.learning_rate_schedule, rounds_done)
   return client_lib.Client(
     model,
     client_lib.Broadcast(0, 0, {}, {}),
@@ -141,7 +141,6 @@ def test_a_rate_that_a_method_computes_with_follows_the_rounds(two_slopes):
   assert _client(two_slopes, options).rate(3.0) == 3.0
   in_round = _client(two_slopes, options, tf.constant(0))
   assert float(in_round.rate(3.0)) == 1.5
-  assert training_options.TrainingOptions().rate_factor(tf.constant(0)) is None
 
 
 def test_plain_training_is_without_the_options(two_slopes):

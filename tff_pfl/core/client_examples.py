@@ -36,9 +36,7 @@ class ClientExamples:
   """The clients' examples, `padded` on demand; those used last are kept."""
 
   def __init__(
-    self,
-    load: Callable[[str], examples_lib.Examples],
-    max_bytes: int = 2**30,
+    self, load: Callable[[str], examples_lib.Examples], max_bytes: int = 2**30
   ):
     """Loads nothing yet.
 

@@ -49,11 +49,6 @@ class CohortSampler:
       f'round {min(self.join_rounds, default=1)} for the first',
     )
 
-  @property
-  def is_plain(self) -> bool:
-    """True if all clients are in cohorts alike, and all of a cohort report."""
-    return not self.dropout_rate and not self.join_rounds
-
   def sample(self, round_number: int) -> np.ndarray:
     """Returns the clients of a round's cohort that report.
 

@@ -21,6 +21,7 @@ from tff_pfl.core import (
   example_tensors,
   personalization,
   personalized_process,
+  schedules,
   training_options,
 )
 from tff_pfl.models import randomness, split_model, weight_partition
@@ -197,7 +198,9 @@ class ClientWork:
     cache: Any = (),
   ) -> client_lib.Client:
     """A client in an exchange of a round."""
-    factor = training.rate_factor(broadcast.round_number)
+    factor = schedules.factor(
+      training.learning_rate_schedule, broadcast.round_number
+    )
     if self.rates_may_be_set:
       factor = broadcast.rate_factor * (1.0 if factor is None else factor)
     return client_lib.Client(
@@ -210,43 +213,6 @@ class ClientWork:
       training,
       factor,
     )
-
-  def trained(
-    self,
-    broadcast: client_lib.Broadcast,
-    client_state: personalized_process.ClientState,
-    examples: example_tensors.ExampleTensors,
-    training: training_options.TrainingOptions,
-  ) -> tuple[client_lib.Broadcast, personalized_process.ClientState]:
-    """A client after its work in the next round, before the server's.
-
-    Of a method with one exchange in a round, in which clients send updates of
-    all global weights that change.
-
-    Returns:
-      The message with the global weights as the client trained them, and the
-      client's new state. Without examples both are as before.
-    """
-    (exchange,) = self.exchanges
-    result = exchange.client(
-      self.client(exchange, broadcast, client_state, examples, training)
-    )
-    has_examples = examples.num_examples > 0
-    weights = collections.OrderedDict(broadcast.global_weights)
-    for name, update in result.update.items():
-      moved = weights[name] - update
-      weights[name] = tf.where(has_examples, moved, weights[name])
-    client_state = client_state._replace(
-      num_rounds=client_state.num_rounds + tf.cast(has_examples, tf.int32)
-    )
-    if self.keeps_local:
-      local = tf.nest.map_structure(
-        lambda *values: tf.where(has_examples, *values),
-        result.local,
-        client_state.local,
-      )
-      client_state = client_state._replace(local=local)
-    return broadcast._replace(global_weights=weights), client_state
 
   def model_without_data(
     self, broadcast: client_lib.Broadcast
@@ -275,13 +241,14 @@ def partitioned_weights_work(
 ) -> ClientWork:
   """`ClientWork` of methods whose local state is the local weights."""
   initial_global, initial_local = partition.split(model.initial_weights)
+  if not partition.local_names:
+    others.setdefault('global_model', lambda weights: weights)
   return ClientWork(
     model,
     exchanges,
     initial_global,
     lambda broadcast, local: partition.merge(broadcast.global_weights, local),
     initial_local,
-    None if partition.local_names else lambda weights: weights,
     **others,
   )
 

@@ -97,6 +97,9 @@ def _client_function(work, options, exchange, frozen):
   """A client's part in an exchange, as a function of tensors."""
   model = work.model
   is_last = exchange is work.exchanges[-1]
+  weighting = exchange.weighting or options.client_weighting
+  errors.expect_one_of('weighting', weighting, ('num_examples', 'uniform'))
+  is_uniform = weighting == 'uniform'
   # Compiled as a whole, so that what follows the training is one pass over
   # the weights, too; large ones are trained by TensorFlow's own kernels.
   is_compiled = model.uses_xla and not in_place.prefers_in_place(
@@ -134,9 +137,14 @@ def _client_function(work, options, exchange, frozen):
     if cache is not None:
       is_finite = tf.logical_and(is_finite, cache['is_finite'])
     accepted = tf.logical_and(is_finite, examples.num_examples > 0)
-    report, weight = _weigh(
-      work, options, exchange, result.report, examples, accepted
-    )
+    num_examples = tf.cast(examples.num_examples, tf.float32)
+    report, scale = result.report, work.report_scale
+    if scale is not None:
+      if aggregators.is_weighted(options.aggregator) and not is_uniform:
+        scale = tf.maximum(num_examples, 1.0)
+      report = tf.nest.map_structure(
+        lambda value: value / tf.cast(scale, value.dtype), report
+      )
     sent = collections.OrderedDict(result.update)
     if exchange.server is None:
       for name in frozen:
@@ -153,7 +161,7 @@ def _client_function(work, options, exchange, frozen):
     # Over the accepted clients; summed over the cohort.
     sums = collections.OrderedDict(
       metrics=metrics,
-      weight=weight,
+      weight=tf.where(accepted, 1.0 if is_uniform else num_examples, 0.0),
       num_examples=tf.where(accepted, examples.num_examples, 0),
       num_clients=tf.cast(accepted, tf.int32),
       num_non_finite=tf.cast(tf.logical_not(is_finite), tf.int32),
@@ -161,40 +169,29 @@ def _client_function(work, options, exchange, frozen):
     if options.training_metrics == 'none':
       sums = tf.nest.map_structure(tf.zeros_like, sums)
       sums.update(weight=tf.constant(1.0), num_clients=tf.constant(1))
+    new_state, cache = (), ()
     if is_last:
-      client_state = client_state._replace(
-        num_rounds=client_state.num_rounds + tf.cast(accepted, tf.int32)
-      )
-      if work.keeps_local:
-        client_state = client_state._replace(
-          local=_where(accepted, result.local, client_state.local)
-        )
-    cache = collections.OrderedDict(is_finite=is_finite, method=result.cache)
+      new_state = _state_after(work, client_state, result.local, accepted)
+    else:
+      cache = collections.OrderedDict(is_finite=is_finite, method=result.cache)
     return collections.OrderedDict(
-      sent=sent,
-      sums=sums,
-      cache=() if is_last else cache,
-      client_state=client_state if is_last else (),
+      sent=sent, sums=sums, cache=cache, client_state=new_state
     )
 
   # TFF takes no variable number of parameters, but one structure.
   return lambda arguments: work_at_client(*arguments)
 
 
-def _weigh(work, options, exchange, report, examples, accepted):
-  """A client's report, as it is averaged, and its weight in the mean."""
-  weighting = exchange.weighting or options.client_weighting
-  errors.expect_one_of('weighting', weighting, ('num_examples', 'uniform'))
-  is_uniform = weighting == 'uniform'
-  num_examples = tf.cast(examples.num_examples, tf.float32)
-  if work.report_scale is not None:
-    scale = work.report_scale
-    if aggregators.is_weighted(options.aggregator) and not is_uniform:
-      scale = tf.maximum(num_examples, 1.0)
-    report = tf.nest.map_structure(
-      lambda value: value / tf.cast(scale, value.dtype), report
-    )
-  return report, tf.where(accepted, 1.0 if is_uniform else num_examples, 0.0)
+def _state_after(work, client_state, local, is_counted):
+  """A client's state after a round, as before if it does not count in it."""
+  client_state = client_state._replace(
+    num_rounds=client_state.num_rounds + tf.cast(is_counted, tf.int32)
+  )
+  if not work.keeps_local:
+    return client_state
+  return client_state._replace(
+    local=_where(is_counted, local, client_state.local)
+  )
 
 
 def _frozen_names(work):
@@ -340,10 +337,24 @@ def _build_personalize(work, options, types):
       work, dataclasses.replace(options, fine_tune='none'), types
     )
 
+    # Clients send updates of all global weights that change.
+    (exchange,) = work.exchanges
+
     @tff.tensorflow.computation(*types)
     def personalize_trained(broadcast, client_state, examples):
-      trained = work.trained(broadcast, client_state, examples, training)
-      personal = untuned(*trained, examples)
+      result = exchange.client(
+        work.client(exchange, broadcast, client_state, examples, training)
+      )
+      has_examples = examples.num_examples > 0
+      weights = collections.OrderedDict(broadcast.global_weights)
+      for name, update in result.update.items():
+        moved = weights[name] - update
+        weights[name] = tf.where(has_examples, moved, weights[name])
+      personal = untuned(
+        broadcast._replace(global_weights=weights),
+        _state_after(work, client_state, result.local, has_examples),
+        examples,
+      )
       return personalized_process.PersonalModel(personal.weights, client_state)
 
     return personalize_trained

@@ -121,10 +121,8 @@ class HeadAndBodyHParams:
     if num_epochs is None:
       num_epochs = getattr(self, f'num_{part}_epochs')
       num_steps = getattr(self, f'num_{part}_steps')
-    learning_rate = getattr(self, f'{part}_learning_rate')
-    optimizer = phases.build_optimizer(
-      self.optimizer, learning_rate, self.momentum
-    )
+    rate = getattr(self, f'{part}_learning_rate')
+    optimizer = phases.build_optimizer(self.optimizer, rate, self.momentum)
     return phases.Phase(optimizer, self.batch_size, num_epochs, num_steps)
 
 
@@ -140,6 +138,5 @@ def steps_instead_of(hparams: type, name: str) -> Optional[str]:
     has no such field.
   """
   steps = name.replace('epochs', 'steps')
-  annotation = typing.get_type_hints(hparams).get(steps)
-  is_optional = type(None) in typing.get_args(annotation)
+  is_optional = type(None) in typing.get_args(fields.hints(hparams).get(steps))
   return steps if steps != name and is_optional else None

@@ -84,12 +84,10 @@ def _keeping(inner, names, method, option):
   """A method, as one whose clients keep some of its global weights."""
   initial = split_model.select(inner.initial_global, names)
 
-  def complete(weights, statistics):
-    return split_model.select({**weights, **statistics}, inner.initial_global)
-
   def with_statistics(broadcast, statistics):
+    weights = {**broadcast.global_weights, **statistics}
     return broadcast._replace(
-      global_weights=complete(broadcast.global_weights, statistics)
+      global_weights=split_model.select(weights, inner.initial_global)
     )
 
   def without(client, statistics):

@@ -124,9 +124,7 @@ def metric_sums(
   return sums
 
 
-def per_example(
-  sums: Mapping[str, tf.Tensor],
-) -> collections.OrderedDict:
+def per_example(sums: Mapping[str, tf.Tensor]) -> collections.OrderedDict:
   """Scales metric sums from the examples counted to all `examples`."""
   factor = 1.0
   if COUNTED in sums:

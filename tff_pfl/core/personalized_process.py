@@ -275,13 +275,13 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     @tff.tensorflow.computation(scores_type)
     def report(scores):
       is_scored = scores['examples'] > 0
+      before, after = tf.nest.map_structure(
+        lambda value: tf.where(is_scored, value, 0.0),
+        (scores['before'], scores['after']),
+      )
       return collections.OrderedDict(
-        **{
-          name: tf.nest.map_structure(
-            lambda value: tf.where(is_scored, value, 0.0), scores[name]
-          )
-          for name in ('before', 'after')
-        },
+        before=before,
+        after=after,
         clients=tf.cast(is_scored, tf.int32),
         examples=scores['examples'],
       )
@@ -289,13 +289,10 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     @tff.tensorflow.computation(report.type_signature.result)
     def means(sums):
       number = tf.cast(sums['clients'], tf.float32)
-      return collections.OrderedDict(
-        sums,
-        **{
-          name: tf.nest.map_structure(lambda value: value / number, sums[name])
-          for name in ('before', 'after')
-        },
+      before, after = tf.nest.map_structure(
+        lambda value: value / number, (sums['before'], sums['after'])
       )
+      return collections.OrderedDict(sums, before=before, after=after)
 
     @tff.federated_computation(*self.evaluate_clients.type_signature.parameter)
     def personalization_eval(state, client_states, train, test):

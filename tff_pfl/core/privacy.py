@@ -65,7 +65,7 @@ class Accounting:
 
   def __post_init__(self):
     errors.expect(
-      self.sampler.is_plain,
+      not self.sampler.dropout_rate and not self.sampler.join_rounds,
       'sampler',
       'one of cohorts that are drawn among all clients and all report',
       self.sampler,

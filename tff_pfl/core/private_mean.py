@@ -44,7 +44,6 @@ _INITIAL_CLIP = 0.1
 _CLIP_LEARNING_RATE = 0.2
 # Accounting squares noise and takes logarithms of what it leaves of a client.
 _NOISES = (1e-30, 1e6)
-CLIP_FORMS = 'fixed:<norm> or adaptive:<quantile>'
 
 
 @fields.dataclass
@@ -196,7 +195,8 @@ def parse_clip(clip: str) -> tuple[str, float]:
     )
     or (kind == 'adaptive' and 0 < value < 1),
     'clip',
-    f'{CLIP_FORMS}, a positive norm or a quantile in (0, 1)',
+    'fixed:<norm> or adaptive:<quantile>, a positive norm or a quantile in '
+    '(0, 1)',
     clip,
   )
   return kind, value

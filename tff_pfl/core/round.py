@@ -69,25 +69,18 @@ def build_personalized_process(
       local=tf.nest.map_structure(tf.constant, work.initial_kept),
     )
 
-  @tff.federated_computation(
+  next_fn = tff.federated_computation(
+    the_round.run,
     tff.FederatedType(the_round.state_type, tff.SERVER),
     tff.FederatedType(the_round.types.client_state, tff.CLIENTS),
     tff.FederatedType(the_round.types.examples, tff.CLIENTS),
   )
-  def next_fn(state, client_states, examples):
-    return personalized_process.PersonalizedOutput(
-      *the_round.run(state, client_states, examples)
-    )
 
   def build_learning_process():
     with_rates = dataclasses.replace(work, rates_may_be_set=True)
     own_round = _Round(with_rates, options, seed)
     return tff_learning.build_learning_process(
-      name,
-      with_rates,
-      own_round.initialize,
-      own_round.run,
-      options.server_optimizer,
+      name, with_rates, own_round, options.server_optimizer
     )
 
   def with_personalization(personalization):
@@ -188,11 +181,7 @@ class _Round:
     self._metrics_of = self._build_metrics()
 
   def run(self, state, client_states, examples):
-    """Runs the round, in a federated computation.
-
-    Returns:
-      The new server state, the clients' new states, and metrics.
-    """
+    """Runs the round, in a federated computation."""
     broadcast = tff.federated_broadcast(
       tff.federated_map(self.broadcast_of, state)
     )
@@ -221,7 +210,9 @@ class _Round:
       self._metrics_of,
       (state, sums.result, sums.measurements, update_norm, tuple(measurements)),
     )
-    return state, output.client_state, metrics
+    return personalized_process.PersonalizedOutput(
+      state, output.client_state, metrics
+    )
 
   @property
   def has_trained_models(self) -> bool:
@@ -422,16 +413,16 @@ class _Round:
 
 def _server_step(options, state, weights, gradient):
   """The server optimizer's new state, and the new weights."""
-  optimizer = options.server_optimizer
-  schedule = schedules.make_schedule(options.server_learning_rate_schedule)
-  optimizer_state = state.server_optimizer
-  if schedule is not None:
-    factor = tf.cast(schedule(state.round_number), tf.float32)
+  optimizer, optimizer_state = options.server_optimizer, state.server_optimizer
+  factor = schedules.factor(
+    options.server_learning_rate_schedule, state.round_number
+  )
+  if factor is not None:
     optimizer_state = training_options.scaled(
       optimizer, optimizer_state, factor
     )
   new_state, weights = optimizer.next(optimizer_state, weights, gradient)
-  if schedule is not None:
+  if factor is not None:
     hparams = optimizer.get_hparams(state.server_optimizer)
     new_state = optimizer.set_hparams(new_state, hparams)
   return new_state, weights

@@ -12,9 +12,7 @@ from tff_pfl import errors, fields
 _DEFAULTS = {'warmup': None, 'step': 0.1, 'cosine': 0.0}
 
 
-def make_schedule(
-  spec: str | Callable[[tf.Tensor], tf.Tensor],
-) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
+def make_schedule(spec: str) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
   """The schedule that a flag value such as `warmup:5+cosine:200` names.
 
   `warmup:<rounds>` rises linearly, from 1 / rounds in the first round to 1 in
@@ -24,14 +22,12 @@ def make_schedule(
   joined by `+`; after a warm-up the others count their rounds from its end.
 
   Args:
-    spec: As above, or 'constant'; or the schedule itself.
+    spec: As above, or 'constant'.
 
   Returns:
     The schedule, from the number of rounds done, an integer tensor, to the
     factor of the learning rate, float32; None for 'constant'.
   """
-  if callable(spec):
-    return spec
   if spec == 'constant':
     return None
   parts = [_parse(part, spec) for part in spec.split('+')]
@@ -61,6 +57,19 @@ def make_schedule(
 Schedule = Union[
   fields.checked(str, make_schedule), Callable[[tf.Tensor], tf.Tensor]
 ]
+
+
+def factor(schedule: Schedule, rounds_done: tf.Tensor) -> Optional[tf.Tensor]:
+  """The factor of the learning rate, float32 scalar; None for a constant.
+
+  Args:
+    rounds_done: int32 scalar, number of rounds before this one.
+  """
+  if isinstance(schedule, str):
+    schedule = make_schedule(schedule)
+  if schedule is None:
+    return None
+  return tf.cast(schedule(rounds_done), tf.float32)
 
 
 def _parse(text, spec):

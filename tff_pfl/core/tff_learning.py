@@ -10,7 +10,6 @@ place in seeds (of the order of its examples, of dropout).
 """
 
 import collections
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -21,54 +20,26 @@ from tff_pfl.core import client_work, example_tensors, personalized_process
 from tff_pfl.models import randomness, split_model
 
 
-def model_weights(
-  model: split_model.SplitModel, weights: split_model.Weights
-) -> tff.learning.models.ModelWeights:
-  """Named weights as TFF's: trained ones and moving statistics, in order."""
-  trained, statistics = _names(model)
-  return tff.learning.models.ModelWeights(
-    tuple(weights[name] for name in trained),
-    tuple(weights[name] for name in statistics),
-  )
-
-
-def named_weights(
-  model: split_model.SplitModel, weights: Any
-) -> collections.OrderedDict:
-  """TFF's weights as named ones, the inverse of `model_weights`."""
-  trained, statistics = weights
-  names = [name for part in _names(model) for name in part]
-  values = dict(zip(names, [*trained, *statistics]))
-  return split_model.select(values, model.initial_weights)
-
-
-def _names(model):
-  """The names of trained weights, and those of moving statistics."""
-  return (
-    [n for n in model.initial_weights if n not in model.statistics],
-    [n for n in model.initial_weights if n in model.statistics],
-  )
-
-
 def build_learning_process(
   name: str,
   work: client_work.ClientWork,
-  initialize: tff.Computation,
-  run_round: Callable[..., Any],
+  the_round: Any,
   server_optimizer: tff.learning.optimizers.Optimizer,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the `LearningProcess` of a method.
 
   Args:
-    run_round: `(state, client states, examples) -> (state, client states,
-      metrics)`, in a federated computation.
+    the_round: The method's round: its computation `initialize`, and `run`,
+      `(state, client states, examples) -> (state, client states, metrics)`, in
+      a federated computation.
     server_optimizer: Optimizer of the server's steps.
 
   Returns:
     The process. Its metrics are those of rounds, grouped as by TFF's own
     algorithms. Its model weights are those of the model given to a client that
-    contributes no data, in the order of `model_weights`. They can be set where
-    the global weights are among them; others (FedBABU's frozen head) stay.
+    contributes no data: the trained ones and the moving statistics, in the
+    model's order. They can be set where the global weights are among them;
+    others (FedBABU's frozen head) stay.
     Its hyperparameters are `learning_rate_factor` of `client_work`, by which
     all learning rates of the clients are multiplied (1 at first), and those of
     the server's optimizer, `finalizer` as in TFF's own algorithms.
@@ -84,11 +55,13 @@ def build_learning_process(
     False,
   )
   model = work.model
+  trained = [n for n in model.initial_weights if n not in model.statistics]
+  statistics = [n for n in model.initial_weights if n in model.statistics]
   examples_of = example_tensors.build_examples_of(model.element_spec)
   anonymous_state = tff.tensorflow.computation(
     _anonymous_state, examples_of.type_signature.result
   )
-  state_type = initialize.type_signature.result.member
+  state_type = the_round.state_type
 
   @tff.federated_computation(
     tff.FederatedType(state_type, tff.SERVER),
@@ -97,24 +70,26 @@ def build_learning_process(
   def next_fn(state, client_data):
     examples = tff.federated_map(examples_of, client_data)
     states = tff.federated_map(anonymous_state, examples)
-    new_state, _, metrics = run_round(state, states, examples)
+    new_state, _, metrics = the_round.run(state, states, examples)
     return tff.learning.templates.LearningProcessOutput(
       new_state, tff.federated_map(_grouped, metrics)
     )
 
   @tff.tensorflow.computation(state_type)
   def get_model_weights(state):
-    return model_weights(
-      model, work.model_without_data(work.broadcast_of(state))
+    weights = work.model_without_data(work.broadcast_of(state))
+    return tff.learning.models.ModelWeights(
+      tuple(weights[name] for name in trained),
+      tuple(weights[name] for name in statistics),
     )
 
   @tff.tensorflow.computation(
     state_type, get_model_weights.type_signature.result
   )
   def set_model_weights(state, weights):
-    given = named_weights(model, weights)
-    if set(work.initial_global) <= set(given):
-      new = split_model.select(given, state.global_weights)
+    values = dict(zip([*trained, *statistics], tf.nest.flatten(weights)))
+    if set(work.initial_global) <= set(values):
+      new = split_model.select(values, state.global_weights)
     else:
       refusal = tf.debugging.Assert(
         False,
@@ -143,7 +118,7 @@ def build_learning_process(
     )
 
   return tff.learning.templates.LearningProcess(
-    initialize,
+    the_round.initialize,
     next_fn,
     get_model_weights,
     set_model_weights,

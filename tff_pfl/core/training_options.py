@@ -9,6 +9,7 @@ before a phase's optimizer.
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Optional
 
@@ -43,35 +44,20 @@ class TrainingOptions:
   max_gradient_norm: Optional[fields.Positive] = None
   learning_rate_schedule: schedules.Schedule = 'constant'
 
-  def rate_factor(self, rounds_done: tf.Tensor) -> Optional[tf.Tensor]:
-    """The factor of the learning rate, float32 scalar; None without schedule.
 
-    Args:
-      rounds_done: int32 scalar, number of rounds before this one.
-    """
-    schedule = schedules.make_schedule(self.learning_rate_schedule)
-    if schedule is None:
-      return None
-    return tf.cast(schedule(rounds_done), tf.float32)
-
-
+@dataclasses.dataclass(eq=False)
 class OptimizerChain(tff.learning.optimizers.Optimizer):
   """An optimizer after clipping, weight decay and a factor of its rate.
 
   Attributes:
     last: The optimizer that makes the step.
+    options: Clipping and weight decay.
+    factor: float32 scalar; None for 1.
   """
 
-  def __init__(
-    self,
-    last: tff.learning.optimizers.Optimizer,
-    options: Optional[TrainingOptions] = None,
-    factor: Optional[tf.Tensor] = None,
-  ):
-    """Puts the links together."""
-    self.last = last
-    self._options = options or TrainingOptions()
-    self._factor = factor
+  last: tff.learning.optimizers.Optimizer
+  options: TrainingOptions = TrainingOptions()
+  factor: Optional[tf.Tensor] = None
 
   @classmethod
   def of(cls, optimizer: tff.learning.optimizers.Optimizer) -> OptimizerChain:
@@ -81,9 +67,9 @@ class OptimizerChain(tff.learning.optimizers.Optimizer):
   def initialize(self, specs: Any) -> Any:
     """The last link's state, at the learning rate of the round."""
     state = self.last.initialize(specs)
-    if self._factor is None:
+    if self.factor is None:
       return state
-    return scaled(self.last, state, self._factor)
+    return scaled(self.last, state, self.factor)
 
   def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
     """The new state and weights, both by name."""
@@ -101,24 +87,24 @@ class OptimizerChain(tff.learning.optimizers.Optimizer):
     self, gradients: Mapping[str, tf.Tensor], weights: Mapping[str, tf.Tensor]
   ) -> Mapping[str, tf.Tensor]:
     """A step's gradient by name, clipped, with weight decay."""
-    if self._options.max_gradient_norm is not None:
+    if self.options.max_gradient_norm is not None:
       clipped, _ = tf.clip_by_global_norm(
-        list(gradients.values()), self._options.max_gradient_norm
+        list(gradients.values()), self.options.max_gradient_norm
       )
       gradients = collections.OrderedDict(zip(gradients, clipped))
-    if self._options.weight_decay:
+    if self.options.weight_decay:
       gradients = collections.OrderedDict(
-        (name, slope + self._options.weight_decay * weights[name])
+        (name, slope + self.options.weight_decay * weights[name])
         for name, slope in gradients.items()
       )
     return gradients
 
   def decay(self, state: Any) -> Optional[tf.Tensor]:
     """The share of the weights that a step first takes off; None for none."""
-    if not self._options.decoupled_weight_decay:
+    if not self.options.decoupled_weight_decay:
       return None
     rate = _learning_rate(self.last, state)
-    return self._options.decoupled_weight_decay * rate
+    return self.options.decoupled_weight_decay * rate
 
 
 def specs_of(weights: Mapping[str, Any]) -> collections.OrderedDict:

@@ -39,17 +39,6 @@ class FedBabuHParams(hparams_lib.LocalTrainingHParams):
   fine_tune_scope: Literal['head', 'all'] = 'head'
   num_fine_tune_epochs: fields.integer(1, 10**6) = 5
 
-  def adaptation(self) -> personalization.Personalization:
-    """The fine-tuning before a client's model is scored."""
-    return personalization.Personalization(
-      fine_tune=self.fine_tune_scope,
-      num_epochs=self.num_fine_tune_epochs,
-      learning_rate=self.learning_rate,
-      momentum=self.momentum,
-      optimizer=self.optimizer,
-      batch_size=self.batch_size,
-    )
-
 
 @registry.method(
   'body trained under a frozen head, which is then fine-tuned',
@@ -79,5 +68,12 @@ def fed_babu(model, hparams):
     initial_global=initial_body,
     personal_weights=lambda broadcast, _: whole_model(broadcast.global_weights),
     global_model=whole_model,
-    adaptation=hparams.adaptation(),
+    adaptation=personalization.Personalization(
+      fine_tune=hparams.fine_tune_scope,
+      num_epochs=hparams.num_fine_tune_epochs,
+      learning_rate=hparams.learning_rate,
+      momentum=hparams.momentum,
+      optimizer=hparams.optimizer,
+      batch_size=hparams.batch_size,
+    ),
   )

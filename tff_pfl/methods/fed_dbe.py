@@ -119,7 +119,7 @@ def fed_dbe(model, hparams):
     phase = hparams.phase(num_epochs)
     return client.fit_head(client.local, phase, forward=forward).weights
 
-  work = client_work.partitioned_weights_work(
+  return client_work.partitioned_weights_work(
     model,
     partition,
     client_work.Exchange(train, agree),
@@ -127,9 +127,7 @@ def fed_dbe(model, hparams):
     initial_algorithm=collections.OrderedDict(
       consensus=zeros, is_known=zeros.dtype.type(0)
     ),
-  )
-  return dataclasses.replace(
-    work, global_model=lambda weights: partition.merge(weights, no_bias)
+    global_model=lambda weights: partition.merge(weights, no_bias),
   )
 
 

@@ -58,7 +58,7 @@ References:
 
 import collections
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, Literal, Optional
 
 import numpy as np
@@ -221,10 +221,6 @@ class FoundPartition:
     return is_divided and self._hparams.split in COMMUNALITIES
 
 
-# By layer, bool `[number]`, True for shared units.
-IsShared = Mapping[str, Any]
-
-
 class PersonalElements:
   """Clients' own units of some layers of a model.
 
@@ -275,7 +271,7 @@ class PersonalElements:
     )
 
   def merge(
-    self, global_weights: split_model.Weights, local: Any, is_shared: IsShared
+    self, global_weights: split_model.Weights, local: Any, is_shared: Any
   ) -> collections.OrderedDict:
     """All weights of a client's model: the server's and its own units'."""
     merged = self._with_personal(global_weights, local['values'], is_shared)
@@ -392,8 +388,7 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method(
-  'hidden units global or local, told apart by factor analysis',
-  FedFacHParams,
+  'hidden units global or local, told apart by factor analysis', FedFacHParams
 )
 def fed_fac(model, hparams):
   """FedFac."""

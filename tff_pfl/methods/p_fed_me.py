@@ -53,17 +53,6 @@ class PFedMeHParams(hparams_lib.LocalTrainingHParams):
   inner_learning_rate: fields.Positive = 0.02
   num_adaptation_epochs: fields.integer(1, 10**6) = 5
 
-  def adaptation(self) -> personalization.Personalization:
-    """The solution of theta_i before a client's model is scored."""
-    return personalization.Personalization(
-      fine_tune='all',
-      num_epochs=self.num_adaptation_epochs,
-      learning_rate=self.inner_learning_rate,
-      momentum=0.0,
-      batch_size=self.batch_size,
-      proximal_strength=self.proximal_strength,
-    )
-
 
 def envelope(
   model: split_model.SplitModel, hparams: PFedMeHParams
@@ -101,6 +90,14 @@ def p_fed_me(model, hparams):
     model,
     hparams,
     objective=envelope(model, hparams),
-    adaptation=hparams.adaptation(),
+    # The solution of theta_i before a client's model is scored.
+    adaptation=personalization.Personalization(
+      fine_tune='all',
+      num_epochs=hparams.num_adaptation_epochs,
+      learning_rate=hparams.inner_learning_rate,
+      momentum=0.0,
+      batch_size=hparams.batch_size,
+      proximal_strength=hparams.proximal_strength,
+    ),
     default_weighting='uniform',
   )

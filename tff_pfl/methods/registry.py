@@ -38,9 +38,7 @@ ALGORITHMS: dict[str, Algorithm] = {}
 
 
 def method(
-  summary: str,
-  hparams: type,
-  **options: Any,
+  summary: str, hparams: type, **options: Any
 ) -> Callable[[Callable[..., client_work.ClientWork]], Callable[..., Any]]:
   """Registers a method under the name of the decorated function.
 

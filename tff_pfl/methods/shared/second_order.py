@@ -213,7 +213,11 @@ def head_hessian(
   diagonal *= counted[:, tf.newaxis]
   factors = []
   if model.training_loss is not None:
-    factors.append(_training_weights(model, y, outputs))
+    # It depends on the label alone; where all classes are alike no loss is 0.
+    alike = tf.zeros_like(outputs)
+    factors.append(
+      tf.math.divide_no_nan(model.training_loss(y, alike), model.loss(y, alike))
+    )
   if not isinstance(weight, tuple):
     factors.append(tf.cast(weight, features.dtype))
   for factor in factors:
@@ -234,15 +238,6 @@ def head_hessian(
     [-1, num_outputs * num_features],
   )
   return hessian - tf.matmul(spread, spread, transpose_a=True)
-
-
-def _training_weights(model, y, outputs):
-  """Factors of the examples' losses in training, `[rows]`."""
-  # It depends on the label alone; where all classes are alike no loss is 0.
-  alike = tf.zeros_like(outputs)
-  return tf.math.divide_no_nan(
-    model.training_loss(y, alike), model.loss(y, alike)
-  )
 
 
 def _curvature(model, outputs):
