@@ -199,17 +199,16 @@ def _table(rows, metric):
   lines = []
   settings = rows.groupby(['samples', 'epochs'], sort=False)
   for (samples, epochs), members in settings:
-    tested = members[members['num_test_examples'] > 0]
-    after = tested[f'after/{metric}']
+    after = members[f'after/{metric}']
     line = {
       'samples': samples,
       'epochs': epochs,
-      'clients': len(tested),
+      'clients': len(members),
       metric: after.mean(skipna=False),
       'std': after.std(ddof=0, skipna=False),
       # An ensemble has no score before it.
-      f'{metric}_before': tested[f'before/{metric}'].mean(skipna=False),
-      'loss': tested['after/loss'].mean(skipna=False),
+      f'{metric}_before': members[f'before/{metric}'].mean(skipna=False),
+      'loss': members['after/loss'].mean(skipna=False),
     }
     lines.append({n: None if pd.isna(v) else v for n, v in line.items()})
   return lines

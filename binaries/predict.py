@@ -89,29 +89,27 @@ def _own_client(run, client):
 
 def _predict_table(run, runtime):
   """Returns the arrays and the columns to write."""
-  encoding = run.encoding
-  errors.expect(
-    encoding.client or _CLIENT.value,
-    '--client',
-    'given, as the table of the run has no client column',
-    _CLIENT.value,
-  )
+  encoding, client = run.encoding, _CLIENT.value
   frame = table.read_new(_INPUT.value, encoding)
   errors.expect(
-    _CLIENT.value or encoding.client in frame,
+    client or encoding.client in frame,
     '--client',
-    f'given, as {_INPUT.value} has no column {encoding.client}',
-    _CLIENT.value,
+    f'given, as {_INPUT.value} has no column of clients'
+    + (f', {encoding.client}' if encoding.client else ''),
+    client,
   )
   with own_files.naming(_INPUT.value):
-    client = _CLIENT.value
     if client is not None and _PERSONAL_MODELS.value is None:
       client = _own_client(run, client)
     owners = np.full(len(frame), client)
     if client is None:
       owners = columns_lib.owners(frame[encoding.client]).astype(str)
-    outputs = run.predict_rows(
-      frame, owners, lambda owner: _weights(run, str(owner), runtime)
+    outputs = prediction.predict_rows(
+      run.model,
+      encoding,
+      frame,
+      owners,
+      lambda owner: _weights(run, str(owner), runtime),
     )
   columns = encoding.predictions(outputs)
   arrays = {'outputs': columns.to_numpy()}

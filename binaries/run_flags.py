@@ -96,6 +96,9 @@ for _algorithm, _own_flags in _HPARAM_FLAGS.items():
   _owner = registry.ALGORITHMS[_algorithm].hparams
   for _field, _name in _own_flags.items():
     made_flags.define_field(_name, _owner, _field, start=f'{_algorithm}: ')
+_METHOD_FLAGS = [
+  flag for own_flags in _HPARAM_FLAGS.values() for flag in own_flags.values()
+]
 # Flags of the run itself, each of the same name in `Settings`.
 _FLAT = [*_DATA, *_MODEL, *_PROCESS, *_TRAINING, *_ROUNDS, *_START, 'seed']
 # All but those of methods, models and such, which --help has where selected.
@@ -131,7 +134,7 @@ FLAGS_OF = {
 }
 program.GROUPS.update(
   {
-    'Method': ['algorithm', *_SHARED],
+    'Method': ['algorithm', *_SHARED, *_METHOD_FLAGS],
     'Data': [*_DATA, *DATASET_ARGUMENTS.names()],
     'Model': [*_MODEL, *_MODEL_ARGUMENTS.names()],
     'Rounds and evaluation': [*_ROUNDS, 'seed'],
@@ -145,8 +148,6 @@ program.GROUPS.update(
     'Runtime': runtime_flags.NAMES,
   }
 )
-for _own_flags in _HPARAM_FLAGS.values():
-  program.GROUPS['Method'] += _own_flags.values()
 program.FLAGS_WITHIN.update(
   hparams=lambda name: (
     [
@@ -188,11 +189,7 @@ def _names() -> list[str]:
     *_PRIVACY_ARGUMENTS.names(),
     *_MODEL_ARGUMENTS.names(),
     *DATASET_ARGUMENTS.names(),
-    *(
-      flag
-      for own_flags in _HPARAM_FLAGS.values()
-      for flag in own_flags.values()
-    ),
+    *_METHOD_FLAGS,
   ]
 
 

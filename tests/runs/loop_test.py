@@ -216,7 +216,7 @@ _OTHERS = client_sampling.CohortSampler(_NUM_CLIENTS, _COHORT_SIZE, _SEED + 1)
     ({'cohort_size': 9}, '`cohort_size` to be 1 to num_clients=8, found 9'),
     ({'participation': 0.5}, '`participation` to be unset beside'),
     ({'runtime': 'abacus'}, '`runtime` to be one of in_process, native, ray'),
-    ({'data': _data_of(7, 3)}, r"x is float32\(6,\).*'other'"),
+    ({'data': _data_of(7, 3)}, r"x float32\(6,\).*'other'"),
     ({'data': _data_of(6, 4)}, 'at most the 3 classes.*4 classes'),
     (
       {'data': _data_of(6, 3, test_fraction=0)},

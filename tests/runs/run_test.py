@@ -365,6 +365,7 @@ def test_folders_without_a_run_that_can_be_used_are_refused(tmp_path, runtime):
     'settings': _SETTINGS.to_record(),
     'rounds': fields.to_json(_SETTINGS.rounds),
     'seed': _SETTINGS.seed,
+    'data_sha256': _SETTINGS.load_data().fingerprint,
   }
   run_store.RunStore.open(started, record).close()
   run = pfl.open_run(str(started))

@@ -173,7 +173,7 @@ def _scores(trial, process, trained, new, runtime, directory):
       return client_population.server_state(of, runtime, store)
 
     def client_states(of):
-      return client_population.ClientPopulation(of, runtime, store).states
+      return client_population.client_states(of, runtime, store)
 
     def new_clients(of):
       """Scores of clients that took no part, fitted to their training data."""

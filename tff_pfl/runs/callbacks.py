@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -34,32 +33,3 @@ class Callback:
       metrics: Figures over all clients, such as `personal/accuracy`.
       scores: Scores of each client, as `Run.scores`.
     """
-
-
-def tell(
-  callbacks: Sequence[Callback],
-  row: Mapping[str, Any],
-  scores: Optional[pd.DataFrame],
-) -> None:
-  """Calls callbacks after a round.
-
-  Args:
-    row: The round's row of `Run.history`, with its names.
-    scores: Scores of the evaluation after it; None without one.
-  """
-  prefix = 'evaluation/'
-  numbers = {
-    name: float(value)
-    for name, value in row.items()
-    if isinstance(value, (int, float)) and name != 'round'
-  }
-  metrics = {n: v for n, v in numbers.items() if not n.startswith(prefix)}
-  evaluation = {
-    name.removeprefix(prefix): value
-    for name, value in numbers.items()
-    if name.startswith(prefix)
-  }
-  for callback in callbacks:
-    callback.on_round(row['round'], metrics)
-    if scores is not None:
-      callback.on_evaluation(row['round'], evaluation, scores)

@@ -6,7 +6,7 @@ the population.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,40 +18,24 @@ from tff_pfl.models import split_model
 from tff_pfl.runs import run_store, value_codec
 from tff_pfl.runtime import base as runtime_base
 
-# The setting of a run that tells its data.
-FINGERPRINT = 'data_sha256'
+# From client indices to the clients' states, in order.
+StatesOf = Callable[[Sequence[int]], list]
+# Of parts of examples that a model takes, or does not take.
+_ADVICE = {
+  'y': ' (numbers to predict are floats; see `label_spec`)',
+  'domain': ' (see `domain_models.with_domains`)',
+  'weight': ' (see `with_sample_weight`)',
+}
 
 
 def check_data_fit(
   model: split_model.SplitModel, data: datasets.FederatedDataset
 ) -> None:
   """Raises `ValueError` if a model cannot take a dataset's examples."""
-  for field, name, function in (
-    ('domain', 'domains', 'domain_models.with_domains'),
-    ('weight', 'weights of examples', 'with_sample_weight'),
-  ):
-    is_taken = field in model.element_spec
-    errors.expect(
-      is_taken == (field in data.element_spec),
-      'data',
-      f'a dataset {"with" if is_taken else "without"} {name}, as model'
-      f' {model.name!r} takes them (see `{function}`)',
-      f'dataset {data.name!r} {"without" if is_taken else "with"}',
-    )
-  if model.domains is not None:
-    names = tuple(model.domains.names)
-    errors.expect(
-      names == data.domain_names,
-      'data',
-      f'a dataset of the domains of model {model.name!r}, in their order:'
-      f' {", ".join(names)}',
-      f'{", ".join(data.domain_names)} in dataset {data.name!r}',
-    )
-  advice = ' (numbers to predict are floats; see `label_spec`)'
-  for name, spec in model.element_spec.items():
+  for name in {**model.element_spec, **data.element_spec}:
     expected, found = (
-      dict(tree.flatten_with_path({name: specs}))
-      for specs in (spec, data.element_spec[name])
+      dict(tree.flatten_with_path({name: spec[name]} if name in spec else {}))
+      for spec in (model.element_spec, data.element_spec)
     )
     errors.expect(
       expected.keys() == found.keys()
@@ -61,9 +45,18 @@ def check_data_fit(
         for path, wanted in expected.items()
       ),
       'data',
-      f'examples whose {_described(expected)}, as model {model.name!r} takes '
-      f'them{advice if name == "y" else ""}',
-      f'{_described(found)} in dataset {data.name!r}',
+      f'examples with {_described(expected, name)}, as model {model.name!r} '
+      f'takes them{_ADVICE.get(name, "")}',
+      f'{_described(found, name)} in dataset {data.name!r}',
+    )
+  if model.domains is not None:
+    names = tuple(model.domains.names)
+    errors.expect(
+      names == data.domain_names,
+      'data',
+      f'a dataset of the domains of model {model.name!r}, in their order:'
+      f' {", ".join(names)}',
+      f'{", ".join(data.domain_names)} in dataset {data.name!r}',
     )
   if model.classifier is not None and data.num_classes is not None:
     known = model.classifier.num_classes
@@ -75,10 +68,13 @@ def check_data_fit(
     )
 
 
-def _described(specs):
-  return ' and '.join(
-    f'{".".join(path)} is {spec.dtype.name}{spec.shape}'
-    for path, spec in specs.items()
+def _described(specs, name):
+  return (
+    ' and '.join(
+      f'{".".join(path)} {spec.dtype.name}{spec.shape}'
+      for path, spec in specs.items()
+    )
+    or f'no {name}'
   )
 
 
@@ -111,8 +107,8 @@ def check_unchanged(
   data: datasets.FederatedDataset, store: run_store.RunStore
 ) -> None:
   """Raises `RunError` if a run was trained on other data than these."""
-  recorded = store.config.get(FINGERPRINT)
-  if recorded not in (None, data.fingerprint):
+  recorded = store.config['data_sha256']
+  if recorded != data.fingerprint:
     raise errors.RunError(
       f'The data have changed since the run in {store.directory} was trained'
       f' on them: their checksum was {recorded}, and is {data.fingerprint}.'
@@ -158,30 +154,27 @@ def server_state(
   return decode_state(store.server_state(), runtime.run(process.initialize))
 
 
-class ClientPopulation:
-  """The committed states of all clients, for use on a runtime."""
+def client_states(
+  process: personalized_process.PersonalizedProcess,
+  runtime: runtime_base.Runtime,
+  store: run_store.RunStore,
+) -> StatesOf:
+  """The function from clients to their last states in a run's store.
 
-  def __init__(
-    self,
-    process: personalized_process.PersonalizedProcess,
-    runtime: runtime_base.Runtime,
-    store: run_store.RunStore,
-  ):
-    self._process = process
-    self._runtime = runtime
-    self._store = store
-    self._template = runtime.run(process.initialize_client_state, 0)
+  The states are initial ones where none is stored.
+  """
+  template = runtime.run(process.initialize_client_state, 0)
 
-  def states(self, client_indices: Sequence[int]) -> list:
-    """The clients' states, in order; initial ones where none is stored."""
+  def states_of(client_indices):
     indices = [int(index) for index in client_indices]
-    stored = self._store.client_states(indices)
-    new = [index for index in indices if index not in stored]
     states = {
-      index: decode_state(state, self._template)
-      for index, state in stored.items()
+      index: decode_state(state, template)
+      for index, state in store.client_states(indices).items()
     }
+    new = [index for index in indices if index not in states]
     if new:
-      initial = self._runtime.run(self._process.initialize_client_states, new)
+      initial = runtime.run(process.initialize_client_states, new)
       states.update(zip(new, initial))
     return [states[index] for index in indices]
+
+  return states_of

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 import urllib.parse
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
@@ -44,8 +44,6 @@ _LONGEST_NAME = 246
 
 # From client ids to examples, as `Runtime.share` returns it.
 ClientMapping = Mapping[str, Any]
-# From client indices to their states, in order.
-StatesOf = Callable[[Sequence[int]], list]
 
 
 class Evaluation(NamedTuple):
@@ -102,7 +100,7 @@ def evaluate(
   process: personalized_process.PersonalizedProcess,
   runtime: runtime_base.Runtime,
   server_state: personalized_process.ServerState,
-  states_of: StatesOf,
+  states_of: client_population.StatesOf,
   data: datasets.FederatedDataset,
   train: Optional[ClientMapping] = None,
   test: Optional[ClientMapping] = None,
@@ -181,7 +179,7 @@ def new_states(
   process: personalized_process.PersonalizedProcess,
   runtime: runtime_base.Runtime,
   num_known: int,
-) -> StatesOf:
+) -> client_population.StatesOf:
   """Initial states of new clients, for `evaluate`.
 
   Args:
@@ -275,7 +273,7 @@ def evaluate_by_ensemble(
   process: personalized_process.PersonalizedProcess,
   runtime: runtime_base.Runtime,
   server_state: personalized_process.ServerState,
-  states_of: StatesOf,
+  states_of: client_population.StatesOf,
   known: datasets.FederatedDataset,
   new: datasets.FederatedDataset,
   members: Optional[Sequence[int]] = None,
@@ -383,7 +381,7 @@ def score_by_ensemble(
       process,
       runtime,
       run.server_state(process, runtime),
-      client_population.ClientPopulation(process, runtime, store).states,
+      client_population.client_states(process, runtime, store),
       run.data,
       clients,
     )

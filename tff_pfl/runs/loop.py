@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import numbers
 import os
 import sys
@@ -142,6 +143,8 @@ def run(
   output_dir: str,
   *,
   options: Optional[RunOptions] = None,
+  settings: Any = None,
+  record: Optional[Mapping[str, Any]] = None,
   callbacks: Sequence[callbacks_lib.Callback] = (),
   resume: bool = False,
   runtime_options: Optional[Mapping[str, Any]] = None,
@@ -164,6 +167,9 @@ def run(
       options, on the same data. To resume it, build the model by the same code,
       with its initial weights seeded.
     options: Options of the run; None for the defaults.
+    settings: The `Settings` that made process and data, whose `run` gives them;
+      None for any other process and data.
+    record: What else identifies the run, as JSON types.
     callbacks: Listeners, called after each round and evaluation.
     resume: True to continue the run in `output_dir`, if there is one; False
       makes an existing run an error.
@@ -178,39 +184,7 @@ def run(
   Raises:
     RunError: If the run cannot start or go on. What was committed is safe.
   """
-  return train(
-    process,
-    data,
-    output_dir,
-    dataclasses.replace(options or RunOptions(), **run_options),
-    callbacks=callbacks,
-    resume=resume,
-    runtime_options=runtime_options,
-    show_progress=show_progress,
-    pictures=pictures,
-  )
-
-
-def train(
-  process: personalized_process.PersonalizedProcess,
-  data: datasets.FederatedDataset,
-  output_dir: str,
-  options: RunOptions,
-  *,
-  settings: Any = None,
-  record: Optional[Mapping[str, Any]] = None,
-  callbacks: Sequence[callbacks_lib.Callback] = (),
-  resume: bool = False,
-  runtime_options: Optional[Mapping[str, Any]] = None,
-  show_progress: bool = True,
-  pictures: bool = True,
-) -> run_lib.Run:
-  """Does what `run` does, also for `Settings`.
-
-  Args:
-    settings: The `Settings` that made process and data; None for others.
-    record: What else identifies the run, as JSON types.
-  """
+  options = dataclasses.replace(options or RunOptions(), **run_options)
   output_dir = folders.results_folder(output_dir, folders.RUN)
   for one in callbacks:
     errors.expect_type(
@@ -238,7 +212,7 @@ def train(
       )
     ),
     'process': process.description,
-    client_population.FINGERPRINT: data.fingerprint,
+    'data_sha256': data.fingerprint,
     **(record or {}),
   }
   if settings is None:
@@ -280,42 +254,49 @@ def train(
         dataclasses.asdict(data.encoding),
       )
     # A copy that is there must not fall behind.
-    kept = os.path.join(output_dir, run_lib.BEST_NAME)
-    keep_best = options.keep_best or run_store.has_run(kept)
-    best = _Best(store) if keep_best else None
-    _train(
-      runtime,
-      process,
-      data,
-      store,
-      options,
-      cohorts,
-      epsilons,
-      best,
-      callbacks,
-      show_progress,
-    )
-    _expect_evaluated(store)
-    report.write_report(store, process, data, pictures=pictures)
-    if best is not None:
-      best.write_summary(process, data)
-
-  def continue_with(num_rounds, **changes):
-    arguments = {
-      'runtime_options': runtime_options,
-      'callbacks': callbacks,
-      'show_progress': show_progress,
-      **changes,
-    }
-    if settings is not None:
-      return dataclasses.replace(settings, num_rounds=num_rounds).run(
-        output_dir, data=data, record=record, resume=True, **arguments
+    best = os.path.join(output_dir, run_lib.BEST_NAME)
+    if not options.keep_best and not run_store.has_run(best):
+      best = None
+    # A run may have been stopped between a commit and its copy.
+    _copy_if_best(store, best)
+    if store.last_round == options.num_rounds:
+      print(
+        f'The run in {store.directory} has its {options.num_rounds} rounds: '
+        'nothing is trained, only its report is written.',
+        file=sys.stderr,
       )
-    more = dataclasses.replace(options, num_rounds=num_rounds)
-    return run(
-      process, data, output_dir, options=more, resume=True, **arguments
+    else:
+      rounds = stored_rounds.StoredRounds(process, runtime, data, store)
+      _train(rounds, options, cohorts, epsilons, best, callbacks, show_progress)
+    if store.evaluations()[-1]['round'] != store.last_round:
+      # It was stopped in a round, and is now asked for no more.
+      raise errors.RunError(
+        f'The run in {store.directory} was stopped after round '
+        f'{store.last_round}, which was not evaluated; its report needs '
+        f'num_rounds of at least {store.last_round + 1}.'
+      )
+    report.write_report(store, process, data, pictures=pictures)
+    # A run that is resumed may have no copy, if it was better before.
+    if best is not None and run_store.has_run(best):
+      with run_store.RunStore.open_for_reading(best) as copy:
+        summary_lib.write_json(
+          os.path.join(best, report.SUMMARY_NAME),
+          report.summarize(copy, process, data),
+        )
+  # What the run goes on with, if it is asked for more rounds.
+  again = {
+    'runtime_options': runtime_options,
+    'callbacks': callbacks,
+    'show_progress': show_progress,
+  }
+  if settings is None:
+    continue_with = functools.partial(
+      run, process, data, output_dir, options=options, resume=True, **again
     )
-
+  else:
+    continue_with = functools.partial(
+      settings.resume, output_dir, data=data, record=record, **again
+    )
   return run_lib.Run(
     output_dir,
     process=process,
@@ -325,34 +306,17 @@ def train(
   )
 
 
-class _Best:
-  """Keeps a copy of the store after the best evaluation."""
-
-  def __init__(self, store: run_store.RunStore):
-    self._store = store
-    self.directory = os.path.join(store.directory, run_lib.BEST_NAME)
-    # A run that was stopped between a commit and its copy.
-    self.update()
-
-  def update(self) -> None:
-    """Copies the store if its newest round is the best."""
-    evaluations = self._store.evaluations()
-    if not evaluations or evaluations[-1]['round'] != self._store.last_round:
-      return
-    metric = report.primary_metric(evaluations)
-    rounds, values = report.series(evaluations, metric)['personal']
-    figures = summary_lib.over_rounds(
-      rounds, values, self._store.last_round, metric
-    )
-    if figures['best_round'] == self._store.last_round:
-      self._store.copy_to(self.directory)
-
-  def write_summary(self, process, data) -> None:
-    """Writes the report's figures of the copy, without its pictures."""
-    # A run that is resumed may have no copy, if it was better before.
-    if run_store.has_run(self.directory):
-      with run_store.RunStore.open_for_reading(self.directory) as store:
-        report.write_summary(store, process, data)
+def _copy_if_best(store, folder):
+  """Copies the store to a folder, if any, if its newest round is the best."""
+  evaluations = store.evaluations()
+  rounds = [one['round'] for one in evaluations]
+  if folder is None or rounds[-1:] != [store.last_round]:
+    return
+  metric = report.primary_metric(evaluations)
+  values = [one['personal'][metric.name] for one in evaluations]
+  figures = summary_lib.over_rounds(rounds, values, store.last_round, metric)
+  if figures['best_round'] == store.last_round:
+    store.copy_to(folder)
 
 
 def _options_of_runtime(runtime, options, model, data, sampler):
@@ -398,9 +362,12 @@ def expect_fit(
 
 
 def check_unchanged(
-  process: personalized_process.PersonalizedProcess, store: run_store.RunStore
+  process: personalized_process.PersonalizedProcess,
+  data: datasets.FederatedDataset,
+  store: run_store.RunStore,
 ) -> None:
-  """Raises `RunError` if a run is another process's, or its model's."""
+  """Raises `RunError` if a run is of another process, its model, or data."""
+  client_population.check_unchanged(data, store)
   config = store.config
   found = {'process': value_codec.to_json(process.description)}
   if 'model' in config:
@@ -416,62 +383,26 @@ def check_unchanged(
     )
 
 
-def _expect_evaluated(store: run_store.RunStore) -> None:
-  """Raises `RunError` if the last round has no evaluation to report.
-
-  That is so for a run that was stopped in a round and is now asked for no more.
-  """
-  evaluations = store.evaluations()
-  if not evaluations or evaluations[-1]['round'] != store.last_round:
-    raise errors.RunError(
-      f'The run in {store.directory} was stopped after round '
-      f'{store.last_round}, which was not evaluated; its report needs '
-      f'num_rounds of at least {store.last_round + 1}.'
-    )
-
-
-def _train(
-  runtime,
-  process,
-  data,
-  store,
-  options,
-  cohorts,
-  epsilons,
-  best,
-  callbacks,
-  show_progress,
-):
-  """Runs the rounds that are left, or says that there are none."""
-  num_rounds = options.num_rounds
-  if store.last_round == num_rounds:
-    print(
-      f'The run in {store.directory} has its {num_rounds} rounds: nothing is '
-      'trained, only its report is written.',
-      file=sys.stderr,
-    )
-    return
-  rounds = stored_rounds.StoredRounds(process, runtime, data, store)
+def _train(rounds, options, cohorts, epsilons, best, callbacks, show_progress):
+  """Runs the rounds that are left."""
+  process, data, store = rounds.process, rounds.data, rounds.store
   unscored = options.unscored(data, process.seed)
-  with contextlib.ExitStack() as stack:
-    writers = stack.enter_context(
-      metrics_writers.MetricsWriters(store.directory, store.history())
-    )
-    bar = stack.enter_context(
-      tqdm.tqdm(
-        total=num_rounds,
-        initial=store.last_round,
-        desc=process.name,
-        unit='round',
-        disable=not show_progress,
-        # A log file gets a line now and then, a terminal a live bar.
-        mininterval=0.1 if sys.stderr.isatty() else 10,
-        dynamic_ncols=True,
-      )
-    )
+  with (
+    metrics_writers.MetricsWriters(store.directory, store.history()) as writers,
+    tqdm.tqdm(
+      total=options.num_rounds,
+      initial=store.last_round,
+      desc=process.name,
+      unit='round',
+      disable=not show_progress,
+      # A log file gets a line now and then, a terminal a live bar.
+      mininterval=0.1 if sys.stderr.isatty() else 10,
+      dynamic_ncols=True,
+    ) as bar,
+  ):
     shown = {}
     num_left_out = 0
-    for round_number in range(store.last_round + 1, num_rounds + 1):
+    for round_number in range(store.last_round + 1, options.num_rounds + 1):
       cohort = cohorts.sample(round_number)
       start = time.perf_counter()
       metrics = rounds.run_round(cohort)
@@ -482,7 +413,7 @@ def _train(
       if options.is_evaluated(round_number):
         evaluation = evaluation_lib.evaluate(
           process,
-          runtime,
+          rounds.runtime,
           rounds.state,
           rounds.client_states,
           data,
@@ -500,28 +431,38 @@ def _train(
       if scores:
         row['evaluation'] = scores['evaluation']
         shown.update(_shown(scores['evaluation']))
-        if best is not None:
-          best.update()
+        _copy_if_best(store, best)
       writers.write(row)
-      if callbacks:
-        callbacks_lib.tell(
-          callbacks,
-          summary_lib.flat(row),
-          summary_lib.frame(scores['per_client']) if scores else None,
-        )
-      if metrics['non_finite_clients']:
-        num_left_out += metrics['non_finite_clients']
-        shown['left_out'] = num_left_out
-        if num_left_out == metrics['non_finite_clients']:
+      for callback in callbacks:
+        callback.on_round(round_number, _numbers(metrics))
+        if scores:
+          callback.on_evaluation(
+            round_number,
+            _numbers(scores['evaluation']),
+            summary_lib.frame(scores['per_client']),
+          )
+      left_out = metrics['non_finite_clients']
+      if left_out:
+        if not num_left_out:
           logging.warning(
             'Round %d: %d of %d clients left out, for their training did not '
             'stay finite. Is the learning rate too high?',
             round_number,
-            metrics['non_finite_clients'],
+            left_out,
             len(cohort),
           )
+        num_left_out += left_out
+        shown['left_out'] = num_left_out
       bar.set_postfix(loss=f'{metrics["loss"]:.3f}', **shown, refresh=False)
       bar.update()
+
+
+def _numbers(metrics):
+  return {
+    name: float(value)
+    for name, value in summary_lib.flat(metrics).items()
+    if isinstance(value, (int, float))
+  }
 
 
 def _shown(evaluation):

@@ -60,54 +60,40 @@ class MetricsWriters:
         os.path.join(events, f'{name}{time.time():017.6f}')
       )
       self._write_event(file_version='brain.Event:2')
-      for row in history:
-        self._write(row)
-      self._flush()
+    self.write(*history)
 
-  def write(self, row: Mapping[str, Any]) -> None:
-    """Writes the metrics of a round; they are on file when this returns.
+  def write(self, *rows: Mapping[str, Any]) -> None:
+    """Writes the metrics of rounds; they are on file when this returns.
 
     Args:
-      row: "round", the number of the round, above that of the row before it,
+      *rows: "round", the number of the round, above that of the row before it,
         and the metrics, nested as need be, of the types that
         `value_codec.to_json` takes.
     """
     with self._translated():
-      self._write(row)
-      self._flush()
-
-  def close(self) -> None:
-    """Closes the files."""
-    with self._translated(), contextlib.ExitStack() as stack:
-      for file in (self._jsonl, self._events):
-        stack.callback(file.close)
-
-  def __enter__(self) -> 'MetricsWriters':
-    return self
-
-  def __exit__(self, *_: Any) -> None:
-    self.close()
-
-  def _flush(self) -> None:
-    for file in (self._jsonl, self._events):
-      file.flush()
-
-  def _write(self, row: Mapping[str, Any]) -> None:
-    row = summary.flat(row)
-    self._jsonl.write(f'{summary.json_text(row)}\n')
-    # A metric without a group of its own is shown in the group "round".
-    self._write_event(
-      step=row['round'],
-      summary=tf.compat.v1.Summary(
-        value=[
+      for row in map(summary.flat, rows):
+        self._jsonl.write(f'{summary.json_text(row)}\n')
+        values = [
+          # A metric without a group is shown in the group "round".
           tf.compat.v1.Summary.Value(
             tag=name if '/' in name else f'round/{name}', simple_value=value
           )
           for name, value in row.items()
           if isinstance(value, (int, float)) and name != 'round'
         ]
-      ),
-    )
+        self._write_event(
+          step=row['round'], summary=tf.compat.v1.Summary(value=values)
+        )
+      self._jsonl.flush()
+      self._events.flush()
+
+  def __enter__(self) -> 'MetricsWriters':
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    # Each is closed, even if the other cannot be.
+    with self._translated(), self._events, self._jsonl:
+      pass
 
   def _write_event(self, **content: Any) -> None:
     event = tf.compat.v1.Event(wall_time=time.time(), **content)

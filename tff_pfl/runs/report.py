@@ -127,16 +127,6 @@ def run_title(settings: Mapping[str, Any]) -> str:
   return '{algorithm} on {dataset}, {num_clients} clients'.format_map(settings)
 
 
-def write_summary(
-  store: run_store.RunStore,
-  process: personalized_process.PersonalizedProcess,
-  data: datasets.FederatedDataset,
-) -> None:
-  """Writes `summary.json` alone; see `write_report`."""
-  path = os.path.join(store.directory, SUMMARY_NAME)
-  summary_lib.write_json(path, summarize(store, process, data))
-
-
 def summarize(
   store: run_store.RunStore,
   process: personalized_process.PersonalizedProcess,

@@ -390,8 +390,8 @@ class Run:
     client_id = data.find_client(client_id)
     runtime = runtime or self.cpu
     with self._store() as store:
-      population = client_population.ClientPopulation(process, runtime, store)
-      (state,) = population.states([data.client_ids.index(client_id)])
+      states_of = client_population.client_states(process, runtime, store)
+      (state,) = states_of([data.client_ids.index(client_id)])
       train = client_examples.ClientExamples(data.train)
       return runtime.run(
         process.personalize,
@@ -468,24 +468,25 @@ class Run:
       otherwise the raw outputs. For a frame, a frame with its index, see
       `frames.FrameEncoding.predictions`.
     """
-    is_column = isinstance(client, pd.Series)
 
     def weights_of(owner):
       is_weights = isinstance(owner, Mapping)
       return owner if is_weights else self.personal_weights(owner, runtime)
 
-    if is_column:
-      owners = columns.owners(client).astype(str)
-    elif isinstance(x, pd.DataFrame) and self._has_encoding:
-      owners, weights = np.zeros(len(x)), weights_of(client)
-    else:
-      return prediction.predict(
-        self.model, weights_of(client), x, domain, self._forward
+    if isinstance(client, pd.Series):
+      return self._predict_rows(
+        x, columns.owners(client).astype(str), weights_of
       )
-    outputs = self.predict_rows(
-      x, owners, weights_of if is_column else lambda _: weights
+    weights = weights_of(client)
+    if isinstance(x, pd.DataFrame) and self._has_encoding:
+      return self._predict_rows(x, np.zeros(len(x)), lambda _: weights)
+    return prediction.predict(self.model, weights, x, domain, self._forward)
+
+  def _predict_rows(self, frame, owners, weights_of):
+    outputs = prediction.predict_rows(
+      self.model, self.encoding, frame, owners, weights_of, self._forward
     )
-    return self.encoding.predictions(outputs, x.index)
+    return self.encoding.predictions(outputs, frame.index)
 
   @functools.cached_property
   def _forward(self):
@@ -518,17 +519,6 @@ class Run:
     path = self.encoding_path
     with files.reading(path, 'the encoding of a table'):
       return frames.FrameEncoding(**json.loads(files.read_bytes(path)))
-
-  def predict_rows(
-    self,
-    frame: pd.DataFrame,
-    owners: np.ndarray,
-    weights_of: Callable[[Any], Mapping[str, Any]],
-  ) -> np.ndarray:
-    """Outputs of models for rows of a frame; see `prediction.predict_rows`."""
-    return prediction.predict_rows(
-      self.model, self.encoding, frame, owners, weights_of, self._forward
-    )
 
   @functools.cached_property
   def cpu(self) -> runtime_base.Runtime:

@@ -12,6 +12,7 @@ resume it or to use its personal models.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Optional
@@ -30,9 +31,10 @@ from tff_pfl.models import (
   description,
   domain_models,
   split_model,
+  weight_files,
   zoo,
 )
-from tff_pfl.runs import client_population, loop, run_store
+from tff_pfl.runs import loop, run_store
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import start as start_lib
 from tff_pfl.system import folders
@@ -330,6 +332,13 @@ class Settings:
       self.build_process(model, data), data, output_dir, record, options
     )
 
+  def resume(
+    self, output_dir: str, *, num_rounds: int, **options: Any
+  ) -> run_lib.Run:
+    """Continues a run to more rounds; see `run`."""
+    more = dataclasses.replace(self, num_rounds=num_rounds)
+    return more.run(output_dir, resume=True, **options)
+
   def _train(self, process, data, output_dir, record, options):
     checksum = {}
     if self.start.initial_weights is not None:
@@ -337,11 +346,11 @@ class Settings:
       checksum['initial_weights_sha256'] = description.weights_checksum(
         process.model
       )
-    return loop.train(
+    return loop.run(
       process,
       data,
       output_dir,
-      self.rounds,
+      options=self.rounds,
       settings=self,
       record={**checksum, **(record or {})},
       **options,
@@ -364,7 +373,8 @@ class Settings:
     elif self.start.has_weights:
       model, start = self.build_model(data), self.start
       if start.initial_run is None:
-        weights = start_lib.weights_of_file(model, start.initial_weights)
+        model = weight_files.with_weights(model, start.initial_weights)
+        weights = model.initial_weights
       else:
         weights = start_lib.weights_of_run(
           model, open_run(start.initial_run), start.initial_run_part
@@ -405,7 +415,10 @@ class Settings:
     )
 
   def _before_warm_up(self, warm_up, data, folder):
-    return start_lib.projected(warm_up.initial_model(data, folder), self.method)
+    """The warm-up's model, projected where the method makes heads of that."""
+    model = warm_up.initial_model(data, folder)
+    dimension = getattr(self.method, 'projection_dim', None)
+    return domain_models.projected(model, dimension) if dimension else model
 
   def _warm_up(self) -> Settings:
     """The settings of the run's warm-up."""
@@ -467,23 +480,14 @@ def open_run(
   with run_store.RunStore.open_for_reading(directory) as store:
     record = store.config
     if data is not None:
-      client_population.check_unchanged(data, store)
-      loop.check_unchanged(process, store)
+      loop.check_unchanged(process, data, store)
   if process is not None:
     options = fields.from_json(loop.RunOptions, record['rounds'])
-
-    def continue_in_python(num_rounds: int, **changes: Any) -> run_lib.Run:
-      return loop.run(
-        process,
-        data,
-        directory,
-        options=dataclasses.replace(options, num_rounds=num_rounds),
-        resume=True,
-        **changes,
-      )
-
+    continue_with = functools.partial(
+      loop.run, process, data, directory, options=options, resume=True
+    )
     return run_lib.Run(
-      directory, process=process, data=data, continue_with=continue_in_python
+      directory, process=process, data=data, continue_with=continue_with
     )
   try:
     settings = Settings.from_record(record)
@@ -491,10 +495,5 @@ def open_run(
     return run_lib.Run(directory, no_settings=str(error))
   if data_dir is not None:
     settings = dataclasses.replace(settings, data_dir=data_dir)
-
-  def continue_with(num_rounds: int, **changes: Any) -> run_lib.Run:
-    return dataclasses.replace(settings, num_rounds=num_rounds).run(
-      directory, resume=True, **changes
-    )
-
+  continue_with = functools.partial(settings.resume, directory)
   return run_lib.Run(directory, settings=settings, continue_with=continue_with)

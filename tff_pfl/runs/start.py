@@ -29,7 +29,7 @@ from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import personalized_process
 from tff_pfl.datasets import files
-from tff_pfl.models import domain_models, split_model, weight_files
+from tff_pfl.models import split_model
 from tff_pfl.runs import client_population, run_store
 from tff_pfl.runs import run as run_lib
 from tff_pfl.system import folders
@@ -107,13 +107,6 @@ def warm_up_training(hparams: Any) -> dict[str, Any]:
     'optimizer': hparams.optimizer,
     'batch_size': hparams.batch_size,
   }
-
-
-def weights_of_file(
-  model: split_model.SplitModel, path: str
-) -> split_model.Weights:
-  """The weights of a file for a model."""
-  return weight_files.with_weights(model, path).initial_weights
 
 
 def weights_of_run(
@@ -227,14 +220,6 @@ def with_warmed_up(
       (name, np.asarray(weights[name])) for name in model.initial_weights
     ),
   )
-
-
-def projected(
-  model: split_model.SplitModel, hparams: Any
-) -> split_model.SplitModel:
-  """The model that the method will make heads of domains of, if it does."""
-  dimension = getattr(hparams, 'projection_dim', None)
-  return domain_models.projected(model, dimension) if dimension else model
 
 
 def _last_weights(process, folder):

@@ -18,6 +18,10 @@ class StoredRounds:
   in between it can be scored.
 
   Attributes:
+    process: The process.
+    runtime: What runs it.
+    data: The clients.
+    store: The run's store.
     state: The server's state after the last round, committed or not.
     train: The clients' training examples, by client id, as the runtime takes
       them.
@@ -39,33 +43,27 @@ class StoredRounds:
     Raises:
       RunError: If the stored state is damaged, or of another method or model.
     """
-    self._process = process
-    self._runtime = runtime
-    self._client_ids = data.client_ids
-    self._store = store
+    self.process = process
+    self.runtime = runtime
+    self.data = data
+    self.store = store
     self.train, self.test = runtime.share(
       client_examples.ClientExamples(data.train),
       client_examples.ClientExamples(data.test),
     )
-    self.state = runtime.run(process.initialize)
     # Those that are not committed yet.
     self._new_client_states = {}
-    self._population = client_population.ClientPopulation(
-      process, runtime, store
-    )
+    self._committed = client_population.client_states(process, runtime, store)
     if store.last_round < 0:
+      self.state = runtime.run(process.initialize)
       self.commit({})
     else:
-      self.state = client_population.decode_state(
-        store.server_state(), self.state
-      )
+      self.state = client_population.server_state(process, runtime, store)
 
   def client_states(self, client_indices: Sequence[int]) -> list:
     """The clients' states after the last round, in order."""
     new = self._new_client_states
-    stored = iter(
-      self._population.states([i for i in client_indices if i not in new])
-    )
+    stored = iter(self._committed([i for i in client_indices if i not in new]))
     return [new[i] if i in new else next(stored) for i in client_indices]
 
   def run_round(self, cohort: Sequence[int]) -> dict:
@@ -78,11 +76,11 @@ class StoredRounds:
       The round's metrics, as `value_codec.to_json` gives them.
     """
     cohort = [int(index) for index in cohort]
-    output = self._runtime.run(
-      self._process.next,
+    output = self.runtime.run(
+      self.process.next,
       self.state,
       self.client_states(cohort),
-      [self.train[self._client_ids[index]] for index in cohort],
+      [self.train[self.data.client_ids[index]] for index in cohort],
     )
     self.state = output.state
     self._new_client_states = dict(zip(cohort, output.client_states))
@@ -94,7 +92,7 @@ class StoredRounds:
     Args:
       **scores: `evaluation` and `per_client`, see `RunStore.commit_round`.
     """
-    self._store.commit_round(
+    self.store.commit_round(
       server_state=value_codec.encode(self.state),
       client_states={
         index: value_codec.encode(client_state)
