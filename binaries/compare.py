@@ -36,13 +36,7 @@ from tff_pfl.comparisons import comparison_runner as runner
 from tff_pfl.comparisons import page, plan, trial
 from tff_pfl.methods import registry
 
-from . import (
-  program,
-  published,
-  run_flags,
-  runtime_flags,
-  small,
-)
+from . import program, published, run_flags, runtime_flags, small
 
 _ALL = 'all'
 

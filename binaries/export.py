@@ -36,7 +36,6 @@ import numpy as np
 from absl import flags
 
 from tff_pfl import errors, fields
-from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import privacy
 from tff_pfl.export import client_module, tff_files, tflite
 from tff_pfl.runs import model_files
@@ -192,7 +191,7 @@ def _check_flags():
 def main() -> None:
   """Writes the model, or the method."""
   _check_flags()
-  options = runtime_flags.options()
+  create_runtime = runtime_flags.selected()
   program.new_path(_OUTPUT.value, '--output')
   run = settings_lib.open_run(_RUN_DIR.value, data_dir=flags.FLAGS.data_dir)
   for path, text in model_files.encoding_files(run, _OUTPUT.value).items():
@@ -200,9 +199,7 @@ def main() -> None:
       # Of another model in this folder.
       program.new_path(path, '--output')
   export = _export_tff if _FORMAT.value == 'tff' else _export_model
-  with runtime_lib.create_runtime(
-    runtime_flags.selected_runtime(), **options
-  ) as runtime:
+  with create_runtime() as runtime:
     described = export(run, runtime)
   print(f'{described}: {_OUTPUT.value}')
 

@@ -34,7 +34,6 @@ import pandas as pd
 from absl import flags
 
 from tff_pfl import datasets, errors
-from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets.sources import npz_file, own_files, table
 from tff_pfl.runs import client_population, evaluation
 from tff_pfl.runs import settings as settings_lib
@@ -45,13 +44,7 @@ from . import program, run_flags, runtime_flags
 FLAGS = flags.FLAGS
 
 # Flags of `train` that choose new clients' data, and how they are fitted.
-_KEY_DATA_FLAGS = (
-  'dataset',
-  'data_dir',
-  'partition',
-  'num_clients',
-  'seed',
-)
+_KEY_DATA_FLAGS = ('dataset', 'data_dir', 'partition', 'num_clients', 'seed')
 _DATA_FLAGS = (*_KEY_DATA_FLAGS, *run_flags.DATASET_ARGUMENTS.names())
 _FITTING_FLAGS = (
   'fine_tune',
@@ -225,14 +218,12 @@ def main() -> None:
   clients = _load_clients(run)
   client_population.check_test_examples(clients)
   variants = _variants(run)
-  runtime_options = runtime_flags.options()
+  create_runtime = runtime_flags.selected()
   # Before the work, so that a folder that cannot be written to costs nothing.
   models_dir = os.path.join(output_dir, evaluation.PERSONAL_MODELS_DIR)
   shutil.rmtree(models_dir, ignore_errors=True)
   os.makedirs(models_dir)
-  with runtime_lib.create_runtime(
-    runtime_flags.selected_runtime(), **runtime_options
-  ) as runtime:
+  with create_runtime() as runtime:
     rows = []
     for samples, epochs in itertools.product(sample_counts, variants):
       setting = {
@@ -264,11 +255,7 @@ def main() -> None:
       'settings': table,
     },
   )
-  print(
-    summary_lib.format_table(
-      [list(line.values()) for line in table], list(table[0])
-    )
-  )
+  print(summary_lib.format_table(table))
   print(f'Models: {os.path.join(output_dir, evaluation.PERSONAL_MODELS_DIR)}')
 
 

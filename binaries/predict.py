@@ -28,7 +28,6 @@ import pandas as pd
 from absl import flags
 
 from tff_pfl import errors
-from tff_pfl import runtime as runtime_lib
 from tff_pfl.datasets import columns as columns_lib
 from tff_pfl.datasets.sources import npz_file, own_files, table
 from tff_pfl.models import prediction
@@ -138,10 +137,9 @@ def _predict_arrays(run, runtime):
   # Not -1, which has no meaning without examples.
   flat = outputs.reshape(len(outputs), math.prod(outputs.shape[1:]))
   rows = pd.DataFrame({'example': range(len(outputs))})
-  classifier = run.model.classifier
+  columns, classifier = pd.DataFrame(flat), run.model.classifier
   if classifier is None:
-    names = (f'output_{n}' for n in range(flat.shape[1]))
-    return {'outputs': outputs}, rows.assign(**dict(zip(names, flat.T)))
+    return {'outputs': outputs}, rows.join(columns.add_prefix('output_'))
   predicted = np.argmax(outputs, axis=-1)
   arrays = {'probabilities': outputs, 'prediction': predicted}
   if classifier.is_multilabel:
@@ -151,8 +149,7 @@ def _predict_arrays(run, runtime):
     return arrays, rows
   if outputs.ndim == 2:
     rows['prediction'] = predicted
-  names = (f'probability_{n}' for n in range(flat.shape[1]))
-  return arrays, rows.assign(**dict(zip(names, flat.T)))
+  return arrays, rows.join(columns.add_prefix('probability_'))
 
 
 def main() -> None:
@@ -162,12 +159,10 @@ def main() -> None:
     ending in ('.csv', '.npz'), '--output', 'a .csv or .npz file', _OUTPUT.value
   )
   output = program.new_path(_OUTPUT.value, '--output')
-  options = runtime_flags.options()  # Fails on flags that contradict.
+  create_runtime = runtime_flags.selected()
   is_table = not _INPUT.value.endswith('.npz')
   run = settings_lib.open_run(_RUN_DIR.value, data_dir=_DATA_DIR.value)
-  with runtime_lib.create_runtime(
-    runtime_flags.selected_runtime(), **options
-  ) as runtime:
+  with create_runtime() as runtime:
     predict = _predict_table if is_table else _predict_arrays
     arrays, columns = predict(run, runtime)
   if ending == '.npz':

@@ -58,10 +58,7 @@ flags.adopt_module_key_flags(program)
 def main() -> None:
   """Writes the files and prints what they hold."""
   for line in image_files.prepare(
-    _DATA_DIR.value,
-    _OUTPUT_DIR.value,
-    _DATASETS.value,
-    flags.FLAGS.overwrite,
+    _DATA_DIR.value, _OUTPUT_DIR.value, _DATASETS.value, flags.FLAGS.overwrite
   ):
     print(line, flush=True)
 

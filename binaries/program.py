@@ -5,12 +5,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import (
-  Callable,
-  Collection,
-  Mapping,
-  Sequence,
-)
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Optional
 
@@ -26,9 +21,7 @@ _TRACEBACK = flags.DEFINE_bool(
   'traceback', False, 'Show where an expected error was raised.'
 )
 _VERSION = flags.DEFINE_bool(
-  'version',
-  False,
-  'Print the versions of what runs, and end.',
+  'version', False, 'Print the versions of what runs, and end.'
 )
 
 # Names of the flags on the command line; None before it is read.

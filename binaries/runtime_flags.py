@@ -1,5 +1,7 @@
 """Flags of what executes computations: a runtime, or a cluster for each run."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, Optional
 
 from absl import flags
@@ -7,6 +9,7 @@ from absl import flags
 from tff_pfl import errors, fields, runtime
 from tff_pfl.comparisons import cluster as cluster_lib
 from tff_pfl.runs import loop
+from tff_pfl.runtime import base
 
 from . import made_flags
 
@@ -75,3 +78,10 @@ def options() -> dict[str, Any]:
   if arguments.get('devices') in (['auto'], ['cpu'], ['gpu']):
     arguments['devices'] = arguments['devices'][0]
   return arguments
+
+
+def selected() -> Callable[[], base.Runtime]:
+  """What makes the runtime that the flags give; fails as `options`."""
+  return functools.partial(
+    runtime.create_runtime, selected_runtime(), **options()
+  )

@@ -63,8 +63,7 @@ def _installer() -> list[str]:
 def main() -> Optional[str]:
   """Installs what is missing; returns an error's text."""
   argparse.ArgumentParser(
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   ).parse_args()
   missing = [
     f'{name}=={version}'

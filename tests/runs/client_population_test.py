@@ -80,11 +80,7 @@ def test_a_state_of_another_model_is_refused():
   template = state(kernel=np.zeros([3, 2]), bias=np.zeros(2))
   same = client_population.decode_state(value_codec.encode(template), template)
   toy_problems.assert_same(same.global_weights, template.global_weights)
-  wide = {'kernel': np.zeros([3, 5]), 'bias': np.zeros(5)}
-  for weights, words in (
-    (wide, r'bias is of shape \(5,\)'),
-    ({'bias': np.zeros(2)}, 'rank 2 at global_weights/kernel, found'),
-  ):
-    stored = value_codec.encode(state(**weights))
-    with pytest.raises(errors.RunError, match=f'stored state.*{words}'):
-      client_population.decode_state(stored, template)
+  stored = value_codec.encode(state(bias=np.zeros(2)))
+  words = 'stored state.*rank 2 at global_weights/kernel, found'
+  with pytest.raises(errors.RunError, match=words):
+    client_population.decode_state(stored, template)

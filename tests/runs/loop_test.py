@@ -212,7 +212,7 @@ _OTHERS = client_sampling.CohortSampler(_NUM_CLIENTS, _COHORT_SIZE, _SEED + 1)
   [
     ({'num_rounds': 0}, '`num_rounds` to be at least 1, found 0'),
     ({'num_round': 1}, '`num_round`. Did you mean num_rounds'),
-    ({'callbacks': [print]}, '`callbacks` to be objects of type Callback'),
+    ({'callbacks': [print]}, '`callbacks` to be of type Callback'),
     ({'cohort_size': 9}, '`cohort_size` to be 1 to num_clients=8, found 9'),
     ({'participation': 0.5}, '`participation` to be unset beside'),
     ({'runtime': 'abacus'}, '`runtime` to be one of in_process, native, ray'),

@@ -166,8 +166,7 @@ def evaluate(
         )
       rows.append(row)
   return Evaluation(
-    rows,
-    scores.summarize(rows, process.has_global_model, model, predictions),
+    rows, scores.summarize(rows, process.has_global_model, model, predictions)
   )
 
 

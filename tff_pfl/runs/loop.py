@@ -145,7 +145,7 @@ def run(
   options: Optional[RunOptions] = None,
   settings: Any = None,
   record: Optional[Mapping[str, Any]] = None,
-  callbacks: Sequence[callbacks_lib.Callback] = (),
+  callbacks: Sequence[fields.instance_of(callbacks_lib.Callback)] = (),
   resume: bool = False,
   runtime_options: Optional[Mapping[str, Any]] = None,
   show_progress: bool = True,
@@ -186,10 +186,6 @@ def run(
   """
   options = dataclasses.replace(options or RunOptions(), **run_options)
   output_dir = folders.results_folder(output_dir, folders.RUN)
-  for one in callbacks:
-    errors.expect_type(
-      one, callbacks_lib.Callback, 'callbacks', 'objects of type Callback'
-    )
   cohorts = options.cohorts(
     data.num_clients, process.seed, client_sampling.join_rounds_of(data)
   )

@@ -333,8 +333,7 @@ class Run:
 
   @fields.checked_call
   def build_process(
-    self,
-    personalization: Optional[personalization_lib.Personalization] = None,
+    self, personalization: Optional[personalization_lib.Personalization] = None
   ) -> personalized_process.PersonalizedProcess:
     """The method, with other options of personalization if given."""
     if personalization not in self._processes:

@@ -409,9 +409,7 @@ class Settings:
       self.start.num_warmup_rounds,
     )
     return domain_models.domain_model(
-      model,
-      self.model.domain_model,
-      reweighted=self.model.reweight_domains,
+      model, self.model.domain_model, reweighted=self.model.reweight_domains
     )
 
   def _before_warm_up(self, warm_up, data, folder):

@@ -159,9 +159,7 @@ def write_csv(path: _Path, table: pd.DataFrame) -> None:
 
 
 def format_table(
-  rows: Any,
-  headings: Optional[Sequence[str]] = None,
-  width: int = 80,
+  rows: Any, headings: Optional[Sequence[str]] = None, width: int = 80
 ) -> str:
   """Returns a table for the screen.
 
