@@ -33,10 +33,10 @@ from absl import flags
 
 from tff_pfl import errors
 from tff_pfl.comparisons import comparison_runner as runner
-from tff_pfl.comparisons import page, plan, trial
+from tff_pfl.comparisons import page, plan
 from tff_pfl.methods import registry
 
-from . import program, published, run_flags, runtime_flags, small
+from . import made_flags, program, published, run_flags, runtime_flags, small
 
 _ALL = 'all'
 
@@ -68,39 +68,16 @@ _NUM_SEARCH_TRIALS = flags.DEFINE_integer(
   'Points that --search tries for each method.',
   lower_bound=1,
 )
-_FINE_TUNE_VARIANTS = flags.DEFINE_list(
-  'fine_tune_variants',
-  [],
-  f'Ways, among {", ".join(trial.VARIANTS)}, in which the models of the last '
-  'round are fine-tuned and scored, in addition to that of --fine_tune.',
-)
-_NUM_NEW_CLIENTS = flags.DEFINE_integer(
-  'num_new_clients',
-  0,
-  'Clients besides --num_clients that are scored without having taken part.',
-  lower_bound=0,
-)
-_FOLDS = flags.DEFINE_integer(
-  'folds',
-  None,
-  'Folds of cross-validation: so many runs for each seed, each with another '
-  "fold of all of a client's examples as its test set (default: one run, with "
-  'the test set of the data).',
-  lower_bound=2,
-)
-_VALIDATION_FRACTION = flags.DEFINE_float(
-  'validation_fraction',
-  0.2,
-  "Part of each client's training examples on which --grid or --search "
-  'chooses.',
-)
-_TUNING_ROUNDS = flags.DEFINE_integer(
-  'tuning_rounds',
-  None,
-  'Rounds of the runs by which --grid or --search chooses (default: '
-  '--num_rounds).',
-  lower_bound=1,
-)
+# By field of `plan.Comparison` its flag.
+_FIELDS = {
+  'fine_tune_variants': 'fine_tune_variants',
+  'num_new_clients': 'num_new_clients',
+  'num_folds': 'folds',
+  'validation_fraction': 'validation_fraction',
+  'tuning_rounds': 'tuning_rounds',
+}
+for _field, _flag in _FIELDS.items():
+  made_flags.define_field(_flag, plan.Comparison, _field)
 _NUM_PROCESSES = flags.DEFINE_integer(
   'num_processes',
   None,
@@ -156,7 +133,8 @@ def _comparison():
     raise ValueError('Expected one of --grid and --search, found both.')
   run_flags.refuse(['algorithm'], '--algorithms says what is compared')
   run_flags.refuse(['seed'], '--seeds has the seeds')
-  tunes = bool(set(_FINE_TUNE_VARIANTS.value) & {'head', 'all'})
+  given = made_flags.given(_FIELDS)
+  tunes = bool({*given.get('fine_tune_variants', ())} & {'head', 'all'})
   algorithms = _algorithms(tunes)
   errors.expect(algorithms, '--algorithms', 'at least one', 'none')
   run_flags.check_selected(*algorithms)
@@ -164,22 +142,19 @@ def _comparison():
     name: run_flags.settings_from_flags(name, has_variants=tunes)
     for name in algorithms
   }
-  return plan.Comparison(
-    base=configs[algorithms[0]],
-    methods=[config.method for config in configs.values()],
-    seeds=_seeds(),
-    grid=plan.parse_grid(
-      _SEARCH.value or _GRID.value,
-      algorithms,
-      'search' if _SEARCH.value else 'grid',
-    ),
-    num_search_trials=_NUM_SEARCH_TRIALS.value if _SEARCH.value else None,
-    fine_tune_variants=tuple(_FINE_TUNE_VARIANTS.value),
-    num_new_clients=_NUM_NEW_CLIENTS.value,
-    validation_fraction=_VALIDATION_FRACTION.value,
-    tuning_rounds=_TUNING_ROUNDS.value,
-    num_folds=_FOLDS.value,
-  )
+  with errors.naming({'num_folds': '--folds'}):
+    return plan.Comparison(
+      base=configs[algorithms[0]],
+      methods=[config.method for config in configs.values()],
+      seeds=_seeds(),
+      grid=plan.parse_grid(
+        _SEARCH.value or _GRID.value,
+        algorithms,
+        'search' if _SEARCH.value else 'grid',
+      ),
+      num_search_trials=_NUM_SEARCH_TRIALS.value if _SEARCH.value else None,
+      **given,
+    )
 
 
 def main() -> None:

@@ -64,8 +64,14 @@ def define_field(
   if field in fields.none_for_zero(owner):
     text += ' 0 stands for None.'
   text = ' '.join(filter(None, [text, more]))
-  default = fields.default(owner, name if not start else field)
+  default = owner.__dataclass_fields__[field].default
   define(name, fields.hints(owner)[field], text, default)
+
+
+def given(flag_of: Mapping[str, str]) -> dict[str, Any]:
+  """The values of fields whose flags are given, by the fields' names."""
+  values = {field: flags.FLAGS[flag].value for field, flag in flag_of.items()}
+  return {field: v for field, v in values.items() if v is not None}
 
 
 class ArgumentFlags:

@@ -196,11 +196,9 @@ def _names() -> list[str]:
 def _given(owner: type, flag_of: Mapping[str, str]) -> dict[str, Any]:
   """The fields of a dataclass whose flags are given, 0 as None where it is."""
   resettable = fields.none_for_zero(owner)
-  values = {field: flags.FLAGS[flag].value for field, flag in flag_of.items()}
   return {
     field: None if value == 0 and field in resettable else value
-    for field, value in values.items()
-    if value is not None
+    for field, value in made_flags.given(flag_of).items()
   }
 
 
@@ -307,8 +305,7 @@ def settings_from_flags(
     algorithm: The method, a key of `registry.ALGORITHMS`.
     has_variants: As for `personalization_from_flags`.
   """
-  values = {name: flags.FLAGS[name].value for name in _FLAT}
-  given = {name: value for name, value in values.items() if value is not None}
+  given = made_flags.given({name: name for name in _FLAT})
   if not {'cohort_size', 'participation'} & set(given):
     given['participation'] = _PARTICIPATION
   weights = given.get('initial_weights')

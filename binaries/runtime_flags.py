@@ -27,6 +27,11 @@ _LOCAL = made_flags.ArgumentFlags('runtime', _INITS, _OF_RAY, prefix='')
 _RAY = made_flags.ArgumentFlags(
   'runtime', {'ray': _INITS['ray']}, [_SHARED], prefix='ray_'
 )
+# By field of `Cluster` its flag.
+_OF_CLUSTER = {
+  'cpus_per_run': 'cluster_cpus_per_run',
+  'gpus_per_run': 'cluster_gpus_per_run',
+}
 NAMES = [_RUNTIME.name, *_LOCAL.names(), *_RAY.names()]
 
 
@@ -39,27 +44,18 @@ def define_cluster() -> None:
     'machine: local, auto, host:port or ray://host:port, as --ray_address. Its '
     'nodes share --output_dir.',
   )
-  flags.DEFINE_integer(
-    'cluster_cpus_per_run',
-    1,
-    'CPU cores of each run on the --cluster.',
-    lower_bound=1,
-  )
-  flags.DEFINE_float(
-    'cluster_gpus_per_run',
-    0.0,
-    'GPUs of each run on the --cluster, fractions too.',
-    lower_bound=0.0,
-  )
+  for field, flag in _OF_CLUSTER.items():
+    made_flags.define_field(
+      flag, cluster_lib.Cluster, field, start='With --cluster: '
+    )
 
 
 def selected_cluster() -> Optional[cluster_lib.Cluster]:
   """The cluster that the flags give; None without --cluster."""
-  values = flags.FLAGS
-  if values.cluster is None:
+  if flags.FLAGS.cluster is None:
     return None
   return cluster_lib.Cluster(
-    values.cluster, values.cluster_cpus_per_run, values.cluster_gpus_per_run
+    flags.FLAGS.cluster, **made_flags.given(_OF_CLUSTER)
   )
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import pathlib
 import re
 import shlex
@@ -268,6 +269,7 @@ def test_preset_is_understood_and_complete(path, programs):
     return
   source = (_ROOT / 'binaries' / f'{name}.py').read_text()
   own = {f'--{flag}' for flag in re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source)}
+  own |= {f'--{field.name}' for field in dataclasses.fields(plan.Comparison)}
   given = {}
   for line in lines:
     given.setdefault(line.partition('=')[0], []).append(line.partition('=')[2])

@@ -14,7 +14,6 @@ from tff_pfl.models import zoo
 from tff_pfl.runs import loop, run_store
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import scores as scores_lib
-from tff_pfl.system import cores
 
 pytestmark = pytest.mark.usefixtures('one_runtime')
 
@@ -157,14 +156,7 @@ def test_cohorts_are_those_of_the_sampler(run):
   ('given', 'made'),
   [
     ({}, {'devices': 'cpu'}),
-    (
-      {'devices': ['CPU:0'], 'max_concurrent_clients': 10**9},
-      # No more run together, in a round or in an evaluation.
-      {
-        'devices': ['CPU:0'],
-        'max_concurrent_clients': max(20, cores.num_usable_cores()),
-      },
-    ),
+    ({'devices': ['CPU:0']}, {'devices': ['CPU:0']}),
   ],
 )
 def test_small_rounds_are_for_the_cpu_and_progress_for_stderr(

@@ -5,27 +5,28 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.system import child_processes, ray_cluster
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 _GRACE_SECONDS = 8.0
 
 
-class Cluster(NamedTuple):
+@fields.dataclass
+class Cluster:
   """A Ray cluster for trials, and the resources of each.
 
   Attributes:
     address: See `ray_cluster.connect`.
-    cpus_per_run: CPU cores of a trial, at least 1.
-    gpus_per_run: GPUs of a trial; fractions share one.
+    cpus_per_run: CPU cores of each run.
+    gpus_per_run: GPUs of each run; fractions share one.
   """
 
   address: str = ray_cluster.LOCAL
-  cpus_per_run: int = 1
-  gpus_per_run: float = 0.0
+  cpus_per_run: fields.Count = 1
+  gpus_per_run: fields.NonNegative = 0.0
 
 
 def connect(cluster: Cluster) -> Callable[..., Task]:

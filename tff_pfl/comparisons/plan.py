@@ -77,14 +77,15 @@ class Comparison:
     num_search_trials: Points that Optuna proposes for each method, one after
       the other (see `tuning`), from a grid that may have a `Range` instead of
       values; None for all points of the grid.
-    fine_tune_variants: Ways, among `trial.VARIANTS`, in which the last round's
-      models of every run are personalized, besides as `base` says; with the
-      other options of `base.personalization`.
-    num_new_clients: Clients besides those of `base` that take no part in
-      training and are scored after it.
-    validation_fraction: Part of each client's training examples, in (0, 1),
-      that the sweep or search scores on.
-    tuning_rounds: Rounds of the sweep's runs; None for those of `base`.
+    fine_tune_variants: Ways, among none, head, all and trained, in which the
+      models of the last round are fine-tuned and scored, in addition to that of
+      --fine_tune and with its other options.
+    num_new_clients: Clients besides --num_clients that are scored without
+      having taken part.
+    validation_fraction: Part of each client's training examples, in (0, 1), on
+      which the grid or search chooses.
+    tuning_rounds: Rounds of the runs by which the grid or search chooses; None
+      for --num_rounds.
     num_folds: Folds of cross-validation, at least 2: with each seed so many
       runs of a method, each with another fold of all of a client's examples as
       its test set; None for the test set of the data.

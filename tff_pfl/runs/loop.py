@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import numbers
 import os
 import sys
 import time
@@ -44,9 +43,8 @@ from tff_pfl.runs import (
 from tff_pfl.runs import evaluation as evaluation_lib
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import summary as summary_lib
-from tff_pfl.runtime import base as runtime_base
 from tff_pfl.runtime import devices as devices_lib
-from tff_pfl.system import cores, folders, machine
+from tff_pfl.system import folders, machine
 
 # Keeps the draw of evaluated clients apart from others of the same seed.
 _EVALUATED_STREAM = 0x6576616C
@@ -317,15 +315,6 @@ def _copy_if_best(store, folder):
 
 def _options_of_runtime(runtime, options, model, data, sampler):
   """The options, with devices that are fast for the size of a round."""
-  most = options.get('max_concurrent_clients')
-  if isinstance(most, numbers.Integral):
-    # More never run together: in a round, in a call of the evaluation.
-    bound = max(
-      sampler.cohort_size,
-      runtime_base.CLIENTS_PER_CALL,
-      cores.num_usable_cores(),
-    )
-    options = {**options, 'max_concurrent_clients': min(most, bound)}
   devices = options.get('devices', 'auto')
   if runtime != 'in_process' or not devices_lib.are_open(devices):
     return options
