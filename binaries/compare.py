@@ -111,13 +111,9 @@ def _algorithms(tunes):
       if (data.num_domains or not algorithm.needs_domains)
       and (has_classes or not algorithm.needs_classes)
     )
-  for name in _ALGORITHMS.value:
-    errors.expect(
-      name in registry.ALGORITHMS,
-      '--algorithms',
-      f'{_ALL}, or some of {", ".join(registry.ALGORITHMS)}',
-      name,
-    )
+  with errors.naming({'algorithm': '--algorithms'}):
+    for name in _ALGORITHMS.value:
+      registry.get_algorithm(name)
   return tuple(_ALGORITHMS.value)
 
 

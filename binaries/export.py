@@ -79,19 +79,15 @@ program.define_overwrite()
 flags.adopt_module_key_flags(program)
 
 
-def _personalization(run):
-  """The options of new clients: those of the run, or to fit all weights."""
-  options = {'fine_tune': 'all'}
-  if run.build_process().fits_new_clients:
-    options = dataclasses.asdict(run.settings.process.personalization)
-  return run_flags.personalization_from_flags(**options)
-
-
 def _export_model(run, runtime):
   """Writes a client's model."""
   personalization = None
   if _FORMAT.value != 'keras':
-    personalization = _personalization(run)
+    # The options of new clients: those of the run, or to fit all weights.
+    options = {'fine_tune': 'all'}
+    if run.process.fits_new_clients:
+      options = dataclasses.asdict(run.settings.process.personalization)
+    personalization = run_flags.personalization_from_flags(**options)
   names = {'client_id': '--client', 'personalization.fine_tune': '--fine_tune'}
   with errors.naming(names):
     path = run.export(

@@ -47,14 +47,8 @@ FLAGS = flags.FLAGS
 _KEY_DATA_FLAGS = ('dataset', 'data_dir', 'partition', 'num_clients', 'seed')
 _DATA_FLAGS = (*_KEY_DATA_FLAGS, *run_flags.DATASET_ARGUMENTS.names())
 _FITTING_FLAGS = (
-  'fine_tune',
-  'fine_tune_learning_rate',
-  'fine_tune_momentum',
-  'fine_tune_optimizer',
-  'fine_tune_batch_size',
-  # Where these are not what --num_epochs sets; see `_variants`.
-  'fine_tune_num_epochs',
-  'fine_tune_num_steps',
+  # Its epochs and steps where they are not what --num_epochs sets.
+  *(name for name in FLAGS if name.startswith('fine_tune')),
   *runtime_flags.NAMES,
 )
 

@@ -19,7 +19,6 @@ import sys
 from absl import flags
 
 from tff_pfl import plots
-from tff_pfl.methods import registry
 from tff_pfl.runs import report
 from tff_pfl.runs import run as run_lib
 
@@ -43,8 +42,6 @@ flags.adopt_module_key_flags(program)
 def main() -> None:
   """Runs the method and its baselines, prints their table."""
   algorithm = run_flags.selected_algorithm()
-  for baseline in _BASELINES.value:
-    registry.get_algorithm(baseline)
   run_flags.check_selected(algorithm, *_BASELINES.value)
   directory = _OUTPUT_DIR.value
   if small.SMALL.value:

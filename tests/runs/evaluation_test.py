@@ -301,12 +301,9 @@ def test_an_ensemble_is_of_the_members_whose_models_are_finite(
   assert score(known, [states[0], broken, *states[2:]]) == part
 
 
-def test_an_ensemble_takes_a_trained_model_and_a_test_example(
-  runtime, fed_per, ensemble
-):
+def test_an_ensemble_takes_a_trained_model(runtime, fed_per, ensemble):
   known, state, states = ensemble
-  nobody, untrained = _labeled((0,), 7), states[-1:] * len(known)
-  assert not _ensemble_scores(fed_per, runtime, known, nobody, state, states)
+  untrained = states[-1:] * len(known)
   with pytest.raises(evaluation.NoModelsError, match='finite model'):
     _ensemble_scores(fed_per, runtime, known, known, state, untrained)
 

@@ -282,7 +282,7 @@ def evaluate_by_ensemble(
   Args:
     known: The clients of the training; those that never took part, or whose
       model is not finite, have no say. All others count alike.
-    new: The new clients; all with test examples are scored.
+    new: The new clients; all with test examples, at least one, are scored.
     members: Indices of the known clients that predict; None for all.
 
   Returns:
@@ -294,8 +294,6 @@ def evaluate_by_ensemble(
   """
   model = process.model
   ids = [name for name in new.client_ids if new.num_test_examples(name)]
-  if not ids:
-    return []
   tests = [new.test(client_id) for client_id in ids]
   examples = tf.nest.map_structure(
     lambda *parts: np.concatenate(parts), *(test.as_dict() for test in tests)

@@ -302,9 +302,11 @@ def run(
 
 def _copy_if_best(store, folder):
   """Copies the store to a folder, if any, if its newest round is the best."""
+  if folder is None:
+    return
   evaluations = store.evaluations()
   rounds = [one['round'] for one in evaluations]
-  if folder is None or rounds[-1:] != [store.last_round]:
+  if rounds[-1:] != [store.last_round]:
     return
   metric = report.primary_metric(evaluations)
   values = [one['personal'][metric.name] for one in evaluations]

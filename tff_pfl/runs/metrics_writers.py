@@ -105,12 +105,7 @@ class MetricsWriters:
     try:
       yield
     except (OSError, tf.errors.OpError) as error:
-      if isinstance(error, OSError):
-        reason = errors.os_reason(error)
-      else:
-        # The first line says which file and why; the rest is TensorFlow's own.
-        reason = error.message.strip().partition('\n')[0]
       raise errors.RunError(
-        f'Cannot write the metrics to {self._directory}: {reason}; the'
-        ' committed rounds are safe; mend it and pass `resume`.'
+        f'Cannot write the metrics to {self._directory}; the committed rounds'
+        f' are safe, mend it and pass `resume`: {errors.reason(error)}'
       ) from error

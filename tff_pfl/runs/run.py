@@ -477,7 +477,7 @@ class Run:
         x, columns.owners(client).astype(str), weights_of
       )
     weights = weights_of(client)
-    if isinstance(x, pd.DataFrame) and self._has_encoding:
+    if isinstance(x, pd.DataFrame) and os.path.exists(self.encoding_path):
       return self._predict_rows(x, np.zeros(len(x)), lambda _: weights)
     return prediction.predict(self.model, weights, x, domain, self._forward)
 
@@ -498,10 +498,6 @@ class Run:
     """The file of `encoding`, which runs on other data do not have."""
     return os.path.join(self._start_of.directory, ENCODING_NAME)
 
-  @property
-  def _has_encoding(self):
-    return os.path.exists(self.encoding_path)
-
   @functools.cached_property
   def encoding(self) -> frames.FrameEncoding:
     """The encoding of a frame's rows as examples, as in training.
@@ -510,12 +506,12 @@ class Run:
       RunError: If the run's data are no frame or table.
       ValueError: If the encoding's file is damaged.
     """
-    if not self._has_encoding:
+    path = self.encoding_path
+    if not os.path.exists(path):
       raise errors.RunError(
         'Expected a run on a frame or table for rows of one, found one on other'
         f' data in {self.directory}; give examples as arrays.'
       )
-    path = self.encoding_path
     with files.reading(path, 'the encoding of a table'):
       return frames.FrameEncoding(**json.loads(files.read_bytes(path)))
 

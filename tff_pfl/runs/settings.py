@@ -322,6 +322,7 @@ class Settings:
     """
     output_dir = folders.results_folder(output_dir, folders.RUN)
     data = self.load_data() if data is None else data
+    # Before the warm-up, which may be long.
     loop.expect_fit(
       vars(self.method), self.rounds.cohorts(data.num_clients, self.seed)
     )
