@@ -84,6 +84,10 @@ _ENSEMBLE = flags.DEFINE_bool(
 _NUM_EPOCHS = flags.DEFINE_list('num_epochs', ['10'], 'Epochs of fitting.')
 for _name in (*_KEY_DATA_FLAGS, *_FITTING_FLAGS):
   flags.declare_key_flag(_name)
+# Which say who the new clients are.
+flags.mark_flags_as_mutual_exclusive(
+  ['clients_npz', 'clients_csv', 'dataset'], required=True
+)
 program.define_overwrite()
 flags.adopt_module_key_flags(program)
 
@@ -104,14 +108,7 @@ def _numbers(name, texts, no_number=None):
 
 
 def _load_clients(run):
-  sources = ('clients_npz', 'clients_csv', 'dataset')
-  given = [f'--{name}' for name in sources if FLAGS[name].present]
-  if len(given) != 1:
-    raise ValueError(
-      'Expected one of --clients_npz, --clients_csv and --dataset, which say '
-      f'who the new clients are, found {" and ".join(given) or "none"}.'
-    )
-  if given == ['--dataset']:
+  if FLAGS.dataset is not None:
     data = run_flags.settings_from_flags(run.settings.algorithm).load_data()
     if data.encoding is not None and data.encoding.text != run.encoding.text:
       raise ValueError(
@@ -119,9 +116,10 @@ def _load_clients(run):
         'other means or words; give new rows as --clients_csv.'
       )
     return data
-  run_flags.refuse(_DATA_FLAGS, f'{given[0]} has the clients')
-  if given == ['--clients_csv']:
-    path = _CLIENTS_CSV.value
+  path = _CLIENTS_CSV.value
+  source = '--clients_npz' if path is None else '--clients_csv'
+  run_flags.refuse(_DATA_FLAGS, f'{source} has the clients')
+  if path is not None:
     frame = table.read_new(path, run.encoding)
     with own_files.naming(path):
       return datasets.FederatedDataset.from_frame(
@@ -131,7 +129,7 @@ def _load_clients(run):
         test_fraction=_TEST_FRACTION.value,
         name=os.path.basename(path),
       )
-  arrays = npz_file.read(_CLIENTS_NPZ.value, '--clients_npz')
+  arrays = npz_file.read(_CLIENTS_NPZ.value, source)
   if not {'client', 'client_test'} & set(arrays):
     # All examples are one client's.
     for name in {'y', 'y_test'} & set(arrays):

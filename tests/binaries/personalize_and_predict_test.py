@@ -234,10 +234,10 @@ def test_missing_files_are_one_line(fed_rep_run, programs):
 @pytest.mark.parametrize(
   'flags, words',
   [
-    ([], 'one of --clients_npz, --clients_csv and --dataset'),
+    ([], 'Exactly one of (clients_npz, clients_csv, dataset)'),
     (
       ['--clients_npz=x.npz', '--dataset=digits'],
-      '--clients_npz and --da',
+      'Exactly one of (clients_npz, clients_csv, dataset)',
     ),
     (['--dataset=digits', '--num_samples=0'], '--num_samples to be positive'),
     (['--dataset=digits', '--num_epochs='], 'positive integers, one or more'),
