@@ -109,9 +109,12 @@ class ArgumentFlags:
         by_owner = self._defaults.setdefault(argument, {})
         by_owner[name] = parameters[argument].default
     for name, by_owner in self._defaults.items():
-      text = fields.help_text(functions[next(iter(by_owner))], name)
-      default = _each(by_owner)
-      if default is not None:
+      texts = {
+        owner: fields.help_text(functions[owner], name) for owner in by_owner
+      }
+      text = _each(texts, ': ', ' ')
+      default = _each(by_owner, ' ', ', ')
+      if default:
         text += f' (default: {default})'
       owners = ' or '.join(by_owner).split(' or ')
       start = f'With --{kind}={" or ".join(owners)}: '
@@ -171,11 +174,16 @@ def _of_list(flag, hint, value):
   return numbers[0] if is_one else numbers
 
 
-def _each(defaults):
-  """One default that all share, or each owner's."""
-  if len({str(value) for value in defaults.values()}) == 1:
-    return next(iter(defaults.values()))
-  return ', '.join(
-    f'{owner} {value}' if ' or ' not in owner else str(value)
-    for owner, value in defaults.items()
+def _each(values, after_owner, between):
+  """The value that all owners share, or those that they have; '' without any."""
+  known = {
+    owner: str(value)
+    for owner, value in values.items()
+    if value is not None and value is not inspect.Parameter.empty
+  }
+  if len(set(known.values())) == 1 and len(known) == len(values):
+    return next(iter(known.values()))
+  return between.join(
+    f'{owner}{after_owner}{value}' if ' or ' not in owner else value
+    for owner, value in known.items()
   )

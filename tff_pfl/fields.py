@@ -7,7 +7,7 @@
 
 A wrong value raises ``Expected `strength` to be at least 0, found -1.``.
 Numbers of NumPy become Python's. Dataclasses within others may be built from
-flat names: `Settings(num_rounds=3)` has `run=RunOptions(num_rounds=3)`.
+flat names: `Settings(num_rounds=3)` has `rounds=RunOptions(num_rounds=3)`.
 `checked_call` checks the arguments of a function likewise.
 """
 
@@ -173,6 +173,7 @@ _WRONG_TYPES = {
 _MADE_BY = {
   'FederatedDataset': 'from_frame, from_arrays and load_dataset make one',
   'Model': 'of Keras 3, imported as keras',
+  'Optimizer': 'of tff.learning.optimizers',
   'PersonalizedProcess': 'registry.build makes one',
   'Runtime': 'create_runtime makes one',
   'SplitModel': 'from_keras makes one of a Keras model',
@@ -206,7 +207,9 @@ def _in_one_line(error, known):
     if fault['type'] == 'value_error':
       reason = fault['ctx']['error']
       if path:  # Of a field's own check.
-        text = re.sub('^Expected `[^`]*`', f'Expected `{path[0]}`', str(reason))
+        text = re.sub(
+          '^Expected `[^`]*` to', f'Expected `{path[0]}` to', str(reason)
+        )
         reason.args = (text,)
       return reason
   if first['type'].startswith('unexpected'):

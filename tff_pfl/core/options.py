@@ -144,7 +144,8 @@ def _expect_cohorts(name, value, cohorts):
   errors.expect(
     cohorts is not None,
     name,
-    "an object, or a description beside the run's `cohorts` and `num_rounds`",
+    'given to `build` together with `cohorts=`, a CohortSampler of the run, and '
+    '`num_rounds=`',
     value,
   )
 

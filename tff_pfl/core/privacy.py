@@ -54,6 +54,8 @@ class Accounting:
       of the clipping norm, positive; infinite where nothing is sent.
     sampler: Sampler of cohorts, among all clients, that all report.
     delta: Delta of epsilon, in (0, 1).
+    num_rounds: Rounds for which the noise of an epsilon was found; None for
+      noise that was given.
     is_distributed: True if clients add discrete noise. Then cohorts count as
       known, for the bound of secret ones is that of Gaussian noise.
   """
@@ -62,6 +64,7 @@ class Accounting:
   sampler: client_sampling.CohortSampler
   delta: fields.InnerShare
   is_distributed: bool = False
+  num_rounds: Optional[int] = None
 
   def __post_init__(self):
     errors.expect(
@@ -231,7 +234,13 @@ class PrivateMean:
     noise_multiplier = self.noise_multiplier or find_noise_multiplier(
       self.epsilon, delta, sampler, num_rounds
     )
-    return Accounting(noise_multiplier, sampler, delta)
+    has_epsilon = self.epsilon is not None
+    return Accounting(
+      noise_multiplier,
+      sampler,
+      delta,
+      num_rounds=num_rounds if has_epsilon else None,
+    )
 
   def factory(
     self,

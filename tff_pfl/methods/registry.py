@@ -1,7 +1,7 @@
 """All methods by name. A method registers itself with `method`."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from tff_pfl import errors, fields
@@ -33,6 +33,8 @@ class Algorithm(NamedTuple):
   unsupported: Sequence[str] = ()
 
 
+# Names of hyperparameters that any method takes.
+SHARED = ('batch_size', 'learning_rate')
 # Filled by `method`; importing `tff_pfl.methods` imports all of them.
 ALGORITHMS: dict[str, Algorithm] = {}
 
@@ -56,7 +58,7 @@ def method(
 
 def get_algorithm(name: str) -> Algorithm:
   """Returns the method called `name`."""
-  errors.expect_one_of('algorithm', name, ALGORITHMS)
+  errors.expect_one_of('method', name, ALGORITHMS)
   return ALGORITHMS[name]
 
 
@@ -82,6 +84,29 @@ def fields_called(name: str, of: type) -> tuple[str, ...]:
   if name in names:
     return (name,)
   return tuple(other for other in names if other.endswith(f'_{name}'))
+
+
+def with_values(
+  hparams: Any, values: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+  """Hyperparameters with some of their values replaced.
+
+  Args:
+    values: Values by name. The names in `SHARED` stand for all hyperparameters
+      that `fields_called` gives, unless these are named themselves.
+
+  Returns:
+    The hyperparameters, and the values that are none of them.
+  """
+  own, others = {}, {}
+  for name in sorted(values, key=SHARED.__contains__, reverse=True):
+    names = (name,) if name in vars(hparams) else ()
+    if name in SHARED:
+      names = fields_called(name, type(hparams))
+    own.update(dict.fromkeys(names, values[name]))
+    if not names:
+      others[name] = values[name]
+  return dataclasses.replace(hparams, **own), others
 
 
 @fields.checked_call
@@ -120,8 +145,7 @@ def build(
   errors.expect_type(
     hparams, algorithm.hparams, 'hparams', f'a {algorithm.hparams.__name__}'
   )
-  own = {field.name for field in dataclasses.fields(hparams)} & set(values)
-  hparams = dataclasses.replace(hparams, **{n: values.pop(n) for n in own})
+  hparams, values = with_values(hparams, values)
   known = {
     **fields.hints(options_lib.ProcessOptions),
     **fields.flat_names(options_lib.ProcessOptions),

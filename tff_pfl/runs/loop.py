@@ -222,6 +222,13 @@ def run(
       f'one whose noise is for the cohorts of the run, {cohorts}',
       accounting.sampler,
     )
+    most = accounting.num_rounds
+    errors.expect(
+      most is None or options.num_rounds <= most,
+      'num_rounds',
+      f"at most {most}, the rounds for which the process's epsilon is",
+      options.num_rounds,
+    )
   with contextlib.ExitStack() as stack:
     # Before the store, so that an unknown runtime, or one whose workers cannot
     # be reached, leaves nothing behind.

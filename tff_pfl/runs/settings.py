@@ -75,7 +75,7 @@ class DataOptions:
   arguments: _arguments('dataset_arguments') = dataclasses.field(
     default_factory=dict
   )
-  partition: Optional[str] = None
+  partition: Optional[fields.checked(str, datasets.make_partitioner)] = None
   num_clients: Optional[fields.Count] = None
 
 
@@ -124,7 +124,13 @@ def _hparams_of(value):
     return registry.get_algorithm(value).hparams()
   if isinstance(value, Mapping):
     values = dict(value)
-    method = registry.get_algorithm(values.pop('name'))
+    name = values.pop('name')
+    if name not in registry.ALGORITHMS:
+      raise errors.RunError(
+        f'The method {name!r} is not known here: import the module that '
+        'registers it first.'
+      )
+    method = registry.get_algorithm(name)
     return fields.from_json(method.hparams, values)
   registry.method_of(value)
   return value
@@ -173,17 +179,34 @@ class Settings:
 
   @classmethod
   def arranged(cls, values: dict[str, Any]) -> dict[str, Any]:
-    """Puts hyperparameters that are given by name into `method`."""
-    known = fields.flat_names(cls)
-    own = {n: v for n, v in values.items() if n not in known}
-    if not own:
-      return values
+    """Puts what is given by the names of flags into the fields.
+
+    Args:
+      values: Fields of `Settings` and its parts; hyperparameters, and arguments
+        of the model and the data set such as `model_widths`, by name.
+    """
     method = _hparams_of(values.get('method', 'fed_rep'))
+    known = fields.flat_names(cls)
+    # What a method has no use for is its own hyperparameter of that name.
+    unsupported = registry.get_algorithm(registry.method_of(method)).unsupported
+    own = {
+      name: value
+      for name, value in values.items()
+      if name not in known or (name in unsupported and name in vars(method))
+    }
+    values = {n: v for n, v in values.items() if n not in own}
+    values['method'], own = registry.with_values(method, own)
+    for kind, part in (('model', 'model'), ('dataset', 'data')):
+      names = [name for name in own if name.startswith(f'{kind}_')]
+      arguments = getattr(values.get(part), 'arguments', {})
+      arguments = {**arguments, **values.get(f'{kind}_arguments', {})}
+      for name in names:
+        arguments[name.removeprefix(f'{kind}_')] = own.pop(name)
+      if names:
+        values[f'{kind}_arguments'] = arguments
     for name in own:
-      if name not in vars(method):
-        raise TypeError(fields.unknown_name(name, [*vars(method), *known]))
-    others = {n: v for n, v in values.items() if n not in own}
-    return {**others, 'method': dataclasses.replace(method, **own)}
+      raise TypeError(fields.unknown_name(name, [*vars(method), *known]))
+    return values
 
   def __post_init__(self):
     fields.to_json(self)
