@@ -181,11 +181,12 @@ def begin(program: str) -> None:
   description = read()
   if description is None:
     return
-  try:
+  # What is wrong with the file or a preset is for the program to say.
+  with contextlib.suppress(
+    AttributeError, KeyError, OSError, TypeError, ValueError
+  ):
     argv = [flag for argument in sys.argv for flag in expanded(argument)]
-  except (OSError, ValueError):
-    return
-  answer(argv, description)
+    answer(argv, description)
 
 
 def answer(argv: Sequence[str], description: Mapping[str, Any]) -> None:
@@ -219,6 +220,8 @@ def write(description: Mapping[str, Any]) -> None:
   """Keeps the description of a program's flags for its next call."""
   path = _path()
   temporary = path.with_suffix(f'.{os.getpid()}')
+  if not path.is_absolute():  # There is no home.
+    return
   with contextlib.suppress(OSError):
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {'key': _key(), 'description': description}
@@ -233,10 +236,11 @@ def _path():
 
 def _key():
   """A checksum of the names, sizes and times of the library's files."""
-  # It is not imported for it.
-  library = os.path.dirname(_FOLDER)
-  if os.path.basename(library) != 'tff_pfl':
-    library = os.path.join(library, 'tff_pfl')
+  # It is not imported for it. In the wheel it is the folder above.
+  above = os.path.dirname(_FOLDER)
+  library = os.path.join(above, 'tff_pfl')
+  if not os.path.isdir(library):
+    library = above
   found = []
   for folder in (_FOLDER, library):
     for path in sorted(pathlib.Path(folder).rglob('*.py')):

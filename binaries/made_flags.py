@@ -175,7 +175,7 @@ def _of_list(flag, hint, value):
 
 
 def _each(values, after_owner, between):
-  """The value that all owners share, or those that they have; '' without any."""
+  """The value that all owners share, or each owner's; '' without any."""
   known = {
     owner: str(value)
     for owner, value in values.items()

@@ -126,7 +126,7 @@ def _parse_flags(flags_of, argv: Sequence[str]) -> Sequence[str]:
   early.answer(argv, description)
   try:
     return flags.FLAGS(argv)
-  except flags.Error as error:
+  except (flags.Error, ValueError) as error:
     _fail(f'{error} (--help lists the flags)')
   except SystemExit:
     # --helpfull and its like: absl gives status 1 to what is no failure.

@@ -55,12 +55,15 @@ def main() -> None:
       name: small.config(one, directory) for name, one in settings.items()
     }
   runtime_options = runtime_flags.options()
-  data = settings[algorithm].data
-  source = data.data_dir or data.name
+  source = settings[algorithm].data.data_dir or settings[algorithm].data.name
   print(f'Reading {source} …', file=sys.stderr, flush=True)
+  data = settings[algorithm].load_data()
+  for one in list(settings.values())[1:]:
+    # What a baseline cannot do is said before the first of them is trained.
+    one.build_process(one.build_model(data), data)
   runs = [
     settings[name].run(
-      folder, resume=_RESUME.value, runtime_options=runtime_options
+      folder, data=data, resume=_RESUME.value, runtime_options=runtime_options
     )
     for name, folder in folders.items()
   ]

@@ -102,6 +102,18 @@ def _python(value):
   return value.tolist() if isinstance(value, _OF_NUMPY) else value
 
 
+def _plain(value):
+  """A value without numbers of NumPy, also within lists and mappings."""
+  if isinstance(value, Mapping):
+    return {name: _plain(one) for name, one in value.items()}
+  if isinstance(value, (list, tuple)):
+    return type(value)(map(_plain, value))
+  return _python(value)
+
+
+Arguments = Annotated[Mapping[str, Any], pydantic.BeforeValidator(_plain)]
+
+
 def number(kind: type, **limits: Any) -> Any:
   """The hint of numbers of a kind; `limits` are those of `pydantic.Field`."""
   return Annotated[
@@ -174,7 +186,7 @@ _MADE_BY = {
   'FederatedDataset': 'from_frame, from_arrays and load_dataset make one',
   'Model': 'of Keras 3, imported as keras',
   'Optimizer': 'of tff.learning.optimizers',
-  'PersonalizedProcess': 'registry.build makes one',
+  'PersonalizedProcess': 'pfl.build makes one',
   'Runtime': 'create_runtime makes one',
   'SplitModel': 'from_keras makes one of a Keras model',
 }
@@ -264,12 +276,23 @@ def dataclass(cls: Optional[_Type] = None, **options: Any) -> Any:
   @functools.wraps(initialize)
   def checked(self, *args, **kwargs):
     names = flat_names(cls)
+    if len(args) > len(in_order):
+      raise TypeError(
+        f'Expected at most {len(in_order)} arguments of {cls.__name__} without '
+        f'their names, found {len(args)}.'
+      )
     # Errors name arguments, also those without their names.
-    kwargs = dict(**dict(zip(in_order, args)), **kwargs)
+    by_place = dict(zip(in_order, args))
+    for name in by_place.keys() & kwargs.keys():
+      raise TypeError(f'Expected `{name}` once, found {kwargs[name]!r}, too.')
+    kwargs = {**by_place, **kwargs}
+    for name, value in kwargs.items():
+      if isinstance(value, np.generic):
+        kwargs[name] = value.item()
     kwargs = cls.arranged(kwargs) if hasattr(cls, 'arranged') else kwargs
     nested = _nested(cls, names, kwargs)
     with one_line_errors(names):
-      initialize(self, *args[len(in_order) :], **nested)
+      initialize(self, **nested)
 
   cls.__init__ = checked
   return cls

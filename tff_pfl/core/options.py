@@ -119,16 +119,32 @@ class ProcessOptions:
     if isinstance(aggregator, str):
       aggregator = aggregators.make_aggregator(aggregator)
     elif isinstance(aggregator, tuple(privacy.AGGREGATORS.values())):
-      _expect_cohorts('aggregator', aggregator, cohorts and num_rounds)
+      _expect_cohorts('aggregator', aggregator, num_rounds and cohorts)
+      errors.expect(
+        self.client_weighting != 'num_examples',
+        'client_weighting',
+        'uniform or None with a private mean, in which all clients weigh the '
+        'same',
+        self.client_weighting,
+      )
       accounting = aggregator.accounting(cohorts, num_rounds)
       aggregator = aggregator.factory(cohorts, accounting)
     errors.expect(
       self.training_metrics == 'plain'
       or not aggregators.is_weighted(aggregator),
-      'training_metrics',
+      'dp_metrics',
       "'plain' where the aggregator weights clients",
       self.training_metrics,
     )
+    for name in ('server_learning_rate', 'server_momentum'):
+      value = getattr(self, name)
+      errors.expect(
+        not phases.is_object(self.server_optimizer)
+        or value == getattr(ProcessOptions, name),
+        name,
+        'left out beside an optimizer that is no name, for that has its own',
+        value,
+      )
     options = dataclasses.replace(
       self,
       aggregator=aggregator,

@@ -68,7 +68,13 @@ class Accounting:
 
   def __post_init__(self):
     errors.expect(
-      not self.sampler.dropout_rate and not self.sampler.join_rounds,
+      not self.sampler.dropout_rate,
+      'dropout_rate',
+      '0 with noise, whose epsilon is of cohorts that all report',
+      self.sampler.dropout_rate,
+    )
+    errors.expect(
+      not self.sampler.join_rounds,
       'sampler',
       'one of cohorts that are drawn among all clients and all report',
       self.sampler,

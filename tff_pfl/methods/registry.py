@@ -118,7 +118,7 @@ def build(
   options: Optional[options_lib.ProcessOptions] = None,
   seed: fields.integer(-(2**63), 2**63 - 1) = 0,
   cohorts: Optional[client_sampling.CohortSampler] = None,
-  num_rounds: Optional[int] = None,
+  num_rounds: Optional[fields.Count] = None,
   **values: Any,
 ) -> personalized_process.PersonalizedProcess:
   """Builds the process of a method.

@@ -26,7 +26,7 @@ _SOURCES = weakref.WeakSet()
 class ClientDataSource(tff.program.FederatedDataSource):
   """Training data of cohorts, the same for the same seed and round.
 
-  The cohorts are those that `training.run` draws with this seed, among the
+  The cohorts are those that `pfl.run` draws with this seed, among the
   clients that have joined by then.
   """
 

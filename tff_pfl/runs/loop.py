@@ -311,7 +311,7 @@ def _copy_if_best(store, folder):
   """Copies the store to a folder, if any, if its newest round is the best."""
   if folder is None:
     return
-  evaluations = store.evaluations()
+  evaluations = report.counted(store)
   rounds = [one['round'] for one in evaluations]
   if rounds[-1:] != [store.last_round]:
     return

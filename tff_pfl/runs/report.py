@@ -155,7 +155,7 @@ def summarize(
     * `privacy`, of runs with noise: `epsilon` after the last round, `delta`,
       `noise_multiplier` and the `unit` that is protected, see `privacy`.
   """
-  rounds, evaluations = store.history(), store.evaluations()
+  rounds, evaluations = store.history(), counted(store)
   newest = evaluations[-1]
   last_round, primary = store.last_round, primary_metric(evaluations)
 
@@ -224,6 +224,19 @@ def _majority_accuracy(data, excluded):
   right = test[np.arange(len(test)), train.argmax(axis=1)]
   totals = test.sum(axis=1)
   return float(np.mean(right[totals > 0] / totals[totals > 0]))
+
+
+def counted(store: run_store.RunStore) -> list[dict[str, Any]]:
+  """The evaluations that figures over rounds count.
+
+  The first round's is left out where it is there for the curve alone.
+  """
+  evaluations, rounds = store.evaluations(), store.config['rounds']
+  is_regular = (
+    rounds['rounds_per_evaluation'] == 1
+    or rounds['num_rounds'] <= rounds['num_final_evaluations']
+  )
+  return evaluations if is_regular else evaluations[1:] or evaluations
 
 
 def primary_metric(

@@ -114,10 +114,7 @@ class RunStore:
       on_close.enter_context(directory_lock.DirectoryLock(directory))
       is_there = has_run(directory)
       if is_there and not resume:
-        raise errors.RunError(
-          f'There is a run in {directory} already: pass `resume` to continue'
-          ' it, or another `output_dir`.'
-        )
+        expect_none(directory)
       with _one_line(directory, 'open the run'):
         if is_there:
           # What is refused is left as it is, its write-ahead log too.
@@ -448,6 +445,15 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
   if others:
     found[_MAX_DIFFERENCES:] = [f'and {len(others)} more']
   return '; '.join(found)
+
+
+def expect_none(directory: _Path) -> None:
+  """Raises `RunError` if there is a run in a folder."""
+  if has_run(directory):
+    raise errors.RunError(
+      f'There is a run in {directory} already: pass `resume` to continue it, or'
+      ' another `output_dir`.'
+    )
 
 
 def has_run(directory: _Path) -> bool:

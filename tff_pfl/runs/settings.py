@@ -21,7 +21,7 @@ import pydantic
 import tqdm
 
 from tff_pfl import datasets, errors, fields
-from tff_pfl.core import client_sampling, personalized_process
+from tff_pfl.core import aggregators, client_sampling, personalized_process
 from tff_pfl.core import options as options_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import (
@@ -49,7 +49,7 @@ def _naming(owner, arguments):
 
 
 def _arguments(name):
-  return Annotated[Mapping[str, Any], fields.FlatName(name)]
+  return Annotated[fields.Arguments, fields.FlatName(name)]
 
 
 @fields.dataclass
@@ -77,6 +77,15 @@ class DataOptions:
   )
   partition: Optional[fields.checked(str, datasets.make_partitioner)] = None
   num_clients: Optional[fields.Count] = None
+
+  def __post_init__(self):
+    apart = {'data_dir', 'num_clients', 'partition', 'seed'}
+    errors.expect(
+      not apart & set(self.arguments),
+      'dataset_arguments',
+      f'without {", ".join(sorted(apart))}, which are settings of their own',
+      self.arguments,
+    )
 
 
 @fields.dataclass
@@ -114,8 +123,13 @@ class ModelOptions:
   metrics: fields.Words = ()
 
   def __post_init__(self):
+    make = zoo.MODELS[self.name]
+    known = errors.own_arguments(make)
     with _naming('model_arguments', self.arguments):
-      fields.arguments_of(zoo.MODELS[self.name])(**self.arguments)
+      for name in self.arguments:
+        if name not in known:
+          raise TypeError(fields.unknown_name(name, known))
+      fields.arguments_of(make)(**self.arguments)
 
 
 def _hparams_of(value):
@@ -137,7 +151,7 @@ def _hparams_of(value):
 
 
 def _hparams_to_json(value):
-  return {'name': registry.method_of(value), **fields.to_json(value)}
+  return {'name': registry.method_of(value), **vars(value)}
 
 
 # A method's hyperparameters, which know their method, or its name.
@@ -210,6 +224,13 @@ class Settings:
 
   def __post_init__(self):
     fields.to_json(self)
+    errors.expect(
+      not isinstance(self.process.aggregator, aggregators.FACTORIES),
+      'aggregator',
+      'a name, a PrivateMean or a DistributedPrivateMean, for settings are '
+      'stored as JSON; give the factory to `pfl.build`',
+      self.process.aggregator,
+    )
     algorithm = registry.get_algorithm(self.algorithm)
     for name in algorithm.unsupported:
       names = (name,)
@@ -326,6 +347,7 @@ class Settings:
         num_rounds=self.rounds.num_rounds,
       )
 
+  @fields.checked_call
   def run(
     self,
     output_dir: str,
@@ -341,9 +363,16 @@ class Settings:
       data: Data that `load_data` loaded, or a part of them; None to load them.
       record: What identifies the part of the data, as JSON types.
       **options: Arguments of `pfl.run`: `callbacks` (of the run, not of its
-        warm-up), `resume`, `runtime_options`, `show_progress` and `pictures`.
+        warm-up), `resume`, `runtime_options`, `show_progress` and `pictures`;
+        and fields of `RunOptions`, which replace the settings' own.
     """
+    changes = {n: options.pop(n) for n in vars(self.rounds) if n in options}
+    if changes:
+      changed = dataclasses.replace(self, **changes)
+      return changed.run(output_dir, data=data, record=record, **options)
     output_dir = folders.results_folder(output_dir, folders.RUN)
+    if not options.get('resume'):
+      run_store.expect_none(output_dir)
     data = self.load_data() if data is None else data
     # Before the warm-up, which may be long.
     loop.expect_fit(
