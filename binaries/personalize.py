@@ -30,7 +30,6 @@ import os
 import shutil
 
 import numpy as np
-import pandas as pd
 from absl import flags
 
 from tff_pfl import datasets, errors
@@ -180,12 +179,11 @@ def _variants(run):
 
 
 def _table(rows, metric):
-  """The means of a metric over clients, for each setting."""
-  lines = []
+  """Yields the means of a metric over clients, for each setting."""
   settings = rows.groupby(['samples', 'epochs'], sort=False)
   for (samples, epochs), members in settings:
     after = members[f'after/{metric}']
-    line = {
+    yield {
       'samples': samples,
       'epochs': epochs,
       'clients': len(members),
@@ -195,8 +193,6 @@ def _table(rows, metric):
       f'{metric}_before': members[f'before/{metric}'].mean(skipna=False),
       'loss': members['after/loss'].mean(skipna=False),
     }
-    lines.append({n: None if pd.isna(v) else v for n, v in line.items()})
-  return lines
 
 
 def main() -> None:
@@ -218,10 +214,7 @@ def main() -> None:
   with create_runtime() as runtime:
     rows = []
     for samples, epochs in itertools.product(sample_counts, variants):
-      setting = {
-        'samples': 'all' if samples is None else samples,
-        'epochs': epochs,
-      }
+      setting = {'samples': samples or 'all', 'epochs': epochs}
       fit = run, clients, variants[epochs], runtime
       scores = evaluation.score(*fit, num_samples=samples)
       rows += [{**setting, **row} for row in scores]
@@ -236,7 +229,7 @@ def main() -> None:
       evaluation.personal_model_path(output_dir, client_id), weights
     )
   rows = summary_lib.frame(rows)
-  table = _table(rows, run.model.primary_metric.name)
+  table = list(_table(rows, run.model.primary_metric.name))
   summary_lib.write_csv(os.path.join(output_dir, 'new_clients.csv'), rows)
   summary_lib.write_json(
     os.path.join(output_dir, 'new_clients.json'),

@@ -88,7 +88,7 @@ def test_paths_are_of_this_machine(programs):
     'compare --output_dir=',
     'reproduce --experiment=fedrep_linear_samples --output_dir=',
     'prepare --data_dir=. --output_dir=',
-    'personalize --run_dir=run --output_dir=/',
+    'personalize --run_dir=run --dataset=digits --output_dir=/',
     'export --run_dir=run --format=saved_model --output=',
   ],
 )
@@ -270,6 +270,7 @@ def test_preset_is_understood_and_complete(path, programs):
   source = (_ROOT / 'binaries' / f'{name}.py').read_text()
   own = {f'--{flag}' for flag in re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source)}
   own |= {f'--{field.name}' for field in dataclasses.fields(plan.Comparison)}
+  own.add('--folds')
   given = {}
   for line in lines:
     given.setdefault(line.partition('=')[0], []).append(line.partition('=')[2])

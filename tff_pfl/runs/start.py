@@ -25,13 +25,12 @@ from typing import Any, Literal, Optional
 import numpy as np
 
 from tff_pfl import errors, fields
-from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import personalized_process
 from tff_pfl.datasets import files
 from tff_pfl.models import split_model
-from tff_pfl.runs import client_population, run_store
 from tff_pfl.runs import run as run_lib
+from tff_pfl.runs import run_store
 from tff_pfl.system import folders
 
 FOLDER = 'warmup'
@@ -135,7 +134,8 @@ def weights_of_run(
     f'{process.name} with statistics={process.description["statistics"]}, '
     f'which has none, in {run.directory}',
   )
-  weights = _last_weights(process, run.directory)
+  # What is not global is as it is for a client without data: as at the start.
+  weights = {**process.model.initial_weights, **run.global_weights()}
   if part == 'body':
     body = process.model.weight_names(process.model.body_layers)
     own_head = model.weight_names(model.head_layers)
@@ -203,31 +203,18 @@ def with_warmed_up(
   Raises:
     RunError: If the warm-up is missing, damaged or of another length.
   """
-  last_round = 0
-  if run_store.has_run(folder):
-    with run_store.RunStore.open_for_reading(folder) as store:
-      last_round = store.last_round
+  run = run_lib.Run(folder, process=process)
+  last_round = run.last_round if run_store.has_run(folder) else 0
   if last_round != num_rounds:
     raise errors.RunError(
       f'Expected the {num_rounds} rounds of num_warmup_rounds in {folder}, '
       f'found {last_round or "no run"}. Give the number that the run was begun '
       'with, or restore the folder.'
     )
-  weights = _last_weights(process, folder)
+  weights = {**process.model.initial_weights, **run.global_weights()}
   return dataclasses.replace(
     model,
     initial_weights=collections.OrderedDict(
       (name, np.asarray(weights[name])) for name in model.initial_weights
     ),
   )
-
-
-def _last_weights(process, folder):
-  """The weights of a process' model after the last round of a run."""
-  with (
-    run_store.RunStore.open_for_reading(folder) as store,
-    runtime_lib.given_or_on_cpu(None) as runtime,
-  ):
-    state = client_population.server_state(process, runtime, store)
-  # What is not global is as it is for a client without data: as at the start.
-  return {**process.model.initial_weights, **state.global_weights}
