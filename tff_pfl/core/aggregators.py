@@ -67,7 +67,10 @@ def make_aggregator(name: str) -> Any:
   try:
     return AGGREGATORS[kind](*map(float, arguments))
   except (KeyError, TypeError, ValueError):
-    known = f'one of {", ".join(AGGREGATORS)} (trimmed_mean:<share up to 0.5>), a PrivateMean or a TFF factory'
+    known = (
+      f'one of {", ".join(AGGREGATORS)} (trimmed_mean:<share up to 0.5>), a '
+      'PrivateMean or a TFF factory'
+    )
     raise ValueError(errors.message('aggregator', known, name)) from None
 
 
