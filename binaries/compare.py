@@ -94,7 +94,8 @@ _RESUME = flags.DEFINE_bool(
 )
 runtime_flags.define_cluster()
 for _name in run_flags.KEY_FLAGS:
-  flags.declare_key_flag(_name)
+  if _name not in ('algorithm', 'seed'):  # It has several of both.
+    flags.declare_key_flag(_name)
 flags.adopt_module_key_flags(runtime_flags)
 flags.adopt_module_key_flags(small)
 flags.adopt_module_key_flags(program)

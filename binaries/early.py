@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import sys
 import textwrap
@@ -204,7 +205,12 @@ def answer(argv: Sequence[str], description: Mapping[str, Any]) -> None:
   try:
     parse(argv, description)
   except flags.Error as error:
-    fail(f'{error} (--help lists the flags)')
+    text = re.sub(
+      r'flag --(\w+)=None: Flag --\1 must have a value other than None\.',
+      r'Expected --\1 to be given.',
+      str(error),
+    )
+    fail(f'{text} (--help lists the flags)')
 
 
 def read() -> Optional[dict[str, Any]]:

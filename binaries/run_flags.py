@@ -20,7 +20,7 @@ from . import made_flags, program, runtime_flags
 _MORE = {
   'dataset': datasets.describe_datasets() + '.',
   'partition': datasets.describe_partitioners(),
-  'cohort_size': 'Programs have --participation=0.1 without either.',
+  'participation': '(default: 0.1)',
 }
 _PARTICIPATION = 0.1
 # Flags of every method, for its hyperparameters that are called so or end so.

@@ -62,9 +62,9 @@ class ProcessOptions:
       (averaged with the global weights), local (kept by the client, SiloBN) or
       local_all (kept with the scales and offsets).
     training_metrics: Metrics of training (losses, scores, counts) that leave
-      clients, without noise: plain for sums of them; none, for private
-      aggregators, which take no weights, for nothing but what the aggregator
-      gets: losses are then NaN, and every client counts as trained.
+      the clients without noise: plain for their sums over clients; none, with
+      dp and ddp alone, for no metrics at all. Losses are then NaN, and every
+      client counts as trained.
     personalization: Options of personalizing models before they are scored.
     training: Options of the clients' training with any method: weight decay,
       clipping, the schedule of learning rates.
@@ -160,8 +160,8 @@ def _expect_cohorts(name, value, cohorts):
   errors.expect(
     cohorts is not None,
     name,
-    'given to `build` together with `cohorts=`, a CohortSampler of the run, and '
-    '`num_rounds=`',
+    'given to `build` together with `cohorts=`, a CohortSampler of the run, '
+    'and `num_rounds=`',
     value,
   )
 

@@ -56,8 +56,8 @@ class RunOptions:
 
   Attributes:
     num_rounds: Rounds of training. A resumed run may have more than before.
-    cohort_size: Clients in a round; None for --participation, or without it for
-      10, or all if there are fewer.
+    cohort_size: Clients in a round. Without it and --participation, 10 in
+      Python, or all if there are fewer.
     participation: Fraction of the clients in a round, in (0, 1], instead of
       --cohort_size.
     dropout_rate: Probability with which a client of a round fails to report and
