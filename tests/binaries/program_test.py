@@ -209,6 +209,18 @@ def test_known_flags_are_read_without_tensorflow(tmp_path, monkeypatch):
   assert (result.returncode, result.stderr) == (0, '')
 
 
+def test_damaged_descriptions_of_flags_are_not_used(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  monkeypatch.setattr(early, 'PROGRAM', 'train')
+  assert early.begin('train') is None
+  early.write({'flags': 3})
+  assert early.read() == {'flags': 3}
+  assert early.begin('train') is None
+  (path,) = (tmp_path / 'tff_pfl').iterdir()
+  path.write_text('{')
+  assert early.read() is None
+
+
 def test_a_preset_that_includes_itself_is_refused(programs):
   path = programs.directory / 'again.txt'
   path.write_text(f'--flagfile={path}')

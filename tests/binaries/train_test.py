@@ -140,6 +140,7 @@ def test_baselines_run_on_the_same_clients_and_are_compared(programs):
   [
     ('--algorithm=fed_best', 'fed_per|fed_proto|fed_prox|fed_rep'),
     ('--baselines=fed_best', "found 'fed_best'"),
+    ('--baselines=fed_dar', 'whose examples have a domain'),
     ('--algoritm=fed_rep', 'Did you mean: algorithm'),
     ('--num_rounds=many', "'many'"),
     ('--num_rounds=0', 'at least 1, found 0'),

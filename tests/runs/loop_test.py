@@ -121,6 +121,8 @@ def test_summary_is_what_the_clients_add_up_to(run):
     assert scores[f'num_{split}_examples'].tolist() == sizes
   means = scores.mean(numeric_only=True)
   assert summary['accuracy']['last'] == pytest.approx(means['after/accuracy'])
+  # The first round's evaluation is there for the curve alone.
+  assert summary['accuracy']['num_last_10'] == len(_EVALUATED) - 1
   assert summary['loss'] == pytest.approx(means['after/loss'])
   shared = summary['global_accuracy']['last'], summary['global_loss']
   wanted = means['before/accuracy'], means['before/loss']

@@ -7,7 +7,7 @@ import tensorflow_federated as tff
 
 from tff_pfl.core import client_sampling, privacy
 from tff_pfl.export import client_module
-from tff_pfl.runs import model_files, run_store
+from tff_pfl.runs import loop, model_files, run_store
 from tff_pfl.runs import settings as settings_lib
 
 pytestmark = pytest.mark.usefixtures('no_pictures', 'one_runtime')
@@ -56,6 +56,15 @@ def test_runs_that_the_noise_does_not_fit_are_refused(
 def test_settings_are_names_and_descriptions():
   with pytest.raises(ValueError, match='that can be stored as JSON'):
     dataclasses.replace(_SETTINGS, aggregator=tff.aggregators.MeanFactory())
+
+
+def test_noise_for_an_epsilon_is_for_its_rounds(data, model, tmp_path):
+  settings = dataclasses.replace(
+    _SETTINGS, aggregator=privacy.PrivateMean(epsilon=5.0)
+  )
+  process = settings.build_process(model, data)
+  with pytest.raises(ValueError, match='`num_rounds` to be at most 3, .*epsil'):
+    loop.run(process, data, str(tmp_path), num_rounds=4, cohort_size=3)
 
 
 def _stored(directory):

@@ -9,7 +9,12 @@ import tensorflow_federated as tff
 
 import tff_pfl as pfl
 from tff_pfl import errors, fields
-from tff_pfl.core import options, personalization, training_options
+from tff_pfl.core import (
+  aggregators,
+  options,
+  personalization,
+  training_options,
+)
 from tff_pfl.methods import fed_rep, registry, scaffold
 from tff_pfl.runs import loop, start
 from tff_pfl.runs import settings as settings_lib
@@ -151,6 +156,13 @@ def test_settings_reach_the_process(process):
       '`hparams.num_clients` to be 30, .*, found 29',
     ),
     ({'server_optimizer': 'lion'}, "found 'lion'"),
+    (
+      {'aggregator': aggregators.make_aggregator('median')},
+      '`aggregator` to be a name, a PrivateMean',
+    ),
+    ({'dataset_arguments': {'seed': 3}}, '`dataset_arguments` to be without'),
+    ({'model_arguments': {'seed': 3}}, '`model_arguments.seed`'),
+    ({'partition': 'shard:2'}, '`partition` to be one of shards'),
     ({'cohort_size': 2, 'participation': 0.1}, '`participation` to be unset'),
     ({'client_weighting': 'size'}, '`client_weighting` to be one of'),
   ],
@@ -224,3 +236,30 @@ def test_only_honest_clients_are_scored(tmp_path):
   train, test = (data.class_counts(split) for split in ('train', 'test'))
   right = [test[n, train[n].argmax()] / test[n].sum() for n in honest]
   assert run.summary['majority_accuracy'] == pytest.approx(np.mean(right))
+
+
+def test_flags_without_their_dashes_are_names_of_settings():
+  settings = pfl.Settings(
+    method='fed_rep',
+    learning_rate=0.3,
+    head_learning_rate=0.2,
+    model_widths=[np.int64(8)],
+    dataset_classes=(1, 2),
+  )
+  hparams = settings.method
+  assert (hparams.head_learning_rate, hparams.body_learning_rate) == (0.2, 0.3)
+  assert settings.model.arguments == {'widths': [8]}
+  assert settings.data.arguments == {'classes': (1, 2)}
+  changed = dataclasses.replace(settings, model_activation='elu', num_rounds=3)
+  assert changed.model.arguments == {'widths': [8], 'activation': 'elu'}
+  assert (changed.rounds.num_rounds, changed.method) == (3, hparams)
+  # Not the model's, which has no use for it with this method.
+  own = pfl.Settings(method='fed_dar', reweight_domains=False)
+  assert not own.method.reweight_domains
+
+
+def test_a_method_that_is_not_imported_is_named():
+  stored = fields.to_json(pfl.Settings())
+  stored['method']['name'] = 'mine'
+  with pytest.raises(errors.RunError, match="'mine' .* import the module"):
+    fields.from_json(pfl.Settings, stored)
