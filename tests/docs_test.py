@@ -232,9 +232,11 @@ def _known_flags():
 
   names = {'help', 'helpfull', 'flagfile', *flags.FLAGS}
   for program in (_ROOT / 'binaries').rglob('*.py'):
-    names.update(
-      re.findall(r"DEFINE_\w+\(\s*'(\w+)'", program.read_text('utf-8'))
-    )
+    source = program.read_text('utf-8')
+    names.update(re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source))
+    # Those that are made of fields.
+    for fields in re.findall(r'# By field of .*?^}', source, re.S | re.M):
+      names.update(re.findall(r": '(\w+)'", fields))
   return names
 
 
