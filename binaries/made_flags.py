@@ -1,5 +1,6 @@
 """Flags that are made of a dataclass's fields, or a function's arguments."""
 
+import contextlib
 import inspect
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -109,11 +110,15 @@ class ArgumentFlags:
         by_owner = self._defaults.setdefault(argument, {})
         by_owner[name] = parameters[argument].default
     for name, by_owner in self._defaults.items():
-      texts = {
-        owner: fields.help_text(functions[owner], name) for owner in by_owner
-      }
-      text = _each(texts, ': ', ' ')
-      default = _each(by_owner, ' ', ', ')
+      texts = {}
+      for owner in by_owner:
+        # One that is like another need not say it again.
+        with contextlib.suppress(ValueError):
+          text = fields.help_text(functions[owner], name)
+          texts.setdefault(text, owner)
+      if len(texts) > 1:
+        text = ' '.join(f'{owner}: {text}' for text, owner in texts.items())
+      default = _each(by_owner)
       if default:
         text += f' (default: {default})'
       owners = ' or '.join(by_owner).split(' or ')
@@ -174,16 +179,16 @@ def _of_list(flag, hint, value):
   return numbers[0] if is_one else numbers
 
 
-def _each(values, after_owner, between):
-  """The value that all owners share, or each owner's; '' without any."""
+def _each(defaults):
+  """The default that all owners share, or each owner's; '' without any."""
   known = {
     owner: str(value)
-    for owner, value in values.items()
+    for owner, value in defaults.items()
     if value is not None and value is not inspect.Parameter.empty
   }
-  if len(set(known.values())) == 1 and len(known) == len(values):
+  if len(set(known.values())) == 1 and len(known) == len(defaults):
     return next(iter(known.values()))
-  return between.join(
-    f'{owner}{after_owner}{value}' if ' or ' not in owner else value
+  return ', '.join(
+    f'{owner} {value}' if ' or ' not in owner else value
     for owner, value in known.items()
   )
