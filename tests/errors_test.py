@@ -94,7 +94,7 @@ def _run(**changes):
     ),
     (
       lambda: pfl.build([], toy_problems.classifier()),
-      '`algorithm` to be one of',
+      '`method` to be one of',
     ),
     (lambda: pfl.summarize('ab'), '`runs` to be a list of runs, or a dict'),
     (lambda: pfl.plot([]), r'`runs` to be .* with at least one, found \[\]'),

@@ -440,6 +440,13 @@ def default(cls: type, name: str) -> Any:
   return field.default
 
 
+def is_optional(hint: Any) -> bool:
+  """True if None is a value of a hint."""
+  if typing.get_origin(hint) is Annotated:
+    hint = typing.get_args(hint)[0]
+  return type(None) in typing.get_args(hint)
+
+
 def is_union(hint: Any) -> bool:
   """True for a union of types."""
   return typing.get_origin(hint) in (Union, types.UnionType)
@@ -472,8 +479,7 @@ def none_for_zero(cls: type) -> list[str]:
   return [
     field.name
     for field in dataclasses.fields(cls)
-    if type(None) in typing.get_args(hints(cls)[field.name])
-    and field.default is not None
+    if is_optional(hints(cls)[field.name]) and field.default is not None
   ]
 
 

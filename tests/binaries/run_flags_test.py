@@ -76,8 +76,8 @@ def test_each_keyword_argument_has_a_flag_with_its_documentation(given):
     'bends depth ferries fish islands locks name tidal towns'
   )
   assert flags.FLAGS['water_depth'].help == (
-    'With --water=lake or river: In metres, which may be none. (default: lake '
-    '2.5, river 1.0)'
+    'With --water=lake or river: lake: In metres, which may be none. river: Of '
+    'the river. (default: lake 2.5, river 1.0)'
   )
   assert flags.FLAGS['water_locks'].help == 'With --water=river: If any.'
 

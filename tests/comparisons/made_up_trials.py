@@ -105,7 +105,9 @@ def run(
 
   evaluations = [evaluation() for _ in range(config.rounds.num_rounds)]
   last = evaluations[-1]
-  with run_store.RunStore.open(directory, {'num_rounds': 0}) as store:
+  with run_store.RunStore.open(
+    directory, {'data_sha256': trained.fingerprint}
+  ) as store:
     for of_round in [None, *evaluations]:
       store.commit_round(
         server_state=b'', client_states={}, metrics={}, evaluation=of_round

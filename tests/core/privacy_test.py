@@ -107,17 +107,15 @@ def test_wrong_settings_of_the_noise_are_refused(name, mean, settings):
 
 
 @pytest.mark.parametrize(
-  'options',
+  'name, changes',
   [
-    {'dropout_rate': 0.1},
-    {'join_rounds': (1, 1, 1, 2, 2, 2)},
+    ('dropout_rate', {'dropout_rate': 0.1}),
+    ('sampler', {'join_rounds': (1, 1, 1, 2, 2, 2)}),
   ],
 )
-def test_bounds_are_for_cohorts_among_all_that_report(options):
-  sampler = client_sampling.CohortSampler(
-    **{'num_clients': 6, 'cohort_size': 3, 'seed': 0, **options}
-  )
-  with pytest.raises(ValueError, match='`sampler` to be one of cohorts that'):
+def test_bounds_are_for_cohorts_among_all_that_report(name, changes):
+  sampler = client_sampling.CohortSampler(6, 3, 0, **changes)
+  with pytest.raises(ValueError, match=f'^Expected `{name}` to be '):
     privacy.Accounting(1.0, sampler, _DELTA)
 
 

@@ -184,7 +184,7 @@ def test_frozen_layers_are_not_sent_and_get_no_noise():
 
 
 def test_training_metrics_are_needed_where_clients_are_weighted():
-  with pytest.raises(ValueError, match='`training_metrics`'):
+  with pytest.raises(ValueError, match='`dp_metrics`'):
     _trained(training_metrics='none')
 
 

@@ -307,7 +307,7 @@ def test_several_inputs_go_from_arrays_to_predictions(tmp_path):
     arguments = dict(num_rounds=1, cohort_size=2, show_progress=False)
     return data, loop.run(process, data, str(tmp_path / 'run'), **arguments)
 
-  with pytest.raises(ValueError, match=r'x.left is float32\(4,\) and x.right'):
+  with pytest.raises(ValueError, match=r'x.left float32\(4,\) and x.right'):
     data_and_run(x['left'])
   data, run = data_and_run(
     x, transform=lambda x: {k: v / 2 for k, v in x.items()}

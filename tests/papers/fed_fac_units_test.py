@@ -214,11 +214,12 @@ def test_masks_replace_what_fed_fac_divides(divided, monkeypatch):
   }
 
   # The share of the weights that are those of the client.
-  def evaluate(model, weights, test):
+  def score(model, weights, test):
     kernel, bias = weights['dense_1/kernel'], weights['dense_1/bias']
-    return {'accuracy': tf.reduce_mean(kernel) + 10 * tf.reduce_mean(bias)}
+    accuracy = tf.reduce_mean(kernel) + 10 * tf.reduce_mean(bias)
+    return types.SimpleNamespace(sums={'accuracy': accuracy})
 
-  monkeypatch.setattr(fed_fac_units.scoring, 'evaluate', evaluate)
+  monkeypatch.setattr(fed_fac_units.scoring, 'score', score)
   monkeypatch.setattr(fed_fac_units.objectives, 'means', dict)
   monkeypatch.setattr(fed_fac_units.pfl, 'padded', lambda data: 0.0)
   half = 5.5 if divided == 'all' else 10.5

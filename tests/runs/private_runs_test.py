@@ -40,10 +40,10 @@ def _model(data):
   ('name', 'changes'),
   [
     ('num_warmup_rounds', {'num_warmup_rounds': 1}),
-    ('sampler', {'aggregator': _DISTRIBUTED, 'dropout_rate': 0.1}),
+    ('dropout_rate', {'aggregator': _DISTRIBUTED, 'dropout_rate': 0.1}),
     ('bits', {'aggregator': dataclasses.replace(_DISTRIBUTED, bits=1)}),
     ('aggregator', {'aggregator': 'krum'}),
-    ('training_metrics', {'aggregator': 'mean', 'dp_metrics': 'none'}),
+    ('dp_metrics', {'aggregator': 'mean', 'dp_metrics': 'none'}),
   ],
 )
 def test_runs_that_the_noise_does_not_fit_are_refused(

@@ -50,6 +50,13 @@ def _row(client, before, after, metric):
   }
 
 
+_ROUNDS = {
+  'num_rounds': 99,
+  'rounds_per_evaluation': 1,
+  'num_final_evaluations': 1,
+}
+
+
 def _store(directory, data, evaluations, metric='accuracy'):
   """A run with rounds 1 to the last evaluation; round r took r seconds."""
   store = run_store.RunStore.open(
@@ -58,7 +65,7 @@ def _store(directory, data, evaluations, metric='accuracy'):
       'algorithm': 'fed_toy',
       'dataset': 'toys',
       'num_clients': 3,
-      'num_rounds': 99,
+      'rounds': _ROUNDS,
     },
   )
   for round_number in range(max(evaluations) + 1):
@@ -109,6 +116,7 @@ def test_summary_is_that_computed_by_hand(tmp_path, data):
   assert summary == {
     'algorithm': 'fed_toy',
     'dataset': 'toys',
+    'rounds': _ROUNDS,
     'num_clients': 3,
     # Not what was asked for but what there is.
     'num_rounds': 13,

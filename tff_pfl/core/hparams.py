@@ -1,6 +1,5 @@
 """Hyperparameters that methods share."""
 
-import typing
 from typing import Optional
 
 from tff_pfl import fields
@@ -138,5 +137,5 @@ def steps_instead_of(hparams: type, name: str) -> Optional[str]:
     has no such field.
   """
   steps = name.replace('epochs', 'steps')
-  is_optional = type(None) in typing.get_args(fields.hints(hparams).get(steps))
+  is_optional = fields.is_optional(fields.hints(hparams).get(steps))
   return steps if steps != name and is_optional else None
