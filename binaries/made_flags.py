@@ -117,7 +117,10 @@ class ArgumentFlags:
           text = fields.help_text(functions[owner], name)
           texts.setdefault(text, owner)
       if len(texts) > 1:
-        text = ' '.join(f'{owner}: {text}' for text, owner in texts.items())
+        text = ' '.join(
+          text if ' or ' in owner else f'{owner}: {text}'
+          for text, owner in texts.items()
+        )
       default = _each(by_owner)
       if default:
         text += f' (default: {default})'
