@@ -106,7 +106,7 @@ KEY_FLAGS = (
   *('algorithm', *_SHARED),
   *_FLAT,
   *_PERSONALIZATION_FLAGS,
-  *runtime_flags.NAMES,
+  'runtime',
 )
 
 
@@ -131,6 +131,7 @@ FLAGS_OF = {
     'mean',
     {name: _PRIVACY_ARGUMENTS.names(name) for name in privacy.AGGREGATORS},
   ),
+  'runtime': runtime_flags.FLAGS_OF_RUNTIME,
 }
 program.GROUPS.update(
   {
@@ -186,6 +187,7 @@ def check_selected(*selected: str) -> None:
 def _names() -> list[str]:
   return [
     *KEY_FLAGS,
+    *runtime_flags.NAMES,
     *_PRIVACY_ARGUMENTS.names(),
     *_MODEL_ARGUMENTS.names(),
     *DATASET_ARGUMENTS.names(),

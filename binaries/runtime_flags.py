@@ -32,6 +32,11 @@ _OF_CLUSTER = {
   'cpus_per_run': 'cluster_cpus_per_run',
   'gpus_per_run': 'cluster_gpus_per_run',
 }
+# The default of --runtime and, by its values, the flags of each.
+FLAGS_OF_RUNTIME = (
+  runtime.DEFAULT,
+  {name: [*_LOCAL.names(name), *_RAY.names(name)] for name in _INITS},
+)
 NAMES = [_RUNTIME.name, *_LOCAL.names(), *_RAY.names()]
 
 
