@@ -27,6 +27,8 @@ _HELP = ('--help', '-help', '--helpshort', '-helpshort', '-?')
 _MANY_WORDS = 6
 # Name of the program; empty where a program is called in Python.
 PROGRAM = ''
+# True if the flags that were kept are the program's.
+is_known = False
 _PARSERS = {
   'BooleanParser': flags.DEFINE_bool,
   'FloatParser': flags.DEFINE_float,
@@ -177,7 +179,7 @@ def _help_of(name, flag):
 
 def begin(program: str) -> None:
   """Answers the command line of a program, if its flags are known already."""
-  global PROGRAM
+  global PROGRAM, is_known
   PROGRAM = program
   description = read()
   if description is None:
@@ -187,30 +189,41 @@ def begin(program: str) -> None:
     AttributeError, KeyError, OSError, TypeError, ValueError
   ):
     argv = [flag for argument in sys.argv for flag in expanded(argument)]
-    answer(argv, description)
+    if asks_for_help(argv):
+      show_help(argv, description)
+    # --helpfull and --version are for later.
+    if not any(word.startswith(('--help', '--version')) for word in argv):
+      try:
+        parse(argv, description)
+      except flags.Error as error:
+        refuse(error)
+    is_known = True
 
 
-def answer(argv: Sequence[str], description: Mapping[str, Any]) -> None:
-  """Ends the program if its flags are wrong, or it is asked for --help.
+def asks_for_help(argv: Sequence[str]) -> bool:
+  """True if a command line has --help, or another word for it."""
+  return any(argument in _HELP for argument in argv)
+
+
+def show_help(argv: Sequence[str], description: Mapping[str, Any]) -> None:
+  """Prints the help and ends the program.
 
   Args:
     argv: Name of the program and its arguments, presets expanded.
   """
   others = [argument for argument in argv if argument not in _HELP]
-  if len(others) < len(argv):
-    print(help_text(others, description))
-    sys.exit(0)
-  if any(word.startswith(('--help', '--version')) for word in argv):
-    return  # It is for later.
-  try:
-    parse(argv, description)
-  except flags.Error as error:
-    text = re.sub(
-      r'flag --(\w+)=None: Flag --\1 must have a value other than None\.',
-      r'Expected --\1 to be given.',
-      str(error),
-    )
-    fail(f'{text} (--help lists the flags)')
+  print(help_text(others, description))
+  sys.exit(0)
+
+
+def refuse(error: Exception) -> None:
+  """Ends the program for absl's error of a flag."""
+  text = re.sub(
+    r'flag --(\w+)=None: Flag --\1 must have a value other than None\.',
+    r'Expected --\1 to be given.',
+    str(error),
+  )
+  fail(f'{text} (--help lists the flags)')
 
 
 def read() -> Optional[dict[str, Any]]:

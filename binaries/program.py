@@ -118,16 +118,18 @@ def _parse_flags(flags_of, argv: Sequence[str]) -> Sequence[str]:
     _fail(error)
   if f'--{_VERSION.name}' in argv:
     _print_versions()
-  general = flags.FLAGS.get_flags_for_module(__name__)
-  groups = {**GROUPS, 'Any program': [flag.name for flag in general]}
-  description = early.described(groups, flags_of)
-  if early.PROGRAM:
-    early.write(description)
-  early.answer(argv, description)
+  if early.asks_for_help(argv) or (early.PROGRAM and not early.is_known):
+    general = flags.FLAGS.get_flags_for_module(__name__)
+    groups = {**GROUPS, 'Any program': [flag.name for flag in general]}
+    description = early.described(groups, flags_of)
+    if early.PROGRAM:
+      early.write(description)
+    if early.asks_for_help(argv):
+      early.show_help(argv, description)
   try:
     return flags.FLAGS(argv)
   except (flags.Error, ValueError) as error:
-    _fail(f'{error} (--help lists the flags)')
+    early.refuse(error)
   except SystemExit:
     # --helpfull and its like: absl gives status 1 to what is no failure.
     sys.exit(0)

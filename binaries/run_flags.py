@@ -52,9 +52,9 @@ flags.DEFINE_enum(
   + '; '.join(f'{n}: {a.summary}' for n, a in registry.ALGORITHMS.items())
   + '. (default: fed_rep)',
 )
-for _name, _text in _SHARED.items():
+for _name in registry.SHARED:
   _kind = int if _name == 'batch_size' else float
-  made_flags.define(_name, _kind, _text, None)
+  made_flags.define(_name, _kind, _SHARED[_name], None)
 _DATA = _define_part(settings.DataOptions)
 _MODEL = _define_part(settings.ModelOptions)
 _PROCESS = _define_part(options.ProcessOptions)
@@ -225,7 +225,7 @@ def hparams_from_flags(algorithm: str) -> Any:
   """A method's hyperparameters, with defaults where flags are not given."""
   owner = registry.get_algorithm(algorithm).hparams
   flag_of = dict(_HPARAM_FLAGS[algorithm])
-  for name in _SHARED:
+  for name in registry.SHARED:
     for field in registry.fields_called(name, owner):
       own = flag_of.get(field)
       if own is None or flags.FLAGS[own].value is None:

@@ -251,7 +251,7 @@ def _expected(fault):
 
 
 def unknown_name(name: str, known: Collection[str]) -> str:
-  """What is wrong with the name of an argument that there is none of."""
+  """The error's text for an argument that does not exist."""
   ending = [other for other in known if other.endswith(f'_{name}')]
   near = ending or difflib.get_close_matches(name, known)
   advice = f' Did you mean {" or ".join(near)}?' if near else ''
@@ -337,7 +337,7 @@ def arguments_of(function: Callable[..., Any]) -> type:
 
 
 def _of_call(hint):
-  """What is checked of an argument."""
+  """The hint that an argument of a call is checked by."""
   if is_union(hint):
     return Union[tuple(map(_of_call, typing.get_args(hint)))]
   kind = typing.get_origin(hint) or hint
@@ -372,9 +372,14 @@ def instance_of(kind: type) -> Any:
 
 def _inner(hint):
   """The dataclass that a hint is of; None for another hint."""
-  if typing.get_origin(hint) is Annotated:
-    hint = typing.get_args(hint)[0]
+  hint = _bare(hint)
   return hint if dataclasses.is_dataclass(hint) else None
+
+
+def _bare(hint):
+  """A hint without what `Annotated` adds to it."""
+  is_annotated = typing.get_origin(hint) is Annotated
+  return typing.get_args(hint)[0] if is_annotated else hint
 
 
 @functools.cache
@@ -442,9 +447,7 @@ def default(cls: type, name: str) -> Any:
 
 def is_optional(hint: Any) -> bool:
   """True if None is a value of a hint."""
-  if typing.get_origin(hint) is Annotated:
-    hint = typing.get_args(hint)[0]
-  return type(None) in typing.get_args(hint)
+  return type(None) in typing.get_args(_bare(hint))
 
 
 def is_union(hint: Any) -> bool:

@@ -136,15 +136,12 @@ class ProcessOptions:
       "'plain' where the aggregator weights clients",
       self.training_metrics,
     )
-    for name in ('server_learning_rate', 'server_momentum'):
-      value = getattr(self, name)
-      errors.expect(
-        not phases.is_object(self.server_optimizer)
-        or value == getattr(ProcessOptions, name),
-        name,
-        'left out beside an optimizer that is no name, for that has its own',
-        value,
-      )
+    phases.expect_own_rates(
+      self,
+      'server_learning_rate',
+      'server_momentum',
+      optimizer='server_optimizer',
+    )
     options = dataclasses.replace(
       self,
       aggregator=aggregator,

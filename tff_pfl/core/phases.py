@@ -46,14 +46,17 @@ def is_object(optimizer: Optimizer) -> bool:
   return isinstance(optimizer, tff.learning.optimizers.Optimizer)
 
 
-def expect_own_rates(options: Any, *names: str) -> None:
+def expect_own_rates(
+  options: Any, *names: str, optimizer: str = 'optimizer'
+) -> None:
   """Raises `ValueError` for a rate beside an optimizer that has its own.
 
   Args:
-    options: A dataclass with a field `optimizer`.
+    options: A dataclass with an optimizer.
     *names: Its fields that only an optimizer by name takes.
+    optimizer: Name of the field of the optimizer.
   """
-  if is_object(options.optimizer):
+  if is_object(getattr(options, optimizer)):
     for field in dataclasses.fields(options):
       value = getattr(options, field.name)
       errors.expect(

@@ -243,7 +243,7 @@ def personalize(
 
 
 def _fit(run, clients, personalization, runtime, num_samples):
-  """What `evaluate` takes, with samples of the clients' training data.
+  """The arguments of `evaluate`, with samples of the clients' training data.
 
   Samples begin a seeded shuffle, so that smaller ones are within larger ones.
   """

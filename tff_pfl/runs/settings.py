@@ -378,9 +378,7 @@ class Settings:
     loop.expect_fit(
       vars(self.method), self.rounds.cohorts(data.num_clients, self.seed)
     )
-    if not run_store.has_run(output_dir):
-      self._begin(data, output_dir, record, options)
-    model = self.initial_model(data, output_dir)
+    model = self._begin(data, output_dir, record, options)
     return self._train(
       self.build_process(model, data), data, output_dir, record, options
     )
@@ -412,18 +410,19 @@ class Settings:
   # The start of the run.
 
   def _begin(self, data, folder, record, options):
-    """Copies or trains what the run starts from, as far as not yet done."""
+    """The run's initial model; what it starts from is copied or trained."""
+    if run_store.has_run(folder):
+      return self.initial_model(data, folder)
     if self.start.num_warmup_rounds:
       warm_up, before = self._warm_up(), os.path.join(folder, start_lib.FOLDER)
-      if not run_store.has_run(before):
-        warm_up._begin(data, before, record, options)
+      model = self._projected(warm_up._begin(data, before, record, options))
       if options.get('show_progress', True):
         tqdm.tqdm.write(f'Warm-up of {self.algorithm}:')
-      model = self._before_warm_up(warm_up, data, before)
       process = warm_up.build_process(model, data)
       options = {**options, 'callbacks': (), 'pictures': False}
       warm_up._train(process, data, before, record, options)
-    elif self.start.has_weights:
+      return self._warmed_up(model, process, before)
+    if self.start.has_weights:
       model, start = self.build_model(data), self.start
       if start.initial_run is None:
         model = weight_files.with_weights(model, start.initial_weights)
@@ -433,6 +432,7 @@ class Settings:
           model, open_run(start.initial_run), start.initial_run_part
         )
       start_lib.keep(weights, folder)
+    return self.initial_model(data, folder)
 
   def initial_model(
     self, data: datasets.FederatedDataset, folder: str
@@ -454,20 +454,20 @@ class Settings:
         model = start_lib.with_kept(model, folder)
       return model
     warm_up, before = self._warm_up(), os.path.join(folder, start_lib.FOLDER)
-    model = self._before_warm_up(warm_up, data, before)
+    model = self._projected(warm_up.initial_model(data, before))
+    return self._warmed_up(model, warm_up.build_process(model, data), before)
+
+  def _warmed_up(self, model, process, folder):
+    """The run's model with the weights that its warm-up ended with."""
     model = start_lib.with_warmed_up(
-      model,
-      warm_up.build_process(model, data),
-      before,
-      self.start.num_warmup_rounds,
+      model, process, folder, self.start.num_warmup_rounds
     )
     return domain_models.domain_model(
       model, self.model.domain_model, reweighted=self.model.reweight_domains
     )
 
-  def _before_warm_up(self, warm_up, data, folder):
+  def _projected(self, model):
     """The warm-up's model, projected where the method makes heads of that."""
-    model = warm_up.initial_model(data, folder)
     dimension = getattr(self.method, 'projection_dim', None)
     return domain_models.projected(model, dimension) if dimension else model
 
