@@ -35,6 +35,9 @@ class Algorithm(NamedTuple):
 
 # Names of hyperparameters that any method takes.
 SHARED = ('batch_size', 'learning_rate')
+# What some methods call otherwise: where the head and the body are trained in
+# turn, an epoch is one on the body.
+_CALLED_OTHERWISE = {'num_epochs': 'num_body_epochs'}
 # Filled by `method`; importing `tff_pfl.methods` imports all of them.
 ALGORITHMS: dict[str, Algorithm] = {}
 
@@ -75,7 +78,8 @@ def method_of(hparams: Any) -> str:
 def fields_called(name: str, of: type) -> tuple[str, ...]:
   """The hyperparameters that a name stands for: its own, or all that end in it.
 
-  `learning_rate` is FedRep's `head_learning_rate` and `body_learning_rate`.
+  `learning_rate` is FedRep's `head_learning_rate` and `body_learning_rate`, and
+  `num_epochs` its `num_body_epochs`.
 
   Args:
     of: The class of a method's hyperparameters.
@@ -83,6 +87,8 @@ def fields_called(name: str, of: type) -> tuple[str, ...]:
   names = [field.name for field in dataclasses.fields(of)]
   if name in names:
     return (name,)
+  if name in _CALLED_OTHERWISE:
+    return tuple({_CALLED_OTHERWISE[name]} & {*names})
   return tuple(other for other in names if other.endswith(f'_{name}'))
 
 

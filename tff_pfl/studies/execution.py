@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Optional
 import tqdm
 
 from tff_pfl import errors, fields
-from tff_pfl.comparisons import cluster as cluster_lib
-from tff_pfl.comparisons import trial
+from tff_pfl.studies import cluster as cluster_lib
+from tff_pfl.studies import trial
 from tff_pfl.runs import client_population, run_store, value_codec
 from tff_pfl.system import child_processes, cores, folders, shutdown
 
@@ -28,9 +28,9 @@ LOG_NAME = 'log.txt'
 
 # What may differ when a trial is taken up again: where it runs, not what.
 _MUTABLE = (
-  'config.data.data_dir',
-  'config.rounds.keep_best',
-  'config.rounds.runtime',
+  'settings.data.data_dir',
+  'settings.rounds.keep_best',
+  'settings.rounds.runtime',
 )
 _TRIAL_MODULE = trial.__name__
 # After which a request to stop is noticed, and the bar's clock goes on.
@@ -77,14 +77,17 @@ def divide_cores(
 
 
 def trial_folder(directory: str, name: str) -> str:
-  """The folder of a trial in that of its comparison."""
+  """The folder of a trial in that of its study."""
   return os.path.join(directory, TRIALS_DIR, name)
 
 
-def is_finished(directory: str, name: str) -> bool:
-  """True if a trial has its scores."""
-  folder = trial_folder(directory, name)
-  return os.path.exists(os.path.join(folder, trial.SCORES_NAME))
+def is_finished(directory: str, one: trial.Trial) -> bool:
+  """True if a trial has all of its scores."""
+  folder = trial_folder(directory, one.name)
+  if not os.path.exists(os.path.join(folder, trial.SCORES_NAME)):
+    return False
+  stored = trial.read_spec(folder)['trial']['variants']
+  return fields.to_json(one)['variants'].items() <= stored.items()
 
 
 def is_started(directory: str, name: str) -> bool:
@@ -129,10 +132,11 @@ def _expect_same_trials(directory, trials):
       for settings in (trial.read_spec(folder)['trial'], fields.to_json(wanted))
     )
     for name in dict.fromkeys([*stored, *given]):
-      if name not in _MUTABLE and stored.get(name) != given.get(name):
+      is_mutable = name in _MUTABLE or name.startswith('variants')
+      if not is_mutable and stored.get(name) != given.get(name):
         raise errors.RunError(
           f'{folder} holds a trial with {name}={stored.get(name)!r}, not '
-          f'{given.get(name)!r}: give the settings of that comparison, or '
+          f'{given.get(name)!r}: give the settings of that study, or '
           'choose another output folder.'
         )
 
@@ -141,11 +145,11 @@ def _expect_same_data(directory, trials):
   """Raises `RunError` if finished trials had other data; one a source tells."""
   known = set()
   for one in trials:
-    source = one.config.data.name, repr(dict(one.config.data.arguments))
+    source = one.settings.data.name, repr(dict(one.settings.data.arguments))
     folder = trial_folder(directory, one.name)
     if (
       source in known
-      or not is_finished(directory, one.name)
+      or not is_finished(directory, one)
       or not run_store.has_run(folder)
     ):
       continue
@@ -169,7 +173,7 @@ def run_trials(
   Ctrl-C, SIGTERM (see `shutdown`) and any error end the running ones, too.
 
   Args:
-    trials: The trials, which start in this order.
+    trials: The trials, of distinct names, which start in this order.
     num_processes: Trials at the same time, see `divide_cores`; 0 for one after
       another in this process, which keeps the memory of what they compile and
       ends with an error that is not expected.
@@ -184,12 +188,9 @@ def run_trials(
     RunError: If a folder holds another trial, or one on other data, or cannot
       be written to, or if `directory` is deleted or moved meanwhile.
   """
-  names = [one.name for one in trials]
-  errors.expect(
-    len(set(names)) == len(names), 'trials', 'of distinct names', names
-  )
+  by_name = {one.name: one for one in trials}
   _expect_same_trials(directory, trials)
-  waiting = [t for t in trials if not is_finished(directory, t.name)]
+  waiting = [t for t in trials if not is_finished(directory, t)]
   if waiting:
     _expect_same_data(directory, trials)
   options = dict(runtime_options or {})
@@ -199,7 +200,7 @@ def run_trials(
     shares = Parallelism(len(trials), most_clients or cluster.cpus_per_run, 1)
   else:
     shares = divide_cores(len(waiting), num_processes, most_clients)
-  if all(t.config.rounds.runtime != 'ray' for t in trials):
+  if all(t.settings.rounds.runtime != 'ray' for t in trials):
     options['max_concurrent_clients'] = shares.num_clients
   if cluster is not None:
     start = cluster_lib.connect(cluster)
@@ -238,7 +239,7 @@ def run_trials(
         if status is None:
           continue
         del running[name]
-        failure = _failure(directory, name, status)
+        failure = _failure(directory, by_name[name], status)
         if failure is not None:
           failures[name] = failure
           if show_progress:
@@ -307,10 +308,11 @@ def _environment(shares):
   return {'TF_NUM_INTRAOP_THREADS': num_threads}
 
 
-def _failure(directory, name, status):
+def _failure(directory, one, status):
   """The reason why a trial that has ended failed; None if it did not."""
-  if status == 0 and is_finished(directory, name):
+  if status == 0 and is_finished(directory, one):
     return None
+  name = one.name
   reported = logged_error(directory, name)
   if reported is not None:
     return reported

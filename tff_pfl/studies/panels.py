@@ -1,4 +1,4 @@
-"""Figures of papers' experiments, as `paper.Experiment.draw` takes them."""
+"""Pictures of studies, as `Study.draw` takes them: curves and bars."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 
 from tff_pfl import plots
 
-from . import tables
+from tff_pfl.studies.numbers import Numbers
 
-Draw = Callable[[tables.Table, Any, Figure], None]
+Draw = Callable[[Numbers, Any, Figure], None]
 
 
 def curves(column: str, *, over: str, **options: Any) -> Draw:
@@ -40,16 +40,16 @@ def bars(column: str, *, group: str, **options: Any) -> Draw:
   return functools.partial(_draw, plots.bars, y=column, x=group, **options)
 
 
-# Of the test accuracies of methods.
-accuracy_bars = functools.partial(
-  bars, 'accuracy', group='method', y_label='Test accuracy'
+# Of the scores of methods.
+score_bars = functools.partial(
+  bars, 'score', group='method', by='condition', y_label='Test accuracy'
 )
 
 
 def _draw(
   draw_panel: Callable[..., Any],
-  table: tables.Table,
-  sizes: Any,
+  numbers: Numbers,
+  study: Any,
   figure: Figure,
   *,
   panel: Optional[str] = None,
@@ -59,12 +59,12 @@ def _draw(
   shared_legend: bool = False,
   **options: Any,
 ) -> None:
-  _say_spread(figure, sizes.num_seeds)
-  parts = {'': table.frame}
+  _say_spread(figure, len(study.seeds))
+  parts = {'': numbers.frame}
   if panel is not None:
     parts = {
-      title(value): table.frame[table.frame[panel] == value]
-      for value in table.frame[panel].unique()
+      title(value): numbers.frame[numbers.frame[panel] == value]
+      for value in numbers.frame[panel].unique()
     }
   figure.set_size_inches(width * len(parts), 4.4)
   axes = figure.subplots(1, len(parts), sharey=sharey, squeeze=False)[0]

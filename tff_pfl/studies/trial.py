@@ -1,4 +1,4 @@
-"""A trial of a comparison: an ordinary run, scored in several ways.
+"""A trial of a study: an ordinary run, scored in several ways.
 
 The folder of a trial has its description, `trial.json`, the files of a run (see
 `runs.loop`) and `scores.json`, which is written last: a trial that has it
@@ -13,11 +13,11 @@ from __future__ import annotations
 from tff_pfl.system import tf_import  # noqa: F401  # isort: skip
 
 import dataclasses
+import importlib.util
 import itertools
 import os
 import sys
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -47,13 +47,8 @@ ERROR_START = 'error: '
 _NEW_CLIENTS = b'new_clients'
 
 
-# A method's result as its run was asked for, beside those of fine-tuning.
-OWN_VARIANT = 'method'
-VARIANTS = tuple(
-  scope
-  for scope in typing.get_args(personalization_lib.Scope)
-  if scope != OWN_VARIANT
-)
+# The models as the run itself personalizes them.
+OWN_VARIANT = ''
 
 
 @fields.dataclass
@@ -61,10 +56,10 @@ class Trial:
   """One run: a method with all its hyperparameters, and a seed.
 
   Attributes:
-    name: Unique in a comparison; the name of its folder.
-    config: Settings of the run.
-    fine_tune_variants: Ways, among `VARIANTS`, in which the last round's models
-      are personalized besides as the run says.
+    name: Unique in a study; the name of its folder.
+    settings: Settings of the run.
+    variants: Ways by name in which the last round's models are personalized
+      besides as the run says.
     num_new_clients: Clients that get data besides those of the run, to be
       scored after it (in a sweep they are not scored).
     validation_fraction: Part of each client's training examples that takes the
@@ -73,14 +68,18 @@ class Trial:
     fold: Number of a fold and the number of folds: each client's test set is
       this fold of all its examples (see `validation.fold_view`); None for that
       of the data.
+    modules: Modules, or .py files, that are imported before the run.
   """
 
   name: str
-  config: settings_lib.Settings
-  fine_tune_variants: fields.Words = ()
+  settings: settings_lib.Settings
+  variants: Mapping[str, personalization_lib.Personalization] = (
+    dataclasses.field(default_factory=dict)
+  )
   num_new_clients: fields.CountOrZero = 0
   validation_fraction: Optional[fields.InnerShare] = None
   fold: Optional[tuple[int, int]] = None
+  modules: fields.Words = ()
 
 
 def load_data(
@@ -97,12 +96,12 @@ def load_data(
     The clients of the run, and those that are scored after it: None without
     any, and in a sweep, which scores nobody on test examples.
   """
-  config = trial.config
-  trained, new = config.load_data(trial.num_new_clients), None
+  settings = trial.settings
+  trained, new = settings.load_data(trial.num_new_clients), None
   if trial.fold is not None:
-    trained = validation.fold_view(trained, *trial.fold, config.seed)
+    trained = validation.fold_view(trained, *trial.fold, settings.seed)
   if trial.num_new_clients:
-    rng = np.random.default_rng([config.seed, *_NEW_CLIENTS])
+    rng = np.random.default_rng([settings.seed, *_NEW_CLIENTS])
     is_new = np.zeros(trained.num_clients, bool)
     is_new[rng.permutation(len(is_new))[: trial.num_new_clients]] = True
     trained, new = (
@@ -111,7 +110,7 @@ def load_data(
     )
   if trial.validation_fraction is not None:
     fraction = trial.validation_fraction
-    trained = validation.validation_view(trained, fraction, config.seed)
+    trained = validation.validation_view(trained, fraction, settings.seed)
     new = None
   for part in filter(None, (trained, new)):
     client_population.check_test_examples(part)
@@ -134,7 +133,7 @@ def run(
   Raises:
     RunError: If the run cannot start or go on.
   """
-  config = trial.config
+  settings = trial.settings
   trained, new = load_data(trial)
   record = None
   fold = {} if trial.fold is None else {'fold': list(trial.fold)}
@@ -147,18 +146,18 @@ def run(
         **fold,
       }
     }
-  process = config.run(
+  process = settings.run(
     directory,
     data=trained,
     record=record,
     runtime_options=runtime_options,
     resume=True,
     show_progress=False,
-    # Those of a comparison are of all trials.
+    # A study's are of all trials.
     pictures=False,
   ).process
   with runtime_lib.create_runtime(
-    config.rounds.runtime, **(runtime_options or {})
+    settings.rounds.runtime, **(runtime_options or {})
   ) as runtime:
     scores = _scores(trial, process, trained, new, runtime, directory)
   summary_lib.write_json(os.path.join(directory, SCORES_NAME), scores)
@@ -166,7 +165,7 @@ def run(
 
 def _scores(trial, process, trained, new, runtime, directory):
   """The content of `scores.json`."""
-  config, rounds = trial.config, trial.config.rounds
+  settings, rounds = trial.settings, trial.settings.rounds
   with run_store.RunStore.open_for_reading(directory) as store:
 
     def server_state(of):
@@ -196,7 +195,7 @@ def _scores(trial, process, trained, new, runtime, directory):
           client_states(process),
           trained,
           new,
-          rounds.cohorts(trained.num_clients, config.seed).sample(
+          rounds.cohorts(trained.num_clients, settings.seed).sample(
             rounds.num_rounds
           ),
         )
@@ -213,8 +212,9 @@ def _scores(trial, process, trained, new, runtime, directory):
         'new_clients_by_ensemble': new_clients_by_ensemble(),
       }
     }
-    for name in trial.fine_tune_variants:
-      variant = _variant(process, config.process.personalization, name)
+    for name, options in trial.variants.items():
+      variant = _variant(process, options)
+      variants[name] = None
       if variant is not None:
         evaluation = evaluation_lib.evaluate(
           variant,
@@ -225,7 +225,7 @@ def _scores(trial, process, trained, new, runtime, directory):
           excluded=client_population.unscored_clients(
             variant, trained, store.last_round
           )
-          | rounds.unscored(trained, config.seed),
+          | rounds.unscored(trained, settings.seed),
         )
         variants[name] = {
           'evaluation': evaluation.summary,
@@ -240,16 +240,14 @@ def _scores(trial, process, trained, new, runtime, directory):
   }
 
 
-def _variant(process, personalization, name):
-  """The process with other fine-tuning; None if it is that of the run.
+def _variant(process, options):
+  """The process with other fine-tuning; None if that changes nothing.
 
-  None, too, where the method has no such thing.
+  It is also None where the method has no such thing.
   """
-  if name == 'trained' and not process.has_trained_models:
+  if options.fine_tune == 'trained' and not process.has_trained_models:
     return None
-  variant = process.with_personalization(
-    dataclasses.replace(personalization, fine_tune=name)
-  )
+  variant = process.with_personalization(options)
   own, other = (p.description['personalization'] for p in (process, variant))
   both_none = own['fine_tune'] == other['fine_tune'] == 'none'
   return None if both_none or own == other else variant
@@ -290,7 +288,7 @@ class FinishedTrial:
     """The last models' scores with a way to personalize them.
 
     Args:
-      name: `OWN_VARIANT`, or one of the trial's `fine_tune_variants`.
+      name: `OWN_VARIANT`, or one of the trial's `variants`.
     """
     return self.scores['variants'][name]
 
@@ -307,11 +305,25 @@ def read_spec(directory: str) -> dict[str, Any]:
 def run_folder(directory: str) -> None:
   """Runs the trial that `trial.json` in a folder describes; see `run`."""
   spec = read_spec(directory)
+  import_modules(spec['trial']['modules'])
   run(
     fields.from_json(Trial, spec['trial']),
     directory,
     runtime_options=spec['runtime_options'],
   )
+
+
+def import_modules(names: Iterable[str]) -> None:
+  """Imports modules by name, and .py files by path, each once."""
+  for name in names:
+    if not name.endswith('.py'):
+      importlib.import_module(name)
+      continue
+    module_name = os.path.splitext(os.path.basename(name))[0]
+    if module_name not in sys.modules:
+      spec = importlib.util.spec_from_file_location(module_name, name)
+      sys.modules[module_name] = importlib.util.module_from_spec(spec)
+      spec.loader.exec_module(sys.modules[module_name])
 
 
 def main(argv: Sequence[str]) -> None:

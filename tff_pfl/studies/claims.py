@@ -1,4 +1,14 @@
-"""Claims of a paper, checked with the numbers of an experiment.
+"""Claims of a study, checked with its numbers.
+
+    claims=[
+      better('FedRep', than='FedAvg', source='FedRep, table 1'),
+      better('FedRep', than=ALL_OTHERS),
+      at_least(0.9, 'FedRep'),
+      close('FedAvg', 'FedProx', tolerance=0.01),
+    ]
+
+Each is checked in every condition. A claim of another form is a function of the
+study's numbers, which yields `Claim`s of `measured` and `difference`.
 
 A claim holds, fails, or is undecided. Where methods are compared, the 95%
 interval of their mean difference over seeds decides: a seed has its own
@@ -15,17 +25,24 @@ table's error is held at 5%.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from collections.abc import (
+  Callable,
+  Hashable,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 from scipy import stats
 
 from tff_pfl.runs import summary as summary_lib
-
-from . import tables
+from tff_pfl.studies.numbers import Numbers
 
 HOLDS, FAILS, UNDECIDED = 'holds', 'fails', 'undecided'
 # With fewer, an interval says little about other seeds.
@@ -50,6 +67,8 @@ class Claim(NamedTuple):
     values: The number of each seed, the worst of its runs.
     p_value: Two-sided p-value of the t-test of the mean against the bound; None
       where there is no interval.
+    is_ours: True for a form of ours of what the paper has, or a question of
+      ours, which is not counted among the paper's claims.
   """
 
   statement: str
@@ -63,6 +82,7 @@ class Claim(NamedTuple):
   decided_by: str
   values: Sequence[float]
   p_value: Optional[float] = None
+  is_ours: bool = False
 
 
 def measured(
@@ -73,6 +93,7 @@ def measured(
   above: Optional[float] = None,
   below: Optional[float] = None,
   of_paper: bool = False,
+  is_ours: bool = False,
 ) -> Claim:
   """A claim about every run: the worst value decides.
 
@@ -83,6 +104,7 @@ def measured(
     below: Upper bound of all values; None if `above` is given.
     of_paper: True if the paper has that bound, and not only words such as
       "close to 1".
+    is_ours: See `Claim`.
   """
   values = np.asarray(values, float)
   worst_of = np.min if below is None else np.max
@@ -101,6 +123,7 @@ def measured(
     verdict=HOLDS if holds else FAILS,
     decided_by='worst',
     values=by_seed.tolist(),
+    is_ours=is_ours,
   )
 
 
@@ -112,6 +135,7 @@ def difference(
   above: float = 0,
   below: Optional[float] = None,
   of_paper: bool = False,
+  is_ours: bool = False,
 ) -> Claim:
   """A claim about the mean over seeds, decided by its interval.
 
@@ -122,6 +146,7 @@ def difference(
     below: Upper bound of the mean; if given, `above` is ignored.
     of_paper: True if the paper has that bound, and not only words such as "no
       difference". 0 needs none.
+    is_ours: See `Claim`.
   """
   values = np.asarray(values, float)
   mean, low, high, p_value = float(values.mean()), None, None, None
@@ -153,6 +178,7 @@ def difference(
     decided_by='mean',
     values=values.tolist(),
     p_value=None if p_value is None else float(p_value),
+    is_ours=is_ours,
   )
 
 
@@ -170,6 +196,7 @@ def recomputed(claim: Mapping[str, Any]) -> Claim:
     np.array(claim['values'], float),
     **{'above' if side == '>' else 'below': float(bound)},
     of_paper=not ours,
+    is_ours=claim.get('is_ours', False),
   )
 
 
@@ -211,28 +238,169 @@ def each(
     yield difference(statement.format(place), source, of_place, **bound)
 
 
-def more_accurate(
-  table: tables.Table,
-  source: str,
-  pairs: Iterable[tuple[str, str]],
+# Check of a study's numbers: `(numbers, study) -> Claim`s.
+Check = Callable[[Numbers, Any], Iterable[Claim]]
+# As `than`: every other method of the study.
+ALL_OTHERS = '*'
+
+
+@dataclasses.dataclass(frozen=True)
+class _Check:
+  """A claim on methods in each condition, as data.
+
+  Attributes:
+    kind: `better`, `at_least` or `close`.
+    methods: Names of methods, none for all.
+    others: The methods that each of them is compared with, or `ALL_OTHERS`.
+    bound: `by`, `value` or `tolerance`.
+    metric: Column of the numbers; None for the study's.
+    conditions: Conditions in which it is claimed; None for all.
+    source: Place of the claim, such as 'FedRep, table 1'; None for the study's.
+    is_ours: See `Claim`.
+  """
+
+  kind: str
+  methods: Sequence[str]
+  others: Union[str, Sequence[str]]
+  bound: float
+  metric: Optional[str]
+  conditions: Optional[Sequence[Hashable]]
+  source: Optional[str]
+  is_ours: bool
+
+  def __call__(self, numbers: Numbers, study: Any) -> Iterator[Claim]:
+    metric = self.metric or study.metric
+    options = {'is_ours': self.is_ours}
+    source = study.source if self.source is None else self.source
+    known = numbers.distinct('method')
+    ours = [name for name in self.methods or known if name in known]
+    others = known if self.others == ALL_OTHERS else self.others
+    others = [name for name in others if name in known and name not in ours]
+    for condition in numbers.distinct('condition'):
+      if self.conditions is not None and condition not in self.conditions:
+        continue
+      here = numbers.where(condition=condition)
+      start = '' if condition == '' else f'{condition}: '
+      scored = _scored(metric)
+      if self.kind == 'at_least':
+        for name in ours:
+          yield difference(
+            f'{start}{scored} of {name}',
+            source,
+            here.by_seed(metric, method=name),
+            above=self.bound,
+            of_paper=True,
+            **options,
+          )
+        continue
+      for name, other in itertools.product(ours, others):
+        lead = here.lead(metric, name, other)
+        if self.kind == 'better':
+          words = f'{name} is more accurate than {other}'
+          if metric != 'score':
+            words = f'{name} is ahead of {other}: {scored}'
+          above = {'above': self.bound, 'of_paper': True}
+          yield difference(f'{start}{words}', source, lead, **above, **options)
+          continue
+        yield difference(
+          f'{start}{name} and {other} are alike: the absolute difference of '
+          f'{scored}',
+          source,
+          abs(lead),
+          below=self.bound,
+          **options,
+        )
+
+
+def better(
+  method: Union[str, Sequence[str]],
+  than: Union[str, Sequence[str]],
   *,
-  by: str = 'method',
-  **where: Iterable[str],
-) -> Iterator[Claim]:
-  """Claims that of two methods the first has the larger `accuracy`.
+  by: float = 0,
+  metric: Optional[str] = None,
+  conditions: Optional[Sequence[Hashable]] = None,
+  source: Optional[str] = None,
+  is_ours: bool = False,
+) -> Check:
+  """The claim that a method is ahead of others, in each condition.
 
   Args:
-    pairs: The two methods, or values of the column `by`, of each claim.
-    **where: The values of another column, at each of which there is a claim for
-      each pair.
+    method: The method, or several.
+    than: The other method, or several, or `ALL_OTHERS`.
+    by: The lead that is claimed, in the unit of the metric.
+    metric: Column of the study's numbers, of which more is better; None for the
+      study's `metric`.
+    conditions: Conditions in which it is claimed; None for all.
+    source: Place of the claim, such as 'FedRep, table 1'; None for the study's.
+    is_ours: True for a question of ours, which is counted apart.
   """
-  ((column, places),) = where.items()
-  for place, (better, worse) in itertools.product(places, pairs):
-    yield difference(
-      f'{place}: {better} is more accurate than {worse}',
-      source,
-      table.lead('accuracy', better, worse, by=by, **{column: place}),
-    )
+  return _Check(
+    'better', _listed(method), _listed(than), by, metric, conditions, source,
+    is_ours,
+  )  # fmt: skip
+
+
+def at_least(
+  value: float,
+  method: Union[str, Sequence[str]] = (),
+  *,
+  metric: Optional[str] = None,
+  conditions: Optional[Sequence[Hashable]] = None,
+  source: Optional[str] = None,
+  is_ours: bool = False,
+) -> Check:
+  """The claim that a metric is above a value, in each condition.
+
+  Args:
+    value: The bound of the mean over seeds.
+    method: The method, or several; none for all.
+    **options: As for `better`.
+  """
+  return _Check(
+    'at_least', _listed(method), (), value, metric, conditions, source, is_ours
+  )
+
+
+def close(
+  method: Union[str, Sequence[str]],
+  other: Union[str, Sequence[str]],
+  *,
+  tolerance: float,
+  metric: Optional[str] = None,
+  conditions: Optional[Sequence[Hashable]] = None,
+  source: Optional[str] = None,
+  is_ours: bool = False,
+) -> Check:
+  """The claim that methods differ by less than a tolerance, seed by seed.
+
+  Args:
+    method: The method, or several.
+    other: The other method, or several, or `ALL_OTHERS`.
+    tolerance: Bound of the mean absolute difference.
+    **options: As for `better`.
+  """
+  return _Check(
+    'close', _listed(method), _listed(other), tolerance, metric, conditions,
+    source, is_ours,
+  )  # fmt: skip
+
+
+def _listed(names):
+  is_one = isinstance(names, str) and names != ALL_OTHERS
+  return (names,) if is_one else names
+
+
+def _scored(metric):
+  return 'the score' if metric == 'score' else metric.replace('_', ' ')
+
+
+def check(checks: Iterable[Check], numbers: Numbers, study: Any) -> list[Claim]:
+  """The claims of a study, decided by its numbers.
+
+  A claim on what the numbers do not have, such as a method that was not
+  selected, is left out.
+  """
+  return [claim for one in checks for claim in one(numbers, study)]
 
 
 def _threshold(above, below, of_paper):

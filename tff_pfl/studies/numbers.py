@@ -1,45 +1,49 @@
-"""The numbers of an experiment: a data frame with a row for each point."""
+"""The numbers of a study: a data frame with a row for each point."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import Any, Optional
 
 import numpy as np
 import pandas as pd
 
 from tff_pfl import errors
 
-SEED = 'seed'
+SEED, FOLD = 'seed', 'fold'
 
 
-class Table:
+class Numbers:
   """A data frame, of which `seed` is a column.
 
   Values are looked up by seed, in the order of the seeds, so that two methods'
-  values of one experiment are paired.
+  values of one study are paired.
 
   Attributes:
     frame: The data frame.
+    higher_is_better: False for columns of which less is better.
   """
 
-  def __init__(self, rows: Any):
+  def __init__(
+    self, rows: Any, higher_is_better: Optional[Mapping[str, bool]] = None
+  ):
     """Takes whatever makes a data frame; rows may lack some of the columns."""
     self.frame = pd.DataFrame(rows)
+    self.higher_is_better = dict(higher_is_better or {})
 
-  def where(self, **fixed: Hashable) -> Table:
+  def where(self, **fixed: Hashable) -> Numbers:
     """The rows that have these values in the columns of these names."""
     frame = self.frame
     for name, value in fixed.items():
       frame = frame[frame[name] == value]
-    return Table(frame)
+    return Numbers(frame, self.higher_is_better)
 
   def distinct(self, column: str, **fixed: Hashable) -> list[Any]:
     """The values of a column in the order in which they come."""
     return self.where(**fixed).frame[column].drop_duplicates().tolist()
 
   def values(self, column: str, **fixed: Hashable) -> np.ndarray:
-    """A column's values by seed, `[num_seeds]`.
+    """A column's values by seed, `[num_seeds]`; means over folds.
 
     Args:
       **fixed: Values of other columns, which together name one row of a seed.
@@ -47,14 +51,20 @@ class Table:
     Raises:
       ValueError: If they name no row, or several of a seed.
     """
-    frame = self.where(**fixed).frame.sort_values(SEED)
+    return self._by_seed(column, **fixed).to_numpy()
+
+  def _by_seed(self, column, **fixed):
+    frame = self.where(**fixed).frame
+    keys = [name for name in (SEED, FOLD) if name in frame]
     errors.expect(
-      len(frame) and frame[SEED].is_unique,
+      len(frame) and not frame.duplicated(keys).any(),
       'columns',
       'that name one row of each seed',
       fixed,
     )
-    return frame[column].to_numpy()
+    if FOLD in frame:
+      return frame.groupby(SEED)[column].mean()
+    return frame.set_index(SEED)[column].sort_index()
 
   def lead(
     self,
@@ -67,14 +77,17 @@ class Table:
   ) -> np.ndarray:
     """One method's values of a column less another's by seed, `[num_seeds]`.
 
+    Seeds that one of them lacks are left out.
+
     Args:
       better: First method: a value of the column `by`.
       worse: Second method, whose values are subtracted.
       **fixed: Values of other columns.
     """
-    return self.values(column, **{by: better}, **fixed) - self.values(
-      column, **{by: worse}, **fixed
+    first, second = (
+      self._by_seed(column, **{by: name}, **fixed) for name in (better, worse)
     )
+    return (first - second)[first.index.intersection(second.index)].to_numpy()
 
   def curve(self, column: str, over: str, **fixed: Hashable) -> np.ndarray:
     """A column's values by those of another one, `[num_seeds, n]`.
@@ -83,8 +96,8 @@ class Table:
       over: The other column, whose distinct values are in their order.
       **fixed: Values of further columns.
     """
-    table = self.where(**fixed)
+    rows = self.where(**fixed)
     return np.stack(
-      [table.values(column, **{over: place}) for place in table.distinct(over)],
+      [rows.values(column, **{over: place}) for place in rows.distinct(over)],
       axis=1,
     )

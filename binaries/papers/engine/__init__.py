@@ -1,1 +1,0 @@
-"""Trials, tables, claims and figures of the papers' experiments."""

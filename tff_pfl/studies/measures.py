@@ -1,0 +1,139 @@
+"""Measures: numbers of a study that are more than the scores of its trials.
+
+A measure is a function from a `Context` to rows, mappings with a `seed`. It
+runs the study's trials and looks at their models:
+
+    def measure(context):
+      for result in context.run():
+        run = result.open()
+        yield {**result.columns(), 'norm': norm(run.global_weights())}
+
+or, of a study without methods, computes its rows from the study's parameters
+and a seed. It is pure but for the trials that it runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import tqdm
+
+from tff_pfl import datasets, errors
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.runtime import base as runtime_base
+from tff_pfl.studies import cluster as cluster_lib
+from tff_pfl.studies import results as results_lib
+from tff_pfl.studies import study as study_lib
+
+# What a measure gives.
+Rows = Iterator[Mapping[str, Any]]
+
+
+class Place(NamedTuple):
+  """Where trials run.
+
+  Attributes:
+    num_processes: Trials at the same time; None for one on each usable core, 0
+      for one after another in this process.
+    cluster: Cluster to run them on, instead of this machine.
+    runtime_options: Keyword arguments of the trials' runtime, as JSON types.
+    show_progress: True for progress bars on stderr.
+  """
+
+  num_processes: Optional[int] = None
+  cluster: Optional[cluster_lib.Cluster] = None
+  runtime_options: Optional[Mapping[str, Any]] = None
+  show_progress: bool = True
+
+
+class Context:
+  """A study that is measured, and functions to run its trials.
+
+  Attributes:
+    study: The study, at its scale.
+    directory: The study's folder.
+    place: Where trials run.
+    results: Results of the trials that were run last; None before.
+  """
+
+  def __init__(self, study: study_lib.Study, directory: str, place: Place):
+    self.study = study
+    self.directory = directory
+    self.place = place
+    self.results: Optional[results_lib.Results] = None
+
+  @property
+  def seeds(self) -> tuple[int, ...]:
+    """The study's seeds."""
+    return self.study.seeds
+
+  @property
+  def parameters(self) -> Any:
+    """The study's parameters."""
+    return self.study.parameters
+
+  def run(self, study: Optional[study_lib.Study] = None) -> results_lib.Results:
+    """Runs the trials that have not ended, in the study's folder.
+
+    Args:
+      study: Another study, with other methods, conditions or seeds, such as
+        `dataclasses.replace(context.study, seeds=...)`; None for the study.
+
+    Returns:
+      The results, which are iterated over by method, condition and seed.
+
+    Raises:
+      RunError: If a trial failed.
+    """
+    from tff_pfl.studies import runner  # It runs measures.
+
+    results = runner.run_trials(study or self.study, self.directory, self.place)
+    if study is None:
+      self.results = results
+    for one in results.failures[:1]:
+      raise errors.RunError(
+        f'{len(results.failures)} trials failed, such as {one["trial"]}: '
+        f'{one["reason"]}'
+      )
+    return results
+
+  def progress(self, items: Iterable[Any]) -> Iterable[Any]:
+    """The items, behind a progress bar that goes when they have."""
+    return tqdm.tqdm(
+      list(items),
+      unit='run',
+      disable=not self.place.show_progress,
+      leave=False,
+      mininterval=0.1 if sys.stderr.isatty() else 10,
+      dynamic_ncols=True,
+    )
+
+  def each(self, *cases: Iterable[Any]) -> Iterable[tuple]:
+    """Every combination of cases and seeds, behind a progress bar."""
+    return self.progress(itertools.product(*cases, self.seeds))
+
+  def create_runtime(self) -> runtime_base.Runtime:
+    """Creates the study's runtime, a context manager."""
+    name = self.study.overrides.get('runtime', runtime_lib.DEFAULT)
+    return runtime_lib.create_runtime(
+      name, **(self.place.runtime_options or {})
+    )
+
+  def load_arrays(
+    self, dataset: str, *, normalize: bool = False
+  ) -> datasets.Arrays:
+    """All examples of a data set, see `Arrays.normalized`."""
+    takes_folder = datasets.DATASETS[dataset].takes_data_dir
+    data_dir = self.study.overrides.get('data_dir') if takes_folder else None
+    arrays = datasets.load_arrays(dataset, data_dir)
+    return arrays.normalized() if normalize else arrays
+
+
+def test_images(arrays: datasets.Arrays) -> np.ndarray:
+  """All test images of a data set, as models take them."""
+  images = arrays.x_test
+  return images if arrays.transform is None else arrays.transform(images)

@@ -1,0 +1,357 @@
+"""Plan of a study: its trials, and the points that are tried before them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import typing
+import urllib.parse
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import pydantic
+
+from tff_pfl import errors, fields
+from tff_pfl.core import hparams as hparams_lib
+from tff_pfl.methods import registry
+from tff_pfl.studies import study as study_lib
+from tff_pfl.studies import trial
+
+# Points are compared by the mean over so many last rounds.
+_TUNING_EVALUATIONS = 10
+# A condition and the method whose name a run has.
+Key = tuple[Hashable, str]
+
+
+class Entry(NamedTuple):
+  """A method in a condition with a seed, and what its result is read from.
+
+  Attributes:
+    fold: Number of the fold; None without cross-validation.
+    trial: The trial, which other methods may share.
+    variant: `trial.OWN_VARIANT`, or one of the trial's `variants`.
+  """
+
+  condition: Hashable
+  method: str
+  seed: int
+  fold: Optional[int]
+  trial: trial.Trial
+  variant: str
+
+
+def runs(study: study_lib.Study) -> dict[Key, tuple[str, ...]]:
+  """The methods of each run, by condition and the first of them.
+
+  First is a method that has no `fine_tune` of its own, if there is one: its
+  models are scored in all evaluations, those of the others after the last
+  round. Methods that share a run with none that is selected are left out.
+  """
+  groups = []
+  for name, method in study.methods.items():
+    for group in groups:
+      if study.methods[group[0]].training == method.training:
+        group.append(name)
+        break
+    else:
+      groups.append([name])
+  for group in groups:
+    group.sort(key=lambda name: 'fine_tune' in study.methods[name].settings)
+  return {
+    (condition, group[0]): tuple(group)
+    for condition in study.conditions
+    for group in groups
+    if {*group} & {*study.method_names}
+  }
+
+
+def folds(study: study_lib.Study) -> Sequence[Optional[tuple[int, int]]]:
+  """The `Trial.fold`s of a method's runs with a seed."""
+  if study.num_folds is None:
+    return (None,)
+  return tuple((fold, study.num_folds) for fold in range(study.num_folds))
+
+
+def entries(
+  study: study_lib.Study,
+  chosen: Optional[Mapping[Key, Optional[Mapping[str, Any]]]] = None,
+) -> list[Entry]:
+  """What the study's results are read from.
+
+  Args:
+    chosen: The points that were chosen, by the keys of `runs`; of those that
+      are missing it is the first one. A run for which no point is left (None)
+      is left out.
+
+  Raises:
+    ValueError: If settings are refused, or two trials have the same name.
+  """
+  chosen = {
+    **{key: points(study, *key)[0] for key in runs(study)},
+    **(chosen or {}),
+  }
+  found = []
+  for seed, fold in itertools.product(study.seeds, folds(study)):
+    for key, names in runs(study).items():
+      if chosen[key] is None:
+        continue
+      condition, first = key
+      settings = study.settings_of(condition, first, seed, chosen[key])
+      own = settings.process.personalization
+      options = {
+        name: study.settings_of(condition, name, seed).process.personalization
+        for name in names
+      }
+      one = trial.Trial(
+        name=trial_name(study, key, seed, fold),
+        settings=settings,
+        variants={n: o for n, o in options.items() if o != own},
+        num_new_clients=study.num_new_clients,
+        fold=fold,
+        modules=study.modules,
+      )
+      found += [
+        Entry(
+          condition,
+          name,
+          seed,
+          None if fold is None else fold[0],
+          one,
+          trial.OWN_VARIANT if options[name] == own else name,
+        )
+        for name in names
+        if name in study.method_names
+      ]
+  trials = {entry.trial.name: entry.trial for entry in found}
+  for entry in found:
+    if entry.trial is not trials[entry.trial.name]:
+      raise ValueError(
+        'Expected names of methods and conditions that differ in letters or '
+        f'digits, found two trials called {entry.trial.name}.'
+      )
+  order = {name: i for i, name in enumerate(study.methods)}
+  return sorted(found, key=lambda entry: order[entry.method])
+
+
+def trials_of(found: Sequence[Entry]) -> list[trial.Trial]:
+  """The trials of entries, each once; all of a seed, then the next."""
+  trials = {entry.trial.name: entry.trial for entry in found}
+  return sorted(trials.values(), key=lambda one: one.settings.seed)
+
+
+def _slug(text):
+  """A part of a file's name from any text."""
+  return re.sub(r'[^\w.=+-]', '_', str(text)).strip('-')
+
+
+def run_name(study: study_lib.Study, key: Key) -> str:
+  """The name of a run without its seed, from condition and method."""
+  condition, method = key
+  parts = [method] if condition == '' else [condition, method]
+  return '-'.join(map(_slug, parts))
+
+
+def trial_name(
+  study: study_lib.Study,
+  key: Key,
+  seed: int,
+  fold: Optional[tuple[int, int]] = None,
+) -> str:
+  """The name of the trial of a run with a seed, in a fold."""
+  name = f'{run_name(study, key)}-seed{seed}'
+  return name if fold is None else f'{name}-fold{fold[0]}of{fold[1]}'
+
+
+def axes(
+  study: study_lib.Study, method: str
+) -> dict[tuple[str, ...], Union[study_lib.Range, Sequence[Any]]]:
+  """What is tried of a method: by the hyperparameters that share a value."""
+  algorithm = study.methods[method].algorithm
+  hparams = registry.ALGORITHMS[algorithm].hparams
+  found = {}
+  # What is said of the method itself replaces what is said of any.
+  for name in sorted(study.tune, key=lambda name: '.' in name):
+    owner, _, hparam = name.rpartition('.')
+    targets = registry.fields_called(hparam, hparams)
+    if owner in ('', algorithm) and targets:
+      found = {
+        other: values
+        for other, values in found.items()
+        if not {*other} & {*targets}
+      }
+      found[targets] = study.tune[name]
+  return found
+
+
+def is_tuned(study: study_lib.Study, key: Key) -> bool:
+  """True if there are several points for a run, or a search."""
+  if study.num_search_trials is None:
+    return len(_judged(study, key)) > 1
+  return bool(axes(study, key[1]))
+
+
+def points(
+  study: study_lib.Study, condition: Hashable, method: str
+) -> list[dict[str, Any]]:
+  """The points of a run's grid that the method allows.
+
+  Returns:
+    A dict for each: the hyperparameters that differ from the method's own.
+    Without a grid, and of a search, it is one point, at which none do.
+
+  Raises:
+    ValueError: If the method allows no point, with the first reason.
+  """
+  judged = _judged(study, (condition, method))
+  allowed = [point for point, reason in judged if reason is None]
+  if not allowed:
+    raise ValueError(judged[0][1])
+  return allowed
+
+
+def _judged(study, key):
+  """The points of the grid, each with why the method does not allow it."""
+  own = axes(study, key[1]) if study.num_search_trials is None else {}
+  judged = []
+  for values in itertools.product(*own.values()):
+    found = point(study, key, dict(zip(own, values)))
+    try:
+      study.settings_of(*key, study.seeds[0], found)
+      judged.append((found, None))
+    except ValueError as error:
+      if not found:
+        raise
+      judged.append((found, str(error)))
+  return judged
+
+
+def point(
+  study: study_lib.Study, key: Key, values: Mapping[Sequence[str], Any]
+) -> dict[str, Any]:
+  """The hyperparameters of a point.
+
+  Args:
+    values: Values by the keys of `axes`.
+  """
+  found = {
+    target: value for targets, value in values.items() for target in targets
+  }
+  if not found:
+    return found
+  # Steps would make the epochs mean nothing.
+  hparams = study.settings_of(*key, study.seeds[0]).method
+  steps = [
+    hparams_lib.steps_instead_of(type(hparams), name) for name in found
+  ]
+  given = [name for name in steps if name and getattr(hparams, name)]
+  return {**found, **{name: None for name in given if name not in found}}
+
+
+def tuning_trial(
+  study: study_lib.Study, key: Key, values: Mapping[str, Any]
+) -> trial.Trial:
+  """The trial that a point is judged by."""
+  settings = study.settings_of(*key, study.seeds[0], values)
+  num_rounds = study.tuning_rounds or settings.rounds.num_rounds
+  text = '-'.join(
+    f'{name}={urllib.parse.quote(str(value), safe="")}'
+    for name, value in values.items()
+  )
+  return trial.Trial(
+    name=f'tune-{run_name(study, key)}-{text}',
+    settings=dataclasses.replace(
+      settings,
+      num_rounds=num_rounds,
+      rounds_per_evaluation=num_rounds,
+      num_final_evaluations=_TUNING_EVALUATIONS,
+    ),
+    # The same clients as in the study.
+    num_new_clients=study.num_new_clients,
+    validation_fraction=study.validation_fraction,
+    fold=folds(study)[0],
+    modules=study.modules,
+  )
+
+
+def parse_grid(
+  texts: Sequence[str], algorithms: Sequence[str], flag: str = 'grid'
+) -> dict[str, Any]:
+  """Reads `Study.tune` from texts such as 'learning_rate=0.01,0.1'.
+
+  Args:
+    texts: Each '[method.]hyperparameter=value,value,…'; values are numbers or
+      words as the hyperparameter takes them, 'none' for None. So is 0 where
+      None is a value but not the default (see `fields.none_for_zero`). For a
+      search also '[method.]hyperparameter=low:high', or 'low:high:log'.
+    algorithms: Methods of the study.
+    flag: 'grid' or 'search', the flag of the texts.
+
+  Returns:
+    Values by name, without hyperparameters that only other methods have.
+  """
+  grid = {}
+  for text in texts:
+    start, _, values = text.partition('=')
+    owner, _, name = start.strip().rpartition('.')
+    owners = [owner] if owner else algorithms
+    errors.expect(
+      name and values and {*owners} <= {*registry.ALGORITHMS},
+      flag,
+      '[method.]hyperparameter=value,value,… with one of the methods '
+      + ', '.join(algorithms),
+      text,
+    )
+    known = [
+      (algorithm, method.hparams, target)
+      for algorithm, method in registry.ALGORITHMS.items()
+      if owner in (algorithm, '')
+      for target in registry.fields_called(name, method.hparams)
+    ]
+    targets = [one[1:] for one in known if one[0] in algorithms]
+    if known and not targets:
+      # A preset for more methods than are compared.
+      continue
+    errors.expect(
+      targets, flag, f'of hyperparameters of {", ".join(owners)}', text
+    )
+    key = start.strip()
+    errors.expect(key not in grid, flag, 'given once for each name', text)
+    # Without the limits of numbers: a method may refuse a point.
+    hint = Union[
+      tuple(typing.get_type_hints(of)[target] for of, target in targets)
+    ]
+    if flag == 'search' and ':' in values:
+      grid[key] = _parse_range(values, hint, text)
+      continue
+    parsed = [
+      _parse_value(value.strip(), hint, text) for value in values.split(',')
+    ]
+    if all(one in fields.none_for_zero(hparams) for hparams, one in targets):
+      parsed = [None if value == 0 else value for value in parsed]
+    grid[key] = tuple(parsed)
+  return grid
+
+
+def _parse_value(value, hint, text):
+  if value == 'none' and type(None) in typing.get_args(hint):
+    return None
+  adapter = pydantic.TypeAdapter(hint, config={'arbitrary_types_allowed': True})
+  try:
+    return adapter.validate_strings(value)
+  except pydantic.ValidationError:
+    raise ValueError(
+      errors.message('grid', 'of values that the hyperparameter takes', text)
+    ) from None
+
+
+def _parse_range(values, hint, text):
+  low, high, *log = values.split(':')
+  low, high = (_parse_value(end.strip(), hint, text) for end in (low, high))
+  errors.expect(
+    log in ([], ['log']) and isinstance(low, (int, float)),
+    'search',
+    '[method.]hyperparameter=low:high or low:high:log',
+    text,
+  )
+  return study_lib.Range(low, high, bool(log))
