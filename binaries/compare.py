@@ -12,19 +12,19 @@ grid has several points for a method, each point is first run with the first
 seed on a part of the clients' training examples, and the best
 one on the rest of these is taken; test examples are not read for that. A value
 in a grid goes before that of a flag, and a number of epochs in a grid before a
-number of steps that is not: with --grid=num_epochs=1 every method with epochs
-of one kind trains for one, per_fed_avg instead of its ten steps; those of head
-and body (fed_rep, fed_dar) are --grid=num_body_epochs=1. With --search
+number of steps that is not: with --grid=num_epochs=1 every method trains for
+one epoch, per_fed_avg instead of its ten steps, fed_rep and fed_dar on the
+body. With --search
 instead of --grid Optuna proposes the points, one after the other:
 --search=learning_rate=0.001:1:log.
 
 Each run is a trial with a folder of its own in `trials/` of the output folder,
 with the files that `train` writes and its log. The output folder gets
-`comparison.html` (a page for the browser), `comparison.csv` (mean and standard
-deviation over seeds), `per_client.csv`, for data with domains `per_domain.csv`,
-and `comparison.json`. A trial that fails is reported and the others continue;
-the exit status is then 1. `--resume` continues an interrupted comparison, and
-takes further methods and seeds, too.
+`study.html` (a page for the browser), `numbers.csv` (the figures of each run),
+`per_client.csv`, for data with domains `per_domain.csv`, and `study.json`; it
+is a study, which `pfl.open_study` reads. A trial that fails is reported and the
+others continue; the exit status is then 1. `--resume` continues an interrupted
+comparison, and also takes further methods and seeds.
 """
 
 import os
@@ -32,11 +32,11 @@ import os
 from absl import flags
 
 from tff_pfl import errors
-from tff_pfl.comparisons import comparison_runner as runner
-from tff_pfl.comparisons import page, plan
 from tff_pfl.methods import registry
+from tff_pfl.studies import execution, page, plan
+from tff_pfl.studies import study as study_lib
 
-from . import made_flags, program, published, run_flags, runtime_flags, small
+from . import made_flags, program, run_flags, runtime_flags
 
 _ALL = 'all'
 
@@ -68,16 +68,21 @@ _NUM_SEARCH_TRIALS = flags.DEFINE_integer(
   'Points that --search tries for each method.',
   lower_bound=1,
 )
-# By field of `plan.Comparison` its flag.
+_FINE_TUNE_VARIANTS = flags.DEFINE_list(
+  'fine_tune_variants',
+  [],
+  'Ways, among none, head, all and trained, in which the models of the last '
+  'round are also fine-tuned and scored, with the other options of --fine_tune.',
+)
+# By field of `Study` its flag.
 _FIELDS = {
-  'fine_tune_variants': 'fine_tune_variants',
   'num_new_clients': 'num_new_clients',
   'num_folds': 'folds',
   'validation_fraction': 'validation_fraction',
   'tuning_rounds': 'tuning_rounds',
 }
 for _field, _flag in _FIELDS.items():
-  made_flags.define_field(_flag, plan.Comparison, _field)
+  made_flags.define_field(_flag, study_lib.Study, _field)
 _NUM_PROCESSES = flags.DEFINE_integer(
   'num_processes',
   None,
@@ -97,7 +102,6 @@ for _name in run_flags.KEY_FLAGS:
   if _name not in ('algorithm', 'seed'):  # It has several of both.
     flags.declare_key_flag(_name)
 flags.adopt_module_key_flags(runtime_flags)
-flags.adopt_module_key_flags(small)
 flags.adopt_module_key_flags(program)
 
 
@@ -124,61 +128,86 @@ def _seeds():
   return tuple(int(text) for text in _SEEDS.value)
 
 
-def _comparison():
-  """The comparison that the flags ask for."""
+def _variants(algorithm, config):
+  """The ways to personalize a method's models: settings by name."""
+  asked = config.process.personalization.fine_tune
+  scopes = [asked, *(s for s in _FINE_TUNE_VARIANTS.value if s != asked)]
+  names = {
+    'method': algorithm,
+    'none': f'{algorithm} without FT',
+    'trained': f'{algorithm}, trained',
+  }
+  return {
+    names.get(scope, f'{algorithm} + FT ({scope})'): scope for scope in scopes
+  }
+
+
+def _study():
+  """The study that the flags ask for."""
   if _GRID.value and _SEARCH.value:
     raise ValueError('Expected one of --grid and --search, found both.')
   run_flags.refuse(['algorithm'], '--algorithms says what is compared')
   run_flags.refuse(['seed'], '--seeds has the seeds')
-  given = made_flags.given(_FIELDS)
-  tunes = bool({*given.get('fine_tune_variants', ())} & {'head', 'all'})
+  for scope in _FINE_TUNE_VARIANTS.value:
+    scopes = ('none', 'head', 'all', 'trained')
+    errors.expect_one_of('fine_tune_variants', scope, scopes)
+  tunes = bool({*_FINE_TUNE_VARIANTS.value} & {'head', 'all'})
   algorithms = _algorithms(tunes)
   errors.expect(algorithms, '--algorithms', 'at least one', 'none')
+  errors.expect(
+    len({*algorithms}) == len(algorithms),
+    '--algorithms',
+    'a list, none twice',
+    algorithms,
+  )
   run_flags.check_selected(*algorithms)
-  configs = {
-    name: run_flags.settings_from_flags(name, has_variants=tunes)
-    for name in algorithms
-  }
+  methods = {}
+  for algorithm in algorithms:
+    config = run_flags.settings_from_flags(algorithm, has_variants=tunes)
+    for name, scope in _variants(algorithm, config).items():
+      own = dict(vars(config.method))
+      if scope != config.process.personalization.fine_tune:
+        own['fine_tune'] = scope
+      methods[name] = study_lib.Method(algorithm, **own)
   with errors.naming({'num_folds': '--folds'}):
-    return plan.Comparison(
-      base=configs[algorithms[0]],
-      methods=[config.method for config in configs.values()],
+    return study_lib.Study(
+      settings=config,
+      methods=methods,
       seeds=_seeds(),
-      grid=plan.parse_grid(
+      tune=plan.parse_grid(
         _SEARCH.value or _GRID.value,
         algorithms,
         'search' if _SEARCH.value else 'grid',
       ),
       num_search_trials=_NUM_SEARCH_TRIALS.value if _SEARCH.value else None,
-      **given,
+      name='comparison',
+      **made_flags.given(_FIELDS),
     )
 
 
 def main() -> None:
   """Runs the comparison, prints its tables."""
-  comparison = _comparison()
-  directory, num_processes = _OUTPUT_DIR.value, _NUM_PROCESSES.value
-  if small.SMALL.value:
-    directory = small.output_dir(directory)
-    comparison = small.comparison(comparison, directory)
-    num_processes = num_processes or 0
-  data = comparison.base.data
-  found = runner.compare(
-    comparison,
+  study, directory = _study(), _OUTPUT_DIR.value
+  if not _RESUME.value and os.path.exists(
+    os.path.join(directory, execution.TRIALS_DIR)
+  ):
+    raise errors.RunError(
+      f'There is a comparison in {directory} already: pass --resume to go on '
+      'with it, or another --output_dir.'
+    )
+  results = study.run(
     directory,
-    num_processes=num_processes,
+    num_processes=_NUM_PROCESSES.value,
     cluster=runtime_flags.selected_cluster(),
     runtime_options=runtime_flags.options(),
-    resume=_RESUME.value,
-    published=published.reference(data.name, data.num_clients, data.partition),
   )
-  print(found.table())
-  print(f'Report: {os.path.join(directory, page.REPORT_NAME)}')
-  failures = found['failures']
-  if failures:
+  print(results.table())
+  print(f'Report: {os.path.join(directory, page.PAGE_NAME)}')
+  if results.failures:
+    first = results.failures[0]
     raise errors.RunError(
-      f'Failed trials: {len(failures)}; the first is {failures[0]["trial"]}: '
-      f'{failures[0]["reason"]}'
+      f'Failed trials: {len(results.failures)}; the first is '
+      f'{first["trial"]}: {first["reason"]}'
     )
 
 

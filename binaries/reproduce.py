@@ -1,222 +1,312 @@
-r"""Repeats experiments of the papers and checks the papers' claims.
+r"""Repeats the papers' tables and figures, and runs studies of one's own.
 
     python -m binaries.reproduce --list
-    python -m binaries.reproduce --experiment=fedrep_linear_convergence
-    python -m binaries.reproduce --experiment=all --fast
+    python -m binaries.reproduce --study=fedrep_linear_convergence
+    python -m binaries.reproduce --study=all --scale=small
+    python -m binaries.reproduce --study=fedrep_table_1 --scale=paper \
+      --conditions='CIFAR-10, 2 classes' --methods=FedRep,FedAvg --seeds=0,1 \
+      --data_dir=DIR
+    python -m binaries.reproduce --study=my_table.py
 
-An experiment's folder below --output_dir gets its figure (`figure.png`), its
-numbers (`numbers.csv`, `numbers.json`) and `summary.json`, with the claims:
+A study compares methods in conditions, with several seeds, and checks claims:
 the paper's statement and its place, the number it was reduced to, and the
 verdict: the claim holds, fails or is undecided. Where methods are compared, the
-95% interval of the difference over at least five seeds decides. `all` also
-writes the claims of all experiments to `summary.json` in --output_dir, and
-shows them with the figures in `claims.html`.
+95% interval of the difference over at least five seeds decides. A study's
+folder below --output_dir gets its page (`study.html`), its picture
+(`figure.png`), its numbers (`numbers.csv`) and all else (`study.json`).
+`--study=all` also writes the claims of all studies to `claims.html`.
 
-A claim that fails is a result: the exit status is 1 only if an experiment could
-not run. With `all`, the other experiments run nevertheless.
+Scales: `paper` has the paper's settings, with data that you bring (--data_dir),
+mostly for a GPU; `cpu` is what the documentation's results are of; `small`
+shows that everything runs, in minutes, on generated or bundled data, and
+decides few claims.
 
-An experiment that has its numbers is not measured again, and one that was
-interrupted continues with its training runs; --rerun starts anew. With --fast
-the sizes are small, and the data are bundled or generated: it shows that
-everything runs, in minutes, and decides few claims. The figures to compare with
-the papers' are those at full size, for which the images must be at hand
-(--data_dir). --size gives one experiment other sizes and hyperparameters:
+A file of your own has studies, `pfl.Study`, in its variables. Methods that it
+registers are known to the trials.
 
-    python -m binaries.reproduce --experiment=fedrep_linear_samples \
-      --size=num_rounds=1000 --size=learning_rate=0.1 --output_dir=runs/slow
+A claim that fails is a result: the exit status is 1 only if a study could not
+run. What has ended is not run again, and more methods, conditions or seeds may
+be given later; --rerun starts anew. --set gives other settings,
+hyperparameters or parameters:
+
+    python -m binaries.reproduce --study=fedrep_linear_samples \
+      --set=num_rounds=1000 --set=learning_rate=0.1 --output_dir=runs/slow
 """
 
 import ast
+import csv
+import dataclasses
 import os
+import sys
 
+import pandas as pd
+import tqdm
 from absl import flags
 
-from tff_pfl import datasets, errors
-from tff_pfl.runs import summary
+from tff_pfl import errors
+from tff_pfl.runs import directory_lock, summary
+from tff_pfl.studies import claims, page, trial
+from tff_pfl.studies import study as study_lib
 from tff_pfl.system import folders
 
-from . import papers, program, runtime_flags, small
+from . import papers, program, runtime_flags
 from .papers import record
-from .papers.engine import claims, paper, trials
 
 _ALL = 'all'
+_CLAIMS_PAGE = 'claims.html'
 
-_EXPERIMENT = flags.DEFINE_string(
-  'experiment', None, f'Name of an experiment (see --list), or {_ALL}.'
+_STUDY = flags.DEFINE_string(
+  'study',
+  None,
+  f'Name of a study (see --list), {_ALL}, or a .py file that has studies.',
 )
-_LIST = flags.DEFINE_bool('list', False, 'List the experiments and end.')
-_FAST = flags.DEFINE_bool('fast', False, 'Take small sizes and bundled data.')
+_LIST = flags.DEFINE_bool('list', False, 'List the studies and end.')
+_SCALE = flags.DEFINE_enum(
+  'scale',
+  'cpu',
+  list(study_lib.SCALES),
+  "Sizes: the paper's; those of the documentation's results, for a CPU; or "
+  'small ones, which show that everything runs.',
+)
+_METHODS = flags.DEFINE_string(
+  'methods', None, "Methods to run, of one study, by the study's names."
+)
+_CONDITIONS = flags.DEFINE_string(
+  'conditions',
+  None,
+  "Conditions to run, of one study, by the study's names; a name with a comma "
+  'in quotation marks if there are several.',
+)
+_SEEDS = flags.DEFINE_list(
+  'seeds', None, "Seeds (default: the study's own, five or more)."
+)
+_SET = flags.DEFINE_multi_string(
+  'set',
+  [],
+  'NAME=VALUE: another value of a setting, hyperparameter or parameter of one '
+  'study, such as num_rounds=500, model=resnet_18 or nums_clients=[50,100]. May '
+  'be repeated.',
+)
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir',
   None,
-  "Folder of the experiments' folders (default: runs/reproduce, and "
-  'runs/reproduce_fast with --fast).',
+  "Folder of the studies' folders (default: runs/reproduce_SCALE).",
 )
 _RERUN = flags.DEFINE_bool(
-  'rerun', False, "Delete an experiment's earlier results and run it anew."
+  'rerun', False, "Delete a study's earlier results and run it anew."
 )
 _DOCS_DIR = flags.DEFINE_string(
   'docs_dir',
   None,
   "Folder of the results' pages (docs/results) whose records, tables of claims "
-  'and pictures are to show what was run, at full size.',
-)
-_DATASET = flags.DEFINE_enum(
-  'dataset',
-  None,
-  [
-    name
-    for name in datasets.DATASETS
-    if any(entry.takes(name) for entry in papers.EXPERIMENTS.values())
-  ],
-  "Instead of the experiment's own data set, for those that take it.",
+  'and pictures are to show what was run, at --scale=cpu.',
 )
 _DATA_DIR = flags.DEFINE_string(
   'data_dir', None, "Folder with the data sets' files, for those that have any."
-)
-_SEED = flags.DEFINE_integer(
-  'seed',
-  None,
-  "First seed (default: 5 where an experiment's sizes were chosen with seeds 0 "
-  'to 4, else 0).',
-  lower_bound=0,
-)
-_NUM_SEEDS = flags.DEFINE_integer(
-  'num_seeds',
-  None,
-  "Seeds from --seed on (default: the experiment's own number, 5 or more; 1 or "
-  '2 with --fast).',
-  lower_bound=1,
-)
-_SIZES = flags.DEFINE_multi_string(
-  'size',
-  [],
-  "NAME=VALUE: another value for one of the experiment's sizes, which are the "
-  '`setup` in its summary.json, such as num_rounds=500, model=resnet_18 or '
-  'nums_clients=[50,100]. May be repeated.',
 )
 _NUM_PROCESSES = flags.DEFINE_integer(
   'num_processes',
   None,
   'Training runs at the same time, each in a process of its own (default: one '
   'on each usable CPU core); 0: one after another in this process, the default '
-  'with --fast.',
+  'with --scale=small.',
   lower_bound=0,
 )
 runtime_flags.define_cluster()
 flags.adopt_module_key_flags(runtime_flags)
 flags.adopt_module_key_flags(program)
-flags.adopt_module_key_flags(small)
 
 
-def _selected_experiments():
-  if _EXPERIMENT.value is None:
+def _of_file(path):
+  """The studies that a file's variables hold, by name."""
+  errors.expect(os.path.isfile(path), '--study', 'a file', path)
+  trial.import_modules([path])
+  module = sys.modules[os.path.splitext(os.path.basename(path))[0]]
+  found = []
+  for value in vars(module).values():
+    several = value if isinstance(value, (list, tuple)) else [value]
+    found += [
+      one
+      for one in several
+      if isinstance(one, study_lib.Study) and one not in found
+    ]
+  errors.expect(found, '--study', 'a file that has a pfl.Study', path)
+  modules = (os.path.abspath(path),)
+  return [
+    dataclasses.replace(one, modules=(*one.modules, *modules))
+    for one in found
+  ]
+
+
+def _selected_studies():
+  name = _STUDY.value
+  if name is None:
     raise ValueError(
-      f'Expected --experiment=NAME, --experiment={_ALL} or --list, found none '
-      'of them.'
+      f'Expected --study=NAME, --study={_ALL} or --list, found none of them.'
     )
-  if _EXPERIMENT.value == _ALL:
-    return list(papers.EXPERIMENTS.values())
-  errors.expect_one_of('experiment', _EXPERIMENT.value, papers.EXPERIMENTS)
-  return [papers.EXPERIMENTS[_EXPERIMENT.value]]
+  if name == _ALL:
+    return list(papers.STUDIES.values())
+  if name.endswith('.py'):
+    return _of_file(name)
+  errors.expect_one_of('study', name, papers.STUDIES)
+  return [papers.STUDIES[name]]
 
 
-def _sizes():
-  """From --size: literals of Python, or else strings."""
-  sizes = {}
-  for text in _SIZES.value:
+def _names(text, known):
+  """The names in a flag: one as it is, or several with commas between."""
+  if text is None or text in map(str, known):
+    return None if text is None else [text]
+  (names,) = csv.reader([text], skipinitialspace=True)
+  return names
+
+
+def _with_flags(studies):
+  """The studies at the scale, with what the flags select and set."""
+  single = {
+    '--methods': _METHODS.value,
+    '--conditions': _CONDITIONS.value,
+    '--set': _SET.value or None,
+  }
+  given = [flag for flag, value in single.items() if value is not None]
+  if given and len(studies) > 1:
+    raise ValueError(
+      f'Expected {given[0]} with one study, found {len(studies)} studies.'
+    )
+  values = {}
+  for text in _SET.value:
     name, equals, value = text.partition('=')
-    errors.expect(equals, '--size', 'NAME=VALUE', text)
+    errors.expect(equals, '--set', 'NAME=VALUE', text)
     try:
-      sizes[name] = ast.literal_eval(value)
+      values[name] = ast.literal_eval(value)
     except (SyntaxError, ValueError):
-      sizes[name] = value
-  if sizes and (_EXPERIMENT.value == _ALL or _DOCS_DIR.value is not None):
-    raise ValueError(
-      'Expected --size with one experiment, and without --docs_dir, found '
-      f'--experiment={_EXPERIMENT.value} and --docs_dir={_DOCS_DIR.value}.'
-    )
-  return sizes or None
-
-
-def _settings():
-  default = 'reproduce_fast' if _FAST.value else 'reproduce'
-  directory = _OUTPUT_DIR.value
-  if directory is None:
-    directory = os.path.join('runs', default)
-  num_processes = _NUM_PROCESSES.value
-  if num_processes is None and _FAST.value:
-    num_processes = 0
-  return trials.Settings(
-    directory=folders.output_path(directory, 'output_dir'),
-    fast=_FAST.value,
-    dataset=_DATASET.value,
-    data_dir=_DATA_DIR.value,
-    seed=_SEED.value,
-    num_seeds=_NUM_SEEDS.value,
-    sizes=_sizes(),
-    num_processes=num_processes,
-    cluster=runtime_flags.selected_cluster(),
-    runtime=runtime_flags.selected_runtime(),
-    runtime_options=runtime_flags.options(),
-  )
-
-
-def _scaled_down(selected, settings):
-  """The numbers of --fast; with one experiment the other sizes are kept."""
-  directory = small.output_dir(settings.directory)
-  sizes, data_dir = None, settings.data_dir
-  if _EXPERIMENT.value != _ALL:
-    full = selected[0].sizes(settings)
-    if selected[0].uses_datasets:
-      sizes, data_dir = small.experiment(
-        full, selected[0].fast, data_dir, directory
+      values[name] = value
+  for text in _SEEDS.value or ():
+    errors.expect(text.isdecimal(), '--seeds', 'non-negative integers', text)
+  seeds = None if _SEEDS.value is None else map(int, _SEEDS.value)
+  seeds = seeds and tuple(seeds)
+  found = []
+  for study in studies:
+    own = _SCALE.value in (*study.scales, *study_lib.SCALES[:2])
+    study = study.at(_SCALE.value if own else 'paper')
+    if values:
+      study = study.with_settings(**values)
+    found.append(
+      study.select(
+        methods=_names(_METHODS.value, study.methods),
+        conditions=_names(_CONDITIONS.value, study.conditions),
+        seeds=seeds,
       )
-  return settings._replace(
-    directory=directory,
-    fast=True,
-    dataset=None,
-    data_dir=data_dir,
-    num_seeds=None,
-    sizes=sizes,
-    num_processes=settings.num_processes or 0,
+    )
+  return found
+
+
+def _run_all(studies, directory):
+  """Runs studies one after another; one that fails does not stop others."""
+  num_processes = _NUM_PROCESSES.value
+  if num_processes is None and _SCALE.value == 'small':
+    num_processes = 0
+  ran = {}
+  bar = tqdm.tqdm(
+    studies,
+    desc='studies',
+    unit='study',
+    disable=len(studies) == 1,
+    dynamic_ncols=True,
+  )
+  for study in bar:
+    bar.set_postfix_str(study.name)
+    outcome = {'name': study.name, 'source': study.source, 'claims': []}
+    try:
+      results = study.run(
+        os.path.join(directory, study.name),
+        num_processes=num_processes,
+        cluster=runtime_flags.selected_cluster(),
+        runtime=runtime_flags.selected_runtime(),
+        runtime_options=runtime_flags.options(),
+        data_dir=_DATA_DIR.value,
+        rerun=_RERUN.value,
+      )
+      outcome.update(
+        summary=study.summary,
+        claims=results.description['claims'],
+        result=claims.count_all(results.description['claims']),
+        results=results,
+      )
+      if results.failures:
+        first = results.failures[0]
+        outcome['error'] = (
+          f'{len(results.failures)} trials failed, such as {first["trial"]}: '
+          f'{first["reason"]}'
+        )
+    except errors.EXPECTED as error:
+      outcome['error'] = errors.reason(error)
+      if len(studies) == 1:
+        raise
+    ran[study.name] = outcome
+    if len(studies) > 1:
+      text = outcome.get('error') or outcome['result']
+      tqdm.tqdm.write(f'{study.name}: {text}', file=sys.stderr)
+  return ran
+
+
+def _write_page(ran, directory):
+  """Writes the page of the claims of all studies."""
+  rows = [row for one in ran.values() for row in one['claims']]
+  page.render(
+    os.path.join(directory, _CLAIMS_PAGE),
+    title="The papers' studies",
+    claims=page.claims_frame(rows),
+    claims_count=claims.count_all(rows),
+    studies=[one for one in ran.values() if 'results' in one],
+    failures=pd.DataFrame(
+      {'run': one['name'], 'reason': one['error']}
+      for one in ran.values()
+      if 'error' in one
+    ),
   )
 
 
 def main() -> None:
-  """Runs the experiments, prints their claims."""
+  """Runs the studies, prints their tables and claims."""
   if _LIST.value:
-    print(
-      summary.format_table(
-        [(e.name, e.paper, e.summary) for e in papers.EXPERIMENTS.values()],
-        ['experiment', 'paper', 'what is checked'],
-      )
-    )
+    rows = [
+      (one.name, one.source, one.summary, ', '.join(one.scales) or 'cpu')
+      for one in papers.STUDIES.values()
+    ]
+    names = ['study', 'source', 'what is checked', 'scales']
+    print(summary.format_table(rows, names))
     return
-  selected = _selected_experiments()
-  settings = _settings()
-  if small.SMALL.value:
-    settings = _scaled_down(selected, settings)
+  studies = _with_flags(_selected_studies())
+  directory = folders.output_path(
+    _OUTPUT_DIR.value or os.path.join('runs', f'reproduce_{_SCALE.value}'),
+    'output_dir',
+  )
   if _DOCS_DIR.value is not None:
     # Before hours of work.
-    docs_dir = folders.output_path(_DOCS_DIR.value, 'docs_dir')
-    record.find_pages(docs_dir, settings.fast)
-  if _EXPERIMENT.value == _ALL:
-    summaries = paper.run_all(selected, settings, rerun=_RERUN.value)
+    record.find_pages(_DOCS_DIR.value, _SCALE.value)
+  if len(studies) > 1:
+    folders.results_folder(directory, folders.STUDIES)
+    with directory_lock.DirectoryLock(directory):
+      ran = _run_all(studies, directory)
+      _write_page(ran, directory)
   else:
-    summaries = [paper.run(selected[0], settings, rerun=_RERUN.value)]
-  rows = paper.all_claims(summaries)
-  print(claims.table(rows))
-  print(f'\n{claims.count(row["verdict"] for row in rows)}.')
-  print(f'Results: {settings.directory}')
+    ran = _run_all(studies, directory)
+    for one in ran.values():
+      print(one['results'].table())
+  rows = [
+    {'study': name, **row} for name, one in ran.items() for row in one['claims']
+  ]
+  if rows:
+    print(claims.table(rows))
+    print(f'\n{claims.count_all(rows)}.')
+  print(f'Results: {directory}')
   if _DOCS_DIR.value is not None:
-    record.update(
-      _DOCS_DIR.value, summaries, settings.directory, papers.EXPERIMENTS
-    )
-  failed = [s for s in summaries if 'error' in s]
+    found = [one['results'] for one in ran.values() if 'results' in one]
+    record.update(_DOCS_DIR.value, found, papers.STUDIES)
+  failed = [one for one in ran.values() if 'error' in one]
   if failed:
     raise errors.RunError(
-      '. '.join(f'{s["experiment"]} did not run: {s["error"]}' for s in failed)
+      '. '.join(f'{one["name"]} did not run: {one["error"]}' for one in failed)
     )
 
 

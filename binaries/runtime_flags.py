@@ -7,9 +7,9 @@ from typing import Any, Optional
 from absl import flags
 
 from tff_pfl import errors, fields, runtime
-from tff_pfl.comparisons import cluster as cluster_lib
 from tff_pfl.runs import loop
 from tff_pfl.runtime import base
+from tff_pfl.studies import cluster as cluster_lib
 
 from . import made_flags
 

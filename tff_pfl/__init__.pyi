@@ -2,9 +2,6 @@
 
 from tff_pfl import fields as fields
 from tff_pfl import plots as plots
-from tff_pfl.comparisons.comparison_runner import compare as compare
-from tff_pfl.comparisons.plan import Comparison as Comparison
-from tff_pfl.comparisons.results import open_comparison as open_comparison
 from tff_pfl.core.aggregators import make_aggregator as make_aggregator
 from tff_pfl.core.client import Client as Client
 from tff_pfl.core.client import ClientResult as ClientResult
@@ -60,5 +57,13 @@ from tff_pfl.runs.run import tidy as tidy
 from tff_pfl.runs.settings import Settings as Settings
 from tff_pfl.runs.settings import open_run as open_run
 from tff_pfl.runtime import create_runtime as create_runtime
+from tff_pfl.studies.claims import ALL_OTHERS as ALL_OTHERS
+from tff_pfl.studies.claims import at_least as at_least
+from tff_pfl.studies.claims import better as better
+from tff_pfl.studies.claims import close as close
+from tff_pfl.studies.results import open_study as open_study
+from tff_pfl.studies.study import Method as Method
+from tff_pfl.studies.study import Range as Range
+from tff_pfl.studies.study import Study as Study
 
 __version__: str

@@ -1,36 +1,18 @@
-"""FedFac's simulation: does factor analysis find who is shared?
+"""FedFac's simulation: does factor analysis find which neurons are shared?
 
 The data (section 4.3.1): client c has covariates x = (x^p, x^s), of which the
 share alpha are x^s ~ N(0, I), and x^p ~ N(mu_c, Sigma) with mu_c ~ N(0, I) and
 Sigma_ij = 0.5^|i - j|. Labels come from a network with one hidden layer of m
-neurons, of which the share p have the same weights for all clients,
-U(-0.1, 0.1) on x^p and U(-1, 1) on x^s; those of all others are the client's,
-N(nu_c, I) on x^p and U(-0.1, 0.1) on x^s. a ~ N(0, I). A network of that size
-with the given a is trained under five partitions of its neurons: the true one,
-the oracle's (factor analysis of the true weights), those of static and of
-dynamic FedFac, and one at random.
+neurons. The share p of the neurons have the same weights for all clients,
+U(-0.1, 0.1) on x^p and U(-1, 1) on x^s. The others are the client's own,
+N(nu_c, I) on x^p and U(-0.1, 0.1) on x^s. The head is a ~ N(0, I). A network of
+the same size with the given a is trained under five partitions of its neurons:
+the true one, the oracle's (factor analysis of the true weights), static and
+dynamic FedFac's, and one at random.
 
-What the paper does not say, or cannot mean:
-
-* It has nu_c = mu_c. Then every personal neuron is on for every example of its
-  client and their sum is so far from 0 that 99.9% of all labels are 1. Here
-  nu_c ~ N(0, I) is drawn by itself, and y = 1 where the network's output is
-  above its median, which is the given b.
-* Where networks start. Under random weights, neurons are exchangeable: neuron j
-  knows nothing of the true neuron j, so that any two partitions of the same
-  size are alike, the true one and a random one, too (the case 'random starts'
-  shows it). Here client c starts from its true weights with noise, and the
-  server from the mean over clients: what is found is conditional on that.
-* What dynamic FedFac analyzes: "updates (weights or gradients)", the paper has
-  it. From this start weights tell the neurons apart, and their updates less so
-  (rows 'dynamic, updates').
-* kappa = 0.75, of the paper's grid: with 0.5 there are fewer factors than the
-  shared neurons have, and with 0.9 personal ones get theirs, too. tau makes as
-  many neurons personal as are in truth.
-* SGD, one epoch a round, 100 examples of each client, all of which take part.
-
-'static' is the partition of dynamic FedFac's first round, kept: that of the
-weights after all clients' first local training.
+'static' is the partition of dynamic FedFac's first round, kept: the partition
+by the weights after all clients' first local training. What the paper leaves
+open is in the study's `deviations` (see `fed_fac`).
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
@@ -52,9 +34,11 @@ import tff_pfl as pfl
 from tff_pfl import plots
 from tff_pfl.methods.shared import factor_analysis
 from tff_pfl.runtime import base as runtime_base
+from tff_pfl.studies import claims, measures, panels
+from tff_pfl.studies.numbers import Numbers
+from tff_pfl.studies.study import Study
 
 from . import two_layer
-from .engine import claims, panels, paper, trials
 
 _TRUE, _ORACLE, _STATIC, _DYNAMIC = 'true', 'oracle', 'static', 'dynamic'
 _RANDOM, _DYNAMIC_UPDATES = 'random', 'dynamic, updates'
@@ -95,19 +79,6 @@ class Sizes:
   num_rounds: int = 20
   learning_rate: float = 0.05
   batch_size: int = 20
-  num_seeds: int = 5
-
-
-FULL = Sizes()
-FAST = Sizes(
-  num_clients=12,
-  num_inputs=40,
-  num_neurons=60,
-  others=(),
-  random_starts=False,
-  num_rounds=2,
-  num_seeds=1,
-)
 
 
 class Problem(NamedTuple):
@@ -249,9 +220,9 @@ def train(
     yield is_personal, unchanged, tests['accuracy']
 
 
-def measure(context: trials.Context) -> paper.Rows:
+def measure(context: measures.Context) -> measures.Rows:
   """The accuracy under each partition, over p and over alpha."""
-  sizes = context.sizes
+  sizes = context.parameters
   cases = [(*pair, True) for pair in sorted([sizes.middle, *sizes.others])]
   if sizes.random_starts:
     cases.append((*sizes.middle, False))
@@ -307,10 +278,11 @@ def _run_all(sizes, p, alpha, given_starts, seed, runtime):
       }
 
 
-def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
+def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims on figures 6 and 7, in each case."""
-  for case in table.distinct('case'):
-    last = table.where(case=case, round=sizes.num_rounds)
+  sizes = study.parameters
+  for case in numbers.distinct('case'):
+    last = numbers.where(case=case, round=sizes.num_rounds)
     accuracies = [last.values('accuracy', partition=p) for p in _ALIKE]
     yield claims.difference(
       f'{case}: true, oracle, static and dynamic decomposition have nearly the '
@@ -333,6 +305,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
         'FedFac, figure 7',
         last.values('unchanged_neurons', partition=partition),
         above=0.95,
+        is_ours=partition == _DYNAMIC_UPDATES,
       )
     for partition in (_STATIC, _DYNAMIC, _DYNAMIC_UPDATES):
       yield claims.measured(
@@ -341,13 +314,15 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
         'FedFac, section 4.3.2',
         last.values('neurons_on_true_side', partition=partition),
         above=0.95,
+        is_ours=partition == _DYNAMIC_UPDATES,
       )
 
 
-def draw(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
+def draw(numbers: Numbers, study: Study, figure: Figure) -> None:
   """Draws accuracy by p, alpha and round, and the partitions' stability."""
-  panels.prepare(figure, 14, 8.4, sizes.num_seeds)
-  given = table.where(given_starts=True)
+  sizes = study.parameters
+  panels.prepare(figure, 14, 8.4, len(study.seeds))
+  given = numbers.where(given_starts=True)
   last = given.where(round=sizes.num_rounds)
   p, alpha = sizes.middle
   top, (left, right) = figure.subplots(2, 2)
@@ -387,18 +362,3 @@ def draw(table: paper.Table, sizes: Sizes, figure: Figure) -> None:
     title='Dynamic FedFac',
   )
   right.set_ylim(-0.05, 1.05)
-
-
-EXPERIMENTS = (
-  paper.Experiment(
-    name='fedfac_simulation',
-    summary='Factor analysis finds shared and personal neurons, and a random '
-    'choice costs accuracy',
-    paper='FedFac, figures 6 and 7',
-    measure=measure,
-    claims=make_claims,
-    draw=draw,
-    full={None: FULL},
-    fast=FAST,
-  ),
-)

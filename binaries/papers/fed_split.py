@@ -1,10 +1,5 @@
 """FedSplit's theorems: the fall of the loss, and the error on new examples.
 
-* `fedsplit_convergence` (theorem 1): the loss falls geometrically, faster than
-  FedAvg's, and the more slowly the more clients there are.
-* `fedsplit_generalization` (theorem 2): of a number of examples in all, more
-  clients have larger errors on new ones.
-
 A network with one hidden layer and a fixed head,
 
     h_c(x) = sum_q a_q relu(w_cq x) / sqrt(m_1)
@@ -14,7 +9,7 @@ with m_1 personal neurons w_cq and m_2 shared ones w_r, all from N(0, I), and a
 from {-1, 1}, is trained by gradient descent on the sum of squared errors: G
 local steps of length eta_l a round, all clients in each, eta_g = 1. With
 H^s_ij = E_w[x_i x_j 1(w x_i >= 0, w x_j >= 0)] over all examples, and H^p the
-same within clients and 0 between them, the theorem has
+same within clients and 0 between them, theorem 1 has
 
     |h(t) - y|^2 <= (1 - (rho_1 lambda_s + rho_2 lambda_p) / 2)^t |h(0) - y|^2,
 
@@ -23,28 +18,20 @@ lambda the smallest eigenvalues, rho_1 = eta_g eta_l G / C, rho_2 = eta_l G.
 Inputs have norm 1 and labels are uniform in [-1, 1], so that nothing is common
 to the clients: the theorem asks no more of them. FedAvg trains the same network
 from the same weights with all neurons shared. The paper's loss has a factor
-1 / (2 n) and its updates none; eta_l is that of the updates here.
-
-With more clients of as many examples each, rho_1 falls and so does the bound's
-rate; that of the loss is measured beside it.
+1 / (2 n) and its updates none. Here eta_l is the step of the updates. With more
+clients of as many examples each, rho_1 falls and so does the bound's rate,
+which is compared with the rate of the loss.
 
 Theorem 2 bounds a 1-Lipschitz loss in [0, 1] of the trained network by
 
     2 sqrt(C / n y^T (H^s + H^p)^-1 y) + O(sqrt(log(N / (lambda delta)) / 2 N)),
 
-N = C n. The first term, the complexity, is told beside the root mean squared
+N = C n. The first term, the complexity, is compared with the root mean squared
 error on new examples, which is not less than the mean absolute error. There
 labels are (u + v_c) x, with u common to the clients and v_c a client's own,
 both of norm 1 / 2 and uniform, and neurons start from N(0, alpha^2 I).
 
-Deviations from the paper: none in the method. The widths that the theorems ask
-for grow with the fourth power of the number of examples and are out of reach.
-The first one asks for eta_l = O(lambda_p / (gamma_s gamma_p + G N)), gamma the
-largest eigenvalue by the smallest, where our copy may have lost an exponent of
-N, and the constant is unknown. With 1 for it, eta_l = 0.1 is 30 to 170 times as
-large (600 to 16,000 times with N squared). The bound holds all the same; with
---size=step_size=5e-6 the loss falls by a thousandth in all rounds. The second
-bound's constant is unknown, too.
+The studies are in `fed_fac`.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
@@ -55,17 +42,18 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 import tff_pfl as pfl
 from tff_pfl.runtime import base as runtime_base
+from tff_pfl.studies import claims, measures
+from tff_pfl.studies.numbers import Numbers
+from tff_pfl.studies.study import Study
 
 from . import two_layer
-from .engine import claims, panels, paper, trials
 
-_PAPER, _THEOREM_2 = 'FedSplit, theorem 1', 'FedSplit, theorem 2'
 _FED_SPLIT, _FED_AVG, _BOUND = 'FedSplit', 'FedAvg', "theorem's bound"
 _ERROR, _COMPLEXITY = 'error on new examples', "theorem's complexity"
 
@@ -89,7 +77,6 @@ class Sizes:
   num_local_steps: int = 5
   step_size: float = 0.1
   num_rounds: int = 40
-  num_seeds: int = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,16 +99,6 @@ class GeneralizationSizes(Sizes):
   num_test_examples: int = 500
 
 
-GENERALIZATION_FAST = GeneralizationSizes(
-  nums_clients=(2, 4),
-  num_examples=40,
-  num_neurons=100,
-  num_rounds=20,
-  num_seeds=2,
-)
-FAST = Sizes(nums_clients=(5,), num_neurons=300, num_rounds=15, num_seeds=2)
-
-
 def neural_tangent_kernel(x: np.ndarray) -> np.ndarray:
   """H^s of inputs of norm 1, `[n, inputs]` -> `[n, n]`, in closed form."""
   products = np.clip(x @ x.T, -1, 1)
@@ -135,11 +112,11 @@ def smallest_eigenvalues(x: np.ndarray) -> tuple[float, float]:
   return float(shared.min()), float(np.min(personal))
 
 
-def measure(context: trials.Context) -> paper.Rows:
+def measure(context: measures.Context) -> measures.Rows:
   """The share of the initial loss that is left after each round."""
   with context.create_runtime() as runtime:
-    for num_clients, seed in context.each(context.sizes.nums_clients):
-      losses = _train(context.sizes, num_clients, seed, runtime)
+    for num_clients, seed in context.each(context.parameters.nums_clients):
+      losses = _train(context.parameters, num_clients, seed, runtime)
       for name, values in losses.items():
         for index, value in enumerate(values):
           yield {
@@ -231,9 +208,9 @@ def complexity(x: np.ndarray, y: np.ndarray) -> float:
   return 2 * float(np.sqrt(num_clients / num_examples * product))
 
 
-def measure_generalization(context: trials.Context) -> paper.Rows:
+def measure_generalization(context: measures.Context) -> measures.Rows:
   """Complexity, and the error on new examples after training."""
-  sizes = context.sizes
+  sizes = context.parameters
   with context.create_runtime() as runtime:
     for num_clients, seed in context.each(sizes.nums_clients):
       rng = np.random.default_rng(seed)
@@ -266,16 +243,17 @@ def measure_generalization(context: trials.Context) -> paper.Rows:
 
 
 def generalization_claims(
-  table: paper.Table, sizes: GeneralizationSizes
-) -> paper.Claims:
+  numbers: Numbers, study: Study
+) -> Iterator[claims.Claim]:
   """Claims that both grow with the clients, and the error keeps the bound."""
+  sizes = study.parameters
   of_error, of_complexity = (
-    table.curve('value', 'num_clients', measure=name)
+    numbers.curve('value', 'num_clients', measure=name)
     for name in (_ERROR, _COMPLEXITY)
   )
   yield claims.measured(
     'The error on new examples is below the complexity: the largest ratio',
-    _THEOREM_2,
+    study.source,
     of_error / of_complexity,
     below=1,
     of_paper=True,
@@ -285,24 +263,25 @@ def generalization_claims(
       yield claims.difference(
         f'{more} clients have a larger {words} than {fewer}, of as many '
         'examples in all',
-        _THEOREM_2,
-        table.lead('value', more, fewer, by='num_clients', measure=name),
+        study.source,
+        numbers.lead('value', more, fewer, by='num_clients', measure=name),
       )
 
 
-def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
+def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims on the bound, the loss's geometric fall, and FedAvg's loss."""
+  sizes = study.parameters
   rates = {}
   for num_clients in sizes.nums_clients:
     start = f'{num_clients} clients: '
-    runs = table.where(num_clients=num_clients)
+    runs = numbers.where(num_clients=num_clients)
     rounds = runs.distinct('round')
     of_fed_split = runs.curve('loss_share', 'round', method=_FED_SPLIT)
     bounds = runs.curve('loss_share', 'round', method=_BOUND)
     yield claims.measured(
       f"{start}FedSplit's loss is below the theorem's bound after every round: "
       'the largest ratio of the two',
-      _PAPER,
+      study.source,
       (of_fed_split / bounds)[:, 1:],
       below=1,
       of_paper=True,
@@ -310,7 +289,7 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     yield claims.measured(
       f'{start}it falls geometrically: the smallest R^2 of a straight line '
       "through the loss's logarithm",
-      _PAPER,
+      study.source,
       [
         np.corrcoef(rounds, np.log(of_seed))[0, 1] ** 2
         for of_seed in of_fed_split
@@ -325,57 +304,13 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     yield claims.difference(
       f"{start}it falls faster than FedAvg's: by how many powers of ten "
       "FedAvg's loss is larger after the last round",
-      _PAPER,
+      study.source,
       np.log10(left[_FED_AVG] / left[_FED_SPLIT]),
     )
   for fewer, more in zip(sizes.nums_clients, sizes.nums_clients[1:]):
     yield claims.difference(
       f'With {more} clients it falls more slowly than with {fewer}: the '
       "difference of the rates, minus the loss's logarithm by round",
-      _PAPER,
+      study.source,
       rates[fewer] - rates[more],
     )
-
-
-EXPERIMENTS = (
-  paper.Experiment(
-    name='fedsplit_convergence',
-    summary="FedSplit's loss falls geometrically, within the theorem's bound "
-    "and faster than FedAvg's",
-    paper=_PAPER,
-    measure=measure,
-    claims=make_claims,
-    draw=panels.curves(
-      'loss_share',
-      over='round',
-      x_label='Round',
-      y_label='Training loss, share of the initial',
-      log_y=True,
-      width=4.4,
-      panel='num_clients',
-      title='{} clients'.format,
-      sharey=True,
-    ),
-    full={None: Sizes()},
-    fast=FAST,
-  ),
-  paper.Experiment(
-    name='fedsplit_generalization',
-    summary='Errors on new examples, and what bounds them, grow with the '
-    'number of clients that share the examples',
-    paper=_THEOREM_2,
-    measure=measure_generalization,
-    claims=generalization_claims,
-    draw=panels.curves(
-      'value',
-      over='num_clients',
-      by='measure',
-      x_label='Clients',
-      y_label='Error or bound',
-      log_x=True,
-      log_y=True,
-    ),
-    full={None: GeneralizationSizes()},
-    fast=GENERALIZATION_FAST,
-  ),
-)

@@ -26,9 +26,7 @@ server's model before each round. L is at most 1 / alpha (a quarter of the
 inputs' largest second moment, some 0.4), and beta tau L_F some 0.1. In the
 first term F* >= 0.
 
-References:
-  Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical
-  Guarantees: A Model-Agnostic Meta-Learning Approach, NeurIPS 2020, section 4.
+The study is in `per_fed_avg`, with the reference.
 """
 
 from __future__ import annotations
@@ -43,11 +41,12 @@ from scipy import special
 
 import tff_pfl as pfl
 from tff_pfl.runtime import base as runtime_base
+from tff_pfl.studies import claims, measures, panels
+from tff_pfl.studies.numbers import Numbers
+from tff_pfl.studies.study import Study
 
 from . import two_layer
-from .engine import claims, panels, paper, trials
 
-_PAPER = 'Per-FedAvg, Theorem 4.5'
 # By how many powers of ten a floor may differ from what is predicted.
 _TOLERANCE = 0.1
 _BOUND_FACTOR = 4
@@ -118,10 +117,6 @@ class Sizes:
   learning_rate: float = 0.2
   num_rounds: int = 600
   num_floor_rounds: int = 200
-  num_seeds: int = 5
-
-
-FAST = Sizes(num_rounds=60, num_floor_rounds=20, num_seeds=1)
 
 
 def make_clients(sizes: Sizes, spread: float, seed: int) -> pfl.Examples:
@@ -207,9 +202,9 @@ def norms(
     state = output.state
 
 
-def measure(context: trials.Context) -> paper.Rows:
+def measure(context: measures.Context) -> measures.Rows:
   """The squared norm by round, with each run's floor in its last row."""
-  sizes = context.sizes
+  sizes = context.parameters
   with context.create_runtime() as runtime:
     for (name, condition), seed in context.each(CONDITIONS.items()):
       clients = make_clients(sizes, sizes.spread * condition.spread, seed)
@@ -229,7 +224,7 @@ def measure(context: trials.Context) -> paper.Rows:
         {*range(0, len(squares), _ROUNDS_PER_ROW), len(squares) - 1}
       ):
         yield {
-          'setting': name,
+          'condition': name,
           'seed': seed,
           'round': index,
           'square': squares[index],
@@ -237,48 +232,48 @@ def measure(context: trials.Context) -> paper.Rows:
         }
 
 
-def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
+def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims on the fall of the norm, and on the settings of the floor."""
-  last = table.where(round=sizes.num_rounds - 1)
+  last = numbers.where(round=study.parameters.num_rounds - 1)
 
   def orders(condition, other):
     """The decimal logarithm of the ratio of two floors, by seed."""
-    floors = [last.values('floor', setting=s) for s in (condition, other)]
+    floors = [last.values('floor', condition=s) for s in (condition, other)]
     return np.log10(floors[0] / floors[1])
 
   yield claims.measured(
     f'{_NO_FLOOR}: the mean of the squared norm is below 4 F(w_0) / (beta tau '
     'K) for every number of rounds K: the largest ratio',
-    _PAPER,
-    last.values('of_bound', setting=_NO_FLOOR),
+    study.source,
+    last.values('of_bound', condition=_NO_FLOOR),
     below=1,
     of_paper=True,
   )
   yield claims.measured(
     f'{_NO_FLOOR}: there is no floor: the share of the first squared norm that '
     'is left',
-    _PAPER,
-    last.values('share', setting=_NO_FLOOR),
+    study.source,
+    last.values('share', condition=_NO_FLOOR),
     below=1e-3,
   )
   yield claims.measured(
     'In every setting it falls: the largest floor, as a share of the first '
     'squared norm',
-    _PAPER,
-    last.curve('floor_share', 'setting'),
+    study.source,
+    last.curve('floor_share', 'condition'),
     below=0.1,
   )
   yield claims.difference(
     'With exact gradients the floor is proportional to beta^2, so that half of '
     'beta divides it by 4: by how many powers of ten it is off',
-    _PAPER,
+    study.source,
     np.abs(orders(_EXACT, _SMALL_RATE(_EXACT)) - np.log10(4)),
     below=_TOLERANCE,
   )
   yield claims.difference(
     'With exact gradients it shrinks with tau at least as tau (tau - 1): the '
     'decimal logarithm of the floor for 4 by that for 2',
-    _PAPER,
+    study.source,
     orders(_EXACT, _FEW_STEPS),
     above=np.log10(6),
     of_paper=True,
@@ -296,29 +291,17 @@ def make_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     yield claims.difference(
       f'{words} ({condition}, against {other}): the decimal logarithm of the '
       "floors' ratio",
-      _PAPER,
+      study.source,
       orders(condition, other),
     )
 
 
-EXPERIMENTS = (
-  paper.Experiment(
-    name='perfedavg_gradient_norm',
-    summary='The gradient of Per-FedAvg falls to a floor that depends on '
-    'beta, tau, batches and clients',
-    paper=_PAPER,
-    measure=measure,
-    claims=make_claims,
-    draw=panels.curves(
-      'square',
-      over='round',
-      by='setting',
-      x_label='Round',
-      y_label='Squared norm of the gradient of F',
-      log_y=True,
-      width=9,
-    ),
-    full={None: Sizes()},
-    fast=FAST,
-  ),
+draw = panels.curves(
+  'square',
+  over='round',
+  by='condition',
+  x_label='Round',
+  y_label='Squared norm of the gradient of F',
+  log_y=True,
+  width=9,
 )

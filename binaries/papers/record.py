@@ -1,10 +1,10 @@
-"""The experiments' results in the documentation, made of what they wrote.
+"""The studies' results in the documentation, made of what they wrote.
 
-`records/NAME.json` in the folder of the results' pages has what an experiment
-at full size came to: its claims and sizes. From the records come the tables of
-claims on the pages (after `<!-- claims: NAME -->`) and the table of coverage.
-An experiment that is no longer in the registry keeps its record, and the pages
-name the last commit with its code.
+`records/NAME.json` in the folder of the results' pages has what a study at
+scale `cpu` came to: its claims, with their numbers by seed. From the records
+come the tables of claims on the pages (after `<!-- claims: NAME -->`) and the
+table of coverage. A study that is no longer there keeps its record, and the
+pages name the last commit with its code.
 """
 
 from __future__ import annotations
@@ -20,43 +20,31 @@ from typing import Any
 from tff_pfl import errors
 from tff_pfl.datasets import registry
 from tff_pfl.runs import summary as summary_lib
-
-from .engine import claims, paper
+from tff_pfl.studies import claims, results, runner
+from tff_pfl.studies import study as study_lib
 
 _RECORDS = 'records'
-_KEPT = (
-  'experiment',
-  'dataset',
-  'seed',
-  'setup',
-  'seconds',
-  'versions',
-  'commit',
-  'claims',
-)
+_SCALE = 'cpu'
 _END = '<!-- end of claims -->'
 _COVERAGE, _END_OF_COVERAGE = '<!-- coverage -->', '<!-- end of coverage -->'
-# The last commit with the code of experiments that only have records now.
+# The last commit with the code of studies that only have records now.
 _LAST_COMMIT = '80dc5961'
-# Of an experiment's sizes, what the table of coverage tells.
+# Of a study's settings, what the table of coverage tells.
 _SIZES = {
   'num_clients': 'clients',
-  'nums_clients': 'clients',
   'model': '',
   'num_rounds': 'rounds',
   'num_epochs': 'local epochs',
-  'local_epochs': 'local epochs',
-  'nums_local_steps': 'local steps',
 }
 
 
-def find_pages(docs_dir: str, fast: bool) -> list[pathlib.Path]:
+def find_pages(docs_dir: str, scale: str) -> list[pathlib.Path]:
   """Returns the pages of results; `ValueError` if none can be updated.
 
   Args:
-    fast: True for experiments of small sizes, which no page shows.
+    scale: Scale of the studies; pages show those at `cpu` alone.
   """
-  errors.expect(not fast, 'docs_dir', 'given without fast', True)
+  errors.expect(scale == _SCALE, 'docs_dir', f'given at scale {_SCALE}', scale)
   pages = sorted(pathlib.Path(docs_dir).glob('*.md'))
   errors.expect(pages, 'docs_dir', "the folder of the results' pages", docs_dir)
   return pages
@@ -64,44 +52,59 @@ def find_pages(docs_dir: str, fast: bool) -> list[pathlib.Path]:
 
 def update(
   docs_dir: str,
-  summaries: Sequence[Mapping[str, Any]],
-  results_dir: str,
-  experiments: Mapping[str, paper.Experiment],
+  found: Sequence[results.Results],
+  studies: Mapping[str, study_lib.Study],
 ) -> None:
   """Brings pages, records and pictures up to date.
 
   Args:
     docs_dir: Folder of the pages.
-    summaries: Summary from `paper.run` of each experiment that ran.
-    results_dir: Folder of their folders.
-    experiments: All in the registry, by name.
-
-  Raises:
-    ValueError: If an experiment ran at a small size.
+    found: Results of studies.
+    studies: All of the papers' studies, by name.
   """
-  ran = [summary for summary in summaries if 'error' not in summary]
-  pages = find_pages(docs_dir, any(summary['fast'] for summary in ran))
+  pages = find_pages(docs_dir, _SCALE)
   shown = '\n'.join(page.read_text('utf-8') for page in pages)
   os.makedirs(os.path.join(docs_dir, _RECORDS), exist_ok=True)
-  for summary in ran:
-    name = summary['experiment']
+  for one in found:
+    record = _record(one.description)
+    name = record['study']
     summary_lib.write_json(
-      os.path.join(docs_dir, _RECORDS, f'{name}.json'),
-      {key: summary.get(key) for key in _KEPT},
+      os.path.join(docs_dir, _RECORDS, f'{name}.json'), record
     )
     if f'({name}.png)' in shown:
       shutil.copyfile(
-        os.path.join(results_dir, name, paper.FIGURE_NAME),
+        os.path.join(one.directory, runner.FIGURE_NAME),
         os.path.join(docs_dir, f'{name}.png'),
       )
   records = read(docs_dir)
   for page in pages:
     text = page.read_text('utf-8')
-    page.write_text(rewritten(text, records, experiments), 'utf-8')
+    page.write_text(rewritten(text, records, studies), 'utf-8')
+
+
+def _record(description):
+  sizes = {**description['settings'], **(description['parameters'] or {})}
+  datasets = [sizes['dataset']] if 'dataset' in sizes else []
+  return {
+    'study': description['name'],
+    'source': description['source'],
+    'datasets': datasets,
+    'size': ', '.join([*(datasets or ['generated']), *_sizes(sizes)]),
+    **{n: description[n] for n in ('seeds', 'overrides', 'seconds')},
+    **{n: description[n] for n in ('versions', 'commit', 'claims')},
+  }
+
+
+def _sizes(sizes):
+  for name, words in _SIZES.items():
+    if isinstance(sizes.get(name), (str, int)):
+      is_one = sizes[name] == 1
+      words = words.removesuffix('s') if is_one else words
+      yield f'{sizes[name]} {words}'.strip()
 
 
 def read(docs_dir: str) -> dict[str, Mapping[str, Any]]:
-  """All records by the names of the experiments."""
+  """All records by the names of the studies."""
   paths = sorted(pathlib.Path(docs_dir, _RECORDS).glob('*.json'))
   return {path.stem: json.loads(path.read_text('utf-8')) for path in paths}
 
@@ -109,21 +112,21 @@ def read(docs_dir: str) -> dict[str, Mapping[str, Any]]:
 def rewritten(
   text: str,
   records: Mapping[str, Mapping[str, Any]],
-  experiments: Mapping[str, paper.Experiment],
+  studies: Mapping[str, study_lib.Study],
 ) -> str:
   """A page with its tables made anew.
 
   Args:
     text: The page.
-    records: Records by the experiments' names.
-    experiments: All in the registry, by name.
+    records: Records by the studies' names.
+    studies: All of the papers' studies, by name.
   """
   text = re.sub(
     rf'<!-- claims: (\w+) -->\n(?:\*\*(?:.|\n)*?{_END}\n)?',
-    lambda found: _claims(found[1], records, experiments),
+    lambda found: _claims(found[1], records, studies),
     text,
   )
-  coverage = '\n'.join(_coverage(records, experiments))
+  coverage = '\n'.join(_coverage(records, studies))
   return re.sub(
     rf'{_COVERAGE}\n(?:.|\n)*?{_END_OF_COVERAGE}',
     lambda _: f'{_COVERAGE}\n{coverage}\n{_END_OF_COVERAGE}',
@@ -131,32 +134,31 @@ def rewritten(
   )
 
 
-def _claims(name, records, experiments):
+def _claims(name, records, studies):
   marker = f'<!-- claims: {name} -->\n'
   if name not in records:
     return marker
   record = records[name]
-  conditions = f'{record["claims"][0]["num_seeds"]} seeds'
+  conditions = f'{len(record["seeds"])} seeds'
   if record.get('commit'):
     conditions += f', at {record["commit"][:7]}'
   decided = claims.decided_by_holm(record['claims'])
   if decided is not None:
     conditions += (
-      f"; {decided} comparisons are decided with Holm's correction, too"
+      f"; {decided} comparisons are also decided with Holm's correction"
     )
-  experiment = experiments.get(name)
-  code = f'`{_command(name, record, experiment)}`'
-  if experiment is None:
+  code = f'`{_command(name, record, studies.get(name))}`'
+  if name not in studies:
     code += f', whose code runs at commit {_LAST_COMMIT}'
   lines = [
-    f'**{_count(record)}** ({conditions}): {code}',
+    f'**{claims.count_all(record["claims"])}** ({conditions}): {code}',
     '',
     '| claim | measured | wanted | |',
     '|---|---|---|---|',
   ]
   for claim in record['claims']:
     cells = [
-      claim['statement'],
+      claim['statement'] + ' (ours)' * claim['is_ours'],
       claims.number(claim),
       claim['threshold'],
       claim['verdict'],
@@ -165,80 +167,45 @@ def _claims(name, records, experiments):
   return marker + '\n'.join([*lines, _END, ''])
 
 
-def _command(name, record, experiment):
-  command = f'python -m binaries.reproduce --experiment={name}'
-  if record['dataset']:
-    command += f' --dataset={record["dataset"]}'
-  dataset = _dataset(record, experiment)
-  if dataset and registry.DATASETS[dataset].takes_data_dir:
+def _command(name, record, study):
+  flag = '--study' if study else '--experiment'
+  command = f'python -m binaries.reproduce {flag}={name}'
+  for key, value in record['overrides'].items():
+    command += f' --set={key}={value}'
+  if any(registry.DATASETS[one].takes_data_dir for one in record['datasets']):
     command += ' --data_dir=DIR'
-  if experiment is None:
-    return command
-  num_seeds = record['claims'][0]['num_seeds']
-  if num_seeds != next(iter(experiment.full.values())).num_seeds:
-    command += f' --num_seeds={num_seeds}'
-  if record['seed'] != experiment.first_seed:
-    command += f' --seed={record["seed"]}'
+  if study and tuple(record['seeds']) != study.at(_SCALE).seeds:
+    command += f' --seeds={",".join(map(str, record["seeds"]))}'
   return command
 
 
-def _dataset(record, experiment):
-  """The one that was asked for, or the experiment's own; None for generated."""
-  if experiment is None:
-    return record['setup']['dataset']
-  return record['dataset'] or next(iter(experiment.full))
-
-
-def _count(record):
-  return claims.count(claim['verdict'] for claim in record['claims'])
-
-
-def _coverage(records, experiments):
+def _coverage(records, studies):
   """The lines of the table of coverage."""
-  every_claim = {'claims': sum((r['claims'] for r in records.values()), [])}
-  hours = sum(r['seconds'] or 0 for r in records.values()) / 3600
+  every_claim = sum((record['claims'] for record in records.values()), [])
+  hours = sum(record['seconds'] or 0 for record in records.values()) / 3600
+  theirs, *ours = claims.count_all(every_claim).split('; ')
   yield (
-    f'**{_count(every_claim)}** of the experiments that were measured, in '
-    f'{hours:.0f} hours.\n'
+    f'**{theirs}** of the papers, in {hours:.0f} hours'
+    + (f'. Besides them {ours[0]}' if ours else '')
+    + '.\n'
   )
-  yield '| paper, figure or table | experiment | size | k of n hold | time |'
+  yield '| paper, figure or table | study | size | k of n hold | time |'
   yield '|---|---|---|---|---|'
-  for name, experiment in experiments.items():
-    record = records.get(name)
-    dataset, sizes = next(iter(experiment.full.items()))
-    setup = vars(sizes)
-    if record is not None:
-      dataset, setup = _dataset(record, experiment), record['setup'] or setup
-    yield _row(experiment.paper, f'`{name}`', dataset, setup, record)
+  for name, study in studies.items():
+    yield _row(study.source, f'`{name}`', records.get(name))
   for name, record in records.items():
-    if name not in experiments:
+    if name not in studies:
       sources = '; '.join(dict.fromkeys(c['source'] for c in record['claims']))
-      setup = record['setup']
-      at = f'`{name}`, at {_LAST_COMMIT}'
-      yield _row(sources, at, setup['dataset'], setup, record)
+      yield _row(sources, f'`{name}`, at {_LAST_COMMIT}', record)
 
 
-def _row(source, name, dataset, setup, record):
+def _row(source, name, record):
   """A line of the table of coverage; without a record it is not measured."""
-  result, time = 'not measured yet', ''
+  size, result, time = '', 'not measured yet', ''
   if record is not None:
-    result = _count(record)
+    size = f'{record["size"]}, {len(record["seeds"])} seeds'
+    result = claims.count_all(record['claims'])
     if record['seconds'] is not None:
       minutes = record['seconds'] / 60
       time = f'{minutes / 60:.1f} h' if minutes > 90 else f'{minutes:.0f} min'
-  size = ', '.join([dataset or 'generated', *_sizes(setup)])
   return f'| {" | ".join([source, name, size, result, time])} |'
-
-
-def _sizes(setup):
-  for name, words in _SIZES.items():
-    if name in setup:
-      value = setup[name]
-      if isinstance(value, Mapping):
-        value = list(value.values())
-      if not isinstance(value, (str, int)):
-        value = ' to '.join(map(str, (value[0], value[-1])[: len(value)]))
-      if value == 1:
-        words = words.removesuffix('s')
-      yield f'{value} {words}'.strip()
-  yield f'{setup["num_seeds"]} seeds'

@@ -1,5 +1,4 @@
 import collections
-import dataclasses
 import types
 
 import numpy as np
@@ -7,53 +6,59 @@ import pytest
 import tensorflow as tf
 
 import tff_pfl as pfl
-from binaries import papers
 from binaries.papers import fed_rep
 from tests.papers import untrained
 from tff_pfl import datasets
 from tff_pfl.models import zoo
 from tff_pfl.runs import evaluation
+from tff_pfl.studies.numbers import Numbers
 
 
 def test_local_epochs_are_of_fed_reps_head_and_of_fed_avgs_model():
-  run = types.SimpleNamespace(
-    evaluations=[{'personal': {'accuracy': a}} for a in (0.1, 0.2, 0.3)]
-  )
-  context = untrained.Context(
-    fed_rep.LocalEpochsSizes(
-      nums_epochs=(1, 3), num_final_evaluations=2, num_seeds=1
-    ),
-    lambda wanted: run,
-  )
-  rows = list(fed_rep.measure_local_epochs(context))
-  assert [(row['method'], row['num_epochs']) for row in rows] == [
-    ('FedRep', 1),
-    ('FedAvg', 1),
-    ('FedRep', 3),
-    ('FedAvg', 3),
-  ]
-  # The mean of the last two rounds.
-  assert {row['accuracy'] for row in rows} == {0.25}
-  configs = context.configs
-  assert [
-    (c.method.num_head_epochs, c.method.num_body_epochs) for c in configs[::2]
-  ] == [(1, 1), (3, 1)]
-  assert [c.method.num_epochs for c in configs[1::2]] == [1, 3]
+  study = fed_rep.LOCAL_EPOCHS.at('cpu')
+  context = untrained.Context(study.select(conditions=[1, 10], seeds=[0]))
+  numbers = context.measured()
+  assert numbers.distinct('condition') == [1, 10]
+  configs = {wanted.name: wanted.settings for wanted in context.trials}
+  assert len(configs) == 4
+  for n in (1, 10):
+    head = configs[f'{n}-FedRep-seed0'].method
+    assert (head.num_head_epochs, head.num_body_epochs) == (n, 1)
+    assert configs[f'{n}-FedAvg-seed0'].method.num_epochs == n
   assert {
-    (c.data.partition, c.data.num_clients, c.rounds.num_rounds) for c in configs
+    (c.data.partition, c.data.num_clients, c.rounds.num_rounds)
+    for c in context.configs
   } == {('shards:2', 100, 50)}
-  assert len({wanted.name for wanted in context.trials}) == 4
+
+
+def test_local_epochs_claims_compare_epochs_and_methods():
+  scores = {'FedRep': (0.5, 0.7, 0.6), 'FedAvg': (0.1, 0.3, 0.2)}
+  numbers = Numbers(
+    {'condition': n, 'method': method, 'seed': 0, 'score': score}
+    for method, values in scores.items()
+    for n, score in zip((1, 5, 20), values)
+  )
+  found = fed_rep.local_epochs_claims(numbers, fed_rep.LOCAL_EPOCHS)
+  np.testing.assert_allclose(
+    [claim.measured for claim in found], [0.2, -0.1, 0.1, 0.5, 0.3, 0.4]
+  )
+  for name, count in (('FedRep', 2), ('FedAvg', 1)):
+    part = numbers.where(method=name)
+    found = fed_rep.local_epochs_claims(part, fed_rep.LOCAL_EPOCHS)
+    assert len(list(found)) == count
 
 
 def test_new_clients_have_new_classes_only():
-  sizes = fed_rep.NEW_CLIENTS_FAST
-  assert not set(sizes.classes) & set(sizes.new_classes)
+  study = fed_rep.NEW_CLIENTS.at('small')
+  sizes = study.parameters
+  trained = study.overrides['dataset_arguments']['classes']
+  assert not set(trained) & set(sizes.new_classes)
   arrays = datasets.load_arrays('digits').class_subset(sizes.new_classes)
-  clients = fed_rep._new_clients(arrays, sizes, seed=0)
-  assert clients.num_clients == sizes.num_new_clients
+  clients = fed_rep.new_clients(arrays, sizes, seed=0)
+  assert clients.num_clients == sizes.num_new
   counts = clients.class_counts()
-  assert not counts[:, list(sizes.classes)].any()
-  assert counts.sum(axis=1).min() >= sizes.num_new_client_examples
+  assert not counts[:, list(trained)].any()
+  assert counts.sum(axis=1).min() >= sizes.num_new_examples
 
 
 class _FinishedRun:
@@ -107,13 +112,17 @@ def test_new_clients_start_from_the_initial_head_on_the_trained_body(
     return evaluation.Evaluation(rows, {})
 
   monkeypatch.setattr(evaluation, 'evaluate', score)
+  # With the data of the small scale and the epochs of training of cpu.
+  study = fed_rep.NEW_CLIENTS.at('small').with_settings(
+    **{'num_epochs': 5, 'per_fed_avg.num_steps': 200, 'nums_epochs': (3,)}
+  )
   context = untrained.Context(
-    dataclasses.replace(fed_rep.NEW_CLIENTS_FAST, nums_epochs=(3,)),
+    study,
     lambda wanted: types.SimpleNamespace(
-      open=lambda: _FinishedRun(wanted.config)
+      open=lambda: _FinishedRun(wanted.settings)
     ),
   )
-  rows = list(fed_rep.measure_new_clients(context))
+  rows = context.measured().frame.to_dict('records')
   assert {row['accuracy'] for row in rows} == {0.75}
   initial = _FinishedRun(None).model.initial_weights
   for row, (num_epochs, weights) in zip(rows, scored):
@@ -127,34 +136,34 @@ def test_new_clients_start_from_the_initial_head_on_the_trained_body(
   configs = {config.algorithm: config for config in context.configs}
   assert configs['fed_rep'].method.num_body_epochs == 5
   assert configs['fed_avg'].method.num_epochs == 5
-  # 4 steps in the place of each of 5 epochs.
-  assert configs['per_fed_avg'].method.num_steps == 20
-  l2gd = configs['l2gd']
-  assert l2gd.rounds.cohort_size == l2gd.data.num_clients
+  assert configs['per_fed_avg'].method.num_steps == 200
 
 
 def test_all_methods_stand_beside_the_published_figures():
-  sizes = papers.EXPERIMENTS['fedrep_table_1_5_classes'].full['cifar10']
-  context = untrained.Context(dataclasses.replace(sizes, num_seeds=1))
-  rows = {row['method']: row for row in fed_rep.measure_table(context)}
-  assert len(rows) == 16
+  five = 'CIFAR-10, 5 classes'
+  study = fed_rep.TABLE_1.at('cpu').select(conditions=[five], seeds=[0])
+  context = untrained.Context(study)
+  numbers = context.measured()
+  assert len(numbers.frame) == 16
   # None is illegible in the copy at hand. Per-FedAvg's is that of models as
   # they leave the clients' training, not after one step.
   for name, accuracy, published in (
-    ('FedAvg', 0.5, 0.5178),
-    ('FedAvg + FT', 0.4, 0.7368),
-    ('Per-FedAvg', 0.4, 0.672),
+    ('FedAvg', 0.5, 51.78),
+    ('FedAvg + FT', 0.4, 73.68),
+    ('Per-FedAvg', 0.4, 67.2),
     ('Per-FedAvg, one step', 0.5, None),
     ('FedRep', 0.5, None),
   ):
-    row = rows[name]
-    assert (row['accuracy'], row['published']) == (accuracy, published), name
+    assert numbers.values('score', method=name) == [accuracy], name
+    assert study.published.get((name, five)) == published, name
   for trial in context.trials:
-    config, hparams = trial.config, trial.config.method
+    config, hparams = trial.settings, trial.settings.method
     # The head, for 10 epochs, where a global model is fine-tuned.
     is_meta = config.algorithm == 'per_fed_avg'
-    assert set(trial.fine_tune_variants) <= {'trained' if is_meta else 'head'}
-    assert config.process.personalization.num_epochs == 10
+    scopes = {options.fine_tune for options in trial.variants.values()}
+    assert scopes <= {'trained' if is_meta else 'head'}
+    for options in trial.variants.values():
+      assert options.num_epochs == 10
     assert config.model.augmentation == 'crop:4+flip'
     assert getattr(hparams, 'num_head_epochs', 10) == 10
     is_fed_rep = config.algorithm == 'fed_rep'
@@ -163,10 +172,26 @@ def test_all_methods_stand_beside_the_published_figures():
     if is_meta:
       assert hparams.num_steps == 50 * 5
     is_l2gd = config.algorithm == 'l2gd'
-    assert config.rounds.cohort_size == (100 if is_l2gd else 10)
+    assert config.rounds.participation == (1 if is_l2gd else 0.1)
     if is_l2gd:
       # Local steps have the rate of other methods, the pull half of it.
       assert hparams.learning_rate / (
         1 - hparams.aggregation_probability
       ) == pytest.approx(0.01)
       assert hparams.pull == pytest.approx(0.005)
+
+
+def test_settings_of_a_column_for_one_method_alone():
+  study = fed_rep.TABLE_1.at('paper')
+
+  def settings(condition, method):
+    return study.settings_of(condition, method, 0)
+
+  for method, rate in (('SCAFFOLD', 0.5), ('FedAvg', 1.0)):
+    process = settings('FEMNIST', method).process
+    assert process.server_learning_rate == rate
+  # Alone clients train as the authors train them, all in each round.
+  for condition, num_epochs in (('FEMNIST', 1), ('Sent140', 5)):
+    alone = settings(condition, 'Local Only')
+    assert alone.method.num_epochs == num_epochs
+    assert alone.rounds.participation == 1

@@ -1,5 +1,3 @@
-import dataclasses
-
 import numpy as np
 
 from binaries.papers import per_fed_avg, per_fed_avg_theorem
@@ -10,17 +8,17 @@ from tff_pfl.models import split_model
 
 
 def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
-  sizes = per_fed_avg.Sizes(num_seeds=1, panels=((4, 20), (10, 10)))
+  few, many = 'tau = 4, r = 0.4', 'tau = 10, r = 0.2'
+  study = per_fed_avg.FIGURE_1.select(conditions=[few, many], seeds=[0])
   run = untrained.finished(
     0,
     evaluations=[
       {'round': 5, 'global': {'accuracy': 0.25}, 'personal': {'accuracy': 1}}
     ],
   )
-  context = untrained.Context(sizes, lambda wanted: run)
-  rows = list(per_fed_avg.measure(context))
-  few, many = 'tau = 4, r = 0.4', 'tau = 10, r = 0.2'
-  assert [(r['setting'], r['method'], r['accuracy']) for r in rows] == [
+  context = untrained.Context(study, lambda wanted: run)
+  rows = context.measured().frame.to_dict('records')
+  assert {(r['condition'], r['method'], r['score']) for r in rows} == {
     (few, 'FedAvg', 0.25),
     (few, 'FedAvg + one step', 1),
     (few, 'Per-FedAvg', 1),
@@ -29,21 +27,25 @@ def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
     (many, 'Per-FedAvg', 1),
     (many, 'Per-FedAvg, Hessian-free', 1),
     (many, 'Per-FedAvg, exact', 1),
-  ]
-  assert [c.rounds.cohort_size for c in context.configs] == [20, 20] + [10] * 4
+  }
   wanted = context.trials
-  assert len({one.name for one in wanted}) == 6
+  assert len(rows) == 8
+  assert len({one.name for one in wanted}) == len(wanted) == 6
+  by_steps = {
+    c.method.num_steps: c.rounds.participation for c in context.configs
+  }
+  assert by_steps == {4: 0.4, 10: 0.2}
   shared = {
     'num_steps': 10,
     'learning_rate': 0.001,
     'momentum': 0.0,
     'batch_size': 40,
   }
-  assert wanted[-1].config.method == registry.get_algorithm(
+  assert wanted[-1].settings.method == registry.get_algorithm(
     'per_fed_avg'
   ).hparams(variant='exact', inner_learning_rate=0.01, **shared)
   # The step at test time is that of Per-FedAvg, on all of a client's data.
-  options = wanted[-1].config.process.personalization
+  options = wanted[-1].settings.process.personalization
   assert (options.fine_tune, options.num_steps) == ('all', 1)
   assert (options.learning_rate, options.batch_size) == (0.01, None)
 
@@ -52,12 +54,8 @@ def test_a_step_with_exact_gradients_is_down_the_slope_of_the_meta_loss(
   monkeypatch,
 ):
   monkeypatch.setattr(split_model.SplitModel, 'uses_xla', False)
-  sizes = dataclasses.replace(
-    per_fed_avg_theorem.FAST,
-    num_clients=3,
-    num_examples=8,
-    num_inputs=2,
-    num_rounds=2,
+  sizes = per_fed_avg_theorem.Sizes(
+    num_clients=3, num_examples=8, num_inputs=2, num_rounds=2
   )
   clients = per_fed_avg_theorem.make_clients(sizes, 1.0, seed=0)
 

@@ -1,8 +1,9 @@
-"""Made-up runs, for experiments without training."""
+"""Made-up runs, for studies without training."""
 
 import types
 
-from binaries.papers.engine import tables, trials
+from tff_pfl.studies import measures, plan, results
+from tff_pfl.studies.numbers import Numbers
 
 
 def finished(accuracy, fine_tuned=None, num_rounds=0, **values):
@@ -34,6 +35,7 @@ def finished(accuracy, fine_tuned=None, num_rounds=0, **values):
     **{
       'summary': {
         'accuracy': {'last_10_mean': accuracy},
+        'global_accuracy': {'last_10_mean': accuracy},
         'domains': domains({'last': 0.9, 'last_10_mean': accuracy}),
         'seconds_per_round': 1.0,
         'peak_rss_mb': 1.0,
@@ -56,38 +58,64 @@ def _opened():
   raise Opened
 
 
-def context(sizes, directory='unused', **settings):
+def context(study, directory='unused'):
   """A context that trains, without progress bars."""
-  settings = trials.Settings(str(directory), show_progress=False, **settings)
-  return trials.Context(settings, sizes)
+  place = measures.Place(show_progress=False)
+  return measures.Context(study, str(directory), place)
 
 
-class Context(trials.Context):
+class Context(measures.Context):
   """One without training.
 
   Attributes:
     trials: All that were to run, in order.
   """
 
-  def __init__(self, sizes, finish=lambda wanted: finished(0.5, 0.4), **more):
+  def __init__(self, study, finish=lambda wanted: finished(0.5, 0.4)):
     """Takes what a trial finds.
 
     Args:
       finish: From a trial to what stands for the finished one.
-      **more: Fields of `trials.Settings`.
     """
-    super().__init__(context(sizes, **more).settings, sizes)
+    super().__init__(study, 'unused', measures.Place(show_progress=False))
     self.trials = []
     self._finish = finish
 
   @property
   def configs(self):
-    return [wanted.config for wanted in self.trials]
+    return [wanted.settings for wanted in self.trials]
 
-  def finish(self, trials):
-    self.trials += trials
-    return [self._finish(wanted) for wanted in trials]
+  def run(self, study=None):
+    study = study or self.study
+    entries = plan.entries(study)
+    wanted = plan.trials_of(entries)
+    self.trials += wanted
+    runs = {one.name: self._finish(one) for one in wanted}
+    methods = study.methods
+    return [
+      results.Result(
+        entry.condition,
+        entry.method,
+        methods[entry.method].algorithm,
+        entry.seed,
+        entry.fold,
+        runs[entry.trial.name],
+        entry.variant,
+        methods[entry.method].score,
+      )
+      for entry in entries
+    ]
 
-  def measured(self, measure):
-    """The table that an experiment's function makes of it."""
-    return tables.Table(list(measure(self)))
+  def measured(self, measure=None):
+    """The study's numbers: what a measure finds, or the results' scores.
+
+    Args:
+      measure: The measure; None for the study's, if it has one.
+    """
+    measure = measure or self.study.measure or _scores
+    return Numbers(list(measure(self)))
+
+
+def _scores(context):
+  for result in context.run():
+    yield {**result.columns(), 'score': result.score()}

@@ -285,9 +285,9 @@ class _Check:
       if self.kind == 'at_least':
         for name in ours:
           yield difference(
-            f'{start}{scored} of {name}',
+            f'{start}{scored} of {name} is at least {self.bound:g}',
             source,
-            here.by_seed(metric, method=name),
+            here.values(metric, method=name),
             above=self.bound,
             of_paper=True,
             **options,
@@ -295,6 +295,10 @@ class _Check:
         continue
       for name, other in itertools.product(ours, others):
         lead = here.lead(metric, name, other)
+        if not len(lead):
+          continue
+        if not here.higher_is_better.get(metric, True):
+          lead = -lead
         if self.kind == 'better':
           words = f'{name} is more accurate than {other}'
           if metric != 'score':
@@ -433,18 +437,32 @@ def number(claim: Mapping[str, Any]) -> str:
   return text
 
 
+def count_all(claims: Iterable[Mapping[str, Any]]) -> str:
+  """The `count` of claims, those of ours apart.
+
+  Args:
+    claims: Fields of `Claim`s, as JSON types.
+  """
+  ours, theirs = (
+    [one['verdict'] for one in claims if one.get('is_ours', False) == is_ours]
+    for is_ours in (True, False)
+  )
+  texts = [count(theirs)] if theirs or not ours else []
+  if ours:
+    texts.append(f'{count(ours)} of ours')
+  return '; '.join(texts)
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
   """Claims as a table for the screen.
 
   Args:
-    rows: The fields of claims, each with its `experiment`.
+    rows: The fields of claims, each with its `study`.
   """
   cells = [
     [
-      # Once for all of an experiment's claims.
-      ''
-      if before and before['experiment'] == row['experiment']
-      else row['experiment'],
+      # Once for all of a study's claims.
+      '' if before and before['study'] == row['study'] else row['study'],
       textwrap.fill(row['statement'], 44),
       textwrap.fill(row['source'], 16),
       number(row),
@@ -456,5 +474,5 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
   ]
   return summary_lib.format_table(
     cells,
-    ['experiment', 'claim', 'source', 'measured', 'wanted', 'seeds', 'verdict'],
+    ['study', 'claim', 'source', 'measured', 'wanted', 'seeds', 'verdict'],
   )

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Optional
 import tqdm
 
 from tff_pfl import errors, fields
+from tff_pfl.runs import client_population, run_store, value_codec
 from tff_pfl.studies import cluster as cluster_lib
 from tff_pfl.studies import trial
-from tff_pfl.runs import client_population, run_store, value_codec
 from tff_pfl.system import child_processes, cores, folders, shutdown
 
 TRIALS_DIR = 'trials'

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 import tqdm
@@ -26,8 +26,10 @@ from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.runtime import base as runtime_base
 from tff_pfl.studies import cluster as cluster_lib
-from tff_pfl.studies import results as results_lib
 from tff_pfl.studies import study as study_lib
+
+if TYPE_CHECKING:
+  from tff_pfl.studies import results as results_lib
 
 # What a measure gives.
 Rows = Iterator[Mapping[str, Any]]

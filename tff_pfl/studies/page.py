@@ -1,7 +1,7 @@
-"""HTML pages of comparisons, on a phone as on a laptop.
+"""HTML pages of studies, on a phone as on a laptop.
 
-The page of a comparison stands alone: styles, script and pictures are within
-it. Their text is in `page.html.j2`; here frames become tables and pictures.
+The page of a study stands alone: styles, script and pictures are within it.
+Their text is in `page.html.j2`; here frames become tables and pictures.
 """
 
 from __future__ import annotations
@@ -22,71 +22,129 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tff_pfl import plots
-from tff_pfl.comparisons import metrics as metrics_lib
-from tff_pfl.comparisons import results as results_lib
 from tff_pfl.models import split_model
+from tff_pfl.studies import claims as claims_lib
+from tff_pfl.studies import metrics as metrics_lib
+from tff_pfl.studies import results as results_lib
 from tff_pfl.system import folders
 
-REPORT_NAME = 'comparison.html'
-VARIANT_TITLES = {
-  'method': 'As the runs were asked to',
-  'none': 'Without fine-tuning',
-  'head': 'With the head fine-tuned',
-  'all': 'With all weights fine-tuned',
-  'trained': 'As they leave training on the client',
-}
+PAGE_NAME = 'study.html'
 _MAX_CONTEXT_ROUNDS = 50
 _SVG_STYLE = {'svg.fonttype': 'none', 'svg.hashsalt': 'page', 'font.size': 8}
+# More make the table wider than a screen.
+_MAX_COLUMNS = 6
 
 
 def write(
-  found: results_lib.Results,
-  path: Union[str, os.PathLike[str]],
-  published: Optional[pd.DataFrame] = None,
+  results: results_lib.Results, path: Union[str, os.PathLike[str]]
 ) -> None:
-  """Writes the page of a comparison, the same for the same results.
+  """Writes the page of a study, the same for the same results.
 
   Args:
-    found: Results of the comparison; sections without content are left out.
     path: Path of the .html file; after a crash it is the old one or the new
       one.
-    published: Figures to show beside ours, a row for each: `source` and `note`,
-      `method` (its name there), `algorithm`, `variants` (ways to personalize,
-      of which the first one that was scored counts), `metric` (a name of
-      `metrics.by_name`) and `value`.
 
   Raises:
     RunError: If the file cannot be written.
   """
-  primary, metrics = found.primary_metric, found.metrics
-  settings = {one['name']: one['value'] for one in found['settings']}
-  methods = found.ranked()
-  scores = found.client_scores
+  told = results.description
+  conditions = [_condition(results, name) for name in results.conditions]
+  overview = results.overview()
+  if len(conditions) < 2 and not told['published']:
+    overview = None
   render(
     path,
-    title=found['title'],
-    methods=methods,
-    primary=primary,
-    figures=_figures_table(
-      methods,
-      [
-        metric
-        for name, metric in metrics.items()
-        if not name.startswith(metrics_lib.DOMAIN_PREFIXES)
-      ],
+    title=title(results),
+    study=told,
+    primary=results.primary_metric,
+    overview=overview,
+    claims=claims_frame(told.get('claims', [])),
+    claims_count=claims_lib.count_all(told.get('claims', [])),
+    conditions=conditions,
+    tuning=_tuning_frame(told['tunings'], results.primary_metric),
+    failures=pd.DataFrame(told['failures']),
+    settings={
+      'seeds': told['seeds'],
+      'num_folds': told['num_folds'],
+      'num_new_clients': told['num_new_clients'],
+      'scale': told['scale'],
+      **told['settings'],
+      **(told['parameters'] or {}),
+    },
+    methods=_methods_frame(told['methods']),
+    condition_settings=pd.DataFrame(
+      {'condition': name, 'settings': assignments(values)}
+      for name, values in told['conditions'].items()
+      if name
     ),
-    domain_tables=_domain_tables(methods, primary, metrics),
-    published=_published(found['methods'], settings, published),
-    curves=_curve_pictures(found, methods, primary),
-    boxes=_box_pictures(scores, primary),
-    changes=_change_pictures(scores, methods, primary),
-    partition=found['partition'],
-    partition_picture=_partition_picture(found['partition']),
-    tuning=_tuning_frame(found['tunings'], primary),
-    failures=pd.DataFrame(found['failures']),
-    settings=settings,
-    hparams=_hparams_frame(methods),
   )
+
+
+def title(results: results_lib.Results) -> str:
+  """A line that says what a study is of."""
+  told = results.description
+  if told['source'] or told['summary']:
+    return ': '.join(filter(None, (told['source'], told['summary'])))
+  settings = told['settings']
+  parts = [
+    str(settings[n]) for n in ('dataset', 'partition') if settings.get(n)
+  ]
+  numbers = [len(part['client_ids']) for part in told['partitions'].values()]
+  if len({*numbers}) == 1:
+    parts.append(_counted(numbers[0], 'client'))
+  if 'num_rounds' in settings:
+    parts.append(_counted(settings['num_rounds'], 'round'))
+  return ', '.join(parts) or told['name']
+
+
+def claims_frame(claims: Any) -> pd.DataFrame:
+  """Claims, as stored, as a table for readers."""
+  return pd.DataFrame(
+    {
+      'claim': claim['statement'],
+      'source': claim['source'],
+      'measured': claims_lib.number(claim),
+      'wanted': claim['threshold'],
+      'seeds': claim['num_seeds'],
+      'verdict': claim['verdict'],
+    }
+    for claim in claims
+  )
+
+
+def _condition(results, name):
+  """What the page shows of a condition."""
+  primary, metrics = results.primary_metric, results.metrics
+  methods = results.ranked(name)
+  partition = results.description['partitions'].get(str(name))
+  scores = results.client_scores
+  scores = scores[scores['condition'] == name]
+  shown = [
+    metric
+    for key, metric in metrics.items()
+    if not key.startswith(metrics_lib.DOMAIN_PREFIXES)
+  ]
+  best, *_ = methods
+  frame = results.figures_by_seed
+  frame = frame[(frame['condition'] == name) & (frame['method'] == best)]
+  values = frame[f'personal_{primary.name}']
+  return {
+    'name': name,
+    'best': best,
+    'best_score': results_lib.mean_text(values, primary),
+    'figures': _figures_table(results, name, methods, shown),
+    'domain_tables': _domain_tables(results, name, methods),
+    'curves': _curve_pictures(results, name, methods),
+    'boxes': _box_pictures(scores, primary),
+    'changes': _change_pictures(results, scores, methods),
+    'partition': partition,
+    'partition_picture': partition and _partition_picture(partition),
+    'test_sizes': scores[scores['seed'] == partition['seed']]
+    .drop_duplicates('client')['num_test_examples']
+    .tolist()
+    if partition
+    else [],
+  }
 
 
 def render(path: Union[str, os.PathLike[str]], **content: Any) -> None:
@@ -109,26 +167,23 @@ def render(path: Union[str, os.PathLike[str]], **content: Any) -> None:
     counted=_counted,
     median=statistics.median,
     table=_table,
-    text=_mean_std_text,
     value=_value_text,
   )
   template = environment.get_template('page.html.j2')
   html = template.render(
-    methods=content.pop('methods', ()),
-    primary=content.pop('primary', split_model.ACCURACY),
-    **content,
+    primary=content.pop('primary', split_model.ACCURACY), **content
   )
   with folders.atomic_file(path) as file:
     file.write(html)
 
 
 def _table(
-  frame: pd.DataFrame, best: Optional[pd.DataFrame] = None
+  frame: pd.DataFrame, marks: Optional[pd.DataFrame] = None
 ) -> markupsafe.Markup:
   """A data frame as an HTML table.
 
   Args:
-    best: Booleans of the same shape, True for cells to mark.
+    marks: Classes of the cells, of the same shape.
   """
   styler = frame.reset_index(drop=True).style
   styler.cell_ids = False
@@ -136,10 +191,8 @@ def _table(
   styler.hide(axis='index').format(
     lambda value: markupsafe.escape(_value_text(value, missing='–'))
   )
-  if best is not None:
-    styler.set_td_classes(
-      best.reset_index(drop=True).replace({True: 'best', False: ''})
-    )
+  if marks is not None:
+    styler.set_td_classes(marks.reset_index(drop=True))
   html = styler.format_index(escape='html', axis=1).to_html(table_uuid='t')
   # The style is the page's.
   table = html[html.index('<table') :].replace(' id="T_t"', '', 1)
@@ -170,35 +223,36 @@ def _small(width: float, height: float) -> Axes:
     return plots.new_axes(width, height)
 
 
-def _curve_pictures(found, methods, primary):
-  """Those of the best methods, then each with the others in gray behind it."""
-  frame = found.curves
-  labels = [m['label'] for m in methods if m['label'] in set(frame['label'])]
+def _curve_pictures(results, condition, methods):
+  """Curves of the best methods, then of each before the others in gray."""
+  primary, frame = results.primary_metric, results.curves
+  frame = frame[frame['condition'] == condition]
+  known = [name for name in methods if name in {*frame['method']}]
   personal = frame[frame['model'] == 'personal']
   rounds = sorted(personal['round'].unique())
   # More would make the page larger, not clearer.
   rounds = rounds[:: -(-len(rounds) // _MAX_CONTEXT_ROUNDS) or 1]
   means = personal[personal['round'].isin(rounds)]
-  means = means.groupby(['label', 'round'], as_index=False)['value'].mean()
+  means = means.groupby(['method', 'round'], as_index=False)['value'].mean()
   pictures = []
-  if len(labels) > 1:
-    overview = found.plot(_small(9, 3.4))
+  if len(known) > 1:
+    overview = results.plot(_small(6.4, 3.6), condition=condition)
     pictures.append(
       _picture(overview, f'Personal {primary.title} by round of the best.')
     )
-  for label in labels:
+  for name in known:
     ax = _small(3, 2.2)
-    if len(labels) > 1:
+    if len(known) > 1:
       plots.curves(
-        means[means['label'] != label],
+        means[means['method'] != name],
         ax=ax,
-        units='label',
+        units='method',
         estimator=None,
         color='#c4c4c4',
         linewidth=0.6,
         by=None,
       )
-    own = frame[frame['label'] == label]
+    own = frame[frame['method'] == name]
     plots.curves(
       own,
       by='model',
@@ -209,45 +263,46 @@ def _curve_pictures(found, methods, primary):
       legend=False,
     )
     pictures.append(
-      _picture(ax, f'{primary.heading} of {label} by round.', label)
+      _picture(ax, f'{primary.heading} of {name} by round.', name)
     )
   return pictures
 
 
 def _box_pictures(scores, primary):
-  """Distributions over clients, a picture for each variant."""
-  if scores.empty:
-    return []
+  """Distributions over clients, trained ones and new ones."""
+  column = f'after/{primary.name}'
   pictures = []
-  for (is_new, variant), part in scores.groupby(
-    ['is_new', 'variant'], sort=False
-  ):
-    part = part.dropna(subset=f'after/{primary.name}')
+  for is_new, part in scores.groupby('is_new', sort=False):
+    part = part.dropna(subset=column) if column in part else part[:0]
     if part.empty:
       continue
-    title = ('New clients. ' if is_new else '') + VARIANT_TITLES[variant]
+    name = 'New clients' if is_new else 'Trained clients'
     ax = plots.boxes(
       part,
       primary,
-      x=f'after/{primary.name}',
-      y='label',
-      ax=_small(6, 0.8 + 0.22 * part['label'].nunique()),
+      x=column,
+      y='method',
+      ax=_small(6, 0.8 + 0.22 * part['method'].nunique()),
     )
-    ax.set_xlim(_limits(scores[f'after/{primary.name}']))
-    label = f'Distribution of {primary.title} over clients. {title}.'
-    pictures.append(_picture(ax, label, title))
+    ax.set_xlim(_limits(scores[column]))
+    label = f'Distribution of {primary.title} over clients. {name}.'
+    pictures.append(_picture(ax, label, name))
   return pictures
 
 
-def _change_pictures(scores, methods, primary):
-  """Pictures of clients before and after personalization, by variant."""
-  if scores.empty:
-    return {}
+def _change_pictures(results, scores, methods):
+  """Pictures of clients before and after personalization, by method."""
+  primary = results.primary_metric
   names = [f'before/{primary.name}', f'after/{primary.name}']
+  if not {*names} <= {*scores}:
+    return []
   limits = _limits(scores[names])
-  pictures = {}
+  has_global = {
+    one.method: one.run.scores['has_global_model'] for one in results
+  }
+  pictures = []
   for method in methods:
-    own = scores[(scores['label'] == method['label']) & ~scores['is_new']]
+    own = scores[(scores['method'] == method) & ~scores['is_new']]
     both = own[names].dropna()
     if both.empty:
       continue
@@ -255,16 +310,16 @@ def _change_pictures(scores, methods, primary):
     note = f'{(after < before).sum():,} of {len(both):,} worse after'
     if (both.iloc[:, 0] == both.iloc[:, 1]).all():
       note = 'nothing changed'
-    if not method['has_global_model']:
+    if not has_global[method]:
       note += '; no global model'
     ax = plots.changes(own, primary, title='', ax=_small(2.6, 2.5))
     ax.set(xlim=limits, ylim=limits)
-    pictures.setdefault(VARIANT_TITLES[method['variant']], []).append(
+    pictures.append(
       _picture(
         ax,
         f'{primary.heading} of clients before and after personalization, '
-        f'{method["label"]}.',
-        method['label'],
+        f'{method}.',
+        method,
         note,
       )
     )
@@ -316,18 +371,6 @@ def _value_text(value: Any, missing: str = 'none') -> Any:
   return value if isinstance(value, str) else str(value)
 
 
-def _mean_std_text(
-  spread: Mapping[str, Any], metric: split_model.PrimaryMetric, unit: str = '%'
-) -> str:
-  """The mean of a metric over seeds and, after ±, its deviation if any."""
-  text = _score_text(spread['mean'], metric)
-  if metric.is_fraction:
-    text += unit
-  if spread['std'] is not None:
-    text += f' ± {_score_text(spread["std"], metric)}'
-  return text
-
-
 def _score_text(value: float, metric: split_model.PrimaryMetric) -> str:
   """A value of a metric, of a fraction in percent without the sign."""
   return f'{100 * value:.1f}' if metric.is_fraction else metric.text(value)
@@ -338,114 +381,84 @@ def _counted(number: int, noun: str) -> str:
   return f'{number:,} {noun}{"" if number == 1 else "s"}'
 
 
-def _figures_table(methods, metrics, domain_figures=()):
-  """The figures of methods as a table, and the meaning of its columns.
-
-  Args:
-    metrics: Metrics of the columns; one that no method has is left out.
-    domain_figures: Further metrics, each with the figures of the methods.
+def _figures_table(results, condition, methods, metrics):
+  """The figures of methods: the first columns, all of them, and what they are.
 
   Returns:
-    The table, with the best of each column marked, and descriptions of columns
-    by title. None without any figure.
+    The short table, the full one (None where it has no more columns), and
+    descriptions of columns by title. None without any figure.
   """
-  columns = results_lib.columns_of(methods, metrics, domain_figures)
-  if not columns:
+  texts, marks = results.cells(condition, methods, metrics)
+  if texts.empty:
     return None
-  titles = {'method': 'What was run.'}
-  lead = {'method': [method['label'] for method in methods]}
-  if len({method['variant'] for method in methods}) > 1:
-    titles['personalized'] = 'How the models of the last round were fine-tuned.'
-    lead['personalized'] = [VARIANT_TITLES[m['variant']] for m in methods]
-  cells, best = results_lib.cells(methods, columns)
-  titles.update(zip(cells, (metric.description for metric, _ in columns)))
-  lead = pd.DataFrame(lead)
-  return _table(
-    pd.concat([lead, cells], axis=1),
-    pd.concat([lead.astype(bool) & False, best], axis=1),
-  ), titles
+  labels = [results.label(condition, name) for name in methods]
+  for frame, values in ((texts, labels), (marks, '')):
+    frame.insert(0, 'method', values)
+  named = {metric.title: metric.description for metric in metrics}
+  titles = {
+    name: named.get(name.rsplit(' (', 1)[0], named.get(name)) for name in texts
+  }
+  titles['method'] = 'What was run.'
+  on_screen = [metric.title for metric in metrics if metric.on_screen]
+  short = [
+    name
+    for name in texts
+    if name in on_screen or name.rsplit(' (', 1)[0] in on_screen
+  ][:_MAX_COLUMNS]
+  short = ['method', *short]
+  full = None if len(short) == len(titles) else _table(texts, marks)
+  return _table(texts[short], marks[short]), full, titles
 
 
-def _domain_tables(methods, primary, metrics):
+def _domain_tables(results, condition, methods):
   """Tables of domains' scores, and of scores over domains and clients."""
-  scores = [score for method in methods for score in method['domains']]
+  primary, metrics = results.primary_metric, results.metrics
+  scores = results.domain_scores
+  if scores.empty:
+    return {}
+  scores = scores[scores['condition'] == condition]
   tables = {}
-  for key, title, over_clients in (
+  for key, heading, over_clients in (
     (primary.name, primary.heading, f'personal_{primary.name}'),
     ('auc', 'AUC', 'client_auc'),
   ):
-    if all(score[key] is None for score in scores):
+    if key not in scores or scores[key].isna().all():
       continue
+    domains = scores.pivot_table(
+      key, ['method', 'domain'], ['seed'], 'first', sort=False
+    )
+    table = pd.DataFrame({'method': methods})
+    metric = split_model.PrimaryMetric('AUC', True) if key == 'auc' else primary
+    for domain in dict.fromkeys(scores['domain']):
+      table[domain] = [
+        results_lib.mean_text(domains.loc[method, domain], metric)
+        if (method, domain) in domains.index
+        else None
+        for method in methods
+      ]
     over_all = [
       metric
       for start in (f'domain_{key}_', over_clients)
       for name, metric in metrics.items()
       if name.startswith(start)
     ]
-    domain_figures = []
-    for domain in dict.fromkeys(score['domain'] for score in scores):
-      description = (
-        f"{title} of the personal models on all clients' test examples of the "
-        'domain, after the last round.'
-      )
-      metric = over_all[0]._replace(title=domain, description=description)
-      spreads = [
-        results_lib.mean_std(
-          [s[key] for s in method['domains'] if s['domain'] == domain]
-        )
-        for method in methods
-      ]
-      domain_figures.append((metric, spreads))
-    tables[title] = _figures_table(methods, over_all, domain_figures)[0]
+    texts, _ = results.cells(condition, methods, over_all)
+    tables[heading] = _table(pd.concat([table, texts], axis=1))
   return tables
-
-
-def _published(methods, settings, published):
-  """Tables of published figures beside ours, by source and note."""
-  if published is None or published.empty:
-    return {}
-  asked = settings.get('fine_tune', 'method')
-  # The rows that the runs were asked for come first, and count.
-  by_variant = {
-    (m['algorithm'], asked if m['variant'] == 'method' else m['variant']): m
-    for m in reversed(methods)
-  }
-
-  def row(figure):
-    ours = [by_variant.get((figure.algorithm, v)) for v in figure.variants]
-    method = next(filter(None, ours), None)
-    spread = method and method['metrics'].get(figure.metric)
-    is_known = not pd.isna(figure.value)
-    return {
-      'in the paper': figure.method,
-      'here': method['label'] if method else '',
-      'here (%)': _mean_std_text(spread, split_model.ACCURACY, '')
-      if spread
-      else '',
-      'published (%)': f'{100 * figure.value:.2f}' if is_known else '',
-      'difference': f'{100 * (spread["mean"] - figure.value):+.1f}'
-      if spread and is_known
-      else '',
-      'figure': metrics_lib.by_name()[figure.metric].title,
-    }
-
-  return {
-    key: pd.DataFrame(map(row, of_source.itertuples()))
-    for key, of_source in published.groupby(['source', 'note'], sort=False)
-  }
 
 
 def _tuning_frame(tunings, primary):
   """A row for each point of each sweep."""
   return pd.DataFrame(
     {
-      'method': tuning['algorithm'],
+      **({'condition': tuning['condition']} if tuning['condition'] else {}),
+      'method': tuning['method'],
       'hyperparameters': assignments(point['hparams']),
       'rounds': str(tuning['num_rounds'] or 'not tried'),
       'seed': str(tuning['seed']),
       f'validation {primary.title}': None
-      if point[primary.name] is None
-      else _score_text(point[primary.name], primary),
+      if point['score'] is None
+      else _score_text(point['score'], primary),
       'loss': point['loss'],
       '': 'chosen' if point['chosen'] else point['failure'] or '',
     }
@@ -454,14 +467,14 @@ def _tuning_frame(tunings, primary):
   )
 
 
-def _hparams_frame(methods):
-  """Hyperparameters; variants have those of their method."""
-  rows = pd.DataFrame(
+def _methods_frame(methods):
+  """The methods and their own settings."""
+  return pd.DataFrame(
     {
-      'method': m['algorithm'],
-      'what it is': m['summary'],
-      'hyperparameters': assignments(m['hparams']),
+      'method': name,
+      'what it is': f'{method["algorithm"]}: {method["summary"]}',
+      'its own settings': assignments(method['settings']),
+      'hyperparameters': assignments(method['hparams'] or {}),
     }
-    for m in methods
+    for name, method in methods.items()
   )
-  return rows.drop_duplicates()

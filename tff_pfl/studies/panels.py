@@ -9,7 +9,6 @@ from typing import Any, Optional
 from matplotlib.figure import Figure
 
 from tff_pfl import plots
-
 from tff_pfl.studies.numbers import Numbers
 
 Draw = Callable[[Numbers, Any, Figure], None]

@@ -241,9 +241,7 @@ def point(
     return found
   # Steps would make the epochs mean nothing.
   hparams = study.settings_of(*key, study.seeds[0]).method
-  steps = [
-    hparams_lib.steps_instead_of(type(hparams), name) for name in found
-  ]
+  steps = [hparams_lib.steps_instead_of(type(hparams), name) for name in found]
   given = [name for name in steps if name and getattr(hparams, name)]
   return {**found, **{name: None for name in given if name not in found}}
 

@@ -1,402 +1,36 @@
-"""Results of a comparison of methods as plain data; their files and tables.
+"""Results of a study: data frames, tables and pictures, made of its folder.
 
-`collect` gathers them from the trials. The screen, the CSV files and the HTML
-page are made of the content of `comparison.json`, a dict:
-
-* `title`: One line: the data, the clients, the rounds.
-* `settings`: Settings that all methods share, in the order to be shown: each a
-  `name`, as in `Settings` or `Comparison`, and a `value`.
-* `methods`: An entry for each method and variant, the methods in the order
-  asked for, the variant 'method' of each first:
-    * `algorithm`, a key of `registry.ALGORITHMS`, and its `summary`;
-    * `variant`: how models were personalized: 'method' (as the runs were asked
-      to; it is this one that has curves), 'none', 'head' or 'all' (made of the
-      last round's models by fine-tuning), or 'trained' (by the work of another
-      round);
-    * `label`: for tables and legends, such as 'fed_avg' or
-      'fed_avg + FT (all)'; where some of the seeds' runs have not ended, with
-      how many have; unique;
-    * `has_global_model`, and `hparams`, as chosen by the sweep if any;
-    * `metrics`: by the names of `metrics.by_name` a `mean_std`; None where the
-      method has no such thing;
-    * `curves`: of each seed the `rounds` with an evaluation and, at each, the
-      mean over clients of the `personal` models' primary metric and that of the
-      `global_model` (None without one);
-    * `clients` and `new_clients`, which took no part in training: of each seed
-      and client its numbers of examples and rounds, and the loss and the
-      primary metric (`accuracy_before`) before personalization, of the global
-      model or else of the global weights with untrained local ones, and after;
-    * `domains`: of each seed and domain the number of test examples and the
-      personal models' loss, primary metric and AUC on them.
-* `partition`: The training data of the first `seed` by client, `[clients]`:
-  `client_ids`, of which the last `num_new_clients` are not trained,
-  `num_train_examples`, `class_counts` `[clients, classes]` (None for
-  regression) and, by domain, `domain_counts` (None without domains).
-* `tunings`: For each `algorithm` that was swept the `seed` and `num_rounds` of
-  its runs (0 where the method allows a single point) and the `points`, with
-  those that the method refuses: `hparams`, the primary metric that the choice
-  was made by, the last `loss`, `chosen`, True for one of them, and the reason
-  of a `failure`.
-* `failures`: For each trial without a result, those of sweeps included, its
-  name (`trial`), `algorithm`, `seed` and `reason`.
-* `primary_metric`: Metric that methods are compared by, unless it is the
-  accuracy.
-* `reported`: Further metrics of the models, if any, each like that.
-
-Scores that are not finite, and that do not exist, are None. With
-cross-validation there is a run for each seed and fold: rows with a `seed` also
-have the `fold`, and figures are over all runs.
+`study.json` describes a study and says which trial's scores belong to which
+method, condition and seed. All frames are made of the trials' own files.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import operator
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Optional, Union
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from scipy import stats
 
-from tff_pfl import datasets, fields, plots
-from tff_pfl.comparisons import execution, plan, trial
-from tff_pfl.comparisons import metrics as metrics_lib
-from tff_pfl.datasets import partitioning
-from tff_pfl.methods import registry
+from tff_pfl import errors, plots
 from tff_pfl.models import split_model
 from tff_pfl.runs import report
+from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import scores as scores_lib
 from tff_pfl.runs import summary as summary_lib
+from tff_pfl.studies import claims as claims_lib
+from tff_pfl.studies import execution, numbers, trial
+from tff_pfl.studies import metrics as metrics_lib
 from tff_pfl.system import folders
 
-# Settings of a run that differ between the runs of a comparison, or tell of
-# this machine alone.
-_OWN_SETTINGS = ('method', 'seed', 'data_dir')
-
-
-def collect(
-  comparison: plan.Comparison, directory: str, trials: Sequence[trial.Trial]
-) -> tuple[
-  list[Method],
-  split_model.PrimaryMetric,
-  list[split_model.PrimaryMetric],
-]:
-  """Sums up the results of trials.
-
-  Args:
-    trials: Trials of the comparison; unfinished ones are left out.
-
-  Returns:
-    The `methods` of the results, the metric to compare them by, and further
-    ones.
-
-  Raises:
-    RunError: If a trial's files cannot be read.
-  """
-  finished = [
-    _Trial(directory, t)
-    for t in trials
-    if execution.is_finished(directory, t.name)
-  ]
-  primary, reported = split_model.ACCURACY, []
-  if finished:
-    evaluation = finished[0].variant()['evaluation']
-    primary = report.primary_metric([evaluation])
-    reported = [
-      split_model.PrimaryMetric(name, told['higher_is_better'])
-      for name, told in evaluation.get('reported', {}).items()
-    ]
-  methods = []
-  for algorithm in comparison.algorithms:
-    read = [one for one in finished if one.config.algorithm == algorithm]
-    if read:
-      methods += [
-        _method(comparison, read, variant, primary, reported)
-        for variant in read[0].scores['variants']
-      ]
-  return methods, primary, reported
-
-
-class _Trial(trial.FinishedTrial):
-  """The figures of a finished trial."""
-
-  def __init__(self, directory, finished):
-    super().__init__(execution.trial_folder(directory, finished.name))
-    self.config = finished.config
-    # Of its rows.
-    self._key = {'seed': finished.config.seed}
-    if finished.fold is not None:
-      self._key['fold'] = finished.fold[0]
-
-  def metrics(self, variant, name):
-    """The figures of one row, by the names of `metrics.by_name`."""
-    scores = self.variant(variant)
-    evaluation = scores['evaluation']
-    fairness = evaluation['fairness'] or {}
-    over_rounds = report.primary_figures(self.summary)
-    personal_last_10 = over_rounds['personal'] or {}
-    global_last_10 = over_rounds['global'] or {}
-    shared = evaluation['global'] or {}
-    sizes = self.scores['bytes_per_round']
-    rounds = self.config.rounds
-    cohorts = rounds.cohorts(self.summary['num_clients'], self.config.seed)
-    cohort_size = statistics.mean(
-      len(cohorts.sample(round_number))
-      for round_number in range(1, rounds.num_rounds + 1)
-    )
-    two_classes = evaluation.get('two_classes', {}).get('personal', {})
-    return {
-      'personal_loss': evaluation['personal']['loss'],
-      f'personal_{name}_last_10': personal_last_10.get('last_10_mean')
-      if variant == trial.OWN_VARIANT
-      else None,
-      f'personal_{name}': evaluation['personal'].get(name),
-      f'global_{name}_last_10': global_last_10.get('last_10_mean'),
-      f'global_{name}': shared.get(name),
-      f'weighted_{name}': fairness.get('weighted_mean'),
-      f'weighted_{name}_best_10': self.summary.get('weighted', {}).get(
-        'best_10_mean'
-      )
-      if variant == trial.OWN_VARIANT
-      else None,
-      **_further(evaluation),
-      'worst_10_percent': fairness.get('worst_10_percent'),
-      'fraction_hurt': fairness.get('fraction_hurt'),
-      'fraction_diverged': evaluation['non_finite_clients']
-      / len(scores['clients']),
-      f'new_client_{name}': _mean(scores['new_clients'], name),
-      f'new_client_ensemble_{name}': _mean(
-        scores.get('new_clients_by_ensemble', []), name
-      ),
-      'majority_accuracy': self.summary.get('majority_accuracy'),
-      # Over all clients' examples.
-      **{n: v for n, v in two_classes.items() if n != 'client_auc'},
-      'bytes_down_per_client': sizes['down'],
-      'bytes_up_per_client': sizes['up'],
-      'bytes_down_per_round': sizes['down'] * cohort_size,
-      'bytes_up_per_round': sizes['up'] * cohort_size,
-      'seconds_per_round': self.summary['seconds_per_round'],
-      **self._domain_metrics(variant, name),
-    }
-
-  def _domain_metrics(self, variant, name):
-    """Those of domains; none for data without domains."""
-    domains = self.variant(variant)['evaluation'].get('domains')
-    if domains is None:
-      return {}
-    found = _over_domains(domains['personal'], name)
-    if variant == trial.OWN_VARIANT:
-      by_round = self.summary['domains']['personal']
-      mean = operator.itemgetter('last_10_mean')
-      found.update(_over_domains(by_round, name, mean, '_last_10'))
-    return found
-
-  def domains(self, variant, name):
-    """Scores by domain; none for data without domains."""
-    domains = self.variant(variant)['evaluation'].get('domains')
-    if domains is None:
-      return []
-    personal = domains['personal']
-    return [
-      {
-        **self._key,
-        'domain': domain,
-        'num_test_examples': count,
-        **{
-          score: personal[score]['by_domain'][domain]
-          if score in personal
-          else None
-          for score in ('loss', name, scores_lib.AUC)
-        },
-      }
-      for domain, count in domains['num_test_examples'].items()
-    ]
-
-  def curves(self, variant, primary):
-    """The primary metric by round; none where the last alone was scored."""
-    series = report.series(self.evaluations, primary)
-    if variant != trial.OWN_VARIANT or 'personal' not in series:
-      return []
-    rounds, personal = series['personal']
-    _, shared = series.get('global', (rounds, None))
-    return [
-      {
-        **self._key,
-        'rounds': rounds,
-        'personal': personal,
-        'global_model': shared,
-      }
-    ]
-
-  def clients(self, variant, which, names):
-    """Scores of `which`: 'clients' or 'new_clients'."""
-    counts = ('client', 'num_train_examples', 'num_test_examples', 'num_rounds')
-    return [
-      {
-        **self._key,
-        **{count: row[count] for count in counts},
-        **{
-          f'{score}_{when}': row[when].get(score)
-          for score in (*names, 'loss')
-          for when in ('before', 'after')
-        },
-      }
-      for row in self.variant(variant)[which]
-    ]
-
-
-def _further(evaluation):
-  """The figures of further metrics."""
-  found = {}
-  for name, told in evaluation.get('reported', {}).items():
-    for which in ('personal', 'global'):
-      found[f'{which}_{name}'] = (evaluation[which] or {}).get(name)
-    found[f'clients_{name}'] = None
-    if told['num_clients'] < told['num_scored']:
-      found[f'clients_{name}'] = told['num_clients']
-  return found
-
-
-def _method(comparison, read, variant, primary, reported):
-  """The row of a method and variant, over the seeds and folds."""
-  algorithm, first, name = read[0].config.algorithm, read[0], primary.name
-  names = [name, *(metric.name for metric in reported)]
-  rows = [one.metrics(variant, name) for one in read]
-
-  def all_rows(rows_of, *arguments):
-    return [row for one in read for row in rows_of(one, *arguments)]
-
-  domains = all_rows(_Trial.domains, variant, name)
-  label = _label(algorithm, variant, comparison.base, first.scores)
-  num_runs = len(comparison.seeds) * len(comparison.folds)
-  if len(read) < num_runs:
-    label += f' ({len(read)} of {num_runs} runs)'
-  if not any(row['fraction_diverged'] for row in rows):
-    # Without a divergence to tell of, the column would say nothing.
-    rows = [{**row, 'fraction_diverged': None} for row in rows]
-  if not any(_is_no_better_than_majority(row) for row in rows):
-    for row in rows:
-      del row['majority_accuracy']
-  return {
-    'algorithm': algorithm,
-    'variant': variant,
-    'label': label,
-    'summary': registry.get_algorithm(algorithm).summary,
-    'has_global_model': first.scores['has_global_model'],
-    'hparams': fields.to_json(first.config.method),
-    'metrics': {
-      name: mean_std([row.get(name) for row in rows])
-      for name in metrics_lib.by_name(primary, reported=reported)
-      if name in rows[0]
-      or (domains and name.startswith(metrics_lib.DOMAIN_PREFIXES))
-    },
-    'curves': all_rows(_Trial.curves, variant, primary),
-    'clients': all_rows(_Trial.clients, variant, 'clients', names),
-    'new_clients': all_rows(_Trial.clients, variant, 'new_clients', names),
-    'domains': domains,
-  }
-
-
-def _label(algorithm, variant, base, scores):
-  """The label of a row; fine-tuning by the method itself is not in it."""
-  asked = variant
-  if variant == trial.OWN_VARIANT:
-    asked = base.process.personalization.fine_tune
-  if asked == 'method' or asked == scores['adaptation'] == 'none':
-    return algorithm
-  if asked == 'none':
-    return f'{algorithm} without FT'
-  if asked == 'trained':
-    return f'{algorithm}, trained'
-  return f'{algorithm} + FT ({asked})'
-
-
-def settings(
-  comparison: plan.Comparison, data: datasets.FederatedDataset
-) -> dict[str, Any]:
-  """The settings that all runs share, then those of the comparison.
-
-  Args:
-    data: Data of a run, for what the settings leave to them.
-  """
-  base, options = fields.to_json(comparison.base), comparison.base.data
-  has_clients = datasets.DATASETS[options.name].has_clients
-  _, rule = partitioning.defaults(None, options.partition, has_clients)
-  rounds = comparison.base.rounds
-  # Options of fine-tuning say nothing where nothing is fine-tuned.
-  scopes = {
-    comparison.base.process.personalization.fine_tune,
-    *comparison.fine_tune_variants,
-  }
-  paths = fields.flat_names(type(comparison.base))
-  groups = {path[:-1] for path in paths.values()}
-  shared = {
-    **{
-      name: functools.reduce(operator.getitem, path, base)
-      for name, path in paths.items()
-      if path not in groups
-      and name not in _OWN_SETTINGS
-      and (scopes & {'head', 'all'} or not name.startswith('fine_tune_'))
-    },
-    'num_clients': data.num_clients,
-    'partition': data.partition or rule.spec,
-    'cohort_size': rounds.cohorts(data.num_clients, 0).cohort_size,
-    'seeds': list(comparison.seeds),
-    'num_new_clients': comparison.num_new_clients,
-    'fine_tune_variants': list(comparison.fine_tune_variants),
-  }
-  if comparison.num_folds is not None:
-    shared['num_folds'] = comparison.num_folds
-  if comparison.num_search_trials is not None:
-    shared['num_search_trials'] = comparison.num_search_trials
-  if any(map(comparison.is_tuned, comparison.algorithms)):
-    shared['validation_fraction'] = comparison.validation_fraction
-    shared['tuning_rounds'] = comparison.tuning_rounds or rounds.num_rounds
-  return shared
-
-
-def _is_no_better_than_majority(row):
-  """True if a method is no better than the most frequent class."""
-  majority, accuracy = row['majority_accuracy'], row.get('personal_accuracy')
-  return None not in (majority, accuracy) and accuracy <= majority
-
-
-def _over_domains(scores, primary_name, value=lambda figure: figure, suffix=''):
-  """Figures of scores over domains and clients, by names of metrics.
-
-  Args:
-    scores: Figures by metric.
-    primary_name: Name of the primary metric.
-    value: Function from a figure to its value.
-    suffix: End of the names.
-  """
-  found = {
-    f'domain_{score}_{name}{suffix}': value(scores[score][name])
-    for score in (primary_name, scores_lib.AUC)
-    if score in scores
-    for name in ('min', 'mean', 'max')
-  }
-  # That of the primary metric is that of any data.
-  if scores_lib.AUC in scores:
-    figure = scores[scores_lib.AUC]['client_mean']
-    found[f'client_auc{suffix}'] = value(figure)
-  return found
-
-
-def _mean(rows, name):
-  values = [row['after'].get(name) for row in rows]
-  # That of a client whose model diverged is not known, nor is the mean then.
-  return None if not values or None in values else sum(values) / len(values)
-
-
-JSON_NAME = 'comparison.json'
-CSV_NAME = 'comparison.csv'
-CLIENTS_CSV_NAME = 'per_client.csv'
-DOMAINS_CSV_NAME = 'per_domain.csv'
-
+STUDY_NAME = 'study.json'
+NUMBERS_NAME = 'numbers.json'
 # By the unit of a metric: the unit of its column, the factor and the decimals.
 _UNITS = {
   'fraction': (' (%)', 100.0, 1),
@@ -409,124 +43,391 @@ _UNITS = {
 _HEADING_WIDTH = 13
 # More in one picture cannot be told apart.
 _MAX_CURVES = 7
-# An entry of a comparison's `methods`.
-Method = Mapping[str, Any]
+_KEYS = ('condition', 'method', 'seed', 'fold')
 
 
-class Results(dict):
-  """Results of a comparison, as data frames and as plain data."""
+class Result(NamedTuple):
+  """The result of a method in a condition with a seed.
+
+  Attributes:
+    condition: The condition's name.
+    method: The method's name.
+    algorithm: A key of `ALGORITHMS`.
+    seed: Seed of the trial.
+    fold: Number of the fold; None without cross-validation.
+    run: The trial, which other methods may share.
+    variant: `trial.OWN_VARIANT`, or the way in which models are fine-tuned.
+    scored: What is scored, one of `study.SCORES`.
+  """
+
+  condition: Any
+  method: str
+  algorithm: str
+  seed: int
+  fold: Optional[int]
+  run: trial.FinishedTrial
+  variant: str
+  scored: str
 
   @property
-  def scores(self) -> pd.DataFrame:
-    """The `client_scores`, tidy; see `summary.tidy`."""
-    return summary_lib.tidy(self.client_scores)
+  def scores(self) -> Mapping[str, Any]:
+    """The last models' scores; see `trial.FinishedTrial.variant`."""
+    return self.run.variant(self.variant)
+
+  def open(self) -> run_lib.Run:
+    """The run, for a use of its models; of a study without new clients."""
+    return self.run.open()
+
+  def columns(self) -> dict[str, Any]:
+    """What names the result in frames."""
+    named = {'condition': self.condition, 'method': self.method}
+    fold = {} if self.fold is None else {'fold': self.fold}
+    return {**named, 'seed': self.seed, **fold}
+
+  @property
+  def primary(self) -> split_model.PrimaryMetric:
+    """The metric that models are compared by."""
+    return report.primary_metric([self.scores['evaluation']])
+
+  def score(self) -> Optional[float]:
+    """The primary metric of what is scored; None where there is none.
+
+    A mean over clients, of trained ones also over the last ten rounds, unless
+    the last models alone are fine-tuned.
+    """
+    name = self.primary.name
+    if self.scored.startswith('new_clients'):
+      return _mean_over(self.scores.get(self.scored, ()), name)
+    if self.variant == trial.OWN_VARIANT:
+      of_rounds = report.primary_figures(self.run.summary)[self.scored]
+      return (of_rounds or {}).get('last_10_mean')
+    return (self.scores['evaluation'][self.scored] or {}).get(name)
+
+  def metrics(self) -> dict[str, Any]:
+    """The figures, by the names of `metrics.by_name`, and the `score`."""
+    name, scores, summary = self.primary.name, self.scores, self.run.summary
+    evaluation = scores['evaluation']
+    is_own = self.variant == trial.OWN_VARIANT
+    fairness = evaluation['fairness'] or {}
+    over_rounds = report.primary_figures(summary)
+    sizes, cohort_size = self.run.scores['bytes_per_round'], self._cohort_size()
+    two_classes = evaluation.get('two_classes', {}).get('personal', {})
+    found = {'score': self.score()}
+    for which in ('personal', 'global'):
+      found[f'{which}_{name}'] = (evaluation[which] or {}).get(name)
+      if is_own or which == 'global':
+        recent = (over_rounds[which] or {}).get('last_10_mean')
+        found[f'{which}_{name}_last_10'] = recent
+    if is_own:
+      weighted = summary.get('weighted', {}).get('best_10_mean')
+      found[f'weighted_{name}_best_10'] = weighted
+    for further, figures in evaluation.get('reported', {}).items():
+      for which in ('personal', 'global'):
+        found[f'{which}_{further}'] = (evaluation[which] or {}).get(further)
+      if figures['num_clients'] < figures['num_scored']:
+        found[f'clients_{further}'] = figures['num_clients']
+    return {
+      **found,
+      'personal_loss': evaluation['personal']['loss'],
+      f'weighted_{name}': fairness.get('weighted_mean'),
+      'worst_10_percent': fairness.get('worst_10_percent'),
+      'fraction_hurt': fairness.get('fraction_hurt'),
+      'fraction_diverged': evaluation['non_finite_clients']
+      / len(scores['clients']),
+      f'new_client_{name}': _mean_over(scores['new_clients'], name),
+      f'new_client_ensemble_{name}': _mean_over(
+        scores.get('new_clients_by_ensemble', ()), name
+      ),
+      'majority_accuracy': summary.get('majority_accuracy'),
+      **{n: v for n, v in two_classes.items() if n != 'client_auc'},
+      **{
+        f'bytes_{way}_per_{share}': sizes[way] * number
+        for share, number in (('client', 1), ('round', cohort_size))
+        for way in ('down', 'up')
+      },
+      'seconds_per_round': summary['seconds_per_round'],
+      **self._domain_metrics(name),
+    }
+
+  def _cohort_size(self):
+    rounds = self.run.settings.rounds
+    cohorts = rounds.cohorts(self.run.summary['num_clients'], self.seed)
+    return statistics.mean(
+      len(cohorts.sample(number)) for number in range(1, rounds.num_rounds + 1)
+    )
+
+  def _domain_metrics(self, name):
+    """The figures over domains; none for data without domains."""
+    domains = self.scores['evaluation'].get('domains')
+    if domains is None:
+      return {}
+    found = dict(_over_domains(domains['personal'], name))
+    if self.variant == trial.OWN_VARIANT:
+      by_round = _over_domains(self.run.summary['domains']['personal'], name)
+      found.update(
+        (f'{key}_last_10', value['last_10_mean']) for key, value in by_round
+      )
+    return found
+
+  def domains(self) -> list[dict[str, Any]]:
+    """Scores by domain; none for data without domains."""
+    domains = self.scores['evaluation'].get('domains')
+    if domains is None:
+      return []
+    personal = domains['personal']
+    return [
+      {
+        **self.columns(),
+        'domain': domain,
+        'num_test_examples': count,
+        **{
+          score: personal[score]['by_domain'][domain]
+          for score in ('loss', self.primary.name, scores_lib.AUC)
+          if score in personal
+        },
+      }
+      for domain, count in domains['num_test_examples'].items()
+    ]
+
+  def curves(self) -> Iterator[dict[str, Any]]:
+    """The primary metric by round; none where the last alone was scored."""
+    if self.variant == trial.OWN_VARIANT:
+      series = report.series(self.run.evaluations, self.primary)
+      for model, (rounds, values) in series.items():
+        for round_number, value in zip(rounds, values):
+          yield {
+            **self.columns(),
+            'round': round_number,
+            'model': model,
+            'value': value,
+          }
+
+  def clients(self) -> Iterator[dict[str, Any]]:
+    """The scores of trained and new clients."""
+    for which in ('clients', 'new_clients'):
+      for row in self.scores[which]:
+        yield {
+          **self.columns(),
+          'algorithm': self.algorithm,
+          'is_new': which == 'new_clients',
+          **summary_lib.flat(row),
+        }
+
+
+def _over_domains(scores, primary_name):
+  """Figures over domains and clients, by names of metrics."""
+  for score in dict.fromkeys((primary_name, scores_lib.AUC)):
+    if score in scores:
+      for name in ('min', 'mean', 'max'):
+        yield f'domain_{score}_{name}', scores[score][name]
+  if scores_lib.AUC in scores:
+    yield 'client_auc', scores[scores_lib.AUC]['client_mean']
+
+
+def _mean_over(rows, name):
+  values = [row['after'].get(name) for row in rows]
+  # A client whose model diverged has no known score, and the mean has none.
+  return None if not values or None in values else sum(values) / len(values)
+
+
+class Results:
+  """Results of a study.
+
+  Iterated over, they give a `Result` for each method, condition and seed whose
+  trial has ended, in the order of the methods.
+
+  Attributes:
+    directory: The study's folder.
+    description: The content of `study.json`.
+  """
+
+  def __init__(self, directory: str, description: Mapping[str, Any]):
+    self.directory = directory
+    self.description = description
+
+  @functools.cached_property
+  def _results(self):
+    methods = self.description['methods']
+    data_dir = self.description['data_dir']
+    opened, found = {}, []
+    for entry in self.description['entries']:
+      name = entry['trial']
+      if name not in opened:
+        folder = execution.trial_folder(self.directory, name)
+        is_there = os.path.exists(os.path.join(folder, trial.SCORES_NAME))
+        opened[name] = (
+          trial.FinishedTrial(folder, data_dir) if is_there else None
+        )
+      run = opened[name]
+      # A way to fine-tune that changes nothing has no result of its own.
+      if run is None or run.scores['variants'].get(entry['variant']) is None:
+        continue
+      method = methods[entry['method']]
+      found.append(
+        Result(
+          entry['condition'],
+          entry['method'],
+          method['algorithm'],
+          entry['seed'],
+          entry['fold'],
+          run,
+          entry['variant'],
+          method['score'],
+        )
+      )
+    return found
+
+  def __iter__(self) -> Iterator[Result]:
+    return iter(self._results)
+
+  def __len__(self) -> int:
+    return len(self._results)
+
+  # Frames.
+
+  @functools.cached_property
+  def numbers(self) -> pd.DataFrame:
+    """The study's numbers: what it measures, or a row for each result."""
+    path = os.path.join(self.directory, NUMBERS_NAME)
+    if self.description['is_measured'] and os.path.exists(path):
+      return pd.DataFrame(summary_lib.read_json(path)['columns'])
+    return self.figures_by_seed
+
+  @functools.cached_property
+  def figures_by_seed(self) -> pd.DataFrame:
+    """The figures of each result, in the columns of `metrics`."""
+    rows = [{**one.columns(), **one.metrics()} for one in self]
+    frame = pd.DataFrame(rows).astype(
+      {name: float for row in rows[:1] for name in row if name not in _KEYS}
+    )
+    if rows and not frame['fraction_diverged'].any():
+      # Without a divergence to tell of, the column would say nothing.
+      frame['fraction_diverged'] = np.nan
+    accuracy = frame.get('personal_accuracy')
+    majority = frame.get('majority_accuracy')
+    if majority is not None:
+      useless = accuracy is not None and (accuracy <= majority)
+      frame.loc[~frame['method'].isin(frame['method'][useless]), [
+        'majority_accuracy'
+      ]] = np.nan  # fmt: skip
+    return frame
+
+  @property
+  def figures(self) -> pd.DataFrame:
+    """The figures over seeds and folds, a row for a method in a condition.
+
+    Columns such as `personal_accuracy/mean`, `/std` (of the sample) and
+    `/count`, the number of values that are finite.
+    """
+    frame = self.figures_by_seed.replace([np.inf, -np.inf], np.nan)
+    kept = [name for name in frame if name not in _KEYS]
+    grouped = frame.groupby(['condition', 'method'], sort=False)[kept]
+    table = grouped.agg(['mean', 'std', 'count'])
+    table.columns = ['/'.join(names) for names in table.columns]
+    return table.dropna(axis='columns', how='all').reset_index()
 
   @property
   def client_scores(self) -> pd.DataFrame:
     """The scores of all clients after the last round.
 
-    A row for each method and variant (`label`, `method`, `variant`), `seed` and
-    `client`, with the columns of `Run.scores`; `is_new` tells those that took
-    no part in training.
+    A row for each `condition`, `method`, `seed` and `client`, with the columns
+    of `Run.scores`; `is_new` tells clients that took no part in training.
     """
-    return pd.DataFrame(
-      {
-        'label': method['label'],
-        'method': method['algorithm'],
-        'variant': method['variant'],
-        'is_new': which == 'new_clients',
-        **{_as_in_runs(name): value for name, value in row.items()},
-      }
-      for method in self['methods']
-      for which in ('clients', 'new_clients')
-      for row in method[which]
-    )
+    return pd.DataFrame(row for one in self for row in one.clients())
+
+  @property
+  def scores(self) -> pd.DataFrame:
+    """The `client_scores`, one number a row; see `summary.tidy`."""
+    return summary_lib.tidy(self.client_scores)
 
   @property
   def domain_scores(self) -> pd.DataFrame:
     """The personal models' scores of each domain, by method and seed."""
-    return pd.DataFrame(
-      {**{name: method[name] for name in ('label', 'variant')}, **row}
-      for method in self['methods']
-      for row in method['domains']
-    )
+    return pd.DataFrame(row for one in self for row in one.domains())
 
-  @property
-  def figures(self) -> pd.DataFrame:
-    """The figures over seeds: a row for each method and variant."""
-    return summary_lib.frame(
-      {
-        **{name: method[name] for name in ('algorithm', 'variant', 'label')},
-        **method['metrics'],
-        'hparams': summary_lib.json_text(method['hparams']),
-      }
-      for method in self['methods']
-    )
-
-  @property
+  @functools.cached_property
   def curves(self) -> pd.DataFrame:
-    """The primary metric by round.
+    """The primary metric by `round` and `model` ('personal' or 'global')."""
+    rows = [row for one in self for row in one.curves()]
+    columns = [*_KEYS[:3], 'round', 'model', 'value']
+    return pd.DataFrame(rows, columns=None if rows else columns)
 
-    Columns are `label`, `seed` (and `fold`), `round`, `model` ('personal' or
-    'global') and `value`, a mean over clients.
-    """
-    has_folds = any('fold' in c for m in self['methods'] for c in m['curves'])
-    keys = ['seed', 'fold'] if has_folds else ['seed']
-    return pd.DataFrame(
-      [
-        {
-          'label': method['label'],
-          **{key: curve[key] for key in keys},
-          'round': round_number,
-          'model': model,
-          'value': value,
-        }
-        for method in self['methods']
-        for curve in method['curves']
-        for model, key in (('personal', 'personal'), ('global', 'global_model'))
-        for round_number, value in zip(curve['rounds'], curve[key] or ())
-      ],
-      columns=['label', *keys, 'round', 'model', 'value'],
-    )
+  # What they are of.
+
+  @property
+  def conditions(self) -> list[Any]:
+    """The names of the conditions that have results."""
+    return list(dict.fromkeys(one.condition for one in self))
+
+  @property
+  def failures(self) -> list[Mapping[str, Any]]:
+    """The trials without a result, each with the `reason`."""
+    return self.description['failures']
+
+  @property
+  def claims(self) -> pd.DataFrame:
+    """The study's claims, a row for each `claims.Claim`."""
+    rows = self.description.get('claims', [])
+    return pd.DataFrame(rows, columns=claims_lib.Claim._fields)
 
   @property
   def primary_metric(self) -> split_model.PrimaryMetric:
     """The metric that methods are compared by."""
-    named = self.get('primary_metric') or split_model.ACCURACY._asdict()
-    return split_model.PrimaryMetric(**named)
+    return next((one.primary for one in self), split_model.ACCURACY)
 
   @property
   def metrics(self) -> dict[str, metrics_lib.Metric]:
-    """The metrics of methods, by name."""
+    """The metrics of results, by name."""
+    summaries = [report.primary_figures(one.run.summary) for one in self]
     recent = report.recent_title(
-      sum(r > curve['rounds'][-1] - 10 for r in curve['rounds'])
-      for method in self['methods']
-      for curve in method['curves']
+      one['personal']['num_last_10'] for one in summaries if one['personal']
     )
+    evaluation = next((one.scores['evaluation'] for one in self), {})
     return metrics_lib.by_name(
       self.primary_metric,
       recent,
-      [split_model.PrimaryMetric(**one) for one in self.get('reported', ())],
+      [
+        split_model.PrimaryMetric(name, told['higher_is_better'])
+        for name, told in evaluation.get('reported', {}).items()
+      ],
     )
 
-  def ranked(self) -> list[Method]:
+  def ranked(self, condition: Any) -> list[str]:
     """Methods from best to worst; those without a figure are last."""
-    primary = self.primary_metric
+    frame = self.figures_by_seed
+    frame = frame[frame['condition'] == condition]
+    # Every way to personalize has this figure.
+    name = f'personal_{self.primary_metric.name}'
+    merit = self.primary_metric.merit(
+      frame.groupby('method', sort=False)[name].mean()
+    )
+    order = np.argsort(-merit, kind='stable')
+    return [frame['method'].unique()[place] for place in order]
 
-    def key(method):
-      # Every way to personalize has this figure.
-      figure = method['metrics'].get(f'personal_{primary.name}')
-      return math.inf if figure is None else -primary.merit(figure['mean'])
+  def label(self, condition: Any, method: str) -> str:
+    """The method's name, with the number of its runs where some are missing."""
+    ended = sum(
+      (one.condition, one.method) == (condition, method) for one in self
+    )
+    wanted = sum(
+      (entry['condition'], entry['method']) == (condition, method)
+      for entry in self.description['entries']
+    )
+    return method if ended == wanted else f'{method} ({ended} of {wanted} runs)'
 
-    return sorted(self['methods'], key=key)
+  # Tables and pictures.
 
   def table(self) -> str:
-    """The tables that the program prints.
+    """The tables for the screen.
 
-    They have means and, after ±, deviations over seeds. Columns that no method
-    has are left out. A figure that not all runs of its row have says so. Data
-    with domains have a second one, of minimum, mean and maximum over domains.
+    With several conditions it is the study's metric by method and condition,
+    beside published figures; with one it has all metrics. Figures are means
+    and, after ±, deviations over seeds. A figure that not all runs of its row
+    have says so. Data with domains have a second table, of minimum, mean and
+    maximum over domains.
     """
+    if len(self.conditions) > 1 or self.description['published']:
+      return summary_lib.format_table(self.overview(), width=_HEADING_WIDTH)
     shown = [metric for metric in self.metrics.values() if metric.on_screen]
     of_domains = [
       metric
@@ -534,7 +435,7 @@ class Results(dict):
       if metric.name.startswith(metrics_lib.DOMAIN_PREFIXES)
     ]
     text = self._table([m for m in shown if m not in of_domains])
-    if any(method['domains'] for method in self['methods']):
+    if any(one.domains() for one in self):
       over_clients = self.metrics[f'personal_{self.primary_metric.name}']
       # After the primary metric's, before those of the AUC.
       table = self._table([*of_domains[:3], over_clients, *of_domains[3:]])
@@ -542,152 +443,215 @@ class Results(dict):
     return text
 
   def _table(self, metrics):
-    methods = self['methods']
-    text, _ = cells(methods, columns_of(methods, metrics))
-    text.insert(0, 'method', [method['label'] for method in methods])
+    (condition,) = self.conditions or ('',)
+    methods = list(dict.fromkeys(one.method for one in self))
+    text, _ = self.cells(condition, methods, metrics)
+    text.insert(0, 'method', [self.label(condition, m) for m in methods])
     return summary_lib.format_table(text, width=_HEADING_WIDTH)
 
-  def plot(self, ax: Optional[Axes] = None) -> Axes:
-    """Draws the personal models' primary metric by round, of the best few."""
+  def overview(self) -> pd.DataFrame:
+    """The study's metric by method and condition, as text."""
+    metric, frame = self.description['metric'], self.numbers
+    if not {'condition', 'method', metric} <= {*frame}:
+      return pd.DataFrame()
+    published = {
+      (row['method'], row['condition']): row['value']
+      for row in self.description['published']
+    }
+    known = self.metrics.get(metric)
+    is_fraction = self.primary_metric.is_fraction
+    if known is not None:
+      is_fraction = known.unit == 'fraction'
+    table = pd.DataFrame({'method': frame['method'].unique()})
+    for condition, part in frame.groupby('condition', sort=False):
+      title = (str(condition) or metric) + ' (%)' * is_fraction
+      cells = {
+        method: _mean_text(
+          values,
+          100 if is_fraction else 1,
+          is_fraction,
+          1 if is_fraction else None,
+        )
+        for method, values in part.groupby('method')[metric]
+      }
+      table[title] = table['method'].map(cells)
+      theirs = [published.get((one, condition)) for one in table['method']]
+      if any(value is not None for value in theirs):
+        table[f'{condition}, published'.lstrip(', ')] = [
+          '' if value is None else f'{value:g}' for value in theirs
+        ]
+    return table
+
+  def cells(
+    self,
+    condition: Any,
+    methods: Sequence[str],
+    metrics: Iterable[metrics_lib.Metric],
+  ) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The text of figures, and which are the best.
+
+    Args:
+      condition: A condition.
+      methods: Methods, for each a row.
+      metrics: Metrics; those that no method has are left out.
+
+    Returns:
+      Two frames, with the metrics' titles and units as columns: one of texts,
+      and one of 'best', 'tie' (not told from the best by the 95% interval of
+      the paired difference) or ''.
+    """
+    frame = self.figures_by_seed
+    frame = frame[frame['condition'] == condition]
+    rows = [frame[frame['method'] == name] for name in methods]
+    text, marks = {}, {}
+    for metric in metrics:
+      if metric.name not in frame or frame[metric.name].isna().all():
+        continue
+      unit, factor, decimals = _UNITS[metric.unit]
+      title = metric.title + unit
+      columns = [row.set_index(_run_keys(row))[metric.name] for row in rows]
+      text[title] = [
+        _mean_text(column, factor, '%' in unit, decimals) for column in columns
+      ]
+      marks[title] = _marks(columns, metric.higher_is_better, text[title])
+    return pd.DataFrame(text, dtype=object), pd.DataFrame(marks, dtype=object)
+
+  def plot(
+    self, ax: Optional[Axes] = None, *, condition: Optional[Any] = None
+  ) -> Axes:
+    """Draws the results.
+
+    With several conditions it is the study's metric, bars of the methods; else
+    the personal models' primary metric by round, of the best few.
+
+    Args:
+      condition: A condition, for its curves by round.
+    """
+    if condition is None and len(self.conditions) == 1:
+      (condition,) = self.conditions
     frame = self.curves
-    frame = frame[frame['model'] == 'personal']
+    if condition is None or frame.empty:
+      metric = self.description['metric']
+      return plots.bars(
+        self.numbers.astype({'condition': str}),
+        x='method',
+        y=metric,
+        by='condition',
+        metric=self.primary_metric if metric == 'score' else None,
+        ax=ax,
+      )
+    frame = frame[
+      (frame['model'] == 'personal') & (frame['condition'] == condition)
+    ]
     # Models that are made of the last round's have no rounds before it.
-    known = set(frame['label'])
-    best = [m['label'] for m in self.ranked() if m['label'] in known]
+    known = {*frame['method']}
+    best = [name for name in self.ranked(condition) if name in known]
     return plots.curves(
-      frame[frame['label'].isin(best[:_MAX_CURVES])],
-      by='label',
+      frame[frame['method'].isin(best[:_MAX_CURVES])],
+      by='method',
+      # A curve beneath another one is seen between its dashes.
+      style='method',
       metric=self.primary_metric,
       ax=ax,
     )
 
-  def write(self, directory: Union[str, os.PathLike[str]]) -> None:
-    """Writes a JSON file of everything, and CSV files of frames.
+  def page(self, path: Optional[Union[str, os.PathLike[str]]] = None) -> str:
+    """Writes the HTML page of the results; returns its path.
 
-    They have the `figures`, the `client_scores` and, for data with domains, the
-    `domain_scores`.
+    Args:
+      path: Path of the file; None for `study.html` in the study's folder.
     """
-    directory = folders.output_path(directory, 'directory')
-    summary_lib.write_json(os.path.join(directory, JSON_NAME), self)
-    for name, frame in (
-      (CSV_NAME, self.figures),
-      (CLIENTS_CSV_NAME, self.client_scores),
-      (DOMAINS_CSV_NAME, self.domain_scores),
-    ):
-      if not frame.empty or name != DOMAINS_CSV_NAME:
-        summary_lib.write_csv(os.path.join(directory, name), frame)
+    from tff_pfl.studies import page  # It shows results.
+
+    path = path or os.path.join(self.directory, page.PAGE_NAME)
+    page.write(self, path)
+    return os.fspath(path)
 
   def _repr_html_(self) -> str:
-    means = self.figures.filter(regex='^label$|/mean$')
-    means.columns = [name.removesuffix('/mean') for name in means]
-    return means.to_html(index=False)
+    return self.overview().to_html(index=False)
 
 
-def _as_in_runs(name):
-  """'before/accuracy' for 'accuracy_before'."""
-  metric, _, when = name.rpartition('_')
-  return f'{when}/{metric}' if when in ('before', 'after') else name
+def _run_keys(frame):
+  return [name for name in ('seed', 'fold') if name in frame]
 
 
-def open_comparison(
-  directory: Union[str, os.PathLike[str]],
-) -> Results:
-  """Reads the results of a comparison that has ended from its folder.
+def _mean_text(values, factor, always, decimals=1):
+  """The mean and deviation as text; None without any finite value."""
+  finite = values[np.isfinite(values.astype(float))]
+  if not len(finite):
+    return None
+
+  def shown(value):
+    if decimals is None:
+      return f'{value:.4g}'
+    return f'{factor * value:.{decimals}f}'
+
+  text = shown(statistics.fmean(finite))
+  deviation = statistics.stdev(finite) if len(finite) > 1 else None
+  # What is counted, as bytes are, is the same for all seeds.
+  if deviation is not None and (deviation > 0 or always):
+    text += f' ± {shown(deviation)}'
+  if len(finite) < len(values):
+    text += f' ({len(finite)} of {len(values)} runs)'
+  return text
+
+
+def mean_text(
+  values: pd.Series, metric: split_model.PrimaryMetric
+) -> Optional[str]:
+  """The mean of a metric over seeds and, after ±, its deviation if any."""
+  is_fraction = metric.is_fraction
+  return _mean_text(
+    values, 100 if is_fraction else 1, is_fraction, 1 if is_fraction else None
+  )
+
+
+def _marks(columns, higher_is_better, texts):
+  """Which of several methods' figures are best, or are not told from it."""
+  means = [
+    column.mean() if text else math.nan for column, text in zip(columns, texts)
+  ]
+  shown = {text.split(' ')[0] for text in texts if text}
+  if higher_is_better is None or len(shown) < 2:
+    return [''] * len(columns)
+  best = (np.nanargmax if higher_is_better else np.nanargmin)(means)
+  best_text = texts[best].split(' ')[0]
+  return [
+    'best'
+    if text and text.split(' ')[0] == best_text
+    else 'tie'
+    if text and _is_tie(columns[best], column)
+    else ''
+    for text, column in zip(texts, columns)
+  ]
+
+
+def _is_tie(first, second):
+  """True if the 95% interval of the mean paired difference contains 0."""
+  differences = (first - second).dropna()
+  if len(differences) < 2:
+    return False
+  half = stats.t.ppf(0.975, len(differences) - 1) * stats.sem(differences)
+  return abs(differences.mean()) <= half
+
+
+def open_study(directory: Union[str, os.PathLike[str]]) -> Results:
+  """The results of a study, which may be in progress, from its folder.
 
   Raises:
     RunError: If there is none.
   """
   directory = folders.local_path(directory, 'directory')
-  return Results(summary_lib.read_json(os.path.join(directory, JSON_NAME)))
+  path = os.path.join(directory, STUDY_NAME)
+  if not os.path.exists(path):
+    raise errors.RunError(f'{directory} holds no study: there is no {path}.')
+  return Results(directory, summary_lib.read_json(path))
 
 
-def num_seeds(method: Method) -> int:
-  """Runs that have ended, of seeds and folds; a figure may have fewer."""
-  figures = filter(None, method['metrics'].values())
-  return max((figure['num_seeds'] for figure in figures), default=0)
-
-
-def mean_std(values: Sequence[Optional[float]]) -> Optional[dict[str, Any]]:
-  """Mean and standard deviation of a figure over seeds and folds.
-
-  Args:
-    values: A value for each run, None where one has none. These are left out,
-      and so are values that are not finite.
-
-  Returns:
-    A dict of `mean`, the sample's standard deviation `std` (None for a single
-    value) and `num_seeds`, the number of values; None without any.
-  """
-  known = [float(v) for v in values if v is not None and math.isfinite(v)]
-  if not known:
-    return None
-  return {
-    'mean': statistics.fmean(known),
-    'std': statistics.stdev(known) if len(known) > 1 else None,
-    'num_seeds': len(known),
-  }
-
-
-def columns_of(
-  methods: Sequence[Method],
-  wanted: Iterable[metrics_lib.Metric],
-  more: Sequence[Any] = (),
-) -> list[tuple[metrics_lib.Metric, list[Optional[Mapping[str, Any]]]]]:
-  """Metrics that some method has, each with the methods' `mean_std`.
-
-  Args:
-    more: Further columns, which stand before these.
-  """
-  columns = [
-    (m, [one['metrics'].get(m.name) for one in methods]) for m in wanted
-  ]
-  return [*more, *(column for column in columns if any(column[1]))]
-
-
-def cells(
-  methods: Sequence[Method],
-  columns: Sequence[
-    tuple[metrics_lib.Metric, Sequence[Optional[Mapping[str, Any]]]]
-  ],
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-  """The text of figures, with the best of each column told.
-
-  Args:
-    columns: Metrics, each with a `mean_std` or None for each method.
-
-  Returns:
-    Two frames, a row for each method, with the metrics' titles and units as
-    columns: one of texts, and one of booleans, True for the best.
-  """
-  text, best = {}, {}
-  for metric, spreads in columns:
-    unit, factor, decimals = _UNITS[metric.unit]
-
-    def shown(value, factor=factor, decimals=decimals):
-      if decimals is None:
-        return f'{value:.4g}'
-      return f'{factor * value:.{decimals}f}'
-
-    means = [spread and shown(spread['mean']) for spread in spreads]
-    title = metric.title + unit
-    text[title] = [
-      spread and mean + _note(method, spread, shown, always='%' in unit)
-      for method, mean, spread in zip(methods, means, spreads)
-    ]
-    known = {mean for mean in means if mean is not None}
-    most = None
-    if len(known) > 1 and metric.higher_is_better is not None:
-      most = (max if metric.higher_is_better else min)(known, key=float)
-    best[title] = [mean is not None and mean == most for mean in means]
-  return pd.DataFrame(text, dtype=object), pd.DataFrame(best, dtype=bool)
-
-
-def _note(method, spread, shown, always):
-  """The text after a mean: the deviation, and the number of its seeds."""
-  note = ''
-  # What is counted, as bytes are, is the same for all seeds.
-  if spread['std'] is not None and (spread['std'] > 0 or always):
-    note += f' ± {shown(spread["std"])}'
-  if spread['num_seeds'] < num_seeds(method):
-    note += f' ({spread["num_seeds"]} of {num_seeds(method)} runs)'
-  return note
+def numbers_of(results: Results) -> numbers.Numbers:
+  """The numbers of results, as claims take them."""
+  primary = results.primary_metric
+  higher = {'score': primary.higher_is_better}
+  for name, metric in results.metrics.items() if len(results) else ():
+    higher[name] = metric.higher_is_better is not False
+  return numbers.Numbers(results.numbers, higher)

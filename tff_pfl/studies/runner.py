@@ -1,330 +1,361 @@
-"""An experiment of a paper: its numbers, its figure and its claims.
+"""Runs a study: its sweep, its trials, its measure, its claims and page.
 
-The folder of an experiment holds
-
-* `settings.json`, written first: the experiment and its settings, and the
-  seconds spent on it before an interruption (null while it runs);
-* `trials/`, its training runs (see `execution`);
-* `numbers.json`, the numbers and the setup, and `numbers.csv`;
-* `figure.png` and `summary.json`, which are made of the numbers: the claims and
-  the settings.
-
-A folder is for one experiment with one size, data set and seeds. There an
-experiment that has its numbers is not measured again; its figure and claims are
-made anew. One that was interrupted goes on with its training runs.
+The folder of a study has `trials/` (see `execution`), `study.json`, which
+describes the study and has its claims, `numbers.csv`, `per_client.csv`, for
+data with domains `per_domain.csv`, `figure.png` and `study.html`, a page that
+shows all; `numbers.json` has what a measure found. One process at a time runs the
+study of a folder, which it locks.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import operator
 import os
-import pathlib
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Optional
 
+import numpy as np
 import pandas as pd
-import tqdm
 from matplotlib.figure import Figure
 
-from tff_pfl import errors, plots
-from tff_pfl.comparisons import execution, page
+from tff_pfl import errors, fields, plots
+from tff_pfl import runtime as runtime_lib
+from tff_pfl.methods import registry
 from tff_pfl.runs import directory_lock
+from tff_pfl.runs import settings as settings_lib
 from tff_pfl.runs import summary as summary_lib
+from tff_pfl.studies import claims as claims_lib
+from tff_pfl.studies import cluster as cluster_lib
+from tff_pfl.studies import (
+  execution,
+  measures,
+  plan,
+  results,
+  trial,
+  tuning,
+)
+from tff_pfl.studies import study as study_lib
 from tff_pfl.system import folders, machine
 
-from . import claims as claims_lib
-from . import panels, tables
-from . import trials as trials_lib
-
-SETTINGS_NAME = 'settings.json'
-NUMBERS_NAME = 'numbers.json'
-CSV_NAME = 'numbers.csv'
+NUMBERS_CSV_NAME = 'numbers.csv'
+CLIENTS_CSV_NAME = 'per_client.csv'
+DOMAINS_CSV_NAME = 'per_domain.csv'
 FIGURE_NAME = 'figure.png'
-SUMMARY_NAME = 'summary.json'
-PAGE_NAME = 'claims.html'
-# What `Experiment.measure` gives, and `Experiment.claims` takes and gives.
-Rows = Iterator[Mapping[str, Any]]
-Table = tables.Table
-Claims = Iterator[claims_lib.Claim]
-# The settings that change what an experiment finds.
-_IDENTITY = ('fast', 'dataset', 'seed', 'num_seeds', 'sizes')
 
 
-@dataclasses.dataclass(frozen=True)
-class Experiment:
-  """An experiment of a paper.
-
-  Attributes:
-    name: Value of `--experiment`.
-    summary: One line on its question.
-    paper: Paper, figures and tables that it repeats.
-    measure: Function that yields the rows of a `Table` of numbers; pure but for
-      the trials that it runs.
-    claims: Function from the numbers and the sizes to the paper's claims.
-    draw: Function that draws the figure, such as `panels.curves(...)`, from the
-      numbers and the sizes, on an empty figure, whose size it may set.
-    full: Sizes by data set, each a dataclass with `num_seeds`; the first is the
-      experiment's own. The key is None for generated data.
-    fast: Sizes of minutes, and their data set.
-    first_seed: First seed; sizes were chosen with the seeds before it.
-  """
-
-  name: str
-  summary: str
-  paper: str
-  measure: Callable[[trials_lib.Context], Rows]
-  claims: Callable[[tables.Table, Any], Claims]
-  draw: panels.Draw
-  full: Mapping[Optional[str], Any]
-  fast: Any
-  first_seed: int = 0
-
-  @property
-  def uses_datasets(self) -> bool:
-    """True if it is on data sets, and not on generated data."""
-    return None not in self.full
-
-  def takes(self, dataset: Optional[str]) -> bool:
-    """True if `trials.Settings.dataset` may have this value."""
-    return dataset is None or dataset in self.full
-
-  def sizes(self, settings: trials_lib.Settings) -> Any:
-    """The sizes that the settings ask for.
-
-    Raises:
-      ValueError: If the data set is none of those, there is no such size, or a
-        value is of another kind.
-    """
-    errors.expect(
-      self.takes(settings.dataset),
-      'dataset',
-      f'one that {self.name} takes: {", ".join(map(str, self.full))}',
-      settings.dataset,
-    )
-    sizes = self.fast
-    if not settings.fast or settings.dataset is not None:
-      sizes = self.full[settings.dataset or next(iter(self.full))]
-    if settings.fast and settings.dataset is not None:
-      # Its data with the fast number of rounds and seeds.
-      few = {
-        name: getattr(self.fast, name)
-        for name in ('num_rounds', 'num_warmup_rounds', 'num_seeds')
-        if hasattr(self.fast, name)
-      }
-      sizes = dataclasses.replace(sizes, **few)
-    if settings.num_seeds is not None:
-      sizes = dataclasses.replace(sizes, num_seeds=settings.num_seeds)
-    others = settings.sizes or {}
-    if 'model' in others and hasattr(sizes, 'model'):
-      # Those of the experiment's own model need not fit.
-      others = {'model_arguments': {}, **others}
-    for name, value in others.items():
-      errors.expect_one_of('sizes', name, vars(sizes))
-      old = getattr(sizes, name)
-      errors.expect(
-        _kind(old) in (_kind(value), type(None)),
-        name,
-        f'of the same kind as {old!r}',
-        value,
-      )
-    return dataclasses.replace(sizes, **others)
-
-
-def _kind(value):
-  """A type of which all numbers, and all sequences, have the same."""
-  kinds = {int: float, list: tuple}
-  return kinds.get(type(value), type(value))
-
-
+@fields.checked_call
 def run(
-  experiment: Experiment, settings: trials_lib.Settings, *, rerun: bool = False
-) -> dict[str, Any]:
-  """Runs an experiment, or makes claims and figure of its stored numbers.
+  study: study_lib.Study,
+  directory: str,
+  *,
+  num_processes: Optional[int] = None,
+  cluster: Optional[cluster_lib.Cluster] = None,
+  runtime: fields.one_of(runtime_lib.RUNTIMES) = runtime_lib.DEFAULT,
+  runtime_options: Optional[Mapping[str, Any]] = None,
+  data_dir: Optional[str] = None,
+  rerun: bool = False,
+  show_progress: bool = True,
+) -> results.Results:
+  """Runs a study, as far as not yet done, and writes its results.
+
+  A trial that fails is reported among the results, and the others run; but a
+  study with a measure of its own needs all of its trials.
 
   Args:
-    settings: Its settings; the folder is that of its name in `directory`.
-    rerun: True to delete the content of its folder and start anew, with
-      whatever settings.
+    study: The study, at one of its scales.
+    directory: Folder of the study. What has ended there is not run again.
+    num_processes: Trials at the same time; None for one on each usable core, 0
+      for one after another in this process.
+    cluster: Cluster to run them on, instead of this machine; its nodes share
+      `directory`.
+    runtime: Runtime of the trials, a key of `runtime.RUNTIMES`.
+    runtime_options: Keyword arguments of the runtime, as JSON types.
+    data_dir: Folder of the data sets' files, for those that read any.
+    rerun: True to delete what the folder has and start anew.
 
   Returns:
-    The content of `summary.json`: `experiment`, `summary`, `paper`, `claims`
-    (the fields of `claims.Claim`), `result` ('3 of 5 claims hold, …'), `setup`,
-    `fast`, `dataset`, `seed`, `num_seeds`, `sizes`, `runtime`, `seconds` (that
-    the measurement took, also before an interruption; None after a SIGKILL),
-    `versions` and `commit`, of the source.
+    The results.
 
   Raises:
-    ValueError: If the experiment does not take the data set or sizes.
-    RunError: If the folder holds something else or is in use by another
-      process, or training fails.
+    RunError: If the folder holds a trial with other settings, or numbers of
+      other parameters, is in use by a running process, or cannot be used; or if
+      what a measure needs failed.
   """
-  sizes = experiment.sizes(settings)
-  directory = folders.results_folder(
-    os.path.join(settings.directory, experiment.name), folders.EXPERIMENT
-  )
-  settings = _with_seed(experiment, settings)._replace(directory=directory)
-  _expect_folder_for(experiment, settings, directory, rerun=rerun)
+  directory = folders.results_folder(directory, folders.STUDY)
+  if runtime != runtime_lib.DEFAULT:
+    study = study.with_settings(runtime=runtime)
+  if data_dir is not None:
+    study = study.with_settings(data_dir=data_dir)
+  place = measures.Place(num_processes, cluster, runtime_options, show_progress)
   with directory_lock.DirectoryLock(directory):
     if rerun:
       _clear(directory)
-    if not os.path.exists(os.path.join(directory, NUMBERS_NAME)):
-      _measure(experiment, settings, sizes)
-    return _conclude(experiment, settings, sizes)
+    before = _read(directory)
+    started, seconds = time.perf_counter(), before.get('seconds', 0)
+    if study.measure is None:
+      found = run_trials(study, directory, place)
+    else:
+      found = _measure(study, directory, place)
+    if seconds is not None:
+      seconds = round(seconds + time.perf_counter() - started, 1)
+    numbers = results.numbers_of(found)
+    claims = claims_lib.check(study.claims, numbers, study)
+    if study.measure is not None or len(found):
+      found.description.update(
+        claims=[claim._asdict() for claim in claims], seconds=seconds
+      )
+      _write(found, study, numbers)
+  return found
 
 
-def run_all(
-  experiments: Sequence[Experiment],
-  settings: trials_lib.Settings,
-  *,
-  rerun: bool = False,
-) -> Sequence[Mapping[str, Any]]:
-  """Runs experiments one after another; one that fails does not stop others.
+def run_trials(
+  study: study_lib.Study, directory: str, place: measures.Place
+) -> results.Results:
+  """Runs the trials of a study that have not ended; writes its description."""
+  options = {
+    'num_processes': place.num_processes,
+    'cluster': place.cluster,
+    'runtime_options': place.runtime_options,
+    'show_progress': place.show_progress,
+  }
+  # Before any process is started: what is wrong with the data is wrong for all.
+  partitions = _partitions(study, _read(directory).get('partitions', {}))
+  chosen, tunings, failures = tuning.tune(study, directory, **options)
+  entries = plan.entries(study, chosen)
+  trials = plan.trials_of(entries)
+  failed = execution.run_trials(trials, directory, **options)
+  failures += tuning.failures_of(trials, failed)
+  description = {
+    **_description(study, entries),
+    'partitions': partitions,
+    'tunings': tunings,
+    'failures': failures,
+    'runtime_options': dict(place.runtime_options or {}),
+    # Unknown if this process ends before the results.
+    'seconds': None,
+  }
+  summary_lib.write_json(_path(directory, results.STUDY_NAME), description)
+  return results.Results(directory, description)
 
-  In the settings' directory `summary.json` has the claims of all of them, and
-  `claims.html` shows these with the figures.
+
+def _path(directory, name):
+  return os.path.join(directory, name)
+
+
+def _read(directory):
+  """The description that a folder has; empty without one."""
+  path = _path(directory, results.STUDY_NAME)
+  return summary_lib.read_json(path) if os.path.exists(path) else {}
+
+
+def _as_written(value):
+  """A value as it is read back after it was written as JSON."""
+  return json.loads(summary_lib.json_text(value))
+
+
+def _plain(value):
+  """Settings and parameters as JSON types."""
+  if dataclasses.is_dataclass(value):
+    return {name: _plain(one) for name, one in vars(value).items()}
+  if isinstance(value, Mapping):
+    return {str(name): _plain(one) for name, one in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_plain(one) for one in value]
+  is_json = value is None or isinstance(value, (str, int, float, bool))
+  return value if is_json else repr(value)
+
+
+def _description(study, entries):
+  """The content of `study.json`, before the results."""
+  methods = {}
+  for name in study.method_names:
+    method = study.methods[name]
+    own = next((e for e in entries if e.method == name), None)
+    methods[name] = {
+      'algorithm': method.algorithm,
+      'score': method.score,
+      'summary': registry.get_algorithm(method.algorithm).summary,
+      'settings': _plain(method.settings),
+      'hparams': own and fields.to_json(own.trial.settings.method),
+    }
+  return _as_written(
+    {
+      'name': study.name,
+      'source': study.source,
+      'summary': study.summary,
+      'deviations': study.deviations,
+      'scale': study.scale,
+      'metric': study.metric,
+      'is_measured': study.measure is not None,
+      'seeds': study.seeds,
+      'num_folds': study.num_folds,
+      'num_new_clients': study.num_new_clients,
+      'conditions': _plain(study.conditions),
+      'methods': methods,
+      'settings': _shared(study, entries),
+      'parameters': _plain(study.parameters),
+      'overrides': _plain(study.overrides),
+      'data_dir': study.overrides.get('data_dir'),
+      'published': [
+        {'method': method, 'condition': condition, 'value': value}
+        for (method, condition), value in study.published.items()
+        if method in study.method_names and condition in study.conditions
+      ],
+      'entries': [
+        {**entry._asdict(), 'trial': entry.trial.name} for entry in entries
+      ],
+      'versions': machine.versions(),
+      'commit': _commit(),
+    }
+  )
+
+
+def _shared(study, entries):
+  """The settings that all trials share, by flat name."""
+  trials = plan.trials_of(entries)
+  if not trials:
+    return {}
+  every = [
+    fields.to_json(one.settings)
+    for one in trials
+    if one.settings.seed == study.seeds[0]
+  ]
+  paths = fields.flat_names(settings_lib.Settings)
+  parts = {path[:-1] for path in paths.values()}
+  # Options of fine-tuning say nothing where nothing is fine-tuned.
+  scopes = {
+    options.fine_tune
+    for one in trials
+    for options in (
+      one.settings.process.personalization,
+      *one.variants.values(),
+    )
+  }
+  shared = {}
+  for name, path in paths.items():
+    if path in parts or name in ('method', 'seed', 'data_dir'):
+      continue
+    if name.startswith('fine_tune_') and not scopes & {'head', 'all'}:
+      continue
+    values = [functools.reduce(operator.getitem, path, one) for one in every]
+    if all(value == values[0] for value in values):
+      shared[name] = values[0]
+  return shared
+
+
+def _partitions(study, known):
+  """The partition of each condition's data, with the first seed.
 
   Args:
-    settings: Settings as for `run`; the data set is for experiments that take
-      it.
-    rerun: As for `run`.
-
-  Returns:
-    The summary of each, as from `run`; for one that raised an expected error a
-    summary with no claims and the reason, `error`.
-
-  Raises:
-    RunError: If an experiment's folder holds something else; none has run then.
+    known: What an earlier call returned, which is not made again.
   """
-  settings = settings._replace(
-    directory=folders.results_folder(settings.directory, folders.EXPERIMENTS)
-  )
-  plans = []
-  for experiment in experiments:
-    own = _with_seed(experiment, settings)
-    if not experiment.takes(settings.dataset):
-      own = own._replace(dataset=None)
-    if not experiment.uses_datasets:
-      own = own._replace(data_dir=None)
-    folder = os.path.join(settings.directory, experiment.name)
-    _expect_folder_for(experiment, own, folder, rerun=rerun)
-    plans.append((experiment, own))
-  bar = tqdm.tqdm(
-    plans,
-    desc='experiments',
-    unit='experiment',
-    disable=not settings.show_progress,
-    dynamic_ncols=True,
-  )
-  summaries = []
-  with directory_lock.DirectoryLock(settings.directory):
-    for experiment, own in bar:
-      bar.set_postfix_str(experiment.name)
-      try:
-        summary = run(experiment, own, rerun=rerun)
-        outcome = summary['result']
-        if summary['seconds'] is not None:
-          outcome += f', {summary["seconds"]:.0f} s'
-      except errors.EXPECTED as error:
-        reason = errors.reason(error)
-        summary = {'experiment': experiment.name, 'claims': [], 'error': reason}
-        outcome = f'did not run: {reason}'
-      summaries.append(summary)
-      tqdm.tqdm.write(f'{experiment.name}: {outcome}', file=sys.stderr)
-    _write_all(summaries, settings)
-  return summaries
+  found = {}
+  for entry in plan.entries(study):
+    name = str(entry.condition)
+    if name in found:
+      continue
+    of = _as_written(
+      [fields.to_json(entry.trial)['settings']['data'], study.seeds[0]]
+      + [study.num_new_clients, study.num_folds]
+    )
+    if known.get(name, {}).get('of') == of:
+      found[name] = known[name]
+      continue
+    parts = trial.load_data(entry.trial)
+    found[name] = {'of': of, **_partition(study.seeds[0], *parts)}
+  return found
 
 
-def _write_all(summaries, settings):
-  """Writes the claims of all experiments, and the page that shows them."""
-  claims = all_claims(summaries)
-  failed = [summary for summary in summaries if 'error' in summary]
-  result = claims_lib.count(claim['verdict'] for claim in claims)
-  _write(
-    settings.directory,
-    SUMMARY_NAME,
+def _partition(seed, trained, new):
+  """The partition of the first seed's training data among the clients."""
+  parts = [trained] if new is None else [trained, new]
+  counts = domain_counts = None
+  if trained.num_classes is not None:
+    counts = np.concatenate([part.class_counts() for part in parts]).tolist()
+  if trained.domain_names is not None:
+    by_client = np.concatenate([part.domain_counts() for part in parts])
+    domain_counts = dict(zip(trained.domain_names, by_client.T.tolist()))
+  return {
+    'seed': seed,
+    'client_ids': [i for part in parts for i in part.client_ids],
+    'num_new_clients': 0 if new is None else new.num_clients,
+    'class_counts': counts,
+    'num_train_examples': [
+      part.num_train_examples(i) for part in parts for i in part.client_ids
+    ],
+    'domain_counts': domain_counts,
+  }
+
+
+def _measure(study, directory, place):
+  """The results of a study with a measure of its own."""
+  of = _as_written(
     {
-      'result': result,
-      'claims': claims,
-      'errors': {s['experiment']: s['error'] for s in failed},
-      'seconds': {s['experiment']: s.get('seconds') for s in summaries},
-      'seeds': {s['experiment']: s.get('seed') for s in summaries},
-      'fast': settings.fast,
-    },
-  )
-  shown = pd.DataFrame(
-    {
-      'experiment': claim['experiment'],
-      'claim': claim['statement'],
-      'source': claim['source'],
-      'measured': claim['measured'],
-      'interval': None
-      if claim['low'] is None
-      else [claim['low'], claim['high']],
-      'wanted': claim['threshold'],
-      'seeds': claim['num_seeds'],
-      'verdict': claim['verdict'],
+      name: _plain(getattr(study, name))
+      for name in ('settings', 'conditions', 'seeds', 'parameters', 'overrides')
     }
-    for claim in claims
+    | {'methods': list(study.method_names)}
   )
-  page.render(
-    os.path.join(settings.directory, PAGE_NAME),
-    title="The papers' experiments",
-    claims=shown,
-    claims_count=result,
-    experiments=[summary for summary in summaries if 'error' not in summary],
-    failures=pd.DataFrame(
-      {'run': s['experiment'], 'reason': s['error']} for s in failed
-    ),
+  of['overrides'].pop('data_dir', None)
+  path = _path(directory, results.NUMBERS_NAME)
+  stored = summary_lib.read_json(path) if os.path.exists(path) else None
+  if stored is not None and stored['of'] != of and not study.methods:
+    differing = [name for name in of if of[name] != stored['of'].get(name)]
+    raise errors.RunError(
+      f'{directory} holds numbers of other {" and ".join(differing)}: choose '
+      'another output folder, or have it deleted and measured anew (`rerun`).'
+    )
+  if stored is not None and stored['of'] == of:
+    return results.Results(directory, _read(directory))
+  context = measures.Context(study, directory, place)
+  description = _description(
+    study, plan.entries(study) if study.methods else []
   )
-
-
-def all_claims(
-  summaries: Iterable[Mapping[str, Any]],
-) -> list[Mapping[str, Any]]:
-  """The claims of several experiments, each with its `experiment`."""
-  return [
-    {'experiment': summary['experiment'], **claim}
-    for summary in summaries
-    for claim in summary['claims']
-  ]
-
-
-def _measure(experiment, settings, sizes):
-  directory = settings.directory
-  kept = {'seconds': 0, **(_read(directory, SETTINGS_NAME) or {})}
-  kept.update(_identity(experiment, settings))
+  description.update(partitions={}, tunings=[], failures=[], seconds=None)
+  os.makedirs(directory, exist_ok=True)
   # Unknown if this process is killed.
-  _write(directory, SETTINGS_NAME, {**kept, 'seconds': None})
-  commit, start = _commit(), time.perf_counter()
-  try:
-    rows = list(experiment.measure(trials_lib.Context(settings, sizes)))
-  finally:
-    if kept['seconds'] is not None:
-      kept['seconds'] = round(kept['seconds'] + time.perf_counter() - start, 1)
-    _write(directory, SETTINGS_NAME, kept)
-  summary_lib.write_csv(
-    os.path.join(directory, CSV_NAME), summary_lib.frame(rows)
-  )
-  _write(
-    directory,
-    NUMBERS_NAME,
-    {
-      'setup': dataclasses.asdict(sizes),
-      'seconds': kept['seconds'],
-      'runtime': settings.runtime,
-      'versions': machine.versions(),
-      'commit': commit,
-      'columns': tables.Table(rows).frame.to_dict('list'),
-    },
-  )
+  summary_lib.write_json(_path(directory, results.STUDY_NAME), description)
+  rows = list(study.measure(context))
+  columns = pd.DataFrame(rows).to_dict('list')
+  summary_lib.write_json(path, {'of': of, 'columns': columns})
+  if context.results is not None:
+    return results.Results(directory, context.results.description)
+  return results.Results(directory, description)
 
 
-def _commit():
+def _write(found, study, numbers):
+  """Writes the files of results, the page and the picture."""
+  directory = found.directory
+  summary_lib.write_json(
+    _path(directory, results.STUDY_NAME), found.description
+  )
+  for name, frame in (
+    (NUMBERS_CSV_NAME, found.numbers),
+    (CLIENTS_CSV_NAME, found.client_scores),
+    (DOMAINS_CSV_NAME, found.domain_scores),
+  ):
+    if not frame.empty:
+      summary_lib.write_csv(
+        _path(directory, name), summary_lib.frame(frame.to_dict('records'))
+      )
+  figure = Figure(layout='constrained')
+  if study.draw is not None:
+    study.draw(numbers, study, figure)
+    plots.save(figure, _path(directory, FIGURE_NAME))
+  else:
+    ax = found.plot(plots.new_axes(9, 4.4))
+    plots.save(ax, _path(directory, FIGURE_NAME))
+  found.page()
+
+
+@functools.cache
+def _commit() -> Optional[str]:
   """The commit of the source, '-dirty' if it was changed; None without git."""
   try:
     return subprocess.run(
@@ -338,102 +369,18 @@ def _commit():
     return None
 
 
-def _conclude(experiment, settings, sizes):
-  """Writes figure and summary of the stored numbers; returns the summary."""
-  directory = settings.directory
-  numbers = _read(directory, NUMBERS_NAME)
-  setup = _as_written(dataclasses.asdict(sizes))
-  if numbers.get('setup') != setup or 'columns' not in numbers:
-    raise errors.RunError(
-      f'{directory} has numbers of another version of {experiment.name}, of '
-      'other sizes: have it deleted and run anew (`rerun`), or choose another '
-      'output folder.'
-    )
-  table = tables.Table(numbers.pop('columns'))
-  figure = Figure(layout='constrained')
-  experiment.draw(table, sizes, figure)
-  plots.save(figure, os.path.join(directory, FIGURE_NAME))
-  claims = [claim._asdict() for claim in experiment.claims(table, sizes)]
-  _write(
-    directory,
-    SUMMARY_NAME,
-    {
-      'experiment': experiment.name,
-      'summary': experiment.summary,
-      'paper': experiment.paper,
-      'result': claims_lib.count(claim['verdict'] for claim in claims),
-      'claims': claims,
-      **_identity(experiment, settings),
-      **numbers,
-    },
-  )
-  # As it will be read by others.
-  return _read(directory, SUMMARY_NAME)
-
-
-def _with_seed(experiment, settings):
-  """The settings with the experiment's first seed, unless they have one."""
-  if settings.seed is None:
-    settings = settings._replace(seed=experiment.first_seed)
-  return settings
-
-
-def _identity(experiment, settings):
-  """The settings that decide an experiment's numbers."""
-  own = {name: getattr(settings, name) for name in _IDENTITY}
-  return _as_written({'experiment': experiment.name, **own})
-
-
-def _expect_folder_for(experiment, settings, directory, *, rerun):
-  """Raises `RunError` if the folder is for something else."""
-  stored = _read(directory, SETTINGS_NAME)
-  if stored is None:
-    left = {execution.TRIALS_DIR, directory_lock.LOCK_NAME}
-    if os.path.isdir(directory) and set(os.listdir(directory)) - left:
-      raise errors.RunError(
-        f'{directory} is not empty and holds no experiment: choose another '
-        'output folder.'
-      )
-    return
-  wanted = _identity(experiment, settings)
-  differing = [key for key in wanted if stored.get(key) != wanted[key]]
-  if differing and not rerun:
-    there, here = (
-      ', '.join(f'{key}={values.get(key)}' for key in differing)
-      for values in (stored, wanted)
-    )
-    raise errors.RunError(
-      f'{directory} holds {experiment.name} with {there}, not {here}: choose '
-      'another output folder, or have it deleted and run anew (`rerun`).'
-    )
-
-
 def _clear(directory):
-  """Deletes an experiment's results, the settings last."""
-  shutil.rmtree(
-    os.path.join(directory, execution.TRIALS_DIR), ignore_errors=True
-  )
+  """Deletes a study's results, its description last."""
+  shutil.rmtree(_path(directory, execution.TRIALS_DIR), ignore_errors=True)
   for name in (
-    NUMBERS_NAME,
-    SUMMARY_NAME,
+    results.NUMBERS_NAME,
+    NUMBERS_CSV_NAME,
+    CLIENTS_CSV_NAME,
+    DOMAINS_CSV_NAME,
     FIGURE_NAME,
-    CSV_NAME,
-    SETTINGS_NAME,
+    tuning.FILE_NAME,
+    results.STUDY_NAME,
   ):
-    pathlib.Path(directory, name).unlink(missing_ok=True)
-
-
-def _as_written(value):
-  """A value as it is read back after it was written as JSON."""
-  return json.loads(summary_lib.json_text(value))
-
-
-def _write(directory, name, value):
-  os.makedirs(directory, exist_ok=True)
-  summary_lib.write_json(os.path.join(directory, name), value)
-
-
-def _read(directory, name):
-  """The value in a file, or None if there is no such file."""
-  path = os.path.join(directory, name)
-  return summary_lib.read_json(path) if os.path.exists(path) else None
+    path = _path(directory, name)
+    if os.path.exists(path):
+      os.remove(path)

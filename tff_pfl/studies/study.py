@@ -114,13 +114,16 @@ def _named_methods(value):
 def _plain_settings(value):
   """Settings by flat name, of a `Settings` or a mapping."""
   if isinstance(value, settings_lib.Settings):
-    names = fields.flat_names(settings_lib.Settings)
+    owner = settings_lib.Settings
+    names = fields.flat_names(owner)
     parts = {path[:-1] for path in names.values()}
-    return {
+    given = {
       name: fields.get(value, name)
       for name, path in names.items()
       if path not in parts and name not in ('method', 'seed')
     }
+    # A default would go before that of a method.
+    return {n: v for n, v in given.items() if v != fields.default(owner, n)}
   return value
 
 
@@ -165,8 +168,8 @@ class Study:
       many as the study's.
     metric: Column of the numbers that the table shows and claims compare:
       'score' is the primary metric of what the method is scored by, a mean over
-      the evaluations of the last ten rounds, or over the last models alone where
-      these are fine-tuned.
+      the evaluations of the last ten rounds, or over the last models alone
+      where these are fine-tuned.
     measure: Function `(context) -> rows` of the study's numbers, see
       `measures.Context`; None for a row for each trial.
     parameters: Further sizes that the measure and claims read, a frozen
@@ -177,9 +180,10 @@ class Study:
       None for bars of the methods by condition.
     published: Published figures, in percent, by method and condition.
     scales: Sizes of the study by name, `paper`, `cpu` or `small`: other values
-      of its fields, or of settings, hyperparameters and parameters. `conditions`
-      and `methods` may be lists of names to keep; `settings` are added to the
-      study's, and all other names go before what conditions and methods have.
+      of its fields, or of settings, hyperparameters and parameters.
+      `conditions` and `methods` may be lists of names to keep; `settings` are
+      added to the study's, and all other names go before what conditions and
+      methods have.
     name: Name of the study, for its folder.
     source: What it repeats, such as 'FedRep, table 1'.
     summary: One line on its question.
@@ -361,7 +365,8 @@ class Study:
       of_method, others = _divided(layer, algorithm)
       own.update(of_method)
       for name, value in others.items():
-        shared.pop(_EXCLUSIVE.get(name), None)
+        if value is not None:
+          shared.pop(_EXCLUSIVE.get(name), None)
         shared[name] = value
     dataset = shared.get('dataset', settings_lib.DataOptions.name)
     if not datasets.DATASETS[dataset].takes_data_dir:

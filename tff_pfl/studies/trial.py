@@ -13,6 +13,7 @@ from __future__ import annotations
 from tff_pfl.system import tf_import  # noqa: F401  # isort: skip
 
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import os
@@ -271,6 +272,13 @@ class FinishedTrial:
     self.summary = summary_lib.read_json(
       os.path.join(directory, report.SUMMARY_NAME)
     )
+
+  @functools.cached_property
+  def settings(self) -> settings_lib.Settings:
+    """The settings of the run."""
+    spec = read_spec(self.directory)['trial']
+    import_modules(spec['modules'])
+    return fields.from_json(Trial, spec).settings
 
   @property
   def evaluations(self) -> Sequence[Mapping[str, Any]]:

@@ -1,15 +1,15 @@
-"""Sweeps: a method's hyperparameters, chosen by scores on validation examples.
+"""Sweeps: a run's hyperparameters, chosen by scores on validation examples.
 
 A point of a method's grid, or of a search, is chosen by the best primary metric
 of the personal models, as a mean over clients and the last 10 rounds; of equal
 ones the first. A point at which a client's model diverged is a failed one: with
 the next seed it may be any client's.
 
-A method has a study of Optuna's in `search.sqlite` of the comparison's folder,
-with its points and their scores. It has all points of a grid from the start;
-those of a search are proposed, which depends on the seed and on the points
-before alone, not on the number of points that are tried at the same time, and
-not on interruptions.
+Each method in each condition has a study of Optuna's in `search.sqlite` of the
+study's folder, with its points and their scores. It has all points of a grid
+from the start. Points of a search are proposed, which depends on the seed and
+on earlier points alone, not on the number of points that are tried at the same
+time, and not on interruptions.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import optuna
 from absl import logging
 
 from tff_pfl import errors
-from tff_pfl.comparisons import execution, page, plan, trial
 from tff_pfl.models import split_model
 from tff_pfl.runs import report
+from tff_pfl.studies import execution, plan, trial
+from tff_pfl.studies import study as study_lib
 
 FILE_NAME = 'search.sqlite'
 # Points that a search proposes together, before any of them is scored.
@@ -36,31 +37,31 @@ _State = optuna.trial.TrialState
 
 
 def tune(
-  comparison: plan.Comparison, directory: str, **options: Any
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-  """Runs the sweeps of a comparison, as far as not yet done.
+  study: study_lib.Study, directory: str, **options: Any
+) -> tuple[dict[plan.Key, Any], list[dict[str, Any]], list[dict[str, Any]]]:
+  """Runs the sweeps of a study, as far as not yet done.
 
   Args:
-    directory: The comparison's folder.
+    directory: The study's folder.
     **options: Further arguments of `execution.run_trials`.
 
   Returns:
-    The `tunings` of the results, the primary metric called `score`, and the
-    failures of their trials. No point is chosen where all of a method's failed
-    or diverged.
+    The chosen points by the keys of `plan.runs`, None where all points of a
+    method failed or diverged; the `tunings` of the description, the primary
+    metric called `score`; and the failures of their trials.
 
   Raises:
     RunError: If the folder has a sweep of other values, or a trial of it cannot
       be run.
   """
-  tuned = [a for a in comparison.algorithms if comparison.is_tuned(a)]
+  tuned = [key for key in plan.runs(study) if plan.is_tuned(study, key)]
   if not tuned:
-    return [], []
+    return {}, [], []
   optuna.logging.set_verbosity(optuna.logging.WARNING)
   os.makedirs(directory, exist_ok=True)
   path = os.path.join(directory, FILE_NAME)
   storage = optuna.storages.RDBStorage(f'sqlite:///{path}')
-  sweeps = [_Sweep(comparison, directory, a, storage) for a in tuned]
+  sweeps = [_Sweep(study, directory, key, storage) for key in tuned]
   failed = {}
   for sweep in sweeps:
     sweep.propose()
@@ -78,14 +79,18 @@ def tune(
       break
   tunings = [sweep.table(failed) for sweep in sweeps]
   for sweep, tuning in zip(sweeps, tunings):
-    if chosen_point(tuning) is None:
-      # Its runs may all have ended, and yet the method is not compared.
+    if _chosen(tuning) is None:
+      # Its trials may all have ended, and yet the method is not compared.
       first = sweep.trials()[0].name
       failed.setdefault(first, tuning['points'][0]['failure'])
-  return tunings, failures_of(trials, failed)
+  return (
+    {key: _chosen(one) for key, one in zip(tuned, tunings)},
+    tunings,
+    failures_of(trials, failed),
+  )
 
 
-def chosen_point(tuning: Mapping[str, Any]) -> Optional[Mapping[str, Any]]:
+def _chosen(tuning):
   """The hyperparameters that a sweep chose, or None if all points failed."""
   return next((p['hparams'] for p in tuning['points'] if p['chosen']), None)
 
@@ -97,8 +102,8 @@ def failures_of(
   return [
     {
       'trial': t.name,
-      'algorithm': t.config.algorithm,
-      'seed': t.config.seed,
+      'algorithm': t.settings.algorithm,
+      'seed': t.settings.seed,
       'reason': reasons[t.name],
     }
     for t in trials
@@ -115,33 +120,34 @@ class _Attempt(NamedTuple):
 
 
 class _Sweep:
-  """The sweep of one method."""
+  """The sweep of a method in a condition."""
 
   def __init__(
     self,
-    comparison: plan.Comparison,
+    study: study_lib.Study,
     directory: str,
-    algorithm: str,
+    key: plan.Key,
     storage: optuna.storages.BaseStorage,
   ):
-    self._comparison = comparison
+    self._of = study
     self._directory = directory
-    self._algorithm = algorithm
-    axes = comparison.axes(algorithm)
+    self._key = key
+    self._name = plan.run_name(study, key)
+    axes = plan.axes(study, key[1])
     self._space = {
       ','.join(targets): _distribution(values)
       for targets, values in axes.items()
     }
     self._study = optuna.create_study(
       storage=storage,
-      study_name=algorithm,
+      study_name=self._name,
       direction='maximize',
       load_if_exists=True,
     )
-    is_grid = comparison.num_search_trials is None
+    is_grid = study.num_search_trials is None
     axis_texts = [f'{n}={v!r}' for n, v in zip(self._space, axes.values())]
     wanted = (
-      f'{"grid" if is_grid else "search"} of {algorithm} among '
+      f'{"grid" if is_grid else "search"} of {self._name} among '
       + ', '.join(axis_texts)
     )
     stored = self._study.user_attrs.get('space')
@@ -162,10 +168,10 @@ class _Sweep:
       return True
     num_known = len(self._study.trials)
     num_new = len(self._in_state(_State.WAITING)) or min(
-      _TOGETHER, (self._comparison.num_search_trials or 0) - num_known
+      _TOGETHER, (self._of.num_search_trials or 0) - num_known
     )
     # Anew each time, so that it does not depend on interruptions.
-    seed = [self._comparison.seeds[0], num_known]
+    seed = [self._of.seeds[0], num_known]
     self._study.sampler = optuna.samplers.TPESampler(
       seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),
       constant_liar=True,
@@ -175,8 +181,8 @@ class _Sweep:
       if attempt.refusal is not None:
         logging.warning(
           '%s is not tried with %s: %s',
-          self._algorithm,
-          page.assignments(attempt.hparams),
+          self._name,
+          dict(attempt.hparams),
           attempt.refusal,
         )
     return num_new > 0
@@ -195,12 +201,12 @@ class _Sweep:
     is taken untried.
     """
     found = [a.trial for a in self._attempts() if a.trial]
-    if self._comparison.num_search_trials is None:
+    if self._of.num_search_trials is None:
       return found if len(found) > 1 else []
     errors.expect(
       found,
       'search',
-      f'among values that {self._algorithm} takes',
+      f'among values that {self._key[1]} takes',
       'none in the points that were proposed; the warnings say why',
     )
     return found
@@ -210,21 +216,23 @@ class _Sweep:
 
     Once the method's runs have begun with what its sweep chose, a point that
     failed before must not be tried again: were it the best now, the runs would
-    be another comparison's.
+    be another study's.
     """
     has_begun = any(
       execution.is_started(
-        self._directory, plan.trial_name(self._algorithm, seed, fold)
+        self._directory, plan.trial_name(self._of, self._key, seed, fold)
       )
-      for seed in self._comparison.seeds
-      for fold in self._comparison.folds
+      for seed in self._of.seeds
+      for fold in plan.folds(self._of)
     )
-    names = [one.name for one in self.trials()]
+    trials = self.trials()
     unfinished = [
-      name for name in names if not execution.is_finished(self._directory, name)
+      one.name
+      for one in trials
+      if not execution.is_finished(self._directory, one)
     ]
     failures = {}
-    if has_begun and len(unfinished) < len(names):
+    if has_begun and len(unfinished) < len(trials):
       for name in unfinished:
         reason = execution.logged_error(self._directory, name)
         failures[name] = (
@@ -242,13 +250,17 @@ class _Sweep:
       if point['failure'] is None and merit == best:
         point['chosen'] = True
         break
-    num_rounds = self._comparison.tuning_rounds
+    rounds = {
+      one.trial.settings.rounds.num_rounds
+      for one in self._attempts()
+      if is_tried and one.trial
+    }
+    condition, method = self._key
     return {
-      'algorithm': self._algorithm,
-      'seed': self._comparison.seeds[0],
-      'num_rounds': (num_rounds or self._comparison.base.rounds.num_rounds)
-      if is_tried
-      else 0,
+      'condition': condition,
+      'method': method,
+      'seed': self._of.seeds[0],
+      'num_rounds': max(rounds, default=0),
       'points': [point for point, _ in judged],
     }
 
@@ -267,27 +279,27 @@ class _Sweep:
 
   def _attempt(self, params):
     values = {tuple(names.split(',')): params[names] for names in params}
-    point = self._comparison.point(self._algorithm, values)
+    point = plan.point(self._of, self._key, values)
     try:
-      one = self._comparison.tuning_trial(self._algorithm, point)
+      one = plan.tuning_trial(self._of, self._key, point)
     except ValueError as error:
       return _Attempt(point, refusal=str(error))
     return _Attempt(point, one)
 
   def _judged(self, attempt, failed):
     """A point of the table, and what to choose by: None if it failed."""
-    name = attempt.trial and attempt.trial.name
+    one = attempt.trial
     point = {
       'hparams': dict(attempt.hparams),
       'score': None,
       'loss': None,
       'chosen': False,
-      'failure': attempt.refusal or failed.get(name),
+      'failure': attempt.refusal or failed.get(one and one.name),
     }
-    if name is None or not execution.is_finished(self._directory, name):
+    if one is None or not execution.is_finished(self._directory, one):
       return point, None
     summary = trial.FinishedTrial(
-      execution.trial_folder(self._directory, name)
+      execution.trial_folder(self._directory, one.name)
     ).summary
     figures = report.primary_figures(summary)
     score, loss = figures['personal']['last_10_mean'], summary['loss']
@@ -305,7 +317,7 @@ class _Sweep:
 
 
 def _distribution(axis):
-  if not isinstance(axis, plan.Range):
+  if not isinstance(axis, study_lib.Range):
     return optuna.distributions.CategoricalDistribution(axis)
   if isinstance(axis.low, int):
     return optuna.distributions.IntDistribution(*axis)

@@ -11,15 +11,13 @@ from typing import IO, Any, Optional, Union
 
 from tff_pfl import errors
 
-RUN, COMPARISON = 'a run', 'a comparison'
-EXPERIMENT, EXPERIMENTS = 'an experiment of a paper', "papers' experiments"
-# File to the kind of results of its folder; the first one found counts. An
-# experiment has runs as a comparison has.
+RUN, STUDY = 'a run', 'a study'
+STUDIES = 'several studies'
+# File to the kind of results of its folder; the first one found counts.
 _MARKS = {
   'run.sqlite': RUN,
-  'numbers.json': EXPERIMENT,
-  'claims.html': EXPERIMENTS,
-  'comparison.json': COMPARISON,
+  'study.json': STUDY,
+  'claims.html': STUDIES,
 }
 _RUNS = 'trials/*/trial.json'
 _ADDRESS = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*://')
@@ -62,7 +60,7 @@ def results_folder(
 
   Args:
     path: A folder, which need not exist.
-    kind: `RUN`, `COMPARISON`, `EXPERIMENT` or `EXPERIMENTS`.
+    kind: `RUN`, `STUDY` or `STUDIES`.
     name: Name of the argument, for the message.
 
   Raises:
@@ -94,8 +92,7 @@ def kind_of(path: str) -> Optional[str]:
     if os.path.exists(os.path.join(path, mark)):
       return kind
   if glob.glob(os.path.join(glob.escape(path), _RUNS)):
-    is_experiment = os.path.exists(os.path.join(path, 'settings.json'))
-    return EXPERIMENT if is_experiment else COMPARISON
+    return STUDY
   return None
 
 

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..engine import claims, panels, paper
+from tff_pfl.studies import claims, panels
+from tff_pfl.studies.numbers import Numbers
+
 from . import simulation
 
 BOUND = "theorem's bound"
@@ -81,8 +83,8 @@ def rows(
 
 
 def make_claims(
-  case: str, runs: paper.Table, method: str, source: str
-) -> paper.Claims:
+  case: str, runs: Numbers, method: str, source: str
+) -> Iterator[claims.Claim]:
   """Claims on the bound, on the rate later, and on a geometric decay.
 
   Args:

@@ -1,59 +1,46 @@
 """Linear regression with a shared representation: what FedRep learns.
 
-The ground truth is known (`linear.problem`).
+The ground truth is known (`problem`).
 
-* `fedrep_linear_samples` (figure 1): the clients' error by the number of their
-  samples, with FedRep, with one model for all and alone.
-* `fedrep_linear_new_client` (figure 4): how many samples a client needs that
-  did not train, with a learned representation and alone.
-* `fedrep_linear_convergence` (figure 3, appendix A.1): the principal angle
-  distance by round, in [0, 1], of FedRep and of methods that take gradient
-  steps on the head instead of its minimum, from two starts; and what Theorem 1
-  promises of FedRep (`linear.theorem`).
+* Figure 1: the clients' error by the number of their samples, with FedRep, with
+  one model for all, and alone.
+* Figure 4: how many samples a client that did not train needs, with a learned
+  representation and alone.
+* Figure 3 and appendix A.1: the principal angle distance by round, in [0, 1],
+  of FedRep and of methods that take gradient steps on the head instead of its
+  minimum, from two starts, and what Theorem 1 promises of FedRep (`theorem`).
 
-The heads are normalized (Assumption 3): each has the length sqrt(k), those of
-new clients, too. Sizes are those of the authors' notebook where it has them.
-Figure 1: d = 20, k = 2, 100 clients with 5, 10 or 20 samples, 500 rounds.
-Figure 3: d = 10, k = 2, 10, 100 or 1000 clients with 5 samples, a tenth of them
-in each of 200 rounds, step sizes tuned for each method and number of clients.
-Figure 4: d = 20, new clients with 1 to 20 samples. Here step sizes are chosen
-by the geometric mean of the last distances with seeds that are not reported.
-Figures 1 and 4 have more numbers of samples, one step size for FedRep and a
-smaller one for FedSGD, whose gradients are noisy.
+Heads are normalized (Assumption 3): each has the length sqrt(k), including new
+clients' heads. The start is random, but in figure 3 and for Theorem 1 it is the
+method of moments of FedRep's theory, because GD-GD needs a good start; the
+paper has projected gradient descent on another objective.
 
-Deviations from the paper: of figure 1 and of appendix A.1 we have neither
-picture nor caption, only what the text says of them. The start is random, but
-in figure 3 and for Theorem 1: GD-GD needs a good one, which is the method of
-moments of FedRep's theory instead of projected gradient descent on another
-objective.
-
-Theorem 1's bound (the formulas of the copy that we have are lost; FedDAR's
-Theorem A.4 has the same one) is for new samples in each round, and for enough
-of them, but for an unspecified constant. Here a client has the same few in all
+Theorem 1's bound is for new samples in each round, and for enough of them but
+for an unspecified constant. (The formulas are lost in our copy; FedDAR's
+Theorem A.4 has the same bound.) Here a client has the same few samples in all
 rounds. The bound is for all clients in a round, with the largest step size that
 the theorem allows. With 10% of them it is about the worst cohort that can be
 drawn, whose heads have almost one direction, and promises next to nothing.
 
-References:
-  Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
-  Personalized Federated Learning, ICML 2021, section 5.1, figures 1, 3 and 4,
-  appendix A.1.
+The studies are in `fed_rep`, with the reference.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from tff_pfl import errors as errors_lib
+from tff_pfl.studies import claims, measures, panels
+from tff_pfl.studies.numbers import Numbers
+from tff_pfl.studies.study import Study
 
-from .engine import claims, panels, paper, trials
-from .linear import methods, model, problem, simulation, theorem
+from . import methods, model, problem, simulation, theorem
 
-_FIGURE_1, _FIGURE_3, _FIGURE_4 = (f'FedRep, figure {i}' for i in (1, 3, 4))
+_FIGURE_3 = 'FedRep, figure 3'
 _THEOREM_1, _A_1 = 'FedRep, Theorem 1', 'FedRep, appendix A.1'
 _FED_REP, _FED_SGD, _LOCAL = 'FedRep', 'FedSGD', 'Local only'
 _GD_GD, _10GD_GD = 'GD-GD', '10GD-GD'
@@ -77,7 +64,7 @@ _ROUGH = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """Sizes of the experiments.
+  """Sizes of the studies.
 
   Attributes:
     nums_clients: Numbers of training clients (n), fewest first.
@@ -86,7 +73,6 @@ class Sizes:
     samples_per_client: Samples, the same in each round (m).
     noise_std: Standard deviation of the labels' noise, where there is any.
     learning_rate: Learning rate of FedRep.
-    num_seeds: Ground truths.
     sample_counts: Numbers of samples of a new client; of figure 1 those of the
       training clients, instead of `samples_per_client`.
     num_new_clients: New clients for each seed.
@@ -101,7 +87,6 @@ class Sizes:
   noise_std: float = 1e-3
   learning_rate: float = 0.2
   num_rounds: int = 450
-  num_seeds: int = 5
   sample_counts: Sequence[int] = ()
   num_new_clients: int = 100
   num_test_samples: int = 200
@@ -112,7 +97,7 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class ConvergenceSizes(Sizes):
-  """Sizes of `fedrep_linear_convergence`.
+  """Sizes of figure 3.
 
   Attributes:
     participation: The fraction of the clients in a round.
@@ -127,31 +112,18 @@ class ConvergenceSizes(Sizes):
   learning_rates: Sequence[float] = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
-SAMPLES_FULL = Sizes(
+SAMPLES = Sizes(
   nums_clients=(100,),
   num_rounds=500,
   sample_counts=(5, 10, 15, 20, 25, 30, 40),
 )
-SAMPLES_FAST = dataclasses.replace(
-  SAMPLES_FULL, sample_counts=(10, 30), num_rounds=200, num_seeds=1
-)
-NEW_CLIENT_FULL = Sizes(
+NEW_CLIENT = Sizes(
   nums_clients=(100,),
   samples_per_client=10,
   num_rounds=500,
   sample_counts=(1, 2, 3, 4, 5, 6, 8, 10, 15, 18, 20, 22, 25, 30),
 )
-NEW_CLIENT_FAST = dataclasses.replace(
-  NEW_CLIENT_FULL,
-  sample_counts=(1, 2, 4, 10, 19, 20, 22, 30),
-  num_rounds=150,
-  num_seeds=1,
-  fed_sgd_num_rounds=150,
-)
-CONVERGENCE_FULL = ConvergenceSizes()
-CONVERGENCE_FAST = ConvergenceSizes(
-  nums_clients=(10, 100), learning_rates=(0.2, 0.4), num_seeds=1
-)
+CONVERGENCE = ConvergenceSizes()
 
 
 def _problem(sizes, seed, *, num_clients=None, noise_std=None):
@@ -200,10 +172,12 @@ def _row(method, seed, num_samples, error, sizes):
   }
 
 
-def measure_samples(context: trials.Context) -> paper.Rows:
+def measure_samples(context: measures.Context) -> measures.Rows:
   """The training clients' mean error by the number of their samples."""
-  for num_samples, seed in context.each(context.sizes.sample_counts):
-    sizes = dataclasses.replace(context.sizes, samples_per_client=num_samples)
+  for num_samples, seed in context.each(context.parameters.sample_counts):
+    sizes = dataclasses.replace(
+      context.parameters, samples_per_client=num_samples
+    )
     truth = _problem(sizes, seed)
     samples = truth.samples()
     found = {
@@ -218,31 +192,32 @@ def measure_samples(context: trials.Context) -> paper.Rows:
       yield _row(name, seed, num_samples, errors.mean(), sizes)
 
 
-def samples_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
+def samples_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims on figure 1: local training and one model for all fall short."""
   fed_rep, fed_sgd, alone = (
-    table.curve('relative_error', 'num_samples', method=method)
+    numbers.curve('relative_error', 'num_samples', method=method)
     for method in (_FED_REP, _FED_SGD, _LOCAL)
   )
   yield claims.measured(
     "FedRep's clients are accurate with any number of samples: their largest "
     'error',
-    _FIGURE_1,
+    study.source,
     fed_rep,
     below=_ACCURATE,
   )
   yield claims.measured(
     'One model for all (FedSGD) is not, with any number: the smallest error',
-    _FIGURE_1,
+    study.source,
     fed_sgd,
     above=_USELESS,
   )
+  sizes = study.parameters
   for index, num_samples in enumerate(sizes.sample_counts):
     if num_samples >= 2 * sizes.dimension:
       yield claims.difference(
         f'With {num_samples} samples a client is better alone than with '
         "FedSGD's model: the decimal logarithm of the ratio of errors",
-        _FIGURE_1,
+        study.source,
         np.log10(alone / fed_sgd)[:, index],
         below=0,
       )
@@ -250,14 +225,14 @@ def samples_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
       yield claims.difference(
         f'With {num_samples} samples a client alone has a larger error than '
         'with FedRep: the decimal logarithm of their ratio',
-        _FIGURE_1,
+        study.source,
         np.log10(alone / fed_rep)[:, index],
       )
 
 
-def measure_new_client(context: trials.Context) -> paper.Rows:
+def measure_new_client(context: measures.Context) -> measures.Rows:
   """The median new client's error, with a learned representation or none."""
-  sizes = context.sizes
+  sizes = context.parameters
   for (seed,) in context.each():
     truth = _problem(sizes, seed)
     found = {
@@ -275,14 +250,14 @@ def measure_new_client(context: trials.Context) -> paper.Rows:
         yield _row(name, seed, num_samples, error, sizes)
 
 
-def samples_needed(table: paper.Table, method: str) -> np.ndarray:
+def samples_needed(numbers: Numbers, method: str) -> np.ndarray:
   """The number of samples by seed from which on errors are below 1%.
 
   Returns:
     `[num_seeds]`, infinite where no number suffices.
   """
-  counts = table.distinct('num_samples')
-  errors = table.curve('relative_error', 'num_samples', method=method)
+  counts = numbers.distinct('num_samples')
+  errors = numbers.curve('relative_error', 'num_samples', method=method)
   failing = errors >= _ACCURATE
   # One after the last number that does not do.
   first = failing.shape[1] - np.argmax(failing[:, ::-1], axis=1)
@@ -290,26 +265,27 @@ def samples_needed(table: paper.Table, method: str) -> np.ndarray:
   return np.append(counts, np.inf)[first]
 
 
-def new_client_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
+def new_client_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims on figure 4: k samples suffice instead of d."""
+  sizes = study.parameters
   yield claims.measured(
     "With FedRep's representation about k samples suffice: the largest number "
     f"for the median client's error to be below {_ACCURATE:.0%}, divided by k",
-    _FIGURE_4,
-    samples_needed(table, _FED_REP) / sizes.rank,
+    study.source,
+    samples_needed(numbers, _FED_REP) / sizes.rank,
     below=3,
   )
   yield claims.measured(
     'Alone it needs about d samples: the smallest such number divided by d',
-    _FIGURE_4,
-    samples_needed(table, _LOCAL) / sizes.dimension,
+    study.source,
+    samples_needed(numbers, _LOCAL) / sizes.dimension,
     above=0.9,
   )
   yield claims.measured(
     "With FedSGD's representation the error stays large: the smallest with "
     'the most samples',
-    _FIGURE_4,
-    table.values(
+    study.source,
+    numbers.values(
       'relative_error', method=_FED_SGD, num_samples=sizes.sample_counts[-1]
     ),
     above=_USELESS,
@@ -348,9 +324,9 @@ def _best_rate(sizes, build, seeds, **of):
   )
 
 
-def measure_convergence(context: trials.Context) -> paper.Rows:
+def measure_convergence(context: measures.Context) -> measures.Rows:
   """The distance by round, and the rate at which it fell in each run."""
-  sizes = context.sizes
+  sizes = context.parameters
   # None of those that are reported.
   other_seeds = [seed + len(context.seeds) for seed in context.seeds]
   best = {
@@ -395,11 +371,11 @@ def measure_convergence(context: trials.Context) -> paper.Rows:
 
 
 def convergence_claims(
-  table: paper.Table, sizes: ConvergenceSizes
-) -> paper.Claims:
+  numbers: Numbers, study: Study
+) -> Iterator[claims.Claim]:
   """Figure 3: FedRep is fastest, and the more so the more clients there are."""
-  last = table.where(round=sizes.num_rounds)
-  nums_clients = sizes.nums_clients
+  last = numbers.where(round=study.parameters.num_rounds)
+  nums_clients = study.parameters.nums_clients
 
   def of_last(column, method):
     """The last values by seed and number of clients."""
@@ -408,7 +384,7 @@ def convergence_claims(
   for num_clients in nums_clients:
     yield from theorem.make_claims(
       f'{num_clients} clients',
-      table.where(num_clients=num_clients),
+      numbers.where(num_clients=num_clients),
       _FED_REP_ALL,
       _THEOREM_1,
     )
@@ -464,46 +440,14 @@ def convergence_claims(
 _curves = functools.partial(
   panels.curves, 'relative_error', over='num_samples', log_y=True
 )
-EXPERIMENTS = (
-  paper.Experiment(
-    name='fedrep_linear_samples',
-    summary='FedRep is accurate where clients alone have too few samples and '
-    'one model cannot suit all',
-    paper=_FIGURE_1,
-    measure=measure_samples,
-    claims=samples_claims,
-    draw=_curves(
-      x_label='Samples of each client',
-      y_label='Mean error of the clients / mean variance of labels',
-    ),
-    full={None: SAMPLES_FULL},
-    fast=SAMPLES_FAST,
-  ),
-  paper.Experiment(
-    name='fedrep_linear_new_client',
-    summary="A new client needs about k samples with FedRep's representation, "
-    'd alone',
-    paper=_FIGURE_4,
-    measure=measure_new_client,
-    claims=new_client_claims,
-    draw=_curves(
-      x_label='Samples of the new client',
-      y_label='Median error of new clients / mean variance of labels',
-    ),
-    full={None: NEW_CLIENT_FULL},
-    fast=NEW_CLIENT_FAST,
-  ),
-  paper.Experiment(
-    name='fedrep_linear_convergence',
-    summary='FedRep contracts geometrically, faster with more clients and with '
-    'exact heads',
-    paper=f'{_FIGURE_3} and appendix A.1',
-    measure=measure_convergence,
-    claims=convergence_claims,
-    draw=theorem.curves(
-      panel='num_clients', title='{} clients'.format, shared_legend=True
-    ),
-    full={None: CONVERGENCE_FULL},
-    fast=CONVERGENCE_FAST,
-  ),
+draw_samples = _curves(
+  x_label='Samples of each client',
+  y_label='Mean error of the clients / mean variance of labels',
+)
+draw_new_client = _curves(
+  x_label='Samples of the new client',
+  y_label='Median error of new clients / mean variance of labels',
+)
+draw_convergence = theorem.curves(
+  panel='num_clients', title='{} clients'.format, shared_legend=True
 )

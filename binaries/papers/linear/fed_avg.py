@@ -1,33 +1,9 @@
 """Linear regression with a shared representation: what FedAvg learns.
 
 Clients have the gradients of their population losses, and the ground truth is
-known (`linear.problem`): how far a learned representation is from it is the
+known (`problem`): the distance of a learned representation from it is the
 principal angle distance, in [0, 1]. FedAvg with its local steps is compared
-with D-GD, which is the same with one.
-
-* `fedavg_linear_representation` (figures 1 and 3 left, Proposition 1): distance
-  and norm of the global loss's gradient by round, from a random start and from
-  one close to the ground truth; also with a part of the clients in each round.
-  Of these Theorem 1 asks for a number that depends on the heads and that half
-  of them is not for every ground truth.
-* `fedavg_linear_new_client` (figure 3 right): what a new client's error is
-  after fine-tuning the model on few samples.
-
-The first experiment has a step size alpha of 0.4, the second one of 0.05, as
-new clients diverge from a model of larger steps. (The steps on the head are as
-large with any alpha, as B^T B is about I / alpha.) The rounds that training
-needs grow as 1 / alpha^2. After the 8,000 here FedAvg is at distances of 4e-3
-or less.
-
-Deviations from the paper: its text says neither the step size nor the start of
-the experiment; models start as Theorem 1 asks, with I - alpha B^T B = 0 and a
-head of zeros. New clients fine-tune with steps of 0.02, where the paper has
-those of training (equation 4): with 0.05 one of 100 with 10 samples of 100
-dimensions diverges from D-GD's model in 500 steps.
-
-References:
-  Collins, Hassani, Mokhtari, Shakkottai: FedAvg with Fine Tuning: Local Updates
-  Lead to Representation Learning, NeurIPS 2022, section 5.1, figures 1 and 3.
+with D-GD, which is the same with one. The studies are in `papers.fed_avg`.
 """
 
 from __future__ import annotations
@@ -40,24 +16,24 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tff_pfl import plots
+from tff_pfl.studies import claims, measures, panels
+from tff_pfl.studies.numbers import Numbers
+from tff_pfl.studies.study import Study
 
-from .engine import claims, panels, paper, trials
-from .linear import methods, model, problem, simulation
+from . import methods, model, problem, simulation
 
-_PAPER = 'FedAvg with fine-tuning'
-_FIGURE_1 = f'{_PAPER}, figure 1'
-_FIGURE_3_LEFT, _FIGURE_3_RIGHT = (
-  f'{_PAPER}, figure 3 {side}' for side in ('left', 'right')
-)
-_PROPOSITION = f'{_PAPER}, Proposition 1'
+PAPER = 'FedAvg with fine-tuning'
+FIGURE_3_RIGHT = f'{PAPER}, figure 3 right'
+_FIGURE_1 = f'{PAPER}, figure 1'
+_FIGURE_3_LEFT = f'{PAPER}, figure 3 left'
 _FED_AVG, _D_GD = 'FedAvg', 'D-GD'
 _RANDOM, _CLOSE_BY = 'random', 'close'
 _PARTIAL = '{}, {:.0%} of clients'.format
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
-  """Sizes of the two experiments.
+class Parameters:
+  """Sizes of the two studies.
 
   Attributes:
     num_clients: Training clients (M).
@@ -65,12 +41,11 @@ class Sizes:
     rank: Columns of the representation (k).
     learning_rate: Learning rate of all methods (alpha).
     num_local_steps: FedAvg's local steps in a round (tau).
-    num_seeds: Ground truths.
     participation: Share of the clients in a round, where it is not all.
     proposition_distance: Distance of a start from the ground truth, where all k
       directions are equally far from it (Proposition 1).
     sample_counts: Numbers of samples of a new client.
-    num_new_clients: New clients for each seed.
+    new_clients_per_seed: New clients for each seed.
     noise_std: Standard deviation of the noise of a new client's labels.
     fine_tuning_rate: Learning rate of new clients.
     num_fine_tuning_steps: Full-batch steps on representation and head (tau').
@@ -82,29 +57,17 @@ class Sizes:
   learning_rate: float = 0.4
   num_local_steps: int = 2
   num_rounds: int = 1000
-  num_seeds: int = 10
   participation: float = 0.5
   proposition_distance: float = 0.5
   sample_counts: Sequence[int] = (10, 20, 30, 50, 75, 100, 150, 200)
-  num_new_clients: int = 10
+  new_clients_per_seed: int = 10
   noise_std: float = 0.1
   fine_tuning_rate: float = 0.02
   num_fine_tuning_steps: int = 200
 
 
-REPRESENTATION_FULL = Sizes()
-REPRESENTATION_FAST = Sizes(num_clients=20, dimension=20, rank=2, num_seeds=2)
-NEW_CLIENT_FULL = Sizes(learning_rate=0.05, num_rounds=8000)
-NEW_CLIENT_FAST = dataclasses.replace(
-  REPRESENTATION_FAST,
-  learning_rate=0.1,
-  num_rounds=2000,
-  sample_counts=(5, 10, 30),
-)
-
-
 def _train(
-  sizes: Sizes, start: str, seed: int, **options: Any
+  sizes: Parameters, start: str, seed: int, **options: Any
 ) -> Iterator[tuple[str, problem.LinearProblem, simulation.History]]:
   """Yields name, ground truth and run of FedAvg and D-GD, from one start.
 
@@ -140,9 +103,9 @@ def _train(
     )
 
 
-def measure_representation(context: trials.Context) -> paper.Rows:
+def measure_representation(context: measures.Context) -> measures.Rows:
   """Distance and gradient by round, and the rate at which they fell."""
-  sizes = context.sizes
+  sizes = context.parameters
   for (seed,) in context.each():
     for start, share in (
       (_RANDOM, 1.0),
@@ -155,8 +118,11 @@ def measure_representation(context: trials.Context) -> paper.Rows:
         yield from simulation.rows(history, columns)
 
 
-def representation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
+def representation_claims(
+  table: Numbers, study: Study
+) -> Iterator[claims.Claim]:
   """Claims on figures 1 and 3 left: the representations of FedAvg and D-GD."""
+  sizes = study.parameters
   first, last = (table.where(round=r) for r in (0, sizes.num_rounds))
 
   def share_left(start, method=_D_GD):
@@ -169,7 +135,10 @@ def representation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
     norms = [rows.values('gradient_norm', **run) for rows in (first, last)]
     return norms[1] / norms[0].mean()
 
-  for start, source in ((_RANDOM, _FIGURE_1), (_CLOSE_BY, _PROPOSITION)):
+  for start, source in (
+    (_RANDOM, _FIGURE_1),
+    (_CLOSE_BY, f'{PAPER}, Proposition 1'),
+  ):
     yield claims.measured(
       f'FedAvg finds the representation from a {start} start: its largest last '
       'distance',
@@ -189,14 +158,14 @@ def representation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   )
   yield claims.measured(
     f'{of_few}, finds it, too: its largest last distance',
-    f'{_PAPER}, Theorem 1',
+    f'{PAPER}, Theorem 1',
     last.values('distance', start=_RANDOM, method=of_few),
     below=simulation.CLOSE,
   )
   yield claims.measured(
     f'{d_gd_of_few}, does not: the smallest share of the initial distance '
     'that is left',
-    f'{_PAPER}, Theorem 1',
+    f'{PAPER}, Theorem 1',
     share_left(_RANDOM, d_gd_of_few),
     above=0.7,
   )
@@ -223,13 +192,11 @@ def representation_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   )
 
 
-def draw_representation(
-  table: paper.Table, sizes: Sizes, figure: Figure
-) -> None:
+def draw_representation(table: Numbers, study: Study, figure: Figure) -> None:
   """The distance by round from both starts, and the gradient's norm."""
-  panels.prepare(figure, 13.2, 4.0, sizes.num_seeds)
+  panels.prepare(figure, 13.2, 4.0, len(study.seeds))
   distance = 'Principal angle distance'
-  close_by = f'Start at distance {sizes.proposition_distance:g}'
+  close_by = f'Start at distance {study.parameters.proposition_distance:g}'
   norm = "Norm of the global loss's gradient"
   drawn = (
     (_RANDOM, 'distance', distance, 'Random start'),
@@ -249,9 +216,9 @@ def draw_representation(
     )
 
 
-def measure_new_client(context: trials.Context) -> paper.Rows:
+def measure_new_client(context: measures.Context) -> measures.Rows:
   """The new clients' mean error by number of samples."""
-  sizes = context.sizes
+  sizes = context.parameters
   for (seed,) in context.each():
     for name, truth, history in _train(
       sizes, _RANDOM, seed, rounds_per_record=sizes.num_rounds
@@ -260,7 +227,7 @@ def measure_new_client(context: trials.Context) -> paper.Rows:
         history.model, sizes.fine_tuning_rate, sizes.num_fine_tuning_steps
       )
       errors = simulation.new_client_errors(
-        regressor, truth, sizes.sample_counts, sizes.num_new_clients
+        regressor, truth, sizes.sample_counts, sizes.new_clients_per_seed
       )
       for num_samples, error in zip(sizes.sample_counts, errors.mean(axis=1)):
         yield {
@@ -273,7 +240,7 @@ def measure_new_client(context: trials.Context) -> paper.Rows:
         }
 
 
-def new_client_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
+def new_client_claims(table: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims that FedAvg's model is better to fine-tune (figure 3, right)."""
   errors = {
     name: table.curve('error', 'num_samples', method=name)
@@ -282,38 +249,7 @@ def new_client_claims(table: paper.Table, sizes: Sizes) -> paper.Claims:
   return claims.each(
     "FedAvg's model fine-tuned on {} samples of a new client has a smaller "
     "error than D-GD's: the difference",
-    _FIGURE_3_RIGHT,
-    sizes.sample_counts,
+    FIGURE_3_RIGHT,
+    study.parameters.sample_counts,
     errors[_D_GD] - errors[_FED_AVG],
   )
-
-
-EXPERIMENTS = (
-  paper.Experiment(
-    name='fedavg_linear_representation',
-    summary='FedAvg learns the representation; D-GD does not, but minimizes '
-    'the loss',
-    paper=f'{_PAPER}, figures 1 and 3 left, Theorem 1',
-    measure=measure_representation,
-    claims=representation_claims,
-    draw=draw_representation,
-    full={None: REPRESENTATION_FULL},
-    fast=REPRESENTATION_FAST,
-  ),
-  paper.Experiment(
-    name='fedavg_linear_new_client',
-    summary="Fine-tuned on few samples, FedAvg's model beats D-GD's",
-    paper=_FIGURE_3_RIGHT,
-    measure=measure_new_client,
-    claims=new_client_claims,
-    draw=panels.curves(
-      'error',
-      over='num_samples',
-      x_label='Samples of the new client',
-      y_label='Error after fine-tuning',
-      log_y=True,
-    ),
-    full={None: NEW_CLIENT_FULL},
-    fast=NEW_CLIENT_FAST,
-  ),
-)
