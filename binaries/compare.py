@@ -72,7 +72,8 @@ _FINE_TUNE_VARIANTS = flags.DEFINE_list(
   'fine_tune_variants',
   [],
   'Ways, among none, head, all and trained, in which the models of the last '
-  'round are also fine-tuned and scored, with the other options of --fine_tune.',
+  'round are also fine-tuned and scored, with the other options of '
+  '--fine_tune.',
 )
 # By field of `Study` its flag.
 _FIELDS = {

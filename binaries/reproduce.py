@@ -84,8 +84,8 @@ _SET = flags.DEFINE_multi_string(
   'set',
   [],
   'NAME=VALUE: another value of a setting, hyperparameter or parameter of one '
-  'study, such as num_rounds=500, model=resnet_18 or nums_clients=[50,100]. May '
-  'be repeated.',
+  'study, such as num_rounds=500, model=resnet_18 or nums_clients=[50,100]. '
+  'May be repeated.',
 )
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir',

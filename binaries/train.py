@@ -22,7 +22,7 @@ from tff_pfl import plots
 from tff_pfl.runs import report
 from tff_pfl.runs import run as run_lib
 
-from . import program, run_flags, runtime_flags, small
+from . import program, run_flags, runtime_flags
 
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Folder of the run.', required=True
@@ -35,7 +35,6 @@ _BASELINES = flags.DEFINE_list(
 )
 for _name in run_flags.KEY_FLAGS:
   flags.declare_key_flag(_name)
-flags.adopt_module_key_flags(small)
 flags.adopt_module_key_flags(program)
 
 
@@ -44,16 +43,10 @@ def main() -> None:
   algorithm = run_flags.selected_algorithm()
   run_flags.check_selected(algorithm, *_BASELINES.value)
   directory = _OUTPUT_DIR.value
-  if small.SMALL.value:
-    directory = small.output_dir(directory)
   folders = {algorithm: directory}
   for baseline in _BASELINES.value:
     folders.setdefault(baseline, os.path.join(directory, 'baselines', baseline))
   settings = {name: run_flags.settings_from_flags(name) for name in folders}
-  if small.SMALL.value:
-    settings = {
-      name: small.config(one, directory) for name, one in settings.items()
-    }
   runtime_options = runtime_flags.options()
   source = settings[algorithm].data.data_dir or settings[algorithm].data.name
   print(f'Reading {source} …', file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ os.environ['TF_USE_LEGACY_KERAS'] = '1'
 # folders only models that ask for it by `jit_compile=True` are compiled.
 _WITHOUT_XLA = (
   'benchmark',
-  'comparisons',
+  'studies',
   'methods',
   'papers',
   'runs',

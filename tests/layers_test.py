@@ -23,7 +23,7 @@ _ROOMS = (
   'export',
   'plots',
   'runs',
-  'comparisons',
+  'studies',
 )
 
 

@@ -63,7 +63,7 @@ from tff_pfl.studies.claims import better as better
 from tff_pfl.studies.claims import close as close
 from tff_pfl.studies.results import open_study as open_study
 from tff_pfl.studies.study import Method as Method
-from tff_pfl.studies.study import Range as Range
+from tff_pfl.studies.plan import Range as Range
 from tff_pfl.studies.study import Study as Study
 
 __version__: str

@@ -226,10 +226,7 @@ _CPU = {
 }
 _SMALL = dict(
   seeds=[0],
-  settings=dict(
-    model='cnn',
-    model_arguments={'filters': 2, 'widths': (8,), 'normalization': 'batch'},
-  ),
+  settings=dict(model='mlp', model_arguments={'widths': (8,)}),
   dataset='relabelled_digits',
   dataset_arguments={},
   partition='domain_mixture:0.5:60',
@@ -240,6 +237,15 @@ _SMALL = dict(
   num_epochs=1,
   num_head_epochs=1,
 )
+
+
+_SMALL_WITH_NORMALIZATION = {
+  **_SMALL,
+  'settings': dict(
+    model='cnn',
+    model_arguments={'filters': 2, 'widths': (4,), 'normalization': 'batch'},
+  ),
+}
 
 
 def _mixtures(num_examples, prior='', start='', **settings):
@@ -556,7 +562,7 @@ STUDIES = (
         'deviations': 'Four hospitals are the clients, and sex is the domain. '
         'Needs --data_dir with the files of heart_disease.' + _CPU_NOTES,
       },
-      'small': {**_SMALL, 'num_folds': 2},
+      'small': _SMALL_WITH_NORMALIZATION,
     },
   ),
   _study(
@@ -626,7 +632,7 @@ STUDIES = (
     normalization, which the others have not. """
         + _CPU_NOTES,
       },
-      'small': {**_SMALL, 'dataset': 'rotated_digits'},
+      'small': _SMALL_WITH_NORMALIZATION,
     },
   ),
   _study(

@@ -56,11 +56,11 @@ def measure_figure(context: measures.Context) -> measures.Rows:
 def figure_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims on the figure's order of methods, and on equation (9)."""
   last = numbers.where(round=max(numbers.distinct('round')))
-  for better, worse in (
-    ('Per-FedAvg', 'FedAvg + one step'),
-    ('FedAvg + one step', 'FedAvg'),
-  ):
-    yield from claims.better(better, worse)(last, study)
+  ranked = ['Per-FedAvg', 'FedAvg + one step', 'FedAvg']
+  for condition in study.conditions:
+    for better, worse in zip(ranked, ranked[1:]):
+      of_panel = claims.better(better, worse, conditions=[condition])
+      yield from of_panel(last, study)
   if {_HESSIAN_FREE, _EXACT} <= {*study.method_names}:
     yield claims.difference(
       'The Hessian-free meta-gradient does as well as the exact one: the'

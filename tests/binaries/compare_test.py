@@ -1,8 +1,9 @@
-import json
 import pathlib
 
-from tff_pfl.comparisons import execution
+import pandas as pd
+
 from tff_pfl.methods import registry
+from tff_pfl.studies import execution
 
 _SMALL = (
   '--num_clients=4',
@@ -25,13 +26,13 @@ def test_a_comparison_reports_what_ran_and_what_failed(programs):
   assert 'fed_per-seed0 failed: Expected `model`' in result.err
   assert '2/2' in result.err
   (row,) = [r for r in result.out.splitlines() if r.startswith('fed_avg ')]
-  assert 'Report: out/comparison.html' in result.out
+  assert 'Report: out/study.html' in result.out
   directory = programs.directory / 'out'
-  for name in ('comparison.html', 'comparison.csv', 'per_client.csv'):
+  for name in ('study.html', 'numbers.csv', 'per_client.csv'):
     assert (directory / name).stat().st_size
-  found = json.loads((directory / 'comparison.json').read_text())
-  assert [method['label'] for method in found['methods']] == ['fed_avg']
-  accuracy = found['methods'][0]['metrics']['personal_accuracy']['mean']
+  numbers = pd.read_csv(directory / 'numbers.csv')
+  assert numbers['method'].tolist() == ['fed_avg']
+  accuracy = numbers['personal_accuracy'][0]
   assert f' {100 * accuracy:.1f} ' in row
 
   message = programs.fail('compare', *arguments)

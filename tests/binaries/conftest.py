@@ -27,10 +27,10 @@ _SERVER = """
 import atexit, gc, json, os, runpy, signal, sys, traceback
 import binaries
 import matplotlib.pyplot, sklearn.datasets, tensorflow as tf
-from tff_pfl.comparisons import comparison_runner
 from tff_pfl.export import saved_model, tff_files, tflite
 from tff_pfl.models import split_model
 from tff_pfl.runs import evaluation, report, settings
+from tff_pfl.studies import page, runner
 
 split_model.SplitModel.uses_xla = False
 # As tests/conftest.py does.

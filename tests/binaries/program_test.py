@@ -1,4 +1,3 @@
-import dataclasses
 import pathlib
 import re
 import shlex
@@ -11,8 +10,8 @@ from absl.testing import flagsaver
 
 import tff_pfl
 from binaries import early, program, run_flags
-from tff_pfl.comparisons import plan
 from tff_pfl.methods import registry
+from tff_pfl.studies import plan
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PROGRAMS = (
@@ -21,9 +20,7 @@ _PROGRAMS = (
 )
 _SECONDS = 600
 _PRESETS = _ROOT / 'binaries' / 'flagfiles'
-# Tables and figures of papers, each at the paper's own settings.
-_PAPERS = sorted((_PRESETS / 'papers').glob('*.txt'))
-_FLAGFILES = [*sorted(_PRESETS.glob('*.txt')), *_PAPERS]
+_FLAGFILES = sorted(_PRESETS.glob('*.txt'))
 
 
 def _lines_of(path):
@@ -33,25 +30,16 @@ def _lines_of(path):
 
 def _program_of(path):
   """The program that a preset is for."""
-  text = ' '.join(_lines_of(path))
-  if '--experiment=' in text:
-    return 'reproduce'
-  return 'compare' if '--algorithms=' in text else 'train'
+  is_comparison = '--algorithms=' in ' '.join(_lines_of(path))
+  return 'compare' if is_comparison else 'train'
 
 
 # Presets whose data come with the library; `train_test` runs fed_rep.txt.
 _RUN_HERE = [
   pytest.param(path, marks=pytest.mark.slow, id=path.stem)
   for path in _FLAGFILES
-  if path not in _PAPERS
-  and 'data_dir' not in path.read_text()
-  and path.stem != 'fed_rep'
+  if 'data_dir' not in path.read_text() and path.stem != 'fed_rep'
 ]
-# One with convolutions and one without; the slow suite has them all.
-_SMALL = {
-  'fedfac_table2_femnist': 'fed_fac',
-  'per_fedavg_figure1_tau4_r0.2': 'per_fed_avg',
-}
 
 
 @pytest.mark.parametrize('name', _PROGRAMS)
@@ -84,9 +72,9 @@ def test_paths_are_of_this_machine(programs):
   'arguments',
   [
     'train --output_dir=file:///run',
-    'train --small --output_dir=/',
+    'train --output_dir=/',
     'compare --output_dir=',
-    'reproduce --experiment=fedrep_linear_samples --output_dir=',
+    'reproduce --study=fedrep_linear_samples --output_dir=',
     'prepare --data_dir=. --output_dir=',
     'personalize --run_dir=run --dataset=digits --output_dir=/',
     'export --run_dir=run --format=saved_model --output=',
@@ -103,10 +91,10 @@ def test_what_is_no_path_of_a_folder_is_refused(arguments, programs):
 
 def test_a_folder_with_other_results_is_refused(programs):
   (programs.directory / 'out').mkdir()
-  (programs.directory / 'out' / 'comparison.json').touch()
+  (programs.directory / 'out' / 'study.json').touch()
   message = programs.fail('train', '--num_rounds=1', '--output_dir=out')
   assert message == (
-    'out holds a comparison: choose another output folder for a run.'
+    'out holds a study: choose another output folder for a run.'
   )
 
 
@@ -269,20 +257,12 @@ def test_preset_is_understood_and_complete(path, programs):
   assert all(len(shlex.split(line)) == 1 for line in lines)
   name = _program_of(path)
   # A preset that is started again goes on.
-  assert '--resume' in lines or name == 'reproduce'
-  if path in _PAPERS:
-    assert lines[-1] == f'--output_dir=runs/papers/{path.stem}'
-  else:
-    assert '--output_dir=runs/' in ' '.join(lines)
-  if name == 'reproduce':
-    # Its flags are taken, from any folder; then the given one stops it.
-    preset = f'--flagfile={path.relative_to(_ROOT)}'
-    assert '/dev/null' in programs.fail(name, preset, '--output_dir=/dev/null')
-    return
+  assert '--resume' in lines
+  assert '--output_dir=runs/' in ' '.join(lines)
   source = (_ROOT / 'binaries' / f'{name}.py').read_text()
   own = {f'--{flag}' for flag in re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source)}
-  own |= {f'--{field.name}' for field in dataclasses.fields(plan.Comparison)}
-  own.add('--folds')
+  # Flags that are made of a study's fields.
+  own |= {'--folds', '--num_new_clients', '--tuning_rounds'}
   given = {}
   for line in lines:
     given.setdefault(line.partition('=')[0], []).append(line.partition('=')[2])
@@ -298,40 +278,3 @@ def test_preset_is_understood_and_complete(path, programs):
       tunes = '--fine_tune_variants' in given
       run_flags.settings_from_flags(algorithm, has_variants=tunes)
   plan.parse_grid(given.get('--grid', []), names, 'grid')
-
-
-def _run_small(programs, path, *flags, seconds=2 * _SECONDS):
-  result = programs.start(
-    _program_of(path),
-    f'--flagfile={path.relative_to(_ROOT)}',
-    '--small',
-    '--output_dir=run',
-    *flags,
-  ).wait(seconds)
-  assert result.status == 0, result.err
-  assert [file.name for file in programs.directory.glob('run*')] == [
-    'run_small'
-  ]
-  return result
-
-
-@pytest.mark.parametrize('name', _SMALL)
-def test_a_preset_runs_small(name, programs):
-  path = _PRESETS / 'papers' / f'{name}.txt'
-  result = _run_small(programs, path, f'--algorithms={_SMALL[name]}')
-  assert f'\n{_SMALL[name]} ' in result.out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('path', _PAPERS, ids=lambda path: path.stem)
-def test_preset_of_a_paper_runs_small(path, programs):
-  # The longest has 20 trials.
-  _run_small(programs, path, seconds=6 * _SECONDS)
-
-
-def test_all_presets_of_papers_are_in_the_documentation():
-  page = (_ROOT / 'docs' / 'results' / 'papers.md').read_text()
-  rows = ''.join(re.findall(r'^(\| `[^|]*)', page, re.MULTILINE))
-  named = re.findall(r'`([\w.]+)`', rows)
-  assert sorted(named) == sorted(path.stem for path in _PAPERS)
-  assert f'generated data: all {len(_PAPERS)} do' in page

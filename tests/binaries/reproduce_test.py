@@ -4,70 +4,107 @@ import pathlib
 import pytest
 
 from binaries import papers
-from binaries.papers.engine import claims
+from tff_pfl.studies import claims
 
 # The fastest.
 _RUN = 'fedrep_linear_new_client'
+_OWN = """
+import tff_pfl as pfl
+
+@pfl.method('FedAvg by another name.', pfl.LocalTrainingHParams)
+def my_avg(model, hparams):
+  return pfl.global_weights_work(
+    model, lambda client, weights, _: client.sgd(weights, hparams)[0]
+  )
+
+TABLE = pfl.Study(
+  name='mine',
+  settings=dict(num_clients=4, cohort_size=2, num_rounds=1, model='linear'),
+  methods={'FedAvg': pfl.Method('fed_avg'), 'Mine': pfl.Method('my_avg')},
+  conditions={'a, b': dict(partition='iid'), 'c': dict(partition='shards:2')},
+  claims=[pfl.close('Mine', 'FedAvg', tolerance=0.1)],
+)
+"""
 
 
-def _summary(*path):
-  return json.loads(pathlib.Path(*path, 'summary.json').read_text())
+def _description(*path):
+  return json.loads(pathlib.Path(*path, 'study.json').read_text())
 
 
-def test_list_describes_every_experiment(programs):
+def test_list_describes_every_study(programs):
   lines = programs.succeed('reproduce', '--list').out.splitlines()
-  assert len(lines) == 2 + len(papers.EXPERIMENTS)
-  for line, entry in zip(lines[2:], papers.EXPERIMENTS.values()):
-    assert line.startswith(f'{entry.name} ')
-    assert entry.paper in line
-    assert line.endswith(entry.summary)
+  assert len(lines) == 2 + len(papers.STUDIES)
+  for line, study in zip(lines[2:], papers.STUDIES.values()):
+    assert line.startswith(f'{study.name} ')
+    assert study.source in line
+    assert study.summary in line
 
 
 def test_claims_are_printed_and_counted_and_numbers_kept(programs):
-  arguments = (f'--experiment={_RUN}', '--fast', '--output_dir=out')
-  sizes = ('--size=sample_counts=[2, 10]', '--size=learning_rate=0.1')
-  result = programs.succeed('reproduce', *arguments, *sizes)
+  arguments = (f'--study={_RUN}', '--scale=small', '--output_dir=out')
+  values = ('--set=sample_counts=[2, 10]', '--set=learning_rate=0.1')
+  result = programs.succeed('reproduce', *arguments, *values)
   folder = programs.directory / 'out' / _RUN
-  own = _summary(folder)
-  assert own['fast']
-  assert own['sizes'] == {'sample_counts': [2, 10], 'learning_rate': 0.1}
-  assert own['setup'].items() >= own['sizes'].items()
+  own = _description(folder)
+  assert own['scale'] == 'small'
+  assert own['parameters']['sample_counts'] == [2, 10]
+  assert own['parameters']['learning_rate'] == 0.1
   assert (folder / 'figure.png').exists()
+  assert (folder / 'study.html').exists()
   *_, count, where = result.out.splitlines()
-  assert count == f'{own["result"]}.'
+  assert count == f'{claims.count_all(own["claims"])}.'
   assert where == 'Results: out'
   written = (folder / 'numbers.json').stat().st_mtime_ns
-  again = programs.succeed('reproduce', *arguments, *sizes)
+  again = programs.succeed('reproduce', *arguments, *values)
   assert again.out == result.out
   assert (folder / 'numbers.json').stat().st_mtime_ns == written
-  # Other settings are refused, before anything runs.
-  message = programs.fail('reproduce', *arguments, *sizes, '--seed=1')
-  assert f'out/{_RUN} holds' in message
-  assert 'seed=0, not seed=1' in message
-  assert 'not sizes=None' in programs.fail('reproduce', *arguments)
-  for wrong, message in (
-    ('--size=9', 'NAME=VALUE'),
-    ('--size=learning_rate=fast', 'same kind as'),
-    ('--docs_dir=docs', 'without --docs_dir'),
+  # Numbers of other parameters are not overwritten.
+  message = programs.fail('reproduce', *arguments)
+  assert f'out/{_RUN} holds numbers of other parameters' in message
+  message = programs.fail('reproduce', *arguments, *values, '--seeds=1')
+  assert 'holds numbers of other seeds' in message
+  for wrong, words in (
+    ('--set=9', 'NAME=VALUE'),
+    ('--seeds=a', 'non-negative integers'),
+    ('--set=learning_rat=1', 'Did you mean learning_rate'),
+    ('--methods=FedRep', 'methods'),
+    ('--docs_dir=docs', 'given at scale cpu'),
   ):
-    assert message in programs.fail('reproduce', *arguments, *sizes, wrong)
-  for fast, message in (('--fast', 'without fast'), ('--nofast', 'pages')):
-    flags = ['--experiment=all', '--docs_dir=.', '--output_dir=new', fast]
-    assert message in programs.fail('reproduce', *flags)
+    assert words in programs.fail('reproduce', *arguments, *values, wrong)
+  flags = ['--study=all', '--docs_dir=.', '--output_dir=new']
+  assert 'pages' in programs.fail('reproduce', *flags)
   assert not (programs.directory / 'new').exists()
 
 
+def test_a_file_of_ones_own_has_studies_and_methods(programs):
+  (programs.directory / 'my_table.py').write_text(_OWN)
+  arguments = ('--study=my_table.py', '--num_processes=0', '--output_dir=out')
+  result = programs.succeed('reproduce', *arguments, '--conditions=a, b')
+  assert '1 of 1' in result.out or '1 undecided' in result.out
+  folder = programs.directory / 'out' / 'mine'
+  assert list(_description(folder)['conditions']) == ['a, b']
+  # More conditions may be added.
+  result = programs.succeed('reproduce', *arguments, '--seeds=0')
+  assert list(_description(folder)['conditions']) == ['a, b', 'c']
+  assert 'a, b (%)' in ' '.join(result.out.split())
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_all_experiments_run_and_are_summed_up(programs):
+@pytest.mark.timeout(7200)
+def test_all_studies_run_and_are_summed_up(programs):
   program = programs.start(
-    'reproduce', '--experiment=all', '--fast', '--output_dir=out'
+    'reproduce', '--study=all', '--scale=small', '--output_dir=out'
   )
-  result = program.wait(3600)
+  result = program.wait(7200)
   assert result.status == 0, result.err
-  total = _summary(programs.directory, 'out')
-  assert not total['errors']
-  found = {claim['experiment'] for claim in total['claims']}
-  assert found == set(papers.EXPERIMENTS)
-  assert total['result'] == claims.count(c['verdict'] for c in total['claims'])
-  assert f'\n{total["result"]}.\n' in result.out
+  found = {
+    path.parent.name: json.loads(path.read_text())
+    for path in (programs.directory / 'out').glob('*/study.json')
+  }
+  assert set(found) == set(papers.STUDIES)
+  for name, study in papers.STUDIES.items():
+    small = study.at('small')
+    assert not found[name]['failures']
+    assert set(found[name]['methods']) == set(small.method_names)
+  rows = [row for one in found.values() for row in one['claims']]
+  assert f'\n{claims.count_all(rows)}.\n' in result.out

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tests.comparisons import poisoned_examples
+from tests.studies import poisoned_examples
 from tff_pfl import datasets
 from tff_pfl.datasets import validation
 

@@ -10,34 +10,39 @@ import tff_pfl as pfl
 from binaries.papers import fed_avg
 from tests.papers import untrained
 from tff_pfl.models import zoo
+from tff_pfl.studies.numbers import Numbers
+
+_STUDIES = {study.name: study for study in fed_avg.STUDIES}
+_ON_IMAGES = [study for study in fed_avg.STUDIES if study.methods]
 
 
-def test_all_methods_make_the_same_number_of_local_updates():
-  for entry in fed_avg.EXPERIMENTS:
-    for sizes in (*entry.full.values(), entry.fast):
-      first, *others = sizes.nums_local_steps
-      assert first == 1 < min(others)
-      assert sorted(others) == others
-      assert all(sizes.num_rounds % n == 0 for n in others)
-
-
-def test_trained_clients_have_none_of_the_new_classes():
-  sizes = fed_avg.CkaSizes(dataset='digits', num_seeds=2)
-  context = untrained.Context(sizes)
-  with pytest.raises(untrained.Opened):
-    context.measured(fed_avg.measure_cka)
+@pytest.mark.parametrize('study', _ON_IMAGES, ids=lambda study: study.name)
+@pytest.mark.parametrize('scale', ['paper', 'cpu'])
+def test_all_methods_make_the_same_number_of_local_updates(study, scale):
+  context = untrained.Context(study.at(scale))
+  context.run()
+  steps = [config.method.num_steps for config in context.configs]
+  assert min(steps) == 1 < max(steps)
   assert {
-    (config.method.num_steps, config.rounds.num_rounds, config.seed)
+    config.method.num_steps * config.rounds.num_rounds
     for config in context.configs
-  } == {(1, 2500, 0), (1, 2500, 1), (50, 50, 0), (50, 50, 1)}
-  for config in context.configs:
-    classes = config.data.arguments['classes']
-    assert not set(classes) & set(sizes.new_classes)
-  # Clients of another data set need no classes of their own.
-  context = untrained.Context(dataclasses.replace(sizes, new_dataset='digits'))
-  with pytest.raises(untrained.Opened):
-    context.measured(fed_avg.measure_cka)
-  assert {c.data.arguments['classes'] for c in context.configs} == {None}
+  } == {2500}
+
+
+@pytest.mark.parametrize('scale', ['paper', 'cpu', 'small'])
+@pytest.mark.parametrize('name', ['fedavg_new_classes', 'fedavg_cka'])
+def test_trained_clients_have_none_of_the_new_classes(name, scale):
+  study = _STUDIES[name].at(scale)
+  for result in untrained.Context(study).run():
+    data = study.settings_of(result.condition, result.method, result.seed).data
+    new = study.parameters.new_clients[result.condition]
+    if new.classes is not None:
+      assert data.name == new.dataset
+      assert not {*data.arguments['classes']} & {*new.classes}
+    else:
+      # Clients of another data set need no classes of their own.
+      assert not data.arguments
+      assert data.name != new.dataset or scale == 'small'
 
 
 def _finished_run():
@@ -55,19 +60,21 @@ def _finished_run():
   )
   return types.SimpleNamespace(
     model=model,
-    settings=pfl.Settings(),
+    settings=pfl.Settings(dataset='digits'),
     global_weights=lambda runtime: model.initial_weights,
     tuned=tuned,
   )
 
 
+def _measured(name):
+  """The numbers of a study's D-SGD, of untrained models."""
+  study = _STUDIES[name].at('small').select(methods=['D-SGD'])
+  finished = untrained.finished(0.5, open=_finished_run)
+  return untrained.Context(study, lambda _: finished).measured()
+
+
 def test_features_are_compared_on_test_images(monkeypatch):
-  columns = {'method': 'D-SGD', 'seed': 0}
-  monkeypatch.setattr(
-    fed_avg, '_train', lambda *_: [(columns, _finished_run(), None)]
-  )
-  context = untrained.Context(fed_avg.CKA_FAST)
-  matrix = fed_avg._matrices(context.measured(fed_avg.measure_cosine), 1)[0]
+  (matrix,) = fed_avg._matrices(_measured('fedavg_cosine'), 'D-SGD')
   np.testing.assert_array_equal(matrix, matrix.T)
   assert matrix.shape == (10, 10)
   assert np.trace(matrix) / 10 > matrix.mean()
@@ -77,7 +84,43 @@ def test_features_are_compared_on_test_images(monkeypatch):
     'personalize',
     lambda run, *_, num_samples: {'a': run.tuned, 'b': run.tuned},
   )
-  cka = {row['layer']: row['cka'] for row in fed_avg.measure_cka(context)}
+  numbers = _measured('fedavg_cka')
+  cka = dict(zip(numbers.frame['layer'], numbers.frame['cka']))
   assert list(cka) == ['dense_1', 'dense_2', 'head']
   assert cka['dense_1'] == pytest.approx(1)
   assert cka['head'] < 0.99
+
+
+def test_new_clients_are_fine_tuned_as_they_were_trained(monkeypatch):
+  calls = []
+
+  def score(run, clients, options, runtime, *, num_samples):
+    calls.append((clients.num_clients, options, num_samples))
+    return [{'after': {'accuracy': 0.2}}, {'after': {'accuracy': 0.4}}]
+
+  monkeypatch.setattr(fed_avg.evaluation, 'score', score)
+  numbers = _measured('fedavg_new_classes')
+  np.testing.assert_allclose(numbers.frame['accuracy'], 0.3)
+  own = _finished_run().settings.process.personalization
+  expected = dataclasses.replace(own, fine_tune='all', num_epochs=10)
+  assert calls == [(2, expected, 20)] * len(numbers.distinct('condition'))
+
+
+def test_claims_are_on_the_most_local_steps():
+  study = _STUDIES['fedavg_cka'].at('cpu')
+  rows = [
+    {'method': method, 'seed': seed, 'layer': layer, 'cka': value}
+    for method, cka in (
+      ('D-SGD', (0.5, 0.6, 0.1, 0.2, 0.9)),
+      ('FedAvg, τ = 50', (0.9, 0.7, 0.3, 0.1, 0.0)),
+    )
+    for seed in study.seeds
+    for layer, value in zip('abcde', cka)
+  ]
+  early, body, first = fed_avg.cka_claims(Numbers(rows), study)
+  assert early.measured == pytest.approx(0.8)
+  assert body.measured == pytest.approx(0.5 - 0.35)
+  assert first.measured == pytest.approx(0.8 - 0.55)
+  assert "FedAvg's first 2 layers" in early.statement
+  (alone,) = fed_avg.cka_claims(Numbers(rows[25:]), study)
+  assert alone == early

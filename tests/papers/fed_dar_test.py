@@ -1,38 +1,69 @@
-"""FedDAR's experiments with networks, without their training."""
+"""FedDAR's studies with networks, without their training."""
 
 import tff_pfl as pfl
 from binaries.papers import fed_dar
 from tests.papers import untrained
+from tff_pfl.studies.numbers import Numbers
 
-_DOMAINS, _DIGITS, *_ = fed_dar.EXPERIMENTS
+_STUDIES = {study.name: study for study in fed_dar.STUDIES}
+_DOMAINS, _DIGITS = _STUDIES['feddar_domains'], _STUDIES['feddar_digits']
 
 
 def test_scores_are_of_the_last_ten_rounds_or_after_fine_tuning():
-  sizes = fed_dar.Sizes(num_seeds=1)
-  context = untrained.Context(sizes)
-  rows = list(_DOMAINS.measure(context))
+  study = _DOMAINS.at('cpu').select(seeds=[0])
+  context = untrained.Context(study)
+  rows = context.measured().frame.to_dict('records')
   assert len(rows) == 4 * (14 + 3)
   for row in rows:
     is_fine_tuned = row['method'] in ('FedAvg + FT', 'FedProx + FT')
     assert row['mean'] == row['domain/1'] == (0.4 if is_fine_tuned else 0.5)
   for config in context.configs:
-    assert config.method.batch_size == sizes.batch_size
+    assert config.method.batch_size == 32
     # Clients fine-tune for an epoch at half the rate.
     assert config.process.personalization == pfl.Personalization(
       num_epochs=1, learning_rate=0.025, momentum=0.5, batch_size=32
     )
-    num_rounds = config.start.num_warmup_rounds + config.rounds.num_rounds
-    assert num_rounds == sizes.num_rounds
+    assert config.start.num_warmup_rounds + config.rounds.num_rounds == 60
 
 
 def test_fed_bn_and_fed_avg_beside_it_have_batch_normalization():
-  sizes = fed_dar.DIGITS_FULL
-  context = untrained.Context(sizes)
-  list(_DIGITS.measure(context))
+  study = _DIGITS.at('cpu')
+  context = untrained.Context(study)
+  context.measured()
   normalized = [
     config.algorithm
     for config in context.configs
     if config.model.arguments.get('normalization') == 'batch'
   ]
-  each = len(sizes.partitions) * sizes.num_seeds
+  each = len(study.conditions) * len(study.seeds)
   assert sorted(normalized) == ['fed_avg'] * each + ['fed_bn'] * each
+
+
+def test_each_label_has_claims_of_its_own_on_the_methods_that_there_are():
+  numbers = Numbers(
+    {
+      'condition': condition,
+      'method': method,
+      'seed': seed,
+      **dict.fromkeys(('min', 'mean', 'client_mean'), score + lead),
+    }
+    for condition, lead in (
+      ('alpha=1', 0.1),
+      ('alpha=100', 0.3),
+      ('gender: alpha=1', -0.2),
+    )
+    for method, score, lead in (('FedAvg', 0.5, 0), ('FedDAR-SA', 0.5, lead))
+    for seed in range(5)
+  )
+  measured = {
+    claim.statement: round(claim.measured, 3)
+    for claim in fed_dar.domains_claims(numbers, _DOMAINS)
+  }
+  better = 'FedDAR-SA serves the domains better on average than FedAvg'
+  assert measured[better] == 0.2
+  assert measured[f'gender: {better}'] == -0.2
+  worst = 'FedDAR-SA serves the worst domain better than the best'
+  assert measured[f'With alpha=100 {worst} other method, FedAvg'] == 0.3
+  # With one alpha there is nothing to compare.
+  assert not any('gender: With' in statement for statement in measured)
+  assert len(measured) == 3 + 2 + 1 + 3

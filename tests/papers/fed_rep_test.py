@@ -67,7 +67,7 @@ class _FinishedRun:
   The server of FedRep has the body's, that of LG-FedAvg the head's.
   """
 
-  data = types.SimpleNamespace(client_ids=['0', '1', '2'])
+  data = types.SimpleNamespace(client_ids=['0', '1', '2'], num_clients=3)
 
   def __init__(self, settings):
     self.settings = settings

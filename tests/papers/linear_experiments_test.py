@@ -1,14 +1,20 @@
-"""The experiments on the linear theory, at tiny sizes."""
-
-import dataclasses
+"""The studies of the linear theory, at tiny sizes."""
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from binaries.papers import fed_dar_linear, fed_rep_linear
-from binaries.papers.engine import claims, tables
+from binaries import papers
+from binaries.papers.linear import fed_dar, fed_rep
 from tests.papers import untrained
+from tff_pfl.studies import claims
+from tff_pfl.studies.numbers import Numbers
+
+
+def _measured(name, **parameters):
+  """A study with other parameters at its small scale, and its numbers."""
+  study = papers.STUDIES[name].at('small').with_settings(**parameters)
+  return study, Numbers(list(study.measure(untrained.context(study))))
 
 
 def test_samples_needed_are_those_from_which_on_errors_are_small():
@@ -20,25 +26,21 @@ def test_samples_needed_are_those_from_which_on_errors_are_small():
     (0.001, 0.001, 0.001),
   ]
   columns = ('method', 'seed', 'num_samples', 'relative_error')
-  table = tables.Table(
+  table = Numbers(
     dict(zip(columns, ('FedRep', seed, num_samples, error)))
     for seed, values in enumerate(errors)
     for num_samples, error in zip((1, 2, 4), values)
   )
   np.testing.assert_array_equal(
-    fed_rep_linear.samples_needed(table, 'FedRep'), [2, 4, np.inf, 1]
+    fed_rep.samples_needed(table, 'FedRep'), [2, 4, np.inf, 1]
   )
 
 
 def test_convergence_has_the_bound_and_the_best_of_the_rates():
-  sizes = dataclasses.replace(
-    fed_rep_linear.CONVERGENCE_FAST,
+  study, table = _measured(
+    'fedrep_linear_convergence',
     nums_clients=(40,),
-    num_rounds=20,
     learning_rates=(1e-6, 0.3, 1e6),
-  )
-  table = tables.Table(
-    fed_rep_linear.measure_convergence(untrained.context(sizes))
   )
   assert table.distinct('round') == [0, 10, 20]
   (of_all,), (bounds,), (of_few,) = (
@@ -49,7 +51,7 @@ def test_convergence_has_the_bound_and_the_best_of_the_rates():
       'FedRep',
     )
   )
-  heads = fed_rep_linear._problem(sizes, 0, num_clients=40).heads
+  heads = fed_rep._problem(study.parameters, 0, num_clients=40).heads
   largest, smallest = np.linalg.svd(heads / np.sqrt(40), compute_uv=False)
   share = (smallest / largest) ** 2 / 4
   factor = 1 - share * (1 - of_all[0] ** 2) / 2
@@ -63,25 +65,20 @@ def test_convergence_has_the_bound_and_the_best_of_the_rates():
 
 
 def test_rows_are_of_records_and_the_last_has_the_error(monkeypatch):
-  methods = {'FedDAR-SA': fed_dar_linear.FAST.methods()['FedDAR-SA']}
-  monkeypatch.setattr(fed_dar_linear.Sizes, 'methods', lambda self: methods)
-  sizes = dataclasses.replace(
-    fed_dar_linear.FAST, num_clients=20, dimension=8, num_rounds=150
-  )
-  rows = list(fed_dar_linear.measure(untrained.context(sizes, seed=3)))
+  methods = {'FedDAR-SA': fed_dar.Parameters().methods()['FedDAR-SA']}
+  monkeypatch.setattr(fed_dar.Parameters, 'methods', lambda self: methods)
+  study = papers.STUDIES['feddar_linear'].at('small').select(seeds=[3])
+  rows = list(study.measure(untrained.context(study)))
   assert [row['round'] for row in rows] == 2 * [0, 50, 100, 150]
   assert {row['seed'] for row in rows} == {3}
   assert [row['error'] is None for row in rows] == 2 * [True, True, True, False]
   assert rows[3]['error'] < 1e-4
-  fed_dar_linear.draw(tables.Table(rows), sizes, Figure())
+  study.draw(Numbers(rows), study, Figure())
 
 
 def test_the_rate_is_beside_that_of_the_theorem():
-  sizes = dataclasses.replace(
-    fed_dar_linear.RATE_FAST, num_clients=40, dimension=8, num_rounds=40
-  )
-  table = tables.Table(fed_dar_linear.measure_rate(untrained.context(sizes)))
-  within, faster, line = fed_dar_linear.rate_claims(table, sizes)
+  study, table = _measured('feddar_linear_rate')
+  within, faster, line = fed_dar.rate_claims(table, study)
   (bounds,) = table.curve('distance', 'round', method="theorem's bound")
   (distances,) = table.curve('distance', 'round', method='FedDAR-SA')
   assert within.measured == pytest.approx((distances / bounds)[1:].max())

@@ -1,30 +1,37 @@
-"""The experiments on privacy and attacks, without training."""
+"""The studies on privacy and attacks, without training."""
+
+import pytest
 
 import tff_pfl as pfl
 from binaries.papers import privacy
 from tests.papers import untrained
+from tff_pfl.studies import claims
+from tff_pfl.studies.numbers import Numbers
 
-_PRIVATE, _ATTACKED = privacy.EXPERIMENTS
+_PRIVATE, _ATTACKED = (study.at('cpu') for study in privacy.STUDIES)
 
 
 def test_noise_is_found_for_every_epsilon_and_nothing_is_spent_alone():
-  context = untrained.Context(_PRIVATE.full['mnist'])
-  table = context.measured(_PRIVATE.measure)
+  context = untrained.Context(_PRIVATE)
+  numbers = context.measured()
   assert {config.process.aggregator for config in context.configs} == {
     *(pfl.PrivateMean(epsilon=epsilon) for epsilon in (1, 2, 4, 8)),
     'mean',
   }
-  # FedAvg, FedRep and FedFac five times, and local training once, by seed.
-  assert len(context.trials) == 5 * (3 * 5 + 1)
-  assert table.distinct('privacy', method='Local') == ['nothing sent']
-  assert set(
-    table.values('accuracy', method='FedAvg + FT', privacy='ε = 1')
-  ) == {0.4}
+  # FedAvg, FedRep, FedFac and local training five times by seed.
+  assert len(context.trials) == 5 * 4 * 5
+  assert {
+    config.process.aggregator
+    for config in context.configs
+    if config.algorithm == 'local_only'
+  } == {'mean'}
+  fine_tuned = numbers.values('score', method='FedAvg + FT', condition='ε = 1')
+  assert {*fine_tuned} == {0.4}
 
 
 def test_attacked_are_none_of_those_who_are_compared_with():
-  context = untrained.Context(_ATTACKED.full['mnist'])
-  context.measured(_ATTACKED.measure)
+  context = untrained.Context(_ATTACKED)
+  context.run()
   assert {
     (options.attack, options.attacked_fraction, options.aggregator)
     for options in (config.process for config in context.configs)
@@ -33,3 +40,40 @@ def test_attacked_are_none_of_those_who_are_compared_with():
     for attack, fraction in (('none', 0), ('scale:-5', 0.1), ('scale:-5', 0.2))
     for aggregator in ('mean', 'geometric_median')
   }
+
+
+def _numbers(study, scores):
+  """Numbers with the same score for each seed."""
+  return Numbers(
+    {'condition': condition, 'method': method, 'seed': seed, 'score': score}
+    for (condition, method), score in scores.items()
+    for seed in study.seeds
+  )
+
+
+def test_losses_are_compared_with_the_loss_of_fed_avg():
+  scores = {
+    ('no noise', 'FedAvg'): 0.9,
+    ('no noise', 'FedRep'): 0.8,
+    ('ε = 2', 'FedAvg'): 0.5,
+    ('ε = 2', 'FedRep'): 0.7,
+  }
+  (claim,) = claims.check(_PRIVATE.claims, _numbers(_PRIVATE, scores), _PRIVATE)
+  assert claim.statement == 'ε = 2: the noise costs FedAvg more than FedRep'
+  assert claim.measured == pytest.approx(0.4 - 0.1)
+  assert claim.is_ours
+  del scores['no noise', 'FedRep']
+  assert not claims.check(_PRIVATE.claims, _numbers(_PRIVATE, scores), _PRIVATE)
+
+
+def test_means_are_compared_where_clients_are_attacked():
+  scores = {
+    ('0% attacked, mean', 'FedAvg'): 0.9,
+    ('10% attacked, mean', 'FedAvg'): 0.3,
+    ('10% attacked, geometric median', 'FedAvg'): 0.8,
+  }
+  (claim,) = claims.check(
+    _ATTACKED.claims, _numbers(_ATTACKED, scores), _ATTACKED
+  )
+  assert claim.measured == pytest.approx(0.5)
+  assert claim.verdict == claims.HOLDS

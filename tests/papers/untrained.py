@@ -2,7 +2,7 @@
 
 import types
 
-from tff_pfl.studies import measures, plan, results
+from tff_pfl.studies import measures, plan, results, trials
 from tff_pfl.studies.numbers import Numbers
 
 
@@ -60,7 +60,7 @@ def _opened():
 
 def context(study, directory='unused'):
   """A context that trains, without progress bars."""
-  place = measures.Place(show_progress=False)
+  place = trials.Place(show_progress=False)
   return measures.Context(study, str(directory), place)
 
 
@@ -77,7 +77,7 @@ class Context(measures.Context):
     Args:
       finish: From a trial to what stands for the finished one.
     """
-    super().__init__(study, 'unused', measures.Place(show_progress=False))
+    super().__init__(study, 'unused', trials.Place(show_progress=False))
     self.trials = []
     self._finish = finish
 

@@ -1,40 +1,60 @@
 """Trials that leave made-up results, without training."""
 
+import functools
 import os
 import zlib
 
 import numpy as np
+import pytest
 
 from tff_pfl import errors
-from tff_pfl.comparisons import plan, trial
-from tff_pfl.runs import report, run_store, settings, summary
+from tff_pfl.runs import report, run_store, summary
+from tff_pfl.studies import trial
+from tff_pfl.studies import study as study_lib
 
-FAILING = 'local_only-seed1'
+FAILING = 'Local-seed1'
+SETTINGS = {
+  'dataset': 'synthetic',
+  'num_clients': 4,
+  'model': 'linear',
+  'num_rounds': 2,
+  'cohort_size': 2,
+  'num_final_evaluations': 2,
+}
+METHODS = {
+  'FedAvg': study_lib.Method('fed_avg'),
+  'FedAvg + FT': study_lib.Method('fed_avg', fine_tune='head'),
+  'Local': study_lib.Method('local_only'),
+}
 
 
-def comparison(**changes):
-  """Two methods, of which one has a choice among the points of the grid."""
-  return plan.Comparison(
-    **{
-      'base': settings.Settings(
-        dataset='synthetic',
-        num_clients=4,
-        model='linear',
-        num_rounds=2,
-        cohort_size=2,
-        num_final_evaluations=2,
-      ),
-      'methods': ('fed_avg', 'local_only'),
-      'seeds': (0, 1),
-      'grid': {
-        'fed_avg': {'learning_rate': (0.05, 1e-9)},
-        '*': {'momentum': (0.5, 2.0)},
-      },
-      'fine_tune_variants': ('head',),
-      'num_new_clients': 1,
-      **changes,
-    }
+def study(**changes):
+  """Methods of which two share a run."""
+  return study_lib.Study(
+    **{'settings': SETTINGS, 'methods': METHODS, 'seeds': (0, 1), **changes}
   )
+
+
+def tuned_study(**changes):
+  """The study, with a choice among the points of a grid for one of its runs."""
+  rates = {'fed_avg.learning_rate': (0.05, 1e-9), 'momentum': (0.5, 2.0)}
+  return study(**{'tune': rates, 'num_new_clients': 1, **changes})
+
+
+def run_study(of, directory, run=None, **options):
+  """Runs a study with made-up trials; returns the results.
+
+  Args:
+    run: What takes the place of `trial.run`; None for this module's `run`.
+    **options: Further arguments of `run`, if it is none, or of `Study.run`.
+  """
+  own = ('metric', 'domains', 'reported', 'scores')
+  made_up = {name: options.pop(name) for name in own if name in options}
+  run = run or functools.partial(globals()['run'], **made_up)
+  with pytest.MonkeyPatch.context() as patches:
+    patches.setattr(trial, 'run', run)
+    options = {'num_processes': 0, 'show_progress': False, **options}
+    return of.run(str(directory), **options)
 
 
 def run_but_one(wanted, directory, **options):
@@ -52,6 +72,7 @@ def run(
   metric='accuracy',
   domains=None,
   reported=None,
+  scores=None,
 ):
   """As `trial.run`: the files of a finished trial.
 
@@ -61,20 +82,23 @@ def run(
 
   Args:
     metric: The primary one; of others than the accuracy less is better.
-    domains: Scores of domains, as evaluations have them, if any; over the last
-      rounds they are a tenth.
+    domains: Scores of domains, as evaluations have them, if any, or such by the
+      name of the trial; over the last rounds they are a tenth.
     reported: Further metrics, as evaluations have them, if any.
+    scores: The primary metric by name of the trial, where it is not made up.
   """
   del runtime_options
-  config, (trained, new) = wanted.config, trial.load_data(wanted)
+  config, (trained, new) = wanted.settings, trial.load_data(wanted)
   rng = np.random.default_rng(zlib.crc32(wanted.name.encode()))
   has_global = config.algorithm != 'local_only'
   primary = {'name': metric, 'higher_is_better': False}
+  domains = (domains or {}).get(wanted.name, domains)
 
   def evaluation():
     score, loss = rng.uniform(size=2)
     if wanted.validation_fraction is not None:
       score = config.method.learning_rate
+    score = (scores or {}).get(wanted.name, score)
     means = {metric: score, 'loss': loss, **dict.fromkeys(reported or (), 0.5)}
     return {
       'personal': means,
@@ -108,17 +132,21 @@ def run(
   with run_store.RunStore.open(
     directory, {'data_sha256': trained.fingerprint}
   ) as store:
-    for of_round in [None, *evaluations]:
+    for of_round in [None, *evaluations][store.last_round + 1 :]:
       store.commit_round(
         server_state=b'', client_states={}, metrics={}, evaluation=of_round
       )
-  scores = [e['personal'][metric] for e in evaluations]
-  over_rounds = {'last_10_mean': np.mean(scores), 'last': scores[-1]}
+  found_scores = [e['personal'][metric] for e in evaluations]
+  over_rounds = {
+    'last_10_mean': np.mean(found_scores),
+    'num_last_10': len(found_scores),
+    'last': found_scores[-1],
+  }
   found = {
     'num_clients': trained.num_clients,
     'accuracy': over_rounds,
     'global_accuracy': over_rounds if has_global else None,
-    'weighted': {'best_10_mean': scores[-1] / 4},
+    'weighted': {'best_10_mean': found_scores[-1] / 4},
     'fairness': last['fairness'],
     'loss': last['personal']['loss'],
     'seconds_per_round': rng.uniform(),
@@ -144,7 +172,7 @@ def run(
       'clients': clients(trained),
       'new_clients': clients(new),
     }
-    for name in (trial.OWN_VARIANT, *wanted.fine_tune_variants)
+    for name in (trial.OWN_VARIANT, *wanted.variants)
   }
   own = variants[trial.OWN_VARIANT]
   own['new_clients_by_ensemble'] = [] if has_global else clients(new)
@@ -165,13 +193,25 @@ def _tenths(value):
   return {'last': value, 'last_10_mean': None if value is None else value / 10}
 
 
-def domain(seed, name, num_test_examples, score):
-  """A row of a method's `domains` in results."""
+def domains(sea, hills, metric='accuracy'):
+  """Scores of domains, as an evaluation has them; the AUC is half of them."""
+
+  def figure(a, b):
+    return {
+      'by_domain': {'sea': a, 'hills': b, 'moon': None},
+      'min': min(a, b),
+      'mean': (a + b) / 2,
+      'max': max(a, b),
+      'client_mean': a,
+    }
+
   return {
-    'seed': seed,
-    'domain': name,
-    'num_test_examples': num_test_examples,
-    'loss': 1.0,
-    'accuracy': score,
-    'auc': None,
+    'num_test_examples': {'sea': 4, 'hills': 2, 'moon': 0},
+    'without_test_examples': ['moon'],
+    'personal': {
+      'loss': figure(1.0, 2.0),
+      metric: figure(sea, hills),
+      'auc': figure(sea / 2, hills / 2),
+    },
+    'global': None,
   }

@@ -54,7 +54,7 @@ def test_a_program_that_used_tensorflow_before_is_warned():
 def test_a_process_that_trials_are_forked_from_has_not_looked_for_gpus():
   # No fork could use them: CUDA_ERROR_NOT_INITIALIZED.
   code = (
-    'import tff_pfl.comparisons.trial\n'
+    'import tff_pfl.studies.trial\n'
     'from tensorflow.python.eager import context\n'
     'print(context.context()._physical_devices)'
   )

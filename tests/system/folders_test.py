@@ -36,11 +36,9 @@ def test_nothing_is_written_to_the_root():
   'files, kind',
   [
     (['run.sqlite', 'trial.json'], folders.RUN),
-    (['trials/a/trial.json'], folders.COMPARISON),
-    (['comparison.json'], folders.COMPARISON),
-    (['settings.json', 'trials/a/trial.json'], folders.EXPERIMENT),
-    (['numbers.json', 'settings.json'], folders.EXPERIMENT),
-    (['claims.html'], folders.EXPERIMENTS),
+    (['trials/a/trial.json'], folders.STUDY),
+    (['study.json', 'study.html'], folders.STUDY),
+    (['claims.html'], folders.STUDIES),
     # Somebody's own.
     (['settings.json', 'trials/notes.txt'], None),
     ([], None),
@@ -52,7 +50,7 @@ def test_a_folder_is_for_one_kind_of_results(tmp_path, files, kind):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
   assert folders.kind_of(str(tmp_path)) == kind
-  for wanted in (folders.RUN, folders.COMPARISON, folders.EXPERIMENT):
+  for wanted in (folders.RUN, folders.STUDY, folders.STUDIES):
     if kind in (None, wanted):
       assert folders.results_folder(tmp_path, wanted) == os.fspath(tmp_path)
     else:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 import tqdm
@@ -25,31 +25,14 @@ import tqdm
 from tff_pfl import datasets, errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.studies import cluster as cluster_lib
-from tff_pfl.studies import study as study_lib
+from tff_pfl.studies import results as results_lib
+from tff_pfl.studies import trials
 
 if TYPE_CHECKING:
-  from tff_pfl.studies import results as results_lib
+  from tff_pfl.studies import study as study_lib
 
 # What a measure gives.
 Rows = Iterator[Mapping[str, Any]]
-
-
-class Place(NamedTuple):
-  """Where trials run.
-
-  Attributes:
-    num_processes: Trials at the same time; None for one on each usable core, 0
-      for one after another in this process.
-    cluster: Cluster to run them on, instead of this machine.
-    runtime_options: Keyword arguments of the trials' runtime, as JSON types.
-    show_progress: True for progress bars on stderr.
-  """
-
-  num_processes: Optional[int] = None
-  cluster: Optional[cluster_lib.Cluster] = None
-  runtime_options: Optional[Mapping[str, Any]] = None
-  show_progress: bool = True
 
 
 class Context:
@@ -62,7 +45,9 @@ class Context:
     results: Results of the trials that were run last; None before.
   """
 
-  def __init__(self, study: study_lib.Study, directory: str, place: Place):
+  def __init__(
+    self, study: study_lib.Study, directory: str, place: trials.Place
+  ):
     self.study = study
     self.directory = directory
     self.place = place
@@ -91,9 +76,7 @@ class Context:
     Raises:
       RunError: If a trial failed.
     """
-    from tff_pfl.studies import runner  # It runs measures.
-
-    results = runner.run_trials(study or self.study, self.directory, self.place)
+    results = trials.run(study or self.study, self.directory, self.place)
     if study is None:
       self.results = results
     for one in results.failures[:1]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Optional
+
+import numpy as np
+import pandas as pd
 
 from tff_pfl.models import split_model
 
@@ -190,3 +194,44 @@ def _all(primary, recent, reported) -> Iterator[Metric]:
       f'{when}.',
       on_screen=not suffix,
     )
+
+
+def mean_of(
+  values: pd.Series, factor: float, always: bool, decimals: Optional[int] = 1
+) -> Optional[str]:
+  """The mean over seeds and, after ±, the deviation; None without a value.
+
+  Args:
+    values: A value for each seed. Those that are not finite are left out, and
+      the text says so.
+    factor: Factor of the values.
+    always: True to have a deviation of 0.
+    decimals: Decimals; None for four digits.
+  """
+  finite = values[np.isfinite(values.astype(float))]
+  if not len(finite):
+    return None
+
+  def shown(value):
+    if decimals is None:
+      return f'{value:.4g}'
+    return f'{factor * value:.{decimals}f}'
+
+  text = shown(statistics.fmean(finite))
+  deviation = statistics.stdev(finite) if len(finite) > 1 else None
+  # What is counted, as bytes are, is the same for all seeds.
+  if deviation is not None and (deviation > 0 or always):
+    text += f' ± {shown(deviation)}'
+  if len(finite) < len(values):
+    text += f' ({len(finite)} of {len(values)} runs)'
+  return text
+
+
+def mean_text(
+  values: pd.Series, metric: split_model.PrimaryMetric
+) -> Optional[str]:
+  """The mean of a metric over seeds and, after ±, its deviation if any."""
+  is_fraction = metric.is_fraction
+  return mean_of(
+    values, 100 if is_fraction else 1, is_fraction, 1 if is_fraction else None
+  )

@@ -11,7 +11,7 @@ import io
 import os
 import statistics
 from collections.abc import Mapping
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import jinja2
 import markupsafe
@@ -25,8 +25,10 @@ from tff_pfl import plots
 from tff_pfl.models import split_model
 from tff_pfl.studies import claims as claims_lib
 from tff_pfl.studies import metrics as metrics_lib
-from tff_pfl.studies import results as results_lib
 from tff_pfl.system import folders
+
+if TYPE_CHECKING:
+  from tff_pfl.studies import results as results_lib
 
 PAGE_NAME = 'study.html'
 _MAX_CONTEXT_ROUNDS = 50
@@ -131,7 +133,7 @@ def _condition(results, name):
   return {
     'name': name,
     'best': best,
-    'best_score': results_lib.mean_text(values, primary),
+    'best_score': metrics_lib.mean_text(values, primary),
     'figures': _figures_table(results, name, methods, shown),
     'domain_tables': _domain_tables(results, name, methods),
     'curves': _curve_pictures(results, name, methods),
@@ -431,7 +433,7 @@ def _domain_tables(results, condition, methods):
     metric = split_model.PrimaryMetric('AUC', True) if key == 'auc' else primary
     for domain in dict.fromkeys(scores['domain']):
       table[domain] = [
-        results_lib.mean_text(domains.loc[method, domain], metric)
+        metrics_lib.mean_text(domains.loc[method, domain], metric)
         if (method, domain) in domains.index
         else None
         for method in methods

@@ -8,20 +8,36 @@ import re
 import typing
 import urllib.parse
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import pydantic
 
 from tff_pfl import errors, fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
-from tff_pfl.studies import study as study_lib
 from tff_pfl.studies import trial
+
+if TYPE_CHECKING:
+  from tff_pfl.studies import study as study_lib
 
 # Points are compared by the mean over so many last rounds.
 _TUNING_EVALUATIONS = 10
 # A condition and the method whose name a run has.
 Key = tuple[Hashable, str]
+
+
+class Range(NamedTuple):
+  """Numbers from `low` to `high` for a search; both integers or neither.
+
+  Attributes:
+    low: Least number.
+    high: Largest number.
+    log: True to search logarithms, of positive numbers.
+  """
+
+  low: Union[int, float]
+  high: Union[int, float]
+  log: bool = False
 
 
 class Entry(NamedTuple):
@@ -165,7 +181,7 @@ def trial_name(
 
 def axes(
   study: study_lib.Study, method: str
-) -> dict[tuple[str, ...], Union[study_lib.Range, Sequence[Any]]]:
+) -> dict[tuple[str, ...], Union[Range, Sequence[Any]]]:
   """What is tried of a method: by the hyperparameters that share a value."""
   algorithm = study.methods[method].algorithm
   hparams = registry.ALGORITHMS[algorithm].hparams
@@ -352,4 +368,4 @@ def _parse_range(values, hint, text):
     '[method.]hyperparameter=low:high or low:high:log',
     text,
   )
-  return study_lib.Range(low, high, bool(log))
+  return Range(low, high, bool(log))

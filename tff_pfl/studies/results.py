@@ -27,6 +27,7 @@ from tff_pfl.runs import summary as summary_lib
 from tff_pfl.studies import claims as claims_lib
 from tff_pfl.studies import execution, numbers, trial
 from tff_pfl.studies import metrics as metrics_lib
+from tff_pfl.studies import page as page_lib
 from tff_pfl.system import folders
 
 STUDY_NAME = 'study.json'
@@ -466,7 +467,7 @@ class Results:
     for condition, part in frame.groupby('condition', sort=False):
       title = (str(condition) or metric) + ' (%)' * is_fraction
       cells = {
-        method: _mean_text(
+        method: metrics_lib.mean_of(
           values,
           100 if is_fraction else 1,
           is_fraction,
@@ -511,7 +512,8 @@ class Results:
       title = metric.title + unit
       columns = [row.set_index(_run_keys(row))[metric.name] for row in rows]
       text[title] = [
-        _mean_text(column, factor, '%' in unit, decimals) for column in columns
+        metrics_lib.mean_of(column, factor, '%' in unit, decimals)
+        for column in columns
       ]
       marks[title] = _marks(columns, metric.higher_is_better, text[title])
     return pd.DataFrame(text, dtype=object), pd.DataFrame(marks, dtype=object)
@@ -561,10 +563,8 @@ class Results:
     Args:
       path: Path of the file; None for `study.html` in the study's folder.
     """
-    from tff_pfl.studies import page  # It shows results.
-
-    path = path or os.path.join(self.directory, page.PAGE_NAME)
-    page.write(self, path)
+    path = path or os.path.join(self.directory, page_lib.PAGE_NAME)
+    page_lib.write(self, path)
     return os.fspath(path)
 
   def _repr_html_(self) -> str:
@@ -573,37 +573,6 @@ class Results:
 
 def _run_keys(frame):
   return [name for name in ('seed', 'fold') if name in frame]
-
-
-def _mean_text(values, factor, always, decimals=1):
-  """The mean and deviation as text; None without any finite value."""
-  finite = values[np.isfinite(values.astype(float))]
-  if not len(finite):
-    return None
-
-  def shown(value):
-    if decimals is None:
-      return f'{value:.4g}'
-    return f'{factor * value:.{decimals}f}'
-
-  text = shown(statistics.fmean(finite))
-  deviation = statistics.stdev(finite) if len(finite) > 1 else None
-  # What is counted, as bytes are, is the same for all seeds.
-  if deviation is not None and (deviation > 0 or always):
-    text += f' ± {shown(deviation)}'
-  if len(finite) < len(values):
-    text += f' ({len(finite)} of {len(values)} runs)'
-  return text
-
-
-def mean_text(
-  values: pd.Series, metric: split_model.PrimaryMetric
-) -> Optional[str]:
-  """The mean of a metric over seeds and, after ±, its deviation if any."""
-  is_fraction = metric.is_fraction
-  return _mean_text(
-    values, 100 if is_fraction else 1, is_fraction, 1 if is_fraction else None
-  )
 
 
 def _marks(columns, higher_is_better, texts):

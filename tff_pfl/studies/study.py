@@ -32,14 +32,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, Optional, Union
+from typing import Annotated, Any, Optional
 
 import pydantic
 
 from tff_pfl import datasets, errors, fields
+from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.runs import settings as settings_lib
+from tff_pfl.studies import cluster as cluster_lib
+from tff_pfl.studies import plan, results, runner, trials
 
 # What a method is scored by: the clients' own models, or the server's, after
 # training, or clients that took no part: by models fitted to their examples, or
@@ -51,20 +54,6 @@ _EXCLUSIVE = {
   'cohort_size': 'participation',
   'participation': 'cohort_size',
 }
-
-
-class Range(NamedTuple):
-  """Numbers from `low` to `high` for a search; both integers or neither.
-
-  Attributes:
-    low: Least number.
-    high: Largest number.
-    log: True to search logarithms, of positive numbers.
-  """
-
-  low: Union[int, float]
-  high: Union[int, float]
-  log: bool = False
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -261,7 +250,7 @@ class Study:
       self._check_values(name, values)
 
   def _check_values(self, name, values):
-    if not isinstance(values, Range):
+    if not isinstance(values, plan.Range):
       is_list = isinstance(values, (list, tuple))
       distinct = is_list and 0 < len(values) == len({*map(str, values)})
       expected = f'a list of values of {name}, none twice, or a Range'
@@ -376,11 +365,55 @@ class Study:
     hparams = dataclasses.replace(hparams, **(point or {}))
     return settings_lib.Settings(**shared, method=hparams, seed=seed)
 
-  def run(self, directory: str, **options: Any) -> Any:
-    """Runs the study, as far as not yet done; see `studies.runner.run`."""
-    from tff_pfl.studies import runner  # It runs studies.
+  @fields.checked_call
+  def run(
+    self,
+    directory: str,
+    *,
+    num_processes: Optional[fields.CountOrZero] = None,
+    cluster: Optional[cluster_lib.Cluster] = None,
+    runtime: fields.one_of(runtime_lib.RUNTIMES) = runtime_lib.DEFAULT,
+    runtime_options: Optional[Mapping[str, Any]] = None,
+    data_dir: Optional[fields.Path] = None,
+    rerun: bool = False,
+    show_progress: bool = True,
+  ) -> results.Results:
+    """Runs the study, as far as not yet done, and writes its results.
 
-    return runner.run(self, directory, **options)
+    A trial that fails is reported among the results, and the others run; but a
+    study with a measure of its own needs all of its trials.
+
+    Args:
+      directory: Folder of the study. What has ended there is not run again.
+      num_processes: Trials at the same time; None for one on each usable core,
+        0 for one after another in this process.
+      cluster: Cluster to run them on, instead of this machine; its nodes share
+        `directory`.
+      runtime: Runtime of the trials, a key of `runtime.RUNTIMES`.
+      runtime_options: Keyword arguments of the runtime, as JSON types.
+      data_dir: Folder of the data sets' files, for those that read any.
+      rerun: True to delete what the folder has and start anew.
+      show_progress: True for progress bars on stderr.
+
+    Returns:
+      The results.
+
+    Raises:
+      RunError: If the folder holds a trial with other settings, or numbers of
+        other parameters, is in use by a running process, or cannot be used; or
+        if what a measure needs failed.
+    """
+    study = self
+    if runtime != runtime_lib.DEFAULT:
+      study = study.with_settings(runtime=runtime)
+    if data_dir is not None:
+      study = study.with_settings(data_dir=data_dir)
+    return runner.run(
+      study,
+      directory,
+      trials.Place(num_processes, cluster, runtime_options, show_progress),
+      rerun=rerun,
+    )
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 import optuna
@@ -28,7 +28,9 @@ from tff_pfl import errors
 from tff_pfl.models import split_model
 from tff_pfl.runs import report
 from tff_pfl.studies import execution, plan, trial
-from tff_pfl.studies import study as study_lib
+
+if TYPE_CHECKING:
+  from tff_pfl.studies import study as study_lib
 
 FILE_NAME = 'search.sqlite'
 # Points that a search proposes together, before any of them is scored.
@@ -317,7 +319,7 @@ class _Sweep:
 
 
 def _distribution(axis):
-  if not isinstance(axis, study_lib.Range):
+  if not isinstance(axis, plan.Range):
     return optuna.distributions.CategoricalDistribution(axis)
   if isinstance(axis.low, int):
     return optuna.distributions.IntDistribution(*axis)

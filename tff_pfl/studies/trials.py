@@ -1,0 +1,236 @@
+"""Runs a study's sweep and trials, and describes the study in its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import operator
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+import numpy as np
+
+from tff_pfl import fields
+from tff_pfl.methods import registry
+from tff_pfl.runs import settings as settings_lib
+from tff_pfl.runs import summary as summary_lib
+from tff_pfl.studies import cluster as cluster_lib
+from tff_pfl.studies import execution, plan, results, trial, tuning
+from tff_pfl.system import machine
+
+if TYPE_CHECKING:
+  from tff_pfl.studies import study as study_lib
+
+
+class Place(NamedTuple):
+  """Where trials run.
+
+  Attributes:
+    num_processes: Trials at the same time; None for one on each usable core, 0
+      for one after another in this process.
+    cluster: Cluster to run them on, instead of this machine.
+    runtime_options: Keyword arguments of the trials' runtime, as JSON types.
+    show_progress: True for progress bars on stderr.
+  """
+
+  num_processes: Optional[int] = None
+  cluster: Optional[cluster_lib.Cluster] = None
+  runtime_options: Optional[Mapping[str, Any]] = None
+  show_progress: bool = True
+
+
+def run(
+  study: study_lib.Study, directory: str, place: Place
+) -> results.Results:
+  """Runs the trials of a study that have not ended; writes its description."""
+  options = {
+    'num_processes': place.num_processes,
+    'cluster': place.cluster,
+    'runtime_options': place.runtime_options,
+    'show_progress': place.show_progress,
+  }
+  # Before any process is started: what is wrong with the data is wrong for all.
+  partitions = _partitions(study, read(directory).get('partitions', {}))
+  chosen, tunings, failures = tuning.tune(study, directory, **options)
+  entries = plan.entries(study, chosen)
+  trials = plan.trials_of(entries)
+  failed = execution.run_trials(trials, directory, **options)
+  failures += tuning.failures_of(trials, failed)
+  description = {
+    **describe(study, entries),
+    'partitions': partitions,
+    'tunings': tunings,
+    'failures': failures,
+    'runtime_options': dict(place.runtime_options or {}),
+    # Unknown if this process ends before the results.
+    'seconds': None,
+  }
+  summary_lib.write_json(
+    os.path.join(directory, results.STUDY_NAME), description
+  )
+  return results.Results(directory, description)
+
+
+def read(directory: str) -> dict[str, Any]:
+  """The description that a folder has; empty without one."""
+  path = os.path.join(directory, results.STUDY_NAME)
+  return summary_lib.read_json(path) if os.path.exists(path) else {}
+
+
+def as_written(value: Any) -> Any:
+  """A value as it is read back after it was written as JSON."""
+  return json.loads(summary_lib.json_text(value))
+
+
+def plain(value: Any) -> Any:
+  """Settings and parameters as JSON types."""
+  if dataclasses.is_dataclass(value):
+    return {name: plain(one) for name, one in vars(value).items()}
+  if isinstance(value, Mapping):
+    return {str(name): plain(one) for name, one in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [plain(one) for one in value]
+  is_json = value is None or isinstance(value, (str, int, float, bool))
+  return value if is_json else repr(value)
+
+
+def describe(
+  study: study_lib.Study, entries: Sequence[plan.Entry]
+) -> dict[str, Any]:
+  """The content of `study.json`, before the results."""
+  methods = {}
+  for name in study.method_names:
+    method = study.methods[name]
+    own = next((e for e in entries if e.method == name), None)
+    methods[name] = {
+      'algorithm': method.algorithm,
+      'score': method.score,
+      'summary': registry.get_algorithm(method.algorithm).summary,
+      'settings': plain(method.settings),
+      'hparams': own and fields.to_json(own.trial.settings.method),
+    }
+  return as_written(
+    {
+      'name': study.name,
+      'source': study.source,
+      'summary': study.summary,
+      'deviations': study.deviations,
+      'scale': study.scale,
+      'metric': study.metric,
+      'is_measured': study.measure is not None,
+      'seeds': study.seeds,
+      'num_folds': study.num_folds,
+      'num_new_clients': study.num_new_clients,
+      'conditions': plain(study.conditions),
+      'methods': methods,
+      'settings': _shared(study, entries),
+      'parameters': plain(study.parameters),
+      'overrides': plain(study.overrides),
+      'data_dir': study.overrides.get('data_dir'),
+      'published': [
+        {'method': method, 'condition': condition, 'value': value}
+        for (method, condition), value in study.published.items()
+        if method in study.method_names and condition in study.conditions
+      ],
+      'entries': [
+        {**entry._asdict(), 'trial': entry.trial.name} for entry in entries
+      ],
+      'versions': machine.versions(),
+      'commit': _commit(),
+    }
+  )
+
+
+def _shared(study, entries):
+  """The settings that all trials share, by flat name."""
+  trials = plan.trials_of(entries)
+  if not trials:
+    return {}
+  every = [
+    fields.to_json(one.settings)
+    for one in trials
+    if one.settings.seed == study.seeds[0]
+  ]
+  paths = fields.flat_names(settings_lib.Settings)
+  parts = {path[:-1] for path in paths.values()}
+  # Options of fine-tuning say nothing where nothing is fine-tuned.
+  scopes = {
+    options.fine_tune
+    for one in trials
+    for options in (
+      one.settings.process.personalization,
+      *one.variants.values(),
+    )
+  }
+  shared = {}
+  for name, path in paths.items():
+    if path in parts or name in ('method', 'seed', 'data_dir'):
+      continue
+    if name.startswith('fine_tune_') and not scopes & {'head', 'all'}:
+      continue
+    values = [functools.reduce(operator.getitem, path, one) for one in every]
+    if all(value == values[0] for value in values):
+      shared[name] = values[0]
+  return shared
+
+
+def _partitions(study, known):
+  """The partition of each condition's data, with the first seed.
+
+  Args:
+    known: What an earlier call returned, which is not made again.
+  """
+  found = {}
+  for entry in plan.entries(study):
+    name = str(entry.condition)
+    if name in found:
+      continue
+    of = as_written(
+      [fields.to_json(entry.trial)['settings']['data'], study.seeds[0]]
+      + [study.num_new_clients, study.num_folds]
+    )
+    if known.get(name, {}).get('of') == of:
+      found[name] = known[name]
+      continue
+    parts = trial.load_data(entry.trial)
+    found[name] = {'of': of, **_partition(study.seeds[0], *parts)}
+  return found
+
+
+def _partition(seed, trained, new):
+  """The partition of the first seed's training data among the clients."""
+  parts = [trained] if new is None else [trained, new]
+  counts = domain_counts = None
+  if trained.num_classes is not None:
+    counts = np.concatenate([part.class_counts() for part in parts]).tolist()
+  if trained.domain_names is not None:
+    by_client = np.concatenate([part.domain_counts() for part in parts])
+    domain_counts = dict(zip(trained.domain_names, by_client.T.tolist()))
+  return {
+    'seed': seed,
+    'client_ids': [i for part in parts for i in part.client_ids],
+    'num_new_clients': 0 if new is None else new.num_clients,
+    'class_counts': counts,
+    'num_train_examples': [
+      part.num_train_examples(i) for part in parts for i in part.client_ids
+    ],
+    'domain_counts': domain_counts,
+  }
+
+
+@functools.cache
+def _commit() -> Optional[str]:
+  """The commit of the source, '-dirty' if it was changed; None without git."""
+  try:
+    return subprocess.run(
+      ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*'],
+      cwd=os.path.dirname(__file__),
+      capture_output=True,
+      text=True,
+      check=True,
+    ).stdout.strip()
+  except (OSError, subprocess.CalledProcessError):
+    return None
