@@ -19,7 +19,7 @@ _PACKAGES = (
   'models',
   'datasets',
   'runs',
-  'comparisons',
+  'studies',
   'runtime',
   'export',
 )

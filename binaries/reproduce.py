@@ -14,7 +14,6 @@ verdict: the claim holds, fails or is undecided. Where methods are compared, the
 95% interval of the difference over at least five seeds decides. A study's
 folder below --output_dir gets its page (`study.html`), its picture
 (`figure.png`), its numbers (`numbers.csv`) and all else (`study.json`).
-`--study=all` also writes the claims of all studies to `claims.html`.
 
 Scales: `paper` has the paper's settings, with data that you bring (--data_dir),
 mostly for a GPU; `cpu` is what the documentation's results are of; `small`
@@ -39,13 +38,12 @@ import dataclasses
 import os
 import sys
 
-import pandas as pd
 import tqdm
 from absl import flags
 
 from tff_pfl import errors
-from tff_pfl.runs import directory_lock, summary
-from tff_pfl.studies import claims, page, trial
+from tff_pfl.runs import summary
+from tff_pfl.studies import claims, trial
 from tff_pfl.studies import study as study_lib
 from tff_pfl.system import folders
 
@@ -53,7 +51,6 @@ from . import papers, program, runtime_flags
 from .papers import record
 
 _ALL = 'all'
-_CLAIMS_PAGE = 'claims.html'
 
 _STUDY = flags.DEFINE_string(
   'study',
@@ -133,8 +130,7 @@ def _of_file(path):
   errors.expect(found, '--study', 'a file that has a pfl.Study', path)
   modules = (os.path.abspath(path),)
   return [
-    dataclasses.replace(one, modules=(*one.modules, *modules))
-    for one in found
+    dataclasses.replace(one, modules=(*one.modules, *modules)) for one in found
   ]
 
 
@@ -186,8 +182,7 @@ def _with_flags(studies):
   seeds = seeds and tuple(seeds)
   found = []
   for study in studies:
-    own = _SCALE.value in (*study.scales, *study_lib.SCALES[:2])
-    study = study.at(_SCALE.value if own else 'paper')
+    study = study.at(_SCALE.value)
     if values:
       study = study.with_settings(**values)
     found.append(
@@ -215,7 +210,7 @@ def _run_all(studies, directory):
   )
   for study in bar:
     bar.set_postfix_str(study.name)
-    outcome = {'name': study.name, 'source': study.source, 'claims': []}
+    outcome = {'claims': []}
     try:
       results = study.run(
         os.path.join(directory, study.name),
@@ -226,44 +221,22 @@ def _run_all(studies, directory):
         data_dir=_DATA_DIR.value,
         rerun=_RERUN.value,
       )
-      outcome.update(
-        summary=study.summary,
-        claims=results.description['claims'],
-        result=claims.count_all(results.description['claims']),
-        results=results,
-      )
-      if results.failures:
-        first = results.failures[0]
+      found = results.description.get('claims', [])
+      outcome = {'claims': found, 'results': results}
+      for first in results.failures[:1]:
         outcome['error'] = (
           f'{len(results.failures)} trials failed, such as {first["trial"]}: '
           f'{first["reason"]}'
         )
     except errors.EXPECTED as error:
-      outcome['error'] = errors.reason(error)
       if len(studies) == 1:
         raise
+      outcome['error'] = errors.reason(error)
     ran[study.name] = outcome
     if len(studies) > 1:
-      text = outcome.get('error') or outcome['result']
+      text = outcome.get('error') or claims.count_all(outcome['claims'])
       tqdm.tqdm.write(f'{study.name}: {text}', file=sys.stderr)
   return ran
-
-
-def _write_page(ran, directory):
-  """Writes the page of the claims of all studies."""
-  rows = [row for one in ran.values() for row in one['claims']]
-  page.render(
-    os.path.join(directory, _CLAIMS_PAGE),
-    title="The papers' studies",
-    claims=page.claims_frame(rows),
-    claims_count=claims.count_all(rows),
-    studies=[one for one in ran.values() if 'results' in one],
-    failures=pd.DataFrame(
-      {'run': one['name'], 'reason': one['error']}
-      for one in ran.values()
-      if 'error' in one
-    ),
-  )
 
 
 def main() -> None:
@@ -284,15 +257,9 @@ def main() -> None:
   if _DOCS_DIR.value is not None:
     # Before hours of work.
     record.find_pages(_DOCS_DIR.value, _SCALE.value)
-  if len(studies) > 1:
-    folders.results_folder(directory, folders.STUDIES)
-    with directory_lock.DirectoryLock(directory):
-      ran = _run_all(studies, directory)
-      _write_page(ran, directory)
-  else:
-    ran = _run_all(studies, directory)
-    for one in ran.values():
-      print(one['results'].table())
+  ran = _run_all(studies, directory)
+  if len(studies) == 1:
+    print(ran[studies[0].name]['results'].table())
   rows = [
     {'study': name, **row} for name, one in ran.items() for row in one['claims']
   ]
@@ -303,11 +270,9 @@ def main() -> None:
   if _DOCS_DIR.value is not None:
     found = [one['results'] for one in ran.values() if 'results' in one]
     record.update(_DOCS_DIR.value, found, papers.STUDIES)
-  failed = [one for one in ran.values() if 'error' in one]
+  failed = [f'{n}: {one["error"]}' for n, one in ran.items() if 'error' in one]
   if failed:
-    raise errors.RunError(
-      '. '.join(f'{one["name"]} did not run: {one["error"]}' for one in failed)
-    )
+    raise errors.RunError('. '.join(failed))
 
 
 if __name__ == '__main__':

@@ -16,18 +16,18 @@ import tensorflow as tf
 import tff_pfl
 from binaries import papers
 from binaries.papers import record
-from binaries.papers.engine import claims
 from tests.methods import toy_problems
 from tff_pfl import datasets, runtime
 from tff_pfl.methods import registry
 from tff_pfl.models import zoo
+from tff_pfl.studies import claims
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _DOCS = _ROOT / 'docs'
 _README = _ROOT / 'README.md'
 _PAGES = [_README, *sorted(_DOCS.rglob('*.md'))]
 # What the library's tests do on less.
-_SLOW = ('comparing', 'exporting', 'programs')
+_SLOW = ('exporting', 'programs', 'studies')
 _TUTORIALS = sorted((_DOCS / 'tutorials').glob('*.ipynb'))
 
 
@@ -278,9 +278,9 @@ def test_every_page_is_in_the_navigation_and_every_picture_is_shown():
     assert f'({picture.name})' in shown, picture
 
 
-def test_every_experiment_is_on_a_papers_page():
+def test_every_study_is_on_a_papers_page():
   pages = '\n'.join(map(_text, (_DOCS / 'results').glob('*.md')))
-  for name in papers.EXPERIMENTS:
+  for name in papers.STUDIES:
     assert f'<!-- claims: {name} -->' in pages, name
 
 
@@ -290,7 +290,7 @@ def test_results_are_those_of_the_records():
   assert records
   for page in (_DOCS / 'results').glob('*.md'):
     text = _text(page)
-    assert record.rewritten(text, records, papers.EXPERIMENTS) == text, page
+    assert record.rewritten(text, records, papers.STUDIES) == text, page
   every_claim = sum((r['claims'] for r in records.values()), [])
   numbers = ('measured', 'low', 'high', 'p_value')
   for claim in every_claim:
@@ -301,7 +301,7 @@ def test_results_are_those_of_the_records():
         *(np.array([c[n] for n in numbers], float) for c in (again, claim)),
         rtol=1e-3,  # Bounds are told with six digits.
       )
-  count = claims.count(claim['verdict'] for claim in every_claim)
+  count = claims.count_all(every_claim)
   assert f'[{count.split(" claims")[0]}]' in _text(_README)
 
 

@@ -27,6 +27,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
 
@@ -189,45 +190,47 @@ def draw_cosine(numbers: Numbers, study: Study, figure: Figure) -> None:
     axes.set_title(method, loc='left')
 
 
-def _new_arrays(context: measures.Context) -> dict[str, datasets.Arrays]:
-  """The new clients' examples, by condition."""
-  found = {}
-  for condition in context.study.conditions:
-    new = context.parameters.new_clients[condition]
-    arrays = context.load_arrays(new.dataset)
+def _fits(
+  context: measures.Context,
+) -> Iterator[tuple[dict[str, Any], datasets.Arrays, dict[str, Any]]]:
+  """Trains; fits new clients' models, with each number of examples.
+
+  Yields:
+    Of each fit the columns that name it, all examples of the new clients, who
+    share them, and arguments for `evaluation.score` and `personalize`.
+  """
+  parameters = context.parameters
+  load = functools.cache(context.load_arrays)
+  for columns, run, runtime in _runs(context):
+    new = parameters.new_clients[columns['condition']]
+    arrays = load(new.dataset)
     if new.classes is not None:
       arrays = arrays.class_subset(new.classes)
-    found[condition] = arrays
-  return found
-
-
-def _new_clients(
-  run: pfl.Run, arrays: datasets.Arrays, parameters: Parameters
-) -> tuple[pfl.FederatedDataset, pfl.Personalization]:
-  """A run's new clients, who share all examples, and their fine-tuning."""
-  seed, own = run.settings.seed, run.settings.process.personalization
-  epochs = parameters.num_fine_tuning_epochs
-  return (
-    arrays.to_clients(parameters.new_clients_per_seed, 'iid', seed=seed),
-    dataclasses.replace(own, fine_tune='all', num_epochs=epochs),
-  )
+    fit = {
+      'run': run,
+      'clients': arrays.to_clients(
+        parameters.new_clients_per_seed, 'iid', seed=run.settings.seed
+      ),
+      'personalization': dataclasses.replace(
+        run.settings.process.personalization,
+        fine_tune='all',
+        num_epochs=parameters.num_fine_tuning_epochs,
+      ),
+      'runtime': runtime,
+    }
+    for num in new.nums_examples:
+      yield (
+        {**columns, 'num_examples': num},
+        arrays,
+        {**fit, 'num_samples': num},
+      )
 
 
 def measure_new_classes(context: measures.Context) -> measures.Rows:
   """Mean accuracies of new clients after fine-tuning."""
-  parameters, arrays = context.parameters, _new_arrays(context)
-  for columns, run, runtime in _runs(context):
-    condition = columns['condition']
-    clients, tuning = _new_clients(run, arrays[condition], parameters)
-    for num_examples in parameters.new_clients[condition].nums_examples:
-      scores = evaluation.score(
-        run, clients, tuning, runtime, num_samples=num_examples
-      )
-      yield {
-        **columns,
-        'num_examples': num_examples,
-        'accuracy': np.mean([row['after']['accuracy'] for row in scores]),
-      }
+  for columns, _, fit in _fits(context):
+    after = [row['after']['accuracy'] for row in evaluation.score(**fit)]
+    yield {**columns, 'accuracy': np.mean(after)}
 
 
 def new_classes_claims(
@@ -252,23 +255,16 @@ def new_classes_claims(
 
 def measure_cka(context: measures.Context) -> measures.Rows:
   """The similarity of layers before and after fine-tuning, over new clients."""
-  parameters, arrays = context.parameters, _new_arrays(context)
-  for columns, run, runtime in _runs(context):
-    condition = columns['condition']
-    clients, tuning = _new_clients(run, arrays[condition], parameters)
-    images = measures.test_images(arrays[condition])
-    before = run.global_weights(runtime)
-    for num_examples in parameters.new_clients[condition].nums_examples:
-      models = evaluation.personalize(
-        run, clients, tuning, runtime, num_samples=num_examples
-      )
-      similarities = [
-        representation.layer_cka(run.model, before, after, images)
-        for after in models.values()
-      ]
-      for layer in run.model.layers:
-        cka = np.mean([similarity[layer] for similarity in similarities])
-        yield {**columns, 'layer': layer, 'cka': cka}
+  for columns, arrays, fit in _fits(context):
+    run, images = fit['run'], measures.test_images(arrays)
+    before = run.global_weights(fit['runtime'])
+    similarities = [
+      representation.layer_cka(run.model, before, after, images)
+      for after in evaluation.personalize(**fit).values()
+    ]
+    for layer in run.model.layers:
+      cka = np.mean([similarity[layer] for similarity in similarities])
+      yield {**columns, 'layer': layer, 'cka': cka}
 
 
 def cka_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
@@ -324,6 +320,8 @@ _TRAINING = dict(
   num_clients=80,
   partition='shards:3',
   cohort_size=10,
+  learning_rate=0.05,
+  fine_tune_learning_rate=0.05,
   momentum=0.0,
   fine_tune_momentum=0.0,
   batch_size=10,
@@ -333,17 +331,17 @@ _TRAINING = dict(
   rounds_per_evaluation=10**6,
   num_final_evaluations=1,
 )
-_RATE = dict(learning_rate=0.05, fine_tune_learning_rate=0.05)
 _PAPERS_NETWORK = dict(
   model='cnn',
-  model_arguments={
-    'filters': (32, 64, 128, 128, 256, 256),
-    'convolutions_per_pooling': 2,
-    'kernel_size': 3,
-    'padding': 'same',
-    'widths': (1024, 512),
-  },
+  model_arguments=dict(
+    filters=(32, 64, 128, 128, 256, 256),
+    convolutions_per_pooling=2,
+    kernel_size=3,
+    padding='same',
+    widths=(1024, 512),
+  ),
 )
+_CIFAR100 = dict(_PAPERS_NETWORK, dataset='cifar100', partition='shards:5')
 _SMALL_LINEAR = dict(num_clients=20, dimension=20, rank=2, seeds=[0])
 _SMALL = dict(
   dataset='digits',
@@ -453,11 +451,7 @@ samples of 100 dimensions diverges from D-GD's model in 500 steps.""",
     summary='local updates make features of different classes less alike',
     source=f'{linear.PAPER}, figure 4',
     settings=dict(
-      _TRAINING,
-      **_RATE,
-      **_layers(4),
-      num_clients=100,
-      partition='dirichlet:0.6',
+      {**_TRAINING, **_layers(4)}, num_clients=100, partition='dirichlet:0.6'
     ),
     methods=_methods(1, 10, 50),
     seeds=range(5, 10),
@@ -483,7 +477,9 @@ FedDyn's code.""",
     summary='FedAvg, fine-tuned on new classes, beats D-SGD',
     source=f'{linear.PAPER}, figure 5',
     settings=dict(
-      _TRAINING, **_layers(5), learning_rate=0.1, fine_tune_learning_rate=0.1
+      {**_TRAINING, **_layers(5)},
+      learning_rate=0.1,
+      fine_tune_learning_rate=0.1,
     ),
     methods=_methods(1, 50),
     conditions=_conditions(_NEW_CLASSES, 7),
@@ -503,9 +499,7 @@ FedDyn's code.""",
     ),
     scales={
       'paper': dict(
-        settings=dict(
-          _PAPERS_NETWORK, dataset='cifar100', partition='shards:5'
-        ),
+        settings=_CIFAR100,
         conditions=_conditions(_NEW_CLASSES_PAPER, 80),
         new_clients=_NEW_CLASSES_PAPER,
       ),
@@ -523,7 +517,7 @@ FedDyn's code.""",
     name='fedavg_cka',
     summary="fine-tuning leaves more of FedAvg's layers than of D-SGD's",
     source=f'{linear.PAPER}, figure 2',
-    settings=dict(_TRAINING, **_RATE, **_layers(6), **_trained_on(7)),
+    settings={**_TRAINING, **_layers(6), **_trained_on(7)},
     methods=_methods(1, 50),
     seeds=range(5, 10),
     metric='cka',
@@ -537,12 +531,7 @@ FedDyn's code.""",
     ),
     scales={
       'paper': dict(
-        settings=dict(
-          _PAPERS_NETWORK,
-          dataset='cifar100',
-          partition='shards:5',
-          dataset_arguments={},
-        ),
+        settings=dict(_CIFAR100, dataset_arguments={}),
         new_clients={'': NewClients('cifar10', (2000,))},
       ),
       'small': dict(

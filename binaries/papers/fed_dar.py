@@ -48,6 +48,7 @@ _FED_BN, _NORMALIZED = 'FedBN', 'FedAvg, batch normalization'
 _SEPARATE, _SEPARATE_FT = 'Separate FedAvg', 'FedAvg + separate FT'
 _DOMAIN_INPUT = 'FedAvg, domain as input'
 _ALL_COMPONENTS, _AVERAGED = 'RW, MH, Alter, Proj, SA', 'RW, MH, Alter, WA'
+_PROJECTED = 'RW, MH, Alter, Proj, WA'
 _ALPHAS = ('0.1', '0.5', '1', '100')
 # Over the domains, and the mean over the clients.
 _SCORES = ('min', 'mean', 'max', 'client_mean')
@@ -59,10 +60,9 @@ def _separate_fine_tuning(num_rounds):
   return Method('separate_fed_avg', **half)
 
 
-_RW = {'reweight_domains': True}
+_RW, _JOINT = {'reweight_domains': True}, {'alternating': False}
 _AVERAGE = {'aggregation': 'weighted_average'}
-# A projection is FedDAR-SA's.
-_NO_PROJECTION = {'projection_dim': None}
+_PROJECTION, _NO_PROJECTION = {'projection_dim': 16}, {'projection_dim': None}
 _METHODS = {
   'Local': Method('local_only'),
   _SEPARATE: Method('separate_fed_avg'),
@@ -86,7 +86,8 @@ _METHODS = {
 # In the paper these are rows of tables 1 and 2, not of table 3.
 _WITH_COMPONENTS = (_REWEIGHTED, _MULTI_HEAD, _DOMAIN_INPUT, _WITHOUT_RIDGE)
 _SMALL_CNN = {'filters': (8, 16), 'widths': (64,)}
-_WITH_NORMALIZATION = {**_SMALL_CNN, 'normalization': 'batch'}
+_BATCH = {'normalization': 'batch'}
+_WITH_NORMALIZATION = {**_SMALL_CNN, **_BATCH}
 # The rows of table 2, first those without alternating training.
 _COMPONENTS = {
   'nothing': Method('fed_avg'),
@@ -95,34 +96,29 @@ _COMPONENTS = {
   **{
     name: Method('fed_dar', **{**_NO_PROJECTION, **own})
     for name, own in {
-      'RW, MH, WA': {**_AVERAGE, 'alternating': False},
-      'RW, MH, Proj, WA': {
-        **_AVERAGE,
-        'alternating': False,
-        'projection_dim': 16,
-      },
-      'RW, MH, Proj, SA': {'alternating': False, 'projection_dim': 16},
+      'RW, MH, WA': {**_JOINT, **_AVERAGE},
+      'RW, MH, Proj, WA': {**_JOINT, **_PROJECTION, **_AVERAGE},
+      'RW, MH, Proj, SA': {**_JOINT, **_PROJECTION},
       'MH, Alter, WA': {**_AVERAGE, 'reweight_domains': False},
       'RW, DI, Alter': {**_AVERAGE, 'heads': 'domain_as_input'},
       _AVERAGED: _AVERAGE,
-      'RW, MH, Alter, Proj, WA': {**_AVERAGE, 'projection_dim': 16},
+      _PROJECTED: {**_PROJECTION, **_AVERAGE},
       'RW, MH, Alter, SA': {},
-      _ALL_COMPONENTS: {'projection_dim': 16},
+      _ALL_COMPONENTS: _PROJECTION,
     }.items()
   },
 }
 
 # Sizes: what a scale of several studies has.
+_CLIENTS = dict(num_clients=5, cohort_size=5, num_epochs=5, num_head_epochs=5)
 _FAIRFACE = {
   'seeds': range(3),
   'settings': dict(
+    **_CLIENTS,
     dataset='fairface',
     dataset_arguments={'image_size': 224},
-    num_clients=5,
-    cohort_size=5,
-    num_epochs=5,
     model='resnet_34',
-    model_arguments={'normalization': 'batch', 'torchvision': True},
+    model_arguments={**_BATCH, 'torchvision': True},
     augmentation='flip',
     num_warmup_rounds=20,
     num_rounds=80,
@@ -151,11 +147,7 @@ _EXAM = {
     cohort_size=6,
     metrics=('auc',),
     model='image_and_record',
-    model_arguments={
-      'depth': 34,
-      'normalization': 'batch',
-      'torchvision': True,
-    },
+    model_arguments={**_BATCH, 'torchvision': True, 'depth': 34},
     num_rounds=20,
     optimizer='adam',
     learning_rate=1e-4,
@@ -203,17 +195,13 @@ _CPU_NOTES = """
     other half each domain's model goes on by FedAvg on the domain's data. The
     paper does not say how many it has. FedBN is left out with an MLP: without
     batch normalization it is FedAvg."""
-_UNEQUAL_DOMAINS = 'domain_mixture:0.5:60:0.4/0.25/0.2/0.1/0.05'
 _CPU = {
   'seeds': range(5),
   'settings': dict(
+    **_CLIENTS,
     **_ONLY_CPU,
     dataset='relabelled_digits',
-    partition=_UNEQUAL_DOMAINS,
-    num_clients=5,
-    cohort_size=5,
-    num_epochs=5,
-    num_head_epochs=5,
+    partition='domain_mixture:0.5:60:0.4/0.25/0.2/0.1/0.05',
     model='mlp',
     model_arguments={'widths': (128, 64)},
     num_warmup_rounds=10,
@@ -237,15 +225,13 @@ _SMALL = dict(
   num_epochs=1,
   num_head_epochs=1,
 )
-
-
 _SMALL_WITH_NORMALIZATION = {
   **_SMALL,
   'settings': dict(
-    model='cnn',
-    model_arguments={'filters': 2, 'widths': (4,), 'normalization': 'batch'},
+    model='cnn', model_arguments={**_BATCH, 'filters': 2, 'widths': (4,)}
   ),
 }
+_SMALL_LINEAR = dict(seeds=[0], sample_counts=(10,), dimension=8)
 
 
 def _mixtures(num_examples, prior='', start='', **settings):
@@ -264,13 +250,9 @@ def _rows(*names):
   return {name: _METHODS[name] for name in names}
 
 
-def _by_alpha(rows):
-  """Published figures, in percent, of methods by alpha."""
-  return {
-    (method, f'alpha={alpha}'): value
-    for method, values in rows.items()
-    for alpha, value in zip(_ALPHAS, values)
-  }
+def _by_alpha(method, *values):
+  """Published figures of a method, in percent."""
+  return {(method, f'alpha={a}'): v for a, v in zip(_ALPHAS, values)}
 
 
 def domain_scores(
@@ -406,24 +388,16 @@ def digits_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
       (_WA, f'{_WA} is better on average than {_FED_BN}, of another network'),
       (_NORMALIZED, f'FedAvg of the same network is better than {_FED_BN}'),
     ):
-      yield from claim(
-        f'{start} {words}',
-        'FedDAR, table 3',
-        'mean',
-        better,
-        _FED_BN,
-        is_ours=True,
-      )
+      where = ('FedDAR, table 3', 'mean', better, _FED_BN)
+      yield from claim(f'{start} {words}', *where, is_ours=True)
 
 
 def k_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims on figure 2, each aggregation with its best dimension over seeds."""
-  best = []
-  if {_SA, _WA} - {*numbers.distinct('method')}:
+  if not {_SA, _WA} <= {*numbers.distinct('method')}:
     return
-  for method in (_SA, _WA):
-    scores = numbers.curve('mean', 'condition', method=method)
-    best.append(scores[:, np.argmax(scores.mean(axis=0))])
+  of_all = [numbers.curve('mean', 'condition', method=m) for m in (_SA, _WA)]
+  best = [scores[:, np.argmax(scores.mean(axis=0))] for scores in of_all]
   yield claims.difference(
     'With the best dimension of the representation FedDAR-SA is better than '
     'FedDAR-WA with its own best',
@@ -445,26 +419,17 @@ def ablation_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     ('It does not fit the domain as input', 'mean', 'RW, DI', 'RW, DI, Alter'),
     ('With it heads beat that, too', 'mean', _AVERAGED, 'RW, DI, Alter'),
     ('Second order and projection beat averages', 'mean', full, _AVERAGED),
-    (
-      'With projection second order beats averages',
-      'mean',
-      full,
-      'RW, MH, Alter, Proj, WA',
-    ),
+    ('With projection second order beats averages', 'mean', full, _PROJECTED),
     ('Projection helps second order', 'mean', full, 'RW, MH, Alter, SA'),
   ):
     statement = f'{statement}: ({more}) against ({less})'
     yield from _lead(numbers, statement, study.source, column, more, less)
-  yield from _lead(
-    numbers,
+  statement = (
     'Heads alone, without alternating training, do not help: what they add to '
-    're-weighting',
-    study.source,
-    'mean',
-    'RW, MH, WA',
-    'RW',
-    below=0.01,
+    're-weighting'
   )
+  where = (study.source, 'mean', 'RW, MH, WA', 'RW')
+  yield from _lead(numbers, statement, *where, below=0.01)
 
 
 def draw_domains(numbers: Numbers, study: Study, figure: Figure) -> None:
@@ -511,16 +476,14 @@ STUDIES = (
         'methods': _rows(
           _SEPARATE, _FED_AVG, _REWEIGHTED, _MULTI_HEAD, _WA, _SA
         ),
-        'published': _by_alpha(
-          {
-            _SA: (42.4, 43.4, 43.7, 43.6),
-            _WA: (40.5, 42.9, 42.7, 42.5),
-            _MULTI_HEAD: (39.8, 40.0, 40.3, 39.8),
-            _REWEIGHTED: (39.9, 41.6, 40.9, 40.5),
-            _FED_AVG: (40.0, 41.6, 41.1, 40.8),
-            _SEPARATE: (19.3, 23.5, 23.4, 22.9),
-          }
-        ),
+        'published': {
+          **_by_alpha(_SA, 42.4, 43.4, 43.7, 43.6),
+          **_by_alpha(_WA, 40.5, 42.9, 42.7, 42.5),
+          **_by_alpha(_MULTI_HEAD, 39.8, 40.0, 40.3, 39.8),
+          **_by_alpha(_REWEIGHTED, 39.9, 41.6, 40.9, 40.5),
+          **_by_alpha(_FED_AVG, 40.0, 41.6, 41.1, 40.8),
+          **_by_alpha(_SEPARATE, 19.3, 23.5, 23.4, 22.9),
+        },
       },
       'cpu': {**_CPU, 'conditions': _mixtures(250)},
       'small': _SMALL,
@@ -570,13 +533,10 @@ STUDIES = (
     summary='FedDAR, FedAvg, joint heads and FedBN on digits of any origin',
     source='FedDAR, table 5',
     settings=dict(
+      **_CLIENTS,
       dataset='digits5',
-      num_clients=5,
-      cohort_size=5,
       num_warmup_rounds=10,
       num_warmup_epochs=1,
-      num_epochs=5,
-      num_head_epochs=5,
       learning_rate=0.01,
       batch_size=32,
       model='cnn',
@@ -595,21 +555,19 @@ STUDIES = (
           momentum=0.0,
           num_rounds=90,
           model_arguments={
+            **_BATCH,
+            'normalize_dense': True,
             'filters': (64, 64, 128),
             'num_poolings': 2,
             'padding': 'same',
-            'normalization': 'batch',
-            'normalize_dense': True,
             'widths': (2048, 512),
           },
         ),
         'methods': _rows(_FED_AVG, _MULTI_HEAD, _WA),
-        'published': _by_alpha(
-          {
-            _WA: (79.8, 83.1, 86.3, 86.3),
-            _MULTI_HEAD: (55.9, 68.3, 74.6, 74.5),
-          }
-        ),
+        'published': {
+          **_by_alpha(_WA, 79.8, 83.1, 86.3, 86.3),
+          **_by_alpha(_MULTI_HEAD, 55.9, 68.3, 74.6, 74.5),
+        },
         'deviations': """
     Needs --data_dir with the five files of digits5. The network is the one of
     FedBN's code (six layers). Momentum, the origins' prior and the number of
@@ -670,16 +628,13 @@ STUDIES = (
       'paper': {
         **_EXAM,
         'published': {
-          (name, ''): value
-          for name, value in {
-            'nothing': 86.1,
-            'RW': 88.1,
-            'RW, DI': 88.0,
-            'RW, DI, Alter': 86.7,
-            _AVERAGED: 91.2,
-            'RW, MH, Alter, Proj, WA': 91.8,
-            _ALL_COMPONENTS: 91.9,
-          }.items()
+          ('nothing', ''): 86.1,
+          ('RW', ''): 88.1,
+          ('RW, DI', ''): 88.0,
+          ('RW, DI, Alter', ''): 86.7,
+          (_AVERAGED, ''): 91.2,
+          (_PROJECTED, ''): 91.8,
+          (_ALL_COMPONENTS, ''): 91.9,
         },
       },
       'cpu': _CPU,
@@ -696,15 +651,7 @@ STUDIES = (
     measure=linear.measure_errors,
     claims=[linear.check_claims],
     draw=linear.draw_errors,
-    scales={
-      'small': dict(
-        seeds=[0],
-        sample_counts=(6,),
-        num_clients=20,
-        dimension=8,
-        num_rounds=150,
-      )
-    },
+    scales={'small': dict(**_SMALL_LINEAR, num_clients=20, num_rounds=150)},
   ),
   Study(
     name='feddar_linear_rate',
@@ -723,14 +670,6 @@ STUDIES = (
     draw=theorem.curves(
       panel='num_samples', title='{} samples of a client'.format
     ),
-    scales={
-      'small': dict(
-        seeds=[0],
-        sample_counts=(10,),
-        num_clients=40,
-        dimension=8,
-        num_rounds=40,
-      )
-    },
+    scales={'small': dict(**_SMALL_LINEAR, num_clients=40, num_rounds=40)},
   ),
 )

@@ -18,8 +18,8 @@
   equal size as in the authors' code? Other budgets, networks and starts are
   `--set=num_epochs=5`, `--set=model=...` and `--set=initial_weights=FILE`.
 
-Scale `paper` follows the authors' code, ffair/FedFac on GitHub, at 76101b38: the
-networks are ResNet-18 and VGG-16, for a GPU. Scale `cpu` has a CNN of two
+Scale `paper` follows the authors' code (ffair/FedFac on GitHub, at 76101b38):
+the networks are ResNet-18 and VGG-16, for a GPU. Scale `cpu` has a CNN of two
 convolutions and a hidden dense layer, mixtures of classes from Dirichlet(pi),
 and one local epoch of Adam in 40 rounds, FedRep five on the head, where the
 paper tunes the number and trains to convergence. What differs from the paper
@@ -58,18 +58,8 @@ _LG_ENSEMBLE = 'LG-FedAvg, ensemble'
 _UPDATES, _WEIGHTS = 'FedFac, updates', 'FedFac, weights'
 _ALL_PERSONAL = 'FedFac, all personal'
 _RANDOM, _DRAWN_ONCE = 'random split', 'random split, drawn once'
-
 _ANALYSIS = fed_fac_units.FACTOR_ANALYSIS
-_BASELINES = {
-  _FED_AVG: Method('fed_avg'),
-  _FINE_TUNED[0]: Method('fed_avg', fine_tune='all'),
-  'FedProx': Method('fed_prox'),
-  _FINE_TUNED[1]: Method('fed_prox', fine_tune='all'),
-  _FED_PER: Method('fed_per'),
-  _LG_FED_AVG: Method('lg_fed_avg'),
-  _FED_EM: Method('fed_em'),
-  _FED_REP: Method('fed_rep'),
-}
+
 _RANDOM_SPLITS = {
   # As FedFac's partition is: found anew in each round.
   _RANDOM: Method('fed_fac', split='random'),
@@ -78,11 +68,9 @@ _RANDOM_SPLITS = {
 
 # Settings of the scales.
 
-_LAST_ROUNDS = 10**6  # As `rounds_per_evaluation`: only these are evaluated.
+_LAST_ROUNDS = {'rounds_per_evaluation': 10**6}
 _ADAM = {'optimizer': 'adam', 'learning_rate': 0.001}
-_FINE_TUNED_BY_ADAM = {
-  f'fine_tune_{name}': value for name, value in _ADAM.items()
-}
+_FINE_TUNING = {f'fine_tune_{name}': value for name, value in _ADAM.items()}
 _CPU = {
   'dataset': 'cifar10',
   'num_clients': 100,
@@ -90,14 +78,14 @@ _CPU = {
   'model': 'cnn',
   'model_arguments': {'filters': (8, 16), 'widths': (64,)},
   'num_rounds': 40,
-  'rounds_per_evaluation': _LAST_ROUNDS,
   'num_epochs': 1,
   'num_head_epochs': 5,
   'batch_size': 50,
-  **_FINE_TUNED_BY_ADAM,
   'fine_tune_num_epochs': 1,
   'fine_tune_batch_size': 50,
   'fed_prox.proximal_strength': 0.001,
+  **_FINE_TUNING,
+  **_LAST_ROUNDS,
 }
 _PROTOCOL = {
   'participation': 0.1,
@@ -109,9 +97,8 @@ _PROTOCOL = {
 _SMALL = {
   'dataset': 'digits',
   'dataset_arguments': {},
-  'num_clients': 10,
-  'cohort_size': 4,
-  'partition': 'dirichlet:0.5',
+  'num_clients': 4,
+  'cohort_size': 2,
   'model': 'cnn',
   'model_arguments': {'filters': (2, 4), 'widths': (8,)},
   'num_rounds': 2,
@@ -133,67 +120,62 @@ def _divided(layers, threshold, explained_variance=0.85):
 
 
 _DIRICHLET = {
-  f'dirichlet:{pi}': {
-    'partition': f'dirichlet:{pi}',
-    **_divided('dense_1', threshold),
-  }
-  for pi, threshold in (('0.1', 0.95), ('0.5', 0.95), ('1', 0.75))
-}
-_CIFAR_10 = {
-  'dataset': 'cifar10',
-  'dataset_arguments': {'normalize': True},
-  'num_clients': 100,
-  'num_rounds': 500,
-  'num_epochs': 20,
-  'batch_size': 32,
-  'model': 'resnet_18',
-  'model_arguments': {'normalization': 'batch', 'torchvision': True},
-  'statistics': 'local',
-  'weight_decay': 3.125e-7,
-  'fed_prox.proximal_strength': 3.125e-5,
-}
-_CIFAR_100 = {
-  'dataset': 'cifar100',
-  'dataset_arguments': {'test_fraction': 0.2, 'normalize': True},
-  'num_clients': 100,
-  'num_rounds': 500,
-  'num_epochs': 1,
-  'batch_size': 64,
-  'model': 'vgg_16',
-  'model_arguments': {
-    'normalization': 'batch',
-    'torchvision': True,
-    'widths': (4096, 4096),
-    'dropout': 0.5,
-  },
-  'statistics': 'local',
-  'weight_decay': 7.8125e-6,
+  partition: {'partition': partition, **_divided('dense_1', threshold)}
+  for partition, threshold in (
+    ('dirichlet:0.1', 0.95),
+    ('dirichlet:0.5', 0.95),
+    ('dirichlet:1', 0.75),
+  )
 }
 # The columns of table 2.
-_INFINITE = float('inf')
+_ALL = float('inf')
 _OF_CIFAR_10 = {
-  f'CIFAR-10, pi = {pi}': {
-    **_CIFAR_10,
-    'partition': f'client_dirichlet:{concentration}',
+  f'CIFAR-10, pi = {pi:g}': {
+    'dataset': 'cifar10',
+    'dataset_arguments': {'normalize': True},
+    'partition': f'client_dirichlet:{10 * pi:g}',
+    'num_clients': 100,
+    'num_rounds': 500,
+    'num_epochs': 20,
+    'batch_size': 32,
+    'model': 'resnet_18',
+    'model_arguments': {'normalization': 'batch', 'torchvision': True},
+    'statistics': 'local',
+    'weight_decay': 3.125e-7,
+    'fed_prox.proximal_strength': 0.001 / 32,
     **divided,
   }
-  for pi, concentration, divided in (
-    ('0.1', 1, _divided('conv_16,conv_17', _INFINITE)),
-    ('0.5', 5, _divided('conv_17', 0.05)),
-    ('1', 10, _divided('conv_17', 0.05, 0.5)),
+  for pi, divided in (
+    (0.1, _divided('conv_16,conv_17', _ALL)),
+    (0.5, _divided('conv_17', 0.05)),
+    (1, _divided('conv_17', 0.05, 0.5)),
   )
 }
 _OF_CIFAR_100 = {
   f'CIFAR-100, {classes} classes': {
-    **_CIFAR_100,
+    'dataset': 'cifar100',
+    'dataset_arguments': {'test_fraction': 0.2, 'normalize': True},
     'partition': f'shards:{classes}',
-    'fed_prox.proximal_strength': strength,
+    'num_clients': 100,
+    'num_rounds': 500,
+    'num_epochs': 1,
+    'batch_size': 64,
+    'model': 'vgg_16',
+    'model_arguments': {
+      'normalization': 'batch',
+      'torchvision': True,
+      'widths': (4096, 4096),
+      'dropout': 0.5,
+    },
+    'statistics': 'local',
+    'weight_decay': 7.8125e-6,
+    'fed_prox.proximal_strength': strength / 64,
     **divided,
   }
   for classes, strength, divided in (
-    (5, 1 / 64, _divided('dense_2', _INFINITE)),
-    (10, 0.01 / 64, _divided('dense_2', _INFINITE)),
-    (30, 0.001 / 64, _divided('dense_2', 0.75, 0.95)),
+    (5, 1, _divided('dense_2', _ALL)),
+    (10, 0.01, _divided('dense_2', _ALL)),
+    (30, 0.001, _divided('dense_2', 0.75, 0.95)),
   )
 }
 _COLUMNS = {
@@ -208,7 +190,7 @@ _COLUMNS = {
     'batch_size': 16,
     'model': 'cnn',
     'model_arguments': {'filters': (32, 64), 'widths': (512,), 'dropout': 0.5},
-    'fed_prox.proximal_strength': 0.03125,
+    'fed_prox.proximal_strength': 0.5 / 16,
     'lg_fed_avg.global_depth': 2,
     **_divided('conv_2', 0.9, 0.75),
   },
@@ -227,7 +209,7 @@ _COLUMNS = {
       'widths': (512,),
       'dropout': 0.5,
     },
-    'fed_prox.proximal_strength': 0.0001953125,
+    'fed_prox.proximal_strength': 0.5 / (32 * 80),
     **_divided('dense_1', 0.5),
   },
 }
@@ -254,7 +236,12 @@ def _scales(columns, *, paper=None, cpu=None, small=None):
       **(paper or {}),
     },
     'cpu': {'conditions': [*_DIRICHLET], 'settings': _CPU, **(cpu or {})},
-    'small': {'settings': _CPU, **_SMALL, **(small or {})},
+    'small': {
+      'settings': _CPU,
+      'partition': 'dirichlet:0.5',
+      **_SMALL,
+      **(small or {}),
+    },
   }
 
 
@@ -289,8 +276,6 @@ _TABLE_3 = {
   _FINE_TUNED[0]: (65.0, 66.0, 69.5),
 }
 _TABLE_8 = {
-  fed_fac_units.SHARED_MASKED: (81.5, 74.2, 70.9),
-  fed_fac_units.PERSONAL_MASKED: (72.3, 70.4, 70.4),
   _ANALYSIS: (83.1, 74.9, 71.5),
   _RANDOM: (81.4, 72.5, 70.4),
 }
@@ -298,12 +283,12 @@ _TABLE_8 = {
 # Deviations.
 
 _OF_CPU = """
-At scale `cpu` FedFac has Lambda = dense_1, kappa = 0.85 and for each mixture the
-tau that is best in `fedfac_tuning`, on test accuracy as in the paper, but with
-other seeds than those reported. FedProx has the authors' mu, 0.001, which counts
-for more here than there, where the loss is a sum over a batch. FedEM has three
-components, and LG-FedAvg shares the head. Accuracies are means over clients; the
-paper's are weighted by the clients' sizes.
+At scale `cpu` FedFac has Lambda = dense_1, kappa = 0.85 and for each mixture
+the tau that is best in `fedfac_tuning`, on test accuracy as in the paper, but
+with other seeds than those reported. FedProx has the authors' mu, 0.001, which
+counts for more here than there, where the loss is a sum over a batch. FedEM has
+three components, and LG-FedAvg shares the head. Accuracies are means over
+clients; the paper's are weighted by the clients' sizes.
 """
 _OF_PAPER = """
 Scale `paper` is the protocol of the authors' code for all methods: batch
@@ -313,43 +298,50 @@ the batch, ours its mean: weight decay and FedProx's mu are here the code's,
 divided by the batch size. Networks start at random; the authors' VGG-16 and
 ResNet-18 are torchvision's, with ImageNet weights, which
 `--set=initial_weights=FILE` gives. FedEM is then to be left out (`--methods`),
-since its models start apart here, at random. All data but digits need
-`--data_dir`, or a network for their downloads. CIFAR needs a GPU.
+since its models start apart here, at random. Data need `--data_dir`, or a
+network for TensorFlow Datasets (CIFAR) or tff.simulation.datasets (FEMNIST).
+CIFAR needs a GPU.
 """
 _OF_COLUMNS = """
 The paper reports accuracies weighted by clients' sizes, the best mean of ten
 rounds, and says that a fifth of each client is its test set.
+
 CIFAR-10: 100 clients of 500 training and 100 test images, whose classes come
 from a Dirichlet distribution for each client, with a concentration of ten times
 pi. All units of the last two convolutions are personal at pi = 0.1, a twentieth
 of the last one's at 0.5 and 1. The code mirrors some training images once, at
 random, which is not here.
+
 CIFAR-100: 100 clients of 480 training and 120 test images, VGG-16 with batch
 normalization. The code feeds pixels from 0 to 255; here images are normalized.
 Its tau and kappa are not those of the paper's tables 5 and 6 (95, 95 and 90%;
 0.9, 0.75 and 0.75): all units of the last hidden layer are personal with 5 and
 10 classes, three quarters with 30.
-FEMNIST: 1,079 writers; the paper does not say which. Nine tenths of the channels
-of the second convolution are personal. The code drops whole channels after that
-convolution and has a softmax before its loss, and another test share (20%),
-which are not here.
-Shakespeare: the next character, 778 speaking roles. The data are a plain text of
-the plays; tff.simulation.datasets has 715 roles. A role of the code is of one
-play and has more than 80 characters in both parts, so the text should name
-PLAY_ROLE. FedFac divides the dense layer at the median of the communalities, the
-code at their mean. The code's loss is a sum over 32 sequences of 80 characters,
-weighted by character, beside which mu is small (here all weigh the same). Its
-network predicts every character of a sequence, ours the last. In its LG-FedAvg
-all layers stay on the clients, in ours all but the last.
-FedProx's mu in the code is 0.001 on CIFAR-10 and CIFAR-100 with 30 classes, 0.01
-and 1 with 10 and 5, and 0.5 elsewhere; the paper chooses it from 1, 0.5, 0.1,
-0.01 and 0.001.
+
+FEMNIST: 1,079 writers; the paper does not say which. Nine tenths of the
+channels of the second convolution are personal. The code drops whole channels
+after that convolution and has a softmax before its loss, and another test share
+(20%), which are not here.
+
+Shakespeare: the next character, 778 speaking roles, from a plain text of the
+plays; tff.simulation.datasets has 715 roles. A role of the code is of one play
+and has more than 80 characters in both parts, so the text should name
+PLAY_ROLE. FedFac divides the dense layer at the median of the communalities,
+the code at their mean. The code's loss is a sum over 32 sequences of 80
+characters, weighted by character (here all weigh the same), by which mu is
+divided. Its network predicts every character of a sequence, ours the last. In
+its LG-FedAvg all layers stay on the clients, in ours all but the last.
+
+The paper chooses FedProx's mu from 1, 0.5, 0.1, 0.01 and 0.001. The code has
+0.001 on CIFAR-10; 1, 0.01 and 0.001 with 5, 10 and 30 classes of CIFAR-100; and
+0.5 on the other data.
+
 FedEM has code of its own: weights decay by 0.0005 beside a mean loss, and
 statistics are averaged (`--methods=FedEM --set=weight_decay=0.0005
 --set=statistics=global`, in a folder of its own). Its clients share the moments
 of one Adam, and those outside the cohort count in its mean, which is not here.
-No code of theirs runs FedRep, which has FedPer's epochs here, and its own ten on
-the head.
+No code of theirs runs FedRep, which has FedPer's epochs here, and its own ten
+on the head.
 """
 
 
@@ -373,12 +365,11 @@ def measure_comparison(context: measures.Context) -> measures.Rows:
     losses = [metrics['loss'] for metrics in result.run.history]
     accuracies = [row['after']['accuracy'] for row in result.scores['clients']]
     summary = result.run.summary
+    weighted = summary.get('weighted', {})
     yield {
       **result.columns(),
       'score': result.score(),
-      'weighted_accuracy_best_10': summary.get('weighted', {}).get(
-        'best_10_mean'
-      ),
+      'weighted_accuracy_best_10': weighted.get('best_10_mean'),
       'seconds_per_round': summary['seconds_per_round'],
       'peak_rss_mb': summary['peak_rss_mb'],
       'upload_bytes': result.run.scores['bytes_per_round']['up'],
@@ -395,7 +386,7 @@ def measure_comparison(context: measures.Context) -> measures.Rows:
 
 def comparison_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims on leads over conditions, figures 8 and 9, and table 7's times."""
-  known, conditions = numbers.distinct('method'), numbers.distinct('condition')
+  known, conditions = map(numbers.distinct, ('method', 'condition'))
   forms = [form for form in (_DYNAMIC, _DYNAMIC_WEIGHTS) if form in known]
   if not forms or _FED_AVG not in known:
     return
@@ -409,7 +400,7 @@ def comparison_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
       here = [condition for condition in series if condition in conditions]
       if len(here) > 1 and worse in known:
         first, last = (
-          difference(column, c, worse) for c in (here[0], here[-1])
+          difference(column, c, worse) for c in here[:: len(here) - 1]
         )
         yield start, last - first
 
@@ -498,10 +489,10 @@ def draw_comparison(numbers: Numbers, study: Study, figure: Figure) -> None:
     boxes.set_title(condition, loc='left')
     curves = figure.add_subplot(grid[2, index])
     # What is fine-tuned further has no losses of its own.
-    losses = here.frame[~here.frame['method'].isin(_FINE_TUNED)]
-    losses = losses.melt(
+    trained = here.frame[~here.frame['method'].isin(_FINE_TUNED)]
+    losses = trained.melt(
       ['method', 'seed'],
-      [column for column in losses if column.startswith(_LOSS)],
+      trained.filter(like=_LOSS),
       var_name='round',
       value_name='loss',
     ).dropna()
@@ -520,10 +511,17 @@ def draw_comparison(numbers: Numbers, study: Study, figure: Figure) -> None:
   curves.legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
 
 
-_ROWS_OF_TABLE_2 = [
-  *(name for name in _BASELINES if name not in _FINE_TUNED),
-  _STATIC,
-]
+_BASELINES = {
+  _FED_AVG: Method('fed_avg'),
+  'FedProx': Method('fed_prox'),
+  _FED_PER: Method('fed_per'),
+  _LG_FED_AVG: Method('lg_fed_avg'),
+  _FED_EM: Method('fed_em'),
+  _FED_REP: Method('fed_rep'),
+  _STATIC: Method('fed_fac', mode='static'),
+  _DYNAMIC_WEIGHTS: Method('fed_fac', analysed='weights'),
+}
+_ROWS = [name for name in _BASELINES if name != _DYNAMIC_WEIGHTS]
 _COMPARISON = Study(
   name='fedfac_comparison',
   summary='FedFac, static and dynamic, and all its baselines',
@@ -531,9 +529,9 @@ _COMPARISON = Study(
   settings=_ADAM,
   methods={
     **_BASELINES,
-    _STATIC: Method('fed_fac', mode='static'),
-    _DYNAMIC_WEIGHTS: Method('fed_fac', analysed='weights'),
     _DYNAMIC: Method('fed_fac', analysed='updates'),
+    _FINE_TUNED[0]: Method('fed_avg', fine_tune='all'),
+    _FINE_TUNED[1]: Method('fed_prox', fine_tune='all'),
   },
   conditions={**_DIRICHLET, **_COLUMNS},
   seeds=range(5),
@@ -542,8 +540,8 @@ _COMPARISON = Study(
     *(
       claims.better(form, than, source=f'FedFac, {place}', is_ours=is_ours)
       for place, form, than, is_ours in (
-        ('table 2', _DYNAMIC, _ROWS_OF_TABLE_2, True),
-        ('table 2', _DYNAMIC_WEIGHTS, _ROWS_OF_TABLE_2, False),
+        ('table 2', _DYNAMIC, _ROWS, True),
+        ('table 2', _DYNAMIC_WEIGHTS, _ROWS, False),
         ('table 2', _DYNAMIC_WEIGHTS, _DYNAMIC, True),
         ('baselines of table 3', _DYNAMIC, _FINE_TUNED, True),
         ('baselines of table 3', _DYNAMIC_WEIGHTS, _FINE_TUNED, False),
@@ -555,10 +553,7 @@ _COMPARISON = Study(
   published=_published(_TABLE_2, _COLUMNS, _DIRICHLET),
   scales=_scales(
     _COLUMNS,
-    paper={
-      'methods': [*_ROWS_OF_TABLE_2, _DYNAMIC_WEIGHTS],
-      'metric': 'weighted_accuracy_best_10',
-    },
+    paper={'methods': _BASELINES, 'metric': 'weighted_accuracy_best_10'},
     small=_ONE_LAYER,
   ),
   deviations=_OF_CPU + _OF_PAPER + _OF_COLUMNS,
@@ -571,7 +566,7 @@ def new_clients_claims(
   numbers: Numbers, study: Study
 ) -> Iterator[claims.Claim]:
   """The claim on the ensemble where clients are least alike."""
-  known, conditions = numbers.distinct('method'), numbers.distinct('condition')
+  known, conditions = map(numbers.distinct, ('method', 'condition'))
   for condition, name in itertools.product(_LEAST_ALIKE, _FINE_TUNED):
     if condition in conditions and {_ENSEMBLE, name} <= {*known}:
       yield claims.difference(
@@ -582,46 +577,38 @@ def new_clients_claims(
       )
 
 
-_LEAST_ALIKE = [next(iter(_DIRICHLET)), next(iter(_OF_CIFAR_10))]
+_LEAST_ALIKE, *_MORE_ALIKE = zip(_DIRICHLET, _OF_CIFAR_10)
+# Models are fitted to the new client's data, but for the ensemble.
+_OTHERS = {
+  _FED_AVG: Method('fed_avg', score='new_clients'),
+  _FINE_TUNED[0]: Method('fed_avg', score='new_clients', fine_tune='all'),
+  'FedProx': Method('fed_prox', score='new_clients'),
+  _FINE_TUNED[1]: Method('fed_prox', score='new_clients', fine_tune='all'),
+  _LG_ENSEMBLE: Method('lg_fed_avg', score='new_clients_by_ensemble'),
+  _FED_EM: Method('fed_em', score='new_clients'),
+  _FED_REP: Method('fed_rep', score='new_clients'),
+}
 _NEW_CLIENTS = Study(
   name='fedfac_new_clients',
   summary='New clients of FedFac, by local training and by ensemble',
   source='FedFac, table 3',
   settings=_ADAM,
   methods={
-    # Models are fitted to the new client's data, but for the ensembles.
-    _FED_AVG: Method('fed_avg', score='new_clients'),
-    _FINE_TUNED[0]: Method('fed_avg', score='new_clients', fine_tune='all'),
-    'FedProx': Method('fed_prox', score='new_clients'),
-    _FINE_TUNED[1]: Method('fed_prox', score='new_clients', fine_tune='all'),
-    _LG_ENSEMBLE: Method('lg_fed_avg', score='new_clients_by_ensemble'),
-    _FED_EM: Method('fed_em', score='new_clients'),
-    _FED_REP: Method('fed_rep', score='new_clients'),
+    **_OTHERS,
     _LOCAL_TRAINING: Method('fed_fac', score='new_clients'),
     _ENSEMBLE: Method('fed_fac', score='new_clients_by_ensemble'),
   },
   conditions={**_DIRICHLET, **_OF_CIFAR_10},
   seeds=range(5),
+  num_new_clients=30,
   claims=[
     claims.better(_ENSEMBLE, than=_LOCAL_TRAINING),
     claims.better(_LOCAL_TRAINING, than=_FED_AVG, conditions=_LEAST_ALIKE),
     new_clients_claims,
     claims.better(
       _ENSEMBLE,
-      than=[
-        _FED_AVG,
-        _FINE_TUNED[0],
-        'FedProx',
-        _FINE_TUNED[1],
-        _LG_ENSEMBLE,
-        _FED_EM,
-        _FED_REP,
-      ],
-      conditions=[
-        condition
-        for condition in {**_DIRICHLET, **_OF_CIFAR_10}
-        if condition not in _LEAST_ALIKE
-      ],
+      than=[*_OTHERS],
+      conditions=[*itertools.chain(*_MORE_ALIKE)],
     ),
   ],
   draw=panels.score_bars(width=12),
@@ -633,13 +620,13 @@ _NEW_CLIENTS = Study(
       'num_new_clients': 10,
       'settings': {
         **_PROTOCOL,
-        **_FINE_TUNED_BY_ADAM,
+        **_FINE_TUNING,
         'fine_tune_num_epochs': 20,
         'fine_tune_batch_size': 32,
       },
     },
-    cpu={'num_clients': 70, 'num_new_clients': 30},
-    small={'num_clients': 8, 'num_new_clients': 2, **_ONE_LAYER},
+    cpu={'num_clients': 70},
+    small={'num_new_clients': 2, **_ONE_LAYER},
   ),
   deviations=_OF_CPU
   + """
@@ -647,8 +634,8 @@ At scale `cpu` 30 of 100 clients are new, not 10, to reduce the deviation. At
 both scales the ensemble is of the clients of the last round, as in the authors'
 code; it has the mean of their probabilities, in the code of logits. At scale
 `paper` local training has 20 epochs in batches of 32, as in the code, and new
-clients' statistics of batch normalization are of their own examples, in the code
-those of the client scored before.
+clients' statistics of batch normalization are of their own examples, in the
+code those of the client scored before.
 """
   + _OF_PAPER,
 )
@@ -660,51 +647,44 @@ _TUNED = {
   'threshold': 'Threshold (tau)',
   'explained_variance': 'Explained variance (kappa)',
 }
-_START = {'layers': None, 'threshold': 0.5, 'explained_variance': 0.85}
 
 
 @dataclasses.dataclass(frozen=True)
 class Swept:
-  """Values that `fedfac_tuning` tries, besides the layers of its methods.
+  """Values that `fedfac_tuning` tries.
 
   Attributes:
-    threshold: Values of tau.
-    explained_variance: Values of kappa.
+    layers: Values of Lambda, from the first layer on.
+    thresholds: Values of tau.
+    explained_variances: Values of kappa.
   """
 
-  threshold: Sequence[float] = (0.25, 0.5, 0.75, 0.9, 0.95)
-  explained_variance: Sequence[float] = (0.5, 0.75, 0.85, 0.9, 0.95)
-
-
-def _points(hparam, values, point):
-  """Methods by name, with other values of a hyperparameter of a point."""
-  points = [{**point, hparam: value} for value in values]
-  name = '{layers}, tau = {threshold}, kappa = {explained_variance}'
-  return {name.format(**one): Method('fed_fac', **one) for one in points}
+  layers: Sequence[str] = ('conv_1', 'conv_2', 'dense_1')
+  thresholds: Sequence[float] = (0.25, 0.5, 0.75, 0.9, 0.95)
+  explained_variances: Sequence[float] = (0.5, 0.75, 0.85, 0.9, 0.95)
 
 
 def measure_tuning(context: measures.Context) -> measures.Rows:
   """Accuracy with each value of one hyperparameter after another."""
-  study = context.study
-  layers = [study.methods[n].settings['layers'] for n in study.method_names]
-  # The first stage, of all conditions at the same time.
-  context.run()
-  for condition, settings in study.conditions.items():
-    point = _START
-    swept = {'layers': layers, **vars(context.parameters)}
-    for hparam, values in swept.items():
-      methods = _points(hparam, values, point)
+  sizes = context.parameters
+  start = {'layers': None, 'threshold': 0.5, 'explained_variance': 0.85}
+  chosen = dict.fromkeys(context.study.conditions, start)
+  swept = (sizes.layers, sizes.thresholds, sizes.explained_variances)
+  for hparam, values in zip(_TUNED, swept):
+    for condition, point in chosen.items():
+      # Named by all three, for the point that was chosen is run already.
+      tried = [{**point, hparam: value} for value in values]
+      names = ['-'.join(map(str, one.values())) for one in tried]
       part = dataclasses.replace(
-        study,
-        methods=methods,
-        conditions={condition: settings},
+        context.study.select(conditions=[condition]),
+        methods={n: Method('fed_fac', **one) for n, one in zip(names, tried)},
         selected=None,
       )
       found = Numbers(
         {
           'condition': condition,
           'hyperparameter': hparam,
-          'value': methods[result.method].settings[hparam],
+          'value': values[names.index(result.method)],
           'seed': result.seed,
           'score': result.score(),
         }
@@ -712,7 +692,7 @@ def measure_tuning(context: measures.Context) -> measures.Rows:
       )
       yield from found.frame.to_dict('records')
       best = found.curve('score', 'value').mean(axis=0).argmax()
-      point = {**point, hparam: values[best]}
+      chosen[condition] = {**point, hparam: values[best]}
 
 
 def tuning_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
@@ -779,7 +759,7 @@ _TUNING = Study(
   summary="FedFac's divided layer, threshold and explained variance in turn",
   source='FedFac, tables 4 to 6',
   settings=_ADAM,
-  methods=_points('layers', ('conv_1', 'conv_2', 'dense_1'), _START),
+  methods={'FedFac': Method('fed_fac')},
   conditions={**_DIRICHLET, **_OF_CIFAR_100},
   seeds=range(5, 10),
   measure=measure_tuning,
@@ -798,18 +778,14 @@ _TUNING = Study(
     _OF_CIFAR_100,
     paper={
       'seeds': [1],
-      'settings': {**_PROTOCOL, 'rounds_per_evaluation': _LAST_ROUNDS},
-      'methods': _points(
-        'layers',
-        [
-          *(f'conv_{i}' for i in (1, *range(3, 14))),
-          'dense_1',
-          'dense_2',
-        ],
-        _START,
+      'settings': {**_PROTOCOL, **_LAST_ROUNDS},
+      'layers': (
+        *(f'conv_{i}' for i in (1, *range(3, 14))),
+        'dense_1',
+        'dense_2',
       ),
     },
-    small={'threshold': (0.5, 0.9), 'explained_variance': (0.75, 0.85)},
+    small={'thresholds': (0.5, 0.9), 'explained_variances': (0.75, 0.85)},
   ),
   deviations=_OF_PAPER,
 )
@@ -819,10 +795,11 @@ _TUNING = Study(
 _CLIENTS_OF_EQUAL_SIZE = """
 In the authors' code clients have equal numbers of examples, with classes drawn
 for each client from a Dirichlet distribution of one parameter pi for each class
-(here `client_dirichlet:` ten times pi, which is the sum). The statistics of batch
-normalization are never averaged, in FedAvg neither, and each client is scored
-with its own. At pi = 0.1 tau is infinite on the two deepest divided layers, so
-that all of their units are personal. Factors are those of weights.
+(here `client_dirichlet:` ten times pi, which is the sum). The statistics of
+batch normalization are never averaged, in FedAvg neither, and each client is
+scored with its own. At pi = 0.1 tau is infinite on the two deepest divided
+layers, so that all of their units are personal. Factors are those of weights.
+
 Deviations from that: the network is a CNN of two convolutions without batch
 normalization, and starts at random, not from ImageNet weights; whole layers are
 divided, biases included; rounds and epochs are fewer. The test set is 17% of
@@ -904,9 +881,7 @@ _EQUAL_CLIENTS = Study(
     _UPDATES: Method('fed_fac', analysed='updates'),
     _WEIGHTS: Method('fed_fac', analysed='weights'),
     **_RANDOM_SPLITS,
-    _ALL_PERSONAL: Method(
-      'fed_fac', layers='conv_2,dense_1', threshold=_INFINITE
-    ),
+    _ALL_PERSONAL: Method('fed_fac', layers='conv_2,dense_1', threshold=_ALL),
   },
   conditions={
     'pi = 0.1': {'partition': 'client_dirichlet:1'},
@@ -951,8 +926,8 @@ _NEURONS = Study(
   scales={
     'small': {
       'dataset': 'digits',
-      'num_clients': 10,
-      'cohort_size': 10,
+      'num_clients': 4,
+      'cohort_size': 4,
       'model_arguments': {'widths': (20,)},
       'num_epochs': 1,
       'seeds': [5],
@@ -961,9 +936,10 @@ _NEURONS = Study(
   deviations="""
 What the paper does not say is as in the authors' code: 100 clients train a
 network with 200 hidden neurons for five epochs of Adam from a common start, in
-batches of 16, where they are alike and where each has one digit. But outputs are
-of the trained network, in the code of the last epoch, in which it is trained.
-The loss is of logits, there of probabilities, and the entropy's k is ours.
+batches of 16, where they are alike and where each has one digit. But outputs
+are of the trained network, in the code of the last epoch, in which it is
+trained. The loss is of logits, there of probabilities, and the entropy's k is
+ours.
 """,
 )
 _FEATURES = Study(
@@ -998,7 +974,7 @@ _FEATURES = Study(
   ),
   scales=_scales(
     ['CIFAR-10, pi = 0.5'],
-    paper={'settings': {**_PROTOCOL, 'rounds_per_evaluation': _LAST_ROUNDS}},
+    paper={'settings': {**_PROTOCOL, **_LAST_ROUNDS}},
     cpu={'conditions': ['dirichlet:0.5']},
     small={'fed_fac.layers': 'conv_2', 'num_shown_clients': 2},
   ),
@@ -1007,8 +983,8 @@ Half of the channels of a convolution are personal, of ResNet-18's fifth one at
 scale `paper`. Both methods have the same initial weights. The paper shows the
 maps of one image, and calls the personal filters' maps clear and specific,
 FedAvg's noisy, and the shared ones' like FedAvg's. Here these are numbers over
-the data set's test images. In the code tau is the mean of the communalities, the
-images are of training, and the FedAvg that it loads has 268 rounds.
+the data set's test images. In the code tau is the mean of the communalities,
+the images are of training, and the FedAvg that it loads has 268 rounds.
 """
   + _OF_PAPER,
 )
@@ -1032,21 +1008,22 @@ _ABLATION = Study(
   published=_published(_TABLE_8, _OF_CIFAR_10, _DIRICHLET),
   scales=_scales(_COLUMNS, small=_ONE_LAYER),
   deviations="""
-Panel A: shared or personal units masked, half of them each. Masks are put on the
-trained models, and are weights of another initial network. In the paper they are
-there while the clients train; in the code they come with each download and are
-normal random numbers in place of kernels, and leave dense layers as they are,
-which are masked here. A single layer is divided, the last one, with kappa 0.85,
-as in the code. Accuracies are plain means over clients, masked ones of the last
-models.
+Panel A: shared or personal units masked, half of them each. Masks are put on
+the trained models, and are weights of another initial network. In the paper
+they are there while the clients train; in the code they come with each download
+and are normal random numbers in place of kernels, and leave dense layers as
+they are, which are masked here. A single layer is divided, the last one, with
+kappa 0.85, as in the code. Accuracies are plain means over clients, masked ones
+of the last models.
+
 Panel B: as many units at random. The split is drawn in every round, as FedFac's
 partition is found in every round, and for comparison once. From a common random
-start neurons are exchangeable (see `fed_fac_simulation`), so that a random split
-that stays is about as good as one by factor analysis. As all units are personal
-in the code's table 2 for CIFAR-10 with pi = 0.1 and CIFAR-100 with 5 and 10
-classes, the random split is FedFac's row again there. The paper's two rows
-differ, so their tau was another (`--set=threshold=0.95`, which goes for the
-masked runs also).
+start neurons are exchangeable (see `fed_fac_simulation`), so that a random
+split that stays is about as good as one by factor analysis. As all units are
+personal in the code's table 2 for CIFAR-10 with pi = 0.1 and CIFAR-100 with 5
+and 10 classes, the random split is FedFac's row again there. The paper's two
+rows differ, so their tau was another (`--set=threshold=0.95`, which goes for
+the masked runs also).
 """
   + _OF_CPU
   + _OF_PAPER
@@ -1077,22 +1054,26 @@ _SIMULATION = Study(
     }
   },
   deviations="""
-What the paper does not say, or cannot mean:
-It has nu_c = mu_c. Then every personal neuron is on for every example of its
-client, and their sum is so far from 0 that 99.9% of all labels are 1. Here
-nu_c ~ N(0, I) is drawn by itself, and y = 1 where the network's output is above
-its median, which is the given b.
+What the paper does not say, or cannot mean: It has nu_c = mu_c. Then every
+personal neuron is on for every example of its client, and their sum is so far
+from 0 that 99.9% of all labels are 1. Here nu_c ~ N(0, I) is drawn by itself,
+and y = 1 where the network's output is above its median, which is the given b.
+
 It does not say where networks start. With random weights neurons are
 exchangeable: neuron j knows nothing of the true neuron j, so that any two
-partitions of the same size are alike, the true one and a random one also, as the
-case 'random starts' shows. Here client c starts from its true weights with
-noise, and the server from the mean over clients: what is found is conditional on
-that.
-Dynamic FedFac analyses "updates (weights or gradients)". From this start weights
-tell the neurons apart, and their updates less so (rows 'dynamic, updates').
+partitions of the same size are alike, the true one and a random one also, as
+the case 'random starts' shows. Here client c starts from its true weights with
+noise, and the server from the mean over clients: what is found is conditional
+on that.
+
+Dynamic FedFac analyses "updates (weights or gradients)". From this start
+weights tell the neurons apart, and their updates less so (rows 'dynamic,
+updates').
+
 kappa = 0.75, of the paper's grid: with 0.5 there are fewer factors than the
 shared neurons have, and with 0.9 personal ones also get factors. tau makes as
 many neurons personal as are in truth.
+
 Training is SGD, one epoch a round, with 100 examples of each client, and all
 clients take part.
 """,
@@ -1127,12 +1108,12 @@ _CONVERGENCE = Study(
   },
   deviations="""
 None in the method. The widths that the theorems ask for grow with the fourth
-power of the number of examples and are out of reach. Theorem 1 asks for
-eta_l = O(lambda_p / (gamma_s gamma_p + G N)), gamma the largest eigenvalue by the
+power of the number of examples and are out of reach. Theorem 1 asks for eta_l =
+O(lambda_p / (gamma_s gamma_p + G N)), gamma the largest eigenvalue by the
 smallest, where our copy may have lost an exponent of N, and the constant is
 unknown. With 1 for it, eta_l = 0.1 is 30 to 170 times as large (600 to 16,000
-times with N squared). The bound holds all the same; with --set=step_size=5e-6 the
-loss falls by a thousandth in all rounds.
+times with N squared). The bound holds all the same; with --set=step_size=5e-6
+the loss falls by a thousandth in all rounds.
 """,
 )
 _GENERALIZATION = Study(
@@ -1163,8 +1144,8 @@ _GENERALIZATION = Study(
     }
   },
   deviations="""
-None in the method. The widths that the theorem asks for are out of reach, and its
-constant is unknown.
+None in the method. The widths that the theorem asks for are out of reach, and
+its constant is unknown.
 """,
 )
 

@@ -26,42 +26,33 @@ from . import per_fed_avg_theorem as theorem
 
 # alpha, the rate of the inner step and of the step at test time.
 _ALPHA = 0.01
+_RANKED = ('Per-FedAvg', 'FedAvg + one step', 'FedAvg')
 _HESSIAN_FREE, _EXACT = 'Per-FedAvg, Hessian-free', 'Per-FedAvg, exact'
 
 
 def measure_figure(context: measures.Context) -> measures.Rows:
-  """The accuracies of all methods by round.
-
-  The figure has none of the second-order variants, which run in the last
-  condition only.
-  """
-  study = context.study
-  names = study.method_names
-  of_figure = [name for name in names if name not in (_HESSIAN_FREE, _EXACT)]
-  others = [name for name in names if name not in of_figure]
-  for part in (
-    study.select(methods=of_figure),
-    study.select(methods=others, conditions=[*study.conditions][-1:]),
-  ):
-    for result in context.run(part):
-      scored = study.methods[result.method].score
-      for evaluation in result.run.evaluations:
-        yield {
-          **result.columns(),
-          'round': evaluation['round'],
-          'score': evaluation[scored]['accuracy'],
-        }
+  """The accuracies of all methods by round."""
+  for result in context.run():
+    scored = context.study.methods[result.method].score
+    *earlier, last = result.run.evaluations
+    for evaluation in (*earlier, last):
+      accuracy = evaluation[scored]['accuracy']
+      yield {
+        **result.columns(),
+        'round': evaluation['round'],
+        'accuracy': accuracy,
+        'score': accuracy if evaluation is last else None,
+      }
 
 
 def figure_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims on the figure's order of methods, and on equation (9)."""
   last = numbers.where(round=max(numbers.distinct('round')))
-  ranked = ['Per-FedAvg', 'FedAvg + one step', 'FedAvg']
   for condition in study.conditions:
-    for better, worse in zip(ranked, ranked[1:]):
+    for better, worse in zip(_RANKED, _RANKED[1:]):
       of_panel = claims.better(better, worse, conditions=[condition])
       yield from of_panel(last, study)
-  if {_HESSIAN_FREE, _EXACT} <= {*study.method_names}:
+  if {_HESSIAN_FREE, _EXACT} <= {*last.distinct('method')}:
     yield claims.difference(
       'The Hessian-free meta-gradient does as well as the exact one: the'
       ' absolute difference of accuracy',
@@ -106,14 +97,19 @@ FIGURE_1 = Study(
     f'tau = {num_steps}, r = {share}': {
       'num_steps': num_steps,
       'participation': share,
+      # The figure has none of the second-order variants.
+      'methods': [*_RANKED, *others],
     }
-    for num_steps, share in ((4, 0.2), (4, 0.4), (10, 0.4), (10, 0.2))
+    for num_steps, share, others in (
+      *((4, 0.2, ()), (4, 0.4, ()), (10, 0.4, ())),
+      (10, 0.2, (_HESSIAN_FREE, _EXACT)),
+    )
   },
   seeds=range(5),
   measure=measure_figure,
   claims=[figure_claims],
   draw=panels.curves(
-    'score',
+    'accuracy',
     over='round',
     x_label='Round',
     y_label='Mean test accuracy of the clients',
@@ -133,7 +129,7 @@ FIGURE_1 = Study(
       'num_rounds': 2,
       'rounds_per_evaluation': 1,
       'seeds': [0],
-    },
+    }
   },
   deviations="""
 Numbers of users, rates, batches, rounds, local steps (tau) and shares of active
@@ -154,8 +150,6 @@ GRADIENT_NORM = Study(
   measure=theorem.measure,
   claims=[theorem.make_claims],
   draw=theorem.draw,
-  scales={
-    'small': {'num_rounds': 2, 'num_floor_rounds': 1, 'seeds': [0]},
-  },
+  scales={'small': {'num_rounds': 2, 'num_floor_rounds': 1, 'seeds': [0]}},
 )
 STUDIES = (GRADIENT_NORM, FIGURE_1)

@@ -27,6 +27,7 @@ _RECORDS = 'records'
 _SCALE = 'cpu'
 _END = '<!-- end of claims -->'
 _COVERAGE, _END_OF_COVERAGE = '<!-- coverage -->', '<!-- end of coverage -->'
+_TABLES, _END_OF_TABLES = '<!-- studies -->', '<!-- end of studies -->'
 # The last commit with the code of studies that only have records now.
 _LAST_COMMIT = '80dc5961'
 # Of a study's settings, what the table of coverage tells.
@@ -126,12 +127,17 @@ def rewritten(
     lambda found: _claims(found[1], records, studies),
     text,
   )
-  coverage = '\n'.join(_coverage(records, studies))
-  return re.sub(
-    rf'{_COVERAGE}\n(?:.|\n)*?{_END_OF_COVERAGE}',
-    lambda _: f'{_COVERAGE}\n{coverage}\n{_END_OF_COVERAGE}',
-    text,
-  )
+  for start, end, lines in (
+    (_COVERAGE, _END_OF_COVERAGE, _coverage(records, studies)),
+    (_TABLES, _END_OF_TABLES, _tables(studies)),
+  ):
+    table = '\n'.join(lines)
+    text = re.sub(
+      rf'{start}\n(?:.|\n)*?{end}',
+      lambda _, parts=(start, table, end): '\n'.join(parts),
+      text,
+    )
+  return text
 
 
 def _claims(name, records, studies):
@@ -209,3 +215,30 @@ def _row(source, name, record):
       minutes = record['seconds'] / 60
       time = f'{minutes / 60:.1f} h' if minutes > 90 else f'{minutes:.0f} min'
   return f'| {" | ".join([source, name, size, result, time])} |'
+
+
+def _tables(studies):
+  """The lines of the table of studies at the papers' settings."""
+  yield '| study | repeats | conditions | methods, seeds | data |'
+  yield '|---|---|---|---|---|'
+  for name, study in studies.items():
+    study = study.at('paper')
+    datasets = {}
+    for condition in study.conditions if study.methods else ():
+      settings = study.settings_of(condition, study.method_names[0], 0)
+      datasets[settings.data.name] = registry.DATASETS[settings.data.name]
+    files = [f'`{one}`' for one, its in datasets.items() if its.takes_data_dir]
+    numbers = f'{len(study.seeds)} seeds'
+    if study.methods:
+      numbers = f'{len(study.method_names)}, {numbers}'
+    if study.num_folds:
+      numbers += f', {study.num_folds} folds'
+    conditions = [f'`{one}`' for one in study.conditions if one != '']
+    cells = [
+      f'`{name}`',
+      study.source,
+      '<br>'.join(conditions) or 'one',
+      numbers,
+      ', '.join(files) or ('bundled' if datasets else 'generated'),
+    ]
+    yield f'| {" | ".join(cells)} |'

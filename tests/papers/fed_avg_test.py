@@ -10,6 +10,7 @@ import tff_pfl as pfl
 from binaries.papers import fed_avg
 from tests.papers import untrained
 from tff_pfl.models import zoo
+from tff_pfl.studies import claims
 from tff_pfl.studies.numbers import Numbers
 
 _STUDIES = {study.name: study for study in fed_avg.STUDIES}
@@ -82,7 +83,7 @@ def test_features_are_compared_on_test_images(monkeypatch):
   monkeypatch.setattr(
     fed_avg.evaluation,
     'personalize',
-    lambda run, *_, num_samples: {'a': run.tuned, 'b': run.tuned},
+    lambda run, **_: {'a': run.tuned, 'b': run.tuned},
   )
   numbers = _measured('fedavg_cka')
   cka = dict(zip(numbers.frame['layer'], numbers.frame['cka']))
@@ -94,8 +95,8 @@ def test_features_are_compared_on_test_images(monkeypatch):
 def test_new_clients_are_fine_tuned_as_they_were_trained(monkeypatch):
   calls = []
 
-  def score(run, clients, options, runtime, *, num_samples):
-    calls.append((clients.num_clients, options, num_samples))
+  def score(run, clients, personalization, runtime, num_samples):
+    calls.append((clients.num_clients, personalization, num_samples))
     return [{'after': {'accuracy': 0.2}}, {'after': {'accuracy': 0.4}}]
 
   monkeypatch.setattr(fed_avg.evaluation, 'score', score)
@@ -124,3 +125,21 @@ def test_claims_are_on_the_most_local_steps():
   assert "FedAvg's first 2 layers" in early.statement
   (alone,) = fed_avg.cka_claims(Numbers(rows[25:]), study)
   assert alone == early
+
+
+def test_fed_avg_finds_the_linear_representation_and_d_gd_does_not():
+  study = _STUDIES['fedavg_linear_representation'].at('small')
+  numbers = Numbers(list(study.measure(untrained.context(study))))
+  found = claims.check(study.claims, numbers, study)
+  assert [claim.verdict for claim in found[:7]] == 7 * [claims.HOLDS]
+  # One seed does not decide what is left of the gradient.
+  d_gd, fed_avg_left = found[7:]
+  assert d_gd.measured < 1e-3 < 0.1 < fed_avg_left.measured
+
+
+def test_new_clients_of_a_linear_model_have_small_errors_with_fed_avg():
+  study = _STUDIES['fedavg_linear_new_client'].at('small')
+  numbers = Numbers(list(study.measure(untrained.context(study))))
+  leads = [c.measured for c in claims.check(study.claims, numbers, study)]
+  assert len(leads) == len(study.parameters.sample_counts)
+  assert min(leads) > 0

@@ -2,24 +2,23 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from binaries.papers import fed_fac_simulation
-from binaries.papers.engine import tables
+from binaries.papers import fed_fac, fed_fac_simulation
 from tests.papers import untrained
 
-_SMALL = fed_fac_simulation.Sizes(
+_STUDY = next(s for s in fed_fac.STUDIES if s.name == 'fedfac_simulation')
+_STUDY = _STUDY.at('small').with_settings(
   num_clients=6,
   num_inputs=16,
-  num_neurons=20,
   others=((0.3, 0.4),),
-  num_rounds=2,
-  num_seeds=1,
+  random_starts=True,
 )
+_SMALL = _STUDY.parameters
 
 
 @pytest.mark.slow
 def test_dynamic_fed_fac_finds_the_truth_where_clients_start_near_it():
   problem = fed_fac_simulation.make_problem(_SMALL, 0.5, 0.4, seed=0)
-  with untrained.context(_SMALL).create_runtime() as runtime:
+  with untrained.context(_STUDY).create_runtime() as runtime:
     found, given = (
       list(
         fed_fac_simulation.train(
@@ -52,16 +51,15 @@ def test_all_partitions_are_trained_in_all_cases(monkeypatch):
       yield is_personal, 0.5, 0.75 if is_near else 0.5
 
   monkeypatch.setattr(fed_fac_simulation, 'train', train)
-  context = untrained.context(_SMALL)
-  table = tables.Table(fed_fac_simulation.measure(context))
-  assert table.distinct('case') == [
+  numbers = untrained.Context(_STUDY).measured()
+  assert numbers.distinct('case') == [
     'p=0.3, alpha=0.4, given starts',
     'p=0.5, alpha=0.4, given starts',
     'p=0.5, alpha=0.4, random starts',
   ]
-  assert table.distinct('accuracy', given_starts=True) == [0.75]
-  assert table.distinct('accuracy', given_starts=False) == [0.5]
-  of_case = table.where(case='p=0.3, alpha=0.4, given starts')
+  assert numbers.distinct('accuracy', given_starts=True) == [0.75]
+  assert numbers.distinct('accuracy', given_starts=False) == [0.5]
+  of_case = numbers.where(case='p=0.3, alpha=0.4, given starts')
   right = {
     partition: of_case.curve(
       'neurons_on_true_side', 'round', partition=partition
@@ -73,7 +71,7 @@ def test_all_partitions_are_trained_in_all_cases(monkeypatch):
   # The static mode keeps what the dynamic one has after the first round.
   assert right['static'] == [1, 1]
   assert right['dynamic'] == right['dynamic, updates'] == [1, 0.95]
-  fed_fac_simulation.draw(table, _SMALL, Figure())
+  _STUDY.draw(numbers, _STUDY, Figure())
 
 
 def test_the_data_are_those_of_the_paper():

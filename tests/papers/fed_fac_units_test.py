@@ -1,5 +1,4 @@
 import dataclasses
-import itertools
 import types
 from unittest import mock
 
@@ -9,10 +8,13 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 
 from binaries.papers import fed_fac, fed_fac_units
-from binaries.papers.engine import tables, trials
 from tests.papers import untrained
+from tff_pfl.studies import claims, trials
+from tff_pfl.studies.numbers import Numbers
 
-_NEURONS, *_ = fed_fac_units.EXPERIMENTS
+_STUDIES = {study.name: study.at('small') for study in fed_fac.STUDIES}
+_NEURONS = _STUDIES['fedsplit_neurons']
+_FEATURES = _STUDIES['fedfac_features']
 
 
 def test_the_entropy_of_uniform_values_is_the_logarithm_of_their_range():
@@ -57,22 +59,20 @@ def test_claims_on_figure_1_are_of_the_trained_networks():
   }
   rows = [
     {
-      'partition': partition,
+      'condition': condition,
       'network': network,
       'seed': 0,
       'neuron': neuron,
       'entropy': 0.0,
       **{f'client/{i}': value for i, value in enumerate(own)},
     }
-    for partition, of_clients in outputs.items()
+    for condition, of_clients in outputs.items()
     for network in ('trained', 'initial')
     for neuron, own in enumerate(of_clients * (network == 'trained'))
   ]
-  first = itertools.islice(
-    _NEURONS.claims(tables.Table(rows), _NEURONS.fast), 4
-  )
+  found = claims.check(_NEURONS.claims, Numbers(rows), _NEURONS)
   between = fed_fac_units.share_between_clients(outputs['one digit each'])
-  assert [claim.measured for claim in first] == pytest.approx(
+  assert [claim.measured for claim in found[:4]] == pytest.approx(
     [0, between, 0.75, 0.25]
   )
 
@@ -93,23 +93,23 @@ def test_clients_train_alone_and_neurons_are_on_for_their_images():
     model=types.SimpleNamespace(initial_weights=weights(1)),
   )
   finished = types.SimpleNamespace(open=lambda: run)
-  context = untrained.Context(_NEURONS.fast, lambda wanted: finished)
-  table = context.measured(_NEURONS.measure)
-  values = table.frame['entropy']
+  context = untrained.Context(_NEURONS, lambda wanted: finished)
+  numbers = context.measured()
+  values = numbers.frame['entropy']
   # Neuron 0 has twice the client's number, neuron 1 is off; all alike at first.
   outputs = np.transpose([[0, 2, 4, 6, 8], np.zeros(5)])
-  trained = fed_fac_units.entropy(outputs, _NEURONS.fast.num_neighbors)
+  trained = fed_fac_units.entropy(outputs, num_neighbors=3)
   np.testing.assert_allclose(values, [*trained, trained[1], trained[1]] * 2)
   # Clients are in the order of their labels.
-  shown = table.where(network='trained').frame.filter(like='client/')
+  shown = numbers.where(network='trained').frame.filter(like='client/')
   np.testing.assert_array_equal(shown, [*np.transpose(outputs[::-1])] * 2)
 
-  _NEURONS.draw(table, _NEURONS.fast, Figure())
+  _NEURONS.draw(numbers, _NEURONS, Figure())
   configs = context.configs
   assert [c.data.partition for c in configs] == ['iid', 'shards:1']
   assert {c.algorithm for c in configs} == {'local_only'}
   assert {c.rounds.num_rounds for c in configs} == {1}
-  assert {c.rounds.cohort_size for c in configs} == {_NEURONS.fast.num_clients}
+  assert {c.rounds.cohort_size for c in configs} == {4}
 
 
 def _opened(personal_weights, layer, **values):
@@ -124,11 +124,9 @@ def _opened(personal_weights, layer, **values):
 def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
   # Channel 0 is shared, and FedAvg's is its double; 1 is personal. With local
   # statistics FedAvg's second client has other maps.
-  sizes = dataclasses.replace(
-    fed_fac_units.FEATURES_FAST, statistics=statistics, layer='conv_1'
-  )
-  with pytest.raises(ValueError, match="of 'normalize' alone.*test_fraction"):
-    dataclasses.replace(sizes, dataset_arguments={'test_fraction': 0.2})
+  study = _FEATURES.with_settings(
+    statistics=statistics, **{'fed_fac.layers': 'conv_1'}
+  ).select(conditions=['dirichlet:0.5'])
   labels = np.array([0, 0, 1, 1])
   shared, personal, other = np.random.default_rng(0).normal(size=[3, 4, 9])
   shared[2:] += 5
@@ -137,7 +135,7 @@ def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
     def personal_weights(client_id, runtime):
       del runtime
       channels = (shared, personal)
-      if wanted.config.algorithm == 'fed_avg':
+      if wanted.settings.algorithm == 'fed_avg':
         is_other = statistics == 'local' and client_id == 'b'
         channels = (other if is_other else 2 * shared, other)
       return {
@@ -145,11 +143,11 @@ def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
         'maps': np.stack(channels, axis=-1),
       }
 
-    run = _opened(personal_weights, 'conv_1')
+    run = _opened(personal_weights, 'conv_1', settings=wanted.settings)
     run.data.client_ids = ['a', 'b', 'not shown']
     return types.SimpleNamespace(open=lambda: run)
 
-  context = untrained.Context(sizes, finish)
+  context = untrained.Context(study, finish)
   arrays = mock.Mock(x_test=np.zeros([4, 3]), y_test=labels, transform=None)
   monkeypatch.setattr(context, 'load_arrays', lambda *_, **__: arrays)
   monkeypatch.setattr(
@@ -168,9 +166,15 @@ def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
 
   of_second = likeness(shared, other) if statistics == 'local' else 1
   values = {
-    (row['channels'], row['score']): row['value']
+    (row['channels'], row['quantity']): row['value']
     for row in fed_fac_units.measure_features(context)
   }
+  with pytest.raises(ValueError, match='`methods` to be FedFac and FedAvg'):
+    list(
+      fed_fac_units.measure_features(
+        untrained.Context(study.select(methods=['FedFac']))
+      )
+    )
   for key, expected in {
     ('shared', 'likeness to FedAvg'): (1 + of_second) / 2,
     ('personal', 'likeness to FedAvg'): likeness(personal, other),
@@ -203,7 +207,9 @@ def test_masks_replace_what_fed_fac_divides(divided, monkeypatch):
       'head/kernel': np.ones([2, 1]),
     },
     'dense_1',
-    settings=_Settings(3, types.SimpleNamespace(divided=divided)),
+    settings=_Settings(
+      3, types.SimpleNamespace(divided=divided, layers='dense_1')
+    ),
   )
   run.data.client_ids = ['a']
   run.model.units = {
@@ -223,30 +229,43 @@ def test_masks_replace_what_fed_fac_divides(divided, monkeypatch):
   monkeypatch.setattr(fed_fac_units.objectives, 'means', dict)
   monkeypatch.setattr(fed_fac_units.pfl, 'padded', lambda data: 0.0)
   half = 5.5 if divided == 'all' else 10.5
-  assert fed_fac_units.masked_accuracies(run, 'dense_1', None) == {
+  assert fed_fac_units.masked_accuracies(run, None) == {
     'nothing masked': 11, 'shared masked': half, 'personal masked': half
   }  # fmt: skip
 
 
+def test_half_of_the_last_divided_layer_is_masked():
+  study = next(s for s in fed_fac.STUDIES if s.name == 'fedfac_ablation')
+  halves = fed_fac_units.halved(
+    study.at('paper').select(methods=['random split'])
+  )
+  found = [
+    halves.settings_of(condition, 'half', 0).method
+    for condition in ('CIFAR-10, pi = 0.1', 'FEMNIST')
+  ]
+  assert [(h.layers, h.threshold, h.explained_variance) for h in found] == [
+    ('conv_17', 0.5, 0.85), ('conv_2', 0.5, 0.85)
+  ]  # fmt: skip
+  assert halves.method_names == ('half',)
+
+
 @pytest.mark.slow
 def test_the_ablation_masks_shared_and_personal_neurons(tmp_path):
-  # A folder that is for other experiments' data does no harm.
-  context = untrained.context(
-    fed_fac.FAST, tmp_path, fast=True, data_dir='elsewhere', num_processes=0
+  study = _STUDIES['fedfac_ablation'].select(
+    methods=['factor analysis'], conditions=['dirichlet:0.5']
   )
-  method = trials.Method('half', 'fed_fac', {'threshold': 0.5})
-  (result,) = fed_fac.run(context, {'dirichlet:0.5': [method]})
-  with context.create_runtime() as runtime:
-    accuracies = fed_fac_units.masked_accuracies(
-      result.run.open(), 'dense_1', runtime
-    )
-  assert list(accuracies) == [
-    'nothing masked', 'shared masked', 'personal masked'
-  ]  # fmt: skip
+  # A folder that is for other studies' data does no harm.
+  study = study.with_settings(data_dir='elsewhere')
+  place = trials.Place(num_processes=0, show_progress=False)
+  context = fed_fac_units.measures.Context(study, str(tmp_path), place)
+  _, *masked = fed_fac_units.measure_ablation(context)
+  (result,) = context.run(fed_fac_units.halved(study))
+  found = {row['method']: row['score'] for row in masked}
+  assert [*found] == ['nothing masked', 'shared masked', 'personal masked']
   # With nothing masked it is what the run's own evaluation found.
   np.testing.assert_allclose(
-    accuracies['nothing masked'],
+    found['nothing masked'],
     result.scores['evaluation']['personal']['accuracy'],
     rtol=1e-6,
   )
-  assert len(set(accuracies.values())) == 3
+  assert len({*found.values()}) == 3

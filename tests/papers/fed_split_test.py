@@ -1,28 +1,26 @@
-import dataclasses
-
 import numpy as np
 import pytest
 
-from binaries.papers import fed_split
-from binaries.papers.engine import claims, tables
+from binaries.papers import fed_fac, fed_split
 from tests.papers import untrained
+from tff_pfl.studies import claims
+
+_CONVERGENCE, _GENERALIZATION = (
+  study.at('small') for study in fed_fac.STUDIES[:2]
+)
 
 
 @pytest.mark.slow
 def test_fed_split_keeps_the_bound_and_fed_avg_is_slower():
-  sizes = fed_split.Sizes(
-    nums_clients=(3,),
-    num_examples=4,
-    num_neurons=300,
-    num_rounds=6,
-    num_seeds=1,
+  study = _CONVERGENCE.with_settings(
+    nums_clients=(3,), num_examples=4, num_neurons=300, num_rounds=6
   )
-  table = tables.Table(fed_split.measure(untrained.context(sizes)))
-  bound, line, lead = fed_split.make_claims(table, sizes)
+  numbers = untrained.Context(study).measured()
+  bound, line, lead = claims.check(study.claims, numbers, study)
   assert [c.verdict for c in (bound, line)] == [claims.HOLDS] * 2
   assert lead.measured > 0
-  for method in table.distinct('method'):
-    (shares,) = table.curve('loss_share', 'round', method=method)
+  for method in numbers.distinct('method'):
+    (shares,) = numbers.curve('loss_share', 'round', method=method)
     assert len(shares) == 7
     assert shares[0] == 1
     assert np.all(np.diff(shares) < 0)
@@ -65,13 +63,8 @@ def test_complexity_is_of_both_kernels():
 
 
 def test_errors_on_new_examples_are_told_beside_the_complexity():
-  sizes = dataclasses.replace(
-    fed_split.GENERALIZATION_FAST,
-    nums_clients=(2,),
-    num_rounds=2,
-    num_seeds=1,
-  )
-  context = untrained.context(sizes)
+  study = _GENERALIZATION.with_settings(nums_clients=(2,))
+  context = untrained.Context(study)
   error, complexity = fed_split.measure_generalization(context)
   assert error['measure'] == 'error on new examples'
   assert complexity['measure'] == "theorem's complexity"

@@ -1,81 +1,109 @@
+"""All studies of the papers, without training."""
+
 import contextlib
-import dataclasses
 from unittest import mock
 
 import pytest
 from matplotlib.figure import Figure
 
 from binaries import papers
-from binaries.papers.engine import claims, trials
 from tests.papers import untrained
+from tff_pfl.studies import claims, plan
 
-_ON_DATA_SETS = {
-  name: entry
-  for name, entry in papers.EXPERIMENTS.items()
-  if entry.uses_datasets
-}
+_AT_SCALES = [
+  pytest.param(study, scale, id=f'{name}-{scale}')
+  for name, study in papers.STUDIES.items()
+  for scale in dict.fromkeys(['paper', 'cpu', 'small', *study.scales])
+]
+_TRAINED = [study for study in papers.STUDIES.values() if study.methods]
 
 
-@pytest.fixture(autouse=True)
-def _no_data(monkeypatch):
+def _name(study):
+  return study.name
+
+
+@pytest.mark.parametrize('study, scale', _AT_SCALES)
+def test_every_method_can_be_run_in_every_condition(study, scale):
+  study = study.at(scale).select(seeds=study.seeds[:1])
+  entries = plan.entries(study)
+  assert {(entry.condition, entry.method) for entry in entries} == {
+    (condition, method)
+    for condition in study.conditions
+    for method in study.methods_of(condition)
+  }
+
+
+@pytest.mark.parametrize('study', papers.STUDIES.values(), ids=_name)
+def test_claims_are_decided_by_enough_seeds(study):
+  assert len(study.at('cpu').seeds) >= claims.MIN_SEEDS
+
+
+@pytest.mark.parametrize('study', papers.STUDIES.values(), ids=_name)
+def test_small_is_small(study):
+  small = study.at('small')
+  assert len(small.seeds) == 1
+  for entry in plan.entries(small):
+    settings = entry.trial.settings
+    num_clients = settings.data.num_clients
+    assert num_clients is not None
+    assert settings.rounds.num_rounds <= 2
+    assert len(settings.rounds.cohorts(num_clients, 0).sample(1)) <= 4
+    assert settings.start.num_warmup_rounds <= 2
+
+
+@pytest.mark.parametrize('study', _TRAINED, ids=_name)
+def test_small_has_all_methods_and_conditions(study):
+  small = study.at('small')
+  for scale in ('paper', 'cpu'):
+    other = study.at(scale)
+    assert {*other.conditions} <= {*small.conditions}
+    assert {*other.method_names} <= {*small.method_names}
+
+
+@pytest.mark.parametrize('study', _TRAINED, ids=_name)
+def test_published_figures_are_of_methods_and_conditions(study):
+  for scale in ('paper', 'cpu'):
+    for method, condition in study.at(scale).published:
+      assert method in study.at('small').methods
+      assert condition in study.at('small').conditions
+  assert all(0 < value < 100 for value in study.published.values())
+
+
+@pytest.mark.parametrize('study', _TRAINED, ids=_name)
+@pytest.mark.parametrize('scale', ['paper', 'cpu', 'small'])
+def test_claims_and_picture_of_made_up_scores(study, scale, monkeypatch):
   monkeypatch.setattr(
     untrained.Context, 'load_arrays', lambda *_, **__: mock.MagicMock()
   )
-
-
-def test_full_sizes_have_seeds_to_compare_with():
-  for entry in papers.EXPERIMENTS.values():
-    for sizes in entry.full.values():
-      assert sizes.num_seeds >= claims.MIN_SEEDS, entry.name
-
-
-# The first data set is the experiment's own, the last one is the least alike.
-@pytest.mark.parametrize(
-  'name, place',
-  [
-    (name, place)
-    for name, entry in _ON_DATA_SETS.items()
-    for place in ('fast', 0, -1)[: 1 + min(2, len(entry.full))]
-  ],
-)
-def test_every_method_can_be_run(name, place):
-  entry = papers.EXPERIMENTS[name]
-  is_fast = place == 'fast'
-  sizes = entry.fast if is_fast else list(entry.full.values())[place]
-  # Seeds differ in nothing else.
-  sizes = dataclasses.replace(sizes, num_seeds=1)
+  study = study.at(scale).select(seeds=study.seeds[:1])
   context = untrained.Context(
-    sizes,
+    study,
     lambda wanted: untrained.finished(
-      0.5, 0.4, wanted.config.rounds.num_rounds
+      0.5, 0.4, wanted.settings.rounds.num_rounds
     ),
-    fast=is_fast,
   )
   with contextlib.suppress(untrained.Opened):
-    table = context.measured(entry.measure)
-    assert list(entry.claims(table, sizes))
-    if is_fast:
-      entry.draw(table, sizes, Figure())
-  configs = {wanted.name: wanted.config for wanted in context.trials}
-  assert {config.data.name for config in configs.values()} == {sizes.dataset}
-  for wanted in context.trials:
+    numbers = context.measured()
+    assert claims.check(study.claims, numbers, study)
+    if study.draw is not None and scale == 'small':
+      study.draw(numbers, study, Figure())
+    # What was not run is left out.
+    for column in {'method', 'condition'} & {*numbers.frame}:
+      for value in numbers.distinct(column):
+        claims.check(study.claims, numbers.where(**{column: value}), study)
+  names = {}
+  for trial in context.trials:
     # What is the same run in two places has the same settings.
-    assert wanted.config == configs[wanted.name]
+    assert names.setdefault(trial.name, trial.settings) == trial.settings
 
 
 # The claims of `fedsplit_neurons` are of the outputs of a dense layer.
 @pytest.mark.parametrize(
-  'name', sorted({*_ON_DATA_SETS} - {'fedsplit_neurons'})
+  'study',
+  [study for study in _TRAINED if study.name != 'fedsplit_neurons'],
+  ids=_name,
 )
-def test_every_experiment_on_data_sets_trains_any_network(name):
-  entry = papers.EXPERIMENTS[name]
-  settings = {'fast': True, 'num_seeds': 1, 'sizes': {'model': 'resnet_18'}}
-  settings = trials.Settings('unused', **settings)
-  context = untrained.Context(entry.sizes(settings), fast=True)
-  with contextlib.suppress(untrained.Opened):
-    context.measured(entry.measure)
-  assert {config.model.name for config in context.configs} == {'resnet_18'}
-  # Nothing of the experiment's own network.
-  assert {
-    name for config in context.configs for name in config.model.arguments
-  } <= {'normalization'}
+def test_every_study_on_data_sets_trains_any_network(study):
+  other = study.at('small').with_settings(model='resnet_18', model_arguments={})
+  entries = plan.entries(other)
+  assert {e.trial.settings.model.name for e in entries} == {'resnet_18'}

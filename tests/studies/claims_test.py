@@ -4,8 +4,8 @@ import math
 import pytest
 from scipy import stats
 
-from binaries.papers.engine import claims
 from tff_pfl.runs import summary
+from tff_pfl.studies import claims, numbers, study
 
 
 def _difference(values, **bound):
@@ -72,7 +72,7 @@ def test_claims_are_counted_and_listed():
     == '1 of 3 claims hold, 1 fail, 1 undecided'
   )
   _, _, *lines = claims.table(
-    [{'experiment': 'one', **claim._asdict()} for claim in found]
+    [{'study': 'one', **claim._asdict()} for claim in found]
   ).splitlines()
   first = 'one A beats B Figure 1 1 [1, 1] > 0 5 holds'
   assert lines[0].split() == first.split()
@@ -111,3 +111,163 @@ def test_p_values_are_those_of_the_t_test():
   assert _difference(values, above=0.1).p_value == pytest.approx(expected)
   assert _difference([2.0] * 5, above=1).p_value == 0
   assert _difference([1.0] * 5, above=1).p_value == 1
+
+
+_SCORES = {
+  # Scores, and losses a tenth of them, by condition and method.
+  'easy': {'A': (5, 6, 7, 8, 9), 'B': (1, 2, 3, 4, 5), 'C': (5, 6, 7, 8, 9)},
+  'hard': {'A': (1, 2, 3, 4, 5), 'B': (5, 6, 7, 8, None)},
+}
+
+
+def _checked(*checks, metric='score', scores=None):
+  """Claims as data, checked: their fields by statement."""
+  found = numbers.Numbers(
+    (
+      {
+        'condition': condition,
+        'method': method,
+        'seed': seed,
+        'score': value,
+        'personal_loss': value / 10,
+      }
+      for condition, methods in (scores or _SCORES).items()
+      for method, values in methods.items()
+      for seed, value in enumerate(values)
+      # A trial that failed has no row.
+      if value is not None
+    ),
+    {'score': True, 'personal_loss': False},
+  )
+  of = study.Study(
+    methods=['fed_avg'], metric=metric, source='Table 1', claims=checks
+  )
+  made = claims.check(of.claims, found, of)
+  assert {type(claim) for claim in made} <= {claims.Claim}
+  return {claim.statement: claim for claim in made}
+
+
+def test_a_method_is_ahead_of_others_in_each_condition():
+  found = _checked(claims.better('A', than='B'))
+  assert [*found] == [
+    'easy: A is more accurate than B',
+    'hard: A is more accurate than B',
+  ]
+  easy, hard = found.values()
+  assert (easy.measured, easy.verdict, easy.num_seeds) == (4, claims.HOLDS, 5)
+  assert (easy.source, easy.threshold) == ('Table 1', '> 0')
+  # Of the seed with which one failed nothing is known.
+  assert (hard.values, hard.num_seeds) == ([-4] * 4, 4)
+  assert hard.verdict == claims.UNDECIDED
+
+
+def test_others_are_all_that_are_there():
+  found = _checked(claims.better(['A'], than=claims.ALL_OTHERS))
+  assert [*found] == [
+    'easy: A is more accurate than B',
+    'easy: A is more accurate than C',
+    'hard: A is more accurate than B',
+  ]
+  several = claims.better(('A', 'C'), than=('B', 'A'), conditions=['easy'])
+  # One of those that are ahead is not compared with itself or the others.
+  assert [*_checked(several)] == [
+    'easy: A is more accurate than B',
+    'easy: C is more accurate than B',
+  ]
+  absent = claims.better('D', than='A'), claims.at_least(3, 'D')
+  assert _checked(*absent) == {}
+
+
+def test_a_lead_is_by_so_much():
+  verdicts = [
+    [claim.verdict for claim in _checked(check).values()]
+    for check in (
+      claims.better('A', than='B', by=3.5, conditions=['easy']),
+      claims.better('A', than='B', by=4.5, conditions=['easy']),
+    )
+  ]
+  assert verdicts == [[claims.HOLDS], [claims.FAILS]]
+  (claim,) = _checked(
+    claims.better('A', than='B', by=4.5, conditions=['easy'], source='Figure 2')
+  ).values()
+  # The paper has the bound.
+  assert (claim.threshold, claim.source) == ('> 4.5', 'Figure 2')
+
+
+def test_of_a_loss_less_is_better():
+  check = claims.better('B', than='A', conditions=['easy'])
+  (statement,) = found = _checked(check, metric='personal_loss')
+  assert statement == 'easy: B is ahead of A: personal loss'
+  assert found[statement].measured == pytest.approx(0.4)
+  assert found[statement].verdict == claims.HOLDS
+  named = claims.better(
+    'B', than='A', conditions=['easy'], metric='personal_loss'
+  )
+  assert _checked(named) == found
+  with pytest.raises(ValueError, match='`metric` to be one of .*personal_loss'):
+    _checked(claims.better('B', than='A', metric='personal_los'))
+
+
+def test_a_metric_is_at_least_so_high():
+  found = _checked(claims.at_least(2.9, conditions=['easy']))
+  assert [*found] == [
+    f'easy: the score of {name} is at least 2.9' for name in 'ABC'
+  ]
+  assert [claim.measured for claim in found.values()] == [7, 3, 7]
+  assert [claim.verdict for claim in found.values()] == [
+    claims.HOLDS,
+    claims.UNDECIDED,
+    claims.HOLDS,
+  ]
+  (claim,) = _checked(claims.at_least(9, 'B', conditions=['easy'])).values()
+  assert (claim.verdict, claim.threshold) == (claims.FAILS, '> 9')
+
+
+def test_methods_are_alike_seed_by_seed():
+  scores = {'': {'A': (1, 2, 3, 4, 5), 'B': (2, 1, 4, 3, 6), 'C': (9,) * 5}}
+  check = claims.close('A', ['B', 'C'], tolerance=1.5)
+  near, far = _checked(check, scores=scores).values()
+  assert near.statement == (
+    'A and B are alike: the absolute difference of the score'
+  )
+  # Signs do not cancel, and the bound is ours.
+  assert (near.measured, near.threshold) == (1, '< 1.5 (ours)')
+  assert (near.verdict, far.verdict) == (claims.HOLDS, claims.FAILS)
+
+
+def test_what_failed_with_all_seeds_of_a_condition_is_left_out():
+  scores = {**_SCORES, 'none': {'B': (5, 6)}}
+  checks = claims.better('A', than='B'), claims.at_least(1, 'A')
+  found = _checked(*checks, scores=scores)
+  assert found == _checked(*checks)
+  assert len(found) == 4
+
+
+def test_questions_of_ours_are_counted_apart():
+  found = _checked(
+    claims.better('A', than='B'),
+    claims.better('A', than='C', is_ours=True),
+    claims.at_least(9, 'B', conditions=['easy'], is_ours=True),
+  )
+  rows = [claim._asdict() for claim in found.values()]
+  assert claims.count_all(rows) == (
+    '1 of 2 claims hold, 1 undecided; '
+    '0 of 2 claims hold, 1 fail, 1 undecided of ours'
+  )
+  assert claims.count_all(rows[:2]) == '1 of 2 claims hold, 1 undecided'
+  assert claims.count_all(rows[2:]).startswith('0 of 2 claims hold')
+  assert claims.count_all([]) == '0 of 0 claims hold'
+
+
+def test_options_that_no_claim_has_are_refused():
+  with pytest.raises(TypeError, match="'sorce'"):
+    claims.better('A', than='B', sorce='Table 1')
+
+
+def test_a_claim_may_be_a_function_of_numbers_and_study():
+  def spread(found, of):
+    values = found.values('score', condition='easy', method='A')
+    yield claims.measured('It is', of.source, values - values.min(), below=5)
+
+  (claim,) = _checked(spread).values()
+  assert (claim.measured, claim.source) == (4, 'Table 1')

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from tests.comparisons import execution_test, stand_in
-from tests.comparisons.execution_test import _interrupt, _run  # noqa: F401
+from tests.studies import execution_test, stand_in
+from tests.studies.execution_test import _interrupt, _run  # noqa: F401
 from tff_pfl import errors
-from tff_pfl.comparisons import cluster, execution
+from tff_pfl.studies import cluster, execution
 
 _DIES_ONCE = """
 import multiprocessing, os, signal, sys

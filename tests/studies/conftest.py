@@ -13,5 +13,8 @@ def _directory(tmp_path_factory):
 def _found(directory):
   """The results of `made_up_trials.tuned_study`, not to be changed."""
   return made_up_trials.run_study(
-    made_up_trials.tuned_study(), directory, made_up_trials.run_but_one
+    made_up_trials.tuned_study(),
+    directory,
+    made_up_trials.run_but_one,
+    has_page=True,
   )

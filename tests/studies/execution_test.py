@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -9,11 +10,12 @@ from multiprocessing import process
 import psutil
 import pytest
 
-from tests.comparisons import stand_in
+from tests.studies import stand_in
 from tff_pfl import errors, fields
-from tff_pfl.comparisons import execution, plan
-from tff_pfl.comparisons import trial as trial_lib
+from tff_pfl.core import personalization
 from tff_pfl.runs import run_store, settings
+from tff_pfl.studies import execution
+from tff_pfl.studies import trial as trial_lib
 from tff_pfl.system import cores, shutdown
 
 # What trials do instead of training, with their folder as the argument.
@@ -35,6 +37,7 @@ if sys.argv[1].endswith('fed_avg-seed1'):
   print('some words at the exit', file=sys.stderr)
   sys.exit(1)
 """
+FAILS_ALWAYS = "import sys; sys.exit('error: no memory')"
 _LEAVES_NO_SCORES = """
 import sys
 if sys.argv[1].endswith('fed_avg-seed1'):
@@ -81,8 +84,11 @@ def _run(monkeypatch, tmp_path):
 
 
 def make_trials(num_seeds=3, **changes):
-  base = settings.Settings(**{'num_rounds': 3, **changes})
-  return plan.Comparison(base, ('fed_avg',), seeds=range(num_seeds)).trials()
+  changes = {'method': 'fed_avg', 'num_rounds': 3, **changes}
+  return [
+    trial_lib.Trial(f'fed_avg-seed{i}', settings.Settings(**changes, seed=i))
+    for i in range(num_seeds)
+  ]
 
 
 def read_scores(directory, name):
@@ -99,7 +105,7 @@ def test_all_trials_run_and_the_cores_are_divided(run, tmp_path, monkeypatch):
   script = _MEETS + FINISHES
   assert run(trials, script, num_processes=2, runtime_options=options) == {}
   for trial in trials:
-    assert execution.is_finished(tmp_path, trial.name)
+    assert execution.is_finished(tmp_path, trial)
     assert read_scores(tmp_path, trial.name) == {
       'name': trial.name,
       'runtime_options': {'devices': 'cpu', 'max_concurrent_clients': 4},
@@ -112,20 +118,47 @@ def test_all_trials_run_and_the_cores_are_divided(run, tmp_path, monkeypatch):
 def test_a_trial_is_what_its_folder_says(run, tmp_path):
   wanted = trial_lib.Trial(
     name='x',
-    config=settings.Settings(
+    settings=settings.Settings(
       method='fed_fac',
       threshold=math.inf,
       fine_tune='head',
       model_arguments={'widths': [4]},
     ),
-    fine_tune_variants=('none', 'all'),
+    variants={
+      'with <FT>': personalization.Personalization(
+        fine_tune='head', num_epochs=3
+      )
+    },
     num_new_clients=3,
     validation_fraction=0.5,
     fold=(1, 5),
+    modules=('json', 'here/mine.py'),
   )
   run([wanted])
   spec = trial_lib.read_spec(execution.trial_folder(tmp_path, 'x'))
   assert fields.from_json(trial_lib.Trial, spec['trial']) == wanted
+
+
+def test_further_variants_are_made_of_the_trials_that_have_ended(run, tmp_path):
+  (before,) = make_trials(1)
+  run([before])
+  head, whole = (
+    dataclasses.replace(
+      before,
+      variants={'FT': personalization.Personalization(fine_tune=scope)},
+    )
+    for scope in ('head', 'all')
+  )
+  for after in (head, whole):
+    assert execution.is_finished(tmp_path, before)
+    assert not execution.is_finished(tmp_path, after)
+    # Until it has all of its scores it has not ended.
+    assert run([after], FAILS_ALWAYS) == {before.name: 'no memory'}
+    assert not execution.is_finished(tmp_path, after)
+    assert run([after]) == {}
+    assert execution.is_finished(tmp_path, after)
+  # What is left out later is not run again.
+  assert run([before], FAILS_ALWAYS) == {}
 
 
 @pytest.mark.parametrize(
@@ -157,7 +190,7 @@ def test_trials_on_other_data_are_not_mixed(run, monkeypatch):
     run(trials)
   # Nothing is mixed where nothing is left to run.
   run(trials[:1])
-  store.config['data_sha256'] = trials[0].config.load_data().fingerprint
+  store.config['data_sha256'] = trials[0].settings.load_data().fingerprint
   assert run(trials) == {}
 
 
@@ -181,7 +214,7 @@ def test_a_failed_trial_is_reported_and_the_others_run(
   for trial in trials:
     failed = trial.name == name
     assert execution.is_started(tmp_path, trial.name)
-    assert execution.is_finished(tmp_path, trial.name) != failed
+    assert execution.is_finished(tmp_path, trial) != failed
     found = execution.logged_error(tmp_path, trial.name)
     assert found == (reported if failed else None)
   assert not execution.is_started(tmp_path, 'fed_avg-seed9')
@@ -255,7 +288,7 @@ def test_other_settings_are_refused_before_anything_runs(run, tmp_path):
   others = make_trials(2, num_rounds=4)
   with pytest.raises(errors.RunError, match='num_rounds=3, not 4'):
     run(others)
-  assert not execution.is_finished(tmp_path, others[1].name)
+  assert not execution.is_finished(tmp_path, others[1])
   # Where a trial runs may differ.
   assert run(make_trials(1, runtime='native'), FAILS) == {}
 
@@ -268,7 +301,7 @@ def test_a_folder_that_cannot_be_written_to_is_reported(run, monkeypatch):
     run(make_trials(1))
 
 
-def test_a_comparison_that_is_moved_meanwhile_is_not_begun_anew(
+def test_a_study_that_is_moved_meanwhile_is_not_begun_anew(
   run, tmp_path, monkeypatch
 ):
   away = tmp_path.with_name(f'{tmp_path.name}_away')

@@ -1,5 +1,6 @@
 """Trials that leave made-up results, without training."""
 
+import contextlib
 import functools
 import os
 import zlib
@@ -9,7 +10,7 @@ import pytest
 
 from tff_pfl import errors
 from tff_pfl.runs import report, run_store, summary
-from tff_pfl.studies import trial
+from tff_pfl.studies import results, trial, trials
 from tff_pfl.studies import study as study_lib
 
 FAILING = 'Local-seed1'
@@ -41,20 +42,36 @@ def tuned_study(**changes):
   return study(**{'tune': rates, 'num_new_clients': 1, **changes})
 
 
-def run_study(of, directory, run=None, **options):
+def run_study(of, directory, run=None, *, has_page=False, **options):
   """Runs a study with made-up trials; returns the results.
 
   Args:
     run: What takes the place of `trial.run`; None for this module's `run`.
-    **options: Further arguments of `run`, if it is none, or of `Study.run`.
+    has_page: True to write the page, too, which takes seconds.
+    **options: Further arguments of `Study.run`.
   """
-  own = ('metric', 'domains', 'reported', 'scores')
-  made_up = {name: options.pop(name) for name in own if name in options}
-  run = run or functools.partial(globals()['run'], **made_up)
-  with pytest.MonkeyPatch.context() as patches:
-    patches.setattr(trial, 'run', run)
+  with _made_up(run) as patches:
+    if not has_page:
+      patches.setattr(results.Results, 'page', lambda found: None)
     options = {'num_processes': 0, 'show_progress': False, **options}
     return of.run(str(directory), **options)
+
+
+def run_trials(of, directory, run=None, **options):
+  """The results of a study's made-up trials, without files of the study.
+
+  Args:
+    **options: Further arguments of this module's `run`.
+  """
+  with _made_up(run or functools.partial(globals()['run'], **options)):
+    return trials.run(of, str(directory), trials.Place(0, show_progress=False))
+
+
+@contextlib.contextmanager
+def _made_up(run):
+  with pytest.MonkeyPatch.context() as patches:
+    patches.setattr(trial, 'run', run or globals()['run'])
+    yield patches
 
 
 def run_but_one(wanted, directory, **options):
@@ -130,7 +147,7 @@ def run(
   evaluations = [evaluation() for _ in range(config.rounds.num_rounds)]
   last = evaluations[-1]
   with run_store.RunStore.open(
-    directory, {'data_sha256': trained.fingerprint}
+    directory, {'data_sha256': trained.fingerprint}, resume=True
   ) as store:
     for of_round in [None, *evaluations][store.last_round + 1 :]:
       store.commit_round(

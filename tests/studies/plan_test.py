@@ -1,58 +1,134 @@
+import dataclasses
+
 import pytest
 
-from tff_pfl.comparisons import plan
+import tff_pfl as pfl
+from tff_pfl.core import personalization
 from tff_pfl.methods import registry
-from tff_pfl.runs import settings
-
-_RATES = plan.Range(1e-3, 1.0, log=True)
+from tff_pfl.studies import plan, trial
 
 
-def _base(**changes):
-  return settings.Settings(num_clients=6, cohort_size=3, **changes)
+def _study(methods=('fed_avg', 'fed_rep'), **changes):
+  return pfl.Study(
+    **{
+      'settings': {'num_clients': 6, 'cohort_size': 3, 'num_rounds': 7},
+      'methods': methods,
+      **changes,
+    }
+  )
 
 
-def _comparison(methods=('fed_avg', 'fed_rep'), **changes):
-  return plan.Comparison(_base(num_rounds=7), methods, **changes)
+def _hparams(study, chosen=None):
+  """Those of the trials, by method."""
+  return {
+    entry.method: entry.trial.settings.method
+    for entry in plan.entries(study, chosen)
+  }
 
 
-def _hparams(comparison):
-  """Those of the first seed's trials, by method."""
-  return {t.config.algorithm: t.config.method for t in comparison.trials()}
-
-
-def test_every_method_runs_with_every_seed():
-  hparams = registry.get_algorithm('fed_avg').hparams(num_epochs=2)
-  comparison = _comparison(
-    (hparams, 'fed_rep'),
+def test_every_method_runs_in_every_condition_with_every_seed():
+  study = _study(
+    {'FedAvg': pfl.Method('fed_avg', num_epochs=2), 'A/B': pfl.Method('ditto')},
+    conditions={2: {'partition': 'shards:2'}, 'all': {}},
     seeds=(3, 5),
     num_new_clients=2,
-    fine_tune_variants=('all',),
+    modules=('json',),
   )
-  trials = comparison.trials()
-  assert [(t.name, t.config.algorithm, t.config.seed) for t in trials] == [
-    ('fed_avg-seed3', 'fed_avg', 3),
-    ('fed_rep-seed3', 'fed_rep', 3),
-    ('fed_avg-seed5', 'fed_avg', 5),
-    ('fed_rep-seed5', 'fed_rep', 5),
+  entries = plan.entries(study)
+  assert [e.method for e in entries] == ['FedAvg'] * 4 + ['A/B'] * 4
+  trials = plan.trials_of(entries)
+  assert [(t.name, t.settings.algorithm, t.settings.seed) for t in trials] == [
+    (f'{condition}-{name}-seed{seed}', algorithm, seed)
+    for seed in (3, 5)
+    for name, algorithm in (('FedAvg', 'fed_avg'), ('A_B', 'ditto'))
+    for condition in (2, 'all')
   ]
   for one in trials:
-    of_method = {'fed_avg': hparams, 'fed_rep': _base().method}
-    assert one.config.method == of_method[one.config.algorithm]
-    assert one.config.rounds.num_rounds == 7
-    assert one.num_new_clients == 2
-    assert one.fine_tune_variants == ('all',)
+    own = {'num_epochs': 2} if one.settings.algorithm == 'fed_avg' else {}
+    hparams = registry.get_algorithm(one.settings.algorithm).hparams(**own)
+    assert one.settings == pfl.Settings(
+      num_clients=6,
+      cohort_size=3,
+      num_rounds=7,
+      method=hparams,
+      seed=one.settings.seed,
+      **({'partition': 'shards:2'} if one.name.startswith('2') else {}),
+    )
+    assert (one.num_new_clients, one.modules) == (2, ('json',))
     assert one.validation_fraction is None
-  assert not any(map(comparison.is_tuned, comparison.algorithms))
+    assert not one.variants
+  assert not any(plan.is_tuned(study, key) for key in plan.runs(study))
 
 
 def test_every_method_runs_in_every_fold():
-  comparison = _comparison(('fed_avg',), seeds=(3,), num_folds=2)
-  assert [(t.name, t.config.seed, t.fold) for t in comparison.trials()] == [
+  study = _study(['fed_avg'], seeds=(3,), num_folds=2)
+  trials = plan.trials_of(plan.entries(study))
+  assert [(t.name, t.settings.seed, t.fold) for t in trials] == [
     ('fed_avg-seed3-fold0of2', 3, (0, 2)),
     ('fed_avg-seed3-fold1of2', 3, (1, 2)),
   ]
   # A sweep reads the training examples of the first.
-  assert comparison.tuning_trial('fed_avg', {}).fold == (0, 2)
+  assert plan.tuning_trial(study, ('', 'fed_avg'), {}).fold == (0, 2)
+
+
+def test_methods_that_are_only_personalized_otherwise_share_a_run():
+  study = _study(
+    {
+      '+ FT': pfl.Method('fed_avg', fine_tune='head', fine_tune_num_epochs=3),
+      'FedAvg': pfl.Method('fed_avg'),
+      'global': pfl.Method('fed_avg', score='global'),
+      'other': pfl.Method('fed_avg', learning_rate=0.5),
+    },
+  )
+  # The name is of one that is evaluated after more than the last round.
+  assert plan.runs(study) == {
+    ('', 'FedAvg'): ('FedAvg', 'global', '+ FT'),
+    ('', 'other'): ('other',),
+  }
+  entries = plan.entries(study)
+  assert [(e.method, e.trial.name, e.variant) for e in entries] == [
+    ('+ FT', 'FedAvg-seed0', '+ FT'),
+    ('FedAvg', 'FedAvg-seed0', trial.OWN_VARIANT),
+    ('global', 'FedAvg-seed0', trial.OWN_VARIANT),
+    ('other', 'other-seed0', trial.OWN_VARIANT),
+  ]
+  shared = entries[0].trial
+  options = personalization.Personalization(fine_tune='head', num_epochs=3)
+  assert shared.variants == {'+ FT': options}
+  # Selected alone, a method has the same run and no other.
+  for name in ('+ FT', 'FedAvg', 'global'):
+    (entry,) = plan.entries(study.select(methods=[name]))
+    assert (entry.method, entry.trial) == (name, shared)
+
+
+def test_settings_that_fine_tune_do_so_in_all_evaluations():
+  study = _study(
+    {
+      'tuned': pfl.Method('fed_avg'),
+      'same': pfl.Method('fed_avg', fine_tune='all'),
+      'plain': pfl.Method('fed_avg', fine_tune='none'),
+    },
+    settings={'fine_tune': 'all'},
+  )
+  entries = plan.entries(study)
+  assert [e.variant for e in entries] == ['', '', 'plain']
+  (run,) = plan.trials_of(entries)
+  assert run.settings.process.personalization.fine_tune == 'all'
+  assert [o.fine_tune for o in run.variants.values()] == ['none']
+
+
+def test_methods_that_new_clients_score_need_some():
+  study = _study({'A': pfl.Method('fed_avg', score='new_clients')})
+  with pytest.raises(ValueError, match='`num_new_clients` .*by whom A is scor'):
+    plan.entries(study)
+  (entry,) = plan.entries(dataclasses.replace(study, num_new_clients=1))
+  assert entry.trial.num_new_clients == 1
+
+
+def test_names_that_give_one_folder_are_refused():
+  study = _study({'A B': pfl.Method('fed_avg'), 'A_B': pfl.Method('fed_rep')})
+  with pytest.raises(ValueError, match='two trials called A_B-seed0'):
+    plan.entries(study)
 
 
 @pytest.mark.parametrize(
@@ -89,123 +165,89 @@ def test_every_method_runs_in_every_fold():
 )
 def test_points_of_a_grid(texts, fed_avg, fed_rep):
   algorithms = ('fed_avg', 'fed_rep')
-  comparison = _comparison(grid=plan.parse_grid(texts.split(), algorithms))
+  study = _study(tune=plan.parse_grid(texts.split(), algorithms))
   for algorithm, expected in zip(algorithms, (fed_avg, fed_rep)):
     names = [
-      comparison.tuning_trial(algorithm, point).name
-      for point in comparison.points(algorithm)
+      plan.tuning_trial(study, ('', algorithm), point).name
+      for point in plan.points(study, '', algorithm)
     ]
     start = f'tune-{algorithm}-'
     assert names == [start + name for name in expected.split(' ')]
 
 
 def test_a_sweep_has_the_first_seed_and_a_part_of_the_training_data():
-  comparison = _comparison(
-    ('fed_avg', 'fed_rep', 'ditto'),
+  study = _study(
+    {
+      'A': pfl.Method('fed_avg'),
+      'A + FT': pfl.Method('fed_avg', fine_tune='all'),
+      'FedRep': pfl.Method('fed_rep'),
+      'Ditto': pfl.Method('ditto'),
+    },
+    conditions={'x': {}},
     seeds=(4, 1),
-    grid={'fed_avg': {'learning_rate': (0.1, 0.2)}},
+    tune={'fed_avg.learning_rate': (0.1, 0.2)},
     validation_fraction=0.25,
     tuning_rounds=3,
     num_new_clients=2,
-    fine_tune_variants=('all',),
   )
-  assert comparison.is_tuned('fed_avg')
-  assert not comparison.is_tuned('fed_rep')
-  one = comparison.tuning_trial('fed_avg', {'learning_rate': 0.2})
-  assert one.name == 'tune-fed_avg-learning_rate=0.2'
-  assert one.config.method.learning_rate == 0.2
-  assert (one.config.seed, one.config.rounds.num_rounds) == (4, 3)
+  assert [key for key in plan.runs(study) if plan.is_tuned(study, key)] == [
+    ('x', 'A')
+  ]
+  one = plan.tuning_trial(study, ('x', 'A'), {'learning_rate': 0.2})
+  assert one.name == 'tune-x-A-learning_rate=0.2'
+  assert one.settings.method.learning_rate == 0.2
+  assert (one.settings.seed, one.settings.rounds.num_rounds) == (4, 3)
   assert one.validation_fraction == 0.25
   # The same clients are trained, none but they are scored, in one way.
   assert one.num_new_clients == 2
-  assert not one.fine_tune_variants
+  assert not one.variants
   # Points that differ have names that differ.
   names = {
-    comparison.tuning_trial('ditto', {'personal_learning_rate': rate}).name
-    for rate in (None, 0.1, 0.2)
+    plan.tuning_trial(study, ('x', 'Ditto'), {'personal_learning_rate': r}).name
+    for r in (None, 0.1, 0.2)
   }
   assert len(names) == 3
 
 
 def test_the_runs_take_what_the_sweep_chose():
-  comparison = _comparison(grid={'*': {'learning_rate': (0.1, 0.2)}})
-  points = {name: comparison.points(name)[1] for name in comparison.algorithms}
-  fed_avg, fed_rep = comparison.trials(points)
-  assert fed_avg.config.method.learning_rate == 0.2
-  assert fed_rep.config.method.head_learning_rate == 0.2
+  study = _study(tune={'learning_rate': (0.1, 0.2)})
+  chosen = {key: plan.points(study, *key)[1] for key in plan.runs(study)}
+  found = _hparams(study, chosen)
+  assert found['fed_avg'].learning_rate == 0.2
+  assert found['fed_rep'].head_learning_rate == 0.2
   # A method whose sweep found nothing is left out.
-  (one,) = comparison.trials({**points, 'fed_avg': None})
-  assert one.config.algorithm == 'fed_rep'
+  assert [*_hparams(study, {**chosen, ('', 'fed_avg'): None})] == ['fed_rep']
   # A grid of one value is taken without a sweep.
-  comparison = _comparison(grid={'fed_avg': {'learning_rate': (0.3,)}})
-  assert not comparison.is_tuned('fed_avg')
-  assert _hparams(comparison)['fed_avg'].learning_rate == 0.3
+  study = _study(tune={'fed_avg.learning_rate': (0.3,)})
+  assert not plan.is_tuned(study, ('', 'fed_avg'))
+  assert _hparams(study)['fed_avg'].learning_rate == 0.3
 
 
 def test_epochs_of_a_grid_take_the_place_of_steps():
-  fed_rep = registry.get_algorithm('fed_rep').hparams(num_head_steps=4)
-  methods = ('fed_avg', 'per_fed_avg', fed_rep)
-  comparison = _comparison(
-    methods,
-    grid={'*': {'num_epochs': (1,), 'num_head_epochs': (2,)}},
-  )
+  methods = {
+    'fed_avg': pfl.Method('fed_avg'),
+    'per_fed_avg': pfl.Method('per_fed_avg'),
+    'fed_rep': pfl.Method('fed_rep', num_head_steps=4),
+  }
+  study = _study(methods, tune={'num_epochs': (1,), 'num_head_epochs': (2,)})
   # Where there are no steps, nothing but what was written is said.
-  assert comparison.points('fed_avg') == [{'num_epochs': 1}]
-  found = _hparams(comparison)
+  assert plan.points(study, '', 'fed_avg') == [{'num_epochs': 1}]
+  found = _hparams(study)
   for name in ('fed_avg', 'per_fed_avg'):
     assert (found[name].num_epochs, found[name].num_steps) == (1, None)
   fed_rep = found['fed_rep']
   assert (fed_rep.num_head_epochs, fed_rep.num_head_steps) == (2, None)
   # Those that the grid has stay.
-  grid = {'*': {'num_epochs': (1,)}, 'per_fed_avg': {'num_steps': (7,)}}
-  found = _hparams(_comparison(methods, grid=grid))
+  tune = {'num_epochs': (1,), 'per_fed_avg.num_steps': (7,)}
+  found = _hparams(_study(methods, tune=tune))
   assert found['fed_avg'].num_epochs == 1
   assert found['per_fed_avg'].num_steps == 7
 
 
-@pytest.mark.parametrize(
-  'changes,message',
-  [
-    ({'methods': ()}, '`methods`.*at least one'),
-    ({'methods': ('fed_foo',)}, "'fed_foo'"),
-    (
-      {'methods': ('ditto', registry.get_algorithm('ditto').hparams())},
-      '`methods`.*none twice',
-    ),
-    ({'seeds': (1, 1)}, '`seeds`.*none twice'),
-    ({'fine_tune_variants': ('method',)}, 'none, head, all, trained'),
-    ({'num_folds': 1}, '`num_folds` to be at least 2'),
-    ({'base': 5}, '`base` to be of type Settings, found 5'),
-    ({'methods': 'fed_avg'}, "`methods` to be a list.*'fed_avg'"),
-    ({'methods': (1,)}, '`method` to be hyperparameters of a method, found 1'),
-    ({'num_search_trials': 0}, '`num_search_trials` to be at least 1'),
-    (
-      {'grid': {'*': {'learning_rate': _RATES}}},
-      '`num_search_trials` to be given for learning_rate, a range',
-    ),
-    ({'num_new_clients': -3}, '`num_new_clients` to be at least 0'),
-    (
-      {'grid': {'fed_avg': {'learning_rat': (0.1,)}}},
-      "found 'fed_avg.learning_rat'",
-    ),
-    ({'grid': {'*': {'num_clusters': (2,)}}}, "found '.*num_clusters'"),
-    ({'grid': {'ditto': {'momentum': (0.1,)}}}, "fed_rep, found 'ditto.momen"),
-    ({'grid': {'fed_avg': 0.1}}, '`grid.fed_avg` to be a mapping, found 0.1'),
-    (
-      {'grid': {'*': {'momentum': 0.1}}},
-      'of type Range or a list, found 0.1',
-    ),
-    ({'validation_fraction': 1.0}, '`validation_fraction` to be less than 1'),
-    ({'grid': {'*': {'momentum': (0.1, 0.1)}}}, '`grid` to be .*none twice'),
-    # The hyperparameters' own checks, before anything runs.
-    ({'grid': {'fed_avg': {'learning_rate': (0.1, -1.0)}}}, 'learning_rate'),
-    ({'grid': {'*': {'learning_rate': (-2.0, -1.0)}}}, 'learning_rate'),
-  ],
-)
-def test_wrong_plans_are_refused(changes, message):
-  plan_of = {'base': _base(), 'methods': ('fed_avg', 'fed_rep'), **changes}
-  with pytest.raises((ValueError, TypeError), match=message):
-    plan.Comparison(**plan_of)
+@pytest.mark.parametrize('rates', [(-2.0, -1.0), (-2.0,)])
+def test_a_method_that_allows_no_point_is_refused_before_anything_runs(rates):
+  with pytest.raises(ValueError, match='`learning_rate` to be greater than 0'):
+    plan.entries(_study(tune={'fed_avg.learning_rate': rates}))
 
 
 @pytest.mark.parametrize(
@@ -216,9 +258,10 @@ def test_wrong_plans_are_refused(changes, message):
       'fed_avg.optimizer=sgd,adam fed_dbe.personal_bias=False,true',
       'grid',
       {
-        '*': {'learning_rate': (0.01, 1.0)},
-        'fed_avg': {'num_steps': (5, None), 'optimizer': ('sgd', 'adam')},
-        'fed_dbe': {'personal_bias': (False, True)},
+        'learning_rate': (0.01, 1.0),
+        'fed_avg.num_steps': (5, None),
+        'fed_avg.optimizer': ('sgd', 'adam'),
+        'fed_dbe.personal_bias': (False, True),
       },
     ),
     (
@@ -226,22 +269,24 @@ def test_wrong_plans_are_refused(changes, message):
       'batch_size=0,5 per_fed_avg.num_steps=0 momentum=0',
       'grid',
       {
-        '*': {'batch_size': (None, 5), 'momentum': (0.0,)},
-        'per_fed_avg': {'num_steps': (None,)},
+        'batch_size': (None, 5),
+        'per_fed_avg.num_steps': (None,),
+        'momentum': (0.0,),
       },
     ),
     # One of them takes adam.
-    ('optimizer=adam', 'grid', {'*': {'optimizer': ('adam',)}}),
+    ('optimizer=adam', 'grid', {'optimizer': ('adam',)}),
     # To fed_avg 0 steps mean nothing.
-    ('num_steps=0', 'grid', {'*': {'num_steps': (0,)}}),
+    ('num_steps=0', 'grid', {'num_steps': (0,)}),
     # Only methods that are left out have that.
     ('num_clusters=2 ditto.proximal_strength=1', 'grid', {}),
     (
       'learning_rate=0.001:1:log num_epochs=1:3 fed_rep.optimizer=sgd,adam',
       'search',
       {
-        '*': {'learning_rate': _RATES, 'num_epochs': plan.Range(1, 3)},
-        'fed_rep': {'optimizer': ('sgd', 'adam')},
+        'learning_rate': plan.Range(1e-3, 1.0, log=True),
+        'num_epochs': plan.Range(1, 3),
+        'fed_rep.optimizer': ('sgd', 'adam'),
       },
     ),
   ],

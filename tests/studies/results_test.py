@@ -1,277 +1,379 @@
-import math
+"""Results of studies, of made-up trials whose scores are known."""
+
 import os
 import re
+import statistics
 
 import numpy as np
 import pandas as pd
 import pytest
 
+import tff_pfl as pfl
 from tests import html_text
-from tests.comparisons import made_up_trials
-from tff_pfl import plots
-from tff_pfl.comparisons import execution, plan, results
-from tff_pfl.runs import settings
+from tests.studies import made_up_trials
+from tff_pfl import errors, plots
+from tff_pfl.runs import summary
+from tff_pfl.studies import execution, metrics, results, trial
+
+_PERSONAL = 'personal accuracy, last round (%)'
 
 
-def _spread(mean, std=None, num_seeds=1):
-  return {'mean': mean, 'std': std, 'num_seeds': num_seeds}
+def _read(directory, trial_name, file_name):
+  folder = execution.trial_folder(directory, trial_name)
+  return summary.read_json(os.path.join(folder, file_name))
 
 
-@pytest.fixture(name='make_results')
-def _make_results(found):
-  def make_results(*metrics, **changes):
-    """Of methods with these metrics and no others."""
-    own = [m for m in found['methods'] if m['variant'] == 'method']
-    methods = [
-      {
-        **method,
-        'label': method['algorithm'],
-        'metrics': {**dict.fromkeys(method['metrics']), **of_method},
-        'domains': [
-          made_up_trials.domain(0, 'sea', 4, 0.5),
-          made_up_trials.domain(0, 'moon', 0, None),
-        ],
-      }
-      for method, of_method in zip(own, metrics)
-    ]
-    return results.Results({**found, 'methods': methods}, **changes)
-
-  return make_results
+def _change(directory, trial_name, file_name, change):
+  content = _read(directory, trial_name, file_name)
+  change(content)
+  folder = execution.trial_folder(directory, trial_name)
+  summary.write_json(os.path.join(folder, file_name), content)
 
 
-def test_spread_is_that_of_a_sample_over_the_seeds_that_have_it():
-  assert results.mean_std([1.0, None, 3.0]) == _spread(2.0, math.sqrt(2), 2)
-  assert results.mean_std([0.25]) == _spread(0.25)
-  assert results.mean_std([None]) is None
-  assert results.mean_std([1.0, math.nan]) == _spread(1.0)
-  assert results.mean_std([math.inf]) is None
+def _one_method(directory, num_seeds=1, *, settings=None, **made_up):
+  """Results of FedAvg, also fine-tuned, on two clients."""
+  study = made_up_trials.study(
+    settings={
+      **made_up_trials.SETTINGS,
+      'num_clients': 2,
+      'num_rounds': 4,
+      **(settings or {}),
+    },
+    methods={n: made_up_trials.METHODS[n] for n in ('FedAvg', 'FedAvg + FT')},
+    seeds=range(num_seeds),
+  )
+  return made_up_trials.run_trials(study, directory, **made_up)
 
 
-def test_scores_are_tidy_and_survive_the_files(make_results, tmp_path):
-  made = make_results({}, {'personal_accuracy': _spread(0.5, 0.1, 3)})
-  made.write(tmp_path)
-  found = results.open_comparison(tmp_path)
-  assert found == made
-  figures = pd.read_csv(tmp_path / 'comparison.csv')
-  assert figures['label'].tolist() == ['fed_avg', 'local_only']
-  without, having = figures.filter(regex='personal_accuracy/').to_numpy()
-  assert np.isnan(without).all()
-  assert having.tolist() == [0.5, 0.1, 3]
-  assert '"learning_rate": 0.05' in figures['hparams'][0]
-  # Of two seeds.
-  rows = pd.read_csv(tmp_path / 'per_client.csv')[: 2 * (4 + 1)]
-  assert rows['is_new'].tolist() == [False] * 8 + [True] * 2
-  second = found['methods'][0]['clients'][1]
-  assert rows['after/accuracy'][1] == second['accuracy_after']
-  sea, moon, *_ = pd.read_csv(tmp_path / 'per_domain.csv').to_numpy().tolist()
-  assert sea[:-1] == ['fed_avg', 'method', 0, 'sea', 4, 1.0, 0.5]
-  assert moon[4] == 0
-  assert np.isnan([sea[-1], *moon[-2:]]).all()
+def _of(found, method):
+  frame = found.figures_by_seed
+  return frame[frame['method'] == method]
 
+
+def _rows(text, num_rows):
+  """The last rows of a table for the screen, without their padding."""
+  return [' '.join(row.split()) for row in text.splitlines()[-num_rows:]]
+
+
+def test_there_is_a_result_for_each_method_and_seed(found):
+  assert [(one.method, one.seed, one.variant) for one in found] == [
+    ('FedAvg', 0, ''),
+    ('FedAvg', 1, ''),
+    ('FedAvg + FT', 0, 'FedAvg + FT'),
+    ('FedAvg + FT', 1, 'FedAvg + FT'),
+    ('Local', 0, ''),
+  ]
+  assert len(found) == 5
+  assert found.label('', 'FedAvg') == 'FedAvg'
+  assert found.label('', 'Local') == 'Local (1 of 2 runs)'
+  assert found.conditions == ['']
+
+
+def test_the_figures_are_those_of_the_runs(found, directory):
+  summaries = [
+    _read(directory, f'FedAvg-seed{seed}', 'summary.json') for seed in (0, 1)
+  ]
+  own = _of(found, 'FedAvg')
+  own = own[own.columns[own.notna().any()]]
+  # It has neither domains nor two classes, and learns something.
+  absent = {
+    *('majority_accuracy', 'auc', 'balanced_accuracy', 'f1'),
+    *('fraction_diverged', 'new_client_ensemble_accuracy'),
+  }
+  assert {*own} == {'condition', 'method', 'seed', 'score'} | {
+    name
+    for name in metrics.by_name()
+    if name not in absent and not name.startswith(('domain_', 'client_auc'))
+  }
+  means = found.figures.set_index('method').loc['FedAvg']
+  for name, path in {
+    'score': 'accuracy/last_10_mean',
+    'personal_accuracy_last_10': 'accuracy/last_10_mean',
+    'personal_accuracy': 'accuracy/last',
+    'global_accuracy': 'global_accuracy/last',
+    'weighted_accuracy': 'fairness/weighted_mean',
+    'weighted_accuracy_best_10': 'weighted/best_10_mean',
+    'worst_10_percent': 'fairness/worst_10_percent',
+    'fraction_hurt': 'fairness/fraction_hurt',
+    'personal_loss': 'loss',
+    'seconds_per_round': 'seconds_per_round',
+  }.items():
+    values = [summary.flat(one)[path] for one in summaries]
+    assert own[name].tolist() == pytest.approx(values), name
+    mean, std = statistics.fmean(values), statistics.stdev(values)
+    assert means[
+      [f'{name}/{of}' for of in ('mean', 'std', 'count')]
+    ].tolist() == (pytest.approx([mean, std, 2]))
+  for way, size in (('down', 3), ('up', 2)):
+    assert own[f'bytes_{way}_per_client'].tolist() == [size] * 2
+    # Of a cohort of two.
+    assert own[f'bytes_{way}_per_round'].tolist() == [2 * size] * 2
+  # The number of one seed has no deviation.
+  local = found.figures.set_index('method').loc['Local']
+  assert local['personal_accuracy/count'] == 1
+  assert np.isnan(local['personal_accuracy/std'])
+
+
+def test_figures_leave_out_what_is_not_finite(tmp_path):
+  found = _one_method(tmp_path)
+  found.figures_by_seed = pd.DataFrame(
+    {
+      'condition': '',
+      'method': ['A'] * 3 + ['B'],
+      'seed': [0, 1, 2, 0],
+      'score': [1.0, np.nan, 3.0, np.inf],
+    }
+  )
+  first, second = found.figures.to_dict('records')
+  assert first == {
+    'condition': '',
+    'method': 'A',
+    'score/mean': 2,
+    'score/std': pytest.approx(2**0.5),
+    'score/count': 2,
+  }
+  assert second['score/count'] == 0
+  assert np.isnan(second['score/mean'])
+
+
+def test_what_a_method_lacks_is_missing(found):
+  curves = found.curves
+  for seed in (0, 1):
+    own = curves[(curves['method'] == 'FedAvg') & (curves['seed'] == seed)]
+    assert own['round'].tolist() == [1, 2, 1, 2]
+    personal, by_global = np.split(own['value'].to_numpy(), 2)
+    assert own['model'].tolist() == ['personal'] * 2 + ['global'] * 2
+    np.testing.assert_array_equal(personal, by_global)
+  # The last round's models alone are fine-tuned.
+  assert {*curves['method']} == {'FedAvg', 'Local'}
+  assert {*curves[curves['method'] == 'Local']['model']} == {'personal'}
+  for method, names in (
+    ('Local', ('global_accuracy', 'fraction_hurt')),
+    ('FedAvg + FT', ('personal_accuracy_last_10', 'weighted_accuracy_best_10')),
+  ):
+    assert _of(found, method)[list(names)].isna().all(axis=None)
+  tuned = _of(found, 'FedAvg + FT')
+  assert tuned['score'].tolist() == tuned['personal_accuracy'].tolist()
+
+
+def test_new_clients_are_apart(found, directory):
+  clients = found.client_scores
+  for method in ('FedAvg', 'FedAvg + FT'):
+    for seed in (0, 1):
+      own = clients[(clients['method'] == method) & (clients['seed'] == seed)]
+      trained, new = (
+        {*own[own['is_new'] == is_new]['client']} for is_new in (False, True)
+      )
+      assert (len(trained), len(new)) == (4, 1)
+      assert not trained & new
+  new = clients[(clients['method'] == 'FedAvg + FT') & clients['is_new']]
+  assert (
+    _of(found, 'FedAvg + FT')['new_client_accuracy'].tolist()
+    == new['after/accuracy'].tolist()
+  )
+  # Methods whose clients have weights also serve them by ensemble.
+  scores = _read(directory, 'Local-seed0', trial.SCORES_NAME)
+  (row,) = scores['variants']['']['new_clients_by_ensemble']
+  name = 'new_client_ensemble_accuracy'
+  assert _of(found, 'Local')[name].tolist() == [row['after']['accuracy']]
+  assert _of(found, 'FedAvg')[name].isna().all()
+
+
+def test_what_is_scored_is_the_methods_choice(tmp_path):
+  scored = ('personal', 'global', 'new_clients', 'new_clients_by_ensemble')
+  study = made_up_trials.study(
+    methods={
+      f'{name} {score}': pfl.Method(algorithm, score=score)
+      for name, algorithm in (('FedAvg', 'fed_avg'), ('Local', 'local_only'))
+      for score in scored
+    },
+    seeds=(0,),
+    num_new_clients=1,
+  )
+  accuracies = {'FedAvg_personal-seed0': 0.5, 'Local_personal-seed0': 0.25}
+  found = made_up_trials.run_trials(study, tmp_path, scores=accuracies)
+  assert len(os.listdir(tmp_path / 'trials')) == 2
+
+  def new_client(trial_name, key):
+    variant = _read(tmp_path, trial_name, trial.SCORES_NAME)['variants']['']
+    return variant[key][0]['after']['accuracy']
+
+  fed_avg, local = accuracies
+  expected = [0.5, 0.5, new_client(fed_avg, 'new_clients'), None]
+  expected += [0.25, None]
+  expected += [new_client(local, name) for name in scored[2:]]
+  assert [one.score() for one in found] == expected
+
+
+def test_figures_of_folds_are_those_of_each(tmp_path):
+  study = made_up_trials.study(
+    methods=['fed_avg'], seeds=(3,), num_folds=2, metric='personal_accuracy'
+  )
+  found = made_up_trials.run_study(study, tmp_path, has_page=True)
+  accuracies = [
+    _read(tmp_path, f'fed_avg-seed3-fold{fold}of2', 'summary.json')['accuracy']
+    for fold in range(2)
+  ]
+  own = _of(found, 'fed_avg')
+  assert own['fold'].tolist() == [0, 1]
+  values = [one['last'] for one in accuracies]
+  assert own['personal_accuracy'].tolist() == values
+  mean, deviation = statistics.fmean(values), statistics.stdev(values)
+  assert f'{100 * mean:.1f} ± {100 * deviation:.1f}' in found.table()
+  last = found.curves.query("round == 2 and model == 'personal'")
+  assert last['fold'].tolist() == [0, 1]
+  assert last['value'].tolist() == values
+  assert {*found.client_scores['fold']} == {0, 1}
+  page = (tmp_path / 'study.html').read_text()
+  assert '<dt>num_folds</dt><dd>2</dd>' in page
+
+
+def test_divergence_is_a_column_where_there_is_any(tmp_path):
+  found = _one_method(tmp_path, num_seeds=2, scores={'FedAvg-seed0': 0.5})
+  assert found.figures_by_seed['fraction_diverged'].isna().all()
+
+  def diverge(scores):
+    evaluation = scores['variants']['']['evaluation']
+    evaluation['non_finite_clients'] = 1
+    evaluation['personal']['loss'] = None
+
+  _change(tmp_path, 'FedAvg-seed1', trial.SCORES_NAME, diverge)
+  again = pfl.open_study(tmp_path)
+  assert _of(again, 'FedAvg')['fraction_diverged'].tolist() == [0, 0.5]
+  assert _of(again, 'FedAvg + FT')['fraction_diverged'].tolist() == [0, 0]
+  assert _of(again, 'FedAvg')['personal_loss'].notna().tolist() == [True, False]
+  assert _of(again, 'FedAvg')['personal_accuracy'].notna().all()
+  assert ' 25.0 ± 35.4 ' in _rows(again.table(), 2)[0]
+
+
+def test_the_most_frequent_class_is_a_column_of_methods_no_better(tmp_path):
+  scores = {'FedAvg-seed0': 0.5, 'FedAvg-seed1': 0.75}
+  _one_method(tmp_path, num_seeds=2, scores=scores)
+
+  def columns(accuracy):
+    for name in scores:
+      _change(
+        tmp_path, name, 'summary.json',
+        lambda told: told.update(majority_accuracy=accuracy),
+      )  # fmt: skip
+    return _of(pfl.open_study(tmp_path), 'FedAvg')['majority_accuracy'].tolist()
+
+  # With one seed it is.
+  assert columns(0.5) == [0.5, 0.5]
+  assert np.isnan(columns(0.4)).all()
+
+
+def test_frames_are_tidy_and_on_file(found, directory):
+  figures = pd.read_csv(directory / 'numbers.csv', keep_default_na=False)
+  assert figures['method'].tolist() == [one.method for one in found]
+  assert figures['seed'].tolist() == [0, 1, 0, 1, 0]
+  assert figures['personal_accuracy'].astype(float).tolist() == (
+    found.numbers['personal_accuracy'].tolist()
+  )
+  rows = pd.read_csv(directory / 'per_client.csv')
+  assert len(rows) == 5 * (4 + 1)
+  clients = found.client_scores
+  assert rows['after/accuracy'].tolist() == clients['after/accuracy'].tolist()
+  assert rows['is_new'].tolist() == ([False] * 4 + [True]) * 5
+  assert not (directory / 'per_domain.csv').exists()
+  second = clients.to_dict('records')[1]
   tidy = found.scores
   (row,) = tidy[
     (tidy['client'] == second['client'])
-    & (tidy['seed'] == second['seed'])
-    & (tidy['method'] == 'fed_avg')
+    & (tidy['seed'] == 0)
+    & (tidy['method'] == 'FedAvg')
     & ~tidy['is_new']
     & (tidy['when'] == 'after')
     & (tidy['metric'] == 'accuracy')
   ].to_dict('records')
-  assert row['value'] == second['accuracy_after']
-  assert '0.5' in found._repr_html_()
-  for method in found['methods']:
-    method['label'] = html_text.IMAGE
-  assert html_text.count_images(found._repr_html_()) == 2
+  assert row['value'] == second['after/accuracy']
 
 
-def test_the_table_by_domain_has_min_mean_max_and_the_mean_over_clients(
-  make_results,
-):
-  found = make_results(
-    {
-      'domain_accuracy_min': _spread(0.25, 0.125, 3),
-      'domain_accuracy_mean': _spread(0.5, 0.0625, 3),
-      'domain_accuracy_max': _spread(0.75, 0.0, 3),
-      'domain_accuracy_min_last_10': _spread(0.375, 0.0, 3),
-      'personal_accuracy': _spread(0.5, 0.25, 3),
-      'client_auc': _spread(0.625, 0.25, 3),
-    },
-    {'personal_accuracy': _spread(0.5)},
-  )
-  of_all, of_domains = found.table().split('Over domains')
-  *_, first, second = of_domains.strip().splitlines()
-  titles = ' '.join(of_domains.split())
-  for words in ('min accuracy', 'mean accuracy', 'max accuracy'):
-    assert words in titles
-  assert re.split(r'  +', first.strip()) == [
-    *('fed_avg', '25.0 ± 12.5', '50.0 ± 6.2', '75.0 ± 0.0'),
-    *('50.0 ± 25.0', '62.5 ± 25.0'),
-  ]
-  assert second.split() == ['local_only', '–', '–', '–', '50.0', '–']
-  # The table of all data stays as it is.
-  assert 'min accuracy' not in of_all
-
-
-@pytest.mark.parametrize(
-  'metrics, changes, lines',
-  [
-    (
-      [
-        {
-          'personal_accuracy': _spread(0.5, None, 1),
-          'worst_10_percent': _spread(0.25, 0.125, 2),
-          'bytes_up_per_client': _spread(1500.0, 0.0, 2),
-        },
-        {'personal_accuracy': _spread(0.25)},
-      ],
-      {},
-      ['fed_avg 50.0 (1 of 2 runs) 25.0 ± 12.5 1.5', 'local_only 25.0 – –'],
-    ),
-    (
-      [{'personal_mae': _spread(1234.5)}],
-      {'primary_metric': {'name': 'mae', 'higher_is_better': False}},
-      ['fed_avg 1234'],
-    ),
-  ],
-  ids=['columns_and_seeds_that_lack_it', 'another_metric'],
-)
-def test_the_table_has_the_figures_that_there_are(
-  metrics, changes, lines, make_results, tmp_path
-):
-  found = make_results(*metrics, **changes)
-  for method in found['methods']:
-    method['domains'] = []
-  table = found.table().splitlines()
-  assert [' '.join(row.split()) for row in table[-len(lines) :]] == lines
-  assert 'hurt' not in table[0]
-  assert ('mae' in ''.join(table)) == bool(changes)
-  found.write(tmp_path)
-  assert not (tmp_path / 'per_domain.csv').exists()
-
-
-def test_the_best_methods_that_have_curves_are_drawn(make_results):
-  found = make_results({})
-  (method,) = found['methods']
-  found['methods'] = [
-    {
-      **method,
-      'label': f'number {i}',
-      'metrics': {'personal_accuracy': _spread(i / 10)},
-      'curves': [] if i == 8 else method['curves'],
-    }
-    for i in range(10)
-  ]
-  labels = found.plot(plots.new_axes()).get_legend().get_texts()
-  assert {label.get_text() for label in labels} == {
-    f'number {i}' for i in (9, 7, 6, 5, 4, 3, 2)
+def test_figures_over_domains_are_those_of_each_seed(tmp_path):
+  domains = {
+    'FedAvg-seed0': made_up_trials.domains(0.75, 0.25),
+    'FedAvg-seed1': made_up_trials.domains(0.5, 0.75),
   }
-
-
-def _domains(sea, hills, metric='accuracy'):
-  """As an evaluation has them, the AUC half of the accuracy."""
-
-  def figure(a, b):
-    return {
-      'by_domain': {'sea': a, 'hills': b, 'moon': None},
-      'min': min(a, b),
-      'mean': (a + b) / 2,
-      'max': max(a, b),
-      'client_mean': a,
-    }
-
-  return {
-    'num_test_examples': {'sea': 4, 'hills': 2, 'moon': 0},
-    'without_test_examples': ['moon'],
-    'personal': {
-      'loss': figure(1.0, 2.0),
-      metric: figure(sea, hills),
-      'auc': figure(sea / 2, hills / 2),
-    },
-    'global': None,
-  }
-
-
-def _collect(
-  directory, *domains_by_seed, metric='accuracy', told=None, dropout_rate=0.0
-):
-  comparison = plan.Comparison(
-    base=settings.Settings(
-      dataset='synthetic',
-      num_clients=2,
-      cohort_size=2,
-      dropout_rate=dropout_rate,
-      model='linear',
-    ),
-    methods=('fed_avg',),
-    seeds=tuple(range(len(domains_by_seed))),
-    fine_tune_variants=('all',),
-  )
-  trials = comparison.trials()
-  for one, domains in zip(trials, domains_by_seed):
-    folder = execution.trial_folder(directory, one.name)
-    os.makedirs(folder)
-    made_up_trials.run(
-      one, folder, metric=metric, domains=domains, reported=told
-    )
-  methods, primary, reported = results.collect(
-    comparison, str(directory), trials
-  )
-  assert primary.name == metric
-  assert [metric.name for metric in reported] == list(told or ())
-  return methods
-
-
-def test_figures_over_domains_are_means_over_seeds(tmp_path):
-  own, fine_tuned = _collect(
-    tmp_path, _domains(0.75, 0.25), _domains(0.5, 0.75)
-  )
-  metrics = own['metrics']
-  # Minima of 0.25 and 0.5, of which the sample's deviation is 0.25 / √2.
-  assert metrics['domain_accuracy_min'] == {
-    'mean': 0.375,
-    'std': pytest.approx(0.25 / 2**0.5),
-    'num_seeds': 2,
-  }
-  for name, mean in {
-    'domain_accuracy_mean': 0.5625,
-    'domain_accuracy_max': 0.75,
-    'domain_accuracy_min_last_10': 0.0375,
-    'domain_auc_min': 0.1875,
-    'domain_auc_max_last_10': 0.0375,
-    'client_auc': 0.3125,
-    'client_auc_last_10': 0.03125,
+  found = _one_method(tmp_path, num_seeds=2, domains=domains)
+  own, tuned = (_of(found, name) for name in ('FedAvg', 'FedAvg + FT'))
+  for name, values in {
+    'domain_accuracy_min': [0.25, 0.5],
+    'domain_accuracy_mean': [0.5, 0.625],
+    'domain_accuracy_max': [0.75, 0.75],
+    'domain_accuracy_min_last_10': [0.025, 0.05],
+    'domain_auc_min': [0.125, 0.25],
+    'domain_auc_max_last_10': [0.0375, 0.0375],
+    'client_auc': [0.375, 0.25],
+    'client_auc_last_10': [0.0375, 0.025],
   }.items():
-    assert metrics[name]['mean'] == pytest.approx(mean), name
-  # It is made of the last round's models alone.
-  metrics = fine_tuned['metrics']
-  assert metrics['domain_accuracy_min']['mean'] == 0.375
-  assert metrics['domain_accuracy_min_last_10'] is None
-  for method in (own, fine_tuned):
-    assert [tuple(row.values()) for row in method['domains']] == [
-      (0, 'sea', 4, 1.0, 0.75, 0.375),
-      (0, 'hills', 2, 2.0, 0.25, 0.125),
-      (0, 'moon', 0, None, None, None),
-      (1, 'sea', 4, 1.0, 0.5, 0.25),
-      (1, 'hills', 2, 2.0, 0.75, 0.375),
-      (1, 'moon', 0, None, None, None),
-    ]
+    assert own[name].tolist() == pytest.approx(values), name
+    # It is made of the last round's models alone.
+    if name.endswith('last_10'):
+      assert tuned[name].isna().all()
+    else:
+      assert tuned[name].tolist() == values
+  scores = found.domain_scores
+  for method in ('FedAvg', 'FedAvg + FT'):
+    rows = scores[scores['method'] == method].drop(
+      columns=['condition', 'method']
+    )
+    np.testing.assert_array_equal(
+      rows.drop(columns='domain').astype(float),
+      np.array(
+        [
+          (0, 4, 1.0, 0.75, 0.375),
+          (0, 2, 2.0, 0.25, 0.125),
+          (0, 0, None, None, None),
+          (1, 4, 1.0, 0.5, 0.25),
+          (1, 2, 2.0, 0.75, 0.375),
+          (1, 0, None, None, None),
+        ],
+        float,
+      ),
+    )
+    assert rows['domain'].tolist() == ['sea', 'hills', 'moon'] * 2
+  # They have a table of their own.
+  of_all, of_domains = found.table().split('Over domains')
+  titles = ' '.join(of_domains.split())
+  for words in ('min accuracy', 'mean accuracy', 'max accuracy', 'min AUC'):
+    assert words in titles
+    assert words not in ' '.join(of_all.split())
+  row = re.split(r'  +', of_domains.strip().splitlines()[-2].strip())
+  assert row[:4] == ['FedAvg', '37.5 ± 17.7', '56.2 ± 8.8', '75.0 ± 0.0']
+  # Beside them stands the mean over clients, before the AUC.
+  values = 100 * own['personal_accuracy']
+  assert row[4] == f'{values.mean():.1f} ± {values.std():.1f}'
+  assert row[5] == '18.8 ± 8.8'
 
 
 def test_bytes_of_a_round_are_a_mean_over_the_rounds(tmp_path):
   # A client gets 3 bytes and sends 2; one or both of two clients report.
-  (row, _) = _collect(tmp_path, None, dropout_rate=0.5)
-  down = row['metrics']['bytes_down_per_round']['mean']
-  assert 3 < down < 6
-  assert row['metrics']['bytes_up_per_round']['mean'] == down * 2 / 3
+  found = _one_method(tmp_path, settings={'dropout_rate': 0.5})
+  row = _of(found, 'FedAvg').iloc[0]
+  assert 3 < row['bytes_down_per_round'] < 6
+  assert row['bytes_up_per_round'] == row['bytes_down_per_round'] * 2 / 3
 
 
 def test_another_metric_than_the_accuracy_is_compared(tmp_path):
-  method, _ = _collect(tmp_path, _domains(0.5, 0.75, 'mae'), metric='mae')
-  assert method['domains'][1]['mae'] == 0.75
-  assert method['metrics']['domain_mae_max']['mean'] == 0.75
-  last = method['curves'][0]['personal'][-1]
-  assert method['metrics']['personal_mae']['mean'] == last
-  assert 0 < method['clients'][0]['mae_after'] < 1
+  domains = made_up_trials.domains(0.5, 0.75, 'mae')
+  found = _one_method(
+    tmp_path, metric='mae', domains=domains, scores={'FedAvg-seed0': 1234.5}
+  )
+  assert found.primary_metric.name == 'mae'
+  assert found.domain_scores['mae'].tolist()[1] == 0.75
+  row = _of(found, 'FedAvg').iloc[0]
+  assert row['domain_mae_max'] == 0.75
+  assert row['score'] == row['personal_mae'] == 1234.5
+  assert found.client_scores['after/mae'].between(0, 1).all()
+  assert _rows(found.table().split('\n\nOver')[0], 2)[0].startswith(
+    # It is no fraction.
+    'FedAvg 1234 1234 1234'
+  )
+  assert results.numbers_of(found).higher_is_better == {
+    'score': False,
+    **{n: m.higher_is_better is not False for n, m in found.metrics.items()},
+  }
+  assert not found.metrics['personal_mae'].higher_is_better
 
 
 def test_further_metrics_are_collected(tmp_path):
@@ -279,13 +381,182 @@ def test_further_metrics_are_collected(tmp_path):
     name: {'higher_is_better': True, 'num_clients': number, 'num_scored': 2}
     for name, number in (('auc', 1), ('f1_macro', 2))
   }
-  method, _ = _collect(tmp_path, None, None, told=told)
-  metrics = method['metrics']
+  found = _one_method(tmp_path, reported=told)
+  row = _of(found, 'FedAvg').iloc[0]
   for name in ('personal_auc', 'global_auc', 'personal_f1_macro'):
-    assert metrics[name]['mean'] == 0.5
-  assert metrics['clients_auc']['mean'] == 1
+    assert row[name] == 0.5
+  assert row['clients_auc'] == 1
   # All clients have it.
-  assert metrics['clients_f1_macro'] is None
-  assert {'auc_before', 'auc_after', 'f1_macro_after'} <= set(
-    method['clients'][0]
+  assert 'clients_f1_macro' not in row
+  assert found.metrics['personal_f1_macro'].title == 'personal f1 macro'
+
+
+def _with_figures(found, **columns):
+  """The results with other figures, of methods A, B and so on."""
+  again = results.Results(found.directory, dict(found.description))
+  again._results = found._results
+  (values, *_) = columns.values()
+  again.figures_by_seed = pd.DataFrame(
+    [
+      {
+        'condition': '',
+        'method': 'ABCDEFGHIJ'[i],
+        'seed': seed,
+        **{name: column[i][seed] for name, column in columns.items()},
+      }
+      for i, of_method in enumerate(values)
+      for seed in range(len(of_method))
+    ]
   )
+  return again
+
+
+def _cells(found, methods, *names):
+  return found.cells('', [*methods], [found.metrics[n] for n in names])
+
+
+def test_the_best_figures_are_marked_and_those_not_told_from_them(found):
+  again = _with_figures(
+    found,
+    personal_accuracy=[
+      [0.5, 0.7, 0.6],
+      # Seed by seed it is always behind.
+      [0.4, 0.6, 0.5],
+      [0.5, 0.6, 0.65],
+      [np.nan] * 3,
+    ],
+    personal_loss=[[0.5] * 3, [0.25] * 3, [0.5, 0.25, 0.0], [0.3, 0.2, np.nan]],
+    majority_accuracy=[[0.5] * 3, [0.25] * 3, [0.1] * 3, [0.2] * 3],
+  )
+  text, marks = _cells(
+    again, 'ABCD', 'personal_accuracy', 'personal_loss', 'majority_accuracy'
+  )
+  assert text[_PERSONAL].tolist() == [
+    *('60.0 ± 10.0', '50.0 ± 10.0', '58.3 ± 7.6', None)
+  ]
+  assert marks[_PERSONAL].tolist() == ['best', '', 'tie', '']
+  # Of a loss less is better; what looks the same is the best, too.
+  assert text['personal loss'].tolist() == [
+    *('0.500', '0.250', '0.250 ± 0.250', '0.250 ± 0.071 (2 of 3 runs)')
+  ]
+  assert marks['personal loss'].tolist() == ['', 'best', 'best', 'best']
+  # Of this one neither is.
+  assert not any(marks['most frequent class (%)'])
+
+
+def test_nothing_is_marked_where_all_is_the_same(found):
+  again = _with_figures(
+    found,
+    personal_accuracy=[[0.5], [0.5001]],
+    personal_loss=[[np.nan], [np.nan]],
+    worst_10_percent=[[0.1], [0.2]],
+  )
+  names = ('personal_accuracy', 'personal_loss', 'worst_10_percent')
+  text, marks = _cells(again, 'AB', *names)
+  # Columns that nobody has are left out.
+  assert [*text] == [_PERSONAL, 'worst 10% of clients (%)']
+  assert marks[_PERSONAL].tolist() == ['', '']
+  # One seed tells no difference.
+  assert marks['worst 10% of clients (%)'].tolist() == ['', 'best']
+
+
+def test_the_best_methods_that_have_curves_are_drawn(found):
+  again = _with_figures(found, personal_accuracy=[[i / 10] for i in range(10)])
+  curves = found.curves[found.curves['method'] == 'FedAvg']
+  again.curves = pd.concat(curves.assign(method=name) for name in 'ABCDEFGHJ')
+  assert again.ranked('') == [*'JIHGFEDCBA']
+  labels = again.plot(plots.new_axes()).get_legend().get_texts()
+  assert {label.get_text() for label in labels} == {*'JHGFEDC'}
+
+
+def test_conditions_are_columns_beside_published_figures(tmp_path):
+  study = made_up_trials.study(
+    conditions={2: {}, 'a/b': {'partition': 'iid'}},
+    published={
+      ('FedAvg', 2): 71.5,
+      ('Local', 2): None,
+      ('Local', 'a/b'): 20,
+      ('FedPer', 2): 5.0,
+    },
+  )
+  scores = {
+    f'{condition}-{method}-seed{seed}': score
+    for condition, method, pair in (
+      (2, 'FedAvg', (0.5, 0.75)),
+      (2, 'Local', (0.25, 0.5)),
+      ('a_b', 'FedAvg', (0.75, 1.0)),
+      ('a_b', 'Local', (0.5, 0.5)),
+    )
+    for seed, score in enumerate(pair)
+  }
+  found = made_up_trials.run_trials(study, tmp_path, scores=scores)
+  assert found.conditions == [2, 'a/b']
+  overview = found.overview().set_index('method')
+  heads = ['2 (%)', '2, published', 'a/b (%)', 'a/b, published']
+  assert [*overview] == heads
+  assert overview.loc['FedAvg'].tolist() == [
+    *('62.5 ± 17.7', '71.5', '87.5 ± 17.7', '')
+  ]
+  assert overview.loc['Local'].tolist() == [
+    *('37.5 ± 17.7', '', '50.0 ± 0.0', '20')
+  ]
+  assert _rows(found.table(), 3)[0] == ('FedAvg 62.5 ± 17.7 71.5 87.5 ± 17.7')
+  # A picture of all is one of bars, of one condition of curves.
+  bars = found.plot(plots.new_axes())
+  groups = [text.get_text() for text in bars.get_xticklabels()]
+  assert groups == ['FedAvg', 'FedAvg + FT', 'Local']
+  legend = [text.get_text() for text in bars.get_legend().get_texts()]
+  assert legend == ['2', 'a/b']
+  curves = found.plot(plots.new_axes(), condition=2)
+  legend = [text.get_text() for text in curves.get_legend().get_texts()]
+  assert legend == ['FedAvg', 'Local']
+  # Another column may be the one that is shown.
+  found.description['metric'] = 'personal_loss'
+  loss = found.overview().set_index('method')['2'].loc['FedAvg']
+  assert re.fullmatch(r'0\.\d+ ± 0\.\d+', loss)
+
+
+def test_names_are_no_elements_of_a_notebook(found):
+  again = _with_figures(found, score=[[0.5, 0.25]])
+  again.figures_by_seed['method'] = html_text.IMAGE
+  assert html_text.count_images(again._repr_html_()) == 1
+  assert '37.5 ± 17.7' in again._repr_html_()
+
+
+def test_a_study_is_opened(found, directory, tmp_path):
+  again = pfl.open_study(directory)
+  assert again.description == found.description
+  assert again.failures == found.failures
+  pd.testing.assert_frame_equal(again.numbers, found.numbers)
+  pd.testing.assert_frame_equal(again.client_scores, found.client_scores)
+  assert again.table() == found.table()
+  with pytest.raises(errors.RunError, match='holds no study: there is no'):
+    pfl.open_study(tmp_path)
+
+
+def test_a_study_in_progress_is_opened(tmp_path):
+  seen, expected = [], [0, 2, 3, 5]
+
+  def run(wanted, folder, **options):
+    seen.append(pfl.open_study(tmp_path))
+    assert len(seen[-1]) == expected[len(seen) - 1]
+    if len(seen) == 4:
+      raise KeyboardInterrupt
+    made_up_trials.run(wanted, folder, **options)
+
+  with pytest.raises(KeyboardInterrupt):
+    made_up_trials.run_study(made_up_trials.study(), tmp_path, run)
+  assert len(seen) == 4
+  first, *_, last = seen
+  assert first.table().split() == []
+  assert first.numbers.empty
+  assert [(one.method, one.seed) for one in last] == [
+    *(('FedAvg', 0), ('FedAvg', 1), ('FedAvg + FT', 0), ('FedAvg + FT', 1)),
+    ('Local', 0),
+  ]
+  assert 'Local (1 of 2 runs)' in last.table()
+  assert last.claims.empty
+  assert os.path.exists(last.page(tmp_path / 'now.html'))
+  # It goes on where it was.
+  found = made_up_trials.run_study(made_up_trials.study(), tmp_path)
+  assert len(found) == len(pfl.open_study(tmp_path)) == 6

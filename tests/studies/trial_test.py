@@ -1,13 +1,16 @@
+import calendar
 import dataclasses
 import json
+import sys
 
 import numpy as np
 import pytest
 
-from tests.comparisons import poisoned_examples
+from tests.studies import poisoned_examples
 from tff_pfl import datasets, errors
-from tff_pfl.comparisons import trial
+from tff_pfl.core import personalization
 from tff_pfl.runs import run_store, settings
+from tff_pfl.studies import trial
 
 pytestmark = pytest.mark.usefixtures('one_process')
 
@@ -60,7 +63,7 @@ def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
         part.train(client_id).x, whole.train(client_id).x
       )
 
-  scores = _run(tmp_path, wanted)['variants']['method']
+  scores = _run(tmp_path, wanted)['variants'][trial.OWN_VARIANT]
   assert [row['client'] for row in scores['clients']] == list(
     trained.client_ids
   )
@@ -123,7 +126,7 @@ def test_new_clients_are_drawn_by_the_seed_alone():
   assert drawn[1] == new_clients(seed=1, method='ditto', num_rounds=9)
 
 
-def test_a_sweep_trains_the_clients_of_the_comparison_and_scores_no_new_ones():
+def test_a_sweep_trains_the_clients_of_the_study_and_scores_no_new_ones():
   config = _config(num_clients=4, cohort_size=1)
   wanted = trial.Trial('x', config, num_new_clients=3)
   trained, new = trial.load_data(wanted)
@@ -143,9 +146,12 @@ def test_a_trial_goes_on_with_its_data_elsewhere(tmp_path, monkeypatch):
   )
   wanted = trial.Trial('x', _config(), num_new_clients=1)
   before = _run(tmp_path, wanted)
-  moved = dataclasses.replace(wanted, config=_config(data_dir='elsewhere'))
+  moved = dataclasses.replace(wanted, settings=_config(data_dir='elsewhere'))
   after = _run(tmp_path, moved)
-  assert after['variants']['method'] == before['variants']['method']
+  assert (
+    after['variants'][trial.OWN_VARIANT]
+    == before['variants'][trial.OWN_VARIANT]
+  )
   # What data it is about may not change.
   other = dataclasses.replace(wanted, num_new_clients=2)
   with pytest.raises((errors.RunError, ValueError), match='num_new_clients'):
@@ -154,13 +160,13 @@ def test_a_trial_goes_on_with_its_data_elsewhere(tmp_path, monkeypatch):
 
 def test_a_run_of_all_clients_is_one_of_the_train_program(plain):
   directory, scores = plain
-  assert scores['variants']['method']['new_clients'] == []
+  assert scores['variants'][trial.OWN_VARIANT]['new_clients'] == []
   with run_store.RunStore.open_for_reading(directory) as store:
     stored = settings.Settings.from_record(store.config)
   assert stored == _config()
   process = _process(stored)
   assert scores['bytes_per_round'] == process.bytes_per_round._asdict()
-  # The pictures are those of the comparison.
+  # The pictures are those of the study.
   assert not list(directory.rglob('*.png'))
 
 
@@ -175,7 +181,7 @@ def test_a_sweep_never_reads_test_examples(tmp_path, monkeypatch):
     'x', _config(), num_new_clients=1, validation_fraction=0.25
   )
   (tmp_path / 'sweep').mkdir()
-  scores = _run(tmp_path / 'sweep', wanted)['variants']['method']
+  scores = _run(tmp_path / 'sweep', wanted)['variants'][trial.OWN_VARIANT]
   assert scores['new_clients'] == []
   data = load('synthetic', num_clients=4, partition='shards:2', seed=0)
   assert len(scores['clients']) == 3
@@ -188,35 +194,55 @@ def test_a_sweep_never_reads_test_examples(tmp_path, monkeypatch):
     trial.run(trial.Trial('y', _config()), str(tmp_path / 'run'))
 
 
+def _options(**options):
+  return personalization.Personalization(**options)
+
+
 @pytest.mark.slow
 def test_variants_are_what_runs_that_end_with_them_score(tmp_path):
   # One of the three clients is not scored.
   config = _config(num_evaluated_clients=2)
+  options = _options(fine_tune='all', num_epochs=3)
   wanted = trial.Trial(
-    'x', config, fine_tune_variants=('none', 'all'), num_new_clients=1
+    'x',
+    config,
+    variants={'without': _options(fine_tune='none'), '+ FT': options},
+    num_new_clients=1,
   )
-  scores = _run(tmp_path / 'plain', wanted)
-  # 'none' is what fed_avg does anyway.
-  assert list(scores['variants']) == ['method', 'all']
+  scores = _run(tmp_path / 'plain', wanted)['variants']
+  # Without fine-tuning is what fed_avg does anyway.
+  assert [*scores] == [trial.OWN_VARIANT, 'without', '+ FT']
+  assert scores['without'] is None
   tuned = dataclasses.replace(
-    wanted, config=dataclasses.replace(config, fine_tune='all')
+    wanted, settings=_config(num_evaluated_clients=2, **_flat(options))
   )
-  expected = _run(tmp_path / 'tuned', tuned)
-  assert list(expected['variants']) == ['method', 'none']
-  for variant, same in (('all', 'method'), ('method', 'none')):
-    one, other = scores['variants'][variant], expected['variants'][same]
+  expected = _run(tmp_path / 'tuned', tuned)['variants']
+  assert expected['+ FT'] is None
+  for variant, same in (
+    ('+ FT', trial.OWN_VARIANT),
+    (trial.OWN_VARIANT, 'without'),
+  ):
+    one, other = scores[variant], expected[same]
     for which in ('clients', 'new_clients'):
       assert one[which] == other[which]
     for which in ('personal', 'global', 'fairness'):
       assert one['evaluation'][which] == other['evaluation'][which]
-  assert scores['variants']['all'] != scores['variants']['method']
+  assert scores['+ FT'] != scores[trial.OWN_VARIANT]
+
+
+def _flat(options):
+  """The settings of a run that is personalized so."""
+  return {
+    'fine_tune': options.fine_tune,
+    'fine_tune_num_epochs': options.num_epochs,
+  }
 
 
 def test_a_method_that_changes_the_model_has_variants():
-  def variant(name, **changes):
-    config = _config(**changes)
-    options = config.process.personalization
-    return trial._variant(_process(config), options, name)
+  def variant(scope, **changes):
+    return trial._variant(
+      _process(_config(**changes)), _options(fine_tune=scope)
+    )
 
   # The model of FedEM's process is itself made of copies of the model.
   tuned = variant('head', method='fed_em')
@@ -225,6 +251,21 @@ def test_a_method_that_changes_the_model_has_variants():
   assert variant('trained', method='fed_em')
   # A model that is made with the server is not one of a client's training.
   assert variant('trained', method='fed_pac', model='mlp') is None
+
+
+def test_modules_are_imported_once_by_name_or_path(tmp_path, monkeypatch):
+  path = tmp_path / 'my_study_module.py'
+  path.write_text('import calendar\ncalendar.counted.append(__name__)\n')
+  monkeypatch.setattr(calendar, 'counted', [], raising=False)
+  names = (str(path), 'tests.studies.stand_in')
+  for _ in range(2):
+    trial.import_modules(names)
+  del sys.modules['my_study_module']
+  assert calendar.counted == ['my_study_module']
+  # One that cannot be imported is not taken for one that was.
+  for _ in range(2):
+    with pytest.raises(FileNotFoundError, match='absent_module.py'):
+      trial.import_modules([str(tmp_path / 'absent_module.py')])
 
 
 def test_an_interrupted_trial_goes_on(plain, tmp_path):

@@ -5,31 +5,33 @@ import os
 
 import pytest
 
-from tests.comparisons import made_up_trials
+import tff_pfl as pfl
+from tests.studies import made_up_trials
 from tff_pfl import errors
-from tff_pfl.comparisons import execution, plan, trial, tuning
-from tff_pfl.runs import report, settings, summary
+from tff_pfl.runs import report, summary
+from tff_pfl.studies import execution, trial, tuning
 
-_RATES = plan.Range(1e-3, 1.0, log=True)
+_RATES = pfl.Range(1e-3, 1.0, log=True)
 
 
 def _tune(directory, grid, *, num_search_trials=None, algorithm='fed_avg'):
-  comparison = plan.Comparison(
-    base=settings.Settings(
-      dataset='synthetic',
-      num_clients=4,
-      model='linear',
-      num_rounds=1,
-      cohort_size=2,
-    ),
-    methods=(algorithm,),
-    grid={'*': grid},
+  study = made_up_trials.study(
+    settings={**made_up_trials.SETTINGS, 'num_rounds': 1},
+    methods=[algorithm],
+    tune=grid,
     num_search_trials=num_search_trials,
   )
-  (found,), failures = tuning.tune(
-    comparison, str(directory), num_processes=0, show_progress=False
+  chosen, (found,), failures = tuning.tune(
+    study, str(directory), num_processes=0, show_progress=False
   )
+  points = [p['hparams'] for p in found['points'] if p['chosen']]
+  assert chosen == {('', algorithm): points[0] if points else None}
   return found, failures
+
+
+def _chosen(found):
+  (point,) = [p['hparams'] for p in found['points'] if p['chosen']]
+  return point
 
 
 def _search(directory, **space):
@@ -81,9 +83,10 @@ def test_the_best_point_of_a_grid_is_chosen_and_the_first_of_equals(
   assert _of(found, 'hparams') == points
   assert _of(found, 'score') == [0.5, 0.5, 0.75, 0.75, 0.25, 0.25]
   assert _of(found, 'chosen') == [point == points[2] for point in points]
-  assert tuning.chosen_point(found) == points[2]
+  assert _chosen(found) == points[2]
   del found['points']
-  assert found == {'algorithm': 'fed_avg', 'seed': 0, 'num_rounds': 1}
+  told = {'condition': '', 'method': 'fed_avg', 'seed': 0, 'num_rounds': 1}
+  assert found == told
   # They are not run again.
   num_run = len(ran)
   _tune(tmp_path, grid)
@@ -131,7 +134,7 @@ def test_failed_and_diverged_points_are_not_chosen_and_say_why(tmp_path):
   # A method of which no point can be chosen is among the failures.
   _change(tmp_path, 0.25, loss=None, non_finite_clients=3)
   found, (failure, _) = _tune(tmp_path, grid)
-  assert tuning.chosen_point(found) is None
+  assert not any(_of(found, 'chosen'))
   assert failure['trial'] == 'tune-fed_avg-learning_rate=0.25'
   assert failure['reason'] == diverged
 
@@ -144,7 +147,7 @@ def test_a_failed_point_is_tried_again_until_the_runs_have_begun(tmp_path, ran):
   _tune(tmp_path, grid)
   assert ran.count(bad) == 2
   trial.run.fails = ()
-  folder = execution.trial_folder(tmp_path, plan.trial_name('fed_avg', 0))
+  folder = execution.trial_folder(tmp_path, 'fed_avg-seed0')
   os.makedirs(folder)
   with open(os.path.join(folder, trial.SPEC_NAME), 'w') as file:
     json.dump({}, file)
@@ -162,13 +165,13 @@ def test_a_failed_point_is_tried_again_until_the_runs_have_begun(tmp_path, ran):
 
 
 def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, ran):
-  space = {'num_epochs': plan.Range(1, 3), 'optimizer': ('sgd', 'adam')}
+  space = {'num_epochs': pfl.Range(1, 3), 'optimizer': ('sgd', 'adam')}
   whole, failures = _search(tmp_path / 'whole', **space)
   assert not failures
   assert len(whole['points']) == 6
   rates = [point['learning_rate'] for point in _of(whole, 'hparams')]
   assert _of(whole, 'score') == rates
-  assert tuning.chosen_point(whole)['learning_rate'] == max(rates)
+  assert _chosen(whole)['learning_rate'] == max(rates)
   for hparams in _of(whole, 'hparams'):
     assert 1e-3 <= hparams['learning_rate'] <= 1
     assert hparams['num_epochs'] in (1, 2, 3)
@@ -186,7 +189,7 @@ def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, ran):
   assert _search(tmp_path / 'resumed', **space) == (whole, [])
   assert ran.count('resumed') == 7
   with pytest.raises(errors.RunError, match='holds a search of fed_avg among'):
-    _search(tmp_path / 'resumed', num_epochs=plan.Range(1, 4))
+    _search(tmp_path / 'resumed', num_epochs=pfl.Range(1, 4))
 
 
 def test_points_that_a_method_refuses_are_not_tried(tmp_path, ran):
@@ -197,6 +200,6 @@ def test_points_that_a_method_refuses_are_not_tried(tmp_path, ran):
   assert 0 < len(refused) < 6
   assert len(ran) == 6 - len(refused)
   assert all('momentum' in point['failure'] for point in refused)
-  assert tuning.chosen_point(found)['momentum'] == 0.5
+  assert _chosen(found)['momentum'] == 0.5
   with pytest.raises(ValueError, match='among values that fed_avg takes'):
-    _search(tmp_path / 'none', momentum=plan.Range(1.5, 2.0))
+    _search(tmp_path / 'none', momentum=pfl.Range(1.5, 2.0))

@@ -38,7 +38,6 @@ def test_nothing_is_written_to_the_root():
     (['run.sqlite', 'trial.json'], folders.RUN),
     (['trials/a/trial.json'], folders.STUDY),
     (['study.json', 'study.html'], folders.STUDY),
-    (['claims.html'], folders.STUDIES),
     # Somebody's own.
     (['settings.json', 'trials/notes.txt'], None),
     ([], None),
@@ -50,7 +49,7 @@ def test_a_folder_is_for_one_kind_of_results(tmp_path, files, kind):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
   assert folders.kind_of(str(tmp_path)) == kind
-  for wanted in (folders.RUN, folders.STUDY, folders.STUDIES):
+  for wanted in (folders.RUN, folders.STUDY):
     if kind in (None, wanted):
       assert folders.results_folder(tmp_path, wanted) == os.fspath(tmp_path)
     else:

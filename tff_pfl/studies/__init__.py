@@ -1,1 +1,1 @@
-"""Comparisons of several methods over seeds and hyperparameters."""
+"""Studies: methods in conditions, with several seeds, as data."""

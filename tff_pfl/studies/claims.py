@@ -41,6 +41,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 from scipy import stats
 
+from tff_pfl import errors
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.studies.numbers import Numbers
 
@@ -246,74 +247,65 @@ ALL_OTHERS = '*'
 
 @dataclasses.dataclass(frozen=True)
 class _Check:
-  """A claim on methods in each condition, as data.
-
-  Attributes:
-    kind: `better`, `at_least` or `close`.
-    methods: Names of methods, none for all.
-    others: The methods that each of them is compared with, or `ALL_OTHERS`.
-    bound: `by`, `value` or `tolerance`.
-    metric: Column of the numbers; None for the study's.
-    conditions: Conditions in which it is claimed; None for all.
-    source: Place of the claim, such as 'FedRep, table 1'; None for the study's.
-    is_ours: See `Claim`.
-  """
+  """A claim on methods in each condition, as data; see `better`."""
 
   kind: str
-  methods: Sequence[str]
+  methods: Union[str, Sequence[str]]
   others: Union[str, Sequence[str]]
   bound: float
-  metric: Optional[str]
-  conditions: Optional[Sequence[Hashable]]
-  source: Optional[str]
-  is_ours: bool
+  metric: Optional[str] = None
+  conditions: Optional[Sequence[Hashable]] = None
+  source: Optional[str] = None
+  is_ours: bool = False
 
   def __call__(self, numbers: Numbers, study: Any) -> Iterator[Claim]:
     metric = self.metric or study.metric
-    options = {'is_ours': self.is_ours}
     source = study.source if self.source is None else self.source
-    known = numbers.distinct('method')
-    ours = [name for name in self.methods or known if name in known]
-    others = known if self.others == ALL_OTHERS else self.others
-    others = [name for name in others if name in known and name not in ours]
+    errors.expect_one_of('metric', metric, list(numbers.frame))
+    scored = 'the score' if metric == 'score' else metric.replace('_', ' ')
     for condition in numbers.distinct('condition'):
       if self.conditions is not None and condition not in self.conditions:
         continue
       here = numbers.where(condition=condition)
-      start = '' if condition == '' else f'{condition}: '
-      scored = _scored(metric)
-      if self.kind == 'at_least':
-        for name in ours:
-          yield difference(
-            f'{start}{scored} of {name} is at least {self.bound:g}',
-            source,
-            here.values(metric, method=name),
-            above=self.bound,
-            of_paper=True,
-            **options,
-          )
-        continue
-      for name, other in itertools.product(ours, others):
-        lead = here.lead(metric, name, other)
-        if not len(lead):
-          continue
-        if not here.higher_is_better.get(metric, True):
-          lead = -lead
-        if self.kind == 'better':
+      for name, other in self._pairs(here.distinct('method')):
+        if other is None:
+          words = f'{scored} of {name} is at least {self.bound:g}'
+          values, bound = here.values(metric, method=name), 'above'
+        elif self.kind == 'close':
+          words = f'{name} and {other} are alike: the absolute difference of '
+          words += scored
+          values, bound = abs(here.lead(metric, name, other)), 'below'
+        else:
           words = f'{name} is more accurate than {other}'
           if metric != 'score':
             words = f'{name} is ahead of {other}: {scored}'
-          above = {'above': self.bound, 'of_paper': True}
-          yield difference(f'{start}{words}', source, lead, **above, **options)
-          continue
-        yield difference(
-          f'{start}{name} and {other} are alike: the absolute difference of '
-          f'{scored}',
-          source,
-          abs(lead),
-          below=self.bound,
-          **options,
-        )
+          sign = 1 if here.higher_is_better.get(metric, True) else -1
+          values, bound = sign * here.lead(metric, name, other), 'above'
+        if len(values):
+          yield difference(
+            words if condition == '' else f'{condition}: {words}',
+            source,
+            values,
+            **{bound: self.bound},
+            of_paper=self.kind != 'close',
+            is_ours=self.is_ours,
+          )
+
+  def _pairs(self, known):
+    """The methods that are compared; others were not selected, or failed."""
+    ours, others = (
+      [name for name in known if names == ALL_OTHERS or name in names]
+      for names in (_listed(self.methods), _listed(self.others))
+    )
+    if self.kind == 'at_least':
+      return [(name, None) for name in ours]
+    others = [name for name in others if name not in ours]
+    return itertools.product(ours, others)
+
+
+def _listed(names):
+  is_one = isinstance(names, str) and names != ALL_OTHERS
+  return (names,) if is_one else names
 
 
 def better(
@@ -321,10 +313,7 @@ def better(
   than: Union[str, Sequence[str]],
   *,
   by: float = 0,
-  metric: Optional[str] = None,
-  conditions: Optional[Sequence[Hashable]] = None,
-  source: Optional[str] = None,
-  is_ours: bool = False,
+  **options: Any,
 ) -> Check:
   """The claim that a method is ahead of others, in each condition.
 
@@ -332,37 +321,27 @@ def better(
     method: The method, or several.
     than: The other method, or several, or `ALL_OTHERS`.
     by: The lead that is claimed, in the unit of the metric.
-    metric: Column of the study's numbers, of which more is better; None for the
-      study's `metric`.
-    conditions: Conditions in which it is claimed; None for all.
-    source: Place of the claim, such as 'FedRep, table 1'; None for the study's.
-    is_ours: True for a question of ours, which is counted apart.
+    **options: `metric`, the column of the numbers (None for the study's);
+      `conditions` in which it is claimed (None for all); `source`, the place of
+      the claim, such as 'FedRep, table 1' (None for the study's); and
+      `is_ours`, True for a question of ours, which is counted apart.
   """
-  return _Check(
-    'better', _listed(method), _listed(than), by, metric, conditions, source,
-    is_ours,
-  )  # fmt: skip
+  return _Check('better', method, than, by, **options)
 
 
 def at_least(
   value: float,
-  method: Union[str, Sequence[str]] = (),
-  *,
-  metric: Optional[str] = None,
-  conditions: Optional[Sequence[Hashable]] = None,
-  source: Optional[str] = None,
-  is_ours: bool = False,
+  method: Union[str, Sequence[str]] = ALL_OTHERS,
+  **options: Any,
 ) -> Check:
-  """The claim that a metric is above a value, in each condition.
+  """The claim that a mean over seeds is above a value, in each condition.
 
   Args:
-    value: The bound of the mean over seeds.
-    method: The method, or several; none for all.
+    value: The bound.
+    method: The method, or several.
     **options: As for `better`.
   """
-  return _Check(
-    'at_least', _listed(method), (), value, metric, conditions, source, is_ours
-  )
+  return _Check('at_least', method, (), value, **options)
 
 
 def close(
@@ -370,10 +349,7 @@ def close(
   other: Union[str, Sequence[str]],
   *,
   tolerance: float,
-  metric: Optional[str] = None,
-  conditions: Optional[Sequence[Hashable]] = None,
-  source: Optional[str] = None,
-  is_ours: bool = False,
+  **options: Any,
 ) -> Check:
   """The claim that methods differ by less than a tolerance, seed by seed.
 
@@ -383,19 +359,7 @@ def close(
     tolerance: Bound of the mean absolute difference.
     **options: As for `better`.
   """
-  return _Check(
-    'close', _listed(method), _listed(other), tolerance, metric, conditions,
-    source, is_ours,
-  )  # fmt: skip
-
-
-def _listed(names):
-  is_one = isinstance(names, str) and names != ALL_OTHERS
-  return (names,) if is_one else names
-
-
-def _scored(metric):
-  return 'the score' if metric == 'score' else metric.replace('_', ' ')
+  return _Check('close', method, other, tolerance, **options)
 
 
 def check(checks: Iterable[Check], numbers: Numbers, study: Any) -> list[Claim]:

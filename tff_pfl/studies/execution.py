@@ -281,6 +281,9 @@ def _starting(folder):
 def _make_folder(folder, wanted, runtime_options):
   """Makes a trial's folder; returns the path of its log, which is empty."""
   os.makedirs(folder, exist_ok=True)
+  with contextlib.suppress(FileNotFoundError):
+    # Of a finished trial that gets further variants: it is not finished now.
+    os.remove(os.path.join(folder, trial.SCORES_NAME))
   spec = {'trial': fields.to_json(wanted), 'runtime_options': runtime_options}
   with folders.atomic_file(os.path.join(folder, trial.SPEC_NAME)) as file:
     # With infinities, which hyperparameters may be.

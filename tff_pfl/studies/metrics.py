@@ -22,7 +22,6 @@ class Metric(NamedTuple):
   Attributes:
     name: Column of the numbers.
     title: The column's title; lines are to be broken at spaces.
-    description: Explanation of the column.
     unit: 'fraction' (in [0, 1]), 'bytes', 'seconds', 'clients', 'loss' or, of
       any other metric, 'score'.
     higher_is_better: True or False; None where neither is better.
@@ -31,10 +30,28 @@ class Metric(NamedTuple):
 
   name: str
   title: str
-  description: str
   unit: str = 'fraction'
   higher_is_better: Optional[bool] = True
   on_screen: bool = True
+
+
+# Beside those of the models' metrics.
+_OTHERS = (
+  Metric('fraction_hurt', 'worse than global', higher_is_better=False),
+  Metric('fraction_diverged', 'diverged', higher_is_better=False),
+  Metric('majority_accuracy', 'most frequent class', higher_is_better=None),
+  Metric('auc', 'AUC, all test examples'),
+  Metric('balanced_accuracy', 'balanced accuracy, all test examples'),
+  Metric('f1', 'F1, all test examples'),
+  Metric('personal_loss', 'personal loss', 'loss', False, False),
+  *(
+    Metric(f'bytes_{way}_per_{n}', f'bytes {way}, a {n}', 'bytes', False, shown)
+    for n, shown in (('client', True), ('round', False))
+    for way in ('down', 'up')
+  ),
+  # The median, without evaluation, beside the other trials.
+  Metric('seconds_per_round', 'seconds a round', 'seconds', False),
+)
 
 
 def by_name(
@@ -56,144 +73,42 @@ def by_name(
   return found
 
 
-def _scored(name, title, description, metric, on_screen=True):
-  unit = 'fraction' if metric.is_fraction else 'score'
-  return Metric(
-    name, title, description, unit, metric.higher_is_better, on_screen
-  )
-
-
 def _all(primary, recent, reported) -> Iterator[Metric]:
   name, title = primary.name, primary.title
-  rounds = (
-    ('_last_10', recent, 'mean over the evaluations of the last 10 rounds'),
-    ('', 'last round', 'after the last round'),
-  )
+  rounds = (('_last_10', recent), ('', 'last round'))
+
+  def scored(key, words, metric=primary, on_screen=True):
+    unit = 'fraction' if metric.is_fraction else 'score'
+    return Metric(key, words, unit, metric.higher_is_better, on_screen)
+
   for which in ('personal', 'global'):
-    for suffix, words, when in rounds:
-      yield _scored(
-        f'{which}_{name}{suffix}',
-        f'{which} {title}, {words}',
-        f'Mean {title} over clients of the {which} model, {when}.',
-        primary,
-        not suffix or which == 'personal',
-      )
-  for suffix, words in (('', 'last round'), ('_best_10', 'best 10 rounds')):
-    yield _scored(
-      f'weighted_{name}{suffix}',
-      f'{title} over test examples, {words}',
-      f'Mean {title} of personal models over all test examples, {words}'
-      + ' (chosen with the test data).' * bool(suffix),
-      primary,
-      False,
-    )
-  yield _scored(
-    'worst_10_percent',
-    'worst 10% of clients',
-    f'Mean personal {title} over the worst tenth of the clients.',
-    primary,
-  )
-  yield Metric(
-    'fraction_hurt',
-    'fraction hurt',
-    'Clients whose personal model is worse than the global one.',
-    higher_is_better=False,
-  )
-  yield Metric(
-    'fraction_diverged',
-    'fraction diverged',
-    'Clients whose personal model has a loss that is not finite.',
-    higher_is_better=False,
-  )
+    for suffix, when in rounds:
+      shown = not suffix or which == 'personal'
+      key, words = f'{which}_{name}{suffix}', f'{which} {title}, {when}'
+      yield scored(key, words, on_screen=shown)
+  # Means over all test examples of all clients.
+  for suffix, when in (('', 'last round'), ('_best_10', 'best 10 rounds')):
+    words = f'{title} over test examples, {when}'
+    yield scored(f'weighted_{name}{suffix}', words, on_screen=False)
+  yield scored('worst_10_percent', 'worst 10% of clients')
   for metric in reported:
     for which in ('personal', 'global'):
-      yield _scored(
-        f'{which}_{metric.name}',
-        f'{which} {metric.title}',
-        f'Mean {which} {metric.title} over clients that have one.',
-        metric,
-        which == 'personal',
-      )
-    yield Metric(
-      f'clients_{metric.name}',
-      f'clients with {metric.title}',
-      f'Clients whose test examples have {metric.title}, where some have not.',
-      'clients',
-      None,
-    )
-  for key, words in (('', 'new clients'), ('ensemble_', 'new, by ensemble')):
-    yield _scored(
-      f'new_client_{key}{name}',
-      words,
-      f'Mean {title} over clients that took no part in training, '
-      + (
-        "by the mean prediction of the last cohort's models."
-        if key
-        else 'of models that are fitted to their training examples.'
-      ),
-      primary,
-    )
-  yield Metric(
-    'majority_accuracy',
-    'most frequent class',
-    "Accuracy of always naming a client's most frequent class, where a method "
-    'is no better.',
-    higher_is_better=None,
-  )
-  for key, words in (
-    ('auc', 'AUC'),
-    ('balanced_accuracy', 'balanced accuracy'),
-    ('f1', 'F1'),
-  ):
-    yield Metric(
-      key,
-      f'{words}, all test examples',
-      f"{words} of personal models over all clients' test examples.",
-    )
-  yield Metric(
-    'personal_loss',
-    'personal loss',
-    "Mean of the personal models' loss over clients.",
-    'loss',
-    False,
-    on_screen=False,
-  )
-  for share, whom in (('client', 'one client'), ('round', 'the cohort')):
-    for way, words in (('down', 'to'), ('up', 'from')):
-      yield Metric(
-        f'bytes_{way}_per_{share}',
-        f'bytes {way}, a {share}',
-        f'Bytes {words} {whom} in a round, uncompressed.',
-        'bytes',
-        False,
-        on_screen=share == 'client',
-      )
-  yield Metric(
-    'seconds_per_round',
-    'seconds a round',
-    'Median over the rounds, without evaluation, beside the other trials.',
-    'seconds',
-    False,
-  )
+      words, shown = f'{which} {metric.title}', which == 'personal'
+      yield scored(f'{which}_{metric.name}', words, metric, shown)
+    words = f'clients with {metric.title}'
+    yield Metric(f'clients_{metric.name}', words, 'clients', None)
+  yield scored(f'new_client_{name}', 'new clients')
+  yield scored(f'new_client_ensemble_{name}', 'new clients, by ensemble')
+  yield from _OTHERS
   for key, metric in ((name, primary), ('auc', _AUC)):
-    for suffix, words, when in rounds:
+    for suffix, when in rounds:
       for which in ('min', 'mean', 'max'):
-        yield _scored(
-          f'domain_{key}_{which}{suffix}',
-          f'{which} {metric.title} over domains, {words}',
-          f'{which.capitalize()} over domains of the {metric.title} on all '
-          f"clients' test examples of a domain, {when}.",
-          metric,
-          not suffix,
-        )
-  for suffix, words, when in rounds:
-    yield Metric(
-      f'client_auc{suffix}',
-      f'AUC, mean over clients, {words}',
-      f"Mean of the personal models' AUC over clients with both classes, "
-      f'{when}.',
-      on_screen=not suffix,
-    )
+        words = f'{which} {metric.title} over domains, {when}'
+        key_of = f'domain_{key}_{which}{suffix}'
+        yield scored(key_of, words, metric, not suffix)
+  for suffix, when in rounds:
+    words = f'AUC, mean over clients, {when}'
+    yield Metric(f'client_auc{suffix}', words, on_screen=not suffix)
 
 
 def mean_of(
@@ -230,8 +145,7 @@ def mean_of(
 def mean_text(
   values: pd.Series, metric: split_model.PrimaryMetric
 ) -> Optional[str]:
-  """The mean of a metric over seeds and, after ±, its deviation if any."""
-  is_fraction = metric.is_fraction
-  return mean_of(
-    values, 100 if is_fraction else 1, is_fraction, 1 if is_fraction else None
-  )
+  """The `mean_of` a metric, of a fraction in percent without the sign."""
+  if metric.is_fraction:
+    return mean_of(values, 100, True)
+  return mean_of(values, 1, False, None)

@@ -51,9 +51,9 @@ def write(
   """
   told = results.description
   conditions = [_condition(results, name) for name in results.conditions]
-  overview = results.overview()
-  if len(conditions) < 2 and not told['published']:
-    overview = None
+  overview = None
+  if conditions and (len(conditions) > 1 or told['published']):
+    overview = _table(*results.marked_overview())
   render(
     path,
     title=title(results),
@@ -384,11 +384,9 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _figures_table(results, condition, methods, metrics):
-  """The figures of methods: the first columns, all of them, and what they are.
+  """The figures of methods: the first columns, and all of them.
 
-  Returns:
-    The short table, the full one (None where it has no more columns), and
-    descriptions of columns by title. None without any figure.
+  The second is None where it has no more columns. None without any figure.
   """
   texts, marks = results.cells(condition, methods, metrics)
   if texts.empty:
@@ -396,20 +394,11 @@ def _figures_table(results, condition, methods, metrics):
   labels = [results.label(condition, name) for name in methods]
   for frame, values in ((texts, labels), (marks, '')):
     frame.insert(0, 'method', values)
-  named = {metric.title: metric.description for metric in metrics}
-  titles = {
-    name: named.get(name.rsplit(' (', 1)[0], named.get(name)) for name in texts
-  }
-  titles['method'] = 'What was run.'
-  on_screen = [metric.title for metric in metrics if metric.on_screen]
-  short = [
-    name
-    for name in texts
-    if name in on_screen or name.rsplit(' (', 1)[0] in on_screen
-  ][:_MAX_COLUMNS]
-  short = ['method', *short]
-  full = None if len(short) == len(titles) else _table(texts, marks)
-  return _table(texts[short], marks[short]), full, titles
+  shown = {metric.title for metric in metrics if metric.on_screen}
+  short = [n for n in texts if n.rsplit(' (', 1)[0] in shown or n in shown]
+  short = ['method', *short[:_MAX_COLUMNS]]
+  full = None if len(short) == len(texts.columns) else _table(texts, marks)
+  return _table(texts[short], marks[short]), full
 
 
 def _domain_tables(results, condition, methods):

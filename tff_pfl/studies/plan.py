@@ -62,7 +62,7 @@ def runs(study: study_lib.Study) -> dict[Key, tuple[str, ...]]:
 
   First is a method that has no `fine_tune` of its own, if there is one: its
   models are scored in all evaluations, those of the others after the last
-  round. Methods that share a run with none that is selected are left out.
+  round. Runs of which no method is selected, or in the condition, are left out.
   """
   groups = []
   for name, method in study.methods.items():
@@ -74,12 +74,14 @@ def runs(study: study_lib.Study) -> dict[Key, tuple[str, ...]]:
       groups.append([name])
   for group in groups:
     group.sort(key=lambda name: 'fine_tune' in study.methods[name].settings)
-  return {
-    (condition, group[0]): tuple(group)
-    for condition in study.conditions
-    for group in groups
-    if {*group} & {*study.method_names}
-  }
+  found = {}
+  for condition, values in study.conditions.items():
+    known = values.get('methods', study.methods)
+    for group in groups:
+      names = tuple(name for name in group if name in known)
+      if {*names} & {*study.method_names}:
+        found[condition, names[0]] = names
+  return found
 
 
 def folds(study: study_lib.Study) -> Sequence[Optional[tuple[int, int]]]:
@@ -103,6 +105,14 @@ def entries(
   Raises:
     ValueError: If settings are refused, or two trials have the same name.
   """
+  for name in study.method_names:
+    of_new = study.methods[name].score.startswith('new_clients')
+    errors.expect(
+      study.num_new_clients or not of_new,
+      'num_new_clients',
+      f'at least 1, by whom {name} is scored',
+      study.num_new_clients,
+    )
   chosen = {
     **{key: points(study, *key)[0] for key in runs(study)},
     **(chosen or {}),
@@ -137,7 +147,7 @@ def entries(
           trial.OWN_VARIANT if options[name] == own else name,
         )
         for name in names
-        if name in study.method_names
+        if name in study.methods_of(condition)
       ]
   trials = {entry.trial.name: entry.trial for entry in found}
   for entry in found:

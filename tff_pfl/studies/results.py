@@ -44,6 +44,8 @@ _UNITS = {
 _HEADING_WIDTH = 13
 # More in one picture cannot be told apart.
 _MAX_CURVES = 7
+# With fewer the interval has nearly everything within.
+_MIN_SEEDS_FOR_TIES = 3
 _KEYS = ('condition', 'method', 'seed', 'fold')
 
 
@@ -304,10 +306,10 @@ class Results:
     if rows and not frame['fraction_diverged'].any():
       # Without a divergence to tell of, the column would say nothing.
       frame['fraction_diverged'] = np.nan
-    accuracy = frame.get('personal_accuracy')
+    accuracy = frame.get('personal_accuracy', np.nan)
     majority = frame.get('majority_accuracy')
     if majority is not None:
-      useless = accuracy is not None and (accuracy <= majority)
+      useless = majority >= accuracy
       frame.loc[~frame['method'].isin(frame['method'][useless]), [
         'majority_accuracy'
       ]] = np.nan  # fmt: skip
@@ -427,7 +429,7 @@ class Results:
     have says so. Data with domains have a second table, of minimum, mean and
     maximum over domains.
     """
-    if len(self.conditions) > 1 or self.description['published']:
+    if len(self.conditions) != 1 or self.description['published']:
       return summary_lib.format_table(self.overview(), width=_HEADING_WIDTH)
     shown = [metric for metric in self.metrics.values() if metric.on_screen]
     of_domains = [
@@ -444,7 +446,7 @@ class Results:
     return text
 
   def _table(self, metrics):
-    (condition,) = self.conditions or ('',)
+    (condition,) = self.conditions
     methods = list(dict.fromkeys(one.method for one in self))
     text, _ = self.cells(condition, methods, metrics)
     text.insert(0, 'method', [self.label(condition, m) for m in methods])
@@ -452,9 +454,13 @@ class Results:
 
   def overview(self) -> pd.DataFrame:
     """The study's metric by method and condition, as text."""
+    return self.marked_overview()[0]
+
+  def marked_overview(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The `overview`, and which figures are the best, as `cells` has it."""
     metric, frame = self.description['metric'], self.numbers
     if not {'condition', 'method', metric} <= {*frame}:
-      return pd.DataFrame()
+      return pd.DataFrame(), pd.DataFrame()
     published = {
       (row['method'], row['condition']): row['value']
       for row in self.description['published']
@@ -464,24 +470,33 @@ class Results:
     if known is not None:
       is_fraction = known.unit == 'fraction'
     table = pd.DataFrame({'method': frame['method'].unique()})
+    marks = table.map(lambda _: '')
+    higher = self.primary_metric.higher_is_better
+    if known is not None:
+      higher = known.higher_is_better
     for condition, part in frame.groupby('condition', sort=False):
       title = (str(condition) or metric) + ' (%)' * is_fraction
-      cells = {
-        method: metrics_lib.mean_of(
-          values,
+      rows = [part[part['method'] == name] for name in table['method']]
+      columns = [row.groupby(_run_keys(row))[metric].mean() for row in rows]
+      table[title] = [
+        metrics_lib.mean_of(
+          column,
           100 if is_fraction else 1,
           is_fraction,
           1 if is_fraction else None,
         )
-        for method, values in part.groupby('method')[metric]
-      }
-      table[title] = table['method'].map(cells)
+        or ''
+        for column in columns
+      ]
+      marks[title] = _marks(columns, higher, table[title])
       theirs = [published.get((one, condition)) for one in table['method']]
       if any(value is not None for value in theirs):
-        table[f'{condition}, published'.lstrip(', ')] = [
+        title = f'{condition}, published'.lstrip(', ')
+        table[title] = [
           '' if value is None else f'{value:g}' for value in theirs
         ]
-    return table
+        marks[title] = ''
+    return table, marks
 
   def cells(
     self,
@@ -598,7 +613,7 @@ def _marks(columns, higher_is_better, texts):
 def _is_tie(first, second):
   """True if the 95% interval of the mean paired difference contains 0."""
   differences = (first - second).dropna()
-  if len(differences) < 2:
+  if len(differences) < _MIN_SEEDS_FOR_TIES:
     return False
   half = stats.t.ppf(0.975, len(differences) - 1) * stats.sem(differences)
   return abs(differences.mean()) <= half

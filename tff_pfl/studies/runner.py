@@ -63,9 +63,9 @@ def run(
       found = _measure(study, directory, place)
     if seconds is not None:
       seconds = round(seconds + time.perf_counter() - started, 1)
-    numbers = results.numbers_of(found)
-    claims = claims_lib.check(study.claims, numbers, study)
     if study.measure is not None or len(found):
+      numbers = results.numbers_of(found)
+      claims = claims_lib.check(study.claims, numbers, study)
       found.description.update(
         claims=[claim._asdict() for claim in claims], seconds=seconds
       )
@@ -84,9 +84,12 @@ def _measure(study, directory, place):
       name: trials.plain(getattr(study, name))
       for name in ('settings', 'conditions', 'seeds', 'parameters', 'overrides')
     }
-    | {'methods': list(study.method_names)}
+    | {
+      'methods': {n: trials.plain(study.methods[n]) for n in study.method_names}
+    }
   )
-  of['overrides'].pop('data_dir', None)
+  for where in ('data_dir', 'runtime'):
+    of['overrides'].pop(where, None)
   path = _path(directory, results.NUMBERS_NAME)
   stored = summary_lib.read_json(path) if os.path.exists(path) else None
   if stored is not None and stored['of'] != of and not study.methods:
@@ -132,7 +135,7 @@ def _write(found, study, numbers):
   if study.draw is not None:
     study.draw(numbers, study, figure)
     plots.save(figure, _path(directory, FIGURE_NAME))
-  else:
+  elif {'condition', 'method', study.metric} <= {*found.numbers}:
     ax = found.plot(plots.new_axes(9, 4.4))
     plots.save(ax, _path(directory, FIGURE_NAME))
   found.page()

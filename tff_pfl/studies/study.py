@@ -49,6 +49,20 @@ from tff_pfl.studies import plan, results, runner, trials
 # by the mean prediction of the last cohort's models.
 SCORES = ('personal', 'global', 'new_clients', 'new_clients_by_ensemble')
 SCALES = ('paper', 'cpu', 'small')
+# What any study has at scale `small`, unless it has other values there.
+_SMALL = {
+  'dataset': 'digits',
+  'dataset_arguments': {},
+  'num_clients': 4,
+  'cohort_size': 2,
+  'num_rounds': 2,
+  'num_epochs': 1,
+  'num_head_epochs': 1,
+  'fine_tune_num_epochs': 1,
+  'model': 'mlp',
+  'model_arguments': {'widths': (4,)},
+  'initial_weights': None,
+}
 # Setting one of these takes another one back.
 _EXCLUSIVE = {
   'cohort_size': 'participation',
@@ -137,7 +151,8 @@ class Study:
       `ALGORITHMS`.
     conditions: Settings and hyperparameters by the name of the condition, such
       as `{'2 classes': {'partition': 'shards:2'}}`. A hyperparameter is for
-      each method that has it.
+      each method that has it. `methods`, a list of names, has the methods of
+      the condition, where these are not all.
     seeds: Seeds of the trials, distinct and non-negative. A seed is also the
       seed of the partition.
     num_folds: Folds of cross-validation, at least 2: with each seed so many
@@ -168,8 +183,8 @@ class Study:
     draw: Function `(numbers, study, figure)` that draws the study's picture;
       None for bars of the methods by condition.
     published: Published figures, in percent, by method and condition.
-    scales: Sizes of the study by name, `paper`, `cpu` or `small`: other values
-      of its fields, or of settings, hyperparameters and parameters.
+    scales: Sizes of the study by name, such as `paper`, `cpu` or `small` (see
+      `at`): other values of its fields, or of settings, hyperparameters and parameters.
       `conditions` and `methods` may be lists of names to keep; `settings` are
       added to the study's, and all other names go before what conditions and
       methods have.
@@ -231,8 +246,12 @@ class Study:
     errors.expect(
       self.methods or self.measure, 'methods', 'at least one', 'none'
     )
-    for layer in (self.settings, self.overrides, *self.conditions.values()):
-      _expect_known(layer)
+    _expect_known(self.settings)
+    _expect_known(self.overrides)
+    for condition in self.conditions.values():
+      _expect_known({*condition} - {'methods'})
+      for name in condition.get('methods', ()):
+        errors.expect_one_of('methods', name, self.methods)
     algorithms = {method.algorithm for method in self.methods.values()}
     for name, values in self.tune.items():
       owner, _, hparam = name.rpartition('.')
@@ -272,10 +291,18 @@ class Study:
   # Sizes and parts.
 
   def at(self, scale: str) -> Study:
-    """The study at a scale, one of its `scales`, `paper` or `cpu`."""
-    known = dict.fromkeys([*SCALES[:2], *self.scales])
+    """The study at a scale: `paper`, `cpu` or `small`, or another one it has.
+
+    Where the study says nothing of a scale, it is the study itself, but `small`
+    has one seed, two rounds of two of four clients, one epoch, and the bundled
+    digits.
+    """
+    known = dict.fromkeys([*SCALES, *self.scales])
     errors.expect_one_of('scale', scale, known)
     changes = dict(self.scales.get(scale, {}))
+    if scale == 'small':
+      default = {'seeds': self.seeds[:1], **(_SMALL if self.methods else {})}
+      changes = {**default, **changes}
     own = {n: changes.pop(n) for n in vars(self) if n in changes}
     names = {n: own.pop(n) for n in ('methods', 'conditions') if n in own}
     names, replaced = (
@@ -326,6 +353,11 @@ class Study:
     """The names of the methods that are run."""
     return tuple(self.methods) if self.selected is None else self.selected
 
+  def methods_of(self, condition: Hashable) -> tuple[str, ...]:
+    """The names of the methods that are run in a condition."""
+    known = self.conditions[condition].get('methods', self.methods)
+    return tuple(name for name in self.method_names if name in known)
+
   # The settings of a trial.
 
   def settings_of(
@@ -345,7 +377,7 @@ class Study:
     algorithm = self.methods[method].algorithm
     layers = (
       self.settings,
-      self.conditions[condition],
+      {n: v for n, v in self.conditions[condition].items() if n != 'methods'},
       self.methods[method].settings,
       self.overrides,
     )
@@ -465,14 +497,15 @@ def _is_argument(name):
 
 def _expect_known(layer):
   """Refuses names that are neither settings nor hyperparameters."""
-  known = fields.flat_names(settings_lib.Settings)
+  # Methods and seeds are fields of their own.
+  known = {*fields.flat_names(settings_lib.Settings)} - {'method', 'seed'}
   for name in layer:
     owner, _, hparam = name.rpartition('.')
     if owner:
       errors.expect_one_of('method', owner, registry.ALGORITHMS)
     owners = [owner] if owner else list(registry.ALGORITHMS)
     hparams = [registry.ALGORITHMS[one].hparams for one in owners]
-    if not (
+    if hparam in ('method', 'seed') or not (
       hparam in known
       or _is_argument(hparam)
       or any(registry.fields_called(hparam, one) for one in hparams)

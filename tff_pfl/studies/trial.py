@@ -302,7 +302,10 @@ class FinishedTrial:
 
   def open(self) -> run_lib.Run:
     """The run, for a use of its models; of a trial without new clients."""
-    return settings_lib.open_run(self.directory, data_dir=self._data_dir)
+    dataset = datasets.DATASETS[self.settings.data.name]
+    # It may be for the data sets of other conditions.
+    data_dir = self._data_dir if dataset.takes_data_dir else None
+    return settings_lib.open_run(self.directory, data_dir=data_dir)
 
 
 def read_spec(directory: str) -> dict[str, Any]:
@@ -331,7 +334,11 @@ def import_modules(names: Iterable[str]) -> None:
     if module_name not in sys.modules:
       spec = importlib.util.spec_from_file_location(module_name, name)
       sys.modules[module_name] = importlib.util.module_from_spec(spec)
-      spec.loader.exec_module(sys.modules[module_name])
+      try:
+        spec.loader.exec_module(sys.modules[module_name])
+      except BaseException:
+        del sys.modules[module_name]
+        raise
 
 
 def main(argv: Sequence[str]) -> None:

@@ -57,8 +57,6 @@ def run(
   chosen, tunings, failures = tuning.tune(study, directory, **options)
   entries = plan.entries(study, chosen)
   trials = plan.trials_of(entries)
-  failed = execution.run_trials(trials, directory, **options)
-  failures += tuning.failures_of(trials, failed)
   description = {
     **describe(study, entries),
     'partitions': partitions,
@@ -68,9 +66,14 @@ def run(
     # Unknown if this process ends before the results.
     'seconds': None,
   }
-  summary_lib.write_json(
-    os.path.join(directory, results.STUDY_NAME), description
-  )
+  path = os.path.join(directory, results.STUDY_NAME)
+  if not os.path.exists(path):
+    # Results can be looked at while other trials run.
+    os.makedirs(directory, exist_ok=True)
+    summary_lib.write_json(path, description)
+  failed = execution.run_trials(trials, directory, **options)
+  failures += tuning.failures_of(trials, failed)
+  summary_lib.write_json(path, description)
   return results.Results(directory, description)
 
 

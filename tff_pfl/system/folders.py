@@ -12,12 +12,10 @@ from typing import IO, Any, Optional, Union
 from tff_pfl import errors
 
 RUN, STUDY = 'a run', 'a study'
-STUDIES = 'several studies'
 # File to the kind of results of its folder; the first one found counts.
 _MARKS = {
   'run.sqlite': RUN,
   'study.json': STUDY,
-  'claims.html': STUDIES,
 }
 _RUNS = 'trials/*/trial.json'
 _ADDRESS = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*://')
@@ -60,7 +58,7 @@ def results_folder(
 
   Args:
     path: A folder, which need not exist.
-    kind: `RUN`, `STUDY` or `STUDIES`.
+    kind: `RUN` or `STUDY`.
     name: Name of the argument, for the message.
 
   Raises:

@@ -113,9 +113,7 @@ class ConvergenceSizes(Sizes):
 
 
 SAMPLES = Sizes(
-  nums_clients=(100,),
-  num_rounds=500,
-  sample_counts=(5, 10, 15, 20, 25, 30, 40),
+  nums_clients=(100,), num_rounds=500, sample_counts=(5, 10, 15, 20, 25, 30, 40)
 )
 NEW_CLIENT = Sizes(
   nums_clients=(100,),

@@ -1,0 +1,275 @@
+"""Studies with a measure of their own."""
+
+import csv
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import tff_pfl as pfl
+from tests.studies import made_up_trials
+from tff_pfl import errors
+from tff_pfl.studies import claims, measures, results, trials
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parameters:
+  depth: int = 3
+  width: float = 0.5
+
+
+class _Measure:
+  """A measure of no trials; knows how often it was asked."""
+
+  def __init__(self, fail=None):
+    self.contexts = []
+    self.fail = fail
+
+  def __call__(self, context):
+    self.contexts.append(context)
+    for depth, seed in context.each(range(context.parameters.depth)):
+      if self.fail is not None and seed == 1:
+        raise self.fail
+      yield {'depth': depth, 'seed': seed, 'norm': depth + seed / 10}
+
+
+def _norms(numbers, study):
+  depth = study.parameters.depth - 1
+  norms = numbers.values('norm', depth=depth)
+  yield claims.measured(f'{depth} is', study.source, norms, above=1.95)
+
+
+def _study(measure, **changes):
+  return pfl.Study(
+    **{
+      'measure': measure,
+      'parameters': _Parameters(),
+      'seeds': (3, 1),
+      'claims': [_norms],
+      'source': 'Figure 1',
+      **changes,
+    }
+  )
+
+
+def _run(study, directory, **options):
+  return study.run(str(directory), show_progress=False, **options)
+
+
+def test_a_study_without_methods_has_numbers_and_claims(tmp_path):
+  measure = _Measure()
+  found = _run(_study(measure), tmp_path)
+  rows = found.numbers.to_dict('records')
+  assert rows == [
+    {'depth': depth, 'seed': seed, 'norm': depth + seed / 10}
+    for depth in range(3)
+    for seed in (3, 1)
+  ]
+  with open(tmp_path / 'numbers.csv') as file:
+    assert next(csv.DictReader(file)) == {
+      'depth': '0', 'seed': '3', 'norm': '0.3',
+    }  # fmt: skip
+  (claim,) = found.claims.to_dict('records')
+  assert claim['verdict'] == claims.HOLDS
+  assert (claim['statement'], claim['source']) == ('2 is', 'Figure 1')
+  assert found.description['parameters'] == {'depth': 3, 'width': 0.5}
+  assert found.description['seconds'] >= 0
+  assert (len(found), found.table()) == (0, '')
+  page = (tmp_path / 'study.html').read_text()
+  assert '<dt>depth</dt><dd>3</dd>' in page
+  assert '1 of 1 claims hold' in page
+  # There is nothing to draw that is known.
+  assert not (tmp_path / 'figure.png').exists()
+  assert pfl.open_study(tmp_path).numbers.equals(found.numbers)
+  (context,) = measure.contexts
+  assert context.seeds == (3, 1)
+  assert context.parameters == _Parameters()
+  assert context.directory == str(tmp_path)
+
+
+def test_numbers_are_kept_and_claims_made_anew(tmp_path):
+  measure, drawn = _Measure(), []
+  _run(_study(measure), tmp_path)
+  changed = _study(
+    measure,
+    claims=[],
+    draw=lambda numbers, study, figure: drawn.append(numbers.frame['norm']),
+  )
+  # Where it is measured changes no number.
+  found = _run(changed, tmp_path, runtime='native', data_dir='there')
+  assert found.claims.empty
+  assert len(drawn[0]) == 6
+  assert (tmp_path / 'figure.png').exists()
+  assert len(measure.contexts) == 1
+
+
+def test_other_parameters_are_refused_until_it_is_rerun(tmp_path):
+  measure = _Measure()
+  _run(_study(measure), tmp_path)
+  for changes, words in (
+    ({'parameters': _Parameters(depth=2)}, 'parameters'),
+    ({'seeds': (3,)}, 'seeds'),
+    ({'seeds': (3,), 'overrides': {'num_rounds': 1}}, 'seeds and overrides'),
+  ):
+    other = _study(measure, **changes)
+    with pytest.raises(errors.RunError, match=f'other {words}: .*`rerun`'):
+      _run(other, tmp_path)
+  assert len(measure.contexts) == 1
+  small = _study(measure, scales={'small': {'depth': 2, 'seeds': (7,)}})
+  found = _run(small.at('small'), tmp_path, rerun=True)
+  assert found.numbers['seed'].tolist() == [7, 7]
+  assert found.description['scale'] == 'small'
+
+
+def test_numbers_that_are_damaged_are_not_taken(tmp_path):
+  measure = _Measure()
+  _run(_study(measure), tmp_path)
+  (tmp_path / 'numbers.json').write_text('{')
+  with pytest.raises(errors.RunError, match='Cannot read .*numbers.json'):
+    _run(_study(measure), tmp_path)
+
+
+def test_an_interrupted_measure_is_told_and_taken_up(tmp_path):
+  broken = _study(_Measure(KeyboardInterrupt()))
+  with pytest.raises(KeyboardInterrupt):
+    _run(broken, tmp_path)
+  assert not (tmp_path / 'numbers.json').exists()
+  begun = pfl.open_study(tmp_path)
+  assert (len(begun), begun.numbers.empty, begun.claims.empty) == (
+    0,
+    True,
+    True,
+  )
+  found = _run(_study(_Measure()), tmp_path)
+  assert len(found.numbers) == 6
+  # The time until the interruption is not known.
+  assert found.description['seconds'] is None
+  found = _run(_study(_Measure()), tmp_path, rerun=True)
+  assert found.description['seconds'] >= 0
+
+
+def _biases(context):
+  """A measure of trials, with a column of parameters."""
+  for result in context.run():
+    score = result.score() + context.parameters.depth
+    yield {**result.columns(), 'bias': score}
+
+
+def _study_of_trials(**changes):
+  methods = {n: made_up_trials.METHODS[n] for n in ('FedAvg', 'Local')}
+  return made_up_trials.study(
+    **{
+      'methods': methods,
+      'measure': _biases,
+      'parameters': _Parameters(),
+      'metric': 'bias',
+      'claims': [pfl.at_least(3, metric='bias')],
+      **changes,
+    }
+  )
+
+
+def test_numbers_of_trials_are_measured_anew_with_other_parameters(tmp_path):
+  ran = []
+
+  def run(wanted, directory, **options):
+    ran.append(wanted.name)
+    made_up_trials.run(wanted, directory, **options)
+
+  found = made_up_trials.run_study(_study_of_trials(), tmp_path, run)
+  by_name = {(one.method, one.seed): one.score() for one in found}
+  assert len(by_name) == len(ran) == 4
+  for row in found.numbers.to_dict('records'):
+    score = by_name[row['method'], row['seed']]
+    assert row == {
+      'condition': '', 'method': row['method'], 'seed': row['seed'],
+      'bias': score + 3,
+    }  # fmt: skip
+  assert found.claims['measured'].between(3, 4).all()
+  assert (tmp_path / 'figure.png').exists()
+  # A further method, with other parameters.
+  other = _study_of_trials(
+    methods={**made_up_trials.METHODS, 'Ditto': pfl.Method('ditto')},
+    parameters=_Parameters(depth=5),
+  )
+  again = made_up_trials.run_study(other, tmp_path, run)
+  assert again.numbers['method'].unique().tolist() == [*other.methods]
+  assert again.numbers['bias'].between(5, 6).all()
+  # Of what had ended none but the fine-tuned models were missing.
+  assert sorted(ran[4:]) == [
+    *('Ditto-seed0', 'Ditto-seed1', 'FedAvg-seed0', 'FedAvg-seed1')
+  ]
+
+
+def test_numbers_of_methods_with_other_settings_are_not_taken(tmp_path):
+  made_up_trials.run_study(_study_of_trials(), tmp_path)
+  methods = {
+    'FedAvg': pfl.Method('fed_avg', num_epochs=9),
+    'Local': made_up_trials.METHODS['Local'],
+  }
+  with pytest.raises(errors.RunError, match='num_epochs=.*not 9'):
+    made_up_trials.run_study(_study_of_trials(methods=methods), tmp_path)
+
+
+def test_a_measure_needs_all_of_its_trials(tmp_path):
+  with pytest.raises(errors.RunError, match='1 trials failed.*no memory'):
+    made_up_trials.run_study(
+      _study_of_trials(), tmp_path, made_up_trials.run_but_one
+    )
+  assert not (tmp_path / 'numbers.json').exists()
+  begun = pfl.open_study(tmp_path)
+  assert (len(begun), len(begun.failures)) == (3, 1)
+
+
+def test_a_measure_may_run_another_study(tmp_path):
+  def measure(context):
+    yield from _biases(context)
+    other = dataclasses.replace(context.study, seeds=(8,))
+    for result in context.run(other):
+      yield {**result.columns(), 'bias': -1.0}
+
+  found = made_up_trials.run_study(_study_of_trials(measure=measure), tmp_path)
+  assert found.numbers['seed'].tolist() == [0, 1, 0, 1, 8, 8]
+  # It is the study that is described.
+  assert found.description['seeds'] == [0, 1]
+  assert pfl.open_study(tmp_path).description['seeds'] == [0, 1]
+
+
+def test_a_context_has_data_and_a_runtime():
+  study = _study(
+    _Measure(), overrides={'data_dir': 'unused', 'runtime': 'in_process'}
+  )
+  context = measures.Context(study, 'unused', trials.Place(show_progress=False))
+  # The digits are bundled, without a folder.
+  arrays = context.load_arrays('digits')
+  images = np.asarray(measures.test_images(arrays))
+  assert len(images) == len(arrays.y_test)
+  normalized = context.load_arrays('digits', normalize=True)
+  ours = np.asarray(measures.test_images(normalized))
+  assert abs(ours.mean()) < 0.1 < images.mean()
+  with context.create_runtime() as runtime:
+    assert type(runtime).__module__.endswith('in_process')
+
+
+def test_cases_come_with_each_seed():
+  context = measures.Context(
+    _study(_Measure()), 'unused', trials.Place(show_progress=False)
+  )
+  assert [*context.each('ab', [1])] == [
+    *(('a', 1, 3), ('a', 1, 1), ('b', 1, 3), ('b', 1, 1))
+  ]
+
+
+def test_what_is_measured_survives_its_file(tmp_path):
+  def measure(context):
+    yield {'seed': 0, 'layer': 'dense', 'cka': 0.5}
+    yield {'seed': 1, 'layer': 2}
+
+  study = _study(measure, claims=[])
+  first = _run(study, tmp_path)
+  stored = json.loads((tmp_path / results.NUMBERS_NAME).read_text())
+  assert stored['columns']['cka'] == [0.5, None]
+  again = _run(study, tmp_path)
+  assert again.numbers.equals(first.numbers)
+  assert again.numbers['cka'].isna().tolist() == [False, True]

@@ -1,0 +1,367 @@
+"""The whole of a study, its trials made up."""
+
+import dataclasses
+import json
+import os
+import sys
+
+import pytest
+
+import tff_pfl as pfl
+from tests.studies import made_up_trials
+from tff_pfl import errors
+from tff_pfl.methods import registry
+from tff_pfl.runs import directory_lock
+from tff_pfl.studies import trial
+
+_OF_ONE_METHOD = """
+import tff_pfl as pfl
+
+@pfl.fields.dataclass
+class NearHParams(pfl.LocalTrainingHParams):
+  strength: pfl.fields.NonNegative = 0.1
+
+@pfl.method('clients are held near the global model', NearHParams)
+def near_global_of_tests(model, hparams):
+  def train(client):
+    loss = pfl.proximal(
+      pfl.joint_loss(model), client.received, hparams.strength
+    )
+    return client.result(client.sgd(loss, client.received, hparams.phase()))
+
+  return pfl.global_weights_work(model, pfl.Exchange(train))
+"""
+
+
+class _Ran:
+  """Takes the place of `trial.run`, and knows what it ran."""
+
+  def __init__(self):
+    self.names = []
+
+  def __call__(self, wanted, directory, **options):
+    self.names.append(wanted.name)
+    made_up_trials.run(wanted, directory, **options)
+
+  def taken(self):
+    """The names since the last call."""
+    names, self.names = self.names, []
+    return names
+
+
+def _figure(directory):
+  return (directory / 'figure.png').read_bytes()
+
+
+def test_a_failed_trial_is_told_and_the_others_count(found):
+  assert found.failures == [
+    {
+      'trial': made_up_trials.FAILING,
+      'algorithm': 'local_only',
+      'seed': 1,
+      'reason': 'no memory',
+    }
+  ]
+  assert {one.method for one in found} == {'FedAvg', 'FedAvg + FT', 'Local'}
+
+
+def test_the_sweep_is_told_and_taken_with_what_a_method_refuses(found):
+  swept, untried = found.description['tunings']
+  assert (swept['method'], swept['num_rounds']) == ('FedAvg', 2)
+  points = swept['points']
+  assert [point['score'] for point in points] == [0.05, 1e-9, None, None]
+  assert [point['chosen'] for point in points] == [True] + [False] * 3
+  assert all('momentum' in point['failure'] for point in points[2:])
+  methods = found.description['methods']
+  for name in ('FedAvg', 'FedAvg + FT'):
+    assert methods[name]['hparams']['learning_rate'] == 0.05
+  # The only point that is allowed is taken untried.
+  allowed, refused = untried['points']
+  assert (untried['method'], untried['num_rounds']) == ('Local', 0)
+  assert (allowed['hparams'], allowed['chosen']) == ({'momentum': 0.5}, True)
+  assert allowed['failure'] is None
+  assert (refused['hparams'], refused['chosen']) == ({'momentum': 2.0}, False)
+  assert 'momentum' in refused['failure']
+
+
+def test_partition_and_settings_are_those_that_the_runs_share(found):
+  partition = found.description['partitions']['']
+  # With new clients, of the first seed.
+  assert (partition['seed'], partition['num_new_clients']) == (0, 1)
+  assert len(partition['client_ids']) == len(partition['class_counts']) == 5
+  sizes = [sum(row) for row in partition['class_counts']]
+  assert sizes == partition['num_train_examples']
+  # The synthetic clients have the two classes that were asked for.
+  assert {sum(n > 0 for n in row) for row in partition['class_counts']} == {2}
+  shared = found.description['settings']
+  assert made_up_trials.SETTINGS.items() <= shared.items()
+  assert not {'method', 'seed', 'data_dir', 'rounds'} & {*shared}
+  # Something is fine-tuned.
+  assert shared['fine_tune_num_epochs'] == 10
+  told = {'seeds': [0, 1], 'num_new_clients': 1, 'scale': 'paper'}
+  assert told.items() <= found.description.items()
+
+
+def test_everything_is_on_file(found, directory):
+  assert json.loads((directory / 'study.json').read_text()) == found.description
+  assert 'FedAvg + FT' in (directory / 'study.html').read_text()
+  assert _figure(directory).startswith(b'\x89PNG\r\n\x1a\n')
+  assert found.description['seconds'] > 0
+  assert found.description['versions']['tensorflow']
+
+
+def test_what_is_new_is_run_and_nothing_again(tmp_path):
+  run = _Ran()
+
+  def run_study(**changes):
+    study = made_up_trials.study(
+      **{
+        'methods': {'FedAvg': made_up_trials.METHODS['FedAvg']},
+        'seeds': (0,),
+        'conditions': {2: {}},
+        **changes,
+      }
+    )
+    found = made_up_trials.run_trials(study, tmp_path, run)
+    assert not found.failures
+    return found, run.taken()
+
+  first, ran = run_study()
+  assert ran == ['2-FedAvg-seed0']
+  assert run_study()[1] == []
+  found, ran = run_study(seeds=(0, 1))
+  assert ran == ['2-FedAvg-seed1']
+  two = {'FedAvg': pfl.Method('fed_avg'), 'Local': pfl.Method('local_only')}
+  found, ran = run_study(methods=two)
+  assert ran == ['2-Local-seed0']
+  conditions = {2: {}, 5: {'partition': 'shards:5'}}
+  found, ran = run_study(conditions=conditions)
+  assert ran == ['5-FedAvg-seed0']
+  # Further ways to fine-tune are scored in the folders of the runs.
+  tuned = {**two, '+ FT': pfl.Method('fed_avg', fine_tune='all')}
+  found, ran = run_study(methods=tuned)
+  assert ran == ['2-FedAvg-seed0']
+  assert [one.variant for one in found] == ['', '', '+ FT']
+  assert [*found.numbers['method']] == ['FedAvg', 'Local', '+ FT']
+  found, ran = run_study(methods=tuned, conditions=conditions, seeds=(0, 1))
+  assert len(found) == 3 * 2 * 2
+  assert {*ran} == {
+    *('2-FedAvg-seed1', '2-Local-seed1'),
+    *('5-FedAvg-seed0', '5-FedAvg-seed1', '5-Local-seed0', '5-Local-seed1'),
+  }
+  assert run_study()[1] == []
+
+
+def test_a_method_that_is_selected_alone_has_the_run_of_the_others(tmp_path):
+  run, whole = _Ran(), made_up_trials.study(seeds=(0,))
+  part = whole.select(methods=['FedAvg + FT'])
+  found = made_up_trials.run_trials(part, tmp_path, run)
+  assert [one.method for one in found] == ['FedAvg + FT']
+  assert run.taken() == ['FedAvg-seed0']
+  found = made_up_trials.run_trials(whole, tmp_path, run)
+  assert len(found) == 3
+  assert run.taken() == ['Local-seed0']
+
+
+def test_claims_are_made_anew_of_what_has_ended(tmp_path):
+  scores = {
+    f'{name}-seed{seed}': score
+    for name, values in (('FedAvg', (0.5, 0.75, 1.0)), ('Local', (0.25,) * 3))
+    for seed, score in enumerate(values)
+  }
+
+  def run(wanted, directory, **options):
+    made_up_trials.run_but_one(wanted, directory, scores=scores, **options)
+
+  def claims_of(*claims, **options):
+    methods = {n: made_up_trials.METHODS[n] for n in ('FedAvg', 'Local')}
+    study = made_up_trials.study(
+      seeds=range(3), methods=methods, claims=claims, source='Table 1'
+    )
+    found = made_up_trials.run_study(study, tmp_path, run)
+    assert found.claims.equals(pfl.open_study(tmp_path).claims)
+    return found.claims.to_dict('records')
+
+  (claim,) = claims_of(pfl.better('FedAvg', than=pfl.ALL_OTHERS))
+  # The seed with which one of them failed is left out.
+  assert claim['values'] == [0.25, 0.75]
+  assert claim['num_seeds'] == 2
+  assert claim['statement'] == 'FedAvg is more accurate than Local'
+  first, second = claims_of(
+    pfl.at_least(0.2), lambda numbers, study: [_claim(numbers, study)]
+  )[1:]
+  assert first['statement'] == 'the score of Local is at least 0.2'
+  assert second['statement'] == 'Table 1 has 5 rows'
+
+
+def _claim(numbers, study):
+  from tff_pfl.studies import claims
+
+  rows = len(numbers.frame)
+  return claims.measured(f'{study.source} has {rows} rows', '', [1.0], above=0)
+
+
+def test_a_study_draws_its_picture(tmp_path):
+  drawn = []
+
+  def draw(numbers, study, figure):
+    drawn.append((numbers.distinct('method'), study.name))
+    figure.add_subplot().plot([1, 2])
+
+  study = made_up_trials.study(
+    methods=['fed_avg'], seeds=(0,), draw=draw, name='one'
+  )
+  made_up_trials.run_study(study, tmp_path)
+  assert drawn == [(['fed_avg'], 'one')]
+  assert _figure(tmp_path).startswith(b'\x89PNG')
+
+
+def test_a_study_of_which_all_failed_tells_why(tmp_path):
+  def run(wanted, directory, **options):
+    raise errors.RunError('no memory')
+
+  study = made_up_trials.study(claims=[pfl.at_least(0.5)])
+  found = made_up_trials.run_study(study, tmp_path, run)
+  assert (len(found), len(found.failures)) == (0, 4)
+  assert found.claims.empty
+  assert found.table() == ''
+  assert len(pfl.open_study(tmp_path).failures) == 4
+  # The next call tries again.
+  found = made_up_trials.run_trials(study, tmp_path)
+  assert (len(found), found.failures) == (6, [])
+
+
+def test_a_folder_is_one_processs_at_a_time(tmp_path):
+  with directory_lock.DirectoryLock(str(tmp_path)):
+    with pytest.raises(errors.RunError, match='in use by a running process'):
+      made_up_trials.study().run(str(tmp_path))
+  assert not (tmp_path / 'trials').exists()
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'tuning_rounds': 1}, 'num_rounds=2, not 1'),
+    ({'num_new_clients': 2}, 'num_new_clients=1, not 2'),
+    ({'tune': {'momentum': (0.1, 0.2)}}, 'holds a grid of FedAvg among'),
+    (
+      {
+        'methods': {'Local': pfl.Method('local_only', num_epochs=9)},
+        'tune': {'momentum': (0.5,)},
+      },
+      'holds a trial with .*num_epochs=.*, not 9',
+    ),
+  ],
+)
+def test_a_study_of_other_settings_is_not_overwritten(
+  changes, message, found, directory
+):
+  before = (directory / 'study.json').read_text()
+  with pytest.raises(errors.RunError, match=message):
+    made_up_trials.run_study(made_up_trials.tuned_study(**changes), directory)
+  assert (directory / 'study.json').read_text() == before
+
+
+def test_a_study_is_run_anew(tmp_path):
+  (tmp_path / 'notes.txt').write_text('mine')
+  study = made_up_trials.study(
+    methods={'A': pfl.Method('fed_avg')}, tune={'momentum': (0.1, 0.2)}
+  )
+  made_up_trials.run_study(study, tmp_path)
+  other = dataclasses.replace(study, tune={}, settings={
+    **made_up_trials.SETTINGS, 'num_rounds': 1,
+  })  # fmt: skip
+  with pytest.raises(errors.RunError, match='momentum=0.1, not'):
+    made_up_trials.run_study(other, tmp_path)
+  run = _Ran()
+  found = made_up_trials.run_study(other, tmp_path, run, rerun=True)
+  assert run.taken() == ['A-seed0', 'A-seed1']
+  assert sorted(os.listdir(tmp_path / 'trials')) == ['A-seed0', 'A-seed1']
+  assert not (tmp_path / 'search.sqlite').exists()
+  assert found.description['settings']['num_rounds'] == 1
+  assert (tmp_path / 'notes.txt').read_text() == 'mine'
+
+
+def test_results_of_another_kind_are_not_touched(tmp_path):
+  (tmp_path / 'run.sqlite').touch()
+  for rerun in (False, True):
+    with pytest.raises(errors.RunError, match='holds a run: choose another'):
+      made_up_trials.run_study(made_up_trials.study(), tmp_path, rerun=rerun)
+  assert os.listdir(tmp_path) == ['run.sqlite']
+
+
+def test_impossible_data_are_refused_before_anything_runs(tmp_path):
+  run = _Ran()
+  settings = {**made_up_trials.SETTINGS, 'partition': 'dirichlet:0.1'}
+  study = made_up_trials.study(
+    settings=made_up_trials.SETTINGS,
+    conditions={'a': {}, 'b': settings},
+  )
+  with pytest.raises(ValueError, match='partition'):
+    made_up_trials.run_study(study, tmp_path / 'out', run)
+  assert not run.names
+  assert not (tmp_path / 'out' / 'trials').exists()
+
+
+@pytest.mark.parametrize(
+  'options, message',
+  [
+    ({'num_proceses': 1}, 'Did you mean num_processes'),
+    ({'num_processes': -1}, '`num_processes` to be at least 0'),
+    ({'runtime': 'fast'}, '`runtime` to be one of'),
+  ],
+)
+def test_wrong_arguments_are_refused(options, message, tmp_path):
+  with pytest.raises((ValueError, TypeError), match=message):
+    made_up_trials.study().run(str(tmp_path / 'out'), **options)
+  assert not (tmp_path / 'out').exists()
+
+
+def test_where_trials_run_may_change(tmp_path):
+  run = _Ran()
+  study = made_up_trials.study(methods=['fed_avg'], seeds=(0,))
+  wanted = []
+
+  def run_with(one, directory, **options):
+    wanted.append((one.settings.rounds.runtime, options['runtime_options']))
+    run(one, directory, **options)
+
+  made_up_trials.run_study(
+    study,
+    tmp_path,
+    run_with,
+    runtime='native',
+    runtime_options={'devices': 'cpu'},
+  )
+  ((runtime, options),) = wanted
+  assert (runtime, options['devices']) == ('native', 'cpu')
+  found = made_up_trials.run_study(study, tmp_path, run_with)
+  assert len(found) == len(wanted) == 1
+
+
+@pytest.mark.slow
+def test_a_method_of_ones_own_runs_in_a_process(tmp_path, monkeypatch):
+  path = tmp_path / 'near_global_module_of_tests.py'
+  path.write_text(_OF_ONE_METHOD)
+  with monkeypatch.context() as patches:
+    patches.setattr(registry, 'ALGORITHMS', dict(registry.ALGORITHMS))
+    trial.import_modules([str(path)])
+    study = pfl.Study(
+      settings={**made_up_trials.SETTINGS, 'num_rounds': 1},
+      methods={'Near': pfl.Method('near_global_of_tests', strength=0.5)},
+      modules=[str(path)],
+    )
+    found = study.run(
+      str(tmp_path / 'out'), num_processes=1, show_progress=False
+    )
+    assert found.failures == []
+    (one,) = found
+    assert one.run.settings.method.strength == 0.5
+    assert 0 <= one.score() <= 1
+    assert len(one.run.history) == 1
+    assert [row['round'] for row in one.run.evaluations] == [1]
+    # Its models can be used.
+    run = one.open()
+    assert len(run.scores) == 4
+    assert len(run.personal_model(run.scores['client'][0]).weights) == 2
+    del sys.modules[path.stem]

@@ -1,0 +1,267 @@
+"""What studies are made of, without running them."""
+
+import dataclasses
+
+import pytest
+
+import tff_pfl as pfl
+from tff_pfl.methods import registry
+from tff_pfl.studies import plan
+
+_RATES = pfl.Range(1e-3, 1.0, log=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parameters:
+  depth: int = 3
+
+
+def _study(methods=('fed_avg', 'fed_rep'), **changes):
+  if isinstance(methods, tuple):
+    methods = list(methods)
+  return pfl.Study(
+    **{'settings': {'num_clients': 6, 'num_rounds': 7}, **changes},
+    methods=methods,
+  )
+
+
+def _hparams(study, method, condition=''):
+  return study.settings_of(condition, method, 0).method
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'methods': {}}, '`methods` to be at least one'),
+    ({'methods': ['fed_foo']}, "'fed_foo'"),
+    ({'methods': 'fed_avg'}, "`methods` to be a mapping or a list.*'fed_avg'"),
+    ({'methods': {'A': 'fed_avg'}}, "Method, found 'fed_avg'"),
+    ({'seeds': (1, 1)}, '`seeds` to be .*none twice'),
+    ({'seeds': ()}, '`seeds` to be .*at least one'),
+    ({'seeds': (-1,)}, '`seeds.*` to be at least 0'),
+    ({'num_folds': 1}, '`num_folds` to be at least 2'),
+    ({'num_new_clients': -3}, '`num_new_clients` to be at least 0'),
+    ({'num_search_trials': 0}, '`num_search_trials` to be at least 1'),
+    ({'validation_fraction': 1.0}, '`validation_fraction` to be less than 1'),
+    ({'clams': ()}, '`clams`. Did you mean claims'),
+    ({'settings': {'num_round': 5}}, '`num_round`. Did you mean num_rounds'),
+    ({'settings': {'learnin_rate': 5}}, 'Did you mean .*learning_rate'),
+    ({'settings': {'seed': 5}}, 'no argument `seed`'),
+    ({'overrides': {'method': 'fed_avg'}}, 'no argument `method`'),
+    ({'conditions': {'A': {'partitio': 5}}}, 'Did you mean partition'),
+    ({'conditions': {'A': {'fed_av.momentum': 0}}}, "'fed_av'"),
+    ({'settings': {'fed_avg.num_clusters': 5}}, 'no argument `num_clusters`'),
+    ({'tune': {'fed_avg.learning_rat': (0.1,)}}, "`tune`.*'fed_avg.learning_"),
+    ({'tune': {'num_clusters': (2,)}}, 'of fed_avg, fed_rep, .*num_clusters'),
+    ({'tune': {'ditto.momentum': (0.1,)}}, "fed_rep, found 'ditto.momentum'"),
+    ({'tune': {'momentum': 0.1}}, '`tune` to be a list of values of momentum'),
+    ({'tune': {'momentum': ()}}, '`tune` to be a list of values of momentum'),
+    ({'tune': {'momentum': (0.1, 0.1)}}, '`tune` to be .*none twice'),
+    ({'tune': {'learning_rate': _RATES}}, '`num_search_trials` to be given'),
+    *(
+      ({'tune': {'momentum': pfl.Range(*ends)}, 'num_search_trials': 1}, words)
+      for ends, words in (
+        ((0.5, 0.5), 'lower to a higher.*momentum=0.5:0.5'),
+        ((0, 0.5, True), 'of logarithms from above 0'),
+      )
+    ),
+  ],
+)
+def test_wrong_studies_are_refused(changes, message):
+  with pytest.raises((ValueError, TypeError), match=message):
+    _study(**changes)
+
+
+@pytest.mark.parametrize(
+  'algorithm, settings, message',
+  [
+    ('fed_foo', {}, "'fed_foo'"),
+    ('fed_avg', {'score': 'clients'}, '`score` to be one of personal, global'),
+    ('fed_avg', {'fine_tun': 'head'}, 'Did you mean fine_tune'),
+    ('fed_avg', {'seed': 3}, 'no argument `seed`'),
+  ],
+)
+def test_wrong_methods_are_refused(algorithm, settings, message):
+  with pytest.raises((ValueError, TypeError), match=message):
+    pfl.Method(algorithm, **settings)
+
+
+def test_the_last_layer_counts():
+  layers = {'study': 0.1, 'condition': 0.2, 'method': 0.3, 'overrides': 0.4}
+  for known in range(1, 5):
+    rates = {
+      name: {'learning_rate': rate} for name, rate in [*layers.items()][:known]
+    }
+    study = _study(
+      {'A': pfl.Method('fed_avg', **rates.get('method', {}))},
+      settings=rates['study'],
+      conditions={'x': rates.get('condition', {})},
+    ).with_settings(**rates.get('overrides', {}))
+    assert _hparams(study, 'A', 'x').learning_rate == known / 10
+  # And before all of them what a sweep chose.
+  settings = study.settings_of('x', 'A', 5, {'learning_rate': 0.7})
+  assert (settings.method.learning_rate, settings.seed) == (0.7, 5)
+
+
+def test_a_hyperparameter_is_for_each_method_that_has_it():
+  study = _study(
+    ('fed_avg', 'fed_rep', 'ditto'),
+    settings={
+      'fed_avg.momentum': 0.1,
+      # What is said of one method alone goes before, in any order.
+      'momentum': 0.2,
+      'head_learning_rate': 0.3,
+      'learning_rate': 0.4,
+      'proximal_strength': 0.5,
+    },
+  )
+  fed_avg, fed_rep, ditto = (_hparams(study, name) for name in study.methods)
+  assert (fed_avg.momentum, fed_avg.learning_rate) == (0.1, 0.4)
+  rates = fed_rep.head_learning_rate, fed_rep.body_learning_rate
+  assert (fed_rep.momentum, *rates) == (0.2, 0.3, 0.4)
+  assert ditto.proximal_strength == 0.5
+
+
+def test_a_name_of_a_setting_is_the_methods_if_it_has_its_own():
+  study = _study(
+    {
+      'FedDAR': pfl.Method('fed_dar', ridge=2.0, reweight_domains=False),
+      'FedAvg': pfl.Method('fed_avg', reweight_domains=True),
+    }
+  )
+  fed_dar, fed_avg = (study.settings_of('', n, 0) for n in study.methods)
+  assert (fed_dar.method.ridge, fed_dar.method.reweight_domains) == (2, False)
+  default = pfl.Settings(method='fed_avg', num_clients=6, num_rounds=7)
+  assert fed_avg == dataclasses.replace(default, reweight_domains=True)
+
+
+def test_epochs_take_the_place_of_steps():
+  study = _study(
+    {
+      'FedRep': pfl.Method('fed_rep'),
+      'Per-FedAvg': pfl.Method('per_fed_avg'),
+      'of steps': pfl.Method('per_fed_avg', num_steps=4),
+    },
+    settings={'num_epochs': 3},
+  )
+  fed_rep, per_fed_avg, of_steps = (
+    _hparams(study, name) for name in study.methods
+  )
+  assert (fed_rep.num_body_epochs, fed_rep.num_head_epochs) == (
+    3,
+    registry.ALGORITHMS['fed_rep'].hparams().num_head_epochs,
+  )
+  assert registry.ALGORITHMS['per_fed_avg'].hparams().num_steps
+  assert (per_fed_avg.num_epochs, per_fed_avg.num_steps) == (3, None)
+  assert of_steps.num_steps == 4
+  # Also those of a scale.
+  scaled = study.with_settings(num_epochs=1)
+  assert _hparams(scaled, 'of steps').num_steps is None
+
+
+def test_settings_of_a_layer_take_others_back():
+  study = _study(
+    ('fed_avg',),
+    settings={'cohort_size': 3, 'num_clients': 9},
+    conditions={'few': {}, 'often': {'participation': 0.5}},
+  )
+
+  def rounds(study, name):
+    rounds = study.settings_of(name, 'fed_avg', 0).rounds
+    return rounds.cohort_size, rounds.participation
+
+  assert rounds(study, 'few') == (3, None)
+  assert rounds(study, 'often') == (None, 0.5)
+  again = study.with_settings(cohort_size=2)
+  assert rounds(again, 'often') == (2, None)
+  assert rounds(study.with_settings(cohort_size=None), 'often') == (None, 0.5)
+
+
+def test_settings_may_be_those_of_a_run():
+  settings = pfl.Settings(
+    num_clients=6, method='ditto', seed=4, fine_tune='head', learning_rate=0.3
+  )
+  study = _study(settings=settings)
+  assert study.settings == {'num_clients': 6, 'fine_tune': 'head'}
+  found = study.settings_of('', 'fed_avg', 1)
+  assert found == pfl.Settings(
+    num_clients=6, method='fed_avg', seed=1, fine_tune='head'
+  )
+
+
+def test_data_sets_without_files_need_no_folder():
+  study = _study(
+    ('fed_avg',),
+    conditions={'a': {'dataset': 'digits'}, 'b': {'dataset': 'mnist'}},
+  ).with_settings(data_dir='there')
+  folders = [
+    study.settings_of(name, 'fed_avg', 0).data.data_dir
+    for name in study.conditions
+  ]
+  assert folders == [None, 'there']
+
+
+def test_scales_replace_fields_settings_and_parameters():
+  study = _study(
+    {
+      'FedAvg': pfl.Method('fed_avg', num_epochs=9),
+      'FedRep': pfl.Method('fed_rep'),
+    },
+    conditions={2: {'partition': 'shards:2'}, 5: {'partition': 'shards:5'}},
+    seeds=range(5),
+    parameters=_Parameters(),
+    scales={
+      'small': {
+        'seeds': (7,),
+        'methods': ['FedAvg'],
+        'conditions': ['5'],
+        'settings': {'num_rounds': 2},
+        'num_epochs': 1,
+        'depth': 4,
+        'dataset': 'synthetic',
+      },
+      'cpu': {'conditions': {3: {}}, 'methods': {'Ditto': pfl.Method('ditto')}},
+    },
+  )
+  small = study.at('small')
+  assert (small.scale, study.scale) == ('small', 'paper')
+  assert (small.seeds, small.method_names) == ((7,), ('FedAvg',))
+  assert [*small.conditions] == [5]
+  assert small.parameters == _Parameters(depth=4)
+  settings = small.settings_of(5, 'FedAvg', 7)
+  assert settings.method.num_epochs == 1
+  # A scale's settings are added to the study's.
+  assert settings.rounds.num_rounds == 2
+  assert (settings.data.num_clients, settings.data.name) == (6, 'synthetic')
+  cpu = study.at('cpu')
+  assert ([*cpu.conditions], [*cpu.methods]) == ([3], ['Ditto'])
+  # A study need not have this one.
+  assert _study().at('cpu').method_names == ('fed_avg', 'fed_rep')
+  for of, scale, known in (
+    (study, 'large', 'one of paper, cpu, small'),
+    (_study(), 'small', 'one of paper, cpu, found'),
+  ):
+    with pytest.raises(ValueError, match=known):
+      of.at(scale)
+
+
+def test_a_part_of_a_study_is_selected():
+  study = _study(conditions={2: {}, 5: {}}, seeds=(0, 1))
+  part = study.select(methods=['fed_rep'], conditions=['2'], seeds=[4])
+  assert [
+    (e.condition, e.method, e.seed, e.trial.name) for e in plan.entries(part)
+  ] == [(2, 'fed_rep', 4, '2-fed_rep-seed4')]
+  assert study.select() == study
+  with pytest.raises(ValueError, match='`methods` to be one of fed_avg, fed_'):
+    study.select(methods=['ditto'])
+  with pytest.raises(ValueError, match='`conditions` to be one of 2, 5'):
+    study.select(conditions=['3'])
+
+
+def test_other_settings_are_checked():
+  study = _study(parameters=_Parameters())
+  changed = study.with_settings(depth=5, num_clients=3)
+  assert changed.parameters == _Parameters(5)
+  assert changed.settings_of('', 'fed_avg', 0).data.num_clients == 3
+  with pytest.raises(TypeError, match='Did you mean num_clients'):
+    study.with_settings(num_client=3)
