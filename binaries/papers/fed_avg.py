@@ -19,6 +19,38 @@ the same number of rounds.
 
 What comes out is in docs/results/fedavg_fine_tuning.md.
 
+Deviations:
+
+On images. The paper's network has three blocks of two convolutions and three
+dense layers. Their channels and units are not legible in our copy, so those of
+the scale `paper` are ours. So are the learning rate, batches of 10, ten clients
+a round, 2,500 local steps in all, and the numbers of local steps. The scale
+`cpu` has Fashion-MNIST and dense layers, to spare time. Error bars are over the
+means of seeds, not over all new clients of all seeds. The sizes were chosen
+with seeds 0 to 4.
+
+`fedavg_cosine`. The scale `paper` reads cifar10.npz in `--data_dir`. There the
+classes are divided by Dirichlet 0.6 for each client, as in FedDyn's code.
+
+`fedavg_new_classes`, `fedavg_cka`. The scale `paper` reads cifar100.npz and
+cifar10.npz in `--data_dir`. The new clients of `fedavg_cka` have CIFAR-10
+there, as in the paper. With Fashion-MNIST they have classes that the training
+did not have.
+
+`fedavg_linear_representation`. The step size, the start and the number of
+rounds are ours. Models start as Theorem 1 asks, with I - alpha B^T B = 0 and a
+head of zeros. With a part of the clients in each round, the theorem asks for a
+number that depends on the heads; half of the clients is less for some ground
+truths.
+
+`fedavg_linear_new_client`. The step size of training is 0.05 here, and 0.4 in
+`fedavg_linear_representation`: new clients diverge from a model of larger
+steps. (Steps on the head are as large with any alpha, as B^T B is about
+I / alpha.) The rounds that training needs grow as 1 / alpha^2; after 8,000
+FedAvg is at distances of 4e-3 or less. New clients fine-tune with steps of
+0.02, where the paper has the steps of training (equation 4): with 0.05 one of
+100 with 10 samples of 100 dimensions diverges from D-GD's model in 500 steps.
+
 References:
   Collins, Hassani, Mokhtari, Shakkottai: FedAvg with Fine Tuning: Local Updates
   Lead to Representation Learning, NeurIPS 2022, section 5 and appendix C.
@@ -27,9 +59,8 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Optional
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -57,29 +88,20 @@ _ALIKE, _DISSIMILAR = 0.8, 0.2
 class NewClients:
   """Clients that a trained model is fine-tuned on.
 
-  Attributes:
-    dataset: Data of the clients, who share all its examples.
-    nums_examples: Numbers of examples that a client is fine-tuned on.
-    classes: Classes of the clients; None for all.
-  """
-
-  dataset: str
-  nums_examples: Sequence[int]
-  classes: Optional[Sequence[int]] = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Parameters:
-  """Sizes of studies with new clients.
+  They have the classes that training did not have, or another data set.
 
   Attributes:
-    new_clients: The new clients by condition.
-    new_clients_per_seed: New clients for each seed.
+    nums_examples: Numbers of examples of new classes to fine-tune a client on.
+    nums_of_other: Numbers of examples of the other data set.
+    other_dataset: Data of the clients, if training had all classes of its own.
+    per_seed: New clients for each seed, who share all examples.
     num_fine_tuning_epochs: Epochs of fine-tuning all weights.
   """
 
-  new_clients: Mapping[str, NewClients]
-  new_clients_per_seed: int = 5
+  nums_examples: Sequence[int] = (20, 50, 100, 200, 500)
+  nums_of_other: Sequence[int] = (50, 100, 200, 500, 1000)
+  other_dataset: str = 'mnist'
+  per_seed: int = 5
   num_fine_tuning_epochs: int = 10
 
 
@@ -132,8 +154,8 @@ def cosine_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     same = np.eye(matrices.shape[-1], dtype=bool)
     within[method] = np.nanmean(matrices[:, same], axis=1)
     between[method] = np.nanmean(matrices[:, ~same], axis=1)
-  others = [method for method in within if method != _D_SGD]
-  for most in others[-1:]:
+  most = list(study.methods)[-1]
+  if most in within:
     steps = study.methods[most].settings['num_steps']
     yield claims.measured(
       f'Features of one class are alike with {steps} local steps: mean cosine'
@@ -149,8 +171,11 @@ def cosine_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
       between[most],
       below=_DISSIMILAR,
     )
-  comparisons = list(zip(others[1:], others))
+  # Methods, and those with fewer steps.
+  others = [method for method in within if method != _D_SGD]
+  pairs = list(zip(others[1:], others))
   if _D_SGD in within:
+    pairs = [(method, _D_SGD) for method in others] + pairs
     yield claims.measured(
       "All of D-SGD's features, those of one class too, are dissimilar: mean"
       ' cosine similarity',
@@ -158,14 +183,13 @@ def cosine_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
       np.maximum(within[_D_SGD], between[_D_SGD]),
       below=_DISSIMILAR,
     )
-    comparisons = [*((method, _D_SGD) for method in others), *comparisons]
-  for more, fewer in comparisons:
-    gaps = [within[method] - between[method] for method in (more, fewer)]
+  gaps = {method: within[method] - between[method] for method in within}
+  for more, fewer in pairs:
     yield claims.difference(
       f'{more} tells classes apart better than {fewer}: similarity within'
       ' classes less that between them',
       study.source,
-      gaps[0] - gaps[1],
+      gaps[more] - gaps[fewer],
     )
 
 
@@ -190,6 +214,16 @@ def draw_cosine(numbers: Numbers, study: Study, figure: Figure) -> None:
     axes.set_title(method, loc='left')
 
 
+def _new_examples(context, data):
+  """The new clients' examples, and the numbers of them to fine-tune on."""
+  sizes = context.parameters
+  if 'classes' not in data.arguments:
+    return context.load_arrays(sizes.other_dataset), sizes.nums_of_other
+  arrays = context.load_arrays(data.name)
+  new = sorted({*range(arrays.num_classes)} - {*data.arguments['classes']})
+  return arrays.class_subset(new), sizes.nums_examples
+
+
 def _fits(
   context: measures.Context,
 ) -> Iterator[tuple[dict[str, Any], datasets.Arrays, dict[str, Any]]]:
@@ -199,31 +233,24 @@ def _fits(
     Of each fit the columns that name it, all examples of the new clients, who
     share them, and arguments for `evaluation.score` and `personalize`.
   """
-  parameters = context.parameters
-  load = functools.cache(context.load_arrays)
+  sizes = context.parameters
   for columns, run, runtime in _runs(context):
-    new = parameters.new_clients[columns['condition']]
-    arrays = load(new.dataset)
-    if new.classes is not None:
-      arrays = arrays.class_subset(new.classes)
-    fit = {
-      'run': run,
-      'clients': arrays.to_clients(
-        parameters.new_clients_per_seed, 'iid', seed=run.settings.seed
-      ),
-      'personalization': dataclasses.replace(
-        run.settings.process.personalization,
-        fine_tune='all',
-        num_epochs=parameters.num_fine_tuning_epochs,
-      ),
-      'runtime': runtime,
-    }
-    for num in new.nums_examples:
-      yield (
-        {**columns, 'num_examples': num},
-        arrays,
-        {**fit, 'num_samples': num},
+    arrays, nums_examples = _new_examples(context, run.settings.data)
+    clients = arrays.to_clients(sizes.per_seed, 'iid', seed=run.settings.seed)
+    personalization = dataclasses.replace(
+      run.settings.process.personalization,
+      fine_tune='all',
+      num_epochs=sizes.num_fine_tuning_epochs,
+    )
+    for num in nums_examples:
+      fit = dict(
+        run=run,
+        clients=clients,
+        personalization=personalization,
+        runtime=runtime,
+        num_samples=num,
       )
+      yield {**columns, 'num_examples': num}, arrays, fit
 
 
 def measure_new_classes(context: measures.Context) -> measures.Rows:
@@ -241,8 +268,7 @@ def new_classes_claims(
   if {_D_SGD, most} - {*numbers.distinct('method')}:
     return
   for condition in numbers.distinct('condition'):
-    new = study.parameters.new_clients[condition]
-    panel = 'right' if new.classes is None else 'left'
+    panel = 'left' if condition.startswith('new classes') else 'right'
     for num in numbers.distinct('num_examples', condition=condition):
       where = {'condition': condition, 'num_examples': num}
       yield claims.difference(
@@ -271,8 +297,7 @@ def cka_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Figure 2: the layers before the head, and the first half of these."""
   most = list(study.methods)[-1]
   known = numbers.distinct('method')
-  # The last layer is the head.
-  body = numbers.distinct('layer')[:-1]
+  *body, _head = numbers.distinct('layer')
   early = body[: len(body) // 2]
 
   def mean_cka(method, layers):
@@ -308,29 +333,31 @@ def _methods(*nums_local_steps):
   }
 
 
-def _layers(number):
-  """A network of dense layers."""
-  arguments = {'widths': (64,) * number, 'initialization': 'fan_in'}
-  return {'model': 'mlp', 'model_arguments': arguments}
+def _training(num_layers, learning_rate=0.05, **settings):
+  """Settings of a network of dense layers.
+
+  Fine-tuning has the options of training, as in the paper's equation 4.
+  """
+  options = dict(learning_rate=learning_rate, momentum=0.0, batch_size=10)
+  return dict(
+    options,
+    **{f'fine_tune_{name}': value for name, value in options.items()},
+    client_weighting='uniform',
+    # The first and the last rounds alone.
+    rounds_per_evaluation=10**6,
+    num_final_evaluations=1,
+    cohort_size=10,
+    dataset='fashion_mnist',
+    model='mlp',
+    model_arguments=dict(widths=(64,) * num_layers, initialization='fan_in'),
+    **settings,
+  )
 
 
-# Fine-tuning has the options of training, as in the paper's equation 4.
-_TRAINING = dict(
-  dataset='fashion_mnist',
-  num_clients=80,
-  partition='shards:3',
-  cohort_size=10,
-  learning_rate=0.05,
-  fine_tune_learning_rate=0.05,
-  momentum=0.0,
-  fine_tune_momentum=0.0,
-  batch_size=10,
-  fine_tune_batch_size=10,
-  client_weighting='uniform',
-  # The first and the last rounds alone.
-  rounds_per_evaluation=10**6,
-  num_final_evaluations=1,
-)
+def _trained_on(num_classes):
+  return {'dataset_arguments': {'classes': tuple(range(num_classes))}}
+
+
 _PAPERS_NETWORK = dict(
   model='cnn',
   model_arguments=dict(
@@ -342,67 +369,24 @@ _PAPERS_NETWORK = dict(
   ),
 )
 _CIFAR100 = dict(_PAPERS_NETWORK, dataset='cifar100', partition='shards:5')
-_SMALL_LINEAR = dict(num_clients=20, dimension=20, rank=2, seeds=[0])
-_SMALL = dict(
-  dataset='digits',
-  num_clients=8,
-  cohort_size=2,
-  num_rounds=2,
-  seeds=[0],
-  **_layers(2),
-)
-_DEVIATIONS = """The paper's network has three blocks of two convolutions and
-three dense layers. Their channels and units are not legible in our copy, so
-those of the scale `paper` are ours. So are the learning rate, batches of 10,
-ten clients a round, 2,500 local steps in all, and the numbers of local steps.
-The scale `cpu` has Fashion-MNIST and dense layers, to spare time. Error bars
-are over the means of seeds, not over all new clients of all seeds. The sizes
-were chosen with seeds 0 to 4. """
-_FILES = 'The scale `paper` reads {} in `--data_dir`.'
-
-
-def _trained_on(num_classes):
-  return {'dataset_arguments': {'classes': tuple(range(num_classes))}}
-
-
-# Figure 5: numbers of examples of new classes, and of another data set.
-_FEW, _MORE = (20, 50, 100, 200, 500), (50, 100, 200, 500, 1000)
-_NEW_CLASSES = {
-  'new classes of fashion_mnist': NewClients(
-    'fashion_mnist', _FEW, range(7, 10)
-  ),
-  'mnist': NewClients('mnist', _MORE),
-}
-_NEW_CLASSES_PAPER = {
-  f'{name}{classes}': new
-  for classes in ('', ' (20 classes a client)')
-  for name, new in (
-    ('new classes of cifar100', NewClients('cifar100', _FEW, range(80, 100))),
-    ('cifar10', NewClients('cifar10', _MORE)),
+# Figure 5: training on the other classes, or on another data set.
+_CONDITIONS = {'new classes of fashion_mnist': _trained_on(7), 'mnist': {}}
+_CONDITIONS_PAPER = {
+  f'{new}{classes}': {**trained, **partition}
+  for classes, partition in (
+    ('', {}),
+    (' (20 classes a client)', {'partition': 'shards:20'}),
+  )
+  for new, trained in (
+    ('new classes of cifar100', _trained_on(80)),
+    ('cifar10', {}),
   )
 }
-_NEW_CLASSES_SMALL = {
-  name: NewClients('digits', (20,), new.classes and range(7, 10))
-  for name, new in {**_NEW_CLASSES, **_NEW_CLASSES_PAPER}.items()
-}
-
-
-def _conditions(new_clients, num_old_classes):
-  """Training on the other classes, if new clients have some."""
-  return {
-    name: {
-      **(_trained_on(num_old_classes) if new.classes else {}),
-      **({'partition': 'shards:20'} if '20 classes' in name else {}),
-    }
-    for name, new in new_clients.items()
-  }
-
-
+_SMALL_LINEAR = dict(num_clients=20, dimension=20, rank=2)
 STUDIES = (
   Study(
     name='fedavg_linear_representation',
-    summary='FedAvg learns the representation; D-GD does not, but minimizes '
-    'the loss',
+    summary='FedAvg learns the representation; D-GD only minimizes the loss',
     source=f'{linear.PAPER}, figures 1 and 3 left, Theorem 1',
     seeds=range(10),
     measure=linear.measure_representation,
@@ -410,10 +394,7 @@ STUDIES = (
     claims=[linear.representation_claims],
     draw=linear.draw_representation,
     scales={'small': _SMALL_LINEAR},
-    deviations="""The step size, the start and the number of rounds are ours.
-Models start as Theorem 1 asks, with I - alpha B^T B = 0 and a head of zeros.
-With a part of the clients in each round, the theorem asks for a number that
-depends on the heads; half of the clients is less for some ground truths.""",
+    deviations=__doc__,
   ),
   Study(
     name='fedavg_linear_new_client',
@@ -438,21 +419,13 @@ depends on the heads; half of the clients is less for some ground truths.""",
         sample_counts=(5, 10, 30),
       )
     },
-    deviations="""The step size of training is 0.05 here, and 0.4 in
-fedavg_linear_representation: new clients diverge from a model of larger steps.
-(Steps on the head are as large with any alpha, as B^T B is about I / alpha.)
-The rounds that training needs grow as 1 / alpha^2; after 8,000 FedAvg is at
-distances of 4e-3 or less. New clients fine-tune with steps of 0.02, where the
-paper has the steps of training (equation 4): with 0.05 one of 100 with 10
-samples of 100 dimensions diverges from D-GD's model in 500 steps.""",
+    deviations=__doc__,
   ),
   Study(
     name='fedavg_cosine',
     summary='local updates make features of different classes less alike',
     source=f'{linear.PAPER}, figure 4',
-    settings=dict(
-      {**_TRAINING, **_layers(4)}, num_clients=100, partition='dirichlet:0.6'
-    ),
+    settings=_training(4, num_clients=100, partition='dirichlet:0.6'),
     methods=_methods(1, 10, 50),
     seeds=range(5, 10),
     metric='cosine',
@@ -461,32 +434,22 @@ samples of 100 dimensions diverges from D-GD's model in 500 steps.""",
     draw=draw_cosine,
     scales={
       'paper': dict(
-        settings=dict(
-          _PAPERS_NETWORK, dataset='cifar10', partition='client_dirichlet:6'
-        )
+        _PAPERS_NETWORK, dataset='cifar10', partition='client_dirichlet:6'
       ),
-      'small': _SMALL,
     },
-    deviations=_DEVIATIONS
-    + _FILES.format('cifar10.npz')
-    + """ There the classes are divided by Dirichlet 0.6 for each client, as in
-FedDyn's code.""",
+    deviations=__doc__,
   ),
   Study(
     name='fedavg_new_classes',
     summary='FedAvg, fine-tuned on new classes, beats D-SGD',
     source=f'{linear.PAPER}, figure 5',
-    settings=dict(
-      {**_TRAINING, **_layers(5)},
-      learning_rate=0.1,
-      fine_tune_learning_rate=0.1,
-    ),
+    settings=_training(5, 0.1, num_clients=80, partition='shards:3'),
     methods=_methods(1, 50),
-    conditions=_conditions(_NEW_CLASSES, 7),
+    conditions=_CONDITIONS,
     seeds=range(5, 10),
     metric='accuracy',
     measure=measure_new_classes,
-    parameters=Parameters(_NEW_CLASSES),
+    parameters=NewClients(),
     claims=[new_classes_claims],
     draw=panels.curves(
       'accuracy',
@@ -500,49 +463,44 @@ FedDyn's code.""",
     scales={
       'paper': dict(
         settings=_CIFAR100,
-        conditions=_conditions(_NEW_CLASSES_PAPER, 80),
-        new_clients=_NEW_CLASSES_PAPER,
+        conditions=_CONDITIONS_PAPER,
+        other_dataset='cifar10',
       ),
       'small': dict(
-        _SMALL,
-        conditions=_conditions(_NEW_CLASSES_SMALL, 7),
+        conditions={**_CONDITIONS, **_CONDITIONS_PAPER},
         partition='shards:3',
-        new_clients=_NEW_CLASSES_SMALL,
-        new_clients_per_seed=2,
+        other_dataset='digits',
+        nums_of_other=(20,),
+        per_seed=2,
       ),
     },
-    deviations=_DEVIATIONS + _FILES.format('cifar100.npz and cifar10.npz'),
+    deviations=__doc__,
   ),
   Study(
     name='fedavg_cka',
     summary="fine-tuning leaves more of FedAvg's layers than of D-SGD's",
     source=f'{linear.PAPER}, figure 2',
-    settings={**_TRAINING, **_layers(6), **_trained_on(7)},
+    settings=_training(
+      6, num_clients=80, partition='shards:3', **_trained_on(7)
+    ),
     methods=_methods(1, 50),
     seeds=range(5, 10),
     metric='cka',
     measure=measure_cka,
-    parameters=Parameters(
-      {'': NewClients('fashion_mnist', (2000,), range(7, 10))}
-    ),
+    parameters=NewClients((2000,), (2000,)),
     claims=[cka_claims],
     draw=panels.bars(
       'cka', group='layer', y_label='CKA before and after fine-tuning'
     ),
     scales={
-      'paper': dict(
-        settings=dict(_CIFAR100, dataset_arguments={}),
-        new_clients={'': NewClients('cifar10', (2000,))},
-      ),
+      'paper': dict(_CIFAR100, dataset_arguments={}, other_dataset='cifar10'),
       'small': dict(
-        _SMALL,
-        new_clients={'': NewClients('digits', (200,), range(7, 10))},
-        new_clients_per_seed=2,
+        _trained_on(7),
+        model_arguments={'widths': (4, 4)},
+        nums_examples=(200,),
+        per_seed=2,
       ),
     },
-    deviations=_DEVIATIONS
-    + _FILES.format('cifar100.npz and cifar10.npz')
-    + """ There new clients have CIFAR-10, as in the paper. With Fashion-MNIST
-they have classes that the training did not have.""",
+    deviations=__doc__,
   ),
 )

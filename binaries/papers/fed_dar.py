@@ -13,11 +13,61 @@
 * `feddar_linear` (figure 1) and `feddar_linear_rate` (theorem A.4): linear
   regression, see `linear.fed_dar`.
 
-At scale `cpu` the data are the relabelled digits, which are bundled, and in
-which the distribution of labels given the image depends on the domain, as in
-the paper's problem. `feddar_ablation` and `feddar_k` have few examples there
-(60 a client) and domains of unequal size (the largest has 40% of them, the
-smallest 5%), where components matter.
+Deviations
+
+All studies, both scales: FedDAR-SA solves equation 8 with the library's ridge,
+and "ridge 0" beside it without one, as in the paper. Separate FedAvg has the
+warm-up that all methods have. The paper's scores of its worst domain, 4 to 10%
+where FedAvg's are near 40%, look like scores of models without. Accuracies are
+the mean of the last ten rounds (of table 3 and EXAM the paper has the mean of
+the last five); methods whose clients fine-tune have the score of the last
+models.
+
+FairFace (`feddar_domains` and `feddar_k` at scale `paper`): needs --data_dir
+with the published files, and a GPU. The paper starts from ImageNet weights,
+which --set=initial_weights=FILE gives. A client's labels are distributed as its
+domains' labels are (the paper has uniform ones), and images are in [0, 1].
+Scores are of the whole validation set, by domain. `feddar_k` has the mixture
+alpha = 1, for which the authors chose k.
+
+EXAM (`feddar_hospitals` and `feddar_ablation` at scale `paper`): the data (six
+hospitals, chest X-rays of 224x224 with 22 columns of a record, race groups as
+domains) are not public. --data_dir has an .npz file of x, record, y, client and
+domain. The network is a ResNet-34 joined with the record, with 278 features as
+in the paper. It is not the network of the data's authors, from whose weights
+the paper starts (--set=initial_weights=FILE). FedMinMax has the library's rate
+of the domains' weights. FedAvg + separate FT has half of the 20 rounds for each
+part, with one learning rate; the paper does not say how many.
+
+`feddar_digits` at scale `paper`: needs --data_dir with the five files of
+digits5. The network is that of FedBN's code (six layers). Momentum, the
+origins' prior and the number of epochs are not in the paper: here there is no
+momentum, the origins are equally likely, and there are 5 epochs. Images are not
+normalized. FedAvg's figures are illegible in our copy.
+
+Scale `cpu`: the data are the relabelled digits, which are bundled, and in which
+the distribution of labels given the image depends on the domain, as in the
+paper's problem. Five clients have 250 examples each where the paper's have 500,
+and a small network. `feddar_ablation` and `feddar_k` have fewer examples (60 a
+client) and domains of unequal size (the largest has 40% of them, the smallest
+5%), where components matter. `feddar_hospitals` has heart_disease in place of
+EXAM: four hospitals are the clients, and sex is the domain. It needs --data_dir
+with the files. `feddar_digits` needs --data_dir with at least two of the files
+of digits5. Its CNN is smaller than the paper's, with two convolutions and two
+dense layers, on smaller images (16x16), for 60 rounds in place of 100. Its rate
+is the paper's, with a momentum of 0.5. FedBN, and FedAvg beside it, have batch
+normalization, which the others have not; with an MLP, FedBN would be FedAvg and
+is left out.
+
+Training at scale `cpu`: one learning rate serves all methods. All have the ten
+rounds of FedAvg as warm-up that the paper gives each of them on digits
+(appendix B.2), re-weighted where the method is. The warm-up's rounds are of
+five epochs, as later ones (B.3.2 does not say how many); in `feddar_digits`
+they are of one, as in the paper. Clients fine-tune all weights for one epoch at
+half the rate of training, as the paper does with Adam (appendix B.3.3; it found
+more to be worse), and with training's batches and momentum. FedAvg + separate
+FT has no rounds of its own: half of them all are FedAvg's, and in the other
+half each domain's model goes on by FedAvg on the domain's data.
 
 References:
   Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
@@ -40,35 +90,27 @@ from tff_pfl.studies.study import Method, Study
 from .linear import fed_dar as linear
 from .linear import theorem
 
-_SA, _WA = 'FedDAR-SA', 'FedDAR-WA'
+_SA, _WA, _WITHOUT_RIDGE = 'FedDAR-SA', 'FedDAR-WA', 'FedDAR-SA, ridge 0'
 _FED_AVG, _FINE_TUNED = 'FedAvg', 'FedAvg + FT'
-_REWEIGHTED, _MULTI_HEAD = 'FedAvg, re-weighted', 'FedAvg + multi-head'
-_WITHOUT_RIDGE = f'{_SA}, ridge 0'
-_FED_BN, _NORMALIZED = 'FedBN', 'FedAvg, batch normalization'
 _SEPARATE, _SEPARATE_FT = 'Separate FedAvg', 'FedAvg + separate FT'
+_REWEIGHTED, _MULTI_HEAD = 'FedAvg, re-weighted', 'FedAvg + multi-head'
 _DOMAIN_INPUT = 'FedAvg, domain as input'
+_FED_BN, _NORMALIZED = 'FedBN', 'FedAvg, batch normalization'
 _ALL_COMPONENTS, _AVERAGED = 'RW, MH, Alter, Proj, SA', 'RW, MH, Alter, WA'
 _PROJECTED = 'RW, MH, Alter, Proj, WA'
 _ALPHAS = ('0.1', '0.5', '1', '100')
 # Over the domains, and the mean over the clients.
 _SCORES = ('min', 'mean', 'max', 'client_mean')
 
-
-def _separate_fine_tuning(num_rounds):
-  """FedAvg, then for as many rounds FedAvg on each domain's data."""
-  half = {'num_warmup_rounds': num_rounds, 'num_rounds': num_rounds}
-  return Method('separate_fed_avg', **half)
-
-
 _RW, _JOINT = {'reweight_domains': True}, {'alternating': False}
 _AVERAGE = {'aggregation': 'weighted_average'}
-_PROJECTION, _NO_PROJECTION = {'projection_dim': 16}, {'projection_dim': None}
+_AVERAGE_ALL = {**_AVERAGE, 'projection_dim': None}
 _METHODS = {
   'Local': Method('local_only'),
   _SEPARATE: Method('separate_fed_avg'),
   _FED_AVG: Method('fed_avg'),
   _FINE_TUNED: Method('fed_avg', fine_tune='all'),
-  _SEPARATE_FT: _separate_fine_tuning(30),
+  _SEPARATE_FT: Method('separate_fed_avg', num_warmup_rounds=30, num_rounds=30),
   _REWEIGHTED: Method('fed_avg', **_RW),
   _MULTI_HEAD: Method('fed_avg', **_RW, domain_model='multi_head'),
   _DOMAIN_INPUT: Method('fed_avg', **_RW, domain_model='input'),
@@ -78,38 +120,32 @@ _METHODS = {
   'FedRep': Method('fed_rep'),
   'FedPer': Method('fed_per'),
   'LG-FedAvg': Method('lg_fed_avg'),
-  _WA: Method('fed_dar', **_AVERAGE, **_NO_PROJECTION),
+  _WA: Method('fed_dar', **_AVERAGE_ALL),
   _SA: Method('fed_dar'),
-  # As in the paper.
   _WITHOUT_RIDGE: Method('fed_dar', ridge=0.0),
 }
-# In the paper these are rows of tables 1 and 2, not of table 3.
-_WITH_COMPONENTS = (_REWEIGHTED, _MULTI_HEAD, _DOMAIN_INPUT, _WITHOUT_RIDGE)
-_SMALL_CNN = {'filters': (8, 16), 'widths': (64,)}
-_BATCH = {'normalization': 'batch'}
-_WITH_NORMALIZATION = {**_SMALL_CNN, **_BATCH}
-# The rows of table 2, first those without alternating training.
+# The rows of table 2.
 _COMPONENTS = {
   'nothing': Method('fed_avg'),
   'RW': Method('fed_avg', **_RW),
   'RW, DI': Method('fed_avg', **_RW, domain_model='input'),
-  **{
-    name: Method('fed_dar', **{**_NO_PROJECTION, **own})
-    for name, own in {
-      'RW, MH, WA': {**_JOINT, **_AVERAGE},
-      'RW, MH, Proj, WA': {**_JOINT, **_PROJECTION, **_AVERAGE},
-      'RW, MH, Proj, SA': {**_JOINT, **_PROJECTION},
-      'MH, Alter, WA': {**_AVERAGE, 'reweight_domains': False},
-      'RW, DI, Alter': {**_AVERAGE, 'heads': 'domain_as_input'},
-      _AVERAGED: _AVERAGE,
-      _PROJECTED: {**_PROJECTION, **_AVERAGE},
-      'RW, MH, Alter, SA': {},
-      _ALL_COMPONENTS: _PROJECTION,
-    }.items()
-  },
+  'RW, MH, WA': Method('fed_dar', **_JOINT, **_AVERAGE_ALL),
+  'RW, MH, Proj, WA': Method('fed_dar', **_JOINT, **_AVERAGE),
+  'RW, MH, Proj, SA': Method('fed_dar', **_JOINT),
+  'MH, Alter, WA': Method('fed_dar', reweight_domains=False, **_AVERAGE_ALL),
+  'RW, DI, Alter': Method('fed_dar', heads='domain_as_input', **_AVERAGE_ALL),
+  _AVERAGED: Method('fed_dar', **_AVERAGE_ALL),
+  _PROJECTED: Method('fed_dar', **_AVERAGE),
+  'RW, MH, Alter, SA': Method('fed_dar', projection_dim=None),
+  _ALL_COMPONENTS: Method('fed_dar'),
 }
+_NOT_IN_TABLE_3 = (_REWEIGHTED, _MULTI_HEAD, _DOMAIN_INPUT, _WITHOUT_RIDGE)
+_BATCH = {'normalization': 'batch'}
+_RESNET = {**_BATCH, 'torchvision': True}
+_SMALL_CNN = {'filters': (8, 16), 'widths': (64,)}
+_WITH_NORMALIZATION = {'model_arguments': {**_SMALL_CNN, **_BATCH}}
 
-# Sizes: what a scale of several studies has.
+# What a scale of several studies has.
 _CLIENTS = dict(num_clients=5, cohort_size=5, num_epochs=5, num_head_epochs=5)
 _FAIRFACE = {
   'seeds': range(3),
@@ -118,7 +154,7 @@ _FAIRFACE = {
     dataset='fairface',
     dataset_arguments={'image_size': 224},
     model='resnet_34',
-    model_arguments={**_BATCH, 'torchvision': True},
+    model_arguments=_RESNET,
     augmentation='flip',
     num_warmup_rounds=20,
     num_rounds=80,
@@ -127,15 +163,6 @@ _FAIRFACE = {
     learning_rate_schedule='step:40:0.1',
     batch_size=64,
   ),
-  'deviations': """
-    The paper starts from ImageNet weights, which --set=initial_weights=FILE
-    gives. Needs --data_dir with the published files of FairFace, and a GPU. A
-    client's labels are distributed as its domains' are (the paper has uniform
-    ones), and images are in [0, 1]. FedDAR-SA solves equation 8 with the
-    library's ridge. Separate FedAvg has the warm-up of all methods; the paper's
-    scores of its worst domain, 4 to 10%, look like those of models without.
-    Accuracies are of the whole validation set by domain, the mean of the last
-    ten rounds.""",
 }
 _EXAM = {
   'seeds': [0],
@@ -147,7 +174,7 @@ _EXAM = {
     cohort_size=6,
     metrics=('auc',),
     model='image_and_record',
-    model_arguments={**_BATCH, 'torchvision': True, 'depth': 34},
+    model_arguments={**_RESNET, 'depth': 34},
     num_rounds=20,
     optimizer='adam',
     learning_rate=1e-4,
@@ -160,18 +187,8 @@ _EXAM = {
     fine_tune_learning_rate=5e-5,
     fine_tune_batch_size=36,
   ),
-  'deviations': """
-    EXAM (six hospitals, chest X-rays of 224x224 with 22 columns of a record,
-    race groups as domains) is not public: --data_dir has an .npz file of x,
-    record, y, client and domain. The network is a ResNet-34 joined with the
-    record, 278 features as in the paper, and not the network of the data's
-    authors, from whose weights the paper starts (--set=initial_weights=FILE).
-    FedDAR-SA has the library's ridge, FedMinMax its rate of the domains'
-    weights. The paper has the mean of the last five rounds, this the mean of
-    the last ten. FedAvg + separate FT has half of the 20 rounds for each part,
-    with one learning rate; the paper does not say how many.""",
 }
-_ONLY_CPU = dict(
+_CPU_ROUNDS = dict(
   num_rounds=50,
   momentum=0.5,
   fine_tune_num_epochs=1,
@@ -179,65 +196,33 @@ _ONLY_CPU = dict(
   fine_tune_batch_size=32,
   rounds_per_evaluation=10**6,
 )
-_CPU_NOTES = """
-    Five clients have 250 examples each where the paper's have 500, and a small
-    network. One learning rate serves all methods. All have the ten rounds of
-    FedAvg as warm-up that the paper gives each of them on digits (appendix
-    B.2), re-weighted where the method is. Its rounds are of five epochs, as
-    later ones (B.3.2 does not say how many); in feddar_digits they are of one,
-    as in the paper. Separate FedAvg has the warm-up also; the paper's scores of
-    its worst domain, 4 to 10% where FedAvg's are near 40%, look like those of
-    models without. Clients fine-tune all weights for one epoch at half the rate
-    of training, as the paper does with Adam (appendix B.3.3; it found more to
-    be worse), and with training's batches and momentum; these methods have the
-    score of the last round, all others the mean over the last ten. FedAvg +
-    separate FT has no rounds of its own: half of them all are FedAvg's, in the
-    other half each domain's model goes on by FedAvg on the domain's data. The
-    paper does not say how many it has. FedBN is left out with an MLP: without
-    batch normalization it is FedAvg."""
-_CPU = {
-  'seeds': range(5),
-  'settings': dict(
-    **_CLIENTS,
-    **_ONLY_CPU,
-    dataset='relabelled_digits',
-    partition='domain_mixture:0.5:60:0.4/0.25/0.2/0.1/0.05',
-    model='mlp',
-    model_arguments={'widths': (128, 64)},
-    num_warmup_rounds=10,
-    batch_size=32,
-    learning_rate=0.05,
-    fine_tune_learning_rate=0.025,
-    projection_dim=16,
-  ),
-  'deviations': _CPU_NOTES,
-}
-_SMALL = dict(
-  seeds=[0],
-  settings=dict(model='mlp', model_arguments={'widths': (8,)}),
+_CPU = dict(
+  **_CLIENTS,
+  **_CPU_ROUNDS,
   dataset='relabelled_digits',
-  dataset_arguments={},
-  partition='domain_mixture:0.5:60',
-  num_clients=2,
-  cohort_size=2,
-  num_warmup_rounds=1,
-  num_rounds=2,
-  num_epochs=1,
-  num_head_epochs=1,
+  partition='domain_mixture:0.5:60:0.4/0.25/0.2/0.1/0.05',
+  model='mlp',
+  model_arguments={'widths': (128, 64)},
+  num_warmup_rounds=10,
+  batch_size=32,
+  learning_rate=0.05,
+  fine_tune_learning_rate=0.025,
+  projection_dim=16,
 )
-_SMALL_WITH_NORMALIZATION = {
-  **_SMALL,
-  'settings': dict(
-    model='cnn', model_arguments={**_BATCH, 'filters': 2, 'widths': (4,)}
-  ),
-}
-_SMALL_LINEAR = dict(seeds=[0], sample_counts=(10,), dimension=8)
+_SMALL = dict(
+  dataset='relabelled_digits',
+  partition='domain_mixture:0.5:60',
+  num_warmup_rounds=1,
+  model='cnn',
+  model_arguments={**_BATCH, 'filters': 2, 'widths': (4,)},
+)
+_SMALL_LINEAR = dict(sample_counts=(10,), dimension=8)
 
 
-def _mixtures(num_examples, prior='', start='', **settings):
+def _mixtures(num_examples, prior='', label='', **settings):
   """Conditions: clients that mix domains, from heterogeneous to alike."""
   return {
-    f'{start}alpha={alpha}': {
+    f'{label}alpha={alpha}': {
       'partition': f'domain_mixture:{alpha}:{num_examples}{prior}',
       **settings,
     }
@@ -268,10 +253,9 @@ def domain_scores(
     scored = result.run.summary if is_own else result.scores['evaluation']
     by_metric = scored['domains']['personal']
     scores = by_metric[next(name for name in metrics if name in by_metric)]
-    values = {
-      **{name: scores[name] for name in _SCORES},
-      **{f'domain/{name}': v for name, v in scores['by_domain'].items()},
-    }
+    values = {name: scores[name] for name in _SCORES}
+    for name, value in scores['by_domain'].items():
+      values[f'domain/{name}'] = value
     if is_own:
       values = {name: value['last_10_mean'] for name, value in values.items()}
     if None in (values[name] for name in _SCORES):
@@ -283,81 +267,70 @@ def domain_scores(
     yield {**result.columns(), **values}
 
 
-def _lead(numbers, statement, source, column, better, worse, **options):
+def _lead(numbers, source, statement, column, better, worse, **options):
   """A claim on the difference of two methods, if there are both."""
   if {better, worse} <= {*numbers.distinct('method')}:
     lead = numbers.lead(column, better, worse)
     yield claims.difference(statement, source, lead, **options)
 
 
+def _best(numbers, column, names):
+  """The method with the highest mean; None of no methods."""
+  means = numbers.frame.groupby('method')[column].mean()
+  return max(names, key=means.get, default=None)
+
+
 def domains_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims on tables 1, 3 and 4, for each kind of label."""
   labels = numbers.frame['condition'].str.extract(r'^(\w+: )?', expand=False)
   for label, frame in numbers.frame.groupby(labels.fillna(''), sort=False):
-    for claim in _label_claims(label, Numbers(frame), study):
+    for claim in _label_claims(label, Numbers(frame), study.source):
       yield claim._replace(statement=label + claim.statement)
 
 
-def _label_claims(label, numbers, study):
+def _label_claims(label, numbers, source):
   """Claims on means over conditions, and on the worst domain of each."""
   names, conditions = map(numbers.distinct, ('method', 'condition'))
-  others = [name for name in names if name not in (_SA, _WA, _WITHOUT_RIDGE)]
-
-  def score(column, method):
-    """The scores by seed and condition."""
-    return numbers.curve(column, 'condition', method=method)
-
-  def mean(column, method):
-    return score(column, method).mean(axis=1)
-
-  for own in (_SA, _WA):
-    if own not in names or not others:
-      continue
-    for other in others:
-      yield claims.difference(
-        f'{own} serves the domains better on average than {other}',
-        study.source,
-        mean('mean', own) - mean('mean', other),
-      )
-    for column, what in (
-      ('min', 'the worst domain'),
-      ('client_mean', 'the clients'),
-    ):
-      best = max(others, key=lambda name: mean(column, name).mean())
-      yield claims.difference(
-        f'{own} serves {what} better than the best baseline, {best}',
-        study.source,
-        mean(column, own) - mean(column, best),
-      )
-  harms = "Clients' fine-tuning harms"
-  for better, worse, statement, source in (
-    (_SA, _WA, 'FedDAR-SA is better on average than FedDAR-WA', study.source),
-    (_FED_AVG, _FINE_TUNED, f'{harms} FedAvg', 'FedDAR, table 3'),
-    ('FedProx', 'FedProx + FT', f'{harms} FedProx', 'FedDAR, table 3'),
-  ):
-    if {better, worse} <= {*names}:
-      yield claims.difference(
-        statement, source, mean('mean', better) - mean('mean', worse)
-      )
-  if len(conditions) < 2 or _SA not in names:
-    return
   rivals = [name for name in names if name not in (_SA, _WITHOUT_RIDGE)]
-  for condition in conditions if rivals else ():
+  baselines = [name for name in rivals if name != _WA]
+  by_run = numbers.frame.groupby(['method', 'seed'], sort=False)
+  means = Numbers(by_run.mean(numeric_only=True).reset_index())
+  served = {'min': 'the worst domain', 'client_mean': 'the clients'}
+  for own in (_SA, _WA):
+    for other in baselines:
+      words = f'{own} serves the domains better on average than {other}'
+      yield from _lead(means, source, words, 'mean', own, other)
+    for column, what in served.items():
+      best = _best(means, column, baselines)
+      words = f'{own} serves {what} better than the best baseline, {best}'
+      yield from _lead(means, source, words, column, own, best)
+  harms, table_3 = "Clients' fine-tuning harms", 'FedDAR, table 3'
+  for place, words, better, worse in (
+    (source, f'{_SA} is better on average than {_WA}', _SA, _WA),
+    (table_3, f'{harms} FedAvg', _FED_AVG, _FINE_TUNED),
+    (table_3, f'{harms} FedProx', 'FedProx', 'FedProx + FT'),
+  ):
+    yield from _lead(means, place, words, 'mean', better, worse)
+  if len(conditions) == 1:
+    return
+  for condition in conditions:
     here = numbers.where(condition=condition)
-    best = max(rivals, key=lambda name: here.values('min', method=name).mean())
-    yield claims.difference(
-      f'With {condition.removeprefix(label)} FedDAR-SA serves the worst domain '
-      f'better than the best other method, {best}',
-      'FedDAR, table 1',
-      here.lead('min', _SA, best),
+    best = _best(here, 'min', rivals)
+    words = (
+      f'With {condition.removeprefix(label)} {_SA} serves the worst domain '
+      f'better than the best other method, {best}'
     )
-  if _FED_AVG in names:
-    ranges = [np.ptp(score('mean', name), axis=1) for name in (_SA, _FED_AVG)]
+    yield from _lead(here, 'FedDAR, table 1', words, 'min', _SA, best)
+  if {_SA, _FED_AVG} <= {*names}:
+    sa, fed_avg = (
+      np.ptp(numbers.curve('mean', 'condition', method=name), axis=1)
+      for name in (_SA, _FED_AVG)
+    )
     yield claims.difference(
       'How heterogeneous the clients are matters less to FedDAR-SA than to '
       "FedAvg: the difference of the means' ranges over alpha",
       'FedDAR, table 1',
-      ranges[0] - ranges[1],
+      sa - fed_avg,
       below=0,
     )
 
@@ -365,50 +338,48 @@ def _label_claims(label, numbers, study):
 def digits_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims of appendix B.2 on table 5, and table 3's order of FedBN."""
   for condition in numbers.distinct('condition'):
-    start = f'With {condition}'
     claim = functools.partial(_lead, numbers.where(condition=condition))
     ahead, behind = _WA, _FED_AVG
     if condition == f'alpha={_ALPHAS[0]}':
       # Almost one domain a client.
       ahead, behind = behind, ahead
-    statement = f'{start} {ahead} is better on average than {behind}'
-    yield from claim(statement, study.source, 'mean', ahead, behind)
+    words = f'With {condition} {ahead} is better on average than {behind}'
+    yield from claim(study.source, words, 'mean', ahead, behind)
     for column, what in (
       ('mean', 'on average'),
       ('min', 'in its worst domain'),
     ):
-      statement = (
-        f'{start} heads that are trained jointly are worse {what} than {_WA}: '
-        'the difference'
+      words = (
+        f'With {condition} heads that are trained jointly are worse {what} '
+        f'than {_WA}: the difference'
       )
-      yield from claim(
-        statement, study.source, column, _MULTI_HEAD, _WA, below=0
-      )
-    for better, words in (
+      where = (column, _MULTI_HEAD, _WA)
+      yield from claim(study.source, words, *where, below=0)
+    for better, what in (
       (_WA, f'{_WA} is better on average than {_FED_BN}, of another network'),
       (_NORMALIZED, f'FedAvg of the same network is better than {_FED_BN}'),
     ):
-      where = ('FedDAR, table 3', 'mean', better, _FED_BN)
-      yield from claim(f'{start} {words}', *where, is_ours=True)
+      words, where = f'With {condition} {what}', ('mean', better, _FED_BN)
+      yield from claim('FedDAR, table 3', words, *where, is_ours=True)
 
 
 def k_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims on figure 2, each aggregation with its best dimension over seeds."""
-  if not {_SA, _WA} <= {*numbers.distinct('method')}:
-    return
-  of_all = [numbers.curve('mean', 'condition', method=m) for m in (_SA, _WA)]
-  best = [scores[:, np.argmax(scores.mean(axis=0))] for scores in of_all]
-  yield claims.difference(
-    'With the best dimension of the representation FedDAR-SA is better than '
-    'FedDAR-WA with its own best',
-    study.source,
-    best[0] - best[1],
-  )
+  """The claim on figure 2, on the best dimension over seeds of each."""
+  if {_SA, _WA} <= {*numbers.distinct('method')}:
+    of_all = [numbers.curve('mean', 'condition', method=m) for m in (_SA, _WA)]
+    best = [scores[:, np.argmax(scores.mean(axis=0))] for scores in of_all]
+    yield claims.difference(
+      'With the best dimension of the representation FedDAR-SA is better than '
+      'FedDAR-WA with its own best',
+      study.source,
+      best[0] - best[1],
+    )
 
 
 def ablation_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims of section 5.3 on table 2."""
   full, nothing = _ALL_COMPONENTS, 'nothing'
+  claim = functools.partial(_lead, numbers, study.source)
   for statement, column, more, less in (
     ('All components serve the domains better', 'mean', full, nothing),
     ('All components serve the worst domain better', 'min', full, nothing),
@@ -422,14 +393,13 @@ def ablation_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     ('With projection second order beats averages', 'mean', full, _PROJECTED),
     ('Projection helps second order', 'mean', full, 'RW, MH, Alter, SA'),
   ):
-    statement = f'{statement}: ({more}) against ({less})'
-    yield from _lead(numbers, statement, study.source, column, more, less)
-  statement = (
+    words = f'{statement}: ({more}) against ({less})'
+    yield from claim(words, column, more, less)
+  words = (
     'Heads alone, without alternating training, do not help: what they add to '
     're-weighting'
   )
-  where = (study.source, 'mean', 'RW, MH, WA', 'RW')
-  yield from _lead(numbers, statement, *where, below=0.01)
+  yield from claim(words, 'mean', 'RW, MH, WA', 'RW', below=0.01)
 
 
 def draw_domains(numbers: Numbers, study: Study, figure: Figure) -> None:
@@ -449,7 +419,12 @@ def draw_domains(numbers: Numbers, study: Study, figure: Figure) -> None:
 
 
 _study = functools.partial(
-  Study, measure=domain_scores, metric='mean', draw=draw_domains
+  Study,
+  seeds=range(5),
+  measure=domain_scores,
+  metric='mean',
+  draw=draw_domains,
+  deviations=__doc__,
 )
 STUDIES = (
   _study(
@@ -461,7 +436,7 @@ STUDIES = (
       **_mixtures(500, projection_dim=8),
       **_mixtures(
         500,
-        start='gender: ',
+        label='gender: ',
         projection_dim=2,
         dataset_arguments={'image_size': 224, 'label': 'gender'},
       ),
@@ -485,7 +460,7 @@ STUDIES = (
           **_by_alpha(_SEPARATE, 19.3, 23.5, 23.4, 22.9),
         },
       },
-      'cpu': {**_CPU, 'conditions': _mixtures(250)},
+      'cpu': {'settings': _CPU, 'conditions': _mixtures(250)},
       'small': _SMALL,
     },
   ),
@@ -495,7 +470,9 @@ STUDIES = (
     source='FedDAR, table 3',
     methods={
       **_METHODS,
-      _SEPARATE_FT: _separate_fine_tuning(10),
+      _SEPARATE_FT: Method(
+        'separate_fed_avg', num_warmup_rounds=10, num_rounds=10
+      ),
       _FED_BN: Method('fed_bn'),
     },
     conditions={'hospitals': {}},
@@ -503,29 +480,27 @@ STUDIES = (
     scales={
       'paper': {
         **_EXAM,
+        # The others are rows of tables 1 and 2.
         'methods': [
-          *(name for name in _METHODS if name not in _WITH_COMPONENTS),
+          *(name for name in _METHODS if name not in _NOT_IN_TABLE_3),
           _FED_BN,
         ],
       },
       'cpu': {
-        **_CPU,
-        'settings': {
-          **_CPU['settings'],
-          'dataset': 'heart_disease',
-          'partition': 'natural',
-          'num_clients': 4,
-          'cohort_size': 4,
-          'model_arguments': {'widths': (32, 16)},
-          'learning_rate': 0.02,
-          'fine_tune_learning_rate': 0.01,
-          'projection_dim': 4,
-        },
+        'settings': dict(
+          _CPU,
+          dataset='heart_disease',
+          partition='natural',
+          num_clients=4,
+          cohort_size=4,
+          model_arguments={'widths': (32, 16)},
+          learning_rate=0.02,
+          fine_tune_learning_rate=0.01,
+          projection_dim=4,
+        ),
         'methods': _METHODS,
-        'deviations': 'Four hospitals are the clients, and sex is the domain. '
-        'Needs --data_dir with the files of heart_disease.' + _CPU_NOTES,
       },
-      'small': _SMALL_WITH_NORMALIZATION,
+      'small': _SMALL,
     },
   ),
   _study(
@@ -543,8 +518,8 @@ STUDIES = (
     ),
     methods={
       **_rows(_FED_AVG, _FINE_TUNED, _MULTI_HEAD, _WA),
-      _NORMALIZED: Method('fed_avg', model_arguments=_WITH_NORMALIZATION),
-      _FED_BN: Method('fed_bn', model_arguments=_WITH_NORMALIZATION),
+      _NORMALIZED: Method('fed_avg', **_WITH_NORMALIZATION),
+      _FED_BN: Method('fed_bn', **_WITH_NORMALIZATION),
     },
     conditions=_mixtures(500, ':uniform'),
     claims=[digits_claims],
@@ -568,29 +543,16 @@ STUDIES = (
           **_by_alpha(_WA, 79.8, 83.1, 86.3, 86.3),
           **_by_alpha(_MULTI_HEAD, 55.9, 68.3, 74.6, 74.5),
         },
-        'deviations': """
-    Needs --data_dir with the five files of digits5. The network is the one of
-    FedBN's code (six layers). Momentum, the origins' prior and the number of
-    epochs are not in the paper: here none, the same of each, and 5. Images are
-    not normalized. FedAvg's figures are illegible in our copy.""",
       },
       'cpu': {
-        'seeds': range(5),
         'settings': dict(
-          **_ONLY_CPU,
+          **_CPU_ROUNDS,
           dataset_arguments={'image_size': 16, 'max_train_per_domain': 3000},
           model_arguments=_SMALL_CNN,
           fine_tune_learning_rate=0.005,
         ),
-        'deviations': """
-    Needs --data_dir with at least two of the files of digits5. The CNN is
-    smaller than the paper's, with two convolutions and two dense layers, on
-    smaller images (16x16), for 60 rounds in place of 100; its rate is the
-    paper's, with a momentum of 0.5. FedBN, and FedAvg beside it, have batch
-    normalization, which the others have not. """
-        + _CPU_NOTES,
       },
-      'small': _SMALL_WITH_NORMALIZATION,
+      'small': _SMALL,
     },
   ),
   _study(
@@ -610,11 +572,10 @@ STUDIES = (
     scales={
       'paper': {
         **_FAIRFACE,
-        # For which the authors chose k.
         'partition': 'domain_mixture:1:500',
         'conditions': [4, 8, 16, 32, 64],
       },
-      'cpu': {**_CPU, 'conditions': [2, 4, 8, 16, 32]},
+      'cpu': {'settings': _CPU, 'conditions': [2, 4, 8, 16, 32]},
       'small': _SMALL,
     },
   ),
@@ -622,6 +583,7 @@ STUDIES = (
     name='feddar_ablation',
     summary="FedDAR's components, one after another",
     source='FedDAR, table 2',
+    settings={'projection_dim': 16},
     methods=_COMPONENTS,
     claims=[ablation_claims],
     scales={
@@ -637,7 +599,7 @@ STUDIES = (
           (_ALL_COMPONENTS, ''): 91.9,
         },
       },
-      'cpu': _CPU,
+      'cpu': {'settings': _CPU},
       'small': _SMALL,
     },
   ),
@@ -652,6 +614,7 @@ STUDIES = (
     claims=[linear.check_claims],
     draw=linear.draw_errors,
     scales={'small': dict(**_SMALL_LINEAR, num_clients=20, num_rounds=150)},
+    deviations=linear.__doc__,
   ),
   Study(
     name='feddar_linear_rate',
@@ -671,5 +634,6 @@ STUDIES = (
       panel='num_samples', title='{} samples of a client'.format
     ),
     scales={'small': dict(**_SMALL_LINEAR, num_clients=40, num_rounds=40)},
+    deviations=linear.__doc__,
   ),
 )

@@ -16,7 +16,8 @@
   clients' models.
 * `fedfac_equal_clients` (tables 2 and 8): when is FedFac ahead, on clients of
   equal size as in the authors' code? Other budgets, networks and starts are
-  `--set=num_epochs=5`, `--set=model=...` and `--set=initial_weights=FILE`.
+  `--set=num_epochs=5`, `--set=model=...` (and `--set=fed_fac.layers=...`, which
+  all forms then divide) and `--set=initial_weights=FILE`.
 
 Scale `paper` follows the authors' code (ffair/FedFac on GitHub, at 76101b38):
 the networks are ResNet-18 and VGG-16, for a GPU. Scale `cpu` has a CNN of two
@@ -95,16 +96,8 @@ _PROTOCOL = {
   'fed_fac.divided': 'kernels',
 }
 _SMALL = {
-  'dataset': 'digits',
-  'dataset_arguments': {},
-  'num_clients': 4,
-  'cohort_size': 2,
   'model': 'cnn',
   'model_arguments': {'filters': (2, 4), 'widths': (8,)},
-  'num_rounds': 2,
-  'num_epochs': 1,
-  'num_head_epochs': 1,
-  'seeds': [0],
 }
 # The layers of the paper's networks have other names.
 _ONE_LAYER = {'fed_fac.layers': 'dense_1'}
@@ -298,9 +291,9 @@ the batch, ours its mean: weight decay and FedProx's mu are here the code's,
 divided by the batch size. Networks start at random; the authors' VGG-16 and
 ResNet-18 are torchvision's, with ImageNet weights, which
 `--set=initial_weights=FILE` gives. FedEM is then to be left out (`--methods`),
-since its models start apart here, at random. Data need `--data_dir`, or a
-network for TensorFlow Datasets (CIFAR) or tff.simulation.datasets (FEMNIST).
-CIFAR needs a GPU.
+since its models start apart here, at random. Data need `--data_dir` with
+cifar10.npz, cifar100.npz, femnist.npz or a text, or a network for TensorFlow
+Datasets (CIFAR) and tff.simulation.datasets (FEMNIST). CIFAR needs a GPU.
 """
 _OF_COLUMNS = """
 The paper reports accuracies weighted by clients' sizes, the best mean of ten
@@ -925,12 +918,9 @@ _NEURONS = Study(
   draw=fed_fac_units.draw_neurons,
   scales={
     'small': {
-      'dataset': 'digits',
-      'num_clients': 4,
+      'num_rounds': 1,
       'cohort_size': 4,
       'model_arguments': {'widths': (20,)},
-      'num_epochs': 1,
-      'seeds': [5],
     }
   },
   deviations="""
@@ -1050,7 +1040,6 @@ _SIMULATION = Study(
       'others': (),
       'random_starts': False,
       'num_rounds': 2,
-      'seeds': [0],
     }
   },
   deviations="""
@@ -1103,7 +1092,6 @@ _CONVERGENCE = Study(
       'nums_clients': (2, 4),
       'num_neurons': 100,
       'num_rounds': 2,
-      'seeds': [0],
     }
   },
   deviations="""
@@ -1140,7 +1128,6 @@ _GENERALIZATION = Study(
       'num_examples': 40,
       'num_neurons': 100,
       'num_rounds': 2,
-      'seeds': [0],
     }
   },
   deviations="""

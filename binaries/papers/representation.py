@@ -153,7 +153,12 @@ def layer_features(
     activation is included.
   """
   layers = tuple(model.layers if layers is None else layers)
-  (features,) = _features_of_layers(model, layers, [weights], x)
+
+  def outputs_of(weights, x):
+    outputs = model.layer_outputs(weights, x)
+    return [outputs[layer] for layer in layers]
+
+  features = _features(model, outputs_of, weights, tuple(model.layers), x)
   return collections.OrderedDict(zip(layers, features))
 
 
@@ -165,8 +170,8 @@ def layer_cka(
 ) -> collections.OrderedDict[str, float]:
   """The similarity of each layer's outputs under two sets of weights.
 
-  Layers are taken one after the other, so that the memory is that of the widest
-  layer's outputs (twice) and not of all layers'.
+  Layers are taken one after the other, so that the memory is a few times that
+  of the widest layer's outputs, and not that of all layers' outputs.
 
   Args:
     model: A model that tells its `layer_outputs`, as those from Keras do.
@@ -183,7 +188,10 @@ def layer_cka(
   """
   similarities = collections.OrderedDict()
   for layer in model.layers:
-    (a,), (b,) = _features_of_layers(model, [layer], [weights_a, weights_b], x)
+    a, b = (
+      layer_features(model, weights, x, [layer])[layer]
+      for weights in (weights_a, weights_b)
+    )
     similarities[layer] = linear_cka(a, b)
   return similarities
 
@@ -200,69 +208,40 @@ def body_features(
   Returns:
     `[n, p]`: an example's features in one row.
   """
-  weights = split_model.check_weights(model, weights, model.body_layers)
 
   def outputs_of(weights, x):
     return [model.body(weights, x, split_model.INFERENCE)[0]]
 
-  ((features,),) = _features(model, outputs_of, [weights], x)
+  (features,) = _features(model, outputs_of, weights, model.body_layers, x)
   return features
 
 
-def _features_of_layers(model, layers, weights_sets, x) -> list:
-  """For each set of weights a list of the layers' features."""
-
-  def outputs_of(weights, x):
-    outputs = model.layer_outputs(weights, x)
-    return [outputs[layer] for layer in layers]
-
-  checked = [
-    split_model.check_weights(model, weights, tuple(model.layers))
-    for weights in weights_sets
-  ]
-  return _features(model, outputs_of, checked, x)
-
-
-def _features(model, outputs_of, weights_sets, x) -> list:
-  """Outputs of all examples, computed for some at a time.
+def _features(model, outputs_of, weights, layers, x) -> list:
+  """Outputs of all examples, each `[n, p]`, computed for some at a time.
 
   Args:
     outputs_of: `(weights, x) -> list` of outputs `[rows, ...]`; traced once.
-    weights_sets: Sets of weights; read several times.
+    weights: The weights of the layers, or more.
+    layers: Names of the layers whose weights `outputs_of` takes.
     x: Inputs `[n, ...]`.
-
-  Returns:
-    For each set of weights a list with an array `[n, p]` for each output.
   """
+  weights = split_model.check_weights(model, weights, layers)
   spec = model.element_spec['x']
-  x = np.asarray(x)
+  x = np.asarray(x, spec.dtype.as_numpy_dtype)
 
-  @tf.function(autograph=False)
-  def rows_of(weights, x):
+  @tf.function(
+    autograph=False,
+    input_signature=[tf.TensorSpec([None, *spec.shape], spec.dtype)],
+  )
+  def rows_of(x):
     return [
       tf.reshape(value, [tf.shape(value)[0], -1])
       for value in outputs_of(weights, x)
     ]
 
-  traced = rows_of.get_concrete_function(
-    weights_sets[0], tf.TensorSpec([None, *spec.shape], spec.dtype)
-  )
-
-  def features(weights):
-    results = None
-    for start in range(0, len(x), example_tensors.CHUNK_SIZE):
-      chunk = x[start : start + example_tensors.CHUNK_SIZE]
-      parts = traced(weights, tf.constant(chunk, spec.dtype))
-      if results is None:
-        results = [
-          np.empty([len(x), part.shape[1]], part.dtype.as_numpy_dtype)
-          for part in parts
-        ]
-      for result, part in zip(results, parts):
-        result[start : start + len(chunk)] = part
-    return results
-
-  return [features(weights) for weights in weights_sets]
+  size = example_tensors.CHUNK_SIZE
+  parts = [rows_of(x[i : i + size]) for i in range(0, len(x), size)]
+  return [np.concatenate(outputs) for outputs in zip(*parts)]
 
 
 def _finite(value: Any, name: str) -> np.ndarray:

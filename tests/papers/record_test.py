@@ -1,52 +1,64 @@
 """Results in the documentation; `docs_test` has the pages themselves."""
 
-import re
 import types
 
 import pytest
 
 from binaries.papers import record
+from tff_pfl.studies import runner, study
 
 _CLAIM = {
   'statement': 'A is better than B',
+  'source': 'Table 1',
   'measured': 0.12345,
   'low': 0.1,
   'high': 0.2,
   'threshold': '> 0',
   'num_seeds': 5,
   'verdict': 'holds',
+  'is_ours': False,
 }
 _RECORD = {
-  'dataset': 'mnist',
-  'seed': 0,
+  'study': 'first',
+  'source': 'Table 1',
+  'datasets': ['mnist'],
+  'size': 'mnist, 1 client',
+  'seeds': [0, 1, 2, 3, 4],
+  'overrides': {'num_rounds': 3},
   'seconds': 5400,
-  'setup': {'num_seeds': 5},
   'claims': [
     _CLAIM,
     {**_CLAIM, 'low': None, 'measured': None, 'verdict': 'fails'},
+    {**_CLAIM, 'is_ours': True},
   ],
 }
-_EXPERIMENTS = {
-  'first': types.SimpleNamespace(
-    paper='Table 1',
-    full={'cifar10': types.SimpleNamespace(num_seeds=5)},
-    first_seed=0,
-  ),
+_STUDIES = {
+  'first': study.Study(
+    name='first',
+    source='Table 1',
+    settings={'dataset': 'mnist', 'num_clients': 1},
+    methods=['fed_avg', 'fed_rep'],
+    conditions={'iid': {'partition': 'iid'}, 'digits': {'dataset': 'digits'}},
+    seeds=range(5),
+  )
 }
 _TABLE = """<!-- claims: first -->
-**1 of 2 claims hold, 1 fail** (5 seeds): `python -m binaries.reproduce \
---experiment=first --dataset=mnist --data_dir=DIR`
+**1 of 2 claims hold, 1 fail; ours: 1 of 1 claims hold** (5 seeds): `python -m \
+binaries.reproduce --study=first --set=num_rounds=3 --data_dir=DIR`
 
 | claim | measured | wanted | |
 |---|---|---|---|
 | A is better than B | 0.123 [0.1, 0.2] | > 0 | holds |
 | A is better than B | nan | > 0 | fails |
+| A is better than B (ours) | 0.123 [0.1, 0.2] | > 0 | holds |
 <!-- end of claims -->
 """
 
 
-def _rewritten(text, records):
-  return record.rewritten(text, records, _EXPERIMENTS)
+def _rewritten(text, records, studies=None):
+  return record.rewritten(
+    text, records, _STUDIES if studies is None else studies
+  )
 
 
 def test_tables_of_claims_are_put_in_replaced_and_taken_out():
@@ -58,56 +70,70 @@ def test_tables_of_claims_are_put_in_replaced_and_taken_out():
   assert _rewritten(full, {}) == empty
 
 
-def test_a_command_has_the_seed_unless_it_is_the_experiments():
-  (first,) = _EXPERIMENTS.values()
-  other = types.SimpleNamespace(**{**vars(first), 'first_seed': 5})
-  for seed, command in ((0, 'DIR --seed=0`'), (5, 'DIR`')):
-    records = {'first': {**_RECORD, 'seed': seed}}
-    table = record.rewritten(_TABLE, records, {'first': other})
-    assert table == _TABLE.replace('DIR`', command)
-
-
-def test_what_is_no_longer_an_experiment_keeps_its_table_and_names_a_commit():
-  source = {**_CLAIM, 'source': 'Table 1'}
-  other = {**source, 'source': 'Figure 2'}
-  setup = {'dataset': 'mnist', 'num_seeds': 5}
-  old = {**_RECORD, 'setup': setup, 'claims': [source, other]}
-  page = '<!-- claims: old -->\n<!-- coverage -->\n<!-- end of coverage -->\n'
-  page = _rewritten(page, {'first': _RECORD, 'old': old})
-  assert page.count(record._LAST_COMMIT) == 2
-  assert (
-    '--experiment=old --dataset=mnist --data_dir=DIR`, whose code runs at'
-  ) in page
-  first, last = re.findall(r'^\|.*`(?:first|old)`.*$', page, re.MULTILINE)
-  assert first.startswith('| Table 1 | `first` | mnist, 5 seeds | 1 of 2 ')
-  assert last == (
-    f'| Table 1; Figure 2 | `old`, at {record._LAST_COMMIT} | mnist, 5 seeds |'
-    ' 2 of 2 claims hold | 90 min |'
-  )
-  # Its claims count with the others.
-  assert '**3 of 4 claims hold, 1 fail**' in page
-
-
-def test_what_ran_is_recorded_with_its_picture(tmp_path):
-  docs, results = tmp_path / 'docs', tmp_path / 'results'
-  (results / 'first').mkdir(parents=True)
-  (results / 'first' / 'figure.png').write_bytes(b'picture')
-  docs.mkdir()
-  page = docs / 'page.md'
-  page.write_text('<!-- claims: first -->\n![A](first.png)\n')
-  summary = {
+def test_the_heading_has_what_differs_and_what_is_decided():
+  other = {
     **_RECORD,
-    'experiment': 'first',
-    'fast': False,
-    'seed': 0,
-    'versions': {},
-    'result': 'not kept',
+    'datasets': [],
+    'overrides': {},
+    'seeds': [7, 8],
+    'commit': '0123456789',
+    'claims': [{**_CLAIM, 'p_value': 0.2}, {**_CLAIM, 'p_value': 0.001}],
   }
-  record.update(str(docs), [summary], str(results), _EXPERIMENTS)
-  assert page.read_text() == f'{_TABLE}![A](first.png)\n'
+  text = _rewritten('<!-- claims: first -->\n', {'first': other})
+  assert (
+    "(2 seeds, at 0123456; 1 comparisons are also decided with Holm's "
+    'correction): `python -m binaries.reproduce --study=first --seeds=7,8`\n'
+  ) in text
+  # What has only its record is told with the last commit that has the code.
+  text = _rewritten('<!-- claims: first -->\n', {'first': other}, {})
+  assert '--experiment=first`, whose code runs at commit' in text
+
+
+def test_the_table_of_coverage_counts_the_papers_claims_and_ours():
+  marks = '<!-- coverage -->\n<!-- end of coverage -->'
+  lines = _rewritten(marks, {'first': _RECORD}).splitlines()
+  assert lines[1] == (
+    '**1 of 2 claims hold, 1 fail; ours: 1 of 1 claims hold**, measured in 2 '
+    'hours.'
+  )
+  assert lines[-2] == (
+    '| Table 1 | `first` | mnist, 1 client, 5 seeds | 1 of 2 claims hold, '
+    '1 fail; ours: 1 of 1 claims hold | 90 min |'
+  )
+
+
+def test_the_table_of_studies_has_conditions_and_data():
+  marks = '<!-- studies -->\n<!-- end of studies -->'
+  lines = _rewritten(marks, {}).splitlines()
+  assert lines[-2] == (
+    '| `first` | Table 1 | `iid`<br>`digits` | 2, 5 seeds | `mnist` |'
+  )
+
+
+def test_records_pages_and_pictures_are_brought_up_to_date(tmp_path):
+  docs, folder = tmp_path / 'docs', tmp_path / 'first'
+  docs.mkdir()
+  folder.mkdir()
+  (folder / runner.FIGURE_NAME).write_bytes(b'picture')
+  page = docs / 'page.md'
+  page.write_text('<!-- claims: first -->\n\n![Picture](first.png)\n')
+  description = {
+    'name': 'first',
+    'source': 'Table 1',
+    'settings': {'dataset': 'mnist', 'num_clients': 1, 'num_rounds': 30},
+    'parameters': None,
+    'versions': {},
+    'commit': None,
+    **{key: _RECORD[key] for key in ('seeds', 'overrides', 'seconds')},
+    'claims': _RECORD['claims'],
+  }
+  results = types.SimpleNamespace(
+    description=description, directory=str(folder)
+  )
+  record.update(str(docs), [results], _STUDIES)
+  assert page.read_text().startswith(_TABLE)
   assert (docs / 'first.png').read_bytes() == b'picture'
-  assert record.read(str(docs))['first']['claims'] == _RECORD['claims']
-  with pytest.raises(ValueError, match='`docs_dir` to be given without fast'):
-    record.update(
-      str(docs), [{**summary, 'fast': True}], str(results), _EXPERIMENTS
-    )
+  (stored,) = record.read(str(docs)).values()
+  assert stored['size'] == 'mnist, 1 client, 30 rounds'
+  with pytest.raises(ValueError, match='given at scale cpu'):
+    record.find_pages(str(docs), 'small')

@@ -252,10 +252,10 @@ def test_questions_of_ours_are_counted_apart():
   rows = [claim._asdict() for claim in found.values()]
   assert claims.count_all(rows) == (
     '1 of 2 claims hold, 1 undecided; '
-    '0 of 2 claims hold, 1 fail, 1 undecided of ours'
+    'ours: 0 of 2 claims hold, 1 fail, 1 undecided'
   )
   assert claims.count_all(rows[:2]) == '1 of 2 claims hold, 1 undecided'
-  assert claims.count_all(rows[2:]).startswith('0 of 2 claims hold')
+  assert claims.count_all(rows[2:]).startswith('ours: 0 of ')
   assert claims.count_all([]) == '0 of 0 claims hold'
 
 

@@ -413,7 +413,7 @@ def count_all(claims: Iterable[Mapping[str, Any]]) -> str:
   )
   texts = [count(theirs)] if theirs or not ours else []
   if ours:
-    texts.append(f'{count(ours)} of ours')
+    texts.append(f'ours: {count(ours)}')
   return '; '.join(texts)
 
 

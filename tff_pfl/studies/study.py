@@ -184,10 +184,10 @@ class Study:
       None for bars of the methods by condition.
     published: Published figures, in percent, by method and condition.
     scales: Sizes of the study by name, such as `paper`, `cpu` or `small` (see
-      `at`): other values of its fields, or of settings, hyperparameters and parameters.
-      `conditions` and `methods` may be lists of names to keep; `settings` are
-      added to the study's, and all other names go before what conditions and
-      methods have.
+      `at`): other values of its fields, or of settings, hyperparameters and
+      parameters. `conditions` and `methods` may be lists of names to keep;
+      `settings` are added to the study's, and all other names go before what
+      conditions and methods have.
     name: Name of the study, for its folder.
     source: What it repeats, such as 'FedRep, table 1'.
     summary: One line on its question.

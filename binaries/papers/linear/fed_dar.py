@@ -66,10 +66,7 @@ from . import methods, model, problem, simulation, theorem
 _UNEQUAL, _EQUAL = 'unequal', 'equal'
 _SA, _WA = 'FedDAR-SA', 'FedDAR-WA'
 _WA_BROADCAST = 'FedDAR-WA, nearest to broadcast'
-_LOCAL, _FED_AVG, _FED_REP = 'Local only', 'FedAvg', 'FedRep'
-_SEPARATE = 'Separate FedAvg'
-_BASELINES = (_LOCAL, _FED_AVG, _FED_REP, _SEPARATE)
-_ORDERS_OF_MAGNITUDE = 4
+_BASELINES = ('Local only', 'FedAvg', 'FedRep', 'Separate FedAvg')
 # The largest error of what has converged, in variances of the noise.
 _CONVERGED = 10
 
@@ -116,16 +113,19 @@ class Parameters:
   def methods(self) -> Mapping[str, methods.LinearMethod]:
     """The methods by name."""
     rate = self.learning_rate
+    baselines = (
+      methods.local_only(self.local_learning_rate),
+      methods.fed_avg(
+        self.fed_avg_learning_rate, num_local_steps=self.fed_avg_num_local_steps
+      ),
+      methods.fed_rep(rate, ridge=self.fed_rep_ridge),
+      methods.separate_fed_avg(self.separate_learning_rate),
+    )
     return {
       _SA: methods.fed_dar(rate),
       _WA: methods.fed_dar_wa(rate),
       _WA_BROADCAST: methods.fed_dar_wa(rate, near_broadcast=True),
-      _LOCAL: methods.local_only(self.local_learning_rate),
-      _FED_AVG: methods.fed_avg(
-        self.fed_avg_learning_rate, num_local_steps=self.fed_avg_num_local_steps
-      ),
-      _FED_REP: methods.fed_rep(rate, ridge=self.fed_rep_ridge),
-      _SEPARATE: methods.separate_fed_avg(self.separate_learning_rate),
+      **dict(zip(_BASELINES, baselines)),
     }
 
 
@@ -155,14 +155,8 @@ def measure_errors(context: measures.Context) -> measures.Rows:
     (_UNEQUAL, _EQUAL), sizes.methods().items(), sizes.sample_counts
   ):
     prior = sizes.prior if domains == _UNEQUAL else None
-    truth, history = _train(
-      sizes,
-      method,
-      num_samples,
-      prior,
-      seed,
-      rounds_per_record=sizes.rounds_per_record,
-    )
+    recorded = {'rounds_per_record': sizes.rounds_per_record}
+    truth, history = _train(sizes, method, num_samples, prior, seed, **recorded)
     errors = simulation.client_errors(
       history.regressors, truth, sizes.num_test_samples
     )
@@ -187,31 +181,28 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     """The errors by seed and number of samples."""
     return last.curve('error', 'num_samples', domains=domains, method=method)
 
-  def orders(domains, method):
-    """The decimal logarithm of an error over FedDAR-SA's, by seed."""
-    return np.log10(errors(domains, method) / errors(domains, _SA))
-
-  def all_values(method):
-    """Errors in variances of the noise, by seed."""
+  def in_variances(method):
+    """All errors in variances of the noise, by seed."""
     both = [errors(domains, method) for domains in (_UNEQUAL, _EQUAL)]
     return np.concatenate(both, axis=1) / study.parameters.noise_std**2
 
   for domains in (_UNEQUAL, _EQUAL):
     for other in _BASELINES:
+      orders = np.log10(errors(domains, other) / errors(domains, _SA))
       yield claims.difference(
         f'With {domains} domains the error of FedDAR-SA is four orders of '
         f'magnitude below that of {other}: the decimal logarithm of the ratio, '
         'mean over the numbers of samples',
         study.source,
-        orders(domains, other).mean(axis=1),
-        above=_ORDERS_OF_MAGNITUDE,
+        orders.mean(axis=1),
+        above=4,
         of_paper=True,
       )
   yield claims.measured(
     "FedDAR-SA converges: the largest error of all runs, in the noise's "
     'variances',
     study.source,
-    all_values(_SA),
+    in_variances(_SA),
     below=_CONVERGED,
   )
   for form in (_WA, _WA_BROADCAST):
@@ -219,7 +210,7 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
       f'{form} does not converge: the smallest error of all runs, in the same '
       'unit',
       study.source,
-      all_values(form),
+      in_variances(form),
       above=_CONVERGED,
     )
 
@@ -227,28 +218,28 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
 def draw_errors(numbers: Numbers, study: Study, figure: Figure) -> None:
   """Errors by number of samples, and distances by round."""
   panels.prepare(figure, 13.2, 4.8, len(study.seeds))
-  unequal, equal, curves = figure.subplots(1, 3)
+  *of_errors, of_distances = figure.subplots(1, 3)
   last = numbers.where(round=study.parameters.num_rounds)
-  for axes, domains in ((unequal, _UNEQUAL), (equal, _EQUAL)):
+  for axes, domains in zip(of_errors, (_UNEQUAL, _EQUAL)):
     plots.curves(
       last.where(domains=domains).frame,
+      log_y=True,
       ax=axes,
       y='error',
       x='num_samples',
       x_label='Samples of a client',
       y_label='Mean squared error on test samples',
-      log_y=True,
       title=f'{domains.capitalize()} domains',
     )
   num_samples = study.parameters.sample_counts[-1]
   plots.curves(
     numbers.where(domains=_UNEQUAL, num_samples=num_samples).frame,
-    ax=curves,
+    log_y=True,
+    ax=of_distances,
     y='distance',
     x='round',
     x_label='Round',
     y_label='Principal angle distance',
-    log_y=True,
     title=f'Unequal domains, {num_samples} samples',
   )
   panels.share_legend(figure)

@@ -30,6 +30,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Optional
 
 import numpy as np
 
@@ -41,7 +42,6 @@ from tff_pfl.studies.study import Study
 from . import methods, model, problem, simulation, theorem
 
 _FIGURE_3 = 'FedRep, figure 3'
-_THEOREM_1, _A_1 = 'FedRep, Theorem 1', 'FedRep, appendix A.1'
 _FED_REP, _FED_SGD, _LOCAL = 'FedRep', 'FedSGD', 'Local only'
 _GD_GD, _10GD_GD = 'GD-GD', '10GD-GD'
 _FED_REP_NOISE = 'FedRep, noisy labels'
@@ -67,7 +67,7 @@ class Sizes:
   """Sizes of the studies.
 
   Attributes:
-    nums_clients: Numbers of training clients (n), fewest first.
+    num_clients: Training clients (n).
     dimension: Length of an input (d).
     rank: Columns of the representation (k).
     samples_per_client: Samples, the same in each round (m).
@@ -80,13 +80,13 @@ class Sizes:
     fed_sgd_batch_size: Samples that a client draws in a round of FedSGD.
   """
 
-  nums_clients: Sequence[int]
+  num_clients: int = 100
   dimension: int = 20
   rank: int = 2
   samples_per_client: int = 5
   noise_std: float = 1e-3
   learning_rate: float = 0.2
-  num_rounds: int = 450
+  num_rounds: int = 500
   sample_counts: Sequence[int] = ()
   num_new_clients: int = 100
   num_test_samples: int = 200
@@ -100,11 +100,13 @@ class ConvergenceSizes(Sizes):
   """Sizes of figure 3.
 
   Attributes:
+    nums_clients: Numbers of training clients, fewest first.
     participation: The fraction of the clients in a round.
     learning_rates: Learning rates, for representation and head, of which each
       method has the best one with each number of clients.
   """
 
+  num_clients: Optional[int] = None
   nums_clients: Sequence[int] = (10, 100, 1000)
   dimension: int = 10
   num_rounds: int = 200
@@ -112,26 +114,14 @@ class ConvergenceSizes(Sizes):
   learning_rates: Sequence[float] = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
-SAMPLES = Sizes(
-  nums_clients=(100,), num_rounds=500, sample_counts=(5, 10, 15, 20, 25, 30, 40)
-)
-NEW_CLIENT = Sizes(
-  nums_clients=(100,),
-  samples_per_client=10,
-  num_rounds=500,
-  sample_counts=(1, 2, 3, 4, 5, 6, 8, 10, 15, 18, 20, 22, 25, 30),
-)
-CONVERGENCE = ConvergenceSizes()
-
-
-def _problem(sizes, seed, *, num_clients=None, noise_std=None):
+def _problem(sizes, seed):
   """The ground truth and the clients' samples."""
   return problem.LinearProblem(
-    sizes.nums_clients[0] if num_clients is None else num_clients,
+    sizes.num_clients,
     sizes.dimension,
     sizes.rank,
     samples_per_client=sizes.samples_per_client,
-    noise_std=sizes.noise_std if noise_std is None else noise_std,
+    noise_std=sizes.noise_std,
     head_distribution='normalized',
     seed=seed,
   )
@@ -178,10 +168,8 @@ def measure_samples(context: measures.Context) -> measures.Rows:
     )
     truth = _problem(sizes, seed)
     samples = truth.samples()
-    found = {
-      name: history.regressors
-      for name, history in _train(sizes, truth, seed).items()
-    }
+    trained = _train(sizes, truth, seed)
+    found = {name: history.regressors for name, history in trained.items()}
     found[_LOCAL] = simulation.local_only(samples.x, samples.y)
     for name, regressors in found.items():
       errors = simulation.client_errors(
@@ -209,9 +197,9 @@ def samples_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     fed_sgd,
     above=_USELESS,
   )
-  sizes = study.parameters
-  for index, num_samples in enumerate(sizes.sample_counts):
-    if num_samples >= 2 * sizes.dimension:
+  dimension = study.parameters.dimension
+  for index, num_samples in enumerate(study.parameters.sample_counts):
+    if num_samples >= 2 * dimension:
       yield claims.difference(
         f'With {num_samples} samples a client is better alone than with '
         "FedSGD's model: the decimal logarithm of the ratio of errors",
@@ -219,7 +207,7 @@ def samples_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
         np.log10(alone / fed_sgd)[:, index],
         below=0,
       )
-    elif num_samples < sizes.dimension:
+    elif num_samples < dimension:
       yield claims.difference(
         f'With {num_samples} samples a client alone has a larger error than '
         'with FedRep: the decimal logarithm of their ratio',
@@ -290,29 +278,30 @@ def new_client_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   )
 
 
-def _run(sizes, method, seed, *, all_clients=False, random_start=False, **of):
+def _run(sizes, method, seed, *, random_start=False):
   """The ground truth, and the history of a method's rounds."""
-  truth = _problem(sizes, seed, **of)
-  if random_start:
-    initial = _random_start(sizes, seed)
-  else:
-    initial = model.with_zero_head(model.method_of_moments(truth))
+  truth = _problem(sizes, seed)
+  initial = (
+    _random_start(sizes, seed)
+    if random_start
+    else model.with_zero_head(model.method_of_moments(truth))
+  )
   return truth, simulation.run(
     method,
     truth,
     sizes.num_rounds,
     initial=initial,
     seed=seed,
-    participation=1.0 if all_clients else sizes.participation,
+    participation=sizes.participation,
   )
 
 
-def _best_rate(sizes, build, seeds, **of):
+def _best_rate(sizes, build, seeds):
   """The learning rate with the least geometric mean of the last distances."""
 
   def last(rate, seed):
     try:
-      return _run(sizes, build(rate), seed, **of)[1].distance[-1]
+      return _run(sizes, build(rate), seed)[1].distance[-1]
     except errors_lib.RunError:
       return 1.0
 
@@ -324,48 +313,42 @@ def _best_rate(sizes, build, seeds, **of):
 
 def measure_convergence(context: measures.Context) -> measures.Rows:
   """The distance by round, and the rate at which it fell in each run."""
-  sizes = context.parameters
+  noisy = {
+    n: dataclasses.replace(context.parameters, num_clients=n)
+    for n in context.parameters.nums_clients
+  }
+  exact = {
+    n: dataclasses.replace(sizes, noise_std=0.0) for n, sizes in noisy.items()
+  }
   # None of those that are reported.
   other_seeds = [seed + len(context.seeds) for seed in context.seeds]
   best = {
-    (name, num_clients): _best_rate(
-      sizes, build, other_seeds, num_clients=num_clients, noise_std=0.0
-    )
+    (name, n): _best_rate(sizes, build, other_seeds)
     for name, build in _BY_STEPS.items()
-    for num_clients in sizes.nums_clients
+    for n, sizes in exact.items()
   }
   compared = {
-    **{name: (name, {}) for name in _BY_STEPS},
-    _FED_REP_NOISE: (_FED_REP, {'noise_std': sizes.noise_std}),
-    **{
-      _RANDOM_START(name): (name, {'random_start': True})
-      for name in (_FED_REP, _GD_GD)
-    },
+    **{name: (name, exact, False) for name in _BY_STEPS},
+    _FED_REP_NOISE: (_FED_REP, noisy, False),
+    **{_RANDOM_START(n): (n, exact, True) for n in (_FED_REP, _GD_GD)},
   }
-  for num_clients, name, seed in context.each(sizes.nums_clients, compared):
-    of, changes = compared[name]
-    rate = best[of, num_clients]
+  for n, name, seed in context.each(exact, compared):
+    of, sizes, random_start = compared[name]
+    rate = best[of, n]
     _, history = _run(
-      sizes,
-      _BY_STEPS[of](rate),
-      seed,
-      **{'num_clients': num_clients, 'noise_std': 0.0, **changes},
+      sizes[n], _BY_STEPS[of](rate), seed, random_start=random_start
     )
-    columns = {'num_clients': num_clients, 'seed': seed, 'method': name}
+    columns = {'num_clients': n, 'seed': seed, 'method': name}
     *rows, last = simulation.rows(history, columns)
     yield from rows
     rounds = simulation.rounds_to(history.distance, _ROUGH)
     yield {**last, 'rounds_to_rough': rounds, 'learning_rate': rate}
-  for num_clients, seed in context.each(sizes.nums_clients):
-    of = {'num_clients': num_clients, 'noise_std': 0.0}
-    rate = theorem.largest_learning_rate(_problem(sizes, seed, **of).heads)
-    truth, history = _run(
-      sizes, methods.fed_rep(rate), seed, all_clients=True, **of
-    )
-    columns = {'num_clients': num_clients, 'seed': seed}
-    yield from theorem.rows(
-      history, truth.heads, rate, {**columns, 'method': _FED_REP_ALL}
-    )
+  for n, seed in context.each(exact):
+    sizes = dataclasses.replace(exact[n], participation=1.0)
+    rate = theorem.largest_learning_rate(_problem(sizes, seed).heads)
+    truth, history = _run(sizes, methods.fed_rep(rate), seed)
+    columns = {'num_clients': n, 'seed': seed, 'method': _FED_REP_ALL}
+    yield from theorem.rows(history, truth.heads, rate, columns)
 
 
 def convergence_claims(
@@ -384,7 +367,7 @@ def convergence_claims(
       f'{num_clients} clients',
       numbers.where(num_clients=num_clients),
       _FED_REP_ALL,
-      _THEOREM_1,
+      'FedRep, Theorem 1',
     )
   # What comes nowhere near counts as all rounds.
   exact = of_last('rounds_to_near', _FED_REP)
@@ -421,7 +404,7 @@ def convergence_claims(
   yield from claims.each(
     '{} clients: FedRep converges alike from a random start: by which share '
     'its rate differs',
-    _A_1,
+    'FedRep, appendix A.1',
     nums_clients,
     share,
     below=_ALIKE,
@@ -429,23 +412,13 @@ def convergence_claims(
   yield from claims.each(
     '{} clients: GD-GD is more sensitive to its start: by how many rounds to '
     f'{_ROUGH:g} more than FedRep a random one sets it back',
-    _A_1,
+    'FedRep, appendix A.1',
     nums_clients,
     gd_gd_loses - fed_rep_loses,
   )
 
 
-_curves = functools.partial(
+# The errors by number of samples.
+curves = functools.partial(
   panels.curves, 'relative_error', over='num_samples', log_y=True
-)
-draw_samples = _curves(
-  x_label='Samples of each client',
-  y_label='Mean error of the clients / mean variance of labels',
-)
-draw_new_client = _curves(
-  x_label='Samples of the new client',
-  y_label='Median error of new clients / mean variance of labels',
-)
-draw_convergence = theorem.curves(
-  panel='num_clients', title='{} clients'.format, shared_legend=True
 )

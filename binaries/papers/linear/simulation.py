@@ -29,8 +29,6 @@ CLOSE, NEAR = 1e-6, 1e-3
 # The theorems' rates grow with how far from 1 the start is; from here on they
 # hardly change.
 FIT_START = 0.5
-# What figures need of long histories.
-_ROUNDS_PER_ROW = 10
 # From clients' inputs `[n, m, d]` and labels `[n, m]` to the regressors that
 # they find, `[n, d]`.
 Regressor = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -159,7 +157,7 @@ def rows(
   has a record of every round; the columns name it.
   """
   num_rounds = int(history.rounds[-1])
-  for index in sorted({*range(0, num_rounds, _ROUNDS_PER_ROW), num_rounds}):
+  for index in [*range(0, num_rounds, 10), num_rounds]:
     row = {
       **columns,
       'round': index,
