@@ -115,23 +115,23 @@ flags.adopt_module_key_flags(program)
 
 
 def _of_file(path):
-  """The studies that a file's variables hold, by name."""
+  """The studies that a file's variables hold."""
   errors.expect(os.path.isfile(path), '--study', 'a file', path)
-  trial.import_modules([path])
-  module = sys.modules[os.path.splitext(os.path.basename(path))[0]]
-  found = []
-  for value in vars(module).values():
-    several = value if isinstance(value, (list, tuple)) else [value]
-    found += [
-      one
-      for one in several
-      if isinstance(one, study_lib.Study) and one not in found
-    ]
+  path = os.path.abspath(path)
+  (module,) = trial.import_modules([path])
+  found = {}
+  for variable, value in vars(module).items():
+    for one in value if isinstance(value, (list, tuple)) else [value]:
+      if isinstance(one, study_lib.Study) and one not in found.values():
+        # One without a name has that of its variable.
+        name = variable if one.name == study_lib.Study.name else one.name
+        errors.expect(
+          name not in found, '--study', 'a file of names that differ', name
+        )
+        modules = (*one.modules, path)
+        found[name] = dataclasses.replace(one, name=name, modules=modules)
   errors.expect(found, '--study', 'a file that has a pfl.Study', path)
-  modules = (os.path.abspath(path),)
-  return [
-    dataclasses.replace(one, modules=(*one.modules, *modules)) for one in found
-  ]
+  return list(found.values())
 
 
 def _selected_studies():

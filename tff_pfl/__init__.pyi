@@ -61,9 +61,9 @@ from tff_pfl.studies.claims import ALL_OTHERS as ALL_OTHERS
 from tff_pfl.studies.claims import at_least as at_least
 from tff_pfl.studies.claims import better as better
 from tff_pfl.studies.claims import close as close
+from tff_pfl.studies.plan import Range as Range
 from tff_pfl.studies.results import open_study as open_study
 from tff_pfl.studies.study import Method as Method
-from tff_pfl.studies.plan import Range as Range
 from tff_pfl.studies.study import Study as Study
 
 __version__: str

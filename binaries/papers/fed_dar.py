@@ -18,9 +18,9 @@ Deviations
 All studies, both scales: FedDAR-SA solves equation 8 with the library's ridge,
 and "ridge 0" beside it without one, as in the paper. Separate FedAvg has the
 warm-up that all methods have. The paper's scores of its worst domain, 4 to 10%
-where FedAvg's are near 40%, look like scores of models without. Accuracies are
-the mean of the last ten rounds (of table 3 and EXAM the paper has the mean of
-the last five); methods whose clients fine-tune have the score of the last
+where FedAvg's are near 40%, look like scores of models without a warm-up.
+Scores are the mean of the last ten rounds, where the paper has the mean of the
+last five on EXAM. Methods whose clients fine-tune have the score of the last
 models.
 
 FairFace (`feddar_domains` and `feddar_k` at scale `paper`): needs --data_dir
@@ -213,6 +213,9 @@ _SMALL = dict(
   dataset='relabelled_digits',
   partition='domain_mixture:0.5:60',
   num_warmup_rounds=1,
+)
+_SMALL_NORMALIZED = dict(
+  _SMALL,
   model='cnn',
   model_arguments={**_BATCH, 'filters': 2, 'widths': (4,)},
 )
@@ -500,7 +503,7 @@ STUDIES = (
         ),
         'methods': _METHODS,
       },
-      'small': _SMALL,
+      'small': _SMALL_NORMALIZED,
     },
   ),
   _study(
@@ -552,7 +555,7 @@ STUDIES = (
           fine_tune_learning_rate=0.005,
         ),
       },
-      'small': _SMALL,
+      'small': _SMALL_NORMALIZED,
     },
   ),
   _study(

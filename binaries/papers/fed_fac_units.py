@@ -56,30 +56,15 @@ _PEAK = 0.1
 # The share of the neurons that are at the top of figure 1, and that of the
 # clients that are most.
 _TOP, _MOST = 0.1, 0.5
-# The share of the variance of outputs that is next to nothing.
-_HARDLY_ANY = 0.1
+# The k of the nearest neighbors.
+_NUM_NEIGHBORS = 3
 # Outputs that differ less between clients count as so far apart.
 _LEAST_DISTANCE = 1e-3
 _SHARED, _PERSONAL = 'shared', 'personal'
-FED_FAC, FED_AVG = 'FedFac', 'FedAvg'
 FACTOR_ANALYSIS = 'factor analysis'
 SHARED_MASKED, PERSONAL_MASKED = 'shared masked', 'personal masked'
-_LIKENESS, _SPECIFICITY, _FED_AVG_SPECIFICITY = (
-  'likeness to FedAvg',
-  'specificity',
-  "FedAvg's specificity",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Neurons:
-  """Sizes of `fedsplit_neurons`.
-
-  Attributes:
-    num_neighbors: k.
-  """
-
-  num_neighbors: int = 3
+_LIKENESS, _SPECIFICITY = 'likeness to FedAvg', 'specificity'
+_FED_AVG_SPECIFICITY = "FedAvg's specificity"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +125,7 @@ def measure_neurons(context: measures.Context) -> measures.Rows:
           outputs[network].append(on.mean(axis=0))
     for network, of_clients in outputs.items():
       of_clients = np.array(of_clients)
-      entropies = entropy(of_clients, context.parameters.num_neighbors)
+      entropies = entropy(of_clients, _NUM_NEIGHBORS)
       for neuron, own in enumerate(of_clients.T):
         yield {
           **result.columns(),
@@ -159,76 +144,65 @@ def neurons_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
 
   def each(function, condition):
     """A function of the outputs `[neurons, clients]`, by seed."""
-    rows = numbers.where(condition=condition, network=_TRAINED)
+    rows = numbers.where(condition=condition, network=_TRAINED).frame
     return np.array(
       [
-        function(
-          rows.where(seed=seed).frame.filter(like=_CLIENT).to_numpy(float)
-        )
-        for seed in sorted(rows.distinct(SEED))
+        function(of_seed.filter(like=_CLIENT).to_numpy(float))
+        for _, of_seed in rows.groupby(SEED)
       ]
     )
 
-  between = {
-    condition: each(share_between_clients, condition)
-    for condition in (ALIKE, ONE_DIGIT)
-  }
+  between = each(share_between_clients, ALIKE)
   yield claims.difference(
     'Where clients are alike nearly all neurons act alike for them: the share '
     'of the variance of outputs that is between clients',
     _FIGURE_1,
-    between[ALIKE],
-    below=_HARDLY_ANY,
+    between,
+    below=0.1,
   )
   yield claims.difference(
     'With one digit each neurons vary: by how much that share is more',
     _FIGURE_1,
-    between[ONE_DIGIT] - between[ALIKE],
+    each(share_between_clients, ONE_DIGIT) - between,
   )
   shares = each(shares_of_clients, ONE_DIGIT)
   num_top = round(_TOP * shares.shape[1])
-  for statement, part, side in (
-    (
-      f'The top {_TOP:.0%} of the neurons have large outputs for most clients: '
-      'the share of clients',
-      shares[:, :num_top],
-      'above',
-    ),
-    (
-      'The others have large outputs for some clients only: the share of them',
-      shares[:, num_top:],
-      'below',
-    ),
-  ):
-    yield claims.difference(
-      statement, _FIGURE_1, part.mean(axis=1), **{side: _MOST}
-    )
+  yield claims.difference(
+    f'The top {_TOP:.0%} of the neurons have large outputs for most clients: '
+    'the share of clients',
+    _FIGURE_1,
+    shares[:, :num_top].mean(axis=1),
+    above=_MOST,
+  )
+  yield claims.difference(
+    'The others have large outputs for some clients only: the share of them',
+    _FIGURE_1,
+    shares[:, num_top:].mean(axis=1),
+    below=_MOST,
+  )
 
   def entropies(condition, network=_TRAINED):
     """The entropies by seed and neuron."""
-    return numbers.curve(
-      'entropy', 'neuron', condition=condition, network=network
-    )
+    fixed = {'condition': condition, 'network': network}
+    return numbers.curve('entropy', 'neuron', **fixed)
 
-  def dispersed(condition):
+  def share_above(condition):
     return np.mean(entropies(condition) > _BETWEEN_PEAKS, axis=1)
 
-  means = {
-    (condition, network): entropies(condition, network).mean(axis=1)
-    for condition in (ALIKE, ONE_DIGIT)
-    for network in (_TRAINED, _INITIAL)
-  }
+  def dispersion(network):
+    """How much larger the mean entropy is with one digit each."""
+    one_digit, alike = (entropies(c, network) for c in (ONE_DIGIT, ALIKE))
+    return one_digit.mean(axis=1) - alike.mean(axis=1)
+
   yield claims.difference(
     'Where clients are alike the entropy is near zero or below: the share of '
     f'neurons above {_BETWEEN_PEAKS:g}',
     _FIGURE_2,
-    dispersed(ALIKE),
+    share_above(ALIKE),
     below=_PEAK,
   )
-  for words, share in (
-    ('above', dispersed(ONE_DIGIT)),
-    ('below', 1 - dispersed(ONE_DIGIT)),
-  ):
+  above = share_above(ONE_DIGIT)
+  for words, share in (('above', above), ('below', 1 - above)):
     yield claims.difference(
       'With one digit each there are two kinds of neurons, with entropies near '
       f'0 and near 2: the share {words} {_BETWEEN_PEAKS:g}',
@@ -240,16 +214,13 @@ def neurons_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     'Neurons are more dispersed with one digit each than where clients are '
     'alike: the difference of the mean entropies',
     _FIGURE_2,
-    means[ONE_DIGIT, _TRAINED] - means[ALIKE, _TRAINED],
+    dispersion(_TRAINED),
   )
   yield claims.difference(
     'That is learned, and not only of the images: by how much more that '
     'difference is than with the initial network',
     _FIGURE_2,
-    means[ONE_DIGIT, _TRAINED]
-    - means[ALIKE, _TRAINED]
-    - means[ONE_DIGIT, _INITIAL]
-    + means[ALIKE, _INITIAL],
+    dispersion(_TRAINED) - dispersion(_INITIAL),
   )
 
 
@@ -258,41 +229,24 @@ def draw_neurons(numbers: Numbers, study: Study, figure: Figure) -> None:
   del study
   conditions = numbers.distinct('condition')
   figure.set_size_inches(10, 9)
-  grid = figure.add_gridspec(2, 2, height_ratios=(5, 4))
+  top, bottom = figure.subplots(2, 2, height_ratios=(5, 4))
   trained = numbers.where(network=_TRAINED, seed=numbers.distinct('seed')[0])
-  for column, condition in enumerate(conditions):
+  for axes, condition in zip(top, conditions):
     outputs = trained.where(condition=condition).frame.filter(like=_CLIENT)
-    means = outputs.mean(axis=1)
-    axes = figure.add_subplot(grid[0, column])
-    sns.heatmap(
-      outputs.loc[means.sort_values(ascending=False).index],
-      ax=axes,
-      vmin=0,
-      vmax=np.quantile(outputs, 0.99),
-      xticklabels=False,
-      yticklabels=False,
-    )
-    axes.set(
-      title=f'Outputs, {condition}',
-      xlabel='Clients by digit',
-      ylabel='Neurons by mean',
-    )
-  first = None
-  for column, network in enumerate((_TRAINED, _INITIAL)):
-    axes = figure.add_subplot(grid[1, column], sharex=first, sharey=first)
-    first = first or axes
-    axes.hist(
-      [
-        numbers.where(condition=condition, network=network).frame['entropy']
-        for condition in conditions
-      ],
-      bins=40,
-      label=conditions,
-    )
-    axes.set(
-      title=f'{network} networks', xlabel='Entropy of a neuron over clients'
-    )
+    order = outputs.mean(axis=1).sort_values(ascending=False).index
+    largest = np.quantile(outputs, 0.99)
+    sns.heatmap(outputs.loc[order], ax=axes, vmin=0, vmax=largest)
+    axes.set(title=f'Outputs, {condition}', xticks=[], yticks=[])
+    axes.set(xlabel='Clients by digit', ylabel='Neurons by mean')
+  for axes, network in zip(bottom, (_TRAINED, _INITIAL)):
+    frame = numbers.where(network=network).frame
+    by_condition = frame.groupby('condition', sort=False)['entropy']
+    axes.hist([own for _, own in by_condition], bins=40, label=conditions)
+    axes.set(title=f'{network} networks')
+    axes.set(xlabel='Entropy of a neuron over clients')
     axes.legend(frameon=False)
+  bottom[1].sharex(bottom[0])
+  bottom[1].sharey(bottom[0])
 
 
 def specificity(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -320,19 +274,15 @@ def likeness(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
 def measure_features(context: measures.Context) -> measures.Rows:
   """Scores of shared and personal channels, means over clients."""
   names = context.study.method_names
-  errors.expect(
-    {*names} == {FED_FAC, FED_AVG}, 'methods', f'{FED_FAC} and {FED_AVG}', names
-  )
-  runs = {
-    (result.condition, result.seed, result.method): result
-    for result in context.run()
-  }
-  fed_fac = [result for key, result in runs.items() if key[-1] == FED_FAC]
-  for result in context.progress(fed_fac):
-    fed_avg = runs[result.condition, result.seed, FED_AVG]
-    columns = {'condition': result.condition, 'seed': result.seed}
-    for row in _channels(context, result.open(), fed_avg.open()):
-      yield {**columns, **row}
+  expected = 'FedFac and FedAvg'
+  errors.expect({*names} == {'FedFac', 'FedAvg'}, 'methods', expected, names)
+  runs = {(one.method, one.condition, one.seed): one for one in context.run()}
+  for condition, seed in context.each(context.study.conditions):
+    fed_fac, fed_avg = (
+      runs[name, condition, seed].open() for name in ('FedFac', 'FedAvg')
+    )
+    for row in _channels(context, fed_fac, fed_avg):
+      yield {'condition': condition, 'seed': seed, **row}
 
 
 def _channels(context, fed_fac, fed_avg):
@@ -342,42 +292,35 @@ def _channels(context, fed_fac, fed_avg):
   arrays = context.load_arrays(data.name, **data.arguments)
   images = measures.test_images(arrays)
 
-  def maps(model, weights):
+  def maps(run, weights):
     """`[images, places, channels]`."""
-    (found,) = representation.layer_features(
-      model, weights, images, [layer]
-    ).values()
+    found = representation.layer_features(run.model, weights, images, [layer])
     num_channels = weights[f'{layer}/kernel'].shape[-1]
-    return found.reshape(len(images), -1, num_channels)
+    return found[layer].reshape(len(images), -1, num_channels)
 
   scores = collections.defaultdict(list)
   with context.create_runtime() as runtime:
     state = fed_fac.server_state(fed_fac.build_process(), runtime)
     is_shared = np.asarray(state.algorithm['is_shared'][layer])
     num_shown = context.parameters.num_shown_clients
-    client_ids = fed_fac.data.client_ids[:num_shown]
-    for client_id in client_ids:
-      own = maps(fed_fac.model, fed_fac.personal_weights(client_id, runtime))
+    is_local = fed_fac.settings.process.statistics == 'local'
+    for index, client_id in enumerate(fed_fac.data.client_ids[:num_shown]):
+      own = maps(fed_fac, fed_fac.personal_weights(client_id, runtime))
       # FedAvg's differ between clients by local statistics alone.
-      is_local = fed_fac.settings.process.statistics == 'local'
-      if is_local or client_id == client_ids[0]:
-        weights = fed_avg.personal_weights(client_id, runtime)
-        fed_avg_maps = maps(fed_avg.model, weights)
-      scores[_LIKENESS].append(likeness(own, fed_avg_maps))
+      if index == 0 or is_local:
+        others = maps(fed_avg, fed_avg.personal_weights(client_id, runtime))
+      scores[_LIKENESS].append(likeness(own, others))
       for quantity, found in (
         (_SPECIFICITY, own),
-        (_FED_AVG_SPECIFICITY, fed_avg_maps),
+        (_FED_AVG_SPECIFICITY, others),
       ):
         of_channels = specificity(found.mean(axis=1), arrays.y_test)
         scores[quantity].append(of_channels)
   for channels, chosen in ((_SHARED, is_shared), (_PERSONAL, ~is_shared)):
     for quantity, values in scores.items():
-      yield {
-        'channels': channels,
-        'quantity': quantity,
-        # Channels that are the same for all images show nothing.
-        'value': np.nanmean(np.array(values)[:, chosen]),
-      }
+      # Channels that are the same for all images show nothing.
+      value = np.nanmean(np.array(values)[:, chosen])
+      yield {'channels': channels, 'quantity': quantity, 'value': value}
 
 
 def features_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
@@ -386,33 +329,30 @@ def features_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   for condition in conditions:
     start = f'{condition}: ' if len(conditions) > 1 else ''
     here = numbers.where(condition=condition)
+    like, specific, fed_avg_specific = (
+      {
+        channels: here.values('value', channels=channels, quantity=quantity)
+        for channels in (_SHARED, _PERSONAL)
+      }
+      for quantity in (_LIKENESS, _SPECIFICITY, _FED_AVG_SPECIFICITY)
+    )
     for statement, lead in (
       (
         "Shared channels are more like FedAvg's than personal ones are: the "
         'difference of correlations',
-        here.lead(
-          'value', _SHARED, _PERSONAL, by='channels', quantity=_LIKENESS
-        ),
+        like[_SHARED] - like[_PERSONAL],
       ),
       (
         'Personal channels tell classes apart better than shared ones: the '
         'difference of the shares of variance that classes explain',
-        here.lead(
-          'value', _PERSONAL, _SHARED, by='channels', quantity=_SPECIFICITY
-        ),
+        specific[_PERSONAL] - specific[_SHARED],
       ),
       (
         "They do so better than FedAvg's corresponding ones: the difference",
-        here.lead(
-          'value',
-          _SPECIFICITY,
-          _FED_AVG_SPECIFICITY,
-          by='quantity',
-          channels=_PERSONAL,
-        ),
+        specific[_PERSONAL] - fed_avg_specific[_PERSONAL],
       ),
     ):
-      yield claims.difference(f'{start}{statement}', study.source, lead)
+      yield claims.difference(start + statement, study.source, lead)
 
 
 def halved(study: Study) -> Study:
@@ -480,16 +420,14 @@ def masked_accuracies(
     return objectives.means(scoring.score(model, weights, test).sums)
 
   accuracies = collections.defaultdict(list)
-  for client_id in run.data.client_ids:
-    if not run.data.num_test_examples(client_id):
-      continue
+  for client_id in filter(run.data.num_test_examples, run.data.client_ids):
     personal = run.personal_weights(client_id, runtime)
     test = pfl.padded(run.data.test(client_id))
     for name, mask in masks.items():
       weights = collections.OrderedDict(personal)
       for variable, times in gates.items():
-        weights[variable] = np.where(
-          np.tile(mask, times), random[variable], personal[variable]
-        )
+        is_masked = np.tile(mask, times)
+        own = personal[variable]
+        weights[variable] = np.where(is_masked, random[variable], own)
       accuracies[name].append(float(score(weights, test)['accuracy']))
   return {name: float(np.mean(values)) for name, values in accuracies.items()}

@@ -42,6 +42,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -116,16 +117,12 @@ def measure(context: measures.Context) -> measures.Rows:
   """The share of the initial loss that is left after each round."""
   with context.create_runtime() as runtime:
     for num_clients, seed in context.each(context.parameters.nums_clients):
+      columns = {'num_clients': num_clients, 'seed': seed}
       losses = _train(context.parameters, num_clients, seed, runtime)
       for name, values in losses.items():
         for index, value in enumerate(values):
-          yield {
-            'num_clients': num_clients,
-            'method': name,
-            'seed': seed,
-            'round': index,
-            'loss_share': value / values[0],
-          }
+          share = {'round': index, 'loss_share': value / values[0]}
+          yield {**columns, 'method': name, **share}
 
 
 def _inputs(rng, sizes, *shape):
@@ -234,12 +231,8 @@ def measure_generalization(context: measures.Context) -> measures.Rows:
         (_ERROR, np.sqrt(errors[-1])),
         (_COMPLEXITY, complexity(data[0].x, data[0].y)),
       ):
-        yield {
-          'measure': name,
-          'num_clients': num_clients,
-          'seed': seed,
-          'value': value,
-        }
+        columns = {'num_clients': num_clients, 'seed': seed}
+        yield {**columns, 'measure': name, 'value': value}
 
 
 def generalization_claims(
@@ -259,7 +252,7 @@ def generalization_claims(
     of_paper=True,
   )
   for words, name in (('complexity', _COMPLEXITY), ('error', _ERROR)):
-    for fewer, more in zip(sizes.nums_clients, sizes.nums_clients[1:]):
+    for fewer, more in itertools.pairwise(sizes.nums_clients):
       yield claims.difference(
         f'{more} clients have a larger {words} than {fewer}, of as many '
         'examples in all',
@@ -276,8 +269,10 @@ def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     start = f'{num_clients} clients: '
     runs = numbers.where(num_clients=num_clients)
     rounds = runs.distinct('round')
-    of_fed_split = runs.curve('loss_share', 'round', method=_FED_SPLIT)
-    bounds = runs.curve('loss_share', 'round', method=_BOUND)
+    of_fed_split, of_fed_avg, bounds = (
+      runs.curve('loss_share', 'round', method=name)
+      for name in (_FED_SPLIT, _FED_AVG, _BOUND)
+    )
     yield claims.measured(
       f"{start}FedSplit's loss is below the theorem's bound after every round: "
       'the largest ratio of the two',
@@ -290,24 +285,17 @@ def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
       f'{start}it falls geometrically: the smallest R^2 of a straight line '
       "through the loss's logarithm",
       study.source,
-      [
-        np.corrcoef(rounds, np.log(of_seed))[0, 1] ** 2
-        for of_seed in of_fed_split
-      ],
+      [np.corrcoef(rounds, np.log(one))[0, 1] ** 2 for one in of_fed_split],
       above=0.98,
     )
     rates[num_clients] = -np.log(of_fed_split[:, -1]) / sizes.num_rounds
-    left = {
-      name: runs.values('loss_share', method=name, round=sizes.num_rounds)
-      for name in (_FED_AVG, _FED_SPLIT)
-    }
     yield claims.difference(
       f"{start}it falls faster than FedAvg's: by how many powers of ten "
       "FedAvg's loss is larger after the last round",
       study.source,
-      np.log10(left[_FED_AVG] / left[_FED_SPLIT]),
+      np.log10(of_fed_avg[:, -1] / of_fed_split[:, -1]),
     )
-  for fewer, more in zip(sizes.nums_clients, sizes.nums_clients[1:]):
+  for fewer, more in itertools.pairwise(sizes.nums_clients):
     yield claims.difference(
       f'With {more} clients it falls more slowly than with {fewer}: the '
       "difference of the rates, minus the loss's logarithm by round",

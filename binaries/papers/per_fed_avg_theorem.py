@@ -41,15 +41,12 @@ from scipy import special
 
 import tff_pfl as pfl
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.studies import claims, measures, panels
+from tff_pfl.studies import claims, measures
 from tff_pfl.studies.numbers import Numbers
 from tff_pfl.studies.study import Study
 
 from . import two_layer
 
-# By how many powers of ten a floor may differ from what is predicted.
-_TOLERANCE = 0.1
-_BOUND_FACTOR = 4
 # What the figure needs.
 _ROUNDS_PER_ROW = 20
 
@@ -73,26 +70,19 @@ class Condition(NamedTuple):
   spread: float = 1.0
 
 
-_NO_FLOOR = 'exact gradients, tau = 1'
-_EXACT, _STOCHASTIC = 'exact gradients', 'batches of 8'
-_SMALL_RATE = '{}, beta / 2'.format
-_FEW_STEPS, _ALIKE = (
-  'exact gradients, tau = 2',
-  'exact gradients, alike clients',
-)
-_LARGE_BATCHES = 'batches of 32'
-_FEW_CLIENTS, _HALF = 'tau = 1, r = 0.2', 'tau = 1, r = 0.5'
+_EXACT, _OF_8 = 'exact gradients', 'batches of 8'
+_NO_FLOOR = f'{_EXACT}, tau = 1'
 CONDITIONS = {
   _NO_FLOOR: Condition(num_steps=1),
   _EXACT: Condition(),
-  _SMALL_RATE(_EXACT): Condition(learning_rate=0.5),
-  _FEW_STEPS: Condition(num_steps=2),
-  _ALIKE: Condition(spread=0.25),
-  _STOCHASTIC: Condition(batch_size=8),
-  _SMALL_RATE(_STOCHASTIC): Condition(learning_rate=0.5, batch_size=8),
-  _LARGE_BATCHES: Condition(batch_size=32),
-  _FEW_CLIENTS: Condition(num_steps=1, cohort_size=2),
-  _HALF: Condition(num_steps=1, cohort_size=5),
+  f'{_EXACT}, beta / 2': Condition(learning_rate=0.5),
+  f'{_EXACT}, tau = 2': Condition(num_steps=2),
+  f'{_EXACT}, alike clients': Condition(spread=0.25),
+  _OF_8: Condition(batch_size=8),
+  f'{_OF_8}, beta / 2': Condition(learning_rate=0.5, batch_size=8),
+  'batches of 32': Condition(batch_size=32),
+  'tau = 1, r = 0.2': Condition(num_steps=1, cohort_size=2),
+  'tau = 1, r = 0.5': Condition(num_steps=1, cohort_size=5),
 }
 
 
@@ -189,17 +179,12 @@ def norms(
     (kernel,) = state.global_weights.values()
     loss, gradient = meta_loss(clients, kernel[:, 0], sizes.inner_learning_rate)
     yield loss, gradient @ gradient
-    # The clients' states are not taken up: they keep nothing.
     cohort = indices
     if condition.cohort_size is not None:
       cohort = sorted(rng.choice(indices, condition.cohort_size, replace=False))
-    output = runtime.run(
-      process.next,
-      state,
-      [states[i] for i in cohort],
-      [train[i] for i in cohort],
-    )
-    state = output.state
+    # The clients' states are not taken up: they keep nothing.
+    of_cohort = ([one[i] for i in cohort] for one in (states, train))
+    state = runtime.run(process.next, state, *of_cohort).state
 
 
 def measure(context: measures.Context) -> measures.Rows:
@@ -213,22 +198,22 @@ def measure(context: measures.Context) -> measures.Rows:
       )
       # The theorem's first term, times the number of rounds K.
       rate = sizes.learning_rate * condition.learning_rate * condition.num_steps
-      bound = _BOUND_FACTOR * losses[0] / rate
+      bound = 4 * losses[0] / rate
+      floor = squares[-sizes.num_floor_rounds :].mean()
       of_run = {
         'share': squares[-1] / squares[0],
-        'floor': squares[-sizes.num_floor_rounds :].mean(),
-        'floor_share': squares[-sizes.num_floor_rounds :].mean() / squares[0],
+        'floor': floor,
+        'floor_share': floor / squares[0],
         'of_bound': squares.sum() / bound,
       }
-      for index in sorted(
-        {*range(0, len(squares), _ROUNDS_PER_ROW), len(squares) - 1}
-      ):
+      last = len(squares) - 1
+      for index in sorted({*range(0, last, _ROUNDS_PER_ROW), last}):
         yield {
           'condition': name,
           'seed': seed,
           'round': index,
           'square': squares[index],
-          **(of_run if index == len(squares) - 1 else {}),
+          **(of_run if index == last else {}),
         }
 
 
@@ -267,26 +252,30 @@ def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     'With exact gradients the floor is proportional to beta^2, so that half of '
     'beta divides it by 4: by how many powers of ten it is off',
     study.source,
-    np.abs(orders(_EXACT, _SMALL_RATE(_EXACT)) - np.log10(4)),
-    below=_TOLERANCE,
+    np.abs(orders(_EXACT, f'{_EXACT}, beta / 2') - np.log10(4)),
+    below=0.1,
   )
   yield claims.difference(
     'With exact gradients it shrinks with tau at least as tau (tau - 1): the '
     'decimal logarithm of the floor for 4 by that for 2',
     study.source,
-    orders(_EXACT, _FEW_STEPS),
+    orders(_EXACT, f'{_EXACT}, tau = 2'),
     above=np.log10(6),
     of_paper=True,
   )
   for words, condition, other in (
+    ('With batches it shrinks with beta', _OF_8, f'{_OF_8}, beta / 2'),
+    ('It shrinks with larger batches', _OF_8, 'batches of 32'),
     (
-      'With batches it shrinks with beta',
-      _STOCHASTIC,
-      _SMALL_RATE(_STOCHASTIC),
+      'It is smaller where more clients take part',
+      'tau = 1, r = 0.2',
+      'tau = 1, r = 0.5',
     ),
-    ('It shrinks with larger batches', _STOCHASTIC, _LARGE_BATCHES),
-    ('It is smaller where more clients take part', _FEW_CLIENTS, _HALF),
-    ('It is smaller where clients are more alike', _EXACT, _ALIKE),
+    (
+      'It is smaller where clients are more alike',
+      _EXACT,
+      f'{_EXACT}, alike clients',
+    ),
   ):
     yield claims.difference(
       f'{words} ({condition}, against {other}): the decimal logarithm of the '
@@ -294,14 +283,3 @@ def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
       study.source,
       orders(condition, other),
     )
-
-
-draw = panels.curves(
-  'square',
-  over='round',
-  by='condition',
-  x_label='Round',
-  y_label='Squared norm of the gradient of F',
-  log_y=True,
-  width=9,
-)

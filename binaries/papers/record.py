@@ -20,14 +20,13 @@ from typing import Any
 from tff_pfl import errors
 from tff_pfl.datasets import registry
 from tff_pfl.runs import summary as summary_lib
-from tff_pfl.studies import claims, results, runner
+from tff_pfl.studies import claims, results
+from tff_pfl.studies import page as page_lib
 from tff_pfl.studies import study as study_lib
 
 _RECORDS = 'records'
 _SCALE = 'cpu'
 _END = '<!-- end of claims -->'
-_COVERAGE, _END_OF_COVERAGE = '<!-- coverage -->', '<!-- end of coverage -->'
-_TABLES, _END_OF_TABLES = '<!-- studies -->', '<!-- end of studies -->'
 # The last commit with the code of studies that only have records now.
 _LAST_COMMIT = '80dc5961'
 # Of a study's settings, what the table of coverage tells.
@@ -67,14 +66,14 @@ def update(
   shown = '\n'.join(page.read_text('utf-8') for page in pages)
   os.makedirs(os.path.join(docs_dir, _RECORDS), exist_ok=True)
   for one in found:
-    record = _record(one.description)
-    name = record['study']
+    name = one.description['name']
+    record = _record(one.description, studies[name].at(_SCALE))
     summary_lib.write_json(
       os.path.join(docs_dir, _RECORDS, f'{name}.json'), record
     )
     if f'({name}.png)' in shown:
       shutil.copyfile(
-        os.path.join(one.directory, runner.FIGURE_NAME),
+        os.path.join(one.directory, page_lib.FIGURE_NAME),
         os.path.join(docs_dir, f'{name}.png'),
       )
   records = read(docs_dir)
@@ -83,7 +82,7 @@ def update(
     page.write_text(rewritten(text, records, studies), 'utf-8')
 
 
-def _record(description):
+def _record(description, study):
   sizes = {**description['settings'], **(description['parameters'] or {})}
   datasets = [sizes['dataset']] if 'dataset' in sizes else []
   return {
@@ -91,7 +90,12 @@ def _record(description):
     'source': description['source'],
     'datasets': datasets,
     'size': ', '.join([*(datasets or ['generated']), *_sizes(sizes)]),
-    **{n: description[n] for n in ('seeds', 'overrides', 'seconds')},
+    'overrides': {
+      name: value
+      for name, value in description['overrides'].items()
+      if name not in ('data_dir', 'runtime', *study.overrides)
+    },
+    **{n: description[n] for n in ('seeds', 'seconds')},
     **{n: description[n] for n in ('versions', 'commit', 'claims')},
   }
 
@@ -127,15 +131,14 @@ def rewritten(
     lambda found: _claims(found[1], records, studies),
     text,
   )
-  for start, end, lines in (
-    (_COVERAGE, _END_OF_COVERAGE, _coverage(records, studies)),
-    (_TABLES, _END_OF_TABLES, _tables(studies)),
+  for name, lines in (
+    ('coverage', _coverage(records, studies)),
+    ('studies', _tables(studies)),
   ):
-    table = '\n'.join(lines)
+    start, end = f'<!-- {name} -->', f'<!-- end of {name} -->'
+    table = '\n'.join([start, *lines, end])
     text = re.sub(
-      rf'{start}\n(?:.|\n)*?{end}',
-      lambda _, parts=(start, table, end): '\n'.join(parts),
-      text,
+      rf'{start}\n(?:.|\n)*?{end}', lambda _, table=table: table, text
     )
   return text
 

@@ -1,5 +1,7 @@
 """The studies of the linear theory, at tiny sizes."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -51,7 +53,8 @@ def test_convergence_has_the_bound_and_the_best_of_the_rates():
       'FedRep',
     )
   )
-  heads = fed_rep._problem(study.parameters, 0, num_clients=40).heads
+  sizes = dataclasses.replace(study.parameters, num_clients=40)
+  heads = fed_rep._problem(sizes, 0).heads
   largest, smallest = np.linalg.svd(heads / np.sqrt(40), compute_uv=False)
   share = (smallest / largest) ** 2 / 4
   factor = 1 - share * (1 - of_all[0] ** 2) / 2

@@ -5,7 +5,8 @@ import types
 import pytest
 
 from binaries.papers import record
-from tff_pfl.studies import runner, study
+from tff_pfl.studies import page as page_lib
+from tff_pfl.studies import study
 
 _CLAIM = {
   'statement': 'A is better than B',
@@ -114,7 +115,7 @@ def test_records_pages_and_pictures_are_brought_up_to_date(tmp_path):
   docs, folder = tmp_path / 'docs', tmp_path / 'first'
   docs.mkdir()
   folder.mkdir()
-  (folder / runner.FIGURE_NAME).write_bytes(b'picture')
+  (folder / page_lib.FIGURE_NAME).write_bytes(b'picture')
   page = docs / 'page.md'
   page.write_text('<!-- claims: first -->\n\n![Picture](first.png)\n')
   description = {

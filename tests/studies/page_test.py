@@ -259,7 +259,7 @@ def test_claims_are_listed_and_counted(page):
     *('Table 1', '0.25', '> 0', '1', 'undecided')
   ]
   assert (
-    '0 of 1 claims hold, 1 undecided; 0 of 3 claims hold, 3 undecided of ours.'
+    '0 of 1 claims hold, 1 undecided; ours: 0 of 3 claims hold, 3 undecided.'
   ) in page.prose
 
 

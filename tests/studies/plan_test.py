@@ -119,7 +119,7 @@ def test_settings_that_fine_tune_do_so_in_all_evaluations():
 
 def test_methods_that_new_clients_score_need_some():
   study = _study({'A': pfl.Method('fed_avg', score='new_clients')})
-  with pytest.raises(ValueError, match='`num_new_clients` .*by whom A is scor'):
+  with pytest.raises(ValueError, match='`num_new_clients` .*because A is scor'):
     plan.entries(study)
   (entry,) = plan.entries(dataclasses.replace(study, num_new_clients=1))
   assert entry.trial.num_new_clients == 1

@@ -44,6 +44,12 @@ def _hparams(study, method, condition=''):
     ({'num_search_trials': 0}, '`num_search_trials` to be at least 1'),
     ({'validation_fraction': 1.0}, '`validation_fraction` to be less than 1'),
     ({'clams': ()}, '`clams`. Did you mean claims'),
+    ({'claims': ['x']}, "`claims` to be better.*found 'x'"),
+    ({'claims': [pfl.better('fed_avgg', 'fed_rep')]}, "found 'fed_avgg'"),
+    ({'published': {('fed_avg', 'x'): 3}}, "`conditions` to be .*found 'x'"),
+    ({'methods': ['fed_avg', 'fed_avg']}, '`methods` to be none twice'),
+    ({'conditions': {}}, '`conditions` to be at least one'),
+    ({'conditions': {(1, 2): {}}}, r'`conditions` to be named .*\(1, 2\)'),
     ({'settings': {'num_round': 5}}, '`num_round`. Did you mean num_rounds'),
     ({'settings': {'learnin_rate': 5}}, 'Did you mean .*learning_rate'),
     ({'settings': {'seed': 5}}, 'no argument `seed`'),
@@ -79,6 +85,7 @@ def test_wrong_studies_are_refused(changes, message):
     ('fed_avg', {'score': 'clients'}, '`score` to be one of personal, global'),
     ('fed_avg', {'fine_tun': 'head'}, 'Did you mean fine_tune'),
     ('fed_avg', {'seed': 3}, 'no argument `seed`'),
+    ('fed_avg', {'num_head_epochs': 3}, 'no argument `num_head_epochs`'),
   ],
 )
 def test_wrong_methods_are_refused(algorithm, settings, message):
@@ -232,17 +239,17 @@ def test_scales_replace_fields_settings_and_parameters():
   assert settings.method.num_epochs == 1
   # A scale's settings are added to the study's.
   assert settings.rounds.num_rounds == 2
-  assert (settings.data.num_clients, settings.data.name) == (6, 'synthetic')
+  assert (settings.data.num_clients, settings.data.name) == (4, 'synthetic')
   cpu = study.at('cpu')
   assert ([*cpu.conditions], [*cpu.methods]) == ([3], ['Ditto'])
   # A study need not have this one.
   assert _study().at('cpu').method_names == ('fed_avg', 'fed_rep')
-  for of, scale, known in (
-    (study, 'large', 'one of paper, cpu, small'),
-    (_study(), 'small', 'one of paper, cpu, found'),
-  ):
-    with pytest.raises(ValueError, match=known):
-      of.at(scale)
+  with pytest.raises(ValueError, match='one of paper, cpu, small'):
+    study.at('large')
+  # Any study has a small scale.
+  small = _study(seeds=(3, 4)).at('small')
+  settings = small.settings_of('', 'fed_avg', 3)
+  assert (small.seeds, settings.rounds.num_rounds) == ((3,), 2)
 
 
 def test_a_part_of_a_study_is_selected():

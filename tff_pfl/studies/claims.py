@@ -25,12 +25,10 @@ table's error is held at 5%.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import itertools
 import textwrap
 from collections.abc import (
   Callable,
-  Hashable,
   Iterable,
   Iterator,
   Mapping,
@@ -41,7 +39,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 from scipy import stats
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.studies.numbers import Numbers
 
@@ -245,26 +243,36 @@ Check = Callable[[Numbers, Any], Iterable[Claim]]
 ALL_OTHERS = '*'
 
 
-@dataclasses.dataclass(frozen=True)
-class _Check:
+@fields.dataclass
+class MethodCheck:
   """A claim on methods in each condition, as data; see `better`."""
 
   kind: str
-  methods: Union[str, Sequence[str]]
-  others: Union[str, Sequence[str]]
-  bound: float
+  methods: Any
+  others: Any
+  bound: fields.Float
   metric: Optional[str] = None
-  conditions: Optional[Sequence[Hashable]] = None
+  conditions: Any = None
   source: Optional[str] = None
   is_ours: bool = False
 
+  @property
+  def named_methods(self) -> list[str]:
+    """The methods that it names."""
+    both = (*_listed(self.methods), *_listed(self.others))
+    return [name for name in both if name != ALL_OTHERS]
+
   def __call__(self, numbers: Numbers, study: Any) -> Iterator[Claim]:
+    """The claims, decided by the study's numbers."""
     metric = self.metric or study.metric
     source = study.source if self.source is None else self.source
-    errors.expect_one_of('metric', metric, list(numbers.frame))
+    for name in ('condition', 'method', 'seed', metric):
+      errors.expect_one_of('metric', name, list(numbers.frame))
     scored = 'the score' if metric == 'score' else metric.replace('_', ' ')
     for condition in numbers.distinct('condition'):
-      if self.conditions is not None and condition not in self.conditions:
+      if self.conditions is not None and condition not in _listed(
+        self.conditions
+      ):
         continue
       here = numbers.where(condition=condition)
       for name, other in self._pairs(here.distinct('method')):
@@ -326,7 +334,7 @@ def better(
       the claim, such as 'FedRep, table 1' (None for the study's); and
       `is_ours`, True for a question of ours, which is counted apart.
   """
-  return _Check('better', method, than, by, **options)
+  return MethodCheck('better', method, than, by, **options)
 
 
 def at_least(
@@ -341,7 +349,7 @@ def at_least(
     method: The method, or several.
     **options: As for `better`.
   """
-  return _Check('at_least', method, (), value, **options)
+  return MethodCheck('at_least', method, (), value, **options)
 
 
 def close(
@@ -359,7 +367,7 @@ def close(
     tolerance: Bound of the mean absolute difference.
     **options: As for `better`.
   """
-  return _Check('close', method, other, tolerance, **options)
+  return MethodCheck('close', method, other, tolerance, **options)
 
 
 def check(checks: Iterable[Check], numbers: Numbers, study: Any) -> list[Claim]:

@@ -132,7 +132,7 @@ def _expect_same_trials(directory, trials):
       for settings in (trial.read_spec(folder)['trial'], fields.to_json(wanted))
     )
     for name in dict.fromkeys([*stored, *given]):
-      is_mutable = name in _MUTABLE or name.startswith('variants')
+      is_mutable = name in _MUTABLE or name.startswith(('variants', 'modules'))
       if not is_mutable and stored.get(name) != given.get(name):
         raise errors.RunError(
           f'{folder} holds a trial with {name}={stored.get(name)!r}, not '
@@ -220,7 +220,7 @@ def run_trials(
         if identity not in (None, folders.identity(directory)):
           raise errors.RunError(
             f'{directory} was deleted or moved while its trials ran: bring it '
-            'back and pass `resume`.'
+            'back and run the study again.'
           )
         one = waiting.pop(0)
         folder = trial_folder(directory, one.name)

@@ -87,7 +87,7 @@ class Context:
     return results
 
   def progress(self, items: Iterable[Any]) -> Iterable[Any]:
-    """The items, behind a progress bar that goes when they have."""
+    """The items, behind a progress bar that vanishes at the end."""
     return tqdm.tqdm(
       list(items),
       unit='run',
@@ -103,17 +103,20 @@ class Context:
 
   def create_runtime(self) -> runtime_base.Runtime:
     """Creates the study's runtime, a context manager."""
-    name = self.study.overrides.get('runtime', runtime_lib.DEFAULT)
+    name = self._setting('runtime') or runtime_lib.DEFAULT
     return runtime_lib.create_runtime(
       name, **(self.place.runtime_options or {})
     )
+
+  def _setting(self, name):
+    return {**self.study.settings, **self.study.overrides}.get(name)
 
   def load_arrays(
     self, dataset: str, *, normalize: bool = False
   ) -> datasets.Arrays:
     """All examples of a data set, see `Arrays.normalized`."""
     takes_folder = datasets.DATASETS[dataset].takes_data_dir
-    data_dir = self.study.overrides.get('data_dir') if takes_folder else None
+    data_dir = self._setting('data_dir') if takes_folder else None
     arrays = datasets.load_arrays(dataset, data_dir)
     return arrays.normalized() if normalize else arrays
 

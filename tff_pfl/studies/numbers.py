@@ -13,6 +13,14 @@ from tff_pfl import errors
 SEED, FOLD = 'seed', 'fold'
 
 
+def by_seed(values: pd.Series) -> pd.Series:
+  """The means over folds; one that is not finite counts."""
+  if not len(values):
+    return values
+  grouped = values.groupby(level=SEED)
+  return grouped.agg(lambda of_seed: of_seed.mean(skipna=False))
+
+
 class Numbers:
   """A data frame, of which `seed` is a column.
 
@@ -51,9 +59,10 @@ class Numbers:
     Raises:
       ValueError: If they name no row, or several of a seed.
     """
-    return self._by_seed(column, **fixed).to_numpy()
+    return by_seed(self._by_run(column, **fixed)).to_numpy()
 
-  def _by_seed(self, column, **fixed):
+  def _by_run(self, column, **fixed):
+    """A column by seed and fold."""
     frame = self.where(**fixed).frame
     keys = [name for name in (SEED, FOLD) if name in frame]
     errors.expect(
@@ -62,9 +71,7 @@ class Numbers:
       'that name one row of each seed',
       fixed,
     )
-    if FOLD in frame:
-      return frame.groupby(SEED)[column].mean()
-    return frame.set_index(SEED)[column].sort_index()
+    return frame.set_index(keys)[column]
 
   def lead(
     self,
@@ -77,7 +84,7 @@ class Numbers:
   ) -> np.ndarray:
     """One method's values of a column less another's by seed, `[num_seeds]`.
 
-    Seeds that one of them lacks are left out.
+    Seeds, and folds, that one of them lacks are left out.
 
     Args:
       better: First method: a value of the column `by`.
@@ -85,9 +92,10 @@ class Numbers:
       **fixed: Values of other columns.
     """
     first, second = (
-      self._by_seed(column, **{by: name}, **fixed) for name in (better, worse)
+      self._by_run(column, **{by: name}, **fixed) for name in (better, worse)
     )
-    return (first - second)[first.index.intersection(second.index)].to_numpy()
+    both = first.index.intersection(second.index)
+    return by_seed(first[both] - second[both]).to_numpy()
 
   def curve(self, column: str, over: str, **fixed: Hashable) -> np.ndarray:
     """A column's values by those of another one, `[num_seeds, n]`.

@@ -30,7 +30,7 @@ from tff_pfl.system import folders
 if TYPE_CHECKING:
   from tff_pfl.studies import results as results_lib
 
-PAGE_NAME = 'study.html'
+PAGE_NAME, FIGURE_NAME = 'study.html', 'figure.png'
 _MAX_CONTEXT_ROUNDS = 50
 _SVG_STYLE = {'svg.fonttype': 'none', 'svg.hashsalt': 'page', 'font.size': 8}
 # More make the table wider than a screen.
@@ -62,6 +62,8 @@ def write(
     overview=overview,
     claims=claims_frame(told.get('claims', [])),
     claims_count=claims_lib.count_all(told.get('claims', [])),
+    num_decided=claims_lib.decided_by_holm(told.get('claims', [])),
+    figure=_measured_picture(results),
     conditions=conditions,
     tuning=_tuning_frame(told['tunings'], results.primary_metric),
     failures=pd.DataFrame(told['failures']),
@@ -80,6 +82,23 @@ def write(
       if name
     ),
   )
+
+
+def _measured_picture(results):
+  """The study's own picture, of a measure."""
+  path = os.path.join(results.directory, FIGURE_NAME)
+  if not (results.description['is_measured'] and os.path.exists(path)):
+    return []
+  with open(path, 'rb') as file:
+    source = base64.b64encode(file.read()).decode()
+  return [
+    {
+      'source': f'data:image/png;base64,{source}',
+      'label': results.description['summary'],
+      'title': '',
+      'note': '',
+    }
+  ]
 
 
 def title(results: results_lib.Results) -> str:

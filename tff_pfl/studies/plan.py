@@ -110,7 +110,7 @@ def entries(
     errors.expect(
       study.num_new_clients or not of_new,
       'num_new_clients',
-      f'at least 1, by whom {name} is scored',
+      f'at least 1, because {name} is scored on new clients',
       study.num_new_clients,
     )
   chosen = {

@@ -61,6 +61,8 @@ class Result(NamedTuple):
     run: The trial, which other methods may share.
     variant: `trial.OWN_VARIANT`, or the way in which models are fine-tuned.
     scored: What is scored, one of `study.SCORES`.
+    is_of_last: True if the last models alone are scored, as the method
+      fine-tunes them.
   """
 
   condition: Any
@@ -71,6 +73,7 @@ class Result(NamedTuple):
   run: trial.FinishedTrial
   variant: str
   scored: str
+  is_of_last: bool = False
 
   @property
   def scores(self) -> Mapping[str, Any]:
@@ -101,7 +104,7 @@ class Result(NamedTuple):
     name = self.primary.name
     if self.scored.startswith('new_clients'):
       return _mean_over(self.scores.get(self.scored, ()), name)
-    if self.variant == trial.OWN_VARIANT:
+    if not self.is_of_last and self.variant == trial.OWN_VARIANT:
       of_rounds = report.primary_figures(self.run.summary)[self.scored]
       return (of_rounds or {}).get('last_10_mean')
     return (self.scores['evaluation'][self.scored] or {}).get(name)
@@ -262,7 +265,7 @@ class Results:
           trial.FinishedTrial(folder, data_dir) if is_there else None
         )
       run = opened[name]
-      # A way to fine-tune that changes nothing has no result of its own.
+      # A method may not have models as they leave training.
       if run is None or run.scores['variants'].get(entry['variant']) is None:
         continue
       method = methods[entry['method']]
@@ -276,6 +279,7 @@ class Results:
           run,
           entry['variant'],
           method['score'],
+          'fine_tune' in method['settings'],
         )
       )
     return found
@@ -303,16 +307,6 @@ class Results:
     frame = pd.DataFrame(rows).astype(
       {name: float for row in rows[:1] for name in row if name not in _KEYS}
     )
-    if rows and not frame['fraction_diverged'].any():
-      # Without a divergence to tell of, the column would say nothing.
-      frame['fraction_diverged'] = np.nan
-    accuracy = frame.get('personal_accuracy', np.nan)
-    majority = frame.get('majority_accuracy')
-    if majority is not None:
-      useless = majority >= accuracy
-      frame.loc[~frame['method'].isin(frame['method'][useless]), [
-        'majority_accuracy'
-      ]] = np.nan  # fmt: skip
     return frame
 
   @property
@@ -465,15 +459,15 @@ class Results:
       (row['method'], row['condition']): row['value']
       for row in self.description['published']
     }
-    known = self.metrics.get(metric)
-    is_fraction = self.primary_metric.is_fraction
+    known, primary = self.metrics.get(metric), self.primary_metric
+    is_fraction, higher = False, None
     if known is not None:
       is_fraction = known.unit == 'fraction'
+      higher = known.higher_is_better
+    elif metric == 'score':
+      is_fraction, higher = primary.is_fraction, primary.higher_is_better
     table = pd.DataFrame({'method': frame['method'].unique()})
     marks = table.map(lambda _: '')
-    higher = self.primary_metric.higher_is_better
-    if known is not None:
-      higher = known.higher_is_better
     for condition, part in frame.groupby('condition', sort=False):
       title = (str(condition) or metric) + ' (%)' * is_fraction
       rows = [part[part['method'] == name] for name in table['method']]
@@ -521,7 +515,7 @@ class Results:
     rows = [frame[frame['method'] == name] for name in methods]
     text, marks = {}, {}
     for metric in metrics:
-      if metric.name not in frame or frame[metric.name].isna().all():
+      if metric.name not in frame or _says_nothing(metric.name, frame):
         continue
       unit, factor, decimals = _UNITS[metric.unit]
       title = metric.title + unit
@@ -546,6 +540,8 @@ class Results:
     """
     if condition is None and len(self.conditions) == 1:
       (condition,) = self.conditions
+    if condition is not None:
+      errors.expect_one_of('condition', condition, self.conditions)
     frame = self.curves
     if condition is None or frame.empty:
       metric = self.description['metric']
@@ -590,6 +586,15 @@ def _run_keys(frame):
   return [name for name in ('seed', 'fold') if name in frame]
 
 
+def _says_nothing(name, frame):
+  """True for a column without values, or of what does not happen."""
+  if frame[name].isna().all():
+    return True
+  if name == 'majority_accuracy' and 'personal_accuracy' in frame:
+    return not (frame['personal_accuracy'] <= frame[name]).any()
+  return name == 'fraction_diverged' and not frame[name].any()
+
+
 def _marks(columns, higher_is_better, texts):
   """Which of several methods' figures are best, or are not told from it."""
   means = [
@@ -612,7 +617,7 @@ def _marks(columns, higher_is_better, texts):
 
 def _is_tie(first, second):
   """True if the 95% interval of the mean paired difference contains 0."""
-  differences = (first - second).dropna()
+  differences = numbers.by_seed(first - second).dropna()
   if len(differences) < _MIN_SEEDS_FOR_TIES:
     return False
   half = stats.t.ppf(0.975, len(differences) - 1) * stats.sem(differences)

@@ -21,7 +21,15 @@ from tff_pfl import errors, plots
 from tff_pfl.runs import directory_lock
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.studies import claims as claims_lib
-from tff_pfl.studies import execution, measures, plan, results, trials, tuning
+from tff_pfl.studies import (
+  execution,
+  measures,
+  page,
+  plan,
+  results,
+  trials,
+  tuning,
+)
 from tff_pfl.system import folders
 
 if TYPE_CHECKING:
@@ -30,7 +38,6 @@ if TYPE_CHECKING:
 NUMBERS_CSV_NAME = 'numbers.csv'
 CLIENTS_CSV_NAME = 'per_client.csv'
 DOMAINS_CSV_NAME = 'per_domain.csv'
-FIGURE_NAME = 'figure.png'
 
 
 def run(
@@ -63,13 +70,12 @@ def run(
       found = _measure(study, directory, place)
     if seconds is not None:
       seconds = round(seconds + time.perf_counter() - started, 1)
-    if study.measure is not None or len(found):
-      numbers = results.numbers_of(found)
+    numbers = results.numbers_of(found)
+    found.description.update(claims=[], seconds=seconds)
+    if not found.numbers.empty:
       claims = claims_lib.check(study.claims, numbers, study)
-      found.description.update(
-        claims=[claim._asdict() for claim in claims], seconds=seconds
-      )
-      _write(found, study, numbers)
+      found.description['claims'] = [claim._asdict() for claim in claims]
+    _write(found, study, numbers)
   return found
 
 
@@ -79,32 +85,25 @@ def _path(directory, name):
 
 def _measure(study, directory, place):
   """The results of a study with a measure of its own."""
-  of = trials.as_written(
-    {
-      name: trials.plain(getattr(study, name))
-      for name in ('settings', 'conditions', 'seeds', 'parameters', 'overrides')
-    }
-    | {
-      'methods': {n: trials.plain(study.methods[n]) for n in study.method_names}
-    }
-  )
+  names = ('settings', 'conditions', 'seeds', 'parameters', 'overrides')
+  of = trials.as_written({n: trials.plain(getattr(study, n)) for n in names})
   for where in ('data_dir', 'runtime'):
     of['overrides'].pop(where, None)
   path = _path(directory, results.NUMBERS_NAME)
-  stored = summary_lib.read_json(path) if os.path.exists(path) else None
-  if stored is not None and stored['of'] != of and not study.methods:
-    differing = [name for name in of if of[name] != stored['of'].get(name)]
-    raise errors.RunError(
-      f'{directory} holds numbers of other {" and ".join(differing)}: choose '
-      'another output folder, or have it deleted and measured anew (`rerun`).'
-    )
-  if stored is not None and stored['of'] == of:
-    return results.Results(directory, trials.read(directory))
-  context = measures.Context(study, directory, place)
-  description = trials.describe(
-    study, plan.entries(study) if study.methods else []
-  )
+  entries = plan.entries(study) if study.methods else []
+  description = trials.describe(study, entries)
   description.update(partitions={}, tunings=[], failures=[], seconds=None)
+  # A measure of runs is quick beside these, which are not trained again.
+  if os.path.exists(path) and not study.methods:
+    stored = summary_lib.read_json(path)['of']
+    differing = [name for name in of if of[name] != stored.get(name)]
+    if differing:
+      raise errors.RunError(
+        f'{directory} holds numbers of other {" and ".join(differing)}: choose '
+        'another output folder, or have it deleted and measured anew (`rerun`).'
+      )
+    return results.Results(directory, description)
+  context = measures.Context(study, directory, place)
   os.makedirs(directory, exist_ok=True)
   # Unknown if this process is killed.
   summary_lib.write_json(_path(directory, results.STUDY_NAME), description)
@@ -132,12 +131,14 @@ def _write(found, study, numbers):
         _path(directory, name), summary_lib.frame(frame.to_dict('records'))
       )
   figure = Figure(layout='constrained')
-  if study.draw is not None:
+  if found.numbers.empty:
+    pass
+  elif study.draw is not None:
     study.draw(numbers, study, figure)
-    plots.save(figure, _path(directory, FIGURE_NAME))
+    plots.save(figure, _path(directory, page.FIGURE_NAME))
   elif {'condition', 'method', study.metric} <= {*found.numbers}:
     ax = found.plot(plots.new_axes(9, 4.4))
-    plots.save(ax, _path(directory, FIGURE_NAME))
+    plots.save(ax, _path(directory, page.FIGURE_NAME))
   found.page()
 
 
@@ -149,8 +150,9 @@ def _clear(directory):
     NUMBERS_CSV_NAME,
     CLIENTS_CSV_NAME,
     DOMAINS_CSV_NAME,
-    FIGURE_NAME,
+    page.FIGURE_NAME,
     tuning.FILE_NAME,
+    page.PAGE_NAME,
     results.STUDY_NAME,
   ):
     path = _path(directory, name)

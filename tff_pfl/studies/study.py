@@ -41,6 +41,7 @@ from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
 from tff_pfl.runs import settings as settings_lib
+from tff_pfl.studies import claims as claims_lib
 from tff_pfl.studies import cluster as cluster_lib
 from tff_pfl.studies import plan, results, runner, trials
 
@@ -91,7 +92,7 @@ class Method:
   ):
     registry.get_algorithm(algorithm)
     errors.expect_one_of('score', score, SCORES)
-    _expect_known(settings)
+    _expect_known(settings, algorithm)
     own = {'algorithm': algorithm, 'score': score, 'settings': settings}
     for name, value in own.items():
       object.__setattr__(self, name, value)
@@ -111,6 +112,7 @@ def _named_methods(value):
   if isinstance(value, Mapping):
     return dict(value)
   errors.expect_type(value, (list, tuple), 'methods', 'a mapping or a list')
+  errors.expect(len({*value}) == len(value), 'methods', 'none twice', value)
   return {name: Method(name) for name in value}
 
 
@@ -157,31 +159,31 @@ class Study:
       seed of the partition.
     num_folds: Folds of cross-validation, at least 2: with each seed so many
       trials of a method, each with another fold of all of a client's examples
-      as its test set; None for the test set of the data.
+      as its test set. None keeps the test set of the data.
     num_new_clients: Clients besides `num_clients` that are scored without
       having taken part.
     tune: Values to try by hyperparameter, `{'learning_rate': (0.01, 0.1)}` or
       `{'fed_avg.momentum': (0, 0.9)}`, or a `Range` for a search. A method's
       points are first run with the first seed on a part of the clients'
       training examples, and the best point is taken (see `tuning`).
-    num_search_trials: Points that Optuna proposes for each method; None for all
-      points of the grid.
+    num_search_trials: Points that Optuna proposes for each method. None tries
+      all points of the grid.
     validation_fraction: Part of each client's training examples, in (0, 1), on
       which points are compared.
-    tuning_rounds: Rounds of the trials that points are compared by; None for as
-      many as the study's.
+    tuning_rounds: Rounds of the trials that points are compared by. None takes
+      as many as the study has.
     metric: Column of the numbers that the table shows and claims compare:
       'score' is the primary metric of what the method is scored by, a mean over
       the evaluations of the last ten rounds, or over the last models alone
       where these are fine-tuned.
     measure: Function `(context) -> rows` of the study's numbers, see
-      `measures.Context`; None for a row for each trial.
+      `measures.Context`; None gives a row for each trial.
     parameters: Further sizes that the measure and claims read, a frozen
       dataclass.
     claims: What is claimed: `better(...)`, `at_least(...)`, `close(...)`, or
       functions `(numbers, study) -> claims.Claim`s.
     draw: Function `(numbers, study, figure)` that draws the study's picture;
-      None for bars of the methods by condition.
+      None draws bars of the methods by condition.
     published: Published figures, in percent, by method and condition.
     scales: Sizes of the study by name, such as `paper`, `cpu` or `small` (see
       `at`): other values of its fields, or of settings, hyperparameters and
@@ -191,12 +193,12 @@ class Study:
     name: Name of the study, for its folder.
     source: What it repeats, such as 'FedRep, table 1'.
     summary: One line on its question.
-    deviations: What differs from the source, printed with the table.
+    deviations: What differs from the source, in words, for the page.
     modules: Modules, or .py files, that register methods of one's own; each
       trial imports them.
     overrides: Settings, hyperparameters and parameters that go before all
       others.
-    selected: Methods that are run; None for all.
+    selected: Methods that are run. None runs all.
     scale: The scale that it has.
   """
 
@@ -246,6 +248,16 @@ class Study:
     errors.expect(
       self.methods or self.measure, 'methods', 'at least one', 'none'
     )
+    errors.expect(self.conditions, 'conditions', 'at least one', {})
+    for name in self.conditions:
+      kinds = (str, int, float)
+      errors.expect_type(name, kinds, 'conditions', 'named by words or numbers')
+    for check in self.claims:
+      errors.expect_type(
+        check, Callable, 'claims', 'better(...) and such, or functions'
+      )
+    if not (self.scales or self.measure):
+      self._check_names()
     _expect_known(self.settings)
     _expect_known(self.overrides)
     for condition in self.conditions.values():
@@ -267,6 +279,19 @@ class Study:
         name,
       )
       self._check_values(name, values)
+
+  def _check_names(self):
+    """Refuses claims and published figures of what the study does not have."""
+    methods = [method for method, _ in self.published]
+    conditions = [condition for _, condition in self.published]
+    for check in self.claims:
+      if isinstance(check, claims_lib.MethodCheck):
+        methods += check.named_methods
+        conditions += check.conditions or ()
+    for name in methods:
+      errors.expect_one_of('methods', name, self.methods)
+    for name in conditions:
+      errors.expect_one_of('conditions', name, self.conditions)
 
   def _check_values(self, name, values):
     if not isinstance(values, plan.Range):
@@ -301,8 +326,7 @@ class Study:
     errors.expect_one_of('scale', scale, known)
     changes = dict(self.scales.get(scale, {}))
     if scale == 'small':
-      default = {'seeds': self.seeds[:1], **(_SMALL if self.methods else {})}
-      changes = {**default, **changes}
+      changes = {'seeds': self.seeds[:1], **self._small(), **changes}
     own = {n: changes.pop(n) for n in vars(self) if n in changes}
     names = {n: own.pop(n) for n in ('methods', 'conditions') if n in own}
     names, replaced = (
@@ -313,6 +337,16 @@ class Study:
       own['settings'] = {**self.settings, **own['settings']}
     scaled = dataclasses.replace(self, scale=scale, **own, **replaced)
     return scaled.with_settings(**changes).select(**names)
+
+  def _small(self):
+    """What a study with methods has at scale `small`."""
+    layers = (self.settings, *self.conditions.values())
+    used = {layer['dataset'] for layer in layers if 'dataset' in layer}
+    if any(datasets.DATASETS[name].takes_data_dir for name in used):
+      return _SMALL
+    of_data = ('dataset', 'dataset_arguments')
+    own = {n: v for n, v in _SMALL.items() if n not in of_data}
+    return own if self.methods else {}
 
   def with_settings(self, **changes: Any) -> Study:
     """The study with settings, hyperparameters or parameters replaced."""
@@ -335,6 +369,7 @@ class Study:
     """A part of the study: some methods, conditions or other seeds."""
     changes = {}
     if methods is not None:
+      errors.expect(len(methods), 'methods', 'at least one', methods)
       for name in methods:
         errors.expect_one_of('methods', name, self.methods)
       changes['selected'] = tuple(methods)
@@ -417,8 +452,8 @@ class Study:
 
     Args:
       directory: Folder of the study. What has ended there is not run again.
-      num_processes: Trials at the same time; None for one on each usable core,
-        0 for one after another in this process.
+      num_processes: Trials at the same time. None uses one on each usable
+        core, 0 runs them one after another in this process.
       cluster: Cluster to run them on, instead of this machine; its nodes share
         `directory`.
       runtime: Runtime of the trials, a key of `runtime.RUNTIMES`.
@@ -495,15 +530,19 @@ def _is_argument(name):
   return name.startswith(('model_', 'dataset_'))
 
 
-def _expect_known(layer):
-  """Refuses names that are neither settings nor hyperparameters."""
+def _expect_known(layer, algorithm=None):
+  """Refuses names that are neither settings nor hyperparameters.
+
+  Args:
+    algorithm: The method whose hyperparameters are meant; None for any.
+  """
   # Methods and seeds are fields of their own.
   known = {*fields.flat_names(settings_lib.Settings)} - {'method', 'seed'}
   for name in layer:
     owner, _, hparam = name.rpartition('.')
     if owner:
       errors.expect_one_of('method', owner, registry.ALGORITHMS)
-    owners = [owner] if owner else list(registry.ALGORITHMS)
+    owners = list(filter(None, [owner, algorithm])) or registry.ALGORITHMS
     hparams = [registry.ALGORITHMS[one].hparams for one in owners]
     if hparam in ('method', 'seed') or not (
       hparam in known

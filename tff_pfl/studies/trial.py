@@ -18,6 +18,7 @@ import importlib.util
 import itertools
 import os
 import sys
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
@@ -242,16 +243,10 @@ def _scores(trial, process, trained, new, runtime, directory):
 
 
 def _variant(process, options):
-  """The process with other fine-tuning; None if that changes nothing.
-
-  It is also None where the method has no such thing.
-  """
+  """The process with other fine-tuning; None where there is no such thing."""
   if options.fine_tune == 'trained' and not process.has_trained_models:
     return None
-  variant = process.with_personalization(options)
-  own, other = (p.description['personalization'] for p in (process, variant))
-  both_none = own['fine_tune'] == other['fine_tune'] == 'none'
-  return None if both_none or own == other else variant
+  return process.with_personalization(options)
 
 
 class FinishedTrial:
@@ -324,21 +319,27 @@ def run_folder(directory: str) -> None:
   )
 
 
-def import_modules(names: Iterable[str]) -> None:
+def import_modules(names: Iterable[str]) -> list[types.ModuleType]:
   """Imports modules by name, and .py files by path, each once."""
-  for name in names:
-    if not name.endswith('.py'):
-      importlib.import_module(name)
-      continue
-    module_name = os.path.splitext(os.path.basename(name))[0]
-    if module_name not in sys.modules:
-      spec = importlib.util.spec_from_file_location(module_name, name)
-      sys.modules[module_name] = importlib.util.module_from_spec(spec)
-      try:
-        spec.loader.exec_module(sys.modules[module_name])
-      except BaseException:
-        del sys.modules[module_name]
-        raise
+  return [
+    _of_file(os.path.abspath(name))
+    if name.endswith('.py')
+    else importlib.import_module(name)
+    for name in names
+  ]
+
+
+def _of_file(path):
+  # By its path, as a module of the file's name may be another.
+  if path not in sys.modules:
+    spec = importlib.util.spec_from_file_location(path, path)
+    sys.modules[path] = importlib.util.module_from_spec(spec)
+    try:
+      spec.loader.exec_module(sys.modules[path])
+    except BaseException:
+      del sys.modules[path]
+      raise
+  return sys.modules[path]
 
 
 def main(argv: Sequence[str]) -> None:

@@ -46,13 +46,9 @@ def run(
   study: study_lib.Study, directory: str, place: Place
 ) -> results.Results:
   """Runs the trials of a study that have not ended; writes its description."""
-  options = {
-    'num_processes': place.num_processes,
-    'cluster': place.cluster,
-    'runtime_options': place.runtime_options,
-    'show_progress': place.show_progress,
-  }
-  # Before any process is started: what is wrong with the data is wrong for all.
+  options = place._asdict()
+  # Before any process is started: what is wrong with the data is wrong for all
+  # trials of a condition.
   partitions = _partitions(study, read(directory).get('partitions', {}))
   chosen, tunings, failures = tuning.tune(study, directory, **options)
   entries = plan.entries(study, chosen)
@@ -187,10 +183,8 @@ def _partitions(study, known):
     known: What an earlier call returned, which is not made again.
   """
   found = {}
-  for entry in plan.entries(study):
-    name = str(entry.condition)
-    if name in found:
-      continue
+  first = {str(entry.condition): entry for entry in plan.entries(study)}
+  for name, entry in first.items():
     of = as_written(
       [fields.to_json(entry.trial)['settings']['data'], study.seeds[0]]
       + [study.num_new_clients, study.num_folds]

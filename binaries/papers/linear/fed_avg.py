@@ -23,7 +23,6 @@ from tff_pfl.studies.study import Study
 from . import methods, model, problem, simulation
 
 PAPER = 'FedAvg with fine-tuning'
-FIGURE_3_RIGHT = f'{PAPER}, figure 3 right'
 _FIGURE_1 = f'{PAPER}, figure 1'
 _FIGURE_3_LEFT = f'{PAPER}, figure 3 left'
 _FED_AVG, _D_GD = 'FedAvg', 'D-GD'
@@ -242,14 +241,14 @@ def measure_new_client(context: measures.Context) -> measures.Rows:
 
 def new_client_claims(table: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims that FedAvg's model is better to fine-tune (figure 3, right)."""
-  errors = {
-    name: table.curve('error', 'num_samples', method=name)
-    for name in (_D_GD, _FED_AVG)
-  }
+  fed_avg, d_gd = (
+    table.curve('error', 'num_samples', method=name)
+    for name in (_FED_AVG, _D_GD)
+  )
   return claims.each(
     "FedAvg's model fine-tuned on {} samples of a new client has a smaller "
     "error than D-GD's: the difference",
-    FIGURE_3_RIGHT,
+    study.source,
     study.parameters.sample_counts,
-    errors[_D_GD] - errors[_FED_AVG],
+    d_gd - fed_avg,
   )

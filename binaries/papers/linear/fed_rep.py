@@ -102,6 +102,7 @@ class ConvergenceSizes(Sizes):
   Attributes:
     nums_clients: Numbers of training clients, fewest first.
     participation: The fraction of the clients in a round.
+    random_start: True for a random start, not the one of the method of moments.
     learning_rates: Learning rates, for representation and head, of which each
       method has the best one with each number of clients.
   """
@@ -111,6 +112,7 @@ class ConvergenceSizes(Sizes):
   dimension: int = 10
   num_rounds: int = 200
   participation: float = 0.1
+  random_start: bool = False
   learning_rates: Sequence[float] = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
@@ -197,23 +199,24 @@ def samples_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     fed_sgd,
     above=_USELESS,
   )
-  dimension = study.parameters.dimension
-  for index, num_samples in enumerate(study.parameters.sample_counts):
-    if num_samples >= 2 * dimension:
-      yield claims.difference(
-        f'With {num_samples} samples a client is better alone than with '
-        "FedSGD's model: the decimal logarithm of the ratio of errors",
-        study.source,
-        np.log10(alone / fed_sgd)[:, index],
-        below=0,
-      )
-    elif num_samples < dimension:
-      yield claims.difference(
-        f'With {num_samples} samples a client alone has a larger error than '
-        'with FedRep: the decimal logarithm of their ratio',
-        study.source,
-        np.log10(alone / fed_rep)[:, index],
-      )
+  counts = np.array(study.parameters.sample_counts)
+  many = counts >= 2 * study.parameters.dimension
+  few = counts < study.parameters.dimension
+  yield from claims.each(
+    'With {} samples a client alone has a larger error than with FedRep: the '
+    'decimal logarithm of their ratio',
+    study.source,
+    counts[few],
+    np.log10(alone / fed_rep)[:, few],
+  )
+  yield from claims.each(
+    "With {} samples a client is better alone than with FedSGD's model: the "
+    'decimal logarithm of the ratio of errors',
+    study.source,
+    counts[many],
+    np.log10(alone / fed_sgd)[:, many],
+    below=0,
+  )
 
 
 def measure_new_client(context: measures.Context) -> measures.Rows:
@@ -278,12 +281,12 @@ def new_client_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   )
 
 
-def _run(sizes, method, seed, *, random_start=False):
+def _run(sizes, method, seed):
   """The ground truth, and the history of a method's rounds."""
   truth = _problem(sizes, seed)
   initial = (
     _random_start(sizes, seed)
-    if random_start
+    if sizes.random_start
     else model.with_zero_head(model.method_of_moments(truth))
   )
   return truth, simulation.run(
@@ -313,40 +316,38 @@ def _best_rate(sizes, build, seeds):
 
 def measure_convergence(context: measures.Context) -> measures.Rows:
   """The distance by round, and the rate at which it fell in each run."""
-  noisy = {
-    n: dataclasses.replace(context.parameters, num_clients=n)
-    for n in context.parameters.nums_clients
-  }
+  sizes = context.parameters
   exact = {
-    n: dataclasses.replace(sizes, noise_std=0.0) for n, sizes in noisy.items()
+    n: dataclasses.replace(sizes, num_clients=n, noise_std=0.0)
+    for n in sizes.nums_clients
   }
   # None of those that are reported.
   other_seeds = [seed + len(context.seeds) for seed in context.seeds]
   best = {
-    (name, n): _best_rate(sizes, build, other_seeds)
+    (name, n): _best_rate(exact[n], build, other_seeds)
     for name, build in _BY_STEPS.items()
-    for n, sizes in exact.items()
+    for n in exact
   }
+  random_start = {'random_start': True}
   compared = {
-    **{name: (name, exact, False) for name in _BY_STEPS},
-    _FED_REP_NOISE: (_FED_REP, noisy, False),
-    **{_RANDOM_START(n): (n, exact, True) for n in (_FED_REP, _GD_GD)},
+    **{name: (name, {}) for name in _BY_STEPS},
+    _FED_REP_NOISE: (_FED_REP, {'noise_std': sizes.noise_std}),
+    **{_RANDOM_START(of): (of, random_start) for of in (_FED_REP, _GD_GD)},
   }
   for n, name, seed in context.each(exact, compared):
-    of, sizes, random_start = compared[name]
+    of, changes = compared[name]
     rate = best[of, n]
-    _, history = _run(
-      sizes[n], _BY_STEPS[of](rate), seed, random_start=random_start
-    )
+    changed = dataclasses.replace(exact[n], **changes)
+    _, history = _run(changed, _BY_STEPS[of](rate), seed)
     columns = {'num_clients': n, 'seed': seed, 'method': name}
     *rows, last = simulation.rows(history, columns)
     yield from rows
     rounds = simulation.rounds_to(history.distance, _ROUGH)
     yield {**last, 'rounds_to_rough': rounds, 'learning_rate': rate}
   for n, seed in context.each(exact):
-    sizes = dataclasses.replace(exact[n], participation=1.0)
-    rate = theorem.largest_learning_rate(_problem(sizes, seed).heads)
-    truth, history = _run(sizes, methods.fed_rep(rate), seed)
+    of_all = dataclasses.replace(exact[n], participation=1.0)
+    rate = theorem.largest_learning_rate(_problem(of_all, seed).heads)
+    truth, history = _run(of_all, methods.fed_rep(rate), seed)
     columns = {'num_clients': n, 'seed': seed, 'method': _FED_REP_ALL}
     yield from theorem.rows(history, truth.heads, rate, columns)
 

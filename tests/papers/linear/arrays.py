@@ -12,17 +12,3 @@ def initial_model(dimension, rank, seed=0):
     np.linalg.qr(rng.standard_normal((dimension, rank)))[0],
     rng.standard_normal(rank),
   )
-
-
-def positive_q(matrix):
-  """The Q of the QR decomposition whose R has a positive diagonal."""
-  q, r = np.linalg.qr(matrix)
-  return q * np.sign(np.diag(r))
-
-
-def domain_counts(problem):
-  """The clients' samples of each domain, `[n, M]`."""
-  domains = problem.samples().domain
-  return np.stack(
-    [np.bincount(row, minlength=problem.num_domains) for row in domains]
-  )

@@ -7,6 +7,7 @@ from binaries.papers.linear import simulation, theorem
 
 _PROBLEM = problem_lib.LinearProblem(5, 12, 2, noise_std=0.1, seed=6)
 _REPRESENTATION = model_lib.random_representation(12, 2, seed=1)
+_START = model_lib.LinearModel(_REPRESENTATION, np.array([0.3, -0.2]))
 _COUNTS = (1, 2, 5, 20)
 
 
@@ -62,8 +63,31 @@ def test_the_theorems_rate_by_hand():
   assert theorem.rate(0.6, heads[[0, 0]], 0.25) == 0
 
 
-def _check(regressor, expected):
-  """Compares the errors of three new clients with those one at a time."""
+def _exact_head(x, y):
+  return _REPRESENTATION @ np.linalg.pinv(x @ _REPRESENTATION) @ y
+
+
+def _fine_tuned(x, y):
+  representation, head = _START
+  for _ in range(4):
+    g = x.T @ (x @ representation @ head - y) / len(y)
+    representation, head = (
+      representation - 0.05 * np.outer(g, head),
+      head - 0.05 * representation.T @ g,
+    )
+  return representation @ head
+
+
+@pytest.mark.parametrize(
+  'regressor, expected',
+  [
+    # Least squares, also with fewer samples than columns.
+    (simulation.with_exact_head(_REPRESENTATION), _exact_head),
+    (simulation.local_only, lambda x, y: np.linalg.pinv(x) @ y),
+    (simulation.fine_tuned(_START, 0.05, 4), _fine_tuned),
+  ],
+)
+def test_new_clients_errors_are_those_one_at_a_time(regressor, expected):
   errors = []
   for count in _COUNTS:
     samples, targets = _PROBLEM.new_clients(3, count)
@@ -74,31 +98,3 @@ def _check(regressor, expected):
     errors,
     rtol=1e-9,
   )
-
-
-def test_exact_heads_are_least_squares_also_with_fewer_samples_than_columns():
-  def expected(x, y):
-    head = np.linalg.pinv(x @ _REPRESENTATION) @ y
-    return _REPRESENTATION @ head
-
-  _check(simulation.with_exact_head(_REPRESENTATION), expected)
-
-
-def test_local_only_is_least_squares_also_with_few_samples():
-  _check(simulation.local_only, lambda x, y: np.linalg.pinv(x) @ y)
-
-
-def test_fine_tuning_is_gradient_descent():
-  start = model_lib.LinearModel(_REPRESENTATION, np.array([0.3, -0.2]))
-
-  def expected(x, y):
-    representation, head = start
-    for _ in range(4):
-      g = x.T @ (x @ representation @ head - y) / len(y)
-      representation, head = (
-        representation - 0.05 * np.outer(g, head),
-        head - 0.05 * representation.T @ g,
-      )
-    return representation @ head
-
-  _check(simulation.fine_tuned(start, 0.05, 4), expected)
