@@ -251,7 +251,9 @@ def main() -> None:
     return
   studies = _with_flags(_selected_studies())
   directory = folders.output_path(
-    _OUTPUT_DIR.value or os.path.join('runs', f'reproduce_{_SCALE.value}'),
+    os.path.join('runs', f'reproduce_{_SCALE.value}')
+    if _OUTPUT_DIR.value is None
+    else _OUTPUT_DIR.value,
     'output_dir',
   )
   if _DOCS_DIR.value is not None:

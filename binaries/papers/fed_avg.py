@@ -70,11 +70,11 @@ import tff_pfl as pfl
 from tff_pfl import datasets
 from tff_pfl.runs import evaluation
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.studies import claims, measures, panels
+from tff_pfl.studies import claims, measures
 from tff_pfl.studies.numbers import Numbers
 from tff_pfl.studies.study import Method, Study
 
-from . import representation
+from . import panels, representation
 from .linear import fed_avg as linear
 
 _D_SGD = 'D-SGD'

@@ -83,10 +83,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tff_pfl import errors, plots
-from tff_pfl.studies import claims, measures, panels, trial
+from tff_pfl.studies import claims, measures, trial
 from tff_pfl.studies.numbers import Numbers
 from tff_pfl.studies.study import Method, Study
 
+from . import panels
 from .linear import fed_dar as linear
 from .linear import theorem
 

@@ -176,11 +176,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tff_pfl import plots
-from tff_pfl.studies import claims, measures, panels
+from tff_pfl.studies import claims, measures
 from tff_pfl.studies.numbers import Numbers
 from tff_pfl.studies.study import Method, Study
 
-from . import fed_fac_simulation, fed_fac_units, fed_split
+from . import fed_fac_simulation, fed_fac_units, fed_split, panels
 
 _FINE_TUNED = ('FedAvg, after local training', 'FedProx, after local training')
 # By factors of updates, or of weights; static is of weights.

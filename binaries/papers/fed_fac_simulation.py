@@ -34,11 +34,11 @@ import tff_pfl as pfl
 from tff_pfl import plots
 from tff_pfl.methods.shared import factor_analysis
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.studies import claims, measures, panels
+from tff_pfl.studies import claims, measures
 from tff_pfl.studies.numbers import Numbers
 from tff_pfl.studies.study import Study
 
-from . import two_layer
+from . import panels, two_layer
 
 _TRUE, _ORACLE, _STATIC, _DYNAMIC = 'true', 'oracle', 'static', 'dynamic'
 _RANDOM, _DYNAMIC_UPDATES = 'random', 'dynamic, updates'

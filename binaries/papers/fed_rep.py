@@ -107,10 +107,11 @@ from tff_pfl import datasets
 from tff_pfl.models import split_model
 from tff_pfl.runs import evaluation
 from tff_pfl.runtime import base as runtime_base
-from tff_pfl.studies import claims, measures, panels
+from tff_pfl.studies import claims, measures
 from tff_pfl.studies.numbers import Numbers
 from tff_pfl.studies.study import Method, Study
 
+from . import panels
 from .linear import fed_rep as linear
 from .linear import theorem
 

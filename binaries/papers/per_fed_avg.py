@@ -32,10 +32,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from tff_pfl.studies import claims, measures, panels
+from tff_pfl.studies import claims, measures
 from tff_pfl.studies.numbers import Numbers
 from tff_pfl.studies.study import Method, Study
 
+from . import panels
 from . import per_fed_avg_theorem as theorem
 
 # alpha, the rate of the inner step and of the step at test time.

@@ -29,9 +29,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import tff_pfl as pfl
-from tff_pfl.studies import claims, panels
+from tff_pfl.studies import claims
 from tff_pfl.studies.numbers import Numbers
 from tff_pfl.studies.study import Method, Study
+
+from . import panels
 
 _METHODS = {
   'FedAvg': Method('fed_avg'),

@@ -13,9 +13,11 @@ import tff_pfl as pfl
 
 @pfl.method('FedAvg by another name.', pfl.LocalTrainingHParams)
 def my_avg(model, hparams):
-  return pfl.global_weights_work(
-    model, lambda client, weights, _: client.sgd(weights, hparams)[0]
-  )
+  def train(client):
+    loss = pfl.joint_loss(model)
+    return client.result(client.sgd(loss, client.received, hparams.phase()))
+
+  return pfl.global_weights_work(model, pfl.Exchange(train))
 
 TABLE = pfl.Study(
   name='mine',

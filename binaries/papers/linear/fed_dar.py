@@ -57,10 +57,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tff_pfl import plots
-from tff_pfl.studies import claims, measures, panels
+from tff_pfl.studies import claims, measures
 from tff_pfl.studies.numbers import Numbers
 from tff_pfl.studies.study import Study
 
+from .. import panels
 from . import methods, model, problem, simulation, theorem
 
 _UNEQUAL, _EQUAL = 'unequal', 'equal'

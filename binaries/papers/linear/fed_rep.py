@@ -35,10 +35,11 @@ from typing import Optional
 import numpy as np
 
 from tff_pfl import errors as errors_lib
-from tff_pfl.studies import claims, measures, panels
+from tff_pfl.studies import claims, measures
 from tff_pfl.studies.numbers import Numbers
 from tff_pfl.studies.study import Study
 
+from .. import panels
 from . import methods, model, problem, simulation, theorem
 
 _FIGURE_3 = 'FedRep, figure 3'

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from tff_pfl.studies import claims, panels
+from tff_pfl.studies import claims
 from tff_pfl.studies.numbers import Numbers
 
+from .. import panels
 from . import simulation
 
 BOUND = "theorem's bound"

@@ -2,7 +2,8 @@ import types
 
 from matplotlib.figure import Figure
 
-from tff_pfl.studies import numbers, panels
+from binaries.papers import panels
+from tff_pfl.studies import numbers
 
 _NUMBERS = numbers.Numbers(
   {
