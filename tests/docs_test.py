@@ -230,7 +230,8 @@ def _known_flags():
 
   from binaries import run_flags  # noqa: F401  (defines those of methods)
 
-  names = {'help', 'helpfull', 'flagfile', *flags.FLAGS}
+  # The last of them is of the commit at which old studies run.
+  names = {'help', 'helpfull', 'flagfile', 'experiment', *flags.FLAGS}
   for program in (_ROOT / 'binaries').rglob('*.py'):
     source = program.read_text('utf-8')
     names.update(re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source))
