@@ -17,8 +17,8 @@ folder below --output_dir gets its page (`study.html`), its picture
 
 Scales: `paper` has the paper's settings, with data that you bring (--data_dir),
 mostly for a GPU; `cpu` is what the documentation's results are of; `small`
-shows that everything runs, in minutes, on generated or bundled data, and
-decides few claims.
+shows that everything runs, on generated or bundled data, and decides few
+claims (an hour or two for all studies).
 
 A file of your own has studies, `pfl.Study`, in its variables. Methods that it
 registers are known to the trials.

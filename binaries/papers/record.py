@@ -227,7 +227,7 @@ def _tables(studies):
       settings = study.settings_of(condition, study.method_names[0], 0)
       datasets[settings.data.name] = registry.DATASETS[settings.data.name]
     files = [f'`{one}`' for one, its in datasets.items() if its.takes_data_dir]
-    numbers = f'{len(study.seeds)} seeds'
+    numbers = f'{len(study.seeds)} seed' + 's' * (len(study.seeds) > 1)
     if study.methods:
       numbers = f'{len(study.method_names)}, {numbers}'
     if study.num_folds:

@@ -12,15 +12,18 @@ def _difference(values, **bound):
   return claims.difference('A beats B', 'Figure 1', values, **bound)
 
 
-def test_the_interval_is_that_of_students_t():
-  claim = _difference([1.0, 2.0, 3.0, 4.0, 5.0], above=0)
+def test_the_interval_and_the_p_value_are_those_of_students_t():
+  values = [1.0, 2.0, 3.0, 4.0, 5.0]
+  claim = _difference(values, above=0)
   # t of 4 degrees of freedom is 2.776, the mean's standard error 0.7071.
-  half = 2.7764 * math.sqrt(0.5)
-  assert claim.measured == 3
-  assert (claim.low, claim.high) == pytest.approx(
-    (3 - half, 3 + half), abs=1e-3
-  )
+  low, high = 3 - 2.7764 * math.sqrt(0.5), 3 + 2.7764 * math.sqrt(0.5)
+  found = [claim.measured, claim.low, claim.high, claim.p_value]
+  p_value = stats.ttest_1samp(values, 0).pvalue
+  assert found == pytest.approx([3, low, high, p_value], abs=1e-3, rel=1e-3)
+  assert claim.p_value == pytest.approx(p_value)
   assert (claim.threshold, claim.num_seeds) == ('> 0', 5)
+  assert _difference([2.0] * 5, above=1).p_value == 0
+  assert _difference([1.0] * 5, above=1).p_value == 1
 
 
 @pytest.mark.parametrize(
@@ -61,23 +64,25 @@ def test_each_place_has_a_claim():
   assert (second.statement, second.verdict) == ('b is', claims.FAILS)
 
 
-def test_claims_are_counted_and_listed():
-  found = [
-    _difference([1.0] * 5, above=0),
-    _difference([-1.0] * 5, above=0),
-    _difference([-1.0, 1.0] * 3, above=0),
+def test_claims_are_counted_and_listed_with_ours_apart():
+  rows = [
+    {'study': 'one', **_difference(values, above=0)._asdict()}
+    for values in ([1.0] * 5, [-1.0] * 5, [-1.0, 1.0] * 3)
   ]
-  assert (
-    claims.count(claim.verdict for claim in found)
-    == '1 of 3 claims hold, 1 fail, 1 undecided'
+  assert claims.count_all(rows) == '1 of 3 claims hold, 1 fail, 1 undecided'
+  lines = claims.table(rows).splitlines()[2:]
+  assert ' '.join(lines[0].split()) == (
+    'one A beats B Figure 1 1 [1, 1] > 0 5 holds'
   )
-  _, _, *lines = claims.table(
-    [{'study': 'one', **claim._asdict()} for claim in found]
-  ).splitlines()
-  first = 'one A beats B Figure 1 1 [1, 1] > 0 5 holds'
-  assert lines[0].split() == first.split()
+  # The study stands beside the first of its claims.
   assert lines[1].startswith(' ')
   assert [line.split()[-1] for line in lines[1:]] == ['fails', 'undecided']
+  rows[0]['is_ours'] = True
+  ours = 'ours: 1 of 1 claims hold'
+  told = '0 of 2 claims hold, 1 fail, 1 undecided'
+  assert claims.count_all(rows) == f'{told}; {ours}'
+  assert claims.count_all(rows[:1]) == ours
+  assert claims.count_all([]) == '0 of 0 claims hold'
 
 
 def test_a_verdict_follows_from_the_numbers_by_seed():
@@ -103,14 +108,6 @@ def test_comparisons_are_decided_by_holms_method():
   assert claims.decided_by_holm(table) == 2
   assert claims.decided_by_holm([{'p_value': 1e-9}] * 3) == 3
   assert claims.decided_by_holm([{'p_value': None}]) is None
-
-
-def test_p_values_are_those_of_the_t_test():
-  values = [0.2, 0.3, 0.1, 0.4, 0.2]
-  expected = stats.ttest_1samp(values, 0.1).pvalue
-  assert _difference(values, above=0.1).p_value == pytest.approx(expected)
-  assert _difference([2.0] * 5, above=1).p_value == 0
-  assert _difference([1.0] * 5, above=1).p_value == 1
 
 
 _SCORES = {
@@ -146,9 +143,7 @@ def _checked(*checks, metric='score', scores=None):
     source='Table 1',
     claims=checks,
   )
-  made = claims.check(of.claims, found, of)
-  assert {type(claim) for claim in made} <= {claims.Claim}
-  return {claim.statement: claim for claim in made}
+  return {c.statement: c for c in claims.check(of.claims, found, of)}
 
 
 def test_a_method_is_ahead_of_others_in_each_condition():
@@ -178,26 +173,26 @@ def test_others_are_all_that_are_there():
     'easy: A is more accurate than B',
     'easy: C is more accurate than B',
   ]
-  # It failed with all seeds.
-  scores = {'easy': {'A': (1, 2)}, 'hard': {'A': (1, 2)}}
-  absent = claims.better('C', than='A'), claims.at_least(3, 'C')
-  assert _checked(*absent, scores=scores) == {}
 
 
-def test_a_lead_is_by_so_much():
-  verdicts = [
-    [claim.verdict for claim in _checked(check).values()]
-    for check in (
-      claims.better('A', than='B', by=3.5, conditions=['easy']),
-      claims.better('A', than='B', by=4.5, conditions=['easy']),
-    )
+def test_what_failed_with_all_seeds_of_a_condition_is_left_out():
+  scores = {'easy': {'A': (1, 2)}, 'hard': {'A': (1, 2), 'C': (1, 2)}}
+  checks = claims.better('C', than='A'), claims.at_least(3, 'C')
+  assert [*_checked(*checks, scores=scores)] == [
+    'hard: C is more accurate than A',
+    'hard: the score of C is at least 3',
   ]
-  assert verdicts == [[claims.HOLDS], [claims.FAILS]]
-  (claim,) = _checked(
-    claims.better('A', than='B', by=4.5, conditions=['easy'], source='Figure 2')
-  ).values()
+
+
+@pytest.mark.parametrize(
+  'by, verdict', [(3.5, claims.HOLDS), (4.5, claims.FAILS)]
+)
+def test_a_lead_is_by_so_much(by, verdict):
+  options = {'conditions': ['easy'], 'source': 'Figure 2'}
+  (claim,) = _checked(claims.better('A', than='B', by=by, **options)).values()
   # The paper has the bound.
-  assert (claim.threshold, claim.source) == ('> 4.5', 'Figure 2')
+  assert (claim.threshold, claim.source) == (f'> {by}', 'Figure 2')
+  assert claim.verdict == verdict
 
 
 def test_of_a_loss_less_is_better():
@@ -215,18 +210,16 @@ def test_of_a_loss_less_is_better():
 
 
 def test_a_metric_is_at_least_so_high():
-  found = _checked(claims.at_least(2.9, conditions=['easy']))
-  assert [*found] == [
-    f'easy: the score of {name} is at least 2.9' for name in 'ABC'
-  ]
-  assert [claim.measured for claim in found.values()] == [7, 3, 7]
-  assert [claim.verdict for claim in found.values()] == [
-    claims.HOLDS,
-    claims.UNDECIDED,
-    claims.HOLDS,
-  ]
-  (claim,) = _checked(claims.at_least(9, 'B', conditions=['easy'])).values()
+  check = claims.at_least(2.9, conditions=['easy'])
+  found = [*_checked(check).values()]
+  assert found[1].statement == 'easy: the score of B is at least 2.9'
+  assert [claim.measured for claim in found] == [7, 3, 7]
+  verdicts = [claim.verdict for claim in found]
+  assert verdicts == [claims.HOLDS, claims.UNDECIDED, claims.HOLDS]
+  check = claims.at_least(9, 'B', conditions=['easy'], is_ours=True)
+  (claim,) = _checked(check).values()
   assert (claim.verdict, claim.threshold) == (claims.FAILS, '> 9')
+  assert claim.is_ours and not found[0].is_ours
 
 
 def test_methods_are_alike_seed_by_seed():
@@ -239,30 +232,6 @@ def test_methods_are_alike_seed_by_seed():
   # Signs do not cancel, and the bound is ours.
   assert (near.measured, near.threshold) == (1, '< 1.5 (ours)')
   assert (near.verdict, far.verdict) == (claims.HOLDS, claims.FAILS)
-
-
-def test_what_failed_with_all_seeds_of_a_condition_is_left_out():
-  scores = {**_SCORES, 'none': {'B': (5, 6)}}
-  checks = claims.better('A', than='B'), claims.at_least(1, 'A')
-  found = _checked(*checks, scores=scores)
-  assert found == _checked(*checks)
-  assert len(found) == 4
-
-
-def test_questions_of_ours_are_counted_apart():
-  found = _checked(
-    claims.better('A', than='B'),
-    claims.better('A', than='C', is_ours=True),
-    claims.at_least(9, 'B', conditions=['easy'], is_ours=True),
-  )
-  rows = [claim._asdict() for claim in found.values()]
-  assert claims.count_all(rows) == (
-    '1 of 2 claims hold, 1 undecided; '
-    'ours: 0 of 2 claims hold, 1 fail, 1 undecided'
-  )
-  assert claims.count_all(rows[:2]) == '1 of 2 claims hold, 1 undecided'
-  assert claims.count_all(rows[2:]).startswith('ours: 0 of ')
-  assert claims.count_all([]) == '0 of 0 claims hold'
 
 
 def test_options_that_no_claim_has_are_refused():

@@ -27,6 +27,7 @@ METHODS = {
   'FedAvg + FT': study_lib.Method('fed_avg', fine_tune='head'),
   'Local': study_lib.Method('local_only'),
 }
+TWO_METHODS = {name: METHODS[name] for name in ('FedAvg', 'Local')}
 
 
 def study(**changes):

@@ -1,18 +1,17 @@
+import json
+
 import numpy as np
 import pytest
 
+from tff_pfl.runs import summary
 from tff_pfl.studies import numbers
 
 _NUMBERS = numbers.Numbers(
-  {
-    'method': method,
-    'partition': partition,
-    'round': r,
-    'accuracy': base + seed + r,
-    'seed': seed,
-  }
+  dict(
+    method=method, partition=of, round=r, accuracy=base + seed + r, seed=seed
+  )
   for method, base in (('FedRep', 0.0), ('FedAvg', 100.0))
-  for partition in ('iid', 'shards:2')
+  for of in ('iid', 'shards:2')
   for r in (1, 5)
   # In any order.
   for seed in (3, 2)
@@ -62,8 +61,8 @@ def test_rows_may_lack_columns_also_after_they_are_stored():
     {'layer': 'dense_1', 'cka': 0.5, 'seed': 0},
     {'layer': 2, 'seed': 1},
   ]
-  stored = numbers.Numbers(rows).frame.to_dict('list')
-  for found in (numbers.Numbers(rows), numbers.Numbers(stored)):
+  stored = summary.json_text(numbers.Numbers(rows).frame.to_dict('list'))
+  for found in (numbers.Numbers(rows), numbers.Numbers(json.loads(stored))):
     assert found.distinct('layer') == ['dense_1', 2]
     assert found.values('cka', layer='dense_1') == [0.5]
     assert np.isnan(found.values('cka', layer=2))

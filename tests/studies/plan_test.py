@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 
 import pytest
 
@@ -9,13 +10,8 @@ from tff_pfl.studies import plan, trial
 
 
 def _study(methods=('fed_avg', 'fed_rep'), **changes):
-  return pfl.Study(
-    **{
-      'settings': {'num_clients': 6, 'cohort_size': 3, 'num_rounds': 7},
-      'methods': methods,
-      **changes,
-    }
-  )
+  settings = {'num_clients': 6, 'cohort_size': 3, 'num_rounds': 7}
+  return pfl.Study(**{'settings': settings, 'methods': methods, **changes})
 
 
 def _hparams(study, chosen=None):
@@ -36,36 +32,31 @@ def test_every_method_runs_in_every_condition_with_every_seed():
   )
   entries = plan.entries(study)
   assert [e.method for e in entries] == ['FedAvg'] * 4 + ['A/B'] * 4
-  trials = plan.trials_of(entries)
-  assert [(t.name, t.settings.algorithm, t.settings.seed) for t in trials] == [
-    (f'{condition}-{name}-seed{seed}', algorithm, seed)
-    for seed in (3, 5)
-    for name, algorithm in (('FedAvg', 'fed_avg'), ('A_B', 'ditto'))
-    for condition in (2, 'all')
-  ]
-  for one in trials:
-    own = {'num_epochs': 2} if one.settings.algorithm == 'fed_avg' else {}
-    hparams = registry.get_algorithm(one.settings.algorithm).hparams(**own)
+  trials = iter(plan.trials_of(entries))
+  for seed, method, condition in itertools.product(
+    (3, 5), study.methods, study.conditions
+  ):
+    one, own = next(trials), {'num_epochs': 2} if method == 'FedAvg' else {}
+    assert one.name == f'{condition}-{method}-seed{seed}'.replace('/', '_')
+    of = study.methods[method].algorithm
     assert one.settings == pfl.Settings(
       num_clients=6,
       cohort_size=3,
       num_rounds=7,
-      method=hparams,
-      seed=one.settings.seed,
-      **({'partition': 'shards:2'} if one.name.startswith('2') else {}),
+      method=registry.get_algorithm(of).hparams(**own),
+      seed=seed,
+      **study.conditions[condition],
     )
     assert (one.num_new_clients, one.modules) == (2, ('json',))
     assert one.validation_fraction is None
-    assert not one.variants
   assert not any(plan.is_tuned(study, key) for key in plan.runs(study))
 
 
 def test_every_method_runs_in_every_fold():
   study = _study(['fed_avg'], seeds=(3,), num_folds=2)
   trials = plan.trials_of(plan.entries(study))
-  assert [(t.name, t.settings.seed, t.fold) for t in trials] == [
-    ('fed_avg-seed3-fold0of2', 3, (0, 2)),
-    ('fed_avg-seed3-fold1of2', 3, (1, 2)),
+  assert [(t.name, t.fold) for t in trials] == [
+    (f'fed_avg-seed3-fold{i}of2', (i, 2)) for i in (0, 1)
   ]
   # A sweep reads the training examples of the first.
   assert plan.tuning_trial(study, ('', 'fed_avg'), {}).fold == (0, 2)
@@ -86,12 +77,10 @@ def test_methods_that_are_only_personalized_otherwise_share_a_run():
     ('', 'other'): ('other',),
   }
   entries = plan.entries(study)
-  assert [(e.method, e.trial.name, e.variant) for e in entries] == [
-    ('+ FT', 'FedAvg-seed0', '+ FT'),
-    ('FedAvg', 'FedAvg-seed0', trial.OWN_VARIANT),
-    ('global', 'FedAvg-seed0', trial.OWN_VARIANT),
-    ('other', 'other-seed0', trial.OWN_VARIANT),
-  ]
+  names = ['FedAvg-seed0'] * 3 + ['other-seed0']
+  assert [entry.trial.name for entry in entries] == names
+  own = trial.OWN_VARIANT
+  assert [entry.variant for entry in entries] == ['+ FT', own, own, own]
   shared = entries[0].trial
   options = personalization.Personalization(fine_tune='head', num_epochs=3)
   assert shared.variants == {'+ FT': options}
@@ -102,14 +91,10 @@ def test_methods_that_are_only_personalized_otherwise_share_a_run():
 
 
 def test_settings_that_fine_tune_do_so_in_all_evaluations():
-  study = _study(
-    {
-      'tuned': pfl.Method('fed_avg'),
-      'same': pfl.Method('fed_avg', fine_tune='all'),
-      'plain': pfl.Method('fed_avg', fine_tune='none'),
-    },
-    settings={'fine_tune': 'all'},
-  )
+  scopes = {'tuned': {}, 'same': {'fine_tune': 'all'}}
+  scopes['plain'] = {'fine_tune': 'none'}
+  methods = {name: pfl.Method('fed_avg', **own) for name, own in scopes.items()}
+  study = _study(methods, settings={'fine_tune': 'all'})
   entries = plan.entries(study)
   assert [e.variant for e in entries] == ['', '', 'plain']
   (run,) = plan.trials_of(entries)
@@ -176,13 +161,10 @@ def test_points_of_a_grid(texts, fed_avg, fed_rep):
 
 
 def test_a_sweep_has_the_first_seed_and_a_part_of_the_training_data():
+  tuned = pfl.Method('fed_avg', fine_tune='all')
+  methods = {'A': pfl.Method('fed_avg'), 'A + FT': tuned}
   study = _study(
-    {
-      'A': pfl.Method('fed_avg'),
-      'A + FT': pfl.Method('fed_avg', fine_tune='all'),
-      'FedRep': pfl.Method('fed_rep'),
-      'Ditto': pfl.Method('ditto'),
-    },
+    {**methods, 'Ditto': pfl.Method('ditto')},
     conditions={'x': {}},
     seeds=(4, 1),
     tune={'fed_avg.learning_rate': (0.1, 0.2)},
@@ -253,26 +235,18 @@ def test_a_method_that_allows_no_point_is_refused_before_anything_runs(rates):
 @pytest.mark.parametrize(
   'texts, flag, expected',
   [
+    ('learning_rate=0.01,1', 'grid', {'learning_rate': (0.01, 1.0)}),
+    ('fed_avg.num_steps=5,none', 'grid', {'fed_avg.num_steps': (5, None)}),
     (
-      'learning_rate=0.01,1 fed_avg.num_steps=5,none '
-      'fed_avg.optimizer=sgd,adam fed_dbe.personal_bias=False,true',
+      'fed_dbe.personal_bias=False,true momentum=0',
       'grid',
-      {
-        'learning_rate': (0.01, 1.0),
-        'fed_avg.num_steps': (5, None),
-        'fed_avg.optimizer': ('sgd', 'adam'),
-        'fed_dbe.personal_bias': (False, True),
-      },
+      {'fed_dbe.personal_bias': (False, True), 'momentum': (0.0,)},
     ),
     (
       # 0 is None where None is a value and not the default.
-      'batch_size=0,5 per_fed_avg.num_steps=0 momentum=0',
+      'batch_size=0,5 per_fed_avg.num_steps=0',
       'grid',
-      {
-        'batch_size': (None, 5),
-        'per_fed_avg.num_steps': (None,),
-        'momentum': (0.0,),
-      },
+      {'batch_size': (None, 5), 'per_fed_avg.num_steps': (None,)},
     ),
     # One of them takes adam.
     ('optimizer=adam', 'grid', {'optimizer': ('adam',)}),

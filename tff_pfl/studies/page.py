@@ -35,6 +35,8 @@ _MAX_CONTEXT_ROUNDS = 50
 _SVG_STYLE = {'svg.fonttype': 'none', 'svg.hashsalt': 'page', 'font.size': 8}
 # More make the table wider than a screen.
 _MAX_COLUMNS = 6
+# More methods in conditions have no pictures of their own.
+_MAX_PANELS = 40
 
 
 def write(
@@ -49,39 +51,56 @@ def write(
   Raises:
     RunError: If the file cannot be written.
   """
-  told = results.description
-  conditions = [_condition(results, name) for name in results.conditions]
+  description = results.description
+  num_panels = len(results.conditions) * len(description['methods'])
+  conditions = [
+    _condition(results, name, num_panels <= _MAX_PANELS)
+    for name in results.conditions
+  ]
   overview = None
-  if conditions and (len(conditions) > 1 or told['published']):
+  if conditions and (len(conditions) > 1 or description['published']):
     overview = _table(*results.marked_overview())
-  render(
-    path,
-    title=title(results),
-    study=told,
+  environment = jinja2.Environment(
+    loader=jinja2.PackageLoader(__package__, ''),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+  )
+  environment.filters.update(
+    counted=_counted,
+    median=statistics.median,
+    table=_table,
+    value=_value_text,
+  )
+  html = environment.get_template('page.html.j2').render(
+    title=_title(results),
+    study=description,
     primary=results.primary_metric,
     overview=overview,
-    claims=claims_frame(told.get('claims', [])),
-    claims_count=claims_lib.count_all(told.get('claims', [])),
-    num_decided=claims_lib.decided_by_holm(told.get('claims', [])),
+    claims=_claims_frame(description.get('claims', [])),
+    claims_count=claims_lib.count_all(description.get('claims', [])),
+    num_decided=claims_lib.decided_by_holm(description.get('claims', [])),
     figure=_measured_picture(results),
     conditions=conditions,
-    tuning=_tuning_frame(told['tunings'], results.primary_metric),
-    failures=pd.DataFrame(told['failures']),
+    tuning=_tuning_frame(description['tunings'], results.primary_metric),
+    failures=pd.DataFrame(description['failures']),
     settings={
-      'seeds': told['seeds'],
-      'num_folds': told['num_folds'],
-      'num_new_clients': told['num_new_clients'],
-      'scale': told['scale'],
-      **told['settings'],
-      **(told['parameters'] or {}),
+      'seeds': description['seeds'],
+      'num_folds': description['num_folds'],
+      'num_new_clients': description['num_new_clients'],
+      'scale': description['scale'],
+      **description['settings'],
+      **(description['parameters'] or {}),
     },
-    methods=_methods_frame(told['methods']),
+    methods=_methods_frame(description['methods']),
     condition_settings=pd.DataFrame(
       {'condition': name, 'settings': assignments(values)}
-      for name, values in told['conditions'].items()
+      for name, values in description['conditions'].items()
       if name
     ),
   )
+  with folders.atomic_file(path) as file:
+    file.write(html)
 
 
 def _measured_picture(results):
@@ -101,24 +120,28 @@ def _measured_picture(results):
   ]
 
 
-def title(results: results_lib.Results) -> str:
+def _title(results):
   """A line that says what a study is of."""
-  told = results.description
-  if told['source'] or told['summary']:
-    return ': '.join(filter(None, (told['source'], told['summary'])))
-  settings = told['settings']
+  description = results.description
+  if description['source'] or description['summary']:
+    return ': '.join(
+      filter(None, (description['source'], description['summary']))
+    )
+  settings = description['settings']
   parts = [
     str(settings[n]) for n in ('dataset', 'partition') if settings.get(n)
   ]
-  numbers = [len(part['client_ids']) for part in told['partitions'].values()]
+  numbers = [
+    len(part['client_ids']) for part in description['partitions'].values()
+  ]
   if len({*numbers}) == 1:
     parts.append(_counted(numbers[0], 'client'))
   if 'num_rounds' in settings:
     parts.append(_counted(settings['num_rounds'], 'round'))
-  return ', '.join(parts) or told['name']
+  return ', '.join(parts) or description['name']
 
 
-def claims_frame(claims: Any) -> pd.DataFrame:
+def _claims_frame(claims):
   """Claims, as stored, as a table for readers."""
   return pd.DataFrame(
     {
@@ -133,10 +156,11 @@ def claims_frame(claims: Any) -> pd.DataFrame:
   )
 
 
-def _condition(results, name):
-  """What the page shows of a condition."""
+def _condition(results, name, has_panels):
+  """What the page shows of a condition, with pictures of each method or not."""
   primary, metrics = results.primary_metric, results.metrics
   methods = results.ranked(name)
+  alone = methods if has_panels else []
   partition = results.description['partitions'].get(str(name))
   scores = results.client_scores
   scores = scores[scores['condition'] == name]
@@ -155,9 +179,9 @@ def _condition(results, name):
     'best_score': metrics_lib.mean_text(values, primary),
     'figures': _figures_table(results, name, methods, shown),
     'domain_tables': _domain_tables(results, name, methods),
-    'curves': _curve_pictures(results, name, methods),
+    'curves': _curve_pictures(results, name, methods, alone),
     'boxes': _box_pictures(scores, primary),
-    'changes': _change_pictures(results, scores, methods),
+    'changes': _change_pictures(results, scores, alone),
     'partition': partition,
     'partition_picture': partition and _partition_picture(partition),
     'test_sizes': scores[scores['seed'] == partition['seed']]
@@ -166,36 +190,6 @@ def _condition(results, name):
     if partition
     else [],
   }
-
-
-def render(path: Union[str, os.PathLike[str]], **content: Any) -> None:
-  """Writes a page of `page.html.j2`, without sections that have no content.
-
-  Args:
-    path: Path of the .html file.
-    **content: What the template shows, by name; a data frame is a table.
-
-  Raises:
-    RunError: If the file cannot be written.
-  """
-  environment = jinja2.Environment(
-    loader=jinja2.PackageLoader(__package__, ''),
-    autoescape=True,
-    trim_blocks=True,
-    lstrip_blocks=True,
-  )
-  environment.filters.update(
-    counted=_counted,
-    median=statistics.median,
-    table=_table,
-    value=_value_text,
-  )
-  template = environment.get_template('page.html.j2')
-  html = template.render(
-    primary=content.pop('primary', split_model.ACCURACY), **content
-  )
-  with folders.atomic_file(path) as file:
-    file.write(html)
 
 
 def _table(
@@ -244,8 +238,12 @@ def _small(width: float, height: float) -> Axes:
     return plots.new_axes(width, height)
 
 
-def _curve_pictures(results, condition, methods):
-  """Curves of the best methods, then of each before the others in gray."""
+def _curve_pictures(results, condition, methods, alone):
+  """Curves of the best methods, then of each before the others in gray.
+
+  Args:
+    alone: Methods that have a picture of their own, all or none.
+  """
   primary, frame = results.primary_metric, results.curves
   frame = frame[frame['condition'] == condition]
   known = [name for name in methods if name in {*frame['method']}]
@@ -261,7 +259,7 @@ def _curve_pictures(results, condition, methods):
     pictures.append(
       _picture(overview, f'Personal {primary.title} by round of the best.')
     )
-  for name in known:
+  for name in known if alone or len(known) == 1 else ():
     ax = _small(3, 2.2)
     if len(known) > 1:
       plots.curves(
@@ -440,7 +438,7 @@ def _domain_tables(results, condition, methods):
     table = pd.DataFrame({'method': methods})
     metric = split_model.PrimaryMetric('AUC', True) if key == 'auc' else primary
     for domain in dict.fromkeys(scores['domain']):
-      table[domain] = [
+      table[domain + ' (%)' * metric.is_fraction] = [
         metrics_lib.mean_text(domains.loc[method, domain], metric)
         if (method, domain) in domains.index
         else None
