@@ -44,17 +44,13 @@ def test_new_clients_have_classes_or_a_data_set_that_training_had_not():
 
 def _finished_run():
   """A run with initial weights, of which fine-tuning changes the head only."""
-  model = zoo.mlp(
-    collections.OrderedDict(
-      x=tf.TensorSpec([8, 8, 1], tf.float32), y=tf.TensorSpec([], tf.int32)
-    ),
-    10,
-    widths=(6, 5),
-  )
-  tuned = collections.OrderedDict(
-    (name, np.cos(9 * value) if name.startswith('head/') else value)
+  y = tf.TensorSpec([], tf.int32)
+  spec = collections.OrderedDict(x=tf.TensorSpec([8, 8, 1]), y=y)
+  model = zoo.mlp(spec, 10, widths=(6, 5))
+  tuned = {
+    name: np.cos(9 * value) if name.startswith('head/') else value
     for name, value in model.initial_weights.items()
-  )
+  }
   return types.SimpleNamespace(
     model=model,
     settings=pfl.Settings(dataset='digits'),
@@ -77,11 +73,10 @@ def test_features_are_compared_on_test_images(monkeypatch):
   assert matrix.shape == (10, 10)
   assert np.trace(matrix) / 10 > matrix.mean()
 
-  monkeypatch.setattr(
-    fed_avg.evaluation,
-    'personalize',
-    lambda run, **_: {'a': run.tuned, 'b': run.tuned},
-  )
+  def personalize(run, **_):
+    return {'a': run.tuned, 'b': run.tuned}
+
+  monkeypatch.setattr(fed_avg.evaluation, 'personalize', personalize)
   numbers = _measured('fedavg_cka', other_dataset='digits')
   cka = dict(zip(numbers.frame['layer'], numbers.frame['cka']))
   assert list(cka) == ['dense_1', 'dense_2', 'head']

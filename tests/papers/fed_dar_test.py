@@ -38,19 +38,12 @@ def test_fed_bn_and_fed_avg_beside_it_have_batch_normalization():
 
 
 def test_each_label_has_claims_of_its_own_on_the_methods_that_there_are():
+  leads = {'alpha=1': 0.1, 'alpha=100': 0.3, 'gender: alpha=1': -0.2}
   numbers = Numbers(
-    {
-      'condition': condition,
-      'method': method,
-      'seed': seed,
-      **dict.fromkeys(('min', 'mean', 'client_mean'), score + lead),
-    }
-    for condition, lead in (
-      ('alpha=1', 0.1),
-      ('alpha=100', 0.3),
-      ('gender: alpha=1', -0.2),
-    )
-    for method, score, lead in (('FedAvg', 0.5, 0), ('FedDAR-SA', 0.5, lead))
+    {'condition': condition, 'method': method, 'seed': seed}
+    | dict.fromkeys(('min', 'mean', 'client_mean'), score)
+    for condition, lead in leads.items()
+    for method, score in (('FedAvg', 0.5), ('FedDAR-SA', 0.5 + lead))
     for seed in range(5)
   )
   measured = {

@@ -25,20 +25,15 @@ def _scores(before, after):
 
 def test_new_clients_have_local_training_and_the_ensemble():
   def variant(name):
-    evaluation = {'personal': {'accuracy': 0}}
-    if name:
-      new = _scores([0, 0], [0.7, 0.9])
-      return {'evaluation': evaluation, 'new_clients': new}
     return {
-      'evaluation': evaluation,
-      'new_clients': _scores([0, 0], [0.2, 0.4]),
+      'evaluation': {'personal': {'accuracy': 0}},
+      'new_clients': _scores([0, 0], [0.7, 0.9] if name else [0.2, 0.4]),
       'new_clients_by_ensemble': _scores([0, 0], [0.5, 0.7]),
     }
 
-  context = untrained.Context(
-    _small('fedfac_new_clients', _DIRICHLET),
-    lambda trial: untrained.finished(0, variant=variant),
-  )
+  finished = untrained.finished(0, variant=variant)
+  study = _small('fedfac_new_clients', _DIRICHLET)
+  context = untrained.Context(study, lambda trial: finished)
   frame = context.measured().frame
   found = dict(zip(frame['method'], frame['score']))
   assert found == pytest.approx({
@@ -59,15 +54,11 @@ def test_new_clients_have_local_training_and_the_ensemble():
 
 def test_the_comparison_has_the_loss_by_round_and_the_clients_quantiles():
   accuracies = np.arange(21) / 20
-  scores = {
-    'clients': _scores(accuracies, accuracies),
-    'evaluation': {'personal': {'accuracy': 1}},
-  }
+  scores = {'clients': _scores(accuracies, accuracies)}
+  scores['evaluation'] = {'personal': {'accuracy': 1}}
+  finished = untrained.finished(0.5, variant=lambda name: scores)
   study = _small('fedfac_comparison', _DIRICHLET)
-  context = untrained.Context(
-    study, lambda trial: untrained.finished(0.5, variant=lambda name: scores)
-  )
-  numbers = context.measured()
+  numbers = untrained.Context(study, lambda trial: finished).measured()
   (of_fed_avg,) = numbers.where(method='FedAvg').frame.to_dict('records')
   assert (of_fed_avg['loss/1'], of_fed_avg['loss/2']) == (1, 0.5)
   quantiles = [of_fed_avg[column] for column in fed_fac._QUANTILES]
@@ -93,19 +84,14 @@ def test_methods_have_the_hyperparameters_of_condition_and_protocol():
     assert config.data.arguments == {'normalize': True}
     assert config.process.statistics == 'local'
     assert config.process.training.weight_decay == 3.125e-7
-  hparams = [config.method for config in context.configs[-2:]]
-  assert [(h.analysed, h.split, h.layers, h.threshold) for h in hparams] == [
-    ('weights', 'eigenvectors', 'conv_17', 0.05)
-  ] * 2
+  for hparams in [config.method for config in context.configs[-2:]]:
+    assert (hparams.layers, hparams.threshold) == ('conv_17', 0.05)
+    assert (hparams.analysed, hparams.split) == ('weights', 'eigenvectors')
   study = _STUDIES['fedfac_ablation'].at('cpu')
   context = untrained.Context(study.select(conditions=[_DIRICHLET], seeds=[0]))
   context.run()
-  found = [(one.method.split, one.method.mode) for one in context.configs]
-  assert found == [
-    ('factor_analysis', 'dynamic'),
-    ('random', 'dynamic'),
-    ('random', 'static'),
-  ]
+  found = [f'{one.method.split} {one.method.mode}' for one in context.configs]
+  assert found == ['factor_analysis dynamic', 'random dynamic', 'random static']
 
 
 def test_tuning_goes_on_from_the_best():

@@ -58,23 +58,16 @@ def test_claims_on_figure_1_are_of_the_trained_networks():
     'one digit each': np.array([[9, 9, 9, 0]] + 9 * [[4, 0, 0, 0]]),
   }
   rows = [
-    {
-      'condition': condition,
-      'network': network,
-      'seed': 0,
-      'neuron': neuron,
-      'entropy': 0.0,
-      **{f'client/{i}': value for i, value in enumerate(own)},
-    }
+    dict(condition=condition, network=network, seed=0, neuron=n, entropy=0.0)
+    | {f'client/{i}': value for i, value in enumerate(own)}
     for condition, of_clients in outputs.items()
     for network in ('trained', 'initial')
-    for neuron, own in enumerate(of_clients * (network == 'trained'))
+    for n, own in enumerate(of_clients * (network == 'trained'))
   ]
   found = claims.check(_NEURONS.claims, Numbers(rows), _NEURONS)
   between = fed_fac_units.share_between_clients(outputs['one digit each'])
-  assert [claim.measured for claim in found[:4]] == pytest.approx(
-    [0, between, 0.75, 0.25]
-  )
+  measured = [claim.measured for claim in found[:4]]
+  assert measured == pytest.approx([0, between, 0.75, 0.25])
 
 
 def test_clients_train_alone_and_neurons_are_on_for_their_images():
@@ -82,19 +75,16 @@ def test_clients_train_alone_and_neurons_are_on_for_their_images():
     kernel = scale * np.array([[1.0, -1.0]])
     return {'dense_1/kernel': kernel, 'dense_1/bias': np.zeros(2)}
 
-  run = types.SimpleNamespace(
-    data=types.SimpleNamespace(
-      client_ids=range(5),
-      train=lambda client_id: types.SimpleNamespace(
-        x=np.array([[[1.0]], [[3.0]]]), y=-client_id
-      ),
-    ),
-    personal_weights=lambda client_id, runtime: weights(client_id),
-    model=types.SimpleNamespace(initial_weights=weights(1)),
+  def train(client_id):
+    return mock.Mock(x=np.array([[[1.0]], [[3.0]]]), y=-client_id)
+
+  run = mock.Mock(
+    personal_weights=lambda client_id, runtime: weights(client_id)
   )
-  finished = types.SimpleNamespace(open=lambda: run)
-  context = untrained.Context(_NEURONS, lambda wanted: finished)
-  numbers = context.measured()
+  run.data = mock.Mock(client_ids=range(5), train=train)
+  run.model.initial_weights = weights(1)
+  finished = mock.Mock(open=lambda: run)
+  numbers = untrained.Context(_NEURONS, lambda wanted: finished).measured()
   values = numbers.frame['entropy']
   # Neuron 0 has twice the client's number, neuron 1 is off; all alike at first.
   outputs = np.transpose([[0, 2, 4, 6, 8], np.zeros(5)])
@@ -119,9 +109,9 @@ def _opened(personal_weights, layer, **values):
 def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
   # Channel 0 is shared, and FedAvg's is its double; 1 is personal. With local
   # statistics FedAvg's second client has other maps.
-  study = _FEATURES.with_settings(
-    statistics=statistics, **{'fed_fac.layers': 'conv_1'}
-  ).select(conditions=['dirichlet:0.5'])
+  study = _FEATURES.select(conditions=['dirichlet:0.5'])
+  changes = {'statistics': statistics, 'fed_fac.layers': 'conv_1'}
+  study = study.with_settings(**changes)
   labels = np.array([0, 0, 1, 1])
   shared, personal, other = np.random.default_rng(0).normal(size=[3, 4, 9])
   shared[2:] += 5
@@ -133,10 +123,8 @@ def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
       if wanted.settings.algorithm == 'fed_avg':
         is_other = statistics == 'local' and client_id == 'b'
         channels = (other if is_other else 2 * shared, other)
-      return {
-        'conv_1/kernel': np.zeros([3, 3, 1, 2]),
-        'maps': np.stack(channels, axis=-1),
-      }
+      kernel = np.zeros([3, 3, 1, 2])
+      return {'conv_1/kernel': kernel, 'maps': np.stack(channels, axis=-1)}
 
     run = _opened(personal_weights, 'conv_1', settings=wanted.settings)
     run.data.client_ids = ['a', 'b', 'not shown']
@@ -145,13 +133,12 @@ def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
   context = untrained.Context(study, finish)
   arrays = mock.Mock(x_test=np.zeros([4, 3]), y_test=labels, transform=None)
   monkeypatch.setattr(context, 'load_arrays', lambda *_, **__: arrays)
-  monkeypatch.setattr(
-    fed_fac_units.representation,
-    'layer_features',
-    lambda model, weights, x, layers: {
-      'conv_1': weights['maps'].reshape(4, -1)
-    },
-  )
+
+  def layer_features(model, weights, x, layers):
+    return {'conv_1': weights['maps'].reshape(4, -1)}
+
+  of = fed_fac_units.representation
+  monkeypatch.setattr(of, 'layer_features', layer_features)
 
   def likeness(a, b):
     return np.corrcoef(a.ravel(), b.ravel())[0, 1]
@@ -190,24 +177,15 @@ class _Settings:
 
 @pytest.mark.parametrize('divided', ['all', 'kernels'])
 def test_masks_replace_what_fed_fac_divides(divided, monkeypatch):
-  run = _opened(
-    lambda client_id, runtime: {
-      'dense_1/kernel': np.ones([3, 2]),
-      'dense_1/bias': np.ones([2]),
-      'head/kernel': np.ones([2, 1]),
-    },
-    'dense_1',
-    settings=_Settings(
-      3, types.SimpleNamespace(divided=divided, layers='dense_1')
-    ),
-  )
+  names = ('dense_1/kernel', 'dense_1/bias', 'head/kernel')
+  weights = dict(zip(names, map(np.ones, ([3, 2], [2], [2, 1]))))
+  hparams = types.SimpleNamespace(divided=divided, layers='dense_1')
+  settings = _Settings(3, hparams)
+  run = _opened(lambda *_: weights, 'dense_1', settings=settings)
   run.data.client_ids = ['a']
-  run.model.units = {
-    'dense_1': types.SimpleNamespace(
-      gates={'dense_1/kernel': 1, 'dense_1/bias': 1},
-      kernels=('dense_1/kernel',),
-    )
-  }
+  gates, kernels = dict.fromkeys(names[:2], 1), names[:1]
+  of = types.SimpleNamespace(gates=gates, kernels=kernels)
+  run.model.units = {'dense_1': of}
 
   # The share of the weights that are those of the client.
   def score(model, weights, test):
@@ -219,23 +197,18 @@ def test_masks_replace_what_fed_fac_divides(divided, monkeypatch):
   monkeypatch.setattr(fed_fac_units.objectives, 'means', dict)
   monkeypatch.setattr(fed_fac_units.pfl, 'padded', lambda data: 0.0)
   half = 5.5 if divided == 'all' else 10.5
-  assert fed_fac_units.masked_accuracies(run, None) == {
-    'nothing masked': 11, 'shared masked': half, 'personal masked': half
-  }  # fmt: skip
+  found = fed_fac_units.masked_accuracies(run, None)
+  assert [*found.values()] == [11, half, half]
 
 
 def test_half_of_the_last_divided_layer_is_masked():
   study = next(s for s in fed_fac.STUDIES if s.name == 'fedfac_ablation')
-  halves = fed_fac_units.halved(
-    study.at('paper').select(methods=['random split'])
-  )
-  found = [
-    halves.settings_of(condition, 'half', 0).method
-    for condition in ('CIFAR-10, pi = 0.1', 'FEMNIST')
-  ]
-  assert [(h.layers, h.threshold, h.explained_variance) for h in found] == [
-    ('conv_17', 0.5, 0.85), ('conv_2', 0.5, 0.85)
-  ]  # fmt: skip
+  study = study.at('paper').select(methods=['random split'])
+  halves = fed_fac_units.halved(study)
+  layers = {'CIFAR-10, pi = 0.1': 'conv_17', 'FEMNIST': 'conv_2'}
+  for condition, layer in layers.items():
+    half = halves.settings_of(condition, 'half', 0).method
+    assert (half.layers, half.threshold) == (layer, 0.5)
   assert halves.method_names == ('half',)
 
 
@@ -253,9 +226,6 @@ def test_the_ablation_masks_shared_and_personal_neurons(tmp_path):
   found = {row['method']: row['score'] for row in masked}
   assert [*found] == ['nothing masked', 'shared masked', 'personal masked']
   # With nothing masked it is what the run's own evaluation found.
-  np.testing.assert_allclose(
-    found['nothing masked'],
-    result.scores['evaluation']['personal']['accuracy'],
-    rtol=1e-6,
-  )
+  own = result.scores['evaluation']['personal']['accuracy']
+  np.testing.assert_allclose(found['nothing masked'], own, rtol=1e-6)
   assert len({*found.values()}) == 3

@@ -20,13 +20,8 @@ def _measured(name, **parameters):
 
 
 def test_samples_needed_are_those_from_which_on_errors_are_small():
-  errors = [
-    (0.5, 0.009, 0.001),
-    # Small once before it is large again.
-    (0.001, 0.5, 0.001),
-    (0.5, 0.5, 0.5),
-    (0.001, 0.001, 0.001),
-  ]
+  # The second is small once before it is large again.
+  errors = [(0.5, 0.009, 0.001), (0.001, 0.5, 0.001), [0.5] * 3, [0.001] * 3]
   columns = ('method', 'seed', 'num_samples', 'relative_error')
   table = Numbers(
     dict(zip(columns, ('FedRep', seed, num_samples, error)))
@@ -39,19 +34,12 @@ def test_samples_needed_are_those_from_which_on_errors_are_small():
 
 
 def test_convergence_has_the_bound_and_the_best_of_the_rates():
-  study, table = _measured(
-    'fedrep_linear_convergence',
-    nums_clients=(40,),
-    learning_rates=(1e-6, 0.3, 1e6),
-  )
+  parameters = {'nums_clients': (40,), 'learning_rates': (1e-6, 0.3, 1e6)}
+  study, table = _measured('fedrep_linear_convergence', **parameters)
   assert table.distinct('round') == [0, 10, 20]
+  methods = 'FedRep, all clients in a round', "theorem's bound", 'FedRep'
   (of_all,), (bounds,), (of_few,) = (
-    table.curve('distance', 'round', method=method)
-    for method in (
-      'FedRep, all clients in a round',
-      "theorem's bound",
-      'FedRep',
-    )
+    table.curve('distance', 'round', method=method) for method in methods
   )
   sizes = dataclasses.replace(study.parameters, num_clients=40)
   heads = fed_rep._problem(sizes, 0).heads

@@ -3,43 +3,31 @@ import numpy as np
 from binaries.papers import per_fed_avg, per_fed_avg_theorem
 from tests.papers import untrained
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.methods import registry
 from tff_pfl.models import split_model
 
 
 def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
   few, many = 'tau = 4, r = 0.4', 'tau = 10, r = 0.2'
   study = per_fed_avg.FIGURE_1.select(conditions=[few, many], seeds=[0])
-  run = untrained.finished(
-    0,
-    evaluations=[
-      {'round': 5, 'global': {'accuracy': 0.25}, 'personal': {'accuracy': 1}}
-    ],
-  )
+  last = {'global': {'accuracy': 0.25}, 'personal': {'accuracy': 1}}
+  run = untrained.finished(0, evaluations=[{'round': 5, **last}])
   context = untrained.Context(study, lambda wanted: run)
   rows = context.measured().frame.to_dict('records')
-  ranked = {'FedAvg': 0.25, 'FedAvg + one step': 1, 'Per-FedAvg': 1}
-  others = {'Per-FedAvg, Hessian-free': 1, 'Per-FedAvg, exact': 1}
-  assert {(r['condition'], r['method']): r['score'] for r in rows} == {
-    **{(few, name): score for name, score in ranked.items()},
-    **{(many, name): score for name, score in {**ranked, **others}.items()},
-  }
+  for row in rows:
+    assert row['score'] == (0.25 if row['method'] == 'FedAvg' else 1)
+  # Variants of Per-FedAvg are of many steps alone.
+  assert [row['condition'] for row in rows].count(few) == 3
   wanted = context.trials
   assert len(rows) == 8
   assert len({one.name for one in wanted}) == len(wanted) == 6
-  by_steps = {
-    c.method.num_steps: c.rounds.participation for c in context.configs
-  }
-  assert by_steps == {4: 0.4, 10: 0.2}
-  shared = {
-    'num_steps': 10,
-    'learning_rate': 0.001,
-    'momentum': 0.0,
-    'batch_size': 40,
-  }
-  assert wanted[-1].settings.method == registry.get_algorithm(
-    'per_fed_avg'
-  ).hparams(variant='exact', inner_learning_rate=0.01, **shared)
+  participations = {4: 0.4, 10: 0.2}
+  for config in context.configs:
+    of = participations[config.method.num_steps]
+    assert config.rounds.participation == of
+  hparams = wanted[-1].settings.method
+  assert (hparams.variant, hparams.momentum) == ('exact', 0)
+  rates = hparams.learning_rate, hparams.inner_learning_rate
+  assert (*rates, hparams.batch_size) == (0.001, 0.01, 40)
   # The step at test time is that of Per-FedAvg, on all of a client's data.
   options = wanted[-1].settings.process.personalization
   assert (options.fine_tune, options.num_steps) == ('all', 1)

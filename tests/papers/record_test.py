@@ -8,17 +8,9 @@ from binaries.papers import record
 from tff_pfl.studies import page as page_lib
 from tff_pfl.studies import study
 
-_CLAIM = {
-  'statement': 'A is better than B',
-  'source': 'Table 1',
-  'measured': 0.12345,
-  'low': 0.1,
-  'high': 0.2,
-  'threshold': '> 0',
-  'num_seeds': 5,
-  'verdict': 'holds',
-  'is_ours': False,
-}
+_NUMBERS = {'measured': 0.12345, 'low': 0.1, 'high': 0.2, 'num_seeds': 5}
+_CLAIM = {'statement': 'A is better than B', 'source': 'Table 1', **_NUMBERS}
+_CLAIM.update(threshold='> 0', verdict='holds', is_ours=False)
 _RECORD = {
   'study': 'first',
   'source': 'Table 1',
@@ -72,14 +64,9 @@ def test_tables_of_claims_are_put_in_replaced_and_taken_out():
 
 
 def test_the_heading_has_what_differs_and_what_is_decided():
-  other = {
-    **_RECORD,
-    'datasets': [],
-    'overrides': {},
-    'seeds': [7, 8],
-    'commit': '0123456789',
-    'claims': [{**_CLAIM, 'p_value': 0.2}, {**_CLAIM, 'p_value': 0.001}],
-  }
+  decided = [{**_CLAIM, 'p_value': p} for p in (0.2, 0.001)]
+  other = {**_RECORD, 'datasets': [], 'overrides': {}, 'claims': decided}
+  other.update(seeds=[7, 8], commit='0123456789')
   text = _rewritten('<!-- claims: first -->\n', {'first': other})
   assert (
     "(2 seeds, at 0123456; 1 comparisons are also decided with Holm's "

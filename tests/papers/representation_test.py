@@ -35,16 +35,11 @@ def test_distance_of_two_lines_is_the_sine_of_their_angle():
 
 def test_small_angles_are_right():
   angle, basis = 1e-12, _orthogonal(9)
-  turned = np.concatenate(
-    [
-      basis[:, :2],
-      np.cos(angle) * basis[:, 2:3] + np.sin(angle) * basis[:, 3:4],
-    ],
-    axis=1,
+  line = np.cos(angle) * basis[:, 2] + np.sin(angle) * basis[:, 3]
+  distance = representation.principal_angle_distance(
+    basis[:, :3], np.column_stack([basis[:, :2], line])
   )
-  assert representation.principal_angle_distance(
-    basis[:, :3], turned
-  ) == pytest.approx(angle, rel=1e-3)
+  assert distance == pytest.approx(angle, rel=1e-3)
 
 
 def test_distance_equals_scipys_and_depends_on_the_spaces_only():
@@ -53,8 +48,8 @@ def test_distance_equals_scipys_and_depends_on_the_spaces_only():
   # Close and far spaces.
   for other in (b, a + 1e-3 * b):
     expected = np.sin(scipy.linalg.subspace_angles(a, other).max())
-    assert distance(a, other) == pytest.approx(expected, rel=1e-9)
-    assert distance(other, a) == pytest.approx(expected, rel=1e-9)
+    found = [distance(a, other), distance(other, a)]
+    assert found == pytest.approx([expected] * 2, rel=1e-9)
   expected = distance(a, b)
   change = _rng(1).normal(size=(3, 3))
   # Columns of very different lengths are a basis all the same.
@@ -84,14 +79,10 @@ def test_what_has_no_such_measure_is_refused(function, arguments, reason):
 
 def _hsic_cka(a, b):
   """CKA by its definition, with the centring matrix."""
-  a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
   centring = np.eye(len(a)) - 1 / len(a)
-
-  def hsic(k, other):
-    return np.trace(k @ centring @ other @ centring)
-
-  k, other = a @ a.T, b @ b.T
-  return hsic(k, other) / np.sqrt(hsic(k, k) * hsic(other, other))
+  k, other = (np.float64(x) @ np.float64(x).T @ centring for x in (a, b))
+  norms = np.trace(k @ k) * np.trace(other @ other)
+  return np.trace(k @ other) / np.sqrt(norms)
 
 
 def test_cka_computed_by_hand():
@@ -145,11 +136,10 @@ def test_class_similarity_computed_by_hand():
   root = np.sqrt(0.5)
   features = [[2.0, 0.0], [0.0, 5.0], [1.0, 1.0], [-3.0, 0.0]]
   similarity = representation.class_cosine_similarity(features, [0, 0, 1, 2], 4)
-  expected = np.full((4, 4), np.nan)
-  expected[0, 0] = 0  # The two of class 0 are orthogonal.
-  expected[0, 1] = expected[1, 0] = root
-  expected[0, 2] = expected[2, 0] = -0.5
-  expected[1, 2] = expected[2, 1] = -root
+  nan = np.nan
+  # The two of class 0 are orthogonal.
+  rows = [0, root, -0.5], [root, nan, -root], [-0.5, -root, nan]
+  expected = [*([*row, nan] for row in rows), [nan] * 4]
   np.testing.assert_allclose(similarity, expected, atol=1e-15)
 
 
@@ -163,16 +153,10 @@ def test_class_similarity_equals_the_mean_over_pairs():
   units = features / np.maximum(lengths, 1e-300)
   products = units @ units.T
   np.fill_diagonal(products, np.nan)
-  expected = [
-    [np.nanmean(products[np.ix_(labels == i, labels == j)]) for j in range(4)]
-    for i in range(4)
-  ]
-  np.testing.assert_allclose(
-    representation.class_cosine_similarity(features, labels, 4),
-    expected,
-    rtol=1e-10,
-    atol=1e-12,
-  )
+  found = representation.class_cosine_similarity(features, labels, 4)
+  for i, j in np.ndindex(4, 4):
+    expected = np.nanmean(products[np.ix_(labels == i, labels == j)])
+    assert found[i, j] == pytest.approx(expected, rel=1e-10, abs=1e-12)
 
 
 # Features of models.
@@ -192,34 +176,23 @@ def test_layer_features_computed_by_hand(normalizing_model):
   assert list(features) == ['dense', 'norm', 'head']
   dense = x @ weights['dense/kernel'] + weights['dense/bias']
   # Inference: moving statistics, no dropout.
-  norm = (
-    weights['norm/gamma']
-    * (dense - weights['norm/moving_mean'])
-    / (np.sqrt(weights['norm/moving_variance'] + 1e-3))
-    + weights['norm/beta']
-  )
+  norm = (dense - weights['norm/moving_mean']) * weights['norm/gamma']
+  norm /= np.sqrt(weights['norm/moving_variance'] + 1e-3)
+  norm += weights['norm/beta']
   head = np.maximum(norm, 0) @ weights['head/kernel'] + weights['head/bias']
-  for name, expected in (('dense', dense), ('norm', norm), ('head', head)):
+  features['body'] = representation.body_features(model, weights, x)
+  of_body = np.maximum(norm, 0)
+  for name, expected in zip(features, (dense, norm, head, of_body)):
     np.testing.assert_allclose(features[name], expected, rtol=1e-4, atol=1e-5)
-  np.testing.assert_allclose(
-    representation.body_features(model, weights, x),
-    np.maximum(norm, 0),
-    rtol=1e-4,
-    atol=1e-5,
-  )
 
 
 def test_outputs_of_images_and_sequences_are_one_row_an_example():
-  model = toy_problems.classifier_from(
-    toy_problems.convolutional_and_recurrent()
-  )
+  layers = toy_problems.convolutional_and_recurrent()
+  model = toy_problems.classifier_from(layers)
   x = _rng().normal(size=(6, 5)).astype(np.float32)
   features = representation.layer_features(model, model.initial_weights, x)
-  assert {name: value.shape for name, value in features.items()} == {
-    'conv': (6, 4 * 2),
-    'lstm': (6, 3),
-    'head': (6, 3),
-  }
+  shapes = {name: value.shape for name, value in features.items()}
+  assert shapes == {'conv': (6, 4 * 2), 'lstm': (6, 3), 'head': (6, 3)}
   # The convolution's own activation is part of its output.
   assert np.all(features['conv'] >= 0)
 
@@ -227,14 +200,11 @@ def test_outputs_of_images_and_sequences_are_one_row_an_example():
 def test_layer_cka_is_that_of_the_features(normalizing_model):
   model = normalizing_model
   before = model.initial_weights
-  after = collections.OrderedDict(before)
-  head = _rng().normal(size=before['head/kernel'].shape)
-  after['head/kernel'] = head.astype(np.float32)
+  head = np.float32(_rng().normal(size=before['head/kernel'].shape))
+  after = collections.OrderedDict(before, **{'head/kernel': head})
   x = _rng(1).normal(size=(50, 5)).astype(np.float32)
-  heads = (
-    representation.layer_features(model, weights, x, ['head'])['head']
-    for weights in (before, after)
-  )
+  features = representation.layer_features
+  heads = (features(model, w, x, ['head'])['head'] for w in (before, after))
   of_head = _hsic_cka(*heads)
   assert of_head < 0.99
   cka = representation.layer_cka(model, before, after, x)

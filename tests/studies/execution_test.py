@@ -1,11 +1,10 @@
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import time
-import types
 from multiprocessing import process
+from unittest import mock
 
 import psutil
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from tests.studies import stand_in
 from tff_pfl import errors, fields
 from tff_pfl.core import personalization
-from tff_pfl.runs import run_store, settings
+from tff_pfl.runs import run_store, settings, summary
 from tff_pfl.studies import execution
 from tff_pfl.studies import trial as trial_lib
 from tff_pfl.system import cores, shutdown
@@ -40,8 +39,7 @@ if sys.argv[1].endswith('fed_avg-seed1'):
 FAILS_ALWAYS = "import sys; sys.exit('error: no memory')"
 _LEAVES_NO_SCORES = """
 import sys
-if sys.argv[1].endswith('fed_avg-seed1'):
-  sys.exit(0)
+sys.argv[1].endswith('fed_avg-seed1') and sys.exit(0)
 """
 _IS_KILLED = """
 import os, signal, sys
@@ -56,10 +54,7 @@ with open(os.path.join(sys.argv[1], 'tmp'), 'w') as file:
 os.rename(file.name, os.path.join(sys.argv[1], 'pid'))
 time.sleep(600)
 """
-_IS_DEAF_TO_SIGTERM = """
-import signal
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-"""
+_IS_DEAF = 'import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)'
 _MEETS = """
 import os, sys, time
 open(os.path.join(sys.argv[1], 'started'), 'w').close()
@@ -92,9 +87,8 @@ def make_trials(num_seeds=3, **changes):
 
 
 def read_scores(directory, name):
-  path = os.path.join(execution.trial_folder(directory, name), 'scores.json')
-  with open(path, encoding='utf-8') as file:
-    return json.load(file)
+  folder = execution.trial_folder(directory, name)
+  return summary.read_json(os.path.join(folder, trial_lib.SCORES_NAME))
 
 
 def test_all_trials_run_and_the_cores_are_divided(run, tmp_path, monkeypatch):
@@ -116,19 +110,11 @@ def test_all_trials_run_and_the_cores_are_divided(run, tmp_path, monkeypatch):
 
 
 def test_a_trial_is_what_its_folder_says(run, tmp_path):
+  own = {'threshold': math.inf, 'model_arguments': {'widths': [4]}}
   wanted = trial_lib.Trial(
     name='x',
-    settings=settings.Settings(
-      method='fed_fac',
-      threshold=math.inf,
-      fine_tune='head',
-      model_arguments={'widths': [4]},
-    ),
-    variants={
-      'with <FT>': personalization.Personalization(
-        fine_tune='head', num_epochs=3
-      )
-    },
+    settings=settings.Settings(method='fed_fac', fine_tune='head', **own),
+    variants={'with <FT>': personalization.Personalization(num_epochs=3)},
     num_new_clients=3,
     validation_fraction=0.5,
     fold=(1, 5),
@@ -142,14 +128,9 @@ def test_a_trial_is_what_its_folder_says(run, tmp_path):
 def test_further_variants_are_made_of_the_trials_that_have_ended(run, tmp_path):
   (before,) = make_trials(1)
   run([before])
-  head, whole = (
-    dataclasses.replace(
-      before,
-      variants={'FT': personalization.Personalization(fine_tune=scope)},
-    )
-    for scope in ('head', 'all')
-  )
-  for after in (head, whole):
+  for scope in ('head', 'all'):
+    options = personalization.Personalization(fine_tune=scope)
+    after = dataclasses.replace(before, variants={'FT': options})
     assert execution.is_finished(tmp_path, before)
     assert not execution.is_finished(tmp_path, after)
     # Until it has all of its scores it has not ended.
@@ -179,13 +160,11 @@ def test_shares_of_eight_cores(arguments, expected, monkeypatch):
 def test_trials_on_other_data_are_not_mixed(run, monkeypatch):
   trials = make_trials(2)
   run(trials[:1])
-  store = types.SimpleNamespace(config={'data_sha256': 'a'}, directory='there')
+  store = mock.MagicMock(config={'data_sha256': 'a'}, directory='there')
+  store.__enter__.return_value = store
   monkeypatch.setattr(run_store, 'has_run', lambda folder: True)
-  monkeypatch.setattr(
-    run_store.RunStore,
-    'open_for_reading',
-    lambda folder: contextlib.nullcontext(store),
-  )
+  of_runs = run_store.RunStore
+  monkeypatch.setattr(of_runs, 'open_for_reading', lambda folder: store)
   with pytest.raises(errors.RunError, match='data have changed since .* there'):
     run(trials)
   # Nothing is mixed where nothing is left to run.
@@ -279,8 +258,7 @@ def test_trials_that_do_not_end_when_asked_are_killed(
     monkeypatch.setattr(process.BaseProcess, 'join', interrupt_while_waiting)
   else:
     monkeypatch.setattr(execution, '_GRACE_SECONDS', 0.2)
-  script = _IS_DEAF_TO_SIGTERM + _SLEEPS
-  interrupt(make_trials(1), script)
+  interrupt(make_trials(1), _IS_DEAF + _SLEEPS)
 
 
 def test_other_settings_are_refused_before_anything_runs(run, tmp_path):
@@ -294,9 +272,8 @@ def test_other_settings_are_refused_before_anything_runs(run, tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_to_is_reported(run, monkeypatch):
-  monkeypatch.setattr(
-    execution, 'trial_folder', lambda *_: os.path.join(os.devnull, 'x')
-  )
+  path = os.path.join(os.devnull, 'x')
+  monkeypatch.setattr(execution, 'trial_folder', lambda *_: path)
   with pytest.raises(errors.RunError, match='Not a directory'):
     run(make_trials(1))
 
@@ -317,12 +294,7 @@ def test_the_processes_are_forks_of_one_that_imports_once(run, tmp_path):
   script = 'import os, sys; print(os.getppid(), os.getpid(), sys.stdin.read())'
   trials = make_trials(2)
   run(trials, script, num_processes=1)
-  parents, children = set(), set()
-  for trial in trials:
-    folder = execution.trial_folder(tmp_path, trial.name)
-    with open(os.path.join(folder, execution.LOG_NAME)) as log:
-      parent, child = log.read().split()
-    parents.add(parent)
-    children.add(child)
-  assert len(parents) == 1
-  assert len(children) == 2
+  (parent, first), (other, second) = (
+    path.read_text().split() for path in tmp_path.rglob(execution.LOG_NAME)
+  )
+  assert parent == other and first != second

@@ -133,15 +133,12 @@ def run(
     }
 
   def clients(data):
+    def scores():
+      return {metric: rng.uniform(), 'loss': rng.uniform()}
+
+    sizes = {'num_train_examples': 3, 'num_test_examples': 2, 'num_rounds': 1}
     return [
-      {
-        'client': client_id,
-        'num_train_examples': 3,
-        'num_test_examples': 2,
-        'num_rounds': 1,
-        'before': {metric: rng.uniform(), 'loss': rng.uniform()},
-        'after': {metric: rng.uniform(), 'loss': rng.uniform()},
-      }
+      {'client': client_id, **sizes, 'before': scores(), 'after': scores()}
       for client_id in (data.client_ids if data else ())
     ]
 
@@ -171,15 +168,9 @@ def run(
     'non_finite_clients': 0,
   }
   if metric != 'accuracy':
-    over_rounds = {
-      'personal': found['accuracy'],
-      'global': found['global_accuracy'],
-    }
-    found.update(
-      accuracy=None,
-      global_accuracy=None,
-      primary_metric={**primary, **over_rounds},
-    )
+    names = {'personal': 'accuracy', 'global': 'global_accuracy'}
+    of = primary | {name: found[old] for name, old in names.items()}
+    found.update(dict.fromkeys(names.values()), primary_metric=of)
   if domains is not None:
     personal = _tenths(domains['personal'])
     found['domains'] = {**domains, 'personal': personal}

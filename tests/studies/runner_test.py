@@ -203,7 +203,10 @@ def test_a_folder_is_one_processs_at_a_time(tmp_path):
     ({'num_new_clients': 2}, 'num_new_clients=1, not 2'),
     ({'tune': {'momentum': (0.1, 0.2)}}, 'holds a grid of FedAvg among'),
     (
-      {'methods': {'Local': pfl.Method('local_only', num_epochs=9)}},
+      {
+        'methods': {'Local': pfl.Method('local_only', num_epochs=9)},
+        'tune': {},
+      },
       'holds a trial with .*num_epochs=.*, not 9',
     ),
   ],

@@ -12,21 +12,15 @@ from tff_pfl.core import personalization
 from tff_pfl.runs import run_store, settings
 from tff_pfl.studies import trial
 
+_Options = personalization.Personalization
+
 pytestmark = pytest.mark.usefixtures('one_process')
 
 
 def _config(**changes):
-  return settings.Settings(
-    **{
-      'method': 'fed_avg',
-      'dataset': 'synthetic',
-      'num_clients': 3,
-      'model': 'linear',
-      'num_rounds': 2,
-      'cohort_size': 2,
-      **changes,
-    }
-  )
+  sizes = {'num_clients': 3, 'num_rounds': 2, 'cohort_size': 2}
+  base = {'method': 'fed_avg', 'dataset': 'synthetic', 'model': 'linear'}
+  return settings.Settings(**{**base, **sizes, **changes})
 
 
 def _process(config):
@@ -50,12 +44,11 @@ def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
   config = _config(method='local_only', num_rounds=4)
   wanted = trial.Trial('x', config, num_new_clients=2)
   trained, new = trial.load_data(wanted)
-  assert trained.num_clients == 3
-  assert new.num_clients == 2
-  assert not set(trained.client_ids) & set(new.client_ids)
+  assert (trained.num_clients, new.num_clients) == (3, 2)
   whole = datasets.load_dataset(
     'synthetic', num_clients=5, partition='shards:2', seed=0
   )
+  assert {*whole.client_ids} == {*trained.client_ids, *new.client_ids}
   for part in (trained, new):
     assert list(part.client_ids) == sorted(part.client_ids)
     for client_id in part.client_ids:
@@ -64,12 +57,8 @@ def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
       )
 
   scores = _run(tmp_path, wanted)['variants'][trial.OWN_VARIANT]
-  assert [row['client'] for row in scores['clients']] == list(
-    trained.client_ids
-  )
-  assert [row['client'] for row in scores['new_clients']] == list(
-    new.client_ids
-  )
+  for key, part in (('clients', trained), ('new_clients', new)):
+    assert [row['client'] for row in scores[key]] == [*part.client_ids]
   assert {row['num_rounds'] for row in scores['new_clients']} == {0}
   # The ensemble is of the last cohort, though all were trained.
   assert all(row['num_rounds'] for row in scores['clients'])
@@ -83,12 +72,9 @@ def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
 
 
 def test_new_clients_that_cannot_be_scored_are_refused_with_the_data():
-  wanted = trial.Trial(
-    'x',
-    # There are 1,437 training and 360 test examples.
-    _config(dataset='digits', num_clients=1300, partition='iid', seed=1),
-    num_new_clients=1,
-  )
+  # There are 1,437 training and 360 test examples.
+  changes = {'dataset': 'digits', 'num_clients': 1300, 'partition': 'iid'}
+  wanted = trial.Trial('x', _config(seed=1, **changes), num_new_clients=1)
   trial.load_data(dataclasses.replace(wanted, num_new_clients=50))
   with pytest.raises(ValueError, match='test examples.*found .none among 1 '):
     trial.load_data(wanted)
@@ -100,11 +86,10 @@ def test_a_fold_is_of_all_clients_trained_and_new():
   for one, part in zip(trial.load_data(whole), trial.load_data(folded)):
     assert part.client_ids == one.client_ids
     for i in part.client_ids:
-      sizes = one.num_train_examples(i), one.num_test_examples(i)
-      assert part.num_train_examples(i) + part.num_test_examples(i) == sum(
-        sizes
-      )
-      assert part.num_test_examples(i) in (sum(sizes) // 4, sum(sizes) // 4 + 1)
+      size = one.num_train_examples(i) + one.num_test_examples(i)
+      num_test = part.num_test_examples(i)
+      assert part.num_train_examples(i) + num_test == size
+      assert num_test in (size // 4, size // 4 + 1)
   # It is scored on none of its test examples in a sweep.
   sweep = dataclasses.replace(folded, validation_fraction=0.5)
   tested = trial.load_data(folded)[0]
@@ -126,32 +111,19 @@ def test_new_clients_are_drawn_by_the_seed_alone():
   assert drawn[1] == new_clients(seed=1, method='ditto', num_rounds=9)
 
 
-def test_a_sweep_trains_the_clients_of_the_study_and_scores_no_new_ones():
-  config = _config(num_clients=4, cohort_size=1)
-  wanted = trial.Trial('x', config, num_new_clients=3)
-  trained, new = trial.load_data(wanted)
-  sweep = dataclasses.replace(wanted, validation_fraction=0.5)
-  tuned, new = trial.load_data(sweep)
-  assert tuned.client_ids == trained.client_ids
-  assert new is None
-
-
 @pytest.mark.slow
 def test_a_trial_goes_on_with_its_data_elsewhere(tmp_path, monkeypatch):
   load = datasets.load_dataset
-  monkeypatch.setattr(
-    datasets,
-    'load_dataset',
-    lambda name, *, data_dir, **options: load(name, **options),
-  )
+
+  def load_anywhere(name, *, data_dir, **options):
+    return load(name, **options)
+
+  monkeypatch.setattr(datasets, 'load_dataset', load_anywhere)
   wanted = trial.Trial('x', _config(), num_new_clients=1)
   before = _run(tmp_path, wanted)
   moved = dataclasses.replace(wanted, settings=_config(data_dir='elsewhere'))
   after = _run(tmp_path, moved)
-  assert (
-    after['variants'][trial.OWN_VARIANT]
-    == before['variants'][trial.OWN_VARIANT]
-  )
+  assert after['variants'] == before['variants']
   # What data it is about may not change.
   other = dataclasses.replace(wanted, num_new_clients=2)
   with pytest.raises((errors.RunError, ValueError), match='num_new_clients'):
@@ -176,15 +148,16 @@ def test_a_sweep_never_reads_test_examples(tmp_path, monkeypatch):
   def load_poisoned(*args, **kwargs):
     return poisoned_examples.poisoned(load(*args, **kwargs))
 
+  whole = trial.Trial('x', _config(), num_new_clients=1)
+  study, _ = trial.load_data(whole)
   monkeypatch.setattr(datasets, 'load_dataset', load_poisoned)
-  wanted = trial.Trial(
-    'x', _config(), num_new_clients=1, validation_fraction=0.25
-  )
+  wanted = dataclasses.replace(whole, validation_fraction=0.25)
   (tmp_path / 'sweep').mkdir()
   scores = _run(tmp_path / 'sweep', wanted)['variants'][trial.OWN_VARIANT]
   assert scores['new_clients'] == []
+  # They are the clients of the study.
+  assert [row['client'] for row in scores['clients']] == [*study.client_ids]
   data = load('synthetic', num_clients=4, partition='shards:2', seed=0)
-  assert len(scores['clients']) == 3
   for row in scores['clients']:
     available = data.num_train_examples(row['client'])
     assert row['num_test_examples'] == round(available / 4)
@@ -194,28 +167,20 @@ def test_a_sweep_never_reads_test_examples(tmp_path, monkeypatch):
     trial.run(trial.Trial('y', _config()), str(tmp_path / 'run'))
 
 
-def _options(**options):
-  return personalization.Personalization(**options)
-
-
 @pytest.mark.slow
 def test_variants_are_what_runs_that_end_with_them_score(tmp_path):
   # One of the three clients is not scored.
   config = _config(num_evaluated_clients=2)
-  options = _options(fine_tune='all', num_epochs=3)
-  wanted = trial.Trial(
-    'x',
-    config,
-    variants={'without': _options(fine_tune='none'), '+ FT': options},
-    num_new_clients=1,
-  )
+  options = _Options(fine_tune='all', num_epochs=3)
+  variants = {'without': _Options(fine_tune='none'), '+ FT': options}
+  wanted = trial.Trial('x', config, variants=variants, num_new_clients=1)
   scores = _run(tmp_path / 'plain', wanted)['variants']
   # Without fine-tuning is what fed_avg does anyway.
   assert [*scores] == [trial.OWN_VARIANT, 'without', '+ FT']
   assert scores['without'] is None
-  tuned = dataclasses.replace(
-    wanted, settings=_config(num_evaluated_clients=2, **_flat(options))
-  )
+  flat = {'fine_tune': 'all', 'fine_tune_num_epochs': 3}
+  config = _config(num_evaluated_clients=2, **flat)
+  tuned = dataclasses.replace(wanted, settings=config)
   expected = _run(tmp_path / 'tuned', tuned)['variants']
   assert expected['+ FT'] is None
   for variant, same in (
@@ -230,18 +195,10 @@ def test_variants_are_what_runs_that_end_with_them_score(tmp_path):
   assert scores['+ FT'] != scores[trial.OWN_VARIANT]
 
 
-def _flat(options):
-  """The settings of a run that is personalized so."""
-  return {
-    'fine_tune': options.fine_tune,
-    'fine_tune_num_epochs': options.num_epochs,
-  }
-
-
 def test_a_method_that_changes_the_model_has_variants():
   def variant(scope, **changes):
     return trial._variant(
-      _process(_config(**changes)), _options(fine_tune=scope)
+      _process(_config(**changes)), _Options(fine_tune=scope)
     )
 
   # The model of FedEM's process is itself made of copies of the model.

@@ -12,19 +12,11 @@ _DIMENSION, _RANK, _NUM_DOMAINS = 6, 2, 3
 _RATE = 0.1
 
 
-def _problem(num_clients=4, **kwargs):
+def _problem(num_clients=4, **changes):
+  sizes = {'num_domains': _NUM_DOMAINS, 'samples_per_client': 5}
+  options = {**sizes, 'concentration': 3.0, 'noise_std': 0.1, 'seed': 1}
   return problem_lib.LinearProblem(
-    num_clients,
-    _DIMENSION,
-    _RANK,
-    **{
-      'num_domains': _NUM_DOMAINS,
-      'samples_per_client': 5,
-      'concentration': 3.0,
-      'noise_std': 0.1,
-      'seed': 1,
-      **kwargs,
-    },
+    num_clients, _DIMENSION, _RANK, **{**options, **changes}
   )
 
 
@@ -67,15 +59,13 @@ def test_a_round_by_hand(method, heads, g):
   # The gradient is (1 / 3) (g_0 w_0 / 3 + g_1 w_1 / 3).
   gradient = np.dot(heads, g) / 9
   stepped = _HAND_B[:, 0] - 0.6 * gradient
-  np.testing.assert_allclose(
-    result.representation[:, 0], stepped / np.linalg.norm(stepped), rtol=1e-14
-  )
+  stepped /= np.linalg.norm(stepped)
+  np.testing.assert_allclose(result.representation[:, 0], stepped, rtol=1e-14)
 
 
 def test_a_round_of_separate_fed_avg_by_hand():
-  model = model_lib.LinearModel(
-    np.stack([_HAND_B] * 3), np.array([[2.0], [1.0], [9.0]])
-  )
+  heads = np.array([[2.0], [1.0], [9.0]])
+  model = model_lib.LinearModel(np.stack([_HAND_B] * 3), heads)
   result = methods.separate_fed_avg(0.3).one_round(model, _HAND_SAMPLES, None)
   # Residuals 1, 0, -2 of domain 0 and -1, 0, -1 of domain 1: g is (1, -2) and
   # (-3, -3), of three samples each. The gradients are g w / 3 and g_1 / 3.
@@ -84,38 +74,25 @@ def test_a_round_of_separate_fed_avg_by_hand():
     [[1 - 0.3 * 2 / 3, 0.3 * 4 / 3], [1 + 0.3, 0.3], [1, 0]],
     rtol=1e-14,
   )
-  np.testing.assert_allclose(
-    result.head, [[2 - 0.3 / 3], [1 + 0.3], [9]], rtol=1e-14
-  )
+  heads = [[2 - 0.3 / 3], [1 + 0.3], [9]]
+  np.testing.assert_allclose(result.head, heads, rtol=1e-14)
 
 
 def test_heads_nearest_to_the_broadcast_ones_do_not_change_what_is_left_open():
   # One client with one sample of each of two domains.
-  samples = problem_lib.Samples(
-    np.array([[[1.0, 0.0], [0.0, 2.0]]]),
-    np.array([[3.0, 4.0]]),
-    np.array([[0, 1]]),
-  )
+  x, y = np.array([[[1.0, 0.0], [0.0, 2.0]]]), np.array([[3.0, 4.0]])
+  samples = problem_lib.Samples(x, y, np.array([[0, 1]]))
   model = model_lib.LinearModel(np.eye(2), np.array([[5.0, 6.0], [7.0, 8.0]]))
-  zero, broadcast = (
-    methods.fed_dar_wa(_RATE, near_broadcast=near_broadcast)
-    .one_round(model, samples, None)
-    .head
-    for near_broadcast in (False, True)
-  )
-  np.testing.assert_allclose(zero, [[3, 0], [0, 2]], atol=1e-14)
-  np.testing.assert_allclose(broadcast, [[3, 6], [7, 2]], atol=1e-14)
+  for is_near, heads in ((False, [[3, 0], [0, 2]]), (True, [[3, 6], [7, 2]])):
+    method = methods.fed_dar_wa(_RATE, near_broadcast=is_near)
+    found = method.one_round(model, samples, None).head
+    np.testing.assert_allclose(found, heads, atol=1e-14)
 
 
 def test_separate_fed_avg_of_one_domain_is_fed_avg():
   problem = _problem(num_domains=1, head_distribution='gaussian')
-  separate, fed_avg = (
-    _run(method, 5, problem)
-    for method in (
-      methods.separate_fed_avg(0.02),
-      methods.fed_avg(0.02, num_local_steps=1),
-    )
-  )
+  separate = _run(methods.separate_fed_avg(0.02), 5, problem)
+  fed_avg = _run(methods.fed_avg(0.02, num_local_steps=1), 5, problem)
   for part, expected in zip(separate.model, fed_avg.model):
     np.testing.assert_allclose(part[0], expected, atol=1e-13)
   np.testing.assert_allclose(separate.distance, fed_avg.distance, atol=1e-12)
@@ -125,23 +102,18 @@ def test_one_client_and_domain_is_fed_rep():
   problem = _problem(
     1, num_domains=1, samples_per_client=20, head_distribution='gaussian'
   )
-  fed_dar, fed_rep = (
-    _run(method, 4, problem).model
-    for method in (methods.fed_dar(_RATE), methods.fed_rep(_RATE))
-  )
-  np.testing.assert_allclose(
-    fed_dar.representation, fed_rep.representation, atol=1e-12
-  )
-  np.testing.assert_allclose(fed_dar.head, fed_rep.head, atol=1e-11)
+  fed_dar = _run(methods.fed_dar(_RATE), 4, problem).model
+  fed_rep = _run(methods.fed_rep(_RATE), 4, problem).model
+  for part, expected in zip(fed_dar, fed_rep):
+    np.testing.assert_allclose(part, expected, atol=1e-11)
 
 
 def test_errors_of_clients_are_those_of_their_regressors():
   problem = _problem(60)
   heads = np.random.default_rng(0).standard_normal((_NUM_DOMAINS, _RANK))
   theta = heads @ problem.representation.T
-  found = simulation.client_errors(
-    np.broadcast_to(theta, (60, *theta.shape)), problem, 400
-  )
+  of_clients = np.broadcast_to(theta, (60, *theta.shape))
+  found = simulation.client_errors(of_clients, problem, 400)
   squares = np.square(theta - problem.targets).sum(axis=1)
   expected = problem.mixtures @ squares
   assert found.mean() == pytest.approx(expected.mean(), rel=0.1)

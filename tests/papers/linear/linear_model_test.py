@@ -15,23 +15,17 @@ _SAMPLES = problem_lib.Samples(
 )
 
 
-def _random_samples(num_samples, dimension, num_clients=4, num_domains=None):
-  rng = np.random.default_rng(0)
-  shape = (num_clients, num_samples)
-  domain = (
-    None if num_domains is None else rng.integers(num_domains, size=shape)
-  )
-  return problem_lib.Samples(
-    rng.standard_normal((*shape, dimension)), rng.standard_normal(shape), domain
-  )
+def _random_samples(num_samples, dimension, num_domains=None):
+  rng, shape = np.random.default_rng(0), (4, num_samples)
+  domain = num_domains and rng.integers(num_domains, size=shape)
+  x = rng.standard_normal((*shape, dimension))
+  return problem_lib.Samples(x, rng.standard_normal(shape), domain)
 
 
-def _random_models(*shape, dimension=4, rank=2):
+def _random_models(*shape):
   rng = np.random.default_rng(1)
-  return model_lib.LinearModel(
-    rng.standard_normal((*shape, dimension, rank)),
-    rng.standard_normal((*shape, rank)),
-  )
+  representation = rng.standard_normal((*shape, 4, 2))
+  return model_lib.LinearModel(representation, rng.standard_normal((*shape, 2)))
 
 
 def test_losses_and_gradients_of_one_sample_by_hand():
@@ -60,9 +54,11 @@ def test_gradients_are_slopes_of_the_losses(num_domains):
     for index in np.ndindex(part.shape[1:]):
       step = np.zeros_like(part)
       step[(slice(None), *index)] = 0.5
-      quotients[(slice(None), *index)] = losses(
-        models._replace(**{name: part + step})
-      ) - losses(models._replace(**{name: part - step}))
+      up, down = (
+        losses(models._replace(**{name: moved}))
+        for moved in (part + step, part - step)
+      )
+      quotients[(slice(None), *index)] = up - down
     np.testing.assert_allclose(getattr(slopes, name), quotients, atol=1e-12)
 
 
@@ -80,13 +76,10 @@ def test_orthonormal_factor_keeps_span_and_signs():
 
 def test_ridge_is_of_the_mean_loss():
   x, y, _ = _random_samples(8, 3)
-  expected = [
-    np.linalg.solve(a.T @ a / 8 + 0.3 * np.eye(3), a.T @ b / 8)
-    for a, b in zip(x, y)
-  ]
-  np.testing.assert_allclose(
-    model_lib.least_squares(x, y, 0.3), expected, rtol=1e-12
-  )
+  found = model_lib.least_squares(x, y, 0.3)
+  for one, a, b in zip(found, x, y):
+    expected = np.linalg.solve(a.T @ a / 8 + 0.3 * np.eye(3), a.T @ b / 8)
+    np.testing.assert_allclose(one, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize('num_samples', [2, 8])
@@ -94,26 +87,19 @@ def test_least_squares_has_the_least_norm_of_too_few_samples(num_samples):
   x, y, _ = _random_samples(num_samples, 5)
   # A client whose rows are zeros but for one, and one with nothing.
   x[0, 1], y[0, 1], x[1], y[1] = 0, 0, 0, 0
-  np.testing.assert_allclose(
-    model_lib.least_squares(x, y),
-    [np.linalg.lstsq(a, b, rcond=None)[0] for a, b in zip(x, y)],
-    rtol=1e-12,
-    atol=1e-15,
-  )
+  found = model_lib.least_squares(x, y)
+  expected = [np.linalg.lstsq(a, b, rcond=None)[0] for a, b in zip(x, y)]
+  np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize('num_samples, scale', [(0, 1), (2, 1e-9), (6, 1)])
 def test_sums_have_the_shortest_solution_of_their_rows(num_samples, scale):
   x, y, _ = _random_samples(num_samples, 3)
-  np.testing.assert_allclose(
-    model_lib.solve_normal_equations(
-      scale * np.einsum('pja,pjb->pab', x, x),
-      scale * np.einsum('pja,pj->pa', x, y),
-    ),
-    [np.linalg.lstsq(a, b, rcond=None)[0] for a, b in zip(x, y)],
-    rtol=1e-8,
-    atol=1e-12,
-  )
+  squares = scale * np.einsum('pja,pjb->pab', x, x)
+  products = scale * np.einsum('pja,pj->pa', x, y)
+  found = model_lib.solve_normal_equations(squares, products)
+  expected = [np.linalg.lstsq(a, b, rcond=None)[0] for a, b in zip(x, y)]
+  np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
 
 
 def test_random_representation_is_orthonormal_and_seeded():

@@ -9,13 +9,9 @@ def _make(**kwargs):
   return problem_lib.LinearProblem(6, 5, 2, **{'seed': 3, **kwargs})
 
 
-def _with_domains(num_clients=6, **kwargs):
-  return problem_lib.LinearProblem(
-    num_clients,
-    5,
-    2,
-    **{'num_domains': 3, 'samples_per_client': 4, 'seed': 3, **kwargs},
-  )
+def _with_domains(num_clients=6, **changes):
+  options = {'num_domains': 3, 'samples_per_client': 4, 'seed': 3, **changes}
+  return problem_lib.LinearProblem(num_clients, 5, 2, **options)
 
 
 @pytest.mark.parametrize(
@@ -27,18 +23,16 @@ def test_heads_and_representation_have_orthonormal_columns(problem, num_heads):
   # Times the square root of their number, so that a head's square is 2 on
   # average.
   assert problem.heads.shape == (num_heads, 2)
-  np.testing.assert_allclose(
-    problem.heads.T @ problem.heads, num_heads * np.eye(2), atol=1e-13
-  )
+  gram = problem.heads.T @ problem.heads
+  np.testing.assert_allclose(gram, num_heads * np.eye(2), atol=1e-13)
 
 
 def test_gaussian_heads_have_unit_variance_and_normalized_ones_one_length():
   problem = problem_lib.LinearProblem(4000, 3, 2, head_distribution='gaussian')
   np.testing.assert_allclose(np.cov(problem.heads.T), np.eye(2), atol=0.1)
   assert np.linalg.norm(problem.heads, axis=1).std() > 0.3
-  problem = problem_lib.LinearProblem(
-    50, 5, 3, head_distribution='normalized', seed=1
-  )
+  options = {'head_distribution': 'normalized', 'seed': 1}
+  problem = problem_lib.LinearProblem(50, 5, 3, **options)
   _, targets = problem.new_clients(40, 2)
   for vectors in (problem.heads, targets):
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), np.sqrt(3))
@@ -50,32 +44,23 @@ def test_population_design_has_the_population_loss_and_its_gradients():
   problem = _make()
   samples = problem.samples()
   rng = np.random.default_rng(0)
-  model = model_lib.LinearModel(
-    rng.standard_normal((5, 2)), rng.standard_normal((6, 2))
-  )
+  parts = rng.standard_normal((5, 2)), rng.standard_normal((6, 2))
+  model = model_lib.LinearModel(*parts)
   theta = model_lib.regressors(model)
   difference = theta - problem.targets
-  gradient = model_lib.gradients(model, samples)
+  gradient, losses = model_lib.gradients(model, samples), difference**2 / 2
+  found = model_lib.losses(theta, samples)
+  np.testing.assert_allclose(found, losses.sum(axis=1))
   np.testing.assert_allclose(
-    model_lib.losses(theta, samples), 0.5 * (difference**2).sum(axis=1)
+    gradient.representation, np.einsum('ci,cj->cij', difference, model.head)
   )
-  for i in range(6):
-    np.testing.assert_allclose(
-      gradient.representation[i], np.outer(difference[i], model.head[i])
-    )
-    np.testing.assert_allclose(
-      gradient.head[i], model.representation.T @ difference[i]
-    )
+  np.testing.assert_allclose(gradient.head, difference @ model.representation)
 
 
 @pytest.mark.parametrize('num_domains', [None, 3])
 def test_samples_are_standard_normal_with_noisy_labels(num_domains):
-  problem = _make(
-    samples_per_client=5000,
-    noise_std=0.5,
-    num_domains=num_domains,
-    concentration=5.0,
-  )
+  sizes = {'samples_per_client': 5000, 'num_domains': num_domains}
+  problem = _make(noise_std=0.5, concentration=5.0, **sizes)
   x, y, domain = problem.samples()
   own = np.arange(6)[:, np.newaxis] if domain is None else domain
   assert x.shape == (6, 5000, 5) and y.shape == (6, 5000)
@@ -101,9 +86,8 @@ def test_mixtures_have_the_priors_mean_and_the_concentrations_spread():
   mixtures = _with_domains(4000, prior=prior, concentration=0.4).mixtures
   np.testing.assert_allclose(mixtures.mean(axis=0), prior, atol=0.02)
   # A Dirichlet variable has the variance p (1 - p) / (alpha + 1).
-  np.testing.assert_allclose(
-    mixtures.var(axis=0), np.multiply(prior, [0.4, 0.7, 0.9]) / 1.4, rtol=0.1
-  )
+  variances = np.multiply(prior, [0.4, 0.7, 0.9]) / 1.4
+  np.testing.assert_allclose(mixtures.var(axis=0), variances, rtol=0.1)
   # The extremes are one domain each, and the same mixture for all.
   pure, same = (
     _with_domains(200, concentration=c).mixtures for c in (1e-4, 1e6)
@@ -121,9 +105,8 @@ def test_test_samples_are_others_and_have_no_noise():
 
 
 def test_new_clients_share_the_representation_and_no_head():
-  problem = problem_lib.LinearProblem(
-    40, 5, 2, noise_std=0.1, head_distribution='gaussian', seed=3
-  )
+  options = {'noise_std': 0.1, 'head_distribution': 'gaussian', 'seed': 3}
+  problem = problem_lib.LinearProblem(40, 5, 2, **options)
   few, (many, targets) = (problem.new_clients(4, n) for n in (2, 2000))
   heads = targets @ problem.representation
   np.testing.assert_allclose(heads @ problem.representation.T, targets)

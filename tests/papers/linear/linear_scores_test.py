@@ -40,9 +40,8 @@ def test_a_decay_that_slows_down_is_no_line_and_rounds_are_counted():
 
 def test_rows_are_of_some_rounds_and_the_last_has_what_is_of_all():
   distance = np.exp(-np.arange(25.0))
-  history = simulation.History(
-    np.arange(25), distance, 2 * distance, model=None, regressors=None
-  )
+  series = np.arange(25), distance, 2 * distance
+  history = simulation.History(*series, model=None, regressors=None)
   *before, last = simulation.rows(history, {'method': 'FedRep'})
   assert [row['round'] for row in before] == [0, 10, 20]
   assert before[1]['distance'] == distance[10]
@@ -93,8 +92,5 @@ def test_new_clients_errors_are_those_one_at_a_time(regressor, expected):
     samples, targets = _PROBLEM.new_clients(3, count)
     found = [expected(x, y) for x, y in zip(samples.x, samples.y)]
     errors.append(np.square(found - targets).sum(axis=1))
-  np.testing.assert_allclose(
-    simulation.new_client_errors(regressor, _PROBLEM, _COUNTS, 3),
-    errors,
-    rtol=1e-9,
-  )
+  found = simulation.new_client_errors(regressor, _PROBLEM, _COUNTS, 3)
+  np.testing.assert_allclose(found, errors, rtol=1e-9)

@@ -15,13 +15,9 @@ _RATE = 0.1
 
 
 def _problem(num_clients=_NUM_CLIENTS, samples_per_client=_NUM_SAMPLES):
+  sizes, own = (num_clients, _DIMENSION, _RANK), samples_per_client
   return problem_lib.LinearProblem(
-    num_clients,
-    _DIMENSION,
-    _RANK,
-    samples_per_client=samples_per_client,
-    noise_std=0.1,
-    seed=1,
+    *sizes, samples_per_client=own, noise_std=0.1, seed=1
   )
 
 
@@ -38,6 +34,12 @@ def _run(method, num_rounds, problem=None, **options):
 def _assert_close(model, expected):
   for part, other in zip(model, expected):
     np.testing.assert_allclose(part, other, atol=1e-12)
+
+
+def _distance(representation):
+  return representation_lib.principal_angle_distance(
+    representation, _problem().representation
+  )
 
 
 def _clients():
@@ -104,26 +106,17 @@ def test_rounds_with_one_model_are_those_of_each_client():
     _, mean = _joint_one_by_one(num_local_steps, 3)
     history = _run(method, 3)
     _assert_close(history.model, mean)
-    np.testing.assert_allclose(
-      history.regressors, [mean[0] @ mean[1]] * _NUM_CLIENTS, atol=1e-12
-    )
+    _assert_close(history.regressors, [mean[0] @ mean[1]] * _NUM_CLIENTS)
 
 
 def test_local_only_shares_nothing():
   history = _run(methods.local_only(_RATE), 6)
   # Six steps alone are one round of six steps without its mean.
   models, _ = _joint_one_by_one(6, 1)
-  distances = [
-    representation_lib.principal_angle_distance(
-      representation, _problem().representation
-    )
-    for representation, _ in models
-  ]
+  distances = [_distance(representation) for representation, _ in models]
   _assert_close(history.model, map(np.stack, zip(*models)))
   assert history.distance[-1] == pytest.approx(np.mean(distances))
-  np.testing.assert_allclose(
-    history.regressors, [b @ w for b, w in models], atol=1e-12
-  )
+  _assert_close(history.regressors, [b @ w for b, w in models])
 
 
 def test_series_are_of_the_global_loss_and_the_ground_truth():
@@ -131,9 +124,7 @@ def test_series_are_of_the_global_loss_and_the_ground_truth():
   slopes = [_gradients_of_one(*client, *initial) for client in _clients()]
   # Slopes of the clients' mean loss.
   bodies, heads = (np.stack(part) / _NUM_CLIENTS for part in zip(*slopes))
-  distance = representation_lib.principal_angle_distance(
-    initial.representation, _problem().representation
-  )
+  distance = _distance(initial.representation)
   for method, of_heads in (
     (methods.fed_avg(_RATE), heads.sum(axis=0)),
     # Each client has a head of its own.
@@ -169,28 +160,21 @@ def test_a_round_is_that_of_a_cohort_of_the_fractions_size(
     assert ((other.head != _initial().head).any(axis=-1) != has_changed).any()
   samples = problem.samples().at(np.flatnonzero(has_changed))
   alone = methods.fed_rep(_RATE).one_round(_initial(), samples, None)
-  np.testing.assert_allclose(
-    once.representation, alone.representation, atol=1e-12
-  )
-  np.testing.assert_allclose(once.head[has_changed], alone.head)
+  _assert_close(once._replace(head=once.head[has_changed]), alone)
 
 
 @pytest.mark.parametrize('rounds_per_record', [1, 100])
 def test_divergence_names_the_round_and_the_remedy(rounds_per_record):
-  with pytest.raises(
-    errors.RunError,
-    match=r'fed_avg diverged.*round \d\. Choose a smaller step size',
-  ):
+  message = r'fed_avg diverged.*round \d\. Choose a smaller step size'
+  with pytest.raises(errors.RunError, match=message):
     _run(methods.fed_avg(50.0), 100, rounds_per_record=rounds_per_record)
 
 
 def test_rank_deficient_representation_is_at_distance_one():
-  initial = model_lib.LinearModel(
-    np.repeat(_problem().representation[:, :1], 2, axis=1), np.ones(2)
-  )
-  series = simulation.run(
-    methods.fed_avg(_RATE, num_local_steps=1), _problem(), 0, initial=initial
-  )
+  columns = np.repeat(_problem().representation[:, :1], 2, axis=1)
+  initial = model_lib.LinearModel(columns, np.ones(2))
+  method = methods.fed_avg(_RATE, num_local_steps=1)
+  series = simulation.run(method, _problem(), 0, initial=initial)
   assert series.distance[0] == 1.0
 
 
