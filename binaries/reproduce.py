@@ -268,6 +268,8 @@ def main() -> None:
   if rows:
     print(claims.table(rows))
     print(f'\n{claims.count_all(rows)}.')
+    if _SCALE.value == 'small':
+      print('At scale small everything runs, but verdicts mean little.')
   print(f'Results: {directory}')
   if _DOCS_DIR.value is not None:
     found = [one['results'] for one in ran.values() if 'results' in one]

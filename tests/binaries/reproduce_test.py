@@ -53,7 +53,7 @@ def test_claims_are_printed_and_counted_and_numbers_kept(programs):
   assert own['parameters']['learning_rate'] == 0.1
   assert (folder / 'figure.png').exists()
   assert (folder / 'study.html').exists()
-  *_, count, where = result.out.splitlines()
+  *_, count, _, where = result.out.splitlines()
   assert count == f'{claims.count_all(own["claims"])}.'
   assert where == 'Results: out'
   written = (folder / 'numbers.json').stat().st_mtime_ns

@@ -24,10 +24,8 @@ def test_all_methods_make_the_same_number_of_local_updates(study, scale):
   context.run()
   steps = [config.method.num_steps for config in context.configs]
   assert min(steps) == 1 < max(steps)
-  assert {
-    config.method.num_steps * config.rounds.num_rounds
-    for config in context.configs
-  } == {2500}
+  for config, num_steps in zip(context.configs, steps):
+    assert num_steps * config.rounds.num_rounds == 2500
 
 
 def test_new_clients_have_classes_or_a_data_set_that_training_had_not():
@@ -101,12 +99,11 @@ def test_new_clients_are_fine_tuned_as_they_were_trained(monkeypatch):
 
 def test_claims_are_on_the_most_local_steps():
   study = _STUDIES['fedavg_cka'].at('cpu')
+  by_layer = {'D-SGD': (0.5, 0.6, 0.1, 0.2, 0.9)}
+  by_layer['FedAvg, τ = 50'] = (0.9, 0.7, 0.3, 0.1, 0.0)
   rows = [
     {'method': method, 'seed': seed, 'layer': layer, 'cka': value}
-    for method, cka in (
-      ('D-SGD', (0.5, 0.6, 0.1, 0.2, 0.9)),
-      ('FedAvg, τ = 50', (0.9, 0.7, 0.3, 0.1, 0.0)),
-    )
+    for method, cka in by_layer.items()
     for seed in study.seeds
     for layer, value in zip('abcde', cka)
   ]
@@ -117,10 +114,14 @@ def test_claims_are_on_the_most_local_steps():
   assert "FedAvg's first 2 layers" in early.statement
 
 
-def test_fed_avg_finds_the_linear_representation_and_d_gd_does_not():
-  study = _STUDIES['fedavg_linear_representation'].at('small')
+def _linear_claims(name):
+  study = _STUDIES[name].at('small')
   numbers = Numbers(list(study.measure(untrained.context(study))))
-  found = claims.check(study.claims, numbers, study)
+  return study, claims.check(study.claims, numbers, study)
+
+
+def test_fed_avg_finds_the_linear_representation_and_d_gd_does_not():
+  _, found = _linear_claims('fedavg_linear_representation')
   assert [claim.verdict for claim in found[:7]] == 7 * [claims.HOLDS]
   # One seed does not decide what is left of the gradient.
   d_gd, fed_avg_left = found[7:]
@@ -128,8 +129,6 @@ def test_fed_avg_finds_the_linear_representation_and_d_gd_does_not():
 
 
 def test_new_clients_of_a_linear_model_have_small_errors_with_fed_avg():
-  study = _STUDIES['fedavg_linear_new_client'].at('small')
-  numbers = Numbers(list(study.measure(untrained.context(study))))
-  leads = [c.measured for c in claims.check(study.claims, numbers, study)]
-  assert len(leads) == len(study.parameters.sample_counts)
-  assert min(leads) > 0
+  study, found = _linear_claims('fedavg_linear_new_client')
+  assert len(found) == len(study.parameters.sample_counts)
+  assert min(claim.measured for claim in found) > 0

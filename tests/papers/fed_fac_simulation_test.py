@@ -64,9 +64,8 @@ def test_all_partitions_are_trained_in_all_cases(monkeypatch):
 
 
 def test_the_data_are_those_of_the_paper():
-  sizes = fed_fac_simulation.Sizes(
-    num_clients=40, num_inputs=50, num_neurons=30, num_examples=200
-  )
+  sizes = {'num_clients': 40, 'num_inputs': 50, 'num_neurons': 30}
+  sizes = fed_fac_simulation.Sizes(num_examples=200, **sizes)
   problem = fed_fac_simulation.make_problem(sizes, 0.4, 0.6, seed=1)
   assert problem.is_personal.tolist() == [True] * 18 + [False] * 12
   weights = problem.weights
@@ -99,9 +98,8 @@ def test_the_data_are_those_of_the_paper():
 
 
 def test_the_oracle_finds_the_true_partition():
-  sizes = fed_fac_simulation.Sizes(
-    num_clients=40, num_inputs=60, num_neurons=60, num_examples=10
-  )
+  sizes = {'num_clients': 40, 'num_inputs': 60, 'num_neurons': 60}
+  sizes = fed_fac_simulation.Sizes(num_examples=10, **sizes)
   problem = fed_fac_simulation.make_problem(sizes, 0.5, 0.4, seed=4)
   found = fed_fac_simulation.oracle(problem, sizes.explained_variance)
   assert np.mean(found == problem.is_personal) > 0.97

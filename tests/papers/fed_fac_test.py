@@ -35,18 +35,11 @@ def test_new_clients_have_local_training_and_the_ensemble():
   study = _small('fedfac_new_clients', _DIRICHLET)
   context = untrained.Context(study, lambda trial: finished)
   frame = context.measured().frame
-  found = dict(zip(frame['method'], frame['score']))
-  assert found == pytest.approx({
-    'FedAvg': 0.3,
-    'FedAvg, after local training': 0.8,
-    'FedProx': 0.3,
-    'FedProx, after local training': 0.8,
-    'LG-FedAvg, ensemble': 0.6,
-    'FedEM': 0.3,
-    'FedRep': 0.3,
-    'FedFac, local training': 0.3,
-    'FedFac, ensemble': 0.6,
-  })  # fmt: skip
+  assert len(frame) == 9
+  for name, score in zip(frame['method'], frame['score']):
+    expected = 0.8 if 'after local training' in name else 0.3
+    expected = 0.6 if 'ensemble' in name else expected
+    assert score == pytest.approx(expected), name
   # Rows that differ in what is scored share a run.
   assert len(context.trials) == 6
   assert {trial.num_new_clients for trial in context.trials} == {2}

@@ -214,9 +214,8 @@ def test_half_of_the_last_divided_layer_is_masked():
 
 @pytest.mark.slow
 def test_the_ablation_masks_shared_and_personal_neurons(tmp_path):
-  study = _STUDIES['fedfac_ablation'].select(
-    methods=['factor analysis'], conditions=['dirichlet:0.5']
-  )
+  part = {'methods': ['factor analysis'], 'conditions': ['dirichlet:0.5']}
+  study = _STUDIES['fedfac_ablation'].select(**part)
   # A folder that is for other studies' data does no harm.
   study = study.with_settings(data_dir='elsewhere')
   place = trials.Place(num_processes=0, show_progress=False)

@@ -12,9 +12,8 @@ _CONVERGENCE, _GENERALIZATION = (
 
 @pytest.mark.slow
 def test_fed_split_keeps_the_bound_and_fed_avg_is_slower():
-  study = _CONVERGENCE.with_settings(
-    nums_clients=(3,), num_examples=4, num_neurons=300, num_rounds=6
-  )
+  sizes = {'nums_clients': (3,), 'num_examples': 4, 'num_neurons': 300}
+  study = _CONVERGENCE.with_settings(num_rounds=6, **sizes)
   numbers = untrained.Context(study).measured()
   bound, line, lead = claims.check(study.claims, numbers, study)
   assert [c.verdict for c in (bound, line)] == [claims.HOLDS] * 2
@@ -30,9 +29,8 @@ def test_the_kernel_is_the_expectation_over_neurons():
   x /= np.linalg.norm(x, axis=1, keepdims=True)
   is_on = rng.normal(size=[200_000, 3]) @ x.T >= 0
   both = np.einsum('wi,wj->ij', is_on.astype(float), is_on) / len(is_on)
-  np.testing.assert_allclose(
-    fed_split.neural_tangent_kernel(x), (x @ x.T) * both, atol=0.01
-  )
+  found = fed_split.neural_tangent_kernel(x)
+  np.testing.assert_allclose(found, (x @ x.T) * both, atol=0.01)
 
 
 def test_smallest_eigenvalues_are_of_all_examples_and_of_clients():
@@ -55,9 +53,8 @@ def test_complexity_is_of_both_kernels():
   # Two equal inputs of norm 1, of two clients: [[1, 1/2], [1/2, 1]].
   x, y = np.ones([2, 1, 1]), np.array([[1.0], [2.0]])
   product = np.linalg.solve([[1, 0.5], [0.5, 1]], [1, 2]) @ [1, 2]
-  np.testing.assert_allclose(
-    fed_split.complexity(x, y), 2 * np.sqrt(2 * product)
-  )
+  expected = 2 * np.sqrt(2 * product)
+  np.testing.assert_allclose(fed_split.complexity(x, y), expected)
 
 
 def test_errors_on_new_examples_are_told_beside_the_complexity():

@@ -59,16 +59,13 @@ def test_small_has_all_methods_and_conditions_also_of_published(study):
 @pytest.mark.parametrize('study', _TRAINED, ids=_name)
 @pytest.mark.parametrize('scale', ['paper', 'cpu', 'small'])
 def test_claims_and_picture_of_made_up_scores(study, scale, monkeypatch):
-  monkeypatch.setattr(
-    untrained.Context, 'load_arrays', lambda *_, **__: mock.MagicMock()
-  )
+  monkeypatch.setattr(untrained.Context, 'load_arrays', mock.MagicMock())
   study = study.at(scale).select(seeds=study.seeds[:1])
-  context = untrained.Context(
-    study,
-    lambda wanted: untrained.finished(
-      0.5, 0.4, wanted.settings.rounds.num_rounds
-    ),
-  )
+
+  def finish(wanted):
+    return untrained.finished(0.5, 0.4, wanted.settings.rounds.num_rounds)
+
+  context = untrained.Context(study, finish)
   with contextlib.suppress(untrained.Opened):
     numbers = context.measured()
     assert claims.check(study.claims, numbers, study)

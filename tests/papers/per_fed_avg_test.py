@@ -38,9 +38,8 @@ def test_a_step_with_exact_gradients_is_down_the_slope_of_the_meta_loss(
   monkeypatch,
 ):
   monkeypatch.setattr(split_model.SplitModel, 'uses_xla', False)
-  sizes = per_fed_avg_theorem.Sizes(
-    num_clients=3, num_examples=8, num_inputs=2, num_rounds=2
-  )
+  sizes = {'num_clients': 3, 'num_examples': 8, 'num_inputs': 2}
+  sizes = per_fed_avg_theorem.Sizes(num_rounds=2, **sizes)
   clients = per_fed_avg_theorem.make_clients(sizes, 1.0, seed=0)
 
   def meta_loss(weights):
@@ -54,9 +53,8 @@ def test_a_step_with_exact_gradients_is_down_the_slope_of_the_meta_loss(
   np.testing.assert_allclose(gradient, quotients, rtol=1e-6)
   condition = per_fed_avg_theorem.Condition(num_steps=1)
   with runtime_lib.create_runtime('in_process') as runtime:
-    first, second = per_fed_avg_theorem.norms(
-      sizes, condition, clients, 0, runtime
-    )
+    arguments = sizes, condition, clients, 0, runtime
+    first, second = per_fed_avg_theorem.norms(*arguments)
   np.testing.assert_allclose(first, (loss, gradient @ gradient))
   loss, gradient = meta_loss(-sizes.learning_rate * gradient)
   np.testing.assert_allclose(second, (loss, gradient @ gradient), rtol=1e-5)

@@ -30,14 +30,12 @@ def test_noise_is_found_for_every_epsilon_and_nothing_is_spent_alone():
 def test_attacked_are_none_of_those_who_are_compared_with():
   context = untrained.Context(_ATTACKED)
   context.run()
+  attacks = ('none', 0), ('scale:-5', 0.1), ('scale:-5', 0.2)
+  means = 'mean', 'geometric_median'
   assert {
     (options.attack, options.attacked_fraction, options.aggregator)
     for options in (config.process for config in context.configs)
-  } == {
-    (attack, fraction, aggregator)
-    for attack, fraction in (('none', 0), ('scale:-5', 0.1), ('scale:-5', 0.2))
-    for aggregator in ('mean', 'geometric_median')
-  }
+  } == {(*attack, mean) for attack in attacks for mean in means}
 
 
 def _checked(study, scores):
@@ -62,11 +60,9 @@ def test_losses_are_compared_with_the_loss_of_fed_avg():
 
 
 def test_means_are_compared_where_clients_are_attacked():
-  scores = {
-    ('0% attacked, mean', 'FedAvg'): 0.9,
-    ('10% attacked, mean', 'FedAvg'): 0.3,
-    ('10% attacked, geometric median', 'FedAvg'): 0.8,
-  }
+  scores = {'0% attacked, mean': 0.9, '10% attacked, mean': 0.3}
+  scores['10% attacked, geometric median'] = 0.8
+  scores = {(condition, 'FedAvg'): scores[condition] for condition in scores}
   (claim,) = _checked(_ATTACKED, scores)
   assert claim.measured == pytest.approx(0.5)
   assert claim.verdict == claims.HOLDS

@@ -25,21 +25,16 @@ def finished(accuracy, fine_tuned=None, num_rounds=0, **values):
     return {'personal': {'accuracy': value}, 'global': {'accuracy': value}}
 
   clients = [{'before': {'accuracy': 0.1}, 'after': {'accuracy': accuracy}}]
-  last = {
-    'clients': clients,
-    'new_clients': clients,
-    'new_clients_by_ensemble': clients,
-    'evaluation': {**score(fine_tuned), 'domains': domains(fine_tuned)},
-  }
+  names = ('clients', 'new_clients', 'new_clients_by_ensemble')
+  last = dict.fromkeys(names, clients)
+  last['evaluation'] = {**score(fine_tuned), 'domains': domains(fine_tuned)}
+  mean = {'last_10_mean': accuracy}
+  told = {'accuracy': mean, 'global_accuracy': mean}
+  told['domains'] = domains({'last': 0.9, **mean})
+  told.update(seconds_per_round=1.0, peak_rss_mb=1.0)
   return types.SimpleNamespace(
     **{
-      'summary': {
-        'accuracy': {'last_10_mean': accuracy},
-        'global_accuracy': {'last_10_mean': accuracy},
-        'domains': domains({'last': 0.9, 'last_10_mean': accuracy}),
-        'seconds_per_round': 1.0,
-        'peak_rss_mb': 1.0,
-      },
+      'summary': told,
       'scores': {'bytes_per_round': {'up': 1}},
       'history': [{'loss': 1.0}, {'loss': 0.5}],
       'evaluations': [{'round': num_rounds, **score(accuracy)}],
@@ -94,13 +89,8 @@ class Context(measures.Context):
     methods = study.methods
     return [
       results.Result(
-        entry.condition,
-        entry.method,
-        methods[entry.method].algorithm,
-        entry.seed,
-        entry.fold,
-        runs[entry.trial.name],
-        entry.variant,
+        *(entry.condition, entry.method, methods[entry.method].algorithm),
+        *(entry.seed, entry.fold, runs[entry.trial.name], entry.variant),
         methods[entry.method].score,
       )
       for entry in entries

@@ -12,9 +12,5 @@ def _directory(tmp_path_factory):
 @pytest.fixture(scope='session', name='found')
 def _found(directory):
   """The results of `made_up_trials.tuned_study`, not to be changed."""
-  return made_up_trials.run_study(
-    made_up_trials.tuned_study(),
-    directory,
-    made_up_trials.run_but_one,
-    has_page=True,
-  )
+  study, run = made_up_trials.tuned_study(), made_up_trials.run_but_one
+  return made_up_trials.run_study(study, directory, run, has_page=True)

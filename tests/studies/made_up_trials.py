@@ -15,12 +15,8 @@ from tff_pfl.studies import study as study_lib
 
 FAILING = 'Local-seed1'
 SETTINGS = {
-  'dataset': 'synthetic',
-  'num_clients': 4,
-  'model': 'linear',
-  'num_rounds': 2,
-  'cohort_size': 2,
-  'num_final_evaluations': 2,
+  **{'dataset': 'synthetic', 'num_clients': 4, 'model': 'linear'},
+  **{'num_rounds': 2, 'cohort_size': 2, 'num_final_evaluations': 2},
 }
 METHODS = {
   'FedAvg': study_lib.Method('fed_avg'),
@@ -144,19 +140,14 @@ def run(
 
   evaluations = [evaluation() for _ in range(config.rounds.num_rounds)]
   last = evaluations[-1]
-  with run_store.RunStore.open(
-    directory, {'data_sha256': trained.fingerprint}, resume=True
-  ) as store:
+  of = {'data_sha256': trained.fingerprint}
+  with run_store.RunStore.open(directory, of, resume=True) as store:
     for of_round in [None, *evaluations][store.last_round + 1 :]:
-      store.commit_round(
-        server_state=b'', client_states={}, metrics={}, evaluation=of_round
-      )
+      states = {'server_state': b'', 'client_states': {}}
+      store.commit_round(**states, metrics={}, evaluation=of_round)
   found_scores = [e['personal'][metric] for e in evaluations]
-  over_rounds = {
-    'last_10_mean': np.mean(found_scores),
-    'num_last_10': len(found_scores),
-    'last': found_scores[-1],
-  }
+  over_rounds = {'last_10_mean': np.mean(found_scores)}
+  over_rounds.update(num_last_10=len(found_scores), last=found_scores[-1])
   found = {
     'num_clients': trained.num_clients,
     'accuracy': over_rounds,
@@ -185,15 +176,9 @@ def run(
   }
   own = variants[trial.OWN_VARIANT]
   own['new_clients_by_ensemble'] = [] if has_global else clients(new)
-  summary.write_json(
-    os.path.join(directory, trial.SCORES_NAME),
-    {
-      'has_global_model': has_global,
-      'adaptation': 'none',
-      'bytes_per_round': {'down': 3, 'up': 2},
-      'variants': variants,
-    },
-  )
+  told = {'has_global_model': has_global, 'adaptation': 'none'}
+  told.update(bytes_per_round={'down': 3, 'up': 2}, variants=variants)
+  summary.write_json(os.path.join(directory, trial.SCORES_NAME), told)
 
 
 def _tenths(value):
@@ -206,21 +191,14 @@ def domains(sea, hills, metric='accuracy'):
   """Scores of domains, as an evaluation has them; the AUC is half of them."""
 
   def figure(a, b):
-    return {
-      'by_domain': {'sea': a, 'hills': b, 'moon': None},
-      'min': min(a, b),
-      'mean': (a + b) / 2,
-      'max': max(a, b),
-      'client_mean': a,
-    }
+    scores = {'min': min(a, b), 'mean': (a + b) / 2, 'max': max(a, b)}
+    by_domain = {'sea': a, 'hills': b, 'moon': None}
+    return {'by_domain': by_domain, 'client_mean': a, **scores}
 
+  auc = {'auc': figure(sea / 2, hills / 2)}
   return {
     'num_test_examples': {'sea': 4, 'hills': 2, 'moon': 0},
     'without_test_examples': ['moon'],
-    'personal': {
-      'loss': figure(1.0, 2.0),
-      metric: figure(sea, hills),
-      'auc': figure(sea / 2, hills / 2),
-    },
+    'personal': {'loss': figure(1.0, 2.0), metric: figure(sea, hills), **auc},
     'global': None,
   }

@@ -128,16 +128,10 @@ def _biases(context):
 
 
 def _study_of_trials(**changes):
-  return made_up_trials.study(
-    **{
-      'methods': made_up_trials.TWO_METHODS,
-      'measure': _biases,
-      'parameters': _Parameters(),
-      'metric': 'bias',
-      'claims': [pfl.at_least(3, metric='bias')],
-      **changes,
-    }
-  )
+  claim = pfl.at_least(3, metric='bias')
+  own = {'measure': _biases, 'metric': 'bias', 'claims': [claim]}
+  own.update(methods=made_up_trials.TWO_METHODS, parameters=_Parameters())
+  return made_up_trials.study(**{**own, **changes})
 
 
 def test_numbers_of_trials_are_measured_anew_with_other_parameters(tmp_path):
@@ -198,9 +192,8 @@ def test_a_measure_may_run_another_study(tmp_path):
 
 
 def test_a_context_has_data_and_a_runtime():
-  study = _study(
-    _Measure(), overrides={'data_dir': 'unused', 'runtime': 'in_process'}
-  )
+  overrides = {'data_dir': 'unused', 'runtime': 'in_process'}
+  study = _study(_Measure(), overrides=overrides)
   context = measures.Context(study, 'unused', trials.Place(show_progress=False))
   # The digits are bundled, without a folder.
   arrays = context.load_arrays('digits')

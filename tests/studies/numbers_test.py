@@ -7,10 +7,8 @@ from tff_pfl.runs import summary
 from tff_pfl.studies import numbers
 
 _NUMBERS = numbers.Numbers(
-  dict(
-    method=method, partition=of, round=r, accuracy=base + seed + r, seed=seed
-  )
-  for method, base in (('FedRep', 0.0), ('FedAvg', 100.0))
+  dict(method=name, partition=of, round=r, accuracy=base + seed + r, seed=seed)
+  for name, base in (('FedRep', 0.0), ('FedAvg', 100.0))
   for of in ('iid', 'shards:2')
   for r in (1, 5)
   # In any order.

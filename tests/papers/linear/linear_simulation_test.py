@@ -144,13 +144,10 @@ def test_a_round_is_that_of_a_cohort_of_the_fractions_size(
   participation, cohort_size
 ):
   problem = _problem(10)
+  method, options = methods.fed_rep(_RATE), {'participation': participation}
   once, twice, other = (
-    _run(methods.fed_rep(_RATE), rounds, problem, **options).model
-    for rounds, options in (
-      (1, {'participation': participation}),
-      (2, {'participation': participation}),
-      (1, {'participation': participation, 'seed': 1}),
-    )
+    _run(method, rounds, problem, seed=seed, **options).model
+    for rounds, seed in ((1, 0), (2, 0), (1, 1))
   )
   has_changed = (once.head != _initial().head).any(axis=-1)
   assert has_changed.sum() == cohort_size
@@ -159,7 +156,7 @@ def test_a_round_is_that_of_a_cohort_of_the_fractions_size(
     assert ((twice.head != once.head).any(axis=-1) != has_changed).any()
     assert ((other.head != _initial().head).any(axis=-1) != has_changed).any()
   samples = problem.samples().at(np.flatnonzero(has_changed))
-  alone = methods.fed_rep(_RATE).one_round(_initial(), samples, None)
+  alone = method.one_round(_initial(), samples, None)
   _assert_close(once._replace(head=once.head[has_changed]), alone)
 
 
