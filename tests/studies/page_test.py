@@ -101,7 +101,7 @@ def test_page_has_a_section_for_everything_with_a_link_to_it(page):
   headings = [e.text for e in page.sections['condition1'].iter('h3')]
   assert (headings[0], headings[-1]) == ('Domains', 'Partition')
   for words in (
-    'highest personal accuracy after the last round: FedAvg, 37.5 ± 17.7 %.',
+    'Highest personal accuracy after the last round: FedAvg, 37.5 ± 17.7 %.',
     '1 run did not come to an end',
     '2 at least, 2 in the median, 2 at most.',
     # A method may change no client.
@@ -272,7 +272,7 @@ def test_a_regression_is_compared_by_its_error(tmp_path):
       client['before'], client['after'] = {'mae': 1.0}, {'mae': 2.0}
     del one.scores['clients'][3]
   page = _write(found, tmp_path)
-  assert 'lowest personal mae after the last round: Local, 12.25.' in page.prose
+  assert 'Lowest personal mae after the last round: Local, 12.25.' in page.prose
   head, *rows = page.tables('condition1')[0]
   assert head[:2] == ['method', 'personal mae, last 2 evaluations']
   assert [row[:2] for row in rows] == [['Local', '12.25'], ['FedAvg', '1234']]

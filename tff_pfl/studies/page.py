@@ -255,7 +255,7 @@ def _curve_pictures(results, condition, methods, alone):
   means = means.groupby(['method', 'round'], as_index=False)['value'].mean()
   pictures = []
   if len(known) > 1:
-    overview = results.plot(_small(6.4, 3.6), condition=condition)
+    overview = results.plot(_small(4.8, 3), condition=condition)
     pictures.append(
       _picture(overview, f'Personal {primary.title} by round of the best.')
     )
