@@ -92,12 +92,11 @@ def test_a_file_of_ones_own_has_studies_and_methods(programs):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(3 * 3600)
 def test_all_studies_run_and_are_summed_up(programs):
-  program = programs.start(
-    'reproduce', '--study=all', '--scale=small', '--output_dir=out'
-  )
-  result = program.wait(7200)
+  flags = ('--scale=small', '--num_processes=2', '--output_dir=out')
+  program = programs.start('reproduce', '--study=all', *flags)
+  result = program.wait(3 * 3600)
   assert result.status == 0, result.err
   found = {
     path.parent.name: json.loads(path.read_text())
