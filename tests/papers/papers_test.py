@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from binaries import papers
 from tests.papers import untrained
-from tff_pfl.studies import claims, plan
+from tff_pfl.studies import claims, plan, trial
 
 _AT_SCALES = [
   pytest.param(study, scale, id=f'{name}-{scale}')
@@ -76,9 +76,18 @@ def test_claims_and_picture_of_made_up_scores(study, scale, monkeypatch):
       for value in numbers.distinct(column):
         claims.check(study.claims, numbers.where(**{column: value}), study)
   names = {}
-  for trial in context.trials:
+  for wanted in context.trials:
     # What is the same run in two places has the same settings.
-    assert names.setdefault(trial.name, trial.settings) == trial.settings
+    assert names.setdefault(wanted.name, wanted.settings) == wanted.settings
+
+
+@pytest.mark.parametrize('study', _TRAINED, ids=_name)
+def test_data_of_every_condition_load_at_scale_small(study):
+  entries = plan.entries(study.at('small'))
+  # Each partition once.
+  wanted = {repr(e.trial.settings.data): e.trial for e in entries}
+  for one in wanted.values():
+    assert trial.load_data(one)[0].num_clients
 
 
 # The claims of `fedsplit_neurons` are of the outputs of a dense layer.

@@ -349,13 +349,14 @@ class Study:
 
   def _small(self):
     """What a study with methods has at scale `small`."""
+    own = self.scales.get('small', {})
     layers = (self.settings, *self.conditions.values())
     used = {layer['dataset'] for layer in layers if 'dataset' in layer}
-    if any(map(_takes_data_dir, used)):
+    if 'dataset' in own or any(map(_takes_data_dir, used)):
       return _SMALL
     of_data = ('dataset', 'dataset_arguments')
-    own = {n: v for n, v in _SMALL.items() if n not in of_data}
-    return own if self.methods else {}
+    others = {n: v for n, v in _SMALL.items() if n not in of_data}
+    return others if self.methods else {}
 
   def with_settings(self, **changes: Any) -> Study:
     """The study with settings, hyperparameters or parameters replaced."""
