@@ -44,6 +44,10 @@ def _hparams(study, method, condition=''):
     ({'clams': ()}, '`clams`. Did you mean claims'),
     ({'claims': ['x']}, "`claims` to be better.*found 'x'"),
     ({'claims': [pfl.better('fed_avgg', 'fed_rep')]}, "found 'fed_avgg'"),
+    (
+      {'claims': [pfl.better('fed_avg', 'fed_rep', conditions='easy')]},
+      "`conditions` to be .*found 'easy'",
+    ),
     ({'published': {('fed_avg', 'x'): 3}}, "`conditions` to be .*found 'x'"),
     ({'methods': ['fed_avg', 'fed_avg']}, '`methods` to be none twice'),
     ({'conditions': {}}, '`conditions` to be at least one'),

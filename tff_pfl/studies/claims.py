@@ -262,6 +262,11 @@ class MethodCheck:
     both = (*_listed(self.methods), *_listed(self.others))
     return [name for name in both if name != ALL_OTHERS]
 
+  @property
+  def named_conditions(self) -> list[str]:
+    """The conditions that it names, none where it holds for all."""
+    return list(_listed(self.conditions or ()))
+
   def __call__(self, numbers: Numbers, study: Any) -> Iterator[Claim]:
     """The claims, decided by the study's numbers."""
     metric = self.metric or study.metric
@@ -270,9 +275,7 @@ class MethodCheck:
       errors.expect_one_of('metric', name, list(numbers.frame))
     scored = 'the score' if metric == 'score' else metric.replace('_', ' ')
     for condition in numbers.distinct('condition'):
-      if self.conditions is not None and condition not in _listed(
-        self.conditions
-      ):
+      if self.conditions is not None and condition not in self.named_conditions:
         continue
       here = numbers.where(condition=condition)
       for name, other in self._pairs(here.distinct('method')):

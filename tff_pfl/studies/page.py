@@ -157,7 +157,7 @@ def _claims_frame(claims):
 
 
 def _condition(results, name, has_panels):
-  """What the page shows of a condition, with pictures of each method or not."""
+  """The values of a condition on the page; panels show methods alone."""
   primary, metrics = results.primary_metric, results.metrics
   methods = results.ranked(name)
   alone = methods if has_panels else []

@@ -304,10 +304,9 @@ class Results:
   def figures_by_seed(self) -> pd.DataFrame:
     """The figures of each result, in the columns of `metrics`."""
     rows = [{**one.columns(), **one.metrics()} for one in self]
-    frame = pd.DataFrame(rows).astype(
+    return pd.DataFrame(rows).astype(
       {name: float for row in rows[:1] for name in row if name not in _KEYS}
     )
-    return frame
 
   @property
   def figures(self) -> pd.DataFrame:
@@ -323,7 +322,7 @@ class Results:
     table.columns = ['/'.join(names) for names in table.columns]
     return table.dropna(axis='columns', how='all').reset_index()
 
-  @property
+  @functools.cached_property
   def client_scores(self) -> pd.DataFrame:
     """The scores of all clients after the last round.
 
@@ -337,7 +336,7 @@ class Results:
     """The `client_scores`, one number a row; see `summary.tidy`."""
     return summary_lib.tidy(self.client_scores)
 
-  @property
+  @functools.cached_property
   def domain_scores(self) -> pd.DataFrame:
     """The personal models' scores of each domain, by method and seed."""
     return pd.DataFrame(row for one in self for row in one.domains())

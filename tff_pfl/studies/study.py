@@ -99,7 +99,7 @@ class Method:
 
   @property
   def training(self) -> tuple[str, dict[str, Any]]:
-    """What methods that share a run have in common."""
+    """The algorithm and the settings that methods of one run share."""
     return self.algorithm, {
       name: value
       for name, value in self.settings.items()
@@ -296,7 +296,7 @@ class Study:
     for check in self.claims:
       if isinstance(check, claims_lib.MethodCheck):
         methods += check.named_methods
-        conditions += check.conditions or ()
+        conditions += check.named_conditions
     for name in methods:
       errors.expect_one_of('methods', name, self.methods)
     for name in conditions:
@@ -348,7 +348,7 @@ class Study:
     return scaled.with_settings(**changes).select(**names)
 
   def _small(self):
-    """What a study with methods has at scale `small`."""
+    """The settings of scale `small`, for a study with methods."""
     own = self.scales.get('small', {})
     layers = (self.settings, *self.conditions.values())
     used = {layer['dataset'] for layer in layers if 'dataset' in layer}
