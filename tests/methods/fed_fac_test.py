@@ -281,6 +281,24 @@ def test_a_new_client_fits_its_personal_elements_only():
   toy_problems.assert_part(personal.weights, wanted)
 
 
+def test_a_new_client_may_train_all_weights_and_take_the_shared_ones_back():
+  process = _linear('weights', new_client_training='all')
+  state, _, _ = toy_problems.train(process, _CLIENTS[:2], 2)
+  kernels = toy_problems.kernels(state.global_weights)
+  is_shared = np.asarray(state.algorithm['is_shared']['body'])
+  client = _CLIENTS[2]
+  body, head = toy_problems.descended_together(
+    kernels['body'], kernels['head'], client, 2, 0.1
+  )
+  assert np.abs(head - kernels['head']).max() > 1e-3
+  wanted = {
+    'body': np.where(is_shared, kernels['body'], body),
+    'head': kernels['head'],
+  }
+  personal = toy_problems.new_client(process, state, client)
+  toy_problems.assert_part(personal.weights, wanted)
+
+
 # Degenerate updates.
 
 
@@ -359,11 +377,3 @@ def test_the_threshold_is_a_quantile(number, threshold):
     # Of what is one number up to rounding, not the one below the other.
     values < np.quantile(values, threshold) - 1e-9
   )
-
-
-@pytest.mark.parametrize('mode', ['dynamic', 'static'])
-@pytest.mark.parametrize('analysed', [None, 'updates', 'weights'])
-def test_what_is_analysed_follows_from_the_mode_unless_asked(mode, analysed):
-  hparams = fed_fac.FedFacHParams(mode=mode, analysed=analysed)
-  default = 'weights' if mode == 'static' else 'updates'
-  assert hparams.analyses_weights == ((analysed or default) == 'weights')

@@ -11,16 +11,20 @@ are shared or personal; see `fed_split`. A round:
     client:  send W_k^s
     server:  W^s <- W^s + eta_g (sum_k n_k W_k^s / sum_k n_k - W^s)
 
-The dynamic mode does so in every round, on the round's updates of the units'
-weights or (the paper leaves it open) on the weights after it; in the first
-round all clients start from the global weights. The static mode does it once,
-in the first round that anybody takes part in, on the weights after it.
+The dynamic mode does so in every round. The columns are of the weights after
+the round, as in the authors' code, or of the round's updates (the paper says
+"updates (weights or gradients)"). In the first round all clients start from the
+global weights. The static mode does it once, in the first round that anybody
+takes part in.
 (Algorithm 1 has clients train before the first round to that end; as they would
 start from the same weights, the first round's training is that training.) A
 random split personalizes as many units, drawn in each round or once.
 
 A client that never took part trains its personal units, from the server's last
-values of them, with all shared weights frozen (the paper's LocalTrain).
+values of them, with all shared weights frozen (the paper's LocalTrain). In the
+authors' code it trains all weights, and then takes the shared ones back:
+new_client_training='all'. (The code starts from the model of the client that
+was scored before, which no other client has.)
 
 A server optimizer with momentum goes on moving the global values of personal
 units, whose updates are 0; they are where newcomers start.
@@ -38,9 +42,10 @@ server optimizer's learning rate.
 
 A unit that turns shared takes the mean of the values that the cohort trained,
 one that turns personal the client's own last trained value, or the global one
-if the client never trained. The paper is silent about both; the authors'
-code (github.com/ffair/FedFac) does the same. It divides a layer's kernels
-alone, while its biases and normalization stay with the client:
+if the client never trained. The paper is silent about both. The authors' code
+(github.com/ffair/FedFac) does the same, but for a client that never trained:
+there its personal units have their initial values. The code divides a layer's
+kernels alone, while its biases and normalization stay with the client:
 divided='kernels'.
 
 Deviations from the paper: the same tau and kappa hold for all layers. The
@@ -281,16 +286,26 @@ class PersonalElements:
     )
     return merged
 
-  def fit(self, client: client_lib.Client, phase: phases.Phase) -> Any:
-    """Trains the client's own units, all else frozen; returns its state."""
+  def fit(
+    self, client: client_lib.Client, phase: phases.Phase, trained: str
+  ) -> Any:
+    """Trains the client's own units; returns its state.
+
+    Args:
+      trained: Weights that move: the 'personal' ones, or 'all'.
+    """
     is_shared = client.algorithm['is_shared']
     start = self.merge(client.received, client.local, is_shared)
-    values = client.fit_part(
-      self._values_of(start),
-      lambda own: self._with_personal(client.received, own, is_shared),
-      self._values_of,
-      phase,
-    ).weights
+    if trained == 'all':
+      loss = objectives.joint_loss(self._model)
+      values = self._values_of(client.sgd(loss, start, phase).weights)
+    else:
+      values = client.fit_part(
+        self._values_of(start),
+        lambda own: self._with_personal(client.received, own, is_shared),
+        self._values_of,
+        phase,
+      ).weights
     return collections.OrderedDict(values=values, is_own=tf.constant(True))
 
   def divide(
@@ -346,9 +361,8 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
 
   Attributes:
     mode: Division of units anew in each round ('dynamic') or once ('static').
-    analysed: Input of the factor analysis: the round's 'updates' of the units'
-      weights, or the 'weights' after it; None for updates in the dynamic mode
-      and weights in the static one.
+    analysed: Input of the factor analysis: the units' 'weights' after the
+      round, or the round's 'updates' of them.
     layers: Names of the layers that are divided, separated by commas; None for
       the last hidden layer.
     threshold: Quantile of a layer's communalities below which units are
@@ -362,22 +376,18 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
       communalities of the authors' code, see
       `factor_analysis.eigenvector_squares`; or 'random' for as many personal
       units at random.
+    new_client_training: Weights that a client trains that never took part: the
+      'personal' ones, or 'all', of which it keeps the personal ones.
   """
 
   mode: Literal['dynamic', 'static'] = 'dynamic'
-  analysed: Optional[Literal['updates', 'weights']] = None
+  analysed: Literal['weights', 'updates'] = 'weights'
   layers: Optional[str] = None
   threshold: fields.checked(float, _check_threshold) = 0.5
   explained_variance: fields.PositiveShare = 0.85
   divided: Literal['all', 'kernels'] = 'all'
   split: fields.one_of(SPLITS) = 'factor_analysis'
-
-  @property
-  def analyses_weights(self) -> bool:
-    """True to analyse the weights, False for their updates."""
-    if self.analysed is None:
-      return self.mode == 'static'
-    return self.analysed == 'weights'
+  new_client_training: Literal['personal', 'all'] = 'personal'
 
   def num_personal(self, number: int) -> int:
     """Number of units below the threshold in a layer of `number` units."""
@@ -408,7 +418,7 @@ def fed_fac(model, hparams):
     start = model_of(client.broadcast, client.local)
     trained = client.sgd(objectives.joint_loss(model), start, hparams.phase())
     columns = trained.weights
-    if not hparams.analyses_weights:
+    if hparams.analysed == 'updates':
       columns = split_model.difference(start, trained.weights)
     report = partition.report(client.algorithm, columns)
     return client_lib.ClientResult(report=report, cache=trained)
@@ -426,7 +436,8 @@ def fed_fac(model, hparams):
     """LocalTrain; no training before a static partition is found."""
 
     def fit():
-      return personal.fit(client, hparams.phase(num_epochs))
+      phase = hparams.phase(num_epochs)
+      return personal.fit(client, phase, hparams.new_client_training)
 
     if not partition.is_static:
       return fit()
