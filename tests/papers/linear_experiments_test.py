@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from binaries import papers
 from binaries.papers.linear import fed_dar, fed_rep
 from tests.papers import untrained
-from tff_pfl.studies import claims
 from tff_pfl.studies.numbers import Numbers
 
 
@@ -73,7 +72,7 @@ def test_the_rate_is_beside_that_of_the_theorem():
   (bounds,) = table.curve('distance', 'round', method="theorem's bound")
   (distances,) = table.curve('distance', 'round', method='FedDAR-SA')
   assert within.measured == pytest.approx((distances / bounds)[1:].max())
-  assert within.verdict == claims.HOLDS
+  assert within.measured < 1
   # (1 - eta E_0 s^2 / 2)^(T / 2), where the heads' singular values are all 1.
   factor = 1 - 0.2 * (1 - bounds[0] ** 2) / 2
   assert bounds[-1] / bounds[0] == pytest.approx(factor**20)

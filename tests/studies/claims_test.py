@@ -46,16 +46,35 @@ def test_the_interval_decides(values, bound, verdict):
 @pytest.mark.parametrize(
   'values, bound, worst, verdict',
   [
-    ([[0.9], [0.7]], {'above': 0.6}, 0.7, claims.HOLDS),
-    ([0.9, 0.7], {'above': 0.8}, 0.7, claims.FAILS),
-    ([0.1, 0.3], {'below': 0.2}, 0.3, claims.FAILS),
-    ([1.0, math.nan], {'below': 2}, math.nan, claims.FAILS),
+    # The worst of a seed's runs counts.
+    ([[0.9, 0.7]] * 5, {'above': 0.6}, 0.7, claims.HOLDS),
+    ([[0.9, 0.7]] * 5, {'above': 0.8}, 0.7, claims.FAILS),
+    ([0.3] * 5, {'below': 0.2}, 0.3, claims.FAILS),
+    ([1.0] * 4 + [3.0], {'below': 2}, 3.0, claims.UNDECIDED),
+    ([3.0] * 4 + [1.0], {'below': 2}, 3.0, claims.UNDECIDED),
+    # Of ten seeds nine are enough: the chance of so many, if half were beyond,
+    # is 11 / 1024. Of eight it is 56 / 1024.
+    ([3.0] * 9 + [1.0], {'below': 2}, 3.0, claims.FAILS),
+    ([3.0] * 8 + [1.0] * 2, {'below': 2}, 3.0, claims.UNDECIDED),
+    ([math.nan] * 5, {'below': 2}, math.nan, claims.FAILS),
+    ([1.0] * (claims.MIN_SEEDS - 1), {'below': 2}, 1.0, claims.UNDECIDED),
   ],
 )
-def test_the_worst_run_decides(values, bound, worst, verdict):
+def test_a_claim_about_every_run_is_decided_by_the_share_of_seeds_beyond(
+  values, bound, worst, verdict
+):
   claim = claims.measured('All are', 'Figure 1', values, **bound)
   assert claim.measured == pytest.approx(worst, nan_ok=True)
-  assert (claim.verdict, claim.num_seeds) == (verdict, 2)
+  assert (claim.verdict, claim.num_seeds) == (verdict, len(values))
+
+
+def test_seeds_beyond_are_told_where_a_claim_about_every_run_does_not_hold():
+  held, failed = (
+    claims.measured('All are', 'F', [1.0] * 4 + [last], below=2)._asdict()
+    for last in (1.5, 3.0)
+  )
+  assert claims.number(held) == '1.5'
+  assert claims.number(failed) == '3 (1 of 5 seeds beyond)'
 
 
 def test_each_place_has_a_claim():

@@ -17,6 +17,11 @@ are taken seed by seed. The claim holds if the interval lies on the right side
 of the bound, fails if it lies on the wrong side, and is undecided if it has the
 bound within, or if there are fewer than `MIN_SEEDS` seeds.
 
+A claim about every run holds if no run is on the wrong side of the bound. A
+seed is on the wrong side if one of its runs is. If some seeds are, the 95%
+bound of their share among all seeds decides (Clopper and Pearson): the claim
+fails if most are, and is undecided if that cannot be told.
+
 Each interval is for itself: of many true claims on one table some fail by
 chance. `decided_by_holm` counts the comparisons that stay decided when the
 table's error is held at 5%.
@@ -94,11 +99,11 @@ def measured(
   of_paper: bool = False,
   is_ours: bool = False,
 ) -> Claim:
-  """A claim about every run: the worst value decides.
+  """A claim about every run, decided by the seeds that have a run beyond.
 
   Args:
-    values: A number for each seed, `[num_seeds, ...]`; one that is not finite
-      fails.
+    values: A number for each seed, `[num_seeds, ...]`; one that is NaN is
+      beyond.
     above: Lower bound of all values; None if `below` is given.
     below: Upper bound of all values; None if `above` is given.
     of_paper: True if the paper has that bound, and not only words such as
@@ -108,18 +113,23 @@ def measured(
   values = np.asarray(values, float)
   worst_of = np.min if below is None else np.max
   by_seed = worst_of(values.reshape(len(values), -1), axis=1)
-  worst = float(worst_of(by_seed))
-  # NaN is on neither side.
-  holds = worst > above if below is None else worst < below
+  is_beyond = _is_beyond(by_seed, *_bound(above, below))
+  verdict = UNDECIDED
+  if len(by_seed) >= MIN_SEEDS:
+    beyond = stats.binomtest(int(is_beyond.sum()), len(by_seed), 0.5, 'greater')
+    if not is_beyond.any():
+      verdict = HOLDS
+    elif beyond.pvalue <= 1 - _CONFIDENCE:
+      verdict = FAILS
   return Claim(
     statement,
     source,
-    measured=worst,
+    measured=float(worst_of(by_seed)),
     low=None,
     high=None,
     threshold=_threshold(above, below, of_paper),
     num_seeds=len(values),
-    verdict=HOLDS if holds else FAILS,
+    verdict=verdict,
     decided_by='worst',
     values=by_seed.tolist(),
     is_ours=is_ours,
@@ -382,8 +392,12 @@ def check(checks: Iterable[Check], numbers: Numbers, study: Any) -> list[Claim]:
   return [claim for one in checks for claim in one(numbers, study)]
 
 
+def _bound(above, below):
+  return ('>', above) if below is None else ('<', below)
+
+
 def _threshold(above, below, of_paper):
-  side, bound = ('>', above) if below is None else ('<', below)
+  side, bound = _bound(above, below)
   return f'{side} {bound:g}' + ' (ours)' * (bound != 0 and not of_paper)
 
 
@@ -409,7 +423,17 @@ def number(claim: Mapping[str, Any]) -> str:
   text = f'{claim["measured"]:.3g}'
   if claim['low'] is not None:
     text += f' [{claim["low"]:.3g}, {claim["high"]:.3g}]'
+  if claim.get('decided_by') == 'worst' and claim['verdict'] != HOLDS:
+    side, bound = claim['threshold'].split()[:2]
+    values = np.array(claim['values'], float)
+    is_beyond = _is_beyond(values, side, float(bound))
+    text += f' ({is_beyond.sum()} of {claim["num_seeds"]} seeds beyond)'
   return text
+
+
+def _is_beyond(values, side, bound):
+  """True for values on the wrong side of a bound; NaN is on neither."""
+  return ~(values > bound if side == '>' else values < bound)
 
 
 def count_all(claims: Iterable[Mapping[str, Any]]) -> str:
