@@ -93,9 +93,10 @@ was scored before, and here from the server's. In the paper's text it trains its
 personal units alone (a row of its own). At scale `cpu` 30 of 100 clients are
 new, not 10, to reduce the deviation. At both scales the ensemble is of the
 clients of the last round, as in the authors' code; it has the mean of their
-probabilities, in the code of logits. At scale `paper` local training has 20 epochs in batches of 32,
-as in the code. New clients' statistics of batch normalization are of their own
-examples, in the code of the client that was scored before.
+probabilities, in the code of logits. At scale `paper` local training has 20
+epochs in batches of 32, as in the code. New clients' statistics of batch
+normalization are of their own examples, in the code of the client that was
+scored before.
 
 `fedfac_equal_clients`: in the authors' code clients have equal numbers of
 examples, with classes drawn for each client from a Dirichlet distribution of
