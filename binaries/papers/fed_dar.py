@@ -88,8 +88,8 @@ from tff_pfl.studies.numbers import Numbers
 from tff_pfl.studies.study import Method, Study
 
 from . import panels
+from .linear import complexity, theorem
 from .linear import fed_dar as linear
-from .linear import theorem
 
 _SA, _WA, _WITHOUT_RIDGE = 'FedDAR-SA', 'FedDAR-WA', 'FedDAR-SA, ridge 0'
 _FED_AVG, _FINE_TUNED = 'FedAvg', 'FedAvg + FT'
@@ -220,7 +220,7 @@ _SMALL_NORMALIZED = dict(
   model='cnn',
   model_arguments={**_BATCH, 'filters': 2, 'widths': (4,)},
 )
-_SMALL_LINEAR = dict(sample_counts=(10,), dimension=8)
+_SMALL_LINEAR = dict(sample_counts=(10,), dimension=8, large_dimension=16)
 
 
 def _mixtures(num_examples, prior='', label='', **settings):
@@ -658,5 +658,17 @@ STUDIES = (
     ),
     scales={'small': dict(**_SMALL_LINEAR, num_clients=40, num_rounds=40)},
     deviations=linear.__doc__,
+  ),
+  Study(
+    name='feddar_linear_complexity',
+    summary='Samples that a client needs by d, n and k',
+    source='FedDAR, theorem A.4',
+    parameters=complexity.Sizes(),
+    seeds=range(5),
+    measure=functools.partial(complexity.measure, name='FedDAR-SA'),
+    claims=[complexity.check_claims],
+    draw=complexity.curves,
+    scales={'small': complexity.SMALL},
+    deviations=complexity.__doc__,
   ),
 )

@@ -96,6 +96,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -112,8 +113,8 @@ from tff_pfl.studies.numbers import Numbers
 from tff_pfl.studies.study import Method, Study
 
 from . import panels
+from .linear import complexity
 from .linear import fed_rep as linear
-from .linear import theorem
 
 # A smaller change of accuracy counts as none.
 _TOLERANCE = 0.01
@@ -587,9 +588,7 @@ LINEAR = (
     seeds=range(5),
     measure=linear.measure_convergence,
     claims=[linear.convergence_claims],
-    draw=theorem.curves(
-      panel='num_clients', title='{} clients'.format, shared_legend=True
-    ),
+    draw=linear.draw_convergence,
     scales={
       'small': {
         'nums_clients': (10, 100),
@@ -598,6 +597,18 @@ LINEAR = (
       }
     },
     deviations=__doc__,
+  ),
+  Study(
+    name='fedrep_linear_complexity',
+    source='FedRep, Theorem 1',
+    summary='Samples that a client needs by d and n, and that a new one needs',
+    parameters=complexity.Sizes(),
+    seeds=range(5),
+    measure=functools.partial(complexity.measure, name='FedRep'),
+    claims=[complexity.check_claims],
+    draw=complexity.curves,
+    scales={'small': complexity.SMALL},
+    deviations=complexity.__doc__,
   ),
 )
 STUDIES = (*LINEAR, LOCAL_EPOCHS, NEW_CLIENTS, TABLE_1)

@@ -423,11 +423,11 @@ def number(claim: Mapping[str, Any]) -> str:
   text = f'{claim["measured"]:.3g}'
   if claim['low'] is not None:
     text += f' [{claim["low"]:.3g}, {claim["high"]:.3g}]'
-  if claim.get('decided_by') == 'worst' and claim['verdict'] != HOLDS:
+  if claim.get('decided_by') == 'worst':
     side, bound = claim['threshold'].split()[:2]
-    values = np.array(claim['values'], float)
-    is_beyond = _is_beyond(values, side, float(bound))
-    text += f' ({is_beyond.sum()} of {claim["num_seeds"]} seeds beyond)'
+    is_beyond = _is_beyond(np.array(claim['values'], float), side, float(bound))
+    if is_beyond.any():
+      text += f' ({is_beyond.sum()} of {claim["num_seeds"]} seeds beyond)'
   return text
 
 

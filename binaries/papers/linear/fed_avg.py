@@ -9,6 +9,7 @@ with D-GD, which is the same with one. The studies are in `papers.fed_avg`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ _FIGURE_1 = f'{PAPER}, figure 1'
 _FIGURE_3_LEFT = f'{PAPER}, figure 3 left'
 _FED_AVG, _D_GD = 'FedAvg', 'D-GD'
 _RANDOM, _CLOSE_BY = 'random', 'close'
+# The largest error of a power for it to be one.
+_PROPORTIONAL = 0.25
 _PARTIAL = '{}, {:.0%} of clients'.format
 
 
@@ -47,6 +50,8 @@ class Parameters:
     sample_counts: Numbers of samples of a new client.
     new_clients_per_seed: New clients for each seed.
     noise_std: Standard deviation of the noise of a new client's labels.
+    nums_local_steps: Numbers of local steps (tau) whose rates are compared,
+      fewest first.
     fine_tuning_rate: Learning rate of new clients.
     num_fine_tuning_steps: Full-batch steps on representation and head (tau').
   """
@@ -64,6 +69,7 @@ class Parameters:
   noise_std: float = 0.1
   fine_tuning_rate: float = 0.02
   num_fine_tuning_steps: int = 200
+  nums_local_steps: Sequence[int] = (2, 4, 8, 16)
 
 
 def _train(
@@ -213,6 +219,58 @@ def draw_representation(table: Numbers, study: Study, figure: Figure) -> None:
       y_label=label,
       log_y=True,
       title=title,
+    )
+
+
+def measure_rate(context: measures.Context) -> measures.Rows:
+  """The rate at which FedAvg's distance falls, by local steps and step size.
+
+  The step size is also doubled, with the fewest local steps.
+  """
+  sizes = context.parameters
+  points = [(sizes.learning_rate, num) for num in sizes.nums_local_steps]
+  points.append((2 * sizes.learning_rate, sizes.nums_local_steps[0]))
+  for (learning_rate, num_steps), seed in context.each(points):
+    changed = dataclasses.replace(
+      sizes, learning_rate=learning_rate, num_local_steps=num_steps
+    )
+    # The first is FedAvg.
+    _, _, history = next(_train(changed, _RANDOM, seed))
+    yield {
+      'method': f'step size {learning_rate:g}',
+      'num_local_steps': num_steps,
+      'seed': seed,
+      **simulation.fit_decay(history.distance),
+    }
+
+
+def rate_claims(table: Numbers, study: Study) -> Iterator[claims.Claim]:
+  """Claims that rounds fall with 1 / (alpha^2 tau) (Theorem 1)."""
+  sizes = study.parameters
+  rates, doubled = (
+    table.curve('rate', 'num_local_steps', method=f'step size {alpha:g}')
+    for alpha in (sizes.learning_rate, 2 * sizes.learning_rate)
+  )
+  yield from claims.each(
+    '{0[1]} local steps in place of {0[0]} make FedAvg converge in fewer '
+    'rounds: the ratio of the rates',
+    study.source,
+    itertools.pairwise(sizes.nums_local_steps),
+    rates[:, 1:] / rates[:, :-1],
+    above=1,
+    of_paper=True,
+  )
+  logs = np.log(sizes.nums_local_steps)
+  powers = np.polyfit(logs, np.log(rates).T, 1)[0]
+  for words, power in (
+    ('the number of local steps', powers),
+    ("the step size's square", np.log2(doubled / rates)[:, 0] / 2),
+  ):
+    yield claims.difference(
+      f'The rate grows as {words} does: how far the power is from 1',
+      study.source,
+      abs(power - 1),
+      below=_PROPORTIONAL,
     )
 
 

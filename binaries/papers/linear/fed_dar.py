@@ -14,7 +14,8 @@ unequal domains, the rarest of which has 5% of the samples, and equal ones, of
 100 to 400 samples each. Where every domain has more samples than there are
 inputs, least squares on each domain leaves nothing open but the noise:
 FedDAR-SA's error is smaller, but not by orders of magnitude. With d = 20 it
-would be so for no number of samples.
+would be so for no number of samples. Therefore equal domains also have d = 400,
+with 20 samples of a client.
 
 All methods start from the method of moments (Algorithm 2; the text says at
 random) and take the same number of rounds. Step sizes, FedAvg's number of local
@@ -51,6 +52,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -65,6 +67,7 @@ from .. import panels
 from . import methods, model, problem, simulation, theorem
 
 _UNEQUAL, _EQUAL = 'unequal', 'equal'
+_MANY_INPUTS = 'equal, many inputs'
 _SA, _WA = 'FedDAR-SA', 'FedDAR-WA'
 _WA_BROADCAST = 'FedDAR-WA, nearest to broadcast'
 _BASELINES = ('Local only', 'FedAvg', 'FedRep', 'Separate FedAvg')
@@ -81,6 +84,7 @@ class Parameters:
     prior: The domains' prior where they are unequal (p).
     num_clients: Training clients (n).
     dimension: Length of an input (d).
+    large_dimension: Another one, also with equal domains, and the most samples.
     rank: Columns of the representation (k).
     concentration: Concentration of the clients' mixtures (alpha).
     noise_std: Standard deviation of the labels' noise (sigma).
@@ -98,6 +102,7 @@ class Parameters:
   prior: Sequence[float] = (0.35, 0.3, 0.2, 0.1, 0.05)
   num_clients: int = 100
   dimension: int = 100
+  large_dimension: int = 400
   rank: int = 2
   concentration: float = 0.4
   noise_std: float = 1e-3
@@ -152,9 +157,15 @@ def _train(sizes, method, num_samples, prior, seed, **options):
 def measure_errors(context: measures.Context) -> measures.Rows:
   """The distance by round of each run, and its error after the last one."""
   sizes = context.parameters
-  for domains, (name, method), num_samples, seed in context.each(
-    (_UNEQUAL, _EQUAL), sizes.methods().items(), sizes.sample_counts
+  large = dataclasses.replace(sizes, dimension=sizes.large_dimension)
+  cases = [
+    *itertools.product((_UNEQUAL, _EQUAL), sizes.sample_counts),
+    (_MANY_INPUTS, sizes.sample_counts[-1]),
+  ]
+  for (domains, num_samples), (name, method), seed in context.each(
+    cases, context.parameters.methods().items()
   ):
+    sizes = large if domains == _MANY_INPUTS else context.parameters
     prior = sizes.prior if domains == _UNEQUAL else None
     recorded = {'rounds_per_record': sizes.rounds_per_record}
     truth, history = _train(sizes, method, num_samples, prior, seed, **recorded)
@@ -187,11 +198,17 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     both = [errors(domains, method) for domains in (_UNEQUAL, _EQUAL)]
     return np.concatenate(both, axis=1) / study.parameters.noise_std**2
 
-  for domains in (_UNEQUAL, _EQUAL):
+  sizes = study.parameters
+  words = {
+    _UNEQUAL: f'unequal domains and {sizes.dimension} inputs',
+    _EQUAL: f'equal domains and {sizes.dimension} inputs',
+    _MANY_INPUTS: f'equal domains and {sizes.large_dimension} inputs',
+  }
+  for domains in words:
     for other in _BASELINES:
       orders = np.log10(errors(domains, other) / errors(domains, _SA))
       yield claims.difference(
-        f'With {domains} domains the error of FedDAR-SA is four orders of '
+        f'With {words[domains]} the error of FedDAR-SA is four orders of '
         f'magnitude below that of {other}: the decimal logarithm of the ratio, '
         'mean over the numbers of samples',
         study.source,

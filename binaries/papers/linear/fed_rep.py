@@ -29,10 +29,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Optional
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from tff_pfl import errors as errors_lib
 from tff_pfl.studies import claims, measures
@@ -56,7 +58,7 @@ _BY_STEPS = {
 }
 # The errors of an accurate model and of one that is of no use, in mean
 # variances of the labels.
-_ACCURATE, _USELESS = 0.01, 0.1
+_ACCURATE, _USELESS = simulation.ACCURATE, 0.1
 # Rates that differ by a smaller share are alike.
 _ALIKE = 0.1
 # A distance to which gradient steps on heads come from any start.
@@ -103,6 +105,8 @@ class ConvergenceSizes(Sizes):
   Attributes:
     nums_clients: Numbers of training clients, fewest first.
     participation: The fraction of the clients in a round.
+    sample_counts: Numbers of samples with which Theorem 1 is checked; all else
+      has `samples_per_client`.
     random_start: True for a random start, not the one of the method of moments.
     learning_rates: Learning rates, for representation and head, of which each
       method has the best one with each number of clients.
@@ -112,6 +116,7 @@ class ConvergenceSizes(Sizes):
   nums_clients: Sequence[int] = (10, 100, 1000)
   dimension: int = 10
   num_rounds: int = 200
+  sample_counts: Sequence[int] = (5, 20)
   participation: float = 0.1
   random_start: bool = False
   learning_rates: Sequence[float] = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
@@ -248,11 +253,7 @@ def samples_needed(numbers: Numbers, method: str) -> np.ndarray:
   """
   counts = numbers.distinct('num_samples')
   errors = numbers.curve('relative_error', 'num_samples', method=method)
-  failing = errors >= _ACCURATE
-  # One after the last number that does not do.
-  first = failing.shape[1] - np.argmax(failing[:, ::-1], axis=1)
-  first = np.where(failing.any(axis=1), first, 0)
-  return np.append(counts, np.inf)[first]
+  return simulation.first_lasting(counts, errors >= _ACCURATE)
 
 
 def new_client_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
@@ -341,15 +342,19 @@ def measure_convergence(context: measures.Context) -> measures.Rows:
     changed = dataclasses.replace(exact[n], **changes)
     _, history = _run(changed, _BY_STEPS[of](rate), seed)
     columns = {'num_clients': n, 'seed': seed, 'method': name}
+    columns['num_samples'] = sizes.samples_per_client
     *rows, last = simulation.rows(history, columns)
     yield from rows
     rounds = simulation.rounds_to(history.distance, _ROUGH)
     yield {**last, 'rounds_to_rough': rounds, 'learning_rate': rate}
-  for n, seed in context.each(exact):
-    of_all = dataclasses.replace(exact[n], participation=1.0)
+  for n, num_samples, seed in context.each(exact, sizes.sample_counts):
+    of_all = dataclasses.replace(
+      exact[n], participation=1.0, samples_per_client=num_samples
+    )
     rate = theorem.largest_learning_rate(_problem(of_all, seed).heads)
     truth, history = _run(of_all, methods.fed_rep(rate), seed)
     columns = {'num_clients': n, 'seed': seed, 'method': _FED_REP_ALL}
+    columns['num_samples'] = num_samples
     yield from theorem.rows(history, truth.heads, rate, columns)
 
 
@@ -357,28 +362,33 @@ def convergence_claims(
   numbers: Numbers, study: Study
 ) -> Iterator[claims.Claim]:
   """Figure 3: FedRep is fastest, and the more so the more clients there are."""
-  last = numbers.where(round=study.parameters.num_rounds)
-  nums_clients = study.parameters.nums_clients
+  sizes = study.parameters
+  last = numbers.where(round=sizes.num_rounds)
+  nums_clients = sizes.nums_clients
 
   def of_last(column, method):
     """The last values by seed and number of clients."""
     return last.curve(column, 'num_clients', method=method)
 
-  for num_clients in nums_clients:
+  for num_clients, num_samples in itertools.product(
+    nums_clients, sizes.sample_counts
+  ):
     yield from theorem.make_claims(
-      f'{num_clients} clients',
-      numbers.where(num_clients=num_clients),
+      f'{num_clients} clients, {num_samples} samples',
+      numbers.where(num_clients=num_clients, num_samples=num_samples),
       _FED_REP_ALL,
       'FedRep, Theorem 1',
     )
-  # What comes nowhere near counts as all rounds.
+  # What comes nowhere near counts as all rounds, but FedRep is not ahead of
+  # another method where it comes nowhere near itself.
   exact = of_last('rounds_to_near', _FED_REP)
+  reached = np.where(exact < sizes.num_rounds, exact, np.nan)
   yield from claims.each(
     f'FedRep needs fewer rounds to a distance of {simulation.NEAR:g} with '
     '{0[1]} clients than with {0[0]}: the difference',
     _FIGURE_3,
     zip(nums_clients, nums_clients[1:]),
-    -np.diff(exact, axis=1),
+    exact[:, :-1] - reached[:, 1:],
   )
   for other in (_GD_GD, _10GD_GD):
     steps = of_last('rounds_to_near', other)
@@ -387,7 +397,7 @@ def convergence_claims(
       f'{other} with {{}} clients: the difference',
       _FIGURE_3,
       nums_clients,
-      steps - exact,
+      steps - reached,
     )
     yield claims.difference(
       f'{other} gains less from more clients than FedRep: the difference of '
@@ -417,6 +427,17 @@ def convergence_claims(
     'FedRep, appendix A.1',
     nums_clients,
     gd_gd_loses - fed_rep_loses,
+  )
+
+
+def draw_convergence(numbers: Numbers, study: Study, figure: Figure) -> None:
+  """The distance by round, with as many samples as figure 3 has."""
+  theorem.curves(
+    panel='num_clients', title='{} clients'.format, shared_legend=True
+  )(
+    numbers.where(num_samples=study.parameters.samples_per_client),
+    study,
+    figure,
   )
 
 

@@ -26,6 +26,8 @@ from . import problem as problem_lib
 
 # How close "converged" is, and what slower methods get to as well.
 CLOSE, NEAR = 1e-6, 1e-3
+# The error of an accurate model, in mean variances of the labels.
+ACCURATE = 0.01
 # The theorems' rates grow with how far from 1 the start is; from here on they
 # hardly change.
 FIT_START = 0.5
@@ -146,6 +148,20 @@ def rounds_to(distances: np.ndarray, distance: float) -> int:
   """Rounds until a distance is reached; where it is not, all there are."""
   reached = np.flatnonzero(distances <= distance)
   return int(reached[0]) if reached.size else len(distances) - 1
+
+
+def first_lasting(counts: Sequence[int], fails: np.ndarray) -> np.ndarray:
+  """The first number from which on nothing fails.
+
+  Args:
+    counts: Numbers of samples, fewest first.
+    fails: bool `[n, counts]`.
+
+  Returns:
+    `[n]`, infinite where the last number fails.
+  """
+  first = fails.shape[1] - np.argmax(fails[:, ::-1], axis=1)
+  return np.append(counts, np.inf)[np.where(fails.any(axis=1), first, 0)]
 
 
 def rows(

@@ -1,0 +1,246 @@
+"""How many samples of a client the linear methods need.
+
+FedRep's Theorem 1 asks for about log n + d / n samples of each client but for
+factors of k, FedDAR's Theorem A.4 for d k^2 / n: with many clients next to none
+for the d k numbers of the representation, which all clients find together. A
+new client has a representation and needs about k samples, alone it needs d.
+
+A number of samples suffices if the representation comes within a distance of
+0.01, with the largest step size that the theorem is for and from the method of
+moments; labels have no noise. Each number is the first of a list that suffices.
+A new client's number is the first of the list from which on the median new
+client's error is below 1% of its labels' variance; the most training clients
+have ten samples each then, and noise.
+
+The theorems are for new samples in each round, and promise convergence but for
+constants that they do not name; here samples are the same in all rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tff_pfl.studies import claims, measures
+from tff_pfl.studies.numbers import Numbers
+from tff_pfl.studies.study import Study
+
+from .. import panels
+from . import methods, model, problem, simulation, theorem
+
+_FED_REP, _FED_DAR = 'FedRep', 'FedDAR-SA'
+_METHODS = {
+  _FED_REP: (methods.fed_rep, {'head_distribution': 'normalized'}),
+  _FED_DAR: (methods.fed_dar, {'num_domains': 5}),
+}
+_CLIENTS = '{} clients'.format
+_NEW, _ALONE = 'a new client', 'a client alone'
+# The largest distance of a representation that is found.
+_FOUND = 0.01
+# A number that grows with a higher power of d grows with d, else hardly.
+_POWER = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """Sizes of the studies.
+
+  Attributes:
+    dimensions: Lengths of an input (d), shortest first.
+    nums_clients: Numbers of training clients (n), fewest first.
+    ranks: Columns of the representation (k): the first with all numbers of
+      clients, the others with the fewest.
+    sample_counts: Numbers of samples that are tried, fewest first.
+    samples_per_client: Samples of a training client, before new clients come.
+    num_new_clients: New clients for each seed; 0 for none.
+    noise_std: Standard deviation of the labels' noise where new clients come.
+  """
+
+  dimensions: Sequence[int] = (10, 20, 40, 80)
+  nums_clients: Sequence[int] = (10, 40, 160)
+  ranks: Sequence[int] = (2, 4)
+  sample_counts: Sequence[int] = (
+    *(1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100, 120),
+  )
+  num_rounds: int = 300
+  samples_per_client: int = 10
+  num_new_clients: int = 100
+  noise_std: float = 1e-3
+
+
+SMALL = {
+  'dimensions': (4, 8),
+  'nums_clients': (10, 20),
+  'ranks': (2,),
+  'sample_counts': (4, 8, 16, 32),
+  'num_rounds': 60,
+}
+curves = panels.curves(
+  'samples_needed',
+  over='dimension',
+  panel='rank',
+  title='k = {}'.format,
+  x_label='Length of an input (d)',
+  y_label='Samples that a client needs',
+  log_x=True,
+  log_y=True,
+)
+
+
+def _run(name, seed, num_rounds, *sizes, **options):
+  """A ground truth, and the state after the last round."""
+  build, its_options = _METHODS[name]
+  truth = problem.LinearProblem(*sizes, seed=seed, **its_options, **options)
+  history = simulation.run(
+    build(theorem.largest_learning_rate(truth.heads)),
+    truth,
+    num_rounds,
+    initial=model.with_zero_head(model.method_of_moments(truth)),
+    seed=seed,
+    rounds_per_record=num_rounds,
+  )
+  return truth, history
+
+
+def _needed(name, seed, sizes, dimension, num_clients, rank):
+  """The first number of samples that suffices; infinite if none does."""
+  for number in sizes.sample_counts:
+    _, history = _run(
+      name,
+      seed,
+      sizes.num_rounds,
+      *(num_clients, dimension, rank),
+      samples_per_client=number,
+    )
+    if history.distance[-1] < _FOUND:
+      return number
+  return np.inf
+
+
+def measure(context: measures.Context, name: str) -> measures.Rows:
+  """The samples needed, by dimension, rank and number of clients.
+
+  Args:
+    name: 'FedRep', with new clients, or 'FedDAR-SA'.
+  """
+  sizes = context.parameters
+  first, *others = sizes.ranks
+  cells = [
+    *itertools.product(sizes.dimensions, sizes.nums_clients, [first]),
+    *itertools.product(sizes.dimensions, sizes.nums_clients[:1], others),
+  ]
+  for cell, seed in context.each(cells):
+    yield _row(
+      seed, _CLIENTS(cell[1]), *cell, _needed(name, seed, sizes, *cell)
+    )
+  if name != _FED_REP:
+    return
+  for dimension, seed in context.each(sizes.dimensions):
+    cell = dimension, sizes.nums_clients[-1], first
+    truth, history = _run(
+      name,
+      seed,
+      sizes.num_rounds,
+      *(cell[1], dimension, first),
+      samples_per_client=sizes.samples_per_client,
+      noise_std=sizes.noise_std,
+    )
+    learned = simulation.with_exact_head(history.model.representation)
+    for label, regressor in (
+      (_NEW, learned),
+      (_ALONE, simulation.local_only),
+    ):
+      errors = simulation.new_client_errors(
+        regressor, truth, sizes.sample_counts, sizes.num_new_clients
+      )
+      fails = np.median(errors, axis=1) >= simulation.ACCURATE * first
+      (needed,) = simulation.first_lasting(sizes.sample_counts, fails[None])
+      yield _row(seed, label, *cell, needed)
+
+
+def _row(seed, label, dimension, num_clients, rank, needed):
+  return {
+    'method': label,
+    'dimension': dimension,
+    'num_clients': num_clients,
+    'rank': rank,
+    'seed': seed,
+    'samples_needed': needed,
+  }
+
+
+def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
+  """Claims on the samples that clients need by d, n and k."""
+  sizes, source = study.parameters, study.source
+  first, *others = sizes.ranks
+  dimensions, most = np.array(sizes.dimensions), sizes.dimensions[-1]
+
+  def needed(num_clients, rank=first):
+    """By seed and dimension."""
+    return numbers.curve(
+      'samples_needed', 'dimension', method=_CLIENTS(num_clients), rank=rank
+    )
+
+  def power(num_clients):
+    logs = np.log(needed(num_clients))
+    return np.polyfit(np.log(dimensions), logs.T, 1)[0]
+
+  fewest_clients, most_clients = sizes.nums_clients[0], sizes.nums_clients[-1]
+  yield claims.difference(
+    f'With {fewest_clients} clients the samples that each needs grow with d: '
+    'the power of d',
+    source,
+    power(fewest_clients),
+    above=_POWER,
+  )
+  yield claims.difference(
+    f'With {most_clients} clients they hardly do: the same power',
+    source,
+    power(most_clients),
+    below=_POWER,
+  )
+  for fewer, more in itertools.pairwise(sizes.nums_clients):
+    yield claims.difference(
+      f'Each of {more} clients needs fewer samples than each of {fewer}, with '
+      f'd = {most}: the difference',
+      source,
+      (needed(fewer) - needed(more))[:, -1],
+    )
+  yield claims.measured(
+    f'No client needs as many as alone with d = {most}: the largest number, '
+    'divided by d',
+    source,
+    np.stack([needed(n)[:, -1] for n in sizes.nums_clients]).T / most,
+    below=1,
+  )
+  for rank in others:
+    powers = np.log(needed(fewest_clients, rank) / needed(fewest_clients))
+    yield claims.difference(
+      f'With k = {rank} in place of {first} a client needs at most as much more'
+      ' as k^2 grows: the power of k, mean over d',
+      source,
+      powers.mean(axis=1) / np.log(rank / first),
+      below=2,
+      of_paper=True,
+    )
+  if _NEW in numbers.distinct('method'):
+    of_new, alone = (
+      numbers.curve('samples_needed', 'dimension', method=label)
+      for label in (_NEW, _ALONE)
+    )
+    yield claims.measured(
+      'A new client needs about k samples whatever d: the largest number, '
+      'divided by k',
+      source,
+      of_new / first,
+      below=3,
+    )
+    yield claims.measured(
+      'Alone it needs d: the smallest number, divided by d',
+      source,
+      alone / dimensions,
+      above=0.9,
+    )
