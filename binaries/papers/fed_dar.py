@@ -3,6 +3,7 @@
 * `feddar_domains` (tables 1 and 4): accuracy by domain, for mixtures of domains
   from almost one domain a client to all alike, of FedDAR with both aggregations
   and of the methods that it is compared with.
+* `feddar_many_features` (tables 1 and 2): the same where heads can overfit.
 * `feddar_hospitals` (table 3): the same where clients are hospitals, by AUC.
 * `feddar_digits` (table 5): three methods on digits of several origins with a
   CNN; also FedBN, and FedAvg of its network, which has batch normalization.
@@ -484,6 +485,29 @@ STUDIES = (
         },
       },
       'cpu': {'settings': _CPU, 'conditions': _mixtures(250)},
+      'small': _SMALL,
+    },
+  ),
+  _study(
+    name='feddar_many_features',
+    summary='FedDAR where heads of many features can overfit',
+    source='FedDAR, tables 1 and 2',
+    methods=_rows(_SEPARATE, _FED_AVG, _MULTI_HEAD, _WA, _SA),
+    seeds=range(10),
+    claims=[domains_claims],
+    scales={
+      'cpu': {
+        'settings': dict(
+          _CPU,
+          dataset='relabelled_cifar10',
+          dataset_arguments={'normalize': True, 'test_fraction': 0.8},
+          partition='domain_mixture:0.5:1500',
+          model='cnn',
+          model_arguments={'filters': (8, 16), 'widths': (512,)},
+          learning_rate=0.01,
+          fine_tune_learning_rate=0.005,
+        ),
+      },
       'small': _SMALL,
     },
   ),

@@ -20,6 +20,7 @@ from tff_pfl.datasets.sources import (
   image_folder,
   image_sets,
   leaf,
+  made_domains,
   npz_file,
   pfllib,
   sentiment,
@@ -127,6 +128,10 @@ DATASETS: dict[str, DatasetEntry] = {
   'relabelled_digits': DatasetEntry(
     'the digits in 5 domains, each with another two labels swapped',
     digits.load_relabelled_digits,
+  ),
+  'relabelled_cifar10': DatasetEntry(
+    'cifar10 in 5 domains, each of which renames all classes',
+    made_domains.load_relabelled_cifar10,
   ),
   'rotated_digits': DatasetEntry(
     'the digits, each turned by 0, 90, 180 or 270 degrees, which is its domain',

@@ -3,6 +3,7 @@ import pytest
 
 from tests.datasets import shared
 from tff_pfl import datasets
+from tff_pfl.datasets import registry
 from tff_pfl.datasets.sources import digits
 
 
@@ -59,6 +60,25 @@ def test_classes_are_spread_evenly_over_rotations(num_rotations):
     np.add.at(counts, (domain, y), 1)
     assert (np.ptp(counts, axis=0) <= 1).all()
     assert np.ptp(counts.sum(axis=1)) <= 1
+
+
+def test_a_domain_renames_all_classes(tmp_path):
+  labels = np.repeat(np.arange(10), 10)
+  x = np.arange(100 * 3072).reshape(100, 32, 32, 3).astype(np.uint8)
+  splits = {'x': x, 'y': labels, 'x_test': x[::2], 'y_test': labels[::2]}
+  np.savez(tmp_path / 'cifar10.npz', **splits)
+  arrays = registry.load_arrays('relabelled_cifar10', str(tmp_path))
+  assert arrays.domain_names[1:3] == ('shifted_2', 'shifted_4')
+  np.testing.assert_array_equal(arrays.x, x)
+  for y, domain, expected in (
+    (arrays.y, arrays.domain, labels),
+    (arrays.y_test, arrays.domain_test, labels[::2]),
+  ):
+    # Each domain has as many of each class, and moves its name two further.
+    counts = np.zeros((5, 10), int)
+    np.add.at(counts, (domain, expected), 1)
+    assert (counts == len(y) / 50).all()
+    np.testing.assert_array_equal((y - expected) % 10, 2 * domain)
 
 
 def test_a_domain_swaps_the_two_labels_of_its_name():

@@ -8,9 +8,7 @@ License: CC BY 4.0 (UCI Machine Learning Repository); scikit-learn is BSD.
 Sizes: 1,797 images of 10 classes (174 to 183 each), here always divided in the
 same way, stratified by class, into 1,437 training and 360 test images.
 
-Two further data sets put each digit into a domain, which changes it, so that a
-model must know the domain to be right in all. An image is always in the same
-domain, drawn stratified by class.
+Two further data sets put each digit into a domain (see `made_domains`).
 
 * In `rotated_digits` a domain turns its digits by one angle, so that the same
   picture means different things in different domains: a 6 turned by 180 degrees
@@ -20,9 +18,6 @@ domain, drawn stratified by class.
   shared; their meaning differs in two classes of ten.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
-
 import numpy as np
 from scipy import ndimage
 from sklearn import datasets as sklearn_datasets
@@ -30,6 +25,7 @@ from sklearn import model_selection
 
 from tff_pfl import fields
 from tff_pfl.datasets import arrays as arrays_lib
+from tff_pfl.datasets.sources import made_domains
 
 NUM_CLASSES = 10
 _SPLIT_SEED = 0
@@ -70,7 +66,8 @@ def load_rotated_digits(
       spaced on the circle; with 1 the digits stay unchanged.
   """
   step = 360 / num_rotations
-  return _in_domains(
+  return made_domains.in_domains(
+    load_digits(),
     'rotated_digits',
     [f'rotation_{number * step:g}' for number in range(num_rotations)],
     lambda x, y, domain: (_rotated(x, domain, step), y),
@@ -86,46 +83,13 @@ def load_relabelled_digits(
   Args:
     num_domains: Number of domains, in [1, 5].
   """
-  return _in_domains(
+  return made_domains.in_domains(
+    load_digits(),
     'relabelled_digits',
     [f'swapped_{2 * m}_{2 * m + 1}' for m in range(num_domains)],
     # 2m and 2m + 1 differ in their last bit.
     lambda x, y, domain: (x, np.where(y // 2 == domain, y ^ 1, y)),
   )
-
-
-def _in_domains(
-  name: str,
-  domain_names: Sequence[str],
-  change: Callable[..., tuple[np.ndarray, np.ndarray]],
-) -> arrays_lib.Arrays:
-  """Returns the digits with `change(x, y, domain) -> (x, y)` of each split."""
-  plain = load_digits()
-  changed = {}
-  for suffix, x, y in (
-    ('', plain.x, plain.y),
-    ('_test', plain.x_test, plain.y_test),
-  ):
-    domain = _draw_domains(y, len(domain_names))
-    x, y = change(x, y, domain)
-    changed.update(
-      {f'x{suffix}': x, f'y{suffix}': y, f'domain{suffix}': domain}
-    )
-  return dataclasses.replace(
-    plain, name=name, domain_names=tuple(domain_names), **changed
-  )
-
-
-def _draw_domains(y: np.ndarray, num_domains: int) -> np.ndarray:
-  """Returns a domain for each example, every class spread evenly over them."""
-  domain = np.zeros(len(y), np.int32)
-  if num_domains > 1:
-    folds = model_selection.StratifiedKFold(
-      num_domains, shuffle=True, random_state=_SPLIT_SEED
-    )
-    for number, (_, members) in enumerate(folds.split(y, y)):
-      domain[members] = number
-  return domain
 
 
 def _rotated(x: np.ndarray, domain: np.ndarray, step: float) -> np.ndarray:
