@@ -31,6 +31,10 @@ Clients weigh the same; the code weighs them by size on FEMNIST and Sent140.
 Weights do not decay (1e-4 in the code), a client's classes are distinct,
 networks start from Glorot's distribution, and dropout rests while a head alone
 is trained. SCAFFOLD has no momentum (0.5 in the code) and clips no gradients.
+Ditto's pull is a part of the gradient, so that with a momentum of 0.5 it is
+twice as strong as in the code, which applies it after the step. APFL's mixture
+is alpha and 1 - alpha, in the code alpha and alpha. LG-FedAvg shares the three
+dense layers of CIFAR's network, as in the text; the code shares the last two.
 FedAvg has the text's five epochs; the code's scripts have one on all data but
 Sent140 (10). A server's model is scored as it is, and after its head is
 fine-tuned for 10 epochs (FT). No program of the code runs Per-FedAvg: the
@@ -44,14 +48,17 @@ for one epoch as in the authors' code (five on Sent140, as the other methods).
 CIFAR's images are cropped, mirrored and normalized, and the network is the
 authors'. Sent140 has 183 users with 50 tweets or more, of 25 words; words are
 hashed to 10,000, and their embedding is trained (GloVe vectors in the paper).
-Figures can be compared only where the texts are Sent140's; texts of a domain
-instead of a user are dealt to several clients. FEMNIST is EMNIST's letters a to
-j of both cases, by no writer, 131 to 139 images a client on average (148 in the
-paper). Sizes are log-normal as in the code, at least 50 as in the paper. The
-text names two hidden layers, the code's network has three. The code repeats the
-softmax and gives neighbors the next letters; here letters are random. MNIST and
-Fashion-MNIST, which the table does not have, are set up as CIFAR-10 with 2
-classes, with the network of FEMNIST.
+The LSTM reads 25 words of 300 numbers each, in the code 300 steps of 25
+numbers. Figures can be compared only where the texts are Sent140's; texts of a
+domain instead of a user are dealt to several clients. FEMNIST is EMNIST's
+letters a to j of both cases, by no writer, 131 to 139 images a client on
+average (148 in the paper). Sizes are log-normal as in the code, at least 50 as
+in the paper. The text names two hidden layers, the code's network has three.
+The code repeats the softmax and gives neighbors the next letters; here letters
+are random. The code gives all clients of a letter the same first images, so
+that a client's test images are others' training images; here no two clients
+have an image in common. MNIST and Fashion-MNIST, which the table does not have,
+are set up as CIFAR-10 with 2 classes, with the network of FEMNIST.
 
 At the scale cpu there are 40 rounds of a smaller network, and images are not
 normalized. Training and test images are pooled, and 17% of each client's are

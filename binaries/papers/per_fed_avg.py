@@ -10,12 +10,13 @@
 
 Deviations:
 
-`perfedavg_mnist`. Numbers of users, rates, batches, rounds, local steps (tau)
-and shares of active users (r) are not legible in our copy; they are as we take
-them. Accuracies still rise after 1,000 rounds, so that a lead is in part one of
-speed. The step at test time is on the client's training data, where the text
-says test data. The Hessian-free and the exact variant, of which the figure has
-none, run in the last condition only.
+Our copy is the arXiv version of 2020, whose formulas and figures are lost in
+part. `perfedavg_mnist`. Numbers of users, rates, batches, rounds, local steps
+(tau) and shares of active users (r) are not legible in our copy; they are as we
+take them. Accuracies still rise after 1,000 rounds, so that a lead is in part
+one of speed. The step at test time is on the client's training data, where the
+text says test data. The Hessian-free and the exact variant, of which the figure
+has none, run in the last condition only.
 
 `perfedavg_gradient_norm`. Our copy lacks the theorem's formula. What is checked
 is the bound as it was published elsewhere, in a setting of our own, where the

@@ -83,6 +83,7 @@ curves = panels.curves(
   over='dimension',
   panel='rank',
   title='k = {}'.format,
+  sharey=True,
   x_label='Length of an input (d)',
   y_label='Samples that a client needs',
   log_x=True,
