@@ -6,6 +6,7 @@ change here.
 """
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -37,8 +38,50 @@ def _modules(package):
   return sorted(found, key=lambda path: (len(path.parts), path))
 
 
+@functools.cache
+def _parsed(path):
+  return ast.parse(path.read_text('utf-8'))
+
+
 def _docstring(path):
-  return ast.get_docstring(ast.parse(path.read_text('utf-8'))) or ''
+  return ast.get_docstring(_parsed(path)) or ''
+
+
+def _summary(node):
+  return (ast.get_docstring(node) or '').partition('\n')[0]
+
+
+def _comment_above(path, number):
+  """The comment on the lines before a line of a file."""
+  lines = path.read_text('utf-8').splitlines()[: number - 1]
+  comment = []
+  while lines and lines[-1].startswith('#'):
+    comment.insert(0, lines.pop().lstrip('# '))
+  return ' '.join(comment)
+
+
+def _definition(module, name):
+  """The module that defines a name, below tff_pfl, and the name's summary.
+
+  A package's `__init__` and a module may have it from another module.
+  """
+  path = _ROOT / 'tff_pfl' / module.replace('.', '/')
+  if (path / f'{name}.py').is_file():  # The name is a module.
+    return f'{module}.{name}'.lstrip('.'), _summary(_parsed(path / f'{name}.py'))
+  path = path / '__init__.py' if path.is_dir() else path.with_suffix('.py')
+  for node in _parsed(path).body:
+    if getattr(node, 'name', None) == name:
+      return module, _summary(node)
+    if name in (getattr(t, 'id', '') for t in getattr(node, 'targets', ())):
+      return module, _comment_above(path, node.lineno)
+    if getattr(getattr(node, 'target', None), 'id', '') == name:
+      return module, _comment_above(path, node.lineno)
+    for alias in getattr(node, 'names', ()):
+      origin = getattr(node, 'module', None) or ''
+      if (alias.asname or alias.name) == name and origin.startswith('tff_pfl'):
+        origin = origin.removeprefix('tff_pfl').lstrip('.')
+        return _definition(origin, alias.name)
+  return module, ''
 
 
 def _package_page(package, modules):
@@ -58,24 +101,46 @@ def _face_page():
   """`tff_pfl` itself: its docstring, and where its names are documented."""
   path = _ROOT / 'tff_pfl' / '__init__.py'
   rows = []
-  for node in ast.parse(path.with_suffix('.pyi').read_text('utf-8')).body:
+  for node in _parsed(path.with_suffix('.pyi')).body:
     for alias in getattr(node, 'names', ()):
-      module = node.module.removeprefix('tff_pfl').lstrip('.')
-      page = module.replace('.', '/')
-      if (_ROOT / 'tff_pfl' / page / f'{alias.name}.py').is_file():
-        page = f'{page}/{alias.name}'.lstrip('/')  # It is a module.
-        module = page.replace('/', '.')
-      elif (_ROOT / 'tff_pfl' / page).is_dir():
-        page += '/index'
-      link = f'[`{module}`]({page}.md)' if module != 'errors' else '`errors`'
-      rows.append(f'| `pfl.{alias.name}` | {link} |')
-  table = '\n'.join(['| name | documented in |', '|---|---|', *rows])
-  return f'# tff_pfl\n\n{_docstring(path)}\n\n{table}\n'
+      named = node.module.removeprefix('tff_pfl').lstrip('.')
+      module, summary = _definition(named, alias.name)
+      link = f'[`{module}`]({_page_path(module)})'
+      if module == 'errors':
+        link = '`errors`'
+      summary = summary.replace('|', '\\|')
+      rows.append(f'| `pfl.{alias.name}` | {summary} | {link} |')
+  table = ['| name | summary | documented in |', '|---|---|---|', *rows]
+  return f'# tff_pfl\n\n{_docstring(path)}\n\n' + '\n'.join(table) + '\n'
+
+
+def _page_path(module):
+  """The page of a module or package, below reference/."""
+  path = module.replace('.', '/')
+  is_package = (_ROOT / 'tff_pfl' / path).is_dir()
+  return f'{path}/index.md' if is_package else f'{path}.md'
+
+
+@functools.cache
+def _searched():
+  """The pages of the reference that the search finds, below reference/.
+
+  They are methods, the modules that `tff_pfl` has names of, and whatever the
+  guide links to. Internals would come before the guide.
+  """
+  text = _face_page().replace('](', '](reference/')
+  for path in (_ROOT / 'docs').rglob('*.*'):
+    if path.suffix in ('.md', '.ipynb'):
+      text += path.read_text('utf-8')
+  return set(re.findall(r'reference/([\w/]+\.md)', text))
 
 
 def _module_page(module):
   name = '.'.join(('tff_pfl', *module.with_suffix('').parts))
-  return f'# {name}\n\n::: {name}\n'
+  page = module.with_suffix('.md').as_posix()
+  is_found = module.parts[0] == 'methods' or page in _searched()
+  search = '' if is_found else '---\nsearch:\n  exclude: true\n---\n\n'
+  return f'{search}# {name}\n\n::: {name}\n'
 
 
 def _pages():

@@ -63,9 +63,9 @@ def test_rooms_import_those_below_them(room):
   allowed = _ROOMS[: _ROOMS.index(room) + 1]
   paths = [*(_ROOT / room).rglob('*.py'), _ROOT / f'{room}.py']
   for path in filter(pathlib.Path.is_file, paths):
-    found = {parts[0] for parts in _imports(path)}
-    assert room != 'core' or 'runtime' not in found, path
-    assert found <= {*allowed}, f'{path} imports {found - {*allowed}}'
+    actual = {parts[0] for parts in _imports(path)}
+    assert room != 'core' or 'runtime' not in actual, path
+    assert actual <= {*allowed}, f'{path} imports {actual - {*allowed}}'
 
 
 def test_every_room_has_its_place():

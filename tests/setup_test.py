@@ -67,18 +67,18 @@ def test_lock_pins_every_requirement_to_an_allowed_version(
   lock, python_version
 ):
   versions = locked_versions(lock, python_version)
-  wanted = (ROOT / lock).with_suffix('.in').read_text()
+  expected = (ROOT / lock).with_suffix('.in').read_text()
   if lock == 'requirements.txt':
-    wanted += (ROOT / 'overrides.txt').read_text()
+    expected += (ROOT / 'overrides.txt').read_text()
   elif lock != 'requirements-docs.txt':
     # An extra has the versions of the lock that it is added to.
     base = locked_versions('requirements.txt', python_version)
     assert {name: base.get(name, v) for name, v in versions.items()} == versions
-  for line in re.findall('^[^#\\n].*', wanted, re.M):
+  for line in re.findall('^[^#\\n].*', expected, re.M):
     entry = requirements.Requirement(line)
     if entry.marker is None or entry.marker.evaluate():
-      found = versions[utils.canonicalize_name(entry.name)]
-      assert entry.specifier.contains(found), line
+      actual = versions[utils.canonicalize_name(entry.name)]
+      assert entry.specifier.contains(actual), line
 
 
 @pytest.mark.parametrize(
@@ -267,8 +267,8 @@ def test_help_is_the_default_and_lists_every_target(checkout):
   targets = re.findall(
     '^([a-z-]+):.*  ##', (ROOT / 'Makefile').read_text(), re.M
   )
-  found = re.findall('^  make ([a-z-]+)  +[A-Z]', checkout.make()[1], re.M)
-  assert found == targets
+  actual = re.findall('^  make ([a-z-]+)  +[A-Z]', checkout.make()[1], re.M)
+  assert actual == targets
 
 
 @pytest.fixture(scope='module')

@@ -115,12 +115,12 @@ def test_a_method_without_client_state_is_exported_as_computations(programs):
     state = run.server_state(run.build_process(), rt)
     expected = rt.run(process.next, state, data).state
     loaded = tff_files.load(directory)
-    found = rt.run(loaded.next, loaded.state, data)['state']
-  assert found['round_number'] == expected.round_number == 3
+    actual = rt.run(loaded.next, loaded.state, data)['state']
+  assert actual['round_number'] == expected.round_number == 3
   for name, value in expected.global_weights.items():
     # The program, in these tests, is without XLA.
     np.testing.assert_allclose(
-      found['global_weights'][name], value, rtol=1e-5, atol=1e-6
+      actual['global_weights'][name], value, rtol=1e-5, atol=1e-6
     )
   assert loaded.manifest['description']['settings']['aggregator'] == 'mean'
 

@@ -84,12 +84,12 @@ def test_new_clients_are_scored_by_samples_and_epochs_and_by_ensemble(
   assert stored['dataset'] == 'new_clients.npz'
   table = [line.split() for line in result.out.splitlines()]
   assert table[0][:4] == ['samples', 'epochs', 'clients', 'accuracy']
-  for i, (found, cells) in enumerate(zip(stored['settings'], table[2:])):
+  for i, (actual, cells) in enumerate(zip(stored['settings'], table[2:])):
     accuracies = [float(r['after/accuracy']) for r in rows[2 * i : 2 * i + 2]]
-    assert found['accuracy'] == pytest.approx(np.mean(accuracies))
-    assert found['std'] == pytest.approx(np.std(accuracies))
+    assert actual['accuracy'] == pytest.approx(np.mean(accuracies))
+    assert actual['std'] == pytest.approx(np.std(accuracies))
     assert cells[:3] == [*settings[i], '2']
-    assert float(cells[3]) == pytest.approx(found['accuracy'], abs=1e-3)
+    assert float(cells[3]) == pytest.approx(actual['accuracy'], abs=1e-3)
   least, _, _, most, by_ensemble = stored['settings']
   assert most['loss'] < least['loss']
   assert most['accuracy'] > most['accuracy_before']
@@ -122,12 +122,12 @@ def test_predictions_for_new_clients_are_those_of_their_saved_models(
   path = evaluation.personal_model_path(str(directory), client)
   with np.load(path) as weights:
     expected = _softmax_outputs(weights, x)
-  with np.load(programs.directory / 'predictions.npz') as found:
-    assert set(found.files) == {'prediction', 'probabilities'}
-    np.testing.assert_allclose(found['probabilities'], expected, atol=1e-5)
-    np.testing.assert_array_equal(found['prediction'], expected.argmax(axis=1))
+  with np.load(programs.directory / 'predictions.npz') as actual:
+    assert set(actual.files) == {'prediction', 'probabilities'}
+    np.testing.assert_allclose(actual['probabilities'], expected, atol=1e-5)
+    np.testing.assert_array_equal(actual['prediction'], expected.argmax(axis=1))
     # The new clients have two classes, of which training has made sense.
-    np.testing.assert_array_equal(found['prediction'], y)
+    np.testing.assert_array_equal(actual['prediction'], y)
 
 
 @pytest.mark.parametrize(

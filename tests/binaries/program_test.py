@@ -111,7 +111,7 @@ def test_help_of_train_has_the_flags_of_what_is_selected(programs):
     'Rounds and evaluation: --num_rounds: Rounds of training. A resumed run '
     'may have more than before. (default: 100)',
     '--fine_tune_num_epochs: Epochs of fine-tuning. (default: 10)',
-    '--model_widths: With many a --model: ',
+    '--model_widths: With many values of --model: ',
     '--model=… --aggregator=… --runtime=… --baselines=… has the flags of ',
   ):
     assert words in text

@@ -98,14 +98,14 @@ def test_all_studies_run_and_are_summed_up(programs):
   program = programs.start('reproduce', '--study=all', *flags)
   result = program.wait(3 * 3600)
   assert result.status == 0, result.err
-  found = {
+  actual = {
     path.parent.name: json.loads(path.read_text())
     for path in (programs.directory / 'out').glob('*/study.json')
   }
-  assert set(found) == set(papers.STUDIES)
+  assert set(actual) == set(papers.STUDIES)
   for name, study in papers.STUDIES.items():
     small = study.at('small')
-    assert not found[name]['failures']
-    assert set(found[name]['methods']) == set(small.method_names)
-  rows = [row for one in found.values() for row in one['claims']]
+    assert not actual[name]['failures']
+    assert set(actual[name]['methods']) == set(small.method_names)
+  rows = [row for one in actual.values() for row in one['claims']]
   assert f'\n{claims.count_all(rows)}.\n' in result.out

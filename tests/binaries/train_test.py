@@ -257,10 +257,10 @@ def test_a_signal_ends_the_program_and_loses_nothing(
       # Closed in order: all is in one file.
       assert not (directory / f'{run_store.FILE_NAME}-wal').exists()
   programs.succeed('train', *flags)
-  found, expected = (
+  actual, expected = (
     left_behind.everything(folder, 6) for folder in (directory, undisturbed)
   )
-  assert found == expected
+  assert actual == expected
 
 
 @pytest.mark.slow

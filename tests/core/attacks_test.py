@@ -62,8 +62,8 @@ def test_what_attacked_clients_send_is_multiplied():
   state, _, _ = toy_problems.train(process, clients)
   slopes = [toy_problems.squared_error_gradient(_KERNEL, c) for c in clients]
   mean = toy_problems.weighted_mean([slopes[0], -3 * slopes[1]], clients)
-  wanted = {'head': _KERNEL - 0.1 * mean}
-  toy_problems.assert_part(state.global_weights, wanted)
+  expected = {'head': _KERNEL - 0.1 * mean}
+  toy_problems.assert_part(state.global_weights, expected)
 
 
 def test_attacked_clients_learn_wrong_labels():

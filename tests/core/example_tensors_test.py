@@ -48,10 +48,10 @@ _EMPTY = tf.data.Dataset.from_tensors(_data(0))
 )
 def test_batches_of_any_sizes_are_joined_as_arrays_are(num_examples, batched):
   data = _data(num_examples)
-  found = example_tensors.from_dataset(batched(_dataset(data)), SPEC)
+  actual = example_tensors.from_dataset(batched(_dataset(data)), SPEC)
   expected = example_tensors.from_arrays(data)
-  tf.nest.assert_same_structure(found, expected)
-  for a, b in zip(*map(tf.nest.flatten, (found, expected))):
+  tf.nest.assert_same_structure(actual, expected)
+  for a, b in zip(*map(tf.nest.flatten, (actual, expected))):
     assert a.dtype == b.dtype
     np.testing.assert_array_equal(a, b)
 
@@ -59,15 +59,15 @@ def test_batches_of_any_sizes_are_joined_as_arrays_are(num_examples, batched):
 @pytest.mark.parametrize('num_examples', [0, 1, 16, 17, 33])
 def test_arrays_are_padded_with_zeros(num_examples):
   data = _data(num_examples)
-  found = example_tensors.from_arrays(data)
+  actual = example_tensors.from_arrays(data)
   capacity = {17: 32, 33: 64}.get(num_examples, 16)
-  assert found.num_examples == num_examples
-  assert found.num_examples.dtype == tf.int32
-  assert found.capacity == capacity
+  assert actual.num_examples == num_examples
+  assert actual.num_examples.dtype == tf.int32
+  assert actual.capacity == capacity
   missing = capacity - num_examples
   x = np.concatenate([data['x'], np.zeros([missing, 3])])
-  np.testing.assert_array_equal(found.x, x)
-  np.testing.assert_array_equal(found.y, [*data['y'], *[0] * missing])
+  np.testing.assert_array_equal(actual.x, x)
+  np.testing.assert_array_equal(actual.y, [*data['y'], *[0] * missing])
 
 
 def test_weights_follow_their_examples():
@@ -79,8 +79,8 @@ def test_weights_follow_their_examples():
   types = '<x=float32[?,3],y=int32[?],num_examples=int32,weight='
   assert str(example_tensors.type_of(SPEC)) == f'{types}<>>'
   assert str(example_tensors.type_of(spec)) == f'{types}float32[?]>'
-  for found in (examples, read):
-    np.testing.assert_array_equal(found.weight, [*weight, *[0] * 11])
+  for actual in (examples, read):
+    np.testing.assert_array_equal(actual.weight, [*weight, *[0] * 11])
   some = example_tensors.select(examples, tf.range(16) % 2 == 1)
   np.testing.assert_array_equal(some.weight[: some.num_examples], [1, 3])
 
@@ -132,7 +132,7 @@ def test_chunks_of_structures_keep_the_structure(make):
   )
   tf.nest.assert_same_structure(results, x)
   tf.nest.map_structure(
-    lambda found, value: np.testing.assert_array_equal(found, value + value),
+    lambda actual, value: np.testing.assert_array_equal(actual, value + value),
     results,
     x,
   )

@@ -48,27 +48,27 @@ def test_one_number_of_five_clients(name, expected):
 def test_weights_tell_who_is_left_out_and_move_the_geometric_median():
   weights = [7.0, 0.0, 0.0, 1.0, 1.0]
   assert _aggregate('median', _NUMBERS, weights) == 3.0
-  found = _aggregate('geometric_median', _NUMBERS, weights)
-  assert found == pytest.approx(4.0, rel=1e-4)
+  actual = _aggregate('geometric_median', _NUMBERS, weights)
+  assert actual == pytest.approx(4.0, rel=1e-4)
   assert _aggregate('median', _NUMBERS, [0.0] * 5) == 0.0
 
 
 def test_no_number_moves_the_geometric_median_far():
   near = [[1, 0], [0, 1], [0, 0]]
   for far in (1e17, 1e22, 3e38, np.inf):
-    found = _aggregate('geometric_median', [*near, [far, far]])
-    assert np.linalg.norm(found) < 1.5
+    actual = _aggregate('geometric_median', [*near, [far, far]])
+    assert np.linalg.norm(actual) < 1.5
 
 
 def test_geometric_median_of_points():
   # Where angles of 120 degrees meet (Fermat), though the mean is elsewhere.
   fermat = np.float32([1.0, 2.0, -1.0])
   sides = np.float32([[2, 0, 0], [-1, 3**0.5, 0], [-1.5, -(6.75**0.5), 0]])
-  found = _aggregate('geometric_median', fermat + sides)
-  np.testing.assert_allclose(found, fermat, atol=2e-4)
+  actual = _aggregate('geometric_median', fermat + sides)
+  np.testing.assert_allclose(actual, fermat, atol=2e-4)
   # By coordinates the median is the middle of each.
-  found = _aggregate('median', fermat + sides)
-  np.testing.assert_allclose(found, fermat + [-1, 0, 0], atol=1e-6)
+  actual = _aggregate('median', fermat + sides)
+  np.testing.assert_allclose(actual, fermat + [-1, 0, 0], atol=1e-6)
 
 
 def test_structures_and_types_stay():
@@ -81,9 +81,9 @@ def test_structures_and_types_stay():
     tff.TensorType(np.float32),
   )
   value = collections.OrderedDict(a=np.float32([[1], [2]]), b=np.float64(3))
-  found = process.next(process.initialize(), [value] * 3, [1.0] * 3).result
-  np.testing.assert_allclose(found['a'], value['a'])
-  assert found['b'] == 3 and np.asarray(found['b']).dtype == np.float64
+  actual = process.next(process.initialize(), [value] * 3, [1.0] * 3).result
+  np.testing.assert_allclose(actual['a'], value['a'])
+  assert actual['b'] == 3 and np.asarray(actual['b']).dtype == np.float64
 
 
 _CLIENTS = [toy_problems.labeled_examples(20, seed=n) for n in range(5)]
@@ -108,11 +108,11 @@ def _build(name, aggregator):
 )
 def test_of_one_client_every_kind_of_method_gets_its_mean(name, aggregator):
   clients = toy_problems.examples_for(name, _CLIENTS[:1])
-  found, expected = (
+  actual, expected = (
     toy_problems.train(_build(name, each), clients, 2)[0].global_weights
     for each in (aggregator, 'mean')
   )
-  toy_problems.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+  toy_problems.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_minority_cannot_move_the_model_at_will():
@@ -149,8 +149,10 @@ def test_methods_with_sums_take_the_geometric_median_only():
       client.x @ kernels[name] - client.y[:, None]
     ).sum(),
   )
-  wanted = {**kernels, chosen: kernels[chosen] - 0.1 * slopes[chosen]}
-  toy_problems.check_rounds(process, [client] * 3, [{'global_weights': wanted}])
+  expected = {**kernels, chosen: kernels[chosen] - 0.1 * slopes[chosen]}
+  toy_problems.check_rounds(
+    process, [client] * 3, [{'global_weights': expected}]
+  )
 
 
 def test_values_are_stacked_and_too_many_of_them_refused():

@@ -114,14 +114,14 @@ def test_numbers_are_those_of_training_with_values(
   make, options, rt, monkeypatch
 ):
   model, trainer, arguments = _in_place(make, **options)
-  found = rt.run(trainer, *arguments)
+  actual = rt.run(trainer, *arguments)
   monkeypatch.setattr(in_place, '_MANY_WEIGHTS', 10**9)
   with training_loop.noting_forms() as forms:
     trainer = _trainer(model, **options)
   assert list(forms.values()) == ['by TensorFlow']
-  _assert_close(found, rt.run(trainer, *arguments))
+  _assert_close(actual, rt.run(trainer, *arguments))
   # The client without examples has its weights back.
-  weights, loss = found[3]
+  weights, loss = actual[3]
   _assert_close(weights, [*arguments[0].values()])
   assert loss == 0
 
@@ -140,8 +140,8 @@ def test_clients_share_nothing_and_arguments_stay(rt):
 def test_tffs_own_runtime_gives_the_same_numbers(rt):
   _, trainer, arguments = _in_place(shared.network)
   with runtime.create_runtime('native') as native:
-    found = native.run(trainer, *arguments)
-  _assert_close(found, rt.run(trainer, *arguments))
+    actual = native.run(trainer, *arguments)
+  _assert_close(actual, rt.run(trainer, *arguments))
 
 
 @pytest.mark.slow
@@ -155,9 +155,9 @@ def test_a_program_of_many_clients_takes_the_form_of_values(rt, monkeypatch):
   monkeypatch.setattr(batched_clients._BatchedProgram, '__call__', record)
   _, trainer, arguments = _in_place(shared.network)
   with runtime.create_runtime('in_process', batched_clients=True) as batched:
-    found = batched.run(trainer, *arguments)
+    actual = batched.run(trainer, *arguments)
   assert outputs and all(outputs)
-  _assert_close(found, rt.run(trainer, *arguments))
+  _assert_close(actual, rt.run(trainer, *arguments))
 
 
 def test_the_choice_can_be_overridden():

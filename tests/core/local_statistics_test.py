@@ -71,10 +71,10 @@ def _assert_equal(found, expected):
 
 
 def test_fed_avg_that_keeps_all_of_it_is_fed_bn():
-  *_, found = _train('fed_avg', statistics='local_all')
+  *_, actual = _train('fed_avg', statistics='local_all')
   *_, expected = _train('fed_bn')
   for client in range(2):
-    _assert_equal(found[client], expected[client])
+    _assert_equal(actual[client], expected[client])
 
 
 def test_clients_share_the_weights_but_not_the_statistics():
@@ -122,11 +122,11 @@ def test_without_examples_or_frozen_statistics_stay(trainable):
   (client,) = _clients(sizes=(5,))
   if trainable:
     client = client._replace(num_examples=tf.constant(0))
-  found = local_statistics.statistics_of(
+  actual = local_statistics.statistics_of(
     model, model.initial_weights, client, tf.constant([1, 2])
   )
   kept = _MOVING if trainable else ()
-  _assert_equal(found, split_model.select(model.initial_weights, kept))
+  _assert_equal(actual, split_model.select(model.initial_weights, kept))
 
 
 def test_what_a_new_client_trains_below_decides_its_statistics():

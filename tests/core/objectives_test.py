@@ -178,17 +178,17 @@ def test_examples_count_as_often_as_they_weigh(model):
   inference = objectives.prediction_loss(
     model, lambda weights, x, mode: model.forward(weights, x)
   )
-  found, expected = (
+  actual, expected = (
     inference(weights, batch, seed=SEED) for batch in (weighted, repeated)
   )
   for name, value in expected.gradient.items():
-    np.testing.assert_allclose(found.gradient[name], value, atol=1e-6)
+    np.testing.assert_allclose(actual.gradient[name], value, atol=1e-6)
   np.testing.assert_allclose(
-    found.metrics['loss'], expected.metrics['loss'], rtol=1e-6
+    actual.metrics['loss'], expected.metrics['loss'], rtol=1e-6
   )
   # Metrics are without weights.
   plain = inference(weights, weighted._replace(weight=()), seed=SEED)
-  assert found.metrics['accuracy'] == plain.metrics['accuracy']
+  assert actual.metrics['accuracy'] == plain.metrics['accuracy']
 
 
 def test_metric_sums_are_over_the_real_examples():

@@ -29,12 +29,12 @@ def _gaussian_epsilon(noise_multiplier, delta):
 @pytest.mark.parametrize('noise_multiplier', [0.8, 3.0, 10.0])
 def test_if_all_take_part_it_is_the_gaussian_mechanism(noise_multiplier):
   accounting = privacy.Accounting(noise_multiplier, _everybody(), _DELTA)
-  found = accounting.epsilons(9)
+  actual = accounting.epsilons(9)
   for num_rounds in (1, 9):
     # Rounds add up as one round with less noise does.
     exact = _gaussian_epsilon(noise_multiplier / num_rounds**0.5, _DELTA)
-    assert exact <= found[num_rounds - 1] < 1.12 * exact
-  assert found == sorted(found)
+    assert exact <= actual[num_rounds - 1] < 1.12 * exact
+  assert actual == sorted(actual)
 
 
 def test_renyi_divergences_by_hand():
@@ -47,30 +47,30 @@ def test_renyi_divergences_by_hand():
   for noise_multiplier in (1.0, 2.0, 8.0):
     e = 4 / noise_multiplier**2
     smaller = min(4 * np.expm1(e), 2 * np.exp(e))
-    found = privacy._renyi(noise_multiplier, sampler)[order]
-    assert found == pytest.approx(np.log1p(1e-4 * smaller), rel=1e-9)
+    actual = privacy._renyi(noise_multiplier, sampler)[order]
+    assert actual == pytest.approx(np.log1p(1e-4 * smaller), rel=1e-9)
 
 
 def test_secret_cohorts_count_where_they_are_a_small_part():
   sampler = client_sampling.CohortSampler(10_000, 50, 0)
-  (found,) = privacy.Accounting(4.0, sampler, _DELTA).epsilons(1)
+  (actual,) = privacy.Accounting(4.0, sampler, _DELTA).epsilons(1)
   known = _gaussian_epsilon(4.0, _DELTA)
-  assert found < 0.5 * known
+  assert actual < 0.5 * known
   # In small ones the busiest client's rounds are the better bound.
   sampler = client_sampling.CohortSampler(4, 2, 0)
   rounds = np.array([sampler.sample(r) for r in range(1, 7)])
   counts = [int(np.bincount(rounds[:n].ravel()).max()) for n in range(1, 7)]
   assert privacy.most_participations(sampler, 6) == counts
-  found = privacy.Accounting(1.0, sampler, _DELTA).epsilons(6)
+  actual = privacy.Accounting(1.0, sampler, _DELTA).epsilons(6)
   exact = _gaussian_epsilon(counts[-1] ** -0.5, _DELTA)
-  assert exact <= found[-1] < 1.12 * exact
+  assert exact <= actual[-1] < 1.12 * exact
 
 
 @pytest.mark.parametrize(('epsilon', 'cohort_size'), [(0.5, 5), (20, 100)])
 def test_noise_that_is_found_gives_its_epsilon(epsilon, cohort_size):
   sampler = client_sampling.CohortSampler(100, cohort_size, 0)
-  found = privacy.find_noise_multiplier(epsilon, _DELTA, sampler, 7)
-  last = privacy.Accounting(found, sampler, _DELTA).epsilons(7)[-1]
+  actual = privacy.find_noise_multiplier(epsilon, _DELTA, sampler, 7)
+  last = privacy.Accounting(actual, sampler, _DELTA).epsilons(7)[-1]
   assert 0.995 * epsilon < last <= epsilon
 
 

@@ -232,11 +232,11 @@ def test_noise_multiplier_of_coarse_integers_by_hand():
   query = collections.namedtuple('Query', 'l2_norm_bound local_stddev')
   # Without rounding it would be 5 * sqrt(3) / 10; for small noise the sum of
   # discrete Gaussians is not one.
-  found = private_mean.noise_multiplier_of(({'a': query(10.0, 5.0)},), 3)
-  assert found == pytest.approx(0.866025, rel=1e-5)
+  actual = private_mean.noise_multiplier_of(({'a': query(10.0, 5.0)},), 3)
+  assert actual == pytest.approx(0.866025, rel=1e-5)
   gap = 10 * np.exp(-(np.pi**2) * 0.25) * 2**31
-  found = private_mean.noise_multiplier_of(query(10.0, 0.5), 2)
-  assert found == pytest.approx((200 + gap) ** -0.5, rel=1e-6)
+  actual = private_mean.noise_multiplier_of(query(10.0, 0.5), 2)
+  assert actual == pytest.approx((200 + gap) ** -0.5, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -163,5 +163,5 @@ def test_new_clients_train_at_the_full_rate_with_weight_decay():
     num_steps=4,
     learning_rate=0.05,
   )
-  wanted = {'global_weights': {'body': body}, 'new': [{'head': head}]}
-  toy_problems.check_rounds(process, toy_problems.DEEP_CLIENTS, [wanted])
+  expected = {'global_weights': {'body': body}, 'new': [{'head': head}]}
+  toy_problems.check_rounds(process, toy_problems.DEEP_CLIENTS, [expected])

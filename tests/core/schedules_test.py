@@ -11,8 +11,8 @@ from tff_pfl.core import schedules, training_options
 def test_a_step_comes_in_its_round_when_compiled():
   schedule = schedules.make_schedule('step:41:0.5')
   compiled = tf.function(schedule, jit_compile=True)
-  found = [float(compiled(tf.constant(r))) for r in (40, 41, 82)]
-  assert found == [1, 0.5, 0.25]
+  actual = [float(compiled(tf.constant(r))) for r in (40, 41, 82)]
+  assert actual == [1, 0.5, 0.25]
 
 
 _QUARTER = 0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2
@@ -32,8 +32,8 @@ _QUARTER = 0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2
 )
 def test_factors_by_round(spec, rounds, expected):
   schedule = schedules.make_schedule(spec)
-  found = [float(schedule(tf.constant(r))) for r in rounds]
-  assert found == pytest.approx(expected, abs=1e-6)
+  actual = [float(schedule(tf.constant(r))) for r in rounds]
+  assert actual == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -81,10 +81,10 @@ def test_optimizer_state_starts_anew_with_each_phase(slope):
 def test_a_step_takes_the_mean_of_its_batch(
   slope, examples, phase, expected, metrics
 ):
-  weight, found = _fit(slope, _points(*examples), phase)
+  weight, actual = _fit(slope, _points(*examples), phase)
   np.testing.assert_allclose(weight, expected, rtol=1e-6)
-  assert list(found) == ['loss', 'mae', 'examples']
-  np.testing.assert_allclose(list(found.values()), metrics, rtol=1e-5)
+  assert list(actual) == ['loss', 'mae', 'examples']
+  np.testing.assert_allclose(list(actual.values()), metrics, rtol=1e-5)
 
 
 def test_steps_take_the_place_of_epochs_of_which_there_may_be_none(slope):
@@ -285,8 +285,8 @@ def test_nan_in_the_padding_does_not_leak(network, change):
     scores = scoring.score(network, network.initial_weights, examples).sums
     return {**trained.weights, **trained.metrics}, head.weights, scores
 
-  for found, clean in zip(numbers(examples), numbers(_client(13))):
-    _assert_close(found, clean)
+  for actual, clean in zip(numbers(examples), numbers(_client(13))):
+    _assert_close(actual, clean)
 
 
 def test_xla_gives_the_same_numbers(network):
@@ -384,11 +384,11 @@ def test_head_trains_as_with_a_frozen_body_in_each_step(network, change):
     weights=head,
     objective=objectives.prediction_loss(network, recompute),
   )
-  found = shared.fit_head(network, body, head, examples, phase, SEED)
-  assert list(found.weights) == list(head)
-  _assert_close(found.weights, expected.weights)
-  _assert_close(found.metrics, expected.metrics)
-  assert not np.allclose(found.weights['head/kernel'], head['head/kernel'])
+  actual = shared.fit_head(network, body, head, examples, phase, SEED)
+  assert list(actual.weights) == list(head)
+  _assert_close(actual.weights, expected.weights)
+  _assert_close(actual.metrics, expected.metrics)
+  assert not np.allclose(actual.weights['head/kernel'], head['head/kernel'])
 
 
 # Evaluation.

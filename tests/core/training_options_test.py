@@ -90,8 +90,8 @@ def test_weight_decay_enters_the_momentum(two_slopes, form):
   # Without a gradient to speak of only the decay moves the weights.
   first = _WEIGHTS - _RATE * 0.5 * _WEIGHTS
   second = first - _RATE * (0.9 * 0.5 * _WEIGHTS + 0.5 * first)
-  found = _train(two_slopes, options, momentum=0.9, num_steps=2)
-  np.testing.assert_allclose(found, second, atol=1e-5)
+  actual = _train(two_slopes, options, momentum=0.9, num_steps=2)
+  np.testing.assert_allclose(actual, second, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,10 @@ def test_normalized_inputs_have_mean_0_and_deviation_1_in_training(shape, axes):
   y = np.arange(5) % 4
   arrays = _arrays(x=x, y=y, x_test=x_test, y_test=y).normalized()
   assert arrays.x is x  # They stay compact.
-  found = arrays.transform(x)
-  assert found.dtype == np.float32
-  np.testing.assert_allclose(found.mean(axis=axes), 0, atol=1e-5)
-  deviations = np.atleast_1d(found.std(axis=axes))
+  actual = arrays.transform(x)
+  assert actual.dtype == np.float32
+  np.testing.assert_allclose(actual.mean(axis=axes), 0, atol=1e-5)
+  deviations = np.atleast_1d(actual.std(axis=axes))
   varies = np.ones(len(deviations))
   if len(varies) > 1:
     varies[0] = 0

@@ -280,9 +280,9 @@ def test_fingerprint_covers_every_example():
       client_ids=client_ids,
     ).fingerprint
 
-  found = [fingerprint(y=i) for i in range(60)]
-  found += [fingerprint(**{n: i}) for n in ('x', 'domain') for i in (0, 59)]
-  found += [fingerprint([f'client {i}' for i in range(30)])]
-  found += [fingerprint(shape=(2, 2))]
-  assert len({fingerprint(), *found}) == 67
+  actual = [fingerprint(y=i) for i in range(60)]
+  actual += [fingerprint(**{n: i}) for n in ('x', 'domain') for i in (0, 59)]
+  actual += [fingerprint([f'client {i}' for i in range(30)])]
+  actual += [fingerprint(shape=(2, 2))]
+  assert len({fingerprint(), *actual}) == 67
   assert fingerprint() == fingerprint()

@@ -15,8 +15,8 @@ def test_find_file_takes_the_file_its_folder_or_the_parent(tmp_path):
   path = folder / 'my_tweets.csv'
   path.write_text('')
   for data_dir in (path, folder, tmp_path):
-    found = files.find_file('tweets', str(data_dir), ('*tweets*.csv',))
-    assert found == str(path)
+    actual = files.find_file('tweets', str(data_dir), ('*tweets*.csv',))
+    assert actual == str(path)
 
 
 def test_find_file_refuses_two_files_and_none(tmp_path):

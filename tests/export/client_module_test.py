@@ -264,6 +264,6 @@ def test_personalize_trains_where_the_method_would_not():
     process.initialize_client_state(_NEW_CLIENT),
     client_examples.padded(new),
   )
-  found = client.personalize(**_tensors(_rows(new)[0]))
-  _assert_close(found, tuned.weights)
+  actual = client.personalize(**_tensors(_rows(new)[0]))
+  _assert_close(actual, tuned.weights)
   assert toy_problems.differ(tuned.weights, state.global_weights)

@@ -110,18 +110,18 @@ def test_tffs_program_goes_on_with_a_loaded_process(saved, runtime, tmp_path):
 
 def _nodes(computation):
   """The nodes of all graphs of a computation, and the functions."""
-  found = []
+  actual = []
 
   def collect(block):
     if isinstance(block, tff.framework.CompiledComputation):
       graph_def = tf.compat.v1.GraphDef()
       block.proto.tensorflow.graph_def.Unpack(graph_def)
-      found.extend(graph_defs.all_nodes(graph_def))
-      found.extend(graph_def.library.function)
+      actual.extend(graph_defs.all_nodes(graph_def))
+      actual.extend(graph_def.library.function)
     return block, False
 
   tff.framework.transform_postorder(computation.to_building_block(), collect)
-  return found
+  return actual
 
 
 def _demands(computation):
@@ -160,14 +160,14 @@ def test_files_of_a_network_that_trains_in_place_are_without_variables(
   assert _demands(learning_process.next)
   assert not _demands(loaded.next)
   data = toy_problems.as_datasets(_CLIENTS)
-  found = loaded.next(loaded.state, data)
+  actual = loaded.next(loaded.state, data)
   toy_problems.assert_close(
-    _leaves(found), _leaves(learning_process.next(state, data))
+    _leaves(actual), _leaves(learning_process.next(state, data))
   )
   form = tff_files.load_map_reduce_form(str(tmp_path))
   assert not _demands(form.work)
   by_form = tff.backends.mapreduce.get_computation_for_map_reduce_form(form)
-  _assert_same(by_form(loaded.state, data), found)
+  _assert_same(by_form(loaded.state, data), actual)
 
 
 @pytest.mark.slow
@@ -220,5 +220,5 @@ def test_another_process_without_the_methods_runs_the_round(saved, tmp_path):
   (directory / 'data').write_bytes(pickle.dumps(rows))
   subprocess.run([sys.executable, '-c', _ROUND, str(directory)], check=True)
   result = pickle.loads((directory / 'result').read_bytes())
-  for actual, wanted in zip(result, _leaves(saved[2]), strict=True):
-    np.testing.assert_array_equal(actual, wanted)
+  for actual, expected in zip(result, _leaves(saved[2]), strict=True):
+    np.testing.assert_array_equal(actual, expected)

@@ -706,13 +706,13 @@ def test_the_first_round_of_scaffold_is_that_of_fed_avg():
   ],
 )
 def test_method_becomes_fed_rep(name, changes, of_fed_rep):
-  (weights, *found), (expected_weights, *expected) = (
+  (weights, *actual), (expected_weights, *expected) = (
     _everything(name, **changes),
     _everything('fed_rep', **of_fed_rep),
   )
   toy_problems.assert_close(weights, expected_weights)
   if name != 'fed_babu':  # Whose clients keep no head.
-    toy_problems.assert_same(found, expected)
+    toy_problems.assert_same(actual, expected)
 
 
 # Models.
@@ -784,11 +784,11 @@ def test_hyperparameters_may_be_words():
   hparams = registry.get_algorithm('fed_avg').hparams(
     num_epochs=2, batch_size=3
   )
-  found = described(hparams, batch_size=4, seed=7)
+  actual = described(hparams, batch_size=4, seed=7)
   expected = {'num_epochs': 2, 'batch_size': 4}
-  assert expected.items() <= found[0].items()
-  assert found[1] == 7
-  assert described(num_epochs=2, batch_size=4, seed=7) == found
+  assert expected.items() <= actual[0].items()
+  assert actual[1] == 7
+  assert described(num_epochs=2, batch_size=4, seed=7) == actual
   with pytest.raises(TypeError, match='no argument `num_epoch`.*num_epochs'):
     described(num_epoch=2)
 

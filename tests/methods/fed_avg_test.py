@@ -123,11 +123,11 @@ def test_moving_statistics_are_averaged_whatever_the_server_optimizer():
     toy_problems.weighted_mean([moment(y, axis=0) for y in outputs], clients)
     for moment in (np.mean, np.var)
   )
-  wanted = {
+  expected = {
     'norm/moving_mean': 0.01 * mean,
     'norm/moving_variance': 0.99 + 0.01 * variance,
   }
-  toy_problems.check_rounds(process, clients, [{'global_weights': wanted}])
+  toy_problems.check_rounds(process, clients, [{'global_weights': expected}])
 
 
 # Domains, of different sizes.

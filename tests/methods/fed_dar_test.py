@@ -173,11 +173,11 @@ def test_rounds_are_those_of_the_algorithm(weighting, changes):
 @pytest.mark.slow
 def test_of_clients_that_agree_a_ridge_takes_nothing():
   """One that is alone agrees: its heads are the new ones."""
-  found, expected = (
+  actual, expected = (
     toy_problems.train(_build(**hparams), _CLIENTS[:1])[0].global_weights
     for hparams in ({'ridge': 1.0}, {'aggregation': 'weighted_average'})
   )
-  toy_problems.assert_close(found, expected)
+  toy_problems.assert_close(actual, expected)
 
 
 def test_heads_train_on_changed_inputs_as_the_body_does():
@@ -197,15 +197,15 @@ def test_joint_training_of_one_domain_is_fed_avg():
   avg = toy_problems.full_batches(
     'fed_avg', joint.model, num_steps=2, learning_rate=_BODY_RATE
   )
-  (found, _, _), (expected, _, _) = (
+  (actual, _, _), (expected, _, _) = (
     toy_problems.train(process, clients) for process in (joint, avg)
   )
-  toy_problems.assert_close(found.global_weights, expected.global_weights)
+  toy_problems.assert_close(actual.global_weights, expected.global_weights)
 
 
 def test_one_head_that_takes_the_domain_is_trained_in_turn():
   process = _build(heads='domain_as_input', aggregation='weighted_average')
-  found = toy_problems.train(process, _CLIENTS)[0].global_weights
+  actual = toy_problems.train(process, _CLIENTS)[0].global_weights
   of_domains = np.array(_DOMAINS.loss_weights)
   counts = [len(client.y) for client in _CLIENTS]
   # The head's rows, with those of the domains.
@@ -231,12 +231,12 @@ def test_one_head_that_takes_the_domain_is_trained_in_turn():
       step = client.x.T @ slopes @ new_head[:2].T
       body = body - _BODY_RATE * step
     bodies.append(body)
-  wanted = {
+  expected = {
     'body': np.average(bodies, axis=0, weights=counts),
     'head': new_head[:2],
     'domain_input': new_head[2:],
   }
-  toy_problems.assert_part(found, wanted)
+  toy_problems.assert_part(actual, expected)
 
 
 def test_domain_absent_from_a_cohort_keeps_its_head():

@@ -192,15 +192,15 @@ def test_the_static_mode_is_fed_split_with_its_partition_bit_for_bit():
   expected, of_clients, _ = toy_problems.train(fed_split, _DATA, 3)
   for name, value in expected.global_weights.items():
     layer = name.split('/')[0]
-    found = np.asarray(state.global_weights[name])
+    actual = np.asarray(state.global_weights[name])
     if layer in partition:
-      found = found[..., partition[layer]]
-    np.testing.assert_array_equal(found, value)
+      actual = actual[..., partition[layer]]
+    np.testing.assert_array_equal(actual, value)
   for client, other in zip(states, of_clients):
     for name, value in other.local.items():
       is_personal = ~partition[name.split('/')[0]]
-      found = np.asarray(client.local['values'][name])[..., is_personal]
-      np.testing.assert_array_equal(found, value)
+      actual = np.asarray(client.local['values'][name])[..., is_personal]
+      np.testing.assert_array_equal(actual, value)
 
 
 def test_of_kernels_alone_other_weights_stay_with_the_clients():
@@ -274,11 +274,11 @@ def test_a_new_client_fits_its_personal_elements_only():
   body, _ = toy_problems.descended_together(
     kernels['body'], kernels['head'], client, 2, 0.1, 0.0, (is_personal, False)
   )
-  found = toy_problems.kernels(personal.weights)
+  actual = toy_problems.kernels(personal.weights)
   shared = kernels['body'][:, ~is_personal]
-  np.testing.assert_array_equal(found['body'][:, ~is_personal], shared)
-  wanted = {'body': body, 'head': kernels['head']}
-  toy_problems.assert_part(personal.weights, wanted)
+  np.testing.assert_array_equal(actual['body'][:, ~is_personal], shared)
+  expected = {'body': body, 'head': kernels['head']}
+  toy_problems.assert_part(personal.weights, expected)
 
 
 def test_a_new_client_may_train_all_weights_and_take_the_shared_ones_back():
@@ -291,12 +291,12 @@ def test_a_new_client_may_train_all_weights_and_take_the_shared_ones_back():
     kernels['body'], kernels['head'], client, 2, 0.1
   )
   assert np.abs(head - kernels['head']).max() > 1e-3
-  wanted = {
+  expected = {
     'body': np.where(is_shared, kernels['body'], body),
     'head': kernels['head'],
   }
   personal = toy_problems.new_client(process, state, client)
-  toy_problems.assert_part(personal.weights, wanted)
+  toy_problems.assert_part(personal.weights, expected)
 
 
 # Degenerate updates.

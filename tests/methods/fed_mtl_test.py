@@ -51,7 +51,7 @@ def test_converges_to_the_minimum_of_the_coupled_problem():
     coupling[block, block] += 2 * client.x.T @ client.x / len(client.y)
   targets = [2 * c.x.T @ c.y[:, np.newaxis] / len(c.y) for c in _CLIENTS]
   expected = np.linalg.solve(coupling, np.concatenate(targets))
-  found = [state.local['head/kernel'] for state in states]
+  actual = [state.local['head/kernel'] for state in states]
   np.testing.assert_allclose(
-    np.concatenate(found), expected, rtol=1e-3, atol=1e-4
+    np.concatenate(actual), expected, rtol=1e-3, atol=1e-4
   )

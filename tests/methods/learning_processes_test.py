@@ -210,11 +210,11 @@ def test_weights_of_examples_are_a_field_of_the_data():
   )
   cohort = data_source.ClientDataSource(data).iterator().select(2)
   learning_process = process.to_learning_process()
-  found, _ = learning_process.next(learning_process.initialize(), cohort)
+  actual, _ = learning_process.next(learning_process.initialize(), cohort)
   expected, _, _ = toy_problems.train(
     process, list(map(data.train, data.client_ids))
   )
-  _assert_close(found.global_weights, expected.global_weights)
+  _assert_close(actual.global_weights, expected.global_weights)
 
 
 @_fast_for('fed_rep')

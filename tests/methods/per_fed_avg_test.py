@@ -99,8 +99,8 @@ def test_a_local_iteration_by_hand():
   # f = w^2 at w = 1: the inner step goes to 1 - 0.25 * 2 = 0.5, where the
   # gradient is v = 1; the Hessian is 2, so v - 0.25 * 2 * v = 0.5. The loss
   # that is reported is that of the adapted model.
-  wanted = {'global_weights': {'head': [[0.95]]}, 'metrics': {'loss': 0.25}}
-  toy_problems.check_rounds(process, [client], [wanted], rtol=1e-6)
+  expected = {'global_weights': {'head': [[0.95]]}, 'metrics': {'loss': 0.25}}
+  toy_problems.check_rounds(process, [client], [expected], rtol=1e-6)
 
 
 # The meta-gradient of a small network in float64.
@@ -178,7 +178,7 @@ def test_the_exact_variant_is_the_derivative_of_the_adapted_loss(
 ):
   outer, *inner = (_batch(i) for i in range(1 + num_inner_steps))
   # With D'' = D the meta-gradient is a derivative, which differences give.
-  found = _meta_gradient(
+  actual = _meta_gradient(
     batches=[outer, *inner, *inner],
     num_inner_steps=num_inner_steps,
     inner_scope=scope,
@@ -188,7 +188,7 @@ def test_the_exact_variant_is_the_derivative_of_the_adapted_loss(
     _smooth_network().initial_weights,
   )
   for name, slope in slopes.items():
-    np.testing.assert_allclose(found[name], slope, atol=1e-8)
+    np.testing.assert_allclose(actual[name], slope, atol=1e-8)
 
 
 def _distance(a, b):
@@ -236,11 +236,11 @@ def test_the_curvature_is_that_of_its_own_batch():
 )
 def test_batches_may_be_of_unequal_sizes(variant, sizes, expected):
   batches = [_batch(i) for i in range(len(expected))]
-  found = _meta_gradient(batches=batches, variant=variant, **sizes)
+  actual = _meta_gradient(batches=batches, variant=variant, **sizes)
   first = [_first(*each) for each in zip(batches, expected)]
-  wanted = _meta_gradient(batches=first, variant=variant)
-  assert _distance(found, wanted) < 1e-12
-  assert _distance(found, _meta_gradient(variant=variant)) > 1e-3
+  target = _meta_gradient(batches=first, variant=variant)
+  assert _distance(actual, target) < 1e-12
+  assert _distance(actual, _meta_gradient(variant=variant)) > 1e-3
 
 
 @pytest.mark.parametrize(

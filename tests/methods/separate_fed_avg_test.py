@@ -72,8 +72,8 @@ def _to_targets(clients, options):
 def test_domains_mean_is_by_its_examples_whatever_clients_weigh():
   clients = _of_targets(90)
   process = _to_targets(clients, toy_problems.WEIGHTINGS['unweighted'])
-  wanted = {f'domain_{m}/head': [[w]] for m, w in enumerate((0.5, 3, 7))}
-  toy_problems.check_rounds(process, clients, [{'global_weights': wanted}])
+  expected = {f'domain_{m}/head': [[w]] for m, w in enumerate((0.5, 3, 7))}
+  toy_problems.check_rounds(process, clients, [{'global_weights': expected}])
 
 
 def test_domain_absent_from_a_round_keeps_its_model():

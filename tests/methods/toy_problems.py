@@ -269,18 +269,18 @@ def check_rounds(process, clients, references, cohorts=None, **tolerances):
   references = list(references)
   cohorts = cohorts or [range(len(clients))] * len(references)
   found_rounds = rounds(process, clients, cohorts)
-  for wanted, last in zip(references, found_rounds, strict=True):
+  for expected, last in zip(references, found_rounds, strict=True):
     state, states, metrics = last
-    found = {
+    actual = {
       **state._asdict(),
       'local': [client_state.local for client_state in states],
       'metrics': metrics,
     }
-    if 'models' in wanted:
-      found['models'] = personal_models(process, state, states)
-    if 'new' in wanted:
-      found['new'] = [new_client(process, state, clients[0]).weights]
-    assert_part(found, wanted, **tolerances)
+    if 'models' in expected:
+      actual['models'] = personal_models(process, state, states)
+    if 'new' in expected:
+      actual['new'] = [new_client(process, state, clients[0]).weights]
+    assert_part(actual, expected, **tolerances)
   return last
 
 

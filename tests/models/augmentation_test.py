@@ -24,21 +24,21 @@ def _model(shape=(5, 4, 2), dtype=tf.float32):
 @pytest.mark.parametrize('shape', [(5, 4, 2), (5, 4)])
 def test_half_of_the_images_are_mirrored(shape):
   images = _images(shape=shape)
-  found = augmentation.flip(images, _SEED).numpy()
-  is_same = (found == images).reshape(len(images), -1).all(axis=1)
-  is_mirrored = (found == images[:, :, ::-1]).reshape(len(images), -1).all(1)
+  actual = augmentation.flip(images, _SEED).numpy()
+  is_same = (actual == images).reshape(len(images), -1).all(axis=1)
+  is_mirrored = (actual == images[:, :, ::-1]).reshape(len(images), -1).all(1)
   assert np.all(is_same ^ is_mirrored)
   assert 75 < is_same.sum() < 125
 
 
 def test_images_are_cut_at_every_offset_alike():
   images = _images(number=900)
-  found = augmentation.crop(images, 1, _SEED).numpy()
+  actual = augmentation.crop(images, 1, _SEED).numpy()
   padded = np.pad(images, [(0, 0), (1, 1), (1, 1), (0, 0)])
   counts = np.zeros([3, 3], int)
   for i in range(3):
     for j in range(3):
-      same = found == padded[:, i : i + 5, j : j + 4]
+      same = actual == padded[:, i : i + 5, j : j + 4]
       counts[i, j] = same.reshape(len(images), -1).all(axis=1).sum()
   assert counts.sum() == len(images)
   assert np.all(np.abs(counts - 100) < 40)

@@ -28,20 +28,20 @@ def test_those_of_classes_are_scikit_learns():
   for num_classes in (2, 4):
     y = _RNG.permutation(np.arange(40) % num_classes)
     p = _probabilities(40, num_classes)
-    found = p.argmax(axis=1)
+    actual = p.argmax(axis=1)
     expected = {
       'auc': sklearn_metrics.roc_auc_score(
         y, p[:, 1] if num_classes == 2 else p, multi_class='ovr'
       ),
-      'balanced_accuracy': sklearn_metrics.balanced_accuracy_score(y, found),
+      'balanced_accuracy': sklearn_metrics.balanced_accuracy_score(y, actual),
       'log_loss': sklearn_metrics.log_loss(y, p),
     }
     for name in ('f1', 'precision', 'recall'):
       function = getattr(sklearn_metrics, f'{name}_score')
       for average in ('macro', 'weighted'):
-        expected[f'{name}_{average}'] = function(y, found, average=average)
+        expected[f'{name}_{average}'] = function(y, actual, average=average)
       own = 'binary' if num_classes == 2 else 'macro'
-      expected[name] = function(y, found, average=own)
+      expected[name] = function(y, actual, average=own)
     scores = client_metrics.scores(_model(num_classes, names), y, p)
     assert list(scores) == names
     assert scores == {

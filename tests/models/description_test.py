@@ -155,9 +155,9 @@ def test_the_description_is_small_and_the_same_in_any_process():
       for name, value in model.initial_weights.items()
     },
   )
-  found = description.describe(one)
-  values = found.pop('values')
-  assert found == {
+  actual = description.describe(one)
+  values = actual.pop('values')
+  assert actual == {
     'name': 'sequential',
     'shapes': {
       'features/kernel': [4, 4],

@@ -76,8 +76,8 @@ def test_the_domains_are_those_of_a_dataset(plain):
     domain_names=['a', 'b', 'c'],
     test_fraction=0,
   )
-  found = domain_models.with_domains(plain, data).domains
-  assert found == domains.Domains(('a', 'b', 'c'), (4, 0, 4), 4)
+  actual = domain_models.with_domains(plain, data).domains
+  assert actual == domains.Domains(('a', 'b', 'c'), (4, 0, 4), 4)
   assert domain_models.with_domains(plain, datasets.make_synthetic(2)) is plain
 
 

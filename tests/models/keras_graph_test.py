@@ -87,15 +87,15 @@ def test_the_head_on_the_body_is_the_model_wherever_it_is_cut(
   assert list(bridged.head_layers) == head
   x, _ = keras_models.examples(bridged)
   body = {n: bridged.initial_weights[n] for n in _names(bridged, 'body_layers')}
-  found, _ = bridged.body(body, x)
+  actual, _ = bridged.body(body, x)
   # Masks are bools.
-  floats = [f for f in tf.nest.flatten(found) if f.dtype.is_floating]
+  floats = [f for f in tf.nest.flatten(actual) if f.dtype.is_floating]
   assert [f.shape[-1] for f in floats] == features
   # Without what Keras notes at tensors.
-  found = tf.nest.map_structure(lambda f: tf.constant(f.numpy()), found)
+  actual = tf.nest.map_structure(lambda f: tf.constant(f.numpy()), actual)
   outputs, _ = bridged.head(
     {n: bridged.initial_weights[n] for n in _names(bridged, 'head_layers')},
-    found,
+    actual,
   )
   expected = model(x).numpy()
   if make is _tagging:

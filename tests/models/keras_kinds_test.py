@@ -385,8 +385,8 @@ _DENSE = ('base/dense/kernel', 'base/dense/bias')
 def test_methods_divide_a_model_within_a_model(name, options, local):
   bridged = keras_models.bridge(_base_and_head(), jit_compile=False)
   process = registry.build(name, bridged, **options)
-  found = process.initialize_client_state.type_signature.result['local']
-  assert tff.structure.name_list(found) == list(local)
+  actual = process.initialize_client_state.type_signature.result['local']
+  assert tff.structure.name_list(actual) == list(local)
 
 
 def test_layers_are_numbered_within_their_model():

@@ -165,17 +165,17 @@ def test_outputs_of_classifiers_mean_probabilities(
     bridged.loss(tf.constant(y), outputs), -np.log(expected), rtol=1e-4
   )
   classifier = bridged.classifier
-  wanted = probabilities
+  target = probabilities
   if is_binary:
-    wanted = np.stack([1 - probabilities, probabilities], axis=-1)
+    target = np.stack([1 - probabilities, probabilities], axis=-1)
     assert classifier.is_multilabel == (label_spec.shape.rank == 1)
     if not classifier.is_multilabel:
-      wanted = wanted[:, 0]
-  assert classifier.num_classes == wanted.shape[-1]
-  found = classifier.probabilities(outputs)
-  np.testing.assert_allclose(found, wanted, rtol=1e-5)
-  again = classifier.probabilities(classifier.outputs_of(found))
-  np.testing.assert_allclose(again, wanted, rtol=1e-5)
+      target = target[:, 0]
+  assert classifier.num_classes == target.shape[-1]
+  actual = classifier.probabilities(outputs)
+  np.testing.assert_allclose(actual, target, rtol=1e-5)
+  again = classifier.probabilities(classifier.outputs_of(actual))
+  np.testing.assert_allclose(again, target, rtol=1e-5)
 
 
 def cubes(y, p):
@@ -209,8 +209,8 @@ def test_regression(loss, label_spec, y, outputs, expected):
   spec = bridged.element_spec['y']
   assert spec == (label_spec or tf.TensorSpec([], tf.float32))
   assert bridged.classifier is None
-  found = bridged.loss(tf.constant(y, spec.dtype), tf.constant(outputs))
-  np.testing.assert_allclose(found, expected, rtol=1e-6)
+  actual = bridged.loss(tf.constant(y, spec.dtype), tf.constant(outputs))
+  np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

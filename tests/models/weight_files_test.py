@@ -118,8 +118,8 @@ def test_without_the_top_dense_layers_are_random(tmp_path, ending, caplog):
   model = weight_files.with_weights(own, path)
   assert 'dense_1, head, which start at random' in caplog.text
   for i, (name, value) in enumerate(model.initial_weights.items()):
-    wanted = network.get_weights()[i] if i < 4 else own.initial_weights[name]
-    np.testing.assert_array_equal(value, wanted)
+    expected = network.get_weights()[i] if i < 4 else own.initial_weights[name]
+    np.testing.assert_array_equal(value, expected)
 
 
 def test_residual_networks_take_the_order_of_torchvision(tmp_path):
@@ -161,9 +161,9 @@ def test_a_vgg_has_the_features_of_keras_applications(tmp_path):
     own = zoo.make_model('vgg_16', spec, 10, normalization='none', widths=(4,))
     model = weight_files.with_weights(own, path)
     x = tf.random.stateless_normal([2, 32, 32, 3], [1, 2])
-    found = model.layer_outputs(model.initial_weights, x)['conv_13']
+    actual = model.layer_outputs(model.initial_weights, x)['conv_13']
     np.testing.assert_allclose(
-      tf.nn.max_pool2d(found, 2, 2, 'SAME'), applied(x), rtol=1e-4, atol=1e-6
+      tf.nn.max_pool2d(actual, 2, 2, 'SAME'), applied(x), rtol=1e-4, atol=1e-6
     )
 
 

@@ -141,12 +141,14 @@ def test_the_networks_of_the_papers(
   weights = model.initial_weights
   assert sum(value.size for value in weights.values()) == num_parameters
   # The first to the last of each kind.
-  wanted = re.sub(
+  expected = re.sub(
     r'(\w+) (\d+)',
     lambda kind: ' '.join(f'{kind[1]}_{i + 1}' for i in range(int(kind[2]))),
     body_layers,
   )
-  assert {k for k in model.body_layers if 'norm' not in k} == {*wanted.split()}
+  assert {k for k in model.body_layers if 'norm' not in k} == {
+    *expected.split()
+  }
   assert model.head_layers == ('head',)
   assert model.uses_xla == (name in ('mlp', 'text_lstm'))
 
@@ -281,8 +283,8 @@ def test_dropout_is_after_each_dense_layer_of_torchvisions_vgg(
     base_filters=1,
     torchvision=torchvision,
   )
-  found = [type(node.operation).__name__ for node in model.keras_graph.nodes]
-  assert found[-len(kinds.split()) - 1 :] == f'{kinds}Dense'.split()
+  actual = [type(node.operation).__name__ for node in model.keras_graph.nodes]
+  assert actual[-len(kinds.split()) - 1 :] == f'{kinds}Dense'.split()
 
 
 def test_an_image_and_a_record_are_side_by_side():

@@ -121,16 +121,16 @@ def _linear_claims(name):
 
 
 def test_fed_avg_finds_the_linear_representation_and_d_gd_does_not():
-  _, found = _linear_claims('fedavg_linear_representation')
-  *_, d_gd, fed_avg_left = found
+  _, actual = _linear_claims('fedavg_linear_representation')
+  *_, d_gd, fed_avg_left = actual
   assert d_gd.measured < 1e-3 < 0.1 < fed_avg_left.measured
-  for claim in found[:7]:
+  for claim in actual[:7]:
     # One seed decides nothing.
     claim = {**claim._asdict(), 'values': [*claim.values] * claims.MIN_SEEDS}
     assert claims.recomputed(claim).verdict == claims.HOLDS, claim
 
 
 def test_new_clients_of_a_linear_model_have_small_errors_with_fed_avg():
-  study, found = _linear_claims('fedavg_linear_new_client')
-  assert len(found) == len(study.parameters.sample_counts)
-  assert min(claim.measured for claim in found) > 0
+  study, actual = _linear_claims('fedavg_linear_new_client')
+  assert len(actual) == len(study.parameters.sample_counts)
+  assert min(claim.measured for claim in actual) > 0

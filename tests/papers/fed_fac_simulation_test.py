@@ -17,17 +17,17 @@ def test_dynamic_fed_fac_finds_the_truth_where_clients_start_near_it():
   problem = fed_fac_simulation.make_problem(_SMALL, 0.5, 0.4, seed=0)
   with untrained.context(_STUDY).create_runtime() as runtime:
     arguments = _SMALL, problem, problem.weights
-    found, given = (
+    actual, given = (
       list(fed_fac_simulation.train(*arguments, split, 0, runtime))
       for split in ('weights', problem.is_personal)
     )
-  assert len(found) == len(given) == 2
+  assert len(actual) == len(given) == 2
   for is_personal, unchanged, accuracy in given:
     np.testing.assert_array_equal(is_personal, problem.is_personal)
     assert unchanged == 1
     # Nobody is far from the network that gave the labels.
     assert accuracy > 0.85
-  is_personal, unchanged, accuracy = found[-1]
+  is_personal, unchanged, accuracy = actual[-1]
   assert np.mean(is_personal == problem.is_personal) > 0.85
   assert unchanged > 0.85
   assert accuracy > 0.8
@@ -81,8 +81,8 @@ def test_the_data_are_those_of_the_paper():
   centered = x[..., :20] - x[..., :20].mean(axis=1, keepdims=True)
   covariance = np.einsum('cni,cnj->ij', centered, centered)
   covariance /= centered[..., 0].size
-  found = [np.diag(covariance, k).mean() for k in range(3)]
-  np.testing.assert_allclose(found, [1, 0.5, 0.25], rtol=0.1)
+  actual = [np.diag(covariance, k).mean() for k in range(3)]
+  np.testing.assert_allclose(actual, [1, 0.5, 0.25], rtol=0.1)
   # The clients' centers are N(0, I), what is common has none.
   np.testing.assert_allclose(x[..., :20].mean(axis=1).var(), 1, rtol=0.2)
   assert np.abs(x[..., 20:].mean(axis=1)).max() < 0.5
@@ -101,5 +101,5 @@ def test_the_oracle_finds_the_true_partition():
   sizes = {'num_clients': 40, 'num_inputs': 60, 'num_neurons': 60}
   sizes = fed_fac_simulation.Sizes(num_examples=10, **sizes)
   problem = fed_fac_simulation.make_problem(sizes, 0.5, 0.4, seed=4)
-  found = fed_fac_simulation.oracle(problem, sizes.explained_variance)
-  assert np.mean(found == problem.is_personal) > 0.97
+  actual = fed_fac_simulation.oracle(problem, sizes.explained_variance)
+  assert np.mean(actual == problem.is_personal) > 0.97

@@ -84,8 +84,12 @@ def test_methods_have_the_hyperparameters_of_condition_and_protocol():
   study = _STUDIES['fedfac_ablation'].at('cpu')
   context = untrained.Context(study.select(conditions=[_DIRICHLET], seeds=[0]))
   context.run()
-  found = [f'{one.method.split} {one.method.mode}' for one in context.configs]
-  assert found == ['factor_analysis dynamic', 'random dynamic', 'random static']
+  actual = [f'{one.method.split} {one.method.mode}' for one in context.configs]
+  assert actual == [
+    'factor_analysis dynamic',
+    'random dynamic',
+    'random static',
+  ]
 
 
 def test_tuning_goes_on_from_the_best():

@@ -19,17 +19,17 @@ _FEATURES = _STUDIES['fedfac_features']
 
 def test_the_entropy_of_uniform_values_is_the_logarithm_of_their_range():
   values = np.random.default_rng(0).uniform(size=[400, 1]) * [1, np.e, 0]
-  found = fed_fac_units.entropy(values, num_neighbors=3)
-  np.testing.assert_allclose(found[:2], [0, 1], atol=0.1)
+  actual = fed_fac_units.entropy(values, num_neighbors=3)
+  np.testing.assert_allclose(actual[:2], [0, 1], atol=0.1)
   # What does not differ at all is far below, and finite.
-  assert -8 < found[2] < 0
+  assert -8 < actual[2] < 0
 
 
 def test_specificity_is_the_share_between_classes():
   labels = np.array([0, 0, 1, 1])
   outputs = np.array([[1, 1, 5], [1, 2, 5], [3, 1, 5], [3, 2, 5]])
-  found = fed_fac_units.specificity(outputs, labels)
-  np.testing.assert_allclose(found, [1, 0, np.nan])
+  actual = fed_fac_units.specificity(outputs, labels)
+  np.testing.assert_allclose(actual, [1, 0, np.nan])
 
 
 def test_likeness_does_not_depend_on_scale_and_offset():
@@ -64,9 +64,9 @@ def test_claims_on_figure_1_are_of_the_trained_networks():
     for network in ('trained', 'initial')
     for n, own in enumerate(of_clients * (network == 'trained'))
   ]
-  found = claims.check(_NEURONS.claims, Numbers(rows), _NEURONS)
+  actual = claims.check(_NEURONS.claims, Numbers(rows), _NEURONS)
   between = fed_fac_units.share_between_clients(outputs['one digit each'])
-  measured = [claim.measured for claim in found[:4]]
+  measured = [claim.measured for claim in actual[:4]]
   assert measured == pytest.approx([0, between, 0.75, 0.25])
 
 
@@ -84,7 +84,7 @@ def test_clients_train_alone_and_neurons_are_on_for_their_images():
   run.data = mock.Mock(client_ids=range(5), train=train)
   run.model.initial_weights = weights(1)
   finished = mock.Mock(open=lambda: run)
-  numbers = untrained.Context(_NEURONS, lambda wanted: finished).measured()
+  numbers = untrained.Context(_NEURONS, lambda expected: finished).measured()
   values = numbers.frame['entropy']
   # Neuron 0 has twice the client's number, neuron 1 is off; all alike at first.
   outputs = np.transpose([[0, 2, 4, 6, 8], np.zeros(5)])
@@ -116,17 +116,17 @@ def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
   shared, personal, other = np.random.default_rng(0).normal(size=[3, 4, 9])
   shared[2:] += 5
 
-  def finish(wanted):
+  def finish(target):
     def personal_weights(client_id, runtime):
       del runtime
       channels = (shared, personal)
-      if wanted.settings.algorithm == 'fed_avg':
+      if target.settings.algorithm == 'fed_avg':
         is_other = statistics == 'local' and client_id == 'b'
         channels = (other if is_other else 2 * shared, other)
       kernel = np.zeros([3, 3, 1, 2])
       return {'conv_1/kernel': kernel, 'maps': np.stack(channels, axis=-1)}
 
-    run = _opened(personal_weights, 'conv_1', settings=wanted.settings)
+    run = _opened(personal_weights, 'conv_1', settings=target.settings)
     run.data.client_ids = ['a', 'b', 'not shown']
     return types.SimpleNamespace(open=lambda: run)
 
@@ -148,7 +148,7 @@ def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
 
   of_second = likeness(shared, other) if statistics == 'local' else 1
   rows = fed_fac_units.measure_features(context)
-  found = {(row['channels'], row['quantity']): row['value'] for row in rows}
+  actual = {(row['channels'], row['quantity']): row['value'] for row in rows}
   expected = {
     ('shared', 'likeness to FedAvg'): (1 + of_second) / 2,
     ('personal', 'likeness to FedAvg'): likeness(personal, other),
@@ -156,7 +156,7 @@ def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
     ('personal', 'specificity'): specificity(personal),
     ('personal', "FedAvg's specificity"): specificity(other),
   }
-  assert {key: found[key] for key in expected} == pytest.approx(expected)
+  assert {key: actual[key] for key in expected} == pytest.approx(expected)
   alone = untrained.Context(study.select(methods=['FedFac']))
   with pytest.raises(ValueError, match='`methods` to be FedFac and FedAvg'):
     list(fed_fac_units.measure_features(alone))
@@ -197,8 +197,8 @@ def test_masks_replace_what_fed_fac_divides(divided, monkeypatch):
   monkeypatch.setattr(fed_fac_units.objectives, 'means', dict)
   monkeypatch.setattr(fed_fac_units.pfl, 'padded', lambda data: 0.0)
   half = 5.5 if divided == 'all' else 10.5
-  found = fed_fac_units.masked_accuracies(run, None)
-  assert [*found.values()] == [11, half, half]
+  actual = fed_fac_units.masked_accuracies(run, None)
+  assert [*actual.values()] == [11, half, half]
 
 
 def test_half_of_the_last_divided_layer_is_masked():
@@ -222,9 +222,9 @@ def test_the_ablation_masks_shared_and_personal_neurons(tmp_path):
   context = fed_fac_units.measures.Context(study, str(tmp_path), place)
   _, *masked = fed_fac_units.measure_ablation(context)
   (result,) = context.run(fed_fac_units.halved(study))
-  found = {row['method']: row['score'] for row in masked}
-  assert [*found] == ['nothing masked', 'shared masked', 'personal masked']
+  actual = {row['method']: row['score'] for row in masked}
+  assert [*actual] == ['nothing masked', 'shared masked', 'personal masked']
   # With nothing masked it is what the run's own evaluation found.
   own = result.scores['evaluation']['personal']['accuracy']
-  np.testing.assert_allclose(found['nothing masked'], own, rtol=1e-6)
-  assert len({*found.values()}) == 3
+  np.testing.assert_allclose(actual['nothing masked'], own, rtol=1e-6)
+  assert len({*actual.values()}) == 3

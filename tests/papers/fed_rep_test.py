@@ -18,7 +18,7 @@ def test_local_epochs_are_of_fed_reps_head_and_of_fed_avgs_model():
   study = fed_rep.LOCAL_EPOCHS.at('cpu')
   context = untrained.Context(study.select(conditions=[1, 10], seeds=[0]))
   context.run()
-  own = {wanted.name: wanted.settings.method for wanted in context.trials}
+  own = {expected.name: expected.settings.method for expected in context.trials}
   for n in (1, 10):
     head = own[f'{n}-FedRep-seed0']
     assert (head.num_head_epochs, head.num_body_epochs) == (n, 1)
@@ -31,9 +31,9 @@ def test_local_epochs_claims_compare_epochs_and_methods():
     for method, base in (('FedRep', 0.5), ('FedAvg', 0.1))
     for n, score in zip((1, 5, 20), (0.0, 0.2, 0.1))
   )
-  found = fed_rep.local_epochs_claims(numbers, fed_rep.LOCAL_EPOCHS)
+  actual = fed_rep.local_epochs_claims(numbers, fed_rep.LOCAL_EPOCHS)
   np.testing.assert_allclose(
-    [claim.measured for claim in found], [0.2, -0.1, 0.1, 0.5, 0.3, 0.4]
+    [claim.measured for claim in actual], [0.2, -0.1, 0.1, 0.5, 0.3, 0.4]
   )
 
 
@@ -103,8 +103,8 @@ def test_new_clients_start_from_the_initial_head_on_the_trained_body(
     **{'num_epochs': 5, 'per_fed_avg.num_steps': 200, 'nums_epochs': (3,)}
   )
 
-  def finish(wanted):
-    return types.SimpleNamespace(open=lambda: _FinishedRun(wanted.settings))
+  def finish(expected):
+    return types.SimpleNamespace(open=lambda: _FinishedRun(expected.settings))
 
   context = untrained.Context(study, finish)
   rows = context.measured().frame.to_dict('records')

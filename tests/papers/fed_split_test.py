@@ -29,8 +29,8 @@ def test_the_kernel_is_the_expectation_over_neurons():
   x /= np.linalg.norm(x, axis=1, keepdims=True)
   is_on = rng.normal(size=[200_000, 3]) @ x.T >= 0
   both = np.einsum('wi,wj->ij', is_on.astype(float), is_on) / len(is_on)
-  found = fed_split.neural_tangent_kernel(x)
-  np.testing.assert_allclose(found, (x @ x.T) * both, atol=0.01)
+  actual = fed_split.neural_tangent_kernel(x)
+  np.testing.assert_allclose(actual, (x @ x.T) * both, atol=0.01)
 
 
 def test_smallest_eigenvalues_are_of_all_examples_and_of_clients():

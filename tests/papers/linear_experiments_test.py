@@ -104,10 +104,10 @@ def test_fed_rep_is_ahead_only_where_it_comes_near():
     is_here = is_fed_rep & (frame['num_clients'] == num_clients)
     frame.loc[is_here, 'rounds_to_near'] = rounds
   frame.loc[~is_fed_rep, 'rounds_to_near'] = 20
-  found = fed_rep.convergence_claims(Numbers(frame), study)
+  actual = fed_rep.convergence_claims(Numbers(frame), study)
   fewer = {
     claim.statement: claim.measured
-    for claim in found
+    for claim in actual
     if claim.statement.startswith('FedRep needs fewer rounds')
   }
   leads = [lead for words, lead in fewer.items() if 'GD-GD' in words]

@@ -62,8 +62,8 @@ def test_claims_and_picture_of_made_up_scores(study, scale, monkeypatch):
   monkeypatch.setattr(untrained.Context, 'load_arrays', mock.MagicMock())
   study = study.at(scale).select(seeds=study.seeds[:1])
 
-  def finish(wanted):
-    return untrained.finished(0.5, 0.4, wanted.settings.rounds.num_rounds)
+  def finish(expected):
+    return untrained.finished(0.5, 0.4, expected.settings.rounds.num_rounds)
 
   context = untrained.Context(study, finish)
   with contextlib.suppress(untrained.Opened):
@@ -76,17 +76,19 @@ def test_claims_and_picture_of_made_up_scores(study, scale, monkeypatch):
       for value in numbers.distinct(column):
         claims.check(study.claims, numbers.where(**{column: value}), study)
   names = {}
-  for wanted in context.trials:
+  for expected in context.trials:
     # What is the same run in two places has the same settings.
-    assert names.setdefault(wanted.name, wanted.settings) == wanted.settings
+    assert (
+      names.setdefault(expected.name, expected.settings) == expected.settings
+    )
 
 
 @pytest.mark.parametrize('study', _TRAINED, ids=_name)
 def test_data_of_every_condition_load_at_scale_small(study):
   entries = plan.entries(study.at('small'))
   # Each partition once.
-  wanted = {repr(e.trial.settings.data): e.trial for e in entries}
-  for one in wanted.values():
+  expected = {repr(e.trial.settings.data): e.trial for e in entries}
+  for one in expected.values():
     assert trial.load_data(one)[0].num_clients
 
 

@@ -11,25 +11,25 @@ def test_one_run_of_fed_avg_is_scored_with_and_without_a_step():
   study = per_fed_avg.FIGURE_1.select(conditions=[few, many], seeds=[0])
   last = {'global': {'accuracy': 0.25}, 'personal': {'accuracy': 1}}
   run = untrained.finished(0, evaluations=[{'round': 5, **last}])
-  context = untrained.Context(study, lambda wanted: run)
+  context = untrained.Context(study, lambda expected: run)
   rows = context.measured().frame.to_dict('records')
   for row in rows:
     assert row['score'] == (0.25 if row['method'] == 'FedAvg' else 1)
   # Variants of Per-FedAvg are of many steps alone.
   assert [row['condition'] for row in rows].count(few) == 3
-  wanted = context.trials
+  expected = context.trials
   assert len(rows) == 8
-  assert len({one.name for one in wanted}) == len(wanted) == 6
+  assert len({one.name for one in expected}) == len(expected) == 6
   participations = {4: 0.4, 10: 0.2}
   for config in context.configs:
     of = participations[config.method.num_steps]
     assert config.rounds.participation == of
-  hparams = wanted[-1].settings.method
+  hparams = expected[-1].settings.method
   assert (hparams.variant, hparams.momentum) == ('exact', 0)
   rates = hparams.learning_rate, hparams.inner_learning_rate
   assert (*rates, hparams.batch_size) == (0.001, 0.01, 40)
   # The step at test time is that of Per-FedAvg, on all of a client's data.
-  options = wanted[-1].settings.process.personalization
+  options = expected[-1].settings.process.personalization
   assert (options.fine_tune, options.num_steps) == ('all', 1)
   assert (options.learning_rate, options.batch_size) == (0.01, None)
 

@@ -48,8 +48,8 @@ def test_distance_equals_scipys_and_depends_on_the_spaces_only():
   # Close and far spaces.
   for other in (b, a + 1e-3 * b):
     expected = np.sin(scipy.linalg.subspace_angles(a, other).max())
-    found = [distance(a, other), distance(other, a)]
-    assert found == pytest.approx([expected] * 2, rel=1e-9)
+    actual = [distance(a, other), distance(other, a)]
+    assert actual == pytest.approx([expected] * 2, rel=1e-9)
   expected = distance(a, b)
   change = _rng(1).normal(size=(3, 3))
   # Columns of very different lengths are a basis all the same.
@@ -153,10 +153,10 @@ def test_class_similarity_equals_the_mean_over_pairs():
   units = features / np.maximum(lengths, 1e-300)
   products = units @ units.T
   np.fill_diagonal(products, np.nan)
-  found = representation.class_cosine_similarity(features, labels, 4)
+  actual = representation.class_cosine_similarity(features, labels, 4)
   for i, j in np.ndindex(4, 4):
     expected = np.nanmean(products[np.ix_(labels == i, labels == j)])
-    assert found[i, j] == pytest.approx(expected, rel=1e-10, abs=1e-12)
+    assert actual[i, j] == pytest.approx(expected, rel=1e-10, abs=1e-12)
 
 
 # Features of models.

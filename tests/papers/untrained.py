@@ -66,7 +66,7 @@ class Context(measures.Context):
     trials: All that were to run, in order.
   """
 
-  def __init__(self, study, finish=lambda wanted: finished(0.5, 0.4)):
+  def __init__(self, study, finish=lambda expected: finished(0.5, 0.4)):
     """Takes what a trial finds.
 
     Args:
@@ -78,14 +78,14 @@ class Context(measures.Context):
 
   @property
   def configs(self):
-    return [wanted.settings for wanted in self.trials]
+    return [expected.settings for expected in self.trials]
 
   def run(self, study=None):
     study = study or self.study
     entries = plan.entries(study)
-    wanted = plan.trials_of(entries)
-    self.trials += wanted
-    runs = {one.name: self._finish(one) for one in wanted}
+    expected = plan.trials_of(entries)
+    self.trials += expected
+    runs = {one.name: self._finish(one) for one in expected}
     methods = study.methods
     return [
       results.Result(

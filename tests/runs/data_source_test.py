@@ -34,8 +34,8 @@ def test_cohorts_are_those_of_an_experiment_with_the_seed():
     expected = [
       data.train(data.client_ids[i]).x for i in sampler.sample(round_number)
     ]
-    for found, x in zip(_first_inputs(iterator.select(2)), expected):
-      np.testing.assert_array_equal(found, x)
+    for actual, x in zip(_first_inputs(iterator.select(2)), expected):
+      np.testing.assert_array_equal(actual, x)
 
 
 def test_cohorts_are_of_clients_that_have_joined():
@@ -45,8 +45,8 @@ def test_cohorts_are_of_clients_that_have_joined():
     data.joining({name: 2 for name in late}), seed=3
   )
   iterator = source.iterator()
-  for found, name in zip(_first_inputs(iterator.select(4)), data.client_ids):
-    np.testing.assert_array_equal(found, data.train(name).x)
+  for actual, name in zip(_first_inputs(iterator.select(4)), data.client_ids):
+    np.testing.assert_array_equal(actual, data.train(name).x)
   assert len(iterator.select(4)) == 4
   assert source.key != data_source.ClientDataSource(data, seed=3).key
 

@@ -100,14 +100,14 @@ def test_known_clients_of_a_batch_have_the_shapes_of_new_ones(
   batches_clients, indices, given, trained
 ):
   process, _, states = trained
-  found = evaluation.training_examples(
+  actual = evaluation.training_examples(
     process,
     types.SimpleNamespace(batches_clients=batches_clients),
     [states[int(index)] for index in indices],
     dict(zip(indices, indices)),
     indices,
   )
-  assert ''.join(one for one in found if isinstance(one, str)) == given
+  assert ''.join(one for one in actual if isinstance(one, str)) == given
 
 
 def test_scores_of_domains_are_of_all_clients_predictions(runtime, monkeypatch):
@@ -146,11 +146,11 @@ def test_scores_of_domains_are_of_all_clients_predictions(runtime, monkeypatch):
   ]
   for row, test, p in zip(rows, tests, predicted):
     assert row['after'] == row['before']
-    for name, found in row['domains'].items():
+    for name, actual in row['domains'].items():
       own = test.domain == data.domain_names.index(name)
       right = p[own].argmax(axis=1) == test.y[own]
-      assert found['num_test_examples'] == own.sum()
-      assert found['after']['accuracy'] == pytest.approx(right.mean())
+      assert actual['num_test_examples'] == own.sum()
+      assert actual['after']['accuracy'] == pytest.approx(right.mean())
   # Without what pads a client's examples.
   y, domain, p = (
     np.concatenate(parts)

@@ -21,17 +21,17 @@ def summary(directory):
 def everything(directory, num_clients):
   """All that a run has left behind, apart from times and memory."""
   with run_store.RunStore.open_for_reading(directory) as store:
-    found = {
+    actual = {
       'server_state': store.server_state(),
       'client_states': store.client_states(range(num_clients)),
       'history': [without_times(row) for row in store.history()],
       'per_client': store.per_client(),
     }
   with open(directory / metrics_writers.JSONL_NAME) as file:
-    found['metrics.jsonl'] = [without_times(json.loads(row)) for row in file]
-  found['per_client.csv'] = (directory / report.PER_CLIENT_NAME).read_bytes()
-  found['summary.json'] = without_times(summary(directory))
-  return found
+    actual['metrics.jsonl'] = [without_times(json.loads(row)) for row in file]
+  actual['per_client.csv'] = (directory / report.PER_CLIENT_NAME).read_bytes()
+  actual['summary.json'] = without_times(summary(directory))
+  return actual
 
 
 def last_round(directory):

@@ -125,8 +125,8 @@ def test_summary_is_what_the_clients_add_up_to(run):
   assert summary['accuracy']['num_last_10'] == len(_EVALUATED) - 1
   assert summary['loss'] == pytest.approx(means['after/loss'])
   shared = summary['global_accuracy']['last'], summary['global_loss']
-  wanted = means['before/accuracy'], means['before/loss']
-  assert shared == pytest.approx(wanted)
+  expected = means['before/accuracy'], means['before/loss']
+  assert shared == pytest.approx(expected)
   assert summary['fairness'] == scores_lib.fairness(
     scores['after/accuracy'],
     scores['num_test_examples'],
@@ -149,8 +149,8 @@ def test_cohorts_are_those_of_the_sampler(run):
     assert row.examples == sum(sizes)
     for client, size in zip(cohort, sizes):
       took_part[client] += size > 0
-  found = run.scores.set_index('client')['num_rounds'].to_dict()
-  assert found == {client: took_part[client] for client in found}
+  actual = run.scores.set_index('client')['num_rounds'].to_dict()
+  assert actual == {client: took_part[client] for client in actual}
   assert took_part[_CLIENT_WITHOUT_TRAINING] == 0
 
 
@@ -164,7 +164,7 @@ def test_cohorts_are_those_of_the_sampler(run):
 def test_small_rounds_are_for_the_cpu_and_progress_for_stderr(
   tmp_path, capfd, monkeypatch, runtime, given, made
 ):
-  found, data = [], _make_data()
+  actual, data = [], _make_data()
   monkeypatch.setattr(
     loop.devices_lib, 'are_open', lambda devices: devices == 'auto'
   )
@@ -172,13 +172,13 @@ def test_small_rounds_are_for_the_cpu_and_progress_for_stderr(
     loop.runtime_lib,
     'create_runtime',
     lambda name, **options: (
-      found.append(options) or contextlib.nullcontext(runtime)
+      actual.append(options) or contextlib.nullcontext(runtime)
     ),
   )
   capfd.readouterr()
   options = {'runtime_options': given, 'show_progress': not given}
   _run(_make_process(), data, tmp_path, **options)
-  assert found == [made]
+  assert actual == [made]
   out, err = capfd.readouterr()
   assert not out
   if given:

@@ -164,8 +164,8 @@ def test_a_regression_is_reported_by_its_own_metric(tmp_path, data):
   assert summary['accuracy'] is None and 'majority_accuracy' not in summary
   primary = summary['primary_metric']
   assert (primary['name'], primary['higher_is_better']) == ('mae', False)
-  found = {w: primary[w]['last_10_mean'] for w in ('personal', 'global')}
-  assert found == {'personal': 0.75, 'global': 2.0}
+  actual = {w: primary[w]['last_10_mean'] for w in ('personal', 'global')}
+  assert actual == {'personal': 0.75, 'global': 2.0}
   for name in ('mae_by_round.png', report.CLIENTS_PLOT_NAME):
     assert (tmp_path / name).read_bytes().startswith(b'\x89PNG')
   assert not (tmp_path / report.DOMAINS_PLOT_NAME).exists()

@@ -88,13 +88,13 @@ def test_scores_are_those_of_personal_models(kind, expected, primary, request):
     test = run.data.test(client)
     if (test.y == 0).all():
       continue
-    wanted = expected(test.y, run.predict(client, test.x))
-    for name, value in wanted.items():
+    target = expected(test.y, run.predict(client, test.x))
+    for name, value in target.items():
       np.testing.assert_allclose(
         scores.loc[client, f'after/{name}'], value, atol=1e-5
       )
   (shown,) = run_lib.summarize([run]).to_dict('records')
-  for name in wanted:
+  for name in target:
     figures = run.summary['reported'][name]
     mean = pytest.approx(scores[f'after/{name}'].mean())
     assert figures['personal']['last'] == mean

@@ -102,10 +102,10 @@ def _expected(process, data, tmp_path_factory):
   """What a run that nothing disturbs leaves."""
   directory = tmp_path_factory.mktemp('uninterrupted')
   _run(process, data, directory)
-  found = left_behind.everything(directory, _NUM_CLIENTS)
+  actual = left_behind.everything(directory, _NUM_CLIENTS)
   # More than the cohort of one round, fewer than all: both kinds are scored.
-  assert 3 < len(found['client_states']) < _NUM_CLIENTS
-  return found
+  assert 3 < len(actual['client_states']) < _NUM_CLIENTS
+  return actual
 
 
 def test_rounds_commit_the_cohorts_and_touch_no_other_client(

@@ -88,10 +88,10 @@ def test_a_state_that_sqlite_does_not_take_whole_is_read_back(store):
     store.commit_round(
       server_state=large, client_states={1: large, 2: small}, metrics={}
     )
-    for found in (store, RunStore.open_for_reading(store.directory)):
-      assert found.server_state() == large
-      assert found.client_states([1, 2]) == {1: large, 2: small}
-    found.close()
+    for actual in (store, RunStore.open_for_reading(store.directory)):
+      assert actual.server_state() == large
+      assert actual.client_states([1, 2]) == {1: large, 2: small}
+    actual.close()
 
 
 def test_metrics_evaluations_and_newest_clients_are_read_back(store):
@@ -324,7 +324,7 @@ def test_a_commit_that_fails_loses_only_its_round(tmp_path):
     )
 
     assert 'disk is full' in text
-    assert 'all rounds before it are safe: mend that and pass `resume`' in text
+    assert 'all rounds before it are safe: fix that and pass `resume`' in text
     # Once there is room, the same store goes on.
     store._connection.execute(f'PRAGMA max_page_count = {pages + 1000}')
     with pytest.raises(KeyboardInterrupt):
@@ -403,8 +403,8 @@ def _evaluated(tmp_path_factory):
         'per_client': [{'client': c, 'accuracy': 0.5} for c in 'abc'],
       }
       commit(store, clients=range(15), **(scores if number % 2 else {}))
-  found = everything(directory)
-  return (directory / run_store.FILE_NAME).read_bytes(), found
+  actual = everything(directory)
+  return (directory / run_store.FILE_NAME).read_bytes(), actual
 
 
 @pytest.mark.parametrize(

@@ -154,8 +154,8 @@ def test_the_ending_of_a_file_says_what_a_model_is_exported_as(tmp_path, run):
   path = run.export('client_3', str(tmp_path / 'client_3.tflite'))
   file = interpreter.Interpreter(path)
   assert len(file.get_signature_list()) == 5
-  found = file.get_signature_runner('predict')(x=x)['probabilities']
-  np.testing.assert_allclose(found, expected, atol=1e-5)
+  actual = file.get_signature_runner('predict')(x=x)['probabilities']
+  np.testing.assert_allclose(actual, expected, atol=1e-5)
   # The version is the number of rounds; without a client it is a new one's.
   path = run.export(None, str(tmp_path / 'served'))
   assert path == str(tmp_path / 'served' / '2')
@@ -231,17 +231,17 @@ def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(
   run = pfl.run(
     process, data, directory, num_rounds=1, cohort_size=2, show_progress=False
   )
-  found = pfl.open_run(directory)
-  assert found.summary == run.summary
+  actual = pfl.open_run(directory)
+  assert actual.summary == run.summary
   with pytest.raises(errors.RunError, match='give `open_run` its process'):
-    found.personal_weights('client_0')
-  found = pfl.open_run(directory, process, data)
-  tuned = found.build_process(personalization.Personalization(fine_tune='all'))
+    actual.personal_weights('client_0')
+  actual = pfl.open_run(directory, process, data)
+  tuned = actual.build_process(personalization.Personalization(fine_tune='all'))
   assert tuned.description['personalization']['fine_tune'] == 'all'
-  found = found.continue_(2, show_progress=False)
-  assert found.summary['num_rounds'] == 2
+  actual = actual.continue_(2, show_progress=False)
+  assert actual.summary['num_rounds'] == 2
   toy_problems.assert_same(
-    dict(found.personal_weights('client_0')),
+    dict(actual.personal_weights('client_0')),
     dict(run.personal_weights('client_0')),
   )
   other = registry.build(
@@ -474,9 +474,9 @@ def test_saved_model_is_read_back_if_it_is_of_these_weights(tmp_path, run):
   path = str(tmp_path / 'model.npz')
   weights = dict(run.model.initial_weights)
   evaluation.save_personal_model(path, dict(reversed(weights.items())))
-  found = evaluation.load_personal_model(path, run.model)
-  assert list(found) == list(weights)
-  toy_problems.assert_same(dict(found), weights)
+  actual = evaluation.load_personal_model(path, run.model)
+  assert list(actual) == list(weights)
+  toy_problems.assert_same(dict(actual), weights)
   for changed, words in (
     ({'head/bias': weights['head/bias']}, 'npz file with dense_1/kernel and'),
     (

@@ -228,8 +228,8 @@ def test_scores_of_two_classes_are_those_computed_by_hand():
     # Of one class only, as many a client is.
     _predictions(y=[0, 0, 0], before=[1.0, 1.0, 1.0], after=[-1.0, 4.0, 1.0]),
   ]
-  found = _two_classes(predictions, shared=True)
-  assert found['personal'] == {
+  actual = _two_classes(predictions, shared=True)
+  assert actual['personal'] == {
     # The example of class 1 is above 3 of the 4 others.
     'auc': 0.75,
     # Of class 0 two are right of four, of class 1 one of one.
@@ -238,10 +238,10 @@ def test_scores_of_two_classes_are_those_computed_by_hand():
     'f1': pytest.approx(0.5),
     'client_auc': 1.0,
   }
-  assert found['global']['auc'] == 0.5
+  assert actual['global']['auc'] == 0.5
   alone = _two_classes(predictions[1:])
   assert alone == {
-    'personal': dict.fromkeys(found['personal']),
+    'personal': dict.fromkeys(actual['personal']),
     'global': None,
   }
 
@@ -249,10 +249,10 @@ def test_scores_of_two_classes_are_those_computed_by_hand():
 def test_scores_of_several_labels_are_means_over_those_with_both_classes():
   after = [[1.0, -1.0, 5.0], [-2.0, 2.0, 5.0], [-1.0, 1.0, 5.0]]
   y = [[0, 0, 1], [1, 1, 1], [0, 1, 1]]
-  found = _two_classes([_predictions(y, after, after)])
+  actual = _two_classes([_predictions(y, after, after)])
   # Of the first label all is wrong but one of two negatives; the second is
   # right, the third has one class only.
-  assert found['personal'] == {
+  assert actual['personal'] == {
     'auc': (0 + 1) / 2,
     'balanced_accuracy': (1 / 4 + 1) / 2,
     'f1': (0 + 1) / 2,
@@ -282,5 +282,5 @@ def test_scores_that_are_not_finite_count_as_wrong(bad):
   assert scores.two_class_score([0, 1, 1], [0.1, 0.2, bad]) == 0.5
   assert scores.two_class_score([0, 0, 1], [0.1, bad, 0.2]) == 0.5
   diverged = _predictions([0, 1], [bad, bad], [bad, bad])
-  found = _two_classes([diverged])
-  assert set(found['personal'].values()) == {0.0}
+  actual = _two_classes([diverged])
+  assert set(actual['personal'].values()) == {0.0}

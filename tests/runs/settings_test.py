@@ -192,16 +192,16 @@ def test_wrong_settings_are_refused_before_anything_is_trained(
 )
 def test_every_field_refuses_other_types(owner):
   wrong = {bool: ('no', 1), int: (True, '3'), float: ('3', 1e39), str: (5,)}
-  found = set()
+  actual = set()
   for name, hint in typing.get_type_hints(owner).items():
     kinds = {*(typing.get_args(hint) if fields.is_union(hint) else [hint])}
     kinds -= {type(None)}
     for kind in kinds & set(wrong) if len(kinds) == 1 else ():
-      found.add(kind)
+      actual.add(kind)
       for value in wrong[kind]:
         with pytest.raises(ValueError, match=f'^Expected `{name}` to be'):
           owner(**{name: value})
-  assert found
+  assert actual
 
 
 @pytest.mark.parametrize(

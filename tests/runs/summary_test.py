@@ -64,11 +64,11 @@ from tff_pfl.system import folders
 def test_figures_over_rounds_are_those_computed_by_hand(
   rounds, values, final_round, metric, expected
 ):
-  found = summary.over_rounds(rounds, values, final_round, metric)
+  actual = summary.over_rounds(rounds, values, final_round, metric)
   names = ['last_10_mean', 'num_last_10', 'best', 'best_round']
   names += ['best_10_mean', 'last']
-  assert list(found) == names
-  assert list(found.values()) == pytest.approx(expected, nan_ok=True)
+  assert list(actual) == names
+  assert list(actual.values()) == pytest.approx(expected, nan_ok=True)
 
 
 def test_json_file_is_strict_and_readable(tmp_path):

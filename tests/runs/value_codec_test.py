@@ -124,8 +124,8 @@ def test_to_json_gives_plain_python_numbers():
     'nested': {'2': ['x', None]},
     'head': {'kernel': {'norm': 1.5}, 'bias': True},
   }
-  found = [type(converted[name]) for name in ('loss', 'round', 'rate')]
-  assert found == [float, int, float]
+  actual = [type(converted[name]) for name in ('loss', 'round', 'rate')]
+  assert actual == [float, int, float]
   with pytest.raises(TypeError, match='made of numbers'):
     value_codec.to_json({'a': object()})
 

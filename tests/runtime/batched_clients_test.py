@@ -127,10 +127,10 @@ def test_networks_with_convolutions_are_one_program(
   )
   process = registry.build('fed_rep', toy_problems.classifier_from(network))
   clients = _clients([8, 8, 2], (20, 17, 31))
-  found = _round(batched, process, clients)
+  actual = _round(batched, process, clients)
   # All have one shape.
   assert not batch_sizes
-  _assert_close(found, _round(one_by_one, process, clients))
+  _assert_close(actual, _round(one_by_one, process, clients))
 
 
 def test_clients_of_one_bucket_are_a_batch(batched, batch_sizes):
@@ -181,8 +181,8 @@ _VECTORS = [np.float32([1, -2, 3]), np.float32([4, 5, 6]), np.float32([7])]
 
 def test_results_of_different_shapes_come_one_by_one(as_on_gpu):
   created, said = as_on_gpu
-  found = created.run(_map(lambda x: tf.boolean_mask(x, x > 0)), _VECTORS)
-  assert [row.tolist() for row in found] == [[1, 3], [4, 5, 6], [7]]
+  actual = created.run(_map(lambda x: tf.boolean_mask(x, x > 0)), _VECTORS)
+  assert [row.tolist() for row in actual] == [[1, 3], [4, 5, 6], [7]]
   assert len(said) == 1
   assert 'one by one' in said[0]
 
@@ -199,8 +199,8 @@ def test_what_xla_cannot_compile_is_one_program_without_it(as_on_gpu):
       fast=True,
     )[:, 0]
 
-  found = created.run(_map(solve), _VECTORS)
-  np.testing.assert_allclose(found, [[0.5, 1 / 3], [0.5, 1 / 6], [0.5, 1 / 7]])
+  actual = created.run(_map(solve), _VECTORS)
+  np.testing.assert_allclose(actual, [[0.5, 1 / 3], [0.5, 1 / 6], [0.5, 1 / 7]])
   assert not said
 
 
@@ -258,8 +258,8 @@ def test_fewer_clients_run_together_where_the_memory_does_not_do(
   computation = _map(lambda x: 2 * x)
   vectors = [np.float32([i, 2 * i, -i]) for i in range(7)]
   for expected_sizes in ([7, 4, 2, 2, 2, 1], [2, 2, 2, 1]):
-    found = created.run(computation, vectors)
-    np.testing.assert_array_equal(found, 2 * np.stack(vectors))
+    actual = created.run(computation, vectors)
+    np.testing.assert_array_equal(actual, 2 * np.stack(vectors))
     assert sizes == expected_sizes
     sizes.clear()
   assert len(said) == 2

@@ -17,9 +17,9 @@ def _with_gradients(images, filters, conv2d=tf.nn.conv2d, **options):
   """A convolution, and the gradients of a loss that is not linear in it."""
   with tf.GradientTape() as tape:
     tape.watch([images, filters])
-    found = conv2d(images, filters, **options)
-    loss = tf.reduce_sum(tf.sin(found))
-  return found, *tape.gradient(loss, [images, filters])
+    actual = conv2d(images, filters, **options)
+    loss = tf.reduce_sum(tf.sin(actual))
+  return actual, *tape.gradient(loss, [images, filters])
 
 
 def _together(*arguments, **options):
@@ -49,12 +49,12 @@ def test_clients_with_filters_of_their_own(image, kernel, options, jit_compile):
   options = {'strides': 1, **options}
   images = _values(4, *image, 2, seed=0)
   filters = _values(*kernel, 2, 3, seed=1)
-  found = tf.function(_together, jit_compile=jit_compile)(
+  actual = tf.function(_together, jit_compile=jit_compile)(
     images, filters, **options
   )
   for i in range(_NUM_CLIENTS):
     alone = _with_gradients(images[i], filters[i], shared.conv2d, **options)
-    for a, b in zip(found, alone):
+    for a, b in zip(actual, alone):
       np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5)
 
 
@@ -64,9 +64,9 @@ def test_images_that_all_clients_share():
   def of_filters(own):
     return _with_gradients(images, own, strides=1, padding='SAME')[2]
 
-  found = tf.vectorized_map(of_filters, filters, fallback_to_while_loop=False)
+  actual = tf.vectorized_map(of_filters, filters, fallback_to_while_loop=False)
   alone = [of_filters(own) for own in filters]
-  np.testing.assert_allclose(found, alone, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(actual, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_filters_that_all_clients_share_stay_tensorflows_convolution(
@@ -77,13 +77,13 @@ def test_filters_that_all_clients_share_stay_tensorflows_convolution(
 
   monkeypatch.setattr(batched_convolutions, '_product_of', fail)
   images, filters = _values(4, 5, 5, 2, seed=0), _values(3, 3, 2, 3, seed=1)[0]
-  found = tf.vectorized_map(
+  actual = tf.vectorized_map(
     lambda own: tf.nn.conv2d(own, filters, 1, 'SAME'),
     images,
     fallback_to_while_loop=False,
   )
   np.testing.assert_allclose(
-    found[1], tf.nn.conv2d(images[1], filters, 1, 'SAME'), rtol=1e-5, atol=1e-5
+    actual[1], tf.nn.conv2d(images[1], filters, 1, 'SAME'), rtol=1e-5, atol=1e-5
   )
 
 
@@ -101,9 +101,9 @@ def test_groups_of_channels_are_refused():
 def test_layers_of_half_precision_run_together_too(dtype):
   images = tf.cast(_values(4, 6, 6, 2, seed=0), dtype)
   filters = tf.cast(_values(3, 3, 2, 3, seed=1), dtype)
-  found = _together(images, filters, strides=1, padding='SAME')
+  actual = _together(images, filters, strides=1, padding='SAME')
   alone = _with_gradients(images[0], filters[0], strides=1, padding='SAME')
-  for a, b in zip(found, alone):
+  for a, b in zip(actual, alone):
     assert a.dtype == dtype
     np.testing.assert_allclose(
       tf.cast(a[0], tf.float32), tf.cast(b, tf.float32), rtol=0.1, atol=0.2

@@ -107,8 +107,8 @@ def test_each_gpu_has_the_same_clients_in_every_round(monkeypatch):
 
   for number in range(8):
     seconds = [0.002 * (i % 4 == number % 4) for i in range(8)]
-    found = mapper.map(work, values.PerClient(seconds), 8).values
-    assert found == [*3 * names[:1], *3 * names[1:2], *2 * names[2:]]
+    actual = mapper.map(work, values.PerClient(seconds), 8).values
+    assert actual == [*3 * names[:1], *3 * names[1:2], *2 * names[2:]]
   assert mapper.map(mapper.device, None, 2).values == names[:2]
   # All threads are busy with others.
   inner = mapper.map(lambda: mapper.map(mapper.device, None, 3).values, None, 5)

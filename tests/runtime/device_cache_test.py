@@ -80,11 +80,11 @@ def test_clients_get_the_copies_of_their_arguments(monkeypatch):
   argument = values.Columns(
     (values.AllEqual(shared), values.PerClient([(t, ()) for t in own]))
   )
-  found = mapper.map(lambda row: row, argument, 2).values
+  actual = mapper.map(lambda row: row, argument, 2).values
   again = mapper.map(lambda row: row, argument, 2).values
-  assert found[0][0] is found[1][0] is again[0][0]
-  assert found[0][0] is not shared
-  for (_, (tensor, empty)), (_, (same, _)), given in zip(found, again, own):
+  assert actual[0][0] is actual[1][0] is again[0][0]
+  assert actual[0][0] is not shared
+  for (_, (tensor, empty)), (_, (same, _)), given in zip(actual, again, own):
     assert tensor is same
     assert tensor is not given
     assert empty == ()

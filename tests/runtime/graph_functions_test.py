@@ -99,8 +99,8 @@ def test_fold_accumulates_in_order(num_rows, library):
   for i in range(num_rows):
     expected = np.float32(0.5) * expected + np.float32(i)
   rows = [tf.constant(float(i)) for i in range(num_rows)]
-  found = function.fold(tf.constant(4.0), values.PerClient(rows), num_rows)
-  assert found.numpy() == expected
+  actual = function.fold(tf.constant(4.0), values.PerClient(rows), num_rows)
+  assert actual.numpy() == expected
 
 
 @pytest.mark.parametrize('num_rows', [1, 2, 70])
@@ -120,8 +120,8 @@ def test_fold_of_stacked_values_is_that_of_single_ones(
   expected = function.fold(tf.constant(4.0), rows, num_rows)
   # They are not taken apart.
   monkeypatch.delattr(values, 'rows')
-  found = function.fold(tf.constant(4.0), stacked, num_rows)
-  assert found.numpy() == expected.numpy()
+  actual = function.fold(tf.constant(4.0), stacked, num_rows)
+  assert actual.numpy() == expected.numpy()
 
 
 def test_fold_of_structures_whose_results_share_a_tensor(library):

@@ -12,11 +12,11 @@ _CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
 
 
 def _blocks(block, kind):
-  found = []
+  actual = []
   tree_analysis.visit_preorder(
-    block, lambda part: found.append(part) if isinstance(part, kind) else None
+    block, lambda part: actual.append(part) if isinstance(part, kind) else None
   )
-  return found
+  return actual
 
 
 def _intrinsics(block):
@@ -76,11 +76,11 @@ def test_aggregations_are_one_where_none_needs_anothers_result():
   # Number, mean and total; then the variance, around the mean.
   assert aggregations == 2
   with runtime.create_runtime('in_process') as created:
-    found = created.run(comp, [1.0, 2.0, 6.0])
-  assert found['number'] == 3
-  assert found['mean'] == 3
-  assert found['total'] == 9
-  np.testing.assert_allclose(found['variance'], 14 / 3, rtol=1e-6)
+    actual = created.run(comp, [1.0, 2.0, 6.0])
+  assert actual['number'] == 3
+  assert actual['mean'] == 3
+  assert actual['total'] == 9
+  np.testing.assert_allclose(actual['variance'], 14 / 3, rtol=1e-6)
 
 
 def test_server_computes_once_between_aggregations():
@@ -113,5 +113,5 @@ def test_server_computes_once_between_aggregations():
   assert len(graphs_at_server) == 3
   with runtime.create_runtime('in_process') as created:
     # Clients have 4 * 2 + 1 + (1, 3); their mean is 11.
-    found = created.run(comp, 2.0, [1.0, 3.0])
-  assert [float(value) for value in found] == [13, 2 * (14 + 16), 4]
+    actual = created.run(comp, 2.0, [1.0, 3.0])
+  assert [float(value) for value in actual] == [13, 2 * (14 + 16), 4]

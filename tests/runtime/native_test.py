@@ -136,12 +136,12 @@ def test_cores_are_divided_among_concurrent_clients(monkeypatch):
 
 def _addresses_of_this_machine():
   """IP addresses that a connection from here can be made to."""
-  found = {'127.0.0.1', '127.0.0.2'}
+  actual = {'127.0.0.1', '127.0.0.2'}
   for addresses in psutil.net_if_addrs().values():
     for address in addresses:
       if address.family in (socket.AF_INET, socket.AF_INET6):
-        found.add(address.address)
-  return {address for address in found if '%' not in address}
+        actual.add(address.address)
+  return {address for address in actual if '%' not in address}
 
 
 def _answers(address, port, seconds=0.5):

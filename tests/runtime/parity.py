@@ -20,22 +20,22 @@ def assert_close(actual, expected, rtol=1e-5, atol=1e-6):
     rtol: Relative tolerance of floating-point numbers.
     atol: Their absolute tolerance.
   """
-  for path, found, value in _pairs_of_one_type(actual, expected):
+  for path, result, value in _pairs_of_one_type(actual, expected):
     if np.issubdtype(value.dtype, np.inexact):
-      np.testing.assert_allclose(found, value, rtol, atol, err_msg=path)
+      np.testing.assert_allclose(result, value, rtol, atol, err_msg=path)
     else:
-      np.testing.assert_array_equal(found, value, err_msg=path)
+      np.testing.assert_array_equal(result, value, err_msg=path)
 
 
 def _pairs_of_one_type(actual, expected):
   """Yields path and both values of what is in two structures."""
   actual, expected = list(_leaves(actual)), list(_leaves(expected))
   assert [path for path, _ in actual] == [path for path, _ in expected]
-  for (path, found), (_, value) in zip(actual, expected):
-    assert type(found) is type(value), path
-    found, value = np.asarray(found), np.asarray(value)
-    assert (found.dtype, found.shape) == (value.dtype, value.shape), path
-    yield path, found, value
+  for (path, result), (_, value) in zip(actual, expected):
+    assert type(result) is type(value), path
+    result, value = np.asarray(result), np.asarray(value)
+    assert (result.dtype, result.shape) == (value.dtype, value.shape), path
+    yield path, result, value
 
 
 def _leaves(value, path='result'):

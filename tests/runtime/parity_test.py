@@ -211,11 +211,11 @@ def test_rounds_are_of_the_kinds_that_they_are_meant_to_be(on):
   ),
 )
 def test_options_of_training_give_the_same_on_every_runtime(on, rt, name):
-  found, expected = (
+  actual, expected = (
     on(each, _train_and_evaluate, name, _process_with_options)
     for each in (rt, 'native')
   )
-  parity.assert_close(found, expected)
+  parity.assert_close(actual, expected)
 
 
 @functools.cache

@@ -155,8 +155,8 @@ def test_small_arrays_of_clients_are_one_tensor_and_come_back_alone():
   assert number.tensor.shape == [3]
   assert weights.tensor.shape == [3, 2]
   assert values.rows(local, 3)[2][1].numpy().tolist() == [2, 4]
-  found = _to_python(local, states, 3)
-  for one, expected in zip(found, given, strict=True):
+  actual = _to_python(local, states, 3)
+  for one, expected in zip(actual, given, strict=True):
     assert list(one) == ['n', 'w']
     assert one['n'] == expected['n'] and isinstance(one['n'], np.int64)
     np.testing.assert_array_equal(one['w'], expected['w'])
@@ -176,10 +176,10 @@ def test_clients_values_may_be_of_several_kinds(second):
   states = tff.FederatedType(_STATE, tff.CLIENTS)
   first = collections.OrderedDict(n=np.int64(0), w=np.zeros(2, np.float32))
   local = _from_python([first, collections.OrderedDict(second)], states)
-  found = _to_python(local, states, 2)
-  assert [one['n'] for one in found] == [0, 1]
-  assert all(one['w'].dtype == np.float32 for one in found)
-  np.testing.assert_array_equal(found[1]['w'], [1, 2])
+  actual = _to_python(local, states, 2)
+  assert [one['n'] for one in actual] == [0, 1]
+  assert all(one['w'].dtype == np.float32 for one in actual)
+  np.testing.assert_array_equal(actual[1]['w'], [1, 2])
   wrong = collections.OrderedDict(n=np.int64(0), w=np.zeros(3, np.float32))
   with pytest.raises(TypeError, match=r'type float32\[2\], found an array'):
     _from_python([first, wrong], states)

@@ -117,8 +117,8 @@ def test_each_client_makes_its_steps_of_a_loop_for_all(traced_for):
   # One is the client's own, which nothing uses any more.
   assert num_loops == (3 if traced_for else 2)
   for num_steps in ((3, 21, 0), (5, 5, 5), (0, 0, 0)):
-    found, passes = traced(tf.constant(num_steps), starts)
-    for value, start, number in zip(found.numpy(), starts.numpy(), num_steps):
+    actual, passes = traced(tf.constant(num_steps), starts)
+    for value, start, number in zip(actual.numpy(), starts.numpy(), num_steps):
       for index in range(number):
         start = np.float32(0.5) * start + np.float32(index)
       assert value == start

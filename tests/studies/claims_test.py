@@ -17,9 +17,9 @@ def test_the_interval_and_the_p_value_are_those_of_students_t():
   claim = _difference(values, above=0)
   # t of 4 degrees of freedom is 2.776, the mean's standard error 0.7071.
   low, high = 3 - 2.7764 * math.sqrt(0.5), 3 + 2.7764 * math.sqrt(0.5)
-  found = [claim.measured, claim.low, claim.high, claim.p_value]
+  actual = [claim.measured, claim.low, claim.high, claim.p_value]
   p_value = stats.ttest_1samp(values, 0).pvalue
-  assert found == pytest.approx([3, low, high, p_value], abs=1e-3, rel=1e-3)
+  assert actual == pytest.approx([3, low, high, p_value], abs=1e-3, rel=1e-3)
   assert claim.p_value == pytest.approx(p_value)
   assert (claim.threshold, claim.num_seeds) == ('> 0', 5)
   assert _difference([2.0] * 5, above=1).p_value == 0
@@ -138,7 +138,7 @@ _SCORES = {
 
 def _checked(*checks, metric='score', scores=None):
   """Claims as data, checked: their fields by statement."""
-  found = numbers.Numbers(
+  actual = numbers.Numbers(
     (
       {'condition': condition, 'method': method, 'seed': seed}
       | {'score': value, 'personal_loss': value / 10}
@@ -157,16 +157,16 @@ def _checked(*checks, metric='score', scores=None):
     source='Table 1',
     claims=checks,
   )
-  return {c.statement: c for c in claims.check(of.claims, found, of)}
+  return {c.statement: c for c in claims.check(of.claims, actual, of)}
 
 
 def test_a_method_is_ahead_of_others_in_each_condition():
-  found = _checked(claims.better('A', than='B'))
-  assert [*found] == [
+  actual = _checked(claims.better('A', than='B'))
+  assert [*actual] == [
     'easy: A is more accurate than B',
     'hard: A is more accurate than B',
   ]
-  easy, hard = found.values()
+  easy, hard = actual.values()
   assert (easy.measured, easy.verdict, easy.num_seeds) == (4, claims.HOLDS, 5)
   assert (easy.source, easy.threshold) == ('Table 1', '> 0')
   # Of the seed with which one failed nothing is known.
@@ -175,8 +175,8 @@ def test_a_method_is_ahead_of_others_in_each_condition():
 
 
 def test_others_are_all_that_are_there():
-  found = _checked(claims.better(['A'], than=claims.ALL_OTHERS))
-  others = [text.replace(' is more accurate than', '') for text in found]
+  actual = _checked(claims.better(['A'], than=claims.ALL_OTHERS))
+  others = [text.replace(' is more accurate than', '') for text in actual]
   assert others == ['easy: A B', 'easy: A C', 'hard: A B']
   several = claims.better(('A', 'C'), than=('B', 'A'), conditions=['easy'])
   # One of those that are ahead is not compared with itself or the others.
@@ -208,29 +208,29 @@ def test_a_lead_is_by_so_much(by, verdict):
 
 def test_of_a_loss_less_is_better():
   check = claims.better('B', than='A', conditions=['easy'])
-  (statement,) = found = _checked(check, metric='personal_loss')
+  (statement,) = actual = _checked(check, metric='personal_loss')
   assert statement == 'easy: B is ahead of A: personal loss'
-  assert found[statement].measured == pytest.approx(0.4)
-  assert found[statement].verdict == claims.HOLDS
+  assert actual[statement].measured == pytest.approx(0.4)
+  assert actual[statement].verdict == claims.HOLDS
   named = claims.better(
     'B', than='A', conditions=['easy'], metric='personal_loss'
   )
-  assert _checked(named) == found
+  assert _checked(named) == actual
   with pytest.raises(ValueError, match='`metric` to be one of .*personal_loss'):
     _checked(claims.better('B', than='A', metric='personal_los'))
 
 
 def test_a_metric_is_at_least_so_high():
   check = claims.at_least(2.9, conditions=['easy'])
-  found = [*_checked(check).values()]
-  assert found[1].statement == 'easy: the score of B is at least 2.9'
-  assert [claim.measured for claim in found] == [7, 3, 7]
-  verdicts = [claim.verdict for claim in found]
+  actual = [*_checked(check).values()]
+  assert actual[1].statement == 'easy: the score of B is at least 2.9'
+  assert [claim.measured for claim in actual] == [7, 3, 7]
+  verdicts = [claim.verdict for claim in actual]
   assert verdicts == [claims.HOLDS, claims.UNDECIDED, claims.HOLDS]
   check = claims.at_least(9, 'B', conditions=['easy'], is_ours=True)
   (claim,) = _checked(check).values()
   assert (claim.verdict, claim.threshold) == (claims.FAILS, '> 9')
-  assert claim.is_ours and not found[0].is_ours
+  assert claim.is_ours and not actual[0].is_ours
 
 
 def test_methods_are_alike_seed_by_seed():
@@ -251,8 +251,8 @@ def test_options_that_no_claim_has_are_refused():
 
 
 def test_a_claim_may_be_a_function_of_numbers_and_study():
-  def spread(found, of):
-    values = found.values('score', condition='easy', method='A')
+  def spread(actual, of):
+    values = actual.values('score', condition='easy', method='A')
     yield claims.measured('It is', of.source, values - values.min(), below=5)
 
   (claim,) = _checked(spread).values()

@@ -96,16 +96,16 @@ def test_all_trials_run_and_the_cores_are_divided(run, tmp_path, monkeypatch):
   assert run(trials, script, num_processes=2, runtime_options=options) == {}
   for trial in trials:
     assert execution.is_finished(tmp_path, trial)
-    found = read_scores(tmp_path, trial.name)
-    assert (found['name'], found['threads']) == (trial.name, '1')
-    assert found['runtime_options'] == options | {'max_concurrent_clients': 4}
+    actual = read_scores(tmp_path, trial.name)
+    assert (actual['name'], actual['threads']) == (trial.name, '1')
+    assert actual['runtime_options'] == options | {'max_concurrent_clients': 4}
   # Finished ones are not run again.
   assert run(make_trials(), FAILS + FINISHES) == {}
 
 
 def test_a_trial_is_what_its_folder_says(run, tmp_path):
   own = {'threshold': math.inf, 'model_arguments': {'widths': [4]}}
-  wanted = trial_lib.Trial(
+  expected = trial_lib.Trial(
     name='x',
     settings=settings.Settings(method='fed_fac', fine_tune='head', **own),
     variants={'with <FT>': personalization.Personalization(num_epochs=3)},
@@ -114,9 +114,9 @@ def test_a_trial_is_what_its_folder_says(run, tmp_path):
     fold=(1, 5),
     modules=('json', 'here/mine.py'),
   )
-  run([wanted])
+  run([expected])
   spec = trial_lib.read_spec(execution.trial_folder(tmp_path, 'x'))
-  assert fields.from_json(trial_lib.Trial, spec['trial']) == wanted
+  assert fields.from_json(trial_lib.Trial, spec['trial']) == expected
 
 
 def test_further_variants_are_made_of_the_trials_that_have_ended(run, tmp_path):
@@ -188,8 +188,8 @@ def test_a_failed_trial_is_reported_and_the_others_run(
     failed = trial.name == name
     assert execution.is_started(tmp_path, trial.name)
     assert execution.is_finished(tmp_path, trial) != failed
-    found = execution.logged_error(tmp_path, trial.name)
-    assert found == (reported if failed else None)
+    actual = execution.logged_error(tmp_path, trial.name)
+    assert actual == (reported if failed else None)
   assert not execution.is_started(tmp_path, 'fed_avg-seed9')
   assert execution.logged_error(tmp_path, 'fed_avg-seed9') is None
   # It is run again when asked for again.

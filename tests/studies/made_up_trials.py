@@ -49,7 +49,7 @@ def run_study(of, directory, run=None, *, has_page=False, **options):
   """
   with _made_up(run) as patches:
     if not has_page:
-      patches.setattr(results.Results, 'page', lambda found: None)
+      patches.setattr(results.Results, 'page', lambda actual: None)
     options = {'num_processes': 0, 'show_progress': False, **options}
     return of.run(str(directory), **options)
 
@@ -148,7 +148,7 @@ def run(
   found_scores = [e['personal'][metric] for e in evaluations]
   over_rounds = {'last_10_mean': np.mean(found_scores)}
   over_rounds.update(num_last_10=len(found_scores), last=found_scores[-1])
-  found = {
+  actual = {
     'num_clients': trained.num_clients,
     'accuracy': over_rounds,
     'global_accuracy': over_rounds if has_global else None,
@@ -160,12 +160,12 @@ def run(
   }
   if metric != 'accuracy':
     names = {'personal': 'accuracy', 'global': 'global_accuracy'}
-    of = primary | {name: found[old] for name, old in names.items()}
-    found.update(dict.fromkeys(names.values()), primary_metric=of)
+    of = primary | {name: actual[old] for name, old in names.items()}
+    actual.update(dict.fromkeys(names.values()), primary_metric=of)
   if domains is not None:
     personal = _tenths(domains['personal'])
-    found['domains'] = {**domains, 'personal': personal}
-  summary.write_json(os.path.join(directory, report.SUMMARY_NAME), found)
+    actual['domains'] = {**domains, 'personal': personal}
+  summary.write_json(os.path.join(directory, report.SUMMARY_NAME), actual)
   variants = {
     name: {
       'evaluation': last if name == trial.OWN_VARIANT else evaluation(),

@@ -50,22 +50,22 @@ def _run(study, directory, **options):
 
 def test_a_study_without_methods_has_numbers_and_claims(tmp_path):
   measure = _Measure()
-  found = _run(_study(measure), tmp_path)
+  actual = _run(_study(measure), tmp_path)
   rows = [(i, seed, i + seed / 10) for i in range(3) for seed in (3, 1)]
-  assert [*found.numbers.itertuples(index=False, name=None)] == rows
+  assert [*actual.numbers.itertuples(index=False, name=None)] == rows
   lines = (tmp_path / 'numbers.csv').read_text().splitlines()
   assert lines[:2] == ['depth,seed,norm', '0,3,0.3']
-  (claim,) = found.claims.to_dict('records')
+  (claim,) = actual.claims.to_dict('records')
   assert claim['verdict'] == claims.HOLDS
   assert (claim['statement'], claim['source']) == ('2 is', 'Figure 1')
-  assert found.description['parameters'] == {'depth': 3, 'width': 0.5}
-  assert found.description['seconds'] >= 0
+  assert actual.description['parameters'] == {'depth': 3, 'width': 0.5}
+  assert actual.description['seconds'] >= 0
   page = (tmp_path / 'study.html').read_text()
   assert '<dt>depth</dt><dd>3</dd>' in page
   assert '1 of 1 claims hold' in page
   # There is nothing to draw that is known.
   assert not (tmp_path / 'figure.png').exists()
-  assert pfl.open_study(tmp_path).numbers.equals(found.numbers)
+  assert pfl.open_study(tmp_path).numbers.equals(actual.numbers)
 
 
 def test_numbers_are_kept_and_claims_made_anew(tmp_path):
@@ -77,8 +77,8 @@ def test_numbers_are_kept_and_claims_made_anew(tmp_path):
 
   changed = _study(measure, [], draw=draw)
   # Where it is measured changes no number.
-  found = _run(changed, tmp_path, runtime='native', data_dir='there')
-  assert found.claims.empty
+  actual = _run(changed, tmp_path, runtime='native', data_dir='there')
+  assert actual.claims.empty
   assert len(drawn[0]) == 6
   assert (tmp_path / 'figure.png').exists()
   assert len(measure.contexts) == 1
@@ -100,9 +100,9 @@ def test_other_parameters_and_damage_are_refused_until_it_is_rerun(tmp_path):
   with pytest.raises(errors.RunError, match='Cannot read .*numbers.json'):
     _run(_study(measure), tmp_path)
   small = _study(measure, scales={'small': {'depth': 2, 'seeds': (7,)}})
-  found = _run(small.at('small'), tmp_path, rerun=True)
-  assert found.numbers['seed'].tolist() == [7, 7]
-  assert found.description['scale'] == 'small'
+  actual = _run(small.at('small'), tmp_path, rerun=True)
+  assert actual.numbers['seed'].tolist() == [7, 7]
+  assert actual.description['scale'] == 'small'
 
 
 def test_an_interrupted_measure_is_told_and_taken_up(tmp_path):
@@ -112,12 +112,12 @@ def test_an_interrupted_measure_is_told_and_taken_up(tmp_path):
   assert not (tmp_path / 'numbers.json').exists()
   begun = pfl.open_study(tmp_path)
   assert len(begun) == 0 and begun.numbers.empty and begun.claims.empty
-  found = _run(_study(_Measure()), tmp_path)
-  assert len(found.numbers) == 6
+  actual = _run(_study(_Measure()), tmp_path)
+  assert len(actual.numbers) == 6
   # The time until the interruption is not known.
-  assert found.description['seconds'] is None
-  found = _run(_study(_Measure()), tmp_path, rerun=True)
-  assert found.description['seconds'] >= 0
+  assert actual.description['seconds'] is None
+  actual = _run(_study(_Measure()), tmp_path, rerun=True)
+  assert actual.description['seconds'] >= 0
 
 
 def _biases(context):
@@ -137,17 +137,17 @@ def _study_of_trials(**changes):
 def test_numbers_of_trials_are_measured_anew_with_other_parameters(tmp_path):
   ran = []
 
-  def run(wanted, directory, **options):
-    ran.append(wanted.name)
-    made_up_trials.run(wanted, directory, **options)
+  def run(expected, directory, **options):
+    ran.append(expected.name)
+    made_up_trials.run(expected, directory, **options)
 
-  found = made_up_trials.run_study(_study_of_trials(), tmp_path, run)
-  by_name = {(one.method, one.seed): one.score() for one in found}
+  actual = made_up_trials.run_study(_study_of_trials(), tmp_path, run)
+  by_name = {(one.method, one.seed): one.score() for one in actual}
   assert len(by_name) == len(ran) == 4
-  for row in found.numbers.to_dict('records'):
+  for row in actual.numbers.to_dict('records'):
     score = by_name[row['method'], row['seed']]
     assert (row['condition'], row['bias']) == ('', score + 3)
-  assert found.claims['measured'].between(3, 4).all()
+  assert actual.claims['measured'].between(3, 4).all()
   assert (tmp_path / 'figure.png').exists()
   # A further method, with other parameters.
   other = _study_of_trials(
@@ -185,8 +185,8 @@ def test_a_measure_may_run_another_study(tmp_path):
     for result in context.run(other):
       yield {**result.columns(), 'bias': -1.0}
 
-  found = made_up_trials.run_study(_study_of_trials(measure=measure), tmp_path)
-  assert found.numbers['seed'].tolist() == [0, 1, 0, 1, 8, 8]
+  actual = made_up_trials.run_study(_study_of_trials(measure=measure), tmp_path)
+  assert actual.numbers['seed'].tolist() == [0, 1, 0, 1, 8, 8]
   # It is the study that is described.
   assert pfl.open_study(tmp_path).description['seeds'] == [0, 1]
 

@@ -68,10 +68,10 @@ def _evil_run(wanted, folder, **options):
   made_up_trials.run(wanted, folder, **options)
   if is_local:
     path = f'{folder}/{trial.SCORES_NAME}'
-    found = summary.read_json(path)
-    for client in found['variants']['']['clients']:
+    actual = summary.read_json(path)
+    for client in actual['variants']['']['clients']:
       client['after'] = client['before']
-    summary.write_json(path, found)
+    summary.write_json(path, actual)
 
 
 @pytest.fixture(name='page', scope='module')
@@ -145,16 +145,16 @@ def test_names_are_no_elements_of_pages(tmp_path):
   text = json.dumps(made_up_trials.domains(0.5, 0.25))
   domains = json.loads(text.replace('sea', json.dumps(image)[1:-1]))
 
-  def run(wanted, folder, **options):
-    if wanted.settings.algorithm == 'local_only':
+  def run(expected, folder, **options):
+    if expected.settings.algorithm == 'local_only':
       raise errors.RunError(image)
-    if wanted.validation_fraction is None:
+    if expected.validation_fraction is None:
       options['domains'] = domains
-    made_up_trials.run(wanted, folder, **options)
+    made_up_trials.run(expected, folder, **options)
 
-  found = made_up_trials.run_trials(study, tmp_path, run)
+  actual = made_up_trials.run_trials(study, tmp_path, run)
   claim = claims.measured(image, image, [1.0], above=0)
-  told = found.description
+  told = actual.description
   told.update(claims=[claim._asdict()], parameters={image: {image: [image]}})
   told['tunings'][0]['points'][0].update(hparams={image: [image]})
   for partition in told['partitions'].values():
@@ -162,7 +162,7 @@ def test_names_are_no_elements_of_pages(tmp_path):
   for method in told['methods'].values():
     method.update(summary=image, settings={image: image})
   first, second = (
-    (tmp_path / found.page()).read_text(encoding='utf-8') for _ in range(2)
+    (tmp_path / actual.page()).read_text(encoding='utf-8') for _ in range(2)
   )
   assert html_text.count_images(first) > 40
   # Written again it is the same.
@@ -190,12 +190,12 @@ def test_domains_have_a_table_with_the_spread_over_seeds(page):
   head, *rows = page.tables('condition1')[2]
   titles = [title.removesuffix(' (%)') for title in head[:4]]
   assert titles == ['method', '<sea>', 'hills', 'moon']
-  found = {row[0]: dict(zip(head, row)) for row in rows}
-  values = [found['FedAvg'][title] for title in head[1:4]]
+  actual = {row[0]: dict(zip(head, row)) for row in rows}
+  values = [actual['FedAvg'][title] for title in head[1:4]]
   assert values == ['37.5 ± 17.7', '100.0 ± 0.0', '–']
-  assert found[_EVIL][head[1]] == '25.0 (1 of 2 runs)'
+  assert actual[_EVIL][head[1]] == '25.0 (1 of 2 runs)'
   title = 'min accuracy over domains, last round (%)'
-  assert found['FedAvg'][title] == '37.5 ± 17.7'
+  assert actual['FedAvg'][title] == '37.5 ± 17.7'
   # Of the last ten rounds two were evaluated.
   assert 'personal accuracy, last 2 evaluations (%)' in head
   auc = page.rows('condition1', 3)
@@ -240,8 +240,8 @@ def test_each_condition_has_a_section(tmp_path):
   )
   scores = {'2-FedAvg-seed0': 0.25, 'many__5_-FedAvg-seed0': 0.75}
   scores.update(dict.fromkeys(('2-Local-seed0', 'many__5_-Local-seed0'), 0.5))
-  found = made_up_trials.run_trials(study, tmp_path, scores=scores)
-  page = _write(found, tmp_path)
+  actual = made_up_trials.run_trials(study, tmp_path, scores=scores)
+  page = _write(actual, tmp_path)
   titles = [s.find('h2').text for s in page.sections.values()]
   assert titles == ['Results', '2', 'many <5>', 'Settings']
   assert page.rows('overview') == {
@@ -264,14 +264,14 @@ def test_a_regression_is_compared_by_its_error(tmp_path):
   scores = {'FedAvg-seed0': 1234.5, 'Local-seed0': 12.25}
   study = made_up_trials.study(methods=made_up_trials.TWO_METHODS, seeds=(0,))
   options = {'metric': 'mae', 'scores': scores}
-  found = made_up_trials.run_trials(study, tmp_path, **options)
-  found.description['partitions']['']['class_counts'] = None
-  for one in found:
+  actual = made_up_trials.run_trials(study, tmp_path, **options)
+  actual.description['partitions']['']['class_counts'] = None
+  for one in actual:
     for client, size in zip(one.scores['clients'], (3, 1000, 4)):
       client['num_test_examples'] = size
       client['before'], client['after'] = {'mae': 1.0}, {'mae': 2.0}
     del one.scores['clients'][3]
-  page = _write(found, tmp_path)
+  page = _write(actual, tmp_path)
   assert 'Lowest personal mae after the last round: Local, 12.25.' in page.prose
   head, *rows = page.tables('condition1')[0]
   assert head[:2] == ['method', 'personal mae, last 2 evaluations']
@@ -283,13 +283,13 @@ def test_a_regression_is_compared_by_its_error(tmp_path):
 
 
 def test_what_failed_altogether_has_a_page(tmp_path):
-  def run(wanted, folder, **options):
+  def run(expected, folder, **options):
     raise errors.RunError('no memory')
 
   study = made_up_trials.study(published={('FedAvg', ''): 5.0})
-  found = made_up_trials.run_trials(study, tmp_path, run)
-  page = _write(found, tmp_path)
+  actual = made_up_trials.run_trials(study, tmp_path, run)
+  page = _write(actual, tmp_path)
   assert [*page.sections] == ['failures', 'settings']
   assert len(page.tables('failures')[0]) == 1 + 4
   with pytest.raises(errors.RunError, match='Cannot write'):
-    found.page(tmp_path / 'none' / 'page.html')
+    actual.page(tmp_path / 'none' / 'page.html')

@@ -182,9 +182,9 @@ def test_a_sweep_has_the_first_seed_and_a_part_of_the_training_data():
 def test_the_runs_take_what_the_sweep_chose():
   study = _study(tune={'learning_rate': (0.1, 0.2)})
   chosen = {key: plan.points(study, *key)[1] for key in plan.runs(study)}
-  found = _hparams(study, chosen)
-  assert found['fed_avg'].learning_rate == 0.2
-  assert found['fed_rep'].head_learning_rate == 0.2
+  actual = _hparams(study, chosen)
+  assert actual['fed_avg'].learning_rate == 0.2
+  assert actual['fed_rep'].head_learning_rate == 0.2
   # A method whose sweep found nothing is left out.
   assert [*_hparams(study, {**chosen, ('', 'fed_avg'): None})] == ['fed_rep']
   # A grid of one value is taken without a sweep.
@@ -199,16 +199,16 @@ def test_epochs_of_a_grid_take_the_place_of_steps():
   study = _study(methods, tune={'num_epochs': (1,), 'num_head_epochs': (2,)})
   # Where there are no steps, nothing but what was written is said.
   assert plan.points(study, '', 'fed_avg') == [{'num_epochs': 1}]
-  found = _hparams(study)
+  actual = _hparams(study)
   for name in ('fed_avg', 'per_fed_avg'):
-    assert (found[name].num_epochs, found[name].num_steps) == (1, None)
-  fed_rep = found['fed_rep']
+    assert (actual[name].num_epochs, actual[name].num_steps) == (1, None)
+  fed_rep = actual['fed_rep']
   assert (fed_rep.num_head_epochs, fed_rep.num_head_steps) == (2, None)
   # Those that the grid has stay.
   tune = {'num_epochs': (1,), 'per_fed_avg.num_steps': (7,)}
-  found = _hparams(_study(methods, tune=tune))
-  assert found['fed_avg'].num_epochs == 1
-  assert found['per_fed_avg'].num_steps == 7
+  actual = _hparams(_study(methods, tune=tune))
+  assert actual['fed_avg'].num_epochs == 1
+  assert actual['per_fed_avg'].num_steps == 7
 
 
 @pytest.mark.parametrize('rates', [(-2.0, -1.0), (-2.0,)])
@@ -254,9 +254,9 @@ def test_grids_are_read_in_the_types_of_the_hyperparameters(
   texts, flag, expected
 ):
   algorithms = ('fed_avg', 'fed_rep', 'fed_dbe', 'per_fed_avg', 'scaffold')
-  found = plan.parse_grid(texts.split(), algorithms, flag)
+  actual = plan.parse_grid(texts.split(), algorithms, flag)
   # 1.0 is not 1.
-  assert repr(found) == repr(expected)
+  assert repr(actual) == repr(expected)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_what_is_scored_is_the_methods_choice(tmp_path):
   }
   study = made_up_trials.study(methods=methods, seeds=(0,), num_new_clients=1)
   accuracies = {'FedAvg_personal-seed0': 0.5, 'Local_personal-seed0': 0.25}
-  found = made_up_trials.run_trials(study, tmp_path, scores=accuracies)
+  actual = made_up_trials.run_trials(study, tmp_path, scores=accuracies)
   assert len(os.listdir(tmp_path / 'trials')) == 2
 
   def new_client(trial_name, key):
@@ -160,33 +160,33 @@ def test_what_is_scored_is_the_methods_choice(tmp_path):
   fed_avg, local = accuracies
   expected = [0.5, 0.5, new_client(fed_avg, 'new_clients'), None, 0.25, None]
   expected += [new_client(local, name) for name in scored[2:]]
-  assert [one.score() for one in found] == expected
+  assert [one.score() for one in actual] == expected
 
 
 def test_figures_of_folds_are_those_of_each(tmp_path):
   options = {'num_folds': 2, 'metric': 'personal_accuracy'}
   study = made_up_trials.study(methods=['fed_avg'], seeds=(3,), **options)
-  found = made_up_trials.run_study(study, tmp_path, has_page=True)
-  own = _of(found, 'fed_avg')
+  actual = made_up_trials.run_study(study, tmp_path, has_page=True)
+  own = _of(actual, 'fed_avg')
   assert own['fold'].tolist() == [0, 1]
   names = [f'fed_avg-seed3-fold{i}of2' for i in (0, 1)]
   told = [_read(tmp_path, name, 'summary.json') for name in names]
   values = [one['accuracy']['last'] for one in told]
   assert own['personal_accuracy'].tolist() == values
   mean, deviation = statistics.fmean(values), statistics.stdev(values)
-  assert f'{100 * mean:.1f} ± {100 * deviation:.1f}' in found.table()
-  last = found.curves.query("round == 2 and model == 'personal'")
+  assert f'{100 * mean:.1f} ± {100 * deviation:.1f}' in actual.table()
+  last = actual.curves.query("round == 2 and model == 'personal'")
   assert last['fold'].tolist() == [0, 1]
   assert last['value'].tolist() == values
-  assert {*found.client_scores['fold']} == {0, 1}
+  assert {*actual.client_scores['fold']} == {0, 1}
   page = (tmp_path / 'study.html').read_text()
   assert '<dt>num_folds</dt><dd>2</dd>' in page
 
 
 def test_divergence_is_a_column_where_there_is_any(tmp_path):
-  found = _one_method(tmp_path, num_seeds=2, scores={'FedAvg-seed0': 0.5})
-  assert not found.figures_by_seed['fraction_diverged'].any()
-  assert 'diverged' not in found.table()
+  actual = _one_method(tmp_path, num_seeds=2, scores={'FedAvg-seed0': 0.5})
+  assert not actual.figures_by_seed['fraction_diverged'].any()
+  assert 'diverged' not in actual.table()
 
   def diverge(scores):
     evaluation = scores['variants']['']['evaluation']
@@ -244,8 +244,8 @@ def test_figures_over_domains_are_those_of_each_seed(tmp_path):
     'FedAvg-seed0': made_up_trials.domains(0.75, 0.25),
     'FedAvg-seed1': made_up_trials.domains(0.5, 0.75),
   }
-  found = _one_method(tmp_path, num_seeds=2, domains=domains)
-  own, tuned = (_of(found, name) for name in ('FedAvg', 'FedAvg + FT'))
+  actual = _one_method(tmp_path, num_seeds=2, domains=domains)
+  own, tuned = (_of(actual, name) for name in ('FedAvg', 'FedAvg + FT'))
   for name, values in {
     'domain_accuracy_min': [0.25, 0.5],
     'domain_accuracy_mean': [0.5, 0.625],
@@ -262,7 +262,7 @@ def test_figures_over_domains_are_those_of_each_seed(tmp_path):
       assert tuned[name].isna().all()
     else:
       assert tuned[name].tolist() == values
-  scores = found.domain_scores
+  scores = actual.domain_scores
   nan = np.nan
   accuracies = np.array([0.75, 0.25, nan, 0.5, 0.75, nan])
   for method in ('FedAvg', 'FedAvg + FT'):
@@ -274,7 +274,7 @@ def test_figures_over_domains_are_those_of_each_seed(tmp_path):
     values = numbers.drop(columns='seed').astype(float).T
     np.testing.assert_array_equal(values, rows)
   # They have a table of their own.
-  of_all, of_domains = found.table().split('Over domains')
+  of_all, of_domains = actual.table().split('Over domains')
   assert 'min accuracy' in ' '.join(of_domains.split())
   assert 'min accuracy' not in ' '.join(of_all.split())
   row = re.split(r'  +', of_domains.strip().splitlines()[-2].strip())
@@ -287,25 +287,25 @@ def test_figures_over_domains_are_those_of_each_seed(tmp_path):
 
 def test_bytes_of_a_round_are_a_mean_over_the_rounds(tmp_path):
   # A client gets 3 bytes and sends 2; one or both of two clients report.
-  found = _one_method(tmp_path, dropout_rate=0.5)
-  row = _of(found, 'FedAvg').iloc[0]
+  actual = _one_method(tmp_path, dropout_rate=0.5)
+  row = _of(actual, 'FedAvg').iloc[0]
   assert 3 < row['bytes_down_per_round'] < 6
   assert row['bytes_up_per_round'] == row['bytes_down_per_round'] * 2 / 3
 
 
 def test_another_metric_than_the_accuracy_is_compared(tmp_path):
   domains = made_up_trials.domains(0.5, 0.75, 'mae')
-  found = _one_method(
+  actual = _one_method(
     tmp_path, metric='mae', domains=domains, scores={'FedAvg-seed0': 1234.5}
   )
-  assert found.domain_scores['mae'].tolist()[1] == 0.75
-  row = _of(found, 'FedAvg').iloc[0]
+  assert actual.domain_scores['mae'].tolist()[1] == 0.75
+  row = _of(actual, 'FedAvg').iloc[0]
   assert row['domain_mae_max'] == 0.75
   assert row['score'] == row['personal_mae'] == 1234.5
-  assert found.client_scores['after/mae'].between(0, 1).all()
+  assert actual.client_scores['after/mae'].between(0, 1).all()
   # It is no fraction.
-  assert 'FedAvg 1234 1234 1234' in _words(found)
-  is_better = results.numbers_of(found).higher_is_better
+  assert 'FedAvg 1234 1234 1234' in _words(actual)
+  is_better = results.numbers_of(actual).higher_is_better
   assert not is_better['score'] and not is_better['personal_mae']
   # Of numbers without a direction more is better.
   assert is_better['majority_accuracy']
@@ -315,8 +315,8 @@ def test_further_metrics_are_collected(tmp_path):
   told = {'higher_is_better': True, 'num_scored': 2}
   numbers = {'auc': 1, 'f1_macro': 2}
   told = {name: {**told, 'num_clients': n} for name, n in numbers.items()}
-  found = _one_method(tmp_path, reported=told)
-  row = _of(found, 'FedAvg').iloc[0]
+  actual = _one_method(tmp_path, reported=told)
+  row = _of(actual, 'FedAvg').iloc[0]
   for name in ('personal_auc', 'global_auc', 'personal_f1_macro'):
     assert row[name] == 0.5
   assert row['clients_auc'] == 1
@@ -388,8 +388,8 @@ def test_conditions_are_columns_beside_published_figures(tmp_path):
   pairs = {'2-FedAvg': (0.5, 0.75), 'a_b-FedAvg': (0.75, 1.0)}
   pairs.update({'2-Local': (0.25, 0.5), 'a_b-Local': (0.5, 0.5)})
   scores = {f'{n}-seed{i}': pairs[n][i] for n in pairs for i in (0, 1)}
-  found = made_up_trials.run_trials(study, tmp_path, scores=scores)
-  overview = found.overview().set_index('method')
+  actual = made_up_trials.run_trials(study, tmp_path, scores=scores)
+  overview = actual.overview().set_index('method')
   heads = ['2 (%)', '2, published', 'a/b (%)', 'a/b, published']
   assert [*overview] == heads
   for method, row in (
@@ -397,17 +397,17 @@ def test_conditions_are_columns_beside_published_figures(tmp_path):
     ('Local', ['37.5 ± 17.7', '', '50.0 ± 0.0', '20']),
   ):
     assert overview.loc[method].tolist() == row
-    assert ' '.join([method, *filter(None, row)]) in _words(found)
+    assert ' '.join([method, *filter(None, row)]) in _words(actual)
   # A picture of all is one of bars, of one condition of curves.
   for options, expected in (
     ({}, ['2', 'a/b']),
     ({'condition': 2}, ['FedAvg', 'Local']),
   ):
-    legend = found.plot(plots.new_axes(), **options).get_legend()
+    legend = actual.plot(plots.new_axes(), **options).get_legend()
     assert [text.get_text() for text in legend.get_texts()] == expected
   # Another column may be the one that is shown.
-  found.description['metric'] = 'personal_loss'
-  loss = found.overview().set_index('method')['2'].loc['FedAvg']
+  actual.description['metric'] = 'personal_loss'
+  loss = actual.overview().set_index('method')['2'].loc['FedAvg']
   assert re.fullmatch(r'0\.\d+ ± 0\.\d+', loss)
 
 
@@ -432,12 +432,12 @@ def test_a_study_is_opened(found, directory, tmp_path):
 def test_a_study_in_progress_is_opened(tmp_path):
   seen, lengths = [], []
 
-  def run(wanted, folder, **options):
+  def run(expected, folder, **options):
     seen.append(pfl.open_study(tmp_path))
     lengths.append(len(seen[-1]))
     if len(seen) == 4:
       raise KeyboardInterrupt
-    made_up_trials.run(wanted, folder, **options)
+    made_up_trials.run(expected, folder, **options)
 
   with pytest.raises(KeyboardInterrupt):
     made_up_trials.run_study(made_up_trials.study(), tmp_path, run)
@@ -449,5 +449,5 @@ def test_a_study_in_progress_is_opened(tmp_path):
   assert last.claims.empty
   assert os.path.exists(last.page(tmp_path / 'now.html'))
   # It goes on where it was.
-  found = made_up_trials.run_study(made_up_trials.study(), tmp_path)
-  assert len(found) == len(pfl.open_study(tmp_path)) == 6
+  actual = made_up_trials.run_study(made_up_trials.study(), tmp_path)
+  assert len(actual) == len(pfl.open_study(tmp_path)) == 6

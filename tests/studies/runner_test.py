@@ -102,9 +102,9 @@ def test_what_is_new_is_run_and_nothing_again(tmp_path):
     own = {'FedAvg': made_up_trials.METHODS['FedAvg']}
     base = {'seeds': (0,), 'conditions': {2: {}}, 'methods': own}
     study = made_up_trials.study(**{**base, **changes})
-    found = made_up_trials.run_trials(study, tmp_path, run)
-    assert not found.failures
-    return found, ' '.join(sorted(run.taken()))
+    actual = made_up_trials.run_trials(study, tmp_path, run)
+    assert not actual.failures
+    return actual, ' '.join(sorted(run.taken()))
 
   two = made_up_trials.TWO_METHODS
   methods = {**two, '+ FT': pfl.Method('fed_avg', fine_tune='all')}
@@ -118,12 +118,12 @@ def test_what_is_new_is_run_and_nothing_again(tmp_path):
   ):
     assert run_study(**changes)[1] == expected
   # Further ways to fine-tune are scored in the folders of the runs.
-  found, ran = run_study(methods=methods)
+  actual, ran = run_study(methods=methods)
   assert ran == '2-FedAvg-seed0'
-  assert [one.variant for one in found] == ['', '', '+ FT']
+  assert [one.variant for one in actual] == ['', '', '+ FT']
   changes = {'methods': methods, 'conditions': conditions, 'seeds': (0, 1)}
-  found, ran = run_study(**changes)
-  assert (len(found), len(ran.split())) == (3 * 2 * 2, 6)
+  actual, ran = run_study(**changes)
+  assert (len(actual), len(ran.split())) == (3 * 2 * 2, 6)
   assert run_study()[1] == ''
   assert run_study(**changes)[1] == ''
 
@@ -141,15 +141,15 @@ def test_claims_are_made_anew_of_what_has_ended(tmp_path):
   scores = {'FedAvg-seed0': 0.5, 'FedAvg-seed1': 0.75, 'FedAvg-seed2': 1.0}
   scores.update({f'Local-seed{seed}': 0.25 for seed in range(3)})
 
-  def run(wanted, directory, **options):
-    made_up_trials.run_but_one(wanted, directory, scores=scores, **options)
+  def run(expected, directory, **options):
+    made_up_trials.run_but_one(expected, directory, scores=scores, **options)
 
   def claims_of(*checks):
     methods, seeds = made_up_trials.TWO_METHODS, range(3)
     study = made_up_trials.study(seeds=seeds, methods=methods, claims=checks)
-    found = made_up_trials.run_study(study, tmp_path, run)
-    assert found.claims.equals(pfl.open_study(tmp_path).claims)
-    return found.claims.to_dict('records')
+    actual = made_up_trials.run_study(study, tmp_path, run)
+    assert actual.claims.equals(pfl.open_study(tmp_path).claims)
+    return actual.claims.to_dict('records')
 
   (claim,) = claims_of(pfl.better('FedAvg', than=pfl.ALL_OTHERS))
   # The seed with which one of them failed is left out.
@@ -172,18 +172,18 @@ def test_a_study_draws_its_picture(tmp_path):
 
 
 def test_a_study_of_which_all_failed_tells_why(tmp_path):
-  def run(wanted, directory, **options):
+  def run(expected, directory, **options):
     raise errors.RunError('no memory')
 
   study = made_up_trials.study(claims=[pfl.at_least(0.5)])
-  found = made_up_trials.run_study(study, tmp_path, run)
-  assert (len(found), len(found.failures)) == (0, 4)
-  assert found.claims.empty
-  assert found.table() == ''
+  actual = made_up_trials.run_study(study, tmp_path, run)
+  assert (len(actual), len(actual.failures)) == (0, 4)
+  assert actual.claims.empty
+  assert actual.table() == ''
   assert len(pfl.open_study(tmp_path).failures) == 4
   # The next call tries again.
-  found = made_up_trials.run_trials(study, tmp_path)
-  assert (len(found), found.failures) == (6, [])
+  actual = made_up_trials.run_trials(study, tmp_path)
+  assert (len(actual), actual.failures) == (6, [])
 
 
 def test_a_folder_is_one_processs_at_a_time(tmp_path):
@@ -227,10 +227,10 @@ def test_a_study_is_run_anew(tmp_path):
   with pytest.raises(errors.RunError, match='momentum=0.1, not'):
     made_up_trials.run_study(other, tmp_path)
   run = _Ran()
-  found = made_up_trials.run_study(other, tmp_path, run, rerun=True)
+  actual = made_up_trials.run_study(other, tmp_path, run, rerun=True)
   assert sorted(os.listdir(tmp_path / 'trials')) == ['A-seed0', 'A-seed1']
   assert not (tmp_path / 'search.sqlite').exists()
-  assert found.description['settings']['num_rounds'] == 1
+  assert actual.description['settings']['num_rounds'] == 1
   assert (tmp_path / 'notes.txt').read_text() == 'mine'
 
 
@@ -267,19 +267,19 @@ def test_wrong_arguments_are_refused(options, message, tmp_path):
 
 
 def test_where_trials_run_may_change(tmp_path):
-  wanted = []
+  expected = []
 
   def run(one, directory, **options):
-    wanted.append((one.settings.rounds.runtime, options['runtime_options']))
+    expected.append((one.settings.rounds.runtime, options['runtime_options']))
     made_up_trials.run(one, directory, **options)
 
   study = made_up_trials.study(methods=['fed_avg'], seeds=(0,))
   there = {'runtime': 'native', 'runtime_options': {'devices': 'cpu'}}
   made_up_trials.run_study(study, tmp_path, run, **there)
-  ((runtime, options),) = wanted
+  ((runtime, options),) = expected
   assert (runtime, options['devices']) == ('native', 'cpu')
-  found = made_up_trials.run_study(study, tmp_path, run)
-  assert len(found) == len(wanted) == 1
+  actual = made_up_trials.run_study(study, tmp_path, run)
+  assert len(actual) == len(expected) == 1
 
 
 @pytest.mark.slow
@@ -294,10 +294,10 @@ def test_a_method_of_ones_own_runs_in_a_process(tmp_path, monkeypatch):
       methods={'Near': pfl.Method('near_global_of_tests', strength=0.5)},
       modules=[str(path)],
     )
-    found = study.run(
+    actual = study.run(
       str(tmp_path / 'out'), num_processes=1, show_progress=False
     )
-    (one,) = found
+    (one,) = actual
     assert one.run.settings.method.strength == 0.5
     assert 0 <= one.score() <= 1
     assert [row['round'] for row in one.run.evaluations] == [1]

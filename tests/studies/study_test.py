@@ -169,8 +169,8 @@ def test_settings_may_be_those_of_a_run():
   settings = pfl.Settings(method='ditto', seed=4, learning_rate=0.3, **own)
   study = _study(settings=settings)
   assert study.settings == own
-  found = study.settings_of('', 'fed_avg', 1)
-  assert found == pfl.Settings(method='fed_avg', seed=1, **own)
+  actual = study.settings_of('', 'fed_avg', 1)
+  assert actual == pfl.Settings(method='fed_avg', seed=1, **own)
 
 
 def test_data_sets_without_files_need_no_folder():

@@ -42,8 +42,8 @@ def _plain(tmp_path_factory):
 
 def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
   config = _config(method='local_only', num_rounds=4)
-  wanted = trial.Trial('x', config, num_new_clients=2)
-  trained, new = trial.load_data(wanted)
+  expected = trial.Trial('x', config, num_new_clients=2)
+  trained, new = trial.load_data(expected)
   assert (trained.num_clients, new.num_clients) == (3, 2)
   whole = datasets.load_dataset(
     'synthetic', num_clients=5, partition='shards:2', seed=0
@@ -56,7 +56,7 @@ def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
         part.train(client_id).x, whole.train(client_id).x
       )
 
-  scores = _run(tmp_path, wanted)['variants'][trial.OWN_VARIANT]
+  scores = _run(tmp_path, expected)['variants'][trial.OWN_VARIANT]
   for key, part in (('clients', trained), ('new_clients', new)):
     assert [row['client'] for row in scores[key]] == [*part.client_ids]
   assert {row['num_rounds'] for row in scores['new_clients']} == {0}
@@ -74,10 +74,10 @@ def test_new_clients_are_dealt_data_and_not_trained(tmp_path):
 def test_new_clients_that_cannot_be_scored_are_refused_with_the_data():
   # There are 1,437 training and 360 test examples.
   changes = {'dataset': 'digits', 'num_clients': 1300, 'partition': 'iid'}
-  wanted = trial.Trial('x', _config(seed=1, **changes), num_new_clients=1)
-  trial.load_data(dataclasses.replace(wanted, num_new_clients=50))
+  expected = trial.Trial('x', _config(seed=1, **changes), num_new_clients=1)
+  trial.load_data(dataclasses.replace(expected, num_new_clients=50))
   with pytest.raises(ValueError, match='test examples.*found .none among 1 '):
-    trial.load_data(wanted)
+    trial.load_data(expected)
 
 
 def test_a_fold_is_of_all_clients_trained_and_new():
@@ -103,8 +103,8 @@ def test_a_fold_is_of_all_clients_trained_and_new():
 
 def test_new_clients_are_drawn_by_the_seed_alone():
   def new_clients(**changes):
-    wanted = trial.Trial('x', _config(**changes), num_new_clients=2)
-    return trial.load_data(wanted)[1].client_ids
+    expected = trial.Trial('x', _config(**changes), num_new_clients=2)
+    return trial.load_data(expected)[1].client_ids
 
   drawn = {seed: new_clients(seed=seed) for seed in range(6)}
   assert len(set(drawn.values())) > 1
@@ -119,13 +119,13 @@ def test_a_trial_goes_on_with_its_data_elsewhere(tmp_path, monkeypatch):
     return load(name, **options)
 
   monkeypatch.setattr(datasets, 'load_dataset', load_anywhere)
-  wanted = trial.Trial('x', _config(), num_new_clients=1)
-  before = _run(tmp_path, wanted)
-  moved = dataclasses.replace(wanted, settings=_config(data_dir='elsewhere'))
+  expected = trial.Trial('x', _config(), num_new_clients=1)
+  before = _run(tmp_path, expected)
+  moved = dataclasses.replace(expected, settings=_config(data_dir='elsewhere'))
   after = _run(tmp_path, moved)
   assert after['variants'] == before['variants']
   # What data it is about may not change.
-  other = dataclasses.replace(wanted, num_new_clients=2)
+  other = dataclasses.replace(expected, num_new_clients=2)
   with pytest.raises((errors.RunError, ValueError), match='num_new_clients'):
     _run(tmp_path, other)
 
@@ -151,9 +151,9 @@ def test_a_sweep_never_reads_test_examples(tmp_path, monkeypatch):
   whole = trial.Trial('x', _config(), num_new_clients=1)
   study, _ = trial.load_data(whole)
   monkeypatch.setattr(datasets, 'load_dataset', load_poisoned)
-  wanted = dataclasses.replace(whole, validation_fraction=0.25)
+  expected = dataclasses.replace(whole, validation_fraction=0.25)
   (tmp_path / 'sweep').mkdir()
-  scores = _run(tmp_path / 'sweep', wanted)['variants'][trial.OWN_VARIANT]
+  scores = _run(tmp_path / 'sweep', expected)['variants'][trial.OWN_VARIANT]
   assert scores['new_clients'] == []
   # They are the clients of the study.
   assert [row['client'] for row in scores['clients']] == [*study.client_ids]
@@ -173,13 +173,13 @@ def test_variants_are_what_runs_that_end_with_them_score(tmp_path):
   config = _config(num_evaluated_clients=2)
   options = _Options(fine_tune='all', num_epochs=3)
   variants = {'without': _Options(fine_tune='none'), '+ FT': options}
-  wanted = trial.Trial('x', config, variants=variants, num_new_clients=1)
-  scores = _run(tmp_path / 'plain', wanted)['variants']
+  target = trial.Trial('x', config, variants=variants, num_new_clients=1)
+  scores = _run(tmp_path / 'plain', target)['variants']
   # Without fine-tuning is what fed_avg does anyway.
   assert [*scores] == [trial.OWN_VARIANT, 'without', '+ FT']
   flat = {'fine_tune': 'all', 'fine_tune_num_epochs': 3}
   config = _config(num_evaluated_clients=2, **flat)
-  tuned = dataclasses.replace(wanted, settings=config)
+  tuned = dataclasses.replace(target, settings=config)
   expected = _run(tmp_path / 'tuned', tuned)['variants']
   for variant, same in (
     ('+ FT', trial.OWN_VARIANT),

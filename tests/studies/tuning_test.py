@@ -17,9 +17,9 @@ def _tune(directory, grid, **changes):
   study = made_up_trials.study(methods=['fed_avg'], tune=grid, **changes)
   place = {'num_processes': 0, 'show_progress': False}
   study = study.with_settings(num_rounds=1)
-  chosen, (found,), failures = tuning.tune(study, str(directory), **place)
-  assert chosen == {('', 'fed_avg'): _chosen(found)}
-  return found, failures
+  chosen, (actual,), failures = tuning.tune(study, str(directory), **place)
+  assert chosen == {('', 'fed_avg'): _chosen(actual)}
+  return actual, failures
 
 
 def _chosen(found):
@@ -41,11 +41,11 @@ def _ran(monkeypatch):
   """Trials that were run, by name, of which those in `fails` fail."""
   ran = []
 
-  def run(wanted, folder, **options):
-    ran.append(wanted.name)
-    if wanted.name in run.fails:
+  def run(expected, folder, **options):
+    ran.append(expected.name)
+    if expected.name in run.fails:
       raise errors.RunError('no memory')
-    made_up_trials.run(wanted, folder, **options)
+    made_up_trials.run(expected, folder, **options)
 
   run.fails = ()
   monkeypatch.setattr(trial, 'run', run)
@@ -64,12 +64,12 @@ def test_the_best_point_of_a_grid_is_chosen_and_the_first_of_equals(
   tmp_path, ran
 ):
   grid = {'learning_rate': (0.5, 0.75, 0.25), 'momentum': (0.5, 0.75)}
-  found, failures = _tune(tmp_path, grid)
+  actual, failures = _tune(tmp_path, grid)
   assert not failures
-  assert _of(found, 'score') == [0.5, 0.5, 0.75, 0.75, 0.25, 0.25]
-  assert _of(found, 'chosen') == [i == 2 for i in range(6)]
-  assert _chosen(found) == {'learning_rate': 0.75, 'momentum': 0.5}
-  assert (found['method'], found['num_rounds']) == ('fed_avg', 1)
+  assert _of(actual, 'score') == [0.5, 0.5, 0.75, 0.75, 0.25, 0.25]
+  assert _of(actual, 'chosen') == [i == 2 for i in range(6)]
+  assert _chosen(actual) == {'learning_rate': 0.75, 'momentum': 0.5}
+  assert (actual['method'], actual['num_rounds']) == ('fed_avg', 1)
   # They are not run again.
   num_run = len(ran)
   _tune(tmp_path, grid)
@@ -88,9 +88,9 @@ def test_another_metric_decides_by_what_is_better_of_it(tmp_path):
       primary = {'name': 'mae', 'higher_is_better': is_higher_better}
       primary.update({'personal': {'last_10_mean': score}, 'global': None})
       _change(tmp_path, rate, primary_metric=primary)
-    found, _ = _tune(tmp_path, grid)
-    assert _of(found, 'score') == [*scores.values()]
-    assert scores[_chosen(found)['learning_rate']] == best
+    actual, _ = _tune(tmp_path, grid)
+    assert _of(actual, 'score') == [*scores.values()]
+    assert scores[_chosen(actual)['learning_rate']] == best
 
 
 def test_failed_and_diverged_points_are_not_chosen_and_say_why(tmp_path):
@@ -98,18 +98,18 @@ def test_failed_and_diverged_points_are_not_chosen_and_say_why(tmp_path):
   trial.run.fails = ('tune-fed_avg-learning_rate=0.5',)
   _tune(tmp_path, grid)
   _change(tmp_path, 0.75, loss=None, non_finite_clients=3)
-  found, (failure,) = _tune(tmp_path, grid)
-  assert _of(found, 'chosen') == [True, False, False]
-  assert _of(found, 'score') == [0.25, 0.75, None]
-  good, diverged, failed = _of(found, 'failure')
+  actual, (failure,) = _tune(tmp_path, grid)
+  assert _of(actual, 'chosen') == [True, False, False]
+  assert _of(actual, 'score') == [0.25, 0.75, None]
+  good, diverged, failed = _of(actual, 'failure')
   assert (good, failed) == (None, 'no memory')
   assert '3 of its clients' in diverged
   assert failure['trial'] == 'tune-fed_avg-learning_rate=0.5'
   assert failure['reason'] == 'no memory'
   # A method of which no point can be chosen is among the failures.
   _change(tmp_path, 0.25, loss=None, non_finite_clients=3)
-  found, (failure, _) = _tune(tmp_path, grid)
-  assert not any(_of(found, 'chosen'))
+  actual, (failure, _) = _tune(tmp_path, grid)
+  assert not any(_of(actual, 'chosen'))
   assert failure['trial'] == 'tune-fed_avg-learning_rate=0.25'
   assert failure['reason'] == diverged
 
@@ -125,16 +125,16 @@ def test_a_failed_point_is_tried_again_until_the_runs_have_begun(tmp_path, ran):
   folder = execution.trial_folder(tmp_path, 'fed_avg-seed0')
   os.makedirs(folder)
   summary.write_json(os.path.join(folder, trial.SPEC_NAME), {})
-  found, (failure,) = _tune(tmp_path, grid)
+  actual, (failure,) = _tune(tmp_path, grid)
   assert ran.count(bad) == 2
-  assert _of(found, 'chosen') == [True, False]
+  assert _of(actual, 'chosen') == [True, False]
   assert failure['trial'] == bad
-  assert failure['reason'] == found['points'][1]['failure']
+  assert failure['reason'] == actual['points'][1]['failure']
   assert failure['reason'].startswith('no memory (not tried again')
   # Before, it would have been.
   os.remove(os.path.join(folder, trial.SPEC_NAME))
-  found, failures = _tune(tmp_path, grid)
-  assert _of(found, 'chosen') == [False, True]
+  actual, failures = _tune(tmp_path, grid)
+  assert _of(actual, 'chosen') == [False, True]
   assert not failures
 
 
@@ -168,12 +168,12 @@ def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, ran):
 
 def test_points_that_a_method_refuses_are_not_tried(tmp_path, ran):
   # Momentum is below 1.
-  found, failures = _search(tmp_path, momentum=(0.5, 2.0))
+  actual, failures = _search(tmp_path, momentum=(0.5, 2.0))
   assert not failures
-  refused = [p for p in found['points'] if p['hparams']['momentum'] == 2]
+  refused = [p for p in actual['points'] if p['hparams']['momentum'] == 2]
   assert 0 < len(refused) < 6
   assert len(ran) == 6 - len(refused)
   assert all('momentum' in point['failure'] for point in refused)
-  assert _chosen(found)['momentum'] == 0.5
+  assert _chosen(actual)['momentum'] == 0.5
   with pytest.raises(ValueError, match='among values that fed_avg takes'):
     _search(tmp_path / 'none', momentum=pfl.Range(1.5, 2.0))

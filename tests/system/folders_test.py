@@ -49,9 +49,11 @@ def test_a_folder_is_for_one_kind_of_results(tmp_path, files, kind):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
   assert folders.kind_of(str(tmp_path)) == kind
-  for wanted in (folders.RUN, folders.STUDY):
-    if kind in (None, wanted):
-      assert folders.results_folder(tmp_path, wanted) == os.fspath(tmp_path)
+  for expected in (folders.RUN, folders.STUDY):
+    if kind in (None, expected):
+      assert folders.results_folder(tmp_path, expected) == os.fspath(tmp_path)
     else:
-      with pytest.raises(errors.RunError, match=f'holds {kind}.* for {wanted}'):
-        folders.results_folder(tmp_path, wanted)
+      with pytest.raises(
+        errors.RunError, match=f'holds {kind}.* for {expected}'
+      ):
+        folders.results_folder(tmp_path, expected)

@@ -11,5 +11,5 @@ _PRIVATE_IMPORT = re.compile(
 def test_no_other_file_imports_what_is_private():
   root = pathlib.Path(private_api.__file__).parents[2]
   paths = [*root.glob('tff_pfl/**/*.py'), *root.glob('binaries/**/*.py')]
-  found = [p for p in paths if _PRIVATE_IMPORT.search(p.read_text())]
-  assert found == [pathlib.Path(private_api.__file__)]
+  actual = [p for p in paths if _PRIVATE_IMPORT.search(p.read_text())]
+  assert actual == [pathlib.Path(private_api.__file__)]

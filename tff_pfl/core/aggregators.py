@@ -1,7 +1,7 @@
 """TFF's aggregators by name, and the library's use of them.
 
-Programs name them; library users pass any `tff.aggregators` factory to a
-builder.
+Programs select an aggregator by name. Library users can pass any
+`tff.aggregators` factory to a builder.
 """
 
 import collections
@@ -29,7 +29,7 @@ AGGREGATORS = {
   'mean': lambda: tff.aggregators.MeanFactory(no_nan_division=True),
   'robust': tff.learning.robust_aggregator,
   'secure': tff.learning.secure_aggregator,
-  # Rounded to the nearest: TFF's rounding at random has no seed.
+  # Rounds to the nearest value, because TFF's random rounding has no seed.
   'compressed': functools.partial(
     tff.learning.compression_aggregator, stochastic=False
   ),
@@ -39,10 +39,10 @@ AGGREGATORS = {
 }
 
 
-# Bound of a client's metrics and counts in secure sums.
+# Bound of each number in a client's metrics and counts in secure sums.
 LARGEST_SUM = 2.0**20 - 1
 
-# Those whose arguments are stored with a run.
+# Factories whose arguments are stored with a run.
 DESCRIBED = (
   *private_mean.PRIVATE_MEANS,
   gather.TrimmedMeanFactory,
@@ -54,14 +54,14 @@ def make_aggregator(name: str) -> Any:
   """Returns the aggregation factory called `name`.
 
   Args:
-    name: 'mean' (weighted), 'robust' (zeroes and clips outlying updates with
-      adaptive norms), 'secure' (the same, with all that leaves a client summed
-      as integers by secure aggregation where the runtime has a protocol for it,
-      see `create_sums`), 'compressed' (the same as 'robust', with large tensors
-      quantized), 'median', 'trimmed_mean:0.1' (the mean of each number without
-      the tenth of the clients at either end) or 'geometric_median'; see
-      `gather` for the last three. Private means have arguments and are made by
-      `private_mean`.
+    name: 'mean' (weighted), 'robust' (zeroes and clips outlying updates, with
+      adaptive norms), 'secure' (like 'robust', with all values from clients
+      summed as integers, securely if the runtime has a protocol for it),
+      'compressed' (like 'robust', with large tensors quantized), 'median',
+      'trimmed_mean:0.1' (the mean of each number without the highest and the
+      lowest tenth of the clients) or 'geometric_median'. `create_sums`
+      describes secure sums, and `gather` implements the last three. Private
+      means take arguments, so `private_mean` makes them.
   """
   kind, *arguments = str(name).split(':')
   try:
@@ -77,16 +77,16 @@ def make_aggregator(name: str) -> Any:
 def least_share(
   factory: AggregationFactory, num_clients: tf.Tensor
 ) -> tf.Tensor:
-  """The smallest mean share that is not taken for noise.
+  """The smallest mean share that is not treated as noise.
 
-  A share that no client has is 0 in the mean. Unweighted factories, except
-  plain means and sums, may add noise to it, as private ones do. For these, the
-  result is half of what a client adds to the mean with all of its examples in
-  the share. Where examples are counted, it is a client with the mean number of
+  The mean of a share that no client has is 0. Unweighted factories other than
+  plain means and sums may add noise to it, as private ones do. For these, the
+  result is half of what one client adds to the mean if all of its examples are
+  in the share. If examples are counted, this client has the mean number of
   examples.
 
   Args:
-    num_clients: int32, clients in the mean.
+    num_clients: int32, the number of clients in the mean.
 
   Returns:
     float32 scalar.
@@ -97,12 +97,12 @@ def least_share(
 
 
 def is_weighted(factory: AggregationFactory) -> bool:
-  """True if the aggregation takes the clients' weights."""
+  """True if the aggregation uses the clients' weights."""
   return not isinstance(factory, tff.aggregators.UnweightedAggregationFactory)
 
 
 def _is_exact(factory):
-  """True if neither the factory nor its parts may add noise."""
+  """True if neither the factory nor its parts can add noise."""
   return is_weighted(factory) or (
     isinstance(
       factory,
@@ -113,7 +113,7 @@ def _is_exact(factory):
 
 
 def _is_plain(factory):
-  """True for a mean of sums in the clear."""
+  """True for a mean of plain sums."""
   means = (tff.aggregators.MeanFactory, tff.aggregators.UnweightedMeanFactory)
   return isinstance(factory, means) and all(
     isinstance(part, tff.aggregators.SumFactory) for part in _parts(factory)
@@ -134,16 +134,17 @@ def create(
 
   Args:
     factory: The factory for exchanges without their own. The noise multiplier
-      of a private mean is that of a round: with several exchanges each has more
-      noise, so that together they reveal as much of a client as one would.
+      of a private mean holds for a whole round. If there are several exchanges,
+      each gets more noise, so that together they reveal as much about a client
+      as one exchange would.
     value_types: Types of the values that clients send, one per exchange.
-    own: Factories of exchanges that have their own, None for the others; empty
-      if none has.
+    own: The factory of each exchange that has its own, None for the others.
+      Empty if no exchange has one.
   """
   errors.expect(
     not any(own) or _is_plain(factory),
     'aggregator',
-    'a plain mean where the server collects what each client sends',
+    'a plain mean if the server collects what each client sends',
     type(factory).__name__,
   )
   num_uploads = sum(bool(len(value_type)) for value_type in value_types)
@@ -151,7 +152,7 @@ def create(
   def create_one(number, value_type):
     chosen = (own[number] if own else None) or factory
     if not len(value_type):
-      # Nothing is global. Not every factory takes an empty structure.
+      # Nothing is global, and some factories reject an empty structure.
       chosen = tff.aggregators.SumFactory()
     if isinstance(chosen, private_mean.PRIVATE_MEANS):
       noise_multiplier = chosen.noise_multiplier * math.sqrt(num_uploads)
@@ -162,8 +163,8 @@ def create(
       not isinstance(chosen, gather.TrimmedMeanFactory)
       or 'report' not in tff.structure.name_list(value_type),
       'aggregator',
-      'no median of each number where the server takes sums over clients '
-      '(geometric_median serves)',
+      'no median or trimmed mean of each number if the server needs sums over '
+      'clients (use geometric_median)',
       type(chosen).__name__,
     )
     if not is_weighted(chosen):
@@ -180,16 +181,16 @@ def create_sums(
 ) -> list[tff.templates.AggregationProcess]:
   """Creates the sums of clients' metrics and counts, one for each exchange.
 
-  Where the aggregations of updates are secure sums alone, so are these. Then
-  each number of a client is clipped to [-LARGEST_SUM, LARGEST_SUM], a float is
-  rounded to a multiple of LARGEST_SUM / 2^31 (0.0005; NaN is -LARGEST_SUM), and
-  the numbers of clients that were clipped are measured.
+  If the aggregations of updates are all secure sums, these are as well. Each
+  number from a client is then clipped to [-LARGEST_SUM, LARGEST_SUM], and
+  floats are rounded to a multiple of LARGEST_SUM / 2^31 (0.0005). NaN becomes
+  -LARGEST_SUM. The measurements count the clients with clipped numbers.
 
   Args:
-    value_types: Types of the values to sum, `OrderedDict`s of floats and
-      integers, nested or not.
+    value_types: Types of the values to sum: `OrderedDict`s of floats and
+      integers, which may be nested.
     factory: The factory of the aggregations.
-    aggregations: The aggregations that `create` made of it.
+    aggregations: The aggregations that `create` made with it.
 
   Returns:
     Processes without state.
@@ -213,7 +214,7 @@ def create_sums(
 def _is_secure(factory, aggregations):
   blocks = [process.next.to_building_block() for process in aggregations]
   if not any(map(tree_analysis.find_aggregations_in_tree, blocks)):
-    # Nothing is global.
+    # Nothing is global, so this checks the factory with an arbitrary type.
     some_type = tff.to_type(collections.OrderedDict(x=np.float32))
     return _is_secure(factory, create(factory, [some_type]))
   return not any(map(tree_analysis.find_unsecure_aggregation_in_tree, blocks))

@@ -1,7 +1,7 @@
 """Simulated attacks by clients under an adversary's control.
 
 Attacked clients multiply their updates and reports by a factor, or train on
-wrong labels. Their own local state stays that of their training.
+wrong labels. Their local state is the unchanged result of their training.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from tff_pfl import errors, fields
 from tff_pfl.core import example_tensors
 from tff_pfl.models import split_model
 
-# Keeps the draw of clients apart from others that start from the same seed.
+# Separates the draw of clients from others that start from the same seed.
 _STREAM = 0x61747461
 
 
@@ -24,8 +24,8 @@ class Attack:
 
   Attributes:
     clients: Indices of the attacked clients.
-    factor: Factor of all that they send; -1 flips its sign.
-    flips_labels: True to train on label `classes - 1 - y` in place of y.
+    factor: Factor that multiplies everything they send. -1 flips the sign.
+    flips_labels: True to train on label `classes - 1 - y` instead of y.
   """
 
   clients: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ class Attack:
   flips_labels: bool = False
 
   def expect_fits(self, model: split_model.SplitModel) -> None:
-    """Raises `ValueError` if labels to be flipped are not classes."""
+    """Raises `ValueError` if the labels to flip are not classes."""
     errors.expect(
       not self.flips_labels
       or (
@@ -42,7 +42,7 @@ class Attack:
         and model.element_spec['y'].dtype.is_integer
       ),
       'attack.flips_labels',
-      'false where labels are no classes',
+      'false if labels are not classes',
       self.flips_labels,
     )
 
@@ -60,7 +60,7 @@ class Attack:
     return examples._replace(y=y)
 
   def on_sent(self, sent: Any, client_index: tf.Tensor) -> Any:
-    """The tensors that a client sends, from those that its training gave."""
+    """The tensors that a client sends, given the result of its training."""
     if not self.clients or self.factor == 1:
       return sent
     factor = tf.where(self._includes(client_index), self.factor, 1.0)
@@ -73,7 +73,7 @@ class Attack:
 
 
 def parse(spec: str) -> tuple[float, bool]:
-  """The factor and the flip of labels of an attack such as `scale:10`.
+  """Parses an attack such as `scale:10` into its factor and its label flip.
 
   Args:
     spec: 'sign_flip', 'scale:<factor>', 'label_flip' or 'none'.
@@ -95,14 +95,13 @@ def parse(spec: str) -> tuple[float, bool]:
 def make_attack(
   spec: str, fraction: float, num_clients: int, seed: int
 ) -> Attack:
-  """The attack that a flag value names, by clients that are drawn.
+  """Makes the attack that a flag value names, by randomly drawn clients.
 
   Args:
     spec: See `parse`.
-    fraction: Share of the clients that are attacked, rounded to whole clients,
-      of which some must be attacked and some honest. The
-      clients are drawn at random; those of a smaller share are among those of a
-      larger one.
+    fraction: Share of attacked clients, rounded to whole clients. At least one
+      client must be attacked and one honest. A larger share includes the
+      clients of a smaller one.
     seed: Seed of the draw, nonnegative.
   """
   number = int(np.floor(fraction * num_clients + 0.5))

@@ -23,11 +23,11 @@ class Broadcast(NamedTuple):
   """The message that every client of the cohort receives.
 
   Attributes:
-    round_number: int32, rounds done before this one.
+    round_number: int32, the number of rounds before this one.
     seed: int64, the run's seed.
     global_weights: Name to value.
     algorithm: The method's own server state.
-    rate_factor: See `ServerState`; () where clients' rates are constants.
+    rate_factor: See `ServerState`. `()` if the server sends no factor.
   """
 
   round_number: Any
@@ -39,7 +39,7 @@ class Broadcast(NamedTuple):
   def seed_of(
     self, client_state: personalized_process.ClientState, purpose: int
   ) -> tf.Tensor:
-    """The seed of a client's work, see `randomness.client_seed`."""
+    """The seed of a client's work (see `randomness.client_seed`)."""
     return randomness.client_seed(
       self.seed, self.round_number, client_state.client_index, purpose
     )
@@ -50,11 +50,11 @@ class ClientResult(NamedTuple):
 
   Attributes:
     update: `initial - final` of global weights, by name.
-    local: The client's new local state; read in a round's last exchange.
-    metrics: Metric sums of training (`objectives.zero_metrics`); read in a
-      round's last exchange.
-    report: Further floats that the server averages with the same aggregator;
-      see also `ClientWork.report_scale`.
+    local: The client's new local state. Only a round's last exchange needs it.
+    metrics: Metric sums of training (`objectives.zero_metrics`). Only a round's
+      last exchange needs them.
+    report: Other floats that the server averages with the same aggregator (see
+      `ClientWork.report_scale`).
     cache: Values that the client keeps for the next exchange of the round.
   """
 
@@ -69,19 +69,19 @@ class ClientResult(NamedTuple):
 class Client:
   """A client in an exchange of a round, or before its model is scored.
 
-  All its methods are pure functions of tensors. Where they take a model, None
-  is that of the process; each phase of an exchange takes another `stream`.
+  All methods are pure functions of tensors. If `model` is None, they use the
+  process's model. Each phase of an exchange needs a different `stream`.
 
   Attributes:
-    model: The process' model.
+    model: The process's model.
     broadcast: The message from the server.
     local: The client's local state before the round.
     examples: The client's training examples.
     seed: int32 `[2]`, the seed of the client's random draws in this exchange.
-    cache: Values that the client kept in the round's exchange before.
-    training: Options of local training that every method has.
-    rate_factor: float32 scalar, the round's factor of the learning rate; None
-      for 1.
+    cache: Values that the client kept in the round's previous exchange.
+    training: Options of local training that all methods share.
+    rate_factor: float32 scalar, the round's factor of the learning rate. None
+      means 1.
   """
 
   model: split_model.SplitModel
@@ -106,10 +106,10 @@ class Client:
     return self.broadcast.algorithm
 
   def stream(self, number: Optional[int]) -> tf.Tensor:
-    """The seed of one of several uses, int32 `[2]`; for None, `seed` itself.
+    """The seed of a numbered stream, int32 `[2]`, or `seed` itself for None.
 
-    Streams are independent of each other. A phase without a stream draws from
-    those of 0 (its shuffles) and 1 (its steps), so beside it take others.
+    Streams are independent of each other. A phase without a stream uses streams
+    0 (for shuffles) and 1 (for steps), so other phases need other numbers.
     """
     return (
       self.seed if number is None else randomness.fold_in(self.seed, number)
@@ -118,7 +118,7 @@ class Client:
   def rate(self, learning_rate: float) -> Any:
     """Multiplies a learning rate by the round's factor.
 
-    `sgd` does so itself; this is for methods whose own formulas have the rate.
+    `sgd` does so itself. Use this for rates in a method's own formulas.
     """
     if self.rate_factor is None:
       return learning_rate
@@ -136,14 +136,14 @@ class Client:
     inputs: Optional[Callable[[Any, tf.Tensor], Any]] = None,
     plain: bool = False,
   ) -> training_loop.TrainResult:
-    """Trains some weights, see `training_loop.train`.
+    """Trains some weights (see `training_loop.train`).
 
     Args:
-      stream: See `stream`.
-      model: The model of the weights; None for the process'.
-      examples: Examples in place of the client's, such as its frozen features.
+      stream: See the method `stream`.
+      model: The model of the weights. None uses the process's model.
+      examples: Examples that replace the client's, such as frozen features.
       inputs: See `training_loop.train`.
-      plain: True for training without the options of local training.
+      plain: True to ignore the options of local training and `rate_factor`.
     """
     if not plain:
       chain = training_options.OptimizerChain(
@@ -171,10 +171,10 @@ class Client:
     domain_weights: Optional[Any] = None,
     features: Optional[example_tensors.ExampleTensors] = None,
   ) -> training_loop.TrainResult:
-    """Trains a head on the features of the body received, which is frozen.
+    """Trains a head on the features of the received body, which is frozen.
 
     Args:
-      forward: `(head, features, mode) -> (outputs, new_statistics)`; None for
+      forward: `(head, features, mode) -> (outputs, new_statistics)`. None uses
         the model's head.
       domain_weights: See `objectives.prediction_loss`.
       features: The body's `features`, if already computed.
@@ -207,7 +207,7 @@ class Client:
 
     Args:
       whole_of: Maps the part to all weights.
-      part_of: Maps some of the model's weights to those of the part.
+      part_of: Selects the part's weights from some of the model's weights.
     """
     model = model or self.model
 
@@ -221,10 +221,10 @@ class Client:
   def features(
     self, body: Optional[split_model.Weights] = None
   ) -> example_tensors.ExampleTensors:
-    """The client's examples with a frozen body's features in place of `x`.
+    """The client's examples with a frozen body's features instead of `x`.
 
     Args:
-      body: The body's weights; None for those received.
+      body: The body's weights. None uses the received weights.
     """
     body = self.received if body is None else body
     return training_loop.frozen_features(self.model, body, self.examples)
@@ -240,9 +240,9 @@ class Client:
     """The result of training some or all of the global weights.
 
     Args:
-      trained: Result of the training; only updates of `initial` are sent.
-      initial: Global weights before the training; None for all received.
-      local: The new local state; None for the one before.
+      trained: Result of the training. Only updates of `initial` are sent.
+      initial: Global weights before the training. None means all received ones.
+      local: The new local state. None keeps the old one.
       report: See `ClientResult`.
     """
     initial = self.received if initial is None else initial

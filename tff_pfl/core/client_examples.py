@@ -10,7 +10,7 @@ from tff_pfl import fields
 from tff_pfl.core import example_tensors
 from tff_pfl.datasets import examples as examples_lib
 
-# The memory of a client besides its numbers.
+# Memory of a client in addition to its tensors' numbers.
 _BYTES_PER_CLIENT = 2000
 
 
@@ -33,7 +33,7 @@ def no_examples(
 
 
 class ClientExamples:
-  """The clients' examples, `padded` on demand; those used last are kept."""
+  """The clients' examples, `padded` on demand, with a cache of recent ones."""
 
   def __init__(
     self, load: Callable[[str], examples_lib.Examples], max_bytes: int = 2**30
@@ -42,8 +42,8 @@ class ClientExamples:
 
     Args:
       load: Maps a client id to its examples, such as `FederatedDataset.train`.
-      max_bytes: Limit of the memory for kept examples; those not used for
-        longest are dropped.
+      max_bytes: Memory limit of the cache, which drops the least recently used
+        examples first.
     """
     self._load = load
     self._max_bytes = max_bytes
@@ -51,7 +51,7 @@ class ClientExamples:
     self._kept = {}
 
   def __reduce__(self) -> Any:
-    # The kept examples do not travel.
+    # Pickles do not contain the cached examples.
     return ClientExamples, (self._load, self._max_bytes)
 
   def __getitem__(self, client_id: str) -> example_tensors.ExampleTensors:
@@ -60,7 +60,7 @@ class ClientExamples:
     if tensors is None:
       tensors = padded(self._load(client_id))
       self._num_bytes += _num_bytes(tensors)
-    # The examples used last are the last in the dictionary.
+    # The dictionary ends with the most recently used examples.
     self._kept[client_id] = tensors
     while self._kept and self._num_bytes > self._max_bytes:
       self._num_bytes -= _num_bytes(self._kept.pop(next(iter(self._kept))))

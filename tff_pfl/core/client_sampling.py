@@ -1,8 +1,8 @@
 """Draws the clients that take part in a round.
 
-The cohort of a round depends on nothing but the seed, the round's number and
-the sampler's attributes: a resumed run continues with the cohorts of an
-uninterrupted one, and nothing of the sampler needs to be stored.
+A round's cohort depends only on the seed, the round number and the sampler's
+attributes. A resumed run therefore draws the cohorts of an uninterrupted run,
+and the sampler has no state to store.
 """
 
 import math
@@ -11,7 +11,7 @@ import numpy as np
 
 from tff_pfl import datasets, errors, fields
 
-# Keeps these draws apart from others that start from the same seed.
+# Separates these draws from others that start from the same seed.
 _STREAM = 0x636F686F
 
 
@@ -23,10 +23,10 @@ class CohortSampler:
     num_clients: The number of clients in the population, at least 1.
     cohort_size: The number of clients in a cohort, 1 to `num_clients`.
     seed: The seed, a nonnegative integer.
-    dropout_rate: The probability, in [0, 1), with which each client of a cohort
-      fails to report, whatever the others do.
-    join_rounds: For each client the first round for which it may be drawn, some
-      of them 1; empty where all are 1.
+    dropout_rate: The probability, in [0, 1), that a client of a cohort fails to
+      report, independently of the others.
+    join_rounds: The first round in which each client can be drawn, 1 for at
+      least one client. Empty means 1 for all.
   """
 
   num_clients: fields.integer(1, 2**63 - 1)
@@ -45,23 +45,23 @@ class CohortSampler:
     errors.expect(
       min(self.join_rounds, default=1) == 1,
       'join_rounds',
-      'such that a client is there from round 1 on',
+      'such that at least one client joins in round 1',
       f'round {min(self.join_rounds, default=1)} for the first',
     )
 
   def sample(self, round_number: int) -> np.ndarray:
     """Returns the clients of a round's cohort that report.
 
-    These are all, unless there is a `dropout_rate`. If all failed by their
-    draws, the one that was nearest to reporting reports. Of fewer clients that
-    have joined than the size of a cohort, all are drawn.
+    All of them report unless there is a `dropout_rate`. If every client would
+    fail, the one with the largest draw still reports. If fewer clients have
+    joined than `cohort_size`, all of them are drawn.
 
-    Where the population is large, time and memory grow with the cohort alone,
-    unless clients join later.
+    In large populations, time and memory grow with the cohort alone, unless
+    clients join later.
 
     Returns:
-      int64 array of shape [cohort_size], or smaller: client indices, ascending,
-      each once.
+      int64 array of shape [cohort_size] or smaller: distinct client indices, in
+      ascending order.
     """
     sequence = np.random.SeedSequence(
       self.seed, spawn_key=(_STREAM, round_number)
@@ -91,6 +91,6 @@ def cohort_size_from_participation(
 ) -> int:
   """Returns the size of a cohort that is a fraction of the population.
 
-  It is the nearest whole number, halves rounded up, but at least 1.
+  It is rounded to the nearest integer (halves up) and is at least 1.
   """
   return max(1, math.floor(num_clients * participation + 0.5))

@@ -1,8 +1,9 @@
 """The form of a method: its exchanges, as pure functions.
 
-A round is a list of exchanges. In each, the server broadcasts, clients work and
-send, the server aggregates what they sent and makes a step (`core.round`).
-FedAvg, FedRep and most others have one exchange, FedDAR and FedFac two.
+A round is a list of exchanges. In each exchange, the server broadcasts, the
+clients work and send, and the server aggregates and makes a step
+(`core.round`). FedAvg, FedRep and most others have one exchange. FedDAR and
+FedFac have two.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Cohort(NamedTuple):
   """The cohort of an exchange, as its server function sees it.
 
   Attributes:
-    num_clients: int32, clients in the means.
-    least_share: float32; shares of the clients below it may be noise (see
+    num_clients: int32, the number of clients in the means.
+    least_share: float32. Smaller shares of the clients may be noise (see
       `aggregators.least_share`).
   """
 
@@ -46,18 +47,17 @@ class Exchange:
 
   Attributes:
     client: `Client -> ClientResult`, a pure function of tensors.
-    server: `(state, update, report, cohort) -> (update, algorithm)`: from the
-      server's state, the means over the cohort and a `Cohort` to the update
-      that the server applies and the method's new server state; None where the
-      update is the mean. Global weights without an update stay.
-    weighting: The clients' weights in the mean, 'num_examples' or 'uniform';
-      None for those of the process.
-    seed_purpose: Purpose of the clients' seed, see `randomness`.
+    server: `(state, update, report, cohort) -> (update, algorithm)`. It maps
+      the server's state, the means over the cohort and a `Cohort` to the update
+      that the server applies and the method's new server state. None applies
+      the mean. Global weights without an update do not change.
+    weighting: The clients' weights in the mean, 'num_examples' or 'uniform'.
+      None uses the process's weights.
+    seed_purpose: Purpose of the clients' seed (see `randomness`).
     receives: Names of the global weights that the server has changed since the
       first exchange and sends, with its state, in a later one.
-    aggregator: Aggregation of this exchange in place of the process'
-      aggregator, which must then be a plain mean, as it is not applied here;
-      None for the process'.
+    aggregator: Aggregation of this exchange. It replaces the process's
+      aggregator, which must then be a plain mean. None uses the process's.
   """
 
   client: Callable[[client_lib.Client], client_lib.ClientResult]
@@ -73,42 +73,45 @@ class ClientWork:
   """A method, as values and pure functions.
 
   Attributes:
-    model: The process' model.
-    exchanges: The exchanges of a round, in their order.
+    model: The process's model.
+    exchanges: The exchanges of a round, in order.
     initial_global: Global weights before the first round (name to array). The
       server keeps and broadcasts them, and averages their updates.
-    personal_weights: `(broadcast, local) -> weights`, the model that the client
-      is scored with.
+    personal_weights: `(broadcast, local) -> weights`, the model with which a
+      client is scored.
     initial_local: Local state of a client that has not taken part (arrays).
     global_model: `global_weights -> weights`, the model given to a client that
-      contributes no data; None where the global weights alone make none, and
-      such a client gets the personal weights with the initial local state.
-    fit_new_client: `(client, num_epochs) -> local`: the work of a client that
-      has no local state from an earlier round, with the global weights frozen,
-      for `num_epochs` or (None) as long as in a round; None for no work.
-    trains_new_clients: True if that work is training for `num_epochs`.
+      contributes no data. None if the global weights alone are not a model.
+      Such a client then gets the personal weights with the initial local state.
+    fit_new_client: `(client, num_epochs) -> local`, the work of a client
+      without local state from an earlier round. The global weights are frozen.
+      It lasts `num_epochs` or, for None, as long as in a round. None if there
+      is no such work.
+    trains_new_clients: True if `fit_new_client` trains for `num_epochs`.
     keeps_local: True if clients keep the local state from round to round.
-      Otherwise each round starts from the initial one, and a client that is
-      scored fits it first.
+      Otherwise each round starts from the initial state, and a client fits its
+      state before it is scored.
     exchanges_when_forgetting: The exchanges for clients that forget their local
-      state after each round; None for a method that needs it.
-    adaptation: The method's fine-tuning of a model before it is scored, unless
-      the user asks for another.
-    default_weighting: The method's own `client_weighting`.
-    statistics: Names of the global weights without gradient, which are averaged
-      and skip the server's optimizer; None for those of the model.
+      state after each round. None if the method needs that state or keeps none.
+    adaptation: The method's default fine-tuning of a model before it is scored.
+    default_weighting: The method's default `client_weighting`.
+    statistics: Names of the global weights without a gradient, which are
+      averaged and skip the server's optimizer. None uses the model's
+      statistics.
     initial_algorithm: The method's own server state before the first round
       (arrays).
-    transient: Names of those of these values that serve the clients of one
-      round: they are not in its first broadcast, and are zeros at its end.
-    server_metrics: `algorithm -> metrics`: scalars by name that a round's
-      metrics have from the method's server state; None for none.
-    report_scale: Scale of reports that are sums over a client's examples, of
-      which the server needs ratios; None where reports are averaged as they
-      are. Each sum is averaged after division by the client's weight, where
-      that is its number of examples, or by this positive number, where clients
-      weigh alike. So the ratios are those of sums over the cohort.
-    rates_may_be_set: True if the server sends a factor of the clients' rates.
+    transient: Names of values in the method's server state that serve the
+      clients of one round. They are left out of its first broadcast and are
+      zeros at its end.
+    server_metrics: `algorithm -> metrics`, scalars by name that the method's
+      server state adds to a round's metrics, or None.
+    report_scale: Scale of reports that are sums over a client's examples and
+      from which the server takes ratios. Each sum is first divided by the
+      client's weight, if that is its number of examples, or by this positive
+      number, if clients have equal weights. The means then have the same ratios
+      as sums over the cohort. None averages reports as they are.
+    rates_may_be_set: True if the server sends a factor of the clients' learning
+      rates.
   """
 
   model: split_model.SplitModel
@@ -136,15 +139,15 @@ class ClientWork:
 
   @property
   def initial_kept(self) -> Any:
-    """The part of the local state that a client keeps, before its first round.
+    """The local state that a client keeps, before its first round.
 
-    It is empty where clients keep none.
+    It is empty if clients keep no local state.
     """
     return self.initial_local if self.keeps_local else collections.OrderedDict()
 
   @property
   def trained_names(self) -> tuple[str, ...]:
-    """The global weights that the server's optimizer moves."""
+    """The names of the global weights that the server's optimizer changes."""
     statistics = self.statistics
     if statistics is None:
       statistics = self.model.statistics
@@ -153,7 +156,7 @@ class ClientWork:
   def broadcast_of(
     self, state: personalized_process.ServerState
   ) -> client_lib.Broadcast:
-    """The message at the beginning of a round; of a state's type its type."""
+    """The message at a round's start, or its type if given a state's type."""
     algorithm = state.algorithm
     if self.transient:
       algorithm = collections.OrderedDict(
@@ -176,7 +179,7 @@ class ClientWork:
       errors.expect(
         not tf.nest.flatten(self.initial_kept),
         'stateless',
-        f"false for {name}, which is nothing without its clients' state",
+        f"false for {name}, which needs its clients' state",
         True,
       )
       exchanges = self.exchanges
@@ -225,7 +228,7 @@ class ClientWork:
 
 
 class ClientTypes(NamedTuple):
-  """TFF's types of the arguments of a client's computation."""
+  """The TFF types of the arguments of a client's computation."""
 
   broadcast: tff.Type
   client_state: tff.Type
@@ -239,7 +242,7 @@ def partitioned_weights_work(
   *exchanges: Exchange,
   **others: Any,
 ) -> ClientWork:
-  """`ClientWork` of methods whose local state is the local weights."""
+  """The `ClientWork` of a method whose local state is the local weights."""
   initial_global, initial_local = partition.split(model.initial_weights)
   if not partition.local_names:
     others.setdefault('global_model', lambda weights: weights)
@@ -257,9 +260,9 @@ def partitioned_weights_work(
 def global_weights_work(
   model: split_model.SplitModel, *exchanges: Exchange, **others: Any
 ) -> ClientWork:
-  """`ClientWork` of methods whose global weights are those of the whole model.
+  """The `ClientWork` of a method whose global weights are the whole model.
 
-  Clients are scored with these, unless `personal_weights` is given.
+  Clients are scored with these weights unless `personal_weights` is given.
   """
   return ClientWork(
     model,

@@ -1,10 +1,10 @@
 """The computations of clients: their part in a round, and personal models.
 
-A round has one computation of clients for each exchange. It weighs the client
-in the mean. A client without examples, or whose result is not finite, is left
-out of the exchange and the rest of the round; it has counted in the exchanges
-before. Personal models and their scores are computed from the server's state
-or, mapped over clients, from its broadcast.
+Each exchange of a round has one client computation, which also returns the
+client's weight in the mean. A client without examples, or with a result that is
+not finite, is left out of the exchange and the rest of the round. It still
+counts in earlier exchanges. Personal models and their scores are computed from
+the server's state or, mapped over clients, from its broadcast.
 """
 
 import collections
@@ -59,11 +59,11 @@ def build(
 ) -> list[tff.Computation]:
   """Builds each exchange's `(<broadcast, C, E, ...> -> output)`.
 
-  After the first exchange a client also takes the server's update and its own
-  `cache`. Of the output, `sent` and `sums` leave the client.
+  After the first exchange, a client also takes the server's update and its own
+  `cache`. Only `sent` and `sums` of the output leave the client.
 
   Args:
-    types: `types_of` the method.
+    types: The result of `types_of`.
     algorithm_type: Type of the method's own server state.
   """
   frozen = _frozen_names(work)
@@ -100,8 +100,8 @@ def _client_function(work, options, exchange, frozen):
   weighting = exchange.weighting or options.client_weighting
   errors.expect_one_of('weighting', weighting, ('num_examples', 'uniform'))
   is_uniform = weighting == 'uniform'
-  # Compiled as a whole, so that what follows the training is one pass over
-  # the weights, too; large ones are trained by TensorFlow's own kernels.
+  # Compiles all of the work, so that the operations after training are also one
+  # pass over the weights. TensorFlow's own kernels train large weights.
   is_compiled = model.uses_xla and not in_place.prefers_in_place(
     model, model.initial_weights
   )
@@ -158,7 +158,7 @@ def _client_function(work, options, exchange, frozen):
     metrics = result.metrics or objectives.zero_metrics(model)
     sent, metrics = _where(accepted, (sent, metrics))
     sent = options.attack.on_sent(sent, client_state.client_index)
-    # Over the accepted clients; summed over the cohort.
+    # These are summed over the accepted clients of the cohort.
     sums = collections.OrderedDict(
       metrics=metrics,
       weight=tf.where(accepted, 1.0 if is_uniform else num_examples, 0.0),
@@ -178,12 +178,12 @@ def _client_function(work, options, exchange, frozen):
       sent=sent, sums=sums, cache=cache, client_state=new_state
     )
 
-  # TFF takes no variable number of parameters, but one structure.
+  # TFF passes a variable number of arguments only as one structure.
   return lambda arguments: work_at_client(*arguments)
 
 
 def _state_after(work, client_state, local, is_counted):
-  """A client's state after a round, as before if it does not count in it."""
+  """A client's state after a round, unchanged if the round does not count."""
   client_state = client_state._replace(
     num_rounds=client_state.num_rounds + tf.cast(is_counted, tf.int32)
   )
@@ -195,7 +195,7 @@ def _state_after(work, client_state, local, is_counted):
 
 
 def _frozen_names(work):
-  """The global weights that no training changes."""
+  """The names of the global weights that no training changes."""
   model = work.model
   if all(name.endswith(split_model.MOVING) for name in model.statistics):
     return ()
@@ -209,7 +209,7 @@ def _frozen_names(work):
     moving.update(model.forward(model.initial_weights, x, mode)[1])
 
   step.get_concrete_function(x)
-  # The names of several models have that of the model before them.
+  # If there are several models, weight names begin with the model's name.
   frozen = tuple(f'/{name}' for name in model.statistics - moving)
   return tuple(n for n in work.initial_global if f'/{n}'.endswith(frozen))
 
@@ -227,7 +227,7 @@ def _all_finite(values: Any) -> tf.Tensor:
 
 
 def _where(condition, values, others=None):
-  """`tf.where` on each value of a structure; others are zeros by default."""
+  """Applies `tf.where` to a structure. `others` are zeros by default."""
   if others is None:
     others = tf.nest.map_structure(tf.zeros_like, values)
   return tf.nest.map_structure(
@@ -236,7 +236,7 @@ def _where(condition, values, others=None):
 
 
 class PersonalModels(NamedTuple):
-  """Computations of `PersonalizedProcess` about personal models."""
+  """The computations of `PersonalizedProcess` for personal models."""
 
   personalize: tff.Computation
   model_without_data: tff.Computation

@@ -1,7 +1,7 @@
 """A client's examples as padded tensors, the input of processes.
 
-They are made once for each client, and all epochs index into them. They are
-padded to a power of two, so that clients of many sizes share a few compiled
+The tensors are made once for each client, and all epochs index into them. They
+are padded to a power of two, so that clients of many sizes share a few compiled
 programs.
 """
 
@@ -15,23 +15,23 @@ import tensorflow_federated as tff
 
 from tff_pfl.models import domains
 
-# The smallest bucket, and the most rows that go through a network at once
-# outside of training (it bounds the memory of activations). Both are powers of
+# The smallest bucket, and the most rows that pass through a network at once
+# outside training (a bound on the memory of activations). Both are powers of
 # two.
 SMALLEST_BUCKET = 16
 CHUNK_SIZE = 256
 
 
 class ExampleTensors(NamedTuple):
-  """Padded examples; the capacity is a power of two (`bucket_size`).
+  """Padded examples, with a power of two as capacity (`bucket_size`).
 
   Attributes:
     x: `[capacity, ...]`, or a structure of such tensors (cached features,
       inputs with their domain).
     y: `[capacity, ...]`.
-    num_examples: int32 scalar; rows from here on are padding.
+    num_examples: int32 scalar. Rows from here on are padding.
     weight: float32 `[capacity]`, the factors of the examples' losses in
-      training; `()` where examples have none.
+      training, or `()` for none.
   """
 
   x: Any
@@ -41,7 +41,7 @@ class ExampleTensors(NamedTuple):
 
   @property
   def capacity(self) -> tf.Tensor:
-    """Number of rows, padding included."""
+    """The number of rows, including padding."""
     return tf.shape(self.y)[0]
 
   @property
@@ -91,13 +91,13 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> ExampleTensors:
   """Pads a client's examples, in the host's memory.
 
   Args:
-    arrays: `x` `[n, ...]` or a structure of such arrays, and `y` `[n, ...]`;
-      where examples have them, also `weight`, float32 `[n]`, and `domain`,
-      int32 `[n]`. n may be 0.
+    arrays: `x` `[n, ...]` or a structure of such arrays, and `y` `[n, ...]`.
+      Optional entries are `weight`, float32 `[n]`, and `domain`, int32 `[n]`.
+      n may be 0.
 
   Returns:
-    The examples in their order, padded with zeros; with domains, `x` is as
-    `domains.join` makes it.
+    The examples in order, padded with zeros. If there are domains,
+    `domains.join` makes `x`.
   """
   number = len(arrays['y'])
   capacity = max(SMALLEST_BUCKET, 1 << (number - 1).bit_length())
@@ -114,20 +114,20 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> ExampleTensors:
 
 
 def from_dataset(dataset: tf.data.Dataset, element_spec) -> ExampleTensors:
-  """Brings a dataset of batches into padded tensors.
+  """Converts a dataset of batches into padded tensors.
 
   Args:
-    dataset: Batches `OrderedDict(x=[batch, ...], y=[batch, ...])` of any sizes;
-      one large batch is the fastest. Where examples have them, also
-      `weight=[batch]` and `domain=[batch]`.
+    dataset: Batches `OrderedDict(x=[batch, ...], y=[batch, ...])` of any sizes.
+      Optional entries are `weight=[batch]` and `domain=[batch]`. One large
+      batch is the fastest.
     element_spec: Spec of one example, `OrderedDict(x=..., y=...)`.
 
   Returns:
-    All examples in the dataset's order, padded with zeros; with domains, `x` is
-    as `domains.join` makes it.
+    All examples in the dataset's order, padded with zeros. If there are
+    domains, `domains.join` makes `x`.
   """
-  # Reading one element is many times faster than a loop over them, but there
-  # must be one: a row after the last makes sure of it.
+  # Reading one element is many times faster than a loop over batches, but the
+  # dataset must have one. An extra last row ensures this.
   sentinel = tf.data.Dataset.from_tensors(
     tf.nest.map_structure(
       lambda spec: tf.zeros([1, *spec.shape], spec.dtype), element_spec
@@ -149,20 +149,20 @@ def from_rows(rows: Mapping[str, Any]) -> ExampleTensors:
 
   def pad(value):
     padded = tf.pad(value, [[0, padding]] + [[0, 0]] * (value.shape.rank - 1))
-    # A loaded graph would know less of the shape than tracing does.
+    # A loaded graph would otherwise know less about the shape than tracing.
     return tf.ensure_shape(padded, [None, *value.shape[1:]])
 
   return _joined(tf.nest.map_structure(pad, rows), num_examples)
 
 
 def select(examples: ExampleTensors, is_wanted: tf.Tensor) -> ExampleTensors:
-  """Selects some of the examples, in their order, with the same capacity.
+  """Selects some of the examples, in order, with the same capacity.
 
   Args:
-    is_wanted: bool `[capacity]`; padding may have any value.
+    is_wanted: Bool `[capacity]`, with any value for padding.
   """
   is_wanted = tf.logical_and(is_wanted, examples.is_example)
-  # The rest comes after them, as padding.
+  # The other rows follow as padding.
   order = tf.argsort(tf.cast(tf.logical_not(is_wanted), tf.int32), stable=True)
   x, y, weight = tf.nest.map_structure(
     lambda value: tf.gather(value, order),
@@ -175,7 +175,8 @@ def select(examples: ExampleTensors, is_wanted: tf.Tensor) -> ExampleTensors:
 def build_examples_of(element_spec) -> tff.Computation:
   """Builds `from_dataset` as a computation: `(D* -> ExampleTensors)`.
 
-  It is for TFF's forms of a process, in which a client's data are a sequence.
+  TFF's forms of a process need it, because they take a client's data as a
+  sequence.
   """
   data_type = tff.SequenceType(
     tff.types.tensorflow_to_type(batched_spec(element_spec))
@@ -208,7 +209,7 @@ def in_chunks(function: Callable[[Any], Any], examples: ExampleTensors) -> Any:
   outputs = (
     tf.function(function).get_concrete_function(specs).structured_outputs
   )
-  # One tensor that is written into: unlike an array of tensors it can be
+  # Results are written into one tensor, because an array of tensors cannot be
   # vectorized and compiled.
   results = tf.nest.map_structure(
     lambda value: tf.zeros(
@@ -242,7 +243,7 @@ def in_chunks(function: Callable[[Any], Any], examples: ExampleTensors) -> Any:
     parallel_iterations=1,
   )
   return tf.nest.map_structure(
-    # The number of rows is known at run time only, the rest by tracing.
+    # Tracing knows the shape except for the number of rows.
     lambda all_rows, value: tf.ensure_shape(
       tf.reshape(all_rows, tf.concat([[capacity], value.shape[1:]], 0)),
       [None, *value.shape[1:]],

@@ -1,9 +1,9 @@
 """Aggregations for which the server gathers what each client sends.
 
-The server so holds all values of a cohort, and sees what each client sends:
-secure sums cannot do this. Clients of weight 0 (without examples, or with a
-result that is not finite) are left out. `StackFactory` hands on the values; the
-others are robust means, which a minority of clients cannot move at will.
+The server holds all values of a cohort and sees what each client sends, so
+secure sums cannot replace them. Clients with weight 0 (no examples, or a result
+that is not finite) are left out. `StackFactory` returns the values themselves.
+The others are robust means, which a minority of clients cannot move at will.
 
 References:
   Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning:
@@ -20,7 +20,7 @@ import tensorflow_federated as tff
 
 from tff_pfl import fields
 
-# The paper's smoothing of Weiszfeld's iteration, and when that ends.
+# The paper's smoothing of Weiszfeld's iteration, and its stopping rules.
 _SMALLEST_DISTANCE = 1e-6
 _TOLERANCE = 1e-6
 _MAX_ITERATIONS = 100
@@ -36,12 +36,12 @@ class GatherFactory(tff.aggregators.WeightedAggregationFactory):
   ) -> list[tf.Tensor]:
     """Aggregates values `[clients, ...]` with weights `[clients]`.
 
-    The clients are those with positive weights, at least one.
+    There is at least one client, and all weights are positive.
     """
     raise NotImplementedError
 
   def empty(self, spec: tf.TensorSpec) -> tf.Tensor:
-    """The aggregate of no values of a spec, by default zeros."""
+    """The aggregate if there are no values, by default zeros."""
     return tf.zeros(spec.shape, spec.dtype)
 
   def create(
@@ -110,10 +110,10 @@ class GatherFactory(tff.aggregators.WeightedAggregationFactory):
 class StackFactory(GatherFactory):
   """The clients' values themselves, `[max_cohort_size, ...]`.
 
-  Their order is that of the cohort; zeros follow the last one.
+  They are in the order of the cohort, followed by zeros.
 
   Attributes:
-    max_cohort_size: Largest number of clients; a round with more fails.
+    max_cohort_size: Largest number of clients. A round with more fails.
   """
 
   max_cohort_size: int
@@ -148,18 +148,18 @@ class StackFactory(GatherFactory):
 class TrimmedMeanFactory(GatherFactory):
   """The mean of each number without its largest and smallest values.
 
-  Clients weigh alike, whatever their weights.
+  All clients count equally, whatever their weights.
 
   Attributes:
-    fraction: Share of the clients that is left out at either end, in [0, 0.5],
-      rounded down to whole clients; 0.5 is the median.
+    fraction: Share of the clients that is left out at each end, in [0, 0.5],
+      rounded down to whole clients. 0.5 is the median.
   """
 
   fraction: fields.number(float, ge=0, le=0.5) = 0.5
 
   def statistic(self, values, weights):  # noqa: D102
     num_clients = tf.size(weights)
-    # 0.29 * 100 is 29 less a little.
+    # In floating point, 0.29 * 100 is slightly less than 29.
     share = tf.cast(num_clients, tf.float64) * self.fraction + 1e-9
     num_cut = tf.minimum(tf.cast(share, tf.int32), (num_clients - 1) // 2)
     return [
@@ -172,13 +172,13 @@ class TrimmedMeanFactory(GatherFactory):
 
 @dataclasses.dataclass(frozen=True)
 class GeometricMedianFactory(GatherFactory):
-  """The point with the least weighted sum of distances to the clients' values.
+  """The point with the least weighted sum of distances to clients' values.
 
         z <- sum_i b_i v_i / sum_i b_i,  b_i = w_i / max(1e-6, |v_i - z|)
 
   The iteration begins at the mean. It ends when z moves by at most a millionth
-  of its norm, or after 100 steps. A value v_i is all that a client sends, as
-  one vector. Values of norms above 1e18 are left out.
+  of its norm, or after 100 steps. A value v_i is everything that a client
+  sends, as one vector. Values with norms of 1e18 or more are left out.
   """
 
   def statistic(self, values, weights):  # noqa: D102
@@ -192,7 +192,7 @@ class GeometricMedianFactory(GatherFactory):
     norms = tf.norm(points, axis=1)
     is_counted = norms < _LARGEST_NORM
     weights = tf.where(is_counted, weights, 0.0)
-    # A weight of 0 would make NaN of an infinite value.
+    # An infinite value times a weight of 0 would be NaN.
     points = tf.where(is_counted[:, tf.newaxis], points, 0.0)
 
     def mean(weights):

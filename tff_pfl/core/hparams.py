@@ -14,11 +14,11 @@ class LocalTrainingHParams:
     num_epochs: Epochs of local training in a round.
     num_steps: Gradient steps in a round, instead of epochs.
     learning_rate: The clients' learning rate, positive.
-    momentum: Momentum of the clients' SGD, in [0, 1); ignored by Adam.
-    optimizer: The clients' optimizer: sgd or adam, or in Python one of
+    momentum: Momentum of the clients' SGD, in [0, 1), ignored by Adam.
+    optimizer: The clients' optimizer: sgd or adam. Python also accepts one of
       tff.learning.optimizers, with its own learning rate and momentum.
-    batch_size: Examples per batch; None, or 0, is the full batch (with
-      `num_steps=1` and all weights global, this is FedSGD).
+    batch_size: Examples per batch. None or 0 is the full batch (this is FedSGD
+      if `num_steps=1` and all weights are global).
   """
 
   num_epochs: fields.Epochs = 5
@@ -39,8 +39,8 @@ class LocalTrainingHParams:
     """The phase of local training.
 
     Args:
-      num_epochs: Epochs in place of the attributes' epochs or steps.
-      learning_rate: Learning rate in place of the attribute's.
+      num_epochs: Epochs that replace the attributes' epochs or steps.
+      learning_rate: Learning rate that replaces the attribute's.
     """
     rate = self.learning_rate if learning_rate is None else learning_rate
     optimizer = phases.build_optimizer(self.optimizer, rate, self.momentum)
@@ -52,13 +52,13 @@ class LocalTrainingHParams:
 
 @fields.dataclass
 class PersonalTrainingHParams(LocalTrainingHParams):
-  """Local training of global weights and, in another phase, of personal ones.
+  """Local training of global weights and, in another phase, personal ones.
 
   Attributes:
-    personal_num_epochs: Epochs on the personal weights in a round; None for as
-      long as on the global ones.
-    personal_learning_rate: The personal weights' learning rate; None for that
-      of the global ones.
+    personal_num_epochs: Epochs on the personal weights in a round. None trains
+      them as long as the global weights.
+    personal_learning_rate: The personal weights' learning rate. None uses the
+      global weights' learning rate.
   """
 
   personal_num_epochs: Optional[fields.Epochs] = None
@@ -77,7 +77,7 @@ class PersonalTrainingHParams(LocalTrainingHParams):
 
 @fields.dataclass
 class HeadAndBodyHParams:
-  """Training of the head and of the body in turn.
+  """Training of the head and the body in turn.
 
   Attributes:
     num_head_epochs: Epochs on the head in a round (tau_h).
@@ -86,10 +86,10 @@ class HeadAndBodyHParams:
     num_body_steps: Gradient steps on the body, instead of epochs.
     head_learning_rate: The head's learning rate, positive.
     body_learning_rate: The body's learning rate, positive.
-    momentum: Momentum of SGD on both, in [0, 1); ignored by Adam.
-    optimizer: sgd or adam, for both, or in Python one of
+    momentum: SGD momentum for both, in [0, 1), ignored by Adam.
+    optimizer: The optimizer for both: sgd or adam. Python also accepts one of
       tff.learning.optimizers, with its own learning rate and momentum.
-    batch_size: Examples per batch; None, or 0, is the full batch.
+    batch_size: Examples per batch. None or 0 is the full batch.
   """
 
   num_head_epochs: fields.Epochs = 10
@@ -126,15 +126,15 @@ class HeadAndBodyHParams:
 
 
 def steps_instead_of(hparams: type, name: str) -> Optional[str]:
-  """The field of steps that, if given, replaces a field of epochs.
+  """The name of the steps field that, if set, replaces an epochs field.
 
   Args:
     hparams: The class of a method's hyperparameters.
     name: One of its fields.
 
   Returns:
-    The name of the field of steps; None if `name` is not a number of epochs or
-    has no such field.
+    The name of the steps field, or None if `name` is not an epochs field or has
+    no steps field.
   """
   steps = name.replace('epochs', 'steps')
   is_optional = fields.is_optional(fields.hints(hparams).get(steps))

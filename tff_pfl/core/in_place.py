@@ -1,16 +1,15 @@
 """Training of large weights in place.
 
-On a CPU a step on large weights takes as long as it takes to move them through
-memory. With the weights and the optimizer's state in variables, TensorFlow's
-fused kernels read and write each once. The variables have no name: each
-execution of the graph makes its own, so that clients that train at the same
-time share nothing, and frees them at its end. The clients' work stays a pure
-function.
+On a CPU, a step on large weights takes as long as moving them through memory.
+If the weights and the optimizer's state are variables, TensorFlow's fused
+kernels read and write each number once. The variables have no names. Each
+execution of the graph makes its own and frees them at its end, so clients that
+train at the same time share nothing. The clients' work remains a pure function.
 
-Variables cannot be vectorized and compiled as values can. So the graph has two
-forms of such training, marked by `graph_defs.FORMS_ATTRIBUTE`, with the same
-result up to rounding. TensorFlow takes the first, for a client that runs alone.
-A runtime that makes one program of several clients takes the second.
+Unlike values, variables cannot be vectorized and compiled. The graph therefore
+has two forms of such training, marked by `graph_defs.FORMS_ATTRIBUTE`, with the
+same result up to rounding. TensorFlow uses the first for a client that runs
+alone. A runtime that runs several clients as one program uses the second.
 """
 
 import collections
@@ -26,8 +25,9 @@ from tff_pfl.core import training_options
 from tff_pfl.models import split_model
 from tff_pfl.system import graph_defs
 
-# With so many weights to train, a step on a CPU takes less time in place than
-# compiled by XLA; measured with batches of 10 and 40, see BUILD_NOTES.md.
+# From this number of trained weights on, a CPU takes less time for a step in
+# place than for one compiled by XLA (measured with batches of 10 and 40, see
+# BUILD_NOTES.md).
 _MANY_WEIGHTS = 120_000
 
 _is_compiled = contextvars.ContextVar('is_compiled', default=False)
@@ -39,7 +39,7 @@ _ADAM = type(tff.learning.optimizers.build_adam(1.0))
 class Variables:
   """Weights and their optimizer's state during one execution of a graph.
 
-  They are made, used and freed in the same graph, or in loops in it.
+  They are made, used and freed in the same graph, including its loops.
   """
 
   def __init__(
@@ -51,8 +51,8 @@ class Variables:
 
     Args:
       weights: Initial weights by name.
-      optimizer: A chain that `can_update` accepts; the step of its last link
-        is made here.
+      optimizer: A chain that `can_update` accepts. This class makes the step of
+        its last link.
     """
     self._dtypes = {name: value.dtype for name, value in weights.items()}
     self._weights = _variables(weights)
@@ -81,11 +81,11 @@ class Variables:
     weights: Mapping[str, tf.Tensor],
     gradient: Mapping[str, tf.Tensor],
   ) -> None:
-    """Makes an optimizer's step.
+    """Makes an optimizer step.
 
     Args:
-      step: int32 scalar, the number of steps before.
-      weights: The weights as `read`, not to be used afterwards.
+      step: int32 scalar, the number of previous steps.
+      weights: The weights from `read`. Do not use them afterwards.
     """
     for name, handle in self._weights.items():
       order = weights[name].consumers()
@@ -97,7 +97,7 @@ class Variables:
               resource=handle, value=decay * weights[name]
             )
           ]
-      # While somebody still needs what was read, the kernel would copy it.
+      # The kernel would copy weights that other operations have yet to read.
       with tf.control_dependencies(order):
         self._update(name, handle, step, gradient[name])
 
@@ -135,7 +135,7 @@ class Variables:
       )
 
   def free(self) -> None:
-    """Frees the variables; what was read stays."""
+    """Frees the variables. Weights that were read remain valid."""
     for handles in (self._weights, *self._slots.values()):
       for handle in handles.values():
         tf.raw_ops.DestroyResourceOp(resource=handle)
@@ -143,9 +143,10 @@ class Variables:
 
 @contextlib.contextmanager
 def disabled(is_compiled: bool) -> Iterator[None]:
-  """Turns training in place off in a context that is compiled as a whole.
+  """Turns off training in place in a context that is compiled as a whole.
 
-  A method may train more weights together than its model has.
+  The model's size alone does not ensure this, because a method may train more
+  weights together than its model has.
   """
   token = _is_compiled.set(is_compiled)
   try:
@@ -157,7 +158,11 @@ def disabled(is_compiled: bool) -> Iterator[None]:
 def prefers_in_place(
   model: split_model.SplitModel, weights: Mapping[str, Any]
 ) -> bool:
-  """True if some of a model's weights, arrays or tensors, are large."""
+  """True if some of a model's weights are better trained in place.
+
+  Args:
+    weights: Arrays or tensors by name.
+  """
   if model.jit_compile is True or _is_compiled.get():
     return False
   sizes = [tf.TensorShape(v.shape).num_elements() for v in weights.values()]
@@ -165,7 +170,7 @@ def prefers_in_place(
 
 
 def can_update(optimizer: training_options.OptimizerChain) -> bool:
-  """True if there is a fused kernel for the step of a chain's last link."""
+  """True if a fused kernel can make the step of a chain's last link."""
   return isinstance(optimizer.last, (_SGD, _ADAM))
 
 
@@ -184,7 +189,7 @@ def choose_kernel(alone: Callable[[], Any], together: Callable[[], Any]) -> Any:
 
 
 def _variables(values: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-  """Makes variables; returns their handles."""
+  """Makes variables and returns their handles."""
   handles = {}
   for name, value in values.items():
     handles[name] = tf.raw_ops.VarHandleOp(

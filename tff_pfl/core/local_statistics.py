@@ -1,12 +1,13 @@
 """Batch normalization whose moving statistics stay on the clients.
 
-Every method trains and averages a network's moving statistics with its global
-weights. Here a client keeps them instead (SiloBN), or all weights of batch
-normalization: they are neither broadcast nor sent. A client that never took
-part takes the statistics of its own examples, with the initial scales and
-offsets where these are kept, too (`fed_bn` trains them). The model given to a
-client that contributes no data has the initial values of all. Clients that
-forget their state have the initial statistics in each round.
+Normally, every method trains and averages a network's moving statistics with
+its global weights. Here a client keeps the statistics (SiloBN) or all weights
+of batch normalization, which are neither broadcast nor sent. A client that
+never took part uses the statistics of its own examples. If clients also keep
+scales and offsets, it uses their initial values (`fed_bn` trains them). The
+model given to a client that contributes no data has the initial values of all
+kept weights. Clients that forget their state start each round with the initial
+statistics.
 
 References:
   Andreux, du Terrail, Beguier, Tramel: Siloed Federated Learning for
@@ -34,7 +35,7 @@ def kept_by_clients(
   """The work of clients that keep weights of batch normalization.
 
   Args:
-    statistics: As `ProcessOptions.statistics`; global changes nothing.
+    statistics: See `ProcessOptions.statistics`. 'global' changes nothing.
   """
   if statistics == 'global':
     return work
@@ -52,7 +53,7 @@ def kept_by_clients(
     f'global for {method}, whose clients hold several models or parts of units',
     statistics,
   )
-  if not moving:  # There are none, or they stay on the clients anyway.
+  if not moving:  # There are no statistics, or clients already keep them.
     return work
   names = moving
   if statistics == 'local_all':
@@ -74,14 +75,14 @@ def kept_by_clients(
 
 
 def _both(weights, statistics):
-  """A client's state: the method's own, and the statistics."""
+  """A client's state: the method's own and the statistics."""
   return collections.OrderedDict(
     [(_WEIGHTS, weights), (_STATISTICS, statistics)]
   )
 
 
 def _keeping(inner, names, method, option):
-  """A method, as one whose clients keep some of its global weights."""
+  """Changes a method so that clients keep some of its global weights."""
   initial = split_model.select(inner.initial_global, names)
 
   def with_statistics(broadcast, statistics):
@@ -113,7 +114,7 @@ def _keeping(inner, names, method, option):
       errors.expect(
         not is_last or set(names) <= set(update),
         'statistics',
-        f'global for {method}, which does not average them as such',
+        f'global for {method}, which does not average all of them',
         option,
       )
       statistics = collections.OrderedDict(
@@ -140,8 +141,8 @@ def _keeping(inner, names, method, option):
       measured = statistics_of(
         inner.model, weights, client.examples, client.seed
       )
-      found = {**local[_STATISTICS], **measured}
-      return _both(local[_WEIGHTS], split_model.select(found, names))
+      statistics = {**local[_STATISTICS], **measured}
+      return _both(local[_WEIGHTS], split_model.select(statistics, names))
 
     local = with_those_of_examples(client.local)
     if inner.fit_new_client is None:
@@ -150,7 +151,7 @@ def _keeping(inner, names, method, option):
       without(dataclasses.replace(client, local=local), local[_STATISTICS]),
       num_epochs,
     )
-    # The fitted weights may lie below batch normalization.
+    # The fitted weights may come before batch normalization in the network.
     return with_those_of_examples(_both(fitted, local[_STATISTICS]))
 
   return dataclasses.replace(
@@ -162,7 +163,7 @@ def _keeping(inner, names, method, option):
     ),
     initial_local=_both(inner.initial_local, initial),
     personal_weights=personal_weights,
-    # With the initial statistics it would be no client's model.
+    # The initial statistics do not suit any client's data.
     global_model=None,
     fit_new_client=fit_new_client,
     trains_new_clients=(
@@ -179,9 +180,10 @@ def statistics_of(
 ) -> split_model.Weights:
   """The means and variances of all examples as one batch, by name.
 
-  A forward pass in training mode turns a statistic s into m s + (1 - m) b, with
-  the layer's momentum m and the batch's own b. Passes from s = 0 and s = 1 give
-  both. Without examples the result is the statistics in `weights`.
+  A forward pass in training mode turns a statistic s into m s + (1 - m) b, for
+  the layer's momentum m and the batch's statistic b. Passes from s = 0 and
+  s = 1 give both m and b. If there are no examples, the result is the
+  statistics in `weights`.
   """
   mode = split_model.Mode(
     True,
@@ -192,7 +194,7 @@ def statistics_of(
   def after_step(moving):
     return model.forward({**weights, **moving}, examples.x, mode)[1]
 
-  # Without those of frozen layers, which no step changes.
+  # Leaves out the statistics of frozen layers, which no step changes.
   names = [name for name in after_step({}) if name.endswith(split_model.MOVING)]
 
   zeros, ones = (
@@ -202,7 +204,7 @@ def statistics_of(
   has_examples = examples.num_examples > 0
 
   def statistic(name):
-    share = 1 - (ones[name] - zeros[name])  # 1 - m; 0 for those that stay.
+    share = 1 - (ones[name] - zeros[name])  # 1 - m, or 0 if unchanged.
     return tf.where(
       tf.logical_and(has_examples, share > 0),
       tf.math.divide_no_nan(zeros[name], share),

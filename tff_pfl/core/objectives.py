@@ -1,8 +1,8 @@
 """Objectives: the losses that a client's training step differentiates.
 
-An objective maps weights, a batch (or the several of a step) and a seed to a
-gradient, the new values of moving statistics, and sums of metrics. Methods
-differ in their objectives and share the training loop (`training_loop.train`).
+An objective maps weights, a step's batches (usually one) and a seed to a
+gradient, new values of the moving statistics, and metric sums. Methods differ
+in their objectives and share the training loop (`training_loop.train`).
 """
 
 import collections
@@ -15,7 +15,7 @@ from tff_pfl import fields
 from tff_pfl.core import example_tensors
 from tff_pfl.models import split_model
 
-# The metric sum that counts the examples, each as far as its parts count.
+# The metric sum that counts examples by the share of their parts that count.
 COUNTED = 'counted'
 
 
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     x: `[batch, ...]` or a structure of such tensors.
     y: `[batch, ...]`.
     example_weights: float32 `[batch]`, 1 for examples and 0 for padding.
-    weight: float32 `[batch]`, factors of the losses; `()` for none.
+    weight: float32 `[batch]`, factors of the losses, or `()` for none.
   """
 
   x: Any
@@ -40,7 +40,7 @@ def take_batch(
   rows: tf.Tensor,
   example_weights: tf.Tensor,
 ) -> Batch:
-  """The batch of some rows of the examples."""
+  """A batch of some rows of the examples."""
   x, y, weight = tf.nest.map_structure(
     lambda value: tf.gather(value, rows),
     (examples.x, examples.y, examples.weight),
@@ -67,16 +67,16 @@ Objective = Callable[..., StepOutput]
 # (weights, x, mode) -> (outputs, new_statistics) or, for a penalty,
 # (outputs, new_statistics, features)
 Forward = Callable[..., tuple]
-# (features, new_statistics, batch) -> a scalar that is added to the loss, in
-# which padding must not count
+# (features, new_statistics, batch) -> a scalar that is added to the loss and
+# ignores padding
 Penalty = Callable[..., tf.Tensor]
 
 
 def zero_metrics(model: split_model.SplitModel) -> collections.OrderedDict:
   """Metric sums of no examples: `loss`, the model's metrics and `examples`.
 
-  They are float32 scalars. Where not all parts of an example count, `counted`
-  is the number of examples, each as far as its parts count.
+  They are float32 scalars. If some parts of an example may not count, there is
+  also `counted`: the sum over examples of the share that counts.
   """
   counted = () if model.counted is None else (COUNTED,)
   names = ('loss', *model.metrics, *counted, 'examples')
@@ -116,8 +116,8 @@ def metric_sums(
     if name == 'loss':
       values = _weighted(values, weight)
     # Padding may give any value, even NaN.
-    kept = tf.where(example_weights > 0, values, tf.zeros_like(values))
-    sums[name] = total(kept * counted)
+    scores = tf.where(example_weights > 0, values, tf.zeros_like(values))
+    sums[name] = total(scores * counted)
   if model.counted is not None:
     sums[COUNTED] = total(counted)
   sums['examples'] = total(example_weights)
@@ -125,7 +125,7 @@ def metric_sums(
 
 
 def per_example(sums: Mapping[str, tf.Tensor]) -> collections.OrderedDict:
-  """Scales metric sums from the examples counted to all `examples`."""
+  """Scales metric sums from the number counted to the number of examples."""
   factor = 1.0
   if COUNTED in sums:
     factor = tf.math.divide_no_nan(sums['examples'], sums[COUNTED])
@@ -137,12 +137,12 @@ def per_example(sums: Mapping[str, tf.Tensor]) -> collections.OrderedDict:
 
 
 def number_counted(sums: Mapping[str, tf.Tensor]) -> tf.Tensor:
-  """The number of examples, each as far as its parts count."""
+  """The number of examples, each weighted by the share that counts."""
   return sums.get(COUNTED, sums['examples'])
 
 
 def means(sums: Mapping[str, tf.Tensor]) -> collections.OrderedDict:
-  """Divides metric sums by the number counted; 0 where none is."""
+  """Divides metric sums by the number counted, with 0 / 0 = 0."""
   number = number_counted(sums)
   return collections.OrderedDict(
     (name, tf.math.divide_no_nan(value, number))
@@ -165,20 +165,21 @@ def prediction_loss(
 ) -> Objective:
   """The batch's mean loss, as a function of the trained weights.
 
-  The loss is that of training; where examples have weights, it is the sum of
-  weight times loss, divided by the number of examples. The regularizers of
-  these weights and the penalty add to it, but not to the metrics.
+  This is the training loss. If examples have weights, it is the sum of weight
+  times loss, divided by the number of examples (see `number_counted`). The
+  regularizers of the trained weights and the penalty are added to the loss, but
+  not to the metrics.
 
   Args:
     model: The model of the loss, the metrics and the moving statistics.
     forward: `(weights, x, mode) -> (outputs, new_statistics)`, a function of
-      the trained weights, with the frozen ones bound inside it. With a penalty,
-      features follow.
+      the trained weights that holds the frozen ones. For a penalty, it also
+      returns features.
     domain_weights: Factors of the examples' losses by domain, float
-      `[domains]`; None for 1. The mean is still over the number of examples,
-      and metrics have no such factors.
-    penalty: Term of the batch's features that is added to the loss; None for
-      none.
+      `[domains]`. None means 1. The loss is still divided by the number of
+      examples, and metrics ignore the factors.
+    penalty: Function of the batch's features that is added to the loss, or
+      None.
   """
   model = model.in_training
 
@@ -216,7 +217,7 @@ def prediction_loss(
       mean_loss, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
     return StepOutput(
-      # Embeddings have sparse gradients; the loop keeps everything dense.
+      # Embeddings have sparse gradients, but the loop keeps everything dense.
       gradient={k: tf.convert_to_tensor(v) for k, v in gradient.items()},
       statistics={k: v for k, v in statistics.items() if k in weights},
       metrics=metric_sums(
@@ -236,8 +237,8 @@ def joint_loss(
   """The loss as a function of all of the model's weights.
 
   Args:
-    domain_weights: See `prediction_loss`; None for those of the model, if its
-      domains are re-weighted (other losses ignore that).
+    domain_weights: See `prediction_loss`. None uses the model's weights if its
+      domains are reweighted (other losses ignore those).
     penalty: See `prediction_loss`.
   """
 
@@ -273,7 +274,7 @@ def proximal(
 ) -> Objective:
   """An objective plus `strength / 2 * |weights - center|^2`.
 
-  The metrics are those of the objective without the term.
+  The metrics do not include the term.
 
   Args:
     center: Values by name, for the weights that are pulled to them.
@@ -298,7 +299,7 @@ def shifted(objective: Objective, shift: split_model.Weights) -> Objective:
 
 
 def _with_gradient(objective, change):
-  """The objective with `change(name, slope, value)` for each slope."""
+  """The objective with `change(name, slope, value)` instead of each slope."""
 
   def changed(weights, *batches, seed):
     output = objective(weights, *batches, seed=seed)
@@ -324,13 +325,13 @@ def curvature_along(
 
   Args:
     weights: The point w at which the Hessian is taken.
-    direction: The vector v, by the names of some of the trained weights; it is
-      zero in the others.
+    direction: The vector v, by the names of some of the trained weights. It is
+      zero for the others.
     seed: int32 `[2]`, for all forward passes.
     difference: None to differentiate twice, or a positive number d for the
-      central difference (gradient(w + d v) - gradient(w - d v)) / (2 d). Its
-      error falls as d squared where the loss is smooth, until rounding, which
-      grows as 1 / d, takes over.
+      central difference (gradient(w + d v) - gradient(w - d v)) / (2 d). If the
+      loss is smooth, its error falls as d squared, until the rounding error,
+      which grows as 1 / d, dominates.
 
   Returns:
     The product H v, by the names of the gradient.

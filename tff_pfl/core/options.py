@@ -27,47 +27,47 @@ _DESCRIBED_ROUNDS = (0, 1, 10, 100, 1000)
 class ProcessOptions:
   """Options of a process, the same for every method.
 
-  Where a field has a name, or a description, it may also have the object that
-  the name stands for. `resolved` makes the objects.
+  A field that takes a name or a description also accepts the object itself.
+  `resolved` makes the objects.
 
   Attributes:
     aggregator: Aggregation of the clients' updates: mean (weighted), robust,
-      secure (simulated, the worker sums in the clear), compressed, median,
-      trimmed_mean:<share of clients at either end>, geometric_median; dp
-      (clipped, with noise of the server) or ddp (clipped, with noise of the
-      clients, under secure sums), see --dp_epsilon, in Python `PrivateMean` and
-      `DistributedPrivateMean`; or in Python any TFF aggregation factory. Moving
-      statistics of batch normalization go through it with the weights. A client
-      that is left out contributes a zero update of weight 0 or, to an
-      unweighted factory such as a private one, the zero update of one more
-      client.
+      secure (simulated: the worker sums in the clear), compressed, median,
+      trimmed_mean:<share of clients at either end>, geometric_median, dp
+      (clipped, with noise from the server) or ddp (clipped, with noise from the
+      clients, under secure sums). For dp and ddp, see --dp_epsilon. In Python,
+      they are `PrivateMean` and `DistributedPrivateMean`, and any TFF
+      aggregation factory is accepted. Moving statistics of batch normalization
+      are aggregated with the weights. A client that is left out contributes a
+      zero update with weight 0. An unweighted factory, such as a private one,
+      counts it as one more client with a zero update.
     attack: Attack by some clients: none, sign_flip, scale:<factor, not 1> or
-      label_flip. The others are scored.
+      label_flip. The other clients are scored.
     attacked_fraction: Share of attacked clients, which are not scored.
     client_weighting: Weights of the clients in the mean: num_examples or
-      uniform; None for the method's own (num_examples of most, uniform of l2gd,
-      p_fed_me and scaffold).
+      uniform. None uses the method's default (uniform for l2gd, p_fed_me and
+      scaffold, num_examples for the others).
     stateless: True if clients forget their local state after each round and
-      start the next from the initial one, for deployments that cannot tell
-      their clients apart. A client that is scored then fits its state first.
-    server_optimizer: Optimizer that takes the aggregated update as its
-      gradient: sgd, which with learning rate 1 takes the mean of the clients'
-      weights, or adam; or in Python one of tff.learning.optimizers, with a
-      learning rate of its own. Moving statistics are always averaged.
+      start the next from the initial state, for deployments that cannot
+      identify their clients. A client then fits its state before it is scored.
+    server_optimizer: Optimizer that uses the aggregated update as its gradient:
+      sgd (at learning rate 1, the mean of the clients' weights) or adam. Python
+      also accepts one of tff.learning.optimizers, with its own learning rate.
+      Moving statistics are always averaged.
     server_learning_rate: Learning rate of the server, positive.
-    server_momentum: Momentum of the server, in [0, 1); ignored by adam.
+    server_momentum: Momentum of the server, in [0, 1), ignored by adam.
     server_learning_rate_schedule: Factor of the server optimizer's learning
       rate by round, in the forms of --learning_rate_schedule.
-    statistics: Place of the moving statistics of batch normalization: global
-      (averaged with the global weights), local (kept by the client, SiloBN) or
-      local_all (kept with the scales and offsets).
-    training_metrics: Metrics of training (losses, scores, counts) that leave
-      the clients without noise: plain for their sums over clients; none, with
-      dp and ddp alone, for no metrics at all. Losses are then NaN, and every
-      client counts as trained.
-    personalization: Options of personalizing models before they are scored.
+    statistics: Treatment of the moving statistics of batch normalization:
+      global (averaged with the global weights), local (kept by the client,
+      SiloBN) or local_all (kept with the scales and offsets).
+    training_metrics: Training metrics (losses, scores, counts) that leave the
+      clients without noise: plain (their sums over clients) or none. The latter
+      needs an aggregator that does not weight clients, such as dp or ddp.
+      Losses are then NaN, and every client counts as trained.
+    personalization: Options of personalization before models are scored.
     training: Options of the clients' training with any method: weight decay,
-      clipping, the schedule of learning rates.
+      clipping and the learning rate schedule.
   """
 
   aggregator: Union[
@@ -99,14 +99,14 @@ class ProcessOptions:
     cohorts: Optional[client_sampling.CohortSampler] = None,
     num_rounds: Optional[int] = None,
   ) -> tuple[ProcessOptions, Optional[privacy.Accounting]]:
-    """The options with objects in place of names and descriptions.
+    """The options with objects instead of names and descriptions.
 
     Args:
-      cohorts: Sampler of the run's cohorts; needed for an attack and for noise.
-      num_rounds: Rounds of the run; needed for noise.
+      cohorts: Sampler of the run's cohorts, needed for an attack and for noise.
+      num_rounds: Rounds of the run, needed for noise.
 
     Returns:
-      The options, and the accounting of the aggregator's noise, None without.
+      The options, and the accounting of the aggregator's noise or None.
     """
     attack, aggregator, accounting = self.attack, self.aggregator, None
     if attack == 'none' and not self.attacked_fraction:
@@ -123,8 +123,8 @@ class ProcessOptions:
       errors.expect(
         self.client_weighting != 'num_examples',
         'client_weighting',
-        'uniform or None with a private mean, in which all clients weigh the '
-        'same',
+        'uniform or None with a private mean, in which all clients have equal '
+        'weights',
         self.client_weighting,
       )
       accounting = aggregator.accounting(cohorts, num_rounds)
@@ -133,7 +133,7 @@ class ProcessOptions:
       self.training_metrics == 'plain'
       or not aggregators.is_weighted(aggregator),
       'dp_metrics',
-      "'plain' where the aggregator weights clients",
+      "'plain' if the aggregator weights clients",
       self.training_metrics,
     )
     phases.expect_own_rates(
@@ -164,7 +164,7 @@ def _expect_cohorts(name, value, cohorts):
 
 
 def described(value: Any) -> Any:
-  """Options, or hyperparameters, as JSON types."""
+  """Options or hyperparameters as JSON types."""
   if callable(value):  # A schedule.
     return [float(value(done)) for done in _DESCRIBED_ROUNDS]
   if phases.is_object(value):

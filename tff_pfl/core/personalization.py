@@ -28,30 +28,30 @@ def _flat(hint, name):
 class Personalization(hparams.LocalTrainingHParams):
   """Options of personalization, the same for every method.
 
-  A client's local weights are put in place first; a client that never took part
-  fits them to its training data. Fine-tuning on the training data follows:
-  FedAvg + FT is `fed_avg` with `fine_tune='all'`.
+  The model first gets the client's local weights. A client that never took part
+  fits them to its training data. The model is then fine-tuned on the training
+  data: FedAvg + FT is `fed_avg` with `fine_tune='all'`.
 
   Attributes:
-    fine_tune: Weights fine-tuned on a client's training data before its model
-      is scored: head (on the frozen body's features), all or none. Whatever
-      the other options, method: the method's own fine-tuning (per_fed_avg's
-      inner steps, fed_babu's head, p_fed_me's personal model; none for others);
-      or trained: a client's work in the next round, before the server averages,
-      as some papers' code scores FedAvg (not of methods with two exchanges).
+    fine_tune: Weights to fine-tune on a client's training data before its model
+      is scored: head (on the frozen body's features), all or none. Two more
+      values ignore the other fine-tuning options: method, the method's own
+      fine-tuning (per_fed_avg's inner steps, fed_babu's head, p_fed_me's
+      personal model, none for others), and trained, a client's work in the next
+      round, before the server averages, as some papers' code scores FedAvg.
+      trained needs a method whose clients make whole models in one exchange.
     num_epochs: Epochs of fine-tuning.
     num_steps: Gradient steps of fine-tuning, instead of epochs.
     learning_rate: Learning rate of fine-tuning, positive.
-    momentum: SGD momentum of fine-tuning, in [0, 1); ignored by Adam.
-    optimizer: Optimizer of fine-tuning: sgd or adam, or in Python one of
+    momentum: SGD momentum of fine-tuning, in [0, 1), ignored by Adam.
+    optimizer: Optimizer of fine-tuning: sgd or adam. Python also accepts one of
       tff.learning.optimizers, with its own learning rate and momentum.
-    batch_size: Examples per batch of fine-tuning; None, or 0, is the full
-      batch.
-    new_client_epochs: Epochs in which a client that never took part fits its
-      local weights, with the global ones frozen, before it is scored; None for
-      the method's, as in a round.
-    proximal_strength: Strength of the quadratic pull of fine-tuning to the
-      weights it starts from, as in FedProx, at least 0.
+    batch_size: Examples per batch of fine-tuning. None or 0 is the full batch.
+    new_client_epochs: Epochs for which a client that never took part fits its
+      local weights, with the global ones frozen, before it is scored. None
+      trains as long as in a round.
+    proximal_strength: Strength of the quadratic pull of fine-tuning toward the
+      weights from which it starts, as in FedProx, at least 0.
   """
 
   fine_tune: Scope = 'method'
@@ -65,7 +65,7 @@ class Personalization(hparams.LocalTrainingHParams):
   proximal_strength: _flat(fields.NonNegative, 'proximal_strength') = 0.0
 
   def resolved(self, adaptation: Personalization) -> Personalization:
-    """These options, or the method's `adaptation` if they are left to it."""
+    """These options, or `adaptation` if `fine_tune` is 'method'."""
     if self.fine_tune != 'method':
       return self
     return dataclasses.replace(

@@ -12,9 +12,9 @@ is an `IterativeProcess` whose `next` also takes and returns it:
     evaluate_clients:        `evaluate`, mapped over clients
     personalization_eval:    its means over clients, at the server
 
-`E` are a client's examples as padded tensors, `example_tensors.ExampleTensors`,
-which are made from arrays or a `tf.data.Dataset`. Computations that rounds do
-not need are traced when they are first used.
+`E` is a client's examples as padded tensors (`example_tensors.ExampleTensors`),
+made from arrays or a `tf.data.Dataset`. Computations that rounds do not need
+are traced at their first use.
 """
 
 import collections
@@ -37,14 +37,14 @@ class ServerState(NamedTuple):
   """The server's state between rounds.
 
   Attributes:
-    round_number: int32, rounds done.
+    round_number: int32, the number of completed rounds.
     seed: int64, the run's seed.
     global_weights: The global weights.
     aggregator: The aggregator's states, a tuple with one for each exchange.
     server_optimizer: State of the server's optimizer.
-    algorithm: The method's own state; empty for most.
+    algorithm: The method's own state, empty for most methods.
     rate_factor: float32, the factor of the clients' learning rates in a
-      `LearningProcess`, whose `set_hparams` sets it; others leave it alone.
+      `LearningProcess`, whose `set_hparams` sets it. Other processes ignore it.
   """
 
   round_number: Any
@@ -57,12 +57,12 @@ class ServerState(NamedTuple):
 
 
 class ClientState(NamedTuple):
-  """A client's state between rounds; it never leaves the client.
+  """A client's state between rounds, which never leaves the client.
 
   Attributes:
-    client_index: int64, the client's number; it seeds the client's work.
-    num_rounds: int32, rounds the client took part in: with training examples,
-      and not left out because its result was not finite.
+    client_index: int64, the client's number, which seeds its work.
+    num_rounds: int32, the number of rounds in which the client had training
+      examples and a finite result.
     local: The method's local state, such as the local weights.
   """
 
@@ -100,12 +100,12 @@ class PersonalModel(NamedTuple):
 class BytesPerRound(NamedTuple):
   """Bytes that one client of a cohort receives and sends in a round.
 
-  They count the tensors themselves, without what a transport adds, or what an
-  aggregator saves (as by compression) or adds (as by masks).
+  Only the tensors count, not what a transport adds or an aggregator saves (by
+  compression) or adds (by masks).
 
   Attributes:
-    down: The global weights, the method's own server state, the round's number
-      and the seed, and what the server sends again in later exchanges.
+    down: The global weights, the method's own server state, the round number,
+      the seed, and everything that the server sends again in later exchanges.
     up: The updates and reports of all exchanges.
   """
 
@@ -115,37 +115,37 @@ class BytesPerRound(NamedTuple):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class PersonalizedProcess(tff.templates.IterativeProcess):
-  """A personalized federated learning method; see the module's docstring.
+  """A personalized federated learning method (see the module's docstring).
 
   Attributes:
     name: Name of the method, as in the registry.
     model: The model that is trained.
-    has_global_model: True if the global weights alone make a model, which is
-      the model given to a client that contributes no data.
-    has_local_weights: True if the models that clients are scored with have
-      parts of the clients' own.
-    trains_new_clients: True if clients that never took part train such parts
+    has_global_model: True if the global weights alone make a model. A client
+      that contributes no data gets this model.
+    has_local_weights: True if the models with which clients are scored have
+      local parts.
+    trains_new_clients: True if clients that never took part train these parts
       before they are scored, whatever the fine-tuning.
-    adapts_known_clients: True if also clients that took part need their
-      training data to be personalized (fine-tuning).
-    has_trained_models: True if clients' work in a round makes whole models,
-      without the server, which `fine_tune='trained'` scores.
+    adapts_known_clients: True if clients that took part also need their
+      training data for personalization, to fine-tune or to refit forgotten
+      state.
+    has_trained_models: True if a client's work in a round makes a whole model
+      without the server. `fine_tune='trained'` scores these models.
     bytes_per_round: Bytes that one client of a cohort receives and sends.
     seed: The run's seed.
-    accounting: Privacy accounting of the noise that the process adds; None
-      without any.
+    accounting: Privacy accounting of the noise that the process adds, or None.
     description: All other options the process was built with, as JSON types.
-      Runs store it and are resumed only by a process with the same.
+      Runs store it, and only a process with the same description resumes them.
     adaptation: The method's own fine-tuning of a model before it is scored,
       whatever the options of this process.
-    attacked_clients: Indices of the clients in a simulated attack; their scores
-      tell nothing.
-    build_personal_models: Builds `clients.PersonalModels`; called once,
-      when one of them is first used.
+    attacked_clients: Indices of the clients in a simulated attack. Their scores
+      are meaningless.
+    build_personal_models: Builds `clients.PersonalModels`, once at the first
+      use.
     build_learning_process: Builds the process of `to_learning_process`.
     with_personalization: Returns this process with other options of
       personalization, `(Personalization) -> PersonalizedProcess`. Its rounds
-      are the same computations, so that it takes the states of this one.
+      are the same computations, so it accepts the same states.
   """
 
   initialize_fn: dataclasses.InitVar[tff.Computation]
@@ -190,7 +190,7 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
   def needs_training_data(self, client_state: ClientState) -> bool:
     """True if personalizing this client reads its training data.
 
-    Otherwise `personalize` and `evaluate` may be given no training examples.
+    Otherwise `personalize` and `evaluate` need no training examples.
     """
     is_new = self.has_local_weights and not client_state.num_rounds
     return self.adapts_known_clients or is_new
@@ -202,18 +202,19 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     return self.trains_new_clients or fine_tune != 'none'
 
   def to_learning_process(self) -> tff.learning.templates.LearningProcess:
-    """This method for clients that cannot be told apart and keep no state.
+    """This method for clients that cannot be identified and keep no state.
 
     The result runs under `tff.learning.programs.train_model` and compiles to
     `MapReduceForm` and `DistributeAggregateForm`.
 
-    Clients must keep no local state (with `stateless=True` they forget it), and
-    none may attack, for attackers are known by their numbers.
+    Raises:
+      ValueError: If clients keep local state (`stateless=True` makes them
+        forget it) or attack, because attackers are identified by number.
     """
     errors.expect(
       not self.attacked_clients,
       'attack',
-      "none for a LearningProcess of TFF's",
+      "none for TFF's LearningProcess",
       'one',
     )
     return self.build_learning_process()
@@ -230,8 +231,8 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
   def model_without_data(self) -> tff.Computation:
     """The model given to a client that contributes no data: `(S -> weights)`.
 
-    It has the global weights and, where these alone make no model, the initial
-    local ones.
+    It has the global weights and, if these alone are not a model, the initial
+    local weights.
     """
     return self._personal_models.model_without_data
 
@@ -240,35 +241,35 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
     """Scores one client: `(<S, C, E_train, E_test> -> metrics)`.
 
     The metrics are `OrderedDict(before=..., after=..., examples=...)`: means
-    over the client's test examples before personalization (with the model given
+    over the client's test examples before personalization (for the model given
     to a client that contributes no data) and after, and the number of test
-    examples. Without examples the means are 0.
+    examples. The means are 0 if there are no examples.
 
-    With domains there is also `domains`: the number of test `examples` of each
-    domain, and the metrics' sums over these `before` and `after`, float32
-    `[domains]`. With two classes and scalar labels, or with several labels,
-    there is also `scores`: for each test example, followed by padding, its `y`,
-    its `domain` if it has one, and the logarithm of the odds of class 1
-    `before` and `after`. For metrics of all predictions of a client
-    (`client_metrics`) there is also `predictions`: `y` likewise, and the
-    probabilities or outputs `before` and `after`.
+    If examples have domains, `domains` has the number of test `examples` of
+    each domain and the metrics' sums over these `before` and `after`, float32
+    `[domains]`. For two classes and scalar labels, or for several labels,
+    `scores` has for each test example, followed by padding, its `y`, its
+    `domain` if it has one, and the log odds of class 1 `before` and `after`.
+    For metrics of all predictions of a client (`client_metrics`), `predictions`
+    has `y` in the same form and the probabilities or outputs `before` and
+    `after`.
     """
     return self._personal_models.evaluate
 
   @property
   def evaluate_clients(self) -> tff.Computation:
-    """`evaluate` for a list of clients at once, results placed at clients."""
+    """`evaluate` for a list of clients at once, with results at the clients."""
     return self._personal_models.evaluate_clients
 
   @functools.cached_property
   def personalization_eval(self) -> tff.Computation:
-    """Scores clients, of which the server learns sums alone.
+    """Scores clients and reveals only sums to the server.
 
     `(<S@SERVER, {C}@CLIENTS, {E_train}@CLIENTS, {E_test}@CLIENTS> -> metrics)`:
     `OrderedDict(before=..., after=..., clients=..., examples=...)` at the
-    server. `before` and `after` are the means over clients with test examples
-    of the means that `evaluate` gives, `clients` is their number and `examples`
-    that of their test examples.
+    server. `before` and `after` average the means from `evaluate` over clients
+    with test examples. `clients` is the number of these clients, and `examples`
+    is the number of their test examples.
     """
     scores_type = self.evaluate.type_signature.result
 

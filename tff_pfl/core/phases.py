@@ -1,9 +1,9 @@
 """Phases of local training: their optimizer, length and batches.
 
 A phase is `num_epochs` passes over the client's examples, or `num_steps` steps,
-in mini-batches without replacement that are reshuffled each epoch from a seed;
-an epoch's last batch is partial. `plan_batches` assigns the examples to batches
-beforehand, so that the loop only gathers them.
+in mini-batches without replacement that are reshuffled each epoch from a seed.
+An epoch's last batch may be partial. `plan_batches` assigns the examples to
+batches beforehand, so that the loop only gathers them.
 """
 
 import dataclasses
@@ -16,10 +16,10 @@ from tff_pfl import errors
 from tff_pfl.core import example_tensors
 from tff_pfl.models import randomness
 
-# After so many epochs of a phase the shuffles come again in the same order.
+# After this many epochs, a phase repeats its shuffles in the same order.
 _MAX_ORDERS = 128
 
-# Names are for flags and for stored runs.
+# Flags and stored runs use the names.
 Optimizer = Union[Literal['sgd', 'adam'], tff.learning.optimizers.Optimizer]
 
 
@@ -29,10 +29,10 @@ def build_optimizer(
   """Builds a TFF optimizer by name.
 
   Args:
-    optimizer: 'sgd' or 'adam'; or the optimizer itself, which is returned as it
-      is and has a learning rate of its own.
+    optimizer: 'sgd', 'adam' or an optimizer object with its own learning rate,
+      which is returned unchanged.
     learning_rate: Learning rate, positive and finite.
-    momentum: SGD momentum, in [0, 1); ignored by Adam.
+    momentum: SGD momentum, in [0, 1), ignored by Adam.
   """
   if is_object(optimizer):
     return optimizer
@@ -42,19 +42,19 @@ def build_optimizer(
 
 
 def is_object(optimizer: Optimizer) -> bool:
-  """True for the optimizer itself, False for its name."""
+  """True for an optimizer object, False for a name."""
   return isinstance(optimizer, tff.learning.optimizers.Optimizer)
 
 
 def expect_own_rates(
   options: Any, *names: str, optimizer: str = 'optimizer'
 ) -> None:
-  """Raises `ValueError` for a rate beside an optimizer that has its own.
+  """Raises `ValueError` for a rate given with an optimizer object.
 
   Args:
     options: A dataclass with an optimizer.
-    *names: Its fields that only an optimizer by name takes.
-    optimizer: Name of the field of the optimizer.
+    *names: The fields that only a named optimizer uses.
+    optimizer: Name of the optimizer field.
   """
   if is_object(getattr(options, optimizer)):
     for field in dataclasses.fields(options):
@@ -62,7 +62,7 @@ def expect_own_rates(
       errors.expect(
         field.name not in names or value == field.default,
         field.name,
-        'left out beside an optimizer that is no name, for that has its own',
+        'left out with an optimizer object, which has its own',
         value,
       )
 
@@ -70,7 +70,7 @@ def expect_own_rates(
 def describe_optimizer(
   optimizer: tff.learning.optimizers.Optimizer,
 ) -> dict[str, Any]:
-  """An optimizer's name and its hyperparameters, as JSON types."""
+  """An optimizer's name and hyperparameters, as JSON types."""
   hparams = optimizer.get_hparams(optimizer.initialize(tf.TensorSpec([])))
   return {
     'name': type(optimizer).__name__,
@@ -83,17 +83,17 @@ class Phase:
   """A phase of local training.
 
   Attributes:
-    optimizer: The client's optimizer; its state starts anew with the phase.
-    batch_size: Examples per batch; None or 0 for all of a client's examples in
+    optimizer: The client's optimizer, whose state is new in each phase.
+    batch_size: Examples per batch. None or 0 puts all of a client's examples in
       one batch.
-    num_epochs: Passes over the client's examples. Ignored with `num_steps`.
-    num_steps: Gradient steps, through as many epochs as that takes; None for
+    num_epochs: Passes over the client's examples, ignored with `num_steps`.
+    num_steps: Gradient steps, over as many epochs as they take. None uses
       `num_epochs`.
     batches_per_step: Batches that the objective takes at each step. The first
-      are those of a phase with one. The others go through the same order of the
-      examples, each from another place on, so that the batches of a step have
-      no example in common. On a client with fewer batches some or all are the
-      same.
+      are the batches of a phase with one. The others go through the same order
+      of the examples from other starting points, so that the batches of a step
+      have no example in common. If a client has fewer batches, some or all are
+      the same.
   """
 
   optimizer: tff.learning.optimizers.Optimizer
@@ -109,7 +109,7 @@ class BatchPlan(NamedTuple):
   Attributes:
     indices: int32 `[max_steps, batches_per_step, batch_size]`, rows of the
       example tensors.
-    example_weights: float32, of the same shape, 0 where there is no example.
+    example_weights: float32, of the same shape, 0 for missing examples.
     num_steps: int32 scalar, the client's steps, at most `max_steps`.
   """
 
@@ -121,7 +121,7 @@ class BatchPlan(NamedTuple):
 def count_steps(
   examples: example_tensors.ExampleTensors, phase: Phase
 ) -> tf.Tensor:
-  """Number of gradient steps that a client makes in a phase, int32 scalar."""
+  """The number of gradient steps of a client in a phase, int32 scalar."""
   num_steps = phase.num_steps
   if num_steps is None:
     num_steps = phase.num_epochs * _steps_per_epoch(examples, phase)
@@ -129,7 +129,7 @@ def count_steps(
 
 
 def _batch_size(examples, phase):
-  # A batch never needs more rows than there are.
+  # A batch never needs more rows than exist.
   return tf.minimum(phase.batch_size or examples.capacity, examples.capacity)
 
 
@@ -142,7 +142,7 @@ def _steps_per_epoch(examples, phase):
 def plan_batches(
   examples: example_tensors.ExampleTensors, phase: Phase, seed: tf.Tensor
 ) -> BatchPlan:
-  """Plans the batches of a phase; the shapes depend only on the capacity."""
+  """Plans a phase's batches, in shapes that depend only on the capacity."""
   capacity, num_examples = examples.capacity, examples.num_examples
   batch_size = _batch_size(examples, phase)
   steps_per_epoch = _steps_per_epoch(examples, phase)
@@ -152,7 +152,7 @@ def plan_batches(
     max_steps = phase.num_epochs * -(-capacity // batch_size)
   else:
     max_steps = tf.constant(phase.num_steps)
-    # As many as the smallest client of the bucket passes through.
+    # The smallest client of the bucket passes through the most epochs.
     fewest_per_epoch = -(
       -example_tensors.fewest_examples(capacity) // batch_size
     )
@@ -167,7 +167,7 @@ def plan_batches(
   )
   steps = tf.range(max_steps)
   epochs = (steps // steps_per_epoch) % tf.maximum(num_orders, 1)
-  # A step's batches are equally far from each other in the epoch.
+  # A step's batches are evenly spaced in the epoch.
   offsets = [
     i * steps_per_epoch // phase.batches_per_step
     for i in range(phase.batches_per_step)
@@ -177,8 +177,8 @@ def plan_batches(
   is_example = tf.logical_and(
     (steps < num_steps)[:, tf.newaxis, tf.newaxis], positions < num_examples
   )
-  # Where a batch has no example left it repeats one with weight 0: a row of
-  # padding may be NaN after the body, and its gradient 0 * NaN.
+  # A batch without enough examples repeats one with weight 0. A row of padding
+  # may be NaN after the body, and its gradient 0 * NaN.
   positions = tf.minimum(positions, tf.maximum(num_examples, 1) - 1)
   indices = tf.gather(
     tf.reshape(order, [-1]),

@@ -1,22 +1,22 @@
-"""Privacy of runs whose means have noise, and its accounting by epsilon.
+"""Differential privacy of runs with noisy means, and its accounting by epsilon.
 
-The guarantee is for clients (user level): with probability 1 - delta all models
-of the run together are at most exp(epsilon) times as likely with a client's
-data as they are if that client sends zeros in their place. The noise multiplier
-is that of a round, in units of the clipping norm.
+The guarantee is for clients (user level): with probability 1 - delta, all
+models of the run together are at most exp(epsilon) times as likely with a
+client's data as if that client sent zeros instead. The noise multiplier holds
+for one round, in units of the clipping norm.
 
-Cohorts have a fixed size and are drawn without replacement, which is not the
-Poisson sampling of most published numbers, and of which less is known. Two
-bounds hold, by Renyi differential privacy (`dp_accounting`), and the smaller
-epsilon is taken:
+Cohorts have a fixed size and are drawn without replacement. Most published
+numbers are for Poisson sampling, about which more is known. Two bounds follow
+from Renyi differential privacy (`dp_accounting`), and the smaller epsilon is
+used:
 
-* Who took part is secret: amplification by sampling without replacement (Wang,
+* If cohorts are secret: amplification by sampling without replacement (Wang,
   Balle, Kasiviswanathan: Subsampled Renyi Differential Privacy and Analytical
-  Moments Accountant, AISTATS 2019, Theorem 27). In its proof a client takes
-  another one's place, which changes the sum by twice the clipping norm.
-* Who took part is known: the Gaussian mechanism, once for each round of the
-  client that takes part most often. The cohorts are drawn from the run's seed,
-  so this is counted, not bounded.
+  Moments Accountant, AISTATS 2019, Theorem 27). The proof replaces one client
+  with another, which changes the sum by twice the clipping norm.
+* If cohorts are known: the Gaussian mechanism, once for each round of the
+  client that takes part most often. The cohorts come from the run's seed, so
+  this number is exact, not a bound.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ import tree
 from tff_pfl import errors, fields
 from tff_pfl.core import client_sampling, private_mean
 
-# A few: any order gives a bound, and large ones take long.
+# Only a few, because any order gives a bound, and large ones take long.
 _ORDERS = (
   *(1 + x / 10 for x in range(1, 20)),
   *(x / 2 for x in range(6, 20)),
   *range(10, 33),
   *(40, 48, 64, 96, 128),
 )
-# Above, the guarantee hardly means anything.
+# A larger epsilon hardly guarantees anything.
 LARGEST_USEFUL_EPSILON = 10.0
 
 
@@ -51,13 +51,13 @@ class Accounting:
 
   Attributes:
     noise_multiplier: Standard deviation of the noise of a round's sums in units
-      of the clipping norm, positive; infinite where nothing is sent.
-    sampler: Sampler of cohorts, among all clients, that all report.
-    delta: Delta of epsilon, in (0, 1).
-    num_rounds: Rounds for which the noise of an epsilon was found; None for
-      noise that was given.
-    is_distributed: True if clients add discrete noise. Then cohorts count as
-      known, for the bound of secret ones is that of Gaussian noise.
+      of the clipping norm, positive. Infinite if clients send nothing.
+    sampler: Sampler of cohorts from all clients, in which every client reports.
+    delta: Delta of the guarantee, in (0, 1).
+    num_rounds: Number of rounds for which the noise was computed from epsilon.
+      None if the noise was given.
+    is_distributed: True if clients add discrete noise. Cohorts then count as
+      known, because the bound for secret cohorts assumes Gaussian noise.
   """
 
   noise_multiplier: fields.number(float, gt=0)
@@ -70,13 +70,13 @@ class Accounting:
     errors.expect(
       not self.sampler.dropout_rate,
       'dropout_rate',
-      '0 with noise, whose epsilon is of cohorts that all report',
+      '0 with noise, whose epsilon assumes that all of a cohort report',
       self.sampler.dropout_rate,
     )
     errors.expect(
       not self.sampler.join_rounds,
       'sampler',
-      'one of cohorts that are drawn among all clients and all report',
+      'one that draws cohorts from all clients, in which every client reports',
       self.sampler,
     )
 
@@ -110,7 +110,7 @@ class Accounting:
     return dataclasses.replace(self, noise_multiplier=noise_multiplier)
 
   def description(self) -> dict[str, Any]:
-    """The guarantee but for epsilon, as JSON types."""
+    """The guarantee except for epsilon, as JSON types."""
     return {
       'unit': 'client',
       'noise_multiplier': self.noise_multiplier,
@@ -119,7 +119,7 @@ class Accounting:
 
 
 def announcement(accounting: Accounting, epsilons: Sequence[float]) -> str:
-  """A line on the privacy of a run, with a warning where there is hardly any.
+  """A line on the privacy of a run, with a warning if there is hardly any.
 
   Args:
     accounting: Accounting of the run.
@@ -135,15 +135,15 @@ def announcement(accounting: Accounting, epsilons: Sequence[float]) -> str:
   )
   if last > LARGEST_USEFUL_EPSILON:
     text += (
-      f' Warning: above {LARGEST_USEFUL_EPSILON:.0f} hardly anybody is '
-      'protected. It takes more noise, which larger cohorts of more clients '
-      'bear, or fewer rounds.'
+      f' Warning: an epsilon above {LARGEST_USEFUL_EPSILON:.0f} protects '
+      'hardly anyone. Use fewer rounds or more noise, which larger cohorts of '
+      'more clients tolerate.'
     )
   return text
 
 
 def default_delta(num_clients: int) -> float:
-  """The delta by default: number of clients ** -1.1, at most 0.1."""
+  """The default delta: number of clients ** -1.1, at most 0.1."""
   return min(0.1, num_clients**-1.1)
 
 
@@ -166,14 +166,14 @@ def find_noise_multiplier(
   sampler: client_sampling.CohortSampler,
   num_rounds: int,
 ) -> float:
-  """The noise multiplier with which a run has this epsilon at its end.
+  """The noise multiplier that gives a run this epsilon at its end.
 
-  It is at most a thousandth larger than it must be.
+  It is at most 0.1% larger than necessary.
 
   Args:
     epsilon: Epsilon of the whole run, positive.
-    delta: Delta of epsilon, in (0, 1).
-    sampler: Sampler of cohorts, among all clients, that all report.
+    delta: Delta of the guarantee, in (0, 1).
+    sampler: Sampler of cohorts from all clients, in which every client reports.
     num_rounds: Number of rounds, at least 1.
   """
   most = most_participations(sampler, num_rounds)[-1]
@@ -204,13 +204,14 @@ class PrivateMean:
   """A mean of clipped updates, to whose sum the server adds noise.
 
   Attributes:
-    epsilon: Epsilon of the whole run, positive; the noise for it is found. It
-      is given, or else `noise_multiplier`.
-    noise_multiplier: Noise of a round in clipping norms: for ddp positive, for
-      dp 0 or more, and given instead of epsilon.
-    delta: Delta of epsilon, in (0, 1); None for number of clients ** -1.1.
-    clip: Norm to which the vector that a client sends is clipped, fixed:<norm>
-      or (but for ddp) adaptive:<quantile> of the norms.
+    epsilon: Epsilon of the whole run, positive, from which the noise is
+      computed. Give either this or the noise multiplier.
+    noise_multiplier: Noise of a round in clipping norms: positive for ddp, at
+      least 0 for dp, where it replaces epsilon.
+    delta: Delta of the guarantee, in (0, 1). None uses
+      min(0.1, number of clients ** -1.1).
+    clip: Norm to which the vector that a client sends is clipped: fixed:<norm>
+      or, except for ddp, adaptive:<quantile> of the norms.
     kind: Always dp.
   """
 
@@ -233,7 +234,7 @@ class PrivateMean:
   def accounting(
     self, sampler: client_sampling.CohortSampler, num_rounds: int
   ) -> Optional[Accounting]:
-    """The privacy of a run of so many rounds; None without noise."""
+    """The privacy of a run of `num_rounds` rounds, or None without noise."""
     if self.noise_multiplier == 0:
       return None
     delta = self.delta or default_delta(sampler.num_clients)
@@ -253,7 +254,7 @@ class PrivateMean:
     sampler: client_sampling.CohortSampler,
     accounting: Optional[Accounting],
   ) -> private_mean.PrivateMeanFactory:
-    """The aggregation of such a run; its noise has the sampler's seed."""
+    """The aggregation of such a run, whose noise has the sampler's seed."""
     return private_mean.PrivateMeanFactory(
       accounting.noise_multiplier if accounting else 0.0,
       sampler.cohort_size,
@@ -268,7 +269,8 @@ class DistributedPrivateMean:
 
   Attributes:
     noise_multiplier: Noise of a round in clipping norms, positive.
-    delta: Delta of epsilon, in (0, 1); None for number of clients ** -1.1.
+    delta: Delta of the guarantee, in (0, 1). None uses
+      min(0.1, number of clients ** -1.1).
     clip: Norm to which the vector that a client sends is clipped, fixed:<norm>.
     bits: Bits of a number of the sum, 1 to 22.
     kind: Always ddp.
@@ -308,12 +310,12 @@ class DistributedPrivateMean:
     )
 
 
-# By the name that flags and stored settings have.
+# The keys are names in flags and stored settings.
 AGGREGATORS = {'dp': PrivateMean, 'ddp': DistributedPrivateMean}
 
 
 def _epsilon(delta, *divergences):
-  """The smaller epsilon of several Renyi divergences by order."""
+  """The smallest epsilon of several Renyi divergences by order."""
   return min(
     float(dp_accounting.rdp.compute_epsilon(_ORDERS, each, delta)[0])
     for each in divergences
@@ -321,7 +323,7 @@ def _epsilon(delta, *divergences):
 
 
 def _renyi(noise_multiplier, sampler=None):
-  """A round's Renyi divergences, of a known cohort or one that is drawn."""
+  """A round's Renyi divergences, for a known cohort or a secret draw."""
   accountant = dp_accounting.rdp.RdpAccountant(
     _ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE
   )

@@ -3,21 +3,21 @@
     client i:  v_i <- v_i min(1, S / |v_i|)
     server:    mean = (sum_i v_i + N(0, (z S)^2)) / n
 
-|v_i| is the norm of all that a client sends in an exchange, update and report
-together, z the noise multiplier and n a number of clients that is fixed before,
-so that the sum's sensitivity to a client is S. The clipping norm S is fixed, or
-follows a quantile of the norms (Andrew et al.): clients also send whether
-theirs is at most S, and from the sum of these, with noise of its own, the
-server computes
+|v_i| is the norm of everything that a client sends in an exchange, update and
+report together. z is the noise multiplier, and n is a number of clients that is
+fixed in advance, so that the sum's sensitivity to a client is S. The clipping
+norm S is fixed or follows a quantile of the norms (Andrew et al.). For a
+quantile, clients also send whether their norm is at most S. The server adds
+separate noise to the sum of these answers and computes
 
     S <- S exp(-0.2 (share of norms at most S - quantile)).
 
-z is then that of both sums together, so the noise on the updates is larger.
+z then covers both sums together, so the noise on the updates is larger.
 
 TFF's `tff.aggregators.DifferentiallyPrivateFactory` does the same, but draws
-its noise anew whenever it runs. Here noise comes from a seed, round by round,
-so that runs can be repeated and resumed with the same result. Privacy then
-needs a seed that nobody else knows: deployments should use TFF's.
+new noise whenever it runs. Here each round's noise comes from a seed, so that
+runs can be repeated and resumed with the same result. Privacy then needs a
+secret seed, so deployments should use TFF's factory.
 
 References:
   McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent
@@ -39,10 +39,10 @@ import tree
 from tff_pfl import errors, fields
 from tff_pfl.models import randomness
 
-# The clipping norm that follows a quantile starts small, as in TFF.
+# An adaptive clipping norm starts small, as in TFF.
 _INITIAL_CLIP = 0.1
 _CLIP_LEARNING_RATE = 0.2
-# Accounting squares noise and takes logarithms of what it leaves of a client.
+# Range in which the accounting's squares and logarithms of the noise work.
 _NOISES = (1e-30, 1e6)
 
 
@@ -54,8 +54,8 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
     noise_multiplier: z, 0 for no noise or in [1e-30, 1e6].
     clients_per_round: n, the size of every cohort, at least 1.
     clip: Clipping norm S: a number, as in 'fixed:1.0' ('fixed:inf' for none,
-      without noise), or a quantile of the norms that it follows from 0.1 on, as
-      in 'adaptive:0.5'.
+      without noise), or a quantile of the norms that it follows, starting at
+      0.1, as in 'adaptive:0.5'.
     seed: Seed of the noise, any int64.
     number: Number of the exchange in a round, so that each has its own noise.
   """
@@ -77,12 +77,12 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
     errors.expect(
       math.isfinite(parse_clip(self.clip)[1]) or not self.noise_multiplier,
       'clip',
-      'a finite norm where there is noise',
+      'a finite norm if there is noise',
       self.clip,
     )
 
   def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
-    """See the base class; `value_type` is of floats."""
+    """See the base class. All values must be floats."""
     query = tfp.NormalizedQuery(_Query(self), self.clients_per_round)
     return tff.aggregators.DifferentiallyPrivateFactory(query).create(
       value_type
@@ -95,17 +95,19 @@ class DistributedPrivateMeanFactory(
 ):
   """Private mean with discrete noise that clients add, under secure sums.
 
-  Each client clips, rotates and rounds what it sends to integers, adds its part
-  of the noise (the distributed discrete Gaussian mechanism), and the sums are
-  secure, modulo 2^bits: the server sees no update without noise, as long as all
-  of a cohort add theirs. TFF does all of it; its noise has no seed.
+  Each client clips, rotates and rounds its values to integers and adds its part
+  of the noise (the distributed discrete Gaussian mechanism). The sums are
+  secure, modulo 2^bits. The server sees no update without noise, as long as all
+  clients of a cohort add theirs. TFF does all of this, without a seed for the
+  noise.
 
   Attributes:
     noise_multiplier: As in `PrivateMeanFactory`, but positive. Rounding makes
-      the sensitivity a little larger: see `noise_multiplier_of`.
+      the sensitivity slightly larger (see `noise_multiplier_of`).
     clients_per_round: Size of every cohort, at least 1.
     clip: Clipping norm, 'fixed:<norm>' with a finite norm.
-    bits: Bits of each number of the sum, 1 to 22, enough to count the clients.
+    bits: Bits of each number in the sum, 1 to 22 and enough to count the
+      clients.
 
   References:
     Kairouz, Liu, Steinke: The Distributed Discrete Gaussian Mechanism for
@@ -124,12 +126,12 @@ class DistributedPrivateMeanFactory(
     errors.expect(
       kind == 'fixed' and math.isfinite(value),
       'clip',
-      'fixed:<norm> where clients add the noise',
+      'fixed:<norm> if clients add the noise',
       self.clip,
     )
 
   def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
-    """See the base class; `value_type` is of floats."""
+    """See the base class. All values must be floats."""
     noisy_sum = tff.aggregators.distributed_dp.DistributedDpSumFactory(
       noise_multiplier=self.noise_multiplier,
       expected_clients_per_round=self.clients_per_round,
@@ -140,8 +142,8 @@ class DistributedPrivateMeanFactory(
     process = tff.aggregators.UnweightedMeanFactory(
       noisy_sum, tff.aggregators.SecureSumFactory(1, 0)
     ).create(value_type)
-    # Its factories are so many in each other that protocol buffers, which nest
-    # to 100 levels, could not hold a round around them.
+    # The factories nest so deeply that a round around them would exceed the 100
+    # levels of protocol buffers.
     flat = tff.backends.native.transform_to_native_form(process.next)
     return tff.templates.AggregationProcess(
       process.initialize,
@@ -154,9 +156,9 @@ class DistributedPrivateMeanFactory(
 def noise_multiplier_of(states: Any, clients_per_round: int) -> float:
   """The noise multiplier of a round whose clients add discrete noise.
 
-  It is that of Gaussian noise with the same bound on Renyi divergences (the
-  paper's for sums of discrete Gaussians, of up to 2^32 numbers), for all
-  exchanges together.
+  This is the multiplier of Gaussian noise with the same bound on Renyi
+  divergences (the paper's bound for sums of discrete Gaussians, for up to 2^32
+  numbers), for all exchanges together.
 
   Args:
     states: States of a round's aggregations by `DistributedPrivateMeanFactory`.
@@ -169,7 +171,7 @@ def noise_multiplier_of(states: Any, clients_per_round: int) -> float:
     for name in ('l2_norm_bound', 'local_stddev')
   )
   for bound, variance in zip(bounds, np.square(deviations)):
-    # The sum of discrete Gaussians is not quite one: the gap.
+    # The gap between a sum of discrete Gaussians and a discrete Gaussian.
     gap = 10 * sum(
       math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, n)
     )
@@ -210,7 +212,7 @@ class _State(NamedTuple):
 
 
 class _Sums(NamedTuple):
-  """Sums of the records and, with an adaptive clip, of those below it."""
+  """Sums of the records and, for an adaptive clip, of ±1/2 (see `_Query`)."""
 
   records: Any
   below: Any
@@ -219,8 +221,8 @@ class _Sums(NamedTuple):
 class _Query(tfp.SumAggregationDPQuery):
   """The clipped sum with seeded noise, as a query of TensorFlow Privacy.
 
-  A norm counts as 1/2 if it is at most the clipping norm, as -1/2 otherwise, so
-  that a client changes that sum by 1/2.
+  A norm counts as 1/2 if it is at most the clipping norm and as -1/2 otherwise,
+  so that a client changes the sum of these by 1/2.
   """
 
   def __init__(self, factory: PrivateMeanFactory):
@@ -231,8 +233,8 @@ class _Query(tfp.SumAggregationDPQuery):
     self._multiplier = z = factory.noise_multiplier
     if kind == 'adaptive':
       self._quantile, self._initial_clip = value, _INITIAL_CLIP
-      # TFF's number, but where cohorts are too small for it, so that the noise
-      # on the updates is at most 2 / sqrt(3) times what it would be without.
+      # TFF's number, or a larger one for small cohorts, so that the noise on
+      # the updates is at most 2 / sqrt(3) times the noise for a fixed norm.
       self._count_stddev = max(0.05 * factory.clients_per_round, z) if z else 0
       if z:
         self._multiplier = (z**-2 - (2 * self._count_stddev) ** -2) ** -0.5
@@ -264,7 +266,7 @@ class _Query(tfp.SumAggregationDPQuery):
     below = ()
     if self._quantile is not None:
       below = tf.cast(norm <= params, tf.float32) - 0.5
-      # A client that sends zeros is as one that is not there.
+      # A client that sends zeros counts as absent.
       below = tf.where(norm > 0, below, 0.0)
     return _Sums(clipped, below)
 
@@ -296,6 +298,5 @@ class _Query(tfp.SumAggregationDPQuery):
 
 
 def _normal(seed, number, shape):
-  """Standard normal numbers."""
   seed = randomness.fold_in(seed, number)
   return tf.random.stateless_normal(shape, seed, alg='philox')

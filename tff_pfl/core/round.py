@@ -9,8 +9,8 @@
     ... the next exchange ...
     round metrics                          <-- metric sums; keep C_i
 
-A method gives a `ClientWork`. Here is everything else of the server:
-aggregation, its step, and metrics; that of clients is in `clients`.
+A method provides a `ClientWork`. This module has everything else that the
+server does: aggregation, its step and metrics. `clients` has the clients' part.
 """
 
 import collections
@@ -50,7 +50,7 @@ def build_personalized_process(
   """Builds the process of a method.
 
   Args:
-    hparams: The method's hyperparameters (a dataclass), for the record.
+    hparams: The method's hyperparameters (a dataclass), for the description.
   """
   options, accounting = options.resolved(cohorts, num_rounds)
   if options.stateless:
@@ -89,7 +89,7 @@ def build_personalized_process(
     errors.expect(
       personalization.fine_tune != 'trained' or the_round.has_trained_models,
       'fine_tune',
-      f'other than trained for {name}, of which clients alone do not make '
+      f'other than trained for {name}, whose clients alone do not make whole '
       'models that they keep',
       'trained',
     )
@@ -132,7 +132,7 @@ def build_personalized_process(
 
 
 class _Round:
-  """A method's round: its computations, one after the other.
+  """The computations of a method's round, in sequence.
 
   Attributes:
     types: Types of the arguments of a client's computation.
@@ -147,7 +147,7 @@ class _Round:
     options: options_lib.ProcessOptions,
     seed: int,
   ):
-    """Builds the computations of a method under some options."""
+    """Builds the computations of a method."""
     self._work, self._options, self._seed = work, options, seed
     initial_parts = self._initial_parts()
     parts_type = initial_parts.type_signature.result
@@ -171,7 +171,7 @@ class _Round:
     self.broadcast_of = tff.tensorflow.computation(
       work.broadcast_of, self.state_type
     )
-    # The parts of its state that the server sends in later exchanges.
+    # The parts of the server's state that it sends in later exchanges.
     self._server_updates = [
       self._build_server_update(exchange) for exchange in work.exchanges[1:]
     ]
@@ -181,7 +181,7 @@ class _Round:
     self._metrics_of = self._build_metrics()
 
   def run(self, state, client_states, examples):
-    """Runs the round, in a federated computation."""
+    """Runs the round inside a federated computation."""
     broadcast = tff.federated_broadcast(
       tff.federated_map(self.broadcast_of, state)
     )
@@ -220,7 +220,7 @@ class _Round:
     exchange, *more = self._work.exchanges
     sent = self._clients[0].type_signature.result.sent
     updated = dir(sent.update) if 'update' in dir(sent) else ()
-    # Without state, a client's own weights would be fitted anew for its score.
+    # Without state, a client would refit its local weights before it is scored.
     is_forgotten = (
       self._options.stateless and self._work.fit_new_client is not None
     )
@@ -333,9 +333,9 @@ class _Round:
       )
       for name in stepped:
         if name.endswith('/moving_variance'):
-          # The noise of a private mean may be larger.
+          # The noise of a private mean may exceed the variance.
           stepped[name] = tf.maximum(stepped[name], 0)
-      # A cohort without a single accepted client leaves the model as it is.
+      # A cohort without any accepted client does not change the model.
       has_update = sums['weight'] > 0
 
       def keep(new, old):
@@ -359,13 +359,13 @@ class _Round:
         algorithm=algorithm,
       )
       norm = tf.linalg.global_norm(list(gradient.values())) if gradient else 0.0
-      # The aggregate of no update at all may be noise or 0 / 0.
+      # The aggregate of no updates may be noise or 0 / 0.
       return new_state, tf.where(has_update, norm, 0.0)
 
     return server
 
   def _build_metrics(self):
-    """`(<S, sums, theirs, norm of the update, measurements> -> metrics)`."""
+    """`(<S, sums, their measurements, norm, measurements> -> metrics)`."""
     work = self._work
 
     @tff.tensorflow.computation(
@@ -381,7 +381,7 @@ class _Round:
     def metrics_of(state, sums, sums_measured, update_norm, measurements):
       number = objectives.number_counted(sums['metrics'])
       metrics = tf.nest.map_structure(
-        # Nothing trained on, no loss: a zero would look like success.
+        # If no example was trained on, a loss of zero would look like success.
         lambda mean: tf.where(number > 0, mean, np.nan),
         objectives.means(sums['metrics']),
       )
@@ -412,7 +412,7 @@ class _Round:
 
 
 def _server_step(options, state, weights, gradient):
-  """The server optimizer's new state, and the new weights."""
+  """The server optimizer's new state and the new weights."""
   optimizer, optimizer_state = options.server_optimizer, state.server_optimizer
   factor = schedules.factor(
     options.server_learning_rate_schedule, state.round_number
@@ -429,7 +429,7 @@ def _server_step(options, state, weights, gradient):
 
 
 def _num_bytes(value_type) -> int:
-  """The size of the tensors of a type, whose shapes are all known."""
+  """The bytes of a type's tensors, whose shapes must all be known."""
   if isinstance(value_type, tff.StructType):
     return sum(_num_bytes(element) for element in value_type)
   return int(np.prod(value_type.shape)) * np.dtype(value_type.dtype).itemsize

@@ -8,25 +8,25 @@ import tensorflow as tf
 
 from tff_pfl import errors, fields
 
-# The kinds of parts, with the factor or last value that they have by default.
+# The kinds of parts, with their default factor or last value.
 _DEFAULTS = {'warmup': None, 'step': 0.1, 'cosine': 0.0}
 
 
 def make_schedule(spec: str) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
-  """The schedule that a flag value such as `warmup:5+cosine:200` names.
+  """Makes the schedule that a flag value like `warmup:5+cosine:200` names.
 
   `warmup:<rounds>` rises linearly, from 1 / rounds in the first round to 1 in
-  the last of them. `step:<rounds>:<factor>` multiplies by the factor, 0.1 by
-  default, every so many rounds. `cosine:<rounds>:<last>` falls from 1 to the
-  last value, 0 by default, over so many rounds, and stays there. Parts are
-  joined by `+`; after a warm-up the others count their rounds from its end.
+  the last of these rounds. `step:<rounds>:<factor>` multiplies by the factor
+  (0.1 by default) every `<rounds>` rounds. `cosine:<rounds>:<last>` falls from
+  1 to the last value (0 by default) over the rounds and stays there. Parts are
+  joined by `+`. After a warm-up, the others count their rounds from its end.
 
   Args:
     spec: As above, or 'constant'.
 
   Returns:
-    The schedule, from the number of rounds done, an integer tensor, to the
-    factor of the learning rate, float32; None for 'constant'.
+    A function from the number of completed rounds, an integer tensor, to the
+    factor of the learning rate, float32. None for 'constant'.
   """
   if spec == 'constant':
     return None
@@ -42,7 +42,7 @@ def make_schedule(spec: str) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
         factor *= tf.minimum(1.0, progress + 1 / num_rounds)
         rounds_done -= num_rounds
       elif kind == 'step':
-        # A quotient of integers: compiled, 41 * (1 / 41) is less than 1.
+        # Integer division, because compiled 41 * (1 / 41) is less than 1.
         factor *= number ** tf.cast(done // num_rounds, tf.float32)
       else:
         angle = math.pi * tf.minimum(1.0, progress)
@@ -60,7 +60,7 @@ Schedule = Union[
 
 
 def factor(schedule: Schedule, rounds_done: tf.Tensor) -> Optional[tf.Tensor]:
-  """The factor of the learning rate, float32 scalar; None for a constant.
+  """The factor of the learning rate, float32 scalar, or None for a constant.
 
   Args:
     rounds_done: int32 scalar, number of rounds before this one.

@@ -14,12 +14,13 @@ class Scores(NamedTuple):
 
   Attributes:
     sums: Metric sums, named as in `objectives.zero_metrics`.
-    by_domain: The same sums for each domain, `[domains]`; `()` without domains.
-    class_1: Logarithm of the odds of class 1, float32: `[capacity]` for two
-      classes with scalar labels, `[capacity, labels]` for several labels; `()`
-      for other models.
+    by_domain: The same sums for each domain, `[domains]`, or `()` without
+      domains.
+    class_1: Log odds of class 1, float32: `[capacity]` for two classes with
+      scalar labels, `[capacity, labels]` for several labels, `()` for other
+      models.
     predictions: `SplitModel.predictions` of each example, `[capacity, ...]`, if
-      the model has metrics of all predictions of a client; `()` otherwise.
+      the model has metrics of all predictions of a client, otherwise `()`.
   """
 
   sums: Any
@@ -38,8 +39,8 @@ def score(
   """Scores a model on a client's examples, in inference mode.
 
   Args:
-    training_loss: True for the loss of training, with the weights of classes
-      and of examples.
+    training_loss: True for the training loss, with class weights and example
+      weights.
   """
   weight = ()
   if training_loss:
@@ -68,7 +69,7 @@ def score(
     or model.element_spec['y'].shape.rank != int(classifier.is_multilabel)
   ):
     return scores
-  # Probabilities near 1 would round to ties.
+  # Log odds, because probabilities near 1 would round to ties.
   log = tf.math.log(
     tf.maximum(tf.cast(classifier.probabilities(outputs), tf.float32), 1e-37)
   )
@@ -82,17 +83,17 @@ def mean_gradient(
 ) -> collections.OrderedDict:
   """The gradient of the mean loss over all of a client's examples.
 
-  The network runs in inference mode, so that the loss is one function of the
-  weights, and a bounded number of examples goes through it at a time.
+  The network runs in inference mode, so that the loss is a fixed function of
+  the weights. A bounded number of examples passes through it at a time.
 
   Returns:
-    The gradients by name, of the weights that have one. Without examples they
-    are those of padding, which may be NaN.
+    The gradients by name, for the weights that have one. Without examples, they
+    are gradients of padding, which may be NaN.
   """
   objective = objectives.prediction_loss(
     model, lambda weights, x, mode: model.forward(weights, x)
   )
-  # The plan is made before the loop, so that it can be vectorized and compiled.
+  # Plans before the loop, so that the loop can be vectorized and compiled.
   rows_per_call = tf.minimum(examples.capacity, example_tensors.CHUNK_SIZE)
   positions = tf.reshape(tf.range(examples.capacity), [-1, rows_per_call])
   is_example = tf.cast(positions < examples.num_examples, tf.float32)

@@ -1,12 +1,12 @@
 """Methods without client state in the form of `tff.learning`.
 
-A `LearningProcess` takes the server's state and the clients' data, nothing
-else, so it runs where clients cannot be told apart: under
-`tff.learning.programs`, and in production systems, for which it compiles to
-`MapReduceForm` and `DistributeAggregateForm`.
+A `LearningProcess` takes only the server's state and the clients' data, so it
+runs even if clients cannot be identified: under `tff.learning.programs`, and in
+production systems, for which it compiles to `MapReduceForm` and
+`DistributeAggregateForm`.
 
-A client has no number there. A fingerprint of its examples takes the number's
-place in seeds (of the order of its examples, of dropout).
+Clients have no numbers there. A fingerprint of a client's examples replaces its
+number in seeds (for the order of its examples and for dropout).
 """
 
 import collections
@@ -29,20 +29,20 @@ def build_learning_process(
   """Builds the `LearningProcess` of a method.
 
   Args:
-    the_round: The method's round: its computation `initialize`, and `run`,
-      `(state, client states, examples) -> (state, client states, metrics)`, in
-      a federated computation.
+    the_round: The method's round: its `state_type`, its computation
+      `initialize`, and `run`, `(state, client states, examples) -> (state,
+      client states, metrics)`, in a federated computation.
     server_optimizer: Optimizer of the server's steps.
 
   Returns:
-    The process. Its metrics are those of rounds, grouped as by TFF's own
-    algorithms. Its model weights are those of the model given to a client that
-    contributes no data: the trained ones and the moving statistics, in the
-    model's order. They can be set where the global weights are among them;
-    others (FedBABU's frozen head) stay.
-    Its hyperparameters are `learning_rate_factor` of `client_work`, by which
-    all learning rates of the clients are multiplied (1 at first), and those of
-    the server's optimizer, `finalizer` as in TFF's own algorithms.
+    The process. It reports the metrics of rounds, grouped as in TFF's own
+    algorithms. Its model weights are the trained weights and moving statistics
+    of the model given to a client that contributes no data, in the model's
+    order. They can be set if they include all global weights. Other weights
+    (FedBABU's frozen head) do not change.
+    Its hyperparameters are `learning_rate_factor` in `client_work`, which
+    multiplies all learning rates of the clients (1 at first), and the server
+    optimizer's hyperparameters in `finalizer`, as in TFF's own algorithms.
 
   Raises:
     ValueError: If clients keep local state.
@@ -50,8 +50,8 @@ def build_learning_process(
   errors.expect(
     not tf.nest.flatten(work.initial_kept),
     'stateless',
-    f'given when {name} is built, as its clients keep local state, which a '
-    "LearningProcess of TFF's has no place for",
+    f'given when {name} is built, as its clients keep local state, for which '
+    "TFF's LearningProcess has no place",
     False,
   )
   model = work.model
@@ -137,7 +137,7 @@ def _anonymous_state(examples):
 
 @tff.tensorflow.computation
 def _grouped(metrics):
-  """The metrics where `tff.learning.programs` look for them."""
+  """The metrics in the structure that `tff.learning.programs` expect."""
   train = collections.OrderedDict(metrics)
   update_norm = train.pop('update_norm')
   aggregator = train.pop('aggregator', ())

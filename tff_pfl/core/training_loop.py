@@ -1,8 +1,8 @@
 """The only mini-batch gradient descent loop of the library.
 
-It runs the batches that `phases.plan_batches` planned, in one of two forms:
-with weights as values, which compiles to one program for all clients of a
-bucket, or with weights that are changed in place (see `in_place`).
+It runs the batches of `phases.plan_batches` in one of two forms. The weights
+are values, which compiles to one program for all clients of a bucket, or they
+change in place (see `in_place`).
 """
 
 import collections
@@ -27,10 +27,10 @@ _notes: list[dict[str, str]] = []
 
 @contextlib.contextmanager
 def noting_forms() -> Iterator[Mapping[str, str]]:
-  """Notes the form of training of the phases traced in this context.
+  """Notes the training form of each phase traced in this context.
 
   Yields:
-    Each phase's number of weights to its form, in words.
+    A mapping from each phase's number of weights to its form, in words.
   """
   notes = {}
   _notes.append(notes)
@@ -65,24 +65,24 @@ def train(
 ) -> TrainResult:
   """Runs one phase of local training.
 
-  It is a pure function of its arguments. A client without examples gets its
+  This is a pure function of its arguments. A client without examples gets its
   weights back.
 
   Args:
     weights: The weights to train, with their moving statistics.
-    examples: The client's examples (or cached features in place of `x`).
-    seed: int32 `[2]`; the shuffle of epochs and the seed of every step (for
-      dropout and augmentation) derive from it.
-    model: The model of the metrics and the moving statistics; it also tells
+    examples: The client's examples (or cached features instead of `x`).
+    seed: int32 `[2]`. The shuffles and the seed of each step (for dropout and
+      augmentation) derive from it.
+    model: The model of the metrics and the moving statistics. It also decides
       whether to compile.
-    inputs: Maps a batch's `x` and the step's seed to the objective's `x`, see
-      `head_inputs`; None for `x` itself.
+    inputs: Maps a batch's `x` and the step's seed to the objective's `x` (see
+      `head_inputs`). None uses `x` itself.
   """
   initial = collections.OrderedDict(
     (name, tf.convert_to_tensor(value)) for name, value in weights.items()
   )
   if not (phase.num_steps or phase.num_epochs):
-    # XLA does not compile a loop over no batches.
+    # XLA cannot compile a loop without batches.
     return TrainResult(initial, objectives.zero_metrics(model))
   shuffle_seed, step_seed = (
     randomness.fold_in(seed, 0),
@@ -121,7 +121,7 @@ class _Loop:
       notes[f'{number:,} weights'] = 'in place' if self.is_large else form
 
   def _by_value(self, initial, examples, shuffle_seed, step_seed):
-    """Makes new weights in each step; can be compiled and vectorized."""
+    """Makes new weights in each step. Can be compiled and vectorized."""
     optimizer = self._optimizer
     plan = phases.plan_batches(examples, self._phase, shuffle_seed)
     trained = split_model.select(initial, self._trained)
@@ -152,13 +152,13 @@ class _Loop:
       metrics = tf.nest.map_structure(tf.add, metrics, output.metrics)
       return weights, optimizer_state, metrics
 
-    # A batch of clients has one loop, in which a client that has done its steps
-    # keeps its weights.
+    # Clients that run together share one loop, in which a client that has done
+    # its steps keeps its weights.
     final, _, metrics = vectorization.repeat(plan.num_steps, step, start)
     return TrainResult(final, metrics)
 
   def _in_place(self, initial, examples, shuffle_seed, step_seed):
-    """Changes the weights in each step, see `in_place.Variables`."""
+    """Changes the weights in each step (see `in_place.Variables`)."""
     plan = phases.plan_batches(examples, self._phase, shuffle_seed)
     variables = in_place.Variables(
       split_model.select(initial, self._trained), self._optimizer
@@ -212,7 +212,7 @@ def frozen_features(
   body: split_model.Weights,
   examples: example_tensors.ExampleTensors,
 ) -> example_tensors.ExampleTensors:
-  """The examples with a frozen body's features in place of `x`.
+  """The examples with a frozen body's features instead of `x`.
 
   The body runs in inference mode (no dropout, moving statistics).
   """
@@ -231,8 +231,8 @@ def head_inputs(
 ) -> tuple:
   """The arguments `(examples, inputs)` of `train` for a head on a frozen body.
 
-  The body is constant, so its features are computed once for all epochs; for an
-  augmented model, whose `x` changes, in each step.
+  The body is constant, so its features are computed once for all epochs. An
+  augmented model changes `x`, so its features are computed in each step.
 
   Args:
     features: The `frozen_features`, if already computed.

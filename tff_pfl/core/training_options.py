@@ -1,9 +1,9 @@
 """Options of local training that are the same for every method.
 
-They hold for the training of a round and, without the schedule, for that of a
-client that never took part. Fine-tuning before a client's model is scored has
-options of its own (`core.personalization`). `OptimizerChain` applies them
-before a phase's optimizer.
+They apply to training in a round and, without the schedule, to the training of
+a client that never took part. Fine-tuning before scoring has its own options
+(`core.personalization`). `OptimizerChain` applies them before a phase's
+optimizer.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class TrainingOptions:
   """Options of local training.
 
   Attributes:
-    weight_decay: L2 regularization, as in PyTorch's SGD and Adam: this times
-      the weights is added to their gradient; at least 0.
-    decoupled_weight_decay: Weight decay of AdamW and SGDW: each step also takes
-      off this times the learning rate times the weights; at least 0.
-    max_gradient_norm: Largest norm of a gradient over all trained weights; a
-      longer one is scaled down to it, before weight decay. None for no bound.
+    weight_decay: L2 regularization, as in PyTorch's SGD and Adam, at least 0:
+      this times the weights is added to their gradient.
+    decoupled_weight_decay: Weight decay of AdamW and SGDW, at least 0: each
+      step also subtracts this times the learning rate times the weights.
+    max_gradient_norm: Largest norm of a gradient over all trained weights. A
+      longer one is scaled down to it, before weight decay. None means no bound.
     learning_rate_schedule: Factor of the clients' learning rates by round:
-      constant, warmup:<rounds>, step:<rounds>[:<factor>] or
-      cosine:<rounds>[:<last>], or several joined by +; or in Python a function
-      of the number of rounds done, an int32 tensor.
+      constant, warmup:<rounds>, step:<rounds>[:<factor>],
+      cosine:<rounds>[:<last>], or several joined by +. Python also accepts a
+      function of the number of completed rounds, an int32 tensor.
   """
 
   weight_decay: fields.NonNegative = 0.0
@@ -52,7 +52,7 @@ class OptimizerChain(tff.learning.optimizers.Optimizer):
   Attributes:
     last: The optimizer that makes the step.
     options: Clipping and weight decay.
-    factor: float32 scalar; None for 1.
+    factor: float32 scalar. None means 1.
   """
 
   last: tff.learning.optimizers.Optimizer
@@ -61,7 +61,7 @@ class OptimizerChain(tff.learning.optimizers.Optimizer):
 
   @classmethod
   def of(cls, optimizer: tff.learning.optimizers.Optimizer) -> OptimizerChain:
-    """The optimizer itself if it is a chain, or a chain of it alone."""
+    """The optimizer itself if it is a chain, otherwise a chain of it alone."""
     return optimizer if isinstance(optimizer, cls) else cls(optimizer)
 
   def initialize(self, specs: Any) -> Any:
@@ -74,7 +74,7 @@ class OptimizerChain(tff.learning.optimizers.Optimizer):
   def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
     """The new state and weights, both by name."""
     gradients = self.changed(gradients, weights)
-    # The learning rate of this step's state, which the optimizer may change.
+    # Uses the learning rate before the optimizer's step, which may change it.
     share = self.decay(state)
     if share is not None:
       weights = collections.OrderedDict(
@@ -86,7 +86,7 @@ class OptimizerChain(tff.learning.optimizers.Optimizer):
   def changed(
     self, gradients: Mapping[str, tf.Tensor], weights: Mapping[str, tf.Tensor]
   ) -> Mapping[str, tf.Tensor]:
-    """A step's gradient by name, clipped, with weight decay."""
+    """A step's gradient by name, after clipping and weight decay."""
     if self.options.max_gradient_norm is not None:
       clipped, _ = tf.clip_by_global_norm(
         list(gradients.values()), self.options.max_gradient_norm
@@ -100,7 +100,7 @@ class OptimizerChain(tff.learning.optimizers.Optimizer):
     return gradients
 
   def decay(self, state: Any) -> Optional[tf.Tensor]:
-    """The share of the weights that a step first takes off; None for none."""
+    """The share of the weights that a step first subtracts, or None."""
     if not self.options.decoupled_weight_decay:
       return None
     rate = _learning_rate(self.last, state)
@@ -118,7 +118,7 @@ def specs_of(weights: Mapping[str, Any]) -> collections.OrderedDict:
 def scaled(
   optimizer: tff.learning.optimizers.Optimizer, state: Any, factor: tf.Tensor
 ) -> Any:
-  """An optimizer's state with its learning rate times a factor."""
+  """An optimizer's state with its learning rate multiplied by a factor."""
   rate = _learning_rate(optimizer, state) * factor
   hparams = optimizer.get_hparams(state)
   return optimizer.set_hparams(state, {**hparams, _LEARNING_RATE: rate})

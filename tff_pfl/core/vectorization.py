@@ -1,8 +1,9 @@
 """Lets client work run for many clients as one program.
 
 Client work is written for one client. A runtime may vectorize it
-(`tf.vectorized_map`), by TensorFlow's rules and `runtime.vectorization_rules`.
-Here are loops whose length differs between clients, and marks for those rules.
+(`tf.vectorized_map`) with TensorFlow's rules and `runtime.vectorization_rules`.
+This module has loops whose length differs between clients, and marks for these
+rules.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def longest(num_steps: tf.Tensor) -> tf.Tensor:
   Returns:
     `num_steps` itself for a client that runs alone.
   """
-  # An identity that nothing else uses; a rule gives it its meaning.
+  # A vectorization rule gives this identity, which nothing else uses, its
+  # meaning.
   return tf.raw_ops.Snapshot(input=num_steps)
 
 
@@ -34,16 +36,17 @@ def repeat(
   initial: tuple,
   parallel_steps: int = 10,
 ) -> tuple:
-  """Makes the steps of a client, or of all clients of a program together.
+  """Runs the steps of a client, or of all clients of a program together.
 
-  Clients that run as one program make as many as the one with the most, so that
-  XLA compiles the loop; `step` must change nothing after the client's own.
+  Clients that run as one program make as many steps as the client with the
+  most, so that XLA compiles the loop. `step` must change nothing after the
+  client's own steps.
 
   Args:
     num_steps: int32 scalar, the client's own number.
-    step: `(index, *values) -> values`; the index counts from 0.
+    step: `(index, *values) -> values`. The index counts from 0.
     initial: The values before the first step.
-    parallel_steps: Steps that TensorFlow may run at a time; each takes memory.
+    parallel_steps: Steps that TensorFlow may run at once. Each takes memory.
 
   Returns:
     The values after the last step.
@@ -71,8 +74,8 @@ def change_if(
     value: The old one.
 
   Returns:
-    `changed` or `value`. For a client that runs alone always `changed`, as its
-    loop ends with its steps.
+    `changed` or `value`. For a client that runs alone, it is always `changed`,
+    because its loop ends with its steps.
   """
   return _marked(graph_defs.CHANGE_IF, [changed, value, is_step])[0]
 
@@ -80,8 +83,8 @@ def change_if(
 def apart(values: Any, own: tf.Tensor) -> Any:
   """Returns a structure of tensors, marked as differing between clients.
 
-  Otherwise TensorFlow finds out which of a loop's values differ by converting
-  the loop once more.
+  Without the mark, TensorFlow converts a loop once more to find out which of
+  its values differ.
 
   Args:
     values: The structure.

@@ -1,1 +1,1 @@
-"""Models and methods in the forms that production systems take."""
+"""Models and methods in the formats of production systems."""

@@ -1,6 +1,6 @@
-"""Substitutes for operations of training that LiteRT lacks.
+"""Substitutes for training operations that LiteRT lacks.
 
-In a function's graph each such operation becomes a call of a function that
+Each such operation in a function's graph becomes a call of a function that
 computes the same with operations that every LiteRT interpreter has.
 """
 
@@ -25,12 +25,12 @@ def substituted(concrete: Any) -> Any:
     concrete: A concrete function of keyword arguments.
 
   Returns:
-    A concrete function that reads and changes the same variables.
+    A concrete function that reads and writes the same variables.
   """
   graph_def = concrete.graph.as_graph_def()
   shapes = {tensor.op.name: tensor.shape for tensor in concrete.inputs}
   for node in graph_def.node:
-    # Captured inputs have no shape.
+    # The graph has no shapes for captured inputs.
     if node.name in shapes:
       node.attr['shape'].shape.CopyFrom(shapes[node.name].as_proto())
   _substitute(graph_def)
@@ -96,10 +96,10 @@ def _call(node, signature):
 
 
 def _traced(function, *specs):
-  """Traces a function of arguments with these shapes and types."""
+  """Traces a function for arguments of these (shape, dtype) pairs."""
 
   def scoped(*arguments):
-    # In a scope, as the node may have the name of another one.
+    # The scope prevents clashes with other nodes' names.
     with tf.name_scope('builtin'):
       return function(*arguments)
 
@@ -112,7 +112,7 @@ def _traced(function, *specs):
 
 
 def _ensure_shape(attributes):
-  """A reshape, which checks nothing but gives the shape."""
+  """Makes a reshape, which sets the static shape without a check."""
   shape = tf.TensorShape(attributes['shape'].shape)
 
   def reshape(x):
@@ -128,7 +128,7 @@ def _cross_entropy(attributes):
     logs = tf.nn.log_softmax(logits)
     depth = tf.shape(logits)[1]
     hits = tf.one_hot(tf.cast(labels, tf.int32), depth, dtype=logits.dtype)
-    # An impossible class has the logarithm of 0.
+    # Not a product: the logarithm of an impossible class is infinite.
     losses = tf.where(hits > 0, -logs, tf.zeros_like(logs))
     return tf.reduce_sum(losses, axis=1), tf.nn.softmax(logits) - hits
 
@@ -140,7 +140,7 @@ def _cross_entropy(attributes):
 
 
 def _broadcast_axes(attributes):
-  """The axes over which the gradients of both arguments are summed."""
+  """Makes the substitute that finds the axes to sum gradients over."""
 
   def broadcast_axes(a, b):
     rank = tf.maximum(tf.size(a), tf.size(b))
@@ -162,7 +162,7 @@ def _random_integers(attributes):
 
   def integers(shape, key, counter, algorithm):
     del algorithm
-    # LiteRT can reshape no integers of 64 bits.
+    # LiteRT cannot reshape 64-bit integers.
     key, counter = (
       tf.reshape(tf.bitcast(value, tf.int32), [1, -1])
       for value in (key, counter)
@@ -194,7 +194,7 @@ def _halves(x):
 
 
 def _minus(x, y):
-  # LiteRT has only sums and products of unsigned integers.
+  # LiteRT has only sums and products for unsigned integers.
   return x + y * _uint32((1 << 32) - 1)
 
 
@@ -203,7 +203,7 @@ def _and(attributes):
 
   def bitwise_and(x, y):
     x, y = (tf.bitcast(value, tf.uint32) for value in (x, y))
-    # x + y = 2 (x & y) + (x ^ y), where the sum does not overflow.
+    # x + y = 2 (x & y) + (x ^ y) if the sum does not overflow.
     a, b = (tf.bitwise.right_shift(value, _uint32(1)) for value in (x, y))
     upper = tf.bitwise.right_shift(
       _minus(a + b, tf.bitwise.bitwise_xor(a, b)), _uint32(1)
@@ -215,7 +215,7 @@ def _and(attributes):
 
 
 def _elementwise(function):
-  """Makes a substitute of a function of two tensors, and perhaps `alpha`."""
+  """Makes a substitute from a function of two tensors and maybe `alpha`."""
 
   def make(attributes):
     dtype = attributes['T'].type
@@ -231,7 +231,7 @@ def _where(condition, gradient, other=0.0):
   return tf.where(condition, gradient, other * gradient)
 
 
-# ELU's and SELU's take the outputs, the others the features.
+# The gradients of ELU and SELU take the outputs, the others the features.
 _GRADIENTS = {
   'EluGrad': lambda dy, y: _where(y > 0, dy, y + 1),
   'LeakyReluGrad': lambda dy, x, alpha: _where(x > 0, dy, alpha),
@@ -245,13 +245,13 @@ _GRADIENTS = {
 
 
 class _Windows:
-  """The windows of a convolution or a pooling of NHWC images.
+  """The windows of a convolution or pooling of NHWC images.
 
-  Pairs are of rows and columns.
+  Pairs are (rows, columns).
 
   Attributes:
-    is_valid: True if all windows are within the images.
-    is_simple: True if there may be a substitute for their gradient.
+    is_valid: True if all windows lie within the images.
+    is_simple: True if their gradient may have a substitute.
     are_apart: True if they neither overlap nor leave gaps.
   """
 
@@ -270,7 +270,7 @@ class _Windows:
     self.are_apart = self.size == self.strides
 
   def paddings(self, images, sizes, counts):
-    """Returns the numbers of rows and columns to add around the images."""
+    """Returns the padding around the images, int32 `[4, 2]`."""
     paddings = [[0, 0]]
     for axis in (0, 1):
       length = (counts[axis] - 1) * self.strides[axis]
@@ -291,7 +291,7 @@ def _filter_gradient(attributes):
       images, windows.paddings(tf.shape(images)[1:3], filter_sizes, counts)
     )
     for axis in (0, 1):
-      # All rows (columns) at the filter's first row, then at its second, ….
+      # All rows (columns) at the filter's first row, then at its second, etc.
       places = windows.dilations[axis] * tf.range(filter_sizes[axis])
       firsts = windows.strides[axis] * tf.range(counts[axis])
       places = tf.reshape(places[:, tf.newaxis] + firsts, [-1])
@@ -337,7 +337,7 @@ def _max_pool_gradient(attributes):
     places = tf.argmax(
       tf.reshape(images, tf.concat([counts, [rows * columns]], 0)), axis=4
     )
-    # The first of the largest gets the whole gradient.
+    # The first maximum of a window gets the whole gradient.
     hits = tf.one_hot(places, rows * columns, dtype=gradient.dtype)
     spread = tf.reshape(
       hits * gradient[..., tf.newaxis],
@@ -365,7 +365,7 @@ def _average_pool_gradient(attributes):
 
 
 def _unpooled(values, shape, paddings):
-  """Makes images of windows `[n, rows, row, columns, column, channels]`."""
+  """Makes images from windows `[n, rows, row, columns, column, channels]`."""
   sizes = tf.shape(values)
   values = tf.reshape(
     values, [sizes[0], sizes[1] * sizes[2], sizes[3] * sizes[4], sizes[5]]
@@ -382,8 +382,8 @@ def _uint32(number):
   return tf.constant(number, tf.uint32)
 
 
-# Operation to a function from a node's attributes to a concrete function, or to
-# None if there is none, so that the converter refuses the node.
+# Operation to a function from a node's attributes to its substitute, a concrete
+# function. If that is None, the converter refuses the node.
 _SUBSTITUTES = {
   **{name: _elementwise(function) for name, function in _GRADIENTS.items()},
   'AvgPoolGrad': _average_pool_gradient,

@@ -1,10 +1,10 @@
-"""A client's functions of its model, in TensorFlow alone.
+"""A client's model functions in plain TensorFlow.
 
     predict      rows of inputs -> outputs and, for classifiers, probabilities
     evaluate     examples -> the loss, the metrics, the number of examples
     personalize  examples -> a new client's weights, by the method
 
-The functions need neither TFF nor this library nor XLA to run.
+The functions run without TFF, this library or XLA.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from tff_pfl.system import graph_defs
 class ClientModule(tf.Module):
   """A client's model and functions.
 
-  Rows are keyword arguments `[n, ...]`: `x` (for several inputs `x_NAME` each),
-  `domain` (int32 `[n]`) if examples have one, and `y`; `personalize` also takes
-  `weight` (float32 `[n]`) if examples have one.
+  Rows are keyword arguments `[n, ...]`: `x` (or `x_NAME` for each of several
+  inputs), `domain` (int32 `[n]`) if examples have one, and `y`. `personalize`
+  also takes `weight` (float32 `[n]`) if examples have one.
 
   Attributes:
-    weights: Variables by name, the weights of `predict` and `evaluate`.
+    weights: Variables by name, with the weights of `predict` and `evaluate`.
   """
 
   def __init__(
@@ -52,13 +52,13 @@ class ClientModule(tf.Module):
     client_state: personalized_process.ClientState,
     weights: split_model.Weights,
   ):
-    """Takes the functions out of a method's process.
+    """Extracts the functions from a method's process.
 
     Args:
       process: The method.
-      state: State of the server, from which `personalize` starts each time.
-      client_state: Initial state of a new client. Its index, which seeds the
-        client's work, should differ from those of the run's clients.
+      state: Server state, from which `personalize` starts each time.
+      client_state: Initial state of a new client. Its index seeds the client's
+        work, so no client of the run should have the same index.
       weights: All weights of `process.model`, by name.
     """
     super().__init__()
@@ -73,11 +73,11 @@ class ClientModule(tf.Module):
   def row_specs(
     self, with_labels: bool, with_weights: bool = False
   ) -> dict[str, tf.TensorSpec]:
-    """Returns the specs of the arguments of a function of rows.
+    """Returns the argument specs of a function of rows.
 
     Args:
       with_labels: True to include labels.
-      with_weights: True to include weights, if examples have them.
+      with_weights: True to include example weights, if there are any.
     """
     takes = {'y': with_labels, 'weight': with_weights}
     element = {
@@ -93,7 +93,7 @@ class ClientModule(tf.Module):
     }
 
   def weight_specs(self) -> dict[str, tf.TensorSpec]:
-    """Returns the specs of the arguments of a function of weights."""
+    """Returns the argument specs of a function of weights."""
     return {
       plain_name(name): tf.TensorSpec(variable.shape, variable.dtype)
       for name, variable in self.weights.items()
@@ -104,18 +104,18 @@ class ClientModule(tf.Module):
     return self._predict(self._values(), rows)
 
   def predict_with_weights(self, **arguments: tf.Tensor) -> dict[str, Any]:
-    """Predicts with weights that are arguments, by their `plain_name`."""
+    """Predicts with weights given as arguments, by their `plain_name`."""
     weights = {name: arguments.pop(plain_name(name)) for name in self.weights}
     return self._predict(weights, arguments)
 
   def evaluate(self, **rows: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns means of the loss and metrics, and the number of `examples`."""
+    """Returns the mean loss and metrics, and the number of `examples`."""
     examples = example_tensors.from_rows(self._element(rows))
     sums = scoring.score(self._model, self._values(), examples).sums
     return {**objectives.means(sums), 'examples': examples.num_examples}
 
   def personalize(self, **rows: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the weights, by name, of a new client with these examples."""
+    """Returns a new client's weights by name, trained on these examples."""
     examples = example_tensors.from_rows(self._element(rows))
     return self._weights_of([*self._start, *_leaves(examples)])
 
@@ -131,7 +131,7 @@ class ClientModule(tf.Module):
     return results
 
   def _element(self, rows):
-    """Returns rows in the form of a data set's elements."""
+    """Returns rows in the structure of a data set's elements."""
     element = collections.OrderedDict(
       (key, spec)
       for key, spec in self._model.element_spec.items()
@@ -150,17 +150,17 @@ def new_client_module(
   weights: Optional[split_model.Weights] = None,
   runtime: Optional[runtime_base.Runtime] = None,
 ) -> ClientModule:
-  """Makes the functions for clients that have not taken part.
+  """Makes the functions for clients that never trained.
 
   Args:
     process: The method. If it trains no part of a new client's model,
       `personalize` fine-tunes all weights, as the programs do.
-    state: State of the server.
+    state: Server state.
     client_index: An index that no client of the run has, such as the number of
-      clients; it seeds the client's work.
-    weights: Weights of `predict` before `personalize`; None for the model of a
+      clients. It seeds the client's work.
+    weights: Weights of `predict` before `personalize`. None uses the model of a
       client without data.
-    runtime: Runtime for the process; None for one on this process's CPU.
+    runtime: Runtime for the process. None uses this process's CPU.
   """
   if not process.fits_new_clients:
     process = process.with_personalization(
@@ -174,7 +174,7 @@ def new_client_module(
 
 
 def rows_of(examples: examples_lib.Examples) -> dict[str, np.ndarray]:
-  """Returns a client's examples as arguments of functions of rows."""
+  """Returns a client's examples as arguments for a function of rows."""
   return {
     plain_name('_'.join(path)): value
     for path, value in tree.flatten_with_path(examples.as_dict())
@@ -182,14 +182,14 @@ def rows_of(examples: examples_lib.Examples) -> dict[str, np.ndarray]:
 
 
 def plain_name(name: str) -> str:
-  """Returns a name that is valid for an argument of a function."""
+  """Returns a name as a valid argument name."""
   return re.sub(r'\W', '_', name)
 
 
 def traced(
   function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec]
 ) -> Any:
-  """Traces a function of keyword arguments, as a signature."""
+  """Traces a function of keyword arguments as a signature."""
   specs = {
     name: tf.TensorSpec(spec.shape, spec.dtype, name)
     for name, spec in specs.items()
@@ -205,10 +205,10 @@ def _leaves(value):
 
 
 def _weights_of(personalize):
-  """Makes a function of common operations of `personalize`.
+  """Makes a function of standard operations from `personalize`.
 
   Returns:
-    Function from TFF's leaves of the argument to the weights by name.
+    A function from TFF's leaves of the argument to the weights by name.
   """
   proto = tff.framework.serialize_computation(personalize).tensorflow
   graph_def = tf.compat.v1.GraphDef()
@@ -227,7 +227,7 @@ def _weights_of(personalize):
   names = tff.structure.name_list(personalize.type_signature.result.weights)
 
   def weights_of(leaves):
-    # Repeated tensors are one result.
+    # The function returns repeated tensors once.
     values = dict(zip(dict.fromkeys(tensors), function(*leaves)))
     return {name: values[tensor] for name, tensor in zip(names, tensors)}
 

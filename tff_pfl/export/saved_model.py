@@ -21,15 +21,15 @@ def save(
 
     predict (also serving_default), evaluate   with the client's weights
     personalize                                examples -> weights
-    predict_with_weights                       weights and rows -> as predict
+    predict_with_weights                       weights, rows -> predictions
 
-  None of them changes any state, so that one server may serve many clients:
+  None of them changes any state, so one server can serve many clients:
   `predict_with_weights` takes the results of `personalize`.
 
   Args:
     directory: TensorFlow Serving's base path of the model.
     client: The functions and the weights.
-    version: Non-negative; Serving takes the largest version.
+    version: Non-negative version. TensorFlow Serving takes the largest.
 
   Returns:
     The new folder, `directory/version`.

@@ -1,4 +1,4 @@
-"""A method without client state as files of serialized TFF computations.
+"""A method without client state, as files of serialized TFF computations.
 
     manifest.json              versions, types, the method's options, checksums
     initialize.pb, next.pb     a `LearningProcess`: computation.proto
@@ -7,10 +7,9 @@
     map_reduce/*.pb            the parts of a `MapReduceForm`
     distribute_aggregate/*.pb  the parts of a `DistributeAggregateForm`
 
-`load` and `load_learning_process` read them without the method's code. The
-computations of clients and of the server hold no demands for XLA and no
-variables, which a worker may lack: training has the form with weights as values
-(`core.training_loop`).
+`load` and `load_learning_process` read the files without the method's code. The
+computations request no XLA and have no variables, because a worker may lack
+these: training keeps weights as values (`core.training_loop`).
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ class SerializedProcess(NamedTuple):
   Attributes:
     initialize: `( -> S@SERVER)`.
     next: `(<S@SERVER, {D*}@CLIENTS> -> <state, metrics>)`, for any number of
-      clients' batches of examples. Its results are dicts by name.
-    state: The saved state of the server, for `next`, as dicts by name.
-    manifest: See `save`.
+      clients with batches of examples. Its results are dicts by name.
+    state: The saved server state, for `next`, as dicts by name.
+    manifest: The result of `save`.
   """
 
   initialize: tff.Computation
@@ -73,17 +72,17 @@ def save(
   """Writes a process and its state.
 
   Args:
-    directory: A folder, created if needed.
+    directory: The folder, created if needed.
     process: A process, such as `PersonalizedProcess.to_learning_process()`.
-    state: State of the server, from which training continues.
+    state: Server state, from which training continues.
     description: The process's options (such as its aggregator) as JSON types,
       for the manifest.
 
   Returns:
     The manifest: `versions` of the packages, the `description`, the `types` of
-    the server's state and of a client's data in TFF's notation, the `forms`
-    (a round of several aggregations has no `map_reduce`), and `files` with
-    their SHA-256.
+    the server state and a client's data in TFF's notation, the `forms` (a round
+    with several aggregations has no `map_reduce`), and the SHA-256 of each of
+    the `files`.
   """
   directory = folders.output_path(directory, 'directory')
   computations = {
@@ -121,14 +120,14 @@ def save(
     'forms': forms,
     'files': checksums,
   }
-  # Written last: without it there is nothing to load.
+  # Written last, because nothing loads without it.
   with folders.atomic_file(os.path.join(directory, _MANIFEST)) as file:
     json.dump(manifest, file, indent=2)
   return manifest
 
 
 def _portable(computation):
-  """Returns the computation with `graph_defs.make_portable` graphs."""
+  """Applies `graph_defs.make_portable` to a computation's graphs."""
 
   def transform(block):
     if not isinstance(block, tff.framework.CompiledComputation):
@@ -150,7 +149,7 @@ def _portable(computation):
 
 
 def _parts(form_of, computation):
-  """Returns the serialized parts of a form; none if there is no such form."""
+  """Returns a form's serialized parts, or {} if the round lacks the form."""
   try:
     form = form_of(computation)
   except ValueError:  # A broadcast depends on an aggregate.
@@ -185,7 +184,7 @@ def load_learning_process(
 ) -> tff.learning.templates.LearningProcess:
   """Reads a process that `save` wrote, for TFF's programs.
 
-  States are dicts by name. `train_model` takes the saved one, `load`'s, as its
+  States are dicts by name. Pass the `state` from `load` to `train_model` as its
   `initial_train_state`.
 
   Raises:
@@ -206,7 +205,7 @@ def load_learning_process(
 
 
 def _returning(container, computation):
-  """Restores the container of a result of its fields, as files have none."""
+  """Restores a result's container, which files do not store."""
   types = computation.type_signature
   if not isinstance(types.result, tff.StructType):
     return computation
@@ -222,17 +221,17 @@ def _returning(container, computation):
 def load_map_reduce_form(
   directory: str,
 ) -> tff.backends.mapreduce.MapReduceForm:
-  """Reads the parts of a round, for a production system of the map-reduce kind.
+  """Reads the parts of a round for a map-reduce production system.
 
   Raises:
-    RunError: If a file is missing or differs from the saved one, or the round
-      has no such form.
+    RunError: If a file is missing or differs from the saved one, or if the
+      round has no such form.
   """
   manifest, contents = _read(directory)
   if 'map_reduce' not in manifest['forms']:
     raise errors.RunError(
       f'The process in {directory} has no MapReduceForm, as its round has '
-      'several aggregations: its DistributeAggregateForm, or `load`, has all.'
+      'several aggregations: use its DistributeAggregateForm or `load`.'
     )
   start = 'map_reduce/'
   return tff.backends.mapreduce.MapReduceForm(
@@ -252,7 +251,7 @@ def _computation(content):
 
 
 def _read(directory):
-  """Returns the manifest and the contents of the files that it names."""
+  """Returns the manifest and the contents of its files."""
   try:
     with open(os.path.join(directory, _MANIFEST), encoding='utf-8') as file:
       manifest = json.load(file)

@@ -16,7 +16,7 @@ from tff_pfl.export import builtin_ops, client_module
 from tff_pfl.models import split_model
 from tff_pfl.system import messages
 
-# What the converter also prints of the error that it raises.
+# Lines that the converter prints when it raises an error.
 _CONVERTER_MESSAGE = re.compile(rb'error: |loc\(|<unknown>:')
 QUANTIZATIONS = ('none', 'int8', 'float16')
 
@@ -35,13 +35,13 @@ def convert(
     weights            returns the weights by their `plain_name`
     set_weights        takes weights by their `plain_name` and returns them
 
-  LiteRT runs it with its builtin operators only. A quantized file only
+  LiteRT runs the file with builtin operators only. A quantized file only
   predicts.
 
   Args:
     client: The functions and the weights, which stay unchanged.
-    quantization: 'none', 'int8' (weights; computed in float32 if there is no
-      integer kernel) or 'float16' (weights).
+    quantization: 'none', or the type of the weights, 'int8' or 'float16'.
+      int8 computes in float32 if there is no integer kernel.
 
   Returns:
     The content of the file.
@@ -88,7 +88,7 @@ def convert(
 
 
 def _functions(client):
-  """Returns name to function and the specs of its arguments."""
+  """Returns the functions and their argument specs, by name."""
 
   def personalize(**rows):
     for name, value in client.personalize(**rows).items():
@@ -120,7 +120,7 @@ def _functions(client):
 
 
 def _reason(error):
-  """Names the operations that LiteRT lacks, or gives an error's first line."""
+  """Returns the operations that LiteRT lacks, or the error's first line."""
   for pattern in (r'^TF Select ops: (.*)$', r"'tf\.(\w+)' op "):
     missing = re.search(pattern, error, re.MULTILINE)
     if missing:
@@ -129,7 +129,7 @@ def _reason(error):
 
 
 def _try_out(content, functions):
-  """Runs a file's functions of rows once, as some fail after conversion."""
+  """Runs a file's functions of rows once, as some fail only when they run."""
   for name, arguments in _interpreter(content).get_signature_list().items():
     if name not in ('weights', 'set_weights'):
       specs = {key: functions[name][1][key] for key in arguments['inputs']}

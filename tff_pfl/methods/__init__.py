@@ -1,7 +1,7 @@
 """One method per file, each reading like its paper's pseudocode.
 
-Where a method says no other, clients' SGD has a momentum of 0.5 by default, as
-in FedRep's experiments; most papers have none.
+Clients' SGD has a momentum of 0.5 by default, as in FedRep's experiments,
+unless a method says otherwise. Most papers use none.
 """
 
 import importlib

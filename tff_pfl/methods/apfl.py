@@ -6,21 +6,25 @@
     server:  w_{t+1} = sum_i n_i w_i / sum_i n_i
 
 The mixing weight a is fixed, or each client adapts its own once a round, before
-it trains:  a <- clip(a - eta_a <v_i - w, gradient f_i(v)>, 0, 1).  With a = 1
-the personal models are those of local training, with a = 0 it is FedAvg.
+it trains:
+
+    a <- clip(a - eta_a <v_i - w, gradient f_i(v)>, 0, 1)
+
+If a = 1, the personal models are trained locally only. If a = 0, the method is
+FedAvg.
 
 Symbols: alpha -> mixing_weight, eta -> learning_rate, the step on alpha ->
 mixing_learning_rate, tau -> num_steps or num_epochs.
 
-Deviations from the paper: the step on alpha has a learning rate of its own and
-takes the gradient over all of the client's examples (the paper: a mini-batch).
-Local training runs in rounds with a cohort's aggregation in between, which is
-the paper's algorithm with its gap tau; the server weights clients by their
-numbers of examples (the paper: alike, `client_weighting='uniform'`). Moving
-statistics of batch normalization are not mixed: the personal ones are those of
-the mixed network (with a = 0, the global ones). A client that takes part for
-the first time starts from the initial weights; one that is scored and never
-took part starts from the global model.
+Deviations from the paper: the step on alpha has its own learning rate and takes
+the gradient over all of the client's examples (the paper: a mini-batch). A
+cohort is aggregated after each round of local training, which is the paper's
+algorithm with its gap tau. The server weights clients by their numbers of
+examples (the paper: equally, `client_weighting='uniform'`). Moving statistics
+of batch normalization are not mixed: the personal ones come from running the
+mixed network (for a = 0, the global ones). A personal model starts from the
+initial weights, or from the global model if a client is scored but never took
+part.
 
 References:
   Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning,
@@ -41,12 +45,12 @@ from tff_pfl.models import copies
 
 @fields.dataclass
 class ApflHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of APFL: of local training, and of the mixing weight.
+  """Hyperparameters of APFL: local training and the mixing weight.
 
   Attributes:
     mixing_weight: Initial share of the personal model (alpha), in [0, 1].
-    mixing_learning_rate: Learning rate of the mixing weight, at least 0; 0
-      keeps it fixed.
+    mixing_learning_rate: Learning rate of the mixing weight, at least 0. If 0,
+      the weight is fixed.
   """
 
   mixing_weight: fields.Share = 0.5
@@ -105,7 +109,7 @@ def apfl(model, hparams):
       ]
     )
     moved = share - hparams.mixing_learning_rate * tf.cast(slope, tf.float32)
-    # Without examples the gradient is that of padding, which may be NaN.
+    # Without examples the gradient comes from padding and may be NaN.
     return tf.where(
       examples.num_examples > 0, tf.clip_by_value(moved, 0.0, 1.0), share
     )

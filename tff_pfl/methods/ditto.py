@@ -4,8 +4,8 @@
              v_i <- SGD on f_i(v) + lambda / 2 |v - w_t|^2 for E_v epochs
     server:  w_{t+1} = sum_i n_i w_i / sum_i n_i
 
-A client is scored with its v_i. With lambda = 0 the personal models are those
-of local training; as lambda grows they come to the global model.
+A client is scored with its v_i. If lambda = 0, the personal models are trained
+locally only. They approach the global model as lambda grows.
 
 Symbols: lambda -> proximal_strength, eta -> learning_rate and
 personal_learning_rate, E -> num_epochs, E_v (s in the paper) ->
@@ -13,9 +13,8 @@ personal_num_epochs.
 
 Deviations from the paper: both models go through the examples in the same
 order. The server weights clients by their numbers of examples (the paper:
-alike, `client_weighting='uniform'`). A personal model starts from the initial
-weights; a client that is scored and never took part starts from the global
-model.
+equally, `client_weighting='uniform'`). A personal model starts from the initial
+weights, or from the global model if a client is scored but never took part.
 
 References:
   Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through
@@ -32,11 +31,11 @@ from tff_pfl.methods.shared import personal_copies
 
 @fields.dataclass
 class DittoHParams(hparams_lib.PersonalTrainingHParams):
-  """Hyperparameters of Ditto: of both models' training, and the pull.
+  """Hyperparameters of Ditto: training of both models and the pull.
 
   Attributes:
-    proximal_strength: Strength of the pull of a personal model to the global
-      one (lambda), at least 0.
+    proximal_strength: Strength of the pull of a personal model toward the
+      global one (lambda), at least 0.
   """
 
   proximal_strength: fields.NonNegative = 0.75

@@ -1,28 +1,29 @@
 """FedALA: a client learns how much of the global model to start from.
 
-Round t, client i of the cohort, with h_i the upper layers of its last local
-model and W_i a number in [0, 1] for each number of these, 1 at first:
+Round t, client i of the cohort. h_i are the upper layers of its last local
+model. W_i has a number in [0, 1] for each of their weights, 1 at first:
 
     W_i <- clip(W_i - eta gradient_W f_i, 0, 1)   for num_mixing_epochs
-      on a share of its examples, of the model with the lower layers of w_t and
-      h_i + (h_t - h_i) * W_i; the gradient is that of h, times (h_t - h_i)
+      on a share of its examples, for the model with the lower layers of w_t and
+      h_i + (h_t - h_i) * W_i; its gradient_W is gradient_h times (h_t - h_i)
     w_i <- SGD on all weights, from that model    for num_epochs
     h_i <- the upper layers of w_i
     server:  w_{t+1} = sum_i n_i w_i / sum_i n_i
 
-A client is scored with the model that it would start from, with its last W_i.
-One that never took part first trains upper layers of its own, from the global
-ones and with the lower ones frozen, and W_i. With eta = 0 this is FedAvg.
+A client is scored with the model that it would start from, with its last W_i. A
+client that never took part first trains its own upper layers, from the global
+ones with the lower layers frozen, and then W_i. If eta = 0, this is FedAvg.
 
-Symbols: p -> mixing_depth (by default the head's), s -> mixing_data_share,
-eta -> mixing_learning_rate, alpha -> learning_rate.
+Symbols: p -> mixing_depth (by default the depth of the head), s ->
+mixing_data_share, eta -> mixing_learning_rate, alpha -> learning_rate.
 
-Deviations from the paper: W_i is learned for equally many epochs in each round
-(the paper: for one, but the first time until the losses converge; the authors'
-code: the first time for more than 10, and once more before a client is scored).
-The share of the examples is drawn (the code: consecutive ones). Moving
-statistics are the server's; where the upper layers are the head, the lower ones
-run in inference mode while W_i is learned. W_i is learned without momentum.
+Deviations from the paper: every round learns W_i for the same number of epochs.
+The paper has one epoch, but runs until the losses converge the first time. The
+authors' code has more than 10 the first time, and learns W_i again before a
+client is scored. The share of the examples is drawn at random (the code:
+consecutive ones). Moving statistics are the server's. If the upper layers are
+the head, the lower ones run in inference mode while W_i is learned. W_i is
+learned without momentum.
 
 References:
   Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for
@@ -51,15 +52,15 @@ from tff_pfl.models import randomness, split_model, weight_partition
 
 @fields.dataclass
 class FedAlaHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedALA: of local training, and of the mixing weights.
+  """Hyperparameters of FedALA: local training and the mixing weights.
 
   Attributes:
     mixing_depth: Number of last layers with weights that are mixed with the
-      client's own (p); None for the head layers.
-    mixing_learning_rate: Learning rate of the mixing weights, at least 0; 0
-      keeps them at 1, the global model.
-    mixing_data_share: Share of a client's examples that the mixing weights are
-      learned on, in (0, 1].
+      client's own (p). None uses the head layers.
+    mixing_learning_rate: Learning rate of the mixing weights, at least 0. If 0,
+      they stay at 1, the global model.
+    mixing_data_share: Share of a client's examples for learning the mixing
+      weights, in (0, 1].
     num_mixing_epochs: Epochs on the mixing weights in a round, at least 0.
   """
 
@@ -70,7 +71,7 @@ class FedAlaHParams(hparams_lib.LocalTrainingHParams):
 
 
 def _mixed(shared, own, mixing):
-  """The model to start from: exactly the global one where W is 1."""
+  """The model to start from, exactly the global one where W is 1."""
   mixed = {
     name: share * shared[name] + (1 - share) * own[name]
     for name, share in mixing.items()
@@ -84,14 +85,14 @@ def share_of(
   """Draws a share of the examples, rounded down but at least one."""
   number = examples.num_examples
   order = randomness.permutations(seed, 1, examples.capacity, number)
-  wanted = tf.cast(share * tf.cast(number, tf.float32), tf.int32)
+  num_drawn = tf.cast(share * tf.cast(number, tf.float32), tf.int32)
   return example_tensors.select(
-    examples, tf.argsort(order[0]) < tf.maximum(wanted, 1)
+    examples, tf.argsort(order[0]) < tf.maximum(num_drawn, 1)
   )
 
 
 def _mixing_objective(loss, hparams, shared, own):
-  """The loss as a function of W; a step of rate 1 clips W to [0, 1]."""
+  """The loss as a function of W. A step of rate 1 clips W to [0, 1]."""
 
   def objective(mixing, batch, *, seed):
     upper = split_model.select(_mixed(shared, own, mixing), mixing)
@@ -121,7 +122,7 @@ def fed_ala(model, hparams):
 
   def learn_mixing(client, own):
     shared, mixing = client.received, client.local['mixing']
-    # The training's shuffles and steps have 0 and 1.
+    # Streams 0 and 1 are for the training's shuffles and steps.
     examples = share_of(
       client.examples, hparams.mixing_data_share, client.stream(2)
     )
@@ -139,7 +140,7 @@ def fed_ala(model, hparams):
       stream=3,
       examples=examples,
       inputs=inputs,
-      # Weight decay would pull to the client's own weights.
+      # Weight decay would pull W to 0, to the client's own weights.
       plain=True,
     ).weights
 

@@ -1,7 +1,7 @@
-"""FedAlt and FedSim: any part of the model is personal, all else is averaged.
+"""FedAlt and FedSim: any part of the model is personal, the rest is averaged.
 
 Round t, client i of the cohort, with u the global weights and v_i the client's
-own ones:
+own:
 
     FedAlt (`updates='alternating'`)
       1. v_i <- SGD(v_i; u_t frozen)      for personal_num_epochs
@@ -10,20 +10,20 @@ own ones:
       (u_i, v_i) <- SGD on both together, from (u_t, v_i)
     server:  u_{t+1} = sum_i n_i u_i / sum_i n_i
 
-The personal part is near the output, near the input (where clients' inputs
-differ, as accents do), or any layers or hidden units that you name, such as
-adapters in your Keras model. A client that never took part trains its own
-weights, from the initial ones, with the global ones frozen.
+The personal part is near the output, near the input (if clients' inputs differ,
+as accents do), or any layers or hidden units that you name, such as adapters in
+your Keras model. A client that never took part trains its own weights, from the
+initial ones, with the global weights frozen.
 
-FedAlt with a personal head is FedRep, FedSim with one FedPer; FedSim with
-personal lower layers is LG-FedAvg, with personal hidden units FedSplit.
+FedAlt with a personal head is FedRep. FedSim is FedPer with a personal head,
+LG-FedAvg with personal lower layers, and FedSplit with personal hidden units.
 
 Symbols: tau_v -> personal_num_epochs, tau_u -> num_epochs, gamma_v ->
 personal_learning_rate, gamma_u -> learning_rate.
 
-Deviations from the paper: its server takes the plain mean, which is
-`client_weighting='uniform'`. It starts from a model that FedAvg trained, which
-is `num_warmup_rounds`. FedSim has one learning rate for both parts. A frozen
+Deviations from the paper: its server takes the plain mean
+(`client_weighting='uniform'`) and starts from a model that FedAvg trained
+(`num_warmup_rounds`). FedSim has one learning rate for both parts. A frozen
 part runs as in training (dropout, batch statistics), as in the authors' code,
 except for a body whose head trains, which runs in inference mode.
 
@@ -64,7 +64,7 @@ class FedAltHParams(hparams_lib.PersonalTrainingHParams):
       for name in ('personal_num_epochs', 'personal_learning_rate'):
         value = getattr(self, name)
         errors.expect(
-          value is None, name, 'left out where updates are simultaneous', value
+          value is None, name, 'left out if updates are simultaneous', value
         )
     super().__post_init__()
 
@@ -74,7 +74,7 @@ def personal_partition(
 ) -> weight_partition.WeightPartition:
   """The partition with a given personal part.
 
-  A normalization that directly follows a personal layer is personal, too.
+  A normalization that directly follows a personal layer is also personal.
 
   Args:
     personal: See `FedAltHParams`.
@@ -111,7 +111,7 @@ def personal_partition(
 
 
 @registry.method(
-  'any part of the model local, trained in turn with the global one or at once',
+  'any part of the model local, trained before or together with the rest',
   FedAltHParams,
   unsupported=('reweight_domains',),
 )

@@ -13,7 +13,7 @@ domains (`models.domain_models`).
 Symbols: E -> num_epochs, K -> num_steps, eta -> learning_rate, B -> batch_size.
 
 Deviations from the paper: by default the clients' SGD has momentum 0.5, as in
-the experiments of FedRep (`momentum=0` is the paper's). Optimizers of clients
+FedRep's experiments (`momentum=0` is the paper's). The optimizers of clients
 and server and the aggregator can be replaced.
 
 References:
@@ -31,7 +31,7 @@ from tff_pfl.methods.shared import joint_training
 
 @fields.dataclass
 class FedAvgHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedAvg: those of local training."""
+  """Hyperparameters of FedAvg: only local training."""
 
 
 @registry.method(

@@ -28,12 +28,13 @@ from tff_pfl.models import split_model, weight_partition
 
 @fields.dataclass
 class FedBabuHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedBABU: of training the body, and of fine-tuning.
+  """Hyperparameters of FedBABU: training of the body and fine-tuning.
 
   Attributes:
     fine_tune_scope: Weights fine-tuned before a model is scored: head or all.
     num_fine_tune_epochs: Epochs of fine-tuning before a model is scored, at
-      least 1; with the learning rate, optimizer and batch size of training.
+      least 1. Learning rate, momentum, optimizer and batch size are the same as
+      in training.
   """
 
   fine_tune_scope: Literal['head', 'all'] = 'head'
@@ -46,7 +47,7 @@ class FedBabuHParams(hparams_lib.LocalTrainingHParams):
   unsupported=('reweight_domains',),
 )
 def fed_babu(model, hparams):
-  """FedBABU; the model's head layers are frozen, its body must have weights."""
+  """FedBABU for models whose body has weights. The head layers are frozen."""
   split_model.check_has_body(model, 'fed_babu')
   partition = weight_partition.WeightPartition.by_layer(
     model, model.head_layers

@@ -1,17 +1,17 @@
-"""FedBN: batch normalization stays on its client, all else is averaged.
+"""FedBN: batch normalization stays on its client, the rest is averaged.
 
     client:  for E epochs:  (w, bn_i) <- SGD on both together
     server:  w_{t+1} = sum_i n_i w_i / sum_i n_i
 
-Scale, offset, moving mean and moving variance of every batch normalization are
-local. A client that never took part trains them, from the initial ones, with
-all else frozen. In a network without batch normalization this is FedAvg, which
-a warning says.
+The scale, offset, moving mean and moving variance of every batch normalization
+are local. A client that never took part trains them, from the initial ones,
+with the rest frozen. In a network without batch normalization, this is FedAvg,
+and a warning says so.
 
 Symbols: E -> num_epochs, eta -> learning_rate, B -> batch_size.
 
-Deviations from the paper: its server takes the plain mean, which is
-`client_weighting='uniform'`.
+Deviations from the paper: its server takes the plain mean
+(`client_weighting='uniform'`).
 
 References:
   Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via
@@ -29,12 +29,12 @@ from tff_pfl.models import weight_partition
 
 @fields.dataclass
 class FedBnHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedBN: those of local training."""
+  """Hyperparameters of FedBN: only local training."""
 
 
 @registry.method('all weights global except batch normalization', FedBnHParams)
 def fed_bn(model, hparams):
-  """FedBN; the model's batch normalizations are local."""
+  """FedBN."""
   local_layers = [
     layer
     for layer, names in model.layers.items()

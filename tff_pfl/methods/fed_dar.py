@@ -1,7 +1,7 @@
 """FedDAR: a shared representation with a head for each domain.
 
-Every example has a domain m. Body phi and heads w_m are global. Round t, client
-i of the cohort with L_im examples of domain m (L_i in all):
+Every example has a domain m. The body phi and the heads w_m are global. Round
+t, client i of the cohort with L_im examples of domain m (L_i in all):
 
     (a) heads: for every m, w_im <- SGD(w_m; phi frozen) on its examples of
         domain m, for num_head_epochs
@@ -11,13 +11,12 @@ i of the cohort with L_im examples of domain m (L_i in all):
               (1 / L_i) sum_j u_m(j) loss_j,  u_m = L / (M L_m)
     (d) server: phi <- sum_i L_i phi_i / sum_i L_i
 
-A round is two exchanges: (a) and (b), then (c) and (d). The weights u_m make
-all domains count the same; the L_m are known before training (`Domains`). A
-domain absent from a round keeps its head. Where clients weigh alike
-(`client_weighting='uniform'`, private factories) phi is the plain mean of the
-phi_i; heads of domains are combined by examples all the same. With two
-exchanges a round does not compile to TFF's `MapReduceForm`; without
-`alternating` it does.
+A round has two exchanges: (a) and (b), then (c) and (d). The weights u_m make
+all domains count the same. The L_m are known before training (`Domains`). A
+domain that is absent from a round keeps its head. If clients have equal weights
+(`client_weighting='uniform'`, private factories), phi is the plain mean of the
+phi_i, but heads are still combined by numbers of examples. Only a round without
+`alternating` compiles to TFF's `MapReduceForm`.
 
 Symbols:
   tau_h -> num_head_epochs or num_head_steps
@@ -26,19 +25,19 @@ Symbols:
   k -> projection_dim
   u_m -> reweight_domains
 
-Without `alternating`, body and heads are trained together by the body's phase,
-and a round is one exchange. With `heads='domain_as_input'` there is one head
-for all domains, which takes the domain, one-hot, beside the features (table 2);
-it is trained on the re-weighted loss and averaged by the clients' weights, and
-the server's optimizer leaves it alone. The paper's warm-up is a phase of the
+Without `alternating`, the body's phase trains body and heads together, and a
+round is one exchange. If `heads='domain_as_input'`, all domains have one head,
+which takes the one-hot domain in addition to the features (table 2). This head
+is trained on the re-weighted loss and averaged by the clients' weights, and the
+server's optimizer does not change it. The paper's warm-up is a phase of the
 experiment: rounds of FedAvg, from whose model all heads start
 (`num_warmup_rounds` of `Settings`).
 
 Deviations from the paper: the changes of heads are aggregated, not the heads.
-Each client's Hessian gets a ridge, relative to the largest eigenvalue of their
-sum, so that second order decides where the data say something, and the average
-elsewhere (see `second_order`); against instability the paper says only that the
-representation should be small.
+Each client's Hessian gets a ridge, relative to the largest eigenvalue of the
+Hessians' sum. So second order decides where the data say something, and the
+average elsewhere (see `second_order`). Against instability, the paper only says
+that the representation should be small.
 
 References:
   Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
@@ -69,24 +68,25 @@ HEADS = {
 
 @fields.dataclass
 class FedDarHParams(hparams_lib.HeadAndBodyHParams):
-  """Hyperparameters of FedDAR, besides those of the two phases.
+  """Hyperparameters of FedDAR: the two phases, and the heads.
 
   Attributes:
-    num_head_epochs: Epochs on the heads in a round; 5 in the paper's
-      experiments on images.
-    num_body_epochs: Epochs on the body in a round; 5 in the paper's experiments
-      on images.
-    heads: by_domain, or domain_as_input for one head of all domains, with
-      weighted_average and alternating only.
+    num_head_epochs: Epochs on the heads in a round (5 in the paper's
+      experiments on images).
+    num_body_epochs: Epochs on the body in a round (5 in the paper's experiments
+      on images).
+    heads: Kind of heads: by_domain, or domain_as_input for one head for all
+      (only with weighted_average and alternating).
     aggregation: Combination of heads: weighted_average or second_order.
     ridge: Share of a Hessian's largest eigenvalue that second_order adds to its
-      diagonal, at least 0; 0 is the paper's, for exact sums of well conditioned
-      Hessians. It brings heads nearer to the average, at a cost that is in
-      docs/results/feddar.md.
-    reweight_domains: True to let all domains count the same in the body's loss,
-      and in that of one head for all.
-    alternating: True to train heads and body in turn, False for together.
-    projection_dim: Outputs of a linear layer between body and heads; None for
+      diagonal, at least 0. The paper has 0, which suits exact sums of
+      well-conditioned Hessians. A ridge moves heads toward the average, at a
+      cost given in docs/results/feddar.md.
+    reweight_domains: True to make all domains count the same in the body's
+      loss, and in the loss of a single head.
+    alternating: True to train heads and body in turn, False to train them
+      together.
+    projection_dim: Outputs of a linear layer between body and heads. None adds
       no such layer.
   """
 
@@ -115,14 +115,14 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
   'global body, a global head for each domain, combined by curvature',
   FedDarHParams,
   needs_domains=True,
-  # It has options of its own for both.
+  # The method has its own options for both.
   unsupported=('domain_model', 'reweight_domains'),
 )
 def fed_dar(model, hparams):
-  """FedDAR; the process' model has a head for each domain, or one for all.
+  """FedDAR. The process' model has a head for each domain, or one for all.
 
-  The model's body must have weights, and its head must be linear for
-  `second_order`, for a projection and for `domain_as_input`.
+  The body must have weights. `second_order`, a projection and `domain_as_input`
+  need a linear head.
   """
   split_model.check_has_body(model, 'fed_dar')
   if hparams.projection_dim is not None:
@@ -160,7 +160,7 @@ def fed_dar(model, hparams):
     return client.result(trained, initial=head)
 
   def combine_heads(unused_state, update, report, cohort):
-    """Step (b); also (d) where body and heads were trained together."""
+    """Step (b), and also (d) if body and heads are trained together."""
     head_update, algorithm = combination.update(report, cohort)
     return {**update, **head_update}, algorithm
 
@@ -195,7 +195,7 @@ def fed_dar(model, hparams):
   return client_work.global_weights_work(
     domain_model,
     *exchanges,
-    # The server's optimizer is the body's: heads are solved for, or averaged.
+    # The server's optimizer is for the body: heads are solved for or averaged.
     statistics=domain_model.statistics | set(partition.local_names),
     initial_algorithm=combination.initial_algorithm,
     server_metrics=combination.metrics,

@@ -1,7 +1,7 @@
-"""FedDBE: FedAvg whose clients keep the bias of their features to themselves.
+"""FedDBE: FedAvg whose clients keep the bias of their features local.
 
-z are the body's outputs; client i predicts with head(z + b_i), where its
-personal bias b_i (PRBM) is local, and the mean of its features is drawn to a
+The body's outputs are z. Client i predicts with head(z + b_i), where its
+personal bias b_i (PRBM) is local. The mean of its features is pulled toward a
 consensus z_g of all clients (MR), so that the body learns what is common:
 
     client:  m <- 0;  for E epochs of mini-batches:
@@ -10,19 +10,19 @@ consensus z_g of all clients (MR), so that the body learns what is common:
     server:  w <- sum_i n_i w_i / sum_i n_i
              in the first round: z_g = sum_i n_i m_i / sum_i n_i
 
-The gradient goes through the newest batch's mean only. In the first round,
-which has no consensus yet, kappa is 0; clients send m in that round and zeros
-afterwards, and z_g stays. A client that never took part fits its bias, from 0,
-on the frozen model before it is scored. Without personal bias and with kappa =
-0 this is FedAvg.
+The gradient only goes through the newest batch's mean. The first round has no
+consensus yet, so kappa is 0. Clients send m in that round and zeros afterwards,
+and z_g stays fixed. Before it is scored, a client that never took part fits its
+bias, from 0, on the frozen model. Without a personal bias and with kappa = 0,
+this is FedAvg.
 
 Symbols: kappa -> pull_strength, mu -> mean_rate, b_i -> the weight
 `personal_bias/bias`, z_g -> `consensus`, E -> num_epochs, eta -> learning_rate.
 
-Deviations from the paper: there, all clients train once without bias and pull
-before the first round, only to find z_g; here the first round of those that
-take part does that, whose result is kept and in which biases are trained. If
-they are few, z_g stays theirs. The bias is trained by the clients' optimizer
+Deviations from the paper: there, all clients train once before the first round,
+without bias and pull, only to find z_g. Here, the cohort of the first round
+finds it. That round also trains biases, and its result is kept. If the cohort
+is small, z_g still comes only from it. The clients' optimizer trains the bias,
 with its momentum (the authors' code: plain SGD). Written from the paper's
 abstract and the authors' code.
 
@@ -50,15 +50,16 @@ _MEAN = 'features/mean'
 
 @fields.dataclass
 class FedDbeHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedDBE, besides those of local training.
+  """Hyperparameters of FedDBE: local training, the bias and the pull.
 
   Attributes:
-    pull_strength: Strength of the pull of the features' mean to the consensus
-      (kappa), at least 0. The authors' script has 50, for 512 features and a
-      learning rate of 0.005; with 32 features and 0.05 that is far too much.
+    pull_strength: Strength of the pull of the features' mean toward the
+      consensus (kappa), at least 0. The authors' script has 50, for 512
+      features and a learning rate of 0.005. For 32 features and a rate of 0.05,
+      50 is far too much.
     mean_rate: Share of the newest batch in the moving mean of the features
-      (mu), in (0, 1]; 1 takes it alone.
-    personal_bias: True for clients with a bias of their own.
+      (mu), in (0, 1]. If 1, only the newest batch counts.
+    personal_bias: True to give each client its own bias.
   """
 
   pull_strength: fields.NonNegative = 1.0
@@ -67,13 +68,13 @@ class FedDbeHParams(hparams_lib.LocalTrainingHParams):
 
 
 @registry.method(
-  'global model, local bias of the features, whose mean is drawn to a common '
-  'one',
+  'global model, local bias of the features, whose mean is pulled toward a '
+  'common one',
   FedDbeHParams,
   unsupported=('domain_model',),
 )
 def fed_dbe(model, hparams):
-  """FedDBE; the process' model has the layer `personal_bias` if asked for."""
+  """FedDBE. The process' model has a layer `personal_bias` if asked for."""
   features = split_model.feature_spec(model, 'fed_dbe')
   zeros = np.zeros(features.shape, features.dtype.as_numpy_dtype)
   if hparams.personal_bias:

@@ -6,23 +6,22 @@
                theta_m <- SGD on mean_j q_j(m) loss(theta; x_j, y_j)
     server:  theta_m <- sum_i n_i theta_m,i / sum_i n_i, for each m
 
-A client predicts with sum_m pi_i(m) p_m(y | x); its model is the mixture, whose
-weights are those of all components and the logarithms of pi_i. The loss must be
-a negative log-likelihood, such as the cross-entropy. With M = 1 this is FedAvg.
-A client that never took part finds its pi_i by E- and M-steps on its data with
-the components frozen before it is scored. Where clients forget their state
-(`stateless`), each finds its pi_i so in every round, before the M-step on the
-components.
+A client predicts with sum_m pi_i(m) p_m(y | x). Its model is the mixture, which
+has the weights of all components and the logarithms of pi_i. The loss must be a
+negative log-likelihood, such as the cross-entropy. If M = 1, this is FedAvg.
+Before it is scored, a client that never took part finds its pi_i by E- and
+M-steps on its data, with the components frozen. Clients that forget their state
+(`stateless`) do so in every round, before the M-step on the components.
 
 Symbols: M -> num_components, log pi_i -> `mixture/log_weights`, E ->
 num_epochs, eta -> learning_rate.
 
 Deviations from the paper: the mini-batches of a step are the same for all
 components. The components start from one draw of the initial weights in
-different orders (`models.copies.drawn_apart`). The E-step's losses are of the
-components in inference mode. For outputs that are sequences the loss of an
-example is its mean, not its sum. Weights of classes and of examples count only
-in the training of the components, not in the E-step.
+different orders (`models.copies.drawn_apart`). In the E-step, the components
+run in inference mode. If outputs are sequences, the loss of an example is its
+mean, not its sum. Class and example weights count only in the training of the
+components, not in the E-step.
 
 References:
   Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a
@@ -46,12 +45,12 @@ _SHARES = 'mixture/log_weights'
 
 @fields.dataclass
 class FedEmHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedEM: of local training, and of the mixture.
+  """Hyperparameters of FedEM: local training and the mixture.
 
   Attributes:
     num_components: Number of component models (M), at least 1.
-    num_mixture_steps: E- and M-steps that find the mixture weights of a client
-      that has none from an earlier round, at least 1.
+    num_mixture_steps: Number of E- and M-steps, at least 1, that find the
+      mixture weights of a client without weights from an earlier round.
     component_seed: Seed of the components' initial weights.
   """
 
@@ -68,10 +67,11 @@ def responsibilities(
   Args:
     losses: float32 `[capacity, num_components]`, each example's losses.
     log_shares: float32 `[num_components]`, log pi.
-    num_examples: int32 scalar; rows from here on are padding.
+    num_examples: int32 scalar. Later rows are padding.
 
   Returns:
-    q `[capacity, num_components]` and the new log pi; without examples the old.
+    q `[capacity, num_components]`, and the new log pi, or the old one without
+    examples.
   """
   q = tf.nn.softmax(log_shares - losses)
   is_example = tf.range(tf.shape(q)[0]) < num_examples
@@ -80,7 +80,7 @@ def responsibilities(
   shares = tf.math.divide_no_nan(
     tf.reduce_sum(q, axis=0), tf.cast(num_examples, q.dtype)
   )
-  # No component is ever lost for good.
+  # A share of exactly 0 would stay 0.
   new = tf.math.log(tf.maximum(shares, 1e-30))
   return q, tf.where(num_examples > 0, new, log_shares)
 
@@ -144,7 +144,7 @@ def _weighted_model(model, parts, log_shares):
   unsupported=('reweight_domains', 'num_warmup_rounds'),
 )
 def fed_em(model, hparams):
-  """FedEM; the process' model is the mixture, `model` that of a component."""
+  """FedEM. The process' model is the mixture, `model` one component."""
   parts = copies.components(model, hparams.num_components)
   initial = copies.drawn_apart(parts, hparams.component_seed)
   mixture = copies.mixture(parts, initial)

@@ -1,7 +1,7 @@
 """FedFac: FedSplit whose partition is found by factor analysis.
 
 Hidden units (neurons, channels, units of recurrent layers) of the layers Lambda
-are shared or personal; see `fed_split`. A round:
+are shared or personal (see `fed_split`). A round:
 
     client:  W_k = (W^s, W_k^p);  for G epochs:  W_k <- SGD on all of it
              report the sums over its columns z_kj, one for each unit; keep W_k
@@ -13,47 +13,48 @@ are shared or personal; see `fed_split`. A round:
 
 The dynamic mode does so in every round. The columns are of the weights after
 the round, as in the authors' code, or of the round's updates (the paper says
-"updates (weights or gradients)"). In the first round all clients start from the
-global weights. The static mode does it once, in the first round that anybody
-takes part in.
-(Algorithm 1 has clients train before the first round to that end; as they would
-start from the same weights, the first round's training is that training.) A
-random split personalizes as many units, drawn in each round or once.
+"updates (weights or gradients)"). All clients start the first round from the
+global weights. The static mode does so once, in the first round in which
+clients take part. (Algorithm 1 has clients train for this before the first
+round. They would start from the same weights, so the first round's training
+does the same.) A random split makes the same number of units personal, drawn in
+each round or once.
 
 A client that never took part trains its personal units, from the server's last
-values of them, with all shared weights frozen (the paper's LocalTrain). In the
-authors' code it trains all weights, and then takes the shared ones back:
-new_client_training='all'. (The code starts from the model of the client that
-was scored before, which no other client has.)
+values, with all shared weights frozen (the paper's LocalTrain). The authors'
+code trains all weights and then restores the shared ones:
+new_client_training='all'. (The code starts from the model of the client scored
+before, which a client cannot have.)
 
-A server optimizer with momentum goes on moving the global values of personal
-units, whose updates are 0; they are where newcomers start.
+A server optimizer with momentum keeps moving the global values of personal
+units, although their updates are 0. New clients start from these values.
 
-For factor analysis a client sends `factor_analysis.client_sums` of each layer,
-d (d + 1) / 2 + d + 1 numbers for d units, next to an update as large as the
-model, in which the personal units are 0. It receives the weights and the
-partition. The sums are not weighted by examples: the paper's matrix has the
-columns of all clients alike. In the static mode they are 0 after the first
-round, but sent all the same, as the round is one computation.
+For factor analysis, a client sends `factor_analysis.client_sums` of each layer,
+d (d + 1) / 2 + d + 1 numbers for d units. It also sends an update as large as
+the model, in which the personal units are 0. It receives the weights and the
+partition. The sums are not weighted by examples, because the paper's matrix
+treats the columns of all clients alike. In the static mode, the sums are 0
+after the first round, but are still sent because the round is one computation.
 
 Symbols: Lambda -> layers, tau_l -> threshold (a quantile of nu_l), kappa_l ->
-explained_variance, G -> num_epochs, eta_l -> learning_rate, eta_g -> the
-server optimizer's learning rate.
+explained_variance, G -> num_epochs, eta_l -> learning_rate, eta_g -> the server
+optimizer's learning rate.
 
-A unit that turns shared takes the mean of the values that the cohort trained,
-one that turns personal the client's own last trained value, or the global one
-if the client never trained. The paper is silent about both. The authors' code
-(github.com/ffair/FedFac) does the same, but for a client that never trained:
-there its personal units have their initial values. The code divides a layer's
-kernels alone, while its biases and normalization stay with the client:
+A unit that becomes shared takes the mean of the values that the cohort trained.
+A unit that becomes personal takes the client's own last trained value, or the
+global value if the client never trained. The paper describes neither. The
+authors' code (github.com/ffair/FedFac) does the same, except that the personal
+units of a client that never trained have their initial values. The code divides
+only a layer's kernels, while its biases and normalization stay with the client:
 divided='kernels'.
 
 Deviations from the paper: the same tau and kappa hold for all layers. The
 columns have no biases, as in section 4.1. Exactly as many units are personal as
-have a communality below the quantile where all differ: of equal ones (all 0,
-where units are dead) the first are, while by nu_lj >= tau_l all would be
-shared. The iteration ends early for more than 256 units (see
-`factor_analysis`). The paper's runs have optimizer='adam', learning_rate=1e-3.
+lie below the quantile if all communalities differ. Among equal communalities
+(all 0 if units are dead), the first units are personal, while nu_lj >= tau_l
+would make all of them shared. The iteration ends early for more than 256 units
+(see `factor_analysis`). The paper's runs have optimizer='adam',
+learning_rate=1e-3.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
@@ -85,15 +86,15 @@ SPLITS = (*COMMUNALITIES, 'random')
 
 
 class FoundPartition:
-  """A partition that is found in rounds and kept by the server.
+  """A partition that the server finds in rounds and keeps.
 
-  The server ranks the units of every layer by their communality, or at random,
-  and makes those with the least personal, a given number of each layer.
+  The server ranks the units of each layer by their communality, or at random,
+  and makes a given number of the lowest ones personal.
 
   Attributes:
     num_personal: Number of personal units by divided layer.
-    is_static: True to find it once, in the first round that anybody takes part
-      in; False for every round.
+    is_static: True to find the partition once, in the first round in which
+      clients take part. False to find it in every round.
   """
 
   def __init__(self, model: split_model.SplitModel, hparams: Any):
@@ -109,9 +110,9 @@ class FoundPartition:
   def initial_algorithm(self) -> collections.OrderedDict:
     """The server's state before there is a partition.
 
-    Units that may become personal are: clients without own values of them use
-    the global ones. (Where a partition is found in every round, clients may
-    have been given own values to start from.)
+    Units that may become personal start as personal, and clients without their
+    own values use the global ones. (In the dynamic mode, clients may have been
+    given their own values to start from.)
     """
     is_shared = collections.OrderedDict(
       (layer, np.full(self._units[layer].number, count == 0))
@@ -129,10 +130,10 @@ class FoundPartition:
   def report(
     self, algorithm: Any, columns: split_model.Weights
   ) -> collections.OrderedDict:
-    """A client's report: the sums over its columns, by analysed layer.
+    """A client's report: the sums over its columns, by analyzed layer.
 
     Args:
-      columns: The values by weight that the units' columns are made of.
+      columns: The values, by weight, that make up the units' columns.
     """
 
     def sums():
@@ -202,10 +203,10 @@ class FoundPartition:
   def metrics(self, algorithm: Any) -> collections.OrderedDict:
     """A round's metrics of each layer.
 
-    `unchanged_elements`, the share of units on the same side as in the last
-    partition (for the first one, the share of personal ones); `num_factors`,
-    the number of common factors; and `num_iterations`, the iterations that
-    found them, see `factor_analysis.max_iterations`.
+    `unchanged_elements` is the share of units on the same side as in the last
+    partition (in the first one, the share of personal units, or 1 without any).
+    `num_factors` is the number of common factors. `num_iterations` is the
+    number of iterations that found them (see `factor_analysis.max_iterations`).
     """
     unchanged = tf.nest.map_structure(
       lambda now, before: tf.reduce_mean(
@@ -221,7 +222,7 @@ class FoundPartition:
     )
 
   def _is_analysed(self, layer):
-    """True if a part of the layer is personal, by communalities."""
+    """True if communalities decide which part of the layer is personal."""
     is_divided = 0 < self.num_personal[layer] < self._units[layer].number
     return is_divided and self._hparams.split in COMMUNALITIES
 
@@ -230,14 +231,13 @@ class PersonalElements:
   """Clients' own units of some layers of a model.
 
   A client trains with the global slices of the shared units (`is_shared`: by
-  layer, bool `[number]`) and its own slices of the personal units. It keeps, in
-  the shapes of the layers' weights:
+  layer, bool `[number]`) and its own slices of the personal units. It keeps:
 
-      values   by weight, all slices of its last training
-      is_own   bool, False for a client that never trained: it has the global
-               ones
+      values   all slices of its last training, by weight and in its shape
+      is_own   bool, False for a client that never trained, which has the global
+               slices
 
-  It keeps the slices of shared units as well, which the next download replaces.
+  The values include slices of shared units, which the next download replaces.
   """
 
   def __init__(
@@ -249,12 +249,12 @@ class PersonalElements:
     """Prepares the division.
 
     Args:
-      layers: The layers of which any unit may become personal.
-      kernels_only: True to divide kernels alone; the layers' other weights are
-        personal as a whole.
+      layers: Layers in which any unit may become personal.
+      kernels_only: True to divide only kernels. The layers' other weights are
+        then personal as a whole.
     """
     self._model = model
-    # By weight, its layer and its number of blocks with a slice per unit.
+    # Weight to its layer and its number of blocks with a slice per unit.
     self._owned = {
       name: (layer, model.units[layer].gates[name])
       for name in model.initial_weights
@@ -269,7 +269,7 @@ class PersonalElements:
 
   @property
   def initial_local(self) -> collections.OrderedDict:
-    """The state of a client without own units (arrays)."""
+    """The state of a client without its own units (arrays)."""
     return collections.OrderedDict(
       values=self._values_of(self._model.initial_weights),
       is_own=np.bool_(False),
@@ -278,7 +278,7 @@ class PersonalElements:
   def merge(
     self, global_weights: split_model.Weights, local: Any, is_shared: Any
   ) -> collections.OrderedDict:
-    """All weights of a client's model: the server's and its own units'."""
+    """All weights of a client's model, from the server and its own units."""
     merged = self._with_personal(global_weights, local['values'], is_shared)
     merged.update(
       (name, tf.where(local['is_own'], merged[name], global_weights[name]))
@@ -289,10 +289,10 @@ class PersonalElements:
   def fit(
     self, client: client_lib.Client, phase: phases.Phase, trained: str
   ) -> Any:
-    """Trains the client's own units; returns its state.
+    """Trains the client's own units and returns its state.
 
     Args:
-      trained: Weights that move: the 'personal' ones, or 'all'.
+      trained: Weights that are trained: 'personal' or 'all'.
     """
     is_shared = client.algorithm['is_shared']
     start = self.merge(client.received, client.local, is_shared)
@@ -311,14 +311,14 @@ class PersonalElements:
   def divide(
     self, client: client_lib.Client, trained: split_model.Weights
   ) -> tuple:
-    """Divides the result of a client's training by the partition received.
+    """Divides the result of a client's training by the received partition.
 
     Args:
       trained: All weights after the training.
 
     Returns:
-      The update, which takes the server's shared slices to the trained ones and
-      is 0 for personal units, and the client's new state.
+      The update and the client's new state. The update moves the server's
+      shared slices to the trained ones and is 0 for personal units.
     """
     update = split_model.difference(client.received, trained)
     zeros = tf.nest.map_structure(tf.zeros_like, update)
@@ -329,13 +329,13 @@ class PersonalElements:
     return self._with_personal(update, zeros, is_shared), local
 
   def _values_of(self, weights):
-    """Those of some weights that a client keeps."""
+    """The given weights that a client keeps."""
     return collections.OrderedDict(
       (name, weights[name]) for name in self._owned if name in weights
     )
 
   def _with_personal(self, shared, personal, is_shared):
-    """`shared`, by weight, with the personal units' slices of `personal`."""
+    """`shared`, by weight, with the personal slices from `personal`."""
     merged = collections.OrderedDict(shared)
     for name, (layer, gates) in self._owned.items():
       merged[name] = personal[name]
@@ -357,26 +357,28 @@ def _check_threshold(value):
 
 @fields.dataclass
 class FedFacHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedFac, besides those of local training.
+  """Hyperparameters of FedFac: local training and the partition.
 
   Attributes:
-    mode: Division of units anew in each round ('dynamic') or once ('static').
+    mode: Frequency of the division: in each round ('dynamic') or once
+      ('static').
     analysed: Input of the factor analysis: the units' 'weights' after the
       round, or the round's 'updates' of them.
-    layers: Names of the layers that are divided, separated by commas; None for
+    layers: Names of the layers that are divided, separated by commas. None uses
       the last hidden layer.
     threshold: Quantile of a layer's communalities below which units are
-      personal, in [0, 1]; inf makes all personal and -inf none (FedAvg).
+      personal, in [0, 1]. The value inf makes all units personal, -inf none
+      (FedAvg).
     explained_variance: Share of the variance that the factors explain (kappa),
-      in (0, 1]: there are as many as the largest eigenvalues that make up this
-      share of the sum.
-    divided: Weights of a layer that are divided: 'all', or the 'kernels', whose
-      layers' other weights are personal as a whole.
-    split: Order of units: 'factor_analysis'; 'eigenvectors' for the
-      communalities of the authors' code, see
-      `factor_analysis.eigenvector_squares`; or 'random' for as many personal
-      units at random.
-    new_client_training: Weights that a client trains that never took part: the
+      in (0, 1]. There are as many factors as it takes of the largest
+      eigenvalues to reach this share of their sum.
+    divided: Weights of a layer that are divided: 'all', or only the 'kernels',
+      which leaves the layers' other weights personal as a whole.
+    split: Order of units: 'factor_analysis', 'eigenvectors' for the
+      communalities of the authors' code (see
+      `factor_analysis.eigenvector_squares`), or 'random' for the same number of
+      personal units at random.
+    new_client_training: Weights that a client trains if it never took part: the
       'personal' ones, or 'all', of which it keeps the personal ones.
   """
 
@@ -393,12 +395,12 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
     """Number of units below the threshold in a layer of `number` units."""
     if math.isinf(self.threshold):
       return number if self.threshold > 0 else 0
-    # 0.55 * 100 is 55 and a little.
+    # 0.55 * 100 is slightly above 55.
     return math.ceil(self.threshold * (number - 1) - 1e-9)
 
 
 @registry.method(
-  'hidden units global or local, told apart by factor analysis', FedFacHParams
+  'hidden units global or local, divided by factor analysis', FedFacHParams
 )
 def fed_fac(model, hparams):
   """FedFac."""
@@ -427,13 +429,13 @@ def fed_fac(model, hparams):
     return {}, partition.next(state, sums)
 
   def divide(client):
-    """Sends the units that are shared now, keeps the personal ones."""
+    """Sends the units that are now shared and keeps the personal ones."""
     weights, metrics = client.cache
     update, local = personal.divide(client, weights)
     return client_lib.ClientResult(update, local, metrics)
 
   def fit_new_client(client, num_epochs):
-    """LocalTrain; no training before a static partition is found."""
+    """LocalTrain, which does nothing before a static partition is found."""
 
     def fit():
       phase = hparams.phase(num_epochs)

@@ -1,26 +1,27 @@
-"""FedMinMax: one global model that serves the worst domain as well as it can.
+"""FedMinMax: one global model that is best for the worst domain.
 
     min_w max_{lambda in simplex} sum_g lambda_g r_g(w)
 
-with r_g the mean loss of domain (group) g over all clients. Round t:
+r_g is the mean loss of domain (group) g over all clients. Round t:
 
     client:  r_ig <- losses of w_t on its examples of each domain;
              w_i <- SGD(w_t) on (1 / L_i) sum_j lambda_g(j) / rho_g(j) loss_j
     server:  w <- sum_i L_i w_i / sum_i L_i;  r_g <- mean over the cohort
              lambda <- projection on the simplex of lambda + eta r
 
-with rho_g the domain's share of all training examples, which is known before
-training (`Domains`). At first lambda is rho, which is FedAvg, and stays so
-without a learning rate. A domain that is absent from a round counts with its
-last risk, one without any training example not at all. Where clients weigh
-alike (`client_weighting='uniform'`, private factories) w is the plain mean of
-the w_i; r_g are means over examples all the same.
+rho_g is the domain's share of all training examples, which is known before
+training (`Domains`). At first lambda is rho, which is FedAvg, and it stays rho
+if the learning rate is 0. A domain that is absent from a round counts with its
+last risk. A domain without any training example does not count. If clients have
+equal weights (`client_weighting='uniform'`, private factories), w is the plain
+mean of the w_i, but the r_g are still means over examples.
 
 Symbols: eta_lambda -> weight_learning_rate, lambda -> domain_weight (in the
 metrics), K -> num_epochs or num_steps.
 
-Deviations from the paper: the clients make several steps in a round, as in the
-experiments of FedDAR (one in Algorithm 1); cohorts may be part of the clients.
+Deviations from the paper: the clients make several steps in a round, as in
+FedDAR's experiments (one step in Algorithm 1). A cohort may be only part of the
+clients.
 
 References:
   Papadaki, Martinez, Bertran, Sapiro, Rodrigues: Minimax Demographic Group
@@ -41,18 +42,18 @@ from tff_pfl.methods.shared import simplex
 
 @fields.dataclass
 class FedMinMaxHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedMinMax: of local training, and of the weights.
+  """Hyperparameters of FedMinMax: local training and the domain weights.
 
   Attributes:
-    weight_learning_rate: Learning rate of the server's ascent on the domains'
-      weights, at least 0; 0 is FedAvg.
+    weight_learning_rate: Learning rate of the server's ascent on the domain
+      weights, at least 0. If 0, this is FedAvg.
   """
 
   weight_learning_rate: fields.NonNegative = 0.1
 
 
 @registry.method(
-  'one global model, weighted towards the worst domain',
+  'one global model, weighted toward the worst domain',
   FedMinMaxHParams,
   needs_domains=True,
   unsupported=('domain_model', 'reweight_domains'),
@@ -86,7 +87,7 @@ def fed_min_max(model, hparams):
     )
     weight = state.algorithm['domain_weight']
     ascended = weight + hparams.weight_learning_rate * risk
-    # Domains without examples are so far below that they get 0.
+    # Domains without examples are so low that the projection gives them 0.
     weight = simplex.project(tf.where(is_present, ascended, -1e6))
     return update, collections.OrderedDict(
       domain_weight=weight, domain_risk=risk

@@ -1,22 +1,21 @@
-"""Mean-regularised multi-task learning (Fed-MTL).
+"""Mean-regularized multi-task learning (Fed-MTL).
 
     min over w_1, ..., w_n of  sum_i f_i(w_i) + lambda |w_i - mean(w)|^2
 
     client:  w_i <- SGD on f_i(w) + lambda |w - mean_t|^2  for E epochs
     server:  mean_{t+1} = sum_i n_i w_i / sum_i n_i
 
-This is the mean-regularised case of multi-task learning, with the relationship
+This is the mean-regularized case of multi-task learning, with the relationship
 of the tasks fixed to (I - 11^T / n)^2. A client is scored with its w_i.
 
 Symbols: lambda -> coupling_strength, E -> num_epochs, eta -> learning_rate.
 
 Deviations from the paper: MOCHA solves the dual of convex problems and can
-learn the relationship of the tasks; for networks the primal is trained by SGD,
-as in every comparison. The mean is that of the cohort's models, weighted by
-their numbers of examples; `client_weighting='uniform'` is the plain mean. It is
-no mean with another server optimizer than the default. A model starts from the
-initial weights, that of a client that is scored and never took part from the
-mean.
+learn the relationship of the tasks. For networks, SGD trains the primal, as in
+all comparisons. The mean is over the cohort's models, weighted by their numbers
+of examples (`client_weighting='uniform'` is the plain mean). It is a mean only
+with the default server optimizer. A model starts from the initial weights, or
+from the mean if a client is scored but never took part.
 
 References:
   Smith, Chiang, Sanjabi, Talwalkar: Federated Multi-Task Learning, NeurIPS
@@ -32,10 +31,10 @@ from tff_pfl.methods.shared import personal_copies
 
 @fields.dataclass
 class FedMtlHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of Fed-MTL: of local training, and the coupling.
+  """Hyperparameters of Fed-MTL: local training and the coupling.
 
   Attributes:
-    coupling_strength: Strength of the pull of the models to their mean
+    coupling_strength: Strength of the pull of the models toward their mean
       (lambda), at least 0.
   """
 

@@ -1,4 +1,4 @@
-"""FedPAC: aligned features, and heads mixed from those of the cohort.
+"""FedPAC: aligned features, and heads mixed from the cohort's heads.
 
 theta is the global body, phi_i client i's own head, z features, C the global
 class means of features, and p_i^c the share of class c among client i's
@@ -16,23 +16,23 @@ examples:
        server:  theta <- sum_i n_i theta_i / sum_i n_i
                 C^c <- mean of the cohort's examples of c at the theta_i
 
-d is the mean squared difference of the features' numbers. Without
-`combines_heads` and with lambda = 0 this is FedRep. A client that never took
-part fits its head, from the initial one, on the frozen body before it is
-scored.
+d is the mean squared difference over feature values. Without `combines_heads`
+and with lambda = 0, this is FedRep. Before it is scored, a client that never
+took part fits its head, from the initial one, on the frozen body.
 
 Symbols: lambda -> pull_strength, C -> `algorithm['means']`, E ->
 num_body_epochs.
 
-Deviations from the paper: its server solves each client's program and sends it
-its head; here it sends the collected values to the cohort, and each client
-solves its own program, with the same result. So clients see each other's heads
-and class means, and a round has two exchanges; the server keeps nothing of them
-between rounds. Aggregation must be a plain mean: the collected values would be
-neither private nor secure. 300 steps of projected gradient descent solve the
-program (the authors': an exact solver, weights under 0.001 set to 0). Classes
-without a global mean add nothing to the loss. The authors' weight decay (5e-4)
-must be asked for. Written from the paper's abstract and the authors' code.
+Deviations from the paper: its server solves each client's program and sends the
+client its head. Here, the server sends the collected values to the cohort, and
+each client solves its own program, with the same result. So clients see each
+other's heads and class means, a round has two exchanges, and the server keeps
+none of these values between rounds. Aggregation must be a plain mean, because
+the collected values would be neither private nor secure. 300 steps of projected
+gradient descent solve the program (the authors' code: an exact solver, weights
+under 0.001 set to 0). Classes without a global mean add nothing to the loss.
+The authors' weight decay (5e-4) is off by default. Written from the paper's
+abstract and the authors' code.
 
 References:
   Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and
@@ -54,21 +54,21 @@ from tff_pfl.methods import registry
 from tff_pfl.methods.shared import class_means, simplex
 from tff_pfl.models import weight_partition
 
-# For up to about 30 clients the mixture is then exact to some digits; for 100
-# the least value is missed by less than 1%.
+# The mixture is then exact to some digits for up to about 30 clients. For 100
+# clients, its objective is less than 1% above the minimum.
 _NUM_MIXTURE_STEPS = 300
 
 
 @fields.dataclass
 class FedPacHParams(hparams_lib.HeadAndBodyHParams):
-  """Hyperparameters of FedPAC; epochs and rates from the authors' code.
+  """Hyperparameters of FedPAC, with epochs and rates from the authors' code.
 
   Attributes:
-    pull_strength: Strength of the pull of features to the mean of their class
-      (lambda), at least 0.
-    combines_heads: True to mix a client's head from those of the cohort.
-    max_cohort_size: Largest number of clients in a cohort, at least 1; the
-      server's state has room for as many heads.
+    pull_strength: Strength of the pull of features toward the mean of their
+      class (lambda), at least 0.
+    combines_heads: True to mix a client's head from the cohort's heads.
+    max_cohort_size: Largest number of clients in a cohort, at least 1. The
+      server's state has room for this many heads.
   """
 
   num_head_epochs: fields.Epochs = 1
@@ -91,29 +91,29 @@ def _told(features, means, head):
 
 
 def _nothing_told(slots, means, head):
-  """The messages of as many clients as `slots` before they come, zeros."""
-  told = collections.OrderedDict(
+  """Messages of `slots` clients before they arrive, all zeros."""
+  message = collections.OrderedDict(
     is_present=np.float32(0),
     means=means,
     variance=means.dtype.type(0),
     head=head,
   )
   return tf.nest.map_structure(
-    lambda value: np.zeros([slots, *value.shape], value.dtype), told
+    lambda value: np.zeros([slots, *value.shape], value.dtype), message
   )
 
 
 def _mixed(own, cohort):
   """A client's new head, mixed from the messages of the cohort.
 
-  The mixture minimizes the bias that others' heads have for the client, and
-  the variance of all.
+  The mixture minimizes the bias that other clients' heads have for the client,
+  and the variance of all heads.
   """
   distances = class_means.flat(cohort['means'] - own['means'])
   bias = tf.matmul(distances, distances, transpose_b=True)
   mixture = simplex.minimize_quadratic(
     bias + tf.linalg.diag(tf.maximum(cohort['variance'], 0)),
-    # Clients that attack with the opposite sign are present, too.
+    # Clients that attack with the opposite sign are also present.
     tf.not_equal(cohort['is_present'], 0),
     _NUM_MIXTURE_STEPS,
   )
@@ -124,13 +124,13 @@ def _mixed(own, cohort):
 
 
 @registry.method(
-  'global body with aligned features, local head mixed of the cohort',
+  "global body with aligned features, local head mixed from the cohort's heads",
   FedPacHParams,
   needs_classes=True,
   unsupported=('domain_model', 'reweight_domains'),
 )
 def fed_pac(model, hparams):
-  """FedPAC; the model is a classifier whose body has weights."""
+  """FedPAC for classifiers whose body has weights."""
   classes = class_means.ClassMeans(model, 'fed_pac')
   partition = weight_partition.WeightPartition.by_layer(
     model, model.head_layers
@@ -144,8 +144,8 @@ def fed_pac(model, hparams):
     """Step 1, with the client's message."""
     features = client.features()
     head = fit_head(client, stream=0, features=features)
-    told = _told(features, classes.report(features)['sums'], head)
-    return client_lib.ClientResult(report=told, cache=told)
+    message = _told(features, classes.report(features)['sums'], head)
+    return client_lib.ClientResult(report=message, cache=message)
 
   def collect(state, unused_update, report, unused_cohort):
     return {}, collections.OrderedDict(state.algorithm, cohort=report)

@@ -3,10 +3,10 @@
     client:  for E epochs:  (body, head_i) <- SGD on both together
     server:  body_{t+1} = sum_i n_i body_i / sum_i n_i
 
-Symbols: K_P -> local_depth (by default the head's), e -> num_epochs,
+Symbols: K_P -> local_depth (by default the depth of the head), e -> num_epochs,
 eta -> learning_rate, b -> batch_size.
 
-Deviations from the paper: none but the default momentum.
+Deviations from the paper: only the default momentum.
 
 References:
   Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with
@@ -23,11 +23,11 @@ from tff_pfl.methods.shared import joint_training
 
 @fields.dataclass
 class FedPerHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedPer, besides those of local training.
+  """Hyperparameters of FedPer: local training and the local layers.
 
   Attributes:
-    local_depth: Number of last layers with weights that are local (K_P); None
-      for the head layers.
+    local_depth: Number of last layers with weights that are local (K_P). None
+      uses the head layers.
   """
 
   local_depth: Optional[int] = None
@@ -35,5 +35,5 @@ class FedPerHParams(hparams_lib.LocalTrainingHParams):
 
 @registry.method('global body, local head, trained together', FedPerHParams)
 def fed_per(model, hparams):
-  """FedPer; there must be layers with weights below the local ones."""
+  """FedPer for models that have weights below the local layers."""
   return joint_training.divided_work(model, hparams, 'fed_per', 'local_depth')

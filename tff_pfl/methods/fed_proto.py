@@ -5,24 +5,25 @@
              C_i^c = mean of its features z of class c, for each c
     server:  C^c = sum_i n_i^c C_i^c / sum_i n_i^c over the clients with class c
 
-z are the body's outputs, the head's inputs; d is the mean squared difference of
-their numbers. Classes without a prototype yet add nothing; one that nobody in a
-cohort has keeps its prototype. With lambda = 0 this is local training. A client
-that never took part trains, before it is scored, as in a round.
+z are the body's outputs, the head's inputs. d is the mean squared difference
+over feature values. Classes without a prototype add nothing to the loss. A
+class that no client of a cohort has keeps its prototype. If lambda = 0, this is
+local training. A client that never took part trains as in a round before it is
+scored.
 
 Symbols: lambda -> pull_strength, C -> prototypes (`algorithm['means']`), E ->
 num_epochs, eta -> learning_rate.
 
 Deviations from the paper: its penalty is the distance of the client's class
-means to the prototypes, summed over classes (eq. 8); that of the authors' code,
-and here, is the mean over a batch of each example's squared distance. Its mean
-(eq. 6) has a further factor 1 / (number of clients with the class), by which
-prototypes would vanish; the authors' code weighs clients alike
-(`client_weighting='uniform'` here, where a class counts by its share among a
-client's examples). Prototypes are those of the trained model in inference mode,
-the code's of the last epoch's batches. The paper names the nearest prototype as
-a way to predict; here, as in the code's "w/o protos", the model's outputs are.
-All clients have the same network.
+means to the prototypes, summed over classes (eq. 8). Here, as in the authors'
+code, the penalty is the mean over a batch of each example's squared distance.
+The paper's mean (eq. 6) has a further factor 1 / (number of clients with the
+class), which would make prototypes vanish. The authors' code weights clients
+equally (here with `client_weighting='uniform'`, where a class counts by its
+share of a client's examples). Prototypes come from the trained model in
+inference mode (the code: from the last epoch's batches). The paper names the
+nearest prototype as a way to predict. Here, the model's outputs predict, as in
+the code's "w/o protos". All clients have the same network.
 
 References:
   Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning
@@ -40,25 +41,25 @@ from tff_pfl.models import weight_partition
 
 @fields.dataclass
 class FedProtoHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedProto: of local training, and the pull.
+  """Hyperparameters of FedProto: local training and the pull.
 
   Attributes:
-    pull_strength: Strength of the pull of features to their class's prototype
-      (lambda), at least 0; the authors' is 1 for MNIST and FEMNIST, 0.1 for
-      CIFAR-10.
+    pull_strength: Strength of the pull of features toward their class's
+      prototype (lambda), at least 0. The authors use 1 for MNIST and FEMNIST,
+      0.1 for CIFAR-10.
   """
 
   pull_strength: fields.NonNegative = 1.0
 
 
 @registry.method(
-  'local models whose features are drawn to common class means',
+  'local models whose features are pulled toward common class means',
   FedProtoHParams,
   needs_classes=True,
   unsupported=('domain_model',),
 )
 def fed_proto(model, hparams):
-  """FedProto; the model is a classifier whose body has weights."""
+  """FedProto for classifiers whose body has weights."""
   prototypes = class_means.ClassMeans(model, 'fed_proto')
 
   def fit(client, num_epochs=None):

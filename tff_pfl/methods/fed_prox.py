@@ -4,13 +4,13 @@
                w <- w - learning_rate * (gradient(w) + mu (w - w_t))
     server:  w_{t+1} = sum_i n_i w_i / sum_i n_i
 
-The client's loss is f_i(w) + mu / 2 |w - w_t|^2; with mu = 0 this is FedAvg.
+The client's loss is f_i(w) + mu / 2 |w - w_t|^2. If mu = 0, this is FedAvg.
 
 Symbols: mu -> proximal_strength, E -> num_epochs, eta -> learning_rate.
 
 Deviations from the paper: its server samples clients by their numbers of
-examples and takes the plain mean; here they are sampled uniformly and weighted
-by their numbers of examples. The local problem is solved by a given number of
+examples and takes the plain mean. Here, they are sampled uniformly and weighted
+by their numbers of examples. The local problem is solved by a fixed number of
 epochs (its inexactness gamma is not set).
 
 References:
@@ -26,11 +26,11 @@ from tff_pfl.methods.shared import joint_training
 
 @fields.dataclass
 class FedProxHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedProx: of local training, and the pull.
+  """Hyperparameters of FedProx: local training and the pull.
 
   Attributes:
-    proximal_strength: Strength of the pull to the global model (mu), at least
-      0.
+    proximal_strength: Strength of the pull toward the global model (mu), at
+      least 0.
   """
 
   proximal_strength: fields.NonNegative = 0.1

@@ -7,12 +7,12 @@ own head:
     2. body: phi_i <- SGD(phi_t; h_i frozen)     for num_body_epochs
     server:  phi_{t+1} = sum_i n_i phi_i / sum_i n_i
 
-The head starts from where the client left it (a first-time client from the
-initial head) and is never sent. A client that never took part fits its head,
-from the initial head, on the frozen body before it is scored.
+The head starts from the client's last one (for a first-time client, from the
+initial head) and is never sent. Before it is scored, a client that never took
+part fits its head, from the initial one, on the frozen body.
 
-While the body is frozen its outputs are constants: they are computed once a
-round and all head epochs run on them, unless images are augmented.
+While the body is frozen, its outputs are constants. They are computed once a
+round for all head epochs, unless images are augmented.
 
 Symbols:
   tau_h -> num_head_epochs or num_head_steps
@@ -20,10 +20,10 @@ Symbols:
   alpha -> head_learning_rate, body_learning_rate (one value in the paper)
   r -> the cohort's share of the clients (an option of the run)
 
-Deviations from the paper: its server takes the plain mean, which is
-`client_weighting='uniform'`; by default clients are weighted by their numbers
-of examples. The part that is frozen runs in inference mode, so that the dropout
-of a frozen body is off (in the authors' code it is on).
+Deviations from the paper: its server takes the plain mean
+(`client_weighting='uniform'`), while the default here weights clients by their
+numbers of examples. The frozen part runs in inference mode, so the dropout of a
+frozen body is off (in the authors' code it is on).
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
@@ -39,7 +39,7 @@ from tff_pfl.models import split_model, weight_partition
 
 @fields.dataclass
 class FedRepHParams(hparams_lib.HeadAndBodyHParams):
-  """Hyperparameters of FedRep; defaults from the paper (CIFAR-10, 2 classes).
+  """Hyperparameters of FedRep, by default the paper's (CIFAR-10, 2 classes).
 
   Step 1 of a round is the head's phase, step 2 the body's.
   """
@@ -51,7 +51,7 @@ class FedRepHParams(hparams_lib.HeadAndBodyHParams):
   unsupported=('reweight_domains',),
 )
 def fed_rep(model, hparams):
-  """FedRep; the model's head layers are local, its body must have weights."""
+  """FedRep for models whose body has weights. The head layers are local."""
   split_model.check_has_body(model, 'fed_rep')
 
   def fit_head(client, num_epochs=None, stream=None):

@@ -1,28 +1,28 @@
-"""FedRoD: a generic head on the balanced risk, a personal one on the empirical.
+"""FedRoD: a generic head on balanced risk, a personal head on empirical risk.
 
-With z = f(x; theta) the features, g = W_g z the generic head's outputs and p =
-W_p z the personal head's, on client i with n_c examples of class c:
+On client i with n_c examples of class c, z = f(x; theta) are the features,
+g = W_g z the generic head's outputs and p = W_p z the personal head's:
 
     client:  for E epochs of mini-batches, all at once:
                theta, W_g <- SGD on cross-entropy(y, g + gamma log(n_1 ... n_C))
                W_p        <- SGD on cross-entropy(y, g + p), theta, W_g frozen
     server:  theta, W_g <- sum_i n_i (theta_i, W_g,i) / sum_i n_i
 
-A client predicts with g + p, one without data with g. The shift by the class
-counts (balanced softmax) leaves the frequencies of a client's classes to its
-personal head, so that clients of other classes train a generic model for all
-classes alike. Without it (gamma = 0) the generic model is that of FedAvg.
+A client predicts with g + p, or with g if it has no data. The shift by the
+class counts (balanced softmax) leaves the frequencies of a client's classes to
+its personal head. So clients with different classes train a generic model for
+all classes alike. Without the shift (gamma = 0), the generic model is FedAvg's.
 
-Both heads are linear, so that a personal model is the model itself with W_g +
-W_p as its head. A client that never took part fits W_p with the rest frozen.
+Both heads are linear, so a personal model is the model itself with W_g + W_p as
+its head. A client that never took part fits W_p with the rest frozen.
 
 Symbols: theta -> the body, psi (W_g) -> the model's head, phi (W_p) -> the
 local weights, gamma -> balance_exponent, E -> num_epochs, eta -> learning_rate.
 
-Deviations from the paper: the variant whose personal head a hypernetwork makes
-from the client's class counts is left out, and so are the other balanced losses
-that the paper compares. That W_p starts at 0 and is trained along with the rest
-is not checked against the paper.
+Deviations from the paper: the variant in which a hypernetwork makes the
+personal head from the client's class counts is left out, as are the other
+balanced losses that the paper compares. It is not checked against the paper
+that W_p starts at 0 and is trained along with the rest.
 
 References:
   Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image
@@ -46,11 +46,12 @@ from tff_pfl.models import domain_models, split_model
 
 @fields.dataclass
 class FedRodHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedRoD: of local training, and of the balanced risk.
+  """Hyperparameters of FedRoD: local training and the balanced risk.
 
   Attributes:
     balance_exponent: Power of a client's class counts in the balanced softmax
-      of body and generic head (gamma), at least 0; 0 for the plain loss.
+      of body and generic head (gamma), at least 0. If 0, the loss is the plain
+      one.
   """
 
   balance_exponent: fields.NonNegative = 1.0
@@ -63,7 +64,7 @@ def class_shift(
   classes = tf.one_hot(
     tf.cast(examples.y, tf.int32), model.classifier.num_classes
   )
-  # The output of a class without examples stands for minus infinity.
+  # A class without examples has an output that stands for minus infinity.
   counts = tf.reduce_sum(
     tf.where(examples.is_example[:, tf.newaxis], classes, 0), 0
   )
@@ -90,16 +91,16 @@ def _sum_metric(metric):
   unsupported=('reweight_domains',),
 )
 def fed_rod(model, hparams):
-  """FedRoD; the model's head must be one linear layer."""
+  """FedRoD for models whose head is one linear layer."""
   domain_models.linear_head(model)
   head = model.weight_names(model.head_layers)
 
   def own(weights):
-    """The personal head, which trains as weights called `personal/...`."""
+    """The personal head, whose weights train as `personal/...`."""
     return collections.OrderedDict((n, weights[f'personal/{n}']) for n in head)
 
   def outputs(weights, x, mode):
-    """The outputs of the generic head and of both, and new statistics."""
+    """Outputs of the generic head and of both heads, and new statistics."""
     features, statistics = model.body(weights, x, mode)
     generic, _ = model.head(weights, features, mode)
     frozen = {name: tf.stop_gradient(weights[name]) for name in head}
@@ -113,7 +114,7 @@ def fed_rod(model, hparams):
     in_training = model.in_training
 
     def both_risks(y, outputs):
-      """The personal risk, with the gradient of the sum of both."""
+      """The personal risk, with the gradient of the sum of both risks."""
       balanced = in_training.loss(y, outputs[0] + shift)
       own_risk = in_training.loss(y, outputs[1])
       return own_risk + balanced - tf.stop_gradient(balanced)

@@ -1,29 +1,29 @@
-"""FedSA-LoRA: low-rank adapters of dense layers, one factor of them shared.
+"""FedSA-LoRA: low-rank adapters of dense layers, with one factor shared.
 
-The network is frozen, and best pretrained (`--initial_run`). To the kernel W_0
-of each adapted dense layer, `[inputs, outputs]`, a product of two thin matrices
-is added, A `[inputs, r]` and B `[r, outputs]`:
+The network is frozen and should be pretrained (`--initial_run`). Each adapted
+dense layer adds to its kernel W_0 `[inputs, outputs]` a product of two thin
+matrices, A `[inputs, r]` and B `[r, outputs]`:
 
     W = W_0 + alpha / r A B
 
     client:  for E epochs:  A, B_i, head_i <- SGD, all together
     server:  A <- sum_i n_i A_i / sum_i n_i
 
-A starts from a normal distribution of variance 1 / inputs, B at 0, so that at
-first the network is unchanged. Only A is sent; W_0 is part of the model on both
-sides and never is. A client's model is the network itself with W in place of
-W_0. A client that never took part fits B and the head with A frozen.
+A starts from a normal distribution of variance 1 / inputs and B from 0, so the
+network is unchanged at first. Only A is sent. W_0 is part of the model on both
+sides and is never sent. A client's model is the network itself with W instead
+of W_0. A client that never took part fits B and the head with A frozen.
 
 Symbols (the paper's are transposed): r -> rank, alpha -> scaling, A ->
 `layer/kernel/shared`, B -> `layer/kernel/personal`, E -> num_epochs, eta ->
 learning_rate.
 
-Deviations from the paper: dropout on the adapters' inputs is left out, and the
-whole network runs in inference mode (its own dropout is off, moving statistics
-stay). By default all dense layers below the head are adapted (in the paper, two
-of each attention block). As in the authors' program for classification, the
-head is trained in full and stays on its client; with `train_head=False` it is
-frozen, as in theirs for generation.
+Deviations from the paper: the adapters' inputs have no dropout, and the whole
+network runs in inference mode (its own dropout is off, moving statistics stay).
+All dense layers below the head are adapted by default (in the paper, two of
+each attention block). The head is trained in full and stays on its client, as
+in the authors' program for classification. If `train_head=False`, it is frozen,
+as in their program for generation.
 
 References:
   Guo, Zeng, Wang, Fan, Wang, Qu: Selective Aggregation for Low-Rank Adaptation
@@ -46,16 +46,16 @@ from tff_pfl.models import split_model
 
 @fields.dataclass
 class FedSaLoraHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedSA-LoRA: of local training, and of the adapters.
+  """Hyperparameters of FedSA-LoRA: local training and the adapters.
 
   Attributes:
     rank: Rank of the adapters (r), at least 1.
-    scaling: Scale of the adapters (alpha), positive: their product is
+    scaling: Scale of the adapters (alpha), positive. Their product is
       multiplied by scaling / rank.
-    adapted_layers: Names of the dense layers to adapt, separated by commas;
-      None for all that are not in a trained head.
-    train_head: True for clients that train a head of their own; otherwise the
-      head is frozen, unless it is adapted.
+    adapted_layers: Names of the dense layers to adapt, separated by commas.
+      None adapts all that are not in a trained head.
+    train_head: True to train each client's own head. If False, the head is
+      frozen unless it is adapted.
     adapter_seed: Seed of A's initial values.
   """
 
@@ -81,7 +81,7 @@ def adapted_kernels(
   kernels = {
     layer: units.kernels[0]
     for layer, units in model.units.items()
-    # A recurrent layer has two kernels, a convolution one of more axes.
+    # A recurrent layer has two kernels, a convolution one with more axes.
     if len(units.kernels) == 1
     and model.initial_weights[units.kernels[0]].ndim == 2
     and layer not in trained
@@ -106,7 +106,7 @@ def adapted_kernels(
   unsupported=('reweight_domains',),
 )
 def fed_sa_lora(model, hparams):
-  """FedSA-LoRA; the model must have dense layers that can be adapted."""
+  """FedSA-LoRA for models with dense layers that can be adapted."""
   kernels = adapted_kernels(model, hparams)
   rng = np.random.default_rng([hparams.adapter_seed, *b'adapters'])
   initial_shared, initial_local = (collections.OrderedDict() for _ in range(2))

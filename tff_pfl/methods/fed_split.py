@@ -1,4 +1,4 @@
-"""FedSplit: some hidden units of a layer are personal, all else is averaged.
+"""FedSplit: some hidden units of a layer are personal, the rest is averaged.
 
     client:  W_k = (W^s, W_k^p);  for G epochs:  W_k <- SGD on all of it
              W_k^p <- W_k^p + Delta W_k^p;  send Delta W_k^s
@@ -6,20 +6,20 @@
 
 Hidden units (the paper's hidden elements) are the neurons of dense layers, the
 channels of convolutions and the units of recurrent layers. All parameters that
-produce a personal unit stay on its client: its columns of the kernels, its
-bias, its parameters of a normalization that follows. The partition is given;
-`fed_fac` finds one.
+produce a personal unit stay on its client: its columns of the kernels, its bias
+and its parameters of a normalization that follows. You choose the partition,
+while `fed_fac` finds one.
 
 A client that never took part trains its personal units, from the initial ones,
 with all shared weights frozen (the paper's LocalTrain).
 
-With no personal unit this is FedAvg, with all of the last layer FedPer, with
-all of the lower layers LG-FedAvg.
+This is FedAvg without personal units, FedPer with all of the last layer, and
+LG-FedAvg with all of the lower layers.
 
 Symbols: Lambda and I^p -> personal_elements, G -> num_epochs, eta_l ->
 learning_rate, eta_g -> the server optimizer's learning rate.
 
-Deviations from the paper: none but the default momentum.
+Deviations from the paper: only the default momentum.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
@@ -39,18 +39,18 @@ from tff_pfl.models import units, weight_partition
 
 @fields.dataclass
 class FedSplitHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of FedSplit, besides those of local training.
+  """Hyperparameters of FedSplit: local training and the personal units.
 
   Attributes:
     personal_elements: The personal units, such as `dense_1:0-49,dense_2` (see
-      `units.parse`); None for the second half of the last hidden layer, '' for
-      none (FedAvg).
+      `units.parse`). None uses the second half of the last hidden layer, and ''
+      no units (FedAvg).
   """
 
   personal_elements: Optional[str] = None
 
 
-@registry.method('given hidden units local, all else global', FedSplitHParams)
+@registry.method('chosen hidden units local, the rest global', FedSplitHParams)
 def fed_split(model, hparams):
   """FedSplit."""
   chosen = hparams.personal_elements

@@ -1,23 +1,23 @@
-"""IFCA (HypCluster): a few global models; each client takes the best.
+"""IFCA (HypCluster): a few global models, of which each client takes the best.
 
     client:  k_i = argmin_k f_i(w_k);  w <- SGD on f_i from w_{k_i}, E epochs
     server:  w_k <- sum n_i w_i / sum n_i over the clients with k_i = k
 
 A client chooses anew in every round and before it is scored, so it keeps no
-state. A model that nobody chose gets no update (with momentum at the server it
-may still move on).
+state. A model that no client chose gets no update (but may still move if the
+server uses momentum).
 
-The aggregator gets the updates and the shares of the clusters, of which the
-server makes means over the members of each. So clipping bounds a client's part
-in the sums, not the step of a cluster. Private factories add noise to both:
-with them a cluster moves only if its share is at least half that of one client
-(see `aggregators.least_share`).
+The aggregator gets the updates and the shares of the clusters. The server turns
+these into means over the members of each cluster. So clipping bounds a client's
+part in the sums, not the step of a cluster. Private factories add noise to
+both. A cluster then moves only if its share is at least half of one client's
+share (see `aggregators.least_share`).
 
 Symbols: k -> num_clusters, tau -> num_epochs or num_steps, gamma ->
 learning_rate.
 
-Deviations from the paper: model averaging (IFCA's option II) with the clients'
-numbers of examples as weights. The models start from one draw of the initial
+Deviations from the paper: model averaging (IFCA's option II), weighted by the
+clients' numbers of examples. The models start from one draw of the initial
 weights in different orders (`models.copies.drawn_apart`).
 
 References:
@@ -42,7 +42,7 @@ from tff_pfl.models import copies, split_model
 
 @fields.dataclass
 class IfcaHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of IFCA: of local training, and the clusters.
+  """Hyperparameters of IFCA: local training and the clusters.
 
   Attributes:
     num_clusters: Number of global models to choose from (k), at least 1.

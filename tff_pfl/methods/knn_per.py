@@ -1,26 +1,27 @@
 """kNN-Per: a global model, mixed with the votes of a client's own examples.
 
 Training is FedAvg. A client keeps the pairs (phi(x_j), y_j) of its examples'
-features and classes, and predicts for x, with N its k nearest neighbors by
+features and classes. It predicts for x from N, the k nearest neighbors by
 distance of features:
 
     v_j       = exp(-|phi(x) - phi(x_j)|^2 / (sigma D)), D numbers in phi(x)
     p_kNN(c)  = sum of v_j over j in N with y_j = c / sum of v_j over j in N
     p(c)      = lambda p_kNN(c) + (1 - lambda) p_model(c)
 
-The pairs, `datastore/features` and `datastore/classes` (from 1 on; 0 where none
-is stored), are weights of a client's model that nothing trains. They are made
-when a client's model is, so that clients keep nothing between rounds. A client
-without examples has the global model. With k = 0 or lambda = 0 this is FedAvg.
+The pairs, `datastore/features` and `datastore/classes` (classes count from 1, 0
+is an empty place), are weights of a client's model that are not trained. They
+are made along with the client's model, so clients keep nothing between rounds.
+A client without examples has the global model. If k = 0 or lambda = 0, this is
+FedAvg.
 
 Symbols: k -> num_neighbors, lambda -> neighbor_weight, sigma -> length_scale,
 phi -> the body, capacity -> num_stored_examples.
 
-Deviations from the paper: one lambda holds for all clients (in the paper each
-chooses its own by validation). The kernel is that of the authors' program, not
-checked against the paper's text. Neighbors count in predictions only:
-fine-tuning trains the model without them, and stored features stay those of
-before it.
+Deviations from the paper: one lambda holds for all clients (in the paper, each
+chooses its own by validation). The kernel comes from the authors' program and
+is not checked against the paper's text. Neighbors count only in predictions:
+fine-tuning trains the model without them and keeps the features stored before
+it.
 
 References:
   Marfoq, Neglia, Kameni, Vidal: Personalized Federated Learning through Local
@@ -45,16 +46,17 @@ _FEATURES, _CLASSES = _STORE = ('datastore/features', 'datastore/classes')
 
 @fields.dataclass
 class KnnPerHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of kNN-Per: of local training, and of the neighbors.
+  """Hyperparameters of kNN-Per: local training and the neighbors.
 
   Attributes:
-    num_neighbors: Stored examples that vote on each prediction (k), at least 0.
+    num_neighbors: Number of stored examples that vote on each prediction (k),
+      at least 0.
     neighbor_weight: Share of the neighbors' vote in a prediction (lambda), in
       [0, 1].
-    length_scale: Scale of squared distances in the votes (sigma), positive; the
-      larger, the more slowly votes fall with the distance.
-    num_stored_examples: Examples that a client's model has room for, at least
-      1; a client with more has as many drawn at random.
+    length_scale: Scale of squared distances in the votes (sigma), positive.
+      Votes fall more slowly with the distance if it is large.
+    num_stored_examples: Number of examples that a client's model has room for,
+      at least 1. A client with more stores this many, drawn at random.
   """
 
   num_neighbors: fields.CountOrZero = 10
@@ -84,7 +86,7 @@ def neighbor_votes(
     log_votes, min(hparams.num_neighbors, capacity)
   )
   classes = tf.cast(tf.gather(store[_CLASSES], places), tf.int32) - 1
-  # The nearest has exp(0): however far away all are, this is not 0 / 0.
+  # The nearest has exp(0), so this is not 0 / 0 even if all are far away.
   shares = tf.nn.softmax(log_votes)[:, :, tf.newaxis]
   return tf.reduce_sum(shares * tf.one_hot(classes, num_classes), axis=1)
 
@@ -136,7 +138,7 @@ def datastore(
   capacity: int,
   seed: tf.Tensor,
 ) -> collections.OrderedDict:
-  """The pairs of a client's examples; of more than `capacity`, a draw."""
+  """The pairs of a client's examples, or `capacity` drawn from more."""
   number, places = examples.num_examples, tf.range(capacity)
   order = randomness.permutations(seed, 1, examples.capacity, number)[0]
   rows = tf.gather(order, tf.minimum(places, examples.capacity - 1))
@@ -156,14 +158,14 @@ def datastore(
 
 
 @registry.method(
-  'a global model, mixed with the nearest of the own examples',
+  "a global model, mixed with votes of the client's nearest examples",
   KnnPerHParams,
   needs_classes=True,
-  # A client's own statistics would be found without its datastore.
+  # A client's own statistics would be computed without its datastore.
   unsupported=('statistics',),
 )
 def knn_per(model, hparams):
-  """kNN-Per; the model's body must have weights and give one tensor."""
+  """kNN-Per for classifiers whose body has weights and returns one tensor."""
   fed_avg = joint_training.joint_training_work(model, hparams)
   if not hparams.num_neighbors or not hparams.neighbor_weight:
     return fed_avg

@@ -1,4 +1,4 @@
-"""L2GD: personal models that are drawn to their mean when a coin says so.
+"""L2GD: personal models that are pulled toward their mean in random rounds.
 
     F(x) = 1/n sum_i f_i(x_i) + lambda / (2 n) sum_i |x_i - mean(x)|^2
 
@@ -8,21 +8,21 @@
     server:  mean_{t+1} = the mean of the cohort's x_i
 
 A local round is E epochs (or K steps) of mini-batches, as in the experiments of
-FedRep's paper; with `num_steps=1` it is L2GD's own. A client is scored with its
-x_i. With p = 0 the method is local training; with a large lambda an aggregation
-round replaces the models by their mean.
+FedRep's paper (L2GD has `num_steps=1`). A client is scored with its x_i. If
+p = 0, the method is local training. The largest lambda allowed, n p / eta,
+makes an aggregation round replace the models by their mean.
 
 Symbols: p -> aggregation_probability, lambda -> coupling_strength, eta / n ->
-learning_rate (the factor of a client's own gradient, but for 1 / (1 - p)), E ->
-num_epochs, K -> num_steps.
+learning_rate (the factor of a client's own gradient, except for 1 / (1 - p)),
+E -> num_epochs, K -> num_steps.
 
 Deviations from the paper: clients report their models after every round, so the
-mean that an aggregation round needs is at the server when it begins (the paper
-sends them when the coin changes, which saves messages and gives the same
-models). With a cohort smaller than all clients the mean is that of the last
-cohort, and a client whose first round is an aggregation round is drawn to it
-from the initial weights. It is no mean with another server optimizer than the
-default. Clients weigh alike, as in the paper. Momentum is within a round
+server already has the mean when an aggregation round begins. (The paper sends
+the models when the coin changes, which saves messages and gives the same
+models.) If a cohort is only part of the clients, the mean is over the last
+cohort. A client whose first round is an aggregation round is pulled toward it
+from the initial weights. It is a mean only with the default server optimizer.
+Clients have equal weights, as in the paper. Momentum stays within a round
 (`momentum=0` is the paper's).
 
 References:
@@ -46,14 +46,14 @@ from tff_pfl.models import randomness
 
 @fields.dataclass
 class L2gdHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of L2GD: of local rounds, and of aggregation rounds.
+  """Hyperparameters of L2GD: local rounds and aggregation rounds.
 
   Attributes:
     learning_rate: Learning rate of a local step, before it is divided by 1 - p.
-    optimizer: The clients' optimizer: sgd or adam, whose rate is set here.
-    aggregation_probability: Share of aggregation rounds (p), in [0, 1).
-    coupling_strength: Strength of the pull to the mean model (lambda), at least
-      0.
+    optimizer: The clients' optimizer: sgd or adam, with `learning_rate`.
+    aggregation_probability: Probability of an aggregation round (p), in [0, 1).
+    coupling_strength: Strength of the pull toward the mean model (lambda), at
+      least 0.
   """
 
   optimizer: Literal['sgd', 'adam'] = 'sgd'
@@ -63,7 +63,7 @@ class L2gdHParams(hparams_lib.LocalTrainingHParams):
   def __post_init__(self):
     super().__post_init__()
     errors.expect(
-      # With room for rounding.
+      # This leaves room for rounding.
       self.pull < 1 + 1e-9,
       'learning_rate * coupling_strength / aggregation_probability',
       'at most 1, or an aggregation round would go beyond the mean',
@@ -92,7 +92,7 @@ def is_aggregation_round(
 
 
 @registry.method(
-  'personal models, drawn to their mean at random rounds', L2gdHParams
+  'personal models, pulled toward their mean in random rounds', L2gdHParams
 )
 def l2gd(model, hparams):
   """L2GD."""
@@ -104,7 +104,7 @@ def l2gd(model, hparams):
     return client.sgd(loss, personal, phase)
 
   def pull_to_mean(client):
-    # Its step has the learning rate, too.
+    # The pull also contains the learning rate.
     pull, mean = client.rate(hparams.pull), client.received
     pulled = collections.OrderedDict(
       (name, value - tf.cast(pull, value.dtype) * (value - mean[name]))

@@ -6,9 +6,9 @@
 Symbols: local parameters theta^l -> the model's body, global parameters theta^g
 -> its head layers, or the last `global_depth`, eta -> learning_rate.
 
-Deviations from the paper: the supervised variant without its auxiliary and
-adversarial losses, as every comparison has it; it starts from the initial
-weights, not from a model that FedAvg trained.
+Deviations from the paper: this is the supervised variant without auxiliary and
+adversarial losses, as in all comparisons. It starts from the initial weights,
+not from a model that FedAvg trained.
 
 References:
   Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think
@@ -26,10 +26,10 @@ from tff_pfl.methods.shared import joint_training
 
 @fields.dataclass
 class LgFedAvgHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of LG-FedAvg, besides those of local training.
+  """Hyperparameters of LG-FedAvg: local training and the global layers.
 
   Attributes:
-    global_depth: Number of last layers with weights that are global; None for
+    global_depth: Number of last layers with weights that are global. None uses
       the head layers.
   """
 
@@ -38,7 +38,7 @@ class LgFedAvgHParams(hparams_lib.LocalTrainingHParams):
 
 @registry.method('local body, global head, trained together', LgFedAvgHParams)
 def lg_fed_avg(model, hparams):
-  """LG-FedAvg; there must be layers with weights below the global ones."""
+  """LG-FedAvg for models that have weights below the global layers."""
   return joint_training.divided_work(
     model, hparams, 'lg_fed_avg', 'global_depth'
   )

@@ -1,12 +1,12 @@
-"""Local training: every client on its own, nothing is shared.
+"""Local training: every client trains on its own, nothing is shared.
 
     client:  for E epochs:  w_i <- SGD
     server:  nothing
 
 All clients start from the same initial weights. A client trains only in the
-rounds it is sampled for, like in every other method, so that comparisons are at
-the same amount of local work; one that never was trains once before it is
-scored.
+rounds it is sampled for, as in every other method, so that comparisons are at
+the same amount of local work. A client that was never sampled trains once
+before it is scored.
 
 Symbols: E -> num_epochs, eta -> learning_rate, B -> batch_size.
 """

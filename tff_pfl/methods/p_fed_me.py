@@ -17,7 +17,8 @@ Symbols: eta -> learning_rate, R -> num_steps or the steps of num_epochs, lambda
 inner_learning_rate, beta -> the learning rate of the server's optimizer.
 
 Deviations from the paper: an inner solve starts from w, not from the client's
-last theta, so that clients need no state. Clients weigh alike, as in the paper.
+last theta, so clients need no state. Clients have equal weights, as in the
+paper.
 
 References:
   T. Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes,
@@ -34,16 +35,17 @@ from tff_pfl.models import split_model
 
 @fields.dataclass
 class PFedMeHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of pFedMe: of the envelope's descent, and its solver.
+  """Hyperparameters of pFedMe: envelope descent and inner solver.
 
   Attributes:
     learning_rate: Learning rate of the global model w (eta), positive.
     momentum: Momentum of the SGD on w, in [0, 1).
-    proximal_strength: Strength of the pull of theta to w (lambda), positive.
+    proximal_strength: Strength of the pull of theta toward w (lambda),
+      positive.
     num_inner_steps: Gradient steps on theta for each batch (K), at least 1.
     inner_learning_rate: Learning rate of the inner steps, positive.
-    num_adaptation_epochs: Epochs of mini-batches in which theta_i is solved
-      before it is scored, at least 1.
+    num_adaptation_epochs: Epochs of mini-batches that solve theta_i before it
+      is scored, at least 1.
   """
 
   learning_rate: fields.Positive = 0.01
@@ -82,7 +84,7 @@ def envelope(
 
 
 @registry.method(
-  'a global model of which personal ones are Moreau envelopes', PFedMeHParams
+  'a global model, personalized by solving its Moreau envelope', PFedMeHParams
 )
 def p_fed_me(model, hparams):
   """PFedMe."""
@@ -90,7 +92,7 @@ def p_fed_me(model, hparams):
     model,
     hparams,
     objective=envelope(model, hparams),
-    # The solution of theta_i before a client's model is scored.
+    # Solves theta_i before a client's model is scored.
     adaptation=personalization.Personalization(
       fine_tune='all',
       num_epochs=hparams.num_adaptation_epochs,

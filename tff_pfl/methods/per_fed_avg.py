@@ -9,35 +9,36 @@ local iteration of client i, with independent batches D, D', D'':
 
     server:  w_{t+1} = sum_i n_i w_i / sum_i n_i
 
-Variants: `exact` has the product of Hessian and v by automatic differentiation,
-`hessian_free` by a central difference of two gradients at w +- delta * v,
-`first_order` leaves it out. With alpha = 0 all three are FedAvg.
+Variants: `exact` computes the product of Hessian and v by automatic
+differentiation, `hessian_free` by a central difference of two gradients at
+w +- delta * v, and `first_order` leaves it out. If alpha = 0, all three are
+FedAvg.
 
-D, D' and D'' may be of unequal sizes: batches of the largest are drawn, of
-which each has the first examples.
+D, D' and D'' may have different sizes: batches of the largest size are drawn,
+and each uses its first examples.
 
-Several inner steps lead to w~, each on a batch D of its own, and v is carried
-back through them, each with a batch D'' of its own. With `inner_scope='head'`
-only the head moves in them (ANIL); then (I - alpha H) is (I - alpha H P), with
-P the projection onto the head. All weights are global. A client's model is
-scored after inner steps on its training data, in full batches
-(`num_adaptation_steps`; other rules by `fine_tune`).
+Several inner steps lead to w~, each on its own batch D. v is carried back
+through them, each with its own batch D''. If `inner_scope='head'`, only the
+head moves in them (ANIL), and (I - alpha H) becomes (I - alpha H P), with P the
+projection onto the head. All weights are global. A client's model is scored
+after inner steps on its training data, in full batches (`num_adaptation_steps`,
+or other rules by `fine_tune`).
 
 The batches of an iteration have no example in common, which makes them
 independent draws of the client's distribution. A client with fewer batches than
-an iteration takes uses some of them twice, which biases the gradient: with two
-batches D is D'; with one, all are the client's full batch.
+an iteration takes uses some of them twice, which biases the gradient. If it has
+two batches, D is D'. If it has one, all are the client's full batch.
 
 Symbols:
   alpha -> inner_learning_rate, beta -> learning_rate, tau -> num_steps
   delta -> hessian_free_step
   r -> the cohort's share of the clients (an option of the run)
 
-Deviations from the paper: its server takes the plain mean, which is
-`client_weighting='uniform'`; by default clients are weighted by their numbers
-of examples. Its step before scoring is on the test data, here on the training
-data. Several inner steps and `inner_scope` are extensions. Dropout draws anew
-for every batch; moving statistics are those of D', at w~.
+Deviations from the paper: its server takes the plain mean
+(`client_weighting='uniform'`), while the default here weights clients by their
+numbers of examples. Its step before scoring is on the test data, here on the
+training data. Several inner steps and `inner_scope` are extensions. Dropout
+draws anew for every batch. Moving statistics come from D', at w~.
 
 References:
   Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical
@@ -62,18 +63,18 @@ from tff_pfl.models import randomness, split_model
 
 @fields.dataclass
 class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of Per-FedAvg; defaults from the paper's experiment.
+  """Hyperparameters of Per-FedAvg, with defaults from the paper's experiment.
 
   Attributes:
-    num_epochs: Epochs of local iterations in a round if `num_steps` is None:
-      passes through the examples in batches of the largest size.
+    num_epochs: Epochs of local iterations in a round if `num_steps` is None. An
+      epoch passes through the examples in batches of the largest size.
     num_steps: Local iterations in a round (tau).
     learning_rate: Learning rate of the local iterations (beta), positive.
-    momentum: SGD momentum of the local iterations, in [0, 1); ignored by Adam.
+    momentum: SGD momentum of the local iterations, in [0, 1). Adam ignores it.
     optimizer: Optimizer of the local iterations: sgd or adam.
-    batch_size: Examples in each D'; None for all.
-    inner_batch_size: Examples in each D; None for `batch_size`.
-    curvature_batch_size: Examples in each D''; None for `batch_size`.
+    batch_size: Examples in each D'. None, or 0, takes all.
+    inner_batch_size: Examples in each D. None uses `batch_size`.
+    curvature_batch_size: Examples in each D''. None uses `batch_size`.
     variant: Computation of the meta-gradient: 'first_order', 'hessian_free' or
       'exact'.
     inner_learning_rate: Learning rate of the inner steps and of adaptation
@@ -82,11 +83,11 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
     inner_scope: Weights that inner steps and adaptation change: 'all' or
       'head'.
     hessian_free_step: Factor of the gradient v in the differences of
-      'hessian_free' (delta), positive. Where w +- delta v crosses kinks (ReLU,
+      'hessian_free' (delta), positive. If w +- delta v crosses kinks (ReLU,
       max-pooling), the difference is not of one smooth piece, and smaller
       values are better.
-    num_adaptation_steps: Steps before a client's model is scored, at least 0;
-      None for `num_inner_steps`.
+    num_adaptation_steps: Steps before a client's model is scored, at least 0.
+      None uses `num_inner_steps`.
   """
 
   num_epochs: fields.Epochs = 5
@@ -105,7 +106,7 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
 
   @property
   def batch_sizes(self) -> tuple[Optional[int], Optional[int], Optional[int]]:
-    """The sizes of D', D and D''; None for all examples."""
+    """The sizes of D', D and D''. None means all examples."""
     size = self.batch_size or None
     return (
       size,
@@ -114,7 +115,7 @@ class PerFedAvgHParams(hparams_lib.LocalTrainingHParams):
     )
 
   def phase(self, num_epochs: Optional[int] = None) -> phases.Phase:
-    """The local iterations; a step's batches are D', all D, all D''."""
+    """The local iterations. The batches of a step are D', all D and all D''."""
     per_inner_step = 1 if self.variant == 'first_order' else 2
     sizes = self.batch_sizes[: 1 + per_inner_step]
     return dataclasses.replace(

@@ -15,14 +15,14 @@ class Algorithm(NamedTuple):
   """A registered method.
 
   Attributes:
-    hparams: Frozen dataclass of its hyperparameters; the defaults are usable.
+    hparams: Frozen dataclass of its hyperparameters, with usable defaults.
     work: `(model, hparams) -> ClientWork`, the method itself.
     summary: One line for help texts and tables.
     needs_domains: True if it takes only models of examples with a domain.
-    needs_classes: True if it takes only classifiers of examples that have one
-      class each.
-    unsupported: Settings of a run (`Settings`) that have no effect on it or do
-      harm.
+    needs_classes: True if it takes only classifiers of examples with one class
+      each.
+    unsupported: Settings of a run (`Settings`) that do not affect the method,
+      or harm it.
   """
 
   hparams: type
@@ -35,10 +35,10 @@ class Algorithm(NamedTuple):
 
 # Names of hyperparameters that any method takes.
 SHARED = ('batch_size', 'learning_rate')
-# What some methods call otherwise: where the head and the body are trained in
-# turn, an epoch is one on the body.
+# Other names in some methods: if the head and the body are trained in turn, an
+# epoch is one on the body.
 _CALLED_OTHERWISE = {'num_epochs': 'num_body_epochs'}
-# Filled by `method`; importing `tff_pfl.methods` imports all of them.
+# Filled by `method`. Importing `tff_pfl.methods` imports all of them.
 ALGORITHMS: dict[str, Algorithm] = {}
 
 
@@ -48,8 +48,8 @@ def method(
   """Registers a method under the name of the decorated function.
 
   The function takes a `SplitModel` and hyperparameters and returns the method's
-  `ClientWork`. It stays as it is; `build` makes the process. The arguments are
-  fields of `Algorithm`, as are `options`.
+  `ClientWork`. It is returned unchanged, and `build` makes the process. The
+  arguments and `options` are fields of `Algorithm`.
   """
 
   def register(work):
@@ -66,7 +66,7 @@ def get_algorithm(name: str) -> Algorithm:
 
 
 def method_of(hparams: Any) -> str:
-  """The name of the method whose hyperparameters a dataclass has."""
+  """The name of the method that the hyperparameters belong to."""
   for name, algorithm in ALGORITHMS.items():
     if algorithm.hparams is type(hparams):
       return name
@@ -76,10 +76,10 @@ def method_of(hparams: Any) -> str:
 
 
 def fields_called(name: str, of: type) -> tuple[str, ...]:
-  """The hyperparameters that a name stands for: its own, or all that end in it.
+  """The hyperparameters that a name stands for: itself, or all that end in it.
 
-  `learning_rate` is FedRep's `head_learning_rate` and `body_learning_rate`, and
-  `num_epochs` its `num_body_epochs`.
+  `learning_rate` stands for FedRep's `head_learning_rate` and
+  `body_learning_rate`, and `num_epochs` for its `num_body_epochs`.
 
   Args:
     of: The class of a method's hyperparameters.
@@ -99,10 +99,10 @@ def with_values(
 
   Args:
     values: Values by name. The names in `SHARED` stand for all hyperparameters
-      that `fields_called` gives, unless these are named themselves.
+      from `fields_called`, unless these are also named.
 
   Returns:
-    The hyperparameters, and the values that are none of them.
+    The hyperparameters, and the values that do not belong to them.
   """
   own, others = {}, {}
   for name in sorted(values, key=SHARED.__contains__, reverse=True):
@@ -133,17 +133,17 @@ def build(
 
   Args:
     name: A key of `ALGORITHMS`.
-    model: The model, of which the method may make its own (`process.model`).
-    hparams: The method's hyperparameters, `get_algorithm(name).hparams(...)`;
-      None for its defaults.
-    options: Options of the process; None for the defaults.
+    model: The model, which the method may replace by its own (`process.model`).
+    hparams: The method's hyperparameters, `get_algorithm(name).hparams(...)`.
+      None uses its defaults.
+    options: Options of the process. None uses the defaults.
     seed: The run's seed, any int64.
-    cohorts: Sampler of the run's cohorts. An attack needs it, and an aggregator
-      that is a `PrivateMean` or `DistributedPrivateMean`.
+    cohorts: Sampler of the run's cohorts, needed for an attack and for a
+      `PrivateMean` or `DistributedPrivateMean` as aggregator.
     num_rounds: Rounds of the run, for such an aggregator.
-    **values: Hyperparameters by name and fields of `ProcessOptions` (also those
-      of its dataclasses, such as `weight_decay` and `fine_tune`), which replace
-      those of `hparams` and `options`.
+    **values: Hyperparameters by name and fields of `ProcessOptions` (including
+      fields of its dataclasses, such as `weight_decay` and `fine_tune`), which
+      replace the values in `hparams` and `options`.
   """
   algorithm = get_algorithm(name)
   split_model.check_float32(model)

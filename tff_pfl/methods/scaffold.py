@@ -5,22 +5,23 @@
     server:  x <- x + eta_g mean(y - x)
              c <- c + |S| / N mean(c_i+ - c_i)
 
-c is the mean of the clients' c_i. A client is scored with x; its c_i never
-leaves it, only their changes do, through the same aggregator as the updates.
+c is the mean of the clients' c_i. A client is scored with x. Its c_i never
+leaves it. Only the changes of c_i are sent, through the same aggregator as the
+updates.
 
 Symbols: eta_l -> learning_rate, K -> num_steps or the steps of num_epochs,
 eta_g -> the learning rate of the server's optimizer, N -> num_clients, c ->
 `control`.
 
-Deviations from the paper: N need not be given. With N, c counts clients that
-never came as zeros, as in the paper. Without, c is the exact mean over the
-clients that did come, and one that comes for the first time takes c for its
-c_i: it makes plain steps, so that the corrections c - c_i add up to zero over
-all clients, as they do in the paper. Clients weigh alike, as in the paper; with
-`client_weighting='num_examples'` both means are weighted, which is right where
-all clients take part in every round. An aggregator that clips or adds noise
-does so to the changes, too: the server's c then is no longer the mean of the
-clients' c_i, and the paper's proofs do not hold.
+Deviations from the paper: N is optional. If N is given, c counts clients that
+never took part as zeros, as in the paper. Otherwise, c is the exact mean over
+the clients that took part. A client that takes part for the first time then
+uses c as its c_i: it makes plain steps, so that the corrections c - c_i add up
+to zero over all clients, as in the paper. Clients have equal weights, as in the
+paper. If `client_weighting='num_examples'`, both means are weighted, which is
+right only if all clients take part in every round. An aggregator that clips or
+adds noise also does so to the changes of c_i. The server's c is then no longer
+the mean of the clients' c_i, and the paper's proofs do not hold.
 
 References:
   Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic
@@ -43,13 +44,13 @@ from tff_pfl.models import split_model
 
 @fields.dataclass
 class ScaffoldHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of SCAFFOLD: of local training by plain SGD.
+  """Hyperparameters of SCAFFOLD: local training by plain SGD.
 
   Attributes:
-    momentum: Must be 0, for local training is plain SGD.
-    optimizer: Must be sgd, for local training is plain SGD.
-    num_clients: Exact number of all clients (N); with another one c is wrong.
-      None to take c over the clients that took part so far.
+    momentum: Momentum of the clients' SGD, which must be 0.
+    optimizer: The clients' optimizer, which must be sgd.
+    num_clients: Exact number of all clients (N). Any other number makes c
+      wrong. None takes c over the clients that have taken part.
   """
 
   momentum: fields.number(float, ge=0, le=0) = 0.0
@@ -95,7 +96,7 @@ def scaffold(model, hparams):
     )
     update = split_model.difference(x, y)
     new_c_i = _combine(
-      # A client without examples makes no step; it is left out.
+      # A client without examples makes no step and is left out.
       lambda c_i, c, moved: (
         c_i - c + tf.math.divide_no_nan(moved, tf.cast(step_total, moved.dtype))
       ),

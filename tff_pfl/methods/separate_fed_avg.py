@@ -3,13 +3,14 @@
     client:  for every domain m:  w_im <- SGD(w_m) on its examples of domain m
     server:  w_m <- sum_i L_im w_im / sum_i L_im
 
-The models start alike. After rounds of warm-up (`num_warmup_rounds` of
-`Settings`) they start from one model that FedAvg has trained for all domains:
-that is FedAvg with fine-tuning per domain, which the clients do together, by
-FedAvg again. A domain's mean is by its examples, however clients weigh.
+All models start from the same weights. After warm-up rounds
+(`num_warmup_rounds` of `Settings`), they start from one model that FedAvg has
+trained for all domains. That is FedAvg with fine-tuning per domain, which the
+clients do together, again by FedAvg. A domain's mean is weighted by its
+examples, however clients are weighted.
 
-Deviations from the papers: a domain absent from a round keeps its model (but a
-server's optimizer with momentum moves on).
+Deviations from the papers: a domain that is absent from a round keeps its model
+(but a server optimizer with momentum still moves it).
 
 References:
   Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
@@ -28,7 +29,7 @@ from tff_pfl.models import domain_models
 
 @fields.dataclass
 class SeparateFedAvgHParams(hparams_lib.LocalTrainingHParams):
-  """Hyperparameters of Separate FedAvg: those of local training."""
+  """Hyperparameters of Separate FedAvg: only local training."""
 
 
 @registry.method(
@@ -38,13 +39,13 @@ class SeparateFedAvgHParams(hparams_lib.LocalTrainingHParams):
   unsupported=('domain_model', 'reweight_domains'),
 )
 def separate_fed_avg(model, hparams):
-  """Separate FedAvg; the process' model has one for each domain."""
+  """Separate FedAvg. The process' model contains one for each domain."""
   one = domain_models.all_head(model)
   all_models = domain_models.multi_head(one)
   mean = domain_heads.WeightedAverage(one)
 
   def train(client):
-    inputs = client.features()  # Their body does nothing.
+    inputs = client.features()  # The body does nothing.
     trained, metrics = domain_heads.train(
       client, one, client.received, inputs, hparams.phase()
     )

@@ -1,7 +1,7 @@
-"""Random changes of training examples.
+"""Random augmentation of training examples.
 
-They are drawn for each image of each step from the step's seed, so that they
-are the same on every runtime. Evaluation sees the images unchanged.
+The changes are drawn from the step's seed, separately for each image and step,
+so they are the same on every runtime. Evaluation uses the unchanged images.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tff_pfl import errors
 from tff_pfl.models import randomness, split_model
 
 FORMS = 'none, flip, crop:<pixels> or crop:<pixels>+flip'
-# Far from the numbers that `keras_purity` gives a network's layers.
+# Far above the numbers that `keras_purity` gives a network's layers.
 _STREAM = 2**30
 
 
@@ -26,17 +26,18 @@ def augmented(
 ) -> split_model.SplitModel:
   """Returns the model with augmented examples in training.
 
-  `crop:<pixels>` pads an image with zeros on all sides and cuts out an image of
-  the old size at random; `flip` exchanges left and right with probability 1/2.
-  `crop:4+flip` is usual for CIFAR.
+  `crop:<pixels>` pads an image with zeros on all sides and cuts out a random
+  window of the original size. `flip` mirrors an image left to right with
+  probability 1/2. `crop:4+flip` is common for CIFAR.
 
   Args:
-    model: Takes images `[height, width, channels]` or `[height, width]`, as
-      its only input or as `image` of several, unless `spec` is a function. Add
-      domains afterwards, by `with_domains`.
-    spec: The changes, joined by `+`; 'none' for the model itself. Or a function
-      from inputs `[batch, ...]` and a seed, int32 `[2]`, to inputs of the same
-      shape; it draws from the seed (`randomness`, `tf.random.stateless_*`).
+    model: Takes images `[height, width, channels]` or `[height, width]`, as its
+      only input or as the input `image`. If `spec` is a function, any inputs
+      will do. Add domains afterwards, with `with_domains`.
+    spec: The changes, joined by `+`. 'none' returns the model itself. A
+      function maps inputs `[batch, ...]` and a seed, int32 `[2]`, to inputs of
+      the same shape, and draws from the seed (`randomness`,
+      `tf.random.stateless_*`).
   """
   if spec == 'none':
     return model

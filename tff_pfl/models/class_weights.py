@@ -1,8 +1,8 @@
-"""Weights of classes and of examples in the training loss.
+"""Class weights and example weights in the training loss.
 
-As in Keras, an example's loss is multiplied by its weight and by its class's
-weight; the loss of a batch is the sum of these, divided by the number of its
-examples. Reported losses and metrics are without weights.
+As in Keras, each example's loss is multiplied by its own weight and by the
+weight of its class. The loss of a batch is the sum of these products, divided
+by the number of examples. Reported losses and metrics ignore the weights.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def with_class_weight(
 
   Args:
     model: A classifier whose labels are single numbers.
-    class_weight: Class to the factor of its examples' loss, 1 for classes that
-      are not named; or `'balanced'`; or a text that `parse` takes.
-    data: The `FederatedDataset` whose training labels, of all clients together,
-      'balanced' counts; else None.
+    class_weight: The factor of each class's loss (1 for classes that are not
+      named), or `'balanced'`, or a text that `parse` reads.
+    data: The `FederatedDataset` whose training labels, over all clients,
+      'balanced' counts. Other weights do not need it.
   """
   errors.expect(
     split_model.has_classes(model),
     'class_weight',
-    f'None for {model.name!r}, whose examples have not one class each',
+    f'None for {model.name!r}, whose examples do not have one class each',
     class_weight,
   )
   if isinstance(class_weight, str):
@@ -71,8 +71,8 @@ def with_sample_weight(
     model: Takes examples `{x, y}` or `{x, y, domain}`.
 
   Returns:
-    The same model for examples with a `weight`, float32, which only the
-    training loss uses.
+    The same model for examples with a float32 `weight`, which only the training
+    loss uses.
   """
   spec = collections.OrderedDict(model.element_spec)
   spec['weight'] = tf.TensorSpec([], tf.float32)
@@ -85,7 +85,7 @@ def parse(text: str) -> Union[str, dict[int, float]]:
   """Reads class weights from a text such as `0:1,1:10`.
 
   Returns:
-    Class to weight; 'balanced' for this text.
+    A dict from class to weight, or 'balanced' for this text.
   """
   if text == BALANCED:
     return text
@@ -106,12 +106,12 @@ def parse(text: str) -> Union[str, dict[int, float]]:
 def balanced(counts: np.ndarray) -> dict[int, float]:
   """Computes weights that make all classes count the same.
 
-  They are n / (k n_c) for n_c of n examples in class c, as in scikit-learn's
-  `compute_class_weight('balanced')`; k is the number of classes with examples.
-  Classes without any are left out.
+  Class c has the weight n / (k n_c), as in scikit-learn's
+  `compute_class_weight('balanced')`, where n_c of n examples are in class c and
+  k classes have examples. Classes without examples are left out.
 
   Args:
-    counts: Examples of each class, `[classes]`, not all 0.
+    counts: Number of examples of each class, `[classes]`, not all 0.
   """
   present = np.flatnonzero(counts)
   scale = counts.sum() / len(present)
@@ -127,13 +127,13 @@ def weighted(
 
   Args:
     function: `(y, outputs) -> [batch, ...]`, a value for each label.
-    class_weight: Class to factor; 1 for classes that are not named.
-    classifier: The meaning of outputs. None, for other losses, is an error.
+    class_weight: The factor of each class, 1 for classes that are not named.
+    classifier: The meaning of the outputs. None raises an error.
   """
   errors.expect(
     classifier is not None,
     'class_weight',
-    'None for a loss that is not of classes',
+    'None for a loss that has no classes',
     class_weight,
   )
   errors.expect_type(
@@ -150,7 +150,7 @@ def weighted(
 
   def call(y_true, y_pred):
     if classifier.is_multilabel:
-      # One value for each label; the function alone gives their mean.
+      # One value per label. The function alone would return their mean.
       values = function(y_true[..., tf.newaxis], y_pred[..., tf.newaxis])
       each = tf.gather(factors, tf.cast(y_true, tf.int32))
       return tf.reduce_mean(values * tf.cast(each, values.dtype), axis=-1)

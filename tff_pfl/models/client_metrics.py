@@ -1,21 +1,21 @@
-"""Further metrics of a model on one client, in reports.
+"""Additional metrics of a model on one client, for reports.
 
-Metrics that are means over examples are Keras's. The others are scikit-learn's,
-computed from all predictions for a client's test examples:
+Metrics that are means over examples come from Keras. The others come from
+scikit-learn, computed from all predictions for a client's test examples:
 
     auc                   area under the ROC curve of each class against the
-                          rest, mean over the classes that the client has
-    balanced_accuracy     mean over classes of the recall
-    f1, precision, recall of class 1 of two, of more classes as f1_macro
+                          rest, averaged over the client's classes
+    balanced_accuracy     recall, averaged over the client's classes
+    f1, precision, recall for class 1 of two classes, else the mean over classes
     f1_macro, …           mean over classes
     f1_weighted, …        mean over classes, weighted by their examples
     log_loss              cross-entropy of the probabilities
     rmse                  root of the mean squared error
     r2                    share of the variance that is explained
 
-A metric that is not defined on a client is None: the AUC of one class only;
-f1, precision and recall without an example of class 1; and r2 of fewer than two
-examples. The predictions of a classifier that diverged count as wrong.
+Undefined metrics of a client are None: the AUC with a single class, r2 with
+fewer than two examples, and f1, precision and recall of two classes without an
+example of class 1. Predictions of a classifier that diverged count as wrong.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class _ClientMetric(NamedTuple):
   """A metric of all predictions.
 
   Attributes:
-    function: From labels `[n]` and probabilities `[n, classes]`, or from labels
-      and outputs `[n, numbers]`, to a number.
-    is_classification: True for the former.
+    function: Maps labels `[n]` and probabilities `[n, classes]` to a number. In
+      regression it maps labels and outputs, both `[n, numbers]`.
+    is_classification: True if the function takes probabilities.
   """
 
   function: Callable[[np.ndarray, np.ndarray], Optional[float]]
@@ -56,14 +56,13 @@ def _area(y, probabilities):
 
 
 def _balanced_accuracy(y, probabilities):
-  # As `balanced_accuracy_score`, which warns of classes that are not in y.
+  # Like `balanced_accuracy_score`, which warns about classes not in y.
   return sklearn_metrics.recall_score(
     y, probabilities.argmax(axis=1), labels=np.unique(y), average='macro'
   )
 
 
 def _found_score(function, average, y, probabilities):
-  """A score of the predicted classes."""
   if average is None:
     average = 'binary' if probabilities.shape[1] == 2 else 'macro'
   if average == 'binary' and not (y == 1).any():
@@ -120,14 +119,14 @@ NAMES = tuple(_METRICS)
 def with_metrics(
   model: split_model.SplitModel, metrics: Iterable[str]
 ) -> split_model.SplitModel:
-  """Returns the model with further metrics in reports.
+  """Returns the model with additional metrics in reports.
 
-  The primary metric stays.
+  The primary metric does not change.
 
   Args:
     model: A classifier of single labels, or a regression.
-    metrics: Names of this module, or of Keras metrics that are means over
-      examples, such as mse and top_5_accuracy (with any number).
+    metrics: Names of metrics in this module, or of Keras metrics that are means
+      over examples, such as mse or top_5_accuracy (5 may be any number).
   """
   for metric in metrics:
     if metric in NAMES:
@@ -139,7 +138,7 @@ def with_metrics(
       errors.expect(
         model.metric_of is not None,
         'metrics',
-        f'of {", ".join(NAMES)} for a model that Keras did not make',
+        f'among {", ".join(NAMES)} for a model not made from Keras',
         metric,
       )
       added, function = model.metric_of(metric)
@@ -154,7 +153,6 @@ def with_metrics(
 
 
 def _check_fits(model, metric):
-  """Raises `ValueError` unless a metric fits the model's outputs."""
   if _METRICS[metric].is_classification:
     split_model.check_has_classes(model, metric)
   else:
@@ -167,7 +165,7 @@ def _check_fits(model, metric):
   errors.expect(
     model.counted is None,
     'metrics',
-    f'without {metric} where parts of examples are masked or ignored',
+    f'without {metric} if parts of examples are masked or ignored',
     metric,
   )
 
@@ -181,10 +179,10 @@ def scores(
     model: The model that made the predictions.
     y: Labels `[n, ...]`, at least one.
     predictions: The result of `SplitModel.predictions`: probabilities
-      `[n, classes]`, for regression outputs `[n, ...]`.
+      `[n, classes]`, or outputs `[n, ...]` in regression.
 
   Returns:
-    Metric name to value; None where it is not defined.
+    A dict from metric name to value, None if the metric is undefined.
   """
   names = model.client_metrics
   if not names:
@@ -201,10 +199,10 @@ def scores(
 
 
 def _diverged_as_wrong(y, probabilities):
-  """Normalizes probabilities; a model that diverged gets a wrong class."""
+  """Normalizes probabilities, with a wrong class where the model diverged."""
   num_classes = probabilities.shape[1]
   is_finite = np.isfinite(probabilities).all(axis=1, keepdims=True)
   wrong = np.eye(num_classes)[(y + 1) % num_classes]
   probabilities = np.where(is_finite, probabilities, wrong)
-  # In float64, in which probabilities near 1 keep their order.
+  # In float64, probabilities near 1 keep their order.
   return probabilities / probabilities.sum(axis=1, keepdims=True)

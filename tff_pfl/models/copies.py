@@ -1,9 +1,9 @@
 """Several copies of a model's weights, as one set of weights.
 
-Methods that train several models at once (a global and a personal one, the
-components of a mixture, the models of clusters) name their weights
+Some methods train several models at once: a global and a personal one, the
+components of a mixture, or the models of clusters. They name their weights
 `copy/layer/weight`, so that one loop trains, one partition divides and one
-aggregator averages them.
+aggregator averages all of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Copies:
   def join(
     self, parts: Mapping[str, split_model.Weights]
   ) -> collections.OrderedDict:
-    """Joins the values of each copy, by weight name, into one mapping."""
+    """Joins each copy's values, by weight name, into one mapping."""
     return collections.OrderedDict(
       (f'{name}/{key}', value)
       for name in self.names
@@ -58,7 +58,7 @@ class Copies:
     )
 
   def layers(self, names: Sequence[str]) -> collections.OrderedDict:
-    """Returns all copies of layers: `copy/layer` to its weights' names."""
+    """Returns the weight names of each `copy/layer`, for the named layers."""
     return collections.OrderedDict(
       (
         f'{copy}/{layer}',
@@ -75,7 +75,7 @@ class Copies:
     values: Sequence[Any],
     mode: split_model.Mode,
   ) -> tuple:
-    """Runs the body or head of all copies, each on a value of its own.
+    """Runs the body or head of each copy on its own value.
 
     Args:
       function: The model's body or head.
@@ -102,12 +102,12 @@ class Copies:
 
   @property
   def regularizers(self) -> collections.OrderedDict:
-    """Weight name to regularizer, for all copies."""
+    """Regularizers of all copies, by weight name."""
     return self.join({name: self.model.regularizers for name in self.names})
 
   @property
   def trained(self) -> split_model.SplitModel:
-    """The model as the training loop takes it to train all copies at once."""
+    """The model with which the training loop trains all copies at once."""
     return dataclasses.replace(
       self.model, statistics=self.statistics, regularizers=self.regularizers
     )
@@ -121,11 +121,11 @@ def components(model: split_model.SplitModel, number: int) -> Copies:
 def drawn_apart(copies: Copies, seed: int) -> collections.OrderedDict:
   """Draws initial weights that differ from copy to copy.
 
-  The first copy has the model's own. The others have the numbers of every
-  kernel and embedding in a random order, which keeps their distribution. The
-  rows and columns of recurrent kernels are permuted, so that they stay
-  orthogonal. Vectors (biases, scales, moving statistics) stay. Not for weights
-  that were trained before: it would destroy them.
+  The first copy has the model's own weights. In the others, the numbers of each
+  kernel and embedding are shuffled, which keeps their distribution. Recurrent
+  kernels get permuted rows and columns, so that they stay orthogonal. Vectors
+  (biases, scales, moving statistics) do not change. Do not call this for
+  trained weights, as it would destroy them.
 
   Args:
     copies: At least one copy.
@@ -163,11 +163,11 @@ def means_of_members(
     update: Means over the cohort of each client's value times its share in the
       copy, under the copies' names.
     shares: Means over the cohort of the clients' shares, float `[copies]`.
-    least_share: Smaller shares count as no members, as added noise makes no
-      share exactly 0.
+    least_share: A copy with a smaller share counts as one without members.
+      Added noise keeps shares from being exactly 0.
 
   Returns:
-    Means under the copies' names; 0 for a copy without members.
+    Means under the copies' names, 0 for a copy without members.
   """
   shares = tf.where(shares >= least_share, shares, float('inf'))
   return copies.join(
@@ -186,11 +186,14 @@ def mixture(
 ) -> split_model.SplitModel:
   """Makes the model that mixes its components' predictions.
 
-    p(y | x) = sum_m weight_m p_m(y | x)
+  A classifier's probabilities are
 
-  for classifiers; the mean of the outputs for regression. Its weights are those
-  of the components and `mixture/log_weights` `[num_components]`, the
-  unnormalized logarithms of the mixture's weights, at first 0.
+      p(y | x) = sum_m weight_m p_m(y | x)
+
+  and a regression's outputs are the weighted mean of the components' outputs.
+  The model has the components' weights and `mixture/log_weights`
+  `[num_components]`, the unnormalized logarithms of the mixture's weights,
+  which start at 0.
 
   Args:
     copies: The components.
@@ -227,7 +230,7 @@ def mixed_outputs(
   outputs: Sequence[tf.Tensor],
   log_weights: tf.Tensor,
 ) -> tf.Tensor:
-  """Returns a mixture's outputs from those of its components.
+  """Computes a mixture's outputs from its components' outputs.
 
   Args:
     model: The model that the components are copies of.

@@ -1,10 +1,9 @@
-"""Descriptions of users' own models, by which a run recognizes its model.
+"""Descriptions of custom models, by which a run recognizes its model.
 
-A description has a model's shapes, a checksum of its initial weights, and what
-its functions do: in words as far as these are known (the configurations of
-layers and of the loss), and in numbers (their results for some inputs). It is
-of JSON types and small. A model that the same code builds again, in any
-process, has the same description.
+A description has the model's shapes, a checksum of its initial weights, the
+known configurations of its layers and loss, and the results of its functions
+for some inputs. It is small and of JSON types. If the same code builds the
+model again, in any process, the description is the same.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from tff_pfl.models import domains as domains_lib
 from tff_pfl.models import keras_graph, keras_losses, split_model
 
 _VALUES = 'values'
-# Values of one model differ less between machines, relative to the largest.
+# One model's values differ by less between machines, relative to the largest.
 _TOLERANCE = 0.01
-# Of objects that Keras describes: what does not change the function that they
-# are (layers draw from a run's seed), or what the initial weights tell.
+# Entries of a Keras configuration that do not change the object's function
+# (layers draw from a run's seed), or that the initial weights already show.
 _LEFT_OUT = re.compile(
   'name|module|registered_name|build_config|seed|.*initializer'
 )
@@ -40,7 +39,7 @@ _MAX_CHARACTERS = 200
 
 
 def describe(model: split_model.SplitModel) -> dict[str, Any]:
-  """Describes a model as JSON types, see the module's docstring."""
+  """Describes a model in JSON types, as the module's docstring explains."""
   description = {
     'name': model.name,
     'shapes': {
@@ -80,22 +79,22 @@ def _checksum(*parts):
 
 
 def is_value(name: str) -> bool:
-  """True for what the model's functions give, in settings by joined names."""
+  """True for settings that are results of functions, by their joined names."""
   return name.startswith(f'model.{_VALUES}.')
 
 
 def is_same(name: str, old: Any, new: Any) -> bool:
-  """True if an entry of settings, by its joined name, tells no difference."""
+  """True if the old and new values of a setting show no difference."""
   if is_value(name) and old and new and len(old) == len(new):
     return np.allclose(new, old, 0, _TOLERANCE * np.max(np.abs(old)))
-  # As texts: NaN is not equal to itself.
+  # Compared as texts, because NaN is not equal to itself.
   return json.dumps(old) == json.dumps(new)
 
 
 def _values(model):
   """Results of a model's functions for some inputs and weights, by name."""
   rng = np.random.default_rng(0)
-  # Others than the initial ones, some of which may be 0.
+  # Not the initial weights, some of which may be 0.
   weights = {
     name: value + rng.uniform(0, 0.1, np.shape(value)).astype(value.dtype)
     for name, value in model.initial_weights.items()
@@ -120,14 +119,14 @@ def _values(model):
       'training_loss': model.in_training.loss,
       **model.metrics,
     }.items():
-      # The user's code may refuse labels that are drawn at random.
+      # The user's code may refuse random labels.
       with contextlib.suppress(Exception):
         values[name] = _numbers(function(y, outputs))
   return values
 
 
 def _numbers(tensor):
-  """Two numbers that tell of all numbers of a tensor; of one number itself."""
+  """Summarizes a tensor by two weighted means, or a single number by one."""
   values = np.nan_to_num(np.asarray(tensor, np.float64), posinf=0, neginf=0)
   values = values.reshape([min(2, values.size), -1])
   factors = np.random.default_rng(0).uniform(0.5, 1.5, values.shape[1])
@@ -153,7 +152,7 @@ def _layers(graph):
       if node.is_layer:
         *within, _ = keras_graph.owners(node.name, node.operation)
         for name, layer in within:
-          # Without Keras's numbers of the process.
+          # Without the numbers that Keras counts across the process.
           name = new_label(re.sub(r'_\d+(?=/|$)', '', name))
           layers[name] = _config(layer)
     tensors = {of: f'<{labels[key]}>' for of, key in node.sources.items()}
@@ -161,7 +160,7 @@ def _layers(graph):
       lambda value, known=tensors: known.get(id(value), value)
     )
     kwargs = _plain({**kwargs, 'training': node.training})
-    # Most layers are called on what the layer before has made.
+    # Most layers are called on the previous layer's output alone.
     if args != (f'<{before}>',) or kwargs:
       called['call'] = [_plain(args), kwargs]
     for n, key in enumerate(node.results):
@@ -171,7 +170,7 @@ def _layers(graph):
 
 
 def _config(of):
-  """The configuration of an object of Keras, without defaults of Keras."""
+  """The configuration of a Keras object, without Keras's defaults."""
   kind = type(of)
   defaults = dict(_DEFAULTS)
   if kind.__module__.startswith('keras.'):
@@ -184,7 +183,8 @@ def _config(of):
     with warnings.catch_warnings():
       warnings.simplefilter('ignore')
       config = _plain(of.get_config())
-  except Exception:  # Whatever the user's code raises; `_values` tells more.
+  except Exception:
+    # The user's code may raise anything. `_values` still identifies the model.
     config = {}
   return {
     'class': kind.__name__,
@@ -197,7 +197,7 @@ def _config(of):
 
 
 def _plain(value):
-  """Returns what tells a value from others, as JSON types."""
+  """Returns what identifies a value, in JSON types."""
   if value is None or isinstance(value, (bool, int, float, str)):
     return value
   if isinstance(value, Mapping):
@@ -222,7 +222,7 @@ def _plain(value):
 
 
 def _plain_mapping(value):
-  """The same of a mapping, which Keras may have made of an object."""
+  """Applies `_plain` to a mapping, which Keras may have made from an object."""
   kind, config = value.get('class_name'), value.get('config')
   if kind is not None and kind.endswith('DTypePolicy'):
     return config['name']

@@ -1,8 +1,8 @@
-"""Models for examples with domains, made of any model.
+"""Models for examples with domains, made from any model.
 
-    with_domains     the model itself; the domain serves the evaluation only
-    domain_model     one of the next, by its name, with a loss for all domains
-    multi_head       a shared body and, for each domain, its own head
+    with_domains     the model itself, with domains for the evaluation only
+    domain_model     a model by the name of its kind, with a choice of loss
+    multi_head       a shared body and a head for each domain
     all_head         a model without a body, for separate models by multi_head
     domain_as_input  the domain, one-hot, as further features of a linear head
     projected        a linear layer between the body and a linear head
@@ -34,12 +34,12 @@ def with_domains(
 
   Args:
     model: Takes examples `{x, y}`.
-    data: The domains, or a data set, with or without domains.
+    data: The domains, or a data set with or without domains.
 
   Returns:
-    The same model for examples `{x, y, domain}`, whose `x` is
-    `OrderedDict(inputs=..., domain=...)`; its `layer_outputs` takes the inputs.
-    The model itself for a data set without domains.
+    The same model for examples `{x, y, domain}`. Its `x` is
+    `OrderedDict(inputs=..., domain=...)`, and its `layer_outputs` takes the
+    inputs. A data set without domains gives the model itself.
   """
   if isinstance(data, datasets.FederatedDataset):
     if data.domain_names is None:
@@ -69,11 +69,11 @@ def domain_model(
   """Makes a model that uses the domains.
 
   Args:
-    model: A model with domains; any model for 'shared' without `reweighted`.
+    model: A model with domains. 'shared' without `reweighted` takes any model.
     kind: 'shared' for the model itself, 'multi_head' for a head for each
-      domain, 'input' for the domain, one-hot, as further input of the head.
-    reweighted: True for equal weights of all domains in the loss, False for
-      equal weights of all examples.
+      domain, 'input' for the one-hot domain as further input of the head.
+    reweighted: True if all domains have equal weights in the loss, False if all
+      examples have.
   """
   errors.expect_one_of('domain_model', kind, KINDS)
   if kind != 'shared' or reweighted:
@@ -90,8 +90,8 @@ def expect_domains(model: split_model.SplitModel, method: str) -> None:
     model.domains is not None,
     'model',
     f'one whose examples have a domain, as {method} demands '
-    '(`domain_models.with_domains` gives it one)',
-    f'{model.name!r} without',
+    '(add it with `domain_models.with_domains`)',
+    f'{model.name!r} without domains',
   )
 
 
@@ -109,14 +109,14 @@ def multi_head(model: split_model.SplitModel) -> split_model.SplitModel:
     model: A model with domains. Every head starts as a copy of its head.
 
   Returns:
-    A model whose heads' weights are named `domain_m/layer/weight`.
+    A model with head weights named `domain_m/layer/weight`.
   """
   heads = domain_copies(model)
   copied = model.weight_names(model.head_layers)
   initial = split_model.select(model.initial_weights, copied)
 
   def head(weights, features, mode=split_model.INFERENCE):
-    """Runs all heads on all features; picks the outputs of each's domain."""
+    """Runs all heads on all features and picks the outputs by domain."""
     inputs = [features['inputs']] * len(heads.names)
     outputs, statistics = heads.each(model.head, weights, inputs, mode)
     chosen = tf.gather(tf.stack(outputs, 1), features['domain'], batch_dims=1)
@@ -147,16 +147,17 @@ def multi_head(model: split_model.SplitModel) -> split_model.SplitModel:
 
 
 def all_head(model: split_model.SplitModel) -> split_model.SplitModel:
-  """Makes a model whose head is the whole model; its body gives the inputs.
+  """Makes a model that consists of a head only.
 
-  `multi_head` of it has a whole model for each domain.
+  Its body returns the inputs. `multi_head` then makes a whole model for each
+  domain.
   """
   return dataclasses.replace(
     model,
     body=lambda unused_weights, x, mode=split_model.INFERENCE: (x, {}),
     head=model.forward,
     head_layers=tuple(model.layers),
-    is_augmented=False,  # Its head is.
+    is_augmented=False,  # The head is augmented instead.
   )
 
 
@@ -175,7 +176,7 @@ class LinearHead(NamedTuple):
 
   Attributes:
     kernel: Name of the kernel `[features, outputs]`.
-    bias: Name of the bias `[outputs]`; None without one.
+    bias: Name of the bias `[outputs]`, None if there is none.
   """
 
   kernel: str
@@ -201,7 +202,7 @@ def linear_head(model: split_model.SplitModel) -> LinearHead:
 
 
 def _is_linear(model, head):
-  """Tries, with random numbers, if the head is linear in the features."""
+  """Tests with random numbers if the head is linear in the features."""
   rng = np.random.default_rng(0)
   shape = model.initial_weights[head.kernel].shape
   dtype = model.initial_weights[head.kernel].dtype
@@ -213,26 +214,26 @@ def _is_linear(model, head):
     weights[head.bias] = rng.normal(size=shape[1]).astype(dtype)
     expected = expected + weights[head.bias]
   try:
-    # A GPU multiplies in TensorFloat-32, which is not close enough.
+    # A GPU multiplies in TensorFloat-32, which is not precise enough.
     with tf.device('CPU:0'):
       weights = tf.nest.map_structure(tf.constant, weights)
       outputs = model.head(weights, tf.constant(features))[0]
   except (ValueError, TypeError, tf.errors.OpError):
-    return False  # It takes other features.
+    return False  # The head takes other features.
   return outputs.shape == expected.shape and np.allclose(
     outputs, expected, rtol=1e-4, atol=1e-4
   )
 
 
 def domain_as_input(model: split_model.SplitModel) -> split_model.SplitModel:
-  """Makes a model whose head takes the domain, one-hot, beside the features.
+  """Makes a model whose head also takes the domain, one-hot.
 
   Args:
     model: A model with domains and a linear head.
 
   Returns:
-    A model with the further weight `domain_input/kernel` `[domains, outputs]`
-    of its head, which starts at 0.
+    A model whose head has the further weight `domain_input/kernel`
+    `[domains, outputs]`, which starts at 0.
   """
   head_weights = linear_head(model)
   kernel = model.initial_weights[head_weights.kernel]
@@ -263,7 +264,7 @@ def domain_as_input(model: split_model.SplitModel) -> split_model.SplitModel:
   )
 
 
-# Uses of domains by a model.
+# How a model uses domains.
 KINDS = {
   'shared': lambda model: model,
   'multi_head': multi_head,
@@ -277,22 +278,22 @@ def projected(
   """Inserts a linear layer before the head that projects the features.
 
   Args:
-    model: A model with a linear head. One that was projected to as many
-      features is returned unchanged.
+    model: A model with a linear head. A model that was already projected to
+      this dimension is returned unchanged.
     dimension: Number of projected features, at least 1.
     seed: Seed of the new weights, non-negative.
 
   Returns:
     A model whose body ends with the layer `projection` and whose head takes its
-    outputs. Both start from Glorot's uniform distribution, biases at 0.
+    outputs. Both kernels start from Glorot's uniform distribution, biases at 0.
   """
   if 'projection' in model.layers:
-    found = model.initial_weights[model.layers['projection'][0]].shape
+    shape = model.initial_weights[model.layers['projection'][0]].shape
     errors.expect(
-      model.name.endswith('_projected') and found[-1] == dimension,
+      model.name.endswith('_projected') and shape[-1] == dimension,
       'model',
       f'one without a layer `projection`, or projected to {dimension} features',
-      f'{model.name!r} with one of shape {list(found)}',
+      f'{model.name!r} with one of shape {list(shape)}',
     )
     return model
   head = linear_head(model)

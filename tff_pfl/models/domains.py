@@ -1,6 +1,6 @@
 """Domains: kinds of examples, known for each example.
 
-Data sets with domains have elements `{x, y, domain}`. A model of such examples
+Data sets with domains have elements `{x, y, domain}`. A model for such examples
 takes inputs and domain together as its `x`.
 """
 
@@ -21,13 +21,13 @@ class Domains:
   """The domains of a data set.
 
   Attributes:
-    names: Names of the domains; an example's domain is a position among them.
-    num_examples: Training examples of each domain, of all clients together.
-    examples_per_client: Mean number of a client's training examples. Clients'
-      sums over examples are divided by it where the aggregation does not weigh
-      clients by their examples, so that the norms that private factories clip
-      do not grow with the data.
-    reweighted: True if all domains count the same in the loss of a model.
+    names: Names of the domains. An example's domain is a position among them.
+    num_examples: Number of training examples of each domain, over all clients.
+    examples_per_client: Mean number of training examples per client. If the
+      aggregation does not weight clients by their examples, their sums over
+      examples are divided by this number, so that the norms that private
+      factories clip do not grow with the data.
+    reweighted: True if all domains count the same in a model's loss.
   """
 
   names: Sequence[str]
@@ -58,8 +58,9 @@ class Domains:
   def loss_weights(self) -> Sequence[float]:
     """Weights of examples, by domain, that make all domains count the same.
 
-    u_m = L / (M L_m), whose mean over all training examples is 1; M counts the
-    domains that have training examples. The weight of the others is 0.
+    u_m = L / (M L_m), where domain m has L_m of L training examples and M
+    domains have any. The others have weight 0. The mean over all training
+    examples is 1.
     """
     total = sum(self.num_examples)
     present = sum(n > 0 for n in self.num_examples)

@@ -2,27 +2,27 @@
 
 A call of a `SplitModel` is a pure function of the weights: it can be
 differentiated, compiled and run inside a TFF computation (see `keras_purity`).
-The special cases of Keras:
+Special cases in Keras:
 
-* `BatchNormalization` uses the statistics of the batch's real examples (padding
-  does not count). New moving statistics, like all values that layers assign to
-  weights without gradient, are returned. They are weights of the model, listed
-  in `statistics`.
-* Dropout, also inside recurrent layers, noise and random changes of images draw
-  from the caller's seed.
-* Regularizers of weights are in `regularizers`, for the training loss.
+* `BatchNormalization` uses the statistics of the batch's real examples, without
+  padding. New moving statistics, like all values that layers assign to weights
+  without gradient, are returned. They are weights of the model, listed in
+  `statistics`.
+* Dropout, noise and random changes of images draw from the caller's seed,
+  including dropout inside recurrent layers.
+* Weight regularizers are in `regularizers`, for the training loss.
 * In mixed precision the weights and the outputs are float32. Losses are not
   scaled, so prefer `mixed_bfloat16` to `mixed_float16`.
 * Tensors that a layer or a loss keeps (an adapted `Normalization`) are
   constants.
 * Layers with `trainable=False` keep their weights.
-* A head may read weights of the body, such as those of an embedding that is
-  also the last layer. Methods that run the head without the body refuse it.
+* A head may read weights of the body, such as an embedding that is also the
+  last layer. Methods that run the head without the body refuse such a model.
 
-Unsupported layers raise an error that names them: stateful recurrent layers,
-activity regularizers and other losses of layers, constraints, and layers that
-assign to a trained weight, read variables that are not their weights, or draw
-without a `keras.random.SeedGenerator`.
+Unsupported layers raise an error that names them. These are stateful recurrent
+layers, layers with constraints, activity regularizers or other losses, and
+layers that assign to a trained weight, read variables that are not their
+weights, or draw without a `keras.random.SeedGenerator`.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ from tff_pfl.models import (
 )
 from tff_pfl.system.private_api import get_keras_mask, set_keras_mask
 
-# Beginnings of the names of operations that 'auto' does not compile:
-# convolutions, many times slower by XLA in loops on a CPU; rotations and shifts
-# of images, which XLA lacks; and the draws of flips and contrasts, whose
-# numbers XLA changes.
+# Prefixes of operations that 'auto' does not compile. XLA makes convolutions in
+# loops on a CPU many times slower, lacks rotations and shifts of images, and
+# changes the random numbers of flips and contrasts.
 _NOT_FOR_XLA = (
   'Conv2D',
   'Conv3D',
@@ -79,50 +78,50 @@ def from_keras(
 ) -> split_model.SplitModel:
   """Makes a `SplitModel` from a Keras model.
 
-  The Keras model stays unchanged; its current weights become the initial
-  weights. Layers of models within it are called `model/layer`.
+  The Keras model does not change. Its current weights become the initial
+  weights. Layers of a nested model are called `model/layer`.
 
   Args:
     model: A sequential, functional or subclassed model of Keras 3 that knows
-      its inputs. With several inputs an example's `x` is a dict, by the keys or
-      else the names of the inputs. A subclassed model is divided by the layers
-      that its `call` uses; `call` must do the same in training, except for what
-      its layers do.
-    head_layers: Names of the layers that make the head; the name of a model
-      within the model stands for all its layers. Layers without weights that
-      follow (activations, dropout) belong to the head too.
+      its inputs. If it has several inputs, an example's `x` is a dict by the
+      inputs' keys, or else by their names. A subclassed model is divided by the
+      layers that its `call` uses. Apart from its layers, `call` must do the
+      same in training and inference.
+    head_layers: Names of the head's layers. The name of a nested model stands
+      for all its layers. Layers without weights that follow (activations,
+      dropout) also belong to the head.
     loss: A loss by Keras name, a Keras loss object, or a function
       `(y_true, y_pred) -> [batch]`. As in Keras, cross-entropies take
       probabilities unless their object says `from_logits=True`.
-    metrics: Metrics by Keras name (`'accuracy'` fits itself to the loss), Keras
-      metric objects that are means over examples, functions, or names of
-      `client_metrics`, such as 'auc'. Models are compared by the first one that
-      is not of `client_metrics`, or by the loss.
-    task: The task of a loss that is not Keras's: 'classification' (labels are
-      classes), 'one_hot_classification', 'binary_classification' (also of
-      several labels) or 'regression', the default. Outputs are logits, unless
+    metrics: Metrics by Keras name (`'accuracy'` adapts to the loss), Keras
+      metric objects that are means over examples, functions, or names from
+      `client_metrics`, such as 'auc'. Models are compared by the first metric
+      that is not from `client_metrics`, or else by the loss.
+    task: The task of a loss that is not from Keras: 'classification' (labels
+      are classes), 'one_hot_classification', 'binary_classification' (of one or
+      several labels) or 'regression', the default. Outputs are logits unless
       the loss has an attribute `from_logits` that is False.
-    label_spec: `tf.TensorSpec` of one label, without the batch dimension. By
-      default int32 for sparse and binary cross-entropies, else float32, and
-      scalar where the output is one number.
+    label_spec: `tf.TensorSpec` of one label, without the batch dimension. The
+      default is int32 for sparse and binary cross-entropies, else float32,
+      without the outputs' last axis if that holds one number or scores of
+      sparse classes.
     input_spec: `tf.TensorSpec`s of one example's inputs, for a subclassed model
       whose inputs are not float32.
-    higher_is_better: True if larger values of the first metric are better; None
-      for a metric of Keras: lower is better for one that is also a loss, higher
-      for others.
-    class_weight: Class to the factor of its examples' training loss, as in
-      Keras's `fit`; 1 for classes that are not named. With several labels the
-      factor of each label's loss.
-    jit_compile: True to compile client training by XLA, or False; 'auto' is
-      False for models with convolutions, and else leaves out phases that train
-      many weights, which are faster in place (`core/in_place.py`). Evaluation
-      is never compiled.
-    output: Name, in `model.output_names`, of the one of several outputs to
-      train; layers that only other outputs need are left out. To train several,
-      concatenate them and give a loss that takes them apart.
-    keep_names: True to keep names of layers that Keras could have given, such
-      as `dense_1`. By default they are numbered within the model, so that a
-      second build in the same process is the same model.
+    higher_is_better: True if larger values of the first metric are better.
+      None, for a Keras metric, means lower if it is also a loss, else higher.
+    class_weight: The factor of each class's training loss, as in Keras's `fit`,
+      1 for classes that are not named. If there are several labels, it applies
+      to each label's loss.
+    jit_compile: True compiles client training with XLA, and False does not.
+      'auto' is False for models with convolutions, and otherwise leaves out
+      phases that train many weights, which are faster in place
+      (`core/in_place.py`). Evaluation is never compiled.
+    output: Name of the output to train, in `model.output_names`, if there are
+      several. Layers that only other outputs need are left out. To train
+      several, concatenate them and give a loss that takes them apart.
+    keep_names: True to keep layer names that Keras may have generated, such as
+      `dense_1`. The default renumbers them within the model, so that a second
+      build in the same process gives the same model.
   """
   metrics = tuple(metrics)
   errors.expect(
@@ -206,14 +205,13 @@ def from_keras(
 
 
 def _body_and_head(graph, pure, head_nodes):
-  """Makes the functions `SplitModel.body` and `SplitModel.head`."""
   features, masked = keras_graph.features_of(graph, head_nodes)
   to_features = pure.bind(graph.inputs, features)
   to_output = pure.bind(features, [graph.output])
 
   def body(weights, x, mode=split_model.INFERENCE):
     values, statistics = to_features(weights, graph.flat_inputs(x), mode)
-    # The head's inputs have no masks of their own.
+    # The head's inputs carry no masks, so these are passed separately.
     masks = [get_keras_mask(values[features.index(key)]) for key in masked]
     values = [*map(tf.identity, values), *masks]
     return values[0] if len(values) == 1 else values, statistics
@@ -227,8 +225,8 @@ def _body_and_head(graph, pure, head_nodes):
       set_keras_mask(values[place], mask)
     (outputs,), statistics = to_output(weights, values, mode)
     mask = get_keras_mask(outputs)
-    # A tensor without Keras's note of the softmax that made it and, in mixed
-    # precision, of the loss's type.
+    # Removes Keras's note of a final softmax. The loss needs float32, also in
+    # mixed precision.
     outputs = tf.identity(outputs)
     if outputs.dtype.size < 4:
       outputs = tf.cast(outputs, tf.float32)
@@ -240,7 +238,7 @@ def _body_and_head(graph, pure, head_nodes):
 
 
 def _with_tied(model, tied):
-  """Returns the model, whose head refuses to run without these weights."""
+  """Returns the model with a head that refuses to run without these weights."""
 
   def head(weights, x, mode=split_model.INFERENCE):
     split_model.check_tied(result, weights)
@@ -251,7 +249,7 @@ def _with_tied(model, tied):
 
 
 def _with_mask(outputs, mask):
-  """Makes outputs NaN where they are masked, and nowhere else."""
+  """Makes masked outputs, and no others, NaN."""
   for _ in range(outputs.shape.rank - mask.shape.rank):
     mask = mask[..., tf.newaxis]
   outputs = tf.where(
@@ -261,29 +259,28 @@ def _with_mask(outputs, mask):
 
 
 def _layer_outputs(graph, pure, layers):
-  """Makes the function `SplitModel.layer_outputs`."""
   uses = {
     name: [node for node in graph.nodes if name == node.name] for name in layers
   }
-  # A layer within a user's own layer has no node.
+  # A layer within a custom layer has no node.
   keys = {
     name: [list(node.results) for node in nodes]
     for name, nodes in uses.items()
     if nodes
   }
-  wanted = tf.nest.flatten(keys)
-  call = pure.bind(graph.inputs, wanted)
+  result_keys = tf.nest.flatten(keys)
+  call = pure.bind(graph.inputs, result_keys)
 
   def layer_outputs(weights, x):
     values, _ = call(weights, graph.flat_inputs(x))
-    by_key = dict(zip(wanted, values))
+    by_key = dict(zip(result_keys, values))
 
     def of(results):
       values = [by_key[key] for key in results]
       return values[0] if len(values) == 1 else values
 
     return collections.OrderedDict(
-      # A layer that is used once has no list.
+      # A layer that is used once gets no list.
       (name, of(calls[0]) if len(calls) == 1 else list(map(of, calls)))
       for name, calls in keys.items()
     )
@@ -294,8 +291,8 @@ def _layer_outputs(graph, pure, layers):
 def _check_same(model, result, pure):
   """Raises `ValueError` if a Keras model differs from its graph.
 
-  The `call` of such a model may read weights outside of layers, which are
-  constants in the graph. Both are called with changed weights.
+  The model's `call` may read weights outside of layers, which are constants in
+  the graph. To detect this, both are called with changed weights.
   """
   rng = np.random.default_rng(0)
   weights = {
@@ -307,21 +304,21 @@ def _check_same(model, result, pure):
   errors.expect(
     own <= known,
     'model',
-    'a Keras model whose weights are those of its layers',
+    'a Keras model whose weights all belong to its layers',
     f'{type(model).__name__} {model.name!r}, which has others (put them into '
     'a layer)',
   )
   x = keras_losses.some_inputs(result, rng)
-  given = x
+  inputs = x
   if isinstance(result.keras_graph.model.input, list):
-    given = result.keras_graph.flat_inputs(x)
+    inputs = result.keras_graph.flat_inputs(x)
   for mode in (
     split_model.INFERENCE,
     split_model.Mode(True, tf.constant([1, 2]), None),
   ):
     outputs, _ = result.forward(weights, x, mode)
     with pure.swapped(weights, mode):
-      expected = model(given, training=mode.training)
+      expected = model(inputs, training=mode.training)
     expected = keras.tree.flatten(expected)[0]
     same = tf.math.is_nan(outputs) | (
       tf.abs(outputs - tf.cast(expected, outputs.dtype))
@@ -344,12 +341,12 @@ def to_keras(
   output: Optional[str] = None,
   keep_names: bool = False,
 ) -> None:
-  """Assigns weights of a `SplitModel` to the Keras model it was made of.
+  """Assigns weights of a `SplitModel` to the Keras model it was made from.
 
   Args:
     model: The argument of `from_keras`, or a model built in the same way.
-    weights: Weight name, of `SplitModel.initial_weights`, to value, such as a
-      client's personal weights. Weights that are not named stay.
+    weights: Values by weight name, as in `SplitModel.initial_weights`, such as
+      a client's personal weights. Weights that are not named do not change.
     input_spec: The argument of `from_keras`.
     output: The argument of `from_keras`.
     keep_names: The argument of `from_keras`.
@@ -374,17 +371,19 @@ def to_keras(
 def keras_model(
   model: split_model.SplitModel, weights: split_model.Weights
 ) -> keras.Model:
-  """Makes a Keras model of a `SplitModel` and weights, such as a client's.
+  """Makes a Keras model from a `SplitModel` and weights, such as a client's.
 
-  Its outputs are those of `model.forward` (logits, for a loss of logits), bit
-  for bit on a CPU; after batch normalization, which Keras computes by another
-  kernel, up to rounding.
+  On a CPU its outputs equal `model.forward` bit for bit (logits, if the loss
+  takes logits). Models with batch normalization, for which Keras uses another
+  kernel, are equal up to rounding.
 
   Args:
     model: Made by `from_keras`, or a model of `zoo`.
     weights: All of the model's weights, by name.
 
-  A model with other weights than its Keras model, as FedEM's mixture, has none.
+  Raises:
+    ValueError: If the model has other weights than its Keras model, as FedEM's
+      mixture does.
   """
   with _network_with(model, weights) as network:
     made = keras.models.clone_model(
@@ -412,7 +411,7 @@ def save_keras(
 
 @contextlib.contextmanager
 def _network_with(model, weights) -> Iterator[keras.Model]:
-  """Gives the Keras model of a `SplitModel` some weights for a while."""
+  """Yields the Keras model of a `SplitModel`, with other weights meanwhile."""
   variables = {}
   if model.keras_graph is not None:
     variables, _, _ = keras_graph.name_weights(model.keras_graph)
@@ -424,7 +423,7 @@ def _network_with(model, weights) -> Iterator[keras.Model]:
   )
   network = model.keras_graph.model
   if len(network.inputs) == 1:
-    # Otherwise it expects a list of one input, and warns of anything else.
+    # Otherwise it expects a list of one input and warns about anything else.
     network = keras.Model(
       network.inputs[0], network.outputs[0], name=network.name
     )

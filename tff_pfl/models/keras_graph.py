@@ -1,7 +1,6 @@
 """A Keras model's graph: its nodes, weights, units, body and head.
 
-Of a model within the model the graph has the nodes of its layers, called
-`model/layer`.
+A nested model appears as the nodes of its layers, called `model/layer`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import tree
 from tff_pfl import errors
 from tff_pfl.models import split_model, units
 
-# Layers that have units; convolutions with channels last.
+# Layers that have units (convolutions only with channels last).
 _DIVISIBLE = (
   keras.layers.Dense,
   keras.layers.Conv1D,
@@ -45,7 +44,7 @@ _IN_PLACE = (
   keras.layers.ReLU,
 )
 
-# Methods of a model that only Keras's own loops call.
+# Model methods that only Keras's own loops call.
 _OF_LOOPS = (
   'train_step',
   'test_step',
@@ -63,9 +62,10 @@ def functional_of(
   The `call` of a subclassed model is traced on symbolic inputs.
 
   Args:
-    model: A model that knows its inputs; a functional one is returned as it is.
+    model: A model that knows its inputs. A functional one is returned
+      unchanged.
     input_spec: `tf.TensorSpec`s of one example's inputs, for a subclassed
-      model; None for float32 of the shapes that it was built with.
+      model. None means float32 and the shapes that it was built with.
   """
   own = [
     method
@@ -123,13 +123,13 @@ def functional_of(
   try:
     if 'training' not in inspect.signature(model.call).parameters:
       return trace()
-    # Layers then follow the mode of a call, as in functional models.
+    # With None, layers follow the mode of a call, as in functional models.
     graph, in_training = trace(training=None), trace(training=True)
-  except Exception as e:  # Whatever the user's code raises.
+  except Exception as e:  # The user's code may raise anything.
     raise ValueError(
       errors.message(
         'model',
-        'a Keras model whose `call` takes symbolic inputs (by layers and '
+        'a Keras model whose `call` takes symbolic inputs (use layers and '
         'keras.ops)',
         f'{type(model).__name__} {model.name!r}: {str(e).splitlines()[0]}',
       )
@@ -144,7 +144,7 @@ def functional_of(
 
 
 def _kinds(model):
-  """Counts the operations of a functional model by kind, layers by name."""
+  """Counts the operations of a functional model by type, and layers by name."""
   return collections.Counter(
     (type(of), of.name if isinstance(of, keras.Layer) else '')
     for of in model.operations
@@ -153,12 +153,12 @@ def _kinds(model):
 
 
 def with_output(model: keras.Model, output: Optional[str]) -> keras.Model:
-  """Returns the part of a functional model that makes one output.
+  """Returns the part of a functional model that computes one output.
 
   Args:
     model: A functional model.
-    output: One of `model.output_names`, or a key of a dict of outputs; None for
-      the only output.
+    output: One of `model.output_names`, or a key of a dict of outputs. None
+      selects the only output.
   """
   outputs = dict(zip(model.output_names, model.outputs))
   if isinstance(model.output, dict):
@@ -181,18 +181,18 @@ def with_output(model: keras.Model, output: Optional[str]) -> keras.Model:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Node:
-  """A call of a layer or of an operation.
+  """A call of a layer or operation.
 
   Attributes:
     operation: The layer or operation.
-    name: Its name in the graph, `model/layer` within a model within the model.
+    name: Its name in the graph, `model/layer` in a nested model.
     arguments: Keras's record of the call's arguments.
-    sources: Id of each symbolic tensor in the arguments to its key in the
-      graph.
+    sources: Key in the graph of each symbolic tensor in the arguments, by the
+      tensor's id.
     results: Keys of the outputs.
-    training: The fixed mode of the call; None for the mode of the model's call.
-      As in Keras, the mode of a functional model also holds for layers that it
-      calls with another.
+    training: The fixed mode of the call. None means the mode of the model's
+      call. As in Keras, the mode of a functional model overrides the modes with
+      which it calls its layers.
   """
 
   operation: Any
@@ -204,26 +204,26 @@ class Node:
 
   @property
   def is_layer(self) -> bool:
-    """True for a call of a layer, False for one of an operation."""
+    """True for a call of a layer, False for a call of an operation."""
     return isinstance(self.operation, keras.Layer)
 
 
 class Graph:
-  """The calls of layers in a functional Keras model, in their order.
+  """The calls of layers in a functional Keras model, in order.
 
-  Keras numbers unnamed layers of a kind across the whole process: running a
-  notebook's cell twice gives `dense`, then `dense_1`. Here they are numbered
+  Keras numbers unnamed layers of a kind across the whole process: a notebook
+  cell that runs twice gives `dense`, then `dense_1`. Here they are numbered
   within the model, so that a second build is the same model.
 
   Attributes:
     model: The functional model.
     name: Its name.
-    nodes: The calls, without inputs; for nested models the calls of their
+    nodes: The calls, without inputs. Nested models appear as the calls of their
       layers.
-    inputs: Keys of the inputs' tensors.
+    inputs: Keys of the input tensors.
     output: Key of the only output.
-    tensors: Key to Keras's symbolic tensor, for shapes and masks.
-    layers: Name to layer, in the order of the first calls.
+    tensors: Keras's symbolic tensors by key, for shapes and masks.
+    layers: Layers by name, in the order of their first calls.
   """
 
   def __init__(
@@ -233,7 +233,7 @@ class Graph:
 
     Args:
       model: A functional model with one output.
-      keep_names: True to keep all of Keras's names of layers.
+      keep_names: True to keep all of Keras's layer names.
       is_traced: True if it was traced from a subclassed model's `call`.
     """
     self.model = model
@@ -241,7 +241,7 @@ class Graph:
     self._is_traced = is_traced
     self._has_nested = False
     self._keep_names = keep_names
-    # Keras's names of layers to their names here.
+    # Names of layers in Keras to their names here.
     self._names = {}
     self.tensors = {}
     self.nodes = []
@@ -257,10 +257,10 @@ class Graph:
     return len(self.tensors) - 1
 
   def _add(self, model, inputs, prefix, keras_prefix, training=None):
-    """Adds a model's nodes, called on tensors; returns its outputs' keys."""
+    """Adds a model's nodes, called on inputs, and returns its output keys."""
     keys = {id(t): key for t, key in zip(model.inputs, inputs)}
     names = {}
-    given = {o.name for o in model.operations if not self._kind_of(o)}
+    taken = {o.name for o in model.operations if not self._kind_of(o)}
     by_depth = model._nodes_by_depth  # pylint: disable=protected-access
     for depth in sorted(by_depth, reverse=True):
       for node in by_depth[depth]:
@@ -268,8 +268,8 @@ class Graph:
           continue
         called = node.operation.name
         if called not in names:
-          names[called] = self._name_for(node.operation, given)
-          given.add(names[called])
+          names[called] = self._name_for(node.operation, taken)
+          taken.add(names[called])
         name = prefix + names[called]
         self._names.setdefault(keras_prefix + called, name)
         sources = {
@@ -300,7 +300,7 @@ class Graph:
 
   @property
   def is_plain(self) -> bool:
-    """False if the model was traced or has models in it."""
+    """False if the model was traced or has nested models."""
     return not self._is_traced and not self._has_nested
 
   def _name_for(self, operation, taken):
@@ -316,13 +316,15 @@ class Graph:
     called_on = keras.tree.flatten(args[0] if args else kwargs['inputs'])
     if kwargs.get('mask') is not None:
       refuse(name, node.operation, 'is called with a mask')
-    found, wanted = (
+    dtypes, expected = (
       ', '.join(tensor.dtype for tensor in tensors)
       for tensors in (called_on, nested.inputs)
     )
-    if found != wanted:
+    if dtypes != expected:
       refuse(
-        name, node.operation, f'is called on {found}; its inputs are {wanted}'
+        name,
+        node.operation,
+        f'is called on {dtypes}; its inputs are {expected}',
       )
     return [keys[id(tensor)] for tensor in called_on]
 
@@ -348,7 +350,7 @@ class Graph:
 
   @property
   def input_spec(self) -> Any:
-    """Spec of one example's `x`; for several inputs by name, sorted."""
+    """Spec of one example's `x`, a dict sorted by name for several inputs."""
     specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in self.model.inputs]
     if not self._has_several_inputs:
       return specs[0]
@@ -357,7 +359,7 @@ class Graph:
   def nodes_between(
     self, given: Iterable[int], wanted: Iterable[int]
   ) -> list[Node]:
-    """Returns the nodes that make the wanted tensors of the given ones."""
+    """Returns the nodes that compute the wanted from the given tensors."""
     needed, known = set(wanted), set(given)
     chosen = []
     for node in reversed(self.nodes):
@@ -372,7 +374,7 @@ class Graph:
     values: Mapping[int, tf.Tensor],
     training: bool,
   ) -> dict[int, tf.Tensor]:
-    """Runs nodes on values by key; returns these and all results by key."""
+    """Runs nodes on values by key and returns values and results by key."""
     values = dict(values)
     for node in nodes:
       args, kwargs = node.arguments.fill_in(
@@ -396,16 +398,16 @@ class Graph:
     return self.has_mask(self.output)
 
   def matching(self, name: str) -> tuple:
-    """Returns the layers of a layer's or model's name, Keras's or here."""
-    for wanted in (self._names.get(name), name):
-      found = split_model.names_within(wanted, self.layers)
-      if found:
-        return found
+    """Finds layers by a layer's or model's name, in Keras or here."""
+    for own_name in (self._names.get(name), name):
+      layers = split_model.names_within(own_name, self.layers)
+      if layers:
+        return layers
     return ()
 
 
 def _kind(operation):
-  """Returns Keras's default name of an operation; None if the user named it."""
+  """Returns an operation's default name in Keras, None if the user named it."""
   kind = re.sub(r'_\d+$', '', operation.name)
   is_given = kind.replace('_', '') != type(operation).__name__.lower()
   return None if is_given else kind
@@ -416,7 +418,7 @@ def _is_of_keras(operation):
 
 
 def refuse(name: str, layer: Any, reason: str) -> None:
-  """Raises a `ValueError` that names a layer and the reason against it."""
+  """Raises a `ValueError` that names a layer and why it is refused."""
   raise ValueError(
     f'Expected `model` to be made of supported layers, found layer '
     f'{name!r} ({type(layer).__name__}), which {reason}.'
@@ -435,9 +437,9 @@ def layers_within(graph: Graph) -> list[tuple[str, Any]]:
 def owners(name: str, layer: Any) -> Iterator[tuple[str, Any]]:
   """Yields the layers to which a layer's weights belong, by name.
 
-  A user's layer may hold others with weights of their own. A layer of Keras
+  A custom layer may hold other layers with their own weights. A Keras layer
   counts as a whole (a recurrent layer with its cell, attention with its
-  products).
+  projections).
   """
   inner = [] if _is_of_keras(layer) else layer._layers  # pylint: disable=protected-access
   for module in inner:
@@ -446,7 +448,7 @@ def owners(name: str, layer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def name_weights(graph):
-  """Returns weight name to variable, layers and statistics of a graph."""
+  """Returns a graph's variables by weight name, its layers and statistics."""
   variables = collections.OrderedDict()
   layers = collections.OrderedDict()
   statistics = set()
@@ -456,15 +458,15 @@ def name_weights(graph):
       names = []
       frozen = set(map(id, layer.non_trainable_variables))
       for variable in owner.variables:
-        # A weight that layers share belongs to the first one. Integers, such
-        # as seeds, are no weights.
+        # A shared weight belongs to the first layer. Integers, such as seeds,
+        # are not weights.
         is_float = tf.as_dtype(variable.dtype).is_floating
         if id(variable) in known or not is_float:
           continue
         known.add(id(variable))
         suffix = f'/{variable.path}'.partition(f'/{owner.name}/')[2]
         suffix = suffix or variable.name
-        # Keras numbers inner layers ("lstm_cell_3") across the process; a
+        # Keras numbers inner layers ("lstm_cell_3") across the process. A
         # weight's name must not depend on that.
         suffix = re.sub(r'_\d+/', '/', suffix)
         weight = f'{name}/{suffix}'
@@ -480,20 +482,20 @@ def name_weights(graph):
 
 
 def find_units(graph, layers, variables):
-  """Returns layer name to `LayerUnits`, for layers that have units."""
+  """Returns `LayerUnits` by layer name, for layers that have units."""
   consumers = collections.defaultdict(list)
   for node in graph.nodes:
     for key in node.sources.values():
       if key in graph.maker:
         consumers[graph.maker[key]].append(node)
-  found = {}
+  layer_units = {}
   for node in graph.nodes:
     # Exact types: a transposed convolution is a subclass of a convolution.
     if (
       type(node.operation) not in _DIVISIBLE
       or node.name not in layers
       or getattr(node.operation, 'data_format', None) == 'channels_first'
-      # A low-rank factor is all units' own.
+      # All units share a low-rank factor.
       or getattr(node.operation, 'lora_enabled', False)
     ):
       continue
@@ -505,22 +507,22 @@ def find_units(graph, layers, variables):
       *names,
       *_normalization_weights(graph, node, number, consumers, layers),
     ]
-    found[node.name] = units.LayerUnits(
+    layer_units[node.name] = units.LayerUnits(
       number,
       {name: variables[name].shape[-1] // number for name in owned},
       tuple(name for name in names if name.endswith('kernel')),
     )
-  return {name: found[name] for name in layers if name in found}
+  return {name: layer_units[name] for name in layers if name in layer_units}
 
 
 def _normalization_weights(graph, node, number, consumers, layers):
-  """Returns the weights of a normalization, by unit, right after a node."""
+  """Returns the per-unit weights of a normalization right after a node."""
   following = consumers[node]
   while len(following) == 1:
     (following,) = following
     layer = following.operation
     if isinstance(layer, _NORMALIZATIONS):
-      # One axis or a list of them.
+      # One axis or a list of axes.
       axes = tf.nest.flatten(layer.axis)
       rank = len(graph.tensors[following.results[0]].shape)
       is_per_unit = axes in ([-1], [rank - 1])
@@ -537,12 +539,12 @@ def _normalization_weights(graph, node, number, consumers, layers):
 
 
 def head_nodes(graph, head_layers):
-  """Returns the head's nodes: those of its layers and all that follow.
+  """Returns the nodes of the head's layers and all nodes that follow.
 
-  A layer whose weights the body has, such as an embedding that also ends the
+  A layer whose weights are in the body, such as an embedding that also ends the
   network, may follow, or be the head by its last call.
   """
-  wanted = set()
+  chosen = set()
   inputs = {
     operation.name
     for operation in graph.model.operations
@@ -556,14 +558,14 @@ def head_nodes(graph, head_layers):
       f'names of layers of {graph.name!r} ({", ".join(graph.layers)})',
       name,
     )
-    wanted.update(matching)
+    chosen.update(matching)
   errors.expect(
-    any(graph.layers[name].weights for name in wanted),
+    any(graph.layers[name].weights for name in chosen),
     'head_layers',
     'layers of which one at least has weights',
     ', '.join(head_layers),
   )
-  first = [node for node in graph.nodes if node.name in wanted]
+  first = [node for node in graph.nodes if node.name in chosen]
   last = {node.name: node for node in first}.values()
   head, strangers = _head_from(graph, first)
   if strangers and len(last) < len(first):
@@ -579,14 +581,14 @@ def head_nodes(graph, head_layers):
 
 
 def _head_from(graph, starts):
-  """Returns nodes with all that follow, and layers that are then missing."""
+  """Returns `starts` and all nodes that follow, and layers it lacks."""
   head, of_body, strangers = [], set(), {}
   for node in graph.nodes:
     weights = {id(w) for w in node.operation.weights} if node.is_layer else ()
     if node in starts:
       head.append(node)
     elif any(graph.maker.get(key) in head for key in node.sources.values()):
-      # Every node leads to the output: this also finds heads that end early.
+      # Every node leads to the output, so this also finds heads that end early.
       head.append(node)
       if not of_body.issuperset(weights):
         strangers[node.name] = None
@@ -599,7 +601,7 @@ def features_of(graph, head_nodes):
   """Finds the tensors that the head takes from the body.
 
   Returns:
-    Their keys, and the keys of those whose masks the head needs.
+    Their keys, and the keys of tensors whose masks the head needs.
   """
   crossing = {}
   for node in head_nodes:
@@ -616,7 +618,7 @@ def features_of(graph, head_nodes):
 def _may_read_masks(layer):
   """Returns True for layers whose outputs may depend on a mask.
 
-  A user's layer may hold others that do.
+  A custom layer may hold other layers whose outputs do.
   """
   if isinstance(layer, keras.layers.Wrapper):
     return _may_read_masks(layer.layer)

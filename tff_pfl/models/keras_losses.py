@@ -1,14 +1,13 @@
 """Losses and metrics by Keras name, object or function, as pure functions.
 
-They have the meaning that they have in Keras: a cross-entropy takes
-probabilities unless its object says `from_logits=True`; masked outputs, such as
-padding of sequences, and ignored classes do not count. There are three
-differences:
+They have the same meaning as in Keras. A cross-entropy takes probabilities
+unless its object says `from_logits=True`. Masked outputs, such as padding of
+sequences, and ignored classes do not count. There are three differences:
 
 * A reported loss is a mean over examples, without the weights' regularizers.
-* The accuracy of two classes from logits has the threshold 0, not Keras's 0.5.
+* The accuracy of two classes from logits uses the threshold 0, not 0.5.
 * The `'accuracy'` of several labels is the share of labels that are right
-  (Keras's `BinaryAccuracy`); Keras compares the largest outputs.
+  (Keras's `BinaryAccuracy`). Keras compares the largest outputs.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _OF_SCORES = (
   keras.losses.hinge,
   keras.losses.squared_hinge,
 )
-# The kind of labels of a loss that is not Keras's, by its task.
+# The kind of labels of a custom loss, by its task.
 TASKS = {
   'classification': 'sparse',
   'one_hot_classification': 'categorical',
@@ -78,7 +77,7 @@ class _Loss(NamedTuple):
     function: `(y, outputs) -> [batch, ...]`.
     kind: 'sparse', 'categorical', 'binary' or 'regression'.
     from_logits: True if outputs are logits, not probabilities.
-    ignored: A class whose labels do not count; None for none.
+    ignored: A class whose labels do not count, or None.
     is_of_keras: True for Keras's own losses.
   """
 
@@ -101,8 +100,8 @@ def resolve(
   """Makes the fields of a `SplitModel` for a loss and metrics.
 
   Args:
-    graph: The model's `keras_graph.Graph`. The other arguments are those of
-      `keras_bridge.from_keras`.
+    graph: The model's `keras_graph.Graph`. See `keras_bridge.from_keras` for
+      the other arguments.
 
   Returns:
     The spec of one label, and fields of the `SplitModel` by name.
@@ -111,7 +110,7 @@ def resolve(
   errors.expect(
     shape,
     'model',
-    'a model whose outputs have an axis besides the batch, as by Reshape((1,))',
+    'a model whose outputs have an axis besides the batch (add Reshape((1,)))',
     'outputs [batch]',
   )
   loss = _resolve_loss(loss, task)
@@ -147,16 +146,16 @@ def resolve(
   primary = split_model.LOSS
   for metric in metrics:
     # The primary metric is the first one.
-    found, function = metric_of(metric, True if resolved else higher_is_better)
+    entry, function = metric_of(metric, True if resolved else higher_is_better)
     errors.expect(
-      found.name not in (*resolved, 'loss', 'examples'),
+      entry.name not in (*resolved, 'loss', 'examples'),
       'metrics',
       'distinct names other than loss',
-      found.name,
+      entry.name,
     )
     if not resolved:
-      primary = found
-    resolved[found.name] = function
+      primary = entry
+    resolved[entry.name] = function
   return label_spec, {
     'loss': elements.mean_of(loss.function),
     'training_loss': training_loss,
@@ -169,7 +168,7 @@ def resolve(
 
 
 def _by_name(get, name, argument, constraint):
-  """Returns the loss or metric that Keras has by a name."""
+  """Returns the Keras loss or metric with a name."""
   try:
     return get(name)
   except ValueError as error:
@@ -192,10 +191,10 @@ def _resolve_loss(loss, task):
       and type(loss).__call__ is keras.losses.Loss.__call__,
       'loss',
       "a mean over examples (reduction='sum_over_batch_size'), without a "
-      '`__call__` of its own',
+      'custom `__call__`',
       f'{type(loss).__name__} with reduction={loss.reduction!r}',
     )
-    # Keras's own loss objects are functions with options.
+    # Keras's loss objects are functions with options.
     options = getattr(loss, '_fn_kwargs', {})
     function, call = getattr(loss, 'fn', loss), loss.call
   elif not _is_of_keras(loss):
@@ -216,7 +215,7 @@ def _resolve_loss(loss, task):
 
 
 def _fitted(function):
-  """Returns a user's function that gets labels of the outputs' type."""
+  """Wraps a custom function so that labels get the outputs' type."""
 
   def call(y_true, y_pred):
     if y_true.dtype.is_integer and y_true.shape.rank == y_pred.shape.rank:
@@ -227,7 +226,7 @@ def _fitted(function):
 
 
 def _is_of_keras(function, module=''):
-  """Returns True for a function of Keras, or of one of its modules."""
+  """Returns True for a function from Keras, or from one of its modules."""
   # A Keras metric with arguments is a partial function.
   function = getattr(function, 'func', function)
   module_name = getattr(function, '__module__', None) or ''
@@ -244,7 +243,7 @@ class _Elements:
   def __init__(self, loss, shape, has_mask):
     self._loss = loss
     self._has_mask = has_mask
-    # True if the outputs of an element are a vector on the last axis.
+    # True if the last axis holds the output vector of an element.
     self._is_vector = loss.kind in ('sparse', 'categorical') or tuple(
       shape[-1:]
     ) == (1,)
@@ -253,7 +252,7 @@ class _Elements:
     )
 
   def _counts(self, y, outputs, rank):
-    """Returns 1 for elements that count, else 0, `[batch, ...]` of a rank."""
+    """Returns 1 for elements that count, else 0, with `rank` axes."""
     counts = tf.ones_like(self._per_element(outputs))
     if self._has_mask:
       masked = self._per_element(tf.math.is_nan(outputs))
@@ -274,7 +273,8 @@ class _Elements:
   def wrong_where_diverged(self, accuracy):
     """Returns an accuracy that is 0 where the model diverged.
 
-    The largest of NaN outputs is the first one, right for examples of class 0.
+    Otherwise examples of class 0 would be right, as the first of NaN outputs
+    counts as the largest.
     """
     is_diverged = tf.math.is_inf if self._has_mask else tf.math.is_nan
 
@@ -291,9 +291,9 @@ class _Elements:
     def call(y, outputs):
       outputs = tf.convert_to_tensor(outputs)
       y = tf.convert_to_tensor(y)
-      given = outputs
+      raw_outputs = outputs
       if self._has_mask:
-        # All classes alike, as losses cannot take a probability of 0.
+        # Equal for all classes, as losses cannot take a probability of 0.
         harmless = 1 / outputs.shape[-1] if self._is_vector else 0.5
         outputs = tf.where(
           tf.math.is_nan(outputs), tf.cast(harmless, outputs.dtype), outputs
@@ -301,7 +301,7 @@ class _Elements:
       labels = y
       if self._loss.kind != 'sparse':
         if y.shape.rank == outputs.shape.rank - 1:
-          # A scalar label of one output would broadcast.
+          # Otherwise the scalar label of one output would broadcast.
           labels = y[..., tf.newaxis]
         labels = tf.cast(labels, outputs.dtype)
       with keras_purity.eager_tensors_as_constants():
@@ -320,11 +320,11 @@ class _Elements:
       )
       if self.counted is None:
         return _over_all_but_batch(tf.reduce_mean, values)
-      counts = self._counts(y, given, values.shape.rank)
+      counts = self._counts(y, raw_outputs, values.shape.rank)
       counts = tf.cast(counts, values.dtype)
-      kept = tf.where(counts > 0, values, tf.zeros_like(values))
+      counted_values = tf.where(counts > 0, values, tf.zeros_like(values))
       return tf.math.divide_no_nan(
-        _over_all_but_batch(tf.reduce_sum, kept),
+        _over_all_but_batch(tf.reduce_sum, counted_values),
         _over_all_but_batch(tf.reduce_sum, counts + tf.zeros_like(values)),
       )
 
@@ -332,7 +332,7 @@ class _Elements:
 
 
 def _at_rank(rank, values, reduce):
-  """Brings values of elements to a rank, by more axes or by reduction."""
+  """Brings values of elements to a rank by adding or reducing axes."""
   while values.shape.rank < rank:
     values = values[..., tf.newaxis]
   # All values of a vector are the same.
@@ -340,15 +340,15 @@ def _at_rank(rank, values, reduce):
 
 
 def _over_all_but_batch(reduce, values):
-  # TensorFlow Lite has no gradient of a mean over nothing.
+  # TensorFlow Lite has no gradient of a mean over no axes.
   axes = list(range(1, values.shape.rank))
   return reduce(values, axes) if axes else values
 
 
 def _classifier(kind, gives_logits, output_shape, label_dtype):
-  """Returns the `Classifier`; None if outputs are not scores of classes.
+  """Returns the `Classifier`, or None if outputs are not scores of classes.
 
-  Several binary outputs with float labels, such as an autoencoder's, are none.
+  Several binary outputs with float labels, such as an autoencoder's, are not.
   """
   if kind == 'regression':
     return None
@@ -383,7 +383,7 @@ def _classifier(kind, gives_logits, output_shape, label_dtype):
 
 
 def _infinite_where_diverged(classifier):
-  """Returns probabilities that are infinite where outputs are.
+  """Returns probabilities that are infinite where outputs are infinite.
 
   NaN stands for masked elements, also in mixtures and ensembles.
   """
@@ -406,7 +406,6 @@ def _log(probabilities):
 
 
 def _named_metric(metric, loss):
-  """Returns the name of a metric and its function."""
   if isinstance(metric, str) and metric in _ACCURACY:
     return 'accuracy', _accuracy(metric, loss)
   top = isinstance(metric, str) and _TOP_ACCURACY.fullmatch(metric)
@@ -442,7 +441,8 @@ def _named_metric(metric, loss):
     errors.expect(
       not loss.from_logits or options.get('from_logits') is not False,
       'metrics',
-      f'of logits, as the loss (`{type(function).__name__}(from_logits=True)`)',
+      'of logits, like the loss '
+      f'(`{type(function).__name__}(from_logits=True)`)',
       metric if isinstance(metric, str) else function.name,
     )
     function = functools.partial(function._fn, **options)  # pylint: disable=protected-access
@@ -454,7 +454,7 @@ def _named_metric(metric, loss):
     or not _is_of_keras(function)
     or getattr(function, 'func', function).__name__.startswith('sparse_'),
     'metrics',
-    'metrics of classes as integers, as the loss (accuracy, top_5_accuracy, '
+    'metrics of classes as integers, like the loss (accuracy, top_5_accuracy, '
     'sparse_...)',
     name,
   )
@@ -462,11 +462,11 @@ def _named_metric(metric, loss):
 
 
 def _is_higher_better(name, function):
-  """Returns True for a metric of Keras whose higher values are better."""
+  """Returns True if higher values of a Keras metric are better."""
   errors.expect(
     _is_of_keras(function),
     'higher_is_better',
-    f'True or False, for the metric {name!r} is not one of Keras',
+    f'True or False, because {name!r} is not a Keras metric',
     None,
   )
   return not _is_of_keras(function, 'losses')
@@ -477,7 +477,7 @@ def _accuracy(metric, loss):
   errors.expect(
     loss.kind != 'regression',
     'metrics',
-    "those of a regression, such as 'mae' (or give a `task`)",
+    "metrics of a regression, such as 'mae' (or give a `task`)",
     metric,
   )
   if loss.kind == 'sparse':
@@ -497,9 +497,9 @@ def check(
 ) -> None:
   """Raises `ValueError` if a loss cannot train the model.
 
-  Checks that the model ends in no softmax or sigmoid, for a loss of logits, and
-  on random inputs that the outputs are probabilities, for a loss that takes
-  them, and that the loss has a gradient.
+  If the loss takes logits, the model must not end in a softmax or sigmoid. If
+  it takes probabilities, the outputs must be probabilities on random inputs.
+  The loss must have a gradient.
 
   Args:
     model: Made with the loss.
@@ -528,7 +528,7 @@ def check(
     and model.classifier is not None
     and not resolved.from_logits
   ):
-    # NaN, where outputs are masked, passes.
+    # NaN, which marks masked outputs, passes.
     is_none = tf.logical_or(outputs < 0, outputs > 1)
     errors.expect(
       not tf.reduce_any(is_none) and tf.reduce_any(outputs > 0),
@@ -564,7 +564,7 @@ def some_examples(
 
 
 def some_inputs(model: split_model.SplitModel, rng: np.random.Generator) -> Any:
-  """Returns a batch of eight random inputs; integers are 0 and 1."""
+  """Returns a batch of eight random inputs, with integers 0 and 1."""
   return tf.nest.map_structure(
     lambda spec: _some(spec, rng), model.element_spec['x']
   )

@@ -7,7 +7,7 @@ call replaces three more things, for its thread only:
 * The moments of batch normalization leave out padding.
 * Eager tensors become constants of graphs.
 
-A layer that still assigns or draws by itself is refused by name.
+A layer that still assigns or draws by itself raises an error that names it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DROPOUT = (
   keras.layers.SpatialDropout2D,
   keras.layers.SpatialDropout3D,
 )
-# Beginnings of the names of operations that are not deterministic.
+# Prefixes of operations that are not deterministic.
 _IMPURE = (
   'Random',
   'Truncated',
@@ -42,7 +42,7 @@ _IMPURE = (
   'PyFunc',
   'Eager',
 )
-# Types of operations that leave values as they are.
+# Types of operations that do not change values.
 _KEEPING = (
   'Cast',
   'ExpandDims',
@@ -59,8 +59,8 @@ class _Call(threading.local):
   """A thread's pure call, in which parts of Keras and TensorFlow are replaced.
 
   Attributes:
-    mode: The call's mode; None outside of pure calls.
-    generators: Id of a seed generator to its place among the model's.
+    mode: The call's mode, None outside of pure calls.
+    generators: Place of each of the model's seed generators, by its id.
     num_draws: Number of draws in this call, by place.
     takes_tensors: True if tensors that layers and losses hold become constants.
   """
@@ -90,7 +90,7 @@ def check_layers(graph, variables):
 
 
 def _reason_against(module, layer):
-  """Says why a module of a layer cannot be made pure; None if it can."""
+  """Returns why a module of a layer cannot be made pure, None if it can."""
   if getattr(module, 'stateful', False):
     return 'keeps its state between batches (stateful=True)'
   if module.quantization_mode is not None:
@@ -102,15 +102,15 @@ def _reason_against(module, layer):
   if isinstance(module, _NORMALIZATION) and isinstance(
     layer, keras.layers.TimeDistributed
   ):
-    return 'normalizes over steps (it does so without TimeDistributed)'
+    return 'normalizes over steps (use it without TimeDistributed)'
   return None
 
 
 def _seed(seed):
-  """Returns the seed of a draw, by its generator's place and draws so far."""
+  """Returns a draw's seed from its generator's place and earlier draws."""
   mode = _CALL.mode
   if not mode.training:
-    # For a branch of the graph that is not taken.
+    # Only for a branch of the graph that is not taken.
     return tf.zeros([2], tf.int32)
   errors.expect(
     mode.seed is not None,
@@ -121,7 +121,7 @@ def _seed(seed):
   place = _CALL.generators.get(id(seed))
   if place is None:
     raise ValueError(
-      'It draws random numbers without a keras.random.SeedGenerator of its own.'
+      'It draws random numbers without its own keras.random.SeedGenerator.'
     )
   number = _CALL.num_draws[place]
   _CALL.num_draws[place] += 1
@@ -164,7 +164,7 @@ def _truncated_normal(shape, mean=0.0, stddev=1.0, dtype=None, seed=None):
 
 
 def _no_such_draw(*unused_args, **unused_kwargs):
-  raise ValueError('It draws from a distribution that has no function here.')
+  raise ValueError('It draws from a distribution that is not supported.')
 
 
 _DRAWS = {
@@ -180,7 +180,7 @@ _DRAWS = {
 
 
 def _moments(layer, inputs, mask):
-  """Batch normalization's moments, without padding."""
+  """Computes batch normalization's moments, without padding."""
   example_weights = _CALL.mode.example_weights
   if example_weights is None:
     weights = tf.ones_like(inputs[..., :1])
@@ -218,7 +218,7 @@ def _is_in_a_call(*unused_args):
   return _CALL.mode is not None
 
 
-# Once and for all threads; outside of pure calls the originals are called.
+# Once for all threads. Outside of pure calls the originals are called.
 for _name, _draw in _DRAWS.items():
   _replace(keras_random, _name, _draw, _is_in_a_call)
 _replace(_NORMALIZATION, '_moments', _moments, _is_in_a_call)
@@ -234,8 +234,8 @@ _replace(
 def eager_tensors_as_constants():
   """Turns eager tensors of layers and losses into constants of any graph.
 
-  Otherwise TensorFlow's functions capture them as inputs, and TFF's graphs do
-  not take them at all.
+  Otherwise TensorFlow's functions capture them as inputs, and TFF's graphs
+  refuse them.
   """
   before = _CALL.takes_tensors
   _CALL.takes_tensors = True
@@ -246,14 +246,14 @@ def eager_tensors_as_constants():
 
 
 class PureCalls:
-  """Calls of parts of a graph with tensors in the place of its variables."""
+  """Calls of parts of a graph with tensors instead of its variables."""
 
   def __init__(self, graph, variables):
     self._graph = graph
     self._variables = variables
     within = [module for _, module in keras_graph.layers_within(graph)]
     random = [m for m in within if m._seed_generators]  # pylint: disable=protected-access
-    # Seeds depend on the place; dropout layers have always had the first ones.
+    # Seeds depend on the place. Dropout layers come first, as they always have.
     random.sort(key=lambda m: not isinstance(m, _DROPOUT))
     seeds = [g for m in random for g in m._seed_generators]  # pylint: disable=protected-access
     self._places = {
@@ -279,8 +279,8 @@ class PureCalls:
 
   @contextlib.contextmanager
   def swapped(self, weights, mode):
-    """Makes layers read `weights`; yields a dict for their new statistics."""
-    given = {
+    """Makes layers read `weights` and yields a dict for new statistics."""
+    values = {
       id(variable): tf.convert_to_tensor(weights[name])
       for name, variable in self._variables.items()
       if name in weights
@@ -290,10 +290,10 @@ class PureCalls:
       _in_call(mode, self._places),
       keras.StatelessScope(collect_losses=True) as scope,
     ):
-      # Its constructor refuses weights of another shape, which methods give.
-      scope.state_mapping.update(given)
+      # Its constructor refuses weights of another shape, which methods pass.
+      scope.state_mapping.update(values)
       yield new_statistics
-      new_statistics.update(self._new_statistics(scope, given, mode))
+      new_statistics.update(self._new_statistics(scope, values, mode))
 
   def _new_statistics(self, scope, before, mode):
     """Returns the values assigned to weights that have no gradient."""
@@ -304,7 +304,7 @@ class PureCalls:
         if module._loss_ids  # pylint: disable=protected-access
       ]
       _refuse_as_impure(
-        f'{adding[0]!r}, which adds a loss that is no regularizer of a weight'
+        f'{adding[0]!r}, which adds a loss that is not a weight regularizer'
       )
     assigned = {
       key
@@ -317,15 +317,15 @@ class PureCalls:
         assigned.remove(id(variable))
         value = scope.state_mapping[id(variable)]
         if mode.example_weights is not None:
-          # A batch of only padding leaves the statistics unchanged.
+          # A batch of only padding does not change the statistics.
           has_examples = tf.reduce_sum(mode.example_weights) > 0
           value = tf.where(has_examples, value, before[id(variable)])
         new[name] = value
     for variable in self._graph.model.variables:
       if id(variable) in assigned:
         _refuse_as_impure(
-          f'{variable.path!r}, which is assigned to and is trained, an '
-          'integer, or assigned to in inference, too'
+          f'{variable.path!r}, which is assigned to although it is trained or '
+          'an integer, or is also assigned to in inference'
         )
     return new
 
@@ -342,10 +342,10 @@ def _in_call(mode, places):
     _CALL.mode, _CALL.generators, _CALL.num_draws = before
 
 
-def _refuse_as_impure(found):
+def _refuse_as_impure(cause):
   raise ValueError(
     'Expected `model` to be made of layers that are functions of their weights '
-    f'and inputs, found: {found}.'
+    f'and inputs, found: {cause}.'
   )
 
 
@@ -353,8 +353,8 @@ def check_pure(model, variables):
   """Traces the model once and refuses it if it has a state of its own.
 
   Returns:
-    The types of its operations, the types of the operations that end it, both
-    sets, and the names of the body's weights that the head reads.
+    The sets of types of its operations and of its last operations, and the
+    names of the body's weights that the head reads.
   """
   x_spec = tf.nest.map_structure(
     lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype),
@@ -377,7 +377,7 @@ def check_pure(model, variables):
     mode = split_model.Mode(
       True, seed, tf.ones(tf.shape(tf.nest.flatten(x)[0])[:1])
     )
-    # Body and head get their own weights only.
+    # Body and head get only their own weights.
     features, statistics = model.body(body, x, mode)
     outputs, new = model.head(head, features, mode)
     doing = 'score'
@@ -399,8 +399,8 @@ def check_pure(model, variables):
       _refuse_as_impure(_reason(e).rstrip('.'))
     raise ValueError(
       'Expected `model`, `loss` and `metrics` to fit labels of shape '
-      f'{y_spec.shape} and dtype {y_spec.dtype.name} (`label_spec` says what '
-      f'they are), found: {_reason(e)}'
+      f'{y_spec.shape} and dtype {y_spec.dtype.name} (set by `label_spec`), '
+      f'found: {_reason(e)}'
     ) from e
   names = {
     **{id(v.handle): v.name for v in concrete.graph.variables},
@@ -413,18 +413,18 @@ def check_pure(model, variables):
       if name in body:
         tied.append(name)
         continue
-      # The operation's name has the layer's in it.
+      # The operation's name contains the layer's name.
       raise ValueError(
-        'Expected `model` to be made of layers that read no state but weights '
-        'of their own, and no tables (call such layers on the examples '
-        f'before), found {name or "a table"!r} read in '
+        'Expected `model` to be made of layers that read no state except their '
+        'own weights, and no tables (call such layers on the examples '
+        f'beforehand), found {name or "a table"!r} read in '
         f'{placeholder.consumers()[0].name!r}.'
       )
   operations = [*graph_defs.all_nodes(concrete.graph.as_graph_def())]
   for operation in operations:
     if operation.op.startswith(_IMPURE):
       raise ValueError(
-        'Expected `model` to be made of layers that draw random numbers by '
+        'Expected `model` to be made of layers that draw random numbers with '
         f'a keras.random.SeedGenerator, found {operation.op} in '
         f'{operation.name!r}.'
       )
@@ -437,17 +437,17 @@ def check_pure(model, variables):
 
 def _last_operations(tensor):
   """Returns the types of the operations that computed a tensor's values."""
-  found, makers = set(), [tensor.op]
+  types, makers = set(), [tensor.op]
   while makers:
     operation = makers.pop()
-    found.add(operation.type)
+    types.add(operation.type)
     if operation.type in _KEEPING:
       makers += [value.op for value in operation.inputs]
-  return found
+  return types
 
 
 def _reason(error):
-  """Extracts the informative line of an error of Keras or TensorFlow."""
+  """Extracts the informative line of a Keras or TensorFlow error."""
   text = re.sub(r'\x1b\[\d+m', '', str(error))
   lines = text.split('Arguments received by')[0].splitlines()
   lines = [line.strip() for line in lines if line.strip()] or [repr(error)]

@@ -1,11 +1,11 @@
 """Philox4x32-10, the algorithm of all random integers.
 
-TensorFlow's operation draws for one seed. Written out here, it serves many
-seeds at once, and interpreters that lack the operation.
+TensorFlow's operation draws for one seed. This version serves many seeds at
+once, and interpreters that lack the operation.
 
 References:
-  Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3,
-  SC 2011.
+  Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3, SC
+  2011.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def integers(
 
   Args:
     shape: Shape of one seed's numbers, integers `[rank]`.
-    keys: uint64 `[seeds, 1]`, or as words int32 `[seeds, 2]`.
-    counters: uint64 `[seeds, 2]`, or as words int32 `[seeds, 4]`; the lowest 32
-      bits are 0 unless there are no more than four numbers.
-    wide_product: From uint32 words and a factor to the high and the low words
+    keys: uint64 `[seeds, 1]`, or int32 words `[seeds, 2]`.
+    counters: uint64 `[seeds, 2]`, or int32 words `[seeds, 4]`. The lowest 32
+      bits must be 0 if there are more than four numbers.
+    wide_product: Maps uint32 words and a factor to the high and the low words
       of their products.
     dtype: Type of the result, in which words are split and joined: uint32, or
       int32 for interpreters that can do neither with unsigned integers.

@@ -15,7 +15,7 @@ from tff_pfl.datasets import array_checks, frames
 from tff_pfl.models import domains, split_model
 
 _CHUNK = 1024
-# How many numbers the inputs of a table's rows may be at a time.
+# The most numbers that the inputs of a table's rows may have at a time.
 _MAX_INPUTS = 2**26
 
 
@@ -31,14 +31,14 @@ def predict(
   Args:
     model: The model.
     weights: All its weights, by name.
-    x: Inputs `[n, ...]`; a dict of arrays for several inputs.
-    domain: The examples' domains, integers `[n]` from 0 on; None for models
+    x: Inputs `[n, ...]`, or a dict of arrays for several inputs.
+    domain: The examples' domains, integers `[n]` from 0 on, or None for models
       without domains.
     forward: `compiled(model)`, to compile only once for many calls.
 
   Returns:
-    For classifiers the probabilities of classes `[n, ..., num_classes]`, else
-    the outputs.
+    Class probabilities `[n, ..., num_classes]` for classifiers, else the
+    outputs.
   """
   forward = forward or compiled(model)
   x = array_checks.check_inputs(x, 'x')
@@ -57,7 +57,7 @@ def predict(
 
   chunks = [
     forward(weights, chunk_from(start))
-    # Also without examples: the outputs then have their other dimensions.
+    # Runs even without examples, so that the outputs have all dimensions.
     for start in range(0, max(1, num_examples), _CHUNK)
   ]
   outputs = np.concatenate(chunks)
@@ -74,13 +74,13 @@ def predict_rows(
   weights_of: Callable[[Any], Mapping[str, Any]],
   forward: Optional[Callable[..., tf.Tensor]] = None,
 ) -> np.ndarray:
-  """Predicts for rows of a frame, each by its owner's weights, as `predict`.
+  """Calls `predict` on the rows of a frame, each with its owner's weights.
 
   Args:
     encoding: The encoding of rows as examples.
-    frame: Rows with the columns of the inputs.
-    owners: Each row's client, or another value, `[rows]`.
-    weights_of: Function from one of these to all weights of its model.
+    frame: Rows with the input columns.
+    owners: The owner of each row, a client or another value, `[rows]`.
+    weights_of: Maps an owner to all weights of its model.
   """
   forward = forward or compiled(model)
   rows, domain = encoding.rows(frame), encoding.domain_ids(frame)
@@ -91,7 +91,7 @@ def predict_rows(
     domains_of = None if domain is None else domain[places]
     return predict(model, weights, inputs, domains_of, forward)
 
-  if not len(frame):  # Of the right shape all the same.
+  if not len(frame):  # The result still needs the right shape.
     return outputs_of(slice(0), model.initial_weights)
   parts, outputs = [], []
   for owner, places in pd.Series(owners).groupby(owners).indices.items():
@@ -129,12 +129,12 @@ def _as_inputs(name, spec, x):
     f'examples of shape {tuple(spec.shape)}',
     f'shape {x.shape[1:]}',
   )
-  kinds, wanted = 'iu', f'integers, as the model takes {spec.dtype.name}'
+  kinds, expected = 'iu', f'integers, as the model takes {spec.dtype.name}'
   if spec.dtype.is_floating:
-    kinds, wanted = 'f', 'floats, scaled as what the model was trained on'
+    kinds, expected = 'f', 'floats, scaled like the training data'
   elif spec.dtype.is_bool:
-    kinds, wanted = 'b', 'bool'
-  errors.expect(x.dtype.kind in kinds, name, wanted, x.dtype.name)
+    kinds, expected = 'b', 'bool'
+  errors.expect(x.dtype.kind in kinds, name, expected, x.dtype.name)
   if x.dtype.kind in 'iu' and x.size:
     errors.expect(
       spec.dtype.min <= x.min() and x.max() <= spec.dtype.max,
@@ -149,7 +149,7 @@ def _check_domain(model, domain, num_examples):
   errors.expect(
     domain is not None and np.size(domain) == num_examples,
     'domain',
-    f'that of each of {num_examples} examples',
+    f'given for each of {num_examples} examples',
     domain,
   )
   number = model.domains.number

@@ -1,8 +1,8 @@
 """Seeds and random numbers of client work.
 
 A seed is an int32 tensor `[2]`. Only integers are drawn, by the Philox
-algorithm, so that numbers are the same on every device and with or without XLA,
-whose own floating-point draws differ from those of TensorFlow's kernels.
+algorithm, so that numbers are the same on every device and with or without XLA.
+XLA's own floating-point draws differ from TensorFlow's.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import tensorflow as tf
 
 from tff_pfl.system.private_api import eager_context
 
-# Purposes of a client's seed; folded in so that no two uses share numbers.
+# Purposes of a client's seed, folded in so that no two uses share numbers.
 TRAINING = 0
 PERSONALIZATION = 1
 FIRST_EXCHANGE = 3
-# A round's seed that all parties know.
+# For a round's seed that all parties know.
 _SERVER = 2
-# The noise that an aggregation adds.
+# For the noise that an aggregation adds.
 AGGREGATION = 4
 
 _PERMUTATIONS_PER_BLOCK = 16
-# TensorFlow's own.
+# The same as TensorFlow's.
 _SCRAMBLING_KEY = 0x02461E293EC8F720
 
 
 def fold_in(seed: tf.Tensor, *data) -> tf.Tensor:
-  """Derives a new seed from a seed and integers, in their order."""
+  """Derives a new seed from a seed and integers, whose order counts."""
   for value in data:
     seed = _folding()(seed, tf.cast(value, tf.int32))
   return seed
@@ -39,7 +39,7 @@ def fold_in(seed: tf.Tensor, *data) -> tf.Tensor:
 def _folding():
   """Traces the hundreds of operations of one folding, once for all graphs.
 
-  Not within a graph, which the function would keep in memory.
+  This happens outside of any graph, which the function would keep in memory.
   """
   with eager_context.eager_mode():
     return tf.function(
@@ -64,24 +64,24 @@ def client_seed(
     run_seed: int64 scalar, from the server state.
     round_number: int32 scalar.
     client_index: int64 scalar, from the client state.
-    purpose: `TRAINING`, `PERSONALIZATION` or `FIRST_EXCHANGE` (for a first
-      exchange before the one that trains).
+    purpose: `TRAINING`, `PERSONALIZATION` or `FIRST_EXCHANGE` (for an exchange
+      before the one that trains).
   """
-  # Both halves of the index count, so that 64-bit indices stay distinct.
+  # Both halves of the index are used, so that 64-bit indices stay distinct.
   index = _halves(client_index)
   return fold_in(_halves(run_seed), purpose, round_number, index[0], index[1])
 
 
 def server_seed(run_seed: tf.Tensor, round_number: tf.Tensor) -> tf.Tensor:
-  """Returns the seed of the server's draws in a round; clients may know it."""
+  """Returns the seed of the server's draws, which clients may know."""
   return fold_in(_halves(run_seed), _SERVER, round_number)
 
 
 def fingerprint(values) -> tf.Tensor:
   """Returns an int64 hash of all numbers of a structure of tensors.
 
-  Stands in for the index of a client that has none. Equal values have equal
-  fingerprints; other values almost surely have others.
+  It replaces the index of a client that has none. Equal values have equal
+  fingerprints. Different values almost surely have different ones.
   """
   total = tf.zeros([], tf.int64)
   for value in tf.nest.flatten(values):
@@ -90,22 +90,22 @@ def fingerprint(values) -> tf.Tensor:
     if value.dtype.is_floating:
       value = tf.bitcast(tf.cast(value, tf.float32), tf.int32)
     numbers = tf.reshape(tf.cast(value, tf.int64), [-1])
-    # Odd factors, so that the order counts; sums wrap around.
+    # Different odd factors make the order count. Sums wrap around.
     factors = 2 * tf.range(tf.size(numbers, tf.int64)) + 1
     total = 31 * total + tf.reduce_sum(numbers * factors)
   return total
 
 
 def _halves(number):
-  """Splits a 64-bit integer into two of 32 bits."""
+  """Splits a 64-bit integer into two 32-bit integers."""
   return tf.bitcast(tf.cast(number, tf.int64), tf.int32)
 
 
 def _bits(seed, shape):
   """Draws int32 numbers, uniform over the whole range.
 
-  The same numbers as `tf.random.stateless_uniform`, whose 64-bit arithmetic
-  LiteRT lacks.
+  They equal the numbers of `tf.random.stateless_uniform`, whose 64-bit
+  arithmetic LiteRT lacks.
   """
   scrambled = _philox(
     [4],
@@ -134,7 +134,7 @@ def keep_mask(seed: tf.Tensor, shape, drop_rate: float) -> tf.Tensor:
   Args:
     seed: int32 `[2]`.
     shape: Shape of the result.
-    drop_rate: In [0, 1), resolved to 2^-32.
+    drop_rate: A number in [0, 1), rounded to a multiple of 2^-32.
   """
   threshold = min(round(drop_rate * 2**32), 2**32 - 1) - 2**31
   return _bits(seed, shape) >= threshold
@@ -172,14 +172,14 @@ def permutations(
       `max_permutations`.
     capacity: Number of rows of the padded tensors.
     num_examples: Number of real examples, at most `capacity`.
-    max_permutations: A Python integer; None if `num_permutations` is one.
+    max_permutations: A Python integer, or None if `num_permutations` is one.
 
   Returns:
-    int32 `[num_permutations, capacity]`: each row holds the indices below
+    int32 `[num_permutations, capacity]`. Each row holds the indices below
     `num_examples` in random order, then the others.
   """
-  # Keys come in blocks of columns, so that a permutation's depend neither on
-  # the number of permutations nor on the capacity.
+  # Keys come in blocks of columns, so that a permutation's keys depend neither
+  # on the number of permutations nor on the capacity.
   max_permutations = max_permutations or num_permutations
   num_blocks = -(-max_permutations // _PERMUTATIONS_PER_BLOCK)
   blocks = [

@@ -1,9 +1,9 @@
-"""The one form of a model in this library: pure functions with named layers.
+"""The library's only form of a model: pure functions with named layers.
 
 A `SplitModel` has a *body* (from the examples to features) and a *head* (from
-the features to the outputs). Both are pure: everything they read comes in
-through their arguments, weights and seed included, and the moving statistics
-that a layer would assign during training come out as a value.
+the features to the outputs). Both are pure. They read only their arguments,
+including weights and seed, and they return the moving statistics that a layer
+would assign during training.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tff_pfl import errors
 from tff_pfl.models import domains as domains_lib
 from tff_pfl.models import units as units_lib
 
-# Endings of the names of batch normalization's moving statistics.
+# Suffixes of batch normalization's moving statistics.
 MOVING = ('/moving_mean', '/moving_variance')
-# Weight name, `layer/weight`, to its value.
+# Values by weight name, `layer/weight`.
 Weights = Mapping[str, Any]
 
 
@@ -33,10 +33,10 @@ class Mode(NamedTuple):
     training: True to use dropout and the batch's statistics. A frozen part of a
       network always runs with False.
     seed: int32 tensor `[2]`, read by dropout in training, and by augmentation
-      also where the body is frozen.
-    example_weights: float32 `[batch]`, 1 for examples and 0 for padding; None
-      without padding. Only layers that mix examples (batch normalization) read
-      it.
+      even if the body is frozen.
+    example_weights: float32 `[batch]`, 1 for examples and 0 for padding, or
+      None without padding. Only layers that mix examples (batch normalization)
+      read it.
   """
 
   training: bool = False
@@ -55,9 +55,9 @@ class Classifier(NamedTuple):
       `[batch, ..., num_classes]`, or one score for two classes.
     probabilities: Function from outputs to class probabilities
       `[batch, ..., num_classes]`.
-    outputs_of: The inverse: from class probabilities to outputs.
+    outputs_of: The inverse function, from class probabilities to outputs.
     is_multilabel: True if the outputs are scores `[batch, ..., labels]` of
-      several labels, each of two classes; probabilities have the classes last.
+      several labels, each of two classes. Probabilities have the classes last.
   """
 
   num_classes: int
@@ -101,7 +101,7 @@ class PrimaryMetric(NamedTuple):
     return f'{value:.1%}' if self.is_fraction else f'{value:.4g}'
 
   def merit(self, values: Any) -> np.ndarray:
-    """Returns values with the sign that makes more better; NaN is -inf."""
+    """Returns values signed so that higher is better, -inf for NaN."""
     values = np.asarray(values, np.float64)
     merit = values if self.higher_is_better else -values
     return np.where(np.isnan(merit), -np.inf, merit)
@@ -116,55 +116,55 @@ class SplitModel:
   """A model as pure functions of named weights.
 
   Attributes:
-    initial_weights: Weight name to float array, in the model's order.
-    layers: Layer name to the names of its weights, for layers that have any.
-    head_layers: Names of the head's layers with weights; all others are the
-      body's.
+    initial_weights: Float arrays by weight name, in the model's order.
+    layers: Weight names by layer name, for layers that have weights.
+    head_layers: Names of the head's layers with weights. All others are in the
+      body.
     statistics: Names of weights that have no gradient: the moving mean and
       variance of batch normalization, which the forward pass updates, and
       weights of layers with `trainable=False`, which keep their values.
     element_spec: `OrderedDict(x=..., y=...)` of `tf.TensorSpec` of one example,
-      without a batch dimension; with `weight` and `domain` where examples have
-      them.
+      without a batch dimension. It also has `weight` and `domain` if examples
+      have them.
     body: `(weights, x [batch, ...], mode) -> (features, new_statistics)`.
     head: `(weights, features, mode) -> (outputs, new_statistics)`. Body and
       head read only their own layers' weights from `weights`, which may hold
       more.
     loss: `(y, outputs) -> [batch]`, the reported loss of each example.
-    metrics: Metric name to `(y, outputs) -> [batch]`; a client's metric is the
-      mean over its examples.
+    metrics: Functions `(y, outputs) -> [batch]` by metric name. A client's
+      metric is the mean over its examples.
     primary_metric: The metric, or the loss, by which models are compared.
-    classifier: The meaning of outputs that are scores of classes; None for
+    classifier: The meaning of outputs that are scores of classes, None for
       regression.
-    jit_compile: True to compile client training by XLA on a CPU; 'auto' to
+    jit_compile: True to compile client training by XLA on a CPU, 'auto' to
       leave out phases that are faster in place. Programs of several clients on
       a GPU are compiled wherever XLA can.
-    layer_outputs: `(weights, x) -> OrderedDict` from the name of each layer in
-      `layers`, in that order, to its output in inference mode: a tensor, or a
-      structure of tensors for several outputs. A layer's own activation is
-      included, the activation of a following layer is not. None if unknown.
-    domains: The domains of the examples, or None. With domains the body's `x`
-      is `OrderedDict(inputs=..., domain=int32 [batch])`.
-    units: Layer name to its units, in the order of `layers`, for layers that
-      have any.
-    regularizers: Weight name to `(weight) -> scalar`, added to the training
-      loss where the weight is trained.
-    keras_graph: The graph of the Keras model that this one was made of, or
-      None. Its own weights are never read. Models derived from this one keep
-      the graph and may have other weights.
+    layer_outputs: `(weights, x) -> OrderedDict` from layer name to output in
+      inference mode, in the order of `layers`, without layers inside a custom
+      layer. An output is a tensor, or a structure of tensors for several
+      outputs or calls. It includes the layer's own activation, but not the
+      activation of a following layer. None if unknown.
+    domains: The domains of the examples, or None. If there are domains, the
+      body's `x` is `OrderedDict(inputs=..., domain=int32 [batch])`.
+    units: Units by layer name, in the order of `layers`, for layers that have
+      any.
+    regularizers: Functions `(weight) -> scalar` by weight name, added to the
+      training loss if the weight is trained.
+    keras_graph: The graph of the original Keras model, or None. Its own weights
+      are never read. Models derived from this one keep the graph and may have
+      other weights.
     counted: `(y, outputs) -> [batch]`, float32 in [0, 1]: the share of an
-      example's elements that count in means, where padding of sequences is
-      masked or a class is ignored; None if all count.
+      example's elements that count in means, if padding of sequences is masked
+      or a class is ignored. None if all count.
     is_augmented: True if the body changes `x` at random when it gets a seed.
-    training_loss: `loss` in training, such as one with class weights; None if
-      it is the same.
-    reported: Further metrics in reports. Those that are not in `metrics` are
+    training_loss: The loss in training, such as one with class weights. None
+      means `loss`.
+    reported: Additional metrics in reports. Those outside `metrics` are
       computed from all predictions of a client (`models.client_metrics`).
-    tied: Names of the body's weights that the head reads, too.
-    metric_of: Function from a metric, as `from_keras` takes it, to a
-      `PrimaryMetric` and its function as in `metrics`; None for models made
-      otherwise.
-    made_with: What its functions were made with, by name (`loss`,
+    tied: Names of the body's weights that the head also reads.
+    metric_of: Function from a metric, in a form that `from_keras` takes, to a
+      `PrimaryMetric` and its function as in `metrics`. None for other models.
+    made_with: Arguments with which its functions were made, by name (`loss`,
       `class_weight`, `augmentation`), for its description.
   """
 
@@ -206,7 +206,7 @@ class SplitModel:
     )
 
   def predictions(self, outputs: tf.Tensor) -> tf.Tensor:
-    """Returns a classifier's probabilities; for regression the outputs."""
+    """Returns a classifier's probabilities, or the outputs in regression."""
     if self.classifier is None:
       return outputs
     return self.classifier.probabilities(outputs)
@@ -242,17 +242,17 @@ class SplitModel:
     )
 
   def layers_within(self, name: str) -> tuple:
-    """Returns the layers with weights that are called `name` or within it."""
+    """Returns the layers with weights that are `name` or lie within it."""
     return names_within(name, self.layers)
 
   def weight_names(self, layers) -> tuple:
     """Returns the names of the weights of `layers`, in the model's order.
 
     Args:
-      layers: Names of layers with weights; the name of a model within the model
-        stands for all its layers.
+      layers: Names of layers with weights. The name of a nested model stands
+        for all its layers.
     """
-    wanted = set()
+    chosen = set()
     for layer in layers:
       matching = self.layers_within(layer)
       errors.expect(
@@ -261,14 +261,14 @@ class SplitModel:
         f"names of the model's layers with weights ({', '.join(self.layers)})",
         layer,
       )
-      wanted.update(name for known in matching for name in self.layers[known])
-    return tuple(name for name in self.initial_weights if name in wanted)
+      chosen.update(name for known in matching for name in self.layers[known])
+    return tuple(name for name in self.initial_weights if name in chosen)
 
   def layers_to_divide(self, names: Optional[str] = None) -> tuple:
     """Returns the layers that a method divides by their units.
 
     Args:
-      names: Layer names, separated by commas; None for the last layer of the
+      names: Layer names, separated by commas. None means the last layer of the
         body that has units.
 
     Returns:
@@ -285,7 +285,7 @@ class SplitModel:
     """Returns the names of the last layers with weights.
 
     Args:
-      number: Number of layers, from 1 to all but one; None for the head's
+      number: Number of layers, from 1 to all but one. None means the head's
         layers.
       argument: Name of `number` in the error.
     """
@@ -303,7 +303,7 @@ class SplitModel:
   def forward(
     self, weights: Weights, x: tf.Tensor, mode: Mode = INFERENCE
   ) -> tuple:
-    """Runs body and head; returns `(outputs, new_statistics)`."""
+    """Runs body and head, and returns `(outputs, new_statistics)`."""
     features, body_statistics = self.body(weights, x, mode)
     outputs, head_statistics = self.head(weights, features, mode)
     return outputs, {**body_statistics, **head_statistics}
@@ -322,7 +322,7 @@ def select(weights: Weights, names) -> collections.OrderedDict:
 
 
 def difference(initial: Weights, final: Weights) -> collections.OrderedDict:
-  """Returns `initial - final`, weight by weight: a client's update."""
+  """Returns a client's update: `initial - final` for each weight."""
   return collections.OrderedDict(
     (name, value - final[name]) for name, value in initial.items()
   )
@@ -334,14 +334,14 @@ def check_weights(
   """Returns the weights of `layers` as tensors, in the model's order.
 
   Args:
-    weights: Weight name to value; may hold others, too.
+    weights: Values by weight name. Other weights may be among them.
   """
   checked = collections.OrderedDict()
   for name in model.weight_names(layers):
     errors.expect(
       name in weights,
       'weights',
-      f'all those of {", ".join(layers)}',
+      f'all weights of {", ".join(layers)}',
       f'no {name!r}',
     )
     initial = model.initial_weights[name]
@@ -368,7 +368,7 @@ def check_float32(model: SplitModel) -> None:
 
 
 def check_has_body(model: SplitModel, method: str) -> None:
-  """Raises `ValueError` unless body and head have weights of their own."""
+  """Raises `ValueError` unless body and head each have their own weights."""
   errors.expect(
     model.body_layers,
     'model',
@@ -379,10 +379,10 @@ def check_has_body(model: SplitModel, method: str) -> None:
 
 
 def check_tied(model: SplitModel, weights: Collection[str] = ()) -> None:
-  """Raises `ValueError` if the head reads weights that it is not given.
+  """Raises `ValueError` if the head reads weights that it does not get.
 
   Args:
-    weights: Names of the weights that it is given besides its own.
+    weights: Names of the weights that it gets in addition to its own.
   """
   for name in model.tied:
     errors.expect(
@@ -410,7 +410,7 @@ def check_has_classes(model: SplitModel, method: str) -> None:
     has_classes(model),
     'model',
     f'a classifier whose labels are single numbers, as {method} demands',
-    f'{model.name!r}, which is none',
+    f'{model.name!r}, which is not',
   )
 
 

@@ -4,7 +4,7 @@ A unit is a neuron of a dense layer, a channel of a convolution or a unit of a
 recurrent layer. All parameters that produce it are slices along the last axis
 of the layer's weights: a column of the kernel and a number of the bias, or one
 of each for every gate of a recurrent unit. The parameters of a normalization
-that directly follows belong to the unit, too.
+that directly follows also belong to the unit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class LayerUnits(NamedTuple):
 
   Attributes:
     number: Number of units.
-    gates: Weight name to the number of blocks along the last axis, each with
-      one slice per unit: 1, or the number of gates of a recurrent unit.
+    gates: Number of blocks along a weight's last axis, by weight name, each
+      with one slice per unit: 1, or the number of gates of a recurrent unit.
     kernels: Names of the weights that multiply the layer's inputs or its state.
   """
 
@@ -43,13 +43,13 @@ def as_vectors(
 
   Args:
     units: The layer's units.
-    weights: Name to value; must hold the layer's kernels.
+    weights: Values by weight name, including the layer's kernels.
 
   Returns:
     `[rows, number]`.
   """
   return tf.concat(
-    # A recurrent unit's gates become rows of their own.
+    # Each gate of a recurrent unit adds rows.
     [tf.reshape(weights[name], [-1, units.number]) for name in units.kernels],
     axis=0,
   )
@@ -64,7 +64,7 @@ def check_layers(
   """Raises `ValueError` unless every layer exists and has units.
 
   Args:
-    units: Layer name to its units, for layers that have any.
+    units: Units by layer name, for layers that have any.
     layers: Names to check.
     known: Names of all layers with weights.
     argument: Name of `layers` in the error.
@@ -92,14 +92,14 @@ def parse(
 
   Args:
     text: Layers, separated by commas, each with a unit or a range of units
-      (counted from 0, the last included); a layer alone stands for all its
+      (counted from 0, the last included). A layer alone stands for all its
       units. A layer may occur several times.
-    units: Layer name to its units, for layers that have any.
+    units: Units by layer name, for layers that have any.
     known: Names of all layers with weights.
     argument: Name of `text` in the error.
 
   Returns:
-    Layer name to a mask of the chosen units, bool `[number]`, in the model's
+    A mask of the chosen units by layer name, bool `[number]`, in the model's
     order.
   """
   chosen = {}
@@ -107,8 +107,8 @@ def parse(
     layer, _, span = part.partition(':')
     check_layers(units, [layer], known, argument)
     number = units[layer].number
-    found = _RANGE.fullmatch(span or f'0-{number - 1}')
-    first, last = found.groups() if found else ('1', '0')
+    match = _RANGE.fullmatch(span or f'0-{number - 1}')
+    first, last = match.groups() if match else ('1', '0')
     first, last = int(first), int(last or first)
     errors.expect(
       first <= last < number,

@@ -1,13 +1,13 @@
 """Initial weights from files that Keras, NumPy or a run have written.
 
-A file's arrays go to the model's weights by name, or in their order where more
-fit so: that of the layers, each with its normalization right after it, as
-PyTorch has them. For a `.weights.h5` file, which has no order, Keras finds the
-place of each layer among those of its class.
+A file's arrays go to the model's weights by name, or by order if more arrays
+fit that way. In this order, each layer's normalization comes right after it, as
+in PyTorch. For a `.weights.h5` file, which has no order, Keras finds the place
+of each layer among the layers of its class.
 
-The last layers keep their weights where the file has none, or others, for them:
-the head of another number of classes, or all dense layers if the file has the
-convolutions only. Other layers must fit.
+The last layers keep their weights if the file has none that fit. This is so for
+a head with another number of classes, or for all dense layers if the file has
+the convolutions only. Other layers must fit.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tff_pfl.models import keras_graph, split_model
 from tff_pfl.system import folders
 
 ENDINGS = ('.keras', '.weights.h5', '.h5', '.npz')
-# By the end of a weight's name, in files of several libraries, its place in a
-# layer: those of a normalization have the same shape.
+# The place of a weight in its layer, by the end of its name in files of several
+# libraries. Shapes do not help, as a normalization's weights have the same one.
 _PLACES = {
   name: place
   for place, names in enumerate(
@@ -49,7 +49,7 @@ _PLACES = {
 
 
 def expect_known(path: Union[str, os.PathLike[str]]) -> None:
-  """Raises `ValueError` if a file's name does not tell its format."""
+  """Raises `ValueError` if a file's name does not show its format."""
   errors.expect(
     os.fspath(path).endswith(ENDINGS),
     'initial_weights',
@@ -71,33 +71,34 @@ def with_weights(
       `.npz` (arrays).
 
   Raises:
-    ValueError: If the file is missing, damaged, or does not fit the model but
-      for its last layers; the message names the first weight that does not.
+    ValueError: If the file is missing or damaged, or does not fit the model
+      except for its last layers. The message names the first weight that does
+      not fit.
   """
   path = folders.local_path(path, 'path')
   expect_known(path)
   layers = _in_order(model.keras_graph, model.layers)
   own = model.initial_weights
-  found = _read(path, model)
+  arrays = _read(path, model)
   if not path.endswith('.weights.h5'):
     names = [name for layer in layers for name in layers[layer]]
     in_order = {
-      own_name: found[name]
-      for own_name, name in zip(names, found)
+      own_name: arrays[name]
+      for own_name, name in zip(names, arrays)
       if len({*map(_place, (own_name, name))} - {None}) < 2
     }
-    tried = [found, in_order] if set(own) & set(found) else [in_order]
-    found = min(tried, key=lambda arrays: len(_unfit(own, arrays)))
-  unfit = _unfit(own, found)
+    tried = [arrays, in_order] if set(own) & set(arrays) else [in_order]
+    arrays = min(tried, key=lambda candidate: len(_unfit(own, candidate)))
+  unfit = _unfit(own, arrays)
   taken = [layer for layer in layers if not set(layers[layer]) & set(unfit)]
   rest = [layer for layer in layers if layer not in taken]
   if not taken or [*taken, *rest] != [*layers]:
     name = next(name for name in layers[rest[0]] if name in unfit)
-    place = f'of shape {found[name].shape}' if name in found else 'missing'
+    place = f'of shape {arrays[name].shape}' if name in arrays else 'missing'
     raise ValueError(
       errors.message(
         'initial_weights',
-        'a file of the same network but for its last layers, with '
+        'a file of the same network except for its last layers, with '
         f'{name} of shape {own[name].shape}',
         f'{place} in {path}, where of {len(layers)} layers {len(taken)} fit '
         f'({", ".join(taken) or "none"})',
@@ -112,7 +113,7 @@ def with_weights(
   weights = collections.OrderedDict(own)
   for layer in taken:
     for name in layers[layer]:
-      weights[name] = np.asarray(found[name], own[name].dtype)
+      weights[name] = np.asarray(arrays[name], own[name].dtype)
       errors.expect(
         np.isfinite(weights[name]).all(),
         'initial_weights',
@@ -123,7 +124,7 @@ def with_weights(
 
 
 def _read(path, model):
-  """The arrays of a file by name, of `.weights.h5` those of the model."""
+  """The arrays of a file by name. From `.weights.h5`, the model's weights."""
   with files.reading(path, 'a file of weights that Keras has written'):
     if path.endswith('.npz'):
       return files.read_npz(path)
@@ -140,12 +141,12 @@ def _place(name):
   return _PLACES.get(re.split(r'[/.]', name)[-1])
 
 
-def _unfit(weights, found):
-  """Names of weights that are not found, or of another shape."""
+def _unfit(weights, arrays):
+  """Names of weights that are missing or of another shape in a file."""
   return [
     name
     for name, value in weights.items()
-    if name not in found or found[name].shape != value.shape
+    if name not in arrays or arrays[name].shape != value.shape
   ]
 
 
@@ -171,7 +172,7 @@ def _placed_by_keras(path, model):
     for variable in variables.values():
       variable.assign(np.full(variable.shape, np.nan))
     with warnings.catch_warnings():
-      warnings.simplefilter('ignore')  # Of what it cannot load.
+      warnings.simplefilter('ignore')  # About what it cannot load.
       network.load_weights(path, skip_mismatch=True)
     return {
       name: variable.numpy()

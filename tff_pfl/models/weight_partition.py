@@ -18,11 +18,10 @@ class WeightPartition:
 
   Attributes:
     names: All weight names, in the model's order.
-    local_names: Weights that never leave their client; the others are
+    local_names: Weights that never leave their client. The others are
       aggregated and live at the server.
-    divided: Weights that are local in part: weight name to the mask of the
-      local slices along the last axis, bool `[last axis]`. The other slices are
-      global, under the same name.
+    divided: Masks of partly local weights, by weight name: bool `[last axis]`,
+      True for local slices. The other slices are global, under the same name.
   """
 
   names: Sequence[str]
@@ -45,7 +44,7 @@ class WeightPartition:
     """Divides by layer names.
 
     Args:
-      local_layers: Names of the layers that are local; all others are global.
+      local_layers: Names of the layers that are local. All others are global.
     """
     return cls(tuple(model.initial_weights), model.weight_names(local_layers))
 
@@ -56,11 +55,11 @@ class WeightPartition:
     local_units: Mapping[str, np.ndarray],
     local_layers: Collection[str] = (),
   ) -> WeightPartition:
-    """Divides layers by their units; all other weights are global.
+    """Divides layers by their units and makes all other weights global.
 
     Args:
-      local_units: Layer name to the mask of its local units, bool `[number]`,
-        as `units.parse` gives.
+      local_units: Masks of local units by layer name, bool `[number]`, as from
+        `units.parse`.
       local_layers: Names of further layers that are local as a whole.
     """
     is_local = {}
@@ -84,7 +83,7 @@ class WeightPartition:
     return self._part(weights, False), self._part(weights, True)
 
   def local_part(self, weights: split_model.Weights) -> collections.OrderedDict:
-    """Returns the local ones of some weights; of divided ones their slices."""
+    """Returns the local weights and the local slices of divided ones."""
     return self._part(weights, True)
 
   def _part(self, weights, is_local):
@@ -108,7 +107,7 @@ class WeightPartition:
     """Returns all weights in the model's order."""
     merged = split_model.select({**global_weights, **local_weights}, self.names)
     for name, is_local in self.divided.items():
-      # A stable sort has the global slices first, each part in its order.
+      # A stable sort puts the global slices first and keeps each part's order.
       places = np.argsort(np.argsort(is_local, kind='stable'))
       both = tf.concat([global_weights[name], local_weights[name]], axis=-1)
       merged[name] = tf.gather(both, places, axis=-1)

@@ -6,9 +6,9 @@ All have a last layer `head`, which is the head, and take
     num_classes   number of classes (at least 2), or None for regression of `y`
     seed          seed of the initial weights
 
-and arguments of their own, which are flags of the programs. Images are
-`[height, width, channels]` or `[height, width]`. Several inputs are those of
-`image_and_record` alone.
+and their own arguments, which are flags of the programs. Images are
+`[height, width, channels]` or `[height, width]`. Only `image_and_record` takes
+several inputs.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ def mlp(
   Args:
     widths: Units of the hidden layers `dense_1`, `dense_2`, ….
     activation: Keras name of the hidden activation, such as 'relu' or 'elu'.
-    initialization: 'glorot', or 'fan_in', PyTorch's: weights and biases uniform
-      on plus or minus the inverse root of the number of inputs.
+    initialization: Distribution of the initial weights, 'glorot' or PyTorch's
+      'fan_in', in which weights and biases are uniform between plus and minus
+      the inverse square root of the number of inputs.
   """
   seeds = zoo_layers.Seeds(seed)
   hidden = zoo_layers.dense(widths, activation, seeds)
@@ -112,10 +113,10 @@ def cnn(
 ) -> split_model.SplitModel:
   """Convolutions, 2x2 max-pooling and dense layers: the CNNs of the papers.
 
-  By default it is the 5-layer CNN of FedRep for CIFAR-10, of two 5x5
-  convolutions. FedRep's for CIFAR-100 has filters (64, 128), widths (256, 128)
-  and dropout 0.6. The 6-layer CNN of FedBN and FedDAR for digits has filters
-  (64, 64, 128), 2 poolings, padding 'same', normalization 'batch', also of the
+  The default is FedRep's 5-layer CNN for CIFAR-10, with two 5x5 convolutions.
+  FedRep's CNN for CIFAR-100 has filters (64, 128), widths (256, 128) and
+  dropout 0.6. The 6-layer CNN of FedBN and FedDAR for digits has filters
+  (64, 64, 128), 2 poolings, padding 'same', normalization 'batch', also in the
   dense layers, and widths (2048, 512). The network of FedAvg with fine-tuning
   has 2 convolutions for each of 3 poolings.
 
@@ -123,18 +124,19 @@ def cnn(
     filters: Channels of the convolutions, one number for two, or one for each.
     kernel_size: Height and width of the convolutions.
     convolutions_per_pooling: Convolutions before each pooling.
-    num_poolings: Poolings, after the first convolutions; None for one after
-      each block of `convolutions_per_pooling`.
-    padding: 'same' for convolutions that keep the image's size, by zeros,
-      'valid' for none, or 'auto': 'same' if it is smaller than 16x16.
+    num_poolings: Number of poolings, after the first convolutions. None means
+      one after each block of `convolutions_per_pooling`.
+    padding: Padding of the convolutions. 'same' keeps the image's size by
+      adding zeros, 'valid' adds none, and 'auto' is 'same' if the image's
+      height or width is less than 16, else 'valid'.
     widths: Units of the hidden dense layers.
-    normalization: After a convolution, before its activation: 'none', 'batch'
-      or 'group'.
-    groups: Groups of each group normalization; fewer where they do not divide
-      the channels.
-    normalize_dense: True for that normalization after hidden dense layers, too.
-    dropout: Fraction of the last hidden layer's outputs (with `torchvision` of
-      each one's) that training drops, in [0, 1); 0 switches it off.
+    normalization: Normalization between a convolution and its activation:
+      'group', 'batch' or 'none'.
+    groups: Groups of each group normalization, fewer if they do not divide the
+      channels.
+    normalize_dense: True to also normalize hidden dense layers.
+    dropout: Fraction of the last hidden layer's outputs that training drops, in
+      [0, 1). 0 switches it off.
 
   References:
     Collins et al.: Exploiting Shared Representations for Personalized Federated
@@ -213,20 +215,21 @@ def resnet_18(
 ) -> split_model.SplitModel:
   """ResNet-18, by default for small images.
 
-  A 3x3 convolution `conv_1`; four stages of two blocks of two convolutions,
-  `conv_2` to `conv_17`; a mean over the image; and the head. Each convolution
-  is followed by a normalization, `norm_1` and so on. Where a block changes the
-  shape, a 1x1 convolution `shortcut_1` to `shortcut_3` adapts its input.
+  It has a 3x3 convolution `conv_1`, four stages of two blocks with two
+  convolutions each (`conv_2` to `conv_17`), a mean over the image, and the
+  head. A normalization follows each convolution, `norm_1` and so on. If a block
+  changes the shape, a 1x1 convolution (`shortcut_1` to `shortcut_3`) adapts its
+  input.
 
   Args:
     base_filters: Channels of the first stage, doubled in each later one.
-    normalization: 'group', 'batch' or 'none'.
-    groups: Groups of each group normalization; fewer where they do not divide
-      the channels.
-    torchvision: True for torchvision's network, which gives its outputs with
-      its weights and normalization 'batch': residual networks start with a 7x7
-      convolution and 3x3 max-pooling of stride 2; convolutions of VGG have
-      biases, and its dense layers take 7x7 pixels, to which it repeats one.
+    normalization: Normalization between a convolution and its activation:
+      'group', 'batch' or 'none'.
+    groups: Groups of each group normalization, fewer if they do not divide the
+      channels.
+    torchvision: True for torchvision's network, which gives the same outputs
+      with torchvision's weights and normalization 'batch'. It starts with a 7x7
+      convolution and 3x3 max-pooling, both of stride 2.
 
   References:
     He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR
@@ -257,8 +260,8 @@ def resnet_34(
 ) -> split_model.SplitModel:
   """ResNet-34, by default for small images.
 
-  As `resnet_18`, whose arguments and references it shares, with stages of 3,
-  4, 6 and 3 blocks: `conv_1` to `conv_33`.
+  It is like `resnet_18`, with the same arguments and references, but has stages
+  of 3, 4, 6 and 3 blocks: `conv_1` to `conv_33`.
   """
   return _resnet(
     34,
@@ -295,22 +298,24 @@ def vgg_16(
 ) -> split_model.SplitModel:
   """VGG-16, by default for small images.
 
-  Thirteen 3x3 convolutions `conv_1` to `conv_13`, each followed by a
+  It has thirteen 3x3 convolutions `conv_1` to `conv_13`, each followed by a
   normalization `norm_1` and so on, in five groups that end with 2x2
-  max-pooling; then `dense_1`, `dense_2` and the head. Configuration D has
-  widths (4096, 4096) and dropout 0.5 of each.
+  max-pooling. Then come `dense_1`, `dense_2` and the head. Configuration D has
+  widths (4096, 4096) and dropout 0.5 in both dense layers.
 
   Args:
-    base_filters: Channels of the first group; the others have 2, 4, 8 and 8
+    base_filters: Channels of the first group. The others have 2, 4, 8 and 8
       times as many.
     widths: Units of the hidden dense layers.
-    normalization: 'group', 'batch' or 'none'.
-    groups: Groups of each group normalization; fewer where they do not divide
-      the channels.
-    dropout: Fraction of the last hidden layer's outputs (with `torchvision` of
-      each one's) that training drops, in [0, 1); 0 switches it off.
-    torchvision: True for torchvision's network: convolutions with biases, and
-      7x7 pixels for `dense_1`, of images of at most 32x32 49 copies of one.
+    normalization: Normalization between a convolution and its activation:
+      'group', 'batch' or 'none'.
+    groups: Groups of each group normalization, fewer if they do not divide the
+      channels.
+    dropout: Fraction of the last hidden layer's outputs (with `torchvision`,
+      each hidden layer's) that training drops, in [0, 1). 0 switches it off.
+    torchvision: True for torchvision's network, whose convolutions have biases
+      and whose `dense_1` takes 7x7 pixels. For images of at most 32x32 pixels,
+      these are 49 copies of one pixel.
 
   References:
     Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image
@@ -332,7 +337,7 @@ def vgg_16(
       errors.expect(
         size in ((1, 1), (7, 7)),
         'torchvision',
-        'false for images that are not of at most 32 pixels, or of 224',
+        'False unless images have at most 32, or 193 to 224, pixels a side',
         tuple(element_spec['x'].shape),
       )
       if size == (1, 1):
@@ -363,24 +368,21 @@ def image_and_record(
 ) -> split_model.SplitModel:
   """A residual network on an image, joined with the columns of a record.
 
-  The features of the image, from `dense_1`, …, after `resnet_18` or
-  `resnet_34`, and those of the record, from `record_dense_1`, … or as it is,
-  are side by side before the head. With 22 columns they are 278 by default, as
-  many as in FedDAR's experiment with chest X-rays and health records (EXAM);
-  attention and crossed columns, as in the network of its data's authors, are
-  not here.
+  The image's features come from `dense_1`, …, after `resnet_18` or `resnet_34`.
+  The record's features come from `record_dense_1`, …, or are the record itself.
+  The head takes both side by side. A record of 22 columns gives 278 features by
+  default, as many as in FedDAR's experiment with chest X-rays and health
+  records (EXAM). The attention and crossed columns in the network of its data's
+  authors are left out. `resnet_18` explains the arguments of the residual
+  network.
 
   Args:
-    element_spec: `OrderedDict(x=..., y=...)`; `x` is a dict of `image` and
+    element_spec: `OrderedDict(x=..., y=...)`. `x` is a dict of `image` and
       `record`, `[columns]`.
-    depth: 18 or 34.
-    base_filters: See `resnet_18`.
-    normalization: See `resnet_18`.
-    groups: See `resnet_18`.
-    torchvision: See `resnet_18`.
+    depth: Depth of the residual network, 18 or 34.
     widths: Units of the dense layers on the image's features.
-    record_widths: Units of the dense layers on the record; none for the record
-      itself.
+    record_widths: Units of the dense layers on the record. If there are none,
+      the head takes the record itself.
 
   References:
     Zhong et al.: FedDAR: Federated Domain-Aware Representation Learning, ICLR
@@ -424,17 +426,17 @@ def text_mlp(
 ) -> split_model.SplitModel:
   """Dense layers on the normalized mean of the words' embeddings.
 
-  Without layer normalization the mean of many words' small embeddings, and
-  with it the gradient, would be too small for plain SGD.
+  Without layer normalization, the mean of many words' small embeddings would be
+  too small for plain SGD, and so would the gradient.
 
   Args:
-    element_spec: `OrderedDict(x=..., y=...)`; `x` is `[words]`, integers in
+    element_spec: `OrderedDict(x=..., y=...)`. `x` is `[words]`, integers in
       [0, vocabulary_size), where 0 is padding and does not count.
-    vocabulary_size: The data's bound on the words' numbers.
+    vocabulary_size: Exclusive upper bound of the words' numbers in the data.
     embedding_size: Size of a word's embedding.
     widths: Units of the hidden dense layers.
     dropout: Fraction of the last hidden layer's outputs that training drops, in
-      [0, 1); 0 switches it off.
+      [0, 1). 0 switches it off.
   """
   seeds = zoo_layers.Seeds(seed)
   layers = [
@@ -461,21 +463,21 @@ def text_lstm(
 ) -> split_model.SplitModel:
   """LSTM layers on embeddings of characters or words, then dense layers.
 
-  LEAF's model for Shakespeare has 2 layers of 256 units. FedRep's for Sent140
-  has embeddings of size 300, a layer of 128 units, widths (10,) and dropout
-  0.5.
+  LEAF's model for Shakespeare has 2 layers of 256 units. FedRep's model for
+  Sent140 has embeddings of size 300, a layer of 128 units, widths (10,) and
+  dropout 0.5.
 
   Args:
-    element_spec: `OrderedDict(x=..., y=...)`; `x` is `[characters or words]`,
+    element_spec: `OrderedDict(x=..., y=...)`. `x` is `[characters or words]`,
       integers in [0, vocabulary_size), where 0 is padding and is skipped.
-    vocabulary_size: The data's bound on the numbers in `x`; None for
-      `num_classes`, where the next character or word is predicted.
+    vocabulary_size: Exclusive upper bound of the numbers in `x`. None uses
+      `num_classes`, if the next character or word is predicted.
     embedding_size: Size of an embedding.
     units: Units of each LSTM layer.
-    num_layers: LSTM layers `lstm_1`, …, 1 to 100.
+    num_layers: Number of LSTM layers `lstm_1`, …, from 1 to 100.
     widths: Units of the hidden dense layers.
     dropout: Fraction of the outputs before the head that training drops, in
-      [0, 1); 0 switches it off.
+      [0, 1). 0 switches it off.
 
   References:
     Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018.
@@ -486,7 +488,7 @@ def text_lstm(
     errors.expect(
       num_classes is not None and num_classes > 2,
       'vocabulary_size',
-      f'given where classes are no next words ({num_classes} classes)',
+      f'given unless classes are next words ({num_classes} classes)',
       vocabulary_size,
     )
     vocabulary_size = num_classes
@@ -520,7 +522,7 @@ def make_model(
   Args:
     name: A key of `MODELS`.
     element_spec: `OrderedDict(x=..., y=...)` of one example.
-    num_classes: Number of classes; None for regression.
+    num_classes: Number of classes, or None for regression.
     seed: Seed of the initial weights.
     **arguments: The model's own arguments.
   """

@@ -1,4 +1,4 @@
-"""Layers of the models of the zoo, with checks of sizes."""
+"""Layers of the zoo's models, with checks of sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESIDUAL_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 
 
 def check_spec(element_spec):
-  """Raises `ValueError` unless it is of one example with `x` and `y`."""
+  """Raises `ValueError` unless it describes one example with `x` and `y`."""
   errors.expect(
     isinstance(element_spec, Mapping)
     and {'x', 'y'} <= set(element_spec)
@@ -32,13 +32,13 @@ def check_spec(element_spec):
       for spec in tree.flatten([*element_spec.values()])
     ),
     'element_spec',
-    'OrderedDict(x=..., y=...) of tf.TensorSpecs, as `data.element_spec`',
+    'OrderedDict(x=..., y=...) of tf.TensorSpecs, such as `data.element_spec`',
     element_spec,
   )
 
 
 class Seeds:
-  """A maker of initializers, each with a seed of its own."""
+  """A maker of initializers, each with its own seed."""
 
   def __init__(self, seed):
     self._next = seed * 1000
@@ -53,8 +53,8 @@ class Seeds:
 class Convolutions:
   """A maker of convolutions with normalizations, numbered in their order.
 
-  With `torchvision` they compute as torchvision's do: strides start at the
-  image's edge, and batch normalization adds 1e-5 to the variance.
+  If `torchvision` is True, they compute the same as torchvision's: strides
+  start at the image's edge, and batch normalization adds 1e-5 to the variance.
   """
 
   def __init__(
@@ -85,7 +85,7 @@ class Convolutions:
     initializer=keras.initializers.HeNormal,
     use_bias=False,
   ):
-    """Adds a convolution, a normalization and an activation; gives outputs."""
+    """Applies a convolution, a normalization and an activation."""
     if len(x.shape) == 3:
       x = keras.layers.Reshape((*x.shape[1:], 1))(x)
     self._counts[kind] += 1
@@ -109,13 +109,13 @@ class Convolutions:
     return self.normalized(x, activation, name)
 
   def normalized(self, x, activation, name):
-    """Adds a normalization and an activation, if any; gives outputs."""
+    """Applies a normalization and an activation, if there is one."""
     if self._normalization == 'group':
       number = math.gcd(self._groups, x.shape[-1])
       x = keras.layers.GroupNormalization(number, name=name)(x)
     else:
-      # Keras's own momentum of 0.99 forgets the initial statistics too slowly
-      # for clients that make few steps; PyTorch's is this one.
+      # Keras's default of 0.99 forgets the initial statistics too slowly for
+      # clients that make few steps. PyTorch uses this momentum.
       x = keras.layers.BatchNormalization(
         momentum=0.9, epsilon=1e-5 if self._torchvision else 1e-3, name=name
       )(x)
@@ -124,7 +124,7 @@ class Convolutions:
 
 @keras.saving.register_keras_serializable('tff_pfl')
 class MeanOfWords(keras.layers.Layer):
-  """Mean over the words that are not masked; zeros if there are none.
+  """Mean over the words that are not masked, zeros if there are none.
 
   Keras's average pooling would divide by zero.
   """
@@ -141,12 +141,12 @@ class MeanOfWords(keras.layers.Layer):
     )
 
   def compute_mask(self, inputs, mask=None):
-    """Returns None, as there are no words any more."""
+    """Returns None, because the outputs have no axis of words."""
     del inputs, mask
 
 
 def embedding(element_spec, vocabulary_size, embedding_size, seeds):
-  """Makes an embedding of integers, of which 0 is masked as padding."""
+  """Makes an embedding of integers that masks 0 as padding."""
   x = element_spec['x']
   errors.expect(
     x.shape.rank == 1 and x.dtype.is_integer,
@@ -166,7 +166,7 @@ def embedding(element_spec, vocabulary_size, embedding_size, seeds):
 def residual(
   depth, image_spec, seeds, base_filters, normalization, groups, torchvision
 ):
-  """Makes a function that applies a residual network up to the mean.
+  """Makes a function that applies a residual network up to its mean.
 
   Args:
     depth: A key of `RESIDUAL_BLOCKS`.
@@ -217,10 +217,10 @@ def dense(
     widths: Units of the layers.
     activation: Name of their activation.
     seeds: The `Seeds`.
-    dropout: Fraction that is dropped of the last layer's outputs.
-    dropout_of_each: True to drop it of each layer's.
+    dropout: Fraction of the last layer's outputs that is dropped.
+    dropout_of_each: True to drop this fraction of each layer's outputs.
     normalized: `Convolutions.normalized`, to normalize before the activations.
-    name: Beginning of the layers' names.
+    name: Prefix of the layers' names.
   """
 
   def network(x):
@@ -245,9 +245,10 @@ def dense(
 
 
 def initialized_by_fan_in(model, seed):
-  """Draws the initial weights and biases of a model of dense layers anew.
+  """Draws new initial weights and biases for a model of dense layers.
 
-  They are uniform on plus or minus the inverse root of the number of inputs.
+  They are uniform between plus and minus the inverse square root of the number
+  of inputs.
   """
   rng = np.random.default_rng(seed)
   weights = collections.OrderedDict()
@@ -259,7 +260,7 @@ def initialized_by_fan_in(model, seed):
 
 
 def build(name, layers, element_spec, num_classes, seeds):
-  """Makes a model of layers, or functions, in sequence, and a head."""
+  """Makes a model of a sequence of layers or functions, and a head."""
   x, y = element_spec['x'], element_spec['y']
   inputs = tree.map_structure_with_path(
     lambda path, spec: keras.layers.Input(
@@ -302,9 +303,9 @@ def build(name, layers, element_spec, num_classes, seeds):
 
 @contextlib.contextmanager
 def _weights_at_the_end():
-  """Makes what layers add only a shape until the block ends.
+  """Creates weights only when the block ends.
 
-  If it fails, there never is more.
+  Until then, or if the block fails, they are only shapes.
   """
   with keras.StatelessScope():
     try:

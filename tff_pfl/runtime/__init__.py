@@ -1,6 +1,6 @@
-"""Runtimes: executors of the library's computations.
+"""Runtimes, which execute the library's computations.
 
-A computation gives the same result on each runtime. See `base.Runtime` for
+A computation gives the same result on each runtime. `base.Runtime` describes
 their use.
 """
 
@@ -12,13 +12,13 @@ from typing import Any, Optional
 from tff_pfl import errors
 from tff_pfl.runtime import base, in_process, native, ray_runtime
 
-# Name of a runtime, as in the programs' --runtime, to its class.
+# Name of a runtime, as in the --runtime flag, to its class.
 RUNTIMES: dict[str, Callable[..., base.Runtime]] = {
   'in_process': in_process.InProcessRuntime,
   'native': native.NativeRuntime,
   'ray': ray_runtime.RayRuntime,
 }
-# The fastest on one machine, and the only one that uses GPUs.
+# The fastest on one machine.
 DEFAULT = 'in_process'
 
 
@@ -30,7 +30,7 @@ def create_runtime(name: str, **options: Any) -> base.Runtime:
     **options: Keyword arguments of the runtime's class.
 
   Returns:
-    The runtime. The caller closes it, or uses it in a ``with`` block.
+    The runtime. The caller closes it or uses it in a ``with`` block.
   """
   errors.expect_one_of('runtime', name, sorted(RUNTIMES))
   return RUNTIMES[name](**options)
@@ -42,8 +42,8 @@ def given_or_on_cpu(
   """Returns a runtime for a ``with`` block, for one small computation.
 
   Args:
-    runtime: The caller's own, which stays open; None for one on this process's
-      CPU, closed after the block.
+    runtime: A runtime, which stays open after the block. None makes one on this
+      process's CPU and closes it after the block.
   """
   if runtime is not None:
     return contextlib.nullcontext(runtime)

@@ -1,4 +1,4 @@
-"""The base of all runtimes: install it, run computations, close it."""
+"""The base classes of runtimes and their engines."""
 
 import abc
 import contextlib
@@ -16,38 +16,37 @@ CLIENTS_PER_CALL = 20
 def unsupported(what: str) -> errors.RunError:
   """Returns the error of a computation that only TFF's own worker can run."""
   return errors.RunError(
-    f'The computation has {what}, which in_process and ray do not run; choose '
+    f'The computation has {what}, which in_process and ray cannot run; choose '
     'the native runtime (--runtime=native).'
   )
 
 
 class Engine(abc.ABC):
-  """The executor of a runtime's computations, in any thread."""
+  """Executes a runtime's computations, in any thread."""
 
   def __init__(self):
     self.is_closed = False
 
   @abc.abstractmethod
   def invoke(self, comp: Any, arg: Any) -> Any:
-    """Returns a computation's result; see `tff.framework.SyncContext`."""
+    """Returns a computation's result (see `tff.framework.SyncContext`)."""
 
   def check_open(self) -> None:
-    """Raises `RunError` if it is closed."""
+    """Raises `RunError` if the engine is closed."""
     if self.is_closed:
       raise errors.RunError(
         'The runtime is closed; create another one to go on.'
       )
 
   def close(self) -> None:
-    """Frees all resources; subclasses extend it. A second call does nothing."""
+    """Frees all resources. Subclasses extend it. A second call does nothing."""
     self.is_closed = True
 
 
 class _Context(tff.framework.SyncContext):
   """A context that closes its engine when it is freed, or at exit.
 
-  The context, not the runtime, closes it: a program may install a runtime and
-  drop it.
+  The runtime does not do this, because a program may drop an installed runtime.
   """
 
   def __init__(self, engine: Engine):
@@ -59,7 +58,7 @@ class _Context(tff.framework.SyncContext):
 
 
 class _AsyncContext(tff.framework.AsyncContext):
-  """A context that programs may await; one computation at a time."""
+  """A context that programs may await, for one computation at a time."""
 
   def __init__(self, context: tff.framework.SyncContext):
     self._context = context
@@ -83,11 +82,11 @@ class Runtime:
         result = computation(arguments)
 
   Leaving the block closes the runtime. TFF's contexts are per thread, so
-  `install` and the block concern only the calling thread; `run` may be called
-  from any thread.
+  `install` and the block affect only the calling thread. Any thread may call
+  `run`.
 
   Attributes:
-    batches_clients: True if clients of equal shapes run as one program.
+    batches_clients: True if clients with equal shapes run as one program.
   """
 
   batches_clients = False
@@ -109,25 +108,24 @@ class Runtime:
 
   @property
   def context(self) -> tff.framework.SyncContext:
-    """The TFF context, for use with TFF's own functions."""
+    """The TFF context, for TFF's own functions."""
     return self._context
 
   def program_context(self) -> tff.program.FederatedContext:
     """Returns a context for `tff.program` and `tff.learning.programs`.
 
-    With it, a call of a computation in an asynchronous function returns
-    references to values, as programs expect.
+    In an asynchronous function, calls of computations then return references to
+    values, as programs expect.
     """
     return tff.program.NativeFederatedContext(_AsyncContext(self._context))
 
   def install(self) -> None:
     """Makes this runtime TFF's default in the calling thread.
 
-    It stays the default when it is closed; computations then raise `RunError`
+    It stays the default after it is closed. Computations then raise `RunError`
     until another runtime is installed.
     """
-    # The old default is not kept: dropping TFF's own stops its worker (see
-    # `shutdown`).
+    # Keep no reference to the old default: dropping TFF's own stops its worker.
     tff.framework.set_default_context(self._context)
 
   def run(self, computation: tff.Computation, *args: Any, **kwargs: Any) -> Any:
@@ -135,8 +133,8 @@ class Runtime:
 
     Args:
       computation: A TFF computation that is not polymorphic.
-      *args: Its arguments. Client-placed values are lists with one entry for
-        each client; sequences are `tf.data.Dataset`s.
+      *args: Its arguments. Client-placed values are lists with one entry per
+        client. Sequences are `tf.data.Dataset`s.
       **kwargs: Its named arguments.
 
     Returns:
@@ -149,26 +147,26 @@ class Runtime:
     """Returns mappings whose values can be clients' arguments on this runtime.
 
     Args:
-      *mappings: Mappings that can be pickled. A runtime whose clients compute
-        elsewhere reads the values there and returns mappings to references.
+      *mappings: Mappings that can be pickled. A runtime with clients in other
+        processes returns mappings to references and reads the values there.
     """
     return mappings
 
   @property
   def clients_per_call(self) -> int:
-    """Clients per evaluation batch, whose data are in memory together."""
+    """Clients per evaluation batch. Their data are in memory together."""
     return CLIENTS_PER_CALL
 
   @property
   def bytes_moved(self) -> Optional[tuple[int, int]]:
     """Bytes that clients' processes have received and sent.
 
-    None if clients compute in this process, or if it is not known.
+    None if clients compute in this process or the numbers are unknown.
     """
     return None
 
   def close(self) -> None:
-    """Frees all resources; the runtime cannot run anything afterwards.
+    """Frees all resources, after which the runtime cannot run anything.
 
     A second call does nothing.
     """

@@ -1,14 +1,14 @@
-"""Clients side by side in one program.
+"""Clients that run side by side in one program.
 
-On a GPU one small model does not keep the device busy. Clients whose arguments
-have the same shapes (their examples are padded to one bucket) run as one
-program: `tf.vectorized_map` of the client's function, compiled by XLA on a GPU
-and if the function asks for it. Values that all clients share, such as the
-broadcast weights, are not copied; clients' results stay stacked until one is
-needed alone. Examples stay on the GPU.
+One small model does not keep a GPU busy. Clients with arguments of the same
+shapes (examples padded to one bucket) run as one program: `tf.vectorized_map`
+of the client's function, which XLA compiles on a GPU or if the function asks
+for it. Values that all clients share, such as the broadcast weights, are not
+copied. Clients' results stay stacked until one is needed alone. Examples stay
+on the GPU.
 
-Each client gets the same result as alone, up to the rounding of a different
-order of additions.
+Each client gets the same result as alone, up to the rounding of additions in
+another order.
 """
 
 import collections
@@ -36,19 +36,19 @@ from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.system.private_api import function_def_to_graph
 
 MAX_CLIENTS = 128  # In one program, if they fit into memory.
-# Programs of a function kept for other shapes than the newest.
+# Programs of one function, each for different shapes.
 _MAX_PROGRAMS = 64
-# Convolutions of a client, forward and backward; XLA had not compiled those of
-# ResNet-18 for a GPU after 5 minutes.
+# Convolutions of a client, forward and backward. XLA had not compiled a program
+# of ResNet-18 for a GPU after 5 minutes.
 _MAX_CONVOLUTIONS = 30
 _MAX_REASON_CHARACTERS = 300
-# Tracing changes the level of TensorFlow's log for all threads.
+# Tracing changes TensorFlow's log level for all threads.
 _tracing = threading.RLock()
 _ERROR_LINE = re.compile(r'\s*\w*(Error|Exception): ')
 
 
 class BatchedMapper(client_mapper.ClientMapper):
-  """A mapper that runs clients of equal shapes as one program."""
+  """A mapper that runs clients with equal shapes as one program."""
 
   def __init__(
     self,
@@ -57,12 +57,12 @@ class BatchedMapper(client_mapper.ClientMapper):
   ):
     """Prepares the mapper.
 
-    Functions of data sets run as in `ClientMapper`; so do models that do not
+    Functions of data sets run as in `ClientMapper`. So do models that do not
     vectorize, with a warning.
 
     Args:
-      devices: As for `ClientMapper`.
-      cache_bytes: As for `ClientMapper`.
+      devices: See `ClientMapper`.
+      cache_bytes: See `ClientMapper`.
     """
     super().__init__(devices, cache_bytes)
     self._lock = threading.Lock()
@@ -73,13 +73,13 @@ class BatchedMapper(client_mapper.ClientMapper):
     argument: Optional[values.ClientsValue],
     num_clients: int,
   ) -> values.ClientsValue:
-    """Returns the function's result for each client; see `ClientMapper`."""
+    """Returns the function's result for each client (see `ClientMapper`)."""
     if argument is None or not function.is_tensor_function:
       return super().map(function, argument, num_clients)
     columns = values.flat_columns(argument)
     is_shared = tuple(isinstance(c, values.AllEqual) for c in columns)
     if all(is_shared):
-      # There is nothing to stack, as for clients that draw random numbers.
+      # There is nothing to stack if clients only draw random numbers.
       return super().map(function, argument, num_clients)
     program = self._program(function, is_shared)
     chunks, is_one_shape = self._chunks(
@@ -89,10 +89,10 @@ class BatchedMapper(client_mapper.ClientMapper):
     def compute(clients):
       """Returns parts of the clients, with the results of each part.
 
-      A result is stacked, or a list with one for each client.
+      A result is stacked, or a list with one entry per client.
       """
       cache = self.cache()
-      # A single client on a CPU is faster alone.
+      # On a CPU a single client is faster without a batch.
       is_batch = len(clients) > 1 or cache is not None
       if is_batch and program.works_on(self.device()):
         most = program.max_clients
@@ -130,10 +130,10 @@ class BatchedMapper(client_mapper.ClientMapper):
     return values.zip_columns(function.pack(results))
 
   def _chunks(self, columns, num_clients, max_clients):
-    """Divides clients into lists of equal shapes.
+    """Divides clients into lists with equal shapes.
 
     Returns:
-      The lists, at least as many as devices if possible, in the order of their
+      The lists, at least one per thread if possible, in the order of their
       first clients, and True if all clients have the same shapes.
     """
     own = [column for column in columns if isinstance(column, list)]
@@ -151,7 +151,7 @@ class BatchedMapper(client_mapper.ClientMapper):
       chunks.extend(
         clients[begin : begin + size] for begin in range(0, len(clients), size)
       )
-    # By which devices divide them, as they divide the cohort.
+    # Devices divide the chunks in this order, as they divide a cohort.
     return sorted(chunks), len(groups) == 1
 
   def _program(self, function, is_shared):
@@ -162,10 +162,10 @@ class BatchedMapper(client_mapper.ClientMapper):
 
 
 class _BatchedProgram:
-  """A function of flat tensors, in which those of clients are stacked.
+  """A function of flat tensors, with clients' tensors stacked.
 
   Attributes:
-    max_clients: Largest number of clients of a call.
+    max_clients: Largest number of clients in a call.
   """
 
   def __init__(
@@ -180,13 +180,13 @@ class _BatchedProgram:
     self.max_clients = MAX_CLIENTS
 
   def works_on(self, device: Optional[str]) -> bool:
-    """Returns False if no such program could be made for a device."""
+    """Returns False if the function has no program for a device."""
     return bool(self._forms_on(devices_lib.is_gpu(device)))
 
   def __call__(
     self, stacked: Sequence[tf.Tensor], device: Optional[str]
   ) -> Optional[list[tf.Tensor]]:
-    """Returns the results, all stacked; None if there is no such program."""
+    """Returns the stacked results, or None if there is no such program."""
     forms = self._forms_on(devices_lib.is_gpu(device))
     for form in list(forms):
       try:
@@ -199,7 +199,7 @@ class _BatchedProgram:
       except tf.errors.OpError as e:
         if not graph_programs.xla_refuses(e):
           raise
-        # Another thread may have removed it.
+        # Another thread may have removed the form.
         forms[:] = [other for other in forms if other is not form]
         if not forms:
           _warn(e)
@@ -208,26 +208,26 @@ class _BatchedProgram:
   def allow_no_more_than(
     self, max_clients: int, error: tf.errors.ResourceExhaustedError
   ) -> None:
-    """Limits later calls after one that ran out of memory."""
+    """Limits later calls after one ran out of memory."""
     with self._lock:
       if max_clients < self.max_clients:
         self.max_clients = max_clients
         logging.warning(
-          'The memory does not suffice for so many clients in one program; at '
-          'most %d run together from now on: %s',
+          'Too little memory for so many clients in one program. From now on, '
+          'at most %d run together: %s',
           max_clients,
           _reason(error),
         )
 
   def _forms_on(self, on_gpu):
-    """Returns the remaining forms to try, the best first."""
+    """Returns the forms left to try, the best first."""
     with self._lock:
       if on_gpu not in self._forms:
         program = self._function.together.program()
         if on_gpu and program.num_convolutions > _MAX_CONVOLUTIONS:
           logging.warning(
-            'Clients run one by one on the GPU: in a program of several each '
-            'has %d convolutions, which XLA takes minutes to compile.',
+            'Clients run one by one on the GPU: each has %d convolutions, and '
+            'XLA takes minutes to compile a program of several clients.',
             program.num_convolutions,
           )
           choices = []
@@ -260,7 +260,7 @@ class _BatchedProgram:
 
 
 class _Form:
-  """A function of tensors, traced once for each of their shapes."""
+  """A function of tensors, traced once per combination of shapes."""
 
   def __init__(self, function: Callable[..., Any], jit_compile: Optional[bool]):
     self._function = function
@@ -299,12 +299,12 @@ def _warn(error: BaseException) -> None:
 
 
 def _padded_size(num_clients: int) -> int:
-  """Returns the size of a program for a number of clients, a power of four.
+  """Returns the program size for a number of clients, a power of four.
 
-  If shapes differ, the number of clients of a shape changes from round to
-  round. A few programs serve all numbers; the last client fills up the missing
-  ones. On a GPU ten times the clients take 3 to 6 times as long, hundredths of
-  a second, and another program of a CNN a minute to compile.
+  If shapes differ, the number of clients per shape changes from round to round.
+  A few programs serve all numbers, with copies of the last client as padding.
+  On a GPU, ten times as many clients take 3 to 6 times as long, hundredths of a
+  second, while another program of a CNN takes a minute to compile.
   """
   return 4 ** (((num_clients - 1).bit_length() + 1) // 2)
 
@@ -329,13 +329,14 @@ def _stack(
   size: int,
   cache: Optional[device_cache.DeviceCache],
 ) -> tf.Tensor:
-  """Returns a program's argument: a shared tensor, or those of some clients.
+  """Returns a program's argument, a shared tensor or stacked clients' tensors.
 
   Args:
     column: The tensors of one argument.
     clients: Indices of the clients.
-    size: Number of clients of the program; the last one fills up missing ones.
-    cache: Cache of the current device; None on a CPU.
+    size: Number of clients in the program. The last client is repeated as
+      needed.
+    cache: Cache of the current device, or None on a CPU.
   """
   if isinstance(column, values.AllEqual):
     return column.value if cache is None else cache.get(column.value)
@@ -348,7 +349,7 @@ def _stack(
   if cache is None:
     return tf.raw_ops.Pack(values=tensors)
   if not device_cache.is_kept(tensors[0]):
-    # One copy to the device for all of them.
+    # Packed on the host, all of them are one copy to the device.
     with tf.device('CPU'):
       return tf.raw_ops.Pack(values=tensors)
   return tf.raw_ops.Pack(values=[cache.get(tensor) for tensor in tensors])
@@ -359,7 +360,7 @@ def _join(
   chunks: Sequence[Sequence[int]],
   num_clients: int,
 ) -> values.ClientsValue:
-  """Joins the results of chunks to one of all clients."""
+  """Joins the chunks' results into one value at all clients."""
   stacks = [part for part in parts if isinstance(part, tf.Tensor)]
   if len(stacks) < len(parts) or (
     len({tuple(stack.shape[1:]) for stack in stacks}) > 1
@@ -386,7 +387,7 @@ def _join(
       return join()
   except tf.errors.ResourceExhaustedError as e:
     logging.warning(
-      "The memory does not suffice for all clients' results on one device; the "
+      "All clients' results do not fit into one device's memory; the "
       'host has them: %s',
       _reason(e),
     )
@@ -395,9 +396,9 @@ def _join(
 
 
 def _with_graphs(concrete: Any) -> Any:
-  """Gives a function Python's graphs of all functions it calls; returns it.
+  """Gives a function the graphs of all functions it calls, and returns it.
 
-  TensorFlow vectorizes only functions whose graphs it has; functions of a
+  TensorFlow needs a function's graph to vectorize it, and the functions of a
   graph's library have none.
   """
   library = concrete.graph.as_graph_def().library.function
@@ -415,7 +416,7 @@ def _with_graphs(concrete: Any) -> Any:
 
 
 class _FunctionWithGraph:
-  """The attributes of a function that TensorFlow needs to vectorize calls."""
+  """The function attributes that TensorFlow needs to vectorize calls."""
 
   def __init__(self, name: str, graph: Any):
     self.name = name
@@ -427,8 +428,8 @@ class _FunctionWithGraph:
 def _reason(error: BaseException) -> str:
   """Extracts the informative line of an error.
 
-  TensorFlow's errors of tracing quote the user's code around it, and may fail
-  in doing so.
+  TensorFlow's tracing errors quote the user's code around that line, which may
+  itself fail.
   """
   while error.__context__ is not None:
     error = error.__context__

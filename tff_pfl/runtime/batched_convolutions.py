@@ -1,9 +1,8 @@
 """Convolutions of many clients, each with its own filters, as one product.
 
-TensorFlow vectorizes a convolution only where all clients have the same
-filters. Here a convolution is written as a product of matrices, the patches of
-its input and the filters, which vectorizes. A client that runs alone has
-TensorFlow's own convolution.
+TensorFlow vectorizes a convolution only if all clients have the same filters.
+Here it becomes a matrix product of input patches and filters, which vectorizes.
+A client that runs alone uses TensorFlow's own convolution.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from tff_pfl.system.private_api import pfor_converters, wrap
 def _product_of(
   pfor_input: Any, image: tf.TensorShape, filters: tf.TensorShape
 ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-  """Returns the operation's convolution of `[clients, ...]` values."""
+  """Returns the operation's convolution, as a function of stacked values."""
   if pfor_input.get_attr('data_format') != b'NHWC':
     raise NotImplementedError('Conv2D with channels first and several filters.')
   if image[3] != filters[2] or None in (*image[1:], *filters):
@@ -32,7 +31,7 @@ def _product_of(
     explicit = pfor_input.get_attr('explicit_paddings')
     pads = [explicit[2:4], explicit[4:6]]
   elif padding == b'SAME':
-    # As TensorFlow's documentation has it.
+    # The formula in TensorFlow's documentation.
     totals = [
       max((-(-n // s) - 1) * s + extent + 1 - n, 0)
       for n, s, extent in zip(image[1:3], strides, extents)
@@ -46,7 +45,7 @@ def _product_of(
     rows, columns = (
       n - extent for n, extent in zip(padded.shape[1:3], extents)
     )
-    # Slices of all places, whose gradient is a padding, come before strides.
+    # Slices of all positions come before strides: their gradient is a padding.
     parts = [
       tf.slice(padded, [0, i, j, 0], [-1, rows, columns, -1])
       for i in range(0, extents[0] + 1, dilations[0])
@@ -57,8 +56,8 @@ def _product_of(
     # `[n, places, places, kernel * kernel * channels]`
     patches = tf.concat(parts, -1)
     matrix = tf.reshape(own_filters, [num, patches.shape[-1], filters[3]])
-    found = tf.reshape(patches, [num, -1, patches.shape[-1]]) @ matrix
-    return tf.reshape(found, [num, -1, *patches.shape[1:3], filters[3]])
+    outputs = tf.reshape(patches, [num, -1, patches.shape[-1]]) @ matrix
+    return tf.reshape(outputs, [num, -1, *patches.shape[1:3], filters[3]])
 
   return product
 
@@ -74,13 +73,13 @@ def _input_gradient(pfor_input: Any) -> tf.Tensor:
   product = _product_of(pfor_input, image, filters)
   pfor_input.stack_inputs([1, 2])
   filters, slope = map(pfor_input.stacked_input, (1, 2))
-  # A product is linear in both: the gradient is the same at all images.
+  # A product is linear in the images, so any images give the same gradient.
   shape = [*tf.unstack(tf.shape(slope)[:2]), *image[1:]]
   images = tf.zeros(shape, slope.dtype)
   with tf.GradientTape() as tape:
     tape.watch(images)
-    found = product(images, filters)
-  return tape.gradient(found, images, slope)
+    outputs = product(images, filters)
+  return tape.gradient(outputs, images, slope)
 
 
 def _filter_gradient(pfor_input: Any) -> tf.Tensor:
@@ -91,12 +90,12 @@ def _filter_gradient(pfor_input: Any) -> tf.Tensor:
   filters = tf.zeros([tf.shape(slope)[0], *filters], slope.dtype)
   with tf.GradientTape() as tape:
     tape.watch(filters)
-    found = product(images, filters)
-  return tape.gradient(found, filters, slope)
+    outputs = product(images, filters)
+  return tape.gradient(outputs, filters, slope)
 
 
 def _replace(kind: str, position: int, convert: Callable[[Any], tf.Tensor]):
-  """Extends TensorFlow's rule by one for several values of an input."""
+  """Extends TensorFlow's rule to an input that differs between clients."""
   convert_shared = pfor_converters[kind]
 
   def rule(pfor_input):

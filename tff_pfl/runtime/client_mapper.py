@@ -20,16 +20,17 @@ _thread_state = threading.local()
 
 
 class ClientMapper:
-  """A mapper of a function over clients, on threads of this process.
+  """Maps a function over clients, on threads of this process.
 
-  TensorFlow lets other threads run while it computes, so that there is one
-  client per thread, on the thread's device. The calling thread is one of them:
-  a `map` inside another goes on even if all others are busy. `map` may be
-  called from several threads at once.
+  Each thread runs one client on the thread's device, since TensorFlow lets
+  other threads run while it computes. The calling thread also works, so a `map`
+  inside another proceeds even if all other threads are busy. Several threads
+  may call `map` at once.
 
-  On the CPU a client runs on the first thread that is free. Several GPUs divide
-  a cohort by its clients' positions: each has the same clients in later rounds,
-  whose tensors it keeps, and results do not depend on which one is free.
+  On the CPU a client runs on the first free thread. Several GPUs divide a
+  cohort by its clients' positions. Each then has the same clients in later
+  rounds and keeps their tensors, and results do not depend on which GPU is
+  free.
   """
 
   def __init__(
@@ -37,12 +38,12 @@ class ClientMapper:
     devices: Sequence[Optional[str]],
     cache_bytes: int = 0,
   ):
-    """Prepares the pool; threads start when they are needed.
+    """Prepares the pool, whose threads start when they are needed.
 
     Args:
-      devices: Device of each thread, as from `devices.thread_devices`; None
-        leaves it to TensorFlow.
-      cache_bytes: Bytes of the clients' arguments that may stay on each GPU.
+      devices: Device of each thread, as from `devices.thread_devices`. None
+        leaves the choice to TensorFlow.
+      cache_bytes: Bytes of clients' arguments that may stay on each GPU.
     """
     self._devices = tuple(devices)
     self._caches = {
@@ -69,11 +70,11 @@ class ClientMapper:
 
     Args:
       function: The function.
-      argument: The clients' arguments; None if the function has no parameter.
+      argument: The clients' arguments. None if the function has no parameter.
       num_clients: Number of clients, at least 1.
 
     Raises:
-      Exception: The first error of a client; those that wait are left out.
+      Exception: The first error of a client. Waiting clients are skipped.
     """
     tasks = [function] * num_clients
     if argument is not None:
@@ -84,7 +85,7 @@ class ClientMapper:
   def call(self, function: Callable[[Any], Any], row: values.LocalValue) -> Any:
     """Calls a function with a client's argument on the thread's device.
 
-    Where the memory does not suffice, it does so again with an empty cache.
+    If a GPU runs out of memory, it clears the cache and tries again.
     """
     try:
       return function(self.on_device(row))
@@ -96,15 +97,15 @@ class ClientMapper:
     return function(self.on_device(row))
 
   def device(self) -> Optional[str]:
-    """Returns the device of the calling thread, as the mapper was given it."""
+    """Returns the calling thread's device, by the name from `devices`."""
     return getattr(_thread_state, 'device', None)
 
   def cache(self) -> Optional[device_cache.DeviceCache]:
-    """Returns the cache of the calling thread's device; None on a CPU."""
+    """Returns the cache of the calling thread's device, or None on a CPU."""
     return self._caches.get(self.device())
 
   def on_device(self, value: values.LocalValue) -> values.LocalValue:
-    """Replaces tensors by their copies on the calling thread's device."""
+    """Replaces tensors with their copies on the calling thread's device."""
     cache = self.cache()
     if isinstance(value, tuple):
       return tuple([self.on_device(element) for element in value])
@@ -119,7 +120,7 @@ class ClientMapper:
       tasks: Functions without arguments.
 
     Raises:
-      Exception: The first error of a task; those that wait are left out.
+      Exception: The first error of a task. Waiting tasks are skipped.
     """
     names = list(dict.fromkeys(self._devices))
     queue = _Queue(tasks, names, len(self._caches) == len(names))
@@ -129,7 +130,7 @@ class ClientMapper:
         helpers.append((device, self._pool.submit(queue.work, device)))
     queue.work(self._devices[0])
     for device, helper in helpers:
-      # One that has not begun: the pool is busy.
+      # The helper has not started, because the pool is busy.
       if helper.cancel():
         queue.work(device)
       else:
@@ -137,7 +138,7 @@ class ClientMapper:
     return queue.results()
 
   def close(self) -> None:
-    """Ends the threads; nothing can be mapped afterwards."""
+    """Ends the threads, after which nothing can be mapped."""
     for cache in self._caches.values():
       cache.clear()
     if self._pool is not None:
@@ -156,7 +157,7 @@ def _on(device: Optional[str]) -> Iterator[None]:
 
 
 class _Queue:
-  """The tasks of one `run_all`, which threads take one by one."""
+  """The tasks of one `run_all`, which threads take one at a time."""
 
   def __init__(
     self,
@@ -169,8 +170,8 @@ class _Queue:
     Args:
       tasks: Functions without arguments.
       devices: The threads' devices, without repetition.
-      is_divided: True if each device has a part of the tasks, in their order;
-        False if all have all of them.
+      is_divided: True if each device gets a consecutive part of the tasks.
+        False if all devices share all tasks.
     """
     numbered = list(enumerate(tasks))
     size = -(-len(tasks) // len(devices)) if is_divided else 0
@@ -184,7 +185,7 @@ class _Queue:
     self._error = None
 
   def work(self, device: Optional[str]) -> None:
-    """Does a device's tasks until none is left or one has failed."""
+    """Runs a device's tasks until none is left or one has failed."""
     with _on(device):
       while self._error is None:
         with self._lock:

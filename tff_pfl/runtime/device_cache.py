@@ -1,4 +1,4 @@
-"""Clients' tensors that stay on a GPU from round to round."""
+"""A cache of clients' tensors that stay on a GPU from round to round."""
 
 import collections
 import threading
@@ -6,24 +6,24 @@ import weakref
 
 import tensorflow as tf
 
-# Smaller tensors are copied as fast as they are found.
+# Copying smaller tensors is as fast as a lookup.
 _LEAST_BYTES = 1 << 14
 # TensorFlow keeps int32, data sets and strings in the host's memory.
 _STAYS = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.uint8, tf.int64)
 
 
 class DeviceCache:
-  """The most recently used copies of tensors on a device; thread-safe."""
+  """A thread-safe cache of the most recently used copies on a device."""
 
   def __init__(self, max_bytes: int):
     """Makes an empty cache.
 
     Args:
-      max_bytes: Largest size of all copies together, at least 0.
+      max_bytes: Largest total size of the copies, at least 0.
     """
     self._max_bytes = max_bytes
     self._num_bytes = 0
-    # A tensor may be freed, and its copy with it, while the lock is held.
+    # Reentrant: a tensor may be freed, and its copy dropped, under the lock.
     self._lock = threading.RLock()
     # Id of a tensor to a weak reference to it, its copy and their size.
     self._copies = collections.OrderedDict()
@@ -35,8 +35,8 @@ class DeviceCache:
   def get(self, tensor: tf.Tensor) -> tf.Tensor:
     """Returns the tensor's copy on the current device, or the tensor itself.
 
-    The copy is kept as long as the tensor exists. Small tensors, and types that
-    TensorFlow keeps in the host's memory, are not copied.
+    The cache keeps the copy at most as long as the tensor exists. Small tensors
+    and types that TensorFlow keeps in host memory are not copied.
     """
     if not is_kept(tensor):
       return tensor

@@ -1,4 +1,4 @@
-"""Devices and threads of clients."""
+"""Clients' devices and threads."""
 
 import contextlib
 import contextvars
@@ -10,8 +10,8 @@ import tensorflow as tf
 from tff_pfl import errors
 from tff_pfl.system import cores
 
-# Weights times examples of a round from which a GPU is faster than 16 cores;
-# docs/runtimes.md has the measurements.
+# Product of weights and a round's examples above which a GPU is faster than 16
+# cores. docs/runtimes.md has the measurements.
 _LEAST_WORK_OF_GPUS = 50_000_000
 # 'auto', 'cpu', 'gpu', or TensorFlow's names of logical devices.
 Devices = Union[str, Sequence[str]]
@@ -21,8 +21,8 @@ def resolve(devices: Devices = 'auto') -> list[str]:
   """Returns the names of the chosen devices.
 
   Args:
-    devices: 'auto' (the GPUs, or the CPU if there is none), 'cpu', 'gpu'
-      (all of them), or a sequence of TensorFlow's names, such as 'GPU:1'.
+    devices: 'auto' (the GPUs, or the CPU if there are none), 'cpu', 'gpu' (all
+      GPUs), or a sequence of TensorFlow's device names, such as 'GPU:1'.
 
   Returns:
     Names of logical devices, such as '/device:GPU:0'.
@@ -36,31 +36,31 @@ def resolve(devices: Devices = 'auto') -> list[str]:
       devices,
     )
     for kind in kinds[devices]:
-      found = [
+      names = [
         _short_name(d.name) for d in tf.config.list_logical_devices(kind)
       ]
-      if found:
-        return found
+      if names:
+        return names
     raise ValueError(
       errors.message(
-        'devices', "'auto' or 'cpu' where TensorFlow finds no GPU", devices
+        'devices', "'auto' or 'cpu' (TensorFlow finds no GPU)", devices
       )
     )
   known = [_short_name(d.name) for d in tf.config.list_logical_devices()]
   errors.expect(devices, 'devices', 'at least one device', devices)
   resolved = [_short_name(str(name)) for name in devices]
-  for name, given in zip(resolved, devices):
+  for name, device in zip(resolved, devices):
     errors.expect(
       name in known,
       'devices',
       f'among {", ".join(known)} (or auto, cpu, gpu)',
-      given,
+      device,
     )
   return resolved
 
 
 def is_gpu(device: Optional[str]) -> bool:
-  """Returns True for the name of a GPU; False for other names of `resolve`."""
+  """Returns True if a name from `resolve` is a GPU."""
   return device is not None and ':GPU:' in device
 
 
@@ -69,7 +69,7 @@ _traced_for = contextvars.ContextVar('traced_for', default=None)
 
 @contextlib.contextmanager
 def tracing_for(device: Optional[str]) -> Iterator[None]:
-  """Makes a device known to functions that are traced in this context."""
+  """Sets the device of functions that are traced in this context."""
   token = _traced_for.set(device)
   try:
     yield
@@ -83,7 +83,7 @@ def traced_for_gpu() -> bool:
 
 
 def are_open(devices: Devices) -> bool:
-  """Returns True if 'auto' leaves a choice between GPUs and the CPU."""
+  """Returns True for 'auto' if there are GPUs, which leaves a choice."""
   return devices == 'auto' and bool(tf.config.list_physical_devices('GPU'))
 
 
@@ -92,7 +92,7 @@ def for_work(num_weights: int, num_examples: int) -> tuple[str, str]:
 
   Args:
     num_weights: Number of the model's weights.
-    num_examples: Training examples of a cohort.
+    num_examples: Number of a cohort's training examples.
 
   Returns:
     'gpu' or 'cpu', and a line that explains the choice.
@@ -110,13 +110,13 @@ def thread_devices(
 ) -> tuple[str, ...]:
   """Returns the device of each thread that runs clients.
 
-  A GPU has one thread, which keeps it busy; the CPU has one for each core,
-  divided among the logical CPU devices.
+  A GPU has one thread, which keeps it busy. The CPU has one per core, divided
+  among the logical CPU devices.
 
   Args:
-    devices: Names of `resolve`.
-    num_threads: Number of threads, at least 1, dealt to the devices in turn.
-      None for the numbers above.
+    devices: Names from `resolve`.
+    num_threads: Number of threads, at least 1, assigned to the devices in turn.
+      None uses the numbers above.
   """
   if num_threads is None:
     cpus = [device for device in devices if not is_gpu(device)]

@@ -1,7 +1,7 @@
-"""Functions from TFF's serialized TensorFlow graphs.
+"""Functions made from TFF's serialized TensorFlow graphs.
 
-A graph is loaded at its first call, once for all computations that have the
-same graph, and unloaded with the last of them. A call costs little more than
+A graph is loaded at its first call. All computations with the same graph share
+it, and it is unloaded with the last of them. A call costs little more than
 TensorFlow's own dispatch.
 """
 
@@ -27,12 +27,12 @@ _MAX_STACKED_FOLD_SIZE = 64
 class LocalFunction:
   """A TensorFlow function of one party, without placements.
 
-  It may be called from several threads at once. Calls run on the device of the
-  caller's `tf.device`.
+  Several threads may call it at once. A call runs on the device of the caller's
+  `tf.device`.
 
   Attributes:
     pack: Function from the graph's results to the local value.
-    batched: Programs for several clients, which a mapper makes of it.
+    batched: Programs for several clients, which a mapper adds.
   """
 
   def __init__(
@@ -59,7 +59,7 @@ class LocalFunction:
     self.batched: dict[Any, Any] = {}
 
   def __call__(self, argument: values.LocalValue = None) -> values.LocalValue:
-    """Calls the function with a local value; returns a local value."""
+    """Calls the function with a local value and returns a local value."""
     inputs = [] if argument is None else values.flatten(argument)
     return self.pack(self.program().call(inputs))
 
@@ -74,7 +74,7 @@ class LocalFunction:
     Args:
       initial: The initial total, a local value.
       clients_value: The rows, a value at clients.
-      num_clients: Number of clients; may be 0.
+      num_clients: Number of clients, at least 0.
     """
     if values.is_stacked(clients_value):
       columns = values.flat_columns(clients_value)
@@ -95,7 +95,7 @@ class LocalFunction:
     columns: Sequence[Union[values.Stacked, values.AllEqual]],
     num_clients: int,
   ) -> values.LocalValue:
-    """Folds many clients' values in one program, on their device."""
+    """Folds many clients' values per program, on their device."""
     is_shared = tuple(isinstance(c, values.AllEqual) for c in columns)
     device = columns[is_shared.index(False)].tensor.device
     uses_xla = devices.is_gpu(device) and not self.program().has_checks
@@ -121,8 +121,8 @@ class LocalFunction:
             raise
           self._max_stacked_fold_size = (size + 1) // 2
           logging.warning(
-            'The memory does not suffice to add up so many clients in one '
-            'program; at most %d are added up together from now on.',
+            'Too little memory to add up so many clients in one program. From '
+            'now on, at most %d are added up together.',
             self._max_stacked_fold_size,
           )
     return self._pack_fold(flat)
@@ -137,14 +137,14 @@ class LocalFunction:
 
   @functools.cached_property
   def together(self) -> 'LocalFunction':
-    """The form of this function for clients that run as one program."""
+    """This function's form for clients that run as one program."""
     if graph_defs.FORMS_ATTRIBUTE.encode() not in self._proto.graph_def.value:
       return self
     return LocalFunction(self._block, graph_defs.TOGETHER)
 
   @property
   def is_deterministic(self) -> bool:
-    """True if equal arguments surely give equal results."""
+    """True if equal arguments certainly give equal results."""
     return self.is_tensor_function and self.program().is_deterministic
 
   @functools.cached_property
@@ -158,8 +158,8 @@ class LocalFunction:
   def program(self) -> graph_programs.Program:
     """Returns the loaded graph.
 
-    Its `concrete` takes `values.flatten(argument)` and returns flat results, of
-    which `pack` makes the local value.
+    Its `concrete` takes `values.flatten(argument)` and returns flat results,
+    which `pack` turns into the local value.
     """
     return self._program.get()
 
@@ -185,14 +185,14 @@ def _packer(
 
 
 class FunctionLibrary:
-  """The functions in use, one for all computations with the same graph."""
+  """The functions in use, one per distinct graph."""
 
   def __init__(self):
     self._lock = threading.Lock()
     self._functions = weakref.WeakValueDictionary()
 
   def function(self, block: tff.framework.CompiledComputation) -> LocalFunction:
-    """Returns the function of a serialized graph; loads nothing yet.
+    """Returns the function of a serialized graph, without loading it yet.
 
     Args:
       block: A building block with a TensorFlow graph.

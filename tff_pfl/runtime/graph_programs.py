@@ -1,4 +1,4 @@
-"""Loaded graphs, which TensorFlow can call."""
+"""Loaded graphs that TensorFlow can call."""
 
 import functools
 import itertools
@@ -15,7 +15,7 @@ from tff_pfl.runtime import values
 from tff_pfl.system import graph_defs
 from tff_pfl.system.private_api import eager_context, eager_execute
 
-# Messages of TensorFlow if XLA has no kernel for an operation or cannot compile
+# TensorFlow's messages if XLA has no kernel for an operation or cannot compile
 # it for the shapes.
 _XLA_CANNOT_COMPILE = re.compile(
   r'tf2xla conversion failed|unsupported operations|on XLA_[A-Z]+_JIT'
@@ -28,7 +28,7 @@ class Lazy:
   """A function's result, computed once for all threads at the first `get`."""
 
   def __init__(self, load: Callable[[], Any]):
-    """Takes the function, which may be None for the result None."""
+    """Takes the function. If it is None, the result is None."""
     self._lock = threading.Lock()
     self._load = load
     self._result = None
@@ -44,7 +44,7 @@ class Lazy:
 
 
 class EagerFunction:
-  """A concrete function of flat tensors, called without its Python layers."""
+  """Calls a concrete function of flat tensors without its Python layers."""
 
   def __init__(self, concrete: Any):
     self.concrete = concrete
@@ -68,7 +68,7 @@ class EagerFunction:
 
 
 def xla_refuses(error: BaseException) -> bool:
-  """Returns True for an error that says that XLA cannot compile a function."""
+  """Returns True if an error says that XLA cannot compile a function."""
   return isinstance(
     error, (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
   ) and bool(_XLA_CANNOT_COMPILE.search(error.message))
@@ -78,9 +78,9 @@ class Program:
   """A loaded graph.
 
   Attributes:
-    concrete: Its concrete function.
+    concrete: The graph's concrete function.
     is_deterministic: The result of `graph_defs.is_deterministic`.
-    asks_for_xla: True if XLA has to compile a part of it.
+    asks_for_xla: True if XLA has to compile a part of the graph.
   """
 
   def __init__(
@@ -95,8 +95,8 @@ class Program:
     Args:
       concrete: See the class.
       is_deterministic: See the class.
-      load_without_xla: Loads the same graph without parts for XLA; None if it
-        has none.
+      load_without_xla: Loads the same graph without parts for XLA. None if it
+        has no such parts.
     """
     self.concrete = concrete
     self.is_deterministic = is_deterministic
@@ -107,12 +107,12 @@ class Program:
 
   @property
   def has_checks(self) -> bool:
-    """True if it has assertions, which XLA would leave out."""
+    """True if the graph has assertions, which XLA would drop."""
     return any(kind in self._kinds for kind in _CHECKS)
 
   @property
   def num_convolutions(self) -> int:
-    """Number of convolutions of images and of their gradients."""
+    """Number of image convolutions, including gradients."""
     return sum(
       number
       for kind, number in self._kinds.items()
@@ -124,7 +124,7 @@ class Program:
     return graph_defs.kinds_in_use(self.concrete.graph.as_graph_def())
 
   def call(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Calls the graph; returns the tensors of its results."""
+    """Calls the graph and returns the tensors of its results."""
     if self._positions is not None:
       return [inputs[position] for position in self._positions]
     if not self.asks_for_xla:
@@ -145,7 +145,7 @@ class Program:
 
 
 def _positions_of_results(concrete: Any) -> Optional[list[int]]:
-  """Returns the inputs that are the results; None if the graph does more."""
+  """Returns the results' positions in the inputs, None if any is computed."""
   inputs = {tensor.name: n for n, tensor in enumerate(concrete.inputs)}
   positions = []
   for tensor in concrete.outputs:
@@ -158,7 +158,7 @@ def _positions_of_results(concrete: Any) -> Optional[list[int]]:
 
 
 def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
-  """Loads a `pb.TensorFlow`, TFF's message of a graph.
+  """Loads a `pb.TensorFlow`, TFF's message for a graph.
 
   Args:
     proto: The message.
@@ -176,7 +176,7 @@ def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
     concrete = import_graph(
       graph_def, tensor_names(proto.parameter), tensor_names(proto.result)
     )
-    # TensorFlow would keep a graph's library for ever.
+    # TensorFlow would keep a graph's library forever.
     weakref.finalize(concrete, _unload, function_names).atexit = False
     return concrete
 
@@ -211,7 +211,8 @@ def import_graph(
   Args:
     graph_def: The graph.
     feeds: Names of the placeholders' tensors that are the arguments.
-    fetches: Names of the tensors that are the results; repeated names give one.
+    fetches: Names of the tensors that are the results. Repeated names give one
+      result.
   """
   nodes = {node.name: node for node in graph_def.node}
   needed, names = set(), {_node_of(fetch) for fetch in fetches}
@@ -225,7 +226,7 @@ def import_graph(
     versions=graph_def.versions,
   )
   for node in part.node:
-    # It may name a node of another graph, of which this one was made.
+    # It may name a node of the graph from which this one was made.
     node.attr.pop('_class', None)
   used = set(itertools.chain(*(node.input for node in part.node)))
   attributes = [nodes[_node_of(feed)].attr for feed in feeds]
@@ -236,7 +237,7 @@ def import_graph(
       node = _node_of(feed)
       if node in needed:
         replaced[feed] = argument
-      # Also where an operation only waits for it.
+      # An operation may also just wait for the input.
       if f'^{node}' in used:
         replaced[f'^{node}'] = argument
     return tf.graph_util.import_graph_def(
@@ -247,7 +248,7 @@ def import_graph(
     )
 
   with tf.init_scope():
-    # Adds no dependencies between operations, unlike `tf.function`.
+    # Unlike `tf.function`, this adds no dependencies between operations.
     return tf.compat.v1.wrap_function(
       imported,
       [tf.TensorSpec(a['shape'].shape, a['dtype'].type) for a in attributes],
@@ -260,13 +261,13 @@ def _node_of(tensor_name: str) -> str:
 
 
 def tensor_names(binding: Any) -> list[str]:
-  """Returns the names of a `pb.TensorFlow.Binding`'s tensors, in its order."""
+  """Returns the tensor names of a `pb.TensorFlow.Binding`, in its order."""
   kind = binding.WhichOneof('binding')
   if kind == 'tensor':
     return [binding.tensor.tensor_name]
   if kind == 'sequence':
     return [binding.sequence.variant_tensor_name]
-  # A function without parameter has no binding, and no names.
+  # A function without a parameter has no binding and no names.
   return [
     name for part in binding.struct.element for name in tensor_names(part)
   ]
@@ -285,10 +286,10 @@ def load_fold(
     program: The program that accumulates one row.
     pack: Function from its results to the local value.
     size: Number of rows.
-    is_shared: For each of a row's tensors True if it is the same in all rows,
-      and False if those of all rows are stacked, `[size, ...]`. None for the
-      tensors of one row after another.
-    uses_xla: True to compile it by XLA if possible.
+    is_shared: For each of a row's tensors, True if it is the same in all rows
+      and False if all rows' tensors are stacked, `[size, ...]`. None means that
+      the arguments are the tensors of one row after another.
+    uses_xla: True to compile the program with XLA if possible.
   """
   specs = [tf.TensorSpec(t.shape, t.dtype) for t in program.concrete.inputs]
   # One tensor of the results may stand for several of the next call's inputs.

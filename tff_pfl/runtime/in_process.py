@@ -1,11 +1,11 @@
 """A runtime that executes computations with TensorFlow in this process.
 
-It is for this library's processes, their learning processes, and TFF's
-aggregators, which it runs several times faster than TFF's own C++ runtime if
-rounds are short: nothing is serialized, and values stay tensors from one step
-to the next. What it lacks, such as variables of Keras models of `tff.learning`,
-is an error that names the native runtime. Clients run on a pool of threads.
-Errors of TensorFlow reach the caller unchanged (`tf.errors`).
+It runs this library's processes, their learning processes and TFF's
+aggregators. For short rounds it is several times faster than TFF's own C++
+runtime, because nothing is serialized and values stay tensors from one step to
+the next. Unsupported computations, such as Keras models of `tff.learning` with
+variables, raise an error that names the native runtime. Clients run on a pool
+of threads. TensorFlow's errors (`tf.errors`) reach the caller unchanged.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ _C_LIBRARY = ctypes.CDLL(None)
 
 
 class InterpretingRuntime(base.Runtime):
-  """A runtime with the server in this process and clients on a mapper."""
+  """A runtime with its server in this process and its clients on a mapper."""
 
   def __init__(
     self,
@@ -47,13 +47,13 @@ class InterpretingRuntime(base.Runtime):
     server_device: str,
     make_interpreter: Callable[..., Any] = interpreter.Interpreter,
   ):
-    """Makes a runtime that closes the mapper with itself.
+    """Makes a runtime, which also closes the mapper when it closes.
 
     Args:
       mapper: Runs the clients' functions.
-      server_device: Device of all work but the clients', a name of
+      server_device: Device of all work except the clients', as named by
         `devices.resolve`.
-      make_interpreter: `interpreter.Interpreter`, or a function of the same
+      make_interpreter: `interpreter.Interpreter`, or a function with the same
         arguments that returns an object with its method `run`.
     """
     super().__init__(_Engine(mapper, server_device, make_interpreter))
@@ -75,26 +75,26 @@ class InProcessRuntime(InterpretingRuntime):
     """Prepares the runtime.
 
     Args:
-      devices: Devices of the clients: auto (the GPUs, or the CPU if there is
-        none; a run trains on GPUs only if its rounds are large enough), cpu,
-        gpu, or names such as GPU:0,GPU:2.
-      max_concurrent_clients: Number of clients' computations (or batches of
-        them) at the same time, at least 1; None for one on each GPU, and on the
-        CPU one for each usable core.
-      batched_clients: True to run clients whose data have one size (rounded up
-        to a power of two) as one program; None for True on GPUs, and False on
-        the CPU, where it is slower.
+      devices: Devices on which clients compute: auto, cpu, gpu, or names such
+        as GPU:0,GPU:2. auto takes the GPUs, or the CPU if there are none, but a
+        run trains on GPUs only if its rounds are large enough.
+      max_concurrent_clients: Number of clients (or batches of clients) that
+        compute at the same time, at least 1. None means one per GPU and, on the
+        CPU, one per usable core.
+      batched_clients: True to run clients with data of the same size (rounded
+        up to a power of two) as one program. None means True on GPUs and False
+        on the CPU, where it is slower.
       device_cache_mb: Megabytes of clients' examples and other tensors that
         stay on each GPU for later rounds, at least 0. TensorFlow keeps 32-bit
-        integers in the host's memory.
+        integers in host memory.
       tf32: True to multiply matrices on GPUs in TensorFloat-32, which is faster
-        and has a mantissa of 10 bits, not 23. It then holds for the whole
+        and has 10 bits of mantissa instead of 23. This applies to the whole
         process.
       cuda_graphs: True to let XLA make CUDA graphs of training loops on GPUs.
-        False holds for the whole process, if it comes before the first
-        compilation by XLA.
+        False applies to the whole process, and must be set before XLA first
+        compiles.
     """
-    cores.concurrent_clients(max_concurrent_clients)  # Checked early.
+    cores.concurrent_clients(max_concurrent_clients)  # An early check.
     cores.divide(max_concurrent_clients)
     mapper, server_device = create_mapper(
       devices,
@@ -109,7 +109,7 @@ class InProcessRuntime(InterpretingRuntime):
 
   @property
   def clients_per_call(self) -> int:
-    """Clients per evaluation batch: as many as one program may have."""
+    """Clients per evaluation batch, as many as one program may have."""
     if self.batches_clients:
       return batched_clients_lib.MAX_CLIENTS
     return super().clients_per_call
@@ -126,8 +126,8 @@ def create_mapper(
 ) -> tuple[client_mapper.ClientMapper, str]:
   """Returns a mapper for the clients, and the device of the server's work.
 
-  The arguments are those of `InProcessRuntime`. The server's work is for the
-  CPU: it is little, and its values are the caller's.
+  `InProcessRuntime` describes the arguments. The server works on the CPU,
+  because its work is small and the caller has its values.
   """
   errors.expect_int('device_cache_mb', device_cache_mb, 0)
   if not cuda_graphs:
@@ -146,7 +146,7 @@ def create_mapper(
 
 
 class _Lowered(NamedTuple):
-  """An interpreter, and the conversions of its argument and result."""
+  """An interpreter, with the conversions of its argument and result."""
 
   interpreter: Any
   read: Optional[Callable[[Any], Any]]
@@ -163,10 +163,10 @@ class _Engine(base.Engine):
     self._server_device = server_device
     self._library = graph_functions.FunctionLibrary()
     self._lock = threading.Lock()
-    # By the id of a computation, as long as it exists.
+    # By a computation's id, as long as the computation exists.
     self._lowered: dict[int, _Lowered] = {}
-    # As many as there are computations at a time. They are used again, as
-    # TensorFlow never frees its data about a thread.
+    # One thread per concurrent computation. They are reused, because TensorFlow
+    # never frees its data about a thread.
     self._threads = threads.Threads(
       _MAX_COMPUTATIONS_AT_A_TIME, 'tff-pfl-computation'
     )
@@ -174,7 +174,7 @@ class _Engine(base.Engine):
   def invoke(self, comp: Any, arg: Any) -> Any:
     """Returns the computation's result.
 
-    Computes in another thread, so that the caller's thread reacts to Ctrl-C at
+    It is computed in another thread, so the caller's thread reacts to Ctrl-C at
     any time, and its active graph or device does not matter.
     """
     self.check_open()
@@ -206,7 +206,6 @@ class _Engine(base.Engine):
       return lowered.write(result, num_clients)
 
   def _lower(self, computation: tff.framework.ConcreteComputation) -> _Lowered:
-    """Returns the lowered computation."""
     key = id(computation)
     lowered = self._lowered.get(key)
     if lowered is None:
@@ -231,6 +230,6 @@ class _Engine(base.Engine):
     self._mapper.close()
     self._threads.close()
     self._lowered.clear()
-    # What compilations have freed, which glibc would keep for this process.
+    # glibc would keep memory that compilations have freed.
     if hasattr(_C_LIBRARY, 'malloc_trim'):
       _C_LIBRARY.malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Interpreter of lowered computations on the values of `values`."""
+"""An interpreter of lowered computations, for values from `values`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
@@ -24,7 +24,7 @@ class Scope(NamedTuple):
 
 
 class Interpreter:
-  """A lowered computation, ready to be run any number of times.
+  """Runs a lowered computation any number of times.
 
   Runs may overlap in several threads.
   """
@@ -38,22 +38,22 @@ class Interpreter:
     """Prepares the computation.
 
     Args:
-      block: The result of `lowering.lower`, or the parts of it to evaluate.
+      block: The result of `lowering.lower`, or its parts to evaluate.
       library: The runtime's functions.
       mapper: Runs the clients' functions.
     """
     self._block = block
     self._library = library
     self.mapper = mapper
-    # By a building block's id; `block` keeps all of them alive.
+    # By the ids of building blocks, all of which `block` keeps alive.
     self._functions: dict[int, graph_functions.LocalFunction] = {}
     self._constants: dict[int, Any] = {}
 
   def run(self, argument: Any, num_clients: int) -> Any:
-    """Returns the result of the computation.
+    """Returns the computation's result.
 
     Args:
-      argument: The argument as a `python_values.reader` returns it; None if
+      argument: The argument, as returned by a `python_values.reader`. None if
         there is no parameter.
       num_clients: Number of clients.
     """
@@ -62,10 +62,10 @@ class Interpreter:
   def evaluate(
     self, block: tff.framework.ComputationBuildingBlock, scope: Scope
   ) -> Any:
-    """Returns the value of a building block; functions become callables.
+    """Returns the value of a building block, a callable for a function.
 
-    The callable of a lambda has a second argument, True for a call with the
-    values of clients.
+    A lambda's callable has a second argument, which is True for values at
+    clients.
     """
     return BLOCKS[type(block)](self, block, scope)
 
@@ -91,7 +91,7 @@ class Interpreter:
       and isinstance(function, graph_functions.LocalFunction)
       and function.is_deterministic
     ):
-      # Mostly zeros.
+      # These are mostly zeros.
       if id(block) not in self._constants:
         self._constants[id(block)] = function()
       return self._constants[id(block)]
@@ -132,9 +132,9 @@ class Interpreter:
   def map(
     self, function: Any, argument: Optional[values.ClientsValue], scope: Scope
   ) -> values.ClientsValue:
-    """Applies a function of one party at all clients."""
+    """Applies a function of one party at every client."""
     if not isinstance(function, graph_functions.LocalFunction):
-      # The functions that it calls run client by client.
+      # The functions that it calls are mapped over the clients.
       return function(argument, at_clients=True)
     if not scope.num_clients:
       return values.PerClient([])
@@ -146,7 +146,7 @@ class Interpreter:
     return self.mapper.map(function, argument, scope.num_clients)
 
   def accumulate(self, argument: Any, scope: Scope) -> Any:
-    """Returns the total of an aggregation's argument, before its report."""
+    """Returns an aggregation's total, before its report function."""
     clients_value, total, accumulate, *_ = argument
     return accumulate.fold(total, clients_value, scope.num_clients)
 

@@ -1,9 +1,9 @@
 """Lowering of TFF computations for the in-process runtime.
 
-The result is in TFF's call-dominant form: a list of calls of intrinsics and of
-TensorFlow functions, without nesting except in the functions that intrinsics
-take. Intrinsics that are defined by others are replaced by their definitions;
-secure sums are computed in the clear, with the same integers. A function of one
+The result is in TFF's call-dominant form: a list of calls of intrinsics and
+TensorFlow functions, nested only in the functions that intrinsics take.
+Intrinsics that are defined by others are replaced with their definitions.
+Secure sums are computed in the clear, with the same integers. A function of one
 party that calls several graphs becomes one graph. Calls are merged if possible.
 """
 
@@ -29,7 +29,7 @@ def lower(
   """Lowers a computation that is not polymorphic, for `Interpreter`.
 
   Raises:
-    RunError: If the interpreter lacks what the computation needs.
+    RunError: If the interpreter does not support the computation.
   """
   block = _without_secure_sums(computation.to_building_block())
   block = mapreduce_compiler.unpack_compiled_computations(block)
@@ -55,7 +55,7 @@ def lower(
 def replace_secure_sums(
   computation: tff.framework.ConcreteComputation,
 ) -> tff.framework.ConcreteComputation:
-  """Replaces secure sums by sums in the clear, with the same integers."""
+  """Replaces secure sums with sums of the same integers in the clear."""
   block = computation.to_building_block()
   replaced = _without_secure_sums(block)
   if replaced is block:
@@ -68,10 +68,10 @@ def _without_secure_sums(
 ) -> tff.framework.ComputationBuildingBlock:
   if not tree_analysis.contains(block, _is_secure):
     return block
-  # The sums' definitions in place could nest deeper than protocol buffers may;
-  # this form is flat.
+  # Inlined definitions of the sums could nest deeper than protocol buffers
+  # allow. This form is flat.
   block = tff.framework.to_call_dominant(block)
-  # TFF's public function writes and reads all graphs before and after this.
+  # TFF's public function would also write and read all graphs.
   block, _ = test_compiler._replace_secure_intrinsics_with_insecure_bodies(
     block
   )
@@ -87,10 +87,10 @@ def _is_secure(block: tff.framework.ComputationBuildingBlock) -> bool:
 def _lower_lambda(
   block: tff.framework.ComputationBuildingBlock,
 ) -> _Transformed:
-  """Makes a function of one party that calls several graphs one graph.
+  """Turns a function of one party that calls several graphs into one graph.
 
-  A function that calls one graph at most stays: its selections cost nothing,
-  and its graph stays the user's own.
+  A function that calls at most one graph stays. Its selections cost nothing,
+  and its graph remains the user's.
   """
   if not isinstance(block, tff.framework.Lambda) or not merged_calls.is_local(
     block
@@ -104,7 +104,7 @@ def _lower_lambda(
 def _lower_aggregate(
   block: tff.framework.ComputationBuildingBlock,
 ) -> _Transformed:
-  """Makes an accumulation one graph, so that it can be chained in one."""
+  """Turns an accumulation into one graph, so that it can be chained."""
   if not merged_calls.is_call_of(block, tff.framework.FEDERATED_AGGREGATE):
     return block, False
   elements = tff.structure.to_elements(block.argument)
@@ -121,7 +121,7 @@ def _lower_aggregate(
 
 
 def _expect_supported(block: tff.framework.ComputationBuildingBlock) -> None:
-  """Raises `RunError` if a computation needs more than this runtime has."""
+  """Raises `RunError` if this runtime does not support a computation."""
 
   def expect(part):
     missing = None
@@ -140,7 +140,7 @@ def _expect_supported(block: tff.framework.ComputationBuildingBlock) -> None:
 
 
 def _missing_in_graph(proto: Any) -> Optional[str]:
-  """Returns what a local computation has that does not run; None if nothing."""
+  """Returns the unsupported part of a local computation, or None."""
   kind = proto.WhichOneof('computation')
   if kind != 'tensorflow':
     return f'a local computation in {kind}'

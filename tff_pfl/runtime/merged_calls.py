@@ -1,4 +1,4 @@
-"""Merges of the calls of a lowered computation.
+"""Merging of calls in a lowered computation.
 
 A call costs a runtime as much as many operations on small tensors.
 """
@@ -31,7 +31,7 @@ def merge(calls: Mapping[str, _Block], result: _Block) -> _Calls:
   """Merges weightings, aggregations and the server's calls.
 
   Args:
-    calls: The calls of a lowered computation, each after those it needs.
+    calls: The calls of a lowered computation, each after the calls it needs.
     result: The computation's result, as an expression of their names.
   """
   calls = _weigh_while_accumulating(dict(calls), result)
@@ -42,8 +42,8 @@ def merge(calls: Mapping[str, _Block], result: _Block) -> _Calls:
 def _weigh_while_accumulating(calls: _Calls, result: _Block) -> _Calls:
   """Moves the weighting of clients' values into their aggregation.
 
-  One call for many clients then replaces one for each, and there is no weighted
-  copy of the values.
+  One call for many clients then replaces one call per client, and no weighted
+  copy of the values is made.
   """
   references = [references_of(part) for part in (*calls.values(), result)]
   for name, call in [*calls.items()]:
@@ -90,7 +90,7 @@ def _accumulate_weighted(accumulate, weigh):
 def _aggregate_together(calls: _Calls) -> _Calls:
   """Merges aggregations that do not need each other's results.
 
-  One call then adds clients' updates and their metrics.
+  One call then adds up clients' updates and metrics.
   """
   aggregations = {n for n, call in calls.items() if _is_aggregation(call)}
   by_level = _by_level(
@@ -108,7 +108,7 @@ def _aggregate_together(calls: _Calls) -> _Calls:
 
 
 def _report_at_server(calls: _Calls) -> _Calls:
-  """Makes the report of an aggregation a call at the server."""
+  """Turns an aggregation's report into a call at the server."""
   separated = {}
   for name, call in calls.items():
     if is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
@@ -136,7 +136,7 @@ def _report_at_server(calls: _Calls) -> _Calls:
 def _compute_at_server_together(calls: _Calls, result: _Block) -> _Calls:
   """Merges the server's calls between two aggregations into one graph."""
   at_server = {name for name, call in calls.items() if _is_at_server(call)}
-  # The server waits for what it does not compute itself.
+  # The server waits for results that it does not compute itself.
   by_level = _by_level(
     calls,
     at_server,
@@ -144,20 +144,20 @@ def _compute_at_server_together(calls: _Calls, result: _Block) -> _Calls:
   )
   for number, names in by_level.items():
     references = set().union(*(references_of(calls[name]) for name in names))
-    # What depends on nothing is computed once and not again.
+    # Calls that depend on nothing stay apart, because they run only once.
     if sum(num_graphs(calls[name]) for name in names) > 1 and references - {
       *names
     }:
       others = [call for name, call in calls.items() if name not in names]
-      wanted = set().union(*map(references_of, [*others, result]))
+      used = set().union(*map(references_of, [*others, result]))
       _replace(
         calls,
-        [name for name in names if name in wanted],
+        [name for name in names if name in used],
         f'at_server_{number}',
-        _one_function({name: calls[name] for name in names}, wanted),
+        _one_function({name: calls[name] for name in names}, used),
       )
       for name in names:
-        if name not in wanted:
+        if name not in used:
           del calls[name]
   return _in_order(calls)
 
@@ -194,8 +194,8 @@ def num_graphs(block: _Block) -> int:
   )
 
 
-def _one_function(calls: _Calls, wanted: set[str]) -> _Block:
-  """Returns one call that computes the wanted ones of some calls."""
+def _one_function(calls: _Calls, used: set[str]) -> _Block:
+  """Returns one call whose results are the results of all used calls."""
   inputs = {}
 
   def find_inputs(block):
@@ -239,7 +239,7 @@ def _one_function(calls: _Calls, wanted: set[str]) -> _Block:
   results = [
     tff.framework.Reference(name, call.type_signature.member)
     for name, call in calls.items()
-    if name in wanted
+    if name in used
   ]
   function = mapreduce_compiler.compile_local_computation_to_tensorflow(
     tff.framework.Lambda(
@@ -264,7 +264,7 @@ def _argument_of(call: tff.framework.Call) -> _Block:
 
 
 def _is_aggregation(call: _Block) -> bool:
-  """Returns True for an aggregation by TensorFlow with a total of one type."""
+  """Returns True for a TensorFlow aggregation whose total keeps its type."""
   if not is_call_of(call, tff.framework.FEDERATED_AGGREGATE):
     return False
   _, zero, accumulate, *_ = call.argument
@@ -282,7 +282,7 @@ def _one_aggregation(
   types = [zero.type_signature for zero in zeros]
 
   def each(functions, parameter_type, argument_of):
-    """Makes a function of structures that applies functions part by part."""
+    """Makes a function that applies one function per part of a structure."""
     argument = tff.framework.Reference('argument', parameter_type)
     parts = [
       tff.framework.Call(function, argument_of(argument, index))
@@ -324,7 +324,7 @@ def _one_aggregation(
 def _replace(
   calls: _Calls, names: Sequence[str], merged: str, call: _Block
 ) -> None:
-  """Replaces calls, in place, by the elements of one call's result."""
+  """Replaces calls, in place, with the elements of one call's result."""
   calls[merged] = call
   reference = tff.framework.Reference(merged, call.type_signature)
   for index, name in enumerate(names):
@@ -344,11 +344,11 @@ def _replace(
 def levels_of(
   calls: _Calls, waits: Callable[[str, str], bool]
 ) -> dict[str, int]:
-  """Returns the most waits on the way to each call.
+  """Returns the largest number of waits on a path to each call.
 
   Args:
-    calls: The calls, each after those that it needs.
-    waits: Returns True if a call has to wait for one that it needs.
+    calls: The calls, each after the calls it needs.
+    waits: Returns True if a call has to wait for a call it needs.
   """
   needs = needs_of(calls)
   levels = {}
@@ -372,7 +372,7 @@ def _by_level(
 
 
 def _in_order(calls: _Calls) -> _Calls:
-  """Returns the calls, each after those that it needs."""
+  """Sorts the calls, each after the calls it needs."""
   needs = needs_of(calls)
   ordered = {}
   while len(ordered) < len(calls):
@@ -385,17 +385,17 @@ def _in_order(calls: _Calls) -> _Calls:
 
 
 def needs_of(calls: _Calls) -> dict[str, set[str]]:
-  """Returns the names of the other calls that each one refers to."""
+  """Returns the names of the calls that each call refers to."""
   return {name: references_of(c) & calls.keys() for name, c in calls.items()}
 
 
 def references_of(block: _Block) -> set[str]:
-  """Returns the names that a block takes from outside."""
+  """Returns the unbound names of a block."""
   return transformation_utils.get_map_of_unbound_references(block)[block]
 
 
 def is_call_of(block: Any, *intrinsics: Any) -> bool:
-  """Returns True for the call of one of some intrinsics."""
+  """Returns True if a block calls one of some intrinsics."""
   return (
     isinstance(block, tff.framework.Call)
     and isinstance(block.function, tff.framework.Intrinsic)

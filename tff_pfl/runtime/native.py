@@ -1,15 +1,15 @@
 """TFF's own C++ runtime, with its worker process under our control.
 
-TFF's local context starts the same worker but never stops it: at the
-interpreter's exit its clean-up fails, and the orphan keeps running and holds
-the program's stdout open. If a worker dies, TFF tries for ever to reach it.
+TFF's local context starts the same worker but never stops it: its clean-up
+fails when the interpreter exits, and the orphan keeps running and holds the
+program's stdout open. If a worker dies, TFF tries forever to reach it.
 
-Here the first computation starts the worker. It ends with this process in any
-case (see `child_launcher`) and can be reached from this machine only (see
-`worker_port`). If it dies, the running computation raises `RunError`, and the
-next one starts another worker.
+Here the first computation starts the worker. The worker always ends with this
+process (see `child_launcher`) and accepts connections from this machine only
+(see `worker_port`). If it dies, the running computation raises `RunError`, and
+the next one starts another worker.
 
-The worker runs TensorFlow on CPU only.
+The worker runs TensorFlow on the CPU only.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ from tff_pfl.system import child_processes, cores
 from tff_pfl.system.private_api import executor_pb2_grpc
 
 _BINARY = os.path.join(os.path.dirname(tff.__file__), 'data', 'worker_binary')
-# Loading the binary (300 MB) from a slow disk takes time.
+# Loading the binary (300 MB) from a slow disk takes long.
 _SECONDS_TO_START = 60.0
-# The kernel closes a dying process's sockets just before it is gone.
+# The kernel closes a dying process's sockets just before the process ends.
 _SECONDS_TO_END = 2.0
-# A worker does not answer a release while it computes with the value, but does
-# it later.
+# A worker that still computes with a value does not answer its release, but
+# releases it later.
 _SECONDS_TO_RELEASE = 1.0
-# The worker frees values in batches of this many. TFF's default of 20 keeps the
-# arguments and results of several past rounds alive.
+# Number of values that the worker frees at a time. TFF's default of 20 keeps
+# the arguments and results of several past rounds alive.
 _DISPOSE_BATCH_SIZE = 4
 # gRPC's limit is a signed 32-bit number of bytes.
 _MAX_MESSAGE_BYTES = 2**31 - 1
@@ -54,30 +54,30 @@ class NativeRuntime(base.Runtime):
   """A runtime with one C++ worker on this machine."""
 
   def __init__(self, *, max_concurrent_clients: Optional[int] = None):
-    """Prepares the runtime; the first computation starts the worker.
+    """Prepares the runtime. The first computation starts the worker.
 
     Args:
-      max_concurrent_clients: Number of clients' computations at the same time,
-        at least 1; None for the number of usable CPU cores.
+      max_concurrent_clients: Number of clients that compute at the same time,
+        at least 1. None means one per usable CPU core.
     """
     self._engine = _Engine(cores.concurrent_clients(max_concurrent_clients))
     super().__init__(self._engine)
 
   @property
   def worker_pid(self) -> Optional[int]:
-    """Process id of the worker; None if there is none."""
+    """Process id of the worker, or None if none is running."""
     worker = self._engine.worker
     return worker.process.pid if worker and worker.is_running else None
 
 
 class _Engine(base.Engine):
-  """An engine with one worker at a time and one thread that uses it."""
+  """An engine with one worker at a time, used by one thread."""
 
   def __init__(self, num_clients: int):
     super().__init__()
     self._num_clients = num_clients
-    # The kernel kills the worker when the *thread* that started it ends. This
-    # thread lives until the end.
+    # The kernel kills the worker when the *thread* that started it ends, so
+    # this thread lives until the end.
     self._thread = threads.Threads(1, 'tff-worker')
     self._lock = threading.Lock()
     self.worker: Optional[_Worker] = None
@@ -85,8 +85,8 @@ class _Engine(base.Engine):
   def invoke(self, comp: Any, arg: Any) -> Any:
     """Returns the computation's result.
 
-    Computes in another thread, so that the caller's thread reacts to Ctrl-C at
-    any time and may have an event loop of its own (as in notebooks).
+    It is computed in another thread, so the caller's thread reacts to Ctrl-C at
+    any time and may have its own event loop (as in notebooks).
     """
     self.check_open()
     outcome = self._thread.submit(self._compute, comp, arg)
@@ -97,7 +97,7 @@ class _Engine(base.Engine):
       raise
     finally:
       if not outcome.done():
-        # Ctrl-C or a request to exit. As the running call cannot be cancelled,
+        # Ctrl-C or a request to exit. The running call cannot be canceled, so
         # its worker is stopped.
         self._stop_worker()
 
@@ -106,7 +106,7 @@ class _Engine(base.Engine):
     try:
       return asyncio.run(worker.context.invoke(comp, arg))
     except (grpc.RpcError, ValueError) as error:
-      # Or it is the computation's own error, with TensorFlow's message.
+      # Otherwise it is the computation's own error.
       self.check_open()
       worker.check(error)
       raise
@@ -137,12 +137,12 @@ class _Worker:
   """A running worker and TFF's context on it."""
 
   def __init__(self, num_clients: int):
-    """Starts the process; returns when it answers.
+    """Starts the process and returns when it answers.
 
-    If the environment has no `TF_NUM_INTRAOP_THREADS`, the cores are divided
-    among the concurrent clients. If each client's matrix products used all
-    cores, rounds would be slower (by half for an MLP on two cores) and their
-    rounding would depend on the number of cores.
+    If the environment has no `TF_NUM_INTRAOP_THREADS`, the concurrent clients
+    divide the cores. If each client's matrix products used all cores, rounds
+    would be slower (by half for an MLP on two cores) and their rounding would
+    depend on the number of cores.
     """
     self._port = worker_port.WorkerPort()
     self._owner_pid = os.getpid()
@@ -150,7 +150,7 @@ class _Worker:
       'TF_NUM_INTRAOP_THREADS': str(cores.threads_per_client(num_clients)),
       **os.environ,
     }
-    # The XLA of its TensorFlow 2.14 aborts at a flag that it does not know.
+    # The worker's TensorFlow 2.14 aborts at flags that its XLA does not know.
     environment.pop('XLA_FLAGS', None)
     self.process = subprocess.Popen(
       child_processes.launch_command(
@@ -159,17 +159,17 @@ class _Worker:
         f'--max_concurrent_computation_calls={num_clients}',
       ),
       stdin=subprocess.DEVNULL,
-      # Clients' prints go to stderr, as stdout is the program's.
+      # Clients' prints go to stderr, since stdout belongs to the program.
       stdout=2,
       env=environment,
-      # Ctrl-C in a terminal reaches Python alone, which then decides.
+      # Ctrl-C in a terminal reaches only Python, which then decides.
       start_new_session=True,
     )
     target = f'{worker_port.HOST}:{self._port.number}'
     self._channel = grpc.insecure_channel(target, _CHANNEL_OPTIONS)
     self._stub = _Stub(self._channel)
-    # The same parts as in `create_sync_local_cpp_execution_context`, without
-    # the `SyncExecutionContext` around them, whose thread never ends.
+    # The parts of `create_sync_local_cpp_execution_context` without its
+    # `SyncExecutionContext`, whose thread never ends.
     self.context = tff.framework.AsyncExecutionContext(
       executor_fn=tff.framework.ResourceManagingExecutorFactory(
         self._make_executor
@@ -202,7 +202,7 @@ class _Worker:
       time.sleep(0.01)
 
   def check(self, error: Exception) -> None:
-    """Raises `RunError` if an error was caused by the worker's end."""
+    """Raises `RunError` if the worker's end caused an error."""
     code = error.code() if isinstance(error, grpc.RpcError) else None
     if code == grpc.StatusCode.UNAVAILABLE:
       with contextlib.suppress(subprocess.TimeoutExpired):
@@ -222,7 +222,7 @@ class _Worker:
   def stop(self) -> None:
     """Ends the process and closes the connection."""
     if os.getpid() != self._owner_pid:
-      return  # A forked copy of the owner that exits: not its worker.
+      return  # A forked copy of the owner does not own the worker.
     self.process.kill()
     self.process.wait()
     self._channel.close()
@@ -237,14 +237,14 @@ def _compile(computation: Any) -> Any:
 
 
 class _Executor(tff.framework.RemoteExecutor):
-  """An executor that frees its loaded graphs in the worker with itself."""
+  """An executor that frees its loaded graphs in the worker when it is freed."""
 
   def __del__(self):
     self.close()
 
 
 class _Stub:
-  """A stub of TFF's worker protocol; TFF's own retries calls for ever."""
+  """A stub of TFF's worker protocol. TFF's own retries calls forever."""
 
   def __init__(self, channel: grpc.Channel):
     self._stub = executor_pb2_grpc.ExecutorGroupStub(channel)
@@ -260,11 +260,11 @@ class _Stub:
     self._release(self._stub.DisposeExecutor, request)
 
   def _release(self, method: Callable[..., Any], request: Any) -> None:
-    """Releases values of the worker, if it still exists.
+    """Releases values in the worker, if it still exists.
 
-    Finalizers of values call this at any moment, even at the interpreter's
-    exit; values that cannot be released ended with their worker. A forked copy
-    of the owner releases nothing, as its values are the owner's.
+    Finalizers call this at any time, even at the interpreter's exit. Values
+    that cannot be released ended with their worker. A forked copy of the owner
+    releases nothing, since its values belong to the owner.
     """
     if os.getpid() != self._owner_pid:
       return

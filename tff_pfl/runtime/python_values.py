@@ -1,7 +1,7 @@
-"""Conversion of Python's values to runtime values, and back.
+"""Conversion between Python values and runtime values.
 
-Results have the same containers and types as those of TFF's own contexts. A
-type is analysed once, for any number of values.
+Results have the same containers and types as results of TFF's own contexts. A
+type is analyzed once, for any number of values.
 """
 
 import collections
@@ -28,12 +28,12 @@ _MAX_BYTES_TO_STACK = 1 << 16
 
 
 def reader(value_type: tff.Type) -> Callable[[Any], Any]:
-  """Makes the function from a caller's value of a type to a runtime value.
+  """Makes a function from a caller's value of a type to a runtime value.
 
-  It takes tensors, arrays or numbers, in any of TFF's containers; data sets as
-  sequences; and lists of the clients' values. It returns a local value, a
-  `values.ClientsValue`, or a tuple of these, and raises `TypeError` if the
-  value is not of the type.
+  The function takes tensors, arrays or numbers in any of TFF's containers, data
+  sets as sequences, and lists of clients' values. It returns a local value, a
+  `values.ClientsValue`, or a tuple of these. It raises `TypeError` if the value
+  does not have the type.
   """
   if isinstance(value_type, tff.TensorType):
     return _tensor_reader(value_type)
@@ -101,11 +101,11 @@ def _struct_reader(value_type: tff.StructType) -> Callable[[Any], tuple]:
 def _elements_reader(
   value_type: tff.StructType,
 ) -> Callable[[Any], Iterable[Any]]:
-  """Makes the function from a container to its elements."""
+  """Makes a function from a container to its elements."""
   names = [name for name, _ in tff.structure.to_elements(value_type)]
 
   def elements_of(value):
-    # The most frequent containers, without a check of each name.
+    # The most frequent containers need no check of each name.
     if isinstance(value, collections.OrderedDict) and list(value) == names:
       return value.values()
     if isinstance(value, tuple) and list(getattr(value, '_fields', ())) == (
@@ -118,7 +118,7 @@ def _elements_reader(
 
 
 def _elements(value: Any, value_type: tff.StructType, names: list) -> list[Any]:
-  """Returns the elements of any container; checks their names."""
+  """Returns the elements of any container, with their names checked."""
   try:
     elements = tff.structure.to_elements(tff.structure.from_container(value))
   except TypeError:
@@ -127,8 +127,8 @@ def _elements(value: Any, value_type: tff.StructType, names: list) -> list[Any]:
     elements is None
     or len(elements) != len(names)
     or any(
-      found != name and None not in (found, name)
-      for (found, _), name in zip(elements, names)
+      element_name != name and None not in (element_name, name)
+      for (element_name, _), name in zip(elements, names)
     )
   ):
     raise TypeError(
@@ -148,7 +148,7 @@ def _sequence_reader(
     )
     spec = value.element_spec
     try:
-      # Another container's elements could be in another order.
+      # Another container could have its elements in another order.
       tf.nest.assert_same_structure(structure, spec)
       is_of_type = value_type.element.is_assignable_from(
         tff.types.tensorflow_to_type(spec)
@@ -185,7 +185,7 @@ def _federated_reader(value_type: tff.FederatedType) -> Callable[[Any], Any]:
 def _column_reader(
   value_type: tff.Type,
 ) -> Callable[[Sequence[Any]], values.ClientsValue]:
-  """Makes the function from clients' values of a type to a runtime value.
+  """Makes a function from clients' values of a type to a runtime value.
 
   Small arrays of all clients become one tensor, at the cost of one.
   """
@@ -237,9 +237,9 @@ def _struct_column_reader(value_type):
 
 
 def writer(value_type: tff.Type) -> Callable[[Any, int], Any]:
-  """Makes the function from a runtime value to a caller's value.
+  """Makes a function from a runtime value to a caller's value.
 
-  Its second argument is the number of clients.
+  The function's second argument is the number of clients.
   """
   if isinstance(value_type, tff.TensorType):
     return lambda value, _: value.numpy()
@@ -261,7 +261,7 @@ def _struct_writer(value_type: tff.StructType) -> Callable[[Any, int], Any]:
 
 
 def _maker(value_type: tff.StructType, names: list) -> Callable[[list], Any]:
-  """Makes the function from a structure's elements to its container."""
+  """Makes a function from a structure's elements to its container."""
   container = value_type.python_container
   # An empty structure without a container is a tuple, as in TFF.
   ordered = container is collections.OrderedDict or (names and not container)
@@ -269,7 +269,7 @@ def _maker(value_type: tff.StructType, names: list) -> Callable[[list], Any]:
     return lambda elements: collections.OrderedDict(zip(names, elements))
   if getattr(container, '_fields', None) == tuple(names):
     return container._make
-  # Slower, for any container.
+  # This is slower, but serves any container.
   return lambda elements: tff.types.type_to_py_container(
     tff.structure.Struct(zip(names, elements)), value_type
   )
@@ -289,7 +289,7 @@ def _federated_writer(
 def _column_writer(
   value_type: tff.Type,
 ) -> Callable[[values.ClientsValue, int], list[Any]]:
-  """Makes the function from a value at clients to a list of callers' values."""
+  """Makes a function from a value at clients to a list of callers' values."""
   write = writer(value_type)
 
   def write_rows(value, num_clients):
@@ -300,7 +300,7 @@ def _column_writer(
     def write_tensors(value, num_clients):
       if not isinstance(value, values.Stacked):
         return write_rows(value, num_clients)
-      # A copy of each, so that one does not keep the others in memory.
+      # Copies, so that one row does not keep the others in memory.
       return [
         row.copy() if isinstance(row, np.ndarray) else row
         for row in value.tensor.numpy()

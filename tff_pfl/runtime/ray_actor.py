@@ -1,4 +1,4 @@
-"""Actors of a Ray cluster, which compute chunks of a cohort's clients."""
+"""Ray actors, which compute chunks of a cohort's clients."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Order(NamedTuple):
   Ray fetches objects in a list or a dictionary only on demand.
 
   Attributes:
-    program: Its number, and the result of `stages.pack` for its plan.
-    run: Number of the run of a computation.
+    program: The program's number, and the result of `stages.pack` for its plan.
+    run: Number of the computation's run.
     chunk: Number of the chunk in the run.
     num_clients: Number of clients in the chunk.
     received: For each stage up to this one, the values that clients receive, by
       name.
-    argument: The computation's argument for these clients; None if the actor
-      has computed the chunk's earlier stages.
-    shared: Number to mapping, for the references in the argument.
+    argument: The computation's argument for these clients. None if the actor
+      computed the chunk's earlier stages.
+    shared: Mappings by number, for the references in the argument.
   """
 
   program: tuple[int, list[Any]]
@@ -56,7 +56,7 @@ def _fetch(boxed: list[Any]) -> Any:
 
 
 def pack(value: Any) -> tuple[bytes, list[np.ndarray]]:
-  """Pickles a value, with its arrays beside it, so that Ray shares them."""
+  """Pickles a value, with its arrays kept apart so that Ray shares them."""
   from ray import cloudpickle
 
   buffers = []
@@ -65,7 +65,7 @@ def pack(value: Any) -> tuple[bytes, list[np.ndarray]]:
 
 
 def unpack(packed: tuple[bytes, list[np.ndarray]]) -> Any:
-  """Returns a packed value."""
+  """Restores a packed value."""
   data, buffers = packed
   return pickle.loads(data, buffers=buffers)
 
@@ -73,7 +73,7 @@ def unpack(packed: tuple[bytes, list[np.ndarray]]) -> Any:
 class ChunkActor:
   """An actor that computes chunks of clients, one after another.
 
-  Between the stages of a computation it keeps its clients' values.
+  It keeps its clients' values between the stages of a computation.
   """
 
   def __init__(
@@ -86,11 +86,11 @@ class ChunkActor:
     """Prepares an actor.
 
     Args:
-      num_threads: Number of clients that compute at the same time on the CPU;
+      num_threads: Number of clients that compute at the same time on the CPU.
         GPUs have one thread each.
       on_gpu: True to compute on the GPUs that Ray gave this process.
-      batched_clients: As for `in_process.InProcessRuntime`.
-      fetch: Returns the object that an order has in a list.
+      batched_clients: See `in_process.InProcessRuntime`.
+      fetch: Function from a list with a reference to the referenced object.
     """
     self._fetch = fetch
     self._mapper, self._device = in_process.create_mapper(
@@ -110,7 +110,7 @@ class ChunkActor:
     return ray_cluster.code_checksum()
 
   def compute(self, order: Order) -> Any:
-    """Computes a chunk's last stage of those received.
+    """Computes a chunk up to the last stage received.
 
     Returns:
       The encoded `stages.ChunkOutput`, or the exception of a client's
@@ -130,20 +130,20 @@ class ChunkActor:
     program, parameter_name, parts = self._program(*order.program)
     last = len(order.received) - 1
     first = last
-    kept = self._kept.pop(order.chunk, None)
-    if kept is None:
+    bindings = self._kept.pop(order.chunk, None)
+    if bindings is None:
       first = 0
-      kept = {parameter_name: self._argument(order)}
+      bindings = {parameter_name: self._argument(order)}
     for number in range(first, last + 1):
       output, later = stages.compute_chunk(
         program,
         parts[number],
-        {**kept, **self._receive(number, order.received[number])},
+        {**bindings, **self._receive(number, order.received[number])},
         order.num_clients,
       )
-      kept = {parameter_name: kept[parameter_name], **later}
+      bindings = {parameter_name: bindings[parameter_name], **later}
     if last + 1 < len(parts):
-      self._kept[order.chunk] = kept
+      self._kept[order.chunk] = bindings
     return transport.encode(output)
 
   def _program(self, key: int, boxed: list[Any]) -> tuple[Any, ...]:
@@ -157,7 +157,7 @@ class ChunkActor:
     return self._programs[key]
 
   def _receive(self, number: int, boxed: Any) -> dict[str, Any]:
-    """Returns the broadcasts of a stage, decoded once for all chunks."""
+    """Returns a stage's broadcasts, decoded once for all chunks."""
     if number not in self._received:
       self._received[number] = transport.decode(self._fetch(boxed))
     return self._received[number]

@@ -2,15 +2,15 @@
 
 This process computes the server's part. The clients of a cohort are divided
 into chunks, which the cluster's actors compute, each like `in_process` on its
-cores or its GPU. An actor gets the broadcast once for all chunks, adds up its
-clients' values with the aggregation's own accumulation, and returns one total
-for each chunk, with the clients' new states. Clients' values between two
-exchanges stay in the actor. Examples do not travel if an actor can open the
-data set itself, see `Runtime.share`.
+cores or GPU. An actor gets the broadcast once for all chunks, adds up its
+clients' values with the aggregation's accumulation, and returns one total per
+chunk, with the clients' new states. Clients' values between two exchanges stay
+in the actor. Examples do not travel if an actor can open the data set itself
+(see `Runtime.share`).
 
-A lost actor is replaced if there is room, and its chunks are computed by
-others. The chunks depend on the cohort only, so that the result is the same for
-any number of actors, lost ones included.
+A lost actor is replaced if there is room, and other actors compute its chunks.
+The chunks depend only on the cohort, so the result is the same for any number
+of actors, even if some are lost.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _CHUNKS_PER_COHORT = 64
 _SECONDS_BETWEEN_LOOKS = 0.1
 # Time between searches for new nodes, and between lines about a wait.
 _SECONDS_BETWEEN_COUNTS = 30.0
-# Longest wait for nodes when all actors were lost and none fits.
+# Longest wait for nodes after all actors were lost and none fits.
 _SECONDS_WITHOUT_NODES = 120.0
 # A chunk that has lost more actors is not tried again.
 _MAX_LOSSES = 3
-# Chunks of an actor at a time: one that it computes and one that waits.
+# Chunks of an actor at a time: one being computed and one waiting.
 _MAX_ORDERS = 2
 
 _unique_number = itertools.count()
@@ -69,19 +69,21 @@ class RayRuntime(in_process.InterpretingRuntime):
     """Connects to the cluster and starts as many actors as fit.
 
     Args:
-      address: The cluster. local: a Ray of this program on this machine; auto:
-        the one that this machine belongs to; host:port; or ray://host:port from
-        outside.
+      address: Address of the cluster: local (a Ray of this program on this
+        machine), auto (the cluster that this machine belongs to), host:port, or
+        ray://host:port from outside.
       cpus_per_actor: CPU cores of each actor, a process in which clients
         compute, positive. There are as many actors as fit.
-      gpus_per_actor: Share of a GPU, or number of GPUs, of each actor; 0 for
-        none.
+      gpus_per_actor: Share of a GPU, or number of GPUs, of each actor. 0 means
+        no GPU.
       clients_per_chunk: Clients that an actor computes and adds up at a time,
-        at least 1; None for a 64th of the cohort, rounded up. Results are the
-        same for any number of actors, and differ in their last bits by this.
-      batched_clients: As for `in_process.InProcessRuntime`.
-      seconds_to_start: Longest wait for an actor while there is none that
-        computes, positive; a run then ends. None to wait while the cluster has
+        at least 1. None means a 64th of the cohort, rounded up. Results depend
+        on it in their last bits, but not on the number of actors.
+      batched_clients: True to run clients with data of the same size (rounded
+        up to a power of two) as one program. None means True on GPUs and False
+        on the CPU, where it is slower.
+      seconds_to_start: Seconds to wait for an actor while none computes,
+        positive. After that the run ends. None waits as long as the cluster has
         actors pending, and two minutes for new nodes if all were lost.
 
     Raises:
@@ -103,24 +105,24 @@ class RayRuntime(in_process.InterpretingRuntime):
     )
 
   def share(self, *mappings: Mapping[Any, Any]) -> tuple[Mapping, ...]:
-    """Returns mappings to references; see `base.Runtime.share`."""
+    """Returns mappings to references (see `base.Runtime.share`)."""
     return self._cluster.share(mappings)
 
   @property
   def num_actors(self) -> int:
-    """Number of actors, including those that are starting."""
+    """Number of actors, including starting ones."""
     return len(self._cluster.actors)
 
   @property
   def clients_per_call(self) -> int:
-    """Clients per evaluation batch: enough for all actors, which load data."""
+    """Clients per evaluation batch, enough for all actors, which load data."""
     return max(super().clients_per_call, 4 * self.num_actors)
 
   @property
   def bytes_moved(self) -> tuple[int, int]:
     """Bytes that actors have received and sent.
 
-    Broadcasts and programs count once for each actor.
+    Broadcasts and programs count once per actor.
     """
     return self._cluster.bytes_sent, self._cluster.bytes_received
 
@@ -131,9 +133,9 @@ class _Actor:
 
   Attributes:
     handle: Ray's handle.
-    started: Ray's future of its checksum.
-    is_ready: True once it has started.
-    orders: Ray's futures to the chunks that it computes.
+    started: Ray's future of the actor's checksum.
+    is_ready: True once the actor has started.
+    orders: Chunks that the actor computes, by Ray's futures.
   """
 
   handle: Any
@@ -147,12 +149,12 @@ class _Chunk:
   """Some clients of a cohort.
 
   Attributes:
-    number: Its position in the cohort.
-    num_clients: Number of its clients.
-    argument: The computation's argument for the clients, encoded.
+    number: Position of the chunk in the cohort.
+    num_clients: Number of clients in the chunk.
+    argument: The computation's encoded argument for the clients.
     shared: Numbers of the shared mappings that the argument refers to.
-    home: The actor that computed its last stage.
-    num_losses: Number of actors that were lost with it.
+    home: The actor that computed the chunk's last stage.
+    num_losses: Number of actors lost while they had the chunk.
   """
 
   number: int
@@ -177,7 +179,7 @@ class _References:
   """A mapping from the keys of a shared mapping to references."""
 
   def __init__(self, owner: _Stored, position: int):
-    self._owner = owner  # Keeps it in Ray's store.
+    self._owner = owner  # Keeps the mapping in Ray's store.
     self._source = (owner.number, position)
 
   def __getitem__(self, key: Any) -> values.Reference:
@@ -190,7 +192,7 @@ class _Cluster(client_mapper.ClientMapper):
   Computations without stages run in this process, as in the base class.
 
   Attributes:
-    actors: The actors, including those that are starting.
+    actors: The actors, including starting ones.
     bytes_sent: Bytes sent to actors.
     bytes_received: Bytes received from actors.
   """
@@ -255,8 +257,8 @@ class _Cluster(client_mapper.ClientMapper):
   ) -> Callable[[Mapping[str, Any]], list[stages.ChunkOutput]]:
     """Returns a function that computes a cohort's stages, one per call.
 
-    Its argument is the values that all clients receive, by name; its result is
-    the outputs of the chunks.
+    The function takes the values that all clients receive, by name, and returns
+    the chunks' outputs.
     """
     size = self._clients_per_chunk or -(-num_clients // _CHUNKS_PER_COHORT)
     chunks = []
@@ -285,7 +287,7 @@ class _Cluster(client_mapper.ClientMapper):
     received: list[_Stored],
     chunks: list[_Chunk],
   ) -> list[stages.ChunkOutput]:
-    """Computes the last stage of those in `received` for all chunks."""
+    """Computes the last stage in `received` for all chunks."""
     waiting = list(chunks)
     outputs = {}
     begin = time_of_line = time.monotonic()
@@ -301,7 +303,7 @@ class _Cluster(client_mapper.ClientMapper):
           if now - time_of_line > _SECONDS_BETWEEN_COUNTS:
             time_of_line = now
             logging.warning(
-              'No Ray actor computes for %.0f seconds: %d start, or wait for '
+              'No Ray actor has run for %.0f seconds: %d start, or wait for '
               'cores or GPUs that are in use (--ray_seconds_to_start limits '
               'the wait).',
               now - begin,
@@ -335,7 +337,7 @@ class _Cluster(client_mapper.ClientMapper):
     return [transport.decode(outputs[chunk.number]) for chunk in chunks]
 
   def _check_wait(self, seconds: float) -> None:
-    """Raises `RunError` if no actor is to be waited for any longer."""
+    """Raises `RunError` if no actor is coming or the wait is too long."""
     most = self._seconds_to_start
     if most is None:
       most = math.inf if self.actors else _SECONDS_WITHOUT_NODES
@@ -373,7 +375,7 @@ class _Cluster(client_mapper.ClientMapper):
         self.bytes_sent += stored.num_bytes
 
   def _finished_orders(self) -> list[tuple[_Actor, _Chunk, Any]]:
-    """Waits for some chunks; returns their actors, them and Ray's futures."""
+    """Waits briefly for finished orders: actors, chunks and futures."""
     orders = {future: actor for actor in self.actors for future in actor.orders}
     futures = [*orders, *[a.started for a in self.actors if not a.is_ready]]
     if not futures:
@@ -387,7 +389,7 @@ class _Cluster(client_mapper.ClientMapper):
     ]
 
   def _result(self, future: Any) -> Any:
-    """Returns an actor's result; None if the actor was lost."""
+    """Returns an actor's result, or None if the actor was lost."""
     try:
       return self._ray.get(future)
     except self._ray.exceptions.RayTaskError as error:
@@ -399,12 +401,10 @@ class _Cluster(client_mapper.ClientMapper):
       return None
 
   def _lose(self, actor: _Actor, chunk: _Chunk) -> list[_Chunk]:
-    """Removes a lost actor and starts another; returns its chunks."""
+    """Replaces a lost actor and returns its chunks."""
     lost = [chunk, *actor.orders.values()]
     if actor in self.actors:
-      logging.warning(
-        'A Ray actor was lost. Its clients are computed by others.'
-      )
+      logging.warning('A Ray actor was lost. Other actors compute its clients.')
       actor.orders.clear()
       self._end(actor)
       self._start_actors()
@@ -413,7 +413,7 @@ class _Cluster(client_mapper.ClientMapper):
       each.num_losses += 1
       if each.num_losses > _MAX_LOSSES:
         raise errors.RunError(
-          f'{each.num_losses} Ray actors died as they computed the same '
+          f'{each.num_losses} Ray actors died while they computed the same '
           f'{each.num_clients} clients; perhaps memory ran out (see the logs '
           'of Ray).'
         )
@@ -433,11 +433,11 @@ class _Cluster(client_mapper.ClientMapper):
     return [actor for actor in self.actors if actor.is_ready]
 
   def _admit(self, actor: _Actor) -> None:
-    """Admits an actor that has started, if its code is this process's."""
+    """Admits a started actor if it has the same code as this process."""
     try:
       actor.is_ready = self._ray.get(actor.started) == self._checksum
       reason = (
-        'An actor has other code of tff_pfl, or another version of Python, '
+        'An actor has different code of tff_pfl, or another version of Python, '
         'TensorFlow or TFF, than this process; install the same on all nodes.'
       )
     except self._ray.exceptions.RayError as error:
@@ -448,7 +448,7 @@ class _Cluster(client_mapper.ClientMapper):
       self._end(actor)
 
   def _start_actors(self) -> None:
-    """Starts as many further actors as fit."""
+    """Starts as many more actors as fit."""
     self._last_count = time.monotonic()
     missing = self._num_fitting() - len(self.actors) - len(self._refusals)
     for _ in range(missing):
@@ -482,7 +482,7 @@ class _Cluster(client_mapper.ClientMapper):
 def _choose(
   waiting: list[_Chunk], actor: _Actor, ready: list[_Actor]
 ) -> Optional[_Chunk]:
-  """Returns an actor's earlier chunk, or the first one without an actor."""
+  """Returns an actor's earlier chunk, or else the first without an actor."""
   return max(
     (c for c in waiting if c.home is actor or c.home not in ready),
     key=lambda chunk: chunk.home is actor,

@@ -1,16 +1,16 @@
 """Computations that alternate between this process and clients' processes.
 
-A lowered computation is a list of calls, each of the server or of the clients.
-Here it is cut into stages: first this process computes all that it can, then
-the clients all that they can, and so on. A method with one exchange has one
-stage, one with two exchanges two.
+A lowered computation is a list of calls, each at the server or at the clients.
+This module cuts it into stages: first this process computes all that it can,
+then the clients all that they can, and so on. Methods have one stage per
+exchange.
 
-The clients' part of a stage is computed in chunks of the cohort, each by
-itself, with the interpreter that also runs whole cohorts in one process. A
-chunk gets the server's broadcasts and its clients' arguments, and returns one
-total for each aggregation. The totals are merged in the order of the chunks. So
-a result depends on the division of the cohort, and not on the place or time of
-a chunk's computation.
+The clients' part of a stage is computed in separate chunks of the cohort, by
+the interpreter that also runs whole cohorts in one process. A chunk gets the
+server's broadcasts and its clients' arguments, and returns one total per
+aggregation. The totals are merged in the order of the chunks. So a result
+depends on the division of the cohort, but not on where or when a chunk is
+computed.
 """
 
 import copyreg
@@ -27,7 +27,7 @@ from tff_pfl.system.private_api import computation_pb2
 
 _Block = tff.framework.ComputationBuildingBlock
 
-# Intrinsics that clients compute; broadcasts are computed before.
+# Intrinsics that clients compute. Broadcasts come before them.
 _AT_CLIENTS = (
   tff.framework.FEDERATED_AGGREGATE,
   tff.framework.FEDERATED_EVAL_AT_CLIENTS,
@@ -41,7 +41,7 @@ class ClientSteps(NamedTuple):
   """The computation of a chunk of clients in one stage.
 
   Attributes:
-    steps: Names and calls, in their order.
+    steps: Names and calls, in order.
     received: Names of this process's values that the steps need.
     totals: Names of the aggregations.
     returned: Names of the clients' values that this process needs.
@@ -62,7 +62,7 @@ class Plan(NamedTuple):
     parameter_name: Name of the computation's argument in the steps.
     at_server: This process's steps before each stage and after the last one.
     at_clients: The clients' steps of each stage.
-    result: The result, as an expression of the names.
+    result: The result, as an expression of the steps' names.
   """
 
   parameter_name: Optional[str]
@@ -72,7 +72,7 @@ class Plan(NamedTuple):
 
 
 def plan(computation: _Block) -> Optional[Plan]:
-  """Cuts a lowered computation into stages; None if it has no client's part."""
+  """Cuts a lowered computation into stages, or None if clients have no part."""
   if not (
     isinstance(computation, tff.framework.Lambda)
     and isinstance(computation.result, tff.framework.Block)
@@ -92,7 +92,7 @@ def plan(computation: _Block) -> Optional[Plan]:
     lambda name, needed: needed in at_clients and name not in at_clients,
   )
   result = computation.result.result
-  wanted = merged_calls.references_of(result).union(
+  used = merged_calls.references_of(result).union(
     *(needs[name] for name in calls if name not in at_clients)
   )
   num_stages = 1 + max(stage[name] for name in at_clients)
@@ -107,14 +107,14 @@ def plan(computation: _Block) -> Optional[Plan]:
       for number in range(num_stages + 1)
     ),
     tuple(
-      _client_steps(number, calls, needs, at_clients, stage, wanted)
+      _client_steps(number, calls, needs, at_clients, stage, used)
       for number in range(num_stages)
     ),
     result,
   )
 
 
-def _client_steps(number, calls, needs, at_clients, stage, wanted):
+def _client_steps(number, calls, needs, at_clients, stage, used):
   names = [n for n in calls if n in at_clients and stage[n] == number]
   totals = tuple(
     name
@@ -127,7 +127,7 @@ def _client_steps(number, calls, needs, at_clients, stage, wanted):
     tuple((name, calls[name]) for name in names),
     tuple(sorted(received)),
     totals,
-    tuple(n for n in names if n in wanted and n not in totals),
+    tuple(n for n in names if n in used and n not in totals),
     tuple(
       n for n in calls if n in later and n in at_clients and stage[n] <= number
     ),
@@ -135,7 +135,7 @@ def _client_steps(number, calls, needs, at_clients, stage, wanted):
 
 
 class StagedInterpreter(interpreter.Interpreter):
-  """An interpreter whose mapper computes the clients' chunks of stages."""
+  """An interpreter whose mapper computes the clients' part in chunks."""
 
   def __init__(self, block: _Block, library: Any, mapper: Any):
     super().__init__(block, library, mapper)
@@ -143,7 +143,7 @@ class StagedInterpreter(interpreter.Interpreter):
     self._program = self._plan and mapper.prepare(self._plan)
 
   def run(self, argument: Any, num_clients: int) -> Any:
-    """Returns the result of the computation; see `Interpreter.run`."""
+    """Returns the computation's result (see `Interpreter.run`)."""
     if self._program is None or not num_clients:
       return super().run(argument, num_clients)
     bindings = {}
@@ -168,7 +168,7 @@ class StagedInterpreter(interpreter.Interpreter):
       scope.bindings[name] = self.evaluate(call, scope)
 
   def _merge(self, scope, call, totals):
-    """Returns an aggregation's result, from the totals of the chunks."""
+    """Returns an aggregation's result from the chunks' totals."""
     *_, merge, report = call.argument
     merge = self.evaluate(merge, scope)
     total = functools.reduce(lambda a, b: merge((a, b)), totals)
@@ -176,7 +176,7 @@ class StagedInterpreter(interpreter.Interpreter):
 
 
 def _join(chunks: Sequence[values.ClientsValue]) -> values.ClientsValue:
-  """Joins the chunks' values at clients, in their order."""
+  """Joins the chunks' values at clients, in order."""
   first = chunks[0]
   if isinstance(first, values.Columns):
     return values.Columns(
@@ -217,8 +217,8 @@ def compute_chunk(
   Args:
     program: The program of the whole plan.
     part: The clients' part of the stage.
-    bindings: Values by name: the chunk's argument, those that it kept of
-      earlier stages and those that the stage receives.
+    bindings: Values by name: the chunk's argument, the values kept from earlier
+      stages and the values that the stage receives.
     num_clients: Number of clients in the chunk.
 
   Returns:

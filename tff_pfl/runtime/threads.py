@@ -9,25 +9,26 @@ from typing import Any
 
 from tff_pfl.system import shutdown
 
-# Returns True when nobody needs what the thread works on.
+# Returns True when the thread's work is no longer needed.
 _is_abandoned: contextvars.ContextVar[Callable[[], bool]] = (
   contextvars.ContextVar('_is_abandoned', default=lambda: False)
 )
-# Longest wait for work that does not notice its end (a program of XLA).
+# Longest wait for work that cannot be interrupted (an XLA program).
 _SECONDS_FOR_ABANDONED_WORK = 0.2
 # Longest time until a signal that another thread received takes effect.
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class ClosedError(RuntimeError):
-  """Threads have ended, or nobody needs their work."""
+  """Threads have ended, or their work is no longer needed."""
 
 
 def result_of(future: concurrent.futures.Future) -> Any:
-  """Waits for a future's result; a request to stop ends the wait.
+  """Waits for a future's result until the program is asked to stop.
 
   The system may deliver a signal to any thread. Python's handlers run in the
-  main thread, which a signal to another does not wake from an endless wait.
+  main thread, and a signal to another thread does not wake it from an endless
+  wait.
   """
   shutdown.raise_if_stopped()
   while not future.done():
@@ -39,12 +40,12 @@ def result_of(future: concurrent.futures.Future) -> Any:
 
 
 def abandon_if(condition: Callable[[], bool]) -> None:
-  """Sets when the caller's work, and what it submits to `Threads`, may end."""
+  """Sets when the caller's work, and work that it submits, may end."""
   _is_abandoned.set(condition)
 
 
 def raise_if_abandoned() -> None:
-  """Raises `ClosedError` if nobody needs the result of the caller's work."""
+  """Raises `ClosedError` if the caller's work is no longer needed."""
   if _is_abandoned.get()():
     raise ClosedError('The computation was ended.')
 
@@ -53,7 +54,7 @@ class Threads:
   """A pool of threads that closes without waiting for endless work."""
 
   def __init__(self, max_threads: int, name: str):
-    """Prepares the pool; threads start when they are needed.
+    """Prepares the pool, whose threads start when they are needed.
 
     Args:
       max_threads: Largest number of threads, at least 1.
@@ -69,7 +70,7 @@ class Threads:
   def submit(
     self, function: Callable[..., Any], *arguments: Any
   ) -> concurrent.futures.Future:
-    """Calls a function in a thread; returns the future of its result.
+    """Calls a function in a thread and returns the future of its result.
 
     Raises:
       ClosedError: If the pool is closed.
@@ -83,7 +84,7 @@ class Threads:
     return future
 
   def close(self) -> None:
-    """Ends the threads; busy ones end when their work does."""
+    """Ends the threads. A busy thread ends with its work."""
     with self._lock:
       self._is_closed = True
       futures = list(self._futures)

@@ -1,4 +1,4 @@
-"""Conversion of runtime values to messages for other processes, and back."""
+"""Conversion between runtime values and messages for other processes."""
 
 import dataclasses
 import functools
@@ -15,13 +15,13 @@ from tff_pfl.runtime import values
 
 @dataclasses.dataclass(frozen=True)
 class _Dataset:
-  """A sequence: the serialized graph of its data set."""
+  """A sequence, as the serialized graph of its data set."""
 
   graph: bytes
 
 
 def encode(value: Any) -> Any:
-  """Returns a value with arrays in place of tensors."""
+  """Returns a value with arrays instead of tensors."""
   return tree.map_structure(_encode, value)
 
 
@@ -41,8 +41,8 @@ def decode(
 
   Args:
     value: The encoded value.
-    load: Function from a reference to its value, tensors in containers that TFF
-      knows; None if there are no references.
+    load: Function from a reference to its value, which has tensors in
+      containers that TFF knows. None if there are no references.
   """
   return tree.map_structure(functools.partial(_decode, load), value)
 
@@ -82,9 +82,9 @@ def client_part(value: Any, begin: int, end: int) -> Any:
   """Returns the part of a computation's argument for some clients.
 
   Args:
-    value: The argument, as a `python_values.reader` returns it.
-    begin: Index of the first of the clients.
-    end: Index after the last one.
+    value: The argument, as returned by a `python_values.reader`.
+    begin: Index of the first client.
+    end: Index after the last client.
 
   Returns:
     The same structure, with None for the server's values.
@@ -98,7 +98,7 @@ def client_part(value: Any, begin: int, end: int) -> Any:
     if isinstance(value, values.Stacked):
       return values.Stacked(value.tensor[begin:end])
     if isinstance(value, (tuple, values.Columns)):
-      return None  # Its elements are next.
+      return None  # `traverse` visits its elements next.
     return tree.MAP_TO_NONE
 
   return tree.traverse(part, value)

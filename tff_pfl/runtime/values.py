@@ -2,14 +2,14 @@
 
 A local value belongs to one party:
 
-* a tensor: an eager `tf.Tensor`;
-* a structure: a plain tuple of local values in the order of its type, which has
-  the names;
-* a sequence: its data set as a scalar tensor of dtype variant;
-* a value that only the party's own process has: a `Reference`.
+* A tensor is an eager `tf.Tensor`.
+* A structure is a plain tuple of local values, in the order of its type, which
+  has the names.
+* A sequence is its data set as a scalar tensor of dtype variant.
+* A value that only the party's own process has is a `Reference`.
 
 A value at the server is a local value. A value at clients is stored by columns:
-either `AllEqual`, `PerClient`, `Stacked` or `Columns` of these. So zipping,
+`AllEqual`, `PerClient`, `Stacked` or `Columns` of these. So zipping,
 broadcasting and selecting cost the same for any number of clients.
 """
 
@@ -26,18 +26,18 @@ LocalValue = Any
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-  """An argument of a client that is loaded in the client's process.
+  """A client's argument that is loaded in the client's process.
 
   Attributes:
-    source: Identifies the mapping that has it, see `base.Runtime.share`.
-    key: Its key in the mapping.
+    source: Identifies the argument's mapping (see `base.Runtime.share`).
+    key: The argument's key in the mapping.
   """
 
   source: Any
   key: Any
 
 
-# These four are structures for `tree`, unlike those above.
+# `tree` treats these four as structures, unlike `Reference`.
 @attrs.frozen
 class AllEqual:
   """The same local value at every client."""
@@ -66,7 +66,7 @@ class PerClient:
 
 @attrs.frozen
 class Stacked:
-  """A tensor of each client, of equal shapes, stored as one tensor.
+  """Clients' tensors of equal shapes, stored as one tensor.
 
   Attributes:
     tensor: `[clients, ...]`, on the device where it was computed.
@@ -97,7 +97,7 @@ def rows(value: ClientsValue, num_clients: int) -> list[LocalValue]:
   if isinstance(value, AllEqual):
     return [value.value] * num_clients
   if isinstance(value, Stacked):
-    # One copy of all of it from another device.
+    # One copy from another device instead of one per client.
     with tf.device('CPU'):
       return tf.unstack(tf.identity(value.tensor), num_clients)
   return list(value.values)
@@ -108,7 +108,7 @@ def flat_columns(
 ) -> list[Union[AllEqual, Stacked, Sequence[tf.Tensor]]]:
   """Returns the tensors of a value at clients, in the order of its type.
 
-  Each is an `AllEqual` or `Stacked` tensor, or a list of the clients' own.
+  Each is an `AllEqual` or `Stacked` tensor, or a list of the clients' tensors.
   """
   if isinstance(value, Columns):
     return [flat for column in value.columns for flat in flat_columns(column)]
@@ -120,7 +120,7 @@ def flat_columns(
 
 
 def is_stacked(value: ClientsValue) -> bool:
-  """Returns True if all tensors are stacked or shared, and not all shared."""
+  """Returns True if all tensors are stacked or shared, but not all shared."""
   columns = value.columns if isinstance(value, Columns) else (value,)
   return not is_all_equal(value) and all(
     isinstance(column, (AllEqual, Stacked))
@@ -138,14 +138,14 @@ def is_all_equal(value: ClientsValue) -> bool:
 
 
 def shared_value(value: ClientsValue) -> LocalValue:
-  """Returns the local value of all clients of an `is_all_equal` value."""
+  """Returns the clients' common local value if the value `is_all_equal`."""
   if isinstance(value, Columns):
     return tuple(map(shared_value, value.columns))
   return value.value
 
 
 def zip_columns(value: Any) -> ClientsValue:
-  """Zips nested tuples of values at clients to one value at clients."""
+  """Zips nested tuples of values at clients into one value at clients."""
   if isinstance(value, tuple):
     return Columns(tuple(map(zip_columns, value)))
   return value

@@ -1,7 +1,7 @@
 """Rules by which TensorFlow vectorizes the operations of client work.
 
-They are for operations for which TensorFlow has no rule, and for those of
-`core.vectorization`.
+They serve the operations of `core.vectorization`, and others for which
+TensorFlow has no rule.
 """
 
 from typing import Any
@@ -22,9 +22,9 @@ from tff_pfl.system.private_api import (
   wrap,
 )
 
-# A GPU begins each pass through a loop some 10 us after the one before. Steps
-# that take little longer, as they change few numbers of a client, are made
-# several in a pass.
+# A GPU starts each pass through a loop about 10 us after the last one. Steps
+# that take little longer, because they change few of a client's numbers, share
+# a pass.
 _STEPS_IN_A_PASS = 5
 _FEW_NUMBERS = 2**15
 
@@ -65,9 +65,9 @@ _convert_any_loop = pfor_converters['While']
 def _convert_loop(pfor_input: Any) -> Any:
   """Converts a loop that ends for all clients together.
 
-  TensorFlow's own rule also serves loops that end for one client before
-  another. It puts the body into a condition, for which a GPU waits in each
-  step, and writes results client by client.
+  TensorFlow's own rule also serves loops that end at different times. It puts
+  the body into a condition, for which a GPU waits in each step, and writes
+  results client by client.
   """
   if any(wrapped.t.dtype == tf.variant for wrapped in pfor_input.inputs):
     return _convert_any_loop(pfor_input)
@@ -80,12 +80,12 @@ def _convert_loop(pfor_input: Any) -> Any:
       return _convert_any_loop(pfor_input)
     if loop.stacked == stacked:
       return [wrap(*result) for result in zip(run(), stacked)]
-    # More of the values than at first differ between clients.
+    # More values differ between clients than assumed.
     stacked = loop.stacked
 
 
 class _Loop:
-  """A loop converted for given values that differ between clients.
+  """A loop converted for the values that differ between clients.
 
   Attributes:
     stacked: For each value, True if it differs before or after a step.
@@ -122,7 +122,7 @@ class _Loop:
         return values
 
       initial = self._loop(
-        # The last of the steps is still one.
+        # True if even the last of these steps is still to be made.
         lambda *values: condition(*self._ahead(values, num_together - 1)),
         several,
         initial,
@@ -161,7 +161,7 @@ class _Loop:
     return 1
 
   def _ahead(self, values, num_steps: int):
-    """The values as a condition sees them some steps later."""
+    """Returns the values that a condition sees some steps later."""
     # TensorFlow's counter, its bound, and the index of `repeat`.
     counter, bound, index, *others = values
     return counter + num_steps, bound, index + num_steps, *others
@@ -178,7 +178,7 @@ class _Loop:
       for output, is_stacked in zip(outputs, self._initially)
     ]
     if self.stacked != self._initially:
-      return list(arguments)  # To be converted anew.
+      return list(arguments)  # The loop is converted again.
     return [
       output.t
       if output.is_stacked == is_stacked
@@ -236,7 +236,7 @@ def _convert_random_integers(pfor_input: Any) -> Any:
 
 @RegisterPFor('Bitcast')
 def _convert_bitcast(pfor_input: Any) -> Any:
-  # Only the last axis changes, or there is one more.
+  # A bitcast changes only the last axis, or adds one.
   numbers = tf.raw_ops.Bitcast(
     input=pfor_input.stacked_input(0), type=pfor_input.get_attr('type')
   )

@@ -1,12 +1,12 @@
 """The TCP port of a TFF worker, limited to this machine.
 
 TFF's `worker_binary` listens on every network interface, unencrypted, and has
-no flag for an address: whoever reaches it can run programs as its user. Here
+no flag for an address. Anyone who reaches it can run programs as its user. Here
 only connections to 127.0.0.1 reach it, on Linux and without privileges. This
-process listens on the port first (servers of gRPC share ports) and gives the
-kernel a filter: connections to 127.0.0.1 are for the second listener, the
-worker, and all others for the first, which never accepts them. Other users of
-this machine reach the worker. Where there is no such filter, it serves all
+process listens on the port first (gRPC servers share ports) and gives the
+kernel a filter: connections to 127.0.0.1 go to the second listener, the worker,
+and all others to the first, which never accepts them. Other users of this
+machine can still reach the worker. A system without such filters serves all
 addresses.
 """
 
@@ -18,22 +18,22 @@ import sys
 
 HOST = '127.0.0.1'
 _OTHER_HOST = '127.0.0.2'
-# From <asm-generic/socket.h>; Python's `socket` lacks it.
+# From <asm-generic/socket.h>, which Python's `socket` lacks.
 _SO_ATTACH_REUSEPORT_CBPF = 51
-# Results of the program: positions of the port's listeners, in the order in
-# which they began to listen.
+# Results of the filter: positions of the port's listeners, in the order in
+# which they started to listen.
 _REFUSE, _ACCEPT = 0, 1
 _SECONDS_TO_CONNECT = 1.0
 _NUM_TRIES = 8
-# Before the worker starts, our own socket takes its connections.
+# Until the worker starts, our own socket takes the connections.
 _SECONDS_TO_SPEAK = 0.1
 
 
 class WorkerPort:
   """A free port that is reserved for one worker.
 
-  No other run can take it: two runs with the same port would both start, and
-  the kernel would give their connections to either worker.
+  No other run can take it. Otherwise two runs with the same port would both
+  start, and the kernel would give their connections to either worker.
 
   Attributes:
     number: The TCP port.
@@ -53,7 +53,7 @@ class WorkerPort:
   def is_served(self) -> bool:
     """Returns True if a worker answers.
 
-    A gRPC server speaks first (HTTP/2's settings).
+    A gRPC server speaks first, with its HTTP/2 settings.
     """
     try:
       with socket.create_connection(
@@ -64,18 +64,18 @@ class WorkerPort:
       return False
 
   def close(self) -> None:
-    """Releases the port; its worker must have ended."""
+    """Releases the port, whose worker must have ended."""
     self._socket.close()
 
   def _limit(self) -> None:
-    """Refuses connections to other addresses; raises `OSError` if it cannot."""
+    """Refuses connections to other addresses, or raises `OSError`."""
     self._socket.listen()
     program, self._program_memory = _filter_program()
     self._socket.setsockopt(
       socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program
     )
-    # Some systems ignore the program. Tried several times, as one connection
-    # could go right by chance.
+    # Some systems ignore the filter. A single connection could go right by
+    # chance, so several are tried.
     with _bind(self.number) as worker:
       worker.listen()
       for _ in range(_NUM_TRIES):
@@ -88,7 +88,7 @@ class WorkerPort:
 
 
 def _bind(port: int) -> socket.socket:
-  """Returns a socket bound as a gRPC server's is, to all interfaces."""
+  """Returns a socket bound to all interfaces, like a gRPC server's."""
   family = socket.AF_INET6 if _has_ipv6() else socket.AF_INET
   reservation = socket.socket(family, socket.SOCK_STREAM)
   try:
@@ -104,7 +104,7 @@ def _bind(port: int) -> socket.socket:
 
 @functools.cache
 def _has_ipv6() -> bool:
-  """Returns True if gRPC servers use IPv6 sockets here, by gRPC's own rule."""
+  """Returns True if gRPC servers use IPv6 sockets here, by gRPC's rule."""
   try:
     with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
       probe.bind(('::1', 0))
@@ -114,11 +114,11 @@ def _has_ipv6() -> bool:
 
 
 def _filter_program() -> tuple[bytes, ctypes.Array]:
-  """Returns a socket filter that accepts connections to `HOST`.
+  """Makes a socket filter that accepts connections to `HOST`.
 
   Returns:
-    The `struct sock_fprog` and the memory that it points to. See the kernel's
-    `Documentation/networking/filter.rst` for the instructions.
+    The `struct sock_fprog` and the memory that it points to. The kernel's
+    `Documentation/networking/filter.rst` describes the instructions.
   """
   if sys.platform != 'linux':
     raise OSError(0, 'it is not Linux')
@@ -127,7 +127,7 @@ def _filter_program() -> tuple[bytes, ctypes.Array]:
   # Offsets from here count from the IP header.
   header = 0x100000000 - 0x100000
   (host,) = struct.unpack('!I', socket.inet_aton(HOST))
-  # Operands of a jump: instructions to skip if equal, and if not.
+  # Operands of a jump: instructions to skip if equal, and if not equal.
   instructions = [
     (load_byte, 0, 0, header),
     (shift_right, 0, 0, 4),

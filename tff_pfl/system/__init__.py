@@ -1,1 +1,1 @@
-"""Processes, cores, folders and memory of this machine, without TensorFlow."""
+"""Processes, cores, folders, memory and private APIs that others build on."""

@@ -1,14 +1,14 @@
-"""Replaces itself by a program that must not outlive its parent process.
+"""Replaces itself with a program that must not outlive its parent process.
 
     python -I -S child_launcher.py PARENT_PID PROGRAM [ARGUMENT ...]
 
 `PR_SET_PDEATHSIG` makes the kernel kill this process as soon as the thread that
-started it ends, for any reason, even `kill -9` of its process. It stays in
-force across the `exec` of the program. The process has to set it itself. This
-is not done in `subprocess.Popen`'s `preexec_fn`, because Python code in a
+started it ends, for any reason, even `kill -9` of the parent. The setting
+survives the `exec` of the program. Each process has to set it for itself.
+`subprocess.Popen`'s `preexec_fn` is no place for it, because Python code in a
 forked copy of a process with many threads (TensorFlow, gRPC) can deadlock.
 
-Uses only the standard library, and nothing of this package.
+This file uses only the standard library and imports nothing from the package.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ def main(argv) -> None:
   # The parent may have ended before this call.
   if os.getppid() != int(argv[1]):
     sys.exit(1)
-  # Python ignores these two; an ignored signal would stay so across `exec`.
+  # Python ignores these two, and `exec` would pass that on to the program.
   signal.signal(signal.SIGPIPE, signal.SIG_DFL)
   signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
   try:

@@ -1,4 +1,4 @@
-"""Processes that must not outlive the one that starts them."""
+"""Child processes that must not outlive their parent."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _LAUNCHER = os.path.join(os.path.dirname(__file__), 'child_launcher.py')
 def launch_command(program: str, *arguments: str) -> list[str]:
   """Returns a command that starts a program tied to this process.
 
-  On Linux the kernel kills the program when this process ends, even by
-  `kill -9` (see `child_launcher`); elsewhere it is the plain command.
+  On Linux the kernel kills the program when the thread that starts it or this
+  process ends, even by `kill -9` (see `child_launcher`). Other systems get the
+  plain command.
   """
   command = [program, *arguments]
   if sys.platform == 'linux' and sys.executable:
@@ -37,26 +38,26 @@ def start(
 ) -> multiprocessing.process.BaseProcess:
   """Runs a module's `main` in a fork of a process that has imported it.
 
-  Importing TensorFlow and TFF takes a processor 5 s; `multiprocessing`'s fork
-  server does it once. It has run nothing, so that its threads wait for work. A
-  fork has not even those: a computation on TFF's default executor, rather than
-  on a runtime of its own, would wait there for ever.
+  Importing TensorFlow and TFF takes 5 s of CPU time. `multiprocessing`'s fork
+  server does it once and runs nothing, so its threads are idle. A fork does not
+  inherit these threads: computations on TFF's default executor would wait
+  forever in it, so create a runtime.
 
-  The fork has the working directory, environment and `sys.path` of this
-  process, not its main module. Ctrl-C in a terminal does not reach it. It is
-  killed when this process ends, for any reason.
+  The fork inherits this process's working directory, environment and
+  `sys.path`, but not its main module. Ctrl-C in a terminal does not reach the
+  fork. It is killed when this process ends, for any reason.
 
   Args:
     module: Name of the module.
     argument: Argument of `main`, after the module's name.
     log_path: An existing file, to which the output is appended.
-    environment: Variables besides those of this process.
+    environment: Variables to add to this process's environment.
 
   Returns:
-    The process, which runs.
+    The running process.
 
   Raises:
-    OSError: If the system does not let it start.
+    OSError: If the system cannot start the process.
   """
   context = multiprocessing.get_context('forkserver')
   context.set_forkserver_preload([module])
@@ -64,12 +65,12 @@ def start(
     target=_run,
     args=(module, argument, log_path, {**os.environ, **environment}),
   )
-  # It unblocks the signals when it starts.
+  # The tracker unblocks the signals when it starts, so start it before.
   resource_tracker.ensure_running()
   main = sys.modules['__main__']
-  # Otherwise each fork would import it again, with all that it does.
+  # Otherwise each fork would import and so run the main module again.
   sys.modules['__main__'] = types.ModuleType('__main__')
-  # The server and its forks keep this.
+  # The fork server and its forks inherit the blocked SIGINT.
   signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
   try:
     try:
@@ -82,7 +83,7 @@ def start(
   except EOFError as error:
     raise OSError('the fork server has ended (did memory run out?)') from error
   except KeyboardInterrupt:
-    # It came during the start, and a notebook goes on.
+    # Ctrl-C came during the start. A notebook continues after it.
     if process.pid is not None:
       process.kill()
     raise
@@ -91,7 +92,7 @@ def start(
 
 @contextlib.contextmanager
 def _same_path() -> Iterator[None]:
-  """Has a Python that starts look for modules where this one does."""
+  """Makes new Python processes search this process's `sys.path`."""
   changes = {
     'PYTHONPATH': os.pathsep.join(map(os.path.abspath, sys.path)),
     'PYTHONSAFEPATH': '1',
@@ -114,13 +115,13 @@ def _run(module, argument, log_path, environment):
     os.dup2(log.fileno(), 2)
   os.environ.clear()
   os.environ.update(environment)
-  # As in a program: the locks of libraries, such as tqdm's, would otherwise be
-  # files that a killed process leaves behind.
+  # The default of programs. Otherwise libraries' locks, such as tqdm's, would
+  # be files that a killed process leaves behind.
   multiprocessing.set_start_method('fork', force=True)
   try:
     importlib.import_module(module).main([module, argument])
   finally:
-    # `multiprocessing` would leave these out.
+    # `multiprocessing` does not run these.
     atexit._run_exitfuncs()
 
 
@@ -130,10 +131,10 @@ def _end_with_parent():
 
 
 def end(processes: Collection[Any], grace_seconds: float) -> None:
-  """Asks processes to end, and kills those that have not after some seconds.
+  """Terminates processes, and kills the ones that do not end in time.
 
   Args:
-    processes: Results of `start`, or others with these methods.
+    processes: Results of `start`, or objects with the same methods.
     grace_seconds: Seconds from SIGTERM to SIGKILL.
   """
   try:
@@ -143,7 +144,7 @@ def end(processes: Collection[Any], grace_seconds: float) -> None:
     for process in processes:
       process.join(max(0.0, deadline - time.monotonic()))
   finally:
-    # A second Ctrl-C, too, leaves none behind.
+    # Even a second Ctrl-C leaves no process behind.
     for process in processes:
       process.kill()
     for process in processes:
@@ -151,7 +152,7 @@ def end(processes: Collection[Any], grace_seconds: float) -> None:
 
 
 def describe_return_code(code: int) -> str:
-  """Describes the end of a process, to follow its name in a sentence."""
+  """Returns how a process ended, as the predicate of a sentence."""
   if code >= 0:
     return f'ended with exit status {code}'
   try:

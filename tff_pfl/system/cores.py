@@ -1,4 +1,4 @@
-"""Division of the CPU's cores among clients that run side by side."""
+"""Division of the CPU's cores among concurrent clients."""
 
 import os
 from typing import Optional
@@ -8,7 +8,7 @@ from absl import logging
 
 from tff_pfl import errors
 
-# Each may get a thread.
+# Each client may get a thread.
 _MOST_CLIENTS = 10_000
 
 
@@ -23,7 +23,7 @@ def concurrent_clients(max_concurrent_clients: Optional[int]) -> int:
   """Returns the number of clients that run at the same time.
 
   Args:
-    max_concurrent_clients: Their number, 1 to 10,000; None for one on each
+    max_concurrent_clients: The number, 1 to 10,000. None means one client per
       usable core.
   """
   if max_concurrent_clients is None:
@@ -38,8 +38,8 @@ def threads_per_client(num_clients: Optional[int] = None) -> int:
   """Returns the number of threads for one operation of a client.
 
   Args:
-    num_clients: Number of clients that run at the same time, at least 1; None
-      for one on each core.
+    num_clients: Number of concurrent clients, at least 1. None means one per
+      core.
   """
   cores = num_usable_cores()
   return max(1, cores // (num_clients or cores))
@@ -48,31 +48,33 @@ def threads_per_client(num_clients: Optional[int] = None) -> int:
 def divide(num_clients: Optional[int] = None) -> None:
   """Limits TensorFlow's operations to a client's share of the cores.
 
-  By default TensorFlow splits each operation over all cores. Clients that run
-  side by side, one on each core, then fight for them: rounds take twice as long
-  on two cores, and their rounding depends on the number of cores.
+  TensorFlow's default splits each operation over all cores. Concurrent clients,
+  one per core, then compete for them: rounds take twice as long on two cores,
+  and their rounding depends on the number of cores.
 
-  This works only before TensorFlow's first operation: programs do it when they
-  start, `import tff_pfl as pfl` at the first use of one of its names, and each
-  runtime. `TF_NUM_INTRAOP_THREADS` in the environment, or
+  This works only before TensorFlow's first operation. Programs call it when
+  they start, `import tff_pfl as pfl` at the first use of one of its names, and
+  an in-process runtime when it is created. The environment variable
+  `TF_NUM_INTRAOP_THREADS`, or a later call of
   `tf.config.threading.set_intra_op_parallelism_threads`, overrides it.
 
   Args:
-    num_clients: Number of clients that run at the same time, at least 1; None
-      for one on each core.
+    num_clients: Number of concurrent clients, at least 1. None means one per
+      core.
   """
   if os.environ.get('TF_NUM_INTRAOP_THREADS'):
     return
   share = threads_per_client(num_clients)
   try:
-    # Not asked for first: that looks for GPUs, which no fork could use then.
+    # Reading the current value first would initialize GPUs, and then no fork
+    # could use them.
     tf.config.threading.set_intra_op_parallelism_threads(share)
   except RuntimeError:
     current = tf.config.threading.get_intra_op_parallelism_threads()
     logging.log_first_n(
       logging.WARNING,
-      'Rounds will take longer: TensorFlow was used before, and has %s for '
-      'each operation where the clients that run at the same time leave %d. '
+      'Rounds will take longer: TensorFlow ran before tff_pfl and uses %s for '
+      'each operation, but the share of a client is %d. '
       'Use a name of tff_pfl first, or set '
       'TF_NUM_INTRAOP_THREADS=%d.',
       1,

@@ -1,32 +1,31 @@
 """Environment variables that TensorFlow and XLA read when they start.
 
 XLA reads them when it first compiles, TensorFlow when it first looks for GPUs.
-Variables that are set already stay unchanged.
+Values that are already set stay unchanged.
 """
 
 import os
 
 _COMMAND_BUFFER = 'xla_gpu_enable_command_buffer'
 _XLA_FLAGS = {
-  # XLA orders the parts of a program for several cores. A client has one core,
-  # for which that order makes rounds of small models take 1.4 to 1.6 times as
-  # long.
+  # XLA orders the parts of a program for several cores. On a client's single
+  # core, that order makes rounds of small models 1.4 to 1.6 times as long.
   'xla_cpu_enable_concurrency_optimized_scheduler': 'false',
-  # A whole loop as one CUDA graph, in which the GPU itself decides about the
-  # next step. Otherwise it waits for the host after each.
+  # Makes a whole loop one CUDA graph, in which the GPU decides about the next
+  # step. Otherwise it waits for the host after each step.
   _COMMAND_BUFFER: 'FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,WHILE',
   'xla_gpu_graph_min_graph_size': '1',
 }
-# Otherwise the first of several programs on a GPU takes all of its memory.
+# Otherwise the first program on a GPU takes all of its memory.
 _VARIABLES = {'TF_FORCE_GPU_ALLOW_GROWTH': 'true'}
 
 
 def set_defaults() -> None:
-  """Sets variables for clients that train side by side."""
-  given = _xla_flags()
-  names = {flag.partition('=')[0] for flag in given}
+  """Sets the variables for clients that train side by side."""
+  user_flags = _xla_flags()
+  names = {flag.partition('=')[0] for flag in user_flags}
   _set_xla_flags(
-    given
+    user_flags
     + [
       f'--{name}={value}'
       for name, value in _XLA_FLAGS.items()

@@ -1,4 +1,4 @@
-"""Folders of results: their paths and kinds, and atomic writes."""
+"""Paths and kinds of result folders, and atomic writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO, Any, Optional, Union
 from tff_pfl import errors
 
 RUN, STUDY = 'a run', 'a study'
-# File to the kind of results of its folder; the first one found counts.
+# File name to the kind of results in its folder. The first match counts.
 _MARKS = {
   'run.sqlite': RUN,
   'study.json': STUDY,
@@ -22,7 +22,7 @@ _ADDRESS = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*://')
 
 
 def local_path(path: Union[str, os.PathLike[str]], name: str) -> str:
-  """Returns a path of the file system; expands `~`.
+  """Returns a path of the file system, with `~` expanded.
 
   Args:
     path: The path.
@@ -33,14 +33,14 @@ def local_path(path: Union[str, os.PathLike[str]], name: str) -> str:
   errors.expect(
     path and not _ADDRESS.match(path),
     name,
-    'a path of the file system (a store of objects can be mounted into it)',
+    'a path of the file system (an object store can be mounted into it)',
     path,
   )
   return os.path.expanduser(path)
 
 
 def output_path(path: Union[str, os.PathLike[str]], name: str) -> str:
-  """Returns the `local_path` of a file or folder to write, not the root."""
+  """Returns the `local_path` of an output, which must not be the root."""
   path = local_path(path, name)
   errors.expect(
     os.path.abspath(path).strip(os.sep),
@@ -54,21 +54,21 @@ def output_path(path: Union[str, os.PathLike[str]], name: str) -> str:
 def results_folder(
   path: Union[str, os.PathLike[str]], kind: str, name: str = 'output_dir'
 ) -> str:
-  """Returns the `output_path` of a folder for results of a kind.
+  """Returns the `output_path` of a folder for one kind of results.
 
   Args:
-    path: A folder, which need not exist.
+    path: The folder, which need not exist.
     kind: `RUN` or `STUDY`.
     name: Name of the argument, for the message.
 
   Raises:
-    RunError: If it holds other results.
+    RunError: If the folder holds results of another kind.
   """
   path = output_path(path, name)
-  found = kind_of(path)
-  if found not in (None, kind):
+  existing = kind_of(path)
+  if existing not in (None, kind):
     raise errors.RunError(
-      f'{path} holds {found}: choose another output folder for {kind}.'
+      f'{path} holds {existing}: choose another output folder for {kind}.'
     )
   return path
 
@@ -76,7 +76,10 @@ def results_folder(
 def identity(
   path: Union[str, os.PathLike[str]],
 ) -> Optional[tuple[int, int]]:
-  """Tells a file or folder from others of its name; None if there is none."""
+  """Returns a path's device and inode, which differ if it was replaced.
+
+  None means that there is no such file or folder.
+  """
   try:
     status = os.stat(path)
   except (FileNotFoundError, NotADirectoryError):
@@ -85,7 +88,7 @@ def identity(
 
 
 def kind_of(path: str) -> Optional[str]:
-  """Returns the kind of results in a folder; None if there are none."""
+  """Returns the kind of results in a folder, or None if it has none."""
   for mark, kind in _MARKS.items():
     if os.path.exists(os.path.join(path, mark)):
       return kind
@@ -100,11 +103,11 @@ def atomic_file(
 ) -> Iterator[IO[Any]]:
   """Opens a file that replaces `path` once all of it is on the disk.
 
-  If the body raises, or after a crash, `path` is unchanged.
+  An exception in the block, or a crash, leaves `path` unchanged.
 
   Args:
     path: The file to write.
-    mode: "w" for text in UTF-8, "wb" for bytes.
+    mode: "w" for UTF-8 text, "wb" for bytes.
 
   Raises:
     RunError: If the file cannot be written.
@@ -124,7 +127,7 @@ def atomic_file(
       with contextlib.suppress(OSError):
         os.remove(temporary)
       raise
-    # The new name must be on the disk too.
+    # The new name must also be on the disk.
     descriptor = os.open(directory or '.', os.O_RDONLY)
     try:
       os.fsync(descriptor)

@@ -12,13 +12,13 @@ from tff_pfl.system.private_api import op_def_registry
 # Registered as stateful, but as deterministic as the functions they call.
 _CALLS = frozenset({'StatefulPartitionedCall', 'While', 'If', 'Case'})
 
-# TensorFlow's name for a resource that is made anew at each execution.
+# TensorFlow's name for a resource that each execution creates anew.
 ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
-# Marks an operation that chooses between two forms of the same function: for a
-# client that runs alone, and for clients that run together as one program.
+# Marks an operation that chooses between two forms of the same function: one
+# for a client that runs alone, one for clients that run as one program.
 FORMS_ATTRIBUTE = '_tff_pfl_forms'
 ALONE, TOGETHER = 0, 1
-# Mark the operations of `core.vectorization.change_if`, `apart` and `repeat`.
+# Marks of operations of `core.vectorization.change_if`, `apart` and `repeat`.
 CHANGE_IF = '_tff_pfl_change_if'
 APART = '_tff_pfl_apart'
 COUNTED = '_tff_pfl_counted'
@@ -27,17 +27,17 @@ _unique_number = itertools.count()
 
 
 def all_nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
-  """Yields the nodes of a graph and of its library's functions."""
+  """Yields all nodes of a graph and its library's functions."""
   yield from graph_def.node
   for function in graph_def.library.function:
     yield from function.node_def
 
 
 def is_deterministic(graph_def: tf.compat.v1.GraphDef) -> bool:
-  """Returns True if equal arguments of a graph surely give equal results.
+  """Returns True if a graph certainly maps equal arguments to equal results.
 
-  False if in doubt: one operation that TensorFlow registers as stateful is
-  enough, even a harmless one, such as an assertion.
+  Any operation that TensorFlow registers as stateful, except for calls, makes
+  it False, even a harmless one such as an assertion.
   """
   library = {function.signature.name for function in graph_def.library.function}
   kinds = {node.op for node in all_nodes(graph_def)} - library - _CALLS
@@ -55,16 +55,16 @@ def _is_deterministic_op(kind: str) -> bool:
 
 
 def kinds_in_use(graph_def: tf.compat.v1.GraphDef) -> collections.Counter:
-  """Counts operations by kind; each function that is called counts once."""
+  """Counts operations by kind. A function counts once if it is called."""
   nodes, _ = _in_use(graph_def)
   return collections.Counter(node.op for node in nodes)
 
 
 def _in_use(graph_def: tf.compat.v1.GraphDef) -> tuple[list, dict[str, Any]]:
-  """The nodes of a graph and of what it calls; by name what is not called."""
+  """Returns the nodes in use, and the unused functions by name."""
   functions = {f.signature.name: f for f in graph_def.library.function}
   nodes = [*graph_def.node]
-  # It grows.
+  # The list grows.
   for node in nodes:
     for name in _called_by(node):
       if name in functions:
@@ -73,7 +73,7 @@ def _in_use(graph_def: tf.compat.v1.GraphDef) -> tuple[list, dict[str, Any]]:
 
 
 def _called_by(node: Any) -> Iterator[str]:
-  """Yields the names of functions that a node may call, and others."""
+  """Yields names, among them the functions that a node may call."""
   yield node.op
   for attribute in node.attr.values():
     yield attribute.func.name
@@ -81,7 +81,7 @@ def _called_by(node: Any) -> Iterator[str]:
 
 
 def mark(outputs: Any, attribute: str) -> None:
-  """Sets a bool attribute of the operation that gave some outputs."""
+  """Sets a bool attribute of the operation that computed the outputs."""
   operation = tf.nest.flatten(outputs)[0].op
   while operation.type == 'Identity':
     operation = operation.inputs[0].op
@@ -89,7 +89,7 @@ def mark(outputs: Any, attribute: str) -> None:
 
 
 def without_xla(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
-  """Removes the demands for XLA from a graph; returns the graph."""
+  """Removes requests for XLA from a graph, in place, and returns it."""
   for part in parts_for_xla(graph_def):
     part.attr['_XlaMustCompile'].b = False
   return graph_def
@@ -105,10 +105,10 @@ def parts_for_xla(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
 
 
 def choose_forms(graph_def: tf.compat.v1.GraphDef, form: int) -> None:
-  """Chooses one of the forms of client work; see `core.in_place`.
+  """Chooses a form of client work (see `core.in_place`).
 
   Args:
-    graph_def: A graph, which is changed.
+    graph_def: The graph, which is changed in place.
     form: `ALONE` or `TOGETHER`.
   """
   for node in all_nodes(graph_def):
@@ -124,10 +124,10 @@ def choose_forms(graph_def: tf.compat.v1.GraphDef, form: int) -> None:
 
 
 def make_portable(graph_def: tf.compat.v1.GraphDef) -> None:
-  """Makes a graph run on any worker, without XLA and without variables.
+  """Makes a graph run on any worker, without XLA or variables.
 
   Args:
-    graph_def: A graph, which is changed.
+    graph_def: The graph, which is changed in place.
   """
   choose_forms(graph_def, TOGETHER)
   without_xla(graph_def)
@@ -150,7 +150,7 @@ def is_shared(node: Any) -> bool:
 def make_names_unique(graph_def: tf.compat.v1.GraphDef) -> list[str]:
   """Gives functions names that no other loaded graph has.
 
-  TensorFlow has one table of all functions of a process.
+  TensorFlow keeps all functions of a process in one table.
 
   Returns:
     The new names of the functions.
@@ -173,7 +173,6 @@ def make_names_unique(graph_def: tf.compat.v1.GraphDef) -> list[str]:
 
 
 def _rename_in_attributes(attributes: Any, names: dict[str, str]) -> None:
-  """Renames functions that attributes refer to."""
   for attribute in attributes.values():
     kind = attribute.WhichOneof('value')
     if kind == 'func':
@@ -182,7 +181,7 @@ def _rename_in_attributes(attributes: Any, names: dict[str, str]) -> None:
       for call in attribute.list.func:
         _rename_call(call, names)
     elif kind == 's' and attribute.s.isascii():
-      # Keras names the versions of a function for other devices by strings.
+      # Keras's strings name a function's versions for other devices.
       name = attribute.s.decode()
       attribute.s = names.get(name, name).encode()
 

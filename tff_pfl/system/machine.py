@@ -1,4 +1,4 @@
-"""Measurements of memory, and versions of packages."""
+"""Memory measurements and package versions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 _SECONDS_PER_SAMPLE = 0.2
-# A new process shares its parent's memory for a moment, which must not count
-# twice.
+# A new process briefly shares its parent's memory, which must not count twice.
 _SECONDS_UNTIL_STARTED = 0.5
 
 
@@ -32,18 +31,18 @@ def resident_mb() -> float:
 
 
 class PeakMemory:
-  """Peak of the resident memory of this process and its child processes.
+  """The peak resident memory of this process and its child processes.
 
       with PeakMemory() as memory:
         ...
       print(memory.peak_mb)
 
-  A thread samples their sum. A peak of this process between two samples counts
-  too, by the operating system's record, unless the process had a higher one
-  before.
+  A thread samples their sum. The operating system also records a peak of this
+  process between two samples, which counts unless the process had a higher one
+  before the block.
 
   Attributes:
-    peak_mb: The highest sum so far, in MB (2**20 bytes).
+    peak_mb: The highest sum so far, in MiB (2**20 bytes).
   """
 
   def __init__(self):
@@ -76,12 +75,12 @@ class PeakMemory:
 
 
 def _highest_rss_mb() -> float:
-  """Returns the largest resident memory of this process so far, in MB."""
+  """Returns the largest resident memory of this process so far, in MiB."""
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def versions() -> dict:
-  """Returns the versions of the packages that decide the speed, by name."""
+  """Returns the versions of Python and packages that affect speed."""
   return {
     'python': platform.python_version(),
     'tensorflow': tf.__version__,

@@ -1,4 +1,4 @@
-"""Other libraries' messages on stderr."""
+"""Messages of other libraries on stderr."""
 
 import contextlib
 import os
@@ -8,18 +8,17 @@ import tempfile
 import threading
 from collections.abc import Iterator
 
-# The file that stderr is belongs to all threads.
+# All threads share stderr's file descriptor.
 _lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def held_back(message: re.Pattern[bytes]) -> Iterator[None]:
-  """Writes what comes to stderr at the end, without lines that match.
+  """Holds stderr back until the block ends, and drops lines that match.
 
-  What other threads write is held back as well.
+  This includes messages of other threads.
   """
   if sys.stderr is None:
-    # A program without stderr.
     yield
     return
   sys.stderr.flush()

@@ -1,24 +1,24 @@
-"""Names of other libraries beyond their public API.
+"""Names outside the public APIs of other libraries.
 
-New versions of these libraries may move or change them, which then breaks here
-only: other modules import from this one.
+New versions of these libraries may move or change them. That breaks only this
+module, from which all others import them.
 """
 
 # ruff: noqa: F401
 
-# Keras: masks of tensors, weights to be made, and its layers' random numbers.
+# Keras: masks of tensors, weights to be created, layers' random numbers.
 from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common import global_state as keras_state
 from keras.src.backend.tensorflow import random as keras_random
 
-# TensorFlow: calls functions without Python's layers, and unloads them.
+# TensorFlow: calls of functions without Python layers, and unloading.
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import execute as eager_execute
 
-# Definitions of operations: stateful ones, names of outputs.
+# Definitions of operations: statefulness and names of outputs.
 from tensorflow.python.framework import op_def_registry
 
-# Vectorization: graphs of a library's functions, further rules.
+# Vectorization: graphs of a library's functions, additional rules.
 from tensorflow.python.framework.function_def_to_graph import (
   function_def_to_graph,
 )
@@ -33,14 +33,14 @@ from tensorflow.python.ops.parallel_for.pfor import (
   _pfor_converter_registry as pfor_converters,
 )
 
-# TFF: its workers' protocol, serialized computations.
+# TFF: the workers' protocol and serialized computations.
 from tensorflow_federated.proto.v0 import (
   computation_pb2,
   executor_pb2,
   executor_pb2_grpc,
 )
 
-# Compiling: local computations to one graph, secure sums to open ones.
+# Compilation: local computations to one graph, secure sums to sums in clear.
 from tensorflow_federated.python.core.backends.mapreduce import (
   compiler as mapreduce_compiler,
 )
@@ -56,6 +56,6 @@ from tensorflow_federated.python.core.impl.compiler import (
   tree_analysis,
 )
 
-# Arguments: numbers of clients, data sets.
+# Arguments: numbers of clients and data sets.
 from tensorflow_federated.python.core.impl.executors import cardinalities_utils
 from tensorflow_federated.python.core.impl.types import type_conversions

@@ -1,4 +1,4 @@
-"""Connection to a Ray cluster, or the start of one on this machine."""
+"""Connections to a Ray cluster, which may be a new one on this machine."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tff_pfl.system import cores
 
 _SECONDS_TO_ANSWER = 10.0
 _OF_HEAD = 'NodeInfoGcsService/GetClusterId'
-# Its input ends with the program. Ray's processes, which end then, may still
-# write into the folder.
+# Its stdin closes when the program ends. Ray's processes end at the same time,
+# but may still write into the folder.
 _REMOVER = """
 import os, shutil, sys, time
 sys.stdin.read()
@@ -44,24 +44,25 @@ _connected: dict[str, str] = {}
 
 
 def connect(address: str = LOCAL) -> Any:
-  """Connects this process to a cluster, once; returns the module `ray`.
+  """Connects this process to a cluster, once, and returns the module `ray`.
 
   Args:
-    address: 'local' for this process's own Ray, with all usable cores and GPUs,
-      which ends with the process and is for no others: it listens on 127.0.0.1
-      (unless Ray was imported before), asks for a token and has a folder of its
-      own for its files; 'auto' for the cluster that runs on this machine;
-      'host:port', or 'ray://host:port' from outside the cluster.
+    address: 'local' starts this process's own Ray on all usable cores and GPUs.
+      It ends with the process and serves no other: it listens on 127.0.0.1
+      (unless Ray was imported before), asks for a token and keeps its files in
+      a private folder. 'auto' is the cluster that runs on this machine. Other
+      clusters are 'host:port', or 'ray://host:port' from outside.
 
   Raises:
     RunError: If Ray is not installed or does not answer.
   """
-  # No usage statistics go to Ray's makers unless the user wants it.
+  # Ray sends usage statistics only if the user asks for it.
   os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
   if address == LOCAL:
-    # As without clusters. Ray reads it when it is imported.
+    # Makes Ray listen on 127.0.0.1. Ray reads it when it is imported.
     os.environ.setdefault('RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER', '0')
-    # Else Ray writes one to the home folder, in a file that all users can read.
+    # Otherwise Ray writes a token to the home folder, where all users can read
+    # it.
     os.environ.setdefault('RAY_AUTH_TOKEN', secrets.token_hex(32))
   try:
     import ray
@@ -85,7 +86,7 @@ def connect(address: str = LOCAL) -> Any:
 def _initialize(ray: Any, address: str) -> None:
   options = {}
   if address == LOCAL:
-    # Ray opens its own folder in it to all users.
+    # Ray's own folder is open to all users, but the one around it is private.
     folder = tempfile.mkdtemp(prefix='ray-')
     _remove_at_end(folder)
     options = {
@@ -106,7 +107,7 @@ def _initialize(ray: Any, address: str) -> None:
   terminate = signal.getsignal(signal.SIGTERM)
   try:
     with warnings.catch_warnings():
-      # A warning of jax's at Ray's processes, which are no forks for long.
+      # jax warns about forks, which Ray's processes are only for a moment.
       warnings.filterwarnings('ignore', r'os\.fork\(\) was', RuntimeWarning)
       ray.init(
         address,
@@ -116,7 +117,7 @@ def _initialize(ray: Any, address: str) -> None:
       )
   except Exception as error:  # Ray raises any exception of its parts.
     if address == 'auto':
-      # Ray itself may have found the token meanwhile.
+      # This passes if Ray has found the token in the meantime.
       from ray._private import services
 
       _expect_admission(services.canonicalize_bootstrap_address(address))
@@ -124,16 +125,17 @@ def _initialize(ray: Any, address: str) -> None:
       f'Cannot connect to Ray at {address!r}: {" ".join(str(error).split())}'
     ) from error
   finally:
-    # Ray sets a handler of its own, which would hide the program's.
+    # Ray installs its own handler, which would replace the program's.
     if threading.current_thread() is threading.main_thread():
       signal.signal(signal.SIGTERM, terminate)
   atexit.register(ray.shutdown)
 
 
 def _remove_at_end(folder: str) -> None:
-  """Has another process remove a folder when this one has ended.
+  """Makes another process remove a folder after this one has ended.
 
-  A request to stop that nobody notices, and `kill -9`, leave no time for it.
+  An unnoticed request to stop, or `kill -9`, leaves this process no time for
+  that.
   """
   remover = subprocess.Popen(
     [sys.executable, '-I', '-S', '-c', _REMOVER, folder],
@@ -145,7 +147,7 @@ def _remove_at_end(folder: str) -> None:
 
   def remove():
     remover.stdin.close()
-    # A child process of this one may still hold the other end.
+    # Another child process may still hold this end of the pipe.
     with contextlib.suppress(subprocess.TimeoutExpired):
       remover.wait(10)
 
@@ -153,12 +155,12 @@ def _remove_at_end(folder: str) -> None:
 
 
 def _expect_answer(address: str) -> None:
-  """Raises `RunError` if nobody listens, or this process is refused.
+  """Raises `RunError` if no cluster answers or it refuses this process.
 
-  Ray itself would wait for minutes, and name no reason.
+  Ray itself would wait for minutes and give no reason.
 
   Args:
-    address: As for `connect`; 'auto' is not checked.
+    address: The argument of `connect`. 'auto' is not checked.
   """
   host, separator, port = address.removeprefix('ray://').rpartition(':')
   if not separator or not port.isdecimal():
@@ -180,8 +182,8 @@ def _expect_admission(address: Optional[str], method: str = _OF_HEAD) -> None:
   """Raises `RunError` if the cluster at 'host:port' refuses the token.
 
   Args:
-    address: The address; None if it is not known.
-    method: Service and name of a call that the server there has.
+    address: The address, or None if it is unknown.
+    method: Service and name of a call that the server at the address has.
   """
   from ray._private import grpc_utils
 
@@ -203,7 +205,7 @@ def _expect_admission(address: Optional[str], method: str = _OF_HEAD) -> None:
 def code_checksum() -> str:
   """Returns a checksum of this library's code and the versions it runs on.
 
-  Processes with different checksums might compute different results.
+  Processes with different checksums may compute different results.
   """
   import tensorflow as tf
   import tensorflow_federated as tff

@@ -1,4 +1,4 @@
-"""Clean ends of programs that use TFF."""
+"""Clean exits of programs that use TFF."""
 
 import _thread
 import atexit
@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import NoReturn, Optional
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Time from a signal to the end of a program that does not notice it.
+# Time between a signal and the end of a program that does not notice it.
 _SECONDS_TO_NOTICE = 3.0
 
-# The first of `_SIGNALS` that came.
+# The first of `_SIGNALS` that arrived.
 _stop_signal: Optional[int] = None
 _is_noticed = False
 
@@ -24,16 +24,16 @@ def stopping_on_signals() -> Iterator[None]:
   """Ends a program's block cleanly on Ctrl-C or `kill -TERM`.
 
   Python's own handler raises an exception anywhere in the main thread: in a
-  finalizer, where it is lost, or in a library that takes it for its own error.
-  Here a signal is a request, which `raise_if_stopped` turns into an exception
-  at a safe place; the program then ends with status 130 (Ctrl-C) or 143. A
-  program that does not notice it within some seconds, as it builds a model or
-  waits for a library, ends without clean-up, as by `kill -9`, with the same
-  status. So does one that gets a second signal, at once. As for all of Python's
-  handlers, a call of a library that the main thread is in ends first.
+  finalizer, where it is lost, or in a library that mistakes it for its own
+  error. Here a signal is only a request. `raise_if_stopped` turns it into an
+  exception at a safe place, and the program ends with status 130 (Ctrl-C) or
+  143. A program that does not notice the request within 3 seconds, because it
+  builds a model or waits for a library, ends with this status but without
+  clean-up, as after `kill -9`. A second signal does the same at once. Like all
+  Python handlers, these wait for a library call in the main thread to return.
 
-  For the main thread of programs, not for libraries. Signals that are ignored,
-  as in programs in a script's background, stay ignored.
+  Use this in the main thread of programs, not in libraries. Ignored signals, as
+  in a script's background programs, stay ignored.
   """
   previous = {number: signal.getsignal(number) for number in _SIGNALS}
   for number, handler in previous.items():
@@ -45,7 +45,7 @@ def stopping_on_signals() -> Iterator[None]:
     finally:
       for number, handler in previous.items():
         signal.signal(number, handler)
-      # Also if the work is done, or the signal caused an error.
+      # Even if the work is done, or the signal caused an error.
       raise_if_stopped()
   except KeyboardInterrupt:
     _say_interrupted()
@@ -55,7 +55,7 @@ def stopping_on_signals() -> Iterator[None]:
 def raise_if_stopped() -> None:
   """Raises `KeyboardInterrupt` if the program was asked to stop.
 
-  To be called between tasks and during waits.
+  Call it between tasks and during waits.
   """
   global _is_noticed
   if _stop_signal is not None:
@@ -68,7 +68,7 @@ def _request_stop(number: int, _: object) -> None:
   if _stop_signal is not None:
     os._exit(128 + number)
   _stop_signal = number
-  # Without the locks of `threading`, which this thread may hold.
+  # `threading` would take locks that this thread may hold.
   _thread.start_new_thread(_end_unless_noticed, ())
 
 
@@ -86,10 +86,10 @@ def _say_interrupted() -> None:
 
 
 def exit_without_waiting(status: int) -> NoReturn:
-  """Ends this program now, with its clean-up, without waiting for threads.
+  """Cleans up and ends this program now, without waiting for threads.
 
-  An ordinary exit would wait, for minutes, for a thread in a computation that
-  cannot be cancelled.
+  An ordinary exit could wait minutes for a thread whose computation cannot be
+  canceled.
   """
   try:
     atexit._run_exitfuncs()
@@ -97,5 +97,5 @@ def exit_without_waiting(status: int) -> NoReturn:
       with contextlib.suppress(OSError, ValueError):
         stream.flush()
   finally:
-    # In any case, even after a second Ctrl-C.
+    # Even after a second Ctrl-C.
     os._exit(status)

@@ -53,7 +53,7 @@ def test_images_below_test_are_those_tested(tmp_path):
   data = _load(tmp_path, image_size=12, channels=1)
   assert data.element_spec == shared.spec(12, 12, 1)
   # Numbers are sorted as numbers: 9 is class 0.
-  found = {
+  actual = {
     (split, client_id): sorted(
       zip(part.y.tolist(), (255 * part.x[:, 0, 0, 0]).round().tolist())
     )
@@ -63,7 +63,7 @@ def test_images_below_test_are_those_tested(tmp_path):
       ('test', data.test(client_id)),
     )
   }
-  assert found == {
+  assert actual == {
     ('train', 'a'): [(0, 10), (1, 0)],
     ('test', 'a'): [(0, 30), (1, 40)],
     ('train', 'b'): [(0, 20)],

@@ -26,8 +26,8 @@ def test_clients_have_all_images_scaled_with_their_labels(tmp_path):
       for image, label in zip(arrays[f'x{suffix}'], arrays[f'y{suffix}'])
     }
     parts = [read(client_id) for client_id in dataset.client_ids]
-    found = {x.tobytes(): y for part in parts for x, y in zip(part.x, part.y)}
-    assert found == expected
+    actual = {x.tobytes(): y for part in parts for x, y in zip(part.x, part.y)}
+    assert actual == expected
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ def test_words_are_numbered_in_their_order_and_others_share_a_number():
 
 def test_hashed_words_are_always_the_same_numbers_and_never_padding():
   words = [f'word{i}' for i in range(5000)]
-  found = [vocabulary.hashed(word, 100) for word in words]
-  assert set(found) == set(range(1, 100))
+  actual = [vocabulary.hashed(word, 100) for word in words]
+  assert set(actual) == set(range(1, 100))
   # MurmurHash3 of the empty word with seed 0 is 0.
   assert vocabulary.hashed('', 1000) == 1
   # About 50 words for each number.
-  assert max(np.bincount(found)) < 100
+  assert max(np.bincount(actual)) < 100

@@ -27,10 +27,10 @@ _RNG = np.random.default_rng(3)
 
 
 def _factors(correlation, explained_variance):
-  found = factor_analysis.principal_factors(
+  actual = factor_analysis.principal_factors(
     tf.constant(correlation, tf.float64), explained_variance
   )
-  return found.communalities.numpy(), int(found.number), found.num_iterations
+  return actual.communalities.numpy(), int(actual.number), actual.num_iterations
 
 
 def _sums(columns, dtype=np.float32):
@@ -39,9 +39,9 @@ def _sums(columns, dtype=np.float32):
 
 def _correlations(*clients):
   total = tf.nest.map_structure(lambda *of: sum(of), *map(_sums, clients))
-  found = factor_analysis.correlations(total)
-  assert found.dtype == tf.float64
-  return found.numpy()
+  actual = factor_analysis.correlations(total)
+  assert actual.dtype == tf.float64
+  return actual.numpy()
 
 
 def test_communalities_are_those_of_statsmodels():
@@ -70,11 +70,11 @@ def test_there_are_as_many_factors_as_explain_the_variance(
 def test_squares_of_eigenvectors_by_hand(explained_variance, number, expected):
   # Eigenvalues 1.5, 1 and 0.5, of (1, 1, 0), (0, 0, 1) and (1, -1, 0).
   correlation = [[1, 0.5, 0], [0.5, 1, 0], [0, 0, 1]]
-  found = factor_analysis.eigenvector_squares(
+  actual = factor_analysis.eigenvector_squares(
     tf.constant(correlation, tf.float64), explained_variance
   )
-  assert found.number == number
-  np.testing.assert_allclose(found.communalities, expected, atol=1e-12)
+  assert actual.number == number
+  np.testing.assert_allclose(actual.communalities, expected, atol=1e-12)
 
 
 def test_an_exact_factor_model_is_found():

@@ -19,8 +19,8 @@ def _features(num_examples, seed):
 
 
 def _solve(hessians, moved, ridge=0.0):
-  found = second_order.solve(tf.constant(hessians), tf.constant(moved), ridge)
-  return [value.numpy() for value in found]
+  actual = second_order.solve(tf.constant(hessians), tf.constant(moved), ridge)
+  return [value.numpy() for value in actual]
 
 
 def _softmax_hessian(z, w):
@@ -43,15 +43,15 @@ def test_heads_do_not_move_along_the_null_direction_of_the_softmax():
   size = _NUM_FEATURES + 1
   start, end = rng.normal(size=[2, 3, size])
   hessian = _softmax_hessian(z, end)
-  wanted = start - end
+  expected = start - end
   steps, ranks = _solve(
-    hessian[np.newaxis], (hessian @ wanted.ravel())[np.newaxis]
+    hessian[np.newaxis], (hessian @ expected.ravel())[np.newaxis]
   )
   moved = steps.reshape(3, size)
   # The same vector added to all classes' weights changes no probability.
   np.testing.assert_allclose(moved.sum(axis=0), 0, atol=1e-10)
   np.testing.assert_allclose(
-    moved, wanted - wanted.mean(axis=0), rtol=0, atol=1e-8
+    moved, expected - expected.mean(axis=0), rtol=0, atol=1e-8
   )
   assert ranks == [2 * size]
 
@@ -64,11 +64,11 @@ def test_fewer_examples_than_features_give_the_smallest_step_that_fits():
   steps, ranks = _solve(
     hessian[np.newaxis], (hessian @ (start - end))[np.newaxis]
   )
-  found = start - steps[0]
+  actual = start - steps[0]
   # The nearest to the start of those that fit.
   expected = start + np.linalg.pinv(z) @ (y - z @ start)
-  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8)
-  np.testing.assert_allclose(z @ found, y, rtol=0, atol=1e-8)
+  np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-8)
+  np.testing.assert_allclose(z @ actual, y, rtol=0, atol=1e-8)
   assert ranks == [3]
 
 
@@ -231,15 +231,15 @@ def test_closed_form_is_what_differentiation_gives(name, use_bias):
   is_counted = tf.range(_NUM_EXAMPLES) % 3 > 0
   # What others are does not matter.
   padded = tf.where(is_counted[:, tf.newaxis], features, np.nan)
-  found = second_order.head_hessian(model, head, weights, padded, is_counted)
+  actual = second_order.head_hessian(model, head, weights, padded, is_counted)
   expected = _by_differentiation(
     model, head, weights, features[is_counted], y[is_counted]
   )
   size = num_outputs * (_NUM_FEATURES + use_bias)
-  assert found.shape == (size, size)
-  np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
-  np.testing.assert_allclose(found, np.transpose(found), rtol=0, atol=1e-13)
-  assert np.max(np.abs(found)) > 0.1
+  assert actual.shape == (size, size)
+  np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-10)
+  np.testing.assert_allclose(actual, np.transpose(actual), rtol=0, atol=1e-13)
+  assert np.max(np.abs(actual)) > 0.1
   second_order.expect_known_loss(model)
 
 
@@ -252,18 +252,18 @@ def test_classes_and_examples_may_have_weights(name):
   weights = _weights(model, rng)
   features = tf.constant(rng.normal(size=[_NUM_EXAMPLES, _NUM_FEATURES]))
   y = _labels(model, num_outputs, num_labels, rng)
-  found = second_order.head_hessian(
+  actual = second_order.head_hessian(
     model, head, weights, features, tf.fill([_NUM_EXAMPLES], True), y
   )
   expected = _by_differentiation(model, head, weights, features, y)
   # Weights of classes are float32.
-  np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+  np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
   weight = tf.constant(rng.exponential(size=_NUM_EXAMPLES))
-  found = second_order.head_hessian(
+  actual = second_order.head_hessian(
     model, head, weights, features, tf.fill([_NUM_EXAMPLES], True), y, weight
   )
   expected = _by_differentiation(model, head, weights, features, y, weight)
-  np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+  np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
   second_order.expect_known_loss(model)
   labels = _model(_LOSSES['labels'][0], 3, class_weight={1: 2.0})
   with pytest.raises(ValueError, match='`class_weight`.*second_order'):

@@ -9,9 +9,9 @@ from tff_pfl.methods.shared import simplex
 def test_of_variances_alone_weights_are_their_inverses():
   matrix = tf.linalg.diag([1.0, 2.0, 5.0, 4.0])
   is_free = tf.constant([True, True, False, True])
-  found = simplex.minimize_quadratic(matrix, is_free, 100)
+  actual = simplex.minimize_quadratic(matrix, is_free, 100)
   np.testing.assert_allclose(
-    found, np.array([4, 2, 0, 1]) / 7, rtol=1e-5, atol=1e-7
+    actual, np.array([4, 2, 0, 1]) / 7, rtol=1e-5, atol=1e-7
   )
   assert np.all(np.isfinite(simplex.minimize_quadratic(matrix, [False] * 4, 9)))
 
@@ -19,13 +19,13 @@ def test_of_variances_alone_weights_are_their_inverses():
 def test_the_least_value_is_that_of_non_negative_least_squares():
   root = np.random.default_rng(1).normal(size=[33, 30])
   minimize = tf.function(simplex.minimize_quadratic)
-  found = minimize(tf.constant(root.T @ root), [True] * 30, 300).numpy()
+  actual = minimize(tf.constant(root.T @ root), [True] * 30, 300).numpy()
   weight = 1e4
   expected, _ = scipy.optimize.nnls(
     np.vstack([root, np.full([1, 30], weight)]),
     np.append(np.zeros(33), weight),
   )
-  np.testing.assert_allclose(found, expected / expected.sum(), atol=1e-4)
+  np.testing.assert_allclose(actual, expected / expected.sum(), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -43,5 +43,5 @@ def test_the_least_value_is_that_of_non_negative_least_squares():
   ],
 )
 def test_projection_by_hand(values, expected):
-  found = simplex.project(tf.constant(values))
-  np.testing.assert_allclose(found, expected, atol=1e-6)
+  actual = simplex.project(tf.constant(values))
+  np.testing.assert_allclose(actual, expected, atol=1e-6)

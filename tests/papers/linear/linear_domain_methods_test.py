@@ -85,8 +85,8 @@ def test_heads_nearest_to_the_broadcast_ones_do_not_change_what_is_left_open():
   model = model_lib.LinearModel(np.eye(2), np.array([[5.0, 6.0], [7.0, 8.0]]))
   for is_near, heads in ((False, [[3, 0], [0, 2]]), (True, [[3, 6], [7, 2]])):
     method = methods.fed_dar_wa(_RATE, near_broadcast=is_near)
-    found = method.one_round(model, samples, None).head
-    np.testing.assert_allclose(found, heads, atol=1e-14)
+    actual = method.one_round(model, samples, None).head
+    np.testing.assert_allclose(actual, heads, atol=1e-14)
 
 
 def test_separate_fed_avg_of_one_domain_is_fed_avg():
@@ -113,8 +113,8 @@ def test_errors_of_clients_are_those_of_their_regressors():
   heads = np.random.default_rng(0).standard_normal((_NUM_DOMAINS, _RANK))
   theta = heads @ problem.representation.T
   of_clients = np.broadcast_to(theta, (60, *theta.shape))
-  found = simulation.client_errors(of_clients, problem, 400)
+  actual = simulation.client_errors(of_clients, problem, 400)
   squares = np.square(theta - problem.targets).sum(axis=1)
   expected = problem.mixtures @ squares
-  assert found.mean() == pytest.approx(expected.mean(), rel=0.1)
-  assert np.corrcoef(found, expected)[0, 1] > 0.8
+  assert actual.mean() == pytest.approx(expected.mean(), rel=0.1)
+  assert np.corrcoef(actual, expected)[0, 1] > 0.8

@@ -76,8 +76,8 @@ def test_orthonormal_factor_keeps_span_and_signs():
 
 def test_ridge_is_of_the_mean_loss():
   x, y, _ = _random_samples(8, 3)
-  found = model_lib.least_squares(x, y, 0.3)
-  for one, a, b in zip(found, x, y):
+  actual = model_lib.least_squares(x, y, 0.3)
+  for one, a, b in zip(actual, x, y):
     expected = np.linalg.solve(a.T @ a / 8 + 0.3 * np.eye(3), a.T @ b / 8)
     np.testing.assert_allclose(one, expected, rtol=1e-12)
 
@@ -87,9 +87,9 @@ def test_least_squares_has_the_least_norm_of_too_few_samples(num_samples):
   x, y, _ = _random_samples(num_samples, 5)
   # A client whose rows are zeros but for one, and one with nothing.
   x[0, 1], y[0, 1], x[1], y[1] = 0, 0, 0, 0
-  found = model_lib.least_squares(x, y)
+  actual = model_lib.least_squares(x, y)
   expected = [np.linalg.lstsq(a, b, rcond=None)[0] for a, b in zip(x, y)]
-  np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+  np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize('num_samples, scale', [(0, 1), (2, 1e-9), (6, 1)])
@@ -97,9 +97,9 @@ def test_sums_have_the_shortest_solution_of_their_rows(num_samples, scale):
   x, y, _ = _random_samples(num_samples, 3)
   squares = scale * np.einsum('pja,pjb->pab', x, x)
   products = scale * np.einsum('pja,pj->pa', x, y)
-  found = model_lib.solve_normal_equations(squares, products)
+  actual = model_lib.solve_normal_equations(squares, products)
   expected = [np.linalg.lstsq(a, b, rcond=None)[0] for a, b in zip(x, y)]
-  np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
+  np.testing.assert_allclose(actual, expected, rtol=1e-8, atol=1e-12)
 
 
 def test_random_representation_is_orthonormal_and_seeded():

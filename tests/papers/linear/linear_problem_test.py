@@ -49,8 +49,8 @@ def test_population_design_has_the_population_loss_and_its_gradients():
   theta = model_lib.regressors(model)
   difference = theta - problem.targets
   gradient, losses = model_lib.gradients(model, samples), difference**2 / 2
-  found = model_lib.losses(theta, samples)
-  np.testing.assert_allclose(found, losses.sum(axis=1))
+  actual = model_lib.losses(theta, samples)
+  np.testing.assert_allclose(actual, losses.sum(axis=1))
   np.testing.assert_allclose(
     gradient.representation, np.einsum('ci,cj->cij', difference, model.head)
   )

@@ -89,7 +89,7 @@ def test_new_clients_errors_are_those_one_at_a_time(regressor, expected):
   errors = []
   for count in _COUNTS:
     samples, targets = _PROBLEM.new_clients(3, count)
-    found = [expected(x, y) for x, y in zip(samples.x, samples.y)]
-    errors.append(np.square(found - targets).sum(axis=1))
-  found = simulation.new_client_errors(regressor, _PROBLEM, _COUNTS, 3)
-  np.testing.assert_allclose(found, errors, rtol=1e-9)
+    actual = [expected(x, y) for x, y in zip(samples.x, samples.y)]
+    errors.append(np.square(actual - targets).sum(axis=1))
+  actual = simulation.new_client_errors(regressor, _PROBLEM, _COUNTS, 3)
+  np.testing.assert_allclose(actual, errors, rtol=1e-9)

@@ -1,17 +1,18 @@
-"""Class means of features, which clients report and features are drawn to.
+"""Class means of features: clients report them, features are pulled to them.
 
-A client reports, of the features z of its n examples, for each class c
+For each class c, a client with n examples of features z reports
 
     share_c = n_c / n,    sum_c = 1 / n sum_{j: y_j = c} z_j
 
-and the server takes mean(sum_c) / mean(share_c) over the cohort. With the
-clients' numbers of examples as weights that is the mean of all of the cohort's
-examples of the class; where clients weigh alike, that of their class means by
-their shares. A class that nobody in the cohort has keeps its mean. Where a
-private factory adds noise, this holds for a class whose share is less than half
-of one client with all of its examples in it (`aggregators.least_share`).
+and the server takes mean(sum_c) / mean(share_c) over the cohort. If clients are
+weighted by their numbers of examples, this is the mean of all the cohort's
+examples of the class. If clients have equal weights, it is the mean of their
+class means, weighted by their shares. A class that no client of the cohort has
+keeps its mean. If a private factory adds noise, so does a class whose share is
+less than half of one client with all of its examples in it
+(`aggregators.least_share`).
 
-Features may have any number of axes; distances are means over all of them.
+Features may have any number of axes, and distances are means over all of them.
 """
 
 import collections
@@ -49,7 +50,7 @@ class ClassMeans:
   def report(
     self, features: example_tensors.ExampleTensors
   ) -> collections.OrderedDict:
-    """A client's report, from its examples with features in place of `x`."""
+    """A client's report, from its examples with features instead of `x`."""
     values = features.x
     is_example = tf.cast(features.is_example, values.dtype)
     number = tf.maximum(tf.reduce_sum(is_example), 1)
@@ -81,8 +82,8 @@ class ClassMeans:
   def pull(self, algorithm: Any, strength: float) -> objectives.Penalty:
     """The mean squared distance of features to the mean of their class.
 
-    It is the mean over a batch's examples and the features' numbers, times
-    `strength`; an example of a class whose mean is not known adds 0.
+    The mean is over a batch's examples and feature values, and is multiplied by
+    `strength`. An example whose class mean is not known adds 0.
     """
 
     def penalty(features, unused_statistics, batch):

@@ -1,16 +1,16 @@
 """Heads that belong to domains: trained by clients, combined by the server.
 
 Client i starts from the head w_m of each domain m that the server sent, trains
-it on its L_im examples of that domain and reports its change d_im. From these
-the server makes the new head:
+it on its L_im examples of that domain and reports its change d_im. The server
+makes the new head from these:
 
     weighted_average  w_m <- w_m + d_m,  d_m = sum_i L_im d_im / sum_i L_im
 
-`second_order` has another one. A client reports sums over its examples, and the
-server needs ratios of their means over the cohort. So any aggregator for sums
-or means serves, a private or secure one too, with any weights of clients (see
-`ClientWork.report_scale`). A factory that clips and takes no weights lets
-clients with many examples count less.
+`second_order` has another rule. A client reports sums over its examples, and
+the server needs ratios of their means over the cohort. So any aggregator for
+sums or means works, including private and secure ones, with any weights of
+clients (see `ClientWork.report_scale`). If a factory clips and takes no
+weights, clients with many examples count less.
 """
 
 import collections
@@ -43,12 +43,12 @@ def train(
   Args:
     model: The model of one domain.
     heads: The heads of all domains, as in `domain_models.multi_head`.
-    examples: Features with their domain, or, with `inputs`, the result of
+    examples: Features with their domain or, with `inputs`, the result of
       `training_loop.head_inputs` for the model of all domains.
 
   Returns:
-    The new heads, where that of a domain without examples is as it was, and the
-    metric sums of all.
+    The new heads and the metric sums of all of them. The head of a domain
+    without examples is unchanged.
   """
   parts = domain_models.domain_copies(model)
   # One loop over the domains is compiled once for all of them.
@@ -104,7 +104,7 @@ def members_of(model, features):
 
 
 class WeightedAverage:
-  """The mean of the clients' heads, by their examples of the domain."""
+  """The mean of clients' heads, weighted by their examples of the domain."""
 
   def __init__(self, model: split_model.SplitModel):
     """Takes the model of one domain."""
@@ -120,10 +120,10 @@ class WeightedAverage:
     new: split_model.Weights,
     features: example_tensors.ExampleTensors,
   ) -> collections.OrderedDict:
-    """A client's report on the heads it trained, sums over its examples.
+    """A client's report on the heads it trained, as sums over its examples.
 
-    It has the number of examples of each domain, and the change of its head
-    times this number.
+    It has the number of examples of each domain, and the change of the domain's
+    head times this number.
 
     Args:
       features: The client's features, with their domain.

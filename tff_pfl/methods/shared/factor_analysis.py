@@ -1,35 +1,35 @@
 """Factor analysis of a layer's units, from sums over clients.
 
-Unit j of a layer is, in client k, a column z_kj of numbers: its weights, or
-what a round's training changed in them. The columns of all clients, one below
-the other, are the matrix Z; its correlations R tell which units vary together.
-The model R = A A^T + Psi with G common factors (the columns of A) and a
-diagonal Psi gives the communality of a unit, the part of its variance that the
+On client k, unit j of a layer is a column z_kj of numbers: its weights, or
+their changes in a round's training. The columns of all clients, one below the
+other, are the matrix Z. Its correlations R show which units vary together. The
+model R = A A^T + Psi has G common factors (the columns of A) and a diagonal
+Psi. It gives the communality of a unit, the part of its variance that the
 common factors explain: nu_j = sum_m a_jm^2.
 
-R needs only three sums over clients, of Z_k^T Z_k, of Z_k^T 1 and of the number
-of rows, so nobody sees a client's columns, and any aggregator for sums or means
-serves. A client sends d (d + 1) / 2 + d + 1 numbers for a layer of d units.
+R needs only three sums over clients: of Z_k^T Z_k, of Z_k^T 1 and of the number
+of rows. So no client's columns leave it, and any aggregator for sums or means
+works. A client sends d (d + 1) / 2 + d + 1 numbers for a layer of d units.
 
-The principal-factor iteration finds A: starting from Psi = 0, it takes the G
+The principal-factor iteration finds A. It starts from Psi = 0, takes the G
 largest positive eigenvalues of R - Psi with their eigenvectors, sets Psi to the
-rest of R's diagonal, and so on until the communalities converge or
-`max_iterations` are done. Where common factors stand out from the rest, it
-takes 5 to 20; where there are none, so that nothing tells units apart, it does
-not converge in a thousand. So the limit bounds the time: an iteration on 512
-units takes a twentieth of a second on a CPU core, the step half a second.
+rest of R's diagonal, and repeats until the communalities converge or
+`max_iterations` are done. If common factors stand out from the rest, it takes 5
+to 20 iterations. If nothing distinguishes the units, it does not converge in a
+thousand. So the limit bounds the time: an iteration on 512 units takes a
+twentieth of a second on a CPU core, the whole step half a second.
 
-Where Z is degenerate:
+Degenerate cases of Z:
 
-* A unit that is the same number in all rows of all clients (0, say, where it
-  did not move) has no correlation. It is left out, with communality 0.
-* With fewer rows than units R is singular, which does no harm.
-* A communality that would be above 1 (a Heywood case) is 1.
-* With noise added R may have negative eigenvalues; they give no factor.
+* A unit with the same number in all rows of all clients (0, say, if it did not
+  move) has no correlation. It is left out, with communality 0.
+* R is singular if there are fewer rows than units, which does no harm.
+* A communality above 1 (a Heywood case) is set to 1.
+* R may have negative eigenvalues if noise is added. They give no factor.
 
 Sources: FedSplit and FedFac (Wang, Tang, Li: Factor-Assisted Federated Learning
 for Personalized Optimization with Heterogeneous Data, arXiv:2312.04281),
-section 4.1; the method is Harman, Modern Factor Analysis, chapter 8.
+section 4.1. The method is Harman, Modern Factor Analysis, chapter 8.
 """
 
 import collections
@@ -40,12 +40,12 @@ import tensorflow as tf
 
 # Bound on the largest change of a communality in the last iteration.
 TOLERANCE = 1e-4
-# Up to so many units there are so many iterations at most; beyond, as an
-# iteration's cost grows with the cube of the units, that many fewer.
+# The most iterations for up to `_UNITS_OF_MOST` units. Beyond, the limit falls
+# with the cube of the units, because the cost of an iteration grows with it.
 _MOST_ITERATIONS = 50
 _LEAST_ITERATIONS = 8
 _UNITS_OF_MOST = 256
-# Communalities that differ by less are taken for equal.
+# Communalities that differ by less count as equal.
 _EQUAL = 1e-9
 
 
@@ -55,8 +55,8 @@ class Factors(NamedTuple):
   Attributes:
     communalities: float64 `[d]`, in [0, 1].
     number: int32, number of factors.
-    num_iterations: int32, number of iterations; `max_iterations` where they did
-      not converge, 0 for a solution without iterations.
+    num_iterations: int32, number of iterations: `max_iterations` if they did
+      not converge, 0 for a solution without them.
   """
 
   communalities: tf.Tensor
@@ -79,8 +79,8 @@ def client_sums(columns: tf.Tensor) -> collections.OrderedDict:
     columns: `[rows, d]`, Z_k.
 
   Returns:
-    `products` `[d (d + 1) / 2]`, the upper triangle of Z_k^T Z_k by row;
-    `totals` `[d]`; and `rows`, a scalar.
+    `products` `[d (d + 1) / 2]` (the upper triangle of Z_k^T Z_k by row),
+    `totals` `[d]` and the scalar `rows`.
   """
   products = tf.matmul(columns, columns, transpose_a=True)
   rows = tf.cast(tf.shape(columns)[0], columns.dtype)
@@ -114,10 +114,10 @@ def correlations(sums: Any) -> tf.Tensor:
     sums: The results of `client_sums`, as a sum or mean over clients.
 
   Returns:
-    float64 `[d, d]`, with 1 on the diagonal; a row and a column of 0 where an
-    unit has no variance.
+    float64 `[d, d]`, with 1 on the diagonal. The row and the column of a unit
+    without variance are 0.
   """
-  # The mean over nobody may be NaN, for which there are no eigenvalues.
+  # A mean over no clients may be NaN, which has no eigenvalues.
   products, totals, rows = (
     tf.cast(tf.where(tf.math.is_finite(value), value, 0), tf.float64)
     for value in (sums['products'], sums['totals'], sums['rows'])
@@ -127,15 +127,15 @@ def correlations(sums: Any) -> tf.Tensor:
   squares = tf.math.divide_no_nan(_symmetric(products, number), rows)
   covariances = squares - means[:, tf.newaxis] * means
   variances = tf.linalg.diag_part(covariances)
-  # Below this a variance is what rounding left of the sums.
+  # A variance below this is a rounding error of the sums.
   rounding = 8 * np.finfo(sums['products'].dtype.as_numpy_dtype).eps
   varies = variances > rounding * tf.linalg.diag_part(squares)
   scales = tf.where(varies, tf.sqrt(tf.where(varies, variances, 1)), 1)
-  found = covariances / (scales[:, tf.newaxis] * scales)
-  found = tf.clip_by_value(found, -1, 1)
+  correlation = covariances / (scales[:, tf.newaxis] * scales)
+  correlation = tf.clip_by_value(correlation, -1, 1)
   both = tf.logical_and(varies, varies[:, tf.newaxis])
-  found = tf.where(both, found, 0)
-  return tf.linalg.set_diag(found, tf.cast(varies, tf.float64))
+  correlation = tf.where(both, correlation, 0)
+  return tf.linalg.set_diag(correlation, tf.cast(varies, tf.float64))
 
 
 def principal_factors(
@@ -145,8 +145,8 @@ def principal_factors(
 
   Args:
     correlation: float64 `[d, d]`, the result of `correlations`.
-    explained_variance: kappa in (0, 1]: there are as many factors as it takes
-      of R's largest eigenvalues for this share of their sum.
+    explained_variance: kappa in (0, 1]. There are as many factors as it takes
+      of R's largest eigenvalues to reach this share of their sum.
   """
   number = _num_factors(tf.linalg.eigvalsh(correlation), explained_variance)
   diagonal = tf.linalg.diag_part(correlation)
@@ -156,8 +156,8 @@ def principal_factors(
   def iterate(step, communalities, unused_change):
     reduced = tf.linalg.set_diag(correlation, communalities)
     values, vectors = tf.linalg.eigh(reduced)
-    kept = tf.where(is_factor, tf.maximum(values, 0), 0)
-    new = tf.minimum(tf.linalg.matvec(vectors**2, kept), diagonal)
+    largest = tf.where(is_factor, tf.maximum(values, 0), 0)
+    new = tf.minimum(tf.linalg.matvec(vectors**2, largest), diagonal)
     return step + 1, new, tf.reduce_max(tf.abs(new - communalities))
 
   steps, communalities, _ = tf.while_loop(
@@ -173,9 +173,9 @@ def eigenvector_squares(
 ) -> Factors:
   """The communalities of the authors' code (ffair/FedFac, 76101b38).
 
-  With G factors as in `principal_factors`, nu_j is the sum of the squares of
-  unit j in the first G - 1 eigenvectors of R, which are of length 1: not
-  scaled by their eigenvalues, and without an iteration.
+  nu_j is the sum of the squares of unit j in the first G - 1 eigenvectors of R,
+  with G factors as in `principal_factors`. The eigenvectors have length 1: they
+  are not scaled by their eigenvalues, and there is no iteration.
   """
   values, vectors = tf.linalg.eigh(correlation)
   number = _num_factors(values, explained_variance)
@@ -185,7 +185,7 @@ def eigenvector_squares(
 
 
 def _num_factors(eigenvalues, explained_variance):
-  """Number of the largest eigenvalues that make this share of their sum."""
+  """Number of the largest eigenvalues that make up this share of their sum."""
   largest_first = tf.maximum(eigenvalues[::-1], 0)
   reached = tf.cumsum(largest_first)
   # Up to rounding, so that all of the variance is reached before the end.
@@ -194,10 +194,10 @@ def _num_factors(eigenvalues, explained_variance):
 
 
 def least(values: tf.Tensor, count: int) -> tf.Tensor:
-  """Marks the `count` smallest, the first of equal ones: bool `[d]`.
+  """Marks the `count` smallest values, the first of equal ones: bool `[d]`.
 
   Args:
-    values: `[d]`; values that differ by rounding are equal.
+    values: `[d]`. Values that differ by rounding count as equal.
     count: Number of values to mark.
   """
   if values.dtype.is_floating:

@@ -1,9 +1,9 @@
 """Methods that differ only in their local layers and their objective.
 
-A client trains all of its weights, global and local ones, together; the global
-ones are averaged, the local ones stay. FedAvg keeps none local, FedPer the
-head, local training all. A client that never took part trains its local
-weights, from the initial ones, with the global ones frozen.
+A client trains all of its weights, global and local, together. The global ones
+are averaged, the local ones stay. FedAvg has no local weights, FedPer has the
+head, and local training has all weights. A client that never took part trains
+its local weights, from the initial ones, with the global weights frozen.
 """
 
 from typing import Any, Optional
@@ -25,11 +25,11 @@ def joint_training_work(
   """Makes a method from the partition of its weights and its objective.
 
   Args:
-    partition: Division into global and local weights; None for no local ones.
+    partition: Division into global and local weights. None makes all global.
     objective: A function of all weights and as many batches as `hparams.phase`
-      has for a step; by default the batch's loss.
-    proximal_strength: Strength of the pull of the global weights to those that
-      were broadcast, at least 0 (half of it times the squared distance).
+      has for a step. None uses the batch's loss.
+    proximal_strength: Strength of the pull of the global weights toward the
+      broadcast ones, at least 0 (half of it times the squared distance).
     **others: Further fields of `ClientWork`.
   """
   partition = partition or weight_partition.WeightPartition.by_layer(model, ())
@@ -69,7 +69,7 @@ def divided_work(
   Args:
     model: The process' model, whose body must have weights.
     depth: `local_depth` or `global_depth`, the field of `hparams` with the
-      number of last layers on that side; None is for the head layers.
+      number of last layers on that side. None means the head layers.
   """
   split_model.check_has_body(model, method)
   last = model.last_layers(getattr(hparams, depth), depth)
@@ -89,12 +89,12 @@ def fit_local(
   local: Optional[split_model.Weights] = None,
   stream: Optional[int] = None,
 ) -> split_model.Weights:
-  """Trains the local weights, with those received frozen.
+  """Trains the local weights, with the received weights frozen.
 
-  A local head that reads no weights of the body trains on its features.
+  A local head that reads no weights of the body trains on the body's features.
 
   Args:
-    local: Initial local weights; None for the client's.
+    local: Initial local weights. None uses the client's.
     stream: See `Client.sgd`.
   """
   local = client.local if local is None else local

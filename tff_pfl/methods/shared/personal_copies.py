@@ -1,8 +1,8 @@
-"""Methods whose clients keep a whole model of their own, beside the global one.
+"""Methods whose clients keep a whole personal model besides the global one.
 
-The personal model is the client's local state; it starts from the initial
-weights when the client first takes part. A client that is scored and never took
-part starts from the global model and trains its personal one as in a round.
+The personal model is the client's local state. It starts from the initial
+weights when the client first takes part. If a client is scored but never took
+part, it starts from the global model and trains as in a round.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ def personal_copies_work(
   """Makes a method whose clients keep a personal model.
 
   Args:
-    train: `client -> ClientResult`, a round; the local state is the personal
+    train: `client -> ClientResult`, a round. The local state is the personal
       model.
-    train_personal: `(client, personal, num_epochs) -> TrainResult`: the part of
-      a round that trains the personal model, from `personal`, for `num_epochs`
-      or (None) as long as in a round.
+    train_personal: `(client, personal, num_epochs) -> TrainResult`, the part of
+      a round that trains the personal model, from `personal`, for `num_epochs`.
+      None trains as long as in a round.
     **others: Further fields of `ClientWork`.
   """
 

@@ -1,36 +1,38 @@
 """The second-order aggregation of domains' heads.
 
-With d_im, d_m and L_im as in `domain_heads`, the new head of domain m is
+The new head of domain m, with d_im, d_m and L_im as in `domain_heads`, is
 
     w_m <- w_m + d_m + (H_m + r I)^-1 sum_i L_im H_im (d_im - d_m)
 
 with H_im the Hessian of the client's mean loss on domain m at its head w_im,
-H_m = sum_i L_im H_im and r = `ridge` times the largest eigenvalue of H_m. With
-r = 0 this is FedDAR's sum H_m^-1 sum_i L_im H_im w_im; with r it is that of the
-Hessians H_im + r / (sum_i L_im) I. So a ridge takes nothing from what clients
-agree in. In a direction of curvature h it leaves h / (h + r) of what second
-order adds to the average; one about which the cohort's data say nothing has the
+H_m = sum_i L_im H_im and r = `ridge` times the largest eigenvalue of H_m. If
+r = 0, this is FedDAR's sum H_m^-1 sum_i L_im H_im w_im. Otherwise, it is the
+same sum with the Hessians H_im + r / (sum_i L_im) I. So a ridge does not change
+what clients agree on. In a direction of curvature h, it leaves h / (h + r) of
+what second order adds to the average. In a direction about which the cohort's
+data say nothing, the head is the average.
+
+The Hessians make up most of a report's norm, so a factory that clips makes
+clients with large Hessians count less. Noise is amplified by up to 1 / `ridge`.
+
+Rounding of the float32 reports is also amplified (the solve is in float64):
+H_m + r I has a condition number of up to 1 + 1 / `ridge`, 1,001 by default. On
+digits in shards of two classes, heads after two rounds on TFF's native context
+differ by 3.0e-5 from heads in process, and by 2.4e-5 if the initial weights
+differ in the last bit. Both are 5e-7 with a ridge of 0.1, and 1e-7 with the
 average.
 
-The Hessians make most of a report's norm, so a factory that clips lets clients
-with large Hessians count less. Noise is amplified by up to 1 / `ridge`.
-
-So is rounding of the float32 reports (the solve is in float64): H_m + r I has a
-condition number of up to 1 + 1 / `ridge`, 1,001 by default. On digits in shards
-of two classes, heads after two rounds on TFF's native context are 3.0e-5 from
-those in process, and 2.4e-5 apart if the initial weights differ in the last
-bit; with a ridge of 0.1 both are 5e-7, with the average 1e-7.
-
-With features z of an example (a 1 appended where there is a bias), outputs
-o = W z and p the probabilities, the Hessian of its loss in the outputs is
+For an example with features z (and a 1 appended if there is a bias), outputs
+o = W z and probabilities p, the Hessian of its loss in the outputs is
 
     squared error (mean over N outputs)   C = 2 / N I
     two classes, one output               C = mu (1 - mu)
     N labels of two classes each          C = diag(mu (1 - mu)) / N
     N classes                             C = diag(p) - p p^T
 
-and in the head, C (x) z z^T, of size N times the number of features, with the
-features of the first output first.
+with mu the probability of the second class. In the head, it is C (x) z z^T, of
+size N times the number of features, with the features of the first output
+first.
 
 References:
   Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
@@ -63,13 +65,13 @@ class SecondOrder(domain_heads.WeightedAverage):
       effective_rank=np.zeros([model.domains.number], np.float32)
     )
     # The number of directions of each domain's head in which second order
-    # decides; in the others the head is the average.
+    # decides. In the other directions, the head is the average.
     self.metrics = lambda algorithm: collections.OrderedDict(
       effective_rank=model.domains.by_name(algorithm['effective_rank'])
     )
 
   def report(self, old, new, features):
-    """The average's report, the Hessians, and these times the changes."""
+    """The average's report, Hessians, and Hessians times the changes."""
     report = super().report(old, new, features)
     members = domain_heads.members_of(self._model, features)
     hessians = tf.stack(
@@ -124,24 +126,24 @@ class SecondOrder(domain_heads.WeightedAverage):
 
 
 def solve(hessians: tf.Tensor, right_sides: tf.Tensor, ridge: float) -> tuple:
-  """Solves `(hessian + r I) @ step = right_side` in the sense of least squares.
+  """Solves `(hessian + r I) @ step = right_side` by least squares.
 
-  It works in float64 with eigenvalues h: directions in which the Hessian is 0
-  up to rounding (or, with noise added, negative) get no step.
+  The solve uses the eigenvalues h in float64. Directions in which the Hessian
+  is 0 up to rounding (or negative, after added noise) get no step.
 
   Args:
     hessians: float `[domains, size, size]`, symmetric up to rounding.
     right_sides: float `[domains, size]`.
-    ridge: Ratio of r to the largest eigenvalue, at least 0; so r has the scale
+    ridge: Ratio of r to the largest eigenvalue, at least 0. So r has the scale
       of the rounding errors.
 
   Returns:
-    `steps` `[domains, size]`, and float32 `[domains]` in [0, size], the
-    effective ranks: the sum of h / (h + r) over the directions with a step.
+    `steps` `[domains, size]`, and the effective ranks, float32 `[domains]` in
+    [0, size]: the sum of h / (h + r) over the directions with a step.
   """
   dtype, size = hessians.dtype, hessians.shape[-1]
   tolerance = size * np.finfo(dtype.as_numpy_dtype).eps
-  # The mean over nobody may be NaN, for which there are no eigenvalues.
+  # A mean over no clients may be NaN, which has no eigenvalues.
   hessians = tf.where(tf.math.is_finite(hessians), hessians, 0)
   hessians = tf.cast(hessians, tf.float64)
   values, vectors = tf.linalg.eigh(
@@ -196,16 +198,16 @@ def head_hessian(
     head: Names of the head's weights.
     weights: The head's weights, at which the Hessian is taken.
     features: `[rows, features]`.
-    is_counted: bool `[rows]`, True for the examples of the sum; the others may
+    is_counted: bool `[rows]`, True for the examples in the sum. The others may
       have any features.
-    y: The labels `[rows, ...]`, for a model whose classes have weights in
-      training, which then are in the losses.
-    weight: Weights of the examples in the losses, `[rows]`; `()` for none.
+    y: The labels `[rows, ...]`, for a model whose training losses have class
+      weights. The Hessian includes them.
+    weight: Weights of the examples in the losses, `[rows]`, or `()` for none.
 
   Returns:
     `[size, size]`, symmetric, in the order of `as_vector`.
   """
-  # The others may be padding, and anything.
+  # The other rows may be padding with any values.
   features = tf.where(is_counted[:, tf.newaxis], features, 0.0)
   outputs, _ = model.head(weights, features)
   counted = tf.cast(is_counted, features.dtype)
@@ -213,7 +215,7 @@ def head_hessian(
   diagonal *= counted[:, tf.newaxis]
   factors = []
   if model.training_loss is not None:
-    # It depends on the label alone; where all classes are alike no loss is 0.
+    # The factor depends only on the label. No loss is 0 at equal outputs.
     alike = tf.zeros_like(outputs)
     factors.append(
       tf.math.divide_no_nan(model.training_loss(y, alike), model.loss(y, alike))
@@ -241,7 +243,7 @@ def head_hessian(
 
 
 def _curvature(model, outputs):
-  """`(d, u)` `[rows, outputs]` of C = diag(d) - u u^T; u may be None."""
+  """`(d, u)` `[rows, outputs]` of C = diag(d) - u u^T. u may be None."""
   num_outputs = outputs.shape[-1]
   if model.classifier is None:
     return tf.fill(
@@ -257,7 +259,7 @@ def _curvature(model, outputs):
 
 
 def expect_known_loss(model: split_model.SplitModel) -> None:
-  """Raises `ValueError` if the loss has another Hessian than the closed form.
+  """Raises `ValueError` if the loss's Hessian differs from the closed form.
 
   The closed form is compared with automatic differentiation.
 
@@ -267,25 +269,26 @@ def expect_known_loss(model: split_model.SplitModel) -> None:
   errors.expect(
     model.training_loss is None or not model.classifier.is_multilabel,
     'class_weight',
-    'None for several labels with second_order, whose Hessians are without '
-    '(weighted_average takes any loss)',
+    'None for several labels with second_order, whose Hessians have no class '
+    'weights (weighted_average takes any loss)',
     'weights',
   )
   head = domain_models.linear_head(model)
   # A GPU multiplies in TensorFloat-32, which is not close enough.
   with tf.device('CPU:0'):
-    found, expected = _hessians_of_one_example(model, head)
+    closed_form, expected = _hessians_of_one_example(model, head)
   errors.expect(
-    expected is not None and np.allclose(found, expected, rtol=1e-3, atol=1e-4),
+    expected is not None
+    and np.allclose(closed_form, expected, rtol=1e-3, atol=1e-4),
     'model',
     'one with the cross-entropy of logits or the mean squared error as its '
     'loss, whose Hessians second_order has (weighted_average takes any loss)',
-    f'{model.name!r} with another',
+    f'{model.name!r} with another loss',
   )
 
 
 def _hessians_of_one_example(model, head):
-  """The closed form of a head's Hessian, and that of differentiation."""
+  """A head's Hessian in closed form, and by differentiation."""
   kernel = model.initial_weights[head.kernel]
   shape, dtype = kernel.shape, kernel.dtype
   rng = np.random.default_rng(0)
@@ -311,7 +314,7 @@ def _hessians_of_one_example(model, head):
       loss = losses(vector)
     slope = inside.gradient(loss, vector)
   expected = outside.jacobian(slope, vector)
-  found = head_hessian(
+  closed_form = head_hessian(
     model, head, weights, features, tf.constant([True]), label
   )
-  return found, expected
+  return closed_form, expected

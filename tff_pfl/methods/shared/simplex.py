@@ -13,8 +13,8 @@ def project(values: tf.Tensor) -> tf.Tensor:
     Duchi, Shalev-Shwartz, Singer, Chandra: Efficient Projections onto the
     l1-Ball for Learning in High Dimensions, ICML 2008, figure 1.
   """
-  # The projection of shifted values is the same; of large ones 1 would round
-  # away.
+  # Shifted values have the same projection. Among large values, rounding would
+  # lose the 1.
   values -= tf.reduce_max(values)
   ordered = tf.sort(values, direction='DESCENDING')
   ranks = tf.range(1, tf.size(values) + 1)
@@ -31,12 +31,12 @@ def minimize_quadratic(
   """The point a of the simplex with the least a^T matrix a.
 
   It is found by projected gradient descent with Nesterov's momentum, which
-  starts anew where it goes uphill.
+  restarts if it goes uphill.
 
   Args:
     matrix: float `[n, n]`, positive semi-definite.
     is_free: bool `[n]`, False for numbers that are held at 0. If all are, the
-      result is finite and means nothing.
+      result is finite but meaningless.
     num_steps: Steps of the descent from equal numbers.
 
   References:
@@ -46,14 +46,14 @@ def minimize_quadratic(
   """
   free = tf.cast(is_free, matrix.dtype)
   matrix *= free * free[:, tf.newaxis]
-  # At least the largest eigenvalue.
+  # An upper bound of the largest eigenvalue.
   curvature = tf.reduce_max(tf.reduce_sum(tf.abs(matrix), axis=1))
 
   def step(old, ahead, pace):
     moved = ahead - tf.math.divide_no_nan(
       tf.linalg.matvec(matrix, ahead), curvature
     )
-    # Numbers that are not free are so far below that they get 0.
+    # Numbers that are not free are so low that the projection gives them 0.
     new = project(tf.where(is_free, moved, -1e6))
     is_uphill = tf.reduce_sum((ahead - new) * (new - old)) > 0
     new_pace = tf.where(is_uphill, 1.0, (1 + tf.sqrt(1 + 4 * pace**2)) / 2)
@@ -61,10 +61,10 @@ def minimize_quadratic(
     return new, new + tf.cast(share, new.dtype) * (new - old), new_pace
 
   start = tf.math.divide_no_nan(free, tf.reduce_sum(free))
-  found, _, _ = tf.while_loop(
+  solution, _, _ = tf.while_loop(
     lambda *_: True,
     step,
     (start, start, tf.constant(1.0)),
     maximum_iterations=num_steps,
   )
-  return found
+  return solution
