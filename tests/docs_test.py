@@ -207,7 +207,7 @@ def test_a_method_written_by_the_guide_is_fed_prox(monkeypatch):
 def _module_of_reference(target):
   """The module, or package, that a page of the reference is made from."""
   path = target.relative_to(_DOCS / 'reference').with_suffix('')
-  if path.name == 'index':
+  if path.name in ('index', 'tff_pfl'):
     return _ROOT / 'tff_pfl' / path.parent / '__init__.py'
   return (_ROOT / 'tff_pfl' / path).with_suffix('.py')
 

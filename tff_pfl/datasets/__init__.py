@@ -1,10 +1,10 @@
 """Federated datasets: clients and their examples.
 
-`load_dataset` gives a dataset by name, `load_arrays` its examples before they
-are divided among clients. `FederatedDataset.from_frame` makes a dataset of a
-pandas frame, `from_arrays` of arrays, `from_client_data` of TFF's `ClientData`.
-`partitioning` has the rules that make clients from central data, `sources` the
-data sets themselves.
+`load_dataset` loads a dataset by name. `load_arrays` loads its examples before
+they are divided among clients. `FederatedDataset.from_frame` makes a dataset
+from a pandas frame, `from_arrays` from arrays, and `from_client_data` from
+TFF's `ClientData`. `partitioning` has the rules that divide examples among
+clients, and `sources` has the datasets themselves.
 """
 
 from tff_pfl.datasets.arrays import Arrays

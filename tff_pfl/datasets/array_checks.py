@@ -1,4 +1,4 @@
-"""Checks of users' examples; nothing is silently mended."""
+"""Checks of users' examples, which are never silently corrected."""
 
 import collections
 import contextlib
@@ -12,19 +12,19 @@ import tree
 from tff_pfl import errors
 from tff_pfl.datasets import partitioning
 
-# Beyond this many classes, labels with a class for every example are taken for
-# no classes, as they would need a huge model and partition.
+# Inferred numbers of classes or domains above this and above the number of
+# examples are errors, as they would need a huge model and partition.
 _MAX_SINGLETON_CLASSES = 1000
 
 
 def field_checks(
   num_classes: Optional[int], num_domains: Optional[int]
 ) -> dict[str, Callable[[Any, str], Any]]:
-  """Functions of a value and its name that check and convert a field.
+  """Returns functions of a value and its name that check and convert a field.
 
   Args:
-    num_classes: Bound on labels; None for regression or no bound.
-    num_domains: Bound on domain ids; None for no bound.
+    num_classes: Bound on labels. None means regression or no bound.
+    num_domains: Bound on domain ids. None means no bound.
   """
   return {
     'x': check_inputs,
@@ -37,8 +37,8 @@ def field_checks(
 def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
   """Checks the fields of central examples and converts them.
 
-  The fields are the arguments of `FederatedDataset.from_arrays`, also in
-  messages; arrays are copied only if the dtype changes.
+  Messages name the fields like the arguments of `FederatedDataset.from_arrays`.
+  Arrays are copied only if the dtype changes.
   """
   num_classes, names = pool.num_classes, pool.domain_names
   if num_classes is not None:
@@ -47,7 +47,7 @@ def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
     names = check_domain_names(names)
   checks = field_checks(num_classes, names and len(names))
   has_test = any(getattr(pool, f'{field}_test') is not None for field in checks)
-  # Training and test examples have the same fields: a check refuses None.
+  # Training and test examples have the same fields: checks reject None.
   fields = ['x', 'y'] + [
     field
     for field in ('domain', 'weight')
@@ -92,7 +92,7 @@ def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
 
 
 def _number_of_ids(name: str, checked: dict[str, Any], field: str) -> int:
-  """Returns the largest checked id plus 1; refuses an implausible one."""
+  """Returns the largest checked id plus 1 unless it is implausible."""
   ids = [checked[key] for key in (field, f'{field}_test') if key in checked]
   largest = max(int(part.max(initial=0)) for part in ids)
   errors.expect(
@@ -113,7 +113,7 @@ def _numbers(value: Any, name: str) -> np.ndarray:
     'a masked array',
   )
   array = np.empty(0, object)
-  with contextlib.suppress(ValueError):  # Of rows of unequal length, or words.
+  with contextlib.suppress(ValueError):  # Rows of unequal length, or words.
     array = np.asarray(value)
     if isinstance(value, pd.DataFrame) and array.dtype == object:
       # Columns of several kinds, such as numbers and nullable numbers.
@@ -133,7 +133,7 @@ def _numbers(value: Any, name: str) -> np.ndarray:
 
 
 def _one_each(value: Any, name: str) -> np.ndarray:
-  """Returns an array of a number for each example."""
+  """Returns an array with one number per example."""
   array = _numbers(value, name)
   errors.expect(array.ndim == 1, name, 'one number per example', array.shape)
   return array
@@ -142,7 +142,7 @@ def _one_each(value: Any, name: str) -> np.ndarray:
 def _expect_each(
   are_good: np.ndarray, array: np.ndarray, name: str, constraint: str
 ) -> None:
-  """Raises `ValueError` that names the first value that is not good."""
+  """Raises a `ValueError` that names the first bad value."""
   if not are_good.all():
     first = np.unravel_index(np.argmin(are_good), array.shape)
     place = f'{name}{[*map(int, first)]}'
@@ -153,7 +153,7 @@ def check_inputs(value: Any, name: str) -> Any:
   """Checks inputs and converts floats to float32.
 
   Args:
-    value: Numbers `[examples, ...]`, or a dict of several inputs; copied only
+    value: Numbers `[examples, ...]`, or a dict of several inputs. Copied only
       if the dtype changes.
     name: Name of the value in messages.
   """
@@ -169,13 +169,13 @@ def check_inputs(value: Any, name: str) -> Any:
 def check_targets(
   value: Any, name: str, num_classes: Optional[int]
 ) -> np.ndarray:
-  """Checks labels, as int32, or regression targets, as float32.
+  """Converts labels to int32, or regression targets to float32, with checks.
 
   Args:
     value: Numbers, `[examples, ...]`.
     name: Name of the value in messages.
     num_classes: Bound on labels, which must be whole and in
-      `[0, num_classes)`. None for no bound on integers; floats then are
+      `[0, num_classes)`. None means no bound on integers, and that floats are
       regression targets.
   """
   array = _numbers(value, name)
@@ -187,7 +187,7 @@ def check_targets(
 def _as_ids(
   array: np.ndarray, name: str, kind: str, num_ids: Optional[int]
 ) -> np.ndarray:
-  """Converts numbers to int32; all must be whole and in `[0, num_ids)`."""
+  """Converts whole numbers in `[0, num_ids)` to int32; rejects others."""
   limit = 2**31 if num_ids is None else num_ids
   are_ids = (array >= 0) & (array < limit) & (array == np.floor(array))
   _expect_each(are_ids, array, name, f'{kind}, an integer in [0, {limit})')
@@ -202,21 +202,21 @@ def check_domain_ids(
   Args:
     value: Whole numbers, `[examples]`.
     name: Name of the value in messages.
-    num_domains: Bound on the ids, which are in `[0, num_domains)`; None for no
-      bound.
+    num_domains: Bound on the ids, which are in `[0, num_domains)`. None means
+      no bound.
   """
   return _as_ids(_one_each(value, name), name, 'a domain id', num_domains)
 
 
 def check_weights(value: Any, name: str) -> np.ndarray:
-  """Checks weights of examples, `[examples]`; converts them to float32."""
+  """Checks weights of examples, `[examples]`, and converts them to float32."""
   array = _one_each(value, name)
   _expect_each(array >= 0, array, name, 'not negative')
   return array.astype(np.float32, copy=False)
 
 
 def check_domain_names(value: Any) -> tuple[str, ...]:
-  """Checks names of domains: at least one, distinct, none of them empty."""
+  """Checks names of domains: at least one, distinct, none empty."""
   names = () if isinstance(value, (str, bytes)) else tuple(value)
   errors.expect(
     0 < len(names) == len({*names})

@@ -1,4 +1,4 @@
-"""Central arrays of examples, and clients that are indices into them."""
+"""Central arrays of examples, with clients as indices into them."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -23,18 +23,17 @@ OF_EACH = ('x', 'y', 'domain', 'client', 'weight')
 class CheckedPool(partitioning.Pool):
   """Training and test examples, which the constructor checks and converts.
 
-  It copies inputs only if they are floats of another precision; do not modify
-  them.
+  Do not modify the inputs: only floats of another precision are copied.
 
   Attributes:
-    name: Name of the data set.
-    transform: Function of inputs `[k, ...]`, example by example, so that `x`
-      can be stored in a compact form such as uint8. It is applied on demand, to
-      training and test inputs alike, once for all rounds; for random changes
-      see `models.augmentation`. None if `x` and `x_test` are the inputs of
-      models. A transform that reads files has a method `content` that yields
+    name: Name of the dataset.
+    transform: Function that converts inputs `[k, ...]` example by example, so
+      that `x` can be stored in a compact form such as uint8. It is applied on
+      demand to training and test inputs, once for all rounds. For random
+      changes, see `models.augmentation`. None if `x` and `x_test` are model
+      inputs. A transform that reads files has a method `content` that yields
       the bytes of the files of inputs `[k, ...]`.
-    num_overlapping: See `FederatedDataset`; only with test examples.
+    num_overlapping: See `FederatedDataset`. Only with test examples.
   """
 
   name: str
@@ -49,7 +48,7 @@ class CheckedPool(partitioning.Pool):
       partitioning.by_key(self, self.client, self.client_test, 'client')
 
   def split(self, suffix: str) -> dict[str, Any]:
-    """The fields of the training examples (''), or test examples ('_test')."""
+    """Returns the fields of the training ('') or test examples ('_test')."""
     fields = {name: getattr(self, f'{name}{suffix}') for name in OF_EACH}
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -63,8 +62,8 @@ class CheckedPool(partitioning.Pool):
   ) -> dict[str, Any]:
     """Returns the arguments of `FederatedDataset`; see `Arrays.to_clients`.
 
-    Without a partition it is natural if the examples name their clients, or
-    else iid.
+    The default partition is natural if the examples name their clients, and
+    otherwise iid.
     """
     if partition is None:
       partition = 'iid' if self.client is None else 'natural'
@@ -95,7 +94,7 @@ class CheckedPool(partitioning.Pool):
       errors.expect(
         self.num_overlapping == 0,
         'num_overlapping',
-        '0 where test sets are drawn at random, without `x_test` or by'
+        '0 if test sets are drawn at random, without `x_test` or by'
         ' `test_fraction`',
         self.num_overlapping,
       )
@@ -140,7 +139,7 @@ class CheckedPool(partitioning.Pool):
     )
 
   def _warn_of_gaps(self, train, test, parts):
-    """Warns of labels and domains of test examples that are never trained."""
+    """Warns of test labels and domains that no training example has."""
     trained, tested = map(np.concatenate, parts)
     for field in ('y', 'domain'):
       if field in train and train[field].dtype == np.int32:
@@ -148,7 +147,7 @@ class CheckedPool(partitioning.Pool):
         if len(untrained):
           logging.warning(
             'Dataset %r: test examples have `%s` %s, which no training example'
-            ' has: is that right? (Numbers to predict are floats.)',
+            ' has. (Regression targets must be floats.)',
             self.name,
             field,
             untrained.tolist(),
@@ -157,14 +156,14 @@ class CheckedPool(partitioning.Pool):
 
 @dataclasses.dataclass(frozen=True)
 class _ArrayClients:
-  """A loader of clients: all examples of a split and each client's indices."""
+  """Loads clients from all examples of a split and each client's indices."""
 
   splits: dict[str, examples_lib.Examples]
   indices: dict[str, dict[str, np.ndarray]]
   transform: Optional[Transform]
 
   def __call__(self, client_id: str, split: str) -> examples_lib.Examples:
-    """Selects the client's examples; inputs are transformed on first use."""
+    """Selects the client's examples and transforms inputs on first use."""
     part = self.splits[split].select(self.indices[split][client_id])
     if self.transform is None:
       return part
@@ -198,14 +197,14 @@ def _divide(
   rule: partitioning.Partitioner,
   seed: int,
 ) -> tuple[partitioning.Partition, list[str]]:
-  """Divides examples; returns each client's and the clients' ids."""
+  """Divides examples and returns the partition and the clients' ids."""
   if isinstance(rule, natural.Natural):
     return natural.own_clients(pool, num_clients, seed)
   errors.expect(
     num_clients is not None,
     'num_clients',
-    'given for a rule that deals examples; else the client of each example is'
-    ' given (`keys` of `from_arrays`, else `client`), and no `partition`',
+    'given for a rule that deals examples; to name the client of each example'
+    ' instead, give `keys` (`from_arrays`) or `client`, and no `partition`',
     num_clients,
   )
   if pool.client is not None:

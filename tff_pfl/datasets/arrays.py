@@ -12,7 +12,7 @@ from sklearn import preprocessing
 from tff_pfl import errors, fields
 from tff_pfl.datasets import array_clients, federated_dataset, partitioning
 
-# Examples that are transformed at once.
+# Number of examples that are transformed at once.
 _EXAMPLES_AT_ONCE = 1024
 
 
@@ -27,13 +27,13 @@ def _normalize(x, *, before, mean, scale):
 
 
 class Arrays(array_clients.CheckedPool):
-  """All training and test examples of a data set; see the base class."""
+  """All training and test examples of a dataset; see the base class."""
 
   def class_subset(self, classes: Iterable[int]) -> 'Arrays':
     """Returns only the examples of some classes, in their order.
 
-    Labels, `num_classes` and domains stay unchanged, so that a model of all
-    classes fits these examples too.
+    Labels, `num_classes` and domains stay unchanged, so a model of all classes
+    also fits these examples.
 
     Args:
       classes: At least one class, each in `[0, num_classes)`.
@@ -55,18 +55,18 @@ class Arrays(array_clients.CheckedPool):
     return dataclasses.replace(self, **chosen)
 
   def normalized(self) -> 'Arrays':
-    """Returns the examples with training inputs of mean 0 and deviation 1.
+    """Scales inputs so that the training inputs have mean 0 and deviation 1.
 
     Images (`[n, height, width]`, `[n, height, width, channels]`) are normalized
-    by channel, other inputs (`[n, columns]`) by column, over all training
-    examples; constant ones become 0. Test examples are shifted and scaled by
-    the same numbers.
+    per channel, other inputs (`[n, columns]`) per column, over all training
+    examples. Constant channels and columns become 0. Test examples are shifted
+    and scaled by the same numbers.
     """
     errors.expect(
       self.transform is not None
       or all(array.dtype.kind == 'f' for array in tree.flatten(self.x)),
       'normalize',
-      f'false for {self.name!r}, whose inputs are no images or columns of '
+      f'false for {self.name!r}, whose inputs are not images or columns of '
       'numbers',
       True,
     )
@@ -76,7 +76,7 @@ class Arrays(array_clients.CheckedPool):
 
     def fit(scaler, part):
       part = np.asarray(part, np.float64)
-      # Images without channels have one.
+      # Images without a channel dimension have one channel.
       columns = part.shape[-1] if part.ndim in (2, 4) else 1
       scaler.partial_fit(part.reshape(-1, columns))
 
@@ -111,15 +111,15 @@ class Arrays(array_clients.CheckedPool):
     """Divides the examples among clients.
 
     Args:
-      num_clients: Number of clients, at least 1; None for all clients that the
-        examples name, with the partition natural.
-      partition: A partitioner or its specification. None for natural if the
-        examples name their clients, or else `shards:2`.
+      num_clients: Number of clients, at least 1. None means all clients that
+        the examples name, with the partition natural.
+      partition: A partitioner or its specification. None means natural if the
+        examples name their clients, and otherwise `shards:2`.
       seed: Seed of the partition and the test set, non-negative.
-      test_fraction: Fraction in [0, 1): training and test examples are pooled
-        and divided among the clients, and this part of each client's becomes
-        its test set, stratified by domain and class. None to divide training
-        and test examples separately, or for 0.2 without test examples.
+      test_fraction: Fraction of a client's examples in its test set, in [0, 1),
+        stratified by domain and class. Training and test examples are pooled
+        before they are divided among the clients. None divides them separately,
+        or means 0.2 if there are no test examples.
     """
     has_clients = self.client is not None
     _, rule = partitioning.defaults(num_clients, partition, has_clients)

@@ -13,15 +13,15 @@ from tff_pfl import errors
 from tff_pfl.datasets import array_checks
 from tff_pfl.datasets import examples as examples_lib
 
-# Largest number of examples of a client whose size `tf.data` does not know.
+# Maximum number of a client's examples if `tf.data` does not know their number.
 _MAX_EXAMPLES = 10**6
-# Clients that are read twice at the start.
+# Number of clients that are read twice to compare their examples.
 _NUM_READ_TWICE = 10
 _FIELDS = ('x', 'y', 'weight', 'domain')
 
 
 def _fields(element: Any) -> dict[str, Any]:
-  """Returns the fields of an element, or of its spec; empty for other forms."""
+  """Returns the fields of an element or its spec, or {} for other forms."""
   if isinstance(element, tuple) and len(element) == 2:
     element = dict(zip(_FIELDS, element))
   if isinstance(element, dict) and {'x', 'y'} <= set(element) <= {*_FIELDS}:
@@ -30,19 +30,19 @@ def _fields(element: Any) -> dict[str, Any]:
 
 
 def _none_of(specs: dict[str, Any]) -> dict[str, Any]:
-  """Returns the fields of no examples."""
+  """Returns the fields of zero examples."""
   return tree.map_structure(
     lambda spec: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype), specs
   )
 
 
 class ClientDataSource:
-  """A loader that reads a client's dataset each time it is called.
+  """A loader that reads a client's dataset on each call.
 
   Attributes:
     spec: Specs of one example: ordered `x`, `y` and, if elements have them,
       `weight` and `domain`. Float inputs, regression targets and weights are
-      float32, labels and domain ids int32.
+      float32. Labels and domain ids are int32.
   """
 
   def __init__(
@@ -51,13 +51,13 @@ class ClientDataSource:
     num_classes: Optional[int],
     num_domains: Optional[int],
   ):
-    """Makes a source; reads nothing yet.
+    """Makes a source but reads no client yet.
 
     Args:
-      splits: 'train' and 'test', of single examples, `(x, y)` or a dictionary.
-        Clients that a split lacks have no examples there.
-      num_classes: Bound on labels; None for regression.
-      num_domains: Bound on domain ids; None without domains.
+      splits: 'train' and 'test' data, with single examples `(x, y)` or dicts as
+        elements. Clients that a split lacks have no examples there.
+      num_classes: Number of classes. None means regression.
+      num_domains: Number of domains. None means no domains.
     """
     self._splits = splits
     self._checks = array_checks.field_checks(num_classes, num_domains)
@@ -72,7 +72,7 @@ class ClientDataSource:
     self._known = {name: {*split.client_ids} for name, split in splits.items()}
 
   def _spec(self, split: str) -> 'collections.OrderedDict[str, Any]':
-    """Returns the specs of one example, as they are after the checks."""
+    """Returns the specs of one example after the checks."""
     structure = self._splits[split].element_type_structure
     specs = _fields(structure)
     errors.expect(
@@ -130,8 +130,8 @@ class ClientDataSource:
       errors.expect(
         not is_endless and len(batches) < 2,
         name,
-        'of a limited number of examples (leave out `repeat`, or tell a large'
-        ' number by `tf.data.experimental.assert_cardinality`)',
+        'of a limited number of examples (leave out `repeat`, or declare a'
+        ' large number with `tf.data.experimental.assert_cardinality`)',
         f'more than {limit}',
       )
       fields = _fields(batches[0]) if batches else fields
@@ -145,15 +145,15 @@ def to_client_data(
 ) -> tff.simulation.datasets.ClientData:
   """Returns clients' examples as TFF's `ClientData`.
 
-  Inside a `tf.function` the examples come through `tf.py_function`, so that
-  nothing is copied into the graph. Such a graph runs in this process only; pass
-  a remote worker the datasets of `create_tf_dataset_for_client` instead.
+  Inside a `tf.function`, the examples come through `tf.py_function`, so nothing
+  is copied into the graph. Such a graph runs only in this process. Pass the
+  datasets of `create_tf_dataset_for_client` to a remote worker instead.
 
   Args:
     client_ids: Ids of the clients.
     element_spec: Spec of one example.
-    examples_of: Function from a client id to its examples; called for the first
-      client at once.
+    examples_of: Function that returns the examples of a client id. It is called
+      immediately for the first client.
   """
 
   def fields_of(client_id: tf.Tensor) -> list[np.ndarray]:
@@ -168,7 +168,7 @@ def to_client_data(
       for field, spec in zip(fields, specs):
         field.set_shape([None, *spec.shape])
     else:
-      # TensorFlow never forgets a `py_function`, 40 kB each.
+      # TensorFlow never frees a `py_function`, which takes 40 kB.
       fields = fields_of(client_id)
     return tf.data.Dataset.from_tensor_slices(
       tf.nest.pack_sequence_as(element_spec, fields)

@@ -1,4 +1,4 @@
-"""Columns of pandas frames: numbers, values of categories, and their errors."""
+"""Columns of pandas frames: numbers, category values and their errors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,18 +8,18 @@ import pandas as pd
 from absl import logging
 from pandas.api import types
 
-# In place of a value's position.
+# Codes for cells without a position.
 MISSING, UNKNOWN = -1, -2
 _DAY = pd.Timedelta(days=1)
 _EPOCH = pd.Timestamp(0, tz='UTC')
-# Larger numbers' squares cannot be added up.
+# The sum of the squares of larger numbers may overflow.
 _MAX_NUMBER = 1e150
-# A column with more strings is free text or row numbers, and so is one with
-# another string in nearly every row.
+# A column with more distinct strings is free text or row numbers. So is a
+# column with a different string in nearly every row.
 _MAX_VALUES = 1000
 _MIN_FREE_TEXTS = 50
 _FREE = 0.9
-# Numbers with another decimal mark, or in a spreadsheet's quotes.
+# Numbers with another decimal mark, or in quotes from a spreadsheet.
 _LIKE_NUMBER = (
   r"(?:'|=\")?[-+]?(?:\d+(?:[.,' \u00a0\u202f]\d{3})*(?:[.,]\d*)?|[.,]\d+)"
   r"['\"]?"
@@ -36,10 +36,10 @@ def error(
 
   Args:
     column: The column.
-    contents: What it should have.
-    remedy: Advice, in pandas' words, with COLUMN for the column.
-    bad: Mask of the wrong cells, of which the first is named; None for those
-      that are not missing.
+    contents: The contents that it should have.
+    remedy: Advice in terms of pandas, with COLUMN for the column.
+    bad: Mask of the wrong cells, the first of which is named. None means all
+      cells that are not missing.
   """
   bad = column.notna() if bad is None else bad
   place = int(np.argmax(bad))
@@ -55,7 +55,7 @@ def error(
 
 
 def json_value(cell: Any) -> Any:
-  """Returns a cell as a type of JSON; 3.0 is 3."""
+  """Converts a cell to a JSON type, such as 3.0 to 3."""
   if isinstance(cell, np.generic):
     cell = cell.item()
   if isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53:
@@ -64,7 +64,7 @@ def json_value(cell: Any) -> Any:
 
 
 def complete(column: pd.Series) -> pd.Series:
-  """Returns the column; raises `ValueError` if a value is missing."""
+  """Returns the column, or raises `ValueError` if a value is missing."""
   if column.isna().any():
     raise error(
       column,
@@ -83,7 +83,7 @@ def is_category(column: pd.Series) -> bool:
 
 
 def inferred(column: pd.Series) -> pd.Series:
-  """Returns a column of objects, or Arrow's, with a dtype of its values."""
+  """Infers the dtype of a column of objects or of Arrow types."""
   if isinstance(column.dtype, pd.ArrowDtype):
     cells = column.to_numpy(object, na_value=None)
     column = pd.Series(cells, column.index, object, column.name)
@@ -91,10 +91,10 @@ def inferred(column: pd.Series) -> pd.Series:
 
 
 def kind(column: pd.Series) -> str:
-  """Returns 'numbers', 'dates', 'durations' or 'words' (and categories).
+  """Returns 'numbers', 'dates', 'durations' or 'words' (or categories).
 
   Raises:
-    ValueError: If it is none of these.
+    ValueError: If the column is none of these.
   """
   column = inferred(column)
   if is_category(column) or types.is_string_dtype(column):
@@ -118,9 +118,9 @@ def kind(column: pd.Series) -> str:
 
 
 def numbers(column: pd.Series) -> np.ndarray:
-  """Returns numbers, of a column without words, float64, NaN where missing.
+  """Returns a column without words as float64, with NaN for missing cells.
 
-  Dates are days since 1970, durations days, and booleans 0 and 1.
+  Dates are days since 1970, durations are days, and booleans are 0 and 1.
   """
   column = inferred(column)
   column_kind = kind(column)
@@ -132,7 +132,7 @@ def numbers(column: pd.Series) -> np.ndarray:
         column,
         'dates other than 1970-01-01',
         'pandas takes numbers for nanoseconds; `pd.to_datetime(numbers,'
-        " format='%Y%m%d')` reads such as 20240131",
+        " format='%Y%m%d')` reads numbers such as 20240131",
       )
   elif column_kind == 'durations':
     column = column / _DAY
@@ -150,12 +150,12 @@ def numbers(column: pd.Series) -> np.ndarray:
 def numbers_of(
   column: pd.Series, purpose: str, required: str = 'numbers'
 ) -> np.ndarray:
-  """Returns `numbers`; raises `ValueError` for a column of another kind.
+  """Returns `numbers`, or raises `ValueError` for a column of another kind.
 
   Args:
-    column: The column; it may be empty of values, and then has any dtype.
-    purpose: What they are for, after "numbers".
-    required: A kind of `kind`.
+    column: The column. Any dtype is accepted if all values are missing.
+    purpose: Purpose of the numbers, for the message.
+    required: The required result of `kind`.
   """
   if column.isna().all():
     return np.full(len(column), np.nan)
@@ -185,7 +185,7 @@ def _expect_words(column: pd.Series) -> None:
       column,
       'numbers alone or words alone',
       "`pd.to_numeric(COLUMN, errors='coerce')` makes others missing,"
-      f" `pd.read_csv(..., na_values=['?'])` reads marks of such, {meant}",
+      f" `pd.read_csv(..., na_values=['?'])` reads '?' as missing, {meant}",
       is_word if is_word.any() else None,
     )
   is_like_number = words.str.fullmatch(_LIKE_NUMBER)
@@ -195,8 +195,8 @@ def _expect_words(column: pd.Series) -> None:
       column,
       'numbers alone, in the form of Python',
       "`pd.read_csv(..., decimal=',', thousands='.', na_values=['?'])` reads"
-      ' others and marks of missing values,'
-      ' `pd.to_numeric(COLUMN.str.strip("\'="))` takes quotes away, ' + meant,
+      ' other forms and marks of missing values,'
+      ' `pd.to_numeric(COLUMN.str.strip("\'="))` removes quotes, ' + meant,
       is_other if is_other.any() else None,
     )
   if pd.to_datetime(words, format='ISO8601', errors='coerce').notna().all():
@@ -217,17 +217,17 @@ def _expect_words(column: pd.Series) -> None:
   if is_quantity.any():
     logging.warning(
       'Column %r has words that begin with a number, such as %r; each becomes'
-      ' an input. pd.to_numeric makes numbers of them, .astype("category") says'
-      ' that they are meant.',
+      ' an input. pd.to_numeric turns them into numbers, .astype("category")'
+      ' confirms that they are categories.',
       column.name,
       words[is_quantity].iloc[0],
     )
 
 
 def values(column: pd.Series) -> list[Any]:
-  """Returns the distinct values of a column, in their order, for JSON.
+  """Returns the distinct values of a column in order, as JSON types.
 
-  Categories keep their order, and those without a row.
+  Categories keep their order and include those without a row.
   """
   column = inferred(column)
   if is_category(column):
@@ -251,10 +251,10 @@ def values(column: pd.Series) -> list[Any]:
 def positions(column: pd.Series, among: Sequence[Any]) -> np.ndarray:
   """Returns each cell's position among values, int32 `[rows]`.
 
-  Numbers, strings and categories compare by what is written: 3.0 is '3'.
+  Numbers, strings and categories are compared as text: 3.0 equals '3'.
 
   Returns:
-    Positions, `MISSING` where a cell is, `UNKNOWN` for another value.
+    Positions, `MISSING` for missing cells, `UNKNOWN` for other values.
   """
   codes, uniques = pd.factorize(column)
   index = pd.Index([str(value) for value in among])
@@ -264,20 +264,20 @@ def positions(column: pd.Series, among: Sequence[Any]) -> np.ndarray:
 
 
 def known_positions(column: pd.Series, among: Sequence[Any]) -> np.ndarray:
-  """Returns `positions`; raises `ValueError` for missing and other values."""
+  """Returns `positions`; raises `ValueError` for missing or unknown values."""
   places = positions(complete(column), among)
   if (is_unknown := places == UNKNOWN).any():
     raise error(
       column,
       f'one of {", ".join(map(str, among))} in every row',
-      'leave rows with others out',
+      'leave out rows with other values',
       is_unknown,
     )
   return places
 
 
 def expect_names(column: pd.Series) -> None:
-  """Raises `ValueError` unless cells are names, as of clients or domains."""
+  """Raises `ValueError` unless cells can name clients or domains."""
   column = inferred(complete(column))
   column_kind = kind(column)
   expect_different(column)
@@ -286,14 +286,14 @@ def expect_names(column: pd.Series) -> None:
   if column_kind == 'numbers' and (is_part := numbers(column) % 1 != 0).any():
     raise error(
       column,
-      'names, which are no fractions',
+      'names, which are not fractions',
       '`pd.cut(COLUMN, [0, 50, 60])` makes groups of numbers',
       is_part,
     )
 
 
 def owners(column: pd.Series) -> np.ndarray:
-  """Returns the clients that a column names, integers or strings `[rows]`."""
+  """Returns the client of each row, integers or strings `[rows]`."""
   expect_names(column)
   codes, uniques = pd.factorize(column)
   names = [json_value(value) for value in uniques]
@@ -303,7 +303,7 @@ def owners(column: pd.Series) -> np.ndarray:
 
 
 def expect_different(column: pd.Series) -> None:
-  """Raises `ValueError` if strings differ in case or blanks alone."""
+  """Raises `ValueError` if strings differ only in case or blanks."""
   if not types.is_string_dtype(column):
     return
   words = column.dropna().drop_duplicates()

@@ -1,4 +1,4 @@
-"""Examples of a client, or of many clients together."""
+"""Examples of one client or of many clients."""
 
 import collections
 import functools
@@ -13,12 +13,12 @@ _INT32_SCALAR = tf.TensorSpec((), tf.int32)
 
 
 class Examples:
-  """Examples, whose inputs may be made on first use.
+  """Examples whose inputs may be made on first use.
 
   Attributes:
     y: Labels (int32) or targets (float32), `[n, ...]`.
-    domain: Domain ids, int32 `[n]`; None in a dataset without domains.
-    weight: Factors of the training losses, non-negative float32 `[n]`; None in
+    domain: Domain ids, int32 `[n]`. None in a dataset without domains.
+    weight: Factors of the training losses, non-negative float32 `[n]`. None in
       a dataset without weights.
   """
 
@@ -30,15 +30,15 @@ class Examples:
     content: Optional[Callable[[], Iterator[bytes]]] = None,
     weight: Optional[np.ndarray] = None,
   ):
-    """Takes arrays without copying.
+    """Stores arrays without copying them.
 
     Args:
-      x: Inputs, `[n, ...]`, or a dict of several; or a function that makes
-        them on first use.
+      x: Inputs, `[n, ...]`, or a dict of several inputs, or a function that
+        makes them on first use.
       y: See the class.
       domain: See the class.
-      content: Function that yields bytes that stand for `x` in a checksum, if
-        that is faster than making `x`; None to use `x`.
+      content: Function that yields bytes that represent `x` in a checksum, if
+        that is faster than making `x`. None uses `x`.
       weight: See the class.
     """
     self._given = x
@@ -52,7 +52,7 @@ class Examples:
 
   @functools.cached_property
   def x(self) -> Any:
-    """Inputs, `[n, ...]`, or a dict of several."""
+    """Inputs, `[n, ...]`, or a dict of several inputs."""
     return self._given() if callable(self._given) else self._given
 
   def as_dict(self) -> 'collections.OrderedDict[str, Any]':
@@ -92,7 +92,7 @@ class Examples:
 
 
 def joined(parts: Sequence[Examples]) -> Examples:
-  """All examples of several parts of a dataset, in their order."""
+  """Joins the examples of several parts of a dataset, in order."""
 
   def content():
     for part in parts:
@@ -102,7 +102,7 @@ def joined(parts: Sequence[Examples]) -> Examples:
 
 
 def _made(change, parts, content):
-  """Examples whose arrays are made from those of `parts`, inputs lazily."""
+  """Applies `change` to the arrays of `parts`, to inputs on first use."""
   fields = {
     name: change(*(getattr(part, name) for part in parts))
     for name in ('y', 'domain', 'weight')
@@ -124,10 +124,10 @@ def element_spec(
   """Returns the spec of one example, without a batch dimension.
 
   Args:
-    x: Spec of the input, or of each of several by name.
-    y: Spec of the label or target; by default a class label.
-    has_domain: True for examples with a domain id, int32.
-    has_weight: True for examples with a weight, float32.
+    x: Spec of the input, or a dict of the specs of several inputs.
+    y: Spec of the label or target. The default is a class label.
+    has_domain: True for examples with an int32 domain id.
+    has_weight: True for examples with a float32 weight.
   """
   weight = {'weight': tf.TensorSpec((), tf.float32)} if has_weight else {}
   domain = {'domain': _INT32_SCALAR} if has_domain else {}

@@ -19,14 +19,14 @@ from tff_pfl.datasets import client_data as client_data_lib
 from tff_pfl.datasets import examples as examples_lib
 
 SPLITS = ('train', 'test')
-# Function from a client's id and a split to its examples.
+# Function of a client id and a split that returns the client's examples.
 Load = Callable[[str, str], examples_lib.Examples]
-# Clients that a fingerprint reads of a dataset that is not in memory.
+# Number of clients that a fingerprint reads if the data are not in memory.
 _NUM_FINGERPRINTED = 20
 
 
 def _unpadded(client_id):
-  """An id without zeros before the whole number at its end."""
+  """Removes leading zeros from the whole number at the end of an id."""
   return re.sub(r'(?<![\d.])0+(?=\d+$)', '', client_id)
 
 
@@ -36,9 +36,9 @@ def _load_again(
   data = load()
   if data.fingerprint != fingerprint:
     raise errors.RunError(
-      f'The data of {data.name} are not the same on all machines: their '
-      f'checksum is {fingerprint} where the run was started, and '
-      f'{data.fingerprint} on one that computes.'
+      f'The data of {data.name} differ between machines: the checksum is '
+      f'{fingerprint} where the run was started, and '
+      f'{data.fingerprint} on a worker.'
     )
   return data
 
@@ -51,36 +51,36 @@ def _load_joining(
 
 @dataclasses.dataclass(eq=False, kw_only=True, repr=False)
 class FederatedDataset:
-  """Training and test examples of every client, read when asked for.
+  """Training and test examples of every client, read on demand.
 
-  `train` and `test` slice, convert, read or generate a client's examples and do
-  not keep them. Most users call `from_frame`, `from_arrays` or
-  `from_client_data`, or `load_dataset` for a dataset by name.
+  `train` and `test` slice, convert, read or generate a client's examples on
+  each call and do not keep them. Most users call `from_frame`, `from_arrays`,
+  `from_client_data`, or `load_dataset`.
 
   Attributes:
     name: Name of the dataset in tables and files.
-    client_ids: Ids of all clients, unique, at least one, in a stable order.
+    client_ids: Unique ids of all clients, at least one, in a stable order.
     element_spec: `tf.TensorSpec`s of one example, without a batch dimension:
       ordered `x` and `y`, then `weight` (float32 scalar) if examples have
       training weights, and `domain` (int32 scalar) if there are domains.
-    num_classes: Number of classes; labels are in `[0, num_classes)`. None for
+    num_classes: Number of classes. Labels are in `[0, num_classes)`. None means
       regression.
-    load: Function from a client's id and 'train' or 'test' to its examples,
-      possibly none; the same each time.
-    domain_names: Distinct names of the domains; an example's domain id is a
-      position among them. None for a dataset without domains.
-    partition: Text of the rule that made the clients, 'natural' for clients
-      that come with the data; None if that is not known.
-    in_memory: True if reading all examples takes seconds at most.
-    num_overlapping: Number of examples before a training example, and as many
-      after it, that may share content with it, as windows on a text do. If it
-      is above 0, a client's examples have to be divided in their order, with so
-      many left out between the parts.
-    encoding: The `frames.FrameEncoding` of a frame's rows; None for other data.
-    join_round: Client id to the first round that a run may draw it for, for
-      clients that are not there from round 1 on; see `joining`.
-    load_again: Function that returns an equal dataset on any machine; it is
-      pickled in place of the content. None to pickle the content.
+    load: Function of a client id and 'train' or 'test' that returns the
+      client's examples, possibly none. Every call returns the same examples.
+    domain_names: Distinct names of the domains. A domain id is a position in
+      this list. None means no domains.
+    partition: Specification of the rule that made the clients, or 'natural' if
+      they come with the data. None means unknown.
+    in_memory: True if reading all examples takes a few seconds at most.
+    num_overlapping: Number of neighbors on each side of an example that may
+      share content with it, like overlapping windows of a text. If positive, a
+      client's examples must be divided in order, leaving out this many examples
+      between the parts.
+    encoding: The `frames.FrameEncoding` of a frame's rows. None for other data.
+    join_round: First round of each client that joins after round 1, by client
+      id. See `joining`.
+    load_again: Function that loads an equal dataset on any machine. It is
+      pickled instead of the content. None pickles the content.
   """
 
   name: str
@@ -117,7 +117,7 @@ class FederatedDataset:
       'distinct, at least one',
       self.client_ids,
     )
-    # Of these clients, in their order, those after the first round.
+    # Clients of this dataset that join after round 1, in order.
     self.join_round = {
       client_id: int(self.join_round[client_id])
       for client_id in (self.client_ids if self.join_round else ())
@@ -151,17 +151,16 @@ class FederatedDataset:
 
   @property
   def num_domains(self) -> int:
-    """Number of domains; 0 for a dataset without domains."""
+    """Number of domains, which is 0 for a dataset without domains."""
     return len(self.domain_names or ())
 
   @functools.cached_property
   def fingerprint(self) -> str:
     """A checksum of the clients, their examples and the rounds they join in.
 
-    It covers all examples of a dataset in memory. A dataset whose clients are
-    read or generated on demand, such as one of `from_client_data`, stays lazy:
-    the checksum covers all client ids and the examples of 20 clients, evenly
-    spaced.
+    It covers all examples of a dataset in memory. If clients are read or
+    generated on demand, as with `from_client_data`, it covers all client ids
+    and the examples of 20 evenly spaced clients.
     """
     checksum = hashlib.sha256(repr(self.client_ids).encode())
     positions = range(self.num_clients)
@@ -179,25 +178,25 @@ class FederatedDataset:
     return checksum.hexdigest()[:16]
 
   def find_client(self, client_id: Any) -> str:
-    """Returns the id of a client, which may be given without padding.
+    """Finds the id of a client, even if the argument lacks zero padding.
 
-    `client_3` stands for `client_03`, if that alone is a client.
+    `client_3` means `client_03` if no other client matches.
 
     Raises:
-      ValueError: If there is no such client, or several.
+      ValueError: If no client or several clients match.
     """
     client_id = str(client_id)
     if client_id in self._known:
       return client_id
     plain = _unpadded(client_id)
-    found = [known for known in self.client_ids if _unpadded(known) == plain]
+    matches = [known for known in self.client_ids if _unpadded(known) == plain]
     errors.expect(
-      len(found) == 1,
+      len(matches) == 1,
       'client_id',
-      f'a client of {self.name!r}, such as {(found or self.client_ids)[0]!r}',
+      f'a client of {self.name!r}, such as {(matches or self.client_ids)[0]!r}',
       client_id,
     )
-    return found[0]
+    return matches[0]
 
   def train(self, client_id: str) -> examples_lib.Examples:
     """Returns a client's training examples, possibly none."""
@@ -218,7 +217,7 @@ class FederatedDataset:
   def class_counts(self, split: str = 'train') -> np.ndarray:
     """Counts a split's labels by client and class.
 
-    Reads no inputs if the source can do without.
+    Does not read inputs if the source can avoid it.
 
     Args:
       split: 'train' or 'test'.
@@ -240,7 +239,7 @@ class FederatedDataset:
     return self._counted('domain', split, self.num_domains)
 
   def _counted(self, field: str, split: str, num_ids: int) -> np.ndarray:
-    """Counts each client's ids in [0, num_ids); keeps the result."""
+    """Counts each client's ids in [0, num_ids) and caches the result."""
     errors.expect(
       num_ids,
       'data',
@@ -261,7 +260,7 @@ class FederatedDataset:
     """Returns a view of some clients, in the given order.
 
     Args:
-      client_ids: At least one id, distinct.
+      client_ids: Distinct ids, at least one.
     """
     client_ids = list(client_ids)
     for client_id in client_ids:
@@ -269,18 +268,18 @@ class FederatedDataset:
     return self.replaced(client_ids=client_ids)
 
   def replaced(self, **fields: Any) -> 'FederatedDataset':
-    """Returns the dataset with other attributes."""
+    """Returns a copy with some attributes replaced."""
     return dataclasses.replace(self, **{'load_again': None, **fields})
 
   @fields.checked_call
   def joining(self, join_round: Mapping[str, int]) -> 'FederatedDataset':
     """Returns a view in which some clients join a run later.
 
-    Before its round a client is neither drawn for a cohort nor scored.
+    Before its round, a client is neither drawn for a cohort nor scored.
 
     Args:
-      join_round: Client id to the first round that it takes part in, at least
-        1. The other clients keep theirs.
+      join_round: First round of each client, at least 1, by client id. The
+        first rounds of other clients do not change.
     """
     for client_id, round_number in join_round.items():
       self._check_client(client_id)
@@ -295,13 +294,13 @@ class FederatedDataset:
   def to_client_data(
     self, split: str = 'train'
   ) -> tff.simulation.datasets.ClientData:
-    """Converts one split for TFF; see `client_data.to_client_data`.
+    """Converts one split to `ClientData`; see `client_data.to_client_data`.
 
     Args:
       split: 'train' or 'test'.
 
     Returns:
-      A `ClientData` with elements `OrderedDict(x=…, y=…)`, with `weight` and
+      A `ClientData` with elements `OrderedDict(x=…, y=…)`, plus `weight` and
       `domain` if the dataset has them.
     """
     return client_data_lib.to_client_data(
@@ -335,40 +334,45 @@ class FederatedDataset:
     domain_names: Optional[Iterable[str]] = None,
     weight: Any = None,
   ) -> 'FederatedDataset':
-    """Makes clients from arrays; do not modify these, most are not copied.
+    """Makes clients from arrays.
 
-    Each example has a key, and every distinct key is a client (`keys`), or else
-    a rule deals the examples to `num_clients` clients (`partition`).
+    Do not modify the arrays, as most are not copied. Each distinct key is a
+    client (`keys`), or a rule deals the examples to `num_clients` clients
+    (`partition`).
 
     Args:
-      x: Inputs, `[n, ...]`, or for models of several inputs a dict of such
-        arrays. Floats become float32; integers stay as they are.
-      y: Labels, `[n, ...]`, integers or whole floats, become int32; or
-        regression targets, floats with `num_classes=None`, become float32.
-      x_test: Test inputs, `[m, ...]`. None to divide each client's examples
-        into train and test.
-      y_test: Test labels; given if and only if `x_test` is.
-      num_clients: At least 1; with `keys` so many of these clients, drawn at
-        random, or None for all.
-      partition: A rule or its text, see `partitioning`; None for `'natural'`
-        with `keys`, or else `'iid'`.
+      x: Inputs, `[n, ...]`, or a dict of such arrays for models of several
+        inputs. Floats become float32. Integers keep their dtype.
+      y: Labels or targets, `[n, ...]`. Integers become int32 labels, and so do
+        whole floats if `num_classes` is set. If it is None, floats become
+        float32 regression targets.
+      x_test: Test inputs, `[m, ...]`. None divides each client's examples into
+        training and test examples.
+      y_test: Test labels. Given if and only if `x_test` is.
+      num_clients: Number of clients, at least 1. If `keys` are given, this many
+        of their clients are drawn at random, and None means all of them.
+      partition: A rule or its specification, see `partitioning`. None means
+        `'natural'` with `keys` and `'iid'` without.
       keys: The client of each example, integers or strings `[n]`.
-      keys_test: `[m]`; given if and only if `keys` and `x_test` are.
-      client_ids: Ids of the clients; None for the keys, or else `client_0`, ….
+      keys_test: The client of each test example, `[m]`. Given if and only if
+        `keys` and `x_test` are.
+      client_ids: Ids of the clients. None uses the keys, or `client_0`, …
+        without keys.
       test_fraction: Fraction of a client's examples in its test set, in [0, 1),
-        if there is no `x_test`; stratified by domain and class.
-      num_classes: Number of classes; None for the largest label plus 1.
+        stratified by domain and class. Not used if `x_test` is given.
+      num_classes: Number of classes. None uses the largest label plus 1.
       transform: See `array_clients.CheckedPool`.
       num_overlapping: See the class. Only with `x_test`, as a random test set
         would share content with the training examples.
       seed: Seed of the partition and the test set, non-negative.
-      domain: Domain of each example, integers `[n]` from 0 on.
-      domain_test: `[m]`; given if and only if `domain` and `x_test` are.
-      domain_names: Distinct names; None for `domain_0`, … up to the largest id.
-        A domain without training examples is never learned.
-      weight: Factors of the examples' training losses, non-negative `[n]`, as
+      domain: Domain id of each example, integers `[n]` starting at 0.
+      domain_test: Domain id of each test example, `[m]`. Given if and only if
+        `domain` and `x_test` are.
+      domain_names: Distinct names. None uses `domain_0`, … up to the largest
+        id. A domain without training examples is never learned.
+      weight: Factors of the examples' training losses, non-negative `[n]`, like
         `sample_weight` in Keras's `fit`. Scores do not use them, and clients
-        are weighed by their numbers of examples.
+        are weighted by their numbers of examples.
     """
     with errors.naming({'client': '`keys`', 'client_test': '`keys_test`'}):
       pool = array_clients.CheckedPool(
@@ -387,7 +391,7 @@ class FederatedDataset:
         transform=transform,
         num_overlapping=num_overlapping,
       )
-    # It is not for test examples that are given.
+    # Given test examples are not divided again.
     fraction = test_fraction if x_test is None else None
     return cls(
       **pool.clients(num_clients, partition, seed, fraction, client_ids)
@@ -413,42 +417,43 @@ class FederatedDataset:
     name: str = 'frame',
     encoding: Optional[frames.FrameEncoding] = None,
   ) -> 'FederatedDataset':
-    """Makes clients of a pandas data frame, whose rows are examples.
+    """Makes clients from a pandas data frame whose rows are examples.
 
-    Numbers, booleans and dates become one standardized input each, strings and
-    categories one input for each value, see `frames`. A run stores this
-    encoding, `encoding`, and applies it to new rows.
+    Numbers, booleans and dates become one standardized input each. Strings and
+    categories become one input per value. See `frames`. A run stores this
+    encoding and applies it to new rows.
 
     Args:
-      frame: A row for each example. A string or category in each row of
-        `client`, `domain` and `split`, no missing label.
-      label: The column of labels; several for multilabel, of the same two
-        values, the second of which means that the label applies.
-      client: The column of clients, each value of which is a client; None
-        without.
-      domain: The column of domains, which is no input.
-      split: The column of the words train and test; None to draw test rows.
-      weight: The column of the rows' weights in the training loss, from 0 on.
-      task: 'classification' or 'regression', whose labels are standardized for
-        training; None for regression if labels are floats, or else for
-        classification, in the sorted order of the values or of the categories.
-      features: The columns that are inputs; None for all others.
-      partition: A rule that deals the rows, see `partitioning`; None for the
-        clients that the rows name, or `'iid'`.
-      num_clients: Number of clients, which are drawn if the rows name more;
-        None for all that they name.
+      frame: A row for each example. No row may lack a label, or a value in the
+        columns `client`, `domain`, `split` and `weight`.
+      label: The column of labels. For multilabel, several columns with the same
+        two values. The second value means that the label applies.
+      client: The column of clients. Each distinct value is a client. None if
+        there is no such column.
+      domain: The column of domains, which is not an input.
+      split: The column of the words train and test. None draws test rows.
+      weight: The column of the rows' weights in the training loss, at least 0.
+      task: 'classification' or 'regression'. None means regression for float
+        labels, and classification otherwise. Classes are in the sorted order of
+        the values or in the order of the categories. Regression labels are
+        standardized for training.
+      features: The columns that are inputs. None means all others.
+      partition: A rule that deals the rows, see `partitioning`. None uses the
+        clients that the rows name, or `'iid'` if they name none.
+      num_clients: Number of clients. If the rows name more, this many are drawn
+        at random. None means all that they name.
       test_fraction: Fraction of a client's rows in its test set, in [0, 1),
-        stratified by domain and class; None for 0.2, or with `split`.
+        stratified by domain and class. None means 0.2. Not allowed with
+        `split`.
       seed: Seed of the partition and the test set, non-negative.
-      name: Name of the data set.
-      encoding: The encoding of a run (`Run.encoding`), for clients with new
-        rows, all of the client column, or a client called client without it.
-        The frame has the columns that the encoding names, which no other
-        argument does.
+      name: Name of the dataset.
+      encoding: The encoding of a run (`Run.encoding`), to make clients from new
+        rows: all of the client column, or one called client without it. The
+        encoding names the columns, so `label` to `num_clients` must be unset.
 
     Raises:
-      ValueError: If a column cannot be read so; the message says what pandas
-        can do about it.
+      ValueError: If a column cannot be used as requested. The message suggests
+        a fix in pandas.
     """
     if encoding is not None:
       roles = label, client, domain, split, weight, task, features, partition
@@ -481,25 +486,25 @@ class FederatedDataset:
     name: str = 'client_data',
     domain_names: Optional[Iterable[str]] = None,
   ) -> 'FederatedDataset':
-    """Makes a dataset of TFF's, whose clients are read on demand.
+    """Makes a dataset from TFF's `ClientData` and reads clients on demand.
 
-    Clients are those of `train`, followed by those only in `test`; a client
-    that is missing in one of them has no examples there.
+    Clients of `train` come first, then clients that only `test` has. A client
+    that one of them lacks has no examples there.
 
     Args:
       train: Its elements are single examples `(x, y)` or `{'x': …, 'y': …}`,
-        where `x` may be a dict of several inputs; a dictionary may also have a
-        `domain`, an integer, and a `weight`, a float, see `from_arrays`.
-        `ClientData.preprocess` brings others to this form. They must be the
-        same each time they are read; some are read twice to check.
+        where `x` may be a dict of several inputs. The dict may also have an
+        integer `domain` and a float `weight`, see `from_arrays`.
+        `ClientData.preprocess` converts other forms. Elements must be the same
+        each time they are read. Some clients are read twice to check this.
       test: Elements of the same form.
-      num_classes: Number of classes; None for regression, with float `y`.
-      domain_names: Distinct names of the domains; given if and only if elements
+      num_classes: Number of classes. None means regression, with float `y`.
+      domain_names: Distinct names of the domains. Given if and only if elements
         have a domain.
 
     Raises:
-      ValueError: If their elements have another form, or differ between two
-        readings. Errors in a client's examples are raised on reading them.
+      ValueError: If elements have another form, or differ between two readings.
+        Errors in a client's examples are raised when they are read.
     """
     num_domains = None
     if domain_names is not None:
@@ -533,7 +538,7 @@ class FederatedDataset:
     return examples
 
   def _size(self, client_id: str, split: str) -> int:
-    """Returns a number of examples, which are read once to count them."""
+    """Returns the number of examples, which are read at most once."""
     self._check_client(client_id)
     if (client_id, split) not in self._sizes:
       self._read(client_id, split)

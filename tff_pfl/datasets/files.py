@@ -1,4 +1,4 @@
-"""Finding and reading data sets' files, with errors that name the file."""
+"""Finds and reads files of datasets, with errors that name the file."""
 
 import contextlib
 import glob
@@ -15,7 +15,7 @@ from tff_pfl import errors
 
 
 class FileError(ValueError):
-  """A file is missing, damaged or of another form; the message names it."""
+  """Error for a missing, damaged or malformed file, which it names."""
 
 
 def find_folder(
@@ -24,13 +24,13 @@ def find_folder(
   patterns: Sequence[str],
   contents: str,
 ) -> str:
-  """Finds the folder that holds a data set's files.
+  """Finds the folder that holds a dataset's files.
 
   Args:
-    data_dir: The files' folder or its parent.
-    folders: Names of the files' folder under `data_dir`; one of these goes
-      before `data_dir` itself.
-    patterns: Patterns of the files' names, any of which marks the folder.
+    data_dir: The folder or its parent.
+    folders: Possible names of the folder under `data_dir`. Such a folder takes
+      precedence over `data_dir` itself.
+    patterns: Patterns of file names, any of which marks the folder.
     contents: Description of the folder's contents, for messages.
   """
 
@@ -38,27 +38,27 @@ def find_folder(
     paths = [os.path.join(data_dir, name) for name in names]
     return [path for path in paths if any(matching(path, p) for p in patterns)]
 
-  found = data_dir and (holding(folders) or holding([''])) or []
+  matches = data_dir and (holding(folders) or holding([''])) or []
   errors.expect(
-    len(found) == 1,
+    len(matches) == 1,
     'data_dir',
     f'one folder with {contents}, itself or in'
     f' {" or ".join(sub + os.sep for sub in folders)}',
-    ' and '.join(found) or data_dir,
+    ' and '.join(matches) or data_dir,
   )
-  return found[0]
+  return matches[0]
 
 
 def find_file(
   name: str, data_dir: Optional[str], patterns: Sequence[str]
 ) -> str:
-  """Finds the one file that holds a data set.
+  """Finds the one file that holds a dataset.
 
   Args:
-    name: Name of the data set.
-    data_dir: The file itself, its folder, or the parent of a folder called
-      `name`, which goes before `data_dir` itself.
-    patterns: Patterns of the file's name, such as `*.csv`.
+    name: Name of the dataset.
+    data_dir: The file, its folder, or the parent of a folder called `name`,
+      which takes precedence over `data_dir` itself.
+    patterns: Patterns of the file name, such as `*.csv`.
   """
   if data_dir and os.path.isfile(data_dir):
     return data_dir
@@ -71,11 +71,11 @@ def find_file(
   folder = find_folder(
     data_dir, (name,), patterns, f'a file {" or ".join(patterns)}'
   )
-  found = sorted({path for p in patterns for path in matching(folder, p)})
+  paths = sorted({path for p in patterns for path in matching(folder, p)})
   errors.expect(
-    len(found) == 1, 'data_dir', 'one of these files', ' and '.join(found)
+    len(paths) == 1, 'data_dir', 'one of these files', ' and '.join(paths)
   )
-  return found[0]
+  return paths[0]
 
 
 def matching(folder: str, pattern: str) -> list[str]:
@@ -84,7 +84,7 @@ def matching(folder: str, pattern: str) -> list[str]:
 
 
 def file_error(path: str, constraint: str, found: object) -> FileError:
-  """Returns the error that checks of a file raise; see `errors.message`."""
+  """Returns the error for a file that fails a check; see `errors.message`."""
   # Names in a file may have line breaks.
   found = ' '.join(str(found).split())
   return FileError(
@@ -95,11 +95,11 @@ def file_error(path: str, constraint: str, found: object) -> FileError:
 
 @contextlib.contextmanager
 def reading(path: str, form: str) -> Iterator[None]:
-  """Raises a `FileError` for whatever goes wrong while a file is read.
+  """Turns all errors in reading a file into a `FileError`.
 
   Args:
     path: The file.
-    form: Description of the file as it should be.
+    form: Description of a valid file.
   """
   try:
     yield
@@ -110,8 +110,8 @@ def reading(path: str, form: str) -> Iterator[None]:
   except OSError as error:
     reason = error.strerror or str(error)
     raise file_error(path, 'a readable file', reason) from None
-  # Archives, compression and parsers each have their own exceptions, some of
-  # them of many lines.
+  # Archives, compression and parsers each have their own exceptions, some with
+  # many lines.
   except Exception as error:
     (reason, *_) = str(error).splitlines() or ['']
     raise file_error(
@@ -120,7 +120,7 @@ def reading(path: str, form: str) -> Iterator[None]:
 
 
 def read_bytes(path: str) -> bytes:
-  """Reads a file; unpacks it if its name ends in `.gz`."""
+  """Reads a file and unpacks it if its name ends in `.gz`."""
   open_file = gzip.open if path.endswith('.gz') else open
   with reading(path, 'a complete file'), open_file(path, 'rb') as file:
     return file.read()
@@ -133,7 +133,8 @@ def read_npz(
 
   Args:
     path: The file.
-    keys: Names of the arrays to read, in the order of the result; None for all.
+    keys: Names of the arrays to read, in the order of the result. None means
+      all.
   """
   with reading(path, 'a complete .npz file of numbers or text'):
     with zipfile.ZipFile(path) as archive:
@@ -155,12 +156,12 @@ def read_npz(
 def expect_all_within(file: h5py.File, path: str) -> None:
   """Raises `FileError` if a part of an HDF5 file lies in another file.
 
-  Opening a file of a stranger could else read any file of the user. Links
-  within the file, which nobody writes here, are refused with the others.
+  Otherwise, an untrusted file could make the library read any of the user's
+  files. Soft links within the file, which valid files lack, are also rejected.
 
   Args:
-    file: The file, open.
-    path: Name of the file, for the message.
+    file: The open file.
+    path: Name of the file for the message.
   """
 
   def elsewhere(name, link):
@@ -168,12 +169,12 @@ def expect_all_within(file: h5py.File, path: str) -> None:
       return f'link {name!r}'
     item = file[name]
     if isinstance(item, h5py.Dataset) and (item.is_virtual or item.external):
-      return f'virtual or external data set {name!r}'
+      return f'virtual or external dataset {name!r}'
     return None
 
-  found = file.visititems_links(elsewhere)
-  if found:
+  part = file.visititems_links(elsewhere)
+  if part:
     raise FileError(
       f'Expected `{path}` to be an HDF5 file that holds all of its content,'
-      f' found the {found}, which is not read as it can be of any file.'
+      f' found the {part}, which is not read as it may point to any file.'
     )

@@ -1,17 +1,18 @@
 """Pandas frames as clients' examples, and the encoding of their rows.
 
-A row is an example. Columns give its label (or several labels), its client,
-domain, split and weight; the other columns are inputs, by their dtype:
+A row is an example. Columns give its label (or several labels), client, domain,
+split and weight. The other columns are inputs, encoded by dtype:
 
-* Numbers, booleans and dates (days since 1970) become one input each, which is
-  standardized by the training rows of the clients that take part. A missing
-  number is the mean.
-* Strings and categories become one input for each value, which is 1 for the
-  row's value. A missing value, or one that only new rows have, is none of them.
+* Numbers, booleans, dates (days since 1970) and durations (days) become one
+  input each, standardized by the training rows of the clients that take part.
+  A missing number becomes the mean.
+* Strings and categories become one input per value, which is 1 for the row's
+  value. All of them are 0 for a missing value and for a value that only new
+  rows have.
 
-The values of a column are taken from the whole frame, as clients have to agree
-on them beforehand. Cleaning is pandas' work: what is unclear is an error that
-names the column and what mends it.
+A column's values come from the whole frame, because clients must agree on them
+beforehand. Users clean their data in pandas: an error names the unclear column
+and suggests a fix.
 """
 
 import collections
@@ -36,11 +37,11 @@ from tff_pfl.datasets import examples as examples_lib
 
 TASKS = ('classification', 'regression')
 _SPLITS = ('train', 'test')
-# The client of rows that name none.
+# Client of all rows if there is no client column.
 _ONE_CLIENT = 'client'
-# More classes that are numbers may be meant for regression.
+# More numeric classes than this may be meant for regression.
 _MANY_CLASSES = 20
-# The index that pandas writes.
+# Name of the index column that pandas writes.
 _ROW_NUMBERS = 'Unnamed: 0'
 
 
@@ -50,7 +51,7 @@ class Rows(NamedTuple):
   Attributes:
     numbers: float64 `[rows, columns]`, NaN where missing.
     positions: Position of each category column's value, int32 `[rows,
-      columns]`; negative for none.
+      columns]`. Negative for missing and unknown values.
   """
 
   numbers: np.ndarray
@@ -63,21 +64,21 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FrameEncoding:
-  """The encoding of a frame's rows as examples; its fields are JSON types.
+  """The encoding of a frame's rows as examples, with fields of JSON types.
 
   Attributes:
     label: Columns of labels, several for multilabel.
-    client: Column of clients; None for rows that name none.
-    domain: Column of domains; None without domains.
-    split: Column of the words train and test; None for drawn test rows.
-    weight: Column of weights in the training loss; None for 1 each.
-    numbers: Column of numbers to its kind: 'numbers', 'dates' or 'durations'.
-    categories: Column of categories to its values, each of which is an input.
-    classes: The values of the label in the order of the classes, for several
-      labels the two of each; empty for regression.
-    domains: Names of the domains; empty without domains.
-    means: Means of the columns of numbers, then of the label for regression.
-    deviations: Standard deviations of the same.
+    client: Column of clients. None if rows name no clients.
+    domain: Column of domains. None without domains.
+    split: Column of the words train and test. None if test rows are drawn.
+    weight: Column of weights in the training loss. None means equal weights.
+    numbers: Kind of each number column: 'numbers', 'dates' or 'durations'.
+    categories: Values of each category column. Each value is an input.
+    classes: Label values in the order of the classes. Several labels have the
+      same two values. Empty for regression.
+    domains: Names of the domains. Empty without domains.
+    means: Means of the number columns, then of the label for regression.
+    deviations: Standard deviations in the same order.
     read: Options with which pandas reads a file of new rows.
   """
 
@@ -103,17 +104,17 @@ class FrameEncoding:
 
   @property
   def input_names(self) -> list[str]:
-    """Names of the inputs: `age`, `blood=AB`."""
+    """Names of the inputs, such as `age` and `blood=AB`."""
     names = [*self.numbers]
     for name, values in self.categories.items():
       names += [f'{name}={value}' for value in values]
     return names
 
   def rows(self, frame: pd.DataFrame) -> Rows:
-    """Encodes rows; a frame may have more columns, in any order.
+    """Encodes rows of a frame, which may have other columns, in any order.
 
     Raises:
-      ValueError: If a column of the inputs is not there, or of another kind.
+      ValueError: If an input column is missing or has another kind.
     """
     frame = _with_names(frame, [*self.numbers, *self.categories])
     numbers = [
@@ -126,7 +127,7 @@ class FrameEncoding:
       if (is_unknown := places == columns_lib.UNKNOWN).any():
         logging.warning(
           'Column %r has %d values, such as %r, that the training data did not'
-          ' have; none of its inputs is 1 there.',
+          ' have; all of its inputs are 0 there.',
           name,
           is_unknown.sum(),
           frame[name].iloc[np.argmax(is_unknown)],
@@ -152,7 +153,7 @@ class FrameEncoding:
     return x
 
   def domain_ids(self, frame: pd.DataFrame) -> Optional[np.ndarray]:
-    """Returns the rows' domains, int32 `[rows]`; None without domains."""
+    """Returns the rows' domain ids, int32 `[rows]`, or None without domains."""
     if not self.domains:
       return None
     frame = _with_names(frame, [self.domain])
@@ -162,8 +163,8 @@ class FrameEncoding:
     """Returns the rows' labels.
 
     Returns:
-      Classes, int32 `[rows]`, or `[rows, labels]` for several labels; for
-      regression numbers, float64 `[rows]`.
+      Classes, int32 `[rows]`, or `[rows, labels]` for several labels. Float64
+      numbers `[rows]` for regression.
     """
     frame = _with_names(frame, self.label)
     if not self.classes:
@@ -176,7 +177,7 @@ class FrameEncoding:
     return np.stack(labels, axis=1) if len(labels) > 1 else labels[0]
 
   def targets(self, labels: np.ndarray) -> np.ndarray:
-    """Returns models' targets: classes, or standardized numbers, float32."""
+    """Returns training targets: classes or standardized float32 numbers."""
     if self.classes:
       return labels
     return ((labels - self.means[-1]) / self.deviations[-1]).astype(np.float32)
@@ -184,16 +185,16 @@ class FrameEncoding:
   def predictions(
     self, outputs: np.ndarray, index: Optional[pd.Index] = None
   ) -> pd.DataFrame:
-    """Returns a model's outputs as the label's own values, or in its unit.
+    """Converts a model's outputs to the label's values and unit.
 
     Args:
       outputs: Probabilities `[rows, classes]`, `[rows, labels, 2]` for several
-        labels, or for regression standardized numbers `[rows, 1]`.
-      index: Index of the rows; None for their numbers.
+        labels, or standardized numbers `[rows, 1]` for regression.
+      index: Index of the rows. None numbers them.
 
     Returns:
-      Columns `prediction` and, for classes, `probability_CLASS`; for several
-      labels `prediction_LABEL` and `probability_LABEL`.
+      Columns `prediction` and, for classes, `probability_CLASS`. Several labels
+      have `prediction_LABEL` and `probability_LABEL`.
     """
     if not self.classes:
       numbers = np.asarray(outputs, np.float64).reshape(len(outputs))
@@ -222,9 +223,9 @@ class FrameEncoding:
 
     Args:
       frame: The rows.
-      labels: Their `labels`, which become `y`.
-      name: Name of the data set.
-      owners: The rows' clients; None for the client column, if any.
+      labels: The result of `labels` for these rows, which becomes `y`.
+      name: Name of the dataset.
+      owners: The rows' clients. None uses the client column, if any.
     """
     frame = _with_names(frame)
     fields = {
@@ -236,7 +237,7 @@ class FrameEncoding:
     if owners is None and self.client is not None:
       fields['client'] = columns_lib.owners(frame[self.client])
     if self.weight is not None:
-      # New rows may lack it.
+      # New rows may lack this column.
       weight = frame.get(self.weight, pd.Series(1.0, frame.index))
       fields['weight'] = columns_lib.numbers_of(
         columns_lib.complete(weight), 'which are weights'
@@ -260,7 +261,7 @@ class FrameEncoding:
 
 
 class _Encoded:
-  """A loader of clients' examples by one that loads the rows' positions."""
+  """Turns a loader of row positions into a loader of encoded examples."""
 
   def __init__(
     self,
@@ -275,7 +276,7 @@ class _Encoded:
     self._targets = encoding.targets(labels)
 
   def __call__(self, client_id: str, split: str) -> examples_lib.Examples:
-    """Slices the client's rows; inputs are made on first use."""
+    """Slices the client's rows and makes inputs on first use."""
     examples = self._load(client_id, split)
     return examples_lib.Examples(
       lambda: self._encoding.inputs(self._rows.select(examples.x)),
@@ -291,11 +292,11 @@ def _encoded(
   rows: Rows,
   labels: np.ndarray,
 ) -> dict[str, Any]:
-  """Returns the arguments of `FederatedDataset` with models' inputs, targets.
+  """Returns the arguments of `FederatedDataset` for encoded examples.
 
   Args:
-    clients: The arguments with positions of rows as inputs.
-    encoding: The whole encoding.
+    clients: The arguments with row positions as inputs.
+    encoding: The complete encoding.
     rows: The encoding's `rows` of the frame.
     labels: The encoding's `labels` of the frame.
   """
@@ -313,7 +314,7 @@ def _encoded(
 def _with_names(
   frame: pd.DataFrame, required: Sequence[str] = ()
 ) -> pd.DataFrame:
-  """Returns the frame with strings as names of columns, some required."""
+  """Returns the frame with strings as column names and checks for some."""
   errors.expect_type(frame, pd.DataFrame, 'frame', 'a pandas DataFrame')
   names = pd.Index([str(name) for name in frame.columns])
   errors.expect(
@@ -343,7 +344,7 @@ def _is_index(column: pd.Series) -> bool:
 def _expect_roles(
   frame: pd.DataFrame, labels: Sequence[str], others: Mapping[str, str]
 ) -> None:
-  """Raises `ValueError` unless the columns that are named are there."""
+  """Raises `ValueError` unless the named columns exist."""
   names = frame.columns
   for role, name in [*(('label', label) for label in labels), *others.items()]:
     known = [n for n in names if role == 'label' or n not in labels]
@@ -361,7 +362,7 @@ def _expect_roles(
 def _classes(
   frame: pd.DataFrame, labels: Sequence[str], task: Optional[str]
 ) -> list[Any]:
-  """Returns the values of the classes, in their order; none for regression."""
+  """Returns the class values in order, or [] for regression."""
   errors.expect(labels, 'label', 'the name of a column', labels)
   columns = [
     columns_lib.inferred(columns_lib.complete(frame[name])) for name in labels
@@ -374,7 +375,7 @@ def _classes(
   for column in columns:
     columns_lib.expect_different(column)
     if columns_lib.kind(column) in ('dates', 'durations'):
-      remedy = '`COLUMN.dt.year` and its like make numbers'
+      remedy = '`COLUMN.dt.year` and similar attributes make numbers'
       raise columns_lib.error(column, 'classes or numbers', remedy)
   first, *others = map(columns_lib.values, columns)
   errors.expect(
@@ -384,13 +385,12 @@ def _classes(
     {name: values[:3] for name, values in zip(labels, [first, *others])},
   )
   if len(first) < 2:
-    remedy = 'rows of another class have to be added'
+    remedy = 'add rows of another class'
     raise columns_lib.error(columns[0], 'two or more classes', remedy)
   return first
 
 
 def _domains(column: pd.Series) -> list[str]:
-  """Returns the names of the domains, in their order."""
   columns_lib.expect_names(column)
   if columns_lib.is_category(column):
     names = column.cat.categories
@@ -401,12 +401,12 @@ def _domains(column: pd.Series) -> list[str]:
 
 @functools.cache
 def _announce(line: str) -> None:
-  """Prints a line, once where data are loaded more than once."""
+  """Prints a line once, even if the data are loaded several times."""
   print(line, file=sys.stderr)
 
 
 def _announcement(frame: pd.DataFrame, encoding: FrameEncoding) -> str:
-  """Returns a line that says what the label's dtype was taken for."""
+  """Describes the task that was inferred from the label's dtype."""
   labels = ', '.join(encoding.label)
   if not encoding.classes:
     column = frame[labels]
@@ -420,7 +420,7 @@ def _announcement(frame: pd.DataFrame, encoding: FrameEncoding) -> str:
   line = f'classification of {labels}: {classes}'
   is_number = not isinstance(encoding.classes[0], str)
   if len(encoding.classes) > _MANY_CLASSES and is_number:
-    line += "; task='regression' takes numbers as such"
+    line += "; task='regression' takes them as numbers"
   return line
 
 
@@ -435,8 +435,8 @@ def fit(
 
   Args:
     frame: The frame.
-    roles: An encoding that has the names of the columns that are no inputs.
-    task: See `FederatedDataset.from_frame`, as for the others.
+    roles: An encoding with only the names of the columns that are not inputs.
+    task: See `FederatedDataset.from_frame`, also for the other arguments.
   """
   if features is not None:
     features = [str(feature) for feature in _listed(features)]
@@ -454,7 +454,7 @@ def fit(
   if features is None:
     features = [n for n in frame if n not in {*labels, *others.values()}]
     if _ROW_NUMBERS in features and _is_index(frame[_ROW_NUMBERS]):
-      logging.warning('Row numbers without a name are no input.')
+      logging.warning('Row numbers in a column without a name are not inputs.')
       features.remove(_ROW_NUMBERS)
   errors.expect(
     not {*features} & {*labels}, 'features', 'columns without labels', features
@@ -488,13 +488,13 @@ def fit(
 def _standardized(
   encoding: FrameEncoding, values: np.ndarray, clients: Mapping[str, Any]
 ) -> FrameEncoding:
-  """Returns the encoding with the moments of clients' training rows.
+  """Adds the means and deviations of the clients' training rows.
 
   Args:
     encoding: The encoding.
-    values: Columns of numbers, for regression with the label last, `[rows,
-      columns]`.
-    clients: Arguments of `FederatedDataset`, with positions of rows as inputs.
+    values: Number columns, `[rows, columns]`. For regression, the label is the
+      last.
+    clients: Arguments of `FederatedDataset` with row positions as inputs.
   """
   if not values.shape[1]:
     return encoding
@@ -524,7 +524,7 @@ def clients(
   Args:
     frame: The rows that the encoding was fitted to.
     encoding: The encoding, without means and deviations.
-    num_clients: See `FederatedDataset.from_frame`, as for the others.
+    num_clients: See `FederatedDataset.from_frame`, also for other arguments.
 
   Returns:
     The arguments of `FederatedDataset`.
@@ -538,7 +538,7 @@ def clients(
   errors.expect(
     encoding.input_names,
     'features',
-    'one or more columns besides those that are named otherwise',
+    'one or more columns that have no other role',
     [],
   )
   labels, rows = encoding.labels(frame), encoding.rows(frame)
@@ -558,7 +558,7 @@ def new_clients(
   test_fraction: Optional[float],
   name: str,
 ) -> dict[str, Any]:
-  """Makes clients of new rows; see `FederatedDataset.from_frame`.
+  """Makes clients from new rows; see `FederatedDataset.from_frame`.
 
   Returns:
     The arguments of `FederatedDataset`.

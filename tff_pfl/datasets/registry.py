@@ -31,7 +31,7 @@ from tff_pfl.datasets.sources import (
 )
 from tff_pfl.system import folders
 
-# Keyword arguments of loaders that are not one data set's own.
+# Keyword arguments that loaders have in common.
 COMMON_ARGUMENTS = ('data_dir', 'seed')
 
 
@@ -42,12 +42,11 @@ class DatasetEntry:
   Attributes:
     description: One line for `--help`.
     loader: Function that returns all examples as `Arrays`, which any rule can
-      divide among clients; or, for data that come by client, a function of
+      divide among clients. If examples come by client, a function of
       `num_clients`, `partition` (either may be None) and `seed` that returns a
-      `FederatedDataset`.
-      It takes `data_dir` if it reads files. Other keyword arguments are the
-      data set's own.
-    has_clients: True if the data name their clients, or may do so.
+      `FederatedDataset`. It takes `data_dir` if it reads files. Other keyword
+      arguments are specific to the dataset.
+    has_clients: True if the examples name their clients, or may do so.
   """
 
   description: str
@@ -71,21 +70,20 @@ DATASETS: dict[str, DatasetEntry] = {
     digits.load_digits,
   ),
   'mnist': DatasetEntry(
-    '70,000 handwritten digits of 28x28, from mnist.npz (the program prepare'
-    ' makes it of the published files) or TensorFlow Datasets',
+    '70,000 handwritten digits of 28x28, from mnist.npz (which the program'
+    ' prepare makes from the published files) or TensorFlow Datasets',
     lambda data_dir=None: image_sets.load('mnist', data_dir),
   ),
   'fashion_mnist': DatasetEntry(
-    '70,000 pictures of clothes of 28x28, obtained like mnist',
+    '70,000 images of clothes, 28x28, obtained like mnist',
     lambda data_dir=None: image_sets.load('fashion_mnist', data_dir),
   ),
   'cifar10': DatasetEntry(
-    '60,000 color pictures of animals and vehicles of 32x32, obtained like'
-    ' mnist',
+    '60,000 color images of animals and vehicles, 32x32, obtained like mnist',
     lambda data_dir=None: image_sets.load('cifar10', data_dir),
   ),
   'cifar100': DatasetEntry(
-    '60,000 color pictures of 100 kinds of things, obtained like mnist',
+    '60,000 color images of 100 kinds of things, obtained like mnist',
     lambda data_dir=None: image_sets.load('cifar100', data_dir),
   ),
   'emnist_letters': DatasetEntry(
@@ -93,22 +91,22 @@ DATASETS: dict[str, DatasetEntry] = {
     lambda data_dir=None: image_sets.load('emnist_letters', data_dir),
   ),
   'emnist_byclass': DatasetEntry(
-    'handwritten digits, capital and small letters of 28x28 in 62 classes,'
+    'handwritten digits, capital and small letters, 28x28, in 62 classes,'
     ' obtained like mnist',
     lambda data_dir=None: image_sets.load('emnist_byclass', data_dir),
   ),
   'svhn': DatasetEntry(
-    'digits of house numbers in color, 32x32, obtained like mnist',
+    'color digits of house numbers, 32x32, obtained like mnist',
     lambda data_dir=None: image_sets.load('svhn', data_dir),
   ),
   'femnist': DatasetEntry(
     'handwritten characters of 28x28 by writer (partition natural, or any other'
-    ' of a file), from femnist.npz or downloaded',
+    ' with a file), from femnist.npz or downloaded',
     femnist.load_femnist,
     has_clients=True,
   ),
   'shakespeare': DatasetEntry(
-    'next characters after 80 others by speaking role (partition natural), from'
+    'next character after 80 others by speaking role (partition natural), from'
     ' *shakespeare*.txt or downloaded',
     shakespeare.load_shakespeare,
     has_clients=True,
@@ -116,17 +114,17 @@ DATASETS: dict[str, DatasetEntry] = {
   'sentiment': DatasetEntry(
     'labeled texts of up to 100 words by user or domain (partition natural or'
     ' any other), from a CSV file with the columns text, label and client, user'
-    ' or domain, or the tweets of Sentiment140 by TensorFlow Datasets',
+    ' or domain, or Sentiment140 tweets from TensorFlow Datasets',
     sentiment.load_sentiment,
     has_clients=True,
   ),
   'stackoverflow': DatasetEntry(
-    'next words after up to 20 others by user (partition natural), downloaded',
+    'next word after up to 20 others by user (partition natural), downloaded',
     stackoverflow.load_stackoverflow,
     has_clients=True,
   ),
   'relabelled_digits': DatasetEntry(
-    'the digits in 5 domains, each with another two labels swapped',
+    'the digits in 5 domains, each of which swaps a different pair of labels',
     digits.load_relabelled_digits,
   ),
   'relabelled_cifar10': DatasetEntry(
@@ -134,43 +132,43 @@ DATASETS: dict[str, DatasetEntry] = {
     made_domains.load_relabelled_cifar10,
   ),
   'rotated_digits': DatasetEntry(
-    'the digits, each turned by 0, 90, 180 or 270 degrees, which is its domain',
+    'the digits in 4 domains, rotated by 0, 90, 180 or 270 degrees',
     digits.load_rotated_digits,
   ),
   'digits5': DatasetEntry(
-    'digits of 28x28 in color of two to five domains (MNIST, MNIST-M, SVHN,'
+    'color digits of 28x28 in two to five domains (MNIST, MNIST-M, SVHN,'
     ' USPS, SynthDigits), from mnist.npz, mnist_m.npz and so on',
     digits5.load_digits5,
   ),
   'fairface': DatasetEntry(
-    'faces of 64x64 with their age or gender, the domains being 7 groups of'
-    ' race, from the published CSV files and images',
+    'faces of 64x64 labeled by age or gender, with 7 race groups as domains,'
+    ' from the published CSV files and images',
     fairface.load_fairface,
   ),
   'table': DatasetEntry(
-    'any table, from a CSV or parquet file or a folder of such, whose columns'
-    ' of labels, domains and clients are named (partition natural or any'
+    'any table, from a CSV or Parquet file or a folder of them, with columns'
+    ' that you name for labels, domains and clients (partition natural or any'
     ' other)',
     table.load_table,
     has_clients=True,
   ),
   'heart_disease': DatasetEntry(
-    '920 patients of four hospitals (partition natural or any other), the'
-    ' domains being sex or groups of age, from heart_disease_4sites.csv or the'
+    '920 patients of four hospitals (partition natural or any other), with'
+    ' domains by sex, age or hospital, from heart_disease_4sites.csv or the'
     ' four processed.*.data',
     heart_disease.load_heart_disease,
     has_clients=True,
   ),
   'npz': DatasetEntry(
-    'any .npz file of arrays x and y, optionally client (partition natural or'
-    ' any other), domain and weight, and the same for test examples, x_test and'
+    'any .npz file with arrays x and y, and optionally client (partition'
+    ' natural or any other), record, domain, weight and test arrays x_test and'
     ' so on',
     npz_file.load_npz,
     has_clients=True,
   ),
   'leaf': DatasetEntry(
-    "LEAF's .json files of users (partition natural or any other), of numbers"
-    ' or of texts like those of shakespeare',
+    "LEAF's .json files of users (partition natural or any other), with numbers"
+    ' or with texts like shakespeare',
     leaf.load_leaf,
     has_clients=True,
   ),
@@ -181,8 +179,8 @@ DATASETS: dict[str, DatasetEntry] = {
     has_clients=True,
   ),
   'image_folder': DatasetEntry(
-    'any images in folders CLIENT/CLASS, these themselves or in train/ and'
-    ' test/ (partition natural or any other)',
+    'any images in folders CLIENT/CLASS, directly or under train/ and test/'
+    ' (partition natural or any other)',
     image_folder.load_image_folder,
     has_clients=True,
   ),
@@ -211,27 +209,28 @@ def load_dataset(
 
   Args:
     name: A key of `DATASETS`.
-    num_clients: Number of clients, at least 1. None for all of the data's own
-      clients, or 30 where another partition makes them.
-    partition: A partitioner or its specification; `'natural'` for the data's
-      own clients, of which `num_clients` are drawn at random. None for natural
-      if the data name their clients, or else `'shards:2'`.
-    data_dir: Folder to read from (or the file, for datasets of one file), only
-      for datasets that take one; None for the dataset's own default.
+    num_clients: Number of clients, at least 1. None means all of the data's own
+      clients, or 30 if another partition makes the clients.
+    partition: A partitioner or its specification. `'natural'` keeps the data's
+      own clients, from which `num_clients` are drawn at random. None means
+      natural if the examples name their clients, and otherwise `'shards:2'`
+      (`'iid'` for the dataset `table`).
+    data_dir: Folder to read from, or the file for datasets of one file. Only
+      for datasets that read files. None means the dataset's default.
     seed: Seed of the partition or the choice of clients, non-negative.
-    classes: The classes to keep; None for all. Labels stay unchanged. Not for
-      data sets whose examples come by client.
+    classes: The classes to keep, with unchanged labels. None means all. Not for
+      datasets whose examples come by client.
     test_fraction: Fraction of a client's examples in its test set, in [0, 1),
-      stratified by domain and class; the data set's own training and test
-      examples are pooled before they are divided among the clients. None to
-      keep these two apart, or for 0.2 if there is no test set. Data sets whose
-      examples come by client take it only if they have no test examples, with a
-      default of their own.
-    normalize: True to bring inputs to mean 0 and deviation 1 over the data
-      set's own training examples of all classes, images by channel and others
-      by column. Not for data sets whose examples come by client, nor with the
-      partition natural.
-    **arguments: The data set's own arguments, see its loader.
+      stratified by domain and class. The dataset's own training and test
+      examples are pooled before they are divided among the clients. None keeps
+      these two apart, or means 0.2 if there is no test set. Datasets whose
+      examples come by client accept it only if they have no test examples, and
+      have their own default.
+    normalize: True to scale inputs to mean 0 and standard deviation 1 over the
+      dataset's own training examples of all classes, per channel for images and
+      per column for others. Not for datasets whose examples come by client, nor
+      with the partition natural.
+    **arguments: Arguments specific to the dataset, see its loader.
 
   Raises:
     ValueError: If files are missing or damaged.
@@ -280,7 +279,7 @@ def load_dataset(
       errors.expect(
         not isinstance(partition, natural.Natural),
         'normalize',
-        'false with the partition natural, as nobody has all examples',
+        'false with the partition natural, as no client has all examples',
         normalize,
       )
       arrays = arrays.normalized()
@@ -294,7 +293,7 @@ def load_dataset(
 
 
 def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
-  """Loads all examples of a dataset by name, to make clients of them.
+  """Loads all examples of a dataset by name, without making clients.
 
   Args:
     name: A key of `DATASETS` whose examples do not come by client.
@@ -312,7 +311,7 @@ def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
 
 
 def _data_dir_argument(name: str, data_dir: Optional[str]) -> dict[str, Any]:
-  """Returns `data_dir` as keyword arguments of a loader."""
+  """Returns `data_dir` as keyword arguments for a loader."""
   if DATASETS[name].takes_data_dir:
     return dict(data_dir=data_dir)
   errors.expect(

@@ -1,23 +1,23 @@
-"""Rules that make clients of central examples.
+"""Rules that divide central examples among clients.
 
 A `WeightedPartitioner` computes a non-negative weight matrix
-`[num_clients, num_classes]`. The training examples of each class are dealt to
-the clients in proportion to that class's weights, and the test examples of the
-class in proportion to each client's training examples. So a client's test
-examples follow the distribution of its training examples, and none is of a
-class it has never seen. (A class without training examples is dealt by the
+`[num_clients, num_classes]`. It deals the training examples of each class to
+the clients in proportion to the weights of the class, and the test examples in
+proportion to the clients' training examples. So a client's test examples follow
+the distribution of its training examples, and it has no test example of a class
+that it has never seen. (A class without training examples is dealt by the
 weights.) No example is dealt twice. None is lost, unless there are more classes
-than the clients may own together (two clients with two classes each have no
-place for a fifth class): these classes are left out, with a warning.
+than the clients can own together. For example, two clients with two classes
+each have no place for a fifth class. Such classes are left out, with a warning.
 
 `ClientDirichlet` and `DomainMixture` fix the clients' sizes and draw each
 client's mixture of classes or domains. `FallahDigits` and `LognormalClasses`
-give certain numbers of examples and by design leave others out. `by_key`
-follows keys that come with the examples.
+deal fixed numbers of examples and leave out others by design. `by_key` follows
+keys that come with the examples.
 
 Counts are rounded by largest remainders: a client gets the floor or the ceiling
-of its exact share of each class. The loss by rounding so far decides who gets
-the ceiling next, so that the clients' totals stay close to their exact shares.
+of its exact share of each class. Earlier rounding losses decide which client
+gets the ceiling, so that the clients' totals stay close to their exact shares.
 """
 
 import dataclasses
@@ -73,7 +73,7 @@ __all__ = [
   'numbered_client_ids',
 ]
 
-# Clients of a data set by name that has none of its own.
+# Default number of clients of a dataset by name that has no clients of its own.
 NUM_CLIENTS = 30
 
 PARTITIONERS: dict[str, type[Partitioner]] = {
@@ -94,12 +94,11 @@ PARTITIONERS: dict[str, type[Partitioner]] = {
 
 
 def make_partitioner(spec: Union[str, Partitioner]) -> Partitioner:
-  """Makes a partitioner of a specification such as `shards:2`.
+  """Makes a partitioner from a specification such as `shards:2`.
 
   Args:
-    spec: `name` or `name:parameter[:parameter]`, where further parameters may
-      also follow a comma; see `describe_partitioners`. A partitioner is
-      returned as it is.
+    spec: `name` or `name:parameter[:parameter]`, where a comma may replace a
+      colon. See `describe_partitioners`. A partitioner is returned unchanged.
   """
   if isinstance(spec, Partitioner):
     return spec
@@ -129,16 +128,16 @@ def defaults(
   partition: Union[str, Partitioner, None],
   has_clients: bool,
 ) -> tuple[Optional[int], Partitioner]:
-  """The number of clients and the rule of a data set by name.
+  """Returns the number of clients and the rule for a dataset by name.
 
   Args:
-    num_clients: Number of clients; None for 30, or for all of the data's own.
-    partition: A rule or its text; None for natural if the examples name their
-      clients, or else `shards:2`.
+    num_clients: Number of clients. None means 30, or all of the data's own.
+    partition: A rule or its specification. None means natural if the examples
+      name their clients, and otherwise `shards:2`.
     has_clients: True if the examples name their clients.
 
   Returns:
-    Both; the number is None for all clients of the rule natural.
+    Both. The number is None for all clients of the rule natural.
   """
   if partition is None:
     partition = Natural() if has_clients else Shards(2)
@@ -154,6 +153,6 @@ def describe_partitioners() -> str:
     f'{rule.usage()}: {rule.summary}' for rule in PARTITIONERS.values()
   )
   return (
-    f'{rules}. Every client has test examples'
-    ' of the distribution of its training examples.'
+    f"{rules}. Every client's test examples"
+    ' follow the distribution of its training examples.'
   )

@@ -19,9 +19,9 @@ class Partition(NamedTuple):
   """The examples of each client.
 
   Attributes:
-    train_indices: For each client an int64 array of positions in the training
+    train_indices: For each client, an int64 array of positions in the training
       arrays, in random order (`by_key` keeps the order of the data).
-    test_indices: For each client positions in the test arrays.
+    test_indices: For each client, positions in the test arrays.
   """
 
   train_indices: list[np.ndarray]
@@ -33,22 +33,23 @@ class Pool:
   """Examples that are not yet divided among clients.
 
   Attributes:
-    y: Labels of the training examples, int `[n]`. Anything else counts as one
-      class, for rules that need no classes.
-    y_test: Labels of the test examples, `[m]`; None without test examples.
-    num_classes: Number of classes; None for the largest label plus 1.
+    y: Labels of the training examples, int `[n]`. Other labels or targets count
+      as one class, for rules that need no classes.
+    y_test: Labels of the test examples, `[m]`. None without test examples.
+    num_classes: Number of classes. None uses the largest label plus 1.
     domain: Domain ids of the training examples, int `[n]`, for rules that use
-      domains; None for examples without domains.
+      domains. None without domains.
     domain_test: Domain ids of the test examples, `[m]`.
-    domain_names: Names of the domains; given with `domain`.
+    domain_names: Names of the domains, given with `domain`.
     x: Inputs of the training examples, `[n, ...]`, which no rule reads.
     x_test: Inputs of the test examples, `[m, ...]`.
     client: Clients of the training examples, integers or strings `[n]`, for the
-      partition natural; None if the data do not name them.
+      partition natural. None if the examples do not name them.
     client_test: Clients of the test examples, `[m]`.
-    weight: Factors of the training examples' losses, `[n]`; None for none.
-    weight_test: The same for test examples that are pooled with the training
-      examples, `[m]`; None for 1.
+    weight: Factors of the training examples' losses, `[n]`. None without
+      weights.
+    weight_test: Factors of test examples that are pooled with the training
+      examples, `[m]`. None means 1.
   """
 
   y: np.ndarray
@@ -72,7 +73,7 @@ class Partitioner(abc.ABC):
   The dataclass's fields are its parameters in a specification.
 
   Attributes:
-    name: Its name in a specification such as `shards:2`.
+    name: Name of the rule in a specification such as `shards:2`.
     summary: One sentence for `--help`.
     needs_classes: True if the examples must have integer class labels.
   """
@@ -102,7 +103,7 @@ class Partitioner(abc.ABC):
 
   @classmethod
   def naming(cls) -> contextlib.AbstractContextManager[None]:
-    """Has errors name the parameters as parts of the specification."""
+    """Makes errors name the parameters as parts of the specification."""
     names = [field.name for field in dataclasses.fields(cls)]
     return errors.naming({name: f'`{name}` in `partition`' for name in names})
 
@@ -124,7 +125,7 @@ class CountingPartitioner(Partitioner):
   """
 
   def partition(self, pool: Pool, num_clients: int, seed: int = 0) -> Partition:
-    """Counts and deals; see the base class."""
+    """Counts and deals examples; see the base class."""
     *ids, num_groups = self._groups(pool)
     errors.expect(
       num_clients <= len(ids[0]),
@@ -151,18 +152,18 @@ class CountingPartitioner(Partitioner):
 
     Args:
       num_clients: Number of clients.
-      pool: Training examples of each group, int `[num_groups]`.
-      test_pool: Test examples of each group.
+      pool: Number of training examples of each group, int `[num_groups]`.
+      test_pool: Number of test examples of each group.
       seed: Seed for further draws.
-      train_rng: Breaks ties of training examples, and then deals them.
-      test_rng: The same for test examples.
+      train_rng: Breaks ties for training examples, and later deals them.
+      test_rng: Breaks ties for test examples, and later deals them.
 
     Returns:
       Two int arrays `[num_clients, num_groups]`.
     """
 
   def _groups(self, pool: Pool) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns labels and the number of classes; one class without labels."""
+    """Returns labels and the number of classes, which is 1 without labels."""
     y = np.asarray(pool.y)
     y_test = y[:0] if pool.y_test is None else np.asarray(pool.y_test)
     num_classes = pool.num_classes
@@ -191,7 +192,6 @@ def numbered_client_ids(num_clients: int) -> list[str]:
 
 
 def _text(value: Any) -> str:
-  """Writes a parameter of a specification."""
   if value is None:
     return 'all'
   if isinstance(value, tuple):
@@ -208,18 +208,18 @@ def hold_out(
 ) -> Partition:
   """Divides each client's examples into train and test, stratified by class.
 
-  A client with n examples gives round(fraction * n) of them to its test set,
-  but at least 1 if it has two or more, and keeps at least 1 for training; with
-  a fraction of 0 it gives none. The test set has each class in proportion, up
-  to one example. With domains it has each domain in proportion, and the classes
-  within it approximately.
+  A client with n examples gives round(fraction * n) of them to its test set. It
+  keeps at least 1 for training, and gives at least 1 if it has two or more. If
+  the fraction is 0, it gives none. The test set has each class in proportion,
+  up to one example. If there are domains, it has each domain in proportion, and
+  the classes within a domain approximately.
 
   Args:
-    indices: For each client its examples' positions in `y`.
-    y: Labels; stratified if they are int `[n]`.
+    indices: For each client, its examples' positions in `y`.
+    y: Labels. The division is stratified by class if they are int `[n]`.
     fraction: In [0, 1).
     seed: Non-negative.
-    domain: Domain ids, int `[n]`; None without domains.
+    domain: Domain ids, int `[n]`. None without domains.
 
   Returns:
     Disjoint train and test positions, together `indices`, in their order.
@@ -236,8 +236,8 @@ def hold_out(
   if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
     strata = y[flat]
   domains = np.zeros(len(flat), np.int64) if domain is None else domain[flat]
-  # Each client's examples side by side, sorted by domain and class and at
-  # random within these; equidistant ones then are a stratified sample.
+  # Sorted by client, domain and class, in random order within each: equidistant
+  # examples of a client are a stratified sample.
   order = np.lexsort((rng.random(len(flat)), strata, domains, owners))
   test_owners = np.repeat(np.arange(len(indices)), num_test)
   first_test = np.cumsum(num_test) - num_test

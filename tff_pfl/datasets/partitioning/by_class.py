@@ -15,17 +15,17 @@ _NUM_CLASSES = 10
 
 
 class WeightedPartitioner(base.CountingPartitioner):
-  """A rule that divides every class in proportion to the clients' claims."""
+  """A rule that divides every class in proportion to the clients' weights."""
 
   @abc.abstractmethod
   def _class_weights(
     self, num_clients: int, class_counts: np.ndarray, seed: int
   ) -> np.ndarray:
-    """Returns clients' claims on classes, `[num_clients, num_classes]`.
+    """Returns the clients' class weights, `[num_clients, num_classes]`.
 
     Args:
       num_clients: Number of clients.
-      class_counts: Training examples of each class, int `[num_classes]`.
+      class_counts: Training examples per class, int `[num_classes]`.
       seed: Non-negative.
     """
 
@@ -48,25 +48,27 @@ class WeightedPartitioner(base.CountingPartitioner):
 
 
 def _classes_present(
-  class_counts: np.ndarray, wanted: int, name: str
+  class_counts: np.ndarray, required: int, name: str
 ) -> np.ndarray:
-  """Returns the classes with examples; raises if fewer than `wanted`."""
+  """Returns the classes with examples, which must be at least `required`."""
   present = np.flatnonzero(class_counts)
   errors.expect(
-    wanted <= len(present),
+    required <= len(present),
     name,
     f'at most {len(present)}, the number of classes with training examples',
-    wanted,
+    required,
   )
   return present
 
 
 @fields.dataclass
 class Iid(WeightedPartitioner):
-  """The same class distribution and size everywhere."""
+  """The same class distribution and size for every client."""
 
   name: ClassVar[str] = 'iid'
-  summary: ClassVar[str] = 'the same class distribution and size everywhere'
+  summary: ClassVar[str] = (
+    'the same class distribution and size for every client'
+  )
   needs_classes: ClassVar[bool] = False
 
   def _class_weights(self, num_clients, class_counts, seed):
@@ -75,10 +77,10 @@ class Iid(WeightedPartitioner):
 
 @fields.dataclass
 class LognormalSizes(WeightedPartitioner):
-  """The same classes everywhere, sizes in proportion to lognormal draws.
+  """The same classes everywhere, with sizes proportional to lognormal draws.
 
   Attributes:
-    sigma: Standard deviation of the logarithm of the sizes, at least 0; 0 gives
+    sigma: Standard deviation of the logarithm of the sizes, at least 0. 0 gives
       `Iid`.
   """
 
@@ -86,15 +88,15 @@ class LognormalSizes(WeightedPartitioner):
 
   name: ClassVar[str] = 'lognormal'
   summary: ClassVar[str] = (
-    'the same class distribution everywhere, sizes in proportion to draws'
-    ' from lognormal(0, sigma)'
+    'the same class distribution for every client, with sizes proportional to'
+    ' draws from lognormal(0, sigma)'
   )
   needs_classes: ClassVar[bool] = False
 
   def _class_weights(self, num_clients, class_counts, seed):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
     log_sizes = rng.normal(0, self.sigma, num_clients)
-    # Relative to the largest, lest a large sigma overflow.
+    # Relative to the largest, so that a large sigma does not overflow.
     sizes = np.exp(log_sizes - log_sizes.max())
     return np.tile(sizes[:, np.newaxis], (1, len(class_counts)))
 
@@ -104,15 +106,16 @@ class Shards(WeightedPartitioner):
   """Single-class shards of equal size, the same number for every client.
 
   Each class is cut into equal shards, and each client gets shards of
-  `shards_per_client` distinct classes: the pathological partition of McMahan et
-  al., in FedRep's variant where no shard straddles two classes. Shards are
-  apportioned to the classes so that their sizes are as equal as possible (the
-  method of equal proportions): classes of the same size get the same number if
-  `num_clients * shards_per_client` is a multiple of the number of classes.
+  `shards_per_client` distinct classes. This is the pathological partition of
+  McMahan et al. in FedRep's variant, where no shard straddles two classes.
+  Shards are apportioned to the classes so that their sizes are as equal as
+  possible (the method of equal proportions). Classes of the same size get the
+  same number of shards if `num_clients * shards_per_client` is a multiple of
+  the number of classes.
 
   Attributes:
-    shards_per_client: Shards, and distinct classes, of each client; from 1 to
-      the number of classes.
+    shards_per_client: Number of shards, and of distinct classes, of each
+      client, from 1 to the number of classes.
 
   References:
     McMahan et al., Communication-Efficient Learning of Deep Networks from
@@ -144,7 +147,7 @@ class Shards(WeightedPartitioner):
         # Gumbel noise on log counts draws without replacement in proportion
         # to the shards that remain.
         priority = np.log(remaining) + rng.gumbel(size=len(present))
-      # A class with a shard for every remaining client cannot wait.
+      # A class with a shard for every remaining client must be chosen now.
       priority[remaining == num_clients - client] = np.inf
       chosen = np.argpartition(-priority, per_client - 1)[:per_client]
       remaining[chosen] -= 1
@@ -158,11 +161,11 @@ def _shards_by_class(
   max_shards: int,
   rng: np.random.Generator,
 ) -> np.ndarray:
-  """Returns shards per class, sizes as equal as possible, `[num_classes]`.
+  """Returns shards per class, of nearly equal size, `[num_classes]`.
 
   The next shard goes to the class with the largest shards, by the geometric
-  mean of their size without and with it; every class gets its first shard
-  before any gets a second, and none more than `max_shards`.
+  mean of their sizes without and with it. Every class gets its first shard
+  before any gets a second. No class gets more than `max_shards`.
   """
   order = np.argsort(rng.permutation(len(class_counts)))
   counts = class_counts[order]
@@ -181,7 +184,7 @@ def _shards_by_class(
 class ClassesPerClient(WeightedPartitioner):
   """Distinct classes drawn at random, each shared evenly by its owners.
 
-  Unlike with `Shards` a class may have many owners or few, so that sizes vary.
+  Unlike with `Shards`, a class may have many or few owners, so sizes vary.
   Every class has an owner if the clients can own that many classes.
 
   Attributes:
@@ -203,7 +206,7 @@ class ClassesPerClient(WeightedPartitioner):
       class_counts, per_client, 'num_classes_per_client'
     )
     order = rng.random((num_clients, len(present)))
-    # First one owner for each class, in turn; the rest is drawn freely.
+    # Each class first gets one owner, in turn. The rest are drawn freely.
     covered = rng.permutation(len(present))[: num_clients * per_client]
     owners = rng.permutation(num_clients)
     order[owners[np.arange(len(covered)) % num_clients], covered] = -1
@@ -215,28 +218,30 @@ class ClassesPerClient(WeightedPartitioner):
 
 @fields.dataclass
 class LognormalClasses(ClassesPerClient):
-  """Log-normal sizes with as many examples of each of a client's classes.
+  """Lognormal sizes, with equal numbers of examples of a client's classes.
 
   A client has `least_size` + lognormal(log_mean, log_std) examples in all, the
-  same number of each of its classes, rounded down but at least 1. The others
-  are left out. Where a class has too few for its owners, all clients get the
-  same fraction of their sizes, with a warning. The test examples of a class are
-  all dealt, in proportion to the clients' training examples of it.
+  same number of each of its classes, rounded down but at least 1. Other
+  examples are left out. If a class has too few examples for its owners, all
+  clients get the same fraction of their sizes, with a warning. All test
+  examples of a class are dealt, in proportion to the clients' training examples
+  of the class.
 
   If each client's test set is held out of its own examples, as with a
-  `test_fraction`, sizes are those of training and test examples together.
+  `test_fraction`, sizes count training and test examples together.
 
   Attributes:
     log_mean: Mean of the logarithm of the sizes beyond `least_size`, at least
       0.
-    log_std: Its standard deviation, at least 0; 0 gives equal sizes.
-    least_size: At least 0.
+    log_std: Standard deviation of that logarithm, at least 0. 0 gives equal
+      sizes.
+    least_size: Constant part of the sizes, at least 0.
 
   References:
-    Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020: in
-      the authors' code 5 + lognormal(4, 1) examples of 3 of 10 letters (where
-      clients share examples). FedRep (see `Shards`) has 50 for 5 by its table
-      2, and 100 in the authors' code.
+    Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020: the
+      authors' code has 5 + lognormal(4, 1) examples of 3 of 10 letters (where
+      clients share examples). FedRep (see `Shards`) has 50 instead of 5 by its
+      table 2, and 100 in the authors' code.
   """
 
   log_mean: fields.NonNegative
@@ -246,8 +251,8 @@ class LognormalClasses(ClassesPerClient):
   name: ClassVar[str] = 'lognormal_classes'
   summary: ClassVar[str] = (
     'this many distinct classes drawn at random for each client, and least_size'
-    ' (default 0) + lognormal(log_mean, log_std) examples, as many of each of'
-    ' its classes (Li et al. 2020, FedRep with 3:4:1:50); the remaining'
+    ' (default 0) + lognormal(log_mean, log_std) examples, the same number of'
+    ' each of its classes (Li et al. 2020, FedRep with 3:4:1:50); the remaining'
     ' examples are left out'
   )
 
@@ -257,7 +262,7 @@ class LognormalClasses(ClassesPerClient):
     sizes = rng.lognormal(self.log_mean, self.log_std, num_clients)
     sizes = np.minimum(sizes + self.least_size, pool.sum())
     sizes /= self.num_classes_per_client
-    # Beyond the first example of each class, which is certain.
+    # Beyond the first example of each class, which every owner gets.
     more = owns * np.maximum(sizes - 1, 0)[:, np.newaxis]
     free = pool - owns.sum(axis=0)
     errors.expect(
@@ -267,7 +272,7 @@ class LognormalClasses(ClassesPerClient):
       ' fewer training examples than owners',
       num_clients,
     )
-    # The small number is for classes that nobody wants more of.
+    # The small number is for classes of which no client needs more.
     fractions = (free + 1e-9) / (more.sum(axis=0) + 1e-9)
     fraction = min(1, fractions.min())
     if fraction < 1:
@@ -287,22 +292,22 @@ class LognormalClasses(ClassesPerClient):
 class Dirichlet(WeightedPartitioner):
   """Each class divided over the clients by a symmetric Dirichlet draw.
 
-  Sizes differ; see `ClientDirichlet` for clients of equal size.
+  Sizes differ. See `ClientDirichlet` for clients of equal size.
 
   Attributes:
-    concentration: At least 1e-6. Near 0 a class belongs to few clients; a large
-      value approaches `Iid`.
-    min_examples: Least number of training examples of every client; the draw is
-      repeated until it is met. Test examples count if each client's test set is
-      held out of its own examples. 0 switches this off.
+    concentration: At least 1e-6. Near 0, a class belongs to few clients. A
+      large value approaches `Iid`.
+    min_examples: Minimum number of training examples of every client. The draw
+      is repeated until it is met. Test examples also count if each client's
+      test set is held out of its own examples. 0 sets no minimum.
 
   References:
     Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural
       Networks, ICML 2019, section 4.
   """
 
-  # Below, a class belongs to one client, and NumPy takes longer and longer to
-  # draw it, deaf to signals.
+  # Below this, a class belongs to one client, and NumPy takes longer and longer
+  # for a draw, which signals cannot interrupt.
   concentration: Annotated[fields.Positive, pydantic.Field(ge=1e-6)]
   min_examples: fields.CountOrZero = 1
 
@@ -318,7 +323,7 @@ class Dirichlet(WeightedPartitioner):
       weights = rng.dirichlet(
         np.full(num_clients, self.concentration), len(class_counts)
       ).T
-      # The counts of the deal of the training examples.
+      # The counts with which the training examples will be dealt.
       counts = dealing.apportion(
         class_counts, weights, dealing.make_rng(seed, dealing.TRAIN)
       )
@@ -338,26 +343,26 @@ class FallahDigits(base.CountingPartitioner):
 
   The first half of the clients hold a images of each of the classes 0 to 4.
   Each of the others holds a/2 images of one class of 0 to 4 and 2a images of
-  one class of 5 to 9. These go through all 25 pairs in an order drawn from the
-  seed, so that every class of 0 to 4, every class of 5 to 9 and every pair has
-  the same number of such clients, up to one.
+  one class of 5 to 9. They go through all 25 pairs in an order drawn from the
+  seed. So every class of 0 to 4, every class of 5 to 9 and every pair has the
+  same number of such clients, up to one.
 
-  The test images follow the same table with a smaller a: a times the number of
-  test images over that of training images, or the most that every class of the
-  test images can supply. It need not be whole: a client gets the floor or the
-  ceiling of each of its counts.
+  The test images follow the same table with a smaller a: a times the ratio of
+  test images to training images, or less if a class has too few test images. It
+  need not be whole: a client gets the floor or the ceiling of each of its
+  counts.
 
-  Every image has one client at most. Images beyond the table are left out, as
-  in the experiment. (With MNIST, 50 clients and a = 196, a class of 0 to 4
-  gives 5,390 of its at least 5,842 training images, and a class of 5 to 9 gives
+  Every image has at most one client. Images beyond the table are left out, as
+  in the experiment. (For MNIST, 50 clients and a = 196, a class of 0 to 4 gives
+  5,390 of its at least 5,842 training images, and a class of 5 to 9 gives
   1,960.)
 
   If each client's test set is held out of its own examples, as
   `FederatedDataset.from_arrays` does without test arrays, the counts above are
-  those of a client's training and test images together.
+  for a client's training and test images together.
 
   Attributes:
-    images_per_digit: The paper's a; even, at least 2.
+    images_per_digit: The paper's a, an even number of at least 2.
 
   References:
     Fallah, Mokhtari, Ozdaglar, Personalized Federated Learning with Theoretical
@@ -370,11 +375,11 @@ class FallahDigits(base.CountingPartitioner):
 
   name: ClassVar[str] = 'fallah_digits'
   summary: ClassVar[str] = (
-    'so many images of each of the classes 0-4 for half of the clients, half as'
-    ' many of one of these and twice as many of one of the classes 5-9 for each'
-    ' of the others (Fallah et al. 2020, Per-FedAvg, with 196 for 50 clients on'
-    ' MNIST); for 10 classes and an even number of clients, and the remaining'
-    ' images are left out'
+    'this many images of each of the classes 0-4 for half of the clients, and'
+    ' half as many of one of these and twice as many of one of the classes 5-9'
+    ' for each of the others (Fallah et al. 2020, Per-FedAvg, with 196 for 50'
+    ' clients on MNIST); only for 10 classes and an even number of clients; the'
+    ' remaining images are left out'
   )
 
   def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
@@ -395,7 +400,7 @@ class FallahDigits(base.CountingPartitioner):
       )
     counts = self._train_counts(num_clients, pool, seed)
     dealt = counts.sum(axis=0)
-    # The test set's share, or the most that every class can supply.
+    # The ratio of test to training images, or what every class can supply.
     factor = min(test_pool.sum() / pool.sum(), (test_pool / dealt).min())
     dealt_for_tests = np.round(dealt * factor).astype(np.int64)
     return counts, dealing.apportion(dealt_for_tests, counts, test_rng)
@@ -403,7 +408,7 @@ class FallahDigits(base.CountingPartitioner):
   def _train_counts(
     self, num_clients: int, class_counts: np.ndarray, seed: int
   ) -> np.ndarray:
-    """Returns the images of each client and class, `[num_clients, 10]`."""
+    """Counts the images of each client and class, `[num_clients, 10]`."""
     # In halves of a, so that everything is whole: 2, 1 and 4.
     half, digits = num_clients // 2, _NUM_CLASSES // 2
     halves = np.zeros((num_clients, _NUM_CLASSES), np.int64)
@@ -412,7 +417,7 @@ class FallahDigits(base.CountingPartitioner):
     low, high = rng.permutation(digits), rng.permutation(digits)
     turn = np.arange(half)
     halves[half + turn, low[turn % digits]] = 1
-    # One further with each turn through the low classes: 25 distinct pairs.
+    # One further with each pass through the low classes: 25 distinct pairs.
     shift = turn // digits
     halves[half + turn, digits + high[(turn + shift) % digits]] = 4
     largest = 2 * int((class_counts // halves.sum(axis=0)).min())

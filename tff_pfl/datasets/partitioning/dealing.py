@@ -1,4 +1,4 @@
-"""Division of examples among clients in given proportions."""
+"""Divides examples among clients in given proportions."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ WEIGHTS, TRAIN, TEST, HOLD_OUT, CHOICE, SIZES = range(6)
 
 
 def make_rng(seed: int, stream: int) -> np.random.Generator:
-  """Returns the generator of one of a seed's streams."""
+  """Returns the generator of one stream of a seed."""
   return np.random.default_rng([seed, stream])
 
 
@@ -17,18 +17,18 @@ def apportion(
   """Divides every class among the clients in proportion to their weights.
 
   Each entry of the result is the floor or the ceiling of its exact share. The
-  ceiling goes to the clients for whom the fraction of the share plus the loss
-  by rounding in earlier classes is largest; ties are broken at random.
+  ceiling goes to the clients with the largest sum of the share's fraction and
+  the rounding losses in earlier classes. Ties are broken at random.
 
   Args:
     class_counts: Examples of each class, int `[num_classes]`.
-    weights: Non-negative, `[num_clients, num_classes]`; only the proportions
+    weights: Non-negative, `[num_clients, num_classes]`. Only the proportions
       within a column matter.
     rng: Breaks ties.
 
   Returns:
     int64 array `[num_clients, num_classes]` whose columns sum to
-    `class_counts`, or to 0 where a column has no positive weight.
+    `class_counts`, or to 0 if a column has no positive weight.
   """
   num_clients, num_classes = weights.shape
   counts = np.zeros((num_clients, num_classes), np.int64)
@@ -71,12 +71,12 @@ def deal(
   Args:
     labels: Class (or domain) of each example, int `[n]`.
     counts: Number of examples by client and class, int
-      `[num_clients, num_classes]`; the columns sum to at most the examples of
-      the class.
+      `[num_clients, num_classes]`. A column's sum is at most the number of
+      examples of its class.
     rng: Draws the examples.
 
   Returns:
-    For each client its examples' positions in `labels`, in random order.
+    For each client, its examples' positions in `labels`, in random order.
   """
   num_clients, num_classes = counts.shape
   class_counts = np.bincount(labels, minlength=num_classes)
@@ -87,6 +87,6 @@ def deal(
   dealt = rank < np.repeat(counts.sum(axis=0), class_counts)
   clients = np.tile(np.arange(num_clients), num_classes)
   owners = np.repeat(clients, counts.T.ravel())
-  # In random order, or an unshuffled batch would be of one class.
+  # In random order, or an unshuffled batch would have one class.
   order = rng.permutation(len(owners))
   return group(by_class[dealt][order], owners[order], num_clients)

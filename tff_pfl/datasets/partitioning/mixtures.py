@@ -1,4 +1,4 @@
-"""Clients of given sizes, each with a mixture of groups: classes or domains."""
+"""Clients of given sizes with mixtures of groups (classes or domains)."""
 
 from typing import Annotated, Any, ClassVar, Literal, Optional, Union
 
@@ -9,7 +9,7 @@ from absl import logging
 from tff_pfl import errors, fields
 from tff_pfl.datasets.partitioning import base, dealing
 
-# Quotients by it stay finite.
+# Division by this number stays finite.
 _LEAST_CONCENTRATION = 1e-305
 
 
@@ -21,18 +21,18 @@ def draw(
 ) -> np.ndarray:
   """Draws clients' mixtures from Dirichlet(concentration * prior).
 
-  For concentrations near 0 NumPy 1.25 needs minutes or never ends. So a draw
-  from Gamma(a) is made of one from Gamma(a + 1) times U^(1/a), by logarithms,
-  and divided by the sum.
+  For concentrations near 0, NumPy 1.25 takes minutes or never ends. So a draw
+  from Gamma(a) is computed as one from Gamma(a + 1) times U^(1/a), in
+  logarithms, and divided by the sum.
 
   Args:
     concentration: Positive.
-    prior: Non-negative, `[num_groups]`; only the proportions matter.
+    prior: Non-negative, `[num_groups]`. Only the proportions matter.
     num_clients: Number of draws.
     rng: Random generator.
 
   Returns:
-    float64 `[num_clients, num_groups]`; rows sum to 1.
+    float64 `[num_clients, num_groups]`, whose rows sum to 1.
   """
   drawn = prior > 0
   concentrations = np.maximum(
@@ -64,40 +64,40 @@ def serve(
 ) -> np.ndarray:
   """Divides the groups' examples among the clients, all clients at once.
 
-  In each step every client demands of every group its mixture's share of its
-  size. If demand exceeds the examples of a group, all clients get the same
-  fraction of their demands, and the group is exhausted. In the next step
-  clients demand the missing examples of the remaining groups, in proportion to
-  their mixtures (or to the remaining examples, if their mixture has none of
+  In each step, every client demands its mixture's share of its size from every
+  group. If demand exceeds the examples of a group, all clients get the same
+  fraction of their demands, and the group is exhausted. In the next step,
+  clients demand their missing examples from the remaining groups, in proportion
+  to their mixtures (or to the remaining examples if their mixture has none of
   these groups).
 
   Args:
     mixtures: Non-negative, `[num_clients, num_groups]`.
-    sizes: Number of examples of each client; the sum is at most that of
+    sizes: Number of examples of each client. Their sum is at most the sum of
       `pools`.
     pools: Number of examples of each group.
-    own_only: True to leave a client short whose mixture has none of the
+    own_only: True leaves a client short if its mixture has none of the
       remaining groups.
 
   Returns:
-    float64 `[num_clients, num_groups]`: rows sum to `sizes` (less for clients
-    left short), columns to at most `pools`, up to numerical error.
+    float64 `[num_clients, num_groups]`. Rows sum to `sizes` (less for clients
+    left short) and columns to at most `pools`, up to numerical error.
   """
   served = np.zeros(mixtures.shape)
   left = pools.astype(np.float64)
   is_open = pools > 0
   # Every step serves all clients in full or exhausts a group.
   while is_open.any():
-    wanted = np.where(is_open, mixtures, 0.0)
-    has_none = ~wanted.any(axis=1)
-    wanted[has_none] = np.where(is_open, left, 0)
+    shares = np.where(is_open, mixtures, 0.0)
+    has_none = ~shares.any(axis=1)
+    shares[has_none] = np.where(is_open, left, 0)
     # By the largest first, as a sum of numbers near 0 is inexact.
-    wanted /= wanted.max(axis=1, keepdims=True)
-    wanted /= wanted.sum(axis=1, keepdims=True)
+    shares /= shares.max(axis=1, keepdims=True)
+    shares /= shares.sum(axis=1, keepdims=True)
     missing = (sizes - served.sum(axis=1)).clip(0)
     if own_only:
       missing[has_none] = 0
-    demand = missing[:, np.newaxis] * wanted
+    demand = missing[:, np.newaxis] * shares
     asked = demand.sum(axis=0)
     exhausted = is_open & (asked >= left)
     served += demand * np.divide(
@@ -118,7 +118,7 @@ def round_off(
 ) -> np.ndarray:
   """Rounds the result of `serve` to integers with the same sums.
 
-  Counts are rounded by largest remainders. Where that exceeds a group, a client
+  Counts are rounded by largest remainders. If that exceeds a group, a client
   gets an example of another group instead.
 
   Args:
@@ -133,7 +133,7 @@ def round_off(
     excess = needed > pools
     if not excess.any():
       return counts
-    # The exchange that moves counts least away from the exact ones.
+    # The exchange that keeps counts closest to the exact ones.
     source = np.flatnonzero(excess)[0]
     surplus = np.where(
       counts[:, source] > 0, counts[:, source] - exact[:, source], -np.inf
@@ -149,28 +149,27 @@ class ClientDirichlet(base.CountingPartitioner):
   """Clients of equal size, whose class distributions are Dirichlet draws.
 
   The class distribution q_i of client i is a draw from Dirichlet(concentration
-  * prior). The prior is the classes' shares of all training examples. (Codes
-  that draw from a symmetric Dirichlet with parameter a for each of K classes of
-  equal size have the concentration a * K.)
+  * prior). The prior is the classes' shares of all training examples. (Code
+  that draws from a symmetric Dirichlet with parameter a for each of K classes
+  of equal size has the concentration a * K.)
 
   All training examples are dealt, each once, and sizes are equal up to one. A
   client's examples are drawn without replacement from the classes' pools in the
   proportions of q_i. An exhausted class leaves q_i, and the rest of q_i is
-  renormalized: as all examples are dealt, q_i is followed approximately. All
-  clients are served at once (see `serve`), as in codes where they take turns
+  renormalized. As all examples are dealt, clients follow q_i approximately. All
+  clients are served at once (see `serve`), which corresponds to taking turns
   example by example. Counts are rounded shares of q_i, not draws.
 
   Test examples are dealt by the same procedure, with a client's distribution of
-  training examples in the place of q_i. Their numbers are equal up to one, too,
-  and none is of a class that the client has no training example of. A client
-  gets fewer if the pool has too few of its classes, and test examples without a
-  client are left out, with a warning. If the test set has the class
-  distribution of the training set, every client has its own distribution in
-  both, and nothing is left out.
+  training examples instead of q_i. Their numbers are also equal up to one. A
+  client gets test examples only of classes that it trains on, and fewer if the
+  pool has too few of them. Test examples without a client are left out, with a
+  warning. If the test set has the class distribution of the training set, every
+  client has its own distribution in both, and nothing is left out.
 
   Attributes:
-    concentration: The paper's alpha, positive. Near 0 a client has one class
-      (as far as the pools suffice); a large value approaches `Iid`.
+    concentration: The paper's alpha, positive. Near 0, a client has one class
+      (as far as the pools suffice). A large value approaches `Iid`.
 
   References:
     Hsu, Qi, Brown, Measuring the Effects of Non-Identical Data Distribution for
@@ -181,8 +180,8 @@ class ClientDirichlet(base.CountingPartitioner):
 
   name: ClassVar[str] = 'client_dirichlet'
   summary: ClassVar[str] = (
-    "clients of equal size, each client's class distribution a Dirichlet draw"
-    " around the classes' shares of all examples (Hsu et al. 2019)"
+    'clients of equal size, each with a class distribution that is a Dirichlet'
+    " draw around the classes' shares of all examples (Hsu et al. 2019)"
   )
 
   def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
@@ -198,7 +197,7 @@ class ClientDirichlet(base.CountingPartitioner):
     total = np.array([int(served.sum() + 1e-6)])
     sizes = dealing.apportion(total, served, test_rng)[:, 0]
     test_counts = round_off(exact, sizes, test_pool, test_rng)
-    # Rounding within the pools may have taken another class.
+    # Rounding within the pools may have added another class.
     test_counts[counts == 0] = 0
     num_left_out = num_test - test_counts.sum()
     if num_left_out:
@@ -228,32 +227,31 @@ class DomainMixture(base.CountingPartitioner):
 
   The mixture pi_i of client i is a draw from Dirichlet(concentration * prior).
   Its training examples are drawn from the domains' pools in these proportions,
-  uniformly at random within a domain, so that labels follow the domain's
-  distribution; no example is dealt twice.
+  uniformly at random within a domain, so labels follow the domain's
+  distribution. No example is dealt twice.
 
-  All clients are served at once, and each has its exact size: of an exhausted
-  domain all get the same fraction of their demands, and the rest from the other
-  domains (see `serve` and `round_off`).
+  All clients are served at once, and each has its exact size. If a domain is
+  exhausted, all clients get the same fraction of their demands, and the rest
+  from the other domains (see `serve` and `round_off`).
 
   All test examples of a domain are dealt, in proportion to the clients'
-  training examples of the domain (if there are none, to their mixtures), so
-  that an average over all clients' test examples of a domain is one over its
+  training examples of the domain (or to their mixtures if there are none). So
+  an average over all clients' test examples of a domain is an average over its
   whole test set.
 
   If each client's test set is held out of its own examples, as
-  `FederatedDataset.from_arrays` does without test arrays, the sizes are those
-  of a client's training and test examples together.
+  `FederatedDataset.from_arrays` does without test arrays, the sizes count
+  training and test examples together.
 
   Attributes:
     concentration: The paper's alpha, positive. Near 0, a client has one domain
-      only (as far as the pools suffice); with a large value every client's
-      mixture is the prior.
-    examples_per_client: Training examples of each client, at least 1; the
-      others are left out. None to deal all of them, sizes being equal up to
-      one.
-    prior: The mean of the mixtures: 'data' for the domains' shares of the
-      training examples, 'uniform' for equal shares of the domains that have
-      any, or a non-negative number for each domain, in proportion.
+      (as far as the pools suffice). For a large value, every client's mixture
+      approaches the prior.
+    examples_per_client: Training examples of each client, at least 1. Others
+      are left out. None deals all of them, with sizes equal up to one.
+    prior: The mean of the mixtures. 'data' uses the domains' shares of the
+      training examples, and 'uniform' equal shares of the domains that have
+      any. Non-negative numbers, one per domain, are proportions.
 
   References:
     Zhong et al., FedDAR: Federated Domain-Aware Representation Learning, ICLR
@@ -276,9 +274,9 @@ class DomainMixture(base.CountingPartitioner):
   summary: ClassVar[str] = (
     "each client's mixture of the domains is a Dirichlet draw around the prior"
     " ('data', the default, for the domains' shares of the examples, 'uniform',"
-    ' or shares such as 0.2/0.8), and it has examples_per_client examples'
-    " (default 'all' for an equal part of all of them); only for data sets with"
-    ' domains (Zhong et al. 2023, FedDAR)'
+    ' or shares such as 0.2/0.8), and each client has examples_per_client'
+    " examples (default 'all' for an equal part of all of them); only for"
+    ' datasets with domains (Zhong et al. 2023, FedDAR)'
   )
   needs_classes: ClassVar[bool] = False
 
@@ -304,7 +302,7 @@ class DomainMixture(base.CountingPartitioner):
     exact = serve(drawn, sizes, pool)
     counts = round_off(exact, sizes, pool, train_rng)
     shares = np.where(counts.any(axis=0), counts, drawn)
-    # For a domain that neither the prior nor the training examples know.
+    # For a domain that neither the prior nor the training examples have.
     shares[:, ~shares.any(axis=0)] = 1
     return counts, dealing.apportion(test_pool, shares, test_rng)
 

@@ -1,7 +1,7 @@
-"""Clients that the data name themselves: writers, speaking roles, users.
+"""Clients that come with the data: writers, speaking roles, users.
 
-`own_clients` divides pooled examples with named clients; the other functions
-serve data sets that are read client by client.
+`own_clients` and `by_key` divide pooled examples with named clients. The other
+functions serve datasets that are read client by client.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from tff_pfl.datasets.partitioning import base, dealing
 
 @fields.dataclass
 class Natural(base.Partitioner):
-  """The data's own clients; not for examples without named clients."""
+  """The data's own clients, only for examples with named clients."""
 
   name: ClassVar[str] = 'natural'
   summary: ClassVar[str] = (
-    'the clients that the data name themselves, such as writers, speaking roles'
-    ' or users; only for data sets that have them'
+    'the clients that come with the data, such as writers, speaking roles or'
+    ' users; only for datasets that have them'
   )
   needs_classes: ClassVar[bool] = False
 
@@ -35,12 +35,12 @@ class Natural(base.Partitioner):
 def expect_natural(
   partition: Optional[base.Partitioner], name: str, kind: str
 ) -> None:
-  """Raises `ValueError` unless data are divided by their own clients.
+  """Raises `ValueError` unless the data's own clients are requested.
 
   Args:
-    partition: The partition asked for; None for the data's own clients.
-    name: Name of the data set.
-    kind: Name of its clients in the plural, such as 'users'.
+    partition: The requested partition. None means the data's own clients.
+    name: Name of the dataset.
+    kind: Plural name of its clients, such as 'users'.
   """
   errors.expect(
     partition is None or isinstance(partition, Natural),
@@ -53,12 +53,12 @@ def expect_natural(
 def choose_clients(
   client_ids: Sequence[Any], num_clients: Optional[int], kind: str, seed: int
 ) -> list[Any]:
-  """Draws some of the clients at random; keeps their order.
+  """Draws some of the clients at random and keeps their order.
 
   Args:
     client_ids: Ids of all clients.
-    num_clients: Number of clients to draw, at least 1; None for all.
-    kind: Name of the clients in the plural, such as 'users', for messages.
+    num_clients: Number of clients to draw, at least 1. None means all.
+    kind: Plural name of the clients, such as 'users', for messages.
     seed: Non-negative.
   """
   if num_clients is None:
@@ -77,11 +77,11 @@ def choose_clients(
 def own_clients(
   pool: base.Pool, num_clients: Optional[int], seed: int
 ) -> tuple[base.Partition, list[str]]:
-  """Draws some of the clients that examples name; returns their ids, too."""
+  """Draws some of the clients that examples name and returns their ids."""
   errors.expect(
     pool.client is not None,
     'partition',
-    'a rule that deals pooled examples, where they name no clients',
+    'a rule that deals pooled examples, as they name no clients',
     Natural.name,
   )
   parts, ids = by_key(pool, pool.client, pool.client_test, 'client')
@@ -93,18 +93,18 @@ def own_clients(
 def by_key(
   pool: base.Pool, keys: Any, keys_test: Any = None, name: str = 'keys'
 ) -> tuple[base.Partition, list[str]]:
-  """Gives every example to the client of its key; nothing is random.
+  """Gives every example to the client of its key, without randomness.
 
   Args:
     pool: The examples.
     keys: Integers or strings, one per training example.
-    keys_test: Keys of the test examples, of the same kind; None without test
+    keys_test: Keys of the test examples, of the same type. None without test
       examples.
     name: Name of the keys in messages.
 
   Returns:
     The partition, in which each client keeps the order of the data, and the
-    clients' ids, which are the distinct keys, sorted.
+    clients' ids, which are the sorted distinct keys.
   """
   columns, kinds = [], []
   for key, values, y in (
@@ -112,8 +112,8 @@ def by_key(
     (f'{name}_test', keys_test, pool.y_test),
   ):
     count = 0 if y is None else len(y)
-    # Of objects, as NumPy makes strings of 1 and '1', and floats of integers
-    # with and without a sign.
+    # As objects, because NumPy turns 1 and '1' into strings, and signed and
+    # unsigned integers into floats.
     if isinstance(values, np.ma.MaskedArray):
       values = values.astype(object).filled(None)
     column = np.asarray([] if values is None else values, object)

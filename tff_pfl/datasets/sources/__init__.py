@@ -1,1 +1,1 @@
-"""The data sets: one file each, or one per family."""
+"""The datasets, with one file per dataset or family."""

@@ -1,21 +1,21 @@
-"""Handwritten digits, 8x8, bundled with scikit-learn; also in domains.
+"""Handwritten digits, 8x8, bundled with scikit-learn, also in domains.
 
 Source: the test part of the UCI "Optical Recognition of Handwritten Digits"
 data set (E. Alpaydin and C. Kaynak, 1998), as `sklearn.datasets.load_digits`
-ships it, so that nothing is downloaded. Bitmaps of 32x32 of 13 writers, reduced
+ships it, so nothing is downloaded. The 32x32 bitmaps of 13 writers are reduced
 to 8x8 by counting the set pixels of each 4x4 block (0 to 16).
-License: CC BY 4.0 (UCI Machine Learning Repository); scikit-learn is BSD.
+License: CC BY 4.0 (UCI Machine Learning Repository). scikit-learn is BSD.
 Sizes: 1,797 images of 10 classes (174 to 183 each), here always divided in the
 same way, stratified by class, into 1,437 training and 360 test images.
 
-Two further data sets put each digit into a domain (see `made_domains`).
+Two more datasets put each digit into a domain (see `made_domains`).
 
-* In `rotated_digits` a domain turns its digits by one angle, so that the same
-  picture means different things in different domains: a 6 turned by 180 degrees
+* In `rotated_digits`, a domain rotates its digits by one angle, so the same
+  image means different things in different domains: a 6 rotated by 180 degrees
   is a 9.
-* In `relabelled_digits` domain m swaps the labels of the digits 2m and 2m + 1.
-  The pictures are the same in all domains, so that a representation can be
-  shared; their meaning differs in two classes of ten.
+* In `relabelled_digits`, domain m swaps the labels of the digits 2m and 2m + 1.
+  The images are the same in all domains, so a representation can be shared. The
+  labels of two of ten classes differ.
 """
 
 import numpy as np
@@ -59,11 +59,11 @@ def load_digits() -> arrays_lib.Arrays:
 def load_rotated_digits(
   *, num_rotations: fields.integer(1, 12) = 4
 ) -> arrays_lib.Arrays:
-  """Returns digits in domains of one rotation each.
+  """Returns digits in domains with one rotation each.
 
   Args:
     num_rotations: Number of domains, in [1, 12], whose angles are equally
-      spaced on the circle; with 1 the digits stay unchanged.
+      spaced on the circle. 1 leaves the digits unchanged.
   """
   step = 360 / num_rotations
   return made_domains.in_domains(
@@ -78,7 +78,7 @@ def load_rotated_digits(
 def load_relabelled_digits(
   *, num_domains: fields.integer(1, 5) = 5
 ) -> arrays_lib.Arrays:
-  """Returns digits in domains of two swapped labels each.
+  """Returns digits in domains with two swapped labels each.
 
   Args:
     num_domains: Number of domains, in [1, 5].
@@ -93,9 +93,9 @@ def load_relabelled_digits(
 
 
 def _rotated(x: np.ndarray, domain: np.ndarray, step: float) -> np.ndarray:
-  """Returns images `[n, h, w, c]` turned counterclockwise by `domain * step`.
+  """Rotates images `[n, h, w, c]` counterclockwise by `domain * step`.
 
-  Corners that a turn leaves empty are background; right angles are exact.
+  Empty corners become background. Right angles are exact.
   """
   result = np.empty_like(x)
   for number in np.unique(domain):

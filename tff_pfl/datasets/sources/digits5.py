@@ -1,7 +1,7 @@
-"""Digits of up to five origins, which are the domains.
+"""Digits from up to five sources, which are the domains.
 
   mnist         handwritten, white on black, 28x28: 60,000 training and 10,000
-                test images (see `mnist`)
+                test images (see `image_sets`)
   mnist_m       MNIST's digits blended with patches of color photographs, 32x32
                 (59,001 and 9,001), Y. Ganin et al., Domain-Adversarial Training
                 of Neural Networks, JMLR 17, 2016
@@ -15,18 +15,18 @@
                 9,553), Y. Ganin and V. Lempitsky, Unsupervised Domain
                 Adaptation by Backpropagation, ICML 2015
 
-License: MNIST is commonly given as CC BY-SA 3.0; none is stated for the others,
+License: MNIST is commonly given as CC BY-SA 3.0. None is stated for the others,
 which are free for research.
 
-The user brings one file of `image_sets` per domain, `usps.npz` and so on, in
+The user provides one file of `image_sets` per domain, `usps.npz` and so on, in
 one folder. They may hold only some of the images.
 
 All images get one size and three channels. They stay uint8 in memory (28x28:
-140 MB for MNIST alone, 1.7 GB for all five).
+165 MB for MNIST alone, 1.7 GB for all five).
 
-MNIST-M's image i is made of MNIST's image i of the same split. Every domain
-keeps its own division into training and test images, so that no digit is
-trained on in one of these two and tested on in the other. (A warning says if a
+MNIST-M's image i is made from MNIST's image i of the same split. Every domain
+keeps its own division into training and test images. So no digit is a training
+image in one of these two and a test image in the other. (A warning says if a
 file's labels are not in MNIST's order, so that this is unknown.)
 """
 
@@ -53,7 +53,7 @@ _IMAGES_AT_A_TIME = 4096
 def _find(
   domains: Optional[Sequence[str]], data_dir: Optional[str]
 ) -> dict[str, str]:
-  """Returns the file of each of the domains; None for all that are there."""
+  """Returns the file of each domain, or all that exist for None."""
   errors.expect(
     data_dir and os.path.isdir(data_dir),
     'data_dir',
@@ -64,15 +64,15 @@ def _find(
     domain: os.path.join(data_dir, f'{domain}.npz')
     for domain in domains or DOMAINS
   }
-  found = {domain: p for domain, p in paths.items() if os.path.exists(p)}
-  if (domains and len(found) < len(domains)) or len(found) < 2:
-    wanted = ' and '.join(domains or ()) or 'two or more domains of digits5'
-    absent = [f'{domain}.npz' for domain in paths if domain not in found]
+  files = {domain: p for domain, p in paths.items() if os.path.exists(p)}
+  if (domains and len(files) < len(domains)) or len(files) < 2:
+    contents = ' and '.join(domains or ()) or 'two or more domains of digits5'
+    absent = [f'{domain}.npz' for domain in paths if domain not in files]
     raise ValueError(
-      f'Expected `data_dir` to hold {wanted}, found no {", no ".join(absent)}'
+      f'Expected `data_dir` to hold {contents}, found no {", no ".join(absent)}'
       f' in {data_dir!r}. {image_sets.HOW_TO_PREPARE}'
     )
-  return found
+  return files
 
 
 def to_common_size(x: np.ndarray, size: int) -> np.ndarray:
@@ -92,7 +92,7 @@ def to_common_size(x: np.ndarray, size: int) -> np.ndarray:
 
 
 def _warn_unless_aligned(labels: dict[str, list[np.ndarray]]) -> None:
-  """Warns if MNIST-M's labels are not those of MNIST's first images."""
+  """Warns if MNIST-M's labels differ from MNIST's first labels."""
   if not {'mnist', 'mnist_m'} <= set(labels):
     return
   for split, plain, blended in zip(_SPLITS, labels['mnist'], labels['mnist_m']):
@@ -100,8 +100,8 @@ def _warn_unless_aligned(labels: dict[str, list[np.ndarray]]) -> None:
     if not np.array_equal(plain[:count], blended[:count]):
       logging.warning(
         "MNIST-M's %s images are not in the order of MNIST's: if they are made"
-        ' of images of the other split, test images of one domain are training'
-        ' images of the other.',
+        ' from images of the other split, test images of one domain are'
+        ' training images of the other.',
         split,
       )
 
@@ -118,12 +118,13 @@ def load_digits5(
 
   Args:
     data_dir: Folder of the files.
-    domains: Two or more of mnist, mnist_m, svhn, usps and synth_digits,
-      numbered in the given order; None for all whose files are there.
+    domains: The domains, two or more of mnist, mnist_m, svhn, usps and
+      synth_digits, numbered in the given order. None means all whose files
+      exist.
     image_size: Height and width in pixels to which all images are resized,
       from 8 to 10,000.
-    max_train_per_domain: Largest number of training images of a domain, at
-      least 1, always the same random choice. None for all.
+    max_train_per_domain: Maximum number of training images of a domain, at
+      least 1. The random choice is always the same. None means all.
   """
   if domains is not None:
     errors.expect(

@@ -1,8 +1,8 @@
 """Data that TensorFlow Datasets and TensorFlow Federated download.
 
 TensorFlow Federated keeps its downloads in `~/.tff` (word counts in
-`~/.keras`), so that the network is needed once. Delete a download there that
-was cut short.
+`~/.keras`), so the network is needed only once. Delete incomplete downloads
+there.
 """
 
 import importlib.resources.abc
@@ -22,7 +22,7 @@ def from_tff(name: str, load: Callable[[], Any], remedy: str) -> Any:
   """Calls a loader of `tff.simulation.datasets`.
 
   Args:
-    name: Name of the data set, for the message.
+    name: Name of the dataset, for the message.
     load: The loader.
     remedy: Advice for the message.
 
@@ -36,34 +36,34 @@ def from_tff(name: str, load: Callable[[], Any], remedy: str) -> Any:
     return load()
   # Whatever the downloader raises, the user's remedy is the same.
   except Exception as error:
-    remedy += ' (and delete from ~/.tff a download that was cut short)'
+    remedy += ' (and delete incomplete downloads from ~/.tff)'
     raise _error(name, 'TensorFlow Federated', error, remedy) from error
 
 
 def from_tensorflow_datasets(
   name: str, splits: Sequence[str], features: Sequence[str], remedy: str
 ) -> list[list[np.ndarray]]:
-  """Returns features of a data set, downloaded if needed.
+  """Returns features of a dataset, downloaded if needed.
 
   Args:
-    name: Name of the data set in TensorFlow Datasets.
+    name: Name of the dataset in TensorFlow Datasets.
     splits: Names of its splits.
     features: Names of its features.
     remedy: Advice for the message.
 
   Returns:
-    For each split the features, arrays `[n, ...]`; texts are bytes.
+    For each split, the features as arrays `[n, ...]`. Texts are bytes.
 
   Raises:
     RunError: If the data cannot be obtained.
   """
-  # Slow to import; rarely needed.
+  # These are slow to import and rarely needed.
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.download import downloader
 
-  # Version 4.9.10 asks for this package, which is of the standard library.
+  # Version 4.9.10 imports this package, which is now in the standard library.
   sys.modules.setdefault('importlib_resources', importlib.resources)
-  # Ten retries, each later than the last, would take minutes without a network.
+  # Without a network, ten retries with growing delays would take minutes.
   downloader.MAX_RETRIES = 4
   try:
     return [

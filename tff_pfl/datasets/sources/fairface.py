@@ -1,21 +1,21 @@
-"""FairFace, faces in seven groups of race, which are the domains.
+"""FairFace, faces in seven race groups, which are the domains.
 
 Source: K. Karkkainen and J. Joo, FairFace: Face Attribute Dataset for Balanced
-Race, Gender, and Age for Bias Measurement and Mitigation, WACV 2021, pictures
+Race, Gender, and Age for Bias Measurement and Mitigation, WACV 2021, images
 from YFCC-100M, labeled by crowdworkers.
 https://github.com/joojs/fairface
-License: CC BY 4.0. Note that the labels are annotators' impressions of a face,
-and that the set is made to measure bias, not to tell people's race or gender.
-Sizes: 86,744 training and 10,954 validation images of 224x224, which are the
-test images here, of 9 groups of age and 2 of gender.
+License: CC BY 4.0. Note that the labels are annotators' impressions of a face.
+The dataset is made to measure bias, not to identify people's race or gender.
+Sizes: 86,744 training images and 10,954 validation images, which are the test
+images here, of 224x224, in 9 age groups and 2 genders.
 
-The user brings the published files: `fairface_label_train.csv` and
+The user provides the published files: `fairface_label_train.csv` and
 `fairface_label_val.csv` with the columns file, age, gender, race and
-service_test, and the images that they name, `train/1.jpg` and so on, beside
-them.
+service_test, and in the same folder the images that they name, `train/1.jpg`
+and so on.
 
-Images are decoded when their client is first read (see `images.LazyImages`);
-all of them take 1.2 GB at 64x64 and 15 GB at 224x224.
+Images are decoded when their client is first read (see `images.LazyImages`).
+All of them take 1.2 GB at 64x64 and 15 GB at 224x224.
 """
 
 import os
@@ -50,7 +50,7 @@ _COLUMNS = ('file', 'age', 'gender', 'race')
 def _read_labels(
   path: str, label: str
 ) -> tuple[list[str], np.ndarray, np.ndarray]:
-  """Reads a file of labels and checks that the images, beside it, are there.
+  """Reads a file of labels and checks that the images exist.
 
   Returns:
     Paths of the images, and their labels and races, int32 `[n]`.
@@ -76,7 +76,7 @@ def load_fairface(
   label: fields.one_of(LABELS) = 'age',
   image_size: images.Size = 64,
 ) -> arrays_lib.Arrays:
-  """Returns FairFace, whose `x` are positions that its transform decodes.
+  """Returns FairFace, where `x` has positions that the transform decodes.
 
   Args:
     data_dir: Folder of the two CSV files and the images, or its parent if it is

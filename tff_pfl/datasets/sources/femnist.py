@@ -1,16 +1,16 @@
-"""FEMNIST, handwritten characters of 28x28; the clients are writers.
+"""FEMNIST, handwritten characters of 28x28 by writer.
 
 Source: S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018, from
 EMNIST (G. Cohen et al., 2017) and NIST Special Database 19.
-License: NIST's data are a work of the US government; LEAF is BSD.
+License: NIST's data are a work of the US government. LEAF is BSD.
 Sizes: as TensorFlow Federated provides it, 3,400 writers with 671,585 training
 and 77,483 test images of 62 classes (digits, upper and lower case letters).
 
-Without a data folder, TensorFlow Federated downloads it. With one, femnist.npz
-is a file of `image_sets`, black on white as in LEAF, with the writers as
-`client`; without test images, a part of each client's images is held out. The
-images are inverted, so that the background is 0 as in MNIST. A file with digits
-only has 10 classes.
+TensorFlow Federated downloads the data unless there is a data folder. In the
+folder, femnist.npz is a file of `image_sets`, black on white as in LEAF, with
+the writers as `client`. If it has no test images, a part of each client's
+images is held out. The images are inverted, so the background is 0 as in MNIST.
+A file with only digits has 10 classes.
 """
 
 from typing import Optional
@@ -87,15 +87,14 @@ def load_femnist(
   """Loads handwritten characters by writer.
 
   Args:
-    num_clients: Number of clients; None for all writers.
-    partition: Natural (None); with `data_dir`, also any rule for pooled
-      examples.
-    data_dir: See `image_sets.read`; None for TensorFlow Federated.
+    num_clients: Number of clients. None means all writers.
+    partition: Natural (None), or with `data_dir` any rule for pooled examples.
+    data_dir: See `image_sets.read`. None means TensorFlow Federated.
     seed: Non-negative.
 
   Returns:
     Dataset with `x` float32 `[28, 28, 1]` in [0, 1], white on black, and `y`
-    int32 of 62 classes (10 for a file with digits only).
+    int32 of 62 classes (10 for a file with only digits).
   """
   if data_dir is not None:
     return _from_file(data_dir, num_clients, partition, seed)

@@ -1,21 +1,20 @@
-"""Patients of four hospitals, with or without a heart disease.
+"""Patients of four hospitals, with or without heart disease.
 
 Source: UCI Machine Learning Repository, Heart Disease; A. Janosi, W.
 Steinbrunn, M. Pfisterer, R. Detrano, 1988. https://doi.org/10.24432/C52P4X
 License: CC BY 4.0.
 Sizes: 920 patients of Cleveland (303), Budapest (hungarian, 294), Zurich and
-Basel (switzerland, 123) and Long Beach (va, 200), whose diagnosis `num` is
-above 0 in 139, 106, 115 and 149 cases, which is class 1.
+Basel (switzerland, 123) and Long Beach (va, 200). A diagnosis `num` above 0 is
+class 1, with 139, 106, 115 and 149 cases.
 
-The clients are the hospitals. The domains are the sexes, groups of age, or the
-hospitals themselves; `frames` makes inputs of the 13 columns. Outside
-Cleveland `ca`, `thal` and `slope` are missing for many or most patients. A
-cholesterol (`chol`) of 0, as for all patients of switzerland, is missing, too.
+The clients are the hospitals. The domains are sexes, age groups or hospitals.
+`frames` makes inputs from the 13 columns. Outside Cleveland, `ca`, `thal` and
+`slope` are missing for many or most patients. A cholesterol (`chol`) of 0, as
+for all patients of switzerland, counts as missing.
 
-The user brings either one file `heart_disease_4sites.csv` with the columns
-`site` and `COLUMNS`, or the four files as published, `processed.cleveland.data`
-and so on, which have the same columns without a heading. The result is the
-same.
+The user provides either one file `heart_disease_4sites.csv` with the columns
+`site` and `COLUMNS`, or the four published files, `processed.cleveland.data`
+and so on, which have the same columns without a header. The result is the same.
 """
 
 import os
@@ -90,16 +89,17 @@ def load_heart_disease(
   """Loads the patients, by hospital or dealt to clients.
 
   Args:
-    num_clients: Number of clients; None for the four hospitals.
+    num_clients: Number of clients. None means the four hospitals.
     partition: Natural (None) for the hospitals, or a rule that deals all
       patients.
-    data_dir: The CSV file, the folder of it or of the four files as published,
+    data_dir: The CSV file, the folder with it or with the four published files,
       or the parent of such a folder if it is called `heart_disease` or
       `heart_disease_uci`.
     seed: Non-negative.
-    domain_column: 'sex', 'age' (below 50, from 50, from 60) or 'site'. Age
-      remains an input, the others do not.
-    drop: Further columns that are no inputs.
+    domain_column: Column of the domains: 'sex', 'age' (below 50, 50 to 59, from
+      60) or 'site'. Age remains an input, but sex does not. The site is never
+      an input.
+    drop: Other columns that are not inputs.
     test_fraction: Fraction of a client's patients in its test set, in [0, 1),
       stratified by domain and label.
 

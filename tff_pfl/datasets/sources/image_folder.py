@@ -1,6 +1,6 @@
-"""Folders of images: `client/class/image.jpg`, or below `train` and `test`.
+"""Folders of images `client/class/image.jpg`, or under `train` and `test`.
 
-Images are decoded when their client is first read; see `images.LazyImages`.
+Images are decoded when their client is first read. See `images.LazyImages`.
 """
 
 import itertools
@@ -25,15 +25,15 @@ def load_image_folder(
   image_size: images.Size = 64,
   channels: Literal[1, 3] = 3,
 ) -> arrays_lib.Arrays:
-  """Loads images; `x` are positions that the transform decodes.
+  """Loads images, where `x` has positions that the transform decodes.
 
   Args:
-    data_dir: Folder of the clients' folders, each with a folder for each
-      class, numbered in sorted order; or folder with `train` and `test`, both
-      of that form.
+    data_dir: Folder of the clients' folders, each with a folder for each class,
+      or folder with `train` and `test`, both of that form. Classes are numbered
+      in sorted order.
     image_size: Height and width in pixels to which all images are resized,
       from 8 to 10,000.
-    channels: 3 for colors, 1 for grey.
+    channels: Number of channels, 3 for color or 1 for gray.
   """
   parts = own_files.find_parts(data_dir, '*/*/*', _CONTENTS)
   paths = [path for part in parts for path in part]
@@ -49,7 +49,7 @@ def load_image_folder(
     classes = [int(name) for name in classes]
   x = np.arange(len(paths), dtype=np.int32)
   _, y = np.unique(classes, return_inverse=True)
-  # Each image by itself.
+  # One entry for each image.
   columns = paths, clients, x[:, np.newaxis], y[:, np.newaxis]
   examples = itertools.starmap(own_files.ClientExamples, zip(*columns))
   return own_files.join(

@@ -1,24 +1,24 @@
-"""Image sets, each in one .npz file, which `prepare` makes of published files.
+"""Image sets, each in one .npz file that `prepare` makes from published files.
 
 NAME.npz has `x` and `x_test`, uint8 `[n, height, width, channels]`, and `y` and
 `y_test`, in the published order. TensorFlow Datasets, used without a data
-folder, has another order, so that the same seed deals other images to a client.
+folder, has another order, so the same seed deals other images to a client.
 
 MNIST: handwritten digits. Source: Y. LeCun, C. Cortes, C. Burges, from NIST
 Special Databases 1 and 3. License: commonly given as CC BY-SA 3.0.
 Fashion-MNIST: clothes. Source: H. Xiao et al., Zalando, 2017. License: MIT.
 Sizes of each: 60,000 training and 10,000 test images, gray, 28x28, 10 classes.
 
-CIFAR-10 and CIFAR-100: color pictures. Source: A. Krizhevsky, Learning Multiple
+CIFAR-10 and CIFAR-100: color images. Source: A. Krizhevsky, Learning Multiple
 Layers of Features from Tiny Images, 2009, https://www.cs.toronto.edu/~kriz.
-License: none is stated; free for research, cite the report. Sizes of each:
+License: none is stated. Free for research, cite the report. Sizes of each:
 50,000 training and 10,000 test images, 32x32, 10 or 100 (the "fine") classes.
 
 EMNIST: handwritten characters, gray, 28x28, white on black. Source: G. Cohen et
 al., EMNIST: Extending MNIST to Handwritten Letters, IJCNN 2017, from NIST
 Special Database 19 (US government). `emnist_letters` has 26 classes, capital
-and small letters together, and 124,800 + 20,800 images, 88,800 + 14,800 in
-TensorFlow Datasets; `emnist_byclass` has 62 classes, 697,932 + 116,323 images.
+and small letters together, and 124,800 + 20,800 images (88,800 + 14,800 in
+TensorFlow Datasets). `emnist_byclass` has 62 classes, 697,932 + 116,323 images.
 
 SVHN, MNIST-M, USPS and SynthDigits: see `digits5`.
 """
@@ -33,14 +33,17 @@ from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import downloads, images, npz_file, own_files
 
 _SPLITS = ('x', 'y', 'x_test', 'y_test')
-HOW_TO_PREPARE = 'The program prepare makes such files of published ones.'
+HOW_TO_PREPARE = 'The program prepare makes such files from published ones.'
 
 
 class ImageSet(NamedTuple):
   """The form of an image set.
 
-  `shape` is an image's; None for any height and width, and 1 or 3 channels.
-  `tfds_name` is its name in TensorFlow Datasets; None for the same.
+  Attributes:
+    num_classes: Number of classes.
+    shape: Shape of an image. None means any height and width, and 1 or 3
+      channels.
+    tfds_name: Name in TensorFlow Datasets. None means the same name.
   """
 
   num_classes: int = 10
@@ -48,7 +51,7 @@ class ImageSet(NamedTuple):
   tfds_name: Optional[str] = None
 
   def check(self, path: str, x: np.ndarray, y: np.ndarray) -> None:
-    """Raises `ValueError`, which names the file, of other images or labels."""
+    """Raises a `ValueError` that names the file if images or labels differ."""
     shape = self.shape or (*x.shape[1:3], 3 if x.shape[3:] == (3,) else 1)
     are_images = x.dtype == np.uint8 and x.shape == (*y.shape, *shape)
     if not are_images or not len(x) or y.dtype.kind not in 'iu':
@@ -76,7 +79,7 @@ IMAGE_SETS = {
 
 
 def upright(name: str, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
-  """Returns published images and labels, EMNIST's upright and from 0 on."""
+  """Turns EMNIST's images upright and makes its letters' labels start at 0."""
   x = x.swapaxes(1, 2) if name.startswith('emnist') else x
   return [x, y - 1 if name == 'emnist_letters' else y]
 
@@ -84,7 +87,7 @@ def upright(name: str, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
 def read(
   name: str, data_dir: str, required: Sequence[str] = _SPLITS
 ) -> tuple[str, dict[str, np.ndarray]]:
-  """Finds the file of an image set; returns its path, and its arrays by name.
+  """Returns the path of an image set's file, and its arrays by name.
 
   Args:
     name: A key of `IMAGE_SETS`.
@@ -107,7 +110,7 @@ def load(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
 
   Args:
     name: A key of `IMAGE_SETS` other than 'femnist'.
-    data_dir: See `read`; None for TensorFlow Datasets.
+    data_dir: See `read`. None means TensorFlow Datasets.
   """
   form, path = IMAGE_SETS[name], name
   if data_dir is None:

@@ -1,4 +1,4 @@
-"""Images as bytes, their sizes, and files of images."""
+"""Converts, resizes and decodes images."""
 
 import concurrent.futures
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ def resize(x: np.ndarray, size: int) -> np.ndarray:
 
 
 def _lost(content: bytes, image: tf.Tensor) -> str:
-  """Tells what of a file its decoded image lacks; empty for nothing.
+  """Describes what decoding a file loses, or is empty if it loses nothing.
 
   TensorFlow decodes these files without an error, most of them to black.
   """
@@ -57,9 +57,8 @@ def _lost(content: bytes, image: tf.Tensor) -> str:
 class LazyImages:
   """Images that are decoded on first use and then kept.
 
-  An image is kept as bytes of the wanted size, so that memory grows with the
-  images that clients have. Decoding takes a few milliseconds per image on a
-  core.
+  Images are kept as bytes of the target size, so memory grows with the images
+  that clients have. Decoding takes a few milliseconds per image on a core.
   """
 
   def __init__(self, paths: Sequence[str], size: int, channels: int = 3):
@@ -68,10 +67,10 @@ class LazyImages:
     Args:
       paths: Files with one of `ENDINGS`.
       size: Height and width in pixels to which images are resized.
-      channels: 3 for colors, 1 for grey.
+      channels: 3 for color, 1 for gray.
     """
     self._paths = paths
-    # Memory that was never written to takes no space.
+    # Memory that is never written to takes no space.
     self._images = np.zeros((len(paths), size, size, channels), np.uint8)
     self._is_decoded = np.zeros(len(paths), bool)
 
@@ -82,7 +81,7 @@ class LazyImages:
       positions: Positions of the images in `paths`, `[k]`.
 
     Raises:
-      ValueError: If a file is no image; the message names it.
+      ValueError: If a file is not an image. The message names it.
     """
     missing = np.unique(positions[~self._is_decoded[positions]])
     if len(missing):
@@ -93,7 +92,7 @@ class LazyImages:
     return to_unit_interval(self._images[positions])
 
   def content(self, positions: np.ndarray) -> Iterator[bytes]:
-    """Yields the bytes of images' files; see `array_clients`."""
+    """Yields the bytes of the images' files; see `array_clients`."""
     for position in positions:
       yield files.read_bytes(self._paths[position])
 
@@ -107,10 +106,10 @@ class LazyImages:
       raise files.file_error(path, 'an image', 'a damaged file') from None
     if lost := _lost(content, image):
       raise files.FileError(
-        f'Expected `{path}` to be an image of 8-bit greys or colors, found'
-        f' {lost}; save its values from 0 to 255 as such, or give them in an'
-        ' .npz file (the data set npz).'
+        f'Expected `{path}` to be an image of 8-bit grays or colors, found'
+        f' {lost}; save it in this form, with values from 0 to 255, or put it'
+        ' into an .npz file (the dataset npz).'
       )
     self._images[position] = resize(image, size)
-    # Set last, so that other threads never find half of an image.
+    # Set last, so that other threads never see half of an image.
     self._is_decoded[position] = True

@@ -1,12 +1,12 @@
-"""Files of LEAF's JSON: `users`, `num_samples`, `user_data`.
+"""LEAF's JSON files with `users`, `num_samples` and `user_data`.
 
 Source: S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018,
 https://github.com/TalwalkarLab/leaf, whose `preprocess.sh` writes them to
-`data/train` and `data/test`; FedProx and others use the same form.
+`data/train` and `data/test`. FedProx and others use the same form.
 
 A user's data are `{"x": [...], "y": [...]}`. Inputs are numbers (FEMNIST,
 synthetic), mostly flat lists, or texts of equal length with the next character
-as label (Shakespeare), numbered as for the data set shakespeare.
+as label (Shakespeare), numbered as in the dataset shakespeare.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ _FORM = 'a JSON file with "users" and "user_data": {user: {"x": …, "y": …}}'
 
 
 def _read(path: str) -> list[own_files.ClientExamples]:
-  """Reads the examples of a file's users; leaves out users without any."""
+  """Reads the examples of a file's users and leaves out users without any."""
   with files.reading(path, _FORM):
     data = json.loads(files.read_bytes(path))
     users = [(user, data['user_data'][user]) for user in data['users']]
@@ -40,7 +40,7 @@ def _read(path: str) -> list[own_files.ClientExamples]:
 
 
 def _arrays(user: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-  """Returns a user's inputs and labels; texts as numbered characters."""
+  """Returns a user's inputs and labels, with texts as character numbers."""
   try:
     inputs, labels = np.asarray(x), np.asarray(y)
   except ValueError:  # Unequal lengths.
@@ -52,7 +52,7 @@ def _arrays(user: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
   if inputs.dtype.kind not in 'biuf':
     raise ValueError(
       f'user {user!r} has inputs that are neither numbers nor texts of equal'
-      ' length with a character each'
+      ' length, each with one character as its label'
     )
   if inputs.dtype.kind == 'f':
     inputs = inputs.astype(np.float32)
@@ -70,9 +70,10 @@ def load_leaf(
 
   Args:
     data_dir: Folder with `train` and `test`, folder of .json files, or one such
-      file; without `test`, a part of each user's examples is held out.
-    image_shape: Shape that flat inputs get, such as 28,28,1; empty for none.
-    regression: True to predict labels as numbers also if all are whole.
+      file. Without `test`, a part of each user's examples is held out.
+    image_shape: Shape that flat inputs get, such as 28,28,1. Empty leaves them
+      flat.
+    regression: True to predict labels as numbers even if all are whole.
   """
   parts = [
     [user for path in paths for user in _read(path)]

@@ -1,10 +1,11 @@
-"""Data sets with domains that are made: each example is put into one.
+"""Datasets with artificial domains.
 
-An example is always in the same domain, drawn stratified by class, and the
-domain changes it, so that a model must know the domain to be right in all.
+An example is always in the same domain, drawn stratified by class. The domain
+changes the example, so a model must know the domain to be right in all domains.
 
-`relabelled_cifar10` has CIFAR-10's pictures (see `image_sets`). Domain m names
-class y as y + 2 m modulo 10: a representation can be shared, and no head can.
+`relabelled_cifar10` has CIFAR-10's images (see `image_sets`). Domain m names
+class y as y + 2 m modulo 10, so a representation can be shared but a head
+cannot.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ def load_relabelled_cifar10(
 
   Args:
     num_domains: Number of domains, in [1, 5].
-    data_dir: Folder with cifar10.npz; None for TensorFlow Datasets.
+    data_dir: Folder with cifar10.npz. None means TensorFlow Datasets.
   """
   plain = image_sets.load('cifar10', data_dir)
   return in_domains(
@@ -46,7 +47,7 @@ def in_domains(
   domain_names: Sequence[str],
   change: Callable[..., tuple[np.ndarray, np.ndarray]],
 ) -> arrays_lib.Arrays:
-  """Returns examples with `change(x, y, domain) -> (x, y)` of each split."""
+  """Draws domains and applies `change(x, y, domain) -> (x, y)` per split."""
   changed = {}
   for suffix, x, y in (
     ('', plain.x, plain.y),
@@ -63,7 +64,7 @@ def in_domains(
 
 
 def _draw_domains(y: np.ndarray, num_domains: int) -> np.ndarray:
-  """Returns a domain for each example, every class spread evenly over them."""
+  """Draws a domain for each example, with every class spread evenly."""
   domain = np.zeros(len(y), np.int32)
   if num_domains > 1:
     folds = model_selection.StratifiedKFold(

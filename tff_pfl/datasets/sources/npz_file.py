@@ -1,12 +1,16 @@
 """A user's .npz file of examples, their clients, domains and weights.
 
-`x` `[n, ...]` are inputs and `y` `[n, ...]` labels (integers) or targets
-(floats). Optional are `record` `[n, columns]`, numbers beside images `x`, which
-together are the inputs `image` and `record`; `client` `[n]`, integers or
-strings; `domain` `[n]`, integers from 0 on; and `weight` `[n]`, factors of the
-training losses. Test examples are `x_test`, `y_test`, `record_test`,
-`client_test` and `domain_test`; without them, a part of each client's examples
-is held out.
+`x` `[n, ...]` has inputs, and `y` `[n, ...]` labels (integers) or targets
+(floats). Four arrays are optional:
+
+* `record` `[n, columns]`: numbers in addition to images `x`. Together they are
+  the inputs `image` and `record`.
+* `client` `[n]`: integers or strings.
+* `domain` `[n]`: integers starting at 0.
+* `weight` `[n]`: factors of the training losses.
+
+Test examples are `x_test`, `y_test`, `record_test`, `client_test` and
+`domain_test`. Without them, a part of each client's examples is held out.
 """
 
 from collections.abc import Sequence
@@ -35,8 +39,8 @@ def read(
     required: Names of arrays that must be there.
 
   Returns:
-    Arrays by name, all of `NAMES`; those of records are with their images, the
-    dict `x` of `image` and `record`.
+    Arrays by name, with names from `NAMES`. Records are joined with their
+    images to a dict `x` of `image` and `record`.
   """
   arrays = files.read_npz(path)
   errors.expect(
@@ -53,7 +57,7 @@ def read(
       errors.expect(
         x in arrays and record.ndim == 2 and record.dtype.kind in 'biuf',
         flag,
-        f'an .npz file with numbers {name} (examples, columns) beside {x}',
+        f'an .npz file with numbers {name} (examples, columns) and with {x}',
         f'{record.dtype} of shape {record.shape} in {path}',
       )
       record = record.astype(np.float32, copy=False)
@@ -76,7 +80,7 @@ def load_npz(
   x = arrays['x']['image'] if isinstance(arrays['x'], dict) else arrays['x']
   are_images = x.dtype == np.uint8 and x.ndim in (3, 4)
   if x.dtype == np.uint8 and scale and not are_images:
-    logging.warning('%s: x, bytes but no images, is not scaled.', path)
+    logging.warning('%s: x has bytes but no images and is not scaled.', path)
   with own_files.naming(path):
     return arrays_lib.Arrays(
       name='npz',

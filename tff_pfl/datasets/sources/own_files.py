@@ -1,4 +1,4 @@
-"""Folders, clients and errors of users' own files, whatever their form."""
+"""Folders, clients and errors of users' own files in any form."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from tff_pfl.datasets import files
 class ClientExamples(NamedTuple):
   """Examples of one client."""
 
-  path: str  # Their file, for messages.
+  path: str  # The file, for messages.
   client: Union[str, int]  # Numbers sort as numbers.
   x: np.ndarray  # Inputs, `[n, ...]`.
   y: np.ndarray  # Labels, `[n]`, numbers or words.
@@ -27,9 +27,9 @@ def find_parts(
   """Finds the files of training examples and, if there are any, test examples.
 
   Args:
-    data_dir: A file, a folder of such files, or a folder with folders `train`
-      and `test` of them.
-    pattern: Pattern of the files' names, such as `*.json`.
+    data_dir: A file, a folder of files, or a folder with the folders `train`
+      and `test`.
+    pattern: Pattern of the file names, such as `*.json`.
     contents: Description of `data_dir`, for messages.
 
   Returns:
@@ -69,14 +69,14 @@ def join(
 ) -> arrays_lib.Arrays:
   """Joins all clients' examples.
 
-  Labels that are words are numbered in sorted order; whole numbers are classes,
-  also as floats, and other numbers regression targets.
+  Labels that are words are numbered in sorted order. Whole numbers, even as
+  floats, are classes. Other numbers are regression targets.
 
   Args:
     data_dir: File or folder of the examples, for messages.
     parts: Training examples, and test examples if there are any.
-    regression: True for labels that are targets also if all are whole.
-    **fields: Further fields of `Arrays`.
+    regression: True for labels that are targets even if all are whole.
+    **fields: Other fields of `Arrays`.
   """
   errors.expect(parts[0], 'data_dir', 'files with training examples', data_dir)
   every = [each for part in parts for each in part]
@@ -85,8 +85,8 @@ def join(
     if y.ndim != 1 or x.shape != (len(y), *shape):
       raise files.file_error(
         path,
-        f'a file of inputs of shape {shape}, as {every[0].path} has them, with'
-        ' a label each',
+        f'a file of inputs of shape {shape}, like {every[0].path}, with one'
+        ' label each',
         f'inputs {x.shape} and labels {y.shape} of client {client}',
       )
   _, clients, x, y = zip(*every)

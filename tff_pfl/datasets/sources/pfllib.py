@@ -1,13 +1,13 @@
-"""Folders of PFLlib: `train/0.npz`, `test/0.npz` and so on, one per client.
+"""PFLlib's folders: `train/0.npz`, `test/0.npz` and so on, one per client.
 
 Source: J. Zhang et al., PFLlib: A Beginner-Friendly and Comprehensive
 Personalized Federated Learning Library and Benchmark, JMLR 2025,
 https://github.com/TsingZ0/PFLlib, whose `dataset/generate_*.py` write them.
 
 A file has one array `data`, a pickled dict of `x` and `y`. Unpickling can run
-any code, and NumPy believes what a pickle says of an array's elements, pointers
-included. So a pickle gets a record in place of each of NumPy's functions, and
-arrays are made here of the shapes and bytes that the records hold.
+any code, and NumPy trusts what a pickle says about an array's elements, even
+pointers. So a pickle gets a record instead of each NumPy function, and arrays
+are made here from the shapes and bytes in the records.
 """
 
 import io
@@ -25,14 +25,14 @@ from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import own_files
 
 _CONTENTS = "PFLlib's folder of a data set, with train/0.npz and test/0.npz"
-# What NumPy 1 and 2 have a pickle call, for arrays and their elements.
+# Names that pickles of NumPy 1 and 2 call for arrays and their elements.
 _ADMITTED = re.compile(
   r'numpy\.(_?core\.multiarray\.(_reconstruct|scalar)|ndarray|dtype)'
 )
 
 
 class _Call:
-  """A call that a pickle asks for, and the state that it gives the result."""
+  """A call that a pickle requests, and the state that it gives the result."""
 
   def __init__(self, *arguments: Any):
     self.arguments = arguments
@@ -43,14 +43,14 @@ class _Call:
 
 
 class _Unpickler(pickle.Unpickler):
-  """Reads numbers, texts, lists and dicts, and `_Call`s for all else."""
+  """Reads numbers, texts, lists and dicts, and `_Call`s instead of all else."""
 
   def __init__(self, file: io.BytesIO, path: str):
     super().__init__(file)
     self._path = path
 
   def find_class(self, module: str, name: str) -> type[_Call]:
-    """Returns what a pickle gets for a name of NumPy's; refuses others."""
+    """Returns `_Call` for admitted NumPy names and rejects others."""
     if not _ADMITTED.fullmatch(f'{module}.{name}'):
       raise files.FileError(
         f'Expected `{self._path}` to hold arrays, dicts and lists only, found'
@@ -60,17 +60,17 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _array(value: Any) -> np.ndarray:
-  """Makes an array of what was pickled of one, or of a list of numbers."""
+  """Makes an array from a pickled array or from a list of numbers."""
   if isinstance(value, list):
     return np.array([_array(v) if isinstance(v, _Call) else v for v in value])
-  if value.state is None:  # A number of NumPy's.
+  if value.state is None:  # A NumPy number.
     (dtype, content), shape, is_fortran = value.arguments, (), False
   else:
     _, shape, dtype, is_fortran, content = value.state
   (code, *_), (_, order, *_) = dtype.arguments, dtype.state
   if code == 'O8':
     return np.fromiter(content, object).reshape(shape)
-  # From a text NumPy makes no dtype of objects that `frombuffer` would take.
+  # `frombuffer` accepts no object dtype that NumPy makes from a text.
   array = np.frombuffer(content, f'{order}{code}')
   return array.reshape(shape, order='F' if is_fortran else 'C')
 
@@ -84,7 +84,7 @@ def _read(path: str, channels_first: bool) -> own_files.ClientExamples:
     np.lib.format.read_array_header_1_0(file)
     data = _array(_Unpickler(file, path).load()).item()
     x, y = _array(data['x']), _array(data['y'])
-    if x.dtype == object:  # Pairs of a text's padded tokens and their number.
+    if x.dtype == object:  # Pairs of a text's padded tokens and their count.
       x = np.array(x[:, 0].tolist(), np.int32)
     elif channels_first and x.ndim == 4:
       x = np.moveaxis(x, 1, -1)
@@ -109,7 +109,7 @@ def load_pfllib(
     channels_first: True to convert inputs of four dimensions from `[n,
       channels, height, width]`, as PFLlib writes them, to `[n, height, width,
       channels]`.
-    regression: True to predict labels as numbers also if all are whole.
+    regression: True to predict labels as numbers even if all are whole.
   """
   parts = [
     [_read(path, channels_first) for path in paths]

@@ -1,23 +1,24 @@
 """Labeled texts by domain or user, from a CSV file or Sentiment140.
 
-The file has a heading and the columns `text`, `label` and `client`, `user` or
-`domain` (other columns are ignored), and may be compressed with gzip. The
-labels, two or more, are all numbers or all words, and are numbered in their
-sorted order: 0 and 1 stay, and 0 and 4 become 0 and 1. A column `domain` gives
-the domains of texts, also if clients are another column.
+The file has a header and the columns `text`, `label` and `client`, `user` or
+`domain` (other columns are ignored). It may be compressed with gzip. The two or
+more labels are all numbers or all words. They are numbered in sorted order: 0
+and 1 stay, and 0 and 4 become 0 and 1. A column `domain` gives the domains of
+texts, even if another column has the clients.
 
-Sources that have this form or are easily brought to it: the Multi-Domain
+Two sources have this form or are easily converted to it: the Multi-Domain
 Sentiment Dataset (J. Blitzer, M. Dredze, F. Pereira, Biographies, Bollywood,
 Boom-boxes and Blenders, ACL 2007), 2,000 Amazon product reviews of each of the
-domains books, dvd, electronics and kitchen; Sentiment140 (A. Go, R. Bhayani, L.
-Huang, 2009), 1.6 million tweets by user. Without a file it is Sentiment140, its
-training tweets as TensorFlow Datasets has them: polarities 0 and 4, and users.
-License: none is stated for either; free for research, the texts belong to their
+domains books, dvd, electronics and kitchen, and Sentiment140 (A. Go, R.
+Bhayani, L. Huang, 2009), 1.6 million tweets by user. The default without a file
+is the training tweets of Sentiment140 from TensorFlow Datasets, with polarities
+0 and 4, and users.
+License: none is stated for either. Free for research. The texts belong to their
 authors.
 
-A second copy of a client's text is dropped, so that no text is both trained and
-tested on. If a rule deals the texts to clients, so is a second copy in the
-file.
+Duplicates of a client's text are dropped, so that no text is both trained and
+tested on. If a rule deals the texts to clients, all duplicates in the file are
+dropped.
 """
 
 import dataclasses
@@ -41,24 +42,25 @@ from tff_pfl.datasets.sources import downloads, own_files, table
 from tff_pfl.datasets.sources import vocabulary as vocabulary_lib
 
 CLIENT_COLUMNS = ('client', 'user', 'domain')
-# Each with the least bound on its numbers.
+# The smallest size of each kind of vocabulary.
 VOCABULARIES = {'hashed': 2, 'learned': 3}
 _PATTERNS = ('*sentiment*.csv*', '*sent140*.csv*', '*reviews*.csv*')
-# A client that may be divided into several, as a domain has many users.
+# A client of this column may be divided into several, as domains have many
+# users.
 _DOMAIN = 'domain'
-# Missing labels, as pandas has them; a text may be such a word.
+# Labels that count as missing. A text may be one of these words.
 _MISSING = ('', '?', 'NA', 'N/A', 'NULL', 'NaN', 'None', 'n/a', 'nan', 'null')
 
 
 def read(data_dir: Optional[str]) -> tuple[pd.DataFrame, str]:
-  """Reads texts and drops second copies of a client's texts.
+  """Reads texts and drops duplicates of a client's texts.
 
   Args:
     data_dir: See `load_sentiment`.
 
   Returns:
-    A frame with the columns `text`, `label` and those of clients and domains
-    that the file has, and the name of the client column.
+    A frame with the columns `text`, `label`, and the columns of clients and
+    domains that the file has, and the name of the client column.
   """
   if data_dir is None:
     frame = _sentiment140()
@@ -80,13 +82,13 @@ def read(data_dir: Optional[str]) -> tuple[pd.DataFrame, str]:
   once = frame.drop_duplicates([client, 'text'])
   if len(once) < len(frame):
     logging.info(
-      'Dropped %d texts that their client has twice.', len(frame) - len(once)
+      "Dropped %d duplicates of clients' texts.", len(frame) - len(once)
     )
   return once, client
 
 
 def _sentiment140() -> pd.DataFrame:
-  """Returns the columns of a file of tweets by user."""
+  """Returns the tweets by user, with the columns of a file."""
   ((text, label, user),) = downloads.from_tensorflow_datasets(
     'sentiment140',
     ['train'],
@@ -105,7 +107,7 @@ def _own_texts(
   min_texts: int,
   seed: int,
 ) -> tuple[pd.DataFrame, str]:
-  """Returns the texts of the clients that are drawn, and the client column."""
+  """Returns the texts of the drawn clients, and the client column."""
   client = encoding.client
   counts = frame[client].map(frame[client].value_counts())
   frame = frame[counts >= min_texts]
@@ -123,10 +125,10 @@ def _own_texts(
 def _divided_domains(
   frame: pd.DataFrame, labels: np.ndarray, num_clients: int, seed: int
 ) -> pd.DataFrame:
-  """Deals each domain's texts evenly to clients of that domain alone.
+  """Deals each domain's texts evenly to clients of only that domain.
 
   Returns:
-    The texts in the order of the clients, whose column is `client`.
+    The texts in the order of the clients, with the column `client`.
   """
   errors.expect(
     num_clients <= len(frame),
@@ -162,28 +164,29 @@ def load_sentiment(
   min_texts: fields.Count = 1,
   test_fraction: fields.ShareBelowOne = 0.2,
 ) -> federated_dataset.FederatedDataset:
-  """Loads labeled texts by client, the test texts stratified by label.
+  """Loads labeled texts by client, with test texts stratified by label.
 
   Args:
-    num_clients: Number of clients. If there are more than domains, each
-      domain's texts are divided evenly.
+    num_clients: Number of clients. If clients are domains and there are fewer
+      domains than this, each domain's texts are divided evenly.
     partition: Natural, or a rule that deals all texts, for example by their
       domains.
     data_dir: The CSV file, its folder, or the parent of its folder
       `sentiment`. In a folder, its name contains `sentiment`, `sent140` or
-      `reviews`. None for Sentiment140 by TensorFlow Datasets.
+      `reviews`. None means Sentiment140 from TensorFlow Datasets.
     seed: Non-negative.
-    max_words: Words of a text that are kept, at least 1.
-    vocabulary: 'hashed', or 'learned' from the clients' training texts: the
-      most frequent words, and one number for all others.
-    vocabulary_size: Bound on the words' numbers, at least 2 (learned: 3).
-    min_texts: Least number of texts of a user or domain, at least 1; others are
-      left out. Only with the partition natural.
+    max_words: Number of words to keep of each text, at least 1.
+    vocabulary: Kind of vocabulary, 'hashed' or 'learned' from the clients'
+      training texts: the most frequent words, and one number for all others.
+    vocabulary_size: Number of distinct word numbers, including 0 for padding,
+      at least 2 (learned: 3).
+    min_texts: Minimum number of texts of a user or domain, at least 1. Others
+      are left out. Only with the partition natural.
     test_fraction: Fraction of a client's texts in its test set, in [0, 1).
 
   Returns:
-    Dataset with `x` int32 `[max_words]`, words in [1, vocabulary_size) and then
-    0, and `y` int32.
+    Dataset with `x` int32 `[max_words]`, word numbers in [1, vocabulary_size)
+    padded with 0, and `y` int32.
   """
   least = VOCABULARIES[vocabulary]
   errors.expect(
@@ -200,7 +203,7 @@ def load_sentiment(
     if partition is None or isinstance(partition, natural.Natural):
       frame, client = _own_texts(frame, encoding, num_clients, min_texts, seed)
     else:
-      # Any client may get a text, so each counts once.
+      # Any client may get a text, so each text is kept once.
       frame, client = frame.drop_duplicates('text'), None
     if _DOMAIN in frame:
       domains = sorted(frame[_DOMAIN].unique())
@@ -211,7 +214,7 @@ def load_sentiment(
   words = [vocabulary_lib.words_of(text) for text in frame['text']]
   number = functools.partial(vocabulary_lib.hashed, size=vocabulary_size)
   if vocabulary == 'learned':
-    # Dealt once to see which texts are for training.
+    # Dealt once to find the training texts.
     clients = pool.clients(*options)
     training = [
       words[i]

@@ -1,22 +1,22 @@
-"""Next characters of Shakespeare's plays; the clients are speaking roles.
+"""Next characters of Shakespeare's plays by speaking role.
 
-Source: works of William Shakespeare, public domain. Either a plain text file of
-speeches, such as Tiny Shakespeare (A. Karpathy, 2015: 40,000 lines, 1,115,394
-characters, 309 roles, 141 of them with 1,000 characters or more), or, without a
-data folder, the 715 roles of the complete works as TensorFlow Federated
-provides them, after LEAF (S. Caldas et al., LEAF: A Benchmark for Federated
-Settings, 2018).
+Source: works of William Shakespeare, public domain. The data are a plain text
+file of speeches, such as Tiny Shakespeare (A. Karpathy, 2015: 40,000 lines,
+1,115,394 characters, 309 roles, 141 of them with 1,000 characters or more).
+Without a data folder, they are the 715 roles of the complete works that
+TensorFlow Federated provides, after LEAF (S. Caldas et al., LEAF: A Benchmark
+for Federated Settings, 2018).
 
 In the text file, speeches are separated by blank lines, and the first line of
 each is the role's name and a colon. Roles of the same name in several plays are
 one client.
 
-An example is LEAF's: a sequence of characters and the one that follows it, at
-every place of a role's text. Training text comes before test text, and no
-sequence reaches over from one to the other.
+Examples are the same as in LEAF: a sequence of characters and the character
+that follows it, at every position of a role's text. Training text comes before
+test text, and no sequence spans both.
 
-Characters are numbered: newline 1, the printable ASCII characters 2 to 96, any
-other 97; 0 stands for none and does not occur.
+Characters are numbered: newline 1, the printable ASCII characters 2 to 96, and
+others 97. 0 stands for padding and does not occur.
 """
 
 import re
@@ -53,10 +53,10 @@ def read_roles(path: str) -> dict[str, str]:
   """Reads a file of speeches.
 
   Returns:
-    Role to its speeches, joined by newlines, in the order of appearance.
+    The speeches of each role, joined by newlines, in the order of appearance.
   """
   with files.reading(path, 'a text file in UTF-8'):
-    # With or without the mark that some editors put before UTF-8.
+    # With or without the byte order mark that some editors write.
     with open(path, encoding='utf-8-sig') as file:
       content = file.read()
   speeches: dict[str, list[str]] = {}
@@ -108,18 +108,18 @@ def load_shakespeare(
   """Loads next characters by speaking role.
 
   Args:
-    num_clients: Number of roles to draw; None for all.
-    partition: Natural, or None.
+    num_clients: Number of roles to draw. None means all.
+    partition: Natural or None.
     data_dir: The text file, its folder, or the parent of its folder
-      `shakespeare`; in a folder, its name is `*shakespeare*.txt`. The first
-      four fifths of a role's text are its training set. None for the roles and
-      the division of `tff.simulation.datasets`.
+      `shakespeare`. In a folder, its name is `*shakespeare*.txt`. The first
+      four fifths of a role's text are its training set. None uses the roles and
+      the split of `tff.simulation.datasets`.
     seed: Seed of the choice of roles.
-    sequence_length: Characters in a sequence, at least 1.
-    min_characters: Least length of a role's text; others are left out, and so
+    sequence_length: Number of characters in a sequence, at least 1.
+    min_characters: Minimum length of a role's text. Others are left out, and so
       are roles without a training or a test example.
-    stride: Characters between the beginnings of two sequences, at least 1; a
-      larger one gives fewer examples.
+    stride: Number of characters between the starts of two sequences, at least
+      1. A larger one gives fewer examples.
   """
   natural.expect_natural(partition, 'shakespeare', 'speaking roles')
   if data_dir is None:
@@ -156,7 +156,7 @@ def load_shakespeare(
     ),
     num_classes=NUM_CHARACTERS,
     load=lambda role, split: examples(texts[split][role]),
-    # Examples, of sequence_length + 1 characters, that are so near overlap.
+    # Examples have sequence_length + 1 characters, so ones this close overlap.
     num_overlapping=sequence_length // stride,
     in_memory=data_dir is not None,
   )

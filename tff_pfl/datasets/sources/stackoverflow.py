@@ -1,14 +1,14 @@
-"""Next words of Stack Overflow's questions and answers; the clients are users.
+"""Next words of Stack Overflow's questions and answers by user.
 
-Source: Stack Overflow Data, hosted by Kaggle, as TensorFlow Federated provides
-it; it is downloaded. Users with fewer than 100 sentences are left out.
+Source: Stack Overflow Data, hosted by Kaggle, as downloaded by TensorFlow
+Federated. Users with fewer than 100 sentences are left out.
 License: CC BY-SA 3.0.
 Sizes: 342,477 users with 135,818,730 training sentences (before 2018) and
-204,088 with 16,586,035 test sentences (since then); the clients here are the
+204,088 with 16,586,035 test sentences (since then). The clients here are the
 users that have both.
 
 An example is up to `sequence_length` words of a sentence and the word that
-follows them. This is always a word of the vocabulary: accuracy does not count
+follows them. The next word is always in the vocabulary: accuracy does not count
 the words that share one number.
 """
 
@@ -27,7 +27,7 @@ from tff_pfl.datasets.sources import downloads, vocabulary
 
 _KIND = 'users with training and test sentences'
 _REMEDY = (
-  'load it once where there is a network, and copy ~/.tff and ~/.keras from'
+  'load it once on a machine with a network, and copy ~/.tff and ~/.keras from'
   ' there'
 )
 
@@ -38,30 +38,30 @@ def next_words(
   sequence_length: int,
   max_sentences: int,
 ) -> examples_lib.Examples:
-  """Makes examples of a user's sentences.
+  """Makes examples from a user's sentences.
 
   Args:
     sentences: Words separated by spaces.
     words: The vocabulary.
-    sequence_length: Words of an input; fewer, at the beginning of a sentence,
-      are followed by 0.
-    max_sentences: Number of sentences to use; the others are left out.
+    sequence_length: Number of words in an input. Shorter inputs, at the
+      beginning of a sentence, are padded with 0 at the end.
+    max_sentences: Maximum number of sentences to use.
 
   Returns:
-    `x` int32 `[n, sequence_length]` and `y` int32 `[n]`, an example for every
-    word of the vocabulary from the second word of a sentence on.
+    `x` int32 `[n, sequence_length]` and `y` int32 `[n]`, with an example for
+    every vocabulary word from the second word of a sentence on.
   """
   number_of = vocabulary.numbered(words)
   other = len(words) + 1
-  contexts, found = [], []
+  contexts, labels = [], []
   for sentence in sentences[:max_sentences]:
     numbers = [number_of(word) for word in sentence.split()]
     for place, number in enumerate(numbers):
       if place and number != other:
         contexts.append(numbers[max(place - sequence_length, 0) : place])
-        found.append(number)
+        labels.append(number)
   return examples_lib.Examples(
-    vocabulary.padded(contexts, sequence_length), np.array(found, np.int32)
+    vocabulary.padded(contexts, sequence_length), np.array(labels, np.int32)
   )
 
 
@@ -78,14 +78,14 @@ def load_stackoverflow(
   """Loads next words by user.
 
   Args:
-    num_clients: Number of users to draw; None for all.
-    partition: Natural, or None.
+    num_clients: Number of users to draw. None means all.
+    partition: Natural or None.
     seed: Seed of the choice of users.
-    sequence_length: Words of an input, at least 1.
-    vocabulary_size: Bound on the words' numbers, at least 3: 0 is padding, the
-      last number stands for all words but the most frequent ones.
-    max_sentences: Largest number of training sentences, and of test sentences,
-      of a user; at least 1.
+    sequence_length: Number of words in an input, at least 1.
+    vocabulary_size: Number of distinct word numbers, at least 3. 0 is padding,
+      and the last number stands for all words except the most frequent ones.
+    max_sentences: Maximum number of training sentences, and of test sentences,
+      per user, at least 1.
 
   Returns:
     Dataset with `x` int32 `[sequence_length]`, `y` int32, the next word, and
@@ -119,6 +119,6 @@ def load_stackoverflow(
     load=lambda user, split: next_words(
       sentences[split](user), words, sequence_length, max_sentences
     ),
-    # Examples of a sentence that are so near have words in common.
+    # Examples of a sentence that are this close have words in common.
     num_overlapping=sequence_length,
   )

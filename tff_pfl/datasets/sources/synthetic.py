@@ -1,8 +1,8 @@
 """Synthetic classes: prototypes plus noise, generated on demand.
 
-Sizes: any number of clients. A client's examples are a function of the seed and
-its position only, so that 100,000 clients need neither memory nor time until
-they are used.
+Sizes: any number of clients. A client's examples depend only on the seed and
+the client's position, so 100,000 clients need no memory or time until they are
+used.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from tff_pfl.datasets import federated_dataset, partitioning
 # Independent random streams of one seed.
 _PROTOTYPES, _CLASSES, _LABELS, _NOISE = range(4)
 # Euclidean length of a prototype. With unit noise and 784 elements, a linear
-# model of all ten classes needs thousands of examples to get 96% right, and one
-# of a client's two classes has 97% after a hundred.
+# model of all ten classes needs thousands of examples for an accuracy of 96%. A
+# model of a client's two classes reaches 97% with a hundred.
 _PROTOTYPE_NORM = 4.0
 
 
@@ -41,7 +41,7 @@ class _Clients:
     def make_rng(purpose, stream):
       return np.random.default_rng([self.seed, purpose, position, stream])
 
-    # The same in both splits, hence not seeded by the split.
+    # Not seeded by the split, as both splits have the same classes.
     classes = make_rng(_CLASSES, 0).permutation(len(self.prototypes))
     classes = classes[: self.classes_per_client]
     labels = np.resize(classes, self.num_examples[split]).astype(np.int32)
@@ -72,7 +72,7 @@ def make_synthetic(
   A class has one prototype, a random direction of length 4. A client draws its
   classes at random and has an equal number of examples of each (up to one). An
   example is its class's prototype plus independent Gaussian noise. Test
-  examples are of the client's own classes, too.
+  examples have the same classes.
 
   Args:
     num_clients: Number of clients, from 1 to 100 million.
@@ -81,7 +81,7 @@ def make_synthetic(
     shape: Shape of `x`, at least one dimension, all positive.
     num_classes: Number of classes, at least 1.
     classes_per_client: Classes of each client, from 1 to `num_classes`.
-    noise: Standard deviation, at least 0; 0 makes a class's examples equal.
+    noise: Standard deviation, at least 0. 0 makes a class's examples equal.
     seed: Non-negative.
 
   Returns:
@@ -119,9 +119,9 @@ def load_synthetic(
   """Makes the synthetic dataset.
 
   Args:
-    num_clients: Number of clients, at least 1; None for 30.
+    num_clients: Number of clients, at least 1. None means 30.
     partition: Iid, classes_per_client or shards, the rules that fix a client's
-      number of classes; there is no pool to deal from.
+      number of classes. There is no pool for other rules to deal from.
     seed: Non-negative.
   """
   num_clients, partition = partitioning.defaults(num_clients, partition, False)

@@ -1,6 +1,6 @@
-"""Users' tables: files that pandas reads, as federated data sets.
+"""Users' tables, read by pandas, as federated datasets.
 
-`frames` has what becomes of a column.
+`frames` describes the encoding of columns.
 """
 
 import codecs
@@ -25,14 +25,14 @@ PATTERNS = tuple(
   for form in ('csv', 'tsv', 'parquet')
   for packed in ('', '.gz')
 )
-# Column of the file's name, where each file of a folder is a client.
+# Column of the file's name if each file of a folder is a client.
 FILE = 'file'
-# Options of `read_csv` that are of every line.
+# Options of `read_csv` that apply to every line.
 _OF_LINES = (
   *('sep', 'encoding', 'quotechar', 'quoting', 'doublequote', 'escapechar'),
   *('comment', 'skiprows', 'skipinitialspace', 'engine'),
 )
-# Options with which each line that is not empty is a row.
+# If there are only these options, each line that is not empty is a row.
 _OF_CELLS = (
   *('sep', 'encoding', 'decimal', 'thousands', 'header', 'names', 'dtype'),
   *('na_values', 'keep_default_na', 'index_col', 'low_memory', 'engine'),
@@ -58,8 +58,8 @@ def read_table(
     required: Names of columns that must be there.
 
   Raises:
-    ValueError: If the file is missing or damaged, its first line is no heading,
-      or a column is not there.
+    ValueError: If the file is missing or damaged, its first line is not a
+      header, or a column is missing.
   """
   content = files.read_bytes(path)
   form = _form(path)
@@ -107,9 +107,9 @@ def read_table(
 
 
 def read_new(path: str, encoding: frames.FrameEncoding) -> pd.DataFrame:
-  """Reads new rows, as the table of the encoding was read.
+  """Reads new rows with the options of the encoding.
 
-  Options of CSV files are not for parquet.
+  The options of CSV files are not used for Parquet files.
   """
   return read_table(path, {} if _form(path) == 'parquet' else encoding.read)
 
@@ -120,7 +120,7 @@ def _error(
   """Returns the error for a file that other options may read."""
   return files.FileError(
     f'Expected `{path}` to be {message}; options of pandas read other forms, in'
-    f" programs such as --dataset_read='{json.dumps(options)}'."
+    f" programs for example --dataset_read='{json.dumps(options)}'."
   )
 
 
@@ -135,7 +135,7 @@ def _check_heading(
   if doubled:
     raise _error(
       path,
-      f'a table with different names of columns, found {doubled[0]} twice',
+      f'a table with distinct column names, found {doubled[0]} twice',
       {'header': 0, 'names': ['x', 'y', '...']},
     )
   if len(heading) == 1 and re.search(r'[;\t|]', heading.iloc[0]):
@@ -145,16 +145,14 @@ def _check_heading(
   names = frame.select_dtypes('number').columns
   are_numbers = pd.to_numeric(names.to_series(), errors='coerce').notna()
   if len(numbers) and (are_numbers | names.str.startswith('Unnamed: ')).all():
-    message = (
-      f'a table with a heading, found the numbers {[*numbers][:3]} in it'
-    )
+    message = f'a table with a header, found the numbers {[*numbers][:3]} in it'
     raise _error(path, message, {'header': None})
 
 
 def _check_lengths(
   path: str, content: bytes, options: Mapping[str, Any], frame: pd.DataFrame
 ) -> None:
-  """Raises `ValueError` for a row that is too short, which pandas fills up."""
+  """Raises `ValueError` for a row that is too short, which pandas pads."""
   if frame.iloc[:, -1].notna().all() or not {*options} <= {*_OF_CELLS}:
     return
   text = io.TextIOWrapper(
@@ -173,7 +171,7 @@ def _check_lengths(
 
 
 def _read_all(data_dir: Optional[str], options: Mapping[str, Any]):
-  """Returns the table, and True if it has a column `FILE` of several files."""
+  """Returns the table, and True if its column `FILE` names several files."""
   paths = []
   if data_dir and os.path.isdir(data_dir):
     paths = [
@@ -190,8 +188,8 @@ def _read_all(data_dir: Optional[str], options: Mapping[str, Any]):
     errors.expect(
       name not in tables and set(table) == set(first) and FILE not in table,
       'data_dir',
-      'a folder of tables of different names, which are the clients, with the'
-      f' same columns ({", ".join(first)}) and none called {FILE}',
+      'a folder of tables with distinct names, which are the clients, and with'
+      f' the same columns ({", ".join(first)}), none called {FILE}',
       f'{path} with {", ".join(table)}',
     )
     tables[name] = table
@@ -222,23 +220,25 @@ def load_table(
     num_clients: Number of clients.
     partition: Natural for the clients of the column, or a rule that deals all
       rows.
-    data_dir: The file (.csv, .tsv, either with .gz, or .parquet), its folder
-      if that holds no other table, or a folder with a table of each client.
+    data_dir: The file (.csv, .tsv or .parquet, also with .gz), its folder if
+      that holds no other table, or a folder with a table of each client.
     seed: Non-negative.
-    label: The column of labels; several, separated by commas, for multilabel.
-    client: The column of clients, which is no input; None for the file's name
-      in a folder of several.
-    domain: The column of domains, which is no input.
-    split: The column with the words train and test, which divides the rows;
-      None to draw the test rows.
+    label: The column of labels, or several columns, separated by commas, for
+      multilabel.
+    client: The column of clients, which is not an input. None means the file
+      names if a folder has several tables.
+    domain: The column of domains, which is not an input.
+    split: The column with the words train and test, which divides the rows.
+      None draws the test rows.
     weight: The column of the rows' weights in the training loss.
     drop: Columns that are not inputs, such as row numbers.
-    task: 'classification' or 'regression'; None for regression of a column of
-      floats and for classification of others.
+    task: The task, 'classification' or 'regression'. None means regression for
+      a column of floats and classification for others.
     read: Options of `pandas.read_csv` or `read_parquet`, as JSON, such as
       '{"sep": ";", "decimal": ",", "dtype": {"zip": "category"}}'.
     test_fraction: Fraction of a client's rows in its test set, in [0, 1),
-      stratified by domain and class; None for 0.2, or with a split column.
+      stratified by domain and class. None means 0.2. Not allowed with a split
+      column.
   """
   try:
     options = json.loads(read if isinstance(read, str) else json.dumps(read))

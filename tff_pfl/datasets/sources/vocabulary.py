@@ -1,4 +1,4 @@
-"""Numbers of words, hashed or learned, with 0 for padding."""
+"""Numbers for words, hashed or learned, with 0 for padding."""
 
 import collections
 import re
@@ -17,7 +17,7 @@ def words_of(text: str) -> list[str]:
 
 
 def padded(texts: Sequence[Sequence[int]], length: int) -> np.ndarray:
-  """Returns each text's first numbers, followed by 0, int32 `[n, length]`."""
+  """Truncates texts or pads them with 0 at the end, int32 `[n, length]`."""
   return keras.utils.pad_sequences(
     texts, length, padding='post', truncating='post'
   )
@@ -26,14 +26,14 @@ def padded(texts: Sequence[Sequence[int]], length: int) -> np.ndarray:
 def hashed(word: str, size: int) -> int:
   """Returns a number in [1, size) by a hash of the word's letters.
 
-  It is the same on all machines; different words may share a number.
+  It is the same on all machines. Different words may share a number.
   """
   digest = sklearn_utils.murmurhash3_32(word, positive=True)
   return 1 + digest % (size - 1)
 
 
 def numbered(words: Sequence[str]) -> Callable[[str], int]:
-  """Returns a function that numbers words from 1, others by the next number."""
+  """Returns a function that numbers words from 1; others share the next one."""
   numbers = {word: i + 1 for i, word in enumerate(words)}
   return lambda word: numbers.get(word, len(numbers) + 1)
 
@@ -41,6 +41,6 @@ def numbered(words: Sequence[str]) -> Callable[[str], int]:
 def most_frequent(texts: Iterable[Sequence[str]], number: int) -> list[str]:
   """Returns the most frequent words of texts, or all if there are fewer."""
   counts = collections.Counter(word for words in texts for word in words)
-  # Ties by letters, so that the order of texts does not matter.
+  # Ties are broken by letters, so that the order of texts does not matter.
   ranked = sorted(counts, key=lambda word: (-counts[word], word))
   return ranked[:number]
