@@ -1,7 +1,7 @@
 """Programs: `python -m binaries.NAME --help`.
 
-In the wheel this package is `tff_pfl.programs`, and there is a command
-`tff-pfl-NAME` for each.
+In the wheel this package is `tff_pfl.programs`, and each program has a command
+`tff-pfl-NAME`.
 """
 
 import os
@@ -15,26 +15,26 @@ _SCRIPT = 'tff-pfl-'
 
 
 def run_script() -> None:
-  """Runs the program that a console script is named after."""
+  """Runs the program that the console script is named after."""
   name = os.path.basename(sys.argv[0]).removeprefix(_SCRIPT)
   runpy.run_module(f'{__name__}.{name}', run_name='__main__', alter_sys=True)
 
 
 def _program():
-  """The program's name: of a console script, or after -m."""
+  """The program's name, from the console script or the argument of -m."""
   name = os.path.basename(sys.argv[0])
   if name.startswith(_SCRIPT):
     return name.removeprefix(_SCRIPT)
   return sys.orig_argv[sys.orig_argv.index('-m') + 1].rpartition('.')[2]
 
 
-# Python looks for a program with -m, or it is a console script.
+# True while Python looks for the module of -m, and in a console script.
 if sys.argv[0] == '-m' or os.path.basename(sys.argv[0]).startswith(_SCRIPT):
   # Until `program.run` takes over, Ctrl-C ends a program without a traceback.
   if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
   early.begin(_program())
   if not any(word.startswith(('--help', '--version')) for word in sys.argv):
-    # It takes seconds.
+    # The import takes seconds.
     print('Importing TensorFlow …', file=sys.stderr, flush=True)
   from tff_pfl.system import tf_import  # noqa: F401

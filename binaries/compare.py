@@ -7,24 +7,23 @@ r"""Compares methods on the same data, over seeds and hyperparameters.
       --num_clients=30 --cohort_size=10 --num_rounds=100 \
       --output_dir=runs/compare
 
-All flags of `train` but --algorithm and --seed are those of every run. Where a
-grid has several points for a method, each point is first run with the first
-seed on a part of the clients' training examples, and the best
-one on the rest of these is taken; test examples are not read for that. A value
-in a grid goes before that of a flag, and a number of epochs in a grid before a
-number of steps that is not: with --grid=num_epochs=1 every method trains for
-one epoch, per_fed_avg instead of its ten steps, fed_rep and fed_dar on the
-body. With --search
-instead of --grid Optuna proposes the points, one after the other:
---search=learning_rate=0.001:1:log.
+All flags of `train` except --algorithm and --seed apply to every run. If a grid
+has several points for a method, each point first runs with the first seed on a
+part of the clients' training examples. The method then uses the point that is
+best on the rest of these examples. Test examples play no part in this choice. A
+value in a grid overrides a flag. A number of epochs in a grid also overrides a
+number of steps outside it: with --grid=num_epochs=1 every method trains for one
+epoch, per_fed_avg instead of its ten steps, fed_rep and fed_dar on the body.
+Instead of --grid, --search=learning_rate=0.001:1:log has Optuna propose the
+points one after another.
 
-Each run is a trial with a folder of its own in `trials/` of the output folder,
-with the files that `train` writes and its log. The output folder gets
-`study.html` (a page for the browser), `numbers.csv` (the figures of each run),
-`per_client.csv`, for data with domains `per_domain.csv`, and `study.json`; it
-is a study, which `pfl.open_study` reads. A trial that fails is reported and the
-others continue; the exit status is then 1. `--resume` continues an interrupted
-comparison, and also takes further methods and seeds.
+Each run is a trial with its own folder in `trials/` of the output folder, with
+its log and the files that `train` writes. The output folder is a study, which
+`pfl.open_study` reads. It has `study.html` (a page for the browser),
+`numbers.csv` (the figures of each run), `per_client.csv`, for data with domains
+`per_domain.csv`, and `study.json`. If a trial fails, it is reported, the others
+continue, and the exit status is 1. `--resume` continues an interrupted
+comparison, and can add methods and seeds.
 """
 
 import os
@@ -43,17 +42,17 @@ _ALL = 'all'
 _ALGORITHMS = flags.DEFINE_list(
   'algorithms',
   [_ALL],
-  f'Methods to compare, or {_ALL} of --algorithm that fit the data (those for '
-  'domains or classes where there are any).',
+  f'Methods to compare, or {_ALL}: all that fit the data (methods for domains '
+  'or classes only if the data have them).',
 )
-_SEEDS = flags.DEFINE_list('seeds', ['0'], 'Seeds, each as --seed of a run.')
+_SEEDS = flags.DEFINE_list('seeds', ['0'], 'Seeds of the runs.')
 _GRID = flags.DEFINE_multi_string(
   'grid',
   [],
   'Values of a hyperparameter to choose from, '
-  "'[method.]hyperparameter=value,value,...'; without a method, for all that "
-  'have it. A number of epochs takes the place of a number of steps. May be '
-  'given several times.',
+  "'[method.]hyperparameter=value,value,...'. Without a method, it is for all "
+  'methods that have the hyperparameter. A number of epochs replaces a number '
+  'of steps. May be given several times.',
 )
 _SEARCH = flags.DEFINE_multi_string(
   'search',
@@ -71,9 +70,8 @@ _NUM_SEARCH_TRIALS = flags.DEFINE_integer(
 _FINE_TUNE_VARIANTS = flags.DEFINE_list(
   'fine_tune_variants',
   [],
-  'Ways, among none, head, all and trained, in which the models of the last '
-  'round are also fine-tuned and scored, with the other options of '
-  '--fine_tune.',
+  'Other ways to fine-tune the models of the last round, which are then also '
+  'scored: none, head, all or trained. The options of --fine_tune apply.',
 )
 # By field of `Study` its flag.
 _FIELDS = {
@@ -87,20 +85,20 @@ for _field, _flag in _FIELDS.items():
 _NUM_PROCESSES = flags.DEFINE_integer(
   'num_processes',
   None,
-  'Runs at the same time (default: one on each usable CPU core); each takes '
-  'most of a gigabyte of memory, or more, and GPUs are shared by all. 0: one '
-  'after another in this process.',
+  'Runs at the same time (default: one per usable CPU core). Each takes nearly '
+  'a gigabyte of memory or more, and all share the GPUs. 0 runs them one after '
+  'another in this process.',
   lower_bound=0,
 )
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Folder of the comparison.', required=True
 )
 _RESUME = flags.DEFINE_bool(
-  'resume', False, 'Continue the comparison in --output_dir, if any.'
+  'resume', False, 'Continue the comparison in --output_dir, if there is one.'
 )
 runtime_flags.define_cluster()
 for _name in run_flags.KEY_FLAGS:
-  if _name not in ('algorithm', 'seed'):  # It has several of both.
+  if _name not in ('algorithm', 'seed'):  # A comparison has several of both.
     flags.declare_key_flag(_name)
 flags.adopt_module_key_flags(runtime_flags)
 flags.adopt_module_key_flags(program)
@@ -130,7 +128,7 @@ def _seeds():
 
 
 def _variants(algorithm, config):
-  """The ways to personalize a method's models: settings by name."""
+  """The ways to fine-tune a method's models, by the name of the row."""
   asked = config.process.personalization.fine_tune
   scopes = [asked, *(s for s in _FINE_TUNE_VARIANTS.value if s != asked)]
   names = {
@@ -144,10 +142,9 @@ def _variants(algorithm, config):
 
 
 def _study():
-  """The study that the flags ask for."""
   if _GRID.value and _SEARCH.value:
     raise ValueError('Expected one of --grid and --search, found both.')
-  run_flags.refuse(['algorithm'], '--algorithms says what is compared')
+  run_flags.refuse(['algorithm'], '--algorithms has the methods')
   run_flags.refuse(['seed'], '--seeds has the seeds')
   for scope in _FINE_TUNE_VARIANTS.value:
     scopes = ('none', 'head', 'all', 'trained')
@@ -187,7 +184,7 @@ def _study():
 
 
 def main() -> None:
-  """Runs the comparison, prints its tables."""
+  """Runs the comparison and prints its tables."""
   study, directory = _study(), _OUTPUT_DIR.value
   if not _RESUME.value and os.path.exists(
     os.path.join(directory, execution.TRIALS_DIR)

@@ -1,10 +1,10 @@
-"""Flags before TensorFlow is imported: a wrong one, or --help, costs a second.
+"""Checks flags before TensorFlow is imported: --help and errors take a second.
 
-A program's flags are made of the library's dataclasses, which takes seconds to
-import. What they are is therefore kept in the user's cache folder, under a key
-of the library's files, and the next call of the program reads it first.
-Without the file, or after a change of the library, flags are parsed as late as
-they are made, with the same result.
+A program's flags are generated from the library's dataclasses, whose import
+takes seconds. Therefore a description of the flags is kept in the user's cache
+folder, with a checksum of the library's files, and the next call of the program
+reads it first. If the file is missing or the library has changed, the flags are
+parsed only after they are generated, with the same result.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from absl import flags
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _HELP = ('--help', '-help', '--helpshort', '-helpshort', '-?')
-# So many words that a flag may have are not listed before its text.
+# A help text begins with at most this many words that the flag may have.
 _MANY_WORDS = 6
-# Name of the program; empty where a program is called in Python.
+# Name of the program. Empty if a program is called in Python.
 PROGRAM = ''
-# True if the flags that were kept are the program's.
+# True if the cached flags are the program's.
 is_known = False
 _PARSERS = {
   'BooleanParser': flags.DEFINE_bool,
@@ -44,11 +44,12 @@ def fail(reason: object) -> None:
 
 
 def expanded(argument: str, within: tuple[str, ...] = ()) -> Iterator[str]:
-  """Yields the argument; of a preset its lines, from here or the package.
+  """Yields the argument, or the lines of the preset that it names.
 
   Args:
-    argument: From the command line or a preset.
-    within: The presets that it stands in, from the outermost on.
+    argument: An argument from the command line or a preset. A preset's path is
+      relative to the current folder or to the package.
+    within: The presets that contain the argument, outermost first.
 
   Raises:
     ValueError: If a preset includes itself.
@@ -76,8 +77,8 @@ def described(
 
   Args:
     groups: Titles of --help and the names of the flags below each.
-    selected: By selecting flag its default, and by its values the names of the
-      flags that are shown with each.
+    selected: For each selecting flag its default, and the names of the flags
+      that each of its values shows.
   """
   main = sys.modules['__main__']
   shown = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
@@ -86,7 +87,7 @@ def described(
     'groups': {title: list(names) for title, names in groups.items()},
     'selected': selected,
     'shown': [flag.name for flag in shown],
-    # A short name is a name, too.
+    # Leaves out the short names, which are also keys.
     'flags': {
       name: _described(flags.FLAGS[name])
       for name in flags.FLAGS
@@ -111,10 +112,13 @@ def _described(flag):
 
 
 def parse(argv: Sequence[str], description: Mapping[str, Any]) -> Any:
-  """Parses flags as the program will; raises `flags.Error` for a wrong one.
+  """Parses flags as the program will.
 
   Args:
-    argv: Name of the program and its arguments, presets expanded.
+    argv: Name of the program and its arguments, with presets expanded.
+
+  Raises:
+    flags.Error: If a flag is wrong.
   """
   values = flags.FlagValues()
   for name, flag in description['flags'].items():
@@ -135,7 +139,7 @@ def parse(argv: Sequence[str], description: Mapping[str, Any]) -> Any:
 
 
 def help_text(argv: Sequence[str], description: Mapping[str, Any]) -> str:
-  """The docstring and the flags, with those of what `argv` selects."""
+  """The docstring and the flags, including flags of what `argv` selects."""
   optional = {
     name: {**flag, 'is_required': False}
     for name, flag in description['flags'].items()
@@ -163,7 +167,7 @@ def help_text(argv: Sequence[str], description: Mapping[str, Any]) -> str:
       lines += [f'\n{title}:', *texts]
   if description['selected']:
     selectors = ' '.join(f'--{name}=…' for name in description['selected'])
-    lines.append(f'\n--help {selectors} has the flags of what they name.')
+    lines.append(f'\n--help {selectors} has the flags of these values.')
   return '\n'.join([*lines, '--helpfull lists all flags.'])
 
 
@@ -178,20 +182,20 @@ def _help_of(name, flag):
 
 
 def begin(program: str) -> None:
-  """Answers the command line of a program, if its flags are known already."""
+  """Shows help and rejects wrong flags if the program's flags are cached."""
   global PROGRAM, is_known
   PROGRAM = program
   description = read()
   if description is None:
     return
-  # What is wrong with the file or a preset is for the program to say.
+  # The program itself reports a wrong file or preset.
   with contextlib.suppress(
     AttributeError, KeyError, OSError, TypeError, ValueError
   ):
     argv = [flag for argument in sys.argv for flag in expanded(argument)]
     if asks_for_help(argv):
       show_help(argv, description)
-    # --helpfull and --version are for later.
+    # The program itself handles --helpfull and --version.
     if not any(word.startswith(('--help', '--version')) for word in argv):
       try:
         parse(argv, description)
@@ -201,7 +205,7 @@ def begin(program: str) -> None:
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:
-  """True if a command line has --help, or another word for it."""
+  """True if a command line has --help or a synonym."""
   return any(argument in _HELP for argument in argv)
 
 
@@ -209,7 +213,7 @@ def show_help(argv: Sequence[str], description: Mapping[str, Any]) -> None:
   """Prints the help and ends the program.
 
   Args:
-    argv: Name of the program and its arguments, presets expanded.
+    argv: Name of the program and its arguments, with presets expanded.
   """
   others = [argument for argument in argv if argument not in _HELP]
   print(help_text(others, description))
@@ -217,7 +221,7 @@ def show_help(argv: Sequence[str], description: Mapping[str, Any]) -> None:
 
 
 def refuse(error: Exception) -> None:
-  """Ends the program for absl's error of a flag."""
+  """Ends the program with absl's error about a flag."""
   text = re.sub(
     r'flag --(\w+)=None: Flag --\1 must have a value other than None\.',
     r'Expected --\1 to be given.',
@@ -227,19 +231,19 @@ def refuse(error: Exception) -> None:
 
 
 def read() -> Optional[dict[str, Any]]:
-  """The description that `write` kept; None without one of this library."""
+  """The description that `write` stored, or None without a current one."""
   with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-    kept = json.loads(_path().read_text('utf-8'))
-    if kept['key'] == _key():
-      return kept['description']
+    content = json.loads(_path().read_text('utf-8'))
+    if content['key'] == _key():
+      return content['description']
   return None
 
 
 def write(description: Mapping[str, Any]) -> None:
-  """Keeps the description of a program's flags for its next call."""
+  """Stores the description of a program's flags for its next call."""
   path = _path()
   temporary = path.with_suffix(f'.{os.getpid()}')
-  if not path.is_absolute():  # There is no home.
+  if not path.is_absolute():  # There is no home folder.
     return
   with contextlib.suppress(OSError):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -255,14 +259,14 @@ def _path():
 
 def _key():
   """A checksum of the names, sizes and times of the library's files."""
-  # It is not imported for it. In the wheel it is the folder above.
+  # Finds the library without importing it. In the wheel it is the folder above.
   above = os.path.dirname(_FOLDER)
   library = os.path.join(above, 'tff_pfl')
   if not os.path.isdir(library):
     library = above
-  found = []
+  files = []
   for folder in (_FOLDER, library):
     for path in sorted(pathlib.Path(folder).rglob('*.py')):
       status = path.stat()
-      found.append((str(path), status.st_size, status.st_mtime_ns))
-  return hashlib.sha256(repr((sys.version, found)).encode()).hexdigest()
+      files.append((str(path), status.st_size, status.st_mtime_ns))
+  return hashlib.sha256(repr((sys.version, files)).encode()).hexdigest()

@@ -3,29 +3,29 @@ r"""Writes a finished run's model, or its method, in formats for production.
     python -m binaries.export --run_dir=runs/digits --format=tflite \
       --client=client_3 --output=client_3.tflite
 
---format=keras: the Keras model, whose outputs are those of the run's model
-(scores, of which `predict` shows the probabilities). --output ends in .keras.
+--format=keras: the Keras model, with the same outputs as the run's model
+(scores, which `predict` turns into probabilities). --output ends in .keras.
 
 --format=tflite: one file for phones, with the signatures `predict`, `evaluate`,
 `personalize` (fits a new client's model to its examples), `weights` (returns
-them) and `set_weights`; LiteRT runs it with its builtin operators alone.
-With --quantize it only predicts, and the loss of accuracy on the clients' test
-examples is printed. --output ends in .tflite.
+them) and `set_weights`. LiteRT runs it with builtin operators alone. A file
+with --quantize only predicts, and the program prints the scores on the clients'
+test examples with and without quantization. --output ends in .tflite.
 
 --format=saved_model: a folder for TensorFlow Serving, with the signatures
-`predict`, `evaluate`, `personalize` and `predict_with_weights`; its version is
+`predict`, `evaluate`, `personalize` and `predict_with_weights`. Its version is
 the run's number of rounds.
 
 --format=tff: a folder with the method's serialized TFF computations, the
 server's state and a manifest, for methods whose clients keep no state.
 
-The model is the personal one of --client, by default that of a new client that
-has no data. `personalize` does what the program of that name does: methods with
-local weights fit those, others fine-tune as the run did or, by default, all
-weights, with the `--fine_tune` flags in both cases.
+The model is the personal model of --client or, by default, the model of a new
+client without data. `personalize` does the same as the program of that name:
+methods with local weights fit these, others fine-tune as the run did or, by
+default, all weights. The `--fine_tune` flags apply in both cases.
 
-Of a run on a table its encoding.json, and the names of classes in the order of
-the outputs, classes.json, are written beside the model.
+For a run on a table, the program also writes encoding.json next to the model,
+and for classifiers classes.json, with the class names in order of the outputs.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ from tff_pfl.system import folders
 
 from . import program, run_flags, runtime_flags
 
-# By format the ending of the output.
+# The ending of the output, by format.
 _ENDINGS = {**model_files.ENDINGS, 'tff': ''}
 _FITTING_FLAGS = tuple(
   name for name in flags.FLAGS if name.startswith(('fine_tune', 'new_client'))
@@ -65,7 +65,8 @@ _OUTPUT = flags.DEFINE_string(
 _CLIENT = flags.DEFINE_string(
   'client',
   None,
-  "The id of one of the run's clients, whose personal model it is.",
+  "The id of the run's client whose personal model is exported (default: a new "
+  'client without data).',
 )
 _QUANTIZE = flags.DEFINE_enum(
   'quantize',
@@ -80,10 +81,9 @@ flags.adopt_module_key_flags(program)
 
 
 def _export_model(run, runtime):
-  """Writes a client's model."""
   personalization = None
   if _FORMAT.value != 'keras':
-    # The options of new clients: those of the run, or to fit all weights.
+    # The run's options for new clients, or else all weights are fitted.
     options = {'fine_tune': 'all'}
     if run.process.fits_new_clients:
       options = dataclasses.asdict(run.settings.process.personalization)
@@ -110,19 +110,18 @@ def _export_model(run, runtime):
 
 
 def _export_tff(run, runtime):
-  """Writes the method."""
   if isinstance(run.settings.process.aggregator, privacy.PrivateMean):
     raise errors.RunError(
-      'The noise of --aggregator=dp comes from the seed of the run, which the '
-      "files would hold. For production, build the method with TFF's own "
-      'private aggregator and save it by tff_pfl.export.tff_files.'
+      "The noise of --aggregator=dp comes from the run's seed, which the files "
+      "would contain. For production, build the method with TFF's own private "
+      'aggregator and save it with tff_pfl.export.tff_files.'
     )
   process = run.build_process()
   try:
     learning_process = process.to_learning_process()
   except ValueError as e:
     raise ValueError(
-      f'{e} The formats saved_model and tflite have all methods.'
+      f'{e} The formats saved_model and tflite support all methods.'
     ) from e
   manifest = tff_files.save(
     _OUTPUT.value,
@@ -166,7 +165,7 @@ def _print_cost(run, client, quantized):
 def _check_flags():
   run_flags.refuse_all_but(
     ['data_dir', *_FITTING_FLAGS, *runtime_flags.NAMES],
-    'the run has its method, model and rounds',
+    'the run sets the method, model and rounds',
   )
   ending = _ENDINGS[_FORMAT.value]
   errors.expect(
@@ -185,14 +184,14 @@ def _check_flags():
 
 
 def main() -> None:
-  """Writes the model, or the method."""
+  """Writes the model or the method."""
   _check_flags()
   create_runtime = runtime_flags.selected()
   program.new_path(_OUTPUT.value, '--output')
   run = settings_lib.open_run(_RUN_DIR.value, data_dir=flags.FLAGS.data_dir)
   for path, text in model_files.encoding_files(run, _OUTPUT.value).items():
     if os.path.exists(path) and pathlib.Path(path).read_text('utf-8') != text:
-      # Of another model in this folder.
+      # The file belongs to another model in this folder.
       program.new_path(path, '--output')
   export = _export_tff if _FORMAT.value == 'tff' else _export_model
   with create_runtime() as runtime:

@@ -1,7 +1,7 @@
-"""Published files of image sets, of which `prepare` makes .npz files.
+"""Reads the published files of image sets that `prepare` converts to .npz.
 
 A reader takes a file and its part, 'train' or 'test', and returns images
-`[n, height, width, ...]`, their labels `[n]` and, of FEMNIST, their writers.
+`[n, height, width, ...]`, their labels `[n]` and, for FEMNIST, their writers.
 """
 
 import collections
@@ -36,7 +36,7 @@ def _idx(path: str, _: str) -> _Arrays:
 
 
 def _binary(label_bytes: int, path: str, _: str) -> _Arrays:
-  """Reads CIFAR's records: labels, of which the last counts, then 3 colors."""
+  """Reads CIFAR's records: labels (the last one is used), then 3 colors."""
   content = files.read_bytes(path)
   size = label_bytes + 3 * 32 * 32
   if len(content) % size:
@@ -68,7 +68,7 @@ def _npz_by_writer(path: str, _: str) -> _Arrays:
 
 
 class _Form(NamedTuple):
-  """Files of training images and of test images, and what reads one."""
+  """The files of training and test images, and the function that reads one."""
 
   train: Sequence[str]
   test: Sequence[str]
@@ -85,7 +85,7 @@ def _one_npz(name: str) -> list[_Form]:
   return [_Form(both, both, _npz) for both in files_of_both]
 
 
-# Of a set's forms, the first one of which a training file is there counts.
+# The forms of each set. The first one with an existing training file is read.
 _FORMS: dict[str, list[_Form]] = {
   'mnist': [_idx_form('train', 't10k'), *_one_npz('mnist')],
   'fashion_mnist': [_idx_form('train', 't10k'), *_one_npz('fashion_mnist')],
@@ -116,7 +116,7 @@ _FORMS: dict[str, list[_Form]] = {
     *_one_npz('synth_digits'),
   ],
 }
-# Folders besides those called as the set.
+# Folders that are not named after the set.
 _FOLDERS = {
   'mnist': 'mnist_idx',
   'fashion_mnist': 'fashion_mnist_idx',
@@ -128,16 +128,17 @@ _FOLDERS = {
 
 
 def _first(folder: str, pattern: str) -> str:
-  """The first file of a pattern; without one, the pattern's own path."""
+  """The first file that matches a pattern, or else the pattern's own path."""
   path = os.path.join(folder, pattern)
   return min(files.matching(folder, pattern), default=path)
 
 
 def _find(name: str, data_dir: str) -> Optional[_Form]:
-  """Returns the form in which a set is there, with the paths of its files."""
+  """Returns the form in which a set exists, with the paths of its files."""
   for train, test, read in _FORMS[name]:
     for folder in (_FOLDERS.get(name, name), name, ''):
-      # Fashion-MNIST's idx files are called as MNIST's; the folder is not.
+      # Fashion-MNIST's idx files have the same names as MNIST's, so only the
+      # folder tells which set they are.
       if folder or read is not _idx:
         folder = os.path.join(data_dir, folder)
         train_paths = [_first(folder, file) for file in train]
@@ -147,7 +148,7 @@ def _find(name: str, data_dir: str) -> Optional[_Form]:
 
 
 def _arrays(name: str, form: _Form) -> dict[str, np.ndarray]:
-  """Reads the files of a set, and joins their arrays."""
+  """Reads the files of a set and joins their arrays."""
   parts = collections.defaultdict(list)
   every = [(path, 'train', '') for path in form.train]
   every += [(path, 'test', '_test') for path in form.test]
@@ -168,17 +169,17 @@ def prepare(
   names: Sequence[str] = (),
   overwrite: bool = False,
 ) -> Iterator[str]:
-  """Writes the files of image sets, and yields a line on each.
+  """Writes the files of image sets and yields a line about each.
 
   Args:
     data_dir: Folder of the published files.
-    output_dir: Folder for the .npz files; None for `data_dir`.
-    names: Keys of `IMAGE_SETS`; empty for all whose published files are there.
-    overwrite: True to make existing files anew.
+    output_dir: Folder for the .npz files. None uses `data_dir`.
+    names: Keys of `IMAGE_SETS`. If empty, all sets with published files.
+    overwrite: True to replace existing files.
 
   Raises:
-    ValueError: A set is not there, or damaged.
-    RunError: A file cannot be written.
+    ValueError: If a set is missing or damaged.
+    RunError: If a file cannot be written.
   """
   data_dir = folders.local_path(data_dir, 'data_dir')
   output_dir = data_dir if output_dir is None else output_dir

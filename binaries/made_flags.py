@@ -1,4 +1,4 @@
-"""Flags that are made of a dataclass's fields, or a function's arguments."""
+"""Generates flags from a dataclass's fields or a function's arguments."""
 
 import contextlib
 import inspect
@@ -10,12 +10,12 @@ from absl import flags
 
 from tff_pfl import errors, fields
 
-# Above, the owners of an argument are not listed.
+# A help text lists at most this many owners of an argument.
 _MANY_OWNERS = 4
 
 
 def _parts(hint: Any) -> list[Any]:
-  """The types, or sets of words, that values of a hint may be of."""
+  """The types, or sets of words, that a hint allows."""
   if typing.get_origin(hint) is Annotated:
     words = [one for one in hint.__metadata__ if isinstance(one, fields.OneOf)]
     return words or _parts(typing.get_args(hint)[0])
@@ -28,7 +28,7 @@ def _parts(hint: Any) -> list[Any]:
 
 
 def define(name: str, hint: Any, text: str, default: Any) -> None:
-  """Defines a flag of values of a type; unset means the default."""
+  """Defines a flag for values of a type. An unset flag means the default."""
   if '(default' not in text and default not in (None, ()):
     text += f' (default: {default})'
   parts = _parts(hint)
@@ -52,14 +52,14 @@ def define(name: str, hint: Any, text: str, default: Any) -> None:
 def define_field(
   name: str, owner: type, field: str, *, start: str = '', more: str = ''
 ) -> None:
-  """Defines a flag of a dataclass's field.
+  """Defines a flag for a dataclass's field.
 
   Args:
     name: The flag's name.
-    owner: The dataclass.
+    owner: The dataclass, whose docstring has the help text.
     field: Name of the field.
-    start: What stands before the help text, which is that of the docstring.
-    more: What stands after it.
+    start: Text before the help text.
+    more: Text after it.
   """
   text = start + fields.help_text(owner, field)
   if field in fields.none_for_zero(owner):
@@ -70,16 +70,16 @@ def define_field(
 
 
 def given(flag_of: Mapping[str, str]) -> dict[str, Any]:
-  """The values of fields whose flags are given, by the fields' names."""
+  """The values of the flags that are set, by field name."""
   values = {field: flags.FLAGS[flag].value for field, flag in flag_of.items()}
   return {field: v for field, v in values.items() if v is not None}
 
 
 class ArgumentFlags:
-  """A flag for each keyword argument that functions of one kind have.
+  """A flag for each keyword argument of functions of one kind.
 
-  Help texts are those of the functions' docstrings; unset means a function's
-  default.
+  The help texts come from the functions' docstrings. An unset flag means the
+  function's default.
   """
 
   def __init__(
@@ -94,13 +94,13 @@ class ArgumentFlags:
     Args:
       kind: Flag that selects one of the functions, such as 'model'.
       functions: Functions by the flag's value.
-      common: Arguments that have flags of their own.
-      prefix: Beginning of the flags' names; None for `kind` and an underscore.
+      common: Arguments to leave out, which have other flags.
+      prefix: Prefix of the flags' names. None uses `kind` and an underscore.
     """
     self._kind = kind
     self._prefix = f'{kind}_' if prefix is None else prefix
     self._hints: dict[str, Any] = {}
-    # By argument the default of each function that has it.
+    # For each argument the defaults of the functions that have it.
     self._defaults: dict[str, dict[str, Any]] = {}
     for name, function in functions.items():
       parameters = inspect.signature(function).parameters
@@ -112,7 +112,7 @@ class ArgumentFlags:
     for name, by_owner in self._defaults.items():
       texts = {}
       for owner in by_owner:
-        # One that is like another need not say it again.
+        # An owner may lack a text, and owners may share one.
         with contextlib.suppress(ValueError):
           text = fields.help_text(functions[owner], name)
           texts.setdefault(text, owner)
@@ -127,14 +127,14 @@ class ArgumentFlags:
       owners = ' or '.join(by_owner).split(' or ')
       start = f'With --{kind}={" or ".join(owners)}: '
       if len(owners) > _MANY_OWNERS:
-        start = f'With many a --{kind}: '
+        start = f'With many values of --{kind}: '
       define(self._flag(name), self._hints[name], start + text, None)
 
   def _flag(self, argument):
     return f'{self._prefix}{argument}'
 
   def names(self, of: Optional[str] = None) -> list[str]:
-    """The names of all flags, or of those that one function has."""
+    """The names of all flags, or of one function's flags."""
     return [
       self._flag(name)
       for name, by_owner in self._defaults.items()
@@ -142,21 +142,21 @@ class ArgumentFlags:
     ]
 
   def given(self, of: str) -> dict[str, Any]:
-    """The arguments whose flags are given.
+    """The arguments whose flags are set.
 
     Args:
-      of: The function that takes them.
+      of: Name of the function that takes them.
 
     Raises:
-      ValueError: If that has no such argument, or one should be integers and is
-        not.
+      ValueError: If the function does not have such an argument, or if a list
+        should have integers and does not.
     """
     arguments = {}
     own = self.names(of)
     for name, hint in self._hints.items():
       flag = self._flag(name)
       value = flags.FLAGS[flag].value
-      # An empty list takes a flag back that a preset gives.
+      # An empty list resets a flag that a preset sets.
       if value is not None and value != []:
         if flag not in own:
           taken = ', '.join(f'--{one}' for one in own) or 'none'
@@ -169,21 +169,21 @@ class ArgumentFlags:
 
 
 def _of_list(flag, hint, value):
-  """The value of a flag, with the numbers of a list as numbers."""
+  """The value of a flag, with integers for a list of numbers."""
   if not isinstance(value, list) or 'Sequence[str]' in str(hint):
     return value
   try:
     numbers = [int(text) for text in value]
   except ValueError:
-    wanted = 'integers separated by commas'
-    text = errors.message(f'--{flag}', wanted, ','.join(value))
+    expected = 'integers separated by commas'
+    text = errors.message(f'--{flag}', expected, ','.join(value))
     raise ValueError(text) from None
   is_one = len(numbers) == 1 and int in _parts(hint)
   return numbers[0] if is_one else numbers
 
 
 def _each(defaults):
-  """The default that all owners share, or each owner's; '' without any."""
+  """The default that all owners share, or each owner's, or an empty text."""
   known = {
     owner: str(value)
     for owner, value in defaults.items()

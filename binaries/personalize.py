@@ -4,24 +4,27 @@ r"""Fits a finished run's model to new clients, by number of samples and epochs.
       --clients_npz=new_clients.npz --num_samples=5,10,all \
       --num_epochs=1,10 --output_dir=runs/digits/new_clients
 
-The new clients come from an .npz file with arrays `x` `[n, ...]`, `y` `[n]`
-and, for more than one client, `client` `[n]` (an example's owner), for data
-with domains `domain` `[n]` (in the order of the run's domains); of a run on a
-table from a CSV file with its columns (`--clients_csv`); or from a data set by
-name (`--dataset` and its flags, `--partition`, `--num_clients`, `--seed`; with
-those of the run, its own clients as if they were new). Each is divided into
-training and test examples, unless the .npz file has test examples (`x_test` and
-so on). Methods with local weights fit those with the global ones frozen; others
-fine-tune: as the method does by itself (Per-FedAvg: full-batch steps of its
-inner learning rate) or, by default, all weights, with the `--fine_tune` flags
-in both cases.
+The new clients come from one of these sources:
 
-With `--ensemble` the table also has the model given to new clients that cannot
-train: the mean prediction of the personal models of the run's own clients.
+* --clients_npz: an .npz file with arrays `x` `[n, ...]` and `y` `[n]`. Several
+  clients need `client` `[n]` (each example's owner), and data with domains
+  `domain` `[n]` (in the order of the run's domains).
+* --clients_csv: for a run on a table, a CSV file with the table's columns.
+* --dataset: a data set by name, with its flags, --partition, --num_clients and
+  --seed. The run's own values give its own clients, as if they were new.
 
-Written to --output_dir: `new_clients.csv` (every client and setting),
-`new_clients.json`, and `personal_models/CLIENT.npz`, fitted with the last
-number of samples and of epochs, for `predict`.
+Each client's examples are divided into training and test examples, unless the
+.npz file has test examples (`x_test` and so on).
+
+Methods with local weights fit these and freeze the global weights. Others
+fine-tune in the method's own way (Per-FedAvg: full-batch steps with its inner
+learning rate) or, by default, all weights. The `--fine_tune` flags apply in
+both cases. `--ensemble` also scores a model for new clients that cannot train:
+the mean prediction of the personal models of the run's own clients.
+
+The output folder gets `new_clients.csv` (every client and setting),
+`new_clients.json` and, for `predict`, `personal_models/CLIENT.npz`, fitted with
+the last number of samples and of epochs.
 """
 
 import dataclasses
@@ -42,11 +45,11 @@ from . import program, run_flags, runtime_flags
 
 FLAGS = flags.FLAGS
 
-# Flags of `train` that choose new clients' data, and how they are fitted.
+# Flags of `train` that choose the new clients' data and the fit.
 _KEY_DATA_FLAGS = ('dataset', 'data_dir', 'partition', 'num_clients', 'seed')
 _DATA_FLAGS = (*_KEY_DATA_FLAGS, *run_flags.DATASET_ARGUMENTS.names())
 _FITTING_FLAGS = (
-  # Its epochs and steps where they are not what --num_epochs sets.
+  # They include epochs and steps, for fits that --num_epochs does not set.
   *(name for name in FLAGS if name.startswith('fine_tune')),
   *runtime_flags.NAMES,
 )
@@ -64,26 +67,28 @@ _CLIENTS_CSV = flags.DEFINE_string(
   'clients_csv',
   None,
   "A file (.csv, .tsv, .csv.gz, .parquet) with new clients' rows of the run's "
-  'table; without its client column they are those of one client.',
+  'table. Without the client column, all rows belong to one client.',
 )
 _TEST_FRACTION = flags.DEFINE_float(
   'test_fraction',
   None,
-  'Part of each client in --clients_npz or --clients_csv that is tested on '
-  '(default: 0.2, or what a split column of the table says).',
+  'Test part of the examples of each client in --clients_npz or --clients_csv '
+  "(default: 0.2, or the table's split column).",
 )
 _NUM_SAMPLES = flags.DEFINE_list(
-  'num_samples', ['all'], 'Training examples of each client; "all" for all.'
+  'num_samples', ['all'], 'Numbers of training examples of each client, or all.'
 )
 _ENSEMBLE = flags.DEFINE_bool(
   'ensemble',
   False,
   "Also score the mean prediction of the run's own clients' personal models.",
 )
-_NUM_EPOCHS = flags.DEFINE_list('num_epochs', ['10'], 'Epochs of fitting.')
+_NUM_EPOCHS = flags.DEFINE_list(
+  'num_epochs', ['10'], 'Numbers of epochs to fit for.'
+)
 for _name in (*_KEY_DATA_FLAGS, *_FITTING_FLAGS):
   flags.declare_key_flag(_name)
-# Which say who the new clients are.
+# Sources of the new clients.
 flags.mark_flags_as_mutual_exclusive(
   ['clients_npz', 'clients_csv', 'dataset'], required=True
 )
@@ -92,7 +97,7 @@ flags.adopt_module_key_flags(program)
 
 
 def _numbers(name, texts, no_number=None):
-  """The positive integers of a flag; None for the word that is no number."""
+  """The positive integers of a flag, with None for the word `no_number`."""
   errors.expect(
     texts
     and all(
@@ -111,8 +116,8 @@ def _load_clients(run):
     data = run_flags.settings_from_flags(run.settings.algorithm).load_data()
     if data.encoding is not None and data.encoding.text != run.encoding.text:
       raise ValueError(
-        'Expected rows of a table that are encoded as those of the run, found '
-        'other means or words; give new rows as --clients_csv.'
+        "Expected rows of a table with the encoding of the run's rows, found "
+        'other means or words: give new rows as --clients_csv.'
       )
     return data
   path = _CLIENTS_CSV.value
@@ -149,7 +154,7 @@ def _load_clients(run):
 
 
 def _variants(run):
-  """The options of the fit by number of epochs."""
+  """The options of the fit, by number of epochs."""
   process = run.build_process()
   trains = process.trains_new_clients
   if not trains:
@@ -157,7 +162,7 @@ def _variants(run):
       ['fine_tune_num_epochs', 'fine_tune_num_steps'],
       f'{run.settings.algorithm} fine-tunes new clients for --num_epochs',
     )
-  # As the method does or the run did, which an exported model does, too.
+  # As in the method or the run. An exported model does the same.
   asked = run.settings.process.personalization.resolved(process.adaptation)
   own = {} if trains else {'fine_tune': 'all'}
   if asked.fine_tune != 'none':
@@ -189,7 +194,7 @@ def _table(rows, metric):
       'clients': len(members),
       metric: after.mean(skipna=False),
       'std': after.std(ddof=0, skipna=False),
-      # An ensemble has no score before it.
+      # An ensemble has no such score.
       f'{metric}_before': members[f'before/{metric}'].mean(skipna=False),
       'loss': members['after/loss'].mean(skipna=False),
     }
@@ -198,7 +203,7 @@ def _table(rows, metric):
 def main() -> None:
   """Fits, scores and saves the new clients' models."""
   run_flags.refuse_all_but(
-    [*_DATA_FLAGS, *_FITTING_FLAGS], 'the run has its method, model and rounds'
+    [*_DATA_FLAGS, *_FITTING_FLAGS], 'the run sets the method, model and rounds'
   )
   sample_counts = _numbers('--num_samples', _NUM_SAMPLES.value, 'all')
   output_dir = program.new_path(_OUTPUT_DIR.value, '--output_dir')
@@ -207,7 +212,7 @@ def main() -> None:
   client_population.check_test_examples(clients)
   variants = _variants(run)
   create_runtime = runtime_flags.selected()
-  # Before the work, so that a folder that cannot be written to costs nothing.
+  # Before the work, so that an unwritable folder fails early.
   models_dir = os.path.join(output_dir, evaluation.PERSONAL_MODELS_DIR)
   shutil.rmtree(models_dir, ignore_errors=True)
   os.makedirs(models_dir)
@@ -218,7 +223,7 @@ def main() -> None:
       fit = run, clients, variants[epochs], runtime
       scores = evaluation.score(*fit, num_samples=samples)
       rows += [{**setting, **row} for row in scores]
-    # With the last setting.
+    # Fitted with the last setting.
     models = evaluation.personalize(*fit, num_samples=samples)
     if _ENSEMBLE.value:
       setting = {'samples': 'ensemble', 'epochs': 0, 'num_train_examples': 0}

@@ -3,21 +3,22 @@ r"""Applies clients' personal models to examples.
     python -m binaries.predict --run_dir=runs/patients --client=va \
       --input=new_patients.csv --output=predictions.csv
 
-The client is one of the run's own, or a new one that `personalize` fitted
-(then give its --output_dir as --personal_models).
+The client is one of the run's own, or a new one that `personalize` fitted. For
+a new one, give the --output_dir of `personalize` as --personal_models.
 
-The input of a run on a table is a table, too (.csv, .tsv, either with .gz, or
-.parquet), with the columns of its inputs in any order; the label need not be
-there. Without --client, every row
-is for the model of the client that the client column names. For other runs it
-is an .npz file with an array `x` `[n, ...]`, scaled as the run's data, and,
-where these have domains, `domain` `[n]`, integers in the order of its domains;
-others that the data set npz has, such as `y`, are left aside.
+For a run on a table, the input is also a table (.csv, .tsv, either with .gz, or
+.parquet) with the input columns in any order. It need not have the label.
+Without --client, each row uses the model of the client in the client column.
 
-The output, by its ending, is a .csv with a row an example (prediction and, for
-classifiers, probabilities) or an .npz with arrays `prediction` and
-`probabilities` (or `outputs` for regression). Classes have the names of the
-table, numbers its unit, and several labels have columns each.
+For other runs, the input is an .npz file with an array `x` `[n, ...]`, scaled
+like the run's data. Data with domains also need `domain` `[n]`, integers in the
+order of the run's domains. Other arrays of the data set npz, such as `y`, are
+ignored.
+
+The output is a .csv file with a row for each example (prediction and, for
+classifiers, probabilities), or an .npz file with arrays `prediction` and
+`probabilities` (`outputs` for regression). Classes have the table's names,
+numbers its unit, and each of several labels has its own columns.
 """
 
 import math
@@ -44,14 +45,13 @@ _RUN_DIR = flags.DEFINE_string(
 _CLIENT = flags.DEFINE_string(
   'client',
   None,
-  "The client's id; of a table's rows, the default is what their client column "
-  'says.',
+  "The client's id (default for a table: the id in each row's client column).",
 )
 _INPUT = flags.DEFINE_string(
   'input',
   None,
-  'A table (.csv, .tsv, .csv.gz, .parquet) for a run on a table; for others an '
-  '.npz file with an array x.',
+  'A table (.csv, .tsv, .csv.gz, .parquet) for a run on a table, else an .npz '
+  'file with an array x.',
   required=True,
 )
 _OUTPUT = flags.DEFINE_string(
@@ -134,7 +134,7 @@ def _predict_arrays(run, runtime):
     outputs = prediction.predict(
       run.model, weights, examples['x'], examples.get('domain')
     )
-  # Not -1, which has no meaning without examples.
+  # A size of -1 would be ambiguous without examples.
   flat = outputs.reshape(len(outputs), math.prod(outputs.shape[1:]))
   rows = pd.DataFrame({'example': range(len(outputs))})
   columns, classifier = pd.DataFrame(flat), run.model.classifier
@@ -153,7 +153,7 @@ def _predict_arrays(run, runtime):
 
 
 def main() -> None:
-  """Reads examples, writes predictions."""
+  """Reads examples and writes predictions."""
   ending = os.path.splitext(_OUTPUT.value)[1]
   errors.expect(
     ending in ('.csv', '.npz'), '--output', 'a .csv or .npz file', _OUTPUT.value

@@ -1,4 +1,4 @@
-"""Start and end of every program of this folder: flags, help, errors."""
+"""Starts and ends every program of this folder: flags, help and errors."""
 
 import functools
 import os
@@ -18,39 +18,38 @@ from tff_pfl.system import folders, shutdown
 from . import early
 
 _TRACEBACK = flags.DEFINE_bool(
-  'traceback', False, 'Show where an expected error was raised.'
+  'traceback', False, 'Show the traceback of an expected error.'
 )
 _VERSION = flags.DEFINE_bool(
-  'version', False, 'Print the versions of what runs, and end.'
+  'version', False, 'Print the versions of the library and Python, and exit.'
 )
 
-# Names of the flags on the command line; None before it is read.
+# Names of the flags on the command line. None before it is parsed.
 _on_command_line: Optional[set[str]] = None
 
 
-# Titles of --help, with the names of the flags below each, in this order. What
-# no group has stands first.
+# Titles in --help, in this order, with the names of the flags below each. Flags
+# without a group come first.
 GROUPS: dict[str, list[str]] = {}
-# By a setting with arguments, such as `hparams`: flags of an argument's name.
+# For a setting with arguments, such as `hparams`, a function from an argument's
+# name to its flags.
 FLAGS_WITHIN: dict[str, Callable[[str], Collection[str]]] = {}
 
 
 def define_overwrite() -> None:
-  """Defines --overwrite, without which `new_path` spares what is there."""
-  flags.DEFINE_bool(
-    'overwrite', False, 'Replace the output if it is there already.'
-  )
+  """Defines --overwrite, which lets `new_path` accept an existing output."""
+  flags.DEFINE_bool('overwrite', False, 'Replace the output if it exists.')
 
 
 def new_path(path: str, name: str) -> str:
-  """Checks the path of an output, which must be new or may be replaced.
+  """Returns the path of an output that is new or that may be replaced.
 
   Args:
-    path: Path of a file or folder; a folder without files is new.
+    path: Path of a file or folder. A folder without files is new.
     name: Name of its flag.
 
   Raises:
-    RunError: If it is there, and --overwrite is not given.
+    RunError: If the output exists and --overwrite is not given.
   """
   path = folders.output_path(path, name)
   is_there = os.path.exists(path)
@@ -64,7 +63,7 @@ def new_path(path: str, name: str) -> str:
 
 
 def _as_flag(match: re.Match) -> str:
-  """The flag of an argument that the library names: `x` is --x, or --its_x."""
+  """The flag for an argument `x` that the library names: --x, or --its_x."""
   owner, name = match.groups()
   if owner in FLAGS_WITHIN:
     named = FLAGS_WITHIN[owner](name)
@@ -74,42 +73,41 @@ def _as_flag(match: re.Match) -> str:
     return f'--{name}'
   else:
     named = [flag for flag in flags.FLAGS if flag.endswith(f'_{name}')]
-  given = [flag for flag in named if flags.FLAGS[flag].present]
+  present = [flag for flag in named if flags.FLAGS[flag].present]
   if owner:
-    given = given or named
-  return f'--{given[0]}' if len(given) == 1 else match[0]
+    present = present or named
+  return f'--{present[0]}' if len(present) == 1 else match[0]
 
 
 def in_flags(text: str) -> str:
-  """An error's text in one line, with flags where the library has arguments."""
+  """An error's text in one line, with flags for the library's arguments."""
   return re.sub(r'`(?:--|(\w+)\.)?(\w+)`', _as_flag, ' '.join(text.split()))
 
 
 def _fail(error: object) -> None:
-  """Ends the program with one line and status 1."""
   early.fail(in_flags(str(error)))
 
 
 def _local(argument):
-  """The argument; of a path, as it is on this machine."""
+  """The argument, with a path in the form of this machine."""
   name, equals, value = argument.partition('=')
   if not equals:
     name, value = '', argument
-  # Many flags may be empty, and a cluster has an address.
+  # A flag may be empty, and ray:// begins an address, not a path.
   if not value or value.startswith('ray://'):
     return argument
   return name + equals + folders.local_path(value, name or 'argument')
 
 
 def is_on_command_line(flag: str) -> bool:
-  """True if a flag is given there and not in a preset, or none were read."""
+  """True if the command line itself has a flag, or if none was parsed yet."""
   return _on_command_line is None or flag in _on_command_line
 
 
 def _parse_flags(flags_of, argv: Sequence[str]) -> Sequence[str]:
   global _on_command_line
-  given = [a.lstrip('-').partition('=')[0] for a in argv]
-  _on_command_line = {*given, *(name.removeprefix('no') for name in given)}
+  names = [a.lstrip('-').partition('=')[0] for a in argv]
+  _on_command_line = {*names, *(name.removeprefix('no') for name in names)}
   try:
     argv = [
       _local(flag) for argument in argv for flag in early.expanded(argument)
@@ -131,7 +129,7 @@ def _parse_flags(flags_of, argv: Sequence[str]) -> Sequence[str]:
   except (flags.Error, ValueError) as error:
     early.refuse(error)
   except SystemExit:
-    # --helpfull and its like: absl gives status 1 to what is no failure.
+    # absl exits with status 1 after --helpfull, which is not a failure.
     sys.exit(0)
 
 
@@ -152,20 +150,20 @@ def run(
 ) -> None:
   """Parses the flags and calls `main`.
 
-  Expected errors (wrong flags and values, files, a failed run) end the program
-  with one line on stderr and status 1, Ctrl-C with status 130, SIGTERM with
-  143.
+  Expected errors (wrong flags or values, files, a failed run) end the program
+  with one line on stderr and status 1. Ctrl-C ends it with status 130, SIGTERM
+  with status 143.
 
   Args:
     main: Function that does the program's work.
-    flags_of: Flags that --help shows only where another flag selects them: by
-      the name of that flag, its default and by (each of) its values the names
-      of the flags to show.
+    flags_of: Flags that --help shows only if another flag selects them. Maps
+      the name of the selecting flag to its default and to the flags that each
+      of its values shows. A list shows the flags of all its values.
   """
 
   def guarded(argv: Sequence[str]) -> None:
     if not flags.FLAGS['verbosity'].present:
-      # TFF logs at INFO what nobody asked for; --verbosity=0 brings it back.
+      # Hides TFF's logs at INFO. --verbosity=0 shows them.
       logging.set_verbosity(logging.WARNING)
     try:
       if len(argv) > 1:
@@ -179,7 +177,8 @@ def run(
         raise
       _fail(errors.reason(e))
 
-  # The name that this package has here; --help shows it.
+  # --help shows the name that this package has here, which is another one in
+  # the wheel.
   program = sys.modules['__main__']
   doc = program.__doc__ or ''
   program.__doc__ = doc.replace('binaries.', f'{__package__}.')

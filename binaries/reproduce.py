@@ -1,4 +1,4 @@
-r"""Repeats the papers' tables and figures, and runs studies of one's own.
+r"""Repeats the papers' tables and figures, and runs your own studies.
 
     python -m binaries.reproduce --list
     python -m binaries.reproduce --study=fedrep_linear_convergence
@@ -8,24 +8,24 @@ r"""Repeats the papers' tables and figures, and runs studies of one's own.
       --data_dir=DIR
     python -m binaries.reproduce --study=my_table.py
 
-A study compares methods in conditions, with several seeds, and checks claims:
-the paper's statement and its place, the number it was reduced to, and the
-verdict: the claim holds, fails or is undecided. Where methods are compared, the
-95% interval of the difference over at least five seeds decides. A study's
-folder below --output_dir gets its page (`study.html`), its picture
-(`figure.png`), its numbers (`numbers.csv`) and all else (`study.json`).
+A study compares methods in conditions, with several seeds, and checks claims. A
+claim has the paper's statement and its place, the number that it is reduced to,
+and a verdict: the claim holds, fails or is undecided. If a claim compares
+methods, the 95% interval of the difference over at least five seeds decides. A
+study's folder below --output_dir gets a page (`study.html`), a picture
+(`figure.png`), the numbers (`numbers.csv`) and all else (`study.json`).
 
 Scales: `paper` has the paper's settings, with data that you bring (--data_dir),
-mostly for a GPU; `cpu` is what the documentation's results are of; `small`
-shows that everything runs, on generated or bundled data, and decides few
-claims (an hour or two for all studies).
+mostly for a GPU. `cpu` is the scale of the documentation's results. `small`
+shows that everything runs, on generated or bundled data, and decides few claims
+(an hour or two for all studies).
 
-A file of your own has studies, `pfl.Study`, in its variables. Methods that it
-registers are known to the trials.
+Your own file has studies (`pfl.Study`) in its variables. The trials know the
+methods that it registers.
 
 A claim that fails is a result: the exit status is 1 only if a study could not
-run. What has ended is not run again, and more methods, conditions or seeds may
-be given later; --rerun starts anew. --set gives other settings,
+run. Finished trials do not run again, and you can add methods, conditions or
+seeds later. --rerun starts from scratch. --set changes settings,
 hyperparameters or parameters:
 
     python -m binaries.reproduce --study=fedrep_linear_samples \
@@ -57,22 +57,22 @@ _STUDY = flags.DEFINE_string(
   None,
   f'Name of a study (see --list), {_ALL}, or a .py file that has studies.',
 )
-_LIST = flags.DEFINE_bool('list', False, 'List the studies and end.')
+_LIST = flags.DEFINE_bool('list', False, 'List the studies and exit.')
 _SCALE = flags.DEFINE_enum(
   'scale',
   'cpu',
   list(study_lib.SCALES),
-  "Sizes: the paper's; those of the documentation's results, for a CPU; or "
-  'small ones, which show that everything runs.',
+  "Sizes of the study: the paper's, sizes for a CPU as in the documentation's "
+  'results, or small ones that only show that everything runs.',
 )
 _METHODS = flags.DEFINE_string(
-  'methods', None, "Methods to run, of one study, by the study's names."
+  'methods', None, "Methods of a single study to run, by the study's names."
 )
 _CONDITIONS = flags.DEFINE_string(
   'conditions',
   None,
-  "Conditions to run, of one study, by the study's names; a name with a comma "
-  'in quotation marks if there are several.',
+  "Conditions of a single study to run, by the study's names. If there are "
+  'several, put a name with a comma in quotation marks.',
 )
 _SEEDS = flags.DEFINE_list(
   'seeds', None, "Seeds (default: the study's own, five or more)."
@@ -80,9 +80,9 @@ _SEEDS = flags.DEFINE_list(
 _SET = flags.DEFINE_multi_string(
   'set',
   [],
-  'NAME=VALUE: another value of a setting, hyperparameter or parameter of one '
-  'study, such as num_rounds=500, model=resnet_18 or nums_clients=[50,100]. '
-  'May be repeated.',
+  'NAME=VALUE: another value for a setting, hyperparameter or parameter of a '
+  'single study, such as num_rounds=500, model=resnet_18 or '
+  'nums_clients=[50,100]. May be repeated.',
 )
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir',
@@ -90,23 +90,23 @@ _OUTPUT_DIR = flags.DEFINE_string(
   "Folder of the studies' folders (default: runs/reproduce_SCALE).",
 )
 _RERUN = flags.DEFINE_bool(
-  'rerun', False, "Delete a study's earlier results and run it anew."
+  'rerun', False, "Delete a study's earlier results and run it again."
 )
 _DOCS_DIR = flags.DEFINE_string(
   'docs_dir',
   None,
   "Folder of the results' pages (docs/results) whose records, tables of claims "
-  'and pictures are to show what was run, at --scale=cpu.',
+  'and pictures are updated with the results, at --scale=cpu.',
 )
 _DATA_DIR = flags.DEFINE_string(
-  'data_dir', None, "Folder with the data sets' files, for those that have any."
+  'data_dir', None, 'Folder with the files of data sets that need files.'
 )
 _NUM_PROCESSES = flags.DEFINE_integer(
   'num_processes',
   None,
-  'Training runs at the same time, each in a process of its own (default: one '
-  'on each usable CPU core); 0: one after another in this process, the default '
-  'with --scale=small.',
+  'Training runs at the same time, each in its own process (default: one per '
+  'usable CPU core). 0 runs them one after another in this process, which is '
+  'the default with --scale=small.',
   lower_bound=0,
 )
 runtime_flags.define_cluster()
@@ -115,23 +115,23 @@ flags.adopt_module_key_flags(program)
 
 
 def _of_file(path):
-  """The studies that a file's variables hold."""
+  """The studies in a file's variables."""
   errors.expect(os.path.isfile(path), '--study', 'a file', path)
   path = os.path.abspath(path)
   (module,) = trial.import_modules([path])
-  found = {}
+  studies = {}
   for variable, value in vars(module).items():
     for one in value if isinstance(value, (list, tuple)) else [value]:
-      if isinstance(one, study_lib.Study) and one not in found.values():
-        # One without a name has that of its variable.
+      if isinstance(one, study_lib.Study) and one not in studies.values():
+        # A study without a name gets the name of its variable.
         name = variable if one.name == study_lib.Study.name else one.name
         errors.expect(
-          name not in found, '--study', 'a file of names that differ', name
+          name not in studies, '--study', 'a file with distinct names', name
         )
         modules = (*one.modules, path)
-        found[name] = dataclasses.replace(one, name=name, modules=modules)
-  errors.expect(found, '--study', 'a file that has a pfl.Study', path)
-  return list(found.values())
+        studies[name] = dataclasses.replace(one, name=name, modules=modules)
+  errors.expect(studies, '--study', 'a file that has a pfl.Study', path)
+  return list(studies.values())
 
 
 def _selected_studies():
@@ -149,7 +149,7 @@ def _selected_studies():
 
 
 def _names(text, known):
-  """The names in a flag: one as it is, or several with commas between."""
+  """The names in a flag: a single name, or several separated by commas."""
   if text is None or text in map(str, known):
     return None if text is None else [text]
   (names,) = csv.reader([text], skipinitialspace=True)
@@ -157,16 +157,16 @@ def _names(text, known):
 
 
 def _with_flags(studies):
-  """The studies at the scale, with what the flags select and set."""
+  """The studies at the scale, with the selections and values of the flags."""
   single = {
     '--methods': _METHODS.value,
     '--conditions': _CONDITIONS.value,
     '--set': _SET.value or None,
   }
-  given = [flag for flag, value in single.items() if value is not None]
-  if given and len(studies) > 1:
+  present = [flag for flag, value in single.items() if value is not None]
+  if present and len(studies) > 1:
     raise ValueError(
-      f'Expected {given[0]} with one study, found {len(studies)} studies.'
+      f'Expected {present[0]} with one study, found {len(studies)} studies.'
     )
   values = {}
   for text in _SET.value:
@@ -180,23 +180,23 @@ def _with_flags(studies):
     errors.expect(text.isdecimal(), '--seeds', 'non-negative integers', text)
   seeds = None if _SEEDS.value is None else map(int, _SEEDS.value)
   seeds = seeds and tuple(seeds)
-  found = []
+  selected = []
   for study in studies:
     study = study.at(_SCALE.value)
     if values:
       study = study.with_settings(**values)
-    found.append(
+    selected.append(
       study.select(
         methods=_names(_METHODS.value, study.methods),
         conditions=_names(_CONDITIONS.value, study.conditions),
         seeds=seeds,
       )
     )
-  return found
+  return selected
 
 
 def _run_all(studies, directory):
-  """Runs studies one after another; one that fails does not stop others."""
+  """Runs studies one after another, even after one has failed."""
   num_processes = _NUM_PROCESSES.value
   if num_processes is None and _SCALE.value == 'small':
     num_processes = 0
@@ -221,8 +221,8 @@ def _run_all(studies, directory):
         data_dir=_DATA_DIR.value,
         rerun=_RERUN.value,
       )
-      found = results.description.get('claims', [])
-      outcome = {'claims': found, 'results': results}
+      rows = results.description.get('claims', [])
+      outcome = {'claims': rows, 'results': results}
       for first in results.failures[:1]:
         outcome['error'] = (
           f'{len(results.failures)} trials failed, such as {first["trial"]}: '
@@ -240,7 +240,7 @@ def _run_all(studies, directory):
 
 
 def main() -> None:
-  """Runs the studies, prints their tables and claims."""
+  """Runs the studies and prints their tables and claims."""
   if _LIST.value:
     rows = [
       (one.name, one.source, one.summary, ', '.join(one.scales) or 'cpu')
@@ -257,7 +257,7 @@ def main() -> None:
     'output_dir',
   )
   if _DOCS_DIR.value is not None:
-    # Before hours of work.
+    # Fails before hours of work.
     record.find_pages(_DOCS_DIR.value, _SCALE.value)
   ran = _run_all(studies, directory)
   if len(studies) == 1:
@@ -272,8 +272,8 @@ def main() -> None:
       print('At scale small everything runs, but verdicts mean little.')
   print(f'Results: {directory}')
   if _DOCS_DIR.value is not None:
-    found = [one['results'] for one in ran.values() if 'results' in one]
-    record.update(_DOCS_DIR.value, found, papers.STUDIES)
+    results = [one['results'] for one in ran.values() if 'results' in one]
+    record.update(_DOCS_DIR.value, results, papers.STUDIES)
   failed = [f'{n}: {one["error"]}' for n, one in ran.items() if 'error' in one]
   if failed:
     raise errors.RunError('. '.join(failed))

@@ -1,4 +1,4 @@
-"""Flags of a run, made of the fields of `Settings`."""
+"""Flags of a run, generated from the fields of `Settings`."""
 
 import dataclasses
 import os
@@ -16,25 +16,25 @@ from tff_pfl.runs import loop, settings, start
 
 from . import made_flags, program, runtime_flags
 
-# What programs say of these flags besides the line of their field.
+# Help texts of flags after the documentation of the field.
 _MORE = {
   'dataset': datasets.describe_datasets() + '.',
   'partition': datasets.describe_partitioners(),
   'participation': '(default: 0.1)',
 }
 _PARTICIPATION = 0.1
-# Flags of every method, for its hyperparameters that are called so or end so.
+# Flags for the hyperparameters of all methods that have or end with the name.
 _SHARED = {
-  'batch_size': "Examples per batch of the clients' training; 0 is the full "
-  "batch (default: the method's: 10, of per_fed_avg 40, of fed_dar 32; give it "
-  'where methods are compared).',
-  'learning_rate': "Learning rate of the clients' training, for all parts of "
-  "the model that the method has one for (default: the method's).",
+  'batch_size': "Examples per batch of the clients' training. 0 is the full "
+  'batch. Set it to compare methods. (default: 40 for per_fed_avg, 32 for '
+  'fed_dar, 10 for other methods)',
+  'learning_rate': "Learning rate of the clients' training, for each part of "
+  "the model for which the method has one. (default: the method's)",
 }
 
 
 def _define_part(owner: type) -> list[str]:
-  """Defines the flags of a part of `Settings`; returns their names."""
+  """Defines the flags of a part of `Settings` and returns their names."""
   names = []
   for name, path in fields.flat_names(owner).items():
     is_part = dataclasses.is_dataclass(fields.hints(owner)[path[0]])
@@ -73,7 +73,7 @@ _PRIVACY_ARGUMENTS = made_flags.ArgumentFlags(
 DATASET_ARGUMENTS = made_flags.ArgumentFlags(
   'dataset',
   {
-    # What these take besides their loaders' own arguments.
+    # Arguments of these data sets besides the arguments of their loaders.
     ' or '.join(_POOLED): datasets.load_dataset,
     **{name: entry.loader for name, entry in datasets.DATASETS.items()},
   },
@@ -99,9 +99,10 @@ for _algorithm, _own_flags in _HPARAM_FLAGS.items():
 _METHOD_FLAGS = [
   flag for own_flags in _HPARAM_FLAGS.values() for flag in own_flags.values()
 ]
-# Flags of the run itself, each of the same name in `Settings`.
+# Flags of the run itself, named as in `Settings`.
 _FLAT = [*_DATA, *_MODEL, *_PROCESS, *_TRAINING, *_ROUNDS, *_START, 'seed']
-# All but those of methods, models and such, which --help has where selected.
+# All except the flags of methods, models and so on, which --help shows if they
+# are selected.
 KEY_FLAGS = (
   *('algorithm', *_SHARED),
   *_FLAT,
@@ -110,7 +111,7 @@ KEY_FLAGS = (
 )
 
 
-# By selecting flag its default, and by its values the flags of what it selects.
+# For each selecting flag its default, and the flags that each value selects.
 FLAGS_OF = {
   'algorithm': (
     'fed_rep',
@@ -164,12 +165,12 @@ program.FLAGS_WITHIN.update(
 
 
 def check_selected(*selected: str) -> None:
-  """Refuses hyperparameter flags of methods that are not selected.
+  """Rejects hyperparameter flags of methods that are not selected.
 
-  A preset may have them, so that some of its methods can be selected.
+  A preset may have such flags, so that a user can select some of its methods.
 
   Raises:
-    ValueError: If there is one; the message names it.
+    ValueError: If the command line has such a flag. The message names it.
   """
   for name, hparam_flags in _HPARAM_FLAGS.items():
     for flag in hparam_flags.values():
@@ -196,7 +197,7 @@ def _names() -> list[str]:
 
 
 def _given(owner: type, flag_of: Mapping[str, str]) -> dict[str, Any]:
-  """The fields of a dataclass whose flags are given, 0 as None where it is."""
+  """The fields whose flags are set, with None for a 0 that means None."""
   resettable = fields.none_for_zero(owner)
   return {
     field: None if value == 0 and field in resettable else value
@@ -205,14 +206,14 @@ def _given(owner: type, flag_of: Mapping[str, str]) -> dict[str, Any]:
 
 
 def refuse(names: Iterable[str], reason: str) -> None:
-  """Raises `ValueError` if one of these flags of a run is given."""
+  """Raises `ValueError` if one of these flags of a run is set."""
   for name in names:
     if flags.FLAGS[name].present:
       raise ValueError(f'Expected no --{name}: {reason}.')
 
 
 def refuse_all_but(names: Collection[str], reason: str) -> None:
-  """Raises `ValueError` if any other flag of a run is given."""
+  """Raises `ValueError` if any other flag of a run is set."""
   refuse([name for name in _names() if name not in names], reason)
 
 
@@ -222,7 +223,7 @@ def selected_algorithm() -> str:
 
 
 def hparams_from_flags(algorithm: str) -> Any:
-  """A method's hyperparameters, with defaults where flags are not given."""
+  """A method's hyperparameters, with defaults for flags that are not set."""
   owner = registry.get_algorithm(algorithm).hparams
   flag_of = dict(_HPARAM_FLAGS[algorithm])
   for name in registry.SHARED:
@@ -237,12 +238,12 @@ def hparams_from_flags(algorithm: str) -> Any:
 
 
 def _naming(flag_of):
-  """Has errors name the flags of a dataclass's fields."""
+  """Makes errors name the flags of a dataclass's fields."""
   return errors.naming({name: f'--{flag}' for name, flag in flag_of.items()})
 
 
 def _expect_steps_or_epochs(flag_of: Mapping[str, str], hparams: Any) -> None:
-  """Refuses a number of epochs where a number of steps takes its place."""
+  """Rejects a number of epochs if a number of steps replaces it."""
   for field_name, flag in flag_of.items():
     steps = hparams_lib.steps_instead_of(type(hparams), field_name)
     if (
@@ -252,76 +253,76 @@ def _expect_steps_or_epochs(flag_of: Mapping[str, str], hparams: Any) -> None:
     ):
       raise ValueError(
         f'Expected no --{flag}: --{flag_of[steps]} is '
-        f'{getattr(hparams, steps)}, and steps are instead of epochs. Give '
-        f'--{flag_of[steps]}=0 for epochs.'
+        f'{getattr(hparams, steps)}, and steps are used instead of epochs. '
+        f'Give --{flag_of[steps]}=0 to use epochs.'
       )
 
 
 def personalization_from_flags(
   *, has_variants: bool = False, **defaults: Any
 ) -> personalization.Personalization:
-  """The options of personalization that the flags give.
+  """The personalization options from the flags.
 
   Args:
     has_variants: True if models are also fine-tuned in other ways than
       --fine_tune, with the same options.
-    **defaults: Values of options whose flags are not given.
+    **defaults: Values of options whose flags are not set.
   """
   owner = personalization.Personalization
   set_by_flags = _given(owner, _PERSONALIZATION)
-  given = {**defaults, **set_by_flags}
+  values = {**defaults, **set_by_flags}
   if 'num_epochs' in set_by_flags:
-    # Steps by default would be instead of them.
-    given['num_steps'] = set_by_flags.get('num_steps')
-  if not has_variants and given.get('fine_tune', 'method') not in (
+    # A default number of steps would replace the epochs.
+    values['num_steps'] = set_by_flags.get('num_steps')
+  if not has_variants and values.get('fine_tune', 'method') not in (
     'head',
     'all',
   ):
     refuse(
       [name for name in _names() if name.startswith('fine_tune_')],
-      'it is for --fine_tune=head or all (what a method does by itself has '
-      "flags with the method's name)",
+      "it is for --fine_tune=head or all (a method's own fine-tuning has flags "
+      "with the method's name)",
     )
   with _naming(_PERSONALIZATION):
-    options = owner(**given)
+    options = owner(**values)
   _expect_steps_or_epochs(_PERSONALIZATION, options)
   return options
 
 
 def _aggregator(name):
-  """The `ProcessOptions.aggregator` that the flags give."""
-  given = _PRIVACY_ARGUMENTS.given(name)
+  """The `ProcessOptions.aggregator` from the flags."""
+  arguments = _PRIVACY_ARGUMENTS.given(name)
   owner = privacy.AGGREGATORS.get(name)
   if owner is None:
     return name
   with _naming({name: f'dp_{name}' for name in fields.hints(owner)}):
-    return owner(**given)
+    return owner(**arguments)
 
 
 def settings_from_flags(
   algorithm: str, *, has_variants: bool = False
 ) -> settings.Settings:
-  """The settings of a run that the flags give.
+  """The settings of a run from the flags.
 
   Args:
     algorithm: The method, a key of `registry.ALGORITHMS`.
     has_variants: As for `personalization_from_flags`.
   """
-  given = made_flags.given({name: name for name in _FLAT})
-  if not {'cohort_size', 'participation'} & set(given):
-    given['participation'] = _PARTICIPATION
-  weights = given.get('initial_weights')
-  # What has begun goes on from its own copy.
+  values = made_flags.given({name: name for name in _FLAT})
+  if not {'cohort_size', 'participation'} & set(values):
+    values['participation'] = _PARTICIPATION
+  weights = values.get('initial_weights')
+  # A run that has begun continues from its own copy.
   if weights is not None and not os.path.exists(flags.FLAGS.output_dir):
     errors.expect(
       os.path.isfile(weights), '--initial_weights', 'a file', weights
     )
   selected = {
-    name: given.get(name, default) for name, (default, _) in FLAGS_OF.items()
+    name: values.get(name, default) for name, (default, _) in FLAGS_OF.items()
   }
   return settings.Settings(
     **{
-      **given,
+      **values,
       'method': hparams_from_flags(algorithm),
       'aggregator': _aggregator(selected['aggregator']),
       'dataset_arguments': DATASET_ARGUMENTS.given(selected['dataset']),

@@ -1,4 +1,4 @@
-"""Flags of what executes computations: a runtime, or a cluster for each run."""
+"""Flags for the runtime that executes computations, and for a cluster."""
 
 import functools
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _RUNTIME = flags.DEFINE_enum(
   fields.help_text(loop.RunOptions, 'runtime'),
 )
 _INITS = {name: its.__init__ for name, its in runtime.RUNTIMES.items()}
-# Ray's flags begin with its name, but for one that it shares.
+# Ray's flags begin with its name, except one that other runtimes also have.
 _SHARED = 'batched_clients'
 _OF_RAY = set(errors.own_arguments(_INITS['ray'])) - {_SHARED}
 _LOCAL = made_flags.ArgumentFlags('runtime', _INITS, _OF_RAY, prefix='')
@@ -32,7 +32,7 @@ _OF_CLUSTER = {
   'cpus_per_run': 'cluster_cpus_per_run',
   'gpus_per_run': 'cluster_gpus_per_run',
 }
-# The default of --runtime and, by its values, the flags of each.
+# The default of --runtime, and the flags of each of its values.
 FLAGS_OF_RUNTIME = (
   runtime.DEFAULT,
   {name: [*_LOCAL.names(name), *_RAY.names(name)] for name in _INITS},
@@ -45,9 +45,9 @@ def define_cluster() -> None:
   flags.DEFINE_string(
     'cluster',
     None,
-    'A Ray cluster on which each run is a task, instead of a process of this '
-    'machine: local, auto, host:port or ray://host:port, as --ray_address. Its '
-    'nodes share --output_dir.',
+    'Ray cluster with a task for each run, instead of a process on this '
+    'machine: local, auto, host:port or ray://host:port, as for --ray_address. '
+    'Its nodes must share --output_dir.',
   )
   for field, flag in _OF_CLUSTER.items():
     made_flags.define_field(
@@ -56,7 +56,7 @@ def define_cluster() -> None:
 
 
 def selected_cluster() -> Optional[cluster_lib.Cluster]:
-  """The cluster that the flags give; None without --cluster."""
+  """The cluster from the flags, or None without --cluster."""
   if flags.FLAGS.cluster is None:
     return None
   return cluster_lib.Cluster(
@@ -70,10 +70,10 @@ def selected_runtime() -> str:
 
 
 def options() -> dict[str, Any]:
-  """The arguments of `runtime.create_runtime` beside the name.
+  """The arguments of `runtime.create_runtime` besides the name.
 
   Raises:
-    ValueError: If a flag of another runtime is given.
+    ValueError: If a flag of another runtime is set.
   """
   arguments = {**_LOCAL.given(_RUNTIME.value), **_RAY.given(_RUNTIME.value)}
   if arguments.get('devices') in (['auto'], ['cpu'], ['gpu']):
@@ -82,7 +82,11 @@ def options() -> dict[str, Any]:
 
 
 def selected() -> Callable[[], base.Runtime]:
-  """What makes the runtime that the flags give; fails as `options`."""
+  """A function that creates the runtime that the flags select.
+
+  Raises:
+    ValueError: If a flag of another runtime is set.
+  """
   return functools.partial(
     runtime.create_runtime, selected_runtime(), **options()
   )

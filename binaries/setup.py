@@ -1,12 +1,13 @@
-"""Installs TensorFlow Federated where the wheel of tff_pfl is installed.
+"""Installs TensorFlow Federated for the wheel of tff_pfl.
 
-TFF and five packages that it imports ask for versions of 2023, of which some no
-longer exist, so that no list with them can be resolved. They run with today's.
-So they are installed as they are, by the pip of this Python or, where it has
-none, by uv. The rest of what tff_pfl needs comes with its wheel.
+TFF and five packages that it imports require versions of 2023. Some of these no
+longer exist, so no requirements list with TFF can be resolved. The packages run
+with today's versions. This program therefore installs them without their
+dependencies, with this Python's pip or, if there is none, with uv. The wheel of
+tff_pfl installs everything else.
 
 In the wheel this is the module `tff_pfl_setup` and the command `tff-pfl-setup`.
-It runs before TFF can be imported, so it imports nothing but Python's own.
+It runs before TFF is installed, so it imports only the standard library.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import subprocess
 import sys
 from typing import Optional
 
-# What `requirements.txt` has, too.
+# The versions in `requirements.txt`.
 PACKAGES = {
   'tensorflow-federated': '0.87.0',
   'tensorflow-privacy': '0.9.0',
@@ -27,7 +28,7 @@ PACKAGES = {
   'tensorflow-model-optimization': '0.8.1',
   'tensorflow-probability': '0.25.0',
 }
-# Those that pip may have replaced when it installed the wheel.
+# Packages that pip may have replaced when it installed the wheel.
 _REPLACED = ('tensorflow', 'keras', 'numpy', 'protobuf')
 
 
@@ -39,20 +40,20 @@ def _version(package: str) -> Optional[str]:
 
 
 def _installer() -> list[str]:
-  """The command that installs packages here as they are.
+  """The command that installs packages without their dependencies.
 
   Raises:
     FileNotFoundError: If there is neither pip nor uv.
   """
   if importlib.util.find_spec('pip') is not None:
-    # TFF's wheel says that it is for Python before 3.12.
+    # TFF's wheel requires a Python before 3.12.
     return [
       *(sys.executable, '-m', 'pip', 'install', '--no-deps'),
       *('--ignore-requires-python', '--disable-pip-version-check'),
     ]
   for uv in ('uv', os.path.expanduser('~/.local/bin/uv')):
     if shutil.which(uv) is not None:
-      # It asks for no more than the least Python that a package is for.
+      # uv only checks the lowest Python version that a package supports.
       return [uv, 'pip', 'install', '--no-deps', '--python', sys.executable]
   raise FileNotFoundError(
     f'This Python, {sys.executable}, has no pip, and there is no uv on the '
@@ -61,7 +62,7 @@ def _installer() -> list[str]:
 
 
 def main() -> Optional[str]:
-  """Installs what is missing; returns an error's text."""
+  """Installs the missing packages, and returns the text of an error if any."""
   argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   ).parse_args()
@@ -81,8 +82,8 @@ def main() -> Optional[str]:
   versions = [f'{name} {_version(name)}' for name in (*PACKAGES, *_REPLACED)]
   print(f'This environment has {", ".join(versions)}.')
   print(
-    'Where a notebook, such as those of Colab, had other versions of these, '
-    'they were replaced: restart its session.'
+    'If a notebook, for example on Colab, had other versions of these, they '
+    'were replaced: restart its session.'
   )
   return None
 

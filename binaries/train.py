@@ -7,10 +7,10 @@ r"""Trains a method on a federated data set and scores every client's model.
 The output folder holds `run.sqlite` (the run itself, safe against a crash),
 `summary.json`, `per_client.csv`, for data with domains `per_domain.csv`,
 `metrics.jsonl`, `tensorboard/`, pictures and, at the end, `metrics.csv`.
-Baselines run on the same data with the same seed, each in a folder of its own
-below `baselines/`. `--resume` continues an interrupted run. Presets are in
-the folder `flagfiles` beside this program (`--flagfile=flagfiles/fed_rep.txt`,
-from any folder).
+Baselines run on the same data with the same seed, each in its own folder below
+`baselines/`. `--resume` continues an interrupted run. Presets are in the folder
+`flagfiles` next to this program (`--flagfile=flagfiles/fed_rep.txt`, from any
+folder).
 """
 
 import os
@@ -39,7 +39,7 @@ flags.adopt_module_key_flags(program)
 
 
 def main() -> None:
-  """Runs the method and its baselines, prints their table."""
+  """Runs the method and its baselines and prints their table."""
   algorithm = run_flags.selected_algorithm()
   run_flags.check_selected(algorithm, *_BASELINES.value)
   directory = _OUTPUT_DIR.value
@@ -52,7 +52,7 @@ def main() -> None:
   print(f'Reading {source} …', file=sys.stderr, flush=True)
   data = settings[algorithm].load_data()
   for one in list(settings.values())[1:]:
-    # What a baseline cannot do is said before the first of them is trained.
+    # An unsuitable baseline fails before the first training.
     one.build_process(one.build_model(data), data)
   runs = [
     settings[name].run(

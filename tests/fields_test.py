@@ -227,7 +227,7 @@ def test_a_call_takes_objects_as_they_are_and_numbers_of_its_fields():
   [
     (
       {'model': 5},
-      '`model` to be of type SplitModel (from_keras makes one of a Keras '
+      '`model` to be of type SplitModel (from_keras makes one from a Keras '
       'model), found 5.',
     ),
     ({'settings': 'x'}, "`settings` to be of type Mapping, found 'x'."),

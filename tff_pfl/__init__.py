@@ -16,9 +16,9 @@
     run.scores  # a data frame, a row for each client
     run.personal_model('client_3').predict(x_new)
 
-The names, which `__init__.pyi` lists, are imported when they are first used.
-Before the first of them, TensorFlow is told to give each client its share of
-the cores, so use one before you run any operation.
+`__init__.pyi` lists the public names. Each is imported on first use. The first
+import also makes TensorFlow give each client its share of the cores, so use a
+name before you run any operation.
 """
 
 import ast
@@ -42,10 +42,11 @@ from tff_pfl import tff_repairs  # noqa: E402
 from tff_pfl.system import environment  # noqa: E402
 
 tff_repairs.before_tff()
-# Read when TensorFlow first looks for GPUs: before the user's model is built.
+# TensorFlow reads these when it first looks for GPUs, which building a model
+# does.
 environment.set_defaults()
 
-# By name its module, as `__init__.pyi` imports it for editors.
+# From a public name to its module, as `__init__.pyi` imports it for editors.
 _MODULES = {
   alias.name: statement.module
   for statement in ast.parse(
@@ -62,11 +63,11 @@ def __getattr__(name: str) -> Any:
   if name not in _MODULES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   importlib.import_module('tff_pfl.system.tf_import')
-  found = vars(importlib.import_module(_MODULES[name]))
-  if name not in found:  # It is a module.
-    found = {name: importlib.import_module(f'{_MODULES[name]}.{name}')}
-  globals()[name] = found[name]
-  return found[name]
+  members = vars(importlib.import_module(_MODULES[name]))
+  if name not in members:  # The name is a module.
+    members = {name: importlib.import_module(f'{_MODULES[name]}.{name}')}
+  globals()[name] = members[name]
+  return members[name]
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
-"""Errors for mistakes of the caller and for failed runs.
+"""Errors for caller mistakes and failed runs.
 
-Wrong arguments raise `ValueError` or `TypeError` with one line of the form
+Invalid arguments raise `ValueError` or `TypeError` with one line of the form
 ``Expected `name` to be <constraint>, found <value!r>.``. `RunError` is for
 failures around a run (a locked directory, a full disk, a dead worker). The
 binaries print any of these as one line and exit with status 1.
@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 _ADVICE = {
-  errno.EACCES: 'give a path that may be used',
+  errno.EACCES: 'give a path that you may use',
   errno.EEXIST: 'give the path of a folder',
   errno.ENAMETOOLONG: 'give a shorter path',
   errno.ENOENT: 'check the path',
@@ -37,8 +37,8 @@ class RunError(RuntimeError):
   """A run cannot start or continue; its committed rounds stay intact."""
 
 
-# Wrong settings and values, files, failed runs, a lack of memory, and errors of
-# TensorFlow and its workers.
+# Invalid settings and values, file errors, failed runs, out-of-memory errors,
+# and errors of TensorFlow and its workers.
 EXPECTED = (
   ValueError,
   TypeError,
@@ -74,7 +74,7 @@ def reason(error: Exception) -> str:
 
 
 class _Short(reprlib.Repr):
-  """Values in one line of a bounded length: of arrays the shape alone."""
+  """Shows a value in one line of bounded length, an array by its shape."""
 
   def __init__(self):
     super().__init__()
@@ -82,7 +82,7 @@ class _Short(reprlib.Repr):
     self.maxstring = self.maxother = 500
 
   def repr_instance(self, x: Any, level: int) -> str:
-    """The representation of what is no string, number or collection."""
+    """Represents a value that is not a string, number or collection."""
     text = super().repr_instance(x, level)
     if '\n' in text and hasattr(x, 'shape'):
       dtype = f' and {x.dtype}' if hasattr(x, 'dtype') else ''
@@ -94,16 +94,17 @@ _SHORT = _Short()
 
 
 def message(name: str, constraint: str, found: Any) -> str:
-  """Returns the one line that every check of an argument raises."""
+  """Returns the one-line message that argument checks raise."""
   return f'Expected `{name}` to be {constraint}, found {_SHORT.repr(found)}.'
 
 
 @contextlib.contextmanager
 def naming(names: Mapping[str, str]) -> Iterator[None]:
-  """Names arguments in the messages of errors as the caller knows them.
+  """Renames arguments in error messages to the names that the caller knows.
 
   Args:
-    names: By an argument's name what stands in place of it and its backticks.
+    names: From an argument's name to the text that replaces it and its
+      backticks.
   """
   try:
     yield
@@ -120,7 +121,7 @@ def expect(condition: Any, name: str, constraint: str, found: Any) -> None:
   Args:
     condition: Anything with a truth value.
     name: The argument's name, as the caller wrote it.
-    constraint: The demand on the argument, read after "to be".
+    constraint: The requirement, which follows "to be" in the message.
     found: The offending value, or a description of it.
 
   Raises:
@@ -131,9 +132,9 @@ def expect(condition: Any, name: str, constraint: str, found: Any) -> None:
 
 
 def expect_one_of(name: str, value: Any, known: Collection[Any]) -> None:
-  """Raises `ValueError` unless a value is one of the known ones."""
+  """Raises `ValueError` unless `value` is in `known`."""
   is_known = False
-  # Of lists, which have no hash, and of arrays, which have no truth value.
+  # Lists have no hash, and comparisons of arrays have no truth value.
   with contextlib.suppress(TypeError, ValueError):
     is_known = bool(value in known)
   expect(is_known, name, f'one of {", ".join(map(str, known))}', value)
@@ -152,19 +153,19 @@ def expect_int(
   limits = f'at least {low}' if high is None else f'in [{low}, {high}]'
   most = math.inf if high is None else high
   is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-  # NumPy's integers have limits of their own.
+  # NumPy integers are converted, because their types have their own limits.
   is_right = is_int and low <= int(value) <= most
   expect(is_right, name, f'an integer {limits}', value)
 
 
 def expect_positive(name: str, value: Any) -> None:
-  """Raises `ValueError` unless `value` is a positive number of float32."""
+  """Raises `ValueError` unless `value` is a positive float32 number."""
   constraint = 'a positive number that float32 can hold'
   expect(is_number(value) and value > 0, name, constraint, value)
 
 
 def expect_non_negative(name: str, value: Any) -> None:
-  """Raises `ValueError` unless `value` is a number of float32, at least 0."""
+  """Raises `ValueError` unless `value` is a float32 number of at least 0."""
   constraint = 'a non-negative number that float32 can hold'
   expect(is_number(value) and value >= 0, name, constraint, value)
 

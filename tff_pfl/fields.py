@@ -1,14 +1,14 @@
-"""Settings as dataclasses: fields are declared once and checked by pydantic.
+"""Settings as dataclasses whose fields pydantic checks.
 
     @fields.dataclass
     class NearGlobalHParams(pfl.LocalTrainingHParams):
-      # With a docstring, whose line on it is the help text of its flag.
+      # The docstring's entry on a field is the help text of its flag.
       strength: fields.NonNegative = 0.1
 
-A wrong value raises ``Expected `strength` to be at least 0, found -1.``.
-Numbers of NumPy become Python's. Dataclasses within others may be built from
-flat names: `Settings(num_rounds=3)` has `rounds=RunOptions(num_rounds=3)`.
-`checked_call` checks the arguments of a function likewise.
+An invalid value raises ``Expected `strength` to be at least 0, found -1.``.
+NumPy numbers become Python numbers. Nested dataclasses accept flat names:
+`Settings(num_rounds=3)` has `rounds=RunOptions(num_rounds=3)`. `checked_call`
+checks the arguments of a function in the same way.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class FlatName(NamedTuple):
-  """In a hint's `Annotated`: the field's name outside its own dataclass."""
+  """For a hint's `Annotated`: the field's name outside its own dataclass."""
 
   name: str
 
 
-# Hashed by its identity, as words may be a dict.
+# Hashed by identity, because `words` may be a dict.
 @dataclasses.dataclass(frozen=True, eq=False)
 class OneOf:
-  """In a hint's `Annotated`: the words that a string may be."""
+  """For a hint's `Annotated`: the allowed strings."""
 
   words: Collection[str]
 
 
 def where(holds: Callable[[Any], Any], constraint: Callable[[], str]) -> Any:
-  """In a hint's `Annotated`: what must hold for a value, and its words."""
+  """For a hint's `Annotated`: a condition on values, with its description."""
 
   def check(value):
     if not holds(value):
@@ -80,13 +80,13 @@ def where(holds: Callable[[Any], Any], constraint: Callable[[], str]) -> Any:
 
 
 def one_of(words: Collection[str]) -> Any:
-  """The hint of a string that is one of some words, which may grow."""
+  """The hint for a string from a collection, which may grow later."""
   is_one = where(words.__contains__, lambda: f'one of {", ".join(words)}')
   return Annotated[str, is_one, OneOf(words)]
 
 
 def checked(kind: type, check: Callable[[Any], Any]) -> Any:
-  """The hint of values for which a function raises no `ValueError`."""
+  """The hint for values that `check` accepts without a `ValueError`."""
 
   def checked_value(value):
     check(value)
@@ -103,7 +103,7 @@ def _python(value):
 
 
 def _plain(value):
-  """A value without numbers of NumPy, also within lists and mappings."""
+  """Converts NumPy numbers to Python, also within lists and mappings."""
   if isinstance(value, Mapping):
     return {name: _plain(one) for name, one in value.items()}
   if isinstance(value, (list, tuple)):
@@ -115,20 +115,21 @@ Arguments = Annotated[Mapping[str, Any], pydantic.BeforeValidator(_plain)]
 
 
 def number(kind: type, **limits: Any) -> Any:
-  """The hint of numbers of a kind; `limits` are those of `pydantic.Field`."""
+  """The hint for numbers of a type, with limits of `pydantic.Field`."""
   return Annotated[
     kind, pydantic.BeforeValidator(_python), pydantic.Field(**limits)
   ]
 
 
 def integer(low: int, high: int = _INT32_MAX) -> Any:
-  """The hint of an integer in `[low, high]`."""
+  """The hint for an integer in `[low, high]`."""
   return number(int, ge=low, le=high)
 
 
 Count = integer(1)
 CountOrZero = integer(0)
-# What takes memory for each has bounds that only a slip exceeds.
+# These take memory per unit, so their bounds exclude values that can only be
+# mistakes.
 Epochs = integer(0, 10**6)
 Steps = integer(1, 10**7)
 Size = integer(1, 10**4)
@@ -151,7 +152,7 @@ Path = Annotated[
 # Lists become tuples.
 Words = Annotated[tuple[str, ...], pydantic.Field(strict=False)]
 
-# By type of a pydantic error, what was expected.
+# From the type of a pydantic error to the expected value.
 _EXPECTED = {
   'bool_type': 'True or False',
   'callable_type': 'a function',
@@ -181,28 +182,28 @@ _WRONG_TYPES = {
   'dataclass_type',
   'is_instance_of',
 }
-# By class, how a user gets one.
+# From a class to the way to get an instance.
 _MADE_BY = {
   'FederatedDataset': 'from_frame, from_arrays and load_dataset make one',
   'Model': 'of Keras 3, imported as keras',
   'Optimizer': 'of tff.learning.optimizers',
   'PersonalizedProcess': 'pfl.build makes one',
   'Runtime': 'create_runtime makes one',
-  'SplitModel': 'from_keras makes one of a Keras model',
+  'SplitModel': 'from_keras makes one from a Keras model',
 }
 
 
 @contextlib.contextmanager
 def one_line_errors(known: Collection[str] = ()) -> Iterator[None]:
-  """Turns pydantic's errors into those of `errors`.
+  """Turns pydantic errors into one-line errors.
 
   Args:
-    known: The arguments that there are, for advice on a misspelt one.
+    known: The valid arguments, for advice on a misspelled one.
 
   Raises:
-    TypeError: For an argument that is unknown or missing, or an object of
-      another class.
-    ValueError: For any other.
+    TypeError: For an unknown or missing argument, or an object of another
+      class.
+    ValueError: For any other error.
   """
   try:
     yield
@@ -218,7 +219,7 @@ def _in_one_line(error, known):
   for fault in faults:
     if fault['type'] == 'value_error':
       reason = fault['ctx']['error']
-      if path:  # Of a field's own check.
+      if path:  # A field's own check raised it.
         text = re.sub(
           '^Expected `[^`]*` to', f'Expected `{path[0]}` to', str(reason)
         )
@@ -228,7 +229,7 @@ def _in_one_line(error, known):
     return TypeError(unknown_name(path[-1], known))
   if first['type'].startswith('missing'):
     return TypeError(f'Expected `{name}` to be given.')
-  # The members of a union, each with what it expects.
+  # Each member of a union reports its own error.
   faults = [one for one in faults if one['loc'][:1] == first['loc'][:1]]
   if len(faults) > 1:
     name = path[0]
@@ -251,7 +252,7 @@ def _expected(fault):
 
 
 def unknown_name(name: str, known: Collection[str]) -> str:
-  """The error's text for an argument that does not exist."""
+  """The error message for an unknown argument."""
   ending = [other for other in known if other.endswith(f'_{name}')]
   near = ending or difflib.get_close_matches(name, known)
   advice = f' Did you mean {" or ".join(near)}?' if near else ''
@@ -278,13 +279,13 @@ def dataclass(cls: Optional[_Type] = None, **options: Any) -> Any:
     names = flat_names(cls)
     if len(args) > len(in_order):
       raise TypeError(
-        f'Expected at most {len(in_order)} arguments of {cls.__name__} without '
-        f'their names, found {len(args)}.'
+        f'Expected at most {len(in_order)} positional arguments of '
+        f'{cls.__name__}, found {len(args)}.'
       )
-    # Errors name arguments, also those without their names.
+    # Errors also name positional arguments.
     by_place = dict(zip(in_order, args))
     for name in by_place.keys() & kwargs.keys():
-      raise TypeError(f'Expected `{name}` once, found {kwargs[name]!r}, too.')
+      raise TypeError(f'Expected `{name}` once, found it twice.')
     kwargs = {**by_place, **kwargs}
     for name, value in kwargs.items():
       if isinstance(value, np.generic):
@@ -299,11 +300,12 @@ def dataclass(cls: Optional[_Type] = None, **options: Any) -> Any:
 
 
 def checked_call(function: _Function) -> _Function:
-  """Has pydantic check a function's arguments, by their hints, before a call.
+  """Makes pydantic check a function's arguments against their hints.
 
-  What has a hint of this module is checked in full and may become Python's
-  numbers. Of other hints the class alone counts, nothing is read or copied, and
-  numbers and strings may be any.
+  Arguments with a hint of this module are checked in full, and their NumPy
+  numbers become Python numbers. For other hints, only the class is
+  checked, and numbers and strings are not checked at all. These arguments are
+  never read or copied.
   """
   signature = inspect.signature(function)
   parameters = signature.parameters
@@ -327,24 +329,24 @@ def checked_call(function: _Function) -> _Function:
 @functools.cache
 def arguments_of(function: Callable[..., Any]) -> type:
   """A dataclass whose fields are a function's arguments, None by default."""
-  found = {
+  checked_hints = {
     name: _of_call(hints(function)[name])
     for name, parameter in inspect.signature(function).parameters.items()
     if name in hints(function) and parameter.kind not in _VARIABLE
   }
-  fields = {'__annotations__': found, **dict.fromkeys(found)}
+  fields = {'__annotations__': checked_hints, **dict.fromkeys(checked_hints)}
   return dataclass(type(function.__name__, (), fields))
 
 
 def _of_call(hint):
-  """The hint that an argument of a call is checked by."""
+  """The hint that checks an argument of a call."""
   if is_union(hint):
     return Union[tuple(map(_of_call, typing.get_args(hint)))]
   kind = typing.get_origin(hint) or hint
   if _is_declared(hint) or kind in (bool, types.NoneType):
     return hint
   if kind in (Iterable, Sequence, list, tuple):
-    # NumPy's arrays are no sequences of Python's.
+    # NumPy arrays are not Python sequences.
     kind = Iterable if kind is Iterable else Collection
     is_list = where(
       lambda value: isinstance(value, kind) and not isinstance(value, str),
@@ -365,19 +367,19 @@ def _is_declared(hint):
 
 
 def instance_of(kind: type) -> Any:
-  """The hint of an object of a class, which is taken as it is."""
+  """The hint for an instance of a class, which stays as it is."""
   schema = pydantic_core.core_schema.is_instance_schema(kind)
   return Annotated[Any, pydantic.GetPydanticSchema(lambda *_: schema)]
 
 
 def _inner(hint):
-  """The dataclass that a hint is of; None for another hint."""
+  """The dataclass of a hint, or None for any other hint."""
   hint = _bare(hint)
   return hint if dataclasses.is_dataclass(hint) else None
 
 
 def _bare(hint):
-  """A hint without what `Annotated` adds to it."""
+  """A hint without the metadata of `Annotated`."""
   is_annotated = typing.get_origin(hint) is Annotated
   return typing.get_args(hint)[0] if is_annotated else hint
 
@@ -390,7 +392,7 @@ def hints(cls: type) -> dict[str, Any]:
 
 @functools.cache
 def flat_names(cls: type) -> dict[str, tuple[str, ...]]:
-  """By flat name of a dataclass's fields, and of theirs, the path to each."""
+  """Maps the flat names of fields, including nested ones, to their paths."""
   names = {}
   for field in dataclasses.fields(cls):
     hint = hints(cls)[field.name]
@@ -406,7 +408,7 @@ def flat_names(cls: type) -> dict[str, tuple[str, ...]]:
 
 
 def _nested(cls, names, values):
-  """Values by the names of a dataclass's own fields, from flat names."""
+  """Groups values by a dataclass's own fields, from flat names."""
   own, flat, by_field = {}, {}, {}
   for name, value in values.items():
     inner = _inner(hints(cls).get(name))
@@ -418,12 +420,12 @@ def _nested(cls, names, values):
     else:
       flat[path[0]] = value
   own |= flat
-  for field, given in by_field.items():
+  for field, changes in by_field.items():
     before = own[field] if field in own else getattr(cls, field)
-    # By their flat names, as they were given.
-    flat_name = {names[name][-1]: f'`{name}`' for name in given}
+    # Errors use the flat names, as the caller does.
+    flat_name = {names[name][-1]: f'`{name}`' for name in changes}
     with errors.naming(flat_name):
-      own[field] = dataclasses.replace(before, **given)
+      own[field] = dataclasses.replace(before, **changes)
   return own
 
 
@@ -446,7 +448,7 @@ def default(cls: type, name: str) -> Any:
 
 
 def is_optional(hint: Any) -> bool:
-  """True if None is a value of a hint."""
+  """True if a hint allows None."""
   return type(None) in typing.get_args(_bare(hint))
 
 
@@ -459,25 +461,25 @@ def help_text(owner: Callable[..., Any], name: str) -> str:
   """The docstring's description of a name, in one line.
 
   Args:
-    owner: A function or a dataclass; the docstrings of its bases count, too.
+    owner: A function or a dataclass. The docstrings of its bases also count.
     name: An argument or a field.
   """
   for cls in inspect.getmro(owner) if inspect.isclass(owner) else (owner,):
-    found = re.search(
+    match = re.search(
       rf'^  {name}: (.*(?:\n    .*)*)',
       inspect.cleandoc(cls.__doc__ or ''),
       re.M,
     )
-    if found:
-      return ' '.join(found[1].split())
+    if match:
+      return ' '.join(match[1].split())
   raise ValueError(f'{owner.__name__} has no documentation of {name}.')
 
 
 def none_for_zero(cls: type) -> list[str]:
-  """The fields for which 0 stands for None where they are read from text.
+  """The fields for which 0 means None when they are read from text.
 
-  These are the fields that may be None and are not by default, such as the
-  batch size, whose None is the full batch.
+  These fields may be None but have another default. An example is the batch
+  size, for which None means the full batch.
   """
   return [
     field.name
@@ -490,7 +492,7 @@ def to_json(options: Any) -> Any:
   """A dataclass as JSON types, for `from_json`.
 
   Raises:
-    ValueError: If a field has an object that JSON cannot hold.
+    ValueError: If a field has an object that JSON cannot represent.
   """
   objects = []
   text = pydantic_core.to_json(
@@ -506,13 +508,13 @@ def to_json(options: Any) -> Any:
 
 
 def from_texts(cls: type, texts: Mapping[str, str]) -> Any:
-  """A dataclass of its fields' values as texts, by name."""
+  """Makes a dataclass from texts of its fields' values, by name."""
   with one_line_errors():
     return _adapter(cls).validate_python(texts, strict=False)
 
 
 def from_json(cls: type, value: Any) -> Any:
-  """The dataclass that `to_json` was called on."""
+  """Restores a dataclass from the result of `to_json`."""
   with one_line_errors():
     return _adapter(cls).validate_json(json.dumps(value))
 

@@ -1,7 +1,7 @@
-"""Plots of data frames, by seaborn: curves, bars, clients, partitions.
+"""Plots of data frames with seaborn: curves, bars, clients and partitions.
 
-Each function draws a tidy frame on `ax`, by default the axes of a new figure of
-pyplot, with a `title`, and returns the axes. Several seeds are drawn as their
+Most functions draw a tidy frame on `ax`, with a `title`, and return the axes.
+If `ax` is None, they make a new pyplot figure. Several seeds appear as their
 mean with the sample standard deviation. `save` writes a figure.
 """
 
@@ -28,29 +28,29 @@ from tff_pfl.system import folders
 
 _Path = Union[str, 'os.PathLike[str]']
 _Metric = split_model.PrimaryMetric
-# Color-blind readers can tell the first ones apart.
+# Its first colors are distinct to color-blind readers.
 _PALETTE = 'colorblind'
 BEFORE, AFTER, HURT, GLOBAL = '#949494', '#0173b2', '#d55e00', '#de8f05'
 _TEXT = '#555555'
-# Up to this many points a curve has markers, and its spread error bars.
+# Curves with at most this many points have markers and error bars.
 _MAX_MARKED = 20
-# More curves also have dashes, as colors repeat.
+# Beyond this, colors repeat, so curves also have dashes.
 _MAX_COLORS = 8
-# More, or longer, names under bars than this run into each other.
+# Names under bars would overlap if they had more characters in total.
 _MAX_LEVEL_CHARACTERS = 36
-# Scales are logarithmic if the largest count is more times the median.
+# Scales are logarithmic if the largest count exceeds this many medians.
 _MOST_OF_MEDIAN = 20
-# Clients in a partition's plot.
+# Most clients in a plot of a partition.
 _MAX_CLIENTS = 200
 _LONGEST_NAME = 16
 _SPLITS = {'train': 'training', 'test': 'test'}
-# Only for possible fractions, as axes are a little longer.
+# Labels possible fractions only, because axes extend slightly beyond them.
 _PERCENT = ticker.FuncFormatter(
   lambda value, _: f'{100 * value:.6g}' if -1e-9 < value < 1 + 1e-9 else ''
 )
 _PLAIN = ticker.FuncFormatter(lambda value, _: f'{value:g}')
 _STYLE = {
-  # A name in the data is no formula between dollar signs.
+  # Dollar signs in the names of data are not formulas.
   'text.parse_math': False,
   'axes.titlelocation': 'left',
   'legend.frameon': False,
@@ -72,12 +72,12 @@ def _styled(draw: Callable[..., Any]) -> Callable[..., Any]:
 def new_axes(
   width: float = 6.4, height: float = 4.4, *shape: int, **options: Any
 ) -> Any:
-  """Makes a figure outside of pyplot, which is freed with its axes.
+  """Makes a figure outside pyplot, which is freed with its axes.
 
   Args:
     width: Width of the figure in inches.
     height: Height in inches.
-    *shape: Rows and columns of axes; by default one of each.
+    *shape: Numbers of rows and columns of axes, 1 and 1 by default.
     **options: Options of `Figure.subplots`.
 
   Returns:
@@ -108,16 +108,17 @@ def curves(
   """Draws curves.
 
   Args:
-    frame: A frame with the columns below; rows of the same `x` and curve are
+    frame: A frame with the columns below. Rows with the same `x` and curve are
       seeds.
     x: The column of the horizontal axis.
     y: The column of the vertical axis. Points at which a seed is not finite, or
       not positive on a logarithmic axis, are left out.
     by: The column with the curves' names.
-    style: A column that is shown by dashes.
-    metric: The metric of `y`, for its label, and percent for a fraction.
-    x_label: Label of the horizontal axis; None for the column's name.
-    y_label: Label of the vertical axis; None for the metric's or the column's.
+    style: A column that dash patterns show.
+    metric: The metric of `y`, for the label and for fractions in percent.
+    x_label: Label of the horizontal axis. None uses the column's name.
+    y_label: Label of the vertical axis. None uses the name of the metric or the
+      column.
     log_x: True for a logarithmic horizontal axis.
     log_y: True for a logarithmic vertical axis.
     **options: Further options of `seaborn.lineplot`.
@@ -160,7 +161,7 @@ def curves(
     ax.xaxis.set_major_locator(
       ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
     )
-    # The start of the training, also without an evaluation there.
+    # Shows the start of training even without an evaluation there.
     ax.set_xlim(left=0)
   _use_unit(ax.yaxis, metric)
   if ax.get_legend():
@@ -184,17 +185,18 @@ def bars(
   """Draws groups of bars with their spread over seeds.
 
   Args:
-    frame: A frame with the columns below; rows of the same bar are seeds.
+    frame: A frame with the columns below. Rows of the same bar are seeds.
     x: The column of the groups.
-    y: The column of the numbers. For horizontal bars `y` is the column of the
-      groups, which are words, and `x` that of the numbers.
+    y: The column of the numbers. For horizontal bars, `y` is the column of the
+      groups, which are words, and `x` is the column of the numbers.
     by: The column with the names of the bars in a group.
-    metric: The metric of the numbers, for their label, and percent for a
-      fraction.
-    y_label: Label of the numbers; None for the metric's or the column's.
+    metric: The metric of the numbers, for the label and for fractions in
+      percent.
+    y_label: Label of the numbers. None uses the name of the metric or the
+      column.
   """
   ax = ax or pyplot_axes()
-  # Groups may be numbers, too.
+  # Only `y` decides, because groups may also be numbers.
   is_horizontal = not pd.api.types.is_numeric_dtype(frame[y])
   names = [] if by is None else list(frame[by].unique())
   sns.barplot(
@@ -222,7 +224,7 @@ def bars(
   if not is_horizontal and sum(map(len, levels)) > _MAX_LEVEL_CHARACTERS:
     ax.set_xticks(ax.get_xticks(), levels, rotation=30, ha='right')
   ax.set_title(title)
-  # There is none if the bars are the groups.
+  # Seaborn adds no legend if the bars are the groups.
   if ax.get_legend() and len(names) > 1:
     legend_above(ax, min(len(names), 4))
   elif ax.get_legend():
@@ -239,7 +241,7 @@ def clients(
   title: str = '',
   ax: Optional[Axes] = None,
 ) -> Axes:
-  """Draws the share of clients up to each score, before and after.
+  """Draws the cumulative share of clients by score, before and after.
 
   Clients whose scores are not finite are left out.
 
@@ -299,7 +301,7 @@ def changes(
   Args:
     scores: `Run.scores`.
     metric: The metric to draw.
-    title: Title; None for the number of clients that are worse after.
+    title: Title. None shows the number of clients that are worse after.
   """
   ax = ax or pyplot_axes()
   both = _before_and_after(scores, metric)
@@ -350,7 +352,7 @@ def boxes(
   title: str = '',
   ax: Optional[Axes] = None,
 ) -> Axes:
-  """Draws the distribution over clients: quartiles, 5% and 95%, and the mean.
+  """Draws boxes over clients: quartiles, 5th and 95th percentiles, mean.
 
   Args:
     frame: A frame with a row for each client and box.
@@ -390,15 +392,15 @@ def boxes(
 def partition(
   data: datasets.FederatedDataset, split: str = 'train', *, title: str = ''
 ) -> Figure:
-  """Draws the numbers of clients' examples by class and domain.
+  """Draws the number of examples by client, class and domain.
 
   Args:
     data: The data set.
     split: 'train' or 'test'.
-    title: Title; by default the name of the data set.
+    title: Title. The default is the name of the data set.
 
   Returns:
-    A figure; beyond 200 clients evenly spaced ones are shown.
+    A figure. It shows at most 200 clients, evenly spaced.
   """
   maps = {}
   if data.num_classes is not None:
@@ -431,14 +433,13 @@ def partition_counts(
     totals: Number of examples of each client.
     maps: 'class' or 'domain' to numbers of examples, with a row for each client
       and a column for each class or domain.
-    num_new_clients: Number of the last clients that are not trained, which
-      stand behind a line.
+    num_new_clients: Number of untrained clients at the end, which a line
+      separates.
     title: Title of the figure.
 
   Returns:
-    A figure; beyond 200 clients evenly spaced ones are shown.
+    A figure. It shows at most 200 clients, evenly spaced.
   """
-  # Evenly spaced ones, if there are more.
   num_shown = min(len(totals), _MAX_CLIENTS)
   shown = np.arange(num_shown) * len(totals) // max(num_shown, 1)
   heights = [1.0, *(1 + 0.1 * min(len(m.columns), 20) for m in maps.values())]
@@ -475,14 +476,14 @@ def partition_counts(
 
 
 def _draw_counts(ax, kind, counts):
-  """Draws numbers of examples by class and client, darker for more."""
+  """Draws the number of examples by class and client, darker for more."""
   values = counts.to_numpy().T
   most = max(values.max(initial=0), 1)
   sns.heatmap(
     values,
     mask=values == 0,
     cmap='Blues',
-    # So that a single example is visible.
+    # The lower limit keeps a single example visible.
     norm=colors.LogNorm(0.2, most)
     if _is_skewed(values)
     else colors.Normalize(-most / 4, most),
@@ -528,7 +529,7 @@ def legend_beside(ax: Axes) -> None:
 
 @_styled
 def save(drawn: Union[Axes, Figure], path: _Path) -> None:
-  """Writes the figure of axes, or a figure, as a PNG file."""
+  """Writes a figure, or the figure of axes, as a PNG file."""
   figure = drawn if isinstance(drawn, Figure) else drawn.figure
   if figure.get_layout_engine() is not None:
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
@@ -550,7 +551,7 @@ def _finish(ax: Axes) -> None:
 
 
 def pyplot_axes(width: float = 6.4, height: float = 4.4) -> Axes:
-  """Makes axes of a new figure of pyplot, which notebooks show.
+  """Makes axes in a new pyplot figure, which notebooks show.
 
   Args:
     width: Width of the figure in inches.
@@ -585,7 +586,7 @@ def _use_unit(axis: Any, metric: Optional[_Metric]) -> None:
 def _use_plain_numbers(axis: Any) -> None:
   """Labels a logarithmic axis without formulas."""
   axis.set_major_formatter(_PLAIN)
-  # Labels between powers of ten only if there are hardly any of these.
+  # Labels minor ticks only if the axis has hardly any powers of ten.
   low, high = axis.get_view_interval()
   axis.set_minor_formatter(
     _PLAIN if high < 15 * low else ticker.NullFormatter()

@@ -1,26 +1,26 @@
-"""Makes TensorFlow Federated 0.87 importable where TensorFlow is new.
+"""Makes TensorFlow Federated 0.87 importable with a newer TensorFlow.
 
-TFF's own modules run there as they are. Three that they import do not:
+TFF's own modules work unchanged. Three modules that they import do not:
 
 * `tensorflow_privacy` 0.9.0 imports estimators, which TensorFlow no longer has.
-  It has a switch that leaves out all its imports; those that TFF takes from it,
-  its queries, are set here.
-* `tensorflow_model_optimization` makes `tf.keras` Keras 2.
-* `jax.lib` no longer gives out `xla_client`, which `jaxlib` still has, and
-  `jax.stages` no type of its own for the shapes of results.
+  A switch skips all its imports, so this module sets the queries that TFF uses.
+* `tensorflow_model_optimization` switches `tf.keras` to Keras 2.
+* `jax.lib` no longer exports `xla_client`, which `jaxlib` still has, and
+  `jax.stages` no longer has its own type for the shapes of results.
 
-When Python ends, the workers of TFF's contexts are ended. Otherwise the object
-that owns a worker is destroyed with the last modules, when the names that its
-`__del__` needs are gone: "Exception ignored in: ... ServiceManager.__del__",
-and a worker that was started is left behind.
+When Python exits, the workers of TFF's contexts are stopped. Otherwise the
+object that owns a worker is destroyed when the names that its `__del__` needs
+are gone. Python then prints "Exception ignored in: ... ServiceManager.__del__"
+and leaves the worker running.
 
-A check of TFF's secure sums, whose result TFF drops, is marked as used.
-Otherwise TensorFlow logs "Object was never used" and eleven lines for each sum.
+TFF drops the result of a check in its secure sums. The result is marked as used
+here, because TensorFlow would otherwise log "Object was never used" and eleven
+more lines for each sum.
 
-Importing `tff_pfl` does this. For programs that import TFF before it or without
-it, a copy of this file lies beside the packages of an environment, and a `.pth`
-file has Python call `before_tff` when it starts. So it may import nothing that
-takes time.
+Importing `tff_pfl` applies these repairs. For programs that import TFF first or
+alone, an environment has a copy of this file among its packages, and a `.pth`
+file that makes Python call `before_tff` at startup. So this module must not
+import anything slow.
 """
 
 import atexit
@@ -35,7 +35,7 @@ _USE_KERAS_2 = 'TF_USE_LEGACY_KERAS'
 
 
 def repair() -> None:
-  """Repairs what `tensorflow_federated` imports; again, it changes nothing."""
+  """Repairs the imports of `tensorflow_federated`. Repeated calls are safe."""
   _keep_keras()
   sys.skip_tf_privacy_import = True
   privacy = importlib.import_module('tensorflow_privacy')
@@ -57,11 +57,11 @@ def repair() -> None:
 
 
 def _keep_keras() -> None:
-  """Has `tf.keras` be what it would be without TFF, Keras 3 by default.
+  """Keeps the `tf.keras` of a program without TFF, Keras 3 by default.
 
-  tensorflow-model-optimization, which TFF imports, makes it Keras 2 for all.
+  TFF imports tensorflow-model-optimization, which switches it to Keras 2.
   """
-  # Which it is to be is decided when it is first used.
+  # TensorFlow chooses the version on first use.
   importlib.import_module('tensorflow').keras.Model.__name__  # noqa: B018
   before = os.environ.get(_USE_KERAS_2)
   importlib.import_module('tensorflow_model_optimization')
@@ -72,7 +72,7 @@ def _keep_keras() -> None:
 
 
 def _end_workers_at_exit(module) -> None:
-  """Has the workers of contexts that then exist end before Python does.
+  """Makes the workers of TFF's contexts stop before Python exits.
 
   Args:
     module: The module `tensorflow_federated`.
@@ -84,7 +84,7 @@ def _end_workers_at_exit(module) -> None:
     return _end_worker_at_exit(make(**options))
 
   stacks.local_cpp_executor_factory = make_and_register
-  # The default was made before.
+  # The default context already exists.
   _end_worker_at_exit(
     module.framework.get_context_stack().current.executor_factory
   )
@@ -99,11 +99,11 @@ def _end_worker_at_exit(factory):
 
 def _end_worker(reference) -> None:
   manager = reference()
-  # Each has a class of its own.
+  # Each manager has its own class.
   if manager is not None and hasattr(type(manager), '__del__'):
     del type(manager).__del__
     if manager._process is not None:
-      # Its threads would tell of the end, when no thread can start any more.
+      # Otherwise its threads report the end when no thread can start any more.
       manager._stub._channel.close()
       manager._process.kill()
       manager._process.wait()
@@ -114,7 +114,7 @@ def _use_check_of_secure_sums() -> None:
   tf = primitives.tf
 
   def check(*args, **kwargs):
-    # To read any attribute is to use it.
+    # Reading any attribute marks the result as used.
     getattr(tf.debugging.assert_less_equal(*args, **kwargs), 'name', None)
 
   debugging = types.SimpleNamespace(assert_less_equal=check)
@@ -126,7 +126,7 @@ def _module_of_tff(name):
 
 
 class _Finder:
-  """Finds TFF where it is, and has it repaired before it is executed."""
+  """Finds TFF, and repairs its imports before its code runs."""
 
   _is_looking = False
 
@@ -152,6 +152,6 @@ class _Finder:
 
 
 def before_tff() -> None:
-  """Has `repair` called when `tensorflow_federated` is imported."""
+  """Makes the import of `tensorflow_federated` call `repair` first."""
   if 'tensorflow_federated' not in sys.modules:
     sys.meta_path.insert(0, _Finder())

@@ -1,1 +1,1 @@
-"""Speed of rounds: named workloads, measured beside a reference."""
+"""Measures the speed of rounds on named workloads, next to a reference."""

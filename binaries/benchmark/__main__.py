@@ -2,18 +2,18 @@ r"""Measures the speed of rounds, on workloads of known size.
 
     python -m binaries.benchmark --workload=w1,w2 --reference
 
-Data come from a seeded generator. Every workload has a first round (tracing and
-compilation), given separately, and then --rounds rounds with a fresh cohort
-each, whose results are waited for.
+The data come from a seeded generator. Each workload has a first round (tracing
+and compilation), which is reported separately, and then --rounds rounds with a
+fresh cohort each. A round ends when all its results are ready.
 
-With --reference the plain loop that a TFF user writes today runs in turns with
-the library, round by round and with the same cohorts, on TFF's C++ worker:
-`tff.learning.algorithms` for FedAvg, and for FedRep and Per-FedAvg a loop over
-the dataset like those in TFF's tutorials. `speedup` is the ratio of the
-medians; memory is then that of both.
+--reference also runs the plain loop that a TFF user writes today, in turns with
+the library, round by round and with the same cohorts, on TFF's C++ worker. It
+is `tff.learning.algorithms` for FedAvg, and for FedRep and Per-FedAvg a loop
+over the dataset as in TFF's tutorials. `speedup` is the ratio of the medians.
+The memory then includes both.
 
-The workload `scale` runs with a durable store, on two populations in turns: the
-cost of a round does not depend on the population's size.
+The workload `scale` runs with a durable store, on two populations in turns, to
+show that the cost of a round does not depend on the population's size.
 """
 
 from __future__ import annotations
@@ -52,20 +52,21 @@ def time_in_turns(
 ) -> dict[str, list[float]]:
   """Times rounds of several contestants: A B A B and so on.
 
-  In turns, so that a slower phase of the machine affects all of them. Garbage
-  is collected before each round, with the clock stopped. The collector then
-  ignores all objects of the first round for good: a walk over TensorFlow's
-  would empty the processor's caches, as in no simulation.
+  They take turns so that a slow phase of the machine affects all of them.
+  Garbage is collected before each round, outside the measured time. From the
+  second round on, the collector ignores all objects of the first: a walk over
+  TensorFlow's objects would empty the processor's caches, which no simulation
+  does.
 
   Args:
-    contestants: Name to the function that runs the round of a number, from 0
-      on, and waits for all results.
+    contestants: Functions by name. Each runs the round of a number, from 0 on,
+      and waits for all results.
     num_rounds: Rounds of each contestant after the first one, at least 1.
     on_round: Called after each round of each contestant.
 
   Returns:
-    Name to the seconds of its `1 + num_rounds` rounds; the first one includes
-    tracing and compilation.
+    The seconds of each contestant's `1 + num_rounds` rounds, by name. The first
+    round includes tracing and compilation.
   """
   seconds = {name: [] for name in contestants}
   for round_number in range(num_rounds + 1):
@@ -110,22 +111,23 @@ def measure(
     workload: The workload.
     runtime: A key of `runtime.RUNTIMES`.
     runtime_options: The runtime's own arguments, as JSON types.
-    num_rounds: Rounds after the first one, at least 1; None for the workload's.
-    with_reference: True to run also the plain loop of a TFF user on TFF's
+    num_rounds: Rounds after the first one, at least 1. None uses the workload's
+      number.
+    with_reference: True to also run the plain loop of a TFF user on TFF's
       native runtime, in turns and with the same cohorts. A workload about the
-      population's size has none.
+      population's size has no such loop.
 
   Returns:
-    A record of JSON types. What is not obvious:
+    A record of JSON types, among them:
 
-    * `build_seconds`: for model, process, start of the runtime, initial states;
-    * `seconds_per_round`: those of the rounds after the first;
-    * `speedup`: the reference's median divided by the library's;
+    * `build_seconds`: for model, process, start of the runtime, initial states.
+    * `seconds_per_round`: median, minimum and maximum after the first round.
+    * `speedup`: the reference's median divided by the library's.
     * `mb_moved_per_round`: `sent` to the processes in which clients compute and
-      `received` from them, a mean over all rounds; None if it is not known;
-    * `phases`: number of trained weights of each phase of local training to its
-      form for a client that runs alone;
-    * `peak_rss_mb`: peak memory of this process and its children;
+      `received` from them, mean over all rounds. None if it is unknown.
+    * `phases`: the form of each phase of local training for a client that runs
+      alone, by the phase's number of trained weights.
+    * `peak_rss_mb`: peak memory of this process and its children.
     * `population` and `smaller_population`: `set_up_mb` is the growth of
       resident memory during set-up.
   """
@@ -229,15 +231,15 @@ def _measure_populations(workload, runtime, num_rounds, bar):
   store, generates their data, computes, and commits all changes. The set-up of
   a population makes its data set and its store.
 
-  Clients that take part for the first time get an initial state, the others one
-  from the store; a larger population has more first-time clients in a round.
+  Clients that train for the first time get an initial state, the others a state
+  from the store. A larger population has more first-time clients in a round.
   """
   start = time.perf_counter()
   process = workload.build_process(workload.build_model())
-  # Starts the runtime, which is no cost of a population.
+  # Starts the runtime, whose cost does not depend on the population.
   runtime.run(process.initialize)
   build_seconds = time.perf_counter() - start
-  # The larger one is first: work that is done only once is in its figures.
+  # The larger population is first: its figures include all work done only once.
   sizes = {
     'population': workload.num_clients,
     'smaller_population': workload.smaller_num_clients,
@@ -330,7 +332,7 @@ def _append(line):
 
 
 def _define_flags():
-  """Defines the flags; the tests, which import this, have those of others."""
+  """Defines the flags, which must not happen when the tests import this."""
   flags.DEFINE_list(
     'workload',
     ['w1'],
@@ -343,7 +345,7 @@ def _define_flags():
   flags.DEFINE_integer(
     'rounds',
     None,
-    'Rounds after the first one (default: by the workload, '
+    'Rounds after the first one (default by workload: '
     + ', '.join(
       f'{w.name} {w.num_rounds}' for w in workloads.WORKLOADS.values()
     )
@@ -357,10 +359,10 @@ def _define_flags():
     'json', False, 'Print a line of JSON for each workload instead of a table.'
   )
   flags.DEFINE_string(
-    'output', None, 'A file to which a line of JSON is added for each workload.'
+    'output', None, 'File that gets another line of JSON for each workload.'
   )
   flags.DEFINE_bool(
-    'small', False, 'Tiny sizes, to try in seconds that everything runs.'
+    'small', False, 'Use tiny sizes, to check in seconds that everything runs.'
   )
   flags.adopt_module_key_flags(program)
   flags.adopt_module_key_flags(runtime_flags)
@@ -373,7 +375,7 @@ def main() -> None:
     names = list(workloads.WORKLOADS)
   for name in names:
     errors.expect_one_of('workload', name, workloads.WORKLOADS)
-  _append('')  # A file that cannot be written to is known before the work.
+  _append('')  # Fails before the work if the file cannot be written.
   records = []
   for name in names:
     workload = workloads.WORKLOADS[name]

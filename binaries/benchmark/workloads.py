@@ -3,11 +3,11 @@
 All data come from a seeded generator: each class has a prototype, an example is
 its prototype plus noise, and a client has 2 of 10 classes.
 
-Plain loops are what a TFF user writes today, without this library: FedAvg of
-`tff.learning.algorithms` with a Keras model, FedRep and Per-FedAvg by hand like
-the algorithms of TFF's tutorials, a loop over the client's dataset, compiled by
-`tf.function`, on a Keras model's variables. Clients' datasets are shuffled,
-batched and prefetched pipelines of examples.
+Plain loops are what a TFF user writes today without this library. FedAvg comes
+from `tff.learning.algorithms`, with a Keras model. FedRep and Per-FedAvg are
+written by hand, as in TFF's tutorials: a loop over the client's dataset that
+trains a Keras model's variables, compiled by `tf.function`. Clients' datasets
+are shuffled, batched and prefetched pipelines of examples.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NUM_CLASSES = 10
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-  """A method on a model and data, of given sizes.
+  """A method, a model and data of given sizes.
 
   Attributes:
     name: Its key in `WORKLOADS`.
@@ -55,10 +55,9 @@ class Workload:
     cohort_size: Clients in a round.
     examples_per_client: Training examples of each client.
     num_rounds: Default number of measured rounds.
-    smaller_num_clients: Size of a smaller population to compare with, for a
-      workload about the population's size, which runs with a durable store;
-      None for others.
-    seed: Seed of the data, the initial weights, the sampling and client work.
+    smaller_num_clients: Size of a smaller population to compare with. Only a
+      workload about the population's size has one, and a durable store.
+    seed: Seed of the data, initial weights, sampling and local training.
   """
 
   name: str
@@ -81,8 +80,8 @@ class Workload:
     """Makes the clients, whose examples are generated on demand.
 
     Args:
-      num_clients: Number of clients; None for the workload's. A client's
-        examples do not depend on it.
+      num_clients: Number of clients, on which a client's examples do not
+        depend. None uses the workload's number.
     """
     return synthetic.make_synthetic(
       num_clients or self.num_clients,
@@ -114,11 +113,11 @@ class Workload:
   def sample_cohort(
     self, round_number: int, num_clients: Optional[int] = None
   ) -> np.ndarray:
-    """Draws the clients of a round, as experiments do.
+    """Draws the clients of a round, as runs do.
 
     Args:
-      round_number: From 0 on.
-      num_clients: Number of clients; None for the workload's.
+      round_number: Number of the round, from 0 on.
+      num_clients: Number of clients. None uses the workload's number.
 
     Returns:
       int64 `[cohort_size]`, client indices, ascending.
@@ -128,7 +127,7 @@ class Workload:
     ).sample(round_number)
 
   def scaled_down(self) -> Workload:
-    """Returns the workload with tiny sizes, for a trial in seconds."""
+    """Returns the workload with tiny sizes, which runs in seconds."""
     arguments = dict(self.model_arguments)
     arguments['widths'] = (8, 6, 4)[: len(arguments['widths'])]
     if 'filters' in arguments:
@@ -233,7 +232,7 @@ WORKLOADS: Mapping[str, Workload] = {
 def client_tensors(
   workload: Workload, cohorts: Iterable[Sequence[int]]
 ) -> Mapping[int, Mapping[str, tf.Tensor]]:
-  """Generates the training examples of all clients of some cohorts.
+  """Generates the training examples of all clients in the cohorts.
 
   Returns:
     Client index to `OrderedDict(x=..., y=...)`, which the library and the plain
@@ -258,13 +257,13 @@ def force(value: Any) -> None:
 
 
 class LibraryRounds:
-  """Rounds of a process with all data in memory; call it with a cohort.
+  """Runs a process with all data in memory, a round for each call.
 
-  A client has the same dataset object in each of its rounds.
+  A client has the same dataset object in all of its rounds.
 
   Attributes:
-    state: State of the server.
-    client_states: Client index to state.
+    state: The server's state.
+    client_states: The clients' states, by index.
   """
 
   def __init__(
@@ -287,7 +286,7 @@ class LibraryRounds:
     )
 
   def __call__(self, cohort: Sequence[int]) -> None:
-    """Runs a round with these clients and waits for all results."""
+    """Runs a round with these clients, to the end."""
     output = self._runtime.run(
       self._process.next,
       self.state,
@@ -304,7 +303,7 @@ def make_keras_model(workload: Workload, keras: Any) -> Any:
 
   Args:
     workload: The workload.
-    keras: The module of Keras 3 or 2.
+    keras: The module of Keras 3 or of Keras 2.
   """
   arguments = workload.model_arguments
   layers = [keras.layers.Input(workload.shape)]
@@ -329,7 +328,7 @@ def _loss(y, logits):
 
 
 class _FedAvg:
-  """FedAvg of `tff.learning`; the workload must have a number of epochs."""
+  """FedAvg of `tff.learning`, for a workload with a number of epochs."""
 
   def __init__(self, workload, runtime, tensors, initial_weights):
     hparams = workload.hparams
@@ -385,15 +384,15 @@ class _FedAvg:
 
 
 class _ByHand:
-  """A loop by hand; local weights are client-placed values.
+  """A loop written by hand. Local weights are client-placed values.
 
   `pipeline` makes a client's batches. `trainer` makes a function that trains a
   model on them and returns the sum of the examples' losses and their number.
 
   Attributes:
     weights: Global weights, in Keras's order.
-    local: Client index to local weights.
-    num_local: Number of the last weights that are local.
+    local: The clients' local weights, by index.
+    num_local: Number of local weights, which are the model's last.
   """
 
   num_local = 0
@@ -410,7 +409,7 @@ class _ByHand:
     self._next = self._build_round(workload, initial_weights[num_global:])
 
   def _build_round(self, workload, local):
-    """Builds (weights@SERVER, {local, dataset}@CLIENTS) -> the same, loss."""
+    """(weights@SERVER, {local, dataset}@CLIENTS) -> (weights, local, loss)."""
     dataset_type = tff.SequenceType(
       tff.types.tensorflow_to_type(
         next(iter(self._datasets.values())).element_spec
@@ -423,7 +422,7 @@ class _ByHand:
 
     @tff.tensorflow.computation(weights_type, local_type, dataset_type)
     def client_update(weights, local, dataset):
-      # Keras 2, whose variables and optimizers TFF's workers know.
+      # TFF's workers support the variables and optimizers of Keras 2.
       model = make_keras_model(workload, tf_keras)
       train = self.trainer(model, workload.hparams)
 
@@ -474,7 +473,7 @@ class _ByHand:
 
 
 class _FedRep(_ByHand):
-  """FedRep; the workload must have numbers of epochs, not of steps."""
+  """FedRep, for a workload with numbers of epochs instead of steps."""
 
   num_local = 2  # A kernel and a bias.
 
@@ -507,7 +506,7 @@ class _FedRep(_ByHand):
 
 
 class _PerFedAvg(_ByHand):
-  """Per-FedAvg; a step's batches come from pipelines of their own.
+  """Per-FedAvg, with a pipeline for each of the batches of a step.
 
   The workload must have one inner step on all weights and a number of steps.
   """
@@ -561,7 +560,6 @@ class _PerFedAvg(_ByHand):
 
 
 def _gradients(model, batch, variables):
-  """Returns the loss and its gradients."""
   with tf.GradientTape() as tape:
     loss = _loss(batch['y'], model(batch['x'], training=True))
   return loss, tape.gradient(loss, variables)
@@ -577,11 +575,11 @@ def _batches(examples, batch_size, seed=0):
   )
 
 
-# Called with a workload, the native runtime, clients' examples and the initial
-# weights of the whole model, they run rounds as `LibraryRounds` does.
+# Each takes a workload, the native runtime, the clients' examples and the
+# initial weights of the whole model. Calls run rounds as in `LibraryRounds`.
 PLAIN_LOOPS = {
   'fed_avg': _FedAvg,
-  # There is no plain loop of FedFac; FedAvg's shows its cost.
+  # FedFac has no plain loop. FedAvg's loop shows its cost.
   'fed_fac': _FedAvg,
   'fed_rep': _FedRep,
   'per_fed_avg': _PerFedAvg,

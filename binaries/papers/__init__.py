@@ -14,7 +14,8 @@ _ALL = [
   for module in (fed_avg, per_fed_avg, fed_rep, fed_dar, fed_fac, privacy)
   for study in module.STUDIES
 ]
-# In the order in which all are run: those without training runs are fastest.
+# In the order in which --study=all runs them: studies without training runs are
+# fastest.
 STUDIES: Mapping[str, Study] = {
   study.name: study for study in sorted(_ALL, key=lambda one: bool(one.methods))
 }

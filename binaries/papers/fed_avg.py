@@ -1,8 +1,8 @@
 """FedAvg with fine-tuning: the effect of local steps on representations.
 
-On images D-SGD is FedAvg with one local step in a round (tau = 1). Both have
-the same clients, cohort size, batch size, learning rate, initial weights and
-total number of local updates of a client that always takes part, so that D-SGD
+On images D-SGD is FedAvg with one local step per round (tau = 1). Both have the
+same clients, cohort size, batch size, learning rate, initial weights and total
+number of local updates of a client that trains in every round. D-SGD therefore
 has tau times as many rounds. In the linear studies (`linear.fed_avg`) both have
 the same number of rounds.
 
@@ -10,6 +10,7 @@ the same number of rounds.
   the ground truth, and norm of the global loss's gradient, by round.
 * `fedavg_linear_new_client`: error of a new client after fine-tuning the linear
   model on few samples.
+* `fedavg_linear_rate`: rate of convergence by the number of local steps.
 * `fedavg_cosine`: similarity of features within and between classes, for
   several tau.
 * `fedavg_new_classes`: accuracy on new clients after fine-tuning on a few
@@ -17,39 +18,40 @@ the same number of rounds.
 * `fedavg_cka`: similarity of each layer before and after fine-tuning on a new
   client.
 
-What comes out is in docs/results/fedavg_fine_tuning.md.
+The results are in docs/results/fedavg_fine_tuning.md.
 
 Deviations:
 
 On images. The paper's network has three blocks of two convolutions and three
-dense layers. Their channels and units are not legible in our copy, so those of
-the scale `paper` are ours. So are the learning rate, batches of 10, ten clients
-a round, 2,500 local steps in all, and the numbers of local steps. The scale
-`cpu` has Fashion-MNIST and dense layers, to spare time. Error bars are over the
-means of seeds, not over all new clients of all seeds. The sizes were chosen
-with seeds 0 to 4.
+dense layers. Their channels and units are not legible in our copy, so the
+channels and units of scale `paper` are ours. So are the learning rate, batches
+of 10, ten clients per round, 2,500 local steps in total, and the numbers of
+local steps. Scale `cpu` has Fashion-MNIST and dense layers, to save time. Error
+bars are over the means of seeds, not over all new clients of all seeds. The
+sizes were chosen with seeds 0 to 4.
 
-`fedavg_cosine`. The scale `paper` reads cifar10.npz in `--data_dir`. There the
-classes are divided by Dirichlet 0.6 for each client, as in FedDyn's code.
+`fedavg_cosine`. Scale `paper` reads cifar10.npz in `--data_dir` and divides
+classes by Dirichlet 0.6 for each client, as in FedDyn's code.
 
-`fedavg_new_classes`, `fedavg_cka`. The scale `paper` reads cifar100.npz and
-cifar10.npz in `--data_dir`. The new clients of `fedavg_cka` have CIFAR-10
-there, as in the paper. With Fashion-MNIST they have classes that the training
-did not have.
+`fedavg_new_classes`, `fedavg_cka`. Scale `paper` reads cifar100.npz and
+cifar10.npz in `--data_dir`, and the new clients of `fedavg_cka` have CIFAR-10,
+as in the paper. At scale `cpu` they have Fashion-MNIST's classes that were not
+in training.
 
 `fedavg_linear_representation`. The step size, the start and the number of
-rounds are ours. Models start as Theorem 1 asks, with I - alpha B^T B = 0 and a
-head of zeros. With a part of the clients in each round, the theorem asks for a
-number that depends on the heads; half of the clients is less for some ground
-truths.
+rounds are ours. Models start as Theorem 1 requires, with I - alpha B^T B = 0
+and a head of zeros. For rounds with a part of the clients, the theorem requires
+a number of clients that depends on the heads. Half of the clients is fewer than
+that for some ground truths.
 
 `fedavg_linear_new_client`. The step size of training is 0.05 here, and 0.4 in
-`fedavg_linear_representation`: new clients diverge from a model of larger
-steps. (Steps on the head are as large with any alpha, as B^T B is about
-I / alpha.) The rounds that training needs grow as 1 / alpha^2; after 8,000
-FedAvg is at distances of 4e-3 or less. New clients fine-tune with steps of
-0.02, where the paper has the steps of training (equation 4): with 0.05 one of
-100 with 10 samples of 100 dimensions diverges from D-GD's model in 500 steps.
+`fedavg_linear_representation`: new clients diverge from a model that was
+trained with larger steps. (Steps on the head are equally large with any alpha,
+as B^T B is about I / alpha.) The number of rounds that training needs grows as
+1 / alpha^2. After 8,000 rounds FedAvg is at distances of 4e-3 or less. New
+clients fine-tune with steps of 0.02, while the paper uses the steps of training
+(equation 4): with 0.05, one of 100 new clients with 10 samples of 100
+dimensions diverges from D-GD's model in 500 steps.
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: FedAvg with Fine Tuning: Local Updates
@@ -78,7 +80,7 @@ from . import panels, representation
 from .linear import fed_avg as linear
 
 _D_SGD = 'D-SGD'
-# Local updates of a client that is in every round.
+# Local updates of a client that trains in every round.
 _NUM_UPDATES = 2500
 # The paper's "close to 1" and "close to 0" of a cosine similarity.
 _ALIKE, _DISSIMILAR = 0.8, 0.2
@@ -88,13 +90,13 @@ _ALIKE, _DISSIMILAR = 0.8, 0.2
 class NewClients:
   """Clients that a trained model is fine-tuned on.
 
-  They have the classes that training did not have, or another data set.
+  They have the classes that were not in training, or another data set.
 
   Attributes:
     nums_examples: Numbers of examples of new classes to fine-tune a client on.
     nums_of_other: Numbers of examples of the other data set.
-    other_dataset: Data of the clients, if training had all classes of its own.
-    per_seed: New clients for each seed, who share all examples.
+    other_dataset: Data of the clients, if training had all of its classes.
+    per_seed: New clients for each seed, which share all examples.
     num_fine_tuning_epochs: Epochs of fine-tuning all weights.
   """
 
@@ -108,11 +110,10 @@ class NewClients:
 def _runs(
   context: measures.Context,
 ) -> Iterator[tuple[dict[str, Any], pfl.Run, runtime_base.Runtime]]:
-  """Trains, with numbers of local steps and all seeds.
+  """Trains with all numbers of local steps and all seeds.
 
   Yields:
-    Of each run the columns of the numbers that name it, the run itself, open,
-    and a runtime for what is done with it.
+    For each run the columns that name it, the open run, and a runtime.
   """
   for result in context.progress(context.run()):
     accuracy = result.run.evaluations[-1]['global']['accuracy']
@@ -122,7 +123,7 @@ def _runs(
 
 
 def measure_cosine(context: measures.Context) -> measures.Rows:
-  """The similarity of each two classes' features, and the model's accuracy."""
+  """The similarity of features of each pair of classes, and the accuracy."""
   for columns, run, runtime in _runs(context):
     arrays = context.load_arrays(run.settings.data.name)
     similarities = representation.class_cosine_similarity(
@@ -137,7 +138,7 @@ def measure_cosine(context: measures.Context) -> measures.Rows:
 
 
 def _matrices(numbers: Numbers, method: str) -> np.ndarray:
-  """Classes' similarities, `[num_seeds, num_classes, num_classes]`."""
+  """Similarities of classes, `[num_seeds, num_classes, num_classes]`."""
   numbers = numbers.where(method=method)
   rows = [
     numbers.curve('cosine', 'class_b', class_a=a)
@@ -171,7 +172,7 @@ def cosine_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
       between[most],
       below=_DISSIMILAR,
     )
-  # Methods, and those with fewer steps.
+  # Pairs of methods, of which the second has fewer local steps.
   others = [method for method in within if method != _D_SGD]
   pairs = list(zip(others[1:], others))
   if _D_SGD in within:
@@ -199,7 +200,7 @@ def draw_cosine(numbers: Numbers, study: Study, figure: Figure) -> None:
   figure.set_size_inches(4.6 * len(methods), 4.2)
   all_axes = figure.subplots(1, len(methods), squeeze=False)[0]
   for axes, method in zip(all_axes, methods):
-    # The one heat map with numbers of our libraries.
+    # The matrix of similarities is drawn in the same way.
     metrics.ConfusionMatrixDisplay(
       np.ma.masked_invalid(_matrices(numbers, method).mean(axis=0)),
       display_labels=numbers.distinct('class_a'),
@@ -227,11 +228,11 @@ def _new_examples(context, data):
 def _fits(
   context: measures.Context,
 ) -> Iterator[tuple[dict[str, Any], datasets.Arrays, dict[str, Any]]]:
-  """Trains; fits new clients' models, with each number of examples.
+  """Trains, and prepares fits of new clients for each number of examples.
 
   Yields:
-    Of each fit the columns that name it, all examples of the new clients, who
-    share them, and arguments for `evaluation.score` and `personalize`.
+    For each fit the columns that name it, all examples of the new clients,
+    which share them, and arguments for `evaluation.score` and `personalize`.
   """
   sizes = context.parameters
   for columns, run, runtime in _runs(context):
@@ -280,7 +281,7 @@ def new_classes_claims(
 
 
 def measure_cka(context: measures.Context) -> measures.Rows:
-  """The similarity of layers before and after fine-tuning, over new clients."""
+  """The mean similarity of layers before and after fine-tuning new clients."""
   for columns, arrays, fit in _fits(context):
     run, images = fit['run'], measures.test_images(arrays)
     before = run.global_weights(fit['runtime'])
@@ -294,7 +295,7 @@ def measure_cka(context: measures.Context) -> measures.Rows:
 
 
 def cka_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Figure 2: the layers before the head, and the first half of these."""
+  """Claims of figure 2 about the layers before the head, and the first half."""
   most = list(study.methods)[-1]
   known = numbers.distinct('method')
   *body, _head = numbers.distinct('layer')
@@ -324,7 +325,7 @@ def cka_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
 
 
 def _methods(*nums_local_steps):
-  """FedAvg by number of local steps, with the same number of updates."""
+  """FedAvg by number of local steps, with the same number of updates each."""
   return {
     _D_SGD if steps == 1 else f'FedAvg, τ = {steps}': Method(
       'fed_avg', num_steps=steps, num_rounds=_NUM_UPDATES // steps
@@ -343,7 +344,7 @@ def _training(num_layers, learning_rate=0.05, **settings):
     options,
     **{f'fine_tune_{name}': value for name, value in options.items()},
     client_weighting='uniform',
-    # The first and the last rounds alone.
+    # Only the first and the last rounds are evaluated.
     rounds_per_evaluation=10**6,
     num_final_evaluations=1,
     cohort_size=10,

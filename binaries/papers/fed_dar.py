@@ -1,74 +1,75 @@
 """FedDAR: domains, components, the representation's dimension, linear theory.
 
-* `feddar_domains` (tables 1 and 4): accuracy by domain, for mixtures of domains
-  from almost one domain a client to all alike, of FedDAR with both aggregations
-  and of the methods that it is compared with.
-* `feddar_many_features` (tables 1 and 2): the same where heads can overfit.
-* `feddar_hospitals` (table 3): the same where clients are hospitals, by AUC.
+* `feddar_domains` (tables 1 and 4): accuracy by domain of FedDAR with both
+  aggregations and of the methods that it is compared with. The clients range
+  from almost one domain each to all alike.
+* `feddar_many_features` (tables 1 and 2): the same with heads that can overfit.
+* `feddar_hospitals` (table 3): the same with hospitals as clients, by AUC.
 * `feddar_digits` (table 5): three methods on digits of several origins with a
-  CNN; also FedBN, and FedAvg of its network, which has batch normalization.
+  CNN, and FedBN and FedAvg with its network, which has batch normalization.
 * `feddar_k` (figure 2): scores by the dimension of the representation.
 * `feddar_ablation` (table 2): re-weighting (RW), multi-head (MH), domain as
   input (DI), alternating training, projection and aggregation by second order
   (SA) or weighted average (WA), one after another.
-* `feddar_linear` (figure 1) and `feddar_linear_rate` (theorem A.4): linear
-  regression, see `linear.fed_dar`.
+* `feddar_linear` (figure 1), `feddar_linear_rate` and
+  `feddar_linear_complexity` (theorem A.4): linear regression, see
+  `linear.fed_dar` and `linear.complexity`.
 
 Deviations
 
-All studies, both scales: FedDAR-SA solves equation 8 with the library's ridge,
-and "ridge 0" beside it without one, as in the paper. Separate FedAvg has the
-warm-up that all methods have. The paper's scores of its worst domain, 4 to 10%
-where FedAvg's are near 40%, look like scores of models without a warm-up.
-Scores are the mean of the last ten rounds, where the paper has the mean of the
-last five on EXAM. Methods whose clients fine-tune have the score of the last
-models.
+All studies, both scales: FedDAR-SA solves equation 8 with the library's ridge.
+The row "ridge 0" has no ridge, as in the paper. Separate FedAvg has the same
+warm-up as all methods. The paper's scores of its worst domain, 4 to 10% while
+FedAvg's are near 40%, look like scores of models without a warm-up. Scores are
+the mean of the last ten rounds (the last five in the paper on EXAM). Methods
+whose clients fine-tune have the score of the last models.
 
 FairFace (`feddar_domains` and `feddar_k` at scale `paper`): needs --data_dir
 with the published files, and a GPU. The paper starts from ImageNet weights,
-which --set=initial_weights=FILE gives. A client's labels are distributed as its
-domains' labels are (the paper has uniform ones), and images are in [0, 1].
-Scores are of the whole validation set, by domain. `feddar_k` has the mixture
-alpha = 1, for which the authors chose k.
+which --set=initial_weights=FILE sets. A client's labels have the distribution
+of its domains' labels (uniform in the paper), and images are in [0, 1]. Scores
+are by domain on the whole validation set. `feddar_k` has the mixture alpha = 1,
+for which the authors chose k.
 
 EXAM (`feddar_hospitals` and `feddar_ablation` at scale `paper`): the data (six
 hospitals, chest X-rays of 224x224 with 22 columns of a record, race groups as
 domains) are not public. --data_dir has an .npz file of x, record, y, client and
 domain. The network is a ResNet-34 joined with the record, with 278 features as
-in the paper. It is not the network of the data's authors, from whose weights
-the paper starts (--set=initial_weights=FILE). FedMinMax has the library's rate
-of the domains' weights. FedAvg + separate FT has half of the 20 rounds for each
-part, with one learning rate; the paper does not say how many.
+in the paper. It is not the network of the data's authors, whose weights the
+paper starts from (--set=initial_weights=FILE). FedMinMax uses the library's
+learning rate for the domains' weights. FedAvg + separate FT has half of the 20
+rounds for each part, with one learning rate. The paper does not say how many.
 
 `feddar_digits` at scale `paper`: needs --data_dir with the five files of
-digits5. The network is that of FedBN's code (six layers). Momentum, the
-origins' prior and the number of epochs are not in the paper: here there is no
+digits5. The network comes from FedBN's code (six layers). Momentum, the
+origins' prior and the number of epochs are not in the paper. Here there is no
 momentum, the origins are equally likely, and there are 5 epochs. Images are not
 normalized. FedAvg's figures are illegible in our copy.
 
-Scale `cpu`: the data are the relabelled digits, which are bundled, and in which
-the distribution of labels given the image depends on the domain, as in the
-paper's problem. Five clients have 250 examples each where the paper's have 500,
-and a small network. `feddar_ablation` and `feddar_k` have fewer examples (60 a
-client) and domains of unequal size (the largest has 40% of them, the smallest
-5%), where components matter. `feddar_hospitals` has heart_disease in place of
-EXAM: four hospitals are the clients, and sex is the domain. It needs --data_dir
-with the files. `feddar_digits` needs --data_dir with at least two of the files
-of digits5. Its CNN is smaller than the paper's, with two convolutions and two
-dense layers, on smaller images (16x16), for 60 rounds in place of 100. Its rate
-is the paper's, with a momentum of 0.5. FedBN, and FedAvg beside it, have batch
-normalization, which the others have not; with an MLP, FedBN would be FedAvg and
-is left out.
+Scale `cpu`: the data are the bundled `relabelled_digits`, in which the
+distribution of labels given the image depends on the domain, as in the paper's
+problem. Five clients have 250 examples each (500 in the paper) and a small
+network. `feddar_ablation` and `feddar_k` have fewer examples (60 per client)
+and domains of unequal size (40% of the examples in the largest, 5% in the
+smallest), so that components matter. `feddar_many_features` has
+`relabelled_cifar10`, 1,500 examples per client, and no warm-up.
+`feddar_hospitals` has heart_disease instead of EXAM: four hospitals are the
+clients, and sex is the domain. It needs --data_dir with the files.
+`feddar_digits` needs --data_dir with at least two of the files of digits5. Its
+CNN is smaller than the paper's, with two convolutions and two dense layers, on
+smaller images (16x16), for 60 rounds instead of 100. Its rate is the paper's,
+with a momentum of 0.5. FedBN and one FedAvg have batch normalization, which the
+other methods lack. FedBN with an MLP would be FedAvg, so it is left out.
 
-Training at scale `cpu`: one learning rate serves all methods. All have the ten
-rounds of FedAvg as warm-up that the paper gives each of them on digits
-(appendix B.2), re-weighted where the method is. The warm-up's rounds are of
-five epochs, as later ones (B.3.2 does not say how many); in `feddar_digits`
-they are of one, as in the paper. Clients fine-tune all weights for one epoch at
-half the rate of training, as the paper does with Adam (appendix B.3.3; it found
-more to be worse), and with training's batches and momentum. FedAvg + separate
-FT has no rounds of its own: half of them all are FedAvg's, and in the other
-half each domain's model goes on by FedAvg on the domain's data.
+Training at scale `cpu`: all methods have the same learning rate. All have the
+warm-up of ten rounds of FedAvg that the paper gives each of them on digits
+(appendix B.2), re-weighted if the method is. A warm-up round has five epochs,
+like later rounds (B.3.2 does not say how many). In `feddar_digits` it has one,
+as in the paper. Clients fine-tune all weights for one epoch at half the rate of
+training, as the paper does with Adam (appendix B.3.3, which found more to be
+worse), with the batches and momentum of training. FedAvg + separate FT has no
+extra rounds: half of all rounds are FedAvg, and in the other half each domain's
+model continues by FedAvg on the domain's data.
 
 References:
   Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
@@ -101,7 +102,7 @@ _FED_BN, _NORMALIZED = 'FedBN', 'FedAvg, batch normalization'
 _ALL_COMPONENTS, _AVERAGED = 'RW, MH, Alter, Proj, SA', 'RW, MH, Alter, WA'
 _PROJECTED = 'RW, MH, Alter, Proj, WA'
 _ALPHAS = ('0.1', '0.5', '1', '100')
-# Over the domains, and the mean over the clients.
+# Scores over the domains, and the mean over the clients.
 _SCORES = ('min', 'mean', 'max', 'client_mean')
 
 _RW, _JOINT = {'reweight_domains': True}, {'alternating': False}
@@ -147,7 +148,7 @@ _RESNET = {**_BATCH, 'torchvision': True}
 _SMALL_CNN = {'filters': (8, 16), 'widths': (64,)}
 _WITH_NORMALIZATION = {'model_arguments': {**_SMALL_CNN, **_BATCH}}
 
-# What a scale of several studies has.
+# Settings of the scales of several studies.
 _CLIENTS = dict(num_clients=5, cohort_size=5, num_epochs=5, num_head_epochs=5)
 _FAIRFACE = {
   'seeds': range(3),
@@ -225,7 +226,7 @@ _SMALL_LINEAR = dict(sample_counts=(10,), dimension=8, large_dimension=16)
 
 
 def _mixtures(num_examples, prior='', label='', **settings):
-  """Conditions: clients that mix domains, from heterogeneous to alike."""
+  """Conditions with clients that mix domains, from heterogeneous to alike."""
   return {
     f'{label}alpha={alpha}': {
       'partition': f'domain_mixture:{alpha}:{num_examples}{prior}',
@@ -236,7 +237,6 @@ def _mixtures(num_examples, prior='', label='', **settings):
 
 
 def _rows(*names):
-  """Some of the methods, without the runs of others."""
   return {name: _METHODS[name] for name in names}
 
 
@@ -248,10 +248,10 @@ def _by_alpha(method, *values):
 def domain_scores(
   context: measures.Context, metrics: Sequence[str] = ('auc', 'accuracy')
 ) -> measures.Rows:
-  """Scores over domains and clients, by the first metric that there is.
+  """Scores over domains and clients, by the first metric that exists.
 
-  They are means over the last ten rounds, or the scores of the last models
-  where these are fine-tuned.
+  They are means over the last ten rounds, or for fine-tuned models the scores
+  of the last models.
   """
   for result in context.run():
     is_own = result.variant == trial.OWN_VARIANT
@@ -264,7 +264,7 @@ def domain_scores(
     if is_own:
       values = {name: value['last_10_mean'] for name, value in values.items()}
     if None in (values[name] for name in _SCORES):
-      # An AUC is of both classes.
+      # An AUC needs both classes.
       raise errors.RunError(
         f'No score of {result.method} with seed {result.seed}: no test set has '
         'both classes; other --seeds divide the data differently.'
@@ -273,7 +273,7 @@ def domain_scores(
 
 
 def _lead(numbers, source, statement, column, better, worse, **options):
-  """A claim on the difference of two methods, if there are both."""
+  """A claim about the difference of two methods, if there are both."""
   if {better, worse} <= {*numbers.distinct('method')}:
     lead = numbers.lead(column, better, worse)
     yield claims.difference(statement, source, lead, **options)
@@ -283,21 +283,21 @@ def best_by_seed(scores: np.ndarray) -> np.ndarray:
   """For each seed the score of the choice that is best with the other seeds.
 
   Args:
-    scores: By seed and choice, `[num_seeds, num_choices]`.
+    scores: `[num_seeds, num_choices]`.
   """
   of_others = scores.sum(axis=0) - scores
   return scores[np.arange(len(scores)), of_others.argmax(axis=1)]
 
 
 def _lead_over_best(numbers, column, name, others):
-  """A method's lead over the best of others, which other seeds choose."""
+  """A method's lead over the best other method, which other seeds choose."""
   scores = [numbers.values(column, method=other) for other in others]
   best = best_by_seed(np.stack(scores, axis=1))
   return numbers.values(column, method=name) - best
 
 
 def domains_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims on tables 1, 3 and 4, for each kind of label."""
+  """Claims about tables 1, 3 and 4, for each kind of label."""
   labels = numbers.frame['condition'].str.extract(r'^(\w+: )?', expand=False)
   for label, frame in numbers.frame.groupby(labels.fillna(''), sort=False):
     for claim in _label_claims(label, Numbers(frame), study.source):
@@ -305,7 +305,7 @@ def domains_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
 
 
 def _label_claims(label, numbers, source):
-  """Claims on means over conditions, and on the worst domain of each."""
+  """Claims about means over conditions, and about each worst domain."""
   names, conditions = map(numbers.distinct, ('method', 'condition'))
   rivals = [name for name in names if name not in (_SA, _WITHOUT_RIDGE)]
   baselines = [name for name in rivals if name != _WA]
@@ -358,12 +358,12 @@ def _label_claims(label, numbers, source):
 
 
 def digits_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims of appendix B.2 on table 5, and table 3's order of FedBN."""
+  """Claims of appendix B.2 about table 5, and FedBN's place in table 3."""
   for condition in numbers.distinct('condition'):
     claim = functools.partial(_lead, numbers.where(condition=condition))
     ahead, behind = _WA, _FED_AVG
     if condition == f'alpha={_ALPHAS[0]}':
-      # Almost one domain a client.
+      # Almost one domain per client.
       ahead, behind = behind, ahead
     words = f'With {condition} {ahead} is better on average than {behind}'
     yield from claim(study.source, words, 'mean', ahead, behind)
@@ -386,7 +386,7 @@ def digits_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
 
 
 def k_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """The claim on figure 2, on the best dimension of each."""
+  """The claim about figure 2, with the best dimension of each method."""
   if {_SA, _WA} <= {*numbers.distinct('method')}:
     sa, wa = (
       best_by_seed(numbers.curve('mean', 'condition', method=method))
@@ -401,7 +401,7 @@ def k_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
 
 
 def ablation_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims of section 5.3 on table 2."""
+  """Claims of section 5.3 about table 2."""
   full, nothing = _ALL_COMPONENTS, 'nothing'
   claim = functools.partial(_lead, numbers, study.source)
   for statement, column, more, less in (
@@ -427,7 +427,7 @@ def ablation_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
 
 
 def draw_domains(numbers: Numbers, study: Study, figure: Figure) -> None:
-  """The mean over domains and the worst one, by condition and method."""
+  """Draws the mean over domains and the worst one, by condition and method."""
   panels.prepare(figure, 11, 7.6, len(study.seeds))
   titles = {'mean': 'Mean over domains', 'min': 'Worst domain'}
   for axes, (column, title) in zip(figure.subplots(2, 1), titles.items()):
@@ -465,7 +465,7 @@ STUDIES = (
         dataset_arguments={'image_size': 224, 'label': 'gender'},
       ),
     },
-    # Also of gender, which has two classes.
+    # Accuracy even for gender, which has two classes and therefore an AUC.
     measure=functools.partial(domain_scores, metrics=('accuracy',)),
     claims=[domains_claims],
     scales={
@@ -492,27 +492,23 @@ STUDIES = (
     name='feddar_many_features',
     summary='FedDAR where heads of many features can overfit',
     source='FedDAR, tables 1 and 2',
+    settings=dict(
+      _CPU,
+      dataset='relabelled_cifar10',
+      dataset_arguments={'normalize': True, 'test_fraction': 0.8},
+      partition='domain_mixture:100:1500',
+      augmentation='crop:4+flip',
+      model='cnn',
+      model_arguments={'filters': (8, 16), 'widths': (512,)},
+      learning_rate=0.02,
+      fine_tune_learning_rate=0.01,
+      num_warmup_rounds=0,
+      num_rounds=60,
+    ),
     methods=_rows(_SEPARATE, _FED_AVG, _MULTI_HEAD, _WA, _SA),
     seeds=range(10),
     claims=[domains_claims],
-    scales={
-      'cpu': {
-        'settings': dict(
-          _CPU,
-          dataset='relabelled_cifar10',
-          dataset_arguments={'normalize': True, 'test_fraction': 0.8},
-          partition='domain_mixture:100:1500',
-          model='cnn',
-          model_arguments={'filters': (8, 16), 'widths': (512,)},
-          augmentation='crop:4+flip',
-          learning_rate=0.02,
-          fine_tune_learning_rate=0.01,
-          num_warmup_rounds=0,
-          num_rounds=60,
-        ),
-      },
-      'small': _SMALL,
-    },
+    scales={'small': dict(_SMALL, dataset_arguments={}, augmentation='crop:1')},
   ),
   _study(
     name='feddar_hospitals',
@@ -530,7 +526,7 @@ STUDIES = (
     scales={
       'paper': {
         **_EXAM,
-        # The others are rows of tables 1 and 2.
+        # The other methods are rows of tables 1 and 2.
         'methods': [
           *(name for name in _METHODS if name not in _NOT_IN_TABLE_3),
           _FED_BN,

@@ -5,185 +5,188 @@
 * `fedsplit_neurons` (FedSplit's figures 1 and 2), `fedfac_features` (figure 10)
   and `fedfac_ablation` (table 8), see `fed_fac_units`.
 * `fedfac_tuning` (tables 4 to 6): the divided layer Lambda, then the threshold
-  tau, then the share kappa, each with the best of what came before. As in the
-  paper, the best value has the highest test accuracy. The other studies report
-  other seeds.
+  tau, then the share kappa, each with the best values of the earlier ones. As
+  in the paper, the best value has the highest test accuracy. The other studies
+  report other seeds.
 * `fedfac_comparison` (tables 2 and 7, figures 8 and 9): the accuracy of FedFac,
-  static and dynamic, and of all methods it is compared with; its distribution
-  over the clients, the training loss by round, and the cost of rounds.
-* `fedfac_new_clients` (table 3): accuracy on clients that took no part, by
+  static and dynamic, and of all methods that it is compared with, its
+  distribution over the clients, the training loss by round, and the cost of
+  rounds.
+* `fedfac_new_clients` (table 3): accuracy on clients that did not train, by
   local training of the personal units or by the ensemble of the trained
   clients' models.
-* `fedfac_equal_clients` (tables 2 and 8): when is FedFac ahead, on clients of
-  equal size as in the authors' code? Other budgets, networks and starts are
-  `--set=num_epochs=5`, `--set=model=...` (and `--set=fed_fac.layers=...`, which
-  all forms then divide) and `--set=initial_weights=FILE`.
+* `fedfac_equal_clients` (tables 2 and 8): whether FedFac leads on clients of
+  equal size, as in the authors' code. To try other budgets, networks and
+  starts, use `--set=num_epochs=5`, `--set=model=...` (and
+  `--set=fed_fac.layers=...`, which all forms then divide) and
+  `--set=initial_weights=FILE`.
+* `fedfac_full_rule` (table 2): the same with the authors' full rule.
 
-* `fedfac_full_rule` (table 2): the same by all of the authors' rule.
-
-What comes out, and why not all of it, is in docs/results/fedfac.md.
+The results, and reasons why some differ from the paper's, are in
+docs/results/fedfac.md.
 
 Deviations
 
 Scale `cpu`: the network is a CNN of two convolutions and a hidden dense layer,
 and clients have mixtures of classes from Dirichlet(pi). There are 40 rounds of
-one local epoch of Adam, and FedRep has five on the head; the paper tunes the
-number of epochs and trains to convergence. FedFac has Lambda = dense_1, kappa =
-0.85 and for each mixture the tau that is best in `fedfac_tuning`, with seeds
-that are not reported. FedProx has the authors' mu, 0.001, which counts for more
-here than there, where the loss is a sum over a batch. FedEM has three
-components, and LG-FedAvg shares the head. Accuracies are means over clients;
-the paper's are weighted by clients' sizes.
+one local epoch of Adam, and FedRep has five epochs on the head. The paper tunes
+the number of epochs and trains to convergence. FedFac has Lambda = dense_1,
+kappa = 0.85 and for each mixture the tau that is best in `fedfac_tuning`, with
+seeds that are not reported. FedProx has the authors' mu, 0.001, which is
+stronger here because the authors' loss is a sum over a batch. FedEM has three
+components, and LG-FedAvg shares the head. Accuracies are means over clients.
+The paper weights them by clients' sizes.
 
 Scale `paper`: all methods follow the protocol of the authors' code
 (ffair/FedFac on GitHub, at 76101b38). Batch normalization keeps its statistics
-on the clients, in FedAvg too, and FedFac analyzes weights by eigenvectors and
-divides kernels. The code's loss is a sum over the batch, ours its mean: weight
-decay and FedProx's mu are the code's divided by the batch size. Networks start
-at random. The authors' VGG-16 and ResNet-18 are torchvision's with ImageNet
-weights, which `--set=initial_weights=FILE` gives. FedEM is then to be left out
-(`--methods`), since its models start apart here, at random. Data need
-`--data_dir` with cifar10.npz, cifar100.npz, femnist.npz or a text, or a network
-for TensorFlow Datasets (CIFAR) and tff.simulation.datasets (FEMNIST). CIFAR
-needs a GPU.
+on the clients, even for FedAvg, and FedFac analyzes weights by eigenvectors and
+divides kernels. The code's loss is a sum over the batch and ours is the mean,
+so weight decay and FedProx's mu are the code's divided by the batch size.
+Networks start at random. The authors use torchvision's VGG-16 and ResNet-18
+with ImageNet weights, which `--set=initial_weights=FILE` sets. FedEM must then
+be left out (`--methods`), since its models start from different random weights
+here. The data need `--data_dir` with cifar10.npz, cifar100.npz, femnist.npz or
+a text, or a network for TensorFlow Datasets (CIFAR) and
+tff.simulation.datasets (FEMNIST). CIFAR needs a GPU.
 
 Table 2 at scale `paper`: the paper reports accuracies weighted by clients'
-sizes, the best mean of ten rounds, and says that a fifth of each client is its
-test set.
+sizes, the best mean of ten rounds, and says that a fifth of each client's
+examples is its test set.
 
-* CIFAR-10: 100 clients have 500 training and 100 test images, whose classes
-  come from a Dirichlet distribution for each client, with a concentration of
-  ten times pi. All units of the last two convolutions are personal at pi = 0.1,
-  and a twentieth of the last one's at 0.5 and 1. The code mirrors some training
-  images once, at random, which is not here. It divides test images by their
-  mean in place of their deviation, which leaves them about half of the training
-  images' contrast; here both are divided by the deviation.
+* CIFAR-10: 100 clients have 500 training and 100 test images, with classes from
+  a Dirichlet distribution for each client whose concentration is ten times pi.
+  All units of the last two convolutions are personal at pi = 0.1, and a
+  twentieth of the units of the last one at 0.5 and 1. The code mirrors some
+  training images once, at random, and we do not. It divides test images by
+  their mean instead of their deviation, which leaves them about half of the
+  training images' contrast. We divide both by the deviation.
 * CIFAR-100: 100 clients have 480 training and 120 test images, and VGG-16 has
   batch normalization. FedAvg has 250 rounds in the code, whose script names no
-  number, and 500 here. In the code a client's shards may be of one class; here
-  its classes are distinct. The code feeds pixels from 0 to 255; here images are
-  normalized. The code's tau and kappa are not those of the paper's tables 5 and
-  6 (95, 95 and 90%; 0.9, 0.75 and 0.75): all units of the last hidden layer are
+  number, and 500 here. In the code a client's shards may be of one class, here
+  its classes are distinct. The code's pixels are from 0 to 255, here images are
+  normalized. The code's tau and kappa differ from the paper's tables 5 and 6
+  (95, 95 and 90%; 0.9, 0.75 and 0.75): all units of the last hidden layer are
   personal with 5 and 10 classes, three quarters with 30.
 * FEMNIST: the paper does not say which 1,079 writers it has. Nine tenths of the
-  channels of the second convolution are personal. The code drops whole channels
-  after that convolution, and has a softmax before its loss and another test
-  share (20%), which are not here.
-* Shakespeare: the next character, 778 speaking roles, from a plain text of the
-  plays; tff.simulation.datasets has 715 roles. A role of the code is of one
-  play and has more than 80 characters in both parts, so the text should name
-  PLAY_ROLE. FedFac divides the dense layer at the median of the communalities,
-  the code at their mean. The code's loss is a sum over 32 sequences of 80
-  characters, by which mu is divided, and is weighted by character (here all
-  weigh the same). Its network predicts every character of a sequence, ours the
-  last. In its LG-FedAvg all layers stay on the clients, in ours all but the
-  last.
+  channels of the second convolution are personal. The code also drops whole
+  channels after that convolution, and has a softmax before its loss and another
+  test share (20%).
+* Shakespeare: the task is to predict the next character for 778 speaking roles,
+  from a plain text of the plays. tff.simulation.datasets has 715 roles. The
+  code's roles belong to one play each and have more than 80 characters in both
+  parts, so the text should name PLAY_ROLE. FedFac divides the dense layer at
+  the median of the communalities, the code at their mean. The code's loss is a
+  sum over 32 sequences of 80 characters, by which we divide mu, and is weighted
+  by character (here all have the same weight). Its network predicts every
+  character of a sequence, ours the last. In its LG-FedAvg all layers stay on
+  the clients, in ours all except the last.
 * FedProx: the paper chooses mu from 1, 0.5, 0.1, 0.01 and 0.001. The code has
   0.001 on CIFAR-10; 1, 0.01 and 0.001 with 5, 10 and 30 classes of CIFAR-100;
   and 0.5 on the other data.
-* FedEM has code of its own: weights decay by 0.0005 beside a mean loss, and
-  statistics are averaged (`--methods=FedEM --set=weight_decay=0.0005
-  --set=statistics=global`, in a folder of its own). Its clients share the
-  moments of one Adam, and those outside the cohort count in its mean, which is
-  not here.
-* FedRep: no code of the authors runs it. It has FedPer's epochs here, and its
-  own ten on the head.
+* FedEM has separate code: a weight decay of 0.0005 with a mean loss, and
+  averaged statistics (`--methods=FedEM --set=weight_decay=0.0005
+  --set=statistics=global`, in a separate folder). In that code, but not here,
+  all clients share the moments of one Adam, and clients outside the cohort
+  count in the mean.
+* FedRep: the authors have no code that runs it. It has FedPer's epochs here,
+  and its own ten on the head.
 
-`fedfac_new_clients`: a new client trains all weights and takes the shared ones
-back, as in the authors' code, which starts from the model of the client that
-was scored before, and here from the server's. In the paper's text it trains its
-personal units alone (a row of its own). At scale `cpu` 30 of 100 clients are
-new, not 10, to reduce the deviation. At both scales the ensemble is of the
-clients of the last round, as in the authors' code; it has the mean of their
-probabilities, in the code of logits. At scale `paper` local training has 20
-epochs in batches of 32, as in the code. New clients' statistics of batch
-normalization are of their own examples, in the code of the client that was
-scored before.
+`fedfac_new_clients`: a new client trains all weights and then restores the
+shared ones, as in the authors' code. It starts from the server's model (in the
+code from the model of the client that was scored before). In the paper's text
+it trains its personal units alone (in another row). At scale `cpu` 30 of 100
+clients are new, not 10, to reduce the deviation. At both scales the ensemble
+consists of the clients of the last round, as in the authors' code, and has the
+mean of their probabilities (logits in the code). At scale `paper` local
+training has 20 epochs in batches of 32, as in the code. New clients' statistics
+of batch normalization come from their own examples (in the code from the client
+that was scored before).
 
 `fedfac_equal_clients`: in the authors' code clients have equal numbers of
-examples, with classes drawn for each client from a Dirichlet distribution of
-one parameter pi for each class (here `client_dirichlet:` ten times pi, which is
-the sum). The statistics of batch normalization are never averaged, in FedAvg
-neither, and each client is scored with its own. At pi = 0.1 tau is infinite on
-the two deepest divided layers, so that all of their units are personal. Factors
-are of weights. Deviations from that: the network is a CNN of two convolutions
-without batch normalization, and starts at random, not from ImageNet weights;
-whole layers are divided, biases included; rounds and epochs are fewer. The test
-set is 17% of each client's examples. There is no weight decay, factors are
+examples. Their classes come from a Dirichlet distribution for each client with
+one parameter pi for each class (here `client_dirichlet:` with ten times pi, the
+sum). The statistics of batch normalization are never averaged, even for FedAvg,
+and each client is scored with its own. At pi = 0.1 tau is infinite on the two
+deepest divided layers, so that all of their units are personal. The factors are
+of weights. This study differs: the network is a CNN of two convolutions without
+batch normalization, and starts at random, not from ImageNet weights. Whole
+layers are divided, including biases, and there are fewer rounds and epochs. The
+test set is 17% of each client's examples. There is no weight decay, factors are
 found by the paper's iteration, and tau is not the 5% quantile for pi = 1.
 
-`fedfac_full_rule`: kernels alone are divided, by eigenvectors of the weights,
-and the statistics of batch normalization stay on the clients. What else differs
-from the authors' protocol is as in `fedfac_equal_clients`, but for tau, which
-is theirs at pi = 1 (5%), the best one of ours (75%), or infinite, which is
-theirs at pi = 0.1.
+`fedfac_full_rule`: only kernels are divided, by eigenvectors of the weights,
+and the statistics of batch normalization stay on the clients. Other differences
+from the authors' protocol are as in `fedfac_equal_clients`, except tau: it is
+theirs at pi = 1 (5%), our best one (75%), or infinite, which is theirs at
+pi = 0.1.
 
-`fedsplit_neurons`: what the paper does not say is as in the authors' code. 100
-clients train a network with 200 hidden neurons for five epochs of Adam from a
-common start, in batches of 16, where they are alike and where each has one
-digit. But outputs are of the trained network, in the code of the last epoch, in
-which it is trained. The loss is of logits, there of probabilities, and the
-entropy's k is ours.
+`fedsplit_neurons`: the study follows the authors' code if the paper is silent.
+100 clients train a network with 200 hidden neurons for five epochs of Adam from
+a common start, in batches of 16. In one condition clients are alike, in the
+other each has one digit. Outputs come from the trained network (in the code
+from the last epoch, during training). The loss is on logits (probabilities in
+the code), and the entropy's k is ours.
 
-`fedfac_features`: half of the channels of a convolution are personal, at scale
-`paper` of ResNet-18's fifth one. Both methods have the same initial weights.
-The paper shows the maps of one image, and calls the personal filters' maps
-clear and specific, FedAvg's noisy, and the shared ones' like FedAvg's. Here
-these are numbers over the data set's test images. In the code tau is the mean
-of the communalities, the images are of training, and the FedAvg that it loads
-has 268 rounds.
+`fedfac_features`: half of the channels of a convolution are personal (at scale
+`paper` ResNet-18's fifth one). Both methods have the same initial weights. The
+paper shows the maps of one image, and calls the personal filters' maps clear
+and specific, FedAvg's maps noisy, and the shared filters' maps similar to
+FedAvg's. Here these are numbers over the data set's test images. In the code
+tau is the mean of the communalities, the images are training images, and the
+FedAvg that it loads has 268 rounds.
 
-`fedfac_ablation`, panel A: shared or personal units are masked, half of them
-each. Masks are put on the trained models, and are weights of another initial
-network. In the paper they are there while the clients train; in the code they
-come with each download, are normal random numbers in place of kernels, and
-leave dense layers as they are, which are masked here. A single layer is
-divided, the last one, with kappa 0.85, as in the code. Accuracies are plain
-means over clients, masked ones of the last models.
+`fedfac_ablation`, panel A: either the shared or the personal units are masked,
+half of all units. Masks are weights of another initial network, put on the
+trained models. In the paper clients train with the masks. In the code the masks
+come with each download, are normal random numbers instead of kernels, and leave
+out dense layers, which are masked here. Only the last of the condition's layers
+is divided, with kappa 0.85, as in the code. Accuracies are plain means over
+clients, and masked accuracies belong to the last models.
 
-`fedfac_ablation`, panel B: as many units are personal, at random. The split is
-drawn in every round, as FedFac's partition is found in every round, and for
-comparison once. From a common random start neurons are exchangeable (see
-`fed_fac_simulation`), so that a random split that stays is about as good as one
-by factor analysis. As all units are personal in the code's table 2 for CIFAR-10
-with pi = 0.1 and CIFAR-100 with 5 and 10 classes, the random split is FedFac's
-row again there. The paper's two rows differ, so their tau was another
-(`--set=threshold=0.95`, which goes for the masked runs also). No script of the
-authors has a random split: what it is in a round is ours.
+`fedfac_ablation`, panel B: an equal number of units are personal, at random.
+The split is drawn in every round, like FedFac's partition, or once, for
+comparison. From a common random start neurons are exchangeable (see
+`fed_fac_simulation`), so that a random split that stays is about as good as
+factor analysis. In the code's table 2 all units are personal for CIFAR-10 with
+pi = 0.1 and CIFAR-100 with 5 and 10 classes. The random split then repeats
+FedFac's row. The paper's two rows differ, so their tau was another one
+(`--set=threshold=0.95`, which also applies to the masked runs). The authors
+have no script with a random split, so our rule for a round is our own.
 
 `fedfac_simulation`: the paper has nu_c = mu_c. Then every personal neuron is on
 for every example of its client, and their sum is so far from 0 that 99.9% of
-all labels are 1. Here nu_c ~ N(0, I) is drawn by itself, and y = 1 where the
+all labels are 1. Here nu_c ~ N(0, I) is drawn independently, and y = 1 if the
 network's output is above its median, which is the given b. The paper does not
-say where networks start. With random weights neurons are exchangeable: neuron j
-knows nothing of the true neuron j, so that any two partitions of the same size
-are alike, the true one and a random one also, as the case 'random starts'
-shows. Here client c starts from its true weights with noise, and the server
-from the mean over clients: what is found is conditional on that. Dynamic FedFac
-analyzes "updates (weights or gradients)". From this start weights tell the
-neurons apart, and their updates less so (rows 'dynamic, updates'). kappa =
-0.75, of the paper's grid: with 0.5 there are fewer factors than the shared
-neurons have, and with 0.9 personal ones also get factors. tau makes as many
-neurons personal as are in truth. Training is SGD, one epoch a round, with 100
-examples of each client, and all clients take part.
+say where networks start. Neurons with random weights are exchangeable: neuron j
+knows nothing about the true neuron j, so that any two partitions of the same
+size are equivalent, including the true one and a random one, as the case
+'random starts' shows. Here client c starts from its true weights with noise,
+and the server from the mean over clients. The results depend on that. Dynamic
+FedFac analyzes "updates (weights or gradients)". From this start weights
+separate the neurons well, and their updates less so (rows 'dynamic, updates').
+kappa = 0.75 is from the paper's grid: with 0.5 there are fewer factors than the
+shared neurons have, and with 0.9 personal neurons also get factors. tau makes
+the true number of neurons personal. Training is SGD with one epoch per round,
+100 examples for each client, and all clients in each round.
 
-`fedsplit_convergence` and `fedsplit_generalization`: none in the method. The
-widths that the theorems ask for grow with the fourth power of the number of
-examples and are out of reach. Theorem 1 has a condition on eta_l, of which our
-copy has the letters but not their places; the proof is in a supplement that we
-do not have. What is legible is eta_l = O(...) of lambda_s + lambda_p,
-gamma_s gamma_p and G N, and an exponent 2 that has lost its base; for FedAvg
-the paper has lambda_s / (gamma_s G N^2). So it is most probably
+`fedsplit_convergence` and `fedsplit_generalization`: the method has no
+deviations. The widths that the theorems require grow with the fourth power of
+the number of examples and are out of reach. Theorem 1 has a condition on eta_l,
+of which our copy has the letters but not their places, and the proof is in a
+supplement that we do not have. The legible parts are eta_l = O(...) of
+lambda_s + lambda_p, gamma_s gamma_p and G N, and an exponent 2 that has lost
+its base. For FedAvg the paper has lambda_s / (gamma_s G N^2). The condition is
+therefore most probably
 
     eta_l = O((lambda_s + lambda_p) / (gamma_s gamma_p G N^2)),
 
-gamma the largest eigenvalue by the smallest. With 1 for the constant it is
-3.7e-5 to 6.5e-5 with 2 clients, 3.0e-6 to 4.6e-6 with 5 and 4.5e-7 to 5.8e-7
-with 10 (N = 20, 50, 100; 5 seeds), so eta_l = 0.1 is 1,500 to 220,000 times as
-large (80 to 2,200 times with N in place of N^2). The bound holds all the same.
-With --set=step_size=4.5e-7, within the condition for all of them, it holds
-also, but the loss falls by no more than 3e-5 in 40 rounds. The constant of
-theorem 2 is unknown, too.
+with gamma the largest eigenvalue divided by the smallest. For a constant of 1
+it is 3.7e-5 to 6.5e-5 with 2 clients, 3.0e-6 to 4.6e-6 with 5 and 4.5e-7 to
+5.8e-7 with 10 (N = 20, 50, 100; 5 seeds), so eta_l = 0.1 is 1,500 to 220,000
+times as large (80 to 2,200 times with N instead of N^2). The bound still holds.
+It also holds with --set=step_size=4.5e-7, which meets the condition for all of
+them, but the loss falls by no more than 3e-5 in 40 rounds. The constant of
+theorem 2 is also unknown.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
@@ -209,10 +212,10 @@ from tff_pfl.studies.study import Method, Study
 from . import fed_fac_simulation, fed_fac_units, fed_split, panels
 
 _FINE_TUNED = ('FedAvg, after local training', 'FedProx, after local training')
-# By factors of updates, or of weights; static is of weights.
+# Factor analysis of updates, or of weights. Static FedFac analyzes weights.
 _OF_UPDATES, _OF_WEIGHTS = 'FedFac, dynamic', 'FedFac, dynamic, weights'
 _LOCAL_TRAINING, _ENSEMBLE = 'FedFac, local training', 'FedFac, ensemble'
-# As the paper's text has it; the authors' code trains all units.
+# The paper's text has this; the authors' code trains all units.
 _PERSONAL_ALONE = 'FedFac, local training of personal units'
 _LG_ENSEMBLE = 'LG-FedAvg, ensemble'
 _UPDATES, _WEIGHTS = 'FedFac, updates', 'FedFac, weights'
@@ -220,13 +223,13 @@ _ALL_PERSONAL = 'FedFac, all personal'
 _ANALYSIS = fed_fac_units.FACTOR_ANALYSIS
 _RANDOM, _DRAWN_ONCE = 'random split', 'random split, drawn once'
 _RANDOM_SPLITS = {
-  # As FedFac's partition is: found anew in each round.
+  # Drawn again in each round, like FedFac's partition.
   _RANDOM: Method('fed_fac', split='random'),
   _DRAWN_ONCE: Method('fed_fac', split='random', mode='static'),
 }
 _TABLE_2, _TABLE_3 = 'FedFac, table 2', 'FedFac, baselines of table 3'
 
-# What studies have at their scales.
+# Settings of studies and their scales.
 
 _study = functools.partial(Study, seeds=range(5), deviations=__doc__)
 _LAST_ROUNDS = {'rounds_per_evaluation': 10**6}
@@ -259,7 +262,7 @@ _PROTOCOL = {
 
 
 def _condition(partition, layers, threshold, explained_variance=0.85):
-  """The clients, and what FedFac divides: Lambda, tau and kappa."""
+  """The partition, and FedFac's Lambda, tau and kappa."""
   return {
     'partition': partition,
     'fed_fac.layers': layers,
@@ -342,7 +345,7 @@ _COLUMNS = {
     **_condition('natural', 'dense_1', 0.5),
   },
 }
-# Conditions of one data set, from the most unlike clients on.
+# Conditions of one data set, beginning with the least similar clients.
 _SERIES = {
   '': _DIRICHLET,
   'CIFAR-10: ': _OF_CIFAR_10,
@@ -368,7 +371,7 @@ def _published(rows, columns):
 
 # Tables 2 and 7, figures 8 and 9.
 
-# Columns on the clients' accuracies, and the share of the clients below.
+# Quantiles of the clients' accuracies, by column.
 _QUANTILES = {
   'client_5_percent': 0.05,
   'client_25_percent': 0.25,
@@ -401,7 +404,8 @@ def measure_comparison(context: measures.Context) -> measures.Rows:
     }
 
 
-# The figure, a column, what is said of it beside FedAvg's, if it is larger.
+# The figure, a column, the claim about it, and True if it is larger than
+# FedAvg's.
 _FIGURES_8_AND_9 = (
   (8, 'client_median', "the median client's accuracy is larger", True),
   (8, 'client_std', 'accuracies differ less between clients', False),
@@ -411,7 +415,7 @@ _FIGURES_8_AND_9 = (
 
 
 def comparison_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims on leads over conditions, figures 8 and 9, and table 7's times."""
+  """Claims about leads over conditions, figures 8 and 9, and table 7."""
   known, conditions = map(numbers.distinct, ('method', 'condition'))
   forms = [form for form in (_OF_UPDATES, _OF_WEIGHTS) if form in known]
   if not forms or 'FedAvg' not in known:
@@ -468,7 +472,7 @@ def comparison_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
 
 
 def draw_comparison(numbers: Numbers, study: Study, figure: Figure) -> None:
-  """Table 2, and by condition figures 8 and 9."""
+  """Draws table 2 and, for each condition, figures 8 and 9."""
   names, conditions = map(numbers.distinct, ('method', 'condition'))
   panels.prepare(figure, max(12, 6 * len(conditions)), 13, len(study.seeds))
   grid = figure.add_gridspec(3, len(conditions))
@@ -486,14 +490,14 @@ def draw_comparison(numbers: Numbers, study: Study, figure: Figure) -> None:
     boxes.set_yticklabels(names if index == 0 else [''] * len(names))
     boxes.set_xlabel("Clients' test accuracies: 5, 25, 50, 75, 95%")
     boxes.set_title(condition, loc='left')
-    # What is fine-tuned further has no losses of its own.
+    # Fine-tuned methods have no training losses of their own.
     own = here[~here['method'].isin(_FINE_TUNED)]
     losses = pd.wide_to_long(own, 'loss', ['method', 'seed'], 'round', sep='/')
     curves = figure.add_subplot(grid[2, index])
     plots.curves(losses.reset_index(), y='loss', title=condition, ax=curves)
     curves.set_ylabel('Training loss')
     curves.get_legend().remove()
-  # Beside the last panel, for all.
+  # One legend for all panels, next to the last one.
   curves.legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
 
 
@@ -560,7 +564,7 @@ _COMPARISON = _study(
 def new_clients_claims(
   numbers: Numbers, study: Study
 ) -> Iterator[claims.Claim]:
-  """The claim on the ensemble where clients are least alike."""
+  """Claims about the ensemble with the least similar clients."""
   known, conditions = map(numbers.distinct, ('method', 'condition'))
   for condition, name in itertools.product(_LEAST_ALIKE, _FINE_TUNED):
     if condition in conditions and {_ENSEMBLE, name} <= {*known}:
@@ -574,7 +578,7 @@ def new_clients_claims(
 
 _LEAST_ALIKE = ('dirichlet:0.1', 'CIFAR-10, pi = 0.1')
 _OF_NEW_CLIENTS = {**_DIRICHLET, **_OF_CIFAR_10}
-# Models are fitted to the new client's data, but for the ensemble.
+# The ensemble's models are not fitted to the new clients' data.
 _OTHERS = {
   'FedAvg': Method('fed_avg', score='new_clients'),
   _FINE_TUNED[0]: Method('fed_avg', score='new_clients', fine_tune='all'),
@@ -659,13 +663,13 @@ class Swept:
 
 
 def measure_tuning(context: measures.Context) -> measures.Rows:
-  """Accuracy with each value of one hyperparameter after another."""
+  """Accuracy with each value of each hyperparameter, one after another."""
   start = {'layers': None, 'threshold': 0.5, 'explained_variance': 0.85}
   chosen = dict.fromkeys(context.study.conditions, start)
   # The attributes of `Swept` are in the order of the hyperparameters.
   for hparam, values in zip(_TUNED, vars(context.parameters).values()):
     for condition, point in chosen.items():
-      # Named by all three, for the point that was chosen is run already.
+      # Names have all three values, so that a chosen point runs only once.
       tried = [{**point, hparam: value} for value in values]
       points = {'-'.join(map(str, one.values())): one for one in tried}
       part = dataclasses.replace(
@@ -673,7 +677,7 @@ def measure_tuning(context: measures.Context) -> measures.Rows:
         methods={n: Method('fed_fac', **one) for n, one in points.items()},
         selected=None,
       )
-      found = Numbers(
+      scores = Numbers(
         {
           'condition': condition,
           'hyperparameter': hparam,
@@ -683,13 +687,13 @@ def measure_tuning(context: measures.Context) -> measures.Rows:
         }
         for result in context.run(part)
       )
-      yield from found.frame.to_dict('records')
-      best = found.curve('score', 'value').mean(axis=0).argmax()
+      yield from scores.frame.to_dict('records')
+      best = scores.curve('score', 'value').mean(axis=0).argmax()
       chosen[condition] = tried[best]
 
 
 def tuning_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims on tables 4 and 5, and on the order of the hyperparameters."""
+  """Claims about tables 4 and 5, and about the order of hyperparameters."""
   conditions = numbers.distinct('condition')
   layers, thresholds = study.parameters.layers, study.parameters.thresholds
 
@@ -715,7 +719,7 @@ def tuning_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   source, best = 'FedFac, table 4', layers[-1]
   first_run = conditions[0], study.method_names[0], study.seeds[0]
   if not study.settings_of(*first_run).data.name.startswith('cifar'):
-    # On handwritten digits, the text has it, shallow layers are preferable.
+    # The text says that shallow layers are preferable on handwritten digits.
     source, best = 'FedFac, section 5.3', layers[0]
   for condition in conditions:
     of_layers = dict(zip(layers, scores('layers', condition).T))
@@ -797,7 +801,7 @@ def measure_equal_clients(context: measures.Context) -> measures.Rows:
 def equal_clients_claims(
   numbers: Numbers, study: Study
 ) -> Iterator[claims.Claim]:
-  """Claims on the order in tables 2 and 8, and on the authors' scripts."""
+  """Claims about the order in tables 2 and 8, and the authors' scripts."""
   del study
   known, conditions = map(numbers.distinct, ('method', 'condition'))
   forms = [n for n in (_UPDATES, _WEIGHTS, _ALL_PERSONAL) if n in known]

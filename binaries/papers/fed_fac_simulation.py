@@ -1,18 +1,18 @@
 """FedFac's simulation: does factor analysis find which neurons are shared?
 
-The data (section 4.3.1): client c has covariates x = (x^p, x^s), of which the
-share alpha are x^s ~ N(0, I), and x^p ~ N(mu_c, Sigma) with mu_c ~ N(0, I) and
-Sigma_ij = 0.5^|i - j|. Labels come from a network with one hidden layer of m
-neurons. The share p of the neurons have the same weights for all clients,
+The data (section 4.3.1): client c has covariates x = (x^p, x^s). A share alpha
+of them are x^s ~ N(0, I), the others x^p ~ N(mu_c, Sigma) with mu_c ~ N(0, I)
+and Sigma_ij = 0.5^|i - j|. Labels come from a network with one hidden layer of
+m neurons. A share p of the neurons have the same weights for all clients,
 U(-0.1, 0.1) on x^p and U(-1, 1) on x^s. The others are the client's own,
 N(nu_c, I) on x^p and U(-0.1, 0.1) on x^s. The head is a ~ N(0, I). A network of
 the same size with the given a is trained under five partitions of its neurons:
-the true one, the oracle's (factor analysis of the true weights), static and
-dynamic FedFac's, and one at random.
+the true one, the oracle's (factor analysis of the true weights), static
+FedFac's, dynamic FedFac's, and a random one.
 
-'static' is the partition of dynamic FedFac's first round, kept: the partition
-by the weights after all clients' first local training. What the paper leaves
-open is among the deviations in `fed_fac`.
+'static' keeps the partition of dynamic FedFac's first round, which depends on
+the weights after all clients' first local training. The deviations in `fed_fac`
+include what the paper leaves open.
 
 References:
   Wang, Tang, Li: Factor-Assisted Federated Learning for Personalized
@@ -53,12 +53,12 @@ class Sizes:
     num_clients: C.
     num_inputs: d.
     num_neurons: m.
-    num_examples: Examples of a client, for training and again for tests.
-    middle: (p, alpha): the shared parts of neurons and of covariates, each of
-      which is that of the other's variation.
-    others: Further (p, alpha).
-    random_starts: True to run the middle also from random weights.
-    start_noise: Standard deviation of what is added to true weights.
+    num_examples: Examples of a client for training, and as many for tests.
+    middle: (p, alpha), the shared parts of the neurons and of the covariates.
+      Each stays at this value while the other one varies.
+    others: Further pairs (p, alpha).
+    random_starts: True to also run the middle from random weights.
+    start_noise: Standard deviation of the noise that is added to true weights.
     explained_variance: kappa.
   """
 
@@ -82,11 +82,11 @@ class Sizes:
 
 
 class Problem(NamedTuple):
-  """The network that labels come from, and clients' data; see `two_layer.run`.
+  """The network of the labels, and the clients' data for `two_layer.run`.
 
   Attributes:
     weights: The clients' true neurons, `[clients, inputs, neurons]`.
-    is_personal: Which are a client's own: bool `[neurons]`.
+    is_personal: bool `[neurons]`, True for a client's own neurons.
     head: a, `[neurons]`, scaled so that the outputs have variance 1.
     bias: b, minus the median of the outputs.
   """
@@ -169,12 +169,12 @@ def train(
 
   Args:
     starts: Clients' initial weights, `[clients, inputs, neurons]`.
-    split: Which neurons are personal, bool `[neurons]`; or what dynamic FedFac
-      analyzes to find them, 'weights' or 'updates'.
+    split: bool `[neurons]`, True for personal neurons, or the quantity that
+      dynamic FedFac analyzes to find them, 'weights' or 'updates'.
 
   Yields:
-    After each round which neurons are personal, the share of those that are on
-    the same side as before, and the mean of the clients' test accuracies.
+    After each round the personal neurons, bool `[neurons]`, the share of
+    neurons on the same side as before, and the clients' mean test accuracy.
   """
   network = two_layer.make_network(
     starts.mean(0), problem.head, problem.bias, classifies=True
@@ -196,7 +196,7 @@ def train(
       mode='dynamic',
       analysed=split,
       layers=two_layer.LAYER,
-      # Between the last personal neuron's communality and the next one's.
+      # Between the communalities of the last personal neuron and the next one.
       threshold=float((num_personal - 0.5) / (sizes.num_neurons - 1)),
       explained_variance=sizes.explained_variance,
       **training,
@@ -273,7 +273,7 @@ def _run_all(sizes, p, alpha, given_starts, seed, runtime):
 
 
 def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims on figures 6 and 7, in each case."""
+  """Claims of figures 6 and 7, for each case."""
   sizes = study.parameters
   for case in numbers.distinct('case'):
     last = numbers.where(case=case, round=sizes.num_rounds)

@@ -2,14 +2,14 @@
 
 * `neurons` (FedSplit's figures 1 and 2): the outputs of hidden neurons of
   clients that trained alone. A neuron's output is the mean over a client's
-  training images, large if it is more than the mean over neurons and clients.
-  Its entropy is over the clients, by the k nearest neighbors. The same is done
-  with the initial network, which all clients have in common: what differs
-  between clients there comes from their images alone.
-* `features` (FedFac's figure 10): how much channels are like FedAvg's, and how
-  much they tell classes apart. A map's likeness is its correlation with
-  FedAvg's, over places and images. Its specificity is the share of the variance
-  between images of its mean that the classes explain.
+  training images. It is large if it exceeds the mean over neurons and clients.
+  The entropy of a neuron is over the clients, by the k nearest neighbors. The
+  initial network is measured in the same way. All clients have it in common, so
+  that its differences between clients come from their images alone.
+* `features` (FedFac's figure 10): how similar channels are to FedAvg's, and how
+  well they separate classes. A map's likeness is its correlation with FedAvg's
+  map, over places and images. Its specificity is the share of the variance of
+  its mean between images that the classes explain.
 * `ablation` (FedFac's table 8): accuracy with shared or personal units replaced
   by random values, and with random splits.
 
@@ -47,18 +47,18 @@ from . import representation
 _FIGURE_1, _FIGURE_2 = 'FedSplit, figure 1', 'FedSplit, figure 2'
 ALIKE, ONE_DIGIT = 'IID', 'one digit each'
 _TRAINED, _INITIAL = 'trained', 'initial'
-# Begins the columns of clients' outputs.
+# Prefix of the columns of clients' outputs.
 _CLIENT = 'client/'
-# The two peaks in the figure are near 0 and near 2: halfway between them.
+# Halfway between the figure's two peaks near 0 and near 2.
 _BETWEEN_PEAKS = 1.0
-# How many of the neurons make a peak, or are not most of them.
+# The share of the neurons that makes a peak.
 _PEAK = 0.1
-# The share of the neurons that are at the top of figure 1, and that of the
-# clients that are most.
+# The share of the neurons at the top of figure 1, and the share of the clients
+# that counts as most of them.
 _TOP, _MOST = 0.1, 0.5
 # The k of the nearest neighbors.
 _NUM_NEIGHBORS = 3
-# Outputs that differ less between clients count as so far apart.
+# Smaller distances between outputs of clients are replaced by this one.
 _LEAST_DISTANCE = 1e-3
 _SHARED, _PERSONAL = 'shared', 'personal'
 FACTOR_ANALYSIS = 'factor analysis'
@@ -72,7 +72,7 @@ class Features:
   """Sizes of `fedfac_features`.
 
   Attributes:
-    num_shown_clients: Clients whose channels are looked at.
+    num_shown_clients: Clients whose channels are measured.
   """
 
   num_shown_clients: int = 20
@@ -81,10 +81,11 @@ class Features:
 def entropy(values: np.ndarray, num_neighbors: int) -> np.ndarray:
   """The differential entropy of columns, `[n, m]` -> `[m]`, in nats.
 
-  By the distances to the k-th nearest neighbor (Kozachenko, Leonenko).
+  It comes from the distances to the k-th nearest neighbor (Kozachenko,
+  Leonenko).
   """
   distances = np.abs(values[:, np.newaxis] - values[np.newaxis])
-  # The nearest is the value itself.
+  # The nearest value is the value itself.
   neighbor_distances = np.sort(distances, axis=1)[:, num_neighbors]
   logs = np.log(2 * np.maximum(neighbor_distances, _LEAST_DISTANCE))
   return (
@@ -93,22 +94,25 @@ def entropy(values: np.ndarray, num_neighbors: int) -> np.ndarray:
 
 
 def share_between_clients(outputs: np.ndarray) -> float:
-  """The share of variance within neurons, of outputs `[neurons, clients]`."""
+  """The share of variance within neurons, for outputs `[neurons, clients]`."""
   return outputs.var(axis=1).mean() / outputs.var()
 
 
 def shares_of_clients(outputs: np.ndarray) -> np.ndarray:
-  """The share of clients with a large output, `[neurons, clients]`, by mean.
+  """The share of clients with a large output, for each neuron.
+
+  Args:
+    outputs: `[neurons, clients]`.
 
   Returns:
-    `[neurons]`, the neuron with the largest mean first.
+    `[neurons]`, the neuron with the largest mean output first.
   """
   is_large = outputs > outputs.mean()
   return is_large.mean(axis=1)[np.argsort(-outputs.mean(axis=1))]
 
 
 def measure_neurons(context: measures.Context) -> measures.Rows:
-  """Each neuron's entropy and outputs, after training and before."""
+  """Each neuron's entropy and outputs, before and after training."""
   for result in context.progress(context.run()):
     outputs = {_TRAINED: [], _INITIAL: []}
     run = result.open()
@@ -137,13 +141,13 @@ def measure_neurons(context: measures.Context) -> measures.Rows:
 
 
 def neurons_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims on both figures: neurons of one kind, and of two."""
+  """Claims of both figures: one kind of neurons, or two kinds."""
   del study
   if {ALIKE, ONE_DIGIT} - {*numbers.distinct('condition')}:
     return
 
   def each(function, condition):
-    """A function of the outputs `[neurons, clients]`, by seed."""
+    """The value of a function of the outputs `[neurons, clients]`, by seed."""
     rows = numbers.where(condition=condition, network=_TRAINED).frame
     return np.array(
       [
@@ -225,7 +229,7 @@ def neurons_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
 
 
 def draw_neurons(numbers: Numbers, study: Study, figure: Figure) -> None:
-  """Figure 1 of the first seed, and of all seeds figure 2 of both networks."""
+  """Figure 1 for the first seed, and figure 2 with all seeds, by network."""
   del study
   conditions = numbers.distinct('condition')
   figure.set_size_inches(10, 9)
@@ -252,7 +256,7 @@ def draw_neurons(numbers: Numbers, study: Study, figure: Figure) -> None:
 def specificity(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
   """The share of variance that classes explain, `[n, m]` -> `[m]`.
 
-  NaN for what is the same for all examples.
+  NaN for a column that is the same for all examples.
   """
   between = sum(
     np.mean(labels == label)
@@ -286,17 +290,17 @@ def measure_features(context: measures.Context) -> measures.Rows:
 
 
 def _channels(context, fed_fac, fed_avg):
-  """Yields scores of the channels of a run of FedFac, beside one of FedAvg."""
+  """Yields scores of FedFac's channels, compared with a run of FedAvg."""
   data, layer = fed_fac.settings.data, fed_fac.settings.method.layers
-  # The data set's test images are no client's: it may be normalized at most.
+  # The data set's own test images. It may have no argument but normalization.
   arrays = context.load_arrays(data.name, **data.arguments)
   images = measures.test_images(arrays)
 
   def maps(run, weights):
     """`[images, places, channels]`."""
-    found = representation.layer_features(run.model, weights, images, [layer])
+    outputs = representation.layer_features(run.model, weights, images, [layer])
     num_channels = weights[f'{layer}/kernel'].shape[-1]
-    return found[layer].reshape(len(images), -1, num_channels)
+    return outputs[layer].reshape(len(images), -1, num_channels)
 
   scores = collections.defaultdict(list)
   with context.create_runtime() as runtime:
@@ -306,25 +310,25 @@ def _channels(context, fed_fac, fed_avg):
     is_local = fed_fac.settings.process.statistics == 'local'
     for index, client_id in enumerate(fed_fac.data.client_ids[:num_shown]):
       own = maps(fed_fac, fed_fac.personal_weights(client_id, runtime))
-      # FedAvg's differ between clients by local statistics alone.
+      # FedAvg's maps differ between clients only if statistics are local.
       if index == 0 or is_local:
         others = maps(fed_avg, fed_avg.personal_weights(client_id, runtime))
       scores[_LIKENESS].append(likeness(own, others))
-      for quantity, found in (
+      for quantity, outputs in (
         (_SPECIFICITY, own),
         (_FED_AVG_SPECIFICITY, others),
       ):
-        of_channels = specificity(found.mean(axis=1), arrays.y_test)
+        of_channels = specificity(outputs.mean(axis=1), arrays.y_test)
         scores[quantity].append(of_channels)
   for channels, chosen in ((_SHARED, is_shared), (_PERSONAL, ~is_shared)):
     for quantity, values in scores.items():
-      # Channels that are the same for all images show nothing.
+      # Ignores channels that are the same for all images.
       value = np.nanmean(np.array(values)[:, chosen])
       yield {'channels': channels, 'quantity': quantity, 'value': value}
 
 
 def features_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims of section 5.6 on the two kinds of filters."""
+  """Claims of section 5.6 about the two kinds of filters."""
   conditions = numbers.distinct('condition')
   for condition in conditions:
     start = f'{condition}: ' if len(conditions) > 1 else ''
@@ -356,10 +360,10 @@ def features_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
 
 
 def halved(study: Study) -> Study:
-  """The runs of which units are masked.
+  """The study of the runs whose units are masked.
 
-  Half of the units of a single layer are personal: the last one that the
-  condition divides, with the kappa that the authors' code has for it.
+  Half of the units of a single layer are personal: the last layer that the
+  condition divides, with the kappa of the authors' code.
   """
 
   def half(condition):
@@ -377,7 +381,7 @@ def halved(study: Study) -> Study:
 
 def measure_ablation(context: measures.Context) -> measures.Rows:
   """Accuracy with factor analysis and random splits, and with units masked."""
-  # All are trained before the runtime is there.
+  # Trains all before the runtime is created.
   results = list(context.run())
   halves = list(context.run(halved(context.study)))
   for result in results:
@@ -391,7 +395,7 @@ def measure_ablation(context: measures.Context) -> measures.Rows:
 def masked_accuracies(
   run: pfl.Run, runtime: runtime_base.Runtime
 ) -> Mapping[str, float]:
-  """The accuracy with nothing, shared elements and personal elements masked.
+  """The accuracy with nothing, shared elements or personal elements masked.
 
   Masked elements have the weights of a network that was initialized with
   another seed.
@@ -405,7 +409,7 @@ def masked_accuracies(
     PERSONAL_MASKED: ~is_shared,
   }
   units = run.model.units[layer]
-  # Of all weights of a unit, or of those that FedFac divides.
+  # All weights of a unit, or only the weights that FedFac divides.
   gates = {
     name: times
     for name, times in units.gates.items()

@@ -1,20 +1,20 @@
-"""FedRep: a body that all clients train, and a head of each client's own.
+"""FedRep: a body that all clients train, and a personal head for each client.
 
 * `fedrep_table_1`: 15 methods on images and texts.
-* `fedrep_local_epochs`: accuracy by the number of local epochs, of FedRep's
-  head and of FedAvg's whole model.
-* `fedrep_new_clients`: accuracy of clients that took no part in training and
-  whose classes were not in it, after some epochs on the head with the body
-  frozen. FedRep's heads are personal, and the other methods' heads have learned
-  other classes. Therefore a new client starts from the head that training
-  started from, with all methods, and only the bodies differ. They are the
-  server's; LG-FedAvg has personal bodies, of which it is the clients' mean.
+* `fedrep_local_epochs`: accuracy by the number of local epochs on FedRep's head
+  and on FedAvg's whole model.
+* `fedrep_new_clients`: accuracy of clients that did not train, with classes
+  that were not in training, after some epochs on the head with the body frozen.
+  FedRep's heads are personal, and the other methods' heads have learned other
+  classes. Therefore a new client of any method starts from the head that
+  training started from, and only the bodies differ. The body is the server's or
+  for LG-FedAvg, whose bodies are personal, the clients' mean.
 * `fedrep_linear_*`: the linear theory, see `linear.fed_rep`.
 
-Data sets are read from the folder `--data_dir` (`cifar10.npz`, `cifar100.npz`,
-`emnist_letters.npz`, `mnist.npz`, `fashion_mnist.npz`; for Sent140 a CSV with
-the columns text, label and user) or from TensorFlow Datasets. What comes out is
-in docs/results/fedrep.md.
+Data sets come from the folder `--data_dir` (`cifar10.npz`, `cifar100.npz`,
+`emnist_letters.npz`, `mnist.npz`, `fashion_mnist.npz`, and for Sent140 a CSV
+with the columns text, label and user) or from TensorFlow Datasets. The results
+are in docs/results/fedrep.md.
 
 Deviations:
 
@@ -22,77 +22,80 @@ Deviations:
 rounds, of five repetitions. Our copy lacks some of its figures. It also lacks
 the strengths of FedProx, APFL, Ditto, L2GD and Per-FedAvg (appendix A.2),
 except L2GD's share of local rounds, Per-FedAvg's batches and SCAFFOLD's server
-rate on FEMNIST. The defaults of the authors' code take their place in all
-columns, also where the paper has other values for some. L2GD's pull follows
-from the code's lambda of 0.5: half the rate of local steps, which is 0.01
-(0.001 on FEMNIST). Fed-MTL's coupling is ours.
+rate on FEMNIST. We use the defaults of the authors' code in all columns, even
+if the paper has other values for some. L2GD's pull follows from the code's
+lambda of 0.5: half the rate of local steps, which is 0.01 (0.001 on FEMNIST).
+Fed-MTL's coupling is ours.
 
-Clients weigh the same; the code weighs them by size on FEMNIST and Sent140.
-Weights do not decay (1e-4 in the code), a client's classes are distinct,
-networks start from Glorot's distribution, and dropout rests while a head alone
-is trained. SCAFFOLD has no momentum (0.5 in the code) and clips no gradients.
-Ditto's pull is a part of the gradient, so that with a momentum of 0.5 it is
-twice as strong as in the code, which applies it after the step. APFL's mixture
-is alpha and 1 - alpha, in the code alpha and alpha. LG-FedAvg shares the three
-dense layers of CIFAR's network, as in the text; the code shares the last two.
-FedAvg has the text's five epochs; the code's scripts have one on all data but
-Sent140 (10). A server's model is scored as it is, and after its head is
-fine-tuned for 10 epochs (FT). No program of the code runs Per-FedAvg: the
-table's row is taken to be models as they leave a client's training. The row
-"one step" has models after the inner step, which changes almost nothing at this
-rate. Per-FedAvg takes a step for every 10 examples of a client (on Sent140 and
-FEMNIST of the mean client) in the place of an epoch. The paper does not say how
-long Local Only trains. At the scale paper all clients take part in each round,
-for one epoch as in the authors' code (five on Sent140, as the other methods).
+All clients have the same weight. The code weighs them by size on FEMNIST and
+Sent140. There is no weight decay (1e-4 in the code), a client's classes are
+distinct, networks start from Glorot's distribution, and dropout is off while
+only a head trains. SCAFFOLD has no momentum (0.5 in the code) and does not clip
+gradients. Ditto's pull is a part of the gradient, so that with a momentum of
+0.5 it is twice as strong as in the code, which applies it after the step.
+APFL's mixture is alpha and 1 - alpha (alpha and alpha in the code). LG-FedAvg
+shares the three dense layers of CIFAR's network, as in the text (the last two
+in the code). FedAvg has the text's five epochs, but one on CIFAR-10 with 2
+classes. The code's scripts have one on all data except Sent140 (10). A server's
+model is scored before and after 10 epochs of fine-tuning its head (FT). No
+program of the code runs Per-FedAvg. We assume that the table's row is about
+models as they leave a client's training. The row "one step" has models after
+the inner step, which changes almost nothing at this rate. Instead of an epoch,
+Per-FedAvg takes a step for every 10 examples of a client (of the mean client on
+Sent140 and FEMNIST). The paper does not say how long Local Only trains. At
+scale `paper` all clients train in each round, for one epoch as in the authors'
+code (five on Sent140, like the other methods).
 
 CIFAR's images are cropped, mirrored and normalized, and the network is the
-authors'. Sent140 has 183 users with 50 tweets or more, of 25 words; words are
+authors'. Sent140 has 183 users with at least 50 tweets of 25 words. Words are
 hashed to 10,000, and their embedding is trained (GloVe vectors in the paper).
-The LSTM reads 25 words of 300 numbers each, in the code 300 steps of 25
-numbers. Figures can be compared only where the texts are Sent140's; texts of a
-domain instead of a user are dealt to several clients. FEMNIST is EMNIST's
-letters a to j of both cases, by no writer, 131 to 139 images a client on
-average (148 in the paper). Sizes are log-normal as in the code, at least 50 as
-in the paper. The text names two hidden layers, the code's network has three.
-The code repeats the softmax and gives neighbors the next letters; here letters
-are random. The code gives all clients of a letter the same first images, so
-that a client's test images are others' training images; here no two clients
-have an image in common. MNIST and Fashion-MNIST, which the table does not have,
-are set up as CIFAR-10 with 2 classes, with the network of FEMNIST.
+The LSTM reads 25 words of 300 numbers each (300 steps of 25 numbers in the
+code). Figures are comparable only if the texts are Sent140's. If texts have a
+domain instead of a user, a domain's texts are divided among several clients.
+FEMNIST consists of EMNIST's letters a to j of both cases, not divided by
+writer, with 131 to 139 images per client on average (148 in the paper). Sizes
+are log-normal as in the code, and at least 50 as in the paper. The text names
+two hidden layers, the code's network has three. The code applies the softmax
+twice, and gives neighboring clients consecutive letters. Here letters are
+random. The code gives all clients with a letter the same first images, so that
+one client's test images are other clients' training images. Here clients share
+no images. MNIST and Fashion-MNIST, which are not in the table, are set up like
+CIFAR-10 with 2 classes, with FEMNIST's network.
 
-At the scale cpu there are 40 rounds of a smaller network, and images are not
-normalized. Training and test images are pooled, and 17% of each client's are
-its test set, because only some of the 10,000 test images were at hand. Local
-Only trains where a client is sampled, as the others do, and not to convergence.
+At scale `cpu` there are 40 rounds of a smaller network, and images are not
+normalized. Training and test images are pooled, and 17% of each client's images
+are its test set, because only some of the 10,000 test images were available.
+Local Only trains when a client is sampled, like the other methods, and not to
+convergence.
 
 `fedrep_local_epochs`. The paper's numbers of clients and classes are not
 legible in our copy, and the numbers of epochs are ours. Images are not cropped,
-mirrored or normalized. At the scale cpu Fashion-MNIST and an MLP stand for
-CIFAR-10 and its CNN, with the batches and the rate of table 1 and fewer rounds.
+mirrored or normalized. At scale `cpu` Fashion-MNIST and an MLP replace CIFAR-10
+and its CNN, with the batches and the rate of table 1 and fewer rounds.
 
-`fedrep_new_clients`. APFL is left out: its server has FedAvg's model. At the
-scale paper training is as in table 1 on ten letters of EMNIST, and 100 new
-clients have 500 digits of 5 classes each. At the scale cpu Fashion-MNIST stands
-for the letters, with a smaller network and fewer rounds; clients of training
-have 400 images of 5 classes each, instead of 148 images on average.
+`fedrep_new_clients`. APFL is left out because its server has FedAvg's model. At
+scale `paper` training is as in table 1, on ten letters of EMNIST, and 100 new
+clients have 500 digits of 5 classes each. At scale `cpu` Fashion-MNIST replaces
+the letters, with a smaller network and fewer rounds. Training clients have 400
+images of 5 classes each, instead of 148 images on average.
 
-`fedrep_linear_samples`. Sizes are of the authors' notebook, which solves for
-each client's head of FedSGD. Here FedSGD has one model for all, and a smaller
-step size, because its gradients are noisy. At the scale cpu there are more
-numbers of samples. Our copy has neither the figure's picture nor its caption,
-only what the text says.
+`fedrep_linear_samples`. The sizes come from the authors' notebook, which solves
+for each client's head of FedSGD. Here FedSGD has one model for all clients, and
+a smaller step size, because its gradients are noisy. Scale `cpu` has more
+numbers of samples. Our copy lacks the figure's picture and caption, so we only
+know what the text says.
 
-`fedrep_linear_new_client`. Sizes are of the authors' notebook. All clients are
-in a round (a tenth there), heads are normalized, as Theorem 1 has them (normal
-there), and errors are medians (means there). At the scale cpu there are more
-numbers of samples.
+`fedrep_linear_new_client`. The sizes come from the authors' notebook. All
+clients train in a round (a tenth in the notebook), heads are normalized as in
+Theorem 1 (normal in the notebook), and errors are medians (means in the
+notebook). Scale `cpu` has more numbers of samples.
 
-`fedrep_linear_convergence`. Sizes are of the authors' notebook; the text names
-four numbers of clients, the notebook these three. Step sizes are tuned for each
-method and number of clients, by the geometric mean of the last distances with
-seeds that are not reported. Heads are normalized, as Theorem 1 has them. Our
-copy has neither the picture nor the caption of appendix A.1, only what the text
-says.
+`fedrep_linear_convergence`. The sizes come from the authors' notebook, which
+has these three numbers of clients. The text names four. Step sizes are tuned
+for each method and number of clients, by the geometric mean of the last
+distances with seeds that are not reported. Heads are normalized as in Theorem
+1. Our copy lacks the picture and caption of appendix A.1, so we only know what
+the text says.
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for
@@ -123,9 +126,9 @@ from . import panels
 from .linear import complexity
 from .linear import fed_rep as linear
 
-# A smaller change of accuracy counts as none.
+# Smaller changes of accuracy count as no change.
 _TOLERANCE = 0.01
-# The last rounds alone are evaluated.
+# Only the last rounds are evaluated.
 _LAST_ROUNDS = {'rounds_per_evaluation': 10**6}
 _TRAINING = {'batch_size': 10, 'learning_rate': 0.01, 'momentum': 0.5}
 _SETTINGS = {
@@ -137,13 +140,13 @@ _SETTINGS = {
   'fed_prox.proximal_strength': 0.1,
   # Its control variates assume plain SGD.
   'scaffold.momentum': 0,
-  # It trains in a tenth of its rounds, with all clients: a local step has the
-  # rate of the other methods, and the pull to the mean half of it.
+  # L2GD trains in a tenth of its rounds, with all clients: a local step has the
+  # rate of the other methods, and the pull to the mean half this rate.
   'l2gd.learning_rate': 0.001,
   'l2gd.aggregation_probability': 0.9,
   'l2gd.coupling_strength': 4.5,
   'l2gd.participation': 1,
-  # A step has 8 examples of support and 2 of the target.
+  # A step has 8 support examples and 2 target examples.
   'per_fed_avg.variant': 'hessian_free',
   'per_fed_avg.inner_learning_rate': 1e-4,
   'per_fed_avg.inner_batch_size': 8,
@@ -170,12 +173,12 @@ METHODS = {
 
 
 def _epochs(num_epochs: int, num_steps: int) -> Mapping[str, int]:
-  """Local epochs, and Per-FedAvg's steps of 10 examples in their place."""
+  """Local epochs, and the steps of 10 examples that Per-FedAvg has instead."""
   return {'num_epochs': num_epochs, 'per_fed_avg.num_steps': num_steps}
 
 
 def _cifar(dataset: str, partition: str, **settings: Any) -> Mapping[str, Any]:
-  """A column of CIFAR, with the authors' network."""
+  """A column of table 1 for CIFAR, with the authors' network."""
   return {
     'dataset': dataset,
     'partition': partition,
@@ -241,9 +244,10 @@ CONDITIONS = {
 }
 # The table does not have the columns of MNIST.
 _TABLE, _OURS = [*CONDITIONS][:7], [*CONDITIONS][7:]
-# In percent, in the order of the conditions; None is not legible in our copy.
-# Local Only has six figures there: the first is taken to be lost, which cannot
-# be below the second. SCAFFOLD has three and four, of unknown columns.
+# In percent, in the order of the conditions. None is not legible in our copy.
+# Local Only has six legible figures. We assume that the lost one is the first,
+# which cannot be below the second. SCAFFOLD's two rows have three and four
+# figures of unknown columns.
 _PUBLISHED = {
   'Local Only': (None, 70.68, 78.30, 75.29, 41.29, 69.88, 60.86),
   'FedAvg': (42.65, 51.78, 44.31, 23.94, 31.97, 52.75, 51.64),
@@ -286,7 +290,7 @@ TABLE_1 = Study(
   },
   scales={
     'paper': {
-      # As the authors train clients alone: for one epoch, all in each round.
+      # The authors train clients alone for one epoch, all clients each round.
       'conditions': {
         name: {'local_only.num_epochs': 1, **settings}
         for name, settings in CONDITIONS.items()
@@ -315,7 +319,7 @@ TABLE_1 = Study(
 def local_epochs_claims(
   numbers: Numbers, study: Study
 ) -> Iterator[claims.Claim]:
-  """Claims of figure 5 on more local epochs, and on the two methods."""
+  """Claims of figure 5 about more local epochs and about the two methods."""
   nums_epochs = numbers.distinct('condition')
   fewest, most = nums_epochs[0], nums_epochs[-1]
   scores = {
@@ -395,13 +399,13 @@ LOCAL_EPOCHS = Study(
 
 @dataclasses.dataclass(frozen=True)
 class NewClients:
-  """Sizes that the measure of `fedrep_new_clients` reads.
+  """Sizes for the measure of `fedrep_new_clients`.
 
   Attributes:
     nums_epochs: Epochs of a new client on its head, smallest first.
     new_classes: The classes of `new_dataset` that new clients have.
     num_new: Number of new clients.
-    num_new_examples: Training examples of each, at least.
+    num_new_examples: Training examples of each new client, at least.
   """
 
   nums_epochs: Sequence[int] = (1, 2, 5, 10)
@@ -413,10 +417,10 @@ class NewClients:
 
 
 def measure_new_clients(context: measures.Context) -> measures.Rows:
-  """New clients' accuracies by the body's method and the number of epochs."""
+  """New clients' accuracies, by the body's method and the number of epochs."""
   sizes, study = context.parameters, context.study
   results = {(one.method, one.seed): one for one in context.run()}
-  # New clients train the head that FedAvg began with on methods' bodies.
+  # On every body, new clients train the head that FedAvg began with.
   first = {
     one.seed: one for one in context.run(study.select(methods=['FedAvg']))
   }
@@ -458,7 +462,7 @@ def measure_new_clients(context: measures.Context) -> measures.Rows:
 def _body(
   run: pfl.Run, runtime: runtime_base.Runtime
 ) -> Mapping[str, np.ndarray]:
-  """The server's body, or the mean of clients' where it has none."""
+  """The server's body or, without one, the mean of the clients' bodies."""
   names = run.model.weight_names(run.model.body_layers)
   weights = run.global_weights(runtime)
   if set(names) <= set(weights):
@@ -470,7 +474,7 @@ def _body(
 def new_clients(
   arrays: datasets.Arrays, sizes: NewClients, seed: int
 ) -> pfl.FederatedDataset:
-  """Clients of `num_new_examples`, or a few more, each."""
+  """Clients with `num_new_examples`, or a few more, each."""
   clients = arrays.to_clients(
     len(arrays.y) // sizes.num_new_examples, sizes.new_partition, seed=seed
   )
@@ -480,7 +484,7 @@ def new_clients(
 def new_clients_claims(
   numbers: Numbers, study: Study
 ) -> Iterator[claims.Claim]:
-  """Claims of figure 6 on the order of the methods."""
+  """Claims of figure 6 about the order of the methods."""
   if 'FedRep' not in study.method_names:
     return
   others = [name for name in study.method_names if name != 'FedRep']
@@ -548,7 +552,7 @@ NEW_CLIENTS = Study(
   },
   deviations=__doc__,
 )
-# At the scale small the linear methods have few rounds.
+# At scale small the linear methods have few rounds.
 _FEW_ROUNDS = {'num_rounds': 2, 'fed_sgd_num_rounds': 2}
 LINEAR = (
   Study(

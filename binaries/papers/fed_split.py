@@ -6,30 +6,32 @@ A network with one hidden layer and a fixed head,
            + sum_r a_r relu(w_r x) / sqrt(m_2)
 
 with m_1 personal neurons w_cq and m_2 shared ones w_r, all from N(0, I), and a
-from {-1, 1}, is trained by gradient descent on the sum of squared errors: G
-local steps of length eta_l a round, all clients in each, eta_g = 1. With
+from {-1, 1}, is trained by gradient descent on the sum of squared errors. All
+clients take G local steps of length eta_l in each round, and eta_g = 1. Let
 H^s_ij = E_w[x_i x_j 1(w x_i >= 0, w x_j >= 0)] over all examples, and H^p the
-same within clients and 0 between them, theorem 1 has
+same within clients and 0 between them. Then theorem 1 has
 
     |h(t) - y|^2 <= (1 - (rho_1 lambda_s + rho_2 lambda_p) / 2)^t |h(0) - y|^2,
 
-lambda the smallest eigenvalues, rho_1 = eta_g eta_l G / C, rho_2 = eta_l G.
+with the smallest eigenvalues lambda, rho_1 = eta_g eta_l G / C, and
+rho_2 = eta_l G.
 
-Inputs have norm 1 and labels are uniform in [-1, 1], so that nothing is common
-to the clients: the theorem asks no more of them. FedAvg trains the same network
-from the same weights with all neurons shared. The paper's loss has a factor
-1 / (2 n) and its updates none. Here eta_l is the step of the updates. With more
-clients of as many examples each, rho_1 falls and so does the bound's rate,
-which is compared with the rate of the loss.
+Inputs have norm 1 and labels are uniform in [-1, 1], so that the clients have
+nothing in common, which is enough for the theorem. FedAvg trains the same
+network from the same weights with all neurons shared. The paper's loss has a
+factor 1 / (2 n), its updates have none. Here eta_l is the step of the updates.
+As the number of clients grows for the same n, rho_1 and the bound's rate fall.
+We compare this rate with the rate of the loss.
 
 Theorem 2 bounds a 1-Lipschitz loss in [0, 1] of the trained network by
 
     2 sqrt(C / n y^T (H^s + H^p)^-1 y) + O(sqrt(log(N / (lambda delta)) / 2 N)),
 
-N = C n. The first term, the complexity, is compared with the root mean squared
-error on new examples, which is not less than the mean absolute error. There
-labels are (u + v_c) x, with u common to the clients and v_c a client's own,
-both of norm 1 / 2 and uniform, and neurons start from N(0, alpha^2 I).
+with N = C n. We compare the first term, the complexity, with the root mean
+squared error on new examples, which is not less than the mean absolute error.
+In this study labels are (u + v_c) x, with u common to the clients and v_c a
+client's own, both uniform with norm 1 / 2, and neurons start from
+N(0, alpha^2 I).
 
 The studies are in `fed_fac`.
 
@@ -65,7 +67,7 @@ class Sizes:
 
   Attributes:
     nums_clients: Values of C, fewest first.
-    num_examples: n, of each client.
+    num_examples: n, examples of each client.
     num_neurons: m_1 and m_2 each.
     num_local_steps: G.
     step_size: eta_l.
@@ -85,7 +87,7 @@ class GeneralizationSizes(Sizes):
   """Sizes and hyperparameters of `fedsplit_generalization`.
 
   Attributes:
-    num_examples: N, of all clients together.
+    num_examples: N, examples of all clients together.
     step_size: eta_l, times a client's number of examples.
     initial_scale: alpha.
     num_test_examples: New examples of each client.
@@ -101,13 +103,13 @@ class GeneralizationSizes(Sizes):
 
 
 def neural_tangent_kernel(x: np.ndarray) -> np.ndarray:
-  """H^s of inputs of norm 1, `[n, inputs]` -> `[n, n]`, in closed form."""
+  """H^s for inputs of norm 1, `[n, inputs]` -> `[n, n]`, in closed form."""
   products = np.clip(x @ x.T, -1, 1)
   return products * (np.pi - np.arccos(products)) / (2 * np.pi)
 
 
 def smallest_eigenvalues(x: np.ndarray) -> tuple[float, float]:
-  """(lambda_s, lambda_p) of the clients' inputs `[clients, n, inputs]`."""
+  """(lambda_s, lambda_p) for the clients' inputs `[clients, n, inputs]`."""
   shared = np.linalg.eigvalsh(neural_tangent_kernel(np.concatenate(x)))
   personal = [np.linalg.eigvalsh(neural_tangent_kernel(own)) for own in x]
   return float(shared.min()), float(np.min(personal))
@@ -132,7 +134,7 @@ def _inputs(rng, sizes, *shape):
 
 
 def _neurons(rng, sizes):
-  """A first kernel, with neurons from N(0, I), a, and which are personal."""
+  """Returns a first kernel from N(0, I), a, and which neurons are personal."""
   kernel = rng.normal(size=[sizes.num_inputs, 2 * sizes.num_neurons])
   head = rng.choice([-1, 1], kernel.shape[1]) / np.sqrt(sizes.num_neurons)
   return kernel, head, np.arange(len(head)) < sizes.num_neurons
@@ -142,14 +144,14 @@ def _errors(sizes, network, is_personal, step_size, seed, data, runtime):
   """The mean squared errors after each round.
 
   Args:
-    step_size: For a loss that is half of the sum of a client's squares.
-    data: The clients' examples for training, and for testing.
+    step_size: Step for a loss that is half the sum of a client's squares.
+    data: The clients' examples for training and for testing.
   """
   process = two_layer.build_fed_split(
     network,
     is_personal,
     seed,
-    # Of a mean over n, whose gradient is 2 / n times that of half the sum.
+    # The gradient of the mean is 2 / n times the gradient of half the sum.
     learning_rate=step_size * data[0].y.shape[1] / 2,
     momentum=0.0,
     batch_size=None,
@@ -162,11 +164,11 @@ def _errors(sizes, network, is_personal, step_size, seed, data, runtime):
 def _train(
   sizes: Sizes, num_clients: int, seed: int, runtime: runtime_base.Runtime
 ) -> Mapping[str, np.ndarray]:
-  """The figures for a number of clients and a seed.
+  """Trains FedSplit and FedAvg with a number of clients and a seed.
 
   Returns:
-    By method the sum of squared errors before each round and after the last,
-    `[num_rounds + 1]`, of the bound as a share.
+    The sum of squared errors before each round and after the last one,
+    `[num_rounds + 1]`, by method. The bound is a share of the first sum.
   """
   rng = np.random.default_rng(seed)
   x = _inputs(rng, sizes, num_clients, sizes.num_examples)
@@ -194,8 +196,8 @@ def complexity(x: np.ndarray, y: np.ndarray) -> float:
   """The first term of theorem 2's bound.
 
   Args:
-    x: `[clients, n, inputs]`, of norm 1.
-    y: `[clients, n]`.
+    x: Inputs of norm 1, `[clients, n, inputs]`.
+    y: Labels, `[clients, n]`.
   """
   num_clients, num_examples = y.shape
   kernel = neural_tangent_kernel(np.concatenate(x))
@@ -206,7 +208,7 @@ def complexity(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def measure_generalization(context: measures.Context) -> measures.Rows:
-  """Complexity, and the error on new examples after training."""
+  """The complexity, and the error on new examples after training."""
   sizes = context.parameters
   with context.create_runtime() as runtime:
     for num_clients, seed in context.each(sizes.nums_clients):
@@ -238,7 +240,7 @@ def measure_generalization(context: measures.Context) -> measures.Rows:
 def generalization_claims(
   numbers: Numbers, study: Study
 ) -> Iterator[claims.Claim]:
-  """Claims that both grow with the clients, and the error keeps the bound."""
+  """Claims that both grow with more clients, and the error keeps the bound."""
   sizes = study.parameters
   of_error, of_complexity = (
     numbers.curve('value', 'num_clients', measure=name)
@@ -262,7 +264,7 @@ def generalization_claims(
 
 
 def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims on the bound, the loss's geometric fall, and FedAvg's loss."""
+  """Claims about the bound, the loss's geometric fall, and FedAvg's loss."""
   sizes = study.parameters
   rates = {}
   for num_clients in sizes.nums_clients:

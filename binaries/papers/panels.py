@@ -1,4 +1,4 @@
-"""Pictures of studies, as `Study.draw` takes them: curves and bars."""
+"""Functions for `Study.draw` that draw curves and bars."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def curves(column: str, *, over: str, **options: Any) -> Draw:
   Args:
     column: Column to draw.
     over: Column of the x axis.
-    **options: Options of `plots.curves`, and of a figure with a panel for each
-      value of a column, `panel`: the `width` of a panel in inches, `title`, a
+    **options: Options of `plots.curves`, and of the panels: `panel`, a column
+      with a panel for each value, `width` of a panel in inches, `title`, a
       function of the value, `sharey`, for one vertical axis, and
       `shared_legend`, for panels with the same curves.
   """
@@ -34,12 +34,12 @@ def bars(column: str, *, group: str, **options: Any) -> Draw:
   Args:
     column: Column to draw.
     group: Column that groups the bars.
-    **options: Options of `plots.bars`, and of panels as for `curves`.
+    **options: Options of `plots.bars`, and of the panels as for `curves`.
   """
   return functools.partial(_draw, plots.bars, y=column, x=group, **options)
 
 
-# Of the scores of methods.
+# Draws the scores of methods.
 score_bars = functools.partial(
   bars, 'score', group='method', by='condition', y_label='Test accuracy'
 )

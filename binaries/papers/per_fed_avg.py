@@ -1,8 +1,8 @@
 """Per-FedAvg: a model that is good after one step on a client's data.
 
 * `perfedavg_mnist`: Per-FedAvg against FedAvg, without and with a step of
-  gradient descent at test time. Half of the clients hold the digits 0 to 4, the
-  others one digit of 0 to 4 each and, mostly, one of 5 to 9 (the partition
+  gradient descent at test time. Half of the clients hold the digits 0 to 4. The
+  others hold one digit of 0 to 4 each and, mostly, one of 5 to 9 (the partition
   `fallah_digits`). `FedAvg` and `FedAvg + one step` are one run, scored without
   and with the step that Per-FedAvg's model takes before it is scored.
 * `perfedavg_gradient_norm`: the floor of the meta-gradient's norm, see
@@ -10,17 +10,19 @@
 
 Deviations:
 
-Our copy is the arXiv version of 2020, whose formulas and figures are lost in
-part. `perfedavg_mnist`. Numbers of users, rates, batches, rounds, local steps
-(tau) and shares of active users (r) are not legible in our copy; they are as we
-take them. Accuracies still rise after 1,000 rounds, so that a lead is in part
-one of speed. The step at test time is on the client's training data, where the
-text says test data. The Hessian-free and the exact variant, of which the figure
-has none, run in the last condition only.
+Our copy is the arXiv version of 2020, in which some formulas and figures are
+lost.
 
-`perfedavg_gradient_norm`. Our copy lacks the theorem's formula. What is checked
-is the bound as it was published elsewhere, in a setting of our own, where the
-gradient is known in closed form (see `per_fed_avg_theorem`).
+`perfedavg_mnist`. Numbers of users, rates, batches, rounds, local steps (tau)
+and shares of active users (r) are not legible in our copy, so they are ours.
+Accuracies still rise after 1,000 rounds, so that a lead is partly a lead in
+speed. The step at test time uses the client's training data, although the text
+says test data. The Hessian-free and the exact variant, which are not in the
+figure, run in the last condition only.
+
+`perfedavg_gradient_norm`. Our copy lacks the theorem's formula. We check the
+bound as it was published elsewhere, in our own setting, where the gradient is
+known in closed form (see `per_fed_avg_theorem`).
 
 References:
   Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical
@@ -47,7 +49,7 @@ _HESSIAN_FREE, _EXACT = 'Per-FedAvg, Hessian-free', 'Per-FedAvg, exact'
 
 
 def measure_figure(context: measures.Context) -> measures.Rows:
-  """The accuracies of all methods by round."""
+  """The accuracy of each method, by round."""
   for result in context.run():
     scored = context.study.methods[result.method].score
     evaluations = result.run.evaluations
@@ -62,7 +64,7 @@ def measure_figure(context: measures.Context) -> measures.Rows:
 
 
 def figure_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims on the figure's order of methods, and on equation (9)."""
+  """Claims about the figure's order of methods, and about equation (9)."""
   last = numbers.where(round=max(numbers.distinct('round')))
   for better, worse in itertools.pairwise(_RANKED):
     yield from claims.better(better, worse)(last, study)
@@ -107,7 +109,7 @@ FIGURE_1 = Study(
     _HESSIAN_FREE: Method('per_fed_avg', variant='hessian_free'),
     _EXACT: Method('per_fed_avg', variant='exact'),
   },
-  # The figure has none of the second-order variants.
+  # The figure does not have the second-order variants.
   conditions={
     f'tau = {num_steps}, r = {share}': {
       'num_steps': num_steps,

@@ -1,30 +1,30 @@
 """Per-FedAvg's Theorem 4.5: the meta-gradient's norm falls to a floor.
 
-The theorem bounds the mean over K rounds of tau local iterations of
-E |grad F|^2, where F(w) is the mean over the clients of
-f_i(w - alpha grad f_i(w)). Its formula is lost in the copy that we have. By the
-text the mean falls as 1 / K to a floor that depends on beta and tau, on
-sigma_F, which large batches make small (Lemma 4.3: 0 with exact gradients), and
-on gamma_F, which is small where clients are alike (Lemma 4.4). What is checked
-is the bound as it was published elsewhere, which our copy can neither confirm
-nor contradict:
+The theorem bounds the mean of E |grad F|^2 over K rounds of tau local
+iterations, where F(w) is the mean over the clients of
+f_i(w - alpha grad f_i(w)). Its formula is lost in our copy. According to the
+text, the mean falls as 1 / K to a floor that depends on beta and tau, on
+sigma_F, which is small for large batches (Lemma 4.3: 0 with exact gradients),
+and on gamma_F, which is small if clients are alike (Lemma 4.4). We check the
+bound as it was published elsewhere, which our copy can neither confirm nor
+contradict:
 
     4 (F(w_0) - F*) / (beta tau K) + O(1) (
         beta L_F (1 + beta L_F tau (tau - 1)) sigma_F^2
         + beta L_F gamma_F^2 ((1 - r) / (r (n - 1)) + beta L_F tau (tau - 1))
         + alpha^2 L^2 sigma_G^2 / D)
 
-for alpha <= 1 / L and beta of the order of 1 / (tau L_F). So with exact
-gradients the floor is proportional to beta^2 tau (tau - 1) where all clients
-take part, to beta (1 - r) / r for tau = 1 where a share r does, and 0 for
-tau = 1 and all of them.
+for alpha <= 1 / L and beta of the order of 1 / (tau L_F). Exact gradients
+therefore have a floor that is proportional to beta^2 tau (tau - 1) if all
+clients train in each round, and to beta (1 - r) / r for tau = 1 if a share r of
+them does. It is 0 for tau = 1 and all clients.
 
-Here f_i is the logistic loss of client i, whose labels are drawn from a
-logistic model of its own, so that the gradient of F is known in closed form;
-the method is the library's with the exact Hessian. The norm is that of the
-server's model before each round. L is at most 1 / alpha (a quarter of the
-inputs' largest second moment, some 0.4), and beta tau L_F some 0.1. In the
-first term F* >= 0.
+Here f_i is the logistic loss of client i, with labels from the client's own
+logistic model, so that the gradient of F is known in closed form. The method is
+the library's with the exact Hessian. The norm is taken at the server's model
+before each round. L is at most 1 / alpha (a quarter of the inputs' largest
+second moment, about 0.4), and beta tau L_F is about 0.1. In the first term
+F* >= 0.
 
 The study is in `per_fed_avg`, with the reference.
 """
@@ -47,7 +47,7 @@ from tff_pfl.studies.study import Study
 
 from . import two_layer
 
-# What the figure needs.
+# Rounds between the rows that the figure shows.
 _ROUNDS_PER_ROW = 20
 
 
@@ -57,9 +57,9 @@ class Condition(NamedTuple):
   Attributes:
     learning_rate: beta, in units of `Sizes.learning_rate`.
     num_steps: tau.
-    batch_size: Size of D, D' and D'' each; None for all of a client's examples,
-      which makes gradients exact.
-    cohort_size: r n; None for all clients.
+    batch_size: Size of D, D' and D'' each. None means all of a client's
+      examples, which makes gradients exact.
+    cohort_size: r n. None means all clients.
     spread: Difference between clients, in units of `Sizes.spread`.
   """
 
@@ -92,11 +92,11 @@ class Sizes:
 
   Attributes:
     num_clients: n.
-    spread: Standard deviation of the scores by what is the client's own in its
-      logistic model; what all have in common gives 1.
+    spread: Standard deviation of the scores that comes from the client's own
+      part of its logistic model. The part that all clients share gives 1.
     inner_learning_rate: alpha.
     learning_rate: beta.
-    num_floor_rounds: Last rounds, over which the floor is the mean.
+    num_floor_rounds: Number of last rounds, whose mean is the floor.
   """
 
   num_clients: int = 10
@@ -182,13 +182,13 @@ def norms(
     cohort = indices
     if condition.cohort_size is not None:
       cohort = sorted(rng.choice(indices, condition.cohort_size, replace=False))
-    # The clients' states are not taken up: they keep nothing.
+    # The clients' new states are ignored because they are empty.
     of_cohort = ([one[i] for i in cohort] for one in (states, train))
     state = runtime.run(process.next, state, *of_cohort).state
 
 
 def measure(context: measures.Context) -> measures.Rows:
-  """The squared norm by round, with each run's floor in its last row."""
+  """The squared norm by round, with each run's floor in the last row."""
   sizes = context.parameters
   with context.create_runtime() as runtime:
     for (name, condition), seed in context.each(CONDITIONS.items()):
@@ -218,7 +218,7 @@ def measure(context: measures.Context) -> measures.Rows:
 
 
 def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims on the fall of the norm, and on the settings of the floor."""
+  """Claims about the fall of the norm and about what the floor depends on."""
   last = numbers.where(round=study.parameters.num_rounds - 1)
 
   def orders(condition, other):

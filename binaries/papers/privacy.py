@@ -1,20 +1,20 @@
-"""Costs of privacy and attacked clients, for methods that share more or less.
+"""The costs of privacy and of attacks, for methods that share more or less.
 
-* `private_accuracy`: the accuracy against epsilon, of methods whose clients
-  send a whole model, a body (FedRep with a private mean is CENTAUR), or the
-  shared units of one, and of local training, which sends nothing.
-* `attacked_clients`: the accuracy of honest clients, where some of the others
-  send five times their updates with the opposite sign, with the mean and with
-  robust means.
+* `private_accuracy`: accuracy by epsilon. Clients send a whole model, a body
+  (FedRep with a private mean is CENTAUR), the shared units of a model, or
+  nothing (local training).
+* `attacked_clients`: accuracy of honest clients while some other clients send
+  five times their updates with the opposite sign, for the mean and for the
+  geometric median.
 
-No figure of the papers has these numbers: all claims are ours.
+The papers have no figure with these numbers: all claims are ours.
 
 Deviations:
 
 `private_accuracy`. CENTAUR has larger networks, data and budgets, and its
 clients draw their own noise. Epsilon is for cohorts of fixed size (see
-`core.privacy`), for all rounds, at delta = clients ** -1.1. Rates are the same
-for all methods and all epsilons.
+`core.privacy`), for all rounds, at delta = clients ** -1.1. Learning rates are
+the same for all methods and all epsilons.
 
 References:
   Shen, Ye, Kang, Hassani, Shokri: Share Your Representation Only: Guaranteed
@@ -49,7 +49,7 @@ _SETTINGS = dict(
   model='mlp',
   model_arguments={'widths': (16,)},
   num_rounds=30,
-  # The first and the last rounds alone.
+  # Only the first and the last rounds are evaluated.
   rounds_per_evaluation=10**6,
   num_final_evaluations=1,
   client_weighting='uniform',
@@ -69,15 +69,15 @@ def _less_lost(
   """The claim that methods lose less than FedAvg between conditions.
 
   Args:
-    statement: Format of the statement, which takes condition and method.
+    statement: Format of the statement, with condition and method.
     before: The condition without loss.
-    conditions: The others.
+    conditions: The other conditions.
   """
 
   def check(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     keys = ['method', 'seed']
     at_first = numbers.where(condition=before).frame.set_index(keys)['score']
-    # Methods and seeds that both have.
+    # Keeps the methods and seeds that both conditions have.
     frame = numbers.frame.join(at_first.rename('before'), on=keys, how='inner')
     lost = Numbers(frame.assign(lost=frame['before'] - frame['score']))
     for condition, method in itertools.product(conditions, methods):
@@ -96,7 +96,7 @@ def _less_lost(
 def _robust_mean_claims(
   numbers: Numbers, study: Study
 ) -> Iterator[claims.Claim]:
-  """The claim that a robust mean helps where clients are attacked."""
+  """The claims that a robust mean helps if clients are attacked."""
   for fraction, method in itertools.product(
     _FRACTIONS, ('FedAvg', 'FedRep', 'Ditto')
   ):
@@ -125,7 +125,7 @@ STUDIES = (
     methods={
       **_METHODS,
       'FedFac': Method('fed_fac', mode='static'),
-      # It sends nothing: noise makes no difference.
+      # It sends nothing, so noise makes no difference.
       'local training': Method('local_only', aggregator='mean'),
     },
     conditions={**_BUDGETS, _NO_NOISE: {}},
@@ -169,7 +169,7 @@ STUDIES = (
       _robust_mean_claims,
     ],
     draw=panels.score_bars(y_label='Test accuracy of honest clients', width=12),
-    # One of ten is attacked.
+    # One client of ten is attacked.
     scales={'small': {'num_clients': 10}},
     deviations=__doc__,
   ),

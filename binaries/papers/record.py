@@ -1,9 +1,9 @@
-"""The studies' results in the documentation, made of what they wrote.
+"""Writes the studies' results to the pages of the documentation.
 
-`records/NAME.json` in the folder of the results' pages has what a study at
-scale `cpu` came to: its claims, with their numbers by seed. From the records
-come the tables of claims on the pages (after `<!-- claims: NAME -->`) and the
-table of coverage. A study that is no longer there keeps its record, and the
+`records/NAME.json` in the folder of the results' pages has the results of a
+study at scale `cpu`: its claims, with their numbers by seed. The tables of
+claims on the pages (after `<!-- claims: NAME -->`) and the table of coverage
+are made from the records. A study that was removed keeps its record, and the
 pages name the last commit with its code.
 """
 
@@ -27,9 +27,9 @@ from tff_pfl.studies import study as study_lib
 _RECORDS = 'records'
 _SCALE = 'cpu'
 _END = '<!-- end of claims -->'
-# The last commit with the code of studies that only have records now.
+# The last commit with the code of studies that now only have records.
 _LAST_COMMIT = '80dc5961'
-# Of a study's settings, what the table of coverage tells.
+# The settings of a study that the table of coverage shows.
 _SIZES = {
   'num_clients': 'clients',
   'model': '',
@@ -39,10 +39,13 @@ _SIZES = {
 
 
 def find_pages(docs_dir: str, scale: str) -> list[pathlib.Path]:
-  """Returns the pages of results; `ValueError` if none can be updated.
+  """Returns the pages of results.
 
   Args:
-    scale: Scale of the studies; pages show those at `cpu` alone.
+    scale: Scale of the studies, of which the pages only show `cpu`.
+
+  Raises:
+    ValueError: If the scale is another one, or there are no pages.
   """
   errors.expect(scale == _SCALE, 'docs_dir', f'given at scale {_SCALE}', scale)
   pages = sorted(pathlib.Path(docs_dir).glob('*.md'))
@@ -55,7 +58,7 @@ def update(
   found: Sequence[results.Results],
   studies: Mapping[str, study_lib.Study],
 ) -> None:
-  """Brings pages, records and pictures up to date.
+  """Updates pages, records and pictures.
 
   Args:
     docs_dir: Folder of the pages.
@@ -109,7 +112,7 @@ def _sizes(sizes):
 
 
 def read(docs_dir: str) -> dict[str, Mapping[str, Any]]:
-  """All records by the names of the studies."""
+  """All records, by the name of the study."""
   paths = sorted(pathlib.Path(docs_dir, _RECORDS).glob('*.json'))
   return {path.stem: json.loads(path.read_text('utf-8')) for path in paths}
 
@@ -119,16 +122,16 @@ def rewritten(
   records: Mapping[str, Mapping[str, Any]],
   studies: Mapping[str, study_lib.Study],
 ) -> str:
-  """A page with its tables made anew.
+  """A page with its tables written again.
 
   Args:
     text: The page.
-    records: Records by the studies' names.
+    records: Records, by the name of the study.
     studies: All of the papers' studies, by name.
   """
   text = re.sub(
     rf'<!-- claims: (\w+) -->\n(?:\*\*(?:.|\n)*?{_END}\n)?',
-    lambda found: _claims(found[1], records, studies),
+    lambda match: _claims(match[1], records, studies),
     text,
   )
   for name, lines in (
@@ -189,7 +192,6 @@ def _command(name, record, study):
 
 
 def _coverage(records, studies):
-  """The lines of the table of coverage."""
   every_claim = sum((record['claims'] for record in records.values()), [])
   hours = sum(record['seconds'] or 0 for record in records.values()) / 3600
   count = claims.count_all(every_claim)
@@ -205,7 +207,7 @@ def _coverage(records, studies):
 
 
 def _row(source, name, record):
-  """A line of the table of coverage; without a record it is not measured."""
+  """A line of the table of coverage, not measured without a record."""
   size, result, time = '', 'not measured yet', ''
   if record is not None:
     size = f'{record["size"]}, {len(record["seeds"])} seeds'
@@ -217,7 +219,7 @@ def _row(source, name, record):
 
 
 def _tables(studies):
-  """The lines of the table of studies at the papers' settings."""
+  """Yields the lines of the table of studies with the papers' settings."""
   yield '| study | repeats | conditions | methods, seeds | data |'
   yield '|---|---|---|---|---|'
   for name, study in studies.items():

@@ -1,6 +1,6 @@
 """Measures of a model's learned representation.
 
-* `principal_angle_distance`: distance of a learned subspace from another.
+* `principal_angle_distance`: distance between two subspaces.
 * `linear_cka`, `layer_cka`: similarity of features, layer by layer.
 * `class_cosine_similarity`: similarity of features within and between classes.
 
@@ -25,7 +25,7 @@ from tff_pfl import errors
 from tff_pfl.core import example_tensors
 from tff_pfl.models import split_model
 
-# Columns of features that are brought to float64 at once.
+# Columns of features that are converted to float64 at once.
 _COLUMNS_PER_BLOCK = 4096
 
 
@@ -33,16 +33,16 @@ def principal_angle_distance(a: Any, b: Any) -> float:
   """The sine of the largest principal angle between two column spaces.
 
   It is the largest singular value of `b - a a^T b` for orthonormal bases `a`
-  and `b`, the norm of the part of `b` outside the space of `a`. Computed so,
-  angles far below the square root of the machine precision come out right.
+  and `b`, the norm of the part of `b` outside the space of `a`. This way, even
+  angles far below the square root of the machine precision are accurate.
 
   Args:
-    a: Floats `[d, k1]` of full column rank; any basis of the first space.
-    b: Floats `[d, k2]` of full column rank; any basis of the second.
+    a: Any basis of the first space, floats `[d, k1]` of full column rank.
+    b: Any basis of the second space, floats `[d, k2]` of full column rank.
 
   Returns:
     A number in [0, 1]: 0 if the second space lies in the first, 1 if some
-    direction of the second is orthogonal to all of the first (always so for
+    direction of the second is orthogonal to all of the first (always true for
     `k2 > k1`). It is symmetric for `k1 == k2`.
 
   Raises:
@@ -58,12 +58,12 @@ def principal_angle_distance(a: Any, b: Any) -> float:
 def linear_cka(a: Any, b: Any) -> float:
   """The linear centered kernel alignment of two sets of features.
 
-  With centered columns it is `||a^T b||^2 / (||a^T a|| ||b^T b||)` in Frobenius
+  It is `||a^T b||^2 / (||a^T a|| ||b^T b||)` for centered columns, in Frobenius
   norms (Kornblith et al. 2019, section 3): how similar the examples' pairwise
   similarities are. Rotating or scaling the features does not change it.
 
-  It is computed from the examples' `[n, n]` Gram matrices where features are
-  wider than there are examples, and from the features' covariances else.
+  It is computed from the examples' `[n, n]` Gram matrices if there are fewer
+  examples than features, else from the features' covariances.
 
   Args:
     a: Floats `[n, p]`, features of n examples.
@@ -71,7 +71,7 @@ def linear_cka(a: Any, b: Any) -> float:
 
   Returns:
     A number in [0, 1], 1 for features that are the same up to rotation and
-    scale; NaN where it is undefined as `a` or `b` is the same for all examples.
+    scale. NaN if `a` or `b` is the same for all examples.
 
   Raises:
     ValueError: If the features are not finite.
@@ -93,21 +93,21 @@ def linear_cka(a: Any, b: Any) -> float:
 def class_cosine_similarity(
   features: Any, labels: Any, num_classes: int
 ) -> np.ndarray:
-  """The mean cosine similarity between examples of each two classes.
+  """The mean cosine similarity between examples of each pair of classes.
 
   The mean over pairs of examples is the inner product of the classes' mean unit
-  vectors; pairs of an example with itself are then taken away.
+  vectors, from which pairs of an example with itself are removed.
 
   Args:
-    features: Floats `[n, p]`, features of n examples. One that is zero has
-      similarity 0 to all others.
+    features: Floats `[n, p]`, features of n examples. An example with zero
+      features has similarity 0 to all others.
     labels: Integers `[n]` in `[0, num_classes)`.
     num_classes: Number of classes, at least 1.
 
   Returns:
-    Symmetric float64 `[num_classes, num_classes]` in [-1, 1]; the diagonal is
+    Symmetric float64 `[num_classes, num_classes]` in [-1, 1]. The diagonal is
     over pairs of distinct examples. NaN for a class without examples, and on
-    the diagonal for one with a single example.
+    the diagonal for a class with a single example.
 
   Raises:
     ValueError: If features are not finite.
@@ -139,18 +139,18 @@ def layer_features(
 ) -> collections.OrderedDict[str, np.ndarray]:
   """The outputs of a model's layers with weights, in inference mode.
 
-  All outputs of all examples are held in memory; the forward pass takes a
+  All outputs of all examples are held in memory. The forward pass takes a
   bounded number of examples at a time.
 
   Args:
-    model: A model that tells its `layer_outputs`, as those from Keras do.
+    model: A model with `layer_outputs`, such as a Keras model.
     weights: All weights.
     x: Inputs `[n, ...]` as the model takes them, n at least 1.
-    layers: Names of layers with weights; None for all, in the model's order.
+    layers: Names of layers with weights. None means all, in the model's order.
 
   Returns:
-    Layer name to `[n, p]`: an example's outputs in one row. A layer's own
-    activation is included.
+    For each layer `[n, p]`, with an example's outputs in one row, after the
+    layer's own activation.
   """
   layers = tuple(model.layers if layers is None else layers)
 
@@ -170,18 +170,18 @@ def layer_cka(
 ) -> collections.OrderedDict[str, float]:
   """The similarity of each layer's outputs under two sets of weights.
 
-  Layers are taken one after the other, so that the memory is a few times that
-  of the widest layer's outputs, and not that of all layers' outputs.
+  It computes one layer after another, so that the memory is a few times the
+  outputs of the widest layer, and not the outputs of all layers.
 
   Args:
-    model: A model that tells its `layer_outputs`, as those from Keras do.
-    weights_a: All weights of the model, such as those before fine-tuning.
-    weights_b: All weights of the model, such as those after.
+    model: A model with `layer_outputs`, such as a Keras model.
+    weights_a: All weights of the model, for example before fine-tuning.
+    weights_b: All weights of the model, for example after fine-tuning.
     x: Inputs `[n, ...]` as the model takes them, n at least 2.
 
   Returns:
-    Name of each layer with weights, in the model's order, to the `linear_cka`
-    of its outputs; NaN for a layer with the same output for all examples.
+    The `linear_cka` of the outputs of each layer with weights, in the model's
+    order. NaN for a layer with the same output for all examples.
 
   Raises:
     ValueError: If an output is not finite.
@@ -202,11 +202,11 @@ def body_features(
   """The features that the head reads, one tensor, in inference mode.
 
   Args:
-    weights: The weights of the body, or more.
+    weights: At least the weights of the body.
     x: Inputs `[n, ...]` as the model takes them, n at least 1.
 
   Returns:
-    `[n, p]`: an example's features in one row.
+    `[n, p]`, with an example's features in one row.
   """
 
   def outputs_of(weights, x):
@@ -220,8 +220,8 @@ def _features(model, outputs_of, weights, layers, x) -> list:
   """Outputs of all examples, each `[n, p]`, computed for some at a time.
 
   Args:
-    outputs_of: `(weights, x) -> list` of outputs `[rows, ...]`; traced once.
-    weights: The weights of the layers, or more.
+    outputs_of: `(weights, x) -> list` of outputs `[rows, ...]`, traced once.
+    weights: At least the weights of the layers.
     layers: Names of the layers whose weights `outputs_of` takes.
     x: Inputs `[n, ...]`.
   """
@@ -245,7 +245,7 @@ def _features(model, outputs_of, weights, layers, x) -> list:
 
 
 def _finite(value: Any, name: str) -> np.ndarray:
-  """Returns an array of floats, as precise as they are, all finite."""
+  """Returns an array of finite floats without loss of precision."""
   value = np.asarray(value)
   if not np.issubdtype(value.dtype, np.floating):
     value = value.astype(np.float64)
@@ -258,7 +258,7 @@ def _finite(value: Any, name: str) -> np.ndarray:
 def _centered(features: np.ndarray) -> np.ndarray:
   """Returns float64 columns of mean 0."""
   features = features.astype(np.float64)
-  # Columns that are constant become zero exactly.
+  # Makes constant columns exactly zero.
   features -= features[0].copy()
   features -= features.mean(axis=0)
   return features
@@ -276,7 +276,7 @@ def _gram(features: np.ndarray) -> np.ndarray:
 def _orthonormal(basis: Any, name: str) -> np.ndarray:
   """Returns an orthonormal basis of the column space."""
   basis = _finite(basis, name).astype(np.float64)
-  # Columns of very different lengths are no deficiency.
+  # Columns of very different lengths do not make a basis deficient.
   lengths = np.linalg.norm(basis, axis=0)
   scaled = basis / np.where(lengths > 0, lengths, 1)
   rank = int(np.linalg.matrix_rank(scaled))

@@ -1,8 +1,8 @@
 """Networks with one hidden layer, a fixed head, and clients' own neurons.
 
-What the experiments of FedSplit and FedFac on generated data train:
-h(x) = sum_j a_j relu(w_j x) + b, with given a and b, where every neuron j is
-shared or personal. Clients may start from neurons of their own.
+The experiments of FedSplit and FedFac on generated data train such a network,
+h(x) = sum_j a_j relu(w_j x) + b, with given a and b. Each neuron j is shared or
+personal. Clients may start from their own neurons.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ _KERNEL = f'{LAYER}/kernel'
 
 
 def padded(clients: pfl.Examples) -> list:
-  """Each client's examples, from arrays whose first axis is the clients'."""
+  """Each client's examples, from arrays with the clients as the first axis."""
   return [pfl.padded(pfl.Examples(*own)) for own in zip(clients.x, clients.y)]
 
 
 def make_network(
   kernel: np.ndarray, head: np.ndarray, bias: float = 0.0, *, classifies: bool
 ) -> pfl.SplitModel:
-  """A network to be trained.
+  """A network to train.
 
   Args:
-    kernel: `[inputs, neurons]`, where the server starts.
-    head: `[neurons]`, a.
-    classifies: True if outputs are scores of class 1; else the loss is the mean
-      squared error.
+    kernel: The server's first kernel, `[inputs, neurons]`.
+    head: a, `[neurons]`.
+    bias: b.
+    classifies: True if outputs are scores of class 1. If False, the loss is the
+      mean squared error.
   """
   num_inputs, num_neurons = kernel.shape
   model = keras.Sequential(
@@ -57,7 +58,7 @@ def make_network(
     if classifies
     else 'mse',
     metrics=['accuracy'] if classifies else [],
-    # There are many short runs; XLA would take more time to compile.
+    # There are many short runs, for which XLA takes longer to compile.
     jit_compile=False,
   )
 
@@ -68,7 +69,7 @@ def build_fed_split(
   seed: int,
   **hparams: Any,
 ) -> personalized_process.PersonalizedProcess:
-  """FedSplit with given neurons, all clients counting alike.
+  """FedSplit with given personal neurons and equal weights of the clients.
 
   Args:
     network: The model, as from `make_network`.
@@ -98,14 +99,14 @@ def run(
   Args:
     process: FedSplit or FedFac in its dynamic mode.
     train: The clients' examples, float32 `[clients, n, inputs]`, and labels
-      `[clients, n]`, int32 where the network classifies, else float32.
-    test: The same.
-    initial_local: The clients' states before the first round, of `own_neurons`;
-      None for those of the process, in which they have none of their own.
+      `[clients, n]`, int32 if the network classifies, else float32.
+    test: Test examples of the same form.
+    initial_local: The clients' states before the first round, as from
+      `own_neurons`. None uses the process's states, without own neurons.
 
   Yields:
-    After each round the server's state, the round's metrics and, by metric, the
-    mean over the clients of the tests of their personal models.
+    After each round the server's state, the round's metrics, and the test
+    scores of the personal models by metric, means over the clients.
   """
   train, test = map(padded, (train, test))
   state = runtime.run(process.initialize)
@@ -136,12 +137,12 @@ def run(
 def own_neurons(
   start: np.ndarray, is_personal: Optional[np.ndarray] = None
 ) -> collections.OrderedDict:
-  """The state of a client that starts from neurons of its own.
+  """The state of a client that starts from its own neurons.
 
   Args:
     start: `[inputs, neurons]`.
-    is_personal: bool `[neurons]`, FedSplit's partition; None for FedFac in its
-      dynamic mode.
+    is_personal: FedSplit's partition, bool `[neurons]`. None means FedFac in
+      its dynamic mode.
   """
   start = start.astype(np.float32)
   if is_personal is not None:

@@ -146,7 +146,7 @@ def test_baselines_run_on_the_same_clients_and_are_compared(programs):
     ('--num_rounds=0', 'at least 1, found 0'),
     ('--fed_avg_num_epochs=1', '(fed_rep) only, found --fed_avg_num_epochs'),
     ('--cohort_size=7', '--cohort_size to be 1 to num_clients=6, found 7'),
-    ('--participation=0.5', '--participation to be unset beside --cohort_size'),
+    ('--participation=0.5', '--participation to be unset with --cohort_size'),
     ('resume', "found 'resume'"),
     ('--flagfile=none.txt', 'none.txt'),
   ],

@@ -208,7 +208,7 @@ _OTHERS = client_sampling.CohortSampler(_NUM_CLIENTS, _COHORT_SIZE, _SEED + 1)
     ({'num_round': 1}, '`num_round`. Did you mean num_rounds'),
     ({'callbacks': [print]}, '`callbacks` to be of type Callback'),
     ({'cohort_size': 9}, '`cohort_size` to be 1 to num_clients=8, found 9'),
-    ({'participation': 0.5}, '`participation` to be unset beside'),
+    ({'participation': 0.5}, '`participation` to be unset with'),
     ({'runtime': 'abacus'}, '`runtime` to be one of in_process, native, ray'),
     ({'data': _data_of(7, 3)}, r"x float32\(6,\).*'other'"),
     ({'data': _data_of(6, 4)}, 'at most the 3 classes.*4 classes'),

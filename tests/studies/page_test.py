@@ -102,7 +102,7 @@ def test_page_has_a_section_for_everything_with_a_link_to_it(page):
   assert (headings[0], headings[-1]) == ('Domains', 'Partition')
   for words in (
     'Highest personal accuracy after the last round: FedAvg, 37.5 ± 17.7 %.',
-    '1 run did not come to an end',
+    '1 run did not finish',
     '2 at least, 2 in the median, 2 at most.',
     # A method may change no client.
     'nothing changed',

@@ -1,7 +1,7 @@
 """The clients of a run: their data and their stored states.
 
-Both are read for the clients asked for only, so that memory does not grow with
-the population.
+Both are read only for the requested clients, so memory does not grow with the
+population.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tff_pfl.runtime import base as runtime_base
 
 # From client indices to the clients' states, in order.
 StatesOf = Callable[[Sequence[int]], list]
-# Of parts of examples that a model takes, or does not take.
+# Advice for the part of an example in which model and data differ.
 _ADVICE = {
   'y': ' (numbers to predict are floats; see `label_spec`)',
   'domain': ' (see `domain_models.with_domains`)',
@@ -32,21 +32,21 @@ def check_data_fit(
 ) -> None:
   """Raises `ValueError` if a model cannot take a dataset's examples."""
   for name in {**model.element_spec, **data.element_spec}:
-    expected, found = (
+    expected, actual = (
       dict(tree.flatten_with_path({name: spec[name]} if name in spec else {}))
       for spec in (model.element_spec, data.element_spec)
     )
     errors.expect(
-      expected.keys() == found.keys()
+      expected.keys() == actual.keys()
       and all(
-        wanted.dtype == found[path].dtype
-        and wanted.shape.is_compatible_with(found[path].shape)
-        for path, wanted in expected.items()
+        spec.dtype == actual[path].dtype
+        and spec.shape.is_compatible_with(actual[path].shape)
+        for path, spec in expected.items()
       ),
       'data',
       f'examples with {_described(expected, name)}, as model {model.name!r} '
       f'takes them{_ADVICE.get(name, "")}',
-      f'{_described(found, name)} in dataset {data.name!r}',
+      f'{_described(actual, name)} in dataset {data.name!r}',
     )
   if model.domains is not None:
     names = tuple(model.domains.names)
@@ -78,7 +78,7 @@ def _described(specs, name):
 
 
 def check_test_examples(data: datasets.FederatedDataset) -> None:
-  """Raises `ValueError` if there is no client to be scored from round 1 on."""
+  """Raises `ValueError` if no client can be scored in round 1."""
   first = [name for name in data.client_ids if name not in data.join_round]
   errors.expect(
     any(map(data.num_test_examples, first)),
@@ -93,7 +93,7 @@ def unscored_clients(
   data: datasets.FederatedDataset,
   round_number: int,
 ) -> set[int]:
-  """Indices of clients that are attacked, or join after a round."""
+  """Indices of clients that are attacked or join after a round."""
   absent = {
     index
     for index, name in enumerate(data.client_ids)
@@ -105,21 +105,24 @@ def unscored_clients(
 def check_unchanged(
   data: datasets.FederatedDataset, store: run_store.RunStore
 ) -> None:
-  """Raises `RunError` if a run was trained on other data than these."""
+  """Raises `RunError` if a run was trained on other data."""
   recorded = store.config['data_sha256']
   if recorded != data.fingerprint:
     raise errors.RunError(
       f'The data have changed since the run in {store.directory} was trained'
       f' on them: their checksum was {recorded}, and is {data.fingerprint}.'
-      ' Bring the data back as they were, or train anew.'
+      ' Restore the data, or train again.'
     )
 
 
 def decode_state(data: bytes, template: Any) -> Any:
-  """Decodes a stored state; `RunError` if it is of another method or model.
+  """Decodes a stored state.
 
   Args:
     template: The process's initial `ServerState` or `ClientState`.
+
+  Raises:
+    RunError: If the state belongs to another method or model.
   """
   try:
     return value_codec.decode(data, template)
@@ -134,7 +137,7 @@ def server_state(
   runtime: runtime_base.Runtime,
   store: run_store.RunStore,
 ) -> personalized_process.ServerState:
-  """The server's last state in a run's store."""
+  """The server's newest state in a run's store."""
   return decode_state(store.server_state(), runtime.run(process.initialize))
 
 
@@ -143,9 +146,9 @@ def client_states(
   runtime: runtime_base.Runtime,
   store: run_store.RunStore,
 ) -> StatesOf:
-  """The function from clients to their last states in a run's store.
+  """A function from clients to their newest states in a run's store.
 
-  The states are initial ones where none is stored.
+  A client without a stored state gets its initial state.
   """
   template = runtime.run(process.initialize_client_state, 0)
 

@@ -1,10 +1,10 @@
 """A simulated population as the data source of TFF's programs.
 
-`tff.learning.programs.train_model` copies and stores its data source's iterator
-with every round, so that a program that is started again continues with the
-cohorts that it would have had. This one is a seed and a number of rounds; the
-clients' data stay where they are (TFF's own `DatasetDataSource` stores all of
-them every round, and its datasets cannot be copied).
+`tff.learning.programs.train_model` copies and stores the iterator of its data
+source in every round, so that a restarted program continues with the same
+cohorts. This iterator stores only a checksum of the data, a seed and a number
+of rounds. TFF's own `DatasetDataSource` stores all data in every round, and its
+datasets cannot be copied.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import tensorflow_federated as tff
 from tff_pfl import datasets, errors, fields
 from tff_pfl.core import client_sampling, example_tensors
 
-# The sources of this process, one of which a stored iterator is of.
+# The sources of this process, one of which a stored iterator belongs to.
 _SOURCES = weakref.WeakSet()
 
 
 class ClientDataSource(tff.program.FederatedDataSource):
-  """Training data of cohorts, the same for the same seed and round.
+  """Training data of cohorts, which the seed and the round determine.
 
-  The cohorts are those that `pfl.run` draws with this seed, among the
-  clients that have joined by then.
+  `pfl.run` draws the same cohorts with this seed, from the clients that have
+  joined by that round.
   """
 
   @fields.checked_call
   def __init__(self, data: datasets.FederatedDataset, seed: fields.Seed = 0):
-    """Makes a data source, which reads no examples before they are needed.
+    """Makes a data source, which reads examples only when they are needed.
 
     Args:
       data: The clients.
@@ -63,7 +63,7 @@ class ClientDataIterator(tff.program.FederatedDataSourceIterator):
   """Iterator over the cohorts' training data, round by round."""
 
   def __init__(self, source: ClientDataSource, num_rounds: int = 0):
-    """Makes an iterator whose first `num_rounds` cohorts were drawn before."""
+    """Makes an iterator that continues after `num_rounds` cohorts."""
     self._source = source
     self._num_rounds = num_rounds
 
@@ -79,13 +79,13 @@ class ClientDataIterator(tff.program.FederatedDataSourceIterator):
     if source is None:
       raise errors.RunError(
         'The stored program drew its cohorts from other clients or with '
-        'another seed; make a ClientDataSource of the same data and seed '
-        'before it is resumed.'
+        'another seed. Make a ClientDataSource of the same data and seed '
+        'before you resume it.'
       )
     return cls(source, stored['num_rounds'])
 
   def to_bytes(self) -> bytes:
-    """The iterator's state: the number of cohorts drawn, and the clients."""
+    """The iterator's state: the source's key and the number of cohorts."""
     return json.dumps(
       {'key': self._source.key, 'num_rounds': self._num_rounds}
     ).encode()
@@ -99,7 +99,7 @@ class ClientDataIterator(tff.program.FederatedDataSourceIterator):
     """Returns the training data of the next round's cohort of `k` clients.
 
     Raises:
-      ValueError: If `k` is not 1 to the number of clients.
+      ValueError: If `k` is not between 1 and the number of clients.
     """
     source, ids = self._source, self._source.client_ids
     sampler = client_sampling.CohortSampler(

@@ -1,4 +1,4 @@
-"""A lock by which one process at a time writes into a directory."""
+"""A lock that lets one process at a time write to a directory."""
 
 import fcntl
 import os
@@ -11,9 +11,9 @@ LOCK_NAME = 'run.lock'
 class DirectoryLock:
   """A lock on a directory that the kernel releases however the process ends.
 
-  Entered, it makes the directory, if missing, and takes the lock; left, it
-  releases it. Entering raises `RunError` if a running process holds the lock or
-  the directory cannot be written to.
+  Entering it creates a missing directory and takes the lock. Leaving it
+  releases the lock. Entering raises `RunError` if a running process holds the
+  lock or the directory cannot be written to.
   """
 
   def __init__(self, directory: str):
@@ -23,7 +23,7 @@ class DirectoryLock:
     try:
       os.makedirs(self._directory, exist_ok=True)
       path = os.path.join(self._directory, LOCK_NAME)
-      # Not truncated on opening: the file may tell who holds the lock.
+      # Not truncated when opened, because the file may name the lock's holder.
       self._file = open(path, 'a+', encoding='utf-8')
       fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       self._file.truncate(0)
@@ -45,6 +45,6 @@ class DirectoryLock:
     return self
 
   def __exit__(self, *_: object) -> None:
-    # The file stays: if it were removed, another process could lock a new file
-    # of this name while a third one holds the old.
+    # The file stays. If it were removed, one process could lock a new file of
+    # this name while another process holds the old file.
     self._file.close()

@@ -1,15 +1,17 @@
-"""Scores of clients' models: of a run's clients, and of new ones.
+"""Scores of personal models, for a run's clients and for new clients.
 
-New clients took no part in training. Each gets a model fitted to its training
-data or, where it cannot train, the mean prediction of the personal models of
-trained clients, an *ensemble*: of the classes' probabilities for classifiers,
-otherwise of the outputs. In federated terms the new client's inputs are
-broadcast, trained clients predict, and their predictions are summed.
+New clients did not take part in training. Each gets a model fitted to its
+training data. A client that cannot train gets an *ensemble* instead: the mean
+prediction of the trained clients' personal models. The mean is over class
+probabilities for classifiers, and over outputs otherwise. In federated terms,
+the server broadcasts the new client's inputs, the trained clients predict, and
+their predictions are summed.
 
 References:
   FedSplit: Wang, Tang, Li. Factor-Assisted Federated Learning for Personalized
     Optimization with Heterogeneous Data. arXiv:2312.04281, section 3.2: an
-    ensemble of all clients; in the authors' code, of the last round's.
+    ensemble of all clients. The authors' code uses the clients of the last
+    round.
   LG-FedAvg: Liang et al. Think Locally, Act Globally. 2020, section 2.2.
 """
 
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
   from tff_pfl.runs import run as run_lib
 
 PERSONAL_MODELS_DIR = 'personal_models'
-# File systems take 255 bytes; a model is first written to `.NAME.npz.tmp`.
+# File names have at most 255 bytes, and the file is first `.NAME.npz.tmp`.
 _LONGEST_NAME = 246
 
 # From client ids to examples, as `Runtime.share` returns it.
@@ -51,10 +53,11 @@ class Evaluation(NamedTuple):
 
   Attributes:
     rows: A dict for each client: `client`, `num_train_examples`,
-      `num_test_examples`, `num_rounds` (it took part in), `before` and `after`
-      personalization: dicts of metrics of its test examples, means over these
-      or those of `client_metrics`, None where one is not defined; and for a
-      process with domains `domains`, see `scores.client_domains`.
+      `num_test_examples`, `num_rounds` (in which it took part), and `before`
+      and `after` personalization. These two are dicts of metrics on its test
+      examples: means over the examples, or metrics of `client_metrics`, which
+      are None if undefined. A process with domains adds `domains`, see
+      `scores.client_domains`.
     summary: The result of `scores.summarize`.
   """
 
@@ -63,7 +66,7 @@ class Evaluation(NamedTuple):
 
 
 class NoModelsError(ValueError):
-  """There is no model whose predictions could be averaged."""
+  """There is no model whose predictions can be averaged."""
 
 
 def training_examples(
@@ -73,10 +76,10 @@ def training_examples(
   train: ClientMapping,
   client_ids: Sequence[str],
 ) -> list:
-  """The clients' `ExampleTensors`, without examples where none are needed.
+  """The clients' `ExampleTensors`, empty for clients that need no examples.
 
-  Clients that run as one program all get theirs if any needs it: each number of
-  those that do would otherwise have programs of its own.
+  If clients run as one program and any of them needs examples, all get theirs.
+  Otherwise each number of such clients would need its own program.
   """
   needed = list(map(process.needs_training_data, client_states))
   if runtime.batches_clients and any(needed):
@@ -89,7 +92,7 @@ def training_examples(
 
 
 def _calls(runtime, data, states_of, indices):
-  """Ids and states of clients, `(id, state)`, a list for each call."""
+  """Yields a list of clients, as `(id, state)`, for each call."""
   for start in range(0, len(indices), runtime.clients_per_call):
     chunk = indices[start : start + runtime.clients_per_call]
     ids = [data.client_ids[index] for index in chunk]
@@ -106,15 +109,17 @@ def evaluate(
   test: Optional[ClientMapping] = None,
   excluded: Collection[int] = (),
 ) -> Evaluation:
-  """Scores all clients that have test examples, and sums up.
+  """Scores all clients that have test examples, and summarizes the scores.
 
-  All predictions of two classes are kept until then: 16 bytes a test example.
+  All predictions of two classes stay in memory until the end, with 16 bytes per
+  test example.
 
   Args:
     process: Process whose personalization is scored.
-    data: The clients; a client's index is its position in `client_ids`.
-    train: Their training data, if kept from one evaluation to the next.
-    test: Their test data, if kept so; both or none.
+    data: The clients. A client's index is its position in `client_ids`.
+    train: Their training data as shared by the runtime, to be reused. None
+      shares both splits here.
+    test: Their test data in the same form. Give both splits or neither.
     excluded: Indices of clients that are not scored.
   """
   if train is None or test is None:
@@ -148,7 +153,7 @@ def evaluate(
         'before': _to_floats(result['before']),
         'after': _to_floats(result['after']),
       }
-      # Copies, without the padding.
+      # Copies without the padding, which would stay in memory.
       arrays = {
         kind: {k: np.array(v[:size]) for k, v in result[kind].items()}
         for kind in ('predictions', 'scores')
@@ -182,7 +187,7 @@ def new_states(
   """Initial states of new clients, for `evaluate`.
 
   Args:
-    num_known: Number of clients that were trained, whose seeds are not used.
+    num_known: Number of trained clients, whose seeds are skipped.
   """
   return lambda positions: runtime.run(
     process.initialize_client_states, [num_known + i for i in positions]
@@ -197,7 +202,7 @@ def score(
   *,
   num_samples: Optional[int] = None,
 ) -> list:
-  """Scores the models of `personalize`: the rows of an `Evaluation`."""
+  """Scores the models of `personalize`, as rows of an `Evaluation`."""
   fit = _fit(run, clients, personalization, runtime, num_samples)
   return evaluate(*fit).rows
 
@@ -213,17 +218,17 @@ def personalize(
   """Fits a personal model to each new client's training data.
 
   Args:
-    run: The run, whose method does it.
-    clients: The new clients, such as `FederatedDataset.from_frame` makes them
+    run: The run, whose method fits the models.
+    clients: The new clients, for example from `FederatedDataset.from_frame`
       with `Run.encoding`.
-    personalization: Options of the fit; None for the run's own, or for
-      fine-tuning of all weights where these fit nothing.
-    runtime: Runtime; None for the run's own.
-    num_samples: Training examples to take of each client, drawn with the run's
-      seed; None takes all.
+    personalization: Options of the fit. None uses the run's options, or
+      fine-tunes all weights if these fit nothing.
+    runtime: Runtime. None uses the run's own.
+    num_samples: Number of training examples per client, drawn with the run's
+      seed. None uses all.
 
   Returns:
-    Client id to all weights of the model, for `Run.predict`.
+    From client id to all weights of the model, for `Run.predict`.
   """
   runtime = runtime or run.cpu
   if personalization is None and not run.process.fits_new_clients:
@@ -245,7 +250,8 @@ def personalize(
 def _fit(run, clients, personalization, runtime, num_samples):
   """The arguments of `evaluate`, with samples of the clients' training data.
 
-  Samples begin a seeded shuffle, so that smaller ones are within larger ones.
+  A sample is the start of a seeded shuffle, so larger samples contain smaller
+  ones.
   """
   client_population.check_data_fit(run.model, clients)
   process = run.build_process(personalization)
@@ -280,17 +286,19 @@ def evaluate_by_ensemble(
   """Scores new clients by the mean prediction of known ones.
 
   Args:
-    known: The clients of the training; those that never took part, or whose
-      model is not finite, have no say. All others count alike.
-    new: The new clients; all with test examples, at least one, are scored.
-    members: Indices of the known clients that predict; None for all.
+    known: The training clients. Clients that never took part, or whose model is
+      not finite, are ignored. All others have the same weight.
+    new: The new clients. All clients with test examples, at least one, are
+      scored.
+    members: Indices of the known clients that predict. None means all.
 
   Returns:
-    A dict for each: `client`, `num_test_examples`, `num_models` (whose
-    predictions are averaged), and `after`, as in the rows of an `Evaluation`.
+    A dict for each scored client: `client`, `num_test_examples`, `num_models`
+    (the number of averaged models), and `after` as in the rows of an
+    `Evaluation`.
 
   Raises:
-    NoModelsError: If no known client has a say.
+    NoModelsError: If all known clients are ignored.
   """
   model = process.model
   ids = [name for name in new.client_ids if new.num_test_examples(name)]
@@ -324,7 +332,7 @@ def evaluate_by_ensemble(
 
 
 def _finite_models(process, runtime, server_state, states_of, known, indices):
-  """Weights of the models of those that have a say."""
+  """Yields the weights of the finite models of clients that took part."""
   state_type, *client_types = process.personalize.type_signature.parameter
 
   @tff.federated_computation(
@@ -371,7 +379,7 @@ def score_by_ensemble(
   clients: datasets.FederatedDataset,
   runtime: runtime_base.Runtime,
 ) -> list:
-  """`evaluate_by_ensemble` of all of the run's own clients."""
+  """Scores new clients by the ensemble of all of the run's clients."""
   process = run.process
   with run_store.RunStore.open_for_reading(run.directory) as store:
     return evaluate_by_ensemble(
@@ -385,7 +393,7 @@ def score_by_ensemble(
 
 
 def save_personal_model(path: str, weights: split_model.Weights) -> None:
-  """Writes a personal model as .npz: weight name to array."""
+  """Writes a personal model as .npz, from weight name to array."""
   with folders.atomic_file(path, 'wb') as file:
     np.savez(file, **weights)
 
@@ -393,7 +401,11 @@ def save_personal_model(path: str, weights: split_model.Weights) -> None:
 def load_personal_model(
   path: str, model: split_model.SplitModel
 ) -> split_model.Weights:
-  """Reads a personal model; `ValueError` unless it has all of its weights."""
+  """Reads a personal model.
+
+  Raises:
+    ValueError: If the file is damaged, or lacks or misshapes a weight.
+  """
   weights = files.read_npz(path, list(model.initial_weights))
   return split_model.check_weights(model, weights, tuple(model.layers))
 
@@ -401,11 +413,11 @@ def load_personal_model(
 def personal_model_path(directory: str, client_id: str) -> str:
   """The path of a client's model in the output folder of `personalize`.
 
-  Characters of the id that could lead out of the folder are escaped; an id that
-  is too long for a file's name is cut, with a checksum in place of the rest.
+  Characters of the id that could lead out of the folder are escaped. An id that
+  is too long for a file name is cut, and a checksum replaces the rest.
   """
   name = urllib.parse.quote(client_id, safe=' ')
   if len(name) > _LONGEST_NAME:
-    # No escaped name has such a sign.
+    # No escaped name contains a tilde after a percent sign.
     name = f'{name[:100]}%~{hashlib.sha256(name.encode()).hexdigest()}'
   return os.path.join(directory, PERSONAL_MODELS_DIR, f'{name}.npz')

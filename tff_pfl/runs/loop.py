@@ -1,15 +1,15 @@
-"""Trains: rounds, evaluations, a durable run, a report.
+"""The training loop: rounds, evaluations, a durable run and a report.
 
     for each round:
-      sample a cohort from (seed, round), of which all or some report
+      sample a cohort from (seed, round), without clients that drop out
       process.next(server state, the cohort's client states, its training data)
       every `rounds_per_evaluation` rounds, and at the end: score all clients
       commit everything that changed in one transaction
-      tell the callbacks
+      call the callbacks
     write the report
 
-What is committed survives `kill -9`. A resumed run has the same
-cohorts and seeds, so it ends exactly as one that was never interrupted.
+Committed rounds survive `kill -9`. A resumed run has the same cohorts and
+seeds, so it ends exactly like an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -46,33 +46,34 @@ from tff_pfl.runs import summary as summary_lib
 from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.system import folders, machine
 
-# Keeps the draw of evaluated clients apart from others of the same seed.
+# Separates the draw of evaluated clients from other draws with the same seed.
 _EVALUATED_STREAM = 0x6576616C
 
 
 @fields.dataclass
 class RunOptions:
-  """Rounds of a run: how many, of which clients, and where they are scored.
+  """Rounds, cohorts and evaluations of a run.
 
   Attributes:
-    num_rounds: Rounds of training. A resumed run may have more than before.
-    cohort_size: Clients in a round. Without it and --participation, 10 in
-      Python, or all if there are fewer.
+    num_rounds: Number of training rounds. A resumed run may have more than
+      before.
+    cohort_size: Number of clients in a round. Without it and --participation,
+      the default in Python is 10, or all clients if there are fewer.
     participation: Fraction of the clients in a round, in (0, 1], instead of
       --cohort_size.
-    dropout_rate: Probability with which a client of a round fails to report and
-      is left out of it, in [0, 1).
-    rounds_per_evaluation: Rounds between evaluations. The first round is always
-      evaluated.
-    num_final_evaluations: Last rounds that are all evaluated. With 10, "last 10
-      rounds" in a table is a mean over ten.
-    num_evaluated_clients: Clients that are scored, drawn at random once for all
-      evaluations; None for all.
+    dropout_rate: Probability, in [0, 1), that a client of the cohort fails to
+      report and is left out of the round.
+    rounds_per_evaluation: Number of rounds between evaluations. The first round
+      is always evaluated.
+    num_final_evaluations: Number of last rounds that are all evaluated. If it
+      is 10, "last 10 rounds" in a table is a mean over ten evaluations.
+    num_evaluated_clients: Number of clients that are scored, drawn at random
+      once for all evaluations. None scores all clients.
     keep_best: True to also keep the models of the best evaluation, as a run in
-      the folder best, each time at the cost of a copy.
-    runtime: Runtime that executes rounds. in_process: this process, on its CPU
-      cores or GPUs; native: TFF's own C++ worker; ray: a Ray cluster, on its
-      CPU cores or GPUs.
+      the folder best. Each new best evaluation costs a copy.
+    runtime: Runtime that executes rounds. in_process uses this process, on its
+      CPU cores or GPUs. native uses TFF's own C++ worker. ray uses a Ray
+      cluster, on its CPU cores or GPUs.
   """
 
   num_rounds: fields.Count = 100
@@ -89,7 +90,7 @@ class RunOptions:
     errors.expect(
       self.cohort_size is None or self.participation is None,
       'participation',
-      'unset beside `cohort_size`',
+      'unset with `cohort_size`',
       self.participation,
     )
 
@@ -99,7 +100,7 @@ class RunOptions:
     """Makes the sampler of a run's cohorts.
 
     Args:
-      num_clients: Number of all clients.
+      num_clients: Total number of clients.
       seed: The run's seed, not negative.
       join_rounds: See `CohortSampler`.
     """
@@ -113,7 +114,7 @@ class RunOptions:
     )
 
   def is_evaluated(self, round_number: int) -> bool:
-    """True if clients are scored after a round, a number from 1 on."""
+    """True if clients are scored after a round, counted from 1."""
     return (
       round_number == 1
       or round_number % self.rounds_per_evaluation == 0
@@ -121,7 +122,7 @@ class RunOptions:
     )
 
   def unscored(self, data: datasets.FederatedDataset, seed: int) -> set[int]:
-    """Indices of the clients that no evaluation scores."""
+    """Indices of clients with test examples that no evaluation scores."""
     number = self.num_evaluated_clients
     tested = [
       index
@@ -155,32 +156,32 @@ def run(
       run = pfl.run(process, data, 'my_run', num_rounds=20, cohort_size=5)
 
   Args:
-    process: The method. Its seed is also the seed of the sampling, so it must
-      not be negative.
-    data: The clients; `FederatedDataset.joining` says which of them join later.
-    output_dir: Folder of the run: its store, metrics and report. A description
-      of the model is stored with it (layers, loss, metrics and shapes, a
-      checksum of the initial weights and what it gives for some inputs), and
-      of the process: a run is resumed only with the same model, process and
-      options, on the same data. To resume it, build the model by the same code,
-      with its initial weights seeded.
-    options: Options of the run; None for the defaults.
-    settings: The `Settings` that made process and data, whose `run` gives them;
-      None for any other process and data.
-    record: What else identifies the run, as JSON types.
+    process: The method. Its seed also draws the cohorts, so it must not be
+      negative.
+    data: The clients. `FederatedDataset.joining` sets which of them join later.
+    output_dir: Folder of the run, with its store, metrics and report. The run
+      stores descriptions of the process and of the model (layers, loss,
+      metrics, shapes, a checksum of the initial weights, and outputs for some
+      inputs). It can be resumed only with the same model, process and options,
+      on the same data. To resume it, build the model with the same code and
+      seeded initial weights.
+    options: Options of the run. None uses the defaults.
+    settings: The `Settings` that made `process` and `data`, as `Settings.run`
+      passes them. None means any other process and data.
+    record: Further identification of the run, as JSON types.
     callbacks: Listeners, called after each round and evaluation.
-    resume: True to continue the run in `output_dir`, if there is one; False
-      makes an existing run an error.
-    runtime_options: The keyword arguments of the runtime's class, which are not
+    resume: True to continue the run in `output_dir`, if there is one. If False,
+      an existing run is an error.
+    runtime_options: Keyword arguments of the runtime's class, which are not
       stored with the run.
-    pictures: True for a report with pictures.
-    **run_options: Fields of `RunOptions`, which replace those of `options`.
+    pictures: True to add pictures to the report.
+    **run_options: Fields of `RunOptions` that override `options`.
 
   Returns:
     The run.
 
   Raises:
-    RunError: If the run cannot start or go on. What was committed is safe.
+    RunError: If the run cannot start or continue. Committed rounds are safe.
   """
   options = dataclasses.replace(options or RunOptions(), **run_options)
   output_dir = folders.results_folder(output_dir, folders.RUN)
@@ -190,7 +191,7 @@ def run(
   expect_fit(process.description['hparams'], cohorts)
   client_population.check_data_fit(process.model, data)
   client_population.check_test_examples(data)
-  # Traced now, so that what cannot be scored fails before the first round.
+  # Traced now, so that errors in scoring appear before the first round.
   process.evaluate_clients  # noqa: B018
   num_late = sum(r > options.num_rounds for r in data.join_round.values())
   if num_late:
@@ -210,7 +211,7 @@ def run(
     **(record or {}),
   }
   if settings is None:
-    # It may take seconds.
+    # Only here, because it may take seconds.
     config['model'] = description.describe(process.model)
   else:
     config['settings'] = settings.to_record()
@@ -226,12 +227,12 @@ def run(
     errors.expect(
       most is None or options.num_rounds <= most,
       'num_rounds',
-      f"at most {most}, the rounds for which the process's epsilon is",
+      f"at most {most}, the rounds that the process's epsilon covers",
       options.num_rounds,
     )
   with contextlib.ExitStack() as stack:
-    # Before the store, so that an unknown runtime, or one whose workers cannot
-    # be reached, leaves nothing behind.
+    # Before the store, so that an unknown runtime or unreachable workers leave
+    # nothing behind.
     runtime = stack.enter_context(
       runtime_lib.create_runtime(
         options.runtime,
@@ -249,12 +250,11 @@ def run(
       run_store.RunStore.open(output_dir, config, resume=resume)
     )
     if data.encoding is not None:
-      # The encoding of a table's rows as examples.
       summary_lib.write_json(
         os.path.join(store.directory, run_lib.ENCODING_NAME),
         dataclasses.asdict(data.encoding),
       )
-    # A copy that is there must not fall behind.
+    # An existing copy must not fall behind.
     best = os.path.join(output_dir, run_lib.BEST_NAME)
     if not options.keep_best and not run_store.has_run(best):
       best = None
@@ -262,29 +262,29 @@ def run(
     _copy_if_best(store, best)
     if store.last_round == options.num_rounds:
       print(
-        f'The run in {store.directory} has its {options.num_rounds} rounds: '
-        'nothing is trained, only its report is written.',
+        f'The run in {store.directory} already has its {options.num_rounds} '
+        'rounds. Only its report is written.',
         file=sys.stderr,
       )
     else:
       rounds = stored_rounds.StoredRounds(process, runtime, data, store)
       _train(rounds, options, cohorts, epsilons, best, callbacks, show_progress)
     if store.evaluations()[-1]['round'] != store.last_round:
-      # It was stopped in a round, and is now asked for no more.
+      # It was stopped between evaluations, and now needs no further round.
       raise errors.RunError(
         f'The run in {store.directory} was stopped after round '
         f'{store.last_round}, which was not evaluated; its report needs '
         f'num_rounds of at least {store.last_round + 1}.'
       )
     report.write_report(store, process, data, pictures=pictures)
-    # A run that is resumed may have no copy, if it was better before.
+    # A resumed run has no copy if an evaluation before `keep_best` was better.
     if best is not None and run_store.has_run(best):
       with run_store.RunStore.open_for_reading(best) as copy:
         summary_lib.write_json(
           os.path.join(best, report.SUMMARY_NAME),
           report.summarize(copy, process, data),
         )
-  # What the run goes on with, if it is asked for more rounds.
+  # The arguments for further rounds.
   again = {
     'runtime_options': runtime_options,
     'callbacks': callbacks,
@@ -308,7 +308,7 @@ def run(
 
 
 def _copy_if_best(store, folder):
-  """Copies the store to a folder, if any, if its newest round is the best."""
+  """Copies the store to a folder, unless None, if its last round is best."""
   if folder is None:
     return
   evaluations = report.counted(store)
@@ -323,7 +323,7 @@ def _copy_if_best(store, folder):
 
 
 def _options_of_runtime(runtime, options, model, data, sampler):
-  """The options, with devices that are fast for the size of a round."""
+  """The options, with fast devices for the size of a round if none are set."""
   devices = options.get('devices', 'auto')
   if runtime != 'in_process' or not devices_lib.are_open(devices):
     return options
@@ -360,25 +360,25 @@ def check_unchanged(
   data: datasets.FederatedDataset,
   store: run_store.RunStore,
 ) -> None:
-  """Raises `RunError` if a run is of another process, its model, or data."""
+  """Raises `RunError` if a run had another process, model or data."""
   client_population.check_unchanged(data, store)
   config = store.config
-  found = {'process': value_codec.to_json(process.description)}
+  current = {'process': value_codec.to_json(process.description)}
   if 'model' in config:
-    found['model'] = description.describe(process.model)
+    current['model'] = description.describe(process.model)
   differences = run_store.differences(
-    {name: config.get(name) for name in found}, found
+    {name: config.get(name) for name in current}, current
   )
   if differences:
     raise errors.RunError(
-      f'The run in {store.directory} was made otherwise: {differences}. Build '
-      'the model and the process as then; of a Keras model set the seed before '
-      '(keras.utils.set_random_seed).'
+      f'The run in {store.directory} was made differently: {differences}. '
+      'Build the same model and process. Set the seed before you build a Keras '
+      'model (keras.utils.set_random_seed).'
     )
 
 
 def _train(rounds, options, cohorts, epsilons, best, callbacks, show_progress):
-  """Runs the rounds that are left."""
+  """Runs the remaining rounds."""
   process, data, store = rounds.process, rounds.data, rounds.store
   unscored = options.unscored(data, process.seed)
   with (
@@ -389,7 +389,7 @@ def _train(rounds, options, cohorts, epsilons, best, callbacks, show_progress):
       desc=process.name,
       unit='round',
       disable=not show_progress,
-      # A log file gets a line now and then, a terminal a live bar.
+      # A log file gets few lines, and a terminal a live bar.
       mininterval=0.1 if sys.stderr.isatty() else 10,
       dynamic_ncols=True,
     ) as bar,
@@ -418,7 +418,7 @@ def _train(rounds, options, cohorts, epsilons, best, callbacks, show_progress):
         )
         scores['per_client'] = evaluation.rows
         scores['evaluation'] = evaluation.summary
-      # After the evaluation, which holds the data of many clients.
+      # After the evaluation, which loads the data of many clients.
       metrics['rss_mb'] = round(machine.resident_mb(), 1)
       rounds.commit(metrics, **scores)
       row = {'round': round_number, **metrics}
@@ -439,8 +439,8 @@ def _train(rounds, options, cohorts, epsilons, best, callbacks, show_progress):
       if left_out:
         if not num_left_out:
           logging.warning(
-            'Round %d: %d of %d clients left out, for their training did not '
-            'stay finite. Is the learning rate too high?',
+            'Round %d: %d of %d clients are left out because their training '
+            'diverged. The learning rate may be too high.',
             round_number,
             left_out,
             len(cohort),

@@ -1,12 +1,12 @@
-"""Writes a run's metrics where people look for them.
+"""Writes a run's metrics as JSON lines and for TensorBoard.
 
-Every round becomes a line of `metrics.jsonl` and a point of each curve that
+Every round becomes a line of `metrics.jsonl` and a point on each curve that
 TensorBoard shows from the folder `tensorboard`. The metrics of an evaluation
-stand in the row of the round that they followed, with names like
+are in the row of the round before it, with names like
 "evaluation/personal/accuracy".
 
-The run store is the source of truth. On starting or resuming a run, the files
-are written anew from its history, so that no round is ever missing or doubled.
+The run store is the source of truth. When a run starts or resumes, the files
+are rewritten from its history, so no round is ever missing or duplicated.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ class MetricsWriters:
     directory: Union[str, 'os.PathLike[str]'],
     history: Iterable[Mapping[str, Any]] = (),
   ):
-    """Replaces the files of an earlier process by `history`.
+    """Replaces the files of an earlier process with `history`.
 
     Args:
-      directory: The run's output directory; made if missing.
-      history: The committed rows, as `RunStore.history` yields them.
+      directory: The run's output directory, created if missing.
+      history: The committed rows, from `RunStore.history`.
     """
     self._directory = os.fspath(directory)
     with self._translated():
@@ -49,13 +49,13 @@ class MetricsWriters:
       self._jsonl = open(
         os.path.join(self._directory, JSONL_NAME), 'w', encoding='utf-8'
       )
-      # TensorBoard joins all event files of a folder: those of an earlier
+      # TensorBoard joins all event files of a folder. Files of an earlier
       # process would show its rounds a second time.
       name = 'events.out.tfevents.'
       for path in glob.glob(os.path.join(glob.escape(events), f'{name}*')):
         os.remove(path)
-      # Not by `tf.summary`: it makes tensors, each of which costs memory for
-      # ever in Python 3.11. Nobody else writes here: the time is name enough.
+      # `tf.summary` makes tensors, which are never freed in Python 3.11, so it
+      # is not used. No other process writes here, so the time is a unique name.
       self._events = tf.io.TFRecordWriter(
         os.path.join(events, f'{name}{time.time():017.6f}')
       )
@@ -63,18 +63,17 @@ class MetricsWriters:
     self.write(*history)
 
   def write(self, *rows: Mapping[str, Any]) -> None:
-    """Writes the metrics of rounds; they are on file when this returns.
+    """Writes the metrics of rounds, and flushes the files.
 
     Args:
-      *rows: "round", the number of the round, above that of the row before it,
-        and the metrics, nested as need be, of the types that
-        `value_codec.to_json` takes.
+      *rows: The number of the round as "round", in ascending order, and the
+        metrics, possibly nested, of types that `value_codec.to_json` accepts.
     """
     with self._translated():
       for row in map(summary.flat, rows):
         self._jsonl.write(f'{summary.json_text(row)}\n')
         values = [
-          # A metric without a group is shown in the group "round".
+          # Metrics without a group appear in the group "round".
           tf.compat.v1.Summary.Value(
             tag=name if '/' in name else f'round/{name}', simple_value=value
           )
@@ -91,7 +90,7 @@ class MetricsWriters:
     return self
 
   def __exit__(self, *_: Any) -> None:
-    # Each is closed, even if the other cannot be.
+    # Closes each file even if closing the other fails.
     with self._translated(), self._events, self._jsonl:
       pass
 
@@ -106,6 +105,6 @@ class MetricsWriters:
       yield
     except (OSError, tf.errors.OpError) as error:
       raise errors.RunError(
-        f'Cannot write the metrics to {self._directory}; the committed rounds'
-        f' are safe, mend it and pass `resume`: {errors.reason(error)}'
+        f'Cannot write the metrics to {self._directory}. The committed rounds'
+        f' are safe. Fix this and pass `resume`: {errors.reason(error)}'
       ) from error

@@ -1,4 +1,4 @@
-"""Files of a run's models for other systems: Keras, phones, TensorFlow Serving.
+"""Files of a run's models for Keras, phones and TensorFlow Serving.
 
 The program `export` and `Run.export` write them.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
   # It imports this module.
   from tff_pfl.runs import run as run_lib
 
-# By format the ending of the file; a folder has none.
+# From the format to the file's ending. A folder has none.
 ENDINGS = {'keras': '.keras', 'saved_model': '', 'tflite': '.tflite'}
 CLASSES_NAME = 'classes.json'
 
@@ -36,7 +36,7 @@ def export(
   quantization: str,
   runtime: runtime_base.Runtime,
 ) -> str:
-  """Writes a client's model; see `Run.export`."""
+  """Writes a client's model, see `Run.export`."""
   path = folders.output_path(path, 'path')
   ending = os.path.splitext(path)[1]
   errors.expect(
@@ -84,7 +84,7 @@ def client_functions(
   personalization: Optional[personalization_lib.Personalization],
   runtime: runtime_base.Runtime,
 ) -> client_module.ClientModule:
-  """The functions of a client's model; the arguments are those of `export`."""
+  """The functions of a client's model, with the arguments of `export`."""
   process = run.build_process(personalization)
   errors.expect(
     personalization is None or process.fits_new_clients,
@@ -94,7 +94,7 @@ def client_functions(
   )
   state = run.server_state(process, runtime)
   if 'noise_multiplier' in process.description['aggregator']:
-    # By the run's seed its noise could be taken off the weights.
+    # The run's seed would let readers subtract the noise from the weights.
     state = state._replace(
       seed=np.int64(0),
       aggregator=tf.nest.map_structure(np.zeros_like, state.aggregator),
@@ -102,7 +102,7 @@ def client_functions(
   return client_module.new_client_module(
     process,
     state,
-    # As the first of the new clients of `personalize`.
+    # The index of the first new client of `personalize`.
     run.data.num_clients,
     weights=_weights(run, client, runtime),
     runtime=runtime,
@@ -110,9 +110,10 @@ def client_functions(
 
 
 def encoding_files(run: run_lib.Run, path: str) -> dict[str, str]:
-  """The texts beside a model of a run on a table, by path; else none.
+  """The texts to store with a model, by path, for a run on a table.
 
-  They make inputs of a table's rows, and have the names of its classes.
+  They encode a table's rows as inputs, and name its classes. Other runs have no
+  such texts.
   """
   if run.data.encoding is None:
     return {}

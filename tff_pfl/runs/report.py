@@ -1,10 +1,10 @@
-"""The report of a run, all from its store.
+"""The report of a run, made from its store.
 
     summarize                     the dict of `summary.json`
     summary_frame, domain_frame   data frames of such dicts
     tables                        these frames as text for the screen
 
-`write_report` writes them, and pictures, into the run's folder.
+`write_report` writes them, and pictures, to the run's folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tff_pfl.runs import summary as summary_lib
 SUMMARY_NAME = 'summary.json'
 HISTORY_NAME = 'metrics.csv'
 PER_CLIENT_NAME = 'per_client.csv'
-# After the name of the primary metric.
+# Follows the name of the primary metric.
 BY_ROUND_PLOT_SUFFIX = '_by_round.png'
 CLIENTS_PLOT_NAME = 'clients.png'
 PER_DOMAIN_NAME = 'per_domain.csv'
@@ -39,16 +39,16 @@ PARTITION_PLOT_NAME = 'partition.png'
 COMPARISON_PLOT_NAME = 'comparison.png'
 
 _MODELS = ('personal', 'global')
-# Length of a line of a table's headings.
+# Maximum line length of a table's headings.
 _HEADING_WIDTH = 8
-# Of each metric, what there is besides the domains' values: name and title.
+# A metric's figures in addition to the domains' values: name and title.
 _OVERALL = {
   'min': 'min over domains',
   'mean': 'mean over domains',
   'max': 'max over domains',
   'client_mean': 'mean over clients',
 }
-# What is shown of domains where there is any, best known first.
+# The metrics to show for domains, if they have any of them, best known first.
 _SHOWN = {
   'accuracy': split_model.ACCURACY,
   scores_lib.AUC: split_model.PrimaryMetric('AUC', True),
@@ -62,13 +62,13 @@ def write_report(
   *,
   pictures: bool = True,
 ) -> dict:
-  """Writes the report of a run, whose newest round is evaluated, to its folder.
+  """Writes the report of a run, whose newest round must be evaluated.
 
-  `summary.json`, `per_client.csv` (the newest evaluation), `metrics.csv` (a
-  row for each round), `accuracy_by_round.png` (or of another primary metric),
-  `clients.png` (distribution over clients before and after personalization)
-  and `partition.png` (clients by classes); for data with domains also
-  `per_domain.csv` and `domains.png`. Without `pictures` no `.png`.
+  The files are `summary.json`, `per_client.csv` (the newest evaluation),
+  `metrics.csv` (a row for each round), `accuracy_by_round.png` (or another
+  primary metric), `clients.png` (distribution over clients before and after
+  personalization) and `partition.png` (clients by classes). Data with domains
+  add `per_domain.csv` and `domains.png`. The `.png` files need `pictures`.
 
   Returns:
     The summary, see `summarize`.
@@ -80,14 +80,14 @@ def write_report(
     HISTORY_NAME: summary_lib.frame(store.history()),
   }
   if 'domains' in summary:
-    # Without the rows over all domains.
+    # Drops the rows over all domains.
     by_domain = domain_frame(summary['domains']).iloc[: -len(_OVERALL)]
     csv_files[PER_DOMAIN_NAME] = by_domain
   for name, table in csv_files.items():
     summary_lib.write_csv(os.path.join(store.directory, name), table)
   if pictures:
     _write_pictures(store, process, data, summary, scores)
-  # Last, so that a summary means that the report is complete.
+  # Last, so that a summary implies a complete report.
   summary_lib.write_json(os.path.join(store.directory, SUMMARY_NAME), summary)
   return summary
 
@@ -123,7 +123,7 @@ def _write_pictures(store, process, data, summary, scores):
 
 
 def run_title(settings: Mapping[str, Any]) -> str:
-  """A run's title, such as 'fed_rep on digits, 30 clients', by its settings."""
+  """A run's title from its settings: 'fed_rep on digits, 30 clients'."""
   return '{algorithm} on {dataset}, {num_clients} clients'.format_map(settings)
 
 
@@ -135,35 +135,41 @@ def summarize(
   """The content of `summary.json`.
 
   Returns:
-    The settings of the run and, each a mean over clients with test examples,
-    `accuracy` of the personal and `global_accuracy` of the global models, as
-    `summary.over_rounds` gives them (None where there is none); `weighted`, the
-    same of the personal models' primary metric, over all test examples; of the
-    newest evaluation `loss`, `global_loss`, `fairness`, `non_finite_clients`
-    (personal models that diverged) and `num_scored_clients`;
-    `seconds_per_round` (median, without evaluation); `peak_rss_mb` (of this
-    process and its workers, after any round). Where there are such things, also
+    The settings of the run and
 
-    * `primary_metric`, unless that is the accuracy: `name`, `higher_is_better`,
-      and `personal` and `global`, as `accuracy` and `global_accuracy` are;
-    * `reported`: by name the same of further metrics, over the clients that
-      have such a figure, in the newest evaluation `num_clients` of `num_scored`
+    * `accuracy` of the personal and `global_accuracy` of the global models:
+      means over clients with test examples, as `summary.over_rounds` returns
+      them (None if undefined).
+    * `weighted`: the same for the personal models' primary metric, as a mean
+      over all test examples.
+    * `loss`, `global_loss`, `fairness`, `non_finite_clients` (personal models
+      that diverged) and `num_scored_clients` of the newest evaluation.
+    * `seconds_per_round`: the median, without evaluation.
+    * `peak_rss_mb`: the most memory of this process and its workers after any
+      round.
+
+    Some runs also have
+
+    * `primary_metric`, unless it is the accuracy: `name`, `higher_is_better`,
+      and `personal` and `global`, in the form of `accuracy`.
+    * `reported`: the same by name of further metrics, as means over the clients
+      that have them (`num_clients` of `num_scored` in the newest evaluation).
     * `majority_accuracy`, for classes of one label: the accuracy of always
-      predicting a client's most frequent class in training, mean over clients;
-    * `two_classes`, of the newest evaluation, see `scores.summarize`;
-    * `domains`, see `domains_over_rounds`;
-    * `privacy`, of runs with noise: `epsilon` after the last round, `delta`,
-      `noise_multiplier` and the `unit` that is protected, see `privacy`.
+      predicting a client's most frequent training class, mean over clients.
+    * `two_classes` of the newest evaluation, see `scores.summarize`.
+    * `domains`, see `domains_over_rounds`.
+    * `privacy`, for runs with noise: `epsilon` after the last round, `delta`,
+      `noise_multiplier` and the protected `unit`, see `privacy`.
   """
   rounds, evaluations = store.history(), counted(store)
   newest = evaluations[-1]
   last_round, primary = store.last_round, primary_metric(evaluations)
 
   def over_rounds(metric):
-    found = series(evaluations, metric)
+    by_model = series(evaluations, metric)
     return {
-      model: summary_lib.over_rounds(*found[model], last_round, metric)
-      if model in found
+      model: summary_lib.over_rounds(*by_model[model], last_round, metric)
+      if model in by_model
       else None
       for model in _MODELS
     }
@@ -216,7 +222,7 @@ def summarize(
 
 
 def _majority_accuracy(data, excluded):
-  """The mean over clients where each has its own most frequent class."""
+  """The mean accuracy of predicting each client's most frequent class."""
   train, test = (
     np.delete(data.class_counts(split), list(excluded), axis=0)
     for split in ('train', 'test')
@@ -227,9 +233,9 @@ def _majority_accuracy(data, excluded):
 
 
 def counted(store: run_store.RunStore) -> list[dict[str, Any]]:
-  """The evaluations that figures over rounds count.
+  """The evaluations that count in figures over rounds.
 
-  The first round's is left out where it is there for the curve alone.
+  The first round is left out if it was evaluated only for the curve.
   """
   evaluations, rounds = store.evaluations(), store.config['rounds']
   is_regular = (
@@ -242,7 +248,7 @@ def counted(store: run_store.RunStore) -> list[dict[str, Any]]:
 def primary_metric(
   evaluations: Sequence[Mapping[str, Any]],
 ) -> split_model.PrimaryMetric:
-  """The metric to compare models by, of at least one stored evaluation."""
+  """The metric that compares models, from at least one stored evaluation."""
   metric = evaluations[-1].get('primary_metric')
   return split_model.PrimaryMetric(**metric) if metric else split_model.ACCURACY
 
@@ -250,9 +256,9 @@ def primary_metric(
 def series(
   evaluations: Sequence[Mapping[str, Any]], metric: split_model.PrimaryMetric
 ) -> dict[str, tuple[list[int], list[float]]]:
-  """`personal` and `global` by round: `{name: (rounds, values)}`.
+  """A metric by round for `personal` and `global`: `{name: (rounds, values)}`.
 
-  A model that does not exist, or does not have the metric, is left out.
+  A model that does not exist, or lacks the metric, is left out.
   """
   return {
     model: (
@@ -267,8 +273,8 @@ def series(
 def curves(evaluations: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
   """The scores by round: `round`, `model`, `metric` and `value`.
 
-  Of models that are the same, as where nothing is personalized, there is the
-  global one.
+  If both models are always the same, as without personalization, only the
+  global model is included.
   """
   is_same = all(one['personal'] == one['global'] for one in evaluations)
   return pd.DataFrame(
@@ -313,7 +319,7 @@ def plot_curves(
 
 
 def primary_figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-  """The `primary_metric` of a summary, that of the accuracy included."""
+  """The `primary_metric` of a summary, even if it is the accuracy."""
   return summary.get('primary_metric') or {
     **split_model.ACCURACY._asdict(),
     'personal': summary['accuracy'],
@@ -322,7 +328,7 @@ def primary_figures(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def recent_title(numbers: Iterable[int]) -> str:
-  """The title of a column of `last_10_mean`, by its rows' `num_last_10`."""
+  """The title of a `last_10_mean` column, from its rows' `num_last_10`."""
   numbers = set(numbers) or {10}
   fewest, most = min(numbers), max(numbers)
   if fewest == 10:
@@ -334,7 +340,7 @@ def recent_title(numbers: Iterable[int]) -> str:
 def summary_frame(summaries: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
   """The main figures of summaries, a row for each.
 
-  NaN stands for what a method does not have, and for what is not finite.
+  NaN marks figures that a method lacks or that are not finite.
   """
   primary = [primary_figures(summary) for summary in summaries]
   name = split_model.PrimaryMetric(primary[0]['name'], True).title
@@ -365,12 +371,11 @@ def summary_frame(summaries: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 def tables(summaries: Sequence[Mapping[str, Any]]) -> str:
   """The frames of summaries as tables for the screen.
 
-  The last one is the `summary_frame`. Lines below it tell clients that are not
-  scored or have diverged, ε, the scores of two classes, metrics that some
-  clients do not have, and methods that are no better than the most frequent
-  class. Before it there is, of data with domains, a table for each method. Its
-  columns are those of accuracy and AUC; where there is neither, as for
-  regression, those of all metrics.
+  The last table is the `summary_frame`. Lines below it report clients that are
+  not scored or have diverged, ε, the scores of two classes, metrics that some
+  clients lack, and methods that are no better than the most frequent class. For
+  data with domains, a table for each method comes first. It has columns for
+  accuracy and AUC, or for all metrics if there is neither, as in regression.
   """
   texts = [_domain_table(one) for one in summaries if 'domains' in one]
   frame = summary_frame(summaries)
@@ -380,19 +385,19 @@ def tables(summaries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _notes(summary):
-  """Lines about a summary."""
+  """Yields notes on a summary."""
   name, num_clients = summary['algorithm'], summary['num_clients']
   num_scored = summary['num_scored_clients']
   if num_scored < num_clients:
     yield (
-      f'{name}: mean over {num_scored} of {num_clients} clients, the others are'
+      f'{name}: mean over {num_scored} of {num_clients} clients. The others are'
       ' not scored or have no test examples.'
     )
   num_diverged = summary['non_finite_clients']
   if num_diverged:
     yield (
       f'{name}: the personal models of {num_diverged} of {num_clients} clients '
-      'have diverged; means over them are not finite and shown as –.'
+      'have diverged. Means over them are not finite and are shown as –.'
     )
   if 'privacy' in summary:
     epsilon, delta = (summary['privacy'][key] for key in ('epsilon', 'delta'))
@@ -408,7 +413,7 @@ def _notes(summary):
     if figures['num_clients'] < figures['num_scored']:
       yield (
         f'{name}: {metric} is a mean over {figures["num_clients"]} of '
-        f'{figures["num_scored"]} clients; it is not defined on the test '
+        f'{figures["num_scored"]} clients. It is not defined on the test '
         'examples of the others.'
       )
   majority = summary.get('majority_accuracy')
@@ -416,26 +421,26 @@ def _notes(summary):
   if None not in (majority, accuracy) and accuracy <= majority:
     yield (
       f'{name}: its accuracy of {accuracy:.3f} is no more than the '
-      f"{majority:.3f} of always naming a client's most frequent class."
+      f"{majority:.3f} of always predicting a client's most frequent class."
     )
 
 
 def domains_over_rounds(
   evaluations: Sequence[Mapping[str, Any]], final_round: int
 ) -> dict[str, Any]:
-  """Sums up the scores of domains over the rounds of training.
+  """Summarizes the scores of domains over the rounds of training.
 
   Args:
-    evaluations: At least one of a run: `round`, and `domains` as
-      `scores.summarize` gives it.
+    evaluations: At least one evaluation of a run, with `round` and the
+      `domains` of `scores.summarize`.
     final_round: The last round of training.
 
   Returns:
-    As `domains` there, with the newest numbers of test examples, and in place
-    of each figure a dict: `last`, its value in the newest evaluation
-    that has it, and `last_10_mean`, its mean over the evaluations of the last
-    10 rounds, see `summary.over_rounds`; None where no evaluation has it.
-    That of the minimum is the mean of the rounds' minima.
+    The newest `domains`, with each figure replaced by a dict: `last`, its value
+    in the newest evaluation that has it, and `last_10_mean`, its mean over the
+    evaluations of the last 10 rounds, see `summary.over_rounds`. Both are None
+    if no evaluation has the figure. The mean of a minimum is the mean of the
+    rounds' minima.
   """
   rounds = [evaluation['round'] for evaluation in evaluations]
   domains = [evaluation['domains'] for evaluation in evaluations]
@@ -462,9 +467,9 @@ def domain_frame(domains: Mapping[str, Any]) -> pd.DataFrame:
   """The figures of `domains_over_rounds`, a row for each domain.
 
   Returns:
-    Columns `domain`, `num_test_examples` and, of each model and metric,
-    `personal/accuracy/last` and `personal/accuracy/last_10_mean`. The last rows
-    are minimum, mean and maximum over domains and the mean over clients.
+    Columns `domain`, `num_test_examples` and, for each model and metric, such
+    as `personal/accuracy/last` and `personal/accuracy/last_10_mean`. The last
+    rows are minimum, mean and maximum over domains and the mean over clients.
   """
 
   def row(title, count, figure_of):
@@ -511,11 +516,11 @@ def domain_bars(
   """The newest scores of domains that have test examples.
 
   Args:
-    primary: The metric where there is neither accuracy nor AUC.
+    primary: The metric to use if there is neither accuracy nor AUC.
 
   Returns:
-    From a metric that has any to a frame of `model`, `domain` and `value`.
-    There is no personal model where it is the global one.
+    From each metric with scores to a frame of `model`, `domain` and `value`. If
+    both models have the same scores, only the global model is included.
   """
   table = domain_frame(domains).set_index('domain')
   table = table[table['num_test_examples'].fillna(0) > 0]
@@ -523,7 +528,7 @@ def domain_bars(
   for key in _shown(domains) or [primary.name]:
     columns = {f'{m}/{key}/last': f'{m} model' for m in reversed(_MODELS)}
     values = table.rename(columns=columns).filter(columns.values(), axis=1)
-    # Of columns that are the same the first.
+    # Keeps the first of columns that are the same.
     values = values.dropna(axis=1, how='all').T.drop_duplicates().T
     if not values.empty:
       values = values.melt(var_name='model', ignore_index=False)
@@ -532,5 +537,5 @@ def domain_bars(
 
 
 def _shown(domains):
-  """The metrics that are shown, of those of any data."""
+  """The metrics of `_SHOWN` that the domains have."""
   return [name for name in _SHOWN if name in domains['personal']]

@@ -1,4 +1,4 @@
-"""A run, in progress or finished: its results as data frames, its models."""
+"""A run, in progress or finished: its results as data frames and its models."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from tff_pfl.runs import (
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.runtime import base as runtime_base
 
-# Encoding of rows as examples, of runs on tables.
+# How runs on tables encode rows as examples.
 ENCODING_NAME = 'encoding.json'
-# The folder, itself that of a run, which ends with the best evaluation.
+# The folder of a copy of the run that ends with the best evaluation.
 BEST_NAME = 'best'
 
 _Runtime = Optional[runtime_base.Runtime]
 
 
 def _several(runs):
-  """A list of runs, of a list or a dict."""
+  """A list of the runs in a list or a dict."""
   runs = runs.values() if isinstance(runs, Mapping) else runs
   several = list(runs) if isinstance(runs, Iterable) else []
   errors.expect(
@@ -57,7 +57,7 @@ def summarize(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
 
 
 def tidy(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
-  """The newest scores of all clients of runs, one number a row.
+  """The newest scores of all clients of runs, one number per row.
 
   Returns:
     Columns `method`, `seed`, `round`, `client`, `domain` (None for all of a
@@ -85,10 +85,10 @@ def plot(
   """Draws a metric of runs by round, a mean over clients.
 
   Args:
-    runs: Runs by their names in the legend; without names, they are called by
-      their methods, or by their folders where a method has several runs.
-    metric: Name of a metric of `Run.curves`; None for the primary one.
-    ax: Axes to draw on; None for those of a new figure of pyplot.
+    runs: Runs by their names in the legend, or a list of runs. A list uses the
+      names of methods, or of folders if a method has several runs.
+    metric: Name of a metric of `Run.curves`. None uses the primary metric.
+    ax: Axes to draw on. None makes a new pyplot figure.
   """
   several = _several(runs)
   records = [run.record for run in several]
@@ -111,8 +111,8 @@ def plot(
 class Run:
   """A run: its results, as stored at the moment, and its models.
 
-  `pfl.run` returns one, `open_run` opens the one in a folder. Methods that
-  compute take a `runtime`; None stands for one of the run's own, on the CPU.
+  `pfl.run` returns a run, and `open_run` opens the run in a folder. Methods
+  that compute take a `runtime`. None uses the run's own runtime on the CPU.
 
   Attributes:
     directory: The run's folder.
@@ -128,13 +128,13 @@ class Run:
     no_settings: str = '',
     continue_with: Optional[Callable[..., Run]] = None,
   ):
-    """Opens a run's folder; `open_run` is for users.
+    """Opens a run's folder. Users call `open_run` instead.
 
     Args:
-      process: Process of the run; None if `settings` are to build it.
-      data: Data of the run; None if `settings` are to load them.
-      settings: The `Settings` that build them when they are first needed.
-      no_settings: Reason, one sentence, if there are none.
+      process: Process of the run. None lets `settings` build it.
+      data: Data of the run. None lets `settings` load them.
+      settings: The `Settings` that build both when they are first needed.
+      no_settings: One sentence on why there are no settings.
       continue_with: Function `(num_rounds, **options) -> Run` that trains for
         more rounds.
     """
@@ -142,9 +142,9 @@ class Run:
     self._settings = settings
     self._no_settings = no_settings
     self._continue_with = continue_with
-    # The run that has what both were made of.
+    # The run that `best` belongs to, which has the data and the model.
     self._start_of = self
-    # By the options of personalization: building one takes a second or two.
+    # Cached by personalization, because building a process takes seconds.
     self._processes = {None: process} if process is not None else {}
     if data is not None:
       self.data = data
@@ -153,19 +153,19 @@ class Run:
 
   @property
   def record(self) -> dict[str, Any]:
-    """All that is stored of what the run was made of, as JSON types."""
+    """The stored configuration of the run, as JSON types."""
     with self._store() as store:
       return store.config
 
   @property
   def last_round(self) -> int:
-    """The number of rounds that are done."""
+    """The number of finished rounds."""
     with self._store() as store:
       return store.last_round
 
   @property
   def summary(self) -> dict[str, Any]:
-    """The figures of the report; see `report.summarize`.
+    """The figures of the report, see `report.summarize`.
 
     Raises:
       RunError: If the run was interrupted, or is in progress.
@@ -177,8 +177,8 @@ class Run:
     if summary.get('num_rounds') != last_round:
       raise errors.RunError(
         f'The run in {self.directory} has no {report.SUMMARY_NAME} of its '
-        f'{last_round} rounds, which is written after the last one that was '
-        'asked for: continue it.'
+        f'{last_round} rounds, which is written after the last requested '
+        'round: continue it.'
       )
     return summary
 
@@ -187,9 +187,9 @@ class Run:
     """The newest evaluation, a row for each client with test examples.
 
     Columns are `client`, `num_train_examples`, `num_test_examples`,
-    `num_rounds` (that it took part in) and each metric, a mean over its test
-    examples, as `before/accuracy` (personalization) and `after/accuracy`; on
-    data with domains also `domains/…`.
+    `num_rounds` (in which it took part), and each metric on its test examples
+    before and after personalization, such as `before/accuracy` and
+    `after/accuracy`. Data with domains add `domains/…`.
     """
     with self._store() as store:
       return summary_lib.frame(store.per_client())
@@ -198,15 +198,15 @@ class Run:
   def history(self) -> pd.DataFrame:
     """A row for each round: `round`, the metrics of training, `seconds`.
 
-    Those of evaluations, such as `evaluation/personal/accuracy`, are NaN for
-    rounds without one.
+    Metrics of evaluations, such as `evaluation/personal/accuracy`, are NaN for
+    rounds without an evaluation.
     """
     with self._store() as store:
       return summary_lib.frame(store.history())
 
   @property
   def primary_metric(self) -> split_model.PrimaryMetric:
-    """The metric that the models are compared by."""
+    """The metric that compares the models."""
     with self._store() as store:
       evaluations = store.evaluations()
     if not evaluations:
@@ -220,7 +220,7 @@ class Run:
     """The scores by round, in the tidy form of `plots.curves`.
 
     Columns are `round`, `model` ('personal' or 'global'), `metric` and `value`,
-    a mean over clients. Where nothing is personalized there is only the global
+    a mean over clients. Runs without personalization have only the global
     model.
     """
     with self._store() as store:
@@ -229,7 +229,7 @@ class Run:
   def plot(
     self, metric: Optional[str] = None, ax: Optional[Axes] = None
   ) -> Axes:
-    """Draws a metric by round; see the function `plot`."""
+    """Draws a metric by round, see the function `plot`."""
     return plot([self], metric, ax)
 
   def table(self) -> str:
@@ -253,23 +253,23 @@ class Run:
   def best(self) -> Run:
     """The run as it was after its best evaluation.
 
-    The best is by the personal models' primary metric on the clients' test
-    examples, so that its scores are optimistic.
+    The personal models' primary metric on test examples selects the best
+    evaluation, so its scores are optimistic.
 
     Raises:
-      RunError: If none was kept.
+      RunError: If no best models were kept.
     """
     directory = os.path.join(self.directory, BEST_NAME)
     if not run_store.has_run(directory):
       raise errors.RunError(
         f'The run in {self.directory} has kept no best models: give '
-        '`keep_best=True` (--keep_best) when it is made. An evaluation that is '
-        'not finite is never the best.'
+        '`keep_best=True` (--keep_best) when you make it. An evaluation that '
+        'is not finite is never the best.'
       )
     best = Run(
       directory, settings=self._settings, no_settings=self._no_settings
     )
-    # What is built of the one is the other's.
+    # Both runs share what they build.
     best._processes = self._processes
     best._start_of = self
     return best
@@ -278,7 +278,7 @@ class Run:
     """Trains for more rounds.
 
     Args:
-      num_rounds: Rounds in all, those that are done included.
+      num_rounds: Total number of rounds, including finished ones.
       **options: Other arguments of `pfl.run`, such as `callbacks`.
     """
     if self._start_of is not self:
@@ -287,22 +287,22 @@ class Run:
         'one to continue.'
       )
     if self._continue_with is None:
-      self.settings  # noqa: B018  Raises that what it needs is not known.
+      self.settings  # noqa: B018  Raises an error that says what is missing.
     return self._continue_with(num_rounds=num_rounds, **options)
 
   # Settings, data and method.
 
   @property
   def settings(self) -> Any:
-    """The `Settings` that the run was made by.
+    """The `Settings` that made the run.
 
     Raises:
-      RunError: If it was made by `pfl.run`, of a process and data.
+      RunError: If `pfl.run` made it from a process and data.
     """
     if self._settings is None:
       reason = self._no_settings or 'A run that was made in Python has none.'
       raise errors.RunError(
-        f'{reason} For what needs the model or the data of the run in '
+        f'{reason} If you need the model or the data of the run in '
         f'{self.directory}, give `open_run` its process and data.'
       )
     return self._settings
@@ -312,7 +312,7 @@ class Run:
     """The clients.
 
     Raises:
-      RunError: If they cannot be loaded again, or have changed.
+      RunError: If they cannot be loaded again or have changed.
     """
     if self._start_of is not self:
       return self._start_of.data
@@ -328,14 +328,14 @@ class Run:
 
   @property
   def model(self) -> split_model.SplitModel:
-    """The model of clients, as the method makes it of the run's own."""
+    """The clients' model, which the method makes from the run's model."""
     return self.process.model
 
   @fields.checked_call
   def build_process(
     self, personalization: Optional[personalization_lib.Personalization] = None
   ) -> personalized_process.PersonalizedProcess:
-    """The method, with other options of personalization if given."""
+    """The method, with another personalization if given."""
     if personalization not in self._processes:
       self._processes[personalization] = (
         self.settings.build_process(self._own_model, self.data)
@@ -365,12 +365,12 @@ class Run:
       )
 
   def global_weights(self, runtime: _Runtime = None) -> split_model.Weights:
-    """The weights that the server has."""
+    """The server's weights."""
     return self.server_state(runtime=runtime).global_weights
 
   @fields.checked_call
   def new_client_weights(self, runtime: _Runtime = None) -> split_model.Weights:
-    """The weights of the model of a client that contributes no data."""
+    """The model weights for a client without data."""
     runtime = runtime or self.cpu
     return runtime.run(
       self.process.model_without_data, self.server_state(runtime=runtime)
@@ -383,7 +383,7 @@ class Run:
     """All weights of a client's personal model, by name.
 
     Raises:
-      RunError: If the stored states are damaged, or of another process.
+      RunError: If the stored states are damaged or belong to another process.
     """
     process, data = self.process, self.data
     client_id = data.find_client(client_id)
@@ -404,11 +404,14 @@ class Run:
   def personal_model(
     self, client_id: str, runtime: _Runtime = None
   ) -> keras.Model:
-    """A client's personal model as a Keras model of its own.
+    """A client's personal model as a new Keras model.
 
-    Its outputs are those of `SplitModel.forward`: scores (logits) for a loss of
-    these. Of a method whose model is more than a Keras model (see
-    `keras_bridge.keras_model`) there is none; `predict` serves all.
+    It has the outputs of `SplitModel.forward`, which are logits if the loss
+    takes logits. Some methods have models that are more than a Keras model (see
+    `keras_bridge.keras_model`). `predict` works for all methods.
+
+    Raises:
+      ValueError: If the model is more than a Keras model.
     """
     weights = self.personal_weights(client_id, runtime)
     return keras_bridge.keras_model(self.model, weights)
@@ -425,20 +428,21 @@ class Run:
   ) -> str:
     """Writes a client's personal model for other systems.
 
-    Of a run on a table `encoding.json` and `classes.json` are written beside
-    it. Files that are there are replaced.
+    A run on a table also writes `encoding.json` and `classes.json` next to it.
+    Existing files are replaced.
 
     Args:
-      client: The client's id; None for the model of a client without data.
+      client: The client's id. None exports the model of a client without data.
       path: A `.keras` or `.tflite` file, or a folder, without an ending, for a
         SavedModel, whose version is the number of rounds.
-      personalization: How the file fits a new client's model (not of `.keras`);
-        None for the run's own way, or all weights where it fits nothing.
-      quantization: Of the weights of a `.tflite` file: 'none', 'int8' or
-        'float16'; such a file only predicts.
+      personalization: How the file fits a new client's model (not for
+        `.keras`). None uses the run's personalization, or fits all weights if
+        that fits nothing.
+      quantization: Quantization of the weights in a `.tflite` file: 'none',
+        'int8' or 'float16'. A quantized file can only predict.
 
     Returns:
-      The path of the file, or of the folder of this version.
+      The path of the file, or of this version's folder.
     """
     return model_files.export(
       self, client, path, personalization, quantization, runtime or self.cpu
@@ -454,17 +458,17 @@ class Run:
     """Outputs of a client's personal model.
 
     Args:
-      client: The client's id, or all weights of a model, such as one of
-        `evaluation.personalize`; for a frame also a column of ids, so that
-        each row is for its own client's model.
-      x: `[n, ...]`, scaled as the run's data; of several inputs a dict. For a
-        run on a frame (`FederatedDataset.from_frame`), a frame with the columns
-        of its inputs, and its domain column if it has one.
+      client: The client's id, or all weights of a model, such as a result of
+        `evaluation.personalize`. For a frame, also a column of ids, so that
+        each row uses its own client's model.
+      x: Inputs `[n, ...]`, scaled like the run's data, or a dict of several
+        inputs. For a run on a frame (`FederatedDataset.from_frame`), a frame
+        with the columns of its inputs, and its domain column if it has one.
       domain: Integers `[n]`, for arrays of data with domains.
 
     Returns:
       For classifiers, the classes' probabilities `[n, ..., num_classes]`;
-      otherwise the raw outputs. For a frame, a frame with its index, see
+      otherwise the raw outputs. For a frame, a frame with the same index, see
       `frames.FrameEncoding.predictions`.
     """
 
@@ -495,7 +499,7 @@ class Run:
 
   @property
   def encoding_path(self) -> str:
-    """The file of `encoding`, which runs on other data do not have."""
+    """The file of `encoding`, which only runs on frames and tables have."""
     return os.path.join(self._start_of.directory, ENCODING_NAME)
 
   @functools.cached_property
@@ -503,21 +507,21 @@ class Run:
     """The encoding of a frame's rows as examples, as in training.
 
     Raises:
-      RunError: If the run's data are no frame or table.
+      RunError: If the run's data are not a frame or table.
       ValueError: If the encoding's file is damaged.
     """
     path = self.encoding_path
     if not os.path.exists(path):
       raise errors.RunError(
-        'Expected a run on a frame or table for rows of one, found one on other'
-        f' data in {self.directory}; give examples as arrays.'
+        'Expected a run on a frame or table for rows of one, found a run on'
+        f' other data in {self.directory}. Give examples as arrays.'
       )
     with files.reading(path, 'the encoding of a table'):
       return frames.FrameEncoding(**json.loads(files.read_bytes(path)))
 
   @functools.cached_property
   def cpu(self) -> runtime_base.Runtime:
-    """The runtime of calls that are given none."""
+    """The runtime of calls without a `runtime`."""
     return runtime_lib.create_runtime('in_process', devices='cpu')
 
   def _store(self):

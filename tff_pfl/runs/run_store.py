@@ -1,18 +1,19 @@
 """The durable state of a run: one SQLite file in the run's output directory.
 
-A round is committed as a whole or not at all: the server state, the states of
+A round is committed as a whole or not at all. The server state, the states of
 the clients that took part, the metrics and the evaluation go into one
-transaction that is on the disk when `RunStore.commit_round` returns. A run that
-is killed thus loses at most the round it was computing. Only the newest states
-are kept; those of clients are read when asked for. A run whose file is deleted,
-moved or replaced meanwhile ends with an error when it next uses the file.
+transaction, which is on disk when `RunStore.commit_round` returns. A killed run
+loses at most its current round. Only the newest states are kept, and the
+clients' states are read on request. A run whose file is deleted, moved or
+replaced ends with an error when it next uses the file.
 
-One process at a time writes to a run, under a `directory_lock`; any number may
-read meanwhile. A store belongs to the thread that opened it.
+One process at a time writes to a run, under a `directory_lock`. Any number of
+processes may read meanwhile. A store belongs to the thread that opened it.
 
-Damage is an error and never a wrong result: each content has a checksum of it
-and of where it belongs, and the numbers of contents are known. These, settings
-and metrics are checked when a run is opened, and states when they are read.
+Damage causes an error and never a wrong result. Each content has a checksum of
+its bytes and its place, and the store knows its number of contents. Opening a
+run checks this number, the settings and the metrics. States are checked when
+they are read.
 """
 
 import ast
@@ -31,8 +32,8 @@ from tff_pfl.models import description
 from tff_pfl.runs import directory_lock, metrics_writers, value_codec
 from tff_pfl.system import folders
 
-# What may differ between a run and its resumption: it does not change what any
-# round computes.
+# Settings that may change when a run resumes, because they do not affect what
+# any round computes.
 MUTABLE_SETTINGS = (
   'rounds.num_rounds',
   'rounds.runtime',
@@ -41,24 +42,24 @@ MUTABLE_SETTINGS = (
 )
 
 FILE_NAME = 'run.sqlite'
-# Of differences that an error lists.
+# Most differences that an error lists.
 _MAX_DIFFERENCES = 12
 
 _VERSION = 9
-# Kinds are 'settings', 'round' (its metrics), 'scores' (of each client, in the
-# newest evaluation), as JSON, the states of the 'server' and of each 'client',
-# and 'totals'. A state that SQLite does not take whole is in pieces.
+# Kinds are 'settings', 'round' (its metrics) and 'scores' (of each client, in
+# the newest evaluation) as JSON, the states of the 'server' and of each
+# 'client', and 'totals'. A state that is too large for SQLite is in pieces.
 _SCHEMA = (
   f'PRAGMA user_version = {_VERSION}',
   'CREATE TABLE contents (kind TEXT, number INTEGER, piece INTEGER,'
   ' checksum INTEGER, content BLOB, PRIMARY KEY (kind, number, piece))',
 )
 _PRAGMAS = (
-  # States are large: with pages larger than SQLite's 4 KiB they take fewer.
+  # States are large, so they need fewer pages than with SQLite's 4 KiB.
   f'page_size = {16 * 1024}',
   'journal_mode = WAL',
   'synchronous = FULL',
-  # The write-ahead log is cut to this when a large round has swollen it.
+  # The write-ahead log is cut to this size after a large round.
   f'journal_size_limit = {64 * 1024 * 1024}',
 )
 # A reader or writer waits this long for another's short critical section.
@@ -68,7 +69,7 @@ _Path = Union[str, 'os.PathLike[str]']
 
 
 class RunStore:
-  """The committed rounds of a run; see the module's docstring.
+  """The committed rounds of a run, see the module's docstring.
 
   Use `open` or `open_for_reading`, not the constructor.
 
@@ -85,9 +86,9 @@ class RunStore:
     self.directory = directory
     self._connection = connection
     self._on_close = on_close
-    # Path and identity of the file that is written to; None for reading.
+    # Path and identity of the file for writing. None for reading.
     self._file = None
-    # Of contents (kind, number): how many rows a transaction has added.
+    # From a content's (kind, number) to the rows that a transaction has added.
     self._added = collections.Counter()
 
   @classmethod
@@ -97,17 +98,17 @@ class RunStore:
     """Starts a run or continues the one in its output directory.
 
     Args:
-      directory: The run's output directory; made if missing. A run in it that
-        never committed its initial state is replaced.
-      config: Settings of the run as JSON types, which may be nested. A run that
-        is continued takes on those of `MUTABLE_SETTINGS`.
-      resume: True to continue a run that is there, which is otherwise an
-        error.
+      directory: The run's output directory, created if missing. A run in it
+        that never committed its initial state is replaced.
+      config: Settings of the run as JSON types, possibly nested. A continued
+        run adopts new values of `MUTABLE_SETTINGS`.
+      resume: True to continue an existing run, which is otherwise an error.
 
     Raises:
-      RunError: If `directory` has a run or is in use by a running process, or
-        cannot be written to; or if its run is damaged or has other settings
-        than `config`, each of which the message gives with both values.
+      RunError: If `directory` has a run and `resume` is False, is in use by a
+        running process, or cannot be written to. Also if its run is damaged or
+        has other settings, which the message lists with both values.
+      ValueError: If the run has more rounds than `config`.
     """
     directory = os.fspath(directory)
     with contextlib.ExitStack() as on_close:
@@ -117,10 +118,10 @@ class RunStore:
         expect_none(directory)
       with _one_line(directory, 'open the run'):
         if is_there:
-          # What is refused is left as it is, its write-ahead log too.
-          with cls.open_for_reading(directory) as found:
-            found.server_state()
-            found._check_resumable(value_codec.to_json(config))
+          # A rejected run stays untouched, including its write-ahead log.
+          with cls.open_for_reading(directory) as existing:
+            existing.server_state()
+            existing._check_resumable(value_codec.to_json(config))
         else:
           for suffix in ('', '-wal', '-shm', '-journal'):
             path = pathlib.Path(f'{_path_in(directory)}{suffix}')
@@ -145,7 +146,7 @@ class RunStore:
   def open_for_reading(cls, directory: _Path) -> 'RunStore':
     """Opens a run that may be in progress, to read its committed rounds.
 
-    Each method of the store reads the state that is committed at that moment.
+    Each method of the store reads the state that is committed at the moment.
 
     Raises:
       RunError: If `directory` has no run, or a damaged one.
@@ -183,7 +184,7 @@ class RunStore:
 
   @property
   def last_round(self) -> int:
-    """The number of rounds committed; -1 before the initial state is."""
+    """The number of committed rounds, or -1 before the initial state."""
     query = "SELECT MAX(number) FROM contents WHERE kind = 'round'"
     ((newest,),) = self._rows(query)
     return -1 if newest is None else newest
@@ -197,28 +198,28 @@ class RunStore:
     evaluation: Optional[Mapping[str, Any]] = None,
     per_client: Sequence[Mapping[str, Any]] = (),
   ) -> None:
-    """Commits all that the next round has changed, or nothing.
+    """Commits all changes of the next round, or none.
 
-    The first commit, round 0, is that of the initial state.
+    The first commit, round 0, stores the initial state.
 
     Args:
       server_state: The server state after the round.
       client_states: The states of clients that have changed, by client index.
-      metrics: The metrics of the round, nested as need be, of the types that
-        `value_codec.to_json` takes. The initial state has none.
+      metrics: The metrics of the round, possibly nested, of types that
+        `value_codec.to_json` accepts. The initial state has none.
       evaluation: The metrics of an evaluation after the round, of the same
-        types; None if none took place.
-      per_client: With `evaluation`, the metrics of each client.
+        types. None means no evaluation.
+      per_client: The metrics of each client in `evaluation`.
 
     Raises:
-      RunError: If the disk is full or fails. Nothing of the round is stored
-        then, and all rounds before it are still there.
+      RunError: If the disk is full or fails. All earlier rounds are then still
+        there, and nothing of this round is stored.
     """
     number = self.last_round + 1
     row = {'round': number, **metrics}
     if evaluation is not None:
       row['evaluation'] = evaluation
-    advice = 'all rounds before it are safe: mend that and pass `resume`'
+    advice = 'all rounds before it are safe: fix that and pass `resume`'
     with _one_line(self.directory, f'commit round {number}', advice):
       with self._transaction():
         self._write('server', 0, server_state)
@@ -232,7 +233,7 @@ class RunStore:
     """Returns the newest server state.
 
     Raises:
-      RunError: If it is damaged, or the initial one is not committed yet.
+      RunError: If it is damaged, or no state is committed yet.
     """
     return self._content('server')
 
@@ -244,10 +245,10 @@ class RunStore:
     return self._contents('client', [int(index) for index in client_indices])
 
   def history(self) -> list[dict[str, Any]]:
-    """Returns the metrics of each round from 1 on.
+    """Returns the metrics of each round, from round 1.
 
-    It is ``{'round': round, **metrics, 'evaluation': evaluation}``, the last
-    only where there was one.
+    Each is ``{'round': round, **metrics, 'evaluation': evaluation}``, without
+    'evaluation' if there was none.
     """
     _, *rounds = self._contents('round').values() or [None]
     return [json.loads(content) for content in rounds]
@@ -265,26 +266,26 @@ class RunStore:
     return json.loads(self._content('scores'))
 
   def copy_to(self, directory: _Path) -> None:
-    """Makes the run in another folder this one, as it is now.
+    """Replaces the run in another folder with this run as it is now.
 
     Raises:
-      RunError: If it cannot be written. What was there is then as it was.
+      RunError: If the copy cannot be written. The old run then stays unchanged.
     """
     path = _path_in(directory)
     temporary = pathlib.Path(f'{path}.tmp')
     self._expect_in_place()
-    advice = f'what is committed in {self.directory} is safe'
+    advice = f'the committed rounds in {self.directory} are safe'
     with _one_line(directory, 'keep the best models', advice):
       path.parent.mkdir(parents=True, exist_ok=True)
       temporary.unlink(missing_ok=True)
       with contextlib.closing(sqlite3.connect(temporary)) as copy:
         self._connection.backup(copy)
-        # Without a log beside it.
+        # The copy is one file without a log.
         copy.execute('PRAGMA journal_mode = DELETE')
       temporary.replace(path)
 
   def close(self) -> None:
-    """Closes the file and lets go of the directory; may be called again."""
+    """Closes the file and releases the directory. May be called again."""
     self._on_close.close()
 
   def __enter__(self) -> 'RunStore':
@@ -295,12 +296,12 @@ class RunStore:
 
   @contextlib.contextmanager
   def _transaction(self) -> Iterator[None]:
-    """Commits what its body writes; if that raises, nothing is written."""
+    """Commits all writes of its body, or none if it raises."""
     with self._connection:
       self._connection.execute('BEGIN IMMEDIATE')
       added = self._added = collections.Counter()
       yield
-      # To count all would take the longer the more clients there are.
+      # Updating totals takes the same time for any number of clients.
       (stored,) = self._contents('totals').values() or [b'[]']
       totals = {kind: both for kind, *both in ast.literal_eval(stored.decode())}
       for (kind, number), rows in added.items():
@@ -310,7 +311,7 @@ class RunStore:
       self._write('totals', 0, repr(stored).encode())
 
   def _write(self, kind: str, number: int, content: bytes) -> None:
-    # The limit is that of a row, which has more than its content.
+    # The limit is for a whole row, which has more than its content.
     size = self._connection.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) // 2
     checksum = _checksum(kind, number, content)
     starts = range(0, max(1, len(content)), size)
@@ -332,28 +333,28 @@ class RunStore:
       )
 
   def _rows(self, query: str, *values: Any) -> list[Any]:
-    # At once: an open query would keep the running process from shortening its
-    # write-ahead log.
+    # Fetches all rows, because an open query would keep the running process
+    # from shortening its write-ahead log.
     self._expect_in_place()
     with _one_line(self.directory, 'read the run'):
       return self._connection.execute(query, values).fetchall()
 
   def _expect_in_place(self) -> None:
-    """Raises `RunError` if the file that is written to has lost its name."""
+    """Raises `RunError` if the file for writing has lost its name."""
     if self._file is None:
       return
     path, identity = self._file
     if folders.identity(path) != identity:
       raise errors.RunError(
-        f'{path} was deleted, moved or replaced while the run went on, whose'
-        ' next rounds would be lost: bring back all files of the folder and'
-        ' pass `resume`, or start the run anew.'
+        f'{path} was deleted, moved or replaced during the run, so the next'
+        ' rounds would be lost: restore all files of the folder and pass'
+        ' `resume`, or start a new run.'
       )
 
   def _contents(
     self, kind: str, numbers: Optional[Sequence[int]] = None
   ) -> dict[int, bytes]:
-    """Returns contents by their numbers, of all numbers for None."""
+    """Returns a kind's contents by number, all of them if `numbers` is None."""
     query = (
       "SELECT number, checksum, IFNULL(CAST(content AS BLOB), '')"
       ' FROM contents WHERE kind = ?'
@@ -382,7 +383,7 @@ class RunStore:
     return contents[0]
 
   def _totals(self) -> bytes:
-    """Counts the contents of each kind, and adds up their numbers."""
+    """Counts the contents of each kind, and sums their numbers."""
     query = (
       'SELECT kind, COUNT(*), TOTAL(number) FROM contents'
       " WHERE kind != 'totals' GROUP BY kind"
@@ -390,8 +391,8 @@ class RunStore:
     return repr(self._rows(query)).encode()
 
   def _check(self) -> None:
-    """Raises `RunError` unless all but the states is as committed."""
-    # At one moment, as a round may be committed meanwhile.
+    """Raises `RunError` if anything is missing, or damaged except states."""
+    # One transaction, because a round may be committed meanwhile.
     with self._connection:
       self._rows('BEGIN')
       for kind in ('settings', 'scores', 'round'):
@@ -401,16 +402,16 @@ class RunStore:
           self.directory, 'states or metrics that were committed are missing'
         )
 
-  def _check_resumable(self, given: Mapping[str, Any]) -> None:
-    """Raises an error if the run cannot go on with the settings given."""
-    found = differences(self.config, given)
-    if found:
+  def _check_resumable(self, config: Mapping[str, Any]) -> None:
+    """Raises an error if the run cannot continue with these settings."""
+    changes = differences(self.config, config)
+    if changes:
       raise errors.RunError(
         f'Cannot resume the run in {self.directory} with other settings:'
-        f' {found}. Give those of the run, or another `output_dir`.'
+        f' {changes}. Give the same settings, or another `output_dir`.'
       )
     last_round = self.last_round
-    num_rounds = given.get('rounds', {}).get('num_rounds', last_round)
+    num_rounds = config.get('rounds', {}).get('num_rounds', last_round)
     errors.expect(
       num_rounds >= last_round,
       'num_rounds',
@@ -420,7 +421,12 @@ class RunStore:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-  """Lists differences of settings, as JSON types, that may not be; or ''."""
+  """Lists the forbidden differences of settings, or returns ''.
+
+  Args:
+    old: Settings as JSON types.
+    new: Settings as JSON types.
+  """
   old, new = (value_codec.flatten(one, '.') for one in (old, new))
   names = [
     name
@@ -428,23 +434,23 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     if name not in MUTABLE_SETTINGS
     and not description.is_same(name, old.get(name), new.get(name))
   ]
-  # A process differs by the settings that made it.
+  # Settings explain differences of the process that they made.
   by_settings = [name for name in names if name.startswith('settings.')]
   if by_settings:
     names = [name for name in names if not name.startswith('process.')]
-  # Values say little beside the reason why they differ.
+  # Values of the model say little if the cause of a difference is known.
   words = [name for name in names if not description.is_value(name)]
   if any(name.startswith('model.') for name in words):
     names = words
-  found = [
+  texts = [
     f'{name.removeprefix("settings.")} was {old.get(name)!r}, now '
     f'{new.get(name)!r}'
     for name in names
   ]
-  others = found[_MAX_DIFFERENCES:]
+  others = texts[_MAX_DIFFERENCES:]
   if others:
-    found[_MAX_DIFFERENCES:] = [f'and {len(others)} more']
-  return '; '.join(found)
+    texts[_MAX_DIFFERENCES:] = [f'and {len(others)} more']
+  return '; '.join(texts)
 
 
 def expect_none(directory: _Path) -> None:
@@ -457,7 +463,7 @@ def expect_none(directory: _Path) -> None:
 
 
 def has_run(directory: _Path) -> bool:
-  """Returns True if there is anything that a new run must not replace.
+  """Returns True if there is a file that a new run must not replace.
 
   Raises:
     RunError: If there are metrics of a run whose rounds are lost.
@@ -471,15 +477,15 @@ def has_run(directory: _Path) -> bool:
           if connection.execute(query).fetchone():
             return True
     except (sqlite3.Error, UnicodeDecodeError):
-      # Whatever it is, it is not ours to delete.
+      # An unknown file must not be deleted.
       return True
-  # A process that was killed while it created the run leaves no round, too, but
-  # metrics are written once one is committed.
+  # A process that was killed while it created the run also leaves no round. But
+  # metrics are only written after a round is committed.
   name = metrics_writers.JSONL_NAME
   if path.with_name(name).exists():
     raise errors.RunError(
-      f'Cannot start a run in {directory}: {FILE_NAME} has no rounds, and'
-      f' {name} of a run lies beside it; restore {FILE_NAME} from a backup,'
+      f'Cannot start a run in {directory}: {FILE_NAME} has no rounds, but the'
+      f' folder has the {name} of a run: restore {FILE_NAME} from a backup,'
       f' remove {name}, or start the run in another folder.'
     )
   return False
@@ -490,27 +496,27 @@ def _path_in(directory: _Path) -> pathlib.Path:
 
 
 def _connect(directory: _Path, mode: str) -> sqlite3.Connection:
-  """Opens a file; transactions are begun and ended by statements."""
+  """Opens a file, in which statements begin and end transactions."""
   connection = sqlite3.connect(
     f'{_path_in(directory).as_uri()}?mode={mode}',
     uri=True,
     timeout=_BUSY_TIMEOUT_SECONDS,
     isolation_level=None,
   )
-  # Damaged text need not be text.
+  # Damaged text may not be valid text.
   connection.text_factory = bytes
   return connection
 
 
 def _connect_for_reading(directory: _Path) -> sqlite3.Connection:
-  """Opens a file so that no statement can change what it holds."""
+  """Opens a file so that no statement can change its content."""
   path = _path_in(directory)
-  # Whoever closes the file last moves the write-ahead log into it and removes
-  # the log, for which it must be able to write.
+  # The last process to close the file moves the write-ahead log into it and
+  # removes the log, so it must be able to write.
   mode = 'rw'
   if not all(os.access(p, os.W_OK) for p in (path, path.parent)):
-    # SQLite keeps an index of the log beside the file. Where none can be made,
-    # as on a read-only disk, and there is no log, the file alone tells all.
+    # SQLite keeps an index of the log next to the file. If it cannot make one,
+    # as on a read-only disk, and there is no log, the file alone is complete.
     mode = 'ro' if os.path.exists(f'{path}-wal') else 'ro&immutable=1'
   connection = _connect(directory, mode)
   connection.execute('PRAGMA query_only = ON')
@@ -519,12 +525,12 @@ def _connect_for_reading(directory: _Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _one_line(
-  directory: _Path, action: str, advice: str = 'mend that and try again'
+  directory: _Path, action: str, advice: str = 'fix that and try again'
 ) -> Iterator[None]:
   """Turns errors of SQLite and of the file system into a `RunError`."""
   try:
     yield
-  # Damaged names in SQLite's messages need not be text.
+  # Damaged names in SQLite's messages may not be valid text.
   except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
     text = ' '.join(str(error).split())
     if type(error) in (sqlite3.DatabaseError, UnicodeDecodeError):
@@ -535,7 +541,7 @@ def _one_line(
 
 
 def _damaged(directory: _Path, reason: str) -> errors.RunError:
-  """The error for a file that does not hold what was committed."""
+  """The error for a damaged file."""
   return errors.RunError(
     f'Cannot read the run in {directory}: {FILE_NAME} is damaged or not a run'
     f' ({reason}); restore it from a backup, or start a run in another folder.'
@@ -543,7 +549,7 @@ def _damaged(directory: _Path, reason: str) -> errors.RunError:
 
 
 def _checksum(kind: str, number: int, content: bytes) -> int:
-  """Returns the checksum of a content and of where it belongs."""
+  """Returns the checksum of a content with its kind and number."""
   return zlib.crc32(content, zlib.crc32(f'{kind} {number}'.encode()))
 
 

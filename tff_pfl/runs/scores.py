@@ -1,16 +1,17 @@
-"""Figures of an evaluation: the scores of its clients, summed up.
+"""Figures of an evaluation, which summarize the scores of its clients.
 
-A mean over clients hides those that a method serves badly, so `fairness` also
-gives the spread, the worst tenth, and how many a global model serves better.
+A mean over clients hides clients with poor scores. So `fairness` also gives the
+spread, the worst tenth, and the fraction that a global model serves better.
 
 A metric of a domain is the mean over all its test examples, each scored by the
 model of the client that holds it.
 
-Predictions of two classes are pooled over clients, because many a client has
-examples of one class only. AUC, the area under the ROC curve, is the
-probability that an example of class 1 gets a higher score than one of class 0;
-pooled, it also compares the scores of different clients. For several labels
-these scores are means over the labels that have examples of both classes.
+Predictions of two classes are pooled over clients, because many clients have
+examples of only one class. AUC, the area under the ROC curve, is the
+probability that an example of class 1 gets a higher score than an example of
+class 0. The pooled AUC also compares the scores of different clients. For
+several labels, these scores are means over the labels that have examples of
+both classes.
 
 References:
   A. Zhong, H. He, Z. Ren, N. Li, Q. Li. FedDAR: Federated Domain-Aware
@@ -30,9 +31,9 @@ from tff_pfl import errors
 from tff_pfl.models import split_model
 
 AUC = 'auc'
-# A client's test examples of two classes: float32 `[n]` or `[n, labels]`,
-# scores of class 1 `before` and `after` personalization (higher is more
-# likely); `y`, the labels, 0 or 1; and `domain`, int32 `[n]`, if there are any.
+# A client's predictions of two classes. `before` and `after` personalization
+# are scores of class 1 (higher is more likely), float32 `[n]` or `[n, labels]`.
+# `y` has the labels, 0 or 1. `domain`, if there is one, is int32 `[n]`.
 Predictions = Mapping[str, np.ndarray]
 
 
@@ -42,7 +43,7 @@ def summarize(
   model: split_model.SplitModel,
   predictions: Sequence[Predictions] = (),
 ) -> dict[str, Any]:
-  """Sums up the scores of clients.
+  """Summarizes the scores of clients.
 
   Args:
     rows: The rows of an `evaluation.Evaluation`.
@@ -50,25 +51,25 @@ def summarize(
     predictions: The clients' predictions, of two classes.
 
   Returns:
-    personal: From each metric to its mean over the clients that have it, NaN
+    personal: From each metric to its mean over the clients that have it, or NaN
       without any.
-    global: The same of the global model; None without one.
-    fairness: That of the personal models' primary metric.
+    global: The same for the global model, or None without one.
+    fairness: The `fairness` of the personal models' primary metric.
     non_finite_clients: Number of clients whose personal model has a loss that
       is not finite (it diverged, or their training data are not finite).
     primary_metric: Only if it is not the accuracy: `name`, `higher_is_better`.
-    reported: Only if there are any, by name of further metrics:
-      `higher_is_better`, `num_clients`, those that have it, and `num_scored`,
-      all of them.
-    two_classes: Only with predictions, `personal` and `global`: `auc`,
-      `balanced_accuracy` and `f1` over all test examples, see
-      `two_class_score`, and `client_auc`, the mean over the clients that have
-      examples of both classes, None without any.
-    domains: Only of a model with domains: `num_test_examples`, by domain;
-      `without_test_examples`, the domains that have none; `personal` and
-      `global`: from metric, with predictions also 'auc', to `by_domain` (a
-      value, or None), `min`, `mean` and `max` over the domains and
-      `client_mean` over the clients that have a value, None without any.
+    reported: Only for further metrics, by name: `higher_is_better`,
+      `num_clients` (clients that have the metric) and `num_scored` (all
+      clients).
+    two_classes: Only with predictions, for `personal` and `global`: `auc`,
+      `balanced_accuracy` and `f1` over all test examples (see
+      `two_class_score`), and `client_auc`, the mean over the clients that have
+      examples of both classes, or None without any.
+    domains: Only for a model with domains: `num_test_examples` by domain,
+      `without_test_examples` (the domains that have none), `personal` and
+      `global`. The last two map each metric, with predictions also 'auc', to
+      `by_domain` (a value or None), `min`, `mean` and `max` over the domains,
+      and `client_mean` over the clients that have a value, or None without any.
   """
   errors.expect(rows, 'rows', 'of at least one client with test examples', rows)
   metric = model.primary_metric
@@ -122,9 +123,9 @@ def _of_models(figures, has_global_model):
 
 
 def _of_known(function, values, otherwise=None):
-  """A figure over the values that are not None; NaN is not hidden."""
+  """A figure over the values that are not None. NaN counts."""
   known = [value for value in values if value is not None]
-  # Unlike min and max of Python, NumPy's are NaN then.
+  # NumPy's min and max return NaN if a value is NaN, unlike Python's.
   return float(function(known)) if known else otherwise
 
 
@@ -138,19 +139,19 @@ def fairness(
 
   Args:
     personal: Floats `[clients]`, at least one: the metric of each personal
-      model on its client's test examples. NaN, of a model that diverged, is
-      worse than any other.
+      model on its client's test examples. NaN, from a diverged model, is worse
+      than any other value.
     weights: Numbers of test examples `[clients]`, positive.
     reference: Floats `[clients]`: the metric of the global model on the same
-      examples; None without a global model.
-    metric: Metric of the values, with the direction that is better.
+      examples, or None without a global model.
+    metric: Metric of the values, which knows whether higher is better.
 
   Returns:
     A dict of floats: `mean`, `std` (of the population), `min` and `max` over
-    clients; `weighted_mean`, over test examples; `worst_10_percent`, the mean
-    over the worst tenth of the clients, rounded up to whole clients; and
-    `fraction_hurt`, the fraction of clients, in [0, 1], whose value is worse
-    than the global model's (None without `reference`).
+    clients, `weighted_mean` over test examples, `worst_10_percent` (the mean
+    over the worst tenth of the clients, rounded up to whole clients) and
+    `fraction_hurt` (the fraction of clients, in [0, 1], with a value worse than
+    the global model's, None without `reference`).
   """
   values, weights = (np.asarray(v, np.float64) for v in (personal, weights))
   merit = metric.merit(values)
@@ -171,17 +172,17 @@ def fairness(
 def client_domains(
   sums: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, dict]:
-  """A client's scores by domain, as they are kept in its row.
+  """A client's scores by domain, for its row.
 
   Args:
-    sums: Of a result of `process.evaluate_clients` the `domains`: `examples`,
-      the number of test examples of each domain `[M]`; `before` and `after`,
-      from metric to sums over these `[M]`.
+    sums: The `domains` of a result of `process.evaluate_clients`: `examples`,
+      the number of test examples in each domain `[M]`, and `before` and
+      `after`, from metric to sums over these examples `[M]`.
     names: The names of the M domains.
 
   Returns:
-    From each domain that has test examples to `num_test_examples`, `before` and
-    `after`, from metric to the mean over these.
+    From each domain that has test examples to `num_test_examples`, and to
+    `before` and `after`, from metric to the mean over these examples.
   """
   counts = np.asarray(sums['examples'])
   return {
@@ -216,7 +217,7 @@ def _domains(rows, names, has_global_model, predictions):
     return total / counts[name] if counts[name] else None
 
   def figures(which):
-    # A metric of all predictions of a client is none of its domains.
+    # Metrics over all predictions of a client do not exist for its domains.
     metrics = next(iter(rows[0]['domains'].values()))[which]
     table = {
       metric: _domain_figure(
@@ -264,15 +265,15 @@ def two_class_score(y: Any, scores: Any, name: str = AUC) -> Optional[float]:
 
   Args:
     y: Labels `[n]` or `[n, labels]`, 0 or 1.
-    scores: Scores of class 1, of the same shape; it is predicted above 0. Those
-      that are not finite, of a model that diverged, count as wrong.
+    scores: Scores of class 1, of the same shape. A score above 0 predicts class
+      1. Scores that are not finite, from a diverged model, count as wrong.
     name: 'auc', 'balanced_accuracy' or 'f1'.
 
   Returns:
-    The score, in [0, 1]; None unless there are examples of both classes.
+    The score, in [0, 1], or None without examples of both classes.
   """
   is_positive = np.equal(y, 1)
-  # Beyond all of float32, as scikit-learn takes no infinities.
+  # Beyond the range of float32, because scikit-learn rejects infinities.
   wrong = np.where(is_positive, -1e300, 1e300)
   scores = np.where(np.isfinite(scores), scores, wrong)
   values = [

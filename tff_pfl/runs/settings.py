@@ -5,8 +5,8 @@
       method='fed_rep', num_head_epochs=5, num_rounds=20, cohort_size=5,
     ).run('my_run')
 
-A run's data, model and process are built again from its stored settings, to
-resume it or to use its personal models.
+The stored settings rebuild a run's data, model and process, to resume the run
+or to use its personal models.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import start as start_lib
 from tff_pfl.system import folders
 
-# Stored with a run beside its settings.
+# A run stores these separately from its settings.
 _STORED_APART = ('rounds', 'seed')
 
 
 def _naming(owner, arguments):
-  """Has errors name arguments as parts of the setting that has them."""
+  """Makes errors name arguments as parts of their setting."""
   return errors.naming({name: f'`{owner}.{name}`' for name in arguments})
 
 
@@ -57,15 +57,15 @@ class DataOptions:
   """Data of a run, and their partition among clients.
 
   Attributes:
-    name: The data.
+    name: The data set.
     data_dir: Folder with the data set's files, if it reads any, or the file
       itself.
     arguments: The loader's own arguments, such as the length of sequences, and
       `classes`, see `datasets.load_dataset`.
-    partition: Partition of the data among clients; None for natural if the data
-      name their clients, or else shards:2 (iid for a table).
-    num_clients: Number of clients; None for all with the partition natural, or
-      else 30.
+    partition: Partition of the data among clients. None means natural if the
+      data name their clients, and otherwise shards:2 (iid for a table).
+    num_clients: Number of clients. None means all clients of the natural
+      partition, and otherwise 30.
   """
 
   name: Annotated[
@@ -83,32 +83,33 @@ class DataOptions:
     errors.expect(
       not apart & set(self.arguments),
       'dataset_arguments',
-      f'without {", ".join(sorted(apart))}, which are settings of their own',
+      f'without {", ".join(sorted(apart))}, which are separate settings',
       self.arguments,
     )
 
 
 @fields.dataclass
 class ModelOptions:
-  """Model of a run, and what it does with its data.
+  """Model of a run, and how it uses its data.
 
   Attributes:
-    name: The network. linear; mlp; cnn: the 5-layer CNN of FedRep, or other
-      convolutions; resnet_18, resnet_34 and vgg_16: with group normalization,
-      or as torchvision has them; image_and_record: a residual network and the
-      columns of a record; text_mlp: of the mean of the words' embeddings;
-      text_lstm: of characters or words.
+    name: The network: linear, mlp, cnn (the 5-layer CNN of FedRep, or other
+      convolutions), resnet_18, resnet_34 and vgg_16 (with group normalization,
+      or as in torchvision), image_and_record (a residual network with the
+      columns of a record), text_mlp (on the mean of the words' embeddings), or
+      text_lstm (on characters or words).
     arguments: The model's own arguments.
-    domain_model: Use of domains by the model: shared ignores them, multi_head
-      has a head for each, input gives the head the domain beside the features.
-    reweight_domains: True for equal weights of all domains in the loss, where
-      all of the model's weights are trained together.
-    augmentation: Random changes of images in training, drawn anew in each step:
+    domain_model: How the model uses domains. shared ignores them, multi_head
+      has a head for each domain, and input feeds the domain to the head with
+      the features.
+    reweight_domains: True to give all domains equal weight in the loss when all
+      of the model's weights are trained together.
+    augmentation: Random changes of images in training, redrawn in each step:
       none, crop:<padding>, flip, or several joined by +.
-    class_weight: Weights of the classes in the loss of training, not in
-      reported losses: balanced, or such as 0:1,1:10; None for 1.
+    class_weight: Class weights in the training loss, not in reported losses:
+      balanced, or weights such as 0:1,1:10. None weights all classes equally.
     metrics: Further metrics to report, such as auc,f1_macro or rmse,r2, and
-      metrics of Keras that are means over examples, such as mse and
+      Keras metrics that are means over examples, such as mse and
       top_5_accuracy.
   """
 
@@ -133,7 +134,7 @@ class ModelOptions:
 
 
 def _hparams_of(value):
-  """Hyperparameters, of a method's name or JSON types if these are given."""
+  """Hyperparameters from a method's name, JSON types, or themselves."""
   if isinstance(value, str):
     return registry.get_algorithm(value).hparams()
   if isinstance(value, Mapping):
@@ -166,8 +167,8 @@ Method = Annotated[
 class Settings:
   """The settings of a run.
 
-  Fields of the parts, and the method's hyperparameters, may be given by their
-  names alone, as in the module's example, also to `dataclasses.replace`.
+  You can give fields of the parts, and the method's hyperparameters, by name
+  alone, as in the module's example. This also works in `dataclasses.replace`.
 
   Attributes:
     data: Data and their partition.
@@ -177,8 +178,8 @@ class Settings:
     process: Options that every method's process takes.
     rounds: Rounds, cohorts and evaluations.
     start: Model that the run starts from.
-    seed: Fixes the partition, the initial weights, the sampling and all client
-      work; from 0 to 2**63 - 1.
+    seed: Seed of the partition, the initial weights, the cohorts and all client
+      work, from 0 to 2**63 - 1.
   """
 
   data: DataOptions = DataOptions()
@@ -193,15 +194,17 @@ class Settings:
 
   @classmethod
   def arranged(cls, values: dict[str, Any]) -> dict[str, Any]:
-    """Puts what is given by the names of flags into the fields.
+    """Moves values with the names of flags into the fields.
 
     Args:
-      values: Fields of `Settings` and its parts; hyperparameters, and arguments
-        of the model and the data set such as `model_widths`, by name.
+      values: Values by name: fields of `Settings` and its parts,
+        hyperparameters, and arguments of the model and the data set such as
+        `model_widths`.
     """
     method = _hparams_of(values.get('method', 'fed_rep'))
     known = fields.flat_names(cls)
-    # What a method has no use for is its own hyperparameter of that name.
+    # A setting that a method does not support may be the name of one of its
+    # hyperparameters.
     unsupported = registry.get_algorithm(registry.method_of(method)).unsupported
     own = {
       name: value
@@ -227,25 +230,26 @@ class Settings:
     errors.expect(
       not isinstance(self.process.aggregator, aggregators.FACTORIES),
       'aggregator',
-      'a name, a PrivateMean or a DistributedPrivateMean, for settings are '
-      'stored as JSON; give the factory to `pfl.build`',
+      'a name, a PrivateMean or a DistributedPrivateMean, because settings are '
+      'stored as JSON (give the factory to `pfl.build`)',
       self.process.aggregator,
     )
     algorithm = registry.get_algorithm(self.algorithm)
     for name in algorithm.unsupported:
       names = (name,)
       if name == 'num_warmup_rounds':
-        # Its models are drawn apart, which weights of another run do not stand.
+        # Its models start from different random weights, so they cannot start
+        # from the weights of another run.
         names = (name, 'initial_run', 'initial_weights')
       for one in names:
         value, default = fields.get(self, one), fields.default(Settings, one)
-        expected = f'{default} for {self.algorithm}, which has no use for it'
+        expected = f'{default} for {self.algorithm}, which does not use it'
         errors.expect(value == default, one, expected, value)
     errors.expect(
       self.start.num_warmup_rounds == 0
       or isinstance(self.process.aggregator, str),
       'num_warmup_rounds',
-      '0 with an aggregator with noise, whose epsilon is of one run',
+      '0 with an aggregator with noise, whose epsilon is for one run',
       self.start.num_warmup_rounds,
     )
 
@@ -255,7 +259,7 @@ class Settings:
     return registry.method_of(self.method)
 
   def to_record(self) -> dict[str, Any]:
-    """What a run stores of the settings beside what it stores of any run."""
+    """The settings that a run stores in addition to its rounds and seed."""
     stored = fields.to_json(self)
     return {n: v for n, v in stored.items() if n not in _STORED_APART}
 
@@ -264,7 +268,7 @@ class Settings:
     """The settings of a run, from its record.
 
     Raises:
-      RunError: If these do not tell its data and model.
+      RunError: If the record does not describe the run's data and model.
     """
     if 'settings' not in record:
       raise errors.RunError(
@@ -274,7 +278,7 @@ class Settings:
     if 'trial' in record:
       raise errors.RunError(
         'Expected a run on all of its data, found one of a comparison that set '
-        'new clients, a fold, or examples for a sweep, apart from them.'
+        'new clients, a fold, or examples for a sweep apart.'
       )
     own = {name: record[name] for name in _STORED_APART}
     return fields.from_json(cls, {**record['settings'], **own})
@@ -283,8 +287,8 @@ class Settings:
     """Loads the data and divides them among the clients.
 
     Args:
-      num_more_clients: Number of clients besides those of the run. Without a
-        number of clients they are among those that there are.
+      num_more_clients: Number of clients in addition to the run's. If
+        `num_clients` is None, they are among the existing clients.
     """
     options = self.data
     arguments = {'data_dir': options.data_dir, 'seed': self.seed}
@@ -303,7 +307,7 @@ class Settings:
   def build_model(
     self, data: datasets.FederatedDataset
   ) -> split_model.SplitModel:
-    """Makes the model for the data's shapes, their domains and classes."""
+    """Makes the model for the data's shapes, domains and classes."""
     options = self.model
     with _naming('model_arguments', options.arguments):
       model = zoo.make_model(
@@ -332,7 +336,7 @@ class Settings:
 
     Args:
       model: Model that `build_model` made, with any weights.
-      data: The run's data, for the number of its clients.
+      data: The run's data, for the number of clients and their first rounds.
     """
     with _naming('hparams', vars(self.method)):
       return registry.build(
@@ -360,11 +364,11 @@ class Settings:
 
     Args:
       output_dir: Folder of the run.
-      data: Data that `load_data` loaded, or a part of them; None to load them.
-      record: What identifies the part of the data, as JSON types.
-      **options: Arguments of `pfl.run`: `callbacks` (of the run, not of its
-        warm-up), `resume`, `runtime_options`, `show_progress` and `pictures`;
-        and fields of `RunOptions`, which replace the settings' own.
+      data: Data from `load_data`, or a part of them. None loads the data.
+      record: Identification of the part of the data, as JSON types.
+      **options: Arguments of `pfl.run`: `callbacks` (not for the warm-up),
+        `resume`, `runtime_options`, `show_progress` and `pictures`. Fields of
+        `RunOptions` override the settings' own.
     """
     changes = {n: options.pop(n) for n in vars(self.rounds) if n in options}
     if changes:
@@ -386,14 +390,14 @@ class Settings:
   def resume(
     self, output_dir: str, *, num_rounds: int, **options: Any
   ) -> run_lib.Run:
-    """Continues a run to more rounds; see `run`."""
+    """Continues a run to more rounds, see `run`."""
     more = dataclasses.replace(self, num_rounds=num_rounds)
     return more.run(output_dir, resume=True, **options)
 
   def _train(self, process, data, output_dir, record, options):
     checksum = {}
     if self.start.initial_weights is not None:
-      # Other weights are another run, whatever file they came from.
+      # The weights identify the run, and not the path of their file.
       checksum['initial_weights_sha256'] = description.weights_checksum(
         process.model
       )
@@ -410,7 +414,7 @@ class Settings:
   # The start of the run.
 
   def _begin(self, data, folder, record, options):
-    """The run's initial model; what it starts from is copied or trained."""
+    """The run's initial model, after its start is copied or trained."""
     if run_store.has_run(folder):
       return self.initial_model(data, folder)
     if self.start.num_warmup_rounds:
@@ -441,11 +445,11 @@ class Settings:
 
     Args:
       data: Data of the run.
-      folder: Folder of the run, once it has begun.
+      folder: Folder of the run, which has begun.
 
     Raises:
-      ValueError: If the weights that were kept are damaged.
-      RunError: If they are missing, or the warm-up is missing, damaged or of
+      ValueError: If the stored weights are damaged.
+      RunError: If they are missing, or the warm-up is missing, damaged or has
         another length.
     """
     if not self.start.num_warmup_rounds:
@@ -458,7 +462,7 @@ class Settings:
     return self._warmed_up(model, warm_up.build_process(model, data), before)
 
   def _warmed_up(self, model, process, folder):
-    """The run's model with the weights that its warm-up ended with."""
+    """The run's model with the final weights of its warm-up."""
     model = start_lib.with_warmed_up(
       model, process, folder, self.start.num_warmup_rounds
     )
@@ -467,7 +471,7 @@ class Settings:
     )
 
   def _projected(self, model):
-    """The warm-up's model, projected where the method makes heads of that."""
+    """The warm-up's model, with a projection if the method has one."""
     dimension = getattr(self.method, 'projection_dim', None)
     return domain_models.projected(model, dimension) if dimension else model
 
@@ -508,10 +512,10 @@ def open_run(
 
   Args:
     directory: The run's folder.
-    process: Process that the run was trained with, for the models of a run of
-      `pfl.run`, which stores no description of a user's model; None for a run
-      of `Settings` or the `train` program, or for results alone.
-    data: Data that it was trained on; given together with `process`.
+    process: Process that trained the run, for the models of a run of `pfl.run`,
+      which cannot rebuild a custom model. None is enough for a run of
+      `Settings` or the `train` program, or for results alone.
+    data: Data that trained the run, given together with `process`.
     data_dir: Folder of the data set's files, if it has moved.
 
   Raises:

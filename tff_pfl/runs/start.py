@@ -1,18 +1,18 @@
-"""Start of a run: initial weights from elsewhere, and a warm-up by FedAvg.
+"""Start of a run: initial weights from elsewhere, and a warm-up with FedAvg.
 
-The weights that a run starts from are kept in the run's folder when it begins,
-so that it goes on and can be opened whatever becomes of the other run or the
-file that they are from. With a warm-up, the warm-up starts from them, and they
-are in its folder.
+A run copies its initial weights to its folder when it begins. So it can
+continue and be opened even if the other run or the weight file is gone. If
+there is a warm-up, it starts from these weights and has them in its folder.
 
-The warm-up is a run of its own, in the folder `warmup` of the run, with the
-method's own local training (of the body, where head and body are trained in
-turn), or as many epochs as it is given. Its rounds count from 0, and so do the
-run's after it. It has one model for all domains: heads of domains start as
-copies of its head, the domain as input from 0. Its cohorts are of the size of
-the run's first, among the clients that are there by then. It is trained or
-resumed until the run has a round, and needed whenever the run is opened again,
-for its method starts from the model that the warm-up ended with.
+The warm-up is a separate run, in the run's folder `warmup`. It uses the
+method's local training, or `num_warmup_epochs` epochs. Methods that train head
+and body in turn use the training of the body. The rounds of the warm-up count
+from 0, and the run's rounds then start from 0 again. The warm-up has one model
+for all domains. Heads of domains start as copies of its head, and a domain
+input starts with zero weights. Its cohorts are the same as in the run's first
+rounds. The warm-up is trained or resumed until the run has a committed round.
+It is needed whenever the run is opened, because the method starts from its
+model.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ WEIGHTS_NAME = 'initial_weights.npz'
 
 @fields.dataclass
 class Start:
-  """Model that a run starts from; by default one with random weights.
+  """Model that a run starts from, by default with random weights.
 
   Attributes:
-    initial_run: Folder of a finished run of the same network, from whose global
-      model this run, or its warm-up, starts.
-    initial_run_part: Part of the model of --initial_run that is taken: all, or
-      the body alone, with a random head, as where the other run had other
+    initial_run: Folder of a finished run of the same network. This run, or its
+      warm-up, starts from its global model.
+    initial_run_part: Part of the model of --initial_run to use: all, or only
+      the body, with a random head, for example if the other run had other
       classes.
-    initial_weights: File of weights that this run, or its warm-up, starts from
-      (.npz, .h5, .keras, .safetensors), such as the weights of a network of
-      keras.applications. The last layers start at random where the file has
-      none that fit.
-    num_warmup_rounds: Rounds of FedAvg before the rounds of the run, with the
-      local training of the method (or of each baseline), which starts from
-      their model.
-    num_warmup_epochs: Local epochs of the warm-up's rounds; None for the local
-      training of the method.
+    initial_weights: File of weights (.npz, .h5, .keras, .safetensors) that this
+      run, or its warm-up, starts from, such as the weights of a
+      keras.applications network. The last layers start at random if the file
+      has no weights that fit.
+    num_warmup_rounds: Number of FedAvg rounds before the rounds of the run,
+      with the local training of the method (or of each baseline). The method
+      starts from their model.
+    num_warmup_epochs: Number of local epochs in the warm-up's rounds. None uses
+      the local training of the method.
   """
 
   initial_run: Optional[fields.Path] = None
@@ -79,7 +79,7 @@ class Start:
 
   @property
   def has_weights(self) -> bool:
-    """True if the weights are another run's or a file's."""
+    """True if the weights come from another run or a file."""
     return self.initial_run is not None or self.initial_weights is not None
 
 
@@ -87,7 +87,7 @@ def warm_up_training(hparams: Any) -> dict[str, Any]:
   """The hyperparameters of FedAvg in the warm-up of a method.
 
   Raises:
-    ValueError: If the method has no local training that FedAvg could have.
+    ValueError: If the method has no local training that FedAvg can use.
   """
   known = hparams_lib.LocalTrainingHParams, hparams_lib.HeadAndBodyHParams
   errors.expect(
@@ -111,10 +111,10 @@ def warm_up_training(hparams: Any) -> dict[str, Any]:
 def weights_of_run(
   model: split_model.SplitModel, run: run_lib.Run, part: str
 ) -> split_model.Weights:
-  """The weights of a model, as a finished run has them.
+  """The weights of a model from a finished run.
 
   Args:
-    part: As `Start.initial_run_part`.
+    part: See `Start.initial_run_part`.
 
   Raises:
     ValueError: If the run is not finished, has no global model, or another
@@ -134,7 +134,8 @@ def weights_of_run(
     f'{process.name} with statistics={process.description["statistics"]}, '
     f'which has none, in {run.directory}',
   )
-  # What is not global is as it is for a client without data: as at the start.
+  # Weights that are not global keep their initial values, as for a client
+  # without data.
   weights = {**process.model.initial_weights, **run.global_weights()}
   if part == 'body':
     body = process.model.weight_names(process.model.body_layers)
@@ -144,21 +145,21 @@ def weights_of_run(
       **split_model.select(model.initial_weights, own_head),
     }
   for name in dict.fromkeys([*model.initial_weights, *weights]):
-    wanted, found = (
+    expected, actual = (
       f'{name} of shape {np.shape(of[name])}' if name in of else f'no {name}'
       for of in (model.initial_weights, weights)
     )
     errors.expect(
-      wanted == found,
+      expected == actual,
       'initial_run',
-      f'a run of the same network, with {wanted}',
-      f'{found} in {run.directory}',
+      f'a run of the same network, with {expected}',
+      f'{actual} in {run.directory}',
     )
   return {name: np.asarray(weights[name]) for name in model.initial_weights}
 
 
 def keep(weights: split_model.Weights, folder: str) -> None:
-  """Writes the weights that a run starts from into its folder."""
+  """Writes a run's initial weights to its folder."""
   os.makedirs(folder, exist_ok=True)
   with folders.atomic_file(os.path.join(folder, WEIGHTS_NAME), 'wb') as file:
     np.savez(file, **weights)
@@ -178,11 +179,11 @@ def with_kept(
     raise errors.RunError(
       f'There is no {WEIGHTS_NAME} in {folder}, where a run with initial_run '
       'or initial_weights keeps the weights that it starts from: restore the '
-      'file, or give the settings that the run was begun with.'
+      'file, or give the settings of the start of the run.'
     )
-  kept = files.read_npz(path, list(model.initial_weights))
+  weights = files.read_npz(path, list(model.initial_weights))
   return dataclasses.replace(
-    model, initial_weights=collections.OrderedDict(kept)
+    model, initial_weights=collections.OrderedDict(weights)
   )
 
 
@@ -192,23 +193,23 @@ def with_warmed_up(
   folder: str,
   num_rounds: int,
 ) -> split_model.SplitModel:
-  """The model with the weights that a warm-up ended with.
+  """The model with the final weights of a warm-up.
 
   Args:
     model: Model of the warm-up.
     process: Process of the warm-up.
     folder: Folder of the warm-up.
-    num_rounds: Rounds that it must have.
+    num_rounds: Number of rounds that the warm-up must have.
 
   Raises:
-    RunError: If the warm-up is missing, damaged or of another length.
+    RunError: If the warm-up is missing, damaged or has another length.
   """
   run = run_lib.Run(folder, process=process)
   last_round = run.last_round if run_store.has_run(folder) else 0
   if last_round != num_rounds:
     raise errors.RunError(
       f'Expected the {num_rounds} rounds of num_warmup_rounds in {folder}, '
-      f'found {last_round or "no run"}. Give the number that the run was begun '
+      f'found {last_round or "no run"}. Give the number that the run began '
       'with, or restore the folder.'
     )
   weights = {**process.model.initial_weights, **run.global_weights()}

@@ -1,4 +1,4 @@
-"""Rounds of a run whose results are durable."""
+"""Rounds of a run, with durable results."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from tff_pfl.runtime import base as runtime_base
 class StoredRounds:
   """Runs the rounds of a process and keeps their states in a store.
 
-  A round is computed by `run_round` and lasts with `commit`, which must follow;
-  in between it can be scored.
+  `run_round` computes a round, and `commit`, which must follow, stores it. The
+  round can be scored in between.
 
   Attributes:
     process: The process.
-    runtime: What runs it.
+    runtime: The runtime of the process.
     data: The clients.
     store: The run's store.
     state: The server's state after the last round, committed or not.
-    train: The clients' training examples, by client id, as the runtime takes
-      them.
+    train: The clients' training examples, by client id, in the runtime's form.
     test: The clients' test examples, in the same form.
   """
 
@@ -35,13 +34,14 @@ class StoredRounds:
     data: datasets.FederatedDataset,
     store: run_store.RunStore,
   ):
-    """Continues after a store's last round; an empty one gets the first state.
+    """Continues after a store's last round, or commits the initial state.
 
     Args:
-      store: Store of the run; the caller closes it.
+      store: Store of the run, which the caller closes.
 
     Raises:
-      RunError: If the stored state is damaged, or of another method or model.
+      RunError: If the stored state is damaged, or belongs to another method or
+        model.
     """
     self.process = process
     self.runtime = runtime
@@ -51,7 +51,7 @@ class StoredRounds:
       client_examples.ClientExamples(data.train),
       client_examples.ClientExamples(data.test),
     )
-    # Those that are not committed yet.
+    # States that are not committed yet.
     self._new_client_states = {}
     self._committed = client_population.client_states(process, runtime, store)
     if store.last_round < 0:
@@ -73,7 +73,7 @@ class StoredRounds:
       cohort: Indices of the clients that take part.
 
     Returns:
-      The round's metrics, as `value_codec.to_json` gives them.
+      The round's metrics, as JSON types.
     """
     cohort = [int(index) for index in cohort]
     output = self.runtime.run(
@@ -87,7 +87,7 @@ class StoredRounds:
     return value_codec.to_json(output.metrics)
 
   def commit(self, metrics: dict, **scores: Any) -> None:
-    """Stores the last round with its metrics, all of it or nothing.
+    """Stores the last round with its metrics, as a whole or not at all.
 
     Args:
       **scores: `evaluation` and `per_client`, see `RunStore.commit_round`.

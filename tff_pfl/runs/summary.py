@@ -26,22 +26,23 @@ def over_rounds(
   final_round: int,
   metric: split_model.PrimaryMetric = split_model.ACCURACY,
 ) -> dict[str, Optional[float]]:
-  """Sums up a metric over the rounds of training.
+  """Summarizes a metric over the rounds of training.
 
   Args:
-    rounds: The rounds after which there was an evaluation, ascending.
-    values: The metric at each; None where there is none.
+    rounds: The evaluated rounds, ascending.
+    values: The metric in each of these rounds, or None.
     final_round: The last round of training.
-    metric: Metric of the values, with the direction that is better.
+    metric: Metric of the values, which knows whether higher is better.
 
   Returns:
-    A dict, with None for figures that no evaluation tells:
+    A dict, with None for figures that no evaluation gives:
       last_10_mean: Mean over the evaluations of the last 10 rounds of training,
-        those after round `final_round` - 10: the one to compare methods by.
-      num_last_10: Number of these evaluations, 10 at most.
-      best: The best value, which is optimistic: it is chosen with test data.
+        after round `final_round` - 10. Use this figure to compare methods.
+      num_last_10: Number of these evaluations, at most 10.
+      best: The best value, which is optimistic because it is chosen with test
+        data.
       best_round: The first round with that value.
-      best_10_mean: Best mean over ten consecutive rounds, all evaluated.
+      best_10_mean: The best mean over ten consecutive rounds, all evaluated.
       last: The value of the last evaluation.
   """
   known = {r: float(v) for r, v in zip(rounds, values) if v is not None}
@@ -68,12 +69,12 @@ def over_rounds(
 
 
 def json_text(value: Any, indent: Optional[int] = None) -> str:
-  """Returns a value that `value_codec.to_json` takes as strict JSON.
+  """Returns a value that `value_codec.to_json` accepts as strict JSON.
 
-  JSON has no NaN and no infinities; these become null.
+  JSON has no NaN and no infinities, so these become null.
 
   Args:
-    indent: Spaces of indentation; None for a single line.
+    indent: Number of spaces of indentation. None returns a single line.
   """
   text = json.dumps(value_codec.to_json(value))
   value = json.loads(text, parse_constant=lambda _: None)
@@ -81,7 +82,7 @@ def json_text(value: Any, indent: Optional[int] = None) -> str:
 
 
 def write_json(path: _Path, value: Any) -> None:
-  """Writes a value that `json_text` takes as a `folders.atomic_file`."""
+  """Writes a value that `json_text` accepts as a `folders.atomic_file`."""
   text = json_text(value, indent=2)
   with folders.atomic_file(path) as file:
     file.write(text + '\n')
@@ -91,7 +92,7 @@ def read_json(path: _Path) -> Any:
   """The value in a JSON file.
 
   Raises:
-    RunError: If it cannot be read.
+    RunError: If the file cannot be read.
   """
   try:
     with open(path, encoding='utf-8') as file:
@@ -104,22 +105,22 @@ def frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
   """A data frame of rows.
 
   Args:
-    rows: Rows, whose keys may differ. The columns are the keys of all rows in
-      the order of their first appearance, those of nested mappings joined by
-      "/"; None is a missing value.
+    rows: Rows, whose keys may differ. The columns are the keys of all rows, in
+      the order of their first appearance. Keys of nested mappings are joined by
+      "/". None is a missing value.
   """
   rows = [{n: v for n, v in flat(row).items() if v is not None} for row in rows]
   table = pd.DataFrame(rows)
   for name in table:
     known = [row[name] for row in rows if name in row]
     if len(known) < len(rows) and all(type(value) is int for value in known):
-      # Not floats, for what is missing.
+      # Missing values would otherwise turn integers into floats.
       table[name] = table[name].astype('Int64')
   return table
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:
-  """A row with the names of `frame`, as JSON types.
+  """A row with the column names of `frame`, as JSON types.
 
   Empty lists, which parts of a process without metrics report, are left out.
   """
@@ -128,14 +129,14 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tidy(scores: pd.DataFrame) -> pd.DataFrame:
-  """Scores of clients in tidy form, one number a row.
+  """Scores of clients in tidy form, one number per row.
 
   Args:
-    scores: Scores as `Run.scores` gives them, with any further columns.
+    scores: Scores in the form of `Run.scores`, with any further columns.
 
   Returns:
-    These columns but those of scores, and instead of these `domain` (None for
-    all of a client's examples), `when` ('before' or 'after' personalization),
+    The same frame with other columns instead of scores: `domain` (None for all
+    of a client's examples), `when` ('before' or 'after' personalization),
     `metric` and `value`.
   """
   pattern = r'(?:domains/(?P<domain>.*)/)?(?P<when>before|after)/(?P<metric>.*)'
@@ -147,7 +148,7 @@ def tidy(scores: pd.DataFrame) -> pd.DataFrame:
   long = scores.melt(others, names, 'name')
   parts = long['name'].str.extract(f'^{pattern}$')
   table = pd.concat([long[others], parts, long['value']], axis=1)
-  # A client has no examples of some domains.
+  # Drops domains of which a client has no examples.
   is_there = table['domain'].isna() | table['value'].notna()
   return table[is_there].reset_index(drop=True)
 
@@ -163,13 +164,13 @@ def format_table(
 ) -> str:
   """Returns a table for the screen.
 
-  Numbers have four significant digits, from 10,000 on all before the point.
-  What is missing has a dash.
+  Numbers have four significant digits, and all integer digits from 10,000. A
+  dash marks a missing value.
 
   Args:
     rows: A data frame, or rows of one.
-    headings: Names of the columns; None for those of the data frame.
-    width: Longest line of a heading, which is broken at spaces.
+    headings: Names of the columns. None uses the names in the data frame.
+    width: Maximum line length of a heading, which wraps at spaces.
   """
   table = pd.DataFrame(rows, columns=headings, dtype=object)
   kinds = table.convert_dtypes().dtypes

@@ -1,13 +1,13 @@
 """Turns values of a federated computation into bytes and back, bit for bit.
 
-A run is resumed with exactly the numbers it was stopped with, so the run store
-keeps the raw bytes of every array. Only the leaves of a value are stored. The
-containers (dicts, named tuples, attrs objects, lists, tuples) come back from a
-*template*: a value of the same structure, such as the one the algorithm was
-initialized with. No code is ever loaded from the data, unlike with pickle.
+A run resumes with exactly the numbers it stopped with, so the run store keeps
+the raw bytes of every array. Only the leaves of a value are stored. The
+containers (dicts, named tuples, attrs objects, lists, tuples) come from a
+*template*: a value of the same structure, such as the algorithm's initial
+state. Unlike pickle, decoding never loads code from the data.
 
-The bytes are a line of JSON (paths, types and shapes of the leaves) and the
-arrays one after the other. Their keeper sees to it that they are whole.
+The bytes are a line of JSON (paths, types and shapes of the leaves), followed
+by the arrays. The caller must check that they are complete.
 """
 
 import itertools
@@ -33,13 +33,13 @@ def encode(value: Any) -> bytes:
   Args:
     value: Nested mappings (with string or integer keys), named tuples, attrs
       objects, lists and tuples of NumPy arrays, TensorFlow eager tensors,
-      Python or NumPy numbers, and `bytes` (without zeros at their end).
+      Python or NumPy numbers, and `bytes` (without trailing zeros).
 
   Returns:
-    The encoded leaves, to be given to `decode`. Equal values have equal bytes.
+    The encoded leaves, for `decode`. Equal values have equal bytes.
 
   Raises:
-    TypeError: If a leaf is of another type; the message names its path.
+    TypeError: If a leaf has another type. The message names its path.
   """
   leaves = _leaves(value)
   index = [[path, array.dtype.str, array.shape] for path, array in leaves]
@@ -53,15 +53,15 @@ def decode(data: bytes, template: Any) -> Any:
   Args:
     data: The result of `encode`.
     template: A value of the same structure, whose leaves have the same types
-      and ranks; sizes of dimensions may differ. Its numbers are not read.
+      and ranks. Dimension sizes may differ. Its numbers are not read.
 
   Returns:
     A value with the containers of `template` and the leaves of `data`: NumPy
-    numbers, and arrays that can be written to.
+    numbers and writable arrays.
 
   Raises:
-    ValueError: If its paths, types or ranks are not those of `template`; the
-      message names the first that differ.
+    ValueError: If paths, types or ranks differ from `template`. The message
+      names the first difference.
   """
   end = data.index(b'\n') + 1
   arrays = []
@@ -69,17 +69,17 @@ def decode(data: bytes, template: Any) -> Any:
     array = np.ndarray(shape, np.dtype(dtype), data, end)
     arrays.append((path, array))
     end += array.nbytes
-  for found, wanted in itertools.zip_longest(
+  for actual, expected in itertools.zip_longest(
     map(_describe, arrays),
     map(_describe, _leaves(template)),
     fillvalue='no more',
   ):
-    errors.expect(found == wanted, 'data', wanted, found)
+    errors.expect(actual == expected, 'data', expected, actual)
   return tree.unflatten_as(template, [array.copy()[()] for _, array in arrays])
 
 
 def to_json(value: Any) -> Any:
-  """Returns `value`, such as the metrics of a round, in the types of JSON.
+  """Converts a value, such as the metrics of a round, to JSON types.
 
   Args:
     value: Nested mappings, named tuples, attrs objects, lists and tuples of
@@ -87,12 +87,12 @@ def to_json(value: Any) -> Any:
       eager tensors.
 
   Returns:
-    The same with dicts (keys as strings, in the same order), lists and Python's
-    own numbers and strings. A float32 becomes the float of the same value. NaN
-    and infinities stay.
+    The value as dicts (with string keys, in the same order), lists, and Python
+    numbers and strings. A float32 becomes the float of the same value. NaN and
+    infinities stay.
 
   Raises:
-    TypeError: If a leaf is of another type.
+    TypeError: If a leaf has another type.
   """
   if hasattr(value, '_asdict'):
     value = value._asdict()
@@ -118,7 +118,7 @@ def to_json(value: Any) -> Any:
 def flatten(value: Mapping[str, Any], separator: str = '/') -> dict[str, Any]:
   """Returns the items of nested mappings by their joined names, in order.
 
-  What is not a mapping is left as it is; empty mappings are gone.
+  Values other than mappings stay unchanged. Empty mappings are dropped.
   """
   flat = {}
   for key, item in value.items():
@@ -131,13 +131,13 @@ def flatten(value: Mapping[str, Any], separator: str = '/') -> dict[str, Any]:
 
 
 def _leaves(value: Any) -> list[tuple[tuple[Any, ...], np.ndarray]]:
-  """Returns the leaves as arrays; raises `TypeError` if one has no numbers."""
+  """Returns the paths and arrays of the leaves, which must be numbers."""
   leaves = []
   for path, leaf in tree.flatten_with_path(value):
     array = np.asarray(leaf)
     if array.dtype.kind not in _NUMBER_KINDS:
-      wanted = f'made of numbers at {"/".join(map(str, path))}'
-      raise TypeError(errors.message('value', wanted, leaf))
+      constraint = f'made of numbers at {"/".join(map(str, path))}'
+      raise TypeError(errors.message('value', constraint, leaf))
     leaves.append((path, array))
   return leaves
 

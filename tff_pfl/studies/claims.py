@@ -7,24 +7,24 @@
       close('FedAvg', 'FedProx', tolerance=0.01),
     ]
 
-Each is checked in every condition. A claim of another form is a function of the
-study's numbers, which yields `Claim`s of `measured` and `difference`.
+Each claim is checked in every condition. A claim of another form is a function
+of the study's numbers, which yields `Claim`s of `measured` and `difference`.
 
-A claim holds, fails, or is undecided. Where methods are compared, the 95%
-interval of their mean difference over seeds decides: a seed has its own
-clients, initial weights and cohorts, which the methods share, so differences
-are taken seed by seed. The claim holds if the interval lies on the right side
-of the bound, fails if it lies on the wrong side, and is undecided if it has the
-bound within, or if there are fewer than `MIN_SEEDS` seeds.
+A claim holds, fails, or is undecided. Comparisons of methods are decided by the
+95% interval of the mean difference over seeds. Methods share the clients,
+initial weights and cohorts of a seed, so differences are taken seed by seed.
+The claim holds if the interval lies on the right side of the bound, and fails
+if it lies on the wrong side. It is undecided if the interval contains the
+bound, or if there are fewer than `MIN_SEEDS` seeds.
 
 A claim about every run holds if no run is on the wrong side of the bound. A
 seed is on the wrong side if one of its runs is. If some seeds are, the 95%
-bound of their share among all seeds decides (Clopper and Pearson): the claim
-fails if most are, and is undecided if that cannot be told.
+bound of their share among all seeds decides (Clopper and Pearson). The claim
+fails if most seeds are on the wrong side, and otherwise it is undecided.
 
-Each interval is for itself: of many true claims on one table some fail by
+Each interval stands alone, so some of many true claims in a table fail by
 chance. `decided_by_holm` counts the comparisons that stay decided when the
-table's error is held at 5%.
+error of the whole table is limited to 5%.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tff_pfl.runs import summary as summary_lib
 from tff_pfl.studies.numbers import Numbers
 
 HOLDS, FAILS, UNDECIDED = 'holds', 'fails', 'undecided'
-# With fewer, an interval says little about other seeds.
+# An interval of fewer seeds says little about other seeds.
 MIN_SEEDS = 5
 _CONFIDENCE = 0.95
 
@@ -58,21 +58,21 @@ class Claim(NamedTuple):
   """A statement of a paper, reduced to a number.
 
   Attributes:
-    statement: The paper's statement, and the number that it was reduced to.
+    statement: The paper's statement, and the number that represents it.
     source: Its place in the paper, such as 'FedRep, figure 3'.
-    measured: The number; of a comparison the mean over seeds.
-    low: Lower end of its 95% interval; None where there is none.
+    measured: The mean over seeds, or the worst number of all runs.
+    low: Lower end of the 95% interval of the mean, or None without an interval.
     high: Upper end of the interval.
-    threshold: Bound that it was compared with, such as '> 0.98', or '> -0.01
-      (ours)' where the paper has no number for it.
-    num_seeds: Seeds that it was measured with.
+    threshold: Bound for the number, such as '> 0.98', or '> -0.01 (ours)' if
+      the paper has no number for it.
+    num_seeds: Number of seeds that it was measured with.
     verdict: `HOLDS`, `FAILS` or `UNDECIDED`.
     decided_by: The 'mean' over seeds, or the 'worst' of all runs.
-    values: The number of each seed, the worst of its runs.
-    p_value: Two-sided p-value of the t-test of the mean against the bound; None
-      where there is no interval.
-    is_ours: True for a form of ours of what the paper has, or a question of
-      ours, which is not counted among the paper's claims.
+    values: The number of each seed. For 'worst', that is its worst run.
+    p_value: Two-sided p-value of the t-test of the mean against the bound, or
+      None without an interval.
+    is_ours: True for our variant of a paper's claim or our own question, which
+      is not counted among the paper's claims.
   """
 
   statement: str
@@ -99,15 +99,14 @@ def measured(
   of_paper: bool = False,
   is_ours: bool = False,
 ) -> Claim:
-  """A claim about every run, decided by the seeds that have a run beyond.
+  """A claim about every run, decided by the seeds with a run beyond the bound.
 
   Args:
-    values: A number for each seed, `[num_seeds, ...]`; one that is NaN is
-      beyond.
-    above: Lower bound of all values; None if `below` is given.
-    below: Upper bound of all values; None if `above` is given.
-    of_paper: True if the paper has that bound, and not only words such as
-      "close to 1".
+    values: Numbers for each seed, `[num_seeds, ...]`. NaN is beyond the bound.
+    above: Lower bound of all values. None if `below` is given.
+    below: Upper bound of all values. None if `above` is given.
+    of_paper: True if the paper has the bound, and not only words such as "close
+      to 1".
     is_ours: See `Claim`.
   """
   values = np.asarray(values, float)
@@ -149,26 +148,26 @@ def difference(
   """A claim about the mean over seeds, decided by its interval.
 
   Args:
-    values: `[num_seeds]`, such as one method's accuracies less another's. A
-      claim with one that is not finite fails.
+    values: Numbers `[num_seeds]`, such as one method's accuracies minus
+      another's. The claim fails if a number is not finite.
     above: Lower bound of the mean.
-    below: Upper bound of the mean; if given, `above` is ignored.
-    of_paper: True if the paper has that bound, and not only words such as "no
-      difference". 0 needs none.
+    below: Upper bound of the mean. If given, `above` is ignored.
+    of_paper: True if the paper has the bound, and not only words such as "no
+      difference". The bound 0 always counts as the paper's.
     is_ours: See `Claim`.
   """
   values = np.asarray(values, float)
   mean, low, high, p_value = float(values.mean()), None, None, None
   verdict = UNDECIDED
   if not np.isfinite(values).all():
-    # A method that diverged with a seed does not bear out anything.
+    # A method that diverged with a seed does not support any claim.
     verdict = FAILS
   elif len(values) >= MIN_SEEDS:
     bound = above if below is None else below
     error, freedom = stats.sem(values), len(values) - 1
     half = stats.t.ppf((1 + _CONFIDENCE) / 2, freedom) * error
     low, high = mean - half, mean + half
-    # With the same value for all seeds there is no error.
+    # The error is 0 if all seeds have the same value.
     distance = abs(mean - bound)
     p_value = 2 * stats.t.sf(distance / error, freedom) if error else 0.0
     if distance == 0:
@@ -192,7 +191,7 @@ def difference(
 
 
 def recomputed(claim: Mapping[str, Any]) -> Claim:
-  """A claim decided anew, from the numbers by seed that it was decided by.
+  """Decides a claim again, from its stored numbers by seed.
 
   Args:
     claim: Fields of a `Claim`, as JSON types, with None for NaN.
@@ -210,15 +209,16 @@ def recomputed(claim: Mapping[str, Any]) -> Claim:
 
 
 def decided_by_holm(claims: Iterable[Mapping[str, Any]]) -> Optional[int]:
-  """The number of comparisons that stay decided by Holm's method.
+  """The number of comparisons that stay decided with Holm's method.
 
   Args:
-    claims: The fields of all claims of a table. Those without a p-value are not
-      comparisons.
+    claims: The fields of all claims of a table. Claims without a p-value are
+      not comparisons.
 
   Returns:
-    How many of the smallest p-values are, each, at most 5% divided by the
-    number of those that are not smaller; None if there is no comparison.
+    The number of p-values, in ascending order, before the first that exceeds
+    5% divided by the number of p-values from it on. None if there is no
+    comparison.
   """
   p_values = sorted(
     claim['p_value'] for claim in claims if claim.get('p_value') is not None
@@ -239,7 +239,7 @@ def each(
   """A claim of `difference` for each place, such as each number of clients.
 
   Args:
-    statement: Format of the statement, which takes the place.
+    statement: Format of the statement, which inserts the place.
     values: `[num_seeds, num_places]`.
     **bound: `above` or `below`.
   """
@@ -255,7 +255,7 @@ ALL_OTHERS = '*'
 
 @fields.dataclass
 class MethodCheck:
-  """A claim on methods in each condition, as data; see `better`."""
+  """A claim on methods in each condition, as data, see `better`."""
 
   kind: str
   methods: Any
@@ -274,11 +274,11 @@ class MethodCheck:
 
   @property
   def named_conditions(self) -> list[str]:
-    """The conditions that it names, none where it holds for all."""
+    """The conditions that it names, empty if it is for all."""
     return list(_listed(self.conditions or ()))
 
   def __call__(self, numbers: Numbers, study: Any) -> Iterator[Claim]:
-    """The claims, decided by the study's numbers."""
+    """Yields the claims, decided by the study's numbers."""
     metric = self.metric or study.metric
     source = study.source if self.source is None else self.source
     for name in ('condition', 'method', 'seed', metric):
@@ -313,7 +313,7 @@ class MethodCheck:
           )
 
   def _pairs(self, known):
-    """The methods that are compared; others were not selected, or failed."""
+    """The compared methods. Others were not selected, or failed."""
     ours, others = (
       [name for name in known if names == ALL_OTHERS or name in names]
       for names in (_listed(self.methods), _listed(self.others))
@@ -341,11 +341,11 @@ def better(
   Args:
     method: The method, or several.
     than: The other method, or several, or `ALL_OTHERS`.
-    by: The lead that is claimed, in the unit of the metric.
-    **options: `metric`, the column of the numbers (None for the study's);
-      `conditions` in which it is claimed (None for all); `source`, the place of
-      the claim, such as 'FedRep, table 1' (None for the study's); and
-      `is_ours`, True for a question of ours, which is counted apart.
+    by: The claimed lead, in the unit of the metric.
+    **options: `metric`, the column of the numbers (None uses the study's),
+      `conditions` of the claim (None means all), `source`, the place of the
+      claim, such as 'FedRep, table 1' (None uses the study's), and `is_ours`,
+      True for our own question, which is counted separately.
   """
   return MethodCheck('better', method, than, by, **options)
 
@@ -386,8 +386,8 @@ def close(
 def check(checks: Iterable[Check], numbers: Numbers, study: Any) -> list[Claim]:
   """The claims of a study, decided by its numbers.
 
-  A claim on what the numbers do not have, such as a method that was not
-  selected, is left out.
+  Claims on missing numbers, for example of a method that was not selected, are
+  left out.
   """
   return [claim for one in checks for claim in one(numbers, study)]
 
@@ -432,12 +432,12 @@ def number(claim: Mapping[str, Any]) -> str:
 
 
 def _is_beyond(values, side, bound):
-  """True for values on the wrong side of a bound; NaN is on neither."""
+  """True for values on the wrong side of a bound, including NaN."""
   return ~(values > bound if side == '>' else values < bound)
 
 
 def count_all(claims: Iterable[Mapping[str, Any]]) -> str:
-  """The `count` of claims, those of ours apart.
+  """The `count` of claims, with our own claims counted separately.
 
   Args:
     claims: Fields of `Claim`s, as JSON types.
@@ -460,7 +460,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
   """
   cells = [
     [
-      # Once for all of a study's claims.
+      # Only on the first of a study's claims.
       '' if before and before['study'] == row['study'] else row['study'],
       textwrap.fill(row['statement'], 44),
       textwrap.fill(row['source'], 16),

@@ -1,4 +1,4 @@
-"""Trials on a Ray cluster: a task for each, instead of a process here."""
+"""Trials on a Ray cluster, with a task for each instead of a local process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _GRACE_SECONDS = 8.0
 
 @fields.dataclass
 class Cluster:
-  """A Ray cluster for trials, and the resources of each.
+  """A Ray cluster for trials, and the resources of each trial.
 
   Attributes:
     address: See `ray_cluster.connect`.
     cpus_per_run: CPU cores of each run.
-    gpus_per_run: GPUs of each run; fractions share one.
+    gpus_per_run: GPUs of each run. Runs with a fraction share a GPU.
   """
 
   address: str = ray_cluster.LOCAL
@@ -32,10 +32,10 @@ class Cluster:
 def connect(cluster: Cluster) -> Callable[..., Task]:
   """Returns a function like `child_processes.start`, on a node of a cluster.
 
-  Raises as `ray_cluster.connect` does.
+  It raises the errors of `ray_cluster.connect`.
   """
   ray = ray_cluster.connect(cluster.address)
-  # Ray repeats the task of a process or node that died; the trial resumes.
+  # Ray repeats a task if its process or node dies, and the trial resumes.
   run = ray.remote(_run_in_child).options(
     num_cpus=cluster.cpus_per_run,
     num_gpus=cluster.gpus_per_run,
@@ -45,10 +45,10 @@ def connect(cluster: Cluster) -> Callable[..., Task]:
 
 
 class Task:
-  """A Ray task that runs a process, used like that of `multiprocessing`.
+  """A Ray task that runs a process, used like a `multiprocessing` process.
 
   Attributes:
-    sentinel: File descriptor to wait for the end with.
+    sentinel: File descriptor that becomes ready at the end.
   """
 
   def __init__(self, ray: Any, reference: Any):
@@ -60,7 +60,7 @@ class Task:
 
   @property
   def exitcode(self) -> Optional[int]:
-    """The process's exit status; None while it runs.
+    """The process's exit status, or None while it runs.
 
     Raises:
       RunError: If the node cannot see the trial's folder.
@@ -69,7 +69,7 @@ class Task:
     return self._exitcode
 
   def join(self, timeout: Optional[float] = None) -> None:
-    """Waits so many seconds for the end; None for as long as it takes."""
+    """Waits for the end, for at most `timeout` seconds unless None."""
     if self._exitcode is None:
       ready, _ = self._ray.wait([self._reference], timeout=timeout)
       if ready:
@@ -98,15 +98,15 @@ class Task:
 def _run_in_child(
   module: str, argument: str, log_path: str, environment: dict[str, str]
 ) -> int:
-  """Runs `child_processes.start` on the node of a task; returns the status."""
+  """Runs a process on the node of a task, and returns its exit status."""
   if not os.path.isdir(os.path.dirname(log_path)):
     raise errors.RunError(
-      f'{socket.gethostname()} does not see {os.path.dirname(log_path)}: '
+      f'{socket.gethostname()} cannot see {os.path.dirname(log_path)}: '
       'choose an output folder that all nodes of the cluster share.'
     )
   process = child_processes.start(module, argument, log_path, environment)
   try:
-    # Ray's request to end is noticed between two waits.
+    # Python notices Ray's request to end only between two waits.
     while process.exitcode is None:
       process.join(_SECONDS_BETWEEN_LOOKS)
     return process.exitcode

@@ -1,8 +1,8 @@
-"""Runs trials side by side, each in a process of its own or on a cluster.
+"""Runs trials in parallel, each in its own process or on a cluster.
 
 A trial's folder holds `trial.json` (its settings), the files of its run,
 `log.txt` (the output of its process) and, once it is finished, `scores.json`.
-The trials end with this process; the next call continues them.
+The trials end with this process, and the next call continues them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tff_pfl.system import child_processes, cores, folders, shutdown
 TRIALS_DIR = 'trials'
 LOG_NAME = 'log.txt'
 
-# What may differ when a trial is taken up again: where it runs, not what.
+# Settings that may change when a trial continues: where it runs, not what.
 _MUTABLE = (
   'settings.data.data_dir',
   'settings.rounds.keep_best',
   'settings.rounds.runtime',
 )
 _TRIAL_MODULE = trial.__name__
-# After which a request to stop is noticed, and the bar's clock goes on.
+# Seconds between looks for a request to stop, and updates of the bar's clock.
 _SECONDS_TO_WAIT = 0.5
 # From SIGTERM to SIGKILL.
 _GRACE_SECONDS = 10.0
@@ -44,9 +44,9 @@ class Parallelism(NamedTuple):
   """A division of the machine among trials.
 
   Attributes:
-    num_processes: Trials that run at the same time.
-    num_clients: Clients that each of them computes at the same time.
-    num_threads: Threads of each operation of a client.
+    num_processes: Number of trials that run at the same time.
+    num_clients: Number of clients that each trial computes at the same time.
+    num_threads: Number of threads of each operation of a client.
   """
 
   num_processes: int
@@ -62,10 +62,10 @@ def divide_cores(
   """Divides the usable cores among trials, and a trial's among its clients.
 
   Args:
-    num_processes: Trials to run at the same time; None for one on each core, 0
-      for one in this process.
-    max_concurrent_clients: Clients of a trial at the same time, at least 1;
-      None for one on each of its cores.
+    num_processes: Number of trials at the same time. None runs one on each
+      core, and 0 runs one in this process.
+    max_concurrent_clients: Number of a trial's clients at the same time, at
+      least 1. None runs one on each of its cores.
   """
   if num_processes == 0:
     num_processes = 1
@@ -77,7 +77,7 @@ def divide_cores(
 
 
 def trial_folder(directory: str, name: str) -> str:
-  """The folder of a trial in that of its study."""
+  """The folder of a trial in its study's folder."""
   return os.path.join(directory, TRIALS_DIR, name)
 
 
@@ -97,7 +97,7 @@ def is_started(directory: str, name: str) -> bool:
 
 
 def logged_error(directory: str, name: str) -> Optional[str]:
-  """The error that a trial's last process reported; None without one.
+  """The error that a trial's last process reported, or None.
 
   Raises:
     RunError: If its log cannot be read.
@@ -115,7 +115,7 @@ def _log_lines(directory, name):
     with open(path, encoding='utf-8', errors='replace') as log:
       return [line.strip() for line in log if line.strip()]
   except FileNotFoundError:
-    # It never ran.
+    # The trial never ran.
     return []
   except OSError as error:
     raise errors.RunError(f'Cannot read {path}: {error.strerror}.') from error
@@ -123,26 +123,29 @@ def _log_lines(directory, name):
 
 def _expect_same_trials(directory, trials):
   """Raises `RunError` if a folder holds a trial with other settings."""
-  for wanted in trials:
-    folder = trial_folder(directory, wanted.name)
-    if not is_started(directory, wanted.name):
+  for one in trials:
+    folder = trial_folder(directory, one.name)
+    if not is_started(directory, one.name):
       continue
-    stored, given = (
+    stored, current = (
       value_codec.flatten(settings, '.')
-      for settings in (trial.read_spec(folder)['trial'], fields.to_json(wanted))
+      for settings in (trial.read_spec(folder)['trial'], fields.to_json(one))
     )
-    for name in dict.fromkeys([*stored, *given]):
+    for name in dict.fromkeys([*stored, *current]):
       is_mutable = name in _MUTABLE or name.startswith(('variants', 'modules'))
-      if not is_mutable and stored.get(name) != given.get(name):
+      if not is_mutable and stored.get(name) != current.get(name):
         raise errors.RunError(
           f'{folder} holds a trial with {name}={stored.get(name)!r}, not '
-          f'{given.get(name)!r}: give the settings of that study, or '
+          f'{current.get(name)!r}: give the settings of that study, or '
           'choose another output folder.'
         )
 
 
 def _expect_same_data(directory, trials):
-  """Raises `RunError` if finished trials had other data; one a source tells."""
+  """Raises `RunError` if finished trials had other data.
+
+  One trial of each data source is enough.
+  """
   known = set()
   for one in trials:
     source = one.settings.data.name, repr(dict(one.settings.data.arguments))
@@ -170,23 +173,23 @@ def run_trials(
 ) -> dict:
   """Runs the trials that are not finished.
 
-  Ctrl-C, SIGTERM (see `shutdown`) and any error end the running ones, too.
+  Ctrl-C, SIGTERM (see `shutdown`) and any error also end the running trials.
 
   Args:
-    trials: The trials, of distinct names, which start in this order.
-    num_processes: Trials at the same time, see `divide_cores`; 0 for one after
-      another in this process, which keeps the memory of what they compile and
-      ends with an error that is not expected.
-    cluster: Cluster to run them on, instead of this machine; its nodes share
+    trials: The trials, with distinct names, which start in this order.
+    num_processes: Number of trials at the same time, see `divide_cores`. 0 runs
+      them one after another in this process, which keeps the memory of compiled
+      programs and ends with any unexpected error.
+    cluster: Cluster to run them on, instead of this machine. Its nodes share
       `directory`.
     runtime_options: Options of the trials' runtimes, as JSON types.
 
   Returns:
-    The reasons of failed trials, one line each, by name of the trial.
+    From the name of each failed trial to its reason, in one line.
 
   Raises:
-    RunError: If a folder holds another trial, or one on other data, or cannot
-      be written to, or if `directory` is deleted or moved meanwhile.
+    RunError: If a folder holds another trial, or a trial on other data, or
+      cannot be written to, or if `directory` is deleted or moved meanwhile.
   """
   by_name = {one.name: one for one in trials}
   _expect_same_trials(directory, trials)
@@ -219,8 +222,8 @@ def run_trials(
       while waiting and len(running) < shares.num_processes:
         if identity not in (None, folders.identity(directory)):
           raise errors.RunError(
-            f'{directory} was deleted or moved while its trials ran: bring it '
-            'back and run the study again.'
+            f'{directory} was deleted or moved while its trials ran: restore '
+            'it and run the study again.'
           )
         one = waiting.pop(0)
         folder = trial_folder(directory, one.name)
@@ -258,8 +261,8 @@ def _progress_bar(num_trials, num_finished, description, is_shown):
     desc=description,
     unit='trial',
     disable=not is_shown,
-    # A log file gets a line now and then, a terminal a bar whose clock runs
-    # also while no trial ends. The estimate is by the mean over all trials.
+    # A log file gets few lines, and a terminal a bar whose clock runs even
+    # while no trial ends. The estimate uses the mean over all trials.
     mininterval=1 if sys.stderr.isatty() else 60,
     miniters=0,
     smoothing=0,
@@ -269,7 +272,7 @@ def _progress_bar(num_trials, num_finished, description, is_shown):
 
 @contextlib.contextmanager
 def _starting(folder):
-  """Says which trial the system would not let start."""
+  """Names the trial in errors of the system when it starts."""
   try:
     yield
   except OSError as error:
@@ -278,15 +281,15 @@ def _starting(folder):
     ) from error
 
 
-def _make_folder(folder, wanted, runtime_options):
-  """Makes a trial's folder; returns the path of its log, which is empty."""
+def _make_folder(folder, one, runtime_options):
+  """Makes a trial's folder, and returns the path of its empty log."""
   os.makedirs(folder, exist_ok=True)
   with contextlib.suppress(FileNotFoundError):
-    # Of a finished trial that gets further variants: it is not finished now.
+    # A finished trial that gets further variants is no longer finished.
     os.remove(os.path.join(folder, trial.SCORES_NAME))
-  spec = {'trial': fields.to_json(wanted), 'runtime_options': runtime_options}
+  spec = {'trial': fields.to_json(one), 'runtime_options': runtime_options}
   with folders.atomic_file(os.path.join(folder, trial.SPEC_NAME)) as file:
-    # With infinities, which hyperparameters may be.
+    # Allows infinities, which hyperparameters may be.
     json.dump(spec, file, indent=2)
   log_path = os.path.join(folder, LOG_NAME)
   with open(log_path, 'w', encoding='utf-8'):
@@ -294,7 +297,7 @@ def _make_folder(folder, wanted, runtime_options):
 
 
 def _run_here(module, folder, log_path, environment):
-  """Runs a trial in this process; there is none to wait for then."""
+  """Runs a trial in this process, so there is no process to wait for."""
   del module, environment
   try:
     trial.run_folder(folder)
@@ -304,7 +307,7 @@ def _run_here(module, folder, log_path, environment):
 
 
 def _environment(shares):
-  """Variables of a trial's process besides those of this one."""
+  """Environment variables that a trial's process has in addition."""
   num_threads = os.environ.get(
     'TF_NUM_INTRAOP_THREADS', str(shares.num_threads)
   )
@@ -312,7 +315,7 @@ def _environment(shares):
 
 
 def _failure(directory, one, status):
-  """The reason why a trial that has ended failed; None if it did not."""
+  """The reason why an ended trial failed, or None if it succeeded."""
   if status == 0 and is_finished(directory, one):
     return None
   name = one.name
@@ -327,7 +330,7 @@ def _failure(directory, one, status):
 
 @contextlib.contextmanager
 def _ending(running):
-  """Ends the trials that are running when the block is left."""
+  """Ends the running trials when the block is left."""
   try:
     yield
   finally:

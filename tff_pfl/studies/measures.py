@@ -1,15 +1,15 @@
-"""Measures: numbers of a study that are more than the scores of its trials.
+"""Measures: numbers of a study beyond the scores of its trials.
 
-A measure is a function from a `Context` to rows, mappings with a `seed`. It
-runs the study's trials and looks at their models:
+A measure is a function from a `Context` to rows, which are mappings with a
+`seed`. It runs the study's trials and examines their models:
 
     def measure(context):
       for result in context.run():
         run = result.open()
         yield {**result.columns(), 'norm': norm(run.global_weights())}
 
-or, of a study without methods, computes its rows from the study's parameters
-and a seed. It is pure but for the trials that it runs.
+In a study without methods, it computes its rows from the study's parameters and
+a seed. Running trials is its only side effect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tff_pfl.studies import trials
 if TYPE_CHECKING:
   from tff_pfl.studies import study as study_lib
 
-# What a measure gives.
+# The result of a measure.
 Rows = Iterator[Mapping[str, Any]]
 
 
@@ -41,8 +41,8 @@ class Context:
   Attributes:
     study: The study, at its scale.
     directory: The study's folder.
-    place: Where trials run.
-    results: Results of the trials that were run last; None before.
+    place: The place where trials run.
+    results: Results of the study's own trials, or None before they ran.
   """
 
   def __init__(
@@ -64,14 +64,14 @@ class Context:
     return self.study.parameters
 
   def run(self, study: Optional[study_lib.Study] = None) -> results_lib.Results:
-    """Runs the trials that have not ended, in the study's folder.
+    """Runs the unfinished trials, in the study's folder.
 
     Args:
       study: Another study, with other methods, conditions or seeds, such as
-        `dataclasses.replace(context.study, seeds=...)`; None for the study.
+        `dataclasses.replace(context.study, seeds=...)`. None runs the study.
 
     Returns:
-      The results, which are iterated over by method, condition and seed.
+      The results, to iterate over by method, condition and seed.
 
     Raises:
       RunError: If a trial failed.
@@ -87,7 +87,7 @@ class Context:
     return results
 
   def progress(self, items: Iterable[Any]) -> Iterable[Any]:
-    """The items, behind a progress bar that vanishes at the end."""
+    """The items, with a progress bar that disappears at the end."""
     return tqdm.tqdm(
       list(items),
       unit='run',
@@ -98,11 +98,11 @@ class Context:
     )
 
   def each(self, *cases: Iterable[Any]) -> Iterable[tuple]:
-    """Every combination of cases and seeds, behind a progress bar."""
+    """Every combination of cases and seeds, with a progress bar."""
     return self.progress(itertools.product(*cases, self.seeds))
 
   def create_runtime(self) -> runtime_base.Runtime:
-    """Creates the study's runtime, a context manager."""
+    """Creates the study's runtime, which is a context manager."""
     name = self._setting('runtime') or runtime_lib.DEFAULT
     return runtime_lib.create_runtime(
       name, **(self.place.runtime_options or {})
@@ -122,6 +122,6 @@ class Context:
 
 
 def test_images(arrays: datasets.Arrays) -> np.ndarray:
-  """All test images of a data set, as models take them."""
+  """All test images of a data set, in the form that models take."""
   images = arrays.x_test
   return images if arrays.transform is None else arrays.transform(images)

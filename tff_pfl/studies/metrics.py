@@ -11,7 +11,7 @@ import pandas as pd
 
 from tff_pfl.models import split_model
 
-# How the names of metrics begin that only data with domains have.
+# Prefixes of metrics that only data with domains have.
 DOMAIN_PREFIXES = ('domain_', 'client_auc')
 _AUC = split_model.PrimaryMetric('AUC', True)
 
@@ -21,10 +21,10 @@ class Metric(NamedTuple):
 
   Attributes:
     name: Column of the numbers.
-    title: The column's title; lines are to be broken at spaces.
-    unit: 'fraction' (in [0, 1]), 'bytes', 'seconds', 'clients', 'loss' or, of
+    title: The column's title, which may wrap at spaces.
+    unit: 'fraction' (in [0, 1]), 'bytes', 'seconds', 'clients', 'loss' or, for
       any other metric, 'score'.
-    higher_is_better: True or False; None where neither is better.
+    higher_is_better: True or False, or None if neither is better.
     on_screen: True if it is in the table for the screen.
   """
 
@@ -35,7 +35,7 @@ class Metric(NamedTuple):
   on_screen: bool = True
 
 
-# Beside those of the models' metrics.
+# Metrics in addition to the models' metrics.
 _OTHERS = (
   Metric('fraction_hurt', 'worse than global', higher_is_better=False),
   Metric('fraction_diverged', 'diverged', higher_is_better=False),
@@ -49,7 +49,7 @@ _OTHERS = (
     for n, shown in (('client', True), ('round', False))
     for way in ('down', 'up')
   ),
-  # The median, without evaluation, beside the other trials.
+  # The median, without evaluation, while other trials run.
   Metric('seconds_per_round', 'seconds a round', 'seconds', False),
 )
 
@@ -62,15 +62,15 @@ def by_name(
   """All metrics, by name, in the order of the table's columns.
 
   Args:
-    primary: Metric that methods are compared by.
+    primary: Metric that compares methods.
     recent: Title of the mean over the evaluations of the last 10 rounds.
     reported: Further metrics of the models.
   """
-  found = {}
+  metrics = {}
   for metric in _all(primary, recent, reported):
-    # The loss may be the primary one, which stands before it.
-    found.setdefault(metric.name, metric)
-  return found
+    # The loss may be the primary metric, which comes first.
+    metrics.setdefault(metric.name, metric)
+  return metrics
 
 
 def _all(primary, recent, reported) -> Iterator[Metric]:
@@ -114,14 +114,14 @@ def _all(primary, recent, reported) -> Iterator[Metric]:
 def mean_of(
   values: pd.Series, factor: float, always: bool, decimals: Optional[int] = 1
 ) -> Optional[str]:
-  """The mean over seeds and, after ±, the deviation; None without a value.
+  """The mean over seeds, ± the standard deviation, or None without a value.
 
   Args:
-    values: A value for each seed. Those that are not finite are left out, and
+    values: A value for each seed. Values that are not finite are left out, and
       the text says so.
-    factor: Factor of the values.
-    always: True to have a deviation of 0.
-    decimals: Decimals; None for four digits.
+    factor: Factor for the values.
+    always: True to show a deviation of 0.
+    decimals: Number of decimals. None shows four significant digits.
   """
   finite = values[np.isfinite(values.astype(float))]
   if not len(finite):
@@ -134,7 +134,7 @@ def mean_of(
 
   text = shown(statistics.fmean(finite))
   deviation = statistics.stdev(finite) if len(finite) > 1 else None
-  # What is counted, as bytes are, is the same for all seeds.
+  # Counts, such as bytes, are the same for all seeds.
   if deviation is not None and (deviation > 0 or always):
     text += f' ± {shown(deviation)}'
   if len(finite) < len(values):
@@ -145,7 +145,7 @@ def mean_of(
 def mean_text(
   values: pd.Series, metric: split_model.PrimaryMetric
 ) -> Optional[str]:
-  """The `mean_of` a metric, of a fraction in percent without the sign."""
+  """The `mean_of` a metric, for a fraction in percent without the sign."""
   if metric.is_fraction:
     return mean_of(values, 100, True)
   return mean_of(values, 1, False, None)

@@ -14,7 +14,7 @@ SEED, FOLD = 'seed', 'fold'
 
 
 def by_seed(values: pd.Series) -> pd.Series:
-  """The means over folds; one that is not finite counts."""
+  """The means over folds, including folds that are not finite."""
   if not len(values):
     return values
   grouped = values.groupby(level=SEED)
@@ -22,42 +22,43 @@ def by_seed(values: pd.Series) -> pd.Series:
 
 
 class Numbers:
-  """A data frame, of which `seed` is a column.
+  """A data frame with a column `seed`.
 
-  Values are looked up by seed, in the order of the seeds, so that two methods'
-  values of one study are paired.
+  Values are looked up by seed, in the order of the seeds, so two methods'
+  values in one study are paired.
 
   Attributes:
     frame: The data frame.
-    higher_is_better: False for columns of which less is better.
+    higher_is_better: False for columns in which lower is better.
   """
 
   def __init__(
     self, rows: Any, higher_is_better: Optional[Mapping[str, bool]] = None
   ):
-    """Takes whatever makes a data frame; rows may lack some of the columns."""
+    """Takes any input of a data frame. Rows may lack some of the columns."""
     self.frame = pd.DataFrame(rows)
     self.higher_is_better = dict(higher_is_better or {})
 
   def where(self, **fixed: Hashable) -> Numbers:
-    """The rows that have these values in the columns of these names."""
+    """The rows that have these values in the named columns."""
     frame = self.frame
     for name, value in fixed.items():
       frame = frame[frame[name] == value]
     return Numbers(frame, self.higher_is_better)
 
   def distinct(self, column: str, **fixed: Hashable) -> list[Any]:
-    """The values of a column in the order in which they come."""
+    """The distinct values of a column, in order of appearance."""
     return self.where(**fixed).frame[column].drop_duplicates().tolist()
 
   def values(self, column: str, **fixed: Hashable) -> np.ndarray:
-    """A column's values by seed, `[num_seeds]`; means over folds.
+    """A column's values by seed, `[num_seeds]`, as means over folds.
 
     Args:
-      **fixed: Values of other columns, which together name one row of a seed.
+      **fixed: Values of other columns, which together select one row of a seed
+        and fold.
 
     Raises:
-      ValueError: If they name no row, or several of a seed.
+      ValueError: If they select no row, or several rows of a seed and fold.
     """
     return by_seed(self._by_run(column, **fixed)).to_numpy()
 
@@ -68,7 +69,7 @@ class Numbers:
     errors.expect(
       len(frame) and not frame.duplicated(keys).any(),
       'columns',
-      'that name one row of each seed',
+      'values that name one row of each seed',
       fixed,
     )
     return frame.set_index(keys)[column]
@@ -82,9 +83,9 @@ class Numbers:
     by: str = 'method',
     **fixed: Hashable,
   ) -> np.ndarray:
-    """One method's values of a column less another's by seed, `[num_seeds]`.
+    """One method's values minus another's in a column by seed, `[num_seeds]`.
 
-    Seeds, and folds, that one of them lacks are left out.
+    Seeds and folds that one of the methods lacks are left out.
 
     Args:
       better: First method: a value of the column `by`.
@@ -98,10 +99,10 @@ class Numbers:
     return by_seed(first[both] - second[both]).to_numpy()
 
   def curve(self, column: str, over: str, **fixed: Hashable) -> np.ndarray:
-    """A column's values by those of another one, `[num_seeds, n]`.
+    """A column's values at each value of another column, `[num_seeds, n]`.
 
     Args:
-      over: The other column, whose distinct values are in their order.
+      over: The other column, with `n` distinct values in order of appearance.
       **fixed: Values of further columns.
     """
     rows = self.where(**fixed)

@@ -1,7 +1,7 @@
-"""HTML pages of studies, on a phone as on a laptop.
+"""HTML pages of studies, for phones and laptops.
 
-The page of a study stands alone: styles, script and pictures are within it.
-Their text is in `page.html.j2`; here frames become tables and pictures.
+A page is one file with all its styles, scripts and pictures. Its text is in
+`page.html.j2`. This module turns frames into tables and pictures.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 PAGE_NAME, FIGURE_NAME = 'study.html', 'figure.png'
 _MAX_CONTEXT_ROUNDS = 50
 _SVG_STYLE = {'svg.fonttype': 'none', 'svg.hashsalt': 'page', 'font.size': 8}
-# More make the table wider than a screen.
+# More columns make the table wider than a screen.
 _MAX_COLUMNS = 6
-# More methods in conditions have no pictures of their own.
+# With more methods in conditions, they have no pictures of their own.
 _MAX_PANELS = 40
 
 
 def write(
   results: results_lib.Results, path: Union[str, os.PathLike[str]]
 ) -> None:
-  """Writes the page of a study, the same for the same results.
+  """Writes the page of a study, which is the same for the same results.
 
   Args:
-    path: Path of the .html file; after a crash it is the old one or the new
-      one.
+    path: Path of the .html file. After a crash, it is either the old or the new
+      file.
 
   Raises:
     RunError: If the file cannot be written.
@@ -104,7 +104,7 @@ def write(
 
 
 def _measured_picture(results):
-  """The study's own picture, of a measure."""
+  """The study's own picture, if it has a measure."""
   path = os.path.join(results.directory, FIGURE_NAME)
   if not (results.description['is_measured'] and os.path.exists(path)):
     return []
@@ -121,7 +121,7 @@ def _measured_picture(results):
 
 
 def _title(results):
-  """A line that says what a study is of."""
+  """The title of a study, in one line."""
   description = results.description
   if description['source'] or description['summary']:
     return ': '.join(
@@ -142,7 +142,7 @@ def _title(results):
 
 
 def _claims_frame(claims):
-  """Claims, as stored, as a table for readers."""
+  """Stored claims as a table for readers."""
   return pd.DataFrame(
     {
       'claim': claim['statement'],
@@ -157,7 +157,7 @@ def _claims_frame(claims):
 
 
 def _condition(results, name, has_panels):
-  """The values of a condition on the page; panels show methods alone."""
+  """The values of a condition on the page."""
   primary, metrics = results.primary_metric, results.metrics
   methods = results.ranked(name)
   alone = methods if has_panels else []
@@ -198,18 +198,18 @@ def _table(
   """A data frame as an HTML table.
 
   Args:
-    marks: Classes of the cells, of the same shape.
+    marks: CSS classes of the cells, of the same shape.
   """
   styler = frame.reset_index(drop=True).style
   styler.cell_ids = False
-  # Styler's own `escape` leaves lists and dicts as they are.
+  # Styler's own `escape` does not escape lists and dicts.
   styler.hide(axis='index').format(
     lambda value: markupsafe.escape(_value_text(value, missing='–'))
   )
   if marks is not None:
     styler.set_td_classes(marks.reset_index(drop=True))
   html = styler.format_index(escape='html', axis=1).to_html(table_uuid='t')
-  # The style is the page's.
+  # The page has its own style.
   table = html[html.index('<table') :].replace(' id="T_t"', '', 1)
   return markupsafe.Markup(f'<div class="scroll" tabindex="0">{table}</div>')
 
@@ -239,17 +239,17 @@ def _small(width: float, height: float) -> Axes:
 
 
 def _curve_pictures(results, condition, methods, alone):
-  """Curves of the best methods, then of each before the others in gray.
+  """Curves of the best methods, then of each with the others in gray.
 
   Args:
-    alone: Methods that have a picture of their own, all or none.
+    alone: Methods that have their own picture, all or none.
   """
   primary, frame = results.primary_metric, results.curves
   frame = frame[frame['condition'] == condition]
   known = [name for name in methods if name in {*frame['method']}]
   personal = frame[frame['model'] == 'personal']
   rounds = sorted(personal['round'].unique())
-  # More would make the page larger, not clearer.
+  # More points would make the page larger, not clearer.
   rounds = rounds[:: -(-len(rounds) // _MAX_CONTEXT_ROUNDS) or 1]
   means = personal[personal['round'].isin(rounds)]
   means = means.groupby(['method', 'round'], as_index=False)['value'].mean()
@@ -288,7 +288,7 @@ def _curve_pictures(results, condition, methods, alone):
 
 
 def _box_pictures(scores, primary):
-  """Distributions over clients, trained ones and new ones."""
+  """Pictures of distributions over trained clients and over new clients."""
   column = f'after/{primary.name}'
   pictures = []
   for is_new, part in scores.groupby('is_new', sort=False):
@@ -346,7 +346,7 @@ def _change_pictures(results, scores, methods):
 
 
 def _limits(values):
-  """Limits on which all that is finite can be seen, of several pictures."""
+  """Common limits for pictures, which show all finite values."""
   finite = np.asarray(values, float)
   finite = finite[np.isfinite(finite)]
   if not finite.size:
@@ -378,7 +378,7 @@ def assignments(values: Mapping[str, Any]) -> str:
 
 
 def _value_text(value: Any, missing: str = 'none') -> Any:
-  """A JSON value as text; numbers with six digits."""
+  """A JSON value as text, with six digits for numbers."""
   if value is None or value is pd.NA or value is pd.NaT:
     return missing
   if isinstance(value, Mapping):
@@ -391,7 +391,7 @@ def _value_text(value: Any, missing: str = 'none') -> Any:
 
 
 def _score_text(value: float, metric: split_model.PrimaryMetric) -> str:
-  """A value of a metric, of a fraction in percent without the sign."""
+  """A value of a metric as text, a fraction in percent without the sign."""
   return f'{100 * value:.1f}' if metric.is_fraction else metric.text(value)
 
 
@@ -401,9 +401,10 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _figures_table(results, condition, methods, metrics):
-  """The figures of methods: the first columns, and all of them.
+  """Two tables of methods' figures: the first columns, and all columns.
 
-  The second is None where it has no more columns. None without any figure.
+  The second is None if it has no more columns. Without any figure, the result
+  is None.
   """
   texts, marks = results.cells(condition, methods, metrics)
   if texts.empty:
@@ -419,7 +420,7 @@ def _figures_table(results, condition, methods, metrics):
 
 
 def _domain_tables(results, condition, methods):
-  """Tables of domains' scores, and of scores over domains and clients."""
+  """Tables of scores by domain, over domains and over clients."""
   primary, metrics = results.primary_metric, results.metrics
   scores = results.domain_scores
   if scores.empty:

@@ -1,4 +1,4 @@
-"""Plan of a study: its trials, and the points that are tried before them."""
+"""Plan of a study: its trials, and the points to try before them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tff_pfl.studies import trial
 if TYPE_CHECKING:
   from tff_pfl.studies import study as study_lib
 
-# Points are compared by the mean over so many last rounds.
+# Points are compared by the mean over this many last rounds.
 _TUNING_EVALUATIONS = 10
-# A condition and the method whose name a run has.
+# The condition of a run, and the method that names it.
 Key = tuple[Hashable, str]
 
 
 class Range(NamedTuple):
-  """Numbers from `low` to `high` for a search; both integers or neither.
+  """Numbers to search, with either two integers or two floats as limits.
 
   Attributes:
-    low: Least number.
+    low: Smallest number.
     high: Largest number.
-    log: True to search logarithms, of positive numbers.
+    log: True to search on a logarithmic scale, for positive numbers.
   """
 
   low: Union[int, float]
@@ -41,10 +41,10 @@ class Range(NamedTuple):
 
 
 class Entry(NamedTuple):
-  """A method in a condition with a seed, and what its result is read from.
+  """A method in a condition with a seed, and the trial with its result.
 
   Attributes:
-    fold: Number of the fold; None without cross-validation.
+    fold: Number of the fold, or None without cross-validation.
     trial: The trial, which other methods may share.
     variant: `trial.OWN_VARIANT`, or one of the trial's `variants`.
   """
@@ -58,11 +58,12 @@ class Entry(NamedTuple):
 
 
 def runs(study: study_lib.Study) -> dict[Key, tuple[str, ...]]:
-  """The methods of each run, by condition and the first of them.
+  """The methods of each run, by condition and first method.
 
-  First is a method that has no `fine_tune` of its own, if there is one: its
-  models are scored in all evaluations, those of the others after the last
-  round. Runs of which no method is selected, or in the condition, are left out.
+  The first is a method without its own `fine_tune`, if there is one. Its models
+  are scored in all evaluations, and the models of the others after the last
+  round. A run is left out if none of its methods is selected and in the
+  condition.
   """
   groups = []
   for name, method in study.methods.items():
@@ -74,14 +75,14 @@ def runs(study: study_lib.Study) -> dict[Key, tuple[str, ...]]:
       groups.append([name])
   for group in groups:
     group.sort(key=lambda name: 'fine_tune' in study.methods[name].settings)
-  found = {}
+  names_by_run = {}
   for condition, values in study.conditions.items():
     known = values.get('methods', study.methods)
     for group in groups:
       names = tuple(name for name in group if name in known)
       if {*names} & {*study.method_names}:
-        found[condition, names[0]] = names
-  return found
+        names_by_run[condition, names[0]] = names
+  return names_by_run
 
 
 def folds(study: study_lib.Study) -> Sequence[Optional[tuple[int, int]]]:
@@ -95,15 +96,14 @@ def entries(
   study: study_lib.Study,
   chosen: Optional[Mapping[Key, Optional[Mapping[str, Any]]]] = None,
 ) -> list[Entry]:
-  """What the study's results are read from.
+  """The entries with the study's results.
 
   Args:
-    chosen: The points that were chosen, by the keys of `runs`; of those that
-      are missing it is the first one. A run for which no point is left (None)
-      is left out.
+    chosen: The chosen points, by the keys of `runs`. A missing run uses its
+      first point. A run with None, for which no point is left, is left out.
 
   Raises:
-    ValueError: If settings are refused, or two trials have the same name.
+    ValueError: If settings are invalid, or two trials have the same name.
   """
   for name in study.method_names:
     of_new = study.methods[name].score.startswith('new_clients')
@@ -117,7 +117,7 @@ def entries(
     **{key: points(study, *key)[0] for key in runs(study)},
     **(chosen or {}),
   }
-  found = []
+  all_entries = []
   for seed, fold in itertools.product(study.seeds, folds(study)):
     for key, names in runs(study).items():
       if chosen[key] is None:
@@ -137,7 +137,7 @@ def entries(
         fold=fold,
         modules=study.modules,
       )
-      found += [
+      all_entries += [
         Entry(
           condition,
           name,
@@ -149,25 +149,25 @@ def entries(
         for name in names
         if name in study.methods_of(condition)
       ]
-  trials = {entry.trial.name: entry.trial for entry in found}
-  for entry in found:
+  trials = {entry.trial.name: entry.trial for entry in all_entries}
+  for entry in all_entries:
     if entry.trial is not trials[entry.trial.name]:
       raise ValueError(
         'Expected names of methods and conditions that differ in letters or '
         f'digits, found two trials called {entry.trial.name}.'
       )
   order = {name: i for i, name in enumerate(study.methods)}
-  return sorted(found, key=lambda entry: order[entry.method])
+  return sorted(all_entries, key=lambda entry: order[entry.method])
 
 
 def trials_of(found: Sequence[Entry]) -> list[trial.Trial]:
-  """The trials of entries, each once; all of a seed, then the next."""
+  """The trials of entries, each once, sorted by seed."""
   trials = {entry.trial.name: entry.trial for entry in found}
   return sorted(trials.values(), key=lambda one: one.settings.seed)
 
 
 def _slug(text):
-  """A part of a file's name from any text."""
+  """A part of a file name, from any text."""
   return re.sub(r'[^\w.=+-]', '_', str(text)).strip('-')
 
 
@@ -192,22 +192,22 @@ def trial_name(
 def axes(
   study: study_lib.Study, method: str
 ) -> dict[tuple[str, ...], Union[Range, Sequence[Any]]]:
-  """What is tried of a method: by the hyperparameters that share a value."""
+  """The values to try for a method, by the hyperparameters that share them."""
   algorithm = study.methods[method].algorithm
   hparams = registry.ALGORITHMS[algorithm].hparams
-  found = {}
-  # What is said of the method itself replaces what is said of any.
+  by_targets = {}
+  # Values for this method alone replace values for all methods.
   for name in sorted(study.tune, key=lambda name: '.' in name):
     owner, _, hparam = name.rpartition('.')
     targets = registry.fields_called(hparam, hparams)
     if owner in ('', algorithm) and targets:
-      found = {
+      by_targets = {
         other: values
-        for other, values in found.items()
+        for other, values in by_targets.items()
         if not {*other} & {*targets}
       }
-      found[targets] = study.tune[name]
-  return found
+      by_targets[targets] = study.tune[name]
+  return by_targets
 
 
 def is_tuned(study: study_lib.Study, key: Key) -> bool:
@@ -223,8 +223,8 @@ def points(
   """The points of a run's grid that the method allows.
 
   Returns:
-    A dict for each: the hyperparameters that differ from the method's own.
-    Without a grid, and of a search, it is one point, at which none do.
+    A dict for each: the hyperparameters that differ from the method's own. If
+    there is no grid, or for a search, there is one point without differences.
 
   Raises:
     ValueError: If the method allows no point, with the first reason.
@@ -237,18 +237,18 @@ def points(
 
 
 def _judged(study, key):
-  """The points of the grid, each with why the method does not allow it."""
+  """The points of the grid, each with the reason if it is not allowed."""
   own = axes(study, key[1]) if study.num_search_trials is None else {}
   judged = []
   for values in itertools.product(*own.values()):
-    found = point(study, key, dict(zip(own, values)))
+    candidate = point(study, key, dict(zip(own, values)))
     try:
-      study.settings_of(*key, study.seeds[0], found)
-      judged.append((found, None))
+      study.settings_of(*key, study.seeds[0], candidate)
+      judged.append((candidate, None))
     except ValueError as error:
-      if not found:
+      if not candidate:
         raise
-      judged.append((found, str(error)))
+      judged.append((candidate, str(error)))
   return judged
 
 
@@ -260,22 +260,24 @@ def point(
   Args:
     values: Values by the keys of `axes`.
   """
-  found = {
+  by_name = {
     target: value for targets, value in values.items() for target in targets
   }
-  if not found:
-    return found
-  # Steps would make the epochs mean nothing.
+  if not by_name:
+    return by_name
+  # A number of steps would override the epochs.
   hparams = study.settings_of(*key, study.seeds[0]).method
-  steps = [hparams_lib.steps_instead_of(type(hparams), name) for name in found]
-  given = [name for name in steps if name and getattr(hparams, name)]
-  return {**found, **{name: None for name in given if name not in found}}
+  steps = [
+    hparams_lib.steps_instead_of(type(hparams), name) for name in by_name
+  ]
+  cleared = [name for name in steps if name and getattr(hparams, name)]
+  return {**by_name, **{name: None for name in cleared if name not in by_name}}
 
 
 def tuning_trial(
   study: study_lib.Study, key: Key, values: Mapping[str, Any]
 ) -> trial.Trial:
-  """The trial that a point is judged by."""
+  """The trial that judges a point."""
   settings = study.settings_of(*key, study.seeds[0], values)
   num_rounds = study.tuning_rounds or settings.rounds.num_rounds
   text = '-'.join(
@@ -290,7 +292,7 @@ def tuning_trial(
       rounds_per_evaluation=num_rounds,
       num_final_evaluations=_TUNING_EVALUATIONS,
     ),
-    # The same clients as in the study.
+    # So that the clients are the same as in the study.
     num_new_clients=study.num_new_clients,
     validation_fraction=study.validation_fraction,
     fold=folds(study)[0],
@@ -304,10 +306,10 @@ def parse_grid(
   """Reads `Study.tune` from texts such as 'learning_rate=0.01,0.1'.
 
   Args:
-    texts: Each '[method.]hyperparameter=value,value,…'; values are numbers or
-      words as the hyperparameter takes them, 'none' for None. So is 0 where
-      None is a value but not the default (see `fields.none_for_zero`). For a
-      search also '[method.]hyperparameter=low:high', or 'low:high:log'.
+    texts: Each is '[method.]hyperparameter=value,value,…'. Values are numbers
+      or words that the hyperparameter accepts. 'none' means None, and so does 0
+      if None is a value but not the default (see `fields.none_for_zero`). A
+      search also takes '[method.]hyperparameter=low:high', or 'low:high:log'.
     algorithms: Methods of the study.
     flag: 'grid' or 'search', the flag of the texts.
 
@@ -334,14 +336,14 @@ def parse_grid(
     ]
     targets = [one[1:] for one in known if one[0] in algorithms]
     if known and not targets:
-      # A preset for more methods than are compared.
+      # A preset may be for more methods than are compared.
       continue
     errors.expect(
-      targets, flag, f'of hyperparameters of {", ".join(owners)}', text
+      targets, flag, f'for hyperparameters of {", ".join(owners)}', text
     )
     key = start.strip()
     errors.expect(key not in grid, flag, 'given once for each name', text)
-    # Without the limits of numbers: a method may refuse a point.
+    # Without the limits of numbers, because a method may refuse a point.
     hint = Union[
       tuple(typing.get_type_hints(of)[target] for of, target in targets)
     ]

@@ -1,7 +1,7 @@
-"""Results of a study: data frames, tables and pictures, made of its folder.
+"""Results of a study: data frames, tables and pictures, made from its folder.
 
 `study.json` describes a study and says which trial's scores belong to which
-method, condition and seed. All frames are made of the trials' own files.
+method, condition and seed. All frames are made from the trials' own files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tff_pfl.system import folders
 
 STUDY_NAME = 'study.json'
 NUMBERS_NAME = 'numbers.json'
-# By the unit of a metric: the unit of its column, the factor and the decimals.
+# From a metric's unit to its column's unit, the factor and the decimals.
 _UNITS = {
   'fraction': (' (%)', 100.0, 1),
   'bytes': (' (kB)', 1e-3, 1),
@@ -42,9 +42,9 @@ _UNITS = {
   'score': ('', 1.0, None),
 }
 _HEADING_WIDTH = 13
-# More in one picture cannot be told apart.
+# More curves in one picture cannot be distinguished.
 _MAX_CURVES = 7
-# With fewer the interval has nearly everything within.
+# With fewer seeds, the interval contains nearly everything.
 _MIN_SEEDS_FOR_TIES = 3
 _KEYS = ('condition', 'method', 'seed', 'fold')
 
@@ -57,11 +57,11 @@ class Result(NamedTuple):
     method: The method's name.
     algorithm: A key of `ALGORITHMS`.
     seed: Seed of the trial.
-    fold: Number of the fold; None without cross-validation.
+    fold: Number of the fold, or None without cross-validation.
     run: The trial, which other methods may share.
-    variant: `trial.OWN_VARIANT`, or the way in which models are fine-tuned.
-    scored: What is scored, one of `study.SCORES`.
-    is_of_last: True if the last models alone are scored, as the method
+    variant: `trial.OWN_VARIANT`, or the name of another personalization.
+    scored: The models that are scored, one of `study.SCORES`.
+    is_of_last: True if only the last models are scored, because the method
       fine-tunes them.
   """
 
@@ -77,29 +77,29 @@ class Result(NamedTuple):
 
   @property
   def scores(self) -> Mapping[str, Any]:
-    """The last models' scores; see `trial.FinishedTrial.variant`."""
+    """The last models' scores, see `trial.FinishedTrial.variant`."""
     return self.run.variant(self.variant)
 
   def open(self) -> run_lib.Run:
-    """The run, for a use of its models; of a study without new clients."""
+    """The run with its models, for a study without new clients."""
     return self.run.open()
 
   def columns(self) -> dict[str, Any]:
-    """What names the result in frames."""
+    """The columns that identify the result in frames."""
     named = {'condition': self.condition, 'method': self.method}
     fold = {} if self.fold is None else {'fold': self.fold}
     return {**named, 'seed': self.seed, **fold}
 
   @property
   def primary(self) -> split_model.PrimaryMetric:
-    """The metric that models are compared by."""
+    """The metric that compares models."""
     return report.primary_metric([self.scores['evaluation']])
 
   def score(self) -> Optional[float]:
-    """The primary metric of what is scored; None where there is none.
+    """The primary metric of the scored models, or None.
 
-    A mean over clients, of trained ones also over the last ten rounds, unless
-    the last models alone are fine-tuned.
+    It is a mean over clients. For trained clients it is also a mean over the
+    last ten rounds, unless only the last models are fine-tuned.
     """
     name = self.primary.name
     if self.scored.startswith('new_clients'):
@@ -118,22 +118,22 @@ class Result(NamedTuple):
     over_rounds = report.primary_figures(summary)
     sizes, cohort_size = self.run.scores['bytes_per_round'], self._cohort_size()
     two_classes = evaluation.get('two_classes', {}).get('personal', {})
-    found = {'score': self.score()}
+    values = {'score': self.score()}
     for which in ('personal', 'global'):
-      found[f'{which}_{name}'] = (evaluation[which] or {}).get(name)
+      values[f'{which}_{name}'] = (evaluation[which] or {}).get(name)
       if is_own or which == 'global':
         recent = (over_rounds[which] or {}).get('last_10_mean')
-        found[f'{which}_{name}_last_10'] = recent
+        values[f'{which}_{name}_last_10'] = recent
     if is_own:
       weighted = summary.get('weighted', {}).get('best_10_mean')
-      found[f'weighted_{name}_best_10'] = weighted
+      values[f'weighted_{name}_best_10'] = weighted
     for further, figures in evaluation.get('reported', {}).items():
       for which in ('personal', 'global'):
-        found[f'{which}_{further}'] = (evaluation[which] or {}).get(further)
+        values[f'{which}_{further}'] = (evaluation[which] or {}).get(further)
       if figures['num_clients'] < figures['num_scored']:
-        found[f'clients_{further}'] = figures['num_clients']
+        values[f'clients_{further}'] = figures['num_clients']
     return {
-      **found,
+      **values,
       'personal_loss': evaluation['personal']['loss'],
       f'weighted_{name}': fairness.get('weighted_mean'),
       'worst_10_percent': fairness.get('worst_10_percent'),
@@ -163,20 +163,20 @@ class Result(NamedTuple):
     )
 
   def _domain_metrics(self, name):
-    """The figures over domains; none for data without domains."""
+    """The figures over domains, empty for data without domains."""
     domains = self.scores['evaluation'].get('domains')
     if domains is None:
       return {}
-    found = dict(_over_domains(domains['personal'], name))
+    figures = dict(_over_domains(domains['personal'], name))
     if self.variant == trial.OWN_VARIANT:
       by_round = _over_domains(self.run.summary['domains']['personal'], name)
-      found.update(
+      figures.update(
         (f'{key}_last_10', value['last_10_mean']) for key, value in by_round
       )
-    return found
+    return figures
 
   def domains(self) -> list[dict[str, Any]]:
-    """Scores by domain; none for data without domains."""
+    """Scores by domain, empty for data without domains."""
     domains = self.scores['evaluation'].get('domains')
     if domains is None:
       return []
@@ -196,7 +196,7 @@ class Result(NamedTuple):
     ]
 
   def curves(self) -> Iterator[dict[str, Any]]:
-    """The primary metric by round; none where the last alone was scored."""
+    """The primary metric by round, if more than the last round was scored."""
     if self.variant == trial.OWN_VARIANT:
       series = report.series(self.run.evaluations, self.primary)
       for model, (rounds, values) in series.items():
@@ -221,7 +221,7 @@ class Result(NamedTuple):
 
 
 def _over_domains(scores, primary_name):
-  """Figures over domains and clients, by names of metrics."""
+  """Yields figures over domains and clients, with the names of metrics."""
   for score in dict.fromkeys((primary_name, scores_lib.AUC)):
     if score in scores:
       for name in ('min', 'mean', 'max'):
@@ -232,15 +232,15 @@ def _over_domains(scores, primary_name):
 
 def _mean_over(rows, name):
   values = [row['after'].get(name) for row in rows]
-  # A client whose model diverged has no known score, and the mean has none.
+  # A client whose model diverged has no score, so the mean has none either.
   return None if not values or None in values else sum(values) / len(values)
 
 
 class Results:
   """Results of a study.
 
-  Iterated over, they give a `Result` for each method, condition and seed whose
-  trial has ended, in the order of the methods.
+  Iteration gives a `Result` for each method, condition and seed whose trial has
+  finished, in the order of the methods.
 
   Attributes:
     directory: The study's folder.
@@ -255,7 +255,7 @@ class Results:
   def _results(self):
     methods = self.description['methods']
     data_dir = self.description['data_dir']
-    opened, found = {}, []
+    opened, finished = {}, []
     for entry in self.description['entries']:
       name = entry['trial']
       if name not in opened:
@@ -265,11 +265,11 @@ class Results:
           trial.FinishedTrial(folder, data_dir) if is_there else None
         )
       run = opened[name]
-      # A method may not have models as they leave training.
+      # Some methods have no models as training leaves them.
       if run is None or run.scores['variants'].get(entry['variant']) is None:
         continue
       method = methods[entry['method']]
-      found.append(
+      finished.append(
         Result(
           entry['condition'],
           entry['method'],
@@ -282,7 +282,7 @@ class Results:
           'fine_tune' in method['settings'],
         )
       )
-    return found
+    return finished
 
   def __iter__(self) -> Iterator[Result]:
     return iter(self._results)
@@ -294,7 +294,7 @@ class Results:
 
   @functools.cached_property
   def numbers(self) -> pd.DataFrame:
-    """The study's numbers: what it measures, or a row for each result."""
+    """The study's numbers: rows of its measure, or a row for each result."""
     path = os.path.join(self.directory, NUMBERS_NAME)
     if self.description['is_measured'] and os.path.exists(path):
       return pd.DataFrame(summary_lib.read_json(path)['columns'])
@@ -312,12 +312,12 @@ class Results:
   def figures(self) -> pd.DataFrame:
     """The figures over seeds and folds, a row for a method in a condition.
 
-    Columns such as `personal_accuracy/mean`, `/std` (of the sample) and
-    `/count`, the number of values that are finite.
+    Columns are, for example, `personal_accuracy/mean`, `/std` (of the sample)
+    and `/count` (of finite values).
     """
     frame = self.figures_by_seed.replace([np.inf, -np.inf], np.nan)
-    kept = [name for name in frame if name not in _KEYS]
-    grouped = frame.groupby(['condition', 'method'], sort=False)[kept]
+    columns = [name for name in frame if name not in _KEYS]
+    grouped = frame.groupby(['condition', 'method'], sort=False)[columns]
     table = grouped.agg(['mean', 'std', 'count'])
     table.columns = ['/'.join(names) for names in table.columns]
     return table.dropna(axis='columns', how='all').reset_index()
@@ -326,14 +326,14 @@ class Results:
   def client_scores(self) -> pd.DataFrame:
     """The scores of all clients after the last round.
 
-    A row for each `condition`, `method`, `seed` and `client`, with the columns
-    of `Run.scores`; `is_new` tells clients that took no part in training.
+    There is a row for each `condition`, `method`, `seed` and `client`, with the
+    columns of `Run.scores`. `is_new` marks clients that did not train.
     """
     return pd.DataFrame(row for one in self for row in one.clients())
 
   @property
   def scores(self) -> pd.DataFrame:
-    """The `client_scores`, one number a row; see `summary.tidy`."""
+    """The `client_scores`, one number per row, see `summary.tidy`."""
     return summary_lib.tidy(self.client_scores)
 
   @functools.cached_property
@@ -348,7 +348,7 @@ class Results:
     columns = [*_KEYS[:3], 'round', 'model', 'value']
     return pd.DataFrame(rows, columns=None if rows else columns)
 
-  # What they are of.
+  # Contents.
 
   @property
   def conditions(self) -> list[Any]:
@@ -368,7 +368,7 @@ class Results:
 
   @property
   def primary_metric(self) -> split_model.PrimaryMetric:
-    """The metric that methods are compared by."""
+    """The metric that compares methods."""
     return next((one.primary for one in self), split_model.ACCURACY)
 
   @property
@@ -383,16 +383,16 @@ class Results:
       self.primary_metric,
       recent,
       [
-        split_model.PrimaryMetric(name, told['higher_is_better'])
-        for name, told in evaluation.get('reported', {}).items()
+        split_model.PrimaryMetric(name, figures['higher_is_better'])
+        for name, figures in evaluation.get('reported', {}).items()
       ],
     )
 
   def ranked(self, condition: Any) -> list[str]:
-    """Methods from best to worst; those without a figure are last."""
+    """Methods from best to worst, with methods without a figure at the end."""
     frame = self.figures_by_seed
     frame = frame[frame['condition'] == condition]
-    # Every way to personalize has this figure.
+    # Results of every personalization have this figure.
     name = f'personal_{self.primary_metric.name}'
     merit = self.primary_metric.merit(
       frame.groupby('method', sort=False)[name].mean()
@@ -401,26 +401,26 @@ class Results:
     return [frame['method'].unique()[place] for place in order]
 
   def label(self, condition: Any, method: str) -> str:
-    """The method's name, with the number of its runs where some are missing."""
+    """The method's name, with the number of its runs if some are missing."""
     ended = sum(
       (one.condition, one.method) == (condition, method) for one in self
     )
-    wanted = sum(
+    total = sum(
       (entry['condition'], entry['method']) == (condition, method)
       for entry in self.description['entries']
     )
-    return method if ended == wanted else f'{method} ({ended} of {wanted} runs)'
+    return method if ended == total else f'{method} ({ended} of {total} runs)'
 
   # Tables and pictures.
 
   def table(self) -> str:
     """The tables for the screen.
 
-    With several conditions it is the study's metric by method and condition,
-    beside published figures; with one it has all metrics. Figures are means
-    and, after ±, deviations over seeds. A figure that not all runs of its row
-    have says so. Data with domains have a second table, of minimum, mean and
-    maximum over domains.
+    If there are several conditions or published figures, the table has the
+    study's metric by method and condition. Otherwise it has all metrics.
+    Figures are means and, after ±, standard deviations over seeds. They say so
+    if some runs of their row lack a value. Data with domains add a second table
+    with the minimum, mean and maximum over domains.
     """
     if len(self.conditions) != 1 or self.description['published']:
       return summary_lib.format_table(self.overview(), width=_HEADING_WIDTH)
@@ -433,7 +433,7 @@ class Results:
     text = self._table([m for m in shown if m not in of_domains])
     if any(one.domains() for one in self):
       over_clients = self.metrics[f'personal_{self.primary_metric.name}']
-      # After the primary metric's, before those of the AUC.
+      # After the columns of the primary metric, before the columns of the AUC.
       table = self._table([*of_domains[:3], over_clients, *of_domains[3:]])
       text += f'\n\nOver domains, after the last round\n{table}\n'
     return text
@@ -450,7 +450,7 @@ class Results:
     return self.marked_overview()[0]
 
   def marked_overview(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The `overview`, and which figures are the best, as `cells` has it."""
+    """The `overview`, and marks of the best figures as in `cells`."""
     metric, frame = self.description['metric'], self.numbers
     if not {'condition', 'method', metric} <= {*frame}:
       return pd.DataFrame(), pd.DataFrame()
@@ -497,17 +497,17 @@ class Results:
     methods: Sequence[str],
     metrics: Iterable[metrics_lib.Metric],
   ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The text of figures, and which are the best.
+    """The text of figures, and marks of the best ones.
 
     Args:
       condition: A condition.
-      methods: Methods, for each a row.
-      metrics: Metrics; those that no method has are left out.
+      methods: Methods, each with a row.
+      metrics: Metrics. If no method has a metric, it is left out.
 
     Returns:
-      Two frames, with the metrics' titles and units as columns: one of texts,
-      and one of 'best', 'tie' (not told from the best by the 95% interval of
-      the paired difference) or ''.
+      Two frames, with the metrics' titles and units as columns. One has texts.
+      The other has 'best', 'tie' (the 95% interval of the paired difference
+      from the best contains 0) or ''.
     """
     frame = self.figures_by_seed
     frame = frame[frame['condition'] == condition]
@@ -531,11 +531,12 @@ class Results:
   ) -> Axes:
     """Draws the results.
 
-    With several conditions it is the study's metric, bars of the methods; else
-    the personal models' primary metric by round, of the best few.
+    Several conditions are drawn as bars of the study's metric for each method.
+    One condition is drawn as curves by round of the personal models' primary
+    metric, for the best few methods.
 
     Args:
-      condition: A condition, for its curves by round.
+      condition: A condition to draw as curves.
     """
     if condition is None and len(self.conditions) == 1:
       (condition,) = self.conditions
@@ -555,23 +556,23 @@ class Results:
     frame = frame[
       (frame['model'] == 'personal') & (frame['condition'] == condition)
     ]
-    # Models that are made of the last round's have no rounds before it.
+    # Models that are made after the last round have no earlier rounds.
     known = {*frame['method']}
     best = [name for name in self.ranked(condition) if name in known]
     return plots.curves(
       frame[frame['method'].isin(best[:_MAX_CURVES])],
       by='method',
-      # A curve beneath another one is seen between its dashes.
+      # Dashes show a curve beneath another one.
       style='method',
       metric=self.primary_metric,
       ax=ax,
     )
 
   def page(self, path: Optional[Union[str, os.PathLike[str]]] = None) -> str:
-    """Writes the HTML page of the results; returns its path.
+    """Writes the HTML page of the results, and returns its path.
 
     Args:
-      path: Path of the file; None for `study.html` in the study's folder.
+      path: Path of the file. None means `study.html` in the study's folder.
     """
     path = path or os.path.join(self.directory, page_lib.PAGE_NAME)
     page_lib.write(self, path)
@@ -586,7 +587,7 @@ def _run_keys(frame):
 
 
 def _says_nothing(name, frame):
-  """True for a column without values, or of what does not happen."""
+  """True for a column without values, or with nothing to report."""
   if frame[name].isna().all():
     return True
   if name == 'majority_accuracy' and 'personal_accuracy' in frame:
@@ -595,7 +596,7 @@ def _says_nothing(name, frame):
 
 
 def _marks(columns, higher_is_better, texts):
-  """Which of several methods' figures are best, or are not told from it."""
+  """Marks the best of several methods' figures, and ties with the best."""
   means = [
     column.mean() if text else math.nan for column, text in zip(columns, texts)
   ]
@@ -627,7 +628,7 @@ def open_study(directory: Union[str, os.PathLike[str]]) -> Results:
   """The results of a study, which may be in progress, from its folder.
 
   Raises:
-    RunError: If there is none.
+    RunError: If the folder has no study.
   """
   directory = folders.local_path(directory, 'directory')
   path = os.path.join(directory, STUDY_NAME)
@@ -637,7 +638,7 @@ def open_study(directory: Union[str, os.PathLike[str]]) -> Results:
 
 
 def numbers_of(results: Results) -> numbers.Numbers:
-  """The numbers of results, as claims take them."""
+  """The numbers of results, in the form for claims."""
   primary = results.primary_metric
   higher = {'score': primary.higher_is_better}
   for name, metric in results.metrics.items() if len(results) else ():

@@ -1,10 +1,10 @@
-"""Runs a study: its sweep, its trials, its measure, its claims and page.
+"""Runs a study: its sweep, trials, measure, claims and page.
 
-The folder of a study has `trials/` (see `execution`), `study.json`, which
-describes the study and has its claims, `numbers.csv`, `per_client.csv`, for
-data with domains `per_domain.csv`, `figure.png` and `study.html`, a page that
-shows all; `numbers.json` has what a measure found. One process at a time runs
-the study of a folder, which it locks.
+The folder of a study has `trials/` (see `execution`), `study.json` (the
+description of the study and its claims), `numbers.csv`, `per_client.csv`,
+`figure.png`, and `study.html`, a page that shows everything. Data with domains
+add `per_domain.csv`, and a measure adds `numbers.json`. One process at a time
+runs a study, and locks its folder.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def run(
   *,
   rerun: bool = False,
 ) -> results.Results:
-  """Runs a study, as far as not yet done, and writes its results.
+  """Runs the unfinished parts of a study, and writes its results.
 
   Args:
     study: The study, at one of its scales.
     directory: Folder of the study.
-    place: Where its trials run.
-    rerun: True to delete what the folder has and start anew.
+    place: The place where its trials run.
+    rerun: True to delete the folder's results and start again.
 
   Raises:
-    RunError: As `Study.run` does.
+    RunError: In the same cases as `Study.run`.
   """
   directory = folders.results_folder(directory, folders.STUDY)
   with directory_lock.DirectoryLock(directory):
@@ -65,18 +65,18 @@ def run(
     before = trials.read(directory)
     started, seconds = time.perf_counter(), before.get('seconds', 0)
     if study.measure is None:
-      found = trials.run(study, directory, place)
+      outcome = trials.run(study, directory, place)
     else:
-      found = _measure(study, directory, place)
+      outcome = _measure(study, directory, place)
     if seconds is not None:
       seconds = round(seconds + time.perf_counter() - started, 1)
-    numbers = results.numbers_of(found)
-    found.description.update(claims=[], seconds=seconds)
-    if not found.numbers.empty:
+    numbers = results.numbers_of(outcome)
+    outcome.description.update(claims=[], seconds=seconds)
+    if not outcome.numbers.empty:
       claims = claims_lib.check(study.claims, numbers, study)
-      found.description['claims'] = [claim._asdict() for claim in claims]
-    _write(found, study, numbers)
-  return found
+      outcome.description['claims'] = [claim._asdict() for claim in claims]
+    _write(outcome, study, numbers)
+  return outcome
 
 
 def _path(directory, name):
@@ -84,7 +84,7 @@ def _path(directory, name):
 
 
 def _measure(study, directory, place):
-  """The results of a study with a measure of its own."""
+  """The results of a study with its own measure."""
   names = ('settings', 'conditions', 'seeds', 'parameters', 'overrides')
   of = trials.as_written({n: trials.plain(getattr(study, n)) for n in names})
   for where in ('data_dir', 'runtime'):
@@ -93,19 +93,19 @@ def _measure(study, directory, place):
   entries = plan.entries(study) if study.methods else []
   description = trials.describe(study, entries)
   description.update(partitions={}, tunings=[], failures=[], seconds=None)
-  # A measure of runs is quick beside these, which are not trained again.
+  # A measure of runs is fast compared with the runs, which are kept.
   if os.path.exists(path) and not study.methods:
     stored = summary_lib.read_json(path)['of']
     differing = [name for name in of if of[name] != stored.get(name)]
     if differing:
       raise errors.RunError(
         f'{directory} holds numbers of other {" and ".join(differing)}: choose '
-        'another output folder, or have it deleted and measured anew (`rerun`).'
+        'another output folder, or delete and measure them again (`rerun`).'
       )
     return results.Results(directory, description)
   context = measures.Context(study, directory, place)
   os.makedirs(directory, exist_ok=True)
-  # Unknown if this process is killed.
+  # The seconds stay unknown if this process is killed.
   summary_lib.write_json(_path(directory, results.STUDY_NAME), description)
   rows = list(study.measure(context))
   columns = pd.DataFrame(rows).to_dict('list')
@@ -115,31 +115,31 @@ def _measure(study, directory, place):
   return results.Results(directory, description)
 
 
-def _write(found, study, numbers):
+def _write(outcome, study, numbers):
   """Writes the files of results, the page and the picture."""
-  directory = found.directory
+  directory = outcome.directory
   summary_lib.write_json(
-    _path(directory, results.STUDY_NAME), found.description
+    _path(directory, results.STUDY_NAME), outcome.description
   )
   for name, frame in (
-    (NUMBERS_CSV_NAME, found.numbers),
-    (CLIENTS_CSV_NAME, found.client_scores),
-    (DOMAINS_CSV_NAME, found.domain_scores),
+    (NUMBERS_CSV_NAME, outcome.numbers),
+    (CLIENTS_CSV_NAME, outcome.client_scores),
+    (DOMAINS_CSV_NAME, outcome.domain_scores),
   ):
     if not frame.empty:
       summary_lib.write_csv(
         _path(directory, name), summary_lib.frame(frame.to_dict('records'))
       )
   figure = Figure(layout='constrained')
-  if found.numbers.empty:
+  if outcome.numbers.empty:
     pass
   elif study.draw is not None:
     study.draw(numbers, study, figure)
     plots.save(figure, _path(directory, page.FIGURE_NAME))
-  elif {'condition', 'method', study.metric} <= {*found.numbers}:
-    ax = found.plot(plots.new_axes(9, 4.4))
+  elif {'condition', 'method', study.metric} <= {*outcome.numbers}:
+    ax = outcome.plot(plots.new_axes(9, 4.4))
     plots.save(ax, _path(directory, page.FIGURE_NAME))
-  found.page()
+  outcome.page()
 
 
 def _clear(directory):

@@ -16,15 +16,15 @@
     )
     results = study.run('runs/my_table')
 
-Each method runs in each condition with each seed, as a trial: an ordinary run
-in a folder of its own, in a process of its own or on a Ray cluster. Methods
-that differ only in how their last models are fine-tuned, or in what is scored,
-share a run. What has ended is not run again; methods, conditions and seeds may
-be added later.
+Each method runs in each condition with each seed, as a trial. A trial is an
+ordinary run in its own folder, in its own process or on a Ray cluster. Methods
+share a run if they differ only in how their last models are fine-tuned, or in
+which models are scored. Finished trials are not run again. Methods, conditions
+and seeds may be added later.
 
-Settings are looked up in this order, the last one counts: the study's, the
-condition's, the method's own, the scale's. A hyperparameter is for each method
-that has it; `fed_avg.momentum` is for one method alone.
+Settings come from the study, the condition, the method and the scale, in this
+order, and later values override earlier ones. A hyperparameter applies to each
+method that has it. `fed_avg.momentum` applies to one method alone.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from tff_pfl.studies import claims as claims_lib
 from tff_pfl.studies import cluster as cluster_lib
 from tff_pfl.studies import plan, results, runner, trials
 
-# What a method is scored by: the clients' own models, or the server's, after
-# training, or clients that took no part: by models fitted to their examples, or
-# by the mean prediction of the last cohort's models.
+# The models that score a method after training: the clients' personal models,
+# the global model, or models for new clients. These are fitted to the new
+# clients' examples, or predict the mean of the last cohort's models.
 SCORES = ('personal', 'global', 'new_clients', 'new_clients_by_ensemble')
 SCALES = ('paper', 'cpu', 'small')
-# What any study has at scale `small`, unless it has other values there.
+# The settings of scale `small`, unless a study has its own values.
 _SMALL = {
   'dataset': 'digits',
   'dataset_arguments': {},
@@ -64,7 +64,7 @@ _SMALL = {
   'model_arguments': {'widths': (4,)},
   'initial_weights': None,
 }
-# Setting one of these takes another one back.
+# Setting one of these clears the other.
 _EXCLUSIVE = {
   'cohort_size': 'participation',
   'participation': 'cohort_size',
@@ -77,9 +77,9 @@ class Method:
 
   Attributes:
     algorithm: A key of `ALGORITHMS`.
-    score: What is scored, one of `SCORES`.
+    score: The models that are scored, one of `SCORES`.
     settings: The method's own hyperparameters and settings, by their names in
-      `pfl.Settings`; among them the options of fine-tuning (`fine_tune=`,
+      `pfl.Settings`, including the options of fine-tuning (`fine_tune=`,
       `fine_tune_num_epochs=`).
   """
 
@@ -108,7 +108,7 @@ class Method:
 
 
 def _named_methods(value):
-  """Methods by name; a list of algorithms gives them their own names."""
+  """Methods by name. A list of algorithms gives them their own names."""
   if isinstance(value, Mapping):
     return dict(value)
   errors.expect_type(value, (list, tuple), 'methods', 'a mapping or a list')
@@ -117,18 +117,18 @@ def _named_methods(value):
 
 
 def _plain_settings(value):
-  """Settings by flat name, of a `Settings` or a mapping."""
+  """Settings by flat name, from a `Settings` or a mapping."""
   if isinstance(value, settings_lib.Settings):
     owner = settings_lib.Settings
     names = fields.flat_names(owner)
     parts = {path[:-1] for path in names.values()}
-    given = {
+    values = {
       name: fields.get(value, name)
       for name, path in names.items()
       if path not in parts and name not in ('method', 'seed')
     }
-    # A default would go before that of a method.
-    return {n: v for n, v in given.items() if v != fields.default(owner, n)}
+    # A default would override a method's default.
+    return {n: v for n, v in values.items() if v != fields.default(owner, n)}
   return value
 
 
@@ -147,59 +147,58 @@ class Study:
 
   Attributes:
     settings: Settings and hyperparameters that all trials share, by their names
-      in `pfl.Settings`, or a `pfl.Settings`, whose method and seed do not
-      count.
+      in `pfl.Settings`, or a `pfl.Settings`, whose method and seed are ignored.
     methods: Methods by their names in tables, or a list of keys of
       `ALGORITHMS`.
     conditions: Settings and hyperparameters by the name of the condition, such
-      as `{'2 classes': {'partition': 'shards:2'}}`. A hyperparameter is for
-      each method that has it. `methods`, a list of names, has the methods of
-      the condition, where these are not all.
+      as `{'2 classes': {'partition': 'shards:2'}}`. A hyperparameter applies to
+      each method that has it. `methods` lists the methods of a condition that
+      does not have all of them.
     seeds: Seeds of the trials, distinct and non-negative. A seed is also the
       seed of the partition.
-    num_folds: Folds of cross-validation, at least 2: with each seed so many
-      trials of a method, each with another fold of all of a client's examples
-      as its test set. None keeps the test set of the data.
-    num_new_clients: Clients besides `num_clients` that are scored without
-      having taken part.
+    num_folds: Number of folds of cross-validation, at least 2. Each method has
+      one trial per seed and fold, in which this fold of all of a client's
+      examples is its test set. None keeps the test set of the data.
+    num_new_clients: Number of clients, in addition to `num_clients`, that are
+      scored without training.
     tune: Values to try by hyperparameter, `{'learning_rate': (0.01, 0.1)}` or
       `{'fed_avg.momentum': (0, 0.9)}`, or a `Range` for a search. A method's
-      points are first run with the first seed on a part of the clients'
-      training examples, and the best point is taken (see `tuning`).
-    num_search_trials: Points that Optuna proposes for each method. None tries
-      all points of the grid.
-    validation_fraction: Part of each client's training examples, in (0, 1), on
-      which points are compared.
-    tuning_rounds: Rounds of the trials that points are compared by. None takes
-      as many as the study has.
-    metric: Column of the numbers that the table shows and claims compare:
-      'score' is the primary metric of what the method is scored by, a mean over
-      the evaluations of the last ten rounds, or over the last models alone
-      where these are fine-tuned.
+      points first run with the first seed on a part of the clients' training
+      examples, and the best point is chosen (see `tuning`).
+    num_search_trials: Number of points that Optuna proposes for each method.
+      None tries all points of the grid.
+    validation_fraction: Fraction of each client's training examples, in (0, 1),
+      on which points are compared.
+    tuning_rounds: Number of rounds of the trials that compare points. None uses
+      the study's number of rounds.
+    metric: Column of the numbers that the table shows and claims compare.
+      'score' is the primary metric of the models that are scored, a mean over
+      the evaluations of the last ten rounds, or only over the last models if
+      these are fine-tuned.
     measure: Function `(context) -> rows` of the study's numbers, see
-      `measures.Context`; None gives a row for each trial.
-    parameters: Further sizes that the measure and claims read, a frozen
+      `measures.Context`. None gives a row for each trial.
+    parameters: Further sizes for the measure and the claims, as a frozen
       dataclass.
-    claims: What is claimed: `better(...)`, `at_least(...)`, `close(...)`, or
+    claims: Claims to check: `better(...)`, `at_least(...)`, `close(...)`, or
       functions `(numbers, study) -> claims.Claim`s.
-    draw: Function `(numbers, study, figure)` that draws the study's picture;
+    draw: Function `(numbers, study, figure)` that draws the study's picture.
       None draws bars of the methods by condition.
     published: Published figures, in percent, by method and condition.
     scales: Sizes of the study by name, such as `paper`, `cpu` or `small` (see
       `at`): other values of its fields, or of settings, hyperparameters and
-      parameters. `conditions` and `methods` may be lists of names to keep;
-      `settings` are added to the study's, and all other names go before what
-      conditions and methods have.
+      parameters. `conditions` and `methods` may be lists of names to keep.
+      `settings` are added to the study's settings. All other values override
+      the conditions and methods.
     name: Name of the study, for its folder.
-    source: What it repeats, such as 'FedRep, table 1'.
-    summary: One line on its question.
-    deviations: What differs from the source, in words, for the page.
-    modules: Modules, or .py files, that register methods of one's own; each
-      trial imports them.
-    overrides: Settings, hyperparameters and parameters that go before all
+    source: The result that it reproduces, such as 'FedRep, table 1'.
+    summary: The study's question, in one line.
+    deviations: Differences from the source, in words, for the page.
+    modules: Modules, or .py files, that register custom methods. Each trial
+      imports them.
+    overrides: Settings, hyperparameters and parameters that override all
       others.
-    selected: Methods that are run. None runs all.
-    scale: The scale that it has.
+    selected: Methods to run. None runs all.
+    scale: The current scale of the study.
   """
 
   settings: _PlainSettings = dataclasses.field(default_factory=dict)
@@ -269,7 +268,7 @@ class Study:
     if not (self.scales or self.measure):
       self._check_names()
       if not self.tune:
-        # Wrong values are refused before anything runs.
+        # Invalid values raise errors before anything runs.
         for condition in self.conditions:
           for name in self.methods_of(condition):
             self.settings_of(condition, name, self.seeds[0])
@@ -284,13 +283,13 @@ class Study:
       errors.expect(
         any(targets),
         'tune',
-        f'of hyperparameters of {", ".join(sorted(algorithms))}',
+        f'for hyperparameters of {", ".join(sorted(algorithms))}',
         name,
       )
       self._check_values(name, values)
 
   def _check_names(self):
-    """Refuses claims and published figures of what the study does not have."""
+    """Rejects claims and published figures with unknown names."""
     methods = [method for method, _ in self.published]
     conditions = [condition for _, condition in self.published]
     for check in self.claims:
@@ -312,24 +311,24 @@ class Study:
     errors.expect(
       self.num_search_trials is not None,
       'num_search_trials',
-      f'given for {name}, a range that is searched',
+      f'given for {name}, which has a range to search',
       None,
     )
     errors.expect(
       values.low < values.high and (values.low > 0 or not values.log),
       'tune',
-      'from a lower to a higher number, of logarithms from above 0',
+      'from a lower to a higher number, from above 0 for a logarithmic scale',
       f'{name}={values.low}:{values.high}',
     )
 
   # Sizes and parts.
 
   def at(self, scale: str) -> Study:
-    """The study at a scale: `paper`, `cpu` or `small`, or another one it has.
+    """The study at a scale: `paper`, `cpu`, `small` or a custom scale.
 
-    Where the study says nothing of a scale, it is the study itself, but `small`
-    has one seed, two rounds of two of four clients, one epoch, and the bundled
-    digits.
+    A scale that the study does not define is the study itself. `small` has
+    defaults: one seed, two rounds with two of four clients, one epoch, and the
+    bundled digits instead of data that are read from files.
     """
     known = dict.fromkeys([*SCALES, *self.scales])
     errors.expect_one_of('scale', scale, known)
@@ -376,7 +375,7 @@ class Study:
     conditions: Optional[Sequence[Hashable]] = None,
     seeds: Optional[Iterable[int]] = None,
   ) -> Study:
-    """A part of the study: some methods, conditions or other seeds."""
+    """A part of the study: some methods or conditions, or other seeds."""
     changes = {}
     if methods is not None:
       errors.expect(len(methods), 'methods', 'at least one', methods)
@@ -387,8 +386,8 @@ class Study:
       by_text = {str(name): name for name in self.conditions}
       for name in conditions:
         errors.expect_one_of('conditions', str(name), by_text)
-      kept = [by_text[str(name)] for name in conditions]
-      changes['conditions'] = {name: self.conditions[name] for name in kept}
+      names = [by_text[str(name)] for name in conditions]
+      changes['conditions'] = {name: self.conditions[name] for name in names}
     if seeds is not None:
       changes['seeds'] = tuple(seeds)
     return dataclasses.replace(self, **changes)
@@ -417,7 +416,7 @@ class Study:
     Args:
       condition: A key of `conditions`.
       method: A key of `methods`.
-      point: Hyperparameters that go before all others.
+      point: Hyperparameters that override all others.
     """
     algorithm = self.methods[method].algorithm
     layers = (
@@ -437,7 +436,7 @@ class Study:
     if not _takes_data_dir(
       shared.get('dataset', settings_lib.DataOptions.name)
     ):
-      # It is for the data sets of other conditions.
+      # The folder is for the data sets of other conditions.
       shared.pop('data_dir', None)
     hparams = registry.ALGORITHMS[algorithm].hparams(**own)
     hparams = dataclasses.replace(hparams, **(point or {}))
@@ -456,30 +455,30 @@ class Study:
     rerun: bool = False,
     show_progress: bool = True,
   ) -> results.Results:
-    """Runs the study, as far as not yet done, and writes its results.
+    """Runs the unfinished parts of the study, and writes its results.
 
-    A trial that fails is reported among the results, and the others run; but a
-    study with a measure of its own needs all of its trials.
+    A failed trial is reported in the results, and the other trials run. But a
+    study with its own measure needs all of its trials.
 
     Args:
-      directory: Folder of the study. What has ended there is not run again.
-      num_processes: Trials at the same time. None uses one on each usable
-        core, 0 runs them one after another in this process.
-      cluster: Cluster to run them on, instead of this machine; its nodes share
+      directory: Folder of the study. Finished trials there are not run again.
+      num_processes: Number of trials at the same time. None runs one on each
+        usable core, and 0 runs them one after another in this process.
+      cluster: Cluster to run them on, instead of this machine. Its nodes share
         `directory`.
       runtime: Runtime of the trials, a key of `runtime.RUNTIMES`.
       runtime_options: Keyword arguments of the runtime, as JSON types.
       data_dir: Folder of the data sets' files, for those that read any.
-      rerun: True to delete what the folder has and start anew.
+      rerun: True to delete the folder's results and start again.
       show_progress: True for progress bars on stderr.
 
     Returns:
       The results.
 
     Raises:
-      RunError: If the folder holds a trial with other settings, or numbers of
-        other parameters, is in use by a running process, or cannot be used; or
-        if what a measure needs failed.
+      RunError: If the folder holds a trial with other settings or numbers of
+        other parameters, is in use by a running process, or cannot be used.
+        Also if a trial fails that a measure needs.
     """
     study = self
     if runtime != runtime_lib.DEFAULT:
@@ -504,10 +503,10 @@ def _personalization_names():
 
 
 def _divided(layer, algorithm):
-  """A method's hyperparameters among settings, and the settings of runs.
+  """Divides settings into a method's hyperparameters and settings of runs.
 
-  What is said of the method alone goes before the rest of its layer, and a
-  hyperparameter's own name before one that several end in.
+  Values for the method alone override the rest of the layer. The exact name of
+  a hyperparameter overrides an ending that several names share.
   """
   known = fields.flat_names(settings_lib.Settings)
   hparams = registry.ALGORITHMS[algorithm].hparams
@@ -529,7 +528,7 @@ def _divided(layer, algorithm):
       own.update(dict.fromkeys(targets, layer[name]))
     elif _is_argument(hparam):
       shared[hparam] = layer[name]
-  # Steps would make the epochs mean nothing.
+  # A number of steps would override the epochs.
   for name in [*own]:
     steps = hparams_lib.steps_instead_of(hparams, name)
     if steps is not None:
@@ -547,12 +546,12 @@ def _is_argument(name):
 
 
 def _expect_known(layer, algorithm=None):
-  """Refuses names that are neither settings nor hyperparameters.
+  """Rejects names that are neither settings nor hyperparameters.
 
   Args:
-    algorithm: The method whose hyperparameters are meant; None for any.
+    algorithm: The method that has the hyperparameters. None means any method.
   """
-  # Methods and seeds are fields of their own.
+  # Methods and seeds are separate fields.
   known = {*fields.flat_names(settings_lib.Settings)} - {'method', 'seed'}
   for name in layer:
     owner, _, hparam = name.rpartition('.')

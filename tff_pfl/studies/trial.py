@@ -1,15 +1,14 @@
 """A trial of a study: an ordinary run, scored in several ways.
 
-The folder of a trial has its description, `trial.json`, the files of a run (see
-`runs.loop`) and `scores.json`, which is written last: a trial that has it
-is finished. A trial that was interrupted goes on where its run was. It has a
-process of its own, for TensorFlow never gives back the memory of the programs
-it compiled.
+The folder of a trial has its description `trial.json`, the files of a run (see
+`runs.loop`) and `scores.json`, which is written last and marks a finished
+trial. An interrupted trial continues from its run. Each trial has its own
+process, because TensorFlow never frees the memory of compiled programs.
 """
 
 from __future__ import annotations
 
-# Before what imports TensorFlow.
+# Before modules that import TensorFlow.
 from tff_pfl.system import tf_import  # noqa: F401  # isort: skip
 
 import dataclasses
@@ -43,9 +42,9 @@ from tff_pfl.system import shutdown
 
 SPEC_NAME = 'trial.json'
 SCORES_NAME = 'scores.json'
-# Of the line that says why a trial failed.
+# The start of the line that says why a trial failed.
 ERROR_START = 'error: '
-# Of a seed, the random stream that draws the new clients.
+# The random stream of a seed that draws the new clients.
 _NEW_CLIENTS = b'new_clients'
 
 
@@ -58,19 +57,17 @@ class Trial:
   """One run: a method with all its hyperparameters, and a seed.
 
   Attributes:
-    name: Unique in a study; the name of its folder.
+    name: Name of the trial and its folder, unique in a study.
     settings: Settings of the run.
-    variants: Ways by name in which the last round's models are personalized
-      besides as the run says.
-    num_new_clients: Clients that get data besides those of the run, to be
-      scored after it (in a sweep they are not scored).
-    validation_fraction: Part of each client's training examples that takes the
-      place of its test examples, in a sweep; None to score on the test
-      examples.
-    fold: Number of a fold and the number of folds: each client's test set is
-      this fold of all its examples (see `validation.fold_view`); None for that
-      of the data.
-    modules: Modules, or .py files, that are imported before the run.
+    variants: Further personalizations of the last round's models, by name.
+    num_new_clients: Number of clients that get data in addition to the run's
+      clients, and are scored after the run (but not in a sweep).
+    validation_fraction: Fraction of each client's training examples that
+      replaces its test examples, in a sweep. None scores on the test examples.
+    fold: Number of a fold and the number of folds. Each client's test set is
+      this fold of all its examples (see `validation.fold_view`). None keeps the
+      test set of the data.
+    modules: Modules, or .py files, to import before the run.
   """
 
   name: str
@@ -89,14 +86,15 @@ def load_data(
 ) -> tuple[datasets.FederatedDataset, Optional[datasets.FederatedDataset]]:
   """Divides the data among the clients of a trial, trained and new.
 
-  Which clients are new is drawn at random: the order of a dataset's own clients
-  may mean something, such as the domain of their texts. It depends on the seed,
-  the number of clients and that of new ones alone, so that all methods, and the
-  sweep before them, train the same clients.
+  New clients are drawn at random, because the order of a dataset's own clients
+  may have a meaning, such as the domain of their texts. The draw depends only
+  on the seed, the number of clients and the number of new clients. So all
+  methods, and the sweep before them, train the same clients.
 
   Returns:
-    The clients of the run, and those that are scored after it: None without
-    any, and in a sweep, which scores nobody on test examples.
+    The clients of the run, and the clients to score after it. The latter are
+    None if there are none, and in a sweep, which scores no client on test
+    examples.
   """
   settings = trial.settings
   trained, new = settings.load_data(trial.num_new_clients), None
@@ -125,7 +123,7 @@ def run(
   *,
   runtime_options: Optional[Mapping[str, Any]] = None,
 ) -> None:
-  """Runs a trial, as far as not yet done.
+  """Runs the unfinished part of a trial.
 
   Args:
     trial: The trial.
@@ -133,14 +131,14 @@ def run(
     runtime_options: Options of the runtime, see `loop.run`.
 
   Raises:
-    RunError: If the run cannot start or go on.
+    RunError: If the run cannot start or continue.
   """
   settings = trial.settings
   trained, new = load_data(trial)
   record = None
   fold = {} if trial.fold is None else {'fold': list(trial.fold)}
   if new is not None or trial.validation_fraction is not None or fold:
-    # Without these it would pass for a run on all clients' data.
+    # Without these, it would look like a run on all clients' data.
     record = {
       'trial': {
         'num_new_clients': trial.num_new_clients,
@@ -155,7 +153,7 @@ def run(
     runtime_options=runtime_options,
     resume=True,
     show_progress=False,
-    # A study's are of all trials.
+    # A study draws pictures of all trials.
     pictures=False,
   ).process
   with runtime_lib.create_runtime(
@@ -177,7 +175,7 @@ def _scores(trial, process, trained, new, runtime, directory):
       return client_population.client_states(of, runtime, store)
 
     def new_clients(of):
-      """Scores of clients that took no part, fitted to their training data."""
+      """Scores of new clients, with models fitted to their training data."""
       if new is None:
         return []
       states = evaluation_lib.new_states(of, runtime, trained.num_clients)
@@ -186,7 +184,7 @@ def _scores(trial, process, trained, new, runtime, directory):
       ).rows
 
     def new_clients_by_ensemble():
-      """Their scores by the mean prediction of the last cohort's models."""
+      """Scores of new clients by the ensemble of the last cohort's models."""
       if new is None or not process.has_local_weights:
         return []
       try:
@@ -202,7 +200,7 @@ def _scores(trial, process, trained, new, runtime, directory):
           ),
         )
       except evaluation_lib.NoModelsError as error:
-        # All clients diverged, which the other scores tell.
+        # All clients diverged, as the other scores show.
         logging.warning('%s', error)
         return []
 
@@ -243,7 +241,7 @@ def _scores(trial, process, trained, new, runtime, directory):
 
 
 def _variant(process, options):
-  """The process with other fine-tuning; None where there is no such thing."""
+  """The process with other fine-tuning, or None if it has no such models."""
   if options.fine_tune == 'trained' and not process.has_trained_models:
     return None
   return process.with_personalization(options)
@@ -277,18 +275,18 @@ class FinishedTrial:
 
   @property
   def evaluations(self) -> Sequence[Mapping[str, Any]]:
-    """The scores after each evaluated round; see `RunStore.evaluations`."""
+    """The scores after each evaluated round, see `RunStore.evaluations`."""
     with run_store.RunStore.open_for_reading(self.directory) as store:
       return store.evaluations()
 
   @property
   def history(self) -> Sequence[Mapping[str, Any]]:
-    """The metrics of each round; see `RunStore.history`."""
+    """The metrics of each round, see `RunStore.history`."""
     with run_store.RunStore.open_for_reading(self.directory) as store:
       return store.history()
 
   def variant(self, name: str = OWN_VARIANT) -> Mapping[str, Any]:
-    """The last models' scores with a way to personalize them.
+    """The last models' scores with a personalization.
 
     Args:
       name: `OWN_VARIANT`, or one of the trial's `variants`.
@@ -296,9 +294,9 @@ class FinishedTrial:
     return self.scores['variants'][name]
 
   def open(self) -> run_lib.Run:
-    """The run, for a use of its models; of a trial without new clients."""
+    """The run with its models, for a trial without new clients."""
     dataset = datasets.DATASETS[self.settings.data.name]
-    # It may be for the data sets of other conditions.
+    # The folder may be for the data sets of other conditions.
     data_dir = self._data_dir if dataset.takes_data_dir else None
     return settings_lib.open_run(self.directory, data_dir=data_dir)
 
@@ -309,7 +307,7 @@ def read_spec(directory: str) -> dict[str, Any]:
 
 
 def run_folder(directory: str) -> None:
-  """Runs the trial that `trial.json` in a folder describes; see `run`."""
+  """Runs the trial that `trial.json` in a folder describes, see `run`."""
   spec = read_spec(directory)
   import_modules(spec['trial']['modules'])
   run(
@@ -330,7 +328,7 @@ def import_modules(names: Iterable[str]) -> list[types.ModuleType]:
 
 
 def _of_file(path):
-  # By its path, as a module of the file's name may be another.
+  # By its path, because another module may have the file's name.
   if path not in sys.modules:
     spec = importlib.util.spec_from_file_location(path, path)
     sys.modules[path] = importlib.util.module_from_spec(spec)
@@ -343,14 +341,14 @@ def _of_file(path):
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs the trial in a folder, as a process of its own.
+  """Runs the trial in a folder, as a separate process.
 
   Expected errors end the process with one line on stderr and status 1.
 
   Args:
     argv: This module's name and the folder.
   """
-  # As the environment says, not that of the process that this is a fork of.
+  # Uses this process's environment instead of the forked process's settings.
   tf.config.threading.set_intra_op_parallelism_threads(0)
   try:
     with shutdown.stopping_on_signals():

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-  """Where trials run.
+  """The place where trials run.
 
   Attributes:
-    num_processes: Trials at the same time; None for one on each usable core, 0
-      for one after another in this process.
+    num_processes: Number of trials at the same time. None runs one on each
+      usable core, and 0 runs them one after another in this process.
     cluster: Cluster to run them on, instead of this machine.
     runtime_options: Keyword arguments of the trials' runtime, as JSON types.
     show_progress: True for progress bars on stderr.
@@ -45,10 +45,10 @@ class Place(NamedTuple):
 def run(
   study: study_lib.Study, directory: str, place: Place
 ) -> results.Results:
-  """Runs the trials of a study that have not ended; writes its description."""
+  """Runs the unfinished trials of a study, and writes its description."""
   options = place._asdict()
-  # Before any process is started: what is wrong with the data is wrong for all
-  # trials of a condition.
+  # Before any process starts, because errors in the data affect all trials of a
+  # condition.
   partitions = _partitions(study, read(directory).get('partitions', {}))
   chosen, tunings, failures = tuning.tune(study, directory, **options)
   entries = plan.entries(study, chosen)
@@ -59,12 +59,12 @@ def run(
     'tunings': tunings,
     'failures': failures,
     'runtime_options': dict(place.runtime_options or {}),
-    # Unknown if this process ends before the results.
+    # Stays unknown if this process ends before the results.
     'seconds': None,
   }
   path = os.path.join(directory, results.STUDY_NAME)
   if not os.path.exists(path):
-    # Results can be looked at while other trials run.
+    # Results can be read while other trials run.
     os.makedirs(directory, exist_ok=True)
     summary_lib.write_json(path, description)
   failed = execution.run_trials(trials, directory, **options)
@@ -74,13 +74,13 @@ def run(
 
 
 def read(directory: str) -> dict[str, Any]:
-  """The description that a folder has; empty without one."""
+  """The description in a folder, empty without one."""
   path = os.path.join(directory, results.STUDY_NAME)
   return summary_lib.read_json(path) if os.path.exists(path) else {}
 
 
 def as_written(value: Any) -> Any:
-  """A value as it is read back after it was written as JSON."""
+  """A value as it is read back from JSON."""
   return json.loads(summary_lib.json_text(value))
 
 
@@ -155,7 +155,7 @@ def _shared(study, entries):
   ]
   paths = fields.flat_names(settings_lib.Settings)
   parts = {path[:-1] for path in paths.values()}
-  # Options of fine-tuning say nothing where nothing is fine-tuned.
+  # Options of fine-tuning are irrelevant if nothing is fine-tuned.
   scopes = {
     options.fine_tune
     for one in trials
@@ -180,9 +180,9 @@ def _partitions(study, known):
   """The partition of each condition's data, with the first seed.
 
   Args:
-    known: What an earlier call returned, which is not made again.
+    known: The result of an earlier call, to be reused.
   """
-  found = {}
+  partitions = {}
   first = {str(entry.condition): entry for entry in plan.entries(study)}
   for name, entry in first.items():
     of = as_written(
@@ -190,11 +190,11 @@ def _partitions(study, known):
       + [study.num_new_clients, study.num_folds]
     )
     if known.get(name, {}).get('of') == of:
-      found[name] = known[name]
+      partitions[name] = known[name]
       continue
     parts = trial.load_data(entry.trial)
-    found[name] = {'of': of, **_partition(study.seeds[0], *parts)}
-  return found
+    partitions[name] = {'of': of, **_partition(study.seeds[0], *parts)}
+  return partitions
 
 
 def _partition(seed, trained, new):
@@ -220,7 +220,7 @@ def _partition(seed, trained, new):
 
 @functools.cache
 def _commit() -> Optional[str]:
-  """The commit of the source, '-dirty' if it was changed; None without git."""
+  """The commit of the source, with '-dirty' if changed, or None without git."""
   try:
     return subprocess.run(
       ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*'],

@@ -1,15 +1,15 @@
-"""Sweeps: a run's hyperparameters, chosen by scores on validation examples.
+"""Sweeps, which choose hyperparameters by scores on validation examples.
 
-A point of a method's grid, or of a search, is chosen by the best primary metric
-of the personal models, as a mean over clients and the last 10 rounds; of equal
-ones the first. A point at which a client's model diverged is a failed one: with
-the next seed it may be any client's.
+The chosen point of a method's grid or search has the best primary metric of the
+personal models, as a mean over clients and the last 10 rounds. The first of
+equal points is chosen. A point at which a client's model diverges has failed,
+because with another seed any client's model may diverge.
 
-Each method in each condition has a study of Optuna's in `search.sqlite` of the
-study's folder, with its points and their scores. It has all points of a grid
-from the start. Points of a search are proposed, which depends on the seed and
-on earlier points alone, not on the number of points that are tried at the same
-time, and not on interruptions.
+Each method in each condition has an Optuna study in `search.sqlite` of the
+study's folder, with its points and their scores. The study has all points of a
+grid from the start. A search proposes points, which depend only on the seed and
+on earlier results. They do not depend on interruptions or on the number of
+points that are tried at the same time.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ _State = optuna.trial.TrialState
 def tune(
   study: study_lib.Study, directory: str, **options: Any
 ) -> tuple[dict[plan.Key, Any], list[dict[str, Any]], list[dict[str, Any]]]:
-  """Runs the sweeps of a study, as far as not yet done.
+  """Runs the unfinished sweeps of a study.
 
   Args:
     directory: The study's folder.
     **options: Further arguments of `execution.run_trials`.
 
   Returns:
-    The chosen points by the keys of `plan.runs`, None where all points of a
-    method failed or diverged; the `tunings` of the description, the primary
-    metric called `score`; and the failures of their trials.
+    The chosen points by the keys of `plan.runs` (None if all points of a method
+    failed or diverged), the `tunings` of the description (with the primary
+    metric as `score`), and the failures of their trials.
 
   Raises:
-    RunError: If the folder has a sweep of other values, or a trial of it cannot
-      be run.
+    RunError: If the folder has a sweep of other values, or one of its trials
+      cannot run.
   """
   tuned = [key for key in plan.runs(study) if plan.is_tuned(study, key)]
   if not tuned:
@@ -82,7 +82,7 @@ def tune(
   tunings = [sweep.table(failed) for sweep in sweeps]
   for sweep, tuning in zip(sweeps, tunings):
     if _chosen(tuning) is None:
-      # Its trials may all have ended, and yet the method is not compared.
+      # All of its trials may have finished, but the method is not compared.
       first = sweep.trials()[0].name
       failed.setdefault(first, tuning['points'][0]['failure'])
   return (
@@ -100,7 +100,7 @@ def _chosen(tuning):
 def failures_of(
   trials: Iterable[trial.Trial], reasons: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-  """The failures among trials, of which there are reasons by name."""
+  """The failures among trials, with reasons by name."""
   return [
     {
       'trial': t.name,
@@ -114,7 +114,7 @@ def failures_of(
 
 
 class _Attempt(NamedTuple):
-  """A point and its run, or why the method does not allow it."""
+  """A point and its run, or the reason if the method does not allow it."""
 
   hparams: Mapping[str, Any]
   trial: Optional[trial.Trial] = None
@@ -148,7 +148,7 @@ class _Sweep:
     )
     is_grid = study.num_search_trials is None
     axis_texts = [f'{n}={v!r}' for n, v in zip(self._space, axes.values())]
-    wanted = (
+    space = (
       f'{"grid" if is_grid else "search"} of {self._name} among '
       + ', '.join(axis_texts)
     )
@@ -157,22 +157,22 @@ class _Sweep:
       for values in itertools.product(*axes.values()) if is_grid else ():
         point = dict(zip(self._space, values))
         self._study.enqueue_trial(point, skip_if_exists=True)
-      self._study.set_user_attr('space', wanted)
-    elif stored != wanted:
+      self._study.set_user_attr('space', space)
+    elif stored != space:
       raise errors.RunError(
-        f'{directory} holds a {stored}, not a {wanted}: give the values of '
-        'that, or choose another output folder.'
+        f'{directory} holds a {stored}, not a {space}: give the old values, '
+        'or choose another output folder.'
       )
 
   def propose(self) -> bool:
-    """Has points to score, new ones if there are none; False without any."""
+    """Provides points to score, new ones if necessary, or returns False."""
     if self._in_state(_State.RUNNING):
       return True
     num_known = len(self._study.trials)
     num_new = len(self._in_state(_State.WAITING)) or min(
       _TOGETHER, (self._of.num_search_trials or 0) - num_known
     )
-    # Anew each time, so that it does not depend on interruptions.
+    # A new sampler each time, so that interruptions make no difference.
     seed = [self._of.seeds[0], num_known]
     self._study.sampler = optuna.samplers.TPESampler(
       seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),
@@ -190,7 +190,7 @@ class _Sweep:
     return num_new > 0
 
   def score(self, failed: Mapping[str, str]) -> None:
-    """Stores the scores of points, or that they failed."""
+    """Stores the scores or failures of points."""
     for one in self._in_state(_State.RUNNING):
       _, merit = self._judged(self._attempt(one.params), failed)
       state = _State.FAIL if merit is None else _State.COMPLETE
@@ -199,26 +199,26 @@ class _Sweep:
   def trials(self) -> list[trial.Trial]:
     """The runs of all proposed points.
 
-    There are none where a grid has but one point that the method allows, which
-    is taken untried.
+    There are none if the method allows only one point of a grid, which is
+    chosen without a run.
     """
-    found = [a.trial for a in self._attempts() if a.trial]
+    runs = [a.trial for a in self._attempts() if a.trial]
     if self._of.num_search_trials is None:
-      return found if len(found) > 1 else []
+      return runs if len(runs) > 1 else []
     errors.expect(
-      found,
+      runs,
       'search',
       f'among values that {self._key[1]} takes',
-      'none in the points that were proposed; the warnings say why',
+      'none in the proposed points (the warnings say why)',
     )
-    return found
+    return runs
 
   def settled_failures(self) -> dict[str, str]:
-    """The trials that are not to be tried again: reasons by name.
+    """Reasons, by name, for trials that must not be tried again.
 
-    Once the method's runs have begun with what its sweep chose, a point that
-    failed before must not be tried again: were it the best now, the runs would
-    be another study's.
+    Once the method's runs have begun with the chosen point, a failed point must
+    not be tried again. If it were now the best, the runs would have used the
+    wrong point.
     """
     has_begun = any(
       execution.is_started(
@@ -271,13 +271,13 @@ class _Sweep:
 
   def _attempts(self):
     """The proposed points, each once."""
-    found = []
+    attempts = []
     for one in self._study.trials:
       if one.state != _State.WAITING:
         attempt = self._attempt(one.params)
-        if attempt not in found:
-          found.append(attempt)
-    return found
+        if attempt not in attempts:
+          attempts.append(attempt)
+    return attempts
 
   def _attempt(self, params):
     values = {tuple(names.split(',')): params[names] for names in params}
@@ -289,7 +289,7 @@ class _Sweep:
     return _Attempt(point, one)
 
   def _judged(self, attempt, failed):
-    """A point of the table, and what to choose by: None if it failed."""
+    """A point of the table, and its merit, or None if it failed."""
     one = attempt.trial
     point = {
       'hparams': dict(attempt.hparams),

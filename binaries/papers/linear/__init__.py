@@ -2,13 +2,13 @@
 
 * `problem`: the ground truth, the clients' samples, new clients.
 * `model`: the two-layer linear model, its gradients, least squares, starts.
-* `methods`: what clients and server do, one function for each paper's method.
-* `simulation`: cohorts, rounds, what is recorded of them, and scores.
-* `theorem`: the rate that is promised, beside the one that was measured.
+* `methods`: the work of clients and server, one function for each method.
+* `simulation`: cohorts, rounds, their records, and scores.
+* `theorem`: the theorems' rate, compared with the measured rate.
 
-All numbers are float64, and the first axis of an array is that of the clients.
+All numbers are float64, and clients are the first axis of an array.
 
-References, by the names that the modules use:
+References, by the names in the modules:
   FedRep: Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared
   Representations for Personalized Federated Learning, ICML 2021.
   FedAvg: Collins, Hassani, Mokhtari, Shakkottai: FedAvg with Fine Tuning: Local

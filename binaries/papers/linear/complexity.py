@@ -1,19 +1,19 @@
-"""How many samples of a client the linear methods need.
+"""The number of samples of a client that the linear methods need.
 
-FedRep's Theorem 1 asks for about log n + d / n samples of each client but for
-factors of k, FedDAR's Theorem A.4 for d k^2 / n: with many clients next to none
-for the d k numbers of the representation, which all clients find together. A
-new client has a representation and needs about k samples, alone it needs d.
+FedRep's Theorem 1 requires about log n + d / n samples of each client, up to
+factors of k, and FedDAR's Theorem A.4 requires d k^2 / n. Many clients find the
+d k numbers of the representation together, so that each needs almost none. A
+new client with the representation needs about k samples. Alone it needs d.
 
 A number of samples suffices if the representation comes within a distance of
-0.01, with the largest step size that the theorem is for and from the method of
-moments; labels have no noise. Each number is the first of a list that suffices.
-A new client's number is the first of the list from which on the median new
-client's error is below 1% of its labels' variance; the most training clients
-have ten samples each then, and noise.
+0.01, with the largest step size that the theorem allows, the method of moments
+as the start, and labels without noise. The result is the first number in a list
+that suffices. A new client's result is the first number in the list from which
+on the median new client's error is below 1% of its labels' variance. The
+largest number of training clients then have ten samples each, with noise.
 
-The theorems are for new samples in each round, and promise convergence but for
-constants that they do not name; here samples are the same in all rounds.
+The theorems are for new samples in each round, and guarantee convergence up to
+constants that they do not name. Here samples are the same in all rounds.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _METHODS = {
 }
 _CLIENTS = '{} clients'.format
 _NEW, _ALONE = 'a new client', 'a client alone'
-# The largest distance of a representation that is found.
+# A representation at a smaller distance is found.
 _FOUND = 0.01
-# A number that grows with a higher power of d grows with d, else hardly.
+# A number with a higher power of d grows with d, others hardly do.
 _POWER = 0.5
 
 
@@ -51,12 +51,12 @@ class Sizes:
   Attributes:
     dimensions: Lengths of an input (d), shortest first.
     nums_clients: Numbers of training clients (n), fewest first.
-    ranks: Columns of the representation (k): the first with all numbers of
-      clients, the others with the second number.
+    ranks: Columns of the representation (k). The first is for all numbers of
+      clients, the others for the second number.
     sample_counts: Numbers of samples that are tried, fewest first.
-    samples_per_client: Samples of a training client, before new clients come.
-    num_new_clients: New clients for each seed; 0 for none.
-    noise_std: Standard deviation of the labels' noise where new clients come.
+    samples_per_client: Samples of a training client before new clients join.
+    num_new_clients: New clients for each seed.
+    noise_std: Standard deviation of the labels' noise when new clients join.
   """
 
   dimensions: Sequence[int] = (10, 20, 40, 80)
@@ -92,7 +92,7 @@ curves = panels.curves(
 
 
 def _run(name, seed, num_rounds, *sizes, **options):
-  """A ground truth, and the state after the last round."""
+  """A ground truth, and the first and last states of a run."""
   build, its_options = _METHODS[name]
   truth = problem.LinearProblem(*sizes, seed=seed, **its_options, **options)
   history = simulation.run(
@@ -107,7 +107,7 @@ def _run(name, seed, num_rounds, *sizes, **options):
 
 
 def _needed(name, seed, sizes, dimension, num_clients, rank):
-  """The first number of samples that suffices; infinite if none does."""
+  """The first number of samples that suffices, infinite if none does."""
   for number in sizes.sample_counts:
     _, history = _run(
       name,
@@ -125,7 +125,7 @@ def measure(context: measures.Context, name: str) -> measures.Rows:
   """The samples needed, by dimension, rank and number of clients.
 
   Args:
-    name: 'FedRep', with new clients, or 'FedDAR-SA'.
+    name: 'FedRep', which also has new clients, or 'FedDAR-SA'.
   """
   sizes = context.parameters
   first, *others = sizes.ranks
@@ -174,13 +174,13 @@ def _row(seed, label, dimension, num_clients, rank, needed):
 
 
 def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims on the samples that clients need by d, n and k."""
+  """Claims about the samples that clients need, by d, n and k."""
   sizes, source = study.parameters, study.source
   first, *others = sizes.ranks
   dimensions, most = np.array(sizes.dimensions), sizes.dimensions[-1]
 
   def needed(num_clients, rank=first):
-    """By seed and dimension."""
+    """The samples needed, by seed and dimension."""
     return numbers.curve(
       'samples_needed', 'dimension', method=_CLIENTS(num_clients), rank=rank
     )

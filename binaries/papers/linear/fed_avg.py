@@ -1,9 +1,9 @@
 """Linear regression with a shared representation: what FedAvg learns.
 
 Clients have the gradients of their population losses, and the ground truth is
-known (`problem`): the distance of a learned representation from it is the
-principal angle distance, in [0, 1]. FedAvg with its local steps is compared
-with D-GD, which is the same with one. The studies are in `papers.fed_avg`.
+known (`problem`). Distances of learned representations from it are principal
+angle distances, in [0, 1]. FedAvg is compared with D-GD, which is FedAvg with
+one local step. The studies are in `papers.fed_avg`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _FIGURE_1 = f'{PAPER}, figure 1'
 _FIGURE_3_LEFT = f'{PAPER}, figure 3 left'
 _FED_AVG, _D_GD = 'FedAvg', 'D-GD'
 _RANDOM, _CLOSE_BY = 'random', 'close'
-# The largest error of a power for it to be one.
+# A power with a smaller error counts as 1.
 _PROPORTIONAL = 0.25
 _PARTIAL = '{}, {:.0%} of clients'.format
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
-  """Sizes of the two studies.
+  """Sizes of the studies.
 
   Attributes:
     num_clients: Training clients (M).
@@ -44,9 +44,9 @@ class Parameters:
     rank: Columns of the representation (k).
     learning_rate: Learning rate of all methods (alpha).
     num_local_steps: FedAvg's local steps in a round (tau).
-    participation: Share of the clients in a round, where it is not all.
-    proposition_distance: Distance of a start from the ground truth, where all k
-      directions are equally far from it (Proposition 1).
+    participation: Share of the clients in a round with fewer than all clients.
+    proposition_distance: Distance of a start from the ground truth, with all k
+      directions equally far from it (Proposition 1).
     sample_counts: Numbers of samples of a new client.
     new_clients_per_seed: New clients for each seed.
     noise_std: Standard deviation of the noise of a new client's labels.
@@ -75,7 +75,7 @@ class Parameters:
 def _train(
   sizes: Parameters, start: str, seed: int, **options: Any
 ) -> Iterator[tuple[str, problem.LinearProblem, simulation.History]]:
-  """Yields name, ground truth and run of FedAvg and D-GD, from one start.
+  """Yields name, ground truth and run of FedAvg and D-GD from the same start.
 
   Args:
     **options: Arguments of `simulation.run`.
@@ -110,7 +110,7 @@ def _train(
 
 
 def measure_representation(context: measures.Context) -> measures.Rows:
-  """Distance and gradient by round, and the rate at which they fell."""
+  """Distance and gradient by round, and the rate at which distances fall."""
   sizes = context.parameters
   for (seed,) in context.each():
     for start, share in (
@@ -127,7 +127,7 @@ def measure_representation(context: measures.Context) -> measures.Rows:
 def representation_claims(
   table: Numbers, study: Study
 ) -> Iterator[claims.Claim]:
-  """Claims on figures 1 and 3 left: the representations of FedAvg and D-GD."""
+  """Claims about the representations in figures 1 and 3 left."""
   sizes = study.parameters
   first, last = (table.where(round=r) for r in (0, sizes.num_rounds))
 
@@ -136,7 +136,7 @@ def representation_claims(
     return last.values('distance', **run) / first.values('distance', **run)
 
   def norm_left(method):
-    # Of the mean, so that the mean over seeds is the ratio of the figure's.
+    # Divides by the mean, so that the mean over seeds is the figure's ratio.
     run = {'start': _RANDOM, 'method': method}
     norms = [rows.values('gradient_norm', **run) for rows in (first, last)]
     return norms[1] / norms[0].mean()
@@ -199,7 +199,7 @@ def representation_claims(
 
 
 def draw_representation(table: Numbers, study: Study, figure: Figure) -> None:
-  """The distance by round from both starts, and the gradient's norm."""
+  """Draws the distance by round from both starts, and the gradient's norm."""
   panels.prepare(figure, 13.2, 4.0, len(study.seeds))
   distance = 'Principal angle distance'
   close_by = f'Start at distance {study.parameters.proposition_distance:g}'
@@ -225,7 +225,7 @@ def draw_representation(table: Numbers, study: Study, figure: Figure) -> None:
 def measure_rate(context: measures.Context) -> measures.Rows:
   """The rate at which FedAvg's distance falls, by local steps and step size.
 
-  The step size is also doubled, with the fewest local steps.
+  The larger step size is twice the other, and has the fewest local steps only.
   """
   sizes = context.parameters
   points = [(sizes.learning_rate, num) for num in sizes.nums_local_steps]
@@ -234,7 +234,7 @@ def measure_rate(context: measures.Context) -> measures.Rows:
     changed = dataclasses.replace(
       sizes, learning_rate=learning_rate, num_local_steps=num_steps
     )
-    # The first is FedAvg.
+    # The first run is FedAvg.
     _, _, history = next(_train(changed, _RANDOM, seed))
     yield {
       'method': f'step size {learning_rate:g}',
@@ -245,7 +245,7 @@ def measure_rate(context: measures.Context) -> measures.Rows:
 
 
 def rate_claims(table: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims that rounds fall with 1 / (alpha^2 tau) (Theorem 1)."""
+  """Claims that the number of rounds falls as 1 / (alpha^2 tau) (Theorem 1)."""
   sizes = study.parameters
   rates, doubled = (
     table.curve('rate', 'num_local_steps', method=f'step size {alpha:g}')
@@ -275,7 +275,7 @@ def rate_claims(table: Numbers, study: Study) -> Iterator[claims.Claim]:
 
 
 def measure_new_client(context: measures.Context) -> measures.Rows:
-  """The new clients' mean error by number of samples."""
+  """The new clients' mean error, by number of samples."""
   sizes = context.parameters
   for (seed,) in context.each():
     for name, truth, history in _train(
@@ -293,13 +293,13 @@ def measure_new_client(context: measures.Context) -> measures.Rows:
           'seed': seed,
           'num_samples': num_samples,
           'error': error,
-          # Of the model before fine-tuning.
+          # The distance of the model before fine-tuning.
           'distance': history.distance[-1],
         }
 
 
 def new_client_claims(table: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims that FedAvg's model is better to fine-tune (figure 3, right)."""
+  """Claims that FedAvg's model is better for fine-tuning (figure 3, right)."""
   fed_avg, d_gd = (
     table.curve('error', 'num_samples', method=name)
     for name in (_FED_AVG, _D_GD)

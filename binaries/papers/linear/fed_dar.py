@@ -3,46 +3,45 @@
 The paper's synthetic experiment has 100 clients, 5 domains, k = 2, the same 5
 to 20 samples of a client in each round, noise of standard deviation 1e-3 and
 mixtures of domains from Dirichlet(0.4 p). The error is the mean squared error
-on noiseless test samples, a mean over the clients; the labels have the variance
-k on average over the domains. The heads are the Q factor of a Gaussian matrix.
-The paper names no scale for them; sqrt(5) is used here, for lengths of about
-sqrt(k), as Assumption A.3 has them.
+on noiseless test samples, averaged over the clients. The labels' variance is k
+on average over the domains. The heads are the Q factor of a Gaussian matrix.
+The paper names no scale for them. We use sqrt(5), for lengths of about sqrt(k)
+as in Assumption A.3.
 
 The paper gives neither the dimension d nor the prior p of the domains, and its
-statement on Separate FedAvg depends on both. Here d = 100, and there are two p:
-unequal domains, the rarest of which has 5% of the samples, and equal ones, of
-100 to 400 samples each. Where every domain has more samples than there are
-inputs, least squares on each domain leaves nothing open but the noise:
-FedDAR-SA's error is smaller, but not by orders of magnitude. With d = 20 it
-would be so for no number of samples. Therefore equal domains also have d = 400,
-with 20 samples of a client.
+statement about Separate FedAvg depends on both. Here d = 100, and there are two
+priors p: unequal domains, the rarest with 5% of the samples, and equal domains
+with 100 to 400 samples each. If every domain has more samples than there are
+inputs, least squares on each domain leaves only the noise: FedDAR-SA's error is
+smaller, but not by orders of magnitude. For d = 20 this would be the case for
+every number of samples. Therefore equal domains also have d = 400, with 20
+samples per client.
 
 All methods start from the method of moments (Algorithm 2; the text says at
 random) and take the same number of rounds. Step sizes, FedAvg's number of local
-steps and FedRep's ridge were chosen from a few (two to four of each) by the
-errors on two other seeds with 5 and 20 samples and unequal domains, where heads
-had the length sqrt(k) each. With the paper's heads only the step size of
-Separate FedAvg changed, which had diverged with 0.3 for two of the five ground
-truths. All forms of FedDAR have the second-order form's step size. Separate
-FedAvg has one local step, which is gradient descent on all samples of a domain
-and reaches their least squares. d and the unequal p were chosen to show both
-regimes of Separate FedAvg, and so that FedDAR-SA converges with 5 samples. For
-this the first eight seeds were looked at, with the representations of those
-reported here, but other mixtures and samples.
+steps and FedRep's ridge were each chosen from two to four values, by the errors
+on two other seeds with 5 and 20 samples and unequal domains, when each head had
+the length sqrt(k). For the paper's heads only the step size of Separate FedAvg
+was changed, because 0.3 diverged for two of the five ground truths. All forms
+of FedDAR have the step size of the second-order form. Separate FedAvg has one
+local step, which is gradient descent on all samples of a domain and reaches
+their least squares. d and the unequal p were chosen to show both regimes of
+Separate FedAvg, and so that FedDAR-SA converges with 5 samples. This choice
+used the first eight seeds, with the representations of the seeds reported here,
+but other mixtures and samples.
 
 The paper has no FedDAR-WA for this problem, so it has two forms here. A client
-with one sample of a domain cannot find its head's two numbers. One form takes
-the head of the least norm, as least squares does; the mean over clients is
-biased then however good the representation is. The other takes the head nearest
-to the one that the client received, where gradient steps would end.
+with one sample of a domain cannot determine the two numbers of its head. One
+form takes the head of the least norm, like least squares. The mean over clients
+is then biased even with a perfect representation. The other form takes the head
+nearest to the received one, where gradient steps would end.
 
 Theorem A.4 bounds how fast FedDAR-SA converges, for a step size of at most
 1 / (4 S^2). S^2, the largest eigenvalue of the heads' second moment, is 1 here,
 and the step size is 0.2. There is no noise, which would end the decay, and
 domains are equal. Two conditions are not met: the heads' lengths are farther
-from sqrt(k) than Assumption A.3 has them, and samples are the same in each
-round. The condition on the number of samples has constants that the theorem
-does not name.
+from sqrt(k) than in Assumption A.3, and samples are the same in each round. The
+condition on the number of samples has constants that the theorem does not name.
 
 References:
   Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
@@ -71,7 +70,7 @@ _MANY_INPUTS = 'equal, many inputs'
 _SA, _WA = 'FedDAR-SA', 'FedDAR-WA'
 _WA_BROADCAST = 'FedDAR-WA, nearest to broadcast'
 _BASELINES = ('Local only', 'FedAvg', 'FedRep', 'Separate FedAvg')
-# The largest error of what has converged, in variances of the noise.
+# The largest error of a method that converges, in variances of the noise.
 _CONVERGED = 10
 
 
@@ -81,19 +80,20 @@ class Parameters:
 
   Attributes:
     sample_counts: Samples of a client (L), fewest first.
-    prior: The domains' prior where they are unequal (p).
+    prior: Prior of unequal domains (p).
     num_clients: Training clients (n).
     dimension: Length of an input (d).
-    large_dimension: Another one, also with equal domains, and the most samples.
+    large_dimension: Another length of an input, for equal domains and the most
+      samples.
     rank: Columns of the representation (k).
     concentration: Concentration of the clients' mixtures (alpha).
     noise_std: Standard deviation of the labels' noise (sigma).
     learning_rate: Learning rate of FedDAR and FedRep.
-    separate_learning_rate: Learning rate of Separate FedAvg, smaller, for the
-      few samples of a rare domain can be steep.
+    separate_learning_rate: Learning rate of Separate FedAvg, which is smaller
+      because the loss on a rare domain's few samples can be steep.
     fed_rep_ridge: Ridge of FedRep's heads, which have few samples.
-    fed_avg_learning_rate: Learning rate of FedAvg, smaller, for a client's own
-      loss is steep.
+    fed_avg_learning_rate: Learning rate of FedAvg, which is smaller because a
+      client's own loss is steep.
     fed_avg_num_local_steps: FedAvg's local steps in a round.
     local_learning_rate: Learning rate of clients alone.
   """
@@ -117,7 +117,7 @@ class Parameters:
   local_learning_rate: float = 0.02
 
   def methods(self) -> Mapping[str, methods.LinearMethod]:
-    """The methods by name."""
+    """The methods, by name."""
     rate = self.learning_rate
     baselines = (
       methods.local_only(self.local_learning_rate),
@@ -136,7 +136,7 @@ class Parameters:
 
 
 def _train(sizes, method, num_samples, prior, seed, **options):
-  """A ground truth, and a method's run from the method of moments."""
+  """A ground truth, and a method's run from the method-of-moments start."""
   truth = problem.LinearProblem(
     sizes.num_clients,
     sizes.dimension,
@@ -155,7 +155,7 @@ def _train(sizes, method, num_samples, prior, seed, **options):
 
 
 def measure_errors(context: measures.Context) -> measures.Rows:
-  """The distance by round of each run, and its error after the last one."""
+  """The distance by round of each run, and its error after the last round."""
   sizes = context.parameters
   large = dataclasses.replace(sizes, dimension=sizes.large_dimension)
   cases = [
@@ -186,11 +186,11 @@ def measure_errors(context: measures.Context) -> measures.Rows:
 
 
 def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims on FedDAR-SA against the others, and on the forms' convergence."""
+  """Claims about FedDAR-SA against baselines, and about the convergence."""
   last = numbers.where(round=study.parameters.num_rounds)
 
   def errors(domains, method):
-    """The errors by seed and number of samples."""
+    """The errors, by seed and number of samples."""
     return last.curve('error', 'num_samples', domains=domains, method=method)
 
   def in_variances(method):
@@ -234,7 +234,7 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
 
 
 def draw_errors(numbers: Numbers, study: Study, figure: Figure) -> None:
-  """Errors by number of samples, and distances by round."""
+  """Draws errors by number of samples, and distances by round."""
   panels.prepare(figure, 13.2, 4.8, len(study.seeds))
   *of_errors, of_distances = figure.subplots(1, 3)
   last = numbers.where(round=study.parameters.num_rounds)
@@ -264,7 +264,7 @@ def draw_errors(numbers: Numbers, study: Study, figure: Figure) -> None:
 
 
 def measure_rate(context: measures.Context) -> measures.Rows:
-  """The distance by round, and the bound, with their rates in the last row."""
+  """The distance and its bound by round, with their rates in the last row."""
   sizes = context.parameters
   for num_samples, seed in context.each(sizes.sample_counts):
     method = methods.fed_dar(sizes.learning_rate)
@@ -274,7 +274,7 @@ def measure_rate(context: measures.Context) -> measures.Rows:
 
 
 def rate_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims on the bound of the theorem, by number of samples."""
+  """Claims about the theorem's bound, by number of samples."""
   for num_samples in study.parameters.sample_counts:
     yield from theorem.make_claims(
       f'{num_samples} samples',

@@ -2,25 +2,26 @@
 
 The ground truth is known (`problem`).
 
-* Figure 1: the clients' error by the number of their samples, with FedRep, with
-  one model for all, and alone.
-* Figure 4: how many samples a client that did not train needs, with a learned
-  representation and alone.
+* Figure 1: the clients' error by their number of samples, with FedRep, with one
+  model for all, and alone.
+* Figure 4: the number of samples that a client that did not train needs, with a
+  learned representation and alone.
 * Figure 3 and appendix A.1: the principal angle distance by round, in [0, 1],
   of FedRep and of methods that take gradient steps on the head instead of its
-  minimum, from two starts, and what Theorem 1 promises of FedRep (`theorem`).
+  minimum, from two starts, compared with Theorem 1 (`theorem`).
 
 Heads are normalized (Assumption 3): each has the length sqrt(k), including new
-clients' heads. The start is random, but in figure 3 and for Theorem 1 it is the
-method of moments of FedRep's theory, because GD-GD needs a good start; the
-paper has projected gradient descent on another objective.
+clients' heads. The start is random except for figure 3 and Theorem 1. These
+start from the method of moments of FedRep's theory, because GD-GD needs a good
+start. The paper has projected gradient descent on another objective.
 
-Theorem 1's bound is for new samples in each round, and for enough of them but
-for an unspecified constant. (The formulas are lost in our copy; FedDAR's
-Theorem A.4 has the same bound.) Here a client has the same few samples in all
-rounds. The bound is for all clients in a round, with the largest step size that
-the theorem allows. With 10% of them it is about the worst cohort that can be
-drawn, whose heads have almost one direction, and promises next to nothing.
+Theorem 1's bound assumes new samples in each round, and enough of them up to an
+unspecified constant. (The formulas are lost in our copy, but FedDAR's Theorem
+A.4 has the same bound.) Here a client has the same few samples in all rounds.
+The bound is checked with all clients in each round and the largest step size
+that the theorem allows. For 10% of the clients the bound is about the worst
+possible cohort, whose heads have almost one direction, and guarantees almost
+nothing.
 
 The studies are in `fed_rep`, with the reference.
 """
@@ -50,18 +51,17 @@ _GD_GD, _10GD_GD = 'GD-GD', '10GD-GD'
 _FED_REP_NOISE = 'FedRep, noisy labels'
 _FED_REP_ALL = 'FedRep, all clients in a round'
 _RANDOM_START = '{}, random start'.format
-# Of figure 3, by name; of the learning rate.
+# Functions of the learning rate for the methods of figure 3.
 _BY_STEPS = {
   _FED_REP: methods.fed_rep,
   _GD_GD: methods.gd_gd,
   _10GD_GD: functools.partial(methods.gd_gd, num_head_steps=10),
 }
-# The errors of an accurate model and of one that is of no use, in mean
-# variances of the labels.
+# The errors of an accurate and of a useless model, in mean variances of labels.
 _ACCURATE, _USELESS = simulation.ACCURATE, 0.1
-# Rates that differ by a smaller share are alike.
+# Rates that differ by a smaller share count as alike.
 _ALIKE = 0.1
-# A distance to which gradient steps on heads come from any start.
+# A distance that gradient steps on heads reach from any start.
 _ROUGH = 0.1
 
 
@@ -73,13 +73,14 @@ class Sizes:
     num_clients: Training clients (n).
     dimension: Length of an input (d).
     rank: Columns of the representation (k).
-    samples_per_client: Samples, the same in each round (m).
-    noise_std: Standard deviation of the labels' noise, where there is any.
+    samples_per_client: Samples of a client, the same in each round (m).
+    noise_std: Standard deviation of the labels' noise, if there is any.
     learning_rate: Learning rate of FedRep.
-    sample_counts: Numbers of samples of a new client; of figure 1 those of the
-      training clients, instead of `samples_per_client`.
+    sample_counts: Numbers of samples of a new client. In figure 1 numbers of
+      samples of the training clients, instead of `samples_per_client`.
     num_new_clients: New clients for each seed.
-    fed_sgd_learning_rate: FedSGD's, smaller, for its gradients are noisy.
+    fed_sgd_learning_rate: Learning rate of FedSGD, which is smaller because its
+      gradients are noisy.
     fed_sgd_batch_size: Samples that a client draws in a round of FedSGD.
   """
 
@@ -104,12 +105,12 @@ class ConvergenceSizes(Sizes):
 
   Attributes:
     nums_clients: Numbers of training clients, fewest first.
-    participation: The fraction of the clients in a round.
-    sample_counts: Numbers of samples with which Theorem 1 is checked; all else
-      has `samples_per_client`.
-    random_start: True for a random start, not the one of the method of moments.
-    learning_rates: Learning rates, for representation and head, of which each
-      method has the best one with each number of clients.
+    participation: Fraction of the clients in a round.
+    sample_counts: Numbers of samples for the check of Theorem 1. All else has
+      `samples_per_client`.
+    random_start: True for a random start instead of the method of moments.
+    learning_rates: Learning rates for representation and head. Each method has
+      the best one for each number of clients.
   """
 
   num_clients: Optional[int] = None
@@ -123,7 +124,6 @@ class ConvergenceSizes(Sizes):
 
 
 def _problem(sizes, seed):
-  """The ground truth and the clients' samples."""
   return problem.LinearProblem(
     sizes.num_clients,
     sizes.dimension,
@@ -159,7 +159,7 @@ def _train(
 
 
 def _row(method, seed, num_samples, error, sizes):
-  """A row; an error is divided by the labels' mean variance, which is k."""
+  """A row with the error divided by the labels' mean variance, which is k."""
   return {
     'method': method,
     'seed': seed,
@@ -169,7 +169,7 @@ def _row(method, seed, num_samples, error, sizes):
 
 
 def measure_samples(context: measures.Context) -> measures.Rows:
-  """The training clients' mean error by the number of their samples."""
+  """The training clients' mean error, by their number of samples."""
   for num_samples, seed in context.each(context.parameters.sample_counts):
     sizes = dataclasses.replace(
       context.parameters, samples_per_client=num_samples
@@ -177,9 +177,9 @@ def measure_samples(context: measures.Context) -> measures.Rows:
     truth = _problem(sizes, seed)
     samples = truth.samples()
     trained = _train(sizes, truth, seed)
-    found = {name: history.regressors for name, history in trained.items()}
-    found[_LOCAL] = simulation.local_only(samples.x, samples.y)
-    for name, regressors in found.items():
+    results = {name: history.regressors for name, history in trained.items()}
+    results[_LOCAL] = simulation.local_only(samples.x, samples.y)
+    for name, regressors in results.items():
       errors = simulation.client_errors(
         regressors, truth, sizes.num_test_samples
       )
@@ -187,7 +187,7 @@ def measure_samples(context: measures.Context) -> measures.Rows:
 
 
 def samples_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims on figure 1: local training and one model for all fall short."""
+  """Claims about figure 1: local training and one model for all fall short."""
   fed_rep, fed_sgd, alone = (
     numbers.curve('relative_error', 'num_samples', method=method)
     for method in (_FED_REP, _FED_SGD, _LOCAL)
@@ -226,30 +226,30 @@ def samples_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
 
 
 def measure_new_client(context: measures.Context) -> measures.Rows:
-  """The median new client's error, with a learned representation or none."""
+  """The median error of new clients, with a learned representation or none."""
   sizes = context.parameters
   for (seed,) in context.each():
     truth = _problem(sizes, seed)
-    found = {
+    regressors = {
       name: simulation.with_exact_head(history.model.representation)
       for name, history in _train(sizes, truth, seed).items()
     }
-    found[_LOCAL] = simulation.local_only
-    for name, regressor in found.items():
+    regressors[_LOCAL] = simulation.local_only
+    for name, regressor in regressors.items():
       errors = simulation.new_client_errors(
         regressor, truth, sizes.sample_counts, sizes.num_new_clients
       )
-      # With as many samples as unknowns the error has no mean over clients.
+      # The error has no mean over clients for as many samples as unknowns.
       medians = np.median(errors, axis=1)
       for num_samples, error in zip(sizes.sample_counts, medians):
         yield _row(name, seed, num_samples, error, sizes)
 
 
 def samples_needed(numbers: Numbers, method: str) -> np.ndarray:
-  """The number of samples by seed from which on errors are below 1%.
+  """The number of samples from which on errors are below 1%, by seed.
 
   Returns:
-    `[num_seeds]`, infinite where no number suffices.
+    `[num_seeds]`, infinite if no number suffices.
   """
   counts = numbers.distinct('num_samples')
   errors = numbers.curve('relative_error', 'num_samples', method=method)
@@ -257,7 +257,7 @@ def samples_needed(numbers: Numbers, method: str) -> np.ndarray:
 
 
 def new_client_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
-  """Claims on figure 4: k samples suffice instead of d."""
+  """Claims about figure 4: k samples suffice instead of d."""
   sizes = study.parameters
   yield claims.measured(
     "With FedRep's representation about k samples suffice: the largest number "
@@ -284,7 +284,7 @@ def new_client_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
 
 
 def _run(sizes, method, seed):
-  """The ground truth, and the history of a method's rounds."""
+  """The ground truth and the history of a method's rounds."""
   truth = _problem(sizes, seed)
   initial = (
     _random_start(sizes, seed)
@@ -317,13 +317,13 @@ def _best_rate(sizes, build, seeds):
 
 
 def measure_convergence(context: measures.Context) -> measures.Rows:
-  """The distance by round, and the rate at which it fell in each run."""
+  """The distance by round, and the rate at which it falls in each run."""
   sizes = context.parameters
   exact = {
     n: dataclasses.replace(sizes, num_clients=n, noise_std=0.0)
     for n in sizes.nums_clients
   }
-  # None of those that are reported.
+  # None of these seeds is reported.
   other_seeds = [seed + len(context.seeds) for seed in context.seeds]
   best = {
     (name, n): _best_rate(exact[n], build, other_seeds)
@@ -361,13 +361,13 @@ def measure_convergence(context: measures.Context) -> measures.Rows:
 def convergence_claims(
   numbers: Numbers, study: Study
 ) -> Iterator[claims.Claim]:
-  """Figure 3: FedRep is fastest, and the more so the more clients there are."""
+  """Claims about figure 3: FedRep is fastest, above all with many clients."""
   sizes = study.parameters
   last = numbers.where(round=sizes.num_rounds)
   nums_clients = sizes.nums_clients
 
   def of_last(column, method):
-    """The last values by seed and number of clients."""
+    """The last values, by seed and number of clients."""
     return last.curve(column, 'num_clients', method=method)
 
   for num_clients, num_samples in itertools.product(
@@ -379,8 +379,8 @@ def convergence_claims(
       _FED_REP_ALL,
       'FedRep, Theorem 1',
     )
-  # What comes nowhere near counts as all rounds, but FedRep is not ahead of
-  # another method where it comes nowhere near itself.
+  # A method that never comes near counts as all rounds. But FedRep is not ahead
+  # of another method if it does not come near itself.
   exact = of_last('rounds_to_near', _FED_REP)
   reached = np.where(exact < sizes.num_rounds, exact, np.nan)
   yield from claims.each(
@@ -431,7 +431,7 @@ def convergence_claims(
 
 
 def draw_convergence(numbers: Numbers, study: Study, figure: Figure) -> None:
-  """The distance by round, with as many samples as figure 3 has."""
+  """Draws the distance by round, with as many samples as in figure 3."""
   theorem.curves(
     panel='num_clients', title='{} clients'.format, shared_legend=True
   )(
@@ -441,7 +441,7 @@ def draw_convergence(numbers: Numbers, study: Study, figure: Figure) -> None:
   )
 
 
-# The errors by number of samples.
+# Draws the errors by number of samples.
 curves = functools.partial(
   panels.curves, 'relative_error', over='num_samples', log_y=True
 )

@@ -1,8 +1,8 @@
 """The papers' methods for linear regression with a shared representation.
 
-A method is what a round does with the model of the clients that take part. All
-of their work is written at once, with the clients as the first axis; where the
-server takes a mean over this axis, the clients have sent the entries.
+A method says what a round does with the cohort's model. The code does the work
+of all clients at once, with the clients as the first axis. If the server takes
+a mean over this axis, the clients have sent the entries.
 
     method      shared  local   client i, from B and w               server
     ------      ------  -----   ----------------------               ------
@@ -16,8 +16,8 @@ server takes a mean over this axis, the clients have sent the entries.
     fed_sgd     B, w    -       one step on a mini-batch             mean
     local_only  -       B_i,w_i one step on its own (B, w)           nothing
 
-FedDAR's samples have domains; it has one representation and a head for each
-domain, all at the server. A round has two exchanges:
+FedDAR's samples have domains. The server has one representation and a head for
+each domain. A round has two exchanges:
 
 server                                   client i of n, for each domain m
 ------                                   --------------------------------
@@ -29,23 +29,23 @@ B <- QR(B - lr (1 / M) sum_m       <---  g_im
   (1 / L_m) (sum_i g_im) w_m^T)
 
 Here X_m, y_m are the client's samples of domain m and L_m = sum_i L_im, so that
-each domain counts 1 / M however few samples it has. A domain without samples at
-any of the round's clients keeps what it has. `fed_dar` takes this second-order
-aggregation of the heads, `fed_dar_wa` the mean of the clients' own heads with
-the weights L_im / L_m, and `separate_fed_avg` has a representation and a head
-for each domain, by FedAvg on its samples.
+each domain counts 1 / M however few samples it has. If no client in the round
+has samples of a domain, its parts do not change. `fed_dar` takes this
+second-order aggregation of the heads, `fed_dar_wa` the mean of the clients' own
+heads with the weights L_im / L_m. `separate_fed_avg` has a representation and a
+head for each domain, trained by FedAvg on its samples.
 
 Symbols:
   eta, alpha -> learning_rate
   tau -> num_local_steps, num_head_steps
 
-Deviations from the papers: of the orthonormal matrices with the span of
-mean(B) the server takes the one closest in sign (see `model.orthonormalize`),
-which changes no span. Clients have the same samples in each round, where
-FedRep's Algorithm 2 draws new ones, and in both exchanges of FedDAR's. A client
-of FedDAR sends g_im, of which the paper's gradient for B is g_im w_m^T.
-Appendix A has no weighted average of heads: here it is that of Algorithm 1 with
-exact local heads.
+Deviations from the papers: among the orthonormal matrices with the span of
+mean(B), the server takes the one closest in sign (see `model.orthonormalize`),
+which changes no span. Clients have the same samples in each round, while
+FedRep's Algorithm 2 draws new ones, and in both exchanges of FedDAR. A FedDAR
+client sends g_im, and the paper's gradient for B is g_im w_m^T. Appendix A has
+no weighted average of heads: here it is the average of Algorithm 1 with exact
+local heads.
 
 Sources: FedRep, Algorithm 2 and section 5.1; FedAvg, sections 2, 3 and 5.1;
 FedDAR, equation 8, Algorithm 2 (appendix A), section 5.1.
@@ -63,8 +63,8 @@ from . import problem as problem_lib
 
 LinearModel = model_lib.LinearModel
 # `(model, samples, random generator of the round) -> model`, pure. The samples
-# are those of the round's clients. A part of the model that clients keep has
-# them as its first axis, as the new one has to have; the others have none.
+# belong to the round's clients. These clients are the first axis of a part that
+# clients keep, both in the given and in the returned model.
 Round = Callable[
   [LinearModel, problem_lib.Samples, np.random.Generator], LinearModel
 ]
@@ -74,11 +74,11 @@ class LinearMethod(NamedTuple):
   """A method.
 
   Attributes:
-    name: The name of the function that makes it.
-    one_round: Function of the work of clients and server in a round.
-    local_names: The parts of `LinearModel` that each client keeps from round to
+    name: Name of the function that makes it.
+    one_round: The work of clients and server in a round.
+    local_names: Parts of `LinearModel` that each client keeps from round to
       round and never sends.
-    domain_names: The parts of which the server has one for each domain.
+    domain_names: Parts that the server has for each domain.
   """
 
   name: str
@@ -91,8 +91,8 @@ def fed_rep(learning_rate: float, *, ridge: float = 0.0) -> LinearMethod:
   """FedRep, Algorithm 2: exact heads, one gradient step on B, QR.
 
   Args:
-    ridge: Added to the head's loss as ridge |w|^2 / 2, at least 0. Without it
-      clients with fewer than k samples have the head of the least norm.
+    ridge: Factor of |w|^2 / 2 in the head's loss, at least 0. At 0, clients
+      with fewer than k samples have the head of the least norm.
   """
 
   def one_round(model, samples, unused_rng):
@@ -107,8 +107,8 @@ def gd_gd(learning_rate: float, *, num_head_steps: int = 1) -> LinearMethod:
   """GD-GD: FedRep with gradient steps on the head instead of its minimum.
 
   Args:
-    num_head_steps: At least 1, 10 for 10GD-GD. The head starts from the
-      client's last.
+    num_head_steps: At least 1, 10 for 10GD-GD. The steps start from the
+      client's last head.
   """
 
   def one_round(model, samples, unused_rng):
@@ -127,7 +127,7 @@ def fed_avg(learning_rate: float, *, num_local_steps: int = 2) -> LinearMethod:
   """FedAvg: full-batch gradient steps on B and w together, plain mean.
 
   Args:
-    num_local_steps: tau, at least 1; with 1 it is D-GD.
+    num_local_steps: tau, at least 1. The method is D-GD for 1.
   """
 
   def one_round(model, samples, unused_rng):
@@ -153,7 +153,7 @@ def fed_sgd(learning_rate: float, *, batch_size: int) -> LinearMethod:
 
 
 def local_only(learning_rate: float) -> LinearMethod:
-  """Every client its own B and w, a step on its own samples; nothing shared."""
+  """Each client takes a step on its own B and w, and shares nothing."""
 
   def one_round(models, samples, unused_rng):
     return model_lib.descend(models, samples, learning_rate, 1)
@@ -164,8 +164,8 @@ def local_only(learning_rate: float) -> LinearMethod:
 def fed_dar(learning_rate: float) -> LinearMethod:
   """FedDAR, Algorithm 2: heads from sums over all clients, one step on B, QR.
 
-  Of a domain with too few samples for one solution, the head is the one of the
-  least norm.
+  If a domain has too few samples for a unique solution, its head is the
+  solution of the least norm.
   """
 
   def solve(unused_count, gram, moments, unused_heads):
@@ -182,8 +182,8 @@ def fed_dar_wa(
   """FedDAR-WA: the weighted average of the clients' own heads.
 
   Args:
-    near_broadcast: Head of a client with too few samples of a domain for one
-      solution: False for the solution of the least norm, True for the one
+    near_broadcast: Head of a client with too few samples of a domain for a
+      unique solution. False takes the solution of the least norm, True the one
       nearest to the broadcast head, where gradient steps would end.
   """
 
@@ -198,11 +198,11 @@ def fed_dar_wa(
 
 
 def separate_fed_avg(learning_rate: float) -> LinearMethod:
-  """Separate FedAvg: for each domain a model of its own, by FedAvg.
+  """Separate FedAvg: a separate model for each domain, by FedAvg.
 
-  The mean of the models after one full-batch step on a client's samples of the
-  domain, with the weights L_im / L_m, is the one after a step on all clients'
-  samples of it, as which it is computed.
+  After one full-batch step of each client on its samples of the domain, the
+  mean of the models with the weights L_im / L_m equals the model after one step
+  on all clients' samples of the domain. The code computes the latter.
   """
 
   def one_round(model, samples, unused_rng):
@@ -223,9 +223,9 @@ def _fed_dar(
   """FedDAR with an aggregation of the heads.
 
   Args:
-    solve: `(count, gram, moments, last heads) -> heads`: from L_im `[n, M]`,
-      A_im `[n, M, k, k]`, a_im `[n, M, k]` and `[M, k]` to `[M, k]`, whatever
-      they are for domains without samples.
+    solve: `(count, gram, moments, last heads) -> heads`, from L_im `[n, M]`,
+      A_im `[n, M, k, k]`, a_im `[n, M, k]` and `[M, k]` to `[M, k]`. The heads
+      of domains without samples are ignored.
   """
 
   def one_round(model, samples, unused_rng):
@@ -264,12 +264,12 @@ def _mean_g(model, samples, count):
 
 
 def _means(sums, count):
-  """Means by domain, `[M, ...]`, from sums; 0 for a domain without samples."""
+  """Means by domain, `[M, ...]`, from sums. 0 for a domain without samples."""
   return sums / np.maximum(count.sum(axis=0), 1)[:, np.newaxis]
 
 
 def _step_on_representation(model, heads, samples, learning_rate):
-  """Each client's step on B with its own new head, the server's mean and QR."""
+  """The clients' steps on B with their new heads, the server's mean and QR."""
   model = LinearModel(model.representation, heads)
   slopes = model_lib.gradients(model, samples).representation
   of_clients = model.representation - learning_rate * slopes

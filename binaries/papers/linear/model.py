@@ -1,9 +1,9 @@
 """The linear model x -> <B w, x> of many clients: its algebra, first models.
 
-A part of a model that all clients share has the axes below. In front of them it
-has `[n]` where each client has its own, and `[M]` where each domain has: w_z
-(and B_z) predict an example of domain z. The regressors B w of n clients are
-`[n, d]`, and `[n, M, d]` with domains.
+A part of a model that all clients share has the axes below. A leading axis
+`[n]` means that each client has its own part, and `[M]` that each domain has:
+w_z (and B_z) predict an example of domain z. The regressors B w of n clients
+are `[n, d]`, and `[n, M, d]` with domains.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 
 from . import problem as problem_lib
 
-# Singular values and eigenvalues, relative to the largest, that are rounding.
+# Smaller singular values and eigenvalues, relative to the largest, are rounding
+# errors.
 _RELATIVE_ZERO = 1e-13
 
 
@@ -31,10 +32,8 @@ class LinearModel(NamedTuple):
 
 
 def multiply(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-  """`[..., p, q]` times `[..., q]`.
-
-  By einsum, as BLAS would take a thread for each of many small products.
-  """
+  """`[..., p, q]` times `[..., q]`."""
+  # BLAS would use threads for each of many small products, einsum does not.
   return np.einsum('...pq,...q->...p', matrices, vectors)
 
 
@@ -44,13 +43,13 @@ def regressors(model: LinearModel) -> np.ndarray:
 
 
 def membership(samples: problem_lib.Samples, num_domains: int) -> np.ndarray:
-  """float64 `[n, m, M]`: 1 where a sample is of the domain, 0 else."""
+  """float64 `[n, m, M]`: 1 if a sample belongs to the domain, else 0."""
   is_member = samples.domain[..., np.newaxis] == np.arange(num_domains)
   return is_member.astype(np.float64)
 
 
 def residuals(theta: np.ndarray, samples: problem_lib.Samples) -> np.ndarray:
-  """X theta - y, `[n, m]`; with domains `[n, m, M]`, 0 for other domains."""
+  """X theta - y, `[n, m]`, or `[n, m, M]` with domains, 0 for other domains."""
   if theta.ndim == 2:
     return multiply(samples.x, theta) - samples.y
   errors = samples.x @ theta.swapaxes(1, 2) - samples.y[..., np.newaxis]
@@ -69,7 +68,8 @@ def regressor_gradients(
 ) -> np.ndarray:
   """The gradients of f_i for the regressors: X^T (X theta - y) / m.
 
-  With domains each row is of the samples of one, but m counts all samples.
+  Each row is for the samples of one domain if there are domains, but m counts
+  all samples.
   """
   errors = residuals(theta, samples) / samples.y.shape[1]
   if theta.ndim == 2:
@@ -81,7 +81,7 @@ def part_gradients(model: LinearModel, g: np.ndarray) -> LinearModel:
   """The gradients for B and w of a function whose gradient for B w is g.
 
   Returns:
-    g w^T, `[..., d, k]`, and B^T g, `[..., k]`: of each head one, even where
+    g w^T, `[..., d, k]`, and B^T g, `[..., k]`, one for each head, even if
     several heads share a representation.
   """
   return LinearModel(
@@ -97,7 +97,7 @@ def gradients(model: LinearModel, samples: problem_lib.Samples) -> LinearModel:
 
 
 def for_clients(model: LinearModel, num_clients: int) -> LinearModel:
-  """A shared model as each of n clients has it, with an axis `[n]`."""
+  """A shared model with a leading axis of `num_clients` copies."""
   return LinearModel(
     *(np.broadcast_to(part, (num_clients, *part.shape)) for part in model)
   )
@@ -109,7 +109,7 @@ def descend(
   learning_rate: float,
   num_steps: int,
 ) -> LinearModel:
-  """Each client's full-batch gradient steps on both parts of its own model."""
+  """The clients' models after full-batch gradient steps on both parts."""
   for _ in range(num_steps):
     slopes = gradients(models, samples)
     models = LinearModel(
@@ -121,8 +121,8 @@ def descend(
 def orthonormalize(matrix: np.ndarray) -> np.ndarray:
   """The Q of `matrix` = Q R whose R has a non-negative diagonal.
 
-  That Q is unique and changes little when the matrix does, so that the heads
-  that clients keep from one round to the next go on fitting it.
+  This Q is unique and changes little if the matrix does, so that the heads that
+  clients keep from one round to the next still fit it.
   """
   q, r = np.linalg.qr(matrix)
   return q * np.where(np.diag(r) < 0, -1.0, 1.0)
@@ -136,8 +136,8 @@ def least_squares(
   Args:
     matrix: `[..., m, k]`.
     right_side: `[..., m]`.
-    ridge: At 0 it is least squares, with the solution of the least norm where
-      there are several, as for `m < k`.
+    ridge: 0 means least squares. If there are several solutions, as for
+      `m < k`, it is the solution of the least norm.
   """
   if not ridge:
     return multiply(np.linalg.pinv(matrix, _RELATIVE_ZERO), right_side)
@@ -149,14 +149,14 @@ def least_squares(
 
 
 def solve_normal_equations(gram: np.ndarray, moments: np.ndarray) -> np.ndarray:
-  """The w of the least norm with gram w = moments; zeros for zeros.
+  """The w of the least norm with gram w = moments. Zeros give zeros.
 
-  For whoever has only the sums: `least_squares` of the rows that gram and
-  moments are sums of has the same solution, with twice as many right digits.
+  It needs only the sums. `least_squares` of the rows behind the sums has the
+  same solution, with twice as many correct digits.
 
   Args:
     gram: `[..., k, k]`, such as a sum of z z^T.
-    moments: `[..., k]`, in its range, such as the sum of y z.
+    moments: `[..., k]`, in the range of gram, such as the sum of y z.
   """
   inverse = np.linalg.pinv(gram, _RELATIVE_ZERO, hermitian=True)
   return multiply(inverse, moments)
@@ -170,7 +170,7 @@ def with_zero_head(representation: np.ndarray) -> LinearModel:
 def random_representation(
   dimension: int, rank: int, seed: int = 0
 ) -> np.ndarray:
-  """Orthonormal columns, `[d, k]`, others than those of the seed's problem."""
+  """Orthonormal columns, `[d, k]`, unlike those in the seed's problem."""
   return problem_lib.random_orthonormal(
     dimension, rank, np.random.default_rng([seed, *b'representation'])
   )
@@ -181,8 +181,8 @@ def representation_at_distance(
 ) -> np.ndarray:
   """Orthonormal columns at a principal angle distance from given ones.
 
-  All k principal angles are the same, in a random direction each: a method has
-  to improve on k directions to come closer (FedAvg, Proposition 1).
+  All k principal angles are equal, each in a random direction: a method has to
+  improve k directions to come closer (FedAvg, Proposition 1).
 
   Args:
     representation: `[d, k]` with orthonormal columns, d >= 2 k.
@@ -191,7 +191,7 @@ def representation_at_distance(
   directions = np.random.default_rng([seed, *b'distance']).standard_normal(
     representation.shape
   )
-  # Twice, as rounding leaves a trace of the given columns in the difference.
+  # Twice, because rounding leaves a trace of the given columns.
   for _ in range(2):
     directions -= representation @ (representation.T @ directions)
     directions = np.linalg.qr(directions)[0]
@@ -201,11 +201,11 @@ def representation_at_distance(
 def method_of_moments(problem: problem_lib.LinearProblem) -> np.ndarray:
   """The method of moments, with one aggregation over the clients: `[d, k]`.
 
-  Client i sends Z_i = (1 / m) sum_j y_ij^2 x_ij x_ij^T; the server takes the
+  Client i sends Z_i = (1 / m) sum_j y_ij^2 x_ij x_ij^T. The server takes the
   eigenvectors of their uniform mean with the k largest eigenvalues. For x of
   unit covariance the mean tends to 2 B* C B*^T + trace(C) I, with C the second
-  moment of the heads, so they tend to the span of B*. (The design of population
-  gradients has other fourth moments.)
+  moment of the heads, so the eigenvectors tend to the span of B*. (The design
+  for population gradients has other fourth moments.)
 
   Sources: FedRep, section 4.1, Algorithm 2; FedDAR, Algorithm 2; Tripuraneni,
   Jin, Jordan: Provable Meta-Learning of Linear Representations, ICML 2021,

@@ -5,14 +5,14 @@ Client i of n has examples (x, y) in R^d x R with
     x ~ N(0, I_d),   y = <B* w*, x> + noise,   noise ~ N(0, noise_std^2),
 
 where B* has k orthonormal columns that all clients share. The head w* is the
-client's own, w*_i (FedRep, FedAvg). Or it is of the example's domain z, one of
-M, which the client knows (FedDAR): w*_z with
+client's own, w*_i (FedRep, FedAvg), or it belongs to the example's domain z,
+one of M, which the client knows (FedDAR): w*_z with
 
     z ~ pi_i,   pi_i ~ Dirichlet(concentration * prior).
 
-A client always computes with a set of samples, the same in each round.
-For population gradients it is a design whose mean squared loss is the
-population loss: x = sqrt(d) I, y = sqrt(d) B* w*_i has
+A client always computes with a set of samples, the same in each round. For
+population gradients this is a design whose mean squared loss is the population
+loss: x = sqrt(d) I, y = sqrt(d) B* w*_i has
 |X B w - y|^2 / (2 d) = |B w - B* w*_i|^2 / 2, with the same gradients.
 
 Symbols:
@@ -49,7 +49,7 @@ class Samples(NamedTuple):
   Attributes:
     x: float64 `[n, m, d]`, the inputs.
     y: float64 `[n, m]`, the labels.
-    domain: int64 `[n, m]`, from 0 to M - 1; None where there are no domains.
+    domain: int64 `[n, m]`, from 0 to M - 1, or None without domains.
   """
 
   x: np.ndarray
@@ -57,33 +57,33 @@ class Samples(NamedTuple):
   domain: Optional[np.ndarray] = None
 
   def at(self, index: Any) -> Samples:
-    """The samples at an index of the arrays' first axis, or first axes."""
+    """The samples at an index of the arrays' first axis or first axes."""
     return Samples(*(a if a is None else a[index] for a in self))
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearProblem:
-  """A ground truth and the distribution of clients' samples; see the module.
+  """A ground truth and the distribution of clients' samples, see the module.
 
   Attributes:
     num_clients: Clients that train, n.
     dimension: Numbers in an input, d.
     rank: Columns of the representation, k, at most d.
-    samples_per_client: m; None for gradients of the population loss, which
+    samples_per_client: m. None means gradients of the population loss, which
       clients with domains do not have.
-    noise_std: Standard deviation of the labels' noise. The population's
-      gradients do not depend on it; the samples of a new client do.
-    head_distribution: 'normalized': independent normal elements, scaled so
-      that each head has the length sqrt(k) (FedRep, Assumption 3);
-      'orthonormal': the rows of the Q factor of a Gaussian matrix, times the
-      square root of their number, at least k (FedDAR); 'gaussian': independent
-      normal elements (FedAvg). The mean square of a head's length is k with
-      all.
-    num_domains: M; None where clients have the heads.
-    concentration: alpha, positive. The smaller, the more of a client's samples
-      are of one domain; for large ones all mixtures are the prior.
-    prior: p, M positive numbers whose sum is 1; by default all the same.
-    seed: Non-negative. Determines everything.
+    noise_std: Standard deviation of the labels' noise. It affects the samples
+      of a new client, but not the gradients of the population loss.
+    head_distribution: 'normalized' draws independent normal elements, scaled so
+      that each head has the length sqrt(k) (FedRep, Assumption 3).
+      'orthonormal' takes the rows of the Q factor of a Gaussian matrix, times
+      the square root of their number, which is at least k (FedDAR). 'gaussian'
+      draws independent normal elements (FedAvg). The mean square of a head's
+      length is k for all of them.
+    num_domains: M. None means that clients have the heads.
+    concentration: alpha, positive. A smaller value gives a client more samples
+      from one domain. For large values all mixtures are the prior.
+    prior: p, M positive numbers whose sum is 1. None means equal numbers.
+    seed: Non-negative seed of all randomness.
   """
 
   num_clients: int
@@ -120,7 +120,7 @@ class LinearProblem:
   @functools.cached_property
   def mixtures(self) -> np.ndarray:
     """The clients' probabilities pi_i of the domains, float64 `[n, M]`."""
-    # From logarithms of Gamma variables: of small parameters the variables
+    # Uses logarithms of Gamma variables: for small parameters the variables
     # themselves may all be too small for a float.
     rng = self._rng(_MIXTURES)
     shape = (self.num_clients, self.num_domains)
@@ -139,7 +139,7 @@ class LinearProblem:
     """The samples that clients have in each round.
 
     Returns:
-      Arrays `[n, m, d]` and `[n, m]`; the population's, as the module says,
+      Arrays `[n, m, d]` and `[n, m]`. For population gradients (see the module)
       `[n, d, d]` and `[n, d]`.
     """
     if self.samples_per_client is None:
@@ -152,7 +152,7 @@ class LinearProblem:
     return samples._replace(y=samples.y + self.noise_std * noise)
 
   def test_samples(self, num_samples: int) -> Samples:
-    """Other samples of the same clients, whose labels have no noise."""
+    """Other samples of the same clients, with labels without noise."""
     return self._draw_samples(num_samples, _TEST_INPUTS, _TEST_DOMAINS)
 
   def new_clients(
@@ -160,16 +160,17 @@ class LinearProblem:
   ) -> tuple[Samples, np.ndarray]:
     """Clients that did not train, with the same representation.
 
-    Their heads are normalized if those of training clients are; otherwise they
-    have independent normal elements, to whose distribution that of
-    'orthonormal' heads tends for many. Fewer samples are the first of more.
+    Their heads are normalized if the training clients' heads are. Otherwise
+    they have independent normal elements, which is the limit distribution of
+    many 'orthonormal' heads. A smaller number of samples gives the first of a
+    larger number.
 
     Returns:
       Their noisy samples, and the ground truths B* w*, `[num_clients, d]`.
     """
     heads = self._independent_heads(num_clients, self._rng(_NEW_HEADS))
     targets = heads @ self.representation.T
-    # One sample of all clients after the other.
+    # Draws a sample of all clients, then the next one.
     shape = (num_samples, num_clients)
     x = self._rng(_NEW_INPUTS).standard_normal((*shape, self.dimension))
     noise = self._rng(_NEW_NOISE).standard_normal(shape)
@@ -192,8 +193,8 @@ class LinearProblem:
     x = self._rng(input_stream).standard_normal((*shape, self.dimension))
     if self.num_domains is None:
       return Samples(x, np.einsum('nmd,nd->nm', x, self.targets))
-    # By the inverse of the distribution function, which never takes a domain
-    # of probability 0.
+    # The inverse of the distribution function never gives a domain of
+    # probability 0.
     position = self._rng(domain_stream).random(shape)
     bounds = np.cumsum(self.mixtures, axis=1)
     bounds /= bounds[:, -1:]

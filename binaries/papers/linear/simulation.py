@@ -1,12 +1,12 @@
-"""Runs linear methods, all clients at once, and scores what they found.
+"""Runs linear methods, all clients at once, and scores the results.
 
-A round draws a cohort, hands it the shared parts of the model and what its
-clients kept, does the method's work (`methods.Round`), and puts back what they
-keep. The other clients' parts stay as they are.
+A round draws a cohort, gives it the shared parts of the model and its clients'
+own parts, does the method's work (`methods.Round`), and stores the clients' new
+parts. The other clients' parts do not change.
 
-This is not the round of `core.round`: that one has a network in
-float32, and a server that takes an optimizer's step. Here the server factorizes
-the mean, in float64, and the theory is checked over thousands of rounds.
+This is not the round of `core.round`, which has a network in float32 and a
+server that takes an optimizer's step. Here the server factorizes the mean, in
+float64, and the theory is checked over thousands of rounds.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from . import methods
 from . import model as model_lib
 from . import problem as problem_lib
 
-# How close "converged" is, and what slower methods get to as well.
+# Distances at which a method has converged, and that slower methods also reach.
 CLOSE, NEAR = 1e-6, 1e-3
 # The error of an accurate model, in mean variances of the labels.
 ACCURATE = 0.01
-# The theorems' rates grow with how far from 1 the start is; from here on they
-# hardly change.
+# The theorems' rates are larger for smaller distances at the start. From this
+# distance on they hardly change.
 FIT_START = 0.5
-# From clients' inputs `[n, m, d]` and labels `[n, m]` to the regressors that
-# they find, `[n, d]`.
+# From clients' inputs `[n, m, d]` and labels `[n, m]` to their regressors,
+# `[n, d]`.
 Regressor = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class History:
-  """States of a run, in series of S states, the initial one first.
+  """States of a run, as series of S states, the initial state first.
 
   Attributes:
-    rounds: int64 `[S]`, the rounds done at each state.
+    rounds: int64 `[S]`, the number of rounds before each state.
     distance: float64 `[S]`, the principal angle distance between the
-      representation and the ground truth, in [0, 1]. Where clients, or domains,
-      have representations of their own, the mean over them.
+      representation and the ground truth, in [0, 1]. If clients or domains have
+      their own representations, it is the mean over them.
     gradient_norm: float64 `[S]`, the norm of the gradient of the f_i's mean for
-      all parts of the model, those that clients keep included.
-    model: After the last round: a part that clients keep has a first axis of n
-      clients, one that domains have a first axis of M domains.
-    regressors: B w as each client has it after the last round, `[n, d]`, or
-      `[n, M, d]` with one for each domain.
+      all parts of the model, including parts that clients keep.
+    model: The model after the last round. A part that clients keep has a first
+      axis of n clients, a domains' part a first axis of M domains.
+    regressors: Each client's B w after the last round, `[n, d]`, or `[n, M, d]`
+      with one for each domain.
   """
 
   rounds: np.ndarray
@@ -74,13 +74,12 @@ def run(
 
   Args:
     problem: Ground truth and clients' samples.
-    initial: The first model, without domains; clients that keep a part all
-      start from its, as do domains.
+    initial: The first model, without axes of clients or domains. All clients
+      and domains that have their own parts start from its parts.
     seed: Seed of the cohorts and of the method's own randomness.
-    participation: The fraction r of the clients that take part in a round, in
-      (0, 1]: r n of them, rounded, at least one, are drawn in each round
-      without replacement.
-    rounds_per_record: A state is recorded after each so many rounds, a divisor
+    participation: The fraction r of the clients in a round, in (0, 1]. Each
+      round draws r n of them (rounded, at least one) without replacement.
+    rounds_per_record: Number of rounds between records of the state, a divisor
       of `num_rounds`.
 
   Raises:
@@ -97,7 +96,7 @@ def run(
   model = model_lib.LinearModel(**parts)
   series = []
   for round_number in range(num_rounds + 1):
-    # What diverges is told below, in one line.
+    # Divergence raises an error below.
     with np.errstate(over='ignore', invalid='ignore'):
       if round_number:
         rng = np.random.default_rng([seed, round_number, *b'round'])
@@ -127,9 +126,10 @@ def fit_decay(distance: np.ndarray) -> dict[str, float]:
     distance: After each round, positive, `[num_rounds + 1]`.
 
   Returns:
-    `rate`, minus the slope per round, and `r_squared`, the variance's share
-    that the line explains; from the first round at `FIT_START` or below (or the
-    first of all) to the first one at `CLOSE` or below (or the last).
+    `rate`, minus the slope per round, and `r_squared`, the share of the
+    variance that the line explains. The fit begins at the first distance of at
+    most `FIT_START` (or the first of all), and ends at the first distance of at
+    most `CLOSE` (or the last of all).
   """
   begun = np.flatnonzero(distance <= FIT_START)
   first = begun[0] if begun.size else 0
@@ -145,7 +145,7 @@ def fit_decay(distance: np.ndarray) -> dict[str, float]:
 
 
 def rounds_to(distances: np.ndarray, distance: float) -> int:
-  """Rounds until a distance is reached; where it is not, all there are."""
+  """The number of rounds to a distance, or all rounds if it is not reached."""
   reached = np.flatnonzero(distances <= distance)
   return int(reached[0]) if reached.size else len(distances) - 1
 
@@ -158,7 +158,7 @@ def first_lasting(counts: Sequence[int], fails: np.ndarray) -> np.ndarray:
     fails: bool `[n, counts]`.
 
   Returns:
-    `[n]`, infinite where the last number fails.
+    `[n]`, infinite if the last number fails.
   """
   first = fails.shape[1] - np.argmax(fails[:, ::-1], axis=1)
   return np.append(counts, np.inf)[np.where(fails.any(axis=1), first, 0)]
@@ -167,10 +167,14 @@ def first_lasting(counts: Sequence[int], fails: np.ndarray) -> np.ndarray:
 def rows(
   history: History, columns: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-  """Rows of every tenth round and the last one, with the figures of the run.
+  """Yields rows of every tenth round and of the last round.
 
-  These are `rate`, `r_squared`, `rounds_to_near` and `rounds_to_close`. The run
-  has a record of every round; the columns name it.
+  The last row also has `rate`, `r_squared`, `rounds_to_near` and
+  `rounds_to_close`.
+
+  Args:
+    history: A run with a record of every round.
+    columns: Columns that name the run.
   """
   num_rounds = int(history.rounds[-1])
   for index in [*range(0, num_rounds, 10), num_rounds]:
@@ -201,7 +205,7 @@ def client_errors(
 
 
 def with_exact_head(representation: np.ndarray) -> Regressor:
-  """A learned representation `[d, k]`, the head by least squares."""
+  """A learned representation `[d, k]`, with heads by least squares."""
 
   def regressor(x, y):
     heads = model_lib.least_squares(x @ representation, y)
@@ -225,7 +229,7 @@ def fine_tuned(
   return regressor
 
 
-# Without a representation: least squares in d dimensions.
+# Least squares in d dimensions, without a representation.
 local_only: Regressor = model_lib.least_squares
 
 
@@ -238,27 +242,26 @@ def new_client_errors(
   """The errors of new clients, by number of samples: `[counts, clients]`.
 
   An error is |theta - B* w*|^2, the excess mean squared error on new inputs of
-  unit covariance; not finite where steps diverged.
+  unit covariance. It is not finite if steps diverged.
   """
   rows = []
   for num_samples in sample_counts:
     samples, targets = problem.new_clients(num_clients, num_samples)
     with np.errstate(over='ignore', invalid='ignore'):
-      found = regressor(samples.x, samples.y)
-      rows.append(np.square(found - targets).sum(axis=1))
+      theta = regressor(samples.x, samples.y)
+      rows.append(np.square(theta - targets).sum(axis=1))
   return np.stack(rows)
 
 
 def _one_round(method, model, samples, cohort_size, rng):
-  """The model after a round of a cohort."""
   num_clients = len(samples.y)
   cohort = slice(None)
   if cohort_size < num_clients:
     cohort = rng.choice(num_clients, cohort_size, replace=False)
-  kept = {name: getattr(model, name) for name in method.local_names}
-  present = {name: part[cohort] for name, part in kept.items()}
+  local = {name: getattr(model, name) for name in method.local_names}
+  present = {name: part[cohort] for name, part in local.items()}
   updated = method.one_round(model._replace(**present), samples.at(cohort), rng)
-  for name, part in kept.items():
+  for name, part in local.items():
     part = part.copy()
     part[cohort] = getattr(updated, name)
     updated = updated._replace(**{name: part})
@@ -274,7 +277,6 @@ def _regressors(method, model, num_clients):
 
 
 def _gradient_norm(method, model, samples):
-  """The norm of the gradient of the global loss."""
   num_clients = len(samples.y)
   theta = _regressors(method, model, num_clients)
   g = model_lib.regressor_gradients(theta, samples) / num_clients
@@ -282,7 +284,7 @@ def _gradient_norm(method, model, samples):
     g = g.sum(axis=0)
   squares = 0.0
   for part, slope in zip(model, model_lib.part_gradients(model, g)):
-    # A representation that several heads share gets the sum of their gradients.
+    # The gradient of a shared representation is the sum over the heads.
     if slope.ndim > part.ndim:
       slope = slope.sum(axis=0)
     squares += np.square(slope).sum()
@@ -290,7 +292,7 @@ def _gradient_norm(method, model, samples):
 
 
 def _distance(representations, ground_truth):
-  """The mean distance of one or more representations."""
+  """The mean distance of one or more representations from the truth."""
   matrices = representations.reshape(-1, *ground_truth.shape)
   return np.mean(
     [

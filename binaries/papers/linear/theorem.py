@@ -1,9 +1,9 @@
-"""The rate of convergence in FedRep's Theorem 1, beside that of runs.
+"""The rate of convergence in FedRep's Theorem 1, compared with runs.
 
-With all clients in each round the distance after T rounds is at most
-(1 - eta E_0 s^2 / 2)^(T / 2) times the first one, where E_0 is 1 less the
-square of the first, and s the smallest singular value of W* / sqrt(n). FedDAR's
-Theorem A.4 is the same with the domains' heads.
+If all clients train in each round, the distance after T rounds is at most
+(1 - eta E_0 s^2 / 2)^(T / 2) times the first distance. E_0 is 1 minus the
+square of the first distance, and s the smallest singular value of
+W* / sqrt(n). FedDAR's Theorem A.4 is the same with the domains' heads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ curves = functools.partial(
 
 
 def largest_learning_rate(heads: np.ndarray) -> float:
-  """The largest eta that the theorem is for, 1 / (4 S^2); see `rate`."""
+  """The largest eta that the theorem allows, 1 / (4 S^2), see `rate`."""
   return len(heads) / (4 * np.linalg.norm(heads, 2) ** 2)
 
 
@@ -46,7 +46,7 @@ def rate(start: float, heads: np.ndarray, learning_rate: float) -> float:
   Args:
     start: The first distance, in [0, 1].
     heads: W*, `[n, k]`.
-    learning_rate: eta; the theorem is for at most 1 / (4 S^2), where S is the
+    learning_rate: eta. The theorem allows at most 1 / (4 S^2), where S is the
       largest singular value of W* / sqrt(n).
   """
   singular = np.linalg.svd(heads, compute_uv=False) / np.sqrt(len(heads))
@@ -60,14 +60,16 @@ def rows(
   learning_rate: float,
   columns: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
-  """The rows of a run, then those of the theorem's bound in its rounds.
+  """Yields the rows of a run, then rows of the theorem's bound by round.
 
-  The bound's rate is of the distance from which on a run's is fitted.
+  The bound's rate is for a start at the distance where the fit of a run's rate
+  begins.
 
   Args:
+    history: The run.
     heads: As for `rate`.
     learning_rate: As for `rate`.
-    columns: What names the run, of which `method` is not the bound's.
+    columns: Columns that name the run. The bound has its own `method`.
   """
   of_run = list(simulation.rows(history, columns))
   yield from of_run
@@ -86,11 +88,11 @@ def rows(
 def make_claims(
   case: str, runs: Numbers, method: str, source: str
 ) -> Iterator[claims.Claim]:
-  """Claims on the bound, on the rate later, and on a geometric decay.
+  """Claims about the bound, the later rate, and a geometric decay.
 
   Args:
-    case: Words on what the runs have in common, to begin a sentence.
-    runs: Rows by seed, of `simulation.rows` and `rows`.
+    case: What the runs have in common, in words that begin a sentence.
+    runs: Rows of all seeds, from `rows`.
     method: Method that the theorem is about.
     source: Name of the theorem.
   """
@@ -101,7 +103,7 @@ def make_claims(
     f"{case}: {method} keeps the theorem's bound from the start down to "
     f'{simulation.CLOSE:g}: the largest ratio of the distances',
     source,
-    # What is left in the end is rounding.
+    # Smaller distances are rounding errors.
     np.where(distances > simulation.CLOSE, distances / bounds, 0)[:, 1:],
     below=1,
     of_paper=True,
