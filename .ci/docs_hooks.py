@@ -67,7 +67,8 @@ def _definition(module, name):
   """
   path = _ROOT / 'tff_pfl' / module.replace('.', '/')
   if (path / f'{name}.py').is_file():  # The name is a module.
-    return f'{module}.{name}'.lstrip('.'), _summary(_parsed(path / f'{name}.py'))
+    summary = _summary(_parsed(path / f'{name}.py'))
+    return f'{module}.{name}'.lstrip('.'), summary
   path = path / '__init__.py' if path.is_dir() else path.with_suffix('.py')
   for node in _parsed(path).body:
     if getattr(node, 'name', None) == name:

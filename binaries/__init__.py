@@ -30,7 +30,8 @@ def _program():
 
 # True while Python looks for the module of -m, and in a console script.
 if sys.argv[0] == '-m' or os.path.basename(sys.argv[0]).startswith(_SCRIPT):
-  # Until `program.run` takes over, Ctrl-C ends a program without a traceback.
+  # Ctrl-C ends a program without a traceback until `program.run_program` takes
+  # over.
   if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
   early.begin(_program())

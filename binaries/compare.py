@@ -215,4 +215,4 @@ if __name__ == '__main__':
     **run_flags.FLAGS_OF,
   }
   del flags_of['algorithm']
-  program.run(main, flags_of)
+  program.run_program(main, flags_of)

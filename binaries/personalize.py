@@ -250,4 +250,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  program.run(main, {'dataset': run_flags.FLAGS_OF['dataset']})
+  program.run_program(main, {'dataset': run_flags.FLAGS_OF['dataset']})

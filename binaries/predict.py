@@ -174,4 +174,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  program.run(main)
+  program.run_program(main)

@@ -142,7 +142,7 @@ def _print_versions():
   sys.exit(0)
 
 
-def run(
+def run_program(
   main: Callable[[], None],
   flags_of: Optional[
     Mapping[str, tuple[Any, Mapping[str, Sequence[str]]]]

@@ -71,4 +71,6 @@ def main() -> None:
 
 if __name__ == '__main__':
   of_methods = run_flags.FLAGS_OF['algorithm'][1]
-  program.run(main, {**run_flags.FLAGS_OF, 'baselines': ([], of_methods)})
+  program.run_program(
+    main, {**run_flags.FLAGS_OF, 'baselines': ([], of_methods)}
+  )

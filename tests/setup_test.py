@@ -335,7 +335,7 @@ def test_wheel_has_every_file_and_a_script_for_every_program(wheel):
   assert set(programs) == {
     path.stem
     for path in (copy / 'binaries').glob('*.py')
-    if '  program.run(' in path.read_text()
+    if '  program.run_program(' in path.read_text()
   }
 
 

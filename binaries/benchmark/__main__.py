@@ -397,4 +397,4 @@ def main() -> None:
 
 if __name__ == '__main__':
   _define_flags()
-  program.run(main)
+  program.run_program(main)

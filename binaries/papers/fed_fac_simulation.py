@@ -82,7 +82,7 @@ class Sizes:
 
 
 class Problem(NamedTuple):
-  """The network of the labels, and the clients' data for `two_layer.run`.
+  """The network of the labels, and the data for `two_layer.run_rounds`.
 
   Attributes:
     weights: The clients' true neurons, `[clients, inputs, neurons]`.
@@ -205,7 +205,7 @@ def train(
     )
   mask = split if is_given else None
   own = [two_layer.own_neurons(start, mask) for start in starts]
-  for state, metrics, tests in two_layer.run(
+  for state, metrics, tests in two_layer.run_rounds(
     process, problem.train, problem.test, runtime, sizes.num_rounds, own
   ):
     is_personal, unchanged = split, 1.0
@@ -248,10 +248,10 @@ def _run_all(sizes, p, alpha, given_starts, seed, runtime):
     start = scale * rng.normal(size=truth.shape[1:])
     starts = np.broadcast_to(start, truth.shape)
 
-  def run(split):
+  def run_split(split):
     return train(sizes, problem, starts, split, seed, runtime)
 
-  first_round, *_ = next(run('weights'))
+  first_round, *_ = next(run_split('weights'))
   splits = {
     _TRUE: problem.is_personal,
     _ORACLE: oracle(problem, sizes.explained_variance),
@@ -261,7 +261,9 @@ def _run_all(sizes, p, alpha, given_starts, seed, runtime):
     _DYNAMIC_UPDATES: 'updates',
   }
   for partition, split in splits.items():
-    for number, (is_personal, unchanged, accuracy) in enumerate(run(split), 1):
+    for number, (is_personal, unchanged, accuracy) in enumerate(
+      run_split(split), 1
+    ):
       is_true = is_personal == problem.is_personal
       yield {
         'partition': partition,

@@ -157,7 +157,7 @@ def _errors(sizes, network, is_personal, step_size, seed, data, runtime):
     batch_size=None,
     num_steps=sizes.num_local_steps,
   )
-  rounds = two_layer.run(process, *data, runtime, sizes.num_rounds)
+  rounds = two_layer.run_rounds(process, *data, runtime, sizes.num_rounds)
   return [tests['loss'] for *_, tests in rounds]
 
 

@@ -86,7 +86,7 @@ def build_fed_split(
   )
 
 
-def run(
+def run_rounds(
   process: personalized_process.PersonalizedProcess,
   train: pfl.Examples,
   test: pfl.Examples,

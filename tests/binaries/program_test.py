@@ -108,8 +108,8 @@ def test_help_of_train_has_the_flags_of_what_is_selected(programs):
     'Method: --algorithm: The method. apfl: ',
     '--fed_rep_num_head_epochs: fed_rep: Epochs on the head in a round '
     '(tau_h). (default: 10)',
-    'Rounds and evaluation: --num_rounds: Rounds of training. A resumed run '
-    'may have more than before. (default: 100)',
+    'Rounds and evaluation: --num_rounds: Number of training rounds. A resumed '
+    'run may have more than before. (default: 100)',
     '--fine_tune_num_epochs: Epochs of fine-tuning. (default: 10)',
     '--model_widths: With many values of --model: ',
     '--model=… --aggregator=… --runtime=… --baselines=… has the flags of ',

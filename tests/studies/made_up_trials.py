@@ -43,7 +43,7 @@ def run_study(of, directory, run=None, *, has_page=False, **options):
   """Runs a study with made-up trials; returns the results.
 
   Args:
-    run: What takes the place of `trial.run`; None for this module's `run`.
+    run: Replaces `trial.run_trial`. None uses this module's `run`.
     has_page: True to write the page, too, which takes seconds.
     **options: Further arguments of `Study.run`.
   """
@@ -61,13 +61,15 @@ def run_trials(of, directory, run=None, **options):
     **options: Further arguments of this module's `run`.
   """
   with _made_up(run or functools.partial(globals()['run'], **options)):
-    return trials.run(of, str(directory), trials.Place(0, show_progress=False))
+    return trials.run_trials(
+      of, str(directory), trials.Place(0, show_progress=False)
+    )
 
 
 @contextlib.contextmanager
 def _made_up(run):
   with pytest.MonkeyPatch.context() as patches:
-    patches.setattr(trial, 'run', run or globals()['run'])
+    patches.setattr(trial, 'run_trial', run or globals()['run'])
     yield patches
 
 
@@ -88,7 +90,7 @@ def run(
   reported=None,
   scores=None,
 ):
-  """As `trial.run`: the files of a finished trial.
+  """As `trial.run_trial`: the files of a finished trial.
 
   Numbers depend on the trial's name; of methods, `local_only` has no global
   model, and clients of the others no weights of their own. A sweep's accuracy

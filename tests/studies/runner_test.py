@@ -32,7 +32,7 @@ def near_global_of_tests(model, hparams):
 
 
 class _Ran:
-  """Takes the place of `trial.run`, and knows what it ran."""
+  """Takes the place of `trial.run_trial`, and knows what it ran."""
 
   def __init__(self):
     self.names = []

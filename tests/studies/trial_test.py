@@ -29,7 +29,7 @@ def _process(config):
 
 
 def _run(directory, wanted):
-  trial.run(wanted, str(directory))
+  trial.run_trial(wanted, str(directory))
   return json.loads((directory / 'scores.json').read_text())
 
 
@@ -164,7 +164,7 @@ def test_a_sweep_never_reads_test_examples(tmp_path, monkeypatch):
     assert row['num_train_examples'] == available - round(available / 4)
   # That is worth something only if the examples are poisonous.
   with pytest.raises(AssertionError, match='were read'):
-    trial.run(trial.Trial('y', _config()), str(tmp_path / 'run'))
+    trial.run_trial(trial.Trial('y', _config()), str(tmp_path / 'run'))
 
 
 @pytest.mark.slow

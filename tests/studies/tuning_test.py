@@ -48,7 +48,7 @@ def _ran(monkeypatch):
     made_up_trials.run(expected, folder, **options)
 
   run.fails = ()
-  monkeypatch.setattr(trial, 'run', run)
+  monkeypatch.setattr(trial, 'run_trial', run)
   return ran
 
 
@@ -95,7 +95,7 @@ def test_another_metric_decides_by_what_is_better_of_it(tmp_path):
 
 def test_failed_and_diverged_points_are_not_chosen_and_say_why(tmp_path):
   grid = {'learning_rate': (0.25, 0.75, 0.5)}
-  trial.run.fails = ('tune-fed_avg-learning_rate=0.5',)
+  trial.run_trial.fails = ('tune-fed_avg-learning_rate=0.5',)
   _tune(tmp_path, grid)
   _change(tmp_path, 0.75, loss=None, non_finite_clients=3)
   actual, (failure,) = _tune(tmp_path, grid)
@@ -117,11 +117,11 @@ def test_failed_and_diverged_points_are_not_chosen_and_say_why(tmp_path):
 def test_a_failed_point_is_tried_again_until_the_runs_have_begun(tmp_path, ran):
   grid = {'learning_rate': (0.25, 0.5)}
   bad = 'tune-fed_avg-learning_rate=0.5'
-  trial.run.fails = (bad,)
+  trial.run_trial.fails = (bad,)
   _tune(tmp_path, grid)
   _tune(tmp_path, grid)
   assert ran.count(bad) == 2
-  trial.run.fails = ()
+  trial.run_trial.fails = ()
   folder = execution.trial_folder(tmp_path, 'fed_avg-seed0')
   os.makedirs(folder)
   summary.write_json(os.path.join(folder, trial.SPEC_NAME), {})
@@ -157,7 +157,7 @@ def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, ran):
       raise ZeroDivisionError
     made_up_trials.run(*arguments, **options)
 
-  monkeypatch.setattr(trial, 'run', run_but_the_sixth)
+  monkeypatch.setattr(trial, 'run_trial', run_but_the_sixth)
   with pytest.raises(ZeroDivisionError):
     _search(tmp_path / 'resumed', **space)
   assert _search(tmp_path / 'resumed', **space) == (whole, [])

@@ -249,7 +249,7 @@ def each(
 
 # Check of a study's numbers: `(numbers, study) -> Claim`s.
 Check = Callable[[Numbers, Any], Iterable[Claim]]
-# As `than`: every other method of the study.
+# Stands for every other method of the study.
 ALL_OTHERS = '*'
 
 

@@ -76,7 +76,7 @@ class Context:
     Raises:
       RunError: If a trial failed.
     """
-    results = trials.run(study or self.study, self.directory, self.place)
+    results = trials.run_trials(study or self.study, self.directory, self.place)
     if study is None:
       self.results = results
     for one in results.failures[:1]:

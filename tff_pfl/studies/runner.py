@@ -40,7 +40,7 @@ CLIENTS_CSV_NAME = 'per_client.csv'
 DOMAINS_CSV_NAME = 'per_domain.csv'
 
 
-def run(
+def run_study(
   study: study_lib.Study,
   directory: str,
   place: trials.Place,
@@ -65,7 +65,7 @@ def run(
     before = trials.read(directory)
     started, seconds = time.perf_counter(), before.get('seconds', 0)
     if study.measure is None:
-      outcome = trials.run(study, directory, place)
+      outcome = trials.run_trials(study, directory, place)
     else:
       outcome = _measure(study, directory, place)
     if seconds is not None:

@@ -485,7 +485,7 @@ class Study:
       study = study.with_settings(runtime=runtime)
     if data_dir is not None:
       study = study.with_settings(data_dir=data_dir)
-    return runner.run(
+    return runner.run_study(
       study,
       directory,
       trials.Place(num_processes, cluster, runtime_options, show_progress),

@@ -117,7 +117,7 @@ def load_data(
   return trained, new
 
 
-def run(
+def run_trial(
   trial: Trial,
   directory: str,
   *,
@@ -307,10 +307,10 @@ def read_spec(directory: str) -> dict[str, Any]:
 
 
 def run_folder(directory: str) -> None:
-  """Runs the trial that `trial.json` in a folder describes, see `run`."""
+  """Runs the trial that `trial.json` in a folder describes, see `run_trial`."""
   spec = read_spec(directory)
   import_modules(spec['trial']['modules'])
-  run(
+  run_trial(
     fields.from_json(Trial, spec['trial']),
     directory,
     runtime_options=spec['runtime_options'],

@@ -42,7 +42,7 @@ class Place(NamedTuple):
   show_progress: bool = True
 
 
-def run(
+def run_trials(
   study: study_lib.Study, directory: str, place: Place
 ) -> results.Results:
   """Runs the unfinished trials of a study, and writes its description."""

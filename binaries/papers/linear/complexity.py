@@ -95,7 +95,7 @@ def _run(name, seed, num_rounds, *sizes, **options):
   """A ground truth, and the first and last states of a run."""
   build, its_options = _METHODS[name]
   truth = problem.LinearProblem(*sizes, seed=seed, **its_options, **options)
-  history = simulation.run(
+  history = simulation.run_method(
     build(theorem.largest_learning_rate(truth.heads)),
     truth,
     num_rounds,

@@ -78,7 +78,7 @@ def _train(
   """Yields name, ground truth and run of FedAvg and D-GD from the same start.
 
   Args:
-    **options: Arguments of `simulation.run`.
+    **options: Arguments of `simulation.run_method`.
   """
   truth = problem.LinearProblem(
     sizes.num_clients,
@@ -103,7 +103,7 @@ def _train(
     yield (
       name,
       truth,
-      simulation.run(
+      simulation.run_method(
         method, truth, sizes.num_rounds, initial=initial, seed=seed, **options
       ),
     )

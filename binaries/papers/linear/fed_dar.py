@@ -149,7 +149,7 @@ def _train(sizes, method, num_samples, prior, seed, **options):
     seed=seed,
   )
   initial = model.with_zero_head(model.method_of_moments(truth))
-  return truth, simulation.run(
+  return truth, simulation.run_method(
     method, truth, sizes.num_rounds, initial=initial, **options
   )
 

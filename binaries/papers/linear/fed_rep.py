@@ -150,7 +150,9 @@ def _train(
   )
   initial = _random_start(sizes, seed)
   return {
-    name: simulation.run(method, truth, num_rounds, initial=initial, seed=seed)
+    name: simulation.run_method(
+      method, truth, num_rounds, initial=initial, seed=seed
+    )
     for name, method, num_rounds in (
       (_FED_REP, methods.fed_rep(sizes.learning_rate), sizes.num_rounds),
       (_FED_SGD, fed_sgd, sizes.fed_sgd_num_rounds),
@@ -291,7 +293,7 @@ def _run(sizes, method, seed):
     if sizes.random_start
     else model.with_zero_head(model.method_of_moments(truth))
   )
-  return truth, simulation.run(
+  return truth, simulation.run_method(
     method,
     truth,
     sizes.num_rounds,

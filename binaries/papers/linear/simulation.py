@@ -60,7 +60,7 @@ class History:
   regressors: np.ndarray
 
 
-def run(
+def run_method(
   method: methods.LinearMethod,
   problem: problem_lib.LinearProblem,
   num_rounds: int,

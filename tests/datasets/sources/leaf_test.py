@@ -121,7 +121,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path):
   with shared.one_line_error(r'`image_shape` .*inputs, \(4,\), found \(3, 1\)'):
     _load(tmp_path, 1, image_shape=[3, 1])
   _write(tmp_path / 'c.json', {'a': ([[1.0]], [0])})
-  with shared.one_line_error(r'c.json` .*\(4,\), as .*b.json'):
+  with shared.one_line_error(r'c.json` .*\(4,\), like .*b.json'):
     _load(tmp_path, 1, image_shape=[2, 2])
   (tmp_path / 'c.json').write_text('{"users": ["a"')
   with shared.one_line_error('c.json` to be a JSON file.*JSONDecodeError'):

@@ -22,7 +22,7 @@ def _problem(num_clients=4, **changes):
 
 def _run(method, num_rounds, problem=None, **options):
   initial = arrays.initial_model(_DIMENSION, _RANK)
-  return simulation.run(
+  return simulation.run_method(
     method, problem or _problem(), num_rounds, initial=initial, **options
   )
 

@@ -26,7 +26,7 @@ def _initial():
 
 
 def _run(method, num_rounds, problem=None, **options):
-  return simulation.run(
+  return simulation.run_method(
     method, problem or _problem(), num_rounds, initial=_initial(), **options
   )
 
@@ -171,7 +171,7 @@ def test_rank_deficient_representation_is_at_distance_one():
   columns = np.repeat(_problem().representation[:, :1], 2, axis=1)
   initial = model_lib.LinearModel(columns, np.ones(2))
   method = methods.fed_avg(_RATE, num_local_steps=1)
-  series = simulation.run(method, _problem(), 0, initial=initial)
+  series = simulation.run_method(method, _problem(), 0, initial=initial)
   assert series.distance[0] == 1.0
 
 
