@@ -13,6 +13,8 @@ import re
 from mkdocs.structure.files import File
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
+# In pages, links to files of the library, which have pages in the reference.
+_SOURCE = re.compile(r'(?<=[("/])\.\./tff_pfl/([\w/]+)(\.py)(?=[#)"])')
 # Where a user begins, first. A package that does not exist is left out.
 _PACKAGES = (
   'methods',
@@ -122,6 +124,13 @@ def _page_path(module):
   return f'{path}/index.md' if is_package else f'{path}.md'
 
 
+def _reference_path(module, ending):
+  """The page of a source file that a page links to, below reference/."""
+  if module == '__init__':
+    return 'tff_pfl.md'
+  return module.replace('__init__', 'index') + ending.replace('py', 'md')
+
+
 @functools.cache
 def _searched():
   """The pages of the reference that the search finds, below reference/.
@@ -129,11 +138,12 @@ def _searched():
   They are methods, the modules that `tff_pfl` has names of, and whatever the
   guide links to. Internals would come before the guide.
   """
-  text = _face_page().replace('](', '](reference/')
+  pages = set(re.findall(r'\]\(([\w/]+\.md)\)', _face_page()))
   for path in (_ROOT / 'docs').rglob('*.*'):
     if path.suffix in ('.md', '.ipynb'):
-      text += path.read_text('utf-8')
-  return set(re.findall(r'reference/([\w/]+\.md)', text))
+      linked = _SOURCE.findall(path.read_text('utf-8'))
+      pages.update(_reference_path(*source) for source in linked)
+  return pages
 
 
 def _module_page(module):
@@ -192,8 +202,24 @@ def on_files(files, config):
   return files
 
 
+def _to_reference(text):
+  """Has links to the library's files lead to the reference.
+
+  So they work on the repository's page as well.
+  """
+  return _SOURCE.sub(
+    lambda link: f'reference/{_reference_path(*link.groups())}', text
+  )
+
+
+def on_page_markdown(markdown, page, config, files):
+  """Has links to the library's files lead to the reference."""
+  return _to_reference(markdown)
+
+
 def on_post_page(output, page, config):
   """Has links in notebooks, which are left as they are, lead to the site."""
   if not page.file.src_uri.endswith('.ipynb'):
     return output
+  output = _to_reference(output)
   return re.sub(r'(href="[^":]+)\.(?:md|ipynb)(["#])', r'\1.html\2', output)

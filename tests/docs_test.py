@@ -109,6 +109,17 @@ def test_the_search_leaves_internals_out(hooks):
   )
 
 
+def test_links_to_files_of_the_library_lead_to_the_reference(hooks):
+  for link, page in (
+    ('](../tff_pfl/core/client.py)', '](reference/core/client.md)'),
+    ('](../../tff_pfl/core/client.py#x)', '](../reference/core/client.md#x)'),
+    ('](../tff_pfl/runs/__init__.py)', '](reference/runs/index.md)'),
+    ('](../tff_pfl/__init__.py)', '](reference/tff_pfl.md)'),
+    ('href="../../tff_pfl/fields.py"', 'href="../reference/fields.md"'),
+  ):
+    assert hooks['_to_reference'](link) == page
+
+
 def test_readme_is_short():
   assert len(_text(_README).splitlines()) <= 110
   (example,) = _code_blocks(_README, 'python')
@@ -204,14 +215,6 @@ def test_a_method_written_by_the_guide_is_fed_prox(monkeypatch):
     np.testing.assert_allclose(plain[name], fed_avg[name], rtol=1e-6)
 
 
-def _module_of_reference(target):
-  """The module, or package, that a page of the reference is made from."""
-  path = target.relative_to(_DOCS / 'reference').with_suffix('')
-  if path.name in ('index', 'tff_pfl'):
-    return _ROOT / 'tff_pfl' / path.parent / '__init__.py'
-  return (_ROOT / 'tff_pfl' / path).with_suffix('.py')
-
-
 def _anchors(page):
   """The anchors that headings get on the site, and on GitHub."""
   text = re.sub(r'^```.*?^```', '', _text(page), flags=re.S | re.M)
@@ -230,8 +233,6 @@ def test_links_resolve(page):
       continue
     path, _, anchor = link.partition('#')
     target = (page.parent / path).resolve() if path else page
-    if _DOCS / 'reference' in target.parents:
-      target = _module_of_reference(target)
     assert target.is_file(), f'{link} in {_name_of(page)}'
     if anchor:
       assert anchor in _anchors(target), f'{link} in {_name_of(page)}'
