@@ -213,7 +213,11 @@ def _to_reference(text):
 
 
 def on_page_markdown(markdown, page, config, files):
-  """Has links to the library's files lead to the reference."""
+  """Has links lead to the reference, and the search find the guide first."""
+  folder = page.file.src_uri.partition('/')[0]
+  if folder != 'reference':
+    # Results are long, and have most words somewhere.
+    page.meta['search'] = {'boost': 0.2 if folder == 'results' else 4}
   return _to_reference(markdown)
 
 
