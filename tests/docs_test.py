@@ -196,7 +196,7 @@ def test_python_of_pages_runs(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures('runtime')
-def test_a_method_written_by_the_guide_is_fed_prox(monkeypatch):
+def test_methods_written_by_the_guide_are_fed_prox_and_fed_per(monkeypatch):
   monkeypatch.setattr(registry, 'ALGORITHMS', dict(registry.ALGORITHMS))
   _run_blocks(_DOCS / 'adding_a_method.md')
   model = toy_problems.classifier()
@@ -213,6 +213,10 @@ def test_a_method_written_by_the_guide_is_fed_prox(monkeypatch):
   for name in ours:
     np.testing.assert_array_equal(ours[name], expected[name])
     np.testing.assert_allclose(plain[name], fed_avg[name], rtol=1e-6)
+  bodies, expected = weights('body_and_head'), weights('fed_per')
+  assert bodies.keys() == expected.keys()
+  for name in bodies:
+    np.testing.assert_array_equal(bodies[name], expected[name])
 
 
 def _anchors(page):

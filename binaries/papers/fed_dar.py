@@ -37,8 +37,9 @@ domains) are not public. --data_dir has an .npz file of x, record, y, client and
 domain. The network is a ResNet-34 joined with the record, with 278 features as
 in the paper. It is not the network of the data's authors, whose weights the
 paper starts from (--set=initial_weights=FILE). FedMinMax uses the library's
-learning rate for the domains' weights. FedAvg + separate FT has half of the 20
-rounds for each part, with one learning rate. The paper does not say how many.
+learning rate for the domains' weights. FedAvg + separate FT has one learning
+rate and half of the 20 rounds for each part. The paper does not give these
+numbers of rounds.
 
 `feddar_digits` at scale `paper`: needs --data_dir with the five files of
 digits5. The network comes from FedBN's code (six layers). Momentum, the
@@ -61,15 +62,16 @@ smaller images (16x16), for 60 rounds instead of 100. Its rate is the paper's,
 with a momentum of 0.5. FedBN and one FedAvg have batch normalization, which the
 other methods lack. FedBN with an MLP would be FedAvg, so it is left out.
 
-Training at scale `cpu`: all methods have the same learning rate. All have the
-warm-up of ten rounds of FedAvg that the paper gives each of them on digits
-(appendix B.2), re-weighted if the method is. A warm-up round has five epochs,
-like later rounds (B.3.2 does not say how many). In `feddar_digits` it has one,
-as in the paper. Clients fine-tune all weights for one epoch at half the rate of
-training, as the paper does with Adam (appendix B.3.3, which found more to be
-worse), with the batches and momentum of training. FedAvg + separate FT has no
-extra rounds: half of all rounds are FedAvg, and in the other half each domain's
-model continues by FedAvg on the domain's data.
+Training at scale `cpu`: all methods have the same learning rate. Except in
+`feddar_many_features`, all have the warm-up of ten rounds of FedAvg that the
+paper gives each of them on digits (appendix B.2), re-weighted if the method is.
+A warm-up round has five epochs, like later rounds (B.3.2 does not say how
+many). In `feddar_digits` it has one, as in the paper. Clients fine-tune all
+weights for one epoch at half the rate of training, as the paper does with Adam
+(appendix B.3.3, which found more to be worse), with the batches and momentum of
+training. FedAvg + separate FT has no extra rounds: half of all rounds are
+FedAvg, and in the other half each domain's model continues by FedAvg on the
+domain's data.
 
 References:
   Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation

@@ -7,7 +7,8 @@ from binaries.papers import fed_dar
 from tests.papers import untrained
 from tff_pfl.studies.numbers import Numbers
 
-_DOMAINS, _, _DIGITS, *_ = fed_dar.STUDIES
+_STUDIES = {study.name: study for study in fed_dar.STUDIES}
+_DOMAINS, _DIGITS = _STUDIES['feddar_domains'], _STUDIES['feddar_digits']
 
 
 def test_scores_are_of_the_last_ten_rounds_or_after_fine_tuning():

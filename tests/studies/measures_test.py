@@ -56,13 +56,14 @@ def test_a_study_without_methods_has_numbers_and_claims(tmp_path):
   lines = (tmp_path / 'numbers.csv').read_text().splitlines()
   assert lines[:2] == ['depth,seed,norm', '0,3,0.3']
   (claim,) = actual.claims.to_dict('records')
-  assert claim['verdict'] == claims.HOLDS
+  # Two seeds decide nothing.
+  assert claim['verdict'] == claims.UNDECIDED
   assert (claim['statement'], claim['source']) == ('2 is', 'Figure 1')
   assert actual.description['parameters'] == {'depth': 3, 'width': 0.5}
   assert actual.description['seconds'] >= 0
   page = (tmp_path / 'study.html').read_text()
   assert '<dt>depth</dt><dd>3</dd>' in page
-  assert '1 of 1 claims hold' in page
+  assert '0 of 1 claims hold, 1 undecided' in page
   # There is nothing to draw that is known.
   assert not (tmp_path / 'figure.png').exists()
   assert pfl.open_study(tmp_path).numbers.equals(actual.numbers)

@@ -52,7 +52,7 @@ class Exchange:
       that the server applies and the method's new server state. None applies
       the mean. Global weights without an update do not change.
     weighting: The clients' weights in the mean, 'num_examples' or 'uniform'.
-      None uses the process's weights.
+      None uses the process's weighting.
     seed_purpose: Purpose of the clients' seed (see `randomness`).
     receives: Names of the global weights that the server has changed since the
       first exchange and sends, with its state, in a later one.

@@ -158,7 +158,7 @@ def _client_function(work, options, exchange, frozen):
     metrics = result.metrics or objectives.zero_metrics(model)
     sent, metrics = _where(accepted, (sent, metrics))
     sent = options.attack.on_sent(sent, client_state.client_index)
-    # These are summed over the accepted clients of the cohort.
+    # Summed over the cohort. All but `num_non_finite` count accepted clients.
     sums = collections.OrderedDict(
       metrics=metrics,
       weight=tf.where(accepted, 1.0 if is_uniform else num_examples, 0.0),
@@ -183,7 +183,7 @@ def _client_function(work, options, exchange, frozen):
 
 
 def _state_after(work, client_state, local, is_counted):
-  """A client's state after a round, unchanged if the round does not count."""
+  """A client's state after a round, unchanged if the client is not counted."""
   client_state = client_state._replace(
     num_rounds=client_state.num_rounds + tf.cast(is_counted, tf.int32)
   )

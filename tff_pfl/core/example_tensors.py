@@ -149,7 +149,7 @@ def from_rows(rows: Mapping[str, Any]) -> ExampleTensors:
 
   def pad(value):
     padded = tf.pad(value, [[0, padding]] + [[0, 0]] * (value.shape.rank - 1))
-    # A loaded graph would otherwise know less about the shape than tracing.
+    # A loaded graph would otherwise know less of the shape than tracing does.
     return tf.ensure_shape(padded, [None, *value.shape[1:]])
 
   return _joined(tf.nest.map_structure(pad, rows), num_examples)

@@ -1,9 +1,9 @@
 """Aggregations for which the server gathers what each client sends.
 
-The server holds all values of a cohort and sees what each client sends, so
-secure sums cannot replace them. Clients with weight 0 (no examples, or a result
-that is not finite) are left out. `StackFactory` returns the values themselves.
-The others are robust means, which a minority of clients cannot move at will.
+The server holds all values of a cohort and sees what each client sends, which
+secure sums do not allow. Clients with weight 0 (no examples, or a result that
+is not finite) are left out. `StackFactory` returns the values themselves. The
+others are robust means, which a minority of clients cannot move at will.
 
 References:
   Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning:

@@ -86,9 +86,9 @@ class HeadAndBodyHParams:
     num_body_steps: Gradient steps on the body, instead of epochs.
     head_learning_rate: The head's learning rate, positive.
     body_learning_rate: The body's learning rate, positive.
-    momentum: SGD momentum for both, in [0, 1), ignored by Adam.
-    optimizer: The optimizer for both: sgd or adam. Python also accepts one of
-      tff.learning.optimizers, with its own learning rate and momentum.
+    momentum: SGD momentum for head and body, in [0, 1), ignored by Adam.
+    optimizer: The optimizer for head and body: sgd or adam. Python also accepts
+      one of tff.learning.optimizers, with its own learning rate and momentum.
     batch_size: Examples per batch. None or 0 is the full batch.
   """
 

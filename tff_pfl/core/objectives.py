@@ -237,8 +237,8 @@ def joint_loss(
   """The loss as a function of all of the model's weights.
 
   Args:
-    domain_weights: See `prediction_loss`. None uses the model's weights if its
-      domains are reweighted (other losses ignore those).
+    domain_weights: See `prediction_loss`. None uses the model's own domain
+      weights if its domains are reweighted (other losses ignore these).
     penalty: See `prediction_loss`.
   """
 

@@ -61,8 +61,8 @@ class ClientState(NamedTuple):
 
   Attributes:
     client_index: int64, the client's number, which seeds its work.
-    num_rounds: int32, the number of rounds in which the client had training
-      examples and a finite result.
+    num_rounds: int32, the number of rounds in which the client took part, with
+      training examples and a finite result.
     local: The method's local state, such as the local weights.
   """
 

@@ -206,12 +206,12 @@ class PrivateMean:
   Attributes:
     epsilon: Epsilon of the whole run, positive, from which the noise is
       computed. Give either this or the noise multiplier.
-    noise_multiplier: Noise of a round in clipping norms: positive for ddp, at
-      least 0 for dp, where it replaces epsilon.
+    noise_multiplier: Noise of a round in clipping norms, at least 0. It
+      replaces epsilon.
     delta: Delta of the guarantee, in (0, 1). None uses
       min(0.1, number of clients ** -1.1).
     clip: Norm to which the vector that a client sends is clipped: fixed:<norm>
-      or, except for ddp, adaptive:<quantile> of the norms.
+      or adaptive:<quantile> of the norms.
     kind: Always dp.
   """
 

@@ -365,7 +365,7 @@ class _Round:
     return server
 
   def _build_metrics(self):
-    """`(<S, sums, their measurements, norm, measurements> -> metrics)`."""
+    """`(<S, sums, sums_measured, update_norm, measurements> -> metrics)`."""
     work = self._work
 
     @tff.tensorflow.computation(

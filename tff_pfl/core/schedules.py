@@ -18,8 +18,9 @@ def make_schedule(spec: str) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
   `warmup:<rounds>` rises linearly, from 1 / rounds in the first round to 1 in
   the last of these rounds. `step:<rounds>:<factor>` multiplies by the factor
   (0.1 by default) every `<rounds>` rounds. `cosine:<rounds>:<last>` falls from
-  1 to the last value (0 by default) over the rounds and stays there. Parts are
-  joined by `+`. After a warm-up, the others count their rounds from its end.
+  1 to the last value (0 by default) over `<rounds>` rounds and stays there.
+  Parts are joined by `+`. After a warm-up, the others count their rounds from
+  its end.
 
   Args:
     spec: As above, or 'constant'.

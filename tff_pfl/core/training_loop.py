@@ -1,8 +1,8 @@
 """The only mini-batch gradient descent loop of the library.
 
-It runs the batches of `phases.plan_batches` in one of two forms. The weights
-are values, which compiles to one program for all clients of a bucket, or they
-change in place (see `in_place`).
+It runs the batches of `phases.plan_batches` in one of two forms: with weights
+as values, which compiles to one program for all clients of a bucket, or with
+weights that change in place (see `in_place`).
 """
 
 import collections

@@ -92,13 +92,13 @@ def checked_fields(pool: partitioning.Pool) -> dict[str, Any]:
 
 
 def _number_of_ids(name: str, checked: dict[str, Any], field: str) -> int:
-  """Returns the largest checked id plus 1 unless it is implausible."""
+  """Returns the largest checked id plus 1. Raises if it is implausible."""
   ids = [checked[key] for key in (field, f'{field}_test') if key in checked]
   largest = max(int(part.max(initial=0)) for part in ids)
   errors.expect(
     largest < max(_MAX_SINGLETON_CLASSES, sum(part.size for part in ids)),
     name,
-    f'given where ids in `{field}` exceed the number of examples',
+    f'given if ids in `{field}` exceed the number of examples',
     largest,
   )
   return largest + 1

@@ -112,7 +112,7 @@ class Arrays(array_clients.CheckedPool):
 
     Args:
       num_clients: Number of clients, at least 1. None means all clients that
-        the examples name, with the partition natural.
+        the examples name with the partition natural, and otherwise 30.
       partition: A partitioner or its specification. None means natural if the
         examples name their clients, and otherwise `shards:2`.
       seed: Seed of the partition and the test set, non-negative.

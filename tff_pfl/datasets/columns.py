@@ -91,7 +91,7 @@ def inferred(column: pd.Series) -> pd.Series:
 
 
 def kind(column: pd.Series) -> str:
-  """Returns 'numbers', 'dates', 'durations' or 'words' (or categories).
+  """Returns 'numbers', 'dates', 'durations', or 'words' (also categories).
 
   Raises:
     ValueError: If the column is none of these.

@@ -314,7 +314,7 @@ def _encoded(
 def _with_names(
   frame: pd.DataFrame, required: Sequence[str] = ()
 ) -> pd.DataFrame:
-  """Returns the frame with strings as column names and checks for some."""
+  """Returns the frame with strings as column names, some of them required."""
   errors.expect_type(frame, pd.DataFrame, 'frame', 'a pandas DataFrame')
   names = pd.Index([str(name) for name in frame.columns])
   errors.expect(

@@ -76,7 +76,7 @@ class FedDarHParams(hparams_lib.HeadAndBodyHParams):
     num_body_epochs: Epochs on the body in a round (5 in the paper's experiments
       on images).
     heads: Kind of heads: by_domain, or domain_as_input for one head for all
-      (only with weighted_average and alternating).
+      domains (only with weighted_average and alternating).
     aggregation: Combination of heads: weighted_average or second_order.
     ridge: Share of a Hessian's largest eigenvalue that second_order adds to its
       diagonal, at least 0. The paper has 0, which suits exact sums of

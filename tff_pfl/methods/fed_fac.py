@@ -11,14 +11,14 @@ are shared or personal (see `fed_split`). A round:
     client:  send W_k^s
     server:  W^s <- W^s + eta_g (sum_k n_k W_k^s / sum_k n_k - W^s)
 
-The dynamic mode does so in every round. The columns are of the weights after
-the round, as in the authors' code, or of the round's updates (the paper says
-"updates (weights or gradients)"). All clients start the first round from the
-global weights. The static mode does so once, in the first round in which
-clients take part. (Algorithm 1 has clients train for this before the first
-round. They would start from the same weights, so the first round's training
-does the same.) A random split makes the same number of units personal, drawn in
-each round or once.
+The dynamic mode does so in every round. The columns are of the client's weights
+after its training, as in the authors' code, or of the round's updates of them
+(the paper says "updates (weights or gradients)"). All clients start the first
+round from the global weights. The static mode does so once, in the first round
+in which clients take part. (Algorithm 1 has clients train for this before the
+first round. They would start from the same weights, so the first round's
+training does the same.) A random split makes the same number of units personal,
+drawn in each round or once.
 
 A client that never took part trains its personal units, from the server's last
 values, with all shared weights frozen (the paper's LocalTrain). The authors'
@@ -362,8 +362,8 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
   Attributes:
     mode: Frequency of the division: in each round ('dynamic') or once
       ('static').
-    analysed: Input of the factor analysis: the units' 'weights' after the
-      round, or the round's 'updates' of them.
+    analysed: Input of the factor analysis: the units' 'weights' after a
+      client's training, or the round's 'updates' of them.
     layers: Names of the layers that are divided, separated by commas. None uses
       the last hidden layer.
     threshold: Quantile of a layer's communalities below which units are
@@ -371,7 +371,7 @@ class FedFacHParams(hparams_lib.LocalTrainingHParams):
       (FedAvg).
     explained_variance: Share of the variance that the factors explain (kappa),
       in (0, 1]. There are as many factors as it takes of the largest
-      eigenvalues to reach this share of their sum.
+      eigenvalues to reach this share of the sum of all.
     divided: Weights of a layer that are divided: 'all', or only the 'kernels',
       which leaves the layers' other weights personal as a whole.
     split: Order of units: 'factor_analysis', 'eigenvectors' for the

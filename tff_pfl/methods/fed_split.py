@@ -13,8 +13,8 @@ while `fed_fac` finds one.
 A client that never took part trains its personal units, from the initial ones,
 with all shared weights frozen (the paper's LocalTrain).
 
-This is FedAvg without personal units, FedPer with all of the last layer, and
-LG-FedAvg with all of the lower layers.
+Without personal units, this is FedAvg. If all units of the last layer are
+personal, it is FedPer. If all of the lower layers are, it is LG-FedAvg.
 
 Symbols: Lambda and I^p -> personal_elements, G -> num_epochs, eta_l ->
 learning_rate, eta_g -> the server optimizer's learning rate.

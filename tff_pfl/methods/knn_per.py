@@ -53,8 +53,8 @@ class KnnPerHParams(hparams_lib.LocalTrainingHParams):
       at least 0.
     neighbor_weight: Share of the neighbors' vote in a prediction (lambda), in
       [0, 1].
-    length_scale: Scale of squared distances in the votes (sigma), positive.
-      Votes fall more slowly with the distance if it is large.
+    length_scale: Scale of squared distances in the votes (sigma), positive. The
+      larger it is, the more slowly votes fall with the distance.
     num_stored_examples: Number of examples that a client's model has room for,
       at least 1. A client with more stores this many, drawn at random.
   """

@@ -8,9 +8,9 @@
     server:  mean_{t+1} = the mean of the cohort's x_i
 
 A local round is E epochs (or K steps) of mini-batches, as in the experiments of
-FedRep's paper (L2GD has `num_steps=1`). A client is scored with its x_i. If
-p = 0, the method is local training. The largest lambda allowed, n p / eta,
-makes an aggregation round replace the models by their mean.
+FedRep's paper (L2GD's own is one step, `num_steps=1`). A client is scored with
+its x_i. If p = 0, the method is local training. The largest lambda allowed,
+n p / eta, makes an aggregation round replace the models by the mean.
 
 Symbols: p -> aggregation_probability, lambda -> coupling_strength, eta / n ->
 learning_rate (the factor of a client's own gradient, except for 1 / (1 - p)),
@@ -21,9 +21,9 @@ server already has the mean when an aggregation round begins. (The paper sends
 the models when the coin changes, which saves messages and gives the same
 models.) If a cohort is only part of the clients, the mean is over the last
 cohort. A client whose first round is an aggregation round is pulled toward it
-from the initial weights. It is a mean only with the default server optimizer.
-Clients have equal weights, as in the paper. Momentum stays within a round
-(`momentum=0` is the paper's).
+from the initial weights. The server's model is the mean only with the default
+server optimizer. Clients have equal weights, as in the paper. Momentum stays
+within a round (`momentum=0` is the paper's).
 
 References:
   Hanzely, Richtarik: Federated Learning of a Mixture of Global and Local
@@ -49,7 +49,8 @@ class L2gdHParams(hparams_lib.LocalTrainingHParams):
   """Hyperparameters of L2GD: local rounds and aggregation rounds.
 
   Attributes:
-    learning_rate: Learning rate of a local step, before it is divided by 1 - p.
+    learning_rate: Learning rate of a local step, before it is divided by 1 -
+      aggregation_probability.
     optimizer: The clients' optimizer: sgd or adam, with `learning_rate`.
     aggregation_probability: Probability of an aggregation round (p), in [0, 1).
     coupling_strength: Strength of the pull toward the mean model (lambda), at

@@ -15,7 +15,7 @@ w +- delta * v, and `first_order` leaves it out. If alpha = 0, all three are
 FedAvg.
 
 D, D' and D'' may have different sizes: batches of the largest size are drawn,
-and each uses its first examples.
+and each of the three uses the first examples of one.
 
 Several inner steps lead to w~, each on its own batch D. v is carried back
 through them, each with its own batch D''. If `inner_scope='head'`, only the

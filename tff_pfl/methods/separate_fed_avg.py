@@ -39,7 +39,7 @@ class SeparateFedAvgHParams(hparams_lib.LocalTrainingHParams):
   unsupported=('domain_model', 'reweight_domains'),
 )
 def separate_fed_avg(model, hparams):
-  """Separate FedAvg. The process' model contains one for each domain."""
+  """Separate FedAvg. The process' model contains a model for each domain."""
   one = domain_models.all_head(model)
   all_models = domain_models.multi_head(one)
   mean = domain_heads.WeightedAverage(one)

@@ -1,7 +1,7 @@
 """Models for examples with domains, made from any model.
 
     with_domains     the model itself, with domains for the evaluation only
-    domain_model     a model by the name of its kind, with a choice of loss
+    domain_model     one of `KINDS` by name, with a re-weighted loss or without
     multi_head       a shared body and a head for each domain
     all_head         a model without a body, for separate models by multi_head
     domain_as_input  the domain, one-hot, as further features of a linear head
@@ -34,12 +34,12 @@ def with_domains(
 
   Args:
     model: Takes examples `{x, y}`.
-    data: The domains, or a data set with or without domains.
+    data: The domains, or a dataset with or without domains.
 
   Returns:
     The same model for examples `{x, y, domain}`. Its `x` is
     `OrderedDict(inputs=..., domain=...)`, and its `layer_outputs` takes the
-    inputs. A data set without domains gives the model itself.
+    inputs. A dataset without domains gives the model itself.
   """
   if isinstance(data, datasets.FederatedDataset):
     if data.domain_names is None:

@@ -18,7 +18,7 @@ from tff_pfl import errors
 
 @dataclasses.dataclass(frozen=True)
 class Domains:
-  """The domains of a data set.
+  """The domains of a dataset.
 
   Attributes:
     names: Names of the domains. An example's domain is a position among them.

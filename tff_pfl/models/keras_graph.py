@@ -581,7 +581,7 @@ def head_nodes(graph, head_layers):
 
 
 def _head_from(graph, starts):
-  """Returns `starts` and all nodes that follow, and layers it lacks."""
+  """Returns `starts` with all that follow, and layers missing in `starts`."""
   head, of_body, strangers = [], set(), {}
   for node in graph.nodes:
     weights = {id(w) for w in node.operation.weights} if node.is_layer else ()

@@ -73,7 +73,7 @@ def client_seed(
 
 
 def server_seed(run_seed: tf.Tensor, round_number: tf.Tensor) -> tf.Tensor:
-  """Returns the seed of the server's draws, which clients may know."""
+  """Returns the seed of the server's draws in a round. Clients may know it."""
   return fold_in(_halves(run_seed), _SERVER, round_number)
 
 

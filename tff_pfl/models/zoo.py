@@ -1,4 +1,4 @@
-"""Models by name, made for a data set's shapes.
+"""Models by name, made for a dataset's shapes.
 
 All have a last layer `head`, which is the head, and take
 

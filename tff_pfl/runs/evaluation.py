@@ -2,9 +2,9 @@
 
 New clients did not take part in training. Each gets a model fitted to its
 training data. A client that cannot train gets an *ensemble* instead: the mean
-prediction of the trained clients' personal models. The mean is over class
-probabilities for classifiers, and over outputs otherwise. In federated terms,
-the server broadcasts the new client's inputs, the trained clients predict, and
+prediction of the trained clients' personal models. It averages class
+probabilities for classifiers, and outputs otherwise. In federated terms, the
+server broadcasts the new client's inputs, the trained clients predict, and
 their predictions are summed.
 
 References:

@@ -439,8 +439,8 @@ def _train(rounds, options, cohorts, epsilons, best, callbacks, show_progress):
       if left_out:
         if not num_left_out:
           logging.warning(
-            'Round %d: %d of %d clients are left out because their training '
-            'diverged. The learning rate may be too high.',
+            'Round %d: %d of %d clients are left out because their results are '
+            'not finite. The learning rate may be too high.',
             round_number,
             left_out,
             len(cohort),

@@ -467,9 +467,10 @@ def domain_frame(domains: Mapping[str, Any]) -> pd.DataFrame:
   """The figures of `domains_over_rounds`, a row for each domain.
 
   Returns:
-    Columns `domain`, `num_test_examples` and, for each model and metric, such
-    as `personal/accuracy/last` and `personal/accuracy/last_10_mean`. The last
-    rows are minimum, mean and maximum over domains and the mean over clients.
+    Columns `domain`, `num_test_examples` and, for each model and metric, two
+    columns such as `personal/accuracy/last` and
+    `personal/accuracy/last_10_mean`. The last rows are minimum, mean and
+    maximum over domains and the mean over clients.
   """
 
   def row(title, count, figure_of):

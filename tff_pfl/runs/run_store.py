@@ -391,7 +391,10 @@ class RunStore:
     return repr(self._rows(query)).encode()
 
   def _check(self) -> None:
-    """Raises `RunError` if anything is missing, or damaged except states."""
+    """Raises `RunError` if a content is missing or damaged.
+
+    States are only counted, not read.
+    """
     # One transaction, because a round may be committed meanwhile.
     with self._connection:
       self._rows('BEGIN')

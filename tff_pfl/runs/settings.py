@@ -515,7 +515,7 @@ def open_run(
     process: Process that trained the run, for the models of a run of `pfl.run`,
       which cannot rebuild a custom model. None is enough for a run of
       `Settings` or the `train` program, or for results alone.
-    data: Data that trained the run, given together with `process`.
+    data: Data on which it was trained, given together with `process`.
     data_dir: Folder of the data set's files, if it has moved.
 
   Raises:

@@ -179,7 +179,7 @@ def with_kept(
     raise errors.RunError(
       f'There is no {WEIGHTS_NAME} in {folder}, where a run with initial_run '
       'or initial_weights keeps the weights that it starts from: restore the '
-      'file, or give the settings of the start of the run.'
+      'file, or give the settings that the run began with.'
     )
   weights = files.read_npz(path, list(model.initial_weights))
   return dataclasses.replace(

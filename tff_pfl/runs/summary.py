@@ -69,7 +69,7 @@ def over_rounds(
 
 
 def json_text(value: Any, indent: Optional[int] = None) -> str:
-  """Returns a value that `value_codec.to_json` accepts as strict JSON.
+  """Converts a value that `value_codec.to_json` accepts to strict JSON.
 
   JSON has no NaN and no infinities, so these become null.
 
@@ -82,7 +82,7 @@ def json_text(value: Any, indent: Optional[int] = None) -> str:
 
 
 def write_json(path: _Path, value: Any) -> None:
-  """Writes a value that `json_text` accepts as a `folders.atomic_file`."""
+  """Writes the `json_text` of a value to a `folders.atomic_file`."""
   text = json_text(value, indent=2)
   with folders.atomic_file(path) as file:
     file.write(text + '\n')
@@ -164,8 +164,8 @@ def format_table(
 ) -> str:
   """Returns a table for the screen.
 
-  Numbers have four significant digits, and all integer digits from 10,000. A
-  dash marks a missing value.
+  Numbers have four significant digits, or from 10,000 to a billion all integer
+  digits and no others. A dash marks a missing value.
 
   Args:
     rows: A data frame, or rows of one.

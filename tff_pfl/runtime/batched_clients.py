@@ -36,7 +36,7 @@ from tff_pfl.runtime import devices as devices_lib
 from tff_pfl.system.private_api import function_def_to_graph
 
 MAX_CLIENTS = 128  # In one program, if they fit into memory.
-# Programs of one function, each for different shapes.
+# Most programs of one function to keep, each for different shapes.
 _MAX_PROGRAMS = 64
 # Convolutions of a client, forward and backward. XLA had not compiled a program
 # of ResNet-18 for a GPU after 5 minutes.
@@ -396,10 +396,10 @@ def _join(
 
 
 def _with_graphs(concrete: Any) -> Any:
-  """Gives a function the graphs of all functions it calls, and returns it.
+  """Gives a function Python's graphs of all functions it calls, and returns it.
 
-  TensorFlow needs a function's graph to vectorize it, and the functions of a
-  graph's library have none.
+  TensorFlow needs a function's Python graph to vectorize it, and the functions
+  of a graph's library have none.
   """
   library = concrete.graph.as_graph_def().library.function
   with tf.init_scope():

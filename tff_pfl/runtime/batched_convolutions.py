@@ -16,7 +16,7 @@ from tff_pfl.system.private_api import pfor_converters, wrap
 def _product_of(
   pfor_input: Any, image: tf.TensorShape, filters: tf.TensorShape
 ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-  """Returns the operation's convolution, as a function of stacked values."""
+  """Returns the operation's convolution, for `[clients, ...]` values."""
   if pfor_input.get_attr('data_format') != b'NHWC':
     raise NotImplementedError('Conv2D with channels first and several filters.')
   if image[3] != filters[2] or None in (*image[1:], *filters):

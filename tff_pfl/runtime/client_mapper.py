@@ -85,7 +85,7 @@ class ClientMapper:
   def call(self, function: Callable[[Any], Any], row: values.LocalValue) -> Any:
     """Calls a function with a client's argument on the thread's device.
 
-    If a GPU runs out of memory, it clears the cache and tries again.
+    If a GPU runs out of memory, its cache is cleared and the call repeated.
     """
     try:
       return function(self.on_device(row))
@@ -97,7 +97,7 @@ class ClientMapper:
     return function(self.on_device(row))
 
   def device(self) -> Optional[str]:
-    """Returns the calling thread's device, by the name from `devices`."""
+    """Returns the calling thread's device, as named in `devices`."""
     return getattr(_thread_state, 'device', None)
 
   def cache(self) -> Optional[device_cache.DeviceCache]:

@@ -10,8 +10,8 @@ import tensorflow as tf
 from tff_pfl import errors
 from tff_pfl.system import cores
 
-# Product of weights and a round's examples above which a GPU is faster than 16
-# cores. docs/runtimes.md has the measurements.
+# Product of weights and a round's examples from which on a GPU is faster than
+# 16 cores. docs/runtimes.md has the measurements.
 _LEAST_WORK_OF_GPUS = 50_000_000
 # 'auto', 'cpu', 'gpu', or TensorFlow's names of logical devices.
 Devices = Union[str, Sequence[str]]

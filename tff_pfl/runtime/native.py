@@ -106,7 +106,7 @@ class _Engine(base.Engine):
     try:
       return asyncio.run(worker.context.invoke(comp, arg))
     except (grpc.RpcError, ValueError) as error:
-      # Otherwise it is the computation's own error.
+      # If neither check raises, it is the computation's own error.
       self.check_open()
       worker.check(error)
       raise

@@ -72,7 +72,7 @@ class Plan(NamedTuple):
 
 
 def plan(computation: _Block) -> Optional[Plan]:
-  """Cuts a lowered computation into stages, or None if clients have no part."""
+  """Cuts a lowered computation into stages. None if clients have no part."""
   if not (
     isinstance(computation, tff.framework.Lambda)
     and isinstance(computation.result, tff.framework.Block)

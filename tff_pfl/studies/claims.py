@@ -18,9 +18,10 @@ if it lies on the wrong side. It is undecided if the interval contains the
 bound, or if there are fewer than `MIN_SEEDS` seeds.
 
 A claim about every run holds if no run is on the wrong side of the bound. A
-seed is on the wrong side if one of its runs is. If some seeds are, the 95%
-bound of their share among all seeds decides (Clopper and Pearson). The claim
-fails if most seeds are on the wrong side, and otherwise it is undecided.
+seed is on the wrong side if one of its runs is. If some seeds are, the lower
+95% bound of their share among all seeds decides (Clopper and Pearson, one
+side). The claim fails if this bound is at least one half, and otherwise it is
+undecided. It is also undecided if there are fewer than `MIN_SEEDS` seeds.
 
 Each interval stands alone, so some of many true claims in a table fail by
 chance. `decided_by_holm` counts the comparisons that stay decided when the

@@ -2,8 +2,8 @@
 
 The folder of a trial has its description `trial.json`, the files of a run (see
 `runs.loop`) and `scores.json`, which is written last and marks a finished
-trial. An interrupted trial continues from its run. Each trial has its own
-process, because TensorFlow never frees the memory of compiled programs.
+trial. An interrupted trial continues where its run ended. Each trial has its
+own process, because TensorFlow never frees the memory of compiled programs.
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ def main(argv: Sequence[str]) -> None:
   Args:
     argv: This module's name and the folder.
   """
-  # Uses this process's environment instead of the forked process's settings.
+  # So that the environment decides, not the process of which this is a fork.
   tf.config.threading.set_intra_op_parallelism_threads(0)
   try:
     with shutdown.stopping_on_signals():

@@ -15,7 +15,7 @@ with 100 to 400 samples each. If every domain has more samples than there are
 inputs, least squares on each domain leaves only the noise: FedDAR-SA's error is
 smaller, but not by orders of magnitude. For d = 20 this would be the case for
 every number of samples. Therefore equal domains also have d = 400, with 20
-samples per client.
+samples per client and the step sizes of d = 100.
 
 All methods start from the method of moments (Algorithm 2; the text says at
 random) and take the same number of rounds. Step sizes, FedAvg's number of local
@@ -194,7 +194,7 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     return last.curve('error', 'num_samples', domains=domains, method=method)
 
   def in_variances(method):
-    """All errors in variances of the noise, by seed."""
+    """The errors for `dimension` in variances of the noise, by seed."""
     both = [errors(domains, method) for domains in (_UNEQUAL, _EQUAL)]
     return np.concatenate(both, axis=1) / study.parameters.noise_std**2
 

@@ -13,15 +13,15 @@ The ground truth is known (`problem`).
 Heads are normalized (Assumption 3): each has the length sqrt(k), including new
 clients' heads. The start is random except for figure 3 and Theorem 1. These
 start from the method of moments of FedRep's theory, because GD-GD needs a good
-start. The paper has projected gradient descent on another objective.
+start. The paper's start is projected gradient descent on another objective.
 
 Theorem 1's bound assumes new samples in each round, and enough of them up to an
 unspecified constant. (The formulas are lost in our copy, but FedDAR's Theorem
 A.4 has the same bound.) Here a client has the same few samples in all rounds.
-The bound is checked with all clients in each round and the largest step size
-that the theorem allows. For 10% of the clients the bound is about the worst
-possible cohort, whose heads have almost one direction, and guarantees almost
-nothing.
+The bound is checked with figure 3's number of samples and with more, with all
+clients in each round, and with the largest step size that the theorem allows.
+For 10% of the clients the bound is about the worst possible cohort, whose heads
+have almost one direction, and guarantees almost nothing.
 
 The studies are in `fed_rep`, with the reference.
 """
@@ -106,8 +106,8 @@ class ConvergenceSizes(Sizes):
   Attributes:
     nums_clients: Numbers of training clients, fewest first.
     participation: Fraction of the clients in a round.
-    sample_counts: Numbers of samples for the check of Theorem 1. All else has
-      `samples_per_client`.
+    sample_counts: Numbers of samples for the check of Theorem 1. Everything
+      else uses `samples_per_client`.
     random_start: True for a random start instead of the method of moments.
     learning_rates: Learning rates for representation and head. Each method has
       the best one for each number of clients.

@@ -1,8 +1,8 @@
 """The papers' methods for linear regression with a shared representation.
 
 A method says what a round does with the cohort's model. The code does the work
-of all clients at once, with the clients as the first axis. If the server takes
-a mean over this axis, the clients have sent the entries.
+of all clients at once, with the clients as the first axis. Where the server
+takes a mean over this axis, the clients have sent the entries.
 
     method      shared  local   client i, from B and w               server
     ------      ------  -----   ----------------------               ------

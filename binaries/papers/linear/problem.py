@@ -162,8 +162,8 @@ class LinearProblem:
 
     Their heads are normalized if the training clients' heads are. Otherwise
     they have independent normal elements, which is the limit distribution of
-    many 'orthonormal' heads. A smaller number of samples gives the first of a
-    larger number.
+    many 'orthonormal' heads. A smaller number of samples gives the first
+    samples of a larger number.
 
     Returns:
       Their noisy samples, and the ground truths B* w*, `[num_clients, d]`.

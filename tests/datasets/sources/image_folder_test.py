@@ -141,7 +141,7 @@ def test_images_that_would_be_black_are_refused(
   tmp_path, ending, content, match
 ):
   _write_content(tmp_path, ending, content)
-  match = f'1.{ending}` to be an image of 8-bit .*{match}.* lost; save its'
+  match = f'1.{ending}` to be an image of 8-bit .*{match}.* lost; save it'
   with shared.one_line_error(match):
     _load(tmp_path, image_size=8)
 

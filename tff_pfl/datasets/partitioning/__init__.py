@@ -12,8 +12,8 @@ each have no place for a fifth class. Such classes are left out, with a warning.
 
 `ClientDirichlet` and `DomainMixture` fix the clients' sizes and draw each
 client's mixture of classes or domains. `FallahDigits` and `LognormalClasses`
-deal fixed numbers of examples and leave out others by design. `by_key` follows
-keys that come with the examples.
+set the number of examples of each client and class, and leave out others by
+design. `by_key` follows keys that come with the examples.
 
 Counts are rounded by largest remainders: a client gets the floor or the ceiling
 of its exact share of each class. Earlier rounding losses decide which client

@@ -50,7 +50,7 @@ class WeightedPartitioner(base.CountingPartitioner):
 def _classes_present(
   class_counts: np.ndarray, required: int, name: str
 ) -> np.ndarray:
-  """Returns the classes with examples, which must be at least `required`."""
+  """Returns the classes with examples, which must number `required` or more."""
   present = np.flatnonzero(class_counts)
   errors.expect(
     required <= len(present),

@@ -77,7 +77,7 @@ def choose_clients(
 def own_clients(
   pool: base.Pool, num_clients: Optional[int], seed: int
 ) -> tuple[base.Partition, list[str]]:
-  """Draws some of the clients that examples name and returns their ids."""
+  """Draws some of the clients that examples name: their examples and ids."""
   errors.expect(
     pool.client is not None,
     'partition',

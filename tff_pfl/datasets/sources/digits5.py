@@ -53,7 +53,7 @@ _IMAGES_AT_A_TIME = 4096
 def _find(
   domains: Optional[Sequence[str]], data_dir: Optional[str]
 ) -> dict[str, str]:
-  """Returns the file of each domain, or all that exist for None."""
+  """Returns the file of each domain. None means all domains with a file."""
   errors.expect(
     data_dir and os.path.isdir(data_dir),
     'data_dir',

@@ -97,8 +97,8 @@ def load_heart_disease(
       `heart_disease_uci`.
     seed: Non-negative.
     domain_column: Column of the domains: 'sex', 'age' (below 50, 50 to 59, from
-      60) or 'site'. Age remains an input, but sex does not. The site is never
-      an input.
+      60) or 'site'. If it is the domain, age remains an input, but sex does
+      not. The site is never an input.
     drop: Other columns that are not inputs.
     test_fraction: Fraction of a client's patients in its test set, in [0, 1),
       stratified by domain and label.

@@ -51,7 +51,7 @@ class ImageSet(NamedTuple):
   tfds_name: Optional[str] = None
 
   def check(self, path: str, x: np.ndarray, y: np.ndarray) -> None:
-    """Raises a `ValueError` that names the file if images or labels differ."""
+    """Raises a `ValueError` that names the file unless its arrays fit."""
     shape = self.shape or (*x.shape[1:3], 3 if x.shape[3:] == (3,) else 1)
     are_images = x.dtype == np.uint8 and x.shape == (*y.shape, *shape)
     if not are_images or not len(x) or y.dtype.kind not in 'iu':

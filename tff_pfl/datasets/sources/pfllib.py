@@ -24,7 +24,7 @@ from tff_pfl.datasets import arrays as arrays_lib
 from tff_pfl.datasets import files
 from tff_pfl.datasets.sources import own_files
 
-_CONTENTS = "PFLlib's folder of a data set, with train/0.npz and test/0.npz"
+_CONTENTS = "PFLlib's folder of a dataset, with train/0.npz and test/0.npz"
 # Names that pickles of NumPy 1 and 2 call for arrays and their elements.
 _ADMITTED = re.compile(
   r'numpy\.(_?core\.multiarray\.(_reconstruct|scalar)|ndarray|dtype)'

@@ -8,8 +8,8 @@ and the server takes mean(sum_c) / mean(share_c) over the cohort. If clients are
 weighted by their numbers of examples, this is the mean of all the cohort's
 examples of the class. If clients have equal weights, it is the mean of their
 class means, weighted by their shares. A class that no client of the cohort has
-keeps its mean. If a private factory adds noise, so does a class whose share is
-less than half of one client with all of its examples in it
+keeps its mean. If a private factory adds noise, this also holds for a class
+whose share is less than half of one client with all of its examples in it
 (`aggregators.least_share`).
 
 Features may have any number of axes, and distances are means over all of them.

@@ -8,16 +8,18 @@ Psi. It gives the communality of a unit, the part of its variance that the
 common factors explain: nu_j = sum_m a_jm^2.
 
 R needs only three sums over clients: of Z_k^T Z_k, of Z_k^T 1 and of the number
-of rows. So no client's columns leave it, and any aggregator for sums or means
-works. A client sends d (d + 1) / 2 + d + 1 numbers for a layer of d units.
+of rows. So columns never leave their client, and any aggregator for sums or
+means works. A client sends d (d + 1) / 2 + d + 1 numbers for a layer of d
+units.
 
 The principal-factor iteration finds A. It starts from Psi = 0, takes the G
 largest positive eigenvalues of R - Psi with their eigenvectors, sets Psi to the
 rest of R's diagonal, and repeats until the communalities converge or
 `max_iterations` are done. If common factors stand out from the rest, it takes 5
-to 20 iterations. If nothing distinguishes the units, it does not converge in a
-thousand. So the limit bounds the time: an iteration on 512 units takes a
-twentieth of a second on a CPU core, the whole step half a second.
+to 20 iterations. If there are none, so that nothing distinguishes the units, it
+does not converge in a thousand. So the limit bounds the time: an iteration on
+512 units takes a twentieth of a second on a CPU core, the whole step half a
+second.
 
 Degenerate cases of Z:
 
@@ -146,7 +148,7 @@ def principal_factors(
   Args:
     correlation: float64 `[d, d]`, the result of `correlations`.
     explained_variance: kappa in (0, 1]. There are as many factors as it takes
-      of R's largest eigenvalues to reach this share of their sum.
+      of R's largest eigenvalues to reach this share of the sum of all.
   """
   number = _num_factors(tf.linalg.eigvalsh(correlation), explained_variance)
   diagonal = tf.linalg.diag_part(correlation)
@@ -185,7 +187,7 @@ def eigenvector_squares(
 
 
 def _num_factors(eigenvalues, explained_variance):
-  """Number of the largest eigenvalues that make up this share of their sum."""
+  """Number of the largest eigenvalues that reach this share of the sum."""
   largest_first = tf.maximum(eigenvalues[::-1], 0)
   reached = tf.cumsum(largest_first)
   # Up to rounding, so that all of the variance is reached before the end.

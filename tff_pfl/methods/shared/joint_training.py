@@ -1,9 +1,10 @@
 """Methods that differ only in their local layers and their objective.
 
 A client trains all of its weights, global and local, together. The global ones
-are averaged, the local ones stay. FedAvg has no local weights, FedPer has the
-head, and local training has all weights. A client that never took part trains
-its local weights, from the initial ones, with the global weights frozen.
+are averaged, the local ones stay. FedAvg has no local weights. In FedPer the
+head is local, and in local training all weights are. A client that never took
+part trains its local weights, from the initial ones, with the global weights
+frozen.
 """
 
 from typing import Any, Optional

@@ -18,9 +18,9 @@ clients with large Hessians count less. Noise is amplified by up to 1 / `ridge`.
 Rounding of the float32 reports is also amplified (the solve is in float64):
 H_m + r I has a condition number of up to 1 + 1 / `ridge`, 1,001 by default. On
 digits in shards of two classes, heads after two rounds on TFF's native context
-differ by 3.0e-5 from heads in process, and by 2.4e-5 if the initial weights
-differ in the last bit. Both are 5e-7 with a ridge of 0.1, and 1e-7 with the
-average.
+differ by 3.0e-5 from those of the runtime in process. Initial weights that
+differ in the last bit make heads differ by 2.4e-5. Both are 5e-7 with a ridge
+of 0.1, and 1e-7 with the average.
 
 For an example with features z (and a 1 appended if there is a bias), outputs
 o = W z and probabilities p, the Hessian of its loss in the outputs is
