@@ -9,7 +9,12 @@ from absl import flags
 
 from tff_pfl import datasets, errors, fields
 from tff_pfl.core import hparams as hparams_lib
-from tff_pfl.core import options, personalization, privacy, training_options
+from tff_pfl.core import (
+  personalization,
+  privacy,
+  process_options,
+  training_options,
+)
 from tff_pfl.methods import registry
 from tff_pfl.models import zoo
 from tff_pfl.runs import loop, settings, start
@@ -57,7 +62,7 @@ for _name in registry.SHARED:
   made_flags.define(_name, _kind, _SHARED[_name], None)
 _DATA = _define_part(settings.DataOptions)
 _MODEL = _define_part(settings.ModelOptions)
-_PROCESS = _define_part(options.ProcessOptions)
+_PROCESS = _define_part(process_options.ProcessOptions)
 _TRAINING = _define_part(training_options.TrainingOptions)
 _PERSONALIZATION_FLAGS = _define_part(personalization.Personalization)
 _ROUNDS = _define_part(loop.RunOptions)

@@ -5,7 +5,6 @@ from tff_pfl import plots as plots
 from tff_pfl.core.aggregators import make_aggregator as make_aggregator
 from tff_pfl.core.client import Client as Client
 from tff_pfl.core.client import ClientResult as ClientResult
-from tff_pfl.core.client_examples import padded as padded
 from tff_pfl.core.client_sampling import CohortSampler as CohortSampler
 from tff_pfl.core.client_work import Exchange as Exchange
 from tff_pfl.core.client_work import global_weights_work as global_weights_work
@@ -17,12 +16,13 @@ from tff_pfl.core.hparams import LocalTrainingHParams as LocalTrainingHParams
 from tff_pfl.core.objectives import body_loss as body_loss
 from tff_pfl.core.objectives import joint_loss as joint_loss
 from tff_pfl.core.objectives import proximal as proximal
-from tff_pfl.core.options import ProcessOptions as ProcessOptions
+from tff_pfl.core.padding import padded as padded
 from tff_pfl.core.personalization import Personalization as Personalization
 from tff_pfl.core.privacy import (
   DistributedPrivateMean as DistributedPrivateMean,
 )
 from tff_pfl.core.privacy import PrivateMean as PrivateMean
+from tff_pfl.core.process_options import ProcessOptions as ProcessOptions
 from tff_pfl.core.training_options import TrainingOptions as TrainingOptions
 from tff_pfl.datasets import Examples as Examples
 from tff_pfl.datasets import FederatedDataset as FederatedDataset

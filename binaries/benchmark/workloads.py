@@ -26,8 +26,8 @@ import tree
 
 from tff_pfl import datasets
 from tff_pfl.core import (
-  client_examples,
   client_sampling,
+  padding,
   personalized_process,
 )
 from tff_pfl.datasets import examples
@@ -276,7 +276,7 @@ class LibraryRounds:
     self._process = process
     (self._datasets,) = runtime.share(
       {
-        index: client_examples.padded(examples.Examples(**value))
+        index: padding.padded(examples.Examples(**value))
         for index, value in tensors.items()
       }
     )

@@ -165,7 +165,7 @@ def _claims(name, records, studies):
   lines = [
     f'**{claims.count_all(record["claims"])}** ({conditions}): {code}',
     '',
-    '| claim | measured | wanted | |',
+    '| claim | measured | bound | |',
     '|---|---|---|---|',
   ]
   for claim in record['claims']:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.binaries import tiny
 from tff_pfl import datasets, runtime
-from tff_pfl.core import client_examples
+from tff_pfl.core import padding
 from tff_pfl.runs import evaluation, settings
 
 _IDS = ('../../evil/client', 'plain')
@@ -305,7 +305,7 @@ def test_a_method_that_adapts_its_model_does_so_for_new_clients(
       process.personalize,
       run.server_state(process, rt),
       rt.run(process.initialize_client_state, 0),
-      client_examples.padded(clients.train('plain')),
+      padding.padded(clients.train('plain')),
     ).weights
   path = evaluation.personal_model_path(programs.directory / 'out', 'plain')
   weights = evaluation.load_personal_model(path, run.model)

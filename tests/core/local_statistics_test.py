@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.methods import toy_problems
-from tff_pfl.core import client_examples, local_statistics
+from tff_pfl.core import local_statistics, padding
 from tff_pfl.datasets import examples
 from tff_pfl.methods import lg_fed_avg, registry
 from tff_pfl.models import split_model
@@ -42,7 +42,7 @@ def _clients(name='fed_avg', sizes=(20, 13)):
     for i, size in enumerate(sizes)
   ]
   return [
-    client_examples.padded(client)
+    padding.padded(client)
     for client in toy_problems.examples_for(name, clients)
   ]
 

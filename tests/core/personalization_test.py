@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.methods import toy_problems
-from tff_pfl.core import client_examples, personalization
+from tff_pfl.core import padding, personalization
 
 _BODY, _HEAD = toy_problems.BODY, toy_problems.HEAD
 _CLIENT = toy_problems.DEEP_CLIENTS[1]
@@ -17,7 +17,7 @@ def _fine_tune(client=_CLIENT, seed=(0, 0), **options):
   weights = personalization.fine_tune(
     model,
     model.initial_weights,
-    client_examples.padded(client),
+    padding.padded(client),
     personalization.Personalization(**options),
     tf.constant(seed, tf.int32),
   )

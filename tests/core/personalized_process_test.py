@@ -1,7 +1,7 @@
 import pytest
 
 from tests.methods import toy_problems
-from tff_pfl.core import clients, personalization
+from tff_pfl.core import client_computations, personalization
 from tff_pfl.methods import registry
 
 
@@ -9,10 +9,10 @@ def test_personal_models_are_built_once_and_when_first_used(monkeypatch):
   built = []
 
   def build(*_):
-    built.append(clients.PersonalModels('a', 'b', 'c', 'd'))
+    built.append(client_computations.PersonalModels('a', 'b', 'c', 'd'))
     return built[0]
 
-  monkeypatch.setattr(clients, 'build_personal_models', build)
+  monkeypatch.setattr(client_computations, 'build_personal_models', build)
   process = registry.build('fed_avg', toy_problems.classifier())
   assert not built
   assert process.personalize == 'a'

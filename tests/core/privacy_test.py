@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from tff_pfl.core import client_sampling, privacy
-from tff_pfl.core import options as options_lib
+from tff_pfl.core import client_sampling, privacy, process_options
 
 _DELTA = 1e-5
 
@@ -121,7 +120,7 @@ def test_bounds_are_for_cohorts_among_all_that_report(name, changes):
 
 def test_accounting_is_of_the_noise_that_is_added():
   sampler = client_sampling.CohortSampler(6, 3, 3)
-  options, accounting = options_lib.ProcessOptions(
+  options, accounting = process_options.ProcessOptions(
     aggregator=privacy.PrivateMean(epsilon=5.0)
   ).resolved(sampler, num_rounds=3)
   factory = options.aggregator

@@ -12,8 +12,8 @@ from ai_edge_litert import interpreter
 
 from tests.methods import toy_problems
 from tff_pfl.core import (
-  client_examples,
   objectives,
+  padding,
   personalization,
   scoring,
 )
@@ -73,9 +73,7 @@ def _exported(name):
   client = client_module.ClientModule(
     process, state, client_state, process.model_without_data(state)
   )
-  personal = process.personalize(
-    state, client_state, client_examples.padded(new)
-  )
+  personal = process.personalize(state, client_state, padding.padded(new))
   return client, process.model, new, personal.weights
 
 
@@ -95,7 +93,7 @@ def _expected(model, weights, examples):
   weights = {name: tf.constant(value) for name, value in weights.items()}
   x, _ = domains.join(_tensors(examples.as_dict()))
   outputs = model.forward(weights, x)[0]
-  padded = client_examples.padded(examples)
+  padded = padding.padded(examples)
   means = objectives.means(scoring.score(model, weights, padded).sums)
   return (
     {
@@ -213,9 +211,7 @@ def test_a_file_trains_convolutions():
   )
   run = _runner(tflite.convert(client))
   run('personalize')(**_rows(new)[0])
-  personal = process.personalize(
-    state, client_state, client_examples.padded(new)
-  )
+  personal = process.personalize(state, client_state, padding.padded(new))
   _assert_close(
     run('weights')(),
     {client_module.plain_name(n): v for n, v in personal.weights.items()},
@@ -262,7 +258,7 @@ def test_personalize_trains_where_the_method_would_not():
   ).personalize(
     state,
     process.initialize_client_state(_NEW_CLIENT),
-    client_examples.padded(new),
+    padding.padded(new),
   )
   actual = client.personalize(**_tensors(_rows(new)[0]))
   _assert_close(actual, tuned.weights)

@@ -12,8 +12,12 @@ import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tff_pfl import fields
-from tff_pfl.core import example_tensors, personalization, scoring
-from tff_pfl.core import options as options_lib
+from tff_pfl.core import (
+  example_tensors,
+  personalization,
+  process_options,
+  scoring,
+)
 from tff_pfl.methods import registry
 from tff_pfl.models import augmentation, class_weights
 
@@ -763,7 +767,7 @@ def test_hyperparameters_are_frozen_described_and_named_apart(name):
   with pytest.raises(dataclasses.FrozenInstanceError):
     hparams.batch_size = 1
   assert algorithm.summary
-  options = fields.flat_names(options_lib.ProcessOptions)
+  options = fields.flat_names(process_options.ProcessOptions)
   for field in vars(hparams):
     assert field not in options
     # A help text, from which the programs' flags are made.

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_pfl.core import client_examples
+from tff_pfl.core import padding
 from tff_pfl.datasets import examples
 from tff_pfl.methods import registry
 from tff_pfl.models import domain_models, domains, keras_bridge, zoo
@@ -236,7 +236,7 @@ def client_of_classes(labels, num_inputs, seed):
 
 def padded(clients):
   """Each client's examples as what processes take."""
-  return [client_examples.padded(client) for client in clients]
+  return [padding.padded(client) for client in clients]
 
 
 def as_datasets(clients):
@@ -377,7 +377,7 @@ def new_client(process, state, client):
 
 def personal_models(process, state, states):
   """The models of clients that took part, without fine-tuning."""
-  no_data = client_examples.no_examples(process.model.element_spec)
+  no_data = padding.no_examples(process.model.element_spec)
   return [process.personalize(state, s, no_data).weights for s in states]
 
 

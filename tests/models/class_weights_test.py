@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from sklearn.utils import class_weight as sklearn_class_weight
 
-from tff_pfl.core import client_examples, objectives, scoring
+from tff_pfl.core import objectives, padding, scoring
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import (
@@ -86,7 +86,7 @@ def test_a_step_is_that_of_keras_and_reports_are_without(
     'fed_avg', model, num_steps=1, learning_rate=_RATE, batch_size=None
   )
   state, clients = process.initialize(), process.initialize_client_states([0])
-  examples = client_examples.padded(examples_lib.Examples(x, y, **fields))
+  examples = padding.padded(examples_lib.Examples(x, y, **fields))
   scores = scoring.score(model, model.initial_weights, examples).sums
   output = process.next(state, clients, [examples])
   trained = output.state.global_weights

@@ -27,7 +27,7 @@ _TABLE = """<!-- claims: first -->
 **1 of 2 claims hold, 1 fail; ours: 1 of 1 claims hold** (5 seeds): `python -m \
 binaries.reproduce --study=first --set=num_rounds=3 --data_dir=DIR`
 
-| claim | measured | wanted | |
+| claim | measured | bound | |
 |---|---|---|---|
 | A is better than B | 0.123 [0.1, 0.2] | > 0 | holds |
 | A is better than B | nan | > 0 | fails |

@@ -10,7 +10,7 @@ from sklearn import metrics
 from tests.methods import toy_problems
 from tests.runs import clients
 from tff_pfl import datasets
-from tff_pfl.core import client_examples
+from tff_pfl.core import padding
 from tff_pfl.methods import registry
 from tff_pfl.models import domain_models, prediction, zoo
 from tff_pfl.runs import evaluation, scores
@@ -78,8 +78,8 @@ def test_every_client_with_test_examples_is_scored_once_in_order(
     alone = process.evaluate(
       server_state,
       states[i],
-      client_examples.padded(train[i]),
-      client_examples.padded(test[i]),
+      padding.padded(train[i]),
+      padding.padded(test[i]),
     )
     for which in ('before', 'after'):
       assert rows[position][which] == {

@@ -320,13 +320,13 @@ def test_new_clients_are_fitted_to_nested_samples_of_their_data(
 ):
   clients = _new_clients(run)
   seen = []
-  padded = evaluation.client_examples.padded
+  padded = evaluation.padding.padded
 
   def record(examples):
     seen.append(examples)
     return padded(examples)
 
-  monkeypatch.setattr(evaluation.client_examples, 'padded', record)
+  monkeypatch.setattr(evaluation.padding, 'padded', record)
   options = personalization.Personalization(new_client_epochs=1)
   for num_samples in (3, 10, None, 1000):
     evaluation.personalize(

@@ -11,8 +11,8 @@ import tff_pfl as pfl
 from tff_pfl import errors, fields
 from tff_pfl.core import (
   aggregators,
-  options,
   personalization,
+  process_options,
   training_options,
 )
 from tff_pfl.methods import fed_rep, registry, scaffold
@@ -181,7 +181,7 @@ def test_wrong_settings_are_refused_before_anything_is_trained(
   [
     *(algorithm.hparams for algorithm in registry.ALGORITHMS.values()),
     loop.RunOptions,
-    options.ProcessOptions,
+    process_options.ProcessOptions,
     personalization.Personalization,
     settings_lib.DataOptions,
     settings_lib.ModelOptions,

@@ -82,7 +82,7 @@ def _compare_rounds(algorithms, reference, *others, jit_compile='auto'):
     from tests.methods import toy_problems
     from tff_pfl import datasets, runtime
     from tff_pfl.methods import registry
-    from tff_pfl.core import client_examples
+    from tff_pfl.core import padding
     from tff_pfl.models import zoo
 
     data = datasets.make_synthetic(
@@ -105,7 +105,7 @@ def _compare_rounds(algorithms, reference, *others, jit_compile='auto'):
       )
       process = registry.build(name, toy_problems.model_for(name, model))
       clients = [
-        client_examples.padded(client)
+        padding.padded(client)
         for client in toy_problems.examples_for(name, examples)
       ]
       expected = run_round(process, clients, {reference!r})

@@ -14,7 +14,7 @@ import tensorflow_federated as tff
 
 from tests.runtime import cases, parity
 from tff_pfl import datasets, errors, runtime
-from tff_pfl.core import client_examples
+from tff_pfl.core import padding
 from tff_pfl.methods import registry
 from tff_pfl.models import zoo
 from tff_pfl.runtime import ray_runtime
@@ -80,7 +80,7 @@ def _process(data):
 
 def _train(rt, process, data, disturb=lambda: None):
   """Returns the results of some rounds; the second one is disturbed."""
-  (train,) = rt.share(client_examples.ClientExamples(data.train))
+  (train,) = rt.share(padding.ClientExamples(data.train))
   state = rt.run(process.initialize)
   states = rt.run(process.initialize_client_states, [*range(_NUM_CLIENTS)])
   outputs = []

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.methods import toy_problems
 from tests.runtime import chunks, parity
 from tff_pfl import datasets, runtime
-from tff_pfl.core import client_examples
+from tff_pfl.core import padding
 from tff_pfl.methods import registry
 from tff_pfl.runtime import lowering, stages, transport, values
 
@@ -121,7 +121,7 @@ def test_chunk_has_its_clients_part_of_an_argument():
 
 def test_dataset_travels_as_its_description():
   data = datasets.load_dataset('digits', num_clients=3)
-  examples = client_examples.ClientExamples(data.train)
+  examples = padding.ClientExamples(data.train)
   expected = [examples[i] for i in data.client_ids]
   sent = pickle.dumps(examples)  # Without those that it keeps.
   assert len(sent) < 2000

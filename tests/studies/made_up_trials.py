@@ -73,15 +73,15 @@ def _made_up(run):
     yield patches
 
 
-def run_but_one(wanted, directory, **options):
+def run_but_one(spec, directory, **options):
   """As `run`, but `FAILING` fails."""
-  if wanted.name == FAILING:
+  if spec.name == FAILING:
     raise errors.RunError('no memory')
-  run(wanted, directory, **options)
+  run(spec, directory, **options)
 
 
 def run(
-  wanted,
+  spec,
   directory,
   *,
   runtime_options=None,
@@ -104,17 +104,17 @@ def run(
     scores: The primary metric by name of the trial, where it is not made up.
   """
   del runtime_options
-  config, (trained, new) = wanted.settings, trial.load_data(wanted)
-  rng = np.random.default_rng(zlib.crc32(wanted.name.encode()))
+  config, (trained, new) = spec.settings, trial.load_data(spec)
+  rng = np.random.default_rng(zlib.crc32(spec.name.encode()))
   has_global = config.algorithm != 'local_only'
   primary = {'name': metric, 'higher_is_better': False}
-  domains = (domains or {}).get(wanted.name, domains)
+  domains = (domains or {}).get(spec.name, domains)
 
   def evaluation():
     score, loss = rng.uniform(size=2)
-    if wanted.validation_fraction is not None:
+    if spec.validation_fraction is not None:
       score = config.method.learning_rate
-    score = (scores or {}).get(wanted.name, score)
+    score = (scores or {}).get(spec.name, score)
     means = {metric: score, 'loss': loss, **dict.fromkeys(reported or (), 0.5)}
     return {
       'personal': means,
@@ -174,7 +174,7 @@ def run(
       'clients': clients(trained),
       'new_clients': clients(new),
     }
-    for name in (trial.OWN_VARIANT, *wanted.variants)
+    for name in (trial.OWN_VARIANT, *spec.variants)
   }
   own = variants[trial.OWN_VARIANT]
   own['new_clients_by_ensemble'] = [] if has_global else clients(new)

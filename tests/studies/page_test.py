@@ -55,17 +55,17 @@ def _write(found, directory):
     return _Page(file.read())
 
 
-def _evil_run(wanted, folder, **options):
+def _evil_run(spec, folder, **options):
   """A trial with two domains; one of the method with a name fails."""
-  if wanted.name.endswith('script_-seed1'):
+  if spec.name.endswith('script_-seed1'):
     raise errors.RunError('No <memory>.')
-  seed, is_local = wanted.settings.seed, wanted.name.startswith('_script_')
+  seed, is_local = spec.settings.seed, spec.name.startswith('_script_')
   level = 0.25 if is_local else 0.5 - 0.25 * seed
-  if wanted.validation_fraction is None:
+  if spec.validation_fraction is None:
     text = json.dumps(made_up_trials.domains(level, 1.0))
     options['domains'] = json.loads(text.replace('sea', '<sea>'))
-    options['scores'] = {wanted.name: level}
-  made_up_trials.run(wanted, folder, **options)
+    options['scores'] = {spec.name: level}
+  made_up_trials.run(spec, folder, **options)
   if is_local:
     path = f'{folder}/{trial.SCORES_NAME}'
     actual = summary.read_json(path)

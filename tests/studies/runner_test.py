@@ -37,9 +37,9 @@ class _Ran:
   def __init__(self):
     self.names = []
 
-  def __call__(self, wanted, directory, **options):
-    self.names.append(wanted.name)
-    made_up_trials.run(wanted, directory, **options)
+  def __call__(self, spec, directory, **options):
+    self.names.append(spec.name)
+    made_up_trials.run(spec, directory, **options)
 
   def taken(self):
     """The names since the last call."""

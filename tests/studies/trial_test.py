@@ -28,8 +28,8 @@ def _process(config):
   return config.build_process(config.build_model(data), data)
 
 
-def _run(directory, wanted):
-  trial.run_trial(wanted, str(directory))
+def _run(directory, spec):
+  trial.run_trial(spec, str(directory))
   return json.loads((directory / 'scores.json').read_text())
 
 

@@ -140,8 +140,8 @@ class PersonalizedProcess(tff.templates.IterativeProcess):
       whatever the options of this process.
     attacked_clients: Indices of the clients in a simulated attack. Their scores
       are meaningless.
-    build_personal_models: Builds `clients.PersonalModels`, once at the first
-      use.
+    build_personal_models: Builds `client_computations.PersonalModels` once, at
+      the first use.
     build_learning_process: Builds the process of `to_learning_process`.
     with_personalization: Returns this process with other options of
       personalization, `(Personalization) -> PersonalizedProcess`. Its rounds

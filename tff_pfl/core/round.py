@@ -24,24 +24,24 @@ import tensorflow_federated as tff
 from tff_pfl import errors
 from tff_pfl.core import (
   aggregators,
+  client_computations,
   client_sampling,
   client_work,
-  clients,
   local_statistics,
   objectives,
   personalized_process,
+  process_options,
   schedules,
   tff_learning,
   training_options,
 )
-from tff_pfl.core import options as options_lib
 from tff_pfl.models import split_model
 
 
 def build_personalized_process(
   name: str,
   work: client_work.ClientWork,
-  options: options_lib.ProcessOptions,
+  options: process_options.ProcessOptions,
   hparams: Any,
   seed: int,
   cohorts: Optional[client_sampling.CohortSampler],
@@ -101,7 +101,7 @@ def build_personalized_process(
       initialize_client_state,
       name=name,
       model=work.model,
-      build_personal_models=lambda: clients.build_personal_models(
+      build_personal_models=lambda: client_computations.build_personal_models(
         work, own, the_round.broadcast_of, the_round.types
       ),
       build_learning_process=build_learning_process,
@@ -123,8 +123,8 @@ def build_personalized_process(
       seed=seed,
       accounting=accounting,
       description={
-        'hparams': options_lib.described(hparams),
-        **options_lib.described(own),
+        'hparams': process_options.described(hparams),
+        **process_options.described(own),
       },
     )
 
@@ -144,15 +144,15 @@ class _Round:
   def __init__(
     self,
     work: client_work.ClientWork,
-    options: options_lib.ProcessOptions,
+    options: process_options.ProcessOptions,
     seed: int,
   ):
     """Builds the computations of a method."""
     self._work, self._options, self._seed = work, options, seed
     initial_parts = self._initial_parts()
     parts_type = initial_parts.type_signature.result
-    self.types = clients.types_of(work, parts_type)
-    self._clients = clients.build(
+    self.types = client_computations.types_of(work, parts_type)
+    self._clients = client_computations.build(
       work, options, self.types, parts_type.algorithm
     )
     outputs = [client.type_signature.result for client in self._clients]

@@ -5,8 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from tff_pfl import errors, fields
-from tff_pfl.core import client_sampling, client_work, personalized_process
-from tff_pfl.core import options as options_lib
+from tff_pfl.core import (
+  client_sampling,
+  client_work,
+  personalized_process,
+  process_options,
+)
 from tff_pfl.core import round as round_lib
 from tff_pfl.models import domain_models, split_model
 
@@ -121,7 +125,7 @@ def build(
   model: split_model.SplitModel,
   hparams: Any = None,
   *,
-  options: Optional[options_lib.ProcessOptions] = None,
+  options: Optional[process_options.ProcessOptions] = None,
   seed: fields.integer(-(2**63), 2**63 - 1) = 0,
   cohorts: Optional[client_sampling.CohortSampler] = None,
   num_rounds: Optional[fields.Count] = None,
@@ -153,8 +157,8 @@ def build(
   )
   hparams, values = with_values(hparams, values)
   known = {
-    **fields.hints(options_lib.ProcessOptions),
-    **fields.flat_names(options_lib.ProcessOptions),
+    **fields.hints(process_options.ProcessOptions),
+    **fields.flat_names(process_options.ProcessOptions),
   }
   for value in values:
     if value not in known:
@@ -162,7 +166,7 @@ def build(
         fields.unknown_name(value, [*vars(hparams), *known, 'seed'])
       )
   options = dataclasses.replace(
-    options or options_lib.ProcessOptions(), **values
+    options or process_options.ProcessOptions(), **values
   )
   if algorithm.needs_domains:
     domain_models.expect_domains(model, name)

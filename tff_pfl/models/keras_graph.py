@@ -357,10 +357,10 @@ class Graph:
     return collections.OrderedDict(sorted(zip(self.input_names, specs)))
 
   def nodes_between(
-    self, given: Iterable[int], wanted: Iterable[int]
+    self, inputs: Iterable[int], outputs: Iterable[int]
   ) -> list[Node]:
-    """Returns the nodes that compute the wanted from the given tensors."""
-    needed, known = set(wanted), set(given)
+    """Returns the nodes that compute the outputs from the inputs."""
+    needed, known = set(outputs), set(inputs)
     chosen = []
     for node in reversed(self.nodes):
       if needed & set(node.results) - known:

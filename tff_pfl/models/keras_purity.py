@@ -260,20 +260,20 @@ class PureCalls:
       id(generator): place for place, generator in enumerate(seeds)
     }
 
-  def bind(self, given, wanted):
+  def bind(self, inputs, outputs):
     """Returns `(weights, values, mode) -> (results, new_statistics)`.
 
     Args:
-      given: Keys of the tensors that `values` replaces.
-      wanted: Keys of the tensors that become the results.
+      inputs: Keys of the tensors that `values` replaces.
+      outputs: Keys of the tensors that become the results.
     """
-    nodes = self._graph.nodes_between(given, wanted)
+    nodes = self._graph.nodes_between(inputs, outputs)
 
     def pure(weights, values, mode=split_model.INFERENCE):
-      values = dict(zip(given, values))
+      values = dict(zip(inputs, values))
       with self.swapped(weights, mode) as new_statistics:
         values = self._graph.run(nodes, values, mode.training)
-      return [values[key] for key in wanted], new_statistics
+      return [values[key] for key in outputs], new_statistics
 
     return pure
 

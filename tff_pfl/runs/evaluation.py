@@ -28,7 +28,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_pfl import datasets
-from tff_pfl.core import client_examples, objectives, personalized_process
+from tff_pfl.core import objectives, padding, personalized_process
 from tff_pfl.core import personalization as personalization_lib
 from tff_pfl.datasets import files
 from tff_pfl.models import client_metrics, prediction, split_model
@@ -84,7 +84,7 @@ def training_examples(
   needed = list(map(process.needs_training_data, client_states))
   if runtime.batches_clients and any(needed):
     needed = [True] * len(needed)
-  nothing = client_examples.no_examples(process.model.element_spec)
+  nothing = padding.no_examples(process.model.element_spec)
   return [
     train[client_id] if is_needed else nothing
     for client_id, is_needed in zip(client_ids, needed)
@@ -124,8 +124,8 @@ def evaluate(
   """
   if train is None or test is None:
     train, test = runtime.share(
-      client_examples.ClientExamples(data.train),
-      client_examples.ClientExamples(data.test),
+      padding.ClientExamples(data.train),
+      padding.ClientExamples(data.test),
     )
   model = process.model
   indices = [
@@ -241,7 +241,7 @@ def personalize(
       process.personalize,
       server_state,
       *states_of([position]),
-      client_examples.padded(clients.train(client_id)),
+      padding.padded(clients.train(client_id)),
     ).weights
     for position, client_id in enumerate(clients.client_ids)
   }
@@ -345,7 +345,7 @@ def _finite_models(process, runtime, server_state, states_of, known, indices):
       (tff.federated_broadcast(state), client_states, train),
     )
 
-  (train,) = runtime.share(client_examples.ClientExamples(known.train))
+  (train,) = runtime.share(padding.ClientExamples(known.train))
   for clients in _calls(runtime, known, states_of, indices):
     clients = [(name, state) for name, state in clients if state.num_rounds]
     if clients:

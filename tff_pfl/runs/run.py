@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 
 from tff_pfl import datasets, errors, fields, plots
 from tff_pfl import runtime as runtime_lib
-from tff_pfl.core import client_examples, personalized_process
+from tff_pfl.core import padding, personalized_process
 from tff_pfl.core import personalization as personalization_lib
 from tff_pfl.datasets import columns, files, frames
 from tff_pfl.models import keras_bridge, prediction, split_model
@@ -391,7 +391,7 @@ class Run:
     with self._store() as store:
       states_of = client_population.client_states(process, runtime, store)
       (state,) = states_of([data.client_ids.index(client_id)])
-      train = client_examples.ClientExamples(data.train)
+      train = padding.ClientExamples(data.train)
       return runtime.run(
         process.personalize,
         client_population.server_state(process, runtime, store),

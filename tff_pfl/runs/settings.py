@@ -21,8 +21,12 @@ import pydantic
 import tqdm
 
 from tff_pfl import datasets, errors, fields
-from tff_pfl.core import aggregators, client_sampling, personalized_process
-from tff_pfl.core import options as options_lib
+from tff_pfl.core import (
+  aggregators,
+  client_sampling,
+  personalized_process,
+  process_options,
+)
 from tff_pfl.methods import registry
 from tff_pfl.models import (
   augmentation,
@@ -187,7 +191,7 @@ class Settings:
   method: Method = dataclasses.field(
     default_factory=lambda: _hparams_of('fed_rep')
   )
-  process: options_lib.ProcessOptions = options_lib.ProcessOptions()
+  process: process_options.ProcessOptions = process_options.ProcessOptions()
   rounds: loop.RunOptions = loop.RunOptions()
   start: start_lib.Start = start_lib.Start()
   seed: fields.Seed = 0

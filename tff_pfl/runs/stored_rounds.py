@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tff_pfl import datasets
-from tff_pfl.core import client_examples, personalized_process
+from tff_pfl.core import padding, personalized_process
 from tff_pfl.runs import client_population, run_store, value_codec
 from tff_pfl.runtime import base as runtime_base
 
@@ -48,8 +48,8 @@ class StoredRounds:
     self.data = data
     self.store = store
     self.train, self.test = runtime.share(
-      client_examples.ClientExamples(data.train),
-      client_examples.ClientExamples(data.test),
+      padding.ClientExamples(data.train),
+      padding.ClientExamples(data.test),
     )
     # States that are not committed yet.
     self._new_client_states = {}

@@ -474,5 +474,5 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
   ]
   return summary_lib.format_table(
     cells,
-    ['study', 'claim', 'source', 'measured', 'wanted', 'seeds', 'verdict'],
+    ['study', 'claim', 'source', 'measured', 'bound', 'seeds', 'verdict'],
   )

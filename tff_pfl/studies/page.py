@@ -148,7 +148,7 @@ def _claims_frame(claims):
       'claim': claim['statement'],
       'source': claim['source'],
       'measured': claims_lib.number(claim),
-      'wanted': claim['threshold'],
+      'bound': claim['threshold'],
       'seeds': claim['num_seeds'],
       'verdict': claim['verdict'],
     }

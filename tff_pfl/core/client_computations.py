@@ -24,11 +24,11 @@ from tff_pfl.core import (
   objectives,
   personalized_process,
   private_mean,
+  process_options,
   scoring,
   vectorization,
 )
 from tff_pfl.core import client as client_lib
-from tff_pfl.core import options as options_lib
 from tff_pfl.core import personalization as personalization_lib
 from tff_pfl.models import domains, randomness, split_model
 
@@ -53,7 +53,7 @@ def types_of(
 
 def build(
   work: client_work.ClientWork,
-  options: options_lib.ProcessOptions,
+  options: process_options.ProcessOptions,
   types: client_work.ClientTypes,
   algorithm_type: tff.Type,
 ) -> list[tff.Computation]:
@@ -246,7 +246,7 @@ class PersonalModels(NamedTuple):
 
 def build_personal_models(
   work: client_work.ClientWork,
-  options: options_lib.ProcessOptions,
+  options: process_options.ProcessOptions,
   broadcast_of: tff.Computation,
   types: client_work.ClientTypes,
 ) -> PersonalModels:

@@ -1,4 +1,4 @@
-"""The examples of a dataset's clients as padded tensors."""
+"""Pads the examples of a dataset's clients to tensors of few sizes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
