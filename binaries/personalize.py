@@ -10,7 +10,7 @@ The new clients come from one of these sources:
   clients need `client` `[n]` (each example's owner), and data with domains
   `domain` `[n]` (in the order of the run's domains).
 * --clients_csv: for a run on a table, a CSV file with the table's columns.
-* --dataset: a data set by name, with its flags, --partition, --num_clients and
+* --dataset: a dataset by name, with its flags, --partition, --num_clients and
   --seed. The run's own values give its own clients, as if they were new.
 
 Each client's examples are divided into training and test examples, unless the

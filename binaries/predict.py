@@ -12,7 +12,7 @@ Without --client, each row uses the model of the client in the client column.
 
 For other runs, the input is an .npz file with an array `x` `[n, ...]`, scaled
 like the run's data. Data with domains also need `domain` `[n]`, integers in the
-order of the run's domains. Other arrays of the data set npz, such as `y`, are
+order of the run's domains. Other arrays of the dataset npz, such as `y`, are
 ignored.
 
 The output is a .csv file with a row for each example (prediction and, for

@@ -1,4 +1,4 @@
-r"""Converts published image data sets to the .npz files that programs read.
+r"""Converts published image datasets to the .npz files that programs read.
 
     python -m binaries.prepare --data_dir=DOWNLOADED --output_dir=DATA
 

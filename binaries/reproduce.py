@@ -99,7 +99,7 @@ _DOCS_DIR = flags.DEFINE_string(
   'and pictures are updated with the results, at --scale=cpu.',
 )
 _DATA_DIR = flags.DEFINE_string(
-  'data_dir', None, 'Folder with the files of data sets that need files.'
+  'data_dir', None, 'Folder with the files of datasets that need files.'
 )
 _NUM_PROCESSES = flags.DEFINE_integer(
   'num_processes',

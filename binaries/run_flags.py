@@ -78,7 +78,7 @@ _PRIVACY_ARGUMENTS = made_flags.ArgumentFlags(
 DATASET_ARGUMENTS = made_flags.ArgumentFlags(
   'dataset',
   {
-    # Arguments of these data sets besides the arguments of their loaders.
+    # Arguments of these datasets besides the arguments of their loaders.
     ' or '.join(_POOLED): datasets.load_dataset,
     **{name: entry.loader for name, entry in datasets.DATASETS.items()},
   },

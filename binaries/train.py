@@ -1,4 +1,4 @@
-r"""Trains a method on a federated data set and scores every client's model.
+r"""Trains a method on a federated dataset and scores every client's model.
 
     python -m binaries.train --algorithm=fed_rep --dataset=digits \
       --partition=shards:2 --num_clients=30 --cohort_size=10 \

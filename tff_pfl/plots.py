@@ -395,9 +395,9 @@ def partition(
   """Draws the number of examples by client, class and domain.
 
   Args:
-    data: The data set.
+    data: The dataset.
     split: 'train' or 'test'.
-    title: Title. The default is the name of the data set.
+    title: Title. The default is the name of the dataset.
 
   Returns:
     A figure. It shows at most 200 clients, evenly spaced.

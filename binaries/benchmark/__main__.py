@@ -229,7 +229,7 @@ def _measure_populations(workload, runtime, num_rounds, bar):
 
   A round samples its cohort, reads the clients' states from a run's durable
   store, generates their data, computes, and commits all changes. The set-up of
-  a population makes its data set and its store.
+  a population makes its dataset and its store.
 
   Clients that train for the first time get an initial state, the others a state
   from the store. A larger population has more first-time clients in a round.

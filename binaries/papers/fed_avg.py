@@ -14,7 +14,7 @@ the same number of rounds.
 * `fedavg_cosine`: similarity of features within and between classes, for
   several tau.
 * `fedavg_new_classes`: accuracy on new clients after fine-tuning on a few
-  examples of classes, or of a data set, that were not in training.
+  examples of classes, or of a dataset, that were not in training.
 * `fedavg_cka`: similarity of each layer before and after fine-tuning on a new
   client.
 
@@ -94,11 +94,11 @@ _ALIKE, _DISSIMILAR = 0.8, 0.2
 class NewClients:
   """Clients that a trained model is fine-tuned on.
 
-  They have the classes that were not in training, or another data set.
+  They have the classes that were not in training, or another dataset.
 
   Attributes:
     nums_examples: Numbers of examples of new classes to fine-tune a client on.
-    nums_of_other: Numbers of examples of the other data set.
+    nums_of_other: Numbers of examples of the other dataset.
     other_dataset: Data of the clients, if training had all of its classes.
     per_seed: New clients for each seed, which share all examples.
     num_fine_tuning_epochs: Epochs of fine-tuning all weights.
@@ -374,7 +374,7 @@ _PAPERS_NETWORK = dict(
   ),
 )
 _CIFAR100 = dict(_PAPERS_NETWORK, dataset='cifar100', partition='shards:5')
-# Figure 5: training on the other classes, or on another data set.
+# Figure 5: training on the other classes, or on another dataset.
 _CONDITIONS = {'new classes of fashion_mnist': _trained_on(7), 'mnist': {}}
 _TWENTY = {'partition': 'shards:20'}
 _CONDITIONS_PAPER = {

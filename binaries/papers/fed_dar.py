@@ -287,8 +287,12 @@ def best_by_seed(scores: np.ndarray) -> np.ndarray:
   Args:
     scores: `[num_seeds, num_choices]`.
   """
-  of_others = scores.sum(axis=0) - scores
-  return scores[np.arange(len(scores)), of_others.argmax(axis=1)]
+  # A choice that diverged with a seed is none.
+  ranked = np.where(np.isfinite(scores), scores, -np.inf)
+  if len(scores) > 1:
+    seeds = range(len(scores))
+    ranked = [np.delete(ranked, seed, axis=0).mean(axis=0) for seed in seeds]
+  return scores[np.arange(len(scores)), np.argmax(ranked, axis=1)]
 
 
 def _lead_over_best(numbers, column, name, others):

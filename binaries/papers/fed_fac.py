@@ -132,7 +132,7 @@ the code), and the entropy's k is ours.
 `paper` ResNet-18's fifth one). Both methods have the same initial weights. The
 paper shows the maps of one image, and calls the personal filters' maps clear
 and specific, FedAvg's maps noisy, and the shared filters' maps similar to
-FedAvg's. Here these are numbers over the data set's test images. In the code
+FedAvg's. Here these are numbers over the dataset's test images. In the code
 tau is the mean of the communalities, the images are training images, and the
 FedAvg that it loads has 268 rounds.
 
@@ -346,7 +346,7 @@ _COLUMNS = {
     **_condition('natural', 'dense_1', 0.5),
   },
 }
-# Conditions of one data set, beginning with the least similar clients.
+# Conditions of one dataset, beginning with the least similar clients.
 _SERIES = {
   '': _DIRICHLET,
   'CIFAR-10: ': _OF_CIFAR_10,
@@ -864,6 +864,8 @@ _EQUAL_CLIENTS = _study(
   scales={'small': {'model': 'cnn'}},
 )
 
+_FEW_PERSONAL, _MANY_PERSONAL = 'FedFac, tau = 5%', 'FedFac, tau = 75%'
+_RIVALS, _MOST_UNLIKE, _ALIKE = ('FedAvg', 'FedPer'), 'pi = 0.1', 'pi = 1'
 _FULL_RULE = _study(
   name='fedfac_full_rule',
   summary="FedFac by all of its authors' rule, on clients of equal size",
@@ -880,20 +882,26 @@ _FULL_RULE = _study(
   methods={
     'FedAvg': Method('fed_avg'),
     'FedPer': Method('fed_per'),
-    'FedFac, tau = 5%': Method('fed_fac', threshold=0.05),
-    'FedFac, tau = 75%': Method('fed_fac', threshold=0.75),
-    'FedFac, all personal': Method('fed_fac', threshold=_ALL),
+    _FEW_PERSONAL: Method('fed_fac', threshold=0.05),
+    _MANY_PERSONAL: Method('fed_fac', threshold=0.75),
+    _ALL_PERSONAL: Method('fed_fac', threshold=_ALL),
   },
   conditions={
-    f'pi = {pi:g}': {'partition': f'client_dirichlet:{10 * pi:g}'}
-    for pi in (0.1, 1)
+    _MOST_UNLIKE: {'partition': 'client_dirichlet:1'},
+    _ALIKE: {'partition': 'client_dirichlet:10'},
   },
   claims=[
-    claims.better(
-      ['FedFac, tau = 5%', 'FedFac, tau = 75%'], than=['FedAvg', 'FedPer']
-    ),
-    claims.better(
-      'FedFac, all personal', than=['FedAvg', 'FedPer'], is_ours=True
+    # With the authors' tau, and with others.
+    claims.better(_ALL_PERSONAL, than=_RIVALS, conditions=_MOST_UNLIKE),
+    claims.better(_FEW_PERSONAL, than=_RIVALS, conditions=_ALIKE),
+    *(
+      claims.better(name, than=_RIVALS, conditions=where, is_ours=True)
+      for name, where in (
+        (_FEW_PERSONAL, _MOST_UNLIKE),
+        (_MANY_PERSONAL, _MOST_UNLIKE),
+        (_MANY_PERSONAL, _ALIKE),
+        (_ALL_PERSONAL, _ALIKE),
+      )
     ),
   ],
   draw=panels.score_bars(width=12),

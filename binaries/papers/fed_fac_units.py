@@ -292,7 +292,7 @@ def measure_features(context: measures.Context) -> measures.Rows:
 def _channels(context, fed_fac, fed_avg):
   """Yields scores of FedFac's channels, compared with a run of FedAvg."""
   data, layer = fed_fac.settings.data, fed_fac.settings.method.layers
-  # The data set's own test images. It may have no argument but normalization.
+  # The dataset's own test images. It may have no argument but normalization.
   arrays = context.load_arrays(data.name, **data.arguments)
   images = measures.test_images(arrays)
 

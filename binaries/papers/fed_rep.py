@@ -11,7 +11,7 @@
   for LG-FedAvg, whose bodies are personal, the clients' mean.
 * `fedrep_linear_*`: the linear theory, see `linear.fed_rep`.
 
-Data sets come from the folder `--data_dir` (`cifar10.npz`, `cifar100.npz`,
+Datasets come from the folder `--data_dir` (`cifar10.npz`, `cifar100.npz`,
 `emnist_letters.npz`, `mnist.npz`, `fashion_mnist.npz`, and for Sent140 a CSV
 with the columns text, label and user) or from TensorFlow Datasets. The results
 are in docs/results/fedrep.md.

@@ -104,6 +104,9 @@ def _record(description, study):
 
 
 def _sizes(sizes):
+  if sizes.get('nums_clients'):
+    numbers = sizes['nums_clients']
+    yield f'{numbers[0]} to {numbers[-1]} clients'
   for name, words in _SIZES.items():
     if isinstance(sizes.get(name), (str, int)):
       is_one = sizes[name] == 1

@@ -164,7 +164,7 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
     ),
     ('--fine_tune_num_steps=5', 'no --fine_tune_num_steps: it is for --fine_'),
     ('--new_client_epochs=-1', '--new_client_epochs to be at least 0, '),
-    # Arguments of models, data sets and aggregators.
+    # Arguments of models, datasets and aggregators.
     ('--model_widths=0', '--model_widths to be at least 1, found 0'),
     (
       '--model_padding=same',

@@ -135,7 +135,7 @@ def test_methods_with_sums_take_the_geometric_median_only():
   for build in (_clusters, functools.partial(_build, 'scaffold')):
     with pytest.raises(ValueError, match='`aggregator` .* sums over clients'):
       build('median')
-  # A client's choice and its update are one vector. Clients of one data set
+  # A client's choice and its update are one vector. Clients of one dataset
   # choose alike, and the median of equal vectors is their mean.
   process, client = _clusters('geometric_median'), toy_problems.CLIENTS[0]
   kernels = dict(process.initialize().global_weights)

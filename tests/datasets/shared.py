@@ -1,4 +1,4 @@
-"""What tests of data sets share."""
+"""What tests of datasets share."""
 
 import contextlib
 import csv
@@ -22,7 +22,7 @@ def one_line_error(match, error=ValueError):
 
 
 def load(name, data_dir=None, num_clients=2, partition='natural', **kwargs):
-  """Loads a data set by name, by default its own clients."""
+  """Loads a dataset by name, by default its own clients."""
   return datasets.load_dataset(
     name,
     num_clients=num_clients,
@@ -88,7 +88,7 @@ def client_data(clients):
 
 
 def link_elsewhere(file, name, kind):
-  """Puts another file's data set, or a link to one, in place of one of HDF5.
+  """Puts another file's dataset, or a link to one, in place of one of HDF5.
 
   Args:
     kind: 'external', 'soft', 'group', 'virtual' or 'storage'.

@@ -42,6 +42,10 @@ def test_the_best_of_several_is_chosen_by_the_other_seeds():
   # The other seeds' sums: (11, 3), (10, 5) and (3, 8).
   scores = np.array([[1, 5], [2, 3], [9, 0]])
   assert fed_dar.best_by_seed(scores).tolist() == [1, 2, 0]
+  # One seed has to choose itself, and what diverged is not chosen.
+  assert fed_dar.best_by_seed(scores[:1]).tolist() == [5]
+  diverged = np.array([[1, np.nan], [2, 3], [9, 7]])
+  assert fed_dar.best_by_seed(diverged).tolist() == [1, 2, 9]
 
 
 def test_each_label_has_claims_of_its_own_on_the_methods_that_there_are():

@@ -131,7 +131,7 @@ class ClientModule(tf.Module):
     return results
 
   def _element(self, rows):
-    """Returns rows in the structure of a data set's elements."""
+    """Returns rows in the structure of a dataset's elements."""
     element = collections.OrderedDict(
       (key, spec)
       for key, spec in self._model.element_spec.items()

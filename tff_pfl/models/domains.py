@@ -1,6 +1,6 @@
 """Domains: kinds of examples, known for each example.
 
-Data sets with domains have elements `{x, y, domain}`. A model for such examples
+Datasets with domains have elements `{x, y, domain}`. A model for such examples
 takes inputs and domain together as its `x`.
 """
 

@@ -61,8 +61,8 @@ class DataOptions:
   """Data of a run, and their partition among clients.
 
   Attributes:
-    name: The data set.
-    data_dir: Folder with the data set's files, if it reads any, or the file
+    name: The dataset.
+    data_dir: Folder with the dataset's files, if it reads any, or the file
       itself.
     arguments: The loader's own arguments, such as the length of sequences, and
       `classes`, see `datasets.load_dataset`.
@@ -202,7 +202,7 @@ class Settings:
 
     Args:
       values: Values by name: fields of `Settings` and its parts,
-        hyperparameters, and arguments of the model and the data set such as
+        hyperparameters, and arguments of the model and the dataset such as
         `model_widths`.
     """
     method = _hparams_of(values.get('method', 'fed_rep'))
@@ -520,7 +520,7 @@ def open_run(
       which cannot rebuild a custom model. None is enough for a run of
       `Settings` or the `train` program, or for results alone.
     data: Data on which it was trained, given together with `process`.
-    data_dir: Folder of the data set's files, if it has moved.
+    data_dir: Folder of the dataset's files, if it has moved.
 
   Raises:
     RunError: If there is no run, or it was trained on other data, by another

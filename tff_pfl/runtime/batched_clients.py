@@ -57,7 +57,7 @@ class BatchedMapper(client_mapper.ClientMapper):
   ):
     """Prepares the mapper.
 
-    Functions of data sets run as in `ClientMapper`. So do models that do not
+    Functions of datasets run as in `ClientMapper`. So do models that do not
     vectorize, with a warning.
 
     Args:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 # Copying smaller tensors is as fast as a lookup.
 _LEAST_BYTES = 1 << 14
-# TensorFlow keeps int32, data sets and strings in the host's memory.
+# TensorFlow keeps int32, datasets and strings in the host's memory.
 _STAYS = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.uint8, tf.int64)
 
 

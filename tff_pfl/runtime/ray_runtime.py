@@ -5,7 +5,7 @@ into chunks, which the cluster's actors compute, each like `in_process` on its
 cores or GPU. An actor gets the broadcast once for all chunks, adds up its
 clients' values with the aggregation's accumulation, and returns one total per
 chunk, with the clients' new states. Clients' values between two exchanges stay
-in the actor. Examples do not travel if an actor can open the data set itself
+in the actor. Examples do not travel if an actor can open the dataset itself
 (see `Runtime.share`).
 
 A lost actor is replaced if there is room, and other actors compute its chunks.

@@ -15,7 +15,7 @@ from tff_pfl.runtime import values
 
 @dataclasses.dataclass(frozen=True)
 class _Dataset:
-  """A sequence, as the serialized graph of its data set."""
+  """A sequence, as the serialized graph of its dataset."""
 
   graph: bytes
 

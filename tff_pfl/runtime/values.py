@@ -5,7 +5,7 @@ A local value belongs to one party:
 * A tensor is an eager `tf.Tensor`.
 * A structure is a plain tuple of local values, in the order of its type, which
   has the names.
-* A sequence is its data set as a scalar tensor of dtype variant.
+* A sequence is its dataset as a scalar tensor of dtype variant.
 * A value that only the party's own process has is a `Reference`.
 
 A value at the server is a local value. A value at clients is stored by columns:

@@ -419,9 +419,8 @@ def number(claim: Mapping[str, Any]) -> str:
   Args:
     claim: Fields of a `Claim`, as JSON types.
   """
-  if claim['measured'] is None:
-    return 'nan'
-  text = f'{claim["measured"]:.3g}'
+  measured = claim['measured']
+  text = 'nan' if measured is None else f'{measured:.3g}'
   if claim['low'] is not None:
     text += f' [{claim["low"]:.3g}, {claim["high"]:.3g}]'
   if claim.get('decided_by') == 'worst':

@@ -114,7 +114,7 @@ class Context:
   def load_arrays(
     self, dataset: str, *, normalize: bool = False
   ) -> datasets.Arrays:
-    """All examples of a data set, see `Arrays.normalized`."""
+    """All examples of a dataset, see `Arrays.normalized`."""
     takes_folder = datasets.DATASETS[dataset].takes_data_dir
     data_dir = self._setting('data_dir') if takes_folder else None
     arrays = datasets.load_arrays(dataset, data_dir)
@@ -122,6 +122,6 @@ class Context:
 
 
 def test_images(arrays: datasets.Arrays) -> np.ndarray:
-  """All test images of a data set, in the form that models take."""
+  """All test images of a dataset, in the form that models take."""
   images = arrays.x_test
   return images if arrays.transform is None else arrays.transform(images)

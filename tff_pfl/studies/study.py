@@ -436,7 +436,7 @@ class Study:
     if not _takes_data_dir(
       shared.get('dataset', settings_lib.DataOptions.name)
     ):
-      # The folder is for the data sets of other conditions.
+      # The folder is for the datasets of other conditions.
       shared.pop('data_dir', None)
     hparams = registry.ALGORITHMS[algorithm].hparams(**own)
     hparams = dataclasses.replace(hparams, **(point or {}))
@@ -468,7 +468,7 @@ class Study:
         `directory`.
       runtime: Runtime of the trials, a key of `runtime.RUNTIMES`.
       runtime_options: Keyword arguments of the runtime, as JSON types.
-      data_dir: Folder of the data sets' files, for those that read any.
+      data_dir: Folder of the datasets' files, for those that read any.
       rerun: True to delete the folder's results and start again.
       show_progress: True for progress bars on stderr.
 

@@ -254,7 +254,7 @@ class FinishedTrial:
     """Reads the results.
 
     Args:
-      data_dir: Folder of the data set's files, if it has moved.
+      data_dir: Folder of the dataset's files, if it has moved.
 
     Raises:
       RunError: If a file of the trial cannot be read.
@@ -296,7 +296,7 @@ class FinishedTrial:
   def open(self) -> run_lib.Run:
     """The run with its models, for a trial without new clients."""
     dataset = datasets.DATASETS[self.settings.data.name]
-    # The folder may be for the data sets of other conditions.
+    # The folder may be for the datasets of other conditions.
     data_dir = self._data_dir if dataset.takes_data_dir else None
     return settings_lib.open_run(self.directory, data_dir=data_dir)
 

@@ -56,6 +56,6 @@ from tensorflow_federated.python.core.impl.compiler import (
   tree_analysis,
 )
 
-# Arguments: numbers of clients and data sets.
+# Arguments: numbers of clients and datasets.
 from tensorflow_federated.python.core.impl.executors import cardinalities_utils
 from tensorflow_federated.python.core.impl.types import type_conversions

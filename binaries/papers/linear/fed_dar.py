@@ -199,34 +199,40 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     return np.concatenate(both, axis=1) / study.parameters.noise_std**2
 
   sizes = study.parameters
+  inputs = f'{sizes.dimension} inputs'
+  mean = ', mean over the numbers of samples'
   words = {
-    _UNEQUAL: f'unequal domains and {sizes.dimension} inputs',
-    _EQUAL: f'equal domains and {sizes.dimension} inputs',
-    _MANY_INPUTS: f'equal domains and {sizes.large_dimension} inputs',
+    _UNEQUAL: (f'unequal domains and {inputs}', mean),
+    _EQUAL: (f'equal domains and {inputs}', mean),
+    _MANY_INPUTS: (
+      f'equal domains, {sizes.large_dimension} inputs and '
+      f'{sizes.sample_counts[-1]} samples',
+      '',
+    ),
   }
-  for domains in words:
+  for domains, (setting, of_mean) in words.items():
     for other in _BASELINES:
       orders = np.log10(errors(domains, other) / errors(domains, _SA))
       yield claims.difference(
-        f'With {words[domains]} the error of FedDAR-SA is four orders of '
-        f'magnitude below that of {other}: the decimal logarithm of the ratio, '
-        'mean over the numbers of samples',
+        f'With {setting} the error of FedDAR-SA is four orders of magnitude '
+        f'below the error of {other}: the decimal logarithm of the ratio'
+        f'{of_mean}',
         study.source,
         orders.mean(axis=1),
         above=4,
         of_paper=True,
       )
   yield claims.measured(
-    "FedDAR-SA converges: the largest error of all runs, in the noise's "
-    'variances',
+    f'FedDAR-SA converges: the largest error of all runs with {inputs}, in '
+    "the noise's variances",
     study.source,
     in_variances(_SA),
     below=_CONVERGED,
   )
   for form in (_WA, _WA_BROADCAST):
     yield claims.measured(
-      f'{form} does not converge: the smallest error of all runs, in the same '
-      'unit',
+      f'{form} does not converge: the smallest error of these runs, in the '
+      'same unit',
       study.source,
       in_variances(form),
       above=_CONVERGED,
