@@ -163,7 +163,7 @@ class FoundPartition:
     before = state.algorithm
     names = ('is_shared', 'num_factors', 'num_iterations')
 
-    def found():
+    def find():
       seed = randomness.server_seed(state.seed, state.round_number)
       new = {name: collections.OrderedDict() for name in names}
       for index, (layer, count) in enumerate(self.num_personal.items()):
@@ -183,14 +183,12 @@ class FoundPartition:
           new[name][layer] = value
       return new
 
-    def kept():
+    def keep():
       return {
         name: tf.nest.map_structure(tf.identity, before[name]) for name in names
       }
 
-    new = (
-      tf.cond(before['is_found'], kept, found) if self.is_static else found()
-    )
+    new = tf.cond(before['is_found'], keep, find) if self.is_static else find()
     return collections.OrderedDict(
       {
         **before,

@@ -79,7 +79,7 @@ class FedPacHParams(hparams_lib.HeadAndBodyHParams):
   max_cohort_size: fields.Size = 32
 
 
-def _told(features, means, head):
+def _report(features, means, head):
   """A client's message: its presence, its h, V and head."""
   rows = class_means.flat(features.x)
   squares = tf.where(features.is_example, tf.reduce_sum(rows**2, axis=1), 0)
@@ -90,7 +90,7 @@ def _told(features, means, head):
   )
 
 
-def _nothing_told(slots, means, head):
+def _empty_report(slots, means, head):
   """Messages of `slots` clients before they arrive, all zeros."""
   message = collections.OrderedDict(
     is_present=np.float32(0),
@@ -144,7 +144,7 @@ def fed_pac(model, hparams):
     """Step 1, with the client's message."""
     features = client.features()
     head = fit_head(client, stream=0, features=features)
-    message = _told(features, classes.report(features)['sums'], head)
+    message = _report(features, classes.report(features)['sums'], head)
     return client_lib.ClientResult(report=message, cache=message)
 
   def collect(state, unused_update, report, unused_cohort):
@@ -181,7 +181,7 @@ def fed_pac(model, hparams):
       client_work.Exchange(train_body, align),
     ]
     head = partition.local_part(model.initial_weights)
-    initial['cohort'] = _nothing_told(slots, initial['means'], head)
+    initial['cohort'] = _empty_report(slots, initial['means'], head)
   return client_work.partitioned_weights_work(
     model,
     partition,
