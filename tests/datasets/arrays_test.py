@@ -133,7 +133,7 @@ def test_test_fraction_pools_all_examples_and_holds_out_of_each_client():
       ({'domain_names': names}, '`domain_names` to be a list of distinct names')
       for names in (['a', 'b', 'a'], 'abc', [], [1, 2, 3])
     ),
-    ({'domain': [10**6] * 40, 'domain_names': None}, 'where ids .* 1000000'),
+    ({'domain': [10**6] * 40, 'domain_names': None}, 'if ids .* 1000000'),
   ],
 )
 def test_inconsistent_domains_are_one_line_errors(change, match):
