@@ -301,6 +301,21 @@ def test_tables_are_complete(page, names):
   assert missing == []
 
 
+def test_the_needs_of_methods_are_named():
+  text = _text(_DOCS / 'methods.md')
+  for needs, words in (
+    ('needs_classes', 'need one class label'),
+    ('needs_domains', 'need domains'),
+  ):
+    sentence = re.search(rf'([^.]*)\s{words}', text)[1]
+    expected = {
+      name
+      for name, entry in registry.ALGORITHMS.items()
+      if getattr(entry, needs)
+    }
+    assert {*re.findall(r'`(\w+)`', sentence)} == expected
+
+
 def test_every_page_is_in_the_navigation_and_every_picture_is_shown():
   nav = (_ROOT / 'mkdocs.yml').read_text('utf-8')
   shown = '\n'.join(map(_text, _PAGES))
