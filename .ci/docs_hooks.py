@@ -14,7 +14,7 @@ from mkdocs.structure.files import File
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # In pages, links to files of the library, which have pages in the reference.
-_SOURCE = re.compile(r'(?<=[("/])\.\./tff_pfl/([\w/]+)(\.py)(?=[#)"])')
+_SOURCE = re.compile(r'(?<=[("/])\.\./tff_pfl/([\w/]+)\.py(?=[#)"])')
 # Where a user begins, first. A package that does not exist is left out.
 _PACKAGES = (
   'methods',
@@ -124,11 +124,11 @@ def _page_path(module):
   return f'{path}/index.md' if is_package else f'{path}.md'
 
 
-def _reference_path(module, ending):
+def _reference_path(module):
   """The page of a source file that a page links to, below reference/."""
   if module == '__init__':
     return 'tff_pfl.md'
-  return module.replace('__init__', 'index') + ending.replace('py', 'md')
+  return module.replace('__init__', 'index') + '.md'
 
 
 @functools.cache
@@ -141,8 +141,9 @@ def _searched():
   pages = set(re.findall(r'\]\(([\w/]+\.md)\)', _face_page()))
   for path in (_ROOT / 'docs').rglob('*.*'):
     if path.suffix in ('.md', '.ipynb'):
-      linked = _SOURCE.findall(path.read_text('utf-8'))
-      pages.update(_reference_path(*source) for source in linked)
+      pages.update(
+        map(_reference_path, _SOURCE.findall(path.read_text('utf-8')))
+      )
   return pages
 
 
@@ -207,9 +208,7 @@ def _to_reference(text):
 
   So they work on the repository's page as well.
   """
-  return _SOURCE.sub(
-    lambda link: f'reference/{_reference_path(*link.groups())}', text
-  )
+  return _SOURCE.sub(lambda link: f'reference/{_reference_path(link[1])}', text)
 
 
 def on_page_markdown(markdown, page, config, files):

@@ -688,16 +688,10 @@ STUDIES = (
     scales={'small': dict(**_SMALL_LINEAR, num_clients=40, num_rounds=40)},
     deviations=linear.__doc__,
   ),
-  Study(
+  complexity.make_study(
+    'FedDAR-SA',
     name='feddar_linear_complexity',
     summary='Samples that a client needs by d, n and k',
     source='FedDAR, theorem A.4',
-    parameters=complexity.Sizes(),
-    seeds=range(5),
-    measure=functools.partial(complexity.measure, name='FedDAR-SA'),
-    claims=[complexity.check_claims],
-    draw=complexity.curves,
-    scales={'small': complexity.SMALL},
-    deviations=complexity.__doc__,
   ),
 )

@@ -107,7 +107,6 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -610,17 +609,11 @@ LINEAR = (
     },
     deviations=__doc__,
   ),
-  Study(
+  complexity.make_study(
+    'FedRep',
     name='fedrep_linear_complexity',
     source='FedRep, Theorem 1',
     summary='Samples that a client needs by d and n, and that a new one needs',
-    parameters=complexity.Sizes(),
-    seeds=range(5),
-    measure=functools.partial(complexity.measure, name='FedRep'),
-    claims=[complexity.check_claims],
-    draw=complexity.curves,
-    scales={'small': complexity.SMALL},
-    deviations=complexity.__doc__,
   ),
 )
 STUDIES = (*LINEAR, LOCAL_EPOCHS, NEW_CLIENTS, TABLE_1)

@@ -19,6 +19,7 @@ constants that they do not name. Here samples are the same in all rounds.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -69,26 +70,6 @@ class Sizes:
   samples_per_client: int = 10
   num_new_clients: int = 100
   noise_std: float = 1e-3
-
-
-SMALL = {
-  'dimensions': (4, 8),
-  'nums_clients': (10, 20),
-  'ranks': (2,),
-  'sample_counts': (4, 8, 16, 32),
-  'num_rounds': 60,
-}
-curves = panels.curves(
-  'samples_needed',
-  over='dimension',
-  panel='rank',
-  title='k = {}'.format,
-  sharey=True,
-  x_label='Length of an input (d)',
-  y_label='Samples that a client needs',
-  log_x=True,
-  log_y=True,
-)
 
 
 def _run(name, seed, num_rounds, *sizes, **options):
@@ -248,3 +229,40 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
       alone / dimensions,
       above=0.9,
     )
+
+
+def make_study(method: str, **own: str) -> Study:
+  """A study of the samples that clients need with a method.
+
+  Args:
+    method: 'FedRep' or 'FedDAR-SA'.
+    **own: Its `name`, `source` and `summary`.
+  """
+  return Study(
+    parameters=Sizes(),
+    seeds=range(5),
+    measure=functools.partial(measure, name=method),
+    claims=[check_claims],
+    draw=panels.curves(
+      'samples_needed',
+      over='dimension',
+      panel='rank',
+      title='k = {}'.format,
+      sharey=True,
+      x_label='Length of an input (d)',
+      y_label='Samples that a client needs',
+      log_x=True,
+      log_y=True,
+    ),
+    scales={
+      'small': {
+        'dimensions': (4, 8),
+        'nums_clients': (10, 20),
+        'ranks': (2,),
+        'sample_counts': (4, 8, 16, 32),
+        'num_rounds': 60,
+      }
+    },
+    deviations=__doc__,
+    **own,
+  )
