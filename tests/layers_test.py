@@ -14,6 +14,7 @@ _ROOMS = (
   'errors',
   'fields',
   'tff_repairs',
+  'tff_api',
   'system',
   'datasets',
   'models',

@@ -20,11 +20,11 @@ from typing import Any, Optional
 import keras
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 import tf_keras
 import tree
 
 from tff_pfl import datasets
+from tff_pfl import tff_api as tff
 from tff_pfl.core import (
   client_sampling,
   padding,

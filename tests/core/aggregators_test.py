@@ -4,8 +4,8 @@ import gc
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
+from tff_pfl import tff_api as tff
 from tff_pfl.core import aggregators, gather
 
 _PRIVATE = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(

@@ -3,9 +3,9 @@ import functools
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 from tests.methods import toy_problems
+from tff_pfl import tff_api as tff
 from tff_pfl.core import aggregators, gather
 from tff_pfl.methods import registry
 

@@ -1,6 +1,6 @@
 import pytest
-import tensorflow_federated as tff
 
+from tff_pfl import tff_api as tff
 from tff_pfl.core import hparams, personalization
 from tff_pfl.methods import ditto, l2gd, registry
 

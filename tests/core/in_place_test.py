@@ -9,10 +9,10 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.core import shared
 from tff_pfl import runtime
+from tff_pfl import tff_api as tff
 from tff_pfl.core import example_tensors, in_place, phases, training_loop
 from tff_pfl.runtime import batched_clients
 

@@ -3,9 +3,9 @@ import collections
 import keras
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 from tests.methods import toy_problems
+from tff_pfl import tff_api as tff
 from tff_pfl.core import aggregators, private_mean
 from tff_pfl.methods import registry
 from tff_pfl.runs import value_codec

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.methods import toy_problems
+from tff_pfl import tff_api as tff
 from tff_pfl.methods import registry
 
 _CLIENTS = [toy_problems.labeled_examples(n, seed=n) for n in (11, 25)]

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.core import shared
+from tff_pfl import tff_api as tff
 from tff_pfl.core import example_tensors, objectives, phases, scoring
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.models import augmentation, randomness, split_model

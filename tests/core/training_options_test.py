@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.core import shared
+from tff_pfl import tff_api as tff
 from tff_pfl.core import client as client_lib
 from tff_pfl.core import in_place, objectives, schedules, training_options
 

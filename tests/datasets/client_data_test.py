@@ -3,10 +3,10 @@ import collections
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 import tree
 
 from tests.datasets import shared
+from tff_pfl import tff_api as tff
 from tff_pfl.datasets import client_data, federated_dataset
 
 FederatedDataset = federated_dataset.FederatedDataset

@@ -7,9 +7,9 @@ import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import datasets
+from tff_pfl import tff_api as tff
 from tff_pfl.datasets import examples
 
 

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tff_pfl import datasets, errors
+from tff_pfl import tff_api as tff
 from tff_pfl.export import tff_files
 from tff_pfl.methods import registry
 from tff_pfl.models import zoo

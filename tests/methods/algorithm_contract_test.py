@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tff_pfl import fields
+from tff_pfl import tff_api as tff
 from tff_pfl.core import (
   example_tensors,
   personalization,

@@ -2,9 +2,9 @@ import functools
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 from tests.methods import toy_problems
+from tff_pfl import tff_api as tff
 from tff_pfl.methods import registry
 from tff_pfl.models import augmentation, domain_models
 

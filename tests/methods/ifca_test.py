@@ -3,9 +3,9 @@ import functools
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 from tests.methods import toy_problems
+from tff_pfl import tff_api as tff
 from tff_pfl.methods import registry
 
 _TRAINING = dict(num_epochs=2, learning_rate=0.1, batch_size=10)

@@ -1,7 +1,7 @@
 import numpy as np
-import tensorflow_federated as tff
 
 from tests.methods import toy_problems
+from tff_pfl import tff_api as tff
 from tff_pfl.datasets import examples
 from tff_pfl.models import domain_models
 

@@ -7,8 +7,8 @@ import functools
 import keras
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
+from tff_pfl import tff_api as tff
 from tff_pfl.core import padding
 from tff_pfl.datasets import examples
 from tff_pfl.methods import registry

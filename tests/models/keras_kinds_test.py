@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tests.models import keras_models
 from tff_pfl import datasets
+from tff_pfl import tff_api as tff
 from tff_pfl.methods import registry
 from tff_pfl.models import keras_bridge, prediction, weight_partition
 from tff_pfl.runs import loop

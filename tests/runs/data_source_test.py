@@ -3,10 +3,10 @@ import copy
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tff_pfl import datasets, errors
+from tff_pfl import tff_api as tff
 from tff_pfl.core import client_sampling
 from tff_pfl.methods import registry
 from tff_pfl.runs import data_source

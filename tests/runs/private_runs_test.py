@@ -3,8 +3,8 @@
 import dataclasses
 
 import pytest
-import tensorflow_federated as tff
 
+from tff_pfl import tff_api as tff
 from tff_pfl.core import client_sampling, privacy
 from tff_pfl.export import client_module
 from tff_pfl.runs import loop, model_files, run_store

@@ -5,10 +5,10 @@ import typing
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 import tff_pfl as pfl
 from tff_pfl import errors, fields
+from tff_pfl import tff_api as tff
 from tff_pfl.core import (
   aggregators,
   personalization,

@@ -7,11 +7,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tests.runtime import cases
 from tff_pfl import datasets, runtime
+from tff_pfl import tff_api as tff
 from tff_pfl.methods import registry
 from tff_pfl.models import zoo
 from tff_pfl.runtime import (

@@ -3,7 +3,8 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow_federated as tff
+
+from tff_pfl import tff_api as tff
 
 
 class Point(NamedTuple):

@@ -7,9 +7,9 @@ import attrs
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.runtime import cases, chunks, parity
+from tff_pfl import tff_api as tff
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -15,10 +15,10 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.runtime import cases
 from tff_pfl import errors, runtime
+from tff_pfl import tff_api as tff
 
 pytestmark = [
   pytest.mark.timeout(60),

@@ -5,9 +5,9 @@ import logging
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 from google.protobuf import text_format
 
+from tff_pfl import tff_api as tff
 from tff_pfl.runtime import graph_functions, values
 from tff_pfl.system.private_api import eager_context
 

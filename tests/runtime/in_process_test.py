@@ -4,11 +4,11 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.methods import toy_problems
 from tests.runtime import cases
 from tff_pfl import errors, runtime
+from tff_pfl import tff_api as tff
 from tff_pfl.runtime import client_mapper, graph_programs, lowering
 
 pytestmark = pytest.mark.timeout(60)

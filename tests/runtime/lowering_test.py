@@ -1,10 +1,10 @@
 import collections
 
 import numpy as np
-import tensorflow_federated as tff
 
 from tests.runtime import cases
 from tff_pfl import runtime
+from tff_pfl import tff_api as tff
 from tff_pfl.runtime import lowering
 from tff_pfl.system.private_api import tree_analysis
 

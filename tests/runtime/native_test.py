@@ -13,9 +13,9 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import errors, runtime
+from tff_pfl import tff_api as tff
 from tff_pfl.runtime import native, worker_port
 from tff_pfl.system import cores
 

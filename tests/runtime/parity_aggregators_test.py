@@ -10,10 +10,10 @@ import collections
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
 from tests.runtime import parity
+from tff_pfl import tff_api as tff
 from tff_pfl.core import aggregators, private_mean
 
 _aggregators = tff.aggregators

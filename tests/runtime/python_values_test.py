@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
+from tff_pfl import tff_api as tff
 from tff_pfl.runtime import python_values, values
 
 _VECTOR = tff.TensorType(np.float32, [None])

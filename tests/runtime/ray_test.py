@@ -10,10 +10,10 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.runtime import cases, parity
 from tff_pfl import datasets, errors, runtime
+from tff_pfl import tff_api as tff
 from tff_pfl.core import padding
 from tff_pfl.methods import registry
 from tff_pfl.models import zoo

@@ -13,9 +13,9 @@ from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl import tff_api as tff
 from tff_pfl.core import gather, private_mean
 from tff_pfl.system.private_api import tree_analysis
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import errors, fields
+from tff_pfl import tff_api as tff
 from tff_pfl.core import client as client_lib
 from tff_pfl.core import (
   example_tensors,

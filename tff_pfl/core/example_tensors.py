@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
+from tff_pfl import tff_api as tff
 from tff_pfl.models import domains
 
 # The smallest bucket, and the most rows that pass through a network at once

@@ -16,9 +16,9 @@ import dataclasses
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import fields
+from tff_pfl import tff_api as tff
 
 # The paper's smoothing of Weiszfeld's iteration, and its stopping rules.
 _SMALLEST_DISTANCE = 1e-6

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
+from tff_pfl import tff_api as tff
 from tff_pfl.core import training_options
 from tff_pfl.models import split_model
 from tff_pfl.system import graph_defs

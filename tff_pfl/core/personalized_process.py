@@ -25,9 +25,9 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl import tff_api as tff
 from tff_pfl.core import personalization as personalization_lib
 from tff_pfl.core import privacy
 from tff_pfl.models import split_model

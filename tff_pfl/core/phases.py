@@ -10,9 +10,9 @@ import dataclasses
 from typing import Any, Literal, NamedTuple, Optional, Union
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl import tff_api as tff
 from tff_pfl.core import example_tensors
 from tff_pfl.models import randomness
 

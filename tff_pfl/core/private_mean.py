@@ -32,11 +32,11 @@ from typing import Any, NamedTuple, Optional
 import dp_accounting
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 import tree
 
 from tff_pfl import errors, fields
+from tff_pfl import tff_api as tff
 from tff_pfl.models import randomness
 
 # An adaptive clipping norm starts small, as in TFF.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal, Optional, Union
 
-import tensorflow_federated as tff
-
 from tff_pfl import errors, fields
+from tff_pfl import tff_api as tff
 from tff_pfl.core import (
   aggregators,
   attacks,

@@ -13,9 +13,9 @@ import collections
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl import tff_api as tff
 from tff_pfl.core import client_work, example_tensors, personalized_process
 from tff_pfl.models import randomness, split_model
 

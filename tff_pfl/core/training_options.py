@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any, Optional
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import errors, fields
+from tff_pfl import tff_api as tff
 from tff_pfl.core import schedules
 
 _LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY

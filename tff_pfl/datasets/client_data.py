@@ -6,10 +6,10 @@ from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 import tree
 
 from tff_pfl import errors
+from tff_pfl import tff_api as tff
 from tff_pfl.datasets import array_checks
 from tff_pfl.datasets import examples as examples_lib
 

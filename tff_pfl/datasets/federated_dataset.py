@@ -11,9 +11,9 @@ from typing import Any, Optional, Union
 import numpy as np
 import pandas as pd
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import errors, fields
+from tff_pfl import tff_api as tff
 from tff_pfl.datasets import array_checks, array_clients, frames, partitioning
 from tff_pfl.datasets import client_data as client_data_lib
 from tff_pfl.datasets import examples as examples_lib

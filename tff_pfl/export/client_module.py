@@ -16,10 +16,10 @@ from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 import tree
 
 from tff_pfl import runtime as runtime_lib
+from tff_pfl import tff_api as tff
 from tff_pfl.core import (
   example_tensors,
   objectives,

@@ -22,10 +22,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import tff_pfl
 from tff_pfl import errors
+from tff_pfl import tff_api as tff
 from tff_pfl.system import folders, graph_defs
 from tff_pfl.system.private_api import computation_pb2, executor_pb2
 

@@ -14,9 +14,9 @@ import weakref
 from typing import Optional
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import datasets, errors, fields
+from tff_pfl import tff_api as tff
 from tff_pfl.core import client_sampling, example_tensors
 
 # The sources of this process, one of which a stored iterator belongs to.

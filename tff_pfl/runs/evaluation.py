@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import datasets
+from tff_pfl import tff_api as tff
 from tff_pfl.core import objectives, padding, personalized_process
 from tff_pfl.core import personalization as personalization_lib
 from tff_pfl.datasets import files

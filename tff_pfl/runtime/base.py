@@ -6,9 +6,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Optional
 
-import tensorflow_federated as tff
-
 from tff_pfl import errors
+from tff_pfl import tff_api as tff
 
 CLIENTS_PER_CALL = 20
 

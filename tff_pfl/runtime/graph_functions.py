@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Union
 
 import tensorflow as tf
-import tensorflow_federated as tff
 from absl import logging
 
+from tff_pfl import tff_api as tff
 from tff_pfl.runtime import devices, graph_programs, values
 from tff_pfl.system import graph_defs
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
+from tff_pfl import tff_api as tff
 from tff_pfl.runtime import client_mapper, graph_functions, values
 
 

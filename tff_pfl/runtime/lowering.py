@@ -10,8 +10,8 @@ party that calls several graphs becomes one graph. Calls are merged if possible.
 from typing import Any, Optional
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
+from tff_pfl import tff_api as tff
 from tff_pfl.runtime import base, interpreter, merged_calls
 from tff_pfl.system import graph_defs
 from tff_pfl.system.private_api import (

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 import grpc
-import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl import tff_api as tff
 from tff_pfl.runtime import base, lowering, threads, worker_port
 from tff_pfl.system import child_processes, cores
 from tff_pfl.system.private_api import executor_pb2_grpc

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import errors
+from tff_pfl import tff_api as tff
 from tff_pfl.runtime import base, values
 from tff_pfl.system.private_api import (
   array,

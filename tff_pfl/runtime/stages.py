@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
+from tff_pfl import tff_api as tff
 from tff_pfl.runtime import interpreter, merged_calls, values
 from tff_pfl.system.private_api import computation_pb2
 

@@ -7,9 +7,9 @@ from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 import tree
 
+from tff_pfl import tff_api as tff
 from tff_pfl.runtime import values
 
 

@@ -11,7 +11,8 @@ import time
 import numpy as np
 import psutil
 import tensorflow as tf
-import tensorflow_federated as tff
+
+from tff_pfl import tff_api as tff
 
 _SECONDS_PER_SAMPLE = 0.2
 # A new process briefly shares its parent's memory, which must not count twice.

@@ -208,7 +208,8 @@ def code_checksum() -> str:
   Processes with different checksums may compute different results.
   """
   import tensorflow as tf
-  import tensorflow_federated as tff
+
+  from tff_pfl import tff_api as tff
 
   checksum = hashlib.sha256(
     repr((sys.version_info[:2], platform.machine(), tf.__version__)).encode()

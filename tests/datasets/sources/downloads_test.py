@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
-import tensorflow_federated as tff
 import urllib3
 from tensorflow_datasets.core.download import downloader
 
 from tests.datasets import shared
 from tff_pfl import datasets, errors
+from tff_pfl import tff_api as tff
 from tff_pfl.datasets.sources import vocabulary
 
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 from tests.datasets import shared
 from tff_pfl import datasets
+from tff_pfl import tff_api as tff
 
 
 def _load(num_clients, partition='natural', **kwargs):

@@ -3,9 +3,9 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.datasets import shared
+from tff_pfl import tff_api as tff
 from tff_pfl.datasets.sources import shakespeare
 
 _PLAY = """HAMLET:

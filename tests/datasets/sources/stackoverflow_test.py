@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.datasets import shared
 from tff_pfl import datasets
+from tff_pfl import tff_api as tff
 from tff_pfl.datasets.sources import stackoverflow
 
 _MODULE = tff.simulation.datasets.stackoverflow

@@ -24,9 +24,9 @@ from typing import Optional
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_pfl import fields
+from tff_pfl import tff_api as tff
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.partitioning import natural

@@ -1,0 +1,98 @@
+"""Tests of the one place that knows TFF's public names."""
+
+import ast
+import pathlib
+import sys
+import types
+
+import pytest
+import tensorflow_federated
+
+import binaries
+import tff_pfl
+from tff_pfl import tff_api
+
+_FOLDERS = [
+  pathlib.Path(package.__file__).parent for package in (tff_pfl, binaries)
+]
+# They import TFF: its public names, its other modules, and repairs for it.
+_MAY = ('tff_api.py', 'private_api.py', 'tff_repairs.py')
+
+
+def _imported(path):
+  for node in ast.walk(ast.parse(path.read_text('utf-8'))):
+    if isinstance(node, ast.Import):
+      yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      yield node.module or ''
+
+
+def test_no_other_module_imports_tff():
+  paths = [
+    path
+    for folder in (*_FOLDERS, pathlib.Path(__file__).parent)
+    for path in folder.rglob('*.py')
+  ]
+  importers = {
+    path.name
+    for path in paths
+    if any(
+      name.split('.')[0] == 'tensorflow_federated' for name in _imported(path)
+    )
+  }
+  assert importers <= {*_MAY, pathlib.Path(__file__).name}
+  assert 'tff_api.py' in importers
+
+
+def test_names_are_those_of_the_installed_version():
+  assert tff_api.federated_map is tensorflow_federated.federated_map
+  assert tff_api.framework.Call is tensorflow_federated.framework.Call
+  assert tff_api.__version__ == tensorflow_federated.__version__
+  with pytest.raises(AttributeError, match='no_such_name'):
+    _ = tff_api.no_such_name
+
+
+def _package(monkeypatch, name, **members):
+  package = types.SimpleNamespace(**members)
+  monkeypatch.setitem(sys.modules, name, package)
+  return package
+
+
+def test_names_of_the_next_version_are_found_by_their_old_paths(monkeypatch):
+  language = _package(
+    monkeypatch,
+    'federated_language',
+    federated_map='map',
+    framework=types.SimpleNamespace(Call='call', type_contains='contains'),
+    program=types.SimpleNamespace(FederatedContext='context'),
+    common_libs=types.SimpleNamespace(
+      structure=types.SimpleNamespace(flatten='flatten')
+    ),
+  )
+  tff = types.SimpleNamespace(
+    __version__='0.88.0',
+    aggregators=types.SimpleNamespace(SumFactory='sum'),
+    framework=types.SimpleNamespace(RemoteExecutor='remote'),
+    program=types.SimpleNamespace(FileProgramStateManager='file'),
+    tensorflow=types.SimpleNamespace(to_type='to_type'),
+    learning=types.SimpleNamespace(),
+  )
+  monkeypatch.setattr(tff_api, 'tensorflow_federated', tff)
+  monkeypatch.setitem(sys.modules, 'tensorflow_federated', tff)
+
+  assert tff_api.federated_map == language.federated_map
+  assert tff_api.framework.Call == 'call'
+  assert tff_api.framework.RemoteExecutor == 'remote'
+  assert tff_api.types.contains == 'contains'
+  assert tff_api.types.tensorflow_to_type == 'to_type'
+  assert tff_api.program.FederatedContext == 'context'
+  assert tff_api.program.FileProgramStateManager == 'file'
+  assert tff_api.structure.flatten == 'flatten'
+  assert tff_api.aggregators.SumFactory == 'sum'
+  assert tff_api.__version__ == '0.88.0'
+  with pytest.raises(
+    AttributeError, match=r'0\.88\.0 has no tff\.framework\.x'
+  ):
+    _ = tff_api.framework.x
+  with pytest.raises(AttributeError):
+    _ = tff_api.learning.compression_aggregator
