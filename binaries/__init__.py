@@ -4,6 +4,7 @@ In the wheel this package is `tff_pfl.programs`, and each program has a command
 `tff-pfl-NAME`.
 """
 
+import gc
 import os
 import runpy
 import signal
@@ -38,4 +39,6 @@ if sys.argv[0] == '-m' or os.path.basename(sys.argv[0]).startswith(_SCRIPT):
   if not any(word.startswith(('--help', '--version')) for word in sys.argv):
     # The import takes seconds.
     print('Importing TensorFlow …', file=sys.stderr, flush=True)
+  # What imports create stays (see `objects`). `program.run_program` ends this.
+  gc.disable()
   from tff_pfl.system import tf_import  # noqa: F401

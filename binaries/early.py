@@ -21,6 +21,8 @@ from typing import Any, Optional
 
 from absl import flags
 
+from tff_pfl.system import program_cache
+
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _HELP = ('--help', '-help', '--helpshort', '-helpshort', '-?')
 # A help text begins with at most this many words that the flag may have.
@@ -232,8 +234,11 @@ def refuse(error: Exception) -> None:
 
 def read() -> Optional[dict[str, Any]]:
   """The description that `write` stored, or None without a current one."""
+  path = _path()
+  if path is None:
+    return None
   with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-    content = json.loads(_path().read_text('utf-8'))
+    content = json.loads(path.read_text('utf-8'))
     if content['key'] == _key():
       return content['description']
   return None
@@ -242,9 +247,9 @@ def read() -> Optional[dict[str, Any]]:
 def write(description: Mapping[str, Any]) -> None:
   """Stores the description of a program's flags for its next call."""
   path = _path()
-  temporary = path.with_suffix(f'.{os.getpid()}')
-  if not path.is_absolute():  # There is no home folder.
+  if path is None:
     return
+  temporary = path.with_suffix(f'.{os.getpid()}')
   with contextlib.suppress(OSError):
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {'key': _key(), 'description': description}
@@ -253,8 +258,8 @@ def write(description: Mapping[str, Any]) -> None:
 
 
 def _path():
-  home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-  return pathlib.Path(home, 'tff_pfl', f'flags-{PROGRAM}.json')
+  folder = program_cache.user_folder()
+  return folder and pathlib.Path(folder, f'flags-{PROGRAM}.json')
 
 
 def _key():

@@ -1,6 +1,7 @@
 """Starts and ends every program of this folder: flags, help and errors."""
 
 import functools
+import gc
 import os
 import platform
 import re
@@ -13,12 +14,18 @@ from absl import app, flags, logging
 
 import tff_pfl
 from tff_pfl import errors
-from tff_pfl.system import folders, shutdown
+from tff_pfl.system import folders, program_cache, shutdown
 
 from . import early
 
 _TRACEBACK = flags.DEFINE_bool(
   'traceback', False, 'Show the traceback of an expected error.'
+)
+_PROGRAM_CACHE = flags.DEFINE_bool(
+  'program_cache',
+  True,
+  "Keep compiled programs in the user's cache folder, so that later programs "
+  'start faster.',
 )
 _VERSION = flags.DEFINE_bool(
   'version', False, 'Print the versions of the library and Python, and exit.'
@@ -170,13 +177,21 @@ def run_program(
         raise ValueError(
           errors.message('arguments', 'flags only (--name=value)', argv[1])
         )
+      if not _PROGRAM_CACHE.value:
+        program_cache.leave()
       with shutdown.stopping_on_signals():
         main()
     except errors.EXPECTED as e:
       if _TRACEBACK.value:
         raise
       _fail(errors.reason(e))
+    if early.PROGRAM:
+      # Freeing TensorFlow's objects one by one takes a second.
+      shutdown.exit_without_waiting(0)
 
+  if early.PROGRAM:
+    gc.freeze()
+    gc.enable()
   # --help shows the name that this package has here, which is another one in
   # the wheel.
   program = sys.modules['__main__']

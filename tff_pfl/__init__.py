@@ -39,7 +39,7 @@ for _name in ('tensorflow', 'tensorflow_federated'):
     )
 
 from tff_pfl import tff_repairs  # noqa: E402
-from tff_pfl.system import environment  # noqa: E402
+from tff_pfl.system import environment, objects  # noqa: E402
 
 tff_repairs.before_tff()
 # TensorFlow reads these when it first looks for GPUs, which building a model
@@ -62,10 +62,11 @@ __all__ = sorted(_MODULES)
 def __getattr__(name: str) -> Any:
   if name not in _MODULES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  importlib.import_module('tff_pfl.system.tf_import')
-  members = vars(importlib.import_module(_MODULES[name]))
-  if name not in members:  # The name is a module.
-    members = {name: importlib.import_module(f'{_MODULES[name]}.{name}')}
+  with objects.kept():
+    importlib.import_module('tff_pfl.system.tf_import')
+    members = vars(importlib.import_module(_MODULES[name]))
+    if name not in members:  # The name is a module.
+      members = {name: importlib.import_module(f'{_MODULES[name]}.{name}')}
   globals()[name] = members[name]
   return members[name]
 

@@ -9,9 +9,14 @@ names have no counterpart in 0.88: see "The next TFF" in BUILD_NOTES.md.
 """
 
 import importlib
+import os
 from typing import Any
 
 import tensorflow_federated
+
+__version__ = tensorflow_federated.__version__
+# The folder of the installed TFF.
+FOLDER = os.path.dirname(tensorflow_federated.__file__)
 
 _LANGUAGE = 'federated_language'
 # Where TFF 0.88 has the names of a path of 0.87, in the order of the search.
@@ -49,14 +54,10 @@ class _Names:
         return getattr(owner, _RENAMED.get(path, name))
       except AttributeError:
         continue
-    raise AttributeError(
-      f'The installed TFF {tensorflow_federated.__version__} has no tff.{path}.'
-    )
+    raise AttributeError(f'The installed TFF {__version__} has no tff.{path}.')
 
 
 def __getattr__(name: str) -> Any:
-  if name in ('__version__', '__file__'):
-    return getattr(tensorflow_federated, name)
   # Only TFF 0.87 has it.
   if hasattr(tensorflow_federated, 'federated_computation'):
     return getattr(tensorflow_federated, name)

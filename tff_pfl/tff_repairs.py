@@ -4,9 +4,14 @@ TFF's own modules work unchanged. Three modules that they import do not:
 
 * `tensorflow_privacy` 0.9.0 imports estimators, which TensorFlow no longer has.
   A switch skips all its imports, so this module sets the queries that TFF uses.
-* `tensorflow_model_optimization` switches `tf.keras` to Keras 2.
+* `tensorflow_model_optimization` switches `tf.keras` to Keras 2. TFF uses only
+  a part of it that works without the rest. The rest is imported when it is
+  used.
 * `jax.lib` no longer exports `xla_client`, which `jaxlib` still has, and
   `jax.stages` no longer has its own type for the shapes of results.
+
+`tff.jax` and `tensorflow_probability` are also imported only when they are
+used, because few programs use them and their import takes 0.5 s.
 
 When Python exits, the workers of TFF's contexts are stopped. Otherwise the
 object that owns a worker is destroyed when the names that its `__del__` needs
@@ -25,18 +30,51 @@ import anything slow.
 
 import atexit
 import importlib
-import os
+import importlib.util
 import pkgutil
 import sys
+import threading
 import types
 import weakref
 
-_USE_KERAS_2 = 'TF_USE_LEGACY_KERAS'
+# What TFF imports but most programs do not use.
+_RARELY_USED = ('tensorflow_model_optimization', 'tensorflow_probability')
+_TFF_JAX = 'tensorflow_federated.python.core.environments.jax'
+
+
+class _UsedLater(types.ModuleType):
+  """A module whose code runs when one of its names is first used."""
+
+  def __getattr__(self, name):
+    with _import_lock:
+      if isinstance(self, _UsedLater):
+        # While its code runs, it is an ordinary module without some names.
+        self.__class__ = types.ModuleType
+        try:
+          if self.__name__ == _TFF_JAX:
+            _repair_jax()
+          self.__spec__.loader.exec_module(self)
+        except BaseException:
+          self.__class__ = _UsedLater
+          raise
+    return getattr(self, name)
+
+
+_import_lock = threading.RLock()
+
+
+def _use_later(name):
+  if name not in sys.modules:
+    spec = importlib.util.find_spec(name)
+    if spec is not None:
+      module = sys.modules[name] = importlib.util.module_from_spec(spec)
+      module.__class__ = _UsedLater
 
 
 def repair() -> None:
   """Repairs the imports of `tensorflow_federated`. Repeated calls are safe."""
-  _keep_keras()
+  for name in _RARELY_USED:
+    _use_later(name)
   sys.skip_tf_privacy_import = True
   privacy = importlib.import_module('tensorflow_privacy')
   queries = importlib.import_module('tensorflow_privacy.privacy.dp_query')
@@ -48,27 +86,14 @@ def repair() -> None:
         if getattr(value, '__module__', None) == module.__name__:
           setattr(privacy, name, value)
 
+
+def _repair_jax() -> None:
   jax_lib = importlib.import_module('jax.lib')
   if not hasattr(jax_lib, 'xla_client'):
     jax_lib.xla_client = importlib.import_module('jaxlib.xla_client')
   jax = sys.modules['jax']
   if not hasattr(jax.stages, 'OutInfo'):
     jax.stages.OutInfo = jax.ShapeDtypeStruct
-
-
-def _keep_keras() -> None:
-  """Keeps the `tf.keras` of a program without TFF, Keras 3 by default.
-
-  TFF imports tensorflow-model-optimization, which switches it to Keras 2.
-  """
-  # TensorFlow chooses the version on first use.
-  importlib.import_module('tensorflow').keras.Model.__name__  # noqa: B018
-  before = os.environ.get(_USE_KERAS_2)
-  importlib.import_module('tensorflow_model_optimization')
-  if before is None:
-    os.environ.pop(_USE_KERAS_2, None)
-  else:
-    os.environ[_USE_KERAS_2] = before
 
 
 def _end_workers_at_exit(module) -> None:
@@ -137,13 +162,14 @@ class _Finder:
       return None
     self._is_looking = True
     try:
-      spec = importlib.import_module('importlib.util').find_spec(name)
+      spec = importlib.util.find_spec(name)
     finally:
       self._is_looking = False
     if spec is not None:
       execute = spec.loader.exec_module
       spec.loader.exec_module = lambda module: (
         repair(),
+        _use_later(_TFF_JAX),
         execute(module),
         _end_workers_at_exit(module),
         _use_check_of_secure_sums(),

@@ -1,6 +1,7 @@
 import collections
 import gc
 import logging
+import weakref
 
 import numpy as np
 import pytest
@@ -45,6 +46,47 @@ def test_equal_graphs_are_loaded_once_and_unloaded_with_the_last(library):
   del first, second, concrete
   gc.collect()
   assert not any(map(context.has_function, names))
+
+
+def _counting(name):
+  """A computation whose function has another name each time."""
+  inner = tf.function(lambda x: x + 1, autograph=False)
+  inner._name = name
+  return tff.tensorflow.computation(inner, np.int32)
+
+
+def test_equal_graphs_with_other_names_stay_loaded_for_the_next_library(
+  monkeypatch,
+):
+  monkeypatch.setattr(graph_functions, '_MAX_KEPT', 2)
+  first = weakref.ref(
+    _function(graph_functions.FunctionLibrary(), _counting('first'))
+  )
+  gc.collect()
+  assert int(first()(tf.constant(1))) == 2
+  library = graph_functions.FunctionLibrary()
+  assert _function(library, _counting('second')) is first()
+  # Others were used later.
+  others = [
+    _function(library, tff.tensorflow.computation(compute, np.int32))
+    for compute in (lambda x: 2 * x, lambda x: 3 * x)
+  ]
+  gc.collect()
+  assert first() is None
+  assert [int(f(tf.constant(1))) for f in others] == [2, 3]
+  graph_functions._kept.clear()
+
+
+def test_random_graphs_begin_anew_in_the_next_library():
+  @tff.tensorflow.computation
+  def draw():
+    return tf.random.uniform([], seed=1)
+
+  one, other = (
+    _function(graph_functions.FunctionLibrary(), draw) for _ in range(2)
+  )
+  assert one is not other
+  assert float(one()) == float(other()) != float(one())
 
 
 def test_an_operation_may_wait_for_an_argument_alone(library):

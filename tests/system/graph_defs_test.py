@@ -64,3 +64,45 @@ def test_graphs_without_stateful_operations_are_deterministic(
   with tf.Graph().as_default() as graph:
     place(build)()
   assert graph_defs.is_deterministic(graph.as_graph_def()) == is_deterministic
+
+
+def _graph_def(number, name):
+  """The graph of a function that calls another one, which has a name."""
+
+  @tf.function(autograph=False, jit_compile=True)
+  def inner(x):
+    return tf.while_loop(lambda v: v < 9, lambda v: v + number, [x])[0]
+
+  inner._name = name
+  with tf.Graph().as_default() as graph:
+    tf.identity(inner(tf.compat.v1.placeholder(tf.int32, [])), name='result')
+  return graph.as_graph_def()
+
+
+def test_canonical_names_depend_on_the_graph_alone():
+  first, second, other = (
+    _graph_def(*arguments) for arguments in ((1, 'a'), (1, 'b'), (2, 'a'))
+  )
+  assert first != second
+  names = [
+    graph_defs.make_names_canonical(graph_def)
+    for graph_def in (first, second, other)
+  ]
+  assert first == second
+  assert names[0] == names[1]
+  assert len({*names[0]}) == len(names[0]) == len(first.library.function) >= 3
+  assert not {*names[0]} & {*names[2]}
+  assert sorted(f.signature.name for f in first.library.function) == sorted(
+    names[0]
+  )
+
+  def outcome(graph_def):
+    with tf.Graph().as_default() as graph:
+      x = tf.constant(3)
+      (result,) = tf.graph_util.import_graph_def(
+        graph_def, {'Placeholder:0': x}, ['result:0']
+      )
+      with tf.compat.v1.Session(graph=graph) as session:
+        return session.run(result)
+
+  assert [outcome(first), outcome(other)] == [9, 9]

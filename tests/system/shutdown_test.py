@@ -35,7 +35,7 @@ import contextlib, importlib.util, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 importlib.util.find_spec('tensorflow_federated')
-from tff_pfl import tff_api as tff
+import tensorflow_federated as tff
 from tff_pfl import runtime
 from tff_pfl.system import shutdown
 import numpy as np

@@ -1,5 +1,6 @@
 """Loaded graphs that TensorFlow can call."""
 
+import collections
 import functools
 import itertools
 import re
@@ -22,6 +23,11 @@ _XLA_CANNOT_COMPILE = re.compile(
 )
 _MAX_REASON_CHARACTERS = 300
 _CHECKS = ('Assert', 'CheckNumerics', 'CheckNumericsV2')
+
+# By name of a function, the number of loaded graphs that have it.
+_num_loaded = collections.Counter()
+# Reentrant, because the garbage collector unloads graphs at any time.
+_lock = threading.RLock()
 
 
 class Lazy:
@@ -172,7 +178,13 @@ def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
     return graph_def
 
   def load(graph_def):
-    function_names = graph_defs.make_names_unique(graph_def)
+    if graph_defs.is_deterministic(graph_def):
+      function_names = graph_defs.make_names_canonical(graph_def)
+    else:
+      # An operation with a state, such as a random one, needs its own function.
+      function_names = graph_defs.make_names_unique(graph_def)
+    with _lock:
+      _num_loaded.update(function_names)
     concrete = import_graph(
       graph_def, tensor_names(proto.parameter), tensor_names(proto.result)
     )
@@ -195,10 +207,14 @@ def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
 
 
 def _unload(function_names: Sequence[str]) -> None:
-  """Frees the functions of a loaded graph."""
-  for name in function_names:
-    while eager_context.context().has_function(name):
-      eager_context.context().remove_function(name)
+  """Frees the functions of a loaded graph that no other graph has."""
+  with _lock:
+    _num_loaded.subtract(function_names)
+    for name in function_names:
+      if not _num_loaded[name]:
+        del _num_loaded[name]
+        while eager_context.context().has_function(name):
+          eager_context.context().remove_function(name)
 
 
 def import_graph(

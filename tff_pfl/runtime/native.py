@@ -29,7 +29,7 @@ from tff_pfl.runtime import base, lowering, threads, worker_port
 from tff_pfl.system import child_processes, cores
 from tff_pfl.system.private_api import executor_pb2_grpc
 
-_BINARY = os.path.join(os.path.dirname(tff.__file__), 'data', 'worker_binary')
+_BINARY = os.path.join(tff.FOLDER, 'data', 'worker_binary')
 # Loading the binary (300 MB) from a slow disk takes long.
 _SECONDS_TO_START = 60.0
 # The kernel closes a dying process's sockets just before the process ends.
@@ -150,8 +150,10 @@ class _Worker:
       'TF_NUM_INTRAOP_THREADS': str(cores.threads_per_client(num_clients)),
       **os.environ,
     }
-    # The worker's TensorFlow 2.14 aborts at flags that its XLA does not know.
-    environment.pop('XLA_FLAGS', None)
+    # The worker's TensorFlow 2.14 aborts at flags that its XLA does not know,
+    # and cannot share compiled programs.
+    for name in ('XLA_FLAGS', 'TF_XLA_FLAGS'):
+      environment.pop(name, None)
     self.process = subprocess.Popen(
       child_processes.launch_command(
         _BINARY,

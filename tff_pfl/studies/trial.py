@@ -38,7 +38,7 @@ from tff_pfl.runs import evaluation as evaluation_lib
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import settings as settings_lib
 from tff_pfl.runs import summary as summary_lib
-from tff_pfl.system import shutdown
+from tff_pfl.system import cores, shutdown
 
 SPEC_NAME = 'trial.json'
 SCORES_NAME = 'scores.json'
@@ -350,6 +350,7 @@ def main(argv: Sequence[str]) -> None:
   """
   # So that the environment decides, not the process of which this is a fork.
   tf.config.threading.set_intra_op_parallelism_threads(0)
+  cores.divide()
   try:
     with shutdown.stopping_on_signals():
       run_folder(argv[1])

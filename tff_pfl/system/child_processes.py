@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import multiprocessing
 import os
@@ -109,6 +110,8 @@ def _same_path() -> Iterator[None]:
 
 
 def _run(module, argument, log_path, environment):
+  # What the fork server has imported stays.
+  gc.freeze()
   threading.Thread(target=_end_with_parent, daemon=True).start()
   with open(log_path, 'a') as log:
     os.dup2(log.fileno(), 1)

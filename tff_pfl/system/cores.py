@@ -7,6 +7,7 @@ import tensorflow as tf
 from absl import logging
 
 from tff_pfl import errors
+from tff_pfl.system import program_cache
 
 # Each client may get a thread.
 _MOST_CLIENTS = 10_000
@@ -52,6 +53,8 @@ def divide(num_clients: Optional[int] = None) -> None:
   one per core, then compete for them: rounds take twice as long on two cores,
   and their rounding depends on the number of cores.
 
+  Programs that XLA compiles for this share are kept (see `program_cache`).
+
   This works only before TensorFlow's first operation. Programs call it when
   they start, `import tff_pfl as pfl` at the first use of one of its names, and
   an in-process runtime when it is created. The environment variable
@@ -62,13 +65,15 @@ def divide(num_clients: Optional[int] = None) -> None:
     num_clients: Number of concurrent clients, at least 1. None means one per
       core.
   """
-  if os.environ.get('TF_NUM_INTRAOP_THREADS'):
-    return
   share = threads_per_client(num_clients)
+  if os.environ.get('TF_NUM_INTRAOP_THREADS'):
+    program_cache.use(share)
+    return
   try:
     # Reading the current value first would initialize GPUs, and then no fork
     # could use them.
     tf.config.threading.set_intra_op_parallelism_threads(share)
+    program_cache.use(share)
   except RuntimeError:
     current = tf.config.threading.get_intra_op_parallelism_threads()
     logging.log_first_n(

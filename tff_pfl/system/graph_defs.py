@@ -1,6 +1,7 @@
 """Analysis and changes of TensorFlow's serialized graphs (`GraphDef`)."""
 
 import collections
+import hashlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -75,7 +76,7 @@ def _in_use(graph_def: tf.compat.v1.GraphDef) -> tuple[list, dict[str, Any]]:
 def _called_by(node: Any) -> Iterator[str]:
   """Yields names, among them the functions that a node may call."""
   yield node.op
-  for attribute in node.attr.values():
+  for _, attribute in sorted(node.attr.items()):
     yield attribute.func.name
     yield from (function.name for function in attribute.list.func)
 
@@ -156,10 +157,52 @@ def make_names_unique(graph_def: tf.compat.v1.GraphDef) -> list[str]:
     The new names of the functions.
   """
   suffix = f'_of_copy_{next(_unique_number)}'
-  library = graph_def.library
   names = {
-    f.signature.name: f.signature.name + suffix for f in library.function
+    f.signature.name: f.signature.name + suffix
+    for f in graph_def.library.function
   }
+  _rename(graph_def, names)
+  return list(names.values())
+
+
+def make_names_canonical(graph_def: tf.compat.v1.GraphDef) -> list[str]:
+  """Gives functions names that depend only on the graph.
+
+  Names from TensorFlow count all functions of the process. XLA's compiled
+  programs contain them, so only graphs with canonical names are found among the
+  programs that another process has compiled. No two graphs have a function name
+  in common unless they are equal.
+
+  Args:
+    graph_def: The graph, which is changed in place. Its functions are sorted.
+
+  Returns:
+    The new names of the functions.
+  """
+  functions = {f.signature.name: f for f in graph_def.library.function}
+  order = {}
+  nodes = [*graph_def.node]
+  # The list grows.
+  for node in nodes:
+    for name in _called_by(node):
+      if name in functions and name not in order:
+        order[name] = len(order)
+        nodes += functions[name].node_def
+  for name in functions:
+    order.setdefault(name, len(order))
+  names = {name: f'tff_pfl_{number}' for name, number in order.items()}
+  _rename(graph_def, names)
+  numbers = {name: number for number, name in enumerate(names.values())}
+  graph_def.library.function.sort(key=lambda f: numbers[f.signature.name])
+  content = graph_def.SerializeToString(deterministic=True)
+  digest = hashlib.sha256(content).hexdigest()[:16]
+  names = {name: f'{name}_{digest}' for name in names.values()}
+  _rename(graph_def, names)
+  return list(names.values())
+
+
+def _rename(graph_def, names):
+  library = graph_def.library
   for gradient in library.gradient:
     gradient.function_name = names[gradient.function_name]
     gradient.gradient_func = names[gradient.gradient_func]
@@ -169,7 +212,6 @@ def make_names_unique(graph_def: tf.compat.v1.GraphDef) -> list[str]:
   for node in all_nodes(graph_def):
     node.op = names.get(node.op, node.op)
     _rename_in_attributes(node.attr, names)
-  return list(names.values())
 
 
 def _rename_in_attributes(attributes: Any, names: dict[str, str]) -> None:

@@ -18,17 +18,35 @@ _SECONDS_PER_SAMPLE = 0.2
 # A new process briefly shares its parent's memory, which must not count twice.
 _SECONDS_UNTIL_STARTED = 0.5
 
+# The process that listed its children last, when, and the children.
+_listed = None, 0.0, []
+
 
 def resident_mb() -> float:
   """Returns the resident memory of this process and its children, in MiB."""
   process = psutil.Process()
   total = process.memory_info().rss
-  for child in process.children(recursive=True):
+  for child in _children(process):
     # A child may end during its measurement.
     with contextlib.suppress(psutil.Error):
       if time.time() - child.create_time() > _SECONDS_UNTIL_STARTED:
         total += child.memory_info().rss
   return total / 2**20
+
+
+def _children(process):
+  """The children at most `_SECONDS_PER_SAMPLE` ago.
+
+  Finding them takes milliseconds, because it reads about every process of the
+  machine.
+  """
+  global _listed
+  listed_by, seconds, children = _listed
+  now = time.monotonic()
+  if listed_by != process or now - seconds >= _SECONDS_PER_SAMPLE:
+    children = process.children(recursive=True)
+    _listed = process, now, children
+  return children
 
 
 class PeakMemory:

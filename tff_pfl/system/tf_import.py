@@ -1,7 +1,8 @@
 """Imports TensorFlow for programs and for `import tff_pfl as pfl`.
 
-Operations get a client's share of threads (see `cores.divide`), and
-TensorFlow's messages about itself are dropped.
+Operations get a client's share of threads (see `cores.divide`), compiled
+programs are kept (see `program_cache`), and TensorFlow's messages about itself
+are dropped.
 
 TensorFlow 2.21 writes about ten lines on CPU features and missing GPUs to
 stderr, when it is loaded and when it first looks for devices. It does so for
@@ -15,7 +16,7 @@ import ctypes
 import os
 import re
 
-from tff_pfl.system import messages
+from tff_pfl.system import messages, objects
 
 _VARIABLE = 'TF_CPP_MIN_LOG_LEVEL'
 _MESSAGE = re.compile(
@@ -30,7 +31,7 @@ _SET_MIN_LOG_LEVEL = (
 if os.environ.get(_VARIABLE, '1') == '1':
   os.environ[_VARIABLE] = '3'
 if os.environ[_VARIABLE] == '3':
-  with messages.held_back(_MESSAGE):
+  with messages.held_back(_MESSAGE), objects.kept():
     import tensorflow as tf
   _library = os.path.join(
     os.path.dirname(tf.__file__), 'libtensorflow_framework.so.2'
