@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from tff_pfl import errors, plots
+from tff_pfl import datasets, errors, plots
 from tff_pfl.models import split_model
 
 _MAE = split_model.PrimaryMetric('mae', False)
@@ -189,3 +189,20 @@ def test_axes_and_figures_are_written(tmp_path):
   assert len(list(tmp_path.iterdir())) == 2
   with pytest.raises(errors.RunError, match='Cannot write'):
     plots.save(figure, tmp_path / 'no' / 'a.png')
+
+
+def test_only_the_drawn_clients_are_read(monkeypatch):
+  monkeypatch.setattr(plots, '_MAX_CLIENTS', 2)
+  data = datasets.load('synthetic', num_clients=5)
+  read = set()
+
+  def load(client_id, split):
+    read.add(client_id)
+    return data.load(client_id, split)
+
+  figure = plots.partition(data.replaced(load=load))
+  assert read == {'client_0', 'client_2'}
+  assert len(figure.axes[0].patches) == 2
+  assert figure.axes[0].get_title() == (
+    'synthetic, training examples, 2 of 5 clients'
+  )

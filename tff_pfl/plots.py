@@ -402,7 +402,13 @@ def partition(
   Returns:
     A figure. It shows at most 200 clients, evenly spaced.
   """
-  maps = {}
+  maps, num_clients = {}, data.num_clients
+  title = title or f'{data.name}, {_SPLITS[split]} examples'
+  shown = _shown(num_clients)
+  if len(shown) < num_clients:
+    # No others are read.
+    data = data.subset(data.client_ids[index] for index in shown)
+    title += f', {len(shown)} of {num_clients:,} clients'
   if data.num_classes is not None:
     words = data.encoding and data.encoding.classes
     maps['class'] = data.class_counts(split), words
@@ -415,8 +421,14 @@ def partition(
       kind: pd.DataFrame(counts, data.client_ids, names or None)
       for kind, (counts, names) in maps.items()
     },
-    title=title or f'{data.name}, {_SPLITS[split]} examples',
+    title=title,
   )
+
+
+def _shown(num_clients):
+  """Indices of the clients in a picture, evenly spaced."""
+  num_shown = min(num_clients, _MAX_CLIENTS)
+  return np.arange(num_shown) * num_clients // max(num_shown, 1)
 
 
 @_styled
@@ -440,8 +452,7 @@ def partition_counts(
   Returns:
     A figure. It shows at most 200 clients, evenly spaced.
   """
-  num_shown = min(len(totals), _MAX_CLIENTS)
-  shown = np.arange(num_shown) * len(totals) // max(num_shown, 1)
+  shown = _shown(len(totals))
   heights = [1.0, *(1 + 0.1 * min(len(m.columns), 20) for m in maps.values())]
   figure = Figure((9.0, 0.8 + 1.1 * sum(heights)), layout='constrained')
   top, *rest = figure.subplots(

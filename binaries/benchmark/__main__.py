@@ -13,7 +13,9 @@ over the dataset as in TFF's tutorials. `speedup` is the ratio of the medians.
 The memory then includes both.
 
 The workload `scale` runs with a durable store, on two populations in turns, to
-show that the cost of a round does not depend on the population's size.
+show that the cost of a round does not depend on the population's size. Then it
+makes a whole run of two rounds on the larger population, with evaluations and a
+report.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from absl import flags
 from tff_pfl import errors
 from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import training_loop
-from tff_pfl.runs import run_store, stored_rounds, summary
+from tff_pfl.runs import loop, run_store, stored_rounds, summary
 from tff_pfl.system import cores, machine
 
 from .. import program, runtime_flags
@@ -130,6 +132,7 @@ def measure(
     * `peak_rss_mb`: peak memory of this process and its children.
     * `population` and `smaller_population`: `set_up_mb` is the growth of
       resident memory during set-up.
+    * `run_seconds`: for a whole run on the population, without making its data.
   """
   num_rounds = num_rounds or workload.num_rounds
   compares_populations = workload.smaller_num_clients is not None
@@ -151,7 +154,9 @@ def measure(
       )
     )
     measured = (
-      _measure_populations(workload, created, num_rounds, bar)
+      _measure_populations(
+        workload, created, (runtime, runtime_options), num_rounds, bar
+      )
       if compares_populations
       else _measure_in_memory(
         workload, created, with_reference, num_rounds, bar
@@ -224,12 +229,14 @@ def _measure_in_memory(workload, runtime, with_reference, num_rounds, bar):
   return measured
 
 
-def _measure_populations(workload, runtime, num_rounds, bar):
+def _measure_populations(workload, runtime, another, num_rounds, bar):
   """Times a workload on its population and on the smaller one, in turns.
 
   A round samples its cohort, reads the clients' states from a run's durable
   store, generates their data, computes, and commits all changes. The set-up of
   a population makes its dataset and its store.
+
+  `another` has the name and options of the runtime of a whole run.
 
   Clients that train for the first time get an initial state, the others a state
   from the store. A larger population has more first-time clients in a round.
@@ -264,6 +271,19 @@ def _measure_populations(workload, runtime, num_rounds, bar):
         'set_up_mb': machine.resident_mb() - start_mb,
       }
     seconds = time_in_turns(contestants, num_rounds, bar.update)
+    data = workload.make_data()
+    start = time.perf_counter()
+    loop.run(
+      process,
+      data,
+      os.path.join(directory, 'run'),
+      num_rounds=2,
+      cohort_size=workload.cohort_size,
+      runtime=another[0],
+      runtime_options=another[1],
+      show_progress=False,
+    )
+    run_seconds = time.perf_counter() - start
   for name, population in populations.items():
     population['round_seconds'] = seconds[name]
     population['seconds_per_round'] = _summarized(seconds[name][1:])
@@ -271,6 +291,7 @@ def _measure_populations(workload, runtime, num_rounds, bar):
     'build_seconds': build_seconds,
     **_round_times(seconds['population']),
     **populations,
+    'run_seconds': run_seconds,
   }
 
 
@@ -310,6 +331,9 @@ def format_records(records: Sequence[Mapping[str, Any]]) -> str:
         ('  set-up, MB', name, 'set_up_mb'),
         ('  round, s: median', name, 'seconds_per_round', 'median'),
       ]
+
+  if any('run_seconds' in record for record in records):
+    rows.append(('whole run of two rounds, s', 'run_seconds'))
 
   def cell(record, path):
     for key in path:

@@ -86,8 +86,7 @@ class Workload:
     return synthetic.make_synthetic(
       num_clients or self.num_clients,
       examples_per_client=self.examples_per_client,
-      # Rounds are measured, not evaluation.
-      test_examples_per_client=0,
+      test_examples_per_client=10,
       shape=tuple(self.shape),
       num_classes=NUM_CLASSES,
       classes_per_client=2,

@@ -64,6 +64,7 @@ def test_workload_of_populations_has_both_and_no_reference(scale):
     assert isinstance(scale[name]['set_up_mb'], float)
   assert sizes == {'population': 600, 'smaller_population': 6}
   assert scale['population']['seconds_per_round'] == scale['seconds_per_round']
+  assert scale['run_seconds'] > 0
 
 
 def test_table_has_a_column_for_each_record(with_reference, scale):

@@ -315,3 +315,53 @@ def test_a_run_writes_its_files_even_if_all_diverge(tmp_path):
   values = run_lib.tidy([run])
   diverged = values.query("when == 'after' and client != 'client_6'")
   assert len(diverged) and not np.isfinite(diverged['value']).any()
+
+
+def _recording(data):
+  """The data, and the clients of which something was read."""
+  read = set()
+
+  def load(client_id, split):
+    read.add(client_id)
+    return data.load(client_id, split)
+
+  return data.replaced(load=load), read
+
+
+@pytest.mark.parametrize(
+  ('given', 'most', 'number'), [(None, 10_000, 7), (None, 3, 3), (4, 3, 4)]
+)
+def test_the_same_clients_are_evaluated_and_few_others_are_read(
+  given, most, number, monkeypatch
+):
+  monkeypatch.setattr(loop, '_MOST_EVALUATED', most)
+  data, read = _recording(_make_data())
+  options = loop.RunOptions(num_evaluated_clients=given)
+  clients = options.evaluated_clients(data, _SEED)
+  assert clients == options.evaluated_clients(data, _SEED) == sorted(clients)
+  assert len(clients) == number
+  ids = {data.client_ids[index] for index in clients}
+  assert ids <= read <= ids | {_CLIENT_WITHOUT_TEST}
+  if number < 7:
+    others = [options.evaluated_clients(data, seed) for seed in range(20)]
+    assert any(other != clients for other in others)
+
+
+def test_a_run_reads_only_the_clients_that_it_trains_scores_or_draws(tmp_path):
+  data, read = _recording(_make_data())
+  data.fingerprint  # noqa: B018  # It reads some clients of many.
+  read.clear()
+  run = _run(
+    _make_process(),
+    data,
+    tmp_path / 'run',
+    num_rounds=1,
+    cohort_size=1,
+    num_evaluated_clients=2,
+    pictures=False,
+  )
+  assert len(run.scores) == 2
+  trained = client_sampling.CohortSampler(_NUM_CLIENTS, 1, _SEED).sample(1)
+  few = {*run.scores['client'], *(data.client_ids[i] for i in trained)}
+  assert read - {_CLIENT_WITHOUT_TEST} <= few | {*data.client_ids[:1]}
+  assert 'mean over 2 of 8 clients' in run.table()

@@ -88,18 +88,19 @@ def check_test_examples(data: datasets.FederatedDataset) -> None:
   )
 
 
-def unscored_clients(
+def scored_clients(
   process: personalized_process.PersonalizedProcess,
   data: datasets.FederatedDataset,
+  client_indices: Sequence[int],
   round_number: int,
-) -> set[int]:
-  """Indices of clients that are attacked or join after a round."""
-  absent = {
+) -> list[int]:
+  """The clients that are not attacked and have joined by a round."""
+  return [
     index
-    for index, name in enumerate(data.client_ids)
-    if data.join_round.get(name, 1) > round_number
-  }
-  return absent.union(process.attacked_clients)
+    for index in client_indices
+    if index not in process.attacked_clients
+    and data.join_round.get(data.client_ids[index], 1) <= round_number
+  ]
 
 
 def check_unchanged(

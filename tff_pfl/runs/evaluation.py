@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import os
 import urllib.parse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
@@ -49,7 +49,7 @@ ClientMapping = Mapping[str, Any]
 
 
 class Evaluation(NamedTuple):
-  """An evaluation of all clients that have test examples.
+  """An evaluation of clients that have test examples.
 
   Attributes:
     rows: A dict for each client: `client`, `num_train_examples`,
@@ -107,9 +107,9 @@ def evaluate(
   data: datasets.FederatedDataset,
   train: Optional[ClientMapping] = None,
   test: Optional[ClientMapping] = None,
-  excluded: Collection[int] = (),
+  client_indices: Optional[Sequence[int]] = None,
 ) -> Evaluation:
-  """Scores all clients that have test examples, and summarizes the scores.
+  """Scores clients, and summarizes the scores.
 
   All predictions of two classes stay in memory until the end, with 16 bytes per
   test example.
@@ -120,7 +120,8 @@ def evaluate(
     train: Their training data as shared by the runtime, to be reused. None
       shares both splits here.
     test: Their test data in the same form. Give both splits or neither.
-    excluded: Indices of clients that are not scored.
+    client_indices: Indices of clients with test examples. None scores all that
+      have test examples.
   """
   if train is None or test is None:
     train, test = runtime.share(
@@ -128,13 +129,14 @@ def evaluate(
       padding.ClientExamples(data.test),
     )
   model = process.model
-  indices = [
-    index
-    for index, client_id in enumerate(data.client_ids)
-    if data.num_test_examples(client_id) and index not in excluded
-  ]
+  if client_indices is None:
+    client_indices = [
+      index
+      for index, client_id in enumerate(data.client_ids)
+      if data.num_test_examples(client_id)
+    ]
   rows, predictions = [], []
-  for clients in _calls(runtime, data, states_of, indices):
+  for clients in _calls(runtime, data, states_of, client_indices):
     ids, states = map(list, zip(*clients))
     results = runtime.run(
       process.evaluate_clients,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import sys
 import time
@@ -48,6 +49,8 @@ from tff_pfl.system import folders, machine
 
 # Separates the draw of evaluated clients from other draws with the same seed.
 _EVALUATED_STREAM = 0x6576616C
+# The number of clients that are scored by default, if there are more.
+_MOST_EVALUATED = 10_000
 
 
 @fields.dataclass
@@ -68,7 +71,8 @@ class RunOptions:
     num_final_evaluations: Number of last rounds that are all evaluated. If it
       is 10, "last 10 rounds" in a table is a mean over ten evaluations.
     num_evaluated_clients: Number of clients that are scored, drawn at random
-      once for all evaluations. None scores all clients.
+      once for all evaluations. None scores all clients, or 10,000 if there are
+      more.
     keep_best: True to also keep the models of the best evaluation, as a run in
       the folder best. Each new best evaluation costs a copy.
     runtime: Runtime that executes rounds. in_process uses this process, on its
@@ -121,18 +125,21 @@ class RunOptions:
       or round_number > self.num_rounds - self.num_final_evaluations
     )
 
-  def unscored(self, data: datasets.FederatedDataset, seed: int) -> set[int]:
-    """Indices of clients with test examples that no evaluation scores."""
-    number = self.num_evaluated_clients
-    tested = [
-      index
-      for index, client_id in enumerate(data.client_ids)
-      if data.num_test_examples(client_id)
-    ]
-    if number is None or number >= len(tested):
-      return set()
+  def evaluated_clients(
+    self, data: datasets.FederatedDataset, seed: int
+  ) -> list[int]:
+    """Ascending indices of the clients that evaluations score.
+
+    All have test examples. No more clients than needed are read.
+    """
     rng = np.random.default_rng([seed, _EVALUATED_STREAM])
-    return {*tested} - {*rng.choice(tested, number, replace=False).tolist()}
+    tested = (
+      index
+      for index in rng.permutation(data.num_clients).tolist()
+      if data.num_test_examples(data.client_ids[index])
+    )
+    number = self.num_evaluated_clients or _MOST_EVALUATED
+    return sorted(itertools.islice(tested, number))
 
 
 @fields.checked_call
@@ -380,7 +387,7 @@ def check_unchanged(
 def _train(rounds, options, cohorts, epsilons, best, callbacks, show_progress):
   """Runs the remaining rounds."""
   process, data, store = rounds.process, rounds.data, rounds.store
-  unscored = options.unscored(data, process.seed)
+  evaluated = options.evaluated_clients(data, process.seed)
   with (
     metrics_writers.MetricsWriters(store.directory, store.history()) as writers,
     tqdm.tqdm(
@@ -413,8 +420,9 @@ def _train(rounds, options, cohorts, epsilons, best, callbacks, show_progress):
           data,
           rounds.train,
           rounds.test,
-          client_population.unscored_clients(process, data, round_number)
-          | unscored,
+          client_population.scored_clients(
+            process, data, evaluated, round_number
+          ),
         )
         scores['per_client'] = evaluation.rows
         scores['evaluation'] = evaluation.summary

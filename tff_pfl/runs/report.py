@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from tff_pfl import datasets, plots
 from tff_pfl.core import personalized_process
 from tff_pfl.models import split_model
-from tff_pfl.runs import client_population, run_store
+from tff_pfl.runs import run_store
 from tff_pfl.runs import scores as scores_lib
 from tff_pfl.runs import summary as summary_lib
 
@@ -212,8 +212,10 @@ def summarize(
   # Classes of several labels are counted together.
   classifier = process.model.classifier
   if classifier and data.num_classes and not classifier.is_multilabel:
-    excluded = client_population.unscored_clients(process, data, last_round)
-    summary['majority_accuracy'] = _majority_accuracy(data, excluded)
+    scored = [row['client'] for row in store.per_client()]
+    summary['majority_accuracy'] = _majority_accuracy(
+      data if len(scored) == data.num_clients else data.subset(scored)
+    )
   if 'two_classes' in newest:
     summary['two_classes'] = newest['two_classes']
   if 'domains' in newest:
@@ -221,15 +223,11 @@ def summarize(
   return summary
 
 
-def _majority_accuracy(data, excluded):
+def _majority_accuracy(data):
   """The mean accuracy of predicting each client's most frequent class."""
-  train, test = (
-    np.delete(data.class_counts(split), list(excluded), axis=0)
-    for split in ('train', 'test')
-  )
+  train, test = map(data.class_counts, ('train', 'test'))
   right = test[np.arange(len(test)), train.argmax(axis=1)]
-  totals = test.sum(axis=1)
-  return float(np.mean(right[totals > 0] / totals[totals > 0]))
+  return float(np.mean(right / test.sum(axis=1)))
 
 
 def counted(store: run_store.RunStore) -> list[dict[str, Any]]:
@@ -390,8 +388,8 @@ def _notes(summary):
   num_scored = summary['num_scored_clients']
   if num_scored < num_clients:
     yield (
-      f'{name}: mean over {num_scored} of {num_clients} clients. The others are'
-      ' not scored or have no test examples.'
+      f'{name}: mean over {num_scored:,} of {num_clients:,} clients. The '
+      'others are not scored or have no test examples.'
     )
   num_diverged = summary['non_finite_clients']
   if num_diverged:

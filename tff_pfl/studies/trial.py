@@ -222,10 +222,12 @@ def _scores(trial, process, trained, new, runtime, directory):
           server_state(variant),
           client_states(variant),
           trained,
-          excluded=client_population.unscored_clients(
-            variant, trained, store.last_round
-          )
-          | rounds.unscored(trained, settings.seed),
+          client_indices=client_population.scored_clients(
+            variant,
+            trained,
+            rounds.evaluated_clients(trained, settings.seed),
+            store.last_round,
+          ),
         )
         variants[name] = {
           'evaluation': evaluation.summary,
