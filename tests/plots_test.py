@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from tff_pfl import datasets, errors, plots
+from tff_pfl import errors, plots
+from tff_pfl.datasets.sources import synthetic
 from tff_pfl.models import split_model
 
 _MAE = split_model.PrimaryMetric('mae', False)
@@ -193,7 +194,7 @@ def test_axes_and_figures_are_written(tmp_path):
 
 def test_only_the_drawn_clients_are_read(monkeypatch):
   monkeypatch.setattr(plots, '_MAX_CLIENTS', 2)
-  data = datasets.load('synthetic', num_clients=5)
+  data = synthetic.make_synthetic(5)
   read = set()
 
   def load(client_id, split):
