@@ -22,9 +22,11 @@ name before you run any operation.
 """
 
 import ast
+import contextlib
 import importlib
 import importlib.util
 import pathlib
+import sys
 from typing import Any
 
 __version__ = '0.4.0'
@@ -62,7 +64,8 @@ __all__ = sorted(_MODULES)
 def __getattr__(name: str) -> Any:
   if name not in _MODULES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  with objects.kept():
+  is_first = 'tff_pfl.system.tf_import' not in sys.modules
+  with objects.kept() if is_first else contextlib.nullcontext():
     importlib.import_module('tff_pfl.system.tf_import')
     members = vars(importlib.import_module(_MODULES[name]))
     if name not in members:  # The name is a module.
