@@ -39,6 +39,6 @@ if sys.argv[0] == '-m' or os.path.basename(sys.argv[0]).startswith(_SCRIPT):
   if not any(word.startswith(('--help', '--version')) for word in sys.argv):
     # The import takes seconds.
     print('Importing TensorFlow …', file=sys.stderr, flush=True)
-  # What imports create stays (see `objects`). `program.run_program` ends this.
+  # See `collector`. `program.run_program` turns it on again.
   gc.disable()
   from tff_pfl.system import tf_import  # noqa: F401

@@ -264,7 +264,7 @@ def _path():
 
 def _key():
   """A checksum of the names, sizes and times of the library's files."""
-  # Finds the library without importing it. In the wheel it is the folder above.
+  # In the wheel the library is the folder above.
   above = os.path.dirname(_FOLDER)
   library = os.path.join(above, 'tff_pfl')
   if not os.path.isdir(library):

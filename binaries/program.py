@@ -1,5 +1,6 @@
 """Starts and ends every program of this folder: flags, help and errors."""
 
+import contextlib
 import functools
 import gc
 import os
@@ -140,6 +141,11 @@ def _parse_flags(flags_of, argv: Sequence[str]) -> Sequence[str]:
     sys.exit(0)
 
 
+def _runs_code_of_user():
+  """True if a user's study may have open files or threads."""
+  return str(flags.FLAGS.flag_values_dict().get('study')).endswith('.py')
+
+
 def _print_versions():
   print(
     f'tff_pfl {tff_pfl.__version__}, TensorFlow {version("tensorflow")}, '
@@ -185,11 +191,16 @@ def run_program(
       if _TRACEBACK.value:
         raise
       _fail(errors.reason(e))
-    if early.PROGRAM:
-      # Freeing TensorFlow's objects one by one takes a second.
-      shutdown.exit_without_waiting(0)
+    if early.PROGRAM and not _runs_code_of_user():
+      # If the output cannot be written, Python's own exit says so.
+      with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Freeing TensorFlow's objects one by one takes a second.
+        shutdown.exit_without_waiting(0)
 
   if early.PROGRAM:
+    # What the imports have created stays, so no collection has to look at it.
     gc.freeze()
     gc.enable()
   # --help shows the name that this package has here, which is another one in

@@ -11,6 +11,11 @@ import pytest
 gc.disable()
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+# The user's own programs stay, and tests share theirs.
+os.environ.setdefault(
+  'TFF_PFL_PROGRAM_CACHE',
+  os.path.join(os.path.dirname(__file__), '..', '.pytest_cache', 'programs'),
+)
 os.environ.setdefault('MPLBACKEND', 'Agg')
 # The models of TFF's own algorithms are of Keras 2, those of this library not.
 os.environ['TF_USE_LEGACY_KERAS'] = '1'

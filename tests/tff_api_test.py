@@ -15,8 +15,8 @@ from tff_pfl import tff_api
 _FOLDERS = [
   pathlib.Path(package.__file__).parent for package in (tff_pfl, binaries)
 ]
-# They import TFF: its public names, its other modules, and repairs for it.
-_MAY = ('tff_api.py', 'private_api.py', 'tff_repairs.py')
+# They import TFF's public names and its other modules.
+_MAY = ('tff_api.py', 'system/private_api.py')
 
 
 def _imported(path):
@@ -34,14 +34,15 @@ def test_no_other_module_imports_tff():
     for path in folder.rglob('*.py')
   ]
   importers = {
-    path.name
+    path
     for path in paths
     if any(
       name.split('.')[0] == 'tensorflow_federated' for name in _imported(path)
     )
   }
-  assert importers <= {*_MAY, pathlib.Path(__file__).name}
-  assert 'tff_api.py' in importers
+  library = pathlib.Path(tff_pfl.__file__).parent
+  may = {library / name for name in _MAY}
+  assert importers == {*may, pathlib.Path(__file__)}
 
 
 def test_names_are_those_of_the_installed_version():

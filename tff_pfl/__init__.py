@@ -22,11 +22,9 @@ name before you run any operation.
 """
 
 import ast
-import contextlib
 import importlib
 import importlib.util
 import pathlib
-import sys
 from typing import Any
 
 __version__ = '0.4.0'
@@ -41,7 +39,7 @@ for _name in ('tensorflow', 'tensorflow_federated'):
     )
 
 from tff_pfl import tff_repairs  # noqa: E402
-from tff_pfl.system import environment, objects  # noqa: E402
+from tff_pfl.system import collector, environment  # noqa: E402
 
 tff_repairs.before_tff()
 # TensorFlow reads these when it first looks for GPUs, which building a model
@@ -64,8 +62,7 @@ __all__ = sorted(_MODULES)
 def __getattr__(name: str) -> Any:
   if name not in _MODULES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  is_first = 'tff_pfl.system.tf_import' not in sys.modules
-  with objects.kept() if is_first else contextlib.nullcontext():
+  with collector.paused():
     importlib.import_module('tff_pfl.system.tf_import')
     members = vars(importlib.import_module(_MODULES[name]))
     if name not in members:  # The name is a module.

@@ -403,12 +403,12 @@ def partition(
     A figure. It shows at most 200 clients, evenly spaced.
   """
   maps, num_clients = {}, data.num_clients
-  title = title or f'{data.name}, {_SPLITS[split]} examples'
+  default = f'{data.name}, {_SPLITS[split]} examples'
   shown = _shown(num_clients)
   if len(shown) < num_clients:
     # No others are read.
     data = data.subset(data.client_ids[index] for index in shown)
-    title += f', {len(shown)} of {num_clients:,} clients'
+    default += f', {len(shown)} of {num_clients:,} clients'
   if data.num_classes is not None:
     words = data.encoding and data.encoding.classes
     maps['class'] = data.class_counts(split), words
@@ -421,7 +421,7 @@ def partition(
       kind: pd.DataFrame(counts, data.client_ids, names or None)
       for kind, (counts, names) in maps.items()
     },
-    title=title,
+    title=title or default,
   )
 
 

@@ -58,6 +58,8 @@ class _Names:
 
 
 def __getattr__(name: str) -> Any:
+  if name.startswith('__'):
+    raise AttributeError(name)
   # Only TFF 0.87 has it.
   if hasattr(tensorflow_federated, 'federated_computation'):
     return getattr(tensorflow_federated, name)

@@ -31,6 +31,7 @@ import anything slow.
 import atexit
 import importlib
 import importlib.util
+import os
 import pkgutil
 import sys
 import threading
@@ -39,6 +40,7 @@ import weakref
 
 # What TFF imports but most programs do not use.
 _RARELY_USED = ('tensorflow_model_optimization', 'tensorflow_probability')
+_USE_KERAS_2 = 'TF_USE_LEGACY_KERAS'
 _TFF_JAX = 'tensorflow_federated.python.core.environments.jax'
 
 
@@ -46,21 +48,36 @@ class _UsedLater(types.ModuleType):
   """A module whose code runs when one of its names is first used."""
 
   def __getattr__(self, name):
+    # Other libraries look for such names in all modules.
+    if name.startswith('__') and name not in ('__all__', '__version__'):
+      raise AttributeError(name)
     with _import_lock:
-      if isinstance(self, _UsedLater):
-        # While its code runs, it is an ordinary module without some names.
-        self.__class__ = types.ModuleType
+      if isinstance(self, _UsedLater) and self.__name__ not in _running:
+        _running.add(self.__name__)
         try:
-          if self.__name__ == _TFF_JAX:
-            _repair_jax()
-          self.__spec__.loader.exec_module(self)
-        except BaseException:
-          self.__class__ = _UsedLater
-          raise
+          _run(self)
+          self.__class__ = types.ModuleType
+        finally:
+          _running.remove(self.__name__)
+    if isinstance(self, _UsedLater):  # Its own code asks for a missing name.
+      raise AttributeError(
+        f'module {self.__name__!r} has no attribute {name!r}'
+      )
     return getattr(self, name)
 
 
 _import_lock = threading.RLock()
+_running = set()
+
+
+def _run(module):
+  if module.__name__ == _TFF_JAX:
+    _repair_jax()
+  # tensorflow-model-optimization would change other programs' `tf.keras`.
+  before = os.environ.get(_USE_KERAS_2)
+  module.__spec__.loader.exec_module(module)
+  if before is None:
+    os.environ.pop(_USE_KERAS_2, None)
 
 
 def _use_later(name):

@@ -278,3 +278,34 @@ def test_preset_is_understood_and_complete(path, programs):
       tunes = '--fine_tune_variants' in given
       run_flags.settings_from_flags(algorithm, has_variants=tunes)
   plan.parse_grid(given.get('--grid', []), names, 'grid')
+
+
+@pytest.mark.timeout(_SECONDS)
+def test_output_that_cannot_be_written_is_a_failure():
+  def status(stdout):
+    return subprocess.run(
+      [sys.executable, '-m', 'binaries.reproduce', '--list'],
+      cwd=_ROOT,
+      stdout=stdout,
+      stderr=subprocess.DEVNULL,
+      check=False,
+    )
+
+  with open('/dev/full', 'w') as full:
+    assert status(full).returncode
+  result = status(subprocess.PIPE)
+  assert not result.returncode
+  assert b'fedrep_table_1' in result.stdout
+
+
+def test_the_code_of_a_user_ends_as_python_ends_it(monkeypatch):
+  defined = flags.FlagValues()
+  flags.DEFINE_string('study', None, '', flag_values=defined)
+  monkeypatch.setattr(program.flags, 'FLAGS', defined)
+  for argument, is_of_user in (
+    ('--study=all', False),
+    ('--study=my_table.py', True),
+  ):
+    defined(['program', argument])
+    assert program._runs_code_of_user() == is_of_user
+    defined.unparse_flags()

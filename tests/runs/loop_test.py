@@ -2,6 +2,7 @@ import contextlib
 import copy
 import functools
 import os
+import types
 
 import numpy as np
 import pytest
@@ -337,14 +338,23 @@ def test_the_same_clients_are_evaluated_and_few_others_are_read(
   monkeypatch.setattr(loop, '_MOST_EVALUATED', most)
   data, read = _recording(_make_data())
   options = loop.RunOptions(num_evaluated_clients=given)
-  clients = options.evaluated_clients(data, _SEED)
-  assert clients == options.evaluated_clients(data, _SEED) == sorted(clients)
+
+  def evaluated(data, seed=_SEED, attacked=()):
+    process = types.SimpleNamespace(seed=seed, attacked_clients=attacked)
+    return options.evaluated_clients(process, data)
+
+  clients = evaluated(data)
+  assert clients == evaluated(data) == sorted(clients)
   assert len(clients) == number
   ids = {data.client_ids[index] for index in clients}
   assert ids <= read <= ids | {_CLIENT_WITHOUT_TEST}
   if number < 7:
-    others = [options.evaluated_clients(data, seed) for seed in range(20)]
-    assert any(other != clients for other in others)
+    assert any(evaluated(data, seed) != clients for seed in range(20))
+  # Most clients join later or are attacked.
+  few = data.joining(dict.fromkeys(data.client_ids[2:], 3))
+  for seed in range(20):
+    assert {0, 1} & {*evaluated(few, seed)}
+    assert evaluated(few, seed, attacked=[0])[:1] == [1]
 
 
 def test_a_run_reads_only_the_clients_that_it_trains_scores_or_draws(tmp_path):

@@ -3,13 +3,6 @@
 import pytest
 
 from tff_pfl import runtime
-from tff_pfl.runtime import graph_functions
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_kept(monkeypatch):
-  """What a test's functions have learned about memory is not for the next."""
-  monkeypatch.setattr(graph_functions, '_MAX_KEPT', 0)
 
 
 @pytest.fixture(name='rt', scope='module')

@@ -9,7 +9,7 @@ import tensorflow as tf
 from google.protobuf import text_format
 
 from tff_pfl import tff_api as tff
-from tff_pfl.runtime import graph_functions, values
+from tff_pfl.runtime import graph_functions, graph_programs, values
 from tff_pfl.system.private_api import eager_context
 
 _FLOAT = tff.TensorType(np.float32)
@@ -29,7 +29,11 @@ def _decay(total, x):
   return 0.5 * total + x
 
 
-def test_equal_graphs_are_loaded_once_and_unloaded_with_the_last(library):
+def test_equal_graphs_are_loaded_once_and_unloaded_with_the_last(
+  library, monkeypatch
+):
+  monkeypatch.setattr(graph_programs, '_MAX_KEPT', 0)
+
   def build(number):
     inner = tf.function(lambda x: x + number, autograph=False)
     return tff.tensorflow.computation(inner, np.int32)
@@ -48,33 +52,85 @@ def test_equal_graphs_are_loaded_once_and_unloaded_with_the_last(library):
   assert not any(map(context.has_function, names))
 
 
-def _counting(name):
-  """A computation whose function has another name each time."""
-  inner = tf.function(lambda x: x + 1, autograph=False)
-  inner._name = name
-  return tff.tensorflow.computation(inner, np.int32)
-
-
-def test_equal_graphs_with_other_names_stay_loaded_for_the_next_library(
-  monkeypatch,
-):
-  monkeypatch.setattr(graph_functions, '_MAX_KEPT', 2)
-  first = weakref.ref(
-    _function(graph_functions.FunctionLibrary(), _counting('first'))
+def _increment(name, jit_compile=None):
+  """A computation whose graph differs from others only in a function's name."""
+  inner = tf.function(
+    lambda x: tf.nn.silu(x) + 1, autograph=False, jit_compile=jit_compile
   )
+  inner._name = name
+  return tff.tensorflow.computation(inner, np.float32)
+
+
+def _names_of(program):
+  return [*program.concrete.graph._functions]
+
+
+def test_the_programs_loaded_last_stay_for_the_next_library(monkeypatch):
+  monkeypatch.setattr(graph_programs, '_MAX_KEPT', 2)
+  first = weakref.ref(
+    _function(graph_functions.FunctionLibrary(), _increment('first')).program()
+  )
+  names = _names_of(first())
+  assert names
   gc.collect()
-  assert int(first()(tf.constant(1))) == 2
   library = graph_functions.FunctionLibrary()
-  assert _function(library, _counting('second')) is first()
-  # Others were used later.
-  others = [
-    _function(library, tff.tensorflow.computation(compute, np.int32))
-    for compute in (lambda x: 2 * x, lambda x: 3 * x)
-  ]
+  second = _function(library, _increment('second'))
+  assert second.program() is first()
+  assert float(second(tf.constant(0.0))) == 1
+  del second
+  for compute in (lambda x: 2 * x, lambda x: 3 * x):
+    computation = tff.tensorflow.computation(compute, np.int32)
+    _function(library, computation).program()
   gc.collect()
   assert first() is None
-  assert [int(f(tf.constant(1))) for f in others] == [2, 3]
-  graph_functions._kept.clear()
+  assert not any(map(eager_context.context().has_function, names))
+  graph_programs._kept.clear()
+
+
+def test_functions_stay_as_long_as_one_of_several_graphs_has_them(monkeypatch):
+  monkeypatch.setattr(graph_programs, '_MAX_KEPT', 0)
+  # The same functions with other bindings.
+  inner = tf.function(lambda x, y: x - y, autograph=False)
+  one, other = (
+    _function(graph_functions.FunctionLibrary(), computation)
+    for computation in (
+      tff.tensorflow.computation(lambda x, y: inner(x, y), np.int32, np.int32),
+      tff.tensorflow.computation(
+        lambda x, y: (inner(x, y), 1), np.int32, np.int32
+      ),
+    )
+  )
+  arguments = tf.constant(5), tf.constant(3)
+  assert int(one(arguments)) == int(other(arguments)[0]) == 2
+  for function in (one, other):
+    for name in _names_of(function.program()):
+      assert graph_programs._num_loaded[name] >= 1
+  del one, function
+  gc.collect()
+  assert int(other(arguments)[0]) == 2
+  names = _names_of(other.program())
+  del other
+  gc.collect()
+  assert not {*names} & {*graph_programs._num_loaded}
+
+
+def test_other_options_of_calls_have_other_programs():
+  library = graph_functions.FunctionLibrary()
+  before = _function(library, _increment('x')).program()
+  options = tf.config.optimizer.get_experimental_options()
+  is_enabled = options.get('constant_folding', True)
+  try:
+    tf.config.optimizer.set_experimental_options(
+      {'constant_folding': not is_enabled}
+    )
+    library = graph_functions.FunctionLibrary()
+    after = _function(library, _increment('x')).program()
+  finally:
+    tf.config.optimizer.set_experimental_options(
+      {'constant_folding': is_enabled}
+    )
+  assert before is not after
+  assert not {*_names_of(before)} & {*_names_of(after)}
 
 
 def test_random_graphs_begin_anew_in_the_next_library():

@@ -88,18 +88,16 @@ def check_test_examples(data: datasets.FederatedDataset) -> None:
   )
 
 
-def scored_clients(
-  process: personalized_process.PersonalizedProcess,
+def joined_clients(
   data: datasets.FederatedDataset,
   client_indices: Sequence[int],
   round_number: int,
 ) -> list[int]:
-  """The clients that are not attacked and have joined by a round."""
+  """The clients of some that have joined by a round."""
   return [
     index
     for index in client_indices
-    if index not in process.attacked_clients
-    and data.join_round.get(data.client_ids[index], 1) <= round_number
+    if data.join_round.get(data.client_ids[index], 1) <= round_number
   ]
 
 

@@ -126,20 +126,32 @@ class RunOptions:
     )
 
   def evaluated_clients(
-    self, data: datasets.FederatedDataset, seed: int
+    self,
+    process: personalized_process.PersonalizedProcess,
+    data: datasets.FederatedDataset,
   ) -> list[int]:
     """Ascending indices of the clients that evaluations score.
 
-    All have test examples. No more clients than needed are read.
+    All have test examples, and none is attacked. One of them is there in the
+    first round. No more clients than needed are read.
     """
-    rng = np.random.default_rng([seed, _EVALUATED_STREAM])
-    tested = (
-      index
-      for index in rng.permutation(data.num_clients).tolist()
-      if data.num_test_examples(data.client_ids[index])
-    )
+    rng = np.random.default_rng([process.seed, _EVALUATED_STREAM])
+    order = rng.permutation(data.num_clients).tolist()
+
+    def tested(indices):
+      return (
+        index
+        for index in indices
+        if index not in process.attacked_clients
+        and data.num_test_examples(data.client_ids[index])
+      )
+
     number = self.num_evaluated_clients or _MOST_EVALUATED
-    return sorted(itertools.islice(tested, number))
+    early = client_population.joined_clients(data, order, 1)
+    first = next(tested(early), None)
+    others = tested(index for index in order if index != first)
+    chosen = [] if first is None else [first]
+    return sorted([*chosen, *itertools.islice(others, number - len(chosen))])
 
 
 @fields.checked_call
@@ -387,7 +399,7 @@ def check_unchanged(
 def _train(rounds, options, cohorts, epsilons, best, callbacks, show_progress):
   """Runs the remaining rounds."""
   process, data, store = rounds.process, rounds.data, rounds.store
-  evaluated = options.evaluated_clients(data, process.seed)
+  evaluated = options.evaluated_clients(process, data)
   with (
     metrics_writers.MetricsWriters(store.directory, store.history()) as writers,
     tqdm.tqdm(
@@ -420,9 +432,7 @@ def _train(rounds, options, cohorts, epsilons, best, callbacks, show_progress):
           data,
           rounds.train,
           rounds.test,
-          client_population.scored_clients(
-            process, data, evaluated, round_number
-          ),
+          client_population.joined_clients(data, evaluated, round_number),
         )
         scores['per_client'] = evaluation.rows
         scores['evaluation'] = evaluation.summary

@@ -1,13 +1,10 @@
 """Functions made from TFF's serialized TensorFlow graphs.
 
 A graph is loaded at its first call. All computations with the same graph share
-it. Deterministic graphs are shared by all runtimes of the process, and the ones
-that were used last stay loaded, so that a later run need not compile them
-again. Other graphs are unloaded with their last computation. A call costs
-little more than TensorFlow's own dispatch.
+it, and it is unloaded with the last of them. A call costs little more than
+TensorFlow's own dispatch.
 """
 
-import collections
 import functools
 import hashlib
 import threading
@@ -25,8 +22,6 @@ from tff_pfl.system import graph_defs
 # Largest number of clients whose values one program accumulates.
 _MAX_FOLD_SIZE = 16
 _MAX_STACKED_FOLD_SIZE = 64
-# Largest number of functions that stay loaded without a computation.
-_MAX_KEPT = 100
 
 
 class LocalFunction:
@@ -169,20 +164,12 @@ class LocalFunction:
     return self._program.get()
 
 
-def _content(proto: Any) -> tuple[bytes, bool]:
-  """Returns the digest of a `pb.TensorFlow`, and if it is deterministic.
-
-  Deterministic graphs with the same digest compute the same.
-  """
-  graph_def = tf.compat.v1.GraphDef()
-  proto.graph_def.Unpack(graph_def)
-  is_deterministic = graph_defs.is_deterministic(graph_def)
-  if is_deterministic:
-    graph_defs.make_names_canonical(graph_def)
-  digest = hashlib.sha256(graph_def.SerializeToString(deterministic=True))
+def _content_hash(proto: Any) -> bytes:
+  """Returns the digest of a `pb.TensorFlow`."""
+  digest = hashlib.sha256(proto.graph_def.value)
   for part in (proto.parameter, proto.result):
     digest.update(b'\0' + part.SerializeToString(deterministic=True))
-  return digest.digest(), is_deterministic
+  return digest.digest()
 
 
 def _packer(
@@ -197,21 +184,12 @@ def _packer(
   return lambda outputs: tuple([pack(outputs) for pack in packers])
 
 
-# Deterministic functions in use, and the ones that were used last.
-_shared = weakref.WeakValueDictionary()
-_kept = collections.OrderedDict()
-# Reentrant, because removing a function may run the garbage collector.
-_lock = threading.RLock()
-
-
 class FunctionLibrary:
-  """A runtime's functions in use, one per distinct graph.
-
-  All libraries share the functions of deterministic graphs.
-  """
+  """The functions in use, one per distinct graph."""
 
   def __init__(self):
-    self._own = weakref.WeakValueDictionary()
+    self._lock = threading.Lock()
+    self._functions = weakref.WeakValueDictionary()
 
   def function(self, block: tff.framework.CompiledComputation) -> LocalFunction:
     """Returns the function of a serialized graph, without loading it yet.
@@ -219,15 +197,9 @@ class FunctionLibrary:
     Args:
       block: A building block with a TensorFlow graph.
     """
-    key, is_deterministic = _content(block.proto.tensorflow)
-    functions = _shared if is_deterministic else self._own
-    with _lock:
-      function = functions.get(key)
+    key = _content_hash(block.proto.tensorflow)
+    with self._lock:
+      function = self._functions.get(key)
       if function is None:
-        function = functions[key] = LocalFunction(block)
-      if is_deterministic:
-        _kept[key] = function
-        _kept.move_to_end(key)
-        while len(_kept) > _MAX_KEPT:
-          _kept.popitem(last=False)
+        function = self._functions[key] = LocalFunction(block)
       return function

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import hashlib
 import itertools
 import re
 import threading
@@ -24,10 +25,18 @@ _XLA_CANNOT_COMPILE = re.compile(
 _MAX_REASON_CHARACTERS = 300
 _CHECKS = ('Assert', 'CheckNumerics', 'CheckNumericsV2')
 
+# Number of programs that stay loaded after their last computation is gone.
+_MAX_KEPT = 100
+
+# Deterministic programs in use, and the ones that were loaded last.
+_shared = weakref.WeakValueDictionary()
+_kept = collections.OrderedDict()
+_sharing = threading.RLock()
 # By name of a function, the number of loaded graphs that have it.
 _num_loaded = collections.Counter()
-# Reentrant, because the garbage collector unloads graphs at any time.
-_lock = threading.RLock()
+_counting = threading.Lock()
+# Names of the functions of graphs that are gone.
+_gone = collections.deque()
 
 
 class Lazy:
@@ -166,6 +175,10 @@ def _positions_of_results(concrete: Any) -> Optional[list[int]]:
 def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
   """Loads a `pb.TensorFlow`, TFF's message for a graph.
 
+  Equal deterministic graphs are one program, which all runtimes share. The
+  programs that were loaded last stay loaded, so that a later run need not
+  compile them again.
+
   Args:
     proto: The message.
     form: `graph_defs.ALONE` or `graph_defs.TOGETHER`.
@@ -177,44 +190,86 @@ def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
     graph_defs.choose_forms(graph_def, form)
     return graph_def
 
-  def load(graph_def):
-    if graph_defs.is_deterministic(graph_def):
-      function_names = graph_defs.make_names_canonical(graph_def)
-    else:
-      # An operation with a state, such as a random one, needs its own function.
-      function_names = graph_defs.make_names_unique(graph_def)
-    with _lock:
+  def load(graph_def, function_names):
+    with _counting:
       _num_loaded.update(function_names)
-    concrete = import_graph(
-      graph_def, tensor_names(proto.parameter), tensor_names(proto.result)
-    )
+    _unload()
+    try:
+      concrete = import_graph(
+        graph_def, tensor_names(proto.parameter), tensor_names(proto.result)
+      )
+    except BaseException:
+      _unload(function_names)
+      raise
     # TensorFlow would keep a graph's library forever.
     weakref.finalize(concrete, _unload, function_names).atexit = False
     return concrete
 
+  def load_without_xla():
+    graph_def = graph_defs.without_xla(unpack())
+    return Program(load(graph_def, graph_defs.make_names_unique(graph_def)))
+
   graph_def = unpack()
-  load_without_xla = None
+  options = {}
   if graph_defs.parts_for_xla(graph_def):
+    options['load_without_xla'] = load_without_xla
+  if not graph_defs.is_deterministic(graph_def):
+    # An operation with a state, such as a random one, needs its own function.
+    names = graph_defs.make_names_unique(graph_def)
+    return Program(load(graph_def, names), **options)
+  with _sharing:
+    names = graph_defs.make_names_canonical(graph_def, _options_of_calls())
+    key = _content(graph_def, proto)
+    program = _shared.get(key)
+    if program is None:
+      program = _shared[key] = Program(
+        load(graph_def, names), is_deterministic=True, **options
+      )
+    _kept[key] = program
+    _kept.move_to_end(key)
+    while len(_kept) > _MAX_KEPT:
+      _kept.popitem(last=False)
+  return program
 
-    def load_without_xla():
-      return Program(load(graph_defs.without_xla(unpack())))
 
-  return Program(
-    load(graph_def),
-    is_deterministic=graph_defs.is_deterministic(graph_def),
-    load_without_xla=load_without_xla,
+def _options_of_calls() -> str:
+  """Describes what a program depends on besides its graph."""
+  options = eager_context.context().function_call_options
+  return repr(
+    (
+      options.config_proto_serialized,
+      tf.config.experimental.tensor_float_32_execution_enabled(),
+    )
   )
 
 
-def _unload(function_names: Sequence[str]) -> None:
-  """Frees the functions of a loaded graph that no other graph has."""
-  with _lock:
-    _num_loaded.subtract(function_names)
-    for name in function_names:
-      if not _num_loaded[name]:
-        del _num_loaded[name]
-        while eager_context.context().has_function(name):
-          eager_context.context().remove_function(name)
+def _content(graph_def: tf.compat.v1.GraphDef, proto: Any) -> bytes:
+  """Returns a digest of a graph with its arguments and results."""
+  digest = hashlib.sha256(graph_def.SerializeToString(deterministic=True))
+  digest.update(_options_of_calls().encode())
+  for part in (proto.parameter, proto.result):
+    digest.update(b'\0' + part.SerializeToString(deterministic=True))
+  return digest.digest()
+
+
+def _unload(function_names: Sequence[str] = ()) -> None:
+  """Frees the functions of a graph that is gone, unless another graph has them.
+
+  The garbage collector calls this at any time, even during another call. Then
+  the other call does its work.
+  """
+  _gone.append(function_names)
+  while _gone and _counting.acquire(blocking=False):
+    try:
+      while _gone:
+        for name in _gone.popleft():
+          _num_loaded[name] -= 1
+          if not _num_loaded[name]:
+            del _num_loaded[name]
+            while eager_context.context().has_function(name):
+              eager_context.context().remove_function(name)
+    finally:
+      _counting.release()
 
 
 def import_graph(

@@ -29,7 +29,7 @@ from tff_pfl.runtime import (
 )
 from tff_pfl.runtime import batched_clients as batched_clients_lib
 from tff_pfl.runtime import devices as devices_lib
-from tff_pfl.system import cores, environment
+from tff_pfl.system import cores, environment, program_cache
 from tff_pfl.system.private_api import cardinalities_utils
 
 # Megabytes of clients' tensors that stay on a GPU from round to round.
@@ -132,10 +132,13 @@ def create_mapper(
   errors.expect_int('device_cache_mb', device_cache_mb, 0)
   if not cuda_graphs:
     environment.leave_out_cuda_graphs()
+    program_cache.abandon()
   names = devices_lib.resolve(devices)
   uses_gpus = any(map(devices_lib.is_gpu, names))
   if uses_gpus:
     tf.config.experimental.enable_tensor_float_32_execution(tf32)
+    if tf32:
+      program_cache.abandon()
   if batched_clients is None:
     batched_clients = uses_gpus
   thread_devices = devices_lib.thread_devices(names, max_concurrent_clients)

@@ -26,7 +26,7 @@ import grpc
 from tff_pfl import errors
 from tff_pfl import tff_api as tff
 from tff_pfl.runtime import base, lowering, threads, worker_port
-from tff_pfl.system import child_processes, cores
+from tff_pfl.system import child_processes, cores, program_cache
 from tff_pfl.system.private_api import executor_pb2_grpc
 
 _BINARY = os.path.join(tff.FOLDER, 'data', 'worker_binary')
@@ -150,10 +150,9 @@ class _Worker:
       'TF_NUM_INTRAOP_THREADS': str(cores.threads_per_client(num_clients)),
       **os.environ,
     }
-    # The worker's TensorFlow 2.14 aborts at flags that its XLA does not know,
-    # and cannot share compiled programs.
-    for name in ('XLA_FLAGS', 'TF_XLA_FLAGS'):
-      environment.pop(name, None)
+    # The worker's TensorFlow 2.14 aborts at flags that its XLA does not know.
+    environment.pop('XLA_FLAGS', None)
+    environment.update(program_cache.without())
     self.process = subprocess.Popen(
       child_processes.launch_command(
         _BINARY,

@@ -222,10 +222,9 @@ def _scores(trial, process, trained, new, runtime, directory):
           server_state(variant),
           client_states(variant),
           trained,
-          client_indices=client_population.scored_clients(
-            variant,
+          client_indices=client_population.joined_clients(
             trained,
-            rounds.evaluated_clients(trained, settings.seed),
+            rounds.evaluated_clients(variant, trained),
             store.last_round,
           ),
         )

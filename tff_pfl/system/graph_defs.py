@@ -165,8 +165,10 @@ def make_names_unique(graph_def: tf.compat.v1.GraphDef) -> list[str]:
   return list(names.values())
 
 
-def make_names_canonical(graph_def: tf.compat.v1.GraphDef) -> list[str]:
-  """Gives functions names that depend only on the graph.
+def make_names_canonical(
+  graph_def: tf.compat.v1.GraphDef, salt: str = ''
+) -> list[str]:
+  """Gives functions names that depend only on the graph and a salt.
 
   Names from TensorFlow count all functions of the process. XLA's compiled
   programs contain them, so only graphs with canonical names are found among the
@@ -174,11 +176,16 @@ def make_names_canonical(graph_def: tf.compat.v1.GraphDef) -> list[str]:
   in common unless they are equal.
 
   Args:
-    graph_def: The graph, which is changed in place. Its functions are sorted.
+    graph_def: The graph, which is changed in place. Its functions are sorted,
+      and custom gradients are removed.
+    salt: Text that makes the names differ from the names for another salt.
 
   Returns:
     The new names of the functions.
   """
+  for node in all_nodes(graph_def):
+    # TensorFlow counts these.
+    node.attr.pop('_gradient_op_type', None)
   functions = {f.signature.name: f for f in graph_def.library.function}
   order = {}
   nodes = [*graph_def.node]
@@ -195,7 +202,7 @@ def make_names_canonical(graph_def: tf.compat.v1.GraphDef) -> list[str]:
   numbers = {name: number for number, name in enumerate(names.values())}
   graph_def.library.function.sort(key=lambda f: numbers[f.signature.name])
   content = graph_def.SerializeToString(deterministic=True)
-  digest = hashlib.sha256(content).hexdigest()[:16]
+  digest = hashlib.sha256(content + salt.encode()).hexdigest()[:16]
   names = {name: f'{name}_{digest}' for name in names.values()}
   _rename(graph_def, names)
   return list(names.values())

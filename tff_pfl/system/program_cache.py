@@ -27,7 +27,6 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Optional
 
 _VARIABLE = 'TFF_PFL_PROGRAM_CACHE'
@@ -38,13 +37,87 @@ _OWN = 'process-'
 _OWN_FLAG = re.compile(rf' ?{_FLAG}=\S*{_OWN}\w+')
 _LOCK_NAME = 'lock'
 _MAX_BYTES = 256 * 2**20
+# A write to a full disk would end the run.
+_MIN_FREE_BYTES = 2**30
 # Time between making a folder and locking it, at most.
 _SECONDS_TO_LOCK = 60.0
+# Variables that change programs or the choice of a GPU.
+_VARIABLES = (
+  'XLA_FLAGS',
+  'TF_ENABLE_ONEDNN_OPTS',
+  'TF_DETERMINISTIC_OPS',
+  'CUDA_VISIBLE_DEVICES',
+  'NVIDIA_TF32_OVERRIDE',
+)
 
-# The folder of programs like this process's, and the process's own folder.
-_kept: Optional[str] = None
-_own: Optional[str] = None
-_lock = None
+
+class _Folder:
+  """A process's own folder."""
+
+  def __init__(self, root: str, key: str):
+    """Makes the folder and links the kept programs.
+
+    Args:
+      root: Folder of all kept programs.
+      key: See `_key`.
+
+    Raises:
+      OSError: If that is not possible.
+    """
+    self._root = root
+    self._kept = os.path.join(root, key)
+    self.process_id = os.getpid()
+    self.is_kept = True
+    os.makedirs(self._kept, exist_ok=True)
+    if shutil.disk_usage(self._kept).free < _MIN_FREE_BYTES:
+      raise OSError('The disk is full.')
+    _remove_folders_of_ended_processes(root)
+    self.path = tempfile.mkdtemp(prefix=_OWN, dir=self._kept)
+    try:
+      # The lock lasts until the process ends.
+      self._lock = open(os.path.join(self.path, _LOCK_NAME), 'w')
+      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      self._link()
+    except BaseException:
+      shutil.rmtree(self.path, ignore_errors=True)
+      raise
+
+  def _link(self):
+    for path in _programs(self._kept):
+      checksum, _, name = os.path.basename(path).partition('-')
+      # Another process may have removed it.
+      with contextlib.suppress(FileNotFoundError):
+        try:
+          if _checksum(path) != checksum:
+            raise FileExistsError
+          os.link(path, os.path.join(self.path, name))
+        except FileExistsError:
+          # It is damaged, or two processes compiled it at the same time.
+          os.remove(path)
+
+  def abandon(self) -> None:
+    """Makes this process use no kept program, and keep none."""
+    self.is_kept = False
+    for path in _programs(self.path):
+      with contextlib.suppress(OSError):
+        os.remove(path)
+
+  def end(self) -> None:
+    """Keeps the new programs and removes the folder."""
+    if os.getpid() != self.process_id:  # This is a fork.
+      return
+    with contextlib.suppress(OSError):
+      for path in _programs(self.path) if self.is_kept else ():
+        if os.stat(path).st_nlink == 1:
+          name = f'{_checksum(path)}-{os.path.basename(path)}'
+          os.replace(path, os.path.join(self._kept, name))
+      shutil.rmtree(self.path)
+      _remove_least_used(self._root)
+
+
+# The folder that TensorFlow uses in this process, and the key of its programs.
+_folder: Optional[_Folder] = None
+_folder_key = ''
 
 
 def user_folder() -> Optional[str]:
@@ -56,48 +129,85 @@ def user_folder() -> Optional[str]:
 def use(num_threads: int) -> None:
   """Makes TensorFlow use and keep compiled programs.
 
-  This works only before TensorFlow's first operation. A user's own
-  `TF_XLA_FLAGS` with a folder for programs stays unchanged.
+  The first call in a process, which must come before TensorFlow's first
+  operation, chooses them. If a later call describes other programs, TensorFlow
+  uses and keeps none. A user's own `TF_XLA_FLAGS` with a folder for programs
+  stay unchanged.
 
   Args:
     num_threads: Number of threads for each operation, which changes programs.
   """
-  global _kept, _own, _lock
+  global _folder, _folder_key
   others = _OWN_FLAG.sub('', os.environ.get(_FLAGS, ''))
   root = _root()
-  if not root or _FLAG in others:
+  if (
+    not root
+    or _FLAG in others
+    # It names a file of flags.
+    or (others and not others.startswith('-'))
+    # TensorFlow divides the flags at spaces.
+    or re.search(r'\s', root)
+  ):
     return
-  kept = os.path.join(root, _key(num_threads, others))
-  if kept == _kept and _own in os.environ.get(_FLAGS, ''):
+  key = _key(num_threads, others)
+  if _folder is not None and _folder.process_id == os.getpid():
+    if key != _folder_key:
+      _folder.abandon()
     return
-  # A full disk, for example, or a home that cannot be written to.
+  # The home is read-only or on a full disk, for example.
   with contextlib.suppress(OSError):
-    os.makedirs(kept, exist_ok=True)
-    _remove_folders_of_ended_processes(kept)
-    own = tempfile.mkdtemp(prefix=_OWN, dir=kept)
-    _lock = open(os.path.join(own, _LOCK_NAME), 'w')
-    fcntl.flock(_lock, fcntl.LOCK_EX)
-    _link_programs(kept, own)
-    os.environ[_FLAGS] = f'{others} {_FLAG}={own}'.strip()
-    _kept, _own = kept, own
-    atexit.register(_keep, root, kept, own, os.getpid())
+    _folder, _folder_key = _Folder(root, key), key
+    os.environ[_FLAGS] = f'{others} {_FLAG}={_folder.path}'.strip()
+    atexit.register(_folder.end)
+
+
+def abandon() -> None:
+  """Makes this process use no kept program, and keep none, from now on."""
+  if _folder is not None:
+    _folder.abandon()
+
+
+def without() -> dict[str, str]:
+  """Returns the environment of a process that keeps no programs."""
+  flags = _OWN_FLAG.sub('', os.environ.get(_FLAGS, ''))
+  return {_VARIABLE: '', _FLAGS: flags}
+
+
+@contextlib.contextmanager
+def hidden() -> Iterator[None]:
+  """Starts processes in a block without a folder of programs."""
+  changes = without()
+  before = {name: os.environ.get(name) for name in changes}
+  os.environ.update(changes)
+  try:
+    yield
+  finally:
+    for name, value in before.items():
+      del os.environ[name]
+      if value is not None:
+        os.environ[name] = value
 
 
 def leave() -> None:
-  """Makes this process and its children neither use nor keep programs."""
-  os.environ[_VARIABLE] = ''
-  os.environ[_FLAGS] = _OWN_FLAG.sub('', os.environ.get(_FLAGS, ''))
+  """Makes this process and its children keep no programs.
+
+  Call this before TensorFlow's first operation.
+  """
+  os.environ.update(without())
 
 
 def _root():
   if _VARIABLE in os.environ:
-    return os.environ[_VARIABLE]
+    folder = os.path.expanduser(os.environ[_VARIABLE])
+    return folder and os.path.abspath(folder)
   folder = user_folder()
   return folder and os.path.join(folder, 'programs')
 
 
 def _key(num_threads, flags):
   """Names what programs depend on besides the computation."""
+  import tensorflow as tf
+
   hardware = [platform.machine()]
   for path in (
     '/proc/cpuinfo',
@@ -109,70 +219,41 @@ def _key(num_threads, flags):
       hardware += re.findall(
         r'^(?:model name|flags|Features|Model|NVRM).*', file.read(), re.M
       )[:2]
-  variables = sorted(
-    (name, value)
-    for name, value in os.environ.items()
-    if name.startswith(('TF_', 'XLA_', 'CUDA_')) and name != _FLAGS
-  )
   key = (
-    version('tensorflow'),
+    tf.version.VERSION,
+    tf.version.GIT_VERSION,
     sys.platform,
     hardware,
     os.cpu_count(),
-    num_threads,
-    variables,
+    os.environ.get('TF_NUM_INTRAOP_THREADS') or str(num_threads),
+    [os.environ.get(name) for name in _VARIABLES],
     flags,
   )
   return hashlib.sha256(repr(key).encode()).hexdigest()[:16]
 
 
-def _programs(folder: str) -> Iterator[str]:
-  return glob.iglob(os.path.join(glob.escape(folder), '*.pb'))
+def _programs(folder: str) -> list[str]:
+  return glob.glob(os.path.join(glob.escape(folder), '*.pb'))
 
 
 def _checksum(path):
   # Reading a file to check it is no use of the program.
-  def without_time(name, flags):
-    return os.open(name, flags | getattr(os, 'O_NOATIME', 0))
-
-  with open(path, 'rb', opener=without_time) as file:
+  try:
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, 'O_NOATIME', 0))
+  except PermissionError:  # It belongs to another user.
+    descriptor = os.open(path, os.O_RDONLY)
+  with open(descriptor, 'rb') as file:
     return f'{zlib.crc32(file.read()):08x}'
 
 
-def _link_programs(kept, own):
-  for path in _programs(kept):
-    checksum, _, name = os.path.basename(path).partition('-')
-    # Another process may have removed it.
-    with contextlib.suppress(FileNotFoundError):
-      try:
-        if _checksum(path) != checksum:
-          raise FileExistsError
-        os.link(path, os.path.join(own, name))
-      except FileExistsError:
-        # It is damaged, or two processes compiled it at the same time.
-        os.remove(path)
-
-
-def _remove_folders_of_ended_processes(kept):
-  for folder in glob.iglob(os.path.join(glob.escape(kept), f'{_OWN}*')):
+def _remove_folders_of_ended_processes(root):
+  for folder in glob.iglob(os.path.join(glob.escape(root), '*', f'{_OWN}*')):
     with contextlib.suppress(OSError):
       if time.time() - os.stat(folder).st_mtime > _SECONDS_TO_LOCK:
         with open(os.path.join(folder, _LOCK_NAME), 'w') as lock:
           # Fails while the process runs.
           fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
           shutil.rmtree(folder)
-
-
-def _keep(root, kept, own, process_id):
-  if os.getpid() != process_id:  # This is a fork.
-    return
-  with contextlib.suppress(OSError):
-    for path in _programs(own):
-      if os.stat(path).st_nlink == 1:
-        name = f'{_checksum(path)}-{os.path.basename(path)}'
-        os.replace(path, os.path.join(kept, name))
-    shutil.rmtree(own)
-    _remove_least_used(root)
 
 
 def _remove_least_used(root):

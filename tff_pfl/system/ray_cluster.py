@@ -21,7 +21,7 @@ from typing import Any, Optional
 import grpc
 
 from tff_pfl import errors
-from tff_pfl.system import cores
+from tff_pfl.system import cores, program_cache
 
 _SECONDS_TO_ANSWER = 10.0
 _OF_HEAD = 'NodeInfoGcsService/GetClusterId'
@@ -106,7 +106,8 @@ def _initialize(ray: Any, address: str) -> None:
     }
   terminate = signal.getsignal(signal.SIGTERM)
   try:
-    with warnings.catch_warnings():
+    # Actors divide the cores otherwise, which changes compiled programs.
+    with warnings.catch_warnings(), program_cache.hidden():
       # jax warns about forks, which Ray's processes are only for a moment.
       warnings.filterwarnings('ignore', r'os\.fork\(\) was', RuntimeWarning)
       ray.init(

@@ -16,7 +16,7 @@ import ctypes
 import os
 import re
 
-from tff_pfl.system import messages, objects
+from tff_pfl.system import collector, messages
 
 _VARIABLE = 'TF_CPP_MIN_LOG_LEVEL'
 _MESSAGE = re.compile(
@@ -31,7 +31,7 @@ _SET_MIN_LOG_LEVEL = (
 if os.environ.get(_VARIABLE, '1') == '1':
   os.environ[_VARIABLE] = '3'
 if os.environ[_VARIABLE] == '3':
-  with messages.held_back(_MESSAGE), objects.kept():
+  with messages.held_back(_MESSAGE), collector.paused():
     import tensorflow as tf
   _library = os.path.join(
     os.path.dirname(tf.__file__), 'libtensorflow_framework.so.2'
