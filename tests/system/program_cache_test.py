@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tff_pfl.system import program_cache
+from tff_pfl.system import environment, program_cache
 
 
 @pytest.fixture(name='kept')
@@ -145,7 +145,7 @@ def test_a_process_that_changes_keeps_nothing(how, kept):
 
 def test_a_process_leaves_or_its_children_do_not_use_it(kept):
   folder = _use()
-  with program_cache.hidden():
+  with environment.changed(program_cache.without()):
     assert os.environ['TF_XLA_FLAGS'] == '--a=1'
     program_cache.use(1)
     assert os.environ['TF_XLA_FLAGS'] == '--a=1'

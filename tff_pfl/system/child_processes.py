@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 import importlib
 import multiprocessing
@@ -13,9 +12,11 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any
+
+from tff_pfl.system import environment as environment_lib
 
 _LAUNCHER = os.path.join(os.path.dirname(__file__), 'child_launcher.py')
 
@@ -75,7 +76,9 @@ def start(
   signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
   try:
     try:
-      with _same_path():
+      # New Python processes search this process's `sys.path`.
+      path = os.pathsep.join(map(os.path.abspath, sys.path))
+      with environment_lib.changed({'PYTHONPATH': path, 'PYTHONSAFEPATH': '1'}):
         forkserver.ensure_running()
       process.start()
     finally:
@@ -89,24 +92,6 @@ def start(
       process.kill()
     raise
   return process
-
-
-@contextlib.contextmanager
-def _same_path() -> Iterator[None]:
-  """Makes new Python processes search this process's `sys.path`."""
-  changes = {
-    'PYTHONPATH': os.pathsep.join(map(os.path.abspath, sys.path)),
-    'PYTHONSAFEPATH': '1',
-  }
-  previous = {name: os.environ.get(name) for name in changes}
-  os.environ.update(changes)
-  try:
-    yield
-  finally:
-    for name, value in previous.items():
-      del os.environ[name]
-      if value is not None:
-        os.environ[name] = value
 
 
 def _run(module, argument, log_path, environment):

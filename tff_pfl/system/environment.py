@@ -4,7 +4,9 @@ XLA reads them when it first compiles, TensorFlow when it first looks for GPUs.
 Values that are already set stay unchanged.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator, Mapping
 
 _COMMAND_BUFFER = 'xla_gpu_enable_command_buffer'
 _XLA_FLAGS = {
@@ -34,6 +36,20 @@ def set_defaults() -> None:
   )
   for name, value in _VARIABLES.items():
     os.environ.setdefault(name, value)
+
+
+@contextlib.contextmanager
+def changed(variables: Mapping[str, str]) -> Iterator[None]:
+  """Changes environment variables in a block."""
+  previous = {name: os.environ.get(name) for name in variables}
+  os.environ.update(variables)
+  try:
+    yield
+  finally:
+    for name, value in previous.items():
+      del os.environ[name]
+      if value is not None:
+        os.environ[name] = value
 
 
 def leave_out_cuda_graphs() -> None:

@@ -26,7 +26,6 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
 from typing import Optional
 
 _VARIABLE = 'TFF_PFL_PROGRAM_CACHE'
@@ -171,21 +170,6 @@ def without() -> dict[str, str]:
   """Returns the environment of a process that keeps no programs."""
   flags = _OWN_FLAG.sub('', os.environ.get(_FLAGS, ''))
   return {_VARIABLE: '', _FLAGS: flags}
-
-
-@contextlib.contextmanager
-def hidden() -> Iterator[None]:
-  """Starts processes in a block without a folder of programs."""
-  changes = without()
-  before = {name: os.environ.get(name) for name in changes}
-  os.environ.update(changes)
-  try:
-    yield
-  finally:
-    for name, value in before.items():
-      del os.environ[name]
-      if value is not None:
-        os.environ[name] = value
 
 
 def leave() -> None:

@@ -21,7 +21,7 @@ from typing import Any, Optional
 import grpc
 
 from tff_pfl import errors
-from tff_pfl.system import cores, program_cache
+from tff_pfl.system import cores, environment, program_cache
 
 _SECONDS_TO_ANSWER = 10.0
 _OF_HEAD = 'NodeInfoGcsService/GetClusterId'
@@ -107,7 +107,10 @@ def _initialize(ray: Any, address: str) -> None:
   terminate = signal.getsignal(signal.SIGTERM)
   try:
     # Actors divide the cores otherwise, which changes compiled programs.
-    with warnings.catch_warnings(), program_cache.hidden():
+    with (
+      warnings.catch_warnings(),
+      environment.changed(program_cache.without()),
+    ):
       # jax warns about forks, which Ray's processes are only for a moment.
       warnings.filterwarnings('ignore', r'os\.fork\(\) was', RuntimeWarning)
       ray.init(
