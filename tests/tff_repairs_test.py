@@ -60,6 +60,20 @@ def test_a_module_that_fails_is_run_again(package, tmp_path):
       _ = package.x
 
 
+@pytest.mark.parametrize('before', [None, '0'])
+def test_a_module_changes_no_choice_of_keras(
+  package, tmp_path, monkeypatch, before
+):
+  monkeypatch.setenv('TF_USE_LEGACY_KERAS', before or '')
+  if before is None:
+    monkeypatch.delenv('TF_USE_LEGACY_KERAS')
+  (tmp_path / 'slow_package' / '__init__.py').write_text(
+    "import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'; x = 1"
+  )
+  assert package.x == 1
+  assert os.environ.get('TF_USE_LEGACY_KERAS') == before
+
+
 def test_an_unknown_module_is_not_there():
   tff_repairs._use_later('no_such_package')
   assert 'no_such_package' not in sys.modules

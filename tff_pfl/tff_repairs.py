@@ -75,9 +75,12 @@ def _run(module):
     _repair_jax()
   # tensorflow-model-optimization would change other programs' `tf.keras`.
   before = os.environ.get(_USE_KERAS_2)
-  module.__spec__.loader.exec_module(module)
-  if before is None:
+  try:
+    module.__spec__.loader.exec_module(module)
+  finally:
     os.environ.pop(_USE_KERAS_2, None)
+    if before is not None:
+      os.environ[_USE_KERAS_2] = before
 
 
 def _use_later(name):

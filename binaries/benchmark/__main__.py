@@ -132,7 +132,8 @@ def measure(
     * `peak_rss_mb`: peak memory of this process and its children.
     * `population` and `smaller_population`: `set_up_mb` is the growth of
       resident memory during set-up.
-    * `run_seconds`: for a whole run on the population, without making its data.
+    * `run_seconds`: for a whole run on the population, without making its data
+      and process.
   """
   num_rounds = num_rounds or workload.num_rounds
   compares_populations = workload.smaller_num_clients is not None
@@ -154,14 +155,16 @@ def measure(
       )
     )
     measured = (
-      _measure_populations(
-        workload, created, (runtime, runtime_options), num_rounds, bar
-      )
+      _measure_populations(workload, created, num_rounds, bar)
       if compares_populations
       else _measure_in_memory(
         workload, created, with_reference, num_rounds, bar
       )
     )
+    if compares_populations:
+      measured['run_seconds'] = _time_whole_run(
+        workload, runtime, runtime_options
+      )
     moved = None
     if created.bytes_moved is not None:
       num_moves = (1 + compares_populations) * (num_rounds + 1)
@@ -229,14 +232,12 @@ def _measure_in_memory(workload, runtime, with_reference, num_rounds, bar):
   return measured
 
 
-def _measure_populations(workload, runtime, another, num_rounds, bar):
+def _measure_populations(workload, runtime, num_rounds, bar):
   """Times a workload on its population and on the smaller one, in turns.
 
   A round samples its cohort, reads the clients' states from a run's durable
   store, generates their data, computes, and commits all changes. The set-up of
   a population makes its dataset and its store.
-
-  `another` has the name and options of the runtime of a whole run.
 
   Clients that train for the first time get an initial state, the others a state
   from the store. A larger population has more first-time clients in a round.
@@ -271,19 +272,6 @@ def _measure_populations(workload, runtime, another, num_rounds, bar):
         'set_up_mb': machine.resident_mb() - start_mb,
       }
     seconds = time_in_turns(contestants, num_rounds, bar.update)
-    data = workload.make_data()
-    start = time.perf_counter()
-    loop.run(
-      process,
-      data,
-      os.path.join(directory, 'run'),
-      num_rounds=2,
-      cohort_size=workload.cohort_size,
-      runtime=another[0],
-      runtime_options=another[1],
-      show_progress=False,
-    )
-    run_seconds = time.perf_counter() - start
   for name, population in populations.items():
     population['round_seconds'] = seconds[name]
     population['seconds_per_round'] = _summarized(seconds[name][1:])
@@ -291,8 +279,26 @@ def _measure_populations(workload, runtime, another, num_rounds, bar):
     'build_seconds': build_seconds,
     **_round_times(seconds['population']),
     **populations,
-    'run_seconds': run_seconds,
   }
+
+
+def _time_whole_run(workload, runtime, runtime_options):
+  """Returns the seconds of a run of two rounds, on data and a process."""
+  data = workload.make_data()
+  process = workload.build_process(workload.build_model())
+  with tempfile.TemporaryDirectory() as directory:
+    start = time.perf_counter()
+    loop.run(
+      process,
+      data,
+      os.path.join(directory, 'run'),
+      num_rounds=2,
+      cohort_size=workload.cohort_size,
+      runtime=runtime,
+      runtime_options=runtime_options,
+      show_progress=False,
+    )
+    return time.perf_counter() - start
 
 
 def _run_and_commit(workload, rounds, num_clients, round_number):

@@ -143,6 +143,18 @@ def test_a_process_that_changes_keeps_nothing(how, kept):
   assert [path.name[9:] for path in kept.glob('*.pb')] == ['xla_1.pb']
 
 
+def test_a_fork_does_not_empty_the_folder_of_its_parent(kept, monkeypatch):
+  folder = _use()
+  _write(folder, 'xla_1.pb', b'program')
+  with monkeypatch.context() as patch:
+    patch.setattr(program_cache.os, 'getpid', lambda: -1)
+    program_cache.abandon()
+    folder.end()
+  assert _read(folder)
+  _end(folder)
+  assert len([*kept.glob('*.pb')]) == 1
+
+
 def test_a_process_leaves_or_its_children_do_not_use_it(kept):
   folder = _use()
   with environment.changed(program_cache.without()):

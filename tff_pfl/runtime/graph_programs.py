@@ -218,8 +218,9 @@ def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
     names = graph_defs.make_names_unique(graph_def)
     return Program(load(graph_def, names), **options)
   with _sharing:
-    names = graph_defs.make_names_canonical(graph_def, _options_of_calls())
-    key = _content(graph_def, proto)
+    call_options = _call_options()
+    names = graph_defs.make_names_canonical(graph_def, call_options)
+    key = _content(graph_def, proto, call_options)
     program = _shared.get(key)
     if program is None:
       program = _shared[key] = Program(
@@ -232,7 +233,7 @@ def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
   return program
 
 
-def _options_of_calls() -> str:
+def _call_options() -> str:
   """Describes what a program depends on besides its graph."""
   options = eager_context.context().function_call_options
   return repr(
@@ -243,10 +244,12 @@ def _options_of_calls() -> str:
   )
 
 
-def _content(graph_def: tf.compat.v1.GraphDef, proto: Any) -> bytes:
-  """Returns a digest of a graph with its arguments and results."""
+def _content(
+  graph_def: tf.compat.v1.GraphDef, proto: Any, call_options: str
+) -> bytes:
+  """Returns a digest of a graph with its arguments, results and options."""
   digest = hashlib.sha256(graph_def.SerializeToString(deterministic=True))
-  digest.update(_options_of_calls().encode())
+  digest.update(call_options.encode())
   for part in (proto.parameter, proto.result):
     digest.update(b'\0' + part.SerializeToString(deterministic=True))
   return digest.digest()

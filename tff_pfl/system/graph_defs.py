@@ -57,20 +57,27 @@ def _is_deterministic_op(kind: str) -> bool:
 
 def kinds_in_use(graph_def: tf.compat.v1.GraphDef) -> collections.Counter:
   """Counts operations by kind. A function counts once if it is called."""
-  nodes, _ = _in_use(graph_def)
+  nodes, _, _ = _in_use(graph_def)
   return collections.Counter(node.op for node in nodes)
 
 
-def _in_use(graph_def: tf.compat.v1.GraphDef) -> tuple[list, dict[str, Any]]:
-  """Returns the nodes in use, and the unused functions by name."""
-  functions = {f.signature.name: f for f in graph_def.library.function}
+def _in_use(
+  graph_def: tf.compat.v1.GraphDef,
+) -> tuple[list, dict[str, Any], dict[str, Any]]:
+  """Returns the nodes in use, and the used and unused functions by name.
+
+  The used functions are in the order of their first use.
+  """
+  unused = {f.signature.name: f for f in graph_def.library.function}
+  used = {}
   nodes = [*graph_def.node]
   # The list grows.
   for node in nodes:
     for name in _called_by(node):
-      if name in functions:
-        nodes += functions.pop(name).node_def
-  return nodes, functions
+      if name in unused:
+        used[name] = unused.pop(name)
+        nodes += used[name].node_def
+  return nodes, used, unused
 
 
 def _called_by(node: Any) -> Iterator[str]:
@@ -132,7 +139,7 @@ def make_portable(graph_def: tf.compat.v1.GraphDef) -> None:
   """
   choose_forms(graph_def, TOGETHER)
   without_xla(graph_def)
-  _, unused = _in_use(graph_def)
+  _, _, unused = _in_use(graph_def)
   for name, function in unused.items():
     graph_def.library.function.remove(function)
     for gradient in [*graph_def.library.gradient]:
@@ -186,18 +193,10 @@ def make_names_canonical(
   for node in all_nodes(graph_def):
     # TensorFlow counts these.
     node.attr.pop('_gradient_op_type', None)
-  functions = {f.signature.name: f for f in graph_def.library.function}
-  order = {}
-  nodes = [*graph_def.node]
-  # The list grows.
-  for node in nodes:
-    for name in _called_by(node):
-      if name in functions and name not in order:
-        order[name] = len(order)
-        nodes += functions[name].node_def
-  for name in functions:
-    order.setdefault(name, len(order))
-  names = {name: f'tff_pfl_{number}' for name, number in order.items()}
+  _, used, unused = _in_use(graph_def)
+  names = {
+    name: f'tff_pfl_{number}' for number, name in enumerate([*used, *unused])
+  }
   _rename(graph_def, names)
   numbers = {name: number for number, name in enumerate(names.values())}
   graph_def.library.function.sort(key=lambda f: numbers[f.signature.name])

@@ -65,8 +65,9 @@ class _Folder:
     """
     self._root = root
     self._kept = os.path.join(root, key)
-    self.process_id = os.getpid()
-    self.is_kept = True
+    self.key = key
+    self._process_id = os.getpid()
+    self._is_kept = True
     os.makedirs(self._kept, exist_ok=True)
     if shutil.disk_usage(self._kept).free < _MIN_FREE_BYTES:
       raise OSError('The disk is full.')
@@ -94,19 +95,24 @@ class _Folder:
           # It is damaged, or two processes compiled it at the same time.
           os.remove(path)
 
+  @property
+  def is_own(self) -> bool:
+    """True in the process that made the folder, and False in its forks."""
+    return self._process_id == os.getpid()
+
   def abandon(self) -> None:
     """Makes this process use no kept program, and keep none."""
-    self.is_kept = False
+    self._is_kept = False
     for path in _programs(self.path):
       with contextlib.suppress(OSError):
         os.remove(path)
 
   def end(self) -> None:
     """Keeps the new programs and removes the folder."""
-    if os.getpid() != self.process_id:  # This is a fork.
+    if not self.is_own:
       return
     with contextlib.suppress(OSError):
-      for path in _programs(self.path) if self.is_kept else ():
+      for path in _programs(self.path) if self._is_kept else ():
         if os.stat(path).st_nlink == 1:
           name = f'{_checksum(path)}-{os.path.basename(path)}'
           os.replace(path, os.path.join(self._kept, name))
@@ -114,9 +120,8 @@ class _Folder:
       _remove_least_used(self._root)
 
 
-# The folder that TensorFlow uses in this process, and the key of its programs.
+# The folder that TensorFlow uses, in this process or in the parent of a fork.
 _folder: Optional[_Folder] = None
-_folder_key = ''
 
 
 def user_folder() -> Optional[str]:
@@ -136,7 +141,7 @@ def use(num_threads: int) -> None:
   Args:
     num_threads: Number of threads for each operation, which changes programs.
   """
-  global _folder, _folder_key
+  global _folder
   others = _OWN_FLAG.sub('', os.environ.get(_FLAGS, ''))
   root = _root()
   if (
@@ -149,20 +154,20 @@ def use(num_threads: int) -> None:
   ):
     return
   key = _key(num_threads, others)
-  if _folder is not None and _folder.process_id == os.getpid():
-    if key != _folder_key:
+  if _folder is not None and _folder.is_own:
+    if key != _folder.key:
       _folder.abandon()
     return
   # The home is read-only or on a full disk, for example.
   with contextlib.suppress(OSError):
-    _folder, _folder_key = _Folder(root, key), key
+    _folder = _Folder(root, key)
     os.environ[_FLAGS] = f'{others} {_FLAG}={_folder.path}'.strip()
     atexit.register(_folder.end)
 
 
 def abandon() -> None:
   """Makes this process use no kept program, and keep none, from now on."""
-  if _folder is not None:
+  if _folder is not None and _folder.is_own:
     _folder.abandon()
 
 
