@@ -160,17 +160,9 @@ def test_a_program_of_many_clients_takes_the_form_of_values(rt, monkeypatch):
   _assert_close(actual, rt.run(trainer, *arguments))
 
 
-def test_the_choice_can_be_overridden():
-  """And what is in a compiled graph is compiled.
-
-  As of methods that train two models together, each below the bound.
-  """
-  for jit_compile, is_compiled, form in (
-    (True, False, 'compiled by XLA'),
-    ('auto', False, 'in place'),
-    ('auto', True, 'compiled by XLA'),
-  ):
-    with training_loop.noting_forms() as forms, in_place.disabled(is_compiled):
+def test_what_xla_compiles_does_not_train_in_place():
+  for jit_compile, form in (True, 'compiled by XLA'), (False, 'in place'):
+    with training_loop.noting_forms() as forms:
       _trainer(_small(jit_compile))
     assert list(forms.values()) == [form]
 

@@ -4,7 +4,6 @@ Devices are made when TensorFlow starts, so most of this runs in programs of its
 own with several logical CPU devices.
 """
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -27,13 +26,12 @@ tf.config.set_logical_device_configuration(
 """
 
 
-def _run_program(code, **environment):
-  """Runs a program with three logical CPU devices; returns its output."""
+def _run_program(code, start=_START):
+  """Runs a program (by default with three CPU devices); returns its output."""
   result = subprocess.run(
-    [sys.executable, '-c', _START + textwrap.dedent(code)],
+    [sys.executable, '-c', start + textwrap.dedent(code)],
     capture_output=True,
     text=True,
-    env={**os.environ, **environment},
     check=False,
   )
   assert result.returncode == 0, result.stderr[-2000:]
@@ -61,6 +59,70 @@ def test_threads_are_one_for_each_gpu_and_core(monkeypatch):
   assert devices.thread_devices(cpus[:1]) == (cpus[0],) * 3
   assert devices.thread_devices(cpus) == (cpus[0], cpus[1], cpus[0])
   assert devices.thread_devices(gpus, 5) == (*gpus, *gpus, gpus[0])
+
+
+def test_threads_get_devices_of_their_own_for_compiled_programs():
+  output = _run_program(
+    """
+    from tff_pfl.system import tf_import
+    import tensorflow as tf
+    from tff_pfl.runtime import devices, graph_programs
+
+    cpu, gpu = '/device:CPU:0', '/device:GPU:0'
+    devices.cores.num_usable_cores = lambda: 2
+    assert devices.for_compiled([cpu]) == [None]
+    own = devices.for_compiled([gpu, cpu, cpu, cpu])
+    assert own == [None, cpu, '/device:CPU:1', cpu], own
+    # A later runtime has the same choice of devices.
+    assert devices.resolve('cpu') == [cpu]
+    try:
+      devices.resolve(['CPU:1'])
+    except ValueError as error:
+      assert 'among /device:CPU:0' in str(error)
+    else:
+      raise AssertionError
+
+    places, times = [], []
+    call = graph_programs.EagerFunction.__call__
+
+    def record(function, inputs):
+      places.append(tf.constant(0.0).device[-5:])
+      return call(function, inputs)
+
+    graph_programs.EagerFunction.__call__ = record
+    graph_programs.time.perf_counter = lambda: times.pop(0)
+    concrete = tf.function(lambda x: x + 1, jit_compile=True)
+    concrete = concrete.get_concrete_function(tf.TensorSpec([]))
+    function = graph_programs.CompiledFunction(concrete)
+    with devices.compiled_on(own[2]):
+      for begin, end in (
+        (0, 1),
+        (0.5, 90),  # It waits for the first one's compiler.
+        *[(100, 110), (110, 121)] * 9,  # Most calls are nearly as short.
+        (400, 420),
+        (420, 450),
+        (450, 500),
+        (0, 0),
+      ):
+        times[:] = begin, end
+        result, = function([tf.constant(1.0)])
+        assert result.numpy() == 2 and result.device.endswith('CPU:0')
+    assert places == ['CPU:0'] * 23 + ['CPU:1'], places
+    """,
+    start='',
+  )
+  assert not output
+
+
+def test_devices_of_the_user_stay_the_only_ones():
+  output = _run_program("""
+    from tff_pfl import runtime
+    from tff_pfl.runtime import devices
+    with runtime.create_runtime('in_process', max_concurrent_clients=4):
+      print(devices.for_compiled(['/device:CPU:0', '/device:CPU:0']))
+    print(len(tf.config.list_logical_devices('CPU')))
+  """)
+  assert output.splitlines() == ['[None, None]', '3']
 
 
 def _compare_rounds(algorithms, reference, *others, jit_compile='auto'):

@@ -20,7 +20,6 @@ from tff_pfl.core import (
   aggregators,
   client_work,
   example_tensors,
-  in_place,
   objectives,
   personalized_process,
   private_mean,
@@ -100,13 +99,10 @@ def _client_function(work, options, exchange, frozen):
   weighting = exchange.weighting or options.client_weighting
   errors.expect_one_of('weighting', weighting, ('num_examples', 'uniform'))
   is_uniform = weighting == 'uniform'
-  # Compiles all of the work, so that the operations after training are also one
-  # pass over the weights. TensorFlow's own kernels train large weights.
-  is_compiled = model.uses_xla and not in_place.prefers_in_place(
-    model, model.initial_weights
-  )
 
-  @tf.function(jit_compile=is_compiled, autograph=False)
+  # Compiles all of the work, so that the operations after training are also one
+  # pass over the weights.
+  @tf.function(jit_compile=model.uses_xla, autograph=False)
   def work_at_client(
     broadcast, client_state, examples, server_update=None, cache=None
   ):
@@ -129,8 +125,7 @@ def _client_function(work, options, exchange, frozen):
       options.training,
       () if cache is None else cache['method'],
     )
-    with in_place.disabled(is_compiled):
-      result = exchange.client(client)
+    result = exchange.client(client)
     is_finite = _all_finite(
       (result.update, result.report, result.local, result.cache)
     )

@@ -1,36 +1,30 @@
-"""Training of large weights in place.
+"""Training of large weights in place, without XLA.
 
 On a CPU, a step on large weights takes as long as moving them through memory.
-If the weights and the optimizer's state are variables, TensorFlow's fused
-kernels read and write each number once. The variables have no names. Each
-execution of the graph makes its own and frees them at its end, so clients that
-train at the same time share nothing. The clients' work remains a pure function.
+XLA's programs read and write each number once. So do TensorFlow's fused kernels
+if the weights and the optimizer's state are variables, for models that XLA does
+not compile. The variables have no names. Each execution of the graph makes its
+own and frees them at its end, so clients that train at the same time share
+nothing. The clients' work remains a pure function.
 
-Unlike values, variables cannot be vectorized and compiled. The graph therefore
-has two forms of such training, marked by `graph_defs.FORMS_ATTRIBUTE`, with the
-same result up to rounding. TensorFlow uses the first for a client that runs
-alone. A runtime that runs several clients as one program uses the second.
+Unlike values, variables cannot be vectorized. The graph therefore has two forms
+of such training, marked by `graph_defs.FORMS_ATTRIBUTE`, with the same result
+up to rounding. TensorFlow uses the first for a client that runs alone. A
+runtime that runs several clients as one program uses the second.
 """
 
 import collections
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tff_pfl import tff_api as tff
 from tff_pfl.core import training_options
-from tff_pfl.models import split_model
 from tff_pfl.system import graph_defs
 
-# From this number of trained weights on, a CPU takes less time for a step in
-# place than for one compiled by XLA (measured with batches of 10 and 40, see
-# BUILD_NOTES.md).
+# Tracing two forms of the training of fewer weights takes longer than it saves.
 _MANY_WEIGHTS = 120_000
-
-_is_compiled = contextvars.ContextVar('is_compiled', default=False)
 
 _SGD = type(tff.learning.optimizers.build_sgdm(1.0))
 _ADAM = type(tff.learning.optimizers.build_adam(1.0))
@@ -51,7 +45,7 @@ class Variables:
 
     Args:
       weights: Initial weights by name.
-      optimizer: A chain that `can_update` accepts. This class makes the step of
+      optimizer: A chain that `is_faster` accepts. This class makes the step of
         its last link.
     """
     self._dtypes = {name: value.dtype for name, value in weights.items()}
@@ -141,37 +135,19 @@ class Variables:
         tf.raw_ops.DestroyResourceOp(resource=handle)
 
 
-@contextlib.contextmanager
-def disabled(is_compiled: bool) -> Iterator[None]:
-  """Turns off training in place in a context that is compiled as a whole.
-
-  The model's size alone does not ensure this, because a method may train more
-  weights together than its model has.
-  """
-  token = _is_compiled.set(is_compiled)
-  try:
-    yield
-  finally:
-    _is_compiled.reset(token)
-
-
-def prefers_in_place(
-  model: split_model.SplitModel, weights: Mapping[str, Any]
+def is_faster(
+  weights: Mapping[str, Any], optimizer: training_options.OptimizerChain
 ) -> bool:
-  """True if some of a model's weights are better trained in place.
+  """True if weights are many, and a fused kernel makes the optimizer's step.
 
   Args:
     weights: Arrays or tensors by name.
+    optimizer: The optimizer. The kernel makes the step of its last link.
   """
-  if model.jit_compile is True or _is_compiled.get():
-    return False
   sizes = [tf.TensorShape(v.shape).num_elements() for v in weights.values()]
-  return sum(sizes) >= _MANY_WEIGHTS
-
-
-def can_update(optimizer: training_options.OptimizerChain) -> bool:
-  """True if a fused kernel can make the step of a chain's last link."""
-  return isinstance(optimizer.last, (_SGD, _ADAM))
+  return sum(sizes) >= _MANY_WEIGHTS and isinstance(
+    optimizer.last, (_SGD, _ADAM)
+  )
 
 
 def choose_kernel(alone: Callable[[], Any], together: Callable[[], Any]) -> Any:

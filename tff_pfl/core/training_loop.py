@@ -90,7 +90,7 @@ def train(
   )
   arguments = (initial, examples, shuffle_seed, step_seed)
   loop = _Loop(objective, phase, model, initial, inputs)
-  if not loop.is_large:
+  if not loop.is_in_place:
     return loop.by_value(*arguments)
   return in_place.choose_kernel(
     lambda: loop.in_place(*arguments), lambda: loop.by_value(*arguments)
@@ -108,9 +108,9 @@ class _Loop:
     self._trained = [name for name in initial if name not in model.statistics]
     trained = split_model.select(initial, self._trained)
     self._optimizer = training_options.OptimizerChain.of(phase.optimizer)
-    self.is_large = in_place.prefers_in_place(
-      model, trained
-    ) and in_place.can_update(self._optimizer)
+    self.is_in_place = not model.uses_xla and in_place.is_faster(
+      trained, self._optimizer
+    )
     self.by_value = tf.function(
       self._by_value, jit_compile=model.uses_xla, autograph=False
     )
@@ -118,7 +118,7 @@ class _Loop:
     form = 'compiled by XLA' if model.uses_xla else 'by TensorFlow'
     number = sum(value.shape.num_elements() for value in trained.values())
     for notes in _notes:
-      notes[f'{number:,} weights'] = 'in place' if self.is_large else form
+      notes[f'{number:,} weights'] = 'in place' if self.is_in_place else form
 
   def _by_value(self, initial, examples, shuffle_seed, step_seed):
     """Makes new weights in each step. Can be compiled and vectorized."""

@@ -113,9 +113,8 @@ def from_keras(
       1 for classes that are not named. If there are several labels, it applies
       to each label's loss.
     jit_compile: True compiles client training with XLA, and False does not.
-      'auto' is False for models with convolutions, and otherwise leaves out
-      phases that train many weights, which are faster in place
-      (`core/in_place.py`). Evaluation is never compiled.
+      'auto' is False for models with convolutions, which XLA runs slowly in
+      loops on a CPU. Evaluation is never compiled.
     output: Name of the output to train, in `model.output_names`, if there are
       several. Layers that only other outputs need are left out. To train
       several, concatenate them and give a loss that takes them apart.

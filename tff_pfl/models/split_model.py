@@ -222,7 +222,7 @@ class SplitModel:
 
   @property
   def uses_xla(self) -> bool:
-    """True if XLA compiles phases that do not train in place."""
+    """True if XLA compiles client training."""
     return bool(self.jit_compile)
 
   @property

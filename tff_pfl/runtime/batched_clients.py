@@ -285,9 +285,10 @@ class _Form:
       self._function, autograph=False, jit_compile=self._jit_compile
     )
     with _no_conversion_log(), devices_lib.tracing_for(device):
-      return graph_programs.EagerFunction(
-        function.get_concrete_function(*tensors)
-      )
+      kind = graph_programs.EagerFunction
+      if self._jit_compile:
+        kind = graph_programs.CompiledFunction
+      return kind(function.get_concrete_function(*tensors))
 
 
 def _warn(error: BaseException) -> None:

@@ -46,6 +46,7 @@ class ClientMapper:
       cache_bytes: Bytes of clients' arguments that may stay on each GPU.
     """
     self._devices = tuple(devices)
+    self._for_compiled = devices_lib.for_compiled(self._devices)
     self._caches = {
       device: device_cache.DeviceCache(cache_bytes)
       for device in self._devices
@@ -124,15 +125,15 @@ class ClientMapper:
     """
     names = list(dict.fromkeys(self._devices))
     queue = _Queue(tasks, names, len(self._caches) == len(names))
-    helpers = []
+    places, helpers = list(zip(self._devices, self._for_compiled)), []
     if self._pool is not None:
-      for device in self._devices[1 : len(tasks)]:
-        helpers.append((device, self._pool.submit(queue.work, device)))
-    queue.work(self._devices[0])
-    for device, helper in helpers:
+      for place in places[1 : len(tasks)]:
+        helpers.append((place, self._pool.submit(queue.work, *place)))
+    queue.work(*places[0])
+    for place, helper in helpers:
       # The helper has not started, because the pool is busy.
       if helper.cancel():
-        queue.work(device)
+        queue.work(*place)
       else:
         helper.result()
     return queue.results()
@@ -184,9 +185,14 @@ class _Queue:
     self._lock = threading.Lock()
     self._error = None
 
-  def work(self, device: Optional[str]) -> None:
-    """Runs a device's tasks until none is left or one has failed."""
-    with _on(device):
+  def work(self, device: Optional[str], for_compiled: Optional[str]) -> None:
+    """Runs a device's tasks until none is left or one has failed.
+
+    Args:
+      device: The device.
+      for_compiled: See `devices.for_compiled`.
+    """
+    with _on(device), devices_lib.compiled_on(for_compiled):
       while self._error is None:
         with self._lock:
           index, task = next(self._tasks[device], (None, None))

@@ -2,19 +2,23 @@
 
 import contextlib
 import contextvars
+import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Optional, Union
 
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.system import cores
+from tff_pfl.system import cores, environment, tf_library
+from tff_pfl.system.private_api import eager_context
 
 # Product of weights and a round's examples from which on a GPU is faster than
 # 16 cores. docs/runtimes.md has the measurements.
 _LEAST_WORK_OF_GPUS = 50_000_000
 # 'auto', 'cpu', 'gpu', or TensorFlow's names of logical devices.
 Devices = Union[str, Sequence[str]]
+FIRST_CPU = '/device:CPU:0'
 
 
 def resolve(devices: Devices = 'auto') -> list[str]:
@@ -36,9 +40,7 @@ def resolve(devices: Devices = 'auto') -> list[str]:
       devices,
     )
     for kind in kinds[devices]:
-      names = [
-        _short_name(d.name) for d in tf.config.list_logical_devices(kind)
-      ]
+      names = _names(kind)
       if names:
         return names
     raise ValueError(
@@ -46,7 +48,7 @@ def resolve(devices: Devices = 'auto') -> list[str]:
         'devices', "'auto' or 'cpu' (TensorFlow finds no GPU)", devices
       )
     )
-  known = [_short_name(d.name) for d in tf.config.list_logical_devices()]
+  known = _names()
   errors.expect(devices, 'devices', 'at least one device', devices)
   resolved = [_short_name(str(name)) for name in devices]
   for name, device in zip(resolved, devices):
@@ -124,6 +126,72 @@ def thread_devices(
     num_cpu_threads = max(len(cpus), cores.num_usable_cores())
     return (*gpus, *_in_turn(cpus, num_cpu_threads if cpus else 0))
   return _in_turn(devices, num_threads)
+
+
+_adding = threading.Lock()
+# Names of the devices that this module has added.
+_added: list[str] = []
+_for_compiled = contextvars.ContextVar('for_compiled', default=None)
+
+
+def for_compiled(thread_devices: Sequence[str]) -> list[Optional[str]]:
+  """Returns the device of each thread for programs that XLA compiles.
+
+  XLA continues a program on a thread of its device once more than eight of its
+  kernels are ready. A CPU device has as many threads as one client may use.
+  Several clients on one device would therefore take turns, so the first call
+  with several threads adds CPU devices with threads of their own.
+
+  Args:
+    thread_devices: The result of `thread_devices`.
+
+  Returns:
+    A device, or None if a thread's compiled programs stay on its device. This
+    holds on a GPU, with devices that the user has made or with the user's own
+    number of threads (see `cores.divide`).
+  """
+  if list(thread_devices).count(FIRST_CPU) < 2:
+    return [None] * len(thread_devices)
+  with _adding:
+    if not _added:
+      _add_cpus()
+    cpus = itertools.cycle([FIRST_CPU, *_added] if _added else [None])
+  return [next(cpus) if name == FIRST_CPU else None for name in thread_devices]
+
+
+def _add_cpus():
+  """Adds a CPU device for each core but one, if TensorFlow can do it."""
+  num_threads = tf.config.threading.get_intra_op_parallelism_threads()
+  if not num_threads or _names('CPU') != [FIRST_CPU]:
+    return
+  # TensorFlow reads the variable when it first makes such a device.
+  variables = {'TF_NUM_INTRAOP_THREADS': str(num_threads)}
+  with environment.changed(variables), tf_library.own_threads() as are_own:
+    if are_own:
+      number = cores.num_usable_cores()
+      eager_context.context().set_logical_cpu_devices(number)
+      _added.extend(f'/device:CPU:{i}' for i in range(1, number))
+
+
+@contextlib.contextmanager
+def compiled_on(device: Optional[str]) -> Iterator[None]:
+  """Sets the device of compiled programs that are called in this context."""
+  token = _for_compiled.set(device)
+  try:
+    yield
+  finally:
+    _for_compiled.reset(token)
+
+
+def of_compiled() -> Optional[str]:
+  """Returns the device that `compiled_on` has set."""
+  return _for_compiled.get()
+
+
+def _names(kind: Optional[str] = None) -> list[str]:
+  """Returns the names of logical devices that this module has not added."""
+  names = [_short_name(d.name) for d in tf.config.list_logical_devices(kind)]
+  return [name for name in names if name not in _added]
 
 
 def _short_name(name: str) -> str:

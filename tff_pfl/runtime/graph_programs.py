@@ -4,8 +4,10 @@ import collections
 import functools
 import hashlib
 import itertools
+import math
 import re
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
@@ -13,7 +15,7 @@ from typing import Any, Optional
 import tensorflow as tf
 from absl import logging
 
-from tff_pfl.runtime import values
+from tff_pfl.runtime import devices, values
 from tff_pfl.system import graph_defs
 from tff_pfl.system.private_api import eager_context, eager_execute
 
@@ -23,6 +25,9 @@ _XLA_CANNOT_COMPILE = re.compile(
   r'tf2xla conversion failed|unsupported operations|on XLA_[A-Z]+_JIT'
 )
 _MAX_REASON_CHARACTERS = 300
+# Least part of the calls' time that is lost if clients take turns. Two clients
+# lose half of it.
+_LARGE_PART = 0.25
 _CHECKS = ('Assert', 'CheckNumerics', 'CheckNumericsV2')
 
 # Number of programs that stay loaded after their last computation is gone.
@@ -82,6 +87,55 @@ class EagerFunction:
     )
 
 
+class CompiledFunction(EagerFunction):
+  """Calls a concrete function with parts for XLA.
+
+  If most calls take longer than the shortest one, clients seem to take turns on
+  their common device (see `devices.for_compiled`). Threads then use devices of
+  their own. XLA compiles the function anew for each of them, so this happens
+  only after more time is lost than that takes.
+  """
+
+  def __init__(self, concrete: Any):
+    super().__init__(concrete)
+    self._takes_turns = False
+    self._first_end = None
+    self._first_seconds = math.inf
+    # Of the calls that began after the first one had ended.
+    self._num_calls = 0
+    self._total_seconds = 0.0
+    self._least_seconds = math.inf
+
+  def __call__(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the results."""
+    device = devices.of_compiled()
+    if device is None:
+      return super().__call__(inputs)
+    if not self._takes_turns:
+      start = time.perf_counter()
+      outputs = super().__call__(inputs)
+      self._count(start, time.perf_counter())
+      return outputs
+    if device == devices.FIRST_CPU:
+      return super().__call__(inputs)
+    with tf.device(device):
+      outputs = super().__call__(inputs)
+    with tf.device(devices.FIRST_CPU):
+      return tf.raw_ops.IdentityN(input=outputs)
+
+  def _count(self, start, end):
+    if self._first_end is None:
+      # It includes the compilation.
+      self._first_seconds, self._first_end = end - start, end
+    elif start > self._first_end:
+      self._num_calls += 1
+      self._total_seconds += end - start
+      self._least_seconds = min(end - start, self._least_seconds)
+      lost = self._total_seconds - self._num_calls * self._least_seconds
+      if lost > max(self._first_seconds, _LARGE_PART * self._total_seconds):
+        self._takes_turns = True
+
+
 def xla_refuses(error: BaseException) -> bool:
   """Returns True if an error says that XLA cannot compile a function."""
   return isinstance(
@@ -117,7 +171,8 @@ class Program:
     self.is_deterministic = is_deterministic
     self.asks_for_xla = load_without_xla is not None
     self._positions = _positions_of_results(concrete)
-    self._compute = EagerFunction(concrete)
+    function = CompiledFunction if self.asks_for_xla else EagerFunction
+    self._compute = function(concrete)
     self._without_xla = Lazy(load_without_xla)
 
   @property

@@ -145,7 +145,7 @@ def create_mapper(
   make = client_mapper.ClientMapper
   if batched_clients:
     make = batched_clients_lib.BatchedMapper
-  return make(thread_devices, device_cache_mb << 20), '/device:CPU:0'
+  return make(thread_devices, device_cache_mb << 20), devices_lib.FIRST_CPU
 
 
 class _Lowered(NamedTuple):

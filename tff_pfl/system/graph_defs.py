@@ -119,16 +119,37 @@ def choose_forms(graph_def: tf.compat.v1.GraphDef, form: int) -> None:
     graph_def: The graph, which is changed in place.
     form: `ALONE` or `TOGETHER`.
   """
-  for node in all_nodes(graph_def):
-    if FORMS_ATTRIBUTE in node.attr:
-      choice = tf.compat.v1.NodeDef()
-      choice.CopyFrom(node)
-      node.op = 'StatefulPartitionedCall'
-      del node.input[0]
-      node.attr.clear()
-      node.attr['f'].func.CopyFrom(choice.attr['branches'].list.func[form])
-      for name in ('Tin', 'Tout'):
-        node.attr[name].CopyFrom(choice.attr[name])
+  scopes = [(graph_def.node, {}, {})]
+  for function in graph_def.library.function:
+    scopes.append((function.node_def, function.ret, function.control_ret))
+  for nodes, *results in scopes:
+    new_names = {}
+    for node in nodes:
+      if FORMS_ATTRIBUTE in node.attr:
+        choice = tf.compat.v1.NodeDef()
+        choice.CopyFrom(node)
+        # Grappler ends the process if a node of the function that it inlines
+        # here has the name of one of the choice's own results.
+        node.name = new_names[choice.name] = f'{choice.name}_form'
+        node.op = 'StatefulPartitionedCall'
+        del node.input[0]
+        node.attr.clear()
+        node.attr['f'].func.CopyFrom(choice.attr['branches'].list.func[form])
+        for name in ('Tin', 'Tout'):
+          node.attr[name].CopyFrom(choice.attr[name])
+    if new_names:
+      for node in nodes:
+        node.input[:] = [_with_new_name(i, new_names) for i in node.input]
+      for result in results:
+        for key, value in result.items():
+          result[key] = _with_new_name(value, new_names)
+
+
+def _with_new_name(tensor, new_names):
+  """Replaces the node in the name of a tensor or control input."""
+  mark = '^' if tensor.startswith('^') else ''
+  node, colon, output = tensor.removeprefix('^').partition(':')
+  return f'{mark}{new_names.get(node, node)}{colon}{output}'
 
 
 def make_portable(graph_def: tf.compat.v1.GraphDef) -> None:

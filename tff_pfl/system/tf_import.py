@@ -11,8 +11,6 @@ imported before. This module makes the variable work again. It sets 3, no
 messages, unless the user chose a number other than 1, TensorFlow's default.
 """
 
-import contextlib
-import ctypes
 import os
 import re
 
@@ -22,23 +20,14 @@ _VARIABLE = 'TF_CPP_MIN_LOG_LEVEL'
 _MESSAGE = re.compile(
   rb'[IWE]\d{4} |WARNING: All log messages before absl|To enable the following'
 )
-# SetMinLogLevel in TensorFlow's copy of Abseil.
-_SET_MIN_LOG_LEVEL = (
-  '_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE'
-)
 
 
 if os.environ.get(_VARIABLE, '1') == '1':
   os.environ[_VARIABLE] = '3'
 if os.environ[_VARIABLE] == '3':
   with messages.held_back(_MESSAGE), collector.paused():
-    import tensorflow as tf
-  _library = os.path.join(
-    os.path.dirname(tf.__file__), 'libtensorflow_framework.so.2'
-  )
-  # Other versions name it differently, and then the messages appear.
-  with contextlib.suppress(AttributeError, OSError):
-    getattr(ctypes.CDLL(_library), _SET_MIN_LOG_LEVEL)(3)
+    from tff_pfl.system import tf_library
+  tf_library.set_min_log_level(3)
 
 from tff_pfl.system import cores  # noqa: E402
 
