@@ -64,15 +64,21 @@ def test_threads_are_one_for_each_gpu_and_core(monkeypatch):
 def test_threads_get_devices_of_their_own_for_compiled_programs():
   output = _run_program(
     """
+    import os
+    os.environ.pop('TF_NUM_INTRAOP_THREADS', None)
     from tff_pfl.system import tf_import
     import tensorflow as tf
     from tff_pfl.runtime import devices, graph_programs
 
     cpu, gpu = '/device:CPU:0', '/device:GPU:0'
-    devices.cores.num_usable_cores = lambda: 2
+    devices.cores.num_usable_cores = lambda: 3
     assert devices.for_compiled([cpu]) == [None]
-    own = devices.for_compiled([gpu, cpu, cpu, cpu])
-    assert own == [None, cpu, '/device:CPU:1', cpu], own
+    tf.constant(0)  # TensorFlow starts its own threads.
+    before = len(os.listdir('/proc/self/task'))
+    own = devices.for_compiled([gpu, cpu, cpu, cpu, cpu])
+    assert len(os.listdir('/proc/self/task')) >= before + 2
+    names = [cpu, '/device:CPU:1', '/device:CPU:2', cpu]
+    assert own == [None, *names], own
     # A later runtime has the same choice of devices.
     assert devices.resolve('cpu') == [cpu]
     try:
@@ -92,22 +98,24 @@ def test_threads_get_devices_of_their_own_for_compiled_programs():
     graph_programs.EagerFunction.__call__ = record
     graph_programs.time.perf_counter = lambda: times.pop(0)
     concrete = tf.function(lambda x: x + 1, jit_compile=True)
-    concrete = concrete.get_concrete_function(tf.TensorSpec([]))
+    concrete = concrete.get_concrete_function(tf.TensorSpec([None]))
     function = graph_programs.CompiledFunction(concrete)
     with devices.compiled_on(own[2]):
-      for begin, end in (
-        (0, 1),
-        (0.5, 90),  # It waits for the first one's compiler.
-        *[(100, 110), (110, 121)] * 9,  # Most calls are nearly as short.
-        (400, 420),
-        (420, 450),
-        (450, 500),
-        (0, 0),
+      for size, begin, end in (
+        (3, 0, 1),
+        (3, 0.5, 90),  # It waits for the first one's compiler.
+        (2, 100, 102),  # It is compiled for another shape.
+        (2, 110, 111),
+        *[(3, 110, 120), (3, 110, 121)] * 9,  # Most calls are nearly as short.
+        (3, 400, 420),
+        (3, 420, 450),
+        (3, 450, 500),
+        (3, 0, 0),
       ):
         times[:] = begin, end
-        result, = function([tf.constant(1.0)])
-        assert result.numpy() == 2 and result.device.endswith('CPU:0')
-    assert places == ['CPU:0'] * 23 + ['CPU:1'], places
+        result, = function([tf.ones([size])])
+        assert result.numpy()[0] == 2 and result.device.endswith('CPU:0')
+    assert places == ['CPU:0'] * 25 + ['CPU:1'], places
     """,
     start='',
   )

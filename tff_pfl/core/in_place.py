@@ -1,11 +1,11 @@
 """Training of large weights in place, without XLA.
 
 On a CPU, a step on large weights takes as long as moving them through memory.
-XLA's programs read and write each number once. So do TensorFlow's fused kernels
-if the weights and the optimizer's state are variables, for models that XLA does
-not compile. The variables have no names. Each execution of the graph makes its
-own and frees them at its end, so clients that train at the same time share
-nothing. The clients' work remains a pure function.
+XLA's programs read and write each number once. For models that are not meant
+for XLA (`SplitModel.uses_xla`), so do TensorFlow's fused kernels if the weights
+and the optimizer's state are variables. The variables have no names. Each
+execution of the graph makes its own and frees them at its end, so clients that
+train at the same time share nothing. The clients' work remains a pure function.
 
 Unlike values, variables cannot be vectorized. The graph therefore has two forms
 of such training, marked by `graph_defs.FORMS_ATTRIBUTE`, with the same result
@@ -23,7 +23,7 @@ from tff_pfl import tff_api as tff
 from tff_pfl.core import training_options
 from tff_pfl.system import graph_defs
 
-# Tracing two forms of the training of fewer weights takes longer than it saves.
+# With fewer weights less is gained, and two forms have to be traced.
 _MANY_WEIGHTS = 120_000
 
 _SGD = type(tff.learning.optimizers.build_sgdm(1.0))

@@ -136,9 +136,9 @@ class SplitModel:
     primary_metric: The metric, or the loss, by which models are compared.
     classifier: The meaning of outputs that are scores of classes, None for
       regression.
-    jit_compile: True to compile client training by XLA on a CPU, 'auto' to
-      leave out phases that are faster in place. Programs of several clients on
-      a GPU are compiled wherever XLA can.
+    jit_compile: True or 'auto' to compile client training by XLA on a CPU, and
+      False for models with convolutions, for example. Programs of several
+      clients on a GPU are compiled wherever XLA can.
     layer_outputs: `(weights, x) -> OrderedDict` from layer name to output in
       inference mode, in the order of `layers`, without layers inside a custom
       layer. An output is a tensor, or a structure of tensors for several

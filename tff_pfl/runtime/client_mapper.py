@@ -106,13 +106,13 @@ class ClientMapper:
     return self._caches.get(self.device())
 
   def on_device(self, value: values.LocalValue) -> values.LocalValue:
-    """Replaces tensors with their copies on the calling thread's device."""
+    """Replaces tensors with their copies if the calling thread has a GPU."""
     cache = self.cache()
+    if cache is None:
+      return value
     if isinstance(value, tuple):
       return tuple([self.on_device(element) for element in value])
-    if cache is not None and isinstance(value, tf.Tensor):
-      return cache.get(value)
-    return value
+    return cache.get(value) if isinstance(value, tf.Tensor) else value
 
   def run_all(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
     """Calls functions on the threads and returns their results.

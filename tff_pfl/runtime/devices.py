@@ -3,8 +3,9 @@
 import contextlib
 import contextvars
 import itertools
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Optional, Union
 
 import tensorflow as tf
@@ -19,6 +20,7 @@ _LEAST_WORK_OF_GPUS = 50_000_000
 # 'auto', 'cpu', 'gpu', or TensorFlow's names of logical devices.
 Devices = Union[str, Sequence[str]]
 FIRST_CPU = '/device:CPU:0'
+_NUM_THREADS = 'TF_NUM_INTRAOP_THREADS'
 
 
 def resolve(devices: Devices = 'auto') -> list[str]:
@@ -67,16 +69,23 @@ def is_gpu(device: Optional[str]) -> bool:
 
 
 _traced_for = contextvars.ContextVar('traced_for', default=None)
+_for_compiled = contextvars.ContextVar('for_compiled', default=None)
 
 
 @contextlib.contextmanager
-def tracing_for(device: Optional[str]) -> Iterator[None]:
-  """Sets the device of functions that are traced in this context."""
-  token = _traced_for.set(device)
+def _set(variable, value):
+  token = variable.set(value)
   try:
     yield
   finally:
-    _traced_for.reset(token)
+    variable.reset(token)
+
+
+def tracing_for(
+  device: Optional[str],
+) -> contextlib.AbstractContextManager[None]:
+  """Sets the device of functions that are traced in this context."""
+  return _set(_traced_for, device)
 
 
 def traced_for_gpu() -> bool:
@@ -131,7 +140,6 @@ def thread_devices(
 _adding = threading.Lock()
 # Names of the devices that this module has added.
 _added: list[str] = []
-_for_compiled = contextvars.ContextVar('for_compiled', default=None)
 
 
 def for_compiled(thread_devices: Sequence[str]) -> list[Optional[str]]:
@@ -147,8 +155,8 @@ def for_compiled(thread_devices: Sequence[str]) -> list[Optional[str]]:
 
   Returns:
     A device, or None if a thread's compiled programs stay on its device. This
-    holds on a GPU, with devices that the user has made or with the user's own
-    number of threads (see `cores.divide`).
+    holds on a GPU, with devices that the user has made, and if TensorFlow ran
+    before `cores.divide`.
   """
   if list(thread_devices).count(FIRST_CPU) < 2:
     return [None] * len(thread_devices)
@@ -160,27 +168,30 @@ def for_compiled(thread_devices: Sequence[str]) -> list[Optional[str]]:
 
 
 def _add_cpus():
-  """Adds a CPU device for each core but one, if TensorFlow can do it."""
-  num_threads = tf.config.threading.get_intra_op_parallelism_threads()
+  """Adds a CPU device for each core but one, if TensorFlow can do it.
+
+  TensorFlow adds devices only once, so a later runtime may need more of them
+  than the first one.
+  """
+  num_threads = tf.config.threading.get_intra_op_parallelism_threads() or int(
+    os.environ.get(_NUM_THREADS, 0)
+  )
   if not num_threads or _names('CPU') != [FIRST_CPU]:
     return
   # TensorFlow reads the variable when it first makes such a device.
-  variables = {'TF_NUM_INTRAOP_THREADS': str(num_threads)}
+  variables = {_NUM_THREADS: str(num_threads)}
   with environment.changed(variables), tf_library.own_threads() as are_own:
     if are_own:
       number = cores.num_usable_cores()
-      eager_context.context().set_logical_cpu_devices(number)
       _added.extend(f'/device:CPU:{i}' for i in range(1, number))
+      eager_context.context().set_logical_cpu_devices(number)
 
 
-@contextlib.contextmanager
-def compiled_on(device: Optional[str]) -> Iterator[None]:
+def compiled_on(
+  device: Optional[str],
+) -> contextlib.AbstractContextManager[None]:
   """Sets the device of compiled programs that are called in this context."""
-  token = _for_compiled.set(device)
-  try:
-    yield
-  finally:
-    _for_compiled.reset(token)
+  return _set(_for_compiled, device)
 
 
 def of_compiled() -> Optional[str]:

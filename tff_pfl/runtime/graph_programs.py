@@ -1,6 +1,7 @@
 """Loaded graphs that TensorFlow can call."""
 
 import collections
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -16,7 +17,7 @@ import tensorflow as tf
 from absl import logging
 
 from tff_pfl.runtime import devices, values
-from tff_pfl.system import graph_defs
+from tff_pfl.system import cores, graph_defs
 from tff_pfl.system.private_api import eager_context, eager_execute
 
 # TensorFlow's messages if XLA has no kernel for an operation or cannot compile
@@ -90,21 +91,22 @@ class EagerFunction:
 class CompiledFunction(EagerFunction):
   """Calls a concrete function with parts for XLA.
 
-  If most calls take longer than the shortest one, clients seem to take turns on
-  their common device (see `devices.for_compiled`). Threads then use devices of
-  their own. XLA compiles the function anew for each of them, so this happens
-  only after more time is lost than that takes.
+  If most calls take longer than the shortest one of the same shapes, clients
+  seem to take turns on their common device (see `devices.for_compiled`).
+  Threads then use devices of their own. XLA compiles the function anew for each
+  of them, so this happens only after more time is lost than that takes.
   """
 
   def __init__(self, concrete: Any):
     super().__init__(concrete)
     self._takes_turns = False
-    self._first_end = None
-    self._first_seconds = math.inf
-    # Of the calls that began after the first one had ended.
-    self._num_calls = 0
-    self._total_seconds = 0.0
-    self._least_seconds = math.inf
+    self._varying = [
+      i
+      for i, tensor in enumerate(concrete.inputs)
+      if not tensor.shape.is_fully_defined()
+    ]
+    # By the shapes of the inputs that vary.
+    self._calls: dict[Any, _Calls] = {}
 
   def __call__(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the results."""
@@ -114,26 +116,51 @@ class CompiledFunction(EagerFunction):
     if not self._takes_turns:
       start = time.perf_counter()
       outputs = super().__call__(inputs)
-      self._count(start, time.perf_counter())
+      self._count(inputs, start, time.perf_counter())
       return outputs
     if device == devices.FIRST_CPU:
       return super().__call__(inputs)
     with tf.device(device):
       outputs = super().__call__(inputs)
     with tf.device(devices.FIRST_CPU):
-      return tf.raw_ops.IdentityN(input=outputs)
+      return tf.raw_ops.IdentityN(input=outputs) if outputs else outputs
 
-  def _count(self, start, end):
-    if self._first_end is None:
+  def _count(self, inputs, start, end):
+    shapes = tuple([tuple(inputs[i].shape) for i in self._varying])
+    calls = self._calls.get(shapes)
+    if calls is None:
       # It includes the compilation.
-      self._first_seconds, self._first_end = end - start, end
-    elif start > self._first_end:
-      self._num_calls += 1
-      self._total_seconds += end - start
-      self._least_seconds = min(end - start, self._least_seconds)
-      lost = self._total_seconds - self._num_calls * self._least_seconds
-      if lost > max(self._first_seconds, _LARGE_PART * self._total_seconds):
+      self._calls[shapes] = _Calls(end - start, end)
+    elif start > calls.first_end:
+      calls.number += 1
+      calls.total += end - start
+      calls.least = min(end - start, calls.least)
+      of_shapes = list(self._calls.values())
+      lost = sum(c.total - c.number * c.least for c in of_shapes if c.number)
+      num_others = cores.num_usable_cores() - 1
+      compiling = num_others * sum(c.first for c in of_shapes)
+      total = sum(c.total for c in of_shapes)
+      if lost > max(compiling, _LARGE_PART * total):
         self._takes_turns = True
+
+
+@dataclasses.dataclass
+class _Calls:
+  """Seconds of a function's calls.
+
+  Attributes:
+    first: Seconds of the first call.
+    first_end: When it ended.
+    number: Number of calls that began later.
+    total: Their seconds together.
+    least: Seconds of the shortest of them.
+  """
+
+  first: float
+  first_end: float
+  number: int = 0
+  total: float = 0.0
+  least: float = math.inf
 
 
 def xla_refuses(error: BaseException) -> bool:
