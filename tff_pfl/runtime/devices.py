@@ -174,7 +174,7 @@ def _add_cpus():
   than the first one.
   """
   num_threads = tf.config.threading.get_intra_op_parallelism_threads() or int(
-    os.environ.get(_NUM_THREADS, 0)
+    os.environ.get(_NUM_THREADS) or 0
   )
   if not num_threads or _names('CPU') != [FIRST_CPU]:
     return
