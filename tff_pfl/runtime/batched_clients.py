@@ -285,10 +285,9 @@ class _Form:
       self._function, autograph=False, jit_compile=self._jit_compile
     )
     with _no_conversion_log(), devices_lib.tracing_for(device):
-      kind = graph_programs.EagerFunction
-      if self._jit_compile:
-        kind = graph_programs.CompiledFunction
-      return kind(function.get_concrete_function(*tensors))
+      return graph_programs.eager_function(
+        function.get_concrete_function(*tensors), bool(self._jit_compile)
+      )
 
 
 def _warn(error: BaseException) -> None:

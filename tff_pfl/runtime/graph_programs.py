@@ -107,6 +107,7 @@ class CompiledFunction(EagerFunction):
     ]
     # By the shapes of the inputs that vary.
     self._calls: dict[Any, _Calls] = {}
+    self._num_other_devices = cores.num_usable_cores() - 1
 
   def __call__(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the results."""
@@ -136,10 +137,9 @@ class CompiledFunction(EagerFunction):
       calls.total += end - start
       calls.least = min(end - start, calls.least)
       of_shapes = list(self._calls.values())
-      lost = sum(c.total - c.number * c.least for c in of_shapes if c.number)
-      num_others = cores.num_usable_cores() - 1
-      compiling = num_others * sum(c.first for c in of_shapes)
+      compiling = self._num_other_devices * sum(c.first for c in of_shapes)
       total = sum(c.total for c in of_shapes)
+      lost = sum(c.lost for c in of_shapes)
       if lost > max(compiling, _LARGE_PART * total):
         self._takes_turns = True
 
@@ -161,6 +161,16 @@ class _Calls:
   number: int = 0
   total: float = 0.0
   least: float = math.inf
+
+  @property
+  def lost(self) -> float:
+    """Seconds in which the calls were longer than the shortest one."""
+    return self.total - self.number * self.least if self.number else 0.0
+
+
+def eager_function(concrete: Any, asks_for_xla: bool) -> EagerFunction:
+  """Returns the calls of a concrete function, perhaps with parts for XLA."""
+  return (CompiledFunction if asks_for_xla else EagerFunction)(concrete)
 
 
 def xla_refuses(error: BaseException) -> bool:
@@ -198,8 +208,7 @@ class Program:
     self.is_deterministic = is_deterministic
     self.asks_for_xla = load_without_xla is not None
     self._positions = _positions_of_results(concrete)
-    function = CompiledFunction if self.asks_for_xla else EagerFunction
-    self._compute = function(concrete)
+    self._compute = eager_function(concrete, self.asks_for_xla)
     self._without_xla = Lazy(load_without_xla)
 
   @property

@@ -123,26 +123,35 @@ def choose_forms(graph_def: tf.compat.v1.GraphDef, form: int) -> None:
   for function in graph_def.library.function:
     scopes.append((function.node_def, function.ret, function.control_ret))
   for nodes, *results in scopes:
-    new_names = {}
+    # Grappler ends the process if a node of the function that it inlines has
+    # the name of one of the choice's own results.
+    new_names = {
+      node.name: f'{node.name}_form'
+      for node in nodes
+      if FORMS_ATTRIBUTE in node.attr
+    }
+    if not new_names:
+      continue
     for node in nodes:
-      if FORMS_ATTRIBUTE in node.attr:
-        choice = tf.compat.v1.NodeDef()
-        choice.CopyFrom(node)
-        # Grappler ends the process if a node of the function that it inlines
-        # here has the name of one of the choice's own results.
-        node.name = new_names[choice.name] = f'{choice.name}_form'
-        node.op = 'StatefulPartitionedCall'
-        del node.input[0]
-        node.attr.clear()
-        node.attr['f'].func.CopyFrom(choice.attr['branches'].list.func[form])
-        for name in ('Tin', 'Tout'):
-          node.attr[name].CopyFrom(choice.attr[name])
-    if new_names:
-      for node in nodes:
-        node.input[:] = [_with_new_name(i, new_names) for i in node.input]
-      for result in results:
-        for key, value in result.items():
-          result[key] = _with_new_name(value, new_names)
+      if node.name in new_names:
+        node.name = new_names[node.name]
+        _call_form(node, form)
+      node.input[:] = [_with_new_name(i, new_names) for i in node.input]
+    for result in results:
+      for key, value in result.items():
+        result[key] = _with_new_name(value, new_names)
+
+
+def _call_form(node, form):
+  """Makes a choice of a form a call of the form."""
+  choice = tf.compat.v1.NodeDef()
+  choice.CopyFrom(node)
+  node.op = 'StatefulPartitionedCall'
+  del node.input[0]
+  node.attr.clear()
+  node.attr['f'].func.CopyFrom(choice.attr['branches'].list.func[form])
+  for name in ('Tin', 'Tout'):
+    node.attr[name].CopyFrom(choice.attr[name])
 
 
 def _with_new_name(tensor, new_names):
