@@ -170,11 +170,16 @@ def test_no_actor_in_time_is_an_error(
   del rt  # Has all cores.
   monkeypatch.setattr(ray_runtime, '_SECONDS_BETWEEN_COUNTS', 0.1)
   with _runtime(cluster, seconds_to_start=0.5) as late:
+    # As if its node had died: another actor is waited for.
+    (actor, *_) = late._cluster.actors
+    ray.kill(actor.handle)
+    ray.wait([actor.started], timeout=10)
     with pytest.raises(
       errors.RunError,
       match='No Ray actor is left. None started in 0.5 seconds.',
     ):
       _train(late, process, data)
+  assert 'The actor never ran' in caplog.text
   assert 'start, or wait for cores' in caplog.text
 
 

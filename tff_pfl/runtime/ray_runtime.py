@@ -45,7 +45,8 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_BETWEEN_COUNTS = 30.0
 # Longest wait for nodes after all actors were lost and none fits.
 _SECONDS_WITHOUT_NODES = 120.0
-# A chunk that has lost more actors is not tried again.
+# A chunk that has lost more actors, and a start that has failed more often, is
+# not tried again.
 _MAX_LOSSES = 3
 # Chunks of an actor at a time: one being computed and one waiting.
 _MAX_ORDERS = 2
@@ -227,6 +228,7 @@ class _Cluster(client_mapper.ClientMapper):
     self._checksum = ray_cluster.code_checksum()
     self._lock = threading.Lock()
     self._refusals: list[str] = []
+    self._num_failed_starts = 0
     # Shared mappings by number.
     self._shared = weakref.WeakValueDictionary()
     self.actors: list[_Actor] = []
@@ -434,17 +436,24 @@ class _Cluster(client_mapper.ClientMapper):
 
   def _admit(self, actor: _Actor) -> None:
     """Admits a started actor if it has the same code as this process."""
+    is_refusal = True
     try:
       actor.is_ready = self._ray.get(actor.started) == self._checksum
+      self._num_failed_starts = 0
       reason = (
         'An actor has different code of tff_pfl, or another version of Python, '
         'TensorFlow or TFF, than this process; install the same on all nodes.'
       )
     except self._ray.exceptions.RayError as error:
       reason = f'An actor cannot start: {_one_line(error)}'
+      # Its node died or its process crashed: another one may start.
+      if not getattr(error, 'actor_init_failed', True):
+        self._num_failed_starts += 1
+        is_refusal = self._num_failed_starts > _MAX_LOSSES
     if not actor.is_ready:
       logging.warning('%s', reason)
-      self._refusals.append(reason)
+      if is_refusal:
+        self._refusals.append(reason)
       self._end(actor)
 
   def _start_actors(self) -> None:
