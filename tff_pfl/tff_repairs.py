@@ -22,6 +22,9 @@ TFF drops the result of a check in its secure sums. The result is marked as used
 here, because TensorFlow would otherwise log "Object was never used" and eleven
 more lines for each sum.
 
+TFF reads a type of a stored computation as often as the computation has it,
+which takes a quarter of a round's lowering. Here it reads each type once.
+
 Importing `tff_pfl` applies these repairs. For programs that import TFF first or
 alone, an environment has a copy of this file among its packages, and a `.pth`
 file that makes Python call `before_tff` at startup. So this module must not
@@ -166,6 +169,21 @@ def _use_check_of_secure_sums() -> None:
   primitives.tf = types.SimpleNamespace(**{**vars(tf), 'debugging': debugging})
 
 
+def _read_types_once() -> None:
+  serialization = _module_of_tff('core.impl.types.type_serialization')
+  read = serialization.deserialize_type
+  types_by_proto = weakref.WeakValueDictionary()
+
+  def deserialize_type(proto):
+    key = proto.SerializeToString()
+    found = types_by_proto.get(key)
+    if found is None:
+      found = types_by_proto[key] = read(proto)
+    return found
+
+  serialization.deserialize_type = deserialize_type
+
+
 def _module_of_tff(name):
   return sys.modules[f'tensorflow_federated.python.{name}']
 
@@ -193,6 +211,7 @@ class _Finder:
         execute(module),
         _end_workers_at_exit(module),
         _use_check_of_secure_sums(),
+        _read_types_once(),
       )
     return spec
 
