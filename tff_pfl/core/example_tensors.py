@@ -206,9 +206,8 @@ def in_chunks(function: Callable[[Any], Any], examples: ExampleTensors) -> Any:
     lambda value: tf.TensorSpec([None, *value.shape[1:]], value.dtype),
     examples.x,
   )
-  outputs = (
-    tf.function(function).get_concrete_function(specs).structured_outputs
-  )
+  traced = tf.function(function, autograph=False).get_concrete_function(specs)
+  outputs = traced.structured_outputs
   # Results are written into one tensor, because an array of tensors cannot be
   # vectorized and compiled.
   results = tf.nest.map_structure(
@@ -232,7 +231,7 @@ def in_chunks(function: Callable[[Any], Any], examples: ExampleTensors) -> Any:
         all_rows, [[index]], [new]
       ),
       results,
-      function(chunk),
+      traced(chunk),
     )
     return index + 1, results
 

@@ -118,25 +118,31 @@ class BatchPlan(NamedTuple):
   num_steps: tf.Tensor
 
 
+class _Lengths(NamedTuple):
+  batch_size: tf.Tensor
+  steps_per_epoch: tf.Tensor
+  num_steps: tf.Tensor
+
+
+def _lengths(examples, phase, capacity) -> _Lengths:
+  # A batch never needs more rows than exist.
+  batch_size = tf.minimum(phase.batch_size or capacity, capacity)
+  steps_per_epoch = tf.maximum(1, -(-examples.num_examples // batch_size))
+  num_steps = phase.num_steps
+  if num_steps is None:
+    num_steps = phase.num_epochs * steps_per_epoch
+  return _Lengths(
+    batch_size,
+    steps_per_epoch,
+    tf.where(examples.num_examples > 0, num_steps, 0),
+  )
+
+
 def count_steps(
   examples: example_tensors.ExampleTensors, phase: Phase
 ) -> tf.Tensor:
   """The number of gradient steps of a client in a phase, int32 scalar."""
-  num_steps = phase.num_steps
-  if num_steps is None:
-    num_steps = phase.num_epochs * _steps_per_epoch(examples, phase)
-  return tf.where(examples.num_examples > 0, num_steps, 0)
-
-
-def _batch_size(examples, phase):
-  # A batch never needs more rows than exist.
-  return tf.minimum(phase.batch_size or examples.capacity, examples.capacity)
-
-
-def _steps_per_epoch(examples, phase):
-  return tf.maximum(
-    1, -(-examples.num_examples // _batch_size(examples, phase))
-  )
+  return _lengths(examples, phase, examples.capacity).num_steps
 
 
 def plan_batches(
@@ -144,9 +150,7 @@ def plan_batches(
 ) -> BatchPlan:
   """Plans a phase's batches, in shapes that depend only on the capacity."""
   capacity, num_examples = examples.capacity, examples.num_examples
-  batch_size = _batch_size(examples, phase)
-  steps_per_epoch = _steps_per_epoch(examples, phase)
-  num_steps = count_steps(examples, phase)
+  batch_size, steps_per_epoch, num_steps = _lengths(examples, phase, capacity)
   if phase.num_steps is None:
     num_epochs = tf.constant(phase.num_epochs)
     max_steps = phase.num_epochs * -(-capacity // batch_size)
