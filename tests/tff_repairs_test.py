@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 
 import pytest
 
@@ -77,6 +78,31 @@ def test_a_module_changes_no_choice_of_keras(
 def test_an_unknown_module_is_not_there():
   tff_repairs._use_later('no_such_package')
   assert 'no_such_package' not in sys.modules
+
+
+def test_a_type_is_read_once_as_long_as_it_is_used(monkeypatch):
+  class Type:
+    pass
+
+  read = []
+
+  def deserialize_type(proto):
+    read.append(proto.SerializeToString())
+    return Type()
+
+  module = types.SimpleNamespace(deserialize_type=deserialize_type)
+  monkeypatch.setattr(tff_repairs, '_module_of_tff', lambda _: module)
+  tff_repairs._read_types_once()
+  protos = [
+    types.SimpleNamespace(SerializeToString=lambda text=text: text)
+    for text in (b'a', b'b', b'a')
+  ]
+  first, second, again = map(module.deserialize_type, protos)
+  assert first is again is not second
+  assert read == [b'a', b'b']
+  del first, again
+  module.deserialize_type(protos[0])
+  assert read == [b'a', b'b', b'a']
 
 
 @pytest.mark.timeout(120)
