@@ -126,7 +126,6 @@ def test_clients_are_all_of_the_file_s_or_30(
         ('relabelled_digits', 'num_domains', 6, 'at most 5'),
         ('shakespeare', 'sequence_length', 0, '`sequence_length`'),
         ('shakespeare', 'stride', 0, '`stride`'),
-        ('sentiment', 'vocabulary', 'bytes', 'hashed, learned, found .bytes.'),
         ('sentiment', 'vocabulary_size', 1, '`vocabulary_size`'),
         ('sentiment', 'max_words', 0, '`max_words`'),
         ('stackoverflow', 'vocabulary_size', 2, '`vocabulary_size`'),

@@ -260,27 +260,21 @@ class FrameEncoding:
     )
 
 
+@dataclasses.dataclass(frozen=True)
 class _Encoded:
   """Turns a loader of row positions into a loader of encoded examples."""
 
-  def __init__(
-    self,
-    load: Callable[[str, str], examples_lib.Examples],
-    encoding: FrameEncoding,
-    rows: Rows,
-    labels: np.ndarray,
-  ):
-    self._load = load
-    self._encoding = encoding
-    self._rows = rows
-    self._targets = encoding.targets(labels)
+  load: Callable[[str, str], examples_lib.Examples]
+  encoding: FrameEncoding
+  rows: Rows
+  targets: np.ndarray
 
   def __call__(self, client_id: str, split: str) -> examples_lib.Examples:
     """Slices the client's rows and makes inputs on first use."""
-    examples = self._load(client_id, split)
+    examples = self.load(client_id, split)
     return examples_lib.Examples(
-      lambda: self._encoding.inputs(self._rows.select(examples.x)),
-      self._targets[examples.x],
+      lambda: self.encoding.inputs(self.rows.select(examples.x)),
+      self.targets[examples.x],
       examples.domain,
       weight=examples.weight,
     )
@@ -307,7 +301,7 @@ def _encoded(
     x=tf.TensorSpec([len(encoding.input_names)], tf.float32),
     y=tf.TensorSpec(y.shape, dtype),
   )
-  load = _Encoded(clients['load'], encoding, rows, labels)
+  load = _Encoded(clients['load'], encoding, rows, encoding.targets(labels))
   return {**clients, 'element_spec': spec, 'load': load, 'encoding': encoding}
 
 

@@ -46,12 +46,10 @@ class DatasetEntry:
       `num_clients`, `partition` (either may be None) and `seed` that returns a
       `FederatedDataset`. It takes `data_dir` if it reads files. Other keyword
       arguments are specific to the dataset.
-    has_clients: True if the examples name their clients, or may do so.
   """
 
   description: str
   loader: Callable[..., Any]
-  has_clients: bool = False
 
   @property
   def comes_by_client(self) -> bool:
@@ -64,64 +62,47 @@ class DatasetEntry:
     return 'data_dir' in inspect.signature(self.loader).parameters
 
 
+_IMAGE_SETS = {
+  'mnist': '70,000 handwritten digits of 28x28, from mnist.npz (which the'
+  ' program prepare makes from the published files) or TensorFlow Datasets',
+  'fashion_mnist': '70,000 images of clothes, 28x28, obtained like mnist',
+  'cifar10': '60,000 color images of animals and vehicles, 32x32, obtained like'
+  ' mnist',
+  'cifar100': '60,000 color images of 100 kinds of things, obtained like mnist',
+  'emnist_letters': 'handwritten letters of 28x28 in 26 classes, obtained like'
+  ' mnist',
+  'emnist_byclass': 'handwritten digits, capital and small letters, 28x28, in'
+  ' 62 classes, obtained like mnist',
+  'svhn': 'color digits of house numbers, 32x32, obtained like mnist',
+}
 DATASETS: dict[str, DatasetEntry] = {
   'digits': DatasetEntry(
     '1,797 handwritten digits of 8x8, bundled with scikit-learn',
     digits.load_digits,
   ),
-  'mnist': DatasetEntry(
-    '70,000 handwritten digits of 28x28, from mnist.npz (which the program'
-    ' prepare makes from the published files) or TensorFlow Datasets',
-    lambda data_dir=None: image_sets.load('mnist', data_dir),
-  ),
-  'fashion_mnist': DatasetEntry(
-    '70,000 images of clothes, 28x28, obtained like mnist',
-    lambda data_dir=None: image_sets.load('fashion_mnist', data_dir),
-  ),
-  'cifar10': DatasetEntry(
-    '60,000 color images of animals and vehicles, 32x32, obtained like mnist',
-    lambda data_dir=None: image_sets.load('cifar10', data_dir),
-  ),
-  'cifar100': DatasetEntry(
-    '60,000 color images of 100 kinds of things, obtained like mnist',
-    lambda data_dir=None: image_sets.load('cifar100', data_dir),
-  ),
-  'emnist_letters': DatasetEntry(
-    'handwritten letters of 28x28 in 26 classes, obtained like mnist',
-    lambda data_dir=None: image_sets.load('emnist_letters', data_dir),
-  ),
-  'emnist_byclass': DatasetEntry(
-    'handwritten digits, capital and small letters, 28x28, in 62 classes,'
-    ' obtained like mnist',
-    lambda data_dir=None: image_sets.load('emnist_byclass', data_dir),
-  ),
-  'svhn': DatasetEntry(
-    'color digits of house numbers, 32x32, obtained like mnist',
-    lambda data_dir=None: image_sets.load('svhn', data_dir),
-  ),
+  **{
+    name: DatasetEntry(text, functools.partial(image_sets.load, name))
+    for name, text in _IMAGE_SETS.items()
+  },
   'femnist': DatasetEntry(
     'handwritten characters of 28x28 by writer (partition natural, or any other'
     ' with a file), from femnist.npz or downloaded',
     femnist.load_femnist,
-    has_clients=True,
   ),
   'shakespeare': DatasetEntry(
     'next character after 80 others by speaking role (partition natural), from'
     ' *shakespeare*.txt or downloaded',
     shakespeare.load_shakespeare,
-    has_clients=True,
   ),
   'sentiment': DatasetEntry(
     'labeled texts of up to 100 words by user or domain (partition natural or'
     ' any other), from a CSV file with the columns text, label and client, user'
     ' or domain, or Sentiment140 tweets from TensorFlow Datasets',
     sentiment.load_sentiment,
-    has_clients=True,
   ),
   'stackoverflow': DatasetEntry(
     'next word after up to 20 others by user (partition natural), downloaded',
     stackoverflow.load_stackoverflow,
-    has_clients=True,
   ),
   'relabelled_digits': DatasetEntry(
     'the digits in 5 domains, each of which swaps a different pair of labels',
@@ -150,39 +131,33 @@ DATASETS: dict[str, DatasetEntry] = {
     ' that you name for labels, domains and clients (partition natural or any'
     ' other)',
     table.load_table,
-    has_clients=True,
   ),
   'heart_disease': DatasetEntry(
     '920 patients of four hospitals (partition natural or any other), with'
     ' domains by sex, age or hospital, from heart_disease_4sites.csv or the'
     ' four processed.*.data',
     heart_disease.load_heart_disease,
-    has_clients=True,
   ),
   'npz': DatasetEntry(
     'any .npz file with arrays x and y, and optionally client (partition'
     ' natural or any other), record, domain, weight and test arrays x_test and'
     ' so on',
     npz_file.load_npz,
-    has_clients=True,
   ),
   'leaf': DatasetEntry(
     "LEAF's .json files of users (partition natural or any other), with numbers"
     ' or with texts like shakespeare',
     leaf.load_leaf,
-    has_clients=True,
   ),
   'pfllib': DatasetEntry(
     "PFLlib's folder of train/0.npz, test/0.npz and so on, one per client"
     ' (partition natural or any other)',
     pfllib.load_pfllib,
-    has_clients=True,
   ),
   'image_folder': DatasetEntry(
     'any images in folders CLIENT/CLASS, directly or under train/ and test/'
     ' (partition natural or any other)',
     image_folder.load_image_folder,
-    has_clients=True,
   ),
   'synthetic': DatasetEntry(
     'generated 28x28 prototypes of 10 classes plus noise, for any number of'

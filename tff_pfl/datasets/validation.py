@@ -9,6 +9,7 @@ training examples are the test examples of the other folds.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -22,39 +23,35 @@ from tff_pfl.datasets import examples as examples_lib
 _DIVISION, _FOLDS = b'validation', b'folds'
 
 
+@dataclasses.dataclass
 class _Division:
-  """Loads clients' examples, some of which are held out for tests."""
+  """Loads clients' examples, some of which are held out for tests.
 
-  def __init__(
-    self,
-    data: datasets.FederatedDataset,
-    read: Callable[[str], datasets.Examples],
-    hold_out: Callable[..., np.ndarray],
-    stream: list[int],
-  ):
-    """Stores how to divide the clients' examples.
+  Attributes:
+    data: Data of the clients.
+    read: Function of a client id that returns the examples to divide.
+    hold_out: Function of these examples, their number of overlapping neighbors
+      and a random generator that returns the test positions.
+    stream: Seed of the generators, without the client's own part.
+  """
 
-    Args:
-      data: Data of the clients.
-      read: Function of a client id that returns the examples to divide.
-      hold_out: Function of these examples, their number of overlapping
-        neighbors and a random generator that returns the test positions.
-      stream: Seed of the generators, without the client's own part.
-    """
-    self._read = read
-    self._hold_out = hold_out
-    self._gap = data.num_overlapping
-    self._stream = stream
+  data: datasets.FederatedDataset
+  read: Callable[[str], datasets.Examples]
+  hold_out: Callable[..., np.ndarray]
+  stream: list[int]
+
+  @functools.cached_property
+  def _positions(self):
     # Clients of a subset keep these positions, and so their random streams.
-    self._positions = {c: i for i, c in enumerate(data.client_ids)}
+    return {c: i for i, c in enumerate(self.data.client_ids)}
 
   def __call__(self, client_id: str, split: str) -> datasets.Examples:
-    examples = self._read(client_id)
-    rng = np.random.default_rng([*self._stream, self._positions[client_id]])
-    tested = np.sort(self._hold_out(examples, self._gap, rng))
+    examples, gap = self.read(client_id), self.data.num_overlapping
+    rng = np.random.default_rng([*self.stream, self._positions[client_id]])
+    tested = np.sort(self.hold_out(examples, gap, rng))
     if split == 'test':
       return examples.select(tested)
-    near = tested[:, np.newaxis] + np.arange(-self._gap, self._gap + 1)
+    near = tested[:, np.newaxis] + np.arange(-gap, gap + 1)
     return examples.select(np.setdiff1d(np.arange(len(examples)), near))
 
 

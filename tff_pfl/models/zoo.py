@@ -202,85 +202,60 @@ def cnn(
   )
 
 
-@_of_zoo
-def resnet_18(
-  element_spec: Mapping[str, tf.TensorSpec],
-  num_classes: _Classes,
-  seed: _Seed = 0,
-  *,
-  base_filters: fields.Count = 64,
-  normalization: _Normalization = 'group',
-  groups: fields.Count = 32,
-  torchvision: bool = False,
-) -> split_model.SplitModel:
-  """ResNet-18, by default for small images.
+def _residual(depth):
+  def resnet(
+    element_spec: Mapping[str, tf.TensorSpec],
+    num_classes: _Classes,
+    seed: _Seed = 0,
+    *,
+    base_filters: fields.Count = 64,
+    normalization: _Normalization = 'group',
+    groups: fields.Count = 32,
+    torchvision: bool = False,
+  ) -> split_model.SplitModel:
+    """ResNet-18 or ResNet-34, by default for small images.
 
-  It has a 3x3 convolution `conv_1`, four stages of two blocks with two
-  convolutions each (`conv_2` to `conv_17`), a mean over the image, and the
-  head. A normalization follows each convolution, `norm_1` and so on. If a block
-  changes the shape, a 1x1 convolution (`shortcut_1` to `shortcut_3`) adapts its
-  input.
+    It has a 3x3 convolution `conv_1`, four stages of blocks with two
+    convolutions each, a mean over the image, and the head. The stages of
+    ResNet-18 have two blocks each (`conv_2` to `conv_17`), and the stages of
+    ResNet-34 have 3, 4, 6 and 3 (`conv_2` to `conv_33`). A normalization
+    follows each convolution, `norm_1` and so on. If a block changes the shape,
+    a 1x1 convolution (`shortcut_1` to `shortcut_3`) adapts its input.
 
-  Args:
-    base_filters: Channels of the first stage, doubled in each later one.
-    normalization: Normalization between a convolution and its activation:
-      'group', 'batch' or 'none'.
-    groups: Groups of each group normalization, fewer if they do not divide the
-      channels.
-    torchvision: True for torchvision's network, which gives the same outputs
-      with torchvision's weights and normalization 'batch'. It starts with a 7x7
-      convolution and 3x3 max-pooling, both of stride 2.
+    Args:
+      base_filters: Channels of the first stage, doubled in each later one.
+      normalization: Normalization between a convolution and its activation:
+        'group', 'batch' or 'none'.
+      groups: Groups of each group normalization, fewer if they do not divide
+        the channels.
+      torchvision: True for torchvision's network, which gives the same outputs
+        with torchvision's weights and normalization 'batch'. It starts with a
+        7x7 convolution and 3x3 max-pooling, both of stride 2.
 
-  References:
-    He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR
-    2016, section 4.2 for 32x32 images. Wu, He: Group Normalization, ECCV 2018.
-  """
-  return _resnet(
-    18,
-    element_spec,
-    num_classes,
-    seed,
-    base_filters,
-    normalization,
-    groups,
-    torchvision,
-  )
+    References:
+      He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR
+      2016, section 4.2 for 32x32 images. Wu, He: Group Normalization, ECCV
+      2018.
+    """
+    seeds = zoo_layers.Seeds(seed)
+    network = zoo_layers.residual(
+      depth,
+      element_spec['x'],
+      seeds,
+      base_filters,
+      normalization,
+      groups,
+      torchvision,
+    )
+    return zoo_layers.build(
+      f'resnet_{depth}', [network], element_spec, num_classes, seeds
+    )
 
-
-@_of_zoo
-def resnet_34(
-  element_spec: Mapping[str, tf.TensorSpec],
-  num_classes: _Classes,
-  seed: _Seed = 0,
-  *,
-  base_filters: fields.Count = 64,
-  normalization: _Normalization = 'group',
-  groups: fields.Count = 32,
-  torchvision: bool = False,
-) -> split_model.SplitModel:
-  """ResNet-34, by default for small images.
-
-  It is like `resnet_18`, with the same arguments and references, but has stages
-  of 3, 4, 6 and 3 blocks: `conv_1` to `conv_33`.
-  """
-  return _resnet(
-    34,
-    element_spec,
-    num_classes,
-    seed,
-    base_filters,
-    normalization,
-    groups,
-    torchvision,
-  )
+  resnet.__name__ = resnet.__qualname__ = f'resnet_{depth}'
+  return _of_zoo(resnet)
 
 
-def _resnet(depth, element_spec, num_classes, seed, *arguments):
-  seeds = zoo_layers.Seeds(seed)
-  network = zoo_layers.residual(depth, element_spec['x'], seeds, *arguments)
-  return zoo_layers.build(
-    f'resnet_{depth}', [network], element_spec, num_classes, seeds
-  )
+resnet_18, resnet_34 = map(_residual, (18, 34))
 
 
 @_of_zoo

@@ -47,10 +47,9 @@ class Start:
     initial_run_part: Part of the model of --initial_run to use: all, or only
       the body, with a random head, for example if the other run had other
       classes.
-    initial_weights: File of weights (.npz, .h5, .keras, .safetensors) that this
-      run, or its warm-up, starts from, such as the weights of a
-      keras.applications network. The last layers start at random if the file
-      has no weights that fit.
+    initial_weights: File of weights (.npz, .h5, .keras) that this run, or its
+      warm-up, starts from, such as the weights of a keras.applications network.
+      The last layers start at random if the file has no weights that fit.
     num_warmup_rounds: Number of FedAvg rounds before the rounds of the run,
       with the local training of the method (or of each baseline). The method
       starts from their model.

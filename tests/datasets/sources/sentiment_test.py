@@ -45,19 +45,6 @@ def test_domains_are_clients_with_texts_of_both_labels_held_out(tmp_path):
   assert dataset.class_counts('test').tolist() == [[2, 2], [2, 2]]
 
 
-def test_a_learned_vocabulary_knows_the_training_texts_only(tmp_path):
-  rows = [('d', i % 2, f'common own{i}') for i in range(20)]
-  dataset = _load(
-    _write(tmp_path / 'reviews.csv', rows), 1, vocabulary='learned', max_words=3
-  )
-  train, test = dataset.train('d'), dataset.test('d')
-  assert (train.x[:, 0] == 1).all() and (test.x[:, 0] == 1).all()
-  # 1 for the common word, then 16 words of 16 training texts.
-  assert sorted(train.x[:, 1]) == list(range(2, 18))
-  assert (test.x[:, 1] == 18).all()
-  assert not train.x[:, 2].any()
-
-
 def test_more_clients_than_domains_share_the_domains(tmp_path):
   path = _write(tmp_path / 'reviews.csv', _rows(count=30))
   dataset = _load(path, 5, vocabulary_size=100_000)
@@ -174,7 +161,7 @@ def test_files_of_another_form_are_named(tmp_path, columns, rows, match):
 
 
 def test_real_reviews_of_four_domains(real_data):
-  dataset = _load(real_data(), 4, vocabulary='learned')
+  dataset = _load(real_data(), 4)
   assert dataset.client_ids == ('books', 'dvd', 'electronics', 'kitchen')
   totals = shared.all_labels(dataset)
   # 1,000 of each label and domain, less the repeated ones.

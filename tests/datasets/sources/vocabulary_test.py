@@ -15,13 +15,6 @@ def test_texts_are_cut_or_followed_by_padding():
   assert x.tolist() == [[1, 2, 3], [2, 0, 0], [0, 0, 0]]
 
 
-def test_the_most_frequent_words_are_found_ties_by_letters():
-  texts = [['the', 'cat'], ['the', 'dog'], ['a', 'dog', 'the']]
-  for order in (texts, texts[::-1]):
-    assert vocabulary.most_frequent(order, 3) == ['the', 'dog', 'a']
-  assert len(vocabulary.most_frequent(texts, 100)) == 4
-
-
 def test_words_are_numbered_in_their_order_and_others_share_a_number():
   number = vocabulary.numbered(['the', 'dog'])
   assert [number(word) for word in 'the dog bird cat'.split()] == [1, 2, 3, 3]

@@ -22,7 +22,6 @@ dropped.
 """
 
 import dataclasses
-import functools
 from typing import Optional
 
 import numpy as np
@@ -42,8 +41,6 @@ from tff_pfl.datasets.sources import downloads, own_files, table
 from tff_pfl.datasets.sources import vocabulary as vocabulary_lib
 
 CLIENT_COLUMNS = ('client', 'user', 'domain')
-# The smallest size of each kind of vocabulary.
-VOCABULARIES = {'hashed': 2, 'learned': 3}
 _PATTERNS = ('*sentiment*.csv*', '*sent140*.csv*', '*reviews*.csv*')
 # A client of this column may be divided into several, as domains have many
 # users.
@@ -159,7 +156,6 @@ def load_sentiment(
   data_dir: Optional[str] = None,
   seed: fields.Seed = 0,
   max_words: fields.Count = 100,
-  vocabulary: fields.one_of(VOCABULARIES) = 'hashed',
   vocabulary_size: fields.integer(2) = 10_000,
   min_texts: fields.Count = 1,
   test_fraction: fields.ShareBelowOne = 0.2,
@@ -176,10 +172,8 @@ def load_sentiment(
       `reviews`. None means Sentiment140 from TensorFlow Datasets.
     seed: Non-negative.
     max_words: Number of words to keep of each text, at least 1.
-    vocabulary: Kind of vocabulary, 'hashed' or 'learned' from the clients'
-      training texts: the most frequent words, and one number for all others.
-    vocabulary_size: Number of distinct word numbers, including 0 for padding,
-      at least 2 (learned: 3).
+    vocabulary_size: Number of distinct word numbers, hashes of the words and 0
+      for padding, at least 2.
     min_texts: Minimum number of texts of a user or domain, at least 1. Others
       are left out. Only with the partition natural.
     test_fraction: Fraction of a client's texts in its test set, in [0, 1).
@@ -188,13 +182,6 @@ def load_sentiment(
     Dataset with `x` int32 `[max_words]`, word numbers in [1, vocabulary_size)
     padded with 0, and `y` int32.
   """
-  least = VOCABULARIES[vocabulary]
-  errors.expect(
-    vocabulary_size >= least,
-    'vocabulary_size',
-    f'at least {least}',
-    vocabulary_size,
-  )
   frame, client = read(data_dir)
   with own_files.naming(data_dir or 'sentiment140'):
     columns.complete(frame['text'])
@@ -210,22 +197,17 @@ def load_sentiment(
       encoding = dataclasses.replace(encoding, domain=_DOMAIN, domains=domains)
     encoding = dataclasses.replace(encoding, client=client)
     pool = encoding.pool(frame, encoding.labels(frame), 'sentiment')
-  options = num_clients, partition, seed, test_fraction
-  words = [vocabulary_lib.words_of(text) for text in frame['text']]
-  number = functools.partial(vocabulary_lib.hashed, size=vocabulary_size)
-  if vocabulary == 'learned':
-    # Dealt once to find the training texts.
-    clients = pool.clients(*options)
-    training = [
-      words[i]
-      for c in clients['client_ids']
-      for i in clients['load'](c, 'train').x
-    ]
-    # Two numbers are for padding and for all other words.
-    known = vocabulary_lib.most_frequent(training, vocabulary_size - 2)
-    number = vocabulary_lib.numbered(known)
   x = vocabulary_lib.padded(
-    [[number(word) for word in text[:max_words]] for text in words], max_words
+    [
+      [
+        vocabulary_lib.hashed(word, vocabulary_size)
+        for word in words[:max_words]
+      ]
+      for words in map(vocabulary_lib.words_of, frame['text'])
+    ],
+    max_words,
   )
   pool = dataclasses.replace(pool, x=x)
-  return federated_dataset.FederatedDataset(**pool.clients(*options))
+  return federated_dataset.FederatedDataset(
+    **pool.clients(num_clients, partition, seed, test_fraction)
+  )

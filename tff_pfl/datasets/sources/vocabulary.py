@@ -1,8 +1,7 @@
-"""Numbers for words, hashed or learned, with 0 for padding."""
+"""Numbers for words, hashed or in an order, with 0 for padding."""
 
-import collections
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
@@ -36,11 +35,3 @@ def numbered(words: Sequence[str]) -> Callable[[str], int]:
   """Returns a function that numbers words from 1; others share the next one."""
   numbers = {word: i + 1 for i, word in enumerate(words)}
   return lambda word: numbers.get(word, len(numbers) + 1)
-
-
-def most_frequent(texts: Iterable[Sequence[str]], number: int) -> list[str]:
-  """Returns the most frequent words of texts, or all if there are fewer."""
-  counts = collections.Counter(word for words in texts for word in words)
-  # Ties are broken by letters, so that the order of texts does not matter.
-  ranked = sorted(counts, key=lambda word: (-counts[word], word))
-  return ranked[:number]
