@@ -110,16 +110,3 @@ def _run(**changes):
 def test_a_wrong_type_is_refused_by_the_argument_s_name(call, message):
   with pytest.raises((ValueError, TypeError), match=f'^Expected .*{message}'):
     call()
-
-
-def test_numbers_are_those_of_float32():
-  for value in (1e-38, 3.4e38, np.float32(1), 5):
-    errors.expect_positive('rate', value)
-    errors.expect_non_negative('rate', value)
-  errors.expect_non_negative('rate', 0)
-  for value in (1e39, 10**400, float('inf'), float('nan'), -1, '1', True):
-    for check in (errors.expect_positive, errors.expect_non_negative):
-      with pytest.raises(ValueError, match='`rate`.* that float32 can hold'):
-        check('rate', value)
-  with pytest.raises(ValueError, match='a positive number'):
-    errors.expect_positive('rate', 0.0)

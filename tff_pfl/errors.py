@@ -158,18 +158,6 @@ def expect_int(
   expect(is_right, name, f'an integer {limits}', value)
 
 
-def expect_positive(name: str, value: Any) -> None:
-  """Raises `ValueError` unless `value` is a positive float32 number."""
-  constraint = 'a positive number that float32 can hold'
-  expect(is_number(value) and value > 0, name, constraint, value)
-
-
-def expect_non_negative(name: str, value: Any) -> None:
-  """Raises `ValueError` unless `value` is a float32 number of at least 0."""
-  constraint = 'a non-negative number that float32 can hold'
-  expect(is_number(value) and value >= 0, name, constraint, value)
-
-
 def is_number(value: Any) -> bool:
   """True for a number that float32 can hold, up to rounding."""
   return (

@@ -1,7 +1,5 @@
 import collections
 
-import pytest
-
 from tff_pfl.models import domains
 
 
@@ -10,27 +8,6 @@ def test_all_domains_with_examples_weigh_the_same():
   assert of_data.number == 4
   # Each domain's examples together count L / M, of three.
   assert of_data.loss_weights == [120 / 30, 120 / 90, 0, 120 / 240]
-
-
-@pytest.mark.parametrize(
-  ('arguments', 'reason'),
-  [
-    *(
-      (arguments, '`domains` to be distinct names')
-      for arguments in (
-        ((), ()),
-        (('a', 'a'), (1, 2)),
-        (('a', 'b'), (1,)),
-        (('a', 'b'), (1, -1)),
-        (('a', 'b'), (0, 0)),
-      )
-    ),
-    ((('a',), (3,), 0), '`domains.examples_per_client`'),
-  ],
-)
-def test_impossible_domains_are_refused(arguments, reason):
-  with pytest.raises(ValueError, match=reason):
-    domains.Domains(*arguments)
 
 
 def test_inputs_and_domain_come_together_where_there_is_one():

@@ -9,7 +9,7 @@ from tff_pfl import runtime
   ('name', 'options', 'words'),
   [
     ('jax', {}, "`runtime` to be one of in_process, native, ray, found 'jax'"),
-    ('in_process', {'max_concurrent_clients': True}, 'in .1, 10000., found T'),
+    ('in_process', {'max_concurrent_clients': True}, 'an integer, found T'),
     ('native', {'max_concurrent_clients': 10**9}, '`max_concurrent_clients`'),
     ('in_process', {'device_cache_mb': -1}, '`device_cache_mb`'),
     ('in_process', {'devices': 'tpu'}, "one of cpu, gpu, auto, or a .*'tpu'"),

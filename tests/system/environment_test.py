@@ -22,16 +22,6 @@ def test_flags_are_added_to_those_of_the_user(monkeypatch, given):
   assert 'WHILE' in graphs.split('=')[1].split(',')
 
 
-def test_graphs_of_loops_can_be_left_out(monkeypatch):
-  monkeypatch.setenv('XLA_FLAGS', '--xla_a=1')
-  environment.set_defaults()
-  environment.leave_out_cuda_graphs()
-  environment.set_defaults()
-  flags = environment.os.environ['XLA_FLAGS'].split()
-  assert f'{_GRAPHS}=' in flags
-  assert '--xla_a=1' in flags
-
-
 def test_programs_share_the_memory_of_a_gpu(monkeypatch):
   monkeypatch.delenv('TF_FORCE_GPU_ALLOW_GROWTH')
   environment.set_defaults()

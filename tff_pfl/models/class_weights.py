@@ -142,7 +142,12 @@ def weighted(
   factors = np.ones(classifier.num_classes, np.float32)
   for label, weight in class_weight.items():
     errors.expect_int('class_weight', label, 0, classifier.num_classes - 1)
-    errors.expect_non_negative('class_weight', weight)
+    errors.expect(
+      errors.is_number(weight) and weight >= 0,
+      'class_weight',
+      'a non-negative number that float32 can hold',
+      weight,
+    )
     factors[label] = weight
   errors.expect(
     factors.any(), 'class_weight', 'positive for some class', class_weight

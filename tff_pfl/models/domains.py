@@ -13,8 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_pfl import errors
-
 
 @dataclasses.dataclass(frozen=True)
 class Domains:
@@ -34,20 +32,6 @@ class Domains:
   num_examples: Sequence[int]
   examples_per_client: float = 1.0
   reweighted: bool = False
-
-  def __post_init__(self):
-    counts = self.num_examples
-    errors.expect(
-      len(set(self.names)) == len(self.names) == len(counts)
-      and any(counts)
-      and min(counts) >= 0,
-      'domains',
-      'distinct names, each with a number of examples, not all 0',
-      (self.names, counts),
-    )
-    errors.expect_positive(
-      'domains.examples_per_client', self.examples_per_client
-    )
 
   @property
   def number(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tff_pfl import errors
+from tff_pfl import fields
 from tff_pfl import tff_api as tff
 from tff_pfl.runtime import (
   base,
@@ -29,7 +29,7 @@ from tff_pfl.runtime import (
 )
 from tff_pfl.runtime import batched_clients as batched_clients_lib
 from tff_pfl.runtime import devices as devices_lib
-from tff_pfl.system import cores, environment, program_cache
+from tff_pfl.system import cores, program_cache
 from tff_pfl.system.private_api import cardinalities_utils
 
 # Megabytes of clients' tensors that stay on a GPU from round to round.
@@ -62,15 +62,15 @@ class InterpretingRuntime(base.Runtime):
 class InProcessRuntime(InterpretingRuntime):
   """A runtime in this process."""
 
+  @fields.checked_call
   def __init__(
     self,
     *,
     devices: devices_lib.Devices = 'auto',
-    max_concurrent_clients: Optional[int] = None,
+    max_concurrent_clients: Optional[fields.Size] = None,
     batched_clients: Optional[bool] = None,
-    device_cache_mb: int = DEVICE_CACHE_MB,
+    device_cache_mb: fields.CountOrZero = DEVICE_CACHE_MB,
     tf32: bool = False,
-    cuda_graphs: bool = True,
   ):
     """Prepares the runtime.
 
@@ -90,11 +90,7 @@ class InProcessRuntime(InterpretingRuntime):
       tf32: True to multiply matrices on GPUs in TensorFloat-32, which is faster
         and has 10 bits of mantissa instead of 23. This applies to the whole
         process.
-      cuda_graphs: True to let XLA make CUDA graphs of training loops on GPUs.
-        False applies to the whole process, and must be set before XLA first
-        compiles.
     """
-    cores.concurrent_clients(max_concurrent_clients)  # An early check.
     cores.divide(max_concurrent_clients)
     mapper, server_device = create_mapper(
       devices,
@@ -102,7 +98,6 @@ class InProcessRuntime(InterpretingRuntime):
       batched_clients,
       device_cache_mb=device_cache_mb,
       tf32=tf32,
-      cuda_graphs=cuda_graphs,
     )
     super().__init__(mapper, server_device)
     self.batches_clients = isinstance(mapper, batched_clients_lib.BatchedMapper)
@@ -122,17 +117,12 @@ def create_mapper(
   *,
   device_cache_mb: int = DEVICE_CACHE_MB,
   tf32: bool = False,
-  cuda_graphs: bool = True,
 ) -> tuple[client_mapper.ClientMapper, str]:
   """Returns a mapper for the clients, and the device of the server's work.
 
   `InProcessRuntime` describes the arguments. The server works on the CPU,
   because its work is small and the caller has its values.
   """
-  errors.expect_int('device_cache_mb', device_cache_mb, 0)
-  if not cuda_graphs:
-    environment.leave_out_cuda_graphs()
-    program_cache.abandon()
   names = devices_lib.resolve(devices)
   uses_gpus = any(map(devices_lib.is_gpu, names))
   if uses_gpus:

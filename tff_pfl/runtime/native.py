@@ -5,7 +5,7 @@ fails when the interpreter exits, and the orphan keeps running and holds the
 program's stdout open. If a worker dies, TFF tries forever to reach it.
 
 Here the first computation starts the worker. The worker always ends with this
-process (see `child_launcher`) and accepts connections from this machine only
+process (see `child_processes`) and accepts connections from this machine only
 (see `worker_port`). If it dies, the running computation raises `RunError`, and
 the next one starts another worker.
 
@@ -23,7 +23,7 @@ from typing import Any, Optional
 
 import grpc
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl import tff_api as tff
 from tff_pfl.runtime import base, lowering, threads, worker_port
 from tff_pfl.system import child_processes, cores, program_cache
@@ -53,14 +53,15 @@ _CHANNEL_OPTIONS = (
 class NativeRuntime(base.Runtime):
   """A runtime with one C++ worker on this machine."""
 
-  def __init__(self, *, max_concurrent_clients: Optional[int] = None):
+  @fields.checked_call
+  def __init__(self, *, max_concurrent_clients: Optional[fields.Size] = None):
     """Prepares the runtime. The first computation starts the worker.
 
     Args:
       max_concurrent_clients: Number of clients that compute at the same time,
         at least 1. None means one per usable CPU core.
     """
-    self._engine = _Engine(cores.concurrent_clients(max_concurrent_clients))
+    self._engine = _Engine(max_concurrent_clients or cores.num_usable_cores())
     super().__init__(self._engine)
 
   @property

@@ -26,7 +26,7 @@ from typing import Any, Optional
 
 from absl import logging
 
-from tff_pfl import errors
+from tff_pfl import errors, fields
 from tff_pfl.runtime import (
   client_mapper,
   devices,
@@ -57,15 +57,16 @@ _unique_number = itertools.count()
 class RayRuntime(in_process.InterpretingRuntime):
   """A runtime with clients on a Ray cluster."""
 
+  @fields.checked_call
   def __init__(
     self,
     *,
     address: str = ray_cluster.LOCAL,
-    cpus_per_actor: float = 1,
-    gpus_per_actor: float = 0,
-    clients_per_chunk: Optional[int] = None,
+    cpus_per_actor: fields.Positive = 1,
+    gpus_per_actor: fields.NonNegative = 0,
+    clients_per_chunk: Optional[fields.Count] = None,
     batched_clients: Optional[bool] = None,
-    seconds_to_start: Optional[float] = None,
+    seconds_to_start: Optional[fields.Positive] = None,
   ):
     """Connects to the cluster and starts as many actors as fit.
 
@@ -90,10 +91,6 @@ class RayRuntime(in_process.InterpretingRuntime):
     Raises:
       RunError: If Ray is not installed or does not answer.
     """
-    errors.expect_positive('cpus_per_actor', cpus_per_actor)
-    errors.expect_non_negative('gpus_per_actor', gpus_per_actor)
-    if clients_per_chunk is not None:
-      errors.expect_int('clients_per_chunk', clients_per_chunk, 1)
     self._cluster = _Cluster(
       ray_cluster.connect(address),
       {'CPU': cpus_per_actor, 'GPU': gpus_per_actor},

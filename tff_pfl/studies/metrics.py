@@ -142,10 +142,8 @@ def mean_of(
   return text
 
 
-def mean_text(
-  values: pd.Series, metric: split_model.PrimaryMetric
-) -> Optional[str]:
+def mean_text(values: pd.Series, is_fraction: bool) -> Optional[str]:
   """The `mean_of` a metric, for a fraction in percent without the sign."""
-  if metric.is_fraction:
+  if is_fraction:
     return mean_of(values, 100, True)
   return mean_of(values, 1, False, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import pathlib
 import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -108,16 +109,8 @@ def _measured_picture(results):
   path = os.path.join(results.directory, FIGURE_NAME)
   if not (results.description['is_measured'] and os.path.exists(path)):
     return []
-  with open(path, 'rb') as file:
-    source = base64.b64encode(file.read()).decode()
-  return [
-    {
-      'source': f'data:image/png;base64,{source}',
-      'label': results.description['summary'],
-      'title': '',
-      'note': '',
-    }
-  ]
+  content = pathlib.Path(path).read_bytes()
+  return [_image('png', content, results.description['summary'])]
 
 
 def _title(results):
@@ -176,7 +169,7 @@ def _condition(results, name, has_panels):
   return {
     'name': name,
     'best': best,
-    'best_score': metrics_lib.mean_text(values, primary),
+    'best_score': metrics_lib.mean_text(values, primary.is_fraction),
     'figures': _figures_table(results, name, methods, shown),
     'domain_tables': _domain_tables(results, name, methods),
     'curves': _curve_pictures(results, name, methods, alone),
@@ -224,13 +217,12 @@ def _picture(
     figure.savefig(
       file, format='svg', transparent=True, metadata={'Date': None}
     )
-  source = base64.b64encode(file.getvalue()).decode()
-  return {
-    'source': f'data:image/svg+xml;base64,{source}',
-    'label': label,
-    'title': title,
-    'note': note,
-  }
+  return _image('svg+xml', file.getvalue(), label, title, note)
+
+
+def _image(kind, content, label, title='', note=''):
+  source = f'data:image/{kind};base64,{base64.b64encode(content).decode()}'
+  return {'source': source, 'label': label, 'title': title, 'note': note}
 
 
 def _small(width: float, height: float) -> Axes:
@@ -440,7 +432,7 @@ def _domain_tables(results, condition, methods):
     metric = split_model.PrimaryMetric('AUC', True) if key == 'auc' else primary
     for domain in dict.fromkeys(scores['domain']):
       table[domain + ' (%)' * metric.is_fraction] = [
-        metrics_lib.mean_text(domains.loc[method, domain], metric)
+        metrics_lib.mean_text(domains.loc[method, domain], metric.is_fraction)
         if (method, domain) in domains.index
         else None
         for method in methods

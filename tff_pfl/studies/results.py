@@ -472,14 +472,7 @@ class Results:
       rows = [part[part['method'] == name] for name in table['method']]
       columns = [row.groupby(_run_keys(row))[metric].mean() for row in rows]
       table[title] = [
-        metrics_lib.mean_of(
-          column,
-          100 if is_fraction else 1,
-          is_fraction,
-          1 if is_fraction else None,
-        )
-        or ''
-        for column in columns
+        metrics_lib.mean_text(column, is_fraction) or '' for column in columns
       ]
       marks[title] = _marks(columns, higher, table[title])
       theirs = [published.get((one, condition)) for one in table['method']]

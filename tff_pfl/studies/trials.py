@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import operator
@@ -12,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
+import pydantic_core
 
 from tff_pfl import fields
 from tff_pfl.methods import registry
@@ -86,14 +86,7 @@ def as_written(value: Any) -> Any:
 
 def plain(value: Any) -> Any:
   """Settings and parameters as JSON types."""
-  if dataclasses.is_dataclass(value):
-    return {name: plain(one) for name, one in vars(value).items()}
-  if isinstance(value, Mapping):
-    return {str(name): plain(one) for name, one in value.items()}
-  if isinstance(value, (list, tuple)):
-    return [plain(one) for one in value]
-  is_json = value is None or isinstance(value, (str, int, float, bool))
-  return value if is_json else repr(value)
+  return pydantic_core.to_jsonable_python(value, fallback=repr)
 
 
 def describe(

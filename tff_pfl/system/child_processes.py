@@ -7,6 +7,7 @@ import gc
 import importlib
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -18,21 +19,19 @@ from typing import Any
 
 from tff_pfl.system import environment as environment_lib
 
-_LAUNCHER = os.path.join(os.path.dirname(__file__), 'child_launcher.py')
-
 
 def launch_command(program: str, *arguments: str) -> list[str]:
   """Returns a command that starts a program tied to this process.
 
   On Linux the kernel kills the program when the thread that starts it or this
-  process ends, even by `kill -9` (see `child_launcher`). Other systems get the
-  plain command.
+  process ends, even by `kill -9`. Each process has to ask for that itself, as
+  util-linux's `setpriv` does. Python code between the fork and the program
+  could deadlock, because this process has many threads (TensorFlow, gRPC).
+  Systems without `setpriv` get the plain command.
   """
-  command = [program, *arguments]
-  if sys.platform == 'linux' and sys.executable:
-    launcher = [sys.executable, '-I', '-S', _LAUNCHER, str(os.getpid())]
-    return launcher + command
-  return command
+  setpriv = shutil.which('setpriv')
+  start = [setpriv, '--pdeathsig', 'KILL', '--'] if setpriv else []
+  return [*start, program, *arguments]
 
 
 def start(

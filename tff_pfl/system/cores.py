@@ -6,11 +6,7 @@ from typing import Optional
 import tensorflow as tf
 from absl import logging
 
-from tff_pfl import errors
 from tff_pfl.system import program_cache
-
-# Each client may get a thread.
-_MOST_CLIENTS = 10_000
 
 
 def num_usable_cores() -> int:
@@ -18,21 +14,6 @@ def num_usable_cores() -> int:
   if hasattr(os, 'sched_getaffinity'):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
-
-
-def concurrent_clients(max_concurrent_clients: Optional[int]) -> int:
-  """Returns the number of clients that run at the same time.
-
-  Args:
-    max_concurrent_clients: The number, 1 to 10,000. None means one client per
-      usable core.
-  """
-  if max_concurrent_clients is None:
-    return num_usable_cores()
-  errors.expect_int(
-    'max_concurrent_clients', max_concurrent_clients, 1, _MOST_CLIENTS
-  )
-  return max_concurrent_clients
 
 
 def threads_per_client(num_clients: Optional[int] = None) -> int:

@@ -8,14 +8,14 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 
-_COMMAND_BUFFER = 'xla_gpu_enable_command_buffer'
 _XLA_FLAGS = {
   # XLA orders the parts of a program for several cores. On a client's single
   # core, that order makes rounds of small models 1.4 to 1.6 times as long.
   'xla_cpu_enable_concurrency_optimized_scheduler': 'false',
   # Makes a whole loop one CUDA graph, in which the GPU decides about the next
   # step. Otherwise it waits for the host after each step.
-  _COMMAND_BUFFER: 'FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,WHILE',
+  'xla_gpu_enable_command_buffer': 'FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,'
+  'CONDITIONAL,WHILE',
   'xla_gpu_graph_min_graph_size': '1',
 }
 # Otherwise the first program on a GPU takes all of its memory.
@@ -24,16 +24,14 @@ _VARIABLES = {'TF_FORCE_GPU_ALLOW_GROWTH': 'true'}
 
 def set_defaults() -> None:
   """Sets the variables for clients that train side by side."""
-  user_flags = _xla_flags()
-  names = {flag.partition('=')[0] for flag in user_flags}
-  _set_xla_flags(
-    user_flags
-    + [
-      f'--{name}={value}'
-      for name, value in _XLA_FLAGS.items()
-      if f'--{name}' not in names
-    ]
-  )
+  flags = os.environ.get('XLA_FLAGS', '').split()
+  names = {flag.partition('=')[0] for flag in flags}
+  flags += [
+    f'--{name}={value}'
+    for name, value in _XLA_FLAGS.items()
+    if f'--{name}' not in names
+  ]
+  os.environ['XLA_FLAGS'] = ' '.join(flags)
   for name, value in _VARIABLES.items():
     os.environ.setdefault(name, value)
 
@@ -50,18 +48,3 @@ def changed(variables: Mapping[str, str]) -> Iterator[None]:
       del os.environ[name]
       if value is not None:
         os.environ[name] = value
-
-
-def leave_out_cuda_graphs() -> None:
-  """Makes XLA start the operations of a loop on a GPU one by one."""
-  name = f'--{_COMMAND_BUFFER}='
-  others = [flag for flag in _xla_flags() if not flag.startswith(name)]
-  _set_xla_flags([*others, name])
-
-
-def _xla_flags() -> list[str]:
-  return os.environ.get('XLA_FLAGS', '').split()
-
-
-def _set_xla_flags(flags: list[str]) -> None:
-  os.environ['XLA_FLAGS'] = ' '.join(flags)
