@@ -5,6 +5,7 @@ import pytest
 
 from binaries.benchmark import __main__ as benchmark
 from binaries.benchmark import workloads
+from tff_pfl.runs import report
 
 
 def _measured(name):
@@ -22,7 +23,9 @@ def _with_reference():
 
 @pytest.fixture(scope='module', name='scale')
 def _scale():
-  return _measured('scale')
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(report, '_write_pictures', lambda *_: None)
+    return _measured('scale')
 
 
 @pytest.mark.parametrize('fixture', ['with_reference', 'scale'])

@@ -2,9 +2,9 @@
 
 A server process imports the library once and forks itself for every program,
 which then runs as `python -m binaries.NAME` would: its own process, arguments,
-working directory, stdout, stderr, signals and exit status. Only XLA is left
-out, which takes seconds to compile models of this size, and the rewriting of
-graphs.
+working directory, stdout, stderr, signals and exit status. XLA is left out,
+which takes seconds to compile models of this size, the rewriting of graphs, and
+the pictures of reports.
 """
 
 import contextlib
@@ -33,6 +33,8 @@ from tff_pfl.runs import evaluation, report, settings
 from tff_pfl.studies import page, runner
 
 split_model.SplitModel.uses_xla = False
+# Pictures of reports are tested elsewhere.
+report._write_pictures = lambda *_: None
 # As tests/conftest.py does.
 tf.config.optimizer.set_experimental_options({'disable_meta_optimizer': True})
 gc.collect()

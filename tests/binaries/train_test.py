@@ -64,6 +64,7 @@ def test_output_is_a_table_and_the_report_and_nothing_but_progress_on_stderr(
   assert lines[0].startswith('method')
   assert any(line.startswith('fed_avg ') for line in lines)
   assert lines[-1] == f'Report: {tmp_path / report.SUMMARY_NAME}'
+  assert (tmp_path / report.CLIENTS_PLOT_NAME).exists()
   # TensorFlow's and TFF's start-up messages are silenced.
   first, second, *others = result.stderr.replace('\r', '\n').splitlines()
   assert (first, second) == ('Importing TensorFlow …', 'Reading digits …')

@@ -91,6 +91,7 @@ def test_clients_share_the_weights_but_not_the_statistics():
   assert not process.has_global_model
 
 
+@pytest.mark.slow
 def test_rounds_of_several_parts_keep_them():
   """With two exchanges and a head of one's own."""
   _, state, states, (a, b) = _train('fed_pac', statistics='local')

@@ -25,8 +25,8 @@ def test_personal_models_are_built_once_and_when_first_used(monkeypatch):
 def test_personalization_may_be_chosen_after_a_process_is_built(runtime):
   model = toy_problems.classifier()
   options = personalization.Personalization(fine_tune='all', num_steps=2)
-  expected = registry.build('fed_rep', model, personalization=options)
-  process = registry.build('fed_rep', model)
+  expected = registry.build('fed_avg', model, personalization=options)
+  process = registry.build('fed_avg', model)
   tuned = process.with_personalization(options)
   assert tuned.next is process.next
   assert tuned.initialize is process.initialize

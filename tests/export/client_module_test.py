@@ -232,7 +232,11 @@ def _not_of_litert():
   ('make', 'operation'),
   [
     (_not_of_litert, 'Erfc'),
-    (toy_problems.convolutional_and_recurrent, 'TensorListReserve'),
+    pytest.param(
+      toy_problems.convolutional_and_recurrent,
+      'TensorListReserve',
+      marks=pytest.mark.slow,
+    ),
   ],
 )
 def test_what_litert_does_not_have_is_refused_by_name(make, operation, capfd):

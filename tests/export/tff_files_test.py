@@ -12,9 +12,9 @@ import tensorflow as tf
 from tests.methods import toy_problems
 from tff_pfl import datasets, errors
 from tff_pfl import tff_api as tff
+from tff_pfl.core import in_place
 from tff_pfl.export import tff_files
 from tff_pfl.methods import registry
-from tff_pfl.models import zoo
 from tff_pfl.runs import data_source
 from tff_pfl.system import graph_defs
 
@@ -146,16 +146,10 @@ def test_files_of_a_small_network_are_without_xla(tmp_path):
 
 
 def test_files_of_a_network_that_trains_in_place_are_without_variables(
-  tmp_path,
+  tmp_path, monkeypatch
 ):
-  model = dataclasses.replace(
-    zoo.mlp(
-      toy_problems.classifier().element_spec,
-      toy_problems.NUM_CLASSES,
-      widths=(400, 300),
-    ),
-    jit_compile=False,
-  )
+  monkeypatch.setattr(in_place, '_MANY_WEIGHTS', 1)
+  model = dataclasses.replace(toy_problems.classifier(), jit_compile=False)
   process = registry.build('fed_avg', model, batch_size=4, seed=3)
   learning_process = process.to_learning_process()
   state = learning_process.initialize()

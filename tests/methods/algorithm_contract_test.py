@@ -541,7 +541,7 @@ def test_fine_tuning_comes_on_top_and_is_not_kept(name, scope):
   toy_problems.assert_same(tuned.client_state, untuned.client_state)
 
 
-@_fast_for('fed_rep', 'scaffold', 'separate_fed_avg')
+@_fast_for('fed_rep', 'separate_fed_avg')
 def test_a_trained_model_is_that_of_a_round_of_the_client_alone(name):
   if name in ('fed_dar', 'fed_fac', 'fed_pac', 'separate_fed_avg'):
     assert not _process(name).has_trained_models

@@ -79,7 +79,7 @@ def _assert_close(actual, expected):
   toy_problems.assert_close(actual, expected)
 
 
-@_fast_for('fed_min_max', 'fed_rep')
+@_fast_for('fed_rep')
 def test_rounds_are_those_of_the_personalized_process(name):
   # Full batches, so that it does not matter what seeds the clients' shuffling.
   process, _ = _processes(name)

@@ -10,7 +10,9 @@ from tff_pfl.export import client_module
 from tff_pfl.runs import loop, model_files, run_store
 from tff_pfl.runs import settings as settings_lib
 
-pytestmark = pytest.mark.usefixtures('no_pictures', 'one_runtime')
+pytestmark = pytest.mark.usefixtures(
+  'no_pictures', 'one_runtime', 'one_process'
+)
 
 _SETTINGS = settings_lib.Settings(
   method='fed_avg',

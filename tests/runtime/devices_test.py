@@ -11,6 +11,7 @@ import textwrap
 import pytest
 import tensorflow as tf
 
+from tests.system import forked
 from tff_pfl.methods import registry
 from tff_pfl.runtime import devices
 
@@ -26,10 +27,10 @@ tf.config.set_logical_device_configuration(
 """
 
 
-def _run_program(code, start=_START):
-  """Runs a program (by default with three CPU devices); returns its output."""
+def _run_program(code):
+  """Runs a program with three CPU devices, and returns its output."""
   result = subprocess.run(
-    [sys.executable, '-c', start + textwrap.dedent(code)],
+    [sys.executable, '-c', _START + textwrap.dedent(code)],
     capture_output=True,
     text=True,
     check=False,
@@ -61,8 +62,8 @@ def test_threads_are_one_for_each_gpu_and_core(monkeypatch):
   assert devices.thread_devices(gpus, 5) == (*gpus, *gpus, gpus[0])
 
 
-def test_threads_get_devices_of_their_own_for_compiled_programs():
-  output = _run_program(
+def test_threads_get_devices_of_their_own_for_compiled_programs(tmp_path):
+  output = forked.output_of(
     """
     import os
     os.environ.pop('TF_NUM_INTRAOP_THREADS', None)
@@ -117,19 +118,20 @@ def test_threads_get_devices_of_their_own_for_compiled_programs():
         assert result.numpy()[0] == 2 and result.device.endswith('CPU:0')
     assert places == ['CPU:0'] * 25 + ['CPU:1'], places
     """,
-    start='',
+    tmp_path,
   )
   assert not output
 
 
-def test_devices_of_the_user_stay_the_only_ones():
-  output = _run_program("""
-    from tff_pfl import runtime
-    from tff_pfl.runtime import devices
-    with runtime.create_runtime('in_process', max_concurrent_clients=4):
-      print(devices.for_compiled(['/device:CPU:0', '/device:CPU:0']))
-    print(len(tf.config.list_logical_devices('CPU')))
-  """)
+def test_devices_of_the_user_stay_the_only_ones(tmp_path):
+  code = """
+from tff_pfl import runtime
+from tff_pfl.runtime import devices
+with runtime.create_runtime('in_process', max_concurrent_clients=4):
+  print(devices.for_compiled(['/device:CPU:0', '/device:CPU:0']))
+print(len(tf.config.list_logical_devices('CPU')))
+"""
+  output = forked.output_of(_START + code, tmp_path)
   assert output.splitlines() == ['[None, None]', '3']
 
 

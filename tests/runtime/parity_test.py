@@ -204,12 +204,9 @@ def test_rounds_are_of_the_kinds_that_they_are_meant_to_be(on):
 
 @pytest.mark.parametrize(
   ('rt', 'name'),
-  _slow_but(
-    ('in_process', 'fed_rep'),
-    (*_RUNTIMES, 'batched'),
-    ('ditto', 'fed_dar', 'fed_rep'),
-  ),
+  itertools.product((*_RUNTIMES, 'batched'), ('ditto', 'fed_dar', 'fed_rep')),
 )
+@pytest.mark.slow
 def test_options_of_training_give_the_same_on_every_runtime(on, rt, name):
   actual, expected = (
     on(each, _train_and_evaluate, name, _process_with_options)

@@ -46,7 +46,8 @@ def _train(rt, name):
 
 
 @pytest.mark.parametrize(
-  ('name', 'num_stages'), [('fed_rep', 1), ('fed_fac', 2)]
+  ('name', 'num_stages'),
+  [pytest.param('fed_rep', 1, marks=pytest.mark.slow), ('fed_fac', 2)],
 )
 def test_stage_is_an_exchange(name, num_stages):
   plan = _plan(_process(name).next)
