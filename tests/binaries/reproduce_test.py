@@ -81,11 +81,11 @@ def test_claims_are_printed_and_counted_and_numbers_kept(programs):
 def test_a_file_of_ones_own_has_studies_and_methods(programs):
   (programs.directory / 'my_table.py').write_text(_OWN)
   arguments = ('--study=my_table.py', '--num_processes=0', '--output_dir=out')
-  conditions = ('--conditions=a, b', '--seeds=0')
+  conditions = ('--conditions="a, b",c', '--seeds=0')
   result = programs.succeed('reproduce', *arguments, *conditions)
-  assert '1 of 1' in result.out or '1 undecided' in result.out
+  assert '0 of 2 claims hold, 2 undecided' in result.out
   description = _description(programs.directory, 'out', 'mine')
-  assert list(description['conditions']) == ['a, b']
+  assert list(description['conditions']) == ['a, b', 'c']
   assert 'a, b (%)' in ' '.join(result.out.split())
 
 

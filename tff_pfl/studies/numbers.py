@@ -42,8 +42,9 @@ class Numbers:
   def where(self, **fixed: Hashable) -> Numbers:
     """The rows that have these values in the named columns."""
     frame = self.frame
-    for name, value in fixed.items():
-      frame = frame[frame[name] == value]
+    if fixed:
+      is_equal = [frame[name] == value for name, value in fixed.items()]
+      frame = frame[np.logical_and.reduce(is_equal)]
     return Numbers(frame, self.higher_is_better)
 
   def distinct(self, column: str, **fixed: Hashable) -> list[Any]:
