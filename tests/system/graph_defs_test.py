@@ -71,7 +71,8 @@ def _graph_def(number, name):
 
   @tf.function(autograph=False, jit_compile=True)
   def inner(x):
-    x = tf.while_loop(lambda v: v < 9, lambda v: v + number, [x])[0]
+    # The condition gets and does not use what the body uses.
+    x = tf.while_loop(lambda v: v < 9, lambda v: v + number + 0 * x, [x])[0]
     # Its gradient has a number, which TensorFlow counts.
     return x + tf.cast(tf.nn.silu(0.0), tf.int32)
 

@@ -3,6 +3,7 @@
 import collections
 import hashlib
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from tff_pfl.system.private_api import op_def_registry
 # Registered as stateful, but as deterministic as the functions they call.
 _CALLS = frozenset({'StatefulPartitionedCall', 'While', 'If', 'Case'})
 
+# A loop's condition, in TensorFlow's names of arguments that it does not use.
+_OF_CONDITION = re.compile('.+(?=___redundant_placeholder)')
 # TensorFlow's name for a resource that each execution creates anew.
 ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
 # Marks an operation that chooses between two forms of the same function: one
@@ -223,6 +226,9 @@ def make_names_canonical(
   for node in all_nodes(graph_def):
     # TensorFlow counts these.
     node.attr.pop('_gradient_op_type', None)
+  for function in graph_def.library.function:
+    for argument in function.signature.input_arg:
+      argument.name = _OF_CONDITION.sub('while_cond', argument.name)
   _, used, unused = _in_use(graph_def)
   names = {
     name: f'tff_pfl_{number}' for number, name in enumerate([*used, *unused])
