@@ -110,3 +110,10 @@ def _run(**changes):
 def test_a_wrong_type_is_refused_by_the_argument_s_name(call, message):
   with pytest.raises((ValueError, TypeError), match=f'^Expected .*{message}'):
     call()
+
+
+def test_numbers_are_those_of_float32():
+  for value in (0, 1e-38, 3.4e38, -3.4e38, np.float32(1), 5):
+    assert errors.is_number(value)
+  for value in (1e39, 10**400, float('inf'), float('nan'), '1', True):
+    assert not errors.is_number(value)

@@ -22,8 +22,8 @@ TFF drops the result of a check in its secure sums. The result is marked as used
 here, because TensorFlow would otherwise log "Object was never used" and eleven
 more lines for each sum.
 
-TFF reads a type of a stored computation as often as the computation has it,
-which takes a quarter of a round's lowering. Here it reads each type once.
+A stored computation has the same types many times, and TFF reads each of them
+anew, which takes a quarter of a round's lowering. Here each type is read once.
 
 Importing `tff_pfl` applies these repairs. For programs that import TFF first or
 alone, an environment has a copy of this file among its packages, and a `.pth`
@@ -174,11 +174,11 @@ def _read_types_once() -> None:
   read = serialization.deserialize_type
   types_by_proto = weakref.WeakValueDictionary()
 
-  def deserialize_type(proto):
-    key = proto.SerializeToString()
+  def deserialize_type(type_proto):
+    key = type_proto.SerializeToString()
     found = types_by_proto.get(key)
     if found is None:
-      found = types_by_proto[key] = read(proto)
+      found = types_by_proto[key] = read(type_proto)
     return found
 
   serialization.deserialize_type = deserialize_type

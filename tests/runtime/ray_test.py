@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import math
 import signal
 import threading
 import types
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -209,6 +211,42 @@ def test_actors_are_waited_for_as_long_as_they_may_come(
     )
   with context:
     ray_runtime._Cluster._check_wait(waiting, seconds)
+
+
+def test_actors_that_die_with_their_node_before_they_start_are_replaced():
+  class Died(Exception):
+    actor_init_failed = False
+
+  def fail(_):
+    raise Died('The node died.')
+
+  fake = types.SimpleNamespace(
+    wait=lambda futures, **_: (futures, []),
+    get=fail,
+    kill=lambda _: None,
+    exceptions=types.SimpleNamespace(RayError=Died),
+  )
+  cluster = object.__new__(ray_runtime._Cluster)
+  vars(cluster).update(
+    actors=[],
+    _ray=fake,
+    _refusals=[],
+    _failed_starts=set(),
+    _num_starts=0,
+    _last_count=-math.inf,
+    _actor_class=mock.Mock(),
+    _arguments=(),
+    _num_fitting=lambda: 16,
+  )
+  for _ in range(4):
+    assert len(cluster.actors) in (0, 16)
+    assert not cluster._refusals
+    assert cluster._ready_actors() == []
+  assert cluster._ready_actors() == []
+  assert len(cluster._refusals) == 16 and not cluster.actors
+  with pytest.raises(errors.RunError, match='left. An actor .* died.$'):
+    cluster._seconds_to_start = None
+    cluster._check_wait(0.0)
 
 
 def test_actors_that_fit_no_node_are_refused(cluster):

@@ -3,6 +3,8 @@
 TensorFlow is not initialized there, so that the code may choose its devices.
 """
 
+import contextlib
+import json
 import os
 import textwrap
 
@@ -12,14 +14,18 @@ from tff_pfl.system import child_processes
 
 def output_of(code: str, directory: os.PathLike) -> str:
   """Runs code in another process, and returns what it prints."""
-  log = directory / 'output.txt'
+  log, output = directory / 'log.txt', directory / 'output.txt'
   log.touch()
-  process = child_processes.start(__name__, textwrap.dedent(code), log, {})
+  argument = json.dumps([textwrap.dedent(code), str(output)])
+  process = child_processes.start(__name__, argument, log, {})
   process.join(120)
+  process.kill()
   assert process.exitcode == 0, log.read_text()[-2000:]
-  return log.read_text()
+  return output.read_text()
 
 
 def main(argv) -> None:
-  """Runs the code, which is the only argument."""
-  exec(argv[1], {})
+  """Runs the code, and writes what it prints to a file."""
+  code, path = json.loads(argv[1])
+  with open(path, 'w') as file, contextlib.redirect_stdout(file):
+    exec(code, {})

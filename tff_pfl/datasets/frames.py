@@ -260,7 +260,7 @@ class FrameEncoding:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Encoded:
   """Turns a loader of row positions into a loader of encoded examples."""
 

@@ -23,7 +23,7 @@ from tff_pfl.datasets import examples as examples_lib
 _DIVISION, _FOLDS = b'validation', b'folds'
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Division:
   """Loads clients' examples, some of which are held out for tests.
 

@@ -4,10 +4,10 @@ TFF's local context starts the same worker but never stops it: its clean-up
 fails when the interpreter exits, and the orphan keeps running and holds the
 program's stdout open. If a worker dies, TFF tries forever to reach it.
 
-Here the first computation starts the worker. The worker always ends with this
-process (see `child_processes`) and accepts connections from this machine only
-(see `worker_port`). If it dies, the running computation raises `RunError`, and
-the next one starts another worker.
+Here the first computation starts the worker. The worker ends with this process
+(see `child_processes.launch_command`) and accepts connections from this machine
+only (see `worker_port`). If it dies, the running computation raises `RunError`,
+and the next one starts another worker.
 
 The worker runs TensorFlow on the CPU only.
 """

@@ -132,12 +132,14 @@ class _Actor:
   Attributes:
     handle: Ray's handle.
     started: Ray's future of the actor's checksum.
+    start: Number of the call of `_start_actors` that made the actor.
     is_ready: True once the actor has started.
     orders: Chunks that the actor computes, by Ray's futures.
   """
 
   handle: Any
   started: Any
+  start: int
   is_ready: bool = False
   orders: dict[Any, _Chunk] = dataclasses.field(default_factory=dict)
 
@@ -225,7 +227,9 @@ class _Cluster(client_mapper.ClientMapper):
     self._checksum = ray_cluster.code_checksum()
     self._lock = threading.Lock()
     self._refusals: list[str] = []
-    self._num_failed_starts = 0
+    self._num_starts = 0
+    # Those in which an actor died, since an actor has started.
+    self._failed_starts: set[int] = set()
     # Shared mappings by number.
     self._shared = weakref.WeakValueDictionary()
     self.actors: list[_Actor] = []
@@ -345,7 +349,8 @@ class _Cluster(client_mapper.ClientMapper):
       reasons = [*reasons, f'None started in {most:g} seconds.']
     elif self.actors or not reasons:
       return
-    raise errors.RunError(' '.join(['No Ray actor is left.', *reasons]))
+    reasons = dict.fromkeys(['No Ray actor is left.', *reasons])
+    raise errors.RunError(' '.join(reasons))
 
   def _order(
     self,
@@ -436,7 +441,7 @@ class _Cluster(client_mapper.ClientMapper):
     is_refusal = True
     try:
       actor.is_ready = self._ray.get(actor.started) == self._checksum
-      self._num_failed_starts = 0
+      self._failed_starts.clear()
       reason = (
         'An actor has different code of tff_pfl, or another version of Python, '
         'TensorFlow or TFF, than this process; install the same on all nodes.'
@@ -445,21 +450,26 @@ class _Cluster(client_mapper.ClientMapper):
       reason = f'An actor cannot start: {_one_line(error)}'
       # Its node died or its process crashed: another one may start.
       if not getattr(error, 'actor_init_failed', True):
-        self._num_failed_starts += 1
-        is_refusal = self._num_failed_starts > _MAX_LOSSES
+        self._failed_starts.add(actor.start)
+        is_refusal = len(self._failed_starts) > _MAX_LOSSES
     if not actor.is_ready:
       logging.warning('%s', reason)
+      self._end(actor)
       if is_refusal:
         self._refusals.append(reason)
-      self._end(actor)
+      else:
+        self._last_count = -math.inf
 
   def _start_actors(self) -> None:
     """Starts as many more actors as fit."""
     self._last_count = time.monotonic()
+    self._num_starts += 1
     missing = self._num_fitting() - len(self.actors) - len(self._refusals)
     for _ in range(missing):
       handle = self._actor_class.remote(*self._arguments)
-      self.actors.append(_Actor(handle, handle.checksum.remote()))
+      self.actors.append(
+        _Actor(handle, handle.checksum.remote(), self._num_starts)
+      )
 
   def _num_fitting(self) -> int:
     return sum(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Hashable, Mapping
 from typing import Any, Optional
 
@@ -43,8 +45,8 @@ class Numbers:
     """The rows that have these values in the named columns."""
     frame = self.frame
     if fixed:
-      is_equal = [frame[name] == value for name, value in fixed.items()]
-      frame = frame[np.logical_and.reduce(is_equal)]
+      is_equal = (frame[name] == value for name, value in fixed.items())
+      frame = frame[functools.reduce(operator.and_, is_equal)]
     return Numbers(frame, self.higher_is_better)
 
   def distinct(self, column: str, **fixed: Hashable) -> list[Any]:

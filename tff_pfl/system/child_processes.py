@@ -24,10 +24,11 @@ def launch_command(program: str, *arguments: str) -> list[str]:
   """Returns a command that starts a program tied to this process.
 
   On Linux the kernel kills the program when the thread that starts it or this
-  process ends, even by `kill -9`. Each process has to ask for that itself, as
-  util-linux's `setpriv` does. Python code between the fork and the program
-  could deadlock, because this process has many threads (TensorFlow, gRPC).
-  Systems without `setpriv` get the plain command.
+  process ends, even by `kill -9` (unless it ends in the milliseconds in which
+  the program starts). Each process has to ask for that itself, as util-linux's
+  `setpriv` does. Python code between the fork and the program could deadlock,
+  because this process has many threads (TensorFlow, gRPC). Systems without
+  `setpriv` get the plain command.
   """
   setpriv = shutil.which('setpriv')
   start = [setpriv, '--pdeathsig', 'KILL', '--'] if setpriv else []
