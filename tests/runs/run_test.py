@@ -518,13 +518,17 @@ def test_predictions_of_many_examples_are_those_of_each(run):
   assert prediction.predict(run.model, weights, x[:0]).shape == (0, 10)
 
 
-def test_fractions_are_no_indices():
+def test_inputs_of_another_kind_or_shape_are_refused():
   model = keras_models.bridge(
     keras_models.ending_in_its_embedding(), ['embedding']
   )
   shape = [1, *model.element_spec['x'].shape]
-  with pytest.raises(ValueError, match='`x` to be integers'):
-    prediction.predict(model, model.initial_weights, np.ones(shape) / 2)
+  for x, words in (
+    (np.ones(shape) / 2, 'integers'),
+    (np.ones([1, *shape], int), 'examples of shape'),
+  ):
+    with pytest.raises(ValueError, match=f'`x` to be {words}'):
+      prediction.predict(model, model.initial_weights, x)
 
 
 def test_domain_decides_which_head_predicts():
