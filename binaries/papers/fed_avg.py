@@ -65,6 +65,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -82,6 +83,8 @@ from tff_pfl.studies.study import Method, Study
 
 from . import panels, representation
 from .linear import fed_avg as linear
+
+_study = functools.partial(Study, seeds=range(5, 10), deviations=__doc__)
 
 _D_SGD = 'D-SGD'
 # Local updates of a client that trains in every round.
@@ -165,14 +168,12 @@ def cosine_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.measured(
       f'Features of one class are alike with {steps} local steps: mean cosine'
       ' similarity',
-      study.source,
       within[most],
       above=_ALIKE,
     )
     yield claims.measured(
       f'Features of two classes with {steps} local steps are dissimilar: mean'
       ' cosine similarity',
-      study.source,
       between[most],
       below=_DISSIMILAR,
     )
@@ -184,7 +185,6 @@ def cosine_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.measured(
       "All of D-SGD's features, those of one class too, are dissimilar: mean"
       ' cosine similarity',
-      study.source,
       np.maximum(within[_D_SGD], between[_D_SGD]),
       below=_DISSIMILAR,
     )
@@ -193,7 +193,6 @@ def cosine_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.difference(
       f'{more} tells classes apart better than {fewer}: similarity within'
       ' classes less that between them',
-      study.source,
       gaps[more] - gaps[fewer],
     )
 
@@ -279,8 +278,8 @@ def new_classes_claims(
       yield claims.difference(
         f'Fine-tuned on {num} examples of {condition}, FedAvg is more accurate'
         ' than D-SGD',
-        f'{study.source}, {panel}',
         numbers.lead('accuracy', most, _D_SGD, **where),
+        source=f'{study.source}, {panel}',
       )
 
 
@@ -312,7 +311,6 @@ def cka_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   if most in known:
     yield claims.measured(
       f"Fine-tuning leaves FedAvg's first {len(early)} layers alike: mean CKA",
-      study.source,
       mean_cka(most, early),
       above=_ALIKE,
     )
@@ -323,7 +321,6 @@ def cka_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     ):
       yield claims.difference(
         f"Fine-tuning leaves more of FedAvg's {name} than of D-SGD's: mean CKA",
-        study.source,
         mean_cka(most, layers) - mean_cka(_D_SGD, layers),
       )
 
@@ -388,7 +385,7 @@ _CONDITIONS_PAPER = {
 }
 _SMALL_LINEAR = dict(num_clients=20, dimension=20, rank=2)
 STUDIES = (
-  Study(
+  _study(
     name='fedavg_linear_representation',
     summary='FedAvg learns the representation; D-GD only minimizes the loss',
     source=f'{linear.PAPER}, figures 1 and 3 left, Theorem 1',
@@ -398,9 +395,8 @@ STUDIES = (
     claims=[linear.representation_claims],
     draw=linear.draw_representation,
     scales={'small': _SMALL_LINEAR},
-    deviations=__doc__,
   ),
-  Study(
+  _study(
     name='fedavg_linear_new_client',
     summary="Fine-tuned on few samples, FedAvg's model beats D-GD's",
     source=f'{linear.PAPER}, figure 3 right',
@@ -423,9 +419,8 @@ STUDIES = (
         sample_counts=(5, 10, 30),
       )
     },
-    deviations=__doc__,
   ),
-  Study(
+  _study(
     name='fedavg_linear_rate',
     summary='More local steps make FedAvg converge in fewer rounds',
     source=f'{linear.PAPER}, Theorem 1',
@@ -442,15 +437,13 @@ STUDIES = (
       log_y=True,
     ),
     scales={'small': dict(_SMALL_LINEAR, num_rounds=300)},
-    deviations=__doc__,
   ),
-  Study(
+  _study(
     name='fedavg_cosine',
     summary='local updates make features of different classes less alike',
     source=f'{linear.PAPER}, figure 4',
     settings=_training(4, num_clients=100, partition='dirichlet:0.6'),
     methods=_methods(1, 10, 50),
-    seeds=range(5, 10),
     metric='cosine',
     measure=measure_cosine,
     claims=[cosine_claims],
@@ -460,16 +453,14 @@ STUDIES = (
         _PAPERS_NETWORK, dataset='cifar10', partition='client_dirichlet:6'
       ),
     },
-    deviations=__doc__,
   ),
-  Study(
+  _study(
     name='fedavg_new_classes',
     summary='FedAvg, fine-tuned on new classes, beats D-SGD',
     source=f'{linear.PAPER}, figure 5',
     settings=_training(5, 0.1, num_clients=80, partition='shards:3'),
     methods=_methods(1, 50),
     conditions=_CONDITIONS,
-    seeds=range(5, 10),
     metric='accuracy',
     measure=measure_new_classes,
     parameters=NewClients(),
@@ -497,9 +488,8 @@ STUDIES = (
         per_seed=2,
       ),
     },
-    deviations=__doc__,
   ),
-  Study(
+  _study(
     name='fedavg_cka',
     summary="fine-tuning leaves more of FedAvg's layers than of D-SGD's",
     source=f'{linear.PAPER}, figure 2',
@@ -507,7 +497,6 @@ STUDIES = (
       6, num_clients=80, partition='shards:3', **_trained_on(7)
     ),
     methods=_methods(1, 50),
-    seeds=range(5, 10),
     metric='cka',
     measure=measure_cka,
     parameters=NewClients((2000,), (2000,)),
@@ -524,6 +513,5 @@ STUDIES = (
         per_seed=2,
       ),
     },
-    deviations=__doc__,
   ),
 )

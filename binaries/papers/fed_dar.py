@@ -274,11 +274,11 @@ def domain_scores(
     yield {**result.columns(), **values}
 
 
-def _lead(numbers, source, statement, column, better, worse, **options):
+def _lead(numbers, statement, column, better, worse, **options):
   """A claim about the difference of two methods, if there are both."""
   if {better, worse} <= {*numbers.distinct('method')}:
     lead = numbers.lead(column, better, worse)
-    yield claims.difference(statement, source, lead, **options)
+    yield claims.difference(statement, lead, **options)
 
 
 def best_by_seed(scores: np.ndarray) -> np.ndarray:
@@ -306,11 +306,11 @@ def domains_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims about tables 1, 3 and 4, for each kind of label."""
   labels = numbers.frame['condition'].str.extract(r'^(\w+: )?', expand=False)
   for label, frame in numbers.frame.groupby(labels.fillna(''), sort=False):
-    for claim in _label_claims(label, Numbers(frame), study.source):
+    for claim in _label_claims(label, Numbers(frame)):
       yield claim._replace(statement=label + claim.statement)
 
 
-def _label_claims(label, numbers, source):
+def _label_claims(label, numbers):
   """Claims about means over conditions, and about each worst domain."""
   names, conditions = map(numbers.distinct, ('method', 'condition'))
   rivals = [name for name in names if name not in (_SA, _WITHOUT_RIDGE)]
@@ -321,22 +321,21 @@ def _label_claims(label, numbers, source):
   for own in (_SA, _WA):
     for other in baselines:
       words = f'{own} serves the domains better on average than {other}'
-      yield from _lead(means, source, words, 'mean', own, other)
+      yield from _lead(means, words, 'mean', own, other)
     for column, what in served.items():
       if own in names and baselines:
         yield claims.difference(
           f'{own} serves {what} better than the best baseline, which for each '
           'seed the other seeds choose',
-          source,
           _lead_over_best(means, column, own, baselines),
         )
   harms, table_3 = "Clients' fine-tuning harms", 'FedDAR, table 3'
   for place, words, better, worse in (
-    (source, f'{_SA} is better on average than {_WA}', _SA, _WA),
+    ('', f'{_SA} is better on average than {_WA}', _SA, _WA),
     (table_3, f'{harms} FedAvg', _FED_AVG, _FINE_TUNED),
     (table_3, f'{harms} FedProx', 'FedProx', 'FedProx + FT'),
   ):
-    yield from _lead(means, place, words, 'mean', better, worse)
+    yield from _lead(means, words, 'mean', better, worse, source=place)
   if len(conditions) == 1:
     return
   for condition in conditions:
@@ -346,8 +345,8 @@ def _label_claims(label, numbers, source):
         f'With {condition.removeprefix(label)} {_SA} serves the worst domain '
         'better than the best other method, which for each seed the other '
         'seeds choose',
-        'FedDAR, table 1',
         _lead_over_best(here, 'min', _SA, rivals),
+        source='FedDAR, table 1',
       )
   if {_SA, _FED_AVG} <= {*names}:
     sa, fed_avg = (
@@ -357,8 +356,8 @@ def _label_claims(label, numbers, source):
     yield claims.difference(
       'How heterogeneous the clients are matters less to FedDAR-SA than to '
       "FedAvg: the difference of the means' ranges over alpha",
-      'FedDAR, table 1',
       sa - fed_avg,
+      source='FedDAR, table 1',
       below=0,
     )
 
@@ -372,7 +371,7 @@ def digits_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
       # Almost one domain per client.
       ahead, behind = behind, ahead
     words = f'With {condition} {ahead} is better on average than {behind}'
-    yield from claim(study.source, words, 'mean', ahead, behind)
+    yield from claim(words, 'mean', ahead, behind)
     for column, what in (
       ('mean', 'on average'),
       ('min', 'in its worst domain'),
@@ -382,13 +381,14 @@ def digits_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
         f'than {_WA}: the difference'
       )
       where = (column, _MULTI_HEAD, _WA)
-      yield from claim(study.source, words, *where, below=0)
+      yield from claim(words, *where, below=0)
     for better, what in (
       (_WA, f'{_WA} is better on average than {_FED_BN}, of another network'),
       (_NORMALIZED, f'FedAvg of the same network is better than {_FED_BN}'),
     ):
       words, where = f'With {condition} {what}', ('mean', better, _FED_BN)
-      yield from claim('FedDAR, table 3', words, *where, is_ours=True)
+      ours = {'source': 'FedDAR, table 3', 'is_ours': True}
+      yield from claim(words, *where, **ours)
 
 
 def k_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
@@ -401,7 +401,6 @@ def k_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.difference(
       'With the best dimension of the representation FedDAR-SA is better than '
       'FedDAR-WA with its own best, which for each seed the other seeds choose',
-      study.source,
       sa - wa,
     )
 
@@ -409,7 +408,7 @@ def k_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
 def ablation_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims of section 5.3 about table 2."""
   full, nothing = _ALL_COMPONENTS, 'nothing'
-  claim = functools.partial(_lead, numbers, study.source)
+  claim = functools.partial(_lead, numbers)
   for statement, column, more, less in (
     ('All components serve the domains better', 'mean', full, nothing),
     ('All components serve the worst domain better', 'min', full, nothing),

@@ -434,22 +434,22 @@ def comparison_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
       yield claims.difference(
         f'{start}The more alike clients are, the larger its lead over '
         'LG-FedAvg: the last lead less the first',
-        _TABLE_2,
         growth(study.metric, here, 'LG-FedAvg'),
+        source=_TABLE_2,
       )
     if len(here) > 1:
       yield claims.difference(
         f'{start}The more the clients differ, the lower its training loss is '
         "beside FedAvg's: the last difference less the first",
-        'FedFac, figure 9',
         growth('training_loss', here),
+        source='FedFac, figure 9',
       )
   for condition in conditions:
     for number, column, words, is_larger in _FIGURES_8_AND_9:
       yield claims.difference(
         f"{condition}: {words} than FedAvg's: the difference",
-        f'FedFac, figure {number}',
         lead(column, condition),
+        source=f'FedFac, figure {number}',
         **{'above' if is_larger else 'below': 0},
       )
     own, fed_avg = (
@@ -459,15 +459,15 @@ def comparison_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.difference(
       f"{condition}: a round of dynamic FedFac takes less than 4 of FedAvg's: "
       'the ratio of seconds',
-      'FedFac, table 7',
       own / fed_avg,
+      source='FedFac, table 7',
       below=4,
     )
     if 'FedEM' in known:
       yield claims.difference(
         f'{condition}: it takes less time than one of FedEM, in seconds',
-        'FedFac, table 7',
         lead('seconds_per_round', condition, 'FedEM'),
+        source='FedFac, table 7',
         below=0,
       )
 
@@ -571,7 +571,6 @@ def new_clients_claims(
     if condition in conditions and {_ENSEMBLE, name} <= {*known}:
       yield claims.difference(
         f'{condition}: {_ENSEMBLE} is at most 0.02 less accurate than {name}',
-        study.source,
         numbers.lead('score', _ENSEMBLE, name, condition=condition),
         above=-0.02,
       )
@@ -714,8 +713,8 @@ def tuning_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.difference(
       f'{_TUNED[more]} counts more than {_TUNED[less]}: the difference of the '
       'ranges of accuracy, means over partitions',
-      'FedFac, section 5.3',
       influence(more) - influence(less),
+      source='FedFac, section 5.3',
     )
   source, best = 'FedFac, table 4', layers[-1]
   first_run = conditions[0], study.method_names[0], study.seeds[0]
@@ -727,23 +726,23 @@ def tuning_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     own = of_layers.pop(best)
     for layer, other in of_layers.items():
       statement = f'{condition}: {best} is more accurate than {layer}'
-      yield claims.difference(statement, source, own - other)
+      yield claims.difference(statement, own - other, source=source)
   for series in _SERIES.values():
     here = [condition for condition in series if condition in conditions]
     if here:
       yield claims.difference(
         f'{here[0]}: more than half of the neurons are personal with the best'
         ' tau',
-        'FedFac, table 5',
         best_threshold(here[0]),
+        source='FedFac, table 5',
         above=0.5,
         of_paper=True,
       )
     if len(here) > 1:
       yield claims.difference(
         f'The best tau is larger for {here[0]} than for {here[-1]}',
-        'FedFac, table 5',
         best_threshold(here[0]) - best_threshold(here[-1]),
+        source='FedFac, table 5',
       )
 
 
@@ -811,16 +810,16 @@ def equal_clients_claims(
     for other in others:
       yield claims.difference(
         f'{condition}: {form}, is more accurate than {other}',
-        'FedFac, table 8' if other in _RANDOM_SPLITS else _TABLE_2,
         numbers.lead('score', form, other, condition=condition),
+        source='FedFac, table 8' if other in _RANDOM_SPLITS else _TABLE_2,
         is_ours=form != _WEIGHTS or other == _DRAWN_ONCE,
       )
     if form != _ALL_PERSONAL:
       yield claims.difference(
         f'{condition}: {form}: nearly all units keep their side in the last '
         'round: their share',
-        'FedFac, figure 7',
         numbers.values('unchanged_units', method=form, condition=condition),
+        source='FedFac, figure 7',
         above=0.95,
         is_ours=form != _WEIGHTS,
       )
@@ -833,8 +832,8 @@ def equal_clients_claims(
       yield claims.difference(
         f'{condition}: {words[form]} it is at most 0.01 less accurate than '
         'by factor analysis of updates',
-        "the authors' code",
         numbers.lead('score', form, _UPDATES, condition=condition),
+        source="the authors' code",
         above=-0.01,
         is_ours=True,
       )

@@ -283,15 +283,15 @@ def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.difference(
       f'{case}: true, oracle, static and dynamic decomposition have nearly the '
       'same test accuracy: the largest difference',
-      'FedFac, figure 6',
       np.ptp(accuracies, axis=0),
+      source='FedFac, figure 6',
       below=0.02,
     )
     yield claims.difference(
       f'{case}: random decomposition is much inferior: its distance from the '
       'worst of these',
-      'FedFac, figure 6',
       np.min(accuracies, axis=0) - last.values('accuracy', partition=_RANDOM),
+      source='FedFac, figure 6',
       above=0.05,
     )
     for partition in (_STATIC, _DYNAMIC, _DYNAMIC_UPDATES):
@@ -300,16 +300,16 @@ def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
         yield claims.measured(
           f'{case}, {partition}: nearly all neurons keep their state between '
           'the last two rounds: their share',
-          'FedFac, figure 7',
           last.values('unchanged_neurons', partition=partition),
+          source='FedFac, figure 7',
           above=0.95,
           is_ours=is_ours,
         )
       yield claims.measured(
         f'{case}, {partition}: the true decomposition is found: the share of '
         'neurons on their true side',
-        'FedFac, section 4.3.2',
         last.values('neurons_on_true_side', partition=partition),
+        source='FedFac, section 4.3.2',
         above=0.95,
         is_ours=is_ours,
       )

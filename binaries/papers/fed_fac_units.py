@@ -160,28 +160,28 @@ def neurons_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   yield claims.difference(
     'Where clients are alike nearly all neurons act alike for them: the share '
     'of the variance of outputs that is between clients',
-    _FIGURE_1,
     between,
+    source=_FIGURE_1,
     below=0.1,
   )
   yield claims.difference(
     'With one digit each neurons vary: by how much that share is more',
-    _FIGURE_1,
     each(share_between_clients, ONE_DIGIT) - between,
+    source=_FIGURE_1,
   )
   shares = each(shares_of_clients, ONE_DIGIT)
   num_top = round(_TOP * shares.shape[1])
   yield claims.difference(
     f'The top {_TOP:.0%} of the neurons have large outputs for most clients: '
     'the share of clients',
-    _FIGURE_1,
     shares[:, :num_top].mean(axis=1),
+    source=_FIGURE_1,
     above=_MOST,
   )
   yield claims.difference(
     'The others have large outputs for some clients only: the share of them',
-    _FIGURE_1,
     shares[:, num_top:].mean(axis=1),
+    source=_FIGURE_1,
     below=_MOST,
   )
 
@@ -201,8 +201,8 @@ def neurons_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   yield claims.difference(
     'Where clients are alike the entropy is near zero or below: the share of '
     f'neurons above {_BETWEEN_PEAKS:g}',
-    _FIGURE_2,
     share_above(ALIKE),
+    source=_FIGURE_2,
     below=_PEAK,
   )
   above = share_above(ONE_DIGIT)
@@ -210,21 +210,21 @@ def neurons_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.difference(
       'With one digit each there are two kinds of neurons, with entropies near '
       f'0 and near 2: the share {words} {_BETWEEN_PEAKS:g}',
-      _FIGURE_2,
       share,
+      source=_FIGURE_2,
       above=_PEAK,
     )
   yield claims.difference(
     'Neurons are more dispersed with one digit each than where clients are '
     'alike: the difference of the mean entropies',
-    _FIGURE_2,
     dispersion(_TRAINED),
+    source=_FIGURE_2,
   )
   yield claims.difference(
     'That is learned, and not only of the images: by how much more that '
     'difference is than with the initial network',
-    _FIGURE_2,
     dispersion(_TRAINED) - dispersion(_INITIAL),
+    source=_FIGURE_2,
   )
 
 
@@ -356,7 +356,7 @@ def features_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
         specific[_PERSONAL] - fed_avg_specific[_PERSONAL],
       ),
     ):
-      yield claims.difference(start + statement, study.source, lead)
+      yield claims.difference(start + statement, lead)
 
 
 def halved(study: Study) -> Study:

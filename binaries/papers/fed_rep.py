@@ -107,6 +107,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -125,6 +126,8 @@ from tff_pfl.studies.study import Method, Study
 from . import panels
 from .linear import complexity
 from .linear import fed_rep as linear
+
+_study = functools.partial(Study, seeds=range(5), deviations=__doc__)
 
 # Smaller changes of accuracy count as no change.
 _TOLERANCE = 0.01
@@ -264,7 +267,7 @@ _PUBLISHED = {
   'FedRep': (None, None, None, 79.15, 56.10, None, None),
 }
 
-TABLE_1 = Study(
+TABLE_1 = _study(
   name='fedrep_table_1',
   source='FedRep, table 1',
   summary='FedRep and 14 other methods, clients with few classes each',
@@ -276,7 +279,6 @@ TABLE_1 = Study(
   },
   methods=METHODS,
   conditions=CONDITIONS,
-  seeds=range(5),
   claims=[
     claims.better('FedRep', claims.ALL_OTHERS, conditions=_TABLE),
     claims.better('FedRep', claims.ALL_OTHERS, conditions=_OURS, is_ours=True),
@@ -312,7 +314,6 @@ TABLE_1 = Study(
       'lg_fed_avg.global_depth': 1,
     },
   },
-  deviations=__doc__,
 )
 
 
@@ -330,7 +331,6 @@ def local_epochs_claims(
     yield from claims.each(
       '{0[1]} local epochs of the head do not hurt FedRep: its accuracy less'
       ' that with {0[0]}',
-      study.source,
       itertools.pairwise(nums_epochs),
       np.diff(scores['FedRep']),
       above=-_TOLERANCE,
@@ -339,7 +339,6 @@ def local_epochs_claims(
     yield claims.difference(
       'FedAvg does not gain from more local epochs: its accuracy with'
       f' {most} less that with {fewest}',
-      study.source,
       scores['FedAvg'][:, -1] - scores['FedAvg'][:, 0],
       below=_TOLERANCE,
     )
@@ -347,13 +346,12 @@ def local_epochs_claims(
     yield from claims.each(
       f'FedRep with {most} local epochs of the head is more accurate than'
       ' FedAvg with {}',
-      study.source,
       nums_epochs,
       scores['FedRep'][:, -1:] - scores['FedAvg'],
     )
 
 
-LOCAL_EPOCHS = Study(
+LOCAL_EPOCHS = _study(
   name='fedrep_local_epochs',
   source='FedRep, figure 5',
   summary="more local epochs of the head never hurt FedRep's accuracy",
@@ -375,7 +373,6 @@ LOCAL_EPOCHS = Study(
     n: {'fed_rep.num_head_epochs': n, 'fed_avg.num_epochs': n}
     for n in (1, 2, 5, 10, 20)
   },
-  seeds=range(5),
   claims=[local_epochs_claims],
   draw=panels.curves(
     'score',
@@ -393,7 +390,6 @@ LOCAL_EPOCHS = Study(
       'learning_rate': 0.1,
     },
   },
-  deviations=__doc__,
 )
 
 
@@ -492,12 +488,11 @@ def new_clients_claims(
     yield claims.difference(
       f"New clients learn their classes better on FedRep's body than on"
       f" {other}'s, in {n} epoch{'s' * (n > 1)}",
-      study.source,
       numbers.lead('accuracy', 'FedRep', other, num_epochs=n),
     )
 
 
-NEW_CLIENTS = Study(
+NEW_CLIENTS = _study(
   name='fedrep_new_clients',
   source='FedRep, figure 6',
   summary="FedRep's body serves new clients with new classes best",
@@ -519,7 +514,6 @@ NEW_CLIENTS = Study(
     'Per-FedAvg': METHODS['Per-FedAvg, one step'],
     **{n: METHODS[n] for n in ('LG-FedAvg', 'L2GD')},
   },
-  seeds=range(5),
   measure=measure_new_clients,
   parameters=NewClients(),
   claims=[new_clients_claims],
@@ -550,17 +544,15 @@ NEW_CLIENTS = Study(
       'num_new_examples': 100,
     },
   },
-  deviations=__doc__,
 )
 # At scale small the linear methods have few rounds.
 _FEW_ROUNDS = {'num_rounds': 2, 'fed_sgd_num_rounds': 2}
 LINEAR = (
-  Study(
+  _study(
     name='fedrep_linear_samples',
     source='FedRep, figure 1',
     summary='FedRep needs fewer samples than clients alone or one model',
     parameters=linear.Sizes(sample_counts=(5, 10, 15, 20, 25, 30, 40)),
-    seeds=range(5),
     measure=linear.measure_samples,
     claims=[linear.samples_claims],
     draw=linear.curves(
@@ -568,9 +560,8 @@ LINEAR = (
       y_label='Mean error of the clients / mean variance of labels',
     ),
     scales={'paper': {'sample_counts': (5, 10, 20)}, 'small': _FEW_ROUNDS},
-    deviations=__doc__,
   ),
-  Study(
+  _study(
     name='fedrep_linear_new_client',
     source='FedRep, figure 4',
     summary="A new client needs k samples with FedRep's body, and d alone",
@@ -578,7 +569,6 @@ LINEAR = (
       samples_per_client=10,
       sample_counts=(1, 2, 3, 4, 5, 6, 8, 10, 15, 18, 20, 22, 25, 30),
     ),
-    seeds=range(5),
     measure=linear.measure_new_client,
     claims=[linear.new_client_claims],
     draw=linear.curves(
@@ -589,14 +579,12 @@ LINEAR = (
       'paper': {'sample_counts': (1, 2, 5, 10, 20)},
       'small': _FEW_ROUNDS,
     },
-    deviations=__doc__,
   ),
-  Study(
+  _study(
     name='fedrep_linear_convergence',
     source='FedRep, figure 3 and appendix A.1',
     summary='FedRep contracts geometrically, faster with more clients',
     parameters=linear.ConvergenceSizes(),
-    seeds=range(5),
     measure=linear.measure_convergence,
     claims=[linear.convergence_claims],
     draw=linear.draw_convergence,
@@ -607,7 +595,6 @@ LINEAR = (
         'num_rounds': 20,
       }
     },
-    deviations=__doc__,
   ),
   complexity.make_study(
     'FedRep',

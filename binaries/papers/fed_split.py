@@ -248,7 +248,6 @@ def generalization_claims(
   )
   yield claims.measured(
     'The error on new examples is below the complexity: the largest ratio',
-    study.source,
     of_error / of_complexity,
     below=1,
     of_paper=True,
@@ -258,7 +257,6 @@ def generalization_claims(
       yield claims.difference(
         f'{more} clients have a larger {words} than {fewer}, of as many '
         'examples in all',
-        study.source,
         numbers.lead('value', more, fewer, by='num_clients', measure=name),
       )
 
@@ -278,7 +276,6 @@ def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.measured(
       f"{start}FedSplit's loss is below the theorem's bound after every round: "
       'the largest ratio of the two',
-      study.source,
       (of_fed_split / bounds)[:, 1:],
       below=1,
       of_paper=True,
@@ -286,7 +283,6 @@ def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.measured(
       f'{start}it falls geometrically: the smallest R^2 of a straight line '
       "through the loss's logarithm",
-      study.source,
       [np.corrcoef(rounds, np.log(one))[0, 1] ** 2 for one in of_fed_split],
       above=0.98,
     )
@@ -294,13 +290,11 @@ def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.difference(
       f"{start}it falls faster than FedAvg's: by how many powers of ten "
       "FedAvg's loss is larger after the last round",
-      study.source,
       np.log10(of_fed_avg[:, -1] / of_fed_split[:, -1]),
     )
   for fewer, more in itertools.pairwise(sizes.nums_clients):
     yield claims.difference(
       f'With {more} clients it falls more slowly than with {fewer}: the '
       "difference of the rates, minus the loss's logarithm by round",
-      study.source,
       rates[fewer] - rates[more],
     )

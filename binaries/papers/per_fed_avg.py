@@ -32,6 +32,7 @@ References:
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 
@@ -41,6 +42,8 @@ from tff_pfl.studies.study import Method, Study
 
 from . import panels
 from . import per_fed_avg_theorem as theorem
+
+_study = functools.partial(Study, seeds=range(5), deviations=__doc__)
 
 # alpha, the rate of the inner step and of the step at test time.
 _ALPHA = 0.01
@@ -72,13 +75,13 @@ def figure_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.difference(
       'The Hessian-free meta-gradient does as well as the exact one: the'
       ' absolute difference of accuracy',
-      'Per-FedAvg, equation (9)',
       abs(last.lead('score', _EXACT, _HESSIAN_FREE)),
+      source='Per-FedAvg, equation (9)',
       below=0.01,
     )
 
 
-FIGURE_1 = Study(
+FIGURE_1 = _study(
   name='perfedavg_mnist',
   source='Per-FedAvg, figure 1',
   summary='Per-FedAvg > FedAvg + one gradient step > FedAvg on MNIST',
@@ -123,7 +126,6 @@ FIGURE_1 = Study(
       (10, 0.2, (*_RANKED, _HESSIAN_FREE, _EXACT)),
     )
   },
-  seeds=range(5),
   measure=measure_figure,
   claims=[figure_claims],
   draw=panels.curves(
@@ -135,14 +137,12 @@ FIGURE_1 = Study(
     sharey=True,
   ),
   scales={'small': {'partition': 'fallah_digits:24', 'num_clients': 10}},
-  deviations=__doc__,
 )
-GRADIENT_NORM = Study(
+GRADIENT_NORM = _study(
   name='perfedavg_gradient_norm',
   source='Per-FedAvg, Theorem 4.5',
   summary='The gradient falls to a floor of beta, tau, batches and clients',
   parameters=theorem.Sizes(),
-  seeds=range(5),
   measure=theorem.measure,
   claims=[theorem.make_claims],
   draw=panels.curves(
@@ -155,6 +155,5 @@ GRADIENT_NORM = Study(
     width=9,
   ),
   scales={'small': {'num_rounds': 2, 'num_floor_rounds': 1}},
-  deviations=__doc__,
 )
 STUDIES = (GRADIENT_NORM, FIGURE_1)

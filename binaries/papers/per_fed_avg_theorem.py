@@ -229,7 +229,6 @@ def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   yield claims.measured(
     f'{_NO_FLOOR}: the mean of the squared norm is below 4 F(w_0) / (beta tau '
     'K) for every number of rounds K: the largest ratio',
-    study.source,
     last.values('of_bound', condition=_NO_FLOOR),
     below=1,
     of_paper=True,
@@ -237,28 +236,24 @@ def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   yield claims.measured(
     f'{_NO_FLOOR}: there is no floor: the share of the first squared norm that '
     'is left',
-    study.source,
     last.values('share', condition=_NO_FLOOR),
     below=1e-3,
   )
   yield claims.measured(
     'In every setting it falls: the largest floor, as a share of the first '
     'squared norm',
-    study.source,
     last.curve('floor_share', 'condition'),
     below=0.1,
   )
   yield claims.difference(
     'With exact gradients the floor is proportional to beta^2, so that half of '
     'beta divides it by 4: by how many powers of ten it is off',
-    study.source,
     np.abs(orders(_EXACT, f'{_EXACT}, beta / 2') - np.log10(4)),
     below=0.1,
   )
   yield claims.difference(
     'With exact gradients it shrinks with tau at least as tau (tau - 1): the '
     'decimal logarithm of the floor for 4 by that for 2',
-    study.source,
     orders(_EXACT, f'{_EXACT}, tau = 2'),
     above=np.log10(6),
     of_paper=True,
@@ -280,6 +275,5 @@ def make_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.difference(
       f'{words} ({condition}, against {other}): the decimal logarithm of the '
       "floors' ratio",
-      study.source,
       orders(condition, other),
     )

@@ -25,6 +25,7 @@ References:
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -34,6 +35,8 @@ from tff_pfl.studies.numbers import Numbers
 from tff_pfl.studies.study import Method, Study
 
 from . import panels
+
+_study = functools.partial(Study, seeds=range(5), deviations=__doc__)
 
 _METHODS = {
   'FedAvg': Method('fed_avg'),
@@ -85,7 +88,6 @@ def _less_lost(
       if {'FedAvg', method} <= {*known}:
         yield claims.difference(
           statement.format(condition, method),
-          study.source,
           lost.lead('lost', 'FedAvg', method, condition=condition),
           is_ours=True,
         )
@@ -106,7 +108,6 @@ def _robust_mean_claims(
       yield claims.difference(
         f'{fraction:.0%} attacked: {method} is more accurate with the '
         f'{_MEDIAN} than with the {_MEAN}',
-        study.source,
         numbers.lead('score', robust, plain, by='condition', method=method),
         is_ours=True,
       )
@@ -117,7 +118,7 @@ _BUDGETS = {
   for epsilon in (1, 2, 4, 8)
 }
 STUDIES = (
-  Study(
+  _study(
     name='private_accuracy',
     summary='What epsilon costs those who share all weights, a body, or units',
     source='CENTAUR',
@@ -129,7 +130,6 @@ STUDIES = (
       'local training': Method('local_only', aggregator='mean'),
     },
     conditions={**_BUDGETS, _NO_NOISE: {}},
-    seeds=range(5),
     claims=[
       claims.better(['FedRep', 'FedFac'], 'FedAvg + FT', is_ours=True),
       claims.better('FedRep', 'local training', is_ours=True),
@@ -141,9 +141,8 @@ STUDIES = (
       ),
     ],
     draw=panels.score_bars(width=10),
-    deviations=__doc__,
   ),
-  Study(
+  _study(
     name='attacked_clients',
     summary='What attacked clients cost the others, by method and mean',
     source='Ditto',
@@ -158,7 +157,6 @@ STUDIES = (
       for fraction in (0.0, *_FRACTIONS)
       for name, aggregator in ((_MEAN, 'mean'), (_MEDIAN, 'geometric_median'))
     },
-    seeds=range(5),
     claims=[
       _less_lost(
         '{}: {} loses less than FedAvg',
@@ -171,6 +169,5 @@ STUDIES = (
     draw=panels.score_bars(y_label='Test accuracy of honest clients', width=12),
     # One client of ten is attacked.
     scales={'small': {'num_clients': 10}},
-    deviations=__doc__,
   ),
 )

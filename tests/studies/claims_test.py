@@ -9,7 +9,7 @@ from tff_pfl.studies import claims, numbers, study
 
 
 def _difference(values, **bound):
-  return claims.difference('A beats B', 'Figure 1', values, **bound)
+  return claims.difference('A beats B', values, source='Figure 1', **bound)
 
 
 def test_the_interval_and_the_p_value_are_those_of_students_t():
@@ -63,14 +63,14 @@ def test_the_interval_decides(values, bound, verdict):
 def test_a_claim_about_every_run_is_decided_by_the_share_of_seeds_beyond(
   values, bound, worst, verdict
 ):
-  claim = claims.measured('All are', 'Figure 1', values, **bound)
+  claim = claims.measured('All are', values, **bound)
   assert claim.measured == pytest.approx(worst, nan_ok=True)
   assert (claim.verdict, claim.num_seeds) == (verdict, len(values))
 
 
 def test_seeds_beyond_are_told_where_a_claim_about_every_run_does_not_hold():
   held, failed = (
-    claims.measured('All are', 'F', [1.0] * 4 + [last], below=2)._asdict()
+    claims.measured('All are', [1.0] * 4 + [last], below=2)._asdict()
     for last in (1.5, 3.0)
   )
   assert claims.number(held) == '1.5'
@@ -78,7 +78,7 @@ def test_seeds_beyond_are_told_where_a_claim_about_every_run_does_not_hold():
 
 
 def test_each_place_has_a_claim():
-  first, second = claims.each('{} is', 'F', 'ab', [[1.0, -2.0]] * 5, above=-1)
+  first, second = claims.each('{} is', 'ab', [[1.0, -2.0]] * 5, above=-1)
   assert (first.statement, first.measured) == ('a is', 1)
   assert (second.statement, second.verdict) == ('b is', claims.FAILS)
 
@@ -108,8 +108,8 @@ def test_a_verdict_follows_from_the_numbers_by_seed():
   for claim in (
     _difference([0.2, 0.3, 0.1, 0.4, 0.2], above=0.1),
     _difference([0.2, 0.3, 0.1, 0.4, math.nan], above=0.1),
-    claims.measured('All are', 'F', [[1.0, 3.0], [0.5, 2.0]], above=0.6),
-    claims.measured('All are', 'F', [[1.0, 3.0], [0.7, 2.0]], above=0.6),
+    claims.measured('All are', [[1.0, 3.0], [0.5, 2.0]], above=0.6),
+    claims.measured('All are', [[1.0, 3.0], [0.7, 2.0]], above=0.6),
     _difference([0.2, 0.3, 0.1, 0.4, 0.2], below=0.1, of_paper=True),
     _difference([0.2, 0.3, 0.1, 0.4, 0.2], below=0.1),
   ):
@@ -253,7 +253,7 @@ def test_options_that_no_claim_has_are_refused():
 def test_a_claim_may_be_a_function_of_numbers_and_study():
   def spread(actual, of):
     values = actual.values('score', condition='easy', method='A')
-    yield claims.measured('It is', of.source, values - values.min(), below=5)
+    yield claims.measured('It is', values - values.min(), below=5)
 
   (claim,) = _checked(spread).values()
   assert (claim.measured, claim.source) == (4, 'Table 1')

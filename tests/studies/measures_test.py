@@ -35,7 +35,7 @@ class _Measure:
 def _norms(numbers, study):
   depth = study.parameters.depth - 1
   norms = numbers.values('norm', depth=depth)
-  yield claims.measured(f'{depth} is', study.source, norms, above=1.95)
+  yield claims.measured(f'{depth} is', norms, above=1.95)
 
 
 def _study(measure, claims=(_norms,), **changes):

@@ -153,7 +153,7 @@ def test_names_are_no_elements_of_pages(tmp_path):
     made_up_trials.run(expected, folder, **options)
 
   actual = made_up_trials.run_trials(study, tmp_path, run)
-  claim = claims.measured(image, image, [1.0], above=0)
+  claim = claims.measured(image, [1.0], source=image, above=0)
   told = actual.description
   told.update(claims=[claim._asdict()], parameters={image: {image: [image]}})
   told['tunings'][0]['points'][0].update(hparams={image: [image]})

@@ -92,9 +92,9 @@ class Claim(NamedTuple):
 
 def measured(
   statement: str,
-  source: str,
   values: Any,
   *,
+  source: str = '',
   above: Optional[float] = None,
   below: Optional[float] = None,
   of_paper: bool = False,
@@ -104,6 +104,7 @@ def measured(
 
   Args:
     values: Numbers for each seed, `[num_seeds, ...]`. NaN is beyond the bound.
+    source: See `Claim`. The default is the study's.
     above: Lower bound of all values. None if `below` is given.
     below: Upper bound of all values. None if `above` is given.
     of_paper: True if the paper has the bound, and not only words such as "close
@@ -138,9 +139,9 @@ def measured(
 
 def difference(
   statement: str,
-  source: str,
   values: Any,
   *,
+  source: str = '',
   above: float = 0,
   below: Optional[float] = None,
   of_paper: bool = False,
@@ -151,6 +152,7 @@ def difference(
   Args:
     values: Numbers `[num_seeds]`, such as one method's accuracies minus
       another's. The claim fails if a number is not finite.
+    source: See `Claim`. The default is the study's.
     above: Lower bound of the mean.
     below: Upper bound of the mean. If given, `above` is ignored.
     of_paper: True if the paper has the bound, and not only words such as "no
@@ -201,8 +203,8 @@ def recomputed(claim: Mapping[str, Any]) -> Claim:
   decide = difference if claim['decided_by'] == 'mean' else measured
   return decide(
     claim['statement'],
-    claim['source'],
     np.array(claim['values'], float),
+    source=claim['source'],
     **{'above' if side == '>' else 'below': float(bound)},
     of_paper=not ours,
     is_ours=claim.get('is_ours', False),
@@ -231,21 +233,17 @@ def decided_by_holm(claims: Iterable[Mapping[str, Any]]) -> Optional[int]:
 
 
 def each(
-  statement: str,
-  source: str,
-  places: Iterable[Any],
-  values: np.ndarray,
-  **bound: float,
+  statement: str, places: Iterable[Any], values: np.ndarray, **options: Any
 ) -> Iterator[Claim]:
   """A claim of `difference` for each place, such as each number of clients.
 
   Args:
     statement: Format of the statement, which inserts the place.
     values: `[num_seeds, num_places]`.
-    **bound: `above` or `below`.
+    **options: `above` or `below`, and `source`.
   """
   for place, of_place in zip(places, np.transpose(values)):
-    yield difference(statement.format(place), source, of_place, **bound)
+    yield difference(statement.format(place), of_place, **options)
 
 
 # Check of a study's numbers: `(numbers, study) -> Claim`s.
@@ -264,7 +262,7 @@ class MethodCheck:
   bound: fields.Float
   metric: Optional[str] = None
   conditions: Any = None
-  source: Optional[str] = None
+  source: str = ''
   is_ours: bool = False
 
   @property
@@ -281,7 +279,6 @@ class MethodCheck:
   def __call__(self, numbers: Numbers, study: Any) -> Iterator[Claim]:
     """Yields the claims, decided by the study's numbers."""
     metric = self.metric or study.metric
-    source = study.source if self.source is None else self.source
     for name in ('condition', 'method', 'seed', metric):
       errors.expect_one_of('metric', name, list(numbers.frame))
     scored = 'the score' if metric == 'score' else metric.replace('_', ' ')
@@ -306,8 +303,8 @@ class MethodCheck:
         if len(values):
           yield difference(
             words if condition == '' else f'{condition}: {words}',
-            source,
             values,
+            source=self.source,
             **{bound: self.bound},
             of_paper=True,
             is_ours=self.is_ours,
@@ -345,7 +342,7 @@ def better(
     by: The claimed lead, in the unit of the metric.
     **options: `metric`, the column of the numbers (None uses the study's),
       `conditions` of the claim (None means all), `source`, the place of the
-      claim, such as 'FedRep, table 1' (None uses the study's), and `is_ours`,
+      claim, such as 'FedRep, table 1' (by default the study's), and `is_ours`,
       True for our own question, which is counted separately.
   """
   return MethodCheck('better', method, than, by, **options)
@@ -390,7 +387,11 @@ def check(checks: Iterable[Check], numbers: Numbers, study: Any) -> list[Claim]:
   Claims on missing numbers, for example of a method that was not selected, are
   left out.
   """
-  return [claim for one in checks for claim in one(numbers, study)]
+  found = (claim for one in checks for claim in one(numbers, study))
+  return [
+    claim if claim.source else claim._replace(source=study.source)
+    for claim in found
+  ]
 
 
 def _bound(above, below):

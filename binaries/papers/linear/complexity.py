@@ -87,15 +87,11 @@ def _run(name, seed, num_rounds, *sizes, **options):
   return truth, history
 
 
-def _needed(name, seed, sizes, dimension, num_clients, rank):
+def _needed(name, seed, sizes, cell):
   """The first number of samples that suffices, twice the last if none does."""
   for number in sizes.sample_counts:
     _, history = _run(
-      name,
-      seed,
-      sizes.num_rounds,
-      *(num_clients, dimension, rank),
-      samples_per_client=number,
+      name, seed, sizes.num_rounds, *cell, samples_per_client=number
     )
     if history.distance[-1] < _FOUND:
       return number
@@ -111,25 +107,18 @@ def measure(context: measures.Context, name: str) -> measures.Rows:
   sizes = context.parameters
   first, *others = sizes.ranks
   cells = [
-    *itertools.product(sizes.dimensions, sizes.nums_clients, [first]),
-    *itertools.product(sizes.dimensions, sizes.nums_clients[1:2], others),
+    *itertools.product(sizes.nums_clients, sizes.dimensions, [first]),
+    *itertools.product(sizes.nums_clients[1:2], sizes.dimensions, others),
   ]
   for cell, seed in context.each(cells):
-    yield _row(
-      seed, _CLIENTS(cell[1]), *cell, _needed(name, seed, sizes, *cell)
-    )
+    needed = _needed(name, seed, sizes, cell)
+    yield _row(_CLIENTS(cell[0]), cell, seed, needed)
   if name != _FED_REP:
     return
   for dimension, seed in context.each(sizes.dimensions):
-    cell = dimension, sizes.nums_clients[-1], first
-    truth, history = _run(
-      name,
-      seed,
-      sizes.num_rounds,
-      *(cell[1], dimension, first),
-      samples_per_client=sizes.samples_per_client,
-      noise_std=sizes.noise_std,
-    )
+    cell = sizes.nums_clients[-1], dimension, first
+    own = {n: getattr(sizes, n) for n in ('samples_per_client', 'noise_std')}
+    truth, history = _run(name, seed, sizes.num_rounds, *cell, **own)
     learned = simulation.with_exact_head(history.model.representation)
     for label, regressor in (
       (_NEW, learned),
@@ -141,23 +130,17 @@ def measure(context: measures.Context, name: str) -> measures.Rows:
       fails = np.median(errors, axis=1) >= simulation.ACCURATE * first
       (needed,) = simulation.first_lasting(sizes.sample_counts, fails[None])
       needed = min(needed, 2 * sizes.sample_counts[-1])
-      yield _row(seed, label, *cell, needed)
+      yield _row(label, cell, seed, needed)
 
 
-def _row(seed, label, dimension, num_clients, rank, needed):
-  return {
-    'method': label,
-    'dimension': dimension,
-    'num_clients': num_clients,
-    'rank': rank,
-    'seed': seed,
-    'samples_needed': needed,
-  }
+def _row(label, cell, seed, needed):
+  sizes = dict(zip(('num_clients', 'dimension', 'rank'), cell))
+  return {'method': label, **sizes, 'seed': seed, 'samples_needed': needed}
 
 
 def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   """Claims about the samples that clients need, by d, n and k."""
-  sizes, source = study.parameters, study.source
+  sizes = study.parameters
   first, *others = sizes.ranks
   dimensions, most = np.array(sizes.dimensions), sizes.dimensions[-1]
 
@@ -175,13 +158,11 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   yield claims.difference(
     f'With {fewest_clients} clients the samples that each needs grow with d: '
     'the power of d',
-    source,
     power(fewest_clients),
     above=_POWER,
   )
   yield claims.difference(
     f'With {most_clients} clients they hardly do: the same power',
-    source,
     power(most_clients),
     below=_POWER,
   )
@@ -189,7 +170,6 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.difference(
       f'Each of {more} clients needs fewer samples than each of {fewer}, with '
       f'd = {most}: the difference',
-      source,
       (needed(fewer) - needed(more))[:, -1],
     )
   for rank in others:
@@ -198,7 +178,6 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.difference(
       f'With k = {rank} in place of {first} each of {number} clients needs at '
       'most as much more as k^2 grows: the power of k, mean over d',
-      source,
       powers.mean(axis=1) / np.log(rank / first),
       below=2,
       # The theorem of FedRep has its power of k in a formula that is lost.
@@ -208,7 +187,6 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.measured(
       f'No client needs as many as alone with d = {most}: the largest number, '
       'divided by d',
-      source,
       np.stack([needed(n)[:, -1] for n in sizes.nums_clients]).T / most,
       below=1,
     )
@@ -219,13 +197,11 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.measured(
       'A new client needs about k samples whatever d: the largest number, '
       'divided by k',
-      source,
       of_new / first,
       below=3,
     )
     yield claims.measured(
       'Alone it needs d: the smallest number, divided by d',
-      source,
       alone / dimensions,
       above=0.9,
     )

@@ -80,13 +80,8 @@ def _train(
   Args:
     **options: Arguments of `simulation.run_method`.
   """
-  truth = problem.LinearProblem(
-    sizes.num_clients,
-    sizes.dimension,
-    sizes.rank,
-    noise_std=sizes.noise_std,
-    head_distribution='gaussian',
-    seed=seed,
+  truth = problem.LinearProblem.of(
+    sizes, head_distribution='gaussian', seed=seed
   )
   if start == _RANDOM:
     representation = model.random_representation(
@@ -148,15 +143,15 @@ def representation_claims(
     yield claims.measured(
       f'FedAvg finds the representation from a {start} start: its largest last '
       'distance',
-      source,
       last.values('distance', start=start, method=_FED_AVG),
+      source=source,
       below=simulation.CLOSE,
     )
     yield claims.measured(
       f'D-GD does not from a {start} start: the smallest share of the initial '
       'distance that is left',
-      source,
       share_left(start),
+      source=source,
       above=0.7,
     )
   of_few, d_gd_of_few = (
@@ -164,36 +159,36 @@ def representation_claims(
   )
   yield claims.measured(
     f'{of_few}, finds it, too: its largest last distance',
-    f'{PAPER}, Theorem 1',
     last.values('distance', start=_RANDOM, method=of_few),
+    source=f'{PAPER}, Theorem 1',
     below=simulation.CLOSE,
   )
   yield claims.measured(
     f'{d_gd_of_few}, does not: the smallest share of the initial distance '
     'that is left',
-    f'{PAPER}, Theorem 1',
     share_left(_RANDOM, d_gd_of_few),
+    source=f'{PAPER}, Theorem 1',
     above=0.7,
   )
   yield claims.measured(
     'FedAvg converges geometrically: the smallest R² of a line through the '
     f'logarithm of the distance, from {simulation.FIT_START:g} down to '
     f'{simulation.CLOSE:g}',
-    f'{_FIGURE_1}, Theorem 1',
     last.values('r_squared', start=_RANDOM, method=_FED_AVG),
+    source=f'{_FIGURE_1}, Theorem 1',
     above=0.98,
   )
   yield claims.difference(
     'D-GD comes to a stationary point of the global loss: the share of its '
     "gradient's norm that is left",
-    _FIGURE_3_LEFT,
     norm_left(_D_GD),
+    source=_FIGURE_3_LEFT,
     below=1e-3,
   )
   yield claims.difference(
     'FedAvg does not: the same share',
-    _FIGURE_3_LEFT,
     norm_left(_FED_AVG),
+    source=_FIGURE_3_LEFT,
     above=0.1,
   )
 
@@ -254,7 +249,6 @@ def rate_claims(table: Numbers, study: Study) -> Iterator[claims.Claim]:
   yield from claims.each(
     '{0[1]} local steps in place of {0[0]} make FedAvg converge in fewer '
     'rounds: the ratio of the rates',
-    study.source,
     itertools.pairwise(sizes.nums_local_steps),
     rates[:, 1:] / rates[:, :-1],
     above=1,
@@ -268,7 +262,6 @@ def rate_claims(table: Numbers, study: Study) -> Iterator[claims.Claim]:
   ):
     yield claims.difference(
       f'The rate grows as {words} does: how far the power is from 1',
-      study.source,
       abs(power - 1),
       below=_PROPORTIONAL,
     )
@@ -307,7 +300,6 @@ def new_client_claims(table: Numbers, study: Study) -> Iterator[claims.Claim]:
   return claims.each(
     "FedAvg's model fine-tuned on {} samples of a new client has a smaller "
     "error than D-GD's: the difference",
-    study.source,
     study.parameters.sample_counts,
     d_gd - fed_avg,
   )

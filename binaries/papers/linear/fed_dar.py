@@ -137,16 +137,9 @@ class Parameters:
 
 def _train(sizes, method, num_samples, prior, seed, **options):
   """A ground truth, and a method's run from the method-of-moments start."""
-  truth = problem.LinearProblem(
-    sizes.num_clients,
-    sizes.dimension,
-    sizes.rank,
-    samples_per_client=num_samples,
-    noise_std=sizes.noise_std,
-    num_domains=len(sizes.prior),
-    concentration=sizes.concentration,
-    prior=prior,
-    seed=seed,
+  domains = {'num_domains': len(sizes.prior), 'prior': prior}
+  truth = problem.LinearProblem.of(
+    sizes, samples_per_client=num_samples, seed=seed, **domains
   )
   initial = model.with_zero_head(model.method_of_moments(truth))
   return truth, simulation.run_method(
@@ -217,7 +210,6 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
         f'With {setting} the error of FedDAR-SA is four orders of magnitude '
         f'below the error of {other}: the decimal logarithm of the ratio'
         f'{of_mean}',
-        study.source,
         orders.mean(axis=1),
         above=4,
         of_paper=True,
@@ -225,7 +217,6 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   yield claims.measured(
     f'FedDAR-SA converges: the largest error of all runs with {inputs}, in '
     "the noise's variances",
-    study.source,
     in_variances(_SA),
     below=_CONVERGED,
   )
@@ -233,7 +224,6 @@ def check_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
     yield claims.measured(
       f'{form} does not converge: the smallest error of these runs, in the '
       'same unit',
-      study.source,
       in_variances(form),
       above=_CONVERGED,
     )
@@ -286,5 +276,4 @@ def rate_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
       f'{num_samples} samples',
       numbers.where(num_samples=num_samples),
       _SA,
-      study.source,
     )

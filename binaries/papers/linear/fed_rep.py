@@ -124,14 +124,8 @@ class ConvergenceSizes(Sizes):
 
 
 def _problem(sizes, seed):
-  return problem.LinearProblem(
-    sizes.num_clients,
-    sizes.dimension,
-    sizes.rank,
-    samples_per_client=sizes.samples_per_client,
-    noise_std=sizes.noise_std,
-    head_distribution='normalized',
-    seed=seed,
+  return problem.LinearProblem.of(
+    sizes, head_distribution='normalized', seed=seed
   )
 
 
@@ -197,13 +191,11 @@ def samples_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   yield claims.measured(
     "FedRep's clients are accurate with any number of samples: their largest "
     'error',
-    study.source,
     fed_rep,
     below=_ACCURATE,
   )
   yield claims.measured(
     'One model for all (FedSGD) is not, with any number: the smallest error',
-    study.source,
     fed_sgd,
     above=_USELESS,
   )
@@ -213,14 +205,12 @@ def samples_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   yield from claims.each(
     'With {} samples a client alone has a larger error than with FedRep: the '
     'decimal logarithm of their ratio',
-    study.source,
     counts[few],
     np.log10(alone / fed_rep)[:, few],
   )
   yield from claims.each(
     "With {} samples a client is better alone than with FedSGD's model: the "
     'decimal logarithm of the ratio of errors',
-    study.source,
     counts[many],
     np.log10(alone / fed_sgd)[:, many],
     below=0,
@@ -264,20 +254,17 @@ def new_client_claims(numbers: Numbers, study: Study) -> Iterator[claims.Claim]:
   yield claims.measured(
     "With FedRep's representation about k samples suffice: the largest number "
     f"for the median client's error to be below {_ACCURATE:.0%}, divided by k",
-    study.source,
     samples_needed(numbers, _FED_REP) / sizes.rank,
     below=3,
   )
   yield claims.measured(
     'Alone it needs about d samples: the smallest such number divided by d',
-    study.source,
     samples_needed(numbers, _LOCAL) / sizes.dimension,
     above=0.9,
   )
   yield claims.measured(
     "With FedSGD's representation the error stays large: the smallest with "
     'the most samples',
-    study.source,
     numbers.values(
       'relative_error', method=_FED_SGD, num_samples=sizes.sample_counts[-1]
     ),
@@ -388,24 +375,24 @@ def convergence_claims(
   yield from claims.each(
     f'FedRep needs fewer rounds to a distance of {simulation.NEAR:g} with '
     '{0[1]} clients than with {0[0]}: the difference',
-    _FIGURE_3,
     zip(nums_clients, nums_clients[1:]),
     exact[:, :-1] - reached[:, 1:],
+    source=_FIGURE_3,
   )
   for other in (_GD_GD, _10GD_GD):
     steps = of_last('rounds_to_near', other)
     yield from claims.each(
       f'FedRep needs fewer rounds to a distance of {simulation.NEAR:g} than '
       f'{other} with {{}} clients: the difference',
-      _FIGURE_3,
       nums_clients,
       steps - reached,
+      source=_FIGURE_3,
     )
     yield claims.difference(
       f'{other} gains less from more clients than FedRep: the difference of '
       f'the factors by which the rounds to {simulation.NEAR:g} fall',
-      f'{_FIGURE_3}, section 5.1',
       exact[:, 0] / exact[:, -1] - steps[:, 0] / steps[:, -1],
+      source=f'{_FIGURE_3}, section 5.1',
     )
   # FedRep does not need a warm start.
   rates = of_last('rate', _FED_REP)
@@ -418,17 +405,17 @@ def convergence_claims(
   yield from claims.each(
     '{} clients: FedRep converges alike from a random start: by which share '
     'its rate differs',
-    'FedRep, appendix A.1',
     nums_clients,
     share,
+    source='FedRep, appendix A.1',
     below=_ALIKE,
   )
   yield from claims.each(
     '{} clients: GD-GD is more sensitive to its start: by how many rounds to '
     f'{_ROUGH:g} more than FedRep a random one sets it back',
-    'FedRep, appendix A.1',
     nums_clients,
     gd_gd_loses - fed_rep_loses,
+    source='FedRep, appendix A.1',
   )
 
 

@@ -97,6 +97,12 @@ class LinearProblem:
   prior: Optional[Sequence[float]] = None
   seed: int = 0
 
+  @classmethod
+  def of(cls, sizes: Any, **others: Any) -> LinearProblem:
+    """The problem with the fields that a study's sizes have, and others."""
+    known = {n: v for n, v in vars(sizes).items() if n in cls.__annotations__}
+    return cls(**{**known, **others})
+
   @functools.cached_property
   def representation(self) -> np.ndarray:
     """B*, the Q factor of a Gaussian matrix: float64 `[d, k]`."""

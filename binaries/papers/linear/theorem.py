@@ -86,7 +86,7 @@ def rows(
 
 
 def make_claims(
-  case: str, runs: Numbers, method: str, source: str
+  case: str, runs: Numbers, method: str, source: str = ''
 ) -> Iterator[claims.Claim]:
   """Claims about the bound, the later rate, and a geometric decay.
 
@@ -94,7 +94,7 @@ def make_claims(
     case: What the runs have in common, in words that begin a sentence.
     runs: Rows of all seeds, from `rows`.
     method: Method that the theorem is about.
-    source: Name of the theorem.
+    source: Name of the theorem. The default is the study's source.
   """
   distances = runs.curve('distance', 'round', method=method)
   bounds = runs.curve('distance', 'round', method=BOUND)
@@ -102,17 +102,16 @@ def make_claims(
   yield claims.measured(
     f"{case}: {method} keeps the theorem's bound from the start down to "
     f'{simulation.CLOSE:g}: the largest ratio of the distances',
-    source,
-    # Smaller distances are rounding errors.
     np.where(distances > simulation.CLOSE, distances / bounds, 0)[:, 1:],
+    source=source,
     below=1,
     of_paper=True,
   )
   yield claims.measured(
     f'{case}: from a distance of {simulation.FIT_START:g} on it is at least as '
     'fast as the theorem says of such a start: the smallest ratio of the rates',
-    source,
     last.values('rate', method=method) / last.values('rate', method=BOUND),
+    source=source,
     above=1,
     of_paper=True,
   )
@@ -120,7 +119,7 @@ def make_claims(
     f'{case}: it converges geometrically: the smallest R² of a line through '
     f'the logarithm of the distance, from {simulation.FIT_START:g} down to '
     f'{simulation.CLOSE:g}',
-    source,
     last.values('r_squared', method=method),
+    source=source,
     above=0.98,
   )
