@@ -22,15 +22,17 @@ def test_dynamic_fed_fac_finds_the_truth_where_clients_start_near_it():
       for split in ('weights', problem.is_personal)
     )
   assert len(actual) == len(given) == 2
-  for is_personal, unchanged, accuracy in given:
+  for is_personal, unchanged, _ in given:
     np.testing.assert_array_equal(is_personal, problem.is_personal)
     assert unchanged == 1
-    # Nobody is far from the network that gave the labels.
-    assert accuracy > 0.85
+  # No client is far from the network that gave the labels.
+  best = given[-1][-1]
+  assert best > 0.95
+  # Two of 20 neurons on the wrong side cost up to a quarter of the accuracy.
   is_personal, unchanged, accuracy = actual[-1]
   assert np.mean(is_personal == problem.is_personal) > 0.85
   assert unchanged > 0.85
-  assert accuracy > 0.8
+  assert 0.7 < accuracy < best
 
 
 def test_all_partitions_are_trained_in_all_cases(monkeypatch):
