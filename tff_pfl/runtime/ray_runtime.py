@@ -228,7 +228,7 @@ class _Cluster(client_mapper.ClientMapper):
     self._lock = threading.Lock()
     self._refusals: list[str] = []
     self._num_starts = 0
-    # Those in which an actor died, since an actor has started.
+    # Starts in which an actor died, since an actor last came up.
     self._failed_starts: set[int] = set()
     # Shared mappings by number.
     self._shared = weakref.WeakValueDictionary()
