@@ -235,12 +235,21 @@ def test_missing_files_are_one_line(fed_rep_run, programs):
   'flags, words',
   [
     ([], 'Exactly one of (clients_npz, clients_csv, dataset)'),
+    (
+      ['--clients_npz=x.npz', '--dataset=digits'],
+      'Exactly one of (clients_npz, clients_csv, dataset)',
+    ),
     (['--dataset=digits', '--num_samples=0'], '--num_samples to be positive'),
     (['--dataset=digits', '--num_epochs='], 'positive integers, one or more'),
     (['--dataset=digits', '--num_rounds=3'], 'Expected no --num_rounds'),
     (['--clients_npz=x.npz', '--num_clients=3'], 'Expected no --num_clients'),
     pytest.param(
       ['--dataset=synthetic'], 'float32(28, 28, 1)', marks=pytest.mark.slow
+    ),
+    pytest.param(
+      ['--clients_npz=x.npz', '--test_fraction=0'],
+      "has test examples, found 'none among 1 clients of x.npz",
+      marks=pytest.mark.slow,
     ),
     (
       ['--run_dir={fed_avg}', '--dataset=digits', '--fine_tune=none'],
@@ -314,6 +323,12 @@ def test_a_method_that_adapts_its_model_does_so_for_new_clients(
   [
     ({'x': _X}, ['--client=nobody'], 'For a new one give --personal_models'),
     ({'x': _X}, ['--client=x', '--personal_models=.'], 'a client with a model'),
+    pytest.param(
+      {'x': _X[:, :7]},
+      [],
+      'examples of shape (8, 8, 1), found',
+      marks=pytest.mark.slow,
+    ),
     ({'z': _X}, [], '--input to be an .npz file with arrays x, and no'),
     ({'x': _X}, ['--output=out.txt'], 'a .csv or .npz file'),
     pytest.param(

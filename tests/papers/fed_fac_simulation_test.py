@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -14,25 +16,25 @@ _SMALL = _STUDY.parameters
 
 @pytest.mark.slow
 def test_dynamic_fed_fac_finds_the_truth_where_clients_start_near_it():
-  problem = fed_fac_simulation.make_problem(_SMALL, 0.5, 0.4, seed=0)
+  # With fewer examples the accuracy of two wrong neurons varies by 20 points.
+  sizes = dataclasses.replace(_SMALL, num_examples=200)
+  problem = fed_fac_simulation.make_problem(sizes, 0.5, 0.4, seed=0)
   with untrained.context(_STUDY).create_runtime() as runtime:
-    arguments = _SMALL, problem, problem.weights
+    arguments = sizes, problem, problem.weights
     actual, given = (
       list(fed_fac_simulation.train(*arguments, split, 0, runtime))
       for split in ('weights', problem.is_personal)
     )
   assert len(actual) == len(given) == 2
-  for is_personal, unchanged, _ in given:
+  for is_personal, unchanged, accuracy in given:
     np.testing.assert_array_equal(is_personal, problem.is_personal)
     assert unchanged == 1
-  # No client is far from the network that gave the labels.
-  best = given[-1][-1]
-  assert best > 0.95
-  # Two of 20 neurons on the wrong side cost up to a quarter of the accuracy.
+    # No client is far from the network that gave the labels.
+    assert accuracy > 0.95
   is_personal, unchanged, accuracy = actual[-1]
   assert np.mean(is_personal == problem.is_personal) > 0.85
   assert unchanged > 0.85
-  assert 0.7 < accuracy < best
+  assert accuracy > 0.8
 
 
 def test_all_partitions_are_trained_in_all_cases(monkeypatch):

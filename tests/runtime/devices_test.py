@@ -124,13 +124,13 @@ def test_threads_get_devices_of_their_own_for_compiled_programs(tmp_path):
 
 
 def test_devices_of_the_user_stay_the_only_ones(tmp_path):
-  code = """
-from tff_pfl import runtime
-from tff_pfl.runtime import devices
-with runtime.create_runtime('in_process', max_concurrent_clients=4):
-  print(devices.for_compiled(['/device:CPU:0', '/device:CPU:0']))
-print(len(tf.config.list_logical_devices('CPU')))
-"""
+  code = textwrap.dedent("""
+    from tff_pfl import runtime
+    from tff_pfl.runtime import devices
+    with runtime.create_runtime('in_process', max_concurrent_clients=4):
+      print(devices.for_compiled(['/device:CPU:0', '/device:CPU:0']))
+    print(len(tf.config.list_logical_devices('CPU')))
+  """)
   output = forked.output_of(_START + code, tmp_path)
   assert output.splitlines() == ['[None, None]', '3']
 

@@ -10,7 +10,11 @@ from tff_pfl import runtime
   [
     ('jax', {}, "`runtime` to be one of in_process, native, ray, found 'jax'"),
     ('in_process', {'max_concurrent_clients': True}, 'an integer, found T'),
-    ('native', {'max_concurrent_clients': 10**9}, '`max_concurrent_clients`'),
+    (
+      'native',
+      {'max_concurrent_clients': 10**9},
+      '`max_concurrent_clients` to be at most 10000, found 1000000000',
+    ),
     ('in_process', {'device_cache_mb': -1}, '`device_cache_mb`'),
     ('in_process', {'devices': 'tpu'}, "one of cpu, gpu, auto, or a .*'tpu'"),
     ('in_process', {'devices': ['CPU:7']}, "among /device:CPU:0.*'CPU:7'"),

@@ -458,6 +458,7 @@ class _Cluster(client_mapper.ClientMapper):
       if is_refusal:
         self._refusals.append(reason)
       else:
+        # All that died together are replaced together, at once.
         self._last_count = -math.inf
 
   def _start_actors(self) -> None:

@@ -102,6 +102,7 @@ def make_claims(
   yield claims.measured(
     f"{case}: {method} keeps the theorem's bound from the start down to "
     f'{simulation.CLOSE:g}: the largest ratio of the distances',
+    # Smaller distances are rounding errors.
     np.where(distances > simulation.CLOSE, distances / bounds, 0)[:, 1:],
     source=source,
     below=1,
