@@ -3,11 +3,13 @@ import gc
 import logging
 import weakref
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from google.protobuf import text_format
 
+import tff_pfl as pfl
 from tff_pfl import tff_api as tff
 from tff_pfl.runtime import graph_functions, graph_programs, values
 from tff_pfl.system.private_api import eager_context
@@ -85,6 +87,38 @@ def test_the_programs_loaded_last_stay_for_the_next_library(monkeypatch):
   assert first() is None
   assert not any(map(eager_context.context().has_function, names))
   graph_programs._kept.clear()
+
+
+def test_graphs_with_other_constants_have_the_same_functions(library):
+  inner = tf.function(lambda x, y: x - y, autograph=False)
+
+  def subtract(number):
+    computation = tff.tensorflow.computation(
+      lambda x: inner(x, tf.constant(number)), np.int32
+    )
+    return _function(library, computation)
+
+  one, other = map(subtract, (1, 2))
+  assert [int(function(tf.constant(5))) for function in (one, other)] == [4, 3]
+  assert _names_of(one.program()) == _names_of(other.program()) != []
+
+
+def test_a_model_that_is_made_again_has_the_same_functions(library):
+  # XLA compiles a function anew if it, or a part of it, has another name.
+  def names():
+    scores = keras.layers.Dense(3)
+    network = keras.Sequential(
+      [keras.Input([4]), keras.layers.Dense(5, 'relu'), scores]
+    )
+    model = pfl.from_keras(
+      network,
+      head_layers=[scores.name],
+      loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    process = pfl.build('fed_per', model)
+    return _names_of(_function(library, process.evaluate).program())
+
+  assert names() == names() != []
 
 
 def test_functions_stay_as_long_as_one_of_several_graphs_has_them(monkeypatch):

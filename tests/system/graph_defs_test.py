@@ -1,3 +1,4 @@
+import keras
 import pytest
 import tensorflow as tf
 
@@ -68,46 +69,61 @@ def test_graphs_without_stateful_operations_are_deterministic(
 
 def _graph_def(number, name):
   """The graph of a function that calls another one, which has a name."""
+  # Keras counts the layers.
+  model = keras.Sequential(
+    [keras.layers.Dense(1, kernel_initializer='ones', activation='silu')]
+  )
+  model.build([1, 1])
+  weights = [[1.0]], [0.0]
 
   @tf.function(autograph=False, jit_compile=True)
-  def inner(x):
+  def inner(x, kernel, bias):
     # The condition gets and does not use what the body uses.
     x = tf.while_loop(lambda v: v < 9, lambda v: v + number + 0 * x, [x])[0]
-    # Its gradient has a number, which TensorFlow counts.
-    return x + tf.cast(tf.nn.silu(0.0), tf.int32)
+    # The gradient of the activation has a number, which TensorFlow counts.
+    y, _ = model.stateless_call([kernel, bias], [], tf.zeros([1, 1]))
+    return x + tf.cast(y[0, 0], tf.int32)
 
   inner._name = name
   with tf.Graph().as_default() as graph:
-    tf.identity(inner(tf.compat.v1.placeholder(tf.int32, [])), name='result')
-  return graph.as_graph_def()
+    x = tf.compat.v1.placeholder(tf.int32, [])
+    # As one family of names, `x`, `x_1` and `x_1_1` stay apart.
+    for name in ('x', 'x_1_1', 'x_1'):
+      x = tf.add(x, number, name=name)
+    result = inner(x, *map(tf.constant, weights))
+  return graph.as_graph_def(), ['Placeholder:0', result.name]
 
 
 def test_canonical_names_depend_on_the_graph_alone():
-  first, second, other = (
-    _graph_def(*arguments) for arguments in ((1, 'a'), (1, 'b'), (2, 'a'))
+  (first, tensors), (second, _), (other, _), (salted, _) = (
+    _graph_def(*arguments)
+    for arguments in ((1, 'a'), (1, 'b'), (2, 'a'), (1, 'a'))
   )
   assert first != second
-  names = [
-    graph_defs.make_names_canonical(graph_def)
-    for graph_def in (first, second, other)
-  ]
+
+  def make_canonical(graph_def, *salt):
+    return graph_defs.make_names_canonical(graph_def, tensors, *salt)
+
+  (names, feeds_and_fetches), second_names, (other_names, _) = map(
+    make_canonical, (first, second, other)
+  )
   assert first == second
-  assert names[0] == names[1]
-  assert len({*names[0]}) == len(names[0]) == len(first.library.function) >= 3
-  assert not {*names[0]} & {*names[2]}
+  assert (names, feeds_and_fetches) == second_names
+  assert len({*names}) == len(names) == len(first.library.function) >= 3
+  assert not {*names} & {*other_names}
   assert sorted(f.signature.name for f in first.library.function) == sorted(
-    names[0]
+    names
   )
 
   def outcome(graph_def):
+    feed, fetch = feeds_and_fetches
     with tf.Graph().as_default() as graph:
-      x = tf.constant(4)
       (result,) = tf.graph_util.import_graph_def(
-        graph_def, {'Placeholder:0': x}, ['result:0']
+        graph_def, {feed: tf.constant(0)}, [fetch]
       )
       with tf.compat.v1.Session(graph=graph) as session:
         return session.run(result)
 
+  # From 3 in steps of 1, and from 6 in steps of 2.
   assert [outcome(first), outcome(other)] == [9, 10]
-  salted = graph_defs.make_names_canonical(_graph_def(1, 'a'), 'salt')
-  assert not {*salted} & {*names[0]}
+  assert not {*make_canonical(salted, 'salt')[0]} & {*names}

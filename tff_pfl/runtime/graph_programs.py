@@ -281,14 +281,14 @@ def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
     graph_defs.choose_forms(graph_def, form)
     return graph_def
 
-  def load(graph_def, function_names):
+  feeds, fetches = map(tensor_names, (proto.parameter, proto.result))
+
+  def load(graph_def, function_names, feeds=feeds, fetches=fetches):
     with _counting:
       _num_loaded.update(function_names)
     _unload()
     try:
-      concrete = import_graph(
-        graph_def, tensor_names(proto.parameter), tensor_names(proto.result)
-      )
+      concrete = import_graph(graph_def, feeds, fetches)
     except BaseException:
       _unload(function_names)
       raise
@@ -310,12 +310,17 @@ def load_graph(proto: Any, form: int = graph_defs.ALONE) -> Program:
     return Program(load(graph_def, names), **options)
   with _sharing:
     call_options = _call_options()
-    names = graph_defs.make_names_canonical(graph_def, call_options)
-    key = _content(graph_def, proto, call_options)
+    names, tensors = graph_defs.make_names_canonical(
+      graph_def, [*feeds, *fetches], call_options
+    )
+    tensors = tensors[: len(feeds)], tensors[len(feeds) :]
+    content = graph_def.SerializeToString(deterministic=True)
+    options_and_tensors = repr((call_options, tensors)).encode()
+    key = hashlib.sha256(content + options_and_tensors).digest()
     program = _shared.get(key)
     if program is None:
       program = _shared[key] = Program(
-        load(graph_def, names), is_deterministic=True, **options
+        load(graph_def, names, *tensors), is_deterministic=True, **options
       )
     _kept[key] = program
     _kept.move_to_end(key)
@@ -333,17 +338,6 @@ def _call_options() -> str:
       tf.config.experimental.tensor_float_32_execution_enabled(),
     )
   )
-
-
-def _content(
-  graph_def: tf.compat.v1.GraphDef, proto: Any, call_options: str
-) -> bytes:
-  """Returns a digest of a graph with its arguments, results and options."""
-  digest = hashlib.sha256(graph_def.SerializeToString(deterministic=True))
-  digest.update(call_options.encode())
-  for part in (proto.parameter, proto.result):
-    digest.update(b'\0' + part.SerializeToString(deterministic=True))
-  return digest.digest()
 
 
 def _unload(function_names: Sequence[str] = ()) -> None:

@@ -4,7 +4,7 @@ import collections
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,8 +14,8 @@ from tff_pfl.system.private_api import op_def_registry
 # Registered as stateful, but as deterministic as the functions they call.
 _CALLS = frozenset({'StatefulPartitionedCall', 'While', 'If', 'Case'})
 
-# A loop's condition, in TensorFlow's names of arguments that it does not use.
-_OF_CONDITION = re.compile('.+(?=___redundant_placeholder)')
+# Numbers with which TensorFlow and Keras make names unique.
+_NUMBERS = re.compile(r'(_\d+)+(?=/|$)')
 # TensorFlow's name for a resource that each execution creates anew.
 ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
 # Marks an operation that chooses between two forms of the same function: one
@@ -122,26 +122,32 @@ def choose_forms(graph_def: tf.compat.v1.GraphDef, form: int) -> None:
     graph_def: The graph, which is changed in place.
     form: `ALONE` or `TOGETHER`.
   """
-  scopes = [(graph_def.node, {}, {})]
-  for function in graph_def.library.function:
-    scopes.append((function.node_def, function.ret, function.control_ret))
-  for nodes, *results in scopes:
+  for nodes, function in _scopes(graph_def):
+    choices = [node for node in nodes if FORMS_ATTRIBUTE in node.attr]
     # Grappler ends the process if a node of the function that it inlines has
     # the name of one of the choice's own results.
-    new_names = {
-      node.name: f'{node.name}_form'
-      for node in nodes
-      if FORMS_ATTRIBUTE in node.attr
-    }
-    if not new_names:
-      continue
-    for node in nodes:
-      if node.name in new_names:
-        node.name = new_names[node.name]
-        _call_form(node, form)
-      node.input[:] = [_with_new_name(i, new_names) for i in node.input]
-    for result in results:
-      for key, value in result.items():
+    new_names = {node.name: f'{node.name}_form' for node in choices}
+    for choice in choices:
+      _call_form(choice, form)
+    if choices:
+      _rename_nodes(nodes, function, new_names)
+
+
+def _scopes(graph_def: tf.compat.v1.GraphDef) -> Iterator[tuple[Any, Any]]:
+  """Yields the nodes of the graph and of each function, and the function."""
+  yield graph_def.node, None
+  for function in graph_def.library.function:
+    yield function.node_def, function
+
+
+def _rename_nodes(nodes, function, new_names):
+  """Renames nodes and arguments of a scope where they have a new name."""
+  for node in nodes:
+    node.name = new_names.get(node.name, node.name)
+    node.input[:] = [_with_new_name(i, new_names) for i in node.input]
+  if function is not None:
+    for result in (function.ret, function.control_ret):
+      for key, value in [*result.items()]:
         result[key] = _with_new_name(value, new_names)
 
 
@@ -206,29 +212,30 @@ def make_names_unique(graph_def: tf.compat.v1.GraphDef) -> list[str]:
 
 
 def make_names_canonical(
-  graph_def: tf.compat.v1.GraphDef, salt: str = ''
-) -> list[str]:
-  """Gives functions names that depend only on the graph and a salt.
+  graph_def: tf.compat.v1.GraphDef, tensors: Sequence[str] = (), salt: str = ''
+) -> tuple[list[str], list[str]]:
+  """Names functions, nodes and arguments alike in any process.
 
-  Names from TensorFlow count all functions of the process. XLA's compiled
-  programs contain them, so only graphs with canonical names are found among the
-  programs that another process has compiled. No two graphs have a function name
-  in common unless they are equal.
+  TensorFlow's names count all functions of the process, and Keras's names all
+  layers. XLA's compiled programs contain them, so only functions with canonical
+  names are found among the programs of an earlier run or another process. No
+  two graphs have a function name in common unless all their functions are
+  equal.
 
   Args:
     graph_def: The graph, which is changed in place. Its functions are sorted,
       and custom gradients are removed.
-    salt: Text that makes the names differ from the names for another salt.
+    tensors: Names of the graph's tensors.
+    salt: Text that makes the functions' names differ from the names for another
+      salt.
 
   Returns:
-    The new names of the functions.
+    The new names of the functions and of the tensors.
   """
   for node in all_nodes(graph_def):
-    # TensorFlow counts these.
-    node.attr.pop('_gradient_op_type', None)
-  for function in graph_def.library.function:
-    for argument in function.signature.input_arg:
-      argument.name = _OF_CONDITION.sub('while_cond', argument.name)
+    # TensorFlow counts these, or they name nodes.
+    for attribute in ('_gradient_op_type', '_class'):
+      node.attr.pop(attribute, None)
   _, used, unused = _in_use(graph_def)
   names = {
     name: f'tff_pfl_{number}' for number, name in enumerate([*used, *unused])
@@ -236,11 +243,43 @@ def make_names_canonical(
   _rename(graph_def, names)
   numbers = {name: number for number, name in enumerate(names.values())}
   graph_def.library.function.sort(key=lambda f: numbers[f.signature.name])
-  content = graph_def.SerializeToString(deterministic=True)
+  tensors = _make_node_names_canonical(graph_def, tensors)
+  # Without the graph's own nodes, among them constants with initial weights.
+  content = graph_def.library.SerializeToString(deterministic=True)
   digest = hashlib.sha256(content + salt.encode()).hexdigest()[:16]
   names = {name: f'{name}_{digest}' for name in names.values()}
   _rename(graph_def, names)
-  return list(names.values())
+  return list(names.values()), tensors
+
+
+def _make_node_names_canonical(graph_def, tensors):
+  """Counts nodes anew, and returns the new names of the graph's tensors."""
+  kinds = {node.op for node in all_nodes(graph_def)}
+  for nodes, function in _scopes(graph_def):
+    numbers = collections.Counter()
+    new_names = {node.name: _numbered(node.name, numbers) for node in nodes}
+    if function is None:
+      tensors = [_with_new_name(tensor, new_names) for tensor in tensors]
+    else:
+      for argument in function.signature.input_arg:
+        name = _numbered('argument', numbers)
+        new_names[argument.name] = argument.name = name
+    _rename_nodes(nodes, function, new_names)
+    # A node that calls a function by its kind has outputs of these names.
+    if function is not None and function.signature.name not in kinds:
+      returned = dict(function.ret)
+      function.ret.clear()
+      for number, result in enumerate(function.signature.output_arg):
+        value, result.name = returned[result.name], f'result_{number}'
+        function.ret[result.name] = value
+  return tensors
+
+
+def _numbered(name, numbers):
+  """Replaces the numbers of a name by the next one of its kind."""
+  kind = _NUMBERS.sub('', name)
+  numbers[kind] += 1
+  return f'{kind}_{numbers[kind]}'
 
 
 def _rename(graph_def, names):
