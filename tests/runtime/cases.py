@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tff_pfl import tff_api as tff
+from tff_pfl.system.private_api import tree_analysis
 
 
 class Point(NamedTuple):
@@ -32,3 +33,12 @@ def at_clients(mapped):
     return tff.federated_map(mapped, values)
 
   return computation
+
+
+def blocks(block, kind):
+  """The building blocks of a kind in a building block."""
+  found = []
+  tree_analysis.visit_preorder(
+    block, lambda part: found.append(part) if isinstance(part, kind) else None
+  )
+  return found

@@ -10,8 +10,9 @@ import tensorflow as tf
 from google.protobuf import text_format
 
 import tff_pfl as pfl
+from tests.runtime import cases
 from tff_pfl import tff_api as tff
-from tff_pfl.runtime import graph_functions, graph_programs, values
+from tff_pfl.runtime import graph_functions, graph_programs, lowering, values
 from tff_pfl.system.private_api import eager_context
 
 _FLOAT = tff.TensorType(np.float32)
@@ -105,20 +106,29 @@ def test_graphs_with_other_constants_have_the_same_functions(library):
 
 def test_a_model_that_is_made_again_has_the_same_functions(library):
   # XLA compiles a function anew if it, or a part of it, has another name.
-  def names():
+  def functions():
     scores = keras.layers.Dense(3)
     network = keras.Sequential(
-      [keras.Input([4]), keras.layers.Dense(5, 'relu'), scores]
+      [keras.Input([5, 2]), keras.layers.LSTM(4), keras.layers.Dense(4), scores]
     )
     model = pfl.from_keras(
       network,
       head_layers=[scores.name],
       loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    process = pfl.build('fed_per', model)
-    return _names_of(_function(library, process.evaluate).program())
+    process = pfl.build('fed_rep', model)
+    return {
+      name
+      for computation in (process.next, process.evaluate_clients)
+      for block in cases.blocks(
+        lowering.lower(computation), tff.framework.CompiledComputation
+      )
+      for name in _names_of(library.function(block).program())
+    }
 
-  assert names() == names() != []
+  first, second = functions(), functions()
+  assert first == second
+  assert len(first) > 10
 
 
 def test_functions_stay_as_long_as_one_of_several_graphs_has_them(monkeypatch):

@@ -6,21 +6,12 @@ from tests.runtime import cases
 from tff_pfl import runtime
 from tff_pfl import tff_api as tff
 from tff_pfl.runtime import lowering
-from tff_pfl.system.private_api import tree_analysis
 
 _CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
 
 
-def _blocks(block, kind):
-  actual = []
-  tree_analysis.visit_preorder(
-    block, lambda part: actual.append(part) if isinstance(part, kind) else None
-  )
-  return actual
-
-
 def _intrinsics(block):
-  return [part.uri for part in _blocks(block, tff.framework.Intrinsic)]
+  return [part.uri for part in cases.blocks(block, tff.framework.Intrinsic)]
 
 
 def test_function_that_calls_several_becomes_one_graph():
@@ -31,8 +22,8 @@ def test_function_that_calls_several_becomes_one_graph():
     )
 
   block = lowering.lower(cases.at_clients(work))
-  assert len(_blocks(block, tff.framework.CompiledComputation)) == 1
-  assert len(_blocks(block, tff.framework.Lambda)) == 1
+  assert len(cases.blocks(block, tff.framework.CompiledComputation)) == 1
+  assert len(cases.blocks(block, tff.framework.Lambda)) == 1
 
 
 def test_function_that_only_arranges_keeps_the_users_graph():
@@ -41,7 +32,7 @@ def test_function_that_only_arranges_keeps_the_users_graph():
     return n, cases.double(x)
 
   block = lowering.lower(cases.at_clients(work))
-  (compiled,) = _blocks(block, tff.framework.CompiledComputation)
+  (compiled,) = cases.blocks(block, tff.framework.CompiledComputation)
   assert (
     compiled.proto.tensorflow
     == cases.double.to_compiled_building_block().proto.tensorflow
@@ -104,7 +95,7 @@ def test_server_computes_once_between_aggregations():
 
   graphs_at_server = [
     call
-    for call in _blocks(lowering.lower(comp), tff.framework.Call)
+    for call in cases.blocks(lowering.lower(comp), tff.framework.Call)
     if isinstance(call.function, tff.framework.Intrinsic)
     and call.function.uri == tff.framework.FEDERATED_APPLY.uri
     and isinstance(call.argument[0], tff.framework.CompiledComputation)

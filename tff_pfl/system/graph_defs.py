@@ -178,12 +178,18 @@ def make_portable(graph_def: tf.compat.v1.GraphDef) -> None:
   """
   choose_forms(graph_def, TOGETHER)
   without_xla(graph_def)
-  _, _, unused = _in_use(graph_def)
+  _keep_in_use(graph_def)
+
+
+def _keep_in_use(graph_def):
+  """Removes unused functions, and returns the used ones' names in order."""
+  _, used, unused = _in_use(graph_def)
   for name, function in unused.items():
     graph_def.library.function.remove(function)
     for gradient in [*graph_def.library.gradient]:
-      if gradient.function_name == name:
+      if name in (gradient.function_name, gradient.gradient_func):
         graph_def.library.gradient.remove(gradient)
+  return list(used)
 
 
 def is_shared(node: Any) -> bool:
@@ -224,7 +230,7 @@ def make_names_canonical(
 
   Args:
     graph_def: The graph, which is changed in place. Its functions are sorted,
-      and custom gradients are removed.
+      and unused ones and custom gradients are removed.
     tensors: Names of the graph's tensors.
     salt: Text that makes the functions' names differ from the names for another
       salt.
@@ -232,14 +238,13 @@ def make_names_canonical(
   Returns:
     The new names of the functions and of the tensors.
   """
-  for node in all_nodes(graph_def):
+  arguments = [f.arg_attr.values() for f in graph_def.library.function]
+  for part in itertools.chain(all_nodes(graph_def), *arguments):
     # TensorFlow counts these, or they name nodes.
-    for attribute in ('_gradient_op_type', '_class'):
-      node.attr.pop(attribute, None)
-  _, used, unused = _in_use(graph_def)
-  names = {
-    name: f'tff_pfl_{number}' for number, name in enumerate([*used, *unused])
-  }
+    for attribute in ('_gradient_op_type', '_class', '_user_specified_name'):
+      part.attr.pop(attribute, None)
+  in_order = enumerate(_keep_in_use(graph_def))
+  names = {name: f'tff_pfl_{number}' for number, name in in_order}
   _rename(graph_def, names)
   numbers = {name: number for number, name in enumerate(names.values())}
   graph_def.library.function.sort(key=lambda f: numbers[f.signature.name])
@@ -265,6 +270,9 @@ def _make_node_names_canonical(graph_def, tensors):
         name = _numbered('argument', numbers)
         new_names[argument.name] = argument.name = name
     _rename_nodes(nodes, function, new_names)
+    for node in nodes:
+      # Control inputs, which come last, were in the order of the old names.
+      node.input.sort(key=lambda name: name if name.startswith('^') else '')
     # A node that calls a function by its kind has outputs of these names.
     if function is not None and function.signature.name not in kinds:
       returned = dict(function.ret)
