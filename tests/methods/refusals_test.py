@@ -25,6 +25,25 @@ def test_every_hyperparameter_has_a_type_and_a_range(name):
         hparams(**{field: value})
 
 
+def test_another_methods_class_of_hyperparameters_is_refused(monkeypatch):
+  # Settings would find the other method by it.
+  monkeypatch.setattr(registry, 'ALGORITHMS', {**registry.ALGORITHMS})
+  fed_avg = registry.ALGORITHMS['fed_avg']
+  register = registry.method('another method', fed_avg.hparams)
+
+  def another(model, hparams):
+    return fed_avg.work(model, hparams)
+
+  with pytest.raises(
+    ValueError,
+    match='`hparams` to be a class of its own for another, .* of fed_avg',
+  ):
+    register(another)
+  # A cell of a notebook may run again.
+  another.__name__ = 'fed_avg'
+  assert register(another) is registry.ALGORITHMS['fed_avg'].work is another
+
+
 @pytest.mark.parametrize(
   ('name', 'field', 'value'),
   [

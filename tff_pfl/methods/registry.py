@@ -53,11 +53,20 @@ def method(
 
   The function takes a `SplitModel` and hyperparameters and returns the method's
   `ClientWork`. It is returned unchanged, and `build` makes the process. The
-  arguments and `options` are fields of `Algorithm`.
+  arguments and `options` are fields of `Algorithm`. No two methods have the
+  same class of hyperparameters, by which a run's settings find the method.
   """
 
   def register(work):
-    ALGORITHMS[work.__name__] = Algorithm(hparams, work, summary, **options)
+    name = work.__name__
+    for other, algorithm in ALGORITHMS.items():
+      errors.expect(
+        algorithm.hparams is not hparams or other == name,
+        'hparams',
+        f'a class of its own for {name}, such as a subclass',
+        f'{hparams.__name__} of {other}',
+      )
+    ALGORITHMS[name] = Algorithm(hparams, work, summary, **options)
     return work
 
   return register
