@@ -29,7 +29,7 @@ def test_rounds_by_hand(num_clients):
     options={
       'learning_rate_schedule': lambda done: 0.5 ** tf.cast(done, tf.float32)
     },
-    num_clients=num_clients,
+    total_clients=num_clients,
   )
   cohorts = [(0,), (1,), (0, 1), (1,)]
 

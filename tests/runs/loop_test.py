@@ -218,8 +218,8 @@ _OTHERS = client_sampling.CohortSampler(_NUM_CLIENTS, _COHORT_SIZE, _SEED + 1)
       'at least one client has test examples',
     ),
     (
-      {'process': {'description': {'hparams': {'num_clients': 3}}}},
-      '`hparams.num_clients` to be .*found 3',
+      {'process': {'description': {'hparams': {'total_clients': 3}}}},
+      '`hparams.total_clients` to be .*found 3',
     ),
     (
       {'process': {'description': {'hparams': {'max_cohort_size': 2}}}},

@@ -152,8 +152,8 @@ def test_settings_reach_the_process(process):
       'names in place of objects',
     ),
     (
-      {'method': scaffold.ScaffoldHParams(num_clients=29)},
-      '`hparams.num_clients` to be 30, .*, found 29',
+      {'method': scaffold.ScaffoldHParams(total_clients=29)},
+      '`hparams.total_clients` to be 30, .*, found 29',
     ),
     ({'server_optimizer': 'lion'}, "found 'lion'"),
     (
@@ -256,6 +256,22 @@ def test_flags_without_their_dashes_are_names_of_settings():
   # Not the model's, which has no use for it with this method.
   own = pfl.Settings(method='fed_dar', reweight_domains=False)
   assert not own.method.reweight_domains
+
+
+def test_a_hyperparameter_with_the_name_of_another_setting_is_refused(
+  monkeypatch,
+):
+  @fields.dataclass
+  class Ambiguous(pfl.LocalTrainingHParams):
+    num_clients: int = 3
+
+  monkeypatch.setattr(registry, 'ALGORITHMS', {**registry.ALGORITHMS})
+  pfl.method('for three clients', Ambiguous)(registry.method)
+  with pytest.raises(
+    ValueError,
+    match="`method` to be .* names .* 'method with num_clients'",
+  ):
+    pfl.Settings(method='method', num_clients=30)
 
 
 def test_a_method_that_is_not_imported_is_named():

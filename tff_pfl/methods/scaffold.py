@@ -10,7 +10,7 @@ leaves it. Only the changes of c_i are sent, through the same aggregator as the
 updates.
 
 Symbols: eta_l -> learning_rate, K -> num_steps or the steps of num_epochs,
-eta_g -> the learning rate of the server's optimizer, N -> num_clients, c ->
+eta_g -> the learning rate of the server's optimizer, N -> total_clients, c ->
 `control`.
 
 Deviations from the paper: N is optional. If N is given, c counts clients that
@@ -49,13 +49,13 @@ class ScaffoldHParams(hparams_lib.LocalTrainingHParams):
   Attributes:
     momentum: Momentum of the clients' SGD, which must be 0.
     optimizer: The clients' optimizer, which must be sgd.
-    num_clients: Exact number of all clients (N). Any other number makes c
+    total_clients: Exact number of all clients (N). Any other number makes c
       wrong. None takes c over the clients that have taken part.
   """
 
   momentum: fields.number(float, ge=0, le=0) = 0.0
   optimizer: Literal['sgd'] = 'sgd'
-  num_clients: Optional[fields.Count] = None
+  total_clients: Optional[fields.Count] = None
 
 
 def _combine(function, *weights):
@@ -81,7 +81,7 @@ def scaffold(model, hparams):
     x, c = client.received, client.algorithm['control']
     own = client.local['control']
     c_i = own
-    if hparams.num_clients is None:
+    if hparams.total_clients is None:
       is_known = client.local['is_known'] > 0
       c_i = _combine(lambda mine, mean: tf.where(is_known, mine, mean), own, c)
     y, metrics = client.sgd(
@@ -118,7 +118,7 @@ def scaffold(model, hparams):
     num_clients = tf.cast(cohort.num_clients, tf.float32)
     before = state.algorithm['num_clients']
     after = before
-    if hparams.num_clients is None:
+    if hparams.total_clients is None:
       after = before + num_clients * report['is_new']
 
     def step(c, change):
@@ -137,6 +137,6 @@ def scaffold(model, hparams):
     ),
     default_weighting='uniform',
     initial_algorithm=collections.OrderedDict(
-      control=zeros, num_clients=np.float32(hparams.num_clients or 0)
+      control=zeros, num_clients=np.float32(hparams.total_clients or 0)
     ),
   )

@@ -358,10 +358,10 @@ def expect_fit(
   hparams: Mapping[str, Any], cohorts: client_sampling.CohortSampler
 ) -> None:
   """Raises `ValueError` if a method was made for other numbers of clients."""
-  known = hparams.get('num_clients')
+  known = hparams.get('total_clients')
   errors.expect(
     known in (None, cohorts.num_clients),
-    'hparams.num_clients',
+    'hparams.total_clients',
     f'{cohorts.num_clients}, the number of all clients, or None',
     known,
   )

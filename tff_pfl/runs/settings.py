@@ -209,7 +209,15 @@ class Settings:
     known = fields.flat_names(cls)
     # A setting that a method does not support may be the name of one of its
     # hyperparameters.
-    unsupported = registry.get_algorithm(registry.method_of(method)).unsupported
+    algorithm = registry.method_of(method)
+    unsupported = registry.get_algorithm(algorithm).unsupported
+    ambiguous = ({*vars(method)} & {*known}) - {*unsupported}
+    errors.expect(
+      not ambiguous,
+      'method',
+      'one whose hyperparameters have names that no other setting has',
+      f'{algorithm} with {", ".join(sorted(ambiguous))}',
+    )
     own = {
       name: value
       for name, value in values.items()
