@@ -18,8 +18,6 @@ _AT_SCALES = [
   for scale in dict.fromkeys(['paper', 'cpu', 'small', *study.scales])
 ]
 _RECORDS = record.read(str(pathlib.Path(__file__).parents[2] / 'docs/results'))
-# Their records are of claims that chose the best by all seeds.
-_OLDER = ('feddar_domains', 'feddar_k')
 _TRAINED = [study for study in papers.STUDIES.values() if study.methods]
 
 
@@ -79,7 +77,7 @@ def test_claims_and_picture_of_made_up_scores(study, scale, monkeypatch):
     numbers = context.measured()
     found = claims.check(study.claims, numbers, study)
     assert found
-    if scale == 'cpu' and study.name not in _OLDER:
+    if scale == 'cpu':
       recorded = _RECORDS[study.name]['claims']
       assert _statements(c._asdict() for c in found) == _statements(recorded)
     if scale == 'small':  # Has the methods and conditions of all scales.
