@@ -272,7 +272,8 @@ def _make_node_names_canonical(graph_def, tensors):
     _rename_nodes(nodes, function, new_names)
     for node in nodes:
       # Control inputs, which come last, were in the order of the old names.
-      node.input.sort(key=lambda name: name if name.startswith('^') else '')
+      if len(node.input) > 1 and node.input[-2].startswith('^'):
+        node.input.sort(key=lambda name: name if name.startswith('^') else '')
     # A node that calls a function by its kind has outputs of these names.
     if function is not None and function.signature.name not in kinds:
       returned = dict(function.ret)
