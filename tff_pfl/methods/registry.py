@@ -59,13 +59,13 @@ def method(
 
   def register(work):
     name = work.__name__
-    for other, algorithm in ALGORITHMS.items():
-      errors.expect(
-        algorithm.hparams is not hparams or other == name,
-        'hparams',
-        f'a class of its own for {name}, such as a subclass',
-        f'{hparams.__name__} of {other}',
-      )
+    owner = _owner(hparams)
+    errors.expect(
+      owner in (None, name),
+      'hparams',
+      f'a class of its own for {name}, such as a subclass',
+      f'{hparams.__name__} of {owner}',
+    )
     ALGORITHMS[name] = Algorithm(hparams, work, summary, **options)
     return work
 
@@ -80,12 +80,20 @@ def get_algorithm(name: str) -> Algorithm:
 
 def method_of(hparams: Any) -> str:
   """The name of the method that the hyperparameters belong to."""
+  name = _owner(type(hparams))
+  if name is None:
+    raise TypeError(
+      errors.message('method', 'hyperparameters of a method', hparams)
+    )
+  return name
+
+
+def _owner(hparams: type) -> Optional[str]:
+  """The name of the method with a class of hyperparameters, if any."""
   for name, algorithm in ALGORITHMS.items():
-    if algorithm.hparams is type(hparams):
+    if algorithm.hparams is hparams:
       return name
-  raise TypeError(
-    errors.message('method', 'hyperparameters of a method', hparams)
-  )
+  return None
 
 
 def fields_called(name: str, of: type) -> tuple[str, ...]:

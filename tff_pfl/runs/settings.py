@@ -221,7 +221,7 @@ class Settings:
     own = {
       name: value
       for name, value in values.items()
-      if name not in known or (name in unsupported and name in vars(method))
+      if name not in known or name in vars(method)
     }
     values = {n: v for n, v in values.items() if n not in own}
     values['method'], own = registry.with_values(method, own)

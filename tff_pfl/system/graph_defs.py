@@ -218,7 +218,7 @@ def make_names_unique(graph_def: tf.compat.v1.GraphDef) -> list[str]:
 
 
 def make_names_canonical(
-  graph_def: tf.compat.v1.GraphDef, tensors: Sequence[str] = (), salt: str = ''
+  graph_def: tf.compat.v1.GraphDef, tensors: Sequence[str], salt: str = ''
 ) -> tuple[list[str], list[str]]:
   """Names functions, nodes and arguments alike in any process.
 
@@ -243,11 +243,10 @@ def make_names_canonical(
     # TensorFlow counts these, or they name nodes.
     for attribute in ('_gradient_op_type', '_class', '_user_specified_name'):
       part.attr.pop(attribute, None)
-  in_order = enumerate(_keep_in_use(graph_def))
-  names = {name: f'tff_pfl_{number}' for number, name in in_order}
-  _rename(graph_def, names)
-  numbers = {name: number for number, name in enumerate(names.values())}
+  numbers = {name: n for n, name in enumerate(_keep_in_use(graph_def))}
   graph_def.library.function.sort(key=lambda f: numbers[f.signature.name])
+  names = {name: f'tff_pfl_{number}' for name, number in numbers.items()}
+  _rename(graph_def, names)
   tensors = _make_node_names_canonical(graph_def, tensors)
   # Without the graph's own nodes, among them constants with initial weights.
   content = graph_def.library.SerializeToString(deterministic=True)
