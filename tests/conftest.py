@@ -44,6 +44,11 @@ def pytest_collection_finish():
     tf.config.optimizer.set_experimental_options(
       {'disable_meta_optimizer': True}
     )
+    # As does noting for each operation, which lines of Python made it.
+    from tensorflow.python.util import tf_stack
+
+    noted = tf_stack.extract_stack()
+    tf_stack.extract_stack = lambda stacklevel=1: noted
 
 
 @pytest.fixture(autouse=True, scope='module')

@@ -430,7 +430,9 @@ def feature_spec(model: SplitModel, method: str) -> tf.TensorSpec:
       dict(model.element_spec),
     )
   )
-  body = tf.function(lambda x: model.body(model.initial_weights, x)[0])
+  body = tf.function(
+    lambda x: model.body(model.initial_weights, x)[0], autograph=False
+  )
   features = body.get_concrete_function(x).structured_outputs
   is_tensor = not tf.nest.is_nested(features)
   errors.expect(
