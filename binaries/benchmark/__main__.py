@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
+import pandas as pd
 import tqdm
 from absl import flags
 
@@ -307,52 +308,12 @@ def _run_and_commit(workload, rounds, num_clients, round_number):
 
 
 def format_records(records: Sequence[Mapping[str, Any]]) -> str:
-  """Formats a table with a column for each record of `measure`."""
-  rows = [
-    ('runtime', 'runtime'),
-    ('clients', 'num_clients'),
-    ('clients in a round', 'cohort_size'),
-    ('rounds measured', 'num_rounds'),
-    ('build, s', 'build_seconds'),
-    ('first round, s', 'first_round_seconds'),
-    ('round, s: median', 'seconds_per_round', 'median'),
-    ('round, s: min', 'seconds_per_round', 'min'),
-    ('round, s: max', 'seconds_per_round', 'max'),
-    ('reference round, s: median', 'reference_seconds_per_round'),
-    ('speedup over the reference', 'speedup'),
-    ('peak memory, MB', 'peak_rss_mb'),
-  ]
-  for name in sorted({name for record in records for name in record['phases']}):
-    rows.append((f'training of {name}', 'phases', name))
-  if any(record['mb_moved_per_round'] for record in records):
-    rows += [
-      ('to clients a round, MB', 'mb_moved_per_round', 'sent'),
-      ('from clients a round, MB', 'mb_moved_per_round', 'received'),
-    ]
-  for name in ('population', 'smaller_population'):
-    if any(name in record for record in records):
-      rows += [
-        (f'{name.replace("_", " ")}: clients', name, 'num_clients'),
-        ('  set-up, s', name, 'set_up_seconds'),
-        ('  set-up, MB', name, 'set_up_mb'),
-        ('  round, s: median', name, 'seconds_per_round', 'median'),
-      ]
-
-  if any('run_seconds' in record for record in records):
-    rows.append(('whole run of two rounds, s', 'run_seconds'))
-
-  def cell(record, path):
-    for key in path:
-      record = (record or {}).get(key)
-    return record
-
-  return summary.format_table(
-    [
-      [label, *(cell(record, path) for record in records)]
-      for label, *path in rows
-    ],
-    ['', *(record['workload'] for record in records)],
-  )
+  """Formats a table of the numbers of `measure`, with a column a record."""
+  table = pd.json_normalize(records).set_index('workload').T
+  is_list = table.map(lambda value: isinstance(value, list)).any(axis=1)
+  is_text = table.index.str.match('description|runtime_options|versions')
+  table = table[~(is_list | is_text)].dropna(how='all')
+  return summary.format_table(table.reset_index(names=''))
 
 
 def _append(line):
