@@ -1,5 +1,7 @@
 """Random changes of examples, in training only."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,6 +18,7 @@ def _images(number=200, shape=(5, 4, 2)):
   return rng.uniform(1, 2, [number, *shape]).astype(np.float32)
 
 
+@functools.cache
 def _model(shape=(5, 4, 2), dtype=tf.float32):
   spec = examples_lib.element_spec(tf.TensorSpec(shape, dtype))
   return zoo.linear(spec, 3)
