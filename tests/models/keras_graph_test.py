@@ -29,12 +29,6 @@ def _activation_on_both_sides():
   return keras.Model(inputs, layers.Dense(3, name='head')(hidden))
 
 
-def _with_two_inputs():
-  left, right = keras.Input((4,), name='left'), keras.Input((3,), name='right')
-  hidden = layers.Concatenate()([layers.Dense(5, 'relu')(left), right])
-  return keras.Model([right, left], layers.Dense(3, name='head')(hidden))
-
-
 def _activated_after_the_head():
   return keras.Sequential(
     [
@@ -69,7 +63,7 @@ def _tagging():
     (_across_the_cut, ['third', 'head'], [6, 5]),
     (_activation_on_both_sides, ['third', 'head'], [5]),
     (_activated_after_the_head, ['head'], [4]),
-    (_with_two_inputs, ['head'], [8]),
+    (keras_models.two_inputs, ['head'], [8]),
     # Masks follow.
     (_last_state, ['head'], [2]),
     (_last_state, ['rnn', 'head'], [4]),

@@ -10,8 +10,7 @@ import tensorflow as tf
 from tests.methods import toy_problems
 from tests.models import keras_models
 from tff_pfl import datasets
-from tff_pfl import tff_api as tff
-from tff_pfl.methods import registry
+from tff_pfl.methods import fed_alt, registry
 from tff_pfl.models import keras_bridge, prediction, weight_partition
 from tff_pfl.runs import loop
 
@@ -100,23 +99,16 @@ def _shared():
   return keras.Model(inputs, layers.Dense(3, name='head')(hidden))
 
 
-def _adapted():
-  layer = layers.Normalization(name='normalization')
-  layer.adapt(np.random.default_rng(0).normal(2, 3, [20, 4]))
-  return sequential(layer, layers.Dense(5))
-
-
-def _holding_a_tensor():
-  center = tf.constant([1.0, 2.0, 3.0, 4.0])
-  return sequential(layers.Lambda(lambda x: x - center))
-
-
-def _two_inputs(form):
-  left = keras.Input((4,), name='left')
-  right = keras.Input((3,), name='right')
-  hidden = layers.Concatenate()([layers.Dense(5, 'relu')(left), right])
-  inputs = {'right': right, 'left': left} if form is dict else [right, left]
-  return keras.Model(inputs, layers.Dense(3, name='head')(hidden))
+def _holding_tensors():
+  adapted = layers.Normalization(name='normalization')
+  adapted.adapt(np.random.default_rng(0).normal(2, 3, [20, 4]))
+  shift = tf.constant([1.0, 2.0, 3.0, 4.0])
+  return sequential(
+    adapted,
+    layers.Lambda(lambda x: x - shift),
+    layers.Normalization(mean=[1.0, 2, 3, 4], variance=[1.0] * 4, name='given'),
+    layers.Dense(5),
+  )
 
 
 def _attention(inputs, hidden, dropout=0.0):
@@ -143,16 +135,9 @@ KINDS = {
   'separable_conv': lambda: sequential(
     layers.DepthwiseConv2D(3),
     layers.SeparableConv2D(4, 3),
+    layers.BatchNormalization(momentum=0.8),
     layers.GroupNormalization(2),
     layers.GlobalMaxPooling2D(),
-    **_IN_IMAGES,
-  ),
-  'batch_normalization': lambda: sequential(
-    layers.Conv2D(4, 3),
-    layers.BatchNormalization(momentum=0.8),
-    layers.ReLU(),
-    layers.MaxPooling2D(),
-    layers.Flatten(),
     **_IN_IMAGES,
   ),
   'renormalization': lambda: sequential(
@@ -171,10 +156,9 @@ KINDS = {
   'in_a_list': lambda: sequential(_InList(name='in_list')),
   'shared': _shared,
   'tied': _tied,
-  'adapted_normalization': _adapted,
-  'holds_a_tensor': _holding_a_tensor,
+  'holding_tensors': _holding_tensors,
   'own_training': lambda: called(_OwnTraining()),
-  'inputs_dict': lambda: _two_inputs(dict),
+  'inputs_dict': lambda: keras_models.two_inputs(dict),
 }
 
 
@@ -295,7 +279,7 @@ def test_models_that_draw_predict_as_keras_and_train_by_seed(kind):
 def test_several_inputs_go_from_arrays_to_predictions(tmp_path):
   rng = np.random.default_rng(0)
   x = {'right': rng.normal(size=[40, 3]), 'left': rng.normal(size=[40, 4])}
-  model = _two_inputs(list)
+  model = keras_models.two_inputs()
   bridged = keras_models.bridge(model, jit_compile=False)
 
   def data_and_run(x, **options):
@@ -359,34 +343,18 @@ def test_a_model_within_a_model_is_divided_by_its_layers():
   bridged = keras_models.bridge(_base_and_head())
   norm = 'base/batch_normalization'
   assert list(bridged.layers) == ['base/dense', norm, 'head']
+  names = 'gamma', 'beta', 'moving_mean', 'moving_variance'
+  assert bridged.layers[norm] == tuple(f'{norm}/{k}' for k in names)
   assert set(bridged.units) == {'base/dense', 'head'}
   partition = weight_partition.WeightPartition.by_layer(bridged, [norm])
   assert partition.local_names == bridged.layers[norm]
+  # Two units of five, with their normalization.
+  partition = fed_alt.personal_partition(bridged, 'base/dense:0-1')
+  own = bridged.layers['base/dense'] + bridged.layers[norm]
+  assert partition.local_names == own
   assert bridged.weight_names(['base']) == tuple(bridged.initial_weights)[:6]
   whole = keras_models.bridge(_base_and_head(), ['base', 'head'])
   assert whole.body_layers == ()
-
-
-_NORM = tuple(
-  f'base/batch_normalization/{name}'
-  for name in ('gamma', 'beta', 'moving_mean', 'moving_variance')
-)
-_DENSE = ('base/dense/kernel', 'base/dense/bias')
-
-
-@pytest.mark.parametrize(
-  'name, options, local',
-  [
-    ('fed_bn', {}, _NORM),
-    # Two units of five, with their normalization.
-    ('fed_alt', {'personal': 'base/dense:0-1'}, (*_DENSE, *_NORM)),
-  ],
-)
-def test_methods_divide_a_model_within_a_model(name, options, local):
-  bridged = keras_models.bridge(_base_and_head(), jit_compile=False)
-  process = registry.build(name, bridged, **options)
-  actual = process.initialize_client_state.type_signature.result['local']
-  assert tff.structure.name_list(actual) == list(local)
 
 
 def test_layers_are_numbered_within_their_model():
@@ -566,14 +534,8 @@ def _scaled_loss(factor):
 
 
 def test_layers_and_losses_may_hold_tensors():
-  shift = tf.constant([1.0, 2.0, 3.0, 4.0])
-  network = sequential(
-    _adapted().layers[0],
-    layers.Lambda(lambda x: x - shift),
-    layers.Normalization(mean=[1.0, 2, 3, 4], variance=[1.0] * 4, name='given'),
-  )
   bridged = keras_models.bridge(
-    network,
+    _holding_tensors(),
     loss=_scaled_loss(tf.constant(2.0)),
     task='classification',
     jit_compile=False,

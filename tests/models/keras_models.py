@@ -37,6 +37,14 @@ def ending_in_its_embedding():
   return keras.Model(inputs, embedding(features, reverse=True))
 
 
+def two_inputs(form=list):
+  left = keras.Input((4,), name='left')
+  right = keras.Input((3,), name='right')
+  hidden = layers.Concatenate()([layers.Dense(5, 'relu')(left), right])
+  inputs = {'right': right, 'left': left} if form is dict else [right, left]
+  return keras.Model(inputs, layers.Dense(3, name='head')(hidden))
+
+
 def residual(merge=lambda a, b: layers.Add()([a, b])):
   inputs = keras.Input((4,))
   first = layers.Dense(4, 'relu', name='first')(inputs)
