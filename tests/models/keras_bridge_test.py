@@ -119,32 +119,7 @@ def test_regularizers_add_to_the_gradient_and_not_to_the_metrics():
   assert set(both.trained.regularizers) == {'a/dense/kernel', 'b/dense/kernel'}
 
 
-# Names, initial weights and specs.
-
-
-def test_initial_weights_and_layers_follow_the_model():
-  model = sequential(
-    layers.Dense(5, name='first'), layers.BatchNormalization(name='norm')
-  )
-  bridged = keras_models.bridge(keras_models.jitter(model))
-  assert dict(bridged.layers) == {
-    'first': ('first/kernel', 'first/bias'),
-    'norm': (
-      'norm/gamma',
-      'norm/beta',
-      'norm/moving_mean',
-      'norm/moving_variance',
-    ),
-    'head': ('head/kernel', 'head/bias'),
-  }
-  assert bridged.statistics == {'norm/moving_mean', 'norm/moving_variance'}
-  for name, value in bridged.initial_weights.items():
-    layer, _, weight = name.partition('/')
-    expected = getattr(model.get_layer(layer), weight)
-    np.testing.assert_array_equal(value, expected, err_msg=name)
-  assert bridged.element_spec['x'] == tf.TensorSpec([4], tf.float32)
-  assert bridged.element_spec['y'] == tf.TensorSpec([], tf.int32)
-  assert bridged.classifier.num_classes == keras_models.NUM_CLASSES
+# Compilation.
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.models import keras_models
-from tff_pfl.models import split_model
+from tff_pfl.models import split_model, weight_partition
 
 layers = keras.layers
 
@@ -44,6 +44,36 @@ def test_weight_names_are_in_the_models_order(model):
   assert model.weight_names([]) == ()
   with pytest.raises(ValueError, match="first, body_norm.*found 'third'"):
     model.weight_names(['first', 'third'])
+
+
+_NORM = 'gamma', 'beta', 'moving_mean', 'moving_variance'
+_FIRST = ('first/kernel', 'first/bias')
+_BETWEEN = (
+  *(f'body_norm/{name}' for name in _NORM),
+  *('second/kernel', 'second/bias'),
+  *(f'head_norm/{name}' for name in _NORM),
+)
+_HEAD = ('head/kernel', 'head/bias')
+_ALL = ['first', 'body_norm', 'second', 'head_norm', 'head']
+
+
+@pytest.mark.parametrize(
+  'local_layers, global_names, local_names',
+  [
+    (['head'], _FIRST + _BETWEEN, _HEAD),
+    ([], _FIRST + _BETWEEN + _HEAD, ()),
+    (_ALL, (), _FIRST + _BETWEEN + _HEAD),
+    # The order is the model's, not the caller's.
+    (('head', 'first'), _BETWEEN, _FIRST + _HEAD),
+  ],
+)
+def test_layers_divide_all_weights(
+  model, local_layers, global_names, local_names
+):
+  partition = weight_partition.WeightPartition.by_layer(model, local_layers)
+  assert tuple(partition.global_names) == global_names
+  assert tuple(partition.local_names) == local_names
+  assert tuple(partition.names) == tuple(model.initial_weights)
 
 
 def test_features_are_described_where_they_are_one_tensor(model):
