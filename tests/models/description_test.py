@@ -216,16 +216,6 @@ def test_a_model_that_is_built_again_is_the_same(make):
       "model.layers.features.activation was 'relu', now 'tanh'",
     ),
     (
-      lambda: _made(regularizer=keras.regularizers.L1(0.5)),
-      lambda: _made(regularizer=keras.regularizers.L1(0.25)),
-      'model.layers.features.kernel_regularizer.l1 was 0.5, now 0.25',
-    ),
-    (
-      lambda: _made([layers.ReLU(), layers.Dropout(0.5)]),
-      lambda: _made([layers.ReLU(max_value=6), layers.Dropout(0.5)]),
-      'model.layers.re_lu.max_value was None, now 6',
-    ),
-    (
       lambda: _made([Scaled()]),
       lambda: _made([Scaled(2.0)]),
       'model.layers.scaled.scale was 1.0, now 2.0',

@@ -88,16 +88,6 @@ _CASES = {
   'binary_logits': ((1,), _BINARY, [_BINARY_ACCURACY]),
   'several_labels': ((3, 'sigmoid'), 'binary_crossentropy', [_ACCURACY_OF_ALL]),
   'hinge': ((1,), 'hinge', [_BINARY_ACCURACY]),
-  'reshaped': (
-    lambda: _followed(layers.Reshape((1,)), 1, 'sigmoid'),
-    'binary_crossentropy',
-    ['accuracy'],
-  ),
-  'softmax_in_a_lambda': (
-    lambda: _followed(layers.Lambda(tf.nn.softmax), 3),
-    'sparse_categorical_crossentropy',
-    ['accuracy'],
-  ),
   'mse': ((1,), 'mse', ['mae']),
   'huber': ((3,), losses.Huber(0.3), ['mse', 'cosine_similarity']),
   'own_loss': ((3,), brier, ['mae']),
