@@ -125,9 +125,7 @@ def test_head_may_start_at_the_input(is_functional):
     (lambda: sequential(layers.GRU(2), shape=(None, 4)), 'fixed shape'),
     (lambda: sequential(layers.Hashing(5), dtype='string'), 'string'),
     (
-      lambda: keras.Sequential(
-        [keras.Input((4,)), layers.ReLU(name='head')], name='empty'
-      ),
+      lambda: keras.Sequential([keras.Input((4,)), layers.ReLU(name='head')]),
       'one at least has weights',
     ),
   ],

@@ -76,12 +76,13 @@ _OBJECTS = [
   keras.metrics.SparseCategoricalCrossentropy('nats', from_logits=True),
   margin,
 ]
+_NAME = 'sparse_categorical_crossentropy'
 _IGNORING = losses.SparseCategoricalCrossentropy(True, ignore_class=0)
 
 # Name -> (model, or the units and activation of its head; loss; metrics) and
 # weights of classes.
 _CASES = {
-  'by_name': ((3, 'softmax'), 'sparse_categorical_crossentropy', ['accuracy']),
+  'by_name': ((3, 'softmax'), _NAME, ['accuracy']),
   'by_object': ((3,), _SPARSE, _OBJECTS),
   'categorical_hinge': ((3,), 'categorical_hinge', ['accuracy']),
   'binary': ((1, 'sigmoid'), 'binary_crossentropy', ['accuracy', 'mse']),
@@ -117,6 +118,7 @@ _LABELS = np.float32([[0.75, 0.75, 0.25]])
 
 _LABEL = tf.TensorSpec([], tf.int32)
 _VECTOR = tf.TensorSpec([3], tf.float32)
+_FLAGS = tf.TensorSpec([3], tf.int32)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +128,7 @@ _VECTOR = tf.TensorSpec([3], tf.float32)
     (_ONE_HOT, _THREE, [[0.0, 1, 0], [0.0, 0, 1]], _VECTOR, [0.2, 0.5]),
     (_BINARY, _ONE, [0, 1, 0], _LABEL, [0.7, 0.8, 0.4]),
     # Several labels, of two classes each.
-    (
-      _BINARY,
-      _LABELS,
-      [[1, 0, 1]],
-      tf.TensorSpec([3], tf.int32),
-      [(0.75 * 0.25 * 0.25) ** (1 / 3)],
-    ),
+    (_BINARY, _LABELS, [[1, 0, 1]], _FLAGS, [(0.75 * 0.25 * 0.25) ** (1 / 3)]),
   ],
 )
 @pytest.mark.parametrize('from_logits', [False, True])
@@ -284,10 +280,7 @@ class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
     ({'loss': {'head': 'mse'}}, "`loss` to be one .*found {'head': 'mse'}"),
     ({'loss': lambda y, p: tf.reduce_mean(p), 'metrics': []}, 'per example'),
     ({'loss': 'mse', 'metrics': [pinball]}, "`higher_is_better` .*'pinball'"),
-    (
-      {'loss': 'sparse_categorical_crossentropy'},
-      r'`loss` .*\(from_logits=True\).* no probabilities',
-    ),
+    ({'loss': _NAME}, r'`loss` .*\(from_logits=True\).* no probabilities'),
     ({'loss': losses.Hinge(reduction='sum')}, "`loss` .*reduction='sum'"),
     ({'loss': lambda y, p: 0 * p[:, 0], 'metrics': []}, 'with a gradient'),
     ({'loss': 'mse'}, "`metrics` .* a regression.*'accuracy'"),
@@ -296,10 +289,7 @@ class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
     ({'class_weight': 'balanced'}, 'of type Mapping'),
     ({'class_weight': {3: 2.0}}, r'integer in \[0, 2\], found 3'),
     ({'loss': 'mse', 'metrics': [], 'class_weight': {0: 2.0}}, 'to be None'),
-    (
-      {'metrics': ['sparse_categorical_crossentropy']},
-      r'Crossentropy\(from_log',
-    ),
+    ({'metrics': [_NAME]}, r'Crossentropy\(from_log'),
     ({'metrics': [_OwnUpdate(name='own')]}, "means over .*_OwnUpdate 'own'"),
     ({'metrics': ['nonsense']}, '`metrics` to be names of Keras metrics'),
     ({'metrics': 'accuracy'}, "a list, found 'accuracy'"),

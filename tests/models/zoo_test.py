@@ -441,12 +441,7 @@ def test_activation_and_widths_are_used():
       {'num_classes': 10**9},
       '`model` to be of at most 536870912 .*, found .linear with 65000000000',
     ),
-    (
-      'text_lstm',
-      _text_spec(),
-      {'num_layers': 10**12},
-      '`num_layers` .*most 100',
-    ),
+    ('text_lstm', _text_spec(), {'num_layers': 101}, '`num_layers` .*most 100'),
     ('vgg_16', _spec((64, 64)), {'torchvision': True}, 'at most 32'),
     ('resnet_18', _spec(), {'normalization': 'x'}, "group, batch, none.*'x'"),
     ('vgg_16', _spec(), {'groups': 0}, '`groups`.*0'),
