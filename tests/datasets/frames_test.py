@@ -5,7 +5,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from sklearn import compose, linear_model, pipeline, preprocessing
 
 import tff_pfl as pfl
 from tests.datasets import shared
@@ -159,48 +158,6 @@ def test_a_column_becomes_inputs_by_its_dtype(column, names, first):
   for row, cell in zip(inputs, frame['x']):
     cell = None if pd.isna(cell) else str(cell).removesuffix('.0')
     assert row.tolist() == [word == cell for word in words]
-
-
-def test_a_linear_model_learns_what_scikit_learn_does():
-  rng = np.random.default_rng(0)
-  count = 3000
-  frame = pd.DataFrame(
-    {
-      'region': rng.choice(list('pqr'), count),
-      'age': rng.integers(17, 90, count),
-      'hours': rng.normal(40, 12, count).round(),
-      'work': rng.choice(['private', 'state', 'none'], count),
-      'degree': pd.Categorical(rng.choice(['BA', 'HS', 'PhD'], count)),
-    }
-  )
-  score = frame['age'] / 20 + (frame['degree'] == 'PhD') * 3
-  score += frame['region'].map({'p': -1, 'q': 0, 'r': 1}) + rng.normal(
-    size=count
-  )
-  frame['rich'] = np.where(score > score.median(), '>50K', '<=50K')
-  for name in ('hours', 'work'):
-    frame[name] = frame[name].mask(rng.random(count) < 0.1)
-  data = _from_frame(frame, label='rich', client='region')
-  numbers, words = ['age', 'hours'], ['work', 'degree']
-  encoding = compose.ColumnTransformer(
-    [
-      ('numbers', preprocessing.StandardScaler(), numbers),
-      ('words', preprocessing.OneHotEncoder(handle_unknown='ignore'), words),
-    ]
-  )
-  filled = frame.assign(hours=frame['hours'].fillna(frame['hours'].mean()))
-  for client_id in data.client_ids:
-    train, test = data.train(client_id), data.test(client_id)
-    ours = linear_model.LogisticRegression().fit(train.x, train.y)
-    rows = filled[frame['region'] == client_id]
-    reference = pipeline.make_pipeline(
-      encoding, linear_model.LogisticRegression()
-    ).fit(rows, rows['rich'])
-    expected = reference.score(rows, rows['rich'])
-    accuracy = ours.score(
-      np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
-    )
-    assert expected > 0.75 and abs(accuracy - expected) < 0.02
 
 
 @pytest.mark.parametrize(
@@ -440,34 +397,21 @@ def test_a_few_words_of_numbers_with_units_are_said(caplog):
 @pytest.mark.parametrize(
   'columns, options, match',
   [
-    (
-      {'ill': _repeated(*'ab', None)},
-      {},
-      r'none at index 2: `frame.dropna\(sub',
-    ),
+    ({'ill': _repeated(*'ab', None)}, {}, r'none at index 2: `frame.dropna\(s'),
     ({'sex': _repeated('f', None)}, {}, r"'sex'.*dropna\(subset=\['sex'\]\)"),
     ({'hospital': _repeated('a', None)}, {}, "'hospital'.* in every row"),
-    (
-      {'ill': _repeated('TRUE', 'True', 'no')},
-      {},
-      r"'True' at .*str.lower\(\)",
-    ),
     ({'ill': _repeated('a', 'b ', 'b')}, {}, "'b' at index 2: .*str.strip"),
     ({'sex': _repeated('f', 'F')}, {}, "'sex' to have words that differ"),
     ({'ill': _repeated('1', '2', 'x')}, {}, "found 'x' at index 2"),
     ({'ill': _repeated(0.0, np.inf)}, {'task': 'classification'}, 'inf'),
     ({'ill': 1}, {}, 'two or more classes'),
-    ({'ill': [f'name {i}' for i in range(_COUNT)]}, {}, 'which recur'),
     ({'ill': _DAYS - _DAYS[0]}, {}, 'classes or numbers'),
     ({'sex': _repeated(1, 'a')}, {}, "'sex' .*mixed-integer"),
     ({'sex': _DAYS}, {}, r"'sex' to have names, .*astype\(str\)"),
-    ({'hospital': [[1]] * _COUNT}, {}, "'hospital' .*the type mixed"),
     ({}, {'label': []}, '`label` to be the name of a column'),
     ({'ill': _DAYS}, {}, 'classes or numbers'),
     ({'ill': 'a'}, {'task': 'regression'}, r'`pd.to_numeric\(frame'),
     ({'age': 0.5}, {'domain': 'age'}, r'`pd.cut\(frame'),
-    ({'age': 0.5}, {'client': 'age'}, r'`pd.cut\(frame'),
-    ({'hospital': _repeated('A', 'a')}, {}, "'hospital' to have words that"),
     ({}, {'partition': 'iid'}, '`num_clients` to be given for a rule'),
     ({'age': 'old'}, {'weight': 'age'}, 'numbers which are weights'),
     ({}, {'weight': 'weight'}, "dropna.subset=.'weight'"),
@@ -484,7 +428,6 @@ def test_a_few_words_of_numbers_with_units_are_said(caplog):
     ({}, {'features': ['ill']}, '`features` to be columns without labels'),
     ({}, {'features': []}, '`features` to be one or more columns'),
     ({}, {'task': 'ranking'}, '`task` to be one of classification'),
-    ({}, {'client': None}, '`num_clients` to be given for a rule'),
     ({}, {'num_clients': 4}, 'at most 3, the number of clients'),
     ({}, {'test_fraction': 1}, '`test_fraction`'),
     ({}, {'seed': -1}, '`seed`'),
@@ -513,10 +456,8 @@ def test_frames_of_another_form_are_one_line_errors():
   [
     ({'age': None}, '`frame` to be one with the columns age'),
     ({'age': 'old'}, 'numbers as in the training data, .*pd.to_numeric'),
-    ({'age': _DAYS}, 'numbers as in the training data'),
     ({'day': 5}, 'dates as in the training data, .*`pd.to_datetime'),
     ({'stay': 5}, 'durations as in the training data, .*`pd.to_timedelta'),
-    ({'age': _DAYS - _DAYS[0]}, 'numbers as in the training data'),
     ({'sex': 'x'}, "'sex' to have one of f, m in every row, found 'x'"),
     ({'ill': 7}, "'ill' to have one of 0, 1 in every row, found 7"),
     ({'ill': None}, '`frame` to be one with the columns ill'),
@@ -525,8 +466,5 @@ def test_frames_of_another_form_are_one_line_errors():
 def test_new_rows_of_another_kind_are_errors(columns, match):
   dates = {'day': _DAYS, 'stay': _DAYS - _DAYS[0]}
   encoding = _load(_patients(**dates)).encoding
-  doubled = pd.concat([_patients(**dates)] * 2, axis=1)
-  with shared.one_line_error('whose columns have different names'):
-    encoding.rows(doubled)
   with shared.one_line_error(match):
     _new(encoding, _patients(**{**dates, **columns}))
