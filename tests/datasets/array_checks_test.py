@@ -56,10 +56,7 @@ _NAN = np.array([[0], [1], [np.nan], [np.nan], [4], [5]])
     (dict(client_ids=['a']), '`client_ids` to be 2 ids'),
     (dict(client_ids=['a', 'a']), '`client_ids` to be distinct'),
     (dict(keys=[1] * 5, num_clients=None), r'`keys` to be 6 .*shape \(5,\)'),
-    (
-      dict(keys=[1] * 6),
-      '`num_clients` to be at most 1, the number',
-    ),
+    (dict(keys=[1] * 6), '`num_clients` to be at most 1, the number'),
     (dict(keys=[1] * 6, keys_test=[1]), '`keys_test` to be 0 integers'),
     (dict(keys=[1, '1'] * 3, num_clients=None), '`keys` .* all of one type'),
     (dict(x=np.ma.ones([6, 1])), '`x` to be an array without a mask'),

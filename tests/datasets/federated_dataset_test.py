@@ -12,13 +12,6 @@ from tff_pfl.datasets import federated_dataset, partitioning
 FederatedDataset = federated_dataset.FederatedDataset
 
 
-def _all_inputs(dataset, split):
-  read = dataset.train if split == 'train' else dataset.test
-  return [
-    read(client_id).x.ravel().tolist() for client_id in dataset.client_ids
-  ]
-
-
 def _dataset(n=60, **kwargs):
   x, y = shared.arrays(n)
   return FederatedDataset.from_arrays(
@@ -45,7 +38,7 @@ def test_from_arrays_keeps_inputs_with_their_labels_and_converts_dtypes():
 
 def test_from_arrays_without_test_arrays_divides_each_client_by_class():
   dataset = _dataset()
-  parts = _all_inputs(dataset, 'train') + _all_inputs(dataset, 'test')
+  parts = shared.inputs(dataset, 'train') + shared.inputs(dataset, 'test')
   assert sorted(sum(parts, [])) == list(range(60))
   # 15 examples a client, 5 of each class: 12 and 3, 4 and 1 of each class.
   assert dataset.class_counts('train').tolist() == [[4, 4, 4]] * 4
@@ -60,22 +53,11 @@ def test_from_arrays_with_test_arrays_deals_them_by_the_same_rule():
     num_clients=6,
     partition=partitioning.Shards(1),
   )
-  assert sorted(sum(_all_inputs(dataset, 'train'), [])) == list(range(60))
-  assert sorted(sum(_all_inputs(dataset, 'test'), [])) == list(range(30))
+  assert sorted(sum(shared.inputs(dataset, 'train'), [])) == list(range(60))
+  assert sorted(sum(shared.inputs(dataset, 'test'), [])) == list(range(30))
   train, test = dataset.class_counts('train'), dataset.class_counts('test')
   assert set(train.ravel()) == {0, 10}
   np.testing.assert_array_equal(test, train // 2)
-
-
-def test_from_arrays_by_key_makes_one_client_per_key():
-  x, y = shared.arrays(6)
-  keys = ['ann', 'bob', 'ann', 'bob', 'bob', 'cid']
-  dataset = FederatedDataset.from_arrays(x, y, keys=keys, test_fraction=0)
-  assert _all_inputs(dataset, 'train') == [[0, 2], [1, 3, 4], [5]]
-  with_test = FederatedDataset.from_arrays(
-    x, y, keys=keys, x_test=x[:1], y_test=y[:1], keys_test=['bob']
-  )
-  assert _all_inputs(with_test, 'test') == [[], [0], []]
 
 
 def test_float_targets_make_a_regression_dataset():

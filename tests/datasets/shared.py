@@ -42,6 +42,12 @@ def all_domains(dataset):
   return dataset.domain_counts('train') + dataset.domain_counts('test')
 
 
+def inputs(dataset, split):
+  """The numbers of each client's inputs."""
+  read = getattr(dataset, split)
+  return [read(client).x.ravel().tolist() for client in dataset.client_ids]
+
+
 def arrays(n=60, num_classes=3):
   """Inputs, each of which tells its own index, and labels in turn."""
   numbers = np.arange(n)
