@@ -1,19 +1,15 @@
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.datasets import shared
-from tff_pfl import datasets
 from tff_pfl.datasets import validation
 from tff_pfl.datasets.sources import fairface
 
 _SIZES = {'train': 42, 'val': 14}
-
-
-def _load(num_clients, partition='domain_mixture:1', **kwargs):
-  return datasets.load_dataset(
-    'fairface', num_clients=num_clients, partition=partition, **kwargs
-  )
+_load = functools.partial(shared.load, 'fairface', partition='domain_mixture:1')
 
 
 def _color(split, number):
@@ -48,7 +44,7 @@ def _write(folder, split, rows, columns='file,age,gender,race,service_test'):
 
 
 def test_images_come_with_their_label_and_race(folder):
-  dataset = _load(1, 'iid', data_dir=str(folder), image_size=16)
+  dataset = _load(folder, 1, partition='iid', image_size=16)
   assert dataset.name == 'fairface'
   assert dataset.num_classes == 9
   assert dataset.domain_names == fairface.RACES
@@ -70,7 +66,7 @@ def test_images_are_decoded_once_and_only_if_asked_for(folder, monkeypatch):
   monkeypatch.setattr(
     tf.io, 'read_file', lambda path: read.append(path) or decode(path)
   )
-  dataset = _load(6, 'domain_mixture:1:4', data_dir=str(folder), image_size=8)
+  dataset = _load(folder, 6, partition='domain_mixture:1:4', image_size=8)
   first = len(read)
   assert first <= 1
   part = dataset.train('client_2')
@@ -87,7 +83,7 @@ def test_images_are_decoded_once_and_only_if_asked_for(folder, monkeypatch):
   images = sorted((folder / 'train').iterdir())
   for image in images:
     image.write_bytes(images[0].read_bytes())
-  again = _load(6, 'domain_mixture:1:4', data_dir=str(folder), image_size=8)
+  again = _load(folder, 6, partition='domain_mixture:1:4', image_size=8)
   assert again.fingerprint != fingerprint
 
 
@@ -117,11 +113,6 @@ _ROW = 'train/1.jpg', '3-9', 'Male', 'White'
       ([row], 'file,age,gender,race', kwargs, match)
       for row, kwargs, match in (
         (
-          ('train/1.jpg', '9-Mar', *_ROW[2:]),
-          {},
-          "'age' to have one of 0-2, .*found '9-Mar'",
-        ),
-        (
           (*_ROW[:3], 'Martian'),
           {},
           "'race' to have one of White, .*, found 'Martia",
@@ -135,4 +126,4 @@ _ROW = 'train/1.jpg', '3-9', 'Male', 'White'
 def test_mistakes_are_one_line_errors(folder, rows, columns, kwargs, match):
   _write(folder, 'train', rows, columns)
   with shared.one_line_error(match):
-    _load(2, data_dir=str(folder), **kwargs)
+    _load(folder, **kwargs)

@@ -1,33 +1,15 @@
+import functools
+
 import numpy as np
 import pytest
 
 from tests.datasets import shared
-from tff_pfl import datasets
 from tff_pfl.datasets.sources import image_sets
 
 _GRAY, _COLOR = (28, 28, 1), (32, 32, 3)
 
 
-def _load(folder, name='mnist', num_clients=2, partition='iid'):
-  return datasets.load_dataset(
-    name, num_clients=num_clients, partition=partition, data_dir=str(folder)
-  )
-
-
-def test_clients_have_all_images_scaled_with_their_labels(tmp_path):
-  arrays = shared.write_image_set(tmp_path, 'fashion_mnist', _GRAY)
-  dataset = _load(tmp_path, 'fashion_mnist')
-  assert dataset.name == 'fashion_mnist'
-  assert dataset.num_classes == 10
-  assert dataset.element_spec == shared.spec(*_GRAY)
-  for suffix, read in (('', dataset.train), ('_test', dataset.test)):
-    expected = {
-      (image / 255).astype(np.float32).tobytes(): label
-      for image, label in zip(arrays[f'x{suffix}'], arrays[f'y{suffix}'])
-    }
-    parts = [read(client_id) for client_id in dataset.client_ids]
-    actual = {x.tobytes(): y for part in parts for x, y in zip(part.x, part.y)}
-    assert actual == expected
+_load = functools.partial(shared.load, 'mnist', partition='iid')
 
 
 @pytest.mark.parametrize(
@@ -48,6 +30,9 @@ def test_all_images_arrive_in_order_with_their_labels(
   assert arrays.x.dtype == np.uint8 and arrays.y.dtype == np.int32
   for field, values in expected.items():
     np.testing.assert_array_equal(getattr(arrays, field), values)
+  np.testing.assert_allclose(
+    arrays.transform(arrays.x), expected['x'] / 255, rtol=1e-6
+  )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +61,7 @@ def test_published_files_are_an_error_that_says_what_makes_the_file(tmp_path):
 
 
 def test_real_mnist_has_the_published_class_counts(real_data):
-  dataset = _load(real_data('mnist'), 'mnist', 100, 'shards:2')
+  dataset = _load(real_data('mnist'), 100, partition='shards:2')
   train, test = dataset.class_counts('train'), dataset.class_counts('test')
   assert train.sum(axis=0).tolist() == [
     5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949,

@@ -126,15 +126,6 @@ def test_columns_have_the_roles_that_are_named(tmp_path):
   assert data.encoding.input_names[0] == 'age=21.5'
 
 
-def test_dates_are_read_where_pandas_is_told(tmp_path):
-  days = pd.date_range('2024-01-01', periods=_COUNT)
-  _frame().assign(day=days).to_csv(tmp_path / 'a.csv', index=False)
-  with shared.one_line_error("'day' to have dates, or words"):
-    _load(tmp_path)
-  data = _load(tmp_path, read='{"parse_dates": ["day"]}')
-  assert data.encoding.numbers == {'age': 'numbers', 'day': 'dates'}
-
-
 def test_several_labels_are_separated_by_commas(tmp_path):
   frame = _frame().assign(cold=[0, 1] * (_COUNT // 2))
   frame.to_csv(tmp_path / 'a.csv', index=False)
