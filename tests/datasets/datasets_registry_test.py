@@ -20,11 +20,8 @@ def test_synthetic_by_name_has_the_classes_asked_for(partition, num_classes):
 
 
 def test_arguments_of_a_dataset_s_own_reach_its_loader():
-  dataset = datasets.load_dataset(
-    'rotated_digits',
-    num_clients=3,
-    partition='domain_mixture:0.5:50',
-    num_rotations=2,
+  dataset = shared.load(
+    'rotated_digits', None, 3, 'domain_mixture:0.5:50', num_rotations=2
   )
   assert dataset.domain_names == ('rotation_0', 'rotation_180')
   entry = datasets.DATASETS['rotated_digits']
@@ -39,13 +36,7 @@ def test_test_fraction_of_data_by_client_is_their_loader_s_own(tmp_path):
   path = tmp_path / 'table.csv'
   rows = [f'{i % 2},{i}' for i in range(40)]
   path.write_text('\n'.join(['label,age', *rows]))
-  dataset = datasets.load_dataset(
-    'table',
-    num_clients=2,
-    partition='iid',
-    data_dir=str(path),
-    test_fraction=0.5,
-  )
+  dataset = shared.load('table', path, partition='iid', test_fraction=0.5)
   assert dataset.class_counts('test').sum(axis=1).tolist() == [10, 10]
   pooled = datasets.load_dataset(
     'digits', num_clients=10, partition='iid', test_fraction=1 / 6
@@ -110,10 +101,7 @@ def test_clients_are_all_of_the_file_s_or_30(
     (dict(seed=-2), '`seed`'),
     (dict(name='synthetic', normalize=True), '`normalize` .*come by client'),
     (dict(partition='natural'), 'deals pooled examples'),
-    (
-      dict(name='shakespeare', partition='shards:2'),
-      "natural for the .*roles, found 'shards:2'",
-    ),
+    (dict(name='shakespeare', partition='iid'), "natural .*roles, found 'iid'"),
     (dict(name='leaf'), "`data_dir` to be a folder of LEAF's"),
     (dict(name='npz'), '`data_dir` to be one folder with a file'),
     (dict(name='heart_disease'), '`data_dir` to be one folder with heart_d'),

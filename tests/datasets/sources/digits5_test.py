@@ -1,8 +1,6 @@
 import numpy as np
-import pytest
 
 from tests.datasets import shared
-from tff_pfl import datasets
 from tff_pfl.datasets.sources import digits5
 
 _SHAPES = {
@@ -41,13 +39,8 @@ def test_clients_have_floats_of_one_shape_and_both_labels(tmp_path):
   for name in ('usps', 'mnist', 'svhn'):
     _write(tmp_path, name)
   assert _load(tmp_path).domain_names == ('mnist', 'svhn', 'usps')
-  dataset = datasets.load_dataset(
-    'digits5',
-    num_clients=4,
-    partition='domain_mixture:0.3:20',
-    data_dir=str(tmp_path),
-    domains=['usps', 'mnist'],
-  )
+  rule = 'domain_mixture:0.3:20'
+  dataset = shared.load('digits5', tmp_path, 4, rule, domains=['usps', 'mnist'])
   assert dataset.domain_names == ('usps', 'mnist')
   assert dataset.element_spec == shared.spec(28, 28, 3, domain=True)
   assert dataset.domain_counts().sum(axis=0).tolist() == [40, 40]
@@ -100,26 +93,13 @@ def test_a_warning_tells_of_mnist_m_in_another_order(tmp_path, caplog):
   assert "MNIST-M's test images are not in the order" in caplog.text
 
 
-@pytest.mark.parametrize(
-  'present, kwargs, match',
-  [
-    (('usps',), {}, 'two or more domains .*no svhn.npz.*program prepare'),
-    (
-      ('usps', 'mnist'),
-      dict(domains=['usps', 'svhn']),
-      'found no svhn.npz in .*prepare',
-    ),
-  ],
-)
-def test_mistakes_are_one_line_errors(tmp_path, present, kwargs, match):
-  for name in present:
-    _write(tmp_path, name)
-  with shared.one_line_error(match):
-    _load(tmp_path, **kwargs)
-
-
-def test_files_of_another_form_are_named(tmp_path):
+def test_missing_files_and_those_of_another_form_are_named(tmp_path):
+  _write(tmp_path, 'usps')
+  with shared.one_line_error('two or more domains .*no svhn.npz.*prepare'):
+    _load(tmp_path)
   _write(tmp_path, 'mnist')
+  with shared.one_line_error('found no svhn.npz in .*prepare'):
+    _load(tmp_path, domains=['usps', 'svhn'])
   _write(tmp_path, 'usps', x_test=np.zeros((20, 16, 16, 4), np.uint8))
   with shared.one_line_error('usps.npz` .*1 or 3'):
     _load(tmp_path)

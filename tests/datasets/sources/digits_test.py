@@ -2,19 +2,12 @@ import numpy as np
 import pytest
 
 from tests.datasets import shared
-from tff_pfl import datasets
 from tff_pfl.datasets import registry
 from tff_pfl.datasets.sources import digits
 
 
-def _load(num_clients, partition, **kwargs):
-  return datasets.load_dataset(
-    'digits', num_clients=num_clients, partition=partition, **kwargs
-  )
-
-
 def test_digits_have_documented_sizes_and_element_spec():
-  dataset = _load(10, 'shards:2')
+  dataset = shared.load('digits', None, 10, 'shards:2')
   assert dataset.name == 'digits'
   assert dataset.num_classes == 10
   assert dataset.element_spec == shared.spec(8, 8, 1)

@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,9 +12,8 @@ from tff_pfl import datasets, errors
 from tff_pfl import tff_api as tff
 from tff_pfl.datasets.sources import vocabulary
 
-
-def _load(name):
-  return datasets.load_dataset(name, num_clients=3, partition='iid')
+_TFF = tff.simulation.datasets
+_load = functools.partial(shared.load, num_clients=3, partition='iid')
 
 
 @pytest.mark.parametrize(
@@ -59,11 +60,9 @@ def test_without_a_file_sentiment_is_sentiment140_by_user():
     text=[f'{word} caf\u00e9' for _, word in said],
     polarity=np.where(np.arange(60) % 30 < 15, 0, 4),
   ):
-    data = datasets.load_dataset(
-      'sentiment', num_clients=2, partition='natural', min_texts=10, max_words=3
-    )
+    data = shared.load('sentiment', min_texts=10, max_words=3)
     with shared.one_line_error('at most 3, the number of users'):
-      datasets.load_dataset('sentiment', num_clients=4, partition='natural')
+      shared.load('sentiment', num_clients=4)
   assert set(data.client_ids) < {'u0', 'u1', 'u2'}
   # Words 0 to 14 are negative, five of each user.
   assert shared.all_labels(data).tolist() == [[5, 5], [5, 5]]
@@ -82,20 +81,15 @@ def _fail(*_, **__):
   [
     ('mnist', tfds, 'load', 'mnist.npz'),
     ('sentiment', tfds, 'load', '`data_dir` with a CSV file'),
-    ('femnist', tff.simulation.datasets.emnist, 'load_data', 'femnist.npz'),
-    (
-      'stackoverflow',
-      tff.simulation.datasets.stackoverflow,
-      'load_word_counts',
-      'copy ~/.tff',
-    ),
+    ('femnist', _TFF.emnist, 'load_data', 'femnist.npz'),
+    ('stackoverflow', _TFF.stackoverflow, 'load_word_counts', 'copy ~/.tff'),
   ],
 )
 def test_a_failing_download_is_one_line(monkeypatch, name, module, load, match):
   monkeypatch.setattr(module, load, _fail)
   match = f'{name}.* could not .*Name or service.*{match}'
   with shared.one_line_error(match, errors.RunError):
-    datasets.load_dataset(name, num_clients=1, partition='natural')
+    shared.load(name, num_clients=1)
 
 
 def test_a_server_that_is_not_there_is_not_tried_for_minutes(monkeypatch):

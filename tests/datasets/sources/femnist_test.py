@@ -1,15 +1,12 @@
+import functools
+
 import numpy as np
 import pytest
 
 from tests.datasets import shared
-from tff_pfl import datasets
 from tff_pfl import tff_api as tff
 
-
-def _load(num_clients, partition='natural', **kwargs):
-  return datasets.load_dataset(
-    'femnist', num_clients=num_clients, partition=partition, **kwargs
-  )
+_load = functools.partial(shared.load, 'femnist')
 
 
 def _content(num_classes=10, **changes):
@@ -35,7 +32,7 @@ def _places(examples):
 
 def test_writers_are_clients_and_images_are_inverted(tmp_path):
   content = _content()
-  dataset = _load(3, data_dir=_write(tmp_path))
+  dataset = _load(_write(tmp_path), 3)
   assert dataset.client_ids == ('1', '3', '20')
   assert dataset.num_classes == 10
   assert dataset.element_spec == shared.spec(28, 28, 1)
@@ -54,18 +51,16 @@ def test_writers_are_clients_and_images_are_inverted(tmp_path):
 
 def test_fewer_writers_are_a_seeded_choice(tmp_path):
   data_dir = _write(tmp_path, client=np.arange(60) % 15)
-  chosen = [
-    _load(5, data_dir=data_dir, seed=seed).client_ids for seed in (0, 1, 0)
-  ]
+  chosen = [_load(data_dir, 5, seed=seed).client_ids for seed in (0, 1, 0)]
   assert chosen[0] == chosen[2] != chosen[1]
   with pytest.raises(ValueError, match='at most 15, the number of clients'):
-    _load(16, data_dir=data_dir)
+    _load(data_dir, 16)
   # Writers may have names, and a file with letters has all classes.
   names = np.repeat(['f_b', 'f_a'], 30)
-  dataset = _load(2, data_dir=_write(tmp_path, 62, client=names))
+  dataset = _load(_write(tmp_path, 62, client=names))
   assert dataset.client_ids == ('f_a', 'f_b')
   assert dataset.num_classes == 62
-  by_rule = _load(6, 'classes_per_client:3', data_dir=data_dir)
+  by_rule = _load(data_dir, 6, 'classes_per_client:3')
   assert ((shared.all_labels(by_rule) > 0).sum(axis=1) == 3).all()
 
 
@@ -80,7 +75,7 @@ def test_fewer_writers_are_a_seeded_choice(tmp_path):
 def test_files_of_the_wrong_form_are_named(tmp_path, changes, match):
   data_dir = _write(tmp_path, **changes)
   with shared.one_line_error(f'femnist.npz.*{match}'):
-    _load(3, data_dir=data_dir)
+    _load(data_dir)
 
 
 def _client_data(seeds):
@@ -106,7 +101,7 @@ def test_without_data_dir_the_writers_come_through_tff(monkeypatch):
     return train, test
 
   monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', load)
-  dataset = _load(3)
+  dataset = _load(num_clients=3)
   assert asked == [False]
   assert dataset.client_ids == ('a', 'b', 'c')
   assert dataset.num_classes == 62
@@ -117,11 +112,11 @@ def test_without_data_dir_the_writers_come_through_tff(monkeypatch):
   np.testing.assert_allclose(examples.x[..., 0], 1 - source['pixels'])
   assert dataset.class_counts('test').sum() == 18
   with pytest.raises(ValueError, match="natural for .*found 'iid'"):
-    _load(2, 'iid')
+    _load(partition='iid')
 
 
 def test_the_real_subset_of_digits(real_data):
-  dataset = _load(12, data_dir=real_data('femnist'))
+  dataset = _load(real_data('femnist'), 12)
   assert dataset.num_classes == 10
   counts = shared.all_labels(dataset)
   assert counts.sum(axis=0).tolist() == [

@@ -98,11 +98,7 @@ def test_texts_are_numbered_like_shakespeare(tmp_path):
 @pytest.mark.parametrize(
   'user, changes, match',
   [
-    (
-      (['ab', 'abc'], ['d', 'e']),
-      {},
-      "user 'a' has inputs that are neither",
-    ),
+    ((['ab', 'abc'], ['d', 'e']), {}, "user 'a' has inputs that are neither"),
     (([[1, 2], [3]], [0, 1]), {}, "mine.json` .*user 'a' has inputs that"),
     (([[1, 2], [3, 4]], [0]), {}, r'label each, found inputs \(2, 2\) and l'),
     (([[1, 2]], [-1]), {}, r'mine.json: .*`y\[0\]` to be a label'),
