@@ -412,6 +412,7 @@ def test_a_few_words_of_numbers_with_units_are_said(caplog):
     ({'ill': _DAYS}, {}, 'classes or numbers'),
     ({'ill': 'a'}, {'task': 'regression'}, r'`pd.to_numeric\(frame'),
     ({'age': 0.5}, {'domain': 'age'}, r'`pd.cut\(frame'),
+    ({'hospital': _repeated('A', 'a')}, {}, "'hospital' to have words that"),
     ({}, {'partition': 'iid'}, '`num_clients` to be given for a rule'),
     ({'age': 'old'}, {'weight': 'age'}, 'numbers which are weights'),
     ({}, {'weight': 'weight'}, "dropna.subset=.'weight'"),
