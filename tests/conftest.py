@@ -51,6 +51,22 @@ def pytest_collection_finish():
     tf_stack.extract_stack = lambda stacklevel=1: noted
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+  """The programs' tests share a server, and run on one worker."""
+  if config.getvalue('dist') != 'loadfile':
+    return None
+  from xdist.scheduler import loadfile
+
+  class Scheduling(loadfile.LoadFileScheduling):
+    def _split_scope(self, nodeid):
+      scope = super()._split_scope(nodeid)
+      is_program = scope.startswith('tests/binaries/')
+      return 'tests/binaries' if is_program else scope
+
+  return Scheduling(config, log)
+
+
 @pytest.fixture(autouse=True, scope='module')
 def _auto_is_without_xla(request):
   """A model's `jit_compile='auto'` comes to False."""
