@@ -146,6 +146,16 @@ def _runs_code_of_user():
   return str(flags.FLAGS.flag_values_dict().get('study')).endswith('.py')
 
 
+def _end():
+  """Ends the program, unless its output cannot be written."""
+  # Python's own exit says so then.
+  with contextlib.suppress(OSError):
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Freeing TensorFlow's objects one by one takes a second.
+    shutdown.exit_without_waiting(0)
+
+
 def _print_versions():
   print(
     f'tff_pfl {tff_pfl.__version__}, TensorFlow {version("tensorflow")}, '
@@ -192,12 +202,7 @@ def run_program(
         raise
       _fail(errors.reason(e))
     if early.PROGRAM and not _runs_code_of_user():
-      # If the output cannot be written, Python's own exit says so.
-      with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Freeing TensorFlow's objects one by one takes a second.
-        shutdown.exit_without_waiting(0)
+      _end()
 
   if early.PROGRAM:
     # What the imports have created stays, so no collection has to look at it.

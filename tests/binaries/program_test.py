@@ -1,8 +1,10 @@
+import os
 import pathlib
 import re
 import shlex
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 from absl import flags
@@ -63,9 +65,10 @@ def test_version_is_printed_whatever_else_is_missing(programs):
   assert ', TensorFlow Federated 0.87.0, Python 3.' in said
 
 
-def test_paths_are_of_this_machine(programs):
-  message = programs.fail('predict', '--run_dir=~/nothing')
-  assert '~' not in message
+def test_paths_are_of_this_machine():
+  expanded = f'--input={os.path.expanduser("~/x")}'
+  assert program._local('--input=~/x') == expanded
+  assert program._local('--a=ray://~') == '--a=ray://~'
 
 
 @pytest.mark.parametrize(
@@ -280,6 +283,7 @@ def test_preset_is_understood_and_complete(path, programs):
   plan.parse_grid(given.get('--grid', []), names, 'grid')
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(_SECONDS)
 def test_output_that_cannot_be_written_is_a_failure():
   with open('/dev/full', 'w') as full:
@@ -292,6 +296,18 @@ def test_output_that_cannot_be_written_is_a_failure():
     )
   assert result.returncode
   assert b'No space left' in result.stderr
+
+
+def test_a_program_whose_output_cannot_be_written_goes_on(monkeypatch):
+  ended = []
+  monkeypatch.setattr(program.shutdown, 'exit_without_waiting', ended.append)
+  full = mock.Mock(flush=mock.Mock(side_effect=OSError))
+  with monkeypatch.context() as patches:
+    patches.setattr(sys, 'stdout', full)
+    program._end()
+  assert not ended
+  program._end()
+  assert ended == [0]
 
 
 def test_the_code_of_a_user_ends_as_python_ends_it(monkeypatch):
