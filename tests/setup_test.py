@@ -230,7 +230,7 @@ def test_docs_have_an_environment_of_their_own_and_clean_keeps_the_runs(
     ('sys.exit(1)', 'does not run'),
   ],
 )
-def test_unfit_python_is_passed_over_or_named(checkout, change, reason):
+def test_unfit_python_is_named(checkout, change, reason):
   checkout.add('python3.12', change=change)
   status, said, calls = checkout.make('-j4', 'train', 'test')
   assert status != 0 and not calls
@@ -238,13 +238,15 @@ def test_unfit_python_is_passed_over_or_named(checkout, change, reason):
   assert f'\n  python3.12 {reason}' in said
   for hint in ('python3.12-venv', 'astral.sh/uv', 'PYTHON='):
     assert hint in said
+
+
+def test_named_python_is_used_and_an_unfit_one_passed_over(checkout):
+  checkout.add(change='sys.exit(1)')
   said = checkout.make('venv', 'PYTHON=python3.12')[1]
-  assert f'PYTHON=python3.12 cannot be used: it {reason}' in said
+  assert 'PYTHON=python3.12 cannot be used: it does not run' in said
   checkout.add('python3')
   assert 'with python3:' in checkout.make('venv')[1]
-
-
-def test_named_python_is_used(checkout):
+  shutil.rmtree(checkout.path / '.venv')
   checkout.add()
   checkout.add('my python')
   assert 'with my python:' in checkout.make('venv', 'PYTHON=my python')[1]
@@ -457,8 +459,9 @@ def test_names_of_the_library_are_there_and_editors_see_them():
 
 
 def test_tensorflow_is_imported_when_it_is_needed():
-  code = 'import sys, tff_pfl; print("tensorflow" in sys.modules)'
-  assert run_python(code) == ('False\n', '')
+  code = 'import sys, tff_pfl, binaries; print("tensorflow" in sys.modules)'
+  # The packages are found from any folder.
+  assert run_python(code, '-I') == ('False\n', '')
 
 
 # As train_test sees of a program.

@@ -105,6 +105,7 @@ def test_a_type_is_read_once_as_long_as_it_is_used(monkeypatch):
   assert read == [b'a', b'b', b'a']
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_rare_parts_of_tff_work_when_they_are_used():
   program = textwrap.dedent("""
