@@ -110,7 +110,7 @@ def test_new_clients_start_from_the_initial_head_on_the_trained_body(
   rows = context.measured().frame.to_dict('records')
   assert {row['accuracy'] for row in rows} == {0.75}
   initial = _FinishedRun(None).model.initial_weights
-  for row, (num_epochs, weights) in zip(rows, scored):
+  for row, (num_epochs, weights) in zip(rows, scored, strict=True):
     assert row['num_epochs'] == num_epochs == 3
     trained = row['method'] != 'Untrained body'
     assert list(weights) == list(initial)

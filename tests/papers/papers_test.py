@@ -11,33 +11,32 @@ from binaries import papers
 from binaries.papers import record
 from tests.papers import untrained
 from tff_pfl.studies import claims, plan, trial
+from tff_pfl.studies.numbers import Numbers
 
-_AT_SCALES = [
-  pytest.param(study, scale, id=f'{name}-{scale}')
-  for name, study in papers.STUDIES.items()
-  for scale in dict.fromkeys(['paper', 'cpu', 'small', *study.scales])
-]
 _RECORDS = record.read(str(pathlib.Path(__file__).parents[2] / 'docs/results'))
 _TRAINED = [study for study in papers.STUDIES.values() if study.methods]
+# Their measures open runs, whose models are made by training alone.
+_OPENS_RUNS = {
+  *('fedavg_cka', 'fedavg_cosine', 'fedavg_new_classes', 'fedfac_ablation'),
+  *('fedfac_features', 'fedrep_new_clients', 'fedsplit_neurons'),
+}
 
 
 def _statements(rows):
   return {(row['statement'], row['source'], row['is_ours']) for row in rows}
 
 
+def _of_two_conditions(numbers):
+  """Those of the first and last, which are enough for a picture."""
+  frame = numbers.frame
+  if 'condition' in frame:
+    conditions = numbers.distinct('condition')
+    frame = frame[frame['condition'].isin([conditions[0], conditions[-1]])]
+  return Numbers(frame)
+
+
 def _name(study):
   return study.name
-
-
-@pytest.mark.parametrize('study, scale', _AT_SCALES)
-def test_every_method_can_be_run_in_every_condition(study, scale):
-  study = study.at(scale).select(seeds=study.seeds[:1])
-  entries = plan.entries(study)
-  assert {(entry.condition, entry.method) for entry in entries} == {
-    (condition, method)
-    for condition in study.conditions
-    for method in study.methods_of(condition)
-  }
 
 
 @pytest.mark.parametrize('study', papers.STUDIES.values(), ids=_name)
@@ -73,7 +72,10 @@ def test_claims_and_picture_of_made_up_scores(study, scale, monkeypatch):
     return untrained.finished(0.5, 0.4, expected.settings.rounds.num_rounds)
 
   context = untrained.Context(study, finish)
-  with contextlib.suppress(untrained.Opened):
+  ends = contextlib.nullcontext()
+  if study.name in _OPENS_RUNS:
+    ends = pytest.raises(untrained.Opened)
+  with ends:
     numbers = context.measured()
     found = claims.check(study.claims, numbers, study)
     assert found
@@ -82,7 +84,7 @@ def test_claims_and_picture_of_made_up_scores(study, scale, monkeypatch):
       assert _statements(c._asdict() for c in found) == _statements(recorded)
     if scale == 'small':  # Has the methods and conditions of all scales.
       if study.draw is not None:
-        study.draw(numbers, study, Figure())
+        study.draw(_of_two_conditions(numbers), study, Figure())
       # What was not run is left out.
       for column in {'method', 'condition'} & {*numbers.frame}:
         for value in numbers.distinct(column):

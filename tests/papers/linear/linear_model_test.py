@@ -7,13 +7,6 @@ from binaries.papers.linear import problem as problem_lib
 
 distance = representation_lib.principal_angle_distance
 
-# Two clients with a sample each, (1, 2) -> 3 and (1, 0) -> 0, and the model
-# B = (1, 1)^T with the heads 2 and 4: predictions 6 and 4, residuals 3 and 4.
-_MODEL = model_lib.LinearModel(np.ones((2, 1)), np.array([[2.0], [4.0]]))
-_SAMPLES = problem_lib.Samples(
-  np.array([[[1.0, 2.0]], [[1.0, 0.0]]]), np.array([[3.0], [0.0]])
-)
-
 
 def _random_samples(num_samples, dimension, num_domains=None):
   rng, shape = np.random.default_rng(0), (4, num_samples)
@@ -26,16 +19,6 @@ def _random_models(*shape):
   rng = np.random.default_rng(1)
   representation = rng.standard_normal((*shape, 4, 2))
   return model_lib.LinearModel(representation, rng.standard_normal((*shape, 2)))
-
-
-def test_losses_and_gradients_of_one_sample_by_hand():
-  gradient = model_lib.gradients(_MODEL, _SAMPLES)
-  losses = model_lib.losses(model_lib.regressors(_MODEL), _SAMPLES)
-  np.testing.assert_array_equal(losses, [4.5, 8])
-  np.testing.assert_array_equal(
-    gradient.representation, [[[6], [12]], [[16], [0]]]
-  )
-  np.testing.assert_array_equal(gradient.head, [[9], [4]])
 
 
 @pytest.mark.parametrize('num_domains', [None, 3])
