@@ -87,7 +87,6 @@ def _run(**changes):
     (lambda: _run(output_dir=5), '`output_dir` to be a path, found 5'),
     (lambda: pfl.open_run(5), '`directory` to be a path, found 5'),
     (lambda: pfl.open_run('x', 5, 5), '`process` to be of type Personalized'),
-    (lambda: pfl.Study(methods=['fed_foo']), "found 'fed_foo'"),
     (
       lambda: pfl.build('fed_avg', keras.Sequential()),
       '`model` to be of type SplitModel',

@@ -245,11 +245,6 @@ def test_methods_are_alike_seed_by_seed():
   assert (near.verdict, far.verdict) == (claims.HOLDS, claims.FAILS)
 
 
-def test_options_that_no_claim_has_are_refused():
-  with pytest.raises(TypeError, match='Did you mean source'):
-    claims.better('A', than='B', sorce='Table 1')
-
-
 def test_a_claim_may_be_a_function_of_numbers_and_study():
   def spread(actual, of):
     values = actual.values('score', condition='easy', method='A')

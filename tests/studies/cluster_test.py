@@ -1,7 +1,6 @@
 """Trials as tasks of a Ray cluster; what they do is made up."""
 
 import os
-import sys
 
 import pytest
 
@@ -62,9 +61,3 @@ def test_a_node_without_the_folder_is_an_error(tmp_path):
   path = tmp_path / 'elsewhere' / 'log.txt'
   with pytest.raises(errors.RunError, match='all nodes of the cluster share'):
     cluster._run_in_child(stand_in.__name__, 'x', str(path), {})
-
-
-def test_a_cluster_without_ray_is_one_line(run, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'ray', None)
-  with pytest.raises(errors.RunError, match='make venv RAY=1'):
-    run(execution_test.make_trials(1), cluster=cluster.Cluster())

@@ -10,7 +10,7 @@ import pytest
 
 from tff_pfl import errors
 from tff_pfl.runs import report, run_store, summary
-from tff_pfl.studies import results, trial, trials
+from tff_pfl.studies import page, results, trial, trials
 from tff_pfl.studies import study as study_lib
 
 FAILING = 'Local-seed1'
@@ -73,11 +73,35 @@ def _made_up(run):
     yield patches
 
 
-def run_but_one(spec, directory, **options):
-  """As `run`, but `FAILING` fails."""
-  if spec.name == FAILING:
-    raise errors.RunError('no memory')
-  run(spec, directory, **options)
+def without_pictures(patches):
+  """Pages have the texts of pictures, but none is written."""
+  patches.setattr(
+    page, '_picture', lambda drawn, *texts: page._image('png', b'', *texts)
+  )
+
+
+class Ran:
+  """Takes the place of `trial.run_trial`, and knows what it ran.
+
+  Attributes:
+    names: Of the trials that ran, in order.
+    fails: Names of trials that fail.
+    options: Further arguments of `run`.
+  """
+
+  def __init__(self, *fails, **options):
+    self.names, self.fails, self.options = [], fails, options
+
+  def __call__(self, spec, directory, **options):
+    self.names.append(spec.name)
+    if spec.name in self.fails:
+      raise errors.RunError('no memory')
+    run(spec, directory, **self.options, **options)
+
+  def taken(self):
+    """The names since the last call."""
+    names, self.names = self.names, []
+    return names
 
 
 def run(

@@ -233,7 +233,8 @@ def test_tuning_and_settings_are_listed(page):
   assert 'learning_rate = 0.05' in hparams and 'momentum = 0.5' in hparams
 
 
-def test_each_condition_has_a_section(tmp_path):
+def test_each_condition_has_a_section(tmp_path, monkeypatch):
+  made_up_trials.without_pictures(monkeypatch)
   conditions = {2: {}, 'many <5>': {'partition': 'iid'}}
   study = made_up_trials.study(
     conditions=conditions, methods=made_up_trials.TWO_METHODS, seeds=(0,)
@@ -260,7 +261,8 @@ def test_each_condition_has_a_section(tmp_path):
   assert '<dt>num_clients</dt><dd>4</dd>' in page.text
 
 
-def test_a_regression_is_compared_by_its_error(tmp_path):
+def test_a_regression_is_compared_by_its_error(tmp_path, monkeypatch):
+  made_up_trials.without_pictures(monkeypatch)
   scores = {'FedAvg-seed0': 1234.5, 'Local-seed0': 12.25}
   study = made_up_trials.study(methods=made_up_trials.TWO_METHODS, seeds=(0,))
   options = {'metric': 'mae', 'scores': scores}

@@ -31,26 +31,6 @@ def near_global_of_tests(model, hparams):
 """
 
 
-class _Ran:
-  """Takes the place of `trial.run_trial`, and knows what it ran."""
-
-  def __init__(self):
-    self.names = []
-
-  def __call__(self, spec, directory, **options):
-    self.names.append(spec.name)
-    made_up_trials.run(spec, directory, **options)
-
-  def taken(self):
-    """The names since the last call."""
-    names, self.names = self.names, []
-    return names
-
-
-def _figure(directory):
-  return (directory / 'figure.png').read_bytes()
-
-
 def test_a_failed_trial_is_told_and_the_others_count(found):
   of = {'trial': made_up_trials.FAILING, 'algorithm': 'local_only', 'seed': 1}
   assert found.failures == [{**of, 'reason': 'no memory'}]
@@ -90,13 +70,14 @@ def test_partition_and_settings_are_those_that_the_runs_share(found):
 def test_everything_is_on_file(found, directory):
   assert json.loads((directory / 'study.json').read_text()) == found.description
   assert 'FedAvg + FT' in (directory / 'study.html').read_text()
-  assert _figure(directory).startswith(b'\x89PNG\r\n\x1a\n')
+  figure = (directory / 'figure.png').read_bytes()
+  assert figure.startswith(b'\x89PNG\r\n\x1a\n')
   assert found.description['seconds'] > 0
   assert found.description['versions']['tensorflow']
 
 
 def test_what_is_new_is_run_and_nothing_again(tmp_path):
-  run = _Ran()
+  run = made_up_trials.Ran()
 
   def run_study(**changes):
     own = {'FedAvg': made_up_trials.METHODS['FedAvg']}
@@ -128,21 +109,10 @@ def test_what_is_new_is_run_and_nothing_again(tmp_path):
   assert run_study(**changes)[1] == ''
 
 
-def test_a_method_that_is_selected_alone_has_the_run_of_the_others(tmp_path):
-  run, whole = _Ran(), made_up_trials.study(seeds=(0,))
-  part = whole.select(methods=['FedAvg + FT'])
-  made_up_trials.run_trials(part, tmp_path, run)
-  assert run.taken() == ['FedAvg-seed0']
-  made_up_trials.run_trials(whole, tmp_path, run)
-  assert run.taken() == ['Local-seed0']
-
-
 def test_claims_are_made_anew_of_what_has_ended(tmp_path):
   scores = {'FedAvg-seed0': 0.5, 'FedAvg-seed1': 0.75, 'FedAvg-seed2': 1.0}
   scores.update({f'Local-seed{seed}': 0.25 for seed in range(3)})
-
-  def run(expected, directory, **options):
-    made_up_trials.run_but_one(expected, directory, scores=scores, **options)
+  run = made_up_trials.Ran(made_up_trials.FAILING, scores=scores)
 
   def claims_of(*checks):
     methods, seeds = made_up_trials.TWO_METHODS, range(3)
@@ -157,18 +127,6 @@ def test_claims_are_made_anew_of_what_has_ended(tmp_path):
   assert claim['statement'] == 'FedAvg is more accurate than Local'
   (claim,) = claims_of(pfl.at_least(0.2, 'Local'))
   assert claim['statement'] == 'the score of Local is at least 0.2'
-
-
-def test_a_study_draws_its_picture(tmp_path):
-  drawn = []
-
-  def draw(numbers, study, figure):
-    drawn.append((numbers.distinct('method'), study.name))
-
-  study = made_up_trials.study(methods=['fed_avg'], draw=draw, name='one')
-  made_up_trials.run_study(study, tmp_path)
-  assert drawn == [(['fed_avg'], 'one')]
-  assert _figure(tmp_path).startswith(b'\x89PNG')
 
 
 def test_a_study_of_which_all_failed_tells_why(tmp_path):
@@ -191,6 +149,12 @@ def test_a_folder_is_one_processs_at_a_time(tmp_path):
     with pytest.raises(errors.RunError, match='in use by a running process'):
       made_up_trials.study().run(str(tmp_path))
   assert not (tmp_path / 'trials').exists()
+  file = tmp_path / 'file'
+  file.write_text('mine')
+  cannot = 'Cannot write to the output directory'
+  with pytest.raises(errors.RunError, match=cannot):
+    directory_lock.DirectoryLock(str(file)).__enter__()
+  assert file.read_text() == 'mine'
 
 
 @pytest.mark.parametrize(
@@ -226,7 +190,7 @@ def test_a_study_is_run_anew(tmp_path):
   other = dataclasses.replace(study, tune={}).with_settings(num_rounds=1)
   with pytest.raises(errors.RunError, match='momentum=0.1, not'):
     made_up_trials.run_study(other, tmp_path)
-  run = _Ran()
+  run = made_up_trials.Ran()
   actual = made_up_trials.run_study(other, tmp_path, run, rerun=True)
   assert sorted(os.listdir(tmp_path / 'trials')) == ['A-seed0', 'A-seed1']
   assert not (tmp_path / 'search.sqlite').exists()
@@ -243,7 +207,7 @@ def test_results_of_another_kind_are_not_touched(tmp_path):
 
 
 def test_impossible_data_are_refused_before_anything_runs(tmp_path):
-  run = _Ran()
+  run = made_up_trials.Ran()
   conditions = {'a': {}, 'b': {'partition': 'dirichlet:0.1'}}
   study = made_up_trials.study(conditions=conditions)
   with pytest.raises(ValueError, match='partition'):

@@ -36,20 +36,11 @@ def _of(found, name):
   return [point[name] for point in found['points']]
 
 
-@pytest.fixture(name='ran', autouse=True)
-def _ran(monkeypatch):
-  """Trials that were run, by name, of which those in `fails` fail."""
-  ran = []
-
-  def run(expected, folder, **options):
-    ran.append(expected.name)
-    if expected.name in run.fails:
-      raise errors.RunError('no memory')
-    made_up_trials.run(expected, folder, **options)
-
-  run.fails = ()
+@pytest.fixture(name='run', autouse=True)
+def _run(monkeypatch):
+  run = made_up_trials.Ran()
   monkeypatch.setattr(trial, 'run_trial', run)
-  return ran
+  return run
 
 
 def _change(directory, rate, **changes):
@@ -61,7 +52,7 @@ def _change(directory, rate, **changes):
 
 
 def test_the_best_point_of_a_grid_is_chosen_and_the_first_of_equals(
-  tmp_path, ran
+  tmp_path, run
 ):
   grid = {'learning_rate': (0.5, 0.75, 0.25), 'momentum': (0.5, 0.75)}
   actual, failures = _tune(tmp_path, grid)
@@ -71,9 +62,9 @@ def test_the_best_point_of_a_grid_is_chosen_and_the_first_of_equals(
   assert _chosen(actual) == {'learning_rate': 0.75, 'momentum': 0.5}
   assert (actual['method'], actual['num_rounds']) == ('fed_avg', 1)
   # They are not run again.
-  num_run = len(ran)
+  assert len(run.taken()) == 6
   _tune(tmp_path, grid)
-  assert len(ran) == num_run == 6
+  assert not run.names
   message = r'holds a grid of fed_avg among learning_rate=\(0.5, 0.75, 0.25\)'
   with pytest.raises(errors.RunError, match=message):
     _tune(tmp_path, {'learning_rate': (0.5, 1.0)})
@@ -93,9 +84,9 @@ def test_another_metric_decides_by_what_is_better_of_it(tmp_path):
     assert scores[_chosen(actual)['learning_rate']] == best
 
 
-def test_failed_and_diverged_points_are_not_chosen_and_say_why(tmp_path):
+def test_failed_and_diverged_points_are_not_chosen_and_say_why(tmp_path, run):
   grid = {'learning_rate': (0.25, 0.75, 0.5)}
-  trial.run_trial.fails = ('tune-fed_avg-learning_rate=0.5',)
+  run.fails = ('tune-fed_avg-learning_rate=0.5',)
   _tune(tmp_path, grid)
   _change(tmp_path, 0.75, loss=None, non_finite_clients=3)
   actual, (failure,) = _tune(tmp_path, grid)
@@ -114,19 +105,19 @@ def test_failed_and_diverged_points_are_not_chosen_and_say_why(tmp_path):
   assert failure['reason'] == diverged
 
 
-def test_a_failed_point_is_tried_again_until_the_runs_have_begun(tmp_path, ran):
+def test_a_failed_point_is_tried_again_until_the_runs_have_begun(tmp_path, run):
   grid = {'learning_rate': (0.25, 0.5)}
   bad = 'tune-fed_avg-learning_rate=0.5'
-  trial.run_trial.fails = (bad,)
+  run.fails = (bad,)
   _tune(tmp_path, grid)
   _tune(tmp_path, grid)
-  assert ran.count(bad) == 2
-  trial.run_trial.fails = ()
+  assert run.names.count(bad) == 2
+  run.fails = ()
   folder = execution.trial_folder(tmp_path, 'fed_avg-seed0')
   os.makedirs(folder)
   summary.write_json(os.path.join(folder, trial.SPEC_NAME), {})
   actual, (failure,) = _tune(tmp_path, grid)
-  assert ran.count(bad) == 2
+  assert run.names.count(bad) == 2
   assert _of(actual, 'chosen') == [True, False]
   assert failure['trial'] == bad
   assert failure['reason'] == actual['points'][1]['failure']
@@ -138,7 +129,7 @@ def test_a_failed_point_is_tried_again_until_the_runs_have_begun(tmp_path, ran):
   assert not failures
 
 
-def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, ran):
+def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, run):
   space = {'num_epochs': pfl.Range(1, 3), 'optimizer': ('sgd', 'adam')}
   whole, failures = _search(tmp_path / 'whole', **space)
   assert not failures
@@ -151,28 +142,30 @@ def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, ran):
     assert hparams['num_epochs'] in (1, 2, 3)
     assert hparams['optimizer'] in ('sgd', 'adam')
 
+  run.taken()
+
   def run_but_the_sixth(*arguments, **options):
-    ran.append('resumed')
-    if ran.count('resumed') == 6:
+    if len(run.names) == 5:
+      run.names.append('interrupted')
       raise ZeroDivisionError
-    made_up_trials.run(*arguments, **options)
+    run(*arguments, **options)
 
   monkeypatch.setattr(trial, 'run_trial', run_but_the_sixth)
   with pytest.raises(ZeroDivisionError):
     _search(tmp_path / 'resumed', **space)
   assert _search(tmp_path / 'resumed', **space) == (whole, [])
-  assert ran.count('resumed') == 7
+  assert len(run.names) == 7
   with pytest.raises(errors.RunError, match='holds a search of fed_avg among'):
     _search(tmp_path / 'resumed', num_epochs=pfl.Range(1, 4))
 
 
-def test_points_that_a_method_refuses_are_not_tried(tmp_path, ran):
+def test_points_that_a_method_refuses_are_not_tried(tmp_path, run):
   # Momentum is below 1.
   actual, failures = _search(tmp_path, momentum=(0.5, 2.0))
   assert not failures
   refused = [p for p in actual['points'] if p['hparams']['momentum'] == 2]
   assert 0 < len(refused) < 6
-  assert len(ran) == 6 - len(refused)
+  assert len(run.names) == 6 - len(refused)
   assert all('momentum' in point['failure'] for point in refused)
   assert _chosen(actual)['momentum'] == 0.5
   with pytest.raises(ValueError, match='among values that fed_avg takes'):
