@@ -5,7 +5,10 @@ import json
 
 import numpy as np
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
+from binaries import program, run_flags
 from tests.binaries import tiny
 from tests.runs import left_behind
 
@@ -98,23 +101,29 @@ def test_rows_that_weigh_nothing_are_not_trained_on(programs, table):
     programs.succeed(*_PERSONALIZE, *flags)
 
 
-def test_clients_of_files_of_ones_own_train(programs):
+def test_clients_of_files_of_ones_own_are_read(tmp_path):
   users = {
     user: {'x': [[i / 60] * 60 for i in range(20)], 'y': [0, 1] * 10}
     for user in 'abc'
   }
   for part in ('train', 'test'):
-    (programs.directory / part).mkdir()
+    (tmp_path / part).mkdir()
     content = {'users': [*users], 'num_samples': [20] * 3, 'user_data': users}
-    path = programs.directory / part / 'all_data.json'
+    path = tmp_path / part / 'all_data.json'
     path.write_text(json.dumps(content))
-  flags = ('--dataset=leaf', '--data_dir=.', *tiny.NATURAL, '--num_clients=3')
-  programs.succeed('train', *flags, '--dataset_image_shape=10,6,1')
-  summary = left_behind.summary(programs.directory / 'run')
-  assert (summary['dataset'], summary['num_clients']) == ('leaf', 3)
-  flags = *flags, '--output_dir=x', '--dataset_image_shape=7,7'
-  error = programs.fail('train', *flags)
-  assert '--dataset_image_shape to be of as many numbers' in error
+
+  def load(shape):
+    with flagsaver.flagsaver():
+      leaf = '--dataset=leaf', f'--data_dir={tmp_path}', '--num_clients=3'
+      shape = f'--dataset_image_shape={shape}'
+      flags.FLAGS(['train', *leaf, '--partition=natural', shape])
+      try:
+        return run_flags.settings_from_flags('fed_avg').load_data()
+      except ValueError as error:
+        return program.in_flags(str(error))
+
+  assert load('10,6,1').num_clients == 3
+  assert '--dataset_image_shape to be of as many numbers' in load('7,7')
 
 
 def test_a_column_that_is_not_there_is_one_line(programs, table):

@@ -182,16 +182,6 @@ def test_new_clients_may_come_from_a_dataset_by_name(fed_avg_run, programs):
     assert {name.split('/')[0] for name in model.files} == {'dense_1', 'head'}
 
 
-@pytest.mark.slow
-def test_file_without_keys_is_one_client(fed_rep_run, programs):
-  x, y = _new_examples(20)
-  np.savez(programs.directory / 'one.npz', x=x, y=y, x_test=x[:3], y_test=y[:3])
-  flags = '--clients_npz=one.npz', '--num_epochs=1'
-  programs.succeed(*_command('personalize', fed_rep_run, *flags))
-  (row,) = _read_csv(programs.directory / 'out' / 'new_clients.csv')
-  assert (row['client'], row['num_test_examples']) == ('client', '3')
-
-
 _X, _Y = _new_examples(20)
 
 
@@ -224,20 +214,13 @@ def test_wrong_examples_of_new_clients_are_one_line(
   assert not (programs.directory / 'out' / 'new_clients.csv').exists()
 
 
-def test_missing_files_are_one_line(fed_rep_run, programs):
-  message = programs.fail(
-    *_command('personalize', fed_rep_run, '--clients_npz=missing.npz')
-  )
-  assert 'Expected `missing.npz` to be a file, found none' in message
-
-
 @pytest.mark.parametrize(
   'flags, words',
   [
     ([], 'Exactly one of (clients_npz, clients_csv, dataset)'),
     (
-      ['--clients_npz=x.npz', '--dataset=digits'],
-      'Exactly one of (clients_npz, clients_csv, dataset)',
+      ['--clients_npz=missing.npz'],
+      'Expected `missing.npz` to be a file, found none',
     ),
     (['--dataset=digits', '--num_samples=0'], '--num_samples to be positive'),
     (['--dataset=digits', '--num_epochs='], 'positive integers, one or more'),

@@ -144,7 +144,6 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
     ('--batch_size=3000000000', '--batch_size to be at most 2147483647, '),
     (f'{_ELEMENTS}=:', '--fed_split_personal_elements to be names of layers'),
     ('--algorithm=fed_per --fed_per_local_depth=9', '--fed_per_local_depth to'),
-    ('--algorithm=ifca --ifca_num_clusters=99999999', '--ifca_num_clusters to'),
     # Of the same name in two flags: the one that is wrong.
     *(
       (
@@ -197,10 +196,6 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
     ),
     ('--attacked_fraction=0.3', '--attacked_fraction to be 0 without an'),
     ('--server_learning_rate=-1', '--server_learning_rate to be greater than'),
-    (
-      '--fed_rep_num_head_epochs=-1',
-      '--fed_rep_num_head_epochs to be at least',
-    ),
     # For all parts of a model that have a rate.
     ('--learning_rate=-1', '--learning_rate to be greater than 0, found -1.'),
   ],
