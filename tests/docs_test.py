@@ -340,13 +340,12 @@ def test_results_are_those_of_the_records():
   every_claim = sum((r['claims'] for r in records.values()), [])
   numbers = ('measured', 'low', 'high', 'p_value')
   for claim in every_claim:
-    if 'values' in claim:
-      again = claims.recomputed(claim)._asdict()
-      assert again['verdict'] == claim['verdict'], claim
-      np.testing.assert_allclose(
-        *(np.array([c[n] for n in numbers], float) for c in (again, claim)),
-        rtol=1e-3,  # Bounds are told with six digits.
-      )
+    again = claims.recomputed(claim)._asdict()
+    assert again['verdict'] == claim['verdict'], claim
+    np.testing.assert_allclose(
+      *(np.array([c[n] for n in numbers], float) for c in (again, claim)),
+      rtol=1e-3,  # Bounds are told with six digits.
+    )
   count = claims.count_all(every_claim)
   assert f'[{count.split(" claims")[0]}]' in _text(_README)
 
