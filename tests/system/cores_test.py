@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from tests.system import forked
 from tff_pfl.system import cores
 
 
@@ -50,14 +49,3 @@ def test_a_program_that_used_tensorflow_before_is_warned():
   result = _run_program(code)
   assert result.stdout == '0\n'
   assert 'Rounds will take longer' in result.stderr
-
-
-def test_a_process_that_trials_are_forked_from_has_not_looked_for_gpus(
-  tmp_path,
-):
-  # No fork could use them: CUDA_ERROR_NOT_INITIALIZED.
-  code = """
-    from tensorflow.python.eager import context
-    print(context.context()._physical_devices)
-  """
-  assert forked.output_of(code, tmp_path) == 'None\n'

@@ -2,9 +2,6 @@
 
 import os
 import pathlib
-import subprocess
-import sys
-import textwrap
 import time
 
 import pytest
@@ -190,42 +187,3 @@ def test_nothing_is_kept(how, kept, monkeypatch):
   assert os.environ['TF_XLA_FLAGS'] == before
   assert program_cache._folder is None
   assert not [*kept.parent.rglob('process-*')]
-
-
-_PROGRAM = textwrap.dedent("""
-  from tff_pfl.system import tf_import
-  import tensorflow as tf
-
-  for number in (1.0, 2.0):
-    compiled = tf.function(
-      lambda x: tf.linalg.matmul(x, x) + number, jit_compile=True
-    )
-    print(float(tf.reduce_sum(compiled(tf.ones([8, 8])))))
-""")
-
-
-@pytest.mark.timeout(120)
-def test_tensorflow_compiles_only_what_is_not_kept_or_is_damaged(kept):
-  del kept
-  root = pathlib.Path(os.environ['TFF_PFL_PROGRAM_CACHE'])
-
-  def run():
-    result = subprocess.run(
-      [sys.executable, '-c', _PROGRAM],
-      capture_output=True,
-      text=True,
-      check=True,
-    )
-    assert result.stdout.split() == ['576.0', '640.0']
-    programs = {path.name[9:]: path for path in root.glob('*/*.pb')}
-    assert len(programs) == 2
-    return programs
-
-  os.environ['TF_XLA_FLAGS'] = ''
-  first = run()
-  whole, damaged = sorted(first)
-  content = first[damaged].read_bytes()
-  first[damaged].write_bytes(content[: len(content) // 2])
-  second = run()
-  assert second[whole] == first[whole]
-  assert second[damaged].stat().st_size > len(content) // 2
