@@ -29,7 +29,7 @@ from tff_pfl.runs import callbacks, evaluation, run_store, summary
 from tff_pfl.runs import run as run_lib
 
 pytestmark = pytest.mark.usefixtures(
-  'no_pictures', 'one_runtime', 'one_process'
+  'no_pictures', 'one_runtime', 'one_process', 'quick_collections'
 )
 
 _SETTINGS = pfl.Settings(
