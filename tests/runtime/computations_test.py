@@ -14,9 +14,6 @@ from tff_pfl import tff_api as tff
 pytestmark = pytest.mark.timeout(60)
 
 _FLOAT = tff.TensorType(np.float32)
-_CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
-_CLIENT_INTS = tff.FederatedType(np.int32, tff.CLIENTS)
-_SERVER_FLOAT = tff.FederatedType(np.float32, tff.SERVER)
 
 
 @attrs.define
@@ -80,14 +77,9 @@ def _secure_sums(values):
   )
 
 
-@tff.federated_computation(_CLIENT_FLOATS)
-def _sum_of_doubles(values):
-  return tff.federated_sum(tff.federated_map(cases.double, values))
-
-
 def _nested(values):
-  total = _sum_of_doubles(values)
-  return total, _sum_of_doubles(
+  total = cases.sum_of_doubles(values)
+  return total, cases.sum_of_doubles(
     tff.federated_map(cases.add, (values, tff.federated_broadcast(total)))
   )
 
@@ -179,14 +171,14 @@ _federated = tff.federated_computation
 # From a name to a computation and arguments of it.
 _CASES = {
   'sum': (
-    _federated(tff.federated_sum, _CLIENT_FLOATS),
+    _federated(tff.federated_sum, cases.CLIENT_FLOATS),
     [([1.0, 2.0, 4.0],), ([],), ([np.float32(3)] * 13,)],
   ),
   'weighted mean of structures': (
     _federated(
       lambda v, weights: tff.federated_mean(v, weights),
       tff.FederatedType(_STRUCTURE, tff.CLIENTS),
-      _CLIENT_FLOATS,
+      cases.CLIENT_FLOATS,
     ),
     [
       (
@@ -200,24 +192,24 @@ _CASES = {
   ),
   'min and max': (
     _federated(
-      lambda v: (tff.federated_min(v), tff.federated_max(v)), _CLIENT_INTS
+      lambda v: (tff.federated_min(v), tff.federated_max(v)), cases.CLIENT_INTS
     ),
     [([1, 5, -3],), ([],)],
   ),
   'aggregate': (
-    _federated(_aggregate, _CLIENT_FLOATS),
+    _federated(_aggregate, cases.CLIENT_FLOATS),
     [([2.0, 5.0, -3.0],)],
   ),
   'broadcast and map': (
-    _federated(_broadcast_and_map, _SERVER_FLOAT, _CLIENT_FLOATS),
+    _federated(_broadcast_and_map, cases.SERVER_FLOAT, cases.CLIENT_FLOATS),
     [(3.0, [1.0, 2.0])],
   ),
   'map of a lambda that calls twice': (
     cases.at_clients(_double_twice),
     [([1.0, 2.0],)],
   ),
-  'constants': (_federated(_constants, _CLIENT_FLOATS), [([1.0, 3.0],)]),
-  'secure sums': (_federated(_secure_sums, _CLIENT_INTS), [([1, 2, 3],)]),
+  'constants': (_federated(_constants, cases.CLIENT_FLOATS), [([1.0, 3.0],)]),
+  'secure sums': (_federated(_secure_sums, cases.CLIENT_INTS), [([1, 2, 3],)]),
   'containers': (
     _all_containers,
     [
@@ -236,9 +228,9 @@ _CASES = {
     cases.at_clients(_compiled),
     [([np.float32([1, 2]), np.float32([3, 4])],)],
   ),
-  'nested': (_federated(_nested, _CLIENT_FLOATS), [([1.0, 2.0],)]),
+  'nested': (_federated(_nested, cases.CLIENT_FLOATS), [([1.0, 2.0],)]),
   'zips': (
-    _federated(_zips, _CLIENT_FLOATS, _SERVER_FLOAT),
+    _federated(_zips, cases.CLIENT_FLOATS, cases.SERVER_FLOAT),
     [([1.0, 2.0], 3.0)],
   ),
   'parameter unused or returned': (

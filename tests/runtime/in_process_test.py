@@ -11,11 +11,10 @@ from tff_pfl import errors, runtime
 from tff_pfl import tff_api as tff
 from tff_pfl.runtime import client_mapper, graph_programs, lowering
 
-pytestmark = pytest.mark.timeout(60)
-
-_CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
-_CLIENT_INTS = tff.FederatedType(np.int32, tff.CLIENTS)
-_SERVER_FLOAT = tff.FederatedType(np.float32, tff.SERVER)
+pytestmark = [
+  pytest.mark.timeout(60),
+  pytest.mark.usefixtures('quick_collections'),
+]
 
 
 def _with_variable(x):
@@ -33,7 +32,7 @@ _INCREMENT = tff.jax.computation(lambda x: x + 1, np.float32)
 
 
 def _at_server(function):
-  @tff.federated_computation(_SERVER_FLOAT)
+  @tff.federated_computation(cases.SERVER_FLOAT)
   def comp(x):
     return tff.federated_map(function, tff.federated_map(function, x))
 
@@ -72,14 +71,9 @@ def test_what_it_lacks_is_a_line_that_names_the_native_runtime(
   assert '\n' not in str(caught.value)
 
 
-@tff.federated_computation(_CLIENT_FLOATS)
-def _sum_of_doubles(values):
-  return tff.federated_sum(tff.federated_map(cases.double, values))
-
-
 def test_run_works_while_a_graph_is_traced(rt):
   with tf.Graph().as_default():
-    assert rt.run(_sum_of_doubles, [1.0, 3.0]) == 8.0
+    assert rt.run(cases.sum_of_doubles, [1.0, 3.0]) == 8.0
 
 
 def test_computation_in_a_callback_of_a_computation_does_not_deadlock():
@@ -88,7 +82,7 @@ def test_computation_in_a_callback_of_a_computation_does_not_deadlock():
   rt = runtime.create_runtime('in_process', max_concurrent_clients=1)
 
   def callback(x):
-    return rt.run(_sum_of_doubles, [float(x)] * 5)
+    return rt.run(cases.sum_of_doubles, [float(x)] * 5)
 
   @tff.tensorflow.computation(np.float32)
   def outer(x):
@@ -124,7 +118,7 @@ def _draw():
 def test_each_client_draws_where_all_have_equal_arguments(options):
   add_draw = tff.tensorflow.computation(lambda x: x + _draw(), np.float32)
 
-  @tff.federated_computation(_SERVER_FLOAT, _CLIENT_FLOATS)
+  @tff.federated_computation(cases.SERVER_FLOAT, cases.CLIENT_FLOATS)
   def comp(server, clients):
     at_clients = tff.federated_map(add_draw, tff.federated_broadcast(server))
     alone = tff.federated_eval(tff.tensorflow.computation(_draw), tff.CLIENTS)
@@ -137,7 +131,7 @@ def test_each_client_draws_where_all_have_equal_arguments(options):
 
 
 def test_deterministic_function_of_equal_arguments_is_called_once(rt, computed):
-  @tff.federated_computation(_SERVER_FLOAT, _CLIENT_FLOATS)
+  @tff.federated_computation(cases.SERVER_FLOAT, cases.CLIENT_FLOATS)
   def comp(server, clients):
     return tff.federated_map(
       cases.add,
@@ -161,7 +155,7 @@ def test_computation_is_lowered_once(rt, monkeypatch):
 
   monkeypatch.setattr(lowering, 'lower', count)
   comp = tff.federated_computation(
-    lambda v: tff.federated_sum(v), _CLIENT_FLOATS
+    lambda v: tff.federated_sum(v), cases.CLIENT_FLOATS
   )
   for n in range(1, 4):
     assert rt.run(comp, [1.0] * n) == n

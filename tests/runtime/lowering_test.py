@@ -3,11 +3,8 @@ import collections
 import numpy as np
 
 from tests.runtime import cases
-from tff_pfl import runtime
 from tff_pfl import tff_api as tff
 from tff_pfl.runtime import lowering
-
-_CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
 
 
 def _intrinsics(block):
@@ -39,12 +36,12 @@ def test_function_that_only_arranges_keeps_the_users_graph():
   )
 
 
-def test_aggregations_are_one_where_none_needs_anothers_result():
+def test_aggregations_are_one_where_none_needs_anothers_result(rt):
   @tff.tensorflow.computation(np.float32, np.float32)
   def subtract(x, y):
     return x - y
 
-  @tff.federated_computation(_CLIENT_FLOATS)
+  @tff.federated_computation(cases.CLIENT_FLOATS)
   def comp(values):
     mean = tff.federated_mean(values)
     number = tff.federated_sum(tff.federated_value(np.float32(1), tff.CLIENTS))
@@ -66,20 +63,17 @@ def test_aggregations_are_one_where_none_needs_anothers_result():
   )
   # Number, mean and total; then the variance, around the mean.
   assert aggregations == 2
-  with runtime.create_runtime('in_process') as created:
-    actual = created.run(comp, [1.0, 2.0, 6.0])
+  actual = rt.run(comp, [1.0, 2.0, 6.0])
   assert actual['number'] == 3
   assert actual['mean'] == 3
   assert actual['total'] == 9
   np.testing.assert_allclose(actual['variance'], 14 / 3, rtol=1e-6)
 
 
-def test_server_computes_once_between_aggregations():
+def test_server_computes_once_between_aggregations(rt):
   add = cases.add
 
-  @tff.federated_computation(
-    tff.FederatedType(np.float32, tff.SERVER), _CLIENT_FLOATS
-  )
+  @tff.federated_computation(cases.SERVER_FLOAT, cases.CLIENT_FLOATS)
   def comp(state, values):
     doubled = tff.federated_map(cases.double, state)
     one = tff.federated_value(np.float32(1), tff.SERVER)
@@ -102,7 +96,6 @@ def test_server_computes_once_between_aggregations():
   ]
   # Before the mean, after it, and after the sum.
   assert len(graphs_at_server) == 3
-  with runtime.create_runtime('in_process') as created:
-    # Clients have 4 * 2 + 1 + (1, 3); their mean is 11.
-    actual = created.run(comp, 2.0, [1.0, 3.0])
+  # Clients have 4 * 2 + 1 + (1, 3); their mean is 11.
+  actual = rt.run(comp, 2.0, [1.0, 3.0])
   assert [float(value) for value in actual] == [13, 2 * (14 + 16), 4]

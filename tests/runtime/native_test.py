@@ -1,51 +1,41 @@
 """The worker process of the native runtime, and its port."""
 
+import concurrent.futures
 import errno
 import gc
 import os
-import pathlib
+import re
 import socket
 import sys
 import threading
 import time
 
-import numpy as np
 import psutil
 import pytest
-import tensorflow as tf
 
+from tests.runtime import cases
 from tff_pfl import errors, runtime
-from tff_pfl import tff_api as tff
-from tff_pfl.runtime import native, worker_port
+from tff_pfl.runtime import native as native_lib
+from tff_pfl.runtime import worker_port
 from tff_pfl.system import cores
 
 pytestmark = [
   pytest.mark.timeout(60),
+  pytest.mark.usefixtures('quick_collections'),
   pytest.mark.skipif(
     sys.platform != 'linux', reason='The kernel limits workers on Linux only.'
   ),
 ]
 
 
-@pytest.fixture(name='rt', scope='module')
-def _rt():
-  with runtime.create_runtime('native') as rt:
-    yield rt
-
-
 @pytest.fixture(name='worker')
-def _worker(rt):
-  _add(rt)
-  return psutil.Process(rt.worker_pid)
-
-
-@tff.tensorflow.computation(np.int64)
-def _count(limit):
-  return tf.data.Dataset.range(limit).reduce(np.int64(0), lambda n, x: n + x)
+def _worker(native):
+  _add(native)
+  return psutil.Process(native.worker_pid)
 
 
 def _add(rt):
-  assert rt.run(_count, 10) == 45
+  assert rt.run(cases.count, 10) == 45
 
 
 def test_worker_holds_neither_input_nor_output_nor_group_of_its_owner(worker):
@@ -55,24 +45,26 @@ def test_worker_holds_neither_input_nor_output_nor_group_of_its_owner(worker):
   assert os.getpgid(worker.pid) != os.getpgid(0)
 
 
-def test_death_in_a_computation_is_one_line_and_the_next_one_works(rt, worker):
-  threading.Timer(0.5, worker.kill).start()
+def test_death_in_a_computation_is_one_line_and_the_next_one_works(
+  native, worker
+):
+  threading.Timer(0.2, worker.kill).start()
   begin = time.monotonic()
   with pytest.raises(errors.RunError) as caught:
-    rt.run(_count, 10**12)
+    native.run(cases.count, 10**12)
   assert time.monotonic() - begin < 10
   assert str(caught.value) == (
     f'The TFF worker (process {worker.pid}) was killed by signal 9 (SIGKILL), '
     'perhaps because memory ran out.'
   )
-  _add(rt)
+  _add(native)
 
 
-def test_worker_that_died_between_computations_is_replaced(rt, worker):
+def test_worker_that_died_between_computations_is_replaced(native, worker):
   worker.kill()
   worker.wait(5)
-  assert rt.worker_pid is None
-  _add(rt)
+  assert native.worker_pid is None
+  _add(native)
 
 
 def test_worker_outlives_the_thread_that_first_computed():
@@ -84,40 +76,40 @@ def test_worker_outlives_the_thread_that_first_computed():
     assert psutil.pid_exists(rt.worker_pid)
 
 
-def test_forked_copy_of_the_program_does_not_stop_the_worker(rt, worker):
+def test_forked_copy_of_the_program_does_not_stop_the_worker(native, worker):
   child = os.fork()
   if not child:
     # As the interpreter does where it ends.
-    rt._engine.worker.stop()
-    rt._engine.worker = None
+    native._engine.worker.stop()
+    native._engine.worker = None
     gc.collect()
     os._exit(0)
   os.waitpid(child, 0)
-  _add(rt)
-  assert rt.worker_pid == worker.pid
+  _add(native)
+  assert native.worker_pid == worker.pid
 
 
 @pytest.mark.parametrize(
-  'script, message',
+  'script, seconds, message',
   [
-    ('exit 3', 'ended with exit status 3'),
-    ('echo $$ > {folder}/pid; exec sleep 60', 'did not answer within 1 sec'),
+    ('exit 3', 10.0, 'ended with exit status 3'),
+    ('exec sleep 60', 0.3, 'did not answer within 0.3 sec'),
   ],
 )
 def test_worker_that_does_not_start_is_reported(
-  tmp_path, monkeypatch, script, message
+  tmp_path, monkeypatch, script, seconds, message
 ):
   path = tmp_path / 'worker'
-  path.write_text('#!/bin/sh\n' + script.format(folder=tmp_path))
+  path.write_text('#!/bin/sh\n' + script)
   path.chmod(0o755)
-  monkeypatch.setattr(native, '_BINARY', str(path))
-  monkeypatch.setattr(native, '_SECONDS_TO_START', 1.0)
+  monkeypatch.setattr(native_lib, '_BINARY', str(path))
+  monkeypatch.setattr(native_lib, '_SECONDS_TO_START', seconds)
   with runtime.create_runtime('native') as rt:
     with pytest.raises(errors.RunError, match=message) as caught:
       _add(rt)
-  assert '\n' not in str(caught.value)
-  for pid in tmp_path.glob('pid'):
-    assert not psutil.pid_exists(int(pathlib.Path(pid).read_text()))
+  text = str(caught.value)
+  assert '\n' not in text
+  assert not psutil.pid_exists(int(re.search(r'\(process (\d+)\)', text)[1]))
 
 
 def test_cores_are_divided_among_concurrent_clients(monkeypatch):
@@ -159,12 +151,18 @@ def _port_of(worker):
 
 def test_worker_is_reached_at_the_loopback_address_only(worker):
   port = _port_of(worker)
-  for address in _addresses_of_this_machine():
-    # Not by chance, as the kernel may choose among those who share a port.
-    if address == '127.0.0.1':
-      assert all(_answers(address, port) for _ in range(20))
-    else:
-      assert not any(_answers(address, port, 0.1) for _ in range(5)), address
+
+  # Not by chance, as the kernel may choose among those who share a port.
+  def answers(address, number, seconds):
+    tries = ([each] * number for each in (address, port, seconds))
+    return pool.map(_answers, *tries)
+
+  with concurrent.futures.ThreadPoolExecutor(20) as pool:
+    for address in _addresses_of_this_machine():
+      if address == '127.0.0.1':
+        assert all(answers(address, 20, 0.5))
+      else:
+        assert not any(answers(address, 5, 0.1)), address
 
 
 @pytest.mark.parametrize('how', ['refused', 'ignored'])
