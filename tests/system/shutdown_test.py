@@ -109,7 +109,7 @@ def _programs():
   ) as process:
     process.keras = process.stdout.readline()
     yield process
-    process.stdin.close()
+    process.kill()
 
 
 def test_tff_may_be_imported_first_and_tf_keras_stays_keras_3(programs):
