@@ -35,17 +35,33 @@ def _data():
   return train, test
 
 
+def _states(process, runtime, num_clients, num_new=1):
+  """As after a round: the server's state, and all clients', the new ones last.
+
+  The weights are any, so that all differ.
+  """
+  state = runtime.run(process.initialize)
+  states = runtime.run(process.initialize_client_states, [*range(num_clients)])
+  rng = np.random.default_rng(5)
+  known = [
+    one._replace(
+      num_rounds=np.asarray(1, one.num_rounds.dtype),
+      local=tf.nest.map_structure(
+        lambda value: rng.normal(size=value.shape).astype(value.dtype),
+        one.local,
+      ),
+    )
+    for one in states[: num_clients - num_new]
+  ]
+  weights = toy_problems.jittered(state.global_weights)
+  return state._replace(global_weights=weights), known + states[len(known) :]
+
+
 @pytest.fixture(name='trained', scope='module')
-def _trained():
+def _trained(runtime):
   """FedRep, a server state, and clients' states: 0 to 4 took part."""
   process = registry.build('fed_rep', toy_problems.classifier())
-  output = process.next(
-    process.initialize(),
-    process.initialize_client_states(list(range(5))),
-    toy_problems.padded(_data()[0][:5]),
-  )
-  new = process.initialize_client_states(list(range(5, _NUM_CLIENTS)))
-  return process, output.state, [*output.client_states, *new]
+  return process, *_states(process, runtime, _NUM_CLIENTS, _NUM_CLIENTS - 5)
 
 
 def test_every_client_with_test_examples_is_scored_once_in_order(
@@ -186,17 +202,6 @@ def _labeled(sizes, seed):
   ]
 
 
-def _train(process, runtime, known):
-  """The state and the clients' states, of whom the last took no part."""
-  state = runtime.run(process.initialize)
-  states = runtime.run(
-    process.initialize_client_states, list(range(len(known)))
-  )
-  data = toy_problems.padded(known)
-  output = runtime.run(process.next, state, states[:-1], data[:-1])
-  return output.state, [*output.client_states, states[-1]]
-
-
 def _ensemble_scores(process, runtime, known, new, state, states, members=None):
   return evaluation.evaluate_by_ensemble(
     process,
@@ -222,7 +227,7 @@ def test_new_clients_get_the_mean_of_the_known_models_probabilities(
   num_known, new_sizes = 24, (300, 0, 2)
   known = _labeled([4 + i % 3 for i in range(num_known)], 0)
   new = _labeled(new_sizes, 100)
-  state, states = _train(fed_per, runtime, known)
+  state, states = _states(fed_per, runtime, len(known))
   rows = _ensemble_scores(fed_per, runtime, known, new, state, states)
 
   tested = [i for i, size in enumerate(new_sizes) if size]
@@ -257,7 +262,7 @@ def test_an_ensemble_for_regression_takes_the_mean_of_the_outputs(runtime):
   process = registry.build('fed_per', toy_problems.linear_network(body, head))
   known = [toy_problems.regression_examples(6, 4, 3, seed=i) for i in range(4)]
   new = [toy_problems.regression_examples(7, 4, 3, seed=9)]
-  state, states = _train(process, runtime, known)
+  state, states = _states(process, runtime, len(known))
   (row,) = _ensemble_scores(process, runtime, known, new, state, states)
   mean_head = np.mean(
     [toy_problems.kernels(s.local)['head'] for s in states[:-1]], axis=0
@@ -274,7 +279,7 @@ def test_an_ensemble_for_regression_takes_the_mean_of_the_outputs(runtime):
 def _ensemble(runtime, fed_per):
   """Four clients' examples, the server's state and the clients' states."""
   known = _labeled((4, 5, 6, 7), 0)
-  return known, *_train(fed_per, runtime, known)
+  return known, *_states(fed_per, runtime, len(known))
 
 
 def test_an_ensemble_is_of_the_members_whose_models_are_finite(
@@ -314,7 +319,7 @@ def test_fine_tuned_models_predict_as_such_in_an_ensemble(runtime):
     'per_fed_avg', toy_problems.classifier(), variant='first_order'
   )
   known, new = _labeled((4, 5, 6), 0), _labeled((8,), 50)
-  state, states = _train(process, runtime, known)
+  state, states = _states(process, runtime, len(known))
   (row,) = _ensemble_scores(process, runtime, known, new, state, states)
   data = toy_problems.padded(known)
   probabilities = []
@@ -343,7 +348,7 @@ def test_an_ensembles_examples_with_domains_are_predicted_by_domain(runtime):
   known = [toy_problems.in_turn(c) for c in _labeled((6, 7, 8), 0)]
   (of_new,) = _labeled((9,), 50)
   new = toy_problems.in_turn(of_new)
-  state, states = _train(process, runtime, known)
+  state, states = _states(process, runtime, len(known))
   (row,) = _ensemble_scores(process, runtime, known, [new], state, states)
   # All clients' models are the global one.
   outputs, _ = process.model.forward(
