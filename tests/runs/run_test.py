@@ -4,12 +4,10 @@ import os
 import shutil
 import warnings
 
-import keras
 import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from ai_edge_litert import interpreter
 
 import tff_pfl as pfl
 from tests import html_text
@@ -17,6 +15,7 @@ from tests.methods import toy_problems
 from tests.models import keras_models
 from tff_pfl import datasets, errors, fields
 from tff_pfl.core import personalization
+from tff_pfl.export import tflite
 from tff_pfl.methods import registry
 from tff_pfl.models import (
   class_weights,
@@ -144,22 +143,27 @@ def test_a_client_has_a_keras_model_that_predicts(run):
   )
 
 
-def test_the_ending_of_a_file_says_what_a_model_is_exported_as(tmp_path, run):
-  x = run.data.test('client_3').x
-  expected = run.predict('client_3', x)
-  path = str(tmp_path / 'new' / 'client_3.keras')
-  assert run.export('client_03', path) == path
-  outputs = keras.models.load_model(path).predict(x, verbose=0)
-  np.testing.assert_allclose(tf.nn.softmax(outputs), expected, atol=1e-6)
-  path = run.export('client_3', str(tmp_path / 'client_3.tflite'))
-  file = interpreter.Interpreter(path)
-  assert len(file.get_signature_list()) == 5
-  actual = file.get_signature_runner('predict')(x=x)['probabilities']
-  np.testing.assert_allclose(actual, expected, atol=1e-5)
+def test_the_ending_of_a_file_says_what_a_model_is_exported_as(
+  tmp_path, run, monkeypatch
+):
+  made = []
+  monkeypatch.setattr(
+    tflite, 'convert', lambda *given: made.append(given) or b'file'
+  )
+  file = tmp_path / 'new' / 'client_3.tflite'
+  path = run.export('client_03', str(file), quantization='float16')
+  assert path == str(file)
+  assert file.read_bytes() == b'file'
+  ((functions, quantization),) = made
+  assert quantization == 'float16'
+  toy_problems.assert_same(
+    functions.weights, dict(run.personal_weights('client_3'))
+  )
   # The version is the number of rounds; without a client it is a new one's.
   path = run.export(None, str(tmp_path / 'served'))
   assert path == str(tmp_path / 'served' / '2')
   predict = tf.saved_model.load(path).signatures['predict']
+  x = run.data.test('client_3').x
   np.testing.assert_allclose(
     predict(x=tf.constant(x))['probabilities'],
     run.predict(run.new_client_weights(), x),
@@ -254,36 +258,19 @@ def test_a_run_with_a_model_of_ones_own_is_opened_with_its_process(
   assert 'set_random_seed' in str(told.value)
   with pytest.raises(ValueError, match='together with data'):
     pfl.open_run(directory, process)
-
-
-def test_a_run_belongs_to_its_model(tmp_path, run):
-  data, directory = run.data, str(tmp_path)
-  own, weighted, scored = (
-    registry.build('fed_avg', model, num_steps=1)
+  # It belongs to its model.
+  weighted, scored = (
+    registry.build('fed_rep', model, _SETTINGS.method)
     for model in (
-      run.model,
       class_weights.with_class_weight(run.model, {1: 5.0}),
       client_metrics.with_metrics(run.model, ['log_loss']),
     )
   )
-
-  def train(process, **options):
-    return pfl.run(
-      process,
-      data,
-      directory,
-      num_rounds=1,
-      cohort_size=2,
-      show_progress=False,
-      **options,
-    )
-
-  train(own)
   with pytest.raises(errors.RunError) as told:
     pfl.open_run(directory, weighted, data)
   assert 'model.class_weight.1 was None, now 5.0. Build' in str(told.value)
   with pytest.raises(errors.RunError) as told:
-    train(scored, resume=True)
+    pfl.run(scored, data, directory, num_rounds=2, cohort_size=2, resume=True)
   expected = "model.metrics was ['accuracy'], now ['accuracy', 'log_loss']. G"
   assert expected in str(told.value)
 
@@ -435,25 +422,19 @@ def test_rows_of_a_frame_are_predicted_in_their_unit(tmp_path, monkeypatch):
       run.encoding  # noqa: B018
 
 
-def test_new_clients_are_fitted_as_the_run_personalizes(tmp_path):
-  data = datasets.load_dataset('digits', num_clients=4, partition='iid')
-  process = registry.build(
-    'fed_avg',
-    zoo.mlp(data.element_spec, data.num_classes, widths=[4]),
-    fine_tune='head',
+@pytest.mark.parametrize('part', ['head', 'all'])
+def test_new_clients_are_fitted_as_the_run_personalizes(part, run):
+  options = personalization.Personalization(fine_tune=part)
+  tuned = run_lib.Run(
+    run.directory, process=run.build_process(options), data=run.data
   )
-  run = pfl.run(
-    process,
-    data,
-    str(tmp_path / 'run'),
-    num_rounds=1,
-    cohort_size=2,
-    show_progress=False,
-  )
-  start = run.global_weights()
-  (weights,) = evaluation.personalize(run, data.subset(['client_0'])).values()
-  changed = {name for name in start if np.any(start[name] != weights[name])}
-  assert changed == {'head/kernel', 'head/bias'}
+  start = run.new_client_weights()
+  (weights,) = evaluation.personalize(
+    tuned, run.data.subset(['client_0'])
+  ).values()
+  changed = [name for name in start if np.any(start[name] != weights[name])]
+  body = ['dense_1/kernel', 'dense_1/bias'] if part == 'all' else []
+  assert changed == [*body, 'head/kernel', 'head/bias']
 
 
 def test_run_whose_data_have_changed_is_refused(

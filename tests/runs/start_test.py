@@ -65,12 +65,12 @@ def test_training_of_the_warm_up_is_that_of_the_body():
   warm_up = dataclasses.replace(_SETTINGS, num_warmup_epochs=1)._warm_up()
   assert warm_up.method.num_epochs == 1
   assert warm_up.start.num_warmup_epochs is None
-  in_steps = dataclasses.replace(_BEGUN, num_steps=3, num_warmup_epochs=2)
+  in_steps = dataclasses.replace(_FED_AVG, num_steps=3, num_warmup_epochs=2)
   training = in_steps._warm_up().method
   assert (training.num_epochs, training.num_steps) == (2, None)
 
 
-_BEGUN = pfl.Settings(
+_FED_AVG = pfl.Settings(
   method='fed_avg',
   num_steps=2,
   model='linear',
@@ -82,15 +82,9 @@ _BEGUN = pfl.Settings(
 )
 
 
-@pytest.fixture(name='begun', scope='module')
-def _begun(tmp_path_factory):
-  directory = str(tmp_path_factory.mktemp('begun'))
-  return _BEGUN.run(directory, show_progress=False)
-
-
 def test_clients_that_keep_statistics_have_the_initial_ones_after_it(tmp_path):
   settings = dataclasses.replace(
-    _BEGUN,
+    _FED_AVG,
     model='cnn',
     model_arguments={'filters': 1, 'widths': (2,), 'normalization': 'batch'},
     statistics='local',
@@ -145,16 +139,19 @@ def test_interrupted_run_resumes_with_the_same_results(directory, tmp_path):
   )
 
 
-def test_the_warm_up_of_a_run_that_has_begun_is_not_trained_on(begun):
-  longer = dataclasses.replace(_BEGUN, num_warmup_rounds=4)
-  with pytest.raises(errors.RunError, match='the 4 rounds .* found 3'):
-    longer.run(begun.directory, resume=True, show_progress=False)
+def test_the_warm_up_of_a_run_that_has_begun_is_not_trained_on(
+  directory, tmp_path
+):
+  begun = str(shutil.copytree(directory, tmp_path / 'run'))
+  with run_store.RunStore.open(begun, {}) as store:
+    store.commit_round(server_state=b'', client_states={}, metrics={})
+  longer = dataclasses.replace(_SETTINGS, num_warmup_rounds=3)
+  with pytest.raises(errors.RunError, match='the 3 rounds .* found 2'):
+    longer.run(begun, resume=True, show_progress=False)
   with pytest.raises(errors.RunError, match='There is a run in'):
-    _BEGUN.run(begun.directory, show_progress=False)
-  with run_store.RunStore.open_for_reading(
-    f'{begun.directory}/warmup'
-  ) as store:
-    assert store.last_round == 3
+    _SETTINGS.run(begun, show_progress=False)
+  with run_store.RunStore.open_for_reading(f'{begun}/warmup') as store:
+    assert store.last_round == 2
 
 
 @pytest.mark.parametrize(
