@@ -12,14 +12,8 @@ from tff_pfl.methods import registry
 from tff_pfl.runs import data_source
 
 
-def _data(num_clients=5, seed=0):
-  examples = toy_problems.labeled_examples(12 * num_clients, seed)
-  return datasets.FederatedDataset.from_arrays(
-    examples.x,
-    examples.y,
-    keys=np.repeat(np.arange(num_clients), 12),
-    num_classes=toy_problems.NUM_CLASSES,
-  )
+def _data(seed=0):
+  return datasets.make_synthetic(5, 12, 0, shape=(5,), num_classes=3, seed=seed)
 
 
 def _first_inputs(cohort):

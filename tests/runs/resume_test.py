@@ -40,13 +40,8 @@ def _process(data):
 
 @pytest.fixture(scope='module', name='data')
 def _data():
-  rng = np.random.default_rng(0)
-  return datasets.FederatedDataset.from_arrays(
-    rng.normal(size=[240, 6]),
-    rng.integers(20, size=240),
-    num_clients=_NUM_CLIENTS,
-    num_classes=20,
-    name='toy',
+  return datasets.make_synthetic(
+    _NUM_CLIENTS, 16, 4, shape=(6,), num_classes=20
   )
 
 

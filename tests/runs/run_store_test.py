@@ -495,15 +495,3 @@ def test_what_is_lost_while_a_run_goes_on_is_missing_at_the_next_start(
   store._connection.execute("DELETE FROM contents WHERE kind = 'client'")
   commit(store, clients=range(5))
   assert _MISSING in run_error(RunStore.open_for_reading, tmp_path)
-
-
-def test_a_client_never_gets_the_state_of_another(tmp_path, evaluated):
-  write_changed(
-    tmp_path,
-    evaluated[0],
-    'UPDATE contents SET (checksum, content) = (SELECT checksum, content FROM'
-    " contents WHERE kind = 'client' AND number = 1) WHERE kind = 'client'",
-  )
-  with RunStore.open_for_reading(tmp_path) as store:
-    assert store.client_states([1])
-    assert 'client 2 has another' in run_error(store.client_states, [1, 2])
