@@ -129,7 +129,7 @@ def _specs(value):
   'name',
   [
     name
-    if name in ('mean', 'private_mean', 'geometric_median')
+    if name in ('private_mean', 'geometric_median')
     else pytest.param(name, marks=pytest.mark.slow)
     for name in _FACTORIES
   ],

@@ -32,9 +32,9 @@ _VARIANTS = {
 
 
 def _slow_but(fast, *axes):
-  """All cases of some axes, in the slow suite but for one."""
+  """All cases of some axes, in the slow suite but for some."""
   return [
-    pytest.param(*case, marks=() if case == fast else pytest.mark.slow)
+    pytest.param(*case, marks=() if case in fast else pytest.mark.slow)
     for case in itertools.product(*axes)
   ]
 
@@ -86,21 +86,20 @@ def _data(name):
 @pytest.fixture(name='on', scope='module')
 def _on():
   """`on(name, run, *args)`: `run(rt, *args)` on a runtime, computed once."""
-  options = {
-    'native': ('native', {}),
-    'in_process': ('in_process', {'max_concurrent_clients': 2}),
-    'batched': ('in_process', {'batched_clients': True}),
+  create = runtime.create_runtime
+  make = {
+    'native': lambda: create('native'),
+    'in_process': lambda: create('in_process', max_concurrent_clients=2),
+    'batched': lambda: create('in_process', batched_clients=True),
+    'chunks': lambda: chunks.ChunksRuntime(2),
+    # As after the loss of each chunk's actor, between all stages.
+    'homeless': lambda: chunks.ChunksRuntime(2, num_actors=2, homeless=True),
   }
   with contextlib.ExitStack() as stack:
 
     @functools.cache
     def runtime_of(key):
-      if key == 'chunks':
-        return stack.enter_context(contextlib.closing(chunks.ChunksRuntime(2)))
-      name, arguments = options[key]
-      return stack.enter_context(
-        contextlib.closing(runtime.create_runtime(name, **arguments))
-      )
+      return stack.enter_context(contextlib.closing(make[key]()))
 
     @functools.cache
     def on(key, run, *args):
@@ -182,7 +181,7 @@ def _train_and_score(rt, name):
 @pytest.mark.parametrize(
   ('rt', 'name'),
   _slow_but(
-    ('in_process', 'fed_fac'),
+    {('in_process', 'fed_fac'), ('chunks', 'fed_fac')},
     _RUNTIMES,
     [*registry.ALGORITHMS, *_VARIANTS],
   ),
@@ -190,6 +189,16 @@ def _train_and_score(rt, name):
 def test_rounds_and_scores_are_those_of_the_native_runtime(on, rt, name):
   parity.assert_close(
     on(rt, _train_and_score, name), on('native', _train_and_score, name)
+  )
+
+
+# Two exchanges; domains.
+@pytest.mark.parametrize(
+  'name', ['fed_fac', pytest.param('fed_dar', marks=pytest.mark.slow)]
+)
+def test_chunks_of_lost_actors_change_no_bit(on, name):
+  parity.assert_same(
+    on('homeless', _train_and_score, name), on('chunks', _train_and_score, name)
   )
 
 

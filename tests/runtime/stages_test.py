@@ -9,12 +9,10 @@ import tensorflow as tf
 
 from tests.methods import toy_problems
 from tests.runtime import chunks, parity
-from tff_pfl import datasets, runtime
+from tff_pfl import datasets
 from tff_pfl.core import padding
 from tff_pfl.methods import registry
 from tff_pfl.runtime import lowering, stages, transport, values
-
-_NUM_CLIENTS = 5
 
 
 @functools.cache
@@ -29,20 +27,6 @@ def _process(name):
 
 def _plan(computation):
   return stages.plan(lowering.lower(computation))
-
-
-def _train(rt, name):
-  process = _process(name)
-  examples = [toy_problems.labeled_examples(n, n) for n in (7, 0, 23, 5, 30)]
-  data = toy_problems.padded(toy_problems.examples_for(name, examples))
-  state = rt.run(process.initialize)
-  states = rt.run(process.initialize_client_states, [*range(_NUM_CLIENTS)])
-  outputs = []
-  for _ in range(2):
-    output = rt.run(process.next, state, states, list(data))
-    state, states = output.state, output.client_states
-    outputs.append(output)
-  return outputs
 
 
 @pytest.mark.parametrize(
@@ -64,21 +48,6 @@ def test_stage_is_an_exchange(name, num_stages):
 
 def test_clients_have_no_part_in_what_the_server_computes():
   assert _plan(_process('fed_fac').initialize) is None
-
-
-# Two exchanges, and state of client and server; domains.
-@pytest.mark.parametrize(
-  'name', ['fed_fac', pytest.param('fed_dar', marks=pytest.mark.slow)]
-)
-def test_rounds_in_chunks_are_those_of_one_process(name):
-  with runtime.create_runtime('in_process') as rt:
-    expected = _train(rt, name)
-  with chunks.ChunksRuntime(2, num_actors=1) as rt:
-    in_chunks = _train(rt, name)
-  parity.assert_close(in_chunks, expected)
-  # As after the loss of each chunk's actor, between all stages.
-  with chunks.ChunksRuntime(2, num_actors=2, homeless=True) as rt:
-    parity.assert_same(_train(rt, name), in_chunks)
 
 
 def test_cohort_without_clients():
