@@ -1,7 +1,6 @@
 import numpy as np
 
 from tests.methods import toy_problems
-from tff_pfl import tff_api as tff
 from tff_pfl.datasets import examples
 from tff_pfl.models import domain_models
 
@@ -55,35 +54,18 @@ def _client(targets, domain):
   return examples.Examples(ones, targets, np.array(domain, np.int32))
 
 
-def _of_targets(number):
-  """Of domain a both have 10 examples; nobody has the third."""
-  return [
-    _client([1.0] * 10, [0] * 10),
-    _client([0.0] * 10 + [3.0] * number, [0] * 10 + [1] * number),
-  ]
-
-
-def _to_targets(clients, options):
-  """A step takes a client's model to the mean target of its domain."""
-  kernel = np.array([[7.0]], np.float32)
-  return _build(kernel, clients, options, num_steps=1, learning_rate=0.5)
-
-
 def test_domains_mean_is_by_its_examples_whatever_clients_weigh():
-  clients = _of_targets(90)
-  process = _to_targets(clients, toy_problems.WEIGHTINGS['unweighted'])
+  # Of domain a both have 10 examples; nobody has the third.
+  clients = [
+    _client([1.0] * 10, [0] * 10),
+    _client([0.0] * 10 + [3.0] * 90, [0] * 10 + [1] * 90),
+  ]
+  # A step takes a client's model to the mean target of its domain.
+  process = _build(
+    *(np.array([[7.0]], np.float32), clients),
+    toy_problems.WEIGHTINGS['unweighted'],
+    num_steps=1,
+    learning_rate=0.5,
+  )
   expected = {f'domain_{m}/head': [[w]] for m, w in enumerate((0.5, 3, 7))}
   toy_problems.check_rounds(process, clients, [{'global_weights': expected}])
-
-
-def test_domain_absent_from_a_round_keeps_its_model():
-  # Of standard deviation 0.005, where half of a client's share is 0.25.
-  private = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
-    0.002, clients_per_round=2, clip=5.0
-  )
-  clients = _of_targets(10)
-  process = _to_targets(clients, {'aggregator': private})
-  state, _, _ = toy_problems.train(process, clients, 2)
-  a, b, c = state.global_weights.values()
-  assert a != 7 and b != 7
-  assert c == 7
