@@ -25,21 +25,11 @@ from tff_pfl.models import class_weights, domains, zoo
 pytestmark = pytest.mark.usefixtures('runtime')
 
 _NEW_CLIENT = 99
-# One of each kind: one model, heads of domains, personal units, several models,
-# a personal copy, a mixture, inner steps; the first has a local head.
-_SLOW = (
-  'fed_avg',
-  'fed_dar',
-  'fed_split',
-  'ifca',
-  'ditto',
-  'fed_em',
-  'per_fed_avg',
-)
-_kinds = pytest.mark.parametrize(
-  'name',
-  ['fed_rep', *(pytest.param(n, marks=pytest.mark.slow) for n in _SLOW)],
-)
+# One of each kind: a local head, one model, heads of domains, personal units,
+# several models, a personal copy, a mixture, inner steps.
+_KINDS = """
+  fed_rep fed_avg fed_dar fed_split ifca ditto fed_em per_fed_avg
+""".split()
 
 
 @pytest.fixture(scope='module', name='exported')
@@ -112,7 +102,7 @@ def _assert_close(actual, expected):
     )
 
 
-@_kinds
+@toy_problems.named(_KINDS, fast=('fed_rep',))
 def test_a_saved_model_does_what_the_process_does(name, exported, tmp_path):
   client, model, examples, weights = exported(name)
   path = saved_model.save(tmp_path, client, version=3)
@@ -135,16 +125,7 @@ def test_a_saved_model_does_what_the_process_does(name, exported, tmp_path):
   _assert_close(signatures['predict'](**inputs), predicted)
 
 
-_all_methods = pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param(name, marks=() if name == 'fed_rep' else pytest.mark.slow)
-    for name in registry.ALGORITHMS
-  ],
-)
-
-
-@_all_methods
+@toy_problems.named(registry.ALGORITHMS, fast=('fed_rep',))
 def test_a_tflite_file_is_personalized_and_keeps_weights(name, exported):
   client, model, examples, weights = exported(name)
   content = tflite.convert(client)

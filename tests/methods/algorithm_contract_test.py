@@ -38,19 +38,9 @@ _WITHOUT_GLOBAL_MODEL = """
 _ADAPTING = ('fed_babu', 'p_fed_me', 'per_fed_avg')
 
 
-def _parametrized(names, fast=tuple(registry.ALGORITHMS)):
-  return pytest.mark.parametrize(
-    'name',
-    [
-      pytest.param(name, marks=[] if name in fast else [pytest.mark.slow])
-      for name in names
-    ],
-  )
-
-
 def _fast_for(*fast):
   """Every method, those but `fast` in the slow suite: all take minutes."""
-  return _parametrized(registry.ALGORITHMS, fast)
+  return toy_problems.named(registry.ALGORITHMS, fast)
 
 
 # FedBN of a network without batch normalization is FedAvg.
@@ -92,9 +82,14 @@ def _training(name):
 
 @functools.cache
 def _process(name, fine_tune='method', **changes):
+  if fine_tune == 'method':
+    return _build(name, **{**_training(name), **changes})
+  plain = _process(name, **changes)
   if fine_tune == 'none' and name not in _ADAPTING:
-    return _process(name, **changes)
-  return _build(name, fine_tune=fine_tune, **{**_training(name), **changes})
+    return plain
+  return plain.with_personalization(
+    personalization.Personalization(fine_tune=fine_tune)
+  )
 
 
 def _data(name, clients):
@@ -333,14 +328,13 @@ def test_client_with_one_example_takes_part(name):
   assert np.isfinite(output.metrics['loss'])
 
 
-@_fast_for('fed_avg')
+@_fast_for()
 def test_built_again_it_gives_the_same(name):
   again = _round(_build(name, **_training(name)))
   toy_problems.assert_same(again, _round(_process(name)))
 
 
-@pytest.mark.slow
-@_every_method
+@_fast_for()
 def test_by_xla_it_gives_the_same_up_to_rounding(name):
   model = toy_problems.classifier(jit_compile=True)
   assert model.uses_xla
@@ -384,7 +378,7 @@ def test_options_of_training_reach_every_method(name):
     assert name == 'ifca' or not before.any() or np.any(share < 1 - 1e-4), key
 
 
-@_parametrized(
+@toy_problems.named(
   # These also look at the losses or features of the examples as they are.
   sorted(
     {*registry.ALGORITHMS} - {'fed_dar', 'fed_em', 'fed_pac', 'ifca', 'knn_per'}
@@ -447,7 +441,10 @@ def test_evaluation_scores_what_personalize_makes(name):
     )
 
 
-@_parametrized([n for n, a in registry.ALGORITHMS.items() if a.needs_domains])
+@toy_problems.named(
+  [n for n, a in registry.ALGORITHMS.items() if a.needs_domains],
+  fast=('fed_dar',),
+)
 def test_scores_of_domains_are_those_of_their_examples_alone(name):
   process = _process(name)
   state, states, _ = _after_two_rounds(name)
@@ -625,17 +622,14 @@ _WITHOUT_INNER_STEPS = {
     ('fed_fac', {'threshold': -np.inf}, 'fed_avg', _global_weights),
     ('ditto', {}, 'fed_avg', _global_weights),
     ('knn_per', {}, 'fed_avg', _everything),
-    ('knn_per', {'neighbor_weight': 0.0}, 'fed_avg', _models),
     ('fed_rod', {'balance_exponent': 0.0}, 'fed_avg', _global_weights),
     ('apfl', {'mixing_weight': 0.0}, 'fed_avg', _models),
-    ('ditto', {'proximal_strength': 0.0}, 'local_only', _client_states),
     ('fed_mtl', {'coupling_strength': 0.0}, 'local_only', _client_states),
     ('fed_proto', {'pull_strength': 0.0}, 'local_only', _client_states),
     ('l2gd', {'aggregation_probability': 0.0}, 'local_only', _client_states),
     ('fed_ala', {'mixing_learning_rate': 0.0}, 'fed_avg', _global_weights),
     ('fed_alt', {'updates': 'simultaneous'}, 'fed_per', _everything),
     ('fed_split', {'personal_elements': 'head'}, 'fed_per', _everything),
-    ('fed_split', {'personal_elements': 'dense_1'}, 'lg_fed_avg', _everything),
     *(
       pytest.param(*each, marks=pytest.mark.slow)
       for each in (
@@ -646,9 +640,17 @@ _WITHOUT_INNER_STEPS = {
           'fed_avg',
           _everything,
         ),
+        ('knn_per', {'neighbor_weight': 0.0}, 'fed_avg', _models),
         ('knn_per', {'num_neighbors': 0}, 'fed_avg', _models),
+        ('ditto', {'proximal_strength': 0.0}, 'local_only', _client_states),
         ('apfl', {'mixing_weight': 1.0}, 'local_only', _models),
         ('fed_split', {'personal_elements': ''}, 'fed_avg', _everything),
+        (
+          'fed_split',
+          {'personal_elements': 'dense_1'},
+          'lg_fed_avg',
+          _everything,
+        ),
         (
           'fed_split',
           {'personal_elements': 'dense_1,head'},
@@ -722,9 +724,10 @@ def test_method_becomes_fed_rep(name, changes, of_fed_rep):
 # Models.
 
 
-@pytest.mark.slow
 # FedSA-LoRA leaves all but dense layers and the head as they are.
-@_parametrized([n for n in registry.ALGORITHMS if n != 'fed_sa_lora'])
+@toy_problems.named(
+  [n for n in registry.ALGORITHMS if n != 'fed_sa_lora'], fast=()
+)
 @pytest.mark.parametrize(
   ('make', 'statistics'),
   [
@@ -812,9 +815,7 @@ def test_unknown_method_and_what_is_no_split_model_are_refused(
     registry.build(name, model)
 
 
-@_parametrized(
-  sorted({*registry.ALGORITHMS} - {'fed_pac'}), fast=('local_only',)
-)
+@toy_problems.named(sorted({*registry.ALGORITHMS} - {'fed_pac'}), fast=())
 def test_nothing_is_summed_in_the_clear_by_a_secure_round(name):
   process = _build(name, aggregator=tff.learning.secure_aggregator())
   tff.test.assert_not_contains_unsecure_aggregation(process.next)

@@ -23,16 +23,7 @@ _CAN_FORGET = ['fed_alt', 'fed_em', 'fed_rep', 'fed_rod']
 _DEPLOYABLE = _WITHOUT_CLIENT_STATE + _CAN_FORGET
 
 
-def _fast_for(*fast, among=_DEPLOYABLE):
-  """Every such method, those but `fast` in the slow suite."""
-  return pytest.mark.parametrize(
-    'name',
-    [
-      name if name in fast else pytest.param(name, marks=pytest.mark.slow)
-      for name in among
-    ],
-  )
-
+_deployable = toy_problems.named(_DEPLOYABLE, fast=('fed_rep',))
 
 _NUM_ROUNDS = 2
 _SIZES = (7, 23, 12)
@@ -72,14 +63,10 @@ def _after_rounds(name):
 
 def _assert_close(actual, expected):
   """Compares numbers only: TFF's forms return containers of other kinds."""
-  actual, expected = (
-    tff.structure.flatten(tff.structure.from_container(v, recursive=True))
-    for v in (actual, expected)
-  )
-  toy_problems.assert_close(actual, expected)
+  toy_problems.assert_close(*map(toy_problems.leaves, (actual, expected)))
 
 
-@_fast_for('fed_rep')
+@_deployable
 def test_rounds_are_those_of_the_personalized_process(name):
   # Full batches, so that it does not matter what seeds the clients' shuffling.
   process, _ = _processes(name)
@@ -93,7 +80,7 @@ def test_rounds_are_those_of_the_personalized_process(name):
   )
 
 
-@_fast_for('fed_rep')
+@_deployable
 def test_production_forms_compute_the_same_round(name):
   _, learning_process = _processes(name)
   state, _ = _after_rounds(name)
@@ -161,7 +148,7 @@ def test_the_clients_learning_rates_may_be_set():
   assert state.rate_factor == 0.5
 
 
-@_fast_for('fed_rep')
+@_deployable
 def test_train_model_trains_it(runtime, name, tmp_path):
   _, learning_process = _processes(name)
   states = tff.program.FileProgramStateManager(tmp_path)
@@ -217,7 +204,7 @@ def test_weights_of_examples_are_a_field_of_the_data():
   _assert_close(actual.global_weights, expected.global_weights)
 
 
-@_fast_for('fed_rep')
+@_deployable
 def test_model_weights_can_be_set_where_they_are_the_global_ones(name):
   _, learning_process = _processes(name)
   trained, _ = _after_rounds(name)
@@ -232,7 +219,9 @@ def test_model_weights_can_be_set_where_they_are_the_global_ones(name):
   assert state.round_number == 0
 
 
-@_fast_for('ditto', among=sorted({*registry.ALGORITHMS} - {*_DEPLOYABLE}))
+@toy_problems.named(
+  sorted({*registry.ALGORITHMS} - {*_DEPLOYABLE}), fast=('local_only',)
+)
 def test_method_that_needs_its_clients_state_says_so(name):
   process = registry.build(name, toy_problems.classifier())
   with pytest.raises(ValueError, match=f'`stateless`.*{name}'):

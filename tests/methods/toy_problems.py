@@ -6,6 +6,7 @@ import functools
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tff_pfl import tff_api as tff
@@ -107,6 +108,17 @@ def domains_of(clients, names=DOMAINS.names):
   counts = sum(np.bincount(c.domain, minlength=len(names)) for c in clients)
   return domains.Domains(
     names, tuple(int(n) for n in counts), sum(counts) / len(clients)
+  )
+
+
+def named(names, fast):
+  """Runs a test for methods by name, those but `fast` in the slow suite."""
+  return pytest.mark.parametrize(
+    'name',
+    [
+      pytest.param(name, marks=() if name in fast else pytest.mark.slow)
+      for name in names
+    ],
   )
 
 
@@ -325,6 +337,13 @@ def assert_close(actual, expected, rtol=1e-5, atol=1e-6):
   tf.nest.assert_same_structure(actual, expected)
   for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
     np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol, atol)
+
+
+def leaves(value):
+  """The numbers of a structure whose containers TFF may have replaced."""
+  return tff.structure.flatten(
+    tff.structure.from_container(value, recursive=True)
+  )
 
 
 def differ(a, b):
