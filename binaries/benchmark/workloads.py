@@ -137,7 +137,7 @@ class Workload:
       description=f'{self.description} (scaled down)',
       model_arguments=arguments,
       shape=(16, 16, 3) if len(self.shape) == 3 else (12,),
-      num_clients=600 if scales else 6,
+      num_clients=60 if scales else 6,
       cohort_size=2,
       examples_per_client=20,
       num_rounds=2,

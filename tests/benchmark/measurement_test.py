@@ -65,7 +65,7 @@ def test_workload_of_populations_has_both_and_no_reference(scale):
     assert scale[name]['seconds_per_round']['min'] > 0
     # The set-up can reuse memory that is there.
     assert isinstance(scale[name]['set_up_mb'], float)
-  assert sizes == {'population': 600, 'smaller_population': 6}
+  assert sizes == {'population': 60, 'smaller_population': 6}
   assert scale['population']['seconds_per_round'] == scale['seconds_per_round']
   assert scale['run_seconds'] > 0
 
@@ -75,7 +75,7 @@ def test_table_has_a_column_for_each_record(with_reference, scale):
   header, _, *lines = table.splitlines()
   assert header.split() == ['w4', 'scale']
   cells = {name: values for name, *values in map(str.split, lines)}
-  assert cells['num_clients'] == ['6', '600']
+  assert cells['num_clients'] == ['6', '60']
   assert cells['speedup'] == [f'{with_reference["speedup"]:.4g}', '–']
   assert cells['smaller_population.num_clients'] == ['–', '6']
   assert 'population' not in benchmark.format_records([with_reference])
