@@ -113,6 +113,12 @@ def _linear(analysed, **hparams):
   )
 
 
+def _static_linear():
+  return _linear(
+    'weights', mode='static', split='eigenvectors', new_client_training='all'
+  )
+
+
 @pytest.mark.parametrize('analysed', ['updates', 'weights'])
 def test_rounds_are_those_of_the_paper(analysed):
   reference = _Reference(analysed == 'weights')
@@ -127,7 +133,7 @@ def test_rounds_are_those_of_the_paper(analysed):
 
 
 def test_the_static_partition_is_that_of_the_first_rounds_weights():
-  process = _linear('weights', mode='static', split='eigenvectors')
+  process = _static_linear()
   body, head = _BODY.astype(float), _HEAD.astype(float)
   trained = [
     toy_problems.descended_together(body, head, client, 2, 0.1)[0]
@@ -282,7 +288,7 @@ def test_a_new_client_fits_its_personal_elements_only():
 
 
 def test_a_new_client_may_train_all_weights_and_take_the_shared_ones_back():
-  process = _linear('weights', new_client_training='all')
+  process = _static_linear()
   state, _, _ = toy_problems.train(process, _CLIENTS[:2], 2)
   kernels = toy_problems.kernels(state.global_weights)
   is_shared = np.asarray(state.algorithm['is_shared']['body'])
@@ -358,11 +364,13 @@ def test_convolutions_and_recurrent_layers_are_divided():
 def test_an_upload_is_an_update_and_the_sums_of_the_divided_layers():
   update = _BODY.size + _HEAD.size
   sums = 6 * (6 + 1) // 2 + 6 + 1
-  assert _linear('updates').bytes_per_round.up == 4 * (update + sums)
+  process = _linear('updates')
+  assert process.bytes_per_round.up == 4 * (update + sums)
   # Nothing is to be analysed where all or no elements are personal.
   for threshold in (math.inf, -math.inf):
-    process = _linear('updates', threshold=threshold)
-    assert process.bytes_per_round.up == 4 * update
+    hparams = fed_fac.FedFacHParams(layers='body', threshold=threshold)
+    partition = fed_fac.FoundPartition(process.model, hparams)
+    assert not partition.report(partition.initial_algorithm, {})
 
 
 # Hyperparameters.
