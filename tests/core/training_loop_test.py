@@ -60,14 +60,6 @@ def test_steps_of_the_optimizers(slope, phase, expected):
   np.testing.assert_allclose(weight, expected, rtol=1e-5)
 
 
-def test_optimizer_state_starts_anew_with_each_phase(slope):
-  phase = _phase(momentum=0.5, num_steps=1)
-  once = _train(slope, _points([1], [0]), phase)
-  weight, _ = _fit(slope, _points([1], [0]), phase, weights=once.weights)
-  # Without the first phase's momentum: 1 -> 0.8 -> 0.64, not 0.54.
-  np.testing.assert_allclose(weight, 0.64, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
   ('examples', 'phase', 'expected', 'metrics'),
   [
@@ -98,22 +90,14 @@ def test_steps_take_the_place_of_epochs_of_which_there_may_be_none(slope):
 
 
 @pytest.mark.parametrize(
-  ('jit_compile', 'batch_size', 'limit'),
-  [
-    (False, None, {'num_epochs': 2}),
-    (False, 1, {'num_steps': 2}),
-    (True, 10, {'num_epochs': 2}),
-  ],
+  ('batch_size', 'limit'), [(None, {'num_epochs': 2}), (1, {'num_steps': 2})]
 )
-def test_clients_without_examples_and_with_one(
-  slope, jit_compile, batch_size, limit
-):
-  model = dataclasses.replace(slope, jit_compile=jit_compile)
+def test_clients_without_examples_and_with_one(slope, batch_size, limit):
   phase = _phase(batch_size=batch_size, **limit)
-  weight, metrics = _fit(model, _points([], []), phase)
+  weight, metrics = _fit(slope, _points([], []), phase)
   assert weight == 1
   assert all(value == 0 for value in metrics.values())
-  weight, metrics = _fit(model, _points([1], [0]), phase)
+  weight, metrics = _fit(slope, _points([1], [0]), phase)
   np.testing.assert_allclose(weight, 0.64, rtol=1e-6)
   assert metrics['examples'] == 2
 
@@ -138,8 +122,8 @@ def _batches(plan, place=0):
   return rows[: plan.num_steps.numpy()]
 
 
-@pytest.mark.parametrize('num_examples', [1, 4, 5, 15, 16])
-@pytest.mark.parametrize('batch_size', [1, 4, 5, 16, 100, 0, None])
+@pytest.mark.parametrize('num_examples', [1, 5, 16])
+@pytest.mark.parametrize('batch_size', [1, 4, 100, 0, None])
 def test_an_epoch_has_every_example_once(num_examples, batch_size):
   batches = _batches(
     _plan(num_examples, _phase(batch_size=batch_size, num_epochs=3))
@@ -259,18 +243,6 @@ def _split(model):
   )
 
 
-def test_the_result_does_not_depend_on_the_padding(network):
-  phase = _phase(momentum=0.5, batch_size=4, num_epochs=3)
-  small, large = (
-    _train(network, _client(13, capacity=c), phase) for c in (16, 64)
-  )
-  _assert_close(small.weights, large.weights)
-  _assert_close(small.metrics, large.metrics)
-  assert not np.allclose(
-    small.weights['first/kernel'], network.initial_weights['first/kernel']
-  )
-
-
 @pytest.mark.parametrize('change', ['none', _noisy])
 def test_nan_in_the_padding_does_not_leak(network, change):
   network = augmentation.augmented(network, change)
@@ -291,12 +263,15 @@ def test_nan_in_the_padding_does_not_leak(network, change):
 
 def test_xla_gives_the_same_numbers(network):
   phase = _phase(momentum=0.5, batch_size=4, num_epochs=2)
-  plain, compiled = (
-    _train(model, _client(13), phase)
-    for model in (network, shared.network(True))
-  )
-  _assert_close(compiled.weights, plain.weights, rtol=1e-3, atol=1e-5)
-  _assert_close(compiled.metrics, plain.metrics, rtol=1e-3)
+
+  def trainer(model):
+    return tf.function(lambda examples: _train(model, examples, phase))
+
+  trainers = trainer(network), trainer(shared.network(True))
+  for size in (13, 2, 0):
+    plain, compiled = (train(_client(size)) for train in trainers)
+    _assert_close(compiled.weights, plain.weights, rtol=1e-3, atol=1e-5)
+    _assert_close(compiled.metrics, plain.metrics, rtol=1e-3)
 
 
 def test_the_seed_decides_the_result(network):
@@ -445,7 +420,8 @@ def test_one_trace_serves_the_clients_of_a_tff_computation(network):
   alone = tf.function(lambda examples: _train(network, examples, phase))
   for size, result in zip(SIZES, results):
     expected = alone(_client(size, capacity=64))
-    _assert_close(result.weights, expected.weights, rtol=1e-3, atol=1e-5)
+    _assert_close(result.weights, expected.weights)
+    _assert_close(result.metrics, expected.metrics)
     assert result.metrics['examples'] == 2 * size
 
 
