@@ -70,13 +70,6 @@ def _assert_equal(found, expected):
     np.testing.assert_allclose(found[name], value, atol=1e-6, err_msg=name)
 
 
-def test_fed_avg_that_keeps_all_of_it_is_fed_bn():
-  *_, actual = _train('fed_avg', statistics='local_all')
-  *_, expected = _train('fed_bn')
-  for client in range(2):
-    _assert_equal(actual[client], expected[client])
-
-
 def test_clients_share_the_weights_but_not_the_statistics():
   process, state, _, (a, b) = _train('fed_avg', statistics='local')
   assert not set(_MOVING) & set(state.global_weights)

@@ -127,27 +127,15 @@ def test_wrong_argument_is_refused_by_name(argument, value):
 _CLIENTS = [toy_problems.labeled_examples(n, seed=n) for n in (11, 25)]
 
 
-def _trained(name='fed_avg', num_rounds=2, clients=_CLIENTS, **options):
+def _trained(name='fed_avg', clients=_CLIENTS, **options):
   process = registry.build(name, toy_problems.classifier(), **options)
-  return toy_problems.train(process, clients, num_rounds)
-
-
-def test_without_noise_and_clipping_it_is_the_unweighted_mean():
-  private, _, metrics = _trained(
-    aggregator=private_mean.PrivateMeanFactory(0.0, 2, 'fixed:inf')
-  )
-  plain, _, expected = _trained(
-    aggregator=tff.aggregators.UnweightedMeanFactory()
-  )
-  toy_problems.assert_same(private.global_weights, plain.global_weights)
-  assert metrics['loss'] == expected['loss']
+  return toy_problems.train(process, clients)
 
 
 def test_without_training_metrics_only_the_noised_mean_leaves_clients():
   clients = [*_CLIENTS, toy_problems.labeled_examples(0, 0)]
   (plain, _, counted), (state, _, metrics) = (
     _trained(
-      num_rounds=1,
       clients=clients,
       aggregator=private_mean.PrivateMeanFactory(0.5, 3, 'fixed:1'),
       training_metrics=which,
@@ -243,7 +231,6 @@ def test_noise_multiplier_of_coarse_integers_by_hand():
 def test_methods_train_with_the_noise_of_clients():
   state, _, metrics = _trained(
     'fed_fac',
-    num_rounds=1,
     aggregator=private_mean.DistributedPrivateMeanFactory(1e-3, 2),
     training_metrics='none',
   )

@@ -16,15 +16,18 @@ _NORMALIZATION = [
 ]
 
 
-def _build(name, model):
-  return registry.build(name, model, **_TRAINING, seed=4)
+def _rounds(name, model, number, **options):
+  """The process, and the server's and clients' states after each round."""
+  process = registry.build(name, model, **_TRAINING, seed=4, **options)
+  rounds = toy_problems.rounds(process, _CLIENTS, [(0, 1)] * number)
+  return process, [(state, states) for state, states, _ in rounds]
 
 
 def test_first_round_is_that_of_fed_avg_but_for_the_normalization():
   keras.utils.set_random_seed(3)
   model = toy_problems.classifier_from(toy_problems.dropout_and_normalization())
-  state, states, _ = toy_problems.train(_build('fed_bn', model), _CLIENTS)
-  whole, _, _ = toy_problems.train(_build('fed_avg', model), _CLIENTS)
+  process, [(state, states), second] = _rounds('fed_bn', model, 2)
+  _, [(whole, _)] = _rounds('fed_avg', model, 1)
   # All of it is local, and nothing else.
   assert sorted(states[0].local) == _NORMALIZATION
   assert set(state.global_weights) == set(whole.global_weights) - {
@@ -45,9 +48,16 @@ def test_first_round_is_that_of_fed_avg_but_for_the_normalization():
       atol=1e-6,
     )
 
+  # It is FedAvg whose clients keep all of it.
+  keeping, [_, kept] = _rounds('fed_avg', model, 2, statistics='local_all')
+  toy_problems.assert_same(
+    toy_problems.personal_models(process, *second),
+    toy_problems.personal_models(keeping, *kept),
+  )
+
 
 def test_without_batch_normalization_it_says_that_it_is_fed_avg(caplog):
-  model = toy_problems.classifier()
+  algorithm = registry.ALGORITHMS['fed_bn']
   with caplog.at_level(logging.WARNING, logger='absl'):
-    _build('fed_bn', model)
+    algorithm.work(toy_problems.classifier(), algorithm.hparams())
   assert 'no batch normalization, so fed_bn is fed_avg' in caplog.text
