@@ -1,5 +1,3 @@
-import pytest
-
 from tests.methods import toy_problems
 from tff_pfl.core import client_computations, personalization
 from tff_pfl.methods import registry
@@ -40,10 +38,6 @@ def test_personalization_may_be_chosen_after_a_process_is_built(runtime):
   ]
   toy_problems.assert_same(scores[0], scores[1])
   assert toy_problems.differ(scores[0], scores[2])
-  with pytest.raises(ValueError, match='`fine_tune` to be .* fed_pac'):
-    registry.build('fed_pac', model).with_personalization(
-      personalization.Personalization(fine_tune='trained')
-    )
 
 
 def test_initial_states_of_many_clients_are_those_of_each(runtime):

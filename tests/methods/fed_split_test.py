@@ -7,9 +7,9 @@ from tff_pfl.methods import registry
 
 
 def test_by_default_half_of_the_last_hidden_layer_is_personal():
-  process = registry.build('fed_split', toy_problems.classifier())
-  local = process.initialize_client_state(0).local
-  weights = toy_problems.classifier().initial_weights
+  split, model = registry.get_algorithm('fed_split'), toy_problems.classifier()
+  local = split.work(model, split.hparams()).initial_local
+  weights = model.initial_weights
   assert list(local) == ['dense_1/kernel', 'dense_1/bias']
   np.testing.assert_array_equal(
     local['dense_1/kernel'], weights['dense_1/kernel'][:, 2:]

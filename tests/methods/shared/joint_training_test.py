@@ -70,9 +70,15 @@ def test_all_weights_train_and_the_local_ones_stay(
 def test_the_cut_may_be_anywhere():
   """LG-FedAvg with the same cut keeps what FedPer shares."""
   network = zoo.mlp(toy_problems.classifier().element_spec, 3, widths=(4, 2))
-  process = registry.build('fed_per', network, local_depth=2)
-  shared = set(process.initialize().global_weights)
+  work, mirrored = (
+    registry.ALGORITHMS[name].work(
+      network, toy_problems.hparams_for(name, **depth)
+    )
+    for name, depth in (
+      ('fed_per', {'local_depth': 2}),
+      ('lg_fed_avg', {'global_depth': 2}),
+    )
+  )
+  shared = set(work.initial_global)
   assert shared == set(network.weight_names(['dense_1']))
-  mirrored = registry.build('lg_fed_avg', network, global_depth=2)
-  (state,) = mirrored.initialize_client_states([0])
-  assert set(state.local) == shared
+  assert set(mirrored.initial_local) == shared
