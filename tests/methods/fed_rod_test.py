@@ -15,7 +15,8 @@ _CLIENTS = [
 
 def test_rounds_by_hand():
   process = toy_problems.full_batches(
-    *('fed_rod', toy_problems.linear_classifier()),
+    'fed_rod',
+    toy_problems.linear_classifier(),
     num_steps=2,
     learning_rate=_RATE,
   )
