@@ -49,6 +49,14 @@ def _hparams(study, method, condition=''):
       "`conditions` to be .*found 'easy'",
     ),
     ({'published': {('fed_avg', 'x'): 3}}, "`conditions` to be .*found 'x'"),
+    (
+      {'scales': {'cpu': {}}, 'claims': [pfl.at_least(0.5, 'fed_foo')]},
+      "`methods` to be .*found 'fed_foo'",
+    ),
+    (
+      {'conditions': {1: {}}, 'claims': [pfl.at_least(0, conditions=0)]},
+      '`conditions` to be one of 1, found 0',
+    ),
     ({'methods': ['fed_avg', 'fed_avg']}, '`methods` to be none twice'),
     ({'conditions': {}}, '`conditions` to be at least one'),
     ({'conditions': {(1, 2): {}}}, r'`conditions` to be named .*\(1, 2\)'),
@@ -191,6 +199,7 @@ def test_scales_replace_fields_settings_and_parameters():
     conditions={2: {}, 5: {}},
     parameters=_Parameters(),
     scales={'small': small, 'cpu': cpu},
+    claims=[pfl.at_least(0, 'Ditto', conditions=3), pfl.at_least(0, 'FedRep')],
   )
   small = study.at('small')
   assert (small.scale, study.scale) == ('small', 'paper')
@@ -215,7 +224,13 @@ def test_scales_replace_fields_settings_and_parameters():
 
 
 def test_a_part_of_a_study_is_selected():
-  study = _study(conditions={2: {}, 5: {}}, seeds=(0, 1))
+  study = _study(
+    conditions={2: {}, 5: {}},
+    seeds=(0, 1),
+    # Of which there are none in a part.
+    claims=[pfl.better('fed_rep', than='fed_avg', conditions=5)],
+    published={('fed_avg', 5): 3.0},
+  )
   part = study.select(methods=['fed_rep'], conditions=['2'], seeds=[4])
   (entry,) = plan.entries(part)
   assert entry.trial.name == '2-fed_rep-seed4'

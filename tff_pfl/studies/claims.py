@@ -274,7 +274,7 @@ class MethodCheck:
   @property
   def named_conditions(self) -> list[str]:
     """The conditions that it names, empty if it is for all."""
-    return list(_listed(self.conditions or ()))
+    return [] if self.conditions is None else [*_listed(self.conditions)]
 
   def __call__(self, numbers: Numbers, study: Any) -> Iterator[Claim]:
     """Yields the claims, decided by the study's numbers."""
@@ -323,7 +323,7 @@ class MethodCheck:
 
 
 def _listed(names):
-  is_one = isinstance(names, str) and names != ALL_OTHERS
+  is_one = names != ALL_OTHERS and not isinstance(names, (list, tuple, set))
   return (names,) if is_one else names
 
 

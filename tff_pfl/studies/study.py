@@ -30,6 +30,7 @@ method that has it. `fed_avg.momentum` applies to one method alone.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Optional
@@ -199,6 +200,8 @@ class Study:
       others.
     selected: Methods to run. None runs all.
     scale: The current scale of the study.
+    is_part: True for a scale or a selection of another study, whose claims and
+      published figures may be of methods and conditions that it lacks.
   """
 
   settings: _PlainSettings = dataclasses.field(default_factory=dict)
@@ -242,6 +245,7 @@ class Study:
   overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   selected: Optional[fields.Words] = None
   scale: str = 'paper'
+  is_part: bool = False
 
   def __post_init__(self):
     errors.expect(
@@ -265,13 +269,13 @@ class Study:
       _expect_known({*condition} - {'methods'})
       for name in condition.get('methods', ()):
         errors.expect_one_of('methods', name, self.methods)
-    if not (self.scales or self.measure):
+    if not (self.measure or self.is_part):
       self._check_names()
-      if not self.tune:
-        # Invalid values raise errors before anything runs.
-        for condition in self.conditions:
-          for name in self.methods_of(condition):
-            self.settings_of(condition, name, self.seeds[0])
+    if not (self.scales or self.measure or self.tune):
+      # Invalid values raise errors before anything runs.
+      for condition in self.conditions:
+        for name in self.methods_of(condition):
+          self.settings_of(condition, name, self.seeds[0])
     algorithms = {method.algorithm for method in self.methods.values()}
     for name, values in self.tune.items():
       owner, _, hparam = name.rpartition('.')
@@ -296,10 +300,11 @@ class Study:
       if isinstance(check, claims_lib.MethodCheck):
         methods += check.named_methods
         conditions += check.named_conditions
-    for name in methods:
-      errors.expect_one_of('methods', name, self.methods)
-    for name in conditions:
-      errors.expect_one_of('conditions', name, self.conditions)
+    for kind, names in (('methods', methods), ('conditions', conditions)):
+      of_scales = (scale.get(kind, ()) for scale in self.scales.values())
+      known = dict.fromkeys([*getattr(self, kind), *itertools.chain(*of_scales)])
+      for name in names:
+        errors.expect_one_of(kind, name, known)
 
   def _check_values(self, name, values):
     if not isinstance(values, plan.Range):
@@ -343,7 +348,8 @@ class Study:
     )
     if 'settings' in own:
       own['settings'] = {**self.settings, **own['settings']}
-    scaled = dataclasses.replace(self, scale=scale, **own, **replaced)
+    own |= {'scale': scale, 'is_part': True}
+    scaled = dataclasses.replace(self, **own, **replaced)
     return scaled.with_settings(**changes).select(**names)
 
   def _small(self):
@@ -388,6 +394,7 @@ class Study:
         errors.expect_one_of('conditions', str(name), by_text)
       names = [by_text[str(name)] for name in conditions]
       changes['conditions'] = {name: self.conditions[name] for name in names}
+      changes['is_part'] = True
     if seeds is not None:
       changes['seeds'] = tuple(seeds)
     return dataclasses.replace(self, **changes)
