@@ -30,7 +30,6 @@ method that has it. `fed_avg.momentum` applies to one method alone.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Optional
@@ -301,8 +300,9 @@ class Study:
         methods += check.named_methods
         conditions += check.named_conditions
     for kind, names in (('methods', methods), ('conditions', conditions)):
-      of_scales = (scale.get(kind, ()) for scale in self.scales.values())
-      known = dict.fromkeys([*getattr(self, kind), *itertools.chain(*of_scales)])
+      known = dict.fromkeys(getattr(self, kind))
+      for scale in self.scales.values():
+        known |= dict.fromkeys(scale.get(kind, ()))
       for name in names:
         errors.expect_one_of(kind, name, known)
 
