@@ -243,10 +243,9 @@ def main() -> None:
   """Runs the studies and prints their tables and claims."""
   if _LIST.value:
     rows = [
-      (one.name, one.source, one.summary, ', '.join(one.scales) or 'cpu')
-      for one in papers.STUDIES.values()
+      (one.name, one.source, one.summary) for one in papers.STUDIES.values()
     ]
-    names = ['study', 'source', 'what is checked', 'scales']
+    names = ['study', 'source', 'what is checked']
     print(summary.format_table(rows, names))
     return
   studies = _with_flags(_selected_studies())
@@ -259,6 +258,13 @@ def main() -> None:
   if _DOCS_DIR.value is not None:
     # Fails before hours of work.
     record.find_pages(_DOCS_DIR.value, _SCALE.value)
+    errors.expect(
+      not (_METHODS.value or _CONDITIONS.value)
+      and all(study.name in papers.STUDIES for study in studies),
+      '--docs_dir',
+      "given for the papers' studies, without --methods and --conditions",
+      _STUDY.value,
+    )
   ran = _run_all(studies, directory)
   if len(studies) == 1:
     print(ran[studies[0].name]['results'].table())

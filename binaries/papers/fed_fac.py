@@ -395,8 +395,6 @@ def measure_comparison(context: measures.Context) -> measures.Rows:
       'score': result.score(),
       'weighted_accuracy_best_10': weighted.get('best_10_mean'),
       'seconds_per_round': summary['seconds_per_round'],
-      'peak_rss_mb': summary['peak_rss_mb'],
-      'upload_bytes': result.run.scores['bytes_per_round']['up'],
       **dict(zip(_QUANTILES, quantiles)),
       'client_std': np.std(accuracies),
       'training_loss': np.mean(losses),
@@ -956,7 +954,6 @@ _FEATURES = _study(
   },
   conditions={name: _CONDITIONS[name] for name in _OF_FEATURES},
   measure=fed_fac_units.measure_features,
-  parameters=fed_fac_units.Features(),
   claims=[fed_fac_units.features_claims],
   draw=panels.bars(
     'value',
@@ -977,7 +974,7 @@ _FEATURES = _study(
       'settings': _CPU,
       'fed_fac.layers': 'conv_2',
     },
-    'small': {**_AT_SMALL, 'fed_fac.layers': 'conv_2', 'num_shown_clients': 2},
+    'small': {**_AT_SMALL, 'fed_fac.layers': 'conv_2'},
   },
 )
 _TABLE_8_ROWS = {_ANALYSIS: (83.1, 74.9, 71.5), _RANDOM: (81.4, 72.5, 70.4)}

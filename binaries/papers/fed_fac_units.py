@@ -58,6 +58,8 @@ _PEAK = 0.1
 _TOP, _MOST = 0.1, 0.5
 # The k of the nearest neighbors.
 _NUM_NEIGHBORS = 3
+# Clients of `fedfac_features` whose channels are measured.
+_NUM_SHOWN_CLIENTS = 20
 # Smaller distances between outputs of clients are replaced by this one.
 _LEAST_DISTANCE = 1e-3
 _SHARED, _PERSONAL = 'shared', 'personal'
@@ -65,17 +67,6 @@ FACTOR_ANALYSIS = 'factor analysis'
 SHARED_MASKED, PERSONAL_MASKED = 'shared masked', 'personal masked'
 _LIKENESS, _SPECIFICITY = 'likeness to FedAvg', 'specificity'
 _FED_AVG_SPECIFICITY = "FedAvg's specificity"
-
-
-@dataclasses.dataclass(frozen=True)
-class Features:
-  """Sizes of `fedfac_features`.
-
-  Attributes:
-    num_shown_clients: Clients whose channels are measured.
-  """
-
-  num_shown_clients: int = 20
 
 
 def entropy(values: np.ndarray, num_neighbors: int) -> np.ndarray:
@@ -306,9 +297,10 @@ def _channels(context, fed_fac, fed_avg):
   with context.create_runtime() as runtime:
     state = fed_fac.server_state(fed_fac.build_process(), runtime)
     is_shared = np.asarray(state.algorithm['is_shared'][layer])
-    num_shown = context.parameters.num_shown_clients
     is_local = fed_fac.settings.process.statistics == 'local'
-    for index, client_id in enumerate(fed_fac.data.client_ids[:num_shown]):
+    for index, client_id in enumerate(
+      fed_fac.data.client_ids[:_NUM_SHOWN_CLIENTS]
+    ):
       own = maps(fed_fac, fed_fac.personal_weights(client_id, runtime))
       # FedAvg's maps differ between clients only if statistics are local.
       if index == 0 or is_local:

@@ -92,11 +92,11 @@ notebook). Scale `cpu` has more numbers of samples.
 
 `fedrep_linear_convergence`. The sizes come from the authors' notebook, which
 has these three numbers of clients. The text names four. Step sizes are tuned
-for each method and number of clients, by the geometric mean of the last
-distances with seeds that are not reported. Heads are normalized as in Theorem
-1. The notebook has 5 samples, and Theorem 1 is also checked with 20. Our copy
-lacks the picture and caption of appendix A.1, so we only know what the text
-says.
+for each method and number of clients, by the rounds to the distance at which
+rates end (and then the last distances), with seeds that are not reported. Heads
+are normalized as in Theorem 1. The notebook has 5 samples, and Theorem 1 is
+also checked with 20. Our copy lacks the picture and caption of appendix A.1, so
+we only know what the text says.
 
 References:
   Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for

@@ -20,7 +20,7 @@ from typing import Any
 from tff_pfl import errors
 from tff_pfl.datasets import registry
 from tff_pfl.runs import summary as summary_lib
-from tff_pfl.studies import claims, results
+from tff_pfl.studies import claims, results, trials
 from tff_pfl.studies import page as page_lib
 from tff_pfl.studies import study as study_lib
 
@@ -88,6 +88,10 @@ def update(
 def _record(description, study):
   sizes = {**description['settings'], **(description['parameters'] or {})}
   datasets = [sizes['dataset']] if 'dataset' in sizes else []
+  usual = trials.as_written(
+    {**trials.plain(study.parameters or {}), **trials.plain(study.overrides)}
+  )
+  chosen = {**(description['parameters'] or {}), **description['overrides']}
   return {
     'study': description['name'],
     'source': description['source'],
@@ -95,8 +99,9 @@ def _record(description, study):
     'size': ', '.join([*(datasets or ['generated']), *_sizes(sizes)]),
     'overrides': {
       name: value
-      for name, value in description['overrides'].items()
-      if name not in ('data_dir', 'runtime', *study.overrides)
+      for name, value in chosen.items()
+      if name not in ('data_dir', 'runtime')
+      and (name not in usual or value != usual[name])
     },
     **{n: description[n] for n in ('seeds', 'seconds')},
     **{n: description[n] for n in ('versions', 'commit', 'claims')},

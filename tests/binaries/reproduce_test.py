@@ -87,6 +87,9 @@ def test_a_file_of_ones_own_has_studies_and_methods(programs):
   description = _description(programs.directory, 'out', 'mine')
   assert list(description['conditions']) == ['a, b', 'c']
   assert 'a, b (%)' in ' '.join(result.out.split())
+  (programs.directory / 'page.md').touch()
+  message = programs.fail('reproduce', *arguments, '--docs_dir=.')
+  assert "--docs_dir to be given for the papers' studies, with" in message
 
 
 @pytest.mark.slow

@@ -22,6 +22,10 @@ _OPENS_RUNS = {
 }
 
 
+def test_studies_have_names_of_their_own():
+  assert len(papers.STUDIES) == len(papers._ALL)
+
+
 def _statements(rows):
   return {(row['statement'], row['source'], row['is_ours']) for row in rows}
 

@@ -4,9 +4,10 @@ import types
 
 import pytest
 
+from binaries import papers
 from binaries.papers import record
 from tff_pfl.studies import page as page_lib
-from tff_pfl.studies import study
+from tff_pfl.studies import study, trials
 
 _NUMBERS = {'measured': 0.12345, 'low': 0.1, 'high': 0.2, 'num_seeds': 5}
 _CLAIM = {'statement': 'A is better than B', 'source': 'Table 1', **_NUMBERS}
@@ -61,6 +62,27 @@ def test_the_heading_has_what_differs_and_what_is_decided():
   # What has only its record is told with the last commit that has the code.
   text = _rewritten('<!-- claims: first -->\n', {'first': other}, {})
   assert '--experiment=first`, whose code runs at commit' in text
+
+
+def test_a_record_has_what_is_not_as_at_its_scale():
+  linear, table = (
+    papers.STUDIES[name] for name in ('fedsplit_convergence', 'fedrep_table_1')
+  )
+  for of, changes in (
+    (linear, {'step_size': 4.5e-7}),
+    (table, {'num_rounds': 100, 'momentum': 0.25}),
+  ):
+    usual = of.at('cpu')
+    changed = usual.with_settings(**changes, data_dir='here')
+    kept = record._record({**_described(changed), 'settings': {}}, usual)
+    assert kept['overrides'] == changes
+
+
+def _described(study):
+  return dict.fromkeys(('seconds', 'versions', 'commit', 'claims')) | {
+    **{name: getattr(study, name) for name in ('name', 'source', 'seeds')},
+    **{n: trials.plain(getattr(study, n)) for n in ('parameters', 'overrides')},
+  }
 
 
 def test_the_table_of_coverage_counts_the_papers_claims_and_ours():

@@ -323,7 +323,7 @@ class MethodCheck:
 
 
 def _listed(names):
-  is_one = names != ALL_OTHERS and not isinstance(names, (list, tuple, set))
+  is_one = isinstance(names, (str, int, float)) and names != ALL_OTHERS
   return (names,) if is_one else names
 
 

@@ -286,8 +286,6 @@ def measure_new_client(context: measures.Context) -> measures.Rows:
           'seed': seed,
           'num_samples': num_samples,
           'error': error,
-          # The distance of the model before fine-tuning.
-          'distance': history.distance[-1],
         }
 
 

@@ -291,18 +291,24 @@ def _run(sizes, method, seed):
 
 
 def _best_rate(sizes, build, seeds):
-  """The learning rate with the least geometric mean of the last distances."""
+  """The learning rate that needs the fewest rounds to `simulation.CLOSE`.
 
-  def last(rate, seed):
-    try:
-      return _run(sizes, build(rate), seed)[1].distance[-1]
-    except errors_lib.RunError:
-      return 1.0
+  Among rates that need as many, it is the one with the least geometric mean of
+  the last distances. Below `CLOSE`, rounding errors would choose.
+  """
 
-  return min(
-    sizes.learning_rates,
-    key=lambda rate: sum(np.log(last(rate, seed)) for seed in seeds),
-  )
+  def cost(rate):
+    num_rounds, log_distance = 0, 0.0
+    for seed in seeds:
+      try:
+        distance = _run(sizes, build(rate), seed)[1].distance
+      except errors_lib.RunError:
+        distance = np.ones(sizes.num_rounds + 1)
+      num_rounds += simulation.rounds_to(distance, simulation.CLOSE)
+      log_distance += np.log(distance[-1])
+    return num_rounds, log_distance
+
+  return min(sizes.learning_rates, key=cost)
 
 
 def measure_convergence(context: measures.Context) -> measures.Rows:

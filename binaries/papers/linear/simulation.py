@@ -169,8 +169,7 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
   """Yields rows of every tenth round and of the last round.
 
-  The last row also has `rate`, `r_squared`, `rounds_to_near` and
-  `rounds_to_close`.
+  The last row also has `rate`, `r_squared` and `rounds_to_near`.
 
   Args:
     history: A run with a record of every round.
@@ -188,7 +187,6 @@ def rows(
       row.update(
         fit_decay(history.distance),
         rounds_to_near=rounds_to(history.distance, NEAR),
-        rounds_to_close=rounds_to(history.distance, CLOSE),
       )
     yield row
 

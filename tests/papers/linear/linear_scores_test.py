@@ -46,7 +46,7 @@ def test_rows_are_of_some_rounds_and_the_last_has_what_is_of_all():
   assert [row['round'] for row in before] == [0, 10, 20]
   assert before[1]['distance'] == distance[10]
   assert (last['round'], last['gradient_norm']) == (24, 2 * distance[24])
-  assert (last['rounds_to_near'], last['rounds_to_close']) == (7, 14)
+  assert last['rounds_to_near'] == 7
   assert last['rate'] == pytest.approx(1)
   assert 'rate' not in before[0]
   assert before[0]['method'] == 'FedRep'
