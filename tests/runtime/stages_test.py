@@ -2,6 +2,9 @@
 
 import functools
 import pickle
+import threading
+import types
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -10,9 +13,17 @@ import tensorflow as tf
 from tests.methods import toy_problems
 from tests.runtime import chunks, parity
 from tff_pfl import datasets
+from tff_pfl import tff_api as tff
 from tff_pfl.core import padding
 from tff_pfl.methods import registry
-from tff_pfl.runtime import lowering, stages, transport, values
+from tff_pfl.runtime import (
+  lowering,
+  ray_actor,
+  ray_runtime,
+  stages,
+  transport,
+  values,
+)
 
 
 @functools.cache
@@ -57,6 +68,70 @@ def test_cohort_without_clients():
     output = rt.run(process.next, state, [], [])
   assert output.client_states == []
   assert output.metrics['clients'] == 0
+
+
+class _Future:
+  """A value in Ray's store."""
+
+  def __init__(self, value):
+    self.value = value
+
+
+class _Actor:
+  """An actor that computes in this process."""
+
+  def __init__(self, *arguments):
+    actor = ray_actor.ChunkActor(*arguments, fetch=lambda boxed: boxed[0].value)
+    self.checksum, self.compute = (
+      types.SimpleNamespace(remote=lambda *a, call=call: _Future(call(*a)))
+      for call in (actor.checksum, actor.compute)
+    )
+
+
+# A Ray with room for one actor.
+_RAY = types.SimpleNamespace(
+  remote=lambda _: types.SimpleNamespace(
+    options=lambda **_: types.SimpleNamespace(remote=_Actor)
+  ),
+  nodes=lambda: [{'Alive': True, 'Resources': {'CPU': 1}}],
+  cluster_resources=dict,
+  put=_Future,
+  get=lambda future: future.value,
+  wait=lambda waited, **_: (waited, []),
+  kill=lambda _: None,
+)
+
+
+def test_threads_take_turns_on_an_actor(monkeypatch):
+  distance = tff.tensorflow.computation(
+    lambda x, y: abs(x - y), np.float32, np.float32
+  )
+
+  @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+  def mean_distance(numbers):
+    mean = tff.federated_broadcast(tff.federated_mean(numbers))
+    return tff.federated_mean(tff.federated_map(distance, (numbers, mean)))
+
+  both = threading.Barrier(2, timeout=60)
+  cohort = ray_runtime._Cluster.cohort
+
+  def cohort_in_turns(*arguments):
+    compute = cohort(*arguments)
+
+    def compute_in_turn(received):
+      both.wait()
+      return compute(received)
+
+    return compute_in_turn
+
+  monkeypatch.setattr(ray_runtime._Cluster, 'cohort', cohort_in_turns)
+  monkeypatch.setattr(ray_runtime.ray_cluster, 'connect', lambda _: _RAY)
+  with ray_runtime.RayRuntime() as rt, futures.ThreadPoolExecutor() as pool:
+    means = pool.map(
+      functools.partial(rt.run, mean_distance),
+      [[1.0, 2.0, 6.0], [10.0, 20.0, 60.0]],
+    )
+    assert [*means] == [2.0, 20.0]
 
 
 def test_transport_keeps_values():

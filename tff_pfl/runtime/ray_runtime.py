@@ -226,6 +226,8 @@ class _Cluster(client_mapper.ClientMapper):
     )
     self._checksum = ray_cluster.code_checksum()
     self._lock = threading.Lock()
+    # Number of the run whose values the actors keep.
+    self._last_run = None
     self._refusals: list[str] = []
     self._num_starts = 0
     # Starts in which an actor died, since an actor last came up.
@@ -291,6 +293,11 @@ class _Cluster(client_mapper.ClientMapper):
     chunks: list[_Chunk],
   ) -> list[stages.ChunkOutput]:
     """Computes the last stage in `received` for all chunks."""
+    if run != self._last_run:
+      # Actors keep values of one run. They compute its earlier stages anew.
+      for chunk in chunks:
+        chunk.home = None
+      self._last_run = run
     waiting = list(chunks)
     outputs = {}
     begin = time_of_line = time.monotonic()
