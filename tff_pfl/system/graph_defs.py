@@ -60,16 +60,14 @@ def _is_deterministic_op(kind: str) -> bool:
 
 def kinds_in_use(graph_def: tf.compat.v1.GraphDef) -> collections.Counter:
   """Counts operations by kind. A function counts once if it is called."""
-  nodes, _, _ = _in_use(graph_def)
+  nodes, _ = _in_use(graph_def)
   return collections.Counter(node.op for node in nodes)
 
 
-def _in_use(
-  graph_def: tf.compat.v1.GraphDef,
-) -> tuple[list, dict[str, Any], dict[str, Any]]:
-  """Returns the nodes in use, and the used and unused functions by name.
+def _in_use(graph_def: tf.compat.v1.GraphDef) -> tuple[list, dict[str, Any]]:
+  """Returns the nodes in use, and the used functions by name.
 
-  The used functions are in the order of their first use.
+  The functions are in the order of their first use.
   """
   unused = {f.signature.name: f for f in graph_def.library.function}
   used = {}
@@ -80,7 +78,7 @@ def _in_use(
       if name in unused:
         used[name] = unused.pop(name)
         nodes += used[name].node_def
-  return nodes, used, unused
+  return nodes, used
 
 
 def _called_by(node: Any) -> Iterator[str]:
@@ -182,13 +180,18 @@ def make_portable(graph_def: tf.compat.v1.GraphDef) -> None:
 
 
 def _keep_in_use(graph_def):
-  """Removes unused functions, and returns the used ones' names in order."""
-  _, used, unused = _in_use(graph_def)
-  for name, function in unused.items():
-    graph_def.library.function.remove(function)
-    for gradient in [*graph_def.library.gradient]:
-      if name in (gradient.function_name, gradient.gradient_func):
-        graph_def.library.gradient.remove(gradient)
+  """Removes unused functions, and returns the used ones' names.
+
+  Both are in the order of the first use.
+  """
+  _, used = _in_use(graph_def)
+  library = graph_def.library
+  kept = list(used.values())
+  del library.function[:]
+  library.function.extend(kept)
+  for gradient in [*library.gradient]:
+    if not {gradient.function_name, gradient.gradient_func} <= used.keys():
+      library.gradient.remove(gradient)
   return list(used)
 
 
@@ -243,9 +246,8 @@ def make_names_canonical(
     # TensorFlow counts these, or they name nodes.
     for attribute in ('_gradient_op_type', '_class', '_user_specified_name'):
       part.attr.pop(attribute, None)
-  numbers = {name: n for n, name in enumerate(_keep_in_use(graph_def))}
-  graph_def.library.function.sort(key=lambda f: numbers[f.signature.name])
-  names = {name: f'tff_pfl_{number}' for name, number in numbers.items()}
+  used = _keep_in_use(graph_def)
+  names = {name: f'tff_pfl_{number}' for number, name in enumerate(used)}
   _rename(graph_def, names)
   tensors = _make_node_names_canonical(graph_def, tensors)
   # Without the graph's own nodes, among them constants with initial weights.
