@@ -10,7 +10,9 @@ fresh cohort each. A round ends when all its results are ready.
 the library, round by round and with the same cohorts, on TFF's C++ worker. It
 is `tff.learning.algorithms` for FedAvg, and for FedRep and Per-FedAvg a loop
 over the dataset as in TFF's tutorials. `speedup` is the ratio of the medians.
-The memory then includes both.
+
+The memory is the peak of this process so far, also in earlier workloads. TFF's
+worker and Ray's actors do not count.
 
 The workload `scale` runs with a durable store, on two populations in turns, to
 show that the cost of a round does not depend on the population's size. Then it
@@ -25,6 +27,7 @@ import functools
 import gc
 import json
 import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -130,7 +133,8 @@ def measure(
       `received` from them, mean over all rounds. None if it is unknown.
     * `phases`: the form of each phase of local training for a client that runs
       alone, by the phase's number of trained weights.
-    * `peak_rss_mb`: peak memory of this process and its children.
+    * `peak_rss_mb`: peak memory of this process so far, without TFF's worker
+      and Ray's actors.
     * `population` and `smaller_population`: `set_up_mb` is the growth of
       resident memory during set-up.
     * `run_seconds`: for a whole run on the population, without making its data
@@ -141,7 +145,6 @@ def measure(
   with_reference = with_reference and not compares_populations
   num_contestants = 1 + (with_reference or compares_populations)
   with contextlib.ExitStack() as stack:
-    memory = stack.enter_context(machine.PeakMemory())
     phases = stack.enter_context(training_loop.noting_forms())
     created = stack.enter_context(
       runtime_lib.create_runtime(runtime, **runtime_options)
@@ -183,7 +186,8 @@ def measure(
     **measured,
     'mb_moved_per_round': moved,
     'phases': dict(phases),
-    'peak_rss_mb': memory.peak_mb,
+    # Linux counts in KiB.
+    'peak_rss_mb': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
     'num_cores': cores.num_usable_cores(),
     'versions': machine.versions(),
   }

@@ -145,8 +145,8 @@ def summarize(
     * `loss`, `global_loss`, `fairness`, `non_finite_clients` (personal models
       that diverged) and `num_scored_clients` of the newest evaluation.
     * `seconds_per_round`: the median, without evaluation.
-    * `peak_rss_mb`: the most memory of this process and its workers after any
-      round.
+    * `peak_rss_mb`: the most memory of this process after any round, without
+      TFF's worker and Ray's actors.
 
     Some runs also have
 
