@@ -129,8 +129,6 @@ def measure(
     * `build_seconds`: for model, process, start of the runtime, initial states.
     * `seconds_per_round`: median, minimum and maximum after the first round.
     * `speedup`: the reference's median divided by the library's.
-    * `mb_moved_per_round`: `sent` to the processes in which clients compute and
-      `received` from them, mean over all rounds. None if it is unknown.
     * `phases`: the form of each phase of local training for a client that runs
       alone, by the phase's number of trained weights.
     * `peak_rss_mb`: peak memory of this process so far, without TFF's worker
@@ -169,11 +167,6 @@ def measure(
       measured['run_seconds'] = _time_whole_run(
         workload, runtime, runtime_options
       )
-    moved = None
-    if created.bytes_moved is not None:
-      num_moves = (1 + compares_populations) * (num_rounds + 1)
-      sent, received = (n / num_moves / 1e6 for n in created.bytes_moved)
-      moved = {'sent': sent, 'received': received}
   return {
     'workload': workload.name,
     'description': workload.description,
@@ -184,7 +177,6 @@ def measure(
     'runtime_options': dict(runtime_options),
     'num_rounds': num_rounds,
     **measured,
-    'mb_moved_per_round': moved,
     'phases': dict(phases),
     # Linux counts in KiB.
     'peak_rss_mb': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,

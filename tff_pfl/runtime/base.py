@@ -4,7 +4,7 @@ import abc
 import contextlib
 import weakref
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 from tff_pfl import errors
 from tff_pfl import tff_api as tff
@@ -155,14 +155,6 @@ class Runtime:
   def clients_per_call(self) -> int:
     """Clients per evaluation batch. Their data are in memory together."""
     return CLIENTS_PER_CALL
-
-  @property
-  def bytes_moved(self) -> Optional[tuple[int, int]]:
-    """Bytes that clients' processes have received and sent.
-
-    None if clients compute in this process or the numbers are unknown.
-    """
-    return None
 
   def close(self) -> None:
     """Frees all resources, after which the runtime cannot run anything.

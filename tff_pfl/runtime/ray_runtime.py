@@ -116,14 +116,6 @@ class RayRuntime(in_process.InterpretingRuntime):
     """Clients per evaluation batch, enough for all actors, which load data."""
     return max(super().clients_per_call, 4 * self.num_actors)
 
-  @property
-  def bytes_moved(self) -> tuple[int, int]:
-    """Bytes that actors have received and sent.
-
-    Broadcasts and programs count once per actor.
-    """
-    return self._cluster.bytes_sent, self._cluster.bytes_received
-
 
 @dataclasses.dataclass(eq=False)
 class _Actor:
@@ -168,11 +160,9 @@ class _Chunk:
 class _Stored:
   """An object in Ray's store for several actors."""
 
-  def __init__(self, reference: Any, num_bytes: int = 0):
+  def __init__(self, reference: Any):
     self.number = next(_unique_number)
     self.reference = reference
-    self.num_bytes = num_bytes
-    self.takers: weakref.WeakSet[_Actor] = weakref.WeakSet()
 
 
 class _References:
@@ -193,8 +183,6 @@ class _Cluster(client_mapper.ClientMapper):
 
   Attributes:
     actors: The actors, including starting ones.
-    bytes_sent: Bytes sent to actors.
-    bytes_received: Bytes received from actors.
   """
 
   def __init__(
@@ -235,8 +223,6 @@ class _Cluster(client_mapper.ClientMapper):
     # Shared mappings by number.
     self._shared = weakref.WeakValueDictionary()
     self.actors: list[_Actor] = []
-    self.bytes_sent = 0
-    self.bytes_received = 0
     self._start_actors()
     errors.expect(
       self.actors,
@@ -254,8 +240,7 @@ class _Cluster(client_mapper.ClientMapper):
 
   def prepare(self, plan: stages.Plan) -> _Stored:
     """Puts a plan's program into Ray's store."""
-    program = stages.pack(plan)
-    return _Stored(self._ray.put(program), len(program))
+    return _Stored(self._ray.put(stages.pack(plan)))
 
   def cohort(
     self, program: _Stored, argument: Any, num_clients: int
@@ -276,10 +261,7 @@ class _Cluster(client_mapper.ClientMapper):
     stored = []
 
     def compute(received):
-      encoded = transport.encode(dict(received))
-      stored.append(
-        _Stored(self._ray.put(encoded), transport.num_bytes(encoded))
-      )
+      stored.append(self._ray.put(transport.encode(dict(received))))
       with self._lock:
         return self._compute(program, run, stored, chunks)
 
@@ -289,7 +271,7 @@ class _Cluster(client_mapper.ClientMapper):
     self,
     program: _Stored,
     run: int,
-    received: list[_Stored],
+    received: list[Any],
     chunks: list[_Chunk],
   ) -> list[stages.ChunkOutput]:
     """Computes the last stage in `received` for all chunks."""
@@ -337,7 +319,6 @@ class _Cluster(client_mapper.ClientMapper):
           else:
             chunk.home = actor
             outputs[chunk.number] = output
-            self.bytes_received += transport.num_bytes(output)
     except BaseException:
       for actor in self.actors:
         for future in actor.orders:
@@ -365,25 +346,19 @@ class _Cluster(client_mapper.ClientMapper):
     chunk: _Chunk,
     program: _Stored,
     run: int,
-    received: list[_Stored],
+    received: list[Any],
   ) -> None:
     """Gives an actor a chunk to compute."""
-    argument = None if chunk.home is actor else chunk.argument
     order = ray_actor.Order(
       program=(program.number, [program.reference]),
       run=run,
       chunk=chunk.number,
       num_clients=chunk.num_clients,
-      received=[[stored.reference] for stored in received],
-      argument=argument,
+      received=[[reference] for reference in received],
+      argument=None if chunk.home is actor else chunk.argument,
       shared={n: [self._shared[n].reference] for n in chunk.shared},
     )
     actor.orders[actor.handle.compute.remote(order)] = chunk
-    self.bytes_sent += transport.num_bytes(argument)
-    for stored in (program, *received):
-      if actor not in stored.takers:
-        stored.takers.add(actor)
-        self.bytes_sent += stored.num_bytes
 
   def _finished_orders(self) -> list[tuple[_Actor, _Chunk, Any]]:
     """Waits briefly for finished orders: actors, chunks and futures."""

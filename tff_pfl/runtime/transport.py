@@ -64,15 +64,6 @@ def _local_value(value: Any) -> values.LocalValue:
   return tuple([_local_value(part) for part in parts])
 
 
-def num_bytes(value: Any) -> int:
-  """Returns the size of the arrays in an encoded value."""
-  return sum(
-    len(leaf.graph) if isinstance(leaf, _Dataset) else np.asarray(leaf).nbytes
-    for leaf in tree.flatten(value)
-    if leaf is not None and not isinstance(leaf, values.Reference)
-  )
-
-
 def references(value: Any) -> list[values.Reference]:
   """Returns the references in a value."""
   return [x for x in tree.flatten(value) if isinstance(x, values.Reference)]
