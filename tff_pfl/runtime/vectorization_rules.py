@@ -211,27 +211,16 @@ for _kind in ('While', 'StatelessWhile'):
 
 @RegisterPFor('StatelessRandomUniformFullIntV2')
 def _convert_random_integers(pfor_input: Any) -> Any:
-  pfor_input.stack_inputs([1, 2])
   dtype = pfor_input.get_attr('dtype')
-  if dtype.size == 4:
-    numbers = philox.integers(
-      pfor_input.unstacked_input(0),
-      pfor_input.stacked_input(1),
-      pfor_input.stacked_input(2),
-    )
-    return wrap(tf.bitcast(numbers, dtype), True)
-  numbers = tf.map_fn(
-    lambda key_and_counter: tf.raw_ops.StatelessRandomUniformFullIntV2(
-      shape=pfor_input.unstacked_input(0),
-      key=key_and_counter[0],
-      counter=key_and_counter[1],
-      alg=pfor_input.unstacked_input(3),
-      dtype=dtype,
-    ),
-    (pfor_input.stacked_input(1), pfor_input.stacked_input(2)),
-    fn_output_signature=dtype,
+  if dtype.size != 4:
+    raise NotImplementedError('Random integers of 64 bits do not vectorize.')
+  pfor_input.stack_inputs([1, 2])
+  numbers = philox.integers(
+    pfor_input.unstacked_input(0),
+    pfor_input.stacked_input(1),
+    pfor_input.stacked_input(2),
   )
-  return wrap(numbers, True)
+  return wrap(tf.bitcast(numbers, dtype), True)
 
 
 @RegisterPFor('Bitcast')
@@ -241,15 +230,3 @@ def _convert_bitcast(pfor_input: Any) -> Any:
     input=pfor_input.stacked_input(0), type=pfor_input.get_attr('type')
   )
   return wrap(numbers, True)
-
-
-@RegisterPFor('MatrixSolveLs')
-def _convert_matrix_solve_ls(pfor_input: Any) -> Any:
-  pfor_input.stack_inputs([0, 1])
-  solution = tf.raw_ops.MatrixSolveLs(
-    matrix=pfor_input.stacked_input(0),
-    rhs=pfor_input.stacked_input(1),
-    l2_regularizer=pfor_input.unstacked_input(2),
-    fast=pfor_input.get_attr('fast'),
-  )
-  return wrap(solution, True)
