@@ -220,10 +220,18 @@ def _not_of_litert():
     ),
   ],
 )
-def test_what_litert_does_not_have_is_refused_by_name(make, operation, capfd):
+def test_what_litert_does_not_have_is_refused_by_name(
+  make, operation, capfd, runtime
+):
   process = registry.build('fed_avg', toy_problems.classifier_from(make()))
   state = process.initialize()
-  client = client_module.new_client_module(process, state, _NEW_CLIENT)
+  client = client_module.new_client_module(
+    process,
+    state,
+    _NEW_CLIENT,
+    weights=process.model_without_data(state),
+    runtime=runtime,
+  )
   with pytest.raises(ValueError) as caught:
     tflite.convert(client, 'float16')
   assert str(caught.value) == (
@@ -233,11 +241,17 @@ def test_what_litert_does_not_have_is_refused_by_name(make, operation, capfd):
   assert 'error: ' not in capfd.readouterr().err
 
 
-def test_personalize_trains_where_the_method_would_not():
+def test_personalize_trains_where_the_method_would_not(runtime):
   (new,) = clients = [toy_problems.labeled_examples(20, 0)]
   process = toy_problems.full_batches('fed_avg', toy_problems.classifier())
   state, _, _ = toy_problems.train(process, clients)
-  client = client_module.new_client_module(process, state, _NEW_CLIENT)
+  client = client_module.new_client_module(
+    process,
+    state,
+    _NEW_CLIENT,
+    weights=process.model_without_data(state),
+    runtime=runtime,
+  )
   tuned = process.with_personalization(
     personalization.Personalization(fine_tune='all')
   ).personalize(

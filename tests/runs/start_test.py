@@ -9,7 +9,6 @@ import pytest
 import tff_pfl as pfl
 from tests.methods import toy_problems
 from tff_pfl import errors
-from tff_pfl import runtime as runtime_lib
 from tff_pfl.runs import run_store
 
 _SETTINGS = pfl.Settings(
@@ -50,9 +49,7 @@ def _started(settings, directory):
 
 
 def _global_weights(directory):
-  run = pfl.open_run(directory)
-  with runtime_lib.given_or_on_cpu(None) as runtime:
-    return run.server_state(run.build_process(), runtime).global_weights
+  return pfl.open_run(directory).global_weights()
 
 
 def test_training_of_the_warm_up_is_that_of_the_body():

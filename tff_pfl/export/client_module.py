@@ -12,13 +12,12 @@ from __future__ import annotations
 import collections
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tree
 
-from tff_pfl import runtime as runtime_lib
 from tff_pfl import tff_api as tff
 from tff_pfl.core import (
   example_tensors,
@@ -147,8 +146,8 @@ def new_client_module(
   state: personalized_process.ServerState,
   client_index: int,
   *,
-  weights: Optional[split_model.Weights] = None,
-  runtime: Optional[runtime_base.Runtime] = None,
+  weights: split_model.Weights,
+  runtime: runtime_base.Runtime,
 ) -> ClientModule:
   """Makes the functions for clients that never trained.
 
@@ -158,18 +157,14 @@ def new_client_module(
     state: Server state.
     client_index: An index that no client of the run has, such as the number of
       clients. It seeds the client's work.
-    weights: Weights of `predict` before `personalize`. None uses the model of a
-      client without data.
-    runtime: Runtime for the process. None uses this process's CPU.
+    weights: Weights of `predict` before `personalize`.
+    runtime: Runtime for the process.
   """
   if not process.fits_new_clients:
     process = process.with_personalization(
       personalization.Personalization(fine_tune='all')
     )
-  with runtime_lib.given_or_on_cpu(runtime) as created:
-    client_state = created.run(process.initialize_client_state, client_index)
-    if weights is None:
-      weights = created.run(process.model_without_data, state)
+  client_state = runtime.run(process.initialize_client_state, client_index)
   return ClientModule(process, state, client_state, weights)
 
 

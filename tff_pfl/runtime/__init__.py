@@ -4,10 +4,8 @@ A computation gives the same result on each runtime. `base.Runtime` describes
 their use.
 """
 
-import contextlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Optional
+from typing import Any
 
 from tff_pfl import errors
 from tff_pfl.runtime import base, in_process, native, ray_runtime
@@ -34,17 +32,3 @@ def create_runtime(name: str, **options: Any) -> base.Runtime:
   """
   errors.expect_one_of('runtime', name, sorted(RUNTIMES))
   return RUNTIMES[name](**options)
-
-
-def given_or_on_cpu(
-  runtime: Optional[base.Runtime],
-) -> AbstractContextManager[base.Runtime]:
-  """Returns a runtime for a ``with`` block, for one small computation.
-
-  Args:
-    runtime: A runtime, which stays open after the block. None makes one on this
-      process's CPU and closes it after the block.
-  """
-  if runtime is not None:
-    return contextlib.nullcontext(runtime)
-  return create_runtime('in_process', devices='cpu')
