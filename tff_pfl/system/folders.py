@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import re
 from collections.abc import Iterator
@@ -12,12 +11,11 @@ from typing import IO, Any, Optional, Union
 from tff_pfl import errors
 
 RUN, STUDY = 'a run', 'a study'
-# File name to the kind of results in its folder. The first match counts.
+# File name to the kind of results in its folder.
 _MARKS = {
   'run.sqlite': RUN,
   'study.json': STUDY,
 }
-_RUNS = 'trials/*/trial.json'
 _ADDRESS = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*://')
 
 
@@ -51,25 +49,22 @@ def output_path(path: Union[str, os.PathLike[str]], name: str) -> str:
   return path
 
 
-def results_folder(
-  path: Union[str, os.PathLike[str]], kind: str, name: str = 'output_dir'
-) -> str:
+def results_folder(path: Union[str, os.PathLike[str]], kind: str) -> str:
   """Returns the `output_path` of a folder for one kind of results.
 
   Args:
     path: The folder, which need not exist.
     kind: `RUN` or `STUDY`.
-    name: Name of the argument, for the message.
 
   Raises:
     RunError: If the folder holds results of another kind.
   """
-  path = output_path(path, name)
-  existing = kind_of(path)
-  if existing not in (None, kind):
-    raise errors.RunError(
-      f'{path} holds {existing}: choose another output folder for {kind}.'
-    )
+  path = output_path(path, 'output_dir')
+  for mark, other in _MARKS.items():
+    if other != kind and os.path.exists(os.path.join(path, mark)):
+      raise errors.RunError(
+        f'{path} holds {other}: choose another output folder for {kind}.'
+      )
   return path
 
 
@@ -85,16 +80,6 @@ def identity(
   except (FileNotFoundError, NotADirectoryError):
     return None
   return status.st_dev, status.st_ino
-
-
-def kind_of(path: str) -> Optional[str]:
-  """Returns the kind of results in a folder, or None if it has none."""
-  for mark, kind in _MARKS.items():
-    if os.path.exists(os.path.join(path, mark)):
-      return kind
-  if glob.glob(os.path.join(glob.escape(path), _RUNS)):
-    return STUDY
-  return None
 
 
 @contextlib.contextmanager
