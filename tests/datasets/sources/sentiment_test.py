@@ -140,6 +140,11 @@ def test_users_are_a_seeded_choice_of_those_with_enough_texts(tmp_path):
     ('text label', [('t', 1)], 'client, user or domain, found text'),
     ('text label user', [('a', 1, 'u')], 'two or more classes, found 1'),
     ('text label user', [('', 1, 'u')], "'text' to have a value in every"),
+    (
+      'text label user domain',
+      [('a', 0, 'u', 'd'), ('b', 1, 'v', '')],
+      "'domain' to have a value in every row, found none at index 1",
+    ),
     *(
       (
         'text label user',

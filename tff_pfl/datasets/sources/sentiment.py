@@ -193,7 +193,7 @@ def load_sentiment(
       # Any client may get a text, so each text is kept once.
       frame, client = frame.drop_duplicates('text'), None
     if _DOMAIN in frame:
-      domains = sorted(frame[_DOMAIN].unique())
+      domains = sorted(columns.complete(frame[_DOMAIN]).unique())
       encoding = dataclasses.replace(encoding, domain=_DOMAIN, domains=domains)
     encoding = dataclasses.replace(encoding, client=client)
     pool = encoding.pool(frame, encoding.labels(frame), 'sentiment')
