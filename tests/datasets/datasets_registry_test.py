@@ -89,6 +89,14 @@ def test_clients_are_all_of_the_file_s_or_30(
   assert settings.rounds.cohorts(len(ids), 0).cohort_size == min(10, len(ids))
 
 
+def test_files_may_be_named_from_the_home_folder(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  np.savez(tmp_path / 'own.npz', x=np.zeros([9, 2]), y=np.arange(9) % 3)
+  dataset = datasets.load_dataset('npz', data_dir='~/own.npz', num_clients=1)
+  assert dataset.load_again().fingerprint == dataset.fingerprint
+  assert len(datasets.load_arrays('npz', '~/own.npz').y) == 9
+
+
 @pytest.mark.parametrize(
   'kwargs, match',
   [

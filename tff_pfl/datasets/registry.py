@@ -211,13 +211,13 @@ def load_dataset(
     ValueError: If files are missing or damaged.
     RunError: If the data cannot be obtained.
   """
+  data_dir = _absolute(data_dir)
   load_again = functools.partial(
     load_dataset,
     name,
     num_clients=num_clients,
     partition=partition,
-    data_dir=data_dir
-    and os.path.abspath(folders.local_path(data_dir, 'data_dir')),
+    data_dir=data_dir,
     seed=seed,
     classes=classes,
     test_fraction=test_fraction,
@@ -282,7 +282,11 @@ def load_arrays(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
     key for key, entry in DATASETS.items() if not entry.comes_by_client
   ]
   errors.expect_one_of('dataset', name, with_arrays)
-  return DATASETS[name].loader(**_data_dir_argument(name, data_dir))
+  return DATASETS[name].loader(**_data_dir_argument(name, _absolute(data_dir)))
+
+
+def _absolute(data_dir: Optional[str]) -> Optional[str]:
+  return data_dir and os.path.abspath(folders.local_path(data_dir, 'data_dir'))
 
 
 def _data_dir_argument(name: str, data_dir: Optional[str]) -> dict[str, Any]:
