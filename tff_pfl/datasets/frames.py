@@ -561,9 +561,10 @@ def new_clients(
   owners = None
   if encoding.client not in frame:
     owners = np.full(len(frame), _ONE_CLIENT)
-    logging.warning(
-      'All rows are of one client, as there is no column %s.', encoding.client
-    )
+    if encoding.client is not None:
+      logging.warning(
+        'All rows are of one client, as there is no column %s.', encoding.client
+      )
   labels = encoding.labels(frame)
   pool = encoding.pool(frame, labels, name, owners)
   dealt = pool.clients(None, None, seed, test_fraction)
