@@ -360,6 +360,7 @@ def main() -> None:
   names = flags.FLAGS.workload
   if names == [_ALL]:
     names = list(workloads.WORKLOADS)
+  errors.expect(names, '--workload', 'at least one', 'none')
   for name in names:
     errors.expect_one_of('workload', name, workloads.WORKLOADS)
   _append('')  # Fails before the work if the file cannot be written.
