@@ -4,7 +4,6 @@
 """
 
 import codecs
-import csv
 import dataclasses
 import io
 import json
@@ -32,12 +31,6 @@ _OF_LINES = (
   *('sep', 'encoding', 'quotechar', 'quoting', 'doublequote', 'escapechar'),
   *('comment', 'skiprows', 'skipinitialspace', 'engine'),
 )
-# If there are only these options, each line that is not empty is a row.
-_OF_CELLS = (
-  *('sep', 'encoding', 'decimal', 'thousands', 'header', 'names', 'dtype'),
-  *('na_values', 'keep_default_na', 'index_col', 'low_memory', 'engine'),
-  *('skipinitialspace', 'parse_dates', 'dayfirst', 'usecols'),
-)
 _ENDING = re.compile(r'\.(csv|tsv|parquet)(\.gz)?$')
 
 
@@ -58,8 +51,8 @@ def read_table(
     required: Names of columns that must be there.
 
   Raises:
-    ValueError: If the file is missing or damaged, its first line is not a
-      header, or a column is missing.
+    ValueError: If the file is missing or damaged, its first line names a column
+      twice, or a column is missing.
   """
   content = files.read_bytes(path)
   form = _form(path)
@@ -95,8 +88,7 @@ def read_table(
     raise _error(path, message, {'sep': ';', 'decimal': ','}) from None
   if not is_parquet:
     if not {'header', 'names'} & set(options):
-      _check_heading(path, content, options, frame)
-    _check_lengths(path, content, options, frame)
+      _check_heading(path, content, options)
     frame = frame.rename(columns=lambda name: str(name).strip())
     for name, column in frame.select_dtypes('str').items():
       frame[name] = column.str.strip()
@@ -125,9 +117,9 @@ def _error(
 
 
 def _check_heading(
-  path: str, content: bytes, options: Mapping[str, Any], frame: pd.DataFrame
+  path: str, content: bytes, options: Mapping[str, Any]
 ) -> None:
-  """Raises `ValueError` unless the first line names each column once."""
+  """Raises `ValueError` if the first line names a column twice."""
   first = {name: options[name] for name in options if name in _OF_LINES}
   first.update(header=None, nrows=1, dtype=str)
   heading = pd.read_csv(io.BytesIO(content), **first).iloc[0].dropna()
@@ -138,36 +130,6 @@ def _check_heading(
       f'a table with distinct column names, found {doubled[0]} twice',
       {'header': 0, 'names': ['x', 'y', '...']},
     )
-  if len(heading) == 1 and re.search(r'[;\t|]', heading.iloc[0]):
-    message = f'a table of several columns, found one, {heading.iloc[0]!r}'
-    raise _error(path, message, {'sep': ';'})
-  numbers = pd.to_numeric(heading, errors='coerce').dropna()
-  names = frame.select_dtypes('number').columns
-  are_numbers = pd.to_numeric(names.to_series(), errors='coerce').notna()
-  if len(numbers) and (are_numbers | names.str.startswith('Unnamed: ')).all():
-    message = f'a table with a header, found the numbers {[*numbers][:3]} in it'
-    raise _error(path, message, {'header': None})
-
-
-def _check_lengths(
-  path: str, content: bytes, options: Mapping[str, Any], frame: pd.DataFrame
-) -> None:
-  """Raises `ValueError` for a row that is too short, which pandas pads."""
-  if frame.iloc[:, -1].notna().all() or not {*options} <= {*_OF_CELLS}:
-    return
-  text = io.TextIOWrapper(
-    io.BytesIO(content), options.get('encoding', 'utf-8'), newline=''
-  )
-  rows = csv.reader(text, delimiter=options['sep'], skipinitialspace=True)
-  size = len(options.get('names') or next(rows))
-  for row in filter(None, rows):
-    if len(row) != size:
-      raise _error(
-        path,
-        f'a table of {size} cells in every row, found {len(row)} in line'
-        f' {rows.line_num}',
-        {'sep': ';'},
-      )
 
 
 def _read_all(data_dir: Optional[str], options: Mapping[str, Any]):
