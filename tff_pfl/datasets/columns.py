@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from absl import logging
 from pandas.api import types
 
 # Codes for cells without a position.
@@ -23,9 +22,6 @@ _FREE = 0.9
 _LIKE_NUMBER = (
   r"(?:'|=\")?[-+]?(?:\d+(?:[.,' \u00a0\u202f]\d{3})*(?:[.,]\d*)?|[.,]\d+)"
   r"['\"]?"
-)
-_LIKE_QUANTITY = (
-  r'[-+]?[$€£¥]?\s?\d[\d.,]*\s?(?:[%$€£¥]|[^\W\d_]{1,4})?|[$€£¥]\s?\d.*'
 )
 
 
@@ -201,10 +197,8 @@ def _expect_words(column: pd.Series) -> None:
     )
   if pd.to_datetime(words, format='ISO8601', errors='coerce').notna().all():
     raise error(column, 'dates, or words', f'`pd.to_datetime(COLUMN)`, {meant}')
-  is_quantity = words.str.fullmatch(_LIKE_QUANTITY)
   if len(words) > _MAX_VALUES or (
-    len(words) >= _MIN_FREE_TEXTS
-    and (len(words) > _FREE * column.count() or is_quantity.mean() > 0.5)
+    len(words) >= _MIN_FREE_TEXTS and len(words) > _FREE * column.count()
   ):
     raise error(
       column,
@@ -213,14 +207,6 @@ def _expect_words(column: pd.Series) -> None:
       f'`frame.drop(columns=[{column.name!r}])` leaves it out,'
       " `pd.read_csv(..., decimal=',', thousands='.')` reads numbers,"
       f' `pd.to_datetime(COLUMN, dayfirst=True)` dates, {meant}',
-    )
-  if is_quantity.any():
-    logging.warning(
-      'Column %r has words that begin with a number, such as %r; each becomes'
-      ' an input. pd.to_numeric turns them into numbers, .astype("category")'
-      ' confirms that they are categories.',
-      column.name,
-      words[is_quantity].iloc[0],
     )
 
 
