@@ -112,7 +112,7 @@ def test_files_may_be_named_from_the_home_folder(tmp_path, monkeypatch):
     (dict(name='shakespeare', partition='iid'), "natural .*roles, found 'iid'"),
     (dict(name='leaf'), "`data_dir` to be a folder of LEAF's"),
     (dict(name='npz'), '`data_dir` to be one folder with a file'),
-    (dict(name='heart_disease'), '`data_dir` to be one folder with heart_d'),
+    (dict(name='heart_disease'), '`data_dir` to be one folder with processed'),
     (dict(name='digits5'), '`data_dir` to be a folder with the files of two'),
     (dict(name='fairface'), '`data_dir` to be one folder with fairface'),
     *(

@@ -134,8 +134,7 @@ DATASETS: dict[str, DatasetEntry] = {
   ),
   'heart_disease': DatasetEntry(
     '920 patients of four hospitals (partition natural or any other), with'
-    ' domains by sex, age or hospital, from heart_disease_4sites.csv or the'
-    ' four processed.*.data',
+    ' domains by sex, age or hospital, from the four processed.*.data',
     heart_disease.load_heart_disease,
   ),
   'npz': DatasetEntry(

@@ -34,22 +34,11 @@ def _write_sites(folder, count=20):
   return folder
 
 
-def _write_csv(folder, count=20):
-  lines = [','.join(('site', *heart_disease.COLUMNS))]
-  for site in heart_disease.SITES:
-    for i in range(count):
-      cells = ['' if c == '?' else c for c in _patient(i, site)]
-      lines.append(','.join(map(str, [site, *cells])))
-  path = folder / 'heart_disease_4sites.csv'
-  path.write_text('\n'.join(lines) + '\n')
-  return path
-
-
 _load = functools.partial(shared.load, 'heart_disease', num_clients=4)
 
 
 def test_hospitals_are_clients_and_sexes_domains(tmp_path):
-  dataset = _load(_write_csv(tmp_path))
+  dataset = _load(_write_sites(tmp_path))
   assert dataset.name == 'heart_disease'
   assert dataset.client_ids == heart_disease.SITES
   assert dataset.domain_names == ('female', 'male')
@@ -62,18 +51,18 @@ def test_hospitals_are_clients_and_sexes_domains(tmp_path):
   assert counts.tolist() == [[8, 12]] * 4
 
 
-def test_both_forms_of_the_files_give_the_same(tmp_path):
-  path = _write_csv(tmp_path)
-  folder = _write_sites(tmp_path / 'heart_disease_uci')
-  expected = _load(path).fingerprint
-  (tmp_path / 'other').mkdir()
-  folder.rename(tmp_path / 'other' / 'heart_disease_uci')
-  for data_dir in (tmp_path, tmp_path / 'other', tmp_path / 'other' / '.'):
-    assert _load(data_dir).fingerprint == expected
+def test_the_folder_is_found_by_its_names(tmp_path):
+  folder = _write_sites(tmp_path)
+  expected = _load(folder).fingerprint
+  for name in ('heart_disease', 'heart_disease_uci'):
+    parent = tmp_path / f'of_{name}'
+    parent.mkdir()
+    _write_sites(parent / name)
+    assert _load(parent).fingerprint == expected
 
 
 def test_a_cholesterol_of_zero_is_missing(tmp_path):
-  dataset = _load(_write_csv(tmp_path))
+  dataset = _load(_write_sites(tmp_path))
   chol = 2  # After age and trestbps: sex is no input, cp comes later.
   x = dataset.train('switzerland').x
   assert not x[:, chol].any()
@@ -88,7 +77,7 @@ def test_a_cholesterol_of_zero_is_missing(tmp_path):
   ],
 )
 def test_domains_may_be_others(tmp_path, domain_column, names, num_inputs):
-  dataset = _load(_write_csv(tmp_path), domain_column=domain_column)
+  dataset = _load(_write_sites(tmp_path), domain_column=domain_column)
   assert dataset.domain_names == names
   assert dataset.element_spec['x'].shape == [num_inputs]
 
@@ -101,10 +90,6 @@ def test_mistakes_and_damaged_files_are_one_line_errors(tmp_path):
   (folder / 'processed.va.data').write_text('1,2,3\n')
   with shared.one_line_error("'domain' to have a value .*none at index 60"):
     _load(tmp_path)
-  path = tmp_path / 'heart_disease_4sites.csv'
-  path.write_text('site,age\nva,3\n')
-  with shared.one_line_error('4sites.csv` .*age, sex, cp, .*found site, age'):
-    _load(path)
 
 
 def test_real_patients_by_hospital(real_data):

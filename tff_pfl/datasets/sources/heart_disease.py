@@ -12,9 +12,8 @@ The clients are the hospitals. The domains are sexes, age groups or hospitals.
 `slope` are missing for many or most patients. A cholesterol (`chol`) of 0, as
 for all patients of switzerland, counts as missing.
 
-The user provides either one file `heart_disease_4sites.csv` with the columns
-`site` and `COLUMNS`, or the four published files, `processed.cleveland.data`
-and so on, which have the same columns without a header. The result is the same.
+The user provides the four published files, `processed.cleveland.data` and so
+on, which have `COLUMNS` without a header.
 """
 
 import os
@@ -36,7 +35,6 @@ DOMAIN_COLUMNS = ('sex', 'age', 'site')
 _AGES = 0, 50, 60, 200
 _AGE_NAMES = 'age<50', '50<=age<60', 'age>=60'
 _CATEGORICAL = ('cp', 'restecg', 'slope', 'thal')
-_CSV = 'heart_disease_4sites.csv'
 _FILES = tuple(f'processed.{site}.data' for site in SITES)
 
 
@@ -47,29 +45,22 @@ def read_frame(data_dir: Optional[str]) -> pd.DataFrame:
     data_dir: See `load_heart_disease`.
 
   Returns:
-    A frame with the columns `site` and `COLUMNS`, `num` as booleans.
+    A frame with the columns `COLUMNS` and `site`, `num` as booleans.
   """
-  path = data_dir
-  if not (path and os.path.isfile(path)):
-    folder = files.find_folder(
-      data_dir,
-      ('heart_disease', 'heart_disease_uci'),
-      (_CSV, *_FILES),
-      f'{_CSV}, or {", ".join(_FILES)}',
-    )
-    path = os.path.join(folder, _CSV)
-  options = dict(na_values=['?'])
-  columns = ['site', *COLUMNS]
-  if os.path.exists(path):
-    frame = table.read_table(path, options, columns)
-  else:
-    options.update(header=None, names=COLUMNS)
-    paths = {site: os.path.join(folder, f) for site, f in zip(SITES, _FILES)}
-    frame = pd.concat(
-      table.read_table(path, options).assign(site=site)
-      for site, path in paths.items()
-    )
-  frame = frame[columns].reset_index(drop=True)
+  folder = files.find_folder(
+    data_dir,
+    ('heart_disease', 'heart_disease_uci'),
+    _FILES,
+    ', '.join(_FILES),
+  )
+  options = dict(na_values=['?'], header=None, names=COLUMNS)
+  frame = pd.concat(
+    [
+      table.read_table(os.path.join(folder, file), options).assign(site=site)
+      for site, file in zip(SITES, _FILES)
+    ],
+    ignore_index=True,
+  )
   frame['chol'] = frame['chol'].mask(frame['chol'] == 0)
   frame['num'] = (frame['num'] > 0).mask(frame['num'].isna())
   return frame.astype(dict.fromkeys(_CATEGORICAL, 'category'))
@@ -92,9 +83,8 @@ def load_heart_disease(
     num_clients: Number of clients. None means the four hospitals.
     partition: Natural (None) for the hospitals, or a rule that deals all
       patients.
-    data_dir: The CSV file, the folder with it or with the four published files,
-      or the parent of such a folder if it is called `heart_disease` or
-      `heart_disease_uci`.
+    data_dir: The folder of the four published files, or its parent if it is
+      called `heart_disease` or `heart_disease_uci`.
     seed: Non-negative.
     domain_column: Column of the domains: 'sex', 'age' (below 50, 50 to 59, from
       60) or 'site'. If it is the domain, age remains an input, but sex does
