@@ -1,7 +1,7 @@
-"""Conversion from and to `tff.simulation.datasets.ClientData`."""
+"""Reads clients of `tff.simulation.datasets.ClientData`."""
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -136,44 +136,3 @@ class ClientDataSource:
       )
       fields = _fields(batches[0]) if batches else fields
     return self._checked(fields, name)
-
-
-def to_client_data(
-  client_ids: Sequence[str],
-  element_spec: 'collections.OrderedDict[str, tf.TensorSpec]',
-  examples_of: Callable[[str], examples_lib.Examples],
-) -> tff.simulation.datasets.ClientData:
-  """Returns clients' examples as TFF's `ClientData`.
-
-  Inside a `tf.function`, the examples come through `tf.py_function`, so nothing
-  is copied into the graph. Such a graph runs only in this process. Pass the
-  datasets of `create_tf_dataset_for_client` to a remote worker instead.
-
-  Args:
-    client_ids: Ids of the clients.
-    element_spec: Spec of one example.
-    examples_of: Function that returns the examples of a client id. It is called
-      immediately for the first client.
-  """
-
-  def fields_of(client_id: tf.Tensor) -> list[np.ndarray]:
-    return tf.nest.flatten(examples_of(client_id.numpy().decode()).as_dict())
-
-  def dataset_of(client_id: Any) -> tf.data.Dataset:
-    client_id = tf.convert_to_tensor(client_id)
-    if tf.inside_function():
-      specs = tf.nest.flatten(element_spec)
-      dtypes = [spec.dtype for spec in specs]
-      fields = tf.py_function(fields_of, [client_id], dtypes)
-      for field, spec in zip(fields, specs):
-        field.set_shape([None, *spec.shape])
-    else:
-      # TensorFlow never frees a `py_function`, which takes 40 kB.
-      fields = fields_of(client_id)
-    return tf.data.Dataset.from_tensor_slices(
-      tf.nest.pack_sequence_as(element_spec, fields)
-    )
-
-  return tff.simulation.datasets.ClientData.from_clients_and_tf_fn(
-    client_ids, dataset_of
-  )

@@ -291,24 +291,6 @@ class FederatedDataset:
       )
     return data
 
-  def to_client_data(
-    self, split: str = 'train'
-  ) -> tff.simulation.datasets.ClientData:
-    """Converts one split to `ClientData`; see `client_data.to_client_data`.
-
-    Args:
-      split: 'train' or 'test'.
-
-    Returns:
-      A `ClientData` with elements `OrderedDict(x=…, y=…)`, plus `weight` and
-      `domain` if the dataset has them.
-    """
-    return client_data_lib.to_client_data(
-      self.client_ids,
-      self.element_spec,
-      lambda client_id: self._read(client_id, split),
-    )
-
   @classmethod
   @fields.checked_call
   def from_arrays(
