@@ -121,12 +121,6 @@ def _algorithms(tunes):
   return tuple(_ALGORITHMS.value)
 
 
-def _seeds():
-  for text in _SEEDS.value:
-    errors.expect(text.isdecimal(), '--seeds', 'non-negative integers', text)
-  return tuple(int(text) for text in _SEEDS.value)
-
-
 def _variants(algorithm, config):
   """The ways to fine-tune a method's models, by the name of the row."""
   asked = config.process.personalization.fine_tune
@@ -171,7 +165,7 @@ def _study():
     return study_lib.Study(
       settings=config,
       methods=methods,
-      seeds=_seeds(),
+      seeds=made_flags.integers('--seeds', _SEEDS.value, 0),
       tune=plan.parse_grid(
         _SEARCH.value or _GRID.value,
         algorithms,

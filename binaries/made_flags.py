@@ -75,6 +75,26 @@ def given(flag_of: Mapping[str, str]) -> dict[str, Any]:
   return {field: v for field, v in values.items() if v is not None}
 
 
+def integers(flag: str, texts: Sequence[str], least: int) -> list[int]:
+  """The whole numbers of a list flag.
+
+  Args:
+    flag: The flag, for the message.
+    texts: The values of the flag.
+    least: The least number.
+
+  Raises:
+    ValueError: If there is no value, or if one is no such number.
+  """
+  errors.expect(
+    texts and all(t.isdecimal() and int(t) >= least for t in texts),
+    flag,
+    f'integers of at least {least}, separated by commas',
+    ','.join(texts),
+  )
+  return [int(text) for text in texts]
+
+
 class ArgumentFlags:
   """A flag for each keyword argument of functions of one kind.
 

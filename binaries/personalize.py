@@ -22,9 +22,9 @@ learning rate) or, by default, all weights. The `--fine_tune` flags apply in
 both cases. `--ensemble` also scores a model for new clients that cannot train:
 the mean prediction of the personal models of the run's own clients.
 
-The output folder gets `new_clients.csv` (every client and setting),
-`new_clients.json` and, for `predict`, `personal_models/CLIENT.npz`, fitted with
-the last number of samples and of epochs.
+The output folder gets `new_clients.csv` (every client and setting) and, for
+`predict`, `personal_models/CLIENT.npz`, fitted with the last number of samples
+and of epochs.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ from tff_pfl.runs import client_population, evaluation
 from tff_pfl.runs import settings as settings_lib
 from tff_pfl.runs import summary as summary_lib
 
-from . import program, run_flags, runtime_flags
+from . import made_flags, program, run_flags, runtime_flags
 
 FLAGS = flags.FLAGS
 
@@ -94,21 +94,6 @@ flags.mark_flags_as_mutual_exclusive(
 )
 program.define_overwrite()
 flags.adopt_module_key_flags(program)
-
-
-def _numbers(name, texts, no_number=None):
-  """The positive integers of a flag, with None for the word `no_number`."""
-  errors.expect(
-    texts
-    and all(
-      text == no_number or (text.isdecimal() and int(text) > 0)
-      for text in texts
-    ),
-    name,
-    'positive integers, one or more',
-    ','.join(texts),
-  )
-  return [None if text == no_number else int(text) for text in texts]
 
 
 def _load_clients(run):
@@ -168,7 +153,7 @@ def _variants(run):
   if asked.fine_tune != 'none':
     own = dataclasses.asdict(asked)
   variants = {}
-  for epochs in _numbers('--num_epochs', _NUM_EPOCHS.value):
+  for epochs in made_flags.integers('--num_epochs', _NUM_EPOCHS.value, 1):
     if trains:
       options = {**own, 'new_client_epochs': epochs}
     else:
@@ -205,7 +190,15 @@ def main() -> None:
   run_flags.refuse_all_but(
     [*_DATA_FLAGS, *_FITTING_FLAGS], 'the run sets the method, model and rounds'
   )
-  sample_counts = _numbers('--num_samples', _NUM_SAMPLES.value, 'all')
+  texts = _NUM_SAMPLES.value
+  errors.expect(texts, '--num_samples', 'at least one', 'none')
+  # None stands for all.
+  sample_counts = [
+    None
+    if text == 'all'
+    else made_flags.integers('--num_samples', [text], 1)[0]
+    for text in texts
+  ]
   output_dir = program.new_path(_OUTPUT_DIR.value, '--output_dir')
   run = settings_lib.open_run(_RUN_DIR.value)
   clients = _load_clients(run)
@@ -234,17 +227,8 @@ def main() -> None:
       evaluation.personal_model_path(output_dir, client_id), weights
     )
   rows = summary_lib.frame(rows)
-  table = list(_table(rows, run.model.primary_metric.name))
   summary_lib.write_csv(os.path.join(output_dir, 'new_clients.csv'), rows)
-  summary_lib.write_json(
-    os.path.join(output_dir, 'new_clients.json'),
-    {
-      'run_dir': _RUN_DIR.value,
-      'algorithm': run.settings.algorithm,
-      'dataset': clients.name,
-      'settings': table,
-    },
-  )
+  table = _table(rows, run.model.primary_metric.name)
   print(summary_lib.format_table(table))
   print(f'Models: {os.path.join(output_dir, evaluation.PERSONAL_MODELS_DIR)}')
 

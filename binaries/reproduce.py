@@ -47,7 +47,7 @@ from tff_pfl.studies import claims, trial
 from tff_pfl.studies import study as study_lib
 from tff_pfl.system import folders
 
-from . import papers, program, runtime_flags
+from . import made_flags, papers, program, runtime_flags
 from .papers import record
 
 _ALL = 'all'
@@ -176,10 +176,9 @@ def _with_flags(studies):
       values[name] = ast.literal_eval(value)
     except (SyntaxError, ValueError):
       values[name] = value
-  for text in _SEEDS.value or ():
-    errors.expect(text.isdecimal(), '--seeds', 'non-negative integers', text)
-  seeds = None if _SEEDS.value is None else map(int, _SEEDS.value)
-  seeds = seeds and tuple(seeds)
+  seeds = _SEEDS.value
+  if seeds is not None:
+    seeds = made_flags.integers('--seeds', seeds, 0)
   selected = []
   for study in studies:
     study = study.at(_SCALE.value)

@@ -24,11 +24,6 @@ def test_json_is_a_line_for_each_workload_and_output_appends_it(programs):
   assert 'w4: 100%' in result.err
 
 
-def test_no_workload_is_an_error(programs):
-  message = programs.fail('benchmark', '--workload=')
-  assert 'Expected --workload to be at least one' in message
-
-
 @pytest.mark.slow
 def test_table_is_shown_without_json(programs):
   result = programs.succeed(

@@ -147,6 +147,7 @@ def test_help_of_train_has_the_flags_of_what_is_selected(programs):
   'command, words',
   [
     ('benchmark --workload=w1,w9', "w4h, w4e, scale|found 'w9'"),
+    ('benchmark --workload=', '--workload|at least one'),
     ('train', 'Expected --output_dir to be given.'),
     ('train --flag=1', "Unknown command line flag 'flag'|(--help lists the"),
     ('benchmark --small --output=no/out.jsonl', 'no/out.jsonl'),
@@ -156,7 +157,7 @@ def test_help_of_train_has_the_flags_of_what_is_selected(programs):
     ('reproduce --study=all --set=num_rounds=3', '--set with one study'),
     ('compare --algorithms=', '--algorithms|at least one'),
     ('compare --algorithm=fed_avg', 'no --algorithm:|--algorithms'),
-    ('compare --seeds=1,x', "--seeds|'x'"),
+    ('compare --seeds=1,x', "--seeds|'1,x'"),
     ('compare --grid=momentum=0 --search=momentum=0:1', 'found both'),
     ('compare --initial_weights=no/file.npz', '--initial_weights|no/file.npz'),
     ('compare --algorithms=fed_avg --nofed_dar_alternating', '--fed_dar'),

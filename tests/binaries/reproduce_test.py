@@ -67,7 +67,7 @@ def test_claims_are_printed_and_counted_and_numbers_kept(programs):
   assert 'holds numbers of other seeds' in message
   for wrong, words in (
     ('--set=9', 'NAME=VALUE'),
-    ('--seeds=a', 'non-negative integers'),
+    ('--seeds=a', '--seeds to be integers of at least 0'),
     ('--set=learning_rat=1', 'Did you mean learning_rate'),
     ('--methods=FedRep', 'methods'),
     ('--docs_dir=docs', 'given at scale cpu'),
