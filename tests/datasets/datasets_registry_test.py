@@ -24,12 +24,20 @@ def test_arguments_of_a_dataset_s_own_reach_its_loader():
     'rotated_digits', None, 3, 'domain_mixture:0.5:50', num_rotations=2
   )
   assert dataset.domain_names == ('rotation_0', 'rotation_180')
-  entry = datasets.DATASETS['rotated_digits']
-  assert f'rotated_digits: {entry.description}' in datasets.describe_datasets()
   assert dataset.domain_counts().sum(axis=1).tolist() == [50] * 3
   for name, known in (('rotations', 'num_rotations'), ('clients', 'num_cli')):
     with pytest.raises(TypeError, match=f'no argument `{name}`. .* {known}'):
       datasets.load_dataset('rotated_digits', **{name: 2})
+
+
+def test_descriptions_are_the_loaders_docstrings_up_to_their_arguments():
+  entry = datasets.DATASETS['table']
+  assert entry.description.startswith('Any table, with columns that you name')
+  assert entry.description.endswith('The partition is natural or any other')
+  text = datasets.describe_datasets()
+  assert f'; table: {entry.description}; heart_disease: 920 patients' in text
+  assert 'emnist_letters, emnist_byclass, svhn: Images with labels' in text
+  assert all(entry.description for entry in datasets.DATASETS.values())
 
 
 def test_test_fraction_of_data_by_client_is_their_loader_s_own(tmp_path):

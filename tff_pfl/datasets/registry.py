@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
@@ -40,16 +41,22 @@ class DatasetEntry:
   """A dataset that can be loaded by name.
 
   Attributes:
-    description: One line for `--help`.
     loader: Function that returns all examples as `Arrays`, which any rule can
       divide among clients. If examples come by client, a function of
       `num_clients`, `partition` (either may be None) and `seed` that returns a
       `FederatedDataset`. It takes `data_dir` if it reads files. Other keyword
-      arguments are specific to the dataset.
+      arguments are specific to the dataset. Its docstring begins with a
+      description for `--help`.
   """
 
-  description: str
   loader: Callable[..., Any]
+
+  @property
+  def description(self) -> str:
+    """The loader's docstring before its arguments, without a last dot."""
+    text = inspect.getdoc(getattr(self.loader, 'func', self.loader)) or ''
+    text = re.split(r'\n(?:Args|Returns):\n', text)[0]
+    return ' '.join(text.split()).removesuffix('.')
 
   @property
   def comes_by_client(self) -> bool:
@@ -62,107 +69,34 @@ class DatasetEntry:
     return 'data_dir' in inspect.signature(self.loader).parameters
 
 
-_IMAGE_SETS = {
-  'mnist': '70,000 handwritten digits of 28x28, from mnist.npz (which the'
-  ' program prepare makes from the published files) or TensorFlow Datasets',
-  'fashion_mnist': '70,000 images of clothes, 28x28, obtained like mnist',
-  'cifar10': '60,000 color images of animals and vehicles, 32x32, obtained like'
-  ' mnist',
-  'cifar100': '60,000 color images of 100 kinds of things, obtained like mnist',
-  'emnist_letters': 'handwritten letters of 28x28 in 26 classes, obtained like'
-  ' mnist',
-  'emnist_byclass': 'handwritten digits, capital and small letters, 28x28, in'
-  ' 62 classes, obtained like mnist',
-  'svhn': 'color digits of house numbers, 32x32, obtained like mnist',
-}
 DATASETS: dict[str, DatasetEntry] = {
-  'digits': DatasetEntry(
-    '1,797 handwritten digits of 8x8, bundled with scikit-learn',
-    digits.load_digits,
-  ),
-  **{
-    name: DatasetEntry(text, functools.partial(image_sets.load, name))
-    for name, text in _IMAGE_SETS.items()
-  },
-  'femnist': DatasetEntry(
-    'handwritten characters of 28x28 by writer (partition natural, or any other'
-    ' with a file), from femnist.npz or downloaded',
-    femnist.load_femnist,
-  ),
-  'shakespeare': DatasetEntry(
-    'next character after 80 others by speaking role (partition natural), from'
-    ' *shakespeare*.txt or downloaded',
-    shakespeare.load_shakespeare,
-  ),
-  'sentiment': DatasetEntry(
-    'labeled texts of up to 100 words by user or domain (partition natural or'
-    ' any other), from a CSV file with the columns text, label and client, user'
-    ' or domain, or Sentiment140 tweets from TensorFlow Datasets',
-    sentiment.load_sentiment,
-  ),
-  'stackoverflow': DatasetEntry(
-    'next word after up to 20 others by user (partition natural), downloaded',
-    stackoverflow.load_stackoverflow,
-  ),
-  'relabelled_digits': DatasetEntry(
-    'the digits in 5 domains, each of which swaps a different pair of labels',
-    digits.load_relabelled_digits,
-  ),
-  'relabelled_cifar10': DatasetEntry(
-    'cifar10 in 5 domains, each of which renames all classes',
-    made_domains.load_relabelled_cifar10,
-  ),
-  'rotated_digits': DatasetEntry(
-    'the digits in 4 domains, rotated by 0, 90, 180 or 270 degrees',
-    digits.load_rotated_digits,
-  ),
-  'digits5': DatasetEntry(
-    'color digits of 28x28 in two to five domains (MNIST, MNIST-M, SVHN,'
-    ' USPS, SynthDigits), from mnist.npz, mnist_m.npz and so on',
-    digits5.load_digits5,
-  ),
-  'fairface': DatasetEntry(
-    'faces of 64x64 labeled by age or gender, with 7 race groups as domains,'
-    ' from the published CSV files and images',
-    fairface.load_fairface,
-  ),
-  'table': DatasetEntry(
-    'any table, from a CSV or Parquet file or a folder of them, with columns'
-    ' that you name for labels, domains and clients (partition natural or any'
-    ' other)',
-    table.load_table,
-  ),
-  'heart_disease': DatasetEntry(
-    '920 patients of four hospitals (partition natural or any other), with'
-    ' domains by sex, age or hospital, from the four processed.*.data',
-    heart_disease.load_heart_disease,
-  ),
-  'npz': DatasetEntry(
-    'any .npz file with arrays x and y, and optionally client (partition'
-    ' natural or any other), record, domain, weight and test arrays x_test and'
-    ' so on',
-    npz_file.load_npz,
-  ),
-  'leaf': DatasetEntry(
-    "LEAF's .json files of users (partition natural or any other), with numbers"
-    ' or with texts like shakespeare',
-    leaf.load_leaf,
-  ),
-  'pfllib': DatasetEntry(
-    "PFLlib's folder of train/0.npz, test/0.npz and so on, one per client"
-    ' (partition natural or any other)',
-    pfllib.load_pfllib,
-  ),
-  'image_folder': DatasetEntry(
-    'any images in folders CLIENT/CLASS, directly or under train/ and test/'
-    ' (partition natural or any other)',
-    image_folder.load_image_folder,
-  ),
-  'synthetic': DatasetEntry(
-    'generated 28x28 prototypes of 10 classes plus noise, for any number of'
-    ' clients',
-    synthetic.load_synthetic,
-  ),
+  name: DatasetEntry(loader)
+  for name, loader in {
+    'digits': digits.load_digits,
+    **{
+      name: functools.partial(image_sets.load, name)
+      for name in (
+        *('mnist', 'fashion_mnist', 'cifar10', 'cifar100'),
+        *('emnist_letters', 'emnist_byclass', 'svhn'),
+      )
+    },
+    'femnist': femnist.load_femnist,
+    'shakespeare': shakespeare.load_shakespeare,
+    'sentiment': sentiment.load_sentiment,
+    'stackoverflow': stackoverflow.load_stackoverflow,
+    'relabelled_digits': digits.load_relabelled_digits,
+    'relabelled_cifar10': made_domains.load_relabelled_cifar10,
+    'rotated_digits': digits.load_rotated_digits,
+    'digits5': digits5.load_digits5,
+    'fairface': fairface.load_fairface,
+    'table': table.load_table,
+    'heart_disease': heart_disease.load_heart_disease,
+    'npz': npz_file.load_npz,
+    'leaf': leaf.load_leaf,
+    'pfllib': pfllib.load_pfllib,
+    'image_folder': image_folder.load_image_folder,
+    'synthetic': synthetic.load_synthetic,
+  }.items()
 }
 
 
@@ -303,6 +237,9 @@ def _data_dir_argument(name: str, data_dir: Optional[str]) -> dict[str, Any]:
 
 def describe_datasets() -> str:
   """Describes all datasets in one paragraph, for `--help`."""
+  names: dict[str, list[str]] = {}
+  for name, entry in DATASETS.items():
+    names.setdefault(entry.description, []).append(name)
   return '; '.join(
-    f'{name}: {entry.description}' for name, entry in DATASETS.items()
+    f'{", ".join(sharing)}: {text}' for text, sharing in names.items()
   )

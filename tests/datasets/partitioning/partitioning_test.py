@@ -297,7 +297,17 @@ def test_spec_round_trips_and_may_have_commas(spec):
     spec = f'{name}:{",".join(parameters)}'
   assert partitioning.make_partitioner(spec) == rule
   assert partitioning.make_partitioner('shards').spec == 'shards:2'
-  assert f'{name}' in partitioning.describe_partitioners()
+
+
+def test_descriptions_are_the_rules_and_their_parameters_docstrings():
+  text = partitioning.describe_partitioners()
+  assert '; iid: The same class distribution and size for every client;' in text
+  assert (
+    'shards[:<shards_per_client>]: Single-class shards of equal size, the same'
+    ' number for every client. shards_per_client (default 2): Number of shards,'
+  ) in text
+  for rule in partitioning.PARTITIONERS.values():
+    assert f'{rule.usage()}: ' in text
 
 
 @pytest.mark.parametrize(

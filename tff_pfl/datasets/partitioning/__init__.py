@@ -21,6 +21,7 @@ gets the ceiling, so that the clients' totals stay close to their exact shares.
 """
 
 import dataclasses
+import inspect
 from typing import Optional, Union
 
 from tff_pfl import errors, fields
@@ -149,10 +150,19 @@ def defaults(
 
 def describe_partitioners() -> str:
   """Describes all rules in one paragraph, for `--help`."""
-  rules = '; '.join(
-    f'{rule.usage()}: {rule.summary}' for rule in PARTITIONERS.values()
-  )
+  rules = '; '.join(map(_description, PARTITIONERS.values()))
   return (
     f"{rules}. Every client's test examples"
     ' follow the distribution of its training examples.'
   )
+
+
+def _description(rule: type[Partitioner]) -> str:
+  """Returns a rule's usage, first line and parameters, without a last dot."""
+  texts = [f'{rule.usage()}: {inspect.getdoc(rule).splitlines()[0]}']
+  for field in dataclasses.fields(rule):
+    is_set = field.default not in (dataclasses.MISSING, None)
+    default = f' (default {field.default})' if is_set else ''
+    help_text = fields.help_text(rule, field.name)
+    texts.append(f'{field.name}{default}: {help_text}')
+  return ' '.join(texts).removesuffix('.')

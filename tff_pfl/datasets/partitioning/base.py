@@ -70,16 +70,15 @@ class Pool:
 class Partitioner(abc.ABC):
   """A rule that makes clients from central examples.
 
-  The dataclass's fields are its parameters in a specification.
+  The dataclass's fields are its parameters in a specification. The docstring's
+  first line and its texts on the fields describe a rule in `--help`.
 
   Attributes:
     name: Name of the rule in a specification such as `shards:2`.
-    summary: One sentence for `--help`.
     needs_classes: True if the examples must have integer class labels.
   """
 
   name: ClassVar[str]
-  summary: ClassVar[str]
   needs_classes: ClassVar[bool] = True
 
   @property

@@ -66,9 +66,6 @@ class Iid(WeightedPartitioner):
   """The same class distribution and size for every client."""
 
   name: ClassVar[str] = 'iid'
-  summary: ClassVar[str] = (
-    'the same class distribution and size for every client'
-  )
   needs_classes: ClassVar[bool] = False
 
   def _class_weights(self, num_clients, class_counts, seed):
@@ -87,10 +84,6 @@ class LognormalSizes(WeightedPartitioner):
   sigma: fields.NonNegative
 
   name: ClassVar[str] = 'lognormal'
-  summary: ClassVar[str] = (
-    'the same class distribution for every client, with sizes proportional to'
-    ' draws from lognormal(0, sigma)'
-  )
   needs_classes: ClassVar[bool] = False
 
   def _class_weights(self, num_clients, class_counts, seed):
@@ -129,10 +122,6 @@ class Shards(WeightedPartitioner):
   shards_per_client: fields.Count = 2
 
   name: ClassVar[str] = 'shards'
-  summary: ClassVar[str] = (
-    'equal shards of one class each, as many distinct classes per client as'
-    ' it has shards (McMahan et al. 2017, FedRep)'
-  )
 
   def _class_weights(self, num_clients, class_counts, seed):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
@@ -194,10 +183,6 @@ class ClassesPerClient(WeightedPartitioner):
   num_classes_per_client: fields.Count
 
   name: ClassVar[str] = 'classes_per_client'
-  summary: ClassVar[str] = (
-    'this many distinct classes drawn at random for each client, each class'
-    ' divided evenly among its owners; sizes vary'
-  )
 
   def _class_weights(self, num_clients, class_counts, seed):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
@@ -218,7 +203,7 @@ class ClassesPerClient(WeightedPartitioner):
 
 @fields.dataclass
 class LognormalClasses(ClassesPerClient):
-  """Lognormal sizes, with equal numbers of examples of a client's classes.
+  """Lognormal sizes, equal numbers of a client's classes, others left out.
 
   A client has `least_size` + lognormal(log_mean, log_std) examples in all, the
   same number of each of its classes, rounded down but at least 1. Other
@@ -235,7 +220,7 @@ class LognormalClasses(ClassesPerClient):
       0.
     log_std: Standard deviation of that logarithm, at least 0. 0 gives equal
       sizes.
-    least_size: Constant part of the sizes, at least 0.
+    least_size: Constant part of the sizes, at least 0. FedRep has 3:4:1:50.
 
   References:
     Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020: the
@@ -249,12 +234,6 @@ class LognormalClasses(ClassesPerClient):
   least_size: fields.NonNegative = 0.0
 
   name: ClassVar[str] = 'lognormal_classes'
-  summary: ClassVar[str] = (
-    'this many distinct classes drawn at random for each client, and least_size'
-    ' (default 0) + lognormal(log_mean, log_std) examples, the same number of'
-    ' each of its classes (Li et al. 2020, FedRep with 3:4:1:50); the remaining'
-    ' examples are left out'
-  )
 
   def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
     owns = self._class_weights(num_clients, pool, seed).astype(np.int64)
@@ -312,10 +291,6 @@ class Dirichlet(WeightedPartitioner):
   min_examples: fields.CountOrZero = 1
 
   name: ClassVar[str] = 'dirichlet'
-  summary: ClassVar[str] = (
-    'each class divided over the clients by a Dirichlet draw (Yurochkin et'
-    ' al. 2019), repeated until every client has min_examples (default 1)'
-  )
 
   def _class_weights(self, num_clients, class_counts, seed):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
@@ -362,7 +337,8 @@ class FallahDigits(base.CountingPartitioner):
   for a client's training and test images together.
 
   Attributes:
-    images_per_digit: The paper's a, an even number of at least 2.
+    images_per_digit: The paper's a (196 for 50 clients on MNIST), an even
+      number of at least 2. The number of clients is also even.
 
   References:
     Fallah, Mokhtari, Ozdaglar, Personalized Federated Learning with Theoretical
@@ -374,13 +350,6 @@ class FallahDigits(base.CountingPartitioner):
   images_per_digit: Annotated[fields.Count, pydantic.Field(multiple_of=2)]
 
   name: ClassVar[str] = 'fallah_digits'
-  summary: ClassVar[str] = (
-    'this many images of each of the classes 0-4 for half of the clients, and'
-    ' half as many of one of these and twice as many of one of the classes 5-9'
-    ' for each of the others (Fallah et al. 2020, Per-FedAvg, with 196 for 50'
-    ' clients on MNIST); only for 10 classes and an even number of clients; the'
-    ' remaining images are left out'
-  )
 
   def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
     errors.expect(

@@ -168,7 +168,7 @@ class ClientDirichlet(base.CountingPartitioner):
   client has its own distribution in both, and nothing is left out.
 
   Attributes:
-    concentration: The paper's alpha, positive. Near 0, a client has one class
+    concentration: Alpha of Hsu et al., positive. Near 0, a client has one class
       (as far as the pools suffice). A large value approaches `Iid`.
 
   References:
@@ -179,10 +179,6 @@ class ClientDirichlet(base.CountingPartitioner):
   concentration: fields.Positive
 
   name: ClassVar[str] = 'client_dirichlet'
-  summary: ClassVar[str] = (
-    'clients of equal size, each with a class distribution that is a Dirichlet'
-    " draw around the classes' shares of all examples (Hsu et al. 2019)"
-  )
 
   def _counts(self, num_clients, pool, test_pool, seed, train_rng, test_rng):
     rng = dealing.make_rng(seed, dealing.WEIGHTS)
@@ -244,14 +240,16 @@ class DomainMixture(base.CountingPartitioner):
   training and test examples together.
 
   Attributes:
-    concentration: The paper's alpha, positive. Near 0, a client has one domain
-      (as far as the pools suffice). For a large value, every client's mixture
-      approaches the prior.
+    concentration: Alpha of FedDAR's paper, positive. Near 0, a client has one
+      domain (as far as the pools suffice). For a large value, every client's
+      mixture approaches the prior.
     examples_per_client: Training examples of each client, at least 1. Others
-      are left out. None deals all of them, with sizes equal up to one.
+      are left out. None ('all' in a specification) deals all of them, with
+      sizes equal up to one.
     prior: The mean of the mixtures. 'data' uses the domains' shares of the
       training examples, and 'uniform' equal shares of the domains that have
-      any. Non-negative numbers, one per domain, are proportions.
+      any. Non-negative numbers, one per domain, are proportions (0.2/0.8 in a
+      specification).
 
   References:
     Zhong et al., FedDAR: Federated Domain-Aware Representation Learning, ICLR
@@ -271,13 +269,6 @@ class DomainMixture(base.CountingPartitioner):
   ] = 'data'
 
   name: ClassVar[str] = 'domain_mixture'
-  summary: ClassVar[str] = (
-    "each client's mixture of the domains is a Dirichlet draw around the prior"
-    " ('data', the default, for the domains' shares of the examples, 'uniform',"
-    ' or shares such as 0.2/0.8), and each client has examples_per_client'
-    " examples (default 'all' for an equal part of all of them); only for"
-    ' datasets with domains (Zhong et al. 2023, FedDAR)'
-  )
   needs_classes: ClassVar[bool] = False
 
   def __post_init__(self):

@@ -16,13 +16,9 @@ from tff_pfl.datasets.partitioning import base, dealing
 
 @fields.dataclass
 class Natural(base.Partitioner):
-  """The data's own clients, only for examples with named clients."""
+  """The data's own clients, such as writers or users, if examples name them."""
 
   name: ClassVar[str] = 'natural'
-  summary: ClassVar[str] = (
-    'the clients that come with the data, such as writers, speaking roles or'
-    ' users; only for datasets that have them'
-  )
   needs_classes: ClassVar[bool] = False
 
   def partition(

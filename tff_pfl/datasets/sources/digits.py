@@ -32,9 +32,11 @@ _SPLIT_SEED = 0
 
 
 def load_digits() -> arrays_lib.Arrays:
-  """Returns the digits, `x` float32 `[n, 8, 8, 1]` in [0, 1].
+  """1,797 handwritten digits of 8x8, bundled with scikit-learn.
 
-  The 360 test images are drawn with a fixed seed, stratified by class.
+  Returns:
+    The digits, `x` float32 `[n, 8, 8, 1]` in [0, 1]. The 360 test images are
+    drawn with a fixed seed, stratified by class.
   """
   bunch = sklearn_datasets.load_digits()
   x = (bunch.images[..., np.newaxis] / 16).astype(np.float32)
@@ -59,7 +61,7 @@ def load_digits() -> arrays_lib.Arrays:
 def load_rotated_digits(
   *, num_rotations: fields.integer(1, 12) = 4
 ) -> arrays_lib.Arrays:
-  """Returns digits in domains with one rotation each.
+  """The digits in 4 domains, rotated by 0, 90, 180 or 270 degrees.
 
   Args:
     num_rotations: Number of domains, in [1, 12], whose angles are equally
@@ -78,7 +80,7 @@ def load_rotated_digits(
 def load_relabelled_digits(
   *, num_domains: fields.integer(1, 5) = 5
 ) -> arrays_lib.Arrays:
-  """Returns digits in domains with two swapped labels each.
+  """The digits in 5 domains, each of which swaps a different pair of labels.
 
   Args:
     num_domains: Number of domains, in [1, 5].

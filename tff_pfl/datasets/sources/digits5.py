@@ -114,7 +114,10 @@ def load_digits5(
   image_size: images_lib.Size = 28,
   max_train_per_domain: Optional[fields.Count] = None,
 ) -> arrays_lib.Arrays:
-  """Returns the digits, `x` uint8 `[n, image_size, image_size, 3]`.
+  """Color digits of 28x28 in two to five domains.
+
+  The domains are MNIST, MNIST-M, SVHN, USPS and SynthDigits, from mnist.npz,
+  mnist_m.npz and so on.
 
   Args:
     data_dir: Folder of the files.
@@ -125,6 +128,9 @@ def load_digits5(
       from 8 to 10,000.
     max_train_per_domain: Maximum number of training images of a domain, at
       least 1. The random choice is always the same. None means all.
+
+  Returns:
+    The digits, `x` uint8 `[n, image_size, image_size, 3]`.
   """
   if domains is not None:
     errors.expect(

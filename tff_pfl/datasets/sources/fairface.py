@@ -76,7 +76,9 @@ def load_fairface(
   label: fields.one_of(LABELS) = 'age',
   image_size: images.Size = 64,
 ) -> arrays_lib.Arrays:
-  """Returns FairFace, where `x` has positions that the transform decodes.
+  """Faces of 64x64 labeled by age or gender, with 7 race groups as domains.
+
+  They are read from the published CSV files and images.
 
   Args:
     data_dir: Folder of the two CSV files and the images, or its parent if it is
@@ -84,6 +86,9 @@ def load_fairface(
     label: The label to predict, 'age' (9 classes) or 'gender' (2 classes).
     image_size: Height and width in pixels to which all images are resized,
       from 8 to 10,000.
+
+  Returns:
+    The faces, where `x` has positions that the transform decodes.
   """
   folder = files.find_folder(
     data_dir, ('fairface',), _FILES, ' and '.join(_FILES)

@@ -84,7 +84,10 @@ def load_femnist(
   data_dir: Optional[str] = None,
   seed: fields.Seed = 0,
 ) -> federated_dataset.FederatedDataset:
-  """Loads handwritten characters by writer.
+  """Handwritten characters of 28x28 by writer.
+
+  They are read from femnist.npz (partition natural or any other) or downloaded
+  (partition natural).
 
   Args:
     num_clients: Number of clients. None means all writers.

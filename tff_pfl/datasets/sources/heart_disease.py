@@ -77,7 +77,10 @@ def load_heart_disease(
   drop: Sequence[str] = (),
   test_fraction: fields.ShareBelowOne = 0.2,
 ) -> federated_dataset.FederatedDataset:
-  """Loads the patients, by hospital or dealt to clients.
+  """920 patients of four hospitals, with domains by sex, age or hospital.
+
+  They are read from the four processed.*.data. The partition is natural or any
+  other.
 
   Args:
     num_clients: Number of clients. None means the four hospitals.

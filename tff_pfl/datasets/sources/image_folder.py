@@ -25,7 +25,9 @@ def load_image_folder(
   image_size: images.Size = 64,
   channels: Literal[1, 3] = 3,
 ) -> arrays_lib.Arrays:
-  """Loads images, where `x` has positions that the transform decodes.
+  """Any images in folders CLIENT/CLASS, directly or under train/ and test/.
+
+  The partition is natural or any other.
 
   Args:
     data_dir: Folder of the clients' folders, each with a folder for each class,
@@ -34,6 +36,9 @@ def load_image_folder(
     image_size: Height and width in pixels to which all images are resized,
       from 8 to 10,000.
     channels: Number of channels, 3 for color or 1 for gray.
+
+  Returns:
+    The images, where `x` has positions that the transform decodes.
   """
   parts = own_files.find_parts(data_dir, '*/*/*', _CONTENTS)
   paths = [path for part in parts for path in part]

@@ -106,7 +106,14 @@ def read(
 
 
 def load(name: str, data_dir: Optional[str] = None) -> arrays_lib.Arrays:
-  """Loads an image set.
+  """Images with labels, from NAME.npz or TensorFlow Datasets.
+
+  The program prepare makes NAME.npz from the published files. mnist has 70,000
+  handwritten digits and fashion_mnist 70,000 images of clothes, gray, 28x28.
+  cifar10 has 60,000 color images of animals and vehicles and cifar100 60,000 of
+  100 kinds of things, 32x32. emnist_letters has handwritten letters in 26
+  classes and emnist_byclass digits, capital and small letters in 62 classes,
+  gray, 28x28. svhn has color digits of house numbers, 32x32.
 
   Args:
     name: A key of `IMAGE_SETS` other than 'femnist'.

@@ -66,7 +66,9 @@ def load_leaf(
   image_shape: fields.Counts = (),
   regression: bool = False,
 ) -> arrays_lib.Arrays:
-  """Loads the examples of LEAF's users.
+  """LEAF's .json files of users, with numbers or with texts like shakespeare.
+
+  The partition is natural or any other.
 
   Args:
     data_dir: Folder with `train` and `test`, folder of .json files, or one such

@@ -26,7 +26,7 @@ _SPLIT_SEED = 0
 def load_relabelled_cifar10(
   *, num_domains: fields.integer(1, 5) = 5, data_dir: Optional[str] = None
 ) -> arrays_lib.Arrays:
-  """Returns CIFAR-10 in domains that rename all classes.
+  """CIFAR-10 in 5 domains, each of which renames all classes.
 
   Args:
     num_domains: Number of domains, in [1, 5].

@@ -69,7 +69,10 @@ def read(
 def load_npz(
   data_dir: Optional[str] = None, *, scale: bool = True
 ) -> arrays_lib.Arrays:
-  """Loads a user's examples.
+  """Any .npz file with arrays x and y.
+
+  Optional arrays are client (partition natural or any other), record, domain,
+  weight, and test arrays x_test and so on.
 
   Args:
     data_dir: The .npz file, or a folder with one.

@@ -102,7 +102,9 @@ def load_pfllib(
   channels_first: bool = True,
   regression: bool = False,
 ) -> arrays_lib.Arrays:
-  """Loads the examples of PFLlib's clients.
+  """PFLlib's folder of train/0.npz, test/0.npz and so on, one per client.
+
+  The partition is natural or any other.
 
   Args:
     data_dir: Folder with `train` and `test`.

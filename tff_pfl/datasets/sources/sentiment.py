@@ -160,7 +160,11 @@ def load_sentiment(
   min_texts: fields.Count = 1,
   test_fraction: fields.ShareBelowOne = 0.2,
 ) -> federated_dataset.FederatedDataset:
-  """Loads labeled texts by client, with test texts stratified by label.
+  """Labeled texts of up to 100 words by user or domain.
+
+  They come from a CSV file with the columns text, label and client, user or
+  domain, or are the tweets of Sentiment140 from TensorFlow Datasets. The
+  partition is natural or any other.
 
   Args:
     num_clients: Number of clients. If clients are domains and there are fewer
@@ -176,7 +180,8 @@ def load_sentiment(
       for padding, at least 2.
     min_texts: Minimum number of texts of a user or domain, at least 1. Others
       are left out. Only with the partition natural.
-    test_fraction: Fraction of a client's texts in its test set, in [0, 1).
+    test_fraction: Fraction of a client's texts in its test set, in [0, 1),
+      stratified by label.
 
   Returns:
     Dataset with `x` int32 `[max_words]`, word numbers in [1, vocabulary_size)

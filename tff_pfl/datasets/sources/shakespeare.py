@@ -105,7 +105,9 @@ def load_shakespeare(
   min_characters: fields.CountOrZero = 1000,
   stride: fields.Count = 1,
 ) -> federated_dataset.FederatedDataset:
-  """Loads next characters by speaking role.
+  """Next character after 80 others by speaking role (partition natural).
+
+  The text is a file *shakespeare*.txt or downloaded.
 
   Args:
     num_clients: Number of roles to draw. None means all.

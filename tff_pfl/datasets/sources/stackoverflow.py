@@ -75,7 +75,7 @@ def load_stackoverflow(
   vocabulary_size: fields.integer(3) = 10_000,
   max_sentences: fields.Count = 1000,
 ) -> federated_dataset.FederatedDataset:
-  """Loads next words by user.
+  """Next word after up to 20 others by user (partition natural), downloaded.
 
   Args:
     num_clients: Number of users to draw. None means all.

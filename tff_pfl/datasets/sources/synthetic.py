@@ -116,7 +116,7 @@ def load_synthetic(
   *,
   seed: fields.Seed = 0,
 ) -> federated_dataset.FederatedDataset:
-  """Makes the synthetic dataset.
+  """Prototypes of 10 classes, 28x28, plus noise, for any number of clients.
 
   Args:
     num_clients: Number of clients, at least 1. None means 30.

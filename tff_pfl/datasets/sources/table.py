@@ -176,7 +176,10 @@ def load_table(
   read: Union[str, Mapping[str, Any]] = '{}',
   test_fraction: Optional[fields.ShareBelowOne] = None,
 ) -> federated_dataset.FederatedDataset:
-  """Loads the rows of a table, by client or dealt to clients.
+  """Any table, with columns that you name for labels, domains and clients.
+
+  It is a CSV or Parquet file or a folder of them. The partition is natural or
+  any other.
 
   Args:
     num_clients: Number of clients.
