@@ -5,6 +5,7 @@ import json
 import os
 import sys
 
+import numpy as np
 import pytest
 
 import tff_pfl as pfl
@@ -12,7 +13,7 @@ from tests.studies import made_up_trials
 from tff_pfl import errors
 from tff_pfl.methods import registry
 from tff_pfl.runs import directory_lock
-from tff_pfl.studies import trial
+from tff_pfl.studies import plan, trial
 
 _OF_ONE_METHOD = """
 import tff_pfl as pfl
@@ -56,6 +57,12 @@ def test_partition_and_settings_are_those_that_the_runs_share(found):
   # With new clients, of the first seed.
   assert (partition['seed'], partition['num_new_clients']) == (0, 1)
   assert len(partition['client_ids']) == len(partition['class_counts']) == 5
+  # The data of another seed have another partition.
+  first, other = (
+    np.concatenate([part.class_counts() for part in trial.load_data(one)])
+    for one in plan.trials_of(plan.entries(made_up_trials.tuned_study()))[::2]
+  )
+  assert partition['class_counts'] == first.tolist() != other.tolist()
   sizes = [sum(row) for row in partition['class_counts']]
   assert sizes == partition['num_train_examples']
   # The synthetic clients have the two classes that were asked for.

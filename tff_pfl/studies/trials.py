@@ -170,23 +170,29 @@ def _shared(study, entries):
 
 
 def _partitions(study, known):
-  """The partition of each condition's data, with the first seed.
+  """The partition of each condition's data, with the first seed and fold.
 
   Args:
     known: The result of an earlier call, to be reused.
   """
   partitions = {}
-  first = {str(entry.condition): entry for entry in plan.entries(study)}
+  # The first entry of a condition replaces its later ones.
+  entries = reversed(plan.entries(study))
+  first = {str(entry.condition): entry for entry in entries}
   for name, entry in first.items():
+    spec = fields.to_json(entry.trial)
     of = as_written(
-      [fields.to_json(entry.trial)['settings']['data'], study.seeds[0]]
-      + [study.num_new_clients, study.num_folds]
+      {
+        'data': spec['settings']['data'],
+        **{n: spec[n] for n in ('num_new_clients', 'fold')},
+        'seed': entry.seed,
+      }
     )
     if known.get(name, {}).get('of') == of:
       partitions[name] = known[name]
       continue
     parts = trial.load_data(entry.trial)
-    partitions[name] = {'of': of, **_partition(study.seeds[0], *parts)}
+    partitions[name] = {'of': of, **_partition(entry.seed, *parts)}
   return partitions
 
 
