@@ -8,7 +8,7 @@ import pytest
 import tff_pfl as pfl
 from tests.studies import made_up_trials
 from tff_pfl import errors
-from tff_pfl.studies import claims, measures, trials
+from tff_pfl.studies import claims, measures, trial, trials
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +165,18 @@ def test_a_measure_needs_all_of_its_trials(tmp_path):
   assert not (tmp_path / 'numbers.json').exists()
   begun = pfl.open_study(tmp_path)
   assert (len(begun), len(begun.failures)) == (3, 1)
+
+
+def test_a_refusal_leaves_the_results_as_they_were(tmp_path, monkeypatch):
+  study = _study_of_trials()
+  made_up_trials.run_study(study, tmp_path)
+  before = (tmp_path / 'study.json').read_text()
+  with pytest.raises(errors.RunError, match='num_rounds=2, not 1'):
+    made_up_trials.run_study(study.with_settings(num_rounds=1), tmp_path)
+  assert (tmp_path / 'study.json').read_text() == before
+  # The data whose partition is known are not loaded again.
+  monkeypatch.setattr(trial, 'load_data', None)
+  made_up_trials.run_study(study, tmp_path)
 
 
 def test_a_measure_may_run_another_study(tmp_path):

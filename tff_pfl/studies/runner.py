@@ -104,9 +104,10 @@ def _measure(study, directory, place):
       )
     return results.Results(directory, description)
   context = measures.Context(study, directory, place)
-  os.makedirs(directory, exist_ok=True)
-  # The seconds stay unknown if this process is killed.
-  summary_lib.write_json(_path(directory, results.STUDY_NAME), description)
+  if not study.methods:
+    # The seconds stay unknown if this process is killed. With methods, the
+    # trials write the description, unless the folder holds other trials.
+    summary_lib.write_json(_path(directory, results.STUDY_NAME), description)
   rows = list(study.measure(context))
   columns = pd.DataFrame(rows).to_dict('list')
   summary_lib.write_json(path, {'of': of, 'columns': columns})
