@@ -30,11 +30,10 @@ def _change(directory, trial_name, file_name, change):
   summary.write_json(os.path.join(folder, file_name), content)
 
 
-def _one_method(directory, num_seeds=1, *, dropout_rate=0.0, **made_up):
+def _one_method(directory, num_seeds=1, **made_up):
   """Results of FedAvg, also fine-tuned, on two clients."""
-  changes = dict(num_clients=2, num_rounds=4, dropout_rate=dropout_rate)
   study = made_up_trials.study(
-    settings={**made_up_trials.SETTINGS, **changes},
+    settings={**made_up_trials.SETTINGS, 'num_clients': 2},
     methods={n: made_up_trials.METHODS[n] for n in ('FedAvg', 'FedAvg + FT')},
     seeds=range(num_seeds),
   )
@@ -87,10 +86,8 @@ def test_the_figures_are_those_of_the_runs(found, directory):
     told = [means[f'{name}/{of}'] for of in ('mean', 'std', 'count')]
     mean, deviation = statistics.fmean(values), statistics.stdev(values)
     assert told == pytest.approx([mean, deviation, 2])
-  for way, size in (('down', 3), ('up', 2)):
-    assert own[f'bytes_{way}_per_client'].tolist() == [size] * 2
-    # Of a cohort of two.
-    assert own[f'bytes_{way}_per_round'].tolist() == [2 * size] * 2
+  sizes = {'bytes_down_per_client': [3] * 2, 'bytes_up_per_client': [2] * 2}
+  assert own.filter(like='bytes').to_dict('list') == sizes
   # The number of one seed has no deviation.
   local = found.figures.set_index('method').loc['Local']
   assert local['personal_accuracy/count'] == 1
@@ -283,14 +280,6 @@ def test_figures_over_domains_are_those_of_each_seed(tmp_path):
   values = 100 * own['personal_accuracy']
   assert row[4] == f'{values.mean():.1f} ± {values.std():.1f}'
   assert row[5] == '18.8 ± 8.8'
-
-
-def test_bytes_of_a_round_are_a_mean_over_the_rounds(tmp_path):
-  # A client gets 3 bytes and sends 2; one or both of two clients report.
-  actual = _one_method(tmp_path, dropout_rate=0.5)
-  row = _of(actual, 'FedAvg').iloc[0]
-  assert 3 < row['bytes_down_per_round'] < 6
-  assert row['bytes_up_per_round'] == row['bytes_down_per_round'] * 2 / 3
 
 
 def test_another_metric_than_the_accuracy_is_compared(tmp_path):

@@ -44,11 +44,8 @@ _OTHERS = (
   Metric('balanced_accuracy', 'balanced accuracy, all test examples'),
   Metric('f1', 'F1, all test examples'),
   Metric('personal_loss', 'personal loss', 'loss', False, False),
-  *(
-    Metric(f'bytes_{way}_per_{n}', f'bytes {way}, a {n}', 'bytes', False, shown)
-    for n, shown in (('client', True), ('round', False))
-    for way in ('down', 'up')
-  ),
+  Metric('bytes_down_per_client', 'bytes down, a client', 'bytes', False),
+  Metric('bytes_up_per_client', 'bytes up, a client', 'bytes', False),
   # The median, without evaluation, while other trials run.
   Metric('seconds_per_round', 'seconds a round', 'seconds', False),
 )

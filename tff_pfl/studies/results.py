@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
@@ -116,7 +115,7 @@ class Result(NamedTuple):
     is_own = self.variant == trial.OWN_VARIANT
     fairness = evaluation['fairness'] or {}
     over_rounds = report.primary_figures(summary)
-    sizes, cohort_size = self.run.scores['bytes_per_round'], self._cohort_size()
+    sizes = self.run.scores['bytes_per_round']
     two_classes = evaluation.get('two_classes', {}).get('personal', {})
     values = {'score': self.score()}
     for which in ('personal', 'global'):
@@ -146,21 +145,10 @@ class Result(NamedTuple):
       ),
       'majority_accuracy': summary.get('majority_accuracy'),
       **{n: v for n, v in two_classes.items() if n != 'client_auc'},
-      **{
-        f'bytes_{way}_per_{share}': sizes[way] * number
-        for share, number in (('client', 1), ('round', cohort_size))
-        for way in ('down', 'up')
-      },
+      **{f'bytes_{way}_per_client': sizes[way] for way in ('down', 'up')},
       'seconds_per_round': summary['seconds_per_round'],
       **self._domain_metrics(name),
     }
-
-  def _cohort_size(self):
-    rounds = self.run.settings.rounds
-    cohorts = rounds.cohorts(self.run.summary['num_clients'], self.seed)
-    return statistics.mean(
-      len(cohorts.sample(number)) for number in range(1, rounds.num_rounds + 1)
-    )
 
   def _domain_metrics(self, name):
     """The figures over domains, empty for data without domains."""
