@@ -400,7 +400,18 @@ def test_rows_of_a_frame_are_predicted_in_their_unit(tmp_path, monkeypatch):
   assert predicted.index.equals(rows.index)
   # Each row by its own client's model, and a new client's.
   shops = frame['shop'].to_numpy()
-  predicted = run.predict(frame['shop'], frame[['rain', 'day']])
+  opened, open_store = [], run_store.RunStore.open_for_reading
+  with monkeypatch.context() as patches:
+    patches.setattr(
+      run_store.RunStore,
+      'open_for_reading',
+      lambda place: opened.append(place) or open_store(place),
+    )
+    predicted = run.predict(frame['shop'], frame[['rain', 'day']])
+  # The run is opened once for all clients.
+  assert opened == [folder]
+  with pytest.raises(TypeError, match="`runtime` to be .*found 'native'"):
+    run.predict(frame['shop'], rows, runtime='native')
   for shop in 'ab':
     alone = run.predict(shop, frame[shops == shop])
     np.testing.assert_allclose(predicted[shops == shop], alone, rtol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import html
 import json
@@ -385,21 +386,30 @@ class Run:
     Raises:
       RunError: If the stored states are damaged or belong to another process.
     """
+    with self._personal_models(runtime) as weights_of:
+      return weights_of(client_id)
+
+  @contextlib.contextmanager
+  def _personal_models(self, runtime):
+    """A function from a client's id to its weights, for several clients."""
     process, data = self.process, self.data
-    client_id = data.find_client(client_id)
     runtime = runtime or self.cpu
+    train = padding.ClientExamples(data.train)
     with self._store() as store:
+      server_state = client_population.server_state(process, runtime, store)
       states_of = client_population.client_states(process, runtime, store)
-      (state,) = states_of([data.client_ids.index(client_id)])
-      train = padding.ClientExamples(data.train)
-      return runtime.run(
-        process.personalize,
-        client_population.server_state(process, runtime, store),
-        state,
-        *evaluation.training_examples(
+
+      def weights_of(client_id):
+        client_id = data.find_client(client_id)
+        (state,) = states_of([data.client_ids.index(client_id)])
+        examples = evaluation.training_examples(
           process, runtime, [state], train, [client_id]
-        ),
-      ).weights
+        )
+        return runtime.run(
+          process.personalize, server_state, state, *examples
+        ).weights
+
+      yield weights_of
 
   def personal_model(
     self, client_id: str, runtime: _Runtime = None
@@ -448,6 +458,7 @@ class Run:
       self, client, path, personalization, quantization, runtime or self.cpu
     )
 
+  @fields.checked_call
   def predict(
     self,
     client: Union[str, pd.Series, Mapping[str, Any]],
@@ -471,16 +482,12 @@ class Run:
       otherwise the raw outputs. For a frame, a frame with the same index, see
       `frames.FrameEncoding.predictions`.
     """
-
-    def weights_of(owner):
-      is_weights = isinstance(owner, Mapping)
-      return owner if is_weights else self.personal_weights(owner, runtime)
-
     if isinstance(client, pd.Series):
-      return self._predict_rows(
-        x, columns.owners(client).astype(str), weights_of
-      )
-    weights = weights_of(client)
+      owners = columns.owners(client).astype(str)
+      with self._personal_models(runtime) as weights_of:
+        return self._predict_rows(x, owners, weights_of)
+    is_weights = isinstance(client, Mapping)
+    weights = client if is_weights else self.personal_weights(client, runtime)
     if isinstance(x, pd.DataFrame) and os.path.exists(self.encoding_path):
       return self._predict_rows(x, np.zeros(len(x)), lambda _: weights)
     return prediction.predict(self.model, weights, x, domain, self._forward)
