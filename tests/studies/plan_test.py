@@ -277,5 +277,5 @@ def test_grids_are_read_in_the_types_of_the_hyperparameters(
 )
 def test_grids_of_another_form_are_refused(texts, message):
   flag = 'search' if ':' in texts else 'grid'
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match=f'`{flag}` to be .*{message}'):
     plan.parse_grid(texts.split(), ('fed_avg',), flag)

@@ -257,13 +257,13 @@ def _fit(run, clients, personalization, runtime, num_samples):
   """
   client_population.check_data_fit(run.model, clients)
   process = run.build_process(personalization)
+  positions = {name: i for i, name in enumerate(clients.client_ids)}
 
   def load(client_id, split):
     if split == 'test':
       return clients.test(client_id)
     examples = clients.train(client_id)
-    position = clients.client_ids.index(client_id)
-    rng = np.random.default_rng([process.seed, position])
+    rng = np.random.default_rng([process.seed, positions[client_id]])
     sample = rng.permutation(len(examples))[:num_samples]
     return examples.select(np.sort(sample))
 

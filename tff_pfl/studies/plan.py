@@ -348,10 +348,11 @@ def parse_grid(
       tuple(typing.get_type_hints(of)[target] for of, target in targets)
     ]
     if flag == 'search' and ':' in values:
-      grid[key] = _parse_range(values, hint, text)
+      grid[key] = _parse_range(values, hint, text, flag)
       continue
     parsed = [
-      _parse_value(value.strip(), hint, text) for value in values.split(',')
+      _parse_value(value.strip(), hint, text, flag)
+      for value in values.split(',')
     ]
     if all(one in fields.none_for_zero(hparams) for hparams, one in targets):
       parsed = [None if value == 0 else value for value in parsed]
@@ -359,7 +360,7 @@ def parse_grid(
   return grid
 
 
-def _parse_value(value, hint, text):
+def _parse_value(value, hint, text, flag):
   if value == 'none' and type(None) in typing.get_args(hint):
     return None
   adapter = pydantic.TypeAdapter(hint, config={'arbitrary_types_allowed': True})
@@ -367,16 +368,18 @@ def _parse_value(value, hint, text):
     return adapter.validate_strings(value)
   except pydantic.ValidationError:
     raise ValueError(
-      errors.message('grid', 'of values that the hyperparameter takes', text)
+      errors.message(flag, 'of values that the hyperparameter takes', text)
     ) from None
 
 
-def _parse_range(values, hint, text):
+def _parse_range(values, hint, text, flag):
   low, high, *log = values.split(':')
-  low, high = (_parse_value(end.strip(), hint, text) for end in (low, high))
+  low, high = (
+    _parse_value(end.strip(), hint, text, flag) for end in (low, high)
+  )
   errors.expect(
     log in ([], ['log']) and isinstance(low, (int, float)),
-    'search',
+    flag,
     '[method.]hyperparameter=low:high or low:high:log',
     text,
   )
