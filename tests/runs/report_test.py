@@ -170,6 +170,12 @@ def test_a_regression_is_reported_by_its_own_metric(tmp_path, data):
   table = report.tables([summary]).splitlines()
   assert table[1].split()[:2] == ['mae', 'evaluations']
   assert table[3].split()[:4] == ['fed_toy', '0.5', '0.75', '2']
+  # Beside an accuracy it has no name of its own.
+  with _store(tmp_path / 'accuracy', data, _EVALUATIONS) as store:
+    other = report.write_report(store, _process(), data)
+  frame = report.summary_frame([other, summary])
+  assert frame['personal score'].tolist() == [0.65, 0.5]
+  assert frame['global score'].tolist() == [0.25, 2.0]
 
 
 @pytest.mark.usefixtures('without_pictures')

@@ -338,10 +338,14 @@ def recent_title(numbers: Iterable[int]) -> str:
 def summary_frame(summaries: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
   """The main figures of summaries, a row for each.
 
-  NaN marks figures that a method lacks or that are not finite.
+  NaN marks figures that a method lacks or that are not finite. Columns of the
+  primary metric have its name, or 'score' if the summaries' metrics differ.
   """
   primary = [primary_figures(summary) for summary in summaries]
-  name = split_model.PrimaryMetric(primary[0]['name'], True).title
+  names = {
+    split_model.PrimaryMetric(one['name'], True).title for one in primary
+  }
+  name = names.pop() if len(names) == 1 else 'score'
   recent = recent_title(one['personal']['num_last_10'] for one in primary)
   columns = {
     'primary/personal/last': f'personal {name}',
