@@ -30,7 +30,7 @@ _Path = Union[str, 'os.PathLike[str]']
 _Metric = split_model.PrimaryMetric
 # Its first colors are distinct to color-blind readers.
 _PALETTE = 'colorblind'
-BEFORE, AFTER, HURT, GLOBAL = '#949494', '#0173b2', '#d55e00', '#de8f05'
+BEFORE, AFTER, HURT = '#949494', '#0173b2', '#d55e00'
 _TEXT = '#555555'
 # Curves with at most this many points have markers and error bars.
 _MAX_MARKED = 20

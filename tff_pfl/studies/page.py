@@ -32,12 +32,9 @@ if TYPE_CHECKING:
   from tff_pfl.studies import results as results_lib
 
 PAGE_NAME, FIGURE_NAME = 'study.html', 'figure.png'
-_MAX_CONTEXT_ROUNDS = 50
 _SVG_STYLE = {'svg.fonttype': 'none', 'svg.hashsalt': 'page', 'font.size': 8}
 # More columns make the table wider than a screen.
 _MAX_COLUMNS = 6
-# With more methods in conditions, they have no pictures of their own.
-_MAX_PANELS = 40
 
 
 def write(
@@ -53,11 +50,7 @@ def write(
     RunError: If the file cannot be written.
   """
   description = results.description
-  num_panels = len(results.conditions) * len(description['methods'])
-  conditions = [
-    _condition(results, name, num_panels <= _MAX_PANELS)
-    for name in results.conditions
-  ]
+  conditions = [_condition(results, name) for name in results.conditions]
   overview = None
   if conditions and (len(conditions) > 1 or description['published']):
     overview = _table(*results.marked_overview())
@@ -149,11 +142,10 @@ def _claims_frame(claims):
   )
 
 
-def _condition(results, name, has_panels):
+def _condition(results, name):
   """The values of a condition on the page."""
   primary, metrics = results.primary_metric, results.metrics
   methods = results.ranked(name)
-  alone = methods if has_panels else []
   partition = results.description['partitions'].get(str(name))
   scores = results.client_scores
   scores = scores[scores['condition'] == name]
@@ -172,9 +164,8 @@ def _condition(results, name, has_panels):
     'best_score': metrics_lib.mean_text(values, primary.is_fraction),
     'figures': _figures_table(results, name, methods, shown),
     'domain_tables': _domain_tables(results, name, methods),
-    'curves': _curve_pictures(results, name, methods, alone),
+    'curves': _curve_pictures(results, name),
     'boxes': _box_pictures(scores, primary),
-    'changes': _change_pictures(results, scores, alone),
     'partition': partition,
     'partition_picture': partition and _partition_picture(partition),
     'test_sizes': scores[scores['seed'] == partition['seed']]
@@ -208,7 +199,7 @@ def _table(
 
 
 def _picture(
-  drawn: Union[Axes, Figure], label: str, title: str = '', note: str = ''
+  drawn: Union[Axes, Figure], label: str, title: str = ''
 ) -> dict[str, Any]:
   """A picture, its description, and the text above it."""
   figure = drawn if isinstance(drawn, Figure) else drawn.figure
@@ -217,12 +208,12 @@ def _picture(
     figure.savefig(
       file, format='svg', transparent=True, metadata={'Date': None}
     )
-  return _image('svg+xml', file.getvalue(), label, title, note)
+  return _image('svg+xml', file.getvalue(), label, title)
 
 
-def _image(kind, content, label, title='', note=''):
+def _image(kind, content, label, title=''):
   source = f'data:image/{kind};base64,{base64.b64encode(content).decode()}'
-  return {'source': source, 'label': label, 'title': title, 'note': note}
+  return {'source': source, 'label': label, 'title': title}
 
 
 def _small(width: float, height: float) -> Axes:
@@ -230,53 +221,13 @@ def _small(width: float, height: float) -> Axes:
     return plots.new_axes(width, height)
 
 
-def _curve_pictures(results, condition, methods, alone):
-  """Curves of the best methods, then of each with the others in gray.
-
-  Args:
-    alone: Methods that have their own picture, all or none.
-  """
-  primary, frame = results.primary_metric, results.curves
-  frame = frame[frame['condition'] == condition]
-  known = [name for name in methods if name in {*frame['method']}]
-  personal = frame[frame['model'] == 'personal']
-  rounds = sorted(personal['round'].unique())
-  # More points would make the page larger, not clearer.
-  rounds = rounds[:: -(-len(rounds) // _MAX_CONTEXT_ROUNDS) or 1]
-  means = personal[personal['round'].isin(rounds)]
-  means = means.groupby(['method', 'round'], as_index=False)['value'].mean()
-  pictures = []
-  if len(known) > 1:
-    overview = results.plot(_small(4.8, 3), condition=condition)
-    pictures.append(
-      _picture(overview, f'Personal {primary.title} by round of the best.')
-    )
-  for name in known if alone or len(known) == 1 else ():
-    ax = _small(3, 2.2)
-    if len(known) > 1:
-      plots.curves(
-        means[means['method'] != name],
-        ax=ax,
-        units='method',
-        estimator=None,
-        color='#c4c4c4',
-        linewidth=0.6,
-        by=None,
-      )
-    own = frame[frame['method'] == name]
-    plots.curves(
-      own,
-      by='model',
-      metric=primary,
-      style='model',
-      palette={'personal': plots.AFTER, 'global': plots.GLOBAL},
-      ax=ax,
-      legend=False,
-    )
-    pictures.append(
-      _picture(ax, f'{primary.heading} of {name} by round.', name)
-    )
-  return pictures
+def _curve_pictures(results, condition):
+  """The curves of the best methods, if there are any."""
+  if not (results.curves['condition'] == condition).any():
+    return []
+  drawn = results.plot(_small(4.8, 3), condition=condition)
+  title = results.primary_metric.title
+  return [_picture(drawn, f'Personal {title} by round of the best.')]
 
 
 def _box_pictures(scores, primary):
@@ -298,42 +249,6 @@ def _box_pictures(scores, primary):
     ax.set_xlim(_limits(scores[column]))
     label = f'Distribution of {primary.title} over clients. {name}.'
     pictures.append(_picture(ax, label, name))
-  return pictures
-
-
-def _change_pictures(results, scores, methods):
-  """Pictures of clients before and after personalization, by method."""
-  primary = results.primary_metric
-  names = [f'before/{primary.name}', f'after/{primary.name}']
-  if not {*names} <= {*scores}:
-    return []
-  limits = _limits(scores[names])
-  has_global = {
-    one.method: one.run.scores['has_global_model'] for one in results
-  }
-  pictures = []
-  for method in methods:
-    own = scores[(scores['method'] == method) & ~scores['is_new']]
-    both = own[names].dropna()
-    if both.empty:
-      continue
-    before, after = primary.merit(both).T
-    note = f'{(after < before).sum():,} of {len(both):,} worse after'
-    if (both.iloc[:, 0] == both.iloc[:, 1]).all():
-      note = 'nothing changed'
-    if not has_global[method]:
-      note += '; no global model'
-    ax = plots.changes(own, primary, title='', ax=_small(2.6, 2.5))
-    ax.set(xlim=limits, ylim=limits)
-    pictures.append(
-      _picture(
-        ax,
-        f'{primary.heading} of clients before and after personalization, '
-        f'{method}.',
-        method,
-        note,
-      )
-    )
   return pictures
 
 

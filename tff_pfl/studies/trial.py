@@ -234,7 +234,6 @@ def _scores(trial, process, trained, new, runtime, directory):
           'new_clients': new_clients(variant),
         }
   return {
-    'has_global_model': process.has_global_model,
     'adaptation': process.adaptation.fine_tune,
     'bytes_per_round': process.bytes_per_round._asdict(),
     'variants': variants,
