@@ -1,5 +1,7 @@
 """Pictures: what they show is read back from their axes."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -160,25 +162,24 @@ def test_boxes_have_the_mean():
   np.testing.assert_allclose(means, [0.5, 0.3])
 
 
-@pytest.mark.parametrize('num_clients', [3, 500])
-def test_a_partition_has_totals_and_maps(num_clients):
-  ids = [f'client_{i}' for i in range(num_clients)]
-  counts = np.arange(2 * num_clients).reshape(num_clients, 2)
-  figure = plots.partition_counts(
-    pd.Series(counts.sum(axis=1), ids),
-    {
-      'class': pd.DataFrame(counts, ids),
-      'domain': pd.DataFrame(counts, ids, ['sea', 'a' * 30]),
+def test_a_partition_has_totals_and_maps():
+  counts = {
+    **{'num_clients': 9, 'places': [0, 3, 6], 'client_ids': [*'abc']},
+    'num_examples': [1, 5, 9],
+    'maps': {
+      'class': {'0': [0, 2, 4], '1': [1, 3, 5]},
+      'domain': {'sea': [1, 2, 3], 'a' * 30: [0, 3, 6]},
     },
-    num_new_clients=1,
-  )
+  }
+  figure = plots.draw_partition(counts, num_new_clients=4)
   top, classes, domains = figure.axes
-  assert len(top.patches) == min(num_clients, 200)
+  assert [bar.get_height() for bar in top.patches] == [1, 5, 9]
+  assert _texts(domains.get_xticklabels()) == [*'abc']
   assert _texts(domains.get_yticklabels()) == ['sea', f'{"a" * 15}…']
-  assert classes.get_title('left').startswith(
-    f'Examples of a class: none to {classes.collections[0].get_array().max():,}'
-  )
+  assert classes.get_title('left') == 'Examples of a class: none to 5'
   assert top.get_title('right') == 'new clients'
+  # The last four are new, of which the picture shows one.
+  assert top.lines[0].get_xdata()[0] == 2
 
 
 def test_axes_and_figures_are_written(tmp_path):
@@ -201,8 +202,15 @@ def test_only_the_drawn_clients_are_read(monkeypatch):
     read.add(client_id)
     return data.load(client_id, split)
 
-  figure = plots.partition(data.replaced(load=load))
+  counts = plots.partition_counts(data.replaced(load=load))
   assert read == {'client_0', 'client_2'}
-  assert len(figure.axes[0].patches) == 2
-  title = figure.axes[0].get_title('left') or figure.axes[0].get_title()
-  assert title == 'synthetic, training examples, 2 of 5 clients'
+  by_class = data.class_counts()[[0, 2]].T.tolist()
+  assert json.loads(json.dumps(counts)) == {
+    **{'num_clients': 5, 'places': [0, 2], 'client_ids': [*sorted(read)]},
+    'num_examples': [100, 100],
+    'maps': {'class': {str(i): row for i, row in enumerate(by_class)}},
+  }
+  title = plots.partition(data, 'test').axes[0].get_title('left')
+  assert title == 'synthetic, test examples, 2 of 5 clients'
+  with pytest.raises(ValueError, match='`split` to be one of train, test'):
+    plots.partition(data, 'all')

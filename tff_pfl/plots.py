@@ -390,7 +390,10 @@ def boxes(
 
 @fields.checked_call
 def partition(
-  data: datasets.FederatedDataset, split: str = 'train', *, title: str = ''
+  data: datasets.FederatedDataset,
+  split: fields.one_of(_SPLITS) = 'train',
+  *,
+  title: str = '',
 ) -> Figure:
   """Draws the number of examples by client, class and domain.
 
@@ -402,93 +405,103 @@ def partition(
   Returns:
     A figure. It shows at most 200 clients, evenly spaced.
   """
-  maps, num_clients = {}, data.num_clients
+  counts = partition_counts(data, split)
+  num_shown, num_clients = len(counts['client_ids']), counts['num_clients']
   default = f'{data.name}, {_SPLITS[split]} examples'
-  shown = _shown(num_clients)
-  if len(shown) < num_clients:
-    # No others are read.
-    data = data.subset(data.client_ids[index] for index in shown)
-    default += f', {len(shown)} of {num_clients:,} clients'
-  if data.num_classes is not None:
-    words = data.encoding and data.encoding.classes
-    maps['class'] = data.class_counts(split), words
-  if data.domain_names is not None:
-    maps['domain'] = data.domain_counts(split), data.domain_names
-  count = getattr(data, f'num_{split}_examples')
-  return partition_counts(
-    pd.Series([count(i) for i in data.client_ids], data.client_ids),
-    {
-      kind: pd.DataFrame(counts, data.client_ids, names or None)
-      for kind, (counts, names) in maps.items()
-    },
-    title=title or default,
-  )
+  if num_shown < num_clients:
+    default += f', {num_shown} of {num_clients:,} clients'
+  return draw_partition(counts, title=title or default)
 
 
-def _shown(num_clients):
-  """Indices of the clients in a picture, evenly spaced."""
+@fields.checked_call
+def partition_counts(
+  data: datasets.FederatedDataset, split: fields.one_of(_SPLITS) = 'train'
+) -> dict[str, Any]:
+  """Counts the examples that `draw_partition` draws.
+
+  Args:
+    data: The dataset. No other clients are read than those in the result.
+    split: 'train' or 'test'.
+
+  Returns:
+    JSON types: `num_clients` of the dataset and, of at most 200 of them, evenly
+    spaced, the `places` in the dataset, `client_ids`, `num_examples`, and
+    `maps`. These are from 'class' and 'domain', if the data have them, to the
+    clients' numbers of examples by the name of the class or domain.
+  """
+  num_clients = data.num_clients
   num_shown = min(num_clients, _MAX_CLIENTS)
-  return np.arange(num_shown) * num_clients // max(num_shown, 1)
+  places = [i * num_clients // num_shown for i in range(num_shown)]
+  if num_shown < num_clients:
+    data = data.subset(data.client_ids[place] for place in places)
+  maps = {}
+  if data.num_classes is not None:
+    classes = data.encoding and data.encoding.classes
+    maps['class'] = classes or range(data.num_classes), data.class_counts(split)
+  if data.domain_names is not None:
+    maps['domain'] = data.domain_names, data.domain_counts(split)
+  count = getattr(data, f'num_{split}_examples')
+  return {
+    'num_clients': num_clients,
+    'places': places,
+    'client_ids': list(data.client_ids),
+    'num_examples': [count(client_id) for client_id in data.client_ids],
+    'maps': {
+      kind: dict(zip(map(str, names), counts.T.tolist()))
+      for kind, (names, counts) in maps.items()
+    },
+  }
 
 
 @_styled
-def partition_counts(
-  totals: pd.Series,
-  maps: Mapping[str, pd.DataFrame],
-  *,
-  num_new_clients: int = 0,
-  title: str = '',
+def draw_partition(
+  counts: Mapping[str, Any], *, num_new_clients: int = 0, title: str = ''
 ) -> Figure:
   """Draws the plot of `partition` from counts.
 
   Args:
-    totals: Number of examples of each client.
-    maps: 'class' or 'domain' to numbers of examples, with a row for each client
-      and a column for each class or domain.
-    num_new_clients: Number of untrained clients at the end, which a line
-      separates.
+    counts: The result of `partition_counts`.
+    num_new_clients: Number of untrained clients at the end of the dataset,
+      which a line separates.
     title: Title of the figure.
-
-  Returns:
-    A figure. It shows at most 200 clients, evenly spaced.
   """
-  shown = _shown(len(totals))
-  heights = [1.0, *(1 + 0.1 * min(len(m.columns), 20) for m in maps.values())]
+  totals, maps = np.array(counts['num_examples']), counts['maps']
+  heights = [1.0, *(1 + 0.1 * min(len(m), 20) for m in maps.values())]
   figure = Figure((9.0, 0.8 + 1.1 * sum(heights)), layout='constrained')
   top, *rest = figure.subplots(
     len(heights), sharex=True, squeeze=False, height_ratios=heights
   )[:, 0]
-  top.bar(np.arange(len(shown)) + 0.5, totals.iloc[shown], color=AFTER)
-  if len(shown) < len(totals):
-    title += f', {len(shown)} of {len(totals):,} clients'
+  top.bar(np.arange(len(totals)) + 0.5, totals, color=AFTER)
   top.set(ylabel='Examples', title=title)
   _finish(top)
   top.grid(visible=False, axis='x')
   if _is_skewed(totals):
     top.set(yscale='log', ylim=(0.5, None))
     _use_plain_numbers(top.yaxis)
-  for ax, (kind, counts) in zip(rest, maps.items()):
-    _draw_counts(ax, kind, counts.iloc[shown])
-  first_new = np.searchsorted(shown, len(totals) - num_new_clients)
+  for ax, (kind, by_name) in zip(rest, maps.items()):
+    _draw_counts(ax, kind, by_name)
   if num_new_clients:
+    first_new = np.searchsorted(
+      counts['places'], counts['num_clients'] - num_new_clients
+    )
     for ax in figure.axes[: len(heights)]:
       ax.axvline(first_new, color=HURT, linewidth=1)
     top.set_title('new clients', loc='right', color=HURT)
-  step = -(-len(shown) // 12)
+  step = -(-len(totals) // 12)
   last = rest[-1] if rest else top
   last.set_xticks(
-    np.arange(0, len(shown), step) + 0.5,
-    [_shortened(totals.index[place]) for place in shown[::step]],
+    np.arange(0, len(totals), step) + 0.5,
+    map(_shortened, counts['client_ids'][::step]),
     rotation=30,
     ha='right',
   )
-  last.set(xlabel='Client', xlim=(0, len(shown)))
+  last.set(xlabel='Client', xlim=(0, len(totals)))
   return figure
 
 
-def _draw_counts(ax, kind, counts):
+def _draw_counts(ax, kind, by_name):
   """Draws the number of examples by class and client, darker for more."""
-  values = counts.to_numpy().T
+  values, names = np.array([*by_name.values()]), [*by_name]
   most = max(values.max(initial=0), 1)
   sns.heatmap(
     values,
@@ -504,10 +517,10 @@ def _draw_counts(ax, kind, counts):
     ax=ax,
   )
   ax.grid(False)
-  step = -(-len(counts.columns) // 20)
+  step = -(-len(names) // 20)
   ax.set_yticks(
-    np.arange(0, len(counts.columns), step) + 0.5,
-    [_shortened(name) for name in counts.columns[::step]],
+    np.arange(0, len(names), step) + 0.5,
+    map(_shortened, names[::step]),
     rotation=0,
   )
   ax.set_ylabel(kind.capitalize())

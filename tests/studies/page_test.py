@@ -265,7 +265,7 @@ def test_a_regression_is_compared_by_its_error(tmp_path, monkeypatch):
   study = made_up_trials.study(methods=made_up_trials.TWO_METHODS, seeds=(0,))
   options = {'metric': 'mae', 'scores': scores}
   actual = made_up_trials.run_trials(study, tmp_path, **options)
-  actual.description['partitions']['']['class_counts'] = None
+  actual.description['partitions'][''].update(maps={}, num_clients=5)
   for one in actual:
     for client, size in zip(one.scores['clients'], (3, 1000, 4)):
       client['num_test_examples'] = size
@@ -277,7 +277,8 @@ def test_a_regression_is_compared_by_its_error(tmp_path, monkeypatch):
   assert [row[:2] for row in rows] == [['Local', '12.25'], ['FedAvg', '1234']]
   assert page.marked('condition1', 'best')[0] == '12.25'
   assert '3 at least, 4 in the median, 1,000 at most' in page.prose
-  assert 'are attacked: 1 client' in page.prose
+  assert 'are attacked: 2 clients' in page.prose
+  assert 'The picture shows 4 of them.' in page.prose
 
 
 def test_what_failed_altogether_has_a_page(tmp_path):

@@ -56,17 +56,17 @@ def test_partition_and_settings_are_those_that_the_runs_share(found):
   partition = found.description['partitions']['']
   # With new clients, of the first seed.
   assert (partition['seed'], partition['num_new_clients']) == (0, 1)
-  assert len(partition['client_ids']) == len(partition['class_counts']) == 5
+  assert len(partition['client_ids']) == partition['num_clients'] == 5
+  counts = np.transpose([*partition['maps']['class'].values()])
   # The data of another seed have another partition.
   first, other = (
     np.concatenate([part.class_counts() for part in trial.load_data(one)])
     for one in plan.trials_of(plan.entries(made_up_trials.tuned_study()))[::2]
   )
-  assert partition['class_counts'] == first.tolist() != other.tolist()
-  sizes = [sum(row) for row in partition['class_counts']]
-  assert sizes == partition['num_train_examples']
+  assert counts.tolist() == first.tolist() != other.tolist()
+  assert counts.sum(axis=1).tolist() == partition['num_examples']
   # The synthetic clients have the two classes that were asked for.
-  assert {sum(n > 0 for n in row) for row in partition['class_counts']} == {2}
+  assert {*np.count_nonzero(counts, axis=1)} == {2}
   shared = found.description['settings']
   assert made_up_trials.SETTINGS.items() <= shared.items()
   assert not {'method', 'seed', 'data_dir', 'rounds'} & {*shared}

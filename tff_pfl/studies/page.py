@@ -117,11 +117,9 @@ def _title(results):
   parts = [
     str(settings[n]) for n in ('dataset', 'partition') if settings.get(n)
   ]
-  numbers = [
-    len(part['client_ids']) for part in description['partitions'].values()
-  ]
-  if len({*numbers}) == 1:
-    parts.append(_counted(numbers[0], 'client'))
+  numbers = {one['num_clients'] for one in description['partitions'].values()}
+  if len(numbers) == 1:
+    parts.append(_counted(*numbers, 'client'))
   if 'num_rounds' in settings:
     parts.append(_counted(settings['num_rounds'], 'round'))
   return ', '.join(parts) or description['name']
@@ -263,17 +261,9 @@ def _limits(values):
 
 
 def _partition_picture(partition):
-  ids = partition['client_ids']
-  maps = {}
-  if partition['class_counts'] is not None:
-    maps['class'] = pd.DataFrame(partition['class_counts'], ids)
-  if partition['domain_counts'] is not None:
-    maps['domain'] = pd.DataFrame(partition['domain_counts'], ids)
   with matplotlib.rc_context(_SVG_STYLE):
-    figure = plots.partition_counts(
-      pd.Series(partition['num_train_examples'], ids),
-      maps,
-      num_new_clients=partition['num_new_clients'],
+    figure = plots.draw_partition(
+      partition, num_new_clients=partition['num_new_clients']
     )
   return _picture(figure, 'Training examples by client, class and domain.')
 

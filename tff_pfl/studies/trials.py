@@ -10,10 +10,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
-import numpy as np
 import pydantic_core
 
-from tff_pfl import fields
+from tff_pfl import fields, plots
 from tff_pfl.methods import registry
 from tff_pfl.runs import settings as settings_lib
 from tff_pfl.runs import summary as summary_lib
@@ -191,30 +190,18 @@ def _partitions(study, known):
     if known.get(name, {}).get('of') == of:
       partitions[name] = known[name]
       continue
-    parts = trial.load_data(entry.trial)
-    partitions[name] = {'of': of, **_partition(entry.seed, *parts)}
+    trained, new = trial.load_data(entry.trial)
+    new_ids = () if new is None else new.client_ids
+    partitions[name] = {
+      'of': of,
+      'seed': entry.seed,
+      'num_new_clients': len(new_ids),
+      **plots.partition_counts(
+        # Both are views of the same data.
+        trained.replaced(client_ids=(*trained.client_ids, *new_ids))
+      ),
+    }
   return partitions
-
-
-def _partition(seed, trained, new):
-  """The partition of the first seed's training data among the clients."""
-  parts = [trained] if new is None else [trained, new]
-  counts = domain_counts = None
-  if trained.num_classes is not None:
-    counts = np.concatenate([part.class_counts() for part in parts]).tolist()
-  if trained.domain_names is not None:
-    by_client = np.concatenate([part.domain_counts() for part in parts])
-    domain_counts = dict(zip(trained.domain_names, by_client.T.tolist()))
-  return {
-    'seed': seed,
-    'client_ids': [i for part in parts for i in part.client_ids],
-    'num_new_clients': 0 if new is None else new.num_clients,
-    'class_counts': counts,
-    'num_train_examples': [
-      part.num_train_examples(i) for part in parts for i in part.client_ids
-    ],
-    'domain_counts': domain_counts,
-  }
 
 
 @functools.cache
