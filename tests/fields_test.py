@@ -155,6 +155,22 @@ def test_wrong_settings_are_one_line_errors(values, error, message):
   assert str(caught.value).startswith(f'Expected {message}')
 
 
+def test_fields_are_given_by_place_or_name():
+  @fields.dataclass
+  class Options:
+    size: fields.Count = 1
+    rate: fields.Share = dataclasses.field(default=0.5, kw_only=True)
+    most: fields.Count = 2
+
+  assert Options(3, np.int64(4), rate=1) == Options(size=3, most=4, rate=1)
+  with pytest.raises(ValueError, match='`most` to be at least 1, found 0'):
+    Options(3, 0)
+  with pytest.raises(TypeError, match='too many positional arguments'):
+    Options(3, 4, 1)
+  with pytest.raises(TypeError, match='Expected `size` once, found it twice'):
+    Options(3, size=3)
+
+
 def test_settings_are_stored_as_json():
   settings = _Settings(num_epochs=2, metrics=['auc'], most=3.5)
   for one in (settings, _Settings(), _Settings(limit=0.1)):

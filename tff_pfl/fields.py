@@ -272,18 +272,13 @@ def dataclass(cls: Optional[_Type] = None, **options: Any) -> Any:
     cls, frozen=True, config=CONFIG, **options
   )
   initialize = cls.__init__
-  in_order = [one.name for one in dataclasses.fields(cls) if not one.kw_only]
+  signature = inspect.signature(cls)
 
   @functools.wraps(initialize)
   def checked(self, *args, **kwargs):
     names = flat_names(cls)
-    if len(args) > len(in_order):
-      raise TypeError(
-        f'Expected at most {len(in_order)} positional arguments of '
-        f'{cls.__name__}, found {len(args)}.'
-      )
     # Errors also name positional arguments.
-    by_place = dict(zip(in_order, args))
+    by_place = signature.bind_partial(*args).arguments
     for name in by_place.keys() & kwargs.keys():
       raise TypeError(f'Expected `{name}` once, found it twice.')
     kwargs = {**by_place, **kwargs}
