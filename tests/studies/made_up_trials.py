@@ -201,8 +201,7 @@ def run(
   }
   own = variants[trial.OWN_VARIANT]
   own['new_clients_by_ensemble'] = [] if has_global else clients(new)
-  told = {'adaptation': 'none', 'bytes_per_round': {'down': 3, 'up': 2}}
-  told.update(variants=variants)
+  told = {'bytes_per_round': {'down': 3, 'up': 2}, 'variants': variants}
   summary.write_json(os.path.join(directory, trial.SCORES_NAME), told)
 
 

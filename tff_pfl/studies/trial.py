@@ -222,11 +222,7 @@ def _scores(trial, process, trained, new, runtime, directory):
           server_state(variant),
           client_states(variant),
           trained,
-          client_indices=client_population.joined_clients(
-            trained,
-            rounds.evaluated_clients(variant, trained),
-            store.last_round,
-          ),
+          client_indices=rounds.evaluated_clients(variant, trained),
         )
         variants[name] = {
           'evaluation': evaluation.summary,
@@ -234,7 +230,6 @@ def _scores(trial, process, trained, new, runtime, directory):
           'new_clients': new_clients(variant),
         }
   return {
-    'adaptation': process.adaptation.fine_tune,
     'bytes_per_round': process.bytes_per_round._asdict(),
     'variants': variants,
   }

@@ -57,7 +57,6 @@ def run_trials(
     'partitions': partitions,
     'tunings': tunings,
     'failures': failures,
-    'runtime_options': dict(place.runtime_options or {}),
     # Stays unknown if this process ends before the results.
     'seconds': None,
   }
