@@ -21,6 +21,7 @@ classifiers, probabilities), or an .npz file with arrays `prediction` and
 numbers its unit, and each of several labels has its own columns.
 """
 
+import contextlib
 import math
 import os
 
@@ -68,14 +69,22 @@ program.define_overwrite()
 flags.adopt_module_key_flags(program)
 
 
-def _weights(run, client, runtime):
+@contextlib.contextmanager
+def _models(run, runtime):
+  """A function from a client to its weights."""
   if _PERSONAL_MODELS.value is not None:
-    path = evaluation.personal_model_path(_PERSONAL_MODELS.value, client)
-    errors.expect(
-      os.path.isfile(path), '--client', f'a client with a model {path}', client
-    )
-    return evaluation.load_personal_model(path, run.model)
-  return run.personal_weights(_own_client(run, client), runtime)
+    yield lambda client: _fitted_weights(run, client)
+    return
+  with run.personal_models(runtime) as weights_of:
+    yield lambda client: weights_of(_own_client(run, client))
+
+
+def _fitted_weights(run, client):
+  path = evaluation.personal_model_path(_PERSONAL_MODELS.value, client)
+  errors.expect(
+    os.path.isfile(path), '--client', f'a client with a model {path}', client
+  )
+  return evaluation.load_personal_model(path, run.model)
 
 
 def _own_client(run, client):
@@ -103,13 +112,14 @@ def _predict_table(run, runtime):
     owners = np.full(len(frame), client)
     if client is None:
       owners = columns_lib.owners(frame[encoding.client]).astype(str)
-    outputs = prediction.predict_rows(
-      run.model,
-      encoding,
-      frame,
-      owners,
-      lambda owner: _weights(run, str(owner), runtime),
-    )
+    with _models(run, runtime) as weights_of:
+      outputs = prediction.predict_rows(
+        run.model,
+        encoding,
+        frame,
+        owners,
+        lambda owner: weights_of(str(owner)),
+      )
   columns = encoding.predictions(outputs)
   arrays = {'outputs': columns.to_numpy()}
   if encoding.classes:
@@ -129,7 +139,8 @@ def _predict_arrays(run, runtime):
   path = _INPUT.value
   examples = npz_file.read(path, '--input', ('x',))
   errors.expect(_CLIENT.value, '--client', 'given', _CLIENT.value)
-  weights = _weights(run, _CLIENT.value, runtime)
+  with _models(run, runtime) as weights_of:
+    weights = weights_of(_CLIENT.value)
   with own_files.naming(path):
     outputs = prediction.predict(
       run.model, weights, examples['x'], examples.get('domain')

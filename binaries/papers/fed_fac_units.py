@@ -298,9 +298,8 @@ def _channels(context, fed_fac, fed_avg):
     state = fed_fac.server_state(fed_fac.build_process(), runtime)
     is_shared = np.asarray(state.algorithm['is_shared'][layer])
     is_local = fed_fac.settings.process.statistics == 'local'
-    for index, client_id in enumerate(
-      fed_fac.data.client_ids[:_NUM_SHOWN_CLIENTS]
-    ):
+    shown = fed_fac.data.client_ids[:_NUM_SHOWN_CLIENTS]
+    for index, client_id in enumerate(shown):
       own = maps(fed_fac, fed_fac.personal_weights(client_id, runtime))
       # FedAvg's maps differ between clients only if statistics are local.
       if index == 0 or is_local:

@@ -7,7 +7,7 @@ import functools
 import html
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Optional, Union
 
 import keras
@@ -386,12 +386,17 @@ class Run:
     Raises:
       RunError: If the stored states are damaged or belong to another process.
     """
-    with self._personal_models(runtime) as weights_of:
+    with self.personal_models(runtime) as weights_of:
       return weights_of(client_id)
 
   @contextlib.contextmanager
-  def _personal_models(self, runtime):
-    """A function from a client's id to its weights, for several clients."""
+  def personal_models(
+    self, runtime: _Runtime = None
+  ) -> Iterator[Callable[[str], split_model.Weights]]:
+    """Yields `personal_weights` of one argument, with the run open.
+
+    It reads the server's state once for all clients.
+    """
     process, data = self.process, self.data
     runtime = runtime or self.cpu
     train = padding.ClientExamples(data.train)
@@ -484,7 +489,7 @@ class Run:
     """
     if isinstance(client, pd.Series):
       owners = columns.owners(client).astype(str)
-      with self._personal_models(runtime) as weights_of:
+      with self.personal_models(runtime) as weights_of:
         return self._predict_rows(x, owners, weights_of)
     is_weights = isinstance(client, Mapping)
     weights = client if is_weights else self.personal_weights(client, runtime)
