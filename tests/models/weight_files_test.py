@@ -23,8 +23,12 @@ def _cnn(num_classes=3, seed=0, **arguments):
   return zoo.make_model('cnn', _SPEC, num_classes, seed, **arguments)
 
 
-def _write(path, network):
-  """Writes a Keras model's weights in the form that a file's name tells."""
+def _write(path, network, is_text=False):
+  """Writes a Keras model's weights in the form that a file's name tells.
+
+  Args:
+    is_text: True for names as h5py 3 writes them, False for h5py 2's bytes.
+  """
   if path.endswith('.npz'):
     weights = {f'array_{i}': w for i, w in enumerate(network.get_weights())}
     np.savez(path, **weights)
@@ -36,11 +40,13 @@ def _write(path, network):
     # As the files of keras.applications, which Keras 3 does not write.
     with h5py.File(path, 'w') as file:
       layers = [layer for layer in network.layers if layer.weights]
-      file.attrs['layer_names'] = [layer.name for layer in layers]
+      kind = object if is_text else np.bytes_
+      names = [layer.name for layer in layers]
+      file.attrs['layer_names'] = np.array(names, kind)
       for layer in layers:
         names = [f'{layer.name}/{w.name}:0' for w in layer.weights]
         group = file.create_group(layer.name)
-        group.attrs['weight_names'] = names
+        group.attrs['weight_names'] = np.array(names, kind)
         for name, weight in zip(names, layer.weights):
           group[name] = weight.numpy()
   return path
@@ -275,7 +281,7 @@ def test_an_older_h5_file_is_matched_by_name(tmp_path):
   network.set_weights(
     [rng.uniform(size=w.shape) for w in network.get_weights()]
   )
-  path = _write(str(tmp_path / 'weights.h5'), network)
+  path = _write(str(tmp_path / 'weights.h5'), network, is_text=True)
   with h5py.File(path, 'a') as file:
     # Normalizations after convolutions, as in a block of ResNet50.
     file.attrs['layer_names'] = ['b', 'a', 'b_norm', 'a_norm', 'head']

@@ -203,6 +203,7 @@ def _of_h5(file):
   group = file if 'layer_names' in file.attrs else file['model_weights']
   return {
     name.partition(':')[0]: group[layer][name][()]
-    for layer in group.attrs['layer_names']
-    for name in group[layer].attrs['weight_names']
+    # The names are bytes in files of h5py 2, else text.
+    for layer in group.attrs['layer_names'].astype(str)
+    for name in group[layer].attrs['weight_names'].astype(str)
   }
