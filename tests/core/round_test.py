@@ -7,8 +7,10 @@ import tensorflow as tf
 
 from tests.methods import toy_problems
 from tff_pfl import tff_api as tff
-from tff_pfl.core import private_mean
+from tff_pfl.core import client_work, private_mean, process_options
+from tff_pfl.core import round as round_lib
 from tff_pfl.methods import registry
+from tff_pfl.models import split_model
 
 _CLIENTS = [toy_problems.labeled_examples(n, seed=n) for n in (11, 25)]
 _DATA = toy_problems.padded(_CLIENTS)
@@ -157,3 +159,30 @@ def test_new_clients_train_at_the_full_rate_with_weight_decay():
   )
   expected = {'global_weights': {'body': body}, 'new': [{'head': head}]}
   toy_problems.check_rounds(process, toy_problems.DEEP_CLIENTS, [expected])
+
+
+@pytest.mark.parametrize(
+  'optimizer', ['sgd', tff.learning.optimizers.build_adamw(0.1)]
+)
+def test_global_weights_without_an_update_do_not_change(optimizer):
+  model = toy_problems.classifier()
+  hparams = toy_problems.hparams_for('fed_avg')
+  head_names = model.weight_names(model.head_layers)
+
+  def train(client):
+    head = split_model.select(client.received, head_names)
+    return client.result(client.fit_head(head, hparams.phase()), initial=head)
+
+  process = round_lib.build_personalized_process(
+    'head_only',
+    client_work.global_weights_work(model, client_work.Exchange(train)),
+    process_options.ProcessOptions(server_optimizer=optimizer),
+    hparams,
+    seed=0,
+    cohorts=None,
+    num_rounds=None,
+  )
+  *_, (state, _, _) = toy_problems.rounds(process, _CLIENTS, [(0, 1)] * 2)
+  for name, value in model.initial_weights.items():
+    is_changed = np.any(state.global_weights[name] != value)
+    assert is_changed == (name in head_names)

@@ -320,13 +320,18 @@ class _Round:
         )
       optimizer_state, trained, gradient = state.server_optimizer, {}, {}
       if any(name in update for name in work.trained_names):
-        gradient = split_model.select(update, work.trained_names)
+        gradient = collections.OrderedDict(
+          (n, update[n] if n in update else tf.zeros_like(weights[n]))
+          for n in work.trained_names
+        )
         optimizer_state, trained = _server_step(
           options,
           state,
           split_model.select(weights, work.trained_names),
           gradient,
         )
+        # Its momentum or weight decay may change weights without an update.
+        trained = {n: new for n, new in trained.items() if n in update}
       stepped = collections.OrderedDict(
         (n, trained[n] if n in trained else old - update.get(n, 0))
         for n, old in weights.items()
