@@ -73,6 +73,15 @@ def test_noise_that_is_found_gives_its_epsilon(epsilon, cohort_size):
   assert 0.995 * epsilon < last <= epsilon
 
 
+def test_an_epsilon_that_needs_huge_noise_is_refused():
+  least = privacy.Accounting(1e4, _everybody(), _DELTA).epsilons(1)[-1]
+  words = f'^Expected `epsilon` to be at least {1.001 * least:.4g} .* 0.001.$'
+  with pytest.raises(ValueError, match=words):
+    privacy.find_noise_multiplier(1e-3, _DELTA, _everybody(), 1)
+  noise = privacy.find_noise_multiplier(1.01 * least, _DELTA, _everybody(), 1)
+  assert noise < 1e4
+
+
 def test_announcement_warns_of_what_hardly_protects():
   accounting = privacy.Accounting(
     1.5, client_sampling.CohortSampler(100, 10, 0), 0.01

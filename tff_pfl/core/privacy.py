@@ -43,6 +43,8 @@ _ORDERS = (
 )
 # A larger epsilon hardly guarantees anything.
 LARGEST_USEFUL_EPSILON = 10.0
+# More noise than this is not sought for an epsilon.
+_MOST_NOISE = 1e4
 
 
 @fields.dataclass
@@ -175,6 +177,9 @@ def find_noise_multiplier(
     delta: Delta of the guarantee, in (0, 1).
     sampler: Sampler of cohorts from all clients, in which every client reports.
     num_rounds: Number of rounds, at least 1.
+
+  Raises:
+    ValueError: If epsilon is so small that it needs a multiplier above 10,000.
   """
   most = most_participations(sampler, num_rounds)[-1]
 
@@ -185,6 +190,15 @@ def find_noise_multiplier(
       num_rounds * _renyi(noise_multiplier, sampler),
     )
 
+  # With a margin for rounding in the message.
+  least = 1.001 * epsilon_of(_MOST_NOISE)
+  errors.expect(
+    epsilon >= least,
+    'epsilon',
+    f'at least {least:.4g} with num_rounds={num_rounds} and delta={delta:.2g}, '
+    f'as less needs a noise multiplier above {_MOST_NOISE:.0f}',
+    epsilon,
+  )
   high = 1.0
   while epsilon_of(high) > epsilon:
     high *= 2
