@@ -434,13 +434,6 @@ def test_activation_and_widths_are_used():
     ('cnn', _spec(), {'filters': (1,) * 4}, '`num_poolings` .*less than 4'),
     ('cnn', _spec((9, 9)), {'padding': 'valid'}, 'padding=valid'),
     ('cnn', _spec(), {'dropout': 1.0}, '`dropout` .*less than 1, found 1.0'),
-    # 64 * 10**9 + 10**9: none is made.
-    (
-      'linear',
-      _spec(),
-      {'num_classes': 10**9},
-      '`model` to be of at most 536870912 .*, found .linear with 65000000000',
-    ),
     ('text_lstm', _text_spec(), {'num_layers': 101}, '`num_layers` .*most 100'),
     ('vgg_16', _spec((64, 64)), {'torchvision': True}, 'at most 32'),
     ('resnet_18', _spec(), {'normalization': 'x'}, "group, batch, none.*'x'"),

@@ -1,9 +1,8 @@
-"""Layers of the zoo's models, with checks of sizes."""
+"""Layers of the zoo's models, with checks of the examples' specs."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -15,9 +14,7 @@ import tree
 
 from tff_pfl import errors
 from tff_pfl.models import keras_bridge
-from tff_pfl.system import private_api
 
-_MAX_WEIGHTS = 2**29
 # Blocks of two convolutions in each stage of a residual network, by its depth.
 RESIDUAL_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 
@@ -268,29 +265,21 @@ def build(name, layers, element_spec, num_classes, seeds):
     ),
     x,
   )
-  with _weights_at_the_end():
-    features = inputs
-    for layer in layers:
-      features = layer(features)
-    outputs = num_classes
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    if num_classes is None:
-      outputs, loss = y.shape[-1] if y.shape.rank else 1, 'mse'
-    elif y.shape.rank == len(features.shape) - 1:
-      errors.expect(
-        num_classes == 2, 'num_classes', '2 for several labels', num_classes
-      )
-      outputs = y.shape[-1]
-      loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    head = keras.layers.Dense(outputs, kernel_initializer=seeds(), name='head')
-    model = keras.Model(inputs, head(features), name=name)
-    number = sum(math.prod(weight.shape) for weight in model.weights)
+  features = inputs
+  for layer in layers:
+    features = layer(features)
+  outputs = num_classes
+  loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+  if num_classes is None:
+    outputs, loss = y.shape[-1] if y.shape.rank else 1, 'mse'
+  elif y.shape.rank == len(features.shape) - 1:
     errors.expect(
-      number <= _MAX_WEIGHTS,
-      'model',
-      f'of at most {_MAX_WEIGHTS} weights, which fill 2 GiB',
-      f'{name} with {number}',
+      num_classes == 2, 'num_classes', '2 for several labels', num_classes
     )
+    outputs = y.shape[-1]
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+  head = keras.layers.Dense(outputs, kernel_initializer=seeds(), name='head')
+  model = keras.Model(inputs, head(features), name=name)
   return keras_bridge.from_keras(
     model,
     head_layers=['head'],
@@ -299,19 +288,3 @@ def build(name, layers, element_spec, num_classes, seeds):
     label_spec=y,
     keep_names=True,
   )
-
-
-@contextlib.contextmanager
-def _weights_at_the_end():
-  """Creates weights only when the block ends.
-
-  Until then, or if the block fails, they are only shapes.
-  """
-  with keras.StatelessScope():
-    try:
-      yield
-    except BaseException:
-      private_api.keras_state.set_global_attribute(
-        'uninitialized_variables', []
-      )
-      raise

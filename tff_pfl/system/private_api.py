@@ -6,9 +6,8 @@ module, from which all others import them.
 
 # ruff: noqa: F401
 
-# Keras: masks of tensors, weights to be created, layers' random numbers.
+# Keras: masks of tensors, layers' random numbers.
 from keras.src.backend import get_keras_mask, set_keras_mask
-from keras.src.backend.common import global_state as keras_state
 from keras.src.backend.tensorflow import random as keras_random
 
 # TensorFlow: calls of functions without Python layers, and unloading.
