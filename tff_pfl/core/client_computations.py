@@ -194,7 +194,7 @@ def _frozen_names(work):
   model = work.model
   if all(name.endswith(split_model.MOVING) for name in model.statistics):
     return ()
-  x, _ = domains.join(example_tensors.batched_spec(model.element_spec))
+  x, _ = domains.join(domains.batched_spec(model.element_spec))
   moving = set()
 
   @tf.function(autograph=False)

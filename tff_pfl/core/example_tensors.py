@@ -5,7 +5,6 @@ are padded to a power of two, so that clients of many sizes share a few compiled
 programs.
 """
 
-import collections
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -63,22 +62,10 @@ def fewest_examples(capacity: tf.Tensor) -> tf.Tensor:
   return tf.where(capacity > SMALLEST_BUCKET, capacity // 2 + 1, 1)
 
 
-def batched_spec(element_spec) -> collections.OrderedDict:
-  """The spec of batches `[None, ...]` of elements with `element_spec`."""
-
-  def batched(spec):
-    return tf.TensorSpec([None, *spec.shape], spec.dtype)
-
-  return collections.OrderedDict(
-    (name, tf.nest.map_structure(batched, spec))
-    for name, spec in element_spec.items()
-  )
-
-
 def type_of(element_spec) -> tff.Type:
   """TFF's type of the `ExampleTensors` of elements with `element_spec`."""
   return tff.types.tensorflow_to_type(
-    _joined(batched_spec(element_spec), tf.TensorSpec([], tf.int32))
+    _joined(domains.batched_spec(element_spec), tf.TensorSpec([], tf.int32))
   )
 
 
@@ -179,7 +166,7 @@ def build_examples_of(element_spec) -> tff.Computation:
   sequence.
   """
   data_type = tff.SequenceType(
-    tff.types.tensorflow_to_type(batched_spec(element_spec))
+    tff.types.tensorflow_to_type(domains.batched_spec(element_spec))
   )
 
   @tff.tensorflow.computation(data_type)

@@ -86,9 +86,7 @@ class ClientModule(tf.Module):
     }
     return {
       plain_name('_'.join(path)): spec
-      for path, spec in tree.flatten_with_path(
-        example_tensors.batched_spec(element)
-      )
+      for path, spec in tree.flatten_with_path(domains.batched_spec(element))
     }
 
   def weight_specs(self) -> dict[str, tf.TensorSpec]:

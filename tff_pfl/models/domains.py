@@ -55,6 +55,18 @@ class Domains:
     return collections.OrderedDict(zip(self.names, tf.unstack(values)))
 
 
+def batched_spec(element_spec) -> collections.OrderedDict:
+  """The spec of batches `[None, ...]` of elements with `element_spec`."""
+
+  def batched(spec):
+    return tf.TensorSpec([None, *spec.shape], spec.dtype)
+
+  return collections.OrderedDict(
+    (name, tf.nest.map_structure(batched, spec))
+    for name, spec in element_spec.items()
+  )
+
+
 def join(element: Mapping[str, Any]) -> tuple:
   """Returns an element `{x, y[, domain]}` as `(x, y)` for models."""
   if 'domain' not in element:

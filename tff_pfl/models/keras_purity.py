@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from tff_pfl import errors
-from tff_pfl.models import keras_graph, randomness, split_model
+from tff_pfl.models import domains, keras_graph, randomness, split_model
 from tff_pfl.system import graph_defs
 from tff_pfl.system.private_api import EagerTensorBase, keras_random
 
@@ -356,11 +356,7 @@ def check_pure(model, variables):
     The sets of types of its operations and of its last operations, and the
     names of the body's weights that the head reads.
   """
-  x_spec = tf.nest.map_structure(
-    lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype),
-    model.element_spec['x'],
-  )
-  y_spec = model.element_spec['y']
+  x_spec, y_spec = domains.join(domains.batched_spec(model.element_spec))
   specs = {
     name: tf.TensorSpec(value.shape, value.dtype)
     for name, value in model.initial_weights.items()
@@ -386,11 +382,7 @@ def check_pure(model, variables):
 
   try:
     concrete = trace.get_concrete_function(
-      body,
-      head,
-      x_spec,
-      tf.TensorSpec([None, *y_spec.shape], y_spec.dtype),
-      tf.TensorSpec([2], tf.int32),
+      body, head, x_spec, y_spec, tf.TensorSpec([2], tf.int32)
     )
   except (AttributeError, TypeError, ValueError) as e:
     if str(e).startswith('Expected `model`'):
@@ -399,8 +391,8 @@ def check_pure(model, variables):
       _refuse_as_impure(_reason(e).rstrip('.'))
     raise ValueError(
       'Expected `model`, `loss` and `metrics` to fit labels of shape '
-      f'{y_spec.shape} and dtype {y_spec.dtype.name} (set by `label_spec`), '
-      f'found: {_reason(e)}'
+      f'{y_spec.shape[1:]} and dtype {y_spec.dtype.name} (set by '
+      f'`label_spec`), found: {_reason(e)}'
     ) from e
   names = {
     **{id(v.handle): v.name for v in concrete.graph.variables},

@@ -424,12 +424,7 @@ def feature_spec(model: SplitModel, method: str) -> tf.TensorSpec:
     The spec without the batch dimension.
   """
   check_has_body(model, method)
-  x, _ = domains_lib.join(
-    tf.nest.map_structure(
-      lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype),
-      dict(model.element_spec),
-    )
-  )
+  x, _ = domains_lib.join(domains_lib.batched_spec(model.element_spec))
   body = tf.function(
     lambda x: model.body(model.initial_weights, x)[0], autograph=False
   )

@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from tff_pfl import datasets, errors, fields
 from tff_pfl import tff_api as tff
-from tff_pfl.core import client_sampling, example_tensors
+from tff_pfl.core import client_sampling
+from tff_pfl.models import domains
 
 # The sources of this process, one of which a stored iterator belongs to.
 _SOURCES = weakref.WeakSet()
@@ -43,7 +44,7 @@ class ClientDataSource(tff.program.FederatedDataSource):
     self.train = data.train
     self.join_rounds = client_sampling.join_rounds_of(data)
     self.key = f'{data.fingerprint}, seed {seed}'
-    element = example_tensors.batched_spec(data.element_spec)
+    element = domains.batched_spec(data.element_spec)
     self._federated_type = tff.FederatedType(
       tff.SequenceType(tff.types.tensorflow_to_type(element)), tff.CLIENTS
     )
