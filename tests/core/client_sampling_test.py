@@ -110,21 +110,3 @@ def test_clients_are_drawn_from_their_rounds_on():
 def test_numbers_out_of_range_are_refused(arguments, words):
   with pytest.raises(ValueError, match=words):
     CohortSampler(*arguments)
-
-
-@pytest.mark.parametrize(
-  ('num_clients', 'participation', 'expected'),
-  [
-    (100, 0.1, 10),
-    (25, 0.1, 3),  # 2.5: halves go up
-    (24, 0.1, 2),
-    (3, 0.01, 1),
-    (7, 1.0, 7),
-  ],
-)
-def test_cohort_size_is_the_nearest_number_of_clients(
-  num_clients, participation, expected
-):
-  assert expected == client_sampling.cohort_size_from_participation(
-    num_clients, participation
-  )

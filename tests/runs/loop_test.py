@@ -375,3 +375,20 @@ def test_a_run_reads_only_the_clients_that_it_trains_scores_or_draws(tmp_path):
   few = {*run.scores['client'], *(data.client_ids[i] for i in trained)}
   assert read - {_CLIENT_WITHOUT_TEST} <= few | {*data.client_ids[:1]}
   assert 'mean over 2 of 8 clients' in run.table()
+
+
+@pytest.mark.parametrize(
+  ('num_clients', 'participation', 'expected'),
+  [
+    (100, 0.1, 10),
+    (25, 0.1, 3),  # 2.5: halves go up
+    (24, 0.1, 2),
+    (3, 0.01, 1),
+    (7, 1.0, 7),
+  ],
+)
+def test_cohort_size_is_the_nearest_number_of_clients(
+  num_clients, participation, expected
+):
+  options = loop.RunOptions(participation=participation)
+  assert options.cohorts(num_clients, seed=0).cohort_size == expected

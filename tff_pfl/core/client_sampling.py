@@ -5,8 +5,6 @@ attributes. A resumed run therefore draws the cohorts of an uninterrupted run,
 and the sampler has no state to store.
 """
 
-import math
-
 import numpy as np
 
 from tff_pfl import datasets, errors, fields
@@ -84,13 +82,3 @@ def join_rounds_of(data: datasets.FederatedDataset) -> tuple[int, ...]:
   if not data.join_round:
     return ()
   return tuple(data.join_round.get(name, 1) for name in data.client_ids)
-
-
-def cohort_size_from_participation(
-  num_clients: int, participation: float
-) -> int:
-  """Returns the size of a cohort that is a fraction of the population.
-
-  It is rounded to the nearest integer (halves up) and is at least 1.
-  """
-  return max(1, math.floor(num_clients * participation + 0.5))

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import os
 import sys
 import time
@@ -110,9 +111,8 @@ class RunOptions:
     """
     size = self.cohort_size or min(10, num_clients)
     if self.participation is not None:
-      size = client_sampling.cohort_size_from_participation(
-        num_clients, self.participation
-      )
+      # Halves are rounded up.
+      size = max(1, math.floor(num_clients * self.participation + 0.5))
     return client_sampling.CohortSampler(
       num_clients, size, seed, self.dropout_rate, join_rounds
     )
