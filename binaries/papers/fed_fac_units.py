@@ -289,9 +289,9 @@ def _channels(context, fed_fac, fed_avg):
 
   def maps(run, weights):
     """`[images, places, channels]`."""
-    outputs = representation.layer_features(run.model, weights, images, [layer])
+    outputs = representation.layer_features(run.model, weights, images, layer)
     num_channels = weights[f'{layer}/kernel'].shape[-1]
-    return outputs[layer].reshape(len(images), -1, num_channels)
+    return outputs.reshape(len(images), -1, num_channels)
 
   scores = collections.defaultdict(list)
   with context.create_runtime() as runtime:

@@ -14,9 +14,7 @@ References:
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Iterable
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -135,31 +133,28 @@ def layer_features(
   model: split_model.SplitModel,
   weights: split_model.Weights,
   x: Any,
-  layers: Optional[Iterable[str]] = None,
-) -> collections.OrderedDict[str, np.ndarray]:
-  """The outputs of a model's layers with weights, in inference mode.
+  layer: str,
+) -> np.ndarray:
+  """The outputs of one of a model's layers, in inference mode.
 
-  All outputs of all examples are held in memory. The forward pass takes a
+  The outputs of all examples are held in memory. The forward pass takes a
   bounded number of examples at a time.
 
   Args:
     model: A model with `layer_outputs`, such as a Keras model.
     weights: All weights.
     x: Inputs `[n, ...]` as the model takes them, n at least 1.
-    layers: Names of layers with weights. None means all, in the model's order.
+    layer: Name of a layer with weights.
 
   Returns:
-    For each layer `[n, p]`, with an example's outputs in one row, after the
-    layer's own activation.
+    `[n, p]`, with an example's outputs in one row, after the layer's own
+    activation.
   """
-  layers = tuple(model.layers if layers is None else layers)
 
   def outputs_of(weights, x):
-    outputs = model.layer_outputs(weights, x)
-    return [outputs[layer] for layer in layers]
+    return model.layer_outputs(weights, x)[layer]
 
-  features = _features(model, outputs_of, weights, tuple(model.layers), x)
-  return collections.OrderedDict(zip(layers, features))
+  return _features(model, outputs_of, weights, tuple(model.layers), x)
 
 
 def layer_cka(
@@ -167,7 +162,7 @@ def layer_cka(
   weights_a: split_model.Weights,
   weights_b: split_model.Weights,
   x: Any,
-) -> collections.OrderedDict[str, float]:
+) -> dict[str, float]:
   """The similarity of each layer's outputs under two sets of weights.
 
   It computes one layer after another, so that the memory is a few times the
@@ -186,10 +181,10 @@ def layer_cka(
   Raises:
     ValueError: If an output is not finite.
   """
-  similarities = collections.OrderedDict()
+  similarities = {}
   for layer in model.layers:
     a, b = (
-      layer_features(model, weights, x, [layer])[layer]
+      layer_features(model, weights, x, layer)
       for weights in (weights_a, weights_b)
     )
     similarities[layer] = linear_cka(a, b)
@@ -210,17 +205,16 @@ def body_features(
   """
 
   def outputs_of(weights, x):
-    return [model.body(weights, x, split_model.INFERENCE)[0]]
+    return model.body(weights, x, split_model.INFERENCE)[0]
 
-  (features,) = _features(model, outputs_of, weights, model.body_layers, x)
-  return features
+  return _features(model, outputs_of, weights, model.body_layers, x)
 
 
-def _features(model, outputs_of, weights, layers, x) -> list:
-  """Outputs of all examples, each `[n, p]`, computed for some at a time.
+def _features(model, outputs_of, weights, layers, x) -> np.ndarray:
+  """Outputs of all examples, `[n, p]`, computed for some at a time.
 
   Args:
-    outputs_of: `(weights, x) -> list` of outputs `[rows, ...]`, traced once.
+    outputs_of: `(weights, x) -> outputs` `[rows, ...]`, traced once.
     weights: At least the weights of the layers.
     layers: Names of the layers whose weights `outputs_of` takes.
     x: Inputs `[n, ...]`.
@@ -234,14 +228,13 @@ def _features(model, outputs_of, weights, layers, x) -> list:
     input_signature=[tf.TensorSpec([None, *spec.shape], spec.dtype)],
   )
   def rows_of(x):
-    return [
-      tf.reshape(value, [tf.shape(value)[0], -1])
-      for value in outputs_of(weights, x)
-    ]
+    outputs = outputs_of(weights, x)
+    return tf.reshape(outputs, [tf.shape(outputs)[0], -1])
 
   size = example_tensors.CHUNK_SIZE
-  parts = [rows_of(x[i : i + size]) for i in range(0, len(x), size)]
-  return [np.concatenate(outputs) for outputs in zip(*parts)]
+  return np.concatenate(
+    [rows_of(x[i : i + size]) for i in range(0, len(x), size)]
+  )
 
 
 def _finite(value: Any, name: str) -> np.ndarray:

@@ -134,8 +134,9 @@ def test_channels_are_compared_with_those_of_fed_avg(statistics, monkeypatch):
   arrays = mock.Mock(x_test=np.zeros([4, 3]), y_test=labels, transform=None)
   monkeypatch.setattr(context, 'load_arrays', lambda *_, **__: arrays)
 
-  def layer_features(model, weights, x, layers):
-    return {'conv_1': weights['maps'].reshape(4, -1)}
+  def layer_features(model, weights, x, layer):
+    assert layer == 'conv_1'
+    return weights['maps'].reshape(4, -1)
 
   of = fed_fac_units.representation
   monkeypatch.setattr(of, 'layer_features', layer_features)

@@ -172,7 +172,10 @@ def test_layer_features_computed_by_hand(normalizing_model):
   weights = toy_problems.jittered(model.initial_weights)
   # More examples than go through at once, and not a multiple of that.
   x = _rng(1).normal(size=(600, 5)).astype(np.float32)
-  features = representation.layer_features(model, weights, x)
+  features = {
+    layer: representation.layer_features(model, weights, x, layer)
+    for layer in model.layers
+  }
   assert list(features) == ['dense', 'norm', 'head']
   dense = x @ weights['dense/kernel'] + weights['dense/bias']
   # Inference: moving statistics, no dropout.
@@ -190,7 +193,10 @@ def test_outputs_of_images_and_sequences_are_one_row_an_example():
   layers = toy_problems.convolutional_and_recurrent()
   model = toy_problems.classifier_from(layers)
   x = _rng().normal(size=(6, 5)).astype(np.float32)
-  features = representation.layer_features(model, model.initial_weights, x)
+  features = {
+    layer: representation.layer_features(model, model.initial_weights, x, layer)
+    for layer in model.layers
+  }
   shapes = {name: value.shape for name, value in features.items()}
   assert shapes == {'conv': (6, 4 * 2), 'lstm': (6, 3), 'head': (6, 3)}
   # The convolution's own activation is part of its output.
@@ -204,7 +210,7 @@ def test_layer_cka_is_that_of_the_features(normalizing_model):
   after = collections.OrderedDict(before, **{'head/kernel': head})
   x = _rng(1).normal(size=(50, 5)).astype(np.float32)
   features = representation.layer_features
-  heads = (features(model, w, x, ['head'])['head'] for w in (before, after))
+  heads = (features(model, w, x, 'head') for w in (before, after))
   of_head = _hsic_cka(*heads)
   assert of_head < 0.99
   cka = representation.layer_cka(model, before, after, x)
