@@ -43,8 +43,8 @@ _ORDERS = (
 )
 # A larger epsilon hardly guarantees anything.
 LARGEST_USEFUL_EPSILON = 10.0
-# More noise than this is not sought for an epsilon.
-_MOST_NOISE = 1e4
+# The most that a private mean takes.
+_MOST_NOISE = 1e6
 
 
 @fields.dataclass
@@ -179,7 +179,7 @@ def find_noise_multiplier(
     num_rounds: Number of rounds, at least 1.
 
   Raises:
-    ValueError: If epsilon is so small that it needs a multiplier above 10,000.
+    ValueError: If epsilon is so small that it needs a multiplier above 10^6.
   """
   most = most_participations(sampler, num_rounds)[-1]
 
