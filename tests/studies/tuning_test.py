@@ -105,22 +105,28 @@ def test_failed_and_diverged_points_are_not_chosen_and_say_why(tmp_path, run):
   assert failure['reason'] == diverged
 
 
-def test_a_failed_point_is_tried_again_and_never_mixed_with_other_runs(
-  tmp_path, run
-):
-  study = made_up_trials.study(
-    methods=['fed_avg'], seeds=(0,), tune={'learning_rate': (0.25, 0.5)}
-  )
+def test_a_failed_point_is_tried_again_until_the_runs_have_begun(tmp_path, run):
+  grid = {'learning_rate': (0.25, 0.5)}
   bad = 'tune-fed_avg-learning_rate=0.5'
   run.fails = (bad,)
-  for _ in range(2):
-    made_up_trials.run_study(study, tmp_path, run)
+  _tune(tmp_path, grid)
+  _tune(tmp_path, grid)
   assert run.names.count(bad) == 2
-  # The run has the point that was the best without it.
   run.fails = ()
-  message = 'fed_avg-seed0 holds a trial with .*learning_rate=0.25, not 0.5: '
-  with pytest.raises(errors.RunError, match=message):
-    made_up_trials.run_study(study, tmp_path, run)
+  folder = execution.trial_folder(tmp_path, 'fed_avg-seed0')
+  os.makedirs(folder)
+  summary.write_json(os.path.join(folder, trial.SPEC_NAME), {})
+  actual, (failure,) = _tune(tmp_path, grid)
+  assert run.names.count(bad) == 2
+  assert _of(actual, 'chosen') == [True, False]
+  assert failure['trial'] == bad
+  assert failure['reason'] == actual['points'][1]['failure']
+  assert failure['reason'].startswith('no memory (not tried again')
+  # Before, it would have been.
+  os.remove(os.path.join(folder, trial.SPEC_NAME))
+  actual, failures = _tune(tmp_path, grid)
+  assert _of(actual, 'chosen') == [False, True]
+  assert not failures
 
 
 def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, run):

@@ -136,8 +136,8 @@ def _expect_same_trials(directory, trials):
       if not is_mutable and stored.get(name) != current.get(name):
         raise errors.RunError(
           f'{folder} holds a trial with {name}={stored.get(name)!r}, not '
-          f'{current.get(name)!r}: give the settings of that study, choose '
-          'another output folder, or delete this one to run the trial again.'
+          f'{current.get(name)!r}: give the settings of that study, or '
+          'choose another output folder.'
         )
 
 

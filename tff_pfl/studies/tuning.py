@@ -67,6 +67,7 @@ def tune(
   failed = {}
   for sweep in sweeps:
     sweep.propose()
+    failed.update(sweep.settled_failures())
   while True:
     trials = [one for sweep in sweeps for one in sweep.trials()]
     to_run = [one for one in trials if one.name not in failed]
@@ -211,6 +212,36 @@ class _Sweep:
       'none in the proposed points (the warnings say why)',
     )
     return runs
+
+  def settled_failures(self) -> dict[str, str]:
+    """Reasons, by name, for trials that must not be tried again.
+
+    Once the method's runs have begun with the chosen point, a failed point must
+    not be tried again. If it were now the best, the runs would have used the
+    wrong point.
+    """
+    has_begun = any(
+      execution.is_started(
+        self._directory, plan.trial_name(self._of, self._key, seed, fold)
+      )
+      for seed in self._of.seeds
+      for fold in plan.folds(self._of)
+    )
+    trials = self.trials()
+    unfinished = [
+      one.name
+      for one in trials
+      if not execution.is_finished(self._directory, one)
+    ]
+    failures = {}
+    if has_begun and len(unfinished) < len(trials):
+      for name in unfinished:
+        reason = execution.logged_error(self._directory, name)
+        failures[name] = (
+          f'{reason or "it did not end"} (not tried again: the runs with '
+          'another point have begun)'
+        )
+    return failures
 
   def table(self, failed: Mapping[str, str]) -> dict[str, Any]:
     """The table of the sweep, with the best point chosen."""
