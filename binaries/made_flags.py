@@ -75,24 +75,33 @@ def given(flag_of: Mapping[str, str]) -> dict[str, Any]:
   return {field: v for field, v in values.items() if v is not None}
 
 
-def integers(flag: str, texts: Sequence[str], least: int) -> list[int]:
+def integers(
+  flag: str, texts: Sequence[str], least: int, none: Optional[str] = None
+) -> list[Optional[int]]:
   """The whole numbers of a list flag.
 
   Args:
     flag: The flag, for the message.
     texts: The values of the flag.
     least: The least number.
+    none: A word for None.
 
   Raises:
     ValueError: If there is no value, or if one is no such number.
   """
   errors.expect(
-    texts and all(t.isdecimal() and int(t) >= least for t in texts),
+    texts
+    and all(
+      text == none or (text.isdecimal() and int(text) >= least)
+      for text in texts
+    ),
     flag,
-    f'integers of at least {least}, separated by commas',
+    f'integers of at least {least}'
+    + (f' or {none}' if none else '')
+    + ', separated by commas',
     ','.join(texts),
   )
-  return [int(text) for text in texts]
+  return [None if text == none else int(text) for text in texts]
 
 
 class ArgumentFlags:

@@ -190,15 +190,9 @@ def main() -> None:
   run_flags.refuse_all_but(
     [*_DATA_FLAGS, *_FITTING_FLAGS], 'the run sets the method, model and rounds'
   )
-  texts = _NUM_SAMPLES.value
-  errors.expect(texts, '--num_samples', 'at least one', 'none')
-  # None stands for all.
-  sample_counts = [
-    None
-    if text == 'all'
-    else made_flags.integers('--num_samples', [text], 1)[0]
-    for text in texts
-  ]
+  sample_counts = made_flags.integers(
+    '--num_samples', _NUM_SAMPLES.value, 1, none='all'
+  )
   output_dir = program.new_path(_OUTPUT_DIR.value, '--output_dir')
   run = settings_lib.open_run(_RUN_DIR.value)
   clients = _load_clients(run)

@@ -75,7 +75,7 @@ def _models(run, runtime):
   if _PERSONAL_MODELS.value is not None:
     yield lambda client: _fitted_weights(run, client)
     return
-  with run.personal_models(runtime) as weights_of:
+  with run.open_personal_weights(runtime) as weights_of:
     yield lambda client: weights_of(_own_client(run, client))
 
 

@@ -258,12 +258,18 @@ def main() -> None:
     # Fails before hours of work.
     record.find_pages(_DOCS_DIR.value, _SCALE.value)
     errors.expect(
-      not (_METHODS.value or _CONDITIONS.value)
-      and all(study.name in papers.STUDIES for study in studies),
+      all(study.name in papers.STUDIES for study in studies),
       '--docs_dir',
-      "given for the papers' studies, without --methods and --conditions",
+      "given for the papers' studies",
       _STUDY.value,
     )
+    for flag in (_METHODS, _CONDITIONS):
+      errors.expect(
+        flag.value is None,
+        f'--{flag.name}',
+        'left out with --docs_dir, which takes whole studies',
+        flag.value,
+      )
   ran = _run_all(studies, directory)
   if len(studies) == 1:
     print(ran[studies[0].name]['results'].table())

@@ -67,12 +67,6 @@ def pytest_xdist_make_scheduler(config, log):
   return Scheduling(config, log)
 
 
-@pytest.fixture(scope='module')
-def quick_collections():
-  """What is there already is no longer looked at by collections."""
-  gc.freeze()
-
-
 @pytest.fixture(autouse=True, scope='module')
 def _auto_is_without_xla(request):
   """A model's `jit_compile='auto'` comes to False."""

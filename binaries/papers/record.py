@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -191,7 +192,7 @@ def _command(name, record, study):
   flag = '--study' if study else '--experiment'
   command = f'python -m binaries.reproduce {flag}={name}'
   for key, value in record['overrides'].items():
-    command += f' --set={key}={value}'
+    command += ' ' + shlex.quote(f'--set={key}={value}')
   if any(registry.DATASETS[one].takes_data_dir for one in record['datasets']):
     command += ' --data_dir=DIR'
   if study and tuple(record['seeds']) != study.at(_SCALE).seeds:

@@ -180,6 +180,16 @@ def test_new_clients_may_come_from_a_dataset_by_name(fed_avg_run, programs):
     assert {name.split('/')[0] for name in model.files} == {'dense_1', 'head'}
 
 
+@pytest.mark.slow
+def test_file_without_keys_is_one_client(fed_rep_run, programs):
+  x, y = _new_examples(20)
+  np.savez(programs.directory / 'one.npz', x=x, y=y, x_test=x[:3], y_test=y[:3])
+  flags = '--clients_npz=one.npz', '--num_epochs=1'
+  programs.succeed(*_command('personalize', fed_rep_run, *flags))
+  (row,) = _read_csv(programs.directory / 'out' / 'new_clients.csv')
+  assert (row['client'], row['num_test_examples']) == ('client', '3')
+
+
 _X, _Y = _new_examples(20)
 
 
@@ -220,8 +230,8 @@ def test_wrong_examples_of_new_clients_are_one_line(
       ['--clients_npz=missing.npz'],
       'Expected `missing.npz` to be a file, found none',
     ),
-    (['--dataset=digits', '--num_samples=0'], '--num_samples to be integers'),
-    (['--dataset=digits', '--num_samples='], '--num_samples to be at least'),
+    (['--dataset=digits', '--num_samples=0'], 'integers of at least 1 or all,'),
+    (['--dataset=digits', '--num_samples='], '--num_samples to be integers'),
     (['--dataset=digits', '--num_epochs='], '--num_epochs to be integers of'),
     (['--dataset=digits', '--num_rounds=3'], 'Expected no --num_rounds'),
     (['--clients_npz=x.npz', '--num_clients=3'], 'Expected no --num_clients'),

@@ -89,7 +89,7 @@ def test_a_file_of_ones_own_has_studies_and_methods(programs):
   assert 'a, b (%)' in ' '.join(result.out.split())
   (programs.directory / 'page.md').touch()
   message = programs.fail('reproduce', *arguments, '--docs_dir=.')
-  assert "--docs_dir to be given for the papers' studies, with" in message
+  assert "--docs_dir to be given for the papers' studies, fo" in message
 
 
 @pytest.mark.slow

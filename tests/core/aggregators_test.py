@@ -8,8 +8,6 @@ import tensorflow as tf
 from tff_pfl import tff_api as tff
 from tff_pfl.core import aggregators, gather
 
-pytestmark = pytest.mark.usefixtures('quick_collections')
-
 _PRIVATE = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
   noise_multiplier=0.1, clients_per_round=4, clip=1.0
 )

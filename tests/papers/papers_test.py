@@ -11,7 +11,6 @@ from binaries import papers
 from binaries.papers import record
 from tests.papers import untrained
 from tff_pfl.studies import claims, plan, trial
-from tff_pfl.studies.numbers import Numbers
 
 _RECORDS = record.read(str(pathlib.Path(__file__).parents[2] / 'docs/results'))
 _TRAINED = [study for study in papers.STUDIES.values() if study.methods]
@@ -28,15 +27,6 @@ def test_studies_have_names_of_their_own():
 
 def _statements(rows):
   return {(row['statement'], row['source'], row['is_ours']) for row in rows}
-
-
-def _of_two_conditions(numbers):
-  """Those of the first and last, which are enough for a picture."""
-  frame = numbers.frame
-  if 'condition' in frame:
-    conditions = numbers.distinct('condition')
-    frame = frame[frame['condition'].isin([conditions[0], conditions[-1]])]
-  return Numbers(frame)
 
 
 def _name(study):
@@ -88,7 +78,7 @@ def test_claims_and_picture_of_made_up_scores(study, scale, monkeypatch):
       assert _statements(c._asdict() for c in found) == _statements(recorded)
     if scale == 'small':  # Has the methods and conditions of all scales.
       if study.draw is not None:
-        study.draw(_of_two_conditions(numbers), study, Figure())
+        study.draw(numbers, study, Figure())
       # What was not run is left out.
       for column in {'method', 'condition'} & {*numbers.frame}:
         for value in numbers.distinct(column):

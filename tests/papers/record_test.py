@@ -15,7 +15,7 @@ _CLAIM.update(threshold='> 0', verdict='holds', is_ours=False)
 _FAILED = {**_CLAIM, 'low': None, 'measured': None, 'verdict': 'fails'}
 _RECORD = {'study': 'first', 'source': 'Table 1', 'datasets': ['mnist']}
 _RECORD.update(size='mnist, 1 client', seeds=[0, 1, 2, 3, 4], seconds=5400)
-_RECORD['overrides'] = {'num_rounds': 3}
+_RECORD['overrides'] = {'num_rounds': 3, 'sizes': [2, 5]}
 _RECORD['claims'] = [_CLAIM, _FAILED, {**_CLAIM, 'is_ours': True}]
 _STUDY = study.Study(
   settings={'dataset': 'mnist', 'num_clients': 1},
@@ -26,7 +26,8 @@ _STUDY = study.Study(
 _STUDIES = {'first': _STUDY}
 _TABLE = """<!-- claims: first -->
 **1 of 2 claims hold, 1 fail; ours: 1 of 1 claims hold** (5 seeds): `python -m \
-binaries.reproduce --study=first --set=num_rounds=3 --data_dir=DIR`
+binaries.reproduce --study=first --set=num_rounds=3 '--set=sizes=[2, 5]' \
+--data_dir=DIR`
 
 | claim | measured | bound | |
 |---|---|---|---|

@@ -31,11 +31,10 @@ def finished(accuracy, fine_tuned=None, num_rounds=0, **values):
   mean = {'last_10_mean': accuracy}
   told = {'accuracy': mean, 'global_accuracy': mean}
   told['domains'] = domains({'last': 0.9, **mean})
-  told.update(seconds_per_round=1.0, peak_rss_mb=1.0)
+  told.update(seconds_per_round=1.0)
   return types.SimpleNamespace(
     **{
       'summary': told,
-      'scores': {'bytes_per_round': {'up': 1}},
       'history': [{'loss': 1.0}, {'loss': 0.5}],
       'evaluations': [{'round': num_rounds, **score(accuracy)}],
       'variant': lambda name: last,

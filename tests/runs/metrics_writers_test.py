@@ -11,8 +11,6 @@ import tensorflow as tf
 from tff_pfl import errors
 from tff_pfl.runs import metrics_writers
 
-pytestmark = pytest.mark.usefixtures('quick_collections')
-
 MetricsWriters = metrics_writers.MetricsWriters
 
 _ROWS = [

@@ -28,7 +28,7 @@ from tff_pfl.runs import callbacks, evaluation, run_store, summary
 from tff_pfl.runs import run as run_lib
 
 pytestmark = pytest.mark.usefixtures(
-  'no_pictures', 'one_runtime', 'one_process', 'quick_collections'
+  'no_pictures', 'one_runtime', 'one_process'
 )
 
 _SETTINGS = pfl.Settings(

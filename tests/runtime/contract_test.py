@@ -22,7 +22,6 @@ from tff_pfl import tff_api as tff
 
 pytestmark = [
   pytest.mark.timeout(60),
-  pytest.mark.usefixtures('quick_collections'),
   pytest.mark.parametrize('name', ['in_process', 'native'], scope='module'),
 ]
 

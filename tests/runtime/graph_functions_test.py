@@ -15,8 +15,6 @@ from tff_pfl import tff_api as tff
 from tff_pfl.runtime import graph_functions, graph_programs, lowering, values
 from tff_pfl.system.private_api import eager_context
 
-pytestmark = pytest.mark.usefixtures('quick_collections')
-
 _FLOAT = tff.TensorType(np.float32)
 
 

@@ -11,10 +11,7 @@ from tff_pfl import errors, runtime
 from tff_pfl import tff_api as tff
 from tff_pfl.runtime import client_mapper, graph_programs, lowering
 
-pytestmark = [
-  pytest.mark.timeout(60),
-  pytest.mark.usefixtures('quick_collections'),
-]
+pytestmark = pytest.mark.timeout(60)
 
 
 def _with_variable(x):

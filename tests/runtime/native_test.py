@@ -21,7 +21,6 @@ from tff_pfl.system import cores
 
 pytestmark = [
   pytest.mark.timeout(60),
-  pytest.mark.usefixtures('quick_collections'),
   pytest.mark.skipif(
     sys.platform != 'linux', reason='The kernel limits workers on Linux only.'
   ),

@@ -386,11 +386,12 @@ class Run:
     Raises:
       RunError: If the stored states are damaged or belong to another process.
     """
-    with self.personal_models(runtime) as weights_of:
+    client_id = self.data.find_client(client_id)
+    with self.open_personal_weights(runtime) as weights_of:
       return weights_of(client_id)
 
   @contextlib.contextmanager
-  def personal_models(
+  def open_personal_weights(
     self, runtime: _Runtime = None
   ) -> Iterator[Callable[[str], split_model.Weights]]:
     """Yields `personal_weights` of one argument, with the run open.
@@ -489,7 +490,7 @@ class Run:
     """
     if isinstance(client, pd.Series):
       owners = columns.owners(client).astype(str)
-      with self.personal_models(runtime) as weights_of:
+      with self.open_personal_weights(runtime) as weights_of:
         return self._predict_rows(x, owners, weights_of)
     is_weights = isinstance(client, Mapping)
     weights = client if is_weights else self.personal_weights(client, runtime)

@@ -176,6 +176,7 @@ def test_each_file_of_a_folder_may_be_a_client(tmp_path):
     ('a.csv', 'hospital,ill,x\n', '`frame` to be one with rows'),
     ('a.csv', 'x,y\n1,2,3\n', 'Length of header .*"sep": ";"'),
     ('a.csv', 'x,y\n1,2\n1,2,3\n', 'Expected 2 fields in line 3, saw 3'),
+    ('a.csv', 'x,y\n1,2\n \n3\n', '2 cells in every row, found 1 in line 4'),
     ('a.csv', 'x\n1'.encode('utf-16'), '"encoding": "utf-16"'),
     ('a.csv', 'x;ill\n1;2\n', r"`label` to be .*\(x;ill\), found 'ill'"),
     ('a.csv', 'ü\n1'.encode('cp1252'), 'UTF-8.*"encoding": "cp1252"'),

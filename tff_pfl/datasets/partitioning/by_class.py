@@ -78,7 +78,7 @@ class LognormalSizes(WeightedPartitioner):
 
   Attributes:
     sigma: Standard deviation of the logarithm of the sizes, at least 0. 0 gives
-      `Iid`.
+      equal sizes.
   """
 
   sigma: fields.NonNegative
@@ -275,7 +275,7 @@ class Dirichlet(WeightedPartitioner):
 
   Attributes:
     concentration: At least 1e-6. Near 0, a class belongs to few clients. A
-      large value approaches `Iid`.
+      large value approaches iid.
     min_examples: Minimum number of training examples of every client. The draw
       is repeated until it is met. Test examples also count if each client's
       test set is held out of its own examples. 0 sets no minimum.

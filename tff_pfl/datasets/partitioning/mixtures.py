@@ -169,7 +169,7 @@ class ClientDirichlet(base.CountingPartitioner):
 
   Attributes:
     concentration: Alpha of Hsu et al., positive. Near 0, a client has one class
-      (as far as the pools suffice). A large value approaches `Iid`.
+      (as far as the pools suffice). A large value approaches iid.
 
   References:
     Hsu, Qi, Brown, Measuring the Effects of Non-Identical Data Distribution for

@@ -4,6 +4,7 @@
 """
 
 import codecs
+import csv
 import dataclasses
 import io
 import json
@@ -31,6 +32,8 @@ _OF_LINES = (
   *('sep', 'encoding', 'quotechar', 'quoting', 'doublequote', 'escapechar'),
   *('comment', 'skiprows', 'skipinitialspace', 'engine'),
 )
+# With no other options, each line that is not blank is a row.
+_OF_CELLS = {'names', 'na_values', 'decimal', 'thousands', 'dtype'}
 _ENDING = re.compile(r'\.(csv|tsv|parquet)(\.gz)?$')
 
 
@@ -52,11 +55,12 @@ def read_table(
 
   Raises:
     ValueError: If the file is missing or damaged, its first line names a column
-      twice, or a column is missing.
+      twice, a row is too short, or a column is missing.
   """
   content = files.read_bytes(path)
   form = _form(path)
   is_parquet = form == 'parquet'
+  has_rows_of_lines = {*options} - {'header'} <= _OF_CELLS
   if not is_parquet:
     defaults = dict(
       sep='\t' if form == 'tsv' else ',',
@@ -89,6 +93,9 @@ def read_table(
   if not is_parquet:
     if not {'header', 'names'} & set(options):
       _check_heading(path, content, options)
+    has_rows_of_lines &= options.get('header') is None
+    if has_rows_of_lines and frame.iloc[:, -1].isna().any():
+      _check_lengths(path, content, options['sep'], len(frame.columns))
     frame = frame.rename(columns=lambda name: str(name).strip())
     for name, column in frame.select_dtypes('str').items():
       frame[name] = column.str.strip()
@@ -130,6 +137,21 @@ def _check_heading(
       f'a table with distinct column names, found {doubled[0]} twice',
       {'header': 0, 'names': ['x', 'y', '...']},
     )
+
+
+def _check_lengths(
+  path: str, content: bytes, separator: str, num_columns: int
+) -> None:
+  """Raises `ValueError` for a row that is too short, which pandas fills."""
+  rows = csv.reader(content.decode().splitlines(True), delimiter=separator)
+  for row in rows:
+    if len(row) < num_columns and any(map(str.strip, row)):
+      raise _error(
+        path,
+        f'a table of {num_columns} cells in every row, found {len(row)} in line'
+        f' {rows.line_num}',
+        {'sep': ';'},
+      )
 
 
 def _read_all(data_dir: Optional[str], options: Mapping[str, Any]):
