@@ -209,6 +209,13 @@ def _not_of_litert():
   )
 
 
+def _client(process, state, runtime):
+  weights = process.model_without_data(state)
+  return client_module.new_client_module(
+    process, state, _NEW_CLIENT, weights=weights, runtime=runtime
+  )
+
+
 @pytest.mark.parametrize(
   ('make', 'operation'),
   [
@@ -225,13 +232,7 @@ def test_what_litert_does_not_have_is_refused_by_name(
 ):
   process = registry.build('fed_avg', toy_problems.classifier_from(make()))
   state = process.initialize()
-  client = client_module.new_client_module(
-    process,
-    state,
-    _NEW_CLIENT,
-    weights=process.model_without_data(state),
-    runtime=runtime,
-  )
+  client = _client(process, state, runtime)
   with pytest.raises(ValueError) as caught:
     tflite.convert(client, 'float16')
   assert str(caught.value) == (
@@ -245,13 +246,7 @@ def test_personalize_trains_where_the_method_would_not(runtime):
   (new,) = clients = [toy_problems.labeled_examples(20, 0)]
   process = toy_problems.full_batches('fed_avg', toy_problems.classifier())
   state, _, _ = toy_problems.train(process, clients)
-  client = client_module.new_client_module(
-    process,
-    state,
-    _NEW_CLIENT,
-    weights=process.model_without_data(state),
-    runtime=runtime,
-  )
+  client = _client(process, state, runtime)
   tuned = process.with_personalization(
     personalization.Personalization(fine_tune='all')
   ).personalize(
