@@ -31,11 +31,11 @@ Scale `cpu`: the network is a CNN of two convolutions and a hidden dense layer,
 and clients have mixtures of classes from Dirichlet(pi). There are 40 rounds of
 one local epoch of Adam, and FedRep has five epochs on the head. The paper tunes
 the number of epochs and trains to convergence. FedFac has Lambda = dense_1,
-kappa = 0.85 and for each mixture the tau that is best in `fedfac_tuning`, with
-seeds that are not reported. FedProx has the authors' mu, 0.001, which is
-stronger here because the authors' loss is a sum over a batch. FedEM has three
-components, and LG-FedAvg shares the head. Accuracies are means over clients.
-The paper weights them by clients' sizes.
+kappa = 0.85 and for each mixture the tau that was best for factors of updates
+in `fedfac_tuning`, with seeds that are not reported. FedProx has the authors'
+mu, 0.001, which is stronger here because the authors' loss is a sum over a
+batch. FedEM has three components, and LG-FedAvg shares the head. Accuracies are
+means over clients. The paper weights them by clients' sizes.
 
 Scale `paper`: all methods follow the protocol of the authors' code
 (ffair/FedFac on GitHub, at 76101b38). Batch normalization keeps its statistics
