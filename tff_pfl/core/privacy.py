@@ -43,8 +43,6 @@ _ORDERS = (
 )
 # A larger epsilon hardly guarantees anything.
 LARGEST_USEFUL_EPSILON = 10.0
-# The most that a private mean takes.
-_MOST_NOISE = 1e6
 
 
 @fields.dataclass
@@ -190,13 +188,14 @@ def find_noise_multiplier(
       num_rounds * _renyi(noise_multiplier, sampler),
     )
 
+  most_noise = private_mean.NOISES[1]
   # With a margin for rounding in the message.
-  least = 1.001 * epsilon_of(_MOST_NOISE)
+  least = 1.001 * epsilon_of(most_noise)
   errors.expect(
     epsilon >= least,
     'epsilon',
     f'at least {least:.4g} with num_rounds={num_rounds} and delta={delta:.2g}, '
-    f'as less needs a noise multiplier above {_MOST_NOISE:.0f}',
+    f'as less needs a noise multiplier above {most_noise:.0f}',
     epsilon,
   )
   high = 1.0

@@ -43,7 +43,7 @@ from tff_pfl.models import randomness
 _INITIAL_CLIP = 0.1
 _CLIP_LEARNING_RATE = 0.2
 # Range in which the accounting's squares and logarithms of the noise work.
-_NOISES = (1e-30, 1e6)
+NOISES = (1e-30, 1e6)
 
 
 @fields.dataclass
@@ -67,7 +67,7 @@ class PrivateMeanFactory(tff.aggregators.UnweightedAggregationFactory):
   number: int = 0
 
   def __post_init__(self):
-    low, high = _NOISES
+    low, high = NOISES
     errors.expect(
       not self.noise_multiplier or low <= self.noise_multiplier <= high,
       'noise_multiplier',
@@ -114,7 +114,7 @@ class DistributedPrivateMeanFactory(
     Federated Learning with Secure Aggregation, ICML 2021.
   """
 
-  noise_multiplier: fields.number(float, ge=_NOISES[0], le=_NOISES[1])
+  noise_multiplier: fields.number(float, ge=NOISES[0], le=NOISES[1])
   clients_per_round: fields.Count
   clip: str = 'fixed:1.0'
   bits: fields.Count = 20

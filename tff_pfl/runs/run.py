@@ -401,13 +401,14 @@ class Run:
     process, data = self.process, self.data
     runtime = runtime or self.cpu
     train = padding.ClientExamples(data.train)
+    positions = {name: i for i, name in enumerate(data.client_ids)}
     with self._store() as store:
       server_state = client_population.server_state(process, runtime, store)
       states_of = client_population.client_states(process, runtime, store)
 
       def weights_of(client_id):
         client_id = data.find_client(client_id)
-        (state,) = states_of([data.client_ids.index(client_id)])
+        (state,) = states_of([positions[client_id]])
         examples = evaluation.training_examples(
           process, runtime, [state], train, [client_id]
         )

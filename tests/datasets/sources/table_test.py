@@ -104,6 +104,13 @@ def test_files_are_read_as_pandas_is_told(
     assert _load(path, read=read).fingerprint == expected
 
 
+def test_cells_may_have_line_breaks(tmp_path):
+  text = 'x,y\na, "b\n\nc"\n"d\u2028e",\n'
+  frame = table.read_table(str(_write(tmp_path / 'a.csv', text)), {})
+  assert frame['x'].tolist() == ['a', 'd\u2028e']
+  assert frame['y'][0] == 'b\n\nc' and pd.isna(frame['y'][1])
+
+
 def test_parquet_gives_what_csv_gives(tmp_path, expected):
   _frame().to_parquet(tmp_path / 'a.parquet')
   data = _load(tmp_path / 'a.parquet')
@@ -177,6 +184,7 @@ def test_each_file_of_a_folder_may_be_a_client(tmp_path):
     ('a.csv', 'x,y\n1,2,3\n', 'Length of header .*"sep": ";"'),
     ('a.csv', 'x,y\n1,2\n1,2,3\n', 'Expected 2 fields in line 3, saw 3'),
     ('a.csv', 'x,y\n1,2\n \n3\n', '2 cells in every row, found 1 in line 4'),
+    ('a.csv', 'x,y,z\n1,2,3\n,\n', '3 cells in every row, found 2 in line 3'),
     ('a.csv', 'x\n1'.encode('utf-16'), '"encoding": "utf-16"'),
     ('a.csv', 'x;ill\n1;2\n', r"`label` to be .*\(x;ill\), found 'ill'"),
     ('a.csv', 'ü\n1'.encode('cp1252'), 'UTF-8.*"encoding": "cp1252"'),

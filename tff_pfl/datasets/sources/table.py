@@ -33,7 +33,7 @@ _OF_LINES = (
   *('comment', 'skiprows', 'skipinitialspace', 'engine'),
 )
 # With no other options, each line that is not blank is a row.
-_OF_CELLS = {'names', 'na_values', 'decimal', 'thousands', 'dtype'}
+_OF_CELLS = {'header', 'names', 'na_values', 'decimal', 'thousands', 'dtype'}
 _ENDING = re.compile(r'\.(csv|tsv|parquet)(\.gz)?$')
 
 
@@ -60,7 +60,7 @@ def read_table(
   content = files.read_bytes(path)
   form = _form(path)
   is_parquet = form == 'parquet'
-  has_rows_of_lines = {*options} - {'header'} <= _OF_CELLS
+  given = options
   if not is_parquet:
     defaults = dict(
       sep='\t' if form == 'tsv' else ',',
@@ -93,9 +93,8 @@ def read_table(
   if not is_parquet:
     if not {'header', 'names'} & set(options):
       _check_heading(path, content, options)
-    has_rows_of_lines &= options.get('header') is None
-    if has_rows_of_lines and frame.iloc[:, -1].isna().any():
-      _check_lengths(path, content, options['sep'], len(frame.columns))
+    if {*given} <= _OF_CELLS and given.get('header') is None:
+      _check_lengths(path, content, options['sep'], frame)
     frame = frame.rename(columns=lambda name: str(name).strip())
     for name, column in frame.select_dtypes('str').items():
       frame[name] = column.str.strip()
@@ -140,15 +139,18 @@ def _check_heading(
 
 
 def _check_lengths(
-  path: str, content: bytes, separator: str, num_columns: int
+  path: str, content: bytes, separator: str, frame: pd.DataFrame
 ) -> None:
   """Raises `ValueError` for a row that is too short, which pandas fills."""
-  rows = csv.reader(content.decode().splitlines(True), delimiter=separator)
+  if frame.iloc[:, -1].notna().all():
+    return
+  text, size = io.StringIO(content.decode(), newline=''), len(frame.columns)
+  rows = csv.reader(text, delimiter=separator, skipinitialspace=True)
   for row in rows:
-    if len(row) < num_columns and any(map(str.strip, row)):
+    if len(row) < size and row not in ([], ['']):
       raise _error(
         path,
-        f'a table of {num_columns} cells in every row, found {len(row)} in line'
+        f'a table of {size} cells in every row, found {len(row)} in line'
         f' {rows.line_num}',
         {'sep': ';'},
       )
