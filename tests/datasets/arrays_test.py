@@ -58,6 +58,8 @@ def _domain_arrays(**kwargs):
     domain_names=['a', 'b', 'c'],
     weight=np.arange(40) / 10,
     weight_test=np.arange(100, 112) / 10,
+    client=list(range(4)) * 10,
+    client_test=[1] * 12,
   )
   return _arrays(**{**arguments, **kwargs})
 
@@ -74,6 +76,7 @@ def test_domains_follow_their_examples_into_a_subset():
   np.testing.assert_array_equal(some.domain, some.x.ravel() % 3)
   np.testing.assert_array_equal(some.domain_test, (some.x_test.ravel() - 1) % 3)
   np.testing.assert_allclose(some.weight, some.x.ravel() / 10)
+  assert some.client.tolist() == [1, 3] * 10
 
 
 def test_test_fraction_pools_all_examples_and_holds_out_of_each_client():
@@ -126,6 +129,12 @@ def test_inconsistent_domains_are_one_line_errors(change, match):
     *(
       (lambda a, c=c: a.class_subset(c), r'integers in \[0, 4\)')
       for c in ([], [4], ['1'])
+    ),
+    (
+      lambda a: dataclasses.replace(
+        a, y=np.zeros((40, 2)), y_test=np.zeros((12, 2))
+      ).class_subset([0]),
+      '`classes` to be unset .* several labels',
     ),
     (lambda a: a.to_clients(test_fraction=1), '`test_fraction` .* less than 1'),
     (lambda a: a.to_clients(2, 5), '`partition` to be a partitioner or a text'),

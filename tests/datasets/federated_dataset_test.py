@@ -34,6 +34,10 @@ def test_from_arrays_keeps_inputs_with_their_labels_and_converts_dtypes():
     for part in (dataset.train(client_id), dataset.test(client_id)):
       assert part.x.dtype == np.float32 and part.y.dtype == np.int32
       np.testing.assert_array_equal(part.x.ravel() % 3, part.y)
+  # Also what a transform makes.
+  scaled = _dataset(x=np.arange(60)[:, np.newaxis], transform=lambda x: x / 5)
+  assert scaled.element_spec == shared.spec(1)
+  assert scaled.train('client_0').x.dtype == np.float32
 
 
 def test_from_arrays_without_test_arrays_divides_each_client_by_class():

@@ -146,3 +146,19 @@ def test_folds_of_examples_that_overlap_are_ranges_between_gaps():
   assert second.train(client).x[:, 0].tolist() == [0, 1, *range(10, 20)]
   assert first.train(client).x[:, 0].tolist() == list(range(6, 20))
   assert last.train(client).x[:, 0].tolist() == list(range(14))
+
+
+def test_dealt_examples_that_overlap_are_divided_in_their_order():
+  data = datasets.FederatedDataset.from_arrays(
+    np.arange(60.0)[:, np.newaxis],
+    np.zeros(60, int),
+    x_test=np.arange(100.0, 120)[:, np.newaxis],
+    y_test=np.zeros(20, int),
+    num_clients=2,
+    num_classes=1,
+    num_overlapping=2,
+  )
+  for view in (_views(data), *_folds(data)):
+    for client in data.client_ids:
+      train, test = view.train(client).x, view.test(client).x
+      assert np.abs(train - test.T).min() > 2

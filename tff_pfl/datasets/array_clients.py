@@ -29,10 +29,10 @@ class CheckedPool(partitioning.Pool):
     name: Name of the dataset.
     transform: Function that converts inputs `[k, ...]` example by example, so
       that `x` can be stored in a compact form such as uint8. It is applied on
-      demand to training and test inputs, once for all rounds. For random
-      changes, see `models.augmentation`. None if `x` and `x_test` are model
-      inputs. A transform that reads files has a method `content` that yields
-      the bytes of the files of inputs `[k, ...]`.
+      demand to training and test inputs, once for all rounds. Floats of the
+      result become float32. For random changes, see `models.augmentation`. None
+      if `x` and `x_test` are model inputs. A transform that reads files has a
+      method `content` that yields the bytes of the files of inputs `[k, ...]`.
     num_overlapping: See `FederatedDataset`. Only with test examples.
   """
 
@@ -44,6 +44,9 @@ class CheckedPool(partitioning.Pool):
     for name, value in array_checks.checked_fields(self).items():
       object.__setattr__(self, name, value)
     errors.expect_int('num_overlapping', self.num_overlapping, 0)
+    for name in ('client', 'client_test'):
+      if isinstance(value := getattr(self, name), (list, tuple)):
+        object.__setattr__(self, name, np.asarray(value, object))
     if self.client is not None or self.client_test is not None:
       partitioning.by_key(self, self.client, self.client_test, 'client')
 
@@ -83,6 +86,9 @@ class CheckedPool(partitioning.Pool):
       )
     rule = partitioning.make_partitioner(partition)
     parts, ids = _divide(pool, num_clients, rule, seed)
+    if self.num_overlapping:
+      # Examples that overlap are near in the data, and stay so for a client.
+      parts = partitioning.Partition(*([*map(np.sort, p)] for p in parts))
     client_ids = ids if client_ids is None else list(client_ids)
     errors.expect(
       len(client_ids) == len(ids),
@@ -106,7 +112,7 @@ class CheckedPool(partitioning.Pool):
     self._warn_of_gaps(train, test, parts)
     sample = tree.map_structure(lambda array: array[:1], self.x)
     if self.transform is not None:
-      sample = tree.map_structure(np.asarray, self.transform(sample))
+      sample = _arrays(self.transform(sample))
     return dict(
       name=self.name,
       client_ids=client_ids,
@@ -180,7 +186,7 @@ class _ArrayClients:
 
   def _transformed(self, x: Any) -> Any:
     num_examples = len(tree.flatten(x)[0])
-    x = tree.map_structure(np.asarray, self.transform(x))
+    x = _arrays(self.transform(x))
     for array in tree.flatten(x):
       errors.expect(
         array.shape[:1] == (num_examples,),
@@ -189,6 +195,17 @@ class _ArrayClients:
         array.shape,
       )
     return x
+
+
+def _arrays(x: Any) -> Any:
+  """Returns the arrays of a transform's result, with floats as float32."""
+
+  def array(part):
+    part = np.asarray(part)
+    is_float = part.dtype.kind == 'f'
+    return part.astype(np.float32, copy=False) if is_float else part
+
+  return tree.map_structure(array, x)
 
 
 def _divide(

@@ -45,6 +45,12 @@ class Arrays(array_clients.CheckedPool):
       f'integers in [0, {self.num_classes}), at least one',
       classes,
     )
+    errors.expect(
+      self.y.ndim == 1,
+      'classes',
+      'unset for examples with several labels each',
+      classes,
+    )
     chosen = {}
     for suffix in ('', '_test'):
       for name, values in self.split(suffix).items():
