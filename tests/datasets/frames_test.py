@@ -125,6 +125,7 @@ _DAYS = pd.date_range('2020-01-01', periods=_COUNT)
     (_DAYS, ['x'], 18_262),
     (_DAYS.tz_localize('Asia/Tokyo'), ['x'], 18_261.625),
     (_DAYS - pd.Timestamp('2019-12-31'), ['x'], 1),
+    ([pd.Timestamp(0)] * _COUNT, ['x'], 0),
     ([*_DAYS[:-1], None], ['x'], 18_262),
     (np.array(['9999-12-31'] * _COUNT, 'M8[s]'), ['x'], 2_932_896),
     (pd.array([None] + [1] * 59, 'duration[s][pyarrow]'), ['x'], np.nan),
@@ -190,18 +191,21 @@ def test_labels_are_classes_in_their_order(label, task, classes, y):
 
 
 def test_a_line_says_what_the_label_was_taken_for(capsys):
-  for label, task, text in (
+  labels = (
     (_repeated('no', 'yes'), None, 'classification of ill: no, yes.'),
     (_repeated(1.5, 2.0), None, 'regression of ill (float64).'),
-    (pd.array(_repeated(1.5, 2), 'double[pyarrow]'), None, 'regression of'),
+    # A float label means regression, even if all numbers are whole.
+    (pd.array(_repeated(1, 2), 'double[pyarrow]'), None, '(double[pyarrow]);'),
+    (np.array(_repeated(1.0, 2.0), object), None, 'regression of ill (object)'),
     ([f'w{i % 30}' for i in range(_COUNT)], None, '30 classes.'),
     (_repeated(0.0, 1.0), None, "task='classification' takes its whole"),
     (range(_COUNT), None, "60 classes; task='regression' takes"),
     (range(_COUNT), 'classification', None),
-  ):
+  )
+  for number, (label, task, text) in enumerate(labels):
     # A line is printed once.
     for _ in range(2):
-      _load(_patients(ill=label), task=task, name=f'of {text}')
+      _load(_patients(ill=label), task=task, name=f'frame {number}')
     line = capsys.readouterr().err
     assert (text in line and line.count('\n') == 1) if text else not line
 
@@ -244,6 +248,7 @@ def test_rows_can_be_dealt_by_any_rule():
   [
     ((1, 10, 2), ('1', '2', '10')),
     ((1.0, 10.0, 2.0), ('1', '2', '10')),
+    ((1, 2**63, 2**64 - 1), ('1', str(2**63), str(2**64 - 1))),
     (('01', '2', '1'), ('01', '1', '2')),
     (pd.Categorical(_repeated('b', 'a')), ('a', 'b')),
   ],

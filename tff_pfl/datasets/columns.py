@@ -123,7 +123,8 @@ def numbers(column: pd.Series) -> np.ndarray:
   if column_kind == 'dates':
     days = pd.to_datetime(column, utc=True)
     column = (days - _EPOCH.as_unit(days.dt.unit)) / _DAY
-    if (column.dropna().abs() < 1).all():
+    # Not if all are that date itself, as new rows may be.
+    if (column.dropna().abs() < 1).all() and column.any():
       raise error(
         column,
         'dates other than 1970-01-01',
@@ -285,7 +286,8 @@ def owners(column: pd.Series) -> np.ndarray:
   names = [json_value(value) for value in uniques]
   if not all(type(name) is int for name in names):
     names = [str(name) for name in names]
-  return np.array(names)[codes]
+  # As objects, because NumPy turns very large integers into floats.
+  return np.array(names, object)[codes]
 
 
 def expect_different(column: pd.Series) -> None:

@@ -362,7 +362,9 @@ def _classes(
     columns_lib.inferred(columns_lib.complete(frame[name])) for name in labels
   ]
   if task is None and len(labels) == 1:
-    task = TASKS[types.is_float_dtype(columns[0].dtype)]
+    # Before the inference, which makes integers of whole floats.
+    kind = types.infer_dtype(frame[labels[0]])
+    task = TASKS[kind in ('floating', 'mixed-integer-float')]
   if task == 'regression':
     errors.expect(len(labels) == 1, 'label', f'one column for {task}', labels)
     return []
