@@ -109,6 +109,10 @@ def test_cells_may_have_line_breaks(tmp_path):
   frame = table.read_table(str(_write(tmp_path / 'a.csv', text)), {})
   assert frame['x'].tolist() == ['a', 'd\u2028e']
   assert frame['y'][0] == 'b\n\nc' and pd.isna(frame['y'][1])
+  # Also the heading, after a mark of UTF-8, and cells may be long.
+  text = f'\ufeff"x\n",y\na,b\n{"long" * 50_000},\n'
+  frame = table.read_table(str(_write(tmp_path / 'a.csv', text)), {})
+  assert list(frame) == ['x', 'y'] and len(frame) == 2
 
 
 def test_parquet_gives_what_csv_gives(tmp_path, expected):
@@ -120,6 +124,24 @@ def test_parquet_gives_what_csv_gives(tmp_path, expected):
     frame = table.read_new(str(tmp_path / name), data.encoding)
     new = datasets.FederatedDataset.from_frame(frame, encoding=data.encoding)
     assert new.fingerprint == expected
+
+
+@pytest.mark.parametrize(
+  'name, read',
+  [
+    ('a.csv', {'nrows': 20, 'usecols': ['hospital', 'kind', 'ill']}),
+    ('a.parquet', {'columns': ['hospital', 'kind', 'ill']}),
+  ],
+)
+def test_new_rows_are_all_read_and_may_lack_the_label(tmp_path, name, read):
+  _frame().to_parquet(tmp_path / 'a.parquet')
+  (tmp_path / 'a.csv').write_text(_CSV)
+  data = _load(tmp_path / name, read=read)
+  assert data.encoding.input_names == ['kind=x', 'kind=y']
+  _frame().drop(columns='ill').to_csv(tmp_path / 'new.csv', index=False)
+  for new in ('new.csv', 'a.parquet'):
+    frame = table.read_new(str(tmp_path / new), data.encoding)
+    assert data.encoding.rows(frame).positions.shape == (_COUNT, 1)
 
 
 def test_columns_have_the_roles_that_are_named(tmp_path):

@@ -4,6 +4,7 @@
 """
 
 import codecs
+import contextlib
 import csv
 import dataclasses
 import io
@@ -34,6 +35,8 @@ _OF_LINES = (
 )
 # With no other options, each line that is not blank is a row.
 _OF_CELLS = {'header', 'names', 'na_values', 'decimal', 'thousands', 'dtype'}
+# Options that choose rows, and options of Parquet files alone.
+_OF_TRAINING = {'nrows', 'columns', 'filters'}
 _ENDING = re.compile(r'\.(csv|tsv|parquet)(\.gz)?$')
 
 
@@ -105,11 +108,18 @@ def read_table(
 
 
 def read_new(path: str, encoding: frames.FrameEncoding) -> pd.DataFrame:
-  """Reads new rows with the options of the encoding.
+  """Reads all new rows with the options of the encoding.
 
-  The options of CSV files are not used for Parquet files.
+  Options that choose among the training rows are not used, nor options of CSV
+  files for Parquet files. Columns that `usecols` names may be missing.
   """
-  return read_table(path, {} if _form(path) == 'parquet' else encoding.read)
+  if _form(path) == 'parquet':
+    return read_table(path, {})
+  options = {k: v for k, v in encoding.read.items() if k not in _OF_TRAINING}
+  columns = options.get('usecols')
+  if columns and isinstance(columns[0], str):
+    options['usecols'] = {*columns}.__contains__
+  return read_table(path, options)
 
 
 def _error(
@@ -144,16 +154,19 @@ def _check_lengths(
   """Raises `ValueError` for a row that is too short, which pandas fills."""
   if frame.iloc[:, -1].notna().all():
     return
-  text, size = io.StringIO(content.decode(), newline=''), len(frame.columns)
-  rows = csv.reader(text, delimiter=separator, skipinitialspace=True)
-  for row in rows:
-    if len(row) < size and row not in ([], ['']):
-      raise _error(
-        path,
-        f'a table of {size} cells in every row, found {len(row)} in line'
-        f' {rows.line_num}',
-        {'sep': ';'},
-      )
+  text, size = content.decode('utf-8-sig'), len(frame.columns)
+  rows = csv.reader(
+    io.StringIO(text, newline=''), delimiter=separator, skipinitialspace=True
+  )
+  with contextlib.suppress(csv.Error):  # Cells of more than 131,072 characters.
+    for row in rows:
+      if len(row) < size and row not in ([], ['']):
+        raise _error(
+          path,
+          f'a table of {size} cells in every row, found {len(row)} in line'
+          f' {rows.line_num}',
+          {'sep': ';'},
+        )
 
 
 def _read_all(data_dir: Optional[str], options: Mapping[str, Any]):
