@@ -84,6 +84,8 @@ def test_domains_may_be_others(tmp_path, domain_column, names, num_inputs):
 
 def test_mistakes_and_damaged_files_are_one_line_errors(tmp_path):
   folder = _write_sites(tmp_path / 'heart_disease')
+  with shared.one_line_error("`drop` to be one of age, .*found 'cholesterol'"):
+    _load(tmp_path, drop=['chol', 'cholesterol'])
   (folder / 'processed.va.data').unlink()
   with pytest.raises(ValueError, match='va.data` to be a file, found none'):
     _load(tmp_path)

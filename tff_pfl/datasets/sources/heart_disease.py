@@ -22,7 +22,7 @@ from typing import Optional
 
 import pandas as pd
 
-from tff_pfl import fields
+from tff_pfl import errors, fields
 from tff_pfl.datasets import federated_dataset, files, partitioning
 from tff_pfl.datasets.sources import own_files, table
 
@@ -100,6 +100,8 @@ def load_heart_disease(
     Dataset with `x` float32 `[inputs]` and `y` int32, 1 for a diagnosis above
     0. There are 21 inputs, or 23 with the sexes, unless columns are dropped.
   """
+  for name in drop:
+    errors.expect_one_of('drop', name, COLUMNS)
   frame = read_frame(data_dir)
   groups = {
     'sex': frame['sex'].map({0: 'female', 1: 'male'}),
