@@ -175,7 +175,7 @@ def prepare(
     data_dir: Folder of the published files.
     output_dir: Folder for the .npz files. None uses `data_dir`.
     names: Keys of `IMAGE_SETS`. If empty, all sets with published files.
-    overwrite: True to replace existing files.
+    overwrite: True to replace existing files. Files that are read stay.
 
   Raises:
     ValueError: If a set is missing or damaged.
@@ -196,7 +196,12 @@ def prepare(
   os.makedirs(output_dir, exist_ok=True)
   for name, form in forms.items():
     path = os.path.join(output_dir, f'{name}.npz')
-    if form and os.path.exists(path) and not overwrite:
+    if form and os.path.realpath(path) in map(os.path.realpath, form.train):
+      yield (
+        f'{name}: {path} stays, as it may be the published file (give another'
+        ' --output_dir)'
+      )
+    elif form and os.path.exists(path) and not overwrite:
       yield f'{name}: {path} is there already (--overwrite makes it anew)'
     elif form:
       arrays = _arrays(name, form)

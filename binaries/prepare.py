@@ -29,7 +29,8 @@ first.
 
 If several of these forms exist, the program reads the first one. If several
 files match a pattern, it reads the first by name. The images keep their order.
-An existing NAME.npz stays unchanged unless --overwrite is given.
+An existing NAME.npz stays unchanged unless --overwrite is given. A file that
+the program reads is never replaced, and needs another --output_dir.
 """
 
 from absl import flags

@@ -211,13 +211,20 @@ def test_the_program_makes_all_that_the_others_read(programs):
   assert '--datasets to be one of mnist, ' in message
 
 
-def test_a_published_file_of_that_name_is_replaced_only_if_asked(tmp_path):
-  images = _write_npz(tmp_path, 'usps')
-  (line,) = _prepare(tmp_path)
-  assert 'is there already' in line
-  _prepare(tmp_path, overwrite=True)
-  with np.load(tmp_path / 'usps.npz') as arrays:
-    np.testing.assert_array_equal(arrays['x'][..., 0], images['x_train'])
+def test_a_published_file_of_that_name_is_never_replaced(tmp_path):
+  _write_npz(tmp_path, 'mnist')
+  published = (tmp_path / 'mnist.npz').read_bytes()
+  for overwrite in (False, True):
+    (line,) = _prepare(tmp_path, overwrite=overwrite)
+    assert line.endswith('be the published file (give another --output_dir)')
+  assert (tmp_path / 'mnist.npz').read_bytes() == published
+  # In its own folder, it is beside the prepared file, which is the one read.
+  (tmp_path / 'mnist').mkdir()
+  (tmp_path / 'mnist.npz').rename(tmp_path / 'mnist' / 'mnist.npz')
+  for overwrite in (False, True):
+    (line,) = _prepare(tmp_path, overwrite=overwrite)
+    assert line.startswith('mnist: 60 + 12 images')
+    assert len(datasets.load_arrays('mnist', str(tmp_path)).x) == 60
 
 
 def test_a_set_that_is_not_there_is_an_error(tmp_path):

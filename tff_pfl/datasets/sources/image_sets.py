@@ -23,6 +23,7 @@ TensorFlow Datasets). `emnist_byclass` has 62 classes, 697,932 + 116,323 images.
 SVHN, MNIST-M, USPS and SynthDigits: see `digits5`.
 """
 
+import os
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
@@ -91,11 +92,15 @@ def read(
 
   Args:
     name: A key of `IMAGE_SETS`.
-    data_dir: The file, its folder, or the parent of its folder `name`.
+    data_dir: The file, its folder, or the parent of its folder `name`. A file
+      in `data_dir` itself, where `prepare` writes it, comes first, as the
+      folder `name` may hold the published one.
     required: Names of arrays that must be there.
   """
   try:
-    path = files.find_file(name, data_dir, (f'{name}.npz',))
+    path = os.path.join(data_dir, f'{name}.npz')
+    if not os.path.isfile(path):
+      path = files.find_file(name, data_dir, (f'{name}.npz',))
     arrays = npz_file.read(path, 'data_dir', required)
   except ValueError as error:
     raise ValueError(f'{error} {HOW_TO_PREPARE}') from None
