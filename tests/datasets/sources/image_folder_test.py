@@ -123,10 +123,12 @@ def _write_content(folder, ending, content):
 )
 def test_images_of_8_bits_keep_their_values(tmp_path, ending, content):
   _write_content(tmp_path, ending, content)
-  data = _load(tmp_path, image_size=8, test_fraction=0)
-  np.testing.assert_array_equal(
-    data.train('a').x[0], np.repeat(_GREYS / np.float32(255), 3, axis=-1)
-  )
+  for channels in (1, 3):
+    data = _load(tmp_path, image_size=8, channels=channels, test_fraction=0)
+    np.testing.assert_array_equal(
+      data.train('a').x[0],
+      np.repeat(_GREYS / np.float32(255), channels, axis=-1),
+    )
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,18 @@ def _lost(content: bytes, image: tf.Tensor) -> str:
   return ''
 
 
+def _decoded(content: bytes, channels: int) -> tf.Tensor:
+  """Decodes a file to 1 or 3 channels."""
+  try:
+    return tf.io.decode_image(content, channels, expand_animations=False)
+  except tf.errors.OpError:
+    if channels == 3:
+      raise
+    # TensorFlow decodes .bmp, .gif and printers' colors only to 3 channels.
+    image = tf.io.decode_image(content, 3, expand_animations=False)
+    return tf.image.rgb_to_grayscale(image)
+
+
 class LazyImages:
   """Images that are decoded on first use and then kept.
 
@@ -101,7 +113,7 @@ class LazyImages:
     _, size, _, channels = self._images.shape
     try:
       content = tf.io.read_file(path).numpy()
-      image = tf.io.decode_image(content, channels, expand_animations=False)
+      image = _decoded(content, channels)
     except tf.errors.OpError:
       raise files.file_error(path, 'an image', 'a damaged file') from None
     if lost := _lost(content, image):
