@@ -416,6 +416,9 @@ def test_activation_and_widths_are_used():
   )
 
 
+_BYTES = tf.TensorSpec((8, 8), tf.uint8)
+
+
 @pytest.mark.parametrize(
   'name, spec, arguments, reason',
   [
@@ -428,7 +431,8 @@ def test_activation_and_widths_are_used():
     ('mlp', _spec((4,)), {'widths': (4, 0)}, '`widths` .*least 1, found 0'),
     ('mlp', _spec((4,)), {'width': (4,)}, '`width`. Did you mean widths'),
     ('mlp', _spec((4,)), {'activation': 'rulu'}, 'activation .*rulu'),
-    ('cnn', _spec((3, 8, 1)), {}, r'images.*found \(3, 8, 1\)'),
+    ('cnn', _spec((3, 8, 1)), {}, r'images.*found .*\(3, 8, 1\)'),
+    ('cnn', {**_spec(), 'x': _BYTES}, {}, 'float images .*x / 255.*tf.uint8'),
     ('cnn', _spec(), {'filters': ()}, '`filters` to be 1 numbers'),
     ('cnn', _spec(), {'num_poolings': 3}, '`num_poolings`.*found 3'),
     ('cnn', _spec(), {'filters': (1,) * 4}, '`num_poolings` .*less than 4'),

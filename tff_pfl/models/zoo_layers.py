@@ -59,10 +59,13 @@ class Convolutions:
   ):
     shape = tuple(image_spec.shape)
     errors.expect(
-      len(shape) in (2, 3) and min(shape[:2]) >= 4,
+      len(shape) in (2, 3)
+      and min(shape[:2]) >= 4
+      and image_spec.dtype.is_floating,
       'element_spec',
-      'images of at least 4x4 pixels for a model with convolutions',
-      shape,
+      'float images of at least 4x4 pixels for a model with convolutions'
+      ' (x / 255 makes floats of bytes, and so does --dataset_scale)',
+      image_spec,
     )
     self._seeds = seeds
     self._normalization = normalization
