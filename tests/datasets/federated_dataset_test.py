@@ -150,11 +150,16 @@ def test_joining_is_a_view_that_tells_from_which_round_on_clients_are_there():
   others = [{'client_1': 4, 'client_4': 9}, {'client_4': 9}]
   prints = [dataset.joining(rounds).fingerprint for rounds in others]
   assert len({joining.fingerprint, dataset.fingerprint, *prints}) == 4
-  loaded = datasets.load_dataset('digits', num_clients=5).joining(
-    {'client_3': 2}
-  )
+
+
+def test_views_of_a_loaded_dataset_are_loaded_again():
+  loaded = datasets.load_dataset('digits', num_clients=5)
+  loaded = loaded.subset(['client_3', 'client_0'])
+  loaded = loaded.joining({'client_3': 2, 'client_0': 2})
+  loaded = loaded.joining({'client_0': 1})
   again = pickle.loads(pickle.dumps(loaded))
   assert len(pickle.dumps(loaded)) < 2000
+  assert again.client_ids == ('client_3', 'client_0')
   assert again.join_round == {'client_3': 2}
 
 
@@ -232,6 +237,7 @@ def test_what_is_never_trained_is_named_in_a_warning(options, warning, caplog):
     (lambda d: d.joining(5), '`join_round` to be of type Mapping, found 5'),
     (lambda d: d.subset([]), 'at least one'),
     (lambda d: d.subset(['client_1'] * 2), "distinct, .*'client_1', 'client_1"),
+    (lambda d: d.replaced(client_ids=range(3)), 'at least one, all strings'),
     (lambda d: d.subset(['client_2']).train('client_0'), "found 'client_0'"),
     (lambda d: d.train([1]), r'one of the 4 clients .*found \[1\]'),
     (lambda d: d.num_test_examples('x'), "one of the 4 clients .*found 'x'"),

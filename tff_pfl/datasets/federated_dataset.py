@@ -43,10 +43,10 @@ def _load_again(
   return data
 
 
-def _load_joining(
-  load: Callable[[], 'FederatedDataset'], join_round: Mapping[str, int]
+def _load_view(
+  load: Callable[[], 'FederatedDataset'], method: str, argument: Any
 ) -> 'FederatedDataset':
-  return load().joining(join_round)
+  return getattr(load(), method)(argument)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True, repr=False)
@@ -112,9 +112,10 @@ class FederatedDataset:
     )
     self._known = frozenset(self.client_ids)
     errors.expect(
-      0 < len(self._known) == len(self.client_ids),
+      0 < len(self._known) == len(self.client_ids)
+      and all(isinstance(client_id, str) for client_id in self.client_ids),
       'client_ids',
-      'distinct, at least one',
+      'distinct, at least one, all strings',
       self.client_ids,
     )
     # Clients of this dataset that join after round 1, in order.
@@ -265,7 +266,7 @@ class FederatedDataset:
     client_ids = list(client_ids)
     for client_id in client_ids:
       self._check_client(client_id)
-    return self.replaced(client_ids=client_ids)
+    return self._view('subset', client_ids, client_ids=client_ids)
 
   def replaced(self, **fields: Any) -> 'FederatedDataset':
     """Returns a copy with some attributes replaced."""
@@ -284,12 +285,17 @@ class FederatedDataset:
     for client_id, round_number in join_round.items():
       self._check_client(client_id)
       errors.expect_int('join_round', round_number, 1)
-    data = self.replaced(join_round={**self.join_round, **join_round})
-    if self.load_again is not None:
-      data.load_again = functools.partial(
-        _load_joining, self.load_again, data.join_round
-      )
-    return data
+    joined = {**self.join_round, **join_round}
+    return self._view('joining', joined, join_round=joined)
+
+  def _view(
+    self, method: str, argument: Any, **fields: Any
+  ) -> 'FederatedDataset':
+    """Returns a copy that is loaded again like `method(argument)` of this."""
+    load_again = self.load_again and functools.partial(
+      _load_view, self.load_again, method, argument
+    )
+    return self.replaced(load_again=load_again, **fields)
 
   @classmethod
   @fields.checked_call
