@@ -93,6 +93,8 @@ def test_texts_are_numbered_like_shakespeare(tmp_path):
   np.testing.assert_array_equal(examples.y, codes[5:15])
   with shared.one_line_error('`num_overlapping` .*at random'):
     _load(tmp_path, 2, test_fraction=0.2)
+  with shared.one_line_error('`data_dir` to be a folder with train/ and test/'):
+    _load(tmp_path / 'train', 2)
 
 
 @pytest.mark.parametrize(

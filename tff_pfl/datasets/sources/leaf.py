@@ -72,7 +72,8 @@ def load_leaf(
 
   Args:
     data_dir: Folder with `train` and `test`, folder of .json files, or one such
-      file. Without `test`, a part of each user's examples is held out.
+      file. Without `test`, which texts need, a part of each user's examples is
+      held out.
     image_shape: Shape that flat inputs get, such as 28,28,1. Empty leaves them
       flat.
     regression: True to predict labels as numbers even if all are whole.
@@ -84,6 +85,13 @@ def load_leaf(
   arrays = own_files.join(data_dir, parts, name='leaf', regression=regression)
   changes: dict[str, Any] = {}
   if arrays.x.dtype == np.int32:  # Texts, as numbers of JSON have 64 bits.
+    errors.expect(
+      arrays.x_test is not None,
+      'data_dir',
+      'a folder with train/ and test/ for texts, because test examples drawn at'
+      ' random would overlap with training examples',
+      data_dir,
+    )
     changes.update(
       num_classes=shakespeare.NUM_CHARACTERS, num_overlapping=arrays.x.shape[1]
     )
