@@ -2,6 +2,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import re
 import time
 from multiprocessing import process
 from unittest import mock
@@ -67,9 +68,8 @@ def _run(monkeypatch, tmp_path):
 
   def run(trials, script=FINISHES, **options):
     (tmp_path / stand_in.SCRIPT_NAME).write_text(script)
-    return execution.run_trials(
-      trials, str(tmp_path), show_progress=False, **options
-    )
+    options = {'show_progress': False, **options}
+    return execution.run_trials(trials, str(tmp_path), **options)
 
   return run
 
@@ -194,6 +194,19 @@ def test_a_failed_trial_is_reported_and_the_others_run(
   assert execution.logged_error(tmp_path, 'fed_avg-seed9') is None
   # It is run again when asked for again.
   assert run(trials) == {}
+
+
+def test_the_bar_counts_rounds_and_trials(run, tmp_path, capsys):
+  trials = make_trials(2)
+  for trial, num_rounds in zip(trials, (3, 1)):
+    folder = execution.trial_folder(tmp_path, trial.name)
+    with run_store.RunStore.open(folder, {}) as store:
+      for _ in range(1 + num_rounds):
+        store.commit_round(server_state=b'', client_states={}, metrics={})
+  script = 'import sys; sys.argv[1].endswith("1") and sys.exit(1)\n'
+  run(trials, script + FINISHES, show_progress=True, num_processes=1)
+  last = capsys.readouterr().err.splitlines()[-1]
+  assert re.search(r' 67%.* 4/6 .*trials=2/2, failed=1', last)
 
 
 @pytest.fixture(name='interrupt')

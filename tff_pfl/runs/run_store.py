@@ -494,6 +494,20 @@ def has_run(directory: _Path) -> bool:
   return False
 
 
+def num_rounds(directory: _Path) -> int:
+  """Returns the number of committed rounds, 0 without a run to read.
+
+  The run may be in progress. This takes the same time for any size of a run.
+  """
+  query = "SELECT MAX(number) FROM contents WHERE kind = 'round'"
+  with (
+    contextlib.suppress(sqlite3.Error, UnicodeDecodeError),
+    contextlib.closing(_connect_for_reading(directory)) as connection,
+  ):
+    return connection.execute(query).fetchone()[0] or 0
+  return 0
+
+
 def _path_in(directory: _Path) -> pathlib.Path:
   return pathlib.Path(os.path.abspath(directory), FILE_NAME)
 

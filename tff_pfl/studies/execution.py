@@ -212,8 +212,10 @@ def run_trials(
   else:
     start = child_processes.start
   running, failures = {}, {}
+  rounds = {name: _num_rounds(directory, name) for name in by_name}
+  num_rounds = sum(one.settings.rounds.num_rounds for one in trials)
   bar = _progress_bar(
-    len(trials), len(trials) - len(waiting), description, show_progress
+    num_rounds, sum(rounds.values()), description, show_progress
   )
   identity = folders.identity(directory)
   with bar, _ending(running):
@@ -239,6 +241,7 @@ def run_trials(
         )
       for name, process in list(running.items()):
         status = process.exitcode if process else 0
+        rounds[name] = _num_rounds(directory, name)
         if status is None:
           continue
         del running[name]
@@ -247,22 +250,30 @@ def run_trials(
           failures[name] = failure
           if show_progress:
             bar.write(f'{name} failed: {failure}', file=sys.stderr)
-          bar.set_postfix(failed=len(failures), refresh=False)
-        bar.update()
-      bar.update(0)
+      num_ended = len(trials) - len(waiting) - len(running)
+      counts = {'trials': f'{num_ended}/{len(trials)}'}
+      if failures:
+        counts['failed'] = len(failures)
+      bar.set_postfix(counts, refresh=False)
+      bar.update(sum(rounds.values()) - bar.n)
   return failures
 
 
-def _progress_bar(num_trials, num_finished, description, is_shown):
-  """A bar that counts the trials that have ended."""
+def _num_rounds(directory, name):
+  """The number of rounds that a trial has run."""
+  return run_store.num_rounds(trial_folder(directory, name))
+
+
+def _progress_bar(num_rounds, num_done, description, is_shown):
+  """A bar that counts the rounds of all trials."""
   return tqdm.tqdm(
-    total=num_trials,
-    initial=num_finished,
+    total=num_rounds,
+    initial=num_done,
     desc=description,
-    unit='trial',
+    unit='round',
     disable=not is_shown,
     # A log file gets few lines, and a terminal a bar whose clock runs even
-    # while no trial ends. The estimate uses the mean over all trials.
+    # while no round ends. The estimate uses the mean over all rounds.
     mininterval=1 if sys.stderr.isatty() else 60,
     miniters=0,
     smoothing=0,
