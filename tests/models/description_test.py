@@ -15,6 +15,7 @@ from tff_pfl.models import (
   client_metrics,
   description,
   keras_bridge,
+  zoo,
 )
 from tff_pfl.runs import run_store
 
@@ -201,6 +202,7 @@ def test_the_description_is_small_and_the_same_in_any_process():
     lambda: _made([Scaled(), Untold(tf.nn.elu)]),
     lambda: _made(loss=_distance(2), task='classification'),
     lambda: _of_images(lambda x, seed: -x),
+    lambda: zoo.linear(_images().element_spec, 3),
   ],
 )
 def test_a_model_that_is_built_again_is_the_same(make):

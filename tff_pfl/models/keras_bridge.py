@@ -118,9 +118,9 @@ def from_keras(
     output: Name of the output to train, in `model.output_names`, if there are
       several. Layers that only other outputs need are left out. To train
       several, concatenate them and give a loss that takes them apart.
-    keep_names: True to keep layer names that Keras may have generated, such as
-      `dense_1`. The default renumbers them within the model, so that a second
-      build in the same process gives the same model.
+    keep_names: True to keep names of layers with weights that Keras may have
+      generated, such as `dense_1`. The default renumbers them within the model,
+      so that a second build in the same process gives the same model.
   """
   metrics = tuple(metrics)
   errors.expect(

@@ -233,7 +233,7 @@ class Graph:
 
     Args:
       model: A functional model with one output.
-      keep_names: True to keep all of Keras's layer names.
+      keep_names: True to keep Keras's names of layers that have weights.
       is_traced: True if it was traced from a subclassed model's `call`.
     """
     self.model = model
@@ -329,7 +329,8 @@ class Graph:
     return [keys[id(tensor)] for tensor in called_on]
 
   def _kind_of(self, operation):
-    return None if self._keep_names else _kind(operation)
+    is_kept = self._keep_names and getattr(operation, 'weights', ())
+    return None if is_kept else _kind(operation)
 
   def flat_inputs(self, x: Any) -> list:
     """Returns a batch's inputs in the order of `inputs`."""
