@@ -419,6 +419,9 @@ def test_rows_of_a_frame_are_predicted_in_their_unit(tmp_path, monkeypatch):
   assert opened == [folder]
   with pytest.raises(TypeError, match="`runtime` to be .*found 'native'"):
     run.predict(frame['shop'], rows, runtime='native')
+  # Such as its rows in another order.
+  with pytest.raises(ValueError, match='of the frame `x`, with its index'):
+    run.predict(frame['shop'], frame[::-1])
   for shop in 'ab':
     alone = run.predict(shop, frame[shops == shop])
     np.testing.assert_allclose(predicted[shops == shop], alone, rtol=1e-6)

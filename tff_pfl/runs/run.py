@@ -477,8 +477,8 @@ class Run:
 
     Args:
       client: The client's id, or all weights of a model, such as a result of
-        `evaluation.personalize`. For a frame, also a column of ids, so that
-        each row uses its own client's model.
+        `evaluation.personalize`. For a frame, also a column of it with ids, so
+        that each row uses its own client's model.
       x: Inputs `[n, ...]`, scaled like the run's data, or a dict of several
         inputs. For a run on a frame (`FederatedDataset.from_frame`), a frame
         with the columns of its inputs, and its domain column if it has one.
@@ -490,6 +490,12 @@ class Run:
       `frames.FrameEncoding.predictions`.
     """
     if isinstance(client, pd.Series):
+      errors.expect(
+        isinstance(x, pd.DataFrame) and client.index.equals(x.index),
+        'client',
+        'a column of the frame `x`, with its index',
+        client.index,
+      )
       owners = columns.owners(client).astype(str)
       with self.open_personal_weights(runtime) as weights_of:
         return self._predict_rows(x, owners, weights_of)
