@@ -12,7 +12,7 @@ from tff_pfl import runtime as runtime_lib
 from tff_pfl.core import client_sampling, privacy
 from tff_pfl.methods import fed_rep, registry
 from tff_pfl.models import zoo
-from tff_pfl.runs import loop, run_store
+from tff_pfl.runs import callbacks, loop, run_store
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import scores as scores_lib
 
@@ -218,6 +218,15 @@ _OTHERS = client_sampling.CohortSampler(_NUM_CLIENTS, _COHORT_SIZE, _SEED + 1)
       'at least one client has test examples',
     ),
     (
+      {
+        'data': _make_data().joining(
+          {f'client_{i}': 2 for i in range(1, _NUM_CLIENTS)}
+        ),
+        'process': {'attacked_clients': (0,)},
+      },
+      'joins in round 1 and is not attacked',
+    ),
+    (
       {'process': {'description': {'hparams': {'total_clients': 3}}}},
       '`hparams.total_clients` to be .*found 3',
     ),
@@ -255,14 +264,37 @@ def test_run_stopped_without_an_evaluation_needs_another_round(
       raise KeyboardInterrupt
 
   process, data = _make_process(), _make_data()
+  options = {'record': {'note': 'mine'}}
   with monkeypatch.context() as patch:
     patch.setattr(run_store.RunStore, 'commit_round', stop_after_round_2)
     with pytest.raises(KeyboardInterrupt):
-      _run(process, data, tmp_path, num_rounds=9)
+      _run(process, data, tmp_path, num_rounds=9, **options)
+  options['resume'] = True
   with pytest.raises(errors.RunError, match='num_rounds of at least 3'):
-    _run(process, data, tmp_path, num_rounds=2, resume=True)
-  run = _run(process, data, tmp_path, num_rounds=3, resume=True)
+    _run(process, data, tmp_path, num_rounds=2, **options)
+  run = _run(process, data, tmp_path, num_rounds=3, **options)
   assert run.summary['num_rounds'] == 3
+  # It goes on with its record, and without pictures.
+  assert run.continue_(4).record['note'] == 'mine'
+  assert not [*tmp_path.glob('*.png')]
+
+
+def test_the_best_models_are_kept_without_reading_each_evaluation_again(
+  tmp_path, monkeypatch
+):
+  reads, told, history = [], [], run_store.RunStore.history
+  monkeypatch.setattr(
+    run_store.RunStore,
+    'history',
+    lambda store: reads.append(store) or history(store),
+  )
+  listener = callbacks.Callback()
+  listener.on_round = lambda *_: told.append(len(reads))
+  options = {'num_rounds': 3, 'rounds_per_evaluation': 1, 'keep_best': True}
+  options['callbacks'] = [listener]
+  run = _run(_make_process(), _make_data(), tmp_path, **options)
+  assert len(told) == 3 and len({*told}) == 1
+  assert run.best.last_round == run.summary['accuracy']['best_round']
 
 
 @pytest.mark.slow

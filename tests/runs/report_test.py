@@ -176,6 +176,9 @@ def test_a_regression_is_reported_by_its_own_metric(tmp_path, data):
   frame = report.summary_frame([other, summary])
   assert frame['personal score'].tolist() == [0.65, 0.5]
   assert frame['global score'].tolist() == [0.25, 2.0]
+  # The loss has one column, also as the primary metric.
+  summary['primary_metric'] = {**primary, 'name': 'loss'}
+  assert [*report.summary_frame([summary])].count('personal loss') == 1
 
 
 @pytest.mark.usefixtures('without_pictures')

@@ -6,7 +6,7 @@ population.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tree
@@ -77,14 +77,25 @@ def _described(specs, name):
   )
 
 
-def check_test_examples(data: datasets.FederatedDataset) -> None:
-  """Raises `ValueError` if no client can be scored in round 1."""
-  first = [name for name in data.client_ids if name not in data.join_round]
+def check_test_examples(
+  data: datasets.FederatedDataset, attacked: Collection[int] = ()
+) -> None:
+  """Raises `ValueError` if no client can be scored in round 1.
+
+  Args:
+    attacked: Indices of the attacked clients, which are not scored.
+  """
+  attacked = {*attacked}
   errors.expect(
-    any(map(data.num_test_examples, first)),
+    any(
+      data.num_test_examples(data.client_ids[index])
+      for index in joined_clients(data, range(data.num_clients), 1)
+      if index not in attacked
+    ),
     'data',
-    'a dataset in which at least one client has test examples',
-    f'none among {len(first)} clients of {data.name}',
+    'a dataset in which at least one client has test examples, joins in round '
+    '1 and is not attacked',
+    f'none among {data.num_clients} clients of {data.name}',
   )
 
 

@@ -209,7 +209,7 @@ def run(
   )
   expect_fit(process.description['hparams'], cohorts)
   client_population.check_data_fit(process.model, data)
-  client_population.check_test_examples(data)
+  client_population.check_test_examples(data, process.attacked_clients)
   # Traced now, so that errors in scoring appear before the first round.
   process.evaluate_clients  # noqa: B018
   num_late = sum(r > options.num_rounds for r in data.join_round.values())
@@ -277,8 +277,9 @@ def run(
     best = os.path.join(output_dir, run_lib.BEST_NAME)
     if not options.keep_best and not run_store.has_run(best):
       best = None
-    # A run may have been stopped between a commit and its copy.
-    _copy_if_best(store, best)
+    if best is not None:
+      # A run may have been stopped between a commit and its copy.
+      _copy_if_best(store, store.evaluations(), best)
     if store.last_round == options.num_rounds:
       print(
         f'The run in {store.directory} already has its {options.num_rounds} '
@@ -308,6 +309,8 @@ def run(
     'runtime_options': runtime_options,
     'callbacks': callbacks,
     'show_progress': show_progress,
+    'pictures': pictures,
+    'record': record,
   }
   if settings is None:
     continue_with = functools.partial(
@@ -315,7 +318,7 @@ def run(
     )
   else:
     continue_with = functools.partial(
-      settings.resume, output_dir, data=data, record=record, **again
+      settings.resume, output_dir, data=data, **again
     )
   return run_lib.Run(
     output_dir,
@@ -326,11 +329,9 @@ def run(
   )
 
 
-def _copy_if_best(store, folder):
-  """Copies the store to a folder, unless None, if its last round is best."""
-  if folder is None:
-    return
-  evaluations = report.counted(store)
+def _copy_if_best(store, evaluations, folder):
+  """Copies the store to a folder if the last of its evaluations is best."""
+  evaluations = report.counted(evaluations, store.config['rounds'])
   rounds = [one['round'] for one in evaluations]
   if rounds[-1:] != [store.last_round]:
     return
@@ -400,6 +401,8 @@ def _train(rounds, options, cohorts, epsilons, best, callbacks, show_progress):
   """Runs the remaining rounds."""
   process, data, store = rounds.process, rounds.data, rounds.store
   evaluated = options.evaluated_clients(process, data)
+  # Read once, because there may be many.
+  evaluations = [] if best is None else store.evaluations()
   with (
     metrics_writers.MetricsWriters(store.directory, store.history()) as writers,
     tqdm.tqdm(
@@ -443,7 +446,9 @@ def _train(rounds, options, cohorts, epsilons, best, callbacks, show_progress):
       if scores:
         row['evaluation'] = scores['evaluation']
         shown.update(_shown(scores['evaluation']))
-        _copy_if_best(store, best)
+        if best is not None:
+          evaluations.append({'round': round_number, **scores['evaluation']})
+          _copy_if_best(store, evaluations, best)
       writers.write(row)
       for callback in callbacks:
         callback.on_round(round_number, _numbers(metrics))

@@ -161,7 +161,8 @@ def summarize(
     * `privacy`, for runs with noise: `epsilon` after the last round, `delta`,
       `noise_multiplier` and the protected `unit`, see `privacy`.
   """
-  rounds, evaluations = store.history(), counted(store)
+  rounds = store.history()
+  evaluations = counted(store.evaluations(), store.config['rounds'])
   newest = evaluations[-1]
   last_round, primary = store.last_round, primary_metric(evaluations)
 
@@ -230,12 +231,16 @@ def _majority_accuracy(data):
   return float(np.mean(right / test.sum(axis=1)))
 
 
-def counted(store: run_store.RunStore) -> list[dict[str, Any]]:
+def counted(
+  evaluations: list[dict[str, Any]], rounds: Mapping[str, Any]
+) -> list[dict[str, Any]]:
   """The evaluations that count in figures over rounds.
 
   The first round is left out if it was evaluated only for the curve.
+
+  Args:
+    rounds: The stored `RunOptions` of the run.
   """
-  evaluations, rounds = store.evaluations(), store.config['rounds']
   is_regular = (
     rounds['rounds_per_evaluation'] == 1
     or rounds['num_rounds'] <= rounds['num_final_evaluations']
@@ -359,7 +364,8 @@ def summary_frame(summaries: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     'fairness/std': 'std over clients',
     'fairness/worst_10_percent': 'worst 10%',
     'fairness/fraction_hurt': 'fraction hurt',
-    'loss': 'personal loss',
+    # The loss may be the primary metric.
+    **({} if name == 'loss' else {'loss': 'personal loss'}),
     'seconds_per_round': 'seconds a round',
   }
   table = pd.json_normalize(
