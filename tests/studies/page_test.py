@@ -259,6 +259,33 @@ def test_each_condition_has_a_section(tmp_path, monkeypatch):
   assert '<dt>num_clients</dt><dd>4</dd>' in page.text
 
 
+def test_a_condition_may_be_zero_and_domains_are_of_all_folds(
+  tmp_path, monkeypatch
+):
+  made_up_trials.without_pictures(monkeypatch)
+
+  def run(spec, folder, **options):
+    level = 0.25 + 0.5 * spec.fold[0]
+    domains = made_up_trials.domains(level, 1.0)
+    made_up_trials.run(spec, folder, domains=domains, **options)
+
+  study = made_up_trials.study(
+    methods=['fed_avg'],
+    conditions={0: {}},
+    seeds=(0,),
+    num_folds=2,
+    tune={'learning_rate': (0.25, 0.5)},
+  )
+  actual = made_up_trials.run_trials(study, tmp_path, run)
+  page = _write(actual, tmp_path)
+  titles = [s.find('h2').text for s in page.sections.values()]
+  assert titles == ['0', 'Tuning', 'Settings']
+  assert '0: highest personal accuracy' in page.prose
+  head, first, _ = page.tables('tuning')[0]
+  assert (head[:2], first[:2]) == (['condition', 'method'], ['0', 'fed_avg'])
+  assert page.rows('condition1', 2)['fed_avg'][0] == '50.0 ± 35.4'
+
+
 def test_a_regression_is_compared_by_its_error(tmp_path, monkeypatch):
   made_up_trials.without_pictures(monkeypatch)
   scores = {'FedAvg-seed0': 1234.5, 'Local-seed0': 12.25}

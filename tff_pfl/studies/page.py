@@ -331,7 +331,11 @@ def _domain_tables(results, condition, methods):
     if key not in scores or scores[key].isna().all():
       continue
     domains = scores.pivot_table(
-      key, ['method', 'domain'], ['seed'], 'first', sort=False
+      key,
+      ['method', 'domain'],
+      [name for name in ('seed', 'fold') if name in scores],
+      'first',
+      sort=False,
     )
     table = pd.DataFrame({'method': methods})
     metric = split_model.PrimaryMetric('AUC', True) if key == 'auc' else primary
@@ -357,7 +361,9 @@ def _tuning_frame(tunings, primary):
   """A row for each point of each sweep."""
   return pd.DataFrame(
     {
-      **({'condition': tuning['condition']} if tuning['condition'] else {}),
+      **(
+        {'condition': tuning['condition']} if tuning['condition'] != '' else {}
+      ),
       'method': tuning['method'],
       'hyperparameters': assignments(point['hparams']),
       'rounds': str(tuning['num_rounds'] or 'not tried'),
