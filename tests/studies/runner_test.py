@@ -151,6 +151,13 @@ def test_a_study_of_which_all_failed_tells_why(tmp_path):
   assert (len(actual), actual.failures) == (6, [])
 
 
+def test_a_metric_that_no_run_has_is_refused(tmp_path):
+  study = made_up_trials.study(methods=['fed_avg'], metric='personal_acuracy')
+  message = '`metric` to be one of .*, personal_accuracy,'
+  with pytest.raises(ValueError, match=message):
+    made_up_trials.run_study(study, tmp_path)
+
+
 def test_a_folder_is_one_processs_at_a_time(tmp_path):
   with directory_lock.DirectoryLock(str(tmp_path)):
     with pytest.raises(errors.RunError, match='in use by a running process'):
