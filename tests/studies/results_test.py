@@ -120,6 +120,20 @@ def test_what_a_method_lacks_is_missing(found):
   assert tuned['score'].tolist() == tuned['personal_accuracy'].tolist()
 
 
+def test_methods_with_fine_tuning_of_their_own_are_scored_alike(tmp_path):
+  own = [{'fine_tune_num_epochs': 1}, {'fine_tune_num_epochs': 2}, {}]
+  study = made_up_trials.study(
+    settings={**made_up_trials.SETTINGS, 'fine_tune': 'head'},
+    methods={str(one): pfl.Method('fed_avg', **one) for one in own},
+    seeds=(0,),
+  )
+  frame = made_up_trials.run_trials(study, tmp_path).figures_by_seed
+  assert frame['score'].tolist() == [
+    *frame['personal_accuracy'][:2],
+    frame['personal_accuracy_last_10'][2],
+  ]
+
+
 def test_new_clients_are_apart(found, directory):
   clients = found.client_scores
   for _, own in clients.groupby(['method', 'seed']):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 import typing
@@ -15,6 +16,7 @@ import pydantic
 from tff_pfl import errors, fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.methods import registry
+from tff_pfl.runs import settings as settings_lib
 from tff_pfl.studies import trial
 
 if TYPE_CHECKING:
@@ -57,10 +59,25 @@ class Entry(NamedTuple):
   variant: str
 
 
+@functools.cache
+def personalization_names() -> frozenset[str]:
+  """The settings in which methods of one run may differ, by flat name."""
+  return frozenset(
+    name
+    for name, path in fields.flat_names(settings_lib.Settings).items()
+    if path[:2] == ('process', 'personalization')
+  )
+
+
+def is_of_last(settings: Mapping[str, Any]) -> bool:
+  """True if a method's own settings say how its last models are fine-tuned."""
+  return not personalization_names().isdisjoint(settings)
+
+
 def runs(study: study_lib.Study) -> dict[Key, tuple[str, ...]]:
   """The methods of each run, by condition and first method.
 
-  The first is a method without its own `fine_tune`, if there is one. Its models
+  The first is a method without its own fine-tuning, if there is one. Its models
   are scored in all evaluations, and the models of the others after the last
   round. A run is left out if none of its methods is selected and in the
   condition.
@@ -74,7 +91,7 @@ def runs(study: study_lib.Study) -> dict[Key, tuple[str, ...]]:
     else:
       groups.append([name])
   for group in groups:
-    group.sort(key=lambda name: 'fine_tune' in study.methods[name].settings)
+    group.sort(key=lambda name: is_of_last(study.methods[name].settings))
   names_by_run = {}
   for condition, values in study.conditions.items():
     known = values.get('methods', study.methods)

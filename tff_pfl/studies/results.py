@@ -24,7 +24,7 @@ from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import scores as scores_lib
 from tff_pfl.runs import summary as summary_lib
 from tff_pfl.studies import claims as claims_lib
-from tff_pfl.studies import execution, numbers, trial
+from tff_pfl.studies import execution, numbers, plan, trial
 from tff_pfl.studies import metrics as metrics_lib
 from tff_pfl.studies import page as page_lib
 from tff_pfl.system import folders
@@ -60,8 +60,8 @@ class Result(NamedTuple):
     run: The trial, which other methods may share.
     variant: `trial.OWN_VARIANT`, or the name of another personalization.
     scored: The models that are scored, one of `study.SCORES`.
-    is_of_last: True if only the last models are scored, because the method
-      fine-tunes them.
+    is_of_last: True if only the last models are scored, because the method has
+      its own settings of fine-tuning.
   """
 
   condition: Any
@@ -98,7 +98,7 @@ class Result(NamedTuple):
     """The primary metric of the scored models, or None.
 
     It is a mean over clients. For trained clients it is also a mean over the
-    last ten rounds, unless only the last models are fine-tuned.
+    last ten rounds, unless the method has its own settings of fine-tuning.
     """
     name = self.primary.name
     if self.scored.startswith('new_clients'):
@@ -267,7 +267,7 @@ class Results:
           run,
           entry['variant'],
           method['score'],
-          'fine_tune' in method['settings'],
+          plan.is_of_last(method['settings']),
         )
       )
     return finished

@@ -30,7 +30,6 @@ method that has it. `fed_avg.momentum` applies to one method alone.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Optional
 
@@ -103,7 +102,7 @@ class Method:
     return self.algorithm, {
       name: value
       for name, value in self.settings.items()
-      if name not in _personalization_names()
+      if name not in plan.personalization_names()
     }
 
 
@@ -174,7 +173,7 @@ class Study:
     metric: Column of the numbers that the table shows and claims compare.
       'score' is the primary metric of the models that are scored, a mean over
       the evaluations of the last ten rounds, or only over the last models if
-      these are fine-tuned.
+      the method has its own settings of fine-tuning.
     measure: Function `(context) -> rows` of the study's numbers, see
       `measures.Context`. None gives a row for each trial.
     parameters: Further sizes for the measure and the claims, as a frozen
@@ -498,15 +497,6 @@ class Study:
       trials.Place(num_processes, cluster, runtime_options, show_progress),
       rerun=rerun,
     )
-
-
-@functools.cache
-def _personalization_names():
-  return {
-    name
-    for name, path in fields.flat_names(settings_lib.Settings).items()
-    if path[:2] == ('process', 'personalization')
-  }
 
 
 def _divided(layer, algorithm):
