@@ -133,13 +133,20 @@ def test_names_that_give_one_folder_are_refused():
       'head_learning_rate=0.1-body_learning_rate=0.1-momentum=0.9',
     ),
     (
+      # An exact name leaves others to their ending, in any order.
+      'head_learning_rate=0.5,0.6 learning_rate=0.1',
+      'learning_rate=0.1',
+      'head_learning_rate=0.5-body_learning_rate=0.1 '
+      'head_learning_rate=0.6-body_learning_rate=0.1',
+    ),
+    (
       # A value for all that a method refuses is not tried with it.
       'fed_avg.num_epochs=1,2 learning_rate=0.1,-1',
       'learning_rate=0.1-num_epochs=1 learning_rate=0.1-num_epochs=2',
       'head_learning_rate=0.1-body_learning_rate=0.1',
     ),
   ],
-  ids=['product', 'name_of_several', 'own_before_any', 'refused'],
+  ids=['product', 'name_of_several', 'own_before_any', 'exact', 'refused'],
 )
 def test_points_of_a_grid(texts, fed_avg, fed_rep):
   algorithms = ('fed_avg', 'fed_rep')

@@ -8,7 +8,7 @@ import itertools
 import re
 import typing
 import urllib.parse
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import pydantic
@@ -206,24 +206,45 @@ def trial_name(
   return name if fold is None else f'{name}-fold{fold[0]}of{fold[1]}'
 
 
+def names_for(
+  algorithm: str, names: Iterable[str]
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+  """The names that can be for a method, from general to specific ones.
+
+  A name for the method alone is more specific than others, and so is the exact
+  name of a hyperparameter than an ending that several names share.
+
+  Yields:
+    The name, the name without a method, and the hyperparameters it stands for.
+  """
+  hparams = registry.ALGORITHMS[algorithm].hparams
+
+  def specificity(name):
+    owner, _, hparam = name.rpartition('.')
+    return bool(owner), hparam in hparams.__dataclass_fields__
+
+  for name in sorted(names, key=specificity):
+    owner, _, hparam = name.rpartition('.')
+    if owner in ('', algorithm):
+      yield name, hparam, registry.fields_called(hparam, hparams)
+
+
 def axes(
   study: study_lib.Study, method: str
 ) -> dict[tuple[str, ...], Union[Range, Sequence[Any]]]:
   """The values to try for a method, by the hyperparameters that share them."""
   algorithm = study.methods[method].algorithm
-  hparams = registry.ALGORITHMS[algorithm].hparams
+  # The most specific name of each hyperparameter.
+  names = {}
+  for name, _, targets in names_for(algorithm, study.tune):
+    names.update(dict.fromkeys(targets, name))
   by_targets = {}
-  # Values for this method alone replace values for all methods.
   for name in sorted(study.tune, key=lambda name: '.' in name):
-    owner, _, hparam = name.rpartition('.')
-    targets = registry.fields_called(hparam, hparams)
-    if owner in ('', algorithm) and targets:
-      by_targets = {
-        other: values
-        for other, values in by_targets.items()
-        if not {*other} & {*targets}
-      }
-      by_targets[targets] = study.tune[name]
+    targets = tuple(target for target in names if names[target] == name)
+    if targets:
+      values = study.tune[name]
+      is_range = isinstance(values, Range)
+      by_targets[targets] = values if is_range else tuple(values)
   return by_targets
 
 

@@ -502,23 +502,13 @@ class Study:
 def _divided(layer, algorithm):
   """Divides settings into a method's hyperparameters and settings of runs.
 
-  Values for the method alone override the rest of the layer. The exact name of
-  a hyperparameter overrides an ending that several names share.
+  In a layer, more specific names override others, see `plan.names_for`.
   """
   known = fields.flat_names(settings_lib.Settings)
   hparams = registry.ALGORITHMS[algorithm].hparams
   unsupported = registry.ALGORITHMS[algorithm].unsupported
   own, shared = {}, {}
-
-  def specificity(name):
-    owner, _, hparam = name.rpartition('.')
-    return bool(owner), hparam in hparams.__dataclass_fields__
-
-  for name in sorted(layer, key=specificity):
-    owner, _, hparam = name.rpartition('.')
-    if owner not in ('', algorithm):
-      continue
-    targets = registry.fields_called(hparam, hparams)
+  for name, hparam, targets in plan.names_for(algorithm, layer):
     if hparam in known and not (targets and hparam in unsupported):
       shared[hparam] = layer[name]
     elif targets:
