@@ -218,8 +218,10 @@ def test_scales_replace_fields_settings_and_parameters():
   with pytest.raises(ValueError, match='one of paper, cpu, small'):
     study.at('large')
   # Any study has a small scale.
-  small = _study(seeds=(3, 4)).at('small')
+  own = {'model': 'cnn', 'model_filters': 8}
+  small = _study(settings=own, seeds=(3, 4)).at('small')
   settings = small.settings_of('', 'fed_avg', 3)
+  assert dict(settings.model.arguments) == {'widths': (4,)}
   assert (small.seeds, settings.rounds.num_rounds) == ((3,), 2)
 
 

@@ -435,6 +435,10 @@ class Study:
     for layer in layers:
       of_method, others = _divided(layer, algorithm)
       own.update(of_method)
+      for kind in ('model_', 'dataset_'):
+        if f'{kind}arguments' in others:
+          # They also replace arguments with names of their own.
+          shared = {n: v for n, v in shared.items() if not n.startswith(kind)}
       for name, value in others.items():
         if value is not None:
           shared.pop(_EXCLUSIVE.get(name), None)
