@@ -107,7 +107,8 @@ def _plain(value):
   if isinstance(value, Mapping):
     return {name: _plain(one) for name, one in value.items()}
   if isinstance(value, (list, tuple)):
-    return type(value)(map(_plain, value))
+    make = getattr(value, '_make', type(value))
+    return make(map(_plain, value))
   return _python(value)
 
 

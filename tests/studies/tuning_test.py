@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 
 import tff_pfl as pfl
@@ -63,7 +64,8 @@ def test_the_best_point_of_a_grid_is_chosen_and_the_first_of_equals(
   assert (actual['method'], actual['num_rounds']) == ('fed_avg', 1)
   # They are not run again.
   assert len(run.taken()) == 6
-  _tune(tmp_path, grid)
+  arrays = {'learning_rate': np.array([0.5, 0.75, 0.25])}
+  _tune(tmp_path, {**arrays, 'momentum': [np.float64(0.5), 0.75]})
   assert not run.names
   message = r'holds a grid of fed_avg among learning_rate=\(0.5, 0.75, 0.25\)'
   with pytest.raises(errors.RunError, match=message):
@@ -130,7 +132,8 @@ def test_a_failed_point_is_tried_again_until_the_runs_have_begun(tmp_path, run):
 
 
 def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, run):
-  space = {'num_epochs': pfl.Range(1, 3), 'optimizer': ('sgd', 'adam')}
+  epochs = pfl.Range(*np.array([1, 3]))
+  space = {'num_epochs': epochs, 'optimizer': ('sgd', 'adam')}
   whole, failures = _search(tmp_path / 'whole', **space)
   assert not failures
   assert len(whole['points']) == 6

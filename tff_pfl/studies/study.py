@@ -220,7 +220,7 @@ class Study:
   ] = (0,)
   num_folds: Optional[fields.integer(2)] = None
   num_new_clients: fields.CountOrZero = 0
-  tune: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  tune: fields.Arguments = dataclasses.field(default_factory=dict)
   num_search_trials: Optional[fields.Count] = None
   validation_fraction: fields.InnerShare = 0.2
   tuning_rounds: Optional[fields.Count] = None
