@@ -236,6 +236,8 @@ def test_a_part_of_a_study_is_selected():
   part = study.select(methods=['fed_rep'], conditions=['2'], seeds=[4])
   (entry,) = plan.entries(part)
   assert entry.trial.name == '2-fed_rep-seed4'
+  # Its points are chosen as in the whole.
+  assert plan.tuning_trial(part, (2, 'fed_rep'), {}).settings.seed == 0
   assert study.select() == study
   with pytest.raises(ValueError, match='`methods` to be one of fed_avg, fed_'):
     study.select(methods=['ditto'])

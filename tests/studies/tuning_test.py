@@ -118,7 +118,8 @@ def test_a_failed_point_is_tried_again_until_the_runs_have_begun(tmp_path, run):
   folder = execution.trial_folder(tmp_path, 'fed_avg-seed0')
   os.makedirs(folder)
   summary.write_json(os.path.join(folder, trial.SPEC_NAME), {})
-  actual, (failure,) = _tune(tmp_path, grid)
+  # Also with other seeds.
+  actual, (failure,) = _tune(tmp_path, grid, seeds=(1,), tuning_seed=0)
   assert run.names.count(bad) == 2
   assert _of(actual, 'chosen') == [True, False]
   assert failure['trial'] == bad

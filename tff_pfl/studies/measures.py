@@ -68,7 +68,7 @@ class Context:
 
     Args:
       study: Another study, with other methods, conditions or seeds, such as
-        `dataclasses.replace(context.study, seeds=...)`. None runs the study.
+        `context.study.select(seeds=...)`. None runs the study.
 
     Returns:
       The results, to iterate over by method, condition and seed.

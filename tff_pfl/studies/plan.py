@@ -316,7 +316,7 @@ def tuning_trial(
   study: study_lib.Study, key: Key, values: Mapping[str, Any]
 ) -> trial.Trial:
   """The trial that judges a point."""
-  settings = study.settings_of(*key, study.seeds[0], values)
+  settings = study.settings_of(*key, study.seed_of_tuning, values)
   num_rounds = study.tuning_rounds or settings.rounds.num_rounds
   text = '-'.join(
     f'{name}={urllib.parse.quote(str(value), safe="")}'

@@ -162,7 +162,7 @@ class Study:
       scored without training.
     tune: Values to try by hyperparameter, `{'learning_rate': (0.01, 0.1)}` or
       `{'fed_avg.momentum': (0, 0.9)}`, or a `Range` for a search. A method's
-      points first run with the first seed on a part of the clients' training
+      points first run with `tuning_seed` on a part of the clients' training
       examples, and the best point is chosen (see `tuning`).
     num_search_trials: Number of points that Optuna proposes for each method.
       None tries all points of the grid.
@@ -170,6 +170,8 @@ class Study:
       on which points are compared.
     tuning_rounds: Number of rounds of the trials that compare points. None uses
       the study's number of rounds.
+    tuning_seed: Seed of the trials that compare points. None uses the first of
+      `seeds`.
     metric: Column of the numbers that the table shows and claims compare.
       'score' is the primary metric of the models that are scored, a mean over
       the evaluations of the last ten rounds, or only over the last models if
@@ -224,6 +226,7 @@ class Study:
   num_search_trials: Optional[fields.Count] = None
   validation_fraction: fields.InnerShare = 0.2
   tuning_rounds: Optional[fields.Count] = None
+  tuning_seed: Optional[fields.Seed] = None
   metric: str = 'score'
   measure: Optional[Callable[..., Any]] = None
   parameters: Any = None
@@ -380,7 +383,10 @@ class Study:
     conditions: Optional[Sequence[Hashable]] = None,
     seeds: Optional[Iterable[int]] = None,
   ) -> Study:
-    """A part of the study: some methods or conditions, or other seeds."""
+    """A part of the study: some methods or conditions, or other seeds.
+
+    With other seeds, a sweep keeps its seed, and so chooses the same points.
+    """
     changes = {}
     if methods is not None:
       errors.expect(len(methods), 'methods', 'at least one', methods)
@@ -396,7 +402,13 @@ class Study:
       changes['is_part'] = True
     if seeds is not None:
       changes['seeds'] = tuple(seeds)
+      changes['tuning_seed'] = self.seed_of_tuning
     return dataclasses.replace(self, **changes)
+
+  @property
+  def seed_of_tuning(self) -> int:
+    """The seed of the trials that compare points."""
+    return self.seeds[0] if self.tuning_seed is None else self.tuning_seed
 
   @property
   def method_names(self) -> tuple[str, ...]:

@@ -8,12 +8,13 @@ because with another seed any client's model may diverge.
 Each method in each condition has an Optuna study in `search.sqlite` of the
 study's folder, with its points and their scores. The study has all points of a
 grid from the start. A search proposes points, which depend only on the seed and
-on earlier results. They do not depend on interruptions or on the number of
-points that are tried at the same time.
+on earlier results. They do not depend on the number of points that are tried at
+the same time, or on interruptions, unless points are just being proposed.
 """
 
 from __future__ import annotations
 
+import glob
 import itertools
 import math
 import os
@@ -173,7 +174,7 @@ class _Sweep:
       _TOGETHER, (self._of.num_search_trials or 0) - num_known
     )
     # A new sampler each time, so that interruptions make no difference.
-    seed = [self._of.seeds[0], num_known]
+    seed = [self._of.seed_of_tuning, num_known]
     self._study.sampler = optuna.samplers.TPESampler(
       seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),
       constant_liar=True,
@@ -220,12 +221,13 @@ class _Sweep:
     not be tried again. If it were now the best, the runs would have used the
     wrong point.
     """
+    # Also with seeds that are not of this part of a study.
     has_begun = any(
-      execution.is_started(
-        self._directory, plan.trial_name(self._of, self._key, seed, fold)
+      execution.is_started(self._directory, name)
+      for name in glob.glob(
+        f'{self._name}-seed*',
+        root_dir=os.path.join(self._directory, execution.TRIALS_DIR),
       )
-      for seed in self._of.seeds
-      for fold in plan.folds(self._of)
     )
     trials = self.trials()
     unfinished = [
@@ -261,7 +263,7 @@ class _Sweep:
     return {
       'condition': condition,
       'method': method,
-      'seed': self._of.seeds[0],
+      'seed': self._of.seed_of_tuning,
       'num_rounds': max(rounds, default=0),
       'points': [point for point, _ in judged],
     }
