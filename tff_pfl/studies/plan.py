@@ -209,13 +209,13 @@ def trial_name(
 def names_for(
   algorithm: str, names: Iterable[str]
 ) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-  """The names that can be for a method, from general to specific ones.
+  """The names that apply to a method, from general to specific ones.
 
   A name for the method alone is more specific than others, and so is the exact
   name of a hyperparameter than an ending that several names share.
 
   Yields:
-    The name, the name without a method, and the hyperparameters it stands for.
+    The name, the name without a method, and the hyperparameters that it sets.
   """
   hparams = registry.ALGORITHMS[algorithm].hparams
 
