@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tests.datasets import shared
 from tests.methods import toy_problems
+from tests.models import keras_models
 from tff_pfl.datasets import examples
 from tff_pfl.models import keras_bridge, weight_files, zoo
 
@@ -128,6 +129,34 @@ def test_without_the_top_dense_layers_are_random(tmp_path, ending, caplog):
   for i, (name, value) in enumerate(model.initial_weights.items()):
     expected = network.get_weights()[i] if i < 4 else own.initial_weights[name]
     np.testing.assert_array_equal(value, expected)
+
+
+def _made_last_layer_first(seed):
+  keras.utils.set_random_seed(seed)
+  last, first = keras.layers.Dense(4, 'tanh'), keras.layers.Dense(4, 'relu')
+  branches = [
+    [
+      keras.layers.Dense(4, 'relu'),
+      keras.Sequential([keras.Input([4]), keras.layers.Dense(4, name='inner')]),
+    ]
+    for _ in range(2)
+  ]
+  inputs = keras.Input([4])
+  hidden = last(first(inputs))
+  both = keras.layers.Concatenate()([b(a(hidden)) for a, b in branches])
+  return keras.Model(inputs, keras.layers.Dense(3, name='head')(both))
+
+
+@pytest.mark.parametrize('ending', ['.keras', '.weights.h5', '.h5'])
+def test_unnamed_layers_of_one_shape_get_their_own_weights(tmp_path, ending):
+  network, path = _made_last_layer_first(1), str(tmp_path / f'a{ending}')
+  save = network.save_weights if 'weights' in ending else network.save
+  save(path)
+  own = keras_models.bridge(_made_last_layer_first(2))
+  model = weight_files.with_weights(own, path)
+  x = tf.random.stateless_normal([5, 4], [1, 2])
+  outputs, _ = model.forward(model.initial_weights, x)
+  np.testing.assert_allclose(outputs, network(x), rtol=1e-5)
 
 
 def test_residual_networks_take_the_order_of_torchvision(tmp_path):

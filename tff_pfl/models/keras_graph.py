@@ -218,6 +218,7 @@ class Graph:
   Attributes:
     model: The functional model.
     name: Its name.
+    keep_names: True if unnamed layers keep Keras's numbers.
     nodes: The calls, without inputs. Nested models appear as the calls of their
       layers.
     inputs: Keys of the input tensors.
@@ -240,7 +241,7 @@ class Graph:
     self.name = _kind(model) or model.name
     self._is_traced = is_traced
     self._has_nested = False
-    self._keep_names = keep_names
+    self.keep_names = keep_names
     # Names of layers in Keras to their names here.
     self._names = {}
     self.tensors = {}
@@ -303,6 +304,15 @@ class Graph:
     """False if the model was traced or has nested models."""
     return not self._is_traced and not self._has_nested
 
+  @property
+  def numbered(self) -> tuple:
+    """Names of the unnamed layers with weights, which are numbered here."""
+    return tuple(
+      name
+      for name, layer in self.layers.items()
+      if layer.weights and self._kind_of(layer)
+    )
+
   def _name_for(self, operation, taken):
     kind = self._kind_of(operation)
     if kind is None:
@@ -329,7 +339,7 @@ class Graph:
     return [keys[id(tensor)] for tensor in called_on]
 
   def _kind_of(self, operation):
-    is_kept = self._keep_names and getattr(operation, 'weights', ())
+    is_kept = self.keep_names and getattr(operation, 'weights', ())
     return None if is_kept else _kind(operation)
 
   def flat_inputs(self, x: Any) -> list:

@@ -2,8 +2,10 @@
 
 A file's arrays go to the model's weights by name, or by order if more arrays
 fit that way. In this order, each layer's normalization comes right after it, as
-in PyTorch. For a `.weights.h5` file, which has no order, Keras finds the place
-of each layer among the layers of its class.
+in PyTorch. An `.h5` file has Keras's order, and only names that the user gave
+to its layers count, because Keras numbers the others as they are made. For a
+`.weights.h5` file, which has no order, Keras finds the place of each layer
+among the layers of its class.
 
 The last layers keep their weights if the file has none that fit. This is so for
 a head with another number of classes, or for all dense layers if the file has
@@ -82,12 +84,17 @@ def with_weights(
   arrays = _read(path, model)
   if not path.endswith('.weights.h5'):
     names = [name for layer in layers for name in layers[layer]]
+    known = set(own)
+    if path.endswith('.h5'):
+      names = _in_keras_order(model.keras_graph)
+      known -= {*model.weight_names(model.keras_graph.numbered)}
     in_order = {
       own_name: arrays[name]
       for own_name, name in zip(names, arrays)
       if len({*map(_place, (own_name, name))} - {None}) < 2
     }
-    tried = [arrays, in_order] if set(own) & set(arrays) else [in_order]
+    by_name = {name: arrays[name] for name in arrays if name in known}
+    tried = [by_name, in_order] if by_name else [in_order]
     arrays = min(tried, key=lambda candidate: len(_unfit(own, candidate)))
   unfit = _unfit(own, arrays)
   taken = [layer for layer in layers if not set(layers[layer]) & set(unfit)]
@@ -129,7 +136,7 @@ def _read(path, model):
     if path.endswith('.npz'):
       return files.read_npz(path)
     if path.endswith('.keras'):
-      return _of_keras(path)
+      return _of_keras(path, model.keras_graph.keep_names)
     with h5py.File(path) as file:
       files.expect_all_within(file, path)
       if not path.endswith('.weights.h5'):
@@ -163,6 +170,17 @@ def _in_order(graph, layers) -> Mapping[str, tuple[str, ...]]:
   return ordered
 
 
+def _in_keras_order(graph):
+  """The names of weights as in an `.h5` file, '' for integers."""
+  variables, _, _ = keras_graph.name_weights(graph)
+  names = {id(variable): name for name, variable in variables.items()}
+  return [
+    names.get(id(variable), '')
+    for layer in graph.model.layers
+    for variable in (*layer.trainable_weights, *layer.non_trainable_weights)
+  ]
+
+
 def _placed_by_keras(path, model):
   """The model's weights that Keras finds in a file for its network."""
   network = model.keras_graph.model
@@ -183,14 +201,14 @@ def _placed_by_keras(path, model):
     network.set_weights(before)
 
 
-def _of_keras(path):
+def _of_keras(path, keep_names):
   with zipfile.ZipFile(path) as archive:
     for name in archive.namelist():
       if name.endswith('.h5'):
         with archive.open(name) as member, h5py.File(member) as file:
           files.expect_all_within(file, path)
   model = keras.saving.load_model(path, compile=False)
-  graph = keras_graph.Graph(keras_graph.functional_of(model), keep_names=True)
+  graph = keras_graph.Graph(keras_graph.functional_of(model), keep_names)
   variables, layers, _ = keras_graph.name_weights(graph)
   return {
     name: variables[name].numpy()
@@ -201,9 +219,12 @@ def _of_keras(path):
 
 def _of_h5(file):
   group = file if 'layer_names' in file.attrs else file['model_weights']
-  return {
-    name.partition(':')[0]: group[layer][name][()]
-    # The names are bytes in files of h5py 2, else text.
-    for layer in group.attrs['layer_names'].astype(str)
-    for name in group[layer].attrs['weight_names'].astype(str)
-  }
+  arrays = {}
+  # The names are bytes in files of h5py 2, else text.
+  for layer in group.attrs['layer_names'].astype(str):
+    for name in group[layer].attrs['weight_names'].astype(str):
+      key = name.partition(':')[0]
+      # Layers of nested models are named without their models.
+      key = f'{layer}/{key}' if key in arrays else key
+      arrays[key] = group[layer][name][()]
+  return arrays
