@@ -42,11 +42,12 @@ def test_those_of_classes_are_scikit_learns():
         expected[f'{name}_{average}'] = function(y, actual, average=average)
       own = 'binary' if num_classes == 2 else 'macro'
       expected[name] = function(y, actual, average=own)
-    scores = client_metrics.scores(_model(num_classes, names), y, p)
-    assert list(scores) == names
-    assert scores == {
-      n: pytest.approx(v, abs=1e-6) for n, v in expected.items()
-    }
+    for labels in (y, y.astype(np.float32)):
+      scores = client_metrics.scores(_model(num_classes, names), labels, p)
+      assert list(scores) == names
+      assert scores == {
+        n: pytest.approx(v, abs=1e-6) for n, v in expected.items()
+      }
 
 
 def test_those_of_numbers_are_scikit_learns():

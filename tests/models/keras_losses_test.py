@@ -268,6 +268,20 @@ def test_labels_have_weights_in_training_alone():
     )
 
 
+def test_integers_in_an_axis_of_their_own_have_the_weights_of_their_classes():
+  bridged = keras_models.bridge(
+    sequential(),
+    label_spec=tf.TensorSpec([1], tf.int32),
+    class_weight={0: 2.0, 2: 5.0},
+  )
+  y = tf.constant([[0], [1], [2]])
+  np.testing.assert_allclose(
+    bridged.in_training.loss(y, tf.zeros([3, 3])),
+    np.log(3) * np.array([2, 1, 5]),
+    rtol=1e-6,
+  )
+
+
 class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
   def update_state(self, y_true, y_pred, sample_weight=None):
     super().update_state(y_true, y_pred, tf.cast(y_true > 0, tf.float32))

@@ -160,7 +160,7 @@ def weighted(
       each = tf.gather(factors, tf.cast(y_true, tf.int32))
       return tf.reduce_mean(values * tf.cast(each, values.dtype), axis=-1)
     values = function(y_true, y_pred)
-    if y_true.shape.rank == y_pred.shape.rank and y_pred.shape[-1] != 1:
+    if y_true.shape.rank == y_pred.shape.rank and y_true.shape[-1] != 1:
       y_true = tf.argmax(y_true, axis=-1)
     classes = tf.reshape(tf.cast(y_true, tf.int32), tf.shape(values))
     # Ignored labels may be out of range.

@@ -193,6 +193,7 @@ def scores(
       for values in (y, predictions)
     )
   else:
+    y = np.asarray(y, np.int64)  # Labels may be floats.
     predictions = _diverged_as_wrong(y, predictions.astype(np.float64))
   values = {name: _METRICS[name].function(y, predictions) for name in names}
   return {n: None if v is None else float(v) for n, v in values.items()}
