@@ -10,7 +10,13 @@ from tests.models import keras_models
 from tff_pfl import datasets
 from tff_pfl.core import objectives
 from tff_pfl.datasets import examples as examples_lib
-from tff_pfl.models import domain_models, domains, zoo
+from tff_pfl.models import (
+  description,
+  domain_models,
+  domains,
+  split_model,
+  zoo,
+)
 
 _DOMAINS = domains.Domains(('a', 'b', 'c'), (3, 2, 1))
 _DOMAIN = np.int32([0, 1, 2, 1, 0, 0])
@@ -155,6 +161,48 @@ def test_moving_statistics_of_heads_are_each_heads_own():
   )
   assert set(output.statistics) == of_domains.statistics
   assert set(output.gradient) | of_domains.statistics == set(weights)
+
+
+def test_heads_normalize_with_the_examples_of_their_domain():
+  model = _normalized_head()
+  of_domains = domain_models.multi_head(model)
+  initial = of_domains.initial_weights
+  # None of the last domain, and one is padding.
+  domain = np.minimum(_DOMAIN, 1)
+  weights = np.float32([1, 1, 0, 1, 1, 1])
+  mode = split_model.Mode(True, tf.constant([0, 0]), tf.constant(weights))
+  outputs, statistics = of_domains.forward(
+    initial, collections.OrderedDict(inputs=_INPUTS, domain=domain), mode
+  )
+  assert np.isfinite(outputs).all()
+  for m in range(3):
+    rows = (domain == m) & (weights > 0)
+    expected = model.initial_weights
+    if rows.any():
+      x = collections.OrderedDict(inputs=_INPUTS[rows], domain=domain[rows])
+      alone = mode._replace(example_weights=None)
+      own, expected = model.forward(expected, x, alone)
+      np.testing.assert_allclose(outputs[rows], own, rtol=1e-4, atol=1e-5)
+    for name in model.statistics:
+      np.testing.assert_allclose(
+        statistics[f'domain_{m}/{name}'], expected[name], rtol=1e-5, atol=1e-6
+      )
+
+
+def test_each_head_has_its_penalty():
+  inputs = keras.Input([4])
+  features = keras.layers.Dense(5, kernel_regularizer='l2', name='d')(inputs)
+  head = keras.layers.Dense(3, bias_regularizer='l2', name='head')
+  model = domain_models.with_domains(
+    keras_models.bridge(keras.Model(inputs, head(features))), _DOMAINS
+  )
+  heads = {f'domain_{m}/head/bias' for m in range(3)}
+  of_domains = domain_models.multi_head(model)
+  assert set(of_domains.regularizers) == {'d/kernel', *heads}
+  description.describe(of_domains)
+  apart = domain_models.multi_head(domain_models.all_head(model))
+  bodies = {f'domain_{m}/d/kernel' for m in range(3)}
+  assert set(apart.regularizers) == heads | bodies
 
 
 def test_domain_as_input_is_the_one_hot_beside_the_last_features(plain, model):

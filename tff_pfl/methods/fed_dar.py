@@ -13,7 +13,8 @@ t, client i of the cohort with L_im examples of domain m (L_i in all):
 
 A round has two exchanges: (a) and (b), then (c) and (d). The weights u_m make
 all domains count the same. The L_m are known before training (`Domains`). A
-domain that is absent from a round keeps its head. If clients have equal weights
+domain that is absent from a round keeps its head. Regularizers of the model's
+head act on each domain's head. If clients have equal weights
 (`client_weighting='uniform'`, private factories), phi is the plain mean of the
 phi_i, but heads are still combined by numbers of examples. Only a round without
 `alternating` compiles to TFF's `MapReduceForm`.

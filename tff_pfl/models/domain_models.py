@@ -109,7 +109,10 @@ def multi_head(model: split_model.SplitModel) -> split_model.SplitModel:
     model: A model with domains. Every head starts as a copy of its head.
 
   Returns:
-    A model with head weights named `domain_m/layer/weight`.
+    A model with head weights named `domain_m/layer/weight`. Each head has the
+    regularizers of the model's head, so a loss in which all heads are trained
+    has the sum of their penalties. Batch normalization in a head takes the
+    statistics of its domain's examples.
   """
   heads = domain_copies(model)
   copied = model.weight_names(model.head_layers)
@@ -117,8 +120,18 @@ def multi_head(model: split_model.SplitModel) -> split_model.SplitModel:
 
   def head(weights, features, mode=split_model.INFERENCE):
     """Runs all heads on all features and picks the outputs by domain."""
-    inputs = [features['inputs']] * len(heads.names)
-    outputs, statistics = heads.each(model.head, weights, inputs, mode)
+
+    def head_of(weights, domain, mode):
+      is_member = tf.cast(tf.equal(features['domain'], domain), tf.float32)
+      if mode.example_weights is not None:
+        is_member *= mode.example_weights
+      return model.head(
+        weights, features['inputs'], mode._replace(example_weights=is_member)
+      )
+
+    outputs, statistics = heads.each(
+      head_of, weights, range(len(heads.names)), mode
+    )
     chosen = tf.gather(tf.stack(outputs, 1), features['domain'], batch_dims=1)
     return chosen, statistics
 
@@ -128,6 +141,7 @@ def multi_head(model: split_model.SplitModel) -> split_model.SplitModel:
     if name not in copied
   )
   weights.update(heads.join({n: initial for n in heads.names}))
+  all_regularizers = {**model.regularizers, **heads.regularizers}
   return dataclasses.replace(
     model,
     name=f'{model.name}_by_domain',
@@ -138,7 +152,11 @@ def multi_head(model: split_model.SplitModel) -> split_model.SplitModel:
     },
     head_layers=tuple(heads.layers(model.head_layers)),
     statistics=(model.statistics | heads.statistics).intersection(weights),
-    regularizers={**model.regularizers, **heads.regularizers},
+    regularizers={
+      name: regularizer
+      for name, regularizer in all_regularizers.items()
+      if name in weights
+    },
     body=_body_and_domain(model),
     head=head,
     layer_outputs=None,

@@ -98,13 +98,24 @@ _LOSSES = {
 }
 
 
-def _model(loss, num_outputs, use_bias=True, dtype='float64', **options):
+def _model(
+  loss,
+  num_outputs,
+  use_bias=True,
+  dtype='float64',
+  regularizer=None,
+  **options,
+):
   # In float64, so that nothing but the formulas is compared.
   network = keras.Sequential(
     [
       keras.layers.Input([_NUM_FEATURES], dtype=dtype),
       keras.layers.Dense(
-        num_outputs, use_bias=use_bias, name='head', dtype=dtype
+        num_outputs,
+        use_bias=use_bias,
+        kernel_regularizer=regularizer,
+        name='head',
+        dtype=dtype,
       ),
     ]
   )
@@ -132,33 +143,37 @@ def _weights(model, rng):
 
 
 def _by_differentiation(model, head, weights, features, y, weight=1.0):
-  """The Hessian of the sum of losses, in the order of `as_vector`."""
+  """The Hessian of the sum of losses and penalties, as in `as_vector`."""
   vector = second_order.as_vector(head, weights)
   with tf.GradientTape(persistent=True) as outer:
     outer.watch(vector)
     with tf.GradientTape() as inner:
       inner.watch(vector)
-      outputs, _ = model.head(
-        second_order.from_vector(
-          head, vector, model.initial_weights[head.kernel].shape[1]
-        ),
-        features,
+      changed = second_order.from_vector(
+        head, vector, model.initial_weights[head.kernel].shape[1]
       )
+      outputs, _ = model.head(changed, features)
       losses = model.in_training.loss(tf.constant(y), outputs)
       loss = tf.reduce_sum(weight * losses)
+      for name, regularizer in model.regularizers.items():
+        loss += len(y) * regularizer(changed[name])
     slope = inner.gradient(loss, vector)
   # For so few numbers a loop takes less time than to trace a vectorized one.
   return outer.jacobian(slope, vector, experimental_use_pfor=False)
 
 
 @pytest.mark.parametrize(
-  ('name', 'use_bias'),
-  [('one_hot', False), *((name, True) for name in _LOSSES)],
+  ('name', 'use_bias', 'regularizer'),
+  [
+    ('one_hot', False, None),
+    *((name, True, None) for name in _LOSSES),
+    ('softmax', True, keras.regularizers.L1L2(0.5, 0.25)),
+  ],
 )
-def test_closed_form_is_what_differentiation_gives(name, use_bias):
+def test_closed_form_is_what_differentiation_gives(name, use_bias, regularizer):
   loss, num_outputs, num_labels = _LOSSES[name]
   rng = np.random.default_rng(1)
-  model = _model(loss, num_outputs, use_bias)
+  model = _model(loss, num_outputs, use_bias, regularizer=regularizer)
   head = domain_models.linear_head(model)
   assert (head.bias is not None) == use_bias
   weights = _weights(model, rng)
@@ -227,15 +242,16 @@ def _half_squared_error(y_true, y_pred):
 
 
 @pytest.mark.parametrize(
-  ('loss', 'num_outputs'),
+  ('loss', 'num_outputs', 'regularizer'),
   [
-    ('huber', 3),
-    ('hinge', 1),
-    (_half_squared_error, 1),
+    ('huber', 3, None),
+    ('hinge', 1, None),
+    (_half_squared_error, 1, None),
+    ('mse', 1, lambda kernel: tf.reduce_sum(kernel**4)),
   ],
 )
-def test_other_losses_are_refused(loss, num_outputs):
-  model = _model(loss, num_outputs, dtype='float32')
+def test_other_losses_are_refused(loss, num_outputs, regularizer):
+  model = _model(loss, num_outputs, dtype='float32', regularizer=regularizer)
   with pytest.raises(
     ValueError, match='`model`.*loss.*second_order.*weighted_average'
   ):

@@ -32,7 +32,7 @@ o = W z and probabilities p, the Hessian of its loss in the outputs is
 
 with mu the probability of the second class. In the head, it is C (x) z z^T, of
 size N times the number of features, with the features of the first output
-first.
+first. L2 regularization of the head by l |w|^2 adds 2 l I.
 
 References:
   Zhong, He, Ren, Li, Li: FedDAR: Federated Domain-Aware Representation
@@ -193,6 +193,8 @@ def head_hessian(
 ) -> tf.Tensor:
   """The Hessian of the sum of examples' losses in a linear head.
 
+  Each loss includes the head's regularizers.
+
   Args:
     model: The model, with a loss that `expect_known_loss` accepts.
     head: Names of the head's weights.
@@ -233,6 +235,14 @@ def head_hessian(
     tf.einsum('ab,aij->aibj', tf.eye(num_outputs, dtype=blocks.dtype), blocks),
     [num_outputs * num_features] * 2,
   )
+  if any(name in model.regularizers for name in head):
+    curvature = {}
+    for name, value in weights.items():
+      strength = getattr(model.regularizers.get(name), 'l2', 0.0)
+      curvature[name] = 2 * strength * tf.ones_like(value)
+    hessian += tf.linalg.diag(
+      tf.reduce_sum(counted) * as_vector(head, curvature)
+    )
   if outer is None:
     return hessian
   spread = tf.reshape(
@@ -282,8 +292,9 @@ def expect_known_loss(model: split_model.SplitModel) -> None:
     and np.allclose(closed_form, expected, rtol=1e-3, atol=1e-4),
     'model',
     'one with the cross-entropy of logits or the mean squared error as its '
-    'loss, whose Hessians second_order has (weighted_average takes any loss)',
-    f'{model.name!r} with another loss',
+    'loss and at most L1 and L2 regularizers of its head, whose Hessians '
+    'second_order has (weighted_average takes any loss)',
+    f'{model.name!r} with another loss or regularizer',
   )
 
 
@@ -304,7 +315,12 @@ def _hessians_of_one_example(model, head):
   def losses(vector):
     changed = from_vector(head, vector, shape[1])
     outputs, _ = model.head(changed, features)
-    return tf.reduce_sum(model.in_training.loss(label, outputs))
+    penalty = sum(
+      of(changed[name])
+      for name, of in model.regularizers.items()
+      if name in changed
+    )
+    return tf.reduce_sum(model.in_training.loss(label, outputs)) + penalty
 
   vector = as_vector(head, weights)
   with tf.GradientTape() as outside:
