@@ -276,6 +276,7 @@ def test_projection_is_the_seeds_and_made_once(plain):
   [
     lambda: [keras.layers.Dense(3, 'tanh', name='head')],
     lambda: [keras.layers.Dense(3, name='head'), keras.layers.ReLU()],
+    lambda: [keras.layers.Dense(3, name='head', dtype='mixed_bfloat16')],
     lambda: [keras.layers.Dense(3), keras.layers.Dense(3, name='head')],
     lambda: [
       keras.layers.Dense(3, use_bias=False),
@@ -287,7 +288,7 @@ def test_projection_is_the_seeds_and_made_once(plain):
       keras.layers.Dense(3, name='head'),
     ],
   ],
-  ids=['tanh', 'relu', 'two_layers', 'normalized', 'sequence'],
+  ids=['tanh', 'relu', 'mixed', 'two_layers', 'normalized', 'sequence'],
 )
 def test_other_heads_are_not_linear(make_head):
   model = domain_models.with_domains(_bridge(*make_head()), _DOMAINS)
@@ -297,7 +298,8 @@ def test_other_heads_are_not_linear(make_head):
   ):
     with pytest.raises(
       ValueError,
-      match='`model`.*single dense layer without an activation.*with the head',
+      match='`model`.*single dense layer without an activation that computes '
+      'in float32.*with the head',
     ):
       use(model)
 

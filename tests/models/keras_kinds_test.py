@@ -256,6 +256,8 @@ def test_models_that_draw_predict_as_keras_and_train_by_seed(kind):
   x, y = keras_models.examples(bridged)
   outputs, _ = bridged.forward(bridged.initial_weights, x)
   assert outputs.dtype == tf.float32
+  features, _ = bridged.body(bridged.initial_weights, x)
+  assert tf.float16 not in [of.dtype for of in tf.nest.flatten(features)]
   # Traced, because Keras at once rounds 16 bits more often.
   expected = tf.function(model)(x, training=False)
   np.testing.assert_allclose(outputs, expected, rtol=1e-6, atol=1e-6)

@@ -213,7 +213,8 @@ def linear_head(model: split_model.SplitModel) -> LinearHead:
   errors.expect(
     ranks in ([2], [2, 1]) and _is_linear(model, head),
     'model',
-    'one whose head is a single dense layer without an activation',
+    'one whose head is a single dense layer without an activation that '
+    'computes in float32',
     f'{model.name!r} with the head {", ".join(model.head_layers)}',
   )
   return head

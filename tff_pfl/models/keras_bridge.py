@@ -11,8 +11,8 @@ Special cases in Keras:
 * Dropout, noise and random changes of images draw from the caller's seed,
   including dropout inside recurrent layers.
 * Weight regularizers are in `regularizers`, for the training loss.
-* In mixed precision the weights and the outputs are float32. Losses are not
-  scaled, so prefer `mixed_bfloat16` to `mixed_float16`.
+* In mixed precision the weights, the features and the outputs are float32.
+  Losses are not scaled, so prefer `mixed_bfloat16` to `mixed_float16`.
 * Tensors that a layer or a loss keeps (an adapted `Normalization`) are
   constants.
 * Layers with `trainable=False` keep their weights.
@@ -212,7 +212,7 @@ def _body_and_head(graph, pure, head_nodes):
     values, statistics = to_features(weights, graph.flat_inputs(x), mode)
     # The head's inputs carry no masks, so these are passed separately.
     masks = [get_keras_mask(values[features.index(key)]) for key in masked]
-    values = [*map(tf.identity, values), *masks]
+    values = [*map(_float32, values), *masks]
     return values[0] if len(values) == 1 else values, statistics
 
   def head(weights, x, mode=split_model.INFERENCE):
@@ -224,16 +224,20 @@ def _body_and_head(graph, pure, head_nodes):
       set_keras_mask(values[place], mask)
     (outputs,), statistics = to_output(weights, values, mode)
     mask = get_keras_mask(outputs)
-    # Removes Keras's note of a final softmax. The loss needs float32, also in
-    # mixed precision.
-    outputs = tf.identity(outputs)
-    if outputs.dtype.size < 4:
-      outputs = tf.cast(outputs, tf.float32)
+    # Removes Keras's note of a final softmax.
+    outputs = _float32(outputs)
     if graph.masks_output:
       outputs = _with_mask(outputs, mask)
     return outputs, statistics
 
   return body, head
+
+
+def _float32(values):
+  """Returns a new tensor, in float32 if mixed precision gives 16 bits."""
+  if values.dtype.is_floating and values.dtype.size < 4:
+    return tf.cast(values, tf.float32)
+  return tf.identity(values)
 
 
 def _with_tied(model, tied):
