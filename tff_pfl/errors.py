@@ -140,6 +140,16 @@ def expect_one_of(name: str, value: Any, known: Collection[Any]) -> None:
   expect(is_known, name, f'one of {", ".join(map(str, known))}', value)
 
 
+def expect_plain(name: str, kind: str, value: str) -> None:
+  """Raises `ValueError` if graphs or files cannot have a value as a name."""
+  expect(
+    re.fullmatch(r'[\w.-]+', value, re.ASCII),
+    name,
+    f'{kind} of ASCII letters, digits, _, - and . alone',
+    value,
+  )
+
+
 def expect_type(value: Any, types: Any, name: str, constraint: str) -> None:
   """Raises `TypeError` unless `value` is an instance of `types`."""
   if not isinstance(value, types):

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import types
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ import tensorflow as tf
 from ai_edge_litert import interpreter
 
 from tests.methods import toy_problems
+from tests.models import keras_models
 from tff_pfl.core import (
   objectives,
   padding,
@@ -100,6 +102,20 @@ def _assert_close(actual, expected):
     np.testing.assert_allclose(
       actual[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name
     )
+
+
+def test_names_that_are_alike_are_refused():
+  layers = keras.layers
+  encoder = keras.Sequential([layers.Dense(3, name='a')], name='encoder')
+  network = keras.Sequential(
+    [keras.Input([4]), encoder, layers.Dense(3, name='encoder_a')]
+  )
+  model = keras_models.bridge(network, ['encoder_a'])
+  process = types.SimpleNamespace(model=model)
+  with pytest.raises(
+    ValueError, match='`model` .*encoder/a/kernel, .*encoder_a'
+  ):
+    client_module.ClientModule(process, None, None, model.initial_weights)
 
 
 @toy_problems.named(_KINDS, fast=('fed_rep',))

@@ -7,7 +7,14 @@ import pytest
 import tensorflow as tf
 
 from tff_pfl.datasets import examples as examples_lib
-from tff_pfl.models import augmentation, randomness, split_model, zoo
+from tff_pfl.models import (
+  augmentation,
+  domain_models,
+  domains,
+  randomness,
+  split_model,
+  zoo,
+)
 from tff_pfl.runtime import vectorization_rules  # noqa: F401
 
 _SEED = tf.constant([3, 4])
@@ -75,6 +82,11 @@ def test_clients_as_one_program_get_their_own():
     (_model((7,)), 'flip', 'that are no images'),
     (_model((5, 4), tf.int32), 'flip', 'that are no images'),
     (augmentation.augmented(_model(), 'flip'), 'crop:1', '`model` .*without'),
+    (
+      domain_models.with_domains(_model(), domains.Domains(('a',), (1,))),
+      'flip',
+      '`model` .*without augmentation and domains',
+    ),
   ],
 )
 def test_what_cannot_be_changed_is_refused(model, spec, reason):

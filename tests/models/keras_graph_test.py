@@ -116,6 +116,11 @@ def test_head_may_start_at_the_input(is_functional):
 # Refusals.
 
 
+def _of_named_inputs():
+  inputs = [keras.Input((4,), name=name) for name in ('b', 'my age')]
+  return keras.Model(inputs, layers.Dense(3, name='head')(sum(inputs)))
+
+
 @pytest.mark.parametrize(
   'make, reason',
   [
@@ -124,6 +129,7 @@ def test_head_may_start_at_the_input(is_functional):
     (lambda: keras.Sequential([layers.Dense(3, name='head')]), 'an Input'),
     (lambda: sequential(layers.GRU(2), shape=(None, 4)), 'fixed shape'),
     (lambda: sequential(layers.Hashing(5), dtype='string'), 'string'),
+    (_of_named_inputs, "inputs have names of ASCII letters.*found 'my age'"),
     (
       lambda: keras.Sequential([keras.Input((4,)), layers.ReLU(name='head')]),
       'one at least has weights',

@@ -308,6 +308,10 @@ class _OwnUpdate(keras.metrics.SparseCategoricalAccuracy):
     ({'metrics': ['nonsense']}, '`metrics` to be names of Keras metrics'),
     ({'metrics': 'accuracy'}, "a list, found 'accuracy'"),
     ({'metrics': [3]}, '`metrics`.*found 3'),
+    (
+      {'metrics': [lambda y, p: y], 'higher_is_better': True},
+      "`metrics` .*names of ASCII letters.*found '<lambda>'",
+    ),
     ({'metrics': ['AUC']}, 'means over examples, or names of auc.*AUC'),
     ({'metrics': ['rmse']}, "a classifier.*found 'rmse'"),
     ({'metrics': ['mae']}, "`metrics` .*classes .* found 'mae'"),

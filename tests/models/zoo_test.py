@@ -375,8 +375,9 @@ def test_the_seed_decides_the_weights(kind):
 
 @pytest.mark.parametrize('seed', [-3, 2**63 - 1])
 def test_any_integer_is_a_seed(seed):
-  model = _small('linear', seed=seed)
-  assert np.all(np.isfinite(model.initial_weights['head/kernel']))
+  by_fan_in = zoo.mlp(_spec((4,)), 3, seed, initialization='fan_in')
+  for model in (_small('linear', seed=seed), by_fan_in):
+    assert np.all(np.isfinite(model.initial_weights['head/kernel']))
 
 
 @_every_model

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 import tree
 
+from tff_pfl import errors
 from tff_pfl import tff_api as tff
 from tff_pfl.core import (
   example_tensors,
@@ -62,6 +63,7 @@ class ClientModule(tf.Module):
     """
     super().__init__()
     self._model = process.model
+    _check_plain_names(process.model)
     self.weights = {
       name: tf.Variable(weights[name], trainable=False, name=plain_name(name))
       for name in process.model.initial_weights
@@ -177,6 +179,21 @@ def rows_of(examples: examples_lib.Examples) -> dict[str, np.ndarray]:
 def plain_name(name: str) -> str:
   """Returns a name as a valid argument name."""
   return re.sub(r'\W', '_', name)
+
+
+def _check_plain_names(model):
+  """Raises `ValueError` if names are equal when they are plain."""
+  rows = tree.flatten_with_path(dict(model.element_spec))
+  names = [*('/'.join(path) for path, _ in rows), *model.initial_weights]
+  counts = collections.Counter(map(plain_name, names))
+  alike = [name for name in names if counts[plain_name(name)] > 1]
+  errors.expect(
+    not alike,
+    'model',
+    'one whose inputs and weights have distinct names also with _ for all but '
+    'letters and digits (rename inputs or layers)',
+    ', '.join(alike),
+  )
 
 
 def traced(

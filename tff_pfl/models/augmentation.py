@@ -42,7 +42,10 @@ def augmented(
   if spec == 'none':
     return model
   errors.expect(
-    not model.is_augmented, 'model', 'one without augmentation', model.name
+    not model.is_augmented and model.domains is None,
+    'model',
+    'one without augmentation and domains (add domains afterwards)',
+    model.name,
   )
   if callable(spec):
     changes = [spec]

@@ -365,6 +365,8 @@ class Graph:
     specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in self.model.inputs]
     if not self._has_several_inputs:
       return specs[0]
+    for name in self.input_names:
+      errors.expect_plain('model', 'one whose inputs have names', name)
     return collections.OrderedDict(sorted(zip(self.input_names, specs)))
 
   def nodes_between(

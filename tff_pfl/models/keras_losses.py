@@ -135,6 +135,7 @@ def resolve(
 
   def metric_of(metric, higher_is_better=None):
     name, metric_function = _named_metric(metric, loss)
+    errors.expect_plain('metrics', 'metrics with names', name)
     function = elements.mean_of(metric_function)
     if name.endswith('accuracy'):
       function = elements.wrong_where_diverged(function)

@@ -250,7 +250,7 @@ def initialized_by_fan_in(model, seed):
   They are uniform between plus and minus the inverse square root of the number
   of inputs.
   """
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(seed % 2**63)
   weights = collections.OrderedDict()
   for name, value in model.initial_weights.items():
     kernel = model.initial_weights[f'{name.rpartition("/")[0]}/kernel']
