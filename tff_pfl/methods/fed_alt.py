@@ -53,7 +53,9 @@ class FedAltHParams(hparams_lib.PersonalTrainingHParams):
     updates: Order of updates: alternating (FedAlt) or simultaneous (FedSim).
     personal: The personal part: output (the head), output:2 (the last two
       layers with weights), input (the first), input:2, or names of layers and
-      of their units, such as adapter_1,dense_2:0-49 (see `units.parse`).
+      of their units, such as adapter_1,dense_2:0-49 (see `units.parse`). Names
+      are those of the model's `layers`, where `from_keras` has renumbered names
+      like Keras's own, such as dense_2.
   """
 
   updates: Literal['alternating', 'simultaneous'] = 'alternating'
