@@ -405,6 +405,13 @@ def test_a_model_that_diverged_is_not_taken_for_masked():
   assert np.isnan(bridged.loss(y, mixed)[0])
   for values in (mixed, good):
     np.testing.assert_allclose(bridged.counted(y, values), [2 / 3])
+  of_two = keras_models.bridge(_tags(1), loss=_BINARY)
+  outputs = [[[[inf], [1.0], [nan]]], [[[2.0], [2.0], [nan]]]]
+  mixed = copies.mixed_outputs(of_two, tf.constant(outputs), tf.zeros([2]))
+  mean = (1 / (1 + np.exp(-1)) + 1 / (1 + np.exp(-2))) / 2
+  np.testing.assert_allclose(
+    mixed, [[[inf], [np.log(mean / (1 - mean))], [nan]]], rtol=1e-5
+  )
 
 
 def _ignoring(label):

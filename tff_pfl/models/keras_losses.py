@@ -375,6 +375,8 @@ def _classifier(kind, gives_logits, output_shape, label_dtype):
       outputs = positive
       if gives_logits:
         outputs = _log(positive) - _log(negative)
+        # Infinite where the model diverged, not NaN, which would be masked.
+        outputs = tf.where(tf.math.is_inf(positive), positive, outputs)
       return outputs[..., 0] if is_multilabel else outputs
     return _log(probabilities) if gives_logits else probabilities
 
