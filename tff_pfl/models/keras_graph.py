@@ -218,7 +218,7 @@ class Graph:
   Attributes:
     model: The functional model.
     name: Its name.
-    keep_names: True if unnamed layers keep Keras's numbers.
+    keep_names: True if layers with weights keep Keras's names.
     nodes: The calls, without inputs. Nested models appear as the calls of their
       layers.
     inputs: Keys of the input tensors.
