@@ -199,7 +199,9 @@ class ArgumentFlags:
 
 def _of_list(flag, hint, value):
   """The value of a flag, with integers for a list of numbers."""
-  if not isinstance(value, list) or 'Sequence[str]' in str(hint):
+  parts = _parts(hint)
+  items = [_parts(one) for part in parts for one in typing.get_args(part)]
+  if not isinstance(value, list) or [int] not in items:
     return value
   try:
     numbers = [int(text) for text in value]
@@ -207,7 +209,7 @@ def _of_list(flag, hint, value):
     expected = 'integers separated by commas'
     text = errors.message(f'--{flag}', expected, ','.join(value))
     raise ValueError(text) from None
-  is_one = len(numbers) == 1 and int in _parts(hint)
+  is_one = len(numbers) == 1 and int in parts
   return numbers[0] if is_one else numbers
 
 

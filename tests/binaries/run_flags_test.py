@@ -7,7 +7,7 @@ from absl.testing import flagsaver
 
 from binaries import made_flags, program, run_flags
 from tests.binaries import tiny
-from tff_pfl import errors
+from tff_pfl import errors, fields
 
 
 def _lake(
@@ -38,7 +38,7 @@ def _river(
   name: str = 'Rhine',
   bends: Union[int, Sequence[int]] = 3,
   locks: Optional[int] = None,
-  towns: Optional[Sequence[str]] = None,
+  towns: Optional[Sequence[fields.one_of({'Ulm': 1, 'Bonn': 2})]] = None,
   tidal: bool = False,
 ):
   """A river.
@@ -95,6 +95,7 @@ def test_each_keyword_argument_has_a_flag_with_its_documentation(given):
     ('lake ferries=4', {'ferries': [4]}),
     ('lake bends=', {}),
     ('lake fish=carp', {'fish': ['carp']}),
+    ('river towns=Ulm,Bonn', {'towns': ['Ulm', 'Bonn']}),
     ('river tidal=false', {'tidal': False}),
   ],
 )
