@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tff_pfl
-from binaries import papers
+from binaries import early, papers
 from binaries.papers import record
 from tests.methods import toy_problems
 from tff_pfl import datasets, runtime
@@ -281,6 +281,18 @@ def test_flags_named_in_pages_exist(page):
   for flag in re.findall(r'(?<![\w-])--([a-z]\w*)', text):
     is_negated = flag.startswith('no') and flag[2:] in known
     assert flag in known or is_negated, f'--{flag} in {_name_of(page)}'
+
+
+def test_flags_of_commands_are_not_overridden_by_their_presets():
+  blocks = [block for page in _PAGES for block in _code_blocks(page, 'sh')]
+  commands = '\n'.join(blocks).replace('\\\n', ' ').splitlines()
+  for command in filter(re.compile(r'--flagfile=').search, commands):
+    flags = re.findall(r'--\S+', command)
+    given = {flag for flag in flags if not flag.startswith('--flagfile=')}
+    expanded = [line for flag in flags for line in early.expanded(flag)]
+    # The last of two flags of one name counts.
+    last = {line.partition('=')[0]: line for line in expanded}
+    assert given <= {*last.values()}, command
 
 
 @pytest.mark.parametrize(
