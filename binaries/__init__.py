@@ -6,6 +6,7 @@ In the wheel this package is `tff_pfl.programs`, and each program has a command
 
 import gc
 import os
+import re
 import runpy
 import signal
 import sys
@@ -22,20 +23,25 @@ def run_script() -> None:
 
 
 def _program():
-  """The program's name, from the console script or the argument of -m."""
+  """The program's name, or None if Python runs something else."""
   name = os.path.basename(sys.argv[0])
   if name.startswith(_SCRIPT):
     return name.removeprefix(_SCRIPT)
-  return sys.orig_argv[sys.orig_argv.index('-m') + 1].rpartition('.')[2]
+  if sys.argv[0] != '-m':
+    return None
+  # Python looks for the module of -m. It may follow other letters, as in -um.
+  argv = ' '.join(sys.orig_argv)
+  module = re.search(rf'-\w*m ?{re.escape(__name__)}\.(\w+)', argv)
+  return module and module[1]
 
 
-# True while Python looks for the module of -m, and in a console script.
-if sys.argv[0] == '-m' or os.path.basename(sys.argv[0]).startswith(_SCRIPT):
+_name = _program()
+if _name is not None:
   # Ctrl-C ends a program without a traceback until `program.run_program` takes
   # over.
   if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-  early.begin(_program())
+  early.begin(_name)
   if not any(word.startswith(('--help', '--version')) for word in sys.argv):
     # The import takes seconds.
     print('Importing TensorFlow …', file=sys.stderr, flush=True)

@@ -178,25 +178,25 @@ def test_known_flags_are_read_without_tensorflow(tmp_path, monkeypatch):
   monkeypatch.setattr(early, 'PROGRAM', 'train')
   early.write(early.described(program.GROUPS, run_flags.FLAGS_OF))
 
-  def call(*arguments):
+  def call(options, *arguments):
     return subprocess.run(
-      [sys.executable, '-m', 'binaries.train', *arguments],
+      [sys.executable, *options.split(), 'binaries.train', *arguments],
       cwd=_ROOT,
       capture_output=True,
       text=True,
       check=False,
     )
 
-  for wrong, message in (
-    ('--num_round=3', "error: Unknown command line flag 'num_round'"),
-    ('--num_rounds=x', 'error: flag --num_rounds=x: invalid literal for int()'),
-    ('--fine_tune=y', 'error: flag --fine_tune=y: value should be one of'),
+  for options, wrong, message in (
+    ('-m', '--num_round=3', "Unknown command line flag 'num_round'"),
+    ('-um', '--num_rounds=x', 'flag --num_rounds=x: invalid literal for int()'),
+    ('-X utf8 -m', '--fine_tune=y', 'flag --fine_tune=y: value should be one'),
   ):
-    result = call(wrong)
+    result = call(options, wrong)
     assert (result.returncode, result.stdout) == (1, '')
-    assert result.stderr.startswith(message)
+    assert result.stderr.startswith(f'error: {message}')
     assert 'TensorFlow' not in result.stderr
-  result = call('--help', '--algorithm=ditto')
+  result = call('-m', '--help', '--algorithm=ditto')
   assert '--ditto_proximal_strength: ditto: ' in result.stdout
   assert (result.returncode, result.stderr) == (0, '')
 
