@@ -14,7 +14,7 @@ test examples with and without quantization. --output ends in .tflite.
 
 --format=saved_model: a folder for TensorFlow Serving, with the signatures
 `predict`, `evaluate`, `personalize` and `predict_with_weights`. Its version is
-the run's number of rounds.
+the run's number of rounds, and the folder may have other versions.
 
 --format=tff: a folder with the method's serialized TFF computations, the
 server's state and a manifest, for methods whose clients keep no state.
@@ -187,8 +187,12 @@ def main() -> None:
   """Writes the model or the method."""
   _check_flags()
   create_runtime = runtime_flags.selected()
-  program.new_path(_OUTPUT.value, '--output')
+  output = folders.output_path(_OUTPUT.value, '--output')
   run = settings_lib.open_run(_RUN_DIR.value, data_dir=flags.FLAGS.data_dir)
+  if _FORMAT.value == 'saved_model':
+    # Versions have a folder each.
+    output = os.path.join(output, str(run.last_round))
+  program.new_path(output, '--output')
   for path, text in model_files.encoding_files(run, _OUTPUT.value).items():
     if os.path.exists(path) and pathlib.Path(path).read_text('utf-8') != text:
       # The file belongs to another model in this folder.

@@ -80,9 +80,15 @@ def test_a_new_client_gets_the_model_that_personalize_fits(run, programs):
   predicted = file.get_signature_runner('predict')(x=x)
   np.testing.assert_allclose(predicted['probabilities'], expected, atol=1e-5)
 
-  _export(programs, run, 'saved_model', 'served', '--new_client_epochs=3')
+  served = programs.directory / 'served'
+  (served / '1').mkdir(parents=True)
+  (served / '1' / 'saved_model.pb').touch()
+  flags = run, 'saved_model', 'served', '--new_client_epochs=3'
+  _export(programs, *flags)
+  message = programs.fail('export', *_flags(*flags))
+  assert message.startswith('served/2 is there already')
   # The version is the number of rounds.
-  served = tf.saved_model.load(str(programs.directory / 'served' / '2'))
+  served = tf.saved_model.load(str(served / '2'))
   weights = served.signatures['personalize'](
     **{name: tf.constant(value) for name, value in rows.items()}
   )
