@@ -19,8 +19,9 @@ Each client's examples are divided into training and test examples, unless the
 Methods with local weights fit these and freeze the global weights. Others
 fine-tune in the method's own way (Per-FedAvg: full-batch steps with its inner
 learning rate) or, by default, all weights. The `--fine_tune` flags apply in
-both cases. `--ensemble` also scores a model for new clients that cannot train:
-the mean prediction of the personal models of the run's own clients.
+both cases, except --fine_tune=trained, which has no number of epochs.
+`--ensemble` also scores a model for new clients that cannot train: the mean
+prediction of the personal models of the run's own clients.
 
 The output folder gets `new_clients.csv` (every client and setting) and, for
 `predict`, `personal_models/CLIENT.npz`, fitted with the last number of samples
@@ -98,7 +99,13 @@ flags.adopt_module_key_flags(program)
 
 def _load_clients(run):
   if FLAGS.dataset is not None:
-    data = run_flags.settings_from_flags(run.settings.algorithm).load_data()
+    run_flags.refuse(
+      ['test_fraction'], 'it is for --clients_npz and --clients_csv'
+    )
+    # `_variants` checks the flags of fine-tuning.
+    data = run_flags.settings_from_flags(
+      run.settings.algorithm, has_variants=True
+    ).load_data()
     if data.encoding is not None and data.encoding.text != run.encoding.text:
       raise ValueError(
         "Expected rows of a table with the encoding of the run's rows, found "
@@ -126,16 +133,18 @@ def _load_clients(run):
       arrays[name.replace('y', 'client')] = np.full(count, 'client')
   if 'weight' in run.data.element_spec:
     arrays.setdefault('weight', np.ones(np.shape(arrays['y'])[:1]))
-  return datasets.FederatedDataset.from_arrays(
-    keys=arrays.pop('client', None),
-    keys_test=arrays.pop('client_test', None),
-    **arrays,
-    domain_names=run.data.domain_names if 'domain' in arrays else None,
-    test_fraction=0.2 if _TEST_FRACTION.value is None else _TEST_FRACTION.value,
-    num_classes=run.data.num_classes,
-    name=os.path.basename(_CLIENTS_NPZ.value),
-    seed=run.settings.seed,
-  )
+  fraction = _TEST_FRACTION.value
+  with errors.naming({'keys': '`client`', 'keys_test': '`client_test`'}):
+    return datasets.FederatedDataset.from_arrays(
+      keys=arrays.pop('client', None),
+      keys_test=arrays.pop('client_test', None),
+      **arrays,
+      domain_names=run.data.domain_names if 'domain' in arrays else None,
+      test_fraction=0.2 if fraction is None else fraction,
+      num_classes=run.data.num_classes,
+      name=os.path.basename(_CLIENTS_NPZ.value),
+      seed=run.settings.seed,
+    )
 
 
 def _variants(run):
@@ -159,11 +168,19 @@ def _variants(run):
     else:
       options = {**own, 'num_steps': None, 'num_epochs': epochs}
     variants[epochs] = run_flags.personalization_from_flags(**options)
+    scope = variants[epochs].fine_tune
     errors.expect(
-      trains or variants[epochs].fine_tune in ('head', 'all'),
+      trains or scope in ('head', 'all'),
       '--fine_tune',
       f'head or all for {process.name}, which has no local weights to fit',
-      variants[epochs].fine_tune,
+      scope,
+    )
+    errors.expect(
+      scope != 'trained',
+      '--fine_tune',
+      'other than trained, which trains as long as in a round, whatever '
+      '--num_epochs is',
+      scope,
     )
   return variants
 
@@ -201,8 +218,7 @@ def main() -> None:
   create_runtime = runtime_flags.selected()
   # Before the work, so that an unwritable folder fails early.
   models_dir = os.path.join(output_dir, evaluation.PERSONAL_MODELS_DIR)
-  shutil.rmtree(models_dir, ignore_errors=True)
-  os.makedirs(models_dir)
+  os.makedirs(models_dir, exist_ok=True)
   with create_runtime() as runtime:
     rows = []
     for samples, epochs in itertools.product(sample_counts, variants):
@@ -216,6 +232,9 @@ def main() -> None:
       setting = {'samples': 'ensemble', 'epochs': 0, 'num_train_examples': 0}
       scores = evaluation.score_by_ensemble(run, clients, runtime)
       rows += [{**setting, **row} for row in scores]
+  # Models of earlier clients.
+  shutil.rmtree(models_dir, ignore_errors=True)
+  os.makedirs(models_dir)
   for client_id, weights in models.items():
     evaluation.save_personal_model(
       evaluation.personal_model_path(output_dir, client_id), weights
@@ -224,7 +243,7 @@ def main() -> None:
   summary_lib.write_csv(os.path.join(output_dir, 'new_clients.csv'), rows)
   table = _table(rows, run.model.primary_metric.name)
   print(summary_lib.format_table(table))
-  print(f'Models: {os.path.join(output_dir, evaluation.PERSONAL_MODELS_DIR)}')
+  print(f'Models: {models_dir}')
 
 
 if __name__ == '__main__':

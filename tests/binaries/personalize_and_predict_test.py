@@ -161,7 +161,7 @@ def test_new_clients_may_come_from_a_dataset_by_name(fed_avg_run, programs):
   flags = '--partition=classes_per_client:3', '--num_clients=3', '--seed=9'
   programs.succeed(
     *_command('personalize', fed_avg_run, '--dataset=digits', *flags),
-    '--num_epochs=2',
+    *('--num_epochs=2', '--fine_tune_momentum=0.9'),
   )
   rows = _read_csv(programs.directory / 'out' / 'new_clients.csv')
   data = datasets.load_dataset(
@@ -199,6 +199,7 @@ _X, _Y = _new_examples(20)
     ({'x': np.where(_X == _X[3, 1, 2, 0], np.nan, _X)}, 'x[3, 1, 2, 0]'),
     ({'y': np.where(np.arange(20) == 4, 10, _Y)}, 'y[4]'),
     ({'x': _X[:, :7]}, '(7, 8, 1)'),
+    ({'client': np.repeat(['a', 'b'], 5)}, '`client` to '),
     # Without keys, the examples are one client's.
     (
       {'client': None, 'x_test': _X[:0], 'y_test': _Y[:0]},
@@ -207,7 +208,7 @@ _X, _Y = _new_examples(20)
     ({'y': None}, '--clients_npz to be an .npz file with arrays x and y'),
     ({'client_id': _Y}, 'record_test, client_test, domain_test, found'),
   ],
-  ids=['nan', 'label', 'shape', 'no_tests', 'no_labels', 'name'],
+  ids='nan label shape clients no_tests no_labels name'.split(),
 )
 def test_wrong_examples_of_new_clients_are_one_line(
   arrays, words, fed_rep_run, programs
@@ -215,11 +216,14 @@ def test_wrong_examples_of_new_clients_are_one_line(
   arrays = {'x': _X, 'y': _Y, 'client': np.repeat(['a', 'b'], 10), **arrays}
   arrays = {name: value for name, value in arrays.items() if value is not None}
   np.savez(programs.directory / 'bad.npz', **arrays)
-  message = programs.fail(
-    *_command('personalize', fed_rep_run, '--clients_npz=bad.npz')
-  )
+  models = programs.directory / 'out' / 'personal_models'
+  models.mkdir(parents=True)
+  (models / 'earlier.npz').touch()
+  flags = '--clients_npz=bad.npz', '--overwrite'
+  message = programs.fail(*_command('personalize', fed_rep_run, *flags))
   assert words in message
   assert not (programs.directory / 'out' / 'new_clients.csv').exists()
+  assert (models / 'earlier.npz').exists()
 
 
 @pytest.mark.parametrize(
@@ -246,6 +250,14 @@ def test_wrong_examples_of_new_clients_are_one_line(
     (
       ['--run_dir={fed_avg}', '--dataset=digits', '--fine_tune=none'],
       'Expected --fine_tune to be head or all for fed_avg',
+    ),
+    (
+      ['--dataset=digits', '--fine_tune=trained'],
+      'as in a round, whatever --num_epochs is, found',
+    ),
+    (
+      ['--dataset=digits', '--test_fraction=0.5'],
+      'no --test_fraction: it is for --clients_npz',
     ),
     (
       ['--dataset=digits', '--output_dir=mine'],
