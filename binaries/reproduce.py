@@ -33,6 +33,7 @@ hyperparameters or parameters:
 """
 
 import ast
+import contextlib
 import csv
 import dataclasses
 import os
@@ -119,10 +120,13 @@ def _of_file(path):
   errors.expect(os.path.isfile(path), '--study', 'a file', path)
   path = os.path.abspath(path)
   (module,) = trial.import_modules([path])
-  studies = {}
+  studies, seen = {}, []
   for variable, value in vars(module).items():
     for one in value if isinstance(value, (list, tuple)) else [value]:
-      if isinstance(one, study_lib.Study) and one not in studies.values():
+      # Several variables may have the same study.
+      is_new = not any(one is other for other in seen)
+      if isinstance(one, study_lib.Study) and is_new:
+        seen.append(one)
         # A study without a name gets the name of its variable.
         name = variable if one.name == study_lib.Study.name else one.name
         errors.expect(
@@ -172,10 +176,11 @@ def _with_flags(studies):
   for text in _SET.value:
     name, equals, value = text.partition('=')
     errors.expect(equals, '--set', 'NAME=VALUE', text)
-    try:
-      values[name] = ast.literal_eval(value)
-    except (SyntaxError, ValueError):
-      values[name] = value
+    values[name] = value
+    # Python's literals lack inf.
+    for parse in (float, ast.literal_eval):
+      with contextlib.suppress(SyntaxError, ValueError):
+        values[name] = parse(value)
   seeds = _SEEDS.value
   if seeds is not None:
     seeds = made_flags.integers('--seeds', seeds, 0)

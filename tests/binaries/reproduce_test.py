@@ -26,6 +26,7 @@ TABLE = pfl.Study(
   conditions={'a, b': dict(partition='iid'), 'c': dict(partition='shards:2')},
   claims=[pfl.at_least(0.1)],
 )
+STUDIES = [TABLE]
 """
 
 
@@ -68,6 +69,8 @@ def test_claims_are_printed_and_counted_and_numbers_kept(programs):
   for wrong, words in (
     ('--set=9', 'NAME=VALUE'),
     ('--seeds=a', '--seeds to be integers of at least 0'),
+    ('--set=learning_rate=x', "`learning_rate` to be a number, found 'x'"),
+    ('--set=learning_rate=inf', 'holds numbers of other parameters'),
     ('--set=learning_rat=1', 'Did you mean learning_rate'),
     ('--methods=FedRep', 'methods'),
     ('--docs_dir=docs', 'given at scale cpu'),

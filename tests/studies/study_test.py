@@ -252,3 +252,5 @@ def test_other_settings_are_checked():
   assert changed.settings_of('', 'fed_avg', 0).data.num_clients == 3
   with pytest.raises(TypeError, match='Did you mean num_clients'):
     study.with_settings(num_client=3)
+  with pytest.raises(TypeError, match='`depth` to be an integer, found 1000.0'):
+    study.with_settings(depth=1e3)

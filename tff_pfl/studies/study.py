@@ -30,6 +30,7 @@ method that has it. `fed_avg.momentum` applies to one method alone.
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Optional
 
@@ -62,6 +63,11 @@ _SMALL = {
   'model': 'mlp',
   'model_arguments': {'widths': (4,)},
   'initial_weights': None,
+}
+# By the name of a parameter's hint.
+_KINDS = {
+  'int': (numbers.Integral, 'an integer'),
+  'float': (numbers.Real, 'a number'),
 }
 # Setting one of these clears the other.
 _EXCLUSIVE = {
@@ -370,6 +376,13 @@ class Study:
     named = vars(self.parameters) if self.parameters is not None else {}
     parameters = {n: changes.pop(n) for n in named if n in changes}
     if parameters:
+      for field in dataclasses.fields(self.parameters):
+        # A hint may be a string.
+        kind = _KINDS.get(getattr(field.type, '__name__', field.type))
+        if kind and field.name in parameters:
+          types, constraint = kind
+          value = parameters[field.name]
+          errors.expect_type(value, types, field.name, constraint)
       changed = dataclasses.replace(self.parameters, **parameters)
       return dataclasses.replace(self, parameters=changed).with_settings(
         **changes
