@@ -115,7 +115,7 @@ def _algorithms(tunes):
       if (data.num_domains or not algorithm.needs_domains)
       and (has_classes or not algorithm.needs_classes)
     )
-  with errors.naming({'algorithm': '--algorithms'}):
+  with errors.naming({'method': '--algorithms'}):
     for name in _ALGORITHMS.value:
       registry.get_algorithm(name)
   return tuple(_ALGORITHMS.value)
@@ -161,16 +161,13 @@ def _study():
       if scope != config.process.personalization.fine_tune:
         own['fine_tune'] = scope
       methods[name] = study_lib.Method(algorithm, **own)
-  with errors.naming({'num_folds': '--folds'}):
+  flag = 'search' if _SEARCH.value else 'grid'
+  with errors.naming({'num_folds': '--folds', 'tune': f'--{flag}'}):
     return study_lib.Study(
       settings=config,
       methods=methods,
       seeds=made_flags.integers('--seeds', _SEEDS.value, 0),
-      tune=plan.parse_grid(
-        _SEARCH.value or _GRID.value,
-        algorithms,
-        'search' if _SEARCH.value else 'grid',
-      ),
+      tune=plan.parse_grid(_SEARCH.value or _GRID.value, algorithms, flag),
       num_search_trials=_NUM_SEARCH_TRIALS.value if _SEARCH.value else None,
       name='comparison',
       **made_flags.given(_FIELDS),

@@ -18,7 +18,7 @@ import sys
 
 from absl import flags
 
-from tff_pfl import plots
+from tff_pfl import errors, plots
 from tff_pfl.runs import report
 from tff_pfl.runs import run as run_lib
 
@@ -46,7 +46,8 @@ def main() -> None:
   folders = {algorithm: directory}
   for baseline in _BASELINES.value:
     folders.setdefault(baseline, os.path.join(directory, 'baselines', baseline))
-  settings = {name: run_flags.settings_from_flags(name) for name in folders}
+  with errors.naming({'method': '--baselines'}):
+    settings = {name: run_flags.settings_from_flags(name) for name in folders}
   runtime_options = runtime_flags.options()
   source = settings[algorithm].data.data_dir or settings[algorithm].data.name
   print(f'Reading {source} …', file=sys.stderr, flush=True)

@@ -156,9 +156,18 @@ def test_help_of_train_has_the_flags_of_what_is_selected(programs):
     ('reproduce --study=3', "fedrep_linear_convergence|'3'"),
     ('reproduce --study=all --set=num_rounds=3', '--set with one study'),
     ('compare --algorithms=', '--algorithms|at least one'),
+    ('compare --algorithms=fed_best', '--algorithms to be one of|fed_best'),
     ('compare --algorithm=fed_avg', 'no --algorithm:|--algorithms'),
     ('compare --seeds=1,x', "--seeds|'1,x'"),
     ('compare --grid=momentum=0 --search=momentum=0:1', 'found both'),
+    (
+      'compare --algorithms=fed_avg --search=momentum=1:0.1',
+      '--search to be from a lower to a higher|momentum=1.0:0.1',
+    ),
+    (
+      'compare --algorithms=fed_avg --grid=momentum=0,0',
+      '--grid to be a list of values of momentum, none twice',
+    ),
     ('compare --initial_weights=no/file.npz', '--initial_weights|no/file.npz'),
     ('compare --algorithms=fed_avg --nofed_dar_alternating', '--fed_dar'),
   ],
