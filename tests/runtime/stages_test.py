@@ -134,6 +134,23 @@ def test_threads_take_turns_on_an_actor(monkeypatch):
     assert [*means] == [2.0, 20.0]
 
 
+def test_actors_keep_a_dataset_while_clients_need_no_examples(monkeypatch):
+  opened = []
+  monkeypatch.setattr(ray_actor, 'unpack', lambda p: opened.append(p) or (p,))
+  actor = ray_actor.ChunkActor(1, on_gpu=False, fetch=lambda boxed: boxed[0])
+  first, second = (
+    {number: [{'client': tf.constant(number)}]} for number in (7, 8)
+  )
+  # New clients get their states between two rounds.
+  for shared in (first, {}, first, {}, second, first):
+    references = [values.Reference((number, 0), 'client') for number in shared]
+    argument = actor._argument(
+      ray_actor.Order((0, []), 0, 0, 1, [], (1, *references), shared)
+    )
+    assert [x.numpy() for x in argument[1:]] == [*shared]
+  assert len(opened) == 3
+
+
 def test_transport_keeps_values():
   value = (
     values.AllEqual((np.float32(1), values.Reference((0, 1), 'a'))),

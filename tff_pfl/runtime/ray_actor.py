@@ -163,8 +163,10 @@ class ChunkActor:
     return self._received[number]
 
   def _argument(self, order: Order) -> Any:
-    for number in self._mappings.keys() - order.shared.keys():
-      del self._mappings[number]
+    # Otherwise the clients have no examples here, but perhaps in the next run.
+    if order.shared:
+      for number in self._mappings.keys() - order.shared.keys():
+        del self._mappings[number]
     for number, boxed in order.shared.items():
       if number not in self._mappings:
         self._mappings[number] = unpack(self._fetch(boxed))
