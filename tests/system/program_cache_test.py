@@ -124,18 +124,24 @@ def test_other_programs_have_another_key(kept, monkeypatch):
   assert program_cache._key(1, '--a=1') != kept.name
 
 
-@pytest.mark.parametrize('how', ['other threads', 'abandoned'])
-def test_a_process_that_changes_keeps_nothing(how, kept):
+@pytest.mark.parametrize('how', ['other threads', 'other flags', 'abandoned'])
+def test_a_process_that_changes_keeps_nothing(how, kept, monkeypatch):
   folder = _use()
   _write(folder, 'xla_1.pb', b'program')
   _end(folder)
   folder = _use()
   program_cache.use(1)
   assert _read(folder)
-  program_cache.abandon() if how == 'abandoned' else program_cache.use(2)
+  if how == 'other flags':
+    # What the library adds has been there before.
+    environment.set_defaults()
+    assert folder._variables == program_cache._variables()
+    monkeypatch.setenv('XLA_FLAGS', '--xla_b')
+  else:
+    program_cache.abandon() if how == 'abandoned' else program_cache.use(2)
+    assert not _read(folder)
   assert program_cache._folder is folder
-  assert not _read(folder)
-  _write(folder, 'xla_2.pb', b'of 2 threads')
+  _write(folder, 'xla_2.pb', b'other')
   _end(folder)
   assert [path.name[9:] for path in kept.glob('*.pb')] == ['xla_1.pb']
 

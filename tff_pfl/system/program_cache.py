@@ -5,8 +5,8 @@ TensorFlow can keep compiled programs in a folder. However, it never removes any
 of them, and a damaged file ends the run. So each process has a folder of its
 own, with links to the kept programs whose checksums are right. When the process
 ends, its new programs are kept, and if all programs are too large together, the
-ones that were not used for the longest time are removed. A process that is
-killed keeps no new programs.
+ones that were not used for the longest time are removed. A process keeps no new
+programs if it is killed, or if it has changed XLA's flags in the meantime.
 
 Programs are kept for one set of versions, hardware and settings, below
 `tff_pfl/programs` in the user's cache folder. The environment variable
@@ -66,6 +66,8 @@ class _Folder:
     self._root = root
     self._kept = os.path.join(root, key)
     self.key = key
+    # XLA reads the flags only when it first compiles.
+    self._variables = _variables()
     self._process_id = os.getpid()
     self._is_kept = True
     os.makedirs(self._kept, exist_ok=True)
@@ -108,11 +110,12 @@ class _Folder:
         os.remove(path)
 
   def end(self) -> None:
-    """Keeps the new programs and removes the folder."""
+    """Keeps the new programs if the key is right, and removes the folder."""
     if not self.is_own:
       return
+    is_kept = self._is_kept and self._variables == _variables()
     with contextlib.suppress(OSError):
-      for path in _programs(self.path) if self._is_kept else ():
+      for path in _programs(self.path) if is_kept else ():
         if os.stat(path).st_nlink == 1:
           name = f'{_checksum(path)}-{os.path.basename(path)}'
           os.replace(path, os.path.join(self._kept, name))
@@ -193,6 +196,10 @@ def _root():
   return folder and os.path.join(folder, 'programs')
 
 
+def _variables():
+  return [os.environ.get(name) for name in _VARIABLES]
+
+
 def _key(num_threads, flags):
   """Names what programs depend on besides the computation."""
   import tensorflow as tf
@@ -215,7 +222,7 @@ def _key(num_threads, flags):
     hardware,
     os.cpu_count(),
     os.environ.get('TF_NUM_INTRAOP_THREADS') or str(num_threads),
-    [os.environ.get(name) for name in _VARIABLES],
+    _variables(),
     flags,
   )
   return hashlib.sha256(repr(key).encode()).hexdigest()[:16]
