@@ -22,6 +22,19 @@ def test_flags_are_added_to_those_of_the_user(monkeypatch, given):
   assert 'WHILE' in graphs.split('=')[1].split(',')
 
 
+def test_flags_of_a_file_are_read(monkeypatch, tmp_path):
+  path = tmp_path / 'flags'
+  path.write_text(f'--xla_a=1\n{_FOR_ONE_CORE}=true\n')
+  monkeypatch.setenv('XLA_FLAGS', str(path))
+  environment.set_defaults()
+  flags = environment.os.environ['XLA_FLAGS'].split()
+  assert flags[:2] == ['--xla_a=1', f'{_FOR_ONE_CORE}=true']
+  assert flags[2].startswith(_GRAPHS)
+  monkeypatch.setenv('XLA_FLAGS', str(tmp_path))
+  with pytest.raises(ValueError, match='`XLA_FLAGS` to be flags or a file'):
+    environment.set_defaults()
+
+
 def test_programs_share_the_memory_of_a_gpu(monkeypatch):
   monkeypatch.delenv('TF_FORCE_GPU_ALLOW_GROWTH')
   environment.set_defaults()

@@ -6,6 +6,7 @@ Values that are already set stay unchanged.
 
 import contextlib
 import os
+import pathlib
 from collections.abc import Iterator, Mapping
 
 _XLA_FLAGS = {
@@ -23,8 +24,21 @@ _VARIABLES = {'TF_FORCE_GPU_ALLOW_GROWTH': 'true'}
 
 
 def set_defaults() -> None:
-  """Sets the variables for clients that train side by side."""
-  flags = os.environ.get('XLA_FLAGS', '').split()
+  """Sets the variables for clients that train side by side.
+
+  Raises:
+    ValueError: If `XLA_FLAGS` names no file of flags.
+  """
+  given = os.environ.get('XLA_FLAGS', '').strip()
+  if given and not given.startswith('-'):
+    # XLA would take the added flags for a part of the file's name.
+    try:
+      given = pathlib.Path(given).read_text('utf-8')
+    except OSError as error:
+      raise ValueError(
+        f'Expected `XLA_FLAGS` to be flags or a file of flags, found {given!r}.'
+      ) from error
+  flags = given.split()
   names = {flag.partition('=')[0] for flag in flags}
   flags += [
     f'--{name}={value}'
