@@ -49,3 +49,4 @@ def test_a_program_that_used_tensorflow_before_is_warned():
   result = _run_program(code)
   assert result.stdout == '0\n'
   assert 'Rounds will take longer' in result.stderr
+  assert 'Set TF_NUM_INTRAOP_THREADS=1 before you' in result.stderr

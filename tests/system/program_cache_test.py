@@ -124,7 +124,7 @@ def test_other_programs_have_another_key(kept, monkeypatch):
   assert program_cache._key(1, '--a=1') != kept.name
 
 
-@pytest.mark.parametrize('how', ['other threads', 'other flags', 'abandoned'])
+@pytest.mark.parametrize('how', ['other flags', 'abandoned'])
 def test_a_process_that_changes_keeps_nothing(how, kept, monkeypatch):
   folder = _use()
   _write(folder, 'xla_1.pb', b'program')
@@ -138,12 +138,26 @@ def test_a_process_that_changes_keeps_nothing(how, kept, monkeypatch):
     assert folder._variables == program_cache._variables()
     monkeypatch.setenv('XLA_FLAGS', '--xla_b')
   else:
-    program_cache.abandon() if how == 'abandoned' else program_cache.use(2)
+    program_cache.abandon()
+    program_cache.use(2)
     assert not _read(folder)
   assert program_cache._folder is folder
   _write(folder, 'xla_2.pb', b'other')
   _end(folder)
   assert [path.name[9:] for path in kept.glob('*.pb')] == ['xla_1.pb']
+
+
+def test_other_threads_have_a_folder_of_their_own(kept):
+  folder = _use()
+  program_cache.use(2)
+  other = program_cache._folder
+  assert other.path != folder.path
+  assert os.environ['TF_XLA_FLAGS'].endswith(other.path)
+  for each in (folder, other):
+    _write(each, 'xla_1.pb', b'of 2 threads')
+    _end(each)
+  (path,) = kept.parent.rglob('*.pb')
+  assert path.parent.name == program_cache._key(2, '--a=1')
 
 
 def test_a_fork_does_not_empty_the_folder_of_its_parent(kept, monkeypatch):
@@ -189,6 +203,10 @@ def test_nothing_is_kept(how, kept, monkeypatch):
     folders = {'empty': '', 'space': f'{kept}/a b', 'no folder': os.devnull}
     monkeypatch.setenv('TFF_PFL_PROGRAM_CACHE', folders[how])
   before = os.environ['TF_XLA_FLAGS']
+  if how != 'file':
+    # As in a child.
+    parents = f'{program_cache._FLAG}={kept}/process-1'
+    monkeypatch.setenv('TF_XLA_FLAGS', f'{before} {parents}')
   program_cache.use(1)
   assert os.environ['TF_XLA_FLAGS'] == before
   assert program_cache._folder is None

@@ -54,17 +54,17 @@ def divide(num_clients: Optional[int] = None) -> None:
     # Reading the current value first would initialize GPUs, and then no fork
     # could use them.
     tf.config.threading.set_intra_op_parallelism_threads(share)
-    program_cache.use(share)
   except RuntimeError:
     current = tf.config.threading.get_intra_op_parallelism_threads()
     logging.log_first_n(
       logging.WARNING,
-      'Rounds will take longer: TensorFlow ran before tff_pfl and uses %s for '
+      'Rounds will take longer: TensorFlow has run already and uses %s for '
       'each operation, but the share of a client is %d. '
-      'Use a name of tff_pfl first, or set '
-      'TF_NUM_INTRAOP_THREADS=%d.',
+      'Set TF_NUM_INTRAOP_THREADS=%d before you start Python.',
       1,
       f'{current} thread(s)' if current else 'a thread on each core',
       share,
       share,
     )
+    share = current
+  program_cache.use(share)

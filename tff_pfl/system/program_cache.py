@@ -69,7 +69,7 @@ class _Folder:
     # XLA reads the flags only when it first compiles.
     self._variables = _variables()
     self._process_id = os.getpid()
-    self._is_kept = True
+    self.is_kept = True
     os.makedirs(self._kept, exist_ok=True)
     if shutil.disk_usage(self._kept).free < _MIN_FREE_BYTES:
       raise OSError('The disk is full.')
@@ -104,7 +104,7 @@ class _Folder:
 
   def abandon(self) -> None:
     """Makes this process use no kept program, and keep none."""
-    self._is_kept = False
+    self.is_kept = False
     for path in _programs(self.path):
       with contextlib.suppress(OSError):
         os.remove(path)
@@ -113,7 +113,7 @@ class _Folder:
     """Keeps the new programs if the key is right, and removes the folder."""
     if not self.is_own:
       return
-    is_kept = self._is_kept and self._variables == _variables()
+    is_kept = self.is_kept and self._variables == _variables()
     with contextlib.suppress(OSError):
       for path in _programs(self.path) if is_kept else ():
         if os.stat(path).st_nlink == 1:
@@ -136,16 +136,22 @@ def user_folder() -> Optional[str]:
 def use(num_threads: int) -> None:
   """Makes TensorFlow use and keep compiled programs.
 
-  The first call in a process, which must come before TensorFlow's first
-  operation, chooses them. If a later call describes other programs, TensorFlow
-  uses and keeps none. A user's own `TF_XLA_FLAGS` with a folder for programs
-  stay unchanged.
+  The last call before TensorFlow's first operation chooses them. If a later
+  call describes other programs, TensorFlow uses and keeps none. A user's own
+  `TF_XLA_FLAGS` with a folder for programs stay unchanged.
 
   Args:
     num_threads: Number of threads for each operation, which changes programs.
   """
   global _folder
   others = _OWN_FLAG.sub('', os.environ.get(_FLAGS, ''))
+  key = _key(num_threads, others)
+  if _folder is not None and _folder.is_own:
+    if key == _folder.key or not _folder.is_kept:
+      return
+    _folder.abandon()
+  # Otherwise a child without a folder would write into its parent's.
+  os.environ[_FLAGS] = others
   root = _root()
   if (
     not root
@@ -155,11 +161,6 @@ def use(num_threads: int) -> None:
     # TensorFlow divides the flags at spaces.
     or re.search(r'\s', root)
   ):
-    return
-  key = _key(num_threads, others)
-  if _folder is not None and _folder.is_own:
-    if key != _folder.key:
-      _folder.abandon()
     return
   # The home is read-only or on a full disk, for example.
   with contextlib.suppress(OSError):
