@@ -134,6 +134,21 @@ def test_threads_take_turns_on_an_actor(monkeypatch):
     assert [*means] == [2.0, 20.0]
 
 
+def test_an_actor_computes_a_chunk_again_that_others_had_in_between():
+  add = tff.tensorflow.computation(lambda x, y: x + y, np.float32, np.float32)
+
+  @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+  def three_exchanges(numbers):
+    for _ in range(2):
+      total = tff.federated_broadcast(tff.federated_sum(numbers))
+      numbers = tff.federated_map(add, (numbers, total))
+    return tff.federated_sum(numbers)
+
+  assert len(_plan(three_exchanges).at_clients) == 3
+  with chunks.ChunksRuntime(2, num_actors=2, homeless=True) as rt:
+    assert rt.run(three_exchanges, [1.0, 2.0, 3.0]) == 96.0
+
+
 def test_actors_keep_a_dataset_while_clients_need_no_examples(monkeypatch):
   opened = []
   monkeypatch.setattr(ray_actor, 'unpack', lambda p: opened.append(p) or (p,))

@@ -131,7 +131,8 @@ class ChunkActor:
     last = len(order.received) - 1
     first = last
     bindings = self._kept.pop(order.chunk, None)
-    if bindings is None:
+    if order.argument is not None:
+      # What this actor has kept may be older than the last stage.
       first = 0
       bindings = {parameter_name: self._argument(order)}
     for number in range(first, last + 1):
