@@ -12,8 +12,18 @@ from tff_pfl import tff_api as tff
 CLIENTS_PER_CALL = 20
 
 
-def unsupported(what: str) -> errors.RunError:
-  """Returns the error of a computation that only TFF's own worker can run."""
+def unsupported(what: str, runs_on_native: bool = True) -> errors.RunError:
+  """Returns the error of a computation that in_process and ray cannot run.
+
+  Args:
+    what: The part that they lack.
+    runs_on_native: Whether TFF's own worker has it.
+  """
+  if not runs_on_native:
+    return errors.RunError(
+      f'The computation has {what}, which no runtime can run; write it in '
+      'TensorFlow.'
+    )
   return errors.RunError(
     f'The computation has {what}, which in_process and ray cannot run; choose '
     'the native runtime (--runtime=native).'

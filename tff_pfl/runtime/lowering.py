@@ -125,25 +125,29 @@ def _expect_supported(block: tff.framework.ComputationBuildingBlock) -> None:
 
   def expect(part):
     missing = None
+    runs_on_native = True
     if isinstance(part, tff.framework.CompiledComputation):
-      missing = _missing_in_graph(part.proto)
+      kind = part.proto.WhichOneof('computation')
+      if kind == 'tensorflow':
+        missing = _missing_in_graph(part.proto)
+      else:
+        missing = f'a local computation in {kind}'
+        runs_on_native = False
     elif isinstance(part, tff.framework.Intrinsic):
       if part.uri not in interpreter.INTRINSICS:
         missing = f'the intrinsic {part.uri}'
+        runs_on_native = part.uri != 'sequence_sum'
     elif type(part) not in interpreter.BLOCKS:
       missing = f'a part of the kind {type(part).__name__}'
     if missing is not None:
-      raise base.unsupported(missing)
+      raise base.unsupported(missing, runs_on_native)
     return part, False
 
   tff.framework.transform_postorder(block, expect)
 
 
 def _missing_in_graph(proto: Any) -> Optional[str]:
-  """Returns the unsupported part of a local computation, or None."""
-  kind = proto.WhichOneof('computation')
-  if kind != 'tensorflow':
-    return f'a local computation in {kind}'
+  """Returns the unsupported part of a TensorFlow computation, or None."""
   graph_def = tf.compat.v1.GraphDef()
   proto.tensorflow.graph_def.Unpack(graph_def)
   if proto.tensorflow.initialize_op or any(
