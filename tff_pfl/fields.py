@@ -152,6 +152,7 @@ Path = Annotated[
 ]
 # Lists become tuples.
 Words = Annotated[tuple[str, ...], pydantic.Field(strict=False)]
+Integers = Annotated[tuple[int, ...], pydantic.Field(strict=False)]
 
 # From the type of a pydantic error to the expected value.
 _EXPECTED = {

@@ -1,4 +1,6 @@
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.methods import toy_problems
 from tff_pfl.core import attacks
@@ -80,6 +82,11 @@ def test_attacked_clients_learn_wrong_labels():
     process, [clients[0], flipped], indices=[0, 2]
   )
   toy_problems.assert_close(attacked.global_weights, expected.global_weights)
+  # Labels that are ignored stay so.
+  ignored = toy_problems.changed(clients[1], y=np.int32([0, 1, 2, -1] * 3))
+  (ignored,) = toy_problems.padded([ignored])
+  actual = attack.on_examples(ignored, tf.constant(1), model)
+  assert actual.y[:12].numpy().tolist() == [2, 1, 0, -1] * 3
 
 
 def test_labels_that_are_no_classes_are_not_flipped():

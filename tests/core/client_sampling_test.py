@@ -83,7 +83,7 @@ def test_a_round_in_which_all_would_fail_has_one_client():
 
 
 def test_clients_are_drawn_from_their_rounds_on():
-  sampler = CohortSampler(6, 4, seed=2, join_rounds=(1, 5, 1, 9, 1, 5))
+  sampler = CohortSampler(6, 4, seed=2, join_rounds=[1, 5, 1, 9, 1, 5])
   everybody = CohortSampler(6, 4, seed=2)
   drawn = set()
   for round_number in range(1, 40):

@@ -96,10 +96,12 @@ def test_rounds_of_several_parts_keep_them():
     )
 
 
-def test_a_new_client_takes_those_of_its_examples():
+@pytest.mark.parametrize('scale', [1, 3e4])
+def test_a_new_client_takes_those_of_its_examples(scale):
   process, state, _, _ = _train('fed_avg', statistics='local')
   (newcomer,) = process.initialize_client_states([7])
   client = _clients(sizes=(9,))[0]
+  client = client._replace(x=client.x * scale)
   weights = process.personalize(state, newcomer, client).weights
   before = client.x[:9] @ weights['dense/kernel'] + weights['dense/bias']
   np.testing.assert_allclose(

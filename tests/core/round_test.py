@@ -186,3 +186,21 @@ def test_global_weights_without_an_update_do_not_change(optimizer):
   for name, value in model.initial_weights.items():
     is_changed = np.any(state.global_weights[name] != value)
     assert is_changed == (name in head_names)
+
+
+def test_layers_train_although_their_names_end_like_a_frozen_one():
+  def dense(trainable):
+    return keras.layers.Dense(5, name='dense', trainable=trainable)
+
+  inputs = keras.layers.Input([5])
+  block = keras.Sequential([keras.layers.Input([5]), dense(True)], name='block')
+  head = keras.layers.Dense(3, name='head')
+  network = keras.Sequential([inputs, dense(False), block, head])
+  model = toy_problems.classifier_from(network)
+  assert model.statistics == {'dense/kernel', 'dense/bias'}
+  process = registry.build('fed_avg', model)
+  clients = [toy_problems.labeled_examples(20, seed=0)]
+  state, _, _ = toy_problems.train(process, clients)
+  for name, before in model.initial_weights.items():
+    is_same = np.array_equal(state.global_weights[name], before)
+    assert is_same == (name in model.statistics)

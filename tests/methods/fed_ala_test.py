@@ -1,8 +1,10 @@
+import keras
 import numpy as np
 import pytest
 
 from tests.methods import toy_problems
-from tff_pfl.methods import fed_ala
+from tff_pfl.methods import fed_ala, registry
+from tff_pfl.models import keras_bridge
 
 _BODY, _HEAD = toy_problems.BODY, toy_problems.HEAD
 _CLIENTS = toy_problems.DEEP_CLIENTS
@@ -84,3 +86,29 @@ def test_a_share_of_the_examples_is_drawn_in_their_order(number, wanted):
     assert rows == sorted(set(rows))
     drawn.add(tuple(rows))
   assert number < 10 or len(drawn) == 2
+
+
+def test_a_head_may_have_statistics_and_frozen_layers():
+  network = keras.Sequential(
+    [
+      keras.layers.Input([5]),
+      keras.layers.Dense(4, name='body'),
+      keras.layers.BatchNormalization(name='norm'),
+      keras.layers.Dense(4, name='frozen', trainable=False),
+      keras.layers.Dense(3, name='head'),
+    ]
+  )
+  model = keras_bridge.from_keras(
+    network,
+    head_layers=['norm', 'frozen', 'head'],
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    jit_compile=False,
+  )
+  process = registry.build('fed_ala', model)
+  client = toy_problems.labeled_examples(20, seed=0)
+  personal = toy_problems.new_client(process, process.initialize(), client)
+  before = model.initial_weights
+  moved = {
+    n for n in before if toy_problems.differ(before[n], personal.weights[n])
+  }
+  assert moved == {'norm/gamma', 'norm/beta', 'head/kernel', 'head/bias'}

@@ -222,6 +222,14 @@ def test_a_new_clients_head_fits_where_it_reads_the_bodys_weights():
   assert moved == list(model.layers['rnn'])
 
 
+def test_layers_within_a_layer_are_numbered_there():
+  names = ['of_layers/dense', 'of_layers/batch_normalization', 'of_layers']
+  # Keras numbers all layers of the process.
+  for _ in range(2):
+    model = keras_models.bridge(sequential(_OfLayers(name='of_layers')))
+    assert [*model.layers][: len(names)] == names
+
+
 # These draw random numbers in training.
 _RANDOM = {
   'subclassed': lambda: called(_Subclassed()),
@@ -257,7 +265,8 @@ def test_models_that_draw_predict_as_keras_and_train_by_seed(kind):
   outputs, _ = bridged.forward(bridged.initial_weights, x)
   assert outputs.dtype == tf.float32
   features, _ = bridged.body(bridged.initial_weights, x)
-  assert tf.float16 not in [of.dtype for of in tf.nest.flatten(features)]
+  of_16_bits = {tf.float16, tf.bfloat16}
+  assert not of_16_bits & {of.dtype for of in tf.nest.flatten(features)}
   # Traced, because Keras at once rounds 16 bits more often.
   expected = tf.function(model)(x, training=False)
   np.testing.assert_allclose(outputs, expected, rtol=1e-6, atol=1e-6)

@@ -224,7 +224,7 @@ _OTHERS = client_sampling.CohortSampler(_NUM_CLIENTS, _COHORT_SIZE, _SEED + 1)
         ),
         'process': {'attacked_clients': (0,)},
       },
-      'joins in round 1 and is not attacked',
+      'test examples and joins in round 1 and is not attacked',
     ),
     (
       {'process': {'description': {'hparams': {'total_clients': 3}}}},

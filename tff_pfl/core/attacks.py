@@ -28,7 +28,7 @@ class Attack:
     flips_labels: True to train on label `classes - 1 - y` instead of y.
   """
 
-  clients: tuple[int, ...] = ()
+  clients: fields.Integers = ()
   factor: fields.Float = 1.0
   flips_labels: bool = False
 
@@ -55,8 +55,11 @@ class Attack:
     """The examples that a client trains on."""
     if not (self.clients and self.flips_labels):
       return examples
-    flipped = model.classifier.num_classes - 1 - examples.y
-    y = tf.where(self._includes(client_index), flipped, examples.y)
+    last = tf.cast(model.classifier.num_classes - 1, examples.y.dtype)
+    # Ignored labels may be out of range.
+    is_flipped = (examples.y >= 0) & (examples.y <= last)
+    is_flipped &= self._includes(client_index)
+    y = tf.where(is_flipped, last - examples.y, examples.y)
     return examples._replace(y=y)
 
   def on_sent(self, sent: Any, client_index: tf.Tensor) -> Any:

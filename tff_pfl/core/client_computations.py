@@ -204,9 +204,13 @@ def _frozen_names(work):
     moving.update(model.forward(model.initial_weights, x, mode)[1])
 
   step.get_concrete_function(x)
-  # If there are several models, weight names begin with the model's name.
-  frozen = tuple(f'/{name}' for name in model.statistics - moving)
-  return tuple(n for n in work.initial_global if f'/{n}'.endswith(frozen))
+  frozen = model.statistics - moving
+
+  def own_name(name):
+    """The name in the model. Names of several models begin with the model's."""
+    return name if name in model.initial_weights else name.partition('/')[2]
+
+  return tuple(n for n in work.initial_global if own_name(n) in frozen)
 
 
 def _all_finite(values: Any) -> tf.Tensor:

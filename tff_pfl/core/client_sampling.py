@@ -31,7 +31,7 @@ class CohortSampler:
   cohort_size: fields.Count
   seed: fields.Seed
   dropout_rate: fields.ShareBelowOne = 0.0
-  join_rounds: tuple[int, ...] = ()
+  join_rounds: fields.Integers = ()
 
   def __post_init__(self):
     errors.expect(

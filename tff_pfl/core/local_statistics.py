@@ -182,8 +182,8 @@ def statistics_of(
 
   A forward pass in training mode turns a statistic s into m s + (1 - m) b, for
   the layer's momentum m and the batch's statistic b. Passes from s = 0 and
-  s = 1 give both m and b. If there are no examples, the result is the
-  statistics in `weights`.
+  s = max(|(1 - m) b|, 1) give both m and b. If there are no examples, the
+  result is the statistics in `weights`.
   """
   mode = split_model.Mode(
     True,
@@ -197,14 +197,15 @@ def statistics_of(
   # Leaves out the statistics of frozen layers, which no step changes.
   names = [name for name in after_step({}) if name.endswith(split_model.MOVING)]
 
-  zeros, ones = (
-    after_step({name: start(weights[name]) for name in names})
-    for start in (tf.zeros_like, tf.ones_like)
-  )
+  zeros = after_step({name: tf.zeros_like(weights[name]) for name in names})
+  # At least as large as (1 - m) b, or rounding would lose m.
+  starts = {name: tf.maximum(tf.abs(zeros[name]), 1) for name in names}
+  moved = after_step(starts)
   has_examples = examples.num_examples > 0
 
   def statistic(name):
-    share = 1 - (ones[name] - zeros[name])  # 1 - m, or 0 if unchanged.
+    # 1 - m, or 0 if unchanged.
+    share = 1 - (moved[name] - zeros[name]) / starts[name]
     return tf.where(
       tf.logical_and(has_examples, share > 0),
       tf.math.divide_no_nan(zeros[name], share),

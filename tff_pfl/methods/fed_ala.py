@@ -154,9 +154,10 @@ def fed_ala(model, hparams):
     return client.result(trained, local=local)
 
   def fit_new_client(client, num_epochs):
-    start = split_model.select(client.received, names)
+    start = partition.local_part(client.received)
     phase = hparams.phase(num_epochs)
     own = joint_training.fit_local(client, model, partition, phase, local=start)
+    own = split_model.select(own, names)
     mixing = learn_mixing(client, own)
     return collections.OrderedDict(own=own, mixing=mixing)
 

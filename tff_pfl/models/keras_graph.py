@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import keras
@@ -315,10 +315,7 @@ class Graph:
 
   def _name_for(self, operation, taken):
     kind = self._kind_of(operation)
-    if kind is None:
-      return operation.name
-    numbered = (f'{kind}_{n}' if n else kind for n in itertools.count())
-    return next(name for name in numbered if name not in taken)
+    return operation.name if kind is None else _numbered(kind, taken)
 
   def _inputs_of_nested(self, nested, node, name, keys):
     """Returns the keys of the tensors that a nested model is called on."""
@@ -447,7 +444,15 @@ def layers_within(graph: Graph) -> list[tuple[str, Any]]:
   ]
 
 
-def owners(name: str, layer: Any) -> Iterator[tuple[str, Any]]:
+def _numbered(kind: str, taken: Container[str]) -> str:
+  """The first of `kind`, `kind_1` and so on that is not taken."""
+  numbered = (f'{kind}_{n}' if n else kind for n in itertools.count())
+  return next(name for name in numbered if name not in taken)
+
+
+def owners(
+  name: str, layer: Any, keep_names: bool = False
+) -> Iterator[tuple[str, Any]]:
   """Yields the layers to which a layer's weights belong, by name.
 
   A custom layer may hold other layers with their own weights. A Keras layer
@@ -455,8 +460,11 @@ def owners(name: str, layer: Any) -> Iterator[tuple[str, Any]]:
   projections).
   """
   inner = [] if _is_of_keras(layer) else layer._layers  # pylint: disable=protected-access
+  taken = set()
   for module in inner:
-    yield from owners(f'{name}/{module.name}', module)
+    kind = (None if keep_names else _kind(module)) or module.name
+    taken.add(own := _numbered(kind, taken))
+    yield from owners(f'{name}/{own}', module, keep_names)
   yield name, layer
 
 
@@ -467,7 +475,7 @@ def name_weights(graph):
   statistics = set()
   known = set()
   for graph_name, layer in graph.layers.items():
-    for name, owner in owners(graph_name, layer):
+    for name, owner in owners(graph_name, layer, graph.keep_names):
       names = []
       frozen = set(map(id, layer.non_trainable_variables))
       for variable in owner.variables:

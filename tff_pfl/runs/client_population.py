@@ -93,8 +93,9 @@ def check_test_examples(
       if index not in attacked
     ),
     'data',
-    'a dataset in which at least one client has test examples, joins in round '
-    '1 and is not attacked',
+    'a dataset in which at least one client has test examples'
+    + (' and joins in round 1' if data.join_round else '')
+    + (' and is not attacked' if attacked else ''),
     f'none among {data.num_clients} clients of {data.name}',
   )
 

@@ -241,7 +241,9 @@ def run_trials(
         )
       for name, process in list(running.items()):
         status = process.exitcode if process else 0
-        rounds[name] = _num_rounds(directory, name)
+        # SQLite's log can only be read on the machine that writes it.
+        if status is not None or cluster is None:
+          rounds[name] = _num_rounds(directory, name)
         if status is None:
           continue
         del running[name]

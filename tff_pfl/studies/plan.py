@@ -71,7 +71,8 @@ def personalization_names() -> frozenset[str]:
 
 def is_of_last(settings: Mapping[str, Any]) -> bool:
   """True if a method's own settings say how its last models are fine-tuned."""
-  return not personalization_names().isdisjoint(settings)
+  names = personalization_names() - {'new_client_epochs'}
+  return not names.isdisjoint(settings)
 
 
 def runs(study: study_lib.Study) -> dict[Key, tuple[str, ...]]:

@@ -14,10 +14,10 @@ the same time, or on interruptions, unless points are just being proposed.
 
 from __future__ import annotations
 
-import glob
 import itertools
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
@@ -222,12 +222,11 @@ class _Sweep:
     wrong point.
     """
     # Also with seeds that are not of this part of a study.
+    of_method = re.compile(rf'{re.escape(self._name)}-seed\d+(-fold\d+of\d+)?')
+    folder = os.path.join(self._directory, execution.TRIALS_DIR)
     has_begun = any(
-      execution.is_started(self._directory, name)
-      for name in glob.glob(
-        f'{self._name}-seed*',
-        root_dir=os.path.join(self._directory, execution.TRIALS_DIR),
-      )
+      of_method.fullmatch(name) and execution.is_started(self._directory, name)
+      for name in (os.listdir(folder) if os.path.isdir(folder) else ())
     )
     trials = self.trials()
     unfinished = [

@@ -35,7 +35,7 @@ _OF_LINES = (
 )
 # With no other options, each line that is not blank is a row.
 _OF_CELLS = {'header', 'names', 'na_values', 'decimal', 'thousands', 'dtype'}
-# Options that choose rows, and options of Parquet files alone.
+# Options for the training rows, and options of Parquet files alone.
 _OF_TRAINING = {'nrows', 'columns', 'filters'}
 _ENDING = re.compile(r'\.(csv|tsv|parquet)(\.gz)?$')
 
@@ -108,10 +108,10 @@ def read_table(
 
 
 def read_new(path: str, encoding: frames.FrameEncoding) -> pd.DataFrame:
-  """Reads all new rows with the options of the encoding.
+  """Reads new rows with the options of the encoding.
 
-  Options that choose among the training rows are not used, nor options of CSV
-  files for Parquet files. Columns that `usecols` names may be missing.
+  `nrows` is not used, nor are options of CSV files for Parquet files. Columns
+  that `usecols` names may be missing.
   """
   if _form(path) == 'parquet':
     return read_table(path, {})
