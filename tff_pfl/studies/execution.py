@@ -212,7 +212,9 @@ def run_trials(
   else:
     start = child_processes.start
   running, failures = {}, {}
-  rounds = {name: _num_rounds(directory, name) for name in by_name}
+  rounds = {}
+  if show_progress:
+    rounds = {name: _num_rounds(directory, name) for name in by_name}
   num_rounds = sum(one.settings.rounds.num_rounds for one in trials)
   bar = _progress_bar(
     num_rounds, sum(rounds.values()), description, show_progress
@@ -242,7 +244,7 @@ def run_trials(
       for name, process in list(running.items()):
         status = process.exitcode if process else 0
         # SQLite's log can only be read on the machine that writes it.
-        if status is not None or cluster is None:
+        if show_progress and (status is not None or cluster is None):
           rounds[name] = _num_rounds(directory, name)
         if status is None:
           continue

@@ -207,6 +207,12 @@ def trial_name(
   return name if fold is None else f'{name}-fold{fold[0]}of{fold[1]}'
 
 
+def is_trial_of(run: str, name: str) -> bool:
+  """True if a trial of a run has a name, with any seed and fold."""
+  pattern = rf'{re.escape(run)}-seed\d+(-fold\d+of\d+)?'
+  return re.fullmatch(pattern, name) is not None
+
+
 def names_for(
   algorithm: str, names: Iterable[str]
 ) -> Iterator[tuple[str, str, tuple[str, ...]]]:

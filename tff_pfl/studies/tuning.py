@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
@@ -222,10 +221,10 @@ class _Sweep:
     wrong point.
     """
     # Also with seeds that are not of this part of a study.
-    of_method = re.compile(rf'{re.escape(self._name)}-seed\d+(-fold\d+of\d+)?')
     folder = os.path.join(self._directory, execution.TRIALS_DIR)
     has_begun = any(
-      of_method.fullmatch(name) and execution.is_started(self._directory, name)
+      plan.is_trial_of(self._name, name)
+      and execution.is_started(self._directory, name)
       for name in (os.listdir(folder) if os.path.isdir(folder) else ())
     )
     trials = self.trials()
