@@ -436,8 +436,8 @@ def partition_counts(
     data = data.subset(data.client_ids[place] for place in places)
   maps = {}
   if data.num_classes is not None:
-    classes = data.encoding and data.encoding.classes
-    maps['class'] = classes or range(data.num_classes), data.class_counts(split)
+    names = data.class_names or range(data.num_classes)
+    maps['class'] = names, data.class_counts(split)
   if data.domain_names is not None:
     maps['domain'] = data.domain_names, data.domain_counts(split)
   count = getattr(data, f'num_{split}_examples')

@@ -138,6 +138,7 @@ class CheckedPool(partitioning.Pool):
         },
         self.transform,
       ),
+      class_names=self.class_names,
       domain_names=self.domain_names,
       partition=rule.spec,
       in_memory=True,

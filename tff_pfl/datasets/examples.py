@@ -77,6 +77,10 @@ class Examples:
       lambda array: array[indices], [self], content if self._content else None
     )
 
+  def with_labels(self, y: np.ndarray) -> 'Examples':
+    """Returns the examples with other labels, `[n, ...]`."""
+    return Examples(lambda: self.x, y, self.domain, self._content, self.weight)
+
   def content(self) -> Iterator[bytes]:
     """Yields the content of all fields, for a checksum."""
     fields = {'y': self.y, 'domain': self.domain, 'weight': self.weight}

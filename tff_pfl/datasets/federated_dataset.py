@@ -49,6 +49,18 @@ def _load_view(
   return getattr(load(), method)(argument)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Renumbered:
+  """Turns a loader into a loader of examples with other class numbers."""
+
+  load: Load
+  numbers: np.ndarray
+
+  def __call__(self, client_id: str, split: str) -> examples_lib.Examples:
+    examples = self.load(client_id, split)
+    return examples.with_labels(self.numbers[examples.y])
+
+
 @dataclasses.dataclass(eq=False, kw_only=True, repr=False)
 class FederatedDataset:
   """Training and test examples of every client, read on demand.
@@ -67,6 +79,7 @@ class FederatedDataset:
       regression.
     load: Function of a client id and 'train' or 'test' that returns the
       client's examples, possibly none. Every call returns the same examples.
+    class_names: Names of the classes, by label. None if labels have no names.
     domain_names: Distinct names of the domains. A domain id is a position in
       this list. None means no domains.
     partition: Specification of the rule that made the clients, or 'natural' if
@@ -88,6 +101,7 @@ class FederatedDataset:
   element_spec: 'collections.OrderedDict[str, tf.TensorSpec]'
   num_classes: Optional[int]
   load: Load
+  class_names: Optional[Iterable[str]] = None
   domain_names: Optional[Iterable[str]] = None
   partition: Optional[str] = None
   in_memory: bool = False
@@ -101,6 +115,8 @@ class FederatedDataset:
       errors.expect_int('num_classes', self.num_classes, 1)
       self.num_classes = int(self.num_classes)
     self.client_ids = tuple(self.client_ids)
+    if self.class_names is not None:
+      self.class_names = tuple(map(str, self.class_names))
     if self.domain_names is not None:
       self.domain_names = array_checks.check_domain_names(self.domain_names)
     errors.expect(
@@ -287,6 +303,28 @@ class FederatedDataset:
       errors.expect_int('join_round', round_number, 1)
     joined = {**self.join_round, **join_round}
     return self._view('joining', joined, join_round=joined)
+
+  def with_class_names(self, class_names: Sequence[str]) -> 'FederatedDataset':
+    """Returns a view whose labels are positions in other names.
+
+    Args:
+      class_names: Distinct names, among them all of this dataset's.
+    """
+    class_names = tuple(class_names)
+    errors.expect(
+      {*self.class_names} <= {*class_names},
+      'data',
+      f'a dataset whose classes are among {", ".join(class_names)}',
+      f'{", ".join(self.class_names)} in dataset {self.name!r}',
+    )
+    numbers = np.array([*map(class_names.index, self.class_names)], np.int32)
+    return self._view(
+      'with_class_names',
+      class_names,
+      class_names=class_names,
+      num_classes=len(class_names),
+      load=_Renumbered(self.load, numbers),
+    )
 
   def _view(
     self, method: str, argument: Any, **fields: Any

@@ -250,6 +250,7 @@ class FrameEncoding:
     return array_clients.CheckedPool(
       name=name,
       num_classes=len(self.classes) or None,
+      class_names=[*map(str, self.classes)] or None,
       domain_names=self.domains or None,
       **{
         f'{field}{suffix}': values[chosen]

@@ -255,6 +255,7 @@ def _fit(run, clients, personalization, runtime, num_samples):
   A sample is the start of a seeded shuffle, so larger samples contain smaller
   ones.
   """
+  clients = _with_classes_of(run.data, clients)
   client_population.check_data_fit(run.model, clients)
   process = run.build_process(personalization)
   positions = {name: i for i, name in enumerate(clients.client_ids)}
@@ -274,6 +275,13 @@ def _fit(run, clients, personalization, runtime, num_samples):
     new_states(process, runtime, run.data.num_clients),
     clients if num_samples is None else clients.replaced(load=load),
   )
+
+
+def _with_classes_of(known, clients):
+  """New clients with the labels of known ones, if both name their classes."""
+  if known.class_names is None or clients.class_names is None:
+    return clients
+  return clients.with_class_names(known.class_names)
 
 
 def evaluate_by_ensemble(
@@ -390,7 +398,7 @@ def score_by_ensemble(
       run.server_state(process, runtime),
       client_population.client_states(process, runtime, store),
       run.data,
-      clients,
+      _with_classes_of(run.data, clients),
     )
 
 

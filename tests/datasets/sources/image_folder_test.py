@@ -29,6 +29,7 @@ def test_folders_are_clients_and_classes(tmp_path):
   (tmp_path / 'zoe' / 'dog' / '.hidden').write_text('')
   data = _load(tmp_path, image_size=8)
   assert data.client_ids == ('al', 'zoe')
+  assert data.class_names == ('cat', 'dog')
   assert data.num_classes == 2
   assert data.element_spec == shared.spec(8, 8, 3)
   for client_id, first in (('zoe', 0), ('al', 4)):

@@ -1,5 +1,6 @@
 import functools
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -60,6 +61,11 @@ def test_one_file_is_divided_and_words_are_classes(tmp_path):
   assert data.element_spec == shared.spec(4)
   assert data.class_counts().tolist() == [[0, 4, 4], [8, 0, 0]]
   assert data.class_counts('test').tolist() == [[0, 1, 1], [2, 0, 0]]
+  assert data.class_names == ('maybe', 'no', 'yes')
+  # Another file may have only some of these classes, or more.
+  more = data.with_class_names(['yes', 'no', 'never', 'maybe'])
+  assert more.class_counts().tolist() == [[4, 4, 0, 0], [0, 0, 0, 8]]
+  assert pickle.loads(pickle.dumps(more)).fingerprint == more.fingerprint
   again = _load(tmp_path, 2)
   assert again.fingerprint == data.fingerprint
 

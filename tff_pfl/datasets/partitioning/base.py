@@ -37,6 +37,7 @@ class Pool:
       as one class, for rules that need no classes.
     y_test: Labels of the test examples, `[m]`. None without test examples.
     num_classes: Number of classes. None uses the largest label plus 1.
+    class_names: Names of the classes. None if labels have no names.
     domain: Domain ids of the training examples, int `[n]`, for rules that use
       domains. None without domains.
     domain_test: Domain ids of the test examples, `[m]`.
@@ -55,6 +56,7 @@ class Pool:
   y: np.ndarray
   y_test: Optional[np.ndarray] = None
   num_classes: Optional[int] = None
+  class_names: Optional[Sequence[str]] = None
   domain: Optional[np.ndarray] = None
   domain_test: Optional[np.ndarray] = None
   domain_names: Optional[Sequence[str]] = None

@@ -53,7 +53,7 @@ def load_image_folder(
   if all(name.isdecimal() for name in classes):
     classes = [int(name) for name in classes]
   x = np.arange(len(paths), dtype=np.int32)
-  _, y = np.unique(classes, return_inverse=True)
+  names, y = np.unique(classes, return_inverse=True)
   # One entry for each image.
   columns = paths, clients, x[:, np.newaxis], y[:, np.newaxis]
   examples = itertools.starmap(own_files.ClientExamples, zip(*columns))
@@ -61,5 +61,6 @@ def load_image_folder(
     data_dir,
     [list(itertools.islice(examples, len(part))) for part in parts],
     name='image_folder',
+    class_names=[*map(str, names)],
     transform=images.LazyImages(paths, image_size, channels),
   )

@@ -97,7 +97,7 @@ def join(
     if regression:
       y = y.astype(np.float32)
     elif y.dtype.kind == 'U':
-      _, y = np.unique(y, return_inverse=True)
+      fields['class_names'], y = np.unique(y, return_inverse=True)
     elif y.dtype.kind == 'f' and np.array_equal(y, np.floor(y)):
       y = y.astype(np.int64)
     for name, array in (('x', x), ('y', y), ('client', client)):
