@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -33,10 +33,10 @@ def with_class_weight(
 
   Args:
     model: A classifier whose labels are single numbers.
-    class_weight: The factor of each class's loss (1 for classes that are not
+    class_weight: The factor of each label's loss (1 for labels that are not
       named), or `'balanced'`, or a text that `parse` reads.
     data: The `FederatedDataset` whose training labels, over all clients,
-      'balanced' counts. Other weights do not need it.
+      'balanced' counts, and whose class names a text may have.
   """
   errors.expect(
     split_model.has_classes(model),
@@ -45,7 +45,7 @@ def with_class_weight(
     class_weight,
   )
   if isinstance(class_weight, str):
-    class_weight = parse(class_weight)
+    class_weight = parse(class_weight, getattr(data, 'class_names', None))
   if class_weight == BALANCED:
     errors.expect(
       hasattr(data, 'class_counts'),
@@ -81,23 +81,32 @@ def with_sample_weight(
   return dataclasses.replace(model, element_spec=spec)
 
 
-def parse(text: str) -> Union[str, dict[int, float]]:
-  """Reads class weights from a text such as `0:1,1:10`.
+def parse(
+  text: str, class_names: Optional[Sequence[str]] = None
+) -> Union[str, dict[int, float]]:
+  """Reads class weights from a text such as `0:1,1:10` or `no:1,yes:10`.
+
+  Args:
+    class_names: Names of the classes, by label. None if labels have no names.
 
   Returns:
-    A dict from class to weight, or 'balanced' for this text.
+    A dict from label to weight, or 'balanced' for this text.
   """
   if text == BALANCED:
     return text
+  labels = {name: label for label, name in enumerate(class_names or ())}
   weights = {}
-  pairs = [part.split(':') for part in text.split(',')]
-  with contextlib.suppress(ValueError):
-    weights = {int(label): float(weight) for label, weight in pairs}
+  pairs = [part.rsplit(':', 1) for part in text.split(',')]
+  with contextlib.suppress(KeyError, ValueError):
+    weights = {
+      labels[name] if labels else int(name): float(weight)
+      for name, weight in pairs
+    }
   errors.expect(
     len(weights) == len(pairs)
     and all(errors.is_number(w) and w > 0 for w in weights.values()),
     'class_weight',
-    FORMS,
+    FORMS + (f' of the classes {", ".join(labels)}' if labels else ''),
     text,
   )
   return weights
