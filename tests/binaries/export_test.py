@@ -145,6 +145,11 @@ def test_of_a_table_the_encoding_is_exported_too(programs, monkeypatch):
   out = programs.directory / 'out'
   assert json.loads((out / 'encoding.json').read_text()) == encoding
   assert json.loads((out / 'classes.json').read_text()) == ['no', 'yes']
+  # The run's own folder has the encoding already.
+  own = programs.directory / 'run' / 'encoding.json'
+  stored = own.read_bytes()
+  _export(programs, run, 'keras', 'run/m.keras')
+  assert own.read_bytes() == stored
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ The program `export` and `Run.export` write them.
 from __future__ import annotations
 
 import os
+import pathlib
 from typing import TYPE_CHECKING, Optional
 
 import numpy as np
@@ -120,7 +121,9 @@ def encoding_files(run: run_lib.Run, path: str) -> dict[str, str]:
   folder = os.path.dirname(path) if os.path.splitext(path)[1] else path
   encoding = run.encoding
   name = os.path.basename(run.encoding_path)
-  texts = {os.path.join(folder, name): encoding.text}
+  # As the run has stored it.
+  text = pathlib.Path(run.encoding_path).read_text('utf-8')
+  texts = {os.path.join(folder, name): text}
   if encoding.classes:
     text = summary_lib.json_text(list(encoding.classes), indent=2)
     texts[os.path.join(folder, CLASSES_NAME)] = f'{text}\n'
