@@ -1,9 +1,10 @@
 import keras
 import numpy as np
+import pytest
 
 from tests.methods import toy_problems
 from tff_pfl import datasets
-from tff_pfl.core import phases
+from tff_pfl.core import personalization, phases
 from tff_pfl.models import domain_models
 
 _INITIAL, _CLIENTS = toy_problems.KERNEL, toy_problems.CLIENTS
@@ -91,33 +92,63 @@ _IN_DOMAINS = [
 ]
 
 
-def test_reweighted_domains_count_the_same():
-  # Of the 16 examples 7 and 9.
-  factors = np.array([16 / 14, 16 / 18])
-
-  def local(weight, client):
-    for _ in range(2):
-      errors = (client.x @ weight)[:, 0] - client.y
-      errors *= factors[client.domain]
-      slope = 2 * client.x.T @ errors[:, np.newaxis] / len(client.y)
-      weight = weight - 0.1 * slope
-    return weight
-
-  def rounds():
-    weight = _INITIAL
-    for _ in range(2):
-      models = [local(weight, client) for client in _IN_DOMAINS]
-      weight = toy_problems.weighted_mean(models, _CLIENTS)
-      yield {'global_weights': {'head': weight}}
-
+def _reweighted_domains(name, options=None, **hparams):
   model = domain_models.with_domains(
     toy_problems.linear_network(None, _INITIAL),
     toy_problems.domains_of(_IN_DOMAINS, ('a', 'b')),
   )
-  process = toy_problems.full_batches(
-    'fed_avg',
-    domain_models.domain_model(model, 'shared', reweighted=True),
-    num_steps=2,
-    learning_rate=0.1,
-  )
+  model = domain_models.domain_model(model, 'shared', reweighted=True)
+  return toy_problems.full_batches(name, model, options, **hparams)
+
+
+def _two_reweighted_steps(weight, client):
+  # Of the 16 examples 7 and 9.
+  factors = np.array([16 / 14, 16 / 18])
+  for _ in range(2):
+    errors = (client.x @ weight)[:, 0] - client.y
+    errors *= factors[client.domain]
+    slope = 2 * client.x.T @ errors[:, np.newaxis] / len(client.y)
+    weight = weight - 0.1 * slope
+  return weight
+
+
+_TWO_STEPS = {'num_steps': 2, 'learning_rate': 0.1}
+
+
+def test_reweighted_domains_count_the_same():
+  def rounds():
+    weight = _INITIAL
+    for _ in range(2):
+      models = [_two_reweighted_steps(weight, one) for one in _IN_DOMAINS]
+      weight = toy_problems.weighted_mean(models, _CLIENTS)
+      yield {'global_weights': {'head': weight}}
+
+  process = _reweighted_domains('fed_avg', **_TWO_STEPS)
   toy_problems.check_rounds(process, _IN_DOMAINS, rounds())
+
+
+_FINE_TUNING = personalization.Personalization(
+  fine_tune='all', momentum=0.0, batch_size=None, **_TWO_STEPS
+)
+
+
+@pytest.mark.parametrize(
+  ('name', 'options', 'hparams'),
+  [
+    ('fed_avg', {'personalization': _FINE_TUNING}, {}),
+    ('local_only', {}, _TWO_STEPS),
+    (
+      'per_fed_avg',
+      {},
+      {'num_adaptation_steps': 2, 'inner_learning_rate': 0.1},
+    ),
+  ],
+)
+def test_domains_also_count_the_same_for_a_new_client(name, options, hparams):
+  client = _IN_DOMAINS[0]
+  process = _reweighted_domains(name, options, **hparams)
+  weights = toy_problems.new_client(
+    process, process.initialize(), client
+  ).weights
+  expected = _two_reweighted_steps(_INITIAL, client)
+  toy_problems.assert_part(weights, {'head': expected})

@@ -94,12 +94,13 @@ def fine_tune(
   """
   if options.fine_tune == 'none':
     return weights
-  names, forward, inputs = weights, model.forward, None
+  names, inputs = weights, None
+  objective = objectives.joint_loss(model)
   if options.fine_tune == 'head':
-    names, forward = model.weight_names(model.head_layers), model.head
+    names = model.weight_names(model.head_layers)
+    objective = objectives.prediction_loss(model, model.head)
     examples, inputs = training_loop.head_inputs(model, weights, examples)
   start = split_model.select(weights, names)
-  objective = objectives.prediction_loss(model, forward)
   if options.proximal_strength:
     objective = objectives.proximal(objective, start, options.proximal_strength)
   trained = training_loop.train(

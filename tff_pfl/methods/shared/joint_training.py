@@ -93,6 +93,7 @@ def fit_local(
   """Trains the local weights, with the received weights frozen.
 
   A local head that reads no weights of the body trains on the body's features.
+  If all weights are local, they train together.
 
   Args:
     local: Initial local weights. None uses the client's.
@@ -101,7 +102,10 @@ def fit_local(
   local = client.local if local is None else local
   head_names = set(model.weight_names(model.head_layers))
   is_head = set(partition.local_names) == head_names and not partition.divided
-  if is_head and not model.tied:
+  if not partition.global_names:
+    loss = objectives.joint_loss(model)
+    trained = client.sgd(loss, local, phase, stream=stream, model=model)
+  elif is_head and not model.tied:
     trained = client.fit_head(local, phase, stream=stream, model=model)
   else:
     trained = client.fit_part(
