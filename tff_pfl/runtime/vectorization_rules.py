@@ -29,6 +29,13 @@ _STEPS_IN_A_PASS = 5
 _FEW_NUMBERS = 2**15
 
 
+@RegisterPFor('L2Loss')
+def _convert_l2_loss(pfor_input: Any) -> Any:
+  value = pfor_input.stacked_input(0)
+  rows = tf.reshape(value, [tf.shape(value)[0], -1])
+  return wrap(tf.reduce_sum(tf.square(rows), axis=1) / 2, True)
+
+
 @RegisterPFor('Snapshot')
 def _convert_longest(pfor_input: Any) -> Any:
   value = pfor_input.input(0)
