@@ -247,6 +247,10 @@ def test_flags_without_their_dashes_are_names_of_settings():
   changed = dataclasses.replace(settings, model_activation='elu', num_rounds=3)
   assert changed.model.arguments == {'widths': [8], 'activation': 'elu'}
   assert (changed.rounds.num_rounds, changed.method) == (3, hparams)
+  # Steps of the defaults do not replace epochs, but given ones do.
+  for given, steps in (({}, None), ({'num_steps': 3}, 3)):
+    method = pfl.Settings(method='per_fed_avg', num_epochs=9, **given).method
+    assert (method.num_epochs, method.num_steps) == (9, steps)
   # Not the model's, which has no use for it with this method.
   own = pfl.Settings(method='fed_dar', reweight_domains=False)
   assert not own.method.reweight_domains

@@ -1,6 +1,7 @@
 """Hyperparameters that methods share."""
 
-from typing import Optional
+from collections.abc import Mapping
+from typing import Any, Optional
 
 from tff_pfl import fields
 from tff_pfl.core import phases
@@ -139,3 +140,16 @@ def steps_instead_of(hparams: type, name: str) -> Optional[str]:
   steps = name.replace('epochs', 'steps')
   is_optional = fields.is_optional(fields.hints(hparams).get(steps))
   return steps if steps != name and is_optional else None
+
+
+def without_default_steps(
+  hparams: type, values: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Values of fields, and None for steps that would replace given epochs.
+
+  Args:
+    hparams: The class of a method's hyperparameters.
+    values: Values by the names of its fields. Steps among them stay.
+  """
+  steps = (steps_instead_of(hparams, name) for name in values)
+  return {**{name: None for name in steps if name is not None}, **values}

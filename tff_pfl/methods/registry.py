@@ -11,6 +11,7 @@ from tff_pfl.core import (
   personalized_process,
   process_options,
 )
+from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import round as round_lib
 from tff_pfl.models import domain_models, split_model
 
@@ -120,7 +121,8 @@ def with_values(
 
   Args:
     values: Values by name. The names in `SHARED` stand for all hyperparameters
-      from `fields_called`, unless these are also named.
+      from `fields_called`, unless these are also named. Without a number of
+      steps, a number of epochs replaces it.
 
   Returns:
     The hyperparameters, and the values that do not belong to them.
@@ -133,6 +135,7 @@ def with_values(
     own.update(dict.fromkeys(names, values[name]))
     if not names:
       others[name] = values[name]
+  own = hparams_lib.without_default_steps(type(hparams), own)
   return dataclasses.replace(hparams, **own), others
 
 

@@ -111,7 +111,8 @@ class ModelOptions:
     augmentation: Random changes of images in training, redrawn in each step:
       none, crop:<padding>, flip, or several joined by +.
     class_weight: Class weights in the training loss, not in reported losses:
-      balanced, or weights such as 0:1,1:10. None weights all classes equally.
+      balanced, or weights such as 0:1,1:10, or no:1,yes:10 for classes with
+      names. None weights all classes equally.
     metrics: Further metrics to report, such as auc,f1_macro or rmse,r2, and
       Keras metrics that are means over examples, such as mse and
       top_5_accuracy.

@@ -544,12 +544,7 @@ def _divided(layer, algorithm):
       own.update(dict.fromkeys(targets, layer[name]))
     elif _is_argument(hparam):
       shared[hparam] = layer[name]
-  # A number of steps would override the epochs.
-  for name in [*own]:
-    steps = hparams_lib.steps_instead_of(hparams, name)
-    if steps is not None:
-      own.setdefault(steps, None)
-  return own, shared
+  return hparams_lib.without_default_steps(hparams, own), shared
 
 
 def _takes_data_dir(dataset):
