@@ -1,6 +1,8 @@
 """Weights, layers and files of a Keras model and its bridge."""
 
+import os
 import warnings
+from concurrent import futures
 
 import keras
 import numpy as np
@@ -210,6 +212,44 @@ def test_a_keras_model_and_its_file_predict_with_the_weights_given(
     warnings.simplefilter('error')
     np.testing.assert_allclose(made(x), outputs, rtol=tolerance)
     np.testing.assert_allclose(loaded(x), outputs, rtol=tolerance)
+
+
+def test_threads_make_models_with_the_weights_given_to_each():
+  model = keras_models.bridge(sequential())
+  before = model.keras_graph.model.get_weights()
+  several = [
+    {
+      name: np.full_like(value, n)
+      for name, value in model.initial_weights.items()
+    }
+    for n in range(20)
+  ]
+
+  def make(weights):
+    made = keras_bridge.keras_model(model, weights)
+    return {value.mean() for value in made.get_weights()}
+
+  with futures.ThreadPoolExecutor(10) as executor:
+    assert list(executor.map(make, several)) == [{n} for n in range(20)]
+  toy_problems.assert_same(model.keras_graph.model.get_weights(), before)
+
+
+def test_a_file_that_cannot_be_written_leaves_the_earlier_one(
+  tmp_path, monkeypatch
+):
+  model = keras_models.bridge(sequential())
+  path = tmp_path / 'model.keras'
+  keras_bridge.save_keras(path, model, model.initial_weights)
+  content = path.read_bytes()
+
+  def full(*arguments):
+    raise OSError('no space left')
+
+  monkeypatch.setattr('zipfile.ZipFile.writestr', full)
+  with pytest.raises(OSError, match='no space'):
+    keras_bridge.save_keras(path, model, model.initial_weights)
+  assert path.read_bytes() == content
+  assert os.listdir(tmp_path) == [path.name]
 
 
 def _scaled(x, factor):

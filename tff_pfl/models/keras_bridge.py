@@ -31,6 +31,9 @@ import collections
 import contextlib
 import dataclasses
 import os
+import pathlib
+import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Optional, Union
 
@@ -46,8 +49,11 @@ from tff_pfl.models import (
   keras_purity,
   split_model,
 )
+from tff_pfl.system import folders
 from tff_pfl.system.private_api import get_keras_mask, set_keras_mask
 
+# Held while a Keras model has a client's weights.
+_NETWORKS = threading.Lock()
 # Prefixes of operations that 'auto' does not compile. XLA makes convolutions in
 # loops on a CPU many times slower, lacks rotations and shifts of images, and
 # changes the random numbers of flips and contrasts.
@@ -408,8 +414,13 @@ def save_keras(
     model: Made by `from_keras`, or a model of `zoo`.
     weights: All of the model's weights, by name.
   """
-  with _network_with(model, weights) as network:
-    network.save(path)
+  with tempfile.TemporaryDirectory() as folder:
+    saved = pathlib.Path(folder, os.path.basename(path))
+    with _network_with(model, weights) as network:
+      network.save(saved)
+    # Keras would destroy an existing file before it is done.
+    with folders.atomic_file(path, 'wb') as file:
+      file.write(saved.read_bytes())
 
 
 @contextlib.contextmanager
@@ -430,13 +441,14 @@ def _network_with(model, weights) -> Iterator[keras.Model]:
     network = keras.Model(
       network.inputs[0], network.outputs[0], name=network.name
     )
-  before = network.get_weights()
-  try:
-    for name, variable in variables.items():
-      variable.assign(weights[name])
-    yield network
-  finally:
-    network.set_weights(before)
+  with _NETWORKS:
+    before = network.get_weights()
+    try:
+      for name, variable in variables.items():
+        variable.assign(weights[name])
+      yield network
+    finally:
+      network.set_weights(before)
 
 
 def _clone_layer(layer):
