@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -142,6 +143,10 @@ def test_accounting_is_of_the_noise_that_is_added():
   # Only noise is accounted for.
   without = privacy.PrivateMean(noise_multiplier=0.0, clip='fixed:inf')
   assert without.accounting(sampler, 3) is None
+  # Its sum is also divided by the size of a cohort of which all report.
+  some = dataclasses.replace(sampler, dropout_rate=0.5)
+  with pytest.raises(ValueError, match='`dropout_rate` to be 0 with a private'):
+    without.accounting(some, 3)
   distributed = privacy.DistributedPrivateMean(noise_multiplier=1.0, delta=0.01)
   accounting = distributed.accounting(sampler, 3)
   assert accounting.delta == 0.01 and accounting.is_distributed

@@ -67,18 +67,7 @@ class Accounting:
   num_rounds: Optional[int] = None
 
   def __post_init__(self):
-    errors.expect(
-      not self.sampler.dropout_rate,
-      'dropout_rate',
-      '0 with noise, whose epsilon assumes that all of a cohort report',
-      self.sampler.dropout_rate,
-    )
-    errors.expect(
-      not self.sampler.join_rounds,
-      'sampler',
-      'one that draws cohorts from all clients, in which every client reports',
-      self.sampler,
-    )
+    _expect_whole_cohorts(self.sampler)
 
   def epsilons(self, num_rounds: int) -> list[float]:
     """Epsilon after each of the rounds 1 to `num_rounds`."""
@@ -249,6 +238,8 @@ class PrivateMean:
   ) -> Optional[Accounting]:
     """The privacy of a run of `num_rounds` rounds, or None without noise."""
     if self.noise_multiplier == 0:
+      # This mean is also a sum divided by the size of a whole cohort.
+      _expect_whole_cohorts(sampler)
       return None
     delta = self.delta or default_delta(sampler.num_clients)
     noise_multiplier = self.noise_multiplier or find_noise_multiplier(
@@ -325,6 +316,21 @@ class DistributedPrivateMean:
 
 # The keys are names in flags and stored settings.
 AGGREGATORS = {'dp': PrivateMean, 'ddp': DistributedPrivateMean}
+
+
+def _expect_whole_cohorts(sampler):
+  errors.expect(
+    not sampler.dropout_rate,
+    'dropout_rate',
+    '0 with a private mean, for which all clients of a cohort report',
+    sampler.dropout_rate,
+  )
+  errors.expect(
+    not sampler.join_rounds,
+    'sampler',
+    'one that draws cohorts from all clients, in which every client reports',
+    sampler,
+  )
 
 
 def _epsilon(delta, *divergences):
