@@ -277,6 +277,12 @@ def test_run_stopped_without_an_evaluation_needs_another_round(
   # It goes on with its record, and without pictures.
   assert run.continue_(4).record['note'] == 'mine'
   assert not [*tmp_path.glob('*.png')]
+  # A run that was stopped after its last commit gets its metrics.
+  metrics = tmp_path / 'metrics.jsonl'
+  written = metrics.read_text()
+  metrics.write_text(written.splitlines()[0])
+  _run(process, data, tmp_path, num_rounds=4, **options)
+  assert metrics.read_text() == written
 
 
 def test_the_best_models_are_kept_without_reading_each_evaluation_again(

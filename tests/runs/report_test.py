@@ -195,7 +195,7 @@ def test_lines_below_the_table_tell_epsilon_two_classes_and_most_frequent_one(
   lines = report.tables([summary]).splitlines()
   scored, diverged, told, scores, majority = lines[-5:]
   assert 'mean over 2 of 3 clients' in scored
-  assert 'models of 1 of 3 clients have diverged' in diverged
+  assert 'models of 1 of 2 scored clients have diverged' in diverged
   assert told == 'fed_toy: ε = 2.5 at δ = 0.01 for each client.'
   assert 'AUC 0.500, balanced accuracy 0.250, F1 0.125' in scores
   assert 'accuracy of 0.000 is no more than' in majority

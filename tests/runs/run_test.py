@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import gc
 import os
 import shutil
@@ -92,7 +93,10 @@ def test_results_are_data_frames(run, tmp_path):
   assert f'{last:.4g}' in run.table()
   assert f'{last:.4f}'[:5] in run._repr_html_()
   assert run_lib.summarize([run])['personal accuracy'].tolist() == [last]
-  tidy = run_lib.tidy({'a': run})
+  named = {'a': run, 'b': run_2}
+  assert list(run_lib.summarize(named)['run']) == ['a', 'b']
+  assert set(run_lib.tidy(named)['run']) == {'a', 'b'}
+  tidy = run_lib.tidy([run])
   assert tidy['value'].isna().sum() == 0
   assert len(tidy) == 2 * 2 * len(scores)
   assert set(tidy['round']) == {2}
@@ -456,6 +460,36 @@ def test_new_clients_are_fitted_as_the_run_personalizes(part, run):
   changed = [name for name in start if np.any(start[name] != weights[name])]
   body = ['dense_1/kernel', 'dense_1/bias'] if part == 'all' else []
   assert changed == [*body, 'head/kernel', 'head/bias']
+
+
+def test_new_clients_classes_are_the_runs_classes_of_these_names(run, runtime):
+  names = 'abcdefghij'
+  named = run_lib.Run(
+    run.directory,
+    process=run.process,
+    data=run.data.replaced(class_names=names),
+  )
+  client = run.data.subset(['client_0'])
+
+  def load(client_id, split):
+    examples = client.load(client_id, split)
+    return examples.with_labels(9 - examples.y)
+
+  # Its labels count from the last class.
+  new = client.replaced(class_names=names[::-1], load=load)
+  options = personalization.Personalization(fine_tune='head')
+  for score in (
+    functools.partial(evaluation.score, personalization=options),
+    evaluation.score_by_ensemble,
+  ):
+    expected = score(named, client, runtime=runtime)
+    assert score(named, new, runtime=runtime) == expected
+  # No client of the run has examples of this class.
+  unknown = new.replaced(class_names='jihgfedcbx')
+  with pytest.raises(
+    ValueError, match='among a, .*, j, found .j, .*, x in data'
+  ):
+    evaluation.personalize(named, unknown)
 
 
 def test_run_whose_data_have_changed_is_refused(

@@ -283,9 +283,11 @@ def run(
     if store.last_round == options.num_rounds:
       print(
         f'The run in {store.directory} already has its {options.num_rounds} '
-        'rounds. Only its report is written.',
+        'rounds. Only its metrics and report are written.',
         file=sys.stderr,
       )
+      with metrics_writers.MetricsWriters(store.directory, store.history()):
+        pass
     else:
       rounds = stored_rounds.StoredRounds(process, runtime, data, store)
       _train(rounds, options, cohorts, epsilons, best, callbacks, show_progress)

@@ -404,8 +404,9 @@ def _notes(summary):
   num_diverged = summary['non_finite_clients']
   if num_diverged:
     yield (
-      f'{name}: the personal models of {num_diverged} of {num_clients} clients '
-      'have diverged. Means over them are not finite and are shown as –.'
+      f'{name}: the personal models of {num_diverged:,} of {num_scored:,} '
+      'scored clients have diverged. Means over them are not finite and are '
+      'shown as –.'
     )
   if 'privacy' in summary:
     epsilon, delta = (summary['privacy'][key] for key in ('epsilon', 'delta'))

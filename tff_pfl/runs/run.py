@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import html
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -53,8 +54,14 @@ def _several(runs):
 
 
 def summarize(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
-  """The main figures of runs, a row for each."""
-  return report.summary_frame([run.summary for run in _several(runs)])
+  """The main figures of runs, a row for each.
+
+  A dict's names are in the first column, `run`.
+  """
+  table = report.summary_frame([run.summary for run in _several(runs)])
+  if isinstance(runs, Mapping):
+    table.insert(0, 'run', list(runs))
+  return table
 
 
 def tidy(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
@@ -63,16 +70,20 @@ def tidy(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
   Returns:
     Columns `method`, `seed`, `round`, `client`, `domain` (None for all of a
     client's examples), `when` ('before' or 'after' personalization), `metric`,
-    `value`, and the numbers of examples and rounds of `Run.scores`.
+    `value`, and the numbers of examples and rounds of `Run.scores`. A dict's
+    names are in the first column, `run`.
   """
   tables = []
-  for run in _several(runs):
+  names = runs if isinstance(runs, Mapping) else itertools.repeat(None)
+  for name, run in zip(names, _several(runs)):
     with run._store() as store:
       config, evaluations = store.config, store.evaluations()
     table = summary_lib.tidy(run.scores)
     table.insert(0, 'method', config['algorithm'])
     table.insert(1, 'seed', config['seed'])
     table.insert(2, 'round', evaluations[-1]['round'] if evaluations else 0)
+    if isinstance(runs, Mapping):
+      table.insert(0, 'run', name)
     tables.append(table)
   return pd.concat(tables, ignore_index=True)
 
