@@ -13,7 +13,15 @@ from tests.methods import toy_problems
 from tests.models import keras_models
 from tff_pfl.core import objectives
 from tff_pfl.datasets import examples as examples_lib
-from tff_pfl.models import copies, keras_bridge, prediction, zoo
+from tff_pfl.models import (
+  augmentation,
+  copies,
+  keras_bridge,
+  prediction,
+  split_model,
+  weight_files,
+  zoo,
+)
 
 layers = keras.layers
 sequential = keras_models.sequential
@@ -119,6 +127,55 @@ def test_regularizers_add_to_the_gradient_and_not_to_the_metrics():
   assert set(output.gradient) == set(head)
   both = copies.Copies(regularized, ('a', 'b'))
   assert set(both.trained.regularizers) == {'a/dense/kernel', 'b/dense/kernel'}
+
+
+def test_what_keeps_a_tensor_trains():
+  one, rate = tf.ones([]), 0.1
+  kernels = []
+  for regularizer in (None, keras.regularizers.L1(0.25)):
+    network = sequential(
+      layers.Dense(2, name='dense', kernel_regularizer=regularizer)
+    )
+    for variable in network.weights:
+      variable.assign(keras.ops.full(variable.shape, -2.0))
+    model = augmentation.augmented(
+      keras_models.bridge(network), lambda x, seed: x * one
+    )
+    process = toy_problems.full_batches(
+      'fed_avg', model, num_steps=1, learning_rate=rate
+    )
+    state, states = process.initialize(), [process.initialize_client_state(0)]
+    x = np.ones([3, 4], np.float32)
+    examples = examples_lib.Examples(x, np.zeros([3], np.int32))
+    state = process.next(state, states, toy_problems.padded([examples])).state
+    kernels.append(state.global_weights['dense/kernel'])
+  np.testing.assert_allclose(kernels[1], kernels[0] + rate * 0.25, rtol=1e-5)
+
+
+def test_adapted_means_are_weights(tmp_path):
+  x = np.random.default_rng(0).normal(7, 3, size=[20, 4]).astype(np.float32)
+
+  def make(x):
+    norm = layers.Normalization(name='norm')
+    norm.adapt(x)
+    # A model within a model.
+    inner = keras.Sequential([keras.Input((4,)), norm, layers.Dense(3)])
+    return sequential(inner)
+
+  model = keras_models.bridge(make(x))
+  weights = model.initial_weights
+  expected, _ = model.forward(weights, x, split_model.INFERENCE)
+  made = keras_bridge.keras_model(model, weights)
+  np.testing.assert_allclose(made(x), expected, rtol=1e-5)
+  # A model that was adapted to other examples.
+  other, path = keras_models.bridge(make(x - 5)), tmp_path / 'model.keras'
+  keras_bridge.save_keras(path, model, weights)
+  other = weight_files.with_weights(other, str(path))
+  outputs, _ = other.forward(other.initial_weights, x, split_model.INFERENCE)
+  np.testing.assert_allclose(outputs, expected, rtol=1e-5)
+  network = make(x - 5)
+  keras_bridge.to_keras(network, weights)
+  np.testing.assert_allclose(network(x), expected, rtol=1e-5)
 
 
 # Compilation.

@@ -29,7 +29,7 @@ from tff_pfl.core import (
 )
 from tff_pfl.core import client as client_lib
 from tff_pfl.core import personalization as personalization_lib
-from tff_pfl.models import domains, randomness, split_model
+from tff_pfl.models import domains, keras_purity, randomness, split_model
 
 
 def types_of(
@@ -173,8 +173,12 @@ def _client_function(work, options, exchange, frozen):
       sent=sent, sums=sums, cache=cache, client_state=new_state
     )
 
-  # TFF passes a variable number of arguments only as one structure.
-  return lambda arguments: work_at_client(*arguments)
+  def on_tensors(arguments):
+    # TFF passes a variable number of arguments only as one structure.
+    with keras_purity.eager_tensors_as_constants():
+      return work_at_client(*arguments)
+
+  return on_tensors
 
 
 def _state_after(work, client_state, local, is_counted):

@@ -13,8 +13,8 @@ Special cases in Keras:
 * Weight regularizers are in `regularizers`, for the training loss.
 * In mixed precision the weights, the features and the outputs are float32.
   Losses are not scaled, so prefer `mixed_bfloat16` to `mixed_float16`.
-* Tensors that a layer or a loss keeps (an adapted `Normalization`) are
-  constants.
+* Tensors that a layer or a loss keeps are constants, except the mean and the
+  variance of `Normalization`, which are weights.
 * Layers with `trainable=False` keep their weights.
 * A head may read weights of the body, such as an embedding that is also the
   last layer. Methods that run the head without the body refuse such a model.
@@ -375,6 +375,7 @@ def to_keras(
     )
   for name, value in weights.items():
     variables[name].assign(value)
+  _refresh(model)
 
 
 def keras_model(
@@ -399,6 +400,7 @@ def keras_model(
       network, clone_function=_clone_layer, recursive=True
     )
     made.set_weights(network.get_weights())
+    _refresh(made)
   return made
 
 
@@ -449,6 +451,13 @@ def _network_with(model, weights) -> Iterator[keras.Model]:
       yield network
     finally:
       network.set_weights(before)
+
+
+def _refresh(model):
+  """Updates the tensors that layers keep, after their weights have changed."""
+  for layer in model._flatten_layers():
+    if isinstance(layer, keras.layers.Normalization):
+      layer.finalize_state()
 
 
 def _clone_layer(layer):

@@ -193,6 +193,19 @@ def _moments(layer, inputs, mask):
   return tf.nn.weighted_moments(inputs, axes, weights)
 
 
+def _standardized(layer, inputs):
+  """Like `Normalization.call`, with its weights instead of kept tensors."""
+  mean, variance = (
+    keras.ops.cast(
+      keras.ops.reshape(weight, layer._broadcast_shape), layer.compute_dtype
+    )
+    for weight in (layer.adapt_mean, layer.adapt_variance)
+  )
+  scale = keras.ops.maximum(keras.ops.sqrt(variance), keras.backend.epsilon())
+  inputs = keras.ops.cast(inputs, layer.compute_dtype)
+  return inputs * scale + mean if layer.invert else (inputs - mean) / scale
+
+
 def _as_constant(tensor, dtype=None, name=None):
   return tf.constant(tensor.numpy(), dtype or tensor.dtype, name=name)
 
@@ -222,6 +235,12 @@ def _is_in_a_call(*unused_args):
 for _name, _draw in _DRAWS.items():
   _replace(keras_random, _name, _draw, _is_in_a_call)
 _replace(_NORMALIZATION, '_moments', _moments, _is_in_a_call)
+_replace(
+  keras.layers.Normalization,
+  'call',
+  _standardized,
+  lambda layer, *_: _CALL.mode is not None and layer.input_mean is None,
+)
 _replace(
   EagerTensorBase,
   '__tf_tensor__',
