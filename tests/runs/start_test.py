@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import tff_pfl as pfl
 from tests.methods import toy_problems
 from tff_pfl import errors
-from tff_pfl.runs import run_store
+from tff_pfl.runs import run_store, start
 
 _SETTINGS = pfl.Settings(
   method='fed_dar',
@@ -214,6 +215,44 @@ def test_a_run_starts_at_the_weights_of_the_initial_run(part, before, tmp_path):
     assert not np.array_equal(value, own[name])
     expected = own[name] if name in random else value
     np.testing.assert_array_equal(model.initial_weights[name], expected)
+
+
+def test_a_run_of_other_inputs_or_classes_is_refused(before):
+  run = pfl.open_run(before)
+  model, data = run.model, run.data
+  described = [
+    data.replaced(
+      encoding=types.SimpleNamespace(input_names=inputs), class_names=classes
+    )
+    for inputs in (('a', 'b'), ('b', 'a'))
+    for classes in ('xyz', 'xzy')
+  ]
+  run.data = described[0]
+
+  def starts_with(data, part):
+    start.weights_of_run(model, run, part, data)
+    return True
+
+  for one in (data, described[0]):
+    assert starts_with(one, 'all')
+  words = 'a run with the {} {}, in this order, found '.format
+  with pytest.raises(ValueError, match=words('classes', 'x, z, y')):
+    starts_with(described[1], 'all')
+  # The body does not depend on them.
+  assert starts_with(described[1], 'body')
+  with pytest.raises(ValueError, match=words('inputs', 'b, a')):
+    starts_with(described[2], 'body')
+
+
+def test_a_head_that_would_start_at_random_is_not_taken(before):
+  settings = pfl.Settings(
+    method='fed_dar',
+    projection_dim=4,
+    initial_run=before,
+    initial_run_part='body',
+  )
+  with pytest.raises(ValueError, match="`initial_run_part` to be 'body' with"):
+    dataclasses.replace(settings, initial_run_part='all')
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,14 @@ class Settings:
       '0 with an aggregator with noise, whose epsilon is for one run',
       self.start.num_warmup_rounds,
     )
+    errors.expect(
+      self.start.initial_run is None
+      or self.start.initial_run_part == 'body'
+      or not getattr(self.method, 'projection_dim', None),
+      'initial_run_part',
+      "'body' with `projection_dim`, whose projection and head start at random",
+      self.start.initial_run_part,
+    )
 
   @property
   def algorithm(self) -> str:
@@ -377,7 +385,8 @@ class Settings:
 
     Args:
       output_dir: Folder of the run.
-      data: Data from `load_data`, or a part of them. None loads the data.
+      data: Data from `load_data`, or a part of them. None loads the data. Give
+        other data to `open_run` again, with the process.
       record: Identification of the part of the data, as JSON types.
       **options: Arguments of `pfl.run`: `callbacks` (not for the warm-up),
         `resume`, `runtime_options`, `show_progress` and `pictures`. Fields of
@@ -446,7 +455,10 @@ class Settings:
         weights = model.initial_weights
       else:
         weights = start_lib.weights_of_run(
-          model, open_run(start.initial_run), start.initial_run_part
+          model,
+          open_run(start.initial_run),
+          start.initial_run_part,
+          data,
         )
       start_lib.keep(weights, folder)
     return self.initial_model(data, folder)

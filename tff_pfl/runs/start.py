@@ -24,7 +24,7 @@ from typing import Any, Literal, Optional
 
 import numpy as np
 
-from tff_pfl import errors, fields
+from tff_pfl import datasets, errors, fields
 from tff_pfl.core import hparams as hparams_lib
 from tff_pfl.core import personalized_process
 from tff_pfl.datasets import files
@@ -108,16 +108,20 @@ def warm_up_training(hparams: Any) -> dict[str, Any]:
 
 
 def weights_of_run(
-  model: split_model.SplitModel, run: run_lib.Run, part: str
+  model: split_model.SplitModel,
+  run: run_lib.Run,
+  part: str,
+  data: datasets.FederatedDataset,
 ) -> split_model.Weights:
   """The weights of a model from a finished run.
 
   Args:
     part: See `Start.initial_run_part`.
+    data: Data of the model.
 
   Raises:
-    ValueError: If the run is not finished, has no global model, or another
-      network.
+    ValueError: If the run is not finished, has no global model, another
+      network, or other inputs or classes.
   """
   process, rounds = run.process, run.settings.rounds
   errors.expect(
@@ -133,6 +137,19 @@ def weights_of_run(
     f'{process.name} with statistics={process.description["statistics"]}, '
     f'which has none, in {run.directory}',
   )
+  names = [
+    (one.encoding and tuple(one.encoding.input_names), one.class_names)
+    for one in (data, run.data)
+  ]
+  for what, own, before in zip(('inputs', 'classes'), *names):
+    errors.expect(
+      None in (own, before)
+      or own == before
+      or (part == 'body' and what == 'classes'),
+      'initial_run',
+      f'a run with the {what} {", ".join(own or ())}, in this order',
+      f'{", ".join(before or ())} in {run.directory}',
+    )
   # Weights that are not global keep their initial values, as for a client
   # without data.
   weights = {**process.model.initial_weights, **run.global_weights()}
