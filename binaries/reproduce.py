@@ -276,8 +276,10 @@ def main() -> None:
         flag.value,
       )
   ran = _run_all(studies, directory)
-  if len(studies) == 1:
-    print(ran[studies[0].name]['results'].table())
+  for name, one in ran.items():
+    # All studies of the papers have claims.
+    if len(studies) == 1 or (name not in papers.STUDIES and 'results' in one):
+      print(one['results'].table())
   rows = [
     {'study': name, **row} for name, one in ran.items() for row in one['claims']
   ]

@@ -9,6 +9,8 @@ from tff_pfl.studies import claims
 # The fastest.
 _RUN = 'fedrep_linear_new_client'
 _OWN = """
+import dataclasses
+
 import tff_pfl as pfl
 
 @pfl.method('FedAvg by another name.', pfl.LocalTrainingHParams)
@@ -90,6 +92,15 @@ def test_a_file_of_ones_own_has_studies_and_methods(programs):
   description = _description(programs.directory, 'out', 'mine')
   assert list(description['conditions']) == ['a, b', 'c']
   assert 'a, b (%)' in ' '.join(result.out.split())
+  # Also if there are several studies without claims.
+  with open(programs.directory / 'my_table.py', 'a') as file:
+    file.write("""
+STUDIES = [
+  dataclasses.replace(TABLE, name=name, claims=[]) for name in ('one', 'two')
+]
+""")
+  result = programs.succeed('reproduce', *arguments, '--seeds=0')
+  assert ' '.join(result.out.split()).count('a, b (%)') == 3
   (programs.directory / 'page.md').touch()
   message = programs.fail('reproduce', *arguments, '--docs_dir=.')
   assert "--docs_dir to be given for the papers' studies, fo" in message

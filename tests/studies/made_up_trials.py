@@ -175,6 +175,7 @@ def run(
   over_rounds = {'last_10_mean': np.mean(found_scores)}
   over_rounds.update(num_last_10=len(found_scores), last=found_scores[-1])
   actual = {
+    'num_rounds': config.rounds.num_rounds,
     'accuracy': over_rounds,
     'global_accuracy': over_rounds if has_global else None,
     'weighted': {'best_10_mean': found_scores[-1] / 4},

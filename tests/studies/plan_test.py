@@ -242,6 +242,8 @@ def test_a_method_that_allows_no_point_is_refused_before_anything_runs(rates):
     ),
     # One of them takes adam.
     ('optimizer=adam', 'grid', {'optimizer': ('adam',)}),
+    # As for other flags, the last one counts.
+    ('momentum=0,0.5 momentum=0.9', 'grid', {'momentum': (0.9,)}),
     # To fed_avg 0 steps mean nothing.
     ('num_steps=0', 'grid', {'num_steps': (0,)}),
     # Only methods that are left out have that.
@@ -269,7 +271,6 @@ def test_grids_are_read_in_the_types_of_the_hyperparameters(
 @pytest.mark.parametrize(
   'texts,message',
   [
-    ('momentum=0 momentum=0.9', 'once for each name'),
     ('learning_rate=', r'\[method.\]hyperparameter=value'),
     ('=0.1', r'\[method.\]hyperparameter=value'),
     ('dito.momentum=0.1', 'one of the methods fed_avg'),

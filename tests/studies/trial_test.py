@@ -1,13 +1,14 @@
 import calendar
 import dataclasses
 import json
+import shutil
 import sys
 
 import numpy as np
 import pytest
 
 from tests.studies import poisoned_examples
-from tff_pfl import datasets, errors
+from tff_pfl import datasets, errors, fields
 from tff_pfl.core import personalization
 from tff_pfl.runs import run_store, settings
 from tff_pfl.studies import trial
@@ -225,6 +226,17 @@ def test_modules_are_imported_once_by_name_or_path(tmp_path, monkeypatch):
 def test_an_interrupted_trial_goes_on(plain, tmp_path):
   _config(num_rounds=1).run(str(tmp_path), show_progress=False)
   assert _run(tmp_path, trial.Trial('x', _config())) == plain[1]
+
+
+def test_a_trial_that_was_continued_is_refused(plain, tmp_path):
+  folder = shutil.copytree(plain[0], tmp_path / 'trial')
+  spec = {'trial': fields.to_json(trial.Trial('x', _config()))}
+  (folder / trial.SPEC_NAME).write_text(json.dumps(spec))
+  finished = trial.FinishedTrial(str(folder))
+  assert finished.scores == plain[1]
+  finished.open().continue_(num_rounds=3, show_progress=False)
+  with pytest.raises(errors.RunError, match='to 3 rounds, and its study has 2'):
+    trial.FinishedTrial(str(folder))
 
 
 @pytest.mark.parametrize(

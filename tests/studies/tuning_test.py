@@ -163,6 +163,20 @@ def test_an_interrupted_search_goes_on(tmp_path, monkeypatch, run):
     _search(tmp_path / 'resumed', num_epochs=pfl.Range(1, 4))
 
 
+def test_a_search_gets_no_more_points_when_the_runs_have_begun(tmp_path):
+  space = {'learning_rate': _RATES}
+  first = _tune(tmp_path, space, num_search_trials=2)
+  # Until then it may have more.
+  more = _tune(tmp_path, space, num_search_trials=4)
+  assert more[0]['points'][:2] == first[0]['points']
+  folder = execution.trial_folder(tmp_path, 'fed_avg-seed0')
+  os.makedirs(folder)
+  summary.write_json(os.path.join(folder, trial.SPEC_NAME), {})
+  with pytest.raises(errors.RunError, match='give num_search_trials=4, or'):
+    _tune(tmp_path, space, num_search_trials=6)
+  assert _tune(tmp_path, space, num_search_trials=4) == more
+
+
 def test_points_that_a_method_refuses_are_not_tried(tmp_path, run):
   # Momentum is below 1.
   actual, failures = _search(tmp_path, momentum=(0.5, 2.0))

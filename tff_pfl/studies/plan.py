@@ -387,7 +387,6 @@ def parse_grid(
       targets, flag, f'for hyperparameters of {", ".join(owners)}', text
     )
     key = start.strip()
-    errors.expect(key not in grid, flag, 'given once for each name', text)
     # Without the limits of numbers, because a method may refuse a point.
     hint = Union[
       tuple(typing.get_type_hints(of)[target] for of, target in targets)

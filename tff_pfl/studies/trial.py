@@ -252,7 +252,7 @@ class FinishedTrial:
       data_dir: Folder of the dataset's files, if it has moved.
 
     Raises:
-      RunError: If a file of the trial cannot be read.
+      RunError: If a file of the trial cannot be read, or the run was continued.
     """
     self.directory = directory
     self._data_dir = data_dir
@@ -260,6 +260,12 @@ class FinishedTrial:
     self.summary = summary_lib.read_json(
       os.path.join(directory, report.SUMMARY_NAME)
     )
+    planned = read_spec(directory)['trial']['settings']['rounds']['num_rounds']
+    if self.summary['num_rounds'] != planned:
+      raise errors.RunError(
+        f'The run in {directory} was continued to {self.summary["num_rounds"]} '
+        f'rounds, and its study has {planned}: restore or delete the folder.'
+      )
 
   @functools.cached_property
   def settings(self) -> settings_lib.Settings:

@@ -169,6 +169,12 @@ class _Sweep:
     if self._in_state(_State.RUNNING):
       return True
     num_known = len(self._study.trials)
+    if self._has_begun() and num_known < (self._of.num_search_trials or 0):
+      raise errors.RunError(
+        f'{self._directory} holds runs with the best of {num_known} points of '
+        f'{self._name}: give num_search_trials={num_known}, or choose another '
+        'output folder.'
+      )
     num_new = len(self._in_state(_State.WAITING)) or min(
       _TOGETHER, (self._of.num_search_trials or 0) - num_known
     )
@@ -220,13 +226,7 @@ class _Sweep:
     not be tried again. If it were now the best, the runs would have used the
     wrong point.
     """
-    # Also with seeds that are not of this part of a study.
-    folder = os.path.join(self._directory, execution.TRIALS_DIR)
-    has_begun = any(
-      plan.is_trial_of(self._name, name)
-      and execution.is_started(self._directory, name)
-      for name in (os.listdir(folder) if os.path.isdir(folder) else ())
-    )
+    has_begun = self._has_begun()
     trials = self.trials()
     unfinished = [
       one.name
@@ -242,6 +242,15 @@ class _Sweep:
           'another point have begun)'
         )
     return failures
+
+  def _has_begun(self):
+    # Also with seeds that are not of this part of a study.
+    folder = os.path.join(self._directory, execution.TRIALS_DIR)
+    return any(
+      plan.is_trial_of(self._name, name)
+      and execution.is_started(self._directory, name)
+      for name in (os.listdir(folder) if os.path.isdir(folder) else ())
+    )
 
   def table(self, failed: Mapping[str, str]) -> dict[str, Any]:
     """The table of the sweep, with the best point chosen."""
