@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import os
 import types
 
 import keras
@@ -13,6 +14,7 @@ from ai_edge_litert import interpreter
 
 from tests.methods import toy_problems
 from tests.models import keras_models
+from tff_pfl import errors
 from tff_pfl.core import (
   objectives,
   padding,
@@ -116,6 +118,22 @@ def test_names_that_are_alike_are_refused():
     ValueError, match='`model` .*encoder/a/kernel, .*encoder_a'
   ):
     client_module.ClientModule(process, None, None, model.initial_weights)
+
+
+def test_a_saved_model_that_cannot_be_written_leaves_the_earlier_one(
+  exported, tmp_path, monkeypatch
+):
+  client, *_ = exported('fed_rep')
+  (tmp_path / '3').mkdir()
+
+  def fill(_, path, **__):
+    os.makedirs(path)
+    raise tf.errors.ResourceExhaustedError(None, None, 'no space left')
+
+  monkeypatch.setattr(tf.saved_model, 'save', fill)
+  with pytest.raises(errors.RunError, match='Cannot write .*3: .*no space'):
+    saved_model.save(tmp_path, client, version=3)
+  assert os.listdir(tmp_path) == ['3']
 
 
 @toy_problems.named(_KINDS, fast=('fed_rep',))

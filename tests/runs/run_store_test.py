@@ -2,6 +2,7 @@ import contextlib
 import functools
 import multiprocessing
 import os
+import pathlib
 import shutil
 import sqlite3
 import time
@@ -377,6 +378,21 @@ def test_a_file_that_is_lost_while_it_is_written_to_is_missed_at_once(
     with resume(tmp_path / name, _CONFIG) as store:
       assert store.last_round == 1
       assert store.client_states([1]) == {1: state_of(1, 1)}
+
+
+def test_a_copy_that_fails_leaves_no_part(tmp_path, monkeypatch):
+  with RunStore.open(tmp_path / 'run', _CONFIG) as store:
+    commit(store)
+    best = tmp_path / 'best'
+
+    def full(path, target):
+      assert path.exists()
+      raise OSError('no space left')
+
+    monkeypatch.setattr(pathlib.Path, 'replace', full)
+    with pytest.raises(errors.RunError, match='no space left'):
+      store.copy_to(best)
+    assert not os.listdir(best)
 
 
 def everything(directory):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Union
 
 import tensorflow as tf
 
-from tff_pfl import fields
+from tff_pfl import errors, fields
 from tff_pfl.export import client_module
 
 
@@ -54,5 +55,14 @@ def save(
     ),
   }
   path = os.path.join(directory, str(version))
-  tf.saved_model.save(client, path, signatures=signatures)
+  # TensorFlow Serving ignores it.
+  temporary = os.path.join(directory, f'.{version}.tmp')
+  shutil.rmtree(temporary, ignore_errors=True)
+  try:
+    tf.saved_model.save(client, temporary, signatures=signatures)
+    shutil.rmtree(path, ignore_errors=True)
+    os.replace(temporary, path)
+  except (OSError, tf.errors.OpError) as error:
+    shutil.rmtree(temporary, ignore_errors=True)
+    raise errors.RunError(f'Cannot write {path}: {error}') from error
   return path

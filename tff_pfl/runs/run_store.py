@@ -278,11 +278,17 @@ class RunStore:
     with _one_line(directory, 'keep the best models', advice):
       path.parent.mkdir(parents=True, exist_ok=True)
       temporary.unlink(missing_ok=True)
-      with contextlib.closing(sqlite3.connect(temporary)) as copy:
-        self._connection.backup(copy)
-        # The copy is one file without a log.
-        copy.execute('PRAGMA journal_mode = DELETE')
-      temporary.replace(path)
+      try:
+        with contextlib.closing(sqlite3.connect(temporary)) as copy:
+          self._connection.backup(copy)
+          # The copy is one file without a log.
+          copy.execute('PRAGMA journal_mode = DELETE')
+        temporary.replace(path)
+      except BaseException:
+        # The disk may be full.
+        for part in path.parent.glob(f'{temporary.name}*'):
+          part.unlink()
+        raise
 
   def close(self) -> None:
     """Closes the file and releases the directory. May be called again."""
