@@ -445,7 +445,7 @@ def test_without_tensorflow_the_import_says_what_to_install():
   code = f'import sys; sys.path.append({str(ROOT)!r}); import tff_pfl'
   error = run_python(code, '-I', '-S')[1].splitlines()[-1]
   assert error.startswith('ImportError: tff_pfl needs TensorFlow 2.21 and')
-  assert 'run `tff-pfl-setup` (docs/programs.md' in error
+  assert 'dependencies, then run `tff-pfl-setup` (docs/programs.md' in error
 
 
 def test_names_of_the_library_are_there_and_editors_see_them():

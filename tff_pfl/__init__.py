@@ -33,8 +33,9 @@ for _name in ('tensorflow', 'tensorflow_federated'):
   if importlib.util.find_spec(_name) is None:
     raise ImportError(
       f'tff_pfl needs TensorFlow 2.21 and TensorFlow Federated 0.87, and '
-      f'{_name} is not installed here: run `tff-pfl-setup` (docs/programs.md, '
-      '"In an environment of your own").',
+      f'{_name} is not installed here: install tff_pfl with its dependencies, '
+      'then run `tff-pfl-setup` (docs/programs.md, "In an environment of your '
+      'own").',
       name=_name,
     )
 

@@ -142,6 +142,10 @@ def test_baselines_run_on_the_same_clients_and_are_compared(programs):
     ('--algorithm=fed_best', 'fed_per|fed_proto|fed_prox|fed_rep'),
     ('--baselines=fed_best', '--baselines to be one of apfl, ditto, '),
     ('--baselines=fed_dar', 'whose examples have a domain'),
+    (
+      '--baselines=scaffold --scaffold_total_clients=7',
+      '--scaffold_total_clients to be 6, the number of all clients',
+    ),
     ('--fed_avg_num_epochs=1', '(fed_rep) only, found --fed_avg_num_epochs'),
     ('--cohort_size=7', '--cohort_size to be 1 to num_clients=6, found 7'),
     ('--participation=0.5', '--participation to be unset with --cohort_size'),

@@ -181,6 +181,8 @@ def test_by_default_the_last_hidden_layer_is_divided():
   assert tuple(model.layers_to_divide('head, a')) == ('a', 'head')
   with pytest.raises(ValueError, match="found 'none'"):
     model.layers_to_divide('')
+  with pytest.raises(ValueError, match='a model with a hidden layer to divide'):
+    keras_models.bridge(keras_models.sequential()).layers_to_divide()
 
 
 # Texts of units.

@@ -276,6 +276,9 @@ class SplitModel:
     """
     if names is None:
       in_body = [name for name in self.units if name in self.body_layers]
+      errors.expect(
+        in_body, 'model', 'a model with a hidden layer to divide', self.name
+      )
       names = ','.join(in_body[-1:])
     layers = [name.strip() for name in names.split(',') if name.strip()]
     units_lib.check_layers(self.units, layers, self.layers)

@@ -122,7 +122,8 @@ def check_unchanged(
     raise errors.RunError(
       f'The data have changed since the run in {store.directory} was trained'
       f' on them: their checksum was {recorded}, and is {data.fingerprint}.'
-      ' Restore the data, or train again.'
+      ' Restore the data, or train again. If the run had data of its own, give'
+      ' them to `open_run`, with the process.'
     )
 
 
