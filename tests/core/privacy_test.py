@@ -147,6 +147,9 @@ def test_accounting_is_of_the_noise_that_is_added():
   some = dataclasses.replace(sampler, dropout_rate=0.5)
   with pytest.raises(ValueError, match='`dropout_rate` to be 0 with a private'):
     without.accounting(some, 3)
+  late = client_sampling.CohortSampler(5, 3, 3, join_rounds=(1, 1, 1, 1, 2))
+  with pytest.raises(ValueError, match='draws cohorts from all clients'):
+    without.accounting(late, 3)
   distributed = privacy.DistributedPrivateMean(noise_multiplier=1.0, delta=0.01)
   accounting = distributed.accounting(sampler, 3)
   assert accounting.delta == 0.01 and accounting.is_distributed

@@ -125,15 +125,30 @@ def test_a_saved_model_that_cannot_be_written_leaves_the_earlier_one(
 ):
   client, *_ = exported('fed_rep')
   (tmp_path / '3').mkdir()
+  (tmp_path / '3' / 'earlier').touch()
+
+  def expect_failure():
+    with pytest.raises(errors.RunError, match='Cannot write .*3: .*no space'):
+      saved_model.save(tmp_path, client, version=3)
+    assert os.listdir(tmp_path) == ['3']
+    assert os.listdir(tmp_path / '3') == ['earlier']
 
   def fill(_, path, **__):
     os.makedirs(path)
     raise tf.errors.ResourceExhaustedError(None, None, 'no space left')
 
   monkeypatch.setattr(tf.saved_model, 'save', fill)
-  with pytest.raises(errors.RunError, match='Cannot write .*3: .*no space'):
-    saved_model.save(tmp_path, client, version=3)
-  assert os.listdir(tmp_path) == ['3']
+  expect_failure()
+  replace = os.replace
+
+  def fail_at_the_new_one(source, target):
+    if source.endswith('.new'):
+      raise OSError('no space left')
+    replace(source, target)
+
+  monkeypatch.setattr(tf.saved_model, 'save', lambda *_, **__: None)
+  monkeypatch.setattr(os, 'replace', fail_at_the_new_one)
+  expect_failure()
 
 
 @toy_problems.named(_KINDS, fast=('fed_rep',))

@@ -102,12 +102,12 @@ def test_weights_stand_before_domains_whichever_comes_first():
 
 
 def test_classes_with_names_are_weighted_by_their_names():
-  assert class_weights.parse('no:1,yes:10', ['no', 'yes']) == {0: 1, 1: 10}
+  assert class_weights.parse('no:1, yes:10', ['no', 'yes']) == {0: 1, 1: 10}
   # Names may be numbers, which are not the labels then.
   data = types.SimpleNamespace(class_names=('1', '2'))
   model = class_weights.with_class_weight(_model(2), '2:10', data)
   assert model.made_with['class_weight'] == {1: 10}
-  with pytest.raises(ValueError, match=r"of the classes 1, 2, found '0:1'"):
+  with pytest.raises(ValueError, match=r", for the classes 1, 2, found '0:1'"):
     class_weights.with_class_weight(_model(2), '0:1', data)
 
 

@@ -130,7 +130,7 @@ def test_regularizers_add_to_the_gradient_and_not_to_the_metrics():
 
 
 def test_what_keeps_a_tensor_trains():
-  one, rate = tf.ones([]), 0.1
+  one, rate, is_kept = tf.ones([]), 0.1, tf.constant(True)
   kernels = []
   for regularizer in (None, keras.regularizers.L1(0.25)):
     network = sequential(
@@ -139,16 +139,22 @@ def test_what_keeps_a_tensor_trains():
     for variable in network.weights:
       variable.assign(keras.ops.full(variable.shape, -2.0))
     model = augmentation.augmented(
-      keras_models.bridge(network), lambda x, seed: x * one
+      keras_models.bridge(network),
+      lambda x, seed: tf.where(is_kept, x * one, 0.0),
     )
-    process = toy_problems.full_batches(
-      'fed_avg', model, num_steps=1, learning_rate=rate
-    )
+    hparams = {'num_steps': 1, 'learning_rate': rate}
+    process = toy_problems.full_batches('fed_avg', model, **hparams)
     state, states = process.initialize(), [process.initialize_client_state(0)]
     x = np.ones([3, 4], np.float32)
     examples = examples_lib.Examples(x, np.zeros([3], np.int32))
     state = process.next(state, states, toy_problems.padded([examples])).state
     kernels.append(state.global_weights['dense/kernel'])
+    # A new client does the same alone.
+    alone = toy_problems.full_batches('local_only', model, **hparams)
+    personal = toy_problems.new_client(alone, alone.initialize(), examples)
+    np.testing.assert_allclose(
+      personal.weights['dense/kernel'], kernels[-1], rtol=1e-5
+    )
   np.testing.assert_allclose(kernels[1], kernels[0] + rate * 0.25, rtol=1e-5)
 
 

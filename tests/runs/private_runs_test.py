@@ -67,6 +67,11 @@ def test_noise_for_an_epsilon_is_for_its_rounds(data, model, tmp_path):
   process = settings.build_process(model, data)
   with pytest.raises(ValueError, match='`num_rounds` to be at most 3, .*epsil'):
     loop.run(process, data, str(tmp_path), num_rounds=4, cohort_size=3)
+  # It may stop before.
+  run = loop.run(
+    process, data, str(tmp_path / 'first'), num_rounds=2, cohort_size=3
+  )
+  assert run.continue_(3).last_round == 3
   # Also a run that continues, whose settings find other noise.
   settings.run(str(tmp_path), data=data, show_progress=False)
   with pytest.raises(ValueError, match='`num_rounds` to be at most 3, .*epsil'):

@@ -103,6 +103,7 @@ def _client_function(work, options, exchange, frozen):
   # Compiles all of the work, so that the operations after training are also one
   # pass over the weights.
   @tf.function(jit_compile=model.uses_xla, autograph=False)
+  @keras_purity.eager_tensors_as_constants()
   def work_at_client(
     broadcast, client_state, examples, server_update=None, cache=None
   ):
@@ -173,12 +174,8 @@ def _client_function(work, options, exchange, frozen):
       sent=sent, sums=sums, cache=cache, client_state=new_state
     )
 
-  def on_tensors(arguments):
-    # TFF passes a variable number of arguments only as one structure.
-    with keras_purity.eager_tensors_as_constants():
-      return work_at_client(*arguments)
-
-  return on_tensors
+  # TFF passes a variable number of arguments only as one structure.
+  return lambda arguments: work_at_client(*arguments)
 
 
 def _state_after(work, client_state, local, is_counted):
@@ -266,12 +263,14 @@ def build_personal_models(
     return personalize_broadcast(broadcast_of(state), client_state, train)
 
   @tff.tensorflow.computation(server_state_type)
+  @keras_purity.eager_tensors_as_constants()
   def model_without_data(state):
     return work.model_without_data(broadcast_of(state))
 
   @tff.tensorflow.computation(
     broadcast_type, client_state_type, examples_type, examples_type
   )
+  @keras_purity.eager_tensors_as_constants()
   def evaluate_broadcast(broadcast, client_state, train, test):
     before = scoring.score(model, work.model_without_data(broadcast), test)
     after = before
@@ -344,6 +343,7 @@ def _build_personalize(work, options, types):
     (exchange,) = work.exchanges
 
     @tff.tensorflow.computation(*types)
+    @keras_purity.eager_tensors_as_constants()
     def personalize_trained(broadcast, client_state, examples):
       result = exchange.client(
         work.client(exchange, broadcast, client_state, examples, training)
@@ -363,6 +363,7 @@ def _build_personalize(work, options, types):
     return personalize_trained
 
   @tff.tensorflow.computation(*types)
+  @keras_purity.eager_tensors_as_constants()
   def personalize_broadcast(broadcast, client_state, examples):
     seed_value = broadcast.seed_of(client_state, randomness.PERSONALIZATION)
     local = work.local_of(client_state)

@@ -142,10 +142,10 @@ def steps_instead_of(hparams: type, name: str) -> Optional[str]:
   return steps if steps != name and is_optional else None
 
 
-def without_default_steps(
+def without_steps_for_epochs(
   hparams: type, values: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Values of fields, and None for steps that would replace given epochs.
+  """Values of fields, and None for the steps that would replace given epochs.
 
   Args:
     hparams: The class of a method's hyperparameters.

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tff_pfl import fields
 from tff_pfl.core import example_tensors
-from tff_pfl.models import keras_purity, split_model
+from tff_pfl.models import split_model
 
 # The metric sum that counts examples by the share of their parts that count.
 COUNTED = 'counted'
@@ -209,9 +209,7 @@ def prediction_loss(
         )
       for name, regularizer in model.regularizers.items():
         if name in trained:
-          with keras_purity.eager_tensors_as_constants():
-            term = regularizer(trained[name])
-          mean_loss += tf.cast(term, mean_loss.dtype)
+          mean_loss += tf.cast(regularizer(trained[name]), mean_loss.dtype)
       if penalty is not None:
         added = penalty(*features, statistics, batch)
         mean_loss += tf.cast(added, mean_loss.dtype)

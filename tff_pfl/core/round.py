@@ -35,7 +35,7 @@ from tff_pfl.core import (
   tff_learning,
   training_options,
 )
-from tff_pfl.models import split_model
+from tff_pfl.models import keras_purity, split_model
 
 
 def build_personalized_process(
@@ -306,6 +306,7 @@ class _Round:
       aggregated.state.member,
       self._clients[number].type_signature.result.sums,
     )
+    @keras_purity.eager_tensors_as_constants()
     def server(state, mean, aggregator_state, sums):
       weights, update, algorithm = state.global_weights, mean, state.algorithm
       if exchange.server is not None:

@@ -311,19 +311,20 @@ class FederatedDataset:
       class_names: Distinct names, among them all of this dataset's.
     """
     class_names = tuple(class_names)
+    number_of = {name: number for number, name in enumerate(class_names)}
     errors.expect(
-      {*self.class_names} <= {*class_names},
+      {*self.class_names} <= {*number_of},
       'data',
       f'a dataset whose classes are among {", ".join(class_names)}',
       f'{", ".join(self.class_names)} in dataset {self.name!r}',
     )
-    numbers = np.array([*map(class_names.index, self.class_names)], np.int32)
+    numbers = [number_of[name] for name in self.class_names]
     return self._view(
       'with_class_names',
       class_names,
       class_names=class_names,
       num_classes=len(class_names),
-      load=_Renumbered(self.load, numbers),
+      load=_Renumbered(self.load, np.array(numbers, np.int32)),
     )
 
   def _view(

@@ -55,14 +55,22 @@ def save(
     ),
   }
   path = os.path.join(directory, str(version))
-  # TensorFlow Serving ignores it.
-  temporary = os.path.join(directory, f'.{version}.tmp')
-  shutil.rmtree(temporary, ignore_errors=True)
+  # TensorFlow Serving ignores them.
+  new, old = (
+    os.path.join(directory, f'.{version}.{n}') for n in ('new', 'old')
+  )
+  shutil.rmtree(new, ignore_errors=True)
   try:
-    tf.saved_model.save(client, temporary, signatures=signatures)
-    shutil.rmtree(path, ignore_errors=True)
-    os.replace(temporary, path)
+    tf.saved_model.save(client, new, signatures=signatures)
+    if os.path.exists(path):
+      shutil.rmtree(old, ignore_errors=True)
+      os.replace(path, old)
+    os.replace(new, path)
   except (OSError, tf.errors.OpError) as error:
-    shutil.rmtree(temporary, ignore_errors=True)
     raise errors.RunError(f'Cannot write {path}: {error}') from error
+  finally:
+    if not os.path.exists(path) and os.path.exists(old):
+      os.replace(old, path)
+    for folder in (new, old):
+      shutil.rmtree(folder, ignore_errors=True)
   return path

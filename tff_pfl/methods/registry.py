@@ -135,7 +135,7 @@ def with_values(
     own.update(dict.fromkeys(names, values[name]))
     if not names:
       others[name] = values[name]
-  own = hparams_lib.without_default_steps(type(hparams), own)
+  own = hparams_lib.without_steps_for_epochs(type(hparams), own)
   return dataclasses.replace(hparams, **own), others
 
 

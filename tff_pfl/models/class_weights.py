@@ -94,19 +94,19 @@ def parse(
   """
   if text == BALANCED:
     return text
-  labels = {name: label for label, name in enumerate(class_names or ())}
+  labels = {name.strip(): n for n, name in enumerate(class_names or ())}
   weights = {}
   pairs = [part.rsplit(':', 1) for part in text.split(',')]
   with contextlib.suppress(KeyError, ValueError):
     weights = {
-      labels[name] if labels else int(name): float(weight)
+      labels[name.strip()] if labels else int(name): float(weight)
       for name, weight in pairs
     }
   errors.expect(
     len(weights) == len(pairs)
     and all(errors.is_number(w) and w > 0 for w in weights.values()),
     'class_weight',
-    FORMS + (f' of the classes {", ".join(labels)}' if labels else ''),
+    FORMS + (f', for the classes {", ".join(labels)}' if labels else ''),
     text,
   )
   return weights

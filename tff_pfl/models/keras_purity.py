@@ -210,9 +210,10 @@ def _as_constant(tensor, dtype=None, name=None):
   return tf.constant(tensor.numpy(), dtype or tensor.dtype, name=name)
 
 
-def _is_number_for_a_graph(tensor):
-  is_number = tensor.dtype.is_floating or tensor.dtype.is_integer
-  return is_number and not tf.executing_eagerly()
+def _is_value_for_a_graph(tensor):
+  dtype = tensor.dtype
+  is_value = dtype.is_floating or dtype.is_integer or dtype.is_bool
+  return is_value and not tf.executing_eagerly()
 
 
 def _replace(owner, name, replacement, applies):
@@ -245,13 +246,13 @@ _replace(
   EagerTensorBase,
   '__tf_tensor__',
   _as_constant,
-  lambda tensor, *_: _CALL.takes_tensors and _is_number_for_a_graph(tensor),
+  lambda tensor, *_: _CALL.takes_tensors and _is_value_for_a_graph(tensor),
 )
 
 
 @contextlib.contextmanager
 def eager_tensors_as_constants():
-  """Turns eager tensors of layers and losses into constants of any graph.
+  """Turns eager tensors of users' functions into constants of any graph.
 
   Otherwise TensorFlow's functions capture them as inputs, and TFF's graphs
   refuse them.

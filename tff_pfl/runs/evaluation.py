@@ -279,7 +279,9 @@ def _fit(run, clients, personalization, runtime, num_samples):
 
 def _with_classes_of(known, clients):
   """New clients with the labels of known ones, if both name their classes."""
-  if known.class_names is None or clients.class_names is None:
+  if clients.class_names in (None, known.class_names) or (
+    known.class_names is None
+  ):
     return clients
   return clients.with_class_names(known.class_names)
 

@@ -544,7 +544,7 @@ def _divided(layer, algorithm):
       own.update(dict.fromkeys(targets, layer[name]))
     elif _is_argument(hparam):
       shared[hparam] = layer[name]
-  return hparams_lib.without_default_steps(hparams, own), shared
+  return hparams_lib.without_steps_for_epochs(hparams, own), shared
 
 
 def _takes_data_dir(dataset):

@@ -170,10 +170,10 @@ class _Sweep:
       return True
     num_known = len(self._study.trials)
     if self._has_begun() and num_known < (self._of.num_search_trials or 0):
+      remedy = f'give num_search_trials={num_known}, or ' if num_known else ''
       raise errors.RunError(
         f'{self._directory} holds runs with the best of {num_known} points of '
-        f'{self._name}: give num_search_trials={num_known}, or choose another '
-        'output folder.'
+        f'{self._name}: {remedy}choose another output folder.'
       )
     num_new = len(self._in_state(_State.WAITING)) or min(
       _TOGETHER, (self._of.num_search_trials or 0) - num_known
