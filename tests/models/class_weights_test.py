@@ -107,6 +107,10 @@ def test_classes_with_names_are_weighted_by_their_names():
   data = types.SimpleNamespace(class_names=('1', '2'))
   model = class_weights.with_class_weight(_model(2), '2:10', data)
   assert model.made_with['class_weight'] == {1: 10}
+  model = class_weights.with_class_weight(_model(2), {'2': 10.0}, data)
+  assert model.made_with['class_weight'] == {1: 10}
+  with pytest.raises(ValueError, match="one of 1, 2, found '3'"):
+    class_weights.with_class_weight(_model(2), {3: 1.0}, data)
   with pytest.raises(ValueError, match=r", for the classes 1, 2, found '0:1'"):
     class_weights.with_class_weight(_model(2), '0:1', data)
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tests.methods import toy_problems
 from tests.models import keras_models
+from tff_pfl import errors
 from tff_pfl.core import objectives
 from tff_pfl.datasets import examples as examples_lib
 from tff_pfl.models import (
@@ -309,7 +310,7 @@ def test_a_file_that_cannot_be_written_leaves_the_earlier_one(
     raise OSError('no space left')
 
   monkeypatch.setattr('zipfile.ZipFile.writestr', full)
-  with pytest.raises(OSError, match='no space'):
+  with pytest.raises(errors.RunError, match='model.keras: no space'):
     keras_bridge.save_keras(path, model, model.initial_weights)
   assert path.read_bytes() == content
   assert os.listdir(tmp_path) == [path.name]

@@ -1,9 +1,12 @@
 """Sweeps with made-up trials, whose accuracy is their learning rate."""
 
 import os
+import sqlite3
 
 import numpy as np
+import optuna
 import pytest
+import sqlalchemy
 
 import tff_pfl as pfl
 from tests.studies import made_up_trials
@@ -175,6 +178,24 @@ def test_a_search_gets_no_more_points_when_the_runs_have_begun(tmp_path):
   with pytest.raises(errors.RunError, match='give num_search_trials=4, or'):
     _tune(tmp_path, space, num_search_trials=6)
   assert _tune(tmp_path, space, num_search_trials=4) == more
+
+
+@pytest.mark.parametrize(
+  'wrapped', [lambda error: error, optuna.exceptions.StorageInternalError]
+)
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch, wrapped):
+  error = sqlalchemy.exc.OperationalError(
+    '', {}, sqlite3.OperationalError('full')
+  )
+
+  def fail(*_, **__):
+    raise wrapped(error) from error
+
+  monkeypatch.setattr(optuna, 'create_study', fail)
+  with pytest.raises(
+    errors.RunError, match='Cannot use the search.*: full. Fix'
+  ):
+    _search(tmp_path)
 
 
 def test_points_that_a_method_refuses_are_not_tried(tmp_path, run):

@@ -307,9 +307,14 @@ class FederatedDataset:
   def with_class_names(self, class_names: Sequence[str]) -> 'FederatedDataset':
     """Returns a view whose labels are positions in other names.
 
+    It has no encoding of a frame's rows.
+
     Args:
       class_names: Distinct names, among them all of this dataset's.
     """
+    errors.expect(
+      self.class_names, 'data', 'a dataset with names of classes', self.name
+    )
     class_names = tuple(class_names)
     number_of = {name: number for number, name in enumerate(class_names)}
     errors.expect(
@@ -324,6 +329,7 @@ class FederatedDataset:
       class_names,
       class_names=class_names,
       num_classes=len(class_names),
+      encoding=None,
       load=_Renumbered(self.load, np.array(numbers, np.int32)),
     )
 

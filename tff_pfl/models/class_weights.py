@@ -26,17 +26,18 @@ FORMS = f'{BALANCED}, or distinct classes with positive weights (0:1,1:10)'
 @fields.checked_call
 def with_class_weight(
   model: split_model.SplitModel,
-  class_weight: Union[str, Mapping[int, float]],
+  class_weight: Union[str, Mapping[Any, float]],
   data: Optional[Any] = None,
 ) -> split_model.SplitModel:
   """Returns the model with class weights in the training loss.
 
   Args:
     model: A classifier whose labels are single numbers.
-    class_weight: The factor of each label's loss (1 for labels that are not
+    class_weight: The factor of each class's loss (1 for classes that are not
       named), or `'balanced'`, or a text that `parse` reads.
     data: The `FederatedDataset` whose training labels, over all clients,
-      'balanced' counts, and whose class names a text may have.
+      'balanced' counts. If its classes have names, other weights are by these
+      names. Without it, they are by label.
   """
   errors.expect(
     split_model.has_classes(model),
@@ -46,6 +47,11 @@ def with_class_weight(
   )
   if isinstance(class_weight, str):
     class_weight = parse(class_weight, getattr(data, 'class_names', None))
+  elif getattr(data, 'class_names', None) is not None:
+    labels = {name: label for label, name in enumerate(data.class_names)}
+    for name in class_weight:
+      errors.expect_one_of('class_weight', str(name), labels)
+    class_weight = {labels[str(n)]: w for n, w in class_weight.items()}
   if class_weight == BALANCED:
     errors.expect(
       hasattr(data, 'class_counts'),

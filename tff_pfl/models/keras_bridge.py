@@ -415,14 +415,21 @@ def save_keras(
     path: The file to write.
     model: Made by `from_keras`, or a model of `zoo`.
     weights: All of the model's weights, by name.
+
+  Raises:
+    RunError: If the file cannot be written. An earlier file stays unchanged.
   """
-  with tempfile.TemporaryDirectory() as folder:
+  # Keras would destroy an existing file before it is done.
+  with (
+    folders.atomic_file(path, 'wb') as file,
+    tempfile.TemporaryDirectory(
+      prefix='.', dir=os.path.dirname(path) or '.'
+    ) as folder,
+    _network_with(model, weights) as network,
+  ):
     saved = pathlib.Path(folder, os.path.basename(path))
-    with _network_with(model, weights) as network:
-      network.save(saved)
-    # Keras would destroy an existing file before it is done.
-    with folders.atomic_file(path, 'wb') as file:
-      file.write(saved.read_bytes())
+    network.save(saved)
+    file.write(saved.read_bytes())
 
 
 @contextlib.contextmanager

@@ -243,12 +243,8 @@ def run(
       accounting.sampler,
     )
     most = accounting.num_rounds
-    if (
-      most is not None
-      and settings is not None
-      and resume
-      and run_store.has_run(output_dir)
-    ):
+    is_rebuilt = settings is not None and resume
+    if most is not None and is_rebuilt and run_store.has_run(output_dir):
       # Settings build the process for the new number.
       with run_store.RunStore.open_for_reading(output_dir) as before:
         most = before.config['rounds']['num_rounds']

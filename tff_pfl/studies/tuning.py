@@ -14,14 +14,16 @@ the same time, or on interruptions, unless points are just being proposed.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 import optuna
+import sqlalchemy
 from absl import logging
 
 from tff_pfl import errors
@@ -38,6 +40,24 @@ _TOGETHER = 4
 _State = optuna.trial.TrialState
 
 
+@contextlib.contextmanager
+def _explaining() -> Iterator[None]:
+  """Explains errors of the file of points, such as a full disk, in a line."""
+  try:
+    yield
+  except (
+    sqlalchemy.exc.DBAPIError,
+    optuna.exceptions.StorageInternalError,
+  ) as error:
+    is_plain = isinstance(error, sqlalchemy.exc.DBAPIError)
+    cause = error if is_plain else error.__cause__
+    raise errors.RunError(
+      f'Cannot use the {FILE_NAME} of the study: '
+      f'{getattr(cause, "orig", error)}. Fix this and run the study again.'
+    ) from error
+
+
+@_explaining()
 def tune(
   study: study_lib.Study, directory: str, **options: Any
 ) -> tuple[dict[plan.Key, Any], list[dict[str, Any]], list[dict[str, Any]]]:
@@ -54,7 +74,7 @@ def tune(
 
   Raises:
     RunError: If the folder has a sweep of other values, or one of its trials
-      cannot run.
+      cannot run, or the points cannot be stored.
   """
   tuned = [key for key in plan.runs(study) if plan.is_tuned(study, key)]
   if not tuned:
