@@ -66,10 +66,7 @@ def jitter(model):
     if variable.dtype.startswith('float'):
       value = variable.numpy()
       variable.assign(value + rng.uniform(-0.3, 0.3, value.shape))
-  for layer in model._flatten_layers():
-    if isinstance(layer, layers.Normalization):
-      # It has tensors of its weights.
-      layer.finalize_state()
+  keras_bridge._refresh(model)
   return model
 
 

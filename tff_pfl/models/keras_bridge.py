@@ -33,7 +33,6 @@ import dataclasses
 import os
 import pathlib
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Optional, Union
 
@@ -52,8 +51,6 @@ from tff_pfl.models import (
 from tff_pfl.system import folders
 from tff_pfl.system.private_api import get_keras_mask, set_keras_mask
 
-# Held while a Keras model has a client's weights.
-_NETWORKS = threading.Lock()
 # Prefixes of operations that 'auto' does not compile. XLA makes convolutions in
 # loops on a CPU many times slower, lacks rotations and shifts of images, and
 # changes the random numbers of flips and contrasts.
@@ -450,14 +447,10 @@ def _network_with(model, weights) -> Iterator[keras.Model]:
     network = keras.Model(
       network.inputs[0], network.outputs[0], name=network.name
     )
-  with _NETWORKS:
-    before = network.get_weights()
-    try:
-      for name, variable in variables.items():
-        variable.assign(weights[name])
-      yield network
-    finally:
-      network.set_weights(before)
+  with keras_graph.restoring_weights(network):
+    for name, variable in variables.items():
+      variable.assign(weights[name])
+    yield network
 
 
 def _refresh(model):

@@ -6,10 +6,12 @@ A nested model appears as the nodes of its layers, called `model/layer`.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import inspect
 import itertools
 import re
+import threading
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
@@ -20,6 +22,8 @@ import tree
 from tff_pfl import errors
 from tff_pfl.models import split_model, units
 
+# Held while a network has other weights than its own.
+_LOCK = threading.Lock()
 # Layers that have units (convolutions only with channels last).
 _DIVISIBLE = (
   keras.layers.Dense,
@@ -442,6 +446,17 @@ def layers_within(graph: Graph) -> list[tuple[str, Any]]:
     for name, layer in graph.layers.items()
     for module in layer._flatten_layers()  # pylint: disable=protected-access
   ]
+
+
+@contextlib.contextmanager
+def restoring_weights(network: keras.Model) -> Iterator[None]:
+  """Restores a network's weights after a block, for one thread at a time."""
+  with _LOCK:
+    before = network.get_weights()
+    try:
+      yield
+    finally:
+      network.set_weights(before)
 
 
 def _numbered(kind: str, taken: Container[str]) -> str:

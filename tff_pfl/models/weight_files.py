@@ -185,8 +185,7 @@ def _placed_by_keras(path, model):
   """The model's weights that Keras finds in a file for its network."""
   network = model.keras_graph.model
   variables, _, _ = keras_graph.name_weights(model.keras_graph)
-  before = network.get_weights()
-  try:
+  with keras_graph.restoring_weights(network):
     for variable in variables.values():
       variable.assign(np.full(variable.shape, np.nan))
     with warnings.catch_warnings():
@@ -197,8 +196,6 @@ def _placed_by_keras(path, model):
       for name, variable in variables.items()
       if not np.isnan(variable).any()
     }
-  finally:
-    network.set_weights(before)
 
 
 def _of_keras(path, keep_names):
