@@ -19,7 +19,7 @@ import sys
 from absl import flags
 
 from tff_pfl import errors, plots
-from tff_pfl.runs import loop, report
+from tff_pfl.runs import report
 from tff_pfl.runs import run as run_lib
 
 from . import program, run_flags, runtime_flags
@@ -55,8 +55,7 @@ def main() -> None:
   for one in list(settings.values())[1:]:
     # An unsuitable baseline fails before the first training.
     one.build_process(one.build_model(data), data)
-    cohorts = one.rounds.cohorts(data.num_clients, one.seed)
-    loop.expect_fit(vars(one.method), cohorts)
+    one.expect_fit(data)
   runs = [
     settings[name].run(
       folder, data=data, resume=_RESUME.value, runtime_options=runtime_options

@@ -279,11 +279,10 @@ def _fit(run, clients, personalization, runtime, num_samples):
 
 def _with_classes_of(known, clients):
   """New clients with the labels of known ones, if both name their classes."""
-  if clients.class_names in (None, known.class_names) or (
-    known.class_names is None
-  ):
+  before, after = clients.class_names, known.class_names
+  if None in (before, after) or before == after:
     return clients
-  return clients.with_class_names(known.class_names)
+  return clients.with_class_names(after)
 
 
 def evaluate_by_ensemble(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import html
-import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -74,17 +73,17 @@ def tidy(runs: Union[Mapping[str, Run], Iterable[Run]]) -> pd.DataFrame:
     names are in the first column, `run`.
   """
   tables = []
-  names = runs if isinstance(runs, Mapping) else itertools.repeat(None)
-  for name, run in zip(names, _several(runs)):
+  for run in _several(runs):
     with run._store() as store:
       config, evaluations = store.config, store.evaluations()
     table = summary_lib.tidy(run.scores)
     table.insert(0, 'method', config['algorithm'])
     table.insert(1, 'seed', config['seed'])
     table.insert(2, 'round', evaluations[-1]['round'] if evaluations else 0)
-    if isinstance(runs, Mapping):
-      table.insert(0, 'run', name)
     tables.append(table)
+  if isinstance(runs, Mapping):
+    for name, table in zip(runs, tables):
+      table.insert(0, 'run', name)
   return pd.concat(tables, ignore_index=True)
 
 

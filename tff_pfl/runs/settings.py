@@ -350,6 +350,12 @@ class Settings:
       reweighted=options.reweight_domains,
     )
 
+  def expect_fit(self, data: datasets.FederatedDataset) -> None:
+    """Raises `ValueError` if the method is for other numbers of clients."""
+    loop.expect_fit(
+      vars(self.method), self.rounds.cohorts(data.num_clients, self.seed)
+    )
+
   def build_process(
     self, model: split_model.SplitModel, data: datasets.FederatedDataset
   ) -> personalized_process.PersonalizedProcess:
@@ -401,9 +407,7 @@ class Settings:
       run_store.expect_none(output_dir)
     data = self.load_data() if data is None else data
     # Before the warm-up, which may be long.
-    loop.expect_fit(
-      vars(self.method), self.rounds.cohorts(data.num_clients, self.seed)
-    )
+    self.expect_fit(data)
     model = self._begin(data, output_dir, record, options)
     return self._train(
       self.build_process(model, data), data, output_dir, record, options

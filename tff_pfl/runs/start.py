@@ -137,15 +137,15 @@ def weights_of_run(
     f'{process.name} with statistics={process.description["statistics"]}, '
     f'which has none, in {run.directory}',
   )
-  names = [
-    (one.encoding and tuple(one.encoding.input_names), one.class_names)
-    for one in (data, run.data)
-  ]
-  for what, own, before in zip(('inputs', 'classes'), *names):
+  both = (data, run.data)
+  named = {
+    'inputs': [one.encoding and one.encoding.input_names for one in both]
+  }
+  if part != 'body':
+    named['classes'] = [one.class_names for one in both]
+  for what, (own, before) in named.items():
     errors.expect(
-      None in (own, before)
-      or own == before
-      or (part == 'body' and what == 'classes'),
+      None in (own, before) or own == before,
       'initial_run',
       f'a run with the {what} {", ".join(own or ())}, in this order',
       f'{", ".join(before or ())} in {run.directory}',

@@ -260,7 +260,8 @@ class FinishedTrial:
     self.summary = summary_lib.read_json(
       os.path.join(directory, report.SUMMARY_NAME)
     )
-    planned = read_spec(directory)['trial']['settings']['rounds']['num_rounds']
+    self._spec = read_spec(directory)['trial']
+    planned = self._spec['settings']['rounds']['num_rounds']
     if self.summary['num_rounds'] != planned:
       raise errors.RunError(
         f'The run in {directory} was continued to {self.summary["num_rounds"]} '
@@ -270,9 +271,8 @@ class FinishedTrial:
   @functools.cached_property
   def settings(self) -> settings_lib.Settings:
     """The settings of the run."""
-    spec = read_spec(self.directory)['trial']
-    import_modules(spec['modules'])
-    return fields.from_json(Trial, spec).settings
+    import_modules(self._spec['modules'])
+    return fields.from_json(Trial, self._spec).settings
 
   @property
   def evaluations(self) -> Sequence[Mapping[str, Any]]:

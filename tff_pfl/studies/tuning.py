@@ -49,11 +49,11 @@ def _explaining() -> Iterator[None]:
     sqlalchemy.exc.DBAPIError,
     optuna.exceptions.StorageInternalError,
   ) as error:
-    is_plain = isinstance(error, sqlalchemy.exc.DBAPIError)
-    cause = error if is_plain else error.__cause__
+    # Optuna's errors have SQLAlchemy's as their cause, which have SQLite's.
+    reason = getattr(error, 'orig', getattr(error.__cause__, 'orig', error))
     raise errors.RunError(
-      f'Cannot use the {FILE_NAME} of the study: '
-      f'{getattr(cause, "orig", error)}. Fix this and run the study again.'
+      f'Cannot use the {FILE_NAME} of the study: {reason}. Fix this and run '
+      'the study again.'
     ) from error
 
 
