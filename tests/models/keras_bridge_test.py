@@ -175,12 +175,16 @@ def test_adapted_means_are_weights(tmp_path):
   made = keras_bridge.keras_model(model, weights)
   np.testing.assert_allclose(made(x), expected, rtol=1e-5)
   # A model that was adapted to other examples.
-  other, path = keras_models.bridge(make(x - 5)), tmp_path / 'model.keras'
-  keras_bridge.save_keras(path, model, weights)
-  other = weight_files.with_weights(other, str(path))
-  outputs, _ = other.forward(other.initial_weights, x, split_model.INFERENCE)
-  np.testing.assert_allclose(outputs, expected, rtol=1e-5)
   network = make(x - 5)
+  own = network(x).numpy()
+  path, parts = tmp_path / 'model.keras', tmp_path / 'model.weights.h5'
+  keras_bridge.save_keras(path, model, weights)
+  made.save_weights(parts)
+  for file in (path, parts):
+    other = weight_files.with_weights(keras_models.bridge(network), str(file))
+    outputs, _ = other.forward(other.initial_weights, x, split_model.INFERENCE)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5)
+    np.testing.assert_array_equal(network(x), own)
   keras_bridge.to_keras(network, weights)
   np.testing.assert_allclose(network(x), expected, rtol=1e-5)
 

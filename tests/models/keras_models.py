@@ -66,7 +66,7 @@ def jitter(model):
     if variable.dtype.startswith('float'):
       value = variable.numpy()
       variable.assign(value + rng.uniform(-0.3, 0.3, value.shape))
-  keras_bridge._refresh(model)
+  keras_graph.update_kept_tensors(model)
   return model
 
 

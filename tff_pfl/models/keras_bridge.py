@@ -372,7 +372,7 @@ def to_keras(
     )
   for name, value in weights.items():
     variables[name].assign(value)
-  _refresh(model)
+  keras_graph.update_kept_tensors(model)
 
 
 def keras_model(
@@ -397,7 +397,7 @@ def keras_model(
       network, clone_function=_clone_layer, recursive=True
     )
     made.set_weights(network.get_weights())
-    _refresh(made)
+    keras_graph.update_kept_tensors(made)
   return made
 
 
@@ -451,13 +451,6 @@ def _network_with(model, weights) -> Iterator[keras.Model]:
     for name, variable in variables.items():
       variable.assign(weights[name])
     yield network
-
-
-def _refresh(model):
-  """Updates the tensors that layers keep, after their weights have changed."""
-  for layer in model._flatten_layers():
-    if isinstance(layer, keras.layers.Normalization):
-      layer.finalize_state()
 
 
 def _clone_layer(layer):

@@ -448,6 +448,13 @@ def layers_within(graph: Graph) -> list[tuple[str, Any]]:
   ]
 
 
+def update_kept_tensors(network: keras.Model) -> None:
+  """Updates the tensors that layers make of their weights and keep."""
+  for layer in network._flatten_layers():  # pylint: disable=protected-access
+    if isinstance(layer, keras.layers.Normalization):
+      layer.finalize_state()
+
+
 @contextlib.contextmanager
 def restoring_weights(network: keras.Model) -> Iterator[None]:
   """Restores a network's weights after a block, for one thread at a time."""
@@ -457,6 +464,8 @@ def restoring_weights(network: keras.Model) -> Iterator[None]:
       yield
     finally:
       network.set_weights(before)
+      # Keras updates them when it loads a file.
+      update_kept_tensors(network)
 
 
 def _numbered(kind: str, taken: Container[str]) -> str:
