@@ -34,7 +34,7 @@ import os
 import shutil
 
 import numpy as np
-from absl import flags
+from absl import flags, logging
 
 from tff_pfl import datasets, errors
 from tff_pfl.datasets.sources import npz_file, own_files, table
@@ -103,9 +103,19 @@ def _load_clients(run):
       ['test_fraction'], 'it is for --clients_npz and --clients_csv'
     )
     # `_variants` checks the flags of fine-tuning.
-    data = run_flags.settings_from_flags(
+    settings = run_flags.settings_from_flags(
       run.settings.algorithm, has_variants=True
-    ).load_data()
+    )
+    scaled = [
+      (one.arguments.get('normalize', False), one.name, one.data_dir)
+      for one in (settings.data, run.settings.data)
+    ]
+    if scaled[0] != scaled[1] and (scaled[0][0] or scaled[1][0]):
+      logging.warning(
+        'New clients may be scaled in another way than the run was, because '
+        '--dataset_normalize scales a dataset by its own mean and deviation.'
+      )
+    data = settings.load_data()
     if data.encoding is not None and data.encoding.text != run.encoding.text:
       raise ValueError(
         "Expected rows of a table with the encoding of the run's rows, found "

@@ -159,10 +159,11 @@ def test_predictions_for_own_clients_have_the_accuracy_of_the_report(
 
 def test_new_clients_may_come_from_a_dataset_by_name(fed_avg_run, programs):
   flags = '--partition=classes_per_client:3', '--num_clients=3', '--seed=9'
-  programs.succeed(
+  result = programs.succeed(
     *_command('personalize', fed_avg_run, '--dataset=digits', *flags),
     *('--num_epochs=2', '--fine_tune_momentum=0.9'),
   )
+  assert 'scaled in another way' not in result.err
   rows = _read_csv(programs.directory / 'out' / 'new_clients.csv')
   data = datasets.load_dataset(
     'digits', num_clients=3, partition='classes_per_client:3', seed=9
@@ -178,6 +179,17 @@ def test_new_clients_may_come_from_a_dataset_by_name(fed_avg_run, programs):
       programs.directory / 'out' / 'personal_models' / f'{row["client"]}.npz'
     )
     assert {name.split('/')[0] for name in model.files} == {'dense_1', 'head'}
+
+
+@pytest.mark.slow
+def test_new_clients_that_are_scaled_unlike_the_run_are_named(
+  fed_avg_run, programs
+):
+  result = programs.succeed(
+    *_command('personalize', fed_avg_run, '--dataset=digits'),
+    *('--dataset_normalize', '--num_clients=2', '--num_epochs=1'),
+  )
+  assert 'scaled in another way than the run' in result.err
 
 
 @pytest.mark.slow
