@@ -614,7 +614,10 @@ def open_study(directory: Union[str, os.PathLike[str]]) -> Results:
   directory = folders.local_path(directory, 'directory')
   path = os.path.join(directory, STUDY_NAME)
   if not os.path.exists(path):
-    raise errors.RunError(f'{directory} holds no study: there is no {path}.')
+    raise errors.RunError(
+      f'{directory} holds no study: there is no {path}. (A study that is still'
+      ' tuning has none yet.)'
+    )
   return Results(directory, summary_lib.read_json(path))
 
 
