@@ -7,7 +7,12 @@ import tensorflow as tf
 
 from tests.methods import toy_problems
 from tff_pfl import tff_api as tff
-from tff_pfl.core import client_work, private_mean, process_options
+from tff_pfl.core import (
+  client_work,
+  objectives,
+  private_mean,
+  process_options,
+)
 from tff_pfl.core import round as round_lib
 from tff_pfl.methods import registry
 from tff_pfl.models import split_model
@@ -186,6 +191,47 @@ def test_global_weights_without_an_update_do_not_change(optimizer):
   for name, value in model.initial_weights.items():
     is_changed = np.any(state.global_weights[name] != value)
     assert is_changed == (name in head_names)
+
+
+@pytest.mark.parametrize('order', [1, -1])
+def test_states_that_a_method_returns_may_be_in_another_order(order):
+  model = toy_problems.classifier()
+  hparams = toy_problems.hparams_for('fed_avg')
+
+  def add(state, added):
+    items = [(name, state[name] + added[name]) for name in ('a', 'b')]
+    return dict(items[::order])
+
+  def train(client):
+    trained = client.sgd(
+      objectives.joint_loss(model), client.received, hparams.phase()
+    )
+    local = add(client.local, {'a': 1.0, 'b': 10.0})
+    return client.result(trained, local=local, report=local)
+
+  def server(state, update, report, cohort):
+    del cohort
+    return update, add(state.algorithm, report)
+
+  zeros = {'a': np.float32(0), 'b': np.float32(0)}
+  process = round_lib.build_personalized_process(
+    'counting',
+    client_work.global_weights_work(
+      model,
+      client_work.Exchange(train, server),
+      initial_local=zeros,
+      initial_algorithm=zeros,
+    ),
+    process_options.ProcessOptions(),
+    hparams,
+    seed=0,
+    cohorts=None,
+    num_rounds=None,
+  )
+  *_, (state, states, _) = toy_problems.rounds(process, _CLIENTS, [(0, 1)] * 2)
+  assert [dict(one.local) for one in states] == [{'a': 2, 'b': 20}] * 2
+  # The counts after the first round and after the second one.
+  assert dict(state.algorithm) == {'a': 1 + 2, 'b': 10 + 20}
 
 
 def test_layers_train_although_their_names_end_like_a_frozen_one():

@@ -1,6 +1,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -22,6 +23,7 @@ def test_the_interval_and_the_p_value_are_those_of_students_t():
   assert actual == pytest.approx([3, low, high, p_value], abs=1e-3, rel=1e-3)
   assert claim.p_value == pytest.approx(p_value)
   assert (claim.threshold, claim.num_seeds) == ('> 0', 5)
+  assert _difference(values, above=np.float64(1)).threshold == '> 1 (ours)'
   assert _difference([2.0] * 5, above=1).p_value == 0
   assert _difference([1.0] * 5, above=1).p_value == 1
 
@@ -193,6 +195,28 @@ def test_what_failed_with_all_seeds_of_a_condition_is_left_out():
     'hard: C is more accurate than A',
     'hard: the score of C is at least 3',
   ]
+
+
+def test_a_figure_that_a_method_does_not_have_has_no_claim():
+  rows = [
+    {'condition': '', 'method': m, 'seed': 0, 'score': score, 'lead': lead}
+    for m, score, lead in (
+      ('A', 0.5, 0.1),
+      ('B', 0.5, None),
+      # Its training diverged.
+      ('C', math.nan, math.nan),
+    )
+  ]
+  of = study.Study(
+    methods=dict.fromkeys('ABC', study.Method('fed_avg')),
+    metric='lead',
+    claims=[
+      claims.better('A', than=claims.ALL_OTHERS),
+      claims.at_least(0.0, 'B'),
+    ],
+  )
+  actual = claims.check(of.claims, numbers.Numbers(rows), of)
+  assert [c.statement for c in actual] == ['A is ahead of C: lead']
 
 
 @pytest.mark.parametrize(

@@ -408,6 +408,15 @@ def test_conditions_are_columns_beside_published_figures(tmp_path):
   ):
     legend = actual.plot(plots.new_axes(), **options).get_legend()
     assert [text.get_text() for text in legend.get_texts()] == expected
+  # A mean of some of the runs says so.
+  os.remove(tmp_path / 'trials' / '2-Local-seed0' / 'scores.json')
+  part = pfl.open_study(tmp_path).overview().set_index('method')
+  assert part.loc['Local'].tolist() == [
+    '50.0 (1 of 2 runs)',
+    '',
+    '50.0 ± 0.0',
+    '20',
+  ]
   # Another column may be the one that is shown.
   actual.description['metric'] = 'personal_loss'
   loss = actual.overview().set_index('method')['2'].loc['FedAvg']
@@ -439,6 +448,8 @@ def test_a_study_in_progress_is_opened(tmp_path):
   first, *_, last = seen
   assert first.table().split() == []
   assert first.numbers.empty
+  assert first.figures.empty
+  assert not first.plot(plots.new_axes()).lines
   assert 'Local (1 of 2 runs)' in last.table()
   assert last.claims.empty
   # It goes on where it was.

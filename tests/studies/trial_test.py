@@ -1,5 +1,6 @@
 import calendar
 import dataclasses
+import importlib
 import json
 import shutil
 import sys
@@ -217,6 +218,12 @@ def test_modules_are_imported_once_by_name_or_path(tmp_path, monkeypatch):
     trial.import_modules(names)
   del sys.modules[str(path)]
   assert calendar.counted == [str(path)]
+  # It may have been imported by its name.
+  monkeypatch.syspath_prepend(tmp_path)
+  module = importlib.import_module('my_study_module')
+  assert trial.import_modules([str(path)]) == [module]
+  del sys.modules['my_study_module']
+  assert len(calendar.counted) == 2
   # One that cannot be imported is not taken for one that was.
   for _ in range(2):
     with pytest.raises(FileNotFoundError, match='absent_module.py'):

@@ -152,7 +152,7 @@ def _client_function(work, options, exchange, frozen):
         if tf.nest.flatten(value)
       )
     metrics = result.metrics or objectives.zero_metrics(model)
-    sent, metrics = _where(accepted, (sent, metrics))
+    sent, metrics = _or_zeros(accepted, (sent, metrics))
     sent = options.attack.on_sent(sent, client_state.client_index)
     # Summed over the cohort. All but `num_non_finite` count accepted clients.
     sums = collections.OrderedDict(
@@ -186,7 +186,10 @@ def _state_after(work, client_state, local, is_counted):
   if not work.keeps_local:
     return client_state
   return client_state._replace(
-    local=_where(is_counted, local, client_state.local)
+    # In the order of the state's names.
+    local=tf.nest.map_structure(
+      lambda old, new: tf.where(is_counted, new, old), client_state.local, local
+    )
   )
 
 
@@ -226,12 +229,10 @@ def _all_finite(values: Any) -> tf.Tensor:
   )
 
 
-def _where(condition, values, others=None):
-  """Applies `tf.where` to a structure. `others` are zeros by default."""
-  if others is None:
-    others = tf.nest.map_structure(tf.zeros_like, values)
+def _or_zeros(condition, values):
+  """A structure of values, or of zeros."""
   return tf.nest.map_structure(
-    lambda a, b: tf.where(condition, a, b), values, others
+    lambda value: tf.where(condition, value, tf.zeros_like(value)), values
   )
 
 

@@ -344,10 +344,13 @@ class _Round:
       # A cohort without any accepted client does not change the model.
       has_update = sums['weight'] > 0
 
-      def keep(new, old):
-        return tf.where(has_update, tf.cast(new, old.dtype), old)
+      def after(old, new):
+        # In the order of the old names.
+        return tf.nest.map_structure(
+          lambda a, b: tf.where(has_update, tf.cast(b, a.dtype), a), old, new
+        )
 
-      algorithm = tf.nest.map_structure(keep, algorithm, state.algorithm)
+      algorithm = after(state.algorithm, algorithm)
       if is_last:
         for name in work.transient:
           algorithm[name] = tf.nest.map_structure(
@@ -357,11 +360,9 @@ class _Round:
       states[number] = aggregator_state
       new_state = state._replace(
         round_number=state.round_number + int(is_last),
-        global_weights=tf.nest.map_structure(keep, stepped, weights),
+        global_weights=after(weights, stepped),
         aggregator=tuple(states),
-        server_optimizer=tf.nest.map_structure(
-          keep, optimizer_state, state.server_optimizer
-        ),
+        server_optimizer=after(state.server_optimizer, optimizer_state),
         algorithm=algorithm,
       )
       norm = tf.linalg.global_norm(list(gradient.values())) if gradient else 0.0

@@ -287,6 +287,8 @@ class MethodCheck:
         continue
       here = numbers.where(condition=condition)
       for name, other in self._pairs(here.distinct('method')):
+        if any(here.lacks(metric, one) for one in {name, other} - {None}):
+          continue
         if other is None:
           words = f'{scored} of {name} is at least {self.bound:g}'
           values, bound = here.values(metric, method=name), 'above'
@@ -400,7 +402,8 @@ def _bound(above, below):
 
 def _threshold(above, below, of_paper):
   side, bound = _bound(above, below)
-  return f'{side} {bound:g}' + ' (ours)' * (bound != 0 and not of_paper)
+  ours = '' if bound == 0 or of_paper else ' (ours)'
+  return f'{side} {bound:g}{ours}'
 
 
 def count(verdicts: Iterable[str]) -> str:

@@ -65,6 +65,12 @@ class Numbers:
     """
     return by_seed(self._by_run(column, **fixed)).to_numpy()
 
+  def lacks(self, column: str, method: Hashable) -> bool:
+    """True for a method with scores that has no figure of this kind."""
+    frame = self.where(method=method).frame
+    scores = frame.get('score', frame[column])
+    return bool(frame[column].isna().all() and scores.notna().any())
+
   def _by_run(self, column, **fixed):
     """A column by seed and fold."""
     frame = self.where(**fixed).frame

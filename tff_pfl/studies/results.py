@@ -292,7 +292,9 @@ class Results:
   def figures_by_seed(self) -> pd.DataFrame:
     """The figures of each result, in the columns of `metrics`."""
     rows = [{**one.columns(), **one.metrics()} for one in self]
-    return pd.DataFrame(rows).astype(
+    # Before the first result, those that tables and pictures name.
+    columns = None if rows else [*_KEYS[:3], self.description['metric']]
+    return pd.DataFrame(rows, columns=columns).astype(
       {name: float for row in rows[:1] for name in row if name not in _KEYS}
     )
 
@@ -390,6 +392,9 @@ class Results:
 
   def label(self, condition: Any, method: str) -> str:
     """The method's name, with the number of its runs if some are missing."""
+    return method + self._of_all_runs(condition, method)
+
+  def _of_all_runs(self, condition, method):
     ended = sum(
       (one.condition, one.method) == (condition, method) for one in self
     )
@@ -397,7 +402,7 @@ class Results:
       (entry['condition'], entry['method']) == (condition, method)
       for entry in self.description['entries']
     )
-    return method if ended == total else f'{method} ({ended} of {total} runs)'
+    return '' if ended == total else f' ({ended} of {total} runs)'
 
   # Tables and pictures.
 
@@ -440,7 +445,7 @@ class Results:
   def marked_overview(self) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The `overview`, and marks of the best figures as in `cells`."""
     metric, frame = self.description['metric'], self.numbers
-    if not {'condition', 'method', metric} <= {*frame}:
+    if frame.empty or not {'condition', 'method', metric} <= {*frame}:
       return pd.DataFrame(), pd.DataFrame()
     published = {
       (row['method'], row['condition']): row['value']
@@ -459,8 +464,10 @@ class Results:
       title = (str(condition) or metric) + ' (%)' * is_fraction
       rows = [part[part['method'] == name] for name in table['method']]
       columns = [row.groupby(_run_keys(row))[metric].mean() for row in rows]
+      texts = [metrics_lib.mean_text(column, is_fraction) for column in columns]
       table[title] = [
-        metrics_lib.mean_text(column, is_fraction) or '' for column in columns
+        text + self._of_all_runs(condition, name) if text else ''
+        for name, text in zip(table['method'], texts)
       ]
       marks[title] = _marks(columns, higher, table[title])
       theirs = [published.get((one, condition)) for one in table['method']]

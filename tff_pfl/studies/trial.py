@@ -329,15 +329,17 @@ def import_modules(names: Iterable[str]) -> list[types.ModuleType]:
 
 
 def _of_file(path):
-  # By its path, because another module may have the file's name.
-  if path not in sys.modules:
-    spec = importlib.util.spec_from_file_location(path, path)
-    sys.modules[path] = importlib.util.module_from_spec(spec)
-    try:
-      spec.loader.exec_module(sys.modules[path])
-    except BaseException:
-      del sys.modules[path]
-      raise
+  # It may be imported by name, and another module may have the file's name.
+  for module in list(sys.modules.values()):
+    if getattr(module, '__dict__', {}).get('__file__') == path:
+      return module
+  spec = importlib.util.spec_from_file_location(path, path)
+  sys.modules[path] = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(sys.modules[path])
+  except BaseException:
+    del sys.modules[path]
+    raise
   return sys.modules[path]
 
 
