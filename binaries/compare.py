@@ -170,6 +170,7 @@ def _study():
       tune=plan.parse_grid(_SEARCH.value or _GRID.value, algorithms, flag),
       num_search_trials=_NUM_SEARCH_TRIALS.value if _SEARCH.value else None,
       name='comparison',
+      modules=program.MODULES.value,
       **made_flags.given(_FIELDS),
     )
 

@@ -71,6 +71,28 @@ def expanded(argument: str, within: tuple[str, ...] = ()) -> Iterator[str]:
         yield from expanded(line, (*within, path))
 
 
+def modules(arguments: Sequence[str]) -> list[str]:
+  """The names in the last --modules of a command line.
+
+  Args:
+    arguments: The arguments, with presets expanded.
+  """
+  found = ''
+  for argument, following in zip(arguments, [*arguments[1:], '']):
+    name, equals, value = argument.partition('=')
+    if name in ('--modules', '-modules'):
+      found = value if equals else following
+  return [name for name in found.split(',') if name]
+
+
+def arguments() -> list[str]:
+  """The command line with presets expanded, unless one includes itself."""
+  try:
+    return [flag for argument in sys.argv for flag in expanded(argument)]
+  except ValueError:  # The program itself reports it.
+    return sys.argv
+
+
 def described(
   groups: Mapping[str, Sequence[str]],
   selected: Mapping[str, tuple[Any, Mapping[str, Sequence[str]]]],
@@ -195,6 +217,9 @@ def begin(program: str) -> None:
     AttributeError, KeyError, OSError, TypeError, ValueError
   ):
     argv = [flag for argument in sys.argv for flag in expanded(argument)]
+    if modules(argv):
+      # They have flags of their own.
+      return
     if asks_for_help(argv):
       show_help(argv, description)
     # The program itself handles --helpfull and --version.

@@ -15,7 +15,7 @@ from absl import app, flags, logging
 
 import tff_pfl
 from tff_pfl import errors
-from tff_pfl.system import folders, program_cache, shutdown
+from tff_pfl.system import folders, program_cache, shutdown, user_modules
 
 from . import early
 
@@ -28,10 +28,21 @@ _PROGRAM_CACHE = flags.DEFINE_bool(
   "Keep compiled programs in the user's cache folder, so that later programs "
   'start faster.',
 )
+MODULES = flags.DEFINE_list(
+  'modules',
+  [],
+  'Modules, or .py files, that register your own methods, models and datasets. '
+  'All programs and flags then know these.',
+)
 _VERSION = flags.DEFINE_bool(
   'version', False, 'Print the versions of the library and Python, and exit.'
 )
 
+# Before flags are generated from what the modules register.
+try:
+  user_modules.load(early.modules(early.arguments()))
+except (ImportError, OSError) as _error:
+  early.fail(errors.reason(_error))
 # Names of the flags on the command line. None before it is parsed.
 _on_command_line: Optional[set[str]] = None
 
@@ -124,11 +135,12 @@ def _parse_flags(flags_of, argv: Sequence[str]) -> Sequence[str]:
     _fail(error)
   if f'--{_VERSION.name}' in argv:
     _print_versions()
+  has_modules = bool(early.modules(argv))
   if early.asks_for_help(argv) or (early.PROGRAM and not early.is_known):
     general = flags.FLAGS.get_flags_for_module(__name__)
     groups = {**GROUPS, 'Any program': [flag.name for flag in general]}
     description = early.described(groups, flags_of)
-    if early.PROGRAM:
+    if early.PROGRAM and not has_modules:
       early.write(description)
     if early.asks_for_help(argv):
       early.show_help(argv, description)
@@ -142,8 +154,9 @@ def _parse_flags(flags_of, argv: Sequence[str]) -> Sequence[str]:
 
 
 def _runs_code_of_user():
-  """True if a user's study may have open files or threads."""
-  return str(flags.FLAGS.flag_values_dict().get('study')).endswith('.py')
+  """True if a user's code may have open files or threads."""
+  study = flags.FLAGS.flag_values_dict().get('study')
+  return bool(MODULES.value) or str(study).endswith('.py')
 
 
 def _end():

@@ -44,9 +44,9 @@ from absl import flags
 
 from tff_pfl import errors
 from tff_pfl.runs import summary
-from tff_pfl.studies import claims, trial
+from tff_pfl.studies import claims
 from tff_pfl.studies import study as study_lib
-from tff_pfl.system import folders
+from tff_pfl.system import folders, user_modules
 
 from . import made_flags, papers, program, runtime_flags
 from .papers import record
@@ -119,7 +119,7 @@ def _of_file(path):
   """The studies in a file's variables."""
   errors.expect(os.path.isfile(path), '--study', 'a file', path)
   path = os.path.abspath(path)
-  (module,) = trial.import_modules([path])
+  (module,) = user_modules.load([path])
   studies, seen = {}, []
   for variable, value in vars(module).items():
     for one in value if isinstance(value, (list, tuple)) else [value]:
@@ -186,7 +186,8 @@ def _with_flags(studies):
     seeds = made_flags.integers('--seeds', seeds, 0)
   selected = []
   for study in studies:
-    study = study.at(_SCALE.value)
+    modules = (*study.modules, *program.MODULES.value)
+    study = dataclasses.replace(study, modules=modules).at(_SCALE.value)
     if values:
       study = study.with_settings(**values)
     selected.append(

@@ -135,6 +135,23 @@ def real_data(tmp_path_factory):
   return with_image_sets
 
 
+@pytest.fixture
+def registers():
+  """Forgets the models, datasets and methods that a test registers."""
+  from tff_pfl import datasets
+  from tff_pfl.methods import registry
+  from tff_pfl.models import zoo
+
+  known = [
+    (of, dict(of))
+    for of in (zoo.MODELS, datasets.DATASETS, registry.ALGORITHMS)
+  ]
+  yield
+  for of, before in known:
+    of.clear()
+    of.update(before)
+
+
 @pytest.fixture(scope='module')
 def one_process():
   """Equal settings and initial weights make one process, built once."""

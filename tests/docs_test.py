@@ -188,6 +188,7 @@ def _check_exporting(names, _):
   ],
   ids=_name_of,
 )
+@pytest.mark.usefixtures('registers')
 def test_python_of_pages_runs(page, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(report, '_write_pictures', lambda *_: None)
@@ -197,9 +198,8 @@ def test_python_of_pages_runs(page, tmp_path, monkeypatch):
     check(names, tmp_path)
 
 
-@pytest.mark.usefixtures('runtime')
-def test_methods_written_by_the_guide_are_fed_prox_and_fed_per(monkeypatch):
-  monkeypatch.setattr(registry, 'ALGORITHMS', dict(registry.ALGORITHMS))
+@pytest.mark.usefixtures('runtime', 'registers')
+def test_methods_written_by_the_guide_are_fed_prox_and_fed_per():
   _run_blocks(_DOCS / 'adding_a_method.md')
   model = toy_problems.classifier()
 
@@ -274,6 +274,14 @@ def _known_flags():
 @pytest.mark.parametrize('page', _PAGES, ids=_name_of)
 def test_flags_named_in_pages_exist(page):
   known = _known_flags()
+  for code in _code_blocks(page, 'python'):
+    # The arguments of a dataset and of a model that the page registers.
+    known.update(
+      f'{kind}_{name}'
+      for kind in ('dataset', 'model')
+      for function in re.findall(rf'^@pfl.{kind}\n(def .*)', code, re.M)
+      for name in re.findall(r'(\w+): \w+ =', function)
+    )
   # What other programs are told stands before the name of ours, if that is
   # there at all.
   others = r'^(ray|sbatch) (?:(?!\.sh ).)*|pip install .*'

@@ -24,8 +24,10 @@ from tff_pfl.core.privacy import (
 from tff_pfl.core.privacy import PrivateMean as PrivateMean
 from tff_pfl.core.process_options import ProcessOptions as ProcessOptions
 from tff_pfl.core.training_options import TrainingOptions as TrainingOptions
+from tff_pfl.datasets import Arrays as Arrays
 from tff_pfl.datasets import Examples as Examples
 from tff_pfl.datasets import FederatedDataset as FederatedDataset
+from tff_pfl.datasets import dataset as dataset
 from tff_pfl.datasets import describe_datasets as describe_datasets
 from tff_pfl.datasets import load_arrays as load_arrays
 from tff_pfl.datasets import load_dataset as load_dataset
@@ -45,6 +47,7 @@ from tff_pfl.models.keras_bridge import to_keras as to_keras
 from tff_pfl.models.split_model import SplitModel as SplitModel
 from tff_pfl.models.weight_files import with_weights as with_weights
 from tff_pfl.models.weight_partition import WeightPartition as WeightPartition
+from tff_pfl.models.zoo import model as model
 from tff_pfl.runs.callbacks import Callback as Callback
 from tff_pfl.runs.data_source import ClientDataSource as ClientDataSource
 from tff_pfl.runs.evaluation import personalize as personalize

@@ -79,9 +79,13 @@ def where(holds: Callable[[Any], Any], constraint: Callable[[], str]) -> Any:
   return pydantic.AfterValidator(check)
 
 
-def one_of(words: Collection[str]) -> Any:
-  """The hint for a string from a collection, which may grow later."""
-  is_one = where(words.__contains__, lambda: f'one of {", ".join(words)}')
+def one_of(words: Collection[str], more: str = '') -> Any:
+  """The hint for a string from a collection, which may grow later.
+
+  Args:
+    more: What errors say after the words.
+  """
+  is_one = where(words.__contains__, lambda: f'one of {", ".join(words)}{more}')
   return Annotated[str, is_one, OneOf(words)]
 
 
@@ -452,6 +456,26 @@ def is_optional(hint: Any) -> bool:
 def is_union(hint: Any) -> bool:
   """True for a union of types."""
   return typing.get_origin(hint) in (Union, types.UnionType)
+
+
+def registered(
+  name: str, function: _Function, common: Collection[str] = ()
+) -> _Function:
+  """Checks the signature of a function that users register.
+
+  Args:
+    name: What errors call the function.
+    common: Arguments that need no hint.
+  """
+  for argument in errors.own_arguments(function, common):
+    errors.expect(
+      argument in hints(function),
+      name,
+      f'a function with a type for its argument {argument}, such as'
+      f' `{argument}: int = 1`',
+      function.__name__,
+    )
+  return checked_call(function)
 
 
 def help_text(owner: Callable[..., Any], name: str) -> str:

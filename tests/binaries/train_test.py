@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import keras
 import psutil
 import pytest
 
@@ -265,3 +266,70 @@ def test_a_killed_worker_is_one_line(programs):
     time.sleep(0.005)
   program.workers()[0].kill()
   assert 'killed by signal 9' in program.wait().error
+
+
+_OWN = '''
+import keras
+import numpy as np
+import tff_pfl as pfl
+
+@pfl.dataset
+def my_points(*, shift: float = 0.0):
+  """Points.
+
+  Args:
+    shift: What is added to them.
+  """
+  y = np.arange(60) % 3
+  x = np.stack([y, -y], axis=1) + shift
+  return pfl.Arrays(name='my_points', x=x.astype(np.float32), y=y)
+
+@pfl.model
+def my_network(element_spec, num_classes, seed, *, width: int = 16):
+  """A network.
+
+  Args:
+    width: Units of the hidden layer.
+  """
+  network = keras.Sequential([
+    keras.Input(element_spec['x'].shape),
+    keras.layers.Dense(width, name='features'),
+    keras.layers.Dense(num_classes, name='scores'),
+  ])
+  loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+  return pfl.from_keras(network, head_layers=['scores'], loss=loss)
+
+class MyHParams(pfl.LocalTrainingHParams):
+  """Hyperparameters."""
+
+@pfl.method('trains and keeps nothing', MyHParams)
+def my_method(model, hparams):
+  def train(client):
+    loss = pfl.joint_loss(model)
+    return client.result(client.sgd(loss, client.received, hparams.phase()))
+  return pfl.global_weights_work(model, pfl.Exchange(train))
+'''
+
+
+def test_programs_know_the_methods_models_and_datasets_of_modules(programs):
+  (programs.directory / 'own.py').write_text(_OWN)
+  flags = (
+    *('--modules=own.py', '--algorithm=my_method', '--my_method_num_epochs=2'),
+    *('--model=my_network', '--model_width=5', '--dataset=my_points'),
+    *('--dataset_shift=1', '--num_clients=4', '--cohort_size=2'),
+  )
+  programs.succeed('train', *flags, '--num_rounds=1', '--output_dir=own')
+  programs.succeed(
+    *('train', *flags, '--num_rounds=2', '--output_dir=own', '--resume')
+  )
+  export = ('export', '--run_dir=own', '--format=keras', '--client=client_0')
+  programs.succeed(*export, '--modules=own.py', '--output=own.keras')
+  network = keras.models.load_model(programs.directory / 'own.keras')
+  assert network.count_params() == 2 * 5 + 5 + 5 * 3 + 3
+  # Without them nothing is known of the run.
+  error = programs.fail(*export, '--output=again.keras')
+  assert 'is not known here: import the module that registers it' in error
+  shown = programs.succeed('train', *flags[:1], '--help', *flags[1:]).out
+  assert '--model_width: With --model=my_network: Units of the' in shown
+  error = programs.fail('train', '--modules=absent.py', *flags[1:])
+  assert 'absent.py: No such file' in error

@@ -149,3 +149,39 @@ def test_bad_arguments_are_one_line_errors(kwargs, match):
   kwargs = {'name': 'digits', 'num_clients': 2, **kwargs}
   with shared.one_line_error(match):
     datasets.load_dataset(**kwargs)
+
+
+@pytest.mark.usefixtures('registers')
+def test_functions_of_ones_own_are_datasets_by_their_names():
+  @datasets.dataset
+  def pooled(*, shift: float = 0.0):
+    """Two classes of points."""
+    x = np.arange(20, dtype=np.float32)[:, np.newaxis] + shift
+    return datasets.Arrays(name='pooled', x=x, y=np.arange(20) % 2)
+
+  @datasets.dataset
+  def by_client(num_clients, partition, *, seed):
+    """Clients with examples of their own."""
+    assert partition is None
+    x = np.full([12, 1], seed, np.float32)
+    keys = np.arange(12) % (num_clients or 4)
+    return datasets.FederatedDataset.from_arrays(
+      x, np.arange(12) % 3, keys=keys
+    )
+
+  data = datasets.load_dataset(
+    'pooled', num_clients=2, partition='iid', shift=100.0
+  )
+  assert data.num_clients == 2
+  assert data.train(data.client_ids[0]).x.min() >= 100
+  assert len(datasets.load_arrays('pooled').y) == 20
+  # Other machines do not know it by its name.
+  assert data.load_again is None
+  assert 'pooled, ' not in datasets.describe_datasets()
+  assert 'pooled: Two classes of points' in datasets.describe_datasets()
+  clients = datasets.load_dataset('by_client', num_clients=3, seed=7)
+  assert clients.num_clients == 3
+  assert set(clients.train(clients.client_ids[0]).x.ravel()) == {7}
+  assert datasets.load_dataset('by_client').num_clients == 4
+  with pytest.raises(ValueError, match='a type for its argument shift'):
+    datasets.dataset(lambda *, shift=1: None)

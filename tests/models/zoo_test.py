@@ -1,13 +1,14 @@
 import functools
 import re
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import tree
 
 from tff_pfl.datasets import examples as examples_lib
-from tff_pfl.models import augmentation, split_model, zoo
+from tff_pfl.models import augmentation, keras_bridge, split_model, zoo
 
 
 def _spec(x_shape=(8, 8), y_shape=(), y_dtype=tf.int32):
@@ -450,3 +451,57 @@ _BYTES = tf.TensorSpec((8, 8), tf.uint8)
 def test_what_does_not_fit_is_refused(name, spec, arguments, reason):
   with pytest.raises((TypeError, ValueError), match=reason):
     zoo.make_model(name, spec, **{'num_classes': 3, **arguments})
+
+
+def _own_network(element_spec, num_classes, seed, *, width: int = 4):
+  """A network with weights that Keras and NumPy draw.
+
+  Args:
+    width: Units of the hidden layer.
+  """
+  network = keras.Sequential(
+    [
+      keras.Input(element_spec['x'].shape),
+      keras.layers.Dense(width, name='features'),
+      keras.layers.Dense(num_classes, name='scores'),
+    ]
+  )
+  network.layers[-1].bias.assign(np.random.normal(size=num_classes))
+  return keras_bridge.from_keras(
+    network,
+    head_layers=['scores'],
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+  )
+
+
+@pytest.mark.usefixtures('registers')
+def test_a_function_of_ones_own_is_a_model_by_its_name():
+  zoo.model(_own_network)
+
+  def weights(seed, **arguments):
+    model = zoo.make_model('_own_network', _spec((3,)), 2, seed, **arguments)
+    return model.initial_weights
+
+  first, again, other = weights(1, width=5), weights(1, width=5), weights(2)
+  assert first['features/kernel'].shape == (3, 5)
+  assert other['features/kernel'].shape == (3, 4)
+  for name, value in first.items():
+    np.testing.assert_array_equal(value, again[name])
+  assert not np.array_equal(first['scores/bias'], other['scores/bias'])
+  with pytest.raises(
+    TypeError, match='no argument `widht`.*Did you mean width'
+  ):
+    weights(1, widht=5)
+
+
+@pytest.mark.usefixtures('registers')
+def test_a_function_that_is_no_model_is_refused():
+  with pytest.raises(ValueError, match='a type for its argument width'):
+    zoo.model(lambda element_spec, num_classes, seed, *, width=1: None)
+
+  @zoo.model
+  def nothing(element_spec, num_classes, seed):
+    """Makes no model."""
+
+  with pytest.raises(TypeError, match='`nothing` to be a SplitModel'):
+    nothing(_spec((3,)), 2)

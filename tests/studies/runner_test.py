@@ -14,6 +14,7 @@ from tff_pfl import errors
 from tff_pfl.methods import registry
 from tff_pfl.runs import directory_lock
 from tff_pfl.studies import plan, trial
+from tff_pfl.system import user_modules
 
 _OF_ONE_METHOD = """
 import tff_pfl as pfl
@@ -266,7 +267,7 @@ def test_a_method_of_ones_own_runs_in_a_process(tmp_path, monkeypatch):
   path.write_text(_OF_ONE_METHOD)
   with monkeypatch.context() as patches:
     patches.setattr(registry, 'ALGORITHMS', dict(registry.ALGORITHMS))
-    trial.import_modules([str(path)])
+    user_modules.load([str(path)])
     study = pfl.Study(
       settings={**made_up_trials.SETTINGS, 'num_rounds': 1},
       methods={'Near': pfl.Method('near_global_of_tests', strength=0.5)},

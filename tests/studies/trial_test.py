@@ -1,9 +1,6 @@
-import calendar
 import dataclasses
-import importlib
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -207,27 +204,6 @@ def test_a_method_that_changes_the_model_has_variants():
   assert variant('trained', method='fed_em')
   # A model that is made with the server is not one of a client's training.
   assert variant('trained', method='fed_pac', model='mlp') is None
-
-
-def test_modules_are_imported_once_by_name_or_path(tmp_path, monkeypatch):
-  path = tmp_path / 'my_study_module.py'
-  path.write_text('import calendar\ncalendar.counted.append(__name__)\n')
-  monkeypatch.setattr(calendar, 'counted', [], raising=False)
-  names = (str(path), 'tests.studies.stand_in')
-  for _ in range(2):
-    trial.import_modules(names)
-  del sys.modules[str(path)]
-  assert calendar.counted == [str(path)]
-  # It may have been imported by its name.
-  monkeypatch.syspath_prepend(tmp_path)
-  module = importlib.import_module('my_study_module')
-  assert trial.import_modules([str(path)]) == [module]
-  del sys.modules['my_study_module']
-  assert len(calendar.counted) == 2
-  # One that cannot be imported is not taken for one that was.
-  for _ in range(2):
-    with pytest.raises(FileNotFoundError, match='absent_module.py'):
-      trial.import_modules([str(tmp_path / 'absent_module.py')])
 
 
 def test_an_interrupted_trial_goes_on(plain, tmp_path):

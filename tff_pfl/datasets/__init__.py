@@ -21,6 +21,7 @@ from tff_pfl.datasets.partitioning import (
 from tff_pfl.datasets.registry import (
   COMMON_ARGUMENTS,
   DATASETS,
+  dataset,
   describe_datasets,
   load_arrays,
   load_dataset,
@@ -37,6 +38,7 @@ __all__ = [
   'FederatedDataset',
   'Partition',
   'Partitioner',
+  'dataset',
   'describe_datasets',
   'describe_partitioners',
   'load_arrays',

@@ -98,6 +98,24 @@ DATASETS: dict[str, DatasetEntry] = {
     'synthetic': synthetic.load_synthetic,
   }.items()
 }
+# Any machine can load these by name.
+_OF_LIBRARY = frozenset(DATASETS)
+
+
+def dataset(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Registers a function that loads a dataset, under the function's name.
+
+  `load_dataset`, settings, studies and flags then have this dataset. Its own
+  arguments are settings such as `dataset_year`. The docstring has the help of
+  their flags.
+
+  Args:
+    function: `DatasetEntry.loader`, with a type for each of its own
+      keyword-only arguments.
+  """
+  loader = fields.registered('dataset', function, COMMON_ARGUMENTS)
+  DATASETS[function.__name__] = DatasetEntry(loader)
+  return loader
 
 
 @fields.checked_call
@@ -196,7 +214,8 @@ def load_dataset(
     data = arrays.to_clients(
       num_clients, partition, seed=seed, test_fraction=test_fraction
     )
-  data.load_again = load_again
+  if name in _OF_LIBRARY:
+    data.load_again = load_again
   return data
 
 

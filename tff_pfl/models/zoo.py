@@ -55,6 +55,35 @@ def _of_zoo(function):
   return make
 
 
+def model(
+  function: Callable[..., split_model.SplitModel],
+) -> Callable[..., split_model.SplitModel]:
+  """Registers a function that makes a model, under the function's name.
+
+  Settings, studies and flags then have this model. Its own arguments are
+  settings such as `model_width`, and the docstring has the help of their flags.
+
+  Args:
+    function: `(element_spec, num_classes, seed, *, ...) -> SplitModel`, as in
+      `make_model`, with a type for each of its own keyword-only arguments.
+      Keras and NumPy draw from the seed in it.
+  """
+  checked = fields.registered('model', function)
+
+  @functools.wraps(function)
+  def make(element_spec, num_classes, seed=0, **arguments):
+    zoo_layers.check_spec(element_spec)
+    keras.utils.set_random_seed(seed % 2**32)
+    made = checked(element_spec, num_classes, seed, **arguments)
+    errors.expect_type(
+      made, split_model.SplitModel, function.__name__, 'a SplitModel'
+    )
+    return made
+
+  MODELS[function.__name__] = make
+  return make
+
+
 @_of_zoo
 def linear(
   element_spec: Mapping[str, tf.TensorSpec],

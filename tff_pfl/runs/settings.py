@@ -43,6 +43,11 @@ from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import start as start_lib
 from tff_pfl.system import folders
 
+# After the known names of datasets and models.
+_OR_YOURS = (
+  ', or your own after the import of its module (programs and studies have '
+  '--modules)'
+)
 # A run stores these separately from its settings.
 _STORED_APART = ('rounds', 'seed')
 
@@ -73,7 +78,7 @@ class DataOptions:
   """
 
   name: Annotated[
-    fields.one_of(datasets.DATASETS), fields.FlatName('dataset')
+    fields.one_of(datasets.DATASETS, _OR_YOURS), fields.FlatName('dataset')
   ] = 'digits'
   data_dir: Optional[fields.Path] = None
   arguments: _arguments('dataset_arguments') = dataclasses.field(
@@ -118,7 +123,9 @@ class ModelOptions:
       top_5_accuracy.
   """
 
-  name: Annotated[fields.one_of(zoo.MODELS), fields.FlatName('model')] = 'mlp'
+  name: Annotated[
+    fields.one_of(zoo.MODELS, _OR_YOURS), fields.FlatName('model')
+  ] = 'mlp'
   arguments: _arguments('model_arguments') = dataclasses.field(
     default_factory=dict
   )
@@ -148,7 +155,7 @@ def _hparams_of(value):
     if name not in registry.ALGORITHMS:
       raise errors.RunError(
         f'The method {name!r} is not known here: import the module that '
-        "registers it first (a study's `modules` do so for its trials)."
+        'registers it first. (Programs and studies have --modules.)'
       )
     method = registry.get_algorithm(name)
     return fields.from_json(method.hparams, values)

@@ -13,12 +13,10 @@ from tff_pfl.system import tf_import  # noqa: F401  # isort: skip
 
 import dataclasses
 import functools
-import importlib.util
 import itertools
 import os
 import sys
-import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -38,7 +36,7 @@ from tff_pfl.runs import evaluation as evaluation_lib
 from tff_pfl.runs import run as run_lib
 from tff_pfl.runs import settings as settings_lib
 from tff_pfl.runs import summary as summary_lib
-from tff_pfl.system import cores, shutdown
+from tff_pfl.system import cores, shutdown, user_modules
 
 SPEC_NAME = 'trial.json'
 SCORES_NAME = 'scores.json'
@@ -271,7 +269,7 @@ class FinishedTrial:
   @functools.cached_property
   def settings(self) -> settings_lib.Settings:
     """The settings of the run."""
-    import_modules(self._spec['modules'])
+    user_modules.load(self._spec['modules'])
     return fields.from_json(Trial, self._spec).settings
 
   @property
@@ -310,37 +308,12 @@ def read_spec(directory: str) -> dict[str, Any]:
 def run_folder(directory: str) -> None:
   """Runs the trial that `trial.json` in a folder describes, see `run_trial`."""
   spec = read_spec(directory)
-  import_modules(spec['trial']['modules'])
+  user_modules.load(spec['trial']['modules'])
   run_trial(
     fields.from_json(Trial, spec['trial']),
     directory,
     runtime_options=spec['runtime_options'],
   )
-
-
-def import_modules(names: Iterable[str]) -> list[types.ModuleType]:
-  """Imports modules by name, and .py files by path, each once."""
-  return [
-    _of_file(os.path.abspath(name))
-    if name.endswith('.py')
-    else importlib.import_module(name)
-    for name in names
-  ]
-
-
-def _of_file(path):
-  # It may be imported by name, and another module may have the file's name.
-  for module in list(sys.modules.values()):
-    if getattr(module, '__dict__', {}).get('__file__') == path:
-      return module
-  spec = importlib.util.spec_from_file_location(path, path)
-  sys.modules[path] = importlib.util.module_from_spec(spec)
-  try:
-    spec.loader.exec_module(sys.modules[path])
-  except BaseException:
-    del sys.modules[path]
-    raise
-  return sys.modules[path]
 
 
 def main(argv: Sequence[str]) -> None:
