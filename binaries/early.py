@@ -82,7 +82,7 @@ def modules(arguments: Sequence[str]) -> list[str]:
     name, equals, value = argument.partition('=')
     if name in ('--modules', '-modules'):
       found = value if equals else following
-  return [name for name in found.split(',') if name]
+  return flags.ListParser().parse(found)
 
 
 def arguments() -> list[str]:
@@ -216,7 +216,7 @@ def begin(program: str) -> None:
   with contextlib.suppress(
     AttributeError, KeyError, OSError, TypeError, ValueError
   ):
-    argv = [flag for argument in sys.argv for flag in expanded(argument)]
+    argv = arguments()
     if modules(argv):
       # They have flags of their own.
       return
@@ -254,7 +254,10 @@ def refuse(error: Exception) -> None:
     r'Expected --\1 to be given.',
     str(error),
   )
-  fail(f'{text} (--help lists the flags)')
+  yours = ''
+  if text.startswith(('flag --algorithm=', 'flag --dataset=', 'flag --model=')):
+    yours = ', and --modules registers your own'
+  fail(f'{text} (--help lists the flags{yours})')
 
 
 def read() -> Optional[dict[str, Any]]:

@@ -10,6 +10,8 @@ from absl import flags
 
 from tff_pfl import errors, fields
 
+from . import early
+
 # A help text lists at most this many owners of an argument.
 _MANY_OWNERS = 4
 
@@ -27,26 +29,35 @@ def _parts(hint: Any) -> list[Any]:
   return [hint]
 
 
+def _definition(hint: Any) -> Optional[Callable[..., Any]]:
+  """The function of absl that defines a flag for a type, if there is one."""
+  parts = _parts(hint)
+  if any(typing.get_origin(one) in (tuple, list, Sequence) for one in parts):
+    return flags.DEFINE_list
+  if str not in parts and any(isinstance(one, fields.OneOf) for one in parts):
+    return flags.DEFINE_enum
+  for kind, definition in (
+    (float, flags.DEFINE_float),
+    (str, flags.DEFINE_string),
+    (bool, flags.DEFINE_boolean),
+    (int, flags.DEFINE_integer),
+  ):
+    if kind in parts:
+      return definition
+  return None
+
+
 def define(name: str, hint: Any, text: str, default: Any) -> None:
   """Defines a flag for values of a type. An unset flag means the default."""
   if '(default' not in text and default not in (None, ()):
     text += f' (default: {default})'
-  parts = _parts(hint)
-  words = [w for p in parts if isinstance(p, fields.OneOf) for w in p.words]
-  if any(typing.get_origin(one) in (tuple, Sequence) for one in parts):
-    flags.DEFINE_list(name, None, text)
-  elif words and str not in parts:
-    flags.DEFINE_enum(name, None, list(dict.fromkeys(words)), text)
-  else:
-    for kind, define in (
-      (float, flags.DEFINE_float),
-      (str, flags.DEFINE_string),
-      (bool, flags.DEFINE_boolean),
-      (int, flags.DEFINE_integer),
-    ):
-      if kind in parts:
-        define(name, None, text)
-        return
+  definition, arguments = _definition(hint), [None]
+  if definition is flags.DEFINE_enum:
+    parts = _parts(hint)
+    words = [w for p in parts if isinstance(p, fields.OneOf) for w in p.words]
+    arguments.append(list(dict.fromkeys(words)))
+  if definition is not None:
+    definition(name, *arguments, text)
 
 
 def define_field(
@@ -61,7 +72,10 @@ def define_field(
     start: Text before the help text.
     more: Text after it.
   """
-  text = start + fields.help_text(owner, field)
+  text = start
+  with contextlib.suppress(ValueError):
+    # A user's method may lack a text.
+    text += fields.help_text(owner, field)
   if field in fields.none_for_zero(owner):
     text += ' 0 stands for None.'
   text = ' '.join(filter(None, [text, more]))
@@ -135,11 +149,25 @@ class ArgumentFlags:
       parameters = inspect.signature(function).parameters
       for argument in errors.own_arguments(function, common):
         hint = fields.hints(function)[argument]
-        self._hints[argument] = Union[self._hints.get(argument, hint), hint]
+        definition = _definition(hint)
+        if definition is None:
+          # No text can be its value, so that it has no flag.
+          continue
+        known = self._hints.get(argument, hint)
+        both = {definition, _definition(known)}
+        if len(both) > 1 and not both <= {
+          flags.DEFINE_enum,
+          flags.DEFINE_string,
+        }:
+          early.fail(
+            f'Expected another name for the argument {argument} of {name}, '
+            f'because --{self._flag(argument)} has another type.'
+          )
+        self._hints[argument] = Union[known, hint]
         by_owner = self._defaults.setdefault(argument, {})
         by_owner[name] = parameters[argument].default
     for name, by_owner in self._defaults.items():
-      texts = {}
+      texts, text = {}, ''
       for owner in by_owner:
         # An owner may lack a text, and owners may share one.
         with contextlib.suppress(ValueError):
@@ -147,8 +175,8 @@ class ArgumentFlags:
           texts.setdefault(text, owner)
       if len(texts) > 1:
         text = ' '.join(
-          text if ' or ' in owner else f'{owner}: {text}'
-          for text, owner in texts.items()
+          one if ' or ' in owner else f'{owner}: {one}'
+          for one, owner in texts.items()
         )
       default = _each(by_owner)
       if default:
@@ -178,7 +206,7 @@ class ArgumentFlags:
 
     Raises:
       ValueError: If the function does not have such an argument, or if a list
-        should have integers and does not.
+        should have numbers and does not.
     """
     arguments = {}
     own = self.names(of)
@@ -198,18 +226,20 @@ class ArgumentFlags:
 
 
 def _of_list(flag, hint, value):
-  """The value of a flag, with integers for a list of numbers."""
+  """The value of a flag, with numbers for a list of numbers."""
   parts = _parts(hint)
   items = [_parts(one) for part in parts for one in typing.get_args(part)]
-  if not isinstance(value, list) or [int] not in items:
+  kind = next((one for one in (int, float) if [one] in items), None)
+  if not isinstance(value, list) or kind is None:
     return value
   try:
-    numbers = [int(text) for text in value]
+    numbers = [kind(text) for text in value]
   except ValueError:
-    expected = 'integers separated by commas'
+    expected = 'integers' if kind is int else 'numbers'
+    expected += ' separated by commas'
     text = errors.message(f'--{flag}', expected, ','.join(value))
     raise ValueError(text) from None
-  is_one = len(numbers) == 1 and int in parts
+  is_one = len(numbers) == 1 and kind in parts
   return numbers[0] if is_one else numbers
 
 

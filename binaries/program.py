@@ -41,7 +41,9 @@ _VERSION = flags.DEFINE_bool(
 # Before flags are generated from what the modules register.
 try:
   user_modules.load(early.modules(early.arguments()))
-except (ImportError, OSError) as _error:
+except (ImportError, *errors.EXPECTED) as _error:
+  if f'--{_TRACEBACK.name}' in sys.argv:
+    raise
   early.fail(errors.reason(_error))
 # Names of the flags on the command line. None before it is parsed.
 _on_command_line: Optional[set[str]] = None

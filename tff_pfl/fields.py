@@ -459,18 +459,28 @@ def is_union(hint: Any) -> bool:
 
 
 def registered(
-  name: str, function: _Function, common: Collection[str] = ()
+  kind: str, function: _Function, *first: str, common: Collection[str] = ()
 ) -> _Function:
   """Checks the signature of a function that users register.
 
   Args:
-    name: What errors call the function.
-    common: Arguments that need no hint.
+    kind: What errors call the function.
+    *first: Names of the arguments before the function's own ones, which are
+      keyword-only.
+    common: Keyword-only arguments that need no type.
   """
-  for argument in errors.own_arguments(function, common):
+  own = errors.own_arguments(function)
+  names = [*inspect.signature(function).parameters]
+  errors.expect(
+    names == [*first, *own],
+    kind,
+    f'a function ({", ".join([*first, "*", "own arguments"])})',
+    f'{function.__name__}({", ".join(names)})',
+  )
+  for argument in own:
     errors.expect(
-      argument in hints(function),
-      name,
+      argument in common or argument in hints(function),
+      kind,
       f'a function with a type for its argument {argument}, such as'
       f' `{argument}: int = 1`',
       function.__name__,

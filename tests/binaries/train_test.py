@@ -285,12 +285,22 @@ def my_points(*, shift: float = 0.0):
   return pfl.Arrays(name='my_points', x=x.astype(np.float32), y=y)
 
 @pfl.model
-def my_network(element_spec, num_classes, seed, *, width: int = 16):
+def my_network(
+  element_spec,
+  num_classes,
+  seed,
+  *,
+  width: int = 16,
+  untold: int = 1,
+  rates: tuple[float, ...] = (),
+  options: dict = {},
+):
   """A network.
 
   Args:
     width: Units of the hidden layer.
   """
+  assert rates == [0.5, 1.0] and untold == 1 and not options
   network = keras.Sequential([
     keras.Input(element_spec['x'].shape),
     keras.layers.Dense(width, name='features'),
@@ -315,7 +325,8 @@ def test_programs_know_the_methods_models_and_datasets_of_modules(programs):
   (programs.directory / 'own.py').write_text(_OWN)
   flags = (
     *('--modules=own.py', '--algorithm=my_method', '--my_method_num_epochs=2'),
-    *('--model=my_network', '--model_width=5', '--dataset=my_points'),
+    *('--model=my_network', '--model_width=5', '--model_rates=.5,1'),
+    '--dataset=my_points',
     *('--dataset_shift=1', '--num_clients=4', '--cohort_size=2'),
   )
   programs.succeed('train', *flags, '--num_rounds=1', '--output_dir=own')
@@ -333,3 +344,12 @@ def test_programs_know_the_methods_models_and_datasets_of_modules(programs):
   assert '--model_width: With --model=my_network: Units of the' in shown
   error = programs.fail('train', '--modules=absent.py', *flags[1:])
   assert 'absent.py: No such file' in error
+  error = programs.fail('train', *flags[1:4], '--output_dir=other')
+  assert '--modules registers your own' in error
+  (programs.directory / 'other.py').write_text(
+    _OWN.replace('untold: int', 'padding: int')
+  )
+  error = programs.fail('train', '--modules=~/other.py, json', *flags[1:])
+  assert 'other.py: No such file' in error and '~' not in error
+  error = programs.fail('train', '--modules=json, other.py', *flags[1:])
+  assert 'another name for the argument padding of my_network' in error

@@ -183,5 +183,35 @@ def test_functions_of_ones_own_are_datasets_by_their_names():
   assert clients.num_clients == 3
   assert set(clients.train(clients.client_ids[0]).x.ravel()) == {7}
   assert datasets.load_dataset('by_client').num_clients == 4
-  with pytest.raises(ValueError, match='a type for its argument shift'):
-    datasets.dataset(lambda *, shift=1: None)
+
+
+@pytest.mark.usefixtures('registers')
+def test_functions_that_are_no_datasets_are_refused():
+  def digits():
+    """Has the name of a dataset of the library."""
+
+  for function, match in (
+    (lambda *, shift=1: None, 'a type for its argument shift'),
+    (lambda year: None, 'own arguments'),
+    (lambda *, seed: None, '`seed` if it has `num_clients`'),
+    (lambda num_clients, partition: None, '`seed` if it has `num_clients`'),
+    (digits, "another name.*found 'digits'"),
+  ):
+    with pytest.raises(ValueError, match=match):
+      datasets.dataset(function)
+
+  @datasets.dataset
+  def nothing():
+    """Returns nothing."""
+
+  @datasets.dataset
+  def three(num_clients, partition, *, seed):
+    """Always has three clients."""
+    x = np.zeros([6, 1], np.float32)
+    keys = np.arange(6) % 3
+    return datasets.FederatedDataset.from_arrays(x, np.arange(6) % 2, keys=keys)
+
+  with pytest.raises(TypeError, match='`nothing` to be .*Arrays'):
+    datasets.load_dataset('nothing')
+  with pytest.raises(ValueError, match="`num_clients` to be None or 3 for 'th"):
+    datasets.load_dataset('three', num_clients=5)

@@ -498,6 +498,16 @@ def test_a_function_of_ones_own_is_a_model_by_its_name():
 def test_a_function_that_is_no_model_is_refused():
   with pytest.raises(ValueError, match='a type for its argument width'):
     zoo.model(lambda element_spec, num_classes, seed, *, width=1: None)
+  expected = r'\(element_spec, num_classes, seed, \*, own arguments\)'
+  for function in (lambda spec: None, lambda element_spec, num_classes: None):
+    with pytest.raises(ValueError, match=expected):
+      zoo.model(function)
+
+  def mlp(element_spec, num_classes, seed):
+    """Has the name of a model of the library."""
+
+  with pytest.raises(ValueError, match="another name.*found 'mlp'"):
+    zoo.model(mlp)
 
   @zoo.model
   def nothing(element_spec, num_classes, seed):

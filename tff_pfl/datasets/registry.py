@@ -113,7 +113,26 @@ def dataset(function: Callable[..., Any]) -> Callable[..., Any]:
     function: `DatasetEntry.loader`, with a type for each of its own
       keyword-only arguments.
   """
-  loader = fields.registered('dataset', function, COMMON_ARGUMENTS)
+  errors.expect(
+    function.__name__ not in _OF_LIBRARY,
+    'dataset',
+    "a function with another name than the library's datasets",
+    function.__name__,
+  )
+  of_clients = DatasetEntry(function).comes_by_client
+  loader = fields.registered(
+    'dataset',
+    function,
+    *(('num_clients', 'partition') if of_clients else ()),
+    common=COMMON_ARGUMENTS,
+  )
+  errors.expect(
+    of_clients == ('seed' in errors.own_arguments(function)),
+    'dataset',
+    'a function with `seed` if it has `num_clients`, and without both if it '
+    'returns all examples',
+    function.__name__,
+  )
   DATASETS[function.__name__] = DatasetEntry(loader)
   return loader
 
@@ -196,8 +215,17 @@ def load_dataset(
         value,
       )
     data = entry.loader(num_clients, partition, seed=seed, **arguments)
+    kind = federated_dataset.FederatedDataset
+    errors.expect_type(data, kind, name, 'a FederatedDataset')
+    errors.expect(
+      num_clients in (None, data.num_clients),
+      'num_clients',
+      f'None or {data.num_clients} for {name!r}',
+      num_clients,
+    )
   else:
     arrays = entry.loader(**arguments)
+    errors.expect_type(arrays, arrays_lib.Arrays, name, '`pfl.Arrays`')
     num_clients, partition = partitioning.defaults(
       num_clients, partition, arrays.client is not None
     )

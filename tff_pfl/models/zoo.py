@@ -68,7 +68,15 @@ def model(
       `make_model`, with a type for each of its own keyword-only arguments.
       Keras and NumPy draw from the seed in it.
   """
-  checked = fields.registered('model', function)
+  errors.expect(
+    function.__name__ not in _OF_LIBRARY,
+    'model',
+    "a function with another name than the library's models",
+    function.__name__,
+  )
+  checked = fields.registered(
+    'model', function, 'element_spec', 'num_classes', 'seed'
+  )
 
   @functools.wraps(function)
   def make(element_spec, num_classes, seed=0, **arguments):
@@ -532,3 +540,6 @@ def make_model(
   """
   errors.expect_one_of('model', name, MODELS)
   return MODELS[name](element_spec, num_classes, seed, **arguments)
+
+
+_OF_LIBRARY = frozenset(MODELS)

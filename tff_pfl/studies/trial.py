@@ -17,9 +17,10 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
 import numpy as np
+import pydantic
 import tensorflow as tf
 from absl import logging
 
@@ -76,7 +77,13 @@ class Trial:
   num_new_clients: fields.CountOrZero = 0
   validation_fraction: Optional[fields.InnerShare] = None
   fold: Optional[tuple[int, int]] = None
-  modules: fields.Words = ()
+  modules: Annotated[
+    fields.Words,
+    # A study may be opened from another folder.
+    pydantic.AfterValidator(
+      lambda names: tuple(map(user_modules.absolute, names))
+    ),
+  ] = ()
 
 
 def load_data(

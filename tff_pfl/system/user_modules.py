@@ -7,13 +7,17 @@ import types
 from collections.abc import Iterable
 
 
+def absolute(name: str) -> str:
+  """The name of a module, or the absolute path of a .py file."""
+  is_file = name.endswith('.py')
+  return os.path.abspath(os.path.expanduser(name)) if is_file else name
+
+
 def load(names: Iterable[str]) -> list[types.ModuleType]:
   """Imports modules by name, and .py files by path, each once."""
   return [
-    _of_file(os.path.abspath(name))
-    if name.endswith('.py')
-    else importlib.import_module(name)
-    for name in names
+    _of_file(name) if name.endswith('.py') else importlib.import_module(name)
+    for name in map(absolute, names)
   ]
 
 
