@@ -90,7 +90,7 @@ def expect_domains(model: split_model.SplitModel, method: str) -> None:
     model.domains is not None,
     'model',
     f'one whose examples have a domain, as {method} demands '
-    '(add it with `domain_models.with_domains`)',
+    '(add it with `pfl.with_domains`)',
     f'{model.name!r} without domains',
   )
 

@@ -22,7 +22,7 @@ StatesOf = Callable[[Sequence[int]], list]
 # Advice for the part of an example in which model and data differ.
 _ADVICE = {
   'y': ' (numbers to predict are floats; see `label_spec`)',
-  'domain': ' (see `domain_models.with_domains`)',
+  'domain': ' (see `pfl.with_domains`)',
   'weight': ' (see `with_sample_weight`)',
 }
 

@@ -45,8 +45,8 @@ from tff_pfl.system import folders
 
 # After the known names of datasets and models.
 _OR_YOURS = (
-  ', or your own after the import of its module (programs and studies have '
-  '--modules)'
+  ", or your own after the import of its module (a study takes modules=['FILE"
+  ".py'], a program --modules=FILE.py)"
 )
 # A run stores these separately from its settings.
 _STORED_APART = ('rounds', 'seed')
@@ -155,7 +155,8 @@ def _hparams_of(value):
     if name not in registry.ALGORITHMS:
       raise errors.RunError(
         f'The method {name!r} is not known here: import the module that '
-        'registers it first. (Programs and studies have --modules.)'
+        "registers it first. (A study takes modules=['FILE.py'], a program "
+        '--modules=FILE.py.)'
       )
     method = registry.get_algorithm(name)
     return fields.from_json(method.hparams, values)
