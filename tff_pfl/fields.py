@@ -459,16 +459,27 @@ def is_union(hint: Any) -> bool:
 
 
 def registered(
-  kind: str, function: _Function, *first: str, common: Collection[str] = ()
+  kind: str,
+  function: _Function,
+  of_library: Collection[str],
+  *first: str,
+  common: Collection[str] = (),
 ) -> _Function:
-  """Checks the signature of a function that users register.
+  """Checks the name and the signature of a function that users register.
 
   Args:
     kind: What errors call the function.
+    of_library: Names that the function may not have.
     *first: Names of the arguments before the function's own ones, which are
       keyword-only.
     common: Keyword-only arguments that need no type.
   """
+  errors.expect(
+    function.__name__ not in of_library,
+    kind,
+    f"a function with another name than the library's {kind}s",
+    function.__name__,
+  )
   own = errors.own_arguments(function)
   names = [*inspect.signature(function).parameters]
   errors.expect(

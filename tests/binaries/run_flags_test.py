@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Sequence
 from typing import Optional, Union
 
@@ -8,6 +9,8 @@ from absl.testing import flagsaver
 from binaries import made_flags, program, run_flags
 from tests.binaries import tiny
 from tff_pfl import errors, fields
+from tff_pfl.core import personalization, process_options, training_options
+from tff_pfl.runs import loop, settings, start
 
 
 def _lake(
@@ -203,3 +206,21 @@ _ELEMENTS = '--algorithm=fed_split --fed_split_personal_elements'
 )
 def test_an_error_names_the_flag_that_gave_the_value(given, named):
   assert _refusal(given).startswith(f'Expected {named}')
+
+
+@pytest.mark.parametrize(
+  'owner',
+  [
+    settings.DataOptions,
+    settings.ModelOptions,
+    settings.Settings,
+    process_options.ProcessOptions,
+    training_options.TrainingOptions,
+    personalization.Personalization,
+    loop.RunOptions,
+    start.Start,
+  ],
+)
+def test_every_setting_has_a_help_text(owner):
+  for field in dataclasses.fields(owner):
+    assert fields.help_text(owner, field.name)

@@ -113,16 +113,11 @@ def dataset(function: Callable[..., Any]) -> Callable[..., Any]:
     function: `DatasetEntry.loader`, with a type for each of its own
       keyword-only arguments.
   """
-  errors.expect(
-    function.__name__ not in _OF_LIBRARY,
-    'dataset',
-    "a function with another name than the library's datasets",
-    function.__name__,
-  )
   of_clients = DatasetEntry(function).comes_by_client
   loader = fields.registered(
     'dataset',
     function,
+    _OF_LIBRARY,
     *(('num_clients', 'partition') if of_clients else ()),
     common=COMMON_ARGUMENTS,
   )

@@ -68,14 +68,8 @@ def model(
       `make_model`, with a type for each of its own keyword-only arguments.
       Keras and NumPy draw from the seed in it.
   """
-  errors.expect(
-    function.__name__ not in _OF_LIBRARY,
-    'model',
-    "a function with another name than the library's models",
-    function.__name__,
-  )
   checked = fields.registered(
-    'model', function, 'element_spec', 'num_classes', 'seed'
+    'model', function, _OF_LIBRARY, 'element_spec', 'num_classes', 'seed'
   )
 
   @functools.wraps(function)
